@@ -1,0 +1,117 @@
+"""The published models' configs by name, so that `onebox plan qwen3.5-122b-a10b` needs no download.
+
+Values are those of the models' own config.json files, in its form, so that one reader (`model.py`) serves both.
+"""
+
+from typing import Any
+
+from onebox.spec.errors import UsageError
+from onebox.spec.model import ModelSpec, spec_from_config
+
+__all__ = ["SHAPES", "family_config", "named_spec"]
+
+
+def family_config(
+    *,
+    text: dict[str, Any],
+    vision: dict[str, Any] | None = None,
+    first_special_token: int = 248044,
+) -> dict[str, Any]:
+    """A config.json of the family: `text` and `vision` override the values that all published members share.
+
+    Special token ids keep their distances from `first_special_token` (<|endoftext|>), so that a small vocabulary works.
+    """
+    base = {
+        "attention_bias": False,
+        "attention_dropout": 0.0,
+        "attn_output_gate": True,
+        "dtype": "bfloat16",
+        "eos_token_id": first_special_token,
+        "full_attention_interval": 4,
+        "head_dim": 256,
+        "hidden_act": "silu",
+        "initializer_range": 0.02,
+        "linear_conv_kernel_dim": 4,
+        "linear_key_head_dim": 128,
+        "linear_num_key_heads": 16,
+        "linear_value_head_dim": 128,
+        "mamba_ssm_dtype": "float32",
+        "max_position_embeddings": 262144,
+        "mlp_only_layers": [],
+        "model_type": "qwen3_5_moe_text",
+        "mtp_num_hidden_layers": 1,
+        "mtp_use_dedicated_embeddings": False,
+        "num_experts": 256,
+        "num_experts_per_tok": 8,
+        "num_key_value_heads": 2,
+        "rms_norm_eps": 1e-6,
+        "rope_parameters": {
+            "mrope_interleaved": True,
+            "mrope_section": [11, 11, 10],
+            "partial_rotary_factor": 0.25,
+            "rope_theta": 10000000,
+            "rope_type": "default",
+        },
+        "router_aux_loss_coef": 0.001,
+        "use_cache": True,
+        "vocab_size": 248320,
+    }
+    tower = {
+        "deepstack_visual_indexes": [],
+        "depth": 27,
+        "hidden_act": "gelu_pytorch_tanh",
+        "hidden_size": 1152,
+        "in_channels": 3,
+        "initializer_range": 0.02,
+        "intermediate_size": 4304,
+        "model_type": "qwen3_5_moe",
+        "num_heads": 16,
+        "num_position_embeddings": 2304,
+        "patch_size": 16,
+        "spatial_merge_size": 2,
+        "temporal_patch_size": 2,
+    }
+    return {
+        "architectures": ["Qwen3_5MoeForConditionalGeneration"],
+        "image_token_id": first_special_token + 12,
+        "model_type": "qwen3_5_moe",
+        "text_config": {**base, **text},
+        "tie_word_embeddings": False,
+        "video_token_id": first_special_token + 13,
+        "vision_config": {**tower, "out_hidden_size": text["hidden_size"], **(vision or {})},
+        "vision_end_token_id": first_special_token + 10,
+        "vision_start_token_id": first_special_token + 9,
+    }
+
+
+SHAPES: dict[str, dict[str, Any]] = {
+    "qwen3.5-122b-a10b": family_config(
+        text={
+            "hidden_size": 3072,
+            "num_hidden_layers": 48,
+            "num_attention_heads": 32,
+            "linear_num_value_heads": 64,
+            "moe_intermediate_size": 1024,
+            "shared_expert_intermediate_size": 1024,
+        }
+    ),
+    "qwen3.5-35b-a3b": family_config(
+        text={
+            "hidden_size": 2048,
+            "num_hidden_layers": 40,
+            "num_attention_heads": 16,
+            "linear_num_value_heads": 32,
+            "moe_intermediate_size": 512,
+            "shared_expert_intermediate_size": 512,
+        }
+    ),
+}
+SHAPES["qwen3.6-35b-a3b"] = SHAPES["qwen3.5-35b-a3b"]
+
+
+def named_spec(name: str) -> ModelSpec:
+    """The spec of a published model by its short name, with or without `Qwen/` and in any case."""
+    key = name.lower().removeprefix("qwen/")
+    if key not in SHAPES:
+        raise UsageError(f"{name!r} is neither a directory nor a known model; the known ones are {', '.join(SHAPES)}.")
+    return spec_from_config(SHAPES[key])
