@@ -58,7 +58,7 @@ class Module:
 
 @dataclass(frozen=True)
 class FusedExperts:
-    """One layer's experts in a 3-D tensor [experts, rows, columns]; an expert's rows are its `parts`, one after another."""
+    """One layer's experts in a 3-D tensor [experts, rows, columns]; an expert's rows are its `parts` in this order."""
 
     tensor: str
     module_class: ModuleClass

@@ -1,0 +1,262 @@
+"""Binds a checkpoint's tensors to the model's modules: what each weight is stored as, and what is wrong.
+
+Fused experts come out as one bound module per expert whose tensor is a slice of the fused one, so that nothing
+downstream asks how experts were stored. Headers only.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from onebox.checkpoint.header import TensorEntry
+from onebox.checkpoint.source import INDEX_NAME, Checkpoint
+from onebox.spec.modules import FusedExperts, Module, ModuleClass, fused_experts, modules
+from onebox.spec.weights import DTYPE_BITS, Layout, Stored, identify, plain_layout
+
+__all__ = ["Binding", "Bound", "Kind", "Problem", "bind"]
+
+# Activation and KV scales that some tools store beside the weights; onebox keeps activations in 16 bits or more.
+_UNUSED_SUFFIXES = ("k_scale", "v_scale", "q_scale", "prob_scale")
+
+
+class Kind(StrEnum):
+    """What sort of thing is wrong."""
+
+    MISSING = "missing"
+    UNEXPECTED = "unexpected"
+    MISSHAPEN = "misshapen"
+    DUPLICATE = "duplicate"
+    UNINDEXED = "unindexed"
+    INDEX = "index"
+    MTP = "mtp"
+    VALUE = "value"
+    UNUSED = "unused"
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One thing that is wrong: a sentence that names the tensor and the fix. A fatal one keeps onebox from serving."""
+
+    kind: Kind
+    tensor: str
+    message: str
+    is_fatal: bool = True
+
+
+@dataclass(frozen=True)
+class Bound:
+    """A module and the tensors that hold it, by suffix; the key of a plain tensor is "weight"."""
+
+    module: Module
+    stored: Stored
+    tensors: dict[str, TensorEntry]
+    fused: TensorEntry | None = None
+    """The 3-D tensor of which this expert is a slice, where the checkpoint fuses experts."""
+
+    @property
+    def is_plain(self) -> bool:
+        return self.stored.layout is Layout.PLAIN
+
+    @property
+    def nbytes(self) -> int:
+        return sum(entry.nbytes for entry in self.tensors.values())
+
+
+@dataclass
+class Binding:
+    """All modules of a checkpoint that were found, by name, in the model's order, and all problems."""
+
+    modules: dict[str, Bound] = field(default_factory=dict)
+    problems: list[Problem] = field(default_factory=list)
+
+    def of_class(self, *classes: ModuleClass) -> Iterable[Bound]:
+        return (bound for bound in self.modules.values() if bound.module.module_class in classes)
+
+
+def bind(checkpoint: Checkpoint) -> Binding:
+    """Binds every tensor of `checkpoint` once; leftovers, absences and wrong shapes become problems."""
+    wanted = {module.name: module for module in modules(checkpoint.spec)}
+    fused = {item.tensor: item for item in fused_experts(checkpoint.spec)}
+    found, slices, problems = _sort_tensors(checkpoint, wanted, fused)
+    binding = Binding(problems=problems)
+    for name, module in wanted.items():
+        parts, source = found.get(name, {}), None
+        if name in slices:
+            if parts:
+                problems.append(_stored_twice(name, slices[name][1]))
+            piece, source = slices[name]
+            parts = {"weight": piece}
+        if parts:
+            _bind_module(binding, module, parts, source)
+    _report_missing(binding, wanted)
+    binding.problems += _index_problems(checkpoint)
+    return binding
+
+
+Found = dict[str, dict[str, TensorEntry]]
+Slices = dict[str, tuple[TensorEntry, TensorEntry]]
+
+
+def _sort_tensors(
+    checkpoint: Checkpoint, wanted: dict[str, Module], fused: dict[str, FusedExperts]
+) -> tuple[Found, Slices, list[Problem]]:
+    plain = {module.plain_tensor: module for module in wanted.values() if not module.is_matrix}
+    found: Found = defaultdict(dict)
+    slices: Slices = {}
+    problems = [
+        Problem(
+            Kind.DUPLICATE, name, f"{name} stands in both {first} and {second}: delete the file that does not belong."
+        )
+        for name, (first, second) in checkpoint.duplicates.items()
+    ]
+    for name, entry in checkpoint.tensors.items():
+        stem, _, suffix = name.rpartition(".")
+        if name in fused:
+            problems += _slice_experts(entry, fused[name], slices)
+        elif name in plain:
+            found[plain[name].name]["weight"] = entry
+        elif stem in wanted and wanted[stem].is_matrix:
+            found[stem][suffix] = entry
+        elif suffix in _UNUSED_SUFFIXES:
+            note = f"{name} is a scale for the KV cache, which onebox does not use: it chooses its own."
+            problems.append(Problem(Kind.UNUSED, name, note, is_fatal=False))
+        else:
+            problems.append(_unexpected(name, stem in wanted))
+    return found, slices, problems
+
+
+def _unexpected(name: str, is_known_module: bool) -> Problem:
+    if is_known_module:
+        why = "belongs to a module that onebox reads as plain BF16, FP16 or FP32: take this module from a BF16 source"
+    else:
+        why = "belongs to no module of the model that config.json describes: remove it, or check that config.json fits"
+    return Problem(Kind.UNEXPECTED, name, f"{name} {why}.")
+
+
+def _stored_twice(name: str, fused: TensorEntry) -> Problem:
+    message = f"{name} is stored both as its own tensors and inside {fused.name}: keep one of the two."
+    return Problem(Kind.DUPLICATE, name, message)
+
+
+def _slice_experts(entry: TensorEntry, fused: FusedExperts, slices: Slices) -> list[Problem]:
+    """Adds one slice per expert and part; rows of a slice are whole, so its bytes are contiguous."""
+    if entry.shape != fused.shape:
+        return [_misshapen(f"{entry.name} has shape {list(entry.shape)} where {list(fused.shape)} is expected")]
+    experts, rows, columns = fused.shape
+    part_rows = rows // len(fused.parts)
+    part_bytes = part_rows * columns * DTYPE_BITS[entry.dtype] // 8
+    begin = entry.begin
+    for expert in range(experts):
+        for part in fused.parts:
+            name = f"{fused.experts_name}.{expert}.{part}"
+            shape = (part_rows, columns)
+            piece = TensorEntry(f"{name}.weight", entry.dtype, shape, entry.path, begin, part_bytes)
+            slices[name] = (piece, entry)
+            begin += part_bytes
+    return []
+
+
+def _misshapen(what: str) -> Problem:
+    fix = "the file is of another model or was written wrongly; download it again or check config.json"
+    return Problem(Kind.MISSHAPEN, what.split(" ", 1)[0], f"{what}: {fix}.")
+
+
+def _bind_module(binding: Binding, module: Module, parts: dict[str, TensorEntry], fused: TensorEntry | None) -> None:
+    stored, problems = _identify(module, parts)
+    binding.problems += problems
+    if stored is not None:
+        binding.modules[module.name] = Bound(module, stored, parts, fused)
+
+
+def _identify(module: Module, parts: dict[str, TensorEntry]) -> tuple[Stored | None, list[Problem]]:
+    if module.is_matrix:
+        rows, columns = module.shape
+        stored, complaints = identify({suffix: entry.stored for suffix, entry in parts.items()}, rows, columns)
+        return stored, [_complaint(module.name, stored, text) for text in complaints]
+    entry = parts["weight"]
+    stored = plain_layout(entry.stored)
+    if stored is None:
+        return None, [_misshapen(f"{entry.name} has dtype {entry.dtype} where BF16, F16 or F32 is expected")]
+    if entry.shape != module.shape:
+        return stored, [
+            _misshapen(f"{entry.name} has shape {list(entry.shape)} where {list(module.shape)} is expected")
+        ]
+    return stored, []
+
+
+def _complaint(name: str, stored: Stored | None, text: str) -> Problem:
+    tensor = f"{name}{text.split(' ', 1)[0]}"
+    if " is missing" in text:
+        what = f"its {stored.format.value} weight cannot be read without it" if stored else "the module is not there"
+        return Problem(Kind.MISSING, tensor, f"{name}{text}: {what}; download the checkpoint again.")
+    if " is unexpected" in text:
+        return Problem(Kind.UNEXPECTED, tensor, f"{name}{text}: remove it, or check which tool wrote this file.")
+    return _misshapen(f"{name}{text}")
+
+
+def _report_missing(binding: Binding, wanted: dict[str, Module]) -> None:
+    """Absent modules, by section: a checkpoint may come without its MTP head or vision tower, but not without half."""
+    named = {problem.tensor.rpartition(".")[0] for problem in binding.problems if problem.kind is not Kind.UNEXPECTED}
+    absent = [module for name, module in wanted.items() if name not in binding.modules and name not in named]
+    for section, classes in _SECTIONS.items():
+        of_section = [module for module in wanted.values() if module.module_class in classes]
+        gone = [module for module in absent if module.module_class in classes]
+        if of_section and len(gone) == len(of_section):
+            binding.problems.append(Problem(*_WHOLE_SECTION_ABSENT[section], is_fatal=section == "text"))
+        else:
+            binding.problems += [_missing(module, section) for module in gone]
+
+
+_SECTIONS: dict[str, set[ModuleClass]] = {
+    "text": {kind for kind in ModuleClass if not kind.in_mtp and kind is not ModuleClass.VISION},
+    "mtp": {kind for kind in ModuleClass if kind.in_mtp},
+    "vision": {ModuleClass.VISION},
+}
+_WHOLE_SECTION_ABSENT: dict[str, tuple[Kind, str, str]] = {
+    "text": (Kind.MISSING, "model", "No tensor of the language model is there: this directory holds something else."),
+    "mtp": (
+        Kind.MTP,
+        "mtp",
+        "The MTP head (mtp.*) is not there, so onebox decodes without it: graft one with "
+        "`onebox build --base DIR --mtp-from OTHER --out NEW`.",
+    ),
+    "vision": (
+        Kind.MISSING,
+        "model.visual",
+        "The vision tower (model.visual.*) is not there, so images cannot be served: text works.",
+    ),
+}
+
+
+def _missing(module: Module, section: str) -> Problem:
+    fix = (
+        "graft a whole head with `onebox build --mtp-from OTHER`"
+        if section == "mtp"
+        else "download the checkpoint again"
+    )
+    kind = Kind.MTP if section == "mtp" else Kind.MISSING
+    return Problem(kind, module.plain_tensor, f"{module.plain_tensor} is missing: {fix}.")
+
+
+def _index_problems(checkpoint: Checkpoint) -> list[Problem]:
+    index = checkpoint.index
+    if index is None:
+        return []
+    rewrite = "`onebox build --base DIR --out NEW` writes a right one"
+    problems = []
+    for name, file in index.items():
+        entry = checkpoint.tensors.get(name)
+        if entry is None:
+            message = f"{name} is promised by {INDEX_NAME} in {file} and is not there: download {file} again."
+            problems.append(Problem(Kind.INDEX, name, message))
+        elif entry.path.name != file:
+            message = f"{name} is in {entry.path.name}, not in {file} as {INDEX_NAME} says: {rewrite}."
+            problems.append(Problem(Kind.INDEX, name, message, is_fatal=False))
+    for name in checkpoint.tensors:
+        if name not in index:
+            message = (
+                f"{name} is in no entry of {INDEX_NAME}: onebox reads it all the same, other tools skip it; {rewrite}."
+            )
+            problems.append(Problem(Kind.UNINDEXED, name, message, is_fatal=False))
+    return problems

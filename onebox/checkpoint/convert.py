@@ -1,0 +1,286 @@
+"""Turns choices into units of work: which tensors a module becomes, and the code that makes their bytes.
+
+A unit either *moves* byte ranges or *makes* tensors; both know all names, dtypes and sizes before anything is read, so
+that a shard's header can be written first and its data streamed behind it.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+
+from onebox.checkpoint.bind import Bound
+from onebox.checkpoint.header import TensorEntry
+from onebox.checkpoint.recipe import Action, Choice
+from onebox.checkpoint.tensors import dtype_name, load, to_bytes
+from onebox.formats import (
+    dequantize,
+    dequantize_fp8_block,
+    dequantize_fp8_rows,
+    dequantize_fp8_tensor,
+    dequantize_int8_rows,
+    gptq_to_packed,
+    pack_quantized,
+    quantize,
+    quantize_fp8_block,
+    unpack_gptq,
+    unpack_quantized,
+)
+from onebox.spec.errors import MismatchError, OneboxError, UnsupportedError
+from onebox.spec.modules import ModuleClass
+from onebox.spec.weights import DTYPE_BITS, FP8_BLOCK, Layout, Stored, StoredTensor, WeightFormat, tensor_bytes
+
+__all__ = ["OutputTensor", "Piece", "Unit", "make_units"]
+
+# Scales of what onebox itself rounds. bfloat16 is what the model's own dtype makes of them in other tools, so that
+# everyone dequantises to the same bits; codes are rounded against the stored scale, so nothing is lost by it.
+_SCALE_DTYPE = torch.bfloat16
+_SLAB_BYTES = 32 << 20
+Piece = tuple[int, memoryview]
+
+
+@dataclass(frozen=True)
+class OutputTensor:
+    """One tensor of the output; `source` is the byte range it is a copy of, or None if it is made."""
+
+    name: str
+    stored: StoredTensor
+    source: TensorEntry | None = None
+
+    @property
+    def nbytes(self) -> int:
+        return tensor_bytes(self.stored)
+
+
+@dataclass(frozen=True)
+class Unit:
+    """What one module becomes. `make` yields (index into tensors, bytes), each tensor's in order; None: all moved."""
+
+    tensors: tuple[OutputTensor, ...]
+    action: Action
+    module_class: ModuleClass
+    origin: str
+    make: Callable[[], Iterator[Piece]] | None = None
+
+    @property
+    def nbytes(self) -> int:
+        return sum(tensor.nbytes for tensor in self.tensors)
+
+
+def make_units(choices: list[Choice], *, relabel: bool) -> list[Unit]:
+    """The units of all choices in order. `relabel` puts kept modules into compressed-tensors' arrangement.
+
+    Experts that were fused stay fused when they are only moved: one unit then covers all experts of a tensor.
+    """
+    units: list[Unit] = []
+    fused_done: set[str] = set()
+    for choice in choices:
+        fused = choice.bound.fused
+        if fused and choice.action is Action.MOVE:
+            if fused.name not in fused_done:
+                fused_done.add(fused.name)
+                units.append(_move(choice, {fused.name: fused}))
+        else:
+            units.append(_unit(choice, relabel=relabel))
+    return units
+
+
+def _unit(choice: Choice, *, relabel: bool) -> Unit:
+    if choice.action is Action.QUANTIZE:
+        return _quantize_unit(choice)
+    layout = choice.bound.stored.layout
+    if relabel and layout is Layout.GPTQ:
+        return _gptq_unit(choice)
+    if relabel and layout is Layout.NVFP4_MULTIPLIES:
+        return _modelopt_unit(choice)
+    if relabel and layout is Layout.FP8_BLOCK_INV:
+        names = {"weight_scale_inv": "weight_scale"}
+        entries = {_name(choice, names.get(suffix, suffix)): entry for suffix, entry in choice.bound.tensors.items()}
+        return _move(choice, entries, Action.RELABEL)
+    return _move(choice, {entry.name: entry for entry in choice.bound.tensors.values()})
+
+
+def _name(choice: Choice, suffix: str) -> str:
+    return f"{choice.module.name}.{suffix}"
+
+
+def _move(choice: Choice, entries: dict[str, TensorEntry], action: Action = Action.MOVE) -> Unit:
+    tensors = tuple(OutputTensor(name, entry.stored, entry) for name, entry in entries.items())
+    return Unit(tensors, action, choice.module.module_class, choice.source.role)
+
+
+def _make(
+    choice: Choice, tensors: dict[str, StoredTensor], action: Action, make: Callable[[], Iterator[Piece]]
+) -> Unit:
+    outputs = tuple(OutputTensor(_name(choice, suffix), stored) for suffix, stored in tensors.items())
+    named = partial(_named, choice.module.name, make)
+    return Unit(outputs, action, choice.module.module_class, choice.source.role, named)
+
+
+def _named(name: str, make: Callable[[], Iterator[Piece]]) -> Iterator[Piece]:
+    """Runs `make`; what it refuses is refused with the module's name in front."""
+    try:
+        yield from make()
+    except OneboxError as error:
+        raise type(error)(f"{name}: {error}") from None
+
+
+def _pieces(tensors: dict[str, torch.Tensor], order: list[str]) -> Iterator[Piece]:
+    for index, suffix in enumerate(order):
+        yield index, to_bytes(tensors[suffix])
+
+
+# --- the same numbers in compressed-tensors' arrangement ---------------------------------------------------------
+
+
+def _gptq_unit(choice: Choice) -> Unit:
+    rows, columns = choice.module.shape
+    stored, config = choice.bound.stored, choice.source.checkpoint.quantization_config or {}
+    if config.get("desc_act"):
+        raise UnsupportedError(
+            f"The {choice.source.role} checkpoint was quantised with desc_act (act-order), which compressed-tensors "
+            "cannot describe beside other formats: keep it as it is, or start from the BF16 checkpoint."
+        )
+    bits = 8 if stored.format is WeightFormat.INT8 else 4
+    groups = -(-columns // stored.group_size)
+    tensors = {
+        "weight_packed": StoredTensor("I32", (rows, columns * bits // 32)),
+        "weight_scale": StoredTensor(choice.bound.tensors["scales"].dtype, (rows, groups)),
+        "weight_shape": StoredTensor("I64", (2,)),
+    }
+    offset = 0 if config.get("checkpoint_format") == "gptq_v2" else 1
+    if choice.target.has_zero_points:
+        tensors["weight_zero_point"] = StoredTensor("I32", (rows * bits // 32, groups))
+        return _make(choice, tensors, Action.RELABEL, partial(_repack_asymmetric, choice.bound, bits, offset))
+    return _make(choice, tensors, Action.RELABEL, partial(_repack_symmetric, choice.bound, bits, offset))
+
+
+def _repack_symmetric(bound: Bound, bits: int, offset: int) -> Iterator[Piece]:
+    """GPTQ words hold the same nibbles as packed words, transposed; with every zero point in the middle that is all."""
+    _check_trivial_index(bound)
+    middle = (1 << (bits - 1)) - offset
+    word = int.from_bytes(bytes([middle * 17 if bits == 4 else middle]) * 4, "little", signed=True)
+    if not bool((load(bound.tensors["qzeros"]) == word).all()):
+        raise MismatchError("its qzeros hold other zero points than the symmetric one, though its config says sym.")
+    tensors = {
+        "weight_packed": gptq_to_packed(load(bound.tensors["qweight"])),
+        "weight_scale": load(bound.tensors["scales"]).t(),
+        "weight_shape": torch.tensor(bound.module.shape, dtype=torch.int64),
+    }
+    yield from _pieces(tensors, list(tensors))
+
+
+def _repack_asymmetric(bound: Bound, bits: int, offset: int) -> Iterator[Piece]:
+    _check_trivial_index(bound)
+    parts = {suffix: load(entry) for suffix, entry in bound.tensors.items()}
+    matrix = unpack_gptq(**parts, zeros_offset=offset, bits=bits, group_size=bound.stored.group_size)
+    tensors = pack_quantized(matrix)
+    if matrix.zeros is None:
+        middle = (1 << (bits - 1)) * (0x11 if bits == 4 else 1)
+        rows, groups = matrix.scales.shape
+        word = int.from_bytes(bytes([middle]) * 4, "little", signed=True)
+        tensors["weight_zero_point"] = torch.full((rows * bits // 32, groups), word, dtype=torch.int32)
+    yield from _pieces(tensors, ["weight_packed", "weight_scale", "weight_shape", "weight_zero_point"])
+
+
+def _check_trivial_index(bound: Bound) -> None:
+    if "g_idx" in bound.tensors:
+        plain = torch.arange(bound.module.shape[1], dtype=torch.int32) // bound.stored.group_size
+        if not torch.equal(load(bound.tensors["g_idx"]), plain):
+            raise UnsupportedError("its g_idx reorders the columns, which compressed-tensors cannot describe.")
+
+
+def _modelopt_unit(choice: Choice) -> Unit:
+    """ModelOpt's scale multiplies, compressed-tensors' divides: the codes move, the one number is inverted."""
+    parts = choice.bound.tensors
+    tensors = {
+        "weight_packed": parts["weight"].stored,
+        "weight_scale": parts["weight_scale"].stored,
+        "weight_global_scale": StoredTensor("F32", (1,)),
+    }
+    return _make(choice, tensors, Action.RESCALE, partial(_invert_global_scale, parts))
+
+
+def _invert_global_scale(parts: dict[str, TensorEntry]) -> Iterator[Piece]:
+    yield 0, to_bytes(load(parts["weight"]))
+    yield 1, to_bytes(load(parts["weight_scale"]))
+    yield 2, to_bytes(load(parts["weight_scale_2"]).reshape(1).reciprocal())
+
+
+# --- rounding to nearest ------------------------------------------------------------------------------------------
+
+
+def _quantize_unit(choice: Choice) -> Unit:
+    return _make(
+        choice, _quantized_tensors(choice.target, *choice.module.shape), Action.QUANTIZE, partial(_round, choice)
+    )
+
+
+def _quantized_tensors(target: Stored, rows: int, columns: int) -> dict[str, StoredTensor]:
+    scale = dtype_name(_SCALE_DTYPE)
+    if target.format is WeightFormat.FP8:
+        blocks = (-(-rows // FP8_BLOCK), -(-columns // FP8_BLOCK))
+        return {"weight": StoredTensor("F8_E4M3", (rows, columns)), "weight_scale": StoredTensor(scale, blocks)}
+    bits = 4 if target.format is WeightFormat.INT4 else 8
+    return {
+        "weight_packed": StoredTensor("I32", (rows, -(-columns * bits // 32))),
+        "weight_scale": StoredTensor(scale, (rows, -(-columns // target.group_size))),
+        "weight_shape": StoredTensor("I64", (2,)),
+    }
+
+
+def _round(choice: Choice) -> Iterator[Piece]:
+    """Quantises slab by slab: rows (for FP8, blocks of rows) are independent, so memory stays small."""
+    rows, columns = choice.module.shape
+    slab = max(FP8_BLOCK, _SLAB_BYTES // (4 * columns) // FP8_BLOCK * FP8_BLOCK)
+    for begin in range(0, rows, slab):
+        weight = _dequantized_rows(choice.bound, begin, min(rows, begin + slab))
+        if choice.target.format is WeightFormat.FP8:
+            codes, scale = quantize_fp8_block(weight, FP8_BLOCK, _SCALE_DTYPE)
+        else:
+            bits = 4 if choice.target.format is WeightFormat.INT4 else 8
+            packed = pack_quantized(quantize(weight, bits, choice.target.group_size, _SCALE_DTYPE))
+            codes, scale = packed["weight_packed"], packed["weight_scale"]
+        yield 0, to_bytes(codes)
+        yield 1, to_bytes(scale)
+    if choice.target.format is not WeightFormat.FP8:
+        yield 2, to_bytes(torch.tensor((rows, columns), dtype=torch.int64))
+
+
+def _dequantized_rows(bound: Bound, begin: int, end: int) -> torch.Tensor:
+    """Rows begin..end of a plain, FP8 or INT8 matrix, float32; `begin` is a multiple of the FP8 block."""
+    parts, layout = bound.tensors, bound.stored.layout
+    if layout is Layout.PLAIN:
+        return load(_rows(parts["weight"], begin, end)).to(torch.float32)
+    if layout is Layout.PACKED:
+        packed, scale = (load(_rows(parts[suffix], begin, end)) for suffix in ("weight_packed", "weight_scale"))
+        shape = torch.tensor((end - begin, bound.module.shape[1]))
+        return dequantize(unpack_quantized(packed, scale, shape, bits=8, group_size=bound.stored.group_size))
+    weight = load(_rows(parts["weight"], begin, end))
+    if layout is Layout.FP8_TENSOR:
+        return dequantize_fp8_tensor(weight, load(parts["weight_scale"]))
+    if layout in (Layout.FP8_ROW, Layout.INT8_ROW):
+        scale = load(_rows(parts["weight_scale"], begin, end)).reshape(-1, 1)
+        return (dequantize_fp8_rows if layout is Layout.FP8_ROW else dequantize_int8_rows)(weight, scale)
+    if layout in (Layout.FP8_BLOCK, Layout.FP8_BLOCK_INV):
+        scales = parts["weight_scale" if layout is Layout.FP8_BLOCK else "weight_scale_inv"]
+        return dequantize_fp8_block(weight, load(_rows(scales, begin // FP8_BLOCK, -(-end // FP8_BLOCK))))
+    raise UnsupportedError(f"it is stored as {bound.stored}, which is not rounded again.")
+
+
+def _rows(entry: TensorEntry, begin: int, end: int) -> TensorEntry:
+    """Rows begin..end of a tensor as an entry of its own: whole rows lie together."""
+    inner = entry.shape[1:]
+    row_bits = DTYPE_BITS[entry.dtype]
+    for size in inner:
+        row_bits *= size
+    row_bytes = row_bits // 8
+    return TensorEntry(
+        entry.name,
+        entry.dtype,
+        (end - begin, *inner),
+        entry.path,
+        entry.begin + begin * row_bytes,
+        (end - begin) * row_bytes,
+    )

@@ -1,0 +1,179 @@
+"""Writes the output's `quantization_config` so that stock tools open it: a compressed-tensors description.
+
+When all quantised modules stay as the base stores them, the base's own description stays too; otherwise every kept
+module is put into compressed-tensors' arrangement and described here, one config group per way of storing.
+"""
+
+import re
+from dataclasses import replace
+from typing import Any
+
+from onebox.checkpoint.recipe import Action, Choice, Source
+from onebox.spec.errors import UnsupportedError
+from onebox.spec.modules import ModuleClass
+from onebox.spec.weights import FP8_BLOCK, Layout, Stored, WeightFormat
+
+__all__ = ["describe", "is_native", "settle"]
+
+_PATTERNS = {
+    ModuleClass.ATTENTION: r"layers\.\d+\.self_attn\.(q|k|v|o)_proj",
+    ModuleClass.DELTA: r"layers\.\d+\.linear_attn\.(in_proj_qkv|in_proj_z|out_proj)",
+    ModuleClass.DELTA_GATES: r"layers\.\d+\.linear_attn\.in_proj_(a|b)",
+    ModuleClass.EXPERTS: r"layers\.\d+\.mlp\.experts\.\d+\.(gate|up|down)_proj",
+    ModuleClass.SHARED: r"layers\.\d+\.mlp\.shared_expert\.(gate|up|down)_proj",
+    ModuleClass.MTP_ATTENTION: r"layers\.\d+\.self_attn\.(q|k|v|o)_proj",
+    ModuleClass.MTP_EXPERTS: r"layers\.\d+\.mlp\.experts\.\d+\.(gate|up|down)_proj",
+    ModuleClass.MTP_SHARED: r"layers\.\d+\.mlp\.shared_expert\.(gate|up|down)_proj",
+    ModuleClass.MTP_FC: r"fc",
+}
+# Linear layers that no recipe quantises. vLLM wants each linear named: in a group or here.
+_ALWAYS_PLAIN = [r"re:.*mlp\.gate$", r"re:.*mlp\.shared_expert_gate$", "re:.*visual.*"]
+
+
+def is_native(choices: list[Choice], base: Source) -> bool:
+    """Whether every quantised module stays as the base stores it, so that the base's description still holds."""
+    return all(choice.action is Action.MOVE and (choice.source is base or choice.bound.is_plain) for choice in choices)
+
+
+def settle(choices: list[Choice], *, native: bool) -> list[Choice]:
+    """The choices with their final way of storing: unless native, kept modules get compressed-tensors' arrangement."""
+    return choices if native else [_relabelled(choice) for choice in choices]
+
+
+def _relabelled(choice: Choice) -> Choice:
+    stored = choice.target
+    if choice.action is not Action.MOVE:
+        return choice
+    if stored.layout is Layout.GPTQ:
+        config = choice.source.checkpoint.quantization_config or {}
+        # Headers cannot tell whether zero points are all in the middle; without the config's word, assume not.
+        target = replace(stored, layout=Layout.PACKED, has_zero_points=config.get("sym") is not True)
+        return replace(choice, target=target)
+    if stored.layout is Layout.FP8_BLOCK_INV:
+        return replace(choice, target=replace(stored, layout=Layout.FP8_BLOCK))
+    if stored.layout is Layout.NVFP4_MULTIPLIES:
+        return replace(choice, target=replace(stored, layout=Layout.NVFP4_DIVIDES))
+    return choice
+
+
+def describe(choices: list[Choice], base: Source, *, native: bool) -> dict[str, Any] | None:
+    """The output's quantization_config, or None when nothing in it is quantised."""
+    has_mtp_graft = any(choice.module.module_class.in_mtp and choice.source is not base for choice in choices)
+    if native:
+        own = base.checkpoint.quantization_config
+        return _excluding_mtp(own) if own and has_mtp_graft else own
+    groups: dict[Stored, list[Choice]] = {}
+    for choice in choices:
+        if choice.target.layout is not Layout.PLAIN:
+            groups.setdefault(choice.target, []).append(choice)
+    # transformers takes the experts' scheme from the first group whose targets speak of experts: put those first.
+    ordered = sorted(groups.items(), key=lambda item: ModuleClass.EXPERTS not in _classes(item[1]))
+    schemes = {
+        f"group_{number}": {"targets": _targets(members, choices), **_scheme(stored, members)}
+        for number, (stored, members) in enumerate(ordered)
+    }
+    formats = {scheme["format"] for scheme in schemes.values()}
+    return {
+        "quant_method": "compressed-tensors",
+        "format": formats.pop() if len(formats) == 1 else "mixed-precision",
+        "quantization_status": "compressed",
+        "config_groups": schemes,
+        "ignore": _ignored(choices),
+    }
+
+
+def _classes(members: list[Choice]) -> set[ModuleClass]:
+    return {choice.module.module_class for choice in members}
+
+
+def _pattern(module_class: ModuleClass) -> str:
+    """A target for all modules of a class. The negative look-ahead keeps main-model patterns off the MTP layer."""
+    if module_class is ModuleClass.LM_HEAD:
+        return r"re:.*lm_head$"
+    prefix = r"^mtp\." if module_class.in_mtp else r"^(?!mtp\.).*"
+    return f"re:{prefix}{_PATTERNS[module_class]}$"
+
+
+def _targets(members: list[Choice], choices: list[Choice]) -> list[str]:
+    """One pattern per class that is stored in one way throughout, else the modules by name."""
+    targets = []
+    for module_class in sorted(_classes(members)):
+        ways = {choice.target for choice in choices if choice.module.module_class is module_class}
+        if len(ways) == 1:
+            targets.append(_pattern(module_class))
+        else:
+            targets += [choice.module.name for choice in members if choice.module.module_class is module_class]
+    return targets
+
+
+def _ignored(choices: list[Choice]) -> list[str]:
+    """Every linear that stays plain. A class that is plain only in part is listed by name."""
+    plain = [choice for choice in choices if choice.target.layout is Layout.PLAIN and choice.module.is_matrix]
+    mtp = [choice for choice in choices if choice.module.module_class.in_mtp and choice.module.is_matrix]
+    ignored = list(_ALWAYS_PLAIN)
+    if mtp and all(choice.target.layout is Layout.PLAIN for choice in mtp):
+        ignored.append(r"re:^mtp\..*")
+        plain = [choice for choice in plain if not choice.module.module_class.in_mtp]
+    named = [choice for choice in plain if choice.module.module_class is not ModuleClass.EMBEDDING]
+    return ignored + _targets(named, choices)
+
+
+def _scheme(stored: Stored, members: list[Choice]) -> dict[str, Any]:
+    if stored.format is WeightFormat.NVFP4:
+        return _nvfp4_scheme(members)
+    if stored.layout is Layout.PACKED:
+        bits = 4 if stored.format is WeightFormat.INT4 else 8
+        # A group as wide as the row is one scale per row, which compressed-tensors calls a channel.
+        is_row = all(stored.group_size >= choice.module.shape[1] for choice in members) and bits == 8
+        size = {"strategy": "channel"} if is_row else {"strategy": "group", "group_size": stored.group_size}
+        weights = {"num_bits": bits, "type": "int", "symmetric": not stored.has_zero_points, "dynamic": False, **size}
+        return {"format": "pack-quantized", "weights": weights, "input_activations": None}
+    if stored.layout is Layout.INT8_ROW:
+        weights = {"num_bits": 8, "type": "int", "symmetric": True, "dynamic": False, "strategy": "channel"}
+        return {"format": "naive-quantized", "weights": weights, "input_activations": None}
+    return _fp8_scheme(stored)
+
+
+def _fp8_scheme(stored: Stored) -> dict[str, Any]:
+    """FP8 weights. Other tools quantise activations per token, as the official FP8 checkpoint asks; onebox does not."""
+    common = {"num_bits": 8, "type": "float", "symmetric": True}
+    weights: dict[str, Any] = {**common, "dynamic": False}
+    inputs: dict[str, Any] = {**common, "dynamic": True, "strategy": "token"}
+    if stored.layout is Layout.FP8_BLOCK:
+        weights |= {"strategy": "block", "block_structure": [FP8_BLOCK, FP8_BLOCK]}
+        inputs |= {"strategy": "group", "group_size": FP8_BLOCK}
+    else:
+        weights["strategy"] = "channel" if stored.layout is Layout.FP8_ROW else "tensor"
+    return {"format": "float-quantized", "weights": weights, "input_activations": inputs}
+
+
+def _nvfp4_scheme(members: list[Choice]) -> dict[str, Any]:
+    """NVFP4 weights; activations are described only if the base stores the scales that a tool would need for them."""
+    common = {"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": 16, "symmetric": True}
+    has_inputs = all("input_global_scale" in choice.bound.tensors for choice in members)
+    inputs = {**common, "dynamic": "local"} if has_inputs else None
+    return {
+        "format": "nvfp4-pack-quantized",
+        "weights": {**common, "dynamic": False},
+        "input_activations": inputs,
+    }
+
+
+def _excluding_mtp(config: dict[str, Any]) -> dict[str, Any]:
+    """The base's own description, told that the grafted MTP head is not quantised."""
+    method = config.get("quant_method")
+    if method in ("auto-round", "inc"):
+        return config  # quantises only block_name_to_quantize, which is the main layers
+    if method == "gptq":
+        rules = config.get("dynamic") or {}
+        known = any(re.search("mtp", rule) for rule in rules)
+        return config if known else {**config, "dynamic": {**rules, "-:.*mtp.*": {}}}
+    lists = {"fp8": ("modules_to_not_convert", "mtp"), "compressed-tensors": ("ignore", r"re:^mtp\..*")}
+    lists["modelopt"] = ("ignore", "mtp*")
+    if method not in lists:
+        raise UnsupportedError(
+            f"The base's quantization_config has quant_method {method!r}, which onebox cannot extend by an MTP head."
+        )
+    key, entry = lists[str(method)]
+    names = list(config.get(key) or [])
+    return config if entry in names else {**config, key: [*names, entry]}

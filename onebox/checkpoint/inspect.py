@@ -1,0 +1,112 @@
+"""Looks a checkpoint over: what each module class is stored as, what a decode step reads of it, what is wrong.
+
+Headers only, without torch; `deep` also reads the values.
+"""
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from onebox.checkpoint.bind import Binding, Kind, Problem, bind
+from onebox.checkpoint.source import Checkpoint, open_checkpoint
+from onebox.spec.model import ModelSpec
+from onebox.spec.modules import ModuleClass, modules
+
+__all__ = ["ClassRow", "InspectReport", "MtpHead", "inspect_checkpoint", "report_on"]
+
+
+@dataclass(frozen=True)
+class ClassRow:
+    """One module class of a checkpoint: how many modules are stored in which way, and in how many bytes."""
+
+    module_class: ModuleClass
+    formats: dict[str, int]
+    nbytes: int
+
+
+@dataclass(frozen=True)
+class MtpHead:
+    """What is known of the MTP head. `has_sound_values` is None while no value was read."""
+
+    is_configured: bool
+    is_present: bool
+    is_complete: bool
+    is_indexed: bool
+    has_sound_values: bool | None
+
+
+@dataclass(frozen=True)
+class InspectReport:
+    """Everything `onebox inspect` tells."""
+
+    directory: Path
+    spec: ModelSpec
+    quant_method: str
+    num_shards: int
+    num_tensors: int
+    nbytes: int
+    rows: tuple[ClassRow, ...]
+    mtp: MtpHead
+    problems: tuple[Problem, ...]
+    is_deep: bool
+
+    @property
+    def is_servable(self) -> bool:
+        return not any(problem.is_fatal for problem in self.problems)
+
+    @property
+    def class_bytes(self) -> dict[ModuleClass, int]:
+        return {row.module_class: row.nbytes for row in self.rows}
+
+
+def inspect_checkpoint(
+    directory: Path, *, deep: bool = False, on_bytes: Callable[[int], None] = lambda _: None
+) -> InspectReport:
+    """Opens and binds the checkpoint in `directory`; with `deep`, reads every value, telling `on_bytes` how far."""
+    checkpoint = open_checkpoint(directory)
+    binding = bind(checkpoint)
+    if deep:
+        from onebox.checkpoint.values import check_values  # needs torch, which headers alone do not
+
+        binding.problems += check_values(binding, on_bytes)
+    return report_on(checkpoint, binding, is_deep=deep)
+
+
+def report_on(checkpoint: Checkpoint, binding: Binding, *, is_deep: bool) -> InspectReport:
+    """The report on a checkpoint that is already bound."""
+    quantization = checkpoint.quantization_config or {}
+    return InspectReport(
+        directory=checkpoint.directory,
+        spec=checkpoint.spec,
+        quant_method=str(quantization.get("quant_method", "none")),
+        num_shards=len(checkpoint.shards),
+        num_tensors=len(checkpoint.tensors),
+        nbytes=sum(entry.nbytes for entry in checkpoint.tensors.values()),
+        rows=_class_rows(binding),
+        mtp=_mtp_head(checkpoint, binding, is_deep=is_deep),
+        problems=tuple(sorted(binding.problems, key=lambda problem: not problem.is_fatal)),
+        is_deep=is_deep,
+    )
+
+
+def _class_rows(binding: Binding) -> tuple[ClassRow, ...]:
+    formats: dict[ModuleClass, Counter[str]] = {kind: Counter() for kind in ModuleClass}
+    nbytes: Counter[ModuleClass] = Counter()
+    for bound in binding.modules.values():
+        formats[bound.module.module_class][str(bound.stored)] += 1
+        nbytes[bound.module.module_class] += bound.nbytes
+    return tuple(ClassRow(kind, dict(formats[kind]), nbytes[kind]) for kind in ModuleClass if formats[kind])
+
+
+def _mtp_head(checkpoint: Checkpoint, binding: Binding, *, is_deep: bool) -> MtpHead:
+    wanted = {module.name for module in modules(checkpoint.spec) if module.module_class.in_mtp}
+    found = {name for name in wanted if name in binding.modules}
+    of_mtp = [problem for problem in binding.problems if problem.tensor.startswith("mtp")]
+    return MtpHead(
+        is_configured=bool(wanted),
+        is_present=bool(found),
+        is_complete=bool(found) and found == wanted and not any(problem.is_fatal for problem in of_mtp),
+        is_indexed=bool(found) and not any(problem.kind is Kind.UNINDEXED for problem in of_mtp),
+        has_sound_values=not any(problem.kind is Kind.VALUE for problem in of_mtp) if is_deep and found else None,
+    )

@@ -1,0 +1,168 @@
+"""Which module comes from which checkpoint and ends in which format: a recipe, and the choices it makes.
+
+A recipe is data: one target per module class. `choose` turns it, with the opened sources, into one choice per module,
+or says in a sentence why a target cannot be had. No tensor is read here.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+from onebox.checkpoint.bind import Binding, Bound, bind
+from onebox.checkpoint.source import Checkpoint, open_checkpoint
+from onebox.spec.errors import MismatchError, UnsupportedError
+from onebox.spec.model import ModelSpec
+from onebox.spec.modules import Module, ModuleClass, modules
+from onebox.spec.weights import Layout, Stored, WeightFormat
+
+__all__ = ["Action", "Choice", "Recipe", "Source", "Sources", "Target", "choose", "open_source"]
+
+GROUP_SIZE = 128
+
+
+class Target(StrEnum):
+    """What a module class shall be stored as. `keep` is whatever the source holds, bit for bit."""
+
+    KEEP = "keep"
+    BF16 = "bf16"
+    FP8 = "fp8"
+    INT8 = "int8"
+    INT4 = "int4"
+
+
+class Action(StrEnum):
+    """What happens to a module's numbers on the way."""
+
+    MOVE = "moved"
+    """The same bytes, in the same tensors."""
+    RELABEL = "relabelled"
+    """The same numbers in another tool's arrangement: renamed or transposed, never rounded."""
+    RESCALE = "rescaled"
+    """The same codes with NVFP4's global scale inverted, which rounds one float32 number per weight."""
+    QUANTIZE = "quantised"
+    """Rounded to nearest."""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """The target of each group of module classes that a user can choose for."""
+
+    experts: Target = Target.KEEP
+    attention: Target = Target.KEEP
+    delta: Target = Target.KEEP
+    shared: Target = Target.KEEP
+    mtp: Target = Target.KEEP
+    lm_head: Target = Target.KEEP
+
+    def target_of(self, module: Module) -> Target:
+        """The target of one module. Routers, norms, gates, mtp.fc, embedding and vision are always kept."""
+        field = _TARGET_FIELD.get(module.module_class)
+        return field(self) if field and module.is_matrix else Target.KEEP
+
+
+_TARGET_FIELD: dict[ModuleClass, Callable[[Recipe], Target]] = {
+    ModuleClass.EXPERTS: lambda recipe: recipe.experts,
+    ModuleClass.ATTENTION: lambda recipe: recipe.attention,
+    ModuleClass.DELTA: lambda recipe: recipe.delta,
+    ModuleClass.SHARED: lambda recipe: recipe.shared,
+    ModuleClass.LM_HEAD: lambda recipe: recipe.lm_head,
+    ModuleClass.MTP_EXPERTS: lambda recipe: recipe.mtp,
+    ModuleClass.MTP_SHARED: lambda recipe: recipe.mtp,
+    ModuleClass.MTP_ATTENTION: lambda recipe: recipe.mtp,
+}
+
+
+@dataclass(frozen=True)
+class Source:
+    """A checkpoint to take modules from, opened and bound."""
+
+    role: str
+    checkpoint: Checkpoint
+    binding: Binding
+
+
+@dataclass(frozen=True)
+class Sources:
+    """The base and, where given, the official FP8 checkpoint and the one that holds an MTP head."""
+
+    base: Source
+    fp8: Source | None = None
+    mtp: Source | None = None
+
+    def all(self) -> list[Source]:
+        return [source for source in (self.base, self.fp8, self.mtp) if source]
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One module of the output: where its numbers come from and how they shall be stored."""
+
+    module: Module
+    source: Source
+    bound: Bound
+    target: Stored
+    action: Action
+
+
+def open_source(role: str, directory: Path) -> Source:
+    """Opens a checkpoint as a build source; one with a fatal problem is refused with the first of them."""
+    checkpoint = open_checkpoint(directory)
+    binding = bind(checkpoint)
+    fatal = [problem for problem in binding.problems if problem.is_fatal]
+    if fatal:
+        more = f" ({len(fatal)} problems in all: run `onebox inspect {directory}`)" if len(fatal) > 1 else ""
+        raise MismatchError(f"The {role} checkpoint {directory} is not whole: {fatal[0].message}{more}")
+    return Source(role, checkpoint, binding)
+
+
+def choose(recipe: Recipe, sources: Sources) -> list[Choice]:
+    """One choice per module that the output will hold, in the model's order; what no source holds is left out."""
+    return list(_choices(recipe, sources))
+
+
+def _choices(recipe: Recipe, sources: Sources) -> Iterator[Choice]:
+    for module in modules(_richest_spec(sources)):
+        own = sources.mtp if sources.mtp and module.module_class.in_mtp else sources.base
+        bound = own.binding.modules.get(module.name)
+        if bound is not None:
+            yield _choose_one(recipe.target_of(module), module, own, bound, sources.fp8)
+
+
+def _richest_spec(sources: Sources) -> ModelSpec:
+    """The base's spec, with an MTP head if the head's source has one that the base's config does not know of."""
+    base = sources.base.checkpoint.spec
+    mtp = sources.mtp.checkpoint.spec if sources.mtp else base
+    return base if base.mtp_num_hidden_layers else mtp
+
+
+def _choose_one(target: Target, module: Module, own: Source, bound: Bound, fp8: Source | None) -> Choice:
+    if target is Target.KEEP or bound.stored.format.value == target.value:
+        return Choice(module, own, bound, bound.stored, Action.MOVE)
+    if target is Target.BF16 and bound.is_plain:
+        return Choice(module, own, bound, bound.stored, Action.MOVE)
+    if target is Target.FP8 and fp8:
+        official = fp8.binding.modules.get(module.name)
+        if official and official.stored.format is WeightFormat.FP8:
+            return Choice(module, fp8, official, official.stored, Action.MOVE)
+    return Choice(module, own, bound, _quantised(target, module, bound), Action.QUANTIZE)
+
+
+def _quantised(target: Target, module: Module, bound: Bound) -> Stored:
+    """How `bound` will be stored once rounded to `target`; refused where that could only lose or feign precision."""
+    is_eight_bit = bound.stored.format in (WeightFormat.FP8, WeightFormat.INT8)
+    if target is Target.BF16 or not (bound.is_plain or (is_eight_bit and target is Target.INT4)):
+        raise UnsupportedError(
+            f"{module.name} is stored as {bound.stored} and cannot become {target.value}: take it from a source that "
+            f"holds it in BF16{' or name the official FP8 checkpoint with --fp8' if target is Target.FP8 else ''}."
+        )
+    columns = module.shape[1]
+    if target is Target.INT4 and columns % GROUP_SIZE:
+        raise UnsupportedError(
+            f"{module.name} has rows of {columns} numbers, no multiple of INT4's group of {GROUP_SIZE}: keep it."
+        )
+    return {
+        Target.FP8: Stored(WeightFormat.FP8, Layout.FP8_BLOCK),
+        Target.INT8: Stored(WeightFormat.INT8, Layout.PACKED, columns),
+        Target.INT4: Stored(WeightFormat.INT4, Layout.PACKED, GROUP_SIZE),
+    }[target]

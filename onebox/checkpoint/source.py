@@ -1,0 +1,105 @@
+"""Opens a Hugging Face checkpoint directory: config, every shard's header, the index; hands out tensors' bytes.
+
+Owns files and names. Knows neither what a module is (`bind.py`) nor what packed bytes mean (`onebox.formats`).
+"""
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from onebox.checkpoint.header import TensorEntry, read_header
+from onebox.spec.errors import UnreadableError
+from onebox.spec.model import ModelSpec, read_json, spec_from_config
+
+__all__ = ["INDEX_NAME", "Checkpoint", "open_checkpoint", "read_chunks", "read_into", "read_tensor"]
+
+INDEX_NAME = "model.safetensors.index.json"
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """An opened checkpoint. `tensors` comes from the shards' headers alone; `index` is only what the index claims."""
+
+    directory: Path
+    config: dict[str, Any]
+    spec: ModelSpec
+    shards: tuple[Path, ...]
+    tensors: dict[str, TensorEntry]
+    duplicates: dict[str, tuple[str, str]] = field(default_factory=dict)
+    index: dict[str, str] | None = None
+
+    @property
+    def quantization_config(self) -> dict[str, Any] | None:
+        """What the directory says of its own quantisation: config.json first, then the tools' side files."""
+        value = self.config.get("quantization_config")
+        if isinstance(value, dict):
+            return value
+        side = self.directory / "quantization_config.json"
+        return read_json(side) if side.exists() else None
+
+
+def open_checkpoint(directory: Path) -> Checkpoint:
+    """Reads config.json, the index and the header of every *.safetensors file in `directory`. Reads no tensor."""
+    shards = _shards(directory)
+    config = read_json(directory / "config.json")
+    tensors: dict[str, TensorEntry] = {}
+    duplicates: dict[str, tuple[str, str]] = {}
+    for shard in shards:
+        for entry in read_header(shard):
+            first = tensors.setdefault(entry.name, entry)
+            if first is not entry:
+                duplicates[entry.name] = (first.path.name, shard.name)
+    return Checkpoint(directory, config, spec_from_config(config), shards, tensors, duplicates, _index(directory))
+
+
+def _shards(directory: Path) -> tuple[Path, ...]:
+    try:
+        shards = tuple(sorted(path for path in directory.iterdir() if path.name.endswith(".safetensors")))
+    except FileNotFoundError:
+        raise UnreadableError(f"{directory} does not exist: name a checkpoint directory.") from None
+    except NotADirectoryError:
+        raise UnreadableError(f"{directory} is a file: name the directory that holds config.json and shards.") from None
+    except OSError as error:
+        raise UnreadableError(f"{directory} cannot be listed: {error.strerror}.") from None
+    if not shards:
+        raise UnreadableError(f"{directory} holds no .safetensors file: onebox reads safetensors checkpoints only.")
+    return shards
+
+
+def _index(directory: Path) -> dict[str, str] | None:
+    path = directory / INDEX_NAME
+    if not path.exists():
+        return None
+    weight_map = read_json(path).get("weight_map")
+    if not isinstance(weight_map, dict) or not all(isinstance(value, str) for value in weight_map.values()):
+        raise UnreadableError(f"{path} has no weight_map of names to files: download it again.")
+    return weight_map
+
+
+def read_into(file: int, entry: TensorEntry, offset: int, buffer: memoryview) -> None:
+    """Fills `buffer` with the bytes of `entry` from `offset` on; `file` is a descriptor of `entry.path`."""
+    position, done = entry.begin + offset, 0
+    while done < len(buffer):
+        count = os.preadv(file, [buffer[done:]], position + done)
+        if count == 0:
+            raise UnreadableError(f"{entry.path} ended while {entry.name} was read: it changed or was cut meanwhile.")
+        done += count
+
+
+def read_chunks(entry: TensorEntry, chunk_bytes: int) -> Iterator[memoryview]:
+    """The bytes of a tensor in pieces of at most `chunk_bytes`; each piece is a buffer of its own."""
+    with entry.path.open("rb", buffering=0) as file:
+        for offset in range(0, entry.nbytes, chunk_bytes):
+            buffer = memoryview(bytearray(min(chunk_bytes, entry.nbytes - offset)))
+            read_into(file.fileno(), entry, offset, buffer)
+            yield buffer
+
+
+def read_tensor(entry: TensorEntry) -> bytearray:
+    """All bytes of a tensor."""
+    buffer = bytearray(entry.nbytes)
+    with entry.path.open("rb", buffering=0) as file:
+        read_into(file.fileno(), entry, 0, memoryview(buffer))
+    return buffer
