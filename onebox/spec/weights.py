@@ -12,6 +12,7 @@ from enum import StrEnum
 __all__ = [
     "DTYPE_BITS",
     "FP8_BLOCK",
+    "PARTS",
     "Geometry",
     "Layout",
     "Part",
@@ -113,7 +114,7 @@ class StoredTensor:
 
 @dataclass(frozen=True)
 class Stored:
-    """How one weight is stored. `group_size` is the columns per scale; 0 where scales do not run along rows."""
+    """How one weight is stored. `group_size` is the columns per scale; 0: a scale serves a whole row, or a block."""
 
     format: WeightFormat
     layout: Layout
@@ -123,7 +124,7 @@ class Stored:
     def __str__(self) -> str:
         if self.layout is Layout.PLAIN:
             return self.format.value
-        group = f" g{self.group_size}" if self.group_size else ""
+        group = f" g{self.group_size}" if self.group_size else " row" if self.layout is Layout.PACKED else ""
         asymmetric = " asym" if self.has_zero_points else ""
         return f"{self.format.value}{group}{asymmetric} [{self.layout.value}]"
 
@@ -269,6 +270,8 @@ def _guess_grouped(
     shape = scales.shape if scales and len(scales.shape) == 2 else (1, 1)
     groups = max(1, shape[0] if is_gptq else shape[1])
     size = _ceil(columns, groups)
+    if bits == 8 and groups == 1:
+        return Stored(WeightFormat.INT8, layout, 0, "weight_zero_point" in found), Geometry(rows, columns, 1, bits)
     fmt = WeightFormat.INT8 if bits == 8 else WeightFormat.INT4
     # A group size that does not divide the row is legal; one that would need another number of groups is a wrong shape.
     groups = _ceil(columns, size)

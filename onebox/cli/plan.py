@@ -1,0 +1,226 @@
+"""`onebox plan`: what fits on a box and how fast it can go, before anything is downloaded or loaded."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+    from rich.table import Table
+
+    from onebox.planner.report import PlanReport, Weights
+
+GIB = 1024**3
+BAR_CELLS = 24
+WIDTH = 100
+
+
+def plan(
+    model: Annotated[str, typer.Argument(help="A checkpoint directory, or a known model such as qwen3.5-122b-a10b.")],
+    box: Annotated[str, typer.Option(help="dgx-spark, h200, or auto for this machine.")] = "dgx-spark",
+    weights: Annotated[
+        str | None, typer.Option(help="Formats to assume for a model by name: hybrid, autoround-int4, nvfp4, ...")
+    ] = None,
+    kv_cache_dtype: Annotated[str, typer.Option(help="bf16, fp8, turboquant or turboquant_kXvY.")] = "bf16",
+    max_model_len: Annotated[int | None, typer.Option(help="Longest sequence in tokens; default: the model's.")] = None,
+    max_num_seqs: Annotated[int, typer.Option(help="Sequences that run at once.")] = 4,
+    gpu_memory_utilization: Annotated[
+        float | None, typer.Option(help="Share of the memory that onebox may use; default: 0.9.")
+    ] = None,
+    reserve_gib: Annotated[
+        float | None, typer.Option(help="GiB left to the OS, in place of --gpu-memory-utilization.")
+    ] = None,
+    language_model_only: Annotated[
+        bool, typer.Option("--language-model-only", help="Leave the vision tower out.")
+    ] = False,
+    speculative_tokens: Annotated[int, typer.Option(help="MTP tokens drafted a step.")] = 0,
+    acceptance: Annotated[
+        str | None, typer.Option(help="How often each draft is kept, over all steps, such as 0.9,0.72.")
+    ] = None,
+    context: Annotated[int, typer.Option(help="Context in tokens for which speed is projected.")] = 8192,
+    streams: Annotated[int, typer.Option(help="Sequences decoded at once for which speed is projected.")] = 1,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
+) -> None:
+    """Show what fits on a box and how fast it can go. Projected from bytes; nothing is loaded or measured."""
+    from onebox.planner.memory import DEFAULT_UTILIZATION, MemoryRequest
+    from onebox.planner.report import make_report, to_json
+    from onebox.planner.roofline import Workload, parse_acceptance
+    from onebox.spec.hardware import named_box
+    from onebox.spec.kv import KVFormat
+
+    kv = KVFormat.parse(kv_cache_dtype)
+    chosen_box = named_box(box)
+    accepted = None if acceptance is None else parse_acceptance(acceptance, speculative_tokens)
+    planned = _weights(model, weights)
+    longest = planned.spec.max_position_embeddings if max_model_len is None else max_model_len
+    request = MemoryRequest(
+        max_context_tokens=longest,
+        slots=max_num_seqs,
+        kv=kv,
+        drafts=speculative_tokens,
+        gpu_memory_utilization=DEFAULT_UTILIZATION if gpu_memory_utilization is None else gpu_memory_utilization,
+        reserve_bytes=_reserve_bytes(reserve_gib, gpu_memory_utilization),
+        with_vision=not language_model_only,
+    )
+    workload = Workload(streams, speculative_tokens, context, accepted)
+    report = make_report(planned, chosen_box, request, workload)
+    if as_json:
+        typer.echo(json.dumps(to_json(report), indent=2))
+        return
+    from rich.console import Console
+
+    console = Console(width=WIDTH) if not Console().is_terminal else Console()
+    for renderable in render(report):
+        console.print(renderable)
+
+
+def _reserve_bytes(reserve_gib: float | None, utilization: float | None) -> int | None:
+    from onebox.spec.errors import UsageError
+
+    if reserve_gib is None:
+        return None
+    if utilization is not None:
+        raise UsageError("--reserve-gib and --gpu-memory-utilization say the same thing in two ways; give one of them.")
+    if not 0 <= reserve_gib < float("inf"):
+        raise UsageError(f"--reserve-gib is {reserve_gib}; give 0 or more.")
+    return round(reserve_gib * GIB)
+
+
+def _weights(model: str, preset: str | None) -> "Weights":
+    from onebox.planner.presets import named_preset
+    from onebox.planner.report import Weights
+    from onebox.spec.errors import UsageError
+    from onebox.spec.shapes import named_spec
+
+    if Path(model).is_dir():
+        if preset is not None:
+            raise UsageError(
+                f"--weights {preset} is for a model by name; the directory {model} has weights of its own."
+            )
+        return _inspected(Path(model))
+    spec = named_spec(model)
+    chosen = named_preset("hybrid" if preset is None else preset)
+    return Weights(model, f"{chosen.name} (predicted): {chosen.summary}", spec, chosen.weight_bytes(spec))
+
+
+def _inspected(directory: Path) -> "Weights":
+    from onebox.checkpoint.inspect import inspect_checkpoint
+    from onebox.planner.report import Weights
+
+    found = inspect_checkpoint(directory)
+    problems = tuple(problem.message for problem in found.problems)
+    return Weights(directory.name, f"{directory} (read from its headers)", found.spec, found.class_bytes, problems)
+
+
+def render(report: "PlanReport") -> "list[RenderableType]":
+    """The report for people: about 45 lines of 100 columns."""
+    from rich.text import Text
+
+    weights, box = report.weights, report.box
+    shared = "unified memory" if box.unified else "its own memory"
+    title = Text.assemble((weights.model, "bold"), " on ", (box.name, "bold"), f" ({box.device}, {shared})")
+    lines: list[RenderableType] = [title, Text(f"weights: {weights.source}", style="dim")]
+    # Titles are lines of their own: a table's own title would wrap at the table's width.
+    for heading, table in (
+        ("Memory", _memory_table(report)),
+        ("What fits: tokens of KV, and sequences at once of each length", _fit_table(report)),
+        (_traffic_heading(report), _traffic_table(report)),
+        ("Speed, projected, tok/s over all streams", _speed_table(report)),
+    ):
+        lines += [Text(f"\n{heading}", style="bold cyan"), table]
+    lines.append(Text.assemble(("\nBinds ", "bold cyan"), report.projections[-1].binds))
+    return lines + [Text(f"note: {note}", style="yellow") for note in report.notes]
+
+
+def _table() -> "Table":
+    from rich import box
+    from rich.table import Table
+
+    return Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
+
+
+def _bar(share: float) -> str:
+    eighths = round(max(0.0, min(1.0, share)) * BAR_CELLS * 8)
+    full, rest = divmod(eighths, 8)
+    return "█" * full + ("▏▎▍▌▋▊▉"[rest - 1] if rest else "")
+
+
+def _memory_table(report: "PlanReport") -> "Table":
+    memory = report.memory
+    table = _table()
+    table.add_column("part")
+    table.add_column("GiB", justify="right")
+    table.add_column("", width=BAR_CELLS, no_wrap=True)
+    table.add_column("", style="dim")
+    total = report.box.memory_bytes
+    for part in memory.parts:
+        if part.name == "unused" and part.bytes < 0.005 * GIB:
+            continue
+        table.add_row(part.name, f"{part.bytes / GIB:.2f}", _bar(part.bytes / total), part.note)
+    table.add_section()
+    table.add_row("total", f"{total / GIB:.2f}", "", report.box.memory_source, style="bold")
+    return table
+
+
+def _fit_table(report: "PlanReport") -> "Table":
+    chosen = report.memory.request.kv
+    table = _table()
+    for name in ("KV cache", "bytes a token", "tokens"):
+        table.add_column(name, justify="left" if name == "KV cache" else "right")
+    for length in report.fits[0].users:
+        table.add_column(f"at {length:,}", justify="right")
+    for fit in report.fits:
+        marked = fit.kv == chosen
+        figures = ["does not fit" if users is None else f"{users:,}" for users in fit.users.values()]
+        tokens = "-" if fit.kv_tokens is None else f"{fit.kv_tokens:,}"
+        name = f"{fit.kv.name} (chosen)" if marked else fit.kv.name
+        table.add_row(name, f"{fit.bytes_per_token:,}", tokens, *figures, style="bold" if marked else "")
+    return table
+
+
+def _traffic_heading(report: "PlanReport") -> str:
+    workload = report.projections[-1].workload
+    many = f"{workload.streams} stream{'s' if workload.streams > 1 else ''}"
+    drafts = f", {workload.drafts} MTP drafts" if workload.drafts else ""
+    return f"Bytes a step: {many}{drafts}, {workload.context_tokens:,} tokens of context"
+
+
+def _traffic_table(report: "PlanReport") -> "Table":
+    projection = report.projections[-1]
+    table = _table()
+    table.add_column("part")
+    table.add_column("least GB", justify="right")
+    table.add_column("expected GB", justify="right")
+    table.add_column("", width=BAR_CELLS, no_wrap=True)
+    total = projection.expected.total_bytes
+    for least, expected in zip(projection.least.parts, projection.expected.parts, strict=True):
+        if expected.bytes < 0.5e6:  # would print as 0.000: the embedding's few rows, or no context
+            continue
+        table.add_row(
+            least.name, f"{least.bytes / 1e9:.3f}", f"{expected.bytes / 1e9:.3f}", _bar(expected.bytes / total)
+        )
+    table.add_section()
+    table.add_row("total", f"{projection.least.total_bytes / 1e9:.3f}", f"{total / 1e9:.3f}", "", style="bold")
+    return table
+
+
+def _speed_table(report: "PlanReport") -> "Table":
+    box = report.box
+    table = _table()
+    table.add_column("")
+    table.add_column("tokens a step", justify="right")
+    for name, bandwidth in (("limit", box.peak), ("expected", box.usable)):
+        at = "bandwidth unknown" if bandwidth is None else f"at {bandwidth.bytes_per_second / 1e9:,.0f} GB/s"
+        table.add_column(f"{name} {at}", justify="right")
+    for projection in report.projections:
+        workload = projection.workload
+        name = f"MTP, {workload.drafts} drafts" if workload.drafts else "plain"
+        rates = (projection.limit, projection.expected_rate)
+        cells = [
+            "-" if rate is None else f"{rate.tokens_per_second:,.1f}  ({rate.step_seconds * 1e3:.1f} ms)"
+            for rate in rates
+        ]
+        table.add_row(name, f"{workload.streams * workload.tokens_per_step:.2f}", *cells)
+    return table

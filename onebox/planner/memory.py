@@ -1,0 +1,237 @@
+"""The memory plan: every byte of the box has an owner before a byte is loaded, and the parts sum to the box.
+
+    weights      the classes that will be loaded, as stored
+    workspace    CUDA context and graphs, activations of the largest prefill batch, logits
+    states       one slot a running sequence: DeltaNet state, convolution rows, rows awaiting verification
+    prefix       whole checkpoints (a state and the last hidden vector) of reusable prefixes
+    KV pages     all that is left, in whole pages
+    reserve      not ours: the OS, the desktop, the page cache and, on unified memory, the loader's staging buffer
+    unused       what whole pages and whole checkpoints leave over, less than one page
+
+Knows sizes, not tensors: the engine allocates what a `MemoryPlan` says.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from onebox.spec.errors import DoesNotFitError, UsageError
+from onebox.spec.hardware import GIB, Box
+from onebox.spec.kv import KVFormat
+from onebox.spec.model import ModelSpec
+from onebox.spec.modules import ModuleClass
+
+__all__ = ["MemoryPart", "MemoryPlan", "MemoryRequest", "loaded_weight_bytes", "plan_memory"]
+
+DEFAULT_UTILIZATION = 0.90
+DEFAULT_PAGE_TOKENS = 64
+"""One page is one prefill chunk, so that a cached prefix ends where a page ends."""
+PREFIX_SHARE = 0.10
+"""Of what weights, workspace, states and reserve leave, so much is for prefix checkpoints; KV gets the rest."""
+RUNTIME_BYTES = 1 * GIB
+"""CUDA context, loaded kernels and the graph pool: an estimate; vLLM prints 0.27 to 1.29 GiB for graphs alone."""
+
+
+@dataclass(frozen=True)
+class MemoryRequest:
+    """What the user asks the box to hold. `reserve_bytes`, if given, replaces `gpu_memory_utilization`."""
+
+    max_context_tokens: int
+    slots: int
+    kv: KVFormat
+    drafts: int = 0
+    gpu_memory_utilization: float = DEFAULT_UTILIZATION
+    reserve_bytes: int | None = None
+    page_tokens: int = DEFAULT_PAGE_TOKENS
+    max_batched_tokens: int = 8192
+    with_vision: bool = True
+
+    def __post_init__(self) -> None:
+        _refuse_below(1, "--max-model-len", self.max_context_tokens)
+        _refuse_below(1, "--max-num-seqs", self.slots)
+        _refuse_below(0, "--speculative-tokens", self.drafts)
+        _refuse_below(1, "the page size", self.page_tokens)
+        _refuse_below(1, "--max-num-batched-tokens", self.max_batched_tokens)
+        if not 0 < self.gpu_memory_utilization <= 1:
+            raise UsageError(
+                f"--gpu-memory-utilization {self.gpu_memory_utilization} is not a share of the memory: "
+                "give more than 0 and at most 1."
+            )
+        if self.reserve_bytes is not None:
+            _refuse_below(0, "--reserve-gib", self.reserve_bytes)
+
+
+@dataclass(frozen=True)
+class MemoryPart:
+    name: str
+    bytes: int
+    note: str
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    """Who owns the box's memory. All sizes in bytes; the parts sum to `box.memory_bytes` exactly."""
+
+    box: Box
+    request: MemoryRequest
+    weights_bytes: int
+    workspace_bytes: int
+    slot_bytes: int
+    checkpoint_bytes: int
+    num_checkpoints: int
+    page_bytes: int
+    num_pages: int
+    reserve_bytes: int
+
+    @property
+    def states_bytes(self) -> int:
+        return self.request.slots * self.slot_bytes
+
+    @property
+    def prefix_bytes(self) -> int:
+        return self.num_checkpoints * self.checkpoint_bytes
+
+    @property
+    def kv_bytes(self) -> int:
+        return self.num_pages * self.page_bytes
+
+    @property
+    def kv_tokens(self) -> int:
+        """Tokens whose keys and values the pages hold, over all sequences and cached prefixes."""
+        return self.num_pages * self.request.page_tokens
+
+    @property
+    def unused_bytes(self) -> int:
+        owned = self.weights_bytes + self.workspace_bytes + self.states_bytes + self.prefix_bytes + self.kv_bytes
+        return self.box.memory_bytes - self.reserve_bytes - owned
+
+    @property
+    def parts(self) -> tuple[MemoryPart, ...]:
+        slots, pages = self.request.slots, f"{self.num_pages:,} pages of {self.request.page_tokens} tokens"
+        return (
+            MemoryPart("weights", self.weights_bytes, "as stored"),
+            MemoryPart("workspace", self.workspace_bytes, "CUDA context, graphs, activations (estimate)"),
+            MemoryPart("states", self.states_bytes, f"{slots} slots of {self.slot_bytes / 1e6:.1f} MB"),
+            MemoryPart(
+                "prefix cache",
+                self.prefix_bytes,
+                f"{self.num_checkpoints:,} checkpoints of {self.checkpoint_bytes / 1e6:.1f} MB",
+            ),
+            MemoryPart("KV pages", self.kv_bytes, pages),
+            MemoryPart("reserve", self.reserve_bytes, _reserve_note(self.box)),
+            MemoryPart("unused", self.unused_bytes, "less than a page"),
+        )
+
+    def context_bytes(self, context_tokens: int) -> int:
+        """What one more sequence of that length needs: its pages and one slot."""
+        return _pages(context_tokens, self.request.page_tokens) * self.page_bytes + self.slot_bytes
+
+    def users_at(self, context_tokens: int) -> int:
+        """Sequences of that length that states and KV pages hold together, if slots were divided to suit."""
+        return (self.states_bytes + self.kv_bytes + self.unused_bytes) // self.context_bytes(context_tokens)
+
+
+def loaded_weight_bytes(stored: Mapping[ModuleClass, int], *, with_mtp: bool, with_vision: bool) -> int:
+    """Bytes of the classes that are loaded: the MTP head only to draft, the vision tower only to see."""
+    return sum(
+        size
+        for kind, size in stored.items()
+        if (with_mtp or not kind.in_mtp) and (with_vision or kind is not ModuleClass.VISION)
+    )
+
+
+def slot_bytes(spec: ModelSpec, drafts: int) -> int:
+    """One sequence's slot: its state before the step, and what each row of a step adds until it is folded in.
+
+    A row keeps its convolution input (bf16) and the rank-one update it stands for: key, value, decay, beta (fp32).
+    """
+    row = 2 * spec.conv_dim + 4 * (spec.key_dim + spec.value_dim + 2 * spec.linear_num_value_heads)
+    return spec.state_bytes_per_sequence + (1 + drafts) * len(spec.linear_layers) * row
+
+
+def checkpoint_bytes(spec: ModelSpec) -> int:
+    """A reusable prefix beside its KV pages: the state and the last hidden vector, which the MTP head needs."""
+    return spec.state_bytes_per_sequence + 2 * spec.hidden_size
+
+
+def workspace_bytes(spec: ModelSpec, request: MemoryRequest) -> int:
+    """An estimate: the runtime, the widest layer's activations for one prefill batch in bf16, and float32 logits."""
+    hidden = spec.hidden_size
+    attention = spec.head_dim * (3 * spec.num_attention_heads + 2 * spec.num_key_value_heads)
+    delta_net = spec.conv_dim + 2 * spec.value_dim
+    experts = spec.num_experts_per_tok * (3 * spec.moe_intermediate_size + hidden)
+    activations = 2 * request.max_batched_tokens * (2 * hidden + max(attention, delta_net, experts))
+    logits = 4 * request.slots * (1 + request.drafts) * spec.vocab_size
+    return RUNTIME_BYTES + activations + logits
+
+
+def plan_memory(spec: ModelSpec, stored: Mapping[ModuleClass, int], box: Box, request: MemoryRequest) -> MemoryPlan:
+    """Divide the box. Raises `DoesNotFitError` with the table when one sequence of the full context has no room."""
+    if request.max_context_tokens > spec.max_position_embeddings:
+        raise UsageError(
+            f"--max-model-len {request.max_context_tokens:,} is more than the {spec.max_position_embeddings:,} tokens "
+            "the model was made for; give that or less."
+        )
+    with_mtp = request.drafts > 0
+    page = request.page_tokens * request.kv.bytes_per_token(spec, with_mtp=with_mtp)
+    weights = loaded_weight_bytes(stored, with_mtp=with_mtp, with_vision=request.with_vision)
+    slot, workspace, reserve = slot_bytes(spec, request.drafts), workspace_bytes(spec, request), _reserve(box, request)
+    left = box.memory_bytes - reserve - weights - workspace - request.slots * slot
+    one_context = _pages(request.max_context_tokens, request.page_tokens) * page
+    checkpoint = checkpoint_bytes(spec)
+    num_checkpoints = max(0, int(min(PREFIX_SHARE * left, left - one_context)) // checkpoint)
+    plan = MemoryPlan(
+        box=box,
+        request=request,
+        weights_bytes=weights,
+        workspace_bytes=workspace,
+        slot_bytes=slot,
+        checkpoint_bytes=checkpoint,
+        num_checkpoints=num_checkpoints,
+        page_bytes=page,
+        num_pages=(left - num_checkpoints * checkpoint) // page,
+        reserve_bytes=reserve,
+    )
+    if left < one_context:
+        raise _does_not_fit(plan, one_context, one_context - left)
+    return plan
+
+
+def asked_reserve_bytes(box: Box, request: MemoryRequest) -> int:
+    """The reserve that the flags ask for; a plan's own is larger when other programs hold more than that."""
+    if request.reserve_bytes is not None:
+        return request.reserve_bytes
+    return box.memory_bytes - int(box.memory_bytes * request.gpu_memory_utilization)
+
+
+def _reserve(box: Box, request: MemoryRequest) -> int:
+    # What others hold already on the machine at hand cannot be planned away.
+    held_by_others = box.memory_bytes - box.available_bytes if box.available_bytes is not None else 0
+    return max(asked_reserve_bytes(box, request), held_by_others)
+
+
+def _reserve_note(box: Box) -> str:
+    return "OS, desktop, page cache, staging buffer" if box.unified else "driver, other programs"
+
+
+def _does_not_fit(plan: MemoryPlan, one_context: int, short_bytes: int) -> DoesNotFitError:
+    box, request = plan.box, plan.request
+    rows = [(part.name, part.bytes) for part in plan.parts if part.name not in ("KV pages", "prefix cache", "unused")]
+    rows.append((f"KV of one {request.max_context_tokens:,}-token sequence", one_context))
+    width = max(len(name) for name, _ in rows)
+    needed = sum(size for _, size in rows)
+    table = [f"  {name:<{width}} {size / GIB:8.2f} GiB" for name, size in rows]
+    table.append(f"  {'needed':<{width}} {needed / GIB:8.2f} GiB")
+    table.append(f"  {box.name + ' has':<{width}} {box.memory_bytes / GIB:8.2f} GiB")
+    return DoesNotFitError(
+        f"The plan is {short_bytes / GIB:.2f} GiB too large for {box.name}: take smaller weights, a smaller "
+        "--max-model-len or --max-num-seqs, a packed --kv-cache-dtype, or a smaller reserve.\n" + "\n".join(table)
+    )
+
+
+def _pages(tokens: int, page_tokens: int) -> int:
+    return -(-tokens // page_tokens)
+
+
+def _refuse_below(least: int, name: str, value: int) -> None:
+    if value < least:
+        raise UsageError(f"{name} is {value}; give {least} or more.")

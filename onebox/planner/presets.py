@@ -1,0 +1,81 @@
+"""Published checkpoints, and our own, as data: which module class has which format. So a plan needs no files.
+
+A preset predicts; `onebox inspect` reads headers. Where a published size is known, `tests/planner/test_published.py`
+compares it with what the preset gives.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from onebox.spec.errors import UsageError
+from onebox.spec.model import ModelSpec
+from onebox.spec.modules import ModuleClass
+from onebox.spec.traffic import PACKINGS, Packing, predicted_weight_bytes
+from onebox.spec.weights import Layout, WeightFormat
+
+__all__ = ["PRESETS", "WeightPreset", "named_preset"]
+
+Formats = Mapping[ModuleClass, WeightFormat]
+
+
+@dataclass(frozen=True)
+class WeightPreset:
+    """A checkpoint's formats by module class; a class that is left out is BF16."""
+
+    name: str
+    summary: str
+    formats: Formats
+    packings: Mapping[WeightFormat, Packing] = field(default_factory=lambda: PACKINGS)
+
+    def weight_bytes(self, spec: ModelSpec) -> dict[ModuleClass, int]:
+        """Bytes per module class of the whole checkpoint, MTP head and vision tower included."""
+        return predicted_weight_bytes(spec, self.formats, self.packings)
+
+
+def _all(weight_format: WeightFormat, *kinds: ModuleClass) -> dict[ModuleClass, WeightFormat]:
+    return dict.fromkeys(kinds, weight_format)
+
+
+_C = ModuleClass
+_INT4, _FP8, _NVFP4 = WeightFormat.INT4, WeightFormat.FP8, WeightFormat.NVFP4
+# Qwen's own GPTQ files carry the column-to-group table that AutoRound leaves out.
+_GPTQ_WITH_TABLE = Packing(Layout.GPTQ, 4, group_size=128, scale_dtype="F16", optional=("g_idx",))
+
+_AUTOROUND = _all(_INT4, _C.EXPERTS, _C.ATTENTION, _C.DELTA, _C.DELTA_GATES)
+_HYBRID = {**_AUTOROUND, _C.SHARED: _FP8, _C.LM_HEAD: WeightFormat.INT8}
+_FP8_OFFICIAL = _all(
+    _FP8, _C.EXPERTS, _C.SHARED, _C.ATTENTION, _C.DELTA, _C.MTP_EXPERTS, _C.MTP_SHARED, _C.MTP_ATTENTION
+)
+
+_PRESETS = (
+    WeightPreset("bf16", "the official weights", {}),
+    WeightPreset("fp8", "official FP8: all projections and experts, MTP's too", _FP8_OFFICIAL),
+    WeightPreset("autoround-int4", "Intel AutoRound: experts, attention, DeltaNet INT4", _AUTOROUND),
+    WeightPreset(
+        "gptq-int4",
+        "official GPTQ: routed experts INT4",
+        _all(_INT4, _C.EXPERTS),
+        {**PACKINGS, _INT4: _GPTQ_WITH_TABLE},
+    ),
+    WeightPreset("nvfp4", "ModelOpt (nvidia, txn545): routed experts NVFP4", _all(_NVFP4, _C.EXPERTS)),
+    # Found by arithmetic: but for the tiny DeltaNet gates, no other set of classes is within 0.1 GiB of Sehyo's 75.89.
+    WeightPreset(
+        "nvfp4-llmc",
+        "llm-compressor (Sehyo): experts, shared experts, attention NVFP4",
+        _all(_NVFP4, _C.EXPERTS, _C.SHARED, _C.ATTENTION),
+    ),
+    WeightPreset("hybrid", "AutoRound INT4, FP8 shared experts, INT8 LM head, BF16 MTP", _HYBRID),
+    WeightPreset(
+        "hybrid-mtp4",
+        "hybrid with an INT4 MTP head (experts, attention, fc)",
+        {**_HYBRID, **_all(_INT4, _C.MTP_EXPERTS, _C.MTP_ATTENTION, _C.MTP_FC)},
+    ),
+)
+PRESETS: Mapping[str, WeightPreset] = {preset.name: preset for preset in _PRESETS}
+
+
+def named_preset(name: str) -> WeightPreset:
+    """The preset that `--weights` names."""
+    if name not in PRESETS:
+        raise UsageError(f"--weights {name!r} is not known; the known ones are {', '.join(PRESETS)}.")
+    return PRESETS[name]

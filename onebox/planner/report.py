@@ -1,0 +1,193 @@
+"""A whole plan as data: what `onebox plan` shows to people and prints as JSON. Renders nothing itself."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from onebox.planner.memory import MemoryPlan, MemoryRequest, asked_reserve_bytes, plan_memory
+from onebox.planner.roofline import Projection, Rate, Workload, project
+from onebox.spec.errors import DoesNotFitError, UsageError
+from onebox.spec.hardware import Bandwidth, Box
+from onebox.spec.kv import KVFormat
+from onebox.spec.model import ModelSpec
+from onebox.spec.modules import ModuleClass
+from onebox.spec.traffic import Traffic
+
+__all__ = ["Fit", "PlanReport", "Weights", "make_report", "to_json"]
+
+COMPARED_KV = ("bf16", "fp8", "turboquant")
+COMPARED_CONTEXTS = (32_768, 131_072, 262_144)
+
+
+@dataclass(frozen=True)
+class Weights:
+    """What is planned for: the model's shape, the bytes stored per class, and where those come from."""
+
+    model: str
+    source: str
+    spec: ModelSpec
+    stored: Mapping[ModuleClass, int]
+    problems: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Fit:
+    """What the box holds with one KV format: None for the figures of a format that does not fit."""
+
+    kv: KVFormat
+    bytes_per_token: int
+    kv_tokens: int | None
+    users: Mapping[int, int | None]
+    """Context length in tokens -> sequences of that length at once."""
+
+
+@dataclass(frozen=True)
+class PlanReport:
+    """Memory, capacity and speed of one model on one box. Speeds are projected, never measured."""
+
+    weights: Weights
+    box: Box
+    memory: MemoryPlan
+    fits: tuple[Fit, ...]
+    projections: tuple[Projection, ...]
+    """Plain decoding first; the workload with drafts, if any, after it."""
+    notes: tuple[str, ...]
+
+
+def make_report(weights: Weights, box: Box, request: MemoryRequest, workload: Workload) -> PlanReport:
+    """Plan memory and project speed. `request` and `workload` must name the same number of drafts."""
+    if workload.context_tokens > request.max_context_tokens:
+        raise UsageError(
+            f"--context {workload.context_tokens:,} is more than --max-model-len {request.max_context_tokens:,}; "
+            "a sequence cannot be longer than that."
+        )
+    if workload.streams > request.slots:
+        raise UsageError(
+            f"--streams {workload.streams} is more than --max-num-seqs {request.slots}; "
+            "each running sequence needs a slot."
+        )
+    memory = plan_memory(weights.spec, weights.stored, box, request)
+    workloads = [replace(workload, drafts=0, acceptance=None)]
+    if workload.drafts:
+        workloads.append(workload)
+    projections = tuple(project(weights.spec, weights.stored, box, request.kv, each) for each in workloads)
+    fits = tuple(_fit(weights, box, request, kv) for kv in _compared_kv(request.kv))
+    return PlanReport(weights, box, memory, fits, projections, _notes(weights, box, memory, workload))
+
+
+def _compared_kv(chosen: KVFormat) -> list[KVFormat]:
+    formats = [KVFormat.parse(name) for name in COMPARED_KV]
+    return formats if chosen in formats else [*formats, chosen]
+
+
+def _fit(weights: Weights, box: Box, request: MemoryRequest, kv: KVFormat) -> Fit:
+    longest = request.max_context_tokens
+    contexts = sorted({longest, *(context for context in COMPARED_CONTEXTS if context < longest)})
+    per_token = kv.bytes_per_token(weights.spec, with_mtp=request.drafts > 0)
+    try:
+        plan = plan_memory(weights.spec, weights.stored, box, replace(request, kv=kv))
+    except DoesNotFitError:
+        return Fit(kv, per_token, None, dict.fromkeys(contexts))
+    return Fit(kv, per_token, plan.kv_tokens, {context: plan.users_at(context) for context in contexts})
+
+
+def _notes(weights: Weights, box: Box, memory: MemoryPlan, workload: Workload) -> tuple[str, ...]:
+    notes = []
+    if weights.problems:
+        first = weights.problems[0]
+        notes.append(f"The checkpoint has {len(weights.problems)} problems (first: {first}); see `onebox inspect`.")
+    if box.peak is None:
+        notes.append(f"No bandwidth is known for {box.device}, so no speed is projected; the bytes above hold.")
+    elif box.usable is None:
+        notes.append(f"Nobody has measured the usable bandwidth of {box.device}; only the limit is given.")
+    if workload.drafts and workload.acceptance is None:
+        notes.append("Acceptance is not known: the limit keeps every draft. Give --acceptance for an expectation.")
+    if memory.reserve_bytes > asked_reserve_bytes(box, memory.request):
+        notes.append("The reserve is larger than asked for, since other programs hold that much now.")
+    return tuple(notes)
+
+
+def to_json(report: PlanReport) -> dict[str, Any]:
+    """One JSON object; sizes in bytes, times in seconds, units in the keys."""
+    weights, memory = report.weights, report.memory
+    return {
+        "model": weights.model,
+        "weights": {
+            "source": weights.source,
+            "class_bytes": {kind.value: size for kind, size in weights.stored.items()},
+            "problems": list(weights.problems),
+        },
+        "box": _box_json(report.box),
+        "memory": {
+            "total_bytes": report.box.memory_bytes,
+            "parts": [{"name": part.name, "bytes": part.bytes, "note": part.note} for part in memory.parts],
+            "kv_cache_dtype": memory.request.kv.name,
+            "max_model_len_tokens": memory.request.max_context_tokens,
+            "max_num_seqs": memory.request.slots,
+            "page_tokens": memory.request.page_tokens,
+            "page_bytes": memory.page_bytes,
+            "num_pages": memory.num_pages,
+            "kv_tokens": memory.kv_tokens,
+            "slot_bytes": memory.slot_bytes,
+            "prefix_checkpoints": memory.num_checkpoints,
+        },
+        "fits": [
+            {
+                "kv_cache_dtype": fit.kv.name,
+                "bytes_per_token": fit.bytes_per_token,
+                "kv_tokens": fit.kv_tokens,
+                "users": {str(context): users for context, users in fit.users.items()},
+            }
+            for fit in report.fits
+        ],
+        "projected": [_projection_json(projection) for projection in report.projections],
+        "notes": list(report.notes),
+    }
+
+
+def _box_json(box: Box) -> dict[str, Any]:
+    return {
+        "name": box.name,
+        "device": box.device,
+        "unified": box.unified,
+        "memory_bytes": box.memory_bytes,
+        "memory_source": box.memory_source,
+        "available_bytes": box.available_bytes,
+        "peak": _bandwidth_json(box.peak),
+        "usable": _bandwidth_json(box.usable),
+        "peak_bf16_flops": box.peak_bf16_flops,
+        "flops_source": box.flops_source,
+    }
+
+
+def _bandwidth_json(bandwidth: Bandwidth | None) -> dict[str, Any] | None:
+    if bandwidth is None:
+        return None
+    return {"bytes_per_second": bandwidth.bytes_per_second, "source": bandwidth.source}
+
+
+def _projection_json(projection: Projection) -> dict[str, Any]:
+    workload = projection.workload
+    return {
+        "streams": workload.streams,
+        "drafts": workload.drafts,
+        "context_tokens": workload.context_tokens,
+        "acceptance": workload.acceptance,
+        "tokens_per_step": workload.tokens_per_step,
+        "least_bytes": _traffic_json(projection.least),
+        "expected_bytes": _traffic_json(projection.expected),
+        "limit": _rate_json(projection.limit),
+        "expected": _rate_json(projection.expected_rate),
+        "compute_seconds": projection.compute_seconds,
+        "binds": projection.binds,
+    }
+
+
+def _traffic_json(traffic: Traffic) -> dict[str, int]:
+    return {"total": traffic.total_bytes, **{part.name: part.bytes for part in traffic.parts}}
+
+
+def _rate_json(rate: Rate | None) -> dict[str, float] | None:
+    if rate is None:
+        return None
+    return {"tokens_per_second": rate.tokens_per_second, "step_seconds": rate.step_seconds}

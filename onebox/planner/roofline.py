@@ -1,0 +1,169 @@
+"""How fast a box can go with these bytes. Two figures, both projected, never measured:
+
+    limit       peak bandwidth / least bytes       nobody who reads these formats from this memory can beat it
+    expected    usable bandwidth / expected bytes  what a step that wastes nothing gets when rows choose experts freely
+
+Tokens per step follow from acceptance: `acceptance[i]` is how often draft i+1 is kept, counted over all steps (so it
+includes the drafts before it), and a step gives 1 + sum(acceptance) tokens a stream: 0.9, 0.72 gives 2.62.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from onebox.spec.errors import UsageError
+from onebox.spec.hardware import Bandwidth, Box
+from onebox.spec.kv import KVFormat
+from onebox.spec.model import ModelSpec
+from onebox.spec.modules import ModuleClass
+from onebox.spec.traffic import Routing, Step, Traffic, class_parameters, step_traffic
+
+__all__ = ["Projection", "Rate", "Workload", "parse_acceptance", "project", "step_flops", "tokens_per_step"]
+
+
+@dataclass(frozen=True)
+class Workload:
+    """What runs: `streams` sequences at `context_tokens` each, `drafts` drafted tokens a step.
+
+    `acceptance` has one entry per draft; None means unknown: the limit then keeps every draft, and nothing is expected.
+    `drafter_is_mtp` False counts no bytes for drafting (n-gram, or a drafter of unknown size).
+    """
+
+    streams: int = 1
+    drafts: int = 0
+    context_tokens: int = 0
+    acceptance: tuple[float, ...] | None = None
+    drafter_is_mtp: bool = True
+
+    def __post_init__(self) -> None:
+        if self.streams < 1:
+            raise UsageError(f"--streams is {self.streams}; give 1 or more.")
+        if self.context_tokens < 0:
+            raise UsageError(f"--context is {self.context_tokens}; give 0 or more.")
+        if self.drafts < 0:
+            raise UsageError(f"--speculative-tokens is {self.drafts}; give 0 or more.")
+        if self.acceptance is not None:
+            _check_acceptance(self.acceptance, self.drafts)
+
+    @property
+    def tokens_per_step(self) -> float:
+        """Per stream. With unknown acceptance this is the most there can be."""
+        return 1.0 + self.drafts if self.acceptance is None else tokens_per_step(self.acceptance)
+
+
+@dataclass(frozen=True)
+class Rate:
+    """A projected speed. `tokens_per_second` is over all streams."""
+
+    tokens_per_second: float
+    step_seconds: float
+    bandwidth: Bandwidth
+
+
+@dataclass(frozen=True)
+class Projection:
+    """One workload's traffic and speeds. A rate is None where the box's bandwidth or the acceptance is not known."""
+
+    workload: Workload
+    least: Traffic
+    expected: Traffic
+    limit: Rate | None
+    expected_rate: Rate | None
+    bandwidth: Bandwidth | None
+    """The usable one, or the peak where nobody measured; None where neither is known."""
+    compute_seconds: float | None
+    """What a step's arithmetic takes at the box's dense BF16 peak; None where no figure is known."""
+
+    @property
+    def binds(self) -> str:
+        """In words: what the expected step waits for."""
+        largest, total = self.expected.largest, self.expected.total_bytes
+        part = f"{largest.name}, {largest.bytes / total:.0%} of the bytes"
+        if self.bandwidth is None or self.compute_seconds is None:
+            return f"not known without a bandwidth and a peak; the largest part is {part}"
+        ratio = self.compute_seconds / (total / self.bandwidth.bytes_per_second)
+        if ratio > 1:
+            return f"compute: BF16 arithmetic takes {ratio:.1f}x the time of the bytes"
+        return f"memory: {part}; BF16 arithmetic would take {ratio:.1%} of the time"
+
+
+def tokens_per_step(acceptance: Sequence[float]) -> float:
+    """Tokens that one stream gains a step: its own token, and each draft as often as it is kept."""
+    return 1.0 + sum(acceptance)
+
+
+def parse_acceptance(text: str, drafts: int) -> tuple[float, ...]:
+    """`--acceptance 0.9,0.72`: one share per draft position, over all steps, so never rising."""
+    try:
+        values = tuple(float(part) for part in text.split(","))
+    except ValueError:
+        raise UsageError(f"--acceptance {text!r} is not a list of numbers; give for instance 0.9,0.72.") from None
+    _check_acceptance(values, drafts)
+    return values
+
+
+def _check_acceptance(values: tuple[float, ...], drafts: int) -> None:
+    if len(values) != drafts:
+        raise UsageError(
+            f"--acceptance has {len(values)} values for --speculative-tokens {drafts}; give one per drafted token."
+        )
+    if any(not 0 <= value <= 1 for value in values):
+        raise UsageError(
+            f"--acceptance {','.join(map(str, values))} leaves 0 to 1; each value is a share of all steps."
+        )
+    if any(later > earlier for earlier, later in pairwise(values)):
+        raise UsageError(
+            f"--acceptance {','.join(map(str, values))} rises; a draft is kept only if those before it were, so give "
+            "shares of all steps, such as 0.9,0.72."
+        )
+
+
+def step_flops(spec: ModelSpec, workload: Workload) -> float:
+    """Multiply-adds of a step, counted as two each: every row through its active weights, and attention's scores."""
+    parameters = class_parameters(spec)
+    kind = ModuleClass
+    dense = (kind.ATTENTION, kind.DELTA, kind.DELTA_GATES, kind.ROUTER, kind.SHARED)
+    active = spec.num_experts_per_tok / spec.num_experts
+    head = spec.vocab_size * spec.hidden_size
+    row = sum(parameters.get(part, 0) for part in dense) + active * parameters[kind.EXPERTS] + head
+    scores = 2 * spec.num_attention_heads * spec.head_dim * workload.context_tokens
+    total = (1 + workload.drafts) * (row + len(spec.full_layers) * scores)
+    if workload.drafts and workload.drafter_is_mtp:
+        layer = (kind.MTP_FC, kind.MTP_ATTENTION, kind.MTP_SHARED, kind.MTP_SMALL)
+        draft = sum(parameters[part] for part in layer) + active * parameters[kind.MTP_EXPERTS] + head
+        total += workload.drafts * (draft + scores)
+    return 2.0 * workload.streams * total
+
+
+def project(
+    spec: ModelSpec, stored: Mapping[ModuleClass, int], box: Box, kv: KVFormat, workload: Workload
+) -> Projection:
+    """Traffic and speeds of `workload` on `box`, from the bytes stored per class."""
+    step = Step(
+        streams=workload.streams,
+        drafts=workload.drafts,
+        context_tokens=workload.context_tokens,
+        kept_tokens=workload.tokens_per_step,
+        drafter_is_mtp=workload.drafter_is_mtp,
+    )
+    least = step_traffic(spec, stored, step, kv, Routing.LEAST)
+    expected = step_traffic(spec, stored, step, kv, Routing.EXPECTED)
+    compute = step_flops(spec, workload) / box.peak_bf16_flops if box.peak_bf16_flops else None
+    acceptance_known = workload.drafts == 0 or workload.acceptance is not None
+    return Projection(
+        workload=workload,
+        least=least,
+        expected=expected,
+        # Arithmetic does not lower the limit: a narrower type than BF16 may be used to compute.
+        limit=_rate(workload, least, box.peak, 0.0),
+        expected_rate=_rate(workload, expected, box.usable, compute or 0.0) if acceptance_known else None,
+        bandwidth=box.usable or box.peak,
+        compute_seconds=compute,
+    )
+
+
+def _rate(workload: Workload, traffic: Traffic, bandwidth: Bandwidth | None, at_least_seconds: float) -> Rate | None:
+    if bandwidth is None:
+        return None
+    seconds = max(traffic.total_bytes / bandwidth.bytes_per_second, at_least_seconds)
+    return Rate(workload.streams * workload.tokens_per_step / seconds, seconds, bandwidth)

@@ -1,0 +1,167 @@
+"""Boxes: how much memory a machine has, how fast it reads it, how fast it multiplies, and who says so.
+
+`peak` is the vendor's figure and bounds what anybody can reach; `usable` is what somebody measured. A number that
+nobody gave is None and stays None: whoever prints a plan says "unknown" then. Knows no model. Stdlib only.
+"""
+
+import shutil
+import subprocess
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from onebox.spec.errors import UnreadableError, UsageError
+
+__all__ = ["BOXES", "Bandwidth", "Box", "detect_box", "named_box"]
+
+GIB = 1024**3
+
+
+@dataclass(frozen=True)
+class Bandwidth:
+    """A rate in bytes per second (1 GB/s = 1e9) and where the figure comes from."""
+
+    bytes_per_second: float
+    source: str
+
+
+@dataclass(frozen=True)
+class Box:
+    """One machine with at most one GPU in use. Rates are per second; None means that no figure is known."""
+
+    name: str
+    device: str
+    memory_bytes: int
+    """What the operating system (unified memory, no GPU) or the driver (a GPU with its own memory) can hand out."""
+    unified: bool
+    """True when the operating system, the page cache and the model share one pool. A box without a GPU is unified."""
+    memory_source: str
+    peak: Bandwidth | None = None
+    usable: Bandwidth | None = None
+    peak_bf16_flops: float | None = None
+    """Dense BF16 multiply-adds count as two. None where no figure is known."""
+    flops_source: str = ""
+    available_bytes: int | None = None
+    """What was free when the box was looked at; None for a box known by name only."""
+    compute_capability: str = ""
+    num_sms: int | None = None
+
+
+BOXES: dict[str, Box] = {
+    "dgx-spark": Box(
+        name="dgx-spark",
+        device="NVIDIA GB10",
+        # A Spark owner's vLLM start log: 0.9 of the memory is 110 GiB, of 121.7 GiB.
+        memory_bytes=round(121.7 * GIB),
+        unified=True,
+        memory_source="128 GB LPDDR5x; the OS sees 121.7 GiB",
+        peak=Bandwidth(273e9, "NVIDIA: LPDDR5x, 273 GB/s"),
+        usable=Bandwidth(225e9, "measured by others: 225-227 GB/s (hasso5703 BENCHMARKS.md, Entrpi's INT8 GEMV)"),
+        # NVIDIA states 1 PFLOP of sparse FP4 and nothing else. Halved for dense and halved twice more for BF16.
+        peak_bf16_flops=125e12,
+        flops_source="derived: an eighth of NVIDIA's 1 PFLOP of sparse FP4",
+        compute_capability="12.1",
+        num_sms=48,
+    ),
+    "h200": Box(
+        name="h200",
+        device="NVIDIA H200",
+        memory_bytes=139 * GIB,
+        unified=False,
+        memory_source="141 GB HBM3e; about 139 GiB to hand out",
+        peak=Bandwidth(4.8e12, "NVIDIA: HBM3e, 4.8 TB/s"),
+        usable=Bandwidth(4.25e12, "measured by us: 4.25 TB/s, copy on one H200"),
+        peak_bf16_flops=989e12,
+        flops_source="NVIDIA: 989 TFLOPS, dense BF16",
+        compute_capability="9.0",
+        num_sms=132,
+    ),
+}
+
+_NVIDIA_SMI_FIELDS = "name,compute_cap,memory.total,memory.free"
+
+
+def named_box(name: str) -> Box:
+    """A box by name; `auto` looks at this machine."""
+    if name == "auto":
+        return detect_box()
+    if name not in BOXES:
+        raise UsageError(f"--box {name!r} is not known; the known ones are {', '.join(BOXES)} and auto.")
+    return BOXES[name]
+
+
+def detect_box() -> Box:
+    """The machine that runs this, as nvidia-smi and /proc/meminfo describe it. Starts no CUDA context."""
+    return box_from_reports(_nvidia_smi(), _meminfo())
+
+
+def box_from_reports(nvidia_smi: str | None, meminfo: str) -> Box:
+    """The box that two texts describe.
+
+    `nvidia_smi`: CSV lines of name, compute capability, total and free MiB, one a GPU; None without a GPU. The first
+    GPU counts. `meminfo`: the text of /proc/meminfo.
+    """
+    total_bytes, free_bytes = _meminfo_bytes(meminfo, "MemTotal"), _meminfo_bytes(meminfo, "MemAvailable")
+    lines = [line for line in (nvidia_smi or "").splitlines() if line.strip()]
+    if not lines:
+        return Box("auto", "CPU only", total_bytes, True, "/proc/meminfo", available_bytes=free_bytes)
+    device, capability, total_mib, free_mib = (field.strip() for field in lines[0].rsplit(",", 3))
+    known = _known_by_device(device)
+    # A GPU that shares the host's memory has no total of its own to report: nvidia-smi says [N/A] on a GB10.
+    unified = not total_mib.isdigit()
+    found = Box(
+        name="auto",
+        device=device,
+        memory_bytes=total_bytes if unified else int(total_mib) * 1024**2,
+        unified=unified,
+        memory_source="/proc/meminfo (unified memory)" if unified else "nvidia-smi",
+        available_bytes=free_bytes if unified or not free_mib.isdigit() else int(free_mib) * 1024**2,
+        compute_capability=capability,
+    )
+    if known is None:
+        return found
+    return replace(
+        found,
+        peak=known.peak,
+        usable=known.usable,
+        peak_bf16_flops=known.peak_bf16_flops,
+        flops_source=known.flops_source,
+        num_sms=known.num_sms,
+    )
+
+
+def _known_by_device(device: str) -> Box | None:
+    # Whole names only: an "NVIDIA H200 NVL" has other memory and must not borrow another card's figures.
+    matches = [box for box in BOXES.values() if box.device == device]
+    return matches[0] if matches else None
+
+
+def _nvidia_smi() -> str | None:
+    program = shutil.which("nvidia-smi")
+    if program is None:
+        return None
+    command = [program, f"--query-gpu={_NVIDIA_SMI_FIELDS}", "--format=csv,noheader,nounits"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise UnreadableError(f"nvidia-smi could not be run ({error}); name the box with --box instead.") from None
+    if done.returncode != 0:
+        said = (done.stdout + done.stderr).strip().splitlines()
+        why = said[0] if said else f"exit code {done.returncode}"
+        raise UnreadableError(f"nvidia-smi failed ({why}); repair the driver or name the box with --box.")
+    return done.stdout
+
+
+def _meminfo() -> str:
+    path = Path("/proc/meminfo")
+    try:
+        return path.read_text(encoding="ascii")
+    except OSError as error:
+        raise UnreadableError(f"{path} cannot be read ({error.strerror}); name the box with --box instead.") from None
+
+
+def _meminfo_bytes(meminfo: str, key: str) -> int:
+    for line in meminfo.splitlines():
+        name, _, value = line.partition(":")
+        if name == key:
+            return int(value.split()[0]) * 1024
+    raise UnreadableError(f"/proc/meminfo has no {key} line; name the box with --box instead.")

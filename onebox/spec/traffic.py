@@ -1,0 +1,261 @@
+"""Bytes: what a weight takes when stored in a format, and what one decode step must move through memory.
+
+Everything is a pure function of the model's shape and of the bytes stored per module class, whether those were read
+from a checkpoint's headers or predicted here. Knows no hardware: bytes become seconds in `onebox.planner.roofline`.
+
+A *step* verifies `1 + drafts` rows of each stream. Dense weights are read once however many rows there are. Routed
+experts are read once per distinct expert, and how many distinct ones the rows choose is between two figures:
+
+    least       every row chooses the same ones              num_experts_per_tok
+    expected    rows choose independently and uniformly      num_experts * (1 - (1 - k/num_experts)^rows)
+
+Activations, newly written KV entries and the vectors kept for rollback are not counted: together below 0.1% of a step.
+"""
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import lru_cache
+
+from onebox.spec.errors import UsageError
+from onebox.spec.kv import KVFormat
+from onebox.spec.model import ModelSpec
+from onebox.spec.modules import ModuleClass, modules
+from onebox.spec.weights import (
+    DTYPE_BITS,
+    PARTS,
+    Geometry,
+    Layout,
+    StoredTensor,
+    WeightFormat,
+    tensor_bytes,
+)
+
+__all__ = [
+    "PACKINGS",
+    "Packing",
+    "Routing",
+    "Step",
+    "Traffic",
+    "TrafficPart",
+    "class_parameters",
+    "class_step_bytes",
+    "distinct_experts",
+    "matrix_bytes",
+    "predicted_weight_bytes",
+    "step_traffic",
+]
+
+ClassBytes = Mapping[ModuleClass, int]
+_PLAIN_DTYPES = {WeightFormat.BF16: "BF16", WeightFormat.FP16: "F16", WeightFormat.FP32: "F32"}
+
+
+@dataclass(frozen=True)
+class Packing:
+    """How a format's matrices lie in a file. `group_size` is the columns per scale; 0 means one scale a row."""
+
+    layout: Layout
+    bits: int
+    group_size: int = 0
+    scale_dtype: str = "BF16"
+    optional: tuple[str, ...] = ()
+    """Suffixes of the layout's optional tensors that are present, such as `g_idx`."""
+
+
+# What published checkpoints use. A caller may pass others, for instance pack-quantized INT4.
+PACKINGS: Mapping[WeightFormat, Packing] = {
+    WeightFormat.FP8: Packing(Layout.FP8_BLOCK_INV, 8),
+    WeightFormat.INT8: Packing(Layout.INT8_ROW, 8),
+    WeightFormat.INT4: Packing(Layout.GPTQ, 4, group_size=128, scale_dtype="F16"),
+    WeightFormat.NVFP4: Packing(Layout.NVFP4_DIVIDES, 4, group_size=16),
+}
+
+
+def matrix_bytes(packing: Packing, rows: int, columns: int) -> int:
+    """Exact bytes of all tensors that hold a matrix [rows, columns], from the layout's own shapes."""
+    groups = -(-columns // packing.group_size) if packing.group_size else 1
+    geometry = Geometry(rows, columns, groups, packing.bits)
+    total = 0
+    for part in PARTS[packing.layout]:
+        if part.required or part.suffix in packing.optional:
+            dtype = packing.scale_dtype if _is_scale(part.suffix, part.dtypes, packing) else part.dtypes[0]
+            total += tensor_bytes(StoredTensor(dtype, part.shapes(geometry)[0]))
+    return total
+
+
+def _is_scale(suffix: str, dtypes: tuple[str, ...], packing: Packing) -> bool:
+    return "scale" in suffix and packing.scale_dtype in dtypes
+
+
+def predicted_weight_bytes(
+    spec: ModelSpec,
+    formats: Mapping[ModuleClass, WeightFormat],
+    packings: Mapping[WeightFormat, Packing] = PACKINGS,
+) -> dict[ModuleClass, int]:
+    """Bytes that a checkpoint would store per module class; classes that `formats` leaves out are BF16.
+
+    Only matrices take a quantised format. Norms, convolutions and the router stay BF16, as no quantiser touches them.
+    """
+    result: dict[ModuleClass, int] = {}
+    for kind, shapes in _class_shapes(spec).items():
+        chosen = formats.get(kind, WeightFormat.BF16)
+        result[kind] = sum(
+            count * _module_bytes(shape, is_matrix, chosen, packings) for (shape, is_matrix), count in shapes.items()
+        )
+    return result
+
+
+def _module_bytes(
+    shape: tuple[int, ...], is_matrix: bool, chosen: WeightFormat, packings: Mapping[WeightFormat, Packing]
+) -> int:
+    if is_matrix and chosen in packings:
+        return matrix_bytes(packings[chosen], shape[0], shape[1])
+    dtype = _PLAIN_DTYPES[chosen] if is_matrix else "BF16"
+    return _numel(shape) * DTYPE_BITS[dtype] // 8
+
+
+def class_parameters(spec: ModelSpec) -> dict[ModuleClass, int]:
+    """How many parameters each class has."""
+    return {
+        kind: sum(count * _numel(shape) for (shape, _), count in shapes.items())
+        for kind, shapes in _class_shapes(spec).items()
+    }
+
+
+def _numel(shape: tuple[int, ...]) -> int:
+    count = 1
+    for size in shape:
+        count *= size
+    return count
+
+
+@lru_cache(maxsize=8)
+def _class_shapes(spec: ModelSpec) -> dict[ModuleClass, Counter[tuple[tuple[int, ...], bool]]]:
+    """How often each (shape, is_matrix) occurs in a class. 39,000 modules have a few dozen shapes: walk them once."""
+    result: dict[ModuleClass, Counter[tuple[tuple[int, ...], bool]]] = {}
+    for module in modules(spec):
+        result.setdefault(module.module_class, Counter())[module.shape, module.is_matrix] += 1
+    return result
+
+
+class Routing(StrEnum):
+    """Which experts the rows of a step choose."""
+
+    LEAST = "least"
+    EXPECTED = "expected"
+
+
+@dataclass(frozen=True)
+class Step:
+    """One decode step: every stream verifies one token and `drafts` drafted ones at `context_tokens` of context."""
+
+    streams: int = 1
+    drafts: int = 0
+    context_tokens: int = 0
+    kept_tokens: float = 1.0
+    """Tokens that a stream gains a step, on average. The MTP layer's first pass runs over these."""
+    drafter_is_mtp: bool = True
+    """False counts no bytes for drafting: n-gram, or a drafter whose bytes are not known (a bound, not a forecast)."""
+
+    @property
+    def rows(self) -> int:
+        return self.streams * (1 + self.drafts)
+
+
+@dataclass(frozen=True)
+class TrafficPart:
+    name: str
+    bytes: int
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """The bytes of one step by part, in the order of a forward pass; drafting comes last."""
+
+    parts: tuple[TrafficPart, ...]
+
+    @property
+    def total_bytes(self) -> int:
+        return sum(part.bytes for part in self.parts)
+
+    @property
+    def largest(self) -> TrafficPart:
+        return max(self.parts, key=lambda part: part.bytes)
+
+
+def distinct_experts(spec: ModelSpec, rows: float, routing: Routing) -> float:
+    """Experts of one layer that `rows` rows read at least one of; never fewer than one row's."""
+    chosen, experts = spec.num_experts_per_tok, spec.num_experts
+    if routing is Routing.LEAST or rows <= 1:
+        return chosen
+    return float(experts * (1 - (1 - chosen / experts) ** rows))
+
+
+def step_traffic(spec: ModelSpec, stored: ClassBytes, step: Step, kv: KVFormat, routing: Routing) -> Traffic:
+    """What a step moves, by part. `stored` is the bytes per module class; an absent class weighs nothing."""
+    kind = ModuleClass
+    parts = [
+        ("embedding rows", _embedding_rows(spec, stored, step.rows)),
+        ("DeltaNet projections", stored.get(kind.DELTA, 0) + stored.get(kind.DELTA_GATES, 0)),
+        ("DeltaNet state", _state_bytes(spec, step)),
+        ("attention projections", stored.get(kind.ATTENTION, 0)),
+        ("KV cache", step.streams * step.context_tokens * kv.bytes_per_token(spec, with_mtp=False)),
+        ("routed experts", _expert_bytes(spec, stored.get(kind.EXPERTS, 0), step.rows, routing)),
+        ("shared experts", stored.get(kind.SHARED, 0)),
+        ("router, norms, small", stored.get(kind.ROUTER, 0) + stored.get(kind.SMALL, 0)),
+        ("LM head", _head_bytes(spec, stored)),
+    ]
+    if step.drafts and step.drafter_is_mtp:
+        parts.append(("MTP layer", _mtp_bytes(spec, stored, step, kv, routing)))
+        parts.append(("LM head for drafts", step.drafts * _head_bytes(spec, stored)))
+    return Traffic(tuple(TrafficPart(name, size) for name, size in parts))
+
+
+def _expert_bytes(spec: ModelSpec, stored_bytes: int, rows: float, routing: Routing) -> int:
+    return round(stored_bytes * distinct_experts(spec, rows, routing) / spec.num_experts)
+
+
+def _embedding_rows(spec: ModelSpec, stored: ClassBytes, rows: float) -> int:
+    return round(stored.get(ModuleClass.EMBEDDING, 0) * rows / spec.vocab_size)
+
+
+def _head_bytes(spec: ModelSpec, stored: ClassBytes) -> int:
+    return stored.get(ModuleClass.EMBEDDING if spec.tie_word_embeddings else ModuleClass.LM_HEAD, 0)
+
+
+def _state_bytes(spec: ModelSpec, step: Step) -> int:
+    """One read and one write of each stream's matrix state; the convolution reads its rows and writes the new ones."""
+    written_conv_bytes = (1 + step.drafts) * 2 * spec.conv_dim
+    matrix_bytes_both_ways = 2 * spec.recurrent_state_bytes_per_layer
+    per_layer = matrix_bytes_both_ways + spec.conv_state_bytes_per_layer + written_conv_bytes
+    return step.streams * len(spec.linear_layers) * per_layer
+
+
+def _mtp_bytes(spec: ModelSpec, stored: ClassBytes, step: Step, kv: KVFormat, routing: Routing) -> int:
+    """All passes of the MTP layer in a step: one a draft token. The first also covers the tokens just kept."""
+    kind = ModuleClass
+    experts = stored.get(kind.MTP_EXPERTS, 0)
+    if not experts:
+        raise UsageError("The weights hold no MTP head to draft with; leave out --speculative-tokens.")
+    dense = sum(stored.get(part, 0) for part in (kind.MTP_FC, kind.MTP_ATTENTION, kind.MTP_SHARED, kind.MTP_SMALL))
+    cache = step.streams * step.context_tokens * kv.bytes_per_token_layer(spec) * spec.mtp_num_hidden_layers
+    total = step.drafts * (dense + cache)
+    for draft in range(step.drafts):
+        rows = step.streams * (max(1.0, step.kept_tokens) if draft == 0 else 1.0)
+        total += _expert_bytes(spec, experts, rows, routing) + _embedding_rows(spec, stored, rows)
+    return total
+
+
+def class_step_bytes(spec: ModelSpec, stored: ClassBytes) -> dict[ModuleClass, int]:
+    """Bytes of each class that one token's pass reads: the main classes in a plain step, MTP's in a draft pass."""
+    share = spec.num_experts_per_tok / spec.num_experts
+    result = dict(stored)
+    for kind in (ModuleClass.EXPERTS, ModuleClass.MTP_EXPERTS):
+        if kind in result:
+            result[kind] = round(result[kind] * share)
+    if not spec.tie_word_embeddings:
+        result[ModuleClass.EMBEDDING] = _embedding_rows(spec, stored, 1)
+    if ModuleClass.VISION in result:
+        result[ModuleClass.VISION] = 0
+    return result
