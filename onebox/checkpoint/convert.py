@@ -143,7 +143,7 @@ def _gptq_unit(choice: Choice) -> Unit:
             "cannot describe beside other formats: keep it as it is, or start from the BF16 checkpoint."
         )
     bits = 8 if stored.format is WeightFormat.INT8 else 4
-    groups = -(-columns // stored.group_size)
+    groups = -(-columns // (stored.group_size or columns))
     tensors = {
         "weight_packed": StoredTensor("I32", (rows, columns * bits // 32)),
         "weight_scale": StoredTensor(choice.bound.tensors["scales"].dtype, (rows, groups)),
@@ -174,7 +174,7 @@ def _repack_symmetric(bound: Bound, bits: int, offset: int) -> Iterator[Piece]:
 def _repack_asymmetric(bound: Bound, bits: int, offset: int) -> Iterator[Piece]:
     _check_trivial_index(bound)
     parts = {suffix: load(entry) for suffix, entry in bound.tensors.items()}
-    matrix = unpack_gptq(**parts, zeros_offset=offset, bits=bits, group_size=bound.stored.group_size)
+    matrix = unpack_gptq(**parts, zeros_offset=offset, bits=bits, group_size=bound.stored.group_size or None)
     tensors = pack_quantized(matrix)
     if matrix.zeros is None:
         middle = (1 << (bits - 1)) * (0x11 if bits == 4 else 1)
@@ -186,7 +186,8 @@ def _repack_asymmetric(bound: Bound, bits: int, offset: int) -> Iterator[Piece]:
 
 def _check_trivial_index(bound: Bound) -> None:
     if "g_idx" in bound.tensors:
-        plain = torch.arange(bound.module.shape[1], dtype=torch.int32) // bound.stored.group_size
+        columns = bound.module.shape[1]
+        plain = torch.arange(columns, dtype=torch.int32) // (bound.stored.group_size or columns)
         if not torch.equal(load(bound.tensors["g_idx"]), plain):
             raise UnsupportedError("its g_idx reorders the columns, which compressed-tensors cannot describe.")
 
@@ -225,7 +226,7 @@ def _quantized_tensors(target: Stored, rows: int, columns: int) -> dict[str, Sto
     bits = 4 if target.format is WeightFormat.INT4 else 8
     return {
         "weight_packed": StoredTensor("I32", (rows, -(-columns * bits // 32))),
-        "weight_scale": StoredTensor(scale, (rows, -(-columns // target.group_size))),
+        "weight_scale": StoredTensor(scale, (rows, -(-columns // (target.group_size or columns)))),
         "weight_shape": StoredTensor("I64", (2,)),
     }
 
@@ -240,7 +241,7 @@ def _round(choice: Choice) -> Iterator[Piece]:
             codes, scale = quantize_fp8_block(weight, FP8_BLOCK, _SCALE_DTYPE)
         else:
             bits = 4 if choice.target.format is WeightFormat.INT4 else 8
-            packed = pack_quantized(quantize(weight, bits, choice.target.group_size, _SCALE_DTYPE))
+            packed = pack_quantized(quantize(weight, bits, choice.target.group_size or None, _SCALE_DTYPE))
             codes, scale = packed["weight_packed"], packed["weight_scale"]
         yield 0, to_bytes(codes)
         yield 1, to_bytes(scale)
@@ -256,7 +257,7 @@ def _dequantized_rows(bound: Bound, begin: int, end: int) -> torch.Tensor:
     if layout is Layout.PACKED:
         packed, scale = (load(_rows(parts[suffix], begin, end)) for suffix in ("weight_packed", "weight_scale"))
         shape = torch.tensor((end - begin, bound.module.shape[1]))
-        return dequantize(unpack_quantized(packed, scale, shape, bits=8, group_size=bound.stored.group_size))
+        return dequantize(unpack_quantized(packed, scale, shape, bits=8, group_size=bound.stored.group_size or None))
     weight = load(_rows(parts["weight"], begin, end))
     if layout is Layout.FP8_TENSOR:
         return dequantize_fp8_tensor(weight, load(parts["weight_scale"]))

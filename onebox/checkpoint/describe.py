@@ -123,9 +123,8 @@ def _scheme(stored: Stored, members: list[Choice]) -> dict[str, Any]:
         return _nvfp4_scheme(members)
     if stored.layout is Layout.PACKED:
         bits = 4 if stored.format is WeightFormat.INT4 else 8
-        # A group as wide as the row is one scale per row, which compressed-tensors calls a channel.
-        is_row = all(stored.group_size >= choice.module.shape[1] for choice in members) and bits == 8
-        size = {"strategy": "channel"} if is_row else {"strategy": "group", "group_size": stored.group_size}
+        # One scale per row is what compressed-tensors calls a channel.
+        size = {"strategy": "group", "group_size": stored.group_size} if stored.group_size else {"strategy": "channel"}
         weights = {"num_bits": bits, "type": "int", "symmetric": not stored.has_zero_points, "dynamic": False, **size}
         return {"format": "pack-quantized", "weights": weights, "input_activations": None}
     if stored.layout is Layout.INT8_ROW:

@@ -163,6 +163,6 @@ def _quantised(target: Target, module: Module, bound: Bound) -> Stored:
         )
     return {
         Target.FP8: Stored(WeightFormat.FP8, Layout.FP8_BLOCK),
-        Target.INT8: Stored(WeightFormat.INT8, Layout.PACKED, columns),
+        Target.INT8: Stored(WeightFormat.INT8, Layout.PACKED),
         Target.INT4: Stored(WeightFormat.INT4, Layout.PACKED, GROUP_SIZE),
     }[target]

@@ -83,5 +83,5 @@ def _are_good_scales(values: torch.Tensor, *, may_be_zero: bool) -> bool:
 
 
 def _is_group_index(values: torch.Tensor, columns: int, group_size: int) -> bool:
-    groups = -(-columns // max(1, group_size))
+    groups = -(-columns // (group_size or columns))
     return bool(((values >= 0) & (values < groups)).all())

@@ -1,0 +1,136 @@
+"""`onebox build`: makes one checkpoint out of several, in the formats a recipe asks for."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from onebox.cli.progress import byte_progress
+
+if TYPE_CHECKING:
+    from onebox.checkpoint.build import BuildPlan
+    from onebox.checkpoint.recipe import Recipe, Sources
+
+_FORMAT = "keep, bf16, fp8, int8 or int4"
+
+
+def build(
+    base: Annotated[Path, typer.Option(help="The checkpoint that everything else is taken from.")],
+    out: Annotated[Path, typer.Option(help="The directory to make.")],
+    fp8: Annotated[
+        Path | None,
+        typer.Option(help="The official FP8 checkpoint; its shared experts are taken unless --shared says otherwise."),
+    ] = None,
+    mtp_from: Annotated[Path | None, typer.Option(help="The checkpoint to take the MTP head from.")] = None,
+    lm_head: Annotated[str, typer.Option(help="LM head: keep, bf16 or int8.")] = "keep",
+    experts: Annotated[str, typer.Option(help=f"Routed experts: {_FORMAT}.")] = "keep",
+    attention: Annotated[str, typer.Option(help=f"Attention and DeltaNet projections: {_FORMAT}.")] = "keep",
+    delta: Annotated[
+        str | None, typer.Option(help="DeltaNet projections, where they shall differ from --attention.")
+    ] = None,
+    shared: Annotated[
+        str | None, typer.Option(help=f"Shared experts: {_FORMAT}; default fp8 with --fp8, else keep.")
+    ] = None,
+    mtp: Annotated[str, typer.Option(help=f"The MTP layer's experts and projections: {_FORMAT}.")] = "keep",
+    shard_gib: Annotated[float, typer.Option(help="Size of an output file in GiB.")] = 4.0,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be done, with sizes, and stop.")] = False,
+    restart: Annotated[bool, typer.Option("--restart", help="Throw away what an earlier, stopped build left.")] = False,
+) -> None:
+    """Build one verified checkpoint from others. Values that are only moved are moved bit for bit.
+
+    Stopped at any point, it leaves no half-written output; the same command goes on where it stopped.
+    """
+    from onebox.checkpoint.build import plan_build, run_build
+
+    recipe = _recipe(
+        experts=experts,
+        attention=attention,
+        delta=attention if delta is None else delta,
+        shared=shared or ("fp8" if fp8 else "keep"),
+        mtp=mtp,
+        lm_head=lm_head,
+    )
+    if shard_gib <= 0:
+        raise typer.BadParameter("must be above 0", param_hint="--shard-gib")
+    plan = plan_build(recipe, _open_sources(base, fp8, mtp_from), shard_bytes=int(shard_gib * 2**30))
+    _print_plan(plan, out)
+    if dry_run:
+        return
+    with byte_progress("building", plan.nbytes) as on_bytes:
+        manifest = run_build(plan, out, restart=restart, on_bytes=on_bytes)
+    typer.echo(f"{out}: {len(manifest.tensors):,} tensors, {plan.nbytes / 1e9:.2f} GB, each with its sha256.")
+
+
+def _recipe(**targets: str) -> "Recipe":
+    from onebox.checkpoint.recipe import Recipe, Target
+
+    chosen = {}
+    for name, value in targets.items():
+        allowed = ["keep", "bf16", "int8"] if name == "lm_head" else [target.value for target in Target]
+        if value not in allowed:
+            flag = f"--{name.replace('_', '-')}"
+            raise typer.BadParameter(f"{value!r} is not one of {', '.join(allowed)}", param_hint=flag)
+        chosen[name] = Target(value)
+    return Recipe(**chosen)
+
+
+def _open_sources(base: Path, fp8: Path | None, mtp_from: Path | None) -> "Sources":
+    from onebox.checkpoint.recipe import Sources, open_source
+
+    return Sources(
+        base=open_source("base", base),
+        fp8=open_source("fp8", fp8) if fp8 else None,
+        mtp=open_source("mtp", mtp_from) if mtp_from else None,
+    )
+
+
+def _print_plan(plan: "BuildPlan", out: Path) -> None:
+    from rich.console import Console
+
+    from onebox.spec.traffic import class_step_bytes
+
+    step = class_step_bytes(plan.sources.base.checkpoint.spec, plan.class_bytes)
+    console = Console(soft_wrap=True)
+    console.print(_plan_table(plan, step))
+    before = sum(entry.nbytes for entry in plan.sources.base.checkpoint.tensors.values())
+    plain = sum(size for kind, size in step.items() if not kind.in_mtp)
+    described = "the base's own quantization_config" if plan.is_native else "a compressed-tensors quantization_config"
+    if "quantization_config" not in plan.config:
+        described = "no quantization_config"
+    console.print(
+        f"{out}: {plan.nbytes / 1e9:.2f} GB in {len(plan.shards)} files (base {before / 1e9:.2f} GB), "
+        f"{plain / 1e9:.3f} GB of weights read per token in plain decoding; {described}.",
+        highlight=False,
+    )
+    if not any(unit.module_class.in_mtp for unit in plan.units):
+        console.print("There is no MTP head in the output: name a source with --mtp-from.", highlight=False)
+
+
+def _plan_table(plan: "BuildPlan", step: "dict[Any, int]") -> Any:
+    from collections import Counter
+
+    from rich.table import Table
+
+    ways: dict[Any, Counter[str]] = {}
+    for choice in plan.choices:
+        origin = f"from {choice.source.role}"
+        before, after = str(choice.bound.stored), str(choice.target)
+        way = f"{after} {origin}" if before == after else f"{before} -> {after} {origin}"
+        ways.setdefault(choice.module.module_class, Counter())[way] += 1
+    actions: dict[Any, set[str]] = {}
+    for unit in plan.units:
+        actions.setdefault(unit.module_class, set()).add(unit.action.value)
+    table = Table("module class", "what happens", "how", "GB", "MB a step", box=None, pad_edge=False)
+    for column in table.columns[3:]:
+        column.justify = "right"
+    for kind, counts in ways.items():
+        for number, way in enumerate(sorted(counts)):
+            first = number == 0
+            table.add_row(
+                kind.value if first else "",
+                way.replace("[", r"\["),
+                ", ".join(sorted(actions[kind])) if first else "",
+                f"{plan.class_bytes[kind] / 1e9:.3f}" if first else "",
+                f"{step[kind] / 1e6:,.1f}" if first else "",
+            )
+    return table

@@ -1,0 +1,142 @@
+"""`onebox inspect`: what a checkpoint holds, what a decode step reads of it, and what is wrong with it."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from onebox.cli.progress import byte_progress
+
+if TYPE_CHECKING:
+    from onebox.checkpoint.bind import Problem
+    from onebox.checkpoint.inspect import InspectReport, MtpHead
+
+SHOWN_PER_KIND = 6
+
+
+def inspect(
+    directory: Annotated[Path, typer.Argument(help="A checkpoint directory: config.json and .safetensors files.")],
+    deep: Annotated[
+        bool, typer.Option("--deep", help="Also read every value: finite, not constant, scales positive.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
+) -> None:
+    """Show what a checkpoint holds and whether it can be served.
+
+    Exit code: 0 servable, 1 not servable, 2 unreadable.
+    """
+    from onebox.checkpoint.inspect import inspect_checkpoint
+
+    if deep:
+        total = sum(path.stat().st_size for path in directory.glob("*.safetensors"))
+        with byte_progress("reading values", total) as on_bytes:
+            report = inspect_checkpoint(directory, deep=True, on_bytes=on_bytes)
+    else:
+        report = inspect_checkpoint(directory)
+    if as_json:
+        typer.echo(json.dumps(to_json(report), indent=2))
+    else:
+        _print(report)
+    raise typer.Exit(0 if report.is_servable else 1)
+
+
+def to_json(report: "InspectReport") -> dict[str, Any]:
+    """Everything the table shows, and every problem, as plain data."""
+    from dataclasses import asdict
+
+    from onebox.spec.traffic import class_step_bytes
+
+    step = class_step_bytes(report.spec, report.class_bytes)
+    return {
+        "directory": str(report.directory),
+        "servable": report.is_servable,
+        "deep": report.is_deep,
+        "quant_method": report.quant_method,
+        "shards": report.num_shards,
+        "tensors": report.num_tensors,
+        "bytes": report.nbytes,
+        "classes": [
+            {
+                "class": row.module_class.value,
+                "formats": row.formats,
+                "bytes": row.nbytes,
+                "step_bytes": step[row.module_class],
+            }
+            for row in report.rows
+        ],
+        "step_bytes": sum(size for kind, size in step.items() if not kind.in_mtp),
+        "draft_bytes": sum(size for kind, size in step.items() if kind.in_mtp),
+        "mtp": asdict(report.mtp),
+        "problems": [asdict(problem) for problem in report.problems],
+    }
+
+
+def _print(report: "InspectReport") -> None:
+    from rich.console import Console
+
+    console = Console(soft_wrap=True)
+    console.print(
+        f"[bold]{report.directory}[/bold]: {report.num_tensors:,} tensors in {report.num_shards} files, "
+        f"{report.nbytes / 1e9:.2f} GB, quantised by: {report.quant_method}",
+        highlight=False,
+    )
+    console.print(_table(report))
+    console.print(f"MTP head: {_mtp_sentence(report.mtp)}", highlight=False)
+    for line in _problem_lines(report.problems):
+        console.print(line, highlight=False, markup=False)
+    verdict = "servable" if report.is_servable else "NOT servable"
+    console.print(f"[bold]{verdict}[/bold]{'' if report.is_deep else ' (headers only; --deep also reads the values)'}")
+
+
+def _table(report: "InspectReport") -> Any:
+    from rich.table import Table
+
+    from onebox.spec.traffic import class_step_bytes
+
+    step = class_step_bytes(report.spec, report.class_bytes)
+    table = Table("module class", "stored as", "modules", "GB", "MB a step", box=None, pad_edge=False)
+    for column in table.columns[2:]:
+        column.justify = "right"
+    for row in report.rows:
+        for number, (way, count) in enumerate(sorted(row.formats.items())):
+            first = number == 0
+            table.add_row(
+                row.module_class.value if first else "",
+                way.replace("[", r"\["),
+                f"{count:,}",
+                f"{row.nbytes / 1e9:.3f}" if first else "",
+                f"{step[row.module_class] / 1e6:,.1f}" if first else "",
+            )
+    plain = sum(size for kind, size in step.items() if not kind.in_mtp)
+    draft = sum(size for kind, size in step.items() if kind.in_mtp)
+    table.add_section()
+    table.add_row("a plain step reads", "weights, one token", "", "", f"{plain / 1e6:,.1f}")
+    if draft:
+        table.add_row("a draft pass reads", "MTP layer, without the LM head", "", "", f"{draft / 1e6:,.1f}")
+    return table
+
+
+def _mtp_sentence(mtp: "MtpHead") -> str:
+    if not mtp.is_configured:
+        return "none in config.json"
+    if not mtp.is_present:
+        return "not there"
+    complete = "complete" if mtp.is_complete else "INCOMPLETE"
+    indexed = "indexed" if mtp.is_indexed else "not in the index"
+    values = {None: "values not read", True: "values finite and not constant", False: "values DAMAGED"}
+    return f"there, {complete}, {indexed}, {values[mtp.has_sound_values]}"
+
+
+def _problem_lines(problems: "tuple[Problem, ...]") -> list[str]:
+    """A few problems of each kind in full, then how many more there are: 700 missing tensors have one cause."""
+    lines: list[str] = []
+    kinds: dict[tuple[str, bool], list[Problem]] = {}
+    for problem in problems:
+        kinds.setdefault((problem.kind.value, problem.is_fatal), []).append(problem)
+    for (kind, is_fatal), members in kinds.items():
+        label = "problem" if is_fatal else "note"
+        lines += [f"{label}: {problem.message}" for problem in members[:SHOWN_PER_KIND]]
+        if len(members) > SHOWN_PER_KIND:
+            lines.append(f"{label}: ... and {len(members) - SHOWN_PER_KIND:,} more {kind} (--json lists all).")
+    return lines

@@ -1,0 +1,67 @@
+"""The `onebox` command: one verb per file, errors as sentences, exit codes that scripts can use."""
+
+import sys
+from typing import Any
+
+import typer
+
+import onebox
+from onebox.cli.build import build
+from onebox.cli.inspect import inspect
+from onebox.cli.plan import plan
+from onebox.cli.pull import pull
+from onebox.cli.serve import serve
+from onebox.cli.verify import verify
+from onebox.spec.errors import OneboxError
+
+__all__ = ["app", "main"]
+
+# The common base of everything typer says about arguments; it has no public name of its own.
+_WRONG_ARGUMENTS: Any = typer.BadParameter.__base__
+INTERRUPTED = 130  # what shells expect of a program that Ctrl-C ended
+
+app = typer.Typer(
+    help="Run a 100B-class hybrid mixture-of-experts model on one box.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+for verb in (pull, inspect, build, verify, plan, serve):
+    app.command()(verb)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"onebox {onebox.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: bool = typer.Option(False, "--version", callback=_print_version, is_eager=True, help="Print the version."),
+) -> None:
+    pass
+
+
+def main() -> None:
+    """Runs the command line; every refusal is one sentence on stderr."""
+    try:
+        sys.exit(app(standalone_mode=False) or 0)
+    except _WRONG_ARGUMENTS as error:
+        error.show()
+        sys.exit(error.exit_code)
+    except (KeyboardInterrupt, typer.Abort):
+        typer.echo("onebox: stopped.", err=True)
+        sys.exit(INTERRUPTED)
+    except BrokenPipeError:
+        # The reader went away (`onebox inspect | head`): nobody is left to tell.
+        sys.stderr.close()
+        sys.exit(0)
+    except OneboxError as error:
+        typer.echo(f"onebox: {error}", err=True)
+        sys.exit(error.exit_code)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,30 @@
+"""`onebox verify`: re-reads a built checkpoint and compares it with its manifest."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from onebox.cli.progress import byte_progress
+
+
+def verify(
+    directory: Annotated[Path, typer.Argument(help="A checkpoint that `onebox build` wrote.")],
+) -> None:
+    """Re-read a built checkpoint and compare every tensor with the manifest's sha256.
+
+    Exit code: 0 every byte is right, 1 something differs, 2 unreadable.
+    """
+    from onebox.checkpoint.manifest import read_manifest
+    from onebox.checkpoint.verify import verify_checkpoint
+
+    manifest = read_manifest(directory)
+    total = sum(record.nbytes for record in manifest.tensors.values())
+    with byte_progress("verifying", total) as on_bytes:
+        problems = verify_checkpoint(directory, on_bytes)
+    for problem in problems:
+        typer.echo(f"problem: {problem.message}")
+    if problems:
+        typer.echo(f"{len(problems):,} of {len(manifest.tensors):,} tensors are not as built.")
+        raise typer.Exit(1)
+    typer.echo(f"{len(manifest.tensors):,} tensors, {total / 1e9:.2f} GB: all as built.")

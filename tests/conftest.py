@@ -1,0 +1,51 @@
+"""Fixtures that several rooms' tests share."""
+
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+# Before any library reads them: no test reaches for the network, and two workers do not fight for two cores.
+os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ["OMP_NUM_THREADS"] = "1"
+
+
+class CliResult(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+
+@pytest.fixture
+def run_cli(monkeypatch, capsys) -> Callable[..., CliResult]:
+    """Runs the `onebox` command in this process: what it printed, and the exit code a shell would see."""
+
+    def run(*arguments: str | Path) -> CliResult:
+        from onebox.cli.main import main
+
+        monkeypatch.setattr(sys, "argv", ["onebox", *map(str, arguments)])
+        code = 0
+        try:
+            main()
+        except SystemExit as stop:
+            code = int(stop.code or 0)
+        captured = capsys.readouterr()
+        return CliResult(code, captured.out, captured.err)
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def checkpoints(tmp_path_factory) -> Path:
+    """A directory with one small checkpoint of each kind, all of the same model. Tests must not write into it."""
+    from tests.synthetic import KINDS, write_checkpoint
+
+    root = tmp_path_factory.mktemp("checkpoints")
+    for kind in KINDS:
+        write_checkpoint(root / kind, kind)
+        write_checkpoint(root / f"{kind}-sharded", kind, shards=3)
+    write_checkpoint(root / "other-weights", "fp8", seed=1)
+    return root
