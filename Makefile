@@ -1,0 +1,41 @@
+# Two commands do everything on a machine with Python 3.11 or later and make: `make serve` and `make test`.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+
+.PHONY: serve test lint types pytest bench clean
+
+serve: $(VENV)/.installed
+	$(BIN)/onebox serve
+
+test: $(VENV)/.installed-dev lint types pytest
+
+lint: $(VENV)/.installed-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(VENV)/.installed-dev
+	$(BIN)/mypy
+
+pytest: $(VENV)/.installed-dev
+	$(BIN)/python -m pytest -q -n 2 --dist loadfile
+
+bench: $(VENV)/.installed-dev
+	$(BIN)/python benchmarks/build_speed.py
+
+# torch comes first and by itself: its version range decides which build the machine's index offers, and nothing that
+# asks for "any torch" later may choose another.
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.installed: pyproject.toml | $(BIN)/python
+	$(BIN)/python -m pip install --quiet 'torch>=2.11,<2.14'
+	$(BIN)/python -m pip install --quiet -e .
+	touch $@
+
+$(VENV)/.installed-dev: $(VENV)/.installed
+	$(BIN)/python -m pip install --quiet -e '.[dev]'
+	touch $@
+
+clean:
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache
