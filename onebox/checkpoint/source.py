@@ -39,6 +39,12 @@ class Checkpoint:
         side = self.directory / "quantization_config.json"
         return read_json(side) if side.exists() else None
 
+    @property
+    def gptq_zeros_offset(self) -> int:
+        """What GPTQ tensors store less of each zero point: 1 in version 1, which is the rule, 0 in version 2."""
+        config = self.quantization_config or {}
+        return 0 if config.get("checkpoint_format") == "gptq_v2" else 1
+
 
 def open_checkpoint(directory: Path) -> Checkpoint:
     """Reads config.json, the index and the header of every *.safetensors file in `directory`. Reads no tensor."""

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from onebox.spec.errors import UnreadableError, UsageError
 
-__all__ = ["BOXES", "Bandwidth", "Box", "detect_box", "named_box"]
+__all__ = ["BOXES", "Bandwidth", "Box", "available_memory_bytes", "box_from_reports", "detect_box", "named_box"]
 
 GIB = 1024**3
 
@@ -92,6 +92,11 @@ def named_box(name: str) -> Box:
 def detect_box() -> Box:
     """The machine that runs this, as nvidia-smi and /proc/meminfo describe it. Starts no CUDA context."""
     return box_from_reports(_nvidia_smi(), _meminfo())
+
+
+def available_memory_bytes() -> int:
+    """Host memory that can be taken without swapping, as the kernel estimates it."""
+    return _meminfo_bytes(_meminfo(), "MemAvailable")
 
 
 def box_from_reports(nvidia_smi: str | None, meminfo: str) -> Box:

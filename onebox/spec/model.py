@@ -189,7 +189,11 @@ _TOP_READ = {
 }
 _ROPE_KEYS = {"rope_type", "rope_theta", "partial_rotary_factor", "mrope_section", "mrope_interleaved"}
 _VISION_SIZES = tuple(VisionSpec.__dataclass_fields__)
-_VISION_FIXED: dict[str, Any] = {"hidden_act": "gelu_pytorch_tanh", "deepstack_visual_indexes": []}
+_VISION_FIXED: dict[str, Any] = {
+    "hidden_act": "gelu_pytorch_tanh",
+    "deepstack_visual_indexes": [],
+    "rope_parameters": {"rope_theta": 10000, "rope_type": "axial"},
+}
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -15,6 +15,7 @@ def family_config(
     *,
     text: dict[str, Any],
     vision: dict[str, Any] | None = None,
+    has_vision: bool = True,
     first_special_token: int = 248044,
 ) -> dict[str, Any]:
     """A config.json of the family: `text` and `vision` override the values that all published members share.
@@ -71,17 +72,19 @@ def family_config(
         "spatial_merge_size": 2,
         "temporal_patch_size": 2,
     }
-    return {
+    config = {
         "architectures": ["Qwen3_5MoeForConditionalGeneration"],
         "image_token_id": first_special_token + 12,
         "model_type": "qwen3_5_moe",
         "text_config": {**base, **text},
         "tie_word_embeddings": False,
         "video_token_id": first_special_token + 13,
-        "vision_config": {**tower, "out_hidden_size": text["hidden_size"], **(vision or {})},
         "vision_end_token_id": first_special_token + 10,
         "vision_start_token_id": first_special_token + 9,
     }
+    if has_vision:
+        config["vision_config"] = {**tower, "out_hidden_size": text["hidden_size"], **(vision or {})}
+    return config
 
 
 SHAPES: dict[str, dict[str, Any]] = {

@@ -1,0 +1,92 @@
+"""Reads one bound module as float32 numbers, whatever it is stored as."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from onebox.checkpoint.bind import Bound
+from onebox.checkpoint.header import TensorEntry
+from onebox.checkpoint.tensors import load
+from onebox.formats import (
+    Dialect,
+    dequantize,
+    dequantize_fp8_block,
+    dequantize_fp8_rows,
+    dequantize_fp8_tensor,
+    dequantize_int8_rows,
+    dequantize_nvfp4,
+    unpack_gptq,
+    unpack_quantized,
+)
+from onebox.spec.errors import UnsupportedError
+from onebox.spec.weights import DTYPE_BITS, FP8_BLOCK, Layout, WeightFormat
+
+__all__ = ["read_weight", "slice_rows"]
+
+
+def read_weight(bound: Bound, *, zeros_offset: int = 1) -> Tensor:
+    """The module's numbers, float32, in its plain shape. `zeros_offset` is GPTQ's: 1, or 0 for a gptq_v2 checkpoint."""
+    parts = {suffix: load(entry) for suffix, entry in bound.tensors.items()}
+    layout = bound.stored.layout
+    if layout is Layout.PLAIN:
+        return parts["weight"].to(torch.float32)
+    bits, size = 8 if bound.stored.format is WeightFormat.INT8 else 4, bound.stored.group_size or None
+    if layout is Layout.GPTQ:
+        return dequantize(unpack_gptq(**parts, zeros_offset=zeros_offset, bits=bits, group_size=size))
+    if layout is Layout.PACKED:
+        return dequantize(unpack_quantized(**parts, bits=bits, group_size=size))
+    return _READERS[layout](parts)
+
+
+_READERS: dict[Layout, Callable[[dict[str, Tensor]], Tensor]] = {
+    Layout.FP8_BLOCK_INV: lambda p: dequantize_fp8_block(p["weight"], p["weight_scale_inv"]),
+    Layout.FP8_BLOCK: lambda p: dequantize_fp8_block(p["weight"], p["weight_scale"]),
+    Layout.FP8_ROW: lambda p: dequantize_fp8_rows(p["weight"], p["weight_scale"].reshape(-1, 1)),
+    Layout.FP8_TENSOR: lambda p: dequantize_fp8_tensor(p["weight"], p["weight_scale"]),
+    Layout.INT8_ROW: lambda p: dequantize_int8_rows(p["weight"], p["weight_scale"].reshape(-1, 1)),
+    Layout.NVFP4_DIVIDES: lambda p: dequantize_nvfp4(
+        p["weight_packed"], p["weight_scale"], p["weight_global_scale"], Dialect.LLM_COMPRESSOR
+    ),
+    Layout.NVFP4_MULTIPLIES: lambda p: dequantize_nvfp4(
+        p["weight"], p["weight_scale"], p["weight_scale_2"], Dialect.MODELOPT
+    ),
+}
+
+# Row-major layouts by the rows that one row of each tensor covers; 0 marks a tensor that serves all rows.
+_ROWS_COVERED = {
+    Layout.PLAIN: {"weight": 1},
+    Layout.FP8_BLOCK_INV: {"weight": 1, "weight_scale_inv": FP8_BLOCK},
+    Layout.FP8_BLOCK: {"weight": 1, "weight_scale": FP8_BLOCK},
+    Layout.FP8_ROW: {"weight": 1, "weight_scale": 1},
+    Layout.FP8_TENSOR: {"weight": 1, "weight_scale": 0},
+    Layout.INT8_ROW: {"weight": 1, "weight_scale": 1},
+}
+
+
+def slice_rows(bound: Bound, begin: int, end: int) -> Bound:
+    """Rows begin..end of a matrix as a bound module of its own; `begin` is a multiple of the FP8 block.
+
+    Only for layouts whose rows lie one behind the other, which are the ones that may be rounded again.
+    """
+    covered = _ROWS_COVERED.get(bound.stored.layout)
+    if covered is None:
+        raise UnsupportedError(f"{bound.module.name} is stored as {bound.stored}, whose rows do not lie apart.")
+    tensors = {
+        suffix: _rows(bound.tensors[suffix], begin // step, -(-end // step)) if step else bound.tensors[suffix]
+        for suffix, step in covered.items()
+    }
+    shape = (end - begin, *bound.module.shape[1:])
+    return replace(bound, module=replace(bound.module, shape=shape), tensors=tensors)
+
+
+def _rows(entry: TensorEntry, begin: int, end: int) -> TensorEntry:
+    inner = entry.shape[1:]
+    row_bits = DTYPE_BITS[entry.dtype]
+    for size in inner:
+        row_bits *= size
+    row_bytes = row_bits // 8
+    return replace(
+        entry, shape=(end - begin, *inner), begin=entry.begin + begin * row_bytes, nbytes=(end - begin) * row_bytes
+    )

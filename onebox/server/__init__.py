@@ -1,0 +1,1 @@
+"""The OpenAI HTTP API over `onebox.engine.api` and `onebox.text`. Knows Events and text, never tensors."""

@@ -1,0 +1,110 @@
+"""Every refusal in OpenAI's shape: {"error": {"message", "type", "param", "code"}} with the status that fits it."""
+
+import logging
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+
+from onebox.engine.api import ContextTooLongError, EngineStoppedError, QueueFullError
+from onebox.server.schema import UNION_TAGS
+from onebox.spec.errors import OneboxError, UnsupportedError, UsageError
+
+__all__ = ["GenerationError", "ModelNotFoundError", "error_body", "install_error_handlers"]
+
+_log = logging.getLogger(__name__)
+
+
+class ModelNotFoundError(UsageError):
+    """The request names a model that is not served here."""
+
+
+class GenerationError(OneboxError):
+    """The engine took the request and could not carry it out."""
+
+
+class _Kind(NamedTuple):
+    status: int
+    type: str
+    code: str | None = None
+    param: str | None = None
+
+
+_BAD_REQUEST = _Kind(400, "invalid_request_error")
+_SERVER_ERROR = _Kind(500, "server_error")
+# The first row that fits decides, so a class comes before those it derives from.
+_KINDS: tuple[tuple[type[OneboxError], _Kind], ...] = (
+    (ModelNotFoundError, _Kind(404, "invalid_request_error", "model_not_found", "model")),
+    (ContextTooLongError, _Kind(400, "invalid_request_error", "context_length_exceeded")),
+    (QueueFullError, _Kind(429, "rate_limit_error", "queue_full")),
+    (EngineStoppedError, _Kind(503, "server_error", "engine_stopped")),
+    (UsageError, _BAD_REQUEST),
+    (UnsupportedError, _BAD_REQUEST),
+    (OneboxError, _SERVER_ERROR),
+)
+
+
+def error_body(error: OneboxError) -> dict[str, Any]:
+    """The error as the body of an answer, or as one event in a stream that has begun."""
+    return _body(str(error), _kind(error))
+
+
+def install_error_handlers(app: FastAPI) -> None:
+    app.add_exception_handler(OneboxError, _refused)
+    app.add_exception_handler(RequestValidationError, _invalid)
+    app.add_exception_handler(HTTPException, _http)
+    app.add_exception_handler(Exception, _unforeseen)
+
+
+def _kind(error: OneboxError) -> _Kind:
+    return next(kind for cls, kind in _KINDS if isinstance(error, cls))
+
+
+def _body(message: str, kind: _Kind) -> dict[str, Any]:
+    error = {"message": message, "type": kind.type, "param": kind.param, "code": kind.code}
+    # A request can name things in half surrogates, which cannot be sent back as they are.
+    return {"error": {name: text and text.encode(errors="replace").decode() for name, text in error.items()}}
+
+
+async def _refused(_: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, OneboxError)  # noqa: S101 - Starlette calls a handler with its own class of error
+    headers = {"Retry-After": str(error.retry_after_s)} if isinstance(error, QueueFullError) else None
+    return JSONResponse(error_body(error), _kind(error).status, headers)
+
+
+async def _invalid(_: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, RequestValidationError)  # noqa: S101 - as above
+    first = error.errors()[0]
+    param = None if first["type"] == "json_invalid" else _param(first["loc"])
+    return JSONResponse(_body(_sentence(first, param), _BAD_REQUEST._replace(param=param)), _BAD_REQUEST.status)
+
+
+async def _http(request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, HTTPException)  # noqa: S101 - as above
+    message = f"{error.detail}: {request.method} {request.url.path}."
+    return JSONResponse(_body(message, _Kind(error.status_code, "invalid_request_error")), error.status_code)
+
+
+async def _unforeseen(request: Request, error: Exception) -> JSONResponse:
+    _log.error("%s %s failed", request.method, request.url.path, exc_info=error)
+    return JSONResponse(_body("The server made an error; its log says more.", _SERVER_ERROR), _SERVER_ERROR.status)
+
+
+def _param(location: Sequence[str | int]) -> str | None:
+    """The field's path, such as messages.0.content; what pydantic adds for unions is left out."""
+    names = [str(part) for part in location[1:] if part not in UNION_TAGS]
+    return ".".join(names) or None
+
+
+def _sentence(error: dict[str, Any], param: str | None) -> str:
+    if error["type"] == "extra_forbidden":
+        return f"{param} is not supported; onebox refuses what it would not honour, so remove it."
+    if error["type"] == "json_invalid":
+        return f"The body is not valid JSON: {error.get('ctx', {}).get('error', error['msg'])}."
+    if error["type"] == "missing":
+        return f"{param} is missing." if param else "The body is missing; send a JSON object."
+    message = error["msg"].removeprefix("Value error, ")
+    return f"{param}: {message}." if param else f"{message[0].upper()}{message[1:]}."

@@ -1,0 +1,152 @@
+"""Every refusal has OpenAI's shape, the status that fits, and a sentence with the name or the numbers in it."""
+
+import pytest
+
+from tests.server.conftest import events
+
+UNSUPPORTED = {
+    "logprobs": True,
+    "logit_bias": {},
+    "presence_penalty": 0.5,
+    "tools": [],
+    "response_format": {"type": "json_object"},
+    "user": "me",
+    "best_of": 1,
+    "unheard_of": 1,
+}
+
+
+def refused(response, status, param=None, code=None, kind="invalid_request_error"):
+    """The message of a refusal, after its shape was checked."""
+    assert response.status_code == status, response.text
+    error = response.json()["error"]
+    assert error.keys() == {"message", "type", "param", "code"}
+    assert (error["type"], error["param"], error["code"]) == (kind, param, code)
+    assert error["message"].endswith(".")
+    return error["message"]
+
+
+@pytest.fixture
+def client(scripted):
+    return scripted("ok", fails_on=99)
+
+
+@pytest.mark.parametrize("field", UNSUPPORTED)
+@pytest.mark.parametrize("endpoint", ["chat", "complete"])
+def test_a_field_that_would_not_be_honoured_is_refused_by_name(client, field, endpoint):
+    response = getattr(client, endpoint)(**{field: UNSUPPORTED[field]})
+    assert f"{field} is not supported" in refused(response, 400, field)
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "says"),
+    [
+        ({"n": 2}, "n", "one choice a request, not 2"),
+        ({"temperature": -0.1}, "temperature", "greater than or equal to 0"),
+        ({"temperature": "hot"}, "temperature", "valid number"),
+        ({"top_p": 0}, "top_p", "greater than 0"),
+        ({"top_k": -2}, "top_k", "greater than or equal to -1"),
+        ({"max_tokens": 0}, "max_tokens", "greater than or equal to 1"),
+        ({"max_tokens": "5"}, "max_tokens", "valid integer"),
+        ({"seed": 2**63}, "seed", "less than"),
+        ({"stop": ""}, "stop", "at least 1 character"),
+        ({"stop": "x" * 1025}, "stop", "at most 1024 characters"),
+        ({"stop": ["a"] * 17}, "stop", "at most 16 items"),
+        ({"stop": ["a", 5]}, "stop.1", "valid string"),
+        ({"stream": "yes"}, "stream", "valid boolean"),
+        ({"stream": True, "stream_options": {"x": 1}}, "stream_options.x", "not supported"),
+        ({"stream_options": {"include_usage": True}}, None, "without stream"),
+        ({"max_tokens": 5, "max_completion_tokens": 6}, None, "two names of one limit"),
+        ({"messages": []}, "messages", "at least 1 item"),
+        ({"messages": [{"role": "wizard", "content": "x"}]}, "messages.0.role", "'system', 'user' or 'assistant'"),
+        ({"messages": [{"role": "user"}]}, "messages.0", "needs content"),
+        ({"messages": [{"role": "user", "content": 5}]}, "messages.0.content", "valid string"),
+        ({"messages": [{"role": "user", "content": "x", "name": "y"}]}, "messages.0.name", "not supported"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image_url", "text": ""}]}]},
+            "messages.0.content.0.type",
+            "'text'",
+        ),
+        ({"messages": [{"role": "user", "content": "", "reasoning_content": "x"}]}, "messages.0", "only an assistant"),
+        ({"messages": [{"role": "assistant", "content": "x"}]}, None, "no question"),
+        ({"chat_template_kwargs": {"thinking": 1}}, None, "chat_template_kwargs.thinking"),
+        ({"messages": [{"role": "user", "content": "a\ud800"}]}, None, "U+D800"),
+        ({"chat_template_kwargs": {"\ud800": 1}}, None, "chat_template_kwargs.? is not read"),
+        ({"\ud800": 1}, None, "valid string"),
+    ],
+)
+def test_a_value_that_cannot_be_honoured_is_refused_with_its_place(client, fields, param, says):
+    assert says in refused(client.chat(**fields), 400, param)
+
+
+def test_null_means_absent(client):
+    nulls = dict.fromkeys(["model", "temperature", "top_p", "top_k", "seed", "stop", "max_tokens", "n", "stream"])
+    assert client.chat(**nulls, ignore_eos=None, stream_options=None, chat_template_kwargs=None).status_code == 200
+
+
+def test_bodies_that_are_no_requests_are_refused(client):
+    def post(content):
+        return client.request("POST", "/v1/completions", content=content, headers={"content-type": "application/json"})
+
+    assert "not valid JSON" in refused(post(b'{"prompt": '), 400)
+    assert "prompt is missing" in refused(post(b"{}"), 400, "prompt")
+    assert "body is missing" in refused(post(b""), 400)
+    assert "dictionary" in refused(post(b"[1]"), 400)
+    assert "finite" in refused(post(b'{"prompt": "a", "temperature": NaN}'), 400, "temperature")
+    refused(post(b'{"prompt": ' + b"[" * 100_000), 400)
+
+
+def test_an_empty_or_impossible_prompt_is_refused(client):
+    assert "empty" in refused(client.complete(""), 400)
+    assert "token id 384" in refused(client.complete([1, 384]), 400)
+
+
+def test_what_exceeds_the_context_is_told_with_both_numbers(client):
+    message = refused(client.complete("x" * 400), 400, code="context_length_exceeded")
+    assert "400 tokens and the context holds 400" in message
+    message = refused(client.complete("x" * 300, max_tokens=200, stream=True), 400, code="context_length_exceeded")
+    assert "300 tokens and 200 more are asked for, 500 in all; the context holds 400" in message
+
+
+def test_another_model_is_not_found(client):
+    message = refused(client.chat(model="gpt-4"), 404, "model", "model_not_found")
+    assert "'gpt-4' is not served here; 'tiny' is" in message
+
+
+def test_other_paths_and_methods_are_refused_in_the_same_shape(client):
+    assert "GET /v1/nothing" in refused(client.request("GET", "/v1/nothing"), 404)
+    assert "GET /v1/completions" in refused(client.request("GET", "/v1/completions"), 405)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_full_queue_is_429_with_a_time_to_come_back(scripted, stream):
+    from onebox.engine.api import Request
+
+    client = scripted("ok", max_num_seqs=1, max_num_waiting=0)
+    client.runner.gate.clear()
+    handle = client.service.engine.submit(Request("first", (1,)))
+    response = client.chat(stream=stream)
+    assert "All 1 places" in refused(response, 429, code="queue_full", kind="rate_limit_error")
+    assert int(response.headers["retry-after"]) >= 1
+    client.runner.gate.set()
+    list(handle)
+    assert client.chat(stream=stream).status_code == 200
+
+
+def test_a_failure_in_the_model_is_500_or_an_event_and_the_next_request_works(client):
+    message = refused(client.complete([99]), 500, kind="server_error")
+    assert "a scripted failure" in message
+    *_, last = events(client.complete([99], stream=True))
+    assert last["error"]["message"] == message
+    assert client.complete([1]).status_code == 200
+
+
+def test_a_stopped_engine_is_503(client):
+    client.service.engine.close()
+    refused(client.complete(), 503, code="engine_stopped", kind="server_error")
+
+
+def test_a_mistake_of_ours_is_500_without_details(client, monkeypatch, caplog):
+    monkeypatch.setattr(client.service.tokenizer, "encode", None)
+    assert "TypeError" not in refused(client.complete(), 500, kind="server_error")
+    assert "POST /v1/completions failed" in caplog.text

@@ -1,0 +1,26 @@
+"""generation_config.json is read or refused, never half read."""
+
+import pytest
+
+from onebox.spec.errors import UnsupportedError
+from onebox.text.generation import GenerationDefaults
+
+
+def test_the_makers_defaults_are_read(checkpoint):
+    assert GenerationDefaults.load(checkpoint) == GenerationDefaults((258, 256), 1.0, 0.95, 20)
+
+
+def test_without_the_file_the_config_names_the_end(checkpoint, tmp_path):
+    (tmp_path / "config.json").write_text((checkpoint / "config.json").read_text())
+    assert GenerationDefaults.load(tmp_path) == GenerationDefaults((256,))
+
+
+def test_no_sampling_is_temperature_zero_and_neutral_settings_pass():
+    config = {"eos_token_id": 5, "do_sample": False, "temperature": 0.7, "repetition_penalty": 1.0, "min_p": 0}
+    assert GenerationDefaults.from_config(config) == GenerationDefaults((5,), temperature=0.0)
+
+
+@pytest.mark.parametrize("extra", [{"repetition_penalty": 1.1}, {"num_beams": 4}, {"unheard_of": None}])
+def test_what_cannot_be_honoured_is_refused_by_name(extra):
+    with pytest.raises(UnsupportedError, match=next(iter(extra))):
+        GenerationDefaults.from_config({"eos_token_id": [1], **extra})
