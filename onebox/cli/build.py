@@ -89,9 +89,10 @@ def _print_plan(plan: "BuildPlan", out: Path) -> None:
 
     from onebox.spec.traffic import class_step_bytes
 
-    step = class_step_bytes(plan.sources.base.checkpoint.spec, plan.class_bytes)
+    sizes = plan.class_bytes
+    step = class_step_bytes(plan.sources.base.checkpoint.spec, sizes)
     console = Console(soft_wrap=True)
-    console.print(_plan_table(plan, step))
+    console.print(_plan_table(plan, sizes, step))
     before = sum(entry.nbytes for entry in plan.sources.base.checkpoint.tensors.values())
     plain = sum(size for kind, size in step.items() if not kind.in_mtp)
     described = "the base's own quantization_config" if plan.is_native else "a compressed-tensors quantization_config"
@@ -106,7 +107,7 @@ def _print_plan(plan: "BuildPlan", out: Path) -> None:
         console.print("There is no MTP head in the output: name a source with --mtp-from.", highlight=False)
 
 
-def _plan_table(plan: "BuildPlan", step: "dict[Any, int]") -> Any:
+def _plan_table(plan: "BuildPlan", sizes: "dict[Any, int]", step: "dict[Any, int]") -> Any:
     from collections import Counter
 
     from rich.table import Table
@@ -130,7 +131,7 @@ def _plan_table(plan: "BuildPlan", step: "dict[Any, int]") -> Any:
                 kind.value if first else "",
                 way.replace("[", r"\["),
                 ", ".join(sorted(actions[kind])) if first else "",
-                f"{plan.class_bytes[kind] / 1e9:.3f}" if first else "",
+                f"{sizes[kind] / 1e9:.3f}" if first else "",
                 f"{step[kind] / 1e6:,.1f}" if first else "",
             )
     return table

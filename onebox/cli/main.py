@@ -47,7 +47,7 @@ def _root(
 def main() -> None:
     """Runs the command line; every refusal is one sentence on stderr."""
     try:
-        sys.exit(app(standalone_mode=False) or 0)
+        sys.exit(app(standalone_mode=False, prog_name="onebox") or 0)
     except _WRONG_ARGUMENTS as error:
         error.show()
         sys.exit(error.exit_code)

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 GIB = 1024**3
 BAR_CELLS = 24
 WIDTH = 100
+DEFAULT_CONTEXT_TOKENS = 8192
 
 
 def plan(
@@ -39,7 +40,9 @@ def plan(
     acceptance: Annotated[
         str | None, typer.Option(help="How often each draft is kept, over all steps, such as 0.9,0.72.")
     ] = None,
-    context: Annotated[int, typer.Option(help="Context in tokens for which speed is projected.")] = 8192,
+    context: Annotated[
+        int | None, typer.Option(help="Context in tokens for which speed is projected; default: 8192 or the longest.")
+    ] = None,
     streams: Annotated[int, typer.Option(help="Sequences decoded at once for which speed is projected.")] = 1,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
 ) -> None:
@@ -64,7 +67,8 @@ def plan(
         reserve_bytes=_reserve_bytes(reserve_gib, gpu_memory_utilization),
         with_vision=not language_model_only,
     )
-    workload = Workload(streams, speculative_tokens, context, accepted)
+    asked = min(DEFAULT_CONTEXT_TOKENS, longest) if context is None else context
+    workload = Workload(streams, speculative_tokens, asked, accepted)
     report = make_report(planned, chosen_box, request, workload)
     if as_json:
         typer.echo(json.dumps(to_json(report), indent=2))
