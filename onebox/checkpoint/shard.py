@@ -197,9 +197,10 @@ class _Writer:
             done += os.pwrite(self._file, data[done:], position + done)
         self._unsynced += len(data)
         if self._unsynced >= _WRITEBACK_BYTES:
-            # Starts writing to disk now instead of at the final fsync, and keeps a build of 70 GB from filling the page
-            # cache of a box whose GPU shares that memory.
-            os.posix_fadvise(self._file, 0, position, os.POSIX_FADV_DONTNEED)
+            # Starts writing these bytes to disk now instead of at the final fsync, and drops those of the time before,
+            # so that a build of 70 GB does not fill the page cache of a box whose GPU shares that memory.
+            begin = max(0, position - 2 * _WRITEBACK_BYTES)
+            os.posix_fadvise(self._file, begin, position - begin, os.POSIX_FADV_DONTNEED)
             self._unsynced = 0
         self._on_bytes(len(data))
 
