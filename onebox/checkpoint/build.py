@@ -9,7 +9,9 @@ import hashlib
 import json
 import os
 import shutil
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -27,7 +29,8 @@ from onebox.spec.modules import ModuleClass
 
 __all__ = ["BuildPlan", "plan_build", "run_build"]
 
-DEFAULT_SHARD_BYTES = 4 << 30
+DEFAULT_SHARD_BYTES = 2 << 30
+_MAX_WRITERS = 4
 _PLAN_NAME = "onebox_build.json"
 # What the file system may need beside the data itself.
 _DISK_MARGIN_BYTES = 64 << 20
@@ -165,13 +168,35 @@ def _check_disk(plan: BuildPlan, staging: Path) -> None:
 
 
 def _write_shards(plan: BuildPlan, staging: Path, on_bytes: Callable[[int], None]) -> dict[str, TensorRecord]:
-    records: dict[str, TensorRecord] = {}
-    for shard in plan.shards:
+    """Writes the shards that are not there yet, a few at a time; a failure stops the others at their next piece."""
+    stop = threading.Event()
+
+    def count(nbytes: int) -> None:
+        if stop.is_set():
+            raise _StoppedError
+        on_bytes(nbytes)
+
+    def one(shard: Shard) -> dict[str, TensorRecord]:
         known = read_record(staging, shard)
-        if known is not None:
-            on_bytes(shard.nbytes)
-        records |= write_shard(staging, shard, on_bytes) if known is None else known
-    return records
+        if known is None:
+            return write_shard(staging, shard, count)
+        count(shard.nbytes)
+        return known
+
+    with ThreadPoolExecutor(min(_MAX_WRITERS, os.cpu_count() or 1)) as pool:
+        written = [pool.submit(one, shard) for shard in plan.shards]
+        try:
+            records = [future.result() for future in as_completed(written)]
+        except BaseException:
+            stop.set()
+            pool.shutdown(cancel_futures=True)
+            raise
+    by_name = {name: record for part in records for name, record in part.items()}
+    return {tensor.name: by_name[tensor.name] for unit in plan.units for tensor in unit.tensors}
+
+
+class _StoppedError(Exception):
+    """Another shard failed, or the user stopped the build: not an error of its own."""
 
 
 def _finish(plan: BuildPlan, staging: Path, records: dict[str, TensorRecord]) -> Manifest:

@@ -25,7 +25,7 @@ __all__ = ["OutputTensor", "Piece", "Unit", "make_units"]
 # Scales of what onebox itself rounds. bfloat16 is what the model's own dtype makes of them in other tools, so that
 # everyone dequantises to the same bits; codes are rounded against the stored scale, so nothing is lost by it.
 _SCALE_DTYPE = torch.bfloat16
-_SLAB_BYTES = 32 << 20
+_SLAB_BYTES = 16 << 20
 Piece = tuple[int, memoryview]
 
 

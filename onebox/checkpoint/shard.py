@@ -6,9 +6,8 @@ Under its final name a shard is whole: it is written as `NAME.tmp`, flushed to d
 import hashlib
 import itertools
 import os
-from collections import deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TypeAlias
@@ -22,13 +21,11 @@ from onebox.spec.model import read_json
 
 __all__ = ["Shard", "read_record", "split_shards", "write_shard"]
 
-# Small enough that a buffer is still in the processor's cache when it is written and hashed.
-_BUFFER_BYTES = 2 << 20
-_BUFFERS = 16
+# Small enough that the buffer is still in the processor's cache when it is hashed and written.
+_BUFFER_BYTES = 1 << 20
 _WRITEBACK_BYTES = 64 << 20
 _METADATA = {"format": "pt"}
 Digest: TypeAlias = "hashlib._Hash"
-Segment = tuple[Digest, memoryview]
 
 
 @dataclass(frozen=True)
@@ -85,8 +82,10 @@ def write_shard(directory: Path, shard: Shard, on_bytes: Callable[[int], None]) 
     header = write_header([(tensor.name, tensor.stored, tensor.nbytes) for _, tensor in shard.tensors], _METADATA)
     temporary = directory / f"{shard.name}.tmp"
     try:
-        with temporary.open("wb", buffering=0) as file, ThreadPoolExecutor(1) as hasher:
-            writer = _Writer(file.fileno(), len(header), hasher, on_bytes)
+        with (
+            temporary.open("wb", buffering=0) as file,
+            closing(_Writer(file.fileno(), len(header), on_bytes)) as writer,
+        ):
             os.pwrite(file.fileno(), header, 0)
             digests = [digest for unit in shard.units for digest in writer.write(unit)]
             writer.finish()
@@ -96,7 +95,7 @@ def write_shard(directory: Path, shard: Shard, on_bytes: Callable[[int], None]) 
         temporary.unlink(missing_ok=True)
         raise
     records = {
-        tensor.name: TensorRecord(shard.name, tensor.nbytes, digest.hexdigest(), unit.action.value, unit.origin)
+        tensor.name: TensorRecord(shard.name, tensor.nbytes, digest, unit.action.value, unit.origin)
         for (unit, tensor), digest in zip(shard.tensors, digests, strict=True)
     }
     # The record goes first: a shard under its final name always has one.
@@ -107,27 +106,23 @@ def write_shard(directory: Path, shard: Shard, on_bytes: Callable[[int], None]) 
 
 
 class _Writer:
-    """Writes units one behind the other, in large pieces. Hashing runs in a thread of its own beside that.
+    """Writes units one behind the other. Moved tensors pass through one small buffer, many to a write.
 
-    Moved tensors are gathered, many to a buffer, in the order of the output; a full buffer is written with one call and
-    handed to the hasher. Buffers take turns, so reading never waits for a hash unless hashing is what is slow.
+    Nothing overlaps in here: several shards are written at once, each in a thread of its own, and reading, hashing and
+    writing all let other threads run meanwhile.
     """
 
-    def __init__(self, file: int, begin: int, hasher: ThreadPoolExecutor, on_bytes: Callable[[int], None]) -> None:
+    def __init__(self, file: int, begin: int, on_bytes: Callable[[int], None]) -> None:
         self._file = file
         self._position = begin
-        self._hasher = hasher
         self._on_bytes = on_bytes
-        self._buffers = [memoryview(bytearray(_BUFFER_BYTES)) for _ in range(_BUFFERS)]
-        self._busy: deque[Future[None]] = deque()
-        self._turn = 0
+        self._buffer = memoryview(bytearray(_BUFFER_BYTES))
         self._filled = 0
-        self._segments: list[Segment] = []
         self._source: tuple[Path, int] | None = None
         self._unsynced = 0
 
-    def write(self, unit: Unit) -> list[Digest]:
-        """Writes all tensors of `unit`; their digests are right once `finish` has returned."""
+    def write(self, unit: Unit) -> list[str]:
+        """Writes all tensors of `unit`, the last of them perhaps only at `finish`; returns their sha256."""
         digests = [hashlib.sha256() for _ in unit.tensors]
         if unit.make:
             self._flush()
@@ -136,60 +131,49 @@ class _Writer:
             for tensor, digest in zip(unit.tensors, digests, strict=True):
                 if tensor.source:
                     self._copy(tensor.source, digest)
-        return digests
+        return [digest.hexdigest() for digest in digests]
 
     def finish(self) -> None:
-        """Writes what is still gathered and waits for every hash."""
+        """Writes what is still in the buffer and lets go of the source."""
         self._flush()
-        self._wait(0)
-        self._close_source()
+        self.close()
+
+    def close(self) -> None:
+        if self._source:
+            os.close(self._source[1])
+            self._source = None
 
     def _copy(self, entry: TensorEntry, digest: Digest) -> None:
         source, offset = self._open(entry.path), 0
         while offset < entry.nbytes:
             count = min(entry.nbytes - offset, _BUFFER_BYTES - self._filled)
-            piece = self._buffers[self._turn][self._filled : self._filled + count]
+            piece = self._buffer[self._filled : self._filled + count]
             read_into(source, entry, offset, piece)
-            self._segments.append((digest, piece))
+            digest.update(piece)
             self._filled += count
             offset += count
             if self._filled == _BUFFER_BYTES:
                 self._flush()
 
     def _flush(self) -> None:
-        """Writes the gathered bytes and takes the next buffer in turn, once its last hash is done."""
-        if not self._filled:
-            return
-        self._hash(self._segments)
-        self._put(self._buffers[self._turn][: self._filled], self._position)
+        self._put(self._buffer[: self._filled], self._position)
         self._position += self._filled
-        self._segments, self._filled = [], 0
-        self._turn = (self._turn + 1) % _BUFFERS
-        self._wait(_BUFFERS - 1)
+        self._filled = 0
 
     def _make(self, make: Callable[[], Iterator[Piece]], unit: Unit, digests: list[Digest]) -> None:
         sizes = [tensor.nbytes for tensor in unit.tensors]
         starts = [self._position + begin for begin in itertools.accumulate(sizes, initial=0)][:-1]
         ends = list(starts)
         for index, piece in make():
-            self._hash([(digests[index], piece)])
+            digests[index].update(piece)
             self._put(piece, ends[index])
             ends[index] += len(piece)
-            self._wait(_BUFFERS)
         for tensor, start, end in zip(unit.tensors, starts, ends, strict=True):
             if end - start != tensor.nbytes:
                 raise MismatchError(
                     f"{tensor.name} came out with {end - start} bytes, not the planned {tensor.nbytes}."
                 )
         self._position += unit.nbytes
-
-    def _hash(self, segments: list[Segment]) -> None:
-        self._busy.append(self._hasher.submit(_update_all, segments))
-
-    def _wait(self, pending: int) -> None:
-        """Waits until at most `pending` hashes are under way; the oldest is always the first to finish."""
-        while len(self._busy) > pending:
-            self._busy.popleft().result()
 
     def _put(self, data: memoryview, position: int) -> None:
         done = 0
@@ -207,16 +191,6 @@ class _Writer:
     def _open(self, path: Path) -> int:
         """A descriptor of `path`; the last one stays open, for neighbours mostly come from one file."""
         if self._source is None or self._source[0] != path:
-            self._close_source()
+            self.close()
             self._source = (path, os.open(path, os.O_RDONLY))
         return self._source[1]
-
-    def _close_source(self) -> None:
-        if self._source:
-            os.close(self._source[1])
-            self._source = None
-
-
-def _update_all(segments: list[Segment]) -> None:
-    for digest, piece in segments:
-        digest.update(piece)

@@ -32,7 +32,7 @@ def build(
         str | None, typer.Option(help=f"Shared experts: {_FORMAT}; default fp8 with --fp8, else keep.")
     ] = None,
     mtp: Annotated[str, typer.Option(help=f"The MTP layer's experts and projections: {_FORMAT}.")] = "keep",
-    shard_gib: Annotated[float, typer.Option(help="Size of an output file in GiB.")] = 4.0,
+    shard_gib: Annotated[float, typer.Option(help="Size of an output file in GiB.")] = 2.0,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be done, with sizes, and stop.")] = False,
     restart: Annotated[bool, typer.Option("--restart", help="Throw away what an earlier, stopped build left.")] = False,
 ) -> None:
