@@ -1,0 +1,31 @@
+"""Every kernel, at the published models' shapes, compiles for sm_90 and sm_121 and fits the smaller GPU."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from tests.kernels.catalogue import cases, operations
+
+SHARED_BYTES_OF_SM121 = 99 * 1024
+
+
+@pytest.mark.parametrize("package", operations())
+def test_an_operation_compiles_without_a_gpu_and_fits_sm121(package, spills):
+    full = {str(case) for owner, case in cases() if owner == package and case.is_full}
+    assert full, f"{package} has no case at a published model's shape"
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    command = [sys.executable, "-m", "tests.kernels.ahead", package.rpartition(".")[2]]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    reports = [json.loads(line) for line in done.stdout.splitlines()]
+    assert {report["case"] for report in reports} == full
+    assert {report["target"] for report in reports} == {90, 121}
+    for report in reports:
+        if report["spill_bytes"]:
+            spills.append(
+                f"{report['kernel']} ({report['case']}, sm_{report['target']}): {report['spill_bytes']} bytes"
+            )
+        assert report["shared_bytes"] <= SHARED_BYTES_OF_SM121, report
