@@ -1,17 +1,17 @@
 """Integer weights in the order in which int8 tensor cores take them: what kernels load is what a warp multiplies.
 
-A tile is 16 rows (output columns of the linear) by 128 columns (one quantisation group). Its bytes lie in the order of the
-m16n8k32 MMA's A fragments, so that a warp loads 1,024 neighbouring bytes and only renames registers:
+A tile is 16 rows (output columns of the linear) by 128 columns (one quantisation group). Its bytes lie in the order of
+the m16n8k32 MMA's A fragments, so that a warp loads 1,024 neighbouring bytes and only renames registers:
 
     byte index, slowest to fastest   kt 2 | g 8 | t 4 | k16 2 | r8 2 | k4 4          = 1,024
     row in the tile                  r8 * 8 + g
     column in a half of the tile     t * 16 + kt * 8 + k16 * 4 + k4                  0..63
     half                             j: columns 64 j .. 64 j + 63
 
-    INT4   one byte holds both halves: low nibble j = 0, high nibble j = 1, each in two's complement.    1,024 bytes a tile
-           Masking a byte with 0xF0 gives 16 times the code of j = 1 as a signed byte, shifting left first that of j = 0:
-           no zero point, no sign extension.
-    INT8   the half j = 0 in full, then the half j = 1, codes as they are.                               2,048 bytes a tile
+    INT4, 1,024 bytes   one byte holds both halves: low nibble j = 0, high nibble j = 1, each in two's complement.
+                        Masking a byte with 0xF0 gives 16 times the code of j = 1 as a signed byte, shifting it left first
+                        that of j = 0: no zero point, no sign extension.
+    INT8, 2,048 bytes   the half j = 0 in full, then the half j = 1, codes as they are.
 
 Tiles are group-major, [K/128, N/16, bytes], so that neighbouring programs read neighbouring bytes at each step along K;
 experts are row-major, [N/16, K/128, bytes], so that one program reads one stretch.
