@@ -7,10 +7,16 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 # Before any library reads them: no test reaches for the network, and two workers do not fight for two cores.
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["OMP_NUM_THREADS"] = "1"
+
+
+# How long an example takes says how busy the machine is, not whether the code is right.
+settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("untimed")
 
 
 class CliResult(NamedTuple):
@@ -49,3 +55,20 @@ def checkpoints(tmp_path_factory) -> Path:
         write_checkpoint(root / f"{kind}-sharded", kind, shards=3)
     write_checkpoint(root / "other-weights", "fp8", seed=1)
     return root
+
+
+@pytest.fixture(scope="session")
+def checkpoint(tmp_path_factory) -> Path:
+    """The tiny random checkpoint that `onebox serve` makes when given none."""
+    from onebox.model.random import write_random_checkpoint
+
+    directory = tmp_path_factory.mktemp("random") / "tiny"
+    write_random_checkpoint(directory)
+    return directory
+
+
+@pytest.fixture(scope="session")
+def tokenizer(checkpoint):
+    from onebox.text.tokenizer import Tokenizer
+
+    return Tokenizer.load(checkpoint)

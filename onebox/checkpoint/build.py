@@ -19,12 +19,13 @@ from typing import Any
 import onebox
 from onebox.checkpoint.convert import Unit, make_units
 from onebox.checkpoint.describe import describe, is_native, settle
+from onebox.checkpoint.disk import require_disk
 from onebox.checkpoint.manifest import MANIFEST_NAME, Manifest, TensorRecord, read_manifest, write_json
 from onebox.checkpoint.match import check_same_model
 from onebox.checkpoint.recipe import Choice, Recipe, Sources, choose
 from onebox.checkpoint.shard import Shard, read_record, split_shards, write_shard
 from onebox.checkpoint.source import INDEX_NAME
-from onebox.spec.errors import DoesNotFitError, MismatchError, WriteError
+from onebox.spec.errors import MismatchError, WriteError
 from onebox.spec.modules import ModuleClass
 
 __all__ = ["BuildPlan", "plan_build", "run_build"]
@@ -155,16 +156,8 @@ def _staging(plan: BuildPlan, out: Path, *, restart: bool) -> Path:
 
 
 def _check_disk(plan: BuildPlan, staging: Path) -> None:
-    needed = sum(shard.nbytes for shard in plan.shards if read_record(staging, shard) is None) + _DISK_MARGIN_BYTES
-    where = staging
-    while not where.exists():
-        where = where.parent
-    free = shutil.disk_usage(where).free
-    if free < needed:
-        raise DoesNotFitError(
-            f"The build needs {needed / 1e9:.2f} GB in {where} and {free / 1e9:.2f} GB are free: "
-            "free some space or choose another --out."
-        )
+    missing = sum(shard.nbytes for shard in plan.shards if read_record(staging, shard) is None)
+    require_disk("The build", staging, missing + _DISK_MARGIN_BYTES)
 
 
 def _write_shards(plan: BuildPlan, staging: Path, on_bytes: Callable[[int], None]) -> dict[str, TensorRecord]:

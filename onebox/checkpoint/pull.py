@@ -1,10 +1,10 @@
 """Downloads a checkpoint through huggingface_hub, which resumes by itself; checks the disk first."""
 
 import fnmatch
-import shutil
 from pathlib import Path
 
-from onebox.spec.errors import DoesNotFitError, UnreadableError
+from onebox.checkpoint.disk import require_disk
+from onebox.spec.errors import UnreadableError
 
 __all__ = ["pull_checkpoint"]
 
@@ -42,13 +42,4 @@ def _is_wanted(name: str) -> bool:
 
 def _check_disk(repo: str, directory: Path, files: dict[str, int]) -> None:
     here = sum((directory / name).stat().st_size for name in files if (directory / name).is_file())
-    needed = sum(files.values()) - here + _MARGIN_BYTES
-    where = directory.absolute()
-    while not where.exists():
-        where = where.parent
-    free = shutil.disk_usage(where).free
-    if free < needed:
-        raise DoesNotFitError(
-            f"{repo} needs {needed / 1e9:.2f} GB more in {where} and {free / 1e9:.2f} GB are free: "
-            "free some space or choose another --out."
-        )
+    require_disk(f"What is left of {repo}", directory, sum(files.values()) - here + _MARGIN_BYTES)

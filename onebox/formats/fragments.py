@@ -9,8 +9,8 @@ the m16n8k32 MMA's A fragments, so that a warp loads 1,024 neighbouring bytes an
     half                             j: columns 64 j .. 64 j + 63
 
     INT4, 1,024 bytes   one byte holds both halves: low nibble j = 0, high nibble j = 1, each in two's complement.
-                        Masking a byte with 0xF0 gives 16 times the code of j = 1 as a signed byte, shifting it left first
-                        that of j = 0: no zero point, no sign extension.
+                        Masking a byte with 0xF0 gives 16 times the code of j = 1 as a signed byte, shifting it left
+                        first that of j = 0: no zero point, no sign extension.
     INT8, 2,048 bytes   the half j = 0 in full, then the half j = 1, codes as they are.
 
 Tiles are group-major, [K/128, N/16, bytes], so that neighbouring programs read neighbouring bytes at each step along K;

@@ -49,7 +49,7 @@ def test_the_size_counts_wanted_files_alone(hub, tmp_path):
 
 def test_a_disk_without_room_is_refused_before_the_download(hub, tmp_path, monkeypatch):
     monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=1000))
-    with pytest.raises(DoesNotFitError, match=r"needs 0\.27 GB more .* 0\.00 GB are free"):
+    with pytest.raises(DoesNotFitError, match=r"needs 0\.27 GB in .* 0\.00 GB are free"):
         pull_checkpoint("Qwen/Some-Model", tmp_path / "out")
     assert hub.downloads == []
 

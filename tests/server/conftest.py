@@ -11,13 +11,11 @@ import uvicorn
 from onebox.engine.api import Engine, EngineConfig
 from onebox.engine.runner import ReferenceRunner
 from onebox.model.load import load_weights
-from onebox.model.random import write_random_checkpoint
 from onebox.server.app import create_app
 from onebox.server.complete import Service
 from onebox.server.run import bind
 from onebox.text.chat import ChatTemplate
 from onebox.text.generation import GenerationDefaults
-from onebox.text.tokenizer import Tokenizer
 from tests.engine.scripted import ScriptedRunner
 
 
@@ -53,18 +51,6 @@ def events(response):
     *lines, last, rest = response.text.split("\n\n")
     assert (last, rest) == ("data: [DONE]", "")
     return [json.loads(line.removeprefix("data: ")) for line in lines]
-
-
-@pytest.fixture(scope="session")
-def checkpoint(tmp_path_factory):
-    directory = tmp_path_factory.mktemp("random") / "tiny"
-    write_random_checkpoint(directory)
-    return directory
-
-
-@pytest.fixture(scope="session")
-def tokenizer(checkpoint):
-    return Tokenizer.load(checkpoint)
 
 
 @pytest.fixture(scope="session")
