@@ -4,14 +4,14 @@ A recipe is data: one target per module class. `choose` turns it, with the opene
 or says in a sentence why a target cannot be had. No tensor is read here.
 """
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
 from enum import StrEnum
 from pathlib import Path
 
 from onebox.checkpoint.bind import Binding, Bound, bind
 from onebox.checkpoint.source import Checkpoint, open_checkpoint
-from onebox.spec.errors import MismatchError, UnsupportedError
+from onebox.spec.errors import MismatchError, UnsupportedError, UsageError
 from onebox.spec.model import ModelSpec
 from onebox.spec.modules import Module, ModuleClass, modules
 from onebox.spec.weights import Layout, Stored, WeightFormat
@@ -57,19 +57,20 @@ class Recipe:
 
     def target_of(self, module: Module) -> Target:
         """The target of one module. Routers, norms, gates, mtp.fc, embedding and vision are always kept."""
-        field = _TARGET_FIELD.get(module.module_class)
-        return field(self) if field and module.is_matrix else Target.KEEP
+        field = _FIELD_OF.get(module.module_class)
+        target: Target = getattr(self, field) if field and module.is_matrix else Target.KEEP
+        return target
 
 
-_TARGET_FIELD: dict[ModuleClass, Callable[[Recipe], Target]] = {
-    ModuleClass.EXPERTS: lambda recipe: recipe.experts,
-    ModuleClass.ATTENTION: lambda recipe: recipe.attention,
-    ModuleClass.DELTA: lambda recipe: recipe.delta,
-    ModuleClass.SHARED: lambda recipe: recipe.shared,
-    ModuleClass.LM_HEAD: lambda recipe: recipe.lm_head,
-    ModuleClass.MTP_EXPERTS: lambda recipe: recipe.mtp,
-    ModuleClass.MTP_SHARED: lambda recipe: recipe.mtp,
-    ModuleClass.MTP_ATTENTION: lambda recipe: recipe.mtp,
+_FIELD_OF = {
+    ModuleClass.EXPERTS: "experts",
+    ModuleClass.ATTENTION: "attention",
+    ModuleClass.DELTA: "delta",
+    ModuleClass.SHARED: "shared",
+    ModuleClass.LM_HEAD: "lm_head",
+    ModuleClass.MTP_EXPERTS: "mtp",
+    ModuleClass.MTP_SHARED: "mtp",
+    ModuleClass.MTP_ATTENTION: "mtp",
 }
 
 
@@ -118,7 +119,20 @@ def open_source(role: str, directory: Path) -> Source:
 
 def choose(recipe: Recipe, sources: Sources) -> list[Choice]:
     """One choice per module that the output will hold, in the model's order; what no source holds is left out."""
-    return list(_choices(recipe, sources))
+    choices = list(_choices(recipe, sources))
+    _refuse_idle_targets(recipe, choices)
+    return choices
+
+
+def _refuse_idle_targets(recipe: Recipe, choices: list[Choice]) -> None:
+    """A target that no module of the output answers to would be ignored in silence."""
+    used = {field for choice in choices if (field := _FIELD_OF.get(choice.module.module_class))}
+    for field in fields(recipe):
+        if getattr(recipe, field.name) is not Target.KEEP and field.name not in used:
+            raise UsageError(
+                f"--{field.name.replace('_', '-')} {getattr(recipe, field.name)} has nothing to act on: no source holds "
+                "such modules; leave it out or name a source that does."
+            )
 
 
 def _choices(recipe: Recipe, sources: Sources) -> Iterator[Choice]:

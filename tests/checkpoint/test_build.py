@@ -18,7 +18,7 @@ from onebox.checkpoint.inspect import inspect_checkpoint
 from onebox.checkpoint.recipe import Recipe, Sources, Target, open_source
 from onebox.checkpoint.verify import verify_checkpoint
 from onebox.formats import pack_quantized, quantize, quantize_fp8_block, unpack_gptq, unpack_quantized
-from onebox.spec.errors import DoesNotFitError, MismatchError, UnreadableError, UnsupportedError, WriteError
+from onebox.spec.errors import DoesNotFitError, MismatchError, UnreadableError, UnsupportedError, UsageError, WriteError
 from onebox.spec.modules import ModuleClass
 from tests.synthetic import Tensors, gptq_int4_asymmetric, tiny_config, write_checkpoint
 
@@ -237,6 +237,18 @@ def test_column_order_that_cannot_be_described_is_refused(tmp_path):
 def test_precision_that_is_not_there_is_not_made_up(checkpoints, base, recipe, words):
     with pytest.raises(UnsupportedError, match=words):
         plan_build(recipe, sources(checkpoints, base))
+
+
+def test_a_target_that_would_be_ignored_is_refused(checkpoints, tmp_path):
+    with pytest.raises(UsageError, match="--mtp int4 has nothing to act on"):
+        plan_build(Recipe(mtp=Target.INT4), sources(checkpoints, "nvfp4-modelopt"))
+    write_checkpoint(
+        tmp_path / "tied",
+        "bf16-fused",
+        config={**tiny_config(), "tie_word_embeddings": True},
+    )
+    with pytest.raises(UsageError, match="--lm-head int8 has nothing to act on"):
+        plan_build(Recipe(lm_head=Target.INT8), sources(tmp_path, "tied"))
 
 
 def test_a_nan_in_the_source_stops_the_build_with_the_modules_name(tmp_path):
