@@ -5,7 +5,7 @@ or says in a sentence why a target cannot be had. No tensor is read here.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
@@ -126,12 +126,12 @@ def choose(recipe: Recipe, sources: Sources) -> list[Choice]:
 
 def _refuse_idle_targets(recipe: Recipe, choices: list[Choice]) -> None:
     """A target that no module of the output answers to would be ignored in silence."""
-    used = {field for choice in choices if (field := _FIELD_OF.get(choice.module.module_class))}
-    for field in fields(recipe):
-        if getattr(recipe, field.name) is not Target.KEEP and field.name not in used:
+    used = {_FIELD_OF.get(choice.module.module_class) for choice in choices}
+    for name, target in vars(recipe).items():
+        if target is not Target.KEEP and name not in used:
             raise UsageError(
-                f"--{field.name.replace('_', '-')} {getattr(recipe, field.name)} has nothing to act on: no source holds "
-                "such modules; leave it out or name a source that does."
+                f"--{name.replace('_', '-')} {target} has nothing to act on: no source holds such modules; "
+                "leave it out or name a source that does."
             )
 
 
