@@ -20,7 +20,7 @@ from onebox.spec.hardware import available_memory_bytes
 from onebox.spec.model import ModelSpec
 from onebox.spec.modules import ModuleClass
 
-__all__ = ["Loaded", "load_weights"]
+__all__ = ["Loaded", "load_weights", "refuse_problems"]
 
 
 @dataclass(frozen=True)
@@ -36,14 +36,15 @@ def load_weights(directory: Path) -> Loaded:
     """All text and MTP weights of the checkpoint in `directory`, as float32, after its headers were found right."""
     checkpoint = open_checkpoint(directory)
     binding = bind(checkpoint)
-    _refuse_problems(directory, binding)
+    refuse_problems(directory, binding)
     wanted = [bound for bound in binding.modules.values() if bound.module.module_class is not ModuleClass.VISION]
     _require_memory(sum(4 * bound.module.numel for bound in wanted))
     weights = dict(_read(wanted, checkpoint.gptq_zeros_offset))
     return Loaded(checkpoint.spec, weights, num_skipped_vision_tensors=len(binding.modules) - len(wanted))
 
 
-def _refuse_problems(directory: Path, binding: Binding) -> None:
+def refuse_problems(directory: Path, binding: Binding) -> None:
+    """Raises the first fatal problem of a bound checkpoint, with how many more there are."""
     fatal = [problem.message for problem in binding.problems if problem.is_fatal]
     if fatal:
         more = f" ({len(fatal) - 1} more problems: `onebox inspect {directory}` lists them)" if len(fatal) > 1 else ""

@@ -24,6 +24,7 @@ __all__ = [
     "KVRows",
     "Weights",
     "chunked_delta_rule",
+    "embed",
     "forward",
     "lm_head",
     "mtp_forward",
@@ -81,6 +82,8 @@ class Cache:
 
     layers: list[KVRows | DeltaState] = field(default_factory=list)
     num_tokens: int = 0
+    next_position: int = 0
+    """Where text goes on: one past the largest position so far. Smaller than `num_tokens` once there was an image."""
 
     @classmethod
     def empty(cls, spec: ModelSpec) -> "Cache":
@@ -107,22 +110,29 @@ class _Scope:
 # The stack.
 
 
-def forward(
-    spec: ModelSpec, weights: Weights, token_ids: Tensor, cache: Cache, positions: Tensor | None = None
-) -> Tensor:
-    """Hidden states [T, H] of the new tokens [T], after the final norm; the cache then holds those tokens too.
+def forward(spec: ModelSpec, weights: Weights, tokens: Tensor, cache: Cache, positions: Tensor | None = None) -> Tensor:
+    """Hidden states [T, H] of the new tokens, after the final norm; the cache then holds those tokens too.
 
-    `positions` [3, T] gives (time, height, width) for tokens of images; text, the default, has all three equal.
+    `tokens` are ids [T], or embeddings [T, H] where a prompt has images (`vision.py` makes them and their positions).
+    `positions` [3, T] are (time, height, width); text, the default, goes on after the largest so far, all three equal.
     """
     text = spec.text_prefix.removesuffix(".")
     if positions is None:
-        positions = text_positions(cache.num_tokens, token_ids.shape[0])
+        positions = text_positions(cache.next_position, tokens.shape[0])
     rotation = rotary(spec, positions)
-    x = F.embedding(token_ids, weights[f"{text}.embed_tokens.weight"])
+    x = embed(spec, weights, tokens)
     for index, memory in enumerate(cache.layers):
         x = decoder_layer(spec, _Scope(weights, f"{text}.layers.{index}"), x, memory, rotation)
-    cache.num_tokens += token_ids.shape[0]
+    cache.num_tokens += tokens.shape[0]
+    cache.next_position = max(cache.next_position, int(positions.max()) + 1)
     return zero_centred_norm(x, weights[f"{text}.norm.weight"], spec.rms_norm_eps)
+
+
+def embed(spec: ModelSpec, weights: Weights, tokens: Tensor) -> Tensor:
+    """Embeddings [T, H] of token ids [T]; embeddings pass as they are."""
+    if tokens.is_floating_point():
+        return tokens
+    return F.embedding(tokens, weights[f"{spec.text_prefix}embed_tokens.weight"])
 
 
 def lm_head(spec: ModelSpec, weights: Weights, hidden: Tensor) -> Tensor:
@@ -326,21 +336,21 @@ def swiglu(x: Tensor, gate: Tensor, up: Tensor, down: Tensor) -> Tensor:
 def mtp_forward(
     spec: ModelSpec,
     weights: Weights,
-    next_token_ids: Tensor,
+    next_tokens: Tensor,
     hidden: Tensor,
     rows: KVRows,
     positions: Tensor | None = None,
 ) -> Tensor:
     """Hidden states [T, H] from which `lm_head` drafts the token two places on, after the head's own norm.
 
-    Row i combines the hidden state [T, H] at position p with the token [T] at p + 1. Its KV row counts as position
-    p + 1: it depends on that token. To draft further, feed back the drafted token and this function's output.
+    Each row combines the hidden state [T, H] at p with the token at p + 1 (ids [T] or embeddings [T, H], as in
+    `forward`), is rotated by the position of p, and appends one KV row: row p of `rows` depends on tokens up to p + 1.
+    To draft further, feed back the drafted token and this function's output, one position on.
     """
     w, eps = _Scope(weights, "mtp"), spec.rms_norm_eps
     if positions is None:
-        positions = text_positions(rows.num_tokens + 1, next_token_ids.shape[0])
-    embedded = F.embedding(next_token_ids, weights[f"{spec.text_prefix}embed_tokens.weight"])
-    embedded = zero_centred_norm(embedded, w["pre_fc_norm_embedding.weight"], eps)
+        positions = text_positions(rows.num_tokens, next_tokens.shape[0])
+    embedded = zero_centred_norm(embed(spec, weights, next_tokens), w["pre_fc_norm_embedding.weight"], eps)
     hidden = zero_centred_norm(hidden, w["pre_fc_norm_hidden.weight"], eps)
     x = F.linear(torch.cat([embedded, hidden], dim=-1), w["fc.weight"])
     x = decoder_layer(spec, w.under("layers.0"), x, rows, rotary(spec, positions))

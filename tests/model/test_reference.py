@@ -1,17 +1,24 @@
 """The plain twin computes what transformers computes, however the tokens are fed to it."""
 
+from functools import cache
+
 import pytest
 import torch
-from transformers import Qwen3_5MoeForCausalLM
-from transformers.modeling_layers import MtpLayer
-from transformers.models.qwen3_5_moe import Qwen3_5MoeTextConfig
-from transformers.models.qwen3_5_moe.modeling_qwen3_5_moe import Qwen3_5MoeDecoderLayer, Qwen3_5MoeRMSNorm
 
 from onebox.model import reference
 from onebox.model.random import TINY
-from onebox.model.reference import Cache, KVRows
+from onebox.model.reference import Cache
 from onebox.spec.modules import fused_experts
-from tests.model.oracle import assert_close, tiny_config, tiny_model, transformers_model
+from tests.model.configs import CONFIGS
+from tests.model.oracle import (
+    assert_close,
+    clear_logits,
+    loud_model,
+    tiny_config,
+    tiny_model,
+    token_ids,
+    transformers_model,
+)
 
 pytestmark = pytest.mark.usefixtures("no_gradients")
 
@@ -22,10 +29,6 @@ def no_gradients():
         yield
 
 
-def token_ids(count, vocab_size=384, seed=0):
-    return torch.randint(vocab_size, (count,), generator=torch.Generator().manual_seed(seed))
-
-
 def our_logits(spec, weights, ids, split=None, positions=None):
     """Logits of all tokens, fed in pieces of `split` tokens."""
     cache, pieces = Cache.empty(spec), ids.split(split or len(ids))
@@ -34,33 +37,51 @@ def our_logits(spec, weights, ids, split=None, positions=None):
     return reference.lm_head(spec, weights, hidden)
 
 
-CONFIGS = {
-    "tiny": TINY,
-    "one key head per value head": tiny_config({"linear_num_key_heads": 4}),
-    "wide conv, eight layers": tiny_config({"linear_conv_kernel_dim": 6, "num_hidden_layers": 8}),
-    "one kv head, other widths": tiny_config({"num_key_value_heads": 1, "linear_value_head_dim": 64, "head_dim": 128}),
-    "all experts": tiny_config({"num_experts": 3, "num_experts_per_tok": 3, "shared_expert_intermediate_size": 48}),
-    "tied head": tiny_config(tie_word_embeddings=True),
-}
+@cache
+def case(name):
+    """Our spec and weights and their model, made once for all tests of a configuration."""
+    spec, weights = loud_model(CONFIGS[name])
+    return spec, weights, transformers_model(CONFIGS[name], weights)
 
 
-@pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS.keys())
-def test_logits_equal_those_of_transformers(config):
-    spec, weights = tiny_model(config)
-    ids = token_ids(131)
-    theirs = transformers_model(config, weights)(ids[None]).logits[0]
-    assert_close(our_logits(spec, weights, ids), theirs)
+@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("num_tokens", [1, 63, 64, 65, 500])
+def test_logits_of_a_prompt_equal_those_of_transformers(name, num_tokens):
+    spec, weights, model = case(name)
+    ids = token_ids(num_tokens, seed=1000 + num_tokens)
+    assert_close(our_logits(spec, weights, ids), clear_logits(model, spec, ids))
 
 
-def test_a_text_only_config_has_shorter_names_and_the_same_math():
-    config = TINY["text_config"]
-    spec, weights = tiny_model(config)
+@pytest.mark.parametrize("name", CONFIGS)
+def test_40_decode_steps_equal_those_of_transformers_with_and_without_its_cache(name):
+    spec, weights, model = case(name)
+    ids, theirs_cache, cache = token_ids(65 + 40, seed=1105), None, Cache.empty(spec)
+    whole = clear_logits(model, spec, ids)
+    for begin, end in [(0, 65), *((i, i + 1) for i in range(65, 105))]:
+        step = ids[begin:end]
+        theirs = model(step[None], past_key_values=theirs_cache, use_cache=True)
+        theirs_cache = theirs.past_key_values
+        ours = reference.lm_head(spec, weights, reference.forward(spec, weights, step, cache))
+        assert_close(ours, theirs.logits[0])
+        assert_close(ours, whole[begin:end])
+        assert torch.equal(ours.argmax(dim=-1), theirs.logits[0].argmax(dim=-1))
+
+
+def test_configurations_differ_in_what_the_math_depends_on():
+    specs = [case(name)[0] for name in CONFIGS]
+    assert len(CONFIGS) > 8
+    assert {spec.linear_num_value_heads // spec.linear_num_key_heads for spec in specs} == {1, 2, 4}
+    assert {spec.linear_conv_kernel_dim for spec in specs} == {2, 3, 4, 6}
+    assert {spec.partial_rotary_factor for spec in specs} == {0.25, 0.5, 1.0}
+    assert len({(spec.num_attention_heads, spec.num_key_value_heads) for spec in specs}) >= 4
+    assert len({(spec.num_experts, spec.num_experts_per_tok) for spec in specs}) >= 4
+    assert len({spec.layer_types for spec in specs}) >= 5
+
+
+def test_a_text_only_config_has_shorter_names():
+    spec, weights, _ = case("text only")
     assert spec.is_text_only
-    hf_config = Qwen3_5MoeTextConfig(**config)
-    model = Qwen3_5MoeForCausalLM(hf_config).eval()
-    model.load_state_dict({name: w for name, w in weights.items() if not name.startswith("mtp.")})
-    ids = token_ids(70)
-    assert_close(our_logits(spec, weights, ids), model(ids[None]).logits[0])
+    assert "model.embed_tokens.weight" in weights
 
 
 def test_image_positions_turn_the_frequencies_of_their_axes():
@@ -82,20 +103,6 @@ def test_feeding_tokens_in_pieces_gives_the_same_logits(split):
     spec, weights = tiny_model()
     ids = token_ids(150)
     assert_close(our_logits(spec, weights, ids, split), our_logits(spec, weights, ids))
-
-
-def test_decoding_with_the_cache_equals_transformers_decoding_with_its_cache():
-    spec, weights = tiny_model()
-    prompt, cache, theirs_cache = token_ids(67), Cache.empty(spec), None
-    model = transformers_model(TINY, weights)
-    ids = prompt
-    for _ in range(12):
-        theirs = model(ids[None], past_key_values=theirs_cache, use_cache=True)
-        theirs_cache = theirs.past_key_values
-        ours = reference.lm_head(spec, weights, reference.forward(spec, weights, ids, cache))
-        assert_close(ours, theirs.logits[0])
-        assert ours[-1].argmax() == theirs.logits[0, -1].argmax()
-        ids = ours[-1:].argmax(dim=-1)
 
 
 @pytest.mark.parametrize("num_tokens", [1, 63, 64, 65, 200])
@@ -124,62 +131,3 @@ def test_experts_stored_one_by_one_equal_fused_ones():
                 for part, rows in zip(group.parts, matrix.chunk(len(group.parts)), strict=True):
                     unfused[f"{group.experts_name}.{expert}.{part}.weight"] = rows
     assert torch.equal(our_logits(spec, unfused, ids), our_logits(spec, weights, ids))
-
-
-def transformers_mtp_layer(weights):
-    """The MTP layer of transformers around its Qwen3.5 decoder layer, with the head's weights under its names."""
-    config = Qwen3_5MoeTextConfig(**{**TINY["text_config"], "num_hidden_layers": 1, "layer_types": ["full_attention"]})
-    config._attn_implementation = "eager"
-    layer = MtpLayer(config, Qwen3_5MoeDecoderLayer, Qwen3_5MoeRMSNorm, 0).eval()
-    outer = {"fc": "eh_proj", "pre_fc_norm_embedding": "enorm", "pre_fc_norm_hidden": "hnorm", "norm": "post_norm"}
-    state = {f"{theirs}.weight": weights[f"mtp.{ours}.weight"] for ours, theirs in outer.items()}
-    block = "mtp.layers.0."
-    for name, tensor in weights.items():
-        if name.startswith(block) and ".experts." not in name:
-            state[f"mtp_block.{name.removeprefix(block)}"] = tensor
-    experts = [[weights[f"{block}mlp.experts.{e}.{p}_proj.weight"] for e in range(8)] for p in ("gate", "up", "down")]
-    gate, up, down = (torch.stack(matrices) for matrices in experts)
-    state["mtp_block.mlp.experts.gate_up_proj"] = torch.cat([gate, up], dim=1)
-    state["mtp_block.mlp.experts.down_proj"] = down
-    layer.load_state_dict(state)
-    return layer
-
-
-@pytest.mark.parametrize("split", [90, 1, 33])
-def test_mtp_head_equals_the_layer_of_transformers(split):
-    spec, weights = tiny_model()
-    ids, count = token_ids(91), 90
-    hidden = reference.forward(spec, weights, ids[:count], Cache.empty(spec))
-    rows = KVRows.empty(spec)
-    pieces = zip(ids[1:].split(split), hidden.split(split), strict=True)
-    ours = torch.cat([reference.mtp_forward(spec, weights, following, states, rows) for following, states in pieces])
-
-    model = transformers_model(TINY, weights)
-    position_ids = torch.arange(1, count + 1)[None]
-    embedded = model.get_input_embeddings()(ids[None, 1:])
-    causal = torch.full((count, count), float("-inf")).triu(1)[None, None]
-    theirs = transformers_mtp_layer(weights)(
-        inputs_embeds=embedded,
-        previous_hidden_state=model.model(input_ids=ids[None, :count]).last_hidden_state,
-        position_embeddings=model.model.language_model.rotary_emb(embedded, position_ids[None].expand(3, -1, -1)),
-        attention_mask=causal,
-        position_ids=position_ids,
-        past_key_values=None,
-    )
-    assert_close(ours, theirs[0])
-    assert_close(reference.lm_head(spec, weights, ours), model.lm_head(theirs)[0])
-
-
-def test_drafting_two_tokens_feeds_the_heads_own_output_back():
-    spec, weights = tiny_model()
-    ids = token_ids(20)
-    hidden = reference.forward(spec, weights, ids[:19], Cache.empty(spec))
-    rows = KVRows.empty(spec)
-    first = reference.mtp_forward(spec, weights, ids[1:], hidden, rows)[-1:]
-    drafted = reference.lm_head(spec, weights, first).argmax(dim=-1)
-    second = reference.mtp_forward(spec, weights, drafted, first, rows)
-
-    whole = reference.mtp_forward(
-        spec, weights, torch.cat([ids[1:], drafted]), torch.cat([hidden, first]), KVRows.empty(spec)
-    )
-    assert_close(second, whole[-1:])

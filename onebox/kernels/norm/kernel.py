@@ -1,11 +1,17 @@
-"""The norms in Triton: one program a row, the whole row in registers."""
+"""The norms in Triton: one program a row (of a half, for the pair), the whole row in registers."""
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-__all__ = ["add_rms_norm"]
+__all__ = ["add_rms_norm", "concat_rms_norm", "rms_norm"]
+
+
+@triton.jit
+def _normed(x, weight, eps, H: tl.constexpr):
+    scale = tl.rsqrt(tl.sum(x * x, 0) / H + eps)
+    return x * scale * (1 + weight.to(tl.float32))
 
 
 @triton.jit
@@ -24,19 +30,70 @@ def add_rms_norm_kernel(
     inside = columns < H
     x = tl.load(x_ptr + row * H + columns, mask=inside, other=0.0).to(tl.float32)
     total = tl.load(residual_ptr + row * H + columns, mask=inside, other=0.0) + x
-    scale = tl.rsqrt(tl.sum(total * total, 0) / H + eps)
-    weight = tl.load(weight_ptr + columns, mask=inside, other=0.0).to(tl.float32)
-    normed = total * scale * (1 + weight)
+    weight = tl.load(weight_ptr + columns, mask=inside, other=0.0)
+    normed = _normed(total, weight, eps, H)
     tl.store(normed_ptr + row * H + columns, normed.to(normed_ptr.dtype.element_ty), mask=inside)
     tl.store(total_ptr + row * H + columns, total, mask=inside)
+
+
+@triton.jit
+def rms_norm_kernel(
+    first_ptr,  # [R, H]
+    second_ptr,  # [R, H]; where there is one half only, the first again
+    first_weight_ptr,  # [H]
+    second_weight_ptr,  # [H]
+    normed_ptr,  # [R, halves, H]; program (row, half) writes one of its rows
+    eps,
+    H: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    half = tl.program_id(1)
+    columns = tl.arange(0, BLOCK)
+    inside = columns < H
+    if half == 0:
+        x = tl.load(first_ptr + row * H + columns, mask=inside, other=0.0)
+        weight = tl.load(first_weight_ptr + columns, mask=inside, other=0.0)
+    else:
+        x = tl.load(second_ptr + row * H + columns, mask=inside, other=0.0)
+        weight = tl.load(second_weight_ptr + columns, mask=inside, other=0.0)
+    normed = _normed(x.to(tl.float32), weight, eps, H)
+    out_ptr = normed_ptr + (row * tl.num_programs(1) + half) * H
+    tl.store(out_ptr + columns, normed.to(normed_ptr.dtype.element_ty), mask=inside)
 
 
 def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """See `onebox.kernels.norm.add_rms_norm`."""
     rows, hidden = x.shape
     normed, total = torch.empty_like(x), torch.empty_like(residual)
-    block = triton.next_power_of_2(hidden)
-    add_rms_norm_kernel[(rows,)](
-        x, residual, weight, normed, total, eps, H=hidden, BLOCK=block, num_warps=4 if block <= 4096 else 8
-    )
+    if rows:
+        add_rms_norm_kernel[(rows,)](x, residual, weight, normed, total, eps, H=hidden, **_block(hidden))
     return normed, total
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """See `onebox.kernels.norm.rms_norm`."""
+    rows, hidden = x.shape
+    normed = torch.empty_like(x)
+    if rows:
+        rms_norm_kernel[(rows, 1)](x, x, weight, weight, normed, eps, H=hidden, **_block(hidden))
+    return normed
+
+
+def concat_rms_norm(
+    embedding: Tensor, hidden: Tensor, embedding_weight: Tensor, hidden_weight: Tensor, eps: float
+) -> Tensor:
+    """See `onebox.kernels.norm.concat_rms_norm`."""
+    rows, width = hidden.shape
+    normed = hidden.new_empty(rows, 2 * width)
+    if rows:
+        rms_norm_kernel[(rows, 2)](
+            embedding, hidden, embedding_weight, hidden_weight, normed, eps, H=width, **_block(width)
+        )
+    return normed
+
+
+def _block(hidden: int) -> dict[str, int]:
+    """A row's lanes and warps, which fix its order of summation; they follow from its width alone."""
+    block = triton.next_power_of_2(hidden)
+    return {"BLOCK": block, "num_warps": 4 if block <= 4096 else 8}

@@ -1,0 +1,129 @@
+"""Inputs of Gated DeltaNet: odd head sizes, one row, empty and mixed batches, strided rows, the published shapes."""
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from onebox.kernels.case import Case, generator
+from onebox.kernels.delta_net.memory import DeltaPool, DeltaWeights
+
+__all__ = ["CASES", "QWEN_122B", "TINY", "Layer", "delta_inputs"]
+
+_TAPS = 4
+
+
+@dataclass(frozen=True)
+class Layer:
+    """The sizes of a DeltaNet layer, and M, the most tokens of a step."""
+
+    num_key_heads: int
+    num_heads: int
+    key_dim: int
+    value_dim: int
+    max_step_tokens: int
+
+    @property
+    def conv_dim(self) -> int:
+        return 2 * self.num_key_heads * self.key_dim + self.num_heads * self.value_dim
+
+
+TINY = Layer(1, 2, 16, 16, 5)
+_ODD = Layer(2, 4, 12, 20, 3)
+_MATCHED = Layer(2, 2, 32, 64, 9)
+QWEN_122B = Layer(16, 64, 128, 128, 9)
+_QWEN_35B = Layer(16, 32, 128, 128, 9)
+
+
+def delta_inputs(
+    device: torch.device,
+    layer: Layer,
+    lengths: tuple[int, ...],
+    dtype: torch.dtype,
+    keep: tuple[int, ...] | None = None,
+    is_strided: bool = False,
+) -> dict[str, Any]:
+    """Arguments of a step, or of a prefill where `keep` is None: lengths[s] rows a sequence, slots in reverse order."""
+    rows, heads = sum(lengths), layer.num_heads
+    draw = partial(torch.randn, generator=generator(layer.conv_dim + rows))
+    # As one projection makes them: qkv, a and b side by side. Decays run from hardly any to nearly all.
+    projected = draw(rows, layer.conv_dim + 2 * heads).to(dtype).to(device)
+    parts = projected.tensor_split([layer.conv_dim, layer.conv_dim + heads], dim=1)
+    qkv, a, b = parts if is_strided else [part.contiguous() for part in parts]
+    cu_rows = torch.tensor([0, *lengths], dtype=torch.int32).cumsum(0, dtype=torch.int32)
+    arguments: dict[str, Any] = {
+        "qkv": qkv,
+        "a": a,
+        "b": b,
+        "weights": DeltaWeights(
+            (0.5 * draw(layer.conv_dim, _TAPS)).to(torch.bfloat16).to(device),
+            torch.linspace(-4, 1.5, heads).to(device),
+            draw(heads).to(torch.bfloat16).to(device),
+        ),
+        "pool": _pool(layer, len(lengths) + 1, dtype, draw(1 << 16), device),
+        "cu_rows": cu_rows.to(device),
+        "slots": torch.arange(len(lengths), 0, -1, dtype=torch.int32, device=device),
+    }
+    if keep is not None:
+        arguments["keep"] = torch.tensor(keep, dtype=torch.int32, device=device)
+    return arguments
+
+
+def _pool(layer: Layer, slots: int, dtype: torch.dtype, noise: Tensor, device: torch.device) -> DeltaPool:
+    def filled(*shape: int) -> Tensor:
+        count = torch.Size(shape).numel()
+        return noise.repeat(count // noise.numel() + 1)[:count].view(shape).to(device)
+
+    return DeltaPool(
+        0.1 * filled(slots, layer.num_heads, layer.key_dim, layer.value_dim),
+        filled(slots, _TAPS - 1, layer.conv_dim).to(dtype),
+        filled(slots, layer.max_step_tokens, layer.conv_dim).to(dtype),
+        filled(slots, layer.max_step_tokens, 2, layer.num_heads),
+    )
+
+
+def _norm_inputs(device: torch.device, rows: int, heads: int, value_dim: int, dtype: torch.dtype) -> dict[str, Any]:
+    draw = partial(torch.randn, generator=generator(rows + heads))
+    return {
+        "o": (0.1 * draw(rows, heads, value_dim)).to(dtype).to(device),
+        "z": draw(rows, heads * value_dim + 8).to(dtype).to(device)[:, : heads * value_dim],
+        "weight": (1 + 0.1 * draw(value_dim)).to(device),
+        "eps": 1e-6,
+    }
+
+
+def _case(name: str, layer: Layer, is_full: bool = False, **inputs: Any) -> Case:
+    op = "delta_net_step" if "keep" in inputs else "delta_net_prefill"
+    return Case(op, name, partial(delta_inputs, layer=layer, **inputs), is_full, mutates=("pool",))
+
+
+def _norm_case(rows: int, heads: int, value_dim: int, dtype: torch.dtype, is_full: bool = False) -> Case:
+    make = partial(_norm_inputs, rows=rows, heads=heads, value_dim=value_dim, dtype=dtype)
+    return Case("gated_norm", f"{rows}x{heads}x{value_dim}-{dtype}", make, is_full)
+
+
+_F32, _BF16 = torch.float32, torch.bfloat16
+
+CASES = [
+    _case("one-token", TINY, lengths=(1,), keep=(0,), dtype=_BF16),
+    _case("one-token-after-five", TINY, lengths=(1,), keep=(5,), dtype=_F32),
+    _case("mixed-odd-heads", _ODD, lengths=(1, 3, 0, 0, 2), keep=(2, 0, 3, 0, 1), dtype=_F32, is_strided=True),
+    _case("two-tiles-of-tokens", _MATCHED, lengths=(9, 2), keep=(9, 7), dtype=_BF16),
+    _case("no-rows", TINY, lengths=(0, 0), keep=(2, 0), dtype=_F32),
+    _case("one-token", TINY, lengths=(1,), dtype=_F32),
+    _case("mixed-odd-heads", _ODD, lengths=(65, 0, 2), dtype=_F32, is_strided=True),
+    _case("two-chunks-and-a-bit", _MATCHED, lengths=(130,), dtype=_F32),
+    _case("whole-chunk", TINY, lengths=(64, 3), dtype=_BF16),
+    _norm_case(1, 2, 16, _BF16),
+    _norm_case(3, 5, 20, _F32),
+    _case("122b-2x3-rows", QWEN_122B, is_full=True, lengths=(3, 3), keep=(3, 1), dtype=_BF16, is_strided=True),
+    _case("122b-float32", QWEN_122B, is_full=True, lengths=(1, 9), keep=(9, 0), dtype=_F32),
+    _case("35b-2x3-rows", _QWEN_35B, is_full=True, lengths=(3, 3), keep=(2, 0), dtype=_BF16, is_strided=True),
+    _case("122b-192-tokens", QWEN_122B, is_full=True, lengths=(192,), dtype=_BF16, is_strided=True),
+    _case("122b-float32", QWEN_122B, is_full=True, lengths=(100, 29), dtype=_F32),
+    _case("35b-192-tokens", _QWEN_35B, is_full=True, lengths=(192,), dtype=_BF16, is_strided=True),
+    _norm_case(3, 64, 128, _BF16, is_full=True),
+    _norm_case(192, 32, 128, _BF16, is_full=True),
+]

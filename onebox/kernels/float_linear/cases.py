@@ -1,0 +1,118 @@
+"""Inputs of the float linears: odd sizes, edge blocks, one and no row, splits along K, and the published shapes."""
+
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from onebox.formats import (
+    Dialect,
+    quantize_fp8_block,
+    quantize_fp8_rows,
+    quantize_fp8_tensor,
+    quantize_nvfp4,
+)
+from onebox.kernels.case import Case, generator
+
+__all__ = ["CASES", "arguments"]
+
+BF16, F32 = torch.bfloat16, torch.float32
+
+
+def arguments(
+    device: torch.device, op: str, rows: int, n: int, k: int, dtype: torch.dtype, **options: Any
+) -> dict[str, Any]:
+    """Keyword arguments of `op` ("fp8_block", "fp8_row", "nvfp4" or "bf16" and the variant) for x [rows, k], W [n, k].
+
+    Options: `scale_dtype`, `per_tensor` (one FP8 scale) and `out_dtype`.
+    """
+    draw = partial(torch.randn, generator=generator(rows + 3 * n + 7 * k))
+    weight = draw(n, k).mul_(k**-0.5)
+    stored = _stored(op, weight, options.get("scale_dtype", F32), options.get("per_tensor", False))
+    extra = {"out_dtype": options["out_dtype"]} if "out_dtype" in options else {}
+    return {"x": draw(rows, k).to(dtype).to(device), **{name: t.to(device) for name, t in stored.items()}, **extra}
+
+
+def _stored(op: str, weight: Tensor, scale_dtype: torch.dtype, per_tensor: bool) -> dict[str, Tensor]:
+    kind = op.rpartition("_")[0]
+    if kind == "bf16":
+        return {"weight": weight.to(BF16)}
+    if kind == "nvfp4":
+        packed, scale, multiplier = quantize_nvfp4(weight, Dialect.MODELOPT)
+        return {"packed": packed, "scale": scale, "multiplier": multiplier}
+    if kind == "fp8_block":
+        codes, scale = quantize_fp8_block(weight, scale_dtype=scale_dtype)
+    elif per_tensor:
+        codes, scale = quantize_fp8_tensor(weight, scale_dtype)
+    else:
+        codes, scale = quantize_fp8_rows(weight, scale_dtype)
+    return {"weight": codes, "scale": scale.flatten() if kind == "fp8_row" else scale}
+
+
+def _case(op: str, rows: int, n: int, k: int, dtype: torch.dtype, is_full: bool, **options: Any) -> Case:
+    make = partial(arguments, op=op, rows=rows, n=n, k=k, dtype=dtype, **options)
+    notes = "".join(f"-{value if isinstance(value, torch.dtype) else key}" for key, value in options.items())
+    return Case(op, f"{rows}x{n}x{k}-{dtype}{notes}".replace("torch.", ""), make, is_full)
+
+
+_Input = tuple[str, int, int, int, torch.dtype, dict[str, Any]]  # op, rows, N, K, dtype of x, options
+
+_SMALL: list[_Input] = [
+    ("fp8_block_linear", 3, 48, 256, BF16, {}),
+    ("fp8_block_linear", 1, 200, 520, BF16, {"scale_dtype": BF16}),  # edge blocks both ways, K in no multiple of 16
+    ("fp8_block_linear", 17, 33, 512, F32, {}),
+    ("fp8_block_linear", 0, 32, 128, BF16, {}),
+    ("fp8_row_linear", 5, 40, 1024, BF16, {}),
+    ("fp8_row_linear", 2, 32, 200, F32, {"per_tensor": True}),
+    ("nvfp4_linear", 2, 40, 512, BF16, {}),
+    ("nvfp4_linear", 9, 33, 272, F32, {}),
+    ("bf16_linear", 1, 1, 384, BF16, {"out_dtype": F32}),  # one output column: the shared expert's gate
+    ("bf16_linear", 4, 8, 512, BF16, {"out_dtype": F32}),
+    ("bf16_linear", 64, 35, 72, F32, {}),
+    ("fp8_block_matmul", 70, 130, 200, BF16, {"scale_dtype": BF16}),
+    ("fp8_block_matmul", 3, 64, 128, F32, {}),
+    ("fp8_row_matmul", 65, 48, 128, BF16, {}),
+    ("fp8_row_matmul", 1, 20, 72, F32, {"per_tensor": True}),
+    ("nvfp4_matmul", 67, 40, 144, BF16, {}),
+    ("nvfp4_matmul", 5, 64, 64, F32, {}),
+    ("bf16_matmul", 66, 8, 100, BF16, {"out_dtype": F32}),
+    ("bf16_matmul", 0, 8, 64, F32, {}),
+]
+
+_FULL: list[_Input] = [
+    # 122B, decode
+    ("fp8_block_linear", 1, 2048, 3072, BF16, {"scale_dtype": BF16}),  # shared expert, gate and up
+    ("fp8_block_linear", 3, 3072, 1024, BF16, {"scale_dtype": BF16}),  # shared expert, down
+    ("fp8_block_linear", 3, 16384, 3072, BF16, {"scale_dtype": BF16}),  # attention, query and gate
+    ("fp8_block_linear", 64, 3072, 8192, BF16, {"scale_dtype": BF16}),  # attention, output
+    ("fp8_block_linear", 8, 3072, 8192, F32, {}),
+    ("fp8_row_linear", 3, 3072, 8192, BF16, {}),
+    ("fp8_row_linear", 17, 2048, 4096, BF16, {"per_tensor": True}),  # 35B, attention output
+    ("nvfp4_linear", 1, 1024, 3072, BF16, {}),
+    ("nvfp4_linear", 64, 1024, 3072, BF16, {}),
+    ("nvfp4_linear", 3, 3072, 1024, F32, {}),
+    ("bf16_linear", 3, 16384, 3072, BF16, {}),
+    ("bf16_linear", 17, 3072, 8192, BF16, {}),
+    ("bf16_linear", 64, 3072, 8192, F32, {}),
+    ("bf16_linear", 3, 256, 3072, BF16, {"out_dtype": F32}),  # router
+    ("bf16_linear", 3, 64, 3072, BF16, {}),  # DeltaNet, in_proj_a and in_proj_b
+    # 122B, prefill
+    ("fp8_block_matmul", 130, 2048, 3072, BF16, {"scale_dtype": BF16}),
+    ("fp8_block_matmul", 512, 3072, 1024, BF16, {"scale_dtype": BF16}),
+    ("fp8_block_matmul", 512, 3072, 8192, BF16, {"scale_dtype": BF16}),
+    ("fp8_block_matmul", 130, 2048, 3072, F32, {}),
+    ("fp8_row_matmul", 512, 3072, 8192, BF16, {}),
+    ("nvfp4_matmul", 130, 1024, 3072, BF16, {}),
+    ("nvfp4_matmul", 512, 3072, 1024, BF16, {}),
+    ("bf16_matmul", 512, 16384, 3072, BF16, {}),
+    ("bf16_matmul", 512, 256, 3072, BF16, {"out_dtype": F32}),
+    ("bf16_matmul", 130, 64, 3072, BF16, {}),
+    ("bf16_matmul", 130, 256, 3072, F32, {}),
+]
+
+CASES = [
+    _case(op, rows, n, k, dtype, is_full, **options)
+    for inputs, is_full in ((_SMALL, False), (_FULL, True))
+    for op, rows, n, k, dtype, options in inputs
+]

@@ -1,0 +1,374 @@
+"""The float linears in Triton: one tiled kernel for all formats, and one that adds the parts of a split along K.
+
+Every stored weight is, up to a factor that is applied in float32, exactly a bfloat16 number: an E4M3 code has 4
+significant bits, and an E2M1 code times its E4M3 group scale has 2 + 4. So all formats run on bfloat16 tensor cores
+with exact products and float32 sums. A float32 activation is fed as three bfloat16 numbers whose sum it is (24 = 3 * 8
+bits), which keeps float32 precision without leaving the tensor cores. Block, row and tensor scales multiply sums.
+
+The weight is the left operand: its tile is decoded in registers and read once, and the rows of x, padded to 8, are the
+narrow side. The order along K is a constant of the weight's shape and the variant, whatever the number of rows.
+"""
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from onebox.kernels.float_linear.shapes import SCALE_BLOCK
+
+__all__ = [
+    "bf16_linear",
+    "bf16_matmul",
+    "fp8_block_linear",
+    "fp8_block_matmul",
+    "fp8_row_linear",
+    "fp8_row_matmul",
+    "nvfp4_linear",
+    "nvfp4_matmul",
+]
+
+# The interpreter has no inline assembly, and its dot multiplies the raw bits of bfloat16.
+INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
+USES_ASM = not triton.knobs.runtime.interpret
+BLOCK = tl.constexpr(SCALE_BLOCK)
+
+# E2M1 bits are read as the lowest exponents of bfloat16, 2^126 too small. All of it in the group scale could overflow:
+# this much goes there, and the rest into the multiplier.
+E2M1_IN_SCALE = tl.constexpr(2.0**118)
+E2M1_IN_MULTIPLIER = tl.constexpr(2.0**8)
+
+
+@triton.jit
+def decode_e4m3(codes, ASM: tl.constexpr):
+    """uint8 codes to bfloat16, exactly: the code's bits, moved to bfloat16's place, are 2^120 too small.
+
+    The two codes that are no number read as 480 and -480; `onebox.formats` never writes them.
+    """
+    if ASM:
+        # Four codes at a time on the integer units and one packed multiplication; Triton's own conversion goes through
+        # half and float, five slow instructions for two codes, and would be slower than reading the weight.
+        decoded = tl.inline_asm_elementwise(
+            """{
+            .reg .b32 a, b, s, t;
+            prmt.b32 a, $2, 0, 0x1404;
+            prmt.b32 b, $2, 0, 0x3424;
+            shr.u32 s, a, 4;
+            shr.u32 t, b, 4;
+            and.b32 s, s, 0x07F007F0;
+            and.b32 t, t, 0x07F007F0;
+            lop3.b32 a, a, 0x80008000, s, 0xEA;
+            lop3.b32 b, b, 0x80008000, t, 0xEA;
+            mov.b32 s, 0x7B807B80;
+            mul.rn.bf16x2 $0, a, s;
+            mul.rn.bf16x2 $1, b, s;
+            }""",
+            "=&r,=&r,r",
+            [codes],
+            dtype=tl.bfloat16,
+            is_pure=True,
+            pack=4,
+        )
+    else:
+        wide = codes.to(tl.int32)
+        bits = ((wide & 0x7F) << 20) | ((wide & 0x80) << 24)
+        decoded = (bits.to(tl.float32, bitcast=True) * 2.0**120).to(tl.bfloat16)
+    return decoded
+
+
+@triton.jit
+def e2m1_times(nibbles, scale):
+    """int32 nibbles to bfloat16: value * scale / 2^126."""
+    bits = ((nibbles & 7) << 22) | ((nibbles & 8) << 28)
+    return (bits.to(tl.float32, bitcast=True) * scale.to(tl.float32)).to(tl.bfloat16)
+
+
+@triton.jit
+def decode_e2m1(packed, scale, ASM: tl.constexpr):
+    """uint8 pairs and bfloat16 scales of one shape to bfloat16 (even columns, odd columns): value * scale / 2^126."""
+    if ASM:
+        # Four bytes at a time: each pair of bytes in the upper halves of two 16-bit lanes, sign and magnitude moved to
+        # bfloat16's places, one packed multiplication by the scale.
+        even, odd = tl.inline_asm_elementwise(
+            """{
+            .reg .b32 a, b, c, d, s, t, u, v;
+            prmt.b32 b, $4, 0, 0x1404;
+            prmt.b32 d, $4, 0, 0x3424;
+            shl.b32 a, b, 4;
+            shl.b32 c, d, 4;
+            shr.u32 s, a, 6;
+            shr.u32 t, b, 6;
+            shr.u32 u, c, 6;
+            shr.u32 v, d, 6;
+            and.b32 s, s, 0x01C001C0;
+            and.b32 t, t, 0x01C001C0;
+            and.b32 u, u, 0x01C001C0;
+            and.b32 v, v, 0x01C001C0;
+            lop3.b32 a, a, 0x80008000, s, 0xEA;
+            lop3.b32 b, b, 0x80008000, t, 0xEA;
+            lop3.b32 c, c, 0x80008000, u, 0xEA;
+            lop3.b32 d, d, 0x80008000, v, 0xEA;
+            mul.rn.bf16x2 $0, a, $5;
+            mul.rn.bf16x2 $1, c, $6;
+            mul.rn.bf16x2 $2, b, $5;
+            mul.rn.bf16x2 $3, d, $6;
+            }""",
+            "=&r,=&r,=&r,=&r,r,r,r",
+            [packed, scale],
+            dtype=(tl.bfloat16, tl.bfloat16),
+            is_pure=True,
+            pack=4,
+        )
+    else:
+        wide = packed.to(tl.int32)
+        even = e2m1_times(wide & 15, scale)
+        odd = e2m1_times(wide >> 4, scale)
+    return even, odd
+
+
+@triton.jit
+def bf16_dot(weight, x, total):
+    """The sum total + weight @ x for bfloat16 operands: exact products, float32 sums."""
+    if INTERPRETED:
+        # numpy's matrix product orders its sums by the number of columns; this sum has one order.
+        products = weight.to(tl.float32)[:, :, None] * x.to(tl.float32)[None, :, :]
+        result = total + tl.sum(products, 1)
+    else:
+        result = tl.dot(weight, x, total)
+    return result
+
+
+@triton.jit
+def dot(weight, x, total):
+    """The sum total + weight @ x: weight bfloat16 [BLOCK_N, BLOCK_K], x [BLOCK_K, BLOCK_R] bfloat16 or float32.
+
+    A float32 number is cut in three. Each rounding leaves a remainder that float32 holds exactly, the second one with
+    8 bits, so the third part is exact; the smallest is added first. (An infinite one leaves NaN.)
+    """
+    if x.dtype == tl.float32:
+        high = x.to(tl.bfloat16)
+        rest = x - high.to(tl.float32)
+        middle = rest.to(tl.bfloat16)
+        low = (rest - middle.to(tl.float32)).to(tl.bfloat16)
+        total = bf16_dot(weight, low, total)
+        total = bf16_dot(weight, middle, total)
+        total = bf16_dot(weight, high, total)
+    else:
+        total = bf16_dot(weight, x, total)
+    return total
+
+
+@triton.jit
+def load_nvfp4(weight_ptr, scale_ptr, n, first, N, K: tl.constexpr, BLOCK_K: tl.constexpr, ASM: tl.constexpr):
+    """Columns first .. first + BLOCK_K of weight rows n, bfloat16 [BLOCK_N, BLOCK_K], 2^8 too small."""
+    BLOCK_N: tl.constexpr = n.shape[0]
+    pairs = first // 2 + tl.arange(0, BLOCK_K // 2)
+    groups = first // 16 + tl.arange(0, BLOCK_K // 16)
+    inside = (n < N)[:, None]
+    packed = tl.load(weight_ptr + n[:, None] * (K // 2) + pairs[None, :], inside & (pairs < K // 2)[None, :], other=0)
+    codes = tl.load(scale_ptr + n[:, None] * (K // 16) + groups[None, :], inside & (groups < K // 16)[None, :], other=0)
+    scale = (decode_e4m3(codes, ASM).to(tl.float32) * E2M1_IN_SCALE).to(tl.bfloat16)
+    spread = tl.broadcast_to(scale[:, :, None], (BLOCK_N, BLOCK_K // 16, 8))
+    even, odd = decode_e2m1(packed, tl.reshape(spread, (BLOCK_N, BLOCK_K // 2)), ASM)
+    return tl.reshape(tl.join(even, odd), (BLOCK_N, BLOCK_K))
+
+
+@triton.jit(do_not_specialize=["R"])
+def float_linear_kernel(
+    x_ptr,  # bfloat16 or float32 [R, K], rows x_stride apart
+    weight_ptr,  # e4m3: uint8 [N, K]; nvfp4: uint8 [N, K/2]; bf16: bfloat16 [N, K]
+    scale_ptr,  # block: [ceil(N/128), ceil(K/128)]; row: [N] or, with scale_stride 0, [1]; nvfp4: uint8 [N, K/16]
+    multiplier_ptr,  # nvfp4: float32 [1]
+    out_ptr,  # [R, N], or float32 [SPLIT, R, N]
+    R,
+    N,
+    x_stride,
+    scale_stride,
+    K: tl.constexpr,
+    FORMAT: tl.constexpr,  # "block", "row", "nvfp4" or "bf16"
+    BLOCK_N: tl.constexpr,  # divides 128
+    BLOCK_R: tl.constexpr,
+    BLOCK_K: tl.constexpr,  # divides 128 in the block format
+    SPLIT: tl.constexpr,
+    ASM: tl.constexpr,
+):
+    # Programs that share a weight tile run side by side, so that it comes from memory once.
+    r = tl.program_id(0) * BLOCK_R + tl.arange(0, BLOCK_R)
+    n = tl.program_id(1).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
+    part = tl.program_id(2)
+    STEPS: tl.constexpr = (K + BLOCK_K * SPLIT - 1) // (BLOCK_K * SPLIT)
+    x_row_ptr = x_ptr + r.to(tl.int64)[None, :] * x_stride
+    total = tl.zeros((BLOCK_N, BLOCK_R), tl.float32)
+    for step in range(STEPS):
+        first = (part * STEPS + step) * BLOCK_K
+        k = first + tl.arange(0, BLOCK_K)
+        x = tl.load(x_row_ptr + k[:, None], (r < R)[None, :] & (k < K)[:, None], other=0.0)
+        if FORMAT == "nvfp4":
+            weight = load_nvfp4(weight_ptr, scale_ptr, n, first, N, K, BLOCK_K, ASM)
+        else:
+            weight = tl.load(weight_ptr + n[:, None] * K + k[None, :], (n < N)[:, None] & (k < K)[None, :], other=0)
+            if FORMAT != "bf16":
+                weight = decode_e4m3(weight, ASM)
+        if FORMAT == "block":
+            block = (tl.program_id(1) * BLOCK_N // BLOCK) * ((K + BLOCK - 1) // BLOCK) + first // BLOCK
+            scale = tl.load(scale_ptr + block, first < K, other=0.0).to(tl.float32)
+            total += dot(weight, x, tl.zeros((BLOCK_N, BLOCK_R), tl.float32)) * scale
+        else:
+            total = dot(weight, x, total)
+    if FORMAT == "row":
+        scale = tl.load(scale_ptr + n * scale_stride, n < N, other=0.0).to(tl.float32)
+        total *= scale[:, None]
+    if FORMAT == "nvfp4":
+        total *= E2M1_IN_MULTIPLIER
+        total *= tl.load(multiplier_ptr)
+    place = (part * R + r).to(tl.int64)[None, :] * N + n[:, None]
+    tl.store(out_ptr + place, total.to(out_ptr.dtype.element_ty), (r < R)[None, :] & (n < N)[:, None])
+
+
+@triton.jit
+def float_linear_sum_kernel(
+    parts_ptr,  # float32 [SPLIT, size]
+    out_ptr,  # [size]
+    size,
+    SPLIT: tl.constexpr,
+    COUNT: tl.constexpr,
+):
+    """Adds the parts of a split along K, first to last."""
+    place = tl.program_id(0) * COUNT + tl.arange(0, COUNT)
+    total = tl.zeros((COUNT,), tl.float32)
+    for part in tl.static_range(SPLIT):
+        total += tl.load(parts_ptr + part * size + place, place < size, other=0.0)
+    tl.store(out_ptr + place, total.to(out_ptr.dtype.element_ty), place < size)
+
+
+class Tile(NamedTuple):
+    """How a launch divides its work. The first three fix the order of summation and never depend on the rows."""
+
+    block_n: int
+    block_k: int
+    split: int
+    block_r: int
+    num_warps: int
+    num_stages: int
+
+
+def decode_tile(x: Tensor, n: int, kind: str) -> Tile:
+    """Narrow tiles, and a split of K wherever the output columns alone would leave the GPU's memory idle."""
+    block_n = 32  # with two warps: `mma.sync` on every GPU, the same instructions for 8 rows and for 64
+    block_k = 256 if kind == "nvfp4" else 128  # 128 or 256 bytes of a weight row
+    if x.dtype == torch.float32:
+        block_k //= 2  # registers for the three parts of 64 rows
+    steps, columns = triton.cdiv(x.shape[1], block_k), triton.cdiv(n, block_n)
+    split = max(parts for parts in range(1, steps + 1) if parts == 1 or _is_good_split(parts, steps, columns))
+    block_r = max(8, triton.next_power_of_2(x.shape[0]))
+    return Tile(block_n, block_k, split, block_r, num_warps=2, num_stages=4 if block_r <= 16 else 3)
+
+
+def _is_good_split(parts: int, steps: int, columns: int) -> bool:
+    return steps % parts == 0 and steps // parts >= 2 and columns * parts <= 512
+
+
+def prefill_tile(x: Tensor, n: int) -> Tile:
+    """Square tiles, small ones where there are few columns; float32 rows, in three parts, in narrower ones."""
+    if x.dtype == torch.float32:
+        return Tile(64, 64, 1, 32, num_warps=4, num_stages=2)
+    if n < 2048:
+        return Tile(64, 64, 1, 64, num_warps=4, num_stages=3)
+    return Tile(128, 64, 1, 128, num_warps=8, num_stages=3)
+
+
+class Weight(NamedTuple):
+    """A stored weight as the kernel takes it."""
+
+    kind: str  # the kernel's FORMAT
+    codes: Tensor
+    scale: Tensor | None
+    multiplier: Tensor | None = None
+
+
+def _launch(x: Tensor, weight: Weight, tile: Tile, out_dtype: torch.dtype | None) -> Tensor:
+    rows, k = x.shape
+    n = weight.codes.shape[0]
+    out = torch.empty(rows, n, dtype=out_dtype or x.dtype, device=x.device)
+    if rows == 0:
+        return out
+    parts = out if tile.split == 1 else torch.empty(tile.split, rows, n, dtype=torch.float32, device=x.device)
+    grid = (triton.cdiv(rows, tile.block_r), triton.cdiv(n, tile.block_n), tile.split)
+    float_linear_kernel[grid](
+        x,
+        weight.codes,
+        weight.scale,
+        weight.multiplier,
+        parts,
+        rows,
+        n,
+        x.stride(0),
+        0 if weight.scale is None or weight.scale.numel() == 1 else 1,
+        K=k,
+        FORMAT=weight.kind,
+        BLOCK_N=tile.block_n,
+        BLOCK_R=tile.block_r,
+        BLOCK_K=tile.block_k,
+        SPLIT=tile.split,
+        ASM=USES_ASM,
+        num_warps=tile.num_warps,
+        num_stages=tile.num_stages,
+    )
+    if tile.split > 1:
+        float_linear_sum_kernel[(triton.cdiv(out.numel(), 256),)](
+            parts, out, out.numel(), SPLIT=tile.split, COUNT=256, num_warps=2
+        )
+    return out
+
+
+def _decode(x: Tensor, weight: Weight, out_dtype: torch.dtype | None) -> Tensor:
+    return _launch(x, weight, decode_tile(x, weight.codes.shape[0], weight.kind), out_dtype)
+
+
+def _prefill(x: Tensor, weight: Weight, out_dtype: torch.dtype | None) -> Tensor:
+    return _launch(x, weight, prefill_tile(x, weight.codes.shape[0]), out_dtype)
+
+
+def fp8_block_linear(x: Tensor, weight: Tensor, scale: Tensor, out_dtype: torch.dtype | None = None) -> Tensor:
+    """See `onebox.kernels.float_linear.fp8_block_linear`."""
+    return _decode(x, Weight("block", weight.view(torch.uint8), scale.contiguous()), out_dtype)
+
+
+def fp8_block_matmul(x: Tensor, weight: Tensor, scale: Tensor, out_dtype: torch.dtype | None = None) -> Tensor:
+    """See `onebox.kernels.float_linear.fp8_block_matmul`."""
+    return _prefill(x, Weight("block", weight.view(torch.uint8), scale.contiguous()), out_dtype)
+
+
+def fp8_row_linear(x: Tensor, weight: Tensor, scale: Tensor, out_dtype: torch.dtype | None = None) -> Tensor:
+    """See `onebox.kernels.float_linear.fp8_row_linear`."""
+    return _decode(x, Weight("row", weight.view(torch.uint8), scale.contiguous()), out_dtype)
+
+
+def fp8_row_matmul(x: Tensor, weight: Tensor, scale: Tensor, out_dtype: torch.dtype | None = None) -> Tensor:
+    """See `onebox.kernels.float_linear.fp8_row_matmul`."""
+    return _prefill(x, Weight("row", weight.view(torch.uint8), scale.contiguous()), out_dtype)
+
+
+def nvfp4_linear(
+    x: Tensor, packed: Tensor, scale: Tensor, multiplier: Tensor, out_dtype: torch.dtype | None = None
+) -> Tensor:
+    """See `onebox.kernels.float_linear.nvfp4_linear`."""
+    return _decode(x, Weight("nvfp4", packed, scale.contiguous().view(torch.uint8), multiplier), out_dtype)
+
+
+def nvfp4_matmul(
+    x: Tensor, packed: Tensor, scale: Tensor, multiplier: Tensor, out_dtype: torch.dtype | None = None
+) -> Tensor:
+    """See `onebox.kernels.float_linear.nvfp4_matmul`."""
+    return _prefill(x, Weight("nvfp4", packed, scale.contiguous().view(torch.uint8), multiplier), out_dtype)
+
+
+def bf16_linear(x: Tensor, weight: Tensor, out_dtype: torch.dtype | None = None) -> Tensor:
+    """See `onebox.kernels.float_linear.bf16_linear`."""
+    return _decode(x, Weight("bf16", weight, None), out_dtype)
+
+
+def bf16_matmul(x: Tensor, weight: Tensor, out_dtype: torch.dtype | None = None) -> Tensor:
+    """See `onebox.kernels.float_linear.bf16_matmul`."""
+    return _prefill(x, Weight("bf16", weight, None), out_dtype)

@@ -1,0 +1,426 @@
+"""Sampling in Triton, without a sort of the vocabulary and without asking the host which rows need what.
+
+A row takes one of three ways, by its own settings:
+
+- plain (greedy, or temperature alone): each chunk of the vocabulary finds its best token, then the best of those wins;
+- top_k up to 64: each chunk finds its best 64, then the best 64 of those are cut by top_p and min_p and drawn from;
+- any other limit: a bisection first finds the last token that the limits keep, then the plain way with that bound.
+
+Everything that is summed is an integer, so no order of summation can show.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+__all__ = ["apply_mask", "apply_penalties", "sample"]
+
+_NUM_SORTED = tl.constexpr(64)
+"""The largest top_k that is answered by sorting candidates."""
+
+_MAX_CHUNKS = 64
+_MIN_CHUNK = 64  # a chunk gives 64 candidates
+_CUT_BLOCK = 8192
+_BLOCK = 1024
+
+_ONE_SHARE = tl.constexpr(2.0**44)
+"""The likeliest token's share; see `reference._SHARE_BITS`."""
+
+_LOWEST_KEY = tl.constexpr(-(2**31))
+_HIGHEST_KEY = tl.constexpr(2**31 - 1)
+_NO_LIMIT = tl.constexpr(2**63 - 1)
+
+
+@triton.jit
+def _load_limits(row, temperature_ptr, top_k_ptr, top_p_ptr, min_p_ptr):
+    """A row's (temperature, top_k, top_p, min_p, is_sorted, is_cut)."""
+    temperature = tl.load(temperature_ptr + row).to(tl.float64)
+    top_k = tl.load(top_k_ptr + row).to(tl.int64)
+    top_p = tl.load(top_p_ptr + row).to(tl.float64)
+    min_p = tl.load(min_p_ptr + row).to(tl.float64)
+    is_drawn = temperature > 0
+    is_sorted = is_drawn & (top_k > 0) & (top_k <= _NUM_SORTED)
+    is_cut = is_drawn & ((top_k > _NUM_SORTED) | ((top_k <= 0) & ((top_p < 1) | (min_p > 0))))
+    return temperature, top_k, top_p, min_p, is_sorted, is_cut
+
+
+@triton.jit
+def _flip_negative(bits):
+    # Floats order as their bits do, but negative ones backwards. Doing it twice undoes it.
+    return bits ^ ((bits >> 31) & 0x7FFFFFFF)
+
+
+@triton.jit
+def _key(logit):
+    """int64 within 32 bits that orders as the float32 logits do; both zeros are one key."""
+    logit = tl.where(logit == 0, 0.0, logit)
+    return _flip_negative(logit.to(tl.int32, bitcast=True)).to(tl.int64)
+
+
+@triton.jit
+def _logit(key):
+    """The float32 logit that `_key` made this of."""
+    return _flip_negative(key.to(tl.int32)).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _share(logit, peak, temperature):
+    """int64: how likely a logit's token is, as a part of the token at the peak; see `reference._SHARE_BITS`."""
+    distance = logit.to(tl.float64) / temperature - peak.to(tl.float64) / temperature
+    return (tl.exp(distance) * _ONE_SHARE).to(tl.int64)
+
+
+@triton.jit
+def _mix(x):
+    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9
+    x = (x ^ (x >> 27)) * 0x94D049BB133111EB
+    return x ^ (x >> 31)
+
+
+@triton.jit
+def _gumbel(seed, position, ids):
+    """The noise of `reference.gumbel` for tokens ids: SplitMix64 and two float64 logarithms."""
+    start = _mix(_mix(seed.to(tl.uint64)) ^ position.to(tl.uint64))
+    bits = _mix(start + (ids.to(tl.uint64) + 1) * 0x9E3779B97F4A7C15)
+    uniform = ((bits >> 11).to(tl.float64) + 0.5) * (2.0**-53)
+    return -tl.log(-tl.log(uniform))
+
+
+@triton.jit
+def _is_kept(keys, ids, cut_key, cut_id):
+    """Whether tokens come no later than the cut, in order of falling logit, then rising id."""
+    return (keys > cut_key) | ((keys == cut_key) & (ids <= cut_id))
+
+
+@triton.jit
+def sample_peak_kernel(
+    logits_ptr,  # float32 [R, V]
+    temperature_ptr,  # [R], and so the next three
+    top_k_ptr,
+    top_p_ptr,
+    min_p_ptr,
+    peaks_ptr,  # float32 [R, chunks]: the largest logit of each chunk; written for rows that are cut
+    V: tl.constexpr,
+    CHUNK: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    chunk = tl.program_id(1)
+    _, _, _, _, _, is_cut = _load_limits(row, temperature_ptr, top_k_ptr, top_p_ptr, min_p_ptr)
+    if is_cut:
+        ids = chunk * CHUNK + tl.arange(0, CHUNK)
+        logits = tl.load(logits_ptr + row * V + ids, mask=ids < V, other=float("-inf"))
+        tl.store(peaks_ptr + row * tl.num_programs(1) + chunk, tl.max(logits, 0))
+
+
+@triton.jit
+def sample_share_kernel(
+    logits_ptr,  # float32 [R, V]
+    temperature_ptr,  # [R], and so the next three
+    top_k_ptr,
+    top_p_ptr,
+    min_p_ptr,
+    peaks_ptr,  # float32 [R, chunks]
+    shares_ptr,  # int64 [R, V]; written for rows that are cut
+    V: tl.constexpr,
+    CHUNK: tl.constexpr,
+    CHUNKS: tl.constexpr,  # a power of 2 that holds the number of chunks
+):
+    row = tl.program_id(0).to(tl.int64)
+    chunk = tl.program_id(1)
+    temperature, _, _, _, _, is_cut = _load_limits(row, temperature_ptr, top_k_ptr, top_p_ptr, min_p_ptr)
+    if is_cut:
+        chunks = tl.arange(0, CHUNKS)
+        num_chunks = tl.num_programs(1)
+        peaks = tl.load(peaks_ptr + row * num_chunks + chunks, mask=chunks < num_chunks, other=float("-inf"))
+        ids = chunk * CHUNK + tl.arange(0, CHUNK)
+        logits = tl.load(logits_ptr + row * V + ids, mask=ids < V, other=float("-inf"))
+        tl.store(shares_ptr + row * V + ids, _share(logits, tl.max(peaks, 0), temperature), mask=ids < V)
+
+
+@triton.jit
+def _weight_ahead(
+    logits_ptr, shares_ptr, bound, cut_key, cut_id, V: tl.constexpr, BLOCK: tl.constexpr, BY_SHARE: tl.constexpr
+):
+    """The weight of kept tokens with keys above the bound: their shares, or their number."""
+    weight = tl.zeros([BLOCK], tl.int64)
+    for start in range(0, V, BLOCK):
+        ids = start + tl.arange(0, BLOCK)
+        keys = _key(tl.load(logits_ptr + ids, mask=ids < V, other=0.0))
+        is_ahead = (ids < V) & (keys > bound) & _is_kept(keys, ids, cut_key, cut_id)
+        if BY_SHARE:
+            # Of all tokens, counted or not, so that this load need not wait for the other.
+            weight += tl.where(is_ahead, tl.load(shares_ptr + ids, mask=ids < V, other=0), 0)
+        else:
+            weight += is_ahead.to(tl.int64)
+    return tl.sum(weight, 0)
+
+
+@triton.jit
+def _tie_id(logits_ptr, key, number, cut_key, cut_id, V: tl.constexpr, BLOCK: tl.constexpr):
+    """The id of the kept token that is the number-th, counted from one, of those with this key; V if they are fewer."""
+    found = tl.full([], V, tl.int64)
+    seen = tl.full([], 0, tl.int64)
+    for start in range(0, V, BLOCK):
+        ids = start + tl.arange(0, BLOCK)
+        keys = _key(tl.load(logits_ptr + ids, mask=ids < V, other=0.0))
+        is_tied = ((ids < V) & (keys == key) & _is_kept(keys, ids, cut_key, cut_id)).to(tl.int64)
+        is_found = (is_tied > 0) & (seen + tl.cumsum(is_tied, 0) == number)
+        found = tl.minimum(found, tl.min(tl.where(is_found, ids, V), 0))
+        seen += tl.sum(is_tied, 0)
+    return found
+
+
+@triton.jit
+def _move_cut(
+    logits_ptr, shares_ptr, limit, cut_key, cut_id, V: tl.constexpr, BLOCK: tl.constexpr, BY_SHARE: tl.constexpr
+):
+    """The cut after which only kept tokens remain whose weight ahead of them, in order, is below the limit."""
+    # The smallest key with less than the limit above it: its tokens are the last to stay, if not all of them.
+    low, high = tl.full([], _LOWEST_KEY - 1, tl.int64), tl.full([], _HIGHEST_KEY, tl.int64)
+    for _ in range(32):
+        middle = (low + high) >> 1
+        is_below = _weight_ahead(logits_ptr, shares_ptr, middle, cut_key, cut_id, V, BLOCK, BY_SHARE) < limit
+        high = tl.where(is_below, middle, high)
+        low = tl.where(is_below, low, middle)
+    room = limit - _weight_ahead(logits_ptr, shares_ptr, high, cut_key, cut_id, V, BLOCK, BY_SHARE)
+    # Tokens of one key weigh the same: as many of them stay, lowest ids first, as it takes to fill the room.
+    if BY_SHARE:
+        id_of_one = _tie_id(logits_ptr, high, 1, cut_key, cut_id, V, BLOCK)
+        weight = tl.load(shares_ptr + id_of_one, mask=id_of_one < V, other=1)
+        number = (room + weight - 1) // weight
+    else:
+        number = room
+    last_id = _tie_id(logits_ptr, high, number, cut_key, cut_id, V, BLOCK)
+    # A limit that everything meets ends at the lowest key and must not loosen an earlier cut.
+    is_tighter = high >= cut_key
+    return tl.where(is_tighter, high, cut_key), tl.where(is_tighter, last_id, cut_id)
+
+
+@triton.jit
+def sample_cut_kernel(
+    logits_ptr,  # float32 [R, V]
+    temperature_ptr,  # [R], and so the next three
+    top_k_ptr,
+    top_p_ptr,
+    min_p_ptr,
+    shares_ptr,  # int64 [R, V]
+    cuts_ptr,  # int64 [R, 2]: key and id of the last token that is kept; written for every row
+    V: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    _, top_k, top_p, min_p, _, is_cut = _load_limits(row, temperature_ptr, top_k_ptr, top_p_ptr, min_p_ptr)
+    logits_ptr += row * V
+    shares_ptr += row * V
+    cut_key, cut_id = tl.full([], _LOWEST_KEY, tl.int64), tl.full([], V, tl.int64)
+    if is_cut:
+        if top_k > 0:
+            cut_key, cut_id = _move_cut(logits_ptr, shares_ptr, top_k, cut_key, cut_id, V, BLOCK, False)
+        if top_p < 1:
+            total = _weight_ahead(logits_ptr, shares_ptr, _LOWEST_KEY - 1, cut_key, cut_id, V, BLOCK, True)
+            target = tl.ceil(top_p * total.to(tl.float64)).to(tl.int64)
+            cut_key, cut_id = _move_cut(logits_ptr, shares_ptr, target, cut_key, cut_id, V, BLOCK, True)
+        if min_p > 0:
+            lowest = tl.full([BLOCK], _HIGHEST_KEY, tl.int64)
+            for start in range(0, V, BLOCK):
+                ids = start + tl.arange(0, BLOCK)
+                shares = tl.load(shares_ptr + ids, mask=ids < V, other=0)
+                is_likely = (ids < V) & (shares.to(tl.float64) >= min_p * _ONE_SHARE)
+                keys = _key(tl.load(logits_ptr + ids, mask=ids < V, other=0.0))
+                lowest = tl.minimum(lowest, tl.where(is_likely, keys, _HIGHEST_KEY))
+            lowest_key = tl.min(lowest, 0)
+            cut_id = tl.where(lowest_key > cut_key, V, cut_id)
+            cut_key = tl.maximum(lowest_key, cut_key)
+    tl.store(cuts_ptr + 2 * row, cut_key)
+    tl.store(cuts_ptr + 2 * row + 1, cut_id)
+
+
+@triton.jit
+def sample_chunk_kernel(
+    logits_ptr,  # float32 [R, V]
+    temperature_ptr,  # [R], and so the next three
+    top_k_ptr,
+    top_p_ptr,
+    min_p_ptr,
+    seeds_ptr,  # int64 [R]
+    positions_ptr,  # int64 [R]
+    cuts_ptr,  # int64 [R, 2]
+    candidates_ptr,  # int64 [R, chunks, 64]: (key, falling id) of a chunk's best; written for rows that sort
+    values_ptr,  # float64 [R, chunks]: the best logit with its noise; written for the other rows
+    ids_ptr,  # int64 [R, chunks]: whose it is
+    V: tl.constexpr,
+    CHUNK: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    chunk = tl.program_id(1)
+    out = row * tl.num_programs(1) + chunk
+    temperature, _, _, _, is_sorted, _ = _load_limits(row, temperature_ptr, top_k_ptr, top_p_ptr, min_p_ptr)
+    ids = (chunk * CHUNK + tl.arange(0, CHUNK)).to(tl.int64)
+    logits = tl.load(logits_ptr + row * V + ids, mask=ids < V, other=float("-inf"))
+    keys = _key(logits)
+    if is_sorted:
+        # Low words fall as ids rise, so that of equal logits the lowest id comes first, and no two words are equal.
+        words = tl.where(ids < V, (keys << 32) + (0xFFFFFFFF - ids), _LOWEST_KEY << 32)
+        best = tl.topk(words, _NUM_SORTED)
+        tl.store(candidates_ptr + out * _NUM_SORTED + tl.arange(0, _NUM_SORTED), best)
+    else:
+        values = logits.to(tl.float64)
+        if temperature > 0:
+            values = values / temperature + _gumbel(tl.load(seeds_ptr + row), tl.load(positions_ptr + row), ids)
+        kept = (ids < V) & _is_kept(keys, ids, tl.load(cuts_ptr + 2 * row), tl.load(cuts_ptr + 2 * row + 1))
+        values = tl.where(kept, values, float("-inf"))
+        best_value = tl.max(values, 0)
+        tl.store(values_ptr + out, best_value)
+        tl.store(ids_ptr + out, tl.min(tl.where(kept & (values == best_value), ids, V), 0))
+
+
+@triton.jit
+def _draw_sorted(
+    candidates_ptr,  # int64 [chunks, 64]: this row's
+    temperature,
+    top_k,
+    top_p,
+    min_p,
+    seed,
+    position,
+    num_chunks,
+    CHUNKS: tl.constexpr,
+):
+    """The token drawn from the first top_k of all candidates, as top_p and min_p cut them."""
+    everywhere = tl.arange(0, CHUNKS * _NUM_SORTED)
+    inside = everywhere < num_chunks * _NUM_SORTED
+    words = tl.topk(tl.load(candidates_ptr + everywhere, mask=inside, other=_LOWEST_KEY << 32), _NUM_SORTED)
+    # What a chunk shorter than 64 was filled up with has a key that no logit has.
+    kept = (tl.arange(0, _NUM_SORTED) < top_k) & (words >> 32 > _LOWEST_KEY)
+    logits = tl.where(kept, _logit(words >> 32), float("-inf"))
+    shares = _share(logits, tl.max(logits, 0), temperature)
+    target = tl.ceil(top_p * tl.sum(shares, 0).to(tl.float64)).to(tl.int64)
+    target = tl.where(top_p < 1, target, _NO_LIMIT)
+    before = tl.cumsum(shares, 0) - shares
+    kept = kept & (before < target) & (shares.to(tl.float64) >= min_p * _ONE_SHARE)
+    ids = 0xFFFFFFFF - (words & 0xFFFFFFFF)
+    values = tl.where(kept, logits.to(tl.float64) / temperature + _gumbel(seed, position, ids), float("-inf"))
+    return tl.min(tl.where(values == tl.max(values, 0), ids, _NO_LIMIT), 0)
+
+
+@triton.jit
+def sample_choose_kernel(
+    temperature_ptr,  # [R], and so the next three
+    top_k_ptr,
+    top_p_ptr,
+    min_p_ptr,
+    seeds_ptr,  # int64 [R]
+    positions_ptr,  # int64 [R]
+    candidates_ptr,  # int64 [R, chunks, 64]
+    values_ptr,  # float64 [R, chunks]
+    ids_ptr,  # int64 [R, chunks]
+    token_ids_ptr,  # int64 [R]
+    num_chunks,
+    CHUNKS: tl.constexpr,  # a power of 2 that holds the number of chunks
+):
+    row = tl.program_id(0).to(tl.int64)
+    temperature, top_k, top_p, min_p, is_sorted, _ = _load_limits(row, temperature_ptr, top_k_ptr, top_p_ptr, min_p_ptr)
+    if is_sorted:
+        candidates_ptr += row * num_chunks * _NUM_SORTED
+        seed, position = tl.load(seeds_ptr + row), tl.load(positions_ptr + row)
+        chosen = _draw_sorted(candidates_ptr, temperature, top_k, top_p, min_p, seed, position, num_chunks, CHUNKS)
+    else:
+        chunks = tl.arange(0, CHUNKS)
+        out = row * num_chunks + chunks
+        values = tl.load(values_ptr + out, mask=chunks < num_chunks, other=float("-inf"))
+        ids = tl.load(ids_ptr + out, mask=chunks < num_chunks, other=_NO_LIMIT)
+        chosen = tl.min(tl.where(values == tl.max(values, 0), ids, _NO_LIMIT), 0)
+    tl.store(token_ids_ptr + row, chosen)
+
+
+@triton.jit
+def apply_penalties_kernel(
+    logits_ptr,  # float32 [R, V], written in place
+    token_ids_ptr,  # [R, N]
+    counts_ptr,  # [R, N]
+    presence_ptr,  # [R], and so the next two
+    frequency_ptr,
+    repetition_ptr,
+    V: tl.constexpr,
+    N,
+    BLOCK: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    places = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    ids = tl.load(token_ids_ptr + row * N + places, mask=places < N, other=-1).to(tl.int64)
+    count = tl.load(counts_ptr + row * N + places, mask=places < N, other=0).to(tl.float64)
+    presence = tl.load(presence_ptr + row).to(tl.float64)
+    frequency = tl.load(frequency_ptr + row).to(tl.float64)
+    repetition = tl.load(repetition_ptr + row).to(tl.float64)
+    # In float64, so that the one rounding at the end gives the twin's bits whatever the device fuses.
+    logit = tl.load(logits_ptr + row * V + ids, mask=ids >= 0, other=0.0).to(tl.float64)
+    logit = tl.where(logit > 0, logit / repetition, logit * repetition)
+    logit = logit - frequency * count - tl.where(count > 0, presence, 0.0)
+    tl.store(logits_ptr + row * V + ids, logit.to(tl.float32), mask=ids >= 0)
+
+
+@triton.jit
+def apply_mask_kernel(
+    logits_ptr,  # float32 [R, V], written in place
+    bitmask_ptr,  # int32 [R, WORDS]
+    V: tl.constexpr,
+    WORDS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    ids = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    words = tl.load(bitmask_ptr + row * WORDS + ids // 32, mask=ids < V, other=0)
+    is_cleared = ((words >> (ids % 32)) & 1) == 0
+    refused = tl.full([BLOCK], float("-inf"), tl.float32)
+    tl.store(logits_ptr + row * V + ids, refused, mask=(ids < V) & is_cleared)
+
+
+def sample(
+    logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor, seeds: Tensor, positions: Tensor
+) -> Tensor:
+    """See `onebox.kernels.sampling.sample`."""
+    rows, vocabulary = logits.shape
+    token_ids = torch.empty(rows, dtype=torch.int64, device=logits.device)
+    if not rows:
+        return token_ids
+    chunk = max(_MIN_CHUNK, triton.next_power_of_2(triton.cdiv(vocabulary, _MAX_CHUNKS)))
+    grid = rows, triton.cdiv(vocabulary, chunk)
+    chunks = triton.next_power_of_2(grid[1])
+    limits = temperature, top_k, top_p, min_p
+    peaks = logits.new_empty(grid)
+    shares = torch.empty(rows, vocabulary, dtype=torch.int64, device=logits.device)
+    cuts = token_ids.new_empty(rows, 2)
+    sample_peak_kernel[grid](logits, *limits, peaks, V=vocabulary, CHUNK=chunk)
+    sample_share_kernel[grid](logits, *limits, peaks, shares, V=vocabulary, CHUNK=chunk, CHUNKS=chunks)
+    block = min(_CUT_BLOCK, triton.next_power_of_2(vocabulary))
+    sample_cut_kernel[(rows,)](logits, *limits, shares, cuts, V=vocabulary, BLOCK=block, num_warps=32)
+    candidates = token_ids.new_empty(*grid, _NUM_SORTED.value)
+    values, ids = torch.empty(grid, dtype=torch.float64, device=logits.device), token_ids.new_empty(grid)
+    sample_chunk_kernel[grid](
+        logits, *limits, seeds, positions, cuts, candidates, values, ids, V=vocabulary, CHUNK=chunk, num_warps=8
+    )
+    sample_choose_kernel[(rows,)](
+        *limits, seeds, positions, candidates, values, ids, token_ids, grid[1], CHUNKS=chunks, num_warps=8
+    )
+    return token_ids
+
+
+def apply_penalties(
+    logits: Tensor, token_ids: Tensor, counts: Tensor, presence: Tensor, frequency: Tensor, repetition: Tensor
+) -> None:
+    """See `onebox.kernels.sampling.apply_penalties`."""
+    rows, length = token_ids.shape
+    if rows and length:
+        apply_penalties_kernel[(rows, triton.cdiv(length, _BLOCK))](
+            logits, token_ids, counts, presence, frequency, repetition, V=logits.shape[1], N=length, BLOCK=_BLOCK
+        )
+
+
+def apply_mask(logits: Tensor, bitmask: Tensor) -> None:
+    """See `onebox.kernels.sampling.apply_mask`."""
+    rows, vocabulary = logits.shape
+    if rows:
+        apply_mask_kernel[(rows, triton.cdiv(vocabulary, _BLOCK))](
+            logits, bitmask, V=vocabulary, WORDS=bitmask.shape[1], BLOCK=_BLOCK
+        )

@@ -1,0 +1,87 @@
+"""The plain twin of sampling."""
+
+import torch
+from torch import Tensor
+
+__all__ = ["apply_mask", "apply_penalties", "gumbel", "sample"]
+
+_SHARE_BITS = 44
+"""A share is a token's probability as a fixed-point part of the likeliest token's, exact to 2^-44. Fewer than 2^19 of
+them sum to below 2^63 without rounding, so the sum is the same in every order, which a kernel needs."""
+
+_NO_LIMIT = torch.iinfo(torch.int64).max
+
+# SplitMix64, as signed words: torch has no unsigned arithmetic, and multiplication and addition wrap alike.
+_GOLDEN = 0x9E3779B97F4A7C15 - 2**64
+_FIRST_FACTOR = 0xBF58476D1CE4E5B9 - 2**64
+_SECOND_FACTOR = 0x94D049BB133111EB - 2**64
+
+
+def sample(
+    logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor, seeds: Tensor, positions: Tensor
+) -> Tensor:
+    """See `onebox.kernels.sampling.sample`."""
+    is_drawn = temperature > 0
+    token_ids = torch.empty(logits.shape[0], dtype=torch.int64)
+    token_ids[~is_drawn] = logits[~is_drawn].argmax(-1)
+    scores = logits[is_drawn].to(torch.float64) / temperature[is_drawn].to(torch.float64).unsqueeze(-1)
+    values = scores + gumbel(seeds[is_drawn], positions[is_drawn], logits.shape[1])
+    limits = top_k[is_drawn], top_p[is_drawn], min_p[is_drawn]
+    is_cut = (limits[0] > 0) | (limits[1] < 1) | (limits[2] > 0)
+    kept = _kept(scores[is_cut], *(limit[is_cut] for limit in limits))
+    values[is_cut] = values[is_cut].masked_fill(~kept, float("-inf"))
+    token_ids[is_drawn] = values.argmax(-1)
+    return token_ids
+
+
+def _kept(scores: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Tensor:
+    """Which tokens of scores [R, V] the limits [R] leave: bool [R, V]."""
+    ordered, order = scores.sort(dim=-1, descending=True, stable=True)
+    places = torch.arange(scores.shape[1])
+    kept = (top_k <= 0).unsqueeze(-1) | (places < top_k.unsqueeze(-1))
+    shares = ((ordered - ordered[:, :1]).exp() * 2.0**_SHARE_BITS).to(torch.int64) * kept
+    target = (top_p.to(torch.float64) * shares.sum(-1).to(torch.float64)).ceil().to(torch.int64)
+    target = target.masked_fill(top_p >= 1, _NO_LIMIT)
+    before = shares.cumsum(-1) - shares
+    least = min_p.to(torch.float64) * 2.0**_SHARE_BITS
+    kept &= (before < target.unsqueeze(-1)) & (shares.to(torch.float64) >= least.unsqueeze(-1))
+    return torch.zeros_like(kept).scatter(1, order, kept)
+
+
+def gumbel(seeds: Tensor, positions: Tensor, vocabulary: int) -> Tensor:
+    """Standard Gumbel noise, float64 [R, vocabulary], of (seed, position) [R] and every token."""
+    # Seeds and positions are scrambled one after the other, so neighbouring ones share no stretch of the sequence.
+    start = _mix(_mix(seeds) ^ positions)
+    bits = _mix(start.unsqueeze(-1) + torch.arange(1, vocabulary + 1) * _GOLDEN)
+    uniform = (_shift_right(bits, 11).to(torch.float64) + 0.5) * 2.0**-53
+    return -torch.log(-torch.log(uniform))
+
+
+def _mix(x: Tensor) -> Tensor:
+    x = (x ^ _shift_right(x, 30)) * _FIRST_FACTOR
+    x = (x ^ _shift_right(x, 27)) * _SECOND_FACTOR
+    return x ^ _shift_right(x, 31)
+
+
+def _shift_right(x: Tensor, count: int) -> Tensor:
+    """The shift of an unsigned word: zeros come in from the left."""
+    return (x >> count) & ((1 << (64 - count)) - 1)
+
+
+def apply_penalties(
+    logits: Tensor, token_ids: Tensor, counts: Tensor, presence: Tensor, frequency: Tensor, repetition: Tensor
+) -> None:
+    """See `onebox.kernels.sampling.apply_penalties`."""
+    row, place = (token_ids >= 0).nonzero(as_tuple=True)
+    token = token_ids[row, place].to(torch.int64)
+    count = counts[row, place].to(torch.float64)
+    presence, frequency, repetition = (part[row].to(torch.float64) for part in (presence, frequency, repetition))
+    logit = logits[row, token].to(torch.float64)
+    logit = torch.where(logit > 0, logit / repetition, logit * repetition)
+    logits[row, token] = (logit - frequency * count - presence * (count > 0)).to(torch.float32)
+
+
+def apply_mask(logits: Tensor, bitmask: Tensor) -> None:
+    """See `onebox.kernels.sampling.apply_mask`."""
+    bits = (bitmask.unsqueeze(-1) >> torch.arange(32)) & 1
+    logits.masked_fill_(bits.flatten(1)[:, : logits.shape[1]] == 0, float("-inf"))

@@ -1,0 +1,92 @@
+"""A model of random weights in the kernels' layouts, made on the device: for benchmarks at full size without files."""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from onebox.formats.fragments import TILE_COLUMNS, TILE_ROWS
+from onebox.model.assemble import put_together
+from onebox.model.experts import Experts, Int4Experts, PlainExperts
+from onebox.model.linear import Fp8Linear, IntLinear, Linear, PlainLinear
+from onebox.model.qwen3_5 import Qwen35
+from onebox.spec.errors import UnsupportedError
+from onebox.spec.model import ModelSpec
+from onebox.spec.modules import Module, ModuleClass, modules
+from onebox.spec.weights import FP8_BLOCK, WeightFormat
+
+__all__ = ["DummyParts", "dummy_model"]
+
+# A weight's spread, as the model's own initialisation has it.
+_SPREAD = 0.02
+
+
+class DummyParts:
+    """Random parts: each class of modules in its format, BF16 where none is said."""
+
+    has_mtp = True
+
+    def __init__(self, spec: ModelSpec, formats: Mapping[ModuleClass, WeightFormat], device: torch.device) -> None:
+        self.device = device
+        self._spec = spec
+        self._formats = formats
+        self._modules: dict[str, Module] = {module.name: module for module in modules(spec)}
+        self._generator = torch.Generator(device).manual_seed(0)
+
+    def linear(self, *names: str) -> Linear:
+        first = self._modules[names[0]]
+        rows, columns = sum(self._modules[name].shape[0] for name in names), first.shape[1]
+        chosen = self._formats.get(first.module_class, WeightFormat.BF16) if first.is_matrix else WeightFormat.BF16
+        if chosen is WeightFormat.BF16:
+            return PlainLinear(self._normal(rows, columns))
+        if chosen is WeightFormat.FP8:
+            blocks = (-(-rows // FP8_BLOCK), -(-columns // FP8_BLOCK))
+            # Codes below 0x70 are finite, up to 128; a scale brings them back to the spread.
+            codes = self._bytes(rows, columns, below=0x70).view(torch.float8_e4m3fn)
+            return Fp8Linear(True, codes, torch.full(blocks, _SPREAD / 32, dtype=torch.bfloat16, device=self.device))
+        bits = 4 if chosen is WeightFormat.INT4 else 8
+        if chosen not in (WeightFormat.INT4, WeightFormat.INT8):
+            raise UnsupportedError(f"Dummy weights are BF16, FP8, INT8 or INT4, not {chosen.value}.")
+        groups = columns // TILE_COLUMNS
+        tiles = self._bytes(groups, -(-rows // TILE_ROWS), 256 * bits)
+        return IntLinear(bits, tiles, self._scales(*((groups, rows) if bits == 4 else (rows,)), bits=bits))
+
+    def experts(self, name: str) -> Experts:
+        count, hidden, inner = self._spec.num_experts, self._spec.hidden_size, self._spec.moe_intermediate_size
+        if self._formats.get(self._modules[f"{name}.0.gate_proj"].module_class) is not WeightFormat.INT4:
+            return PlainExperts(self._normal(count, 2 * inner, hidden), self._normal(count, hidden, inner))
+        up, down = (2 * inner // TILE_ROWS, hidden // TILE_COLUMNS), (hidden // TILE_ROWS, inner // TILE_COLUMNS)
+        return Int4Experts(
+            self._bytes(count, *up, 1024),
+            self._scales(count, *up, TILE_ROWS, bits=4),
+            self._bytes(count, *down, 1024),
+            self._scales(count, *down, TILE_ROWS, bits=4),
+        )
+
+    def small(self, name: str) -> Tensor:
+        return self._normal(*self._modules[name].shape).to(torch.float32)
+
+    def embedding(self, name: str) -> Tensor:
+        return self._normal(*self._modules[name].shape)
+
+    def _normal(self, *shape: int) -> Tensor:
+        drawn = torch.empty(shape, dtype=torch.bfloat16, device=self.device)
+        return drawn.normal_(0, _SPREAD, generator=self._generator)
+
+    def _bytes(self, *shape: int, below: int = 256) -> Tensor:
+        drawn = torch.empty(shape, dtype=torch.uint8, device=self.device)
+        return drawn.random_(0, below, generator=self._generator)
+
+    def _scales(self, *shape: int, bits: int) -> Tensor:
+        # Codes are uniform over 2^bits levels, whose spread is 2^bits / sqrt(12).
+        return torch.full(shape, _SPREAD * 12**0.5 / 2**bits, dtype=torch.float16, device=self.device)
+
+
+def dummy_model(
+    spec: ModelSpec,
+    formats: Mapping[ModuleClass, WeightFormat],
+    device: torch.device,
+    dtype: torch.dtype = torch.bfloat16,
+) -> Qwen35:
+    """The model of `spec` with random weights in `formats`."""
+    return put_together(spec, DummyParts(spec, formats, device), dtype)

@@ -1,0 +1,187 @@
+"""A linear layer in whatever format its weights are stored: chosen once at load, one call afterwards.
+
+Owns the choice of operation per format and phase, and how stored tensors become the kernels' layouts. Layers never ask
+which format they have. Rows of several matrices that read the same input are joined where they share a format.
+"""
+
+from dataclasses import dataclass
+from enum import Enum
+from functools import cached_property
+from typing import Protocol
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from onebox.checkpoint.bind import Bound
+from onebox.checkpoint.tensors import load
+from onebox.formats import GroupInt, int8_rows_to_group_int, unpack_gptq, unpack_quantized
+from onebox.formats.fragments import TILE_COLUMNS, TILE_ROWS, to_fragments
+from onebox.kernels import float_linear, int_linear
+from onebox.spec.errors import UnsupportedError
+from onebox.spec.weights import Layout, WeightFormat
+
+__all__ = ["Linear", "Phase", "Rows", "group_int_of", "make_linear"]
+
+
+class Phase(Enum):
+    """Which of an operation's two forms is meant. A row's bits may differ between them, so it is always said."""
+
+    DECODE = "decode"
+    """A decode or verify step: few rows, the weight's bytes decide."""
+    PREFILL = "prefill"
+    """A stretch of a prompt: many rows."""
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Activations [R, K] on their way into linears; their fixed-point form is made once, when the first asks for it."""
+
+    x: Tensor
+    phase: Phase
+
+    @cached_property
+    def fixed_point(self) -> tuple[Tensor, Tensor]:
+        return int_linear.fixed_point(self.x)
+
+
+class Linear(Protocol):
+    """y = x W^T: [R, N] from rows [R, K], in the rows' dtype or the one asked for."""
+
+    def __call__(self, rows: Rows, out_dtype: torch.dtype | None = None) -> Tensor: ...
+
+
+@dataclass(frozen=True)
+class IntLinear:
+    """INT4 in groups of 128, or INT8 with a scale a row, in fragment order."""
+
+    bits: int
+    tiles: Tensor
+    scales: Tensor
+
+    def __call__(self, rows: Rows, out_dtype: torch.dtype | None = None) -> Tensor:
+        dtype = out_dtype or rows.x.dtype
+        if rows.phase is Phase.DECODE:
+            decode = int_linear.int4_linear if self.bits == 4 else int_linear.int8_linear
+            return decode(*rows.fixed_point, self.tiles, self.scales, dtype)
+        prefill = int_linear.int4_matmul if self.bits == 4 else int_linear.int8_matmul
+        return prefill(rows.x, self.tiles, self.scales).to(dtype)
+
+
+@dataclass(frozen=True)
+class Fp8Linear:
+    """E4M3 in blocks of 128x128 (`is_block`), or with a scale a row or one for all."""
+
+    is_block: bool
+    weight: Tensor
+    scale: Tensor
+
+    def __call__(self, rows: Rows, out_dtype: torch.dtype | None = None) -> Tensor:
+        if self.is_block:
+            is_decode = rows.phase is Phase.DECODE
+            run = float_linear.fp8_block_linear if is_decode else float_linear.fp8_block_matmul
+        else:
+            run = float_linear.fp8_row_linear if rows.phase is Phase.DECODE else float_linear.fp8_row_matmul
+        return run(rows.x, self.weight, self.scale, out_dtype)
+
+
+@dataclass(frozen=True)
+class Nvfp4Linear:
+    """E2M1 in groups of 16 under one multiplier."""
+
+    packed: Tensor
+    scale: Tensor
+    multiplier: Tensor
+
+    def __call__(self, rows: Rows, out_dtype: torch.dtype | None = None) -> Tensor:
+        run = float_linear.nvfp4_linear if rows.phase is Phase.DECODE else float_linear.nvfp4_matmul
+        return run(rows.x, self.packed, self.scale, self.multiplier, out_dtype)
+
+
+@dataclass(frozen=True)
+class PlainLinear:
+    """BF16 weights."""
+
+    weight: Tensor
+
+    def __call__(self, rows: Rows, out_dtype: torch.dtype | None = None) -> Tensor:
+        run = float_linear.bf16_linear if rows.phase is Phase.DECODE else float_linear.bf16_matmul
+        return run(rows.x, self.weight, out_dtype)
+
+
+@dataclass(frozen=True)
+class JoinedLinear:
+    """Matrices of different formats over one input, their outputs side by side."""
+
+    parts: tuple[Linear, ...]
+
+    def __call__(self, rows: Rows, out_dtype: torch.dtype | None = None) -> Tensor:
+        return torch.cat([part(rows, out_dtype) for part in self.parts], dim=-1)
+
+
+def make_linear(bounds: list[Bound], device: torch.device, zeros_offset: int = 1) -> Linear:
+    """One linear over the rows of all `bounds`, in their order; `zeros_offset` is the checkpoint's GPTQ convention."""
+    if len({bound.stored for bound in bounds}) > 1:
+        return JoinedLinear(tuple(make_linear([bound], device, zeros_offset) for bound in bounds))
+    stored = bounds[0].stored
+    if stored.layout is Layout.PLAIN:
+        return PlainLinear(torch.cat([load(b.tensors["weight"]) for b in bounds]).to(torch.bfloat16).to(device))
+    if stored.format in (WeightFormat.INT4, WeightFormat.INT8):
+        return _int_linear([group_int_of(bound, zeros_offset) for bound in bounds], device)
+    if stored.format is WeightFormat.NVFP4:
+        parts = tuple(_nvfp4_linear(bound, device) for bound in bounds)
+        return parts[0] if len(parts) == 1 else JoinedLinear(parts)
+    return _fp8_linear(bounds, device)
+
+
+def group_int_of(bound: Bound, zeros_offset: int) -> GroupInt:
+    """The integer matrix behind a bound module. Zero points and reordered columns have no kernel and are refused."""
+    parts = {suffix: load(entry) for suffix, entry in bound.tensors.items()}
+    bits, size = 8 if bound.stored.format is WeightFormat.INT8 else 4, bound.stored.group_size or None
+    if bound.stored.layout is Layout.GPTQ:
+        matrix = unpack_gptq(**parts, zeros_offset=zeros_offset, bits=bits, group_size=size)
+    elif bound.stored.layout is Layout.PACKED:
+        matrix = unpack_quantized(**parts, bits=bits, group_size=size)
+    else:
+        matrix = int8_rows_to_group_int(parts["weight"], parts["weight_scale"])
+    columns = matrix.codes.shape[1]
+    fits = matrix.group_size == (TILE_COLUMNS if bits == 4 else columns) and columns % TILE_COLUMNS == 0
+    if matrix.zeros is not None or matrix.group_index is not None or not fits:
+        raise UnsupportedError(
+            f"{bound.module.name} is stored as {bound.stored}; kernels take symmetric INT4 in groups of 128 and INT8 "
+            "with a scale a row, in columns that are a multiple of 128: build from the BF16 checkpoint instead."
+        )
+    return matrix
+
+
+def _int_linear(matrices: list[GroupInt], device: torch.device) -> IntLinear:
+    codes = torch.cat([matrix.codes for matrix in matrices])
+    scales = torch.cat([matrix.scales for matrix in matrices])
+    bits = matrices[0].bits
+    # The last tile is filled up with rows of zeros; the scales' length says where the matrix ends.
+    tiles = to_fragments(pad(codes, (0, 0, 0, -len(codes) % TILE_ROWS)), bits)
+    by_group = scales.t().contiguous() if bits == 4 else scales.reshape(-1)
+    return IntLinear(bits, tiles.to(device), by_group.to(device))
+
+
+def _fp8_linear(bounds: list[Bound], device: torch.device) -> Linear:
+    layout = bounds[0].stored.layout
+    is_block = layout in (Layout.FP8_BLOCK, Layout.FP8_BLOCK_INV)
+    suffix = "weight_scale_inv" if layout is Layout.FP8_BLOCK_INV else "weight_scale"
+    ragged = is_block and any(bound.module.shape[0] % 128 for bound in bounds[:-1])
+    if len(bounds) > 1 and (ragged or layout is Layout.FP8_TENSOR):
+        # Scales of one block, or of one tensor, cannot serve the rows of another.
+        return JoinedLinear(tuple(_fp8_linear([bound], device) for bound in bounds))
+    weight = torch.cat([load(bound.tensors["weight"]).view(torch.uint8) for bound in bounds]).view(torch.float8_e4m3fn)
+    scales = [load(bound.tensors[suffix]) for bound in bounds]
+    scale = torch.cat(scales) if is_block else torch.cat([part.reshape(-1).to(torch.float32) for part in scales])
+    return Fp8Linear(is_block, weight.to(device), scale.to(device))
+
+
+def _nvfp4_linear(bound: Bound, device: torch.device) -> Nvfp4Linear:
+    parts = {suffix: load(entry) for suffix, entry in bound.tensors.items()}
+    if bound.stored.layout is Layout.NVFP4_DIVIDES:
+        packed, multiplier = parts["weight_packed"], parts["weight_global_scale"].reshape(1).reciprocal()
+    else:
+        packed, multiplier = parts["weight"], parts["weight_scale_2"].reshape(1)
+    return Nvfp4Linear(packed.to(device), parts["weight_scale"].to(device), multiplier.to(device))

@@ -1,0 +1,236 @@
+"""The model on the kernels: the whole stack, top down, over packed weights, paged KV and pooled DeltaNet states.
+
+Computes what `reference.py` defines, for several sequences at once, in bfloat16 or float32 activations with a float32
+residual stream. On a CPU the kernels' plain twins run. Knows tensors and slots, not requests: a `Batch` says which rows
+belong to which sequence and where its memory lies, and the caller owns that memory (`Memory`).
+"""
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F  # noqa: N812 - the name the whole torch world uses
+from torch import Tensor
+
+from onebox.formats.kv_pages import PAGE_TOKENS, KVPages, allocate
+from onebox.kernels.delta_net import delta_net_prefill, delta_net_step, gated_norm
+from onebox.kernels.delta_net.memory import DeltaPool, DeltaWeights
+from onebox.kernels.gate import add_shared, attention_gate, swiglu
+from onebox.kernels.kv_write import kv_write
+from onebox.kernels.norm import add_rms_norm, concat_rms_norm
+from onebox.kernels.paged_attention import paged_attention, paged_attention_prefill
+from onebox.kernels.rope import qk_norm_rope, rotary_table
+from onebox.kernels.router import route
+from onebox.model.experts import Experts
+from onebox.model.linear import Linear, Phase, Rows
+from onebox.spec.kv import KVFormat
+from onebox.spec.model import ModelSpec
+
+__all__ = ["Attention", "Batch", "DeltaNet", "Layer", "Memory", "Mixture", "MtpHead", "Qwen35"]
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Rows of S sequences in one phase; complete when built. Integers live on the model's device.
+
+    Sequence s has the rows cu_rows[s] .. cu_rows[s + 1] - 1. `seen` counts, for each sequence, the tokens its last row
+    sees, that row included. `keep` says how many pending tokens of the last step each sequence accepted (decode only).
+    """
+
+    phase: Phase
+    token_ids: Tensor
+    """int64 [R]."""
+    positions: Tensor
+    """int64 [3, R]: time, height, width."""
+    cu_rows: Tensor
+    """int32 [S + 1]."""
+    slots: Tensor
+    """int32 [S]: each sequence's place in the DeltaNet pools."""
+    keep: Tensor
+    """int32 [S]."""
+    seen: Tensor
+    """int32 [S]."""
+    page_table: Tensor
+    """int32 [S, pages]."""
+    kv_slots: Tensor
+    """int64 [R]: where each row's keys and values go."""
+
+
+@dataclass(frozen=True)
+class Memory:
+    """One entry per layer: KV pages for attention, a pool of states for DeltaNet; and the MTP head's own pages."""
+
+    layers: tuple[KVPages | DeltaPool, ...]
+    mtp: KVPages | None
+
+    @classmethod
+    def allocate(cls, model: "Qwen35", kv: KVFormat, num_pages: int, num_slots: int, max_pending: int) -> "Memory":
+        """Zeroed memory for `num_slots` sequences, `num_pages` pages, and steps of up to `max_pending` rows of each."""
+        spec, device = model.spec, model.device
+
+        def pages() -> KVPages:
+            return allocate(kv, num_pages, PAGE_TOKENS, spec.num_key_value_heads, spec.head_dim, device)
+
+        def pool() -> DeltaPool:
+            heads = spec.linear_num_value_heads
+            head = (spec.linear_key_head_dim, spec.linear_value_head_dim)
+            taps = spec.linear_conv_kernel_dim - 1
+            return DeltaPool(
+                torch.zeros(num_slots, heads, *head, dtype=torch.float32, device=device),
+                torch.zeros(num_slots, taps, spec.conv_dim, dtype=model.dtype, device=device),
+                torch.zeros(num_slots, max_pending, spec.conv_dim, dtype=model.dtype, device=device),
+                torch.zeros(num_slots, max_pending, 2, heads, dtype=torch.float32, device=device),
+            )
+
+        full = set(spec.full_layers)
+        layers = tuple(pages() if index in full else pool() for index in range(spec.num_hidden_layers))
+        return cls(layers, pages() if model.mtp else None)
+
+
+@dataclass(frozen=True)
+class Attention:
+    """Gated attention: one projection for queries, gates, keys and values."""
+
+    qkv_proj: Linear
+    o_proj: Linear
+    q_norm: Tensor
+    k_norm: Tensor
+
+    def __call__(
+        self, spec: ModelSpec, rows: Rows, pages: KVPages, batch: Batch, table: tuple[Tensor, Tensor]
+    ) -> Tensor:
+        heads, kv_heads, head_dim = spec.num_attention_heads, spec.num_key_value_heads, spec.head_dim
+        widths = [2 * heads * head_dim, kv_heads * head_dim, kv_heads * head_dim]
+        q_gate, k, v = torch.split(self.qkv_proj(rows), widths, dim=-1)
+        query, gate, key = qk_norm_rope(q_gate, k, self.q_norm, self.k_norm, *table, spec.rms_norm_eps)
+        kv_write(pages, key, v.reshape(-1, kv_heads, head_dim), batch.kv_slots)
+        scale = head_dim**-0.5
+        if batch.phase is Phase.DECODE:
+            mixed = paged_attention(query, pages, batch.page_table, batch.seen, batch.cu_rows, scale)
+        else:
+            start = batch.seen - batch.cu_rows.diff()
+            mixed = paged_attention_prefill(query, pages, batch.page_table, start, batch.cu_rows, scale)
+        return self.o_proj(Rows(attention_gate(mixed, gate), rows.phase))
+
+
+@dataclass(frozen=True)
+class DeltaNet:
+    """The gated delta rule: one projection for qkv and z, one for the two gates."""
+
+    qkvz_proj: Linear
+    gates_proj: Linear
+    out_proj: Linear
+    weights: DeltaWeights
+    norm: Tensor
+
+    def __call__(self, spec: ModelSpec, rows: Rows, pool: DeltaPool, batch: Batch) -> Tensor:
+        qkv, z = torch.split(self.qkvz_proj(rows), [spec.conv_dim, spec.value_dim], dim=-1)
+        b, a = self.gates_proj(rows).chunk(2, dim=-1)
+        if batch.phase is Phase.DECODE:
+            mixed = delta_net_step(qkv, a, b, self.weights, pool, batch.cu_rows, batch.slots, batch.keep)
+        else:
+            mixed = delta_net_prefill(qkv, a, b, self.weights, pool, batch.cu_rows, batch.slots)
+        return self.out_proj(Rows(gated_norm(mixed, z, self.norm, spec.rms_norm_eps), rows.phase))
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """Router, routed experts and the shared expert. The shared expert's gate is the router's last row."""
+
+    router: Linear
+    experts: Experts
+    shared_gate_up: Linear
+    shared_down: Linear
+
+    def __call__(self, spec: ModelSpec, rows: Rows) -> Tensor:
+        logits = self.router(rows, torch.float32)
+        ids, weights = route(logits[:, : spec.num_experts].contiguous(), spec.num_experts_per_tok)
+        routed = self.experts(rows, ids, weights)
+        shared = self.shared_down(Rows(swiglu(self.shared_gate_up(rows)), rows.phase))
+        return add_shared(routed, shared, logits[:, spec.num_experts])
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A mixer and its experts, each behind a norm."""
+
+    input_norm: Tensor
+    mixer: Attention | DeltaNet
+    post_norm: Tensor
+    mixture: Mixture
+
+    def __call__(
+        self,
+        spec: ModelSpec,
+        added: Tensor,
+        residual: Tensor,
+        memory: KVPages | DeltaPool,
+        batch: Batch,
+        table: tuple[Tensor, Tensor],
+    ) -> tuple[Tensor, Tensor]:
+        """(what its experts add [R, H], the float32 stream before that [R, H]), from the same of the layer before."""
+        normed, residual = add_rms_norm(added, residual, self.input_norm, spec.rms_norm_eps)
+        rows = Rows(normed, batch.phase)
+        if isinstance(self.mixer, Attention) and isinstance(memory, KVPages):
+            added = self.mixer(spec, rows, memory, batch, table)
+        elif isinstance(self.mixer, DeltaNet) and isinstance(memory, DeltaPool):
+            added = self.mixer(spec, rows, memory, batch)
+        normed, residual = add_rms_norm(added, residual, self.post_norm, spec.rms_norm_eps)
+        return self.mixture(spec, Rows(normed, batch.phase)).to(normed.dtype), residual
+
+
+@dataclass(frozen=True)
+class MtpHead:
+    """The head that drafts one token further: two norms, a projection, one attention layer, a norm."""
+
+    embedding_norm: Tensor
+    hidden_norm: Tensor
+    fc: Linear
+    layer: Layer
+    norm: Tensor
+
+
+@dataclass(frozen=True)
+class Qwen35:
+    """The loaded model. `dtype` is that of activations between operations."""
+
+    spec: ModelSpec
+    dtype: torch.dtype
+    embedding: Tensor
+    layers: tuple[Layer, ...]
+    norm: Tensor
+    lm_head: Linear
+    mtp: MtpHead | None
+    frequencies: Tensor
+
+    @property
+    def device(self) -> torch.device:
+        return self.embedding.device
+
+    def forward(self, batch: Batch, memory: Memory) -> Tensor:
+        """Hidden states [R, H] after the final norm; the memory then holds the rows' tokens, in decode as pending."""
+        added = F.embedding(batch.token_ids, self.embedding).to(self.dtype)
+        residual = torch.zeros(added.shape, dtype=torch.float32, device=self.device)
+        table = self._rotation(batch)
+        for layer, place in zip(self.layers, memory.layers, strict=True):
+            added, residual = layer(self.spec, added, residual, place, batch, table)
+        return add_rms_norm(added, residual, self.norm, self.spec.rms_norm_eps)[0]
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """float32 [R, V] of hidden states [R, H], at most 64 rows: only rows that draw a token need them."""
+        return self.lm_head(Rows(hidden, Phase.DECODE), torch.float32)
+
+    def draft(self, head: MtpHead, batch: Batch, hidden: Tensor, pages: KVPages) -> Tensor:
+        """Hidden states [R, H] from which `logits` drafts. Row r has the token at p + 1 and the hidden state of p.
+
+        The batch's positions and KV slots are those of p + 1: the entry depends on that token.
+        """
+        eps = self.spec.rms_norm_eps
+        embedded = F.embedding(batch.token_ids, self.embedding).to(self.dtype)
+        joined = concat_rms_norm(embedded, hidden, head.embedding_norm, head.hidden_norm, eps)
+        added = head.fc(Rows(joined, batch.phase))
+        residual = torch.zeros(added.shape, dtype=torch.float32, device=self.device)
+        added, residual = head.layer(self.spec, added, residual, pages, batch, self._rotation(batch))
+        return add_rms_norm(added, residual, head.norm, eps)[0]
+
+    def _rotation(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        return rotary_table(batch.positions, self.frequencies, self.spec.mrope_section)

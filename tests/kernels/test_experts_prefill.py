@@ -1,0 +1,83 @@
+"""Routed experts for many tokens: a token's bits are its own, however many come with it."""
+
+from importlib import import_module
+
+import pytest
+import torch
+
+from onebox.kernels.experts.cases import draw_routing, fixed_point, float_experts, int4_experts
+from onebox.kernels.experts_prefill import reference
+
+OPERATIONS = ("prefill_experts", "prefill_experts_bf16")
+BY_TOKEN = ("x", "ids", "weights")
+COUNTS = (1, 63, 64, 65)
+
+
+def kernel(op):
+    return getattr(import_module("onebox.kernels.experts_prefill.kernel"), op)
+
+
+def arguments(op, tokens, k, experts, hidden, inner, device=None):
+    draw = torch.Generator().manual_seed(tokens)
+    ids, weights = draw_routing(tokens, k, experts, draw)
+    x = torch.randn(tokens, hidden, generator=draw).to(torch.bfloat16)
+    if op == "prefill_experts":
+        matrices = int4_experts(experts, hidden, inner, torch.float16, draw)
+    else:
+        matrices = float_experts(experts, hidden, inner, draw)
+    given = {"x": x, "ids": ids, "weights": weights, **matrices}
+    return {name: tensor.to(device) for name, tensor in given.items()}
+
+
+def take(given, tokens):
+    """The same call for some of the tokens."""
+    return {name: tensor[tokens] if name in BY_TOKEN else tensor for name, tensor in given.items()}
+
+
+def check_slices(function, given):
+    whole = function(**given)
+    tokens = len(whole)
+    for part in (*(slice(0, count) for count in COUNTS), slice(64, 128), slice(64, tokens), slice(128, tokens)):
+        assert torch.equal(function(**take(given, part)), whole[part]), part
+    backwards = torch.arange(tokens - 1, -1, -1, device=whole.device)
+    assert torch.equal(function(**take(given, backwards)), whole[backwards])
+
+
+@pytest.mark.parametrize("op", OPERATIONS)
+def test_a_token_does_not_depend_on_the_others(op, device):
+    check_slices(kernel(op), arguments(op, 130, 2, 3, 128, 128, device))
+
+
+@pytest.mark.parametrize("op", OPERATIONS)
+def test_a_token_of_the_twin_does_not_depend_on_the_others(op):
+    check_slices(getattr(reference, op), arguments(op, 130, 2, 3, 256, 128))
+
+
+@pytest.mark.parametrize("op", OPERATIONS)
+def test_it_does_not_matter_which_experts_the_others_chose(op, device):
+    given = arguments(op, 70, 1, 2, 128, 128, device)
+    given["ids"] = torch.zeros_like(given["ids"])
+    given["ids"][-1] = 1
+    apart = kernel(op)(**given)
+    given["ids"] = torch.ones_like(given["ids"])
+    assert torch.equal(kernel(op)(**given)[-1], apart[-1])
+
+
+@pytest.mark.parametrize("op", OPERATIONS)
+def test_prefill_and_decode_agree_up_to_the_rounding_of_bfloat16(op, device):
+    given = arguments(op, 3, 2, 2, 128, 128, device)
+    found = kernel(op)(**given).to(torch.float32)
+    decode = import_module("onebox.kernels.experts.kernel")
+    if op == "prefill_experts":
+        planes, scale = fixed_point(given["x"])
+        decoded = decode.routed_experts(planes, scale, **{name: given[name] for name in given if name != "x"})
+    else:
+        decoded = decode.routed_experts_bf16(**given)
+    assert float((found - decoded).abs().max() / decoded.abs().max()) < 8e-3
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("op", OPERATIONS)
+@pytest.mark.parametrize(("hidden", "inner"), [(3072, 1024), (2048, 512)])
+def test_a_token_does_not_depend_on_the_others_at_full_size(op, hidden, inner, device):
+    check_slices(kernel(op), arguments(op, 1000, 8, 16, hidden, inner, device))

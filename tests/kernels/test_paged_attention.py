@@ -1,0 +1,156 @@
+"""What paged attention promises beyond its twin's numbers: a row's bits come from its query and what it sees alone."""
+
+import pytest
+import torch
+
+from onebox.formats.kv_pages import PAGE_TOKENS, KVPages
+from onebox.kernels.paged_attention.cases import make_inputs
+
+NAMES = ["bf16", "fp8", "turboquant_k4v4", "turboquant_k8v4"]
+EACH_FORMAT = pytest.mark.parametrize("name", NAMES)
+TINY, FULL = (4, 2, 32), (32, 2, 256)
+
+
+def decode(**arguments):
+    from onebox.kernels.paged_attention.kernel import paged_attention
+
+    return paged_attention(**arguments)
+
+
+def prefill(**arguments):
+    from onebox.kernels.paged_attention.kernel import paged_attention_prefill
+
+    return paged_attention_prefill(**arguments)
+
+
+def int32(values, device):
+    return torch.tensor(values, dtype=torch.int32, device=device)
+
+
+def alone(arguments, sequence, row):
+    """Arguments for one row of a sequence as a step of its own: the context that it sees, the pages that it needs."""
+    device = arguments["query"].device
+    bounds = arguments["cu_rows"].tolist()
+    behind = bounds[sequence + 1] - 1 - (bounds[sequence] + row)
+    visible = int(arguments["context"][sequence]) - behind
+    table = arguments["page_table"][sequence : sequence + 1, : -(-visible // PAGE_TOKENS)].contiguous()
+    query = arguments["query"][bounds[sequence] + row][None]
+    own = {"query": query, "page_table": table, "context": int32([visible], device), "cu_rows": int32([0, 1], device)}
+    return {**arguments, **own}
+
+
+def assert_every_row_is_as_alone(arguments):
+    together = decode(**arguments)
+    bounds = arguments["cu_rows"].tolist()
+    for sequence in range(len(bounds) - 1):
+        for row in range(bounds[sequence + 1] - bounds[sequence]):
+            assert torch.equal(decode(**alone(arguments, sequence, row))[0], together[bounds[sequence] + row])
+
+
+@EACH_FORMAT
+def test_a_draft_row_has_the_bits_of_the_same_row_alone(name, device, poison):
+    """Two rows share a tile of queries; the first of them does not see the last tile of tokens at all."""
+    assert_every_row_is_as_alone(make_inputs(device, name, (16, 1, 32), lengths=[66], rows=[3]))
+
+
+def test_a_row_does_not_see_the_other_sequences(device, poison):
+    assert_every_row_is_as_alone(make_inputs(device, "turboquant_k8v4", TINY, lengths=[130, 3, 65], rows=[2, 1, 3]))
+
+
+@pytest.mark.gpu
+@EACH_FORMAT
+@pytest.mark.parametrize(("heads", "length"), [(FULL, 1300), (FULL, 6146), (FULL, 15361), ((16, 2, 256), 1026)])
+def test_a_draft_row_has_the_bits_of_the_same_row_alone_at_full_size(name, heads, length, device, poison):
+    assert_every_row_is_as_alone(make_inputs(device, name, heads, lengths=[length, 129], rows=[3, 9]))
+
+
+@pytest.mark.gpu
+@EACH_FORMAT
+@pytest.mark.parametrize("count", [2, 3, 8, 17, 64])
+def test_a_row_does_not_see_the_other_sequences_at_full_size(name, count, device, poison):
+    lengths = [300 + 7 * index for index in range(count)]
+    assert_every_row_is_as_alone(make_inputs(device, name, FULL, lengths=lengths, rows=[1] * count))
+
+
+def renumbered(arguments):
+    """The same tokens in other pages, among strangers that hold NaN."""
+    pages, table = arguments["pages"], arguments["page_table"]
+    count = pages.key_codes.shape[0]
+    moved = torch.arange(count - 1, -1, -1, device=table.device) * 2 + 1
+
+    def move(part):
+        if not isinstance(part, torch.Tensor):
+            return part
+        wider = part.new_zeros((2 * count, *part.shape[1:]))
+        wider.view(torch.uint8).fill_(0xFF)
+        wider[moved] = part
+        return wider
+
+    return {**arguments, "pages": KVPages(*map(move, pages)), "page_table": moved[table.long()].to(torch.int32)}
+
+
+@pytest.mark.parametrize("name", ["fp8", "turboquant_k4v4"])
+def test_page_numbers_do_not_matter(name, device, poison):
+    arguments = make_inputs(device, name, TINY, lengths=[70, 65], rows=[1, 2])
+    assert torch.equal(decode(**renumbered(arguments)), decode(**arguments))
+
+
+@pytest.mark.parametrize("name", ["bf16", "turboquant_k8v4"])
+def test_what_lies_behind_the_context_is_not_read(name, device, poison):
+    arguments = make_inputs(device, name, TINY, lengths=[70], rows=[2])
+    expected = decode(**arguments)
+    last_page = int(arguments["page_table"][0, 1])
+    for part in arguments["pages"][1:]:
+        if part is not None:
+            part[last_page, :, 6:].view(torch.uint8).fill_(0xFF)
+    assert torch.equal(decode(**arguments), expected)
+
+
+def test_rows_of_no_sequence_are_zeros_and_disturb_nobody(device, poison):
+    """A graph is captured for more rows and sequences than a step may have."""
+    arguments = make_inputs(device, "bf16", TINY, lengths=[70, 0], rows=[2, 0])
+    expected = decode(**arguments)
+    padded = {**arguments, "query": torch.cat([arguments["query"], arguments["query"]])}
+    found = decode(**padded)
+    assert torch.equal(found[:2], expected)
+    assert (found[2:] == 0).all()
+
+
+def assert_splits_do_not_matter(name, heads, splits, device):
+    arguments = make_inputs(device, name, heads, lengths=[200], rows=[200])
+    del arguments["context"]
+    query = arguments.pop("query")
+    whole = prefill(**arguments, query=query, start=int32([0], device))
+    for split in splits:
+        parts = []
+        for start, end in ((0, split), (split, 200)):
+            bounds = {"start": int32([start], device), "cu_rows": int32([0, end - start], device)}
+            parts.append(prefill(**{**arguments, **bounds}, query=query[start:end]))
+        assert torch.equal(torch.cat(parts), whole)
+
+
+@pytest.mark.parametrize(("name", "splits"), [("bf16", (64, 128, 77)), ("turboquant_k8v4", (64,))])
+def test_a_prompt_split_anywhere_gives_the_same_bits(name, splits, device, poison):
+    assert_splits_do_not_matter(name, (1, 1, 32), splits, device)
+
+
+@pytest.mark.gpu
+@EACH_FORMAT
+def test_a_prompt_split_anywhere_gives_the_same_bits_at_full_size(name, device, poison):
+    assert_splits_do_not_matter(name, FULL, (64, 128, 77), device)
+
+
+def test_prefilled_sequences_do_not_see_each_other(device, poison):
+    arguments = make_inputs(device, "fp8", (2, 1, 32), lengths=[70, 30], rows=[6, 30])
+    del arguments["context"]
+    together = prefill(**arguments, start=int32([64, 0], device))
+    own = {"query": arguments["query"][6:], "page_table": arguments["page_table"][1:].contiguous()}
+    bounds = {"start": int32([0], device), "cu_rows": int32([0, 30], device)}
+    assert torch.equal(prefill(**{**arguments, **own, **bounds}), together[6:])
+
+
+def test_pieces_cover_the_tokens_by_position_alone():
+    from onebox.kernels.paged_attention.kernel import piece_count
+
+    edges = {0: 0, 1: 1, 128: 1, 129: 2, 2048: 16, 2049: 17, 6144: 32, 6145: 33, 14336: 48, 14337: 49, 15361: 50}
+    assert {tokens: piece_count(tokens) for tokens in edges} == edges

@@ -1,0 +1,103 @@
+"""The rotation is the model's, stays exact at the far end of the context, and a row does not depend on its company."""
+
+import math
+from importlib import import_module
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from onebox.kernels import rope
+from onebox.kernels.rope.frequencies import rotary_frequencies
+from onebox.model import reference as model
+from tests.kernels.conftest import HAS_GPU
+from tests.kernels.tolerance import assert_same
+
+THETA, SECTION, LAST_POSITION = 1e7, (11, 11, 10), 262_143
+SMALL, FULL = (2, 1, 32, (2, 3, 5)), (32, 2, 256, (2, 3, 8, 17, 64))
+
+
+@pytest.mark.parametrize("module", ["reference", "kernel"])
+def test_the_table_is_exact_at_the_last_position(module, device):
+    chosen = import_module(f"onebox.kernels.rope.{module}")
+    frequencies = rotary_frequencies(THETA, 64)
+    positions = torch.tensor([LAST_POSITION, LAST_POSITION - 1, 200_000, 1, 0]).expand(3, 5)
+    cos, sin = chosen.rotary_table(positions.to(device), frequencies.to(device), SECTION)
+    angles = positions[0, :, None].float() * frequencies
+    for found, function in ((cos, math.cos), (sin, math.sin)):
+        exact = torch.tensor([[function(angle) for angle in row] for row in angles.tolist()], dtype=torch.float64)
+        assert torch.equal(found.cpu(), exact.float())
+
+
+@pytest.mark.parametrize("module", ["reference", "kernel"])
+def test_each_frequency_takes_the_axis_that_the_interleaving_gives_it(module, device):
+    chosen = import_module(f"onebox.kernels.rope.{module}")
+    # 0, 11 and 22 are near 0, 7/2 pi and 7 pi: their cosines 1, 0 and -1 tell the axes apart.
+    positions = torch.tensor([[0], [11], [22]], device=device)
+    cos, _ = chosen.rotary_table(positions, torch.ones(32, device=device), SECTION)
+    axes = [{1.0: "t", math.cos(11): "h", math.cos(22): "w"}[value] for value in _nearest(cos[0].tolist())]
+    assert "".join(axes) == "thw" * 10 + "th"
+
+
+def _nearest(values):
+    return [min((1.0, math.cos(11), math.cos(22)), key=lambda exact: abs(exact - value)) for value in values]
+
+
+def test_norm_and_rotation_are_the_models():
+    num_heads, num_kv_heads, head_dim, rotary_dim = 3, 2, 32, 16
+    draw = torch.Generator().manual_seed(0)
+    q_gate = torch.randn(5, num_heads * 2 * head_dim, generator=draw)
+    k = torch.randn(5, num_kv_heads * head_dim, generator=draw)
+    weights = 0.1 * torch.randn(2, head_dim, generator=draw)
+    positions = torch.randint(0, 100, (3, 5), generator=draw)
+    spec = SimpleNamespace(rotary_dim=rotary_dim, rope_theta=THETA, mrope_section=(3, 3, 2))
+
+    cos, sin = rope.rotary_table(positions, rotary_frequencies(THETA, rotary_dim), spec.mrope_section)
+    query, gate, key = rope.qk_norm_rope(q_gate, k, *weights, cos, sin, 1e-6)
+
+    rotation = model.rotary(spec, positions)
+    split, expected_gate = q_gate.view(5, num_heads, 2 * head_dim).chunk(2, dim=-1)
+    normed = [
+        model.zero_centred_norm(split, weights[0], 1e-6),
+        model.zero_centred_norm(k.view(5, num_kv_heads, head_dim), weights[1], 1e-6),
+    ]
+    assert_same((query, key), tuple(model.rotate(heads, rotation) for heads in normed))
+    assert torch.equal(gate, expected_gate)
+
+
+def check_rows_are_independent(module, device, num_heads, num_kv_heads, head_dim, counts, dtype):
+    chosen = import_module(f"onebox.kernels.rope.{module}")
+    draw = torch.Generator().manual_seed(head_dim)
+    sizes = [num_heads * 2 * head_dim, num_kv_heads * head_dim]
+    fused = torch.randn(max(counts), sum(sizes), generator=draw).to(device, dtype)
+    weights = (0.1 * torch.randn(2, head_dim, generator=draw)).to(device)
+    positions = torch.randint(0, LAST_POSITION, (3, max(counts)), generator=draw).to(device)
+    frequencies = rotary_frequencies(THETA, head_dim // 4).to(device)
+
+    def outputs(rows):
+        cos, sin = chosen.rotary_table(positions[:, rows], frequencies, (2, 1, 1))
+        return cos, sin, *chosen.qk_norm_rope(*fused[rows].split(sizes, dim=-1), *weights, cos, sin, 1e-6)
+
+    for count in counts:
+        together = outputs(slice(0, count))
+        for row in {0, 1, count - 1}:
+            for alone, among in zip(outputs(slice(row, row + 1)), together, strict=True):
+                assert torch.equal(alone[0], among[row])
+
+
+@pytest.mark.parametrize("module", ["reference", "kernel"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.skipif(HAS_GPU, reason="the GPU runs the full shapes")
+def test_a_row_does_not_depend_on_its_company(module, dtype):
+    check_rows_are_independent(module, torch.device("cpu"), *SMALL, dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_a_row_of_the_twin_does_not_depend_on_its_company_at_full_size(dtype):
+    check_rows_are_independent("reference", torch.device("cpu"), *FULL, dtype)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_a_row_does_not_depend_on_its_company_on_the_gpu(device, dtype):
+    check_rows_are_independent("kernel", device, *FULL, dtype)
