@@ -63,7 +63,7 @@ def microseconds(calls: list[Callable[[], Any]]) -> float:
 
 def copy_speed() -> float:
     """Bytes per second, read and written, of a device-to-device copy."""
-    source = torch.empty(1 << 30, dtype=torch.uint8, device="cuda")
+    source = torch.empty(4 << 30, dtype=torch.uint8, device="cuda")
     target = torch.empty_like(source)
     return 2 * source.nbytes / (microseconds([lambda: target.copy_(source)]) / 1e6)
 

@@ -39,7 +39,7 @@ def encode_turboquant(x: Tensor, bits: int) -> dict[str, Tensor]:
     wide = x.to(torch.float32)
     largest = wide.abs().amax(-1, keepdim=True).clamp(min=torch.finfo(torch.float32).tiny)
     scaled = wide / largest  # squares of bf16 values can leave float32; these cannot
-    length = _tree_sum(scaled * scaled).sqrt().unsqueeze(-1)
+    length = _length(scaled).unsqueeze(-1)
     unit = scaled / length.clamp(min=torch.finfo(torch.float32).tiny)
     levels = turboquant_levels(x.shape[-1], bits, x.device)
     codes = torch.bucketize(rotate(unit), (levels[1:] + levels[:-1]) / 2, out_int32=True, right=True)
@@ -52,8 +52,7 @@ def decode_turboquant(codes: Tensor, norm: Tensor, bits: int) -> Tensor:
     _check_bits(bits)
     indices = unpack_bits(codes, bits)
     centroids = turboquant_levels(indices.shape[-1], bits, codes.device)[indices.to(torch.int32)]
-    length = _tree_sum(centroids * centroids).sqrt()
-    return unrotate(centroids / length.unsqueeze(-1)) * norm.to(torch.float32).unsqueeze(-1)
+    return unrotate(centroids / _length(centroids).unsqueeze(-1)) * norm.to(torch.float32).unsqueeze(-1)
 
 
 def rotate(x: Tensor) -> Tensor:
@@ -101,6 +100,15 @@ def _splitmix64(index: int) -> int:
     z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & mask
     z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & mask
     return z ^ (z >> 31)
+
+
+def _length(x: Tensor) -> Tensor:
+    """The length of float32 vectors [..., d], rounded to nearest on every device.
+
+    torch's float32 root on a CPU is off by one unit in the last place for one number in eight, which moves codes that
+    lie on a boundary; rounding a float64 root gives the nearest float32.
+    """
+    return _tree_sum(x * x).to(torch.float64).sqrt().to(torch.float32)
 
 
 def _tree_sum(x: Tensor) -> Tensor:

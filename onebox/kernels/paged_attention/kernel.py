@@ -192,7 +192,10 @@ def _attend_tile(
     value_low, value_high, value_factor = _load_planes(
         value_codes_ptr, value_scale_ptr, value_levels_ptr, vectors, loaded, D, VALUE_BITS, DTYPE
     )
-    weights = rounded(shares * value_factor[None, :], DTYPE)
+    weights = shares * value_factor[None, :]
+    if tl.float16 == DTYPE:
+        weights = tl.minimum(weights, 65504.0)
+    weights = rounded(weights, DTYPE)
     mixed_low = _dot(weights, value_low, mixed_low * fade[:, None])
     mixed_high = _dot(weights, value_high, mixed_high * fade[:, None])
     return new_best, total, mixed_low, mixed_high
@@ -525,10 +528,17 @@ def _signs(bits: int, dim: int, device: torch.device) -> Tensor | None:
 
 
 def _rotated_for_keys(query: Tensor, pages: KVPages) -> Tensor:
+    """The query as the kernels take it: turned where keys are, and in the dtype of their products.
+
+    A rotated query and the codebooks' levels are no bfloat16 numbers. float16 has three bits more for them, and all
+    that meets it here is far inside its range: queries are normed, levels below one, norms stored as float16.
+    """
+    is_packed = min(pages.format.key_bits, pages.format.value_bits) < FP8_BITS
+    dtype = torch.float16 if is_packed and query.dtype == torch.bfloat16 else query.dtype
     signs = _signs(pages.format.key_bits, query.shape[-1], query.device)
     if signs is None:
-        return query.contiguous()
-    rotated = torch.empty_like(query, memory_format=torch.contiguous_format)
+        return query.to(dtype).contiguous()
+    rotated = torch.empty_like(query, dtype=dtype, memory_format=torch.contiguous_format)
     _rotate(query.contiguous(), rotated, signs, is_inverse=False)
     return rotated
 
