@@ -62,7 +62,7 @@ def microseconds(calls: list[Callable[[], Any]]) -> float:
 
 
 def copy_speed() -> float:
-    """Bytes per second, read and written, of a device-to-device copy; launched, since in a graph it is a slower node."""
+    """Bytes per second, read and written, of a device copy; launched, since in a graph it is a slower node."""
     source = torch.empty(2 << 30, dtype=torch.float32, device="cuda")
     target = torch.empty_like(source)
     times = []
