@@ -7,16 +7,55 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+import torch
 from hypothesis import HealthCheck, settings
 
 # Before any library reads them: no test reaches for the network, and two workers do not fight for two cores.
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["OMP_NUM_THREADS"] = "1"
+torch.set_num_threads(1)
+# Kernels run on a GPU if there is one, else in Triton's interpreter. Triton decides when it is first imported, which
+# libraries that other tests use may do; so it is said here, before any of them.
+HAS_GPU = torch.cuda.is_available()
+if not HAS_GPU:
+    os.environ["TRITON_INTERPRET"] = "1"
 
 
 # How long an example takes says how busy the machine is, not whether the code is right.
 settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("untimed")
+
+
+SPILLS: list[str] = []
+
+
+@pytest.fixture
+def spills() -> list[str]:
+    """Lines about kernels that spill registers, printed at the end of the run."""
+    return SPILLS
+
+
+def pytest_sessionfinish(session) -> None:
+    """A parallel worker hands its lines to the process that prints."""
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["spills"] = SPILLS
+
+
+def pytest_terminal_summary(terminalreporter) -> None:
+    for line in sorted(SPILLS):
+        terminalreporter.write_line(f"spills: {line}")
+
+
+class Collector:
+    """Takes over what parallel workers found; known to pytest only where it runs in parallel."""
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node) -> None:
+        SPILLS.extend(getattr(node, "workeroutput", {}).get("spills", []))
+
+
+def pytest_configure(config) -> None:
+    config.pluginmanager.register(Collector())
 
 
 class CliResult(NamedTuple):

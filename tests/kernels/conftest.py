@@ -1,15 +1,9 @@
-"""Where kernels run: on a GPU if there is one, else in Triton's interpreter; that is chosen before Triton loads."""
-
-import os
+"""The device that kernels are tested on, and memory that nobody wrote."""
 
 import pytest
 import torch
 
-HAS_GPU = torch.cuda.is_available()
-if not HAS_GPU:
-    os.environ["TRITON_INTERPRET"] = "1"
-
-_SPILLS: list[str] = []
+from tests.conftest import HAS_GPU
 
 
 @pytest.fixture
@@ -33,14 +27,3 @@ def poison(monkeypatch):
     for name in ("empty", "empty_like"):
         monkeypatch.setattr(torch, name, poisoned(getattr(torch, name)))
     monkeypatch.setattr(torch.Tensor, "new_empty", poisoned(torch.Tensor.new_empty))
-
-
-@pytest.fixture
-def spills() -> list[str]:
-    """Lines about kernels that spill registers, printed at the end of the run."""
-    return _SPILLS
-
-
-def pytest_terminal_summary(terminalreporter) -> None:
-    for line in _SPILLS:
-        terminalreporter.write_line(f"spills: {line}")

@@ -12,7 +12,7 @@ from onebox.kernels.delta_net.cases import QWEN_122B, TINY, Layer, delta_inputs
 from onebox.kernels.delta_net.memory import DeltaPool, DeltaWeights
 from onebox.model.reference import DeltaState, gated_delta_net
 from onebox.spec.model import spec_from_config
-from tests.kernels.conftest import HAS_GPU
+from tests.conftest import HAS_GPU
 from tests.kernels.tolerance import assert_same
 from tests.synthetic import random_weights, tiny_config
 

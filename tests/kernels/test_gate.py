@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from onebox.model import reference as model
-from tests.kernels.conftest import HAS_GPU
+from tests.conftest import HAS_GPU
 from tests.kernels.tolerance import assert_same
 
 SMALL, FULL = (200, (2, 3, 5)), (3072, (2, 3, 8, 17, 64))

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from onebox.kernels.norm import cases
-from tests.kernels.conftest import HAS_GPU
+from tests.conftest import HAS_GPU
 
 EPS = 1e-6
 SMALL, FULL = (200, (2, 3, 5)), (3072, (2, 3, 8, 17, 64))

@@ -10,7 +10,7 @@ import torch
 from onebox.kernels import rope
 from onebox.kernels.rope.frequencies import rotary_frequencies
 from onebox.model import reference as model
-from tests.kernels.conftest import HAS_GPU
+from tests.conftest import HAS_GPU
 from tests.kernels.tolerance import assert_same
 
 THETA, SECTION, LAST_POSITION = 1e7, (11, 11, 10), 262_143

@@ -9,7 +9,7 @@ import torch
 from onebox.engine import sampler
 from onebox.engine.request import SamplingParams
 from onebox.kernels.sampling import cases, reference
-from tests.kernels.conftest import HAS_GPU
+from tests.conftest import HAS_GPU
 
 MODULES = ["reference", "kernel"]
 SEEDS = (0, 1, -1, 2**62 + 12345, -(2**63))

@@ -5,8 +5,8 @@ from importlib import import_module
 import pytest
 import torch
 
+from tests.conftest import HAS_GPU
 from tests.kernels.catalogue import cases, operations
-from tests.kernels.conftest import HAS_GPU
 from tests.kernels.tolerance import assert_same
 
 SMALL = [(package, case) for package, case in cases() if not case.is_full]
