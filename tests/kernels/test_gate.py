@@ -7,6 +7,7 @@ import torch
 
 from onebox.model import reference as model
 from tests.conftest import HAS_GPU
+from tests.kernels.company import assert_rows_stand_alone
 from tests.kernels.tolerance import assert_same
 
 SMALL, FULL = (200, (2, 3, 5)), (3072, (2, 3, 8, 17, 64))
@@ -22,11 +23,7 @@ def check_rows_are_independent(module, device, width, counts, dtype):
         gated = chosen.attention_gate(x[rows].view(heads), y[rows].view(heads))
         return gated, chosen.swiglu(x[rows]), chosen.add_shared(x[rows].float(), y[rows], y[rows, 3])
 
-    for count in counts:
-        together = outputs(slice(0, count))
-        for row in {0, 1, count - 1}:
-            for alone, among in zip(outputs(slice(row, row + 1)), together, strict=True):
-                assert torch.equal(alone[0], among[row])
+    assert_rows_stand_alone(outputs, counts)
 
 
 @pytest.mark.parametrize("module", ["reference", "kernel"])

@@ -7,6 +7,7 @@ import torch
 
 from onebox.kernels.norm import cases
 from tests.conftest import HAS_GPU
+from tests.kernels.company import assert_rows_stand_alone
 
 EPS = 1e-6
 SMALL, FULL = (200, (2, 3, 5)), (3072, (2, 3, 8, 17, 64))
@@ -23,11 +24,7 @@ def check_rows_are_independent(module, device, hidden, counts, dtype):
         pair = chosen.concat_rms_norm(other[rows], x[rows], weight, weight, EPS)
         return normed, total, chosen.rms_norm(x[rows], weight, EPS), pair
 
-    for count in counts:
-        together = outputs(slice(0, count))
-        for row in {0, 1, count - 1}:
-            for alone, among in zip(outputs(slice(row, row + 1)), together, strict=True):
-                assert torch.equal(alone[0], among[row])
+    assert_rows_stand_alone(outputs, counts)
 
 
 @pytest.mark.parametrize("module", ["reference", "kernel"])

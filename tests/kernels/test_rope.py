@@ -11,6 +11,7 @@ from onebox.kernels import rope
 from onebox.kernels.rope.frequencies import rotary_frequencies
 from onebox.model import reference as model
 from tests.conftest import HAS_GPU
+from tests.kernels.company import assert_rows_stand_alone
 from tests.kernels.tolerance import assert_same
 
 THETA, SECTION, LAST_POSITION = 1e7, (11, 11, 10), 262_143
@@ -78,11 +79,7 @@ def check_rows_are_independent(module, device, num_heads, num_kv_heads, head_dim
         cos, sin = chosen.rotary_table(positions[:, rows], frequencies, (2, 1, 1))
         return cos, sin, *chosen.qk_norm_rope(*fused[rows].split(sizes, dim=-1), *weights, cos, sin, 1e-6)
 
-    for count in counts:
-        together = outputs(slice(0, count))
-        for row in {0, 1, count - 1}:
-            for alone, among in zip(outputs(slice(row, row + 1)), together, strict=True):
-                assert torch.equal(alone[0], among[row])
+    assert_rows_stand_alone(outputs, counts)
 
 
 @pytest.mark.parametrize("module", ["reference", "kernel"])
