@@ -6,7 +6,7 @@ import torch
 
 
 def assert_rows_stand_alone(outputs: Callable[[slice], Sequence[torch.Tensor]], counts: Sequence[int]) -> None:
-    """`outputs(rows)` computes a slice of fixed rows; of each count the first, second and last row are also run alone."""
+    """`outputs(rows)` computes a slice of fixed rows; the first, second and last of each count also run alone."""
     for count in counts:
         together = outputs(slice(0, count))
         for row in {0, 1, count - 1}:
