@@ -35,7 +35,9 @@ _MAX_WRITERS = 4
 _PLAN_NAME = "onebox_build.json"
 # What the file system may need beside the data itself.
 _DISK_MARGIN_BYTES = 64 << 20
-_NOT_COPIED = {"config.json", INDEX_NAME, "quantization_config.json", "hf_quant_config.json", MANIFEST_NAME}
+_NOT_COPIED = {"config.json", INDEX_NAME, MANIFEST_NAME}
+# Some tools describe the quantisation in a file of its own, a few of them only there. It stays true in a native build.
+_OWN_DESCRIPTIONS = {"quantization_config.json", "hf_quant_config.json"}
 _MAX_SIDE_FILE_BYTES = 64 << 20
 
 
@@ -195,8 +197,9 @@ class _StoppedError(Exception):
 def _finish(plan: BuildPlan, staging: Path, records: dict[str, TensorRecord]) -> Manifest:
     """Side files, index, manifest, config: the small files that make shards a checkpoint."""
     base = plan.sources.base.checkpoint.directory
+    left_behind = _NOT_COPIED if plan.is_native else _NOT_COPIED | _OWN_DESCRIPTIONS
     for path in sorted(base.iterdir()):
-        if path.is_file() and _is_side_file(path):
+        if path.is_file() and path.name not in left_behind and _is_side_file(path):
             shutil.copy2(path, staging / path.name)
     if len(plan.shards) > 1:
         weight_map = {name: record.file for name, record in records.items()}
@@ -220,7 +223,7 @@ def _finish(plan: BuildPlan, staging: Path, records: dict[str, TensorRecord]) ->
 def _is_side_file(path: Path) -> bool:
     """Tokenizer, templates, processors, licence: what a checkpoint carries beside its weights."""
     is_weights = path.suffix in {".safetensors", ".bin", ".pt", ".gguf"} or path.name.endswith(".index.json")
-    return not is_weights and path.name not in _NOT_COPIED and path.stat().st_size <= _MAX_SIDE_FILE_BYTES
+    return not is_weights and path.stat().st_size <= _MAX_SIDE_FILE_BYTES
 
 
 def _sync_directory(path: Path) -> None:

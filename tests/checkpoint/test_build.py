@@ -476,6 +476,20 @@ def test_side_files_travel_and_the_manifest_names_no_machine(checkpoints, tmp_pa
     assert json.loads(manifest)["sources"] == {"base": "fp8"}
 
 
+def test_a_description_of_its_own_stays_only_while_it_is_true(tmp_path):
+    """Some ModelOpt checkpoints say how they are quantised in hf_quant_config.json and nowhere else."""
+    base = write_checkpoint(tmp_path / "base", "nvfp4-modelopt")
+    config = json.loads((base / "config.json").read_text())
+    config.pop("quantization_config")
+    (base / "config.json").write_text(json.dumps(config))
+    (base / "hf_quant_config.json").write_text("{}")
+    run_build(plan_build(Recipe(), sources(tmp_path, "base")), tmp_path / "kept")
+    assert (tmp_path / "kept" / "hf_quant_config.json").exists()
+    run_build(plan_build(Recipe(lm_head=Target.INT8), sources(tmp_path, "base")), tmp_path / "mixed")
+    assert not (tmp_path / "mixed" / "hf_quant_config.json").exists()
+    assert "quantization_config" in json.loads((tmp_path / "mixed" / "config.json").read_text())
+
+
 BIG_BUILD = """
 import json, sys
 from pathlib import Path
