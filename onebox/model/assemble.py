@@ -44,7 +44,7 @@ class Parts(Protocol):
         """A norm, a convolution or another small tensor, float32."""
 
     def embedding(self, name: str) -> Tensor:
-        """The table of embeddings, bfloat16 [V, H]."""
+        """The table of embeddings [V, H]: bfloat16, or float32 on a CPU."""
 
 
 class CheckpointParts:
@@ -70,7 +70,8 @@ class CheckpointParts:
         return read_weight(self._modules[name]).to(self.device)
 
     def embedding(self, name: str) -> Tensor:
-        return load(self._modules[name].tensors["weight"]).to(torch.bfloat16).to(self.device)
+        dtype = torch.float32 if self.device.type == "cpu" else torch.bfloat16
+        return load(self._modules[name].tensors["weight"]).to(dtype).to(self.device)
 
 
 def assemble(directory: Path, device: torch.device, dtype: torch.dtype = torch.bfloat16) -> Qwen35:

@@ -40,12 +40,15 @@ class Int4Experts:
 
 @dataclass(frozen=True)
 class PlainExperts:
+    """BF16 weights, or float32 ones on a CPU."""
+
     gate_up: Tensor
     down: Tensor
 
     def __call__(self, rows: Rows, ids: Tensor, weights: Tensor) -> Tensor:
         run = routed_experts_bf16 if rows.phase is Phase.DECODE else prefill_experts_bf16
-        return run(rows.x.to(torch.bfloat16), ids, weights, self.gate_up, self.down).to(torch.float32)
+        x = rows.x if self.gate_up.dtype is torch.float32 else rows.x.to(torch.bfloat16)
+        return run(x, ids, weights, self.gate_up, self.down).to(torch.float32)
 
 
 def make_experts(
@@ -53,12 +56,15 @@ def make_experts(
 ) -> Experts:
     """The experts behind `expert(index, "gate_proj" | "up_proj" | "down_proj")`, brought over one at a time.
 
-    Formats without an expert kernel of their own (FP8, NVFP4, INT8) are dequantised to BF16.
+    Formats without an expert kernel of their own (FP8, NVFP4, INT8) become BF16; on a CPU all become float32.
     """
+    if device.type == "cpu":
+        plain = (_plain_expert(expert, index, zeros_offset, torch.float32) for index in range(num_experts))
+        return PlainExperts(*_stack(plain, num_experts, device))
     if expert(0, "gate_proj").stored.format is WeightFormat.INT4:
         packed = (_int4_expert(expert, index, zeros_offset) for index in range(num_experts))
         return Int4Experts(*_stack(packed, num_experts, device))
-    plain = (_plain_expert(expert, index, zeros_offset) for index in range(num_experts))
+    plain = (_plain_expert(expert, index, zeros_offset, torch.bfloat16) for index in range(num_experts))
     return PlainExperts(*_stack(plain, num_experts, device))
 
 
@@ -68,10 +74,12 @@ def _int4_expert(expert: Callable[[int, str], Bound], index: int, zeros_offset: 
     return (*gate_up, *pack_down(down.codes[None], down.scales[None]))
 
 
-def _plain_expert(expert: Callable[[int, str], Bound], index: int, zeros_offset: int) -> tuple[Tensor, ...]:
+def _plain_expert(
+    expert: Callable[[int, str], Bound], index: int, zeros_offset: int, dtype: torch.dtype
+) -> tuple[Tensor, ...]:
     parts = ("gate_proj", "up_proj", "down_proj")
     gate, up, down = (read_weight(expert(index, part), zeros_offset=zeros_offset) for part in parts)
-    return torch.cat([gate, up]).to(torch.bfloat16)[None], down.to(torch.bfloat16)[None]
+    return torch.cat([gate, up]).to(dtype)[None], down.to(dtype)[None]
 
 
 def _stack(experts: Iterator[tuple[Tensor, ...]], num_experts: int, device: torch.device) -> list[Tensor]:

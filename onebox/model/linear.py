@@ -15,6 +15,7 @@ from torch.nn.functional import pad
 
 from onebox.checkpoint.bind import Bound
 from onebox.checkpoint.tensors import load
+from onebox.checkpoint.weights import read_weight
 from onebox.formats import GroupInt, int8_rows_to_group_int, unpack_gptq, unpack_quantized
 from onebox.formats.fragments import TILE_COLUMNS, TILE_ROWS, to_fragments
 from onebox.kernels import float_linear, int_linear
@@ -100,7 +101,7 @@ class Nvfp4Linear:
 
 @dataclass(frozen=True)
 class PlainLinear:
-    """BF16 weights."""
+    """BF16 weights, or float32 ones on a CPU."""
 
     weight: Tensor
 
@@ -120,7 +121,13 @@ class JoinedLinear:
 
 
 def make_linear(bounds: list[Bound], device: torch.device, zeros_offset: int = 1) -> Linear:
-    """One linear over the rows of all `bounds`, in their order; `zeros_offset` is the checkpoint's GPTQ convention."""
+    """One linear over the rows of all `bounds`, in their order; `zeros_offset` is the checkpoint's GPTQ convention.
+
+    On a CPU every format becomes float32 numbers at load: small models run there, and unpacking at each call costs more
+    than the bytes it saves.
+    """
+    if device.type == "cpu":
+        return PlainLinear(torch.cat([read_weight(bound, zeros_offset=zeros_offset) for bound in bounds]))
     if len({bound.stored for bound in bounds}) > 1:
         return JoinedLinear(tuple(make_linear([bound], device, zeros_offset) for bound in bounds))
     stored = bounds[0].stored

@@ -17,7 +17,7 @@ from onebox.kernels.float_linear.shapes import (
     check_fp8_block,
     check_fp8_row,
     check_nvfp4,
-    check_pair,
+    check_plain,
 )
 
 __all__ = [
@@ -82,15 +82,15 @@ def nvfp4_matmul(
 
 
 def bf16_linear(x: Tensor, weight: Tensor, out_dtype: torch.dtype | None = None) -> Tensor:
-    """For decode: weight bfloat16 [N, K]."""
+    """For decode: weight bfloat16 [N, K]; on a CPU also float32."""
     check_decode_rows(x)
-    check_pair(x, weight, torch.bfloat16, weight.shape[1])
+    check_plain(x, weight)
     result: Tensor = implementation(__name__, x).bf16_linear(x, weight, out_dtype)
     return result
 
 
 def bf16_matmul(x: Tensor, weight: Tensor, out_dtype: torch.dtype | None = None) -> Tensor:
-    """For prefill: weight bfloat16 [N, K]."""
-    check_pair(x, weight, torch.bfloat16, weight.shape[1])
+    """For prefill: weight bfloat16 [N, K]; on a CPU also float32."""
+    check_plain(x, weight)
     result: Tensor = implementation(__name__, x).bf16_matmul(x, weight, out_dtype)
     return result

@@ -12,7 +12,7 @@ __all__ = [
     "check_fp8_block",
     "check_fp8_row",
     "check_nvfp4",
-    "check_pair",
+    "check_plain",
 ]
 
 DECODE_ROWS = 64  # the most rows of a `..._linear`; more rows are prefill and belong to `..._matmul`
@@ -25,7 +25,7 @@ def check_decode_rows(x: Tensor) -> None:
 
 
 def check_fp8_block(x: Tensor, weight: Tensor, scale: Tensor) -> None:
-    check_pair(x, weight, torch.float8_e4m3fn, weight.shape[1])
+    _check_pair(x, weight, torch.float8_e4m3fn, weight.shape[1])
     blocks = tuple(-(-size // SCALE_BLOCK) for size in weight.shape)
     if scale.shape != blocks:
         raise MismatchError(
@@ -34,20 +34,25 @@ def check_fp8_block(x: Tensor, weight: Tensor, scale: Tensor) -> None:
 
 
 def check_fp8_row(x: Tensor, weight: Tensor, scale: Tensor) -> None:
-    check_pair(x, weight, torch.float8_e4m3fn, weight.shape[1])
+    _check_pair(x, weight, torch.float8_e4m3fn, weight.shape[1])
     if scale.numel() not in (1, weight.shape[0]):
         raise MismatchError(f"FP8 rows {list(weight.shape)} need one scale, or one each, not {list(scale.shape)}.")
 
 
 def check_nvfp4(x: Tensor, packed: Tensor, scale: Tensor, multiplier: Tensor) -> None:
-    check_pair(x, packed, torch.uint8, packed.shape[1] * 2)
+    _check_pair(x, packed, torch.uint8, packed.shape[1] * 2)
     if scale.shape != (packed.shape[0], packed.shape[1] // 8) or scale.dtype != torch.float8_e4m3fn:
         raise MismatchError(f"NVFP4 codes {list(packed.shape)} do not go with {scale.dtype} {list(scale.shape)}.")
     if multiplier.numel() != 1 or multiplier.dtype != torch.float32:
         raise MismatchError(f"An NVFP4 weight has one float32 multiplier, not {list(multiplier.shape)}.")
 
 
-def check_pair(x: Tensor, weight: Tensor, dtype: torch.dtype, columns: int) -> None:
+def check_plain(x: Tensor, weight: Tensor) -> None:
+    is_wide = weight.dtype is torch.float32 and not weight.is_cuda
+    _check_pair(x, weight, torch.float32 if is_wide else torch.bfloat16, weight.shape[1])
+
+
+def _check_pair(x: Tensor, weight: Tensor, dtype: torch.dtype, columns: int) -> None:
     """Rows x [R, columns] of adjacent numbers go with a contiguous weight of the format's dtype."""
     if weight.dtype != dtype or not weight.is_contiguous():
         raise MismatchError(f"This linear needs a contiguous weight of {dtype}, not {weight.dtype}.")
