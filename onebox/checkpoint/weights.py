@@ -23,12 +23,23 @@ from onebox.formats import (
 from onebox.spec.errors import UnsupportedError
 from onebox.spec.weights import DTYPE_BITS, FP8_BLOCK, Layout, WeightFormat
 
-__all__ = ["read_weight", "slice_rows"]
+__all__ = ["read_weight", "slice_rows", "weight_tensors"]
+
+# Scales of activations, which onebox keeps in 16 bits or more.
+_UNUSED_SUFFIXES = {"input_scale", "input_global_scale"}
 
 
-def read_weight(bound: Bound, *, zeros_offset: int = 1) -> Tensor:
-    """The module's numbers, float32, in its plain shape. `zeros_offset` is GPTQ's: 1, or 0 for a gptq_v2 checkpoint."""
-    parts = {suffix: load(entry) for suffix, entry in bound.tensors.items()}
+def weight_tensors(bound: Bound) -> dict[str, TensorEntry]:
+    """The tensors that hold the module's weight, by suffix; what some tools store of its input is left out."""
+    return {suffix: entry for suffix, entry in bound.tensors.items() if suffix not in _UNUSED_SUFFIXES}
+
+
+def read_weight(bound: Bound, *, zeros_offset: int = 1, read: Callable[[TensorEntry], Tensor] = load) -> Tensor:
+    """The module's numbers, float32, in its plain shape, its tensors brought by `read`.
+
+    `zeros_offset` is GPTQ's: 1, or 0 for a gptq_v2 checkpoint.
+    """
+    parts = {suffix: read(entry) for suffix, entry in weight_tensors(bound).items()}
     layout = bound.stored.layout
     if layout is Layout.PLAIN:
         return parts["weight"].to(torch.float32)

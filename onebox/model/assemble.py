@@ -1,9 +1,14 @@
 """Puts the model together: every module into its layer, straight into the kernels' layouts, from files or made up.
 
 A `Parts` gives linears, experts and small tensors by module name; `CheckpointParts` reads them from a bound checkpoint,
-`dummy.DummyParts` draws them. The layers are put together in one place for both.
+`dummy.DummyParts` draws them. The layers are put together in one place for both. The same place, run once over parts of
+nothing, tells the order in which tensors will be asked for, so that they can be read ahead.
 """
 
+import gc
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from enum import StrEnum
 from pathlib import Path
 from typing import Protocol
 
@@ -11,18 +16,53 @@ import torch
 from torch import Tensor
 
 from onebox.checkpoint.bind import Binding, Bound, bind
-from onebox.checkpoint.source import open_checkpoint
-from onebox.checkpoint.tensors import load
-from onebox.checkpoint.weights import read_weight
+from onebox.checkpoint.fast import FastReader
+from onebox.checkpoint.header import TensorEntry
+from onebox.checkpoint.source import Checkpoint, open_checkpoint
+from onebox.checkpoint.staging import Read, Reader, StagedReader
+from onebox.checkpoint.weights import read_weight, weight_tensors
 from onebox.kernels.delta_net.memory import DeltaWeights
 from onebox.kernels.rope.frequencies import rotary_frequencies
-from onebox.model.experts import Experts, make_experts
+from onebox.model.cpu import CpuExperts, CpuLinear
+from onebox.model.experts import (
+    EXPERT_PARTS,
+    ExpertOf,
+    Experts,
+    PlainExperts,
+    expert_batches,
+    make_experts,
+    plain_expert,
+    stack,
+)
 from onebox.model.linear import Linear, PlainLinear, make_linear
 from onebox.model.load import refuse_problems
 from onebox.model.qwen3_5 import Attention, DeltaNet, Layer, Mixture, MtpHead, Qwen35
-from onebox.spec.model import ModelSpec
+from onebox.spec.errors import MismatchError, UsageError
+from onebox.spec.model import ModelSpec, read_json, spec_from_config
+from onebox.spec.modules import ModuleClass
 
-__all__ = ["CheckpointParts", "Parts", "assemble", "put_together"]
+__all__ = ["CheckpointParts", "LoadFormat", "Parts", "load_model", "loading_order", "put_together"]
+
+
+class LoadFormat(StrEnum):
+    """How weights come off the disk, by vLLM's names."""
+
+    AUTO = "auto"
+    """The one below."""
+    SAFETENSORS = "safetensors"
+    """Direct reads through one bounded staging buffer."""
+    FASTSAFETENSORS = "fastsafetensors"
+    """The fastsafetensors package, a whole shard at a time."""
+    DUMMY = "dummy"
+    """Nothing is read but config.json: weights are random."""
+
+    @classmethod
+    def parse(cls, text: str) -> "LoadFormat":
+        """The format of this name, or a sentence that lists them."""
+        try:
+            return cls(text)
+        except ValueError:
+            raise UsageError(f"The load format {text} is not known: use {', '.join(cls)}.") from None
 
 
 class Parts(Protocol):
@@ -34,8 +74,11 @@ class Parts(Protocol):
     @property
     def has_mtp(self) -> bool: ...
 
-    def linear(self, *names: str) -> Linear:
-        """One linear over the rows of all named matrices, in this order."""
+    def linear(self, *names: str, is_wide: bool = False) -> Linear:
+        """One linear over the rows of all named matrices, in this order; `is_wide` if float32 results are wanted."""
+
+    def tied_head(self, embedding: Tensor) -> Linear:
+        """The embedding's table as the language-model head."""
 
     def experts(self, name: str) -> Experts:
         """The routed experts under `name`."""
@@ -44,46 +87,176 @@ class Parts(Protocol):
         """A norm, a convolution or another small tensor, float32."""
 
     def embedding(self, name: str) -> Tensor:
-        """The table of embeddings [V, H]: bfloat16, or float32 on a CPU."""
+        """The table of embeddings [V, H]: bfloat16, or the activations' dtype on a CPU."""
 
 
 class CheckpointParts:
-    """Parts out of a checkpoint, each brought over by itself: one module at a time is in host memory."""
+    """Parts out of a bound checkpoint: `read` brings their tensors to the device, where they are repacked."""
 
-    def __init__(self, spec: ModelSpec, binding: Binding, device: torch.device, zeros_offset: int) -> None:
+    def __init__(self, checkpoint: Checkpoint, binding: Binding, read: Read, device: torch.device) -> None:
         self.device = device
         self.has_mtp = "mtp.fc" in binding.modules
-        self._num_experts = spec.num_experts
+        self._num_experts = checkpoint.spec.num_experts
         self._modules = binding.modules
-        self._zeros_offset = zeros_offset
+        self._read = read
+        self._zeros_offset = checkpoint.gptq_zeros_offset
 
-    def linear(self, *names: str) -> Linear:
-        return make_linear([self._modules[name] for name in names], self.device, self._zeros_offset)
+    def linear(self, *names: str, is_wide: bool = False) -> Linear:  # noqa: ARG002 - kernels sum in float32 anyway
+        return make_linear([self._modules[name] for name in names], self._read, self._zeros_offset)
+
+    def tied_head(self, embedding: Tensor) -> Linear:
+        return PlainLinear(embedding)
 
     def experts(self, name: str) -> Experts:
-        def expert(index: int, part: str) -> Bound:
-            return self._modules[f"{name}.{index}.{part}"]
-
-        return make_experts(expert, self._num_experts, self.device, self._zeros_offset)
+        of_layer = _experts_under(name, self._modules)
+        return make_experts(of_layer, self._num_experts, self._read, self._zeros_offset)
 
     def small(self, name: str) -> Tensor:
-        return read_weight(self._modules[name]).to(self.device)
+        return read_weight(self._modules[name], read=self._read)
 
     def embedding(self, name: str) -> Tensor:
-        dtype = torch.float32 if self.device.type == "cpu" else torch.bfloat16
-        return load(self._modules[name].tensors["weight"]).to(dtype).to(self.device)
+        return self._read(self._modules[name].tensors["weight"]).to(torch.bfloat16)
 
 
-def assemble(directory: Path, device: torch.device, dtype: torch.dtype = torch.bfloat16) -> Qwen35:
-    """The model in `directory` on `device`. Its headers are checked first; the vision tower stays on disk."""
-    checkpoint = open_checkpoint(directory)
-    binding = bind(checkpoint)
-    refuse_problems(directory, binding)
-    parts = CheckpointParts(checkpoint.spec, binding, device, checkpoint.gptq_zeros_offset)
-    return put_together(checkpoint.spec, parts, dtype)
+class CpuParts(CheckpointParts):
+    """The same for a CPU: plain numbers in the activations' dtype, whatever they are stored as."""
+
+    def __init__(self, checkpoint: Checkpoint, binding: Binding, read: Read, dtype: torch.dtype) -> None:
+        super().__init__(checkpoint, binding, read, torch.device("cpu"))
+        self._dtype = dtype
+
+    def linear(self, *names: str, is_wide: bool = False) -> Linear:
+        bounds = [self._modules[name] for name in names]
+        whole = torch.cat([read_weight(b, zeros_offset=self._zeros_offset, read=self._read) for b in bounds])
+        return CpuLinear.of(whole, torch.float32 if is_wide else self._dtype)
+
+    def tied_head(self, embedding: Tensor) -> Linear:
+        return CpuLinear.of(embedding, torch.float32)
+
+    def experts(self, name: str) -> Experts:
+        of_layer, count = _experts_under(name, self._modules), self._num_experts
+        each = (plain_expert(of_layer, i, self._read, self._zeros_offset, self._dtype) for i in range(count))
+        return CpuExperts(*stack(((gate_up.mT, down.mT) for gate_up, down in each), count))
+
+    def embedding(self, name: str) -> Tensor:
+        return self._read(self._modules[name].tensors["weight"]).to(self._dtype)
 
 
-def put_together(spec: ModelSpec, parts: Parts, dtype: torch.dtype) -> Qwen35:
+class NotedParts:
+    """Parts of nothing, which note the tensors that real ones are made of: `groups` in the order of loading."""
+
+    device = torch.device("cpu")
+
+    def __init__(self, spec: ModelSpec, binding: Binding) -> None:
+        self.has_mtp = "mtp.fc" in binding.modules
+        self.groups: list[list[TensorEntry]] = []
+        self._num_experts = spec.num_experts
+        self._modules = binding.modules
+
+    def linear(self, *names: str, is_wide: bool = False) -> Linear:  # noqa: ARG002 - the same tensors
+        self._note(self._modules[name] for name in names)
+        return PlainLinear(_NOTHING)
+
+    def tied_head(self, embedding: Tensor) -> Linear:
+        return PlainLinear(embedding)
+
+    def experts(self, name: str) -> Experts:
+        of_layer = _experts_under(name, self._modules)
+        for batch in expert_batches(of_layer, self._num_experts):
+            self._note(of_layer(index, part) for index in batch for part in EXPERT_PARTS)
+        return PlainExperts(_NOTHING, _NOTHING)
+
+    def small(self, name: str) -> Tensor:
+        self._note([self._modules[name]])
+        return _NOTHING
+
+    def embedding(self, name: str) -> Tensor:
+        self._note([self._modules[name]])
+        return _NOTHING
+
+    def _note(self, bounds: Iterable[Bound]) -> None:
+        self.groups.append([entry for bound in bounds for entry in weight_tensors(bound).values()])
+
+
+_NOTHING = torch.empty(0, 0)
+
+
+def _experts_under(name: str, modules: Mapping[str, Bound]) -> ExpertOf:
+    return lambda index, part: modules[f"{name}.{index}.{part}"]
+
+
+def load_model(
+    directory: Path,
+    device: torch.device,
+    dtype: torch.dtype = torch.bfloat16,
+    load_format: LoadFormat = LoadFormat.AUTO,
+    *,
+    with_mtp: bool = True,
+) -> Qwen35:
+    """The model in `directory` on `device`, with activations in `dtype`; the vision tower stays on disk.
+
+    So does the MTP head, unless it is wanted and there.
+
+    Strict: its headers are checked first, each tensor is bound once, leftovers and absences are errors. Beyond the
+    model itself there are at most the reader's staging buffer and the stored tensors of the module that is repacked.
+    """
+    if load_format is LoadFormat.DUMMY:
+        # Here because dummy.py stands on this file.
+        from onebox.model.dummy import HYBRID, dummy_model
+
+        spec = spec_from_config(read_json(directory / "config.json"))
+        return dummy_model(spec, {} if device.type == "cpu" else HYBRID, device, dtype, with_mtp=with_mtp)
+    with _collector_paused():
+        checkpoint = open_checkpoint(directory)
+        binding = bind(checkpoint)
+        refuse_problems(directory, binding)
+        order = loading_order(checkpoint.spec, binding, with_mtp=with_mtp)
+        with _reader(checkpoint, order, device, load_format) as reader:
+            parts: Parts = (
+                CpuParts(checkpoint, binding, reader.read, dtype)
+                if device.type == "cpu"
+                else CheckpointParts(checkpoint, binding, reader.read, device)
+            )
+            model = put_together(checkpoint.spec, parts, dtype, with_mtp=with_mtp)
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+    return model
+
+
+@contextmanager
+def _collector_paused() -> Iterator[None]:
+    """No search for reference cycles meanwhile: among the entries of 100,000 tensors it doubles the time to plan."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+def loading_order(spec: ModelSpec, binding: Binding, *, with_mtp: bool = True) -> list[list[TensorEntry]]:
+    """The tensors of the model, in groups that are asked for together, in the order in which they are."""
+    parts = NotedParts(spec, binding)
+    put_together(spec, parts, torch.float32, with_mtp=with_mtp)
+    noted = {entry.name for group in parts.groups for entry in group}
+    for bound in binding.modules.values():
+        left = [entry.name for entry in weight_tensors(bound).values() if entry.name not in noted]
+        kind = bound.module.module_class
+        if left and kind is not ModuleClass.VISION and (with_mtp or not kind.in_mtp):
+            raise MismatchError(f"{left[0]} belongs to no layer that the model is put together from.")
+    return parts.groups
+
+
+def _reader(
+    checkpoint: Checkpoint, order: list[list[TensorEntry]], device: torch.device, load_format: LoadFormat
+) -> Reader:
+    if load_format is LoadFormat.FASTSAFETENSORS:
+        return FastReader(checkpoint, order, device)
+    return StagedReader(order, device)
+
+
+def put_together(spec: ModelSpec, parts: Parts, dtype: torch.dtype, *, with_mtp: bool = True) -> Qwen35:
     """The model made of `parts`; `dtype` is that of activations."""
     prefix, full = spec.text_prefix, set(spec.full_layers)
     embedding = parts.embedding(f"{prefix}embed_tokens")
@@ -95,8 +268,8 @@ def put_together(spec: ModelSpec, parts: Parts, dtype: torch.dtype) -> Qwen35:
             _layer(parts, f"{prefix}layers.{index}", is_full=index in full) for index in range(spec.num_hidden_layers)
         ),
         norm=parts.small(f"{prefix}norm"),
-        lm_head=PlainLinear(embedding) if spec.tie_word_embeddings else parts.linear("lm_head"),
-        mtp=_mtp_head(parts) if parts.has_mtp else None,
+        lm_head=parts.tied_head(embedding) if spec.tie_word_embeddings else parts.linear("lm_head", is_wide=True),
+        mtp=_mtp_head(parts) if with_mtp and parts.has_mtp else None,
         frequencies=rotary_frequencies(spec.rope_theta, spec.rotary_dim).to(parts.device),
     )
 
@@ -133,7 +306,7 @@ def _delta_net(parts: Parts, name: str) -> DeltaNet:
 def _mixture(parts: Parts, name: str) -> Mixture:
     shared = f"{name}.shared_expert"
     return Mixture(
-        router=parts.linear(f"{name}.gate", f"{name}.shared_expert_gate"),
+        router=parts.linear(f"{name}.gate", f"{name}.shared_expert_gate", is_wide=True),
         experts=parts.experts(f"{name}.experts"),
         shared_gate_up=parts.linear(f"{shared}.gate_proj", f"{shared}.up_proj"),
         shared_down=parts.linear(f"{shared}.down_proj"),

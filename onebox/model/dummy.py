@@ -7,6 +7,7 @@ from torch import Tensor
 
 from onebox.formats.fragments import TILE_COLUMNS, TILE_ROWS
 from onebox.model.assemble import put_together
+from onebox.model.cpu import CpuExperts, CpuLinear
 from onebox.model.experts import Experts, Int4Experts, PlainExperts
 from onebox.model.linear import Fp8Linear, IntLinear, Linear, PlainLinear
 from onebox.model.qwen3_5 import Qwen35
@@ -15,30 +16,43 @@ from onebox.spec.model import ModelSpec
 from onebox.spec.modules import Module, ModuleClass, modules
 from onebox.spec.weights import FP8_BLOCK, WeightFormat
 
-__all__ = ["DummyParts", "dummy_model"]
+__all__ = ["HYBRID", "DummyParts", "dummy_model"]
+
+# What `onebox build` makes of the 122B for one box: INT4 where most bytes are, more where they count.
+HYBRID = {
+    ModuleClass.EXPERTS: WeightFormat.INT4,
+    ModuleClass.ATTENTION: WeightFormat.INT4,
+    ModuleClass.DELTA: WeightFormat.INT4,
+    ModuleClass.SHARED: WeightFormat.FP8,
+    ModuleClass.LM_HEAD: WeightFormat.INT8,
+    ModuleClass.MTP_EXPERTS: WeightFormat.INT4,
+    ModuleClass.MTP_SHARED: WeightFormat.FP8,
+    ModuleClass.MTP_ATTENTION: WeightFormat.INT4,
+}
 
 # A weight's spread, as the model's own initialisation has it.
 _SPREAD = 0.02
 
 
 class DummyParts:
-    """Random parts: each class of modules in its format, BF16 where none is said."""
-
-    has_mtp = True
+    """Random parts: each class of modules in its format, BF16 (float32 on a CPU) where none is said or none fits."""
 
     def __init__(self, spec: ModelSpec, formats: Mapping[ModuleClass, WeightFormat], device: torch.device) -> None:
         self.device = device
+        self.has_mtp = spec.mtp_num_hidden_layers > 0
         self._spec = spec
         self._formats = formats
         self._modules: dict[str, Module] = {module.name: module for module in modules(spec)}
         self._generator = torch.Generator(device).manual_seed(0)
 
-    def linear(self, *names: str) -> Linear:
+    def linear(self, *names: str, is_wide: bool = False) -> Linear:  # noqa: ARG002 - kernels sum in float32 anyway
         first = self._modules[names[0]]
         rows, columns = sum(self._modules[name].shape[0] for name in names), first.shape[1]
         chosen = self._formats.get(first.module_class, WeightFormat.BF16) if first.is_matrix else WeightFormat.BF16
+        if chosen in (WeightFormat.INT4, WeightFormat.INT8) and columns % TILE_COLUMNS:
+            chosen = WeightFormat.BF16
         if chosen is WeightFormat.BF16:
-            return PlainLinear(self._normal(rows, columns))
+            return self.tied_head(self._normal(rows, columns))
         if chosen is WeightFormat.FP8:
             blocks = (-(-rows // FP8_BLOCK), -(-columns // FP8_BLOCK))
             # Codes below 0x70 are finite, up to 128; a scale brings them back to the spread.
@@ -51,9 +65,16 @@ class DummyParts:
         tiles = self._bytes(groups, -(-rows // TILE_ROWS), 256 * bits)
         return IntLinear(bits, tiles, self._scales(*((groups, rows) if bits == 4 else (rows,)), bits=bits))
 
+    def tied_head(self, embedding: Tensor) -> Linear:
+        is_cpu = self.device.type == "cpu"
+        return CpuLinear.of(embedding, embedding.dtype) if is_cpu else PlainLinear(embedding)
+
     def experts(self, name: str) -> Experts:
         count, hidden, inner = self._spec.num_experts, self._spec.hidden_size, self._spec.moe_intermediate_size
-        if self._formats.get(self._modules[f"{name}.0.gate_proj"].module_class) is not WeightFormat.INT4:
+        chosen = self._formats.get(self._modules[f"{name}.0.gate_proj"].module_class)
+        if chosen is not WeightFormat.INT4 or hidden % TILE_COLUMNS or inner % TILE_COLUMNS:
+            if self.device.type == "cpu":
+                return CpuExperts(self._normal(count, hidden, 2 * inner), self._normal(count, inner, hidden))
             return PlainExperts(self._normal(count, 2 * inner, hidden), self._normal(count, hidden, inner))
         up, down = (2 * inner // TILE_ROWS, hidden // TILE_COLUMNS), (hidden // TILE_ROWS, inner // TILE_COLUMNS)
         return Int4Experts(
@@ -70,7 +91,8 @@ class DummyParts:
         return self._normal(*self._modules[name].shape)
 
     def _normal(self, *shape: int) -> Tensor:
-        drawn = torch.empty(shape, dtype=torch.bfloat16, device=self.device)
+        dtype = torch.float32 if self.device.type == "cpu" else torch.bfloat16
+        drawn = torch.empty(shape, dtype=dtype, device=self.device)
         return drawn.normal_(0, _SPREAD, generator=self._generator)
 
     def _bytes(self, *shape: int, below: int = 256) -> Tensor:
@@ -87,6 +109,8 @@ def dummy_model(
     formats: Mapping[ModuleClass, WeightFormat],
     device: torch.device,
     dtype: torch.dtype = torch.bfloat16,
+    *,
+    with_mtp: bool = True,
 ) -> Qwen35:
     """The model of `spec` with random weights in `formats`."""
-    return put_together(spec, DummyParts(spec, formats, device), dtype)
+    return put_together(spec, DummyParts(spec, formats, device), dtype, with_mtp=with_mtp)

@@ -1,4 +1,4 @@
-"""The routed experts of one layer, in the formats that have kernels: INT4 in groups of 128, and BF16."""
+"""The routed experts of one layer, in the formats that have kernels: INT4 in groups of 128, FP8, NVFP4, and BF16."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -8,14 +8,29 @@ import torch
 from torch import Tensor
 
 from onebox.checkpoint.bind import Bound
-from onebox.checkpoint.weights import read_weight
+from onebox.checkpoint.staging import Read
+from onebox.checkpoint.weights import read_weight, weight_tensors
 from onebox.formats.expert_tiles import pack_down, pack_gate_up
 from onebox.kernels.experts import routed_experts, routed_experts_bf16
+from onebox.kernels.experts_float import (
+    prefill_experts_fp8,
+    prefill_experts_nvfp4,
+    routed_experts_fp8,
+    routed_experts_nvfp4,
+)
 from onebox.kernels.experts_prefill import prefill_experts, prefill_experts_bf16
 from onebox.model.linear import Phase, Rows, group_int_of
-from onebox.spec.weights import WeightFormat
+from onebox.spec.weights import Layout, WeightFormat
 
-__all__ = ["Experts", "make_experts"]
+__all__ = ["EXPERT_PARTS", "ExpertOf", "Experts", "expert_batches", "make_experts", "plain_expert", "stack"]
+
+ExpertOf = Callable[[int, str], Bound]
+"""The matrix of an expert by its index and part."""
+
+EXPERT_PARTS = ("gate_proj", "up_proj", "down_proj")
+# Stored bytes of the experts that are read, and INT4 ones repacked, together: enough to keep a GPU busy, and little
+# beside a layer.
+_BATCH_BYTES = 64 << 20
 
 
 class Experts(Protocol):
@@ -39,55 +54,146 @@ class Int4Experts:
 
 
 @dataclass(frozen=True)
-class PlainExperts:
-    """BF16 weights, or float32 ones on a CPU."""
+class Fp8Experts:
+    """E4M3 with scales of blocks of 128x128, or of rows."""
 
+    gate_up: Tensor
+    gate_up_scale: Tensor
+    down: Tensor
+    down_scale: Tensor
+
+    def __call__(self, rows: Rows, ids: Tensor, weights: Tensor) -> Tensor:
+        tensors = (self.gate_up, self.gate_up_scale, self.down, self.down_scale)
+        if rows.phase is Phase.DECODE:
+            return routed_experts_fp8(rows.x, ids, weights, *tensors)
+        return prefill_experts_fp8(rows.x.to(torch.bfloat16), ids, weights, *tensors).to(torch.float32)
+
+
+@dataclass(frozen=True)
+class Nvfp4Experts:
+    """E2M1 in groups of 16; each matrix has a multiplier of its own."""
+
+    gate_up: Tensor
+    gate_up_scale: Tensor
+    down: Tensor
+    down_scale: Tensor
+    multipliers: Tensor
+
+    def __call__(self, rows: Rows, ids: Tensor, weights: Tensor) -> Tensor:
+        tensors = (self.gate_up, self.gate_up_scale, self.down, self.down_scale, self.multipliers)
+        if rows.phase is Phase.DECODE:
+            return routed_experts_nvfp4(rows.x, ids, weights, *tensors)
+        return prefill_experts_nvfp4(rows.x.to(torch.bfloat16), ids, weights, *tensors).to(torch.float32)
+
+
+@dataclass(frozen=True)
+class PlainExperts:
     gate_up: Tensor
     down: Tensor
 
     def __call__(self, rows: Rows, ids: Tensor, weights: Tensor) -> Tensor:
         run = routed_experts_bf16 if rows.phase is Phase.DECODE else prefill_experts_bf16
-        x = rows.x if self.gate_up.dtype is torch.float32 else rows.x.to(torch.bfloat16)
-        return run(x, ids, weights, self.gate_up, self.down).to(torch.float32)
+        return run(rows.x.to(torch.bfloat16), ids, weights, self.gate_up, self.down).to(torch.float32)
 
 
-def make_experts(
-    expert: Callable[[int, str], Bound], num_experts: int, device: torch.device, zeros_offset: int = 1
-) -> Experts:
-    """The experts behind `expert(index, "gate_proj" | "up_proj" | "down_proj")`, brought over one at a time.
+def expert_batches(expert: ExpertOf, num_experts: int) -> Iterator[range]:
+    """The experts of a layer, a few at a time: so many as are read together."""
+    stored_bytes = sum(expert(0, part).nbytes for part in EXPERT_PARTS)
+    size = max(1, _BATCH_BYTES // stored_bytes)
+    return (range(begin, min(begin + size, num_experts)) for begin in range(0, num_experts, size))
 
-    Formats without an expert kernel of their own (FP8, NVFP4, INT8) become BF16; on a CPU all become float32.
+
+def make_experts(expert: ExpertOf, num_experts: int, read: Read, zeros_offset: int = 1) -> Experts:
+    """The experts behind `expert(index, "gate_proj" | "up_proj" | "down_proj")`, brought by `read` batch by batch.
+
+    INT8, which has no expert kernel of its own, and mixed formats become BF16.
     """
-    if device.type == "cpu":
-        plain = (_plain_expert(expert, index, zeros_offset, torch.float32) for index in range(num_experts))
-        return PlainExperts(*_stack(plain, num_experts, device))
-    if expert(0, "gate_proj").stored.format is WeightFormat.INT4:
-        packed = (_int4_expert(expert, index, zeros_offset) for index in range(num_experts))
-        return Int4Experts(*_stack(packed, num_experts, device))
-    plain = (_plain_expert(expert, index, zeros_offset, torch.bfloat16) for index in range(num_experts))
-    return PlainExperts(*_stack(plain, num_experts, device))
+    stored_as = _format_of(expert, num_experts)
+    if stored_as is WeightFormat.FP8:
+        return Fp8Experts(*stack((_fp8_expert(expert, index, read) for index in range(num_experts)), num_experts))
+    if stored_as is WeightFormat.NVFP4:
+        return Nvfp4Experts(*stack((_nvfp4_expert(expert, index, read) for index in range(num_experts)), num_experts))
+    if stored_as is WeightFormat.INT4:
+        batches = expert_batches(expert, num_experts)
+        packed = (_int4_batch(expert, batch, read, zeros_offset) for batch in batches)
+        return Int4Experts(*stack(packed, num_experts))
+    plain = (plain_expert(expert, index, read, zeros_offset, torch.bfloat16) for index in range(num_experts))
+    return PlainExperts(*stack(plain, num_experts))
 
 
-def _int4_expert(expert: Callable[[int, str], Bound], index: int, zeros_offset: int) -> tuple[Tensor, ...]:
-    gate, up, down = (group_int_of(expert(index, part), zeros_offset) for part in ("gate_proj", "up_proj", "down_proj"))
-    gate_up = pack_gate_up(torch.cat([gate.codes, up.codes])[None], torch.cat([gate.scales, up.scales])[None])
-    return (*gate_up, *pack_down(down.codes[None], down.scales[None]))
+def _format_of(expert: ExpertOf, num_experts: int) -> WeightFormat:
+    """The format that all matrices of a layer's experts share; BF16, which holds any, where they differ."""
+    stored = {expert(index, part).stored for index in range(num_experts) for part in EXPERT_PARTS}
+    return stored.pop().format if len(stored) == 1 else WeightFormat.BF16
 
 
-def _plain_expert(
-    expert: Callable[[int, str], Bound], index: int, zeros_offset: int, dtype: torch.dtype
-) -> tuple[Tensor, ...]:
-    parts = ("gate_proj", "up_proj", "down_proj")
-    gate, up, down = (read_weight(expert(index, part), zeros_offset=zeros_offset) for part in parts)
-    return torch.cat([gate, up]).to(dtype)[None], down.to(dtype)[None]
+def _int4_batch(expert: ExpertOf, batch: range, read: Read, zeros_offset: int) -> tuple[Tensor, ...]:
+    """The tiles and scales of a batch of experts, [B, ...] each."""
+    gate, up, down = (group_int_of([expert(i, part) for i in batch], read, zeros_offset) for part in EXPERT_PARTS)
+
+    def by_expert(rows: Tensor) -> Tensor:
+        return rows.reshape(len(batch), -1, rows.shape[-1])
+
+    codes = torch.cat([by_expert(gate.codes), by_expert(up.codes)], 1)
+    scales = torch.cat([by_expert(gate.scales), by_expert(up.scales)], 1)
+    return (*pack_gate_up(codes, scales), *pack_down(by_expert(down.codes), by_expert(down.scales)))
 
 
-def _stack(experts: Iterator[tuple[Tensor, ...]], num_experts: int, device: torch.device) -> list[Tensor]:
-    """Each expert's tensors [1, ...] into tensors [E, ...] on the device: one expert at a time is in host memory."""
+def _fp8_expert(expert: ExpertOf, index: int, read: Read) -> tuple[Tensor, ...]:
+    """Codes [1, 2I, H] and scales of one expert's gate and up, and those of its down [1, H, I]."""
+    gate, up, down = (_fp8_parts(expert(index, part), read) for part in EXPERT_PARTS)
+    return _join_rows(gate[0], up[0]), _join_rows(gate[1], up[1]), down[0][None], down[1][None]
+
+
+def _fp8_parts(bound: Bound, read: Read) -> tuple[Tensor, Tensor]:
+    """(codes [N, K], scales of blocks [ceil(N/128), ceil(K/128)], or of rows [N]; one for all serves each row)."""
+    parts = {suffix: read(entry) for suffix, entry in weight_tensors(bound).items()}
+    codes = parts.pop("weight")
+    (scale,) = parts.values()
+    if bound.stored.layout in (Layout.FP8_BLOCK, Layout.FP8_BLOCK_INV):
+        return codes, scale if scale.dtype is torch.bfloat16 else scale.to(torch.float32)
+    return codes, scale.reshape(-1).to(torch.float32).expand(len(codes))
+
+
+def _nvfp4_expert(expert: ExpertOf, index: int, read: Read) -> tuple[Tensor, ...]:
+    """Codes and scales of gate and up together and of down, and the three multipliers [1, 3]."""
+    gate, up, down = (_nvfp4_parts(expert(index, part), read) for part in EXPERT_PARTS)
+    multipliers = torch.stack([gate[2], up[2], down[2]])[None]
+    return _join_rows(gate[0], up[0]), _join_rows(gate[1], up[1]), down[0][None], down[1][None], multipliers
+
+
+def _nvfp4_parts(bound: Bound, read: Read) -> tuple[Tensor, Tensor, Tensor]:
+    """(codes [N, K/2], group scales [N, K/16], multiplier [])."""
+    parts = {suffix: read(entry) for suffix, entry in weight_tensors(bound).items()}
+    if bound.stored.layout is Layout.NVFP4_DIVIDES:
+        return parts["weight_packed"], parts["weight_scale"], parts["weight_global_scale"].reshape(()).reciprocal()
+    return parts["weight"], parts["weight_scale"], parts["weight_scale_2"].reshape(())
+
+
+def _join_rows(first: Tensor, second: Tensor) -> Tensor:
+    """[1, ...] of both, one behind the other; E4M3 as bytes, which every torch can join."""
+    if first.dtype is torch.float8_e4m3fn:
+        return _join_rows(first.view(torch.uint8), second.view(torch.uint8)).view(first.dtype)
+    return torch.cat([first, second])[None]
+
+
+def plain_expert(
+    expert: ExpertOf, index: int, read: Read, zeros_offset: int, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """Gate and up rows [1, 2I, H] and down rows [1, H, I] of one expert."""
+    bounds = (expert(index, part) for part in EXPERT_PARTS)
+    gate, up, down = (read_weight(bound, zeros_offset=zeros_offset, read=read).to(dtype) for bound in bounds)
+    return torch.cat([gate, up])[None], down[None]
+
+
+def stack(batches: Iterator[tuple[Tensor, ...]], num_experts: int) -> list[Tensor]:
+    """Tensors [B, ...] of batch after batch into tensors [E, ...] beside them: one batch at a time is held twice."""
     result: list[Tensor] = []
-    for index, tensors in enumerate(experts):
+    begin = 0
+    for tensors in batches:
         if not result:
-            result = [torch.empty((num_experts, *t.shape[1:]), dtype=t.dtype, device=device) for t in tensors]
+            result = [t.new_empty((num_experts, *t.shape[1:])) for t in tensors]
         for target, tensor in zip(result, tensors, strict=True):
-            target[index].copy_(tensor[0])
+            target[begin : begin + len(tensor)].copy_(tensor)
+        begin += len(tensors[0])
     return result

@@ -4,6 +4,7 @@ Owns the choice of operation per format and phase, and how stored tensors become
 which format they have. Rows of several matrices that read the same input are joined where they share a format.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property
@@ -14,12 +15,12 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from onebox.checkpoint.bind import Bound
-from onebox.checkpoint.tensors import load
-from onebox.checkpoint.weights import read_weight
+from onebox.checkpoint.staging import Read
+from onebox.checkpoint.weights import weight_tensors
 from onebox.formats import GroupInt, int8_rows_to_group_int, unpack_gptq, unpack_quantized
 from onebox.formats.fragments import TILE_COLUMNS, TILE_ROWS, to_fragments
 from onebox.kernels import float_linear, int_linear
-from onebox.spec.errors import UnsupportedError
+from onebox.spec.errors import MismatchError, UnsupportedError
 from onebox.spec.weights import Layout, WeightFormat
 
 __all__ = ["Linear", "Phase", "Rows", "group_int_of", "make_linear"]
@@ -101,7 +102,7 @@ class Nvfp4Linear:
 
 @dataclass(frozen=True)
 class PlainLinear:
-    """BF16 weights, or float32 ones on a CPU."""
+    """BF16 weights."""
 
     weight: Tensor
 
@@ -120,75 +121,118 @@ class JoinedLinear:
         return torch.cat([part(rows, out_dtype) for part in self.parts], dim=-1)
 
 
-def make_linear(bounds: list[Bound], device: torch.device, zeros_offset: int = 1) -> Linear:
-    """One linear over the rows of all `bounds`, in their order; `zeros_offset` is the checkpoint's GPTQ convention.
+def make_linear(bounds: list[Bound], read: Read, zeros_offset: int = 1) -> Linear:
+    """One linear over the rows of all `bounds`, in their order, whose tensors `read` brings to a CUDA device.
 
-    On a CPU every format becomes float32 numbers at load: small models run there, and unpacking at each call costs more
-    than the bytes it saves.
+    `zeros_offset` is the checkpoint's GPTQ convention.
     """
-    if device.type == "cpu":
-        return PlainLinear(torch.cat([read_weight(bound, zeros_offset=zeros_offset) for bound in bounds]))
     if len({bound.stored for bound in bounds}) > 1:
-        return JoinedLinear(tuple(make_linear([bound], device, zeros_offset) for bound in bounds))
+        return JoinedLinear(tuple(make_linear([bound], read, zeros_offset) for bound in bounds))
     stored = bounds[0].stored
     if stored.layout is Layout.PLAIN:
-        return PlainLinear(torch.cat([load(b.tensors["weight"]) for b in bounds]).to(torch.bfloat16).to(device))
+        return PlainLinear(_join([read(bound.tensors["weight"]).to(torch.bfloat16) for bound in bounds]))
     if stored.format in (WeightFormat.INT4, WeightFormat.INT8):
-        return _int_linear([group_int_of(bound, zeros_offset) for bound in bounds], device)
+        return _int_linear(group_int_of(bounds, read, zeros_offset))
     if stored.format is WeightFormat.NVFP4:
-        parts = tuple(_nvfp4_linear(bound, device) for bound in bounds)
+        parts = tuple(_nvfp4_linear(bound, read) for bound in bounds)
         return parts[0] if len(parts) == 1 else JoinedLinear(parts)
-    return _fp8_linear(bounds, device)
+    return _fp8_linear(bounds, read)
 
 
-def group_int_of(bound: Bound, zeros_offset: int) -> GroupInt:
-    """The integer matrix behind a bound module. Zero points and reordered columns have no kernel and are refused."""
-    parts = {suffix: load(entry) for suffix, entry in bound.tensors.items()}
-    bits, size = 8 if bound.stored.format is WeightFormat.INT8 else 4, bound.stored.group_size or None
-    if bound.stored.layout is Layout.GPTQ:
+def group_int_of(bounds: Sequence[Bound], read: Read, zeros_offset: int) -> GroupInt:
+    """The integer matrix of the rows of all `bounds`, which are stored alike, unpacked in one go.
+
+    Zero points and reordered columns have no kernel and are refused.
+    """
+    stored, columns = bounds[0].stored, bounds[0].module.shape[1]
+    bits, size = 8 if stored.format is WeightFormat.INT8 else 4, stored.group_size or None
+    parts = _read_joined(bounds, read)
+    if stored.layout is Layout.GPTQ:
         matrix = unpack_gptq(**parts, zeros_offset=zeros_offset, bits=bits, group_size=size)
-    elif bound.stored.layout is Layout.PACKED:
+    elif stored.layout is Layout.PACKED:
         matrix = unpack_quantized(**parts, bits=bits, group_size=size)
     else:
         matrix = int8_rows_to_group_int(parts["weight"], parts["weight_scale"])
-    columns = matrix.codes.shape[1]
     fits = matrix.group_size == (TILE_COLUMNS if bits == 4 else columns) and columns % TILE_COLUMNS == 0
     if matrix.zeros is not None or matrix.group_index is not None or not fits:
-        raise UnsupportedError(
-            f"{bound.module.name} is stored as {bound.stored}; kernels take symmetric INT4 in groups of 128 and INT8 "
-            "with a scale a row, in columns that are a multiple of 128: build from the BF16 checkpoint instead."
-        )
+        raise _no_kernel(bounds[0])
     return matrix
 
 
-def _int_linear(matrices: list[GroupInt], device: torch.device) -> IntLinear:
-    codes = torch.cat([matrix.codes for matrix in matrices])
-    scales = torch.cat([matrix.scales for matrix in matrices])
-    bits = matrices[0].bits
+# Along which dimension the rows of two matrices are joined, by the suffix of their tensors.
+_ROW_DIMENSION = {"qweight": 1, "qzeros": 1, "scales": 1}
+
+
+def _read_joined(bounds: Sequence[Bound], read: Read) -> dict[str, Tensor]:
+    """The tensors of one integer matrix that has the rows of all `bounds`."""
+    joined, suffixes = {}, set(weight_tensors(bounds[0]))
+    for bound in bounds:
+        if set(weight_tensors(bound)) != suffixes:
+            raise MismatchError(
+                f"{bound.module.name} has other tensors than {bounds[0].module.name}, with which it is joined: "
+                "one tool writes them alike; download the checkpoint again."
+            )
+    for suffix in suffixes:
+        tensors = [read(bound.tensors[suffix]) for bound in bounds]
+        if suffix == "weight_shape":
+            joined[suffix] = _joined_shape(bounds, tensors)
+        elif suffix in ("g_idx", "weight_g_idx"):
+            # Indices that differ are not all plain, and others have no kernel.
+            if any(not torch.equal(tensor, tensors[0]) for tensor in tensors[1:]):
+                raise _no_kernel(bounds[0])
+            joined[suffix] = tensors[0]
+        else:
+            joined[suffix] = _join(tensors, _ROW_DIMENSION.get(suffix, 0))
+    return joined
+
+
+def _joined_shape(bounds: Sequence[Bound], shapes: list[Tensor]) -> Tensor:
+    for bound, shape in zip(bounds, shapes, strict=True):
+        if tuple(shape.tolist()) != bound.module.shape:
+            raise MismatchError(
+                f"{bound.module.name}.weight_shape says {shape.tolist()} where the model has "
+                f"{list(bound.module.shape)}: download this file again, or check config.json."
+            )
+    return torch.tensor([sum(bound.module.shape[0] for bound in bounds), bounds[0].module.shape[1]])
+
+
+def _no_kernel(bound: Bound) -> UnsupportedError:
+    return UnsupportedError(
+        f"{bound.module.name} is stored as {bound.stored}; kernels take symmetric INT4 in groups of 128 and INT8 "
+        "with a scale a row, in columns that are a multiple of 128: build from the BF16 checkpoint instead."
+    )
+
+
+def _join(tensors: list[Tensor], dimension: int = 0) -> Tensor:
+    """Tensors behind one another; a single one as it is, because a copy of the largest would be the peak."""
+    return tensors[0] if len(tensors) == 1 else torch.cat(tensors, dimension)
+
+
+def _int_linear(matrix: GroupInt) -> IntLinear:
     # The last tile is filled up with rows of zeros; the scales' length says where the matrix ends.
-    tiles = to_fragments(pad(codes, (0, 0, 0, -len(codes) % TILE_ROWS)), bits)
-    by_group = scales.t().contiguous() if bits == 4 else scales.reshape(-1)
-    return IntLinear(bits, tiles.to(device), by_group.to(device))
+    codes = pad(matrix.codes, (0, 0, 0, -len(matrix.codes) % TILE_ROWS))
+    by_group = matrix.scales.t().contiguous() if matrix.bits == 4 else matrix.scales.reshape(-1)
+    return IntLinear(matrix.bits, to_fragments(codes, matrix.bits), by_group)
 
 
-def _fp8_linear(bounds: list[Bound], device: torch.device) -> Linear:
+def _fp8_linear(bounds: list[Bound], read: Read) -> Linear:
     layout = bounds[0].stored.layout
     is_block = layout in (Layout.FP8_BLOCK, Layout.FP8_BLOCK_INV)
     suffix = "weight_scale_inv" if layout is Layout.FP8_BLOCK_INV else "weight_scale"
     ragged = is_block and any(bound.module.shape[0] % 128 for bound in bounds[:-1])
     if len(bounds) > 1 and (ragged or layout is Layout.FP8_TENSOR):
         # Scales of one block, or of one tensor, cannot serve the rows of another.
-        return JoinedLinear(tuple(_fp8_linear([bound], device) for bound in bounds))
-    weight = torch.cat([load(bound.tensors["weight"]).view(torch.uint8) for bound in bounds]).view(torch.float8_e4m3fn)
-    scales = [load(bound.tensors[suffix]) for bound in bounds]
-    scale = torch.cat(scales) if is_block else torch.cat([part.reshape(-1).to(torch.float32) for part in scales])
-    return Fp8Linear(is_block, weight.to(device), scale.to(device))
+        return JoinedLinear(tuple(_fp8_linear([bound], read) for bound in bounds))
+    weight = _join([read(bound.tensors["weight"]).view(torch.uint8) for bound in bounds]).view(torch.float8_e4m3fn)
+    scales = [read(bound.tensors[suffix]) for bound in bounds]
+    scale = _join(scales) if is_block else _join([part.reshape(-1).to(torch.float32) for part in scales])
+    return Fp8Linear(is_block, weight, scale)
 
 
-def _nvfp4_linear(bound: Bound, device: torch.device) -> Nvfp4Linear:
-    parts = {suffix: load(entry) for suffix, entry in bound.tensors.items()}
+def _nvfp4_linear(bound: Bound, read: Read) -> Nvfp4Linear:
+    parts = {suffix: read(entry) for suffix, entry in weight_tensors(bound).items()}
     if bound.stored.layout is Layout.NVFP4_DIVIDES:
         packed, multiplier = parts["weight_packed"], parts["weight_global_scale"].reshape(1).reciprocal()
     else:
         packed, multiplier = parts["weight"], parts["weight_scale_2"].reshape(1)
-    return Nvfp4Linear(packed.to(device), parts["weight_scale"].to(device), multiplier.to(device))
+    return Nvfp4Linear(packed, parts["weight_scale"], multiplier)

@@ -2,7 +2,7 @@
 
 Computes what `reference.py` defines, for several sequences at once, in bfloat16 or float32 activations with a float32
 residual stream. On a CPU the kernels' plain twins run. Knows tensors and slots, not requests: a `Batch` says which rows
-belong to which sequence and where its memory lies, and the caller owns that memory (`Memory`).
+belong to which sequence and where its memory lies, and the caller owns that memory (`memory.py`).
 """
 
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - the name the whole torch world uses
 from torch import Tensor
 
-from onebox.formats.kv_pages import PAGE_TOKENS, KVPages, allocate
+from onebox.formats.kv_pages import KVPages
 from onebox.kernels.delta_net import delta_net_prefill, delta_net_step, gated_norm
 from onebox.kernels.delta_net.memory import DeltaPool, DeltaWeights
 from onebox.kernels.gate import add_shared, attention_gate, swiglu
@@ -22,18 +22,49 @@ from onebox.kernels.rope import qk_norm_rope, rotary_table
 from onebox.kernels.router import route
 from onebox.model.experts import Experts
 from onebox.model.linear import Linear, Phase, Rows
-from onebox.spec.kv import KVFormat
+from onebox.model.memory import Memory
 from onebox.spec.model import ModelSpec
 
-__all__ = ["Attention", "Batch", "DeltaNet", "Layer", "Memory", "Mixture", "MtpHead", "Qwen35"]
+__all__ = ["Attention", "Batch", "DeltaNet", "Layer", "Mixture", "MtpHead", "Qwen35", "Shown", "Stage"]
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Neighbouring stretches of a prefill batch whose states are computed together, before those of the next stage.
+
+    A prompt whose state is wanted at several of its positions comes as several stretches, one a stage. After the stage
+    the states in the slots `copy_from` are copied into the slots `copy_to`.
+    """
+
+    first_row: int
+    end_row: int
+    cu_rows: Tensor
+    """int32 [n + 1], from 0: the rows of the stage's n stretches."""
+    slots: Tensor
+    """int32 [n]."""
+    copy_from: Tensor
+    """int64 [m]."""
+    copy_to: Tensor
+    """int64 [m]."""
+
+
+@dataclass(frozen=True)
+class Shown:
+    """Rows whose embedding comes from the vision tower in place of their token's."""
+
+    rows: Tensor
+    """int64 [m]."""
+    embeddings: Tensor
+    """[m, H]."""
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Rows of S sequences in one phase; complete when built. Integers live on the model's device.
+    """Rows of S stretches of sequences in one phase; complete when built. Integers live on the model's device.
 
-    Sequence s has the rows cu_rows[s] .. cu_rows[s + 1] - 1. `seen` counts, for each sequence, the tokens its last row
-    sees, that row included. `keep` says how many pending tokens of the last step each sequence accepted (decode only).
+    Stretch s has the rows cu_rows[s] .. cu_rows[s + 1] - 1. `seen` counts, for each stretch, the tokens its last row
+    sees, that row included. `keep` says how many pending tokens of the last step each sequence accepted (decode only,
+    where every sequence has one stretch). Prefill takes its DeltaNet slots from `stages`.
     """
 
     phase: Phase
@@ -53,37 +84,8 @@ class Batch:
     """int32 [S, pages]."""
     kv_slots: Tensor
     """int64 [R]: where each row's keys and values go."""
-
-
-@dataclass(frozen=True)
-class Memory:
-    """One entry per layer: KV pages for attention, a pool of states for DeltaNet; and the MTP head's own pages."""
-
-    layers: tuple[KVPages | DeltaPool, ...]
-    mtp: KVPages | None
-
-    @classmethod
-    def allocate(cls, model: "Qwen35", kv: KVFormat, num_pages: int, num_slots: int, max_pending: int) -> "Memory":
-        """Zeroed memory for `num_slots` sequences, `num_pages` pages, and steps of up to `max_pending` rows of each."""
-        spec, device = model.spec, model.device
-
-        def pages() -> KVPages:
-            return allocate(kv, num_pages, PAGE_TOKENS, spec.num_key_value_heads, spec.head_dim, device)
-
-        def pool() -> DeltaPool:
-            heads = spec.linear_num_value_heads
-            head = (spec.linear_key_head_dim, spec.linear_value_head_dim)
-            taps = spec.linear_conv_kernel_dim - 1
-            return DeltaPool(
-                torch.zeros(num_slots, heads, *head, dtype=torch.float32, device=device),
-                torch.zeros(num_slots, taps, spec.conv_dim, dtype=model.dtype, device=device),
-                torch.zeros(num_slots, max_pending, spec.conv_dim, dtype=model.dtype, device=device),
-                torch.zeros(num_slots, max_pending, 2, heads, dtype=torch.float32, device=device),
-            )
-
-        full = set(spec.full_layers)
-        layers = tuple(pages() if index in full else pool() for index in range(spec.num_hidden_layers))
-        return cls(layers, pages() if model.mtp else None)
+    stages: tuple[Stage, ...] = ()
+    shown: Shown | None = None
 
 
 @dataclass(frozen=True)
@@ -98,18 +100,25 @@ class Attention:
     def __call__(
         self, spec: ModelSpec, rows: Rows, pages: KVPages, batch: Batch, table: tuple[Tensor, Tensor]
     ) -> Tensor:
-        heads, kv_heads, head_dim = spec.num_attention_heads, spec.num_key_value_heads, spec.head_dim
-        widths = [2 * heads * head_dim, kv_heads * head_dim, kv_heads * head_dim]
-        q_gate, k, v = torch.split(self.qkv_proj(rows), widths, dim=-1)
-        query, gate, key = qk_norm_rope(q_gate, k, self.q_norm, self.k_norm, *table, spec.rms_norm_eps)
-        kv_write(pages, key, v.reshape(-1, kv_heads, head_dim), batch.kv_slots)
-        scale = head_dim**-0.5
+        query, gate = self.remember(spec, rows, pages, batch, table)
+        scale = spec.head_dim**-0.5
         if batch.phase is Phase.DECODE:
             mixed = paged_attention(query, pages, batch.page_table, batch.seen, batch.cu_rows, scale)
         else:
             start = batch.seen - batch.cu_rows.diff()
             mixed = paged_attention_prefill(query, pages, batch.page_table, start, batch.cu_rows, scale)
         return self.o_proj(Rows(attention_gate(mixed, gate), rows.phase))
+
+    def remember(
+        self, spec: ModelSpec, rows: Rows, pages: KVPages, batch: Batch, table: tuple[Tensor, Tensor]
+    ) -> tuple[Tensor, Tensor]:
+        """Writes the rows' keys and values into the pages; their queries and gates, [R, heads, D] each."""
+        heads, kv_heads, head_dim = spec.num_attention_heads, spec.num_key_value_heads, spec.head_dim
+        widths = [2 * heads * head_dim, kv_heads * head_dim, kv_heads * head_dim]
+        q_gate, k, v = torch.split(self.qkv_proj(rows), widths, dim=-1)
+        query, gate, key = qk_norm_rope(q_gate, k, self.q_norm, self.k_norm, *table, spec.rms_norm_eps)
+        kv_write(pages, key, v.reshape(-1, kv_heads, head_dim), batch.kv_slots)
+        return query, gate
 
 
 @dataclass(frozen=True)
@@ -128,8 +137,16 @@ class DeltaNet:
         if batch.phase is Phase.DECODE:
             mixed = delta_net_step(qkv, a, b, self.weights, pool, batch.cu_rows, batch.slots, batch.keep)
         else:
-            mixed = delta_net_prefill(qkv, a, b, self.weights, pool, batch.cu_rows, batch.slots)
+            mixed = torch.cat([self._prefill(qkv, a, b, pool, stage) for stage in batch.stages])
         return self.out_proj(Rows(gated_norm(mixed, z, self.norm, spec.rms_norm_eps), rows.phase))
+
+    def _prefill(self, qkv: Tensor, a: Tensor, b: Tensor, pool: DeltaPool, stage: Stage) -> Tensor:
+        rows = slice(stage.first_row, stage.end_row)
+        mixed = delta_net_prefill(qkv[rows], a[rows], b[rows], self.weights, pool, stage.cu_rows, stage.slots)
+        if len(stage.copy_to):
+            pool.matrices[stage.copy_to] = pool.matrices[stage.copy_from]
+            pool.conv_rows[stage.copy_to] = pool.conv_rows[stage.copy_from]
+        return mixed
 
 
 @dataclass(frozen=True)
@@ -208,7 +225,7 @@ class Qwen35:
 
     def forward(self, batch: Batch, memory: Memory) -> Tensor:
         """Hidden states [R, H] after the final norm; the memory then holds the rows' tokens, in decode as pending."""
-        added = F.embedding(batch.token_ids, self.embedding).to(self.dtype)
+        added = self._embed(batch)
         residual = torch.zeros(added.shape, dtype=torch.float32, device=self.device)
         table = self._rotation(batch)
         for layer, place in zip(self.layers, memory.layers, strict=True):
@@ -224,13 +241,31 @@ class Qwen35:
 
         The batch's positions and KV slots are those of p + 1: the entry depends on that token.
         """
+        added, residual = self._head_input(head, batch, hidden)
+        added, residual = head.layer(self.spec, added, residual, pages, batch, self._rotation(batch))
+        return add_rms_norm(added, residual, head.norm, self.spec.rms_norm_eps)[0]
+
+    def remember(self, head: MtpHead, batch: Batch, hidden: Tensor, pages: KVPages) -> None:
+        """Writes the head's KV entries of the rows that `draft` would take, and computes nothing else of it."""
+        added, residual = self._head_input(head, batch, hidden)
+        normed, _ = add_rms_norm(added, residual, head.layer.input_norm, self.spec.rms_norm_eps)
+        if isinstance(head.layer.mixer, Attention):
+            head.layer.mixer.remember(self.spec, Rows(normed, batch.phase), pages, batch, self._rotation(batch))
+
+    def _head_input(self, head: MtpHead, batch: Batch, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        """What the head's layer takes: (what is added, a float32 stream of zeros), both [R, H]."""
+        embedded = self._embed(batch)
         eps = self.spec.rms_norm_eps
-        embedded = F.embedding(batch.token_ids, self.embedding).to(self.dtype)
         joined = concat_rms_norm(embedded, hidden, head.embedding_norm, head.hidden_norm, eps)
         added = head.fc(Rows(joined, batch.phase))
-        residual = torch.zeros(added.shape, dtype=torch.float32, device=self.device)
-        added, residual = head.layer(self.spec, added, residual, pages, batch, self._rotation(batch))
-        return add_rms_norm(added, residual, head.norm, eps)[0]
+        return added, torch.zeros(added.shape, dtype=torch.float32, device=self.device)
+
+    def _embed(self, batch: Batch) -> Tensor:
+        """[R, H]."""
+        embedded = F.embedding(batch.token_ids, self.embedding).to(self.dtype)
+        if batch.shown:
+            embedded[batch.shown.rows] = batch.shown.embeddings.to(self.dtype)
+        return embedded
 
     def _rotation(self, batch: Batch) -> tuple[Tensor, Tensor]:
         return rotary_table(batch.positions, self.frequencies, self.spec.mrope_section)

@@ -1,8 +1,8 @@
 r"""The text side of the tiny random checkpoint: a byte-level tokenizer, a chat template, the generation config.
 
 The tokenizer knows the 256 bytes, without merges, and the family's 26 control tokens at their usual distances from
-<|endoftext|>. The template is written anew and behaves as Qwen3.5's does for text and tools: turns between <|im_start|>
-and <|im_end|>, an answer that begins inside <think>, old reasoning dropped, tool calls in the XML form.
+<|endoftext|>. The template is written anew and behaves as Qwen3.5's does: turns between <|im_start|> and <|im_end|>, an
+answer that begins inside <think>, old reasoning dropped, tool calls in the XML form, a pad token for each picture.
 """
 
 import json
@@ -48,63 +48,72 @@ _VISIBLE = (
 )
 
 _TEMPLATE = r"""
-{%- macro text_of(content) -%}
-    {%- if content is string -%}
-        {{- content | trim -}}
-    {%- elif content is not none -%}
-        {%- for part in content -%}
-            {%- if part.type != 'text' -%}
-                {{- raise_exception('This model reads text only; a message holds a part of type ' ~ part.type ~ '.') -}}
+{%- macro text_of(message) -%}
+    {%- if message.content is string -%}
+        {{- message.content -}}
+    {%- elif message.content -%}
+        {%- for part in message.content -%}
+            {%- if part.type == 'text' -%}
+                {{- part.text -}}
+            {%- elif part.type in ('image', 'video') and message.role != 'system' -%}
+                {{- '<|vision_start|><|' ~ part.type ~ '_pad|><|vision_end|>' -}}
+            {%- else -%}
+                {{- raise_exception('A ' ~ message.role ~ ' message cannot hold a part of type ' ~ part.type ~ '.') -}}
             {%- endif -%}
-            {{- part.text -}}
         {%- endfor -%}
     {%- endif -%}
 {%- endmacro -%}
+{%- macro written_call(function) -%}
+    {{- '<tool_call>\n<function=' ~ function.name ~ '>\n' -}}
+    {%- for key, value in (function.arguments or {}) | items -%}
+        {%- set is_plain = value is string or value is not sequence and value is not mapping -%}
+        {{- '<parameter=' ~ key ~ '>\n' ~ (value if is_plain else value | tojson) ~ '\n</parameter>\n' -}}
+    {%- endfor -%}
+    {{- '</function>\n</tool_call>' -}}
+{%- endmacro -%}
 {%- set turns = namespace(last_query=-1) -%}
 {%- for message in messages -%}
+    {%- set content = text_of(message) | trim -%}
+    {%- set is_result = content.startswith('<tool_response>') and content.endswith('</tool_response>') -%}
     {%- if message.role == 'system' and not loop.first -%}
         {{- raise_exception('A system message can only be the first message.') -}}
-    {%- elif message.role == 'user' and not text_of(message.content).startswith('<tool_response>') -%}
+    {%- elif message.role == 'user' and not is_result -%}
         {%- set turns.last_query = loop.index0 -%}
     {%- endif -%}
 {%- endfor -%}
 {%- if turns.last_query < 0 -%}
     {{- raise_exception('The conversation holds no question of a user.') -}}
 {%- endif -%}
-{%- set system = text_of(messages[0].content) if messages[0].role == 'system' else '' -%}
+{%- set has_system = messages[0].role == 'system' -%}
+{%- set system = text_of(messages[0]) | trim if has_system else '' -%}
 {%- if tools -%}
     {{- '<|im_start|>system\n# Tools\n\nThese functions can be called:\n\n<tools>' -}}
     {%- for tool in tools -%}
         {{- '\n' ~ (tool | tojson) -}}
     {%- endfor -%}
-    {{- '\n</tools>\n\nA call is written like this:\n\n<tool_call>\n<function=NAME>\n' -}}
+    {{- '\n</tools>\n\nA call is written like this, with nothing after it:\n\n<tool_call>\n<function=NAME>\n' -}}
     {{- '<parameter=KEY>\nVALUE\n</parameter>\n</function>\n</tool_call>' -}}
     {{- ('\n\n' ~ system if system else '') ~ '<|im_end|>\n' -}}
-{%- elif system -%}
+{%- elif has_system -%}
     {{- '<|im_start|>system\n' ~ system ~ '<|im_end|>\n' -}}
 {%- endif -%}
 {%- for message in messages -%}
-    {%- set content = text_of(message.content) -%}
+    {%- set content = text_of(message) | trim -%}
     {%- if message.role == 'user' -%}
         {{- '<|im_start|>user\n' ~ content ~ '<|im_end|>\n' -}}
     {%- elif message.role == 'assistant' -%}
-        {%- set parts = content.split('</think>') if not message.reasoning_content else [content] -%}
-        {%- set answer = parts[1:] | join('</think>') if parts | length > 1 else content -%}
-        {%- set reasoning = parts[0].split('<think>')[-1] if parts | length > 1 else message.reasoning_content or '' -%}
+        {%- set is_split = message.reasoning_content is string or '</think>' not in content -%}
+        {%- set answer = content if is_split else content.split('</think>')[-1].lstrip('\n') -%}
+        {%- set thought = (message.reasoning_content or '') if is_split
+            else content.split('</think>')[0].split('<think>')[-1] -%}
         {{- '<|im_start|>assistant\n' -}}
         {%- if loop.index0 > turns.last_query -%}
-            {{- '<think>\n' ~ (reasoning | trim) ~ '\n</think>\n\n' -}}
+            {{- '<think>\n' ~ (thought | trim) ~ '\n</think>\n\n' -}}
         {%- endif -%}
-        {{- answer.lstrip('\n') -}}
+        {{- answer -}}
         {%- for call in message.tool_calls or [] -%}
-            {%- set function = call.function or call -%}
-            {{- ('\n\n' if loop.first and answer else '\n' if not loop.first else '') -}}
-            {{- '<tool_call>\n<function=' ~ function.name ~ '>\n' -}}
-            {%- for key, value in (function.arguments or {}) | items -%}
-                {%- set is_text = value is string or value is not sequence and value is not mapping -%}
-                {{- '<parameter=' ~ key ~ '>\n' ~ (value if is_text else value | tojson) ~ '\n</parameter>\n' -}}
-            {%- endfor -%}
-            {{- '</function>\n</tool_call>' -}}
+            {{- ('' if loop.first and not answer | trim else '\n\n' if loop.first else '\n') -}}
+            {{- written_call(call.function or call) -}}
         {%- endfor -%}
         {{- '<|im_end|>\n' -}}
     {%- elif message.role == 'tool' -%}
@@ -121,7 +130,7 @@ _TEMPLATE = r"""
 {%- endfor -%}
 {%- if add_generation_prompt -%}
     {{- '<|im_start|>assistant\n<think>\n' -}}
-    {%- if enable_thinking is defined and not enable_thinking -%}
+    {%- if enable_thinking is defined and enable_thinking is false -%}
         {{- '\n</think>\n\n' -}}
     {%- endif -%}
 {%- endif -%}

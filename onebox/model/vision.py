@@ -62,7 +62,11 @@ class Tower:
         return merged
 
 
-def load_tower(directory: Path, dtype: torch.dtype = torch.float32) -> Tower:
+def load_tower(
+    directory: Path,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device = torch.device("cpu"),  # noqa: B008 - constant
+) -> Tower:
     """The tower from the `model.visual.*` tensors in `directory`: all that config.json asks for and no other."""
     checkpoint = open_checkpoint(directory)
     vision = _vision(checkpoint.spec)
@@ -82,7 +86,7 @@ def load_tower(directory: Path, dtype: torch.dtype = torch.float32) -> Tower:
         bound.module.plain_tensor.removeprefix(f"{_ROOT}."): read_weight(bound).to(dtype)
         for bound in binding.of_class(ModuleClass.VISION)
     }
-    return Tower(vision, _tower_model(vision, tensors))
+    return Tower(vision, _tower_model(vision, tensors).to(device))
 
 
 def _tower_model(vision: VisionSpec, tensors: dict[str, Tensor]) -> Any:

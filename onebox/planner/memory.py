@@ -4,9 +4,9 @@
     workspace    CUDA context and graphs, activations of the largest prefill batch, logits
     states       one slot a running sequence: DeltaNet state, convolution rows, rows awaiting verification
     prefix       whole checkpoints (a state and the last hidden vector) of reusable prefixes
-    KV pages     all that is left, in whole pages
+    KV pages     all that is left, or what --kv-cache-memory-bytes leaves of it, in whole pages
     reserve      not ours: the OS, the desktop, the page cache and, on unified memory, the loader's staging buffer
-    unused       what whole pages and whole checkpoints leave over, less than one page
+    unused       what whole pages and whole checkpoints leave over
 
 Knows sizes, not tensors: the engine allocates what a `MemoryPlan` says.
 """
@@ -20,7 +20,15 @@ from onebox.spec.kv import KVFormat
 from onebox.spec.model import ModelSpec
 from onebox.spec.modules import ModuleClass
 
-__all__ = ["MemoryPart", "MemoryPlan", "MemoryRequest", "loaded_weight_bytes", "plan_memory"]
+__all__ = [
+    "MemoryPart",
+    "MemoryPlan",
+    "MemoryRequest",
+    "checkpoint_bytes",
+    "loaded_weight_bytes",
+    "plan_memory",
+    "slot_bytes",
+]
 
 DEFAULT_UTILIZATION = 0.90
 DEFAULT_PAGE_TOKENS = 64
@@ -39,11 +47,18 @@ class MemoryRequest:
     slots: int
     kv: KVFormat
     drafts: int = 0
+    drafts_with_mtp: bool = True
+    """Whether drafts come from the MTP head, which then has weights and pages; n-gram drafts need neither."""
     gpu_memory_utilization: float = DEFAULT_UTILIZATION
     reserve_bytes: int | None = None
     page_tokens: int = DEFAULT_PAGE_TOKENS
     max_batched_tokens: int = 8192
     with_vision: bool = True
+    activation_bytes: int = 2
+    """2 for bfloat16, 4 for float32."""
+    cache_bytes: int | None = None
+    """For KV pages and prefix checkpoints together; None: all that is left."""
+    with_prefix_cache: bool = True
 
     def __post_init__(self) -> None:
         _refuse_below(1, "--max-model-len", self.max_context_tokens)
@@ -58,6 +73,12 @@ class MemoryRequest:
             )
         if self.reserve_bytes is not None:
             _refuse_below(0, "--reserve-gib", self.reserve_bytes)
+        if self.cache_bytes is not None:
+            _refuse_below(1, "--kv-cache-memory-bytes", self.cache_bytes)
+
+    @property
+    def with_mtp(self) -> bool:
+        return self.drafts > 0 and self.drafts_with_mtp
 
 
 @dataclass(frozen=True)
@@ -118,7 +139,7 @@ class MemoryPlan:
             ),
             MemoryPart("KV pages", self.kv_bytes, pages),
             MemoryPart("reserve", self.reserve_bytes, _reserve_note(self.box)),
-            MemoryPart("unused", self.unused_bytes, "less than a page"),
+            MemoryPart("unused", self.unused_bytes, _unused_note(self.request)),
         )
 
     def context_bytes(self, context_tokens: int) -> int:
@@ -139,29 +160,41 @@ def loaded_weight_bytes(stored: Mapping[ModuleClass, int], *, with_mtp: bool, wi
     )
 
 
-def slot_bytes(spec: ModelSpec, drafts: int) -> int:
-    """One sequence's slot: its state before the step, and what each row of a step adds until it is folded in.
+def slot_bytes(spec: ModelSpec, drafts: int, activation_bytes: int = 2) -> int:
+    """One sequence's slot: a checkpoint's contents, and what each row of a step keeps until it is folded in.
 
-    A row keeps its convolution input (bf16) and the rank-one update it stands for: key, value, decay, beta (fp32).
+    A row keeps its input to the convolution and its two gates (float32); key, value and decay follow from these.
     """
-    row = 2 * spec.conv_dim + 4 * (spec.key_dim + spec.value_dim + 2 * spec.linear_num_value_heads)
-    return spec.state_bytes_per_sequence + (1 + drafts) * len(spec.linear_layers) * row
+    row = activation_bytes * spec.conv_dim + 4 * 2 * spec.linear_num_value_heads
+    return checkpoint_bytes(spec, activation_bytes) + (1 + drafts) * len(spec.linear_layers) * row
 
 
-def checkpoint_bytes(spec: ModelSpec) -> int:
-    """A reusable prefix beside its KV pages: the state and the last hidden vector, which the MTP head needs."""
-    return spec.state_bytes_per_sequence + 2 * spec.hidden_size
+def checkpoint_bytes(spec: ModelSpec, activation_bytes: int = 2) -> int:
+    """A reusable prefix beside its KV pages: states, convolution rows, and the hidden vector the MTP head needs."""
+    conv_rows = (spec.linear_conv_kernel_dim - 1) * spec.conv_dim * activation_bytes
+    layer = spec.recurrent_state_bytes_per_layer + conv_rows
+    return len(spec.linear_layers) * layer + activation_bytes * spec.hidden_size
 
 
 def workspace_bytes(spec: ModelSpec, request: MemoryRequest) -> int:
-    """An estimate: the runtime, the widest layer's activations for one prefill batch in bf16, and float32 logits."""
+    """An estimate: the runtime, the widest layer's activations for one prefill batch, float32 logits, a scratch page.
+
+    What rows without a sequence write goes to the scratch page; it is the only part that is exact.
+    """
     hidden = spec.hidden_size
     attention = spec.head_dim * (3 * spec.num_attention_heads + 2 * spec.num_key_value_heads)
     delta_net = spec.conv_dim + 2 * spec.value_dim
     experts = spec.num_experts_per_tok * (3 * spec.moe_intermediate_size + hidden)
-    activations = 2 * request.max_batched_tokens * (2 * hidden + max(attention, delta_net, experts))
+    activations = (
+        request.activation_bytes * request.max_batched_tokens * (2 * hidden + max(attention, delta_net, experts))
+    )
     logits = 4 * request.slots * (1 + request.drafts) * spec.vocab_size
-    return RUNTIME_BYTES + activations + logits
+    return RUNTIME_BYTES + activations + logits + page_bytes(spec, request)
+
+
+def page_bytes(spec: ModelSpec, request: MemoryRequest) -> int:
+    """One page of keys and values in all layers that keep them."""
+    return request.page_tokens * request.kv.bytes_per_token(spec, with_mtp=request.with_mtp)
 
 
 def plan_memory(spec: ModelSpec, stored: Mapping[ModuleClass, int], box: Box, request: MemoryRequest) -> MemoryPlan:
@@ -171,14 +204,17 @@ def plan_memory(spec: ModelSpec, stored: Mapping[ModuleClass, int], box: Box, re
             f"--max-model-len {request.max_context_tokens:,} is more than the {spec.max_position_embeddings:,} tokens "
             "the model was made for; give that or less."
         )
-    with_mtp = request.drafts > 0
-    page = request.page_tokens * request.kv.bytes_per_token(spec, with_mtp=with_mtp)
-    weights = loaded_weight_bytes(stored, with_mtp=with_mtp, with_vision=request.with_vision)
-    slot, workspace, reserve = slot_bytes(spec, request.drafts), workspace_bytes(spec, request), _reserve(box, request)
+    page = page_bytes(spec, request)
+    weights = loaded_weight_bytes(stored, with_mtp=request.with_mtp, with_vision=request.with_vision)
+    slot = slot_bytes(spec, request.drafts, request.activation_bytes)
+    workspace, reserve = workspace_bytes(spec, request), _reserve(box, request)
     left = box.memory_bytes - reserve - weights - workspace - request.slots * slot
+    if request.cache_bytes is not None:
+        left = min(left, request.cache_bytes)
     one_context = _pages(request.max_context_tokens, request.page_tokens) * page
-    checkpoint = checkpoint_bytes(spec)
-    num_checkpoints = max(0, int(min(PREFIX_SHARE * left, left - one_context)) // checkpoint)
+    checkpoint = checkpoint_bytes(spec, request.activation_bytes)
+    share = PREFIX_SHARE if request.with_prefix_cache else 0.0
+    num_checkpoints = max(0, int(min(share * left, left - one_context)) // checkpoint)
     plan = MemoryPlan(
         box=box,
         request=request,
@@ -207,6 +243,10 @@ def _reserve(box: Box, request: MemoryRequest) -> int:
     # What others hold already on the machine at hand cannot be planned away.
     held_by_others = box.memory_bytes - box.available_bytes if box.available_bytes is not None else 0
     return max(asked_reserve_bytes(box, request), held_by_others)
+
+
+def _unused_note(request: MemoryRequest) -> str:
+    return "less than a page" if request.cache_bytes is None else "beyond the cache's own limit"
 
 
 def _reserve_note(box: Box) -> str:

@@ -17,7 +17,7 @@ from tests.kernels.tolerance import assert_same
 from tests.synthetic import random_weights, tiny_config
 
 CPU = torch.device("cpu")
-both = pytest.mark.parametrize("module", ["reference", "kernel"])
+both = pytest.mark.parametrize("module", ["reference", "cpu", "kernel"])
 in_the_interpreter = pytest.mark.skipif(HAS_GPU, reason="the GPU runs the full shapes")
 
 

@@ -26,7 +26,7 @@ def check_rows_are_independent(module, device, width, counts, dtype):
     assert_rows_stand_alone(outputs, counts)
 
 
-@pytest.mark.parametrize("module", ["reference", "kernel"])
+@pytest.mark.parametrize("module", ["reference", "cpu", "kernel"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.skipif(HAS_GPU, reason="the GPU runs the full shapes")
 def test_a_row_does_not_depend_on_its_company(module, dtype):
@@ -51,7 +51,7 @@ def test_swiglu_is_the_models():
     assert_same(found, model.swiglu(x, gate, up, torch.eye(16)))
 
 
-@pytest.mark.parametrize("module", ["reference", "kernel"])
+@pytest.mark.parametrize("module", ["reference", "cpu", "kernel"])
 def test_a_gate_far_from_zero_opens_or_closes_and_nothing_overflows(module, device):
     chosen = import_module(f"onebox.kernels.gate.{module}")
     ones = torch.ones(1, 1, 2, device=device)

@@ -27,7 +27,7 @@ def check_rows_are_independent(module, device, hidden, counts, dtype):
     assert_rows_stand_alone(outputs, counts)
 
 
-@pytest.mark.parametrize("module", ["reference", "kernel"])
+@pytest.mark.parametrize("module", ["reference", "cpu", "kernel"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.skipif(HAS_GPU, reason="the GPU runs the full shapes")
 def test_a_row_does_not_depend_on_its_company(module, dtype):
@@ -45,7 +45,7 @@ def test_a_row_does_not_depend_on_its_company_on_the_gpu(device, dtype):
     check_rows_are_independent("kernel", device, *FULL, dtype)
 
 
-@pytest.mark.parametrize("module", ["reference", "kernel"])
+@pytest.mark.parametrize("module", ["reference", "cpu", "kernel"])
 def test_the_pair_of_norms_is_the_two_norms_side_by_side(module, device):
     chosen = import_module(f"onebox.kernels.norm.{module}")
     case = next(case for case in cases.CASES if case.op == "concat_rms_norm")

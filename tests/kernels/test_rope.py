@@ -18,7 +18,7 @@ THETA, SECTION, LAST_POSITION = 1e7, (11, 11, 10), 262_143
 SMALL, FULL = (2, 1, 32, (2, 3, 5)), (32, 2, 256, (2, 3, 8, 17, 64))
 
 
-@pytest.mark.parametrize("module", ["reference", "kernel"])
+@pytest.mark.parametrize("module", ["reference", "cpu", "kernel"])
 def test_the_table_is_exact_at_the_last_position(module, device):
     chosen = import_module(f"onebox.kernels.rope.{module}")
     frequencies = rotary_frequencies(THETA, 64)
@@ -30,7 +30,7 @@ def test_the_table_is_exact_at_the_last_position(module, device):
         assert torch.equal(found.cpu(), exact.float())
 
 
-@pytest.mark.parametrize("module", ["reference", "kernel"])
+@pytest.mark.parametrize("module", ["reference", "cpu", "kernel"])
 def test_each_frequency_takes_the_axis_that_the_interleaving_gives_it(module, device):
     chosen = import_module(f"onebox.kernels.rope.{module}")
     # 0, 11 and 22 are near 0, 7/2 pi and 7 pi: their cosines 1, 0 and -1 tell the axes apart.
@@ -82,7 +82,7 @@ def check_rows_are_independent(module, device, num_heads, num_kv_heads, head_dim
     assert_rows_stand_alone(outputs, counts)
 
 
-@pytest.mark.parametrize("module", ["reference", "kernel"])
+@pytest.mark.parametrize("module", ["reference", "cpu", "kernel"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.skipif(HAS_GPU, reason="the GPU runs the full shapes")
 def test_a_row_does_not_depend_on_its_company(module, dtype):

@@ -28,7 +28,7 @@ def test_the_twin_is_a_softmax_over_all_experts_then_the_top_made_to_sum_one():
     torch.testing.assert_close(weights, shares / shares.sum(-1, keepdim=True))
 
 
-@pytest.mark.parametrize("module", ["reference", "kernel"])
+@pytest.mark.parametrize("module", ["reference", "cpu", "kernel"])
 def test_ties_go_to_the_lower_id_and_zero_has_no_sign(module, device):
     if module == "reference":
         device = torch.device("cpu")

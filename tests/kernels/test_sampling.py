@@ -1,4 +1,4 @@
-"""Draws are exact: the engine's noise, the softmax's distribution, the same token whatever the row's company."""
+"""Draws are exact: the noise as defined, the softmax's distribution, the same token whatever the row's company."""
 
 from importlib import import_module
 
@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from onebox.engine import sampler
-from onebox.engine.request import SamplingParams
 from onebox.kernels.sampling import cases, reference
 from tests.conftest import HAS_GPU
+from tests.kernels import plain_sampler
 
 MODULES = ["reference", "kernel"]
 SEEDS = (0, 1, -1, 2**62 + 12345, -(2**63))
@@ -38,10 +37,10 @@ def settings(rows, device="cpu", temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)
 
 
 @pytest.mark.parametrize("position", [0, 1, 262_143])
-def test_the_noise_is_the_engines(position):
+def test_the_noise_is_that_of_the_plain_sampler(position):
     seeds = torch.tensor(SEEDS)
     found = reference.gumbel(seeds, torch.full_like(seeds, position), 5000)
-    expected = np.stack([sampler.gumbel(seed, position, np.arange(5000)) for seed in SEEDS])
+    expected = np.stack([plain_sampler.gumbel(seed, position, np.arange(5000)) for seed in SEEDS])
     # One bit of the 53 that is not the same moves the noise by more than this; two libraries' logarithms do not.
     np.testing.assert_allclose(found.numpy(), expected, rtol=1e-15, atol=4e-16)
 
@@ -49,13 +48,13 @@ def test_the_noise_is_the_engines(position):
 @pytest.mark.parametrize(
     "limits", [{}, {"top_k": 8}, {"top_p": 0.8}, {"top_k": 70, "top_p": 0.9}, {"temperature": 0.0}]
 )
-def test_the_twin_draws_the_engines_tokens(limits):
+def test_the_twin_draws_the_plain_samplers_tokens(limits):
     draw = torch.Generator().manual_seed(1)
     logits = 2 * torch.randn(200, 500, generator=draw)
     seeds = torch.randint(-(2**62), 2**62, (200,), generator=draw)
     found = reference.sample(logits, **settings(200, **limits), seeds=seeds, positions=torch.arange(200))
     expected = [
-        sampler.sample(row, SamplingParams(seed=seed, **limits), position)
+        plain_sampler.sample(row, seed, position, **limits)
         for position, (row, seed) in enumerate(zip(logits.numpy(), seeds.tolist(), strict=True))
     ]
     assert found.tolist() == expected

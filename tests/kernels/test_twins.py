@@ -1,6 +1,7 @@
 """Every kernel equals its twin on every case, with poisoned memory: on a GPU, or in the interpreter for small cases."""
 
 from importlib import import_module
+from importlib.util import find_spec
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from tests.kernels.catalogue import cases, operations
 from tests.kernels.tolerance import assert_same
 
 SMALL = [(package, case) for package, case in cases() if not case.is_full]
+ON_CPU = [(package, case) for package, case in cases() if find_spec(f"{package}.cpu")]
 
 
 def run(package: str, module: str, case, device: torch.device):
@@ -18,9 +20,9 @@ def run(package: str, module: str, case, device: torch.device):
     return result, {name: arguments[name] for name in case.mutates}
 
 
-def check(package, case, device):
+def check(package, case, device, module="kernel"):
     expected = run(package, "reference", case, torch.device("cpu"))
-    found = run(package, "kernel", case, device)
+    found = run(package, module, case, device)
     assert_same(found[0], expected[0])
     assert_same(found[1], expected[1], "written arguments")
 
@@ -31,6 +33,11 @@ def check(package, case, device):
 @pytest.mark.parametrize(("package", "case"), SMALL, ids=[str(case) for _, case in SMALL])
 def test_in_the_interpreter(package, case, poison):
     check(package, case, torch.device("cpu"))
+
+
+@pytest.mark.parametrize(("package", "case"), ON_CPU, ids=[str(case) for _, case in ON_CPU])
+def test_a_form_for_the_cpu_equals_its_twin(package, case):
+    check(package, case, torch.device("cpu"), "cpu")
 
 
 @pytest.mark.gpu

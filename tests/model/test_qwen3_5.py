@@ -9,10 +9,11 @@ import pytest
 import torch
 
 from onebox.model import reference
-from onebox.model.assemble import assemble
+from onebox.model.assemble import load_model
 from onebox.model.linear import Phase
 from onebox.model.load import load_weights
-from onebox.model.qwen3_5 import Batch, Memory, Qwen35
+from onebox.model.memory import Memory, MemoryShape
+from onebox.model.qwen3_5 import Batch, Qwen35, Stage
 from onebox.spec.kv import KVFormat
 from tests.synthetic import tiny_config, write_checkpoint
 
@@ -48,16 +49,19 @@ class Session:
         places = torch.arange(self.num_tokens, self.num_tokens + count)
         slots = self.pages[places // PAGE] * PAGE + places % PAGE
         as_int = {"dtype": torch.int32, "device": device}
+        cu_rows, own = torch.tensor([0, count], **as_int), torch.tensor([self.slot], **as_int)
+        none = torch.empty(0, dtype=torch.int64, device=device)
         return Batch(
             phase=phase,
             token_ids=torch.tensor(token_ids, device=device),
             positions=places.expand(3, -1).to(device),
-            cu_rows=torch.tensor([0, count], **as_int),
-            slots=torch.tensor([self.slot], **as_int),
+            cu_rows=cu_rows,
+            slots=own,
             keep=torch.tensor([self.keep], **as_int),
             seen=torch.tensor([self.num_tokens + count], **as_int),
             page_table=self.pages[None].to(**as_int),
             kv_slots=slots.to(device),
+            stages=(Stage(0, count, cu_rows, own, none, none),),
         )
 
     def prefill(self, token_ids: list[int]) -> torch.Tensor:
@@ -74,7 +78,8 @@ class Session:
 
 
 def start(model: Qwen35, kv: str = "bf16", slot: int = 1, pages: tuple[int, ...] = (4, 1, 3, 0, 2, 5)) -> Session:
-    return Session(model, Memory.allocate(model, KVFormat.parse(kv), 6, SLOTS, PENDING), slot, list(pages))
+    shape = MemoryShape(KVFormat.parse(kv), 6, SLOTS, 0, PENDING, with_mtp=model.mtp is not None)
+    return Session(model, Memory.allocate(model.spec, shape, model.dtype, model.device), slot, list(pages))
 
 
 def expected_logits(directory: Path, token_ids: list[int]) -> torch.Tensor:
@@ -95,7 +100,7 @@ def check_model(directory: Path, device: torch.device, dtype: torch.dtype) -> No
     """A prompt in two pieces, then steps of one and of three rows, some of them rejected: every row's logits."""
     with torch.inference_mode():
         expected = expected_logits(directory, PROMPT)
-        model = assemble(directory, device, dtype)
+        model = load_model(directory, device, dtype)
         session = start(model)
         assert_near(model.logits(session.prefill(PROMPT[:128])[-64:]), expected[64:128], dtype)
         assert_near(model.logits(session.prefill(PROMPT[128:140])), expected[128:140], dtype)
@@ -123,7 +128,7 @@ def test_packed_kv_stays_near_the_reference(smooth_checkpoints, kv):
     """Four bits a number cost more than rounding does; what is checked is that pages are read as they were written."""
     directory = smooth_checkpoints / "bf16-fused"
     with torch.inference_mode():
-        model = assemble(directory, torch.device("cpu"), torch.float32)
+        model = load_model(directory, torch.device("cpu"), torch.float32)
         session = start(model, kv)
         session.prefill(PROMPT[:128])
         found = model.logits(session.step(PROMPT[128:131], keep=3))
@@ -142,7 +147,7 @@ def check_drafts(directory: Path, device: torch.device, dtype: torch.dtype) -> N
         expected = [reference.mtp_forward(spec, weights, torch.tensor(PROMPT[1:101]), hidden, rows)]
         for token in PROMPT[101:104]:
             expected.append(reference.mtp_forward(spec, weights, torch.tensor([token]), expected[-1][-1:], rows))
-        model = assemble(directory, device, dtype)
+        model = load_model(directory, device, dtype)
         session = start(model)
         found = session.prefill(PROMPT[:100])
         session.num_tokens = 1  # the head's entries stand at the place of the token they depend on
@@ -173,7 +178,7 @@ def test_chained_drafts_are_those_of_the_reference_on_the_gpu(smooth_checkpoints
 def test_a_rows_bits_do_not_depend_on_how_the_work_was_cut(checkpoints, kind, kv):
     """Prompts split at multiples of 64, steps of one, two or five rows, rejected drafts among them: the same bits."""
     with torch.inference_mode():
-        model = assemble(checkpoints / kind, torch.device("cuda"), torch.bfloat16)
+        model = load_model(checkpoints / kind, torch.device("cuda"), torch.bfloat16)
         whole = start(model, kv)
         prompt = whole.prefill(PROMPT[:140])
         steps = torch.cat([whole.step([token], keep=1) for token in PROMPT[140:150]])

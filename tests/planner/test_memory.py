@@ -69,9 +69,10 @@ def test_the_parts_are_what_the_request_says():
 
 def test_a_slot_is_a_state_and_the_rows_awaiting_verification():
     assert SPEC.state_bytes_per_sequence == 36 * (73_728 + 4_194_304)
-    row = 36 * (2 * 12288 + 4 * (2048 + 8192 + 2 * 64))
-    assert slot_bytes(SPEC, 0) == SPEC.state_bytes_per_sequence + row
-    assert slot_bytes(SPEC, 2) == SPEC.state_bytes_per_sequence + 3 * row
+    assert checkpoint_bytes(SPEC) == SPEC.state_bytes_per_sequence + 2 * 3072
+    row = 36 * (2 * 12288 + 4 * 2 * 64)
+    assert slot_bytes(SPEC, 0) == checkpoint_bytes(SPEC) + row
+    assert slot_bytes(SPEC, 2) == checkpoint_bytes(SPEC) + 3 * row
 
 
 def test_the_mtp_head_and_the_tower_are_loaded_only_when_used():

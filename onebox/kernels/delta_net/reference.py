@@ -1,12 +1,14 @@
 """The plain twins of Gated DeltaNet. The delta rule token by token is the definition; prefill takes it 64 at a time."""
 
+from functools import lru_cache
+from itertools import pairwise
 from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F  # noqa: N812 - the name the whole torch world uses
 from torch import Tensor
 
 from onebox.kernels.delta_net.memory import DeltaPool, DeltaWeights
+from onebox.kernels.invariant import sigmoid, silu, softplus
 
 __all__ = ["delta_net_prefill", "delta_net_step", "gated_norm"]
 
@@ -15,13 +17,32 @@ _L2_EPS = 1e-6
 
 
 class _Tokens(NamedTuple):
-    """What N tokens bring to the delta rule, float32."""
+    """What tokens bring to the delta rule, float32."""
 
-    query: Tensor  # [N, heads, Dk], unit length times Dk ** -0.5
-    key: Tensor  # [N, heads, Dk], unit length
-    value: Tensor  # [N, heads, Dv]
-    log_decay: Tensor  # [N, heads], the logarithm of what is left of the state, at most 0
-    write: Tensor  # [N, heads], the part of an error that is corrected, 0..1
+    query: Tensor  # [..., heads, Dk], unit length times Dk ** -0.5
+    key: Tensor  # [..., heads, Dk], unit length
+    value: Tensor  # [..., heads, Dv]
+    log_decay: Tensor  # [..., heads], the logarithm of what is left of the state, at most 0
+    write: Tensor  # [..., heads], the part of an error that is corrected, 0..1
+
+
+class _Layout(NamedTuple):
+    """Where the tokens of a step stand: S sequences side by side, kept tokens first, all new ones starting together.
+
+        conv_rows  pending              new                      K: most tokens that a sequence keeps
+        - - -      . . . k k k          n n n n .                N: most rows that a sequence has
+
+    A sequence that keeps fewer is filled up on the left, one with fewer rows on the right; `.` is never read.
+    """
+
+    alive: Tensor  # int64 [S]: the sequences that have rows or keep some
+    num_kept: int  # K
+    rows: Tensor  # int64 [S * (taps - 1 + K + N)], into conv rows [S * (taps - 1)], pending [S * K], new rows [R]
+    gates: Tensor  # int64 [S * (K + N)], into pending gates [S * K], new gates [R]
+    filled: Tensor | None  # bool [S, K + N, 1]: the places on the left that are filled up, if there are any
+    sequence: Tensor  # int64 [R]: which of the S each new row belongs to
+    place: Tensor  # int64 [R]: which of its rows it is
+    output: Tensor  # int64 [R]: its place among [N, S]
 
 
 def delta_net_step(
@@ -35,19 +56,62 @@ def delta_net_step(
     keep: Tensor,
 ) -> Tensor:
     """See `onebox.kernels.delta_net.delta_net_step`."""
-    edges, taps = cu_rows.tolist(), weights.conv.shape[1]
-    outputs = qkv.new_empty(qkv.shape[0], *pool.matrices.shape[1::2])
-    for sequence, (slot, kept) in enumerate(zip(slots.tolist(), keep.tolist(), strict=True)):
-        new = slice(edges[sequence], edges[sequence + 1])
-        gates = torch.stack([a[new], b[new]], dim=1).to(torch.float32)
-        rows = torch.cat([part.to(torch.float32) for part in (pool.pending_rows[slot, :kept], qkv[new])])
-        extended = torch.cat([pool.conv_rows[slot].to(torch.float32), rows])
-        tokens = _tokens(extended, torch.cat([pool.pending_gates[slot, :kept], gates]), weights, pool)
-        outputs[new] = _recur(tokens, pool.matrices[slot], kept)
-        pool.conv_rows[slot] = extended[kept : kept + taps - 1]
-        pool.pending_rows[slot, : gates.shape[0]] = qkv[new]
-        pool.pending_gates[slot, : gates.shape[0]] = gates
-    return outputs
+    taps = weights.conv.shape[1]
+    layout = _layout(tuple(cu_rows.tolist()), tuple(keep.tolist()), taps)
+    own, num_kept = slots.long()[layout.alive], layout.num_kept
+    if not len(own):
+        return qkv.new_empty(0, *pool.matrices.shape[1::2])
+    gates = torch.stack([a, b], dim=1).to(torch.float32)
+    extended, all_gates = _with_pending(qkv, gates, pool, own, layout)
+    outputs = _recur(_tokens(extended, all_gates, weights, pool), pool.matrices, own, layout)
+    if num_kept:
+        pool.conv_rows[own] = extended[:, num_kept : num_kept + taps - 1].to(pool.conv_rows.dtype)
+    pool.pending_rows[own[layout.sequence], layout.place] = qkv.to(pool.pending_rows.dtype)
+    pool.pending_gates[own[layout.sequence], layout.place] = gates
+    return outputs.index_select(0, layout.output).to(qkv.dtype)
+
+
+def _with_pending(qkv: Tensor, gates: Tensor, pool: DeltaPool, own: Tensor, layout: _Layout) -> tuple[Tensor, Tensor]:
+    """Rows [S, taps - 1 + K + N, conv_dim] and gates [S, K + N, 2, heads] as laid out, float32: kept, then new."""
+    pending = (own.unsqueeze(-1) * pool.pending_rows.shape[1] + torch.arange(layout.num_kept)).flatten()
+    before = pool.conv_rows.index_select(0, own).flatten(0, 1)
+    rows = torch.cat([before, pool.pending_rows.flatten(0, 1).index_select(0, pending), qkv]).to(torch.float32)
+    all_gates = torch.cat([pool.pending_gates.flatten(0, 1).index_select(0, pending), gates])
+    return (
+        rows.index_select(0, layout.rows).view(len(own), -1, qkv.shape[1]),
+        all_gates.index_select(0, layout.gates).view(len(own), -1, *gates.shape[1:]),
+    )
+
+
+@lru_cache(maxsize=64)
+def _layout(edges: tuple[int, ...], keep: tuple[int, ...], taps: int) -> _Layout:
+    """The same for every layer of a step, and for many steps."""
+    counts = [end - first for first, end in pairwise(edges)]
+    alive = [s for s, (count, kept) in enumerate(zip(counts, keep, strict=True)) if count or kept]
+    num_kept, num_new = (max((numbers[s] for s in alive), default=0) for numbers in (keep, counts))
+    before, pending = len(alive) * (taps - 1), len(alive) * num_kept
+    rows, gates, filled = [], [], []
+    for index, s in enumerate(alive):
+        first_row, first_pending = index * (taps - 1), index * num_kept
+        left, right = num_kept - keep[s], num_new - counts[s]
+        # Places that are never read hold something of their own sequence, so that a NaN stays at home.
+        own = [*range(first_pending, first_pending + keep[s]), *range(pending + edges[s], pending + edges[s + 1])]
+        gates.append([own[0]] * left + own + [own[0]] * right)
+        conv = list(range(first_row, first_row + taps - 1))
+        rows.append([first_row] * left + conv + [before + place for place in own] + [first_row] * right)
+        filled.append([[place < left] for place in range(num_kept + num_new)])
+    sequence = torch.tensor([index for index, s in enumerate(alive) for _ in range(counts[s])], dtype=torch.int64)
+    place = torch.tensor([place for s in alive for place in range(counts[s])], dtype=torch.int64)
+    return _Layout(
+        torch.tensor(alive, dtype=torch.int64),
+        num_kept,
+        torch.tensor(rows, dtype=torch.int64).flatten(),
+        torch.tensor(gates, dtype=torch.int64).flatten(),
+        torch.tensor(filled) if any(keep[s] < num_kept for s in alive) else None,
+        sequence,
+        place,
+        place * len(alive) + sequence,
+    )
 
 
 def delta_net_prefill(
@@ -62,7 +126,7 @@ def delta_net_prefill(
         gates = torch.stack([a[new], b[new]], dim=1).to(torch.float32)
         tokens = _tokens(extended, gates, weights, pool)
         for start in range(0, gates.shape[0], _CHUNK):
-            chunk = _Tokens(*(part[start : start + _CHUNK].transpose(0, 1) for part in tokens))
+            chunk = _Tokens(*(part[start : start + _CHUNK].transpose(0, 1).contiguous() for part in tokens))
             mixed, pool.matrices[slot] = _delta_chunk(chunk, pool.matrices[slot])
             outputs[new][start : start + _CHUNK] = mixed.transpose(0, 1)
         pool.conv_rows[slot] = extended[gates.shape[0] :]
@@ -73,28 +137,29 @@ def gated_norm(o: Tensor, z: Tensor, weight: Tensor, eps: float) -> Tensor:
     """See `onebox.kernels.delta_net.gated_norm`."""
     mixed = o.to(torch.float32)
     normed = mixed * torch.rsqrt(mixed.square().mean(-1, keepdim=True) + eps)
-    gate = F.silu(z.to(torch.float32)).view(o.shape)
-    return (weight.to(torch.float32) * normed * gate).flatten(1).to(z.dtype)
+    return (weight.to(torch.float32) * normed * silu(z).view(o.shape)).flatten(1).to(z.dtype)
 
 
 def _tokens(extended: Tensor, gates: Tensor, weights: DeltaWeights, pool: DeltaPool) -> _Tokens:
-    """From rows [taps - 1 + N, conv_dim] (the first are those before the N tokens) and gates [N, 2, heads]."""
-    num_tokens, _, heads = gates.shape
+    """From rows [..., taps - 1 + N, conv_dim] (the first are those before the N tokens), gates [..., N, 2, heads]."""
+    num_tokens, _, heads = gates.shape[-3:]
     _, _, key_dim, value_dim = pool.matrices.shape
-    conv, a_log, dt_bias = (weight.to(torch.float32) for weight in weights)
-    mixed = conv[:, 0] * extended[:num_tokens]
-    for tap in range(1, conv.shape[1]):
-        mixed = mixed + conv[:, tap] * extended[tap : tap + num_tokens]
-    keys_width = pool.num_key_heads * key_dim
-    query, key, value = F.silu(mixed).tensor_split([keys_width, 2 * keys_width], dim=-1)
+    conv = weights.conv.to(torch.float32).T.contiguous()
+    mixed = conv[0] * extended.narrow(-2, 0, num_tokens)
+    for tap in range(1, len(conv)):
+        mixed += conv[tap] * extended.narrow(-2, tap, num_tokens)
+    both = 2 * pool.num_key_heads
+    turned, value = silu(mixed).tensor_split([both * key_dim], dim=-1)
+    query, key = _unit(turned.reshape(*turned.shape[:-1], both, key_dim)).chunk(2, dim=-2)
     repeats = heads // pool.num_key_heads
-    query, key = (_unit(part.reshape(num_tokens, pool.num_key_heads, key_dim)) for part in (query, key))
+    rate = weights.a_log.to(torch.float64).exp()
+    query, key = (part.unsqueeze(-2).expand(*part.shape[:-1], repeats, key_dim) for part in (query, key))
     return _Tokens(
-        query.repeat_interleave(repeats, dim=1) * key_dim**-0.5,
-        key.repeat_interleave(repeats, dim=1),
-        value.reshape(num_tokens, heads, value_dim),
-        -a_log.exp() * F.softplus(gates[:, 0] + dt_bias),
-        gates[:, 1].sigmoid(),
+        (query * key_dim**-0.5).flatten(-3, -2),
+        key.flatten(-3, -2),
+        value.reshape(*value.shape[:-1], heads, value_dim),
+        -(rate * softplus(gates[..., 0, :] + weights.dt_bias.to(torch.float32))).to(torch.float32),
+        sigmoid(gates[..., 1, :]),
     )
 
 
@@ -102,23 +167,34 @@ def _unit(x: Tensor) -> Tensor:
     return x * torch.rsqrt(x.square().sum(-1, keepdim=True) + _L2_EPS)
 
 
-def _recur(tokens: _Tokens, state: Tensor, kept: int) -> Tensor:
-    """Outputs [N - kept, heads, Dv] of the tokens after the kept ones; state [heads, Dk, Dv] then holds the kept ones.
+def _recur(tokens: _Tokens, states: Tensor, own: Tensor, layout: _Layout) -> Tensor:
+    """Outputs [N * S, heads, Dv] of the new tokens; the states [slots, heads, Dk, Dv] of `own` then hold the kept ones.
 
-    A head's matrix fades, is asked for what it holds under the new key, and is corrected by a part of the error.
+    A head's matrix fades, is asked for what it holds under the new key, and is corrected by a part of the error. What
+    it then holds under the query follows from what it held before, so the last token's correction is not written.
     """
-    matrices = state.clone()
-    outputs = torch.empty_like(tokens.value)
-    for t in range(outputs.shape[0]):
-        query, key, value, log_decay, write = (part[t] for part in tokens)
-        matrices = matrices * log_decay.exp()[:, None, None]
-        recalled = (matrices * key[:, :, None]).sum(1)
-        correction = write[:, None] * (value - recalled)
-        matrices = matrices + key[:, :, None] * correction[:, None, :]
-        outputs[t] = (matrices * query[:, :, None]).sum(1)
-        if t == kept - 1:
-            state.copy_(matrices)
-    return outputs[kept:]
+    matrices = states.index_select(0, own).flatten(0, 1)
+    decay, write = tokens.log_decay.exp(), tokens.write
+    if layout.filled is not None:
+        decay, write = decay.masked_fill(layout.filled, 1.0), write.masked_fill(layout.filled, 0.0)
+    num_tokens, heads = decay.shape[1:]
+    key_query = torch.stack([tokens.key, tokens.query], dim=-2)
+    overlap = (tokens.key * tokens.query).sum(-1)
+    by_token = [part.transpose(0, 1).flatten(1, 2) for part in (key_query, tokens.value, decay, write, overlap)]
+    outputs = []
+    for t in range(num_tokens):
+        asked, value, faded, written, shared = (part[t] for part in by_token)
+        recalled, answer = (faded.view(-1, 1, 1) * torch.bmm(asked, matrices)).unbind(1)
+        correction = written.unsqueeze(-1) * (value - recalled)
+        if t >= layout.num_kept:
+            outputs.append(answer + shared.unsqueeze(-1) * correction)
+        if t < max(layout.num_kept, num_tokens - 1):
+            matrices.mul_(faded.view(-1, 1, 1)).baddbmm_(asked[:, :1].mT, correction.unsqueeze(1))
+        if t == layout.num_kept - 1:
+            for slot, matrix in zip(own.tolist(), torch.split(matrices, heads), strict=True):
+                states[slot].copy_(matrix)
+    mixed = torch.cat(outputs) if outputs else matrices.new_empty(0, matrices.shape[-1])
+    return mixed.view(-1, heads, matrices.shape[-1])
 
 
 def _delta_chunk(tokens: _Tokens, matrices: Tensor) -> tuple[Tensor, Tensor]:

@@ -20,7 +20,18 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-__all__ = ["dot_bf16", "routed_experts", "routed_experts_bf16", "sum_slots", "swiglu", "to_bf16"]
+__all__ = [
+    "dot_bf16",
+    "pair_of_program",
+    "routed_experts",
+    "routed_experts_bf16",
+    "sharers",
+    "sharing",
+    "spread",
+    "sum_slots",
+    "swiglu",
+    "to_bf16",
+]
 
 # `num_pairs` is not specialised: one row more must not compile anew, and the loop over sharers needs a number.
 GROUP = tl.constexpr(128)
@@ -34,10 +45,10 @@ def _next_sharer(ids, pairs, expert, after, none):
 
 
 @triton.jit
-def _pair_of_program(ids_ptr, num_pairs, PAIRS: tl.constexpr, ALONE: tl.constexpr):
+def pair_of_program(ids_ptr, num_pairs, PAIRS: tl.constexpr, ALONE: tl.constexpr):
     """(the program's pair, its expert, all pairs, their experts, the first pair that has the same expert).
 
-    With ALONE (one row, whose experts all differ) nothing is searched, here or in `_sharers`.
+    With ALONE (one row, whose experts all differ) nothing is searched, here or in `sharers`.
     """
     pair = tl.program_id(1)
     expert = tl.load(ids_ptr + pair)
@@ -48,7 +59,7 @@ def _pair_of_program(ids_ptr, num_pairs, PAIRS: tl.constexpr, ALONE: tl.constexp
 
 
 @triton.jit
-def _sharers(ids, pairs, expert, first, none, COUNT: tl.constexpr, ALONE: tl.constexpr):
+def sharers(ids, pairs, expert, first, none, COUNT: tl.constexpr, ALONE: tl.constexpr):
     """(`first` and the next pairs with its expert, COUNT in all, filled up with `none`; the pair that follows them)."""
     found = (first,)
     for i in tl.static_range(1, COUNT):
@@ -58,7 +69,7 @@ def _sharers(ids, pairs, expert, first, none, COUNT: tl.constexpr, ALONE: tl.con
 
 
 @triton.jit
-def _spread(found, place, COUNT: tl.constexpr):
+def spread(found, place, COUNT: tl.constexpr):
     """The vector of found[place]."""
     result = tl.zeros_like(place) + found[0]
     for i in tl.static_range(1, COUNT):
@@ -180,7 +191,7 @@ def experts_gate_up_kernel(
     INTERPRETED: tl.constexpr,
 ):
     tile = tl.program_id(0)
-    pair, expert, pairs, ids, first = _pair_of_program(ids_ptr, num_pairs, PAIRS, ALONE)
+    pair, expert, pairs, ids, first = pair_of_program(ids_ptr, num_pairs, PAIRS, ALONE)
     if pair != first:
         return
 
@@ -190,9 +201,9 @@ def experts_gate_up_kernel(
     column = tl.arange(0, 2 * ROWS)
     place = tl.arange(0, ROWS)
     while pair < num_pairs:
-        found, following = _sharers(ids, pairs, expert, pair, num_pairs, ROWS, ALONE)
-        column_pair = _spread(found, column // 2, ROWS)
-        place_pair = _spread(found, place, ROWS)
+        found, following = sharers(ids, pairs, expert, pair, num_pairs, ROWS, ALONE)
+        column_pair = spread(found, column // 2, ROWS)
+        place_pair = spread(found, place, ROWS)
         plane = (column_pair // SLOTS) * 2 + column % 2
         total = _tile_row_dot(
             tile_ptrs,
@@ -261,7 +272,7 @@ def experts_down_kernel(
     INTERPRETED: tl.constexpr,
 ):
     tile = tl.program_id(0)
-    pair, expert, pairs, ids, first = _pair_of_program(ids_ptr, num_pairs, PAIRS, ALONE)
+    pair, expert, pairs, ids, first = pair_of_program(ids_ptr, num_pairs, PAIRS, ALONE)
     if pair != first:
         return
 
@@ -272,10 +283,10 @@ def experts_down_kernel(
     half = tl.arange(0, 2 * ROWS)
     place = tl.arange(0, ROWS)
     while pair < num_pairs:
-        found, following = _sharers(ids, pairs, expert, pair, num_pairs, ROWS, ALONE)
-        column_pair = _spread(found, column // 4, ROWS)
-        half_pair = _spread(found, half // 2, ROWS)
-        place_pair = _spread(found, place, ROWS)
+        found, following = sharers(ids, pairs, expert, pair, num_pairs, ROWS, ALONE)
+        column_pair = spread(found, column // 4, ROWS)
+        half_pair = spread(found, half // 2, ROWS)
+        place_pair = spread(found, place, ROWS)
         halves = _tile_row_dot(
             tile_ptrs,
             tile_scale_ptrs,
@@ -344,7 +355,7 @@ def experts_gate_up_bf16_kernel(
     INTERPRETED: tl.constexpr,
 ):
     block = tl.program_id(0)
-    pair, expert, pairs, ids, first = _pair_of_program(ids_ptr, num_pairs, PAIRS, ALONE)
+    pair, expert, pairs, ids, first = pair_of_program(ids_ptr, num_pairs, PAIRS, ALONE)
     if pair != first:
         return
 
@@ -352,8 +363,8 @@ def experts_gate_up_bf16_kernel(
     k = tl.arange(0, BLOCK_K)
     gate_ptrs = gate_up_ptr + (expert.to(tl.int64) * (2 * I) + n)[:, None] * H + k[None, :]
     while pair < num_pairs:
-        found, following = _sharers(ids, pairs, expert, pair, num_pairs, ROWS, ALONE)
-        place_pair = _spread(found, tl.arange(0, ROWS), ROWS)
+        found, following = sharers(ids, pairs, expert, pair, num_pairs, ROWS, ALONE)
+        place_pair = spread(found, tl.arange(0, ROWS), ROWS)
         used = place_pair < num_pairs
         x_ptrs = x_ptr + (place_pair // SLOTS)[None, :] * H + k[:, None]
         gate = tl.zeros((BLOCK_N, ROWS), tl.float32)
@@ -391,7 +402,7 @@ def experts_down_bf16_kernel(
     INTERPRETED: tl.constexpr,
 ):
     block = tl.program_id(0)
-    pair, expert, pairs, ids, first = _pair_of_program(ids_ptr, num_pairs, PAIRS, ALONE)
+    pair, expert, pairs, ids, first = pair_of_program(ids_ptr, num_pairs, PAIRS, ALONE)
     if pair != first:
         return
 
@@ -399,8 +410,8 @@ def experts_down_bf16_kernel(
     k = tl.arange(0, BLOCK_K)
     down_ptrs = down_ptr + (expert.to(tl.int64) * H + n)[:, None] * I + k[None, :]
     while pair < num_pairs:
-        found, following = _sharers(ids, pairs, expert, pair, num_pairs, ROWS, ALONE)
-        place_pair = _spread(found, tl.arange(0, ROWS), ROWS)
+        found, following = sharers(ids, pairs, expert, pair, num_pairs, ROWS, ALONE)
+        place_pair = spread(found, tl.arange(0, ROWS), ROWS)
         used = place_pair < num_pairs
         inner_ptrs = inner_ptr + place_pair[None, :] * I + k[:, None]
         total = tl.zeros((BLOCK_N, ROWS), tl.float32)
@@ -469,7 +480,7 @@ def routed_experts(
     rows, k = ids.shape
     inner_size, hidden = gate_up.shape[1] * 8, down.shape[1] * 16
     inner, slots = _workspace(ids, inner_size, hidden)
-    sharing = _sharing(ids)
+    shared = sharing(ids)
     groups, tiles = gate_up.shape[2], gate_up.shape[1]
     experts_gate_up_kernel[(tiles, rows * k)](
         planes,
@@ -487,7 +498,7 @@ def routed_experts(
         INTERPRETED=triton.knobs.runtime.interpret,
         num_warps=1,
         maxnreg=128,
-        **sharing,
+        **shared,
     )
     groups, tiles = down.shape[2], down.shape[1]
     inner_planes = torch.empty((rows * k, 4, inner_size), dtype=torch.int8, device=ids.device)
@@ -509,7 +520,7 @@ def routed_experts(
         INTERPRETED=triton.knobs.runtime.interpret,
         num_warps=1,
         maxnreg=128,
-        **sharing,
+        **shared,
     )
     return sum_slots(slots, torch.float32)
 
@@ -519,7 +530,7 @@ def routed_experts_bf16(x: Tensor, ids: Tensor, weights: Tensor, gate_up: Tensor
     rows, k = ids.shape
     hidden, inner_size = down.shape[1:]
     inner, slots = _workspace(ids, inner_size, hidden)
-    sizes = {"H": hidden, "I": inner_size, "BLOCK_N": 32, "BLOCK_K": 128, "ROWS": 8, "num_warps": 2, **_sharing(ids)}
+    sizes = {"H": hidden, "I": inner_size, "BLOCK_N": 32, "BLOCK_K": 128, "ROWS": 8, "num_warps": 2, **sharing(ids)}
     sizes["INTERPRETED"] = triton.knobs.runtime.interpret
     experts_gate_up_bf16_kernel[(triton.cdiv(inner_size, 32), rows * k)](
         x, ids, gate_up, inner, rows * k, SLOTS=k, **sizes
@@ -535,7 +546,7 @@ def _workspace(ids: Tensor, inner_size: int, hidden: int) -> tuple[Tensor, Tenso
     return inner, torch.empty((rows, k, hidden), dtype=torch.float32, device=ids.device)
 
 
-def _sharing(ids: Tensor) -> dict[str, int | bool]:
+def sharing(ids: Tensor) -> dict[str, int | bool]:
     """How sharers are looked for; steps of powers of two from 64 keep the number of compiled variants small."""
     return {"PAIRS": max(64, triton.next_power_of_2(ids.numel())), "ALONE": ids.shape[0] == 1}
 

@@ -2,15 +2,14 @@
 
 from collections.abc import Callable
 
+import numpy as np
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from onebox.formats.expert_tiles import unpack_down, unpack_gate_up
+from onebox.kernels.invariant import FEW, silu
 
 __all__ = ["chosen_experts", "dequantize_expert", "routed_experts", "routed_experts_bf16"]
-
-_ROWS_AT_ONCE = 8
 
 
 def routed_experts(
@@ -58,29 +57,51 @@ def chosen_experts(
     weights: Tensor,
     matrices: Callable[[int], tuple[Tensor, Tensor]],
     inner_dtype: torch.dtype,
+    tile: int = FEW,
 ) -> Tensor:
     """The weighted sum of x [R, H] through each row's experts, float32 [R, H], its slots added in their order.
 
-    `matrices` gives an expert's float32 (gate_up, down); SiLU(gate) * up is rounded to `inner_dtype`.
+    `matrices` gives an expert's float32 (gate_up, down); SiLU(gate) * up is rounded to `inner_dtype`. An expert takes
+    its rows `tile` at a time, the last of them filled up: products of one shape, so a row's bits are its own.
     """
-    out = torch.empty((*ids.shape, x.shape[-1]), dtype=torch.float32, device=x.device)
-    for expert in torch.unique(ids).tolist():
-        gate_up, down = matrices(expert)
-        row, slot = (ids == expert).nonzero(as_tuple=True)
-        gate, up = _linear(x[row], gate_up).chunk(2, dim=-1)
-        inner = (functional.silu(gate) * up).to(inner_dtype).to(torch.float32)
-        out[row, slot] = _linear(inner, down) * weights[row, slot, None]
-    total = torch.zeros_like(x)
-    for slot_out in out.unbind(1):
-        total += slot_out
+    if not ids.numel():
+        return torch.zeros_like(x)
+    source, place, experts = _tiles(ids, tile)
+    chosen = {expert: matrices(expert) for expert in dict.fromkeys(experts)}
+    gate, up = _through([chosen[expert][0] for expert in experts], x.index_select(0, source), tile).chunk(2, dim=-1)
+    inner = (silu(gate) * up).to(inner_dtype).to(torch.float32)
+    down = _through([chosen[expert][1] for expert in experts], inner, tile)
+    return _slots_in_order(down.index_select(0, place).view(*ids.shape, -1) * weights.unsqueeze(-1))
+
+
+def _slots_in_order(weighted: Tensor) -> Tensor:
+    """[R, H] of [R, k, H]."""
+    total, *others = weighted.unbind(1)
+    for slot_out in others:
+        total = total + slot_out
     return total
 
 
-def _linear(x: Tensor, weight: Tensor) -> Tensor:
-    """The product of x [n, K] and weight [N, K] transposed, always in blocks of the same shape.
+def _through(matrices: list[Tensor], rows: Tensor, tile: int) -> Tensor:
+    """float32 [n * tile, N]: each tile of rows [n * tile, K] times the transpose of its own matrix [N, K]."""
+    tiles = zip(torch.split(rows, tile), matrices, strict=True)
+    return torch.cat([torch.mm(some, matrix.T) for some, matrix in tiles])
 
-    A matrix product's summation order depends on its shape; with one shape a row's bits do not depend on n.
+
+def _tiles(ids: Tensor, tile: int) -> tuple[Tensor, Tensor, list[int]]:
+    """Row-slots in the order of their experts, in tiles of one expert each.
+
+    (which row each place of a tile takes, int64 [tiles * tile]; the place of each row-slot, int64 [R * k]; the expert
+    of each tile). Places that no row-slot has take row 0: a product's other rows do not matter. In numpy, whose calls
+    cost least: a step's numbers are few.
     """
-    rows = x.shape[0]
-    padded = functional.pad(x, (0, 0, 0, -rows % _ROWS_AT_ONCE))
-    return torch.cat([block @ weight.T for block in torch.split(padded, _ROWS_AT_ONCE)])[:rows]
+    flat = ids.numpy().ravel()
+    order = flat.argsort(kind="stable")
+    counts = np.bincount(flat)
+    tiles = -(-counts // tile)
+    shift = (tiles.cumsum() - tiles) * tile - (counts.cumsum() - counts)
+    place = np.empty_like(order)
+    place[order] = np.arange(len(flat)) + shift[flat[order]]
+    source = np.zeros(int(tiles.sum()) * tile, dtype=np.int64)
+    source[place] = np.arange(len(flat)) // ids.shape[1]
+    return torch.from_numpy(source), torch.from_numpy(place), np.arange(len(tiles)).repeat(tiles).tolist()

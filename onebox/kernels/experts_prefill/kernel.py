@@ -17,7 +17,7 @@ from torch import Tensor
 
 from onebox.kernels.experts.kernel import dot_bf16, sum_slots, swiglu, to_bf16
 
-__all__ = ["prefill_experts", "prefill_experts_bf16"]
+__all__ = ["BLOCK_M", "block_pairs", "group_by_expert", "prefill_experts", "prefill_experts_bf16"]
 
 BLOCK_M = 64  # pairs in a block
 TILES = 4  # tiles of 16 weight rows a program takes; 8 spill registers on sm_121
@@ -25,7 +25,7 @@ GROUP = tl.constexpr(128)
 TILE_BYTES = tl.constexpr(1024)
 
 
-class _Blocks(NamedTuple):
+class Blocks(NamedTuple):
     """Which pairs each block works for. All on the device: their number is known there only."""
 
     order: Tensor  # int64 [P]: pairs sorted by expert
@@ -34,7 +34,7 @@ class _Blocks(NamedTuple):
     expert: Tensor  # int64 [blocks]: E for blocks that are not needed
 
 
-def _group_by_expert(ids: Tensor, experts: int) -> _Blocks:
+def group_by_expert(ids: Tensor, experts: int) -> Blocks:
     """Cuts the pairs of ids [T, k] into blocks of one expert each."""
     pairs = ids.numel()
     ranked, order = ids.flatten().sort(stable=True)
@@ -42,11 +42,11 @@ def _group_by_expert(ids: Tensor, experts: int) -> _Blocks:
     last_block = ((first.diff() + BLOCK_M - 1) // BLOCK_M).cumsum(0)
     most = pairs // BLOCK_M + min(experts, pairs)  # a full block for each 64 pairs, a part of one for each expert
     expert = torch.searchsorted(last_block, torch.arange(most, device=ids.device), right=True)
-    return _Blocks(order, first, last_block, expert)
+    return Blocks(order, first, last_block, expert)
 
 
 @triton.jit
-def _block_pairs(order_ptr, first_ptr, last_block_ptr, block, expert, BLOCK_M: tl.constexpr):
+def block_pairs(order_ptr, first_ptr, last_block_ptr, block, expert, BLOCK_M: tl.constexpr):
     """(pairs int64 [BLOCK_M] of the block, which of them there are)."""
     before = tl.load(last_block_ptr + expert - 1, mask=expert > 0, other=0)
     position = tl.load(first_ptr + expert) + (block - before) * BLOCK_M + tl.arange(0, BLOCK_M)
@@ -118,7 +118,7 @@ def experts_prefill_gate_up_kernel(
     expert = tl.load(expert_ptr + block)
     if expert >= num_experts:
         return
-    pair, used = _block_pairs(order_ptr, first_ptr, last_block_ptr, block, expert, BLOCK_M)
+    pair, used = block_pairs(order_ptr, first_ptr, last_block_ptr, block, expert, BLOCK_M)
     total = _dot_with_tiles(
         x_ptr + (pair // SLOTS)[:, None] * (GROUPS * GROUP) + tl.arange(0, 64)[None, :],
         used,
@@ -164,7 +164,7 @@ def experts_prefill_down_kernel(
     expert = tl.load(expert_ptr + block)
     if expert >= num_experts:
         return
-    pair, used = _block_pairs(order_ptr, first_ptr, last_block_ptr, block, expert, BLOCK_M)
+    pair, used = block_pairs(order_ptr, first_ptr, last_block_ptr, block, expert, BLOCK_M)
     total = _dot_with_tiles(
         inner_ptr + pair[:, None] * (GROUPS * GROUP) + tl.arange(0, 64)[None, :],
         used,
@@ -209,7 +209,7 @@ def experts_prefill_gate_up_bf16_kernel(
     expert = tl.load(expert_ptr + block)
     if expert >= num_experts:
         return
-    pair, used = _block_pairs(order_ptr, first_ptr, last_block_ptr, block, expert, BLOCK_M)
+    pair, used = block_pairs(order_ptr, first_ptr, last_block_ptr, block, expert, BLOCK_M)
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     k = tl.arange(0, BLOCK_K)
     x_ptrs = x_ptr + (pair // SLOTS)[:, None] * H + k[None, :]
@@ -250,7 +250,7 @@ def experts_prefill_down_bf16_kernel(
     expert = tl.load(expert_ptr + block)
     if expert >= num_experts:
         return
-    pair, used = _block_pairs(order_ptr, first_ptr, last_block_ptr, block, expert, BLOCK_M)
+    pair, used = block_pairs(order_ptr, first_ptr, last_block_ptr, block, expert, BLOCK_M)
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     k = tl.arange(0, BLOCK_K)
     inner_ptrs = inner_ptr + pair[:, None] * I + k[None, :]
@@ -280,7 +280,7 @@ def prefill_experts(
     """See `onebox.kernels.experts_prefill.prefill_experts`."""
     experts, inner_tiles, hidden_groups = gate_up.shape[:3]
     hidden_tiles, inner_groups = down.shape[1:3]
-    blocks = _group_by_expert(ids, experts)
+    blocks = group_by_expert(ids, experts)
     inner, slots = _workspace(ids, inner_tiles * 8, hidden_tiles * 16)
     shape = {"BLOCK_M": BLOCK_M, "TILES": TILES, "INTERPRETED": triton.knobs.runtime.interpret, "num_warps": 4}
     experts_prefill_gate_up_kernel[(triton.cdiv(inner_tiles, TILES), len(blocks.expert))](
@@ -304,7 +304,7 @@ def prefill_experts(
 def prefill_experts_bf16(x: Tensor, ids: Tensor, weights: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
     """See `onebox.kernels.experts_prefill.prefill_experts_bf16`."""
     experts, hidden, inner_size = down.shape
-    blocks = _group_by_expert(ids, experts)
+    blocks = group_by_expert(ids, experts)
     inner, slots = _workspace(ids, inner_size, hidden)
     shape = {"BLOCK_M": BLOCK_M, "BLOCK_K": 64, "INTERPRETED": triton.knobs.runtime.interpret, "num_warps": 4}
     experts_prefill_gate_up_bf16_kernel[(triton.cdiv(inner_size, 64), len(blocks.expert))](

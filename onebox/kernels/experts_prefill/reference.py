@@ -7,6 +7,8 @@ from onebox.kernels.experts.reference import chosen_experts, dequantize_expert
 
 __all__ = ["prefill_experts", "prefill_experts_bf16"]
 
+_TILE = 32
+
 
 def prefill_experts(
     x: Tensor,
@@ -22,7 +24,7 @@ def prefill_experts(
     def matrices(expert: int) -> tuple[Tensor, Tensor]:
         return dequantize_expert(expert, gate_up, gate_up_scale, down, down_scale)
 
-    return chosen_experts(x.to(torch.float32), ids, weights, matrices, x.dtype).to(x.dtype)
+    return chosen_experts(x.to(torch.float32), ids, weights, matrices, x.dtype, _TILE).to(x.dtype)
 
 
 def prefill_experts_bf16(x: Tensor, ids: Tensor, weights: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
@@ -31,4 +33,4 @@ def prefill_experts_bf16(x: Tensor, ids: Tensor, weights: Tensor, gate_up: Tenso
     def matrices(expert: int) -> tuple[Tensor, Tensor]:
         return gate_up[expert].to(torch.float32), down[expert].to(torch.float32)
 
-    return chosen_experts(x.to(torch.float32), ids, weights, matrices, x.dtype).to(x.dtype)
+    return chosen_experts(x.to(torch.float32), ids, weights, matrices, x.dtype, _TILE).to(x.dtype)

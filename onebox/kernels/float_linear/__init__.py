@@ -82,7 +82,7 @@ def nvfp4_matmul(
 
 
 def bf16_linear(x: Tensor, weight: Tensor, out_dtype: torch.dtype | None = None) -> Tensor:
-    """For decode: weight bfloat16 [N, K]; on a CPU also float32."""
+    """For decode: weight bfloat16 [N, K]."""
     check_decode_rows(x)
     check_plain(x, weight)
     result: Tensor = implementation(__name__, x).bf16_linear(x, weight, out_dtype)
@@ -90,7 +90,7 @@ def bf16_linear(x: Tensor, weight: Tensor, out_dtype: torch.dtype | None = None)
 
 
 def bf16_matmul(x: Tensor, weight: Tensor, out_dtype: torch.dtype | None = None) -> Tensor:
-    """For prefill: weight bfloat16 [N, K]; on a CPU also float32."""
+    """For prefill: weight bfloat16 [N, K]."""
     check_plain(x, weight)
     result: Tensor = implementation(__name__, x).bf16_matmul(x, weight, out_dtype)
     return result

@@ -1,11 +1,10 @@
-"""The plain twins of the float linears: the weight in float32, one matrix product, one rounding.
+"""The plain twins of the float linears: one matrix product summed in float32, one rounding.
 
 The decode and the prefill variant differ in tiling only, so they have one twin.
 """
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from onebox.formats import (
     Dialect,
@@ -15,6 +14,7 @@ from onebox.formats import (
     dequantize_nvfp4,
 )
 from onebox.kernels.float_linear.shapes import SCALE_BLOCK
+from onebox.kernels.invariant import product
 
 __all__ = [
     "bf16_linear",
@@ -58,6 +58,4 @@ bf16_matmul = bf16_linear
 
 
 def _linear(x: Tensor, weight: Tensor, out_dtype: torch.dtype | None) -> Tensor:
-    # Few rows would take another path through the CPU's matrix product, with other bits, so they are padded.
-    padded = functional.pad(x.to(torch.float32), (0, 0, 0, -x.shape[0] % 16))
-    return functional.linear(padded, weight)[: x.shape[0]].to(out_dtype or x.dtype)
+    return product(x, weight).to(out_dtype or x.dtype)

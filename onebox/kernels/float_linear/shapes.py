@@ -48,8 +48,7 @@ def check_nvfp4(x: Tensor, packed: Tensor, scale: Tensor, multiplier: Tensor) ->
 
 
 def check_plain(x: Tensor, weight: Tensor) -> None:
-    is_wide = weight.dtype is torch.float32 and not weight.is_cuda
-    _check_pair(x, weight, torch.float32 if is_wide else torch.bfloat16, weight.shape[1])
+    _check_pair(x, weight, torch.bfloat16, weight.shape[1])
 
 
 def _check_pair(x: Tensor, weight: Tensor, dtype: torch.dtype, columns: int) -> None:

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from onebox.formats.fragments import TILE_COLUMNS, from_fragments
+from onebox.kernels.invariant import product
 
 __all__ = ["fixed_point", "int4_linear", "int4_matmul", "int8_linear", "int8_matmul"]
 
@@ -26,24 +27,24 @@ def int4_linear(
     planes: Tensor, scale: Tensor, weight: Tensor, weight_scale: Tensor, dtype: torch.dtype = torch.float32
 ) -> Tensor:
     """See `onebox.kernels.int_linear.int4_linear`."""
-    return (_rows(planes, scale) @ _int4_matrix(weight, weight_scale).T).to(dtype)
+    return product(_rows(planes, scale), _int4_matrix(weight, weight_scale)).to(dtype)
 
 
 def int8_linear(
     planes: Tensor, scale: Tensor, weight: Tensor, weight_scale: Tensor, dtype: torch.dtype = torch.float32
 ) -> Tensor:
     """See `onebox.kernels.int_linear.int8_linear`."""
-    return _times_int8(_rows(planes, scale), weight, weight_scale).to(dtype)
+    return (product(_rows(planes, scale), _int8_codes(weight, weight_scale)) * weight_scale.to(torch.float32)).to(dtype)
 
 
 def int4_matmul(x: Tensor, weight: Tensor, weight_scale: Tensor) -> Tensor:
     """See `onebox.kernels.int_linear.int4_matmul`."""
-    return (x.to(torch.float32) @ _int4_matrix(weight, weight_scale).T).to(x.dtype)
+    return product(x, _int4_matrix(weight, weight_scale)).to(x.dtype)
 
 
 def int8_matmul(x: Tensor, weight: Tensor, weight_scale: Tensor) -> Tensor:
     """See `onebox.kernels.int_linear.int8_matmul`."""
-    return _times_int8(x.to(torch.float32), weight, weight_scale).to(x.dtype)
+    return (product(x, _int8_codes(weight, weight_scale)) * weight_scale.to(torch.float32)).to(x.dtype)
 
 
 def _rows(planes: Tensor, scale: Tensor) -> Tensor:
@@ -59,7 +60,6 @@ def _int4_matrix(weight: Tensor, weight_scale: Tensor) -> Tensor:
     return (codes * weight_scale.T.to(torch.float32).unsqueeze(-1)).reshape(columns, -1)
 
 
-def _times_int8(rows: Tensor, weight: Tensor, weight_scale: Tensor) -> Tensor:
-    """float32 [R, N]: one scale a matrix row, so the product is scaled instead of the matrix."""
-    codes = from_fragments(weight, 8)[: len(weight_scale)].to(torch.float32)
-    return (rows @ codes.T) * weight_scale.to(torch.float32)
+def _int8_codes(weight: Tensor, weight_scale: Tensor) -> Tensor:
+    """float32 [N, K] without the scales: there is one a matrix row, so the product is scaled instead of the matrix."""
+    return from_fragments(weight, 8)[: len(weight_scale)].to(torch.float32)

@@ -22,6 +22,8 @@ def sample(
 ) -> Tensor:
     """See `onebox.kernels.sampling.sample`."""
     is_drawn = temperature > 0
+    if not is_drawn.any():
+        return logits.argmax(-1)
     token_ids = torch.empty(logits.shape[0], dtype=torch.int64)
     token_ids[~is_drawn] = logits[~is_drawn].argmax(-1)
     scores = logits[is_drawn].to(torch.float64) / temperature[is_drawn].to(torch.float64).unsqueeze(-1)

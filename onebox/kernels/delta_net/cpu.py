@@ -1,0 +1,242 @@
+"""DeltaNet's decode step and gated norm for a few rows on a CPU: the twin's arithmetic in few calls.
+
+Whatever follows from the batch alone is computed once and shared by all layers of a step, and by all steps alike.
+"""
+
+from functools import lru_cache
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from onebox.kernels.arrays import Array, array, inverse_rms, quietly, sigmoid, silu, tensor
+from onebox.kernels.delta_net.memory import DeltaPool, DeltaWeights
+from onebox.kernels.delta_net.reference import delta_net_prefill
+
+__all__ = ["delta_net_prefill", "delta_net_step", "gated_norm"]
+
+_L2_EPS = np.float32(1e-6)
+
+
+class _Layout(NamedTuple):
+    """Where the tokens of a step stand: S sequences side by side, kept tokens first, all new ones starting together.
+
+        conv_rows  pending              new                      K: most tokens that a sequence keeps
+        - - -      . . . k k k          n n n n .                N: most rows that a sequence has
+
+    A sequence that keeps fewer is filled up on the left, one with fewer rows on the right; `.` is never read.
+    """
+
+    own: Tensor  # int64 [S]: the slots of the sequences that have rows or keep some
+    block: slice | None  # the same where they are neighbours in order that all have N rows and keep K
+    num_kept: int  # K
+    num_new: int  # N
+    pending: Tensor  # int64 [S * K]: the pending tokens that are read, among [slots * M]
+    rows: NDArray[np.int64]  # [S, taps - 1 + K + N], into conv rows [S * (taps - 1)], pending [S * K], new rows [R]
+    gates: NDArray[np.int64]  # [S, K + N], into pending gates [S * K], new gates [R]
+    filled: NDArray[np.bool_] | None  # [K + N, S, 1]: the places on the left that are filled up, if there are any
+    written: Tensor  # int64 [R]: where the new rows go, among [slots * M]
+    output: NDArray[np.int64]  # [R]: the place of each new row among [N, S]
+
+
+class _Constants(NamedTuple):
+    """A layer's small weights, as the arithmetic takes them."""
+
+    conv: Array  # [taps, conv_dim]
+    rate: NDArray[np.float64]  # [heads], negative
+    dt_bias: Array  # [heads]
+
+
+class _Tokens(NamedTuple):
+    """What tokens bring to the delta rule, token first: T of them, S sequences, float32."""
+
+    key_query: Array  # [T, S * heads, 2, Dk]: unit length, the query times Dk ** -0.5
+    value: Array  # [T, S * heads, Dv]
+    decay: Array  # [T, S * heads, 1]: what is left of the state
+    write: Array  # [T, S * heads, 1]: the part of an error that is corrected
+    overlap: Array  # [T, S * heads, 1]: key times query
+
+
+@quietly
+def delta_net_step(
+    qkv: Tensor,
+    a: Tensor,
+    b: Tensor,
+    weights: DeltaWeights,
+    pool: DeltaPool,
+    cu_rows: Tensor,
+    slots: Tensor,
+    keep: Tensor,
+) -> Tensor:
+    """See `onebox.kernels.delta_net.delta_net_step`."""
+    taps, max_pending = weights.conv.shape[1], pool.pending_rows.shape[1]
+    layout = _layout(tuple(cu_rows.tolist()), tuple(keep.tolist()), tuple(slots.tolist()), taps, max_pending)
+    if not len(layout.own):
+        return qkv.new_empty(0, *pool.matrices.shape[1::2])
+    gates = np.empty((len(qkv), 2, a.shape[1]), dtype=np.float32)
+    gates[:, 0], gates[:, 1] = array(a), array(b)
+    gather = _neighbours_with_pending if layout.block else _with_pending
+    extended, all_gates = gather(array(qkv), gates, pool, layout)
+    outputs = _recur(_tokens(extended, all_gates, _constants(weights), pool, layout), pool.matrices, layout)
+    if layout.num_kept:
+        kept = torch.from_numpy(extended[:, layout.num_kept : layout.num_kept + taps - 1])
+        pool.conv_rows.index_copy_(0, layout.own, kept.to(pool.conv_rows.dtype))
+    pool.pending_rows.flatten(0, 1).index_copy_(0, layout.written, qkv.to(pool.pending_rows.dtype))
+    pool.pending_gates.flatten(0, 1).index_copy_(0, layout.written, torch.from_numpy(gates))
+    return tensor(outputs.take(layout.output, axis=0), qkv.dtype)
+
+
+@quietly
+def gated_norm(o: Tensor, z: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """See `onebox.kernels.delta_net.gated_norm`."""
+    mixed = array(o)
+    normed = mixed * inverse_rms(mixed, eps)
+    normed *= array(weight)
+    flat = normed.reshape(len(normed), normed.shape[1] * normed.shape[2])
+    flat *= silu(array(z))
+    return tensor(flat, z.dtype)
+
+
+@lru_cache(maxsize=64)
+def _layout(
+    edges: tuple[int, ...], keep: tuple[int, ...], slots: tuple[int, ...], taps: int, max_pending: int
+) -> _Layout:
+    counts = [end - first for first, end in pairwise(edges)]
+    alive = [s for s, (count, kept) in enumerate(zip(counts, keep, strict=True)) if count or kept]
+    num_kept, num_new = (max((numbers[s] for s in alive), default=0) for numbers in (keep, counts))
+    before, num_pending = len(alive) * (taps - 1), len(alive) * num_kept
+    rows, gates, filled = [], [], []
+    for index, s in enumerate(alive):
+        first_row, first_pending = index * (taps - 1), index * num_kept
+        left, right = num_kept - keep[s], num_new - counts[s]
+        # Places that are never read hold something of their own sequence, so that a NaN stays at home.
+        new = range(num_pending + edges[s], num_pending + edges[s + 1])
+        stood = [*range(first_pending, first_pending + keep[s]), *new]
+        gates.append([stood[0]] * left + stood + [stood[0]] * right)
+        conv = list(range(first_row, first_row + taps - 1))
+        rows.append([first_row] * left + conv + [before + place for place in stood] + [first_row] * right)
+        filled.append([place < left for place in range(num_kept + num_new)])
+    own = [slots[s] for s in alive]
+    is_even = {(keep[s], counts[s]) for s in alive} == {(num_kept, num_new)}
+    is_block = is_even and num_new > 0 and own == list(range(own[0], own[0] + len(own)))
+    places = [(index, s, place) for index, s in enumerate(alive) for place in range(counts[s])]
+    return _Layout(
+        torch.tensor(own, dtype=torch.int64),
+        slice(own[0], own[0] + len(own)) if is_block else None,
+        num_kept,
+        num_new,
+        torch.tensor([slot * max_pending + place for slot in own for place in range(num_kept)], dtype=torch.int64),
+        np.array(rows, dtype=np.int64),
+        np.array(gates, dtype=np.int64),
+        np.array(filled).T[:, :, None] if any(keep[s] < num_kept for s in alive) else None,
+        torch.tensor([slots[s] * max_pending + place for _, s, place in places], dtype=torch.int64),
+        np.array([place * len(alive) + index for index, _, place in places], dtype=np.int64),
+    )
+
+
+@lru_cache(maxsize=1024)
+def _constants(weights: DeltaWeights) -> _Constants:
+    rate = -weights.a_log.to(torch.float64).exp().numpy()
+    return _Constants(array(weights.conv.T.contiguous()), rate, array(weights.dt_bias))
+
+
+def _with_pending(qkv: Array, gates: Array, pool: DeltaPool, layout: _Layout) -> tuple[Array, Array]:
+    """Rows [S, taps - 1 + K + N, conv_dim] and gates [S, K + N, 2, heads] as laid out: kept, then new."""
+    rows = [array(pool.conv_rows.index_select(0, layout.own)).reshape(-1, qkv.shape[1]), qkv]
+    all_gates = [gates]
+    if layout.num_kept:
+        rows.insert(1, array(pool.pending_rows.flatten(0, 1).index_select(0, layout.pending)))
+        all_gates.insert(0, array(pool.pending_gates.flatten(0, 1).index_select(0, layout.pending)))
+    return np.concatenate(rows).take(layout.rows, axis=0), np.concatenate(all_gates).take(layout.gates, axis=0)
+
+
+def _neighbours_with_pending(qkv: Array, gates: Array, pool: DeltaPool, layout: _Layout) -> tuple[Array, Array]:
+    """The same for neighbours that are alike."""
+    num, num_kept, num_new = len(layout.own), layout.num_kept, layout.num_new
+    rows = [array(pool.conv_rows[layout.block]), qkv.reshape(num, num_new, -1)]
+    new_gates = gates.reshape(num, num_new, *gates.shape[1:])
+    if not num_kept:
+        return np.concatenate(rows, axis=1), new_gates
+    rows.insert(1, array(pool.pending_rows[layout.block, :num_kept]))
+    kept_gates = array(pool.pending_gates[layout.block, :num_kept])
+    return np.concatenate(rows, axis=1), np.concatenate([kept_gates, new_gates], axis=1)
+
+
+def _tokens(extended: Array, gates: Array, constants: _Constants, pool: DeltaPool, layout: _Layout) -> _Tokens:
+    """From rows [S, taps - 1 + T, conv_dim] (the first are those before the T tokens), gates [S, T, 2, heads]."""
+    num, num_tokens, _, heads = gates.shape
+    key_dim, value_dim, key_heads = *pool.matrices.shape[2:], pool.num_key_heads
+    mixed = extended[:, :num_tokens] * constants.conv[0]
+    for tap in range(1, len(constants.conv)):
+        mixed += extended[:, tap : tap + num_tokens] * constants.conv[tap]
+    by_token = silu(mixed).transpose(1, 0, 2)
+    both = 2 * key_heads * key_dim
+    unit = _unit(np.ascontiguousarray(by_token[..., :both]).reshape(num_tokens, num, 2, key_heads, 1, key_dim))
+    unit[:, :, 0] *= np.float32(key_dim**-0.5)
+    key_query = np.empty((num_tokens, num, key_heads, heads // key_heads, 2, key_dim), dtype=np.float32)
+    key_query[..., 0, :], key_query[..., 1, :] = unit[:, :, 1], unit[:, :, 0]
+    overlap = np.add.reduce(unit[:, :, 0] * unit[:, :, 1], axis=-1, keepdims=True)
+    decay, write = _fade(gates.transpose(1, 2, 0, 3), constants, layout)
+    return _Tokens(
+        key_query.reshape(num_tokens, -1, 2, key_dim),
+        np.ascontiguousarray(by_token[..., both:]).reshape(num_tokens, -1, value_dim),
+        decay.reshape(num_tokens, -1, 1),
+        write.reshape(num_tokens, -1, 1),
+        np.repeat(overlap, heads // key_heads, axis=3).reshape(num_tokens, -1, 1),
+    )
+
+
+def _unit(x: Array) -> Array:
+    length = np.add.reduce(x * x, axis=-1, keepdims=True)
+    length += _L2_EPS
+    x /= np.sqrt(length, length)
+    return x
+
+
+def _fade(gates: Array, constants: _Constants, layout: _Layout) -> tuple[Array, Array]:
+    """(decay, write), [T, S, heads] each, of gates [T, 2, S, heads]."""
+    fading = np.logaddexp(0.0, (gates[:, 0] + constants.dt_bias).astype(np.float64))
+    fading *= constants.rate
+    decay, write = np.exp(fading).astype(np.float32), sigmoid(gates[:, 1])
+    if layout.filled is not None:
+        decay[np.broadcast_to(layout.filled, decay.shape)] = 1.0
+        write[np.broadcast_to(layout.filled, write.shape)] = 0.0
+    return decay, write
+
+
+def _recur(tokens: _Tokens, states: Tensor, layout: _Layout) -> Array:
+    """Outputs [N * S, heads, Dv] of the new tokens; the states [slots, heads, Dk, Dv] then hold the kept ones.
+
+    A head's matrix fades, is asked for what it holds under the new key, and is corrected by a part of the error. What
+    it then holds under the query follows from what it held before, so the last token's correction is not written.
+    """
+    num_kept, num_tokens = layout.num_kept, layout.num_kept + layout.num_new
+    matrices = _matrices(states, layout)
+    outputs = np.empty((layout.num_new, *tokens.value.shape[1:]), dtype=np.float32)
+    for t in range(num_tokens):
+        asked, decay, write = tokens.key_query[t], tokens.decay[t], tokens.write[t]
+        found = np.matmul(asked, matrices.numpy())
+        found *= decay[:, :, None]
+        correction = tokens.value[t] - found[:, 0]
+        correction *= write
+        if t >= num_kept:
+            np.multiply(tokens.overlap[t], correction, outputs[t - num_kept])
+            outputs[t - num_kept] += found[:, 1]
+        if t == num_kept and t < num_tokens - 1 and layout.block:
+            matrices = matrices.clone()
+        if t < max(num_kept, num_tokens - 1):
+            matrices.mul_(torch.from_numpy(decay[:, :, None]))
+            matrices.baddbmm_(torch.from_numpy(asked[:, :1]).mT, torch.from_numpy(correction[:, None]))
+        if t == num_kept - 1 and not layout.block:
+            states.index_copy_(0, layout.own, matrices.view(-1, *states.shape[1:]))
+    return outputs.reshape(-1, *states.shape[1::2])
+
+
+def _matrices(states: Tensor, layout: _Layout) -> Tensor:
+    """[S * heads, Dk, Dv]: the pool's own memory where the slots are neighbours, a copy else."""
+    if layout.block:
+        return states[layout.block].flatten(0, 1)
+    return states.index_select(0, layout.own).flatten(0, 1)

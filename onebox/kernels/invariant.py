@@ -1,0 +1,91 @@
+"""Arithmetic for the twins whose bits do not depend on a number's place in its tensor or on the numbers beside it.
+
+On a CPU torch rounds `sigmoid`, `silu` and `softplus` differently in a tensor's last few elements, which take scalar
+instructions, than in the others; `exp`, `log` and the four operations are the same everywhere. And a matrix product
+may sum in an order that depends on its number of rows, so rows are filled up to a multiple of four, and where even that
+is not enough, four go through at a time.
+"""
+
+from functools import cache, lru_cache
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+__all__ = ["FEW", "any_multiple_is_alike", "filled", "pair_sum", "product", "sigmoid", "silu", "softplus"]
+
+FEW = 4
+"""Products of at least so many rows, and of a multiple of it, sum in one order on the BLAS of x86 machines."""
+_LEAST_COLUMNS = 16
+"""A product with fewer columns may take another way for each place of a row."""
+
+
+def product(x: Tensor, weight: Tensor) -> Tensor:
+    """[R, N]: x [R, K] times the transpose of weight [N, K], of which the transpose is best contiguous.
+
+    float32, summed in float32; or bfloat16 in and out where weight and x are, summed in float32 and rounded once.
+    """
+    if weight.dtype is torch.bfloat16 and x.dtype is torch.bfloat16:
+        return torch.mm(x, weight.T)
+    rows, columns = x.shape[0], weight.shape[0]
+    padded = filled(x if x.dtype is torch.float32 else x.to(torch.float32))
+    if columns < _LEAST_COLUMNS:
+        weight = pad(weight, (0, 0, 0, _LEAST_COLUMNS - columns))
+    turned = (weight if weight.dtype is torch.float32 else weight.to(torch.float32)).T
+    if any_multiple_is_alike():
+        found = torch.mm(padded, turned)
+    else:
+        found = torch.cat([torch.mm(some, turned) for some in torch.split(padded, FEW)])
+    return found if found.shape == (rows, columns) else found[:rows, :columns]
+
+
+def filled(x: Tensor) -> Tensor:
+    """X [R, K] with rows of zeros up to a multiple of FEW, contiguous."""
+    missing = -x.shape[0] % FEW
+    return torch.cat([x, _zeros(missing, x.shape[1], x.dtype)]) if missing else x.contiguous()
+
+
+@lru_cache(maxsize=64)
+def _zeros(rows: int, columns: int, dtype: torch.dtype) -> Tensor:
+    return torch.zeros(rows, columns, dtype=dtype)
+
+
+@cache
+def any_multiple_is_alike() -> bool:
+    """Whether this machine's product gives a row the same bits in any multiple of FEW rows, alone or in a batch."""
+    draw = torch.Generator().manual_seed(0)
+    for columns, inner in ((80, 96), (272, 256), (1552, 192)):
+        x, turned = torch.randn(32, inner, generator=draw), torch.randn(inner, columns, generator=draw)
+        tiles = torch.cat([torch.mm(some, turned) for some in torch.split(x, FEW)])
+        if not all(torch.equal(torch.mm(x[:count], turned), tiles[:count]) for count in range(FEW, 33, FEW)):
+            return False
+        batch = torch.bmm(x.expand(3, -1, -1), turned.expand(3, -1, -1).contiguous())
+        if not torch.equal(batch, tiles.expand(3, -1, -1)):
+            return False
+    return True
+
+
+def sigmoid(x: Tensor) -> Tensor:
+    """float32."""
+    return x.to(torch.float32).neg().exp_().add_(1).reciprocal_()
+
+
+def silu(x: Tensor) -> Tensor:
+    """The product of x and its sigmoid, float32."""
+    wide = x.to(torch.float32)
+    return wide / wide.neg().exp_().add_(1)
+
+
+def softplus(x: Tensor) -> Tensor:
+    """log(1 + exp(x)), float64: it rounds a small x's result at 2^-53 of one, and what follows rounds to float32."""
+    wide = x.to(torch.float64)
+    return wide.clamp(min=0) + wide.abs().neg_().exp_().add_(1).log_()
+
+
+def pair_sum(x: Tensor) -> Tensor:
+    """The sum over dimension 1 of [S, n, ...], neighbours first: zeros at its end do not change a bit of it."""
+    while x.shape[1] > 1:
+        even = x.shape[1] // 2 * 2
+        sums = x[:, 0:even:2] + x[:, 1:even:2]
+        x = sums if even == x.shape[1] else torch.cat([sums, x[:, even:]], dim=1)
+    return x.squeeze(1)

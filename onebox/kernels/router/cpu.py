@@ -1,0 +1,21 @@
+"""The router's choice for a few rows on a CPU."""
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from onebox.kernels.arrays import array, quietly
+
+__all__ = ["route"]
+
+
+@quietly
+def route(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """See `onebox.kernels.router.route`."""
+    falling = np.negative(array(logits))
+    # A stable sort leaves equal logits in the order of their ids.
+    ids = falling.argsort(axis=-1, kind="stable")[:, :k]
+    chosen = np.take_along_axis(falling, ids, axis=-1)
+    shares = np.exp(chosen[:, :1] - chosen)
+    shares /= np.add.reduce(shares, axis=-1, keepdims=True)
+    return torch.from_numpy(ids.astype(np.int32)), torch.from_numpy(shares)

@@ -1,0 +1,97 @@
+"""What the model remembers of all sequences: KV pages, DeltaNet states, and the last hidden vectors.
+
+Rows of the state pools are slots of running sequences first, then checkpoints of prefixes: a checkpoint is a row that
+no step computes on. The states of all layers are one tensor, so that a copy of a whole state is one operation.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from onebox.formats.kv_pages import PAGE_TOKENS, KVPages, allocate
+from onebox.kernels.delta_net.memory import DeltaPool
+from onebox.spec.kv import KVFormat
+from onebox.spec.model import ModelSpec
+
+__all__ = ["Memory", "MemoryShape"]
+
+
+@dataclass(frozen=True)
+class MemoryShape:
+    """How much is remembered, in counts."""
+
+    kv: KVFormat
+    num_pages: int
+    num_slots: int
+    num_checkpoints: int
+    max_pending: int
+    """Rows of one sequence in a step."""
+    with_mtp: bool
+    """Whether the MTP head has pages of its own."""
+
+
+@dataclass(frozen=True)
+class Memory:
+    """One entry per layer: KV pages for attention, a pool of states for DeltaNet; and the MTP head's own pages."""
+
+    layers: tuple[KVPages | DeltaPool, ...]
+    mtp: KVPages | None
+    matrices: Tensor
+    """float32 [DeltaNet layers, slots + checkpoints, heads, Dk, Dv]; the pools hold its layers."""
+    conv_rows: Tensor
+    """[DeltaNet layers, slots + checkpoints, taps - 1, conv_dim]."""
+    hidden: Tensor
+    """[slots + checkpoints, H]: each sequence's hidden vector after its last prefilled token, for the MTP head."""
+
+    @classmethod
+    def allocate(cls, spec: ModelSpec, shape: MemoryShape, dtype: torch.dtype, device: torch.device) -> "Memory":
+        """Zeroed memory; `dtype` is that of activations."""
+        rows, num_layers = shape.num_slots + shape.num_checkpoints, len(spec.linear_layers)
+        heads, taps = spec.linear_num_value_heads, spec.linear_conv_kernel_dim - 1
+        head = (spec.linear_key_head_dim, spec.linear_value_head_dim)
+        matrices = torch.zeros(num_layers, rows, heads, *head, dtype=torch.float32, device=device)
+        conv_rows = torch.zeros(num_layers, rows, taps, spec.conv_dim, dtype=dtype, device=device)
+
+        def pages() -> KVPages:
+            return allocate(shape.kv, shape.num_pages, PAGE_TOKENS, spec.num_key_value_heads, spec.head_dim, device)
+
+        def pool(index: int) -> DeltaPool:
+            pending = (shape.num_slots, shape.max_pending)
+            return DeltaPool(
+                matrices[index],
+                conv_rows[index],
+                torch.zeros(*pending, spec.conv_dim, dtype=dtype, device=device),
+                torch.zeros(*pending, 2, heads, dtype=torch.float32, device=device),
+            )
+
+        linear = {layer: index for index, layer in enumerate(spec.linear_layers)}
+        return cls(
+            tuple(pool(linear[i]) if i in linear else pages() for i in range(spec.num_hidden_layers)),
+            pages() if shape.with_mtp else None,
+            matrices,
+            conv_rows,
+            torch.zeros(rows, spec.hidden_size, dtype=dtype, device=device),
+        )
+
+    @property
+    def page_pool_bytes(self) -> int:
+        pools = [layer for layer in (*self.layers, self.mtp) if isinstance(layer, KVPages)]
+        return sum(pool.total_bytes for pool in pools)
+
+    @property
+    def state_bytes(self) -> int:
+        """Slots and checkpoints together."""
+        pending = [t for pool in self.layers if isinstance(pool, DeltaPool) for t in pool[2:]]
+        return sum(t.numel() * t.element_size() for t in (self.matrices, self.conv_rows, self.hidden, *pending))
+
+    def clear(self, slot: int) -> None:
+        """Puts a slot before its first token."""
+        for part in (self.matrices[:, slot], self.conv_rows[:, slot], self.hidden[slot]):
+            part.zero_()
+
+    def copy(self, source: int, target: int) -> None:
+        """Brings one row's state and hidden vector into another; pending tokens stay behind."""
+        self.matrices[:, target] = self.matrices[:, source]
+        self.conv_rows[:, target] = self.conv_rows[:, source]
+        self.hidden[target] = self.hidden[source]

@@ -1,0 +1,110 @@
+"""Experts that stay in their stored format compute what the same experts in float32 do.
+
+Nothing here needs a GPU: `read` decides where tensors lie, and on the host the kernels' twins run.
+"""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from onebox.checkpoint.bind import Bound
+from onebox.checkpoint.header import TensorEntry
+from onebox.formats import quantize_fp8_block, quantize_fp8_rows
+from onebox.kernels.experts.cases import draw_routing
+from onebox.model.cpu import CpuExperts
+from onebox.model.experts import Fp8Experts, Nvfp4Experts, PlainExperts, make_experts, plain_expert, stack
+from onebox.model.linear import Phase, Rows
+from onebox.spec.modules import Module, ModuleClass
+from onebox.spec.weights import Layout, Stored, WeightFormat
+from tests.synthetic import fp8_block, fp8_tensor, nvfp4_llmc, nvfp4_modelopt
+
+EXPERTS, HIDDEN, INNER = 3, 144, 80
+SHAPES = {"gate_proj": (INNER, HIDDEN), "up_proj": (INNER, HIDDEN), "down_proj": (HIDDEN, INNER)}
+
+
+def fp8_half_block(weight):
+    codes, scale = quantize_fp8_block(weight)
+    return {"weight": codes, "weight_scale": (scale * 64).to(torch.float16)}  # half's small numbers are coarse
+
+
+def fp8_row(weight):
+    codes, scale = quantize_fp8_rows(weight, torch.bfloat16)
+    return {"weight": codes, "weight_scale": scale}
+
+
+FORMATS = {
+    "fp8 block inverse": (Layout.FP8_BLOCK_INV, WeightFormat.FP8, fp8_block),
+    "fp8 block of half scales": (Layout.FP8_BLOCK, WeightFormat.FP8, fp8_half_block),
+    "fp8 row": (Layout.FP8_ROW, WeightFormat.FP8, fp8_row),
+    "fp8 tensor": (Layout.FP8_TENSOR, WeightFormat.FP8, fp8_tensor),
+    "nvfp4 divides": (Layout.NVFP4_DIVIDES, WeightFormat.NVFP4, nvfp4_llmc),
+    "nvfp4 multiplies": (Layout.NVFP4_MULTIPLIES, WeightFormat.NVFP4, nvfp4_modelopt),
+}
+
+
+class Shelf:
+    """Experts in memory, under the names a checkpoint would give them."""
+
+    def __init__(self, names: list[str]) -> None:
+        self.tensors: dict[str, torch.Tensor] = {}
+        self.bounds: dict[tuple[int, str], Bound] = {}
+        draw = torch.Generator().manual_seed(0)
+        for index in range(EXPERTS):
+            for part, shape in SHAPES.items():
+                # Every matrix has a size of its own, so that a scale in the wrong place is seen.
+                weight = torch.randn(shape, generator=draw) * (len(self.bounds) + 1) / 20
+                self._add(index, part, weight, *FORMATS[names[len(self.bounds) % len(names)]])
+
+    def _add(self, index, part, weight, layout, weight_format, quantise) -> None:
+        name, entries = f"experts.{index}.{part}", {}
+        for suffix, tensor in quantise(weight).items():
+            self.tensors[f"{name}.{suffix}"] = tensor
+            entries[suffix] = TensorEntry(f"{name}.{suffix}", "", tuple(tensor.shape), Path(), 0, tensor.nbytes)
+        module = Module(name, ModuleClass.EXPERTS, tuple(weight.shape), True, f"{name}.weight")
+        group = 16 if weight_format is WeightFormat.NVFP4 else 0
+        self.bounds[index, part] = Bound(module, Stored(weight_format, layout, group), entries)
+
+    def make(self):
+        return make_experts(lambda *key: self.bounds[key], EXPERTS, self.read)
+
+    def plain(self):
+        """The same as float32 numbers, as a CPU runs them."""
+        each = (plain_expert(lambda *key: self.bounds[key], i, self.read, 1, torch.float32) for i in range(EXPERTS))
+        return CpuExperts(*stack(((gate_up.mT, down.mT) for gate_up, down in each), EXPERTS))
+
+    def read(self, entry: TensorEntry) -> torch.Tensor:
+        return self.tensors[entry.name].clone()
+
+
+def run(experts, phase, dtype):
+    draw = torch.Generator().manual_seed(1)
+    ids, weights = draw_routing(5, 2, EXPERTS, draw)
+    return experts(Rows(torch.randn(5, HIDDEN, generator=draw).to(dtype), phase), ids, weights)
+
+
+@pytest.mark.parametrize(("phase", "tolerance"), [(Phase.DECODE, 2e-5), (Phase.PREFILL, 2e-2)])
+@pytest.mark.parametrize("name", FORMATS)
+def test_stored_experts_are_those_of_the_checkpoint(name, phase, tolerance):
+    shelf = Shelf([name])
+    expected = run(shelf.plain(), phase, torch.float32)
+    found = run(shelf.make(), phase, torch.float32)
+    assert found.dtype is torch.float32
+    assert float((found - expected).abs().max() / expected.abs().max()) < tolerance
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_experts_stay_in_the_bytes_they_are_stored_in(name):
+    experts = Shelf([name]).make()
+    assert isinstance(experts, Nvfp4Experts if "nvfp4" in name else Fp8Experts)
+    numbers = EXPERTS * 3 * INNER * HIDDEN
+    assert experts.gate_up.nbytes + experts.down.nbytes == (numbers // 2 if "nvfp4" in name else numbers)
+
+
+def test_experts_of_several_formats_become_plain():
+    shelf = Shelf(["fp8 block inverse", "nvfp4 divides", "fp8 row", "fp8 tensor"])
+    experts = shelf.make()
+    assert isinstance(experts, PlainExperts)
+    expected = run(shelf.plain(), Phase.DECODE, torch.float32)
+    found = run(experts, Phase.DECODE, torch.float32)
+    assert float((found - expected).abs().max() / expected.abs().max()) < 2e-2
