@@ -1,50 +1,162 @@
-"""What one step computes: a Batch, complete and frozen when built, and its StepOutput, row for row."""
+"""What one step computes: a Batch, complete and frozen when built, and its StepOutput, part for part.
+
+A step has two kinds of work. A `Piece` is a stretch of a prompt, computed by prefill. A `Rows` is what one running
+sequence adds: tokens that are certain but not computed yet (one, as a rule), then its drafts. Both may end in a `Draw`.
+"""
 
 from dataclasses import dataclass
-from typing import Protocol
+from enum import IntEnum
+from typing import Any, Protocol
 
-from onebox.engine.request import SamplingParams
+import numpy as np
+from numpy.typing import NDArray
 
-__all__ = ["Batch", "Row", "Runner", "StepOutput"]
+from onebox.engine.adjust import Adjustment
+from onebox.engine.request import SamplingParams, TokenLogprob, Vision
+
+__all__ = ["Batch", "Draw", "Piece", "Result", "Rows", "Runner", "Save", "Seen", "StepOutput", "Verdict"]
+
+
+class Verdict(IntEnum):
+    """What becomes of the token that a row is followed by."""
+
+    COMPARE = 0
+    """It is a draft: kept if it is the token that the row draws."""
+    ACCEPT = 1
+    """It is certain already, or taken by synthetic acceptance."""
+    REJECT = 2
+    """It is refused by synthetic acceptance."""
 
 
 @dataclass(frozen=True)
-class Row:
-    """The tokens that one sequence feeds into its slot this step: a piece of its prompt, or its latest token."""
+class Draw:
+    """How tokens are drawn after a sequence's last m rows, which of them are new, and how many to draft further."""
+
+    sampling: SamplingParams
+    next_ids: tuple[int, ...]
+    """For each row the token known or drafted to follow it; -1 where there is none."""
+    verdicts: tuple[Verdict, ...]
+    first_new: int
+    """The first row whose drawn token is new; m where all that follows is certain already."""
+    adjustments: tuple[Adjustment, ...] = ()
+    """One for each row from first_new on, or none at all."""
+    depth: int = 0
+    """MTP drafts that the next step could use."""
+
+
+@dataclass(frozen=True, eq=False)
+class Seen:
+    """A prompt with images, as the runner sees it."""
+
+    positions: NDArray[np.int64]
+    """[3, T]: time, height, width of each token."""
+    next_position: int
+    """Of the first token after the prompt, in all three; text counts on from there."""
+    cache_tokens: tuple[int, ...]
+    """The prompt with its pad tokens replaced by what they stand for: equal only where the images are."""
+    places: NDArray[np.int64]
+    """[m]: the pad tokens, in order."""
+    embeddings: Any
+    """[m, H], the runner's own."""
+
+    @property
+    def offset(self) -> int:
+        """What is added to the place of a token after the prompt to give its position."""
+        return self.next_position - len(self.cache_tokens)
+
+
+@dataclass(frozen=True)
+class Save:
+    """A state to be kept: after how many tokens of the sequence, under which checkpoint number."""
+
+    num_tokens: int
+    checkpoint: int
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A stretch of a prompt from a grid point on; it ends at a grid point or with the prompt."""
 
     request_id: str
     slot: int
     token_ids: tuple[int, ...]
     start: int
-    """Tokens that the slot holds already; 0 begins it anew."""
-    sampling: SamplingParams | None
-    """None in the middle of a prompt, where no token is drawn yet."""
+    """The position of its first token."""
+    pages: NDArray[np.int32]
+    saves: tuple[Save, ...]
+    draw: Draw | None
+    """Set where the prompt ends."""
+    prompt_logprobs: int | None = None
+    """Alternatives wanted for each token that follows a token of this piece within the prompt; None: nothing."""
+    following: int | None = None
+    """The prompt's token after this piece."""
+    seen: Seen | None = None
 
     @property
     def end(self) -> int:
-        """The position of the token that is drawn after these."""
+        return self.start + len(self.token_ids)
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The rows of one running sequence: certain tokens, then drafts."""
+
+    request_id: str
+    slot: int
+    token_ids: tuple[int, ...]
+    start: int
+    keep: int
+    """Tokens of its last step that turned out right."""
+    pages: NDArray[np.int32]
+    draw: Draw
+    position_offset: int = 0
+    """What images before add to the places of these tokens to give their positions."""
+
+    @property
+    def end(self) -> int:
         return self.start + len(self.token_ids)
 
 
 @dataclass(frozen=True)
 class Batch:
-    rows: tuple[Row, ...]
+    """Slots are cleared and restored first, then pieces are computed, then rows."""
+
+    cleared_slots: tuple[int, ...] = ()
+    restored: tuple[tuple[int, int], ...] = ()
+    """(checkpoint, slot)."""
+    pieces: tuple[Piece, ...] = ()
+    rows: tuple[Rows, ...] = ()
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a piece or a sequence's rows gave."""
+
+    token_ids: tuple[int, ...] = ()
+    """New tokens, in order."""
+    num_kept: int = 0
+    """Rows whose tokens are now certain; a piece keeps all its tokens and leaves this 0."""
+    drafts: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprob, ...] = ()
+    """Of the new tokens, where asked for."""
+    prompt_logprobs: tuple[TokenLogprob, ...] = ()
 
 
 @dataclass(frozen=True)
 class StepOutput:
-    """For each row of the batch the tokens it keeps (none where none is drawn), or the exception that ended it."""
+    """In the order of the batch: results, or the exception that ends a sequence."""
 
-    results: tuple[tuple[int, ...] | Exception, ...]
+    pieces: tuple[Result | Exception, ...] = ()
+    rows: tuple[Result | Exception, ...] = ()
 
 
 class Runner(Protocol):
-    """Owns the model and the slots' memory; used by the engine thread alone."""
+    """Owns the model and its memory; used by the engine thread alone."""
 
     @property
     def vocab_size(self) -> int: ...
 
     def run(self, batch: Batch) -> StepOutput: ...
 
-    def release(self, slot: int) -> None:
-        """Forgets what the slot holds."""
+    def see(self, prompt: tuple[int, ...], vision: Vision) -> Seen:
+        """Looks at a prompt's images. Refuses what does not fit the prompt or the model with a OneboxError."""

@@ -1,29 +1,39 @@
 """The engine's nouns: what is asked (Request, SamplingParams), what comes back (Events), what refuses (errors).
 
-Everything here is frozen and free of tensors, so that it may cross a thread or, later, a process boundary.
+Everything here is frozen and free of tensors, so that it may cross a thread or a process boundary.
 """
 
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+import numpy as np
+from numpy.typing import NDArray
+
+from onebox.engine.constraint import Grammar
+from onebox.engine.draft.counts import AcceptanceCounts
 from onebox.spec.errors import OneboxError, UsageError
 
 __all__ = [
     "ContextTooLongError",
     "Counts",
-    "EngineConfig",
-    "EngineStats",
     "EngineStoppedError",
     "Event",
     "Failed",
     "FinishReason",
     "Finished",
+    "Pictures",
+    "PromptLogprobs",
     "QueueFullError",
     "Request",
     "SamplingParams",
     "Started",
+    "TokenLogprob",
     "Tokens",
+    "Vision",
 ]
+
+MAX_LOGPROBS = 20
+"""Alternatives that a request may ask for at each position, as in the OpenAI API."""
 
 
 class QueueFullError(OneboxError):
@@ -41,45 +51,85 @@ class EngineStoppedError(OneboxError):
 
 
 @dataclass(frozen=True)
-class EngineConfig:
-    """Limits that hold for the engine's life. All are resolved numbers."""
-
-    max_model_len: int
-    max_num_seqs: int = 8
-    max_num_waiting: int = 64
-    eos_token_ids: tuple[int, ...] = ()
-
-    def __post_init__(self) -> None:
-        for name in ("max_model_len", "max_num_seqs"):
-            if getattr(self, name) < 1:
-                raise UsageError(f"{name} is {getattr(self, name)}; it must be at least 1.")
-        if self.max_num_waiting < 0:
-            raise UsageError(f"max_num_waiting is {self.max_num_waiting}; it cannot be negative.")
-
-
-@dataclass(frozen=True)
 class SamplingParams:
-    """How the next token is chosen and when to stop. Temperature 0 is greedy; top_k 0 and top_p 1 keep all tokens."""
+    """How the next token is chosen and when to stop. The defaults draw from the model's own distribution."""
 
     temperature: float = 1.0
+    """0 is greedy."""
     top_p: float = 1.0
+    """1 keeps all tokens."""
     top_k: int = 0
+    """0 keeps all tokens."""
+    min_p: float = 0.0
+    """Tokens less likely than this share of the likeliest are dropped."""
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    """(token id, what is added to its logit)."""
     seed: int | None = None
     """None lets the engine draw one; with a seed, position alone decides a token's noise."""
     max_tokens: int | None = None
     """None: as many as the context holds."""
+    min_tokens: int = 0
+    """No stop token is drawn before so many tokens are."""
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
+    logprobs: int | None = None
+    """Of each token made: its log-probability and that many alternatives; None gives none."""
+    prompt_logprobs: int | None = None
+    """The same of each token of the prompt but the first. The prompt is then computed whole, without the cache."""
+    grammar: Grammar | None = None
 
     def __post_init__(self) -> None:
         if not 0 <= self.temperature < float("inf"):
             raise UsageError(f"temperature is {self.temperature}; it must be a number from 0 up.")
         if not 0 < self.top_p <= 1:
             raise UsageError(f"top_p is {self.top_p}; it must be above 0 and at most 1.")
-        if self.top_k < 0:
-            raise UsageError(f"top_k is {self.top_k}; it must be 0 (all tokens) or more.")
+        if not 0 <= self.top_k < 2**31:
+            raise UsageError(f"top_k is {self.top_k}; it must be 0 (all tokens) or more, and below 2^31.")
+        if not 0 <= self.min_p <= 1:
+            raise UsageError(f"min_p is {self.min_p}; it must be from 0 to 1.")
         if self.max_tokens is not None and self.max_tokens < 1:
             raise UsageError(f"max_tokens is {self.max_tokens}; it must be at least 1.")
+        if not 0 <= self.min_tokens <= (self.max_tokens or self.min_tokens):
+            raise UsageError(f"min_tokens is {self.min_tokens}; it must be from 0 to max_tokens.")
+        self._refuse_bad_penalties()
+        self._refuse_bad_logprobs()
+
+    def _refuse_bad_penalties(self) -> None:
+        for name in ("presence_penalty", "frequency_penalty"):
+            if not -2 <= getattr(self, name) <= 2:
+                raise UsageError(f"{name} is {getattr(self, name)}; it must be from -2 to 2.")
+        if not 0 < self.repetition_penalty < float("inf"):
+            raise UsageError(f"repetition_penalty is {self.repetition_penalty}; it must be above 0.")
+        for token_id, bias in self.logit_bias:
+            if not -100 <= bias <= 100:
+                raise UsageError(f"logit_bias of token {token_id} is {bias}; it must be from -100 to 100.")
+
+    def _refuse_bad_logprobs(self) -> None:
+        for name in ("logprobs", "prompt_logprobs"):
+            asked = getattr(self, name)
+            if asked is not None and not 0 <= asked <= MAX_LOGPROBS:
+                raise UsageError(f"{name} is {asked}; it must be from 0 to {MAX_LOGPROBS}.")
+
+
+@dataclass(frozen=True, eq=False)
+class Pictures:
+    """All images, or all videos, of one prompt, cut into patches by the checkpoint's own processor."""
+
+    patches: NDArray[np.float32]
+    """[P, in_channels * temporal_patch_size * patch_size^2], one picture after the other."""
+    grids: tuple[tuple[int, int, int], ...]
+    """Each one's patches in time, height and width; P is the sum of their products."""
+
+
+@dataclass(frozen=True)
+class Vision:
+    """What a prompt shows. The prompt has one pad token for each embedding that the tower makes of it."""
+
+    images: Pictures | None = None
+    videos: Pictures | None = None
 
 
 @dataclass(frozen=True)
@@ -89,12 +139,26 @@ class Request:
     request_id: str
     prompt: tuple[int, ...]
     sampling: SamplingParams = field(default_factory=SamplingParams)
+    priority: int = 0
+    """The lower number goes first, and may take the place of a running request with a higher one."""
+    timeout_s: float | None = None
+    """Seconds from submission after which the request ends with what it has."""
+    cache_prompt: bool = True
+    """Whether the prompt may use the prefix cache and enter it."""
+    pin_prompt: bool = False
+    """Whether what enters the cache stays until nothing else is left to evict."""
+    vision: Vision | None = None
+
+    def __post_init__(self) -> None:
+        if self.timeout_s is not None and not self.timeout_s > 0:
+            raise UsageError(f"timeout_s is {self.timeout_s}; it must be above 0.")
 
 
 class FinishReason(StrEnum):
     STOP = "stop"
     LENGTH = "length"
     ABORT = "abort"
+    TIMEOUT = "timeout"
 
 
 @dataclass(frozen=True)
@@ -103,6 +167,21 @@ class Counts:
 
     prompt_tokens: int
     completion_tokens: int
+    cached_tokens: int = 0
+    """Of the prompt, those that were not computed because the prefix cache had them."""
+    drafts: AcceptanceCounts = field(default_factory=AcceptanceCounts)
+
+
+@dataclass(frozen=True)
+class TokenLogprob:
+    """The natural logarithm of a token's probability under the model itself, before temperature, limits and masks."""
+
+    token_id: int
+    logprob: float
+    rank: int
+    """1 for the likeliest token."""
+    top: tuple[tuple[int, float], ...] = ()
+    """The likeliest tokens with theirs, as many as were asked for."""
 
 
 @dataclass(frozen=True)
@@ -113,11 +192,20 @@ class Started:
 
 
 @dataclass(frozen=True)
+class PromptLogprobs:
+    """Of the prompt's tokens from the second on, in order, in one or more parts before the first Tokens."""
+
+    request_id: str
+    logprobs: tuple[TokenLogprob, ...]
+
+
+@dataclass(frozen=True)
 class Tokens:
-    """New tokens in order: one or more a step, never the stop token."""
+    """New tokens in order: one or more a step, never the stop token. Log-probabilities where they were asked for."""
 
     request_id: str
     token_ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprob, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -137,17 +225,4 @@ class Failed:
     message: str
 
 
-Event = Started | Tokens | Finished | Failed
-
-
-@dataclass(frozen=True)
-class EngineStats:
-    """A look at the engine from outside; the totals count since it started."""
-
-    is_alive: bool
-    num_running: int
-    num_waiting: int
-    num_finished: int
-    num_failed: int
-    prompt_tokens: int
-    completion_tokens: int
+Event = Started | PromptLogprobs | Tokens | Finished | Failed

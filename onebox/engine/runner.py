@@ -1,55 +1,164 @@
-"""Runs a Batch through the plain float32 model: one row after the other, each against its own slot's cache.
+"""Runs a Batch on the model: states cleared and restored, prompts prefilled, tokens drawn and drafted.
 
-A row is computed by itself, so its result cannot depend on its neighbours, and an exception in it ends it alone.
+Owns the model's memory. On a GPU a decode step is two captured graphs, the model and the drawing, with room between
+them for what the host does to logits; on a CPU the same functions are called.
 """
 
-import logging
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import TypeVar
 
 import torch
+from torch import Tensor
 
-from onebox.engine.batch import Batch, Row, StepOutput
-from onebox.engine.sampler import sample
-from onebox.model import reference
-from onebox.model.reference import Cache, Weights
-from onebox.spec.model import ModelSpec
+from onebox.engine.apply import apply_adjustments
+from onebox.engine.batch import Batch, Piece, Result, Rows, Seen, StepOutput
+from onebox.engine.config import EngineConfig
+from onebox.engine.decode import Decoder, Forwarded, Outcome, read_outcome
+from onebox.engine.graphs import GraphDecoder
+from onebox.engine.inputs import Entry, Sizes, entry_of_piece, entry_of_rows, exact_sizes, pack, unpack
+from onebox.engine.logprobs import RowLogprobs
+from onebox.engine.prefill import prefill
+from onebox.engine.request import TokenLogprob, Vision
+from onebox.engine.see import see
+from onebox.model.memory import Memory
+from onebox.model.qwen3_5 import Qwen35
+from onebox.model.vision import Tower
+from onebox.spec.errors import UnsupportedError
 
-__all__ = ["ReferenceRunner"]
+__all__ = ["ModelRunner"]
 
-_log = logging.getLogger(__name__)
+MAX_ROWS = 64
+"""Rows that the decode kernels take at once; a larger step is computed in parts, with the same bits."""
+
+T = TypeVar("T")
 
 
-class ReferenceRunner:
-    """The model, its weights, and a cache for each slot in use."""
+class ModelRunner:
+    """The model, its memory, and the graphs of its decode steps."""
 
-    def __init__(self, spec: ModelSpec, weights: Weights) -> None:
-        self._spec = spec
-        self._weights = weights
-        self._caches: dict[int, Cache] = {}
+    def __init__(self, model: Qwen35, memory: Memory, config: EngineConfig, tower: Tower | None = None) -> None:
+        self._model = model
+        self._memory = memory
+        self._config = config
+        self._tower = tower
+        self._decoder = Decoder(model, memory)
+        self._graphs = GraphDecoder(self._decoder, model.device) if model.device.type == "cuda" else None
 
     @property
     def vocab_size(self) -> int:
-        return self._spec.vocab_size
+        return self._model.spec.vocab_size
+
+    def see(self, prompt: tuple[int, ...], vision: Vision) -> Seen:
+        if self._tower is None:
+            raise UnsupportedError("This model was started without its vision tower; send text only.")
+        with torch.inference_mode():
+            return see(self._model.spec, self._tower, prompt, vision, self._model.device)
 
     def run(self, batch: Batch) -> StepOutput:
         with torch.inference_mode():
-            return StepOutput(tuple(self._guarded(row) for row in batch.rows))
+            for slot in batch.cleared_slots:
+                self._memory.clear(slot)
+            for checkpoint, slot in batch.restored:
+                self._memory.copy(self._config.max_num_seqs + checkpoint, slot)
+            pieces = self._run_pieces(batch.pieces) if batch.pieces else ()
+            return StepOutput(pieces, tuple(self._run_rows(batch.rows)))
 
-    def release(self, slot: int) -> None:
-        self._caches.pop(slot, None)
+    def _run_pieces(self, pieces: tuple[Piece, ...]) -> tuple[Result | Exception, ...]:
+        with_mtp = self._config.speculation.with_mtp and self._model.mtp is not None
+        hidden = prefill(self._model, self._memory, pieces, self._config.max_num_seqs, with_mtp=with_mtp)
+        results: list[Result | Exception] = [
+            Result(prompt_logprobs=self._prompt_logprobs(piece, rows))
+            for piece, rows in zip(pieces, hidden, strict=True)
+        ]
+        drawing = [place for place, piece in enumerate(pieces) if piece.draw]
+        for group in _in_groups(drawing, lambda _: 1):
+            last = torch.stack([hidden[place][-1] for place in group])
+            entries = [entry_of_piece(pieces[place]) for place in group]
+            for place, result in zip(group, self._draw_after(entries, last), strict=True):
+                told = results[place]
+                if isinstance(result, Result) and isinstance(told, Result):
+                    result = replace(result, num_kept=0, prompt_logprobs=told.prompt_logprobs)
+                results[place] = result
+        return tuple(results)
 
-    def _guarded(self, row: Row) -> tuple[int, ...] | Exception:
-        try:
-            return self._compute(row)
-        except Exception as error:
-            _log.exception("request %s failed at position %d", row.request_id, row.start)
-            return error
+    def _draw_after(self, entries: list[Entry], hidden: Tensor) -> list[Result | Exception]:
+        """Results of entries of one row each whose hidden states [n, H] are known."""
+        depth = _depth(entries)
+        sizes = exact_sizes(entries, depth)
+        inputs = unpack(torch.from_numpy(pack(entries, sizes)).to(self._model.device), sizes)
+        forwarded = self._decoder.judge(hidden)
+        return self._draw(entries, sizes, forwarded, lambda: self._decoder.finish(forwarded, inputs, depth))
 
-    def _compute(self, row: Row) -> tuple[int, ...]:
-        if row.start == 0:
-            self._caches[row.slot] = Cache.empty(self._spec)
-        cache = self._caches[row.slot]
-        hidden = reference.forward(self._spec, self._weights, torch.tensor(row.token_ids), cache)
-        if row.sampling is None:
+    def _prompt_logprobs(self, piece: Piece, hidden: Tensor) -> tuple[TokenLogprob, ...]:
+        """Of the tokens after this piece's [n, H], as far as the prompt goes."""
+        if piece.prompt_logprobs is None:
             return ()
-        logits = reference.lm_head(self._spec, self._weights, hidden[-1:])[0]
-        return (sample(logits.numpy(), row.sampling, row.end),)
+        following = [*piece.token_ids[1:], *([] if piece.following is None else [piece.following])]
+        found: list[TokenLogprob] = []
+        for start in range(0, len(following), MAX_ROWS):
+            tokens = following[start : start + MAX_ROWS]
+            values = RowLogprobs(self._model.logits(hidden[start : start + len(tokens)]))
+            found += values.of(list(range(len(tokens))), tokens, piece.prompt_logprobs)
+        return tuple(found)
+
+    def _run_rows(self, rows: tuple[Rows, ...]) -> Iterator[Result | Exception]:
+        for group in _in_groups(rows, lambda part: len(part.token_ids)):
+            entries = [entry_of_rows(part) for part in group]
+            start = self._graphs.start if self._graphs else self._start
+            yield from self._draw(entries, *start(entries, _depth(entries)))
+
+    def _start(self, entries: Sequence[Entry], depth: int) -> tuple[Sizes, Forwarded, Callable[[], Tensor]]:
+        """What `GraphDecoder.start` does, without graphs."""
+        sizes = exact_sizes(entries, depth)
+        inputs = unpack(torch.from_numpy(pack(entries, sizes)).to(self._model.device), sizes)
+        forwarded = self._decoder.forward(inputs.batch)
+        return sizes, forwarded, lambda: self._decoder.finish(forwarded, inputs, depth)
+
+    def _draw(
+        self, entries: list[Entry], sizes: Sizes, forwarded: Forwarded, finish: Callable[[], Tensor]
+    ) -> list[Result | Exception]:
+        """What the entries' rows give, from the model's word on them; `finish` draws from its logits."""
+        edges = [0]
+        for entry in entries:
+            edges.append(edges[-1] + len(entry.token_ids))
+        wanting = [place for place, entry in enumerate(entries) if entry.draw.sampling.logprobs is not None]
+        values = RowLogprobs(forwarded.logits[: edges[-1]]) if wanting else None
+        apply_adjustments(forwarded.logits, entries)
+        outcome = read_outcome(finish(), sizes.rows, sizes.sequences, _depth(entries))
+        return [
+            _result(entry, place, edges[place], outcome, values if place in wanting else None)
+            for place, entry in enumerate(entries)
+        ]
+
+
+def _result(
+    entry: Entry, place: int, first_row: int, outcome: Outcome, values: RowLogprobs | None
+) -> Result | Exception:
+    """One entry's part of what was decided."""
+    kept = outcome.num_kept[place]
+    rows = list(range(first_row + entry.draw.first_new, first_row + kept))
+    if not all(outcome.is_finite[first_row : first_row + kept]):
+        return FloatingPointError("its logits are not finite numbers")
+    token_ids = [outcome.token_ids[row] for row in rows]
+    num_top = entry.draw.sampling.logprobs
+    logprobs = values.of(rows, token_ids, num_top) if values and rows and num_top is not None else ()
+    return Result(tuple(token_ids), kept, tuple(outcome.drafts[place][: entry.draw.depth]), logprobs)
+
+
+def _depth(entries: Sequence[Entry]) -> int:
+    return max(entry.draw.depth for entry in entries)
+
+
+def _in_groups(parts: Sequence[T], num_rows: Callable[[T], int]) -> Iterator[list[T]]:
+    """The parts in their order, cut into groups of at most MAX_ROWS rows."""
+    group: list[T] = []
+    total = 0
+    for part in parts:
+        if total + num_rows(part) > MAX_ROWS:
+            yield group
+            group, total = [], 0
+        group.append(part)
+        total += num_rows(part)
+    if group:
+        yield group

@@ -2,13 +2,13 @@
 
 import threading
 
-from onebox.engine.batch import Batch, StepOutput
+from onebox.engine.batch import Batch, Result, StepOutput
 
 
 class ScriptedRunner:
-    """Answers with `script` from its beginning, token by token, and then over again; keeps account of its slots.
+    """Answers with `script` from its beginning, token by token, and then over again; checks that no token is lost.
 
-    `gate` holds every step until it is set. A prompt token equal to `fails_on` raises in its row.
+    `gate` holds every step until it is set. A prompt token equal to `fails_on` raises in its piece.
     """
 
     vocab_size = 384
@@ -19,26 +19,35 @@ class ScriptedRunner:
         self.gate = threading.Event()
         self.gate.set()
         self.batches: list[Batch] = []
-        self.in_use: dict[int, int] = {}
-        self._drawn: dict[int, int] = {}
+        self._held: dict[int, int] = {}
+        self._drawn: dict[str, int] = {}
 
     def run(self, batch):
         self.gate.wait()
         self.batches.append(batch)
-        return StepOutput(tuple(self._row(row) for row in batch.rows))
+        for slot in batch.cleared_slots:
+            self._held[slot] = 0
+        pieces = tuple(self._piece(piece) for piece in batch.pieces)
+        return StepOutput(pieces, tuple(self._rows(rows) for rows in batch.rows))
 
-    def release(self, slot):
-        del self.in_use[slot]
+    @property
+    def pieces(self):
+        """Every piece of a prompt that was computed."""
+        return [piece for batch in self.batches for piece in batch.pieces]
 
-    def _row(self, row):
-        if row.start == 0:
-            assert row.slot not in self.in_use, "a slot was given away while held"
-            self.in_use[row.slot], self._drawn[row.slot] = 0, 0
-        assert self.in_use[row.slot] == row.start, "a token was skipped or fed twice"
-        self.in_use[row.slot] = row.end
-        if self.fails_on in row.token_ids:
+    def _piece(self, piece):
+        assert self._held[piece.slot] == piece.start, "a token was skipped or fed twice"
+        self._held[piece.slot] = piece.end
+        if self.fails_on in piece.token_ids:
             return ArithmeticError("a scripted failure")
-        if row.sampling is None:
-            return ()
-        index, self._drawn[row.slot] = self._drawn[row.slot], self._drawn[row.slot] + 1
+        return Result(self._next(piece.request_id) if piece.draw else ())
+
+    def _rows(self, rows):
+        assert self._held[rows.slot] == rows.start, "a token was skipped or fed twice"
+        self._held[rows.slot] = rows.end
+        return Result(self._next(rows.request_id), num_kept=1)
+
+    def _next(self, request_id):
+        index = self._drawn.get(request_id, 0)
+        self._drawn[request_id] = index + 1
         return (self.script[index % len(self.script)],)

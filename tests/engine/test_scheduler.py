@@ -1,86 +1,387 @@
-"""Slots, pieces and endings, without threads."""
+"""What the scheduler promises, one by one, on the fake runner and without threads."""
+
+import math
+import random
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
-from onebox.engine.batch import StepOutput
-from onebox.engine.request import EngineConfig, Failed, Finished, FinishReason, Request, Started, Tokens
-from onebox.engine.scheduler import PREFILL_CHUNK, Scheduler, Sequence
-from tests.engine.scripted import ScriptedRunner
+from onebox.engine.config import EngineConfig, SpeculationConfig, SpeculationMethod
+from onebox.engine.request import Finished, FinishReason, Request, SamplingParams, Started, Tokens
+from tests.engine.fake import FAILING, VOCAB_SIZE, Stand, plain_answer
 
-
-def sequence(name, num_prompt=3, max_tokens=2, stops=()):
-    return Sequence(Request(name, tuple(range(num_prompt))), max_tokens, frozenset(stops))
+LONG = 100_000
 
 
-def test_prompt_pieces_lie_on_a_grid_and_only_the_last_draws():
-    scheduler = Scheduler(EngineConfig(max_model_len=1000), release=lambda _: None)
-    scheduler.add(sequence("a", num_prompt=2 * PREFILL_CHUNK + 5))
-    pieces = []
-    for _ in range(3):
-        batch = scheduler.next()
-        (row,) = batch.rows
-        pieces.append((row.start, len(row.token_ids), row.sampling is not None))
-        scheduler.commit(batch, StepOutput(((7,) if row.sampling else (),)))
-    assert pieces == [(0, 64, False), (64, 64, False), (128, 5, True)]
-    (row,) = scheduler.next().rows
-    assert (row.token_ids, row.start) == ((7,), 133)
+def stand(method="none", max_drafts=0, acceptance=(), draft_accuracy=0.7, **limits):
+    sizes = {"max_model_len": 1000, "num_pages": 60, "num_checkpoints": 8, "max_num_batched_tokens": 256} | limits
+    speculation = SpeculationConfig(SpeculationMethod(method), max_drafts, synthetic_acceptance=acceptance)
+    return Stand(EngineConfig(**sizes, speculation=speculation), draft_accuracy)
 
 
-def test_tokens_after_the_end_are_dropped_and_the_stop_token_is_counted_but_not_delivered():
-    scheduler = Scheduler(EngineConfig(max_model_len=100), release=lambda _: None)
-    scheduler.add(sequence("stop", max_tokens=9, stops=[5]))
-    scheduler.add(sequence("length", max_tokens=2))
-    events = scheduler.commit(scheduler.next(), StepOutput(((4, 5, 6), (4, 5, 6))))
-    assert [e for e in events if isinstance(e, Tokens)] == [Tokens("stop", (4,)), Tokens("length", (4, 5))]
-    finished = {e.request_id: (e.reason, e.counts.completion_tokens) for e in events if isinstance(e, Finished)}
-    assert finished == {"stop": (FinishReason.STOP, 2), "length": (FinishReason.LENGTH, 2)}
-    assert scheduler.is_idle
+def prompt(length, seed=0):
+    numbers = random.Random(seed)
+    return tuple(numbers.randrange(VOCAB_SIZE - 1) for _ in range(length))
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(st.data())
-def test_any_walk_keeps_slots_whole_and_ends_every_request_once(data):
-    runner = ScriptedRunner(fails_on=99)
-    scheduler = Scheduler(EngineConfig(max_model_len=1000, max_num_seqs=3), release=runner.release)
-    log: dict[str, list] = {}
-    for number in range(data.draw(st.integers(1, 40), label="turns")):
-        action = data.draw(st.sampled_from(["add", "add", "abort", "step", "step", "step"]), label="action")
-        if action == "add":
-            scheduler.add(sequence(str(number), data.draw(st.integers(1, 150)), data.draw(st.integers(1, 5)), [3]))
-            log[str(number)] = []
-        elif action == "abort" and log:
-            record(log, scheduler.abort(data.draw(st.sampled_from(sorted(log)))))
-        else:
-            step(scheduler, runner, log)
-        check(scheduler, runner)
-    while not scheduler.is_idle:
-        step(scheduler, runner, log)
-        check(scheduler, runner)
-    assert not runner.in_use
-    for events in log.values():
-        assert [isinstance(e, Finished | Failed) for e in events].index(True) == len(events) - 1
-        assert [i for i, e in enumerate(events) if isinstance(e, Started)] in ([0], [])
+def prompt_tokens(batch):
+    return sum(len(piece.token_ids) for piece in batch.pieces)
 
 
-def step(scheduler, runner, log):
-    batch = scheduler.next()
-    record(log, scheduler.commit(batch, runner.run(batch)))
+# Prompts and answers side by side.
 
 
-def record(log, events):
-    for event in events:
-        log[event.request_id].append(event)
+def test_between_two_steps_of_a_running_answer_at_most_max_num_batched_tokens_of_prompt_are_computed():
+    it = stand(max_model_len=2 * LONG, num_pages=2000, max_num_batched_tokens=2048, num_checkpoints=2)
+    it.runner.scheduler = None  # its check of whole texts costs a pass over them at every step
+    answers = [it.ask(f"answer {i}", prompt(5, i), max_tokens=200, ignore_eos=True) for i in range(3)]
+    it.step()
+    it.ask("long", prompt(LONG), max_tokens=2)
+    batches = []
+    while it.sequences["long"].is_prefilling:
+        made = [answer.num_made for answer in answers]
+        batches.append(it.step())
+        assert [answer.num_made for answer in answers] == [count + 1 for count in made]
+    assert max(map(prompt_tokens, batches)) == 2048
+    assert sum(map(prompt_tokens, batches)) == LONG
+    assert len(batches) == math.ceil(LONG / 2048)
 
 
-def check(scheduler, runner):
-    scheduler.check()
-    assert len(runner.in_use) <= scheduler.num_running <= 3
+def test_a_short_prompt_is_not_stuck_behind_a_long_one():
+    it = stand(max_model_len=20_000, num_pages=400)
+    it.ask("long", prompt(10_000), max_tokens=1)
+    it.step()
+    it.ask("short", prompt(100, seed=1), max_tokens=1)
+    batch = it.step()
+    assert [(piece.request_id, len(piece.token_ids)) for piece in batch.pieces] == [("long", 128), ("short", 100)]
+    assert it.end("short").reason is FinishReason.LENGTH
+
+
+def test_what_short_prompts_leave_of_the_budget_goes_to_the_long_one():
+    it = stand(max_model_len=20_000, num_pages=400, max_num_batched_tokens=640)
+    for name, length in (("long", 5000), ("a", 30), ("b", 64), ("c", 70)):
+        it.ask(name, prompt(length, seed=length), max_tokens=1)
+    pieces = it.step().pieces
+    assert {piece.request_id: len(piece.token_ids) for piece in pieces} == {"long": 384, "a": 30, "b": 64, "c": 70}
+
+
+def test_prompts_are_cut_on_the_grid_and_only_their_end_draws():
+    it = stand(max_num_batched_tokens=64)
+    it.ask("a", prompt(133), max_tokens=2)
+    pieces = [piece for _ in range(3) for piece in it.step().pieces]
+    assert [(piece.start, piece.end, piece.draw is not None) for piece in pieces] == [
+        (0, 64, False),
+        (64, 128, False),
+        (128, 133, True),
+    ]
+    (rows,) = it.step().rows
+    assert (rows.start, rows.token_ids) == (133, tuple(it.token_ids("a")[:1]))
+
+
+# The queue.
+
+
+def running(it):
+    return set(it.scheduler._running)
+
+
+def test_the_first_to_come_goes_first_among_equals():
+    it = stand(max_num_seqs=1)
+    for name in "abc":
+        it.ask(name, prompt(5), max_tokens=3, ignore_eos=True)
+    order = []
+    it.scheduler.commit, commit = lambda *step: order.extend(found := commit(*step)) or found, it.scheduler.commit
+    it.drain()
+    assert [event.request_id for event in order if isinstance(event, Started)] == ["a", "b", "c"]
+
+
+def test_the_lower_priority_number_goes_first_whenever_it_came():
+    it = stand(max_num_seqs=1)
+    it.ask("late", prompt(5), priority=2, max_tokens=2)
+    it.ask("soon", prompt(5), priority=1, max_tokens=2)
+    it.step()
+    assert running(it) == {"soon"}
+
+
+def test_a_running_request_gives_its_slot_to_a_better_priority_and_goes_on_later_with_the_same_tokens():
+    it = stand("mtp", 2, max_num_seqs=2)
+    it.ask("first", prompt(70), priority=5, max_tokens=60, ignore_eos=True)
+    it.ask("second", prompt(90, seed=1), priority=5, max_tokens=60, ignore_eos=True)
+    for _ in range(8):
+        it.step()
+    before = it.token_ids("second")
+    it.ask("urgent", prompt(30, seed=2), priority=0, max_tokens=10, ignore_eos=True)
+    it.step()
+    assert running(it) == {"first", "urgent"}, "the last one to come has to go"
+    it.drain()
+    assert it.scheduler.stats().totals.num_preempted == 1
+    assert len(before) > 8
+    for name, sequence in it.sequences.items():
+        assert it.token_ids(name) == plain_answer(sequence.request.prompt, sequence.max_tokens).token_ids
+    assert sum(isinstance(event, Started) for event in it.events["second"]) == 1
+
+
+def test_equals_never_send_each_other_out():
+    it = stand(max_num_seqs=1)
+    it.ask("running", prompt(5), max_tokens=20, ignore_eos=True)
+    it.step()
+    it.ask("waiting", prompt(5), max_tokens=20, ignore_eos=True)
+    it.drain()
+    assert it.scheduler.stats().totals.num_preempted == 0
+
+
+def test_out_of_pages_the_last_in_order_is_preempted_and_every_answer_is_still_the_plain_one():
+    it = stand("ngram", 3, num_pages=9, max_num_seqs=4, num_checkpoints=2)
+    for i in range(4):
+        it.ask(f"{i}", prompt(50 + i, seed=i), max_tokens=180, ignore_eos=True)
+    left = []
+    while not it.scheduler.is_idle:
+        before = running(it)
+        it.step()
+        left += [name for name in before - running(it) if not isinstance(it.events[name][-1], Finished)]
+    assert it.scheduler.stats().totals.num_preempted > 0
+    assert left[0] == "3"
+    for name, sequence in it.sequences.items():
+        assert it.token_ids(name) == plain_answer(sequence.request.prompt, 180).token_ids
+
+
+def test_a_preempted_request_goes_on_before_those_that_came_after_it():
+    it = stand(num_pages=5, max_num_seqs=2, num_checkpoints=0)
+    it.ask("first", prompt(60), max_tokens=200, ignore_eos=True)
+    it.ask("second", prompt(60, seed=1), max_tokens=130, ignore_eos=True)
+    it.ask("third", prompt(60, seed=2), max_tokens=2, ignore_eos=True)
+    while "second" in running(it) or not it.token_ids("second"):
+        it.step()
+    assert running(it) == {"first"}, "the pages suffice for one"
+    while not running(it) & {"second", "third"}:
+        it.step()
+    assert "second" in running(it)
+
+
+def test_nobody_overtakes_the_head_of_the_queue():
+    it = stand(num_pages=10, max_num_seqs=4)
+    it.ask("large", prompt(400), max_tokens=60, ignore_eos=True)
+    it.step()
+    it.ask("too large for now", prompt(500, seed=1), max_tokens=2)
+    it.ask("would fit", prompt(10, seed=2), max_tokens=2)
+    while "large" in running(it):
+        assert running(it) == {"large"}
+        it.step()
+    it.step()
+    assert "too large for now" in running(it)
+    it.drain()
+
+
+def test_a_request_that_waits_for_pages_leaves_the_prefix_cache_alone():
+    it = stand(num_pages=20, max_num_seqs=4)
+    it.ask("cached", prompt(130, seed=1), max_tokens=1)
+    it.drain()
+    cached = it.scheduler.stats().prefix.num_checkpoints
+    it.ask("large", prompt(640), max_tokens=300, ignore_eos=True)
+    it.step()
+    it.ask("too large for now", prompt(640, seed=2), max_tokens=2)
+    for _ in range(5):
+        it.step()
+    assert it.scheduler.stats().prefix.num_checkpoints >= cached > 0
+    assert it.scheduler.stats().num_waiting == 1
+
+
+def test_a_timeout_ends_a_request_wherever_it_is_with_what_it_has():
+    it = stand(max_num_seqs=1)
+    way = SamplingParams(max_tokens=100, ignore_eos=True)
+    it.submit(Request("running", prompt(5), way, timeout_s=10), now=0.0)
+    it.submit(Request("waiting", prompt(5), way, timeout_s=9), now=0.0)
+    it.submit(Request("later", prompt(5), way, timeout_s=11), now=0.0)
+    it.step()
+    assert it.scheduler.expire(8.9) == []
+    it.hear(it.scheduler.expire(10.0))
+    assert [it.end(name).reason for name in ("running", "waiting")] == [FinishReason.TIMEOUT] * 2
+    assert it.token_ids("running") == plain_answer(prompt(5), 1).token_ids
+    it.step()
+    assert running(it) == {"later"}
+
+
+def test_abort_frees_what_the_request_held_wherever_it_was():
+    it = stand(max_num_seqs=2, num_pages=8)
+    it.ask("prompt", prompt(300), max_tokens=3)
+    it.ask("answer", prompt(3, seed=1), max_tokens=99, ignore_eos=True)
+    it.ask("queue", prompt(3, seed=2), max_tokens=3)
+    it.step()
+    assert it.sequences["prompt"].is_prefilling
+    for name in ("queue", "prompt", "answer", "nobody"):
+        it.hear(it.scheduler.abort(name))
+        it.scheduler.check()
+    assert [it.end(name).reason for name in ("queue", "prompt", "answer")] == [FinishReason.ABORT] * 3
+    assert it.scheduler.is_idle
+    it.scheduler.clear_cache()
+    assert it.scheduler.stats().num_free_pages == 8
+
+
+def test_a_failing_prompt_ends_its_request_alone_and_what_it_reserved_is_free_again():
+    it = stand()
+    it.ask("bad", (*prompt(100), FAILING), max_tokens=2)
+    it.ask("good", prompt(100, seed=1), max_tokens=2, ignore_eos=True)
+    it.drain()
+    assert "could not compute this request: a scripted failure." in it.events["bad"][-1].message
+    assert it.token_ids("good") == plain_answer(prompt(100, seed=1), 2).token_ids
+    assert it.scheduler.stats().totals.num_failed == 1
+    assert it.scheduler.stats().prefix.num_checkpoints == 1
+
+
+# The prefix cache, as requests meet it.
+
+
+def test_the_same_prompt_again_is_computed_from_its_last_grid_point():
+    it = stand()
+    for name in ("first", "again"):
+        it.ask(name, prompt(200), max_tokens=3, ignore_eos=True)
+        it.drain()
+    assert [it.end(name).counts.cached_tokens for name in ("first", "again")] == [0, 192]
+    assert it.token_ids("first") == it.token_ids("again")
+    assert it.scheduler.stats().totals.prompt_tokens == 208
+
+
+def test_a_prompt_that_ends_on_the_grid_still_computes_its_last_page():
+    it = stand()
+    for name in ("first", "again"):
+        it.ask(name, prompt(128), max_tokens=1)
+        it.drain()
+    assert it.end("again").counts.cached_tokens == 0
+    it.ask("longer", prompt(129), max_tokens=1)
+    it.drain()
+    assert it.end("longer").counts.cached_tokens == 128
+
+
+@pytest.mark.parametrize("way", ["cache_prompt", "prompt_logprobs"])
+def test_a_request_may_stay_out_of_the_cache(way):
+    it = stand()
+    sampling = SamplingParams(max_tokens=1, prompt_logprobs=0 if way == "prompt_logprobs" else None)
+    for name in ("first", "again"):
+        it.submit(Request(name, prompt(200), sampling, cache_prompt=way != "cache_prompt"))
+        it.drain()
+    assert it.end("again").counts.cached_tokens == 0
+    assert it.scheduler.stats().prefix.num_checkpoints == 0
+
+
+def test_states_are_kept_before_the_second_message_before_the_last_and_at_the_end():
+    opens = 40
+    it = stand(boundary_token_ids=(opens,), max_num_batched_tokens=1024, checkpoint_spacing=4096)
+    body = [token_id for token_id in prompt(2000) if token_id != opens]
+    text = [opens, *body[:150], opens, *body[150:300], opens, *body[300:550], opens, *body[550:700]]
+    it.ask("a", text, max_tokens=1)
+    (piece,) = it.step().pieces
+    starts = [place for place, token_id in enumerate(text) if token_id == opens]
+    assert [save.num_tokens for save in piece.saves] == [
+        starts[1] // 64 * 64,
+        starts[3] // 64 * 64,
+        len(text) // 64 * 64,
+    ]
+
+
+# When an answer ends.
+
+
+def test_max_tokens_ends_an_answer_and_the_last_token_is_delivered():
+    it = stand()
+    it.ask("a", prompt(9), max_tokens=7, ignore_eos=True)
+    it.drain()
+    assert it.token_ids("a") == plain_answer(prompt(9), 7).token_ids
+    assert (it.end("a").reason, it.end("a").counts.completion_tokens) == (FinishReason.LENGTH, 7)
+
+
+@pytest.mark.parametrize("method", ["none", "mtp"])
+def test_a_stop_token_ends_an_answer_is_counted_and_not_delivered(method):
+    free = plain_answer(prompt(9), 40).token_ids
+    stop = free[12]
+    expected = free[: free.index(stop)]
+    for sampling, config in (({"stop_token_ids": (stop,)}, {}), ({}, {"eos_token_ids": (stop,)})):
+        it = stand(method, 0 if method == "none" else 4, draft_accuracy=1.0, **config)
+        it.ask("a", prompt(9), max_tokens=40, **sampling)
+        it.drain()
+        assert it.token_ids("a") == expected
+        assert (it.end("a").reason, it.end("a").counts.completion_tokens) == (FinishReason.STOP, len(expected) + 1)
+
+
+def test_ignore_eos_leaves_the_request_its_own_stop_tokens():
+    free = plain_answer(prompt(9), 40).token_ids
+    eos, own = free[2], next(token_id for token_id in free[4:] if token_id not in free[:4])
+    it = stand(eos_token_ids=(eos,))
+    it.ask("a", prompt(9), max_tokens=40, ignore_eos=True, stop_token_ids=(own,))
+    it.drain()
+    assert it.token_ids("a") == free[: free.index(own)]
+
+
+@pytest.mark.parametrize("method", ["none", "mtp", "ngram"])
+def test_no_stop_token_is_drawn_before_min_tokens_are(method):
+    stop = plain_answer(prompt(9), 40).token_ids[3]
+    it = stand(method, 0 if method == "none" else 3)
+    it.ask("a", prompt(9), max_tokens=60, min_tokens=20, stop_token_ids=(stop,))
+    it.drain()
+    expected = plain_answer(prompt(9), 60, {stop}, min_tokens=20)
+    assert (it.token_ids("a"), it.end("a").reason) == (expected.token_ids, expected.reason)
+    assert len(expected.token_ids) >= 20
+    assert stop not in expected.token_ids
+
+
+# Drafts.
+
+
+@pytest.mark.parametrize("method", ["mtp", "ngram", "auto"])
+def test_right_drafts_are_kept_and_save_steps(method):
+    it = stand(method, 4, draft_accuracy=1.0)
+    it.ask("a", prompt(9), max_tokens=300, ignore_eos=True)
+    it.drain()
+    counts = it.end("a").counts.drafts
+    assert it.token_ids("a") == plain_answer(prompt(9), 300).token_ids
+    assert counts.num_accepted > 0
+    assert it.scheduler.stats().totals.num_steps == 300 - counts.num_accepted
+    if method == "mtp":
+        assert counts.num_accepted == counts.num_drafted
+
+
+@pytest.mark.parametrize("max_tokens", [1, 2, 3, 5])
+def test_drafts_never_exceed_what_is_left(max_tokens):
+    it = stand("mtp", 4, draft_accuracy=1.0)
+    it.ask("a", prompt(9), max_tokens=max_tokens, ignore_eos=True)
+    it.drain()
+    drafted = [len(rows.token_ids) - 1 for batch in it.runner.batches for rows in batch.rows]
+    assert drafted == ([max_tokens - 2] if max_tokens > 1 else [])
+    assert len(it.token_ids("a")) == max_tokens
+
+
+def test_synthetic_acceptance_gives_the_asked_rates_whatever_the_drafts_are_worth():
+    rates = (0.8, 0.5, 0.3)
+    it = stand("mtp", 3, rates, draft_accuracy=0.5, max_model_len=8000, num_pages=130)
+    it.runner.scheduler = None  # its check of whole texts costs a pass over them at every step
+    it.ask("a", prompt(9), seed=5, max_tokens=6000, ignore_eos=True)
+    while it.scheduler.stats().totals.drafts.num_steps < 2000:
+        it.step()
+    counts = it.scheduler.stats().totals.drafts
+    for accepted, rate in zip(counts.accepted_by_position, rates, strict=True):
+        # 3.3 standard deviations of a binomial: one run in a thousand would be outside.
+        assert abs(accepted - rate * counts.num_steps) < 3.3 * math.sqrt(counts.num_steps * rate * (1 - rate))
+
+
+def test_logprobs_come_with_the_tokens_they_belong_to():
+    it = stand("mtp", 3)
+    it.ask("a", prompt(9), max_tokens=30, logprobs=0, ignore_eos=True)
+    it.drain()
+    told = [event for event in it.events["a"] if isinstance(event, Tokens)]
+    assert any(len(event.token_ids) > 1 for event in told)
+    assert all([logprob.token_id for logprob in event.logprobs] == list(event.token_ids) for event in told)
+
+
+# The accounts notice what is lost.
 
 
 def test_a_lost_slot_is_noticed():
-    scheduler = Scheduler(EngineConfig(max_model_len=10), release=lambda _: None)
-    scheduler._free_slots.pop()
+    it = stand()
+    it.scheduler._free_slots.pop()
     with pytest.raises(RuntimeError, match="Slots are lost"):
-        scheduler.check()
+        it.scheduler.check()
+
+
+def test_a_lost_page_is_noticed():
+    it = stand()
+    it.scheduler._pool.take(1)
+    with pytest.raises(RuntimeError, match="Page 1 counts 1 holders where 0"):
+        it.scheduler.check()

@@ -1,0 +1,86 @@
+"""What is decided once for the engine's life: limits, sizes and how it speculates. All numbers are resolved."""
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from onebox.spec.errors import UsageError
+
+__all__ = ["MAX_DRAFTS", "PAGE_TOKENS", "EngineConfig", "SpeculationConfig", "SpeculationMethod"]
+
+PAGE_TOKENS = 64
+"""Tokens in a KV page, in a chunk of the delta rule and between two grid points: one number, so that a prefix that
+ends on the grid ends with a whole page and a whole chunk."""
+
+MAX_DRAFTS = 8
+"""Drafts of one sequence in a step; the attention kernel takes nine rows of one."""
+
+
+class SpeculationMethod(StrEnum):
+    NONE = "none"
+    MTP = "mtp"
+    NGRAM = "ngram"
+    AUTO = "auto"
+
+
+@dataclass(frozen=True)
+class SpeculationConfig:
+    """How tokens are drafted. The output is the same whatever stands here."""
+
+    method: SpeculationMethod = SpeculationMethod.NONE
+    max_drafts: int = 0
+    """Drafts a step, at most; with `auto` the depth is chosen up to it."""
+    has_head: bool = True
+    """Whether the model has an MTP head; without one, `auto` drafts from the text alone."""
+    synthetic_acceptance: tuple[float, ...] = ()
+    """For benchmarks on random weights: the i-th draft is kept in that share of the steps, whatever the model says.
+    The text then means nothing."""
+
+    def __post_init__(self) -> None:
+        least = 0 if self.method is SpeculationMethod.NONE else 1
+        if not least <= self.max_drafts <= MAX_DRAFTS:
+            raise UsageError(
+                f"Speculation by {self.method} takes {least} to {MAX_DRAFTS} drafts a step, not {self.max_drafts}."
+            )
+        if any(not 0 <= rate <= 1 for rate in self.synthetic_acceptance):
+            raise UsageError(f"Synthetic acceptance {self.synthetic_acceptance} must hold probabilities.")
+
+    @property
+    def with_mtp(self) -> bool:
+        return self.method is SpeculationMethod.MTP or (self.method is SpeculationMethod.AUTO and self.has_head)
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    """Limits that hold for the engine's life."""
+
+    max_model_len: int
+    num_pages: int
+    """KV pages for sequences and cached prefixes together."""
+    num_checkpoints: int = 0
+    """Prefix states that the cache may hold; 0 turns the prefix cache off."""
+    max_num_seqs: int = 8
+    max_num_waiting: int = 64
+    max_num_batched_tokens: int = 2048
+    """Prompt tokens computed in one step: no running answer waits longer than these take."""
+    checkpoint_spacing: int = 4096
+    """Tokens between the prefix states that are kept inside a long stretch without a message boundary."""
+    eos_token_ids: tuple[int, ...] = ()
+    boundary_token_ids: tuple[int, ...] = ()
+    """Tokens that open a message: prefixes are kept up to them."""
+    speculation: SpeculationConfig = field(default_factory=SpeculationConfig)
+
+    def __post_init__(self) -> None:
+        for name in ("max_model_len", "max_num_seqs", "num_pages"):
+            if getattr(self, name) < 1:
+                raise UsageError(f"{name} is {getattr(self, name)}; it must be at least 1.")
+        for name in ("max_num_waiting", "num_checkpoints"):
+            if getattr(self, name) < 0:
+                raise UsageError(f"{name} is {getattr(self, name)}; it cannot be negative.")
+        for name in ("max_num_batched_tokens", "checkpoint_spacing"):
+            if getattr(self, name) < PAGE_TOKENS or getattr(self, name) % PAGE_TOKENS:
+                raise UsageError(f"{name} is {getattr(self, name)}; it must be a multiple of {PAGE_TOKENS} above 0.")
+
+    @property
+    def rows_per_sequence(self) -> int:
+        """Rows of one sequence in a decode step, at most."""
+        return 1 + self.speculation.max_drafts

@@ -1,0 +1,197 @@
+"""One decode step on the device: logits of all rows, the tokens drawn from them, what is kept, and the next drafts.
+
+Drawing and checking are one rule. A row's token is a function of its logits and of (seed, position); a draft is kept if
+it is that token. So the answer is the one without drafts, token for token. Nothing here asks the device for a value, so
+that each half can be captured into a graph.
+"""
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from onebox.engine.batch import Verdict
+from onebox.engine.config import PAGE_TOKENS
+from onebox.engine.inputs import DrawInputs, StepInputs
+from onebox.kernels.sampling import sample
+from onebox.model.memory import Memory
+from onebox.model.qwen3_5 import Batch, MtpHead, Qwen35
+
+__all__ = ["Decoder", "Forwarded", "Outcome"]
+
+
+@dataclass(frozen=True)
+class Forwarded:
+    """What the model says of R rows."""
+
+    hidden: Tensor
+    """[R, H]."""
+    logits: Tensor
+    """float32 [R, V], as the model gives them; may be adjusted in place before tokens are drawn."""
+    is_finite: Tensor
+    """bool [R]."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a step decided, on the host."""
+
+    token_ids: list[int]
+    """[R]: the token after each row."""
+    num_kept: list[int]
+    """[S]: rows of each sequence whose tokens are certain."""
+    drafts: list[list[int]]
+    """[S][depth]."""
+    is_finite: list[bool]
+    """[R]."""
+
+
+class Decoder:
+    """The model and its memory, step by step."""
+
+    def __init__(self, model: Qwen35, memory: Memory) -> None:
+        self._model = model
+        self._memory = memory
+
+    def forward(self, batch: Batch) -> Forwarded:
+        return self.judge(self._model.forward(batch, self._memory))
+
+    def judge(self, hidden: Tensor) -> Forwarded:
+        """The logits of hidden states [R, H] that were computed already."""
+        logits = self._model.logits(hidden)
+        return Forwarded(hidden, logits, logits.isfinite().all(-1))
+
+    def finish(self, forwarded: Forwarded, inputs: StepInputs, depth: int) -> Tensor:
+        """Draws, checks and drafts: int64 words that `read_outcome` takes apart."""
+        draw = inputs.draw
+        drawn = sample(
+            forwarded.logits,
+            draw.temperature,
+            draw.top_k,
+            draw.top_p,
+            draw.min_p,
+            draw.seeds,
+            draw.positions + 1,
+        )
+        # Logits that are no numbers end their sequence later; until then their tokens must be tokens.
+        drawn = drawn.clamp(0, self._model.spec.vocab_size - 1)
+        token_ids, num_kept = _checked(drawn, draw)
+        words = [token_ids, num_kept, forwarded.is_finite.to(torch.int64)]
+        if self._model.mtp and self._memory.mtp:
+            followed = _followed(inputs, token_ids)
+            if depth:
+                mixed = self._model.draft(self._model.mtp, followed, forwarded.hidden, self._memory.mtp)
+                words.append(self._drafts(self._model.mtp, mixed, inputs, num_kept, depth).flatten())
+            else:
+                # Whoever drafts later finds the head's entries of the tokens that were decoded without it.
+                self._model.remember(self._model.mtp, followed, forwarded.hidden, self._memory.mtp)
+        return torch.cat(words)
+
+    def _drafts(self, head: MtpHead, mixed: Tensor, inputs: StepInputs, num_kept: Tensor, depth: int) -> Tensor:
+        """int64 [S, depth]: tokens for the places after each sequence's last new one, from the head's rows [R, H]."""
+        if self._memory.mtp is None:
+            raise RuntimeError("Drafting needs the MTP head's pages.")
+        batch, draw = inputs
+        table = batch.page_table.to(torch.int64)
+        last = (batch.cu_rows[:-1] + num_kept - 1).clamp(0, len(mixed) - 1)
+        offsets = (batch.positions[0] - draw.positions)[last]
+        chain = _Chain(mixed[last], draw.positions[last] + 2, offsets, draw, last)
+        drafts = [self._draw_draft(chain)]
+        for _ in range(depth - 1):
+            row = _chained(batch, table, drafts[-1], chain)
+            hidden = self._model.draft(head, row, chain.hidden, self._memory.mtp)
+            chain = replace(chain, hidden=hidden, positions=chain.positions + 1)
+            drafts.append(self._draw_draft(chain))
+        return torch.stack(drafts, dim=1)
+
+    def _draw_draft(self, chain: "_Chain") -> Tensor:
+        """The head's tokens at the chain's positions, with the noise that the model itself will meet there."""
+        draw, rows = chain.draw, chain.rows
+        token_ids = sample(
+            self._model.logits(chain.hidden),
+            draw.temperature[rows],
+            draw.draft_top_k[rows],
+            draw.top_p[rows],
+            draw.min_p[rows],
+            draw.seeds[rows],
+            chain.positions,
+        )
+        return token_ids.clamp(0, self._model.spec.vocab_size - 1)
+
+
+@dataclass(frozen=True)
+class _Chain:
+    """Drafting from draft to draft, one row a sequence."""
+
+    hidden: Tensor
+    """[S, H]: the head's own output so far."""
+    positions: Tensor
+    """int64 [S]: where the next draft will stand."""
+    offsets: Tensor
+    """int64 [S]: what is added to a place to give the position it is rotated by."""
+    draw: DrawInputs
+    rows: Tensor
+    """int64 [S]: the row whose settings hold for each sequence."""
+
+
+def _followed(inputs: StepInputs, token_ids: Tensor) -> Batch:
+    """What the head takes in: each row's hidden state with the token [R] after it, at that token's place.
+
+    Rows that were not kept come last in their sequence: what they write is written again by the next step before anyone
+    reads it.
+    """
+    batch, draw = inputs
+    table = batch.page_table.to(torch.int64)
+    row_sequence = draw.row_sequence.clamp(max=table.shape[0] - 1)
+    slots = _slots(table, row_sequence, draw.positions + 1)
+    return replace(
+        batch,
+        token_ids=token_ids,
+        positions=batch.positions + 1,
+        seen=batch.seen + 1,
+        kv_slots=torch.where(draw.row_sequence < table.shape[0], slots, -1),
+    )
+
+
+def _chained(batch: Batch, table: Tensor, drafts: Tensor, chain: _Chain) -> Batch:
+    """One row a sequence: its latest draft."""
+    sequences = torch.arange(len(drafts), device=drafts.device)
+    return replace(
+        batch,
+        token_ids=drafts,
+        positions=(chain.positions + chain.offsets).expand(3, -1),
+        cu_rows=torch.arange(len(drafts) + 1, dtype=torch.int32, device=drafts.device),
+        seen=(chain.positions + 1).to(torch.int32),
+        kv_slots=_slots(table, sequences, chain.positions),
+    )
+
+
+def _slots(table: Tensor, sequence: Tensor, positions: Tensor) -> Tensor:
+    """Where tokens at these positions of these sequences are kept, int64."""
+    # Beyond the table there is nothing to keep: the last drafts before the context's end.
+    inside = positions < table.shape[1] * PAGE_TOKENS
+    place = (positions // PAGE_TOKENS).clamp(max=table.shape[1] - 1)
+    return torch.where(inside, table[sequence, place] * PAGE_TOKENS + positions % PAGE_TOKENS, -1)
+
+
+def _checked(drawn: Tensor, draw: DrawInputs) -> tuple[Tensor, Tensor]:
+    """(the token after each row [R], how many rows of each sequence are certain [S]) from the tokens drawn [R]."""
+    agrees = (drawn == draw.next_ids) & (draw.verdicts != Verdict.REJECT) | (draw.verdicts == Verdict.ACCEPT)
+    num_sequences = draw.num_rows.shape[0]
+    places = torch.where(agrees, torch.iinfo(torch.int64).max, draw.row_place)
+    first_wrong = torch.full((num_sequences + 1,), torch.iinfo(torch.int64).max, device=drawn.device)
+    first_wrong.scatter_reduce_(0, draw.row_sequence, places, "amin")
+    num_kept = torch.minimum(first_wrong[:num_sequences].clamp(max=1 << 32) + 1, draw.num_rows)
+    return torch.where(agrees, draw.next_ids, drawn), num_kept
+
+
+def read_outcome(words: Tensor, num_rows: int, num_sequences: int, depth: int) -> Outcome:
+    """What `finish` decided; waits for the device."""
+    values = words.tolist()
+    rest = values[2 * num_rows + num_sequences :]
+    return Outcome(
+        token_ids=values[:num_rows],
+        num_kept=values[num_rows : num_rows + num_sequences],
+        is_finite=[bool(value) for value in values[num_rows + num_sequences : 2 * num_rows + num_sequences]],
+        drafts=[rest[i * depth : (i + 1) * depth] for i in range(num_sequences)] if rest else [[]] * num_sequences,
+    )

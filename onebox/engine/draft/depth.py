@@ -1,0 +1,349 @@
+"""How deep to draft, and with which drafter: chosen per sequence and step, from what was measured.
+
+A step of depth k gives one token and as many drafts as are accepted, for the price of 1 + k rows and of making the
+drafts. `Acceptance` learns how likely a draft is kept, `StepCosts` what steps cost, and the choice is the one with the
+most expected tokens per second; depth 0, plain decoding, is one of the choices. Texts and costs change, so now and then
+`AutoDepth` tries what it does not believe in. Nothing here is random: the same observations give the same choices.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from itertools import accumulate
+from operator import mul
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = [
+    "ALONE",
+    "PLAIN",
+    "Acceptance",
+    "AutoDepth",
+    "Choice",
+    "Company",
+    "CostPrior",
+    "DepthSettings",
+    "Drafter",
+    "Offer",
+    "StepCosts",
+    "choose",
+]
+
+Floats = NDArray[np.float64]
+
+_EYE = np.eye(3)
+
+_OFFSET_MEMORY = 0.995
+"""What is left, after another step, of what is known about a kind of step that was not taken."""
+
+
+class Drafter(StrEnum):
+    NONE = "none"
+    MTP = "mtp"
+    NGRAM = "ngram"
+
+
+class Offer(NamedTuple):
+    """What a drafter could do for a sequence now."""
+
+    drafter: Drafter
+    max_depth: int
+    match_length: int = 0
+    """Of an n-gram match: a longer one is right more often, so each length is an experience of its own."""
+
+    @property
+    def experience(self) -> tuple[Drafter, int]:
+        """Offers that are alike share what was learnt about them."""
+        return self.drafter, self.match_length
+
+
+class Choice(NamedTuple):
+    """`depth` drafts by `drafter`."""
+
+    drafter: Drafter
+    depth: int
+    match_length: int = 0
+    is_probe: bool = False
+    """Made to learn, not because it is the best."""
+
+    @property
+    def num_chained(self) -> int:
+        """Passes of the MTP head, one after the other, that the drafts take."""
+        return self.depth if self.drafter is Drafter.MTP else 0
+
+
+PLAIN = Choice(Drafter.NONE, 0)
+
+
+class Company(NamedTuple):
+    """What a step does for the other sequences in it: my drafts make them wait too."""
+
+    num_rows: int = 0
+    num_chained: int = 0
+    """The longest chain of MTP passes among them; a step makes all chains side by side."""
+    expected_tokens: float = 0.0
+
+
+ALONE = Company()
+
+
+@dataclass(frozen=True)
+class CostPrior:
+    """What steps are taken to cost before any was measured, as parts of a step with one row and no drafts."""
+
+    row: float
+    """Each row after the first."""
+    draft: float
+    """Each pass of the MTP head."""
+
+    def __post_init__(self) -> None:
+        if self.row < 0 or self.draft < 0:
+            raise ValueError(f"costs are parts of a step and cannot be negative: {self}")
+
+
+@dataclass(frozen=True)
+class DepthSettings:
+    """How fast it learns and how often it doubts."""
+
+    decay: float = 0.97
+    """What an observation of acceptance weighs after one more: about 30 steps are remembered."""
+    prior_rate: float = 0.6
+    prior_weight: float = 1.0
+    """Observations that the prior is worth."""
+    probe_interval: int = 16
+    """Steps after which a drafter that is not used, or plain decoding, is tried once."""
+    probe_share: float = 0.01
+    """The part of the speed that trying may cost."""
+
+
+class Acceptance:
+    """How likely a draft at each position is kept, given that those before it were. Positions count from 0."""
+
+    def __init__(self, settings: DepthSettings) -> None:
+        self._settings = settings
+        self._tried: list[float] = []
+        self._kept: list[float] = []
+
+    def observe(self, num_proposed: int, num_accepted: int) -> None:
+        """A step's drafts: the accepted ones were right, the next one wrong, and of the rest nothing is known."""
+        if not 0 <= num_accepted <= num_proposed:
+            raise ValueError(f"{num_accepted} of {num_proposed} drafts cannot have been accepted")
+        decay = self._settings.decay
+        num_tried = min(num_accepted + 1, num_proposed)
+        unseen = max(0, num_tried - len(self._tried))
+        # Positions that were not tried fade as well: then they follow the ones before them.
+        self._tried = [weight * decay for weight in self._tried] + [0.0] * unseen
+        self._kept = [weight * decay for weight in self._kept] + [0.0] * unseen
+        for position in range(num_tried):
+            self._tried[position] += 1
+            self._kept[position] += position < num_accepted
+
+    def rate(self, position: int) -> float:
+        """The estimate for one position."""
+        return self.rates(position + 1)[-1]
+
+    def rates(self, depth: int) -> list[float]:
+        """The estimates for the first `depth` positions. Without observations a position is like the one before it."""
+        rates, prior = [], self._settings.prior_rate
+        weight = self._settings.prior_weight
+        for position in range(depth):
+            if position < len(self._tried):
+                prior = (weight * prior + self._kept[position]) / (weight + self._tried[position])
+            rates.append(prior)
+        return rates
+
+    def chances(self, depth: int) -> list[float]:
+        """How likely the first draft is kept, the first two, and so on up to `depth`."""
+        return list(accumulate(self.rates(depth), mul))
+
+
+class StepCosts:
+    """What a step costs, by its rows and the MTP passes chained in it; one for all sequences of an engine.
+
+    A plane through the steps of late, cost = first + row x (rows - 1) + draft x passes, and for each kind of step how
+    far it lies from the plane: kernels have sizes that they like. Kinds not seen for long go back to the plane. Costs
+    are seconds once something was observed, and parts of a plain step before.
+    """
+
+    _MEMORY = 0.98
+    """What an observation weighs after one more: the plane is that of about 50 steps."""
+    _FIT_INTERVAL = 8
+    _PRIOR_WEIGHT = 0.1
+    """In steps: enough to tell rows from passes where the steps cannot."""
+    _LEAST_FIRST = 0.01
+    """Of a typical step: no step costs nothing, whatever the others look like."""
+    _SHORTEST_S = 1e-6
+    """A clock may not have moved."""
+    _LEAST_RATE = 0.05
+    _LARGEST_ERROR = 0.5
+    """A step may stall for reasons of its own: one that takes longer than expected by more counts as this."""
+
+    def __init__(self, prior: CostPrior) -> None:
+        self._prior = np.array([1.0, prior.row, prior.draft])
+        self._plane: list[float] = self._prior.tolist()
+        # Least squares of relative errors; each step is its (1, rows - 1, passes), over its seconds.
+        self._moments: Floats = np.zeros((3, 3))
+        self._sums: Floats = np.zeros(3)
+        self._num_observed = 0
+        self._offsets: dict[tuple[int, int], _Offset] = {}
+
+    def cost(self, num_rows: int, num_chained: int) -> float:
+        """The expected cost of a step with `num_rows` rows, drafts included, and `num_chained` MTP passes in a row."""
+        offset = self._offsets.get((num_rows, num_chained))
+        ratio = offset.ratio_at(self._num_observed) if offset else 1.0
+        return self._on_plane(num_rows, num_chained) * ratio
+
+    def observe(self, num_rows: int, num_chained: int, seconds: float) -> None:
+        """A step that took `seconds`."""
+        if self._num_observed:
+            seconds = min(seconds, self.cost(num_rows, num_chained) * (1 + self._LARGEST_ERROR))
+        seconds = max(seconds, self._SHORTEST_S)
+        step = np.array([1.0, num_rows - 1, num_chained]) / seconds
+        self._moments = self._moments * self._MEMORY + np.outer(step, step)
+        self._sums = self._sums * self._MEMORY + step
+        self._num_observed += 1
+        if self._num_observed < 2 * self._FIT_INTERVAL or self._num_observed % self._FIT_INTERVAL == 0:
+            self._fit()
+        key, on_plane = (num_rows, num_chained), self._on_plane(num_rows, num_chained)
+        offset = self._offsets.get(key, _Offset(1.0, 0, self._num_observed))
+        ratio = offset.ratio_at(self._num_observed)
+        rate = max(1 / (offset.num_seen + 2), self._LEAST_RATE)
+        ratio += rate * (seconds / on_plane - ratio)
+        self._offsets[key] = _Offset(ratio, offset.num_seen + 1, self._num_observed)
+
+    def _on_plane(self, num_rows: int, num_chained: int) -> float:
+        first, row, draft = self._plane
+        return first + row * (num_rows - 1) + draft * num_chained
+
+    def _fit(self) -> None:
+        """The plane nearest to the steps and, where they leave a choice, to the prior."""
+        total = (1 - self._MEMORY**self._num_observed) / (1 - self._MEMORY)
+        typical = total / float(self._sums[0])
+        # The prior's unit in seconds, from what the prior says about the same steps.
+        unit = total / float(self._prior @ self._sums)
+        weight = self._PRIOR_WEIGHT / typical**2
+        moments, sums = self._moments + weight * _EYE, self._sums + weight * unit * self._prior
+        plane, parts = np.zeros(3), [0, 1, 2]
+        while parts:
+            plane[parts] = np.linalg.solve(moments[np.ix_(parts, parts)], sums[parts])
+            # A row or a draft is never a gift: what noise makes negative is nothing, and the others bear it all.
+            negative = min(parts, key=lambda part: plane[part])
+            if plane[negative] >= 0:
+                break
+            plane[negative] = 0
+            parts.remove(negative)
+        plane[0] = max(plane[0], self._LEAST_FIRST * typical)
+        self._plane = plane.tolist()
+
+
+class _Offset(NamedTuple):
+    """How far one kind of step lies from the plane."""
+
+    ratio: float
+    num_seen: int
+    last_seen: int
+    """The number of steps observed by then."""
+
+    def ratio_at(self, num_observed: int) -> float:
+        return 1 + (self.ratio - 1) * math.pow(_OFFSET_MEMORY, num_observed - self.last_seen)
+
+
+def choose(
+    offers: Sequence[Offer],
+    acceptance: Mapping[tuple[Drafter, int], Acceptance],
+    costs: StepCosts,
+    company: Company = ALONE,
+) -> Choice:
+    """The choice with the most expected tokens per unit of cost, the step's other sequences counted in.
+
+    `acceptance` is keyed by `Offer.experience` and holds every offer's. Between equals the shallower goes first.
+    """
+    best, best_speed = PLAIN, _speed(PLAIN, 1.0, costs, company)
+    for offer in offers:
+        expected = 1.0
+        for depth, chance in enumerate(acceptance[offer.experience].chances(offer.max_depth), 1):
+            expected += chance
+            choice = Choice(offer.drafter, depth, offer.match_length)
+            speed = _speed(choice, expected, costs, company)
+            if speed > best_speed:
+                best, best_speed = choice, speed
+    return best
+
+
+def _speed(choice: Choice, expected_tokens: float, costs: StepCosts, company: Company) -> float:
+    return (company.expected_tokens + expected_tokens) / _cost(choice, costs, company)
+
+
+def _cost(choice: Choice, costs: StepCosts, company: Company) -> float:
+    return costs.cost(company.num_rows + 1 + choice.depth, max(company.num_chained, choice.num_chained))
+
+
+class AutoDepth:
+    """One sequence's policy: what it learnt about its drafters, and when it tries what it does not believe in.
+
+    A probe is a step with another drafter than the best, or with none. Its price, in tokens, is what the best choice
+    would have given in the same time; it is paid from a credit that every step adds a little to. So doubt costs a known
+    share of the speed, however dear drafts are. An accepted probe pays for the next one: when a text turns, a drafter
+    that became good is known as such in a few steps.
+    """
+
+    def __init__(self, settings: DepthSettings | None = None) -> None:
+        self._settings = settings or DepthSettings()
+        self._acceptance: dict[tuple[Drafter, int], Acceptance] = {}
+        self._num_unused: dict[Drafter, int] = dict.fromkeys(Drafter, 0)
+        """Steps since a drafter was last used, of those in which it could have been."""
+        self._credit = 0.0
+
+    def choose(self, offers: Sequence[Offer], costs: StepCosts, company: Company = ALONE) -> Choice:
+        """The next step's choice among the offers and plain decoding."""
+        offers = [offer for offer in offers if offer.max_depth > 0]
+        for offer in offers:
+            self._acceptance.setdefault(offer.experience, Acceptance(self._settings))
+        best = choose(offers, self._acceptance, costs, company)
+        best_tokens = self.expected_tokens(best)
+        self._credit = min(self._credit + self._settings.probe_share * best_tokens, 1.0)
+        probe = self._probe(best, offers, costs, company) if self._credit >= 0 else None
+        choice = probe or best
+        if choice.is_probe:
+            best_speed = _speed(best, best_tokens, costs, company)
+            # A probe gives one token for certain; what else it gives is known when it is observed.
+            self._credit -= best_speed * _cost(choice, costs, company) - company.expected_tokens - 1
+        for drafter in {Drafter.NONE, *(offer.drafter for offer in offers)}:
+            self._num_unused[drafter] += 1
+        self._num_unused[choice.drafter] = 0
+        return choice
+
+    def observe(self, choice: Choice, num_proposed: int, num_accepted: int) -> None:
+        """What came of a choice. Fewer drafts than chosen may have been proposed; none need not be observed.
+
+        The next choice may have been made meanwhile: drafts are checked a step after they were asked for.
+        """
+        if num_proposed == 0:
+            return
+        self._acceptance[choice.drafter, choice.match_length].observe(num_proposed, num_accepted)
+        if choice.is_probe and num_accepted:
+            self._credit += num_accepted
+            self._num_unused[choice.drafter] = self._settings.probe_interval
+
+    def expected_tokens(self, choice: Choice) -> float:
+        """Tokens that a step with this choice gives, on average: for the `Company` of the other sequences."""
+        if not choice.depth:
+            return 1.0
+        acceptance = self._acceptance[choice.drafter, choice.match_length]
+        return 1.0 + sum(acceptance.chances(choice.depth))
+
+    def _probe(self, best: Choice, offers: Sequence[Offer], costs: StepCosts, company: Company) -> Choice | None:
+        """The choice other than the best that was not tried for longest, if its time has come."""
+        waits: list[tuple[int, Choice]] = []
+        for offer in offers:
+            if offer.drafter is not best.drafter:
+                own_best = choose([offer], self._acceptance, costs, company)
+                probe = own_best if own_best.depth else Choice(offer.drafter, 1, offer.match_length)
+                waits.append((self._num_unused[offer.drafter], probe))
+        if best.depth:
+            waits.append((self._num_unused[Drafter.NONE], PLAIN))
+        wait, probe = max(waits, key=lambda pair: pair[0], default=(0, PLAIN))
+        return probe._replace(is_probe=True) if wait >= self._settings.probe_interval else None

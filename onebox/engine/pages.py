@@ -1,0 +1,60 @@
+"""Who holds which KV page: a count per page, and the free ones. Knows numbers, not tensors.
+
+A page is shared by the sequences that read it and by the prefix cache. Only its first owner writes into it, and only
+while it is that one's alone. Page 0 is nobody's: rows that belong to no sequence write there.
+"""
+
+__all__ = ["SCRATCH_PAGE", "PagePool"]
+
+SCRATCH_PAGE = 0
+
+
+class PagePool:
+    """Pages 1 .. num_pages with the number of their holders."""
+
+    def __init__(self, num_pages: int) -> None:
+        self.num_pages = num_pages
+        self._holders = [0] * (num_pages + 1)
+        # The lowest numbers come first, which keeps a lightly used pool in one part of the memory.
+        self._free = list(range(num_pages, SCRATCH_PAGE, -1))
+
+    @property
+    def num_free(self) -> int:
+        return len(self._free)
+
+    def num_holders(self, page: int) -> int:
+        return self._holders[page]
+
+    def take(self, count: int) -> list[int]:
+        """Pages of one holder each. The caller has seen that so many are free."""
+        if count > len(self._free):
+            raise RuntimeError(f"{count} pages were taken where {len(self._free)} are free.")
+        taken = [self._free.pop() for _ in range(count)]
+        for page in taken:
+            self._holders[page] = 1
+        return taken
+
+    def share(self, page: int) -> None:
+        """One holder more."""
+        if not self._holders[page]:
+            raise RuntimeError(f"Page {page} is free; it cannot be shared.")
+        self._holders[page] += 1
+
+    def give_back(self, page: int) -> None:
+        """One holder fewer; the page is free after the last."""
+        if not self._holders[page]:
+            raise RuntimeError(f"Page {page} was given back twice.")
+        self._holders[page] -= 1
+        if not self._holders[page]:
+            self._free.append(page)
+
+    def check(self, holders: dict[int, int]) -> None:
+        """Every page is held exactly by those who say so (page -> how many)."""
+        for page in range(1, self.num_pages + 1):
+            if self._holders[page] != holders.get(page, 0):
+                raise RuntimeError(
+                    f"Page {page} counts {self._holders[page]} holders where {holders.get(page, 0)} say they hold it."
+                )
+        free = sorted(self._free)
+        if free != [page for page in range(1, self.num_pages + 1) if not self._holders[page]]:
+            raise RuntimeError("The list of free pages does not agree with the pages' holders.")

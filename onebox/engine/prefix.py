@@ -1,0 +1,221 @@
+"""The prefix cache: which prompt prefixes can be taken up again, and what is dropped first.
+
+A prefix of a hybrid model can be reused where all of it is there at one position: the KV pages up to it, the DeltaNet
+state and the last hidden vector. Pages hang in a tree, one node a page of 64 tokens, keyed by the tokens; a node may
+carry a checkpoint, the number of a state that was saved at its end. Every leaf carries one: pages that lead to no
+checkpoint are worth nothing.
+
+Only what prefill computed enters. What decoding computed differs in the last bits, so it is computed again when it
+comes back as history. Knows numbers, not tensors: whoever is given a checkpoint's number copies the state.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from onebox.engine.config import PAGE_TOKENS
+from onebox.engine.pages import PagePool
+
+__all__ = ["Hit", "PrefixCache", "PrefixStats"]
+
+
+@dataclass
+class _Node:
+    """One page of a prefix. The root has none."""
+
+    parent: "_Node | None"
+    tokens: tuple[int, ...]
+    page: int
+    depth: int
+    """Pages up to the end of this one."""
+    children: dict[tuple[int, ...], "_Node"] = field(default_factory=dict)
+    checkpoint: int | None = None
+    last_used: int = 0
+    is_pinned: bool = False
+
+
+@dataclass(frozen=True)
+class Hit:
+    """The longest reusable prefix of a prompt."""
+
+    num_tokens: int
+    pages: tuple[int, ...]
+    checkpoint: int
+
+
+@dataclass(frozen=True)
+class PrefixStats:
+    """Since the start, but for the last three, which are of now."""
+
+    queried_tokens: int
+    hit_tokens: int
+    saved: int
+    evicted: int
+    num_checkpoints: int
+    num_pages: int
+    num_pinned: int
+
+
+class PrefixCache:
+    """A tree of pages with at most `num_checkpoints` checkpoints, numbered from 0; the least recently used one goes."""
+
+    def __init__(self, pool: PagePool, num_checkpoints: int) -> None:
+        self._pool = pool
+        self._root = _Node(None, (), 0, 0)
+        self._free = list(range(num_checkpoints - 1, -1, -1))
+        self._num_checkpoints = num_checkpoints
+        self._owners: dict[int, _Node] = {}
+        self._reserved: set[int] = set()
+        self._clock = 0
+        self._queried_tokens = self._hit_tokens = self._saved = self._evicted = 0
+
+    def find(self, prompt: tuple[int, ...]) -> Hit | None:
+        """The deepest checkpoint on the prompt's path that leaves at least one token to compute."""
+        best = None
+        for node in self._path(prompt[: len(prompt) - 1]):
+            if node.checkpoint is not None:
+                best = node
+        if best is None or best.checkpoint is None:
+            return None
+        return Hit(best.depth * PAGE_TOKENS, tuple(node.page for node in self._up(best))[::-1], best.checkpoint)
+
+    def touch(self, prompt: tuple[int, ...], hit: Hit | None) -> None:
+        """Counts a prompt that was admitted with this result of `find`, and makes what it used the latest."""
+        self._queried_tokens += len(prompt)
+        if hit:
+            self._hit_tokens += hit.num_tokens
+            # Making room for the prompt may have evicted what it found; its pages are held by the prompt itself then.
+            if hit.checkpoint in self._owners:
+                self._use(self._owners[hit.checkpoint])
+
+    def has_checkpoint(self, prompt: tuple[int, ...], num_tokens: int) -> bool:
+        """Whether the state after the first `num_tokens` tokens is there already."""
+        node = next((n for n in self._path(prompt) if n.depth * PAGE_TOKENS == num_tokens), None)
+        return node is not None and node.checkpoint is not None
+
+    def pin(self, prompt: tuple[int, ...], num_tokens: int) -> None:
+        """Keeps the state after the first `num_tokens` tokens, if it is there, until nothing else is left to evict."""
+        for node in self._path(prompt):
+            if node.depth * PAGE_TOKENS == num_tokens and node.checkpoint is not None:
+                node.is_pinned = True
+
+    def reserve(self) -> int | None:
+        """A checkpoint's number to save a state under, taken from the least recently used one if none is free."""
+        if not self._free and not self._evict_one():
+            return None
+        number = self._free.pop()
+        self._reserved.add(number)
+        return number
+
+    def cancel(self, checkpoint: int) -> None:
+        """Gives back a reserved number under which nothing was saved."""
+        self._reserved.remove(checkpoint)
+        self._free.append(checkpoint)
+
+    def insert(self, tokens: tuple[int, ...], pages: list[int], checkpoint: int, *, is_pinned: bool) -> None:
+        """Takes in the prefix `tokens`, whole pages, whose state was saved under the reserved number."""
+        node = self._root
+        for depth, page in enumerate(pages, start=1):
+            key = tokens[(depth - 1) * PAGE_TOKENS : depth * PAGE_TOKENS]
+            child = node.children.get(key)
+            if child is None:
+                # A page that another request computed before is as good as this one: the bits are equal.
+                self._pool.share(page)
+                child = node.children[key] = _Node(node, key, page, depth)
+            node = child
+        self._reserved.remove(checkpoint)
+        if node.checkpoint is None:
+            node.checkpoint = checkpoint
+            self._owners[checkpoint] = node
+            self._saved += 1
+        else:
+            self._free.append(checkpoint)
+        node.is_pinned |= is_pinned
+        self._use(node)
+
+    def free_pages(self, count: int) -> bool:
+        """Evicts until the pool has `count` free pages; nothing is evicted where that would not be enough."""
+        if self._pool.num_free >= count:
+            return True
+        num_ours = sum(self._pool.num_holders(node.page) == 1 for node in self._nodes())
+        if self._pool.num_free + num_ours < count:
+            return False
+        while self._pool.num_free < count:
+            self._evict_one()
+        return True
+
+    def clear(self) -> None:
+        """Evicts everything."""
+        while self._evict_one():
+            pass
+
+    @property
+    def stats(self) -> PrefixStats:
+        nodes = list(self._nodes())
+        return PrefixStats(
+            self._queried_tokens,
+            self._hit_tokens,
+            self._saved,
+            self._evicted,
+            len(self._owners),
+            len(nodes),
+            sum(node.is_pinned for node in nodes),
+        )
+
+    def holders(self) -> Iterator[int]:
+        """The page of every node."""
+        return (node.page for node in self._nodes())
+
+    def check(self) -> None:
+        """Numbers are free, reserved or owned once; every leaf has a checkpoint; the tree hangs together."""
+        numbers = sorted([*self._free, *self._reserved, *self._owners])
+        if numbers != list(range(self._num_checkpoints)):
+            raise RuntimeError(f"Checkpoints are lost or held twice: {numbers}.")
+        for node in self._nodes():
+            if not node.children and node.checkpoint is None:
+                raise RuntimeError(f"The cached page {node.page} leads to no checkpoint.")
+            if node.checkpoint is not None and self._owners.get(node.checkpoint) is not node:
+                raise RuntimeError(f"Checkpoint {node.checkpoint} does not know its page {node.page}.")
+
+    def _path(self, tokens: tuple[int, ...]) -> Iterator[_Node]:
+        """The nodes that hold the tokens' whole pages, from the first on, as far as there are any."""
+        node = self._root
+        for start in range(0, len(tokens) - PAGE_TOKENS + 1, PAGE_TOKENS):
+            child = node.children.get(tokens[start : start + PAGE_TOKENS])
+            if child is None:
+                return
+            node = child
+            yield node
+
+    def _up(self, node: _Node) -> Iterator[_Node]:
+        """The node and those before it, without the root."""
+        while node.parent is not None:
+            yield node
+            node = node.parent
+
+    def _nodes(self) -> Iterator[_Node]:
+        waiting = list(self._root.children.values())
+        while waiting:
+            node = waiting.pop()
+            waiting += node.children.values()
+            yield node
+
+    def _use(self, node: _Node) -> None:
+        self._clock += 1
+        node.last_used = self._clock
+
+    def _evict_one(self) -> bool:
+        """Drops the least recently used checkpoint, pinned ones last, and the pages that then lead to none."""
+        if not self._owners:
+            return False
+        node = min(self._owners.values(), key=lambda n: (n.is_pinned, n.last_used))
+        checkpoint, node.checkpoint, node.is_pinned = node.checkpoint, None, False
+        if checkpoint is None:
+            raise RuntimeError("A node without a checkpoint stood among the owners of checkpoints.")
+        del self._owners[checkpoint]
+        self._free.append(checkpoint)
+        self._evicted += 1
+        while node.parent is not None and not node.children and node.checkpoint is None:
+            self._pool.give_back(node.page)
+            del node.parent.children[node.tokens]
+            node = node.parent
+        return True

@@ -1,0 +1,122 @@
+"""Drafts of each sequence: which drafter, how many, and what came of them.
+
+Drafts of the MTP head are made by the step before the one that checks them, so how deep to draft is decided one step
+ahead; n-gram drafts are looked up when they are needed. None of it changes the answer.
+"""
+
+import hashlib
+
+from onebox.engine.batch import Verdict
+from onebox.engine.config import SpeculationConfig, SpeculationMethod
+from onebox.engine.draft.counts import AcceptanceCounts
+from onebox.engine.draft.depth import PLAIN, AutoDepth, Choice, Company, CostPrior, Drafter, Offer, StepCosts
+from onebox.engine.draft.ngram import NgramIndex
+
+__all__ = ["SequenceDrafts", "Speculator"]
+
+_PRIOR = CostPrior(row=0.15, draft=0.1)
+"""A further row reads other experts' weights, about a seventh of a step on the large models; a draft reads one layer of
+49 and the head. The first measured steps replace it."""
+
+
+class Speculator:
+    """What all sequences of an engine share: the settings, what steps cost, and who is drafting."""
+
+    def __init__(self, config: SpeculationConfig) -> None:
+        self.config = config
+        self.costs = StepCosts(_PRIOR)
+        self._drafting: dict[SequenceDrafts, tuple[Choice, float]] = {}
+
+    def start(self, prompt: tuple[int, ...], seed: int | None) -> "SequenceDrafts":
+        return SequenceDrafts(self, prompt, seed)
+
+    def note(self, drafts: "SequenceDrafts", choice: Choice, expected_tokens: float) -> None:
+        """What a sequence plans for its next step."""
+        self._drafting[drafts] = choice, expected_tokens
+
+    def forget(self, drafts: "SequenceDrafts") -> None:
+        self._drafting.pop(drafts, None)
+
+    def company(self, drafts: "SequenceDrafts") -> Company:
+        """The other sequences of the next step."""
+        others = [plan for other, plan in self._drafting.items() if other is not drafts]
+        return Company(
+            num_rows=sum(1 + choice.depth for choice, _ in others),
+            num_chained=max((choice.num_chained for choice, _ in others), default=0),
+            expected_tokens=sum(expected for _, expected in others),
+        )
+
+
+class SequenceDrafts:
+    """One sequence's drafts: offered by the MTP head or looked up in its own text."""
+
+    def __init__(self, speculator: Speculator, prompt: tuple[int, ...], seed: int | None) -> None:
+        self._speculator = speculator
+        self._config = speculator.config
+        self._seed = seed
+        uses_ngrams = self._config.method in (SpeculationMethod.NGRAM, SpeculationMethod.AUTO)
+        self._index = NgramIndex(prompt) if uses_ngrams else None
+        self._auto = AutoDepth() if self._config.method is SpeculationMethod.AUTO else None
+        self._plan = PLAIN
+        self._checked = PLAIN
+        """The plan that this step's drafts come from; `_plan` is already that of the next."""
+        self._offered: tuple[int, ...] = ()
+        self.counts = AcceptanceCounts()
+
+    def extend(self, token_ids: tuple[int, ...]) -> None:
+        """Takes in tokens that are certain."""
+        if self._index:
+            self._index.extend(token_ids)
+
+    def forget(self) -> None:
+        """The sequence left its slot: nothing is offered, and it plans nothing."""
+        self._offered, self._plan = (), PLAIN
+        self._speculator.forget(self)
+
+    def offer(self, drafts: tuple[int, ...]) -> None:
+        """What the MTP head drafted for the next step."""
+        self._offered = drafts
+
+    def propose(self, room: int) -> tuple[int, ...]:
+        """Drafts for this step, at most `room`."""
+        room = min(room, self._config.max_drafts)
+        self._checked = self._plan
+        if self._config.method is SpeculationMethod.NGRAM and self._index:
+            return self._index.propose(room)
+        if self._plan.drafter is Drafter.NGRAM and self._index:
+            found = self._index.match_length >= self._plan.match_length
+            return self._index.propose(min(room, self._plan.depth)) if found else ()
+        return self._offered[:room]
+
+    def depth(self, room: int) -> int:
+        """How many drafts the MTP head should make in this step for the next one, which has room for `room` of them."""
+        room = min(room, self._config.max_drafts)
+        if self._config.method is SpeculationMethod.MTP:
+            return room
+        if self._auto is None:
+            return 0
+        offers = [Offer(Drafter.MTP, room)] if self._config.with_mtp else []
+        if self._index and self._index.match_length:
+            offers.append(Offer(Drafter.NGRAM, room, self._index.match_length))
+        plan = self._auto.choose(offers, self._speculator.costs, self._speculator.company(self))
+        self._plan = plan
+        self._speculator.note(self, plan, self._auto.expected_tokens(plan))
+        return plan.num_chained
+
+    def observe(self, num_proposed: int, num_accepted: int) -> None:
+        """What came of this step's drafts."""
+        self.counts = self.counts.plus(num_proposed, num_accepted)
+        if self._auto:
+            self._auto.observe(self._checked, num_proposed, num_accepted)
+
+    def verdicts(self, position: int, count: int) -> tuple[Verdict, ...]:
+        """How `count` drafts from `position` on are checked: by the model, or by the rates of a benchmark."""
+        rates = self._config.synthetic_acceptance
+        if not rates:
+            return (Verdict.COMPARE,) * count
+        # A checksum would not do: those of neighbouring positions lie too evenly for a coin.
+        digest = hashlib.blake2b(f"{self._seed} {position}".encode(), digest_size=8).digest()
+        coin = int.from_bytes(digest, "big") / 2**64
+        return tuple(
+            Verdict.ACCEPT if place < len(rates) and coin < rates[place] else Verdict.REJECT for place in range(count)
+        )

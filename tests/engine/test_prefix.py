@@ -1,0 +1,224 @@
+"""The prefix cache finds the longest prefix that can be taken up again, and drops what was used longest ago."""
+
+import pytest
+
+from onebox.engine.config import PAGE_TOKENS, EngineConfig
+from onebox.engine.pages import PagePool
+from onebox.engine.prefix import PrefixCache
+from onebox.engine.sequence import checkpoint_positions
+
+
+def text(*page_ids, tail=1):
+    """A prompt of whole pages, each of one repeated token, and `tail` tokens more."""
+    return tuple(page for page in page_ids for _ in range(PAGE_TOKENS)) + (0,) * tail
+
+
+class Cached:
+    """A cache in which requests leave prefixes, as the scheduler does it."""
+
+    def __init__(self, num_pages=20, num_checkpoints=4):
+        self.pool = PagePool(num_pages)
+        self.cache = PrefixCache(self.pool, num_checkpoints)
+
+    def leave(self, *page_ids, is_pinned=False):
+        """A request computes these pages, keeps the state at their end, and goes."""
+        number = self.cache.reserve()
+        if number is None:
+            return None
+        pages = self.pool.take(len(page_ids))
+        self.cache.insert(text(*page_ids, tail=0), pages, number, is_pinned=is_pinned)
+        for page in pages:
+            self.pool.give_back(page)
+        self.check()
+        return number
+
+    def found(self, *page_ids, tail=1):
+        hit = self.cache.find(text(*page_ids, tail=tail))
+        return hit.num_tokens // PAGE_TOKENS if hit else 0
+
+    def use(self, *page_ids):
+        prompt = text(*page_ids)
+        self.cache.touch(prompt, self.cache.find(prompt))
+
+    def check(self):
+        self.cache.check()
+        holders = list(self.cache.holders())
+        self.pool.check({page: holders.count(page) for page in holders})
+
+
+def test_the_deepest_state_on_the_way_is_found_with_its_pages():
+    it = Cached()
+    number = it.leave(1, 2)
+    deeper = it.leave(1, 2, 3, 4)
+    hit = it.cache.find(text(1, 2, 3, 4, 5))
+    assert (hit.num_tokens, hit.checkpoint) == (4 * PAGE_TOKENS, deeper)
+    assert len(set(hit.pages)) == 4
+    shallow = it.cache.find(text(1, 2, 3, 9))
+    assert (shallow.num_tokens, shallow.checkpoint, shallow.pages) == (2 * PAGE_TOKENS, number, hit.pages[:2])
+
+
+def test_pages_without_a_state_at_their_end_are_not_found():
+    it = Cached()
+    it.leave(1, 2, 3)
+    assert it.found(1, 2, 9) == 0
+    assert it.found(9, 2, 3) == 0
+    assert it.found(1, 2, 3) == 3
+
+
+def test_at_least_one_token_is_left_to_compute():
+    it = Cached()
+    it.leave(1)
+    it.leave(1, 2)
+    assert it.found(1, 2, tail=0) == 1
+    assert it.found(1, 2, tail=1) == 2
+    assert it.found(1, tail=0) == 0
+
+
+def test_a_shared_beginning_is_kept_once():
+    it = Cached()
+    it.leave(1, 2, 3)
+    it.leave(1, 2, 4)
+    assert it.cache.stats.num_pages == 4
+    assert it.pool.num_free == 16
+
+
+def test_the_same_prefix_computed_twice_is_kept_once():
+    it = Cached()
+    first, second = it.cache.reserve(), it.cache.reserve()
+    for number in (first, second):
+        it.cache.insert(text(1, tail=0), it.pool.take(1), number, is_pinned=False)
+    assert it.cache.find(text(1)).checkpoint == first
+    assert (it.cache.stats.num_checkpoints, it.cache.stats.saved) == (1, 1)
+    assert it.cache.reserve() == second
+    assert it.pool.num_holders(2) == 1, "the second one's page is its own alone"
+
+
+def test_the_least_recently_used_state_gives_its_number():
+    it = Cached(num_checkpoints=3)
+    numbers = {page: it.leave(page) for page in (1, 2, 3)}
+    it.use(1)
+    assert it.leave(4) == numbers[2]
+    assert [it.found(page) for page in (1, 2, 3, 4)] == [1, 0, 1, 1]
+    assert it.cache.stats.evicted == 1
+
+
+def test_pinned_states_go_last():
+    it = Cached(num_checkpoints=2)
+    it.leave(1, is_pinned=True)
+    it.leave(2)
+    it.leave(3)
+    assert [it.found(page) for page in (1, 2, 3)] == [1, 0, 1]
+    assert it.cache.stats.num_pinned == 1
+    it.cache.clear()
+    assert (it.cache.stats.num_pinned, it.pool.num_free) == (0, 20)
+
+
+def test_an_evicted_state_frees_the_pages_that_then_lead_nowhere():
+    it = Cached()
+    it.leave(1, 2)
+    it.leave(1, 2, 3, 4)
+    it.use(1, 2)
+    assert it.cache.free_pages(18)
+    assert (it.found(1, 2, 3, 4), it.pool.num_free) == (2, 18)
+    assert it.cache.free_pages(20)
+    assert it.found(1, 2) == 0
+    it.check()
+
+
+def test_pages_on_the_way_to_a_deeper_state_stay():
+    it = Cached()
+    it.leave(1)
+    it.leave(1, 2)
+    it.cache.reserve(), it.cache.reserve(), it.cache.reserve()
+    assert it.found(1, 2) == 2
+    assert it.found(1, 9) == 0, "its state is gone"
+    assert it.pool.num_free == 18
+
+
+def test_nothing_is_evicted_where_it_would_not_be_enough():
+    it = Cached(num_pages=6)
+    it.leave(1, 2)
+    held = it.pool.take(2)
+    assert not it.cache.free_pages(5)
+    assert it.found(1, 2) == 2
+    assert it.cache.free_pages(4)
+    assert it.found(1, 2) == 0
+    assert len(held) == 2
+
+
+def test_a_page_that_a_sequence_reads_outlives_its_eviction():
+    it = Cached()
+    it.leave(1, 2)
+    hit = it.cache.find(text(1, 2))
+    for page in hit.pages:
+        it.pool.share(page)
+    it.cache.clear()
+    assert [it.pool.num_holders(page) for page in hit.pages] == [1, 1]
+    it.cache.touch(text(1, 2), hit)
+    assert it.cache.stats.hit_tokens == 2 * PAGE_TOKENS
+
+
+def test_reserved_numbers_are_nobodys_until_they_are_used_or_given_back():
+    it = Cached(num_checkpoints=2)
+    first, second = it.cache.reserve(), it.cache.reserve()
+    assert {first, second} == {0, 1}
+    assert it.cache.reserve() is None
+    it.cache.cancel(first)
+    assert it.cache.reserve() == first
+
+
+def test_without_checkpoints_nothing_is_kept():
+    it = Cached(num_checkpoints=0)
+    assert it.leave(1) is None
+    assert it.found(1) == 0
+
+
+def test_stats_count_tokens_asked_for_and_found():
+    it = Cached()
+    it.leave(1, 2)
+    it.use(1, 2)
+    it.use(3)
+    stats = it.cache.stats
+    assert (stats.queried_tokens, stats.hit_tokens, stats.saved) == (2 * 64 + 1 + 64 + 1, 2 * 64, 1)
+
+
+def test_broken_trees_are_noticed():
+    it = Cached()
+    it.leave(1, 2)
+    node = next(node for node in it.cache._nodes() if not node.children)
+    node.checkpoint, number = None, node.checkpoint
+    with pytest.raises(RuntimeError, match="leads to no checkpoint"):
+        it.cache.check()
+    del it.cache._owners[number]
+    with pytest.raises(RuntimeError, match="lost or held twice"):
+        it.cache.check()
+
+
+# Where states are kept.
+
+
+def limits(**changes):
+    return EngineConfig(max_model_len=9000, num_pages=200, **({"num_checkpoints": 4} | changes))
+
+
+@pytest.mark.parametrize(
+    ("opens", "length", "positions"),
+    [
+        ((), 63, ()),
+        ((), 64, (64,)),
+        ((), 200, (192,)),
+        ((0, 130), 200, (128, 192)),
+        ((0, 130, 300, 500), 700, (128, 448, 640)),
+        ((0, 10, 20), 100, (64,)),
+        ((), 9000, (4096, 8192, 8960)),
+    ],
+)
+def test_states_are_kept_where_prompts_part(opens, length, positions):
+    prompt = tuple(1 if place in opens else 0 for place in range(length))
+    assert checkpoint_positions(prompt, limits(boundary_token_ids=(1,)), 0) == positions
+
+
+def test_states_that_are_there_already_are_not_asked_for_again():
+    prompt = (0,) * 9000
+    assert checkpoint_positions(prompt, limits(), 4096) == (8192, 8960)
+    assert checkpoint_positions(prompt, limits(num_checkpoints=0), 0) == ()
