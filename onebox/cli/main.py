@@ -7,6 +7,7 @@ import typer
 
 import onebox
 from onebox.cli.build import build
+from onebox.cli.chat import chat
 from onebox.cli.inspect import inspect
 from onebox.cli.plan import plan
 from onebox.cli.pull import pull
@@ -27,7 +28,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for verb in (pull, inspect, build, verify, plan, serve):
+for verb in (pull, inspect, build, verify, plan, serve, chat):
     app.command()(verb)
 
 

@@ -1,93 +1,64 @@
-"""The routes. Each handler is validate, prepare, submit, reply; a client that leaves takes its request with it."""
+"""The HTTP application: a list of routers, and what stands before them."""
 
-import asyncio
-import time
-from collections.abc import AsyncIterator, Callable
 from typing import Any
 
-from fastapi import FastAPI, Request
-from fastapi.responses import JSONResponse, Response, StreamingResponse
-from starlette.types import Receive, Scope, Send
+from fastapi import FastAPI
+from starlette.middleware.cors import CORSMiddleware
 
 from onebox import __version__
-from onebox.server.complete import Answer, Service, prepare_chat, prepare_completion, submit
-from onebox.server.errors import install_error_handlers
-from onebox.server.reply import ChatShape, CompletionShape, Shape, event_stream, whole_reply
-from onebox.server.schema import ChatRequest, CompletionRequest
+from onebox.server.about import about_router
+from onebox.server.anthropic import anthropic_router
+from onebox.server.anthropic_errors import AnthropicErrors
+from onebox.server.chat import chat_router
+from onebox.server.complete import Service
+from onebox.server.completions import completions_router
+from onebox.server.errors import ErrorReply, install_error_handlers
+from onebox.server.guard import ApiKeyGuard, BodyGuard
+from onebox.server.metrics import metrics_router
+from onebox.server.page import page_router
+from onebox.server.responses import responses_router
+from onebox.server.settings import ServerSettings
+from onebox.server.tokens import tokens_router
 
 __all__ = ["create_app"]
 
+_REFUSAL: dict[str, Any] = {"model": ErrorReply, "description": "A refusal or a failure, in OpenAI's shape."}
 
-def create_app(service: Service) -> FastAPI:
+
+def create_app(service: Service, settings: ServerSettings | None = None) -> FastAPI:
     """The HTTP application over one engine. Closing the engine is its maker's affair."""
-    app = FastAPI(title="onebox", version=__version__)
+    settings = settings or ServerSettings()
+    # FastAPI's own pages of the API fetch their scripts from elsewhere; ours is at /docs.
+    app = FastAPI(
+        title="onebox",
+        version=__version__,
+        responses={"4XX": _REFUSAL, "5XX": _REFUSAL},
+        docs_url=None,
+        redoc_url=None,
+    )
     install_error_handlers(app)
-    created = int(time.time())
-
-    @app.post("/v1/chat/completions")
-    async def chat_completions(body: ChatRequest, request: Request) -> Response:
-        # Rendering and encoding a long conversation takes a while, and the loop has other clients.
-        prepared = await asyncio.to_thread(prepare_chat, service, body)
-        return await _reply(service, request, submit(service, prepared, "chatcmpl"), ChatShape(), body)
-
-    @app.post("/v1/completions")
-    async def completions(body: CompletionRequest, request: Request) -> Response:
-        prepared = await asyncio.to_thread(prepare_completion, service, body)
-        return await _reply(service, request, submit(service, prepared, "cmpl"), CompletionShape(), body)
-
-    @app.get("/v1/models")
-    async def models() -> dict[str, Any]:
-        limit = service.engine.config.max_model_len
-        model = {"id": service.model_name, "object": "model", "created": created, "owned_by": "onebox"}
-        return {"object": "list", "data": [{**model, "max_model_len": limit}]}
-
-    @app.get("/health")
-    async def health() -> JSONResponse:
-        alive = service.engine.stats().is_alive
-        return JSONResponse({"status": "ok" if alive else "the engine has stopped"}, 200 if alive else 503)
-
-    @app.get("/version")
-    async def version() -> dict[str, str]:
-        return {"version": __version__}
-
+    for router in (
+        chat_router(service, settings),
+        completions_router(service, settings),
+        responses_router(service, settings),
+        anthropic_router(service, settings),
+        tokens_router(service),
+        about_router(service),
+        metrics_router(service.engine, service.model_name, service.memory_bytes),
+        page_router(),
+    ):
+        app.include_router(router)
+    _install_guards(app, settings)
     return app
 
 
-async def _reply(
-    service: Service, request: Request, answer: Answer, shape: Shape, body: ChatRequest | CompletionRequest
-) -> Response:
-    if body.stream:
-        events = event_stream(answer, shape, service.model_name, includes_usage=body.includes_usage)
-        return _EventStream(events, answer.close)
-    reply = asyncio.ensure_future(whole_reply(answer, shape, service.model_name))
-    gone = asyncio.ensure_future(_disconnected(request))
-    try:
-        await asyncio.wait({reply, gone}, return_when=asyncio.FIRST_COMPLETED)
-        # 499 is for the log alone: nobody reads it.
-        return JSONResponse(reply.result()) if reply.done() else Response(status_code=499)
-    finally:
-        answer.close()
-        reply.cancel()
-        gone.cancel()
-
-
-async def _disconnected(request: Request) -> None:
-    """Returns when the client has left. The body has been read, so that is the only message to come."""
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
-
-
-class _EventStream(StreamingResponse):
-    """Server-sent events. `on_close` runs however the response ends: read to the end, cancelled, or cut off."""
-
-    media_type = "text/event-stream"
-
-    def __init__(self, events: AsyncIterator[str], on_close: Callable[[], None]) -> None:
-        super().__init__(events, headers={"Cache-Control": "no-cache"})
-        self._on_close = on_close
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        try:
-            await super().__call__(scope, receive, send)
-        finally:
-            self._on_close()
+def _install_guards(app: FastAPI, settings: ServerSettings) -> None:
+    """The last one added is asked first: a browser's preflight carries no key."""
+    app.add_middleware(BodyGuard, max_bytes=settings.max_body_bytes)
+    if settings.api_key is not None:
+        app.add_middleware(ApiKeyGuard, api_key=settings.api_key)
+    app.add_middleware(AnthropicErrors)
+    if settings.allowed_origins:
+        app.add_middleware(
+            CORSMiddleware, allow_origins=settings.allowed_origins, allow_methods=["*"], allow_headers=["*"]
+        )

@@ -1,113 +1,126 @@
-"""One request's way: made ready, submitted, and its Events turned into text, usage and a finish reason.
+"""What is served, and prompts of token ids on their way into the engine and back as answers."""
 
-Both endpoints, streamed or not, read the same `Answer`, so what a stream joins to is what a whole answer holds.
-"""
-
+import asyncio
 import uuid
-from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from onebox.engine.api import Counts, Engine, Failed, Finished, Request, RequestHandle, SamplingParams, Tokens
-from onebox.server.errors import GenerationError, ModelNotFoundError
-from onebox.server.schema import ChatRequest, CompletionRequest
+from onebox.engine.api import EngineDoor, Request, RequestHandle
+from onebox.server.answer import Answer, Piece, Prompt, Usage
+from onebox.server.errors import FieldError, ModelNotFoundError
+from onebox.server.media import Media
 from onebox.text.chat import ChatTemplate
 from onebox.text.generation import GenerationDefaults
-from onebox.text.reasoning import ReasoningSplitter, Split, begins_in_reasoning
-from onebox.text.stream import TextStream
 from onebox.text.tokenizer import Tokenizer
 
-__all__ = ["Answer", "Prepared", "Service", "prepare_chat", "prepare_completion", "submit"]
+__all__ = ["Answers", "Service", "start"]
 
 
 @dataclass(frozen=True)
 class Service:
     """What is served: the engine and the text side of the same checkpoint."""
 
-    engine: Engine
+    engine: EngineDoor
     tokenizer: Tokenizer
     template: ChatTemplate
     defaults: GenerationDefaults
     model_name: str
+    memory_bytes: Mapping[str, int] = field(default_factory=dict)
+    """The memory plan by part, for whoever looks at the metrics."""
+    template_options: Mapping[str, Any] = field(default_factory=dict)
+    """What the chat template gets where a request's chat_template_kwargs do not say otherwise."""
+    media: Media = field(default_factory=Media.blind)
+
+    def refuse_other_model(self, model: str | None) -> None:
+        if model not in (None, self.model_name):
+            raise ModelNotFoundError(f"The model {model!r} is not served here; {self.model_name!r} is.")
+
+
+def start(service: Service, prompts: Sequence[Prompt], id_prefix: str, n: int = 1) -> "Answers":
+    """Hands the prompts to the engine, n answers of each, all or none; a refusal is raised before anything is sent."""
+    config, count = service.engine.config, len(prompts) * n
+    places = config.max_num_seqs + config.max_num_waiting
+    if count > places:
+        field_name = "n" if len(prompts) == 1 else "prompt"
+        raise FieldError(f"{count} answers are asked for at once; this server has {places} places.", field_name)
+    request_id = f"{id_prefix}-{uuid.uuid4().hex}"
+    answers: list[Answer] = []
+    try:
+        for place, prompt in enumerate(prompts):
+            request = _request(f"{request_id}/{place}", prompt)
+            handles = service.engine.submit_copies(request, n)
+            answers += [_answer(service, prompt, request, handle, copy) for copy, handle in enumerate(handles)]
+    except Exception:
+        for answer in answers:
+            answer.close()
+        raise
+    return Answers(request_id, tuple(answers), n)
+
+
+def _request(request_id: str, prompt: Prompt) -> Request:
+    return Request(
+        request_id,
+        prompt.token_ids,
+        prompt.sampling,
+        priority=prompt.priority,
+        cache_prompt=prompt.cache_prompt,
+        vision=prompt.vision,
+    )
+
+
+def _answer(service: Service, prompt: Prompt, request: Request, handle: RequestHandle, copy: int) -> Answer:
+    """The request is the one that was copied; its copies have seeds that count up."""
+    seed = request.sampling.seed
+    sampling = replace(request.sampling, seed=None if seed is None else seed + copy)
+    submitted = replace(request, request_id=handle.request_id, sampling=sampling)
+    return Answer(service.engine, service.tokenizer, prompt, submitted, handle)
 
 
 @dataclass(frozen=True)
-class Prepared:
-    """A request ready for the engine, with what the way back needs to know."""
+class Answers:
+    """The answers to one HTTP request: n of the first prompt, n of the second, and so on."""
 
-    prompt: tuple[int, ...]
-    sampling: SamplingParams
-    stops: tuple[str, ...]
-    in_reasoning: bool
+    request_id: str
+    answers: tuple[Answer, ...]
+    n: int
 
+    async def pieces(self) -> AsyncIterator[tuple[int, Piece | None]]:
+        """Pieces with the place of their answer, as they come; None is the end of that answer."""
+        if len(self.answers) == 1:
+            # A task for every piece is dear, and needed only where several streams are waited for.
+            async for piece in self.answers[0].pieces():
+                yield 0, piece
+            yield 0, None
+            return
+        streams = [answer.pieces() for answer in self.answers]
+        nexts = {asyncio.ensure_future(anext(stream)): place for place, stream in enumerate(streams)}
+        try:
+            while nexts:
+                done, _ = await asyncio.wait(nexts, return_when=asyncio.FIRST_COMPLETED)
+                for task in done:
+                    place = nexts.pop(task)
+                    try:
+                        piece = task.result()
+                    except StopAsyncIteration:
+                        yield place, None
+                        continue
+                    nexts[asyncio.ensure_future(anext(streams[place]))] = place
+                    yield place, piece
+        finally:
+            for task in nexts:
+                task.cancel()
 
-def prepare_chat(service: Service, request: ChatRequest) -> Prepared:
-    _refuse_other_model(service, request.model)
-    messages: Sequence[dict[str, Any]] = [message.model_dump(exclude_none=True) for message in request.messages]
-    text = service.template.render(messages, request.chat_template_kwargs)
-    sampling = request.sampling(service.defaults)
-    return Prepared(service.tokenizer.encode(text), sampling, request.stops, begins_in_reasoning(text))
+    async def whole(self) -> list[Piece]:
+        """Each answer at once, all read side by side."""
+        return list(await asyncio.gather(*(answer.whole() for answer in self.answers)))
 
-
-def prepare_completion(service: Service, request: CompletionRequest) -> Prepared:
-    _refuse_other_model(service, request.model)
-    prompt = request.prompt
-    token_ids = service.tokenizer.encode(prompt) if isinstance(prompt, str) else tuple(prompt)
-    return Prepared(token_ids, request.sampling(service.defaults), request.stops, in_reasoning=False)
-
-
-def _refuse_other_model(service: Service, model: str | None) -> None:
-    if model not in (None, service.model_name):
-        raise ModelNotFoundError(f"The model {model!r} is not served here; {service.model_name!r} is.")
-
-
-def submit(service: Service, prepared: Prepared, id_prefix: str) -> "Answer":
-    """Hands the request to the engine; a refusal is raised here, before anything has been sent to the client."""
-    request = Request(f"{id_prefix}-{uuid.uuid4().hex}", prepared.prompt, prepared.sampling)
-    return Answer(service, prepared, service.engine.submit(request))
-
-
-class Answer:
-    """Pieces of reasoning and content as they come; once they are read, `finish_reason` and `counts` are known."""
-
-    def __init__(self, service: Service, prepared: Prepared, handle: RequestHandle) -> None:
-        self.request_id = handle.request_id
-        self.finish_reason = ""
-        self.counts = Counts(len(prepared.prompt), 0)
-        self._engine = service.engine
-        self._handle = handle
-        self._text = TextStream(service.tokenizer, prepared.stops)
-        self._splitter = ReasoningSplitter(in_reasoning=prepared.in_reasoning)
-
-    async def pieces(self) -> AsyncIterator[Split]:
-        """Non-empty pieces in order. Whoever stops reading early calls `close`."""
-        async for event in self._handle:
-            if isinstance(event, Failed):
-                raise GenerationError(event.message)
-            if isinstance(event, Finished):
-                self.finish_reason, self.counts = event.reason.value, event.counts
-            elif isinstance(event, Tokens):
-                piece = self._splitter.push(self._text.push(event.token_ids))
-                if any(piece):
-                    yield piece
-                if self._text.is_stopped:
-                    self._stop()
-                    break
-        for piece in (self._splitter.push(self._text.flush()), self._splitter.flush()):
-            if any(piece):
-                yield piece
-
-    async def whole(self) -> Split:
-        """All of it at once."""
-        pieces = [piece async for piece in self.pieces()]
-        return Split("".join(p.reasoning for p in pieces), "".join(p.content for p in pieces))
+    @property
+    def usage(self) -> Usage:
+        """Of all together; a prompt's n answers share it, and the first tells what was cached."""
+        each = [answer.usage for answer in self.answers]
+        return sum((u.without_prompt if place % self.n else u for place, u in enumerate(each)), Usage())
 
     def close(self) -> None:
-        """Gives the engine's slot back; after the end it has no effect."""
-        self._engine.abort(self.request_id)
-
-    def _stop(self) -> None:
-        """A stop string is complete: tokens that the engine has made beyond it are nobody's business."""
-        self.close()
-        self.finish_reason = "stop"
-        self.counts = Counts(self.counts.prompt_tokens, self._text.num_tokens)
+        for answer in self.answers:
+            answer.close()

@@ -7,13 +7,22 @@ from typing import Any, NamedTuple
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
+from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
-from onebox.engine.api import ContextTooLongError, EngineStoppedError, QueueFullError
-from onebox.server.schema import UNION_TAGS
+from onebox.engine.api import ContextTooLongError, EngineRestartingError, EngineStoppedError, QueueFullError
 from onebox.spec.errors import OneboxError, UnsupportedError, UsageError
 
-__all__ = ["GenerationError", "ModelNotFoundError", "error_body", "install_error_handlers"]
+__all__ = [
+    "ErrorReply",
+    "FieldError",
+    "GenerationError",
+    "ModelNotFoundError",
+    "UnauthorizedError",
+    "error_body",
+    "error_response",
+    "install_error_handlers",
+]
 
 _log = logging.getLogger(__name__)
 
@@ -22,8 +31,34 @@ class ModelNotFoundError(UsageError):
     """The request names a model that is not served here."""
 
 
+class FieldError(UsageError):
+    """A field of the request cannot be honoured; `param` is its name."""
+
+    def __init__(self, message: str, param: str) -> None:
+        super().__init__(message)
+        self.param = param
+
+
+class UnauthorizedError(UsageError):
+    """The request does not carry the server's API key."""
+
+
 class GenerationError(OneboxError):
     """The engine took the request and could not carry it out."""
+
+
+class ErrorFields(BaseModel):
+    message: str
+    type: str
+    param: str | None
+    """The field that is at fault, where it is one."""
+    code: str | None
+
+
+class ErrorReply(BaseModel):
+    """The body of every refusal."""
+
+    error: ErrorFields
 
 
 class _Kind(NamedTuple):
@@ -38,8 +73,10 @@ _SERVER_ERROR = _Kind(500, "server_error")
 # The first row that fits decides, so a class comes before those it derives from.
 _KINDS: tuple[tuple[type[OneboxError], _Kind], ...] = (
     (ModelNotFoundError, _Kind(404, "invalid_request_error", "model_not_found", "model")),
+    (UnauthorizedError, _Kind(401, "invalid_request_error", "invalid_api_key")),
     (ContextTooLongError, _Kind(400, "invalid_request_error", "context_length_exceeded")),
     (QueueFullError, _Kind(429, "rate_limit_error", "queue_full")),
+    (EngineRestartingError, _Kind(503, "server_error", "engine_restarting")),
     (EngineStoppedError, _Kind(503, "server_error", "engine_stopped")),
     (UsageError, _BAD_REQUEST),
     (UnsupportedError, _BAD_REQUEST),
@@ -59,8 +96,17 @@ def install_error_handlers(app: FastAPI) -> None:
     app.add_exception_handler(Exception, _unforeseen)
 
 
+def error_response(error: OneboxError) -> JSONResponse:
+    """The error as a whole answer."""
+    headers = None
+    if isinstance(error, QueueFullError | EngineRestartingError):
+        headers = {"Retry-After": str(error.retry_after_s)}
+    return JSONResponse(error_body(error), _kind(error).status, headers)
+
+
 def _kind(error: OneboxError) -> _Kind:
-    return next(kind for cls, kind in _KINDS if isinstance(error, cls))
+    kind = next(kind for cls, kind in _KINDS if isinstance(error, cls))
+    return kind._replace(param=error.param) if isinstance(error, FieldError) else kind
 
 
 def _body(message: str, kind: _Kind) -> dict[str, Any]:
@@ -71,8 +117,7 @@ def _body(message: str, kind: _Kind) -> dict[str, Any]:
 
 async def _refused(_: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, OneboxError)  # noqa: S101 - Starlette calls a handler with its own class of error
-    headers = {"Retry-After": str(error.retry_after_s)} if isinstance(error, QueueFullError) else None
-    return JSONResponse(error_body(error), _kind(error).status, headers)
+    return error_response(error)
 
 
 async def _invalid(_: Request, error: Exception) -> JSONResponse:
@@ -94,8 +139,8 @@ async def _unforeseen(request: Request, error: Exception) -> JSONResponse:
 
 
 def _param(location: Sequence[str | int]) -> str | None:
-    """The field's path, such as messages.0.content; what pydantic adds for unions is left out."""
-    names = [str(part) for part in location[1:] if part not in UNION_TAGS]
+    """The field's path, such as messages.0.content. Tags of unions, which are no fields, are written as <tag>."""
+    names = [str(part) for part in location[1:] if not str(part).startswith("<")]
     return ".".join(names) or None
 
 

@@ -1,86 +1,206 @@
 """What requests may hold. A field that is not here is refused by name, and so is a value that would not be honoured."""
 
+import json
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, field_validator, model_validator
 
-from onebox.engine.api import SamplingParams
+from onebox.engine.api import Grammar, SamplingParams
+from onebox.server.errors import FieldError
+from onebox.spec.errors import UsageError
 from onebox.text.generation import GenerationDefaults
 
-__all__ = ["UNION_TAGS", "ChatRequest", "CompletionRequest", "Message"]
+__all__ = ["MAX_CHOICES", "GenerationFields", "StreamOptions", "Strict", "Text", "text_or_list"]
 
-_INT64 = 2**63
-
-# Which member of a union a value is meant to be, so that an error speaks of that member alone.
-UNION_TAGS = frozenset({"text", "list"})
-
-
-def _text_or_list(value: Any) -> str:
-    return "list" if isinstance(value, list) else "text"
+MAX_CHOICES = 128
+# Room for the seeds of all choices, which count up from the one given.
+_MAX_SEED = 2**63 - MAX_CHOICES
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+def text_or_list(value: Any) -> str:
+    """Which member of a union a value is meant to be, so that an error speaks of that member alone."""
+    return "<list>" if isinstance(value, list) else "<text>"
 
 
-class TextPart(_Strict):
-    type: Literal["text"]
-    text: str
+class Strict(BaseModel):
+    """No unknown fields, no conversions, no infinities."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, use_attribute_docstrings=True)
 
 
-_Text = Annotated[str, Tag("text")]
-_Content = Annotated[_Text | Annotated[list[TextPart], Tag("list")], Discriminator(_text_or_list)]
+Text = Annotated[str, Tag("<text>")]
 # Bounded, because each new token is compared with all of it.
 _Stop = Annotated[str, Field(min_length=1, max_length=1024)]
 _Stops = Annotated[
-    Annotated[_Stop, Tag("text")] | Annotated[list[_Stop], Field(max_length=16), Tag("list")],
-    Discriminator(_text_or_list),
+    Annotated[_Stop, Tag("<text>")] | Annotated[list[_Stop], Field(max_length=16), Tag("<list>")],
+    Discriminator(text_or_list),
 ]
-_Prompt = Annotated[_Text | Annotated[list[int], Tag("list")], Discriminator(_text_or_list)]
+_TokenId = Annotated[int, Field(ge=0)]
+_Penalty = Annotated[float, Field(ge=-2, le=2)]
 
 
-class Message(_Strict):
-    """One turn. `reasoning_content` is what an earlier answer of ours had under that name."""
+class StreamOptions(Strict):
+    include_usage: bool | None = None
+    """A last chunk carries the usage."""
+    continuous_usage_stats: bool | None = None
+    """Every chunk carries the usage so far."""
 
-    role: Literal["system", "user", "assistant"]
-    content: _Content | None = None
-    reasoning_content: str | None = None
+
+class JsonSchemaFormat(Strict):
+    """OpenAI's wrapping of a schema. The answer is always held to it, whatever `strict` says."""
+
+    name: str | None = None
+    description: str | None = None
+    schema_: Annotated[dict[str, Any], Field(alias="schema")]
+    strict: bool | None = None
+
+
+class ResponseFormat(Strict):
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchemaFormat | None = None
 
     @model_validator(mode="after")
-    def _has_what_its_role_needs(self) -> Self:
-        if self.content is None and self.role != "assistant":
-            raise ValueError(f"a {self.role} message needs content")
-        if self.reasoning_content is not None and self.role != "assistant":
-            raise ValueError("only an assistant message has reasoning_content")
+    def _schema_goes_with_its_type(self) -> Self:
+        if (self.type == "json_schema") != (self.json_schema is not None):
+            raise ValueError("json_schema is given exactly with the type json_schema")
         return self
 
 
-class StreamOptions(_Strict):
-    include_usage: bool | None = None
+class StructuredOutputs(Strict):
+    """vLLM's way to say what an answer must be: one of these."""
+
+    json_: Annotated[dict[str, Any] | str | None, Field(alias="json")] = None
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
 
 
-class _Request(_Strict):
-    """The fields that both endpoints share. Null means absent, as in OpenAI's API."""
+class HarmlessFields(Strict):
+    """Fields that clients send and that change nothing about the answer, here or elsewhere."""
+
+    user: str | None = None
+    metadata: dict[str, Any] | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    service_tier: Literal["auto", "default"] | None = None
+    store: Literal[False] | None = None
+    """Nothing is stored."""
+
+
+class GrammarFields(Strict):
+    """What the content must be; at most one of these. With thinking on, it binds what follows the reasoning."""
+
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: dict[str, Any] | str | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
+    """In Lark's notation."""
+
+    @property
+    def grammar(self) -> Grammar | None:
+        """A refusal names the field."""
+        asked = [*self._formats(), *self._structured(), *self._guided()]
+        if len(asked) > 1:
+            names = f"{asked[0][0]} and {asked[1][0]}"
+            raise FieldError(f"{names} both say what the answer must be; give one.", asked[1][0])
+        for name, kind, value in asked:
+            try:
+                return _make_grammar(kind, value)
+            except UsageError as error:
+                raise FieldError(str(error), name) from None
+        return None
+
+    def _formats(self) -> list[tuple[str, str, Any]]:
+        asked = self.response_format
+        if asked is None or asked.type == "text":
+            return []
+        schema = asked.json_schema.schema_ if asked.json_schema else None
+        return [("response_format", "json" if asked.json_schema else "json_object", schema)]
+
+    def _structured(self) -> list[tuple[str, str, Any]]:
+        asked = self.structured_outputs
+        if asked is None:
+            return []
+        kinds = {
+            "json": asked.json_,
+            "regex": asked.regex,
+            "choice": asked.choice,
+            "grammar": asked.grammar,
+            "json_object": asked.json_object or None,
+        }
+        return [(f"structured_outputs.{kind}", kind, value) for kind, value in kinds.items() if value is not None]
+
+    def _guided(self) -> list[tuple[str, str, Any]]:
+        kinds = ("json", "regex", "choice", "grammar")
+        given = [(kind, getattr(self, f"guided_{kind}")) for kind in kinds]
+        return [(f"guided_{kind}", kind, value) for kind, value in given if value is not None]
+
+
+def _make_grammar(kind: str, value: Any) -> Grammar:
+    match kind:
+        case "json":
+            return Grammar.json_schema(_schema(value))
+        case "json_object":
+            return Grammar.json_object()
+        case "regex":
+            return Grammar.regex(value)
+        case "choice":
+            return Grammar.choice(value)
+        case _:
+            return Grammar.cfg(value)
+
+
+def _schema(value: dict[str, Any] | str) -> Any:
+    """A schema, which vLLM also takes as text."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return json.loads(value)
+    except ValueError as error:
+        raise UsageError(f"The JSON schema is a text that is not JSON ({error}).") from None
+
+
+class GenerationFields(HarmlessFields, GrammarFields):
+    """The fields that the endpoints share. Null means absent, as in OpenAI's API."""
 
     model: str | None = None
     """None: the one model there is."""
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
-    top_k: Annotated[int, Field(ge=-1)] | None = None
+    top_k: Annotated[int, Field(ge=-1, lt=2**31)] | None = None
     """-1 and 0 keep all tokens."""
-    seed: Annotated[int, Field(ge=-_INT64, lt=_INT64)] | None = None
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    presence_penalty: _Penalty | None = None
+    frequency_penalty: _Penalty | None = None
+    repetition_penalty: Annotated[float, Field(gt=0)] | None = None
+    logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = None
+    """Token id, as text, to what is added to its logit."""
+    seed: Annotated[int, Field(ge=-(2**63), lt=_MAX_SEED)] | None = None
     stop: _Stops | None = None
+    """Texts before which the answer ends, the reasoning included."""
+    stop_token_ids: Annotated[list[_TokenId], Field(max_length=128)] | None = None
     max_tokens: Annotated[int, Field(ge=1)] | None = None
+    min_tokens: Annotated[int, Field(ge=0)] | None = None
     ignore_eos: bool | None = None
-    n: int | None = None
+    n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
+    return_token_ids: bool | None = None
+    """The answer's token ids beside its text, and the prompt's."""
+    cache_prompt: bool | None = None
+    """False: the prompt neither uses the prefix cache nor enters it."""
+    priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] | None = None
+    """The lower number goes first."""
 
-    @field_validator("n")
+    @field_validator("logit_bias")
     @classmethod
-    def _one_choice(cls, value: int | None) -> int | None:
-        if value not in (None, 1):
-            raise ValueError(f"onebox gives one choice a request, not {value}; send the request that many times")
+    def _token_ids_as_keys(cls, value: dict[str, float] | None) -> dict[str, float] | None:
+        for key in value or {}:
+            if not (key.isascii() and key.isdigit()):
+                raise ValueError(f"{key!r} is no token id")
         return value
 
     @model_validator(mode="after")
@@ -97,47 +217,42 @@ class _Request(_Strict):
     def includes_usage(self) -> bool:
         return bool(self.stream_options and self.stream_options.include_usage)
 
-    def sampling(self, defaults: GenerationDefaults) -> SamplingParams:
-        """The engine's parameters; what the request leaves open is as the model's maker recommends."""
-        return SamplingParams(
-            temperature=defaults.temperature if self.temperature is None else self.temperature,
-            top_p=defaults.top_p if self.top_p is None else self.top_p,
-            top_k=defaults.top_k if self.top_k is None else max(self.top_k, 0),
-            seed=self.seed,
-            max_tokens=self.token_limit,
-            ignore_eos=bool(self.ignore_eos),
-        )
+    @property
+    def has_continuous_usage(self) -> bool:
+        return bool(self.stream_options and self.stream_options.continuous_usage_stats)
 
     @property
     def token_limit(self) -> int | None:
         return self.max_tokens
 
+    def sampling(
+        self,
+        defaults: GenerationDefaults,
+        *,
+        logprobs: int | None = None,
+        prompt_logprobs: int | None = None,
+        grammar: Grammar | None = None,
+    ) -> SamplingParams:
+        """The engine's parameters; what the request leaves open is as the model's maker recommends."""
+        return SamplingParams(
+            temperature=_first(self.temperature, defaults.temperature),
+            top_p=_first(self.top_p, defaults.top_p),
+            top_k=defaults.top_k if self.top_k is None else max(self.top_k, 0),
+            min_p=_first(self.min_p, defaults.min_p),
+            presence_penalty=_first(self.presence_penalty, defaults.presence_penalty),
+            frequency_penalty=_first(self.frequency_penalty, defaults.frequency_penalty),
+            repetition_penalty=_first(self.repetition_penalty, defaults.repetition_penalty),
+            logit_bias=tuple((int(key), bias) for key, bias in (self.logit_bias or {}).items()),
+            seed=self.seed,
+            max_tokens=self.token_limit,
+            min_tokens=self.min_tokens or 0,
+            stop_token_ids=tuple(self.stop_token_ids or ()),
+            ignore_eos=bool(self.ignore_eos),
+            logprobs=logprobs,
+            prompt_logprobs=prompt_logprobs,
+            grammar=grammar,
+        )
 
-class ChatRequest(_Request):
-    """POST /v1/chat/completions."""
 
-    messages: Annotated[list[Message], Field(min_length=1)]
-    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
-    """The newer name of max_tokens."""
-    chat_template_kwargs: dict[str, Any] | None = None
-
-    @model_validator(mode="after")
-    def _one_limit(self) -> Self:
-        given = {self.max_tokens, self.max_completion_tokens} - {None}
-        if len(given) > 1:
-            raise ValueError("max_tokens and max_completion_tokens are two names of one limit and differ; give one")
-        return self
-
-    @property
-    def token_limit(self) -> int | None:
-        return self.max_completion_tokens or self.max_tokens
-
-
-class CompletionRequest(_Request):
-    """POST /v1/completions. The prompt is text or token ids; 16 tokens unless told, as in OpenAI's API."""
-
-    prompt: _Prompt
-
-    @property
-    def token_limit(self) -> int | None:
-        return self.max_tokens or 16
+def _first(value: float | None, default: float) -> float:
+    return default if value is None else value

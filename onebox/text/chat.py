@@ -11,11 +11,13 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from onebox.spec.errors import UnreadableError, UsageError
 from onebox.spec.model import read_json
+from onebox.text.arguments import parse_json
 
 __all__ = ["ChatTemplate"]
 
 # What the caller of a template gives it, and so no one else may.
 _OURS = {"messages", "tools", "add_generation_prompt"}
+_GAP = {"type": "text", "text": "\n\n"}
 
 
 class ChatTemplate:
@@ -31,8 +33,13 @@ class ChatTemplate:
         self.options = frozenset(names - _OURS - set(environment.globals))
 
     @classmethod
-    def load(cls, directory: Path) -> "ChatTemplate":
-        """The template in chat_template.jinja, or where older tools kept it, in tokenizer_config.json."""
+    def load(cls, directory: Path, file: Path | None = None) -> "ChatTemplate":
+        """The template in `file`, else in chat_template.jinja, or where older tools kept it, tokenizer_config.json."""
+        if file is not None:
+            try:
+                return cls(file.read_text(encoding="utf-8"))
+            except OSError as error:
+                raise UnreadableError(f"The chat template {file} cannot be read: {error.strerror}.") from None
         path = directory / "chat_template.jinja"
         if path.exists():
             return cls(path.read_text(encoding="utf-8"))
@@ -43,18 +50,72 @@ class ChatTemplate:
             )
         return cls(source)
 
-    def render(self, messages: Sequence[Mapping[str, Any]], options: Mapping[str, Any] | None = None) -> str:
-        """The prompt up to where the assistant's answer begins. A refusal by the template is a UsageError."""
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        options: Mapping[str, Any] | None = None,
+        tools: Sequence[Mapping[str, Any]] = (),
+    ) -> str:
+        """The prompt up to where the assistant's answer begins. A refusal by the template is a UsageError.
+
+        Messages and tools are in OpenAI's shape. Each image and video leaves one pad token in the text.
+        """
         for name in options or {}:
             if name not in self.options:
                 known = ", ".join(sorted(self.options)) or "none"
                 raise UsageError(
                     f"chat_template_kwargs.{name} is not read by this model's template; it reads: {known}."
                 )
+        given = {"messages": _template_messages(messages), "tools": list(tools) or None, "add_generation_prompt": True}
         try:
-            return self._template.render(messages=messages, add_generation_prompt=True, **(options or {}))
+            return self._template.render(**given, **(options or {}))
         except (jinja2.TemplateError, TypeError, ValueError) as error:
             raise UsageError(f"The chat template refused the messages: {error}") from None
+
+
+def _template_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """OpenAI's messages as the family's templates read them: one system message, the first; arguments as objects."""
+    turned = [_template_message(message, f"messages.{place}") for place, message in enumerate(messages)]
+    num_leading = next((place for place, message in enumerate(turned) if message.get("role") != "system"), len(turned))
+    # Agents put instructions in the middle, which the templates refuse; as a user's turn they keep their place.
+    later = [{**m, "role": "user"} if m.get("role") == "system" else m for m in turned[num_leading:]]
+    if num_leading < 2:
+        return turned[:num_leading] + later
+    parts = [part for message in turned[:num_leading] for part in (*_parts(message.get("content")), _GAP)]
+    return [{"role": "system", "content": parts[:-1]}, *later]
+
+
+def _template_message(message: Mapping[str, Any], place: str) -> dict[str, Any]:
+    turned = dict(message)
+    if turned.get("role") == "developer":
+        turned["role"] = "system"
+    if turned.get("reasoning_content") is None and (reasoning := turned.pop("reasoning", None)) is not None:
+        turned["reasoning_content"] = reasoning
+    if isinstance(turned.get("content"), list):
+        turned["content"] = _parts(turned["content"])
+    if turned.get("tool_calls"):
+        calls = enumerate(turned["tool_calls"])
+        turned["tool_calls"] = [_template_call(call, f"{place}.tool_calls.{number}") for number, call in calls]
+    return turned
+
+
+def _parts(content: Any) -> list[Any]:
+    """Content as parts of types that templates know: they name an image or a video by its kind, not by its source."""
+    if not isinstance(content, list):
+        return [{"type": "text", "text": content}] if content else []
+    kinds = {"image_url": "image", "video_url": "video"}
+    return [{"type": kinds[p["type"]]} if isinstance(p, dict) and p.get("type") in kinds else p for p in content]
+
+
+def _template_call(call: Mapping[str, Any], place: str) -> dict[str, Any]:
+    """A call of an earlier turn, whose arguments OpenAI's shape holds as JSON text."""
+    function = dict(call.get("function") or {})
+    arguments = function.get("arguments") or {}
+    if isinstance(arguments, str):
+        arguments = parse_json(arguments)
+    if not isinstance(arguments, Mapping):
+        raise UsageError(f"{place}.function.arguments is not the JSON of an object; send it as the call gave it.")
+    return {**call, "function": {**function, "arguments": arguments}}
 
 
 def _environment() -> ImmutableSandboxedEnvironment:
@@ -73,18 +134,27 @@ def _outside_names(tree: nodes.Template) -> set[str]:
     """The names that a template expects from outside.
 
     Jinja counts a name that some branch sets as one that may be missing. It is an option only if the template asks
-    whether it is there, as in `enable_thinking is defined` or `enable_thinking | default(true)`.
+    whether it is there, as in `enable_thinking is defined` or `enable_thinking | default(true)`; a macro that asks so
+    may mean its own parameter.
     """
-    set_inside = {name.name for name in tree.find_all(nodes.Name) if name.ctx == "store"}
+    names = list(tree.find_all(nodes.Name))
+    set_inside = {name.name for name in names if name.ctx == "store"}
+    parameters = {name.name for name in names if name.ctx == "param"}
     asked = [t.node for t in tree.find_all(nodes.Test) if t.name in ("defined", "undefined")]
     asked += [f.node for f in tree.find_all(nodes.Filter) if f.name in ("default", "d") and f.node]
     asked_for = {node.name for node in asked if isinstance(node, nodes.Name)}
     undeclared = meta.find_undeclared_variables(tree)
-    return undeclared - set_inside | undeclared & asked_for
+    return undeclared - set_inside | undeclared & (asked_for - parameters)
 
 
-def _to_json(value: Any, indent: int | None = None) -> str:
-    return json.dumps(value, ensure_ascii=False, indent=indent)
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
 def _raise(message: str) -> NoReturn:

@@ -1,20 +1,27 @@
 """generation_config.json: the model maker's sampling defaults and the tokens that end an answer."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from onebox.spec.errors import UnsupportedError
+from onebox.spec.errors import UnsupportedError, UsageError
 from onebox.spec.model import read_config, read_json
 
 __all__ = ["GenerationDefaults"]
 
 _FILE = "generation_config.json"
-_READ = {"do_sample", "eos_token_id", "temperature", "top_k", "top_p"}
+_NUMBERS = {
+    "temperature": float,
+    "top_p": float,
+    "top_k": int,
+    "min_p": float,
+    "presence_penalty": float,
+    "frequency_penalty": float,
+    "repetition_penalty": float,
+}
+_READ = {"do_sample", "eos_token_id", *_NUMBERS}
 _HARMLESS = {"_from_model_config", "bos_token_id", "pad_token_id", "transformers_version", "use_cache"}
-# Settings that onebox does not have, each at the value that changes nothing.
-_NEUTRAL: dict[str, Any] = {"min_p": 0.0, "presence_penalty": 0.0, "frequency_penalty": 0.0, "repetition_penalty": 1.0}
 
 
 @dataclass(frozen=True)
@@ -25,6 +32,10 @@ class GenerationDefaults:
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = 0
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
 
     @classmethod
     def load(cls, directory: Path) -> "GenerationDefaults":
@@ -37,13 +48,19 @@ class GenerationDefaults:
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> "GenerationDefaults":
         for key, value in config.items():
-            if key not in _READ | _HARMLESS and (key not in _NEUTRAL or _NEUTRAL[key] != value):
+            if key not in _READ | _HARMLESS:
                 raise UnsupportedError(f"{_FILE} sets {key} to {value!r}, which onebox cannot honour; remove it.")
         eos = config.get("eos_token_id", [])
-        greedy = config.get("do_sample") is False
-        return cls(
-            eos_token_ids=tuple(eos) if isinstance(eos, list) else (eos,),
-            temperature=0.0 if greedy else float(config.get("temperature", 1.0)),
-            top_p=float(config.get("top_p", 1.0)),
-            top_k=int(config.get("top_k", 0)),
-        )
+        numbers = {name: kind(config[name]) for name, kind in _NUMBERS.items() if config.get(name) is not None}
+        if config.get("do_sample") is False:
+            numbers["temperature"] = 0.0
+        return cls(tuple(eos) if isinstance(eos, list) else (eos,), **numbers)
+
+    def overridden(self, changes: Mapping[str, Any]) -> "GenerationDefaults":
+        """With the operator's own numbers in place of the model maker's."""
+        for key, value in changes.items():
+            if key not in _NUMBERS:
+                raise UsageError(f"--override-generation-config holds {key!r}; it takes {', '.join(_NUMBERS)}.")
+            if not isinstance(value, int | float) or isinstance(value, bool):
+                raise UsageError(f"--override-generation-config sets {key} to {value!r}; it must be a number.")
+        return replace(self, **{key: _NUMBERS[key](value) for key, value in changes.items()})

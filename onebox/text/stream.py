@@ -21,6 +21,11 @@ class Detokenizer:
     def push(self, token_ids: Iterable[int]) -> str:
         return self._decoder.decode(b"".join(map(self._tokenizer.token_bytes, token_ids)))
 
+    @property
+    def is_whole(self) -> bool:
+        """No character is unfinished."""
+        return not self._decoder.getstate()[0]
+
     def flush(self) -> str:
         """What is left at the end: an unfinished character is shown as U+FFFD."""
         return self._decoder.decode(b"", final=True)
@@ -32,17 +37,23 @@ class StopStrings:
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops = tuple(stops)
         self._held = ""
-        self.is_stopped = False
+        self.stopped_by: str | None = None
+        """The stop string that was found."""
+
+    @property
+    def is_stopped(self) -> bool:
+        return self.stopped_by is not None
 
     def push(self, text: str) -> str:
         if self.is_stopped:
             return ""
         text = self._held + text
-        found = [(at + len(stop), at) for stop in self._stops if (at := text.find(stop)) >= 0]
+        found = [(at + len(stop), at, stop) for stop in self._stops if (at := text.find(stop)) >= 0]
         if found:
             # The one that is complete first ends the text: that does not depend on how the text was cut.
-            self.is_stopped, self._held = True, ""
-            return text[: min(found)[1]]
+            _, at, self.stopped_by = min(found)
+            self._held = ""
+            return text[:at]
         keep = len(text) - self._possible_start(text)
         self._held = text[keep:]
         return text[:keep]
@@ -71,6 +82,15 @@ class TextStream:
     @property
     def is_stopped(self) -> bool:
         return self._stops.is_stopped
+
+    @property
+    def stopped_by(self) -> str | None:
+        """The stop string that was found."""
+        return self._stops.stopped_by
+
+    @property
+    def is_whole(self) -> bool:
+        return self._detokenizer.is_whole
 
     def push(self, token_ids: Iterable[int]) -> str:
         text = ""

@@ -37,6 +37,12 @@ class Tokenizer:
             # The library raises bare Exceptions for whatever it finds wrong in the file.
             raise UnreadableError(f"{path} cannot be read as a tokenizer ({error}): download it again.") from None
 
+    @property
+    def message_token_ids(self) -> tuple[int, ...]:
+        """The token that opens a message in the family's chat format, if this tokenizer has it."""
+        token_id = self._tokenizer.token_to_id("<|im_start|>")
+        return () if token_id is None else (token_id,)
+
     def encode(self, text: str) -> tuple[int, ...]:
         """Ids of text; control tokens written out in it become those tokens, and none is added."""
         try:
@@ -54,7 +60,11 @@ class Tokenizer:
 
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes that an id adds to the text: none for control tokens and for the vocabulary's padding."""
-        text = None if token_id in self._hidden else self._tokenizer.id_to_token(token_id)
+        return b"" if token_id in self._hidden else self.shown_bytes(token_id)
+
+    def shown_bytes(self, token_id: int) -> bytes:
+        """The same, with control tokens by their names: the text that `encode` makes these ids of."""
+        text = self._tokenizer.id_to_token(token_id)
         if text is None:
             return b""
         table = _byte_of_char()

@@ -9,22 +9,29 @@ import pytest
 import uvicorn
 
 from onebox.engine.api import Engine, EngineConfig
-from onebox.engine.runner import ReferenceRunner
-from onebox.model.load import load_weights
+from onebox.engine.open import EngineOptions, Vocabulary, plan_engine, start_engine
 from onebox.server.app import create_app
 from onebox.server.complete import Service
 from onebox.server.run import bind
 from onebox.text.chat import ChatTemplate
 from onebox.text.generation import GenerationDefaults
+from onebox.text.vocabulary import token_table
 from tests.engine.scripted import ScriptedRunner
 
 
 class Client:
-    """The application in process: what a request gets, with a stream's events parsed."""
+    """The application in process. `requests` are those that reached the engine."""
 
-    def __init__(self, service):
+    def __init__(self, service, settings=None):
         self.service = service
-        self.app = create_app(service)
+        self.app = create_app(service, settings)
+        self.requests = []
+        submit_all = service.engine.submit_all
+        service.engine.submit_all = lambda requests: (self.requests.extend(requests), submit_all(requests))[1]
+
+    @property
+    def sampling(self):
+        return [request.sampling for request in self.requests]
 
     def request(self, method, path, *, json_body=None, **options):
         if json_body is not None:
@@ -58,8 +65,9 @@ def make_service(checkpoint, tokenizer):
     template, defaults = ChatTemplate.load(checkpoint), GenerationDefaults.load(checkpoint)
 
     def make(runner, **limits):
-        config = EngineConfig(**{"max_model_len": 400, "eos_token_ids": defaults.eos_token_ids, **limits})
-        return Service(Engine(runner, config), tokenizer, template, defaults, "tiny")
+        limits = {"max_model_len": 400, "num_pages": 60, "eos_token_ids": defaults.eos_token_ids, **limits}
+        engine = Engine(runner, EngineConfig(**limits), token_table(tokenizer, defaults.eos_token_ids))
+        return Service(engine, tokenizer, template, defaults, "tiny")
 
     return make
 
@@ -83,12 +91,15 @@ def scripted(make_service, tokenizer):
 
 
 @pytest.fixture(scope="session")
-def tiny(make_service, checkpoint):
+def tiny(checkpoint, tokenizer):
     """A client of the tiny random model."""
-    loaded = load_weights(checkpoint)
-    service = make_service(ReferenceRunner(loaded.spec, loaded.weights))
-    with service.engine:
-        yield Client(service)
+    template, defaults = ChatTemplate.load(checkpoint), GenerationDefaults.load(checkpoint)
+    eos_token_ids = defaults.eos_token_ids
+    vocabulary = Vocabulary(eos_token_ids, tokenizer.message_token_ids, token_table(tokenizer, eos_token_ids))
+    options = EngineOptions(max_model_len=1200, kv_cache_memory_bytes=16 << 20)
+    engine = start_engine(plan_engine(checkpoint, options, vocabulary), vocabulary)
+    with engine:
+        yield Client(Service(engine, tokenizer, template, defaults, "tiny"))
 
 
 def wait_until(condition):

@@ -2,16 +2,24 @@
 
 import pytest
 
+from onebox.engine.api import EngineRestartingError
+from onebox.server.chat import ChatRequest
+from onebox.server.completions import CompletionRequest
 from tests.server.conftest import events
 
 UNSUPPORTED = {
-    "logprobs": True,
-    "logit_bias": {},
-    "presence_penalty": 0.5,
-    "tools": [],
-    "response_format": {"type": "json_object"},
-    "user": "me",
     "best_of": 1,
+    "suffix": "x",
+    "functions": [],
+    "function_call": "auto",
+    "prediction": {"type": "content", "content": "x"},
+    "audio": {},
+    "verbosity": "low",
+    "web_search_options": {},
+    "truncate_prompt_tokens": 5,
+    "use_beam_search": True,
+    "include_stop_str_in_output": True,
+    "chat_template": "x",
     "unheard_of": 1,
 }
 
@@ -41,7 +49,38 @@ def test_a_field_that_would_not_be_honoured_is_refused_by_name(client, field, en
 @pytest.mark.parametrize(
     ("fields", "param", "says"),
     [
-        ({"n": 2}, "n", "one choice a request, not 2"),
+        ({"n": 0}, "n", "greater than or equal to 1"),
+        ({"n": 129}, "n", "less than or equal to 128"),
+        ({"n": 73}, "n", "73 answers are asked for at once; this server has 72 places"),
+        ({"store": True}, "store", "False"),
+        ({"logit_bias": {"x": 1}}, "logit_bias", "'x' is no token id"),
+        ({"logit_bias": {"5": 101}}, "logit_bias.5", "less than or equal to 100"),
+        ({"logit_bias": {"384": 1}}, None, "logit_bias names token id 384"),
+        ({"stop_token_ids": [384]}, None, "stop_token_ids names token id 384"),
+        ({"presence_penalty": 2.5}, "presence_penalty", "less than or equal to 2"),
+        ({"min_p": 1.5}, "min_p", "less than or equal to 1"),
+        ({"repetition_penalty": 0}, "repetition_penalty", "greater than 0"),
+        ({"max_tokens": 3, "min_tokens": 4}, None, "min_tokens is 4"),
+        ({"top_logprobs": 3}, None, "without logprobs"),
+        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs", "less than or equal to 20"),
+        ({"reasoning_effort": "huge"}, "reasoning_effort", "'none'"),
+        ({"thinking_budget": -1}, "thinking_budget", "greater than or equal to 0"),
+        ({"thinking_budget": 5, "max_reasoning_tokens": 6}, None, "names of one limit and differ"),
+        ({"chat_template_kwargs": {"thinking_budget": "x"}}, None, "whole number"),
+        ({"tools": [{"type": "web"}]}, "tools.0.type", "'function'"),
+        ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools.0.function.name", "pattern"),
+        ({"tool_choice": "required"}, None, "there are no tools"),
+        ({"tool_choice": "sometimes"}, "tool_choice", "'none', 'auto' or 'required'"),
+        ({"tool_choice": {"type": "function"}}, "tool_choice.function", "missing"),
+        ({"response_format": {"type": "xml"}}, "response_format.type", "'json_schema'"),
+        ({"response_format": {"type": "json_schema"}}, "response_format", "exactly with the type json_schema"),
+        ({"response_format": {"type": "json_object"}, "guided_regex": "a"}, "guided_regex", "give one"),
+        ({"guided_json": "{"}, "guided_json", "not JSON"),
+        ({"guided_regex": "("}, "guided_regex", "cannot be used"),
+        ({"guided_choice": []}, "guided_choice", "empty"),
+        ({"guided_grammar": "start: nothing"}, "guided_grammar", "cannot be used"),
+        ({"structured_outputs": {"regex": "("}}, "structured_outputs.regex", "cannot be used"),
+        ({"modalities": ["audio"]}, "modalities.0", "'text'"),
         ({"temperature": -0.1}, "temperature", "greater than or equal to 0"),
         ({"temperature": "hot"}, "temperature", "valid number"),
         ({"top_p": 0}, "top_p", "greater than 0"),
@@ -58,14 +97,16 @@ def test_a_field_that_would_not_be_honoured_is_refused_by_name(client, field, en
         ({"stream_options": {"include_usage": True}}, None, "without stream"),
         ({"max_tokens": 5, "max_completion_tokens": 6}, None, "two names of one limit"),
         ({"messages": []}, "messages", "at least 1 item"),
-        ({"messages": [{"role": "wizard", "content": "x"}]}, "messages.0.role", "'system', 'user' or 'assistant'"),
+        ({"messages": [{"role": "wizard", "content": "x"}]}, "messages.0.role", "'user', 'assistant' or 'tool'"),
         ({"messages": [{"role": "user"}]}, "messages.0", "needs content"),
         ({"messages": [{"role": "user", "content": 5}]}, "messages.0.content", "valid string"),
-        ({"messages": [{"role": "user", "content": "x", "name": "y"}]}, "messages.0.name", "not supported"),
+        ({"messages": [{"role": "user", "content": "x", "name": "y"}]}, "messages.0", "name is not supported"),
+        ({"messages": [{"role": "user", "content": "x", "tool_calls": []}]}, "messages.0", "only an assistant"),
+        ({"messages": [{"role": "tool", "content": None, "tool_call_id": "x"}]}, "messages.0", "needs content"),
         (
-            {"messages": [{"role": "user", "content": [{"type": "image_url", "text": ""}]}]},
-            "messages.0.content.0.type",
-            "'text'",
+            {"messages": [{"role": "user", "content": [{"type": "audio", "text": ""}]}]},
+            "messages.0.content.0",
+            "text, image_url, video_url",
         ),
         ({"messages": [{"role": "user", "content": "", "reasoning_content": "x"}]}, "messages.0", "only an assistant"),
         ({"messages": [{"role": "assistant", "content": "x"}]}, None, "no question"),
@@ -80,8 +121,10 @@ def test_a_value_that_cannot_be_honoured_is_refused_with_its_place(client, field
 
 
 def test_null_means_absent(client):
-    nulls = dict.fromkeys(["model", "temperature", "top_p", "top_k", "seed", "stop", "max_tokens", "n", "stream"])
-    assert client.chat(**nulls, ignore_eos=None, stream_options=None, chat_template_kwargs=None).status_code == 200
+    fields = ChatRequest.model_fields.keys() - {"messages"}
+    assert client.chat(**dict.fromkeys(fields)).status_code == 200
+    fields = CompletionRequest.model_fields.keys() - {"prompt"}
+    assert client.complete(**dict.fromkeys(fields)).status_code == 200
 
 
 def test_bodies_that_are_no_requests_are_refused(client):
@@ -126,7 +169,7 @@ def test_a_full_queue_is_429_with_a_time_to_come_back(scripted, stream):
     client.runner.gate.clear()
     handle = client.service.engine.submit(Request("first", (1,)))
     response = client.chat(stream=stream)
-    assert "All 1 places" in refused(response, 429, code="queue_full", kind="rate_limit_error")
+    assert "Of 1 places for requests 1 are taken" in refused(response, 429, code="queue_full", kind="rate_limit_error")
     assert int(response.headers["retry-after"]) >= 1
     client.runner.gate.set()
     list(handle)
@@ -144,6 +187,16 @@ def test_a_failure_in_the_model_is_500_or_an_event_and_the_next_request_works(cl
 def test_a_stopped_engine_is_503(client):
     client.service.engine.close()
     refused(client.complete(), 503, code="engine_stopped", kind="server_error")
+
+
+def test_an_engine_that_restarts_is_503_with_a_time_to_come_back(client, monkeypatch):
+    def restarting(*_):
+        raise EngineRestartingError("The engine is restarting.")
+
+    monkeypatch.setattr(client.service.engine, "submit_copies", restarting)
+    response = client.complete()
+    refused(response, 503, code="engine_restarting", kind="server_error")
+    assert int(response.headers["retry-after"]) >= 1
 
 
 def test_a_mistake_of_ours_is_500_without_details(client, monkeypatch, caplog):

@@ -21,11 +21,33 @@ def test_thinking_can_be_switched_off(template):
     assert on == template.render([USER])
 
 
-def test_system_comes_first_or_not_at_all(template):
+def test_system_messages_at_the_beginning_are_one(template):
     system = {"role": "system", "content": [{"type": "text", "text": "Be "}, {"type": "text", "text": "brief."}]}
+    developer = {"role": "developer", "content": "Be kind."}
     assert template.render([system, USER]).startswith("<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\n")
-    with pytest.raises(UsageError, match="can only be the first"):
-        template.render([USER, system])
+    assert template.render([system, developer, USER]).startswith(
+        "<|im_start|>system\nBe brief.\n\nBe kind.<|im_end|>\n"
+    )
+
+
+def test_a_later_system_message_keeps_its_place_as_a_users_turn(template):
+    text = template.render([USER, {"role": "assistant", "content": "Hi."}, {"role": "system", "content": "Hurry."}])
+    assert text.startswith("<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\nHi.<|im_end|>\n")
+    assert text.endswith("<|im_start|>user\nHurry.<|im_end|>\n<|im_start|>assistant\n<think>\n")
+
+
+def test_tools_come_first_in_the_system_message(template):
+    tools = [{"type": "function", "function": {"name": name, "parameters": {}}} for name in ("add", "größe")]
+    lines = "".join("\n" + json.dumps(tool, ensure_ascii=False) for tool in tools)
+    with_system, without = (
+        template.render([*system, USER], tools=tools) for system in ([{"role": "system", "content": "S"}], [])
+    )
+    for text, end in ((with_system, "</tool_call>\n\nS<|im_end|>\n"), (without, "</tool_call><|im_end|>\n")):
+        head, _, rest = text.partition("<|im_start|>user\n")
+        assert head.startswith("<|im_start|>system\n# Tools\n")
+        assert f"<tools>{lines}\n</tools>" in head
+        assert head.endswith(end)
+        assert rest == template.render([USER]).removeprefix("<|im_start|>user\n")
 
 
 def test_reasoning_of_earlier_turns_is_dropped_and_of_the_present_one_kept(template):
@@ -50,9 +72,35 @@ def test_a_conversation_needs_a_question(template):
         template.render([{"role": "assistant", "content": "Hello"}])
 
 
-def test_images_are_refused_by_this_text_model(template):
-    with pytest.raises(UsageError, match="part of type image_url"):
-        template.render([{"role": "user", "content": [{"type": "image_url"}]}])
+def test_arguments_of_earlier_calls_may_be_json_text(template):
+    written = {"function": {"name": "add", "arguments": json.dumps(TOOL_CALL["function"]["arguments"])}}
+    texts = [template.render([USER, {"role": "assistant", "tool_calls": [call]}]) for call in (TOOL_CALL, written)]
+    assert texts[0] == texts[1]
+    for arguments in ("{", "[1]", [1]):
+        broken = {"role": "assistant", "tool_calls": [TOOL_CALL, {"function": {"name": "f", "arguments": arguments}}]}
+        with pytest.raises(UsageError, match=r"messages\.1\.tool_calls\.1\.function\.arguments is not"):
+            template.render([USER, broken])
+
+
+def test_reasoning_goes_by_both_its_names(template):
+    texts = [
+        template.render([USER, {"role": "assistant", "content": "A", name: "hm"}])
+        for name in ("reasoning", "reasoning_content")
+    ]
+    assert texts[0] == texts[1]
+    assert "<think>\nhm\n</think>\n\nA<|im_end|>" in texts[0]
+
+
+def test_each_picture_leaves_a_pad_token_at_its_place(template, tokenizer):
+    parts = [{"type": "image_url", "image_url": {"url": "u"}}, {"type": "text", "text": "and"}, {"type": "video_url"}]
+    text = template.render([{"role": "user", "content": parts}])
+    shown = "<|vision_start|><|image_pad|><|vision_end|>and<|vision_start|><|video_pad|><|vision_end|>"
+    assert text.startswith(f"<|im_start|>user\n{shown}<|im_end|>\n")
+    assert tokenizer.encode(text)[6:10] == (265, 268, 266, ord("a") - ord("!"))
+    with pytest.raises(UsageError, match="system message cannot hold a part of type image"):
+        template.render([{"role": "system", "content": parts}, USER])
+    with pytest.raises(UsageError, match="part of type input_audio"):
+        template.render([{"role": "user", "content": [{"type": "input_audio"}]}])
 
 
 def test_an_option_that_the_template_does_not_read_is_refused(template):
@@ -68,6 +116,8 @@ def test_an_option_that_the_template_does_not_read_is_refused(template):
         "{% if think is defined and think %}x{% endif %}",
         "{% if think is not defined %}{% set think = true %}{% endif %}{% if think %}x{% endif %}",
         "{% set think = think | default(true) %}{{ think }}{% if messages %}{% set y = 1 %}{{ y }}{% endif %}",
+        "{% macro show(x) %}{% if x is defined %}{{ x }}{% endif %}{% endmacro %}"
+        "{% for m in messages %}{% if m %}{% set x = m %}{% endif %}{{ show(x) }}{% endfor %}{{ think }}",
     ],
 )
 def test_options_are_what_a_template_reads_from_outside(source):
@@ -98,7 +148,11 @@ def test_transformers_renders_the_same(checkpoint, template, monkeypatch):
 
     theirs = PreTrainedTokenizerFast(tokenizer_file=str(checkpoint / "tokenizer.json"))
     theirs.chat_template = (checkpoint / "chat_template.jinja").read_text()
-    messages = [{"role": "system", "content": "S"}, USER, {"role": "assistant", "content": "A"}, USER]
+    calling = {"role": "assistant", "content": "A", "tool_calls": [TOOL_CALL]}
+    messages = [{"role": "system", "content": "S"}, USER, calling, {"role": "tool", "content": "3"}]
+    tools = [{"type": "function", "function": {"name": "add", "description": "größer"}}]
     for options in ({}, {"enable_thinking": False}):
-        rendered = theirs.apply_chat_template(messages, tokenize=False, add_generation_prompt=True, **options)
-        assert template.render(messages, options) == rendered
+        rendered = theirs.apply_chat_template(
+            messages, tools=tools, tokenize=False, add_generation_prompt=True, **options
+        )
+        assert template.render(messages, options, tools) == rendered

@@ -2,7 +2,7 @@
 
 import pytest
 
-from onebox.spec.errors import UnsupportedError
+from onebox.spec.errors import UnsupportedError, UsageError
 from onebox.text.generation import GenerationDefaults
 
 
@@ -20,7 +20,18 @@ def test_no_sampling_is_temperature_zero_and_neutral_settings_pass():
     assert GenerationDefaults.from_config(config) == GenerationDefaults((5,), temperature=0.0)
 
 
-@pytest.mark.parametrize("extra", [{"repetition_penalty": 1.1}, {"num_beams": 4}, {"unheard_of": None}])
+def test_the_operators_numbers_come_before_the_makers():
+    made = GenerationDefaults.from_config({"eos_token_id": 5, "temperature": 0.7, "repetition_penalty": 1.1})
+    assert made.overridden({"temperature": 0, "top_k": 4}) == GenerationDefaults(
+        (5,), 0.0, 1.0, 4, repetition_penalty=1.1
+    )
+    with pytest.raises(UsageError, match="'num_beams'"):
+        made.overridden({"num_beams": 2})
+    with pytest.raises(UsageError, match="must be a number"):
+        made.overridden({"top_p": "high"})
+
+
+@pytest.mark.parametrize("extra", [{"num_beams": 4}, {"unheard_of": None}])
 def test_what_cannot_be_honoured_is_refused_by_name(extra):
     with pytest.raises(UnsupportedError, match=next(iter(extra))):
         GenerationDefaults.from_config({"eos_token_id": [1], **extra})

@@ -1,0 +1,88 @@
+"""An answer's deltas as sections, one after the other: reasoning, content, or one call of a tool.
+
+Chat completions have a field for each kind; the Responses and the Messages API have a list in the order of what was
+said. Both write their lists from here, streamed and whole, so the two agree.
+"""
+
+import secrets
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Literal
+
+from onebox.text.answer import Content, Delta, Reasoning, ToolCallArguments, ToolCallStart
+
+__all__ = ["Closed", "Grown", "Opened", "Section", "SectionEvent", "Sections"]
+
+
+@dataclass
+class Section:
+    """`text` is what has come so far: of a call, the JSON of its arguments."""
+
+    index: int
+    kind: Literal["reasoning", "content", "call"]
+    name: str = ""
+    """Of the tool that is called."""
+    text: str = ""
+    key: str = field(default_factory=lambda: secrets.token_hex(12))
+    """What makes the section's ids unlike any other's."""
+
+
+@dataclass(frozen=True)
+class Opened:
+    section: Section
+
+
+@dataclass(frozen=True)
+class Grown:
+    section: Section
+    text: str
+
+
+@dataclass(frozen=True)
+class Closed:
+    section: Section
+
+
+SectionEvent = Opened | Grown | Closed
+
+
+class Sections:
+    """At most one section is open at a time, the last one."""
+
+    def __init__(self) -> None:
+        self.all: list[Section] = []
+        self._is_open = False
+
+    def push(self, deltas: Iterable[Delta]) -> Iterator[SectionEvent]:
+        """To be read to the end: `all` grows on the way."""
+        for delta in deltas:
+            match delta:
+                case Reasoning(text):
+                    yield from self._write("reasoning", text)
+                case Content(text):
+                    yield from self._write("content", text)
+                case ToolCallStart(_, name):
+                    yield from self._open("call", name)
+                case ToolCallArguments(_, text):
+                    yield from self._grow(text)
+
+    def close(self) -> Iterator[SectionEvent]:
+        """The end of the answer."""
+        if self._is_open:
+            self._is_open = False
+            yield Closed(self.all[-1])
+
+    def _write(self, kind: Literal["reasoning", "content"], text: str) -> Iterator[SectionEvent]:
+        if not (self._is_open and self.all[-1].kind == kind):
+            yield from self._open(kind)
+        yield from self._grow(text)
+
+    def _open(self, kind: Literal["reasoning", "content", "call"], name: str = "") -> Iterator[SectionEvent]:
+        yield from self.close()
+        self._is_open = True
+        self.all.append(Section(len(self.all), kind, name))
+        yield Opened(self.all[-1])
+
+    def _grow(self, text: str) -> Iterator[SectionEvent]:
+        self.all[-1].text += text
+        yield Grown(self.all[-1], text)

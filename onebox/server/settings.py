@@ -1,0 +1,22 @@
+"""What an operator decides about the HTTP side. The engine and the model have their own settings."""
+
+from dataclasses import dataclass
+
+__all__ = ["ServerSettings"]
+
+
+@dataclass(frozen=True)
+class ServerSettings:
+    """Frozen for the server's life."""
+
+    api_key: str | None = None
+    """Needed everywhere but at /health, /version and the page, as `Authorization: Bearer KEY` or `x-api-key: KEY`."""
+    allowed_origins: tuple[str, ...] = ()
+    """Origins whose pages may call the API from a browser; "*" allows all, none is the default."""
+    max_body_bytes: int = 64 << 20
+    """A longer body is refused with 413 before it is parsed. Images travel inside bodies, hence the room."""
+    send_timeout_s: float = 60.0
+    """A reader that takes none of its stream for so long is cut off and its request ended.
+
+    A slow reader never holds the engine: its tokens wait in memory, at most as many as its own answer has. This limit
+    keeps clients that have stopped reading from piling up."""

@@ -1,0 +1,113 @@
+"""Arguments of tools as JSON: which types a tool's schema allows a parameter, and text to a value of one of them."""
+
+import json
+import math
+from collections.abc import Mapping
+from typing import Any, NoReturn
+
+__all__ = ["ArgumentTypes", "argument_json", "json_of", "parse_json"]
+
+_STRING = frozenset({"string"})
+_NAMES = {str: "string", bool: "boolean", int: "integer", float: "number", dict: "object", list: "array"}
+_TYPES = frozenset({*_NAMES.values(), "null"})
+
+
+class ArgumentTypes:
+    """What a tool's JSON schema says about the types of its parameters."""
+
+    def __init__(self, schema: Mapping[str, Any]) -> None:
+        self._root = schema
+        properties = _resolve(schema, schema).get("properties")
+        self._properties = properties if isinstance(properties, Mapping) else {}
+
+    def __contains__(self, key: str) -> bool:
+        return key in self._properties
+
+    def of(self, key: str) -> frozenset[str]:
+        """The JSON types that the parameter may have; none if any may be. An unknown parameter is a string."""
+        return self._types(self._properties[key], frozenset()) if key in self else _STRING
+
+    def _types(self, schema: Any, seen: frozenset[str]) -> frozenset[str]:
+        reference = schema.get("$ref") if isinstance(schema, Mapping) else None
+        if not isinstance(schema, Mapping) or reference in seen:
+            return frozenset()
+        if isinstance(reference, str):
+            return self._types(_resolve(schema, self._root), seen | {reference})
+        nullable = frozenset({"null"}) if schema.get("nullable") is True else frozenset()
+        if declared := _declared(schema):
+            return declared | nullable
+        options = [option for word in ("anyOf", "oneOf", "allOf") for option in _list(schema.get(word))]
+        return frozenset().union(nullable, *(self._types(option, seen) for option in options))
+
+
+def argument_json(text: str, types: frozenset[str]) -> str:
+    """The JSON of a value written as text, of the first fitting type; a string if none fits.
+
+    Models write "nothing" as an empty value: where no string is allowed that is null or, if null is not allowed either,
+    no argument at all ("").
+    """
+    bare = text.strip()
+    if not bare and types and "string" not in types:
+        return "null" if "null" in types else ""
+    # The template shows null in earlier calls as Python's None, and models repeat it.
+    if bare in ("null", "None") and ("null" in types or "string" not in types):
+        return "null"
+    if "boolean" in types and bare.lower() in ("true", "false"):
+        return bare.lower()
+    value = parse_json(bare)
+    if isinstance(value, float) and "integer" in types and "number" not in types and value.is_integer():
+        value = int(value)
+    name = _NAMES.get(type(value), "")
+    fits = name in (types or {"object", "array"}) or (name == "integer" and "number" in types)
+    return json_of(value if fits and name != "string" else text)
+
+
+def json_of(value: Any) -> str:
+    """The one way in which onebox writes arguments: default separators, characters as they are."""
+    return json.dumps(value, ensure_ascii=False)
+
+
+def parse_json(text: str) -> Any:
+    """The value of JSON text; None where it is no JSON that can be sent on (infinite, too deep, half a character)."""
+    try:
+        value = json.loads(text, parse_constant=_refuse, parse_float=_finite)
+        json_of(value).encode()
+    except (ValueError, RecursionError):
+        return None
+    return value
+
+
+def _finite(text: str) -> float:
+    return value if math.isfinite(value := float(text)) else _refuse(text)
+
+
+def _refuse(text: str) -> NoReturn:
+    raise ValueError(text)
+
+
+def _declared(schema: Mapping[str, Any]) -> frozenset[str]:
+    """The types that a schema names itself, or shows by its values or its members."""
+    named = schema.get("type")
+    named = [named] if isinstance(named, str) else _list(named)
+    types = {name for name in named if isinstance(name, str)} & _TYPES
+    values = [*_list(schema.get("enum")), *([schema["const"]] if "const" in schema else [])]
+    if not types and values:
+        types = {"null" if value is None else _NAMES.get(type(value), "string") for value in values}
+    if not types:
+        types = {name for word, name in (("properties", "object"), ("items", "array")) if word in schema}
+    return frozenset(types)
+
+
+def _resolve(schema: Mapping[str, Any], root: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The schema that a `$ref` into the same document points at; the schema itself without one."""
+    reference = schema.get("$ref")
+    if not isinstance(reference, str):
+        return schema
+    found: Any = root
+    for step in reference.removeprefix("#").strip("/").split("/"):
+        found = found.get(step.replace("~1", "/").replace("~0", "~")) if isinstance(found, Mapping) else None
+    return found if isinstance(found, Mapping) else {}
+
+
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []

@@ -1,0 +1,70 @@
+"""Reading marks such as </think> in text that is still coming.
+
+A reader is asked what stands at its place. Where the text so far cannot tell, it raises Undecided, and the question is
+asked again once there is more. So what is read never depends on how the text was cut.
+"""
+
+import re
+
+__all__ = ["Reader", "Undecided"]
+
+# Bounded, so that a model that runs on for ever does not make every step read all of it again.
+_SPACE = re.compile(r"\s{0,1000}")
+_NAME = re.compile(r"([^<>\n]{0,256})(.?)", re.DOTALL)
+
+
+class Undecided(Exception):  # noqa: N818 (it is no error)
+    """The text ends inside what may become a mark."""
+
+
+class Reader:
+    """A place in a text. `is_last` says that no more text follows: then every question has an answer."""
+
+    def __init__(self, text: str, *, is_last: bool) -> None:
+        self.text = text
+        self.is_last = is_last
+        self.at = 0
+
+    @property
+    def is_done(self) -> bool:
+        return self.at == len(self.text)
+
+    def take_plain(self) -> str:
+        """The text up to the next "<", which may be none."""
+        end = self.text.find("<", self.at)
+        start, self.at = self.at, len(self.text) if end < 0 else end
+        return self.text[start : self.at]
+
+    def take_one(self) -> str:
+        self.at += 1
+        return self.text[self.at - 1]
+
+    def skip_space(self) -> None:
+        match = _SPACE.match(self.text, self.at)
+        self.at = match.end() if match else self.at
+
+    def takes(self, mark: str) -> bool:
+        """Steps over the mark if it stands here."""
+        if self.text.startswith(mark, self.at):
+            self.at += len(mark)
+            return True
+        rest = len(self.text) - self.at
+        if not self.is_last and rest < len(mark) and self.text.endswith(mark[:rest]):
+            raise Undecided
+        return False
+
+    def takes_any(self, *marks: str) -> bool:
+        return any(self.takes(mark) for mark in marks)
+
+    def take_name(self, mark: str) -> str:
+        """Steps over `<function=NAME>`, where the mark is `<function=`, and returns the name; "" where it is not."""
+        start = self.at
+        if self.takes(mark) and (match := _NAME.match(self.text, self.at)):
+            name, end = match[1].strip(), match[2]
+            if not end and not self.is_last:
+                raise Undecided
+            if name and end == ">":
+                self.at = match.end()
+                return name
+        self.at = start
+        return ""

@@ -1,0 +1,211 @@
+"""Calls of tools in Qwen3.5's XML form, read as they stream by, to the JSON of their arguments.
+
+    <tool_call>
+    <function=NAME>
+    <parameter=KEY>
+    VALUE
+    </parameter>
+    </function>
+    </tool_call>
+
+Nothing in a value is escaped, so a closing mark ends it only where the form can go on after it: a value may hold text
+that looks like marks. Models leave closing marks out; a value then ends where the next part of the form begins.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from onebox.text.arguments import ArgumentTypes, argument_json, json_of, parse_json
+from onebox.text.marks import Reader
+
+__all__ = ["Tool", "ToolCallArguments", "ToolCallReader", "ToolCallStart", "without_cut_mark"]
+
+_OPENS = ("<tool_call>", "<function=")
+_MARKS = ("</parameter>", "</function>", "</tool_call>", "</think>", "<parameter=", *_OPENS)
+
+
+@dataclass(frozen=True)
+class Tool:
+    """A function on offer; `parameters` is the JSON schema of its arguments."""
+
+    name: str
+    parameters: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class ToolCallStart:
+    """A call begins; `index` counts an answer's calls from 0."""
+
+    index: int
+    name: str
+
+
+@dataclass(frozen=True)
+class ToolCallArguments:
+    """A piece of the JSON of a call's arguments.
+
+    The pieces of one call joined are json.dumps(arguments, ensure_ascii=False), with the default separators.
+    """
+
+    index: int
+    text: str
+
+
+class ToolCallReader:
+    """The inside of one call, from behind `<function=NAME>` on.
+
+    Once it is closed, `stray` is the text that stood between the parameters and is none.
+    """
+
+    def __init__(self, index: int, tool: Tool) -> None:
+        self.index = index
+        self.is_open = True
+        self.stray = ""
+        self._types = ArgumentTypes(tool.parameters)
+        self._keys: set[str] = set()
+        self._key = ""
+        self._value: _Text | _Typed | None = None
+
+    def read(self, reader: Reader) -> Sequence[ToolCallArguments]:
+        """Reads on by one step. Sets `is_open` to False where the call ends."""
+        if self._value:
+            return self._read_value(reader, self._value)
+        if plain := reader.take_plain():
+            self.stray += plain
+        elif key := reader.take_name("<parameter="):
+            return self._pieces(self._begin_value(key))
+        elif _takes_end(reader):
+            self.is_open = False
+        else:
+            self.stray += reader.take_one()
+        return []
+
+    def close(self) -> Sequence[ToolCallArguments]:
+        """Ends the arguments where the text stands, with those that are there."""
+        self.is_open = False
+        text = self._end_value(self._value) if self._value else ""
+        self.stray = self.stray.strip()
+        if self._keys:
+            return self._pieces(text + "}")
+        # A model may write its arguments as one JSON object instead of parameters.
+        arguments = parse_json(self.stray)
+        if isinstance(arguments, dict):
+            self.stray = ""
+            return self._pieces(json_of(arguments))
+        return self._pieces("{}")
+
+    def _read_value(self, reader: Reader, value: "_Text | _Typed") -> Sequence[ToolCallArguments]:
+        if plain := reader.take_plain():
+            return self._pieces(value.push(plain))
+        if self._takes_value_end(reader):
+            return self._pieces(self._end_value(value))
+        return self._pieces(value.push(reader.take_one()))
+
+    def _takes_value_end(self, reader: Reader) -> bool:
+        """Whether the value ends here; steps over </parameter>, any other mark is left for the next step."""
+        start = reader.at
+        if reader.takes("</parameter>"):
+            behind = reader.at
+            ends = _goes_on(reader, "<parameter=", "</function>", "</tool_call>", "</think>", *_OPENS)
+            reader.at = behind if ends else start
+            return ends
+        if reader.takes("</function>"):
+            ends = _goes_on(reader, "</tool_call>", *_OPENS)
+        elif reader.takes("</tool_call>"):
+            ends = _goes_on(reader, "<tool_call>")
+        else:
+            key = reader.take_name("<parameter=")
+            ends = key in self._types and key != self._key and key not in self._keys
+        reader.at = start
+        return ends
+
+    def _begin_value(self, key: str) -> str:
+        self._key = key
+        types = self._types.of(key)
+        if types == {"string"} and key not in self._keys:
+            self._value = _Text()
+            return self._lead() + '"'
+        self._value = _Typed(types)
+        return ""
+
+    def _end_value(self, value: "_Text | _Typed") -> str:
+        self._value = None
+        text = value.end()
+        if isinstance(value, _Text):
+            return text
+        # What has been sent stands: of a parameter that is given twice the first value holds.
+        return self._lead() + text if text and self._key not in self._keys else ""
+
+    def _lead(self) -> str:
+        lead = (", " if self._keys else "{") + json_of(self._key) + ": "
+        self._keys.add(self._key)
+        return lead
+
+    def _pieces(self, text: str) -> Sequence[ToolCallArguments]:
+        return [ToolCallArguments(self.index, text)] if text else []
+
+
+class _Text:
+    """A string's value, passed on as it comes but for a line break at either end, which belongs to the form."""
+
+    def __init__(self) -> None:
+        self._is_begun = False
+        self._held = ""
+
+    def push(self, text: str) -> str:
+        text = self._held + text
+        if not self._is_begun:
+            self._is_begun, text = True, text.removeprefix("\n")
+        shown = text.removesuffix("\n")
+        self._held = text[len(shown) :]
+        return json_of(shown)[1:-1]
+
+    def end(self) -> str:
+        return '"'
+
+
+class _Typed:
+    """A value whose JSON is known only when all of it is there."""
+
+    def __init__(self, types: frozenset[str]) -> None:
+        self._types = types
+        self._parts: list[str] = []
+
+    def push(self, text: str) -> str:
+        self._parts.append(text)
+        return ""
+
+    def end(self) -> str:
+        text = "".join(self._parts).removeprefix("\n").removesuffix("\n")
+        return argument_json(text, self._types)
+
+
+def without_cut_mark(text: str) -> str:
+    """The text of a call that was cut off, without the half of a mark that it may end with."""
+    start = text.rfind("<")
+    tail = text[start:]
+    is_cut = any(mark.startswith(tail) and mark != tail for mark in _MARKS)
+    is_cut_name = tail.startswith("<parameter=") and ">" not in tail
+    return text[:start] if start >= 0 and (is_cut or is_cut_name) else text
+
+
+def _takes_end(reader: Reader) -> bool:
+    """Whether the call ends here; steps over its closing marks, but not over what opens something else."""
+    if reader.takes("</function>"):
+        behind = reader.at
+        reader.skip_space()
+        if not reader.takes("</tool_call>"):
+            reader.at = behind
+        return True
+    start = reader.at
+    if reader.takes_any("</think>", *_OPENS):
+        reader.at = start
+        return True
+    return reader.takes("</tool_call>")
+
+
+def _goes_on(reader: Reader, *marks: str) -> bool:
+    """Whether one of the marks, or the end of the answer, comes next but for white space."""
+    reader.skip_space()
+    return (reader.is_last and reader.is_done) or reader.takes_any(*marks)

@@ -1,0 +1,254 @@
+"""`onebox chat` against the real server over real sockets, and against others that behave badly."""
+
+import io
+import json
+import os
+import pty
+import re
+import select
+import signal
+import subprocess
+import sys
+from contextlib import contextmanager
+
+import pytest
+from starlette.applications import Starlette
+from starlette.responses import JSONResponse, PlainTextResponse
+from starlette.routing import Route
+
+from onebox.server.run import bind
+from onebox.server.settings import ServerSettings
+from tests.server.conftest import Client, listening, make_service, scripted, wait_until
+
+__all__ = ["make_service", "scripted"]
+
+ANSWER = "Let me see.\n</think>\n\nIt is 42."
+
+
+@pytest.fixture
+def talk(run_cli, monkeypatch):
+    """Runs the command with these lines typed in."""
+
+    def run(url, *lines, options=()):
+        monkeypatch.setattr(sys, "stdin", io.StringIO("".join(f"{line}\n" for line in lines)))
+        return run_cli("chat", "--url", url, *options)
+
+    return run
+
+
+@contextmanager
+def answering(*chunks, status=200):
+    """A server of somebody else's make that streams these events to every question; gives its URL and the bodies."""
+    bodies = []
+
+    async def models(request):
+        return JSONResponse({"data": [{"id": "other"}, {"id": "second"}]})
+
+    async def chat(request):
+        bodies.append(await request.json())
+        events = [chunk if isinstance(chunk, str) else f"data: {json.dumps(chunk)}\n\n" for chunk in chunks]
+        return PlainTextResponse("".join(events), status)
+
+    routes = [Route("/v1/models", models), Route("/v1/chat/completions", chat, methods=["POST"])]
+    with listening(Starlette(routes=routes)) as url:
+        yield url, bodies
+
+
+def said(delta, **fields):
+    return {"choices": [{"index": 0, "delta": delta}], **fields}
+
+
+def test_an_answer_comes_after_its_thinking_and_with_its_figures(scripted, talk):
+    client = scripted(ANSWER)
+    with listening(client.app) as url:
+        result = talk(url.removeprefix("http://"), "What is 6 × 7?")
+    assert (result.code, result.err) == (0, "")
+    first, thinking, answer, figures = result.out.splitlines()
+    assert first == f"tiny at {url}. /help shows the commands."
+    assert (thinking, answer) == ("Let me see.", "It is 42.")
+    made = len(client.service.tokenizer.encode(ANSWER)) + 1
+    assert re.fullmatch(rf"\({made} tokens, [\d.]+ tokens/s, first after [\d.]+ s\)", figures)
+
+
+def test_the_server_is_told_the_whole_conversation_and_the_commands_change_it(scripted, talk):
+    client = scripted(ANSWER, max_model_len=2000)
+    with listening(client.app) as url:
+        lines = ("One?", "/system Be short.", "/think off", "", "Two?", "/reset", "/system", "/think on", "Three?")
+        result = talk(f"{url}/v1/", *lines)
+    assert result.err == ""
+    prompts = [client.service.tokenizer.decode(request.prompt) for request in client.requests]
+    assert [[word in prompt for word in ("One?", "42", "Two?", "short.", "Three?")] for prompt in prompts] == [
+        [True, False, False, False, False],
+        [True, True, True, True, False],
+        [False, False, False, False, True],
+    ]
+    assert [prompt.rstrip().endswith("<think>") for prompt in prompts] == [True, False, True]
+
+
+def test_a_field_that_other_servers_may_not_know_is_sent_only_when_asked_for(talk):
+    with answering(said({"content": "Yes."})) as (url, bodies):
+        talk(url, "Hi", "/think off", "And?", options=("--model", "second"))
+    assert bodies[0].keys() == {"model", "messages", "stream", "stream_options"}
+    assert bodies[1]["chat_template_kwargs"] == {"enable_thinking": False}
+    assert [body["model"] for body in bodies] == ["second", "second"]
+
+
+def test_tool_calls_are_shown_and_kept(talk):
+    def call(index, **function):
+        return {"tool_calls": [{"index": index, "id": f"c{index}", "function": function}]}
+
+    chunks = [
+        said({"role": "assistant", "content": None}),
+        said({"reasoning": "Hm."}),
+        said(call(0, name="look", arguments="")),
+        said(call(0, arguments='{"at": ')),
+        said(call(0, arguments='"it"}')),
+        said(call(1, name="ping", arguments="{}")),
+    ]
+    with answering(*chunks, ": a comment\n\n", "data: [DONE]\n\n") as (url, bodies):
+        result = talk(url, "Hi", "Go on")
+    assert result.out.splitlines()[1:4] == ["Hm.", 'tool call: look {"at": "it"}', "tool call: ping {}"]
+    question, answer, _ = bodies[1]["messages"]
+    assert question == {"role": "user", "content": "Hi"}
+    assert answer["tool_calls"] == [
+        {"id": "c0", "type": "function", "function": {"name": "look", "arguments": '{"at": "it"}'}},
+        {"id": "c1", "type": "function", "function": {"name": "ping", "arguments": "{}"}},
+    ]
+
+
+def test_an_answer_cannot_take_the_terminal_over(talk):
+    with answering(said({"content": "a\x1b[2Jb\x9b31mc\rd\te"})) as (url, _):
+        assert talk(url, "Hi").out.splitlines()[1] == "a[2Jb31mcd\te"
+
+
+def test_a_wrong_command_is_a_sentence_and_goes_to_nobody(talk):
+    with answering(said({"content": "Yes."})) as (url, bodies):
+        result = talk(url, "/rest", "/think maybe", "/help")
+    assert "'/rest' is no command; /help shows" in result.err
+    assert "'/think maybe' is no command" in result.err
+    assert "/system TEXT" in result.out
+    assert bodies == []
+
+
+def test_a_question_that_failed_is_not_kept_and_the_program_goes_on(scripted, talk):
+    client = scripted(ANSWER)
+    with listening(client.app) as url:
+        result = talk(url, "x" * 500, "Hi")
+    assert result.code == 0
+    assert "context holds 400" in result.err
+    assert "It is 42." in result.out
+    assert "xxx" not in client.service.tokenizer.decode(client.requests[-1].prompt)
+
+
+@pytest.mark.parametrize(
+    ("chunks", "status", "words"),
+    [
+        ([said({"content": "Be"}), {"error": {"message": "The engine died."}}], 200, "The engine died."),
+        (["Bad gateway"], 502, "/v1/chat/completions answered with status 502."),
+        (["data: {oops\n\n"], 200, "streams what is not JSON: {oops"),
+    ],
+)
+def test_what_breaks_an_answer_is_a_sentence(talk, chunks, status, words):
+    with answering(*chunks, status=status) as (url, _):
+        result = talk(url, "Hi")
+    assert result.code == 0
+    assert result.err.startswith("onebox: ")
+    assert words in result.err
+    assert result.err.count("\n") == 1
+
+
+def test_a_server_that_is_not_there_is_one_sentence(talk):
+    with bind("127.0.0.1", 0) as free:
+        url = f"http://127.0.0.1:{free.getsockname()[1]}"
+        result = talk(url)
+    assert (result.code, result.out) == (1, "")
+    assert re.fullmatch(
+        rf"onebox: No server answers at {url} \(.+\); start one with `onebox serve`.*--url\.\n", result.err
+    )
+
+
+@pytest.mark.parametrize("url", ["ftp://x", "http://[::1", "http://x:y"])
+def test_an_address_that_is_none_is_named(talk, url):
+    result = talk(url)
+    assert (result.code, result.err.count("\n")) == (2, 1)
+    assert "--url" in result.err
+
+
+def test_a_server_of_another_kind_is_one_sentence(talk):
+    app = Starlette(routes=[Route("/v1/models", lambda _: PlainTextResponse("<html>"))])
+    with listening(app) as url:
+        result = talk(url)
+    assert result.code == 1
+    assert "is this an OpenAI-compatible server?" in result.err
+
+
+def test_the_key_is_sent(scripted, talk):
+    app = Client(scripted(ANSWER).service, ServerSettings(api_key="s3cret")).app
+    with listening(app) as url:
+        assert "It is 42." in talk(url, "Hi", options=("--api-key", "s3cret")).out
+        refused = talk(url, "Hi")
+    assert refused.code == 1
+    assert "API key is missing or wrong" in refused.err
+
+
+def test_in_a_terminal_thinking_is_dim_ctrl_c_leaves_the_program_alone_and_ctrl_d_ends_it(scripted):
+    ours, theirs = pty.openpty()
+    with listening(scripted(ANSWER).app) as url, chatting(url, stdin=theirs, stdout=theirs, stderr=theirs) as process:
+        read_until(ours, rb"> ")
+        process.send_signal(signal.SIGINT)
+        # A signal just before the program waits is noticed once it has something to read.
+        os.write(ours, b"\n")
+        read_until(ours, rb"Ctrl-D leaves\.\r\n")
+        os.write(ours, b"Hi\n")
+        shown = read_until(ours, rb"(?s)\(\d+ tokens.*> ")
+        os.write(ours, b"\x04")
+        assert process.wait(30) == 0
+    os.close(ours)
+    os.close(theirs)
+    assert b"\x1b[2mL" in shown
+    assert b"It is 42." in shown.replace(b"\x1b[0m", b"")
+
+
+@contextmanager
+def chatting(url, **streams):
+    """The command in a process of its own, which a failed test does not wait for."""
+    command = [sys.executable, "-m", "onebox.cli.main", "chat", "--url", url]
+    with subprocess.Popen(command, text=True, env={**os.environ, "TERM": "xterm"}, **streams) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def read_until(end, pattern):
+    shown = b""
+    while not re.search(pattern, shown):
+        assert select.select([end], [], [], 30)[0], shown
+        part = os.read(end, 1000)
+        assert part, shown
+        shown += part
+    return shown
+
+
+def test_ctrl_c_stops_the_answer_and_not_the_program(scripted):
+    client = scripted("</think>Begin" + " and on" * 40)
+    run, steps = client.runner.run, []
+
+    def run_some(batch):
+        steps.append(batch)
+        if len(steps) == 20:
+            client.runner.gate.clear()
+        return run(batch)
+
+    client.runner.run = run_some
+    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    with listening(client.app) as url, chatting(url, **pipes) as process:
+        process.stdin.write("Hi\n")
+        process.stdin.flush()
+        read_until(process.stdout.fileno(), b"Begin")
+        process.send_signal(signal.SIGINT)
+        wait_until(lambda: client.service.engine._aborted or not client.service.engine._open)
+        client.runner.gate.set()
+        out, err = process.communicate("/help\n")
+    assert (process.returncode, err) == (0, "")
+    assert "(stopped)\n/reset" in out

@@ -1,0 +1,115 @@
+"""An answer does not depend on how the engine's tokens were cut into events: speculation gives one or many a step."""
+
+import asyncio
+from functools import partial
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from onebox.engine.api import Counts, Failed, Finished, FinishReason, Request, RequestHandle, TokenLogprob, Tokens
+from onebox.server.answer import Answer, Prompt, Usage
+from onebox.server.complete import Answers
+from onebox.server.errors import GenerationError
+from onebox.text.answer import AnswerParser, Content, Reasoning, Tool, ToolCallArguments, ToolCallStart
+
+CALL = "<tool_call>\n<function=f>\n<parameter=x>\n世\n</parameter>\n</function>\n</tool_call>"
+FRAGMENTS = ["Hm ", "\n", "</think>", "\n\n", "世界🙂", "END", "E", "<tool_call>", "<", CALL, "a<b"]
+PARSER = partial(AnswerParser, in_reasoning=True, tools=[Tool("f", {})])
+
+
+@pytest.fixture(scope="module")
+def service(make_service):
+    from tests.engine.scripted import ScriptedRunner
+
+    service = make_service(ScriptedRunner())
+    yield service
+    service.engine.close()
+
+
+def answer_of(service, prompt, chunks, reason=FinishReason.STOP):
+    handle = RequestHandle("x")
+    for chunk in chunks:
+        logprobs = tuple(TokenLogprob(token_id, -float(place), 1) for place, token_id in enumerate(chunk))
+        handle.post(Tokens("x", tuple(chunk), logprobs), 0.0)
+    num_made = sum(map(len, chunks))
+    handle.post(Finished("x", reason, Counts(len(prompt.token_ids), num_made + 1, cached_tokens=2)), 0.0)
+    return Answer(service.engine, service.tokenizer, prompt, Request("x", prompt.token_ids), handle)
+
+
+def said(piece):
+    """The deltas joined, kind by kind."""
+    calls = [
+        (
+            delta.name,
+            "".join(d.text for d in piece.deltas if isinstance(d, ToolCallArguments) and d.index == delta.index),
+        )
+        for delta in piece.deltas
+        if isinstance(delta, ToolCallStart)
+    ]
+    reasoning = "".join(delta.text for delta in piece.deltas if isinstance(delta, Reasoning))
+    return reasoning, "".join(delta.text for delta in piece.deltas if isinstance(delta, Content)), calls
+
+
+@given(
+    text=st.lists(st.sampled_from(FRAGMENTS), max_size=12).map("".join),
+    cuts=st.lists(st.integers(1, 9), min_size=1, max_size=40),
+    is_one_call=st.booleans(),
+)
+def test_any_cutting_of_the_tokens_gives_the_same_answer(service, text, cuts, is_one_call):
+    prompt = Prompt((1, 2), Request("x", (1,)).sampling, ("END",), PARSER, is_one_call=is_one_call)
+    token_ids = service.tokenizer.encode(text)
+    chunks, at = [], 0
+    while at < len(token_ids):
+        size = cuts[len(chunks) % len(cuts)]
+        chunks.append(token_ids[at : at + size])
+        at += size
+    results = []
+    for cutting in (chunks, [[token_id] for token_id in token_ids]):
+        answer = answer_of(service, prompt, cutting)
+        piece = asyncio.run(answer.whole())
+        assert piece.token_ids == tuple(answer.token_ids)
+        assert [logprob.token_id for logprob in piece.logprobs] == answer.token_ids
+        results.append((said(piece), answer.finish_reason, answer.token_ids, answer.usage))
+    assert results[0] == results[1]
+    (_, _, calls), reason, made, usage = results[0]
+    assert reason == ("tool_calls" if calls else "stop")
+    assert usage.completion_tokens == len(made) + (
+        made == list(token_ids) and "END" not in text and not is_cut(results)
+    )
+    assert not is_one_call or len(calls) <= 1
+
+
+def is_cut(results):
+    """Whether the answer was ended before a second call; then no end token is counted."""
+    return results[0][3].completion_tokens == len(results[0][2])
+
+
+def test_an_answer_that_the_engine_did_not_end_is_an_error(service):
+    prompt = Prompt((1,), Request("x", (1,)).sampling)
+    for reason in (FinishReason.ABORT, FinishReason.TIMEOUT):
+        with pytest.raises(GenerationError, match="before its answer was done"):
+            asyncio.run(answer_of(service, prompt, [(1,)], reason).whole())
+
+
+def test_of_several_answers_one_failure_fails_the_request(service):
+    prompt = Prompt((1,), Request("x", (1,)).sampling)
+    broken = RequestHandle("y")
+    broken.post(Failed("y", "It broke."), 0.0)
+    answers = (
+        answer_of(service, prompt, [(1,)]),
+        Answer(service.engine, service.tokenizer, prompt, Request("y", (1,)), broken),
+    )
+
+    async def read():
+        return [piece async for piece in Answers("z", answers, 2).pieces()]
+
+    with pytest.raises(GenerationError, match=r"It broke\."):
+        asyncio.run(read())
+
+
+def test_answers_to_one_prompt_count_it_once(service):
+    prompt = Prompt((1, 2, 3), Request("x", (1,)).sampling)
+    answers = Answers("z", tuple(answer_of(service, prompt, [(1,), (2,)]) for _ in range(4)), 2)
+    asyncio.run(answers.whole())
+    assert answers.usage == Usage(prompt_tokens=6, completion_tokens=12, cached_tokens=4)

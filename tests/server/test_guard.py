@@ -1,0 +1,115 @@
+"""What stands before the routes: the key, the bound on bodies, browsers' origins; and readers that do not read."""
+
+import asyncio
+
+import pytest
+
+from onebox.server.reply import EventStream
+from onebox.server.settings import ServerSettings
+from tests.server.conftest import Client
+from tests.server.test_errors import refused
+
+BODY = {"prompt": "Hi", "max_tokens": 1}
+
+
+@pytest.fixture
+def guarded(scripted):
+    def make(**settings):
+        return Client(scripted("ok").service, ServerSettings(**settings))
+
+    return make
+
+
+def post(client, headers=None, **options):
+    return client.request("POST", "/v1/completions", headers=headers or {}, **(options or {"json": BODY}))
+
+
+@pytest.mark.parametrize(
+    "headers", [{"authorization": "Bearer s3cret"}, {"authorization": "bearer  s3cret"}, {"x-api-key": "s3cret"}]
+)
+def test_the_key_opens_in_either_header(guarded, headers):
+    assert post(guarded(api_key="s3cret"), headers).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {},
+        {"authorization": "Bearer wrong"},
+        {"authorization": "Basic s3cret"},
+        {"authorization": "Bearer s3cret2"},
+        {"x-api-key": ""},
+        {"x-api-key": b"s3cr\xe9t"},
+    ],
+)
+def test_without_the_key_everything_but_health_version_and_the_page_is_closed(guarded, headers):
+    client = guarded(api_key="s3cret")
+    assert "Authorization: Bearer KEY" in refused(post(client, headers), 401, code="invalid_api_key")
+    for path in ("/v1/models", "/openapi.json", "/nothing", "/health/"):
+        assert client.request("GET", path, headers=headers).status_code == 401
+    for path in ("/health", "/version"):
+        assert client.request("GET", path, headers=headers).status_code == 200
+    for path in ("/", "/static/nothing.js"):
+        assert client.request("GET", path, headers=headers).status_code != 401
+
+
+def test_a_body_beyond_the_bound_is_refused_announced_or_not(guarded):
+    client = guarded(max_body_bytes=200)
+    assert post(client).status_code == 200
+    long = b'{"prompt": "' + b"x" * 400 + b'"}'
+    headers = {"content-type": "application/json"}
+    assert "longer than 200 bytes" in refused(post(client, headers, content=long), 413)
+
+    async def parts():
+        for at in range(0, len(long), 50):
+            yield long[at : at + 50]
+
+    assert "longer than 200 bytes" in refused(post(client, headers, content=parts()), 413)
+
+
+def test_pages_of_other_origins_are_let_in_only_when_allowed(guarded):
+    preflight = {
+        "origin": "http://page",
+        "access-control-request-method": "POST",
+        "access-control-request-headers": "authorization",
+    }
+    client = guarded()
+    assert "access-control-allow-origin" not in post(client, {"origin": "http://page"}).headers
+    client = guarded(allowed_origins=("http://page",), api_key="k")
+    answer = client.request("OPTIONS", "/v1/completions", headers=preflight)
+    assert (answer.status_code, answer.headers["access-control-allow-origin"]) == (200, "http://page")
+    answer = post(client, {"origin": "http://page", "x-api-key": "k"})
+    assert answer.headers["access-control-allow-origin"] == "http://page"
+    assert "access-control-allow-origin" not in post(client, {"origin": "http://b", "x-api-key": "k"}).headers
+
+
+@pytest.mark.parametrize("spec_version", ["2.3", "2.4"])
+def test_a_reader_that_takes_nothing_is_cut_off_and_its_request_ended(spec_version):
+    closed = []
+
+    async def events():
+        while True:
+            yield "data: x\n\n"
+
+    async def never(*_):
+        await asyncio.Event().wait()
+
+    stream = EventStream(events(), lambda: closed.append(True), send_timeout_s=0.01)
+    asyncio.run(stream({"type": "http", "asgi": {"spec_version": spec_version}}, never, never))
+    assert closed == [True]
+
+
+def test_a_slow_reader_does_not_hold_the_engine(scripted):
+    client = scripted("x" * 200)
+    body = {"prompt": "Hi", "max_tokens": 200, "stream": True}
+
+    async def read_late():
+        from onebox.server.completions import CompletionRequest
+
+        answers = CompletionRequest(**body).begin(client.service)
+        while client.service.engine.stats().num_finished == 0:
+            await asyncio.sleep(0.001)
+        return await answers.whole()
+
+    (piece,) = asyncio.run(read_late())
+    assert len(piece.token_ids) == 200

@@ -1,0 +1,209 @@
+"""GET /metrics says what was done, under vLLM's names, in a form that Prometheus' own parser reads."""
+
+import math
+import time
+
+import httpx
+import pytest
+from fastapi import FastAPI
+from prometheus_client.parser import text_string_to_metric_families
+from starlette.testclient import TestClient
+
+from onebox.engine.api import Engine, EngineConfig, Request, SamplingParams, SpeculationConfig, SpeculationMethod
+from onebox.server.metrics import metrics_router
+from tests.engine.fake import FAILING, FakeRunner, tokens_of
+from tests.server.conftest import wait_until
+
+CONFIG = EngineConfig(
+    max_model_len=500,
+    num_pages=30,
+    num_checkpoints=4,
+    max_num_seqs=2,
+    max_num_waiting=4,
+    speculation=SpeculationConfig(SpeculationMethod.MTP, 3),
+)
+# What dashboards and routers for vLLM read; from its documentation.
+VLLM_NAMES = {
+    "vllm:num_requests_running": "gauge",
+    "vllm:num_requests_waiting": "gauge",
+    "vllm:kv_cache_usage_perc": "gauge",
+    "vllm:cache_config_info": "gauge",
+    "vllm:prefix_cache_queries": "counter",
+    "vllm:prefix_cache_hits": "counter",
+    "vllm:prompt_tokens": "counter",
+    "vllm:generation_tokens": "counter",
+    "vllm:request_success": "counter",
+    "vllm:num_preemptions": "counter",
+    "vllm:spec_decode_num_drafts": "counter",
+    "vllm:spec_decode_num_draft_tokens": "counter",
+    "vllm:spec_decode_num_accepted_tokens": "counter",
+    "vllm:spec_decode_num_accepted_tokens_per_pos": "counter",
+    "vllm:time_to_first_token_seconds": "histogram",
+    "vllm:inter_token_latency_seconds": "histogram",
+    "vllm:time_per_output_token_seconds": "histogram",
+    "vllm:e2e_request_latency_seconds": "histogram",
+    "vllm:request_queue_time_seconds": "histogram",
+    "vllm:request_prefill_time_seconds": "histogram",
+    "vllm:request_decode_time_seconds": "histogram",
+    "vllm:request_prompt_tokens": "histogram",
+    "vllm:request_generation_tokens": "histogram",
+}
+
+
+class Scraped:
+    """What one reading of /metrics holds."""
+
+    def __init__(self, response: httpx.Response) -> None:
+        assert response.status_code == 200
+        assert response.headers["content-type"].startswith("text/plain")
+        self.families = {family.name: family for family in text_string_to_metric_families(response.text)}
+        self.samples = [sample for family in self.families.values() for sample in family.samples]
+
+    def __call__(self, name, **labels) -> float:
+        """The one sample of that name with these labels."""
+        found = [s.value for s in self.samples if s.name == name and labels.items() <= s.labels.items()]
+        assert len(found) == 1, (name, labels, found)
+        return found[0]
+
+
+@pytest.fixture
+def engine():
+    runner = FakeRunner(CONFIG)
+    with Engine(runner, CONFIG) as engine:
+        engine.runner = runner
+        yield engine
+        runner.gate.set()
+
+
+@pytest.fixture
+def scrape(engine):
+    app = FastAPI()
+    app.include_router(metrics_router(engine, "tiny"))
+    with TestClient(app) as client:
+        yield lambda: Scraped(client.get("/metrics"))
+
+
+def request(name, prompt=(1,) * 100, **options):
+    return Request(name, tuple(prompt), SamplingParams(**({"max_tokens": 20} | options)))
+
+
+def test_every_name_is_there_from_the_start_with_its_kind_and_the_models_name(scrape):
+    metrics = scrape()
+    assert {name: metrics.families[name].type for name in VLLM_NAMES} == VLLM_NAMES
+    assert all(sample.labels["model_name"] == "tiny" for sample in metrics.samples)
+    assert metrics("vllm:request_success_total", finished_reason="stop") == 0
+    assert metrics("onebox:engine_up") == 1
+
+
+def test_requests_that_went_well_are_counted_with_their_tokens_and_times(engine, scrape):
+    answers = [list(handle) for handle in engine.submit_copies(request("a"), 3)]
+    metrics, ends = scrape(), [events[-1] for events in answers]
+    assert metrics("vllm:request_success_total", finished_reason="length") == 3
+    assert metrics("vllm:prompt_tokens_total") == 300
+    assert metrics("vllm:generation_tokens_total") == sum(len(tokens_of(events)) for events in answers) == 60
+    assert metrics("vllm:request_prompt_tokens_sum") == 300
+    assert metrics("vllm:request_generation_tokens_bucket", le="20.0") == 3
+    assert metrics("vllm:request_generation_tokens_bucket", le="10.0") == 0
+    for name in ("time_to_first_token", "e2e_request_latency", "request_queue_time", "request_decode_time"):
+        assert metrics(f"vllm:{name}_seconds_count") == 3
+    deliveries = sum(1 for events in answers for event in events if tokens_of([event])) - 3
+    assert metrics("vllm:inter_token_latency_seconds_count") == deliveries
+    drafts = sum((end.counts.drafts for end in ends[1:]), ends[0].counts.drafts)
+    assert drafts.num_accepted > 0
+    assert metrics("vllm:spec_decode_num_drafts_total") == drafts.num_steps
+    assert metrics("vllm:spec_decode_num_draft_tokens_total") == drafts.num_drafted
+    assert metrics("vllm:spec_decode_num_accepted_tokens_total") == drafts.num_accepted
+    by_place = [metrics("vllm:spec_decode_num_accepted_tokens_per_pos_total", position=str(i)) for i in range(3)]
+    assert sum(by_place) == drafts.num_accepted
+
+
+def test_the_parts_of_a_requests_time_sum_to_the_whole(engine, scrape):
+    list(engine.submit(request("a", max_tokens=50)))
+    metrics = scrape()
+    queue, prefill, decode, first, mean = (
+        metrics(f"vllm:{name}_seconds_sum")
+        for name in (
+            "request_queue_time",
+            "request_prefill_time",
+            "request_decode_time",
+            "time_to_first_token",
+            "request_time_per_output_token",
+        )
+    )
+    assert queue >= 0
+    assert prefill > 0
+    assert math.isclose(queue + prefill, first)
+    assert math.isclose(metrics("vllm:inter_token_latency_seconds_sum"), decode)
+    assert math.isclose(mean * 49, decode)
+    assert first + decode <= metrics("vllm:e2e_request_latency_seconds_sum")
+
+
+def test_the_time_in_the_queue_ends_when_the_prompts_step_begins(engine, scrape, monkeypatch):
+    """A prompt of one step: its Started comes with its first token, and yet its prefill took that step's time."""
+    run, now = engine.runner.run, time.monotonic
+
+    def run_for_an_hour(batch):
+        monkeypatch.setattr(time, "monotonic", lambda: now() + 3600)
+        return run(batch)
+
+    engine.runner.run = run_for_an_hour
+    list(engine.submit(request("a", max_tokens=1)))
+    metrics = scrape()
+    assert metrics("vllm:request_prefill_time_seconds_sum") >= 3600
+    assert metrics("vllm:request_queue_time_seconds_sum") < 3600
+
+
+def test_failures_and_aborts_are_no_successes(engine, scrape):
+    list(engine.submit(request("failed", [FAILING])))
+    list(engine.submit(Request("late", (1,), SamplingParams(max_tokens=400), timeout_s=1e-9)))
+    engine.runner.gate.clear()
+    gone = engine.submit(request("gone", max_tokens=400))
+    engine.abort("gone")
+    engine.runner.gate.set()
+    list(gone)
+    metrics = scrape()
+    for reason in ("stop", "length"):
+        assert metrics("vllm:request_success_total", finished_reason=reason) == 0
+    for reason in ("failed", "timeout", "abort"):
+        assert metrics("onebox:request_unsuccessful_total", reason=reason) == 1
+    assert metrics("vllm:e2e_request_latency_seconds_count") == 0
+
+
+def test_a_request_that_nobody_reads_is_counted_and_a_stop_string_is_a_success(engine, scrape):
+    engine.runner.gate.clear()
+    handle = engine.submit(request("a", max_tokens=400))
+    handle.is_complete = True
+    engine.abort("a")
+    engine.runner.gate.set()
+    wait_until(lambda: scrape()("vllm:request_success_total", finished_reason="stop") == 1)
+    assert scrape()("onebox:request_unsuccessful_total", reason="abort") == 0
+
+
+def test_gauges_show_who_runs_who_waits_and_what_they_hold(engine, scrape):
+    engine.runner.gate.clear()
+    handles = [engine.submit(request(str(i), [i] * 100)) for i in range(5)]
+    # The engine's own stats are of its last step; the first one is under way.
+    assert scrape()("vllm:num_requests_running") + scrape()("vllm:num_requests_waiting") <= 5
+    engine.runner.gate.set()
+    for handle in handles:
+        list(handle)
+    metrics = scrape()
+    assert (metrics("vllm:num_requests_running"), metrics("vllm:num_requests_waiting")) == (0, 0)
+    assert metrics("vllm:kv_cache_usage_perc") == 0, "cached prefixes are not in the way"
+    assert metrics("onebox:prefix_cache_pages") == engine.stats().prefix.num_pages > 0
+
+
+def test_a_prompt_asked_again_is_a_hit_in_the_cache(engine, scrape):
+    for name in ("first", "second"):
+        list(engine.submit(request(name)))
+    metrics, prefix = scrape(), engine.stats().prefix
+    assert metrics("vllm:prefix_cache_queries_total") == prefix.queried_tokens == 200
+    assert metrics("vllm:prefix_cache_hits_total") == prefix.hit_tokens == 64
+    assert metrics("onebox:prompt_tokens_computed_total") == 200 - 64
+    assert metrics("vllm:prompt_tokens_total") == 200
+    assert metrics("vllm:cache_config_info", block_size="64", num_gpu_blocks="30") == 1
+
+
+def test_a_stopped_engine_is_told_as_down(engine, scrape):
+    engine.close()
+    assert scrape()("onebox:engine_up") == 0

@@ -1,0 +1,168 @@
+"""Reasoning: turned off, budgeted and counted; grammars bind what follows it."""
+
+import json
+
+import pytest
+
+from tests.server.conftest import events
+
+LONG = "thinking " * 20
+BUDGETS = ["thinking_budget", "max_reasoning_tokens", "thinking_token_budget"]
+CLOSING = "Considering the limited time by the user"
+
+
+def message_of(response):
+    return response.json()["choices"][0]["message"]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"reasoning_effort": "none"},
+        {"enable_thinking": False},
+        {"thinking_budget": 0},
+        {"chat_template_kwargs": {"enable_thinking": False}},
+        {"chat_template_kwargs": {"thinking_budget": 0}},
+    ],
+)
+def test_thinking_can_be_turned_off_in_every_way_that_clients_know(scripted, fields):
+    client = scripted("Yes.")
+    body = client.chat(**fields, return_token_ids=True).json()
+    assert client.service.tokenizer.decode(body["prompt_token_ids"]).endswith("<think>\n\n</think>\n\n")
+    assert body["choices"][0]["message"]["content"] == "Yes."
+    assert body["usage"]["completion_tokens_details"]["reasoning_tokens"] == 0
+
+
+def test_a_request_goes_before_the_servers_default(scripted):
+    client = scripted("Yes.")
+    object.__setattr__(client.service, "template_options", {"enable_thinking": False})
+    assert message_of(client.chat())["content"] == "Yes."
+    assert message_of(client.chat(reasoning_effort="high"))["reasoning"] == "Yes."
+    assert message_of(client.chat(enable_thinking=True))["reasoning"] == "Yes."
+
+
+@pytest.fixture
+def thinker(scripted):
+    """Thinks for 180 tokens; asked to go on after a closed reasoning, it begins its text anew: that is the answer."""
+    return scripted(LONG, max_model_len=1200)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("field", BUDGETS)
+def test_reasoning_beyond_its_budget_is_closed_and_the_answer_goes_on(thinker, field, stream):
+    response = thinker.chat(**{field: 30}, stream=stream, return_token_ids=True, max_tokens=400)
+    if stream:
+        chunks = events(response)
+        deltas = [chunk["choices"][0]["delta"] for chunk in chunks]
+        reasoning = "".join(delta.get("reasoning", "") for delta in deltas)
+        content = "".join(delta.get("content", "") for delta in deltas)
+        token_ids = [i for chunk in chunks for i in chunk["choices"][0].get("token_ids", [])]
+        reason = chunks[-1]["choices"][0]["finish_reason"]
+    else:
+        (choice,) = response.json()["choices"]
+        reasoning, content = choice["message"]["reasoning"], choice["message"]["content"]
+        token_ids, reason = choice["token_ids"], choice["finish_reason"]
+        details = response.json()["usage"]["completion_tokens_details"]
+        assert details["reasoning_tokens"] == 30
+        assert response.json()["usage"]["completion_tokens"] == len(token_ids) + 1
+    assert reasoning.startswith(LONG[:30] + "\n\n" + CLOSING)
+    assert (content, reason) == (LONG, "stop")
+    first, second = thinker.requests
+    assert second.prompt == (*first.prompt, *token_ids[: len(second.prompt) - len(first.prompt)])
+    assert thinker.service.tokenizer.decode(second.prompt).endswith("directly now.\n</think>\n\n")
+    assert len(second.prompt) + second.sampling.max_tokens == len(first.prompt) + 400
+
+
+def test_a_budget_in_the_template_options_counts_too(thinker):
+    body = thinker.chat(chat_template_kwargs={"thinking_budget": 30}).json()
+    assert body["usage"]["completion_tokens_details"]["reasoning_tokens"] == 30
+
+
+def test_an_effort_is_a_budget(scripted):
+    client = scripted("long thoughts " * 60, max_model_len=2000)
+    body = client.chat(reasoning_effort="minimal").json()
+    assert body["usage"]["completion_tokens_details"]["reasoning_tokens"] == 512
+    body = client.chat(reasoning_effort="minimal", thinking_budget=100).json()
+    assert body["usage"]["completion_tokens_details"]["reasoning_tokens"] == 100
+    body = client.chat(reasoning_effort="max").json()
+    assert body["usage"]["completion_tokens_details"]["reasoning_tokens"] == 840
+
+
+def test_a_budget_waits_for_the_end_of_a_character(scripted):
+    message = message_of(scripted("世界" * 30, max_model_len=1200).chat(thinking_budget=4))
+    assert message["reasoning"].startswith("世界\n\n" + CLOSING)
+
+
+def test_a_reasoning_within_its_budget_is_left_alone(scripted):
+    client = scripted("Short.\n</think>\n\nDone.")
+    message = message_of(client.chat(thinking_budget=100))
+    assert (message["reasoning"], message["content"], len(client.requests)) == ("Short.", "Done.", 1)
+
+
+def test_a_budget_without_room_for_an_answer_ends_by_length(thinker):
+    (choice,) = thinker.chat(thinking_budget=30, max_tokens=100).json()["choices"]
+    assert (choice["finish_reason"], choice["message"]["content"]) == ("length", "")
+    assert choice["message"]["reasoning"] == LONG[:100]
+
+
+def test_a_stop_string_is_not_found_in_the_closing_words(thinker):
+    message = message_of(thinker.chat(thinking_budget=30, stop=["limited"]))
+    assert CLOSING in message["reasoning"]
+    assert message["content"] == LONG
+
+
+def test_n_answers_keep_their_budgets_apart(thinker):
+    body = thinker.chat(thinking_budget=30, n=2, seed=5).json()
+    assert sorted(sampling.seed for sampling in thinker.sampling) == [5, 5, 6, 6]
+    assert [choice["message"]["content"] for choice in body["choices"]] == [LONG, LONG]
+    assert body["usage"]["completion_tokens_details"]["reasoning_tokens"] == 60
+
+
+SCHEMA = {
+    "type": "object",
+    "properties": {"size": {"type": "integer", "minimum": 0, "maximum": 99}, "ok": {"type": "boolean"}},
+    "required": ["size", "ok"],
+    "additionalProperties": False,
+}
+FORMATS = [
+    {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA, "strict": True}}},
+    {"guided_json": SCHEMA},
+    {"guided_json": json.dumps(SCHEMA)},
+    {"structured_outputs": {"json": SCHEMA}},
+]
+
+
+@pytest.mark.parametrize(("fields", "thinking_budget"), [(FORMATS[0], 20), *((fields, 0) for fields in FORMATS)])
+def test_a_random_model_keeps_to_the_schema_after_its_reasoning(tiny, fields, thinking_budget):
+    body = tiny.chat(**fields, thinking_budget=thinking_budget, max_tokens=320, seed=3).json()
+    (choice,) = body["choices"]
+    document = json.loads(choice["message"]["content"])
+    assert document.keys() == {"size", "ok"}
+    assert 0 <= document["size"] <= 99
+    assert choice["finish_reason"] == "stop"
+    assert body["usage"]["completion_tokens_details"]["reasoning_tokens"] <= thinking_budget + 3
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"guided_choice": ["yes", "no"]},
+        {"guided_regex": "yes|no"},
+        {"guided_grammar": 'start: "yes" | "no"'},
+        {"structured_outputs": {"choice": ["yes", "no"]}},
+        {"structured_outputs": {"regex": "yes|no"}},
+        {"structured_outputs": {"grammar": 'start: "yes" | "no"'}},
+    ],
+)
+def test_a_random_model_keeps_to_what_vllms_fields_ask_for(tiny, fields):
+    assert message_of(tiny.chat(**fields, enable_thinking=False, max_tokens=9, seed=3))["content"] in ("yes", "no")
+    assert tiny.complete(**fields, max_tokens=9, seed=3).json()["choices"][0]["text"] in ("yes", "no")
+
+
+def test_json_object_and_tools_leave_the_choice_to_the_model(scripted):
+    tool = {"type": "function", "function": {"name": "ping"}}
+    options = {"tools": [tool], "response_format": {"type": "json_object"}}
+    called = scripted("Hm\n</think>\n\n<tool_call>\n<function=ping>\n</function>\n</tool_call>", max_model_len=900)
+    assert message_of(called.chat(**options))["tool_calls"][0]["function"]["name"] == "ping"
+    said = scripted('Hm\n</think>\n\n{"a": 1}', max_model_len=900)
+    assert message_of(said.chat(**options))["content"] == '{"a": 1}'

@@ -1,0 +1,170 @@
+"""Tool calls through the API: parsed, typed, streamed as they are told whole, and forced where that is asked for."""
+
+import json
+
+import pytest
+
+from tests.server.conftest import events
+from tests.server.test_errors import refused
+
+QUIET = {"chat_template_kwargs": {"enable_thinking": False}}
+WEATHER = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "description": "The weather.",
+        "parameters": {
+            "type": "object",
+            "properties": {"city": {"type": "string"}, "days": {"type": "integer"}},
+            "required": ["city", "days"],
+        },
+        "strict": True,
+    },
+}
+PING = {"type": "function", "function": {"name": "ping"}}
+
+
+def written(name, **arguments):
+    parameters = "".join(f"<parameter={key}>\n{value}\n</parameter>\n" for key, value in arguments.items())
+    return f"<tool_call>\n<function={name}>\n{parameters}</function>\n</tool_call>"
+
+
+def collected(chunks):
+    """A stream's message, put together as clients do."""
+    message = {"content": "", "reasoning": "", "calls": {}}
+    for chunk in chunks:
+        delta = chunk["choices"][0]["delta"]
+        for name in ("content", "reasoning"):
+            message[name] += delta.get(name) or ""
+        for call in delta.get("tool_calls", []):
+            known = message["calls"].setdefault(call["index"], {"id": "", "name": "", "arguments": ""})
+            known["id"] += call.get("id", "")
+            known["name"] += call["function"].get("name", "")
+            known["arguments"] += call["function"]["arguments"]
+    return message
+
+
+ANSWERS = {
+    "one": "I look.\n</think>\n\n" + written("get_weather", city="Zürich 🙂", days=3),
+    "two": "</think>\n\nBoth:\n" + written("get_weather", city='a "b"\n<c>', days=3) + "\n" + written("ping"),
+    "inside reasoning": "First " + written("ping") + "\nthen I go on.\n</think>\n\nDone.",
+}
+
+
+@pytest.mark.parametrize("text", ANSWERS.values(), ids=ANSWERS)
+def test_calls_are_parsed_and_the_stream_joins_to_the_whole(scripted, text):
+    client = scripted(text, max_model_len=2000)
+    whole = client.chat(tools=[WEATHER, PING]).json()["choices"][0]
+    chunks = events(client.chat(tools=[WEATHER, PING], stream=True))
+    message, streamed = whole["message"], collected(chunks)
+    assert whole["finish_reason"] == chunks[-1]["choices"][0]["finish_reason"] == "tool_calls"
+    assert streamed["content"] == (message["content"] or "")
+    assert streamed["reasoning"] == (message["reasoning"] or "")
+    told = [(call["function"]["name"], call["function"]["arguments"]) for call in message["tool_calls"]]
+    assert [(call["name"], call["arguments"]) for call in streamed["calls"].values()] == told
+    assert [name for name, _ in told] == [line[10:-1] for line in text.splitlines() if line.startswith("<function=")]
+    ids = [call["id"] for call in (*message["tool_calls"], *streamed["calls"].values())]
+    assert len(set(ids)) == len(ids)
+    assert all(call_id.startswith("call_") for call_id in ids)
+
+
+def test_arguments_are_typed_by_the_schema(scripted):
+    (choice,) = scripted(ANSWERS["one"], max_model_len=2000).chat(tools=[WEATHER]).json()["choices"]
+    (call,) = choice["message"]["tool_calls"]
+    assert call["type"] == "function"
+    assert json.loads(call["function"]["arguments"]) == {"city": "Zürich 🙂", "days": 3}
+    assert choice["message"]["content"] is None
+    assert choice["message"]["reasoning_content"] == "I look."
+
+
+def test_the_tools_and_a_calls_history_reach_the_prompt(scripted):
+    client = scripted("ok", max_model_len=3000)
+    call = {"id": "c1", "type": "function", "function": {"name": "ping", "arguments": '{"x": [1]}'}}
+    messages = [
+        {"role": "user", "content": "Go."},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "c1", "name": "ping", "content": "pong"},
+    ]
+    body = client.chat(messages=messages, tools=[PING], return_token_ids=True).json()
+    prompt = client.service.tokenizer.decode(body["prompt_token_ids"])
+    assert '"name": "ping"' in prompt
+    assert "<function=ping>\n<parameter=x>\n[1]\n</parameter>" in prompt
+    assert "<tool_response>\npong\n</tool_response>" in prompt
+
+
+def test_arguments_in_the_history_that_are_no_object_are_refused(scripted):
+    call = {"id": "c1", "type": "function", "function": {"name": "ping", "arguments": "[1]"}}
+    messages = [{"role": "user", "content": "Go."}, {"role": "assistant", "tool_calls": [call]}]
+    assert "messages.1.tool_calls.0" in refused(scripted("ok").chat(messages=messages), 400)
+
+
+def test_with_tool_choice_none_the_model_does_not_see_the_tools_and_calls_are_text(scripted):
+    client = scripted(written("ping"))
+    body = client.chat(tools=[PING], tool_choice="none", return_token_ids=True, **QUIET).json()
+    assert "ping" not in client.service.tokenizer.decode(body["prompt_token_ids"])
+    assert body["choices"][0]["message"]["content"] == written("ping")
+    assert body["choices"][0]["finish_reason"] == "stop"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_without_parallel_calls_the_answer_ends_before_the_second(scripted, stream):
+    client = scripted(written("ping") + "\n" + written("ping") + "x" * 90, max_model_len=2000)
+    options = {"tools": [PING], "parallel_tool_calls": False, "tool_choice": "auto", **QUIET}
+    response = client.chat(**options, stream=stream)
+    if stream:
+        *_, last = chunks = events(response)
+        calls, reason = collected(chunks)["calls"], last["choices"][0]["finish_reason"]
+    else:
+        (choice,) = response.json()["choices"]
+        calls, reason = choice["message"]["tool_calls"], choice["finish_reason"]
+    assert (len(calls), reason) == (1, "tool_calls")
+
+
+def test_a_call_cut_off_by_the_limit_ends_by_length_with_arguments_that_are_json(scripted):
+    client = scripted(written("get_weather", city="Rome", days=3), max_model_len=2000)
+    (choice,) = client.chat(tools=[WEATHER], max_tokens=45, **QUIET).json()["choices"]
+    assert choice["finish_reason"] == "length"
+    (call,) = choice["message"]["tool_calls"]
+    assert json.loads(call["function"]["arguments"]).keys() <= {"city"}
+
+
+SMALL = {
+    "type": "function",
+    "function": {
+        "name": "pick",
+        "parameters": {
+            "type": "object",
+            "properties": {"side": {"enum": ["left", "right"]}, "sure": {"type": "boolean"}},
+            "required": ["side", "sure"],
+        },
+    },
+}
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "pick"}}])
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_random_model_that_must_call_calls_with_fitting_arguments(tiny, choice, stream):
+    options = {"tools": [SMALL, PING] if choice != "required" else [SMALL], "tool_choice": choice, **QUIET}
+    response = tiny.chat(**options, parallel_tool_calls=False, max_tokens=150, seed=1, stream=stream)
+    if stream:
+        chunks = events(response)
+        (call,) = collected(chunks)["calls"].values()
+        reason = chunks[-1]["choices"][0]["finish_reason"]
+    else:
+        (body,) = response.json()["choices"]
+        (call,) = [made["function"] for made in body["message"]["tool_calls"]]
+        reason = body["finish_reason"]
+    arguments = json.loads(call["arguments"])
+    assert (call["name"], reason) == ("pick", "tool_calls")
+    assert arguments["side"] in ("left", "right")
+    assert arguments["sure"] in (True, False)
+
+
+def test_a_choice_that_cannot_be_is_refused_with_its_field(scripted):
+    client = scripted("ok")
+    named = {"type": "function", "function": {"name": "pong"}}
+    assert "'pong', which is not among" in refused(client.chat(tools=[PING], tool_choice=named), 400, "tool_choice")
+    both = {"tools": [PING], "tool_choice": "required", "response_format": {"type": "json_object"}}
+    assert "exclude each other" in refused(client.chat(**both), 400, "tool_choice")
+    wrong = {"type": "function", "function": {"name": "f", "parameters": {"properties": 5}}}
+    assert "'f' are no JSON schema" in refused(client.chat(tools=[wrong], tool_choice="required"), 400, "tools")
