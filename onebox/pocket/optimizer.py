@@ -1,0 +1,92 @@
+"""How weights move: Muon for the matrices inside layers, AdamW for embeddings, head, gates and norms."""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from onebox.spec.model import ModelSpec
+from onebox.spec.modules import ModuleClass, fused_experts, modules
+
+__all__ = ["Optimizer", "orthogonalised"]
+
+MOMENTUM = 0.95
+WEIGHT_DECAY = 0.05
+MAX_GRADIENT_NORM = 1.0
+ADAM_SHARE = 0.5
+"""AdamW's learning rate as a share of Muon's."""
+_UPDATE_RMS = 0.2
+"""Muon's updates are scaled to the size that AdamW's have, so that one learning rate says how far both go."""
+_PLAIN_CLASSES = (ModuleClass.EMBEDDING, ModuleClass.LM_HEAD, ModuleClass.DELTA_GATES)
+
+
+class Optimizer:
+    """Owns the moments of all weights. One step reads their gradients, moves them and clears the gradients."""
+
+    def __init__(self, spec: ModelSpec, weights: Mapping[str, Tensor]) -> None:
+        sides = _matrix_sides(spec)
+        self._weights = list(weights.values())
+        self._groups: dict[tuple[int, int], list[Tensor]] = {}
+        for name, weight in weights.items():
+            if name in sides:
+                self._groups.setdefault(sides[name], []).append(weight)
+        self._moments: dict[tuple[int, int], Tensor] = {}
+        others = [weight for name, weight in weights.items() if name not in sides]
+        is_fused = self._weights[0].device.type == "cuda"
+        self._adam = torch.optim.AdamW(others, betas=(0.9, 0.95), eps=1e-10, weight_decay=0.0, fused=is_fused)
+
+    @torch.no_grad()
+    def step(self, learning_rate: float) -> Tensor:
+        """Moves all weights and returns the norm of their gradients before it was limited."""
+        norm = torch.nn.utils.clip_grad_norm_(self._weights, MAX_GRADIENT_NORM, foreach=True)
+        for side, weights in self._groups.items():
+            self._step_matrices(side, weights, learning_rate)
+        for group in self._adam.param_groups:
+            group["lr"] = learning_rate * ADAM_SHARE
+        self._adam.step()
+        for weight in self._weights:
+            weight.grad = None
+        return norm
+
+    def forget(self) -> None:
+        """Drops all moments: after weights were put back, what led away from them is no guide."""
+        self._moments.clear()
+        self._adam.state.clear()
+
+    def _step_matrices(self, side: tuple[int, int], weights: list[Tensor], learning_rate: float) -> None:
+        gradients = torch.cat([weight.grad.view(-1, *side) for weight in weights if weight.grad is not None])
+        moment = self._moments.setdefault(side, torch.zeros_like(gradients))
+        moment.lerp_(gradients, 1 - MOMENTUM)
+        ahead = gradients.lerp_(moment, MOMENTUM)
+        update = orthogonalised(ahead).mul_(_UPDATE_RMS * max(side) ** 0.5)
+        parts = update.split([weight.numel() // (side[0] * side[1]) for weight in weights])  # type: ignore[no-untyped-call]
+        torch._foreach_mul_(weights, 1 - learning_rate * WEIGHT_DECAY)
+        torch._foreach_add_(weights, [p.view_as(w) for p, w in zip(parts, weights, strict=True)], alpha=-learning_rate)
+
+
+def orthogonalised(matrices: Tensor) -> Tensor:
+    """The nearest matrices with all singular values about 1, of [count, rows, columns]; Newton-Schulz, five rounds."""
+    dtype = torch.bfloat16 if matrices.device.type == "cuda" else torch.float32
+    x = matrices.to(dtype)
+    is_tall = x.shape[-2] > x.shape[-1]
+    x = x.mT if is_tall else x
+    x = x / (x.norm(dim=(-2, -1), keepdim=True) + 1e-7)
+    for _ in range(5):
+        gram = x @ x.mT
+        # The quintic a x + b x^3 + c x^5, whose coefficients push every singular value into 0.7 to 1.2 fastest.
+        x = 3.4445 * x + (-4.7750 * gram + 2.0315 * gram @ gram) @ x
+    nearest: Tensor = x.mT if is_tall else x
+    return nearest.to(matrices.dtype)
+
+
+def _matrix_sides(spec: ModelSpec) -> dict[str, tuple[int, int]]:
+    """Rows and columns of the single matrices that a tensor of this name is made of; none for what AdamW moves."""
+    sides = {
+        module.plain_tensor: (module.shape[0], module.shape[1])
+        for module in modules(spec)
+        if module.is_matrix and module.module_class not in _PLAIN_CLASSES
+    }
+    for group in fused_experts(spec):
+        _, rows, columns = group.shape
+        sides[group.tensor] = (rows // len(group.parts), columns)
+    return sides

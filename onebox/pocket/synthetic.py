@@ -1,0 +1,75 @@
+"""The generated workloads: what each asks, how an example becomes tokens, how an answer is judged.
+
+Seeds from 0 on are for training, seeds from HELD_OUT_SEED on for evaluation: `WORKLOADS[name](Random(seed))`.
+"""
+
+from dataclasses import replace
+from random import Random
+
+from onebox.pocket.example import Example, Generator, score
+from onebox.pocket.synthetic_chat import chat
+from onebox.pocket.synthetic_code import code
+from onebox.pocket.synthetic_invoice import invoice
+from onebox.pocket.synthetic_numbers import arithmetic
+from onebox.pocket.synthetic_recall import key_retrieval, recall
+from onebox.pocket.synthetic_records import records
+from onebox.pocket.synthetic_text import text_tasks
+from onebox.pocket.synthetic_tools import tool_calls
+from onebox.text.chat import ChatTemplate
+from onebox.text.tokenizer import Tokenizer
+
+__all__ = ["HELD_OUT_SEED", "WORKLOADS", "Example", "prompt_text", "recall", "render", "score"]
+
+HELD_OUT_SEED = 10**9
+_MESSAGE_END = "<|im_end|>"
+
+_SYSTEMS = (
+    "You are a helpful assistant.",
+    "You are the pocket model of onebox.",
+    "Answer briefly.",
+    "Segítőkész asszisztens vagy.",
+    "Yardımsever bir asistansın.",
+)
+
+
+def _in_conversation(generator: Generator) -> Generator:
+    """The generator's examples, now and then with a system message or after an earlier question."""
+
+    def generate(rng: Random) -> Example:
+        example = generator(rng)
+        messages = example.messages
+        if messages[0]["role"] == "system":
+            return example
+        if rng.random() < 0.12:
+            earlier = rng.choice((chat, arithmetic, records))(rng)
+            answer = earlier.answer.rpartition("</think>\n\n")[2]
+            messages = [*earlier.messages, {"role": "assistant", "content": answer}, *messages]
+        if rng.random() < 0.15:
+            messages = [{"role": "system", "content": rng.choice(_SYSTEMS)}, *messages]
+        return replace(example, messages=messages)
+
+    return generate
+
+
+_GENERATORS: dict[str, Generator] = {
+    "invoice": invoice,
+    "tools": tool_calls,
+    "records": records,
+    "arithmetic": arithmetic,
+    "retrieval": key_retrieval,
+    "chat": chat,
+    "text": text_tasks,
+    "code": code,
+}
+WORKLOADS: dict[str, Generator] = {name: _in_conversation(generator) for name, generator in _GENERATORS.items()}
+
+
+def prompt_text(example: Example, template: ChatTemplate) -> str:
+    """The prompt up to where the answer begins."""
+    return template.render(example.messages, {"enable_thinking": example.thinking}, example.tools or ())
+
+
+def render(example: Example, tokenizer: Tokenizer, template: ChatTemplate) -> tuple[list[int], int]:
+    """Token ids of prompt, answer and <|im_end|>, and the index of the answer's first token."""
+    prompt = tokenizer.encode(prompt_text(example, template))
+    return [*prompt, *tokenizer.encode(example.answer + _MESSAGE_END)], len(prompt)
