@@ -18,6 +18,7 @@ ROOMS: dict[str, set[str]] = {
     "planner": {"spec"},
     "engine": {"spec", "planner", "model", "kernels"},
     "text": {"spec"},
+    "pocket": {"spec", "checkpoint", "model", "engine", "text"},
     "server": {"spec", "text", "engine"},
     "bench": {"spec", "planner", "text"},
     "scaleout": {"spec", "planner", "checkpoint"},
@@ -30,13 +31,14 @@ ROOMS: dict[str, set[str]] = {
         "planner",
         "engine",
         "text",
+        "pocket",
         "server",
         "bench",
         "scaleout",
     },
 }
 # Of these rooms only the named modules may be imported by the given room: the narrow doors.
-DOORS = {("server", "engine"): {"onebox.engine.api"}}
+DOORS = {("server", "engine"): {"onebox.engine.api"}, ("pocket", "engine"): {"onebox.engine.api"}}
 TORCH_FREE = {"spec", "planner", "bench"}
 STDLIB_ONLY = {"spec"}
 
