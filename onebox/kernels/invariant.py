@@ -3,7 +3,7 @@
 On a CPU torch rounds `sigmoid`, `silu` and `softplus` differently in a tensor's last few elements, which take scalar
 instructions, than in the others; `exp`, `log` and the four operations are the same everywhere. And a matrix product
 may sum in an order that depends on its number of rows, so rows are filled up to a multiple of four, and where even that
-is not enough, four go through at a time.
+is not enough, four go through at a time. In bfloat16, where oneDNN multiplies, it is the length of K that decides.
 """
 
 from functools import cache, lru_cache
@@ -12,10 +12,12 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-__all__ = ["FEW", "any_multiple_is_alike", "filled", "pair_sum", "product", "sigmoid", "silu", "softplus"]
+__all__ = ["BLOCK", "FEW", "any_multiple_is_alike", "filled", "pair_sum", "product", "sigmoid", "silu", "softplus"]
 
 FEW = 4
 """Products of at least so many rows, and of a multiple of it, sum in one order on the BLAS of x86 machines."""
+BLOCK = 1024
+"""The longest K that oneDNN sums in one order whatever the number of rows."""
 _LEAST_COLUMNS = 16
 """A product with fewer columns may take another way for each place of a row."""
 
@@ -23,10 +25,11 @@ _LEAST_COLUMNS = 16
 def product(x: Tensor, weight: Tensor) -> Tensor:
     """[R, N]: x [R, K] times the transpose of weight [N, K], of which the transpose is best contiguous.
 
-    float32, summed in float32; or bfloat16 in and out where weight and x are, summed in float32 and rounded once.
+    float32, summed in float32; or bfloat16 in and out where weight and x are, summed in float32 and rounded once in
+    every BLOCK of K.
     """
     if weight.dtype is torch.bfloat16 and x.dtype is torch.bfloat16:
-        return torch.mm(x, weight.T)
+        return _narrow_product(x, weight)
     rows, columns = x.shape[0], weight.shape[0]
     padded = filled(x if x.dtype is torch.float32 else x.to(torch.float32))
     if columns < _LEAST_COLUMNS:
@@ -37,6 +40,15 @@ def product(x: Tensor, weight: Tensor) -> Tensor:
     else:
         found = torch.cat([torch.mm(some, turned) for some in torch.split(padded, FEW)])
     return found if found.shape == (rows, columns) else found[:rows, :columns]
+
+
+def _narrow_product(x: Tensor, weight: Tensor) -> Tensor:
+    if x.shape[1] <= BLOCK:
+        return torch.mm(x, weight.T)
+    total = x.new_zeros(len(x), len(weight), dtype=torch.float32)
+    for some, part in zip(torch.split(x, BLOCK, dim=1), torch.split(weight, BLOCK, dim=1), strict=True):
+        total += torch.mm(some, part.T)
+    return total.to(x.dtype)
 
 
 def filled(x: Tensor) -> Tensor:

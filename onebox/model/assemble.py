@@ -23,7 +23,7 @@ from onebox.checkpoint.staging import Read, Reader, StagedReader
 from onebox.checkpoint.weights import read_weight, weight_tensors
 from onebox.kernels.delta_net.memory import DeltaWeights
 from onebox.kernels.rope.frequencies import rotary_frequencies
-from onebox.model.cpu import CpuExperts, CpuLinear
+from onebox.model.cpu import CpuLinear, cpu_experts
 from onebox.model.experts import (
     EXPERT_PARTS,
     ExpertOf,
@@ -136,7 +136,7 @@ class CpuParts(CheckpointParts):
     def experts(self, name: str) -> Experts:
         of_layer, count = _experts_under(name, self._modules), self._num_experts
         each = (plain_expert(of_layer, i, self._read, self._zeros_offset, self._dtype) for i in range(count))
-        return CpuExperts(*stack(((gate_up.mT, down.mT) for gate_up, down in each), count))
+        return cpu_experts(*stack(((gate_up.mT, down.mT) for gate_up, down in each), count))
 
     def embedding(self, name: str) -> Tensor:
         return self._read(self._modules[name].tensors["weight"]).to(self._dtype)

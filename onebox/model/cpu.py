@@ -15,10 +15,11 @@ from torch import Tensor
 
 from onebox.kernels.arrays import Array, array, quietly, silu, tensor
 from onebox.kernels.invariant import FEW, any_multiple_is_alike, filled, product
-from onebox.model.linear import Phase, Rows
+from onebox.model.experts import Experts
+from onebox.model.linear import Rows
 from onebox.model.packed import Packed
 
-__all__ = ["CpuExperts", "CpuLinear"]
+__all__ = ["CpuExperts", "CpuLinear", "JoinedExperts", "cpu_experts"]
 
 
 @dataclass(frozen=True)
@@ -36,23 +37,28 @@ class CpuLinear:
         return self.weight(rows.x.to(self.dtype)).to(out_dtype or rows.x.dtype)
 
 
+def cpu_experts(gate_up: Tensor, down: Tensor) -> Experts:
+    """The experts of gate_up [E, H, 2I], the gate's columns first, and down [E, I, H], float32 or bfloat16.
+
+    Small bfloat16 ones are joined: two products over all of them cost less than two calls for each that was chosen.
+    float32 ones have twice the bytes, so only the chosen are read where they are few.
+    """
+    num_bytes = (gate_up.numel() + down.numel()) * down.element_size()
+    if down.dtype is torch.bfloat16 and num_bytes <= _JOINED_BYTES:
+        return JoinedExperts.of(gate_up, down)
+    return CpuExperts(gate_up, down)
+
+
 @dataclass(frozen=True)
 class CpuExperts:
-    """gate_up [E, H, 2I], the gate's columns first, and down [E, I, H]; float32 or bfloat16.
-
-    Small bfloat16 experts are joined for decode: a step's few rows go through all of them in two products, which cost
-    less than two calls for each that was chosen. float32 ones cost twice the bytes, so they are taken by choice.
-    """
+    """gate_up [E, H, 2I], the gate's columns first, and down [E, I, H]; float32 or bfloat16."""
 
     gate_up: Tensor
     down: Tensor
 
     @quietly
     def __call__(self, rows: Rows, ids: Tensor, weights: Tensor) -> Tensor:
-        x = rows.x.to(self.gate_up.dtype)
-        if rows.phase is Phase.DECODE and self._joined is not None:
-            return self._joined(x, ids, weights)
-        own = self._chosen(x, ids) * array(weights)[:, :, None]
+        own = self._chosen(rows.x.to(self.gate_up.dtype), ids) * array(weights)[:, :, None]
         total = own[:, 0]
         for slot in range(1, own.shape[1]):
             total += own[:, slot]
@@ -68,12 +74,6 @@ class CpuExperts:
             if len(counts) * capacity <= _MOST_VAIN * ids.numel() and any_multiple_is_alike():
                 return self._through_all(x, ids, counts, capacity)
         return self._through_each(x, ids)
-
-    @cached_property
-    def _joined(self) -> "_JoinedExperts | None":
-        num_bytes = (self.gate_up.numel() + self.down.numel()) * self.down.element_size()
-        is_joined = self.down.dtype is torch.bfloat16 and num_bytes <= _JOINED_BYTES
-        return _JoinedExperts.of(self.gate_up, self.down) if is_joined else None
 
     @cached_property
     def _each(self) -> list[tuple[Tensor, Tensor]]:
@@ -130,29 +130,37 @@ _MOST_VAIN = 4
 
 
 @dataclass(frozen=True)
-class _JoinedExperts:
-    """All experts side by side: every row meets each of them, with the weight zero where it was not chosen."""
+class JoinedExperts:
+    """All experts side by side, bfloat16: every row meets each, with the weight zero where it was not chosen."""
 
     num_experts: int
+    inner: int
     gate_up: Packed
     """[2 E I, H]: the gates of all experts, then what they gate."""
     down: Packed
     """[H, E I]."""
 
     @classmethod
-    def of(cls, gate_up: Tensor, down: Tensor) -> "_JoinedExperts":
+    def of(cls, gate_up: Tensor, down: Tensor) -> "JoinedExperts":
         num_experts, hidden, columns = gate_up.shape
         halves = gate_up.view(num_experts, hidden, 2, columns // 2).permute(2, 0, 3, 1)
-        return cls(num_experts, Packed.of(halves.reshape(-1, hidden)), Packed.of(down.flatten(0, 1).T.contiguous()))
+        return cls(
+            num_experts,
+            columns // 2,
+            Packed.of(halves.reshape(-1, hidden)),
+            Packed.of(down.flatten(0, 1).T.contiguous()),
+        )
 
-    def __call__(self, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
+    @quietly
+    def __call__(self, rows: Rows, ids: Tensor, weights: Tensor) -> Tensor:
+        x = rows.x.to(torch.bfloat16)
         shares = np.zeros((len(x), self.num_experts, 1), dtype=np.float32)
         shares[np.arange(len(x))[:, None], ids.numpy(), 0] = array(weights)
-        both = array(self.gate_up(x)).reshape(len(x), 2, self.num_experts, -1)
-        inner = silu(both[:, 0])
-        inner *= both[:, 1]
-        inner *= shares
-        return self.down(tensor(inner.reshape(len(x), -1), x.dtype)).to(torch.float32)
+        both = array(self.gate_up(x)).reshape(len(x), 2, self.num_experts, self.inner)
+        mixed = silu(both[:, 0])
+        mixed *= both[:, 1]
+        mixed *= shares
+        return self.down(tensor(mixed.reshape(len(x), self.num_experts * self.inner), torch.bfloat16)).to(torch.float32)
 
 
 def _inner(gate_up: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from onebox.formats.fragments import TILE_COLUMNS, TILE_ROWS
 from onebox.model.assemble import put_together
-from onebox.model.cpu import CpuExperts, CpuLinear
+from onebox.model.cpu import CpuLinear, cpu_experts
 from onebox.model.experts import Experts, Int4Experts, PlainExperts
 from onebox.model.linear import Fp8Linear, IntLinear, Linear, PlainLinear
 from onebox.model.qwen3_5 import Qwen35
@@ -74,7 +74,7 @@ class DummyParts:
         chosen = self._formats.get(self._modules[f"{name}.0.gate_proj"].module_class)
         if chosen is not WeightFormat.INT4 or hidden % TILE_COLUMNS or inner % TILE_COLUMNS:
             if self.device.type == "cpu":
-                return CpuExperts(self._normal(count, hidden, 2 * inner), self._normal(count, inner, hidden))
+                return cpu_experts(self._normal(count, hidden, 2 * inner), self._normal(count, inner, hidden))
             return PlainExperts(self._normal(count, 2 * inner, hidden), self._normal(count, hidden, inner))
         up, down = (2 * inner // TILE_ROWS, hidden // TILE_COLUMNS), (hidden // TILE_ROWS, inner // TILE_COLUMNS)
         return Int4Experts(

@@ -13,12 +13,10 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from onebox.kernels.invariant import product
+from onebox.kernels.invariant import BLOCK, product
 
 __all__ = ["Packed"]
 
-_BLOCK = 1024
-"""The longest K that oneDNN sums in one go whatever the number of rows."""
 _SMALL = 1 << 15
 """Numbers in a float32 matrix up to which MKL's copy costs less than oneDNN's call."""
 
@@ -54,7 +52,7 @@ class Packed:
 
 def _cut(weight: Tensor) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
     inner = weight.shape[1]
-    ends = tuple(min(begin + _BLOCK, inner) for begin in range(0, inner, _BLOCK))
+    ends = tuple(min(begin + BLOCK, inner) for begin in range(0, inner, BLOCK))
     begins = (0, *ends[:-1])
     return tuple(_reorder(weight[:, begin:end]) for begin, end in zip(begins, ends, strict=True)), ends
 
@@ -75,7 +73,7 @@ def _keeps_the_order(dtype: torch.dtype) -> bool:
     if not torch._C._has_mkldnn or not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
         return False
     draw = torch.Generator().manual_seed(0)
-    for columns, inner in ((80, 96), (1552, 256), (272, _BLOCK)):
+    for columns, inner in ((80, 96), (1552, 256), (272, BLOCK)):
         x = torch.randn(64, inner, generator=draw).to(dtype)
         reordered = _reorder(torch.randn(columns, inner, generator=draw).to(dtype))
         alone = torch.cat([_multiply(row, reordered) for row in torch.split(x, 1)])

@@ -56,7 +56,7 @@ def weight_tensors(value):
 
     def walk(part):
         if isinstance(part, torch.Tensor):
-            found[part.data_ptr()] = part
+            found[id(part) if part.is_mkldnn else part.data_ptr()] = part
         elif hasattr(part, "__dataclass_fields__"):
             for name in part.__dataclass_fields__:
                 walk(getattr(part, name))

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from onebox.model import packed
-from onebox.model.cpu import CpuExperts, CpuLinear
+from onebox.model.cpu import CpuExperts, CpuLinear, JoinedExperts, cpu_experts
 from onebox.model.linear import Phase, Rows
 from onebox.model.packed import Packed
 from tests.kernels.company import assert_rows_stand_alone
@@ -38,46 +38,58 @@ def test_a_linear_is_the_product_with_its_transpose(shape, dtype, is_packed):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", SHAPES)
-def test_a_row_of_a_product_has_the_same_bits_among_any_number_of_rows(shape, dtype):
+def test_a_row_of_a_product_has_the_same_bits_among_any_number_of_rows(shape, dtype, is_packed):
     matrix, x = Packed.of(drawn(*shape, dtype=dtype)), drawn(64, shape[1], dtype=dtype)
     assert_rows_stand_alone(lambda rows: [matrix(x[rows])], (2, 3, 4, 5, 8, 9, 17, 33, 64))
 
 
-def experts(dtype: torch.dtype) -> tuple[CpuExperts, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """16 experts, and the choices of 24 rows: all different, and some the same for many rows."""
-    made = CpuExperts(0.1 * drawn(16, 96, 2 * 40, dtype=dtype), 0.1 * drawn(16, 40, 96, dtype=dtype))
+def matrices(dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    return 0.1 * drawn(16, 96, 2 * 40, dtype=dtype), 0.1 * drawn(16, 40, 96, dtype=dtype)
+
+
+def choices(dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """24 rows, and which 2 of 16 experts they chose: some all different, some the same for many rows."""
     draw = torch.Generator().manual_seed(7)
     ids = torch.stack([torch.randperm(16, generator=draw)[:2] for _ in range(24)])
     ids[10:20] = torch.tensor([3, 5])
-    return made, drawn(24, 96, dtype=dtype), ids.to(torch.int32), torch.rand(24, 2, generator=draw)
+    return drawn(24, 96, dtype=dtype), ids.to(torch.int32), torch.rand(24, 2, generator=draw)
 
 
-@pytest.mark.parametrize("phase", Phase)
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_experts_are_the_weighted_sum_over_the_chosen_ones(dtype, phase):
-    made, x, ids, weights = experts(dtype)
+KINDS = [(CpuExperts, torch.float32), (CpuExperts, torch.bfloat16), (JoinedExperts.of, torch.bfloat16)]
+NAMES = ["float32", "bfloat16", "joined"]
+
+
+@pytest.mark.parametrize(("make", "dtype"), KINDS, ids=NAMES)
+def test_experts_are_the_weighted_sum_over_the_chosen_ones(make, dtype):
+    (gate_up, down), (x, ids, weights) = matrices(dtype), choices(dtype)
     expected = torch.zeros(24, 96, dtype=torch.float64)
     for row in range(24):
         for expert, weight in zip(ids[row].tolist(), weights[row].tolist(), strict=True):
-            gate, up = (x[row].double() @ made.gate_up[expert].double()).chunk(2)
-            expected[row] += weight * (torch.nn.functional.silu(gate) * up) @ made.down[expert].double()
-    found = made(Rows(x, phase), ids, weights)
+            gate, up = (x[row].double() @ gate_up[expert].double()).chunk(2)
+            expected[row] += weight * (torch.nn.functional.silu(gate) * up) @ down[expert].double()
+    found = make(gate_up, down)(Rows(x, Phase.DECODE), ids, weights)
     assert found.dtype is torch.float32
     assert float((found - expected).abs().max() / expected.abs().max()) < 2 * TOLERANCE[dtype]
 
 
-@pytest.mark.parametrize("phase", Phase)
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_a_row_through_its_experts_has_the_same_bits_among_any_number_of_rows(dtype, phase):
-    made, x, ids, weights = experts(dtype)
+@pytest.mark.parametrize(("make", "dtype"), KINDS, ids=NAMES)
+def test_a_row_through_its_experts_has_the_same_bits_among_any_number_of_rows(make, dtype):
+    made, (x, ids, weights) = make(*matrices(dtype)), choices(dtype)
     assert_rows_stand_alone(
-        lambda rows: [made(Rows(x[rows], phase), ids[rows], weights[rows])], (2, 3, 4, 5, 8, 11, 17, 24)
+        lambda rows: [made(Rows(x[rows], Phase.DECODE), ids[rows], weights[rows])], (2, 3, 4, 5, 8, 11, 17, 24)
     )
 
 
 def test_float32_experts_taken_together_and_one_by_one_give_the_same_bits():
-    made, x, ids, _ = experts(torch.float32)
+    made, (x, ids, _) = CpuExperts(*matrices(torch.float32)), choices(torch.float32)
     together, alone = made._chosen(x, ids), made._through_each(x, ids)
     few = [made._through_few(x[row : row + 4], ids[row : row + 4]) for row in range(0, 24, 4)]
-    assert torch.equal(torch.from_numpy(together), torch.from_numpy(alone))
+    assert (together == alone).all()
     assert all((part == alone[4 * i : 4 * i + 4]).all() for i, part in enumerate(few))
+
+
+def test_only_small_bfloat16_experts_are_joined():
+    assert isinstance(cpu_experts(*matrices(torch.bfloat16)), JoinedExperts)
+    assert isinstance(cpu_experts(*matrices(torch.float32)), CpuExperts)
+    large = torch.empty(64, 512, 256, dtype=torch.bfloat16), torch.empty(64, 128, 512, dtype=torch.bfloat16)
+    assert isinstance(cpu_experts(*large), CpuExperts)
