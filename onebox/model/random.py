@@ -1,4 +1,4 @@
-"""A tiny checkpoint of exactly this architecture with random weights: what `onebox serve` runs when given no model.
+"""A tiny checkpoint of exactly this architecture with random weights: for tests, and for trying things without meaning.
 
 Owns its sizes and how its weights are drawn. It is a complete checkpoint directory (config, safetensors, tokenizer,
 chat template, generation config), written once into the cache directory and read back by the code that reads any other.

@@ -39,7 +39,7 @@ def test_what_is_allocated_on_the_cpu_is_what_was_planned_to_the_byte(checkpoint
 @pytest.mark.gpu
 @pytest.mark.parametrize("kv", ["bf16", "fp8", "turboquant"])
 def test_what_the_gpu_hands_out_is_what_was_planned(tmp_path, kv):
-    """Beside the tensors' own bytes the allocator rounds each one up; no more than that is beyond the plan."""
+    """The allocator rounds large tensors up to 2 MiB; nothing else is beyond the plan."""
     write_checkpoint(tmp_path / "model", "autoround", config=tiny_config())
     plan = plan_for(tmp_path / "model", device="cuda", kv_cache_dtype=kv, kv_cache_memory_bytes=256 << 20)
     torch.cuda.empty_cache()
@@ -47,7 +47,7 @@ def test_what_the_gpu_hands_out_is_what_was_planned(tmp_path, kv):
     memory = check_allocated_is_planned(plan)
     taken = torch.cuda.memory_allocated() - before
     planned = memory.page_pool_bytes + memory.state_bytes
-    assert planned <= taken <= planned + 512 * 64
+    assert planned <= taken <= planned + (2 << 20) * 64
 
 
 def weight_tensors(value):
