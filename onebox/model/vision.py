@@ -1,11 +1,11 @@
 """Images and videos in a prompt: patches to embeddings, and the three-row positions that go with them.
 
-The tower and the image processor are transformers' own, imported only when one of them is asked for; ours are the
-strict loading, the places in the prompt and the positions. What comes out is what `reference.forward` takes: embeddings
-[T, H] and positions [3, T]. Knows no chat template: a prompt arrives with one pad token per embedding.
+The tower is transformers' own, imported only when it is asked for; ours are the strict loading, the places in the
+prompt and the positions. Patches come from `onebox/text/pictures.py`. What comes out is what `reference.forward` takes:
+embeddings [T, H] and positions [3, T]. Knows no chat template: a prompt arrives with one pad token per embedding.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from onebox.spec.errors import MismatchError, UnsupportedError
 from onebox.spec.model import ModelSpec, VisionSpec
 from onebox.spec.modules import ModuleClass
 
-__all__ = ["Pixels", "Tower", "embeddings_for", "load_tower", "positions_for", "read_images"]
+__all__ = ["Pixels", "Tower", "embeddings_for", "load_tower", "positions_for"]
 
 _ROOT = "model.visual"
 
@@ -103,23 +103,6 @@ def _tower_model(vision: VisionSpec, tensors: dict[str, Tensor]) -> Any:
     # Its frequencies are computed, not stored, so the meta device left them empty.
     model.rotary_pos_emb = type(model.rotary_pos_emb)(config)
     return model.eval()
-
-
-def read_images(directory: Path, images: Sequence[Any]) -> Pixels:
-    """Patches of PIL images or [height, width, 3] uint8 arrays, by the image processor that `directory` configures."""
-    if not (directory / "preprocessor_config.json").exists():
-        raise UnsupportedError(f"{directory} has no preprocessor_config.json, which says how images become patches.")
-    try:
-        from transformers import AutoImageProcessor
-
-        processor: Any = AutoImageProcessor.from_pretrained(directory)
-        made = processor(images=list(images), return_tensors="pt")
-    except ImportError as error:
-        raise UnsupportedError(
-            "Images cannot be read here: transformers' image processor needs Pillow (`pip install pillow`) and, where "
-            f"torchvision is installed, one that fits torch; it says: {' '.join(str(error).split())}"
-        ) from None
-    return Pixels(made["pixel_values"], made["image_grid_thw"])
 
 
 # Their places in the prompt.

@@ -84,6 +84,14 @@ _KINDS: tuple[tuple[type[OneboxError], _Kind], ...] = (
 )
 
 
+_PROMPT_FIELDS = {
+    "/v1/chat/completions": "messages",
+    "/v1/completions": "prompt",
+    "/v1/messages": "messages",
+    "/v1/responses": "input",
+}
+
+
 def error_body(error: OneboxError) -> dict[str, Any]:
     """The error as the body of an answer, or as one event in a stream that has begun."""
     return _body(str(error), _kind(error))
@@ -115,8 +123,11 @@ def _body(message: str, kind: _Kind) -> dict[str, Any]:
     return {"error": {name: text and text.encode(errors="replace").decode() for name, text in error.items()}}
 
 
-async def _refused(_: Request, error: Exception) -> JSONResponse:
+async def _refused(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, OneboxError)  # noqa: S101 - Starlette calls a handler with its own class of error
+    if isinstance(error, ContextTooLongError):
+        # What is too long has another name at each endpoint.
+        return JSONResponse(_body(str(error), _kind(error)._replace(param=_PROMPT_FIELDS.get(request.url.path))), 400)
     return error_response(error)
 
 

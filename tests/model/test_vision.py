@@ -4,7 +4,6 @@ import json
 import subprocess
 import sys
 from functools import cache
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,7 +13,7 @@ from transformers.models.qwen3_5_moe.modeling_qwen3_5_moe import Qwen3_5MoeVisio
 
 from onebox.model import reference
 from onebox.model.reference import Cache
-from onebox.model.vision import Pixels, embeddings_for, load_tower, positions_for, read_images
+from onebox.model.vision import Pixels, embeddings_for, load_tower, positions_for
 from onebox.spec.errors import MismatchError, UnsupportedError
 from onebox.spec.model import spec_from_config
 from onebox.spec.modules import ModuleClass, modules
@@ -304,54 +303,3 @@ def test_pads_and_pixels_that_disagree_are_refused(checkpoint):
         tower.encode(Pixels(torch.zeros(23, PATCH_SIZE), grid))
     with pytest.raises(MismatchError, match="not made of 2 x 2 squares"):
         tower.encode(Pixels(torch.zeros(15, PATCH_SIZE), torch.tensor([[1, 3, 5]])))
-
-
-# Raw images.
-
-PROCESSOR = {
-    "image_processor_type": "Qwen2VLImageProcessorFast",
-    "image_mean": [0.5, 0.5, 0.5],
-    "image_std": [0.5, 0.5, 0.5],
-    "merge_size": 2,
-    "patch_size": 4,
-    "size": {"longest_edge": 4096, "shortest_edge": 64},
-    "temporal_patch_size": 2,
-}
-
-
-def test_raw_images_go_through_the_processor_that_the_checkpoint_configures(tmp_path):
-    pytest.importorskip("PIL", reason="transformers reads images with Pillow")
-    (tmp_path / "preprocessor_config.json").write_text(json.dumps(PROCESSOR))
-    image = torch.randint(0, 256, (16, 24, 3), generator=torch.Generator().manual_seed(0)).to(torch.uint8).numpy()
-    pixels = read_images(tmp_path, [image])
-    assert pixels.grids.tolist() == [[1, 4, 6]]
-    assert pixels.patches.shape == (24, PATCH_SIZE)
-    # The first patch is the upper left corner, channel by channel, each of its two equal frames.
-    corner = torch.from_numpy(image[:4, :4]).permute(2, 0, 1).float() / 127.5 - 1
-    assert_close(pixels.patches[0].view(3, 2, 4, 4), corner[:, None].expand(-1, 2, -1, -1))
-
-
-def test_the_processor_is_asked_for_the_images_and_their_grids(tmp_path, monkeypatch):
-    (tmp_path / "preprocessor_config.json").write_text(json.dumps(PROCESSOR))
-    made = {"pixel_values": torch.zeros(24, PATCH_SIZE), "image_grid_thw": torch.tensor([[1, 4, 6]])}
-
-    def from_pretrained(directory):
-        assert directory == tmp_path
-        return lambda images, return_tensors: made if (images, return_tensors) == (["a"], "pt") else None
-
-    monkeypatch.setattr("transformers.AutoImageProcessor", SimpleNamespace(from_pretrained=from_pretrained))
-    pixels = read_images(tmp_path, ("a",))
-    assert (pixels.patches is made["pixel_values"], pixels.grids is made["image_grid_thw"]) == (True, True)
-
-
-def test_what_raw_images_need_is_said(tmp_path, monkeypatch):
-    with pytest.raises(UnsupportedError, match=r"has no preprocessor_config\.json"):
-        read_images(tmp_path, [])
-
-    def from_pretrained(_):
-        raise ImportError("\nPIL was\n not found.")
-
-    (tmp_path / "preprocessor_config.json").write_text(json.dumps(PROCESSOR))
-    monkeypatch.setattr("transformers.AutoImageProcessor", SimpleNamespace(from_pretrained=from_pretrained))
-    with pytest.raises(UnsupportedError, match=r"needs Pillow .* it says: PIL was not found\."):
-        read_images(tmp_path, [])

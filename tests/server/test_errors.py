@@ -145,9 +145,11 @@ def test_an_empty_or_impossible_prompt_is_refused(client):
 
 
 def test_what_exceeds_the_context_is_told_with_both_numbers(client):
-    message = refused(client.complete("x" * 400), 400, code="context_length_exceeded")
+    message = refused(client.complete("x" * 400), 400, "prompt", code="context_length_exceeded")
     assert "400 tokens and the context holds 400" in message
-    message = refused(client.complete("x" * 300, max_tokens=200, stream=True), 400, code="context_length_exceeded")
+    message = refused(
+        client.complete("x" * 300, max_tokens=200, stream=True), 400, "prompt", code="context_length_exceeded"
+    )
     assert "300 tokens and 200 more are asked for, 500 in all; the context holds 400" in message
 
 
