@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: serve test lint types pytest bench conformance-test vllm-test clean
+.PHONY: serve test lint types pytest bench pocket conformance-test vllm-test clean
 
 serve: $(VENV)/.installed
 	$(BIN)/onebox serve
@@ -33,7 +33,7 @@ vllm-test: $(VENV)/.installed-dev .venv-vllm/.installed
 
 # Optional: clients that people measure with (1 GB), in an environment of their own, and the tests that use them.
 conformance-test: $(VENV)/.installed-dev .venv-conformance/.installed
-	$(BIN)/python -m pytest -q -m conformance tests/server/test_conformance.py
+	$(BIN)/python -m pytest -q -m conformance tests/server/test_conformance.py tests/bench/test_export.py
 
 .venv-conformance/.installed:
 	$(PYTHON) -m venv .venv-conformance
@@ -42,6 +42,15 @@ conformance-test: $(VENV)/.installed-dev .venv-conformance/.installed
 
 bench: $(VENV)/.installed-dev
 	$(BIN)/python benchmarks/build_speed.py
+
+# The pocket model's whole recipe: text, training (on a GPU), export, evaluation. ARGS=--help says what can be said.
+pocket: $(VENV)/.installed-pocket
+	$(BIN)/python -m onebox.pocket $(ARGS)
+
+# fla's kernels train the delta rule; without its dependencies, which would bring another torch.
+$(VENV)/.installed-pocket: $(VENV)/.installed
+	$(BIN)/python -m pip install --quiet --no-deps 'fla-core==0.6.0' 'einops==0.8.2'
+	touch $@
 
 # torch comes first and by itself: its version range decides which build the machine's index offers, and nothing that
 # asks for "any torch" later may choose another.

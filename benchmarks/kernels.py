@@ -20,6 +20,7 @@ import triton
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
+from onebox.engine.measure import copy_speed
 from tests.kernels.catalogue import cases
 
 ROTATION_BYTES = 256 << 20
@@ -59,21 +60,6 @@ def microseconds(calls: list[Callable[[], Any]]) -> float:
         torch.cuda.synchronize()
         times.append(1000 * begin.elapsed_time(end) / len(calls))
     return statistics.median(times)
-
-
-def copy_speed() -> float:
-    """Bytes per second, read and written, of a device copy; launched, since in a graph it is a slower node."""
-    source = torch.empty(2 << 30, dtype=torch.float32, device="cuda")
-    target = torch.empty_like(source)
-    times = []
-    for _ in range(REPLAYS):
-        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        begin.record()
-        target.copy_(source)
-        end.record()
-        torch.cuda.synchronize()
-        times.append(begin.elapsed_time(end) / 1e3)
-    return 2 * source.nbytes / statistics.median(times)
 
 
 def measure(package: str, case: Any) -> dict[str, Any]:

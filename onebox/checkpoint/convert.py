@@ -13,20 +13,14 @@ import torch
 from onebox.checkpoint.bind import Bound
 from onebox.checkpoint.header import TensorEntry
 from onebox.checkpoint.recipe import Action, Choice
-from onebox.checkpoint.tensors import dtype_name, load, to_bytes
-from onebox.checkpoint.weights import read_weight, slice_rows
-from onebox.formats import gptq_to_packed, pack_quantized, quantize, quantize_fp8_block, unpack_gptq
+from onebox.checkpoint.rounding import Piece, SharedScale, round_matrix, rounded_tensors, shared_scales
+from onebox.checkpoint.tensors import load, to_bytes
+from onebox.formats import gptq_to_packed, pack_quantized, unpack_gptq
 from onebox.spec.errors import MismatchError, OneboxError, UnsupportedError
 from onebox.spec.modules import ModuleClass
-from onebox.spec.weights import FP8_BLOCK, Layout, Stored, StoredTensor, WeightFormat, tensor_bytes
+from onebox.spec.weights import Layout, StoredTensor, WeightFormat, tensor_bytes
 
-__all__ = ["OutputTensor", "Piece", "Unit", "make_units"]
-
-# Scales of what onebox itself rounds. bfloat16 is what the model's own dtype makes of them in other tools, so that
-# everyone dequantises to the same bits; codes are rounded against the stored scale, so nothing is lost by it.
-_SCALE_DTYPE = torch.bfloat16
-_SLAB_BYTES = 16 << 20
-Piece = tuple[int, memoryview]
+__all__ = ["OutputTensor", "Unit", "make_units"]
 
 
 @dataclass(frozen=True)
@@ -64,6 +58,7 @@ def make_units(choices: list[Choice], *, relabel: bool) -> list[Unit]:
     """
     units: list[Unit] = []
     fused_done: set[str] = set()
+    shared = shared_scales(choices)
     for choice in choices:
         fused = choice.bound.fused
         if fused and choice.action is Action.MOVE:
@@ -71,13 +66,14 @@ def make_units(choices: list[Choice], *, relabel: bool) -> list[Unit]:
                 fused_done.add(fused.name)
                 units.append(_move(choice, {fused.name: fused}))
         else:
-            units.append(_unit(choice, relabel=relabel))
+            units.append(_unit(choice, shared.get(choice.module.name), relabel=relabel))
     return units
 
 
-def _unit(choice: Choice, *, relabel: bool) -> Unit:
+def _unit(choice: Choice, shared: SharedScale | None, *, relabel: bool) -> Unit:
     if choice.action is Action.QUANTIZE:
-        return _quantize_unit(choice)
+        tensors = rounded_tensors(choice.target, *choice.module.shape)
+        return _make(choice, tensors, Action.QUANTIZE, partial(round_matrix, choice, shared))
     layout = choice.bound.stored.layout
     if relabel and layout is Layout.GPTQ:
         return _gptq_unit(choice)
@@ -196,43 +192,3 @@ def _invert_global_scale(parts: dict[str, TensorEntry]) -> Iterator[Piece]:
     yield 0, to_bytes(load(parts["weight"]))
     yield 1, to_bytes(load(parts["weight_scale"]))
     yield 2, to_bytes(load(parts["weight_scale_2"]).reshape(1).reciprocal())
-
-
-# --- rounding to nearest ------------------------------------------------------------------------------------------
-
-
-def _quantize_unit(choice: Choice) -> Unit:
-    return _make(
-        choice, _quantized_tensors(choice.target, *choice.module.shape), Action.QUANTIZE, partial(_round, choice)
-    )
-
-
-def _quantized_tensors(target: Stored, rows: int, columns: int) -> dict[str, StoredTensor]:
-    scale = dtype_name(_SCALE_DTYPE)
-    if target.format is WeightFormat.FP8:
-        blocks = (-(-rows // FP8_BLOCK), -(-columns // FP8_BLOCK))
-        return {"weight": StoredTensor("F8_E4M3", (rows, columns)), "weight_scale": StoredTensor(scale, blocks)}
-    bits = 4 if target.format is WeightFormat.INT4 else 8
-    return {
-        "weight_packed": StoredTensor("I32", (rows, -(-columns * bits // 32))),
-        "weight_scale": StoredTensor(scale, (rows, -(-columns // (target.group_size or columns)))),
-        "weight_shape": StoredTensor("I64", (2,)),
-    }
-
-
-def _round(choice: Choice) -> Iterator[Piece]:
-    """Quantises slab by slab: rows (for FP8, blocks of rows) are independent, so memory stays small."""
-    rows, columns = choice.module.shape
-    slab = max(FP8_BLOCK, _SLAB_BYTES // (4 * columns) // FP8_BLOCK * FP8_BLOCK)
-    for begin in range(0, rows, slab):
-        weight = read_weight(slice_rows(choice.bound, begin, min(rows, begin + slab)))
-        if choice.target.format is WeightFormat.FP8:
-            codes, scale = quantize_fp8_block(weight, FP8_BLOCK, _SCALE_DTYPE)
-        else:
-            bits = 4 if choice.target.format is WeightFormat.INT4 else 8
-            packed = pack_quantized(quantize(weight, bits, choice.target.group_size or None, _SCALE_DTYPE))
-            codes, scale = packed["weight_packed"], packed["weight_scale"]
-        yield 0, to_bytes(codes)
-        yield 1, to_bytes(scale)
-    if choice.target.format is not WeightFormat.FP8:
-        yield 2, to_bytes(torch.tensor((rows, columns), dtype=torch.int64))

@@ -62,15 +62,15 @@ def describe(choices: list[Choice], base: Source, *, native: bool) -> dict[str, 
     if native:
         own = base.checkpoint.quantization_config
         return _excluding_mtp(own) if own and has_mtp_graft else own
-    groups: dict[Stored, list[Choice]] = {}
+    groups: dict[_Way, list[Choice]] = {}
     for choice in choices:
         if choice.target.layout is not Layout.PLAIN:
-            groups.setdefault(choice.target, []).append(choice)
+            groups.setdefault(_way(choice), []).append(choice)
     # transformers takes the experts' scheme from the first group whose targets speak of experts: put those first.
     ordered = sorted(groups.items(), key=lambda item: ModuleClass.EXPERTS not in _classes(item[1]))
     schemes = {
-        f"group_{number}": {"targets": _targets(members, choices), **_scheme(stored, members)}
-        for number, (stored, members) in enumerate(ordered)
+        f"group_{number}": {"targets": _targets(members, choices), **_scheme(*way)}
+        for number, (way, members) in enumerate(ordered)
     }
     formats = {scheme["format"] for scheme in schemes.values()}
     return {
@@ -80,6 +80,15 @@ def describe(choices: list[Choice], base: Source, *, native: bool) -> dict[str, 
         "config_groups": schemes,
         "ignore": _ignored(choices),
     }
+
+
+_Way = tuple[Stored, bool]
+"""How modules are stored, and whether a scale of their inputs lies beside them: what a config group has in common."""
+
+
+def _way(choice: Choice) -> _Way:
+    is_kept = choice.action is not Action.QUANTIZE
+    return choice.target, is_kept and "input_global_scale" in choice.bound.tensors
 
 
 def _classes(members: list[Choice]) -> set[ModuleClass]:
@@ -98,7 +107,7 @@ def _targets(members: list[Choice], choices: list[Choice]) -> list[str]:
     """One pattern per class that is stored in one way throughout, else the modules by name."""
     targets = []
     for module_class in sorted(_classes(members)):
-        ways = {choice.target for choice in choices if choice.module.module_class is module_class}
+        ways = {_way(choice) for choice in choices if choice.module.module_class is module_class}
         if len(ways) == 1:
             targets.append(_pattern(module_class))
         else:
@@ -118,9 +127,9 @@ def _ignored(choices: list[Choice]) -> list[str]:
     return ignored + _targets(named, choices)
 
 
-def _scheme(stored: Stored, members: list[Choice]) -> dict[str, Any]:
+def _scheme(stored: Stored, has_inputs: bool) -> dict[str, Any]:
     if stored.format is WeightFormat.NVFP4:
-        return _nvfp4_scheme(members)
+        return _nvfp4_scheme(has_inputs)
     if stored.layout is Layout.PACKED:
         bits = 4 if stored.format is WeightFormat.INT4 else 8
         # One scale per row is what compressed-tensors calls a channel.
@@ -146,10 +155,9 @@ def _fp8_scheme(stored: Stored) -> dict[str, Any]:
     return {"format": "float-quantized", "weights": weights, "input_activations": inputs}
 
 
-def _nvfp4_scheme(members: list[Choice]) -> dict[str, Any]:
+def _nvfp4_scheme(has_inputs: bool) -> dict[str, Any]:
     """NVFP4 weights; activations are described only if the base stores the scales that a tool would need for them."""
     common = {"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": 16, "symmetric": True}
-    has_inputs = all("input_global_scale" in choice.bound.tensors for choice in members)
     inputs = {**common, "dynamic": "local"} if has_inputs else None
     return {
         "format": "nvfp4-pack-quantized",

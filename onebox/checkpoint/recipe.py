@@ -14,7 +14,7 @@ from onebox.checkpoint.source import Checkpoint, open_checkpoint
 from onebox.spec.errors import MismatchError, UnsupportedError, UsageError
 from onebox.spec.model import ModelSpec
 from onebox.spec.modules import Module, ModuleClass, modules
-from onebox.spec.weights import Layout, Stored, WeightFormat
+from onebox.spec.weights import NVFP4_GROUP, Layout, Stored, WeightFormat
 
 __all__ = ["Action", "Choice", "Recipe", "Source", "Sources", "Target", "choose", "open_source"]
 
@@ -29,6 +29,11 @@ class Target(StrEnum):
     FP8 = "fp8"
     INT8 = "int8"
     INT4 = "int4"
+    NVFP4 = "nvfp4"
+
+
+_COLUMNS_PER_GROUP = {Target.INT4: GROUP_SIZE, Target.NVFP4: NVFP4_GROUP}
+"""The four-bit targets, whose scales each serve so many columns."""
 
 
 class Action(StrEnum):
@@ -165,18 +170,20 @@ def _choose_one(target: Target, module: Module, own: Source, bound: Bound, fp8: 
 def _quantised(target: Target, module: Module, bound: Bound) -> Stored:
     """How `bound` will be stored once rounded to `target`; refused where that could only lose or feign precision."""
     is_eight_bit = bound.stored.format is WeightFormat.FP8 or bound.stored.layout is Layout.INT8_ROW
-    if target is Target.BF16 or not (bound.is_plain or (is_eight_bit and target is Target.INT4)):
+    if target is Target.BF16 or not (bound.is_plain or (is_eight_bit and target in _COLUMNS_PER_GROUP)):
         raise UnsupportedError(
             f"{module.name} is stored as {bound.stored} and cannot become {target.value}: take it from a source that "
             f"holds it in BF16{' or name the official FP8 checkpoint with --fp8' if target is Target.FP8 else ''}."
         )
-    columns = module.shape[1]
-    if target is Target.INT4 and columns % GROUP_SIZE:
+    columns, group = module.shape[1], _COLUMNS_PER_GROUP.get(target, 1)
+    if columns % group:
         raise UnsupportedError(
-            f"{module.name} has rows of {columns} numbers, no multiple of INT4's group of {GROUP_SIZE}: keep it."
+            f"{module.name} has rows of {columns} numbers, no multiple of {target.value.upper()}'s group of {group}: "
+            "keep it."
         )
     return {
         Target.FP8: Stored(WeightFormat.FP8, Layout.FP8_BLOCK),
         Target.INT8: Stored(WeightFormat.INT8, Layout.PACKED),
         Target.INT4: Stored(WeightFormat.INT4, Layout.PACKED, GROUP_SIZE),
+        Target.NVFP4: Stored(WeightFormat.NVFP4, Layout.NVFP4_DIVIDES, NVFP4_GROUP),
     }[target]

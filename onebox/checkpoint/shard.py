@@ -12,9 +12,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TypeAlias
 
-from onebox.checkpoint.convert import OutputTensor, Piece, Unit
+from onebox.checkpoint.convert import OutputTensor, Unit
 from onebox.checkpoint.header import TensorEntry, write_header
 from onebox.checkpoint.manifest import TensorRecord, write_json
+from onebox.checkpoint.rounding import Piece
 from onebox.checkpoint.source import read_into
 from onebox.spec.errors import MismatchError
 from onebox.spec.model import read_json

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from onebox.checkpoint.build import BuildPlan
     from onebox.checkpoint.recipe import Recipe, Sources
 
-_FORMAT = "keep, bf16, fp8, int8 or int4"
+_FORMAT = "keep, bf16, fp8, int8, int4 or nvfp4"
 
 
 def build(

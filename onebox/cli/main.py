@@ -6,12 +6,16 @@ from typing import Any
 import typer
 
 import onebox
+from onebox.cli.bench import bench_app
 from onebox.cli.build import build
 from onebox.cli.chat import chat
+from onebox.cli.eval import eval_command
 from onebox.cli.inspect import inspect
 from onebox.cli.plan import plan
 from onebox.cli.pull import pull
+from onebox.cli.report import report
 from onebox.cli.serve import serve
+from onebox.cli.tune import tune
 from onebox.cli.verify import verify
 from onebox.spec.errors import OneboxError
 
@@ -28,8 +32,11 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for verb in (pull, inspect, build, verify, plan, serve, chat):
+for verb in (pull, inspect, build, verify, plan, serve, chat, tune):
     app.command()(verb)
+app.add_typer(bench_app, name="bench")
+app.command("eval")(eval_command)
+app.command()(report)
 
 
 def _print_version(wanted: bool) -> None:

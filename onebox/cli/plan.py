@@ -56,7 +56,7 @@ def plan(
     kv = KVFormat.parse(kv_cache_dtype)
     chosen_box = named_box(box)
     accepted = None if acceptance is None else parse_acceptance(acceptance, speculative_tokens)
-    planned = _weights(model, weights)
+    planned = planned_weights(model, weights)
     longest = planned.spec.max_position_embeddings if max_model_len is None else max_model_len
     request = MemoryRequest(
         max_context_tokens=longest,
@@ -92,7 +92,7 @@ def _reserve_bytes(reserve_gib: float | None, utilization: float | None) -> int 
     return round(reserve_gib * GIB)
 
 
-def _weights(model: str, preset: str | None) -> "Weights":
+def planned_weights(model: str, preset: str | None) -> "Weights":
     from onebox.planner.presets import named_preset
     from onebox.planner.report import Weights
     from onebox.spec.errors import UsageError
@@ -218,10 +218,11 @@ def _speed_table(report: "PlanReport") -> "Table":
     for name, bandwidth in (("limit", box.peak), ("expected", box.usable)):
         at = "bandwidth unknown" if bandwidth is None else f"at {bandwidth.bytes_per_second / 1e9:,.0f} GB/s"
         table.add_column(f"{name} {at}", justify="right")
+    table.add_column("this engine", justify="right")
     for projection in report.projections:
         workload = projection.workload
         name = f"MTP, {workload.drafts} drafts" if workload.drafts else "plain"
-        rates = (projection.limit, projection.expected_rate)
+        rates = (projection.limit, projection.expected_rate, projection.engine_rate)
         cells = [
             "-" if rate is None else f"{rate.tokens_per_second:,.1f}  ({rate.step_seconds * 1e3:.1f} ms)"
             for rate in rates

@@ -242,6 +242,7 @@ def _load(options: _Options) -> "Service":
     from onebox.engine.opening import CheckpointOpening
     from onebox.engine.options import Vocabulary
     from onebox.engine.process import EngineProcess
+    from onebox.engine.wire import Phase
     from onebox.server.complete import Service
     from onebox.server.media import Media
     from onebox.text.chat import ChatTemplate
@@ -257,10 +258,17 @@ def _load(options: _Options) -> "Service":
     vocabulary = Vocabulary(
         defaults.eos_token_ids, tokenizer.message_token_ids, token_table(tokenizer, defaults.eos_token_ids)
     )
-    typer.echo(f"config and tokenizer: {time.perf_counter() - began:.2f} s")
+    phases = {"config and tokenizer": time.perf_counter() - began}
+    typer.echo(f"config and tokenizer: {phases['config and tokenizer']:.2f} s")
+
+    def say(progress: "Progress") -> None:
+        if isinstance(progress, Phase):
+            phases.setdefault(progress.name, progress.seconds)
+        _say(progress)
+
     # The pocket model's tensors are too small to share out: more threads would only wait for each other.
     opening = CheckpointOpening(directory, options.engine, vocabulary, num_threads=None if options.model else 1)
-    engine = EngineProcess(opening, _say)
+    engine = EngineProcess(opening, say)
     try:
         engine.wait_ready()
     except BaseException:
@@ -277,6 +285,7 @@ def _load(options: _Options) -> "Service":
         name,
         template_options=options.template_options,
         memory_bytes=memory,
+        startup_s=phases,
         media=media,
     )
 

@@ -77,10 +77,11 @@ class Adjuster:
     def advance(self, token_ids: tuple[int, ...]) -> None:
         """Takes in tokens of the answer."""
         self._num_made += len(token_ids)
-        for token_id in token_ids:
-            if self._occurrences:
+        if self._occurrences:
+            for token_id in token_ids:
                 self._occurrences.add(token_id)
-            if self._constraint:
+        if self._constraint:
+            for token_id in token_ids:
                 self._constraint.advance(token_id)
 
     def rows(self, drafts: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[Adjustment, ...]]:
@@ -88,14 +89,14 @@ class Adjuster:
 
         No adjustments at all where none of the rows needs one.
         """
+        is_early = self._num_made < self._sampling.min_tokens
+        if not (self._constraint or self._occurrences or self._sampling.logit_bias or is_early):
+            return drafts, ()
         masks: tuple[NDArray[np.int32] | None, ...]
         if self._constraint:
             drafts, masks = self._constraint.masks_for(drafts)
         else:
             masks = (None,) * (1 + len(drafts))
-        is_early = self._num_made < self._sampling.min_tokens
-        if not (self._constraint or self._occurrences or self._sampling.logit_bias or is_early):
-            return drafts, ()
         return drafts, tuple(self._row(drafts[:place], mask) for place, mask in enumerate(masks))
 
     def _row(self, before: tuple[int, ...], mask: NDArray[np.int32] | None) -> Adjustment:

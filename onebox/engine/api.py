@@ -12,9 +12,10 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
+from typing import NamedTuple
 
 from onebox.engine.adjust import Adjuster
-from onebox.engine.batch import Runner
+from onebox.engine.batch import Batch, Runner
 from onebox.engine.config import PAGE_TOKENS, EngineConfig, SpeculationConfig, SpeculationMethod
 from onebox.engine.constraint import Constraint, Grammar, GrammarKind, Vocabulary
 from onebox.engine.door import (
@@ -102,6 +103,16 @@ _CLOSED = "The engine was closed before this request was done."
 _log = logging.getLogger(__name__)
 
 
+class _Done(NamedTuple):
+    """A step that is accounted for, and of which nobody has heard yet."""
+
+    batch: Batch
+    began: float
+    """On time.monotonic's clock."""
+    seconds: float
+    events: list[Event]
+
+
 class Engine:
     """The loaded model as callers see it. Every accepted request ends with one Finished or Failed event."""
 
@@ -114,8 +125,8 @@ class Engine:
     ) -> None:
         """The token table says what each token is as bytes; without one, requests with a grammar are refused.
 
-        `deliver` is called on the engine's thread once a step, also where nobody gets anything; unless given, events go
-        to their handles.
+        `deliver` is called on the engine's thread once a step, also where nobody gets anything; the device computes the
+        next step by then. Unless given, events go to their handles.
         """
         self.config = config
         self.observer: Observer | None = None
@@ -125,6 +136,7 @@ class Engine:
         self._speculator = Speculator(config.speculation)
         self._scheduler = Scheduler(config)
         self._stats = self._scheduler.stats()
+        self._done: _Done | None = None
         # Guards all below; the engine thread waits on it when nothing is alive.
         self._changed = threading.Condition()
         self._open: dict[str, RequestHandle] = {}
@@ -242,6 +254,9 @@ class Engine:
 
     def _take_in(self) -> bool:
         """Waits until there is something to do, takes in what came, and tells whether to go on."""
+        # What is missed by a look without the lock is seen after the next step.
+        if not self._scheduler.is_idle and not self._has_news():
+            return True
         with self._changed:
             if self._scheduler.is_idle:
                 self._changed.wait_for(self._has_news)
@@ -270,29 +285,37 @@ class Engine:
         return bool(self._submitted or self._aborted or self._stopped)
 
     def _step(self) -> None:
-        """Decide, compute, account."""
+        """Decide, compute, account. Nobody hears of it before the next step is under way, if there is one."""
         self._deliver_early(self._scheduler.expire(time.monotonic()))
         batch = self._scheduler.next()
         began = time.monotonic()
-        output = self._runner.run(batch)
-        self._scheduler.observe(batch, time.monotonic() - began, self._speculator)
-        events = self._scheduler.commit(batch, output)
+        output = self._runner.run(batch, self._tell)
+        self._tell()  # where the runner had no time for it
+        self._done = _Done(batch, began, time.monotonic() - began, self._scheduler.commit(batch, output))
         if self._scheduler.is_idle:
             self._scheduler.check()
-        with self._changed:
-            self._stats = self._scheduler.stats()
-        self._deliver(events, began)
+            self._tell()
+
+    def _tell(self) -> None:
+        """What is left to do about the last step. The device has its next work by then and does not wait for this."""
+        done, self._done = self._done, None
+        if done:
+            self._scheduler.observe(done.batch, done.seconds, self._speculator)
+            with self._changed:
+                self._stats = self._scheduler.stats()
+            self._deliver(done.events, done.began)
 
     def _deliver_early(self, events: list[Event]) -> None:
-        """Delivers what ended between two steps."""
+        """Delivers what ended between two steps, after what came before."""
         if events:
+            self._tell()
             self._deliver(events, time.monotonic())
 
     def _deliver(self, events: list[Event], began: float) -> None:
         posts: list[tuple[RequestHandle, Event]] = []
         with self._changed:
             for event in events:
-                is_last = isinstance(event, Finished | Failed)
+                is_last = isinstance(event, (Finished, Failed))
                 if is_last:
                     # The id is free from now on: an abort that came too late must not meet whoever takes it next.
                     self._aborted.discard(event.request_id)
@@ -302,6 +325,7 @@ class Engine:
         self._hand_out(posts, stats, began)
 
     def _fail_open(self) -> None:
+        self._tell()
         with self._changed:
             request_ids, message = list(self._open), self._stopped or "The engine stopped."
         self._deliver([Failed(request_id, message) for request_id in request_ids], time.monotonic())

@@ -7,24 +7,25 @@ import torch
 from torch import Tensor
 
 from onebox.engine.adjust import Adjustment, Penalties
-from onebox.engine.inputs import Entry
+from onebox.engine.batch import Rows
 from onebox.kernels.sampling import apply_mask, apply_penalties
 
 __all__ = ["apply_adjustments"]
 
 
-def apply_adjustments(logits: Tensor, entries: Sequence[Entry]) -> None:
-    """Changes logits float32 [R, V] in place, as the entries' draws say; their rows lie one after the other."""
+def apply_adjustments(logits: Tensor, parts: Sequence[Rows]) -> None:
+    """Changes logits float32 [R, V] in place, as the parts' draws say; their rows lie one after the other."""
+    if not any(part.draw.adjustments for part in parts):
+        return
     rows: dict[int, Adjustment] = {}
     first = 0
-    for entry in entries:
-        rows.update(enumerate(entry.draw.adjustments, start=first + entry.draw.first_new))
-        first += len(entry.token_ids)
-    if rows:
-        _penalise(logits, {row: adjustment.penalties for row, adjustment in rows.items() if adjustment.penalties})
-        _bias(logits, {row: adjustment.bias for row, adjustment in rows.items() if adjustment.bias})
-        _ban(logits, {row: adjustment.banned for row, adjustment in rows.items() if adjustment.banned})
-        _mask(logits, {row: adjustment.mask for row, adjustment in rows.items() if adjustment.mask is not None})
+    for part in parts:
+        rows.update(enumerate(part.draw.adjustments, start=first + part.draw.first_new))
+        first += len(part.token_ids)
+    _penalise(logits, {row: adjustment.penalties for row, adjustment in rows.items() if adjustment.penalties})
+    _bias(logits, {row: adjustment.bias for row, adjustment in rows.items() if adjustment.bias})
+    _ban(logits, {row: adjustment.banned for row, adjustment in rows.items() if adjustment.banned})
+    _mask(logits, {row: adjustment.mask for row, adjustment in rows.items() if adjustment.mask is not None})
 
 
 def _penalise(logits: Tensor, rows: dict[int, Penalties]) -> None:

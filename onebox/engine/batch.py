@@ -2,11 +2,15 @@
 
 A step has two kinds of work. A `Piece` is a stretch of a prompt, computed by prefill. A `Rows` is what one running
 sequence adds: tokens that are certain but not computed yet (one, as a rule), then its drafts. Both may end in a `Draw`.
+
+What is made anew in every step is a NamedTuple: a frozen dataclass takes four times as long to make, and the device
+waits for it.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,8 +32,7 @@ class Verdict(IntEnum):
     """It is refused by synthetic acceptance."""
 
 
-@dataclass(frozen=True)
-class Draw:
+class Draw(NamedTuple):
     """How tokens are drawn after a sequence's last m rows, which of them are new, and how many to draft further."""
 
     sampling: SamplingParams
@@ -97,8 +100,7 @@ class Piece:
         return self.start + len(self.token_ids)
 
 
-@dataclass(frozen=True)
-class Rows:
+class Rows(NamedTuple):
     """The rows of one running sequence: certain tokens, then drafts."""
 
     request_id: str
@@ -117,8 +119,7 @@ class Rows:
         return self.start + len(self.token_ids)
 
 
-@dataclass(frozen=True)
-class Batch:
+class Batch(NamedTuple):
     """Slots are cleared and restored first, then pieces are computed, then rows."""
 
     cleared_slots: tuple[int, ...] = ()
@@ -128,8 +129,7 @@ class Batch:
     rows: tuple[Rows, ...] = ()
 
 
-@dataclass(frozen=True)
-class Result:
+class Result(NamedTuple):
     """What a piece or a sequence's rows gave."""
 
     token_ids: tuple[int, ...] = ()
@@ -142,8 +142,7 @@ class Result:
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
 
 
-@dataclass(frozen=True)
-class StepOutput:
+class StepOutput(NamedTuple):
     """In the order of the batch: results, or the exception that ends a sequence."""
 
     pieces: tuple[Result | Exception, ...] = ()
@@ -156,7 +155,12 @@ class Runner(Protocol):
     @property
     def vocab_size(self) -> int: ...
 
-    def run(self, batch: Batch) -> StepOutput: ...
+    def run(self, batch: Batch, meanwhile: Callable[[], None]) -> StepOutput:
+        """Computes the step.
+
+        `meanwhile` is what the host has to do beside: to be called when the device has its work, or before that where
+        giving it keeps this thread busy. A second call does nothing.
+        """
 
     def see(self, prompt: tuple[int, ...], vision: Vision) -> Seen:
         """Looks at a prompt's images. Refuses what does not fit the prompt or the model with a OneboxError."""

@@ -6,18 +6,19 @@ that each half can be captured into a graph.
 """
 
 from dataclasses import dataclass, replace
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from onebox.engine.batch import Verdict
 from onebox.engine.config import PAGE_TOKENS
-from onebox.engine.inputs import DrawInputs, StepInputs
+from onebox.engine.inputs import DrawInputs, Sizes, StepInputs
 from onebox.kernels.sampling import sample
 from onebox.model.memory import Memory
 from onebox.model.qwen3_5 import Batch, MtpHead, Qwen35
 
-__all__ = ["Decoder", "Forwarded", "Outcome"]
+__all__ = ["Decoder", "Forwarded", "Outcome", "PlainStep", "Step", "outcome_of"]
 
 
 @dataclass(frozen=True)
@@ -32,8 +33,7 @@ class Forwarded:
     """bool [R]."""
 
 
-@dataclass(frozen=True)
-class Outcome:
+class Outcome(NamedTuple):
     """What a step decided, on the host."""
 
     token_ids: list[int]
@@ -42,8 +42,21 @@ class Outcome:
     """[S]: rows of each sequence whose tokens are certain."""
     drafts: list[list[int]]
     """[S][depth]."""
-    is_finite: list[bool]
-    """[R]."""
+    is_finite: list[int]
+    """[R]: 0 or 1."""
+
+
+class Step(Protocol):
+    """A decode step under way: the device has been given the model's part of it."""
+
+    @property
+    def forwarded(self) -> Forwarded: ...
+
+    def draw(self) -> None:
+        """Gives the device the rest: tokens are drawn, checked and drafted. Does not wait for it."""
+
+    def read(self) -> Outcome:
+        """What was decided; waits for the device."""
 
 
 class Decoder:
@@ -62,7 +75,7 @@ class Decoder:
         return Forwarded(hidden, logits, logits.isfinite().all(-1))
 
     def finish(self, forwarded: Forwarded, inputs: StepInputs, depth: int) -> Tensor:
-        """Draws, checks and drafts: int64 words that `read_outcome` takes apart."""
+        """Draws, checks and drafts: int64 words that `outcome_of` takes apart."""
         draw = inputs.draw
         drawn = sample(
             forwarded.logits,
@@ -117,6 +130,26 @@ class Decoder:
             chain.positions,
         )
         return token_ids.clamp(0, self._model.spec.vocab_size - 1)
+
+
+class PlainStep:
+    """A step whose functions are called one by one, without graphs."""
+
+    def __init__(self, decoder: Decoder, forwarded: Forwarded, inputs: StepInputs, sizes: Sizes, depth: int) -> None:
+        self.forwarded = forwarded
+        self._decoder = decoder
+        self._inputs = inputs
+        self._sizes = sizes
+        self._depth = depth
+        self._words: Tensor | None = None
+
+    def draw(self) -> None:
+        self._words = self._decoder.finish(self.forwarded, self._inputs, self._depth)
+
+    def read(self) -> Outcome:
+        if self._words is None:
+            raise RuntimeError("A step was read before anything was drawn.")
+        return outcome_of(self._words.tolist(), self._sizes, self._depth)
 
 
 @dataclass(frozen=True)
@@ -185,13 +218,14 @@ def _checked(drawn: Tensor, draw: DrawInputs) -> tuple[Tensor, Tensor]:
     return torch.where(agrees, draw.next_ids, drawn), num_kept
 
 
-def read_outcome(words: Tensor, num_rows: int, num_sequences: int, depth: int) -> Outcome:
-    """What `finish` decided; waits for the device."""
-    values = words.tolist()
-    rest = values[2 * num_rows + num_sequences :]
+def outcome_of(words: list[int], sizes: Sizes, depth: int) -> Outcome:
+    """What the words that `finish` made say."""
+    num_rows, num_sequences = sizes.rows, sizes.sequences
+    edge = num_rows + num_sequences
+    rest = words[edge + num_rows :]
     return Outcome(
-        token_ids=values[:num_rows],
-        num_kept=values[num_rows : num_rows + num_sequences],
-        is_finite=[bool(value) for value in values[num_rows + num_sequences : 2 * num_rows + num_sequences]],
+        token_ids=words[:num_rows],
+        num_kept=words[num_rows:edge],
+        is_finite=words[edge : edge + num_rows],
         drafts=[rest[i * depth : (i + 1) * depth] for i in range(num_sequences)] if rest else [[]] * num_sequences,
     )

@@ -3,32 +3,71 @@
 A step is two graphs: the model up to its logits, and the drawing with the drafts. Both read one static buffer. A graph
 is captured over blank inputs, on which running is harmless: no row belongs to a sequence, nothing is folded into a
 state. Shapes are rounded up so that there are few; what lies beyond a step's own rows is blank as well.
+
+The host waits once a step, for the outcome. The inputs go in and the outcome comes back through pinned memory, so that
+the copies are queued with the graphs; each is overwritten by a later step only after this one's outcome was read.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from onebox.engine.decode import Decoder, Forwarded
-from onebox.engine.inputs import Entry, Sizes, blank, exact_sizes, pack, unpack
+from onebox.engine.batch import Rows
+from onebox.engine.decode import Decoder, Forwarded, Outcome, Step, outcome_of
+from onebox.engine.inputs import Packing, Sizes, exact_sizes, unpack
 
 __all__ = ["GraphDecoder"]
 
 T = TypeVar("T")
 
 
+class _Drawing(NamedTuple):
+    """The second graph of a step, what it writes, and where that is copied to on the host."""
+
+    graph: torch.cuda.CUDAGraph
+    words: Tensor
+    pinned: Tensor
+    values: NDArray[np.int64]
+    """The same memory as `pinned`."""
+
+
 @dataclass
 class _Shape:
     """The graphs of one shape of step, and the tensors they read and write."""
 
+    sizes: Sizes
+    packing: Packing
     words: Tensor
     forward: torch.cuda.CUDAGraph
     forwarded: Forwarded
-    finish: dict[int, tuple[torch.cuda.CUDAGraph, Tensor]] = field(default_factory=dict)
+    drawings: dict[int, _Drawing] = field(default_factory=dict)
     """By the depth of drafting."""
+
+
+class _GraphStep:
+    """A step whose first graph runs; `done` is recorded behind its last copy."""
+
+    def __init__(self, shape: _Shape, depth: int, done: torch.cuda.Event) -> None:
+        self.forwarded = shape.forwarded
+        self._sizes = shape.sizes
+        self._drawing = shape.drawings[depth]
+        self._depth = depth
+        self._done = done
+
+    def draw(self) -> None:
+        drawing = self._drawing
+        drawing.graph.replay()
+        drawing.pinned.copy_(drawing.words, non_blocking=True)
+        self._done.record()
+
+    def read(self) -> Outcome:
+        self._done.synchronize()
+        return outcome_of(self._drawing.values.tolist(), self._sizes, self._depth)
 
 
 class GraphDecoder:
@@ -39,37 +78,37 @@ class GraphDecoder:
         self._device = device
         self._shapes: dict[Sizes, _Shape] = {}
         self._pool = torch.cuda.graph_pool_handle()
+        self._done = torch.cuda.Event()  # type: ignore[no-untyped-call]
 
-    def start(self, entries: Sequence[Entry], depth: int) -> tuple[Sizes, Forwarded, Callable[[], Tensor]]:
-        """Runs the model over the entries: the step's sizes, what it said, and what draws and drafts from that."""
-        exact = exact_sizes(entries, depth)
+    def start(self, parts: Sequence[Rows], depth: int, meanwhile: Callable[[], None]) -> Step:
+        """Gives the device the model's part of a step. The step before it must have been read."""
+        exact = exact_sizes(parts, depth)
         sizes = Sizes(_rounded(exact.rows), _rounded(exact.sequences), 1 << (exact.pages - 1).bit_length())
-        shape = self._shapes.get(sizes) or self._capture(sizes)
-        if depth not in shape.finish:
-            self._capture_finish(shape, sizes, depth)
-        shape.words.copy_(torch.from_numpy(pack(entries, sizes)), non_blocking=True)
+        shape = self._shapes.get(sizes)
+        if shape is None or depth not in shape.drawings:
+            meanwhile()  # capturing takes long
+            shape = shape or self._capture(sizes)
+            self._capture_drawing(shape, depth)
+        shape.words.copy_(shape.packing.pack(parts), non_blocking=True)
         shape.forward.replay()
-        graph, words = shape.finish[depth]
-
-        def finish() -> Tensor:
-            graph.replay()
-            return words
-
-        return sizes, shape.forwarded, finish
+        return _GraphStep(shape, depth, self._done)
 
     def _capture(self, sizes: Sizes) -> _Shape:
-        words = torch.from_numpy(blank(sizes)).to(self._device)
+        packing = Packing(sizes, is_pinned=True)
+        words = packing.words.to(self._device)
         graph, forwarded = self._record(lambda: self._decoder.forward(unpack(words, sizes).batch))
-        shape = self._shapes[sizes] = _Shape(words, graph, forwarded)
+        shape = self._shapes[sizes] = _Shape(sizes, packing, words, graph, forwarded)
         return shape
 
-    def _capture_finish(self, shape: _Shape, sizes: Sizes, depth: int) -> None:
-        shape.words.copy_(torch.from_numpy(blank(sizes)))
+    def _capture_drawing(self, shape: _Shape, depth: int) -> None:
+        shape.words.copy_(Packing(shape.sizes).words)
         shape.forward.replay()
         # The words are taken apart inside the graph: what is made outside of it would stay as it was at capture.
-        shape.finish[depth] = self._record(
-            lambda: self._decoder.finish(shape.forwarded, unpack(shape.words, sizes), depth)
+        graph, words = self._record(
+            lambda: self._decoder.finish(shape.forwarded, unpack(shape.words, shape.sizes), depth)
         )
+        pinned = torch.empty(words.shape, dtype=words.dtype, pin_memory=True)
+        shape.drawings[depth] = _Drawing(graph, words, pinned, pinned.numpy())
 
     def _record(self, work: Callable[[], T]) -> tuple[torch.cuda.CUDAGraph, T]:
         """A graph of the work and the tensors it writes; run once before, so that its kernels are compiled."""

@@ -1,57 +1,44 @@
 """A decode step's inputs as tensors: packed on the host into one buffer of 64-bit words, taken apart on the device.
 
-One buffer means one copy to the device a step, and a captured graph finds its inputs where they were at capture. The
-layout follows from three sizes (`Sizes`): rows, sequences, and the width of the page table. Places beyond a step's own
-rows and sequences are blank: rows of no sequence that write nowhere, sequences without rows. Page 0, the scratch page,
-stands wherever a sequence has no page.
+One buffer means one copy to the device a step, and a captured graph finds its inputs where they were at capture. It is
+packed while the device waits, so what stands in it from the step before and still holds is not written again.
+
+The layout follows from three sizes (`Sizes`): rows, sequences, and the width of the page table. Places beyond a step's
+own rows and sequences are blank: rows of no sequence that write nowhere, sequences without rows. Page 0, the scratch
+page, stands wherever a sequence has no page.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from onebox.engine.batch import Draw, Piece, Rows
+from onebox.engine.batch import Piece, Rows
 from onebox.engine.config import PAGE_TOKENS
+from onebox.engine.request import SamplingParams
 from onebox.model.linear import Phase
 from onebox.model.qwen3_5 import Batch
 
 __all__ = [
     "DrawInputs",
-    "Entry",
+    "Packing",
     "Sizes",
     "StepInputs",
-    "blank",
-    "entry_of_piece",
-    "entry_of_rows",
     "exact_sizes",
-    "pack",
+    "last_row",
     "unpack",
 ]
 
-Words = NDArray[np.int64]
+Words = NDArray[Any]
 W = TypeVar("W", Words, Tensor)
 
-_ROW_FIELDS = (
-    "token_ids",
-    "positions",
-    "rotary_positions",
-    "kv_slots",
-    "next_ids",
-    "verdicts",
-    "row_sequence",
-    "row_place",
-    "seeds",
-    "top_k",
-    "temperature",
-    "top_p",
-    "min_p",
-)
-_SEQUENCE_FIELDS = ("slots", "keep", "seen", "num_rows")
+_NEW_ROW_FIELDS = {"token_ids": 0, "positions": 0, "rotary_positions": 0, "kv_slots": -1, "next_ids": -1, "verdicts": 0}
+"""Of each row, written in every step, with what stands in a blank one."""
+_ROW_FIELDS = ("row_sequence", "row_place", "seeds", "top_k", "temperature", "top_p", "min_p")
+"""These hold as long as the same sequences go on."""
 _DRAFT_TOP_K = 64
 """Drafts are drawn from so many tokens at most: a wider choice costs more than it gains."""
 
@@ -65,40 +52,38 @@ class Sizes(NamedTuple):
     """Columns of the page table."""
 
     @property
+    def wide(self) -> dict[str, int]:
+        """The fields of 64 bits, in their order, with their lengths."""
+        rows = dict.fromkeys((*_NEW_ROW_FIELDS, *_ROW_FIELDS), self.rows)
+        return {**rows, "num_rows": self.sequences}
+
+    @property
+    def narrow(self) -> dict[str, int]:
+        """The fields of 32 bits, as the kernels take them; they come after the others."""
+        new = dict.fromkeys(("slots", "keep", "seen"), self.sequences)
+        return {**new, "cu_rows": self.sequences + 1, "page_table": self.sequences * self.pages}
+
+    @property
     def words(self) -> int:
-        per_sequence = len(_SEQUENCE_FIELDS) + self.pages + 1
-        return len(_ROW_FIELDS) * self.rows + per_sequence * self.sequences + 1
+        return _up_to(sum(self.wide.values()), 2) + sum(_up_to(length, 4) for length in self.narrow.values()) // 2
 
 
-@dataclass(frozen=True)
-class Entry:
-    """One sequence's part of a step: its rows, where they stand, and what is drawn after them."""
-
-    slot: int
-    token_ids: tuple[int, ...]
-    start: int
-    keep: int
-    pages: NDArray[np.int32]
-    draw: Draw
-    position_offset: int
-
-
-def entry_of_rows(rows: Rows) -> Entry:
-    return Entry(rows.slot, rows.token_ids, rows.start, rows.keep, rows.pages, rows.draw, rows.position_offset)
-
-
-def entry_of_piece(piece: Piece) -> Entry:
+def last_row(piece: Piece) -> Rows:
     """The prompt's last token, computed already; only what is drawn after it is of interest."""
     if piece.draw is None:
         raise RuntimeError(f"Nothing is drawn after this piece of request {piece.request_id}.")
     offset = piece.seen.offset if piece.seen else 0
-    return Entry(piece.slot, piece.token_ids[-1:], piece.end - 1, 0, piece.pages, piece.draw, offset)
+    return Rows(piece.request_id, piece.slot, piece.token_ids[-1:], piece.end - 1, 0, piece.pages, piece.draw, offset)
 
 
-def exact_sizes(entries: Sequence[Entry], depth: int) -> Sizes:
-    """The sizes of a step over these entries that drafts to this depth; the page table reaches the last draft."""
-    pages = max((entry.start + len(entry.token_ids) + depth) // PAGE_TOKENS + 1 for entry in entries)
-    return Sizes(sum(len(entry.token_ids) for entry in entries), len(entries), pages)
+def exact_sizes(parts: Sequence[Rows], depth: int) -> Sizes:
+    """The sizes of a step over these parts that drafts to this depth; the page table reaches the last draft."""
+    num_rows = furthest = 0
+    for part in parts:
+        count = len(part.token_ids)
+        num_rows += count
+        furthest = max(furthest, part.start + count)
+    return Sizes(num_rows, len(parts), (furthest + depth) // PAGE_TOKENS + 1)
 
 
 class DrawInputs(NamedTuple):
@@ -130,103 +115,156 @@ class StepInputs(NamedTuple):
     draw: DrawInputs
 
 
-def blank(sizes: Sizes) -> Words:
-    """The inputs of a step in which nothing happens."""
+class Packing:
+    """Where the inputs of steps of one shape are put together, step after step."""
+
+    def __init__(self, sizes: Sizes, *, is_pinned: bool = False) -> None:
+        """Blank at first: a step in which nothing happens. From pinned memory a device copies without the host."""
+        self.words = torch.from_numpy(_blank(sizes))
+        if is_pinned:
+            self.words = self.words.pin_memory()
+        self._sizes = sizes
+        self._all: Words = self.words.numpy()
+        self._new_rows = self._all[: len(_NEW_ROW_FIELDS) * sizes.rows]
+        self._fields = _fields(self._all, sizes, np.int32)
+        self._layout: list[tuple[int, SamplingParams]] = []
+        """Of each sequence the number of its rows and how it is sampled, as they stand in the words."""
+        self._pages: list[NDArray[np.int32] | None] = []
+        """Of each sequence what stands in the table."""
+
+    def pack(self, parts: Sequence[Rows]) -> Tensor:
+        """The inputs of a step over these parts: int64 words that hold until the next call."""
+        if not self._has_layout_of(parts):
+            self._lay_out(parts)
+        for place, part in enumerate(parts):
+            # The scheduler never writes into an array that it gave away: the same one holds the same pages.
+            if part.pages is not self._pages[place]:
+                self._put_pages(place, part.pages)
+        # One assignment of one list: an assignment for each field would take longer than all the rest.
+        self._new_rows[:] = self._rows_of(parts)
+        self._fields["slots"][: len(parts)] = [part.slot for part in parts]
+        self._fields["keep"][: len(parts)] = [part.keep for part in parts]
+        self._fields["seen"][: len(parts)] = [part.end for part in parts]
+        return self.words
+
+    def _rows_of(self, parts: Sequence[Rows]) -> list[int]:
+        """The new fields of all rows, one field after the other."""
+        token_ids: list[int] = []
+        positions: list[int] = []
+        rotary_positions: list[int] = []
+        kv_slots: list[int] = []
+        next_ids: list[int] = []
+        verdicts: list[int] = []
+        for part in parts:
+            start, end, offset, pages = part.start, part.end, part.position_offset, part.pages
+            token_ids += part.token_ids
+            positions += range(start, end)
+            rotary_positions += range(start + offset, end + offset)
+            kv_slots += [pages.item(at // PAGE_TOKENS) * PAGE_TOKENS + at % PAGE_TOKENS for at in range(start, end)]
+            next_ids += part.draw.next_ids
+            verdicts += part.draw.verdicts
+        num_blank = self._sizes.rows - len(token_ids)
+        if num_blank:
+            fields = (token_ids, positions, rotary_positions, kv_slots, next_ids, verdicts)
+            for field, value in zip(fields, _NEW_ROW_FIELDS.values(), strict=True):
+                field += [value] * num_blank
+        return token_ids + positions + rotary_positions + kv_slots + next_ids + verdicts
+
+    def _has_layout_of(self, parts: Sequence[Rows]) -> bool:
+        if len(parts) != len(self._layout):
+            return False
+        for part, (num_rows, sampling) in zip(parts, self._layout, strict=True):
+            if part.draw.sampling is not sampling or len(part.token_ids) != num_rows:
+                return False
+        return True
+
+    def _lay_out(self, parts: Sequence[Rows]) -> None:
+        """Writes what holds as long as the same sequences go on with as many rows each; all else is blank."""
+        self._all[:] = _blank(self._sizes)
+        self._layout = [(len(part.token_ids), part.draw.sampling) for part in parts]
+        self._pages = [None] * len(parts)
+        fields, first = self._fields, 0
+        for place, (count, sampling) in enumerate(self._layout):
+            end = first + count
+            _put_settings({name: fields[name][first:end] for name in _ROW_FIELDS}, sampling)
+            fields["row_sequence"][first:end] = place
+            fields["row_place"][first:end] = range(count)
+            fields["num_rows"][place] = count
+            fields["cu_rows"][place + 1 :] = first = end
+
+    def _put_pages(self, place: int, pages: NDArray[np.int32]) -> None:
+        width = min(len(pages), self._sizes.pages)
+        table = self._fields["page_table"]
+        table[place, :width] = pages[:width]
+        table[place, width:] = 0
+        self._pages[place] = pages
+
+
+def _blank(sizes: Sizes) -> Words:
     words = np.zeros(sizes.words, dtype=np.int64)
-    rows = _row_fields(words, sizes)
-    rows["kv_slots"][:] = -1
-    rows["next_ids"][:] = -1
-    rows["row_sequence"][:] = sizes.sequences
-    for name in ("top_p", "min_p", "temperature"):
-        rows[name].view(np.float64)[:] = 1.0 if name == "top_p" else 0.0
+    fields = _fields(words, sizes, np.int32)
+    for name, value in _NEW_ROW_FIELDS.items():
+        fields[name][:] = value
+    fields["row_sequence"][:] = sizes.sequences
+    fields["top_p"].view(np.float64)[:] = 1.0
     return words
 
 
-def pack(entries: Sequence[Entry], sizes: Sizes) -> Words:
-    """The inputs of a step over these entries."""
-    words = blank(sizes)
-    rows, per_sequence = _row_fields(words, sizes), _sequence_fields(words, sizes)
-    cu_rows, table = _edges(words, sizes), _table(words, sizes)
-    first = 0
-    for place, entry in enumerate(entries):
-        end = first + len(entry.token_ids)
-        _pack_rows({name: field[first:end] for name, field in rows.items()}, entry, place)
-        for name, value in (
-            ("slots", entry.slot),
-            ("keep", entry.keep),
-            ("seen", entry.start + len(entry.token_ids)),
-            ("num_rows", len(entry.token_ids)),
-        ):
-            per_sequence[name][place] = value
-        width = min(len(entry.pages), sizes.pages)
-        table[place, :width] = entry.pages[:width]
-        cu_rows[place + 1] = first = end
-    cu_rows[len(entries) + 1 :] = first
-    return words
-
-
-def _pack_rows(rows: dict[str, Words], entry: Entry, place: int) -> None:
-    count, sampling = len(entry.token_ids), entry.draw.sampling
-    positions = np.arange(entry.start, entry.start + count)
-    rows["token_ids"][:] = entry.token_ids
-    rows["positions"][:] = positions
-    rows["rotary_positions"][:] = positions + entry.position_offset
-    rows["kv_slots"][:] = entry.pages[positions // PAGE_TOKENS].astype(np.int64) * PAGE_TOKENS + positions % PAGE_TOKENS
-    rows["next_ids"][:] = entry.draw.next_ids
-    rows["verdicts"][:] = entry.draw.verdicts
-    rows["row_sequence"][:] = place
-    rows["row_place"][:] = np.arange(count)
+def _put_settings(rows: dict[str, Words], sampling: SamplingParams) -> None:
     # Seeds are any integers; the noise takes their lowest 64 bits.
     rows["seeds"][:] = np.array([(sampling.seed or 0) & 0xFFFFFFFFFFFFFFFF], dtype=np.uint64).view(np.int64)
     rows["top_k"][:] = sampling.top_k
-    rows["temperature"].view(np.float64)[:] = sampling.temperature
-    rows["top_p"].view(np.float64)[:] = sampling.top_p
-    rows["min_p"].view(np.float64)[:] = sampling.min_p
+    for name in ("temperature", "top_p", "min_p"):
+        rows[name].view(np.float64)[:] = getattr(sampling, name)
 
 
 def unpack(words: Tensor, sizes: Sizes) -> StepInputs:
     """The same, as the model takes it, from the buffer on the model's device."""
-    rows, per_sequence = _row_fields(words, sizes), _sequence_fields(words, sizes)
+    fields = _fields(words, sizes, torch.int32)
     batch = Batch(
         phase=Phase.DECODE,
-        token_ids=rows["token_ids"],
-        positions=rows["rotary_positions"].expand(3, -1),
-        cu_rows=_edges(words, sizes).to(torch.int32),
-        slots=per_sequence["slots"].to(torch.int32),
-        keep=per_sequence["keep"].to(torch.int32),
-        seen=per_sequence["seen"].to(torch.int32),
-        page_table=_table(words, sizes).to(torch.int32),
-        kv_slots=rows["kv_slots"],
+        token_ids=fields["token_ids"],
+        positions=fields["rotary_positions"].expand(3, -1),
+        cu_rows=fields["cu_rows"],
+        slots=fields["slots"],
+        keep=fields["keep"],
+        seen=fields["seen"],
+        page_table=fields["page_table"],
+        kv_slots=fields["kv_slots"],
     )
     draw = DrawInputs(
-        rows["positions"],
-        rows["next_ids"],
-        rows["verdicts"],
-        rows["row_sequence"],
-        rows["row_place"],
-        per_sequence["num_rows"],
-        rows["seeds"],
-        rows["top_k"],
-        rows["temperature"].view(torch.float64),
-        rows["top_p"].view(torch.float64),
-        rows["min_p"].view(torch.float64),
+        fields["positions"],
+        fields["next_ids"],
+        fields["verdicts"],
+        fields["row_sequence"],
+        fields["row_place"],
+        fields["num_rows"],
+        fields["seeds"],
+        fields["top_k"],
+        fields["temperature"].view(torch.float64),
+        fields["top_p"].view(torch.float64),
+        fields["min_p"].view(torch.float64),
     )
     return StepInputs(batch, draw)
 
 
-def _row_fields(words: W, sizes: Sizes) -> dict[str, W]:
-    return {name: words[i * sizes.rows : (i + 1) * sizes.rows] for i, name in enumerate(_ROW_FIELDS)}
+def _fields(words: W, sizes: Sizes, narrow: Any) -> dict[str, W]:
+    """Views of the words by name, the narrow ones in that type; the page table as [S, pages].
+
+    Each narrow field starts at a multiple of 16 bytes, as kernels like it.
+    """
+    fields, start = dict[str, W](), 0
+    for name, length in sizes.wide.items():
+        fields[name] = words[start : start + length]
+        start += length
+    rest, start = words[_up_to(start, 2) :].view(narrow), 0
+    for name, length in sizes.narrow.items():
+        fields[name] = rest[start : start + length]
+        start += _up_to(length, 4)
+    fields["page_table"] = fields["page_table"].reshape(sizes.sequences, sizes.pages)
+    return fields
 
 
-def _sequence_fields(words: W, sizes: Sizes) -> dict[str, W]:
-    rest = words[len(_ROW_FIELDS) * sizes.rows :]
-    return {name: rest[i * sizes.sequences : (i + 1) * sizes.sequences] for i, name in enumerate(_SEQUENCE_FIELDS)}
-
-
-def _edges(words: W, sizes: Sizes) -> W:
-    start = len(_ROW_FIELDS) * sizes.rows + len(_SEQUENCE_FIELDS) * sizes.sequences
-    return words[start : start + sizes.sequences + 1]
-
-
-def _table(words: W, sizes: Sizes) -> W:
-    return words[sizes.words - sizes.sequences * sizes.pages :].reshape(sizes.sequences, sizes.pages)
+def _up_to(count: int, step: int) -> int:
+    """The next multiple of `step`."""
+    return -(-count // step) * step

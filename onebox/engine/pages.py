@@ -14,6 +14,8 @@ class PagePool:
 
     def __init__(self, num_pages: int) -> None:
         self.num_pages = num_pages
+        self.num_changes = 0
+        """How often a taken page got a holder more or fewer: without such a change no room can have come up."""
         self._holders = [0] * (num_pages + 1)
         # The lowest numbers come first, which keeps a lightly used pool in one part of the memory.
         self._free = list(range(num_pages, SCRATCH_PAGE, -1))
@@ -39,12 +41,14 @@ class PagePool:
         if not self._holders[page]:
             raise RuntimeError(f"Page {page} is free; it cannot be shared.")
         self._holders[page] += 1
+        self.num_changes += 1
 
     def give_back(self, page: int) -> None:
         """One holder fewer; the page is free after the last."""
         if not self._holders[page]:
             raise RuntimeError(f"Page {page} was given back twice.")
         self._holders[page] -= 1
+        self.num_changes += 1
         if not self._holders[page]:
             self._free.append(page)
 

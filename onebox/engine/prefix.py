@@ -66,6 +66,7 @@ class PrefixCache:
         self._owners: dict[int, _Node] = {}
         self._reserved: set[int] = set()
         self._clock = 0
+        self._num_pages = self._num_pinned = 0
         self._queried_tokens = self._hit_tokens = self._saved = self._evicted = 0
 
     def find(self, prompt: tuple[int, ...]) -> Hit | None:
@@ -96,7 +97,7 @@ class PrefixCache:
         """Keeps the state after the first `num_tokens` tokens, if it is there, until nothing else is left to evict."""
         for node in self._path(prompt):
             if node.depth * PAGE_TOKENS == num_tokens and node.checkpoint is not None:
-                node.is_pinned = True
+                self._pin(node)
 
     def reserve(self) -> int | None:
         """A checkpoint's number to save a state under, taken from the least recently used one if none is free."""
@@ -121,6 +122,7 @@ class PrefixCache:
                 # A page that another request computed before is as good as this one: the bits are equal.
                 self._pool.share(page)
                 child = node.children[key] = _Node(node, key, page, depth)
+                self._num_pages += 1
             node = child
         self._reserved.remove(checkpoint)
         if node.checkpoint is None:
@@ -129,7 +131,8 @@ class PrefixCache:
             self._saved += 1
         else:
             self._free.append(checkpoint)
-        node.is_pinned |= is_pinned
+        if is_pinned:
+            self._pin(node)
         self._use(node)
 
     def free_pages(self, count: int) -> bool:
@@ -150,15 +153,14 @@ class PrefixCache:
 
     @property
     def stats(self) -> PrefixStats:
-        nodes = list(self._nodes())
         return PrefixStats(
             self._queried_tokens,
             self._hit_tokens,
             self._saved,
             self._evicted,
             len(self._owners),
-            len(nodes),
-            sum(node.is_pinned for node in nodes),
+            self._num_pages,
+            self._num_pinned,
         )
 
     def holders(self) -> Iterator[int]:
@@ -166,11 +168,15 @@ class PrefixCache:
         return (node.page for node in self._nodes())
 
     def check(self) -> None:
-        """Numbers are free, reserved or owned once; every leaf has a checkpoint; the tree hangs together."""
+        """Numbers are free, reserved or owned once; the tree hangs together, is counted, and leads to checkpoints."""
         numbers = sorted([*self._free, *self._reserved, *self._owners])
         if numbers != list(range(self._num_checkpoints)):
             raise RuntimeError(f"Checkpoints are lost or held twice: {numbers}.")
-        for node in self._nodes():
+        nodes = list(self._nodes())
+        counted = len(nodes), sum(node.is_pinned for node in nodes)
+        if counted != (self._num_pages, self._num_pinned):
+            raise RuntimeError(f"Of {counted} cached and pinned pages {self._num_pages, self._num_pinned} are counted.")
+        for node in nodes:
             if not node.children and node.checkpoint is None:
                 raise RuntimeError(f"The cached page {node.page} leads to no checkpoint.")
             if node.checkpoint is not None and self._owners.get(node.checkpoint) is not node:
@@ -199,6 +205,10 @@ class PrefixCache:
             waiting += node.children.values()
             yield node
 
+    def _pin(self, node: _Node) -> None:
+        self._num_pinned += not node.is_pinned
+        node.is_pinned = True
+
     def _use(self, node: _Node) -> None:
         self._clock += 1
         node.last_used = self._clock
@@ -208,6 +218,7 @@ class PrefixCache:
         if not self._owners:
             return False
         node = min(self._owners.values(), key=lambda n: (n.is_pinned, n.last_used))
+        self._num_pinned -= node.is_pinned
         checkpoint, node.checkpoint, node.is_pinned = node.checkpoint, None, False
         if checkpoint is None:
             raise RuntimeError("A node without a checkpoint stood among the owners of checkpoints.")
@@ -217,5 +228,6 @@ class PrefixCache:
         while node.parent is not None and not node.children and node.checkpoint is None:
             self._pool.give_back(node.page)
             del node.parent.children[node.tokens]
+            self._num_pages -= 1
             node = node.parent
         return True

@@ -5,7 +5,6 @@ them for what the host does to logits; on a CPU the same functions are called.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from typing import TypeVar
 
 import torch
@@ -14,9 +13,9 @@ from torch import Tensor
 from onebox.engine.apply import apply_adjustments
 from onebox.engine.batch import Batch, Piece, Result, Rows, Seen, StepOutput
 from onebox.engine.config import EngineConfig
-from onebox.engine.decode import Decoder, Forwarded, Outcome, read_outcome
+from onebox.engine.decode import Decoder, Outcome, PlainStep, Step
 from onebox.engine.graphs import GraphDecoder
-from onebox.engine.inputs import Entry, Sizes, entry_of_piece, entry_of_rows, exact_sizes, pack, unpack
+from onebox.engine.inputs import Packing, Sizes, StepInputs, exact_sizes, last_row, unpack
 from onebox.engine.logprobs import RowLogprobs
 from onebox.engine.prefill import prefill
 from onebox.engine.request import TokenLogprob, Vision
@@ -55,14 +54,16 @@ class ModelRunner:
         with torch.inference_mode():
             return see(self._model.spec, self._tower, prompt, vision, self._model.device)
 
-    def run(self, batch: Batch) -> StepOutput:
+    def run(self, batch: Batch, meanwhile: Callable[[], None]) -> StepOutput:
         with torch.inference_mode():
+            if batch.pieces:
+                meanwhile()  # prompts are not queued in an instant
             for slot in batch.cleared_slots:
                 self._memory.clear(slot)
             for checkpoint, slot in batch.restored:
                 self._memory.copy(self._config.max_num_seqs + checkpoint, slot)
             pieces = self._run_pieces(batch.pieces) if batch.pieces else ()
-            return StepOutput(pieces, tuple(self._run_rows(batch.rows)))
+            return StepOutput(pieces, tuple(self._run_rows(batch.rows, meanwhile)))
 
     def _run_pieces(self, pieces: tuple[Piece, ...]) -> tuple[Result | Exception, ...]:
         with_mtp = self._config.speculation.with_mtp and self._model.mtp is not None
@@ -74,21 +75,19 @@ class ModelRunner:
         drawing = [place for place, piece in enumerate(pieces) if piece.draw]
         for group in _in_groups(drawing, lambda _: 1):
             last = torch.stack([hidden[place][-1] for place in group])
-            entries = [entry_of_piece(pieces[place]) for place in group]
-            for place, result in zip(group, self._draw_after(entries, last), strict=True):
+            parts = [last_row(pieces[place]) for place in group]
+            for place, result in zip(group, self._draw_after(parts, last), strict=True):
                 told = results[place]
                 if isinstance(result, Result) and isinstance(told, Result):
-                    result = replace(result, num_kept=0, prompt_logprobs=told.prompt_logprobs)
+                    result = result._replace(num_kept=0, prompt_logprobs=told.prompt_logprobs)
                 results[place] = result
         return tuple(results)
 
-    def _draw_after(self, entries: list[Entry], hidden: Tensor) -> list[Result | Exception]:
-        """Results of entries of one row each whose hidden states [n, H] are known."""
-        depth = _depth(entries)
-        sizes = exact_sizes(entries, depth)
-        inputs = unpack(torch.from_numpy(pack(entries, sizes)).to(self._model.device), sizes)
-        forwarded = self._decoder.judge(hidden)
-        return self._draw(entries, sizes, forwarded, lambda: self._decoder.finish(forwarded, inputs, depth))
+    def _draw_after(self, parts: list[Rows], hidden: Tensor) -> list[Result | Exception]:
+        """Results of parts of one row each whose hidden states [n, H] are known."""
+        depth = _depth(parts)
+        sizes, inputs = self._inputs(parts, depth)
+        return self._draw(parts, PlainStep(self._decoder, self._decoder.judge(hidden), inputs, sizes, depth))
 
     def _prompt_logprobs(self, piece: Piece, hidden: Tensor) -> tuple[TokenLogprob, ...]:
         """Of the tokens after this piece's [n, H], as far as the prompt goes."""
@@ -102,52 +101,55 @@ class ModelRunner:
             found += values.of(list(range(len(tokens))), tokens, piece.prompt_logprobs)
         return tuple(found)
 
-    def _run_rows(self, rows: tuple[Rows, ...]) -> Iterator[Result | Exception]:
-        for group in _in_groups(rows, lambda part: len(part.token_ids)):
-            entries = [entry_of_rows(part) for part in group]
+    def _run_rows(self, rows: tuple[Rows, ...], meanwhile: Callable[[], None]) -> Iterator[Result | Exception]:
+        for parts in _in_groups(rows, lambda part: len(part.token_ids)):
             start = self._graphs.start if self._graphs else self._start
-            yield from self._draw(entries, *start(entries, _depth(entries)))
+            yield from self._draw(parts, start(parts, _depth(parts), meanwhile), meanwhile)
 
-    def _start(self, entries: Sequence[Entry], depth: int) -> tuple[Sizes, Forwarded, Callable[[], Tensor]]:
+    def _start(self, parts: Sequence[Rows], depth: int, meanwhile: Callable[[], None]) -> Step:
         """What `GraphDecoder.start` does, without graphs."""
-        sizes = exact_sizes(entries, depth)
-        inputs = unpack(torch.from_numpy(pack(entries, sizes)).to(self._model.device), sizes)
-        forwarded = self._decoder.forward(inputs.batch)
-        return sizes, forwarded, lambda: self._decoder.finish(forwarded, inputs, depth)
+        meanwhile()
+        sizes, inputs = self._inputs(parts, depth)
+        return PlainStep(self._decoder, self._decoder.forward(inputs.batch), inputs, sizes, depth)
+
+    def _inputs(self, parts: Sequence[Rows], depth: int) -> tuple[Sizes, StepInputs]:
+        sizes = exact_sizes(parts, depth)
+        return sizes, unpack(Packing(sizes).pack(parts).to(self._model.device), sizes)
 
     def _draw(
-        self, entries: list[Entry], sizes: Sizes, forwarded: Forwarded, finish: Callable[[], Tensor]
+        self, parts: list[Rows], step: Step, meanwhile: Callable[[], None] = lambda: None
     ) -> list[Result | Exception]:
-        """What the entries' rows give, from the model's word on them; `finish` draws from its logits."""
-        edges = [0]
-        for entry in entries:
-            edges.append(edges[-1] + len(entry.token_ids))
-        wanting = [place for place, entry in enumerate(entries) if entry.draw.sampling.logprobs is not None]
-        values = RowLogprobs(forwarded.logits[: edges[-1]]) if wanting else None
-        apply_adjustments(forwarded.logits, entries)
-        outcome = read_outcome(finish(), sizes.rows, sizes.sequences, _depth(entries))
-        return [
-            _result(entry, place, edges[place], outcome, values if place in wanting else None)
-            for place, entry in enumerate(entries)
-        ]
+        """What the parts' rows give, from the model's word on them."""
+        num_rows = sum(len(part.token_ids) for part in parts)
+        are_wanted = any(part.draw.sampling.logprobs is not None for part in parts)
+        values = RowLogprobs(step.forwarded.logits[:num_rows]) if are_wanted else None
+        apply_adjustments(step.forwarded.logits, parts)
+        step.draw()
+        meanwhile()
+        outcome = step.read()
+        results, first_row = list[Result | Exception](), 0
+        for place, part in enumerate(parts):
+            results.append(_result(part, place, first_row, outcome, values))
+            first_row += len(part.token_ids)
+        return results
 
 
-def _result(
-    entry: Entry, place: int, first_row: int, outcome: Outcome, values: RowLogprobs | None
-) -> Result | Exception:
-    """One entry's part of what was decided."""
-    kept = outcome.num_kept[place]
-    rows = list(range(first_row + entry.draw.first_new, first_row + kept))
-    if not all(outcome.is_finite[first_row : first_row + kept]):
+def _result(part: Rows, place: int, first_row: int, outcome: Outcome, values: RowLogprobs | None) -> Result | Exception:
+    """One part of what was decided."""
+    kept, draw = outcome.num_kept[place], part.draw
+    first_new, end = first_row + draw.first_new, first_row + kept
+    if not all(outcome.is_finite[first_row:end]):
         return FloatingPointError("its logits are not finite numbers")
-    token_ids = [outcome.token_ids[row] for row in rows]
-    num_top = entry.draw.sampling.logprobs
-    logprobs = values.of(rows, token_ids, num_top) if values and rows and num_top is not None else ()
-    return Result(tuple(token_ids), kept, tuple(outcome.drafts[place][: entry.draw.depth]), logprobs)
+    token_ids = outcome.token_ids[first_new:end]
+    num_top = draw.sampling.logprobs
+    logprobs: tuple[TokenLogprob, ...] = ()
+    if values and token_ids and num_top is not None:
+        logprobs = values.of(list(range(first_new, end)), token_ids, num_top)
+    return Result(tuple(token_ids), kept, tuple(outcome.drafts[place][: draw.depth]), logprobs)
 
 
-def _depth(entries: Sequence[Entry]) -> int:
-    return max(entry.draw.depth for entry in entries)
+def _depth(parts: Sequence[Rows]) -> int:
+    return max(part.draw.depth for part in parts)
 
 
 def _in_groups(parts: Sequence[T], num_rows: Callable[[T], int]) -> Iterator[list[T]]:

@@ -37,11 +37,16 @@ class Scheduler:
 
     def __init__(self, config: EngineConfig) -> None:
         self._config = config
+        self._rows_per_sequence = config.rows_per_sequence
+        self._ahead = 2 * config.speculation.max_drafts
+        """Tokens beyond the certain ones that a step may write: its drafts, and those drafted for the next one."""
         self._pool = PagePool(config.num_pages)
         self._prefix = PrefixCache(self._pool, config.num_checkpoints)
         self._waiting: list[Sequence] = []
         self._running: dict[str, Sequence] = {}
         self._free_slots = list(range(config.max_num_seqs - 1, -1, -1))
+        self._refused: tuple[Sequence, int] | None = None
+        """Who was last found to have no room, and the pool's changes by then."""
         self._num_arrived = 0
         self._totals = Totals()
         self._cleared: list[int] = []
@@ -85,9 +90,10 @@ class Scheduler:
         """The next step. Running answers get their pages first, then whoever waits gets what is left."""
         self._grow()
         self._admit()
-        pieces = self._pieces()
-        answering = [s for s in self._running.values() if not s.is_prefilling]
-        rows = [rows for s in answering if (rows := self._or_end(s, self._rows, s))]
+        running = list(self._running.values())
+        prefilling = [s for s in running if s.is_prefilling]
+        pieces = self._pieces(prefilling) if prefilling else []
+        rows = [rows for s in running if not s.is_prefilling and (rows := self._or_end(s, self._rows, s))]
         batch = Batch(tuple(self._cleared), tuple(self._restored), tuple(pieces), tuple(rows))
         self._cleared, self._restored = [], []
         return batch
@@ -96,7 +102,7 @@ class Scheduler:
         """Lets the drafting policy know what a step without a prompt in it cost."""
         if batch.rows and not batch.pieces:
             num_rows = sum(len(rows.token_ids) for rows in batch.rows)
-            speculator.costs.observe(num_rows, max(rows.draw.depth for rows in batch.rows), seconds)
+            speculator.observe(num_rows, max(rows.draw.depth for rows in batch.rows), seconds)
 
     def commit(self, batch: Batch, output: StepOutput) -> list[Event]:
         """Takes the step's results into the sequences; what clients should hear of it, in order."""
@@ -112,12 +118,18 @@ class Scheduler:
 
     def _grow(self) -> None:
         """Gives each running answer the pages of its next rows, the first in order first."""
-        for sequence in sorted(self._running.values(), key=lambda s: s.order):
-            if sequence.slot is not None and not sequence.is_prefilling:
+        growing = [s for s in self._running.values() if not s.is_prefilling and self._num_missing(s) > 0]
+        for sequence in sorted(growing, key=lambda s: s.order):
+            # Those before it may have taken its place.
+            if sequence.slot is not None:
                 self._ensure_pages(sequence)
 
+    def _num_missing(self, sequence: Sequence) -> int:
+        """Pages that its next step needs and that it does not have."""
+        return sequence.num_pages_needed(self._ahead) - len(sequence.pages)
+
     def _ensure_pages(self, sequence: Sequence) -> None:
-        missing = sequence.num_pages_needed(self._ahead) - len(sequence.pages)
+        missing = self._num_missing(sequence)
         while missing > 0 and not self._prefix.free_pages(missing):
             victim = max(self._running.values(), key=lambda s: s.order)
             self._preempt(victim)
@@ -125,11 +137,6 @@ class Scheduler:
                 return
         if missing > 0:
             sequence.pages = np.append(sequence.pages, np.array(self._pool.take(missing), dtype=np.int32))
-
-    @property
-    def _ahead(self) -> int:
-        """Tokens beyond the certain ones that a step may write: its drafts, and those drafted for the next one."""
-        return 2 * self._config.speculation.max_drafts
 
     def _preempt(self, sequence: Sequence) -> None:
         self._totals.num_preempted += 1
@@ -153,6 +160,8 @@ class Scheduler:
 
     def _place(self, sequence: Sequence) -> bool:
         """Gives the first in the queue a slot and pages for all its tokens, with what the prefix cache has of them."""
+        if self._refused == (sequence, self._pool.num_changes):
+            return False  # looking through a long prompt in every step would hold up those that run
         prompt, request = sequence.cache_tokens, sequence.request
         is_cached = request.cache_prompt and request.sampling.prompt_logprobs is None
         hit = self._prefix.find(prompt) if is_cached else None
@@ -164,6 +173,7 @@ class Scheduler:
         if not self._prefix.free_pages(missing + len(self._running)):
             for page in shared:
                 self._pool.give_back(page)
+            self._refused = sequence, self._pool.num_changes
             return False
         self._waiting.remove(sequence)
         self._running[request.request_id] = sequence
@@ -183,8 +193,8 @@ class Scheduler:
 
     # What the step computes.
 
-    def _pieces(self) -> list[Piece]:
-        prefilling = sorted((s for s in self._running.values() if s.is_prefilling), key=lambda s: s.order)
+    def _pieces(self, prefilling: list[Sequence]) -> list[Piece]:
+        prefilling = sorted(prefilling, key=lambda s: s.order)
         remaining = [s.num_prompt - s.num_computed for s in prefilling]
         lengths = _shares(remaining, self._config.max_num_batched_tokens, self._totals.num_steps)
         planned = [(s, length) for s, length in zip(prefilling, lengths, strict=True) if length]
@@ -239,27 +249,28 @@ class Scheduler:
 
     def _rows(self, sequence: Sequence) -> Rows:
         certain = sequence.tokens[sequence.num_computed :]
-        limit = self._config.rows_per_sequence
+        limit, speculation = self._rows_per_sequence, sequence.speculation
         if len(certain) > limit:
             token_ids = tuple(certain[:limit])
             draw = Draw(
                 sequence.request.sampling, tuple(certain[1 : limit + 1]), (Verdict.ACCEPT,) * limit, first_new=limit
             )
         else:
-            room = min(limit - len(certain), self._room(sequence))
-            drafts, adjustments = sequence.adjuster.rows(sequence.speculation.propose(room))
+            room = self._room(sequence)
+            proposed = speculation.propose(min(limit - len(certain), room))
+            drafts, adjustments = sequence.adjuster.rows(proposed)
             token_ids = (*certain, *drafts)
             draw = Draw(
                 sampling=sequence.request.sampling,
                 next_ids=(*token_ids[1:], -1),
                 verdicts=(
                     *[Verdict.ACCEPT] * (len(certain) - 1),
-                    *sequence.speculation.verdicts(len(sequence.tokens), len(drafts)),
+                    *speculation.verdicts(len(sequence.tokens), len(drafts)),
                     Verdict.COMPARE,
                 ),
                 first_new=len(certain) - 1,
                 adjustments=adjustments,
-                depth=sequence.speculation.depth(self._room(sequence)),
+                depth=speculation.depth(room),
             )
         return Rows(
             sequence.request.request_id,
@@ -312,7 +323,7 @@ class Scheduler:
         if drafted > 0:
             accepted = len(result.token_ids) - 1
             sequence.speculation.observe(drafted, accepted)
-            self._totals.drafts = self._totals.drafts.plus(drafted, accepted)
+            self._totals.drafts.add(drafted, accepted)
         sequence.speculation.offer(result.drafts)
         return self._deliver(sequence, result)
 

@@ -46,17 +46,16 @@ class Sequence:
     save_positions: tuple[int, ...] = ()
     """Where the prompt's state is to be kept, in rising order."""
 
+    num_prompt: int = field(init=False)
+
     def __post_init__(self) -> None:
         self.tokens = list(self.request.prompt)
+        self.num_prompt = len(self.tokens)
 
     @property
     def order(self) -> tuple[int, int]:
         """Who goes first."""
         return self.request.priority, self.arrival
-
-    @property
-    def num_prompt(self) -> int:
-        return len(self.request.prompt)
 
     @property
     def cache_tokens(self) -> tuple[int, ...]:
@@ -90,10 +89,11 @@ class Sequence:
                 reason = FinishReason.LENGTH
                 break
         self.tokens += delivered
+        taken = tuple(delivered)
         if reason is None:
-            self.adjuster.advance(tuple(delivered))
-            self.speculation.extend(tuple(delivered))
-        return tuple(delivered), reason
+            self.adjuster.advance(taken)
+            self.speculation.extend(taken)
+        return taken, reason
 
     def forget(self) -> None:
         """Memory holds nothing of it any more."""

@@ -8,7 +8,7 @@ import hashlib
 
 from onebox.engine.batch import Verdict
 from onebox.engine.config import SpeculationConfig, SpeculationMethod
-from onebox.engine.draft.counts import AcceptanceCounts
+from onebox.engine.draft.counts import AcceptanceCounts, AcceptanceTally
 from onebox.engine.draft.depth import PLAIN, AutoDepth, Choice, Company, CostPrior, Drafter, Offer, StepCosts
 from onebox.engine.draft.ngram import NgramIndex
 
@@ -37,14 +37,20 @@ class Speculator:
     def forget(self, drafts: "SequenceDrafts") -> None:
         self._drafting.pop(drafts, None)
 
+    def observe(self, num_rows: int, num_chained: int, seconds: float) -> None:
+        """What a step cost, where that decides how deep to draft."""
+        if self.config.method is SpeculationMethod.AUTO:
+            self.costs.observe(num_rows, num_chained, seconds)
+
     def company(self, drafts: "SequenceDrafts") -> Company:
         """The other sequences of the next step."""
-        others = [plan for other, plan in self._drafting.items() if other is not drafts]
-        return Company(
-            num_rows=sum(1 + choice.depth for choice, _ in others),
-            num_chained=max((choice.num_chained for choice, _ in others), default=0),
-            expected_tokens=sum(expected for _, expected in others),
-        )
+        num_rows, num_chained, expected_tokens = 0, 0, 0.0
+        for other, (choice, expected) in self._drafting.items():
+            if other is not drafts:
+                num_rows += 1 + choice.depth
+                num_chained = max(num_chained, choice.num_chained)
+                expected_tokens += expected
+        return Company(num_rows, num_chained, expected_tokens)
 
 
 class SequenceDrafts:
@@ -61,7 +67,12 @@ class SequenceDrafts:
         self._checked = PLAIN
         """The plan that this step's drafts come from; `_plan` is already that of the next."""
         self._offered: tuple[int, ...] = ()
-        self.counts = AcceptanceCounts()
+        self._tally = AcceptanceTally()
+
+    @property
+    def counts(self) -> AcceptanceCounts:
+        """What came of all drafts so far."""
+        return self._tally.counts
 
     def extend(self, token_ids: tuple[int, ...]) -> None:
         """Takes in tokens that are certain."""
@@ -105,7 +116,7 @@ class SequenceDrafts:
 
     def observe(self, num_proposed: int, num_accepted: int) -> None:
         """What came of this step's drafts."""
-        self.counts = self.counts.plus(num_proposed, num_accepted)
+        self._tally.add(num_proposed, num_accepted)
         if self._auto:
             self._auto.observe(self._checked, num_proposed, num_accepted)
 

@@ -3,7 +3,7 @@
 from collections import Counter
 from dataclasses import dataclass, field
 
-from onebox.engine.draft.counts import AcceptanceCounts
+from onebox.engine.draft.counts import AcceptanceCounts, AcceptanceTally
 from onebox.engine.prefix import PrefixStats
 from onebox.engine.request import FinishReason
 
@@ -34,7 +34,7 @@ class Totals:
     num_preempted: int = 0
     prompt_tokens: int = 0
     completion_tokens: int = 0
-    drafts: AcceptanceCounts = field(default_factory=AcceptanceCounts)
+    drafts: AcceptanceTally = field(default_factory=AcceptanceTally)
 
     def frozen(self) -> FrozenTotals:
         return FrozenTotals(
@@ -44,7 +44,7 @@ class Totals:
             self.num_preempted,
             self.prompt_tokens,
             self.completion_tokens,
-            self.drafts,
+            self.drafts.counts,
         )
 
 

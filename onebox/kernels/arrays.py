@@ -9,9 +9,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-__all__ = ["Array", "array", "inverse_rms", "quietly", "sigmoid", "silu", "tensor"]
+__all__ = ["Array", "Stored", "array", "inverse_rms", "quietly", "sigmoid", "silu", "stored", "tensor"]
 
 Array = NDArray[np.float32]
+Stored = Array | NDArray[np.uint16]
+"""float32 numbers, or bfloat16 ones as their bits."""
 
 quietly = np.errstate(all="ignore")
 """Decorates an operation: what overflows is infinite and what is undefined is NaN, as in torch, without a warning."""
@@ -27,6 +29,12 @@ def tensor(x: Array, dtype: torch.dtype) -> Tensor:
     """The numbers as a tensor of this dtype."""
     found = torch.from_numpy(x)
     return found if dtype is torch.float32 else found.to(dtype)
+
+
+def stored(x: Tensor) -> Stored:
+    """The tensor's own memory."""
+    found: Stored = (x.view(torch.uint16) if x.dtype is torch.bfloat16 else x).numpy()
+    return found
 
 
 def sigmoid(x: Array) -> Array:

@@ -8,6 +8,7 @@ nothing, tells the order in which tensors will be asked for, so that they can be
 import gc
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Protocol
@@ -23,7 +24,7 @@ from onebox.checkpoint.staging import Read, Reader, StagedReader
 from onebox.checkpoint.weights import read_weight, weight_tensors
 from onebox.kernels.delta_net.memory import DeltaWeights
 from onebox.kernels.rope.frequencies import rotary_frequencies
-from onebox.model.cpu import CpuLinear, cpu_experts
+from onebox.model.cpu import cpu_experts, cpu_layer, cpu_linear
 from onebox.model.experts import (
     EXPERT_PARTS,
     ExpertOf,
@@ -32,16 +33,16 @@ from onebox.model.experts import (
     expert_batches,
     make_experts,
     plain_expert,
-    stack,
 )
-from onebox.model.linear import Linear, PlainLinear, make_linear
+from onebox.model.fused import can_fuse
+from onebox.model.linear import Linear, PlainLinear, are_one, make_linear
 from onebox.model.load import refuse_problems
 from onebox.model.qwen3_5 import Attention, DeltaNet, Layer, Mixture, MtpHead, Qwen35
 from onebox.spec.errors import MismatchError, UsageError
 from onebox.spec.model import ModelSpec, read_json, spec_from_config
 from onebox.spec.modules import ModuleClass
 
-__all__ = ["CheckpointParts", "LoadFormat", "Parts", "load_model", "loading_order", "put_together"]
+__all__ = ["CheckpointParts", "LoadFormat", "Parts", "fused", "load_model", "loading_order", "put_together"]
 
 
 class LoadFormat(StrEnum):
@@ -77,6 +78,9 @@ class Parts(Protocol):
     def linear(self, *names: str, is_wide: bool = False) -> Linear:
         """One linear over the rows of all named matrices, in this order; `is_wide` if float32 results are wanted."""
 
+    def are_alike(self, *names: str) -> bool:
+        """Whether one linear over all named matrices is one matrix: they are stored alike."""
+
     def tied_head(self, embedding: Tensor) -> Linear:
         """The embedding's table as the language-model head."""
 
@@ -104,6 +108,9 @@ class CheckpointParts:
     def linear(self, *names: str, is_wide: bool = False) -> Linear:  # noqa: ARG002 - kernels sum in float32 anyway
         return make_linear([self._modules[name] for name in names], self._read, self._zeros_offset)
 
+    def are_alike(self, *names: str) -> bool:
+        return are_one([self._modules[name] for name in names])
+
     def tied_head(self, embedding: Tensor) -> Linear:
         return PlainLinear(embedding)
 
@@ -128,15 +135,18 @@ class CpuParts(CheckpointParts):
     def linear(self, *names: str, is_wide: bool = False) -> Linear:
         bounds = [self._modules[name] for name in names]
         whole = torch.cat([read_weight(b, zeros_offset=self._zeros_offset, read=self._read) for b in bounds])
-        return CpuLinear.of(whole, torch.float32 if is_wide else self._dtype)
+        return cpu_linear(whole, torch.float32 if is_wide else self._dtype)
+
+    def are_alike(self, *names: str) -> bool:  # noqa: ARG002 - a CPU's layers take their matrices one by one
+        return False
 
     def tied_head(self, embedding: Tensor) -> Linear:
-        return CpuLinear.of(embedding, torch.float32)
+        return cpu_linear(embedding, torch.float32)
 
     def experts(self, name: str) -> Experts:
         of_layer, count = _experts_under(name, self._modules), self._num_experts
         each = (plain_expert(of_layer, i, self._read, self._zeros_offset, self._dtype) for i in range(count))
-        return cpu_experts(*stack(((gate_up.mT, down.mT) for gate_up, down in each), count))
+        return cpu_experts(((gate_up.mT, down.mT) for gate_up, down in each), count)
 
     def embedding(self, name: str) -> Tensor:
         return self._read(self._modules[name].tensors["weight"]).to(self._dtype)
@@ -156,6 +166,9 @@ class NotedParts:
     def linear(self, *names: str, is_wide: bool = False) -> Linear:  # noqa: ARG002 - the same tensors
         self._note(self._modules[name] for name in names)
         return PlainLinear(_NOTHING)
+
+    def are_alike(self, *names: str) -> bool:
+        return are_one([self._modules[name] for name in names])
 
     def tied_head(self, embedding: Tensor) -> Linear:
         return PlainLinear(embedding)
@@ -260,27 +273,39 @@ def put_together(spec: ModelSpec, parts: Parts, dtype: torch.dtype, *, with_mtp:
     """The model made of `parts`; `dtype` is that of activations."""
     prefix, full = spec.text_prefix, set(spec.full_layers)
     embedding = parts.embedding(f"{prefix}embed_tokens")
-    return Qwen35(
+    layers = tuple(
+        _layer(parts, f"{prefix}layers.{index}", is_full=index in full) for index in range(spec.num_hidden_layers)
+    )
+    model = Qwen35(
         spec=spec,
         dtype=dtype,
         embedding=embedding,
-        layers=tuple(
-            _layer(parts, f"{prefix}layers.{index}", is_full=index in full) for index in range(spec.num_hidden_layers)
-        ),
+        layers=layers,
         norm=parts.small(f"{prefix}norm"),
         lm_head=parts.tied_head(embedding) if spec.tie_word_embeddings else parts.linear("lm_head", is_wide=True),
         mtp=_mtp_head(parts) if with_mtp and parts.has_mtp else None,
         frequencies=rotary_frequencies(spec.rope_theta, spec.rotary_dim).to(parts.device),
     )
+    return fused(model) if parts.device.type == "cuda" else model
+
+
+def fused(model: Qwen35) -> Qwen35:
+    """The same model, its decode steps in few launches as far as the layers' formats have them."""
+    return replace(
+        model,
+        is_fused=all(can_fuse(model.spec, layer) for layer in model.layers),
+        is_mtp_fused=model.mtp is not None and can_fuse(model.spec, model.mtp.layer),
+    )
 
 
 def _layer(parts: Parts, name: str, *, is_full: bool) -> Layer:
-    return Layer(
+    layer = Layer(
         input_norm=parts.small(f"{name}.input_layernorm"),
         mixer=_attention(parts, f"{name}.self_attn") if is_full else _delta_net(parts, f"{name}.linear_attn"),
         post_norm=parts.small(f"{name}.post_attention_layernorm"),
         mixture=_mixture(parts, f"{name}.mlp"),
     )
+    return cpu_layer(layer)
 
 
 def _attention(parts: Parts, name: str) -> Attention:
@@ -294,9 +319,12 @@ def _attention(parts: Parts, name: str) -> Attention:
 
 def _delta_net(parts: Parts, name: str) -> DeltaNet:
     conv = parts.small(f"{name}.conv1d").squeeze(1)
+    inputs = (f"{name}.in_proj_qkv", f"{name}.in_proj_z")
+    gates = (f"{name}.in_proj_b", f"{name}.in_proj_a")
+    is_joined = parts.are_alike(*inputs, *gates)
     return DeltaNet(
-        qkvz_proj=parts.linear(f"{name}.in_proj_qkv", f"{name}.in_proj_z"),
-        gates_proj=parts.linear(f"{name}.in_proj_b", f"{name}.in_proj_a"),
+        qkvz_proj=parts.linear(*inputs, *gates) if is_joined else parts.linear(*inputs),
+        gates_proj=None if is_joined else parts.linear(*gates),
         out_proj=parts.linear(f"{name}.out_proj"),
         weights=DeltaWeights(conv, parts.small(f"{name}.A_log"), parts.small(f"{name}.dt_bias")),
         norm=parts.small(f"{name}.norm"),

@@ -1,10 +1,11 @@
-"""Linears and experts on a CPU, where small models run: plain numbers, ready for its matrix products.
+"""Linears, experts and layers on a CPU, where small models run: compiled where that can be had, else plain torch.
 
 Every stored format becomes numbers in the activations' dtype once, at load: unpacking at each call would cost more than
 the bytes it saves. The head and the router, whose results are wanted in float32 whatever the activations are, hold
-float32 numbers. A row's bits are its own: `packed.py` and `kernels/invariant.py` say how.
+float32 numbers. A row's bits are its own: `compiled/` and `kernels/invariant.py` say how.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -15,38 +16,57 @@ from torch import Tensor
 
 from onebox.kernels.arrays import Array, array, quietly, silu, tensor
 from onebox.kernels.invariant import FEW, any_multiple_is_alike, filled, product
-from onebox.model.experts import Experts
-from onebox.model.linear import Rows
-from onebox.model.packed import Packed
+from onebox.model import compiled
+from onebox.model.experts import Experts, stack
+from onebox.model.layers import Layer
+from onebox.model.linear import Linear, Rows
 
-__all__ = ["CpuExperts", "CpuLinear", "JoinedExperts", "cpu_experts"]
+__all__ = ["CpuExperts", "CpuLinear", "cpu_experts", "cpu_layer", "cpu_linear"]
+
+# Compiled forms are imported where they are used: their modules need Numba.
+
+
+def cpu_linear(weight: Tensor, dtype: torch.dtype) -> Linear:
+    """The linear of weight [N, K], whose numbers are held in `dtype`: float32, or bfloat16 beside such activations."""
+    if not compiled.is_available():
+        return CpuLinear(weight.to(dtype).T.contiguous().T)
+    from onebox.model.compiled.linear import CompiledLinear
+
+    return CompiledLinear.of(weight.to(dtype))
+
+
+def cpu_experts(batches: Iterable[tuple[Tensor, Tensor]], count: int) -> Experts:
+    """`count` experts from batches of gate_up [B, H, 2I], the gate's columns first, and down [B, I, H].
+
+    float32 or bfloat16; only one batch at a time is held twice.
+    """
+    if not compiled.is_available():
+        return CpuExperts(*stack(iter(batches), count))
+    from onebox.model.compiled.blocks import to_blocks
+    from onebox.model.compiled.linear import CompiledExperts
+
+    return CompiledExperts(*stack(((to_blocks(gate_up), to_blocks(down)) for gate_up, down in batches), count))
+
+
+def cpu_layer(layer: Layer) -> Layer:
+    """The layer with its steps compiled, if its matrices are such; any other as it is."""
+    # A GPU's loader comes by here too and must not import Numba for nothing.
+    if not getattr(layer.mixture.router, "is_compiled", False):
+        return layer
+    from onebox.model.compiled.layer import CompiledLayer
+
+    return CompiledLayer.of(layer)
 
 
 @dataclass(frozen=True)
 class CpuLinear:
-    """float32 numbers, or bfloat16 ones beside bfloat16 activations."""
+    """Through torch's products."""
 
-    weight: Packed
-    dtype: torch.dtype
-
-    @classmethod
-    def of(cls, weight: Tensor, dtype: torch.dtype) -> "CpuLinear":
-        return cls(Packed.of(weight.to(dtype)), dtype)
+    weight: Tensor
+    """[N, K], its transpose contiguous."""
 
     def __call__(self, rows: Rows, out_dtype: torch.dtype | None = None) -> Tensor:
-        return self.weight(rows.x.to(self.dtype)).to(out_dtype or rows.x.dtype)
-
-
-def cpu_experts(gate_up: Tensor, down: Tensor) -> Experts:
-    """The experts of gate_up [E, H, 2I], the gate's columns first, and down [E, I, H], float32 or bfloat16.
-
-    Small bfloat16 ones are joined: two products over all of them cost less than two calls for each that was chosen.
-    float32 ones have twice the bytes, so only the chosen are read where they are few.
-    """
-    num_bytes = (gate_up.numel() + down.numel()) * down.element_size()
-    if down.dtype is torch.bfloat16 and num_bytes <= _JOINED_BYTES:
-        return JoinedExperts.of(gate_up, down)
-    return CpuExperts(gate_up, down)
+        return product(rows.x.to(self.weight.dtype), self.weight).to(out_dtype or rows.x.dtype)
 
 
 @dataclass(frozen=True)
@@ -123,44 +143,8 @@ class CpuExperts:
         return array(own.view(*ids.shape, -1))
 
 
-_JOINED_BYTES = 8 << 20
-"""Experts of a layer that are joined: they come through a CPU's caches in the time of a few calls."""
 _MOST_VAIN = 4
 """Rows that all experts together have room for, for each that is there, beyond which each expert is called alone."""
-
-
-@dataclass(frozen=True)
-class JoinedExperts:
-    """All experts side by side, bfloat16: every row meets each, with the weight zero where it was not chosen."""
-
-    num_experts: int
-    inner: int
-    gate_up: Packed
-    """[2 E I, H]: the gates of all experts, then what they gate."""
-    down: Packed
-    """[H, E I]."""
-
-    @classmethod
-    def of(cls, gate_up: Tensor, down: Tensor) -> "JoinedExperts":
-        num_experts, hidden, columns = gate_up.shape
-        halves = gate_up.view(num_experts, hidden, 2, columns // 2).permute(2, 0, 3, 1)
-        return cls(
-            num_experts,
-            columns // 2,
-            Packed.of(halves.reshape(-1, hidden)),
-            Packed.of(down.flatten(0, 1).T.contiguous()),
-        )
-
-    @quietly
-    def __call__(self, rows: Rows, ids: Tensor, weights: Tensor) -> Tensor:
-        x = rows.x.to(torch.bfloat16)
-        shares = np.zeros((len(x), self.num_experts, 1), dtype=np.float32)
-        shares[np.arange(len(x))[:, None], ids.numpy(), 0] = array(weights)
-        both = array(self.gate_up(x)).reshape(len(x), 2, self.num_experts, self.inner)
-        mixed = silu(both[:, 0])
-        mixed *= both[:, 1]
-        mixed *= shares
-        return self.down(tensor(mixed.reshape(len(x), self.num_experts * self.inner), torch.bfloat16)).to(torch.float32)
 
 
 def _inner(gate_up: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from onebox.formats.fragments import TILE_COLUMNS, TILE_ROWS
 from onebox.model.assemble import put_together
-from onebox.model.cpu import CpuLinear, cpu_experts
+from onebox.model.cpu import cpu_experts, cpu_linear
 from onebox.model.experts import Experts, Int4Experts, PlainExperts
 from onebox.model.linear import Fp8Linear, IntLinear, Linear, PlainLinear
 from onebox.model.qwen3_5 import Qwen35
@@ -23,6 +23,7 @@ HYBRID = {
     ModuleClass.EXPERTS: WeightFormat.INT4,
     ModuleClass.ATTENTION: WeightFormat.INT4,
     ModuleClass.DELTA: WeightFormat.INT4,
+    ModuleClass.DELTA_GATES: WeightFormat.INT4,
     ModuleClass.SHARED: WeightFormat.FP8,
     ModuleClass.LM_HEAD: WeightFormat.INT8,
     ModuleClass.MTP_EXPERTS: WeightFormat.INT4,
@@ -65,16 +66,21 @@ class DummyParts:
         tiles = self._bytes(groups, -(-rows // TILE_ROWS), 256 * bits)
         return IntLinear(bits, tiles, self._scales(*((groups, rows) if bits == 4 else (rows,)), bits=bits))
 
+    def are_alike(self, *names: str) -> bool:
+        formats = {self._formats.get(self._modules[name].module_class, WeightFormat.BF16) for name in names}
+        return self.device.type != "cpu" and len(formats) == 1 and formats <= {WeightFormat.INT4, WeightFormat.BF16}
+
     def tied_head(self, embedding: Tensor) -> Linear:
         is_cpu = self.device.type == "cpu"
-        return CpuLinear.of(embedding, embedding.dtype) if is_cpu else PlainLinear(embedding)
+        return cpu_linear(embedding, embedding.dtype) if is_cpu else PlainLinear(embedding)
 
     def experts(self, name: str) -> Experts:
         count, hidden, inner = self._spec.num_experts, self._spec.hidden_size, self._spec.moe_intermediate_size
         chosen = self._formats.get(self._modules[f"{name}.0.gate_proj"].module_class)
         if chosen is not WeightFormat.INT4 or hidden % TILE_COLUMNS or inner % TILE_COLUMNS:
             if self.device.type == "cpu":
-                return cpu_experts(self._normal(count, hidden, 2 * inner), self._normal(count, inner, hidden))
+                each = ((self._normal(1, hidden, 2 * inner), self._normal(1, inner, hidden)) for _ in range(count))
+                return cpu_experts(each, count)
             return PlainExperts(self._normal(count, 2 * inner, hidden), self._normal(count, hidden, inner))
         up, down = (2 * inner // TILE_ROWS, hidden // TILE_COLUMNS), (hidden // TILE_ROWS, inner // TILE_COLUMNS)
         return Int4Experts(

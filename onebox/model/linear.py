@@ -7,8 +7,8 @@ which format they have. Rows of several matrices that read the same input are jo
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
-from functools import cached_property
-from typing import Protocol
+from functools import cached_property, reduce
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -20,10 +20,23 @@ from onebox.checkpoint.weights import weight_tensors
 from onebox.formats import GroupInt, int8_rows_to_group_int, unpack_gptq, unpack_quantized
 from onebox.formats.fragments import TILE_COLUMNS, TILE_ROWS, to_fragments
 from onebox.kernels import float_linear, int_linear
+from onebox.kernels.float_linear.tiles import FloatWeight
+from onebox.kernels.float_parts import float_parts
+from onebox.kernels.rows import FixedRows
 from onebox.spec.errors import MismatchError, UnsupportedError
 from onebox.spec.weights import Layout, WeightFormat
 
-__all__ = ["Linear", "Phase", "Rows", "group_int_of", "make_linear"]
+__all__ = [
+    "FloatLinear",
+    "IntLinear",
+    "Linear",
+    "PartLinear",
+    "Phase",
+    "Rows",
+    "are_one",
+    "group_int_of",
+    "make_linear",
+]
 
 
 class Phase(Enum):
@@ -53,6 +66,22 @@ class Linear(Protocol):
     def __call__(self, rows: Rows, out_dtype: torch.dtype | None = None) -> Tensor: ...
 
 
+@runtime_checkable
+class PartLinear(Linear, Protocol):
+    """A linear that can leave its last sum to the operation behind it."""
+
+    def parts(self, rows: FixedRows) -> Tensor:
+        """float32 [P, R, N] whose sum over P, in this order, is the linear of a decode step's rows."""
+
+
+@runtime_checkable
+class FloatLinear(PartLinear, Protocol):
+    """A linear over FP8, NVFP4 or BF16 weights."""
+
+    @property
+    def stored(self) -> FloatWeight: ...
+
+
 @dataclass(frozen=True)
 class IntLinear:
     """INT4 in groups of 128, or INT8 with a scale a row, in fragment order."""
@@ -68,6 +97,10 @@ class IntLinear:
             return decode(*rows.fixed_point, self.tiles, self.scales, dtype)
         prefill = int_linear.int4_matmul if self.bits == 4 else int_linear.int8_matmul
         return prefill(rows.x, self.tiles, self.scales).to(dtype)
+
+    def parts(self, rows: FixedRows) -> Tensor:
+        take_parts = int_linear.int4_parts if self.bits == 4 else int_linear.int8_parts
+        return take_parts(rows, self.tiles, self.scales)
 
 
 @dataclass(frozen=True)
@@ -86,6 +119,13 @@ class Fp8Linear:
             run = float_linear.fp8_row_linear if rows.phase is Phase.DECODE else float_linear.fp8_row_matmul
         return run(rows.x, self.weight, self.scale, out_dtype)
 
+    @property
+    def stored(self) -> FloatWeight:
+        return FloatWeight("block" if self.is_block else "row", self.weight.view(torch.uint8), self.scale)
+
+    def parts(self, rows: FixedRows) -> Tensor:
+        return float_parts(rows, (self.stored,))[0]
+
 
 @dataclass(frozen=True)
 class Nvfp4Linear:
@@ -99,6 +139,13 @@ class Nvfp4Linear:
         run = float_linear.nvfp4_linear if rows.phase is Phase.DECODE else float_linear.nvfp4_matmul
         return run(rows.x, self.packed, self.scale, self.multiplier, out_dtype)
 
+    @property
+    def stored(self) -> FloatWeight:
+        return FloatWeight("nvfp4", self.packed, self.scale.view(torch.uint8), self.multiplier)
+
+    def parts(self, rows: FixedRows) -> Tensor:
+        return float_parts(rows, (self.stored,))[0]
+
 
 @dataclass(frozen=True)
 class PlainLinear:
@@ -110,18 +157,29 @@ class PlainLinear:
         run = float_linear.bf16_linear if rows.phase is Phase.DECODE else float_linear.bf16_matmul
         return run(rows.x, self.weight, out_dtype)
 
+    @property
+    def stored(self) -> FloatWeight:
+        return FloatWeight("bf16", self.weight, None)
+
+    def parts(self, rows: FixedRows) -> Tensor:
+        return float_parts(rows, (self.stored,))[0]
+
 
 @dataclass(frozen=True)
 class JoinedLinear:
     """Matrices of different formats over one input, their outputs side by side."""
 
-    parts: tuple[Linear, ...]
+    linears: tuple[PartLinear, ...]
 
     def __call__(self, rows: Rows, out_dtype: torch.dtype | None = None) -> Tensor:
-        return torch.cat([part(rows, out_dtype) for part in self.parts], dim=-1)
+        return torch.cat([linear(rows, out_dtype) for linear in self.linears], dim=-1)
+
+    def parts(self, rows: FixedRows) -> Tensor:
+        # Each has parts of its own number: only their sums, made in order, fit side by side.
+        return torch.cat([reduce(torch.add, linear.parts(rows)) for linear in self.linears], dim=-1).unsqueeze(0)
 
 
-def make_linear(bounds: list[Bound], read: Read, zeros_offset: int = 1) -> Linear:
+def make_linear(bounds: list[Bound], read: Read, zeros_offset: int = 1) -> PartLinear:
     """One linear over the rows of all `bounds`, in their order, whose tensors `read` brings to a CUDA device.
 
     `zeros_offset` is the checkpoint's GPTQ convention.
@@ -137,6 +195,13 @@ def make_linear(bounds: list[Bound], read: Read, zeros_offset: int = 1) -> Linea
         parts = tuple(_nvfp4_linear(bound, read) for bound in bounds)
         return parts[0] if len(parts) == 1 else JoinedLinear(parts)
     return _fp8_linear(bounds, read)
+
+
+def are_one(bounds: Sequence[Bound]) -> bool:
+    """Whether the rows of all `bounds` become one matrix: integers or plain numbers, stored alike."""
+    stored = bounds[0].stored
+    is_joinable = stored.layout is Layout.PLAIN or stored.format in (WeightFormat.INT4, WeightFormat.INT8)
+    return is_joinable and all(bound.stored == stored for bound in bounds)
 
 
 def group_int_of(bounds: Sequence[Bound], read: Read, zeros_offset: int) -> GroupInt:
@@ -215,7 +280,7 @@ def _int_linear(matrix: GroupInt) -> IntLinear:
     return IntLinear(matrix.bits, to_fragments(codes, matrix.bits), by_group)
 
 
-def _fp8_linear(bounds: list[Bound], read: Read) -> Linear:
+def _fp8_linear(bounds: list[Bound], read: Read) -> PartLinear:
     layout = bounds[0].stored.layout
     is_block = layout in (Layout.FP8_BLOCK, Layout.FP8_BLOCK_INV)
     suffix = "weight_scale_inv" if layout is Layout.FP8_BLOCK_INV else "weight_scale"

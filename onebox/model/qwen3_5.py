@@ -1,8 +1,7 @@
-"""The model on the kernels: the whole stack, top down, over packed weights, paged KV and pooled DeltaNet states.
+"""The model on the kernels, top down: from token ids and memory to hidden states, logits and drafts.
 
-Computes what `reference.py` defines, for several sequences at once, in bfloat16 or float32 activations with a float32
-residual stream. On a CPU the kernels' plain twins run. Knows tensors and slots, not requests: a `Batch` says which rows
-belong to which sequence and where its memory lies, and the caller owns that memory (`memory.py`).
+Knows tensors and slots, not requests: a `Batch` says which rows belong to which sequence and where its memory lies, and
+the caller owns that memory (`memory.py`).
 """
 
 from dataclasses import dataclass
@@ -12,198 +11,15 @@ import torch.nn.functional as F  # noqa: N812 - the name the whole torch world u
 from torch import Tensor
 
 from onebox.formats.kv_pages import KVPages
-from onebox.kernels.delta_net import delta_net_prefill, delta_net_step, gated_norm
-from onebox.kernels.delta_net.memory import DeltaPool, DeltaWeights
-from onebox.kernels.gate import add_shared, attention_gate, swiglu
-from onebox.kernels.kv_write import kv_write
 from onebox.kernels.norm import add_rms_norm, concat_rms_norm
-from onebox.kernels.paged_attention import paged_attention, paged_attention_prefill
-from onebox.kernels.rope import qk_norm_rope, rotary_table
-from onebox.kernels.router import route
-from onebox.model.experts import Experts
+from onebox.kernels.rope import rotary_table
+from onebox.model.fused import fused_layer, fused_norm, fused_remember, fused_start, start_stream
+from onebox.model.layers import Attention, Batch, DeltaNet, Layer, Mixture, MtpHead, Shown, Stage
 from onebox.model.linear import Linear, Phase, Rows
 from onebox.model.memory import Memory
 from onebox.spec.model import ModelSpec
 
 __all__ = ["Attention", "Batch", "DeltaNet", "Layer", "Mixture", "MtpHead", "Qwen35", "Shown", "Stage"]
-
-
-@dataclass(frozen=True)
-class Stage:
-    """Neighbouring stretches of a prefill batch whose states are computed together, before those of the next stage.
-
-    A prompt whose state is wanted at several of its positions comes as several stretches, one a stage. After the stage
-    the states in the slots `copy_from` are copied into the slots `copy_to`.
-    """
-
-    first_row: int
-    end_row: int
-    cu_rows: Tensor
-    """int32 [n + 1], from 0: the rows of the stage's n stretches."""
-    slots: Tensor
-    """int32 [n]."""
-    copy_from: Tensor
-    """int64 [m]."""
-    copy_to: Tensor
-    """int64 [m]."""
-
-
-@dataclass(frozen=True)
-class Shown:
-    """Rows whose embedding comes from the vision tower in place of their token's."""
-
-    rows: Tensor
-    """int64 [m]."""
-    embeddings: Tensor
-    """[m, H]."""
-
-
-@dataclass(frozen=True)
-class Batch:
-    """Rows of S stretches of sequences in one phase; complete when built. Integers live on the model's device.
-
-    Stretch s has the rows cu_rows[s] .. cu_rows[s + 1] - 1. `seen` counts, for each stretch, the tokens its last row
-    sees, that row included. `keep` says how many pending tokens of the last step each sequence accepted (decode only,
-    where every sequence has one stretch). Prefill takes its DeltaNet slots from `stages`.
-    """
-
-    phase: Phase
-    token_ids: Tensor
-    """int64 [R]."""
-    positions: Tensor
-    """int64 [3, R]: time, height, width."""
-    cu_rows: Tensor
-    """int32 [S + 1]."""
-    slots: Tensor
-    """int32 [S]: each sequence's place in the DeltaNet pools."""
-    keep: Tensor
-    """int32 [S]."""
-    seen: Tensor
-    """int32 [S]."""
-    page_table: Tensor
-    """int32 [S, pages]."""
-    kv_slots: Tensor
-    """int64 [R]: where each row's keys and values go."""
-    stages: tuple[Stage, ...] = ()
-    shown: Shown | None = None
-
-
-@dataclass(frozen=True)
-class Attention:
-    """Gated attention: one projection for queries, gates, keys and values."""
-
-    qkv_proj: Linear
-    o_proj: Linear
-    q_norm: Tensor
-    k_norm: Tensor
-
-    def __call__(
-        self, spec: ModelSpec, rows: Rows, pages: KVPages, batch: Batch, table: tuple[Tensor, Tensor]
-    ) -> Tensor:
-        query, gate = self.remember(spec, rows, pages, batch, table)
-        scale = spec.head_dim**-0.5
-        if batch.phase is Phase.DECODE:
-            mixed = paged_attention(query, pages, batch.page_table, batch.seen, batch.cu_rows, scale)
-        else:
-            start = batch.seen - batch.cu_rows.diff()
-            mixed = paged_attention_prefill(query, pages, batch.page_table, start, batch.cu_rows, scale)
-        return self.o_proj(Rows(attention_gate(mixed, gate), rows.phase))
-
-    def remember(
-        self, spec: ModelSpec, rows: Rows, pages: KVPages, batch: Batch, table: tuple[Tensor, Tensor]
-    ) -> tuple[Tensor, Tensor]:
-        """Writes the rows' keys and values into the pages; their queries and gates, [R, heads, D] each."""
-        heads, kv_heads, head_dim = spec.num_attention_heads, spec.num_key_value_heads, spec.head_dim
-        widths = [2 * heads * head_dim, kv_heads * head_dim, kv_heads * head_dim]
-        q_gate, k, v = torch.split(self.qkv_proj(rows), widths, dim=-1)
-        query, gate, key = qk_norm_rope(q_gate, k, self.q_norm, self.k_norm, *table, spec.rms_norm_eps)
-        kv_write(pages, key, v.reshape(-1, kv_heads, head_dim), batch.kv_slots)
-        return query, gate
-
-
-@dataclass(frozen=True)
-class DeltaNet:
-    """The gated delta rule: one projection for qkv and z, one for the two gates."""
-
-    qkvz_proj: Linear
-    gates_proj: Linear
-    out_proj: Linear
-    weights: DeltaWeights
-    norm: Tensor
-
-    def __call__(self, spec: ModelSpec, rows: Rows, pool: DeltaPool, batch: Batch) -> Tensor:
-        qkv, z = torch.split(self.qkvz_proj(rows), [spec.conv_dim, spec.value_dim], dim=-1)
-        b, a = self.gates_proj(rows).chunk(2, dim=-1)
-        if batch.phase is Phase.DECODE:
-            mixed = delta_net_step(qkv, a, b, self.weights, pool, batch.cu_rows, batch.slots, batch.keep)
-        else:
-            mixed = torch.cat([self._prefill(qkv, a, b, pool, stage) for stage in batch.stages])
-        return self.out_proj(Rows(gated_norm(mixed, z, self.norm, spec.rms_norm_eps), rows.phase))
-
-    def _prefill(self, qkv: Tensor, a: Tensor, b: Tensor, pool: DeltaPool, stage: Stage) -> Tensor:
-        rows = slice(stage.first_row, stage.end_row)
-        mixed = delta_net_prefill(qkv[rows], a[rows], b[rows], self.weights, pool, stage.cu_rows, stage.slots)
-        if len(stage.copy_to):
-            pool.matrices[stage.copy_to] = pool.matrices[stage.copy_from]
-            pool.conv_rows[stage.copy_to] = pool.conv_rows[stage.copy_from]
-        return mixed
-
-
-@dataclass(frozen=True)
-class Mixture:
-    """Router, routed experts and the shared expert. The shared expert's gate is the router's last row."""
-
-    router: Linear
-    experts: Experts
-    shared_gate_up: Linear
-    shared_down: Linear
-
-    def __call__(self, spec: ModelSpec, rows: Rows) -> Tensor:
-        logits = self.router(rows, torch.float32)
-        ids, weights = route(logits[:, : spec.num_experts].contiguous(), spec.num_experts_per_tok)
-        routed = self.experts(rows, ids, weights)
-        shared = self.shared_down(Rows(swiglu(self.shared_gate_up(rows)), rows.phase))
-        return add_shared(routed, shared, logits[:, spec.num_experts])
-
-
-@dataclass(frozen=True)
-class Layer:
-    """A mixer and its experts, each behind a norm."""
-
-    input_norm: Tensor
-    mixer: Attention | DeltaNet
-    post_norm: Tensor
-    mixture: Mixture
-
-    def __call__(
-        self,
-        spec: ModelSpec,
-        added: Tensor,
-        residual: Tensor,
-        memory: KVPages | DeltaPool,
-        batch: Batch,
-        table: tuple[Tensor, Tensor],
-    ) -> tuple[Tensor, Tensor]:
-        """(what its experts add [R, H], the float32 stream before that [R, H]), from the same of the layer before."""
-        normed, residual = add_rms_norm(added, residual, self.input_norm, spec.rms_norm_eps)
-        rows = Rows(normed, batch.phase)
-        if isinstance(self.mixer, Attention) and isinstance(memory, KVPages):
-            added = self.mixer(spec, rows, memory, batch, table)
-        elif isinstance(self.mixer, DeltaNet) and isinstance(memory, DeltaPool):
-            added = self.mixer(spec, rows, memory, batch)
-        normed, residual = add_rms_norm(added, residual, self.post_norm, spec.rms_norm_eps)
-        return self.mixture(spec, Rows(normed, batch.phase)).to(normed.dtype), residual
-
-
-@dataclass(frozen=True)
-class MtpHead:
-    """The head that drafts one token further: two norms, a projection, one attention layer, a norm."""
-
-    embedding_norm: Tensor
-    hidden_norm: Tensor
-    fc: Linear
-    layer: Layer
-    norm: Tensor
 
 
 @dataclass(frozen=True)
@@ -218,6 +34,9 @@ class Qwen35:
     lm_head: Linear
     mtp: MtpHead | None
     frequencies: Tensor
+    is_fused: bool = False
+    """Whether decode steps go through `fused.py`; so does the head's layer if `is_mtp_fused`."""
+    is_mtp_fused: bool = False
 
     @property
     def device(self) -> torch.device:
@@ -225,9 +44,14 @@ class Qwen35:
 
     def forward(self, batch: Batch, memory: Memory) -> Tensor:
         """Hidden states [R, H] after the final norm; the memory then holds the rows' tokens, in decode as pending."""
+        table = self._rotation(batch)
+        if self.is_fused and batch.phase is Phase.DECODE:
+            stream = start_stream(self._embed(batch))
+            for layer, place in zip(self.layers, memory.layers, strict=True):
+                stream = fused_layer(self.spec, layer, stream, place, batch, table, self.dtype)
+            return fused_norm(self.spec, stream, self.norm, self.dtype)
         added = self._embed(batch)
         residual = torch.zeros(added.shape, dtype=torch.float32, device=self.device)
-        table = self._rotation(batch)
         for layer, place in zip(self.layers, memory.layers, strict=True):
             added, residual = layer(self.spec, added, residual, place, batch, table)
         return add_rms_norm(added, residual, self.norm, self.spec.rms_norm_eps)[0]
@@ -241,22 +65,33 @@ class Qwen35:
 
         The batch's positions and KV slots are those of p + 1: the entry depends on that token.
         """
-        added, residual = self._head_input(head, batch, hidden)
-        added, residual = head.layer(self.spec, added, residual, pages, batch, self._rotation(batch))
+        table, joined = self._rotation(batch), self._head_input(head, batch, hidden)
+        if self.is_mtp_fused and batch.phase is Phase.DECODE:
+            stream = fused_start(joined, head.fc)
+            stream = fused_layer(self.spec, head.layer, stream, pages, batch, table, self.dtype)
+            return fused_norm(self.spec, stream, head.norm, self.dtype)
+        added, residual = self._joined(head, batch, joined)
+        added, residual = head.layer(self.spec, added, residual, pages, batch, table)
         return add_rms_norm(added, residual, head.norm, self.spec.rms_norm_eps)[0]
 
     def remember(self, head: MtpHead, batch: Batch, hidden: Tensor, pages: KVPages) -> None:
         """Writes the head's KV entries of the rows that `draft` would take, and computes nothing else of it."""
-        added, residual = self._head_input(head, batch, hidden)
+        table, joined = self._rotation(batch), self._head_input(head, batch, hidden)
+        if self.is_mtp_fused and batch.phase is Phase.DECODE:
+            fused_remember(self.spec, head.layer, fused_start(joined, head.fc), pages, batch, table, self.dtype)
+            return
+        added, residual = self._joined(head, batch, joined)
         normed, _ = add_rms_norm(added, residual, head.layer.input_norm, self.spec.rms_norm_eps)
         if isinstance(head.layer.mixer, Attention):
-            head.layer.mixer.remember(self.spec, Rows(normed, batch.phase), pages, batch, self._rotation(batch))
+            head.layer.mixer.remember(self.spec, Rows(normed, batch.phase), pages, batch, table)
 
-    def _head_input(self, head: MtpHead, batch: Batch, hidden: Tensor) -> tuple[Tensor, Tensor]:
+    def _head_input(self, head: MtpHead, batch: Batch, hidden: Tensor) -> Tensor:
+        """[R, 2H]: the token's embedding and the hidden state, each normed, side by side."""
+        norms = head.embedding_norm, head.hidden_norm
+        return concat_rms_norm(self._embed(batch), hidden, *norms, self.spec.rms_norm_eps)
+
+    def _joined(self, head: MtpHead, batch: Batch, joined: Tensor) -> tuple[Tensor, Tensor]:
         """What the head's layer takes: (what is added, a float32 stream of zeros), both [R, H]."""
-        embedded = self._embed(batch)
-        eps = self.spec.rms_norm_eps
-        joined = concat_rms_norm(embedded, hidden, head.embedding_norm, head.hidden_norm, eps)
         added = head.fc(Rows(joined, batch.phase))
         return added, torch.zeros(added.shape, dtype=torch.float32, device=self.device)
 

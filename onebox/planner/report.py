@@ -178,6 +178,7 @@ def _projection_json(projection: Projection) -> dict[str, Any]:
         "expected_bytes": _traffic_json(projection.expected),
         "limit": _rate_json(projection.limit),
         "expected": _rate_json(projection.expected_rate),
+        "engine": _rate_json(projection.engine_rate),
         "compute_seconds": projection.compute_seconds,
         "binds": projection.binds,
     }

@@ -34,12 +34,14 @@ class Agreement:
 
     losses: dict[str, float] = field(default_factory=dict)
     counts: dict[str, int] = field(default_factory=dict)
+    num_passages: int = 0
     divergence: float = 0.0
     num_same: int = 0
 
     def add(self, name: str, losses: Tensor, divergence: Tensor, is_same: Tensor) -> None:
         self.losses[name] = self.losses.get(name, 0.0) + float(losses.sum())
         self.counts[name] = self.counts.get(name, 0) + len(losses)
+        self.num_passages += 1
         self.divergence += float(divergence.sum())
         self.num_same += int(is_same.sum())
 

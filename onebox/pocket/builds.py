@@ -13,6 +13,15 @@ BUILDS: dict[str, Recipe] = {
     "hybrid": Recipe(**_HYBRID),
     "hybrid-int8-head": Recipe(**_HYBRID, lm_head=Target.INT8),
     "hybrid-int8-head-int4-mtp": Recipe(**_HYBRID, lm_head=Target.INT8, mtp=Target.INT4),
+    "fp8": Recipe(experts=Target.FP8, attention=Target.FP8, delta=Target.FP8, shared=Target.FP8, mtp=Target.FP8),
+    "nvfp4": Recipe(experts=Target.NVFP4, attention=Target.NVFP4, shared=Target.NVFP4),
+    "nvfp4-int8-head-nvfp4-mtp": Recipe(
+        experts=Target.NVFP4,
+        attention=Target.NVFP4,
+        shared=Target.NVFP4,
+        mtp=Target.NVFP4,
+        lm_head=Target.INT8,
+    ),
     "int4": Recipe(
         experts=Target.INT4,
         attention=Target.INT4,
@@ -22,7 +31,11 @@ BUILDS: dict[str, Recipe] = {
         lm_head=Target.INT8,
     ),
 }
-"""INT4 experts with other matrices in FP8; then the LM head in INT8; then the MTP head in INT4; and INT4 throughout."""
+"""INT4 experts with other matrices in FP8; then the LM head in INT8; then the MTP head in INT4.
+
+Beside them FP8 as the official FP8 checkpoints have it, NVFP4 as the published ones have it (DeltaNet, the MTP head and
+the LM head in BF16), NVFP4 with the heads rounded as well, and INT4 throughout.
+"""
 
 
 def build(name: str, master: Path, out: Path) -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from onebox.pocket import extract
 from onebox.pocket.sources import SOURCES, Kind, Source, packages
-from onebox.spec.errors import MismatchError, UnsupportedError
+from onebox.spec.errors import MismatchError, UnreadableError, UnsupportedError
 
 __all__ = ["collect", "documents_of", "download", "unpack"]
 
@@ -58,7 +58,7 @@ def download(names: Iterable[str], directory: Path) -> dict[str, Path]:
         file_name, sha256 = _index_entry(name)
         path = directory / file_name
         if not path.exists():
-            subprocess.run(["apt-get", "-qq", "download", name], cwd=directory, check=True)  # noqa: S607
+            _download_one(name, directory)
         found = hashlib.sha256(path.read_bytes()).hexdigest()
         if found != sha256:
             raise MismatchError(
@@ -66,6 +66,17 @@ def download(names: Iterable[str], directory: Path) -> dict[str, Path]:
             )
         archives[name] = path
     return archives
+
+
+def _download_one(name: str, directory: Path) -> None:
+    # apt's own user may not write here, about which apt would complain once a package.
+    command = ["apt-get", "-qq", "-o", "APT::Sandbox::User=root", "download", name]
+    done = subprocess.run(command, cwd=directory, capture_output=True, text=True, check=False)
+    if done.returncode:
+        reason = (done.stderr.strip().splitlines() or ["apt-get does not say why"])[-1]
+        raise UnreadableError(
+            f"The package {name} could not be downloaded ({reason}): check the network and run the same command again."
+        )
 
 
 def _index_entry(name: str) -> tuple[str, str]:

@@ -6,6 +6,7 @@ embedding and the LM head are two matrices, as there. Ten experts a layer are wh
 
 from typing import Any
 
+from onebox.model.random_text import FIRST_SPECIAL_TOKEN, PADDED_VOCAB_SIZE
 from onebox.spec.model import ModelSpec
 from onebox.spec.modules import modules
 from onebox.spec.shapes import family_config
@@ -39,7 +40,6 @@ _TEXT: dict[str, Any] = {
     "rope_parameters": _ROPE,
     "vocab_size": VOCAB_SIZE,
 }
-_TOY_VOCAB_SIZE = 128
 
 
 def pocket_config(first_special_token: int) -> dict[str, Any]:
@@ -62,12 +62,12 @@ TOY: dict[str, Any] = family_config(
         "num_experts_per_tok": 2,
         "moe_intermediate_size": 16,
         "shared_expert_intermediate_size": 16,
-        "vocab_size": _TOY_VOCAB_SIZE,
+        "vocab_size": PADDED_VOCAB_SIZE,
     },
     has_vision=False,
-    first_special_token=_TOY_VOCAB_SIZE - 26,
+    first_special_token=FIRST_SPECIAL_TOKEN,
 )
-"""A config small enough to train for a few steps on a CPU, for tests and for trying the trainer."""
+"""A config small enough to train for a few steps on a CPU, for tests and for trying the recipe. It reads bytes."""
 
 
 def num_parameters(spec: ModelSpec) -> int:

@@ -18,6 +18,7 @@ from torch import Tensor
 from onebox.model import reference
 from onebox.model.load import load_weights
 from onebox.pocket.card import model_card
+from onebox.pocket.command import run_command
 from onebox.pocket.delta import plain_delta_rule
 from onebox.pocket.model import Network, Places, Weights
 from onebox.pocket.tokenizer import MODEL_DIRECTORY
@@ -127,14 +128,19 @@ def _write_json(path: Path, value: Mapping[str, Any]) -> None:
     path.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
 
 
-def main(arguments: list[str] | None = None) -> None:
+def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m onebox.pocket.export", description=__doc__)
     parser.add_argument("trained", type=Path, help="the directory that the trainer wrote")
     parser.add_argument("--out", type=Path, default=MODEL_DIRECTORY, help="where the artefact goes")
     parser.add_argument("--data", type=Path, default=Path(".pocket"), help="what `prepare` made; default .pocket")
     given = parser.parse_args(arguments)
-    export(given.trained, given.out, given.data)
+
+    def run() -> int:
+        export(given.trained, given.out, given.data)
+        return 0
+
+    return run_command(run)
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(main())

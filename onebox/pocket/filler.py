@@ -106,7 +106,7 @@ def _generated(rng: Random) -> str:
             month=rng.choice(MONTHS[language]),
             word=pick(rng, language),
             word2=pick(rng, language),
-            company=company(rng, language),
+            company=company(rng, language, ordinary=0.0),
             goods=rng.choice(GOODS[language]),
             number=rng.randint(2, 9000),
         )

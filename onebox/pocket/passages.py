@@ -6,7 +6,7 @@ from pathlib import Path
 from random import Random
 
 from onebox.pocket.pack import read_documents
-from onebox.pocket.synthetic import HELD_OUT_SEED, WORKLOADS, render
+from onebox.pocket.synthetic import HELD_OUT_SEED, MEASURED, render
 from onebox.spec.model import read_json
 from onebox.text.chat import ChatTemplate
 from onebox.text.tokenizer import Tokenizer
@@ -40,7 +40,7 @@ def text_passages(data: Path, tokenizer: Tokenizer, count: int, max_tokens: int)
 
 def example_passages(tokenizer: Tokenizer, template: ChatTemplate, count: int, max_tokens: int) -> Iterator[Passage]:
     """`count` held-out examples of each workload, of which the answers are to be predicted; long ones are left out."""
-    for name, generate in WORKLOADS.items():
+    for name, generate in MEASURED.items():
         for number in range(count):
             ids, start = render(generate(Random(HELD_OUT_SEED + number)), tokenizer, template)  # noqa: S311
             if len(ids) <= max_tokens:

@@ -9,11 +9,11 @@ from typing import Any
 
 from onebox.model.random_text import text_files
 from onebox.pocket.collect import collect
+from onebox.pocket.command import run_command
 from onebox.pocket.pack import pack, split
 from onebox.pocket.sources import SOURCES
 from onebox.pocket.synthetic import WORKLOADS, prompt_text
 from onebox.pocket.tokenizer import MODEL_DIRECTORY, balanced, train_tokenizer, write_text_files
-from onebox.spec.errors import OneboxError
 from onebox.text.chat import ChatTemplate
 
 __all__ = ["main", "prepare"]
@@ -52,19 +52,19 @@ def _report(index: Mapping[str, Mapping[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def main() -> int:
+def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m onebox.pocket.prepare", description=__doc__)
     parser.add_argument("--packages", type=Path, default=Path("build/pocket"), help="where packages are kept")
     parser.add_argument("--output", type=Path, default=Path(".pocket"), help="where token files and index go")
     parser.add_argument("--model", type=Path, default=MODEL_DIRECTORY, help="where the tokenizer goes")
-    arguments = parser.parse_args()
-    try:
-        index = prepare(arguments.packages, arguments.output, arguments.model)
-    except OneboxError as error:
-        sys.stderr.write(f"{error}\n")
-        return error.exit_code
-    sys.stdout.write(_report(index) + "\n")
-    return 0
+    given = parser.parse_args(arguments)
+
+    def run() -> int:
+        index = prepare(given.packages, given.output, given.model)
+        sys.stdout.write(_report(index) + "\n")
+        return 0
+
+    return run_command(run)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,11 @@
 """The generated workloads: what each asks, how an example becomes tokens, how an answer is judged.
 
-Seeds from 0 on are for training, seeds from HELD_OUT_SEED on for evaluation: `WORKLOADS[name](Random(seed))`.
+Seeds from 0 on are for training, `WORKLOADS[name](Random(seed))`, and seeds from HELD_OUT_SEED on for evaluation,
+`MEASURED[name](Random(seed))`: the workloads as they were when the model that ships was trained.
 """
 
 from dataclasses import replace
+from functools import partial
 from random import Random
 
 from onebox.pocket.example import Example, Generator, score
@@ -18,7 +20,7 @@ from onebox.pocket.synthetic_tools import tool_calls
 from onebox.text.chat import ChatTemplate
 from onebox.text.tokenizer import Tokenizer
 
-__all__ = ["HELD_OUT_SEED", "WORKLOADS", "Example", "prompt_text", "recall", "render", "score"]
+__all__ = ["HELD_OUT_SEED", "MEASURED", "WORKLOADS", "Example", "prompt_text", "recall", "render", "score"]
 
 HELD_OUT_SEED = 10**9
 _MESSAGE_END = "<|im_end|>"
@@ -62,6 +64,13 @@ _GENERATORS: dict[str, Generator] = {
     "code": code,
 }
 WORKLOADS: dict[str, Generator] = {name: _in_conversation(generator) for name, generator in _GENERATORS.items()}
+"""What training draws from."""
+MEASURED: dict[str, Generator] = {
+    "invoice": _in_conversation(partial(invoice, ordinary=0.0)),
+    "invoice, ordinary names": _in_conversation(partial(invoice, ordinary=1.0)),
+    **{name: generator for name, generator in WORKLOADS.items() if name != "invoice"},
+}
+"""What evaluation asks. Companies named by ordinary words came into `invoice` after the shipped model was trained."""
 
 
 def prompt_text(example: Example, template: ChatTemplate) -> str:

@@ -7,7 +7,18 @@ from random import Random
 from typing import Any
 
 from onebox.pocket.example import Example, answer_json, json_value
-from onebox.pocket.words import CITIES, GOODS, LANGUAGES, MONTHS, company, identifier, made_up, number_name, person
+from onebox.pocket.words import (
+    CITIES,
+    GOODS,
+    LANGUAGES,
+    MONTHS,
+    ORDINARY_SHARE,
+    company,
+    identifier,
+    made_up,
+    number_name,
+    person,
+)
 
 __all__ = ["invoice"]
 
@@ -165,7 +176,7 @@ def _number(cents: int, currency: str) -> float | int:
     return cents // 100 if currency == "HUF" or cents % 100 == 0 else cents / 100
 
 
-def _facts(rng: Random, style: _Style) -> tuple[dict[str, Any], list[tuple[str, int, int]], int]:
+def _facts(rng: Random, style: _Style, ordinary: float) -> tuple[dict[str, Any], list[tuple[str, int, int]], int]:
     """What the invoice says, as the JSON has it; items as (description, quantity, cents each); its tax in percent."""
     step = 10_000 if style.currency == "HUF" else rng.choice((1, 50, 100))
     most = 900 if style.currency == "HUF" else 60_000 // step
@@ -180,10 +191,10 @@ def _facts(rng: Random, style: _Style) -> tuple[dict[str, Any], list[tuple[str, 
         tax -= tax % 100
     issued = date(2015, 1, 1) + timedelta(days=rng.randrange(365 * 15))
     due = issued + timedelta(days=rng.choice((7, 8, 14, 15, 30, 45, 60)))
-    vendor = company(rng, style.language)
+    vendor = company(rng, style.language, ordinary)
     facts: dict[str, Any] = {
         "vendor": vendor,
-        "customer": person(rng, style.language) if rng.random() < 0.5 else company(rng, style.language),
+        "customer": person(rng, style.language) if rng.random() < 0.5 else company(rng, style.language, ordinary),
         "invoice_number": number_name(rng),
         "date": issued.isoformat(),
         "due_date": due.isoformat(),
@@ -259,11 +270,14 @@ def _keys(rng: Random) -> list[str]:
     return keys
 
 
-def invoice(rng: Random) -> Example:
-    """An invoice and a list of keys or a schema; the answer holds exactly these keys, in this order."""
+def invoice(rng: Random, ordinary: float = ORDINARY_SHARE) -> Example:
+    """An invoice and a list of keys or a schema; the answer holds exactly these keys, in this order.
+
+    `ordinary` is the share of companies that are named by ordinary words.
+    """
     language = rng.choice(LANGUAGES)
     style = _style(rng, language)
-    facts, items, percent = _facts(rng, style)
+    facts, items, percent = _facts(rng, style, ordinary)
     text = "\n".join(_lines(rng, style, facts, items, percent))
     keys = _keys(rng)
     asked_in = language if rng.random() < 0.6 else "en"

@@ -8,7 +8,7 @@ from random import Random
 import onebox
 from onebox.engine.api import AcceptanceCounts, SamplingParams
 from onebox.pocket.passages import Passage
-from onebox.pocket.synthetic import HELD_OUT_SEED, WORKLOADS, Example, prompt_text, recall, score
+from onebox.pocket.synthetic import HELD_OUT_SEED, MEASURED, Example, prompt_text, recall, score
 from onebox.text.chat import ChatTemplate
 
 __all__ = ["TaskResult", "continue_text", "recall_task", "workload_task"]
@@ -33,10 +33,20 @@ class TaskResult:
         offered = self.drafts.num_steps if place == 0 else accepted[place - 1] if place <= len(accepted) else 0
         return accepted[place] / offered if offered and place < len(accepted) else 0.0 if offered else None
 
+    @property
+    def scores_text(self) -> str:
+        return ", ".join(f"{name.replace('_', ' ')} {value:.1%}" for name, value in self.scores.items())
+
+    @property
+    def kept_text(self) -> str:
+        """The first draft's share and the second's, as cells of a table."""
+        shares = (self.kept(place) for place in range(2))
+        return " | ".join("-" if share is None else f"{share:.1%}" for share in shares)
+
 
 def workload_task(llm: "onebox.LLM", directory: Path, name: str, count: int, max_tokens: int) -> TaskResult:
     """`count` held-out examples of a workload."""
-    examples = [WORKLOADS[name](Random(HELD_OUT_SEED + number)) for number in range(count)]  # noqa: S311
+    examples = [MEASURED[name](Random(HELD_OUT_SEED + number)) for number in range(count)]  # noqa: S311
     return _answered(llm, directory, name, examples, max_tokens)
 
 

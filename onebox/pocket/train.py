@@ -2,7 +2,8 @@
 
 The clock decides the schedule, so a run ends in time on any machine: most of it reads sequences of 1,024 tokens, the
 last part longer ones, and the learning rate falls to nothing at the end. The checkpoint in DIR is written again every
-two minutes and at the end. `--toy` trains a tiny model for seconds on a CPU, to see that everything works.
+two minutes and at the end, or when the run is stopped; `--resume` goes on from there, with the optimizer's moments
+gathered anew. `--toy` trains a tiny model for seconds on a CPU, to see that everything works.
 
 On a GPU the delta rule runs on fla's kernels: install fla-core, or `pip download --no-deps fla-core einops -d
 .pocket/wheels` where nothing can be installed. Without them training is many times slower.
@@ -22,12 +23,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from onebox.pocket.clock import Clock, progress_of, save_run
+from onebox.pocket.command import run_command
 from onebox.pocket.config import TOY, pocket_config
 from onebox.pocket.delta import choose_delta_rule
-from onebox.pocket.export import read_weights, write_checkpoint
+from onebox.pocket.export import read_weights
 from onebox.pocket.feed import ANSWER_WEIGHT, ExamplePool, Feed, MixedFeed, TextRows, ToyFeed, num_workers
 from onebox.pocket.model import Network, Pieces, Places, Weights, draw_weights
 from onebox.pocket.optimizer import Optimizer
+from onebox.pocket.tokenizer import MODEL_DIRECTORY
 from onebox.spec.errors import DoesNotFitError
 from onebox.spec.model import ModelSpec, spec_from_config
 
@@ -46,8 +50,6 @@ LONG_PART = 0.35
 """The last share of the run, in long sequences: retrieval far back is learned there."""
 LOG_SECONDS = 10
 SAVE_SECONDS = 120
-CLOSING_SECONDS = 12
-"""Left at the end for the last checkpoint."""
 
 
 @dataclass(frozen=True)
@@ -176,27 +178,6 @@ class Tally:
         return total, " ".join(each)
 
 
-@dataclass
-class Clock:
-    """Time since the process began work, and since the first step; `end` is when the last step must be done."""
-
-    minutes: float
-    began: float = field(default_factory=time.monotonic)
-    first_step: float | None = None
-
-    @property
-    def elapsed(self) -> float:
-        return time.monotonic() - self.began
-
-    @property
-    def progress(self) -> float:
-        """Share of the run that is over, counted from the first step: what starting took is no part of the schedule."""
-        if self.first_step is None:
-            self.first_step = self.elapsed
-        end = self.minutes * 60 - min(CLOSING_SECONDS, self.minutes * 6)
-        return (self.elapsed - self.first_step) / max(1e-9, end - self.first_step)
-
-
 def say(clock: Clock, line: str) -> None:
     print(f"{clock.elapsed:6.1f}s {line}", flush=True)  # noqa: T201
 
@@ -299,22 +280,22 @@ def _put_back(trainer: Trainer, kept: Mapping[str, Tensor]) -> None:
     trainer.optimizer.forget()
 
 
-def train_pocket(plan: Plan, data: Path, out: Path, start: Path | None, clock: Clock) -> None:
-    """The real run: workers that make examples first, since they are forked, then everything on the GPU."""
+def train_pocket(data: Path, model: Path, out: Path, start: Path | None, clock: Clock) -> None:
+    """The real run, with the tokenizer in `model`: workers first, since they are forked, then everything on the GPU."""
     # Here because a toy needs no examples.
     from onebox.pocket.examples import SHARES, end_token, example_work
 
-    config = pocket_config(first_special_token=end_token())
+    plan, config = Plan(), pocket_config(first_special_token=end_token(model))
     pool = ExamplePool(plan.pool_rows)
     feed = MixedFeed(TextRows(data), pool, tuple(SHARES))
-    pool.start(num_workers(), example_work(data, {name: feed.kinds.index(name) for name in SHARES}))
+    pool.start(num_workers(), example_work(data, {name: feed.kinds.index(name) for name in SHARES}, model))
     try:
         trainer = start_trainer(spec_from_config(config), feed, plan, data, start, clock)
         while not pool.is_ready():
             time.sleep(0.1)
         trainer = warm_up(trainer, clock)
         say(clock, f"ready: {trainer.plan.tokens} tokens a step, rows made {pool.num_made()}")
-        finish(trainer, clock, partial(write_checkpoint, out, config), pool)
+        finish(trainer, clock, partial(save_run, out, config, clock), pool)
     finally:
         pool.stop()
 
@@ -339,32 +320,44 @@ def finish(trainer: Trainer, clock: Clock, save: Save, pool: ExamplePool | None 
         say(clock, "saved")
 
 
-def train_toy(out: Path, clock: Clock) -> None:
+def train_toy(out: Path, start: Path | None, clock: Clock) -> None:
     """The same on a CPU, with a toy's shape and no data."""
     spec: ModelSpec = spec_from_config(TOY)
     device = torch.device("cpu")
     plan = Plan(tokens=512, lengths=(64, 128))
     rule, _ = choose_delta_rule(spec, device, Path())
-    trainer = Trainer(Network(spec, rule), draw_weights(spec), ToyFeed(spec.vocab_size), plan, device)
-    finish(warm_up(trainer, clock), clock, partial(write_checkpoint, out, TOY))
+    weights = read_weights(start)[1] if start else draw_weights(spec)
+    trainer = Trainer(Network(spec, rule), weights, ToyFeed(spec.vocab_size), plan, device)
+    finish(warm_up(trainer, clock), clock, partial(save_run, out, TOY, clock))
 
 
-def main(arguments: list[str] | None = None) -> None:
+def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m onebox.pocket.train", description=__doc__)
     parser.add_argument("--minutes", type=float, default=None, help="the whole run's time; 9, or 0.2 with --toy")
     parser.add_argument("--out", type=Path, required=True, help="the directory of the checkpoint")
     parser.add_argument("--data", type=Path, default=Path(".pocket"), help="what `prepare` made; default .pocket")
-    parser.add_argument("--start", type=Path, default=None, help="a checkpoint to go on from")
+    parser.add_argument("--model", type=Path, default=MODEL_DIRECTORY, help="where `prepare` put the tokenizer")
+    parser.add_argument("--start", type=Path, default=None, help="a checkpoint to begin with, in a new run")
+    parser.add_argument("--resume", action="store_true", help="go on with the run that was stopped in --out")
     parser.add_argument("--toy", action="store_true", help="a toy on the CPU")
     given = parser.parse_args(arguments)
-    minutes = given.minutes or (0.2 if given.toy else 9.0)
-    given.out.mkdir(parents=True, exist_ok=True)
-    clock = Clock(minutes)
-    if given.toy:
-        train_toy(given.out, clock)
-    else:
-        train_pocket(Plan(), given.data, given.out, given.start, clock)
+    if given.minutes is not None and given.minutes <= 0:
+        parser.error("--minutes must be above 0")
+
+    def run() -> int:
+        done = progress_of(given.out) if given.resume else 0.0
+        if done < 1:
+            clock = Clock(given.minutes or (0.2 if given.toy else 9.0), done)
+            start = given.out if done else given.start
+            given.out.mkdir(parents=True, exist_ok=True)
+            if given.toy:
+                train_toy(given.out, start, clock)
+            else:
+                train_pocket(given.data, given.model, given.out, start, clock)
+        return 0
+
+    return run_command(run)
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(main())

@@ -11,6 +11,7 @@ __all__ = [
     "GOODS",
     "LANGUAGES",
     "MONTHS",
+    "ORDINARY_SHARE",
     "WORDS",
     "company",
     "identifier",
@@ -75,6 +76,58 @@ _FORMS = {
     "hu": ["Kft.", "Zrt.", "Bt.", "Nyrt.", "és Társa Kft.", "Szolgáltató Kft."],
     "tr": ["A.Ş.", "Ltd. Şti.", "Ticaret A.Ş.", "San. ve Tic. Ltd. Şti.", "ve Oğulları"],
 }
+_QUALITIES = {
+    "en": _listed(
+        "Blue Red Green Golden Silver White Black Bright Clear Fresh Grand Happy Little Modern New Old Open Prime "
+        "Quiet Royal Simple Smart Solid Sunny United Urban Western Northern Eastern Southern Central Global Local "
+        "Best Fine True Wild Warm"
+    ),
+    "hu": _listed(
+        "Kék Piros Zöld Arany Ezüst Fehér Fekete Fényes Tiszta Friss Nagy Vidám Kicsi Modern Új Régi Nyitott Első "
+        "Csendes Királyi Egyszerű Okos Erős Napos Egyesült Városi Nyugati Északi Keleti Déli Központi Helyi Jó Meleg"
+    ),
+    "tr": _listed(
+        "Mavi Kırmızı Yeşil Altın Gümüş Beyaz Siyah Parlak Temiz Taze Büyük Mutlu Küçük Modern Yeni Eski Açık Hızlı "
+        "Sessiz Kraliyet Basit Akıllı Sağlam Güneşli Birleşik Kentsel Batı Kuzey Doğu Güney Merkez Yerel Güzel Sıcak"
+    ),
+}
+_THINGS = {
+    "en": _listed(
+        "Lamp Wind Valley River Mountain Bridge Harbour Garden Lake Forest Field Stone Star Moon Sun Sky Cloud Rain "
+        "Snow Fire Wave Island Coast Ocean Tree Leaf Flower Rose Oak Pine Apple Lemon Orange Honey Bread Coffee Tea "
+        "Salt Bear Eagle Fox Horse Lion Owl Wolf Tiger Arrow Anchor Bell Book Box Castle Chair Clock Compass Crown "
+        "Drum Engine Gate Glass Hammer House Key Ladder Letter Mirror Paper Pencil Road Roof Ship Spring Summer Table "
+        "Tower Town Train Village Wall Wheel Window Winter Wood Workshop Corner Market Mill Station Square Point Line"
+    ),
+    "hu": _listed(
+        "Lámpa Szél Völgy Folyó Hegy Híd Kikötő Kert Tó Erdő Mező Kő Csillag Hold Nap Ég Felhő Eső Hó Tűz Sziget "
+        "Part Tenger Fa Levél Virág Rózsa Tölgy Fenyő Alma Citrom Narancs Méz Kenyér Kávé Tea Só Medve Sas Róka Ló "
+        "Oroszlán Bagoly Farkas Tigris Nyíl Horgony Harang Könyv Doboz Vár Szék Óra Iránytű Korona Ajtó Dob Motor Kapu "
+        "Üveg Kalapács Ház Kulcs Létra Tükör Papír Ceruza Út Tető Hajó Tavasz Nyár Asztal Torony Város Vonat Falu Fal"
+    ),
+    "tr": _listed(
+        "Lamba Rüzgar Vadi Nehir Dağ Köprü Liman Bahçe Göl Orman Tarla Taş Yıldız Ay Güneş Gök Bulut Yağmur Kar Ateş "
+        "Dalga Ada Kıyı Deniz Ağaç Yaprak Çiçek Gül Meşe Çam Elma Limon Portakal Bal Ekmek Kahve Çay Tuz Ayı Kartal "
+        "Tilki At Aslan Baykuş Kurt Kaplan Ok Çapa Çan Kitap Kutu Kale Sandalye Saat Pusula Taç Kapı Davul Motor Cam "
+        "Çekiç Ev Anahtar Merdiven Ayna Kağıt Kalem Yol Çatı Gemi Bahar Yaz Masa Kule Şehir Tren Köy Duvar Tekerlek"
+    ),
+}
+_TRADES = {
+    "en": _listed(
+        "Traders Foods Books Tools Systems Motors Design Logistics Software Media Energy Bakery Printing Furniture "
+        "Electronics Partners Consulting Solutions Services Brothers Studio Transport Textiles Supplies"
+    ),
+    "hu": _listed(
+        "Kereskedés Élelmiszer Könyvek Szerszám Rendszerek Autó Tervező Logisztika Szoftver Média Energia Pékség "
+        "Bútor Elektronika Partner Tanácsadó Szolgáltató Műhely Szállító"
+    ),
+    "tr": _listed(
+        "Ticaret Gıda Kitap Alet Sistemleri Otomotiv Tasarım Lojistik Yazılım Medya Enerji Fırın Matbaa Mobilya "
+        "Elektronik Ortakları Danışmanlık Hizmetleri Atölye Nakliyat"
+    ),
+}
+ORDINARY_SHARE = 0.5
+"""Of companies, how many are named by ordinary words. The model that ships was trained when there were none."""
 GOODS = {
     "en": _listed(
         "Desk lamp|Office chair|Paper A4|Laser toner|USB cable|Keyboard|Monitor 27 inch|Coffee beans|"
@@ -150,8 +203,35 @@ def person(rng: Random, language: str) -> str:
     return f"{last} {first}" if language == "hu" else f"{first} {last}"
 
 
-def company(rng: Random, language: str) -> str:
+def company(rng: Random, language: str, ordinary: float = ORDINARY_SHARE) -> str:
+    """A company's name: a share of `ordinary` of ordinary words, the others of a family name or of syllables."""
+    if ordinary and rng.random() < ordinary:
+        return _ordinary_company(rng, language)
     base = made_up(rng).capitalize() if rng.random() < 0.6 else rng.choice(_LAST[language])
     if rng.random() < 0.3:
         base += " " + (made_up(rng).capitalize() if rng.random() < 0.5 else rng.choice(WORDS[language]).capitalize())
     return f"{base} {rng.choice(_FORMS[language])}"
+
+
+def _ordinary_company(rng: Random, language: str) -> str:
+    """Such as Blue Lamp Ltd, Greenvalley Traders or Stone & Bridge Books."""
+    quality, thing, other = (
+        rng.choice(_QUALITIES[language]),
+        rng.choice(_THINGS[language]),
+        rng.choice(_THINGS[language]),
+    )
+    trade, form = rng.choice(_TRADES[language]), rng.choice(_FORMS[language])
+    both = {"en": "&", "hu": "és", "tr": "ve"}[language]
+    name = rng.choice(
+        (
+            f"{quality} {thing}",
+            f"{quality} {thing}",
+            f"{thing} {other}",
+            f"{quality}{thing.lower()}",
+            f"{thing}{other.lower()}",
+            f"{thing} {both} {other}",
+            f"{rng.choice(CITIES[language])} {thing}",
+            f"{quality} {thing} {other}",
+        )
+    )
+    return rng.choice((f"{name} {form}", f"{name} {trade}", f"{name} {trade} {form}", name))

@@ -44,7 +44,7 @@ def create_app(service: Service, settings: ServerSettings | None = None) -> Fast
         anthropic_router(service, settings),
         tokens_router(service),
         about_router(service),
-        metrics_router(service.engine, service.model_name, service.memory_bytes),
+        metrics_router(service.engine, service.model_name, service.memory_bytes, service.startup_s),
         page_router(),
     ):
         app.include_router(router)

@@ -28,6 +28,8 @@ class Service:
     model_name: str
     memory_bytes: Mapping[str, int] = field(default_factory=dict)
     """The memory plan by part, for whoever looks at the metrics."""
+    startup_s: Mapping[str, float] = field(default_factory=dict)
+    """Seconds of each phase of the start, for the same."""
     template_options: Mapping[str, Any] = field(default_factory=dict)
     """What the chat template gets where a request's chat_template_kwargs do not say otherwise."""
     media: Media = field(default_factory=Media.blind)

@@ -61,16 +61,20 @@ _SUCCESSES = (FinishReason.STOP, FinishReason.LENGTH)
 _LOSSES = [reason.value for reason in FinishReason if reason not in _SUCCESSES]
 
 
-def metrics_router(engine: EngineDoor, model_name: str, memory_bytes: Mapping[str, int] | None = None) -> APIRouter:
-    """The route, and from now on an observer at the engine's door. `memory_bytes` is the plan, by part."""
+def metrics_router(
+    engine: EngineDoor,
+    model_name: str,
+    memory_bytes: Mapping[str, int] | None = None,
+    startup_s: Mapping[str, float] | None = None,
+) -> APIRouter:
+    """The route, and from now on an observer at the engine's door.
+
+    `memory_bytes` is the plan, by part; `startup_s` is how long each phase of the start took.
+    """
     metrics = Metrics(engine, model_name)
     engine.observer = metrics.watch
-    if memory_bytes:
-        planned = Gauge(
-            "onebox:memory_bytes", "The memory plan, by part.", ["model_name", "part"], registry=metrics.registry
-        )
-        for part, size in memory_bytes.items():
-            planned.labels(model_name, part).set(size)
+    metrics.tell("onebox:memory_bytes", "The memory plan, by part.", "part", memory_bytes or {})
+    metrics.tell("onebox:startup_seconds", "The start, by phase.", "phase", startup_s or {})
     router = APIRouter()
 
     @router.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}})
@@ -106,6 +110,13 @@ class Metrics:
         """One counter a value, all there from the start: what never happened is 0, not absent."""
         counter = Counter(name, text, ("model_name", label), registry=self.registry)
         return {value: counter.labels(self._model_name, value) for value in values}
+
+    def tell(self, name: str, text: str, label: str, values: Mapping[str, float]) -> None:
+        """A gauge of what does not change; none where there is nothing to tell."""
+        if values:
+            gauge = Gauge(name, text, ["model_name", label], registry=self.registry)
+            for key, value in values.items():
+                gauge.labels(self._model_name, key).set(value)
 
     def watch(self, request: Request) -> Watch:
         """Called when a request is accepted; what it gives is called with each of its events."""

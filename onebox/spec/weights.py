@@ -12,6 +12,7 @@ from enum import StrEnum
 __all__ = [
     "DTYPE_BITS",
     "FP8_BLOCK",
+    "NVFP4_GROUP",
     "PARTS",
     "Geometry",
     "Layout",

@@ -108,7 +108,7 @@ def test_every_class_of_a_bf16_source_is_rounded_to_nearest(checkpoints, tmp_pat
 
 
 def test_slabs_of_rows_round_as_the_whole_matrix_does(checkpoints, tmp_path, monkeypatch):
-    monkeypatch.setattr("onebox.checkpoint.convert._SLAB_BYTES", 1)  # slabs of one block of rows
+    monkeypatch.setattr("onebox.checkpoint.rounding._SLAB_BYTES", 1)  # slabs of one block of rows
     made = build(checkpoints, tmp_path / "out", Recipe(lm_head=Target.INT8, attention=Target.FP8), "bf16-fused")
     plain = all_tensors(checkpoints / "bf16-per-expert")
     expected = pack_quantized(quantize(plain["lm_head.weight"], 8, None, torch.bfloat16))

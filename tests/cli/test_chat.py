@@ -234,11 +234,11 @@ def test_ctrl_c_stops_the_answer_and_not_the_program(scripted):
     client = scripted("</think>Begin" + " and on" * 40)
     run, steps = client.runner.run, []
 
-    def run_some(batch):
+    def run_some(batch, meanwhile):
         steps.append(batch)
         if len(steps) == 20:
             client.runner.gate.clear()
-        return run(batch)
+        return run(batch, meanwhile)
 
     client.runner.run = run_some
     pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)

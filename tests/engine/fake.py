@@ -8,6 +8,7 @@ stranger, a state restored at the wrong place or a draft folded in by mistake en
 import random
 import threading
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -103,7 +104,8 @@ class FakeRunner:
         self._writers: dict[int, str] = {}
         self._holders: Counter[int] = Counter()
 
-    def run(self, batch: Batch) -> StepOutput:
+    def run(self, batch: Batch, meanwhile: Callable[[], None] = lambda: None) -> StepOutput:
+        meanwhile()
         self.gate.wait()
         self.batches.append(batch)
         self._writers = {}

@@ -155,9 +155,9 @@ class SteppedRunner:
     def vocab_size(self) -> int:
         return self._runner.vocab_size
 
-    def run(self, batch: Batch) -> StepOutput:
+    def run(self, batch: Batch, meanwhile: Callable[[], None]) -> StepOutput:
         self.before_step()
-        return self._runner.run(batch)
+        return self._runner.run(batch, meanwhile)
 
 
 class Oracle(Speculator):

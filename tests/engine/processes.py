@@ -21,7 +21,8 @@ class DeadlyRunner(FakeRunner):
 
     step_s = 0.0
 
-    def run(self, batch):
+    def run(self, batch, meanwhile):
+        meanwhile()
         prompts = [token_id for piece in batch.pieces for token_id in piece.token_ids]
         if SLOW in prompts:
             self.step_s = 0.01
@@ -30,7 +31,7 @@ class DeadlyRunner(FakeRunner):
             time.sleep(1)
         if DYING in prompts:
             raise MemoryError("no more")
-        return super().run(batch)
+        return super().run(batch, meanwhile)
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,8 @@ class ScriptedRunner:
         self._held: dict[int, int] = {}
         self._drawn: dict[str, int] = {}
 
-    def run(self, batch):
+    def run(self, batch, meanwhile):
+        meanwhile()
         self.gate.wait()
         self.batches.append(batch)
         for slot in batch.cleared_slots:

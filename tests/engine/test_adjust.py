@@ -16,7 +16,6 @@ from onebox.engine.adjust import Adjuster
 from onebox.engine.apply import apply_adjustments
 from onebox.engine.batch import Draw, Rows, Verdict
 from onebox.engine.constraint import Grammar, Vocabulary
-from onebox.engine.inputs import entry_of_rows
 from onebox.engine.request import SamplingParams
 from onebox.spec.vocabulary import TokenTable
 
@@ -48,7 +47,7 @@ def adjuster(sampling, answer=(), constraint=None, stops=(EOS,)):
 
 def entry(adjustments, num_rows, first_new=0):
     draw = Draw(SamplingParams(), (-1,) * num_rows, (Verdict.COMPARE,) * num_rows, first_new, adjustments)
-    return entry_of_rows(Rows("a", 0, (1,) * num_rows, 0, 0, np.array([1], dtype=np.int32), draw))
+    return Rows("a", 0, (1,) * num_rows, 0, 0, np.array([1], dtype=np.int32), draw)
 
 
 def adjusted(values, sampling, answer=(), constraint=None, drafts=(), stops=(EOS,)):

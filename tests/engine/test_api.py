@@ -305,6 +305,22 @@ def test_an_abort_that_comes_too_late_does_not_meet_the_next_request_of_that_nam
     assert tokens_of(later[0]) == answer([1])
 
 
+def test_who_is_aborted_gets_first_what_the_step_before_gave(fake, monkeypatch):
+    engine, runner = fake
+    run = runner.run
+
+    def run_and_abort(batch, meanwhile):
+        if batch.rows:
+            engine.abort("a")
+        return run(batch, meanwhile)
+
+    monkeypatch.setattr(runner, "run", run_and_abort)
+    *events, last = engine.submit(request("a", [1], max_tokens=100))
+    assert [type(event) for event in events] == [Started, Tokens, Tokens]
+    assert (last.reason, last.counts.completion_tokens) == (FinishReason.ABORT, 2)
+    assert tokens_of(events) == answer([1])[:2]
+
+
 def test_a_timeout_ends_a_request_with_what_it_has(fake):
     *_, last = fake[0].submit(Request("a", (1,), SamplingParams(max_tokens=400), timeout_s=1e-9))
     assert last.reason is FinishReason.TIMEOUT
@@ -364,6 +380,21 @@ def test_an_engine_that_dies_fails_everyone_and_says_so(fake, monkeypatch, caplo
     with pytest.raises(EngineStoppedError):
         engine.submit(request("b", [1]))
     assert "the engine died" in caplog.text
+
+
+def test_an_engine_that_dies_tells_first_what_the_step_before_gave(fake, monkeypatch):
+    engine, runner = fake
+    run = runner.run
+
+    def run_prompts_only(batch, meanwhile):
+        if batch.rows:
+            raise MemoryError("no more.")
+        return run(batch, meanwhile)
+
+    monkeypatch.setattr(runner, "run", run_prompts_only)
+    events = list(engine.submit(request("a", [1])))
+    assert [type(event) for event in events] == [Started, Tokens, Failed]
+    assert tokens_of(events) == answer([1])[:1]
 
 
 # What it tells of itself.

@@ -180,8 +180,8 @@ class BrokenRunner:
     def vocab_size(self) -> int:
         return self._runner.vocab_size
 
-    def run(self, batch):
-        output = self._runner.run(batch)
+    def run(self, batch, meanwhile):
+        output = self._runner.run(batch, meanwhile)
         self._num_steps += 1
         return StepOutput(output.pieces, tuple(self._spoil(self._num_steps, batch, rows) for rows in output.rows))
 
@@ -189,7 +189,7 @@ class BrokenRunner:
 def other_token_in_company(step, batch, result):
     if len(batch.rows) < 2:
         return result
-    return replace(result, token_ids=(*result.token_ids[:-1], result.token_ids[-1] ^ 1))
+    return result._replace(token_ids=(*result.token_ids[:-1], result.token_ids[-1] ^ 1))
 
 
 def noise_in_one_step(step, batch, result):
@@ -198,7 +198,7 @@ def noise_in_one_step(step, batch, result):
         return result
     first = result.logprobs[0]
     spoilt = replace(first, logprob=float(torch.tensor(first.logprob).nextafter(torch.tensor(0.0))))
-    return replace(result, logprobs=(spoilt, *result.logprobs[1:]))
+    return result._replace(logprobs=(spoilt, *result.logprobs[1:]))
 
 
 @pytest.mark.parametrize(

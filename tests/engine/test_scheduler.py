@@ -185,6 +185,22 @@ def test_a_request_that_waits_for_pages_leaves_the_prefix_cache_alone():
     assert it.scheduler.stats().num_waiting == 1
 
 
+def test_a_request_that_waits_for_pages_is_looked_at_again_when_some_came_back(monkeypatch):
+    it = stand(num_pages=20, max_num_seqs=4)
+    it.ask("short", prompt(64, seed=1), max_tokens=10, ignore_eos=True)
+    it.ask("large", prompt(640), max_tokens=30, ignore_eos=True)
+    it.step()
+    looks, find = [], it.scheduler._prefix.find
+    monkeypatch.setattr(it.scheduler._prefix, "find", lambda prompt: looks.append(prompt) or find(prompt))
+    it.ask("too large for now", prompt(640, seed=2), max_tokens=2)
+    while "too large for now" not in running(it):
+        it.step()
+    assert running(it) == {"too large for now"}, "it came in before there was room, or late"
+    # In its first step, when the large prompt entered the cache, and when the others ended.
+    assert len(looks) <= 5
+    it.drain()
+
+
 def test_a_timeout_ends_a_request_wherever_it_is_with_what_it_has():
     it = stand(max_num_seqs=1)
     way = SamplingParams(max_tokens=100, ignore_eos=True)

@@ -1,4 +1,4 @@
-"""Every kernel, at the published models' shapes, compiles for sm_90 and sm_121 and fits the smaller GPU."""
+"""Every kernel, at the published models' shapes, compiles for sm_90 and sm_121 and fits both."""
 
 import json
 import os
@@ -9,11 +9,12 @@ import pytest
 
 from tests.kernels.catalogue import cases, operations
 
-SHARED_BYTES_OF_SM121 = 99 * 1024
+SHARED_BYTES = {90: 227 * 1024, 121: 99 * 1024}
+"""What a program may have. Where a kernel takes more than the smaller GPU has, it has another shape there."""
 
 
 @pytest.mark.parametrize("package", operations())
-def test_an_operation_compiles_without_a_gpu_and_fits_sm121(package, spills):
+def test_an_operation_compiles_without_a_gpu_and_fits(package, spills):
     full = {str(case) for owner, case in cases() if owner == package and case.is_full}
     assert full, f"{package} has no case at a published model's shape"
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
@@ -28,4 +29,4 @@ def test_an_operation_compiles_without_a_gpu_and_fits_sm121(package, spills):
             spills.append(
                 f"{report['kernel']} ({report['case']}, sm_{report['target']}): {report['spill_bytes']} bytes"
             )
-        assert report["shared_bytes"] <= SHARED_BYTES_OF_SM121, report
+        assert report["shared_bytes"] <= SHARED_BYTES[report["target"]], report

@@ -165,6 +165,36 @@ def test_a_row_of_the_gated_norm_does_not_depend_on_its_company(module):
     check_norm_rows(module, CPU, 3, 20, (2, 3, 5))
 
 
+def test_a_state_of_any_size_is_carried_with_the_same_bits(device):
+    """Without new values a column of the state is only read and faded: times a power of two, so is all that comes."""
+    powers = torch.linspace(-60, 60, TINY.value_dim).round()
+    results = []
+    for factor in (torch.ones(TINY.value_dim), 2.0**powers):
+        given = delta_inputs(device, TINY, (70,), torch.float32)
+        values = slice(2 * TINY.num_key_heads * TINY.key_dim, None)
+        given["qkv"][:, values] = 0
+        given["pool"].conv_rows[..., values] = 0
+        given["a"][:] = -5.0  # so little is forgotten that nothing leaves float32's range
+        given["pool"].matrices.mul_(factor.to(device))
+        out = operations("kernel").delta_net_prefill(**given)
+        slot = int(given["slots"][0])
+        results.append([out / factor.to(device), given["pool"].matrices[slot] / factor.to(device)])
+    assert bool((results[0][0] != 0).any())
+    assert_equal_bits(*results)
+
+
+def test_a_token_said_again_and_again_is_written_once(device):
+    """Equal keys, all written and nothing forgotten: the hardest triangular system, whose inverse has two diagonals."""
+    results = []
+    for module, where in (("reference", CPU), ("kernel", device)):
+        given = delta_inputs(where, TINY, (130,), torch.float32)
+        given["qkv"][:] = given["qkv"][:1].clone()
+        given["a"][:], given["b"][:] = -30.0, 30.0
+        out = operations(module).delta_net_prefill(**given)
+        results.append([out.cpu(), given["pool"].matrices.cpu()])
+    assert_same(results[1], results[0])
+
+
 def test_the_twins_keep_their_promises_with_wide_heads():
     layer = Layer(2, 4, 128, 128, 6)
     check_grouping("reference", CPU, layer, torch.bfloat16)

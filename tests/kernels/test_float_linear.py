@@ -134,7 +134,7 @@ def test_the_order_of_summation_is_a_constant_of_the_shape(kernel):
         rows = [torch.empty(count, k, dtype=dtype) for count in range(1, DECODE_ROWS + 1)]
         for kind in ("block", "row", "nvfp4", "bf16"):
             assert len({kernel.decode_tile(x, n, kind)[:3] for x in rows}) == 1
-        assert len({kernel.prefill_tile(x, n) for x in rows}) == 1
+            assert len({kernel.prefill_tile(x, n, kind) for x in rows}) == 1
 
 
 @pytest.mark.parametrize("op", DECODE)

@@ -136,6 +136,19 @@ def test_the_twins_multiply_what_the_formats_unpack(bits):
     assert (error.abs() <= half_a_step @ unpacked.abs().T + 1e-4).all()
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("bits", [4, 8])
+def test_a_token_with_one_column_reads_that_columns_codes(bits, dtype, kernel, device, poison):
+    """Whatever order the kernel takes columns in, each meets its own codes, every value of them."""
+    low, high = -(2 ** (bits - 1)), 2 ** (bits - 1)
+    codes = torch.arange(40 * 256).mul(7).remainder(high - low).add(low).reshape(40, 256).to(torch.int8)
+    padded = torch.cat([codes, torch.zeros(8, 256, dtype=torch.int8)])
+    scale = torch.ones((2, 40) if bits == 4 else (40,), dtype=torch.float16, device=device)
+    x = torch.eye(256, dtype=dtype, device=device)
+    found = getattr(kernel, f"int{bits}_matmul")(x, to_fragments(padded, bits).to(device), scale)
+    assert torch.equal(found.cpu(), codes.T.to(dtype))
+
+
 @pytest.mark.parametrize("bits", [4, 8])
 def test_extreme_codes_and_planes_do_not_overflow(bits, kernel, device, poison):
     lowest = -(2 ** (bits - 1))

@@ -2,11 +2,16 @@
 
 A result that went through the dtype carries its rounding (half a unit in the last place of the largest value); the rest
 is the order of summation. Nothing loosens it: not a device, not a format, not an environment variable.
+
+Fixed-point rows are codes of floats: a float that lies between two steps may be rounded to either, so their codes are
+at most one step apart.
 """
 
 from typing import Any
 
 import torch
+
+from onebox.kernels.rows import FixedRows
 
 TOLERANCE = {torch.float32: 2e-5, torch.float16: 1e-3, torch.bfloat16: 8e-3}
 
@@ -15,6 +20,10 @@ def assert_same(found: Any, expected: Any, what: str = "result") -> None:
     """Floats within the table, everything else equal; tuples, lists and dicts part by part."""
     if isinstance(expected, torch.Tensor):
         _assert_same_tensor(found, expected, what)
+    elif isinstance(expected, FixedRows):
+        assert_same((found.x, found.scale, found.squares), (expected.x, expected.scale, expected.squares), what)
+        apart = (_steps(found.planes) - _steps(expected.planes)).abs()
+        assert not apart.numel() or int(apart.max()) <= 1, f"{what} has codes {int(apart.max())} steps apart"
     elif isinstance(expected, dict):
         assert found.keys() == expected.keys(), what
         for key in expected:
@@ -25,6 +34,11 @@ def assert_same(found: Any, expected: Any, what: str = "result") -> None:
             assert_same(found[index], part, f"{what}[{index}]")
     else:
         assert found == expected, what
+
+
+def _steps(planes: torch.Tensor) -> torch.Tensor:
+    high, low = planes.cpu().to(torch.int32).unbind(1)
+    return 256 * high + low
 
 
 def _assert_same_tensor(found: torch.Tensor, expected: torch.Tensor, what: str) -> None:

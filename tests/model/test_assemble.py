@@ -23,7 +23,8 @@ from onebox.formats.expert_tiles import unpack_down, unpack_gate_up
 from onebox.formats.fragments import from_fragments
 from onebox.model import experts as experts_module
 from onebox.model.assemble import LoadFormat, load_model, loading_order, put_together
-from onebox.model.cpu import CpuLinear
+from onebox.model.compiled.blocks import to_blocks
+from onebox.model.compiled.linear import CompiledLinear
 from onebox.model.dummy import HYBRID, DummyParts
 from onebox.model.experts import ExpertOf, Int4Experts, make_experts
 from onebox.model.linear import Fp8Linear, IntLinear, Phase, PlainLinear, Rows, make_linear
@@ -110,8 +111,8 @@ def test_numbers_are_at_their_places(checkpoints, kind):
             weights[f"{LAYER}.mlp.experts.{index}.{part}.weight"].float()
             for part in ("gate_proj", "up_proj", "down_proj")
         )
-        assert torch.equal(experts.gate_up[index].T, torch.cat([gate, up]))
-        assert torch.equal(experts.down[index].T, down)
+        assert torch.equal(experts.gate_up[index], to_blocks(torch.cat([gate, up]).T))
+        assert torch.equal(experts.down[index], to_blocks(down.T))
     assert torch.equal(model.embedding, weights["model.language_model.embed_tokens.weight"].float())
     each_column = Rows(torch.eye(model.spec.hidden_size), Phase.DECODE)
     assert torch.equal(model.lm_head(each_column).T, weights["lm_head.weight"].float())
@@ -265,7 +266,7 @@ def test_dummy_weights_are_hybrid_where_their_sizes_have_tiles(sizes):
     mixture = model.layers[0].mixture
     assert isinstance(mixture.experts, Int4Experts) == (not sizes)
     assert isinstance(mixture.shared_gate_up, Fp8Linear)
-    assert isinstance(model.lm_head, CpuLinear if sizes else IntLinear)
+    assert isinstance(model.lm_head, CompiledLinear if sizes else IntLinear)
 
 
 MEASURE = """

@@ -1,17 +1,24 @@
-"""Linears and experts on a CPU: the numbers of a plain product, and bits that are a row's own."""
+"""Linears and experts on a CPU, compiled and plain: the numbers of a plain product, and bits that are a row's own."""
+
+from dataclasses import replace
 
 import pytest
 import torch
 
-from onebox.model import packed
-from onebox.model.cpu import CpuExperts, CpuLinear, JoinedExperts, cpu_experts
+from onebox.model import compiled
+from onebox.model.assemble import load_model
+from onebox.model.compiled.blocks import to_blocks
+from onebox.model.compiled.layer import CompiledLayer
+from onebox.model.compiled.linear import CompiledExperts, CompiledLinear
+from onebox.model.cpu import CpuExperts, CpuLinear, cpu_experts, cpu_layer, cpu_linear
+from onebox.model.layers import Layer
 from onebox.model.linear import Phase, Rows
-from onebox.model.packed import Packed
 from tests.kernels.company import assert_rows_stand_alone
 
 DTYPES = [torch.float32, torch.bfloat16]
 TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 8e-3}
-# Small and large, K within a block and beyond it, sizes that are no multiple of anything.
+# Small and large, fewer columns than a block and more, K within what a library sums at once and beyond it, sizes that
+# are no multiple of anything.
 SHAPES = [(9, 32), (17, 256), (300, 200), (1536, 256), (256, 1024), (130, 2100)]
 
 
@@ -19,28 +26,47 @@ def drawn(*shape: int, dtype: torch.dtype) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape))).to(dtype)
 
 
-@pytest.fixture(params=[True, False], ids=["packed", "plain"])
-def is_packed(request, monkeypatch) -> bool:
+@pytest.fixture(params=[True, False], ids=["compiled", "plain"])
+def is_compiled(request, monkeypatch) -> bool:
     if not request.param:
-        monkeypatch.setattr(packed, "_keeps_the_order", lambda _: False)
+        monkeypatch.setattr(compiled, "is_available", lambda: False)
     return request.param
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", SHAPES)
-def test_a_linear_is_the_product_with_its_transpose(shape, dtype, is_packed):
+def test_a_linear_is_the_product_with_its_transpose(shape, dtype, is_compiled):
     weight, x = drawn(*shape, dtype=dtype), drawn(7, shape[1], dtype=dtype)
-    found = CpuLinear.of(weight, dtype)(Rows(x, Phase.DECODE))
+    linear = cpu_linear(weight, dtype)
+    found = linear(Rows(x, Phase.DECODE))
     expected = x.double() @ weight.double().T
+    assert isinstance(linear, CompiledLinear if is_compiled else CpuLinear)
     assert found.dtype is dtype
     assert float((found - expected).abs().max() / expected.abs().max()) < TOLERANCE[dtype]
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", SHAPES)
-def test_a_row_of_a_product_has_the_same_bits_among_any_number_of_rows(shape, dtype, is_packed):
-    matrix, x = Packed.of(drawn(*shape, dtype=dtype)), drawn(64, shape[1], dtype=dtype)
-    assert_rows_stand_alone(lambda rows: [matrix(x[rows])], (2, 3, 4, 5, 8, 9, 17, 33, 64))
+def test_a_row_of_a_product_has_the_same_bits_among_any_number_of_rows(shape, dtype, is_compiled):
+    linear, x = cpu_linear(drawn(*shape, dtype=dtype), dtype), drawn(64, shape[1], dtype=dtype)
+    counts = (2, 3, 4, 5, 8, 9, 15, 17, 33, 64)
+    assert_rows_stand_alone(lambda rows: [linear(Rows(x[rows], Phase.PREFILL))], counts)
+
+
+def test_float32_results_of_bfloat16_rows_are_not_rounded(is_compiled):
+    weight, x = drawn(300, 200, dtype=torch.float32), drawn(5, 200, dtype=torch.bfloat16)
+    found = cpu_linear(weight, torch.float32)(Rows(x, Phase.DECODE), torch.float32)
+    expected = x.double() @ weight.double().T
+    assert found.dtype is torch.float32
+    assert float((found - expected).abs().max() / expected.abs().max()) < TOLERANCE[torch.float32]
+
+
+def test_blocks_hold_every_number_once_and_32_columns_each():
+    matrix = torch.arange(3 * 70, dtype=torch.float32).view(3, 70)
+    blocks = to_blocks(matrix)
+    assert blocks[: 3 * 32].view(3, 32).equal(matrix[:, :32])
+    assert blocks[3 * 32 : 3 * 64].view(3, 32).equal(matrix[:, 32:64])
+    assert blocks[3 * 64 :].view(3, 6).equal(matrix[:, 64:])
 
 
 def matrices(dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
@@ -55,26 +81,24 @@ def choices(dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor, torch.Tenso
     return drawn(24, 96, dtype=dtype), ids.to(torch.int32), torch.rand(24, 2, generator=draw)
 
 
-KINDS = [(CpuExperts, torch.float32), (CpuExperts, torch.bfloat16), (JoinedExperts.of, torch.bfloat16)]
-NAMES = ["float32", "bfloat16", "joined"]
-
-
-@pytest.mark.parametrize(("make", "dtype"), KINDS, ids=NAMES)
-def test_experts_are_the_weighted_sum_over_the_chosen_ones(make, dtype):
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_experts_are_the_weighted_sum_over_the_chosen_ones(dtype, is_compiled):
     (gate_up, down), (x, ids, weights) = matrices(dtype), choices(dtype)
     expected = torch.zeros(24, 96, dtype=torch.float64)
     for row in range(24):
         for expert, weight in zip(ids[row].tolist(), weights[row].tolist(), strict=True):
             gate, up = (x[row].double() @ gate_up[expert].double()).chunk(2)
             expected[row] += weight * (torch.nn.functional.silu(gate) * up) @ down[expert].double()
-    found = make(gate_up, down)(Rows(x, Phase.DECODE), ids, weights)
+    made = cpu_experts([(gate_up[:5], down[:5]), (gate_up[5:], down[5:])], 16)
+    found = made(Rows(x, Phase.DECODE), ids, weights)
+    assert isinstance(made, CompiledExperts if is_compiled else CpuExperts)
     assert found.dtype is torch.float32
     assert float((found - expected).abs().max() / expected.abs().max()) < 2 * TOLERANCE[dtype]
 
 
-@pytest.mark.parametrize(("make", "dtype"), KINDS, ids=NAMES)
-def test_a_row_through_its_experts_has_the_same_bits_among_any_number_of_rows(make, dtype):
-    made, (x, ids, weights) = make(*matrices(dtype)), choices(dtype)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_row_through_its_experts_has_the_same_bits_among_any_number_of_rows(dtype, is_compiled):
+    made, (x, ids, weights) = cpu_experts([matrices(dtype)], 16), choices(dtype)
     assert_rows_stand_alone(
         lambda rows: [made(Rows(x[rows], Phase.DECODE), ids[rows], weights[rows])], (2, 3, 4, 5, 8, 11, 17, 24)
     )
@@ -88,8 +112,9 @@ def test_float32_experts_taken_together_and_one_by_one_give_the_same_bits():
     assert all((part == alone[4 * i : 4 * i + 4]).all() for i, part in enumerate(few))
 
 
-def test_only_small_bfloat16_experts_are_joined():
-    assert isinstance(cpu_experts(*matrices(torch.bfloat16)), JoinedExperts)
-    assert isinstance(cpu_experts(*matrices(torch.float32)), CpuExperts)
-    large = torch.empty(64, 512, 256, dtype=torch.bfloat16), torch.empty(64, 128, 512, dtype=torch.bfloat16)
-    assert isinstance(cpu_experts(*large), CpuExperts)
+def test_a_layer_with_a_matrix_that_compiled_code_cannot_read_stays_as_it_is(checkpoints):
+    layer = load_model(checkpoints / "bf16-fused", torch.device("cpu"), torch.float32).layers[0]
+    other = replace(layer.mixture, experts=CpuExperts(*matrices(torch.float32)))
+    mixed = Layer(layer.input_norm, layer.mixer, layer.post_norm, other)
+    assert isinstance(layer, CompiledLayer)
+    assert cpu_layer(mixed) is mixed

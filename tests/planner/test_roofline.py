@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from onebox.planner.presets import named_preset
-from onebox.planner.roofline import Workload, parse_acceptance, project, step_flops, tokens_per_step
+from onebox.planner.roofline import Workload, parse_acceptance, project, step_flops, step_kernels, tokens_per_step
 from onebox.spec.errors import UsageError
 from onebox.spec.hardware import BOXES, box_from_reports
 from onebox.spec.kv import KVFormat
@@ -111,3 +111,15 @@ def test_many_streams_bind_on_their_states_not_on_arithmetic():
 def test_long_contexts_bind_on_the_kv_cache():
     workload = Workload(streams=4, context_tokens=262144)
     assert project(SPEC, STORED, SPARK, BF16, workload).expected.largest.name == "KV cache"
+
+
+def test_the_engines_own_rate_is_the_measured_one_on_the_gpu_it_was_measured_on():
+    """343.8 tok/s at context 32 on an H200 (LOG.md, 2026-11-15): the assumption gives back what it was taken from."""
+    found = project(SPEC, STORED, BOXES["h200"], BF16, Workload(context_tokens=32))
+    assert step_kernels(SPEC, 0) == 605
+    assert found.engine_rate.tokens_per_second == pytest.approx(343.8, rel=0.01)
+    assert found.engine_rate.tokens_per_second < found.expected_rate.tokens_per_second
+
+
+def test_without_an_expectation_there_is_no_rate_of_the_engine():
+    assert project(SPEC, STORED, SPARK, BF16, Workload(drafts=2)).engine_rate is None

@@ -1,11 +1,13 @@
 """Documents out of unpacked packages."""
 
 import gzip
+import subprocess
 
 import pytest
 
-from onebox.pocket.collect import documents_of, unpack
+from onebox.pocket.collect import documents_of, download, unpack
 from onebox.pocket.sources import SOURCES, Source, packages
+from onebox.spec.errors import UnreadableError
 
 SENTENCE = "This sentence number {} is long enough to be a paragraph that counts as text of its own, and a bit longer."
 
@@ -88,3 +90,12 @@ def test_every_package_has_its_row_in_the_licence_table():
 def test_english_sources_come_before_their_translations():
     languages = [source.language for source in SOURCES]
     assert languages.index("hu") > max(place for place, language in enumerate(languages) if language == "en")
+
+
+def test_a_package_that_cannot_be_downloaded_is_a_sentence(tmp_path, monkeypatch):
+    failed = subprocess.CompletedProcess([], 100, "", "W: something\nE: Could not resolve 'deb.debian.org'\n")
+    monkeypatch.setattr("onebox.pocket.collect.shutil.which", lambda _: "/usr/bin/apt-get")
+    monkeypatch.setattr("onebox.pocket.collect._index_entry", lambda _: ("a_1_all.deb", "0"))
+    monkeypatch.setattr("onebox.pocket.collect.subprocess.run", lambda *_, **__: failed)
+    with pytest.raises(UnreadableError, match=r"The package a could not be downloaded \(E: Could not resolve"):
+        download(["a"], tmp_path)

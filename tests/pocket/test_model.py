@@ -9,7 +9,7 @@ import pytest
 import onebox
 from onebox.engine.api import AcceptanceCounts, SamplingParams
 from onebox.pocket.ready import pocket_checkpoint
-from onebox.pocket.synthetic import HELD_OUT_SEED, WORKLOADS, prompt_text, recall, score
+from onebox.pocket.synthetic import HELD_OUT_SEED, MEASURED, prompt_text, recall, score
 from onebox.pocket.tokenizer import MODEL_DIRECTORY
 from onebox.text.chat import ChatTemplate
 
@@ -111,7 +111,7 @@ def test_a_key_two_thousand_tokens_back_is_found(answers_to, template):
 
 
 def test_the_first_draft_is_mostly_right_in_json(answers_to, template):
-    unseen = [WORKLOADS["invoice"](Random(HELD_OUT_SEED + number)) for number in range(4)]
+    unseen = [MEASURED["invoice"](Random(HELD_OUT_SEED + number)) for number in range(4)]
     answers = answers_to([prompt_text(example, template) for example in unseen])
     drafts = sum((answer.counts.drafts for answer in answers), AcceptanceCounts())
     assert drafts.num_steps > 50

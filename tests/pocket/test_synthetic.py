@@ -1,5 +1,6 @@
 """The generated workloads: right answers, honest scores, exact tokens."""
 
+import hashlib
 import json
 import re
 from random import Random
@@ -12,8 +13,9 @@ from onebox.pocket.example import Example, calls, json_value, text_is
 from onebox.pocket.filler import use_documents
 from onebox.pocket.pack import pack
 from onebox.pocket.sources import Source
-from onebox.pocket.synthetic import HELD_OUT_SEED, WORKLOADS, prompt_text, recall, render, score
+from onebox.pocket.synthetic import HELD_OUT_SEED, MEASURED, WORKLOADS, prompt_text, recall, render, score
 from onebox.pocket.tokenizer import MODEL_DIRECTORY
+from onebox.pocket.words import LANGUAGES, company
 from onebox.text.chat import ChatTemplate
 from onebox.text.tokenizer import Tokenizer
 
@@ -170,3 +172,33 @@ def test_collected_documents_become_filler_definitions_and_translations(tmp_path
     for seed in SEEDS:
         asked = WORKLOADS["chat"](Random(seed))
         assert score(asked, asked.answer) == {"exact": 1.0}
+
+
+def test_the_measured_invoices_are_those_the_shipped_model_was_measured_on():
+    """A changed digest means that scores before and after can no longer be compared: say so in docs/pocket.md."""
+    digest = hashlib.sha256()
+    for seed in range(60):
+        asked = MEASURED["invoice"](Random(HELD_OUT_SEED + seed))
+        digest.update(repr((asked.messages, asked.answer)).encode())
+    assert digest.hexdigest()[:16] == "ed779c2251df899a"
+
+
+def test_training_invoices_have_ordinary_names_too():
+    names = [company(Random(seed), "en") for seed in SEEDS]
+    assert names == [company(Random(seed), "en") for seed in SEEDS]
+    of_words = [
+        name for name in names if set(re.findall(r"[A-Z][a-z]+", name)) & {"Blue", "Golden", "Old", "Traders", "Bakery"}
+    ]
+    assert len(of_words) >= 5
+    assert not {company(Random(seed), "en", ordinary=0.0) for seed in SEEDS} & set(of_words)
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_companies_of_ordinary_words_are_many_and_copied_whole(language):
+    names = {company(Random(seed), language, ordinary=1.0) for seed in SEEDS}
+    assert len(names) > 0.9 * len(SEEDS)
+    for seed in range(60):
+        asked = MEASURED["invoice, ordinary names"](Random(seed))
+        assert score(asked, asked.answer)["exact"] == 1.0
+        if "vendor" in asked.check["value"]:
+            assert asked.check["value"]["vendor"] in asked.messages[-1]["content"]

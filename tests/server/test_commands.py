@@ -42,7 +42,7 @@ def test_a_posted_launch_command_serves(long_checkpoint, name):
     with launched(str(long_checkpoint), *flags, "--device", "cpu") as url:
         (model,) = httpx.get(f"{url}/v1/models").json()["data"]
         assert model["max_model_len"] == int(flags[flags.index("--max-model-len") + 1])
-        body = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 4}
+        body = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 4, "ignore_eos": True}
         answer = httpx.post(f"{url}/v1/chat/completions", json=body, timeout=60)
         assert answer.status_code == 200
         assert answer.json()["usage"]["completion_tokens"] == 4

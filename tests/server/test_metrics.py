@@ -83,6 +83,16 @@ def scrape(engine):
         yield lambda: Scraped(client.get("/metrics"))
 
 
+def test_what_does_not_change_is_told_by_its_part(engine):
+    app = FastAPI()
+    app.include_router(metrics_router(engine, "tiny", {"weights": 2048}, {"weights": 0.5, "warm-up": 0.25}))
+    with TestClient(app) as client:
+        metrics = Scraped(client.get("/metrics"))
+    assert metrics("onebox:memory_bytes", part="weights") == 2048
+    assert metrics("onebox:startup_seconds", phase="weights") == 0.5
+    assert metrics("onebox:startup_seconds", phase="warm-up") == 0.25
+
+
 def request(name, prompt=(1,) * 100, **options):
     return Request(name, tuple(prompt), SamplingParams(**({"max_tokens": 20} | options)))
 
@@ -142,9 +152,9 @@ def test_the_time_in_the_queue_ends_when_the_prompts_step_begins(engine, scrape,
     """A prompt of one step: its Started comes with its first token, and yet its prefill took that step's time."""
     run, now = engine.runner.run, time.monotonic
 
-    def run_for_an_hour(batch):
+    def run_for_an_hour(batch, meanwhile):
         monkeypatch.setattr(time, "monotonic", lambda: now() + 3600)
-        return run(batch)
+        return run(batch, meanwhile)
 
     engine.runner.run = run_for_an_hour
     list(engine.submit(request("a", max_tokens=1)))

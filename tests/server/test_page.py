@@ -164,11 +164,11 @@ def test_thinking_is_open_while_it_streams_and_an_answer_can_be_stopped_and_made
     runner = page.client.runner
     run, steps = runner.run, []
 
-    def run_some(batch):
+    def run_some(batch, meanwhile):
         steps.append(batch)
         if len(steps) == 40:
             runner.gate.clear()
-        return run(batch)
+        return run(batch, meanwhile)
 
     runner.run = run_some
     page.type("#message", "Hi")

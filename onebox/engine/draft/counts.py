@@ -1,9 +1,9 @@
 """What came of drafting, as counters that can be summed: over steps, sequences or engines."""
 
 from dataclasses import dataclass
-from itertools import zip_longest
+from itertools import accumulate, zip_longest
 
-__all__ = ["AcceptanceCounts"]
+__all__ = ["AcceptanceCounts", "AcceptanceTally"]
 
 
 @dataclass(frozen=True)
@@ -17,12 +17,6 @@ class AcceptanceCounts:
     accepted_by_position: tuple[int, ...] = ()
     """How many first drafts were kept, how many second ones, and so on."""
 
-    def plus(self, num_drafted: int, num_accepted: int) -> "AcceptanceCounts":
-        """These and one more step of a sequence. Without drafts it counts nothing."""
-        if not 0 <= num_accepted <= num_drafted:
-            raise ValueError(f"{num_accepted} of {num_drafted} drafts cannot have been accepted")
-        return self + AcceptanceCounts(int(num_drafted > 0), num_drafted, num_accepted, (1,) * num_accepted)
-
     def __add__(self, other: "AcceptanceCounts") -> "AcceptanceCounts":
         pairs = zip_longest(self.accepted_by_position, other.accepted_by_position, fillvalue=0)
         return AcceptanceCounts(
@@ -31,3 +25,28 @@ class AcceptanceCounts:
             self.num_accepted + other.num_accepted,
             tuple(first + second for first, second in pairs),
         )
+
+
+class AcceptanceTally:
+    """The same, while they grow."""
+
+    def __init__(self) -> None:
+        self._num_steps = self._num_drafted = 0
+        self._num_by_accepted: list[int] = []
+        """How many steps kept so many drafts, for each number from 0 on."""
+
+    def add(self, num_drafted: int, num_accepted: int) -> None:
+        """One more step of a sequence. Without drafts it counts nothing."""
+        if not 0 <= num_accepted <= num_drafted:
+            raise ValueError(f"{num_accepted} of {num_drafted} drafts cannot have been accepted")
+        if num_drafted:
+            self._num_steps += 1
+            self._num_drafted += num_drafted
+            self._num_by_accepted += [0] * (num_accepted + 1 - len(self._num_by_accepted))
+            self._num_by_accepted[num_accepted] += 1
+
+    @property
+    def counts(self) -> AcceptanceCounts:
+        # A step that kept three drafts kept a first, a second and a third one.
+        kept = tuple(accumulate(reversed(self._num_by_accepted[1:])))[::-1]
+        return AcceptanceCounts(self._num_steps, self._num_drafted, sum(kept), kept)

@@ -126,6 +126,8 @@ class Acceptance:
         self._settings = settings
         self._tried: list[float] = []
         self._kept: list[float] = []
+        self._chances: list[float] = []
+        """As far as they were asked for since the last observation."""
 
     def observe(self, num_proposed: int, num_accepted: int) -> None:
         """A step's drafts: the accepted ones were right, the next one wrong, and of the rest nothing is known."""
@@ -140,6 +142,7 @@ class Acceptance:
         for position in range(num_tried):
             self._tried[position] += 1
             self._kept[position] += position < num_accepted
+        self._chances = []
 
     def rate(self, position: int) -> float:
         """The estimate for one position."""
@@ -157,7 +160,9 @@ class Acceptance:
 
     def chances(self, depth: int) -> list[float]:
         """How likely the first draft is kept, the first two, and so on up to `depth`."""
-        return list(accumulate(self.rates(depth), mul))
+        if len(self._chances) < depth:
+            self._chances = list(accumulate(self.rates(depth), mul))
+        return self._chances[:depth]
 
 
 class StepCosts:
@@ -261,16 +266,18 @@ def choose(
 
     `acceptance` is keyed by `Offer.experience` and holds every offer's. Between equals the shallower goes first.
     """
-    best, best_speed = PLAIN, _speed(PLAIN, 1.0, costs, company)
+    # The device waits for this in every step, so nothing is made in the loop but numbers.
+    others, num_rows, num_chained = company.expected_tokens, company.num_rows + 1, company.num_chained
+    best, best_depth, best_speed = None, 0, (others + 1.0) / costs.cost(num_rows, num_chained)
     for offer in offers:
-        expected = 1.0
+        expected, is_chained = 1.0, offer.drafter is Drafter.MTP
         for depth, chance in enumerate(acceptance[offer.experience].chances(offer.max_depth), 1):
             expected += chance
-            choice = Choice(offer.drafter, depth, offer.match_length)
-            speed = _speed(choice, expected, costs, company)
+            longest = depth if is_chained and depth > num_chained else num_chained
+            speed = (others + expected) / costs.cost(num_rows + depth, longest)
             if speed > best_speed:
-                best, best_speed = choice, speed
-    return best
+                best, best_depth, best_speed = offer, depth, speed
+    return Choice(best.drafter, best_depth, best.match_length) if best else PLAIN
 
 
 def _speed(choice: Choice, expected_tokens: float, costs: StepCosts, company: Company) -> float:
@@ -301,7 +308,8 @@ class AutoDepth:
         """The next step's choice among the offers and plain decoding."""
         offers = [offer for offer in offers if offer.max_depth > 0]
         for offer in offers:
-            self._acceptance.setdefault(offer.experience, Acceptance(self._settings))
+            if offer.experience not in self._acceptance:
+                self._acceptance[offer.experience] = Acceptance(self._settings)
         best = choose(offers, self._acceptance, costs, company)
         best_tokens = self.expected_tokens(best)
         self._credit = min(self._credit + self._settings.probe_share * best_tokens, 1.0)
@@ -337,13 +345,14 @@ class AutoDepth:
 
     def _probe(self, best: Choice, offers: Sequence[Offer], costs: StepCosts, company: Company) -> Choice | None:
         """The choice other than the best that was not tried for longest, if its time has come."""
-        waits: list[tuple[int, Choice]] = []
-        for offer in offers:
-            if offer.drafter is not best.drafter:
-                own_best = choose([offer], self._acceptance, costs, company)
-                probe = own_best if own_best.depth else Choice(offer.drafter, 1, offer.match_length)
-                waits.append((self._num_unused[offer.drafter], probe))
+        others = [offer for offer in offers if offer.drafter is not best.drafter]
+        waits: list[tuple[int, Offer | None]] = [(self._num_unused[offer.drafter], offer) for offer in others]
         if best.depth:
-            waits.append((self._num_unused[Drafter.NONE], PLAIN))
-        wait, probe = max(waits, key=lambda pair: pair[0], default=(0, PLAIN))
-        return probe._replace(is_probe=True) if wait >= self._settings.probe_interval else None
+            waits.append((self._num_unused[Drafter.NONE], None))
+        wait, tried = max(waits, key=lambda pair: pair[0], default=(0, None))
+        if wait < self._settings.probe_interval:
+            return None
+        probe = choose([tried], self._acceptance, costs, company) if tried else PLAIN
+        if tried and not probe.depth:
+            probe = Choice(tried.drafter, 1, tried.match_length)
+        return probe._replace(is_probe=True)

@@ -4,8 +4,8 @@ A step is two kernels, a prefill three:
 
     prepare   convolution, SiLU, unit queries and keys, gates; moves the conv rows on; a step's rows become pending
     recur     (step) walks kept and new tokens one by one, a stripe of value columns in registers
-    chunk     (prefill) all that does not need the state: decays, scores, the inverse of each chunk's triangular system
-    scan      (prefill) takes the state through the chunks, a stripe of value columns a program
+    chunk     (prefill, in `prefill.py`) all that does not need the state
+    scan      (prefill, in `prefill.py`) takes the state through the chunks
 
 A column of a head's matrix never meets another one, so stripes share nothing. The scratch between kernels has the
 columns of qkv: queries, keys, values. Loops whose length only the device knows are `while` loops: Triton's interpreter
@@ -18,19 +18,33 @@ import triton.language as tl
 from torch import Tensor
 
 from onebox.kernels.delta_net.memory import DeltaPool, DeltaWeights
+from onebox.kernels.delta_net.prefill import scan_chunks
+from onebox.kernels.dependent import dependent, release, wait
+from onebox.kernels.kv_write.kernel import rounded
 
-__all__ = ["delta_net_prefill", "delta_net_step", "gated_norm"]
+__all__ = ["delta_net_prefill", "delta_net_step", "gated_norm", "step"]
 
-_CHUNK = 64
 _STEP_TILE = 8
 """Tokens that a program of `prepare` takes at once in a step: one number, as the order of its sums hangs on it."""
 _PREFILL_TILE = 16
 _STEP_STRIPE = 16
 """Value columns of a program of `recur`: with one warp, its sums over a column need no shared memory."""
-_SCAN_STRIPE = 32
-_KEY_TILE = 16
-"""Keys that a product over them takes at once in a prefill."""
 _NORM_HEADS = 4
+
+
+@triton.jit
+def _sum_parts(at, part_stride, mask, PARTS: tl.constexpr):
+    """What stands at `at` in each part of a linear's result, added first to last, float32."""
+    total = tl.load(at, mask=mask, other=0.0).to(tl.float32)
+    for part in tl.static_range(1, PARTS):
+        total += tl.load(at + part * part_stride, mask=mask, other=0.0).to(tl.float32)
+    return total
+
+
+@triton.jit
+def _load_new(at, part_stride, mask, POOL: tl.constexpr, PARTS: tl.constexpr):
+    """Rows of this call, as the pool (of the dtype POOL) would give them back: a token must not tell old from new."""
+    return rounded(_sum_parts(at, part_stride, mask, PARTS), POOL).to(tl.float32)
 
 
 @triton.jit
@@ -41,11 +55,13 @@ def _load_rows(
     inside,  # [C]
     qkv_ptr,  # [C], at the sequence's first row, as the next two are at the slot's
     qkv_stride,
+    part_stride,
     conv_rows_ptr,  # [C]
     pending_rows_ptr,  # [C]
     CONV_DIM: tl.constexpr,
     TAPS: tl.constexpr,
     IS_STEP: tl.constexpr,
+    PARTS: tl.constexpr,
 ):
     """Rows before the convolution, float32 [N, C], zero where there is none."""
     mask = (tokens < end)[:, None] & inside[None, :]
@@ -57,7 +73,7 @@ def _load_rows(
         rows += tl.load(pending, mask=mask & is_pending[:, None], other=0.0).to(tl.float32)
     is_new = (tokens >= 0) & (tokens >= keep)
     new = qkv_ptr[None, :] + (tokens - keep).to(tl.int64)[:, None] * qkv_stride
-    return rows + tl.load(new, mask=mask & is_new[:, None], other=0.0).to(tl.float32)
+    return rows + _load_new(new, part_stride, mask & is_new[:, None], pending_rows_ptr.dtype.element_ty, PARTS)
 
 
 @triton.jit
@@ -72,9 +88,9 @@ def _softplus(x):
 
 @triton.jit
 def delta_net_prepare_kernel(
-    qkv_ptr,  # [R, CONV_DIM]
-    a_ptr,  # [R, HEADS]
-    b_ptr,  # [R, HEADS]
+    qkv_ptr,  # [PARTS, R, CONV_DIM]
+    a_ptr,  # [GATE_PARTS, R, HEADS]
+    b_ptr,  # [GATE_PARTS, R, HEADS]
     conv_ptr,  # [CONV_DIM, TAPS]
     a_log_ptr,  # [HEADS]
     dt_bias_ptr,  # [HEADS]
@@ -90,6 +106,8 @@ def delta_net_prepare_kernel(
     qkv_stride,
     a_stride,
     b_stride,
+    part_stride,
+    gate_part_stride,
     KEY_HEADS: tl.constexpr,
     HEADS: tl.constexpr,
     DK: tl.constexpr,
@@ -99,12 +117,16 @@ def delta_net_prepare_kernel(
     IS_STEP: tl.constexpr,
     BLOCK: tl.constexpr,  # channels of the wider kind of head, as a power of two
     TOKENS: tl.constexpr,  # at least TAPS, so that only the first program of a sequence reads its conv rows
+    PARTS: tl.constexpr,
+    GATE_PARTS: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):
     """Program (tile of tokens, sequence, head): queries' heads, then keys', then values', which have the gates too.
 
     A step has one program for all tokens of a sequence and head: it reads what is pending before it writes over it.
     """
     CONV_DIM: tl.constexpr = 2 * KEY_HEADS * DK + HEADS * DV
+    release(DEPENDENT)
     sequence, head = tl.program_id(1), tl.program_id(2)
     slot = tl.load(slots_ptr + sequence).to(tl.int64)
     first = tl.load(cu_rows_ptr + sequence).to(tl.int64)
@@ -129,6 +151,8 @@ def delta_net_prepare_kernel(
     a_ptr += first * a_stride + value_head
     b_ptr += first * b_stride + value_head
 
+    # What it has read so far are inputs of the step, complete before the step began.
+    wait(DEPENDENT)
     base = tl.program_id(0) * TOKENS
     while base < end:
         tokens = base + tl.arange(0, TOKENS)
@@ -136,7 +160,21 @@ def delta_net_prepare_kernel(
         mixed = tl.zeros([TOKENS, BLOCK], dtype=tl.float32)
         for tap in tl.static_range(TAPS):
             met = tokens - (TAPS - 1 - tap)
-            rows = _load_rows(met, end, keep, inside, qkv_at, qkv_stride, conv_at, pending_at, CONV_DIM, TAPS, IS_STEP)
+            rows = _load_rows(
+                met,
+                end,
+                keep,
+                inside,
+                qkv_at,
+                qkv_stride,
+                part_stride,
+                conv_at,
+                pending_at,
+                CONV_DIM,
+                TAPS,
+                IS_STEP,
+                PARTS,
+            )
             weight = tl.load(conv_ptr + channels * TAPS + tap, mask=inside, other=0.0).to(tl.float32)
             mixed += weight[None, :] * rows
         mixed *= tl.sigmoid(mixed)
@@ -146,8 +184,9 @@ def delta_net_prepare_kernel(
         tl.store(at, mixed, mask=wanted[:, None] & inside[None, :])
         if is_value:
             is_new = wanted & (tokens >= keep)
-            a = tl.load(a_ptr + (tokens - keep).to(tl.int64) * a_stride, mask=is_new, other=0.0).to(tl.float32)
-            b = tl.load(b_ptr + (tokens - keep).to(tl.int64) * b_stride, mask=is_new, other=0.0).to(tl.float32)
+            fresh = (tokens - keep).to(tl.int64)
+            a = _sum_parts(a_ptr + fresh * a_stride, gate_part_stride, is_new, GATE_PARTS)
+            b = _sum_parts(b_ptr + fresh * b_stride, gate_part_stride, is_new, GATE_PARTS)
             if IS_STEP:
                 a += tl.load(pending_gates_ptr + tokens * (2 * HEADS), mask=tokens < keep, other=0.0)
                 b += tl.load(pending_gates_ptr + tokens * (2 * HEADS) + HEADS, mask=tokens < keep, other=0.0)
@@ -165,7 +204,21 @@ def delta_net_prepare_kernel(
             past = keep
         places = tl.arange(0, TOKENS)
         recent = past - (TAPS - 1) + places
-        rows = _load_rows(recent, past, keep, inside, qkv_at, qkv_stride, conv_at, pending_at, CONV_DIM, TAPS, IS_STEP)
+        rows = _load_rows(
+            recent,
+            past,
+            keep,
+            inside,
+            qkv_at,
+            qkv_stride,
+            part_stride,
+            conv_at,
+            pending_at,
+            CONV_DIM,
+            TAPS,
+            IS_STEP,
+            PARTS,
+        )
         # Threads hold different elements when they read and when they write: all reads come first.
         tl.debug_barrier()
         at = conv_at[None, :] + places[:, None] * CONV_DIM
@@ -175,12 +228,14 @@ def delta_net_prepare_kernel(
             while base < count:
                 tokens = base + tl.arange(0, TOKENS)
                 mask = (tokens < count)[:, None] & inside[None, :]
-                new = tl.load(qkv_at[None, :] + tokens.to(tl.int64)[:, None] * qkv_stride, mask=mask)
+                new = qkv_at[None, :] + tokens.to(tl.int64)[:, None] * qkv_stride
+                new = _load_new(new, part_stride, mask, pending_rows_ptr.dtype.element_ty, PARTS)
                 at = pending_at[None, :] + tokens[:, None] * CONV_DIM
                 tl.store(at, new.to(pending_rows_ptr.dtype.element_ty), mask=mask)
                 if is_value:
-                    a = tl.load(a_ptr + tokens.to(tl.int64) * a_stride, mask=tokens < count).to(tl.float32)
-                    b = tl.load(b_ptr + tokens.to(tl.int64) * b_stride, mask=tokens < count).to(tl.float32)
+                    is_new = tokens < count
+                    a = _sum_parts(a_ptr + tokens.to(tl.int64) * a_stride, gate_part_stride, is_new, GATE_PARTS)
+                    b = _sum_parts(b_ptr + tokens.to(tl.int64) * b_stride, gate_part_stride, is_new, GATE_PARTS)
                     tl.store(pending_gates_ptr + tokens * (2 * HEADS), a, mask=tokens < count)
                     tl.store(pending_gates_ptr + tokens * (2 * HEADS) + HEADS, b, mask=tokens < count)
                 base += TOKENS
@@ -229,12 +284,14 @@ def delta_net_recur_kernel(
     M: tl.constexpr,
     BLOCK_K: tl.constexpr,
     STRIPE: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):
     """Program (stripe, head, sequence).
 
     Kept and new tokens go through one loop: the same instructions, so a token's bits cannot tell whether those before
     it were folded in by an earlier step or are walked through by this one.
     """
+    release(DEPENDENT)
     columns = tl.program_id(0) * STRIPE + tl.arange(0, STRIPE)
     head, sequence = tl.program_id(1), tl.program_id(2)
     slot = tl.load(slots_ptr + sequence).to(tl.int64)
@@ -245,7 +302,9 @@ def delta_net_recur_kernel(
     keys = tl.arange(0, BLOCK_K)
     inside = (keys < DK)[:, None] & (columns < DV)[None, :]
     state_at = matrices_ptr + (slot * HEADS + head) * (DK * DV) + keys[:, None] * DV + columns[None, :]
+    # States and a step's own inputs were complete before the step began, so they are read before it waits.
     state = tl.load(state_at, mask=inside & (end > 0), other=0.0)
+    wait(DEPENDENT)
 
     work = sequence.to(tl.int64) * (2 * M)
     query, key, value, decay, write = _load_token(
@@ -279,147 +338,6 @@ def delta_net_recur_kernel(
         tl.store(out_at, out.to(out_ptr.dtype.element_ty), mask=(columns < DV) & (t >= keep))
         query, key, value, decay, write = next_query, next_key, next_value, next_decay, next_write
         t += 1
-
-
-@triton.jit
-def delta_net_chunk_kernel(
-    mixed_ptr,  # float32 [T, CONV_DIM]
-    log_decay_ptr,  # float32 [T, HEADS]
-    write_ptr,  # float32 [T, HEADS]
-    cu_rows_ptr,  # int32 [S + 1]
-    total_ptr,  # float32 [T, HEADS]: log decay since the chunk began
-    inverse_ptr,  # float32 [T, HEADS, CHUNK]
-    scores_ptr,  # float32 [T, HEADS, CHUNK]
-    KEY_HEADS: tl.constexpr,
-    HEADS: tl.constexpr,
-    DK: tl.constexpr,
-    DV: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    CHUNK: tl.constexpr,
-):
-    """Program (chunk, head, sequence). With fade_ij the decay from token j to token i, both of the chunk and j <= i:
-
-    scores_ij = fade_ij (q_i . k_j), and the inverse of 1 + write_i fade_ij (k_i . k_j), j < i.
-    """
-    CONV_DIM: tl.constexpr = 2 * KEY_HEADS * DK + HEADS * DV
-    head, sequence = tl.program_id(1), tl.program_id(2)
-    start = tl.program_id(0) * CHUNK
-    first = tl.load(cu_rows_ptr + sequence).to(tl.int64)
-    count = (tl.load(cu_rows_ptr + sequence + 1) - first).to(tl.int32)
-    if start >= count:
-        return
-    places = tl.arange(0, CHUNK)
-    is_there = start + places < count
-    rows = first + start + places
-    log_decay = tl.load(log_decay_ptr + rows * HEADS + head, mask=is_there, other=0.0)
-    write = tl.load(write_ptr + rows * HEADS + head, mask=is_there, other=0.0)
-    total = tl.cumsum(log_decay, 0)
-    tl.store(total_ptr + rows * HEADS + head, total, mask=is_there)
-
-    scores = tl.zeros([CHUNK, CHUNK], dtype=tl.float32)
-    system = tl.zeros([CHUNK, CHUNK], dtype=tl.float32)
-    for start_k in range(0, DK, BLOCK_K):
-        keys = start_k + tl.arange(0, BLOCK_K)
-        mask = is_there[:, None] & (keys < DK)[None, :]
-        at = mixed_ptr + rows[:, None] * CONV_DIM + head // (HEADS // KEY_HEADS) * DK + keys[None, :]
-        query = tl.load(at, mask=mask, other=0.0)
-        key = tl.load(at + KEY_HEADS * DK, mask=mask, other=0.0)
-        scores = tl.dot(query, tl.trans(key), scores, input_precision="tf32x3")
-        system = tl.dot(key, tl.trans(key), system, input_precision="tf32x3")
-
-    row, column = places[:, None], places[None, :]
-    # The upper half would overflow in exp, so it is cut before, not after.
-    fade = tl.exp(tl.where(row >= column, total[:, None] - total[None, :], -float("inf")))
-    out = (rows[:, None] * HEADS + head) * CHUNK + column
-    tl.store(scores_ptr + out, scores * fade, mask=is_there[:, None])
-    system = tl.where(row > column, system * fade * write[:, None], 0.0)
-    inverse = tl.where(row == column, 1.0, 0.0)
-    for done in range(CHUNK - 1):
-        # Row `done` is final: take it out of all rows below. Each sum has one term that is not zero.
-        factors = tl.sum(tl.where(column == done, system, 0.0), 1)
-        final = tl.sum(tl.where(row == done, inverse, 0.0), 0)
-        inverse -= factors[:, None] * final[None, :]
-    tl.store(inverse_ptr + out, inverse, mask=is_there[:, None])
-
-
-@triton.jit
-def delta_net_scan_kernel(
-    mixed_ptr,  # float32 [T, CONV_DIM]
-    total_ptr,  # float32 [T, HEADS]
-    write_ptr,  # float32 [T, HEADS]
-    inverse_ptr,  # float32 [T, HEADS, CHUNK]
-    scores_ptr,  # float32 [T, HEADS, CHUNK]
-    matrices_ptr,  # float32 [slots, HEADS, DK, DV]
-    cu_rows_ptr,  # int32 [S + 1]
-    slots_ptr,  # int32 [S]
-    out_ptr,  # [T, HEADS, DV]
-    KEY_HEADS: tl.constexpr,
-    HEADS: tl.constexpr,
-    DK: tl.constexpr,
-    DV: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    STRIPE: tl.constexpr,
-    CHUNK: tl.constexpr,
-):
-    """Program (stripe, head, sequence).
-
-    The state's stripe stays in memory (in the caches) and is taken BLOCK_K keys at a time: in registers, as the operand
-    of a product that splits each float in parts, it would spill.
-    """
-    CONV_DIM: tl.constexpr = 2 * KEY_HEADS * DK + HEADS * DV
-    columns = tl.program_id(0) * STRIPE + tl.arange(0, STRIPE)
-    head, sequence = tl.program_id(1), tl.program_id(2)
-    slot = tl.load(slots_ptr + sequence).to(tl.int64)
-    first = tl.load(cu_rows_ptr + sequence).to(tl.int64)
-    count = (tl.load(cu_rows_ptr + sequence + 1) - first).to(tl.int32)
-    keys = tl.arange(0, BLOCK_K)
-    places = tl.arange(0, CHUNK)
-    shared = head // (HEADS // KEY_HEADS) * DK
-    state_at = matrices_ptr + (slot * HEADS + head) * (DK * DV) + keys[:, None] * DV + columns[None, :]
-    start = 0
-    while start < count:
-        is_there = start + places < count
-        rows = first + start + places
-        row_at = mixed_ptr + rows[:, None] * CONV_DIM
-        recalled = tl.zeros([CHUNK, STRIPE], dtype=tl.float32)
-        out = tl.zeros([CHUNK, STRIPE], dtype=tl.float32)
-        for start_k in range(0, DK, BLOCK_K):
-            has_key = start_k + keys < DK
-            inside = has_key[:, None] & (columns < DV)[None, :]
-            state = tl.load(state_at + start_k * DV, mask=inside, other=0.0)
-            query_at = row_at + shared + start_k + keys[None, :]
-            query = tl.load(query_at, mask=is_there[:, None] & has_key[None, :], other=0.0)
-            key = tl.load(query_at + KEY_HEADS * DK, mask=is_there[:, None] & has_key[None, :], other=0.0)
-            recalled = tl.dot(key, state, recalled, input_precision="tf32x3")
-            out = tl.dot(query, state, out, input_precision="tf32x3")
-
-        total = tl.load(total_ptr + rows * HEADS + head, mask=is_there, other=0.0)
-        write = tl.load(write_ptr + rows * HEADS + head, mask=is_there, other=0.0)
-        fade = tl.exp(total)[:, None]
-        out_mask = is_there[:, None] & (columns < DV)[None, :]
-        value = tl.load(row_at + 2 * KEY_HEADS * DK + head * DV + columns[None, :], mask=out_mask, other=0.0)
-        square = (rows[:, None] * HEADS + head) * CHUNK + places[None, :]
-        inverse = tl.load(inverse_ptr + square, mask=is_there[:, None], other=0.0)
-        corrections = tl.dot(inverse, write[:, None] * (value - fade * recalled), input_precision="tf32x3")
-        scores = tl.load(scores_ptr + square, mask=is_there[:, None], other=0.0)
-        out = tl.dot(scores, corrections, out * fade, input_precision="tf32x3")
-        out_at = out_ptr + (rows[:, None] * HEADS + head) * DV + columns[None, :]
-        tl.store(out_at, out.to(out_ptr.dtype.element_ty), mask=out_mask)
-
-        last = tl.load(total_ptr + (first + tl.minimum(start + CHUNK, count) - 1) * HEADS + head)
-        to_end = tl.exp(last - total)
-        for start_k in range(0, DK, BLOCK_K):
-            has_key = start_k + keys < DK
-            inside = has_key[:, None] & (columns < DV)[None, :]
-            state = tl.load(state_at + start_k * DV, mask=inside, other=0.0) * tl.exp(last)
-            key_at = row_at + shared + KEY_HEADS * DK + start_k + keys[None, :]
-            key = tl.load(key_at, mask=is_there[:, None] & has_key[None, :], other=0.0) * to_end[:, None]
-            state = tl.dot(tl.trans(key), corrections, state, input_precision="tf32x3")
-            # A thread writes other elements than it read, here and in the next chunk.
-            tl.debug_barrier()
-            tl.store(state_at + start_k * DV, state, mask=inside)
-        tl.debug_barrier()
-        start += CHUNK
 
 
 @triton.jit
@@ -460,13 +378,28 @@ def delta_net_step(
     keep: Tensor,
 ) -> Tensor:
     """See `onebox.kernels.delta_net.delta_net_step`."""
-    (num_rows, _), (num_sequences,) = qkv.shape, slots.shape
+    return step(qkv, a, b, weights, pool, cu_rows, slots, keep, qkv.dtype)
+
+
+def step(
+    qkv: Tensor,
+    a: Tensor,
+    b: Tensor,
+    weights: DeltaWeights,
+    pool: DeltaPool,
+    cu_rows: Tensor,
+    slots: Tensor,
+    keep: Tensor,
+    dtype: torch.dtype,
+) -> Tensor:
+    """`delta_net_step` in `dtype`; qkv, a and b may be parts [P, R, ...] of their linears, added in their order."""
+    num_rows, (num_sequences,) = qkv.shape[-2], slots.shape
     _, heads, key_dim, value_dim = pool.matrices.shape
     max_tokens = pool.pending_rows.shape[1]
     mixed, log_decay, write = _prepare(
         qkv, a, b, weights, pool, cu_rows, slots, keep, num_sequences * 2 * max_tokens, _STEP_TILE
     )
-    out = qkv.new_empty(num_rows, heads, value_dim)
+    out = qkv.new_empty(num_rows, heads, value_dim, dtype=dtype)
     delta_net_recur_kernel[(triton.cdiv(value_dim, _STEP_STRIPE), heads, num_sequences)](
         mixed,
         log_decay,
@@ -484,6 +417,7 @@ def delta_net_step(
         BLOCK_K=triton.next_power_of_2(key_dim),
         STRIPE=_STEP_STRIPE,
         num_warps=1,
+        **dependent(qkv, "delta_recur"),
     )
     return out
 
@@ -492,37 +426,13 @@ def delta_net_prefill(
     qkv: Tensor, a: Tensor, b: Tensor, weights: DeltaWeights, pool: DeltaPool, cu_rows: Tensor, slots: Tensor
 ) -> Tensor:
     """See `onebox.kernels.delta_net.delta_net_prefill`."""
-    (num_tokens, _), (num_sequences,) = qkv.shape, slots.shape
-    _, heads, key_dim, value_dim = pool.matrices.shape
+    num_tokens = len(qkv)
+    _, heads, _, value_dim = pool.matrices.shape
     out = qkv.new_empty(num_tokens, heads, value_dim)
     if not num_tokens:
         return out
     mixed, log_decay, write = _prepare(qkv, a, b, weights, pool, cu_rows, slots, None, num_tokens, _PREFILL_TILE)
-    total = torch.empty_like(log_decay)
-    inverse, scores = (mixed.new_empty(num_tokens, heads, _CHUNK) for _ in range(2))
-    sizes = {"KEY_HEADS": pool.num_key_heads, "HEADS": heads, "DK": key_dim, "DV": value_dim}
-    block = max(16, min(_KEY_TILE, triton.next_power_of_2(key_dim)))
-    # Only the device knows how long each sequence is: as many chunks as if one had all tokens; the rest return at once.
-    delta_net_chunk_kernel[(triton.cdiv(num_tokens, _CHUNK), heads, num_sequences)](
-        mixed, log_decay, write, cu_rows, total, inverse, scores, **sizes, BLOCK_K=block, CHUNK=_CHUNK, num_warps=4
-    )
-    delta_net_scan_kernel[(triton.cdiv(value_dim, _SCAN_STRIPE), heads, num_sequences)](
-        mixed,
-        total,
-        write,
-        inverse,
-        scores,
-        pool.matrices,
-        cu_rows,
-        slots,
-        out,
-        **sizes,
-        BLOCK_K=block,
-        STRIPE=_SCAN_STRIPE,
-        CHUNK=_CHUNK,
-        num_warps=4,
-        num_stages=1,
-    )
+    scan_chunks((mixed, log_decay, write), pool, cu_rows, slots, out)
     return out
 
 
@@ -558,9 +468,11 @@ def _prepare(
         mixed,
         log_decay,
         write,
+        qkv.stride(-2),
+        a.stride(-2),
+        b.stride(-2),
         qkv.stride(0),
         a.stride(0),
-        b.stride(0),
         KEY_HEADS=pool.num_key_heads,
         HEADS=heads,
         DK=key_dim,
@@ -571,6 +483,9 @@ def _prepare(
         BLOCK=triton.next_power_of_2(max(key_dim, value_dim)),
         TOKENS=tile,
         num_warps=4,
+        PARTS=len(qkv) if qkv.dim() == 3 else 1,
+        GATE_PARTS=len(a) if a.dim() == 3 else 1,
+        **dependent(qkv, "delta_prepare"),
     )
     return mixed, log_decay, write
 

@@ -3,8 +3,10 @@
 from torch import Tensor
 
 from onebox.kernels.dispatch import implementation
+from onebox.kernels.float_linear.tiles import FloatWeight
+from onebox.kernels.rows import FixedRows
 
-__all__ = ["routed_experts", "routed_experts_bf16"]
+__all__ = ["expert_slots", "routed_experts", "routed_experts_bf16"]
 
 
 def routed_experts(
@@ -27,6 +29,28 @@ def routed_experts(
     """
     chosen = implementation(__name__, planes)
     result: Tensor = chosen.routed_experts(planes, scale, ids, weights, gate_up, gate_up_scale, down, down_scale)
+    return result
+
+
+def expert_slots(
+    rows: FixedRows,
+    ids: Tensor,
+    weights: Tensor,
+    gate_up: Tensor,
+    gate_up_scale: Tensor,
+    down: Tensor,
+    down_scale: Tensor,
+    shared: tuple[Tensor, FloatWeight] | None = None,
+) -> tuple[Tensor, Tensor | None]:
+    """What `routed_experts` adds up, float32 [R, k, H]: each slot's expert, weighted, for whoever comes next to add.
+
+    `shared` has the shared expert's inner values [R, I] and its down weight [H, I]: their linear, as the parts of
+    `float_parts`, float32 [P, R, H], comes along in the same launches.
+    """
+    chosen = implementation(__name__, ids)
+    result: tuple[Tensor, Tensor | None] = chosen.expert_slots(
+        rows, ids, weights, gate_up, gate_up_scale, down, down_scale, shared
+    )
     return result
 
 

@@ -8,6 +8,8 @@ from torch import Tensor
 
 from onebox.formats.expert_tiles import pack_down, pack_gate_up
 from onebox.kernels.case import Case, generator
+from onebox.kernels.float_parts.cases import float_weight
+from onebox.kernels.int_linear.cases import fixed_rows
 
 __all__ = ["CASES", "draw_routing", "fixed_point", "float_experts", "int4_experts"]
 
@@ -63,6 +65,29 @@ def _inputs(
     return {name: tensor.to(device) for name, tensor in arguments.items()}
 
 
+def _slots_inputs(
+    device: torch.device, rows: int, k: int, experts: int, hidden: int, inner: int, shared: str | None
+) -> dict[str, Any]:
+    draw = generator(rows * hidden + inner)
+    ids, weights = draw_routing(rows, k, experts, draw)
+    given = fixed_rows(rows, hidden, torch.bfloat16)
+    arguments = {"ids": ids, "weights": weights, **int4_experts(experts, hidden, inner, torch.float16, draw)}
+    moved: dict[str, Any] = {name: tensor.to(device) for name, tensor in arguments.items()}
+    moved["rows"] = given.to(device)
+    if shared:
+        matrix = torch.randn(hidden, inner, generator=draw) * inner**-0.5
+        values = torch.randn(rows, inner, generator=draw).to(torch.bfloat16)
+        moved["shared"] = values.to(device), float_weight(shared, matrix, device)
+    return moved
+
+
+def _slots_case(
+    rows: int, k: int, experts: int, hidden: int, inner: int, shared: str | None = None, is_full: bool = False
+) -> Case:
+    make = partial(_slots_inputs, rows=rows, k=k, experts=experts, hidden=hidden, inner=inner, shared=shared)
+    return Case("expert_slots", f"{rows}x{hidden}-top{k}of{experts}x{inner}-{shared}", make, is_full)
+
+
 def _case(
     rows: int,
     k: int,
@@ -83,9 +108,15 @@ CASES = [
     _case(2, 2, 2, 256, 256, torch.bfloat16),
     _case(5, 1, 1, 128, 128, torch.float16),
     _case(0, 2, 4, 128, 128, torch.float16),
+    _slots_case(1, 2, 4, 256, 128),
+    _slots_case(6, 2, 2, 128, 256, "block"),
+    _slots_case(2, 1, 3, 128, 128, "nvfp4"),
+    _slots_case(0, 2, 4, 128, 128, "bf16"),
     _case(1, 2, 4, 128, 64),
     _case(3, 2, 3, 200, 72),
     _case(9, 1, 1, 72, 40),
+    _slots_case(1, 8, 16, 3072, 1024, "block", True),
+    _slots_case(12, 8, 32, 3072, 1024, "block", True),
     _case(1, 8, 16, 3072, 1024, torch.float16, True),
     _case(3, 8, 16, 3072, 1024, torch.float16, True),
     _case(64, 8, 16, 3072, 1024, torch.bfloat16, True),

@@ -11,8 +11,6 @@ and added group after group, so it does not matter which rows share a pass:
 A pair is a row and one of its k slots. The first pair with an expert works for all pairs with that expert (its sharers)
 and the others end at once, so an expert's weights come from memory once a launch. More sharers than an MMA has columns
 for take further rounds over the same weights, from the cache.
-
-BF16 is gate_up, down, sum: the inner values go into the down MMA as three bfloat16 terms, together 24 bits.
 """
 
 import torch
@@ -20,61 +18,21 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-__all__ = [
-    "dot_bf16",
-    "pair_of_program",
-    "routed_experts",
-    "routed_experts_bf16",
-    "sharers",
-    "sharing",
-    "spread",
-    "sum_slots",
-    "swiglu",
-    "to_bf16",
-]
+from onebox.kernels.dependent import dependent, release, wait
+from onebox.kernels.experts.plain import routed_experts_bf16
+from onebox.kernels.experts.slots import pair_of_program, sharers, sharing, spread, sum_slots, swiglu, workspace
+from onebox.kernels.float_linear.kernel import USES_ASM
+from onebox.kernels.float_linear.tiles import PART_BLOCK, FloatWeight, num_parts
+from onebox.kernels.float_parts.kernel import parts_arguments, parts_tile
+from onebox.kernels.int_linear.kernel import row_factors
+from onebox.kernels.rows import FixedRows
+from onebox.kernels.tuning import Choice, choose
+
+__all__ = ["expert_slots", "routed_experts", "routed_experts_bf16"]
 
 # `num_pairs` is not specialised: one row more must not compile anew, and the loop over sharers needs a number.
 GROUP = tl.constexpr(128)
 TILE_BYTES = tl.constexpr(1024)
-
-
-@triton.jit
-def _next_sharer(ids, pairs, expert, after, none):
-    """The first pair after `after` that has this expert, or `none`."""
-    return tl.min(tl.where((ids == expert) & (pairs > after), pairs, none), 0)
-
-
-@triton.jit
-def pair_of_program(ids_ptr, num_pairs, PAIRS: tl.constexpr, ALONE: tl.constexpr):
-    """(the program's pair, its expert, all pairs, their experts, the first pair that has the same expert).
-
-    With ALONE (one row, whose experts all differ) nothing is searched, here or in `sharers`.
-    """
-    pair = tl.program_id(1)
-    expert = tl.load(ids_ptr + pair)
-    pairs = tl.arange(0, PAIRS)
-    ids = tl.load(ids_ptr + pairs, mask=pairs < num_pairs, other=-1)
-    first = pair if ALONE else _next_sharer(ids, pairs, expert, -1, num_pairs)
-    return pair, expert, pairs, ids, first
-
-
-@triton.jit
-def sharers(ids, pairs, expert, first, none, COUNT: tl.constexpr, ALONE: tl.constexpr):
-    """(`first` and the next pairs with its expert, COUNT in all, filled up with `none`; the pair that follows them)."""
-    found = (first,)
-    for i in tl.static_range(1, COUNT):
-        found += (none if ALONE else _next_sharer(ids, pairs, expert, found[i - 1], none),)  # type: ignore[assignment]
-    following = none if ALONE else _next_sharer(ids, pairs, expert, found[COUNT - 1], none)
-    return found, following
-
-
-@triton.jit
-def spread(found, place, COUNT: tl.constexpr):
-    """The vector of found[place]."""
-    result = tl.zeros_like(place) + found[0]
-    for i in tl.static_range(1, COUNT):
-        result = tl.where(place == i, found[i], result)
-    return result
 
 
 @triton.jit
@@ -134,6 +92,39 @@ def _group_dot(packed, x_ptrs, used, COLUMNS: tl.constexpr, INTERPRETED: tl.cons
 
 
 @triton.jit
+def _load_groups(tile_ptrs, tile_scale_ptrs, start, UNROLL: tl.constexpr):
+    """(tiles, scales) of UNROLL groups: so many bytes are under way before the first is used."""
+    packed = ()
+    scales = ()
+    for i in tl.static_range(UNROLL):
+        tile = tl.load(tile_ptrs + (start + i) * TILE_BYTES, eviction_policy="evict_first")
+        packed += (tile,)  # type: ignore[assignment]
+        scales += (tl.load(tile_scale_ptrs + (start + i) * 16),)  # type: ignore[assignment]
+    return packed, scales
+
+
+@triton.jit
+def _add_groups(
+    total,
+    packed,
+    scales,
+    x_ptrs,
+    used,
+    x_scale_ptrs,
+    scale_used,
+    UNROLL: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    INTERPRETED: tl.constexpr,
+):
+    for i in tl.static_range(UNROLL):
+        dots = _group_dot(packed[i], x_ptrs + i * GROUP, used, COLUMNS, INTERPRETED)
+        x_scale = tl.load(x_scale_ptrs + i, mask=scale_used, other=0.0)
+        # Said as one operation, so that no variant of this kernel rounds where another does not.
+        total = tl.fma(dots, scales[i].to(tl.float32)[:, None] * x_scale[None, :], total)
+    return total
+
+
+@triton.jit
 def _tile_row_dot(
     tile_ptrs,
     tile_scale_ptrs,
@@ -145,31 +136,51 @@ def _tile_row_dot(
     UNROLL: tl.constexpr,
     COLUMNS: tl.constexpr,
     INTERPRETED: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):
     """A row of tiles with COLUMNS planes: float32 [16, COLUMNS / 2], group after group.
 
-    The weights of UNROLL groups are asked for before the first is used: a warp has that many bytes under way.
+    The first weights are under way before it waits for the planes.
     """
     total = tl.zeros((16, COLUMNS // 2), tl.float32)
-    for start in tl.range(0, GROUPS, UNROLL, num_stages=1):
-        packed = ()
-        scales = ()
-        for i in tl.static_range(UNROLL):
-            tile = tl.load(tile_ptrs + (start + i) * TILE_BYTES, eviction_policy="evict_first")
-            packed += (tile,)  # type: ignore[assignment]
-            scales += (tl.load(tile_scale_ptrs + (start + i) * 16),)  # type: ignore[assignment]
-        for i in tl.static_range(UNROLL):
-            dots = _group_dot(packed[i], x_ptrs + (start + i) * GROUP, used, COLUMNS, INTERPRETED)
-            x_scale = tl.load(x_scale_ptrs + start + i, mask=scale_used, other=0.0)
-            total += dots * (scales[i].to(tl.float32)[:, None] * x_scale[None, :])
+    packed, scales = _load_groups(tile_ptrs, tile_scale_ptrs, 0, UNROLL)
+    wait(DEPENDENT)
+    if GROUPS <= 4 * UNROLL:
+        # Few enough to be written out: the next groups are under way while these are multiplied.
+        for start in tl.static_range(0, GROUPS, UNROLL):
+            next_packed, next_scales = packed, scales
+            if start + UNROLL < GROUPS:
+                next_packed, next_scales = _load_groups(tile_ptrs, tile_scale_ptrs, start + UNROLL, UNROLL)
+            total = _add_groups(
+                total,
+                packed,
+                scales,
+                x_ptrs + start * GROUP,
+                used,
+                x_scale_ptrs + start,
+                scale_used,
+                UNROLL,
+                COLUMNS,
+                INTERPRETED,
+            )
+            packed, scales = next_packed, next_scales
+    else:
+        total = _add_groups(total, packed, scales, x_ptrs, used, x_scale_ptrs, scale_used, UNROLL, COLUMNS, INTERPRETED)
+        for start in tl.range(UNROLL, GROUPS, UNROLL, num_stages=1):
+            packed, scales = _load_groups(tile_ptrs, tile_scale_ptrs, start, UNROLL)
+            total = _add_groups(
+                total,
+                packed,
+                scales,
+                x_ptrs + start * GROUP,
+                used,
+                x_scale_ptrs + start,
+                scale_used,
+                UNROLL,
+                COLUMNS,
+                INTERPRETED,
+            )
     return total * 0.0625
-
-
-@triton.jit
-def swiglu(gate, up):
-    """SiLU(gate) * up; the exponential never overflows."""
-    small = tl.exp(-tl.abs(gate))
-    return gate * (tl.where(gate >= 0.0, 1.0, small) / (1.0 + small)) * up
 
 
 @triton.jit(do_not_specialize=["num_pairs"])
@@ -179,9 +190,12 @@ def experts_gate_up_kernel(
     ids_ptr,  # int32 [R, SLOTS]
     tiles_ptr,  # uint8 [E, TILES, GROUPS, 1024]
     tile_scale_ptr,  # [E, TILES, GROUPS, 16]
+    squares_ptr,  # float32 [R, GROUPS], or None for rows that have their length already
     inner_ptr,  # float32 [R * SLOTS, TILES * 8]
     num_pairs,
+    eps,
     GROUPS: tl.constexpr,
+    GROUPS_BLOCK: tl.constexpr,
     TILES: tl.constexpr,
     SLOTS: tl.constexpr,
     UNROLL: tl.constexpr,
@@ -189,7 +203,11 @@ def experts_gate_up_kernel(
     PAIRS: tl.constexpr,
     ALONE: tl.constexpr,
     INTERPRETED: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):
+    # It waits before it releases: whoever starts then may read the ids at once, they are complete.
+    wait(DEPENDENT)
+    release(DEPENDENT)
     tile = tl.program_id(0)
     pair, expert, pairs, ids, first = pair_of_program(ids_ptr, num_pairs, PAIRS, ALONE)
     if pair != first:
@@ -216,7 +234,11 @@ def experts_gate_up_kernel(
             UNROLL,
             2 * ROWS,
             INTERPRETED,
+            False,
         )
+        if squares_ptr is not None:
+            rows = place_pair // SLOTS
+            total *= row_factors(squares_ptr, rows, num_pairs // SLOTS, eps, GROUPS * GROUP, GROUPS_BLOCK)[None, :]
         gate, up = tl.split(tl.permute(tl.reshape(total, (2, 8, ROWS)), (1, 2, 0)))
         inner_column = tile * 8 + tl.arange(0, 8)
         tl.store(
@@ -228,14 +250,15 @@ def experts_gate_up_kernel(
 
 
 @triton.jit
-def experts_planes_kernel(
+def _split_inner(
+    pair,
+    group,
     inner_ptr,  # float32 [P, GROUPS * 128]
     planes_ptr,  # int8 [P, 4, GROUPS * 128]
     scale_ptr,  # float32 [P, GROUPS]
     GROUPS: tl.constexpr,
 ):
-    pair = tl.program_id(0)
-    group = tl.program_id(1)
+    """A group of a pair's inner values as four planes."""
     column = group * GROUP + tl.arange(0, GROUP)
     inner = tl.load(inner_ptr + pair * (GROUPS * GROUP) + column)
     # A power of two as scale, from the exponent of the largest magnitude: multiplying by it is exact. Below 2^-96 the
@@ -251,6 +274,59 @@ def experts_planes_kernel(
         tl.store(out_ptrs + plane * (GROUPS * GROUP), byte)
         value = (value - byte.to(tl.int32)) >> 8
     tl.store(scale_ptr + pair * GROUPS + group, down)
+
+
+@triton.jit(do_not_specialize=["num_pairs", "R"])
+def experts_planes_kernel(
+    inner_ptr,  # float32 [P, GROUPS * 128]
+    planes_ptr,  # int8 [P, 4, GROUPS * 128]
+    scale_ptr,  # float32 [P, GROUPS]
+    x_ptr,  # [R, K]: the shared expert's inner values
+    weight_ptr,  # this and the next five: as in `float_parts`
+    weight_scale_ptr,
+    multiplier_ptr,
+    out_ptr,  # float32 [SPLIT, R, N]
+    N,
+    scale_stride,
+    num_pairs,
+    R,
+    GROUPS: tl.constexpr,
+    K: tl.constexpr,
+    FORMAT: tl.constexpr,  # None where there is no shared expert
+    SPLIT: tl.constexpr,
+    BLOCK_R: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    ASM: tl.constexpr,
+    DEPENDENT: tl.constexpr,
+):
+    """The first programs split inner values; the others are the shared expert's, whose weights are read meanwhile."""
+    release(DEPENDENT)
+    program = tl.program_id(0)
+    if program < num_pairs * GROUPS:
+        wait(DEPENDENT)
+        _split_inner(program // GROUPS, program % GROUPS, inner_ptr, planes_ptr, scale_ptr, GROUPS)
+    elif FORMAT is not None:
+        parts_tile(
+            program - num_pairs * GROUPS,
+            x_ptr,
+            None,
+            weight_ptr,
+            weight_scale_ptr,
+            multiplier_ptr,
+            out_ptr,
+            R,
+            N,
+            scale_stride,
+            0.0,
+            K,
+            FORMAT,
+            BLOCK_R,
+            BLOCK_K,
+            SPLIT,
+            1,
+            ASM,
+            DEPENDENT,
+        )
 
 
 @triton.jit(do_not_specialize=["num_pairs"])
@@ -270,7 +346,10 @@ def experts_down_kernel(
     PAIRS: tl.constexpr,
     ALONE: tl.constexpr,
     INTERPRETED: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):
+    # The ids are read before it waits: the kernel before the last one, gate_up, had them when it let others start.
+    release(DEPENDENT)
     tile = tl.program_id(0)
     pair, expert, pairs, ids, first = pair_of_program(ids_ptr, num_pairs, PAIRS, ALONE)
     if pair != first:
@@ -298,6 +377,7 @@ def experts_down_kernel(
             UNROLL,
             4 * ROWS,
             INTERPRETED,
+            DEPENDENT,
         )
         upper, lower = tl.split(tl.reshape(halves, (16, ROWS, 2)))
         weight = tl.load(weights_ptr + place_pair, mask=place_pair < num_pairs, other=0.0)
@@ -307,163 +387,6 @@ def experts_down_kernel(
             mask=(place_pair < num_pairs)[None, :],
         )
         pair = following
-
-
-@triton.jit
-def dot_bf16(a, b, total, INTERPRETED: tl.constexpr):
-    """The sum of total and a @ b, both bfloat16; widened in the interpreter, which would multiply their bits."""
-    if INTERPRETED:
-        return tl.dot(a.to(tl.float32), b.to(tl.float32), total)
-    else:
-        return tl.dot(a, b, total)
-
-
-@triton.jit
-def _add(total, dots):
-    """The sum of both, rounded to nearest. Written so that Triton does not fold it into the MMA that made `dots`.
-
-    Tensor cores cut off what does not fit when they add to an accumulator; hundreds of cuts in a row, all towards zero,
-    would be seen beside the twin. So each block along K starts a new accumulator.
-    """
-    return tl.fma(dots, 1.0, total)
-
-
-@triton.jit
-def to_bf16(x, INTERPRETED: tl.constexpr):
-    """float32 x rounded to bfloat16, ties to even. The interpreter cuts off instead, so the rounding is added there."""
-    if INTERPRETED:
-        bits = x.to(tl.int32, bitcast=True)
-        x = (bits + 0x7FFF + ((bits >> 16) & 1)).to(tl.float32, bitcast=True)
-    return x.to(tl.bfloat16)
-
-
-@triton.jit(do_not_specialize=["num_pairs"])
-def experts_gate_up_bf16_kernel(
-    x_ptr,  # bfloat16 [R, H]
-    ids_ptr,  # int32 [R, SLOTS]
-    gate_up_ptr,  # bfloat16 [E, 2I, H]
-    inner_ptr,  # float32 [R * SLOTS, I]
-    num_pairs,
-    H: tl.constexpr,
-    I: tl.constexpr,  # noqa: E741 (the letter of the README)
-    SLOTS: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    ROWS: tl.constexpr,
-    PAIRS: tl.constexpr,
-    ALONE: tl.constexpr,
-    INTERPRETED: tl.constexpr,
-):
-    block = tl.program_id(0)
-    pair, expert, pairs, ids, first = pair_of_program(ids_ptr, num_pairs, PAIRS, ALONE)
-    if pair != first:
-        return
-
-    n = block * BLOCK_N + tl.arange(0, BLOCK_N)
-    k = tl.arange(0, BLOCK_K)
-    gate_ptrs = gate_up_ptr + (expert.to(tl.int64) * (2 * I) + n)[:, None] * H + k[None, :]
-    while pair < num_pairs:
-        found, following = sharers(ids, pairs, expert, pair, num_pairs, ROWS, ALONE)
-        place_pair = spread(found, tl.arange(0, ROWS), ROWS)
-        used = place_pair < num_pairs
-        x_ptrs = x_ptr + (place_pair // SLOTS)[None, :] * H + k[:, None]
-        gate = tl.zeros((BLOCK_N, ROWS), tl.float32)
-        up = tl.zeros((BLOCK_N, ROWS), tl.float32)
-        for start in range(0, H, BLOCK_K):
-            inside = (n < I)[:, None] & (start + k < H)[None, :]
-            x = tl.load(x_ptrs + start, mask=used[None, :] & (start + k < H)[:, None], other=0.0)
-            gate_rows = tl.load(gate_ptrs + start, mask=inside, other=0.0)
-            up_rows = tl.load(gate_ptrs + I * H + start, mask=inside, other=0.0)
-            gate = _add(gate, dot_bf16(gate_rows, x, tl.zeros_like(gate), INTERPRETED))
-            up = _add(up, dot_bf16(up_rows, x, tl.zeros_like(up), INTERPRETED))
-        tl.store(
-            inner_ptr + place_pair[None, :] * I + n[:, None],
-            swiglu(gate, up),
-            mask=used[None, :] & (n < I)[:, None],
-        )
-        pair = following
-
-
-@triton.jit(do_not_specialize=["num_pairs"])
-def experts_down_bf16_kernel(
-    inner_ptr,  # float32 [P, I]
-    ids_ptr,  # int32 [P]
-    weights_ptr,  # float32 [P]
-    down_ptr,  # bfloat16 [E, H, I]
-    out_ptr,  # float32 [P, H]
-    num_pairs,
-    H: tl.constexpr,
-    I: tl.constexpr,  # noqa: E741 (the letter of the README)
-    BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    ROWS: tl.constexpr,
-    PAIRS: tl.constexpr,
-    ALONE: tl.constexpr,
-    INTERPRETED: tl.constexpr,
-):
-    block = tl.program_id(0)
-    pair, expert, pairs, ids, first = pair_of_program(ids_ptr, num_pairs, PAIRS, ALONE)
-    if pair != first:
-        return
-
-    n = block * BLOCK_N + tl.arange(0, BLOCK_N)
-    k = tl.arange(0, BLOCK_K)
-    down_ptrs = down_ptr + (expert.to(tl.int64) * H + n)[:, None] * I + k[None, :]
-    while pair < num_pairs:
-        found, following = sharers(ids, pairs, expert, pair, num_pairs, ROWS, ALONE)
-        place_pair = spread(found, tl.arange(0, ROWS), ROWS)
-        used = place_pair < num_pairs
-        inner_ptrs = inner_ptr + place_pair[None, :] * I + k[:, None]
-        total = tl.zeros((BLOCK_N, ROWS), tl.float32)
-        for start in range(0, I, BLOCK_K):
-            inside = (n < H)[:, None] & (start + k < I)[None, :]
-            weight = tl.load(down_ptrs + start, mask=inside, other=0.0)
-            inner = tl.load(inner_ptrs + start, mask=used[None, :] & (start + k < I)[:, None], other=0.0)
-            # Three terms of 8 bits each hold a float32; a bfloat16 alone would lose what the twin keeps.
-            dots = tl.zeros_like(total)
-            for _ in tl.static_range(3):
-                term = inner.to(tl.bfloat16)
-                dots = dot_bf16(weight, term, dots, INTERPRETED)
-                inner = inner - term.to(tl.float32)
-            total = _add(total, dots)
-        share = tl.load(weights_ptr + place_pair, mask=used, other=0.0)
-        tl.store(
-            out_ptr + place_pair[None, :] * H + n[:, None],
-            total * share[None, :],
-            mask=used[None, :] & (n < H)[:, None],
-        )
-        pair = following
-
-
-@triton.jit
-def experts_sum_kernel(
-    slots_ptr,  # float32 [R, SLOTS, H]
-    out_ptr,  # [R, H]
-    H,
-    SLOTS: tl.constexpr,
-    BLOCK: tl.constexpr,
-    INTERPRETED: tl.constexpr,
-):
-    row = tl.program_id(0).to(tl.int64)
-    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    inside = column < H
-    total = tl.zeros((BLOCK,), tl.float32)
-    for slot in tl.static_range(SLOTS):
-        total += tl.load(slots_ptr + (row * SLOTS + slot) * H + column, mask=inside, other=0.0)
-    if out_ptr.dtype.element_ty == tl.bfloat16:
-        tl.store(out_ptr + row * H + column, to_bf16(total, INTERPRETED), mask=inside)
-    else:
-        tl.store(out_ptr + row * H + column, total, mask=inside)
-
-
-def sum_slots(slots: Tensor, dtype: torch.dtype) -> Tensor:
-    """The slots float32 [R, k, H] added over k in its order: float32 or, rounded once, bfloat16 [R, H]."""
-    rows, k, hidden = slots.shape
-    out = torch.empty((rows, hidden), dtype=dtype, device=slots.device)
-    experts_sum_kernel[(rows, triton.cdiv(hidden, 512))](
-        slots, out, hidden, SLOTS=k, BLOCK=512, INTERPRETED=triton.knobs.runtime.interpret, num_warps=4
-    )
-    return out
 
 
 def routed_experts(
@@ -477,80 +400,113 @@ def routed_experts(
     down_scale: Tensor,
 ) -> Tensor:
     """See `onebox.kernels.experts.routed_experts`."""
-    rows, k = ids.shape
+    rows = FixedRows(planes, planes, scale, None)
+    slots, _ = expert_slots(rows, ids, weights, gate_up, gate_up_scale, down, down_scale)
+    return sum_slots(slots, torch.float32)
+
+
+def expert_slots(
+    rows: FixedRows,
+    ids: Tensor,
+    weights: Tensor,
+    gate_up: Tensor,
+    gate_up_scale: Tensor,
+    down: Tensor,
+    down_scale: Tensor,
+    shared: tuple[Tensor, FloatWeight] | None = None,
+) -> tuple[Tensor, Tensor | None]:
+    """See `onebox.kernels.experts.expert_slots`."""
+    num_pairs = ids.numel()
     inner_size, hidden = gate_up.shape[1] * 8, down.shape[1] * 16
-    inner, slots = _workspace(ids, inner_size, hidden)
-    shared = sharing(ids)
+    inner, slots = workspace(ids, inner_size, hidden)
+    if not num_pairs:
+        return slots, None if shared is None else _no_parts(*shared)
+    options = {**sharing(ids), "INTERPRETED": triton.knobs.runtime.interpret, "num_warps": 1}
+    crowd = "one" if len(ids) == 1 else "few" if len(ids) <= 4 else "many"
     groups, tiles = gate_up.shape[2], gate_up.shape[1]
-    experts_gate_up_kernel[(tiles, rows * k)](
-        planes,
-        scale,
+    experts_gate_up_kernel[(tiles, num_pairs)](
+        rows.planes,
+        rows.scale,
         ids,
         gate_up,
         gate_up_scale,
+        rows.squares,
         inner,
-        rows * k,
+        num_pairs,
+        rows.eps,
         GROUPS=groups,
+        GROUPS_BLOCK=triton.next_power_of_2(groups),
         TILES=tiles,
-        SLOTS=k,
-        UNROLL=_unroll(groups),
+        SLOTS=ids.shape[1],
         ROWS=4,
-        INTERPRETED=triton.knobs.runtime.interpret,
-        num_warps=1,
-        maxnreg=128,
-        **shared,
+        **_unrolled(f"gate_up_{crowd}", groups),
+        **dependent(ids, f"gate_up_{crowd}"),
+        **options,
     )
     groups, tiles = down.shape[2], down.shape[1]
-    inner_planes = torch.empty((rows * k, 4, inner_size), dtype=torch.int8, device=ids.device)
-    inner_scale = torch.empty((rows * k, groups), dtype=torch.float32, device=ids.device)
-    experts_planes_kernel[(rows * k, groups)](inner, inner_planes, inner_scale, GROUPS=groups, num_warps=1)
-    experts_down_kernel[(tiles, rows * k)](
-        inner_planes,
-        inner_scale,
+    planes = torch.empty((num_pairs, 4, inner_size), dtype=torch.int8, device=ids.device)
+    scale = torch.empty((num_pairs, groups), dtype=torch.float32, device=ids.device)
+    shared_parts = _split(inner, planes, scale, shared)
+    experts_down_kernel[(tiles, num_pairs)](
+        planes,
+        scale,
         ids,
         weights,
         down,
         down_scale,
         slots,
-        rows * k,
+        num_pairs,
         GROUPS=groups,
         TILES=tiles,
-        UNROLL=_unroll(groups),
-        ROWS=2,
-        INTERPRETED=triton.knobs.runtime.interpret,
+        ROWS=2 if len(ids) <= 4 else 4,
+        **_unrolled(f"down_{crowd}", groups),
+        **dependent(ids, f"down_{crowd}"),
+        **options,
+    )
+    return slots, shared_parts
+
+
+def _split(inner: Tensor, planes: Tensor, scale: Tensor, shared: tuple[Tensor, FloatWeight] | None) -> Tensor | None:
+    """Splits inner values into planes and, in the same launch, takes the shared expert's down: its parts."""
+    num_pairs, groups = scale.shape
+    x, weight, parts = None, None, None
+    arguments: tuple[Tensor | int | None, ...] = (None, None, None, None, 0, 0)
+    if shared is not None:
+        (x, weight), parts = shared, _no_parts(*shared)
+        arguments = parts_arguments(weight, parts)
+    num_rows, width = (0, 128) if x is None else x.shape
+    split = 1 if parts is None else len(parts)
+    tiles = 0 if parts is None else triton.cdiv(parts.shape[2], 16)
+    experts_planes_kernel[(num_pairs * groups + tiles * split,)](
+        inner,
+        planes,
+        scale,
+        x,
+        *arguments,
+        num_pairs,
+        num_rows,
+        GROUPS=groups,
+        K=width,
+        FORMAT=None if weight is None else weight.kind,
+        SPLIT=split,
+        BLOCK_R=max(8, triton.next_power_of_2(num_rows)),
+        BLOCK_K=PART_BLOCK,
+        ASM=USES_ASM,
         num_warps=1,
-        maxnreg=128,
-        **shared,
+        num_stages=1,
+        **dependent(inner, "planes"),
     )
-    return sum_slots(slots, torch.float32)
+    return parts
 
 
-def routed_experts_bf16(x: Tensor, ids: Tensor, weights: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
-    """See `onebox.kernels.experts.routed_experts_bf16`."""
-    rows, k = ids.shape
-    hidden, inner_size = down.shape[1:]
-    inner, slots = _workspace(ids, inner_size, hidden)
-    sizes = {"H": hidden, "I": inner_size, "BLOCK_N": 32, "BLOCK_K": 128, "ROWS": 8, "num_warps": 2, **sharing(ids)}
-    sizes["INTERPRETED"] = triton.knobs.runtime.interpret
-    experts_gate_up_bf16_kernel[(triton.cdiv(inner_size, 32), rows * k)](
-        x, ids, gate_up, inner, rows * k, SLOTS=k, **sizes
-    )
-    experts_down_bf16_kernel[(triton.cdiv(hidden, 32), rows * k)](inner, ids, weights, down, slots, rows * k, **sizes)
-    return sum_slots(slots, torch.float32)
+def _no_parts(x: Tensor, weight: FloatWeight) -> Tensor:
+    """Room for the parts of the shared expert's down, float32 [P, R, H]."""
+    shape = (num_parts(x.shape[1], weight), len(x), len(weight.codes))
+    return torch.empty(shape, dtype=torch.float32, device=x.device)
 
 
-def _workspace(ids: Tensor, inner_size: int, hidden: int) -> tuple[Tensor, Tensor]:
-    """(inner values [R * k, I], weighted outputs [R, k, H]), both float32."""
-    rows, k = ids.shape
-    inner = torch.empty((rows * k, inner_size), dtype=torch.float32, device=ids.device)
-    return inner, torch.empty((rows, k, hidden), dtype=torch.float32, device=ids.device)
-
-
-def sharing(ids: Tensor) -> dict[str, int | bool]:
-    """How sharers are looked for; steps of powers of two from 64 keep the number of compiled variants small."""
-    return {"PAIRS": max(64, triton.next_power_of_2(ids.numel())), "ALONE": ids.shape[0] == 1}
-
-
-def _unroll(groups: int) -> int:
-    """Groups in flight at once: the most of 4, 3, 2 that divides them."""
-    return next(count for count in (4, 3, 2, 1) if groups % count == 0)
+def _unrolled(kernel: str, groups: int) -> Choice:
+    """Groups in flight at once, which must divide them, and the most registers."""
+    chosen = choose(kernel, {"UNROLL": 4, "maxnreg": 128})
+    unroll = max(count for count in range(1, chosen["UNROLL"] + 1) if groups % count == 0)
+    return {**chosen, "UNROLL": unroll}

@@ -7,9 +7,19 @@ import torch
 from torch import Tensor
 
 from onebox.formats.expert_tiles import unpack_down, unpack_gate_up
+from onebox.kernels.float_linear.tiles import FloatWeight
+from onebox.kernels.float_parts.reference import float_parts
 from onebox.kernels.invariant import FEW, silu
+from onebox.kernels.rows import FixedRows
 
-__all__ = ["chosen_experts", "dequantize_expert", "routed_experts", "routed_experts_bf16"]
+__all__ = [
+    "chosen_experts",
+    "dequantize_expert",
+    "expert_slots",
+    "routed_experts",
+    "routed_experts_bf16",
+    "slots_of_experts",
+]
 
 
 def routed_experts(
@@ -23,13 +33,32 @@ def routed_experts(
     down_scale: Tensor,
 ) -> Tensor:
     """See `onebox.kernels.experts.routed_experts`."""
-    high, low = planes.to(torch.float32).unbind(1)
-    x = (high * 256 + low) * scale.repeat_interleave(128, dim=-1)
+    rows = FixedRows(planes, planes, scale, None)
+    return _slots_in_order(expert_slots(rows, ids, weights, gate_up, gate_up_scale, down, down_scale)[0])
+
+
+def expert_slots(
+    rows: FixedRows,
+    ids: Tensor,
+    weights: Tensor,
+    gate_up: Tensor,
+    gate_up_scale: Tensor,
+    down: Tensor,
+    down_scale: Tensor,
+    shared: tuple[Tensor, FloatWeight] | None = None,
+) -> tuple[Tensor, Tensor | None]:
+    """See `onebox.kernels.experts.expert_slots`."""
+    high, low = rows.planes.to(torch.float32).unbind(1)
+    x = rows.scaled((high * 256 + low) * rows.scale.repeat_interleave(128, dim=-1))
 
     def matrices(expert: int) -> tuple[Tensor, Tensor]:
         return dequantize_expert(expert, gate_up, gate_up_scale, down, down_scale)
 
-    return chosen_experts(x, ids, weights, matrices, torch.float32)
+    slots = slots_of_experts(x, ids, weights, matrices, torch.float32)
+    if shared is None:
+        return slots, None
+    inner, weight = shared
+    return slots, float_parts(FixedRows(inner, inner, inner, None), (weight,))[0]
 
 
 def routed_experts_bf16(x: Tensor, ids: Tensor, weights: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
@@ -59,19 +88,33 @@ def chosen_experts(
     inner_dtype: torch.dtype,
     tile: int = FEW,
 ) -> Tensor:
-    """The weighted sum of x [R, H] through each row's experts, float32 [R, H], its slots added in their order.
+    """The weighted sum of x [R, H] through each row's experts, float32 [R, H], its slots added in their order."""
+    if not ids.numel():
+        return torch.zeros_like(x)
+    return _slots_in_order(slots_of_experts(x, ids, weights, matrices, inner_dtype, tile))
+
+
+def slots_of_experts(
+    x: Tensor,
+    ids: Tensor,
+    weights: Tensor,
+    matrices: Callable[[int], tuple[Tensor, Tensor]],
+    inner_dtype: torch.dtype,
+    tile: int = FEW,
+) -> Tensor:
+    """Rows x [R, H] through each of their experts, weighted: float32 [R, k, H].
 
     `matrices` gives an expert's float32 (gate_up, down); SiLU(gate) * up is rounded to `inner_dtype`. An expert takes
     its rows `tile` at a time, the last of them filled up: products of one shape, so a row's bits are its own.
     """
     if not ids.numel():
-        return torch.zeros_like(x)
+        return x.new_zeros(*ids.shape, x.shape[1])
     source, place, experts = _tiles(ids, tile)
     chosen = {expert: matrices(expert) for expert in dict.fromkeys(experts)}
     gate, up = _through([chosen[expert][0] for expert in experts], x.index_select(0, source), tile).chunk(2, dim=-1)
     inner = (silu(gate) * up).to(inner_dtype).to(torch.float32)
     down = _through([chosen[expert][1] for expert in experts], inner, tile)
-    return _slots_in_order(down.index_select(0, place).view(*ids.shape, -1) * weights.unsqueeze(-1))
+    return down.index_select(0, place).view(*ids.shape, -1) * weights.unsqueeze(-1)
 
 
 def _slots_in_order(weighted: Tensor) -> Tensor:

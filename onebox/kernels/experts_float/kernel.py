@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from onebox.kernels.experts.kernel import pair_of_program, sharers, sharing, spread, sum_slots, swiglu, to_bf16
+from onebox.kernels.experts.slots import pair_of_program, sharers, sharing, spread, sum_slots, swiglu, to_bf16
 from onebox.kernels.experts_prefill.kernel import BLOCK_M, block_pairs, group_by_expert
 from onebox.kernels.float_linear.kernel import E2M1_IN_MULTIPLIER, decode_e4m3, dot, load_nvfp4
 from onebox.kernels.float_linear.shapes import SCALE_BLOCK
@@ -239,9 +239,7 @@ def experts_float_prefill_gate_up_kernel(
     scale_ptr,
     multiplier_ptr,
     inner_ptr,  # bfloat16 [T * SLOTS, I]
-    order_ptr,
-    first_ptr,
-    last_block_ptr,
+    pairs_ptr,
     expert_ptr,
     num_experts,
     H: tl.constexpr,
@@ -256,7 +254,7 @@ def experts_float_prefill_gate_up_kernel(
     expert = tl.load(expert_ptr + tl.program_id(1))
     if expert >= num_experts:
         return
-    pair, used = block_pairs(order_ptr, first_ptr, last_block_ptr, tl.program_id(1), expert, BLOCK_M)
+    pair, used = block_pairs(pairs_ptr, tl.program_id(1), BLOCK_M)
     column, inner = _gate_up_inner(
         x_ptr + (pair // SLOTS)[None, :] * H,
         used[None, :],
@@ -284,9 +282,7 @@ def experts_float_prefill_down_kernel(
     scale_ptr,
     multiplier_ptr,
     slots_ptr,  # float32 [P, H]
-    order_ptr,
-    first_ptr,
-    last_block_ptr,
+    pairs_ptr,
     expert_ptr,
     num_experts,
     H: tl.constexpr,
@@ -301,7 +297,7 @@ def experts_float_prefill_down_kernel(
     expert = tl.load(expert_ptr + tl.program_id(1))
     if expert >= num_experts:
         return
-    pair, used = block_pairs(order_ptr, first_ptr, last_block_ptr, tl.program_id(1), expert, BLOCK_M)
+    pair, used = block_pairs(pairs_ptr, tl.program_id(1), BLOCK_M)
     total = _dot_with_rows(
         inner_ptr + pair[None, :] * I,
         used[None, :],

@@ -20,7 +20,7 @@ def prefill_experts(
 
     x bfloat16 [T, H]; ids int32 and weights float32 [T, k]; INT4 weights and their scales as `experts.routed_experts`
     takes them. The inner values are rounded to bfloat16, all sums are float32. The call takes
-    4 * T * k * H + 2 * T * k * I bytes of memory for itself.
+    4 * T * k * H + 2 * T * k * I + 2 * T * H bytes of memory for itself.
     """
     chosen = implementation(__name__, x)
     result: Tensor = chosen.prefill_experts(x, ids, weights, gate_up, gate_up_scale, down, down_scale)

@@ -1,11 +1,11 @@
 """The routed experts in Triton, for the many tokens of a prefill.
 
 Token-slots (pairs) are sorted by expert, and each expert's are cut into blocks of 64. A block is one operand of an MMA,
-its expert's weights the other; the number of blocks depends on the tokens, the shape of one never does, and a row of an
-MMA does not see the other rows: a token's bits are its own.
+its expert's weights the other; the number of blocks depends on the tokens, the shape of one never does, and what an MMA
+computes of one pair does not see the others: a token's bits are its own.
 
-INT4 weights are read from the tiles that decoding reads. Codes are exact in bfloat16, so each group's dot is taken with
-the codes and scaled in float32: nothing is rounded on the way.
+INT4 weights are read from the tiles that decoding reads, as the left operand (`int_linear.tiles`). Codes are exact in
+bfloat16, so each group's dot is taken with the codes and scaled in float32: no weight is rounded on the way.
 """
 
 from typing import NamedTuple
@@ -15,22 +15,23 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from onebox.kernels.experts.kernel import dot_bf16, sum_slots, swiglu, to_bf16
+from onebox.kernels.experts.slots import dot_bf16, sum_slots, swiglu, to_bf16
+from onebox.kernels.int_linear.tiles import WORDS, in_tile_order, sum_tiles, tile_order_64
+from onebox.kernels.target import has_large_shared_memory
 
 __all__ = ["BLOCK_M", "block_pairs", "group_by_expert", "prefill_experts", "prefill_experts_bf16"]
 
 BLOCK_M = 64  # pairs in a block
-TILES = 4  # tiles of 16 weight rows a program takes; 8 spill registers on sm_121
+GATE_UP_TILES = 8  # tiles of 16 weight rows a program takes: gate and up of 64 inner values, half a group
+DOWN_TILES = 4  # small programs, so that several share a multiprocessor and one multiplies while another stores
 GROUP = tl.constexpr(128)
-TILE_BYTES = tl.constexpr(1024)
+TILE_WORDS = tl.constexpr(256)
 
 
 class Blocks(NamedTuple):
     """Which pairs each block works for. All on the device: their number is known there only."""
 
-    order: Tensor  # int64 [P]: pairs sorted by expert
-    first: Tensor  # int64 [E + 1]: where each expert's pairs begin in `order`
-    last_block: Tensor  # int64 [E]: the block after an expert's last
+    pairs: Tensor  # int64 [blocks * BLOCK_M]: -1 where an expert's last block has room left
     expert: Tensor  # int64 [blocks]: E for blocks that are not needed
 
 
@@ -39,72 +40,56 @@ def group_by_expert(ids: Tensor, experts: int) -> Blocks:
     pairs = ids.numel()
     ranked, order = ids.flatten().sort(stable=True)
     first = torch.searchsorted(ranked, torch.arange(experts + 1, dtype=ids.dtype, device=ids.device))
-    last_block = ((first.diff() + BLOCK_M - 1) // BLOCK_M).cumsum(0)
+    counts = (first.diff() + BLOCK_M - 1) // BLOCK_M
+    ends = counts.cumsum(0)
     most = pairs // BLOCK_M + min(experts, pairs)  # a full block for each 64 pairs, a part of one for each expert
-    expert = torch.searchsorted(last_block, torch.arange(most, device=ids.device), right=True)
-    return Blocks(order, first, last_block, expert)
+    expert = torch.searchsorted(ends, torch.arange(most, device=ids.device), right=True)
+    # From a pair's rank to its place: as far behind its expert's first block as it is behind the expert's first pair.
+    places = ((ends - counts) * BLOCK_M - first[:-1])[ranked.to(torch.int64)] + torch.arange(pairs, device=ids.device)
+    table = torch.full((most * BLOCK_M,), -1, dtype=torch.int64, device=ids.device)
+    return Blocks(table.scatter_(0, places, order), expert)
 
 
 @triton.jit
-def block_pairs(order_ptr, first_ptr, last_block_ptr, block, expert, BLOCK_M: tl.constexpr):
-    """(pairs int64 [BLOCK_M] of the block, which of them there are)."""
-    before = tl.load(last_block_ptr + expert - 1, mask=expert > 0, other=0)
-    position = tl.load(first_ptr + expert) + (block - before) * BLOCK_M + tl.arange(0, BLOCK_M)
-    used = position < tl.load(first_ptr + expert + 1)
-    return tl.load(order_ptr + position, mask=used, other=0), used
+def block_pairs(pairs_ptr, block, BLOCK_M: tl.constexpr):
+    """(pairs int64 [BLOCK_M] of the block, 0 where there is none; which of them there are)."""
+    found = tl.load(pairs_ptr + block * BLOCK_M + tl.arange(0, BLOCK_M))
+    return tl.maximum(found, 0), found >= 0
 
 
 @triton.jit
-def _as_operand(half, TILES: tl.constexpr, INTERPRETED: tl.constexpr):
-    """int8 codes [TILES, 1024] of half a group, in fragment order, to bfloat16 [64, TILES * 16]."""
-    split = tl.reshape(half, (TILES, 2, 8, 4, 2, 2, 4))  # n kt g t k16 r8 k4
-    codes = tl.reshape(tl.permute(split, (3, 1, 4, 6, 0, 5, 2)), (64, TILES * 16))  # t kt k16 k4 | n r8 g
-    if INTERPRETED:  # it cannot make a bfloat16 of an integer
-        return codes.to(tl.float32).to(tl.bfloat16)
-    else:
-        return codes.to(tl.bfloat16)
-
-
-@triton.jit
-def _dot_with_tiles(
-    x_ptrs,  # [BLOCK_M, 64]
-    used,
-    tiles_ptr,  # the expert's: uint8 [tiles, GROUPS, 1024]
+def _tile_sums(
+    x_ptrs,  # [128, BLOCK_M]
+    tiles_ptr,  # the expert's: int32 [tiles, GROUPS, TILE_WORDS]; TILES divides their number
     scale_ptr,  # the expert's: [tiles, GROUPS, 16]
-    tile,  # [TILES]
-    num_tiles,
     GROUPS: tl.constexpr,
-    BLOCK_M: tl.constexpr,
     TILES: tl.constexpr,
     INTERPRETED: tl.constexpr,
 ):
-    """float32 [BLOCK_M, TILES * 16], group after group."""
-    there = (tile < num_tiles)[:, None]
-    byte_ptrs = tiles_ptr + tile[:, None] * (GROUPS * TILE_BYTES) + tl.arange(0, TILE_BYTES)[None, :]
-    scale_ptrs = scale_ptr + tile[:, None] * (GROUPS * 16) + tl.arange(0, 16)[None, :]
-    total = tl.zeros((BLOCK_M, TILES * 16), tl.float32)
-    for group in range(GROUPS):
-        packed = tl.load(byte_ptrs + group * TILE_BYTES, mask=there, other=0).to(tl.int8, bitcast=True)
-        first = tl.load(x_ptrs + group * GROUP, mask=used[:, None], other=0.0)
-        second = tl.load(x_ptrs + group * GROUP + 64, mask=used[:, None], other=0.0)
-        dots = tl.zeros((BLOCK_M, TILES * 16), tl.float32)
-        # Shifting a signed byte right copies its sign; the low nibble is first moved up to where the sign is.
-        dots = dot_bf16(first, _as_operand((packed << 4) >> 4, TILES, INTERPRETED), dots, INTERPRETED)
-        dots = dot_bf16(second, _as_operand(packed >> 4, TILES, INTERPRETED), dots, INTERPRETED)
-        scale = tl.load(scale_ptrs + group * 16, mask=there, other=0.0).to(tl.float32)
-        total += dots * tl.reshape(scale, (TILES * 16,))[None, :]
-    return total
+    """float32 [TILES * 16, BLOCK_M]: the program's rows of the expert's matrix times the block's pairs."""
+    first = tl.program_id(0) * TILES
+    tile = first + tl.arange(0, TILES)
+    row = tl.arange(0, TILES * 16)
+    return sum_tiles(
+        x_ptrs,
+        tiles_ptr + tile[:, None] * (GROUPS * TILE_WORDS) + tl.arange(0, WORDS)[None, :],
+        TILE_WORDS,
+        scale_ptr + (first + row // 16) * (GROUPS * 16) + row % 16,
+        16,
+        GROUPS,
+        4,
+        INTERPRETED,
+        not INTERPRETED,
+    )
 
 
 @triton.jit
 def experts_prefill_gate_up_kernel(
-    x_ptr,  # bfloat16 [T, GROUPS * 128]
-    tiles_ptr,  # uint8 [E, num_tiles, GROUPS, 1024]
+    x_ptr,  # bfloat16 [T, GROUPS * 128], in tile order
+    tiles_ptr,  # int32 [E, num_tiles, GROUPS, TILE_WORDS]
     scale_ptr,  # [E, num_tiles, GROUPS, 16]
-    inner_ptr,  # bfloat16 [T * SLOTS, num_tiles * 8]
-    order_ptr,
-    first_ptr,
-    last_block_ptr,
+    inner_ptr,  # bfloat16 [T * SLOTS, num_tiles * 8], in tile order
+    pairs_ptr,
     expert_ptr,
     num_tiles,
     num_experts,
@@ -118,40 +103,30 @@ def experts_prefill_gate_up_kernel(
     expert = tl.load(expert_ptr + block)
     if expert >= num_experts:
         return
-    pair, used = block_pairs(order_ptr, first_ptr, last_block_ptr, block, expert, BLOCK_M)
-    total = _dot_with_tiles(
-        x_ptr + (pair // SLOTS)[:, None] * (GROUPS * GROUP) + tl.arange(0, 64)[None, :],
-        used,
-        tiles_ptr + expert * num_tiles * (GROUPS * TILE_BYTES),
+    pair, used = block_pairs(pairs_ptr, block, BLOCK_M)
+    total = _tile_sums(
+        x_ptr + (pair // SLOTS)[None, :] * (GROUPS * GROUP) + tl.arange(0, 128)[:, None],
+        tiles_ptr + expert * num_tiles * (GROUPS * TILE_WORDS),
         scale_ptr + expert * num_tiles * (GROUPS * 16),
-        tl.program_id(0) * TILES + tl.arange(0, TILES),
-        num_tiles,
         GROUPS,
-        BLOCK_M,
         TILES,
         INTERPRETED,
     )
-    by_tile = tl.permute(tl.reshape(total, (BLOCK_M, TILES, 2, 8)), (0, 1, 3, 2))
-    gate, up = tl.split(tl.reshape(by_tile, (BLOCK_M, TILES * 8, 2)))
+    by_tile = tl.permute(tl.reshape(total, (TILES, 2, 8, BLOCK_M)), (0, 2, 3, 1))
+    gate, up = tl.split(tl.reshape(by_tile, (TILES * 8, BLOCK_M, 2)))
+    inner = tile_order_64(to_bf16(swiglu(gate, up), INTERPRETED))
     column = tl.program_id(0) * (TILES * 8) + tl.arange(0, TILES * 8)
-    width = num_tiles * 8
-    tl.store(
-        inner_ptr + pair[:, None] * width + column[None, :],
-        to_bf16(swiglu(gate, up), INTERPRETED),
-        mask=used[:, None] & (column < width)[None, :],
-    )
+    tl.store(inner_ptr + pair[None, :] * (num_tiles * 8) + column[:, None], inner, mask=used[None, :])
 
 
 @triton.jit
 def experts_prefill_down_kernel(
-    inner_ptr,  # bfloat16 [P, GROUPS * 128]
+    inner_ptr,  # bfloat16 [P, GROUPS * 128], in tile order
     weights_ptr,  # float32 [P]
-    tiles_ptr,  # uint8 [E, num_tiles, GROUPS, 1024]
+    tiles_ptr,  # int32 [E, num_tiles, GROUPS, TILE_WORDS]
     scale_ptr,  # [E, num_tiles, GROUPS, 16]
     slots_ptr,  # float32 [P, num_tiles * 16]
-    order_ptr,
-    first_ptr,
-    last_block_ptr,
+    pairs_ptr,
     expert_ptr,
     num_tiles,
     num_experts,
@@ -164,27 +139,19 @@ def experts_prefill_down_kernel(
     expert = tl.load(expert_ptr + block)
     if expert >= num_experts:
         return
-    pair, used = block_pairs(order_ptr, first_ptr, last_block_ptr, block, expert, BLOCK_M)
-    total = _dot_with_tiles(
-        inner_ptr + pair[:, None] * (GROUPS * GROUP) + tl.arange(0, 64)[None, :],
-        used,
-        tiles_ptr + expert * num_tiles * (GROUPS * TILE_BYTES),
+    pair, used = block_pairs(pairs_ptr, block, BLOCK_M)
+    weight = tl.load(weights_ptr + pair)  # before the sums: a number a pair is less to keep than its address
+    total = _tile_sums(
+        inner_ptr + pair[None, :] * (GROUPS * GROUP) + tl.arange(0, 128)[:, None],
+        tiles_ptr + expert * num_tiles * (GROUPS * TILE_WORDS),
         scale_ptr + expert * num_tiles * (GROUPS * 16),
-        tl.program_id(0) * TILES + tl.arange(0, TILES),
-        num_tiles,
         GROUPS,
-        BLOCK_M,
         TILES,
         INTERPRETED,
     )
     column = tl.program_id(0) * (TILES * 16) + tl.arange(0, TILES * 16)
-    width = num_tiles * 16
-    weight = tl.load(weights_ptr + pair, mask=used, other=0.0)
-    tl.store(
-        slots_ptr + pair[:, None] * width + column[None, :],
-        total * weight[:, None],
-        mask=used[:, None] & (column < width)[None, :],
-    )
+    at = slots_ptr + pair[None, :] * (num_tiles * 16) + column[:, None]
+    tl.store(at, total * weight[None, :], mask=used[None, :])
 
 
 @triton.jit
@@ -192,9 +159,7 @@ def experts_prefill_gate_up_bf16_kernel(
     x_ptr,  # bfloat16 [T, H]
     gate_up_ptr,  # bfloat16 [E, 2I, H]
     inner_ptr,  # bfloat16 [T * SLOTS, I]
-    order_ptr,
-    first_ptr,
-    last_block_ptr,
+    pairs_ptr,
     expert_ptr,
     num_experts,
     H: tl.constexpr,
@@ -209,7 +174,7 @@ def experts_prefill_gate_up_bf16_kernel(
     expert = tl.load(expert_ptr + block)
     if expert >= num_experts:
         return
-    pair, used = block_pairs(order_ptr, first_ptr, last_block_ptr, block, expert, BLOCK_M)
+    pair, used = block_pairs(pairs_ptr, block, BLOCK_M)
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     k = tl.arange(0, BLOCK_K)
     x_ptrs = x_ptr + (pair // SLOTS)[:, None] * H + k[None, :]
@@ -234,9 +199,7 @@ def experts_prefill_down_bf16_kernel(
     weights_ptr,  # float32 [P]
     down_ptr,  # bfloat16 [E, H, I]
     slots_ptr,  # float32 [P, H]
-    order_ptr,
-    first_ptr,
-    last_block_ptr,
+    pairs_ptr,
     expert_ptr,
     num_experts,
     H: tl.constexpr,
@@ -250,7 +213,7 @@ def experts_prefill_down_bf16_kernel(
     expert = tl.load(expert_ptr + block)
     if expert >= num_experts:
         return
-    pair, used = block_pairs(order_ptr, first_ptr, last_block_ptr, block, expert, BLOCK_M)
+    pair, used = block_pairs(pairs_ptr, block, BLOCK_M)
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     k = tl.arange(0, BLOCK_K)
     inner_ptrs = inner_ptr + pair[:, None] * I + k[None, :]
@@ -282,10 +245,12 @@ def prefill_experts(
     hidden_tiles, inner_groups = down.shape[1:3]
     blocks = group_by_expert(ids, experts)
     inner, slots = _workspace(ids, inner_tiles * 8, hidden_tiles * 16)
-    shape = {"BLOCK_M": BLOCK_M, "TILES": TILES, "INTERPRETED": triton.knobs.runtime.interpret, "num_warps": 4}
-    experts_prefill_gate_up_kernel[(triton.cdiv(inner_tiles, TILES), len(blocks.expert))](
-        x,
-        gate_up,
+    shape = {"BLOCK_M": BLOCK_M, "INTERPRETED": triton.knobs.runtime.interpret, "num_stages": 3}
+    if has_large_shared_memory():
+        shape["maxnreg"] = 128  # so that two programs share a multiprocessor: one multiplies while the other stores
+    experts_prefill_gate_up_kernel[(inner_tiles // GATE_UP_TILES, len(blocks.expert))](
+        in_tile_order(x),
+        gate_up.view(torch.int32),
         gate_up_scale,
         inner,
         *blocks,
@@ -293,10 +258,23 @@ def prefill_experts(
         experts,
         GROUPS=hidden_groups,
         SLOTS=ids.shape[1],
+        TILES=GATE_UP_TILES,
+        num_warps=8,
         **shape,
     )
-    experts_prefill_down_kernel[(triton.cdiv(hidden_tiles, TILES), len(blocks.expert))](
-        inner, weights, down, down_scale, slots, *blocks, hidden_tiles, experts, GROUPS=inner_groups, **shape
+    experts_prefill_down_kernel[(hidden_tiles // DOWN_TILES, len(blocks.expert))](
+        inner,
+        weights,
+        down.view(torch.int32),
+        down_scale,
+        slots,
+        *blocks,
+        hidden_tiles,
+        experts,
+        GROUPS=inner_groups,
+        TILES=DOWN_TILES,
+        num_warps=4,
+        **shape,
     )
     return sum_slots(slots, x.dtype)
 

@@ -9,14 +9,14 @@ The weight is the left operand: its tile is decoded in registers and read once, 
 narrow side. The order along K is a constant of the weight's shape and the variant, whatever the number of rows.
 """
 
-from typing import NamedTuple
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from onebox.kernels.float_linear.shapes import SCALE_BLOCK
+from onebox.kernels.float_linear.tiles import FloatWeight, Tile, decode_tile
+from onebox.kernels.target import has_large_shared_memory
 
 __all__ = [
     "bf16_linear",
@@ -25,8 +25,10 @@ __all__ = [
     "fp8_block_matmul",
     "fp8_row_linear",
     "fp8_row_matmul",
+    "linear_tile",
     "nvfp4_linear",
     "nvfp4_matmul",
+    "store_tile",
 ]
 
 # The interpreter has no inline assembly, and its dot multiplies the raw bits of bfloat16.
@@ -174,13 +176,15 @@ def load_nvfp4(weight_ptr, scale_ptr, n, first, N, K: tl.constexpr, BLOCK_K: tl.
     return tl.reshape(tl.join(even, odd), (BLOCK_N, BLOCK_K))
 
 
-@triton.jit(do_not_specialize=["R"])
-def float_linear_kernel(
+@triton.jit
+def linear_tile(
+    r,  # the tile's rows
+    block,  # which BLOCK_N columns
+    part,
     x_ptr,  # bfloat16 or float32 [R, K], rows x_stride apart
     weight_ptr,  # e4m3: uint8 [N, K]; nvfp4: uint8 [N, K/2]; bf16: bfloat16 [N, K]
     scale_ptr,  # block: [ceil(N/128), ceil(K/128)]; row: [N] or, with scale_stride 0, [1]; nvfp4: uint8 [N, K/16]
     multiplier_ptr,  # nvfp4: float32 [1]
-    out_ptr,  # [R, N], or float32 [SPLIT, R, N]
     R,
     N,
     x_stride,
@@ -193,10 +197,8 @@ def float_linear_kernel(
     SPLIT: tl.constexpr,
     ASM: tl.constexpr,
 ):
-    # Programs that share a weight tile run side by side, so that it comes from memory once.
-    r = tl.program_id(0) * BLOCK_R + tl.arange(0, BLOCK_R)
-    n = tl.program_id(1).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
-    part = tl.program_id(2)
+    """float32 [BLOCK_N, BLOCK_R]: columns of the linear, over one part of K."""
+    n = block.to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
     STEPS: tl.constexpr = (K + BLOCK_K * SPLIT - 1) // (BLOCK_K * SPLIT)
     x_row_ptr = x_ptr + r.to(tl.int64)[None, :] * x_stride
     total = tl.zeros((BLOCK_N, BLOCK_R), tl.float32)
@@ -211,8 +213,8 @@ def float_linear_kernel(
             if FORMAT != "bf16":
                 weight = decode_e4m3(weight, ASM)
         if FORMAT == "block":
-            block = (tl.program_id(1) * BLOCK_N // BLOCK) * ((K + BLOCK - 1) // BLOCK) + first // BLOCK
-            scale = tl.load(scale_ptr + block, first < K, other=0.0).to(tl.float32)
+            scale_at = (block * BLOCK_N // BLOCK) * ((K + BLOCK - 1) // BLOCK) + first // BLOCK
+            scale = tl.load(scale_ptr + scale_at, first < K, other=0.0).to(tl.float32)
             total += dot(weight, x, tl.zeros((BLOCK_N, BLOCK_R), tl.float32)) * scale
         else:
             total = dot(weight, x, total)
@@ -222,8 +224,60 @@ def float_linear_kernel(
     if FORMAT == "nvfp4":
         total *= E2M1_IN_MULTIPLIER
         total *= tl.load(multiplier_ptr)
+    return total
+
+
+@triton.jit
+def store_tile(total, r, block, part, out_ptr, R, N, BLOCK_N: tl.constexpr):
+    n = block.to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
     place = (part * R + r).to(tl.int64)[None, :] * N + n[:, None]
     tl.store(out_ptr + place, total.to(out_ptr.dtype.element_ty), (r < R)[None, :] & (n < N)[:, None])
+
+
+@triton.jit(do_not_specialize=["R"])
+def float_linear_kernel(
+    x_ptr,  # as in `linear_tile`
+    weight_ptr,
+    scale_ptr,
+    multiplier_ptr,
+    out_ptr,  # [R, N], or float32 [SPLIT, R, N]
+    R,
+    N,
+    x_stride,
+    scale_stride,
+    K: tl.constexpr,
+    FORMAT: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_R: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    SPLIT: tl.constexpr,
+    ASM: tl.constexpr,
+):
+    # Programs that share a weight tile run side by side, so that it comes from memory once.
+    r = tl.program_id(0) * BLOCK_R + tl.arange(0, BLOCK_R)
+    block = tl.program_id(1)
+    part = tl.program_id(2)
+    total = linear_tile(
+        r,
+        block,
+        part,
+        x_ptr,
+        weight_ptr,
+        scale_ptr,
+        multiplier_ptr,
+        R,
+        N,
+        x_stride,
+        scale_stride,
+        K,
+        FORMAT,
+        BLOCK_N,
+        BLOCK_R,
+        BLOCK_K,
+        SPLIT,
+        ASM,
+    )
+    store_tile(total, r, block, part, out_ptr, R, N, BLOCK_N)
 
 
 @triton.jit
@@ -242,52 +296,21 @@ def float_linear_sum_kernel(
     tl.store(out_ptr + place, total.to(out_ptr.dtype.element_ty), place < size)
 
 
-class Tile(NamedTuple):
-    """How a launch divides its work. The first three fix the order of summation and never depend on the rows."""
+def prefill_tile(x: Tensor, n: int, kind: str) -> Tile:
+    """Square tiles, small ones where there are few columns; float32 rows, in three parts, in narrower ones.
 
-    block_n: int
-    block_k: int
-    split: int
-    block_r: int
-    num_warps: int
-    num_stages: int
-
-
-def decode_tile(x: Tensor, n: int, kind: str) -> Tile:
-    """Narrow tiles, and a split of K wherever the output columns alone would leave the GPU's memory idle."""
-    block_n = 32  # with two warps: `mma.sync` on every GPU, the same instructions for 8 rows and for 64
-    block_k = 256 if kind == "nvfp4" else 128  # 128 or 256 bytes of a weight row
-    if x.dtype == torch.float32:
-        block_k //= 2  # registers for the three parts of 64 rows
-    steps, columns = triton.cdiv(x.shape[1], block_k), triton.cdiv(n, block_n)
-    split = max(parts for parts in range(1, steps + 1) if parts == 1 or _is_good_split(parts, steps, columns))
-    block_r = max(8, triton.next_power_of_2(x.shape[0]))
-    return Tile(block_n, block_k, split, block_r, num_warps=2, num_stages=4 if block_r <= 16 else 3)
-
-
-def _is_good_split(parts: int, steps: int, columns: int) -> bool:
-    return steps % parts == 0 and steps // parts >= 2 and columns * parts <= 512
-
-
-def prefill_tile(x: Tensor, n: int) -> Tile:
-    """Square tiles, small ones where there are few columns; float32 rows, in three parts, in narrower ones."""
+    E4M3 takes time to decode: narrow tiles leave room for other programs, which multiply meanwhile.
+    """
     if x.dtype == torch.float32:
         return Tile(64, 64, 1, 32, num_warps=4, num_stages=2)
     if n < 2048:
         return Tile(64, 64, 1, 64, num_warps=4, num_stages=3)
+    if kind in ("block", "row"):
+        return Tile(64, 128, 1, 128, num_warps=4, num_stages=3 if has_large_shared_memory() else 2)
     return Tile(128, 64, 1, 128, num_warps=8, num_stages=3)
 
 
-class Weight(NamedTuple):
-    """A stored weight as the kernel takes it."""
-
-    kind: str  # the kernel's FORMAT
-    codes: Tensor
-    scale: Tensor | None
-    multiplier: Tensor | None = None
-
-
-def _launch(x: Tensor, weight: Weight, tile: Tile, out_dtype: torch.dtype | None) -> Tensor:
+def _launch(x: Tensor, weight: FloatWeight, tile: Tile, out_dtype: torch.dtype | None) -> Tensor:
     rows, k = x.shape
     n = weight.codes.shape[0]
     out = torch.empty(rows, n, dtype=out_dtype or x.dtype, device=x.device)
@@ -322,53 +345,53 @@ def _launch(x: Tensor, weight: Weight, tile: Tile, out_dtype: torch.dtype | None
     return out
 
 
-def _decode(x: Tensor, weight: Weight, out_dtype: torch.dtype | None) -> Tensor:
+def _decode(x: Tensor, weight: FloatWeight, out_dtype: torch.dtype | None) -> Tensor:
     return _launch(x, weight, decode_tile(x, weight.codes.shape[0], weight.kind), out_dtype)
 
 
-def _prefill(x: Tensor, weight: Weight, out_dtype: torch.dtype | None) -> Tensor:
-    return _launch(x, weight, prefill_tile(x, weight.codes.shape[0]), out_dtype)
+def _prefill(x: Tensor, weight: FloatWeight, out_dtype: torch.dtype | None) -> Tensor:
+    return _launch(x, weight, prefill_tile(x, weight.codes.shape[0], weight.kind), out_dtype)
 
 
 def fp8_block_linear(x: Tensor, weight: Tensor, scale: Tensor, out_dtype: torch.dtype | None = None) -> Tensor:
     """See `onebox.kernels.float_linear.fp8_block_linear`."""
-    return _decode(x, Weight("block", weight.view(torch.uint8), scale.contiguous()), out_dtype)
+    return _decode(x, FloatWeight("block", weight.view(torch.uint8), scale.contiguous()), out_dtype)
 
 
 def fp8_block_matmul(x: Tensor, weight: Tensor, scale: Tensor, out_dtype: torch.dtype | None = None) -> Tensor:
     """See `onebox.kernels.float_linear.fp8_block_matmul`."""
-    return _prefill(x, Weight("block", weight.view(torch.uint8), scale.contiguous()), out_dtype)
+    return _prefill(x, FloatWeight("block", weight.view(torch.uint8), scale.contiguous()), out_dtype)
 
 
 def fp8_row_linear(x: Tensor, weight: Tensor, scale: Tensor, out_dtype: torch.dtype | None = None) -> Tensor:
     """See `onebox.kernels.float_linear.fp8_row_linear`."""
-    return _decode(x, Weight("row", weight.view(torch.uint8), scale.contiguous()), out_dtype)
+    return _decode(x, FloatWeight("row", weight.view(torch.uint8), scale.contiguous()), out_dtype)
 
 
 def fp8_row_matmul(x: Tensor, weight: Tensor, scale: Tensor, out_dtype: torch.dtype | None = None) -> Tensor:
     """See `onebox.kernels.float_linear.fp8_row_matmul`."""
-    return _prefill(x, Weight("row", weight.view(torch.uint8), scale.contiguous()), out_dtype)
+    return _prefill(x, FloatWeight("row", weight.view(torch.uint8), scale.contiguous()), out_dtype)
 
 
 def nvfp4_linear(
     x: Tensor, packed: Tensor, scale: Tensor, multiplier: Tensor, out_dtype: torch.dtype | None = None
 ) -> Tensor:
     """See `onebox.kernels.float_linear.nvfp4_linear`."""
-    return _decode(x, Weight("nvfp4", packed, scale.contiguous().view(torch.uint8), multiplier), out_dtype)
+    return _decode(x, FloatWeight("nvfp4", packed, scale.contiguous().view(torch.uint8), multiplier), out_dtype)
 
 
 def nvfp4_matmul(
     x: Tensor, packed: Tensor, scale: Tensor, multiplier: Tensor, out_dtype: torch.dtype | None = None
 ) -> Tensor:
     """See `onebox.kernels.float_linear.nvfp4_matmul`."""
-    return _prefill(x, Weight("nvfp4", packed, scale.contiguous().view(torch.uint8), multiplier), out_dtype)
+    return _prefill(x, FloatWeight("nvfp4", packed, scale.contiguous().view(torch.uint8), multiplier), out_dtype)
 
 
 def bf16_linear(x: Tensor, weight: Tensor, out_dtype: torch.dtype | None = None) -> Tensor:
     """See `onebox.kernels.float_linear.bf16_linear`."""
-    return _decode(x, Weight("bf16", weight, None), out_dtype)
+    return _decode(x, FloatWeight("bf16", weight, None), out_dtype)
 
 
 def bf16_matmul(x: Tensor, weight: Tensor, out_dtype: torch.dtype | None = None) -> Tensor:
     """See `onebox.kernels.float_linear.bf16_matmul`."""
-    return _prefill(x, Weight("bf16", weight, None), out_dtype)
+    return _prefill(x, FloatWeight("bf16", weight, None), out_dtype)

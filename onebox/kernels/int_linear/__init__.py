@@ -16,8 +16,17 @@ import torch
 from torch import Tensor
 
 from onebox.kernels.dispatch import implementation
+from onebox.kernels.rows import FixedRows
 
-__all__ = ["fixed_point", "int4_linear", "int4_matmul", "int8_linear", "int8_matmul"]
+__all__ = [
+    "fixed_point",
+    "int4_linear",
+    "int4_matmul",
+    "int4_parts",
+    "int8_linear",
+    "int8_matmul",
+    "int8_parts",
+]
 
 
 def fixed_point(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -48,6 +57,21 @@ def int8_linear(
 ) -> Tensor:
     """As `int4_linear` with one scale a row: weight uint8 [K/128, ceil(N/16), 2048], weight_scale [N]."""
     result: Tensor = implementation(__name__, planes).int8_linear(planes, scale, weight, weight_scale, dtype)
+    return result
+
+
+def int4_parts(rows: FixedRows, weight: Tensor, weight_scale: Tensor) -> Tensor:
+    """float32 [P, R, N] whose sum over P, in this order, is the linear: for the operation behind it to add up.
+
+    Weights as in `int4_linear`; P is a constant of their shape.
+    """
+    result: Tensor = implementation(__name__, weight).int4_parts(rows, weight, weight_scale)
+    return result
+
+
+def int8_parts(rows: FixedRows, weight: Tensor, weight_scale: Tensor) -> Tensor:
+    """The same of weights as in `int8_linear`."""
+    result: Tensor = implementation(__name__, weight).int8_parts(rows, weight, weight_scale)
     return result
 
 

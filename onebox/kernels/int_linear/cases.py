@@ -9,8 +9,9 @@ from torch import Tensor
 from onebox.formats.fragments import TILE_ROWS, to_fragments
 from onebox.kernels.case import Case, generator
 from onebox.kernels.int_linear.reference import fixed_point
+from onebox.kernels.rows import FixedRows
 
-__all__ = ["CASES", "activations", "matrix"]
+__all__ = ["CASES", "activations", "fixed_rows", "matrix"]
 
 
 def activations(rows: int, columns: int, dtype: torch.dtype) -> Tensor:
@@ -47,6 +48,21 @@ def _linear(
     return {**{name: tensor.to(device) for name, tensor in tensors.items()}, "dtype": dtype}
 
 
+def fixed_rows(rows: int, columns: int, dtype: torch.dtype, *, is_normed: bool = True) -> FixedRows:
+    """Rows as a norm leaves them, their own sums of squares beside them, or rows as they are."""
+    x = activations(rows, columns, dtype)
+    squares = x.to(torch.float32).square().reshape(rows, columns // 128, 128).sum(-1) if is_normed else None
+    return FixedRows(x, *fixed_point(x), squares, 1e-6)
+
+
+def _parts(
+    device: torch.device, rows: int, shape: tuple[int, int], bits: int, dtype: torch.dtype, is_normed: bool
+) -> dict[str, Any]:
+    weight, weight_scale = matrix(*shape, bits)
+    given = fixed_rows(rows, shape[1], dtype, is_normed=is_normed)
+    return {"rows": given.to(device), "weight": weight.to(device), "weight_scale": weight_scale.to(device)}
+
+
 def _matmul(
     device: torch.device, rows: int, shape: tuple[int, int], bits: int, scale_dtype: torch.dtype, dtype: torch.dtype
 ) -> dict[str, Any]:
@@ -73,6 +89,11 @@ def _case(
     return Case(op, f"{rows}x{shape[0]}x{shape[1]}-{dtype}-{scale_dtype}", make, is_full)
 
 
+def _parts_case(op: str, rows: int, shape: tuple[int, int], *, is_normed: bool = True, is_full: bool = False) -> Case:
+    make = partial(_parts, rows=rows, shape=shape, bits=int(op[3]), dtype=torch.float32, is_normed=is_normed)
+    return Case(op, f"{rows}x{shape[0]}x{shape[1]}-{'normed' if is_normed else 'plain'}", make, is_full)
+
+
 FLOAT, BRAIN = torch.float32, torch.bfloat16
 
 CASES = [
@@ -89,6 +110,11 @@ CASES = [
     _case("int8_linear", 1, (17, 256), FLOAT, FLOAT),
     _case("int8_linear", 9, (80, 128), BRAIN, BRAIN),
     _case("int8_linear", 64, (48, 256), FLOAT),
+    _parts_case("int4_parts", 1, (40, 1024)),
+    _parts_case("int4_parts", 3, (32, 640), is_normed=False),
+    _parts_case("int4_parts", 9, (16, 384)),
+    _parts_case("int8_parts", 2, (17, 256)),
+    _parts_case("int8_parts", 0, (16, 128), is_normed=False),
     _case("int4_matmul", 1, (32, 128), BRAIN),
     _case("int4_matmul", 65, (144, 256), BRAIN, BRAIN),
     _case("int4_matmul", 3, (24, 384), FLOAT),
@@ -102,6 +128,9 @@ CASES = [
     _case("int4_linear", 8, (2048, 4096), FLOAT, BRAIN, is_full=True),
     *(_case("int8_linear", rows, (2048, 3072), BRAIN, BRAIN, is_full=True) for rows in (1, 8, 64)),
     _case("int8_linear", 3, (3072, 1024), FLOAT, is_full=True),
+    *(_parts_case("int4_parts", rows, (20608, 3072), is_full=True) for rows in (1, 3, 12)),
+    _parts_case("int4_parts", 3, (3072, 8192), is_normed=False, is_full=True),
+    _parts_case("int8_parts", 3, (2048, 3072), is_full=True),
     _case("int4_matmul", 1024, (12288, 3072), BRAIN, is_full=True),
     _case("int4_matmul", 130, (3072, 8192), BRAIN, is_full=True),
     _case("int4_matmul", 512, (12288, 2048), BRAIN, BRAIN, is_full=True),

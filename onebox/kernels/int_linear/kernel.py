@@ -3,7 +3,7 @@
 Decode: one program takes a few tiles (16 matrix rows each) and all rows of the step. A row's two planes are two columns
 of the MMA, neighbours in a thread's registers. Weights and activations are both permuted along K, alike, so that a
 fragment is what a thread loaded; up to 8 rows, where one warp is a program, next to nothing goes through shared memory.
-Prefill: blocks of tokens by matrix rows.
+Prefill is in `prefill.py`.
 """
 
 import torch
@@ -12,7 +12,11 @@ import triton.language as tl
 from torch import Tensor
 
 from onebox.formats.fragments import TILE_COLUMNS
-from onebox.kernels.int_linear.reference import LARGEST, SMALLEST_ABSMAX
+from onebox.kernels.dependent import dependent, release, wait
+from onebox.kernels.int_linear.prefill import matmul
+from onebox.kernels.int_linear.reference import LARGEST, SMALLEST_ABSMAX, num_parts
+from onebox.kernels.rows import FixedRows
+from onebox.kernels.tuning import choose
 from onebox.spec.errors import MismatchError
 
 __all__ = [
@@ -20,17 +24,16 @@ __all__ = [
     "fixed_point",
     "int4_linear",
     "int4_matmul",
+    "int4_parts",
     "int8_linear",
     "int8_matmul",
+    "int8_parts",
     "linear",
+    "row_factors",
     "sum_groups",
 ]
 
 MAX_ROWS = 64
-# Fewer programs than this do not keep enough loads in flight to saturate the memory of a large GPU.
-WANTED_PROGRAMS = 1024
-MAX_SPLITS = 8
-TOKEN_BLOCK = 64
 
 
 @triton.jit
@@ -42,7 +45,10 @@ def fixed_point_split_kernel(
     GROUPS: tl.constexpr,
     LARGEST: tl.constexpr,
     SMALLEST_ABSMAX: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):
+    release(DEPENDENT)
+    wait(DEPENDENT)
     row = tl.program_id(1).to(tl.int64)
     groups = tl.program_id(0) * GROUPS + tl.arange(0, GROUPS)
     columns = groups[:, None] * 128 + tl.arange(0, 128)[None, :]
@@ -52,9 +58,8 @@ def fixed_point_split_kernel(
     # Adding 1.5 * 2^23 leaves no bits for a fraction: the sum is rounded, half to even.
     steps = ((tl.div_rn(x, tl.broadcast_to(scale[:, None], x.shape)) + 12582912.0) - 12582912.0).to(tl.int32)
     low = ((steps + 128) & 255) - 128
-    high = (steps - low) >> 8
     at = planes_ptr + row * 2 * K + columns
-    tl.store(at, high.to(tl.int8), mask=inside)
+    tl.store(at, ((steps - low) >> 8).to(tl.int8), mask=inside)
     tl.store(at + K, low.to(tl.int8), mask=inside)
     tl.store(scale_ptr + row * (K // 128) + groups, scale, mask=groups * 128 < K)
 
@@ -127,6 +132,48 @@ def group_dot(first, second, planes_ptr, inside, TILES: tl.constexpr, COLUMNS: t
 
 
 @triton.jit
+def load_scales(scale_ptrs, inside, stride, UNROLL: tl.constexpr, BITS: tl.constexpr):
+    """Scales of UNROLL groups of INT4 tiles; INT8 has none here."""
+    scales = ()
+    for step in tl.static_range(UNROLL):
+        if BITS == 4:
+            scales += (tl.load(scale_ptrs + step * stride, mask=inside, other=0.0),)  # type: ignore[assignment]
+    return scales
+
+
+@triton.jit
+def add_groups(
+    total,
+    firsts,
+    seconds,
+    weight_scales,
+    plane_ptrs,
+    planes_inside,
+    scale_ptrs,
+    rows_inside,
+    BITS: tl.constexpr,
+    UNROLL: tl.constexpr,
+    TILES: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    USE_ASM: tl.constexpr,
+):
+    """Total and the dots of UNROLL groups whose weights are loaded, one after the other."""
+    for step in tl.static_range(UNROLL):
+        scale = tl.load(scale_ptrs + step, mask=rows_inside, other=0.0)[None, :]
+        if BITS == 4:
+            first, second = int4_halves(firsts[step], USE_ASM)
+            scale = weight_scales[step].to(tl.float32)[:, None] * scale
+        else:
+            first = firsts[step].to(tl.int8, bitcast=True)
+            second = seconds[step].to(tl.int8, bitcast=True)
+            scale = tl.broadcast_to(scale, total.shape)
+        dots = group_dot(first, second, plane_ptrs + step * 128, planes_inside, TILES, COLUMNS)
+        # Said as one operation, so that no variant of this kernel rounds where another does not.
+        total = tl.fma(dots, scale, total)
+    return total
+
+
+@triton.jit
 def sum_groups(
     planes_ptr,  # int8 [R, 2, K]
     scale_ptr,  # float32 [R, K/128]
@@ -144,10 +191,12 @@ def sum_groups(
     TILES: tl.constexpr,
     UNROLL: tl.constexpr,
     USE_ASM: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):
     """float32 [16 * TILES, COLUMNS / 2]: the linear over GROUPS groups, in their order, from `first_group`.
 
-    The INT4 codes come sixteen times too large and are scaled; the INT8 codes are not scaled yet.
+    The INT4 codes come sixteen times too large and are scaled; the INT8 codes are not scaled yet. The first weights are
+    under way before it waits for the rows.
     """
     TILE_BYTES: tl.constexpr = 256 * BITS
     tiles = first_tile + tl.arange(0, TILES)
@@ -156,29 +205,60 @@ def sum_groups(
     tile_ptrs = weight_ptr + tiles.to(tl.int64)[:, None] * TILE_BYTES + tl.arange(0, 1024)[None, :]
     tile_ptrs += first_group * tile_stride
     columns = first_tile * 16 + tl.arange(0, 16 * TILES)
+    columns_inside = columns < N
+    weight_scale_ptrs = weight_scale_ptr + first_group * N + columns
     planes = tl.arange(0, COLUMNS)
     planes_inside = (planes < 2 * R)[:, None]
     plane_ptrs = planes_ptr + planes[:, None] * K + first_group * 128 + tl.arange(0, 64)[None, :]
     rows = tl.arange(0, COLUMNS // 2)
     scale_ptrs = scale_ptr + rows * (K // 128) + first_group
     total = tl.zeros((16 * TILES, COLUMNS // 2), tl.float32)
-    for group in tl.range(0, GROUPS, UNROLL, num_stages=1):
+    scales = load_scales(weight_scale_ptrs, columns_inside, N, UNROLL, BITS)
+    firsts, seconds = load_tiles(tile_ptrs, tiles_inside, tile_stride, UNROLL, BITS)
+    wait(DEPENDENT)
+    total = add_groups(
+        total,
+        firsts,
+        seconds,
+        scales,
+        plane_ptrs,
+        planes_inside,
+        scale_ptrs,
+        rows < R,
+        BITS,
+        UNROLL,
+        TILES,
+        COLUMNS,
+        USE_ASM,
+    )
+    for group in tl.range(UNROLL, GROUPS, UNROLL, num_stages=1):
+        scales = load_scales(weight_scale_ptrs + group * N, columns_inside, N, UNROLL, BITS)
         firsts, seconds = load_tiles(tile_ptrs + group * tile_stride, tiles_inside, tile_stride, UNROLL, BITS)
-        for step in tl.static_range(UNROLL):
-            here = group + step
-            scale = tl.load(scale_ptrs + here, mask=rows < R, other=0.0)[None, :]
-            if BITS == 4:
-                first, second = int4_halves(firsts[step], USE_ASM)
-                at = weight_scale_ptr + (first_group + here) * N + columns
-                scale = tl.load(at, mask=columns < N, other=0.0).to(tl.float32)[:, None] * scale
-            else:
-                first = firsts[step].to(tl.int8, bitcast=True)
-                second = seconds[step].to(tl.int8, bitcast=True)
-                scale = tl.broadcast_to(scale, total.shape)
-            dots = group_dot(first, second, plane_ptrs + here * 128, planes_inside, TILES, COLUMNS)
-            # Said as one operation, so that no variant of this kernel rounds where another does not.
-            total = tl.fma(dots, scale, total)
+        total = add_groups(
+            total,
+            firsts,
+            seconds,
+            scales,
+            plane_ptrs + group * 128,
+            planes_inside,
+            scale_ptrs + group,
+            rows < R,
+            BITS,
+            UNROLL,
+            TILES,
+            COLUMNS,
+            USE_ASM,
+        )
     return total
+
+
+@triton.jit
+def row_factors(squares_ptr, rows, R, eps, K: tl.constexpr, GROUPS_BLOCK: tl.constexpr):
+    """float32 [rows]: what makes rows of `squares` [R, K/128], their groups' sums of squares, rows of length one."""
+    groups = tl.arange(0, GROUPS_BLOCK)
+    inside = (rows < R)[:, None] & (groups < K // 128)[None, :]
+    squares = tl.load(squares_ptr + rows[:, None] * (K // 128) + groups[None, :], mask=inside, other=0.0)
+    return tl.rsqrt(tl.sum(squares, 1) / K + eps)
 
 
 @triton.jit(do_not_specialize=["R", "num_tiles"])
@@ -187,10 +267,12 @@ def linear_part_kernel(
     scale_ptr,  # float32 [R, K/128]
     weight_ptr,  # uint8 [K/128, tiles, 256 * BITS]
     weight_scale_ptr,  # [K/128, N] or [N]
+    squares_ptr,  # float32 [R, K/128], or None for rows that have their length already
     out_ptr,  # [SPLITS, R, N]: float32 parts, or the result if there is one split
     R,
     N,
     num_tiles,
+    eps,
     K: tl.constexpr,
     BITS: tl.constexpr,
     SPLITS: tl.constexpr,
@@ -198,8 +280,11 @@ def linear_part_kernel(
     TILES: tl.constexpr,
     UNROLL: tl.constexpr,
     USE_ASM: tl.constexpr,
+    GROUPS_BLOCK: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):
     GROUPS: tl.constexpr = K // 128 // SPLITS
+    release(DEPENDENT)
     first_tile = tl.program_id(0) * TILES
     split = tl.program_id(1)
     total = sum_groups(
@@ -219,13 +304,16 @@ def linear_part_kernel(
         TILES,
         UNROLL,
         USE_ASM,
+        DEPENDENT,
     )
     columns = first_tile * 16 + tl.arange(0, 16 * TILES)
     rows = tl.arange(0, COLUMNS // 2)
     if BITS == 4:
         total *= 0.0625
-    elif SPLITS == 1:
+    else:
         total *= tl.load(weight_scale_ptr + columns, mask=columns < N, other=0.0).to(tl.float32)[:, None]
+    if squares_ptr is not None:
+        total *= row_factors(squares_ptr, rows, R, eps, K, GROUPS_BLOCK)[None, :]
     at = out_ptr + (split * R + rows).to(tl.int64)[None, :] * N + columns[:, None]
     inside = (rows < R)[None, :] & (columns < N)[:, None]
     tl.store(at, total.to(out_ptr.dtype.element_ty), mask=inside)
@@ -234,95 +322,22 @@ def linear_part_kernel(
 @triton.jit(do_not_specialize=["R"])
 def linear_sum_kernel(
     parts_ptr,  # float32 [SPLITS, R, N]
-    weight_scale_ptr,  # [N] if BITS is 8
     out_ptr,  # [R, N]
     R,
     N,
-    BITS: tl.constexpr,
     SPLITS: tl.constexpr,
     BLOCK: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):
+    release(DEPENDENT)
+    wait(DEPENDENT)
     row = tl.program_id(1)
     columns = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = columns < N
     total = tl.zeros((BLOCK,), tl.float32)
     for split in tl.static_range(SPLITS):
         total += tl.load(parts_ptr + (split * R + row).to(tl.int64) * N + columns, mask=inside, other=0.0)
-    if BITS == 8:
-        total *= tl.load(weight_scale_ptr + columns, mask=inside, other=0.0).to(tl.float32)
     tl.store(out_ptr + row.to(tl.int64) * N + columns, total.to(out_ptr.dtype.element_ty), mask=inside)
-
-
-@triton.jit
-def block_operand(half, WIDE: tl.constexpr, TILE_BLOCK: tl.constexpr):
-    """Half the columns of some tiles, int8 [TILE_BLOCK, 1024], with K in its own order: [64, 16 * TILE_BLOCK].
-
-    Codes, and sixteen times INT4 codes, are exact in bfloat16.
-    """
-    codes = half.to(tl.float32)
-    if not WIDE:
-        codes = codes.to(tl.bfloat16)
-    split = tl.reshape(codes, (TILE_BLOCK, 2, 8, 4, 2, 2, 4))  # n kt g t k16 r8 k4
-    return tl.reshape(tl.permute(split, (3, 1, 4, 6, 0, 5, 2)), (64, TILE_BLOCK * 16))  # t kt k16 k4 | n r8 g
-
-
-@triton.jit(do_not_specialize=["T", "num_tiles"])
-def matmul_block_kernel(
-    x_ptr,  # [T, K]
-    weight_ptr,  # uint8 [K/128, tiles, 256 * BITS]
-    weight_scale_ptr,  # [K/128, N] or [N]
-    out_ptr,  # [T, N]
-    T,
-    N,
-    num_tiles,
-    K: tl.constexpr,
-    BITS: tl.constexpr,
-    WIDE: tl.constexpr,  # multiply in float32: for float32 activations, and where the interpreter has no bfloat16
-    USE_ASM: tl.constexpr,
-    TOKEN_BLOCK: tl.constexpr,
-    TILE_BLOCK: tl.constexpr,
-):
-    # Neighbouring programs share the weights, which are the larger side to fetch; the tokens stay in the cache.
-    TILE_BYTES: tl.constexpr = 256 * BITS
-    tokens = tl.program_id(0) * TOKEN_BLOCK + tl.arange(0, TOKEN_BLOCK)
-    tiles = tl.program_id(1) * TILE_BLOCK + tl.arange(0, TILE_BLOCK)
-    columns = tl.program_id(1) * TILE_BLOCK * 16 + tl.arange(0, TILE_BLOCK * 16)
-    tiles_inside = (tiles < num_tiles)[:, None]
-    tokens_inside = (tokens < T)[:, None]
-    tile_ptrs = weight_ptr + tiles.to(tl.int64)[:, None] * TILE_BYTES + tl.arange(0, 1024)[None, :]
-    tile_stride = num_tiles.to(tl.int64) * TILE_BYTES
-    token_ptrs = x_ptr + tokens.to(tl.int64)[:, None] * K + tl.arange(0, 64)[None, :]
-    total = tl.zeros((TOKEN_BLOCK, TILE_BLOCK * 16), tl.float32)
-    for group in tl.range(0, K // 128, num_stages=2):
-        at = tile_ptrs + group * tile_stride
-        if BITS == 4:
-            first, second = int4_halves(tl.load(at, mask=tiles_inside, other=0), USE_ASM)
-        else:
-            first = tl.load(at, mask=tiles_inside, other=0).to(tl.int8, bitcast=True)
-            second = tl.load(at + 1024, mask=tiles_inside, other=0).to(tl.int8, bitcast=True)
-        before = tl.load(token_ptrs + group * 128, mask=tokens_inside, other=0.0)
-        behind = tl.load(token_ptrs + group * 128 + 64, mask=tokens_inside, other=0.0)
-        if WIDE:
-            before = before.to(tl.float32)
-            behind = behind.to(tl.float32)
-        first = block_operand(first, WIDE, TILE_BLOCK)
-        second = block_operand(second, WIDE, TILE_BLOCK)
-        if BITS == 4:
-            # The scale is applied to the group's sum: no weight is rounded to bfloat16.
-            dots = tl.dot(before, first, input_precision="tf32x3")
-            dots = tl.dot(behind, second, dots, input_precision="tf32x3")
-            scale = tl.load(weight_scale_ptr + group * N + columns, mask=columns < N, other=0.0)
-            total = tl.fma(dots, tl.broadcast_to(scale.to(tl.float32)[None, :], total.shape), total)
-        else:
-            total = tl.dot(before, first, total, input_precision="tf32x3")
-            total = tl.dot(behind, second, total, input_precision="tf32x3")
-    if BITS == 4:
-        total *= 0.0625
-    else:
-        total *= tl.load(weight_scale_ptr + columns, mask=columns < N, other=0.0).to(tl.float32)[None, :]
-    inside = tokens_inside & (columns < N)[None, :]
-    at = out_ptr + tokens.to(tl.int64)[:, None] * N + columns[None, :]
-    tl.store(at, total.to(out_ptr.dtype.element_ty), mask=inside)
 
 
 def fixed_point(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -342,6 +357,7 @@ def fixed_point(x: Tensor) -> tuple[Tensor, Tensor]:
         LARGEST=float(LARGEST),
         SMALLEST_ABSMAX=SMALLEST_ABSMAX,
         num_warps=groups,
+        **dependent(x, "fixed_point"),
     )
     return planes, scale
 
@@ -350,109 +366,114 @@ def int4_linear(
     planes: Tensor, scale: Tensor, weight: Tensor, weight_scale: Tensor, dtype: torch.dtype = torch.float32
 ) -> Tensor:
     """See `onebox.kernels.int_linear.int4_linear`."""
-    return linear(planes, scale, weight, weight_scale, dtype, 4, _splits(weight))
+    return linear(planes, scale, weight, weight_scale, dtype, 4, num_parts(weight))
 
 
 def int8_linear(
     planes: Tensor, scale: Tensor, weight: Tensor, weight_scale: Tensor, dtype: torch.dtype = torch.float32
 ) -> Tensor:
     """See `onebox.kernels.int_linear.int8_linear`."""
-    return linear(planes, scale, weight, weight_scale, dtype, 8, _splits(weight))
+    return linear(planes, scale, weight, weight_scale, dtype, 8, num_parts(weight))
+
+
+def int4_parts(rows: FixedRows, weight: Tensor, weight_scale: Tensor) -> Tensor:
+    """See `onebox.kernels.int_linear.int4_parts`."""
+    return _parts(rows, weight, weight_scale, 4, num_parts(weight))
+
+
+def int8_parts(rows: FixedRows, weight: Tensor, weight_scale: Tensor) -> Tensor:
+    """See `onebox.kernels.int_linear.int8_parts`."""
+    return _parts(rows, weight, weight_scale, 8, num_parts(weight))
 
 
 def int4_matmul(x: Tensor, weight: Tensor, weight_scale: Tensor) -> Tensor:
     """See `onebox.kernels.int_linear.int4_matmul`."""
-    return _matmul(x, weight, weight_scale, 4)
+    return matmul(x, weight, weight_scale, 4)
 
 
 def int8_matmul(x: Tensor, weight: Tensor, weight_scale: Tensor) -> Tensor:
     """See `onebox.kernels.int_linear.int8_matmul`."""
-    return _matmul(x, weight, weight_scale, 8)
+    return matmul(x, weight, weight_scale, 8)
 
 
 def linear(
     planes: Tensor, scale: Tensor, weight: Tensor, weight_scale: Tensor, dtype: torch.dtype, bits: int, splits: int
 ) -> Tensor:
     """[R, N] of `dtype`, K cut in `splits` equal parts; the cut belongs to the weight, never to the rows."""
-    rows, num_columns = len(planes), weight_scale.shape[-1]
-    num_groups, num_tiles = weight.shape[:2]
-    shape = decode_shape(rows, num_groups // splits)
+    only_dtype = dtype if splits == 1 else torch.float32
+    parts = _parts(FixedRows(planes, planes, scale, None), weight, weight_scale, bits, splits, only_dtype)
+    if splits == 1:
+        return parts[0]
+    _, rows, num_columns = parts.shape
     out = torch.empty((rows, num_columns), dtype=dtype, device=planes.device)
-    parts = out if splits == 1 else out.new_empty((splits, rows, num_columns), dtype=torch.float32)
-    linear_part_kernel[(triton.cdiv(num_tiles, shape["TILES"]), splits)](
-        planes,
-        scale,
-        weight,
-        weight_scale,
-        parts,
-        rows,
-        num_columns,
-        num_tiles,
-        K=num_groups * TILE_COLUMNS,
-        BITS=bits,
-        SPLITS=splits,
-        **shape,
+    block = 512
+    linear_sum_kernel[(triton.cdiv(num_columns, block), rows)](
+        parts, out, rows, num_columns, SPLITS=splits, BLOCK=block, num_warps=4, **dependent(planes, "linear_sum")
     )
-    if splits > 1:
-        block = 512
-        linear_sum_kernel[(triton.cdiv(num_columns, block), rows)](
-            parts, weight_scale, out, rows, num_columns, BITS=bits, SPLITS=splits, BLOCK=block, num_warps=4
-        )
     return out
 
 
-def decode_shape(rows: int, num_groups: int) -> dict[str, int]:
-    """What a decode program holds and how it is compiled. Results do not depend on it, only speed does.
+def _parts(
+    rows: FixedRows, weight: Tensor, weight_scale: Tensor, bits: int, splits: int, dtype: torch.dtype = torch.float32
+) -> Tensor:
+    """[splits, R, N] of `dtype`."""
+    num_rows, num_columns = len(rows.planes), weight_scale.shape[-1]
+    num_groups, num_tiles = weight.shape[:2]
+    parts = torch.empty((splits, num_rows, num_columns), dtype=dtype, device=weight.device)
+    shape = decode_shape(num_rows, num_groups // splits, _name(bits, decode_columns(num_rows), num_groups))
+    linear_part_kernel[(triton.cdiv(num_tiles, shape["TILES"]), splits)](
+        rows.planes,
+        rows.scale,
+        weight,
+        weight_scale,
+        rows.squares,
+        parts,
+        num_rows,
+        num_columns,
+        num_tiles,
+        rows.eps,
+        K=num_groups * TILE_COLUMNS,
+        BITS=bits,
+        SPLITS=splits,
+        GROUPS_BLOCK=triton.next_power_of_2(num_groups),
+        **shape,
+        **dependent(weight, _name(bits, shape["COLUMNS"], num_groups)),
+    )
+    return parts
 
-    Up to 8 rows one warp takes one tile; more rows share the planes they load among more tiles and warps.
-    """
+
+def decode_columns(rows: int) -> int:
+    """Columns of the MMA: two planes a row, a power of two."""
     if rows > MAX_ROWS:
         raise MismatchError(f"A decode step has at most {MAX_ROWS} rows, not {rows}: use the matmul for more.")
-    columns = max(8, triton.next_power_of_2(2 * rows))
-    tiles, warps, unroll = {8: (1, 1, 4), 16: (1, 1, 4), 32: (4, 4, 2), 64: (8, 8, 1), 128: (8, 8, 1)}[columns]
+    columns: int = max(8, triton.next_power_of_2(2 * rows))
+    return columns
+
+
+def decode_shape(rows: int, num_groups: int, kernel: str) -> dict[str, int]:
+    """What a decode program holds and how it is compiled. Results do not depend on it, only speed does.
+
+    Up to 16 rows one warp takes one tile; more rows share the planes they load among more tiles and warps.
+    """
+    columns = decode_columns(rows)
+    tiles, warps, unroll = {8: (1, 1, 4), 16: (1, 1, 4), 32: (1, 1, 2), 64: (8, 8, 1), 128: (8, 8, 1)}[columns]
+    # More registers would let the compiler put the loads off until they are needed.
+    chosen = choose(kernel, {"UNROLL": unroll, **({"maxnreg": 128 if columns < 32 else 168} if warps == 1 else {})})
     return {
+        **chosen,
         "COLUMNS": columns,
         "TILES": tiles,
-        "UNROLL": _divisor(num_groups, unroll),
+        "UNROLL": _divisor(num_groups, chosen["UNROLL"]),
         "USE_ASM": not triton.knobs.runtime.interpret,
         "num_warps": warps,
         "num_stages": 1,
     }
 
 
-def _splits(weight: Tensor) -> int:
-    """Parts that K is cut into so that a narrow matrix still makes programs enough: a constant of its shape."""
-    num_groups, num_tiles = weight.shape[:2]
-    return _divisor(num_groups, min(MAX_SPLITS, triton.cdiv(WANTED_PROGRAMS, num_tiles)))
+def _name(bits: int, columns: int, num_groups: int) -> str:
+    """Under which a linear's choices are kept."""
+    return f"int{bits}_{columns}_{num_groups}"
 
 
 def _divisor(number: int, at_most: int) -> int:
     return max(divisor for divisor in range(1, at_most + 1) if number % divisor == 0)
-
-
-def _matmul(x: Tensor, weight: Tensor, weight_scale: Tensor, bits: int) -> Tensor:
-    """[T, N] of x's dtype. The blocks are the same for every T, so that a token's sums are."""
-    x = x.contiguous()
-    num_tokens, num_columns = len(x), weight_scale.shape[-1]
-    num_groups, num_tiles = weight.shape[:2]
-    out = torch.empty((num_tokens, num_columns), dtype=x.dtype, device=x.device)
-    is_interpreted = triton.knobs.runtime.interpret
-    is_float32 = x.dtype == torch.float32
-    tile_block = 2 if is_float32 else 8  # what fits in registers and in the shared memory of SM121
-    matmul_block_kernel[(triton.cdiv(num_tokens, TOKEN_BLOCK), triton.cdiv(num_tiles, tile_block))](
-        x,
-        weight,
-        weight_scale,
-        out,
-        num_tokens,
-        num_columns,
-        num_tiles,
-        K=num_groups * TILE_COLUMNS,
-        BITS=bits,
-        WIDE=is_interpreted or is_float32,
-        USE_ASM=not is_interpreted,
-        TOKEN_BLOCK=TOKEN_BLOCK,
-        TILE_BLOCK=tile_block,
-        num_warps=8,
-    )
-    return out

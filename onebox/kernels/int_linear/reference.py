@@ -5,8 +5,22 @@ from torch import Tensor
 
 from onebox.formats.fragments import TILE_COLUMNS, from_fragments
 from onebox.kernels.invariant import product
+from onebox.kernels.rows import FixedRows
 
-__all__ = ["fixed_point", "int4_linear", "int4_matmul", "int8_linear", "int8_matmul"]
+__all__ = [
+    "fixed_point",
+    "int4_linear",
+    "int4_matmul",
+    "int4_parts",
+    "int8_linear",
+    "int8_matmul",
+    "int8_parts",
+    "num_parts",
+]
+
+# Fewer programs than this do not keep enough loads in flight to saturate the memory of a large GPU.
+_WANTED_PROGRAMS = 3072
+_MAX_PARTS = 8
 
 LARGEST = 127 * 256 + 127  # the largest number that two signed bytes write
 SMALLEST_ABSMAX = 2.0**-100  # keeps the scale a normal float32, on devices that flush subnormals too
@@ -45,6 +59,31 @@ def int4_matmul(x: Tensor, weight: Tensor, weight_scale: Tensor) -> Tensor:
 def int8_matmul(x: Tensor, weight: Tensor, weight_scale: Tensor) -> Tensor:
     """See `onebox.kernels.int_linear.int8_matmul`."""
     return (product(x, _int8_codes(weight, weight_scale)) * weight_scale.to(torch.float32)).to(x.dtype)
+
+
+def num_parts(weight: Tensor) -> int:
+    """Equal parts that K is cut into so that a narrow matrix still makes programs enough: a constant of its shape."""
+    num_groups, num_tiles = weight.shape[:2]
+    most = min(_MAX_PARTS, -(-_WANTED_PROGRAMS // num_tiles))
+    return max(parts for parts in range(1, most + 1) if num_groups % parts == 0)
+
+
+def int4_parts(rows: FixedRows, weight: Tensor, weight_scale: Tensor) -> Tensor:
+    """See `onebox.kernels.int_linear.int4_parts`."""
+    return _parts(rows, _int4_matrix(weight, weight_scale), num_parts(weight))
+
+
+def int8_parts(rows: FixedRows, weight: Tensor, weight_scale: Tensor) -> Tensor:
+    """See `onebox.kernels.int_linear.int8_parts`."""
+    codes = _int8_codes(weight, weight_scale)
+    return _parts(rows, codes, num_parts(weight)) * weight_scale.to(torch.float32)
+
+
+def _parts(rows: FixedRows, matrix: Tensor, count: int) -> Tensor:
+    """float32 [count, R, N] of a matrix [N, K]."""
+    x = rows.scaled(_rows(rows.planes, rows.scale))
+    cuts = zip(x.chunk(count, dim=1), matrix.chunk(count, dim=1), strict=True)
+    return torch.stack([product(some, part) for some, part in cuts])
 
 
 def _rows(planes: Tensor, scale: Tensor) -> Tensor:

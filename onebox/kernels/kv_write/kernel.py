@@ -9,6 +9,7 @@ import triton.language as tl
 from torch import Tensor
 
 from onebox.formats.kv_pages import FP8_BITS, PLAIN_BITS, KVPages, turboquant_tables
+from onebox.kernels.dependent import dependent, release, wait
 
 __all__ = ["IS_INTERPRETED", "hadamard", "kv_write", "rounded"]
 
@@ -165,7 +166,10 @@ def kv_write_encode_kernel(
     INVERSE_ROOT: tl.constexpr,
     KEY_BITS: tl.constexpr,
     VALUE_BITS: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):
+    release(DEPENDENT)
+    wait(DEPENDENT)
     row_head = tl.program_id(0).to(tl.int64)
     head = row_head % V
     slot = tl.load(slots_ptr + row_head // V)
@@ -228,4 +232,5 @@ def kv_write(pages: KVPages, key: Tensor, value: Tensor, slots: Tensor) -> None:
         VALUE_BITS=pages.format.value_bits,
         num_warps=1,
         enable_fp_fusion=False,
+        **dependent(key, "kv_write"),
     )

@@ -11,6 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 from onebox.formats.fragments import TILE_COLUMNS
+from onebox.kernels.dependent import dependent, release
 from onebox.kernels.int_linear.kernel import decode_shape, linear, sum_groups
 from onebox.spec.errors import MismatchError
 
@@ -52,7 +53,9 @@ def greedy_head_block_kernel(
     TILES: tl.constexpr,
     UNROLL: tl.constexpr,
     USE_ASM: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):
+    release(DEPENDENT)
     block = tl.program_id(0)
     total = sum_groups(
         planes_ptr,
@@ -71,6 +74,7 @@ def greedy_head_block_kernel(
         TILES,
         UNROLL,
         USE_ASM,
+        DEPENDENT,
     )
     ids = block * TILES * 16 + tl.arange(0, 16 * TILES)
     total *= tl.load(weight_scale_ptr + ids, mask=ids < V, other=0.0).to(tl.float32)[:, None]
@@ -145,7 +149,7 @@ def greedy_head(planes: Tensor, scale: Tensor, weight: Tensor, weight_scale: Ten
     """See `onebox.kernels.lm_head.greedy_head`."""
     rows = len(planes)
     num_groups, num_tiles = weight.shape[:2]
-    shape = decode_shape(rows, num_groups)
+    shape = decode_shape(rows, num_groups, "greedy_head")
     blocks = triton.cdiv(num_tiles, shape["TILES"])
     keys = torch.empty((rows, blocks), dtype=torch.int64, device=planes.device)
     greedy_head_block_kernel[(blocks,)](
@@ -159,6 +163,7 @@ def greedy_head(planes: Tensor, scale: Tensor, weight: Tensor, weight_scale: Ten
         num_tiles,
         K=num_groups * TILE_COLUMNS,
         **shape,
+        **dependent(planes, "greedy_head"),
     )
     ids, logits = _merge(keys, 1)
     return ids[:, 0], logits[:, 0]

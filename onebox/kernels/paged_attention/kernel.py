@@ -27,14 +27,16 @@ import triton.language as tl
 from torch import Tensor
 
 from onebox.formats.kv_pages import FP8_BITS, KVPages, turboquant_tables
+from onebox.kernels.dependent import dependent, release, wait
 from onebox.kernels.kv_write.kernel import IS_INTERPRETED, hadamard, rounded
+from onebox.kernels.target import has_large_shared_memory
 
 __all__ = ["paged_attention", "paged_attention_prefill"]
 
+BF16_BITS = 16
 MAX_ROWS = 9  # of one sequence in a decode or verify step
 BLOCK_M = 32  # query heads x rows in a decode program
-TILE = tl.constexpr(32)  # tokens read at a time, within one page
-QUERY_TILE = tl.constexpr(64)  # query positions in a prefill program
+TILE = tl.constexpr(32)  # tokens read at a time in a decode program, within one page
 
 FIRST_PIECE = tl.constexpr(128)  # tokens
 SAME_PIECES = tl.constexpr(16)  # of one length, before the length doubles
@@ -100,7 +102,7 @@ def _plane_dims(PLANE: tl.constexpr, D: tl.constexpr, BITS: tl.constexpr):
 
 @triton.jit
 def _narrow_codes(codes_ptr, row, inside, PLANE: tl.constexpr, D: tl.constexpr, BITS: tl.constexpr):
-    """Codes of 2 or 3 bits, int32 [TILE, D/2]; one of 3 bits may reach into the next byte."""
+    """Codes of 2 or 3 bits, int32 [tokens, D/2]; one of 3 bits may reach into the next byte."""
     first_bit = _plane_dims(PLANE, D, BITS) * BITS
     byte = first_bit // 8
     at = codes_ptr + row * (D * BITS // 8) + byte[None, :]
@@ -115,7 +117,8 @@ def _narrow_codes(codes_ptr, row, inside, PLANE: tl.constexpr, D: tl.constexpr, 
 def _load_planes(
     codes_ptr, scale_ptr, levels_ptr, vectors, loaded, D: tl.constexpr, BITS: tl.constexpr, DTYPE: tl.constexpr
 ):
-    """Two planes [TILE, D/2] in DTYPE and the factor, float32 [TILE], that makes them the stored vectors."""
+    """Two planes [tokens, D/2] in DTYPE and the factor, float32 [tokens], that makes them the stored vectors."""
+    TILE: tl.constexpr = vectors.shape[0]
     row = vectors[:, None]
     inside = loaded[:, None]
     if BITS >= 8:
@@ -170,6 +173,7 @@ def _attend_tile(
     D: tl.constexpr,
     KEY_BITS: tl.constexpr,
     VALUE_BITS: tl.constexpr,
+    TILE: tl.constexpr,
 ):
     """One step of the running softmax over TILE tokens."""
     page = tl.load(table_ptr + position // P).to(tl.int64)
@@ -228,8 +232,10 @@ def paged_attention_piece_kernel(
     VALUE_BITS: tl.constexpr,
     ROWS: tl.constexpr,  # rows in a tile
     BLOCK_M: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):
     GROUP_HEADS: tl.constexpr = Q // V
+    release(DEPENDENT)
     # Tiles of the same keys are neighbours, so that all but one find them in L2.
     first_of_tile = (tl.program_id(0) % num_groups) * ROWS
     head = tl.program_id(0) // num_groups
@@ -240,6 +246,8 @@ def paged_attention_piece_kernel(
     first_sees = tl.load(context_ptr + sequence) - num_rows + 1  # tokens, of the sequence's first row
     start, end = _piece_bounds(piece)
     end = tl.minimum(end, first_sees + tl.minimum(first_of_tile + ROWS, num_rows) - 1)
+    # What it has read so far are inputs of the step, complete before the step began.
+    wait(DEPENDENT)
     if (first_of_tile < num_rows) & (start < end):
         index = tl.arange(0, BLOCK_M)
         row = first_of_tile + index // GROUP_HEADS
@@ -278,6 +286,7 @@ def paged_attention_piece_kernel(
                 D,
                 KEY_BITS,
                 VALUE_BITS,
+                TILE,
             )
         cell = ((first_row + row).to(tl.int64) * num_pieces + piece) * Q + head * GROUP_HEADS + index % GROUP_HEADS
         tl.store(best_ptr + cell, best, mask=inside)
@@ -304,7 +313,9 @@ def paged_attention_combine_kernel(
     INVERSE_ROOT: tl.constexpr,
     VALUE_BITS: tl.constexpr,
     CHUNK: tl.constexpr,  # pieces, or sequences, read at a time
+    DEPENDENT: tl.constexpr,
 ):
+    release(DEPENDENT)
     row = tl.program_id(0)
     head = tl.program_id(1)
     sequence = tl.full([], 0, tl.int32)  # how many sequences end before the row
@@ -317,6 +328,8 @@ def paged_attention_combine_kernel(
     context = tl.load(context_ptr + sequence, mask=is_owned, other=0)
     count = tl.where(is_owned, _piece_count(context - (last_row - row)), 0)
     first_cell = row.to(tl.int64) * num_pieces * Q + head
+    # What it has read so far are inputs of the step, complete before the step began.
+    wait(DEPENDENT)
     best = tl.full([], float("-inf"), tl.float32)
     for first in range(0, _bound(count), CHUNK):
         piece = first + tl.arange(0, CHUNK)
@@ -361,6 +374,8 @@ def paged_attention_prefill_kernel(
     D: tl.constexpr,
     KEY_BITS: tl.constexpr,
     VALUE_BITS: tl.constexpr,
+    QUERY_TILE: tl.constexpr,
+    TILE: tl.constexpr,
 ):
     sequence = tl.program_id(2).to(tl.int64)
     query_head = tl.program_id(1)
@@ -407,6 +422,7 @@ def paged_attention_prefill_kernel(
                 D,
                 KEY_BITS,
                 VALUE_BITS,
+                TILE,
             )
         share = 1.0 / tl.where(total > 0, total, 1.0)
         at = out_ptr + row_head[:, None] * D
@@ -469,6 +485,7 @@ def paged_attention(
         BLOCK_M=max(BLOCK_M, triton.next_power_of_2(num_heads // pages.kv_heads)),
         num_warps=4,
         num_stages=_num_stages(query),
+        **dependent(query, "attention_piece"),
     )
     paged_attention_combine_kernel[(num_rows, num_heads)](
         out,
@@ -485,6 +502,7 @@ def paged_attention(
         VALUE_BITS=pages.format.value_bits,
         CHUNK=16,
         num_warps=4,
+        **dependent(query, "attention_combine"),
     )
     return out
 
@@ -497,7 +515,8 @@ def paged_attention_prefill(
     signs = _signs(pages.format.value_bits, dim, query.device)
     out = torch.empty_like(query, memory_format=torch.contiguous_format)
     mixed = out if signs is None else query.new_empty(query.shape, dtype=torch.float32)
-    num_tiles = triton.cdiv(num_tokens, QUERY_TILE.value) + 1  # one more where the first position is inside a tile
+    shape = _prefill_shape(query, pages)
+    num_tiles = triton.cdiv(num_tokens, shape["QUERY_TILE"]) + 1  # one more where the first position is inside a tile
     paged_attention_prefill_kernel[(num_tiles, num_heads, page_table.shape[0])](
         _rotated_for_keys(query, pages),
         mixed,
@@ -509,12 +528,23 @@ def paged_attention_prefill(
         page_table.shape[1],
         Q=num_heads,
         **_page_shape(pages, dim),
+        **shape,
         num_warps=8,
-        num_stages=_num_stages(query),
     )
     if signs is not None:
         _rotate(mixed, out, signs, is_inverse=True)
     return out
+
+
+def _prefill_shape(query: Tensor, pages: KVPages) -> dict[str, int]:
+    """Query positions of a prefill program, tokens it reads at a time and keeps in flight.
+
+    A matter of the GPU, the format and the dtype: never of the prompt, or its bits would be too.
+    """
+    is_plain = pages.format.key_bits == pages.format.value_bits == BF16_BITS and query.dtype == torch.bfloat16
+    if is_plain and pages.page_tokens % 64 == 0 and has_large_shared_memory():
+        return {"QUERY_TILE": 128, "TILE": 64, "num_stages": 3}
+    return {"QUERY_TILE": 64, "TILE": TILE.value, "num_stages": _num_stages(query)}
 
 
 def _num_stages(query: Tensor) -> int:

@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-__all__ = ["qk_norm_rope", "rotary_table"]
+__all__ = ["qk_norm_rope", "rotary_table", "turned"]
 
 
 @triton.jit
@@ -38,6 +38,34 @@ def rotary_table_kernel(
 
 
 @triton.jit
+def turned(
+    x,  # float32 [BLOCK]: one head, zeros beyond D
+    partner,  # float32 [BLOCK]: element i + HALF or i - HALF of it, where it turns
+    weight_ptr,  # [D]
+    cos_ptr,  # float32 [HALF]: this row's
+    sin_ptr,  # float32 [HALF]
+    eps,
+    D: tl.constexpr,
+    HALF: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """float32 [BLOCK]: the head normed and rotated."""
+    columns = tl.arange(0, BLOCK)
+    is_turned = columns < 2 * HALF
+    is_first = columns < HALF
+    partners = tl.where(is_first, columns + HALF, columns - HALF)
+    pairs = tl.where(is_first, columns, partners)
+    weight = tl.load(weight_ptr + columns, mask=columns < D, other=0.0).to(tl.float32)
+    partner_weight = tl.load(weight_ptr + partners, mask=is_turned, other=0.0).to(tl.float32)
+    cos = tl.load(cos_ptr + pairs, mask=is_turned, other=1.0)
+    sin = tl.load(sin_ptr + pairs, mask=is_turned, other=0.0)
+    scale = tl.rsqrt(tl.sum(x * x, 0) / D + eps)
+    x = x * scale * (1 + weight)
+    partner = partner * scale * (1 + partner_weight)
+    return x * cos + tl.where(is_first, -partner, partner) * sin
+
+
+@triton.jit
 def _norm_and_rotate(
     x_ptr,  # [D]: one head
     weight_ptr,  # [D]
@@ -51,22 +79,12 @@ def _norm_and_rotate(
 ):
     columns = tl.arange(0, BLOCK)
     inside = columns < D
-    is_turned = columns < 2 * HALF
-    is_first = columns < HALF
     # Element i and its partner turn together. The partner is read again (from L1), which needs no exchange of lanes.
-    partners = tl.where(is_first, columns + HALF, columns - HALF)
-    pairs = tl.where(is_first, columns, partners)
+    partners = tl.where(columns < HALF, columns + HALF, columns - HALF)
     x = tl.load(x_ptr + columns, mask=inside, other=0.0).to(tl.float32)
-    partner = tl.load(x_ptr + partners, mask=is_turned, other=0.0).to(tl.float32)
-    weight = tl.load(weight_ptr + columns, mask=inside, other=0.0).to(tl.float32)
-    partner_weight = tl.load(weight_ptr + partners, mask=is_turned, other=0.0).to(tl.float32)
-    cos = tl.load(cos_ptr + pairs, mask=is_turned, other=1.0)
-    sin = tl.load(sin_ptr + pairs, mask=is_turned, other=0.0)
-    scale = tl.rsqrt(tl.sum(x * x, 0) / D + eps)
-    x = x * scale * (1 + weight)
-    partner = partner * scale * (1 + partner_weight)
-    turned = x * cos + tl.where(is_first, -partner, partner) * sin
-    tl.store(out_ptr + columns, turned.to(out_ptr.dtype.element_ty), mask=inside)
+    partner = tl.load(x_ptr + partners, mask=columns < 2 * HALF, other=0.0).to(tl.float32)
+    out = turned(x, partner, weight_ptr, cos_ptr, sin_ptr, eps, D, HALF, BLOCK)
+    tl.store(out_ptr + columns, out.to(out_ptr.dtype.element_ty), mask=inside)
 
 
 @triton.jit

@@ -4,16 +4,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from onebox.engine.draft.counts import AcceptanceCounts
+from onebox.engine.draft.counts import AcceptanceCounts, AcceptanceTally
 
 STEPS = st.lists(st.integers(0, 8).flatmap(lambda drafted: st.tuples(st.just(drafted), st.integers(0, drafted))))
 
 
 def total_of(steps) -> AcceptanceCounts:
-    total = AcceptanceCounts()
+    tally = AcceptanceTally()
     for num_drafted, num_accepted in steps:
-        total = total.plus(num_drafted, num_accepted)
-    return total
+        tally.add(num_drafted, num_accepted)
+    return tally.counts
 
 
 @given(STEPS)
@@ -33,4 +33,4 @@ def test_the_order_of_adding_does_not_matter(first, second):
 
 def test_more_accepted_than_drafted_is_a_mistake():
     with pytest.raises(ValueError, match="3 of 2 drafts"):
-        AcceptanceCounts().plus(2, 3)
+        AcceptanceTally().add(2, 3)

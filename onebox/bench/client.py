@@ -1,0 +1,345 @@
+"""Talks to any OpenAI-compatible server and times what comes back.
+
+A fault of the server never raises here: it comes back as an `Answer` with a `Failure`, because faults are results too.
+Only a server that cannot be asked at all (no address, no model) is an error of the command. Knows no workloads.
+"""
+
+import asyncio
+import base64
+import io
+import time
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx
+
+from onebox.bench.answer import Answer, Ask, error_message
+from onebox.bench.record import Failure, Reason, Server
+from onebox.spec.errors import OneboxError, UnsupportedError, UsageError
+
+__all__ = ["Client", "Connection", "picture_part", "server_address"]
+
+_CONNECT_S = 10.0
+_QUICK_S = 60.0
+"""For whatever is no generation: models, tokens, metrics."""
+_FIELDS = ("return_token_ids", "ignore_eos", "min_tokens", "chat_template_kwargs")
+"""Fields beyond OpenAI's own that make a measurement more exact, where the server knows them."""
+_TRIAL_VALUES: dict[str, Any] = {
+    "return_token_ids": True,
+    "ignore_eos": True,
+    "min_tokens": 1,
+    "chat_template_kwargs": {"enable_thinking": False},
+}
+
+
+@dataclass(frozen=True)
+class Connection:
+    """How a server is reached, and how long its silence is borne."""
+
+    url: str
+    api_key: str | None = None
+    model: str | None = None
+    """None: the first that it lists."""
+    stall_s: float = 120.0
+    """A stream that has begun and brings no event for so long has stalled."""
+    first_token_s: float = 600.0
+    """The same for its beginning: reading a long prompt among others takes its time."""
+    timeout_s: float = 1800.0
+    """For a whole answer."""
+
+
+def server_address(url: str) -> str:
+    """The address without /v1 and with a scheme."""
+    address = url if "://" in url else f"http://{url}"
+    if urlsplit(address).scheme not in ("http", "https") or not urlsplit(address).netloc:
+        raise UsageError(f"--url is {url!r}; it must be an address such as http://127.0.0.1:8000.")
+    return address.rstrip("/").removesuffix("/v1")
+
+
+def picture_part(png: bytes) -> dict[str, Any]:
+    """A picture as a part of a message's content."""
+    return {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{base64.b64encode(png).decode()}"}}
+
+
+class Client:
+    """One server. Use as an async context manager; `discover` comes first."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self.url = server_address(connection.url)
+        headers = {"Authorization": f"Bearer {connection.api_key}"} if connection.api_key else {}
+        # Silence is judged by events below, since comments that keep a connection open are no answer.
+        timeout = httpx.Timeout(None, connect=_CONNECT_S)
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
+        try:
+            self._http = httpx.AsyncClient(base_url=self.url, headers=headers, timeout=timeout, limits=limits)
+        except httpx.InvalidURL as error:
+            raise UsageError(f"--url is {connection.url!r}, which is no address ({error}).") from None
+        self.server = Server(self.url, connection.model or "")
+        self._accepts: frozenset[str] = frozenset()
+
+    async def __aenter__(self) -> "Client":
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._http.aclose()
+
+    async def discover(self) -> Server:
+        """Asks the server who it is and what it can do. A few requests of one token are part of it."""
+        listed = await self._model()
+        props = await self._quick("GET", "/props") or {}
+        version = (await self._quick("GET", "/version") or {}).get("version") or props.get("build_info") or ""
+        context = (props.get("default_generation_settings") or {}).get("n_ctx")
+        self.server = Server(
+            url=self.url,
+            model=str(listed["id"]),
+            kind=str(listed.get("owned_by") or "unknown"),
+            version=str(version),
+            max_model_len=listed.get("max_model_len") or context,
+            tokenizer=await self._tokenizer_form(str(listed["id"])),
+            is_local=urlsplit(self.url).hostname in ("localhost", "127.0.0.1", "::1"),
+        )
+        self._accepts = await self._known_fields()
+        answer = await self.ask(_trial(2))
+        if answer.failure:
+            self._refuse_unusable(answer.failure)
+        modalities = await self._modalities(listed, props)
+        self.server = replace(self.server, gives_token_ids=answer.has_token_ids, modalities=modalities)
+        return self.server
+
+    async def name_model(self) -> None:
+        """The least that `ask` needs to know."""
+        self.server = Server(self.url, str((await self._model())["id"]))
+
+    async def _model(self) -> dict[str, Any]:
+        """The entry of /v1/models that is to be measured."""
+        try:
+            response = await self._http.get("/v1/models", timeout=_QUICK_S)
+        except httpx.HTTPError as error:
+            raise OneboxError(
+                f"No server answers at {self.url} ({error or type(error).__name__}); start one with `onebox serve`, "
+                "or name it with --url."
+            ) from None
+        if response.is_error:
+            raise OneboxError(f"{self.url}/v1/models answered {response.status_code}: {_said(response)}")
+        try:
+            models = {str(model["id"]): model for model in response.json()["data"]}
+        except (ValueError, LookupError, TypeError):
+            models = {}
+        if not models:
+            raise UnsupportedError(f"{self.url}/v1/models lists no model; is this an OpenAI-compatible server?")
+        name = self._connection.model or next(iter(models))
+        if name not in models:
+            raise UsageError(f"--model is {name!r}; {self.url} serves {', '.join(models)}.")
+        return dict(models[name])
+
+    async def _tokenizer_form(self, model: str) -> str:
+        """Whose form of /tokenize there is."""
+        for form, body in (("vllm", {"model": model, "prompt": "a"}), ("llamacpp", {"content": "a"})):
+            found = await self._quick("POST", "/tokenize", body)
+            if isinstance((found or {}).get("tokens"), list):
+                return form
+        return ""
+
+    async def _known_fields(self) -> frozenset[str]:
+        """Which of the fields that help are not refused: all at once where that works, else one by one."""
+        if not _is_refused(await self.ask(_trial(2, _TRIAL_VALUES))):
+            return frozenset(_FIELDS)
+        known = [name for name in _FIELDS if not _is_refused(await self.ask(_trial(2, {name: _TRIAL_VALUES[name]})))]
+        return frozenset(known)
+
+    async def _modalities(self, listed: dict[str, Any], props: dict[str, Any]) -> tuple[str, ...]:
+        """As told; a server that tells nothing is shown a small picture."""
+        if isinstance(listed.get("input_modalities"), list):
+            return tuple(str(kind) for kind in listed["input_modalities"])
+        if isinstance(props.get("modalities"), dict):
+            return ("text", *(["image"] if props["modalities"].get("vision") else []))
+        part = picture_part(_small_picture())
+        message = {"role": "user", "content": [part, {"type": "text", "text": "What is this?"}]}
+        answer = await self.ask(Ask((message,), max_tokens=2))
+        return ("text",) if answer.failure else ("text", "image")
+
+    def _refuse_unusable(self, failure: Failure) -> None:
+        """A server that fails even at two tokens is not worth a run: its own words say why."""
+        if failure.reason in (Reason.UNREACHABLE, Reason.REFUSED, Reason.SERVER_ERROR):
+            status = f" (status {failure.status})" if failure.status else ""
+            raise OneboxError(f"{self.url} does not answer a first short chat{status}: {failure.message}")
+
+    @property
+    def accepts(self) -> frozenset[str]:
+        """The fields beyond OpenAI's that this server takes."""
+        return self._accepts
+
+    def body(self, ask: Ask) -> tuple[str, dict[str, Any]]:
+        """The path and the JSON of a request. Fields that the server does not know (see `accepts`) are left out."""
+        body: dict[str, Any] = {
+            "model": self.server.model,
+            "max_tokens": ask.max_tokens,
+            "temperature": ask.temperature,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+        if "return_token_ids" in self._accepts:
+            body["return_token_ids"] = True
+        if ask.ignore_eos and "ignore_eos" in self._accepts:
+            body["ignore_eos"] = True
+            if "min_tokens" in self._accepts:
+                body["min_tokens"] = ask.max_tokens
+        if not ask.is_chat:
+            return "/v1/completions", body | {"prompt": _as_list(ask.prompt)} | ask.extra
+        body["messages"] = list(ask.messages)
+        if ask.tools:
+            body["tools"] = list(ask.tools)
+        if ask.thinking is not None and "chat_template_kwargs" in self._accepts:
+            body["chat_template_kwargs"] = {"enable_thinking": ask.thinking}
+        return "/v1/chat/completions", body | ask.extra
+
+    async def ask(self, ask: Ask) -> Answer:
+        """Sends a request and reads its stream to the end, whatever that is."""
+        path, body = self.body(ask)
+        answer = Answer(ask, time.perf_counter())
+        try:
+            async with asyncio.timeout(self._connection.timeout_s):
+                await self._read(path, body, answer)
+        except TimeoutError:
+            answer.fail(Reason.TIMEOUT, f"The answer was not whole after {self._connection.timeout_s:g} s.")
+        except (httpx.ConnectError, httpx.ConnectTimeout) as error:
+            answer.fail(Reason.UNREACHABLE, f"No connection ({error or type(error).__name__}).")
+        except httpx.HTTPError as error:
+            answer.fail(Reason.CUT, f"After {len(answer.arrivals_s)} chunks: {error or type(error).__name__}.")
+        if answer.failure or not answer.total_s:
+            # What broke or never came took until now, whenever its last event was.
+            answer.total_s = time.perf_counter() - answer.sent_at
+        answer.check()
+        return answer
+
+    async def _read(self, path: str, body: dict[str, Any], answer: Answer) -> None:
+        loop = asyncio.get_running_loop()
+        stall_s = self._connection.first_token_s
+        try:
+            async with asyncio.timeout(stall_s) as patience, self._http.stream("POST", path, json=body) as response:
+                answer.status = response.status_code
+                if response.is_error:
+                    await response.aread()
+                    refused = response.status_code < 500
+                    answer.fail(Reason.REFUSED if refused else Reason.SERVER_ERROR, _said(response))
+                    return
+                async for data, arrived_at in _events(response):
+                    if data == "[DONE]":
+                        answer.is_done = True
+                        continue
+                    answer.take(data, arrived_at - answer.sent_at)
+                    if answer.arrivals_s:
+                        stall_s = self._connection.stall_s
+                        patience.reschedule(loop.time() + stall_s)
+                    # The time up to the last event: closing a connection is no part of an answer.
+                    answer.total_s = arrived_at - answer.sent_at
+        except TimeoutError:
+            answer.fail(Reason.STALL, f"Nothing came for {stall_s:g} s after {len(answer.arrivals_s)} chunks.")
+
+    async def count_prompt(self, ask: Ask) -> int | None:
+        """Tokens of the prompt with its template; None where the server cannot tell. Pictures are not counted."""
+        match self.server.tokenizer:
+            case "vllm":
+                return await self._count_as_vllm(ask)
+            case "llamacpp":
+                return await self._count_as_llamacpp(ask)
+        # A request of one token tells it, too: slower, and as exact.
+        answer = await self.ask(replace(ask, max_tokens=1, ignore_eos=False, prompt_tokens=None))
+        counted = (answer.usage or {}).get("prompt_tokens")
+        return counted if isinstance(counted, int) else None
+
+    async def _count_as_vllm(self, ask: Ask) -> int | None:
+        body: dict[str, Any] = {"model": self.server.model}
+        if isinstance(ask.prompt, tuple):
+            return len(ask.prompt)
+        if ask.prompt is not None:
+            body["prompt"] = ask.prompt
+        else:
+            body["messages"] = list(ask.messages)
+            if ask.tools:
+                body["tools"] = list(ask.tools)
+            if ask.thinking is not None and "chat_template_kwargs" in self._accepts:
+                body["chat_template_kwargs"] = {"enable_thinking": ask.thinking}
+        found = await self._quick("POST", "/tokenize", body)
+        return found["count"] if found and isinstance(found.get("count"), int) else None
+
+    async def _count_as_llamacpp(self, ask: Ask) -> int | None:
+        text: Any = ask.prompt
+        if ask.is_chat:
+            found = await self._quick("POST", "/apply-template", {"messages": list(ask.messages)})
+            text = (found or {}).get("prompt")
+        if isinstance(text, tuple):
+            return len(text)
+        ids = await self.token_ids(text, with_special=True) if isinstance(text, str) else None
+        return None if ids is None else len(ids)
+
+    async def token_ids(self, text: str, *, with_special: bool = False) -> list[int] | None:
+        """A text in the server's tokens; None where it has no /tokenize."""
+        if self.server.tokenizer == "vllm":
+            body = {"model": self.server.model, "prompt": text, "add_special_tokens": with_special}
+        elif self.server.tokenizer == "llamacpp":
+            body = {"content": text, "add_special": with_special, "parse_special": with_special}
+        else:
+            return None
+        found = await self._quick("POST", "/tokenize", body)
+        ids = (found or {}).get("tokens")
+        return ids if isinstance(ids, list) else None
+
+    async def metrics(self) -> str | None:
+        """The text of /metrics, where there is one."""
+        try:
+            response = await self._http.get("/metrics", timeout=_QUICK_S)
+        except httpx.HTTPError:
+            return None
+        return None if response.is_error else response.text
+
+    async def _quick(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any] | None:
+        """A request that is not timed; None if it is refused or not answered with a JSON object."""
+        try:
+            response = await self._http.request(method, path, json=body, timeout=_QUICK_S)
+            found = None if response.is_error else response.json()
+        except (httpx.HTTPError, ValueError):
+            return None
+        return found if isinstance(found, dict) else None
+
+
+async def _events(response: httpx.Response) -> AsyncIterator[tuple[str, float]]:
+    """The data of each server-sent event, with the time at which the bytes that completed it came."""
+    held = b""
+    async for block in response.aiter_bytes():
+        arrived_at = time.perf_counter()
+        *lines, held = (held + block).split(b"\n")
+        for line in lines:
+            if line.startswith(b"data:"):
+                yield line[5:].decode("utf-8", "replace").strip(), arrived_at
+
+
+def _is_refused(answer: Answer) -> bool:
+    return answer.failure is not None and answer.failure.reason in (Reason.REFUSED, Reason.SERVER_ERROR)
+
+
+def _trial(max_tokens: int, extra: dict[str, Any] | None = None) -> Ask:
+    message = {"role": "user", "content": "Count from one to three."}
+    return Ask((message,), max_tokens=max_tokens, extra=extra or {})
+
+
+def _as_list(prompt: str | Sequence[int] | None) -> Any:
+    return list(prompt) if isinstance(prompt, tuple) else prompt
+
+
+def _said(response: httpx.Response) -> str:
+    try:
+        return error_message(response.json())[:500]
+    except ValueError:
+        return response.text.strip()[:200] or f"status {response.status_code} without a word"
+
+
+def _small_picture() -> bytes:
+    from PIL import Image
+
+    buffer = io.BytesIO()
+    Image.new("RGB", (64, 64), "white").save(buffer, "PNG")
+    return buffer.getvalue()

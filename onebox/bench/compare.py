@@ -1,0 +1,217 @@
+"""Two runs of `onebox bench` side by side: how much faster or slower, and how sure that is.
+
+The ratio of each figure comes with an interval made from the single requests of both runs: medians are resampled where
+there are enough requests, else Welch's interval of the logarithms is taken. All intervals hold together with 95%
+confidence (Bonferroni), so that of many rows none looks remarkable by chance. Runs that asked for different things are
+refused unless that is wished, and then the differences are said first.
+"""
+
+import math
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from onebox.bench.figures import CONTEXT_LABEL, batch_tok_s, batches, decode_tok_s, e2e_tok_s
+from onebox.bench.record import Kind, Request, Role, Run, Workload
+from onebox.bench.statistics import CONFIDENCE, Interval, bootstrap_ratio_of_medians, welch
+from onebox.spec.errors import MismatchError
+
+__all__ = ["Change", "Row", "RunComparison", "compare_runs"]
+
+_ENOUGH_FOR_MEDIANS = 8
+_SHARED_CONFIG = ("ignore_eos", "max_context", "slo")
+_NOT_SAMPLED = ("seed", "runs", "warm_ups", "count", "duration_s")
+"""Settings that say how many requests there are, and which, not what kind."""
+_SHOWN = 6
+
+
+class Change(StrEnum):
+    FASTER = "faster"
+    SLOWER = "slower"
+    NONE = "no difference seen"
+    UNKNOWN = "too few requests"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One figure of one workload in both runs. `first` and `second` are medians."""
+
+    workload: str
+    figure: str
+    unit: str
+    first: float
+    second: float
+    num_first: int
+    num_second: int
+    ratio: Interval
+    """Second to first."""
+    method: str
+    change: Change
+
+
+@dataclass(frozen=True)
+class RunComparison:
+    """B held against A, row by row."""
+
+    rows: tuple[Row, ...]
+    differences: tuple[str, ...]
+    """In what was asked. Not empty only where that was allowed."""
+    machines: tuple[str, ...]
+    """What differs between the servers and machines: usually the thing that is compared."""
+    num_failures: tuple[int, int]
+    interrupted: tuple[bool, bool]
+
+    @property
+    def slower(self) -> tuple[Row, ...]:
+        return tuple(row for row in self.rows if row.change is Change.SLOWER)
+
+
+@dataclass(frozen=True)
+class _Figure:
+    name: str
+    unit: str
+    is_better_high: bool
+    sample: Callable[[Workload], Sequence[float]]
+
+
+def compare_runs(first: Run, second: Run, *, allow_different: bool = False) -> RunComparison:
+    """Rows for every workload that both runs measured."""
+    differences = _differences(first, second)
+    if differences and not allow_different:
+        shown = "; ".join(differences[:_SHOWN])
+        more = f" and {len(differences) - _SHOWN} more" if len(differences) > _SHOWN else ""
+        raise MismatchError(
+            f"The two runs did not ask for the same: {shown}{more}. Measure both alike, or compare what they share "
+            "with --allow-different."
+        )
+    named = {workload.name: workload for workload in second.workloads}
+    found = [
+        (workload, named[workload.name], figure)
+        for workload in first.workloads
+        if workload.name in named and workload.kind is named[workload.name].kind
+        for figure in _FIGURES[workload.kind]
+    ]
+    samples = [(one, figure, figure.sample(one), figure.sample(two)) for one, two, figure in found]
+    kept = [sample for sample in samples if sample[2] and sample[3]]
+    confidence = 1 - (1 - CONFIDENCE) / max(1, len(kept))
+    return RunComparison(
+        tuple(_row(workload.name, figure, one, two, confidence) for workload, figure, one, two in kept),
+        tuple(differences),
+        tuple(_machines(first, second)),
+        (len(first.failed), len(second.failed)),
+        (first.interrupted, second.interrupted),
+    )
+
+
+def _row(workload: str, figure: _Figure, one: Sequence[float], two: Sequence[float], confidence: float) -> Row:
+    if min(len(one), len(two)) >= _ENOUGH_FOR_MEDIANS:
+        ratio, method = bootstrap_ratio_of_medians(one, two, confidence), "medians, resampled"
+    else:
+        logs = welch([math.log(value) for value in one], [math.log(value) for value in two], confidence)
+        ratio, method = Interval(*(math.exp(end) for end in (logs.estimate, logs.low, logs.high))), "means, Welch"
+    return Row(
+        workload,
+        figure.name,
+        figure.unit,
+        statistics.median(one),
+        statistics.median(two),
+        len(one),
+        len(two),
+        ratio,
+        method,
+        _change(ratio, figure.is_better_high),
+    )
+
+
+def _change(ratio: Interval, is_better_high: bool) -> Change:
+    if math.isnan(ratio.low):
+        return Change.UNKNOWN
+    if ratio.low <= 1 <= ratio.high:
+        return Change.NONE
+    return Change.FASTER if (ratio.low > 1) is is_better_high else Change.SLOWER
+
+
+def _differences(first: Run, second: Run) -> list[str]:
+    """What was asked for in one run and not in the other."""
+    found = []
+    for key in _SHARED_CONFIG:
+        found += _differing(key, first.config.get(key), second.config.get(key))
+    names = [{workload.name: workload for workload in run.workloads} for run in (first, second)]
+    for name in dict.fromkeys([*names[0], *names[1]]):
+        one, two = (workloads.get(name) for workloads in names)
+        if one is None or two is None:
+            found.append(f"{name} is only in {'B' if one is None else 'A'}")
+        elif bool(one.skipped) != bool(two.skipped):
+            found.append(f"{name} was skipped in {'A' if one.skipped else 'B'} ({one.skipped or two.skipped})")
+        else:
+            found += _differing(name, *(_kind_of(workload) for workload in (one, two)))
+    return found
+
+
+def _kind_of(workload: Workload) -> dict[str, Any]:
+    return {key: value for key, value in workload.settings.items() if key not in _NOT_SAMPLED}
+
+
+def _differing(name: str, one: Any, two: Any) -> list[str]:
+    if isinstance(one, dict) and isinstance(two, dict):
+        return [
+            line
+            for key in dict.fromkeys([*one, *two])
+            for line in _differing(f"{name}: {key}", one.get(key), two.get(key))
+        ]
+    return [] if one == two else [f"{name} is {one!r} in A and {two!r} in B"]
+
+
+def _machines(first: Run, second: Run) -> list[str]:
+    pairs = {
+        "server": (first.server.kind, second.server.kind),
+        "server version": (first.server.version, second.server.version),
+        "model": (first.server.model, second.server.model),
+        "commit": (first.commit, second.commit),
+        "onebox": (first.versions.get("onebox"), second.versions.get("onebox")),
+        "CPU": (first.hardware.cpu, second.hardware.cpu),
+        "GPUs": (list(first.hardware.gpus), list(second.hardware.gpus)),
+        "the machine's load at the start": (first.hardware.load_average, second.hardware.load_average),
+    }
+    return [line for name, (one, two) in pairs.items() for line in _differing(name, one, two)]
+
+
+def _of(role: Role | None, figure: Callable[[Request], float | None]) -> Callable[[Workload], list[float]]:
+    """The figure of every measured request of a role; of all without one."""
+
+    def sample(workload: Workload) -> list[float]:
+        chosen = [request for request in workload.measured if role is None or request.role is role]
+        values = (figure(request) for request in chosen if request.label != CONTEXT_LABEL)
+        return [value for value in values if value]
+
+    return sample
+
+
+def _batch_speeds(workload: Workload) -> list[float]:
+    measured = [request for request in workload.measured if request.label != CONTEXT_LABEL]
+    return [speed for speed in map(batch_tok_s, batches(measured)) if speed]
+
+
+def _first_s(request: Request) -> float | None:
+    return request.first_s
+
+
+_FIGURES: dict[Kind, tuple[_Figure, ...]] = {
+    Kind.SINGLE: (
+        _Figure("decode", "tok/s", True, _of(Role.COLD, decode_tok_s)),
+        _Figure("end to end", "tok/s", True, _of(Role.COLD, e2e_tok_s)),
+        _Figure("first token, cold", "s", False, _of(Role.COLD, _first_s)),
+        _Figure("first token, warm", "s", False, _of(Role.WARM, _first_s)),
+    ),
+    Kind.LOAD: (
+        _Figure("decode of a request", "tok/s", True, _of(None, decode_tok_s)),
+        _Figure("first token", "s", False, _of(None, _first_s)),
+        _Figure("whole answer", "s", False, _of(None, lambda request: request.total_s)),
+    ),
+    Kind.SWEEP: (
+        _Figure("decode together", "tok/s", True, _batch_speeds),
+        _Figure("first token", "s", False, _of(None, _first_s)),
+    ),
+}

@@ -1,0 +1,88 @@
+"""What is evaluated: the address of a running server, or a directory, for which one is started and stopped."""
+
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+from collections import deque
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from onebox.spec.errors import OneboxError, UsageError
+
+__all__ = ["opened", "refuse_wrong_target"]
+
+_POCKET = "pocket"
+"""The model that ships with onebox: `onebox serve` without a directory."""
+_STOP_S = 30.0
+_LAST_LINES = 5
+
+
+def refuse_wrong_target(target: str, serve_arguments: str) -> None:
+    """Before anything slow is done: a target is an address, a directory or "pocket"; arguments go with the last two."""
+    if _is_address(target):
+        if serve_arguments:
+            raise UsageError(f"{target} is a running server; arguments for `onebox serve` go with a directory.")
+    elif target != _POCKET and not Path(target).is_dir():
+        raise UsageError(
+            f"{target} is neither an address (http://...), nor a checkpoint directory, nor {_POCKET!r}; give one."
+        )
+    try:
+        shlex.split(serve_arguments)
+    except ValueError as error:
+        raise UsageError(f"{serve_arguments!r} cannot be taken apart into arguments ({error}).") from None
+
+
+def _is_address(target: str) -> bool:
+    if target == _POCKET or Path(target).is_dir():
+        return False
+    return "://" in target or bool(re.fullmatch(r"[\w.-]+:\d+(/.*)?", target))
+
+
+@contextmanager
+def opened(target: str, serve_arguments: str = "") -> Iterator[str]:
+    """The URL of a server for the target; one that was started here is stopped in the end, however that comes."""
+    if _is_address(target):
+        yield target
+        return
+    model = [] if target == _POCKET else [target]
+    command = [sys.executable, "-m", "onebox.cli.main", "serve", *model, *shlex.split(serve_arguments), "--port", "0"]
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
+    # A session of its own: Ctrl-C is for us to act upon, and the server is to end after its last request.
+    with subprocess.Popen(
+        command,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        start_new_session=True,
+    ) as process:
+        try:
+            yield _url_when_ready(target, process.stdout or ())
+        finally:
+            _stop(process)
+
+
+def _url_when_ready(target: str, lines: Iterable[str]) -> str:
+    last: deque[str] = deque(maxlen=_LAST_LINES)
+    for line in lines:
+        found = re.match(r"Ready .* at (http\S+)/v1", line)
+        if found:
+            return found.group(1)
+        last.append(line.strip())
+    said = " / ".join(filter(None, last)) or "nothing"
+    raise OneboxError(f"`onebox serve` of {target} ended before it was ready. It said: {said}")
+
+
+def _stop(process: subprocess.Popen[str]) -> None:
+    """Asks it to end. It prints little while serving, so its pipe cannot fill up; what is left is not read."""
+    if process.poll() is None:
+        process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(_STOP_S)
+        except subprocess.TimeoutExpired:
+            process.kill()

@@ -1,0 +1,220 @@
+"""A run in the forms of two tools that people already read: llama-benchy's JSON and `vllm bench serve`'s JSON.
+
+Field names are theirs, figures ours: each is made from the requests of the record. What a tool has a field for and the
+record has no figure for is null or left out, never made up.
+"""
+
+import itertools
+import statistics
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from onebox.bench.figures import (
+    CONTEXT_LABEL,
+    batch_tok_s,
+    batches,
+    decode_tok_s,
+    gaps_s,
+    percentile,
+    tpot_s,
+)
+from onebox.bench.record import Kind, Request, Role, Run, Workload
+from onebox.spec.errors import UsageError
+
+__all__ = ["as_llama_benchy", "as_vllm_bench"]
+
+_WINDOW_S = 1.0
+"""Over which a peak speed is taken."""
+
+
+def as_llama_benchy(run: Run) -> dict[str, Any]:
+    """The cells of a sweep as `llama-benchy --format json` writes them."""
+    cells = [workload for workload in run.workloads if workload.kind is Kind.SWEEP and workload.requests]
+    if not cells:
+        raise UsageError(
+            "llama-benchy's form holds the cells of a sweep, and this run has none; see `onebox bench sweep`."
+        )
+    runs = []
+    for cell in cells:
+        loads = [request for request in cell.measured if request.label == CONTEXT_LABEL]
+        if loads:
+            runs.append(_benchy_run(cell, loads, is_load=True))
+        runs.append(_benchy_run(cell, [r for r in cell.measured if r.label != CONTEXT_LABEL], is_load=False))
+    return {
+        "version": f"onebox {run.versions.get('onebox', '')}".strip(),
+        "timestamp": run.started,
+        "latency_mode": "none",
+        "latency_ms": 0.0,
+        "model": run.server.model,
+        "prefix_caching_enabled": any(cell.settings["depth"] for cell in cells),
+        "max_concurrency": max(cell.settings["concurrency"] for cell in cells),
+        "benchmarks": runs,
+    }
+
+
+def _benchy_run(cell: Workload, requests: Sequence[Request], *, is_load: bool) -> dict[str, Any]:
+    settings, groups = cell.settings, batches(requests)
+    size = settings["depth"] if is_load else settings["prompt"]
+    firsts = [request.first_s for request in requests if request.first_s]
+    together = _metric(_known(map(batch_tok_s, groups)))
+    each = _metric(_known(map(decode_tok_s, requests)))
+    read_each = _metric([size / first for first in firsts])
+    read_together = _metric([size * len(group) / _read_s(group) for group in groups if _read_s(group) > 0])
+    is_alone = settings["concurrency"] == 1
+    milliseconds = _metric([first * 1000 for first in firsts])
+    return {
+        "concurrency": settings["concurrency"],
+        "context_size": settings["depth"],
+        "prompt_size": settings["prompt"],
+        "response_size": settings["answer"],
+        "is_context_prefill_phase": is_load,
+        "pp_throughput": read_each if is_alone else read_together,
+        "pp_req_throughput": read_each,
+        "tg_throughput": each if is_alone else together,
+        "tg_req_throughput": each,
+        "peak_throughput": _metric(_known(map(_peak, groups))),
+        "peak_req_throughput": _metric(_known(_peak([request]) for request in requests)),
+        "ttfr": milliseconds,
+        "est_ppt": milliseconds,
+        "e2e_ttft": milliseconds,
+        "throughput_over_time": None,
+        "requests_throughput_over_time": None,
+    }
+
+
+def _read_s(group: Sequence[Request]) -> float:
+    """Until the last of those that were sent together has its first chunk."""
+    answered = [request for request in group if request.arrivals_s]
+    if not answered:
+        return 0.0
+    return max(r.start_s + r.arrivals_s[0] for r in answered) - min(r.start_s for r in answered)
+
+
+def _peak(group: Sequence[Request]) -> float | None:
+    """The most tokens that came within a second; None where the server did not say how many a chunk holds."""
+    times = sorted(
+        request.start_s + arrived
+        for request in group
+        for arrived, tokens in zip(request.arrivals_s, request.arrival_tokens, strict=False)
+        for _ in range(tokens)
+    )
+    if len(times) < 2 or times[-1] <= times[0]:
+        return None
+    if times[-1] - times[0] < _WINDOW_S:
+        return len(times) / (times[-1] - times[0])
+    first, most = 0, 0
+    for last, time in enumerate(times):
+        while times[first] <= time - _WINDOW_S:
+            first += 1
+        most = max(most, last - first + 1)
+    return most / _WINDOW_S
+
+
+def _metric(values: Sequence[float]) -> dict[str, Any] | None:
+    if not values:
+        return None
+    return {"mean": statistics.fmean(values), "std": statistics.pstdev(values), "values": list(values)}
+
+
+def _known(values: Iterable[float | None]) -> list[float]:
+    return [value for value in values if value is not None]
+
+
+def as_vllm_bench(run: Run, name: str | None = None) -> dict[str, Any]:
+    """One load of a run, by its name, as `vllm bench serve --save-result --save-detailed` writes it."""
+    loads = {workload.name: workload for workload in run.workloads if workload.kind is Kind.LOAD and workload.measured}
+    if name is None and len(loads) == 1:
+        name = next(iter(loads))
+    if name not in loads:
+        offered = f"name one with --load: {', '.join(loads)}" if loads else "this run has none; see `onebox bench load`"
+        raise UsageError(f"vllm bench's form holds one load; {offered}.")
+    load = loads[name]
+    sent = [request for request in load.requests if request.role is not Role.WARM_UP]
+    good = load.measured
+    return {
+        "date": run.started.replace("-", "").replace(":", "").replace("T", "-")[:15],
+        "endpoint_type": "openai-chat",
+        "backend": "openai-chat",
+        "label": load.name,
+        "model_id": run.server.model,
+        "tokenizer_id": run.server.model,
+        "num_prompts": len(sent),
+        "request_rate": load.settings.get("rate") or "inf",
+        "burstiness": 1.0,
+        "max_concurrency": load.settings["concurrency"] if load.settings.get("rate") is None else None,
+        **_vllm_totals(load, sent, good),
+        **_vllm_lists(sent),
+        **_vllm_times("ttft", _known(request.first_s for request in good)),
+        **_vllm_times("tpot", _known(map(tpot_s, good))),
+        **_vllm_times("itl", [gap for request in good for gap in gaps_s(request)]),
+        **_vllm_times("e2el", [request.total_s for request in good]),
+        **_vllm_drafts(load),
+    }
+
+
+def _vllm_totals(load: Workload, sent: Sequence[Request], good: Sequence[Request]) -> dict[str, Any]:
+    duration = load.duration_s
+    read, made = (sum(getattr(r, f"{kind}_tokens") or 0 for r in good) for kind in ("prompt", "completion"))
+    return {
+        "duration": duration,
+        "completed": len(good),
+        "failed": len(sent) - len(good),
+        "total_input_tokens": read,
+        "total_output_tokens": made,
+        "request_throughput": len(good) / duration,
+        "request_goodput": load.figures.get("goodput_req_s"),
+        "output_throughput": made / duration,
+        "total_token_throughput": (read + made) / duration,
+        "max_output_tokens_per_s": _peak(good),
+        "max_concurrent_requests": _most_at_once(sent),
+    }
+
+
+def _vllm_lists(sent: Sequence[Request]) -> dict[str, Any]:
+    return {
+        "input_lens": [request.prompt_tokens or 0 for request in sent],
+        "output_lens": [(request.completion_tokens or 0) if request.is_ok else 0 for request in sent],
+        "ttfts": [request.first_s or 0.0 for request in sent],
+        "itls": [gaps_s(request) for request in sent],
+        "start_times": [request.start_s for request in sent],
+        "errors": [
+            f"{request.failure.reason}: {request.failure.message}" if request.failure else "" for request in sent
+        ],
+    }
+
+
+def _vllm_times(name: str, seconds: Sequence[float]) -> dict[str, float]:
+    if not seconds:
+        return {}
+    values = [second * 1000 for second in seconds]
+    shares = {f"p{share}_{name}_ms": percentile(values, share) for share in (50, 95, 99)}
+    return {
+        f"mean_{name}_ms": statistics.fmean(values),
+        f"median_{name}_ms": statistics.median(values),
+        f"std_{name}_ms": statistics.pstdev(values),
+        **shares,
+    }
+
+
+def _vllm_drafts(load: Workload) -> dict[str, Any]:
+    found = load.acceptance
+    if found is None:
+        return {}
+    drafts: dict[str, Any] = {
+        "spec_decode_acceptance_rate": found.rate * 100,
+        "spec_decode_draft_tokens": found.drafted,
+        "spec_decode_accepted_tokens": found.accepted,
+        "spec_decode_per_position_acceptance_rates": list(found.by_position),
+    }
+    if found.num_drafts:
+        drafts["spec_decode_num_drafts"] = found.num_drafts
+        drafts["spec_decode_acceptance_length"] = 1 + found.accepted / found.num_drafts
+    return drafts
+
+
+def _most_at_once(sent: Sequence[Request]) -> int:
+    changes = sorted(
+        itertools.chain(((r.start_s, 1) for r in sent), ((r.start_s + r.total_s, -1) for r in sent)),
+        key=lambda change: (change[0], change[1]),
+    )
+    return max(itertools.accumulate((step for _, step in changes), initial=0), default=0)

@@ -1,0 +1,235 @@
+"""Many requests at once: mixes of the tasks, and agents whose conversations grow.
+
+Closed loop: so many clients, each asking again as soon as it is answered. Open loop: requests arrive at a given rate
+whether or not the server keeps up (a Poisson process, seeded), as users do. Either ends after a number of requests or
+after a time; requests that run then are waited for. Prompts are made before anything is timed.
+"""
+
+import asyncio
+import random
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Protocol
+
+from onebox.bench.answer import Ask
+from onebox.bench.record import Kind, Role, Workload
+from onebox.bench.session import Prepared, Session
+from onebox.bench.single import WARM_UP_PROMPT, warm_up
+from onebox.bench.tally import Tally
+from onebox.bench.tasks import TASKS, Task, ready_ask
+from onebox.bench.texts import AGENT_TASK, QUESTIONS, agent_result
+from onebox.spec.errors import UsageError
+
+__all__ = ["MIXES", "Loop", "run_load"]
+
+MIXES: dict[str, str] = {
+    "uniform_short": "short prompts in turn: question, code, invoice to JSON, Hungarian",
+    "mixed_typical": "three clients with short prompts to one with prompts of 8K",
+    "long_only": "prompts of 108,000 tokens, or as long as the context allows",
+    "agent": "conversations of six turns whose context grows by a tool's output each turn",
+}
+_LONG = Task("long", "Long", 108_000, 256, QUESTIONS["rag"], document="contracts")
+_SHORT = tuple(TASKS[key] for key in ("docai-qa", "docai-code", "docai-kie", "docai-hungarian"))
+_LANES: dict[str, tuple[tuple[Task, ...], ...]] = {
+    "uniform_short": (_SHORT,),
+    "mixed_typical": (_SHORT, _SHORT, _SHORT, (TASKS["rag-8k"],)),
+    "long_only": ((_LONG,),),
+}
+"""The tasks of each client in turn; with more clients than lanes they begin again."""
+
+_AGENT_TURNS = 6
+_AGENT_WORDS = 200
+_AGENT_TOKENS = 128
+
+
+@dataclass(frozen=True)
+class Loop:
+    """How requests follow each other, and when that ends."""
+
+    concurrency: int = 4
+    """Clients of a closed loop. In an open loop the arrivals decide."""
+    rate: float | None = None
+    """Arrivals a second of an open loop; None is a closed loop."""
+    count: int | None = None
+    """Requests, or conversations of the agent mix."""
+    duration_s: float | None = None
+
+    def __post_init__(self) -> None:
+        if (self.count is None) == (self.duration_s is None):
+            raise UsageError("Give either --count or --duration: the one that ends the load.")
+
+    def title(self, mix: str) -> str:
+        return f"{mix} c={self.concurrency}" if self.rate is None else f"{mix} {self.rate:g}/s"
+
+
+class _Clients(Protocol):
+    """What arrives."""
+
+    @property
+    def is_empty(self) -> bool:
+        """After `prepare`: nothing fits the context."""
+        ...
+
+    async def prepare(self) -> Sequence[str]:
+        """Makes prompts before the clock runs; gives notes."""
+        ...
+
+    async def warm_up(self) -> None:
+        """Sends what the server may do for the first time only."""
+        ...
+
+    async def send(self, number: int, lane: int, end_at: float | None) -> None:
+        """Sends what arrival `number` sends. After `end_at` nothing new begins."""
+        ...
+
+
+async def run_load(session: Session, mix: str, loop: Loop) -> Workload:
+    """Measures one mix under one loop."""
+    if mix not in MIXES:
+        raise UsageError(f"There is no mix {mix!r}; there are {', '.join(MIXES)}.")
+    title = loop.title(mix)
+    each = _AGENT_TURNS if mix == "agent" else 1
+    session.watch.begin(title, loop.count * each if loop.count else None)  # warm-up comes on top
+    tally = session.open(Tally(title, Kind.LOAD, {"mix": mix, **asdict(loop), "seed": session.settings.seed}))
+    clients: _Clients = _Agents(session, tally) if mix == "agent" else _Mix(session, tally, _LANES[mix])
+    tally.notes += await clients.prepare()
+    if clients.is_empty:
+        session.tally = None
+        return session.skipped(title, Kind.LOAD, "; ".join(tally.notes))
+    await clients.warm_up()
+    before = await session.drafts()
+    await (_closed if loop.rate is None else _open)(clients, loop, session.settings.seed)
+    tally.count_drafts(before, await session.drafts())
+    return await session.close(tally)
+
+
+async def _closed(clients: _Clients, loop: Loop, seed: int) -> None:  # noqa: ARG001 - the two loops are called alike
+    end_at = None if loop.duration_s is None else time.perf_counter() + loop.duration_s
+    numbers = iter(range(loop.count)) if loop.count is not None else None
+    sent = 0
+
+    async def work(lane: int) -> None:
+        nonlocal sent
+        while end_at is None or time.perf_counter() < end_at:
+            number = sent if numbers is None else next(numbers, None)
+            if number is None:
+                return
+            sent += 1
+            await clients.send(number, lane, end_at)
+
+    async with asyncio.TaskGroup() as group:
+        for lane in range(loop.concurrency):
+            group.create_task(work(lane))
+
+
+async def _open(clients: _Clients, loop: Loop, seed: int) -> None:
+    draw, began_at = random.Random(seed), time.perf_counter()  # noqa: S311 - repeatable, not secret
+    end_at = None if loop.duration_s is None else began_at + loop.duration_s
+    arrives_at, number = began_at, 0
+    async with asyncio.TaskGroup() as group:
+        while loop.count is None or number < loop.count:
+            arrives_at += draw.expovariate(loop.rate or 1.0)
+            if end_at is not None and arrives_at >= end_at:
+                return
+            # Arrivals are fixed beforehand: a client that was late once does not shift those that follow.
+            await asyncio.sleep(max(arrives_at - time.perf_counter(), 0))
+            group.create_task(clients.send(number, number, end_at))
+            number += 1
+
+
+class _Mix:
+    """Requests that have nothing to do with each other."""
+
+    def __init__(self, session: Session, tally: Tally, lanes: Sequence[Sequence[Task]]) -> None:
+        self._session = session
+        self._tally = tally
+        self._lanes = lanes
+        self._prepared: dict[str, Prepared] = {}
+
+    async def prepare(self) -> Sequence[str]:
+        tasks = {task.key: task for lane in self._lanes for task in lane}.values()
+        every = [await self._session.prepare(task) for task in tasks]
+        self._prepared = {made.task.key: made for made in every if not made.too_long}
+        kept = [[task for task in lane if task.key in self._prepared] for lane in self._lanes]
+        self._lanes = [lane for lane in kept if lane]
+        self._tally.settings["prompts"] = {key: made.settings for key, made in self._prepared.items()}
+        left_out = [f"{made.task.title}: left out, {made.too_long}" for made in every if made.too_long]
+        return left_out + [f"{made.task.title}: {note}" for made in self._prepared.values() for note in made.notes]
+
+    @property
+    def is_empty(self) -> bool:
+        return not self._lanes
+
+    async def warm_up(self) -> None:
+        """Each task that was not measured before, unless its prompt is long."""
+        for key, made in self._prepared.items():
+            if key not in self._session.warmed and made.wanted.prompt_tokens <= WARM_UP_PROMPT:
+                for _ in range(self._session.settings.warm_ups):
+                    await warm_up(self._session, self._tally, made)
+
+    async def send(self, number: int, lane: int, end_at: float | None) -> None:  # noqa: ARG002 - one request cannot stop
+        tasks = self._lanes[lane % len(self._lanes)]
+        prepared = self._prepared[tasks[number % len(tasks)].key]
+        ask = ready_ask(prepared.ask(self._session.nonce()), ignore_eos=self._session.settings.ignore_eos)
+        self._tally.add(await self._session.send(ask), Role.LOAD, run=number)
+
+
+class _Agents:
+    """Conversations: each turn sends all that was said before, the answers included."""
+
+    def __init__(self, session: Session, tally: Tally) -> None:
+        self._session = session
+        self._tally = tally
+        self._turns = _AGENT_TURNS
+
+    async def prepare(self) -> Sequence[str]:
+        """Finds how many turns fit the context."""
+        limit = self._session.max_model_len
+        self._tally.settings["prompts"] = {"turns": _AGENT_TURNS, "max_tokens": _AGENT_TOKENS, "words": _AGENT_WORDS}
+        counts = []
+        for turn in range(2):
+            messages = self._opening("0" * 12)
+            for earlier in range(turn):
+                messages += [{"role": "assistant", "content": "I see."}, self._result(earlier + 1)]
+            counts.append(await self._session.client.count_prompt(self._ask(messages)))
+        first, second = counts
+        if limit is None or first is None or second is None:
+            return []
+        growth = second - first + _AGENT_TOKENS
+        self._turns = max(min(_AGENT_TURNS, 1 + (limit - first - _AGENT_TOKENS) // growth), 0)
+        if self._turns < _AGENT_TURNS:
+            return [f"scaled down to {self._turns} turns from {_AGENT_TURNS}: the context holds {limit:,} tokens"]
+        return []
+
+    @property
+    def is_empty(self) -> bool:
+        return self._turns == 0
+
+    async def warm_up(self) -> None:
+        """One turn, unless something else has been measured already."""
+        if not self._session.warmed and self._session.settings.warm_ups:
+            answer = await self._session.send(self._ask(self._opening(self._session.nonce())))
+            self._tally.add(answer, Role.WARM_UP)
+
+    async def send(self, number: int, lane: int, end_at: float | None) -> None:  # noqa: ARG002 - all lanes are alike
+        messages = self._opening(self._session.nonce())
+        for turn in range(self._turns):
+            if end_at is not None and time.perf_counter() >= end_at:
+                return
+            answer = await self._session.send(self._ask(messages))
+            self._tally.add(answer, Role.LOAD, turn=turn + 1, run=number)
+            if answer.failure:
+                return
+            said = answer.content or "(A call without words.)"
+            messages += [{"role": "assistant", "content": said}, self._result(turn + 1)]
+
+    def _opening(self, nonce: str) -> list[dict[str, Any]]:
+        return [{"role": "system", "content": f"Session {nonce}. {AGENT_TASK}"}, self._result(0)]
+
+    def _result(self, turn: int) -> dict[str, Any]:
+        return {"role": "user", "content": agent_result(turn, _AGENT_WORDS)}
+
+    def _ask(self, messages: list[dict[str, Any]]) -> Ask:
+        ask = Ask(tuple(messages), max_tokens=_AGENT_TOKENS, thinking=False, label="agent")
+        return ready_ask(ask, ignore_eos=self._session.settings.ignore_eos)

@@ -1,0 +1,141 @@
+"""The machine that measures: what it is, what it runs, what it draws. Whatever cannot be found out is left out."""
+
+import asyncio
+import contextlib
+import importlib.metadata
+import os
+import platform
+import re
+import shutil
+import statistics
+import subprocess
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import onebox
+from onebox.bench.record import Hardware, Power
+
+__all__ = ["PowerMeter", "commit", "gpu_memory_bytes", "hardware", "resident_bytes", "versions"]
+
+_INTERVAL_S = 1.0
+_QUICK_S = 10.0
+
+
+def versions() -> dict[str, str]:
+    """Of what takes part on this side."""
+    return {
+        "onebox": onebox.__version__,
+        "python": platform.python_version(),
+        "httpx": importlib.metadata.version("httpx"),
+        "platform": platform.platform(),
+    }
+
+
+def commit() -> str:
+    """Of the checkout that this package lies in, "+" behind it where it has changes; empty where there is none."""
+    root = str(Path(onebox.__file__).parent.parent)
+    found = _output("git", "-C", root, "rev-parse", "--short=12", "HEAD")
+    if not found:
+        return ""
+    return found + ("+" if _output("git", "-C", root, "status", "--porcelain", "--untracked-files=no") else "")
+
+
+def hardware() -> Hardware:
+    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else None
+    return Hardware(
+        cpu=_cpu_name(),
+        num_cores=os.cpu_count() or 1,
+        memory_bytes=_memory_bytes(),
+        gpus=tuple(filter(None, _output("nvidia-smi", "--query-gpu=name", "--format=csv,noheader").splitlines())),
+        load_average=load,
+    )
+
+
+def gpu_memory_bytes() -> dict[str, int]:
+    """Memory in use of each GPU, by whatever uses it; a GPU that shares its memory with the CPU tells none."""
+    text = _output("nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits")
+    used = {f"GPU {place} in use": line.strip() for place, line in enumerate(text.splitlines())}
+    return {name: int(mebibytes) << 20 for name, mebibytes in used.items() if mebibytes.isdigit()}
+
+
+def _cpu_name() -> str:
+    with contextlib.suppress(OSError):
+        found = re.search(r"^(?:model name|Model)\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+        if found:
+            return found.group(1).strip()
+    return platform.processor() or platform.machine()
+
+
+def _memory_bytes() -> int:
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (ValueError, OSError):
+        return 0
+
+
+def _output(*command: str) -> str:
+    """What a small program prints; nothing where it is missing or unwilling."""
+    if shutil.which(command[0]) is None:
+        return ""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_QUICK_S, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout.strip() if done.returncode == 0 else ""
+
+
+def resident_bytes(process_id: int) -> int:
+    """Of a process and all that it started; 0 where that cannot be told. Shared pages are counted once a process."""
+    total, waiting = 0, [process_id]
+    while waiting:
+        current = waiting.pop()
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            total += int(Path(f"/proc/{current}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+            for task in Path(f"/proc/{current}/task").iterdir():
+                waiting += map(int, (task / "children").read_text().split())
+    return total
+
+
+class PowerMeter:
+    """Reads nvidia-smi once a second while it runs. Without it, or without a GPU that tells, there is no figure."""
+
+    def __init__(self, is_local: bool) -> None:
+        self._is_used = is_local and shutil.which("nvidia-smi") is not None
+        self._samples: list[float] = []
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        if not self._is_used:
+            yield
+            return
+        self._samples += await self._read()
+        reading = asyncio.create_task(self._keep_reading())
+        try:
+            yield
+        finally:
+            reading.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await reading
+
+    @property
+    def power(self) -> Power | None:
+        """None without at least one reading before and one during the run."""
+        idle, *during = self._samples or [0.0]
+        if not during:
+            return None
+        return Power(statistics.fmean(during), max(during), idle, len(during), _INTERVAL_S)
+
+    async def _keep_reading(self) -> None:
+        while True:
+            await asyncio.sleep(_INTERVAL_S)
+            self._samples += await self._read()
+
+    async def _read(self) -> list[float]:
+        """The sum over all GPUs, or nothing."""
+        query = ("--query-gpu=power.draw", "--format=csv,noheader,nounits")
+        text = await asyncio.to_thread(_output, "nvidia-smi", *query)
+        try:
+            draws = [float(line) for line in text.splitlines()]
+        except ValueError:
+            return []
+        return [sum(draws)] if draws else []

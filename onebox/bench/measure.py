@@ -1,0 +1,143 @@
+"""A whole measurement: finds out who serves, runs the workloads that were chosen, and makes the record of it.
+
+An interruption (Ctrl-C) ends it early and keeps what was measured; the record says that it is not whole.
+"""
+
+import asyncio
+import contextlib
+import signal
+import threading
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
+from functools import partial
+from typing import Any
+
+from onebox.bench.client import Client, Connection
+from onebox.bench.launch import Launched, launched
+from onebox.bench.load import Loop, run_load
+from onebox.bench.machine import PowerMeter, commit, gpu_memory_bytes, hardware, versions
+from onebox.bench.metrics import memory_bytes, startup_seconds
+from onebox.bench.record import Run, Workload
+from onebox.bench.session import Session, Settings, Watch
+from onebox.bench.single import run_single
+from onebox.bench.sweep import Cell, run_cell
+from onebox.bench.tasks import Task
+
+__all__ = ["Plan", "measure"]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is to be measured, in this order."""
+
+    connection: Connection
+    settings: Settings
+    tasks: tuple[Task, ...] = ()
+    loads: tuple[tuple[str, Loop], ...] = ()
+    """Mixes with their loops."""
+    cells: tuple[Cell, ...] = ()
+    launch: str = ""
+    launch_patience_s: float = 1800.0
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """For the record; without the key."""
+        return {
+            "url": self.connection.url,
+            "model": self.connection.model,
+            "stall_s": self.connection.stall_s,
+            "first_token_s": self.connection.first_token_s,
+            "timeout_s": self.connection.timeout_s,
+            **asdict(self.settings),
+            "workloads": [task.key for task in self.tasks],
+            "loads": [{"mix": mix, **asdict(loop)} for mix, loop in self.loads],
+            "cells": [cell.name for cell in self.cells],
+            "launch": self.launch,
+        }
+
+    def parts(self, session: Session) -> Iterator[Callable[[], Awaitable[Workload]]]:
+        """What is to be done, each when it is called."""
+        yield from (partial(run_single, session, task) for task in self.tasks)
+        yield from (partial(run_load, session, mix, loop) for mix, loop in self.loads)
+        yield from (partial(run_cell, session, cell) for cell in self.cells)
+
+
+async def measure(plan: Plan, watch: Watch, command: tuple[str, ...]) -> Run:
+    """Carries the plan out. A server that cannot be asked at all raises; one that fails at answering is a result."""
+    async with contextlib.AsyncExitStack() as stack:
+        stack.enter_context(_stopped_by_sigterm())
+        server = None
+        if plan.launch:
+            starting = launched(plan.launch, plan.connection, plan.launch_patience_s)
+            server = await stack.enter_async_context(starting)
+        client = await stack.enter_async_context(Client(plan.connection))
+        return await _measured(plan, Session(client, plan.settings, watch), command, server)
+
+
+@contextlib.contextmanager
+def _stopped_by_sigterm() -> Iterator[None]:
+    """SIGTERM does what Ctrl-C does, so that a server that was launched is stopped and what was measured is kept."""
+    loop, task = asyncio.get_running_loop(), asyncio.current_task()
+    if task is None or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    loop.add_signal_handler(signal.SIGTERM, task.cancel)
+    try:
+        yield
+    finally:
+        loop.remove_signal_handler(signal.SIGTERM)
+
+
+async def _measured(plan: Plan, session: Session, command: tuple[str, ...], server: Launched | None) -> Run:
+    began_at, client = time.perf_counter(), session.client
+    run = Run(
+        started=datetime.now(UTC).isoformat(timespec="seconds"),
+        command=command,
+        config=plan.config,
+        versions=versions(),
+        hardware=hardware(),
+        server=await client.discover(),
+        commit=commit(),
+        notes=_notes(client),
+    )
+    meter = PowerMeter(run.server.is_local)
+    workloads: list[Workload] = []
+    is_interrupted = False
+    try:
+        async with meter.running():
+            for part in plan.parts(session):
+                # One at a time: an interruption keeps those that are done.
+                workloads += [await part()]
+    except asyncio.CancelledError:
+        is_interrupted = True
+        if session.tally is not None:
+            workloads.append(session.tally.workload())
+    text = None if is_interrupted else await client.metrics()
+    startup = startup_seconds(text) | (server.startup_s if server else {})
+    memory = memory_bytes(text) | (gpu_memory_bytes() if run.server.is_local else {})
+    if server:
+        memory["resident"] = server.resident_bytes
+    return replace(
+        run,
+        duration_s=time.perf_counter() - began_at,
+        workloads=tuple(workloads),
+        startup_s=startup,
+        memory_bytes=memory,
+        power=meter.power,
+        interrupted=is_interrupted,
+    )
+
+
+def _notes(client: Client) -> tuple[str, ...]:
+    notes = []
+    if not client.server.tokenizer:
+        notes.append("the server has no /tokenize: prompt lengths were found by asking, one token at a time")
+    if not client.server.gives_token_ids:
+        notes.append("the server gives no token ids: tokens are counted by its usage, held against the text")
+    if "chat_template_kwargs" not in client.accepts:
+        notes.append("the server does not know chat_template_kwargs: thinking is as it does by itself")
+    if client.server.max_model_len is None:
+        notes.append("the server does not tell its context: nothing was scaled down")
+    return tuple(notes)

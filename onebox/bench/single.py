@@ -1,0 +1,54 @@
+"""Single stream: one request at a time, warm-up first, then cold and warm prompts in turn.
+
+A cold request's prompt begins with a nonce, so nothing of it can be cached. The warm one that follows is the same
+prompt again, cut after a few tokens, because only its first token is of interest. Speeds are of the cold requests.
+"""
+
+from dataclasses import replace
+
+from onebox.bench.record import Kind, Role, Workload
+from onebox.bench.session import Prepared, Session
+from onebox.bench.tally import Tally
+from onebox.bench.tasks import Task, ready_ask
+
+__all__ = ["WARM_UP_PROMPT", "run_single", "warm_up"]
+
+WARM_UP_PROMPT = 8192
+"""Reading a longer prompt only to warm up may cost as much as it saves."""
+_WARM_UP_TOKENS = 32
+
+
+async def warm_up(session: Session, tally: Tally, prepared: Prepared) -> None:
+    """One request that is in no figure: what a server does for the first time only is done with it."""
+    ask = prepared.ask(session.nonce())
+    answer = await session.send(replace(ask, max_tokens=min(ask.max_tokens, _WARM_UP_TOKENS)))
+    tally.add(answer, Role.WARM_UP)
+    session.warmed.add(prepared.task.key)
+
+
+async def run_single(session: Session, task: Task) -> Workload:
+    """Measures one task alone, or says why it cannot be."""
+    reason = session.reason_to_skip(task)
+    if reason:
+        return session.skipped(task.title, Kind.SINGLE, reason)
+    settings = session.settings
+    session.watch.begin(task.title, settings.warm_ups + 2 * settings.runs)
+    prepared = await session.prepare(task)
+    if prepared.too_long:
+        return session.skipped(task.title, Kind.SINGLE, prepared.too_long)
+    kept = {**prepared.settings, "runs": settings.runs, "warm_ups": settings.warm_ups, "key": task.key}
+    tally = session.open(Tally(task.title, Kind.SINGLE, kept, list(prepared.notes)))
+    if settings.limit_s is not None and prepared.wanted.prompt_tokens > WARM_UP_PROMPT:
+        tally.notes.append("no warm-up: with --limit the time is kept for the measured runs of so long a prompt")
+    else:
+        for _ in range(settings.warm_ups):
+            await warm_up(session, tally, prepared)
+    for run in range(settings.runs):
+        if tally.is_over(settings.limit_s, run, settings.runs):
+            break
+        ask = prepared.ask(session.nonce())
+        before = await session.drafts()
+        tally.add(await session.send(ready_ask(ask, ignore_eos=settings.ignore_eos)), Role.COLD, run=run)
+        tally.count_drafts(before, await session.drafts())
+        tally.add(await session.send(ready_ask(ask, ignore_eos=False, is_warm=True)), Role.WARM, run=run)
+    return await session.close(tally)

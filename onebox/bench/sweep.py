@@ -1,0 +1,132 @@
+"""The table of Spark Arena and llama-benchy: prompts of `pp` tokens on a context of `depth`, answers of `tg` tokens.
+
+The context is sent first and by itself, so that a server with a prefix cache has it when the prompt comes; the cell's
+figures are of the second request, and the loading of the context is kept beside it. Prompt and context together have
+the length that is written, template included. Answers go on to their full length.
+"""
+
+import asyncio
+import itertools
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from onebox.bench.answer import Answer, Ask
+from onebox.bench.figures import CONTEXT_LABEL
+from onebox.bench.fit import fit
+from onebox.bench.record import Kind, Role, Workload
+from onebox.bench.session import Session
+from onebox.bench.tally import Tally
+from onebox.bench.tasks import Padding
+from onebox.bench.texts import prose_words
+
+__all__ = ["ARENA_DEPTHS", "Cell", "cells", "run_cell"]
+
+ARENA_DEPTHS = (0, 4096, 8192, 16384, 32768, 65535, 100000)
+_LOAD_QUESTION = "."
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One cell of the table, in tokens."""
+
+    prompt: int
+    answer: int
+    depth: int = 0
+    concurrency: int = 1
+
+    @property
+    def name(self) -> str:
+        depth = f" d{self.depth}" if self.depth else ""
+        return f"pp{self.prompt} tg{self.answer}{depth} c{self.concurrency}"
+
+
+def cells(
+    prompts: Sequence[int], answers: Sequence[int], depths: Sequence[int], concurrencies: Sequence[int]
+) -> tuple[Cell, ...]:
+    """The product, shallow and alone first."""
+    product = itertools.product(depths, prompts, answers, concurrencies)
+    return tuple(Cell(prompt, answer, depth, together) for depth, prompt, answer, together in product)
+
+
+async def run_cell(session: Session, cell: Cell) -> Workload:
+    """Measures one cell; one that is longer than the context is skipped, since a shorter one would be another cell."""
+    limit = session.max_model_len
+    if limit is not None and cell.depth + cell.prompt + cell.answer > limit:
+        return session.skipped(cell.name, Kind.SWEEP, f"the context holds {limit:,} tokens")
+    if "ignore_eos" not in session.client.accepts:
+        return session.skipped(cell.name, Kind.SWEEP, "the server does not know ignore_eos, so lengths cannot be kept")
+    settings = session.settings
+    each = cell.concurrency * (2 if cell.depth else 1)
+    session.watch.begin(cell.name, each * (settings.runs + settings.warm_ups))
+    writer = await _Writer.made(session, cell)
+    tally = session.open(Tally(cell.name, Kind.SWEEP, {**asdict(cell), "runs": settings.runs}, list(writer.notes)))
+    for run in range(-settings.warm_ups, settings.runs):
+        if run > 0 and tally.is_over(settings.limit_s, run, settings.runs):
+            break
+        role = Role.WARM_UP if run < 0 else Role.LOAD
+        asks = [writer.asks(session.nonce()) for _ in range(cell.concurrency)]
+        for place in range(len(asks[0])):
+            before = await session.drafts()
+            answers = await asyncio.gather(*(session.send(ask[place]) for ask in asks))
+            if asks[0][place].label != CONTEXT_LABEL and run >= 0:
+                tally.count_drafts(before, await session.drafts())
+            for answer in answers:
+                tally.add(answer, role, run=max(run, 0))
+    short = [answer for answer in tally.answers if not answer.failure and _misses_length(answer)]
+    if short:
+        made = short[0].completion_tokens
+        tally.notes.append(f"answers have {made} tokens, not {cell.answer}: the server does not keep ignore_eos")
+    return await session.close(tally)
+
+
+def _misses_length(answer: Answer) -> bool:
+    return answer.completion_tokens != answer.ask.max_tokens
+
+
+@dataclass(frozen=True)
+class _Writer:
+    """Writes the prompts of a cell."""
+
+    cell: Cell
+    context: Padding
+    prompt: Padding
+    notes: tuple[str, ...] = ()
+
+    @classmethod
+    async def made(cls, session: Session, cell: Cell) -> "_Writer":
+        """Fits the context alone first, then the prompt on top of it."""
+        nonce, context = session.nonce(), Padding()
+        if cell.depth:
+
+            async def count_context(padding: Padding) -> int | None:
+                return await session.client.count_prompt(cls(cell, padding, Padding())._load(nonce))
+
+            context = (await fit(count_context, cell.depth)).padding
+
+        async def count_whole(padding: Padding) -> int | None:
+            return await session.client.count_prompt(cls(cell, context, padding)._measured(nonce))
+
+        found = await fit(count_whole, cell.depth + cell.prompt)
+        note = found.note(cell.depth + cell.prompt)
+        return cls(cell, context, found.padding, (note,) if note else ())
+
+    def asks(self, nonce: str) -> tuple[Ask, ...]:
+        """What is sent one after the other."""
+        return (self._load(nonce), self._measured(nonce)) if self.cell.depth else (self._measured(nonce),)
+
+    def _load(self, nonce: str) -> Ask:
+        messages = (self._system(nonce), {"role": "user", "content": _LOAD_QUESTION})
+        return Ask(messages, max_tokens=1, ignore_eos=True, thinking=False, label=CONTEXT_LABEL)
+
+    def _measured(self, nonce: str) -> Ask:
+        question = {"role": "user", "content": f"{_words(self.prompt, 1)} Tell the story on from here."}
+        messages = (self._system(nonce), question)
+        return Ask(messages, max_tokens=self.cell.answer, ignore_eos=True, thinking=False, label="cell")
+
+    def _system(self, nonce: str) -> dict[str, Any]:
+        return {"role": "system", "content": f"Story {nonce}. {_words(self.context, 0)}"}
+
+
+def _words(padding: Padding, seed: int) -> str:
+    return " ".join(itertools.islice(prose_words(seed), padding.words)) + " a" * padding.tail

@@ -1,0 +1,101 @@
+"""The requests of one workload as they are made, and the workload that comes of them.
+
+Whatever was measured before an interruption can be closed into a workload at any moment.
+"""
+
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from onebox.bench.answer import Answer
+from onebox.bench.figures import Slo, figures
+from onebox.bench.metrics import DraftCounters, acceptance
+from onebox.bench.record import Kind, Request, Role, Workload
+
+__all__ = ["Tally"]
+
+_CACHED_SHARE = 0.1
+"""A cold prompt of which more than this was found in a cache was not cold."""
+_CACHED_TOKENS = 64
+"""What every prompt may share: the template's own beginning."""
+
+
+@dataclass
+class _Entry:
+    answer: Answer
+    role: Role
+    turn: int
+    run: int
+
+
+@dataclass
+class Tally:
+    """Collects; `workload` closes."""
+
+    name: str
+    kind: Kind
+    settings: dict[str, Any] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    slo: Slo = field(default_factory=Slo)
+    counted: DraftCounters | None = None
+    """Drafts by the server's metrics, while the requests that are in the figures ran."""
+    began_at: float = field(default_factory=time.perf_counter)
+    _entries: list[_Entry] = field(default_factory=list)
+
+    @property
+    def answers(self) -> list[Answer]:
+        return [entry.answer for entry in self._entries]
+
+    def add(self, answer: Answer, role: Role, *, turn: int = 0, run: int = 0) -> None:
+        self._entries.append(_Entry(answer, role, turn, run))
+
+    def is_over(self, limit_s: float | None, run: int, runs: int) -> bool:
+        """Whether run number `run` is one too many for the time there is; then that is noted."""
+        if limit_s is None or run == 0 or time.perf_counter() - self.began_at < limit_s:
+            return False
+        self.notes.append(f"{run} of {runs} runs: they took more than the {limit_s:g} s of --limit")
+        return True
+
+    def count_drafts(self, before: DraftCounters | None, after: DraftCounters | None) -> None:
+        if before and after:
+            self.counted = after - before + (self.counted or DraftCounters())
+
+    def workload(self) -> Workload:
+        """What there is so far, with its figures."""
+        entries = self._entries
+        requests = tuple(
+            entry.answer.recorded(entry.role, self.began_at, turn=entry.turn, run=entry.run) for entry in entries
+        )
+        timed = [request for request in requests if request.role is not Role.WARM_UP]
+        made = Workload(
+            self.name,
+            self.kind,
+            settings=self.settings,
+            requests=requests,
+            duration_s=_duration(timed),
+            notes=(*self.notes, *_cache_notes(timed), *_tool_notes(self.answers)),
+            acceptance=acceptance((r for r in timed if r.role is not Role.WARM), self.counted),
+        )
+        return replace(made, figures=figures(made, self.slo))
+
+
+def _duration(timed: list[Request]) -> float:
+    if not timed:
+        return 0.0
+    return max(r.start_s + r.total_s for r in timed) - min(r.start_s for r in timed)
+
+
+def _cache_notes(timed: list[Request]) -> Iterable[str]:
+    """A cold prompt that was not cold makes the time to the first token look better than it is."""
+    for request in timed:
+        cached = request.cached_tokens or 0
+        if request.role is Role.COLD and cached > max(_CACHED_TOKENS, _CACHED_SHARE * (request.prompt_tokens or 0)):
+            yield f"a cold prompt had {cached:,} tokens in the server's cache"
+            return
+
+
+def _tool_notes(answers: list[Answer]) -> Iterable[str]:
+    asked = [answer for answer in answers if answer.ask.tools and not answer.failure and answer.ask.max_tokens > 64]
+    if asked:
+        yield f"{sum(bool(answer.calls) for answer in asked)} of {len(asked)} answers hold a tool call"

@@ -1,0 +1,120 @@
+"""Rounds a matrix to nearest for a build: which tensors it becomes, and their bytes, slab by slab.
+
+Knows one module at a time, and for NVFP4 the modules that other tools fuse it with; not files, shards or names.
+"""
+
+import re
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from onebox.checkpoint.bind import Bound
+from onebox.checkpoint.recipe import Action, Choice
+from onebox.checkpoint.tensors import dtype_name, to_bytes
+from onebox.checkpoint.weights import read_weight, slice_rows
+from onebox.formats import Dialect, nvfp4_global_scale, pack_quantized, quantize, quantize_fp8_block, quantize_nvfp4
+from onebox.spec.weights import FP8_BLOCK, NVFP4_GROUP, Stored, StoredTensor, WeightFormat
+
+__all__ = ["Piece", "SharedScale", "round_matrix", "rounded_tensors", "shared_scales"]
+
+# Scales of what onebox itself rounds. bfloat16 is what the model's own dtype makes of them in other tools, so that
+# everyone dequantises to the same bits; codes are rounded against the stored scale, so nothing is lost by it.
+_SCALE_DTYPE = torch.bfloat16
+_SLAB_BYTES = 16 << 20
+# Projections that other engines compute as one product, and for which they keep one global scale.
+_FUSED = re.compile(r"\.(?:(?P<attention>[qkv]_proj)|(?P<delta>in_proj_(?:qkv|z))|(?P<swiglu>(?:gate|up)_proj))$")
+
+Piece = tuple[int, memoryview]
+"""(index of a tensor of the module, the next bytes of it)."""
+
+
+@dataclass
+class SharedScale:
+    """NVFP4's global scale of matrices that other tools fuse: that of their largest number, found when first needed."""
+
+    members: list[Bound] = field(default_factory=list)
+    _value: Tensor | None = None
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def value(self) -> Tensor:
+        """float32 [1]. Shards are written side by side, so two members may ask at once."""
+        with self._lock:
+            if self._value is None:
+                # What is not finite is left out here: it is refused where it is rounded, under its own module's name.
+                sizes = [
+                    slab.abs_().nan_to_num_(0.0, 0.0, 0.0).max() for bound in self.members for slab in _slabs(bound)
+                ]
+                self._value = nvfp4_global_scale(torch.stack(sizes), Dialect.LLM_COMPRESSOR)
+            return self._value
+
+
+def shared_scales(choices: list[Choice]) -> dict[str, SharedScale]:
+    """The global scale of each module that will be rounded to NVFP4, by the module's name."""
+    groups: dict[str, SharedScale] = {}
+    of_module: dict[str, SharedScale] = {}
+    for choice in choices:
+        if choice.action is Action.QUANTIZE and choice.target.format is WeightFormat.NVFP4:
+            shared = groups.setdefault(_fused_name(choice.module.name), SharedScale())
+            shared.members.append(choice.bound)
+            of_module[choice.module.name] = shared
+    return of_module
+
+
+def _fused_name(name: str) -> str:
+    """The same for all projections that are fused with each other."""
+    return _FUSED.sub(lambda found: f".{found.lastgroup}", name)
+
+
+def rounded_tensors(target: Stored, rows: int, columns: int) -> dict[str, StoredTensor]:
+    """The tensors of a rounded matrix by suffix, in the order in which `round_matrix` numbers them."""
+    scale = dtype_name(_SCALE_DTYPE)
+    if target.format is WeightFormat.FP8:
+        blocks = (-(-rows // FP8_BLOCK), -(-columns // FP8_BLOCK))
+        return {"weight": StoredTensor("F8_E4M3", (rows, columns)), "weight_scale": StoredTensor(scale, blocks)}
+    if target.format is WeightFormat.NVFP4:
+        return {
+            "weight_packed": StoredTensor("U8", (rows, columns // 2)),
+            "weight_scale": StoredTensor("F8_E4M3", (rows, columns // NVFP4_GROUP)),
+            "weight_global_scale": StoredTensor("F32", (1,)),
+        }
+    bits = 4 if target.format is WeightFormat.INT4 else 8
+    return {
+        "weight_packed": StoredTensor("I32", (rows, -(-columns * bits // 32))),
+        "weight_scale": StoredTensor(scale, (rows, -(-columns // (target.group_size or columns)))),
+        "weight_shape": StoredTensor("I64", (2,)),
+    }
+
+
+def round_matrix(choice: Choice, shared: SharedScale | None) -> Iterator[Piece]:
+    """The bytes of `rounded_tensors`: codes and scales slab by slab, then what the matrix has one of."""
+    scale = shared.value() if shared else None
+    for slab in _slabs(choice.bound):
+        codes, scales = _round_slab(slab, choice.target, scale)
+        yield 0, to_bytes(codes)
+        yield 1, to_bytes(scales)
+    if scale is not None:
+        yield 2, to_bytes(scale)
+    elif choice.target.format is not WeightFormat.FP8:
+        yield 2, to_bytes(torch.tensor(choice.module.shape, dtype=torch.int64))
+
+
+def _slabs(bound: Bound) -> Iterator[Tensor]:
+    """The matrix in float32, some rows at a time, which are independent (for FP8, in blocks): memory stays small."""
+    rows, columns = bound.module.shape
+    step = max(FP8_BLOCK, _SLAB_BYTES // (4 * columns) // FP8_BLOCK * FP8_BLOCK)
+    for begin in range(0, rows, step):
+        yield read_weight(slice_rows(bound, begin, min(rows, begin + step)))
+
+
+def _round_slab(weight: Tensor, target: Stored, global_scale: Tensor | None) -> tuple[Tensor, Tensor]:
+    if target.format is WeightFormat.FP8:
+        return quantize_fp8_block(weight, FP8_BLOCK, _SCALE_DTYPE)
+    if target.format is WeightFormat.NVFP4:
+        packed, scale, _ = quantize_nvfp4(weight, Dialect.LLM_COMPRESSOR, global_scale)
+        return packed, scale
+    bits = 4 if target.format is WeightFormat.INT4 else 8
+    tensors = pack_quantized(quantize(weight, bits, target.group_size or None, _SCALE_DTYPE))
+    return tensors["weight_packed"], tensors["weight_scale"]

@@ -1,0 +1,335 @@
+"""How `onebox bench` looks: bars while it runs, tables when it is done. Failures always come first.
+
+Figures are taken from the record as they are; nothing is computed here but how many digits are shown.
+"""
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from onebox.bench.figures import failure_counts
+from onebox.bench.record import Kind, Run, Workload
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.progress import Progress, TaskID
+    from rich.table import Table
+
+    from onebox.bench.answer import Answer
+
+__all__ = ["Bars", "bars", "json_line", "show"]
+
+_MESSAGE_CHARS = 160
+_FILE_WIDTH = 200
+_WIDE_SINGLE, _WIDE_LOAD, _WIDE_SWEEP = 118, 150, 100
+"""Columns of a terminal from which on the less important columns of a table are shown, too."""
+_LESS = ("kept by place",)
+
+
+class Bars:
+    """Watches a measurement: one bar for all workloads, one for the one under way, a line for each that is done."""
+
+    def __init__(self, progress: "Progress", console: "Console", num_workloads: int) -> None:
+        self._progress = progress
+        self._console = console
+        self._whole = progress.add_task("all", total=num_workloads)
+        self._current: TaskID | None = None
+        self._name = ""
+        self._total: int | None = None
+        self._num_failed = self._num_answered = 0
+
+    def begin(self, name: str, total: int | None) -> None:
+        self._name, self._total, self._num_failed, self._num_answered = name, total, 0, 0
+        self._current = self._progress.add_task(name, total=total)
+
+    def answered(self, answer: "Answer") -> None:
+        self._num_failed += answer.failure is not None
+        if self._current is not None:
+            failed = f" ({self._num_failed} failed)" if self._num_failed else ""
+            self._num_answered += 1
+            # Warm-up requests come on top of what was told.
+            total = None if self._total is None else max(self._total, self._num_answered)
+            self._progress.update(self._current, advance=1, total=total, description=f"{self._name}{failed}")
+
+    def end(self, workload: Workload) -> None:
+        if self._current is not None:
+            self._progress.remove_task(self._current)
+        self._current = None
+        self._progress.update(self._whole, advance=1)
+        self._console.print(_line(workload), markup=False, highlight=False)
+
+
+@contextmanager
+def bars(num_workloads: int) -> Iterator[Bars]:
+    """On stderr; without a terminal only the lines."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    options: dict[str, Any] = {"console": console, "disable": not console.is_terminal, "transient": True}
+    # Seldom: drawing takes time from the client, whose clock is the measure.
+    with Progress(*columns, refresh_per_second=2, **options) as progress:
+        yield Bars(progress, console, num_workloads)
+
+
+def _line(workload: Workload) -> str:
+    """What there is to say when a workload is done."""
+    if workload.skipped:
+        return f"{workload.name}: skipped, {workload.skipped}"
+    if workload.failed:
+        return f"{workload.name}: {len(workload.failed)} of {len(workload.requests)} requests FAILED"
+    found = workload.figures
+    speed = found.get("aggregate_tok_s", found.get("decode_p50_tok_s"))
+    return f"{workload.name}: {len(workload.requests)} requests" + (f", {speed:.1f} tok/s" if speed else "")
+
+
+def show(run: Run) -> None:
+    """The whole report on stdout."""
+    from rich.console import Console
+
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        # A file or a pipe has no width: nothing is folded there.
+        console = Console(highlight=False, width=_FILE_WIDTH)
+
+    def say(text: str = "") -> None:
+        console.print(text, markup=False, soft_wrap=True)
+
+    _show_failures(console, run)
+    for line in _head(run):
+        say(line)
+    for table in (_single_table(run, console), _load_table(run, console), _sweep_table(run, console)):
+        if table is not None:
+            say()
+            console.print(table)
+    notes = list(_notes(run))
+    if notes:
+        say()
+    for note in notes:
+        say(note)
+    say()
+    say(verdict(run))
+
+
+def _show_failures(console: "Console", run: Run) -> None:
+    failed = run.failed
+    if not failed and not run.interrupted:
+        return
+    if run.interrupted:
+        console.print("INTERRUPTED: this run is not whole.", style="bold red", markup=False)
+    if failed:
+        console.print(_failure_headline(run), style="bold red", markup=False)
+        table = _table("workload", "reason", "status", "times", "for example")
+        for workload in run.workloads:
+            for reason, status, message, count in failure_counts(workload.failed):
+                table.add_row(workload.name, reason, str(status or "-"), str(count), message[:_MESSAGE_CHARS])
+        console.print(table)
+    console.print()
+
+
+def _failure_headline(run: Run) -> str:
+    return f"FAILED: {len(run.failed)} of {_num_requests(run)} requests."
+
+
+def _num_requests(run: Run) -> int:
+    return sum(len(workload.requests) for workload in run.workloads)
+
+
+def verdict(run: Run) -> str:
+    """The last line: never a success where something failed."""
+    if run.failed:
+        return f"{_failure_headline(run)} The figures above are of the others, and no measure of this server."
+    if run.interrupted:
+        return f"Interrupted after {run.duration_s:.0f} s and {_num_requests(run)} requests."
+    if not run.is_success:
+        return "Nothing was measured: every workload was skipped."
+    return f"All {_num_requests(run)} requests were answered whole, in {run.duration_s:.0f} s."
+
+
+def _head(run: Run) -> Iterator[str]:
+    server, machine = run.server, run.hardware
+    context = f", context {server.max_model_len:,}" if server.max_model_len else ""
+    yield f"{server.model} at {server.url} ({server.kind} {server.version}{context})"
+    load = "" if machine.load_average is None else f", load {machine.load_average:.1f}"
+    gpus = f", {', '.join(machine.gpus)}" if machine.gpus else ""
+    place = "measured there" if server.is_local else "measured from afar"
+    memory = f"{machine.memory_bytes / 2**30:.0f} GiB"
+    yield f"{machine.cpu}, {machine.num_cores} cores, {memory}{gpus}{load}; {place}, {run.started}"
+    yield f"onebox {run.versions.get('onebox')}, commit {run.commit or 'unknown'}, seed {run.config.get('seed')}"
+    if run.startup_s:
+        yield "start-up: " + ", ".join(f"{phase} {seconds:.2f} s" for phase, seconds in run.startup_s.items())
+    if run.memory_bytes:
+        yield "memory: " + ", ".join(f"{part} {size / 2**30:.3f} GiB" for part, size in run.memory_bytes.items())
+    if run.power:
+        power = run.power
+        yield f"power: mean {power.mean_w:.0f} W, peak {power.peak_w:.0f} W, idle before {power.idle_w:.0f} W"
+
+
+def _table(*columns: str) -> "Table":
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for place, column in enumerate(columns):
+        is_text = place == 0 or column in ("reason", "for example")
+        table.add_column(column, justify="left" if is_text else "right", overflow="fold")
+    return table
+
+
+def _filled(head: str, rows: Iterable[tuple[str, dict[str, str]]], left_out: Sequence[str]) -> "Table":
+    """A table of rows that name their columns, without those that are left out."""
+    kept = [(name, {key: cell for key, cell in cells.items() if key not in left_out}) for name, cells in rows]
+    table = _table(head, *kept[0][1])
+    for name, cells in kept:
+        table.add_row(name, *cells.values())
+    return table
+
+
+def _of_kind(run: Run, kind: Kind) -> list[Workload]:
+    return [workload for workload in run.workloads if workload.kind is kind]
+
+
+def _single_table(run: Run, console: "Console") -> "Table | None":
+    found = [(_name(workload), _single_cells(workload)) for workload in _of_kind(run, Kind.SINGLE)]
+    left_out = () if console.width >= _WIDE_SINGLE else ("prefill\ntok/s", "min-max", *_LESS)
+    return _filled("single stream", found, left_out) if found else None
+
+
+def _single_cells(workload: Workload) -> dict[str, str]:
+    get = workload.figures.get
+    return {
+        "prompt": _count(get("prompt_tokens")),
+        "answer": _count(get("completion_tokens")),
+        "TTFT\ncold": _seconds(get("ttft_cold_p50_s")),
+        "TTFT\nwarm": _seconds(get("ttft_warm_p50_s")),
+        "prefill\ntok/s": _speed(get("prefill_tok_s")),
+        "decode\ntok/s": _speed(get("decode_p50_tok_s")),
+        "min-max": _range(workload),
+        "e2e\ntok/s": _speed(get("e2e_p50_tok_s")),
+        **_draft_cells(workload),
+    }
+
+
+def _draft_cells(workload: Workload) -> dict[str, str]:
+    drafts = workload.acceptance
+    places = " ".join(f"{share * 100:.0f}" for share in drafts.by_position) if drafts else ""
+    return {
+        "drafts\nkept": f"{drafts.rate:.0%}" if drafts else "-",
+        "kept by place": f"{places} %" if places else "-",
+        "tokens\na step": f"{drafts.tokens_per_step:.2f}" if drafts else "-",
+    }
+
+
+def _range(workload: Workload) -> str:
+    low, high = (workload.figures.get(f"decode_{end}_tok_s") for end in ("min", "max"))
+    return "-" if low is None or high is None else f"{low:.1f}-{high:.1f}"
+
+
+def _load_table(run: Run, console: "Console") -> "Table | None":
+    found = [(_name(workload), _load_cells(workload)) for workload in _of_kind(run, Kind.LOAD)]
+    narrow = ("TTFT\np99", "ITL\np99", "goodput\nreq/s", "drafts\nkept", "tokens\na step", *_LESS)
+    return _filled("load", found, () if console.width >= _WIDE_LOAD else narrow) if found else None
+
+
+def _load_cells(workload: Workload) -> dict[str, str]:
+    get = workload.figures.get
+    good, share = get("goodput_req_s"), get("slo_share")
+    return {
+        "done": _count(get("completed", 0)),
+        "failed": str(len(workload.failed)),
+        "all\ntok/s": _speed(get("aggregate_tok_s")),
+        "each\ntok/s": _speed(get("decode_p50_tok_s")),
+        **{
+            f"{title}\np{percent}": _seconds(get(f"{name}_p{percent}_s"))
+            for title, name in (("TTFT", "ttft"), ("ITL", "itl"))
+            for percent in (50, 95, 99)
+        },
+        "goodput\nreq/s": "-" if good is None else f"{good:.2f}",
+        "in SLO": "-" if share is None else f"{share:.0%}",
+        **_draft_cells(workload),
+    }
+
+
+def _sweep_table(run: Run, console: "Console") -> "Table | None":
+    found = [(_name(workload), _sweep_cells(workload)) for workload in _of_kind(run, Kind.SWEEP)]
+    return _filled("sweep", found, () if console.width >= _WIDE_SWEEP else ("min-max", *_LESS)) if found else None
+
+
+def _sweep_cells(workload: Workload) -> dict[str, str]:
+    get = workload.figures.get
+    return {
+        "pp\ntok/s": _speed(get("prefill_tok_s")),
+        "TTFT": _seconds(get("ttft_p50_s")),
+        "tg\ntok/s": _speed(get("aggregate_tok_s")),
+        "each\ntok/s": _speed(get("decode_p50_tok_s")),
+        "min-max": _range(workload),
+        **_draft_cells(workload),
+    }
+
+
+def _name(workload: Workload) -> str:
+    if workload.failed:
+        return f"{workload.name} (FAILED: {len(workload.failed)})"
+    return f"{workload.name} (skipped)" if workload.skipped else workload.name
+
+
+def _notes(run: Run) -> Iterator[str]:
+    yield from run.notes
+    for workload in run.workloads:
+        if workload.skipped:
+            yield f"{workload.name}: skipped, {workload.skipped}"
+        yield from (f"{workload.name}: {note}" for note in workload.notes)
+        turns = [value for name, value in workload.figures.items() if name.startswith("ttft_turn")]
+        if turns:
+            cached = workload.figures.get("cached_share")
+            share = "" if cached is None else f"; {cached:.0%} of the prompt tokens were cached"
+            yield f"{workload.name}: TTFT by turn {', '.join(map(_seconds, turns))}{share}"
+
+
+def _count(value: float | None) -> str:
+    return "-" if value is None else f"{value:,.0f}"
+
+
+def _speed(value: float | None) -> str:
+    return "-" if value is None else f"{value:,.1f}"
+
+
+def _seconds(value: float | None) -> str:
+    if value is None:
+        return "-"
+    return f"{value * 1000:.0f} ms" if value < 1 else f"{value:.2f} s"
+
+
+def json_line(run: Run) -> str:
+    """The run in one line, without the requests."""
+    workloads: list[dict[str, Any]] = [
+        {
+            "name": workload.name,
+            "kind": workload.kind,
+            "requests": len(workload.requests),
+            "failed": len(workload.failed),
+            "skipped": workload.skipped,
+            "figures": workload.figures,
+            "acceptance": workload.acceptance.rate if workload.acceptance else None,
+            "tokens_per_step": workload.acceptance.tokens_per_step if workload.acceptance else None,
+            "notes": workload.notes,
+        }
+        for workload in run.workloads
+    ]
+    failures = [
+        {"reason": reason, "status": status, "times": count, "message": message}
+        for reason, status, message, count in failure_counts(run.failed)
+    ]
+    told = {
+        "success": run.is_success,
+        "requests": _num_requests(run),
+        "failed": len(run.failed),
+        "failures": failures,
+        "interrupted": run.interrupted,
+        "server": {"url": run.server.url, "model": run.server.model, "kind": run.server.kind},
+        "started": run.started,
+        "duration_s": run.duration_s,
+        "workloads": workloads,
+    }
+    return json.dumps(told, ensure_ascii=False)

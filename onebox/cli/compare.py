@@ -1,0 +1,92 @@
+"""`onebox bench compare`: two result files side by side, with intervals. Failures first."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+    from rich.table import Table
+
+    from onebox.bench.compare import RunComparison
+
+__all__ = ["compare"]
+
+WIDTH = 120
+FAILED, SLOWER = 1, 3
+
+
+def compare(
+    first: Annotated[Path, typer.Argument(metavar="A.json", help="What `onebox bench --output` wrote.")],
+    second: Annotated[Path, typer.Argument(metavar="B.json", help="The same, to be held against A.")],
+    allow_different: Annotated[
+        bool, typer.Option("--allow-different", help="Compare what the runs share though they asked for other things.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one line of JSON and nothing else.")] = False,
+) -> None:
+    """Compare two runs: ratios with intervals that hold together with 95% confidence.
+
+    Exit code: 0 nothing is slower, 1 a run has failures or is not whole, 2 wrong arguments, 3 something is slower.
+    """
+    from rich.console import Console
+
+    from onebox.bench.compare import compare_runs
+    from onebox.bench.record import read_run
+    from onebox.bench.statistics import plain_json
+
+    found = compare_runs(read_run(first), read_run(second), allow_different=allow_different)
+    if as_json:
+        typer.echo(json.dumps(plain_json(found)))
+    else:
+        console = Console() if Console().is_terminal else Console(width=WIDTH)
+        for line in render(found, first, second):
+            console.print(line)
+    if any(found.num_failures) or any(found.interrupted):
+        raise typer.Exit(FAILED)
+    raise typer.Exit(SLOWER if found.slower else 0)
+
+
+def render(found: "RunComparison", first: Path, second: Path) -> "list[RenderableType]":
+    from rich.text import Text
+
+    lines: list[RenderableType] = []
+    for name, failures, interrupted in zip("AB", found.num_failures, found.interrupted, strict=True):
+        if failures:
+            lines.append(Text(f"{name} has {failures} FAILED requests; figures are of the others.", style="bold red"))
+        if interrupted:
+            lines.append(Text(f"{name} was stopped before its end.", style="bold red"))
+    lines += [Text(f"different: {line}", style="yellow") for line in found.differences]
+    lines.append(Text.assemble(("A ", "bold"), str(first), ("  B ", "bold"), str(second)))
+    lines += [Text(line, style="dim") for line in found.machines]
+    lines += [_table(found), Text("Without a word behind it: no difference seen.", style="dim")]
+    told = "; ".join(f"{row.workload}: {row.figure}" for row in found.slower)
+    lines.append(Text(f"B is slower: {told}." if told else "Nothing is slower in B beyond chance.", style="bold"))
+    return lines
+
+
+def _table(found: "RunComparison") -> "Table":
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    for name in ("workload", "figure", "A", "B", "requests", "B / A", "interval", ""):
+        table.add_column(name, justify="left" if name in ("workload", "figure", "") else "right")
+    previous = ""
+    for row in found.rows:
+        interval = f"{row.ratio.low:.3f} to {row.ratio.high:.3f}" if row.ratio.low == row.ratio.low else "-"
+        estimate = f"{row.ratio.estimate:.3f}" if row.ratio.low == row.ratio.low else f"{row.second / row.first:.3f}"
+        table.add_row(
+            row.workload if row.workload != previous else "",
+            row.figure,
+            f"{row.first:,.4g} {row.unit}",
+            f"{row.second:,.4g} {row.unit}",
+            f"{row.num_first}, {row.num_second}",
+            estimate,
+            interval,
+            "" if row.change.value == "no difference seen" else row.change.value,
+            style={"slower": "red", "faster": "green"}.get(row.change.value, ""),
+        )
+        previous = row.workload
+    return table

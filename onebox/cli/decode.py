@@ -1,0 +1,108 @@
+"""`onebox bench decode`: the whole engine at a model's full shape with random weights, on this machine's GPU."""
+
+import json
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from onebox.spec.errors import UnsupportedError, UsageError
+
+if TYPE_CHECKING:
+    from onebox.engine.measure import Measured, Row
+    from onebox.model.qwen3_5 import Qwen35
+    from onebox.spec.model import ModelSpec
+
+__all__ = ["decode"]
+
+_DEFAULT_ROWS = "plain,mtp2,plain-8k,mtp2-8k,plain-x4,mtp2-x4"
+
+
+def decode(
+    shape: Annotated[str, typer.Option(help="A known model, such as qwen3.5-122b-a10b.")] = "qwen3.5-122b-a10b",
+    weights: Annotated[str, typer.Option(help="dummy: random numbers in the hybrid's formats.")] = "dummy",
+    rows: Annotated[
+        str,
+        typer.Option(help="Which lines, with commas: plain, mtp2, -8k or -x4 of them, {plain,turboquant,fp8}-128k."),
+    ] = _DEFAULT_ROWS,
+    profile: Annotated[
+        bool, typer.Option("--profile", help="Also the GPU time of each kernel, measured last.")
+    ] = False,
+) -> None:
+    """Time decode steps of the real engine at full size, beside what this GPU's memory allows.
+
+    The ceiling comes first, the last line is JSON. Drafts are kept 0.9 and 0.72 of the time, by decree.
+    """
+    from onebox.spec.shapes import named_spec
+
+    if weights != "dummy":
+        raise UsageError(f"--weights {weights} is not known: use dummy; a checkpoint is measured by onebox bench run.")
+    spec, chosen = named_spec(shape), _chosen(rows)
+    versions = _gpu()
+    from onebox.engine.measure import copy_speed, measure, random_model
+
+    ceiling = copy_speed()
+    _tell_ceiling(spec, chosen, ceiling, versions)
+    model = random_model(spec)
+    found = []
+    for row in chosen:
+        measured = measure(model, row, ceiling)
+        _tell(measured)
+        found.append(measured.as_dict())
+    counted = _count_kernels(model, chosen, found) if profile else {}
+    for name, times in counted.items():
+        typer.echo(f"{name}: {sum(calls for _, _, calls in times):.0f} kernels a step, by GPU time (prefill included)")
+        for kernel, microseconds, calls in times[:24]:
+            typer.echo(f"  {microseconds:9.1f} us {calls:7.1f} calls  {kernel[:80]}")
+    typer.echo(json.dumps({"shape": shape, **versions, "copy_tb_per_s": round(ceiling / 1e12, 3), "rows": found}))
+
+
+def _chosen(rows: str) -> "list[Row]":
+    from onebox.engine.measure import ROWS
+
+    known = {row.name: row for row in ROWS}
+    for name in rows.split(","):
+        if name not in known:
+            raise UsageError(f"--rows has {name!r}, which is not a row: use {', '.join(known)}.")
+    return [known[name] for name in rows.split(",")]
+
+
+def _gpu() -> dict[str, str]:
+    import torch
+
+    if not torch.cuda.is_available():
+        raise UnsupportedError("onebox bench decode needs a CUDA GPU, and torch finds none on this machine.")
+    import triton
+
+    return {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__, "triton": triton.__version__}
+
+
+def _tell_ceiling(spec: "ModelSpec", rows: "list[Row]", ceiling: float, versions: dict[str, str]) -> None:
+    from onebox.engine.measure import ACCEPTANCE, row_bytes
+
+    typer.echo(f"{versions['gpu']}, torch {versions['torch']}, triton {versions['triton']}")
+    typer.echo(f"ceiling: a copy moves {ceiling / 1e12:.2f} TB/s; at that speed")
+    for row in rows:
+        seconds = row_bytes(spec, row) / ceiling
+        most = row.streams * (1 + sum(ACCEPTANCE[: row.drafts])) / seconds
+        typer.echo(f"  {row.name:16} {row_bytes(spec, row) / 1e9:6.2f} GB a step, {most:7.0f} tok/s")
+
+
+def _tell(measured: "Measured") -> None:
+    typer.echo(
+        f"{measured.row:16} {measured.step_ms:8.3f} ms a step  {measured.tokens_per_second:8.1f} tok/s  "
+        f"{measured.bytes_per_step / 1e9:6.2f} GB  {measured.share_of_copy:6.1%} of the copy  "
+        f"{measured.tokens_per_step:.2f} tokens a step  first token {measured.first_token_s:.3f} s"
+    )
+
+
+def _count_kernels(
+    model: "Qwen35", rows: "list[Row]", found: list[dict[str, Any]]
+) -> dict[str, list[tuple[str, float, float]]]:
+    """Each row's kernels; their number goes into its result. After all timing: a profiled process stays slower."""
+    from onebox.engine.measure import kernel_times
+
+    counted = {}
+    for row, result in zip(rows, found, strict=True):
+        counted[row.name] = list(kernel_times(model, row))
+        result["kernels_per_step"] = round(sum(calls for _, _, calls in counted[row.name]))
+    return counted

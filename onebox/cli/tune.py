@@ -1,0 +1,55 @@
+"""`onebox tune`: finds the kernels' fastest launch choices on this GPU and keeps them."""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from onebox.spec.errors import UnsupportedError
+
+__all__ = ["tune"]
+
+_LAYERS = 8
+
+
+def tune(
+    shape: Annotated[str, typer.Option(help="The model whose layers are timed.")] = "qwen3.5-122b-a10b",
+    seconds: Annotated[float, typer.Option(min=10, help="How long to try.")] = 100.0,
+    layers: Annotated[
+        int, typer.Option(min=4, help="How many of its layers: memory they need, time they take.")
+    ] = _LAYERS,
+    output: Annotated[
+        Path | None, typer.Option(help="Write the table here; default: where onebox looks for it.")
+    ] = None,
+) -> None:
+    """Try launch choices of the decode kernels in whole steps and keep what is faster on this GPU.
+
+    Results never change by it, only time. A table for the H200 ships with onebox; this makes one for another GPU.
+    """
+    import torch
+
+    from onebox.kernels.tuning import user_table
+    from onebox.spec.shapes import named_spec
+
+    spec = named_spec(shape)
+    if not torch.cuda.is_available():
+        raise UnsupportedError("onebox tune needs a CUDA GPU, and torch finds none on this machine.")
+    from onebox.model.tune import few_layers
+    from onebox.model.tune import tune as find
+
+    gpu = torch.cuda.get_device_name()
+    found = find(few_layers(spec, layers), seconds, lambda name, taken: typer.echo(f"  {taken:7.3f} ms  {name}"))
+    for name, before in found.before_ms.items():
+        typer.echo(f"{name} (streams x rows): {before:.3f} ms, now {found.after_ms[name]:.3f} ms")
+    path = user_table(gpu) if output is None else output
+    _write(path, {"gpu": gpu, "torch": torch.__version__, "shape": shape, "choices": found.choices})
+    typer.echo(f"{len(found.choices)} kernels have choices of their own on {gpu}: {path}")
+
+
+def _write(path: Path, table: object) -> None:
+    """Whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_suffix(".part")
+    part.write_text(json.dumps(table, indent=1, sort_keys=True) + "\n")
+    part.replace(path)

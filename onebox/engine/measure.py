@@ -1,0 +1,214 @@
+"""Times the whole engine at full size with random weights on one GPU: scheduler, graphs, drawing and drafting included.
+
+Drafts are kept at synthetic rates, because random weights agree on nothing. A step's time is that between the events of
+one stream, medians over the run; the bytes a step must read and the speed of a plain copy say how near it came.
+"""
+
+import statistics
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from time import perf_counter
+
+import torch
+
+from onebox.engine.api import (
+    Engine,
+    EngineConfig,
+    Failed,
+    Request,
+    SamplingParams,
+    SpeculationConfig,
+    SpeculationMethod,
+    Tokens,
+)
+from onebox.engine.runner import ModelRunner
+from onebox.model.dummy import HYBRID, dummy_model
+from onebox.model.memory import Memory, MemoryShape
+from onebox.model.qwen3_5 import Qwen35
+from onebox.planner.presets import named_preset
+from onebox.spec.kv import KVFormat
+from onebox.spec.model import ModelSpec
+from onebox.spec.traffic import Routing, Step, step_traffic
+
+__all__ = [
+    "ACCEPTANCE",
+    "ROWS",
+    "Measured",
+    "Row",
+    "copy_speed",
+    "kernel_times",
+    "measure",
+    "random_model",
+    "row_bytes",
+]
+
+PAGE = 64
+ACCEPTANCE = (0.9, 0.72)
+"""How often each draft is kept, over all steps."""
+LONG = 100_000
+"""Contexts from here on are prefilled once: their first token's time then has graphs and kernels to make."""
+_COPY_BYTES = 8 << 30
+_COPIES = 20
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the table."""
+
+    name: str
+    streams: int = 1
+    context: int = 32
+    drafts: int = 0
+    kv: str = "bf16"
+    num_tokens: int = 128
+
+
+ROWS = (
+    Row("plain"),
+    Row("mtp2", drafts=2, num_tokens=256),
+    Row("plain-8k", context=8000),
+    Row("mtp2-8k", context=8000, drafts=2, num_tokens=256),
+    Row("plain-x4", streams=4),
+    Row("mtp2-x4", streams=4, drafts=2, num_tokens=256),
+    Row("plain-128k", context=128_000, num_tokens=48),
+    Row("turboquant-128k", context=128_000, kv="turboquant", num_tokens=48),
+    Row("fp8-128k", context=128_000, kv="fp8", num_tokens=48),
+)
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What one row gave. `tokens_per_second` is over all streams, `tokens_per_step` of one."""
+
+    row: str
+    streams: int
+    context: int
+    kv: str
+    drafts: int
+    step_ms: float
+    tokens_per_second: float
+    tokens_per_step: float
+    bytes_per_step: int
+    share_of_copy: float
+    first_token_s: float
+    first_run_s: float
+
+    def as_dict(self) -> dict[str, str | int | float]:
+        return asdict(self)
+
+
+def random_model(spec: ModelSpec) -> Qwen35:
+    """INT4 experts and projections, FP8 shared expert, INT8 head, quantised MTP layer, on the GPU."""
+    with torch.inference_mode():
+        model = dummy_model(spec, HYBRID, torch.device("cuda"))
+    torch.cuda.synchronize()
+    return model
+
+
+def copy_speed() -> float:
+    """Bytes per second, read and written, of a device copy: the ceiling."""
+    source = torch.empty(_COPY_BYTES // 4, dtype=torch.float32, device="cuda")
+    target = torch.empty_like(source)
+    times = []
+    for _ in range(_COPIES):
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+        begin.record()
+        target.copy_(source)
+        end.record()
+        torch.cuda.synchronize()
+        times.append(float(begin.elapsed_time(end)) / 1e3)
+    return 2 * source.nbytes / statistics.median(times)
+
+
+def row_bytes(spec: ModelSpec, row: Row) -> int:
+    """Bytes that a step of this row moves, if its rows choose their experts independently."""
+    stored = named_preset("hybrid").weight_bytes(spec)
+    step = Step(row.streams, row.drafts, row.context, drafter_is_mtp=row.drafts > 0)
+    return step_traffic(spec, stored, step, KVFormat.parse(row.kv), Routing.EXPECTED).total_bytes
+
+
+def measure(model: Qwen35, row: Row, ceiling: float) -> Measured:
+    """Runs the row twice, and times the second run; long contexts once."""
+    with open_engine(model, row) as engine:
+        began = perf_counter()
+        if row.context < LONG:
+            generate(engine, row, "warm")
+        first_run = perf_counter() - began
+        first_token, told = generate(engine, row, "run")
+    # The first stream is read while it is made; the others' events wait in their queues, so its times count.
+    times = [at for at, _ in told]
+    median = statistics.median(later - earlier for earlier, later in pairwise(times))
+    made = sum(count for _, count in told[1:])
+    moved = row_bytes(model.spec, row)
+    return Measured(
+        row=row.name,
+        streams=row.streams,
+        context=row.context,
+        kv=row.kv,
+        drafts=row.drafts,
+        step_ms=round(median * 1e3, 3),
+        tokens_per_second=round(row.streams * made / (times[-1] - times[0]), 1),
+        tokens_per_step=round(made / (len(times) - 1), 3),
+        bytes_per_step=moved,
+        share_of_copy=round(moved / ceiling / median, 3),
+        first_token_s=round(first_token, 4),
+        first_run_s=round(first_run, 2),
+    )
+
+
+def kernel_times(model: Qwen35, row: Row) -> Iterator[tuple[str, float, float]]:
+    """(kernel, its microseconds a step, its launches a step) of a short run, prefill included, largest first.
+
+    Call it after everything else: a profiled process stays slower. Kernels that start early are timed with their wait.
+    """
+    with open_engine(model, row) as engine:
+        generate(engine, row, "warm")
+        before = engine.stats().totals.num_steps
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
+            generate(engine, row, "run")
+            torch.cuda.synchronize()
+        steps = engine.stats().totals.num_steps - before
+    events = [event for event in profiler.key_averages() if event.self_device_time_total > 0]
+    for event in sorted(events, key=lambda event: -event.self_device_time_total):
+        yield event.key, event.self_device_time_total / steps, event.count / steps
+
+
+def open_engine(model: Qwen35, row: Row) -> Engine:
+    """An engine with just the memory that a row needs."""
+    drafts = row.drafts
+    method = SpeculationMethod.MTP if drafts else SpeculationMethod.NONE
+    speculation = SpeculationConfig(method, drafts, synthetic_acceptance=ACCEPTANCE[:drafts])
+    length = row.context + row.num_tokens + 16
+    pages = row.streams * (-(-length // PAGE) + 1)
+    config = EngineConfig(
+        max_model_len=length,
+        num_pages=pages,
+        max_num_seqs=row.streams,
+        max_num_batched_tokens=8192,
+        speculation=speculation,
+    )
+    shape = MemoryShape(KVFormat.parse(row.kv), pages + 1, row.streams, 0, 1 + drafts, speculation.with_mtp)
+    with torch.inference_mode():
+        memory = Memory.allocate(model.spec, shape, model.dtype, model.device)
+    return Engine(ModelRunner(model, memory, config), config)
+
+
+def generate(engine: Engine, row: Row, name: str) -> tuple[float, list[tuple[float, int]]]:
+    """(seconds to the first token, the times and sizes of the first stream's events)."""
+    prompts = [tuple((7 * i * i + 3 * i + 11 * s) % 5000 for i in range(row.context)) for s in range(row.streams)]
+    sampling = SamplingParams(temperature=0, seed=1, max_tokens=row.num_tokens, ignore_eos=True)
+    began = perf_counter()
+    handles = engine.submit_all(
+        [Request(f"{name}-{s}", prompt, sampling, cache_prompt=False) for s, prompt in enumerate(prompts)]
+    )
+    told: list[list[tuple[float, int]]] = []
+    for handle in handles:
+        times = []
+        for event in handle:
+            if isinstance(event, Failed):
+                raise RuntimeError(event.message)
+            if isinstance(event, Tokens):
+                times.append((perf_counter(), len(event.token_ids)))
+        told.append(times)
+    return told[0][0][0] - began, told[0]

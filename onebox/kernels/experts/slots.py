@@ -1,0 +1,119 @@
+"""What all kernels of routed experts share: who shares an expert, its activation, and the sum over a row's slots.
+
+A pair is a row and one of its k slots. The first pair with an expert works for all pairs with that expert (its sharers)
+and the others end at once, so an expert's weights come from memory once a launch.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+__all__ = ["dot_bf16", "pair_of_program", "sharers", "sharing", "spread", "sum_slots", "swiglu", "to_bf16", "workspace"]
+
+
+@triton.jit
+def _next_sharer(ids, pairs, expert, after, none):
+    """The first pair after `after` that has this expert, or `none`."""
+    return tl.min(tl.where((ids == expert) & (pairs > after), pairs, none), 0)
+
+
+@triton.jit
+def pair_of_program(ids_ptr, num_pairs, PAIRS: tl.constexpr, ALONE: tl.constexpr):
+    """(the program's pair, its expert, all pairs, their experts, the first pair that has the same expert).
+
+    With ALONE (one row, whose experts all differ) nothing is searched, here or in `sharers`.
+    """
+    pair = tl.program_id(1)
+    expert = tl.load(ids_ptr + pair)
+    pairs = tl.arange(0, PAIRS)
+    ids = tl.load(ids_ptr + pairs, mask=pairs < num_pairs, other=-1)
+    first = pair if ALONE else _next_sharer(ids, pairs, expert, -1, num_pairs)
+    return pair, expert, pairs, ids, first
+
+
+@triton.jit
+def sharers(ids, pairs, expert, first, none, COUNT: tl.constexpr, ALONE: tl.constexpr):
+    """(`first` and the next pairs with its expert, COUNT in all, filled up with `none`; the pair that follows them)."""
+    found = (first,)
+    for i in tl.static_range(1, COUNT):
+        found += (none if ALONE else _next_sharer(ids, pairs, expert, found[i - 1], none),)  # type: ignore[assignment]
+    following = none if ALONE else _next_sharer(ids, pairs, expert, found[COUNT - 1], none)
+    return found, following
+
+
+@triton.jit
+def spread(found, place, COUNT: tl.constexpr):
+    """The vector of found[place]."""
+    result = tl.zeros_like(place) + found[0]
+    for i in tl.static_range(1, COUNT):
+        result = tl.where(place == i, found[i], result)
+    return result
+
+
+@triton.jit
+def swiglu(gate, up):
+    """SiLU(gate) * up; the exponential never overflows."""
+    small = tl.exp(-tl.abs(gate))
+    return gate * (tl.where(gate >= 0.0, 1.0, small) / (1.0 + small)) * up
+
+
+@triton.jit
+def dot_bf16(a, b, total, INTERPRETED: tl.constexpr):
+    """The sum of total and a @ b, both bfloat16; widened in the interpreter, which would multiply their bits."""
+    if INTERPRETED:
+        return tl.dot(a.to(tl.float32), b.to(tl.float32), total)
+    else:
+        return tl.dot(a, b, total)
+
+
+@triton.jit
+def to_bf16(x, INTERPRETED: tl.constexpr):
+    """float32 x rounded to bfloat16, ties to even. The interpreter cuts off instead, so the rounding is added there."""
+    if INTERPRETED:
+        bits = x.to(tl.int32, bitcast=True)
+        x = (bits + 0x7FFF + ((bits >> 16) & 1)).to(tl.float32, bitcast=True)
+    return x.to(tl.bfloat16)
+
+
+@triton.jit
+def experts_sum_kernel(
+    slots_ptr,  # float32 [R, SLOTS, H]
+    out_ptr,  # [R, H]
+    H,
+    SLOTS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    INTERPRETED: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = column < H
+    total = tl.zeros((BLOCK,), tl.float32)
+    for slot in tl.static_range(SLOTS):
+        total += tl.load(slots_ptr + (row * SLOTS + slot) * H + column, mask=inside, other=0.0)
+    if out_ptr.dtype.element_ty == tl.bfloat16:
+        tl.store(out_ptr + row * H + column, to_bf16(total, INTERPRETED), mask=inside)
+    else:
+        tl.store(out_ptr + row * H + column, total, mask=inside)
+
+
+def sum_slots(slots: Tensor, dtype: torch.dtype) -> Tensor:
+    """The slots float32 [R, k, H] added over k in its order: float32 or, rounded once, bfloat16 [R, H]."""
+    rows, k, hidden = slots.shape
+    out = torch.empty((rows, hidden), dtype=dtype, device=slots.device)
+    experts_sum_kernel[(rows, triton.cdiv(hidden, 512))](
+        slots, out, hidden, SLOTS=k, BLOCK=512, INTERPRETED=triton.knobs.runtime.interpret, num_warps=4
+    )
+    return out
+
+
+def workspace(ids: Tensor, inner_size: int, hidden: int) -> tuple[Tensor, Tensor]:
+    """(inner values [R * k, I], weighted outputs [R, k, H]), both float32."""
+    rows, k = ids.shape
+    inner = torch.empty((rows * k, inner_size), dtype=torch.float32, device=ids.device)
+    return inner, torch.empty((rows, k, hidden), dtype=torch.float32, device=ids.device)
+
+
+def sharing(ids: Tensor) -> dict[str, int | bool]:
+    """How sharers are looked for; steps of powers of two from 64 keep the number of compiled variants small."""
+    return {"PAIRS": max(64, triton.next_power_of_2(ids.numel())), "ALONE": ids.shape[0] == 1}

@@ -1,0 +1,122 @@
+"""What leaves a mixer, in Triton: a program of one warp for 128 columns of a row, its own fixed-point group."""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from onebox.kernels.add_norm.kernel import new_rows, store_rows
+from onebox.kernels.dependent import dependent, release, wait
+from onebox.kernels.int_linear.reference import LARGEST, SMALLEST_ABSMAX
+from onebox.kernels.route_shared.kernel import sum_parts
+from onebox.kernels.rows import FixedRows
+
+__all__ = ["attention_rows", "delta_rows"]
+
+
+@triton.jit
+def delta_rows_kernel(
+    mixed_ptr,  # float32 [R, K]
+    z_ptr,  # float32 [PARTS, R, K], part_stride and row_stride apart
+    weight_ptr,  # [DV]
+    x_ptr,  # [R, K]
+    planes_ptr,  # int8 [R, 2, K]
+    scale_ptr,  # float32 [R, K/128]
+    eps,
+    part_stride,
+    row_stride,
+    K: tl.constexpr,
+    DV: tl.constexpr,  # divides 128
+    PARTS: tl.constexpr,
+    LARGEST: tl.constexpr,
+    SMALLEST_ABSMAX: tl.constexpr,
+    DEPENDENT: tl.constexpr,
+):
+    release(DEPENDENT)
+    group = tl.program_id(0)
+    row = tl.program_id(1).to(tl.int64)
+    HEADS: tl.constexpr = 128 // DV
+    columns = group * 128 + tl.reshape(tl.arange(0, 128), (HEADS, DV))
+    weight = tl.load(weight_ptr + tl.arange(0, DV)).to(tl.float32)
+    wait(DEPENDENT)
+    mixed = tl.load(mixed_ptr + row * K + columns)
+    z = sum_parts(z_ptr, part_stride, row * row_stride + columns, columns < K, PARTS)
+    scale = tl.rsqrt(tl.sum(mixed * mixed, 1) / DV + eps)
+    values = weight[None, :] * (mixed * scale[:, None]) * (z * tl.sigmoid(z))
+    store_rows(tl.reshape(values, (128,)), row, group, x_ptr, planes_ptr, scale_ptr, K, LARGEST, SMALLEST_ABSMAX)
+
+
+@triton.jit
+def attention_rows_kernel(
+    attended_ptr,  # [R, K]
+    qkv_ptr,  # float32 [PARTS, R, ...], part_stride and row_stride apart
+    x_ptr,  # [R, K]
+    planes_ptr,  # int8 [R, 2, K]
+    scale_ptr,  # float32 [R, K/128]
+    part_stride,
+    row_stride,
+    K: tl.constexpr,
+    D: tl.constexpr,
+    PARTS: tl.constexpr,
+    LARGEST: tl.constexpr,
+    SMALLEST_ABSMAX: tl.constexpr,
+    DEPENDENT: tl.constexpr,
+):
+    release(DEPENDENT)
+    wait(DEPENDENT)
+    group = tl.program_id(0)
+    row = tl.program_id(1).to(tl.int64)
+    columns = group * 128 + tl.arange(0, 128)
+    attended = tl.load(attended_ptr + row * K + columns).to(tl.float32)
+    gate_columns = (columns // D) * (2 * D) + D + columns % D
+    gate = sum_parts(qkv_ptr, part_stride, row * row_stride + gate_columns, columns < K, PARTS)
+    values = attended * tl.sigmoid(gate)
+    store_rows(values, row, group, x_ptr, planes_ptr, scale_ptr, K, LARGEST, SMALLEST_ABSMAX)
+
+
+def delta_rows(mixed: Tensor, z_parts: Tensor, weight: Tensor, eps: float, dtype: torch.dtype) -> FixedRows:
+    """See `onebox.kernels.mixer_rows.delta_rows`."""
+    num_rows, heads, value_dim = mixed.shape
+    width = heads * value_dim
+    rows = new_rows(num_rows, width, dtype, mixed.device)
+    if num_rows:
+        delta_rows_kernel[(width // 128, num_rows)](
+            mixed,
+            z_parts,
+            weight,
+            *rows,
+            eps,
+            z_parts.stride(0),
+            z_parts.stride(1),
+            K=width,
+            DV=value_dim,
+            PARTS=len(z_parts),
+            LARGEST=float(LARGEST),
+            SMALLEST_ABSMAX=SMALLEST_ABSMAX,
+            num_warps=1,
+            **dependent(mixed, "delta_rows"),
+        )
+    return FixedRows(*rows, None)
+
+
+def attention_rows(attended: Tensor, qkv_parts: Tensor) -> FixedRows:
+    """See `onebox.kernels.mixer_rows.attention_rows`."""
+    num_rows, heads, head_dim = attended.shape
+    width = heads * head_dim
+    rows = new_rows(num_rows, width, attended.dtype, attended.device)
+    if num_rows:
+        attention_rows_kernel[(width // 128, num_rows)](
+            attended,
+            qkv_parts,
+            *rows,
+            qkv_parts.stride(0),
+            qkv_parts.stride(1),
+            K=width,
+            D=head_dim,
+            PARTS=len(qkv_parts),
+            LARGEST=float(LARGEST),
+            SMALLEST_ABSMAX=SMALLEST_ABSMAX,
+            num_warps=1,
+            **dependent(attended, "attention_rows"),
+        )
+    return FixedRows(*rows, None)

@@ -1,0 +1,84 @@
+"""The largest of the compiled functions, compiled by a second process while the first loads the model.
+
+Only where they are not in the cache yet, that is once after an installation: one compiler works on one function at a
+time, so a second core is of use only to a second process. Without it they would be compiled all the same, later.
+"""
+
+import atexit
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+
+from onebox.kernels.arrays import Array, Stored
+from onebox.model.compiled.attention import Projected, attend
+from onebox.model.compiled.delta_net import DeltaArrays, PoolArrays, delta_step
+from onebox.model.compiled.jit import cache_directory
+
+__all__ = ["compile_steps", "finish", "start"]
+
+_MOST_SECONDS = 60.0
+
+
+@cache
+def start(*, is_narrow: bool) -> "subprocess.Popen[bytes] | None":
+    """The process that compiles for states in bfloat16 or in float32, if it is needed."""
+    directory = cache_directory()
+    if directory is None or _mark(directory, is_narrow=is_narrow).exists():
+        return None
+    command = f"from onebox.model.compiled.ahead import compile_steps; compile_steps(is_narrow={is_narrow})"
+    process = subprocess.Popen(
+        [sys.executable, "-c", command],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    atexit.register(_end, process)
+    return process
+
+
+@cache
+def finish(*, is_narrow: bool) -> None:
+    """Waits for what was started, if anything was: its functions are then in the cache, or will be compiled here."""
+    process = start(is_narrow=is_narrow)
+    if process is not None:
+        try:
+            process.wait(_MOST_SECONDS)
+        except subprocess.TimeoutExpired:
+            _end(process)
+
+
+def compile_steps(*, is_narrow: bool) -> None:
+    """Calls them with the smallest arrays of the types that layers call them with."""
+    ints, conv = np.zeros(2, dtype=np.int32), 3 * 32
+    none = ints[:1].copy()
+    rows, pending = _states(3, conv, is_narrow=is_narrow), _states(1, conv, is_narrow=is_narrow)
+    pool = PoolArrays(_zeros(1, 1, 32, 32), rows, pending, _zeros(1, 1, 2, 1))
+    arrays = DeltaArrays(_zeros(4, conv), np.zeros(1), _zeros(1), _zeros(32))
+    delta_step(_zeros(1, conv + 32), _zeros(1, 2), arrays, pool, ints, none, none, 1e-6)
+    pages = np.zeros((1, 1, 32, 32), dtype=np.uint16)
+    brought = Projected(_zeros(1, 1, 32), _zeros(1, 32), _zeros(1, 1, 32), _zeros(1, 1, 32))
+    table = np.zeros((1, 1), dtype=np.int32)
+    attend(brought, pages, pages.copy(), np.zeros(1, dtype=np.int64), table, none, ints, 1.0)
+    directory = cache_directory()
+    if directory is not None:
+        _mark(directory, is_narrow=is_narrow).touch()
+
+
+def _zeros(*shape: int) -> Array:
+    return np.zeros(shape, dtype=np.float32)
+
+
+def _states(rows: int, size: int, *, is_narrow: bool) -> Stored:
+    return np.zeros((1, rows, size), dtype=np.uint16) if is_narrow else _zeros(1, rows, size)
+
+
+def _mark(directory: str, *, is_narrow: bool) -> Path:
+    return Path(directory) / ("done-bfloat16" if is_narrow else "done-float32")
+
+
+def _end(process: "subprocess.Popen[bytes]") -> None:
+    process.kill()
+    process.wait()

@@ -1,0 +1,161 @@
+"""What an attention layer does between its projections in a decode step, compiled: norms, rotation, pages, gate."""
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from onebox.kernels.arrays import Array, Stored
+from onebox.model.compiled.arithmetic import (
+    dot,
+    exp,
+    inverse_rms,
+    rounded,
+    sigmoid,
+    widen,
+)
+from onebox.model.compiled.jit import compiled, inner
+
+__all__ = ["Projected", "attend", "gate_heads", "rotate"]
+
+_ONE, _ZERO = np.float32(1), np.float32(0)
+
+
+class Projected(NamedTuple):
+    """What rows bring to attention."""
+
+    query: Array
+    """[R, Q, D], rotated."""
+    gate: Array
+    """[R, Q * D]."""
+    key: Array
+    """[R, V, D], rotated."""
+    value: Array
+    """[R, V, D]."""
+
+
+@compiled
+def rotate(qkv: Array, q_norm: Array, k_norm: Array, cos: Array, sin: Array, kv_heads: int, eps: float) -> Projected:
+    """What rows bring, of a query and its gate head by head, keys, values [R, (2Q + 2V) * D].
+
+    q_norm and k_norm [D]; cos and sin [R, rotary_dim / 2].
+    """
+    rows, dim = len(qkv), len(q_norm)
+    heads = qkv.shape[1] // (2 * dim) - kv_heads
+    query = np.empty((rows, heads, dim), dtype=np.float32)
+    gate = np.empty((rows, heads * dim), dtype=np.float32)
+    key = np.empty((rows, kv_heads, dim), dtype=np.float32)
+    value = np.empty((rows, kv_heads, dim), dtype=np.float32)
+    for row in range(rows):
+        for head in range(heads):
+            start = 2 * head * dim
+            _norm_and_rotate(qkv[row, start : start + dim], q_norm, cos[row], sin[row], query[row, head], eps)
+            for i in range(dim):
+                gate[row, head * dim + i] = qkv[row, start + dim + i]
+        for head in range(kv_heads):
+            start = (2 * heads + head) * dim
+            _norm_and_rotate(qkv[row, start : start + dim], k_norm, cos[row], sin[row], key[row, head], eps)
+            for i in range(dim):
+                value[row, head, i] = qkv[row, start + kv_heads * dim + i]
+    return Projected(query, gate, key, value)
+
+
+@inner
+def _norm_and_rotate(head: Array, weight: Array, cos: Array, sin: Array, out: Array, eps: float) -> None:
+    scale = inverse_rms(head, eps)
+    for i in range(len(head)):
+        out[i] = head[i] * scale * (_ONE + weight[i])
+    half = len(cos)
+    for i in range(half):
+        first, second = out[i], out[half + i]
+        out[i] = first * cos[i] - second * sin[i]
+        out[half + i] = second * cos[i] + first * sin[i]
+
+
+@compiled
+def attend(
+    projected: Projected,
+    keys: Stored,
+    values: Stored,
+    kv_slots: NDArray[np.int64],
+    page_table: NDArray[np.int32],
+    seen: NDArray[np.int32],
+    cu_rows: NDArray[np.int32],
+    scale: float,
+) -> Array:
+    """Mixed values [R, Q * D]; the bfloat16 pages [pages, V, P, D] then hold the rows' own keys and values."""
+    _write(projected, keys, values, kv_slots)
+    rows, heads, dim = projected.query.shape
+    mixed = np.zeros((rows, heads * dim), dtype=np.float32)
+    most = page_table.shape[1] * keys.shape[2]
+    for sequence in range(len(seen)):
+        for row in range(cu_rows[sequence], cu_rows[sequence + 1]):
+            visible = min(seen[sequence] - (cu_rows[sequence + 1] - 1 - row), most)
+            if visible > 0:
+                _attend_row(projected.query[row], keys, values, page_table[sequence], visible, scale, mixed[row])
+    return mixed
+
+
+@inner
+def _write(projected: Projected, keys: Stored, values: Stored, slots: NDArray[np.int64]) -> None:
+    for row in range(len(slots)):
+        if slots[row] >= 0:
+            page, offset = slots[row] // keys.shape[2], slots[row] % keys.shape[2]
+            for head in range(keys.shape[1]):
+                for i in range(keys.shape[3]):
+                    keys[page, head, offset, i] = rounded(projected.key[row, head, i], keys)
+                    values[page, head, offset, i] = rounded(projected.value[row, head, i], values)
+
+
+@inner
+def _attend_row(
+    query: Array,
+    keys: Stored,
+    values: Stored,
+    pages: NDArray[np.int32],
+    visible: int,
+    scale: float,
+    mixed: Array,
+) -> None:
+    """The query heads [Q, D] of one row, which sees the first `visible` tokens."""
+    _, kv_heads, page_tokens, dim = keys.shape
+    group = len(query) // kv_heads
+    num_pages = (visible + page_tokens - 1) // page_tokens
+    scores = np.zeros((group, num_pages * page_tokens), dtype=np.float32)
+    for head in range(kv_heads):
+        for i in range(group):
+            asking = query[head * group + i]
+            most = -np.float32(np.inf)
+            for token in range(visible):
+                key = keys[pages[token // page_tokens], head, token % page_tokens]
+                scores[i, token] = dot(asking, key) * np.float32(scale)
+                most = max(most, scores[i, token])
+            for token in range(visible):
+                scores[i, token] = exp(scores[i, token] - most)
+        sums = np.zeros((group, dim), dtype=np.float32)
+        for page in range(num_pages):
+            # Tokens of the last page that are not seen are not met at all: what is there may be no number.
+            count = min(page_tokens, visible - page * page_tokens)
+            some = values[pages[page], head]
+            for i in range(group):
+                for token in range(count):
+                    share = scores[i, page * page_tokens + token]
+                    for j in range(dim):
+                        sums[i, j] += share * widen(some[token, j])
+        for i in range(group):
+            whole = _ZERO
+            for token in range(visible):
+                whole += scores[i, token]
+            for j in range(dim):
+                mixed[(head * group + i) * dim + j] = sums[i, j] / whole
+
+
+@compiled
+def gate_heads(mixed: Array, gate: Array) -> Array:
+    """Mixed values times the sigmoid of their gates, [R, Q * D] each."""
+    rows, size = mixed.shape
+    gated = np.empty((rows, size), dtype=np.float32)
+    for row in range(rows):
+        for i in range(size):
+            gated[row, i] = mixed[row, i] * sigmoid(gate[row, i])
+    return gated

@@ -1,0 +1,55 @@
+"""How functions become machine code: one set of rules for all, and a cache that forgets when their source changes."""
+
+import hashlib
+import os
+import tempfile
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import TypeVar
+
+import numba
+
+__all__ = ["cache_directory", "compiled", "inner"]
+
+F = TypeVar("F", bound=Callable[..., object])
+
+
+def compiled(function: F) -> F:
+    """The function as machine code, compiled at its first call for the types it is given."""
+    return _decorated(function, no_cfunc_wrapper=True)
+
+
+def inner(function: F) -> F:
+    """The same for a function that only compiled ones call: what Python would need to call it is left out."""
+    return _decorated(function, no_cfunc_wrapper=True, no_cpython_wrapper=True)
+
+
+def _decorated(function: F, **options: bool) -> F:
+    directory = cache_directory()
+    before, numba.config.CACHE_DIR = numba.config.CACHE_DIR, directory or ""
+    try:
+        decorate = numba.njit(cache=bool(directory), fastmath={"contract"}, nogil=True, error_model="numpy", **options)
+        made: F = decorate(function)
+    finally:
+        numba.config.CACHE_DIR = before
+    return made
+
+
+@cache
+def cache_directory() -> str | None:
+    """A directory for this very source, or none if it cannot be written.
+
+    Numba looks at the file of the function it is asked for, not at those of the functions that it calls.
+    """
+    digest = hashlib.sha256()
+    for path in sorted(Path(__file__).parent.glob("*.py")):
+        digest.update(path.read_bytes())
+    try:
+        home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+        directory = home / "onebox" / "compiled" / digest.hexdigest()[:16]
+        directory.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=directory):
+            return str(directory)
+    except (OSError, RuntimeError):  # the second where there is no home
+        return None

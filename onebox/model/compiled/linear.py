@@ -1,0 +1,59 @@
+"""Linears and experts whose products are compiled, for any number of rows in either phase."""
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from onebox.kernels.arrays import Stored, array, stored, tensor
+from onebox.model.compiled.arithmetic import product
+from onebox.model.compiled.blocks import to_blocks
+from onebox.model.compiled.mixture import routed
+from onebox.model.compiled.threads import by_rows
+from onebox.model.linear import Rows
+
+__all__ = ["CompiledExperts", "CompiledLinear"]
+
+
+@dataclass(frozen=True)
+class CompiledLinear:
+    """float32 or bfloat16 numbers; products are summed in float32 whatever the rows are."""
+
+    numbers: Tensor
+    """[K * N] in blocks."""
+    is_compiled: ClassVar[bool] = True
+
+    @classmethod
+    def of(cls, weight: Tensor) -> "CompiledLinear":
+        """Of weight [N, K]."""
+        return cls(to_blocks(weight.T))
+
+    @cached_property
+    def stored(self) -> Stored:
+        return stored(self.numbers)
+
+    def __call__(self, rows: Rows, out_dtype: torch.dtype | None = None) -> Tensor:
+        x = array(rows.x)
+        (found,) = by_rows(lambda some: (product(x[some], self.stored),), len(x))
+        return tensor(found, out_dtype or rows.x.dtype)
+
+
+@dataclass(frozen=True)
+class CompiledExperts:
+    """Each row through its k experts, weighted and summed in the order of ids."""
+
+    gate_up: Tensor
+    """[E, H * 2I]: each in blocks, the gate's columns first."""
+    down: Tensor
+    """[E, I * H]: each in blocks."""
+
+    @cached_property
+    def stored(self) -> tuple[Stored, Stored]:
+        return stored(self.gate_up), stored(self.down)
+
+    def __call__(self, rows: Rows, ids: Tensor, weights: Tensor) -> Tensor:
+        x, chosen, shares = array(rows.x), ids.to(torch.int64).numpy(), array(weights)
+        (found,) = by_rows(lambda some: (routed(x[some], chosen[some], shares[some], *self.stored),), len(x))
+        return torch.from_numpy(found)

@@ -1,0 +1,31 @@
+"""Rows of a prompt on all of a CPU's threads. Compiled code lets Python's lock go; a row's bits are its own anyway."""
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+
+import numpy as np
+import torch
+
+from onebox.kernels.arrays import Array
+
+__all__ = ["by_rows"]
+
+_LEAST_ROWS = 32
+"""Rows for which handing them to another thread pays."""
+
+
+def by_rows(compute: Callable[[slice], tuple[Array, ...]], num_rows: int) -> tuple[Array, ...]:
+    """What `compute` makes of all rows, from slices of them, as many at once as torch has threads."""
+    count = min(torch.get_num_threads(), num_rows // _LEAST_ROWS)
+    if count <= 1:
+        return compute(slice(0, num_rows))
+    edges = [num_rows * i // count for i in range(count + 1)]
+    slices = [slice(edges[i], edges[i + 1]) for i in range(count)]
+    parts = list(_pool(count).map(compute, slices))
+    return tuple(np.concatenate(some) for some in zip(*parts, strict=True))
+
+
+@cache
+def _pool(count: int) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(count, thread_name_prefix="onebox-rows")

@@ -1,0 +1,113 @@
+"""The decoder over graphs, with graphs that call what they recorded: all of it but CUDA's own part."""
+
+import threading
+
+import pytest
+import torch
+
+from onebox.engine.api import Engine, EngineConfig, Finished, Request, SamplingParams, Started, Tokens
+from onebox.engine.decode import Forwarded
+from onebox.engine.graphs import GraphDecoder, _Drawing, _Shape
+from onebox.engine.inputs import Packing, unpack
+from onebox.model.assemble import load_model
+from tests.engine.gate import Variant
+from tests.engine.gate_prompts import all_cases
+from tests.engine.tiny import tiny_runner
+
+
+class CalledGraph:
+    """Does its work at every replay, into the same tensors, as a captured graph does."""
+
+    def __init__(self, work, results):
+        self._work, self._results = work, results
+
+    def replay(self):
+        made = self._work()
+        parts = (made.hidden, made.logits, made.is_finite) if isinstance(made, Forwarded) else (made,)
+        for result, part in zip(self._results, parts, strict=True):
+            result.copy_(part)
+
+
+class Clock:
+    """The device's event; keeps the order in which things happen."""
+
+    def __init__(self):
+        self.happened = []
+
+    def record(self):
+        self.happened.append("given")
+
+    def synchronize(self):
+        self.happened.append("read")
+
+
+class CalledGraphs(GraphDecoder):
+    """Captures nothing, for the CPU's twins do not take blank rows: so no shape may have any, up to 16 rows a step."""
+
+    def __init__(self, decoder, spec):
+        self._decoder, self._spec, self._shapes = decoder, spec, {}
+        self._done = Clock()
+
+    def _capture(self, sizes):
+        packing = Packing(sizes)
+        words = packing.words.clone()
+        hidden, logits = (torch.empty(sizes.rows, width) for width in (self._spec.hidden_size, self._spec.vocab_size))
+        results = hidden, logits, torch.empty(sizes.rows, dtype=torch.bool)
+        graph = CalledGraph(lambda: self._decoder.forward(unpack(words, sizes).batch), results)
+        shape = self._shapes[sizes] = _Shape(sizes, packing, words, graph, Forwarded(*results))
+        return shape
+
+    def _capture_drawing(self, shape, depth):
+        sizes, forwarded, inputs = shape.sizes, shape.forwarded, shape.words
+        words = torch.empty(2 * sizes.rows + (1 + depth) * sizes.sequences, dtype=torch.int64)
+        graph = CalledGraph(lambda: self._decoder.finish(forwarded, unpack(inputs, sizes), depth), [words])
+        pinned = torch.empty_like(words)
+        shape.drawings[depth] = _Drawing(graph, words, pinned, pinned.numpy())
+
+
+def over_graphs(runner):
+    runner._graphs = CalledGraphs(runner._decoder, runner._model.spec)
+    return runner
+
+
+@pytest.mark.parametrize(
+    "variant",
+    [
+        Variant("bf16", drafts="none", load="eight", pages="few"),
+        Variant("fp8", drafts="mtp3", load="random", aborts="aborts"),
+        Variant("turboquant", "warm", "oracle4", "two"),
+    ],
+    ids=str,
+)
+def test_inputs_that_are_packed_over_those_of_the_step_before_give_the_same_bits(gate, variant):
+    cases = [case for case in all_cases() if not case.is_long][::9]
+    used = []
+    verdict = gate.run(variant, cases, wrap=lambda runner: used.append(runner) or over_graphs(runner))
+    assert not verdict.differences, "\n".join(verdict.differences)
+    assert len({sizes.pages for sizes in used[0]._graphs._shapes}) > 1
+
+
+def test_what_a_step_gave_is_told_while_the_device_computes_the_next_one(checkpoint):
+    config = EngineConfig(max_model_len=200, num_pages=4, max_num_seqs=1)
+    runner = over_graphs(tiny_runner(load_model(checkpoint, torch.device("cpu"), torch.float32), config))
+    happened = runner._graphs._done.happened
+    done = threading.Event()
+
+    def deliver(posts, stats, began):
+        if posts:
+            happened.append(tuple(type(event) for _, event in posts))
+        if not stats.num_running:
+            done.set()
+
+    with Engine(runner, config, deliver=deliver) as engine:
+        engine.submit(Request("a", (1, 2, 3), SamplingParams(max_tokens=5, ignore_eos=True)))
+        done.wait()
+    # The prompt's token is told before the first graphs are captured, which takes long; the last one waits for nobody.
+    assert happened == [
+        (Started, Tokens),
+        *("given", "read"),
+        *("given", (Tokens,), "read"),
+        *("given", (Tokens,), "read"),
+        *("given", (Tokens,), "read"),
+        (Tokens, Finished),
+    ]

@@ -1,0 +1,114 @@
+"""A step's inputs stand in the packed words as the step says, whatever stood there before."""
+
+from itertools import pairwise
+
+import numpy as np
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from onebox.engine.batch import Draw, Piece, Rows, Verdict
+from onebox.engine.config import PAGE_TOKENS
+from onebox.engine.inputs import Packing, Sizes, exact_sizes, last_row, unpack
+from onebox.engine.request import SamplingParams
+
+WAYS = (
+    SamplingParams(seed=0),
+    SamplingParams(seed=2**64 - 3, temperature=0.5, top_k=7, top_p=0.25, min_p=0.125),
+    SamplingParams(seed=-1, temperature=0, top_k=2**31 - 1),
+)
+TABLES = tuple(np.array(pages, dtype=np.int32) for pages in ([3], [5, 2], [9, 8, 7], [1, 2, 3, 4, 5]))
+SIZES = Sizes(rows=12, sequences=4, pages=4)
+"""Room for three rows of each sequence, and fewer pages than a sequence may have."""
+
+
+LAYOUTS = st.lists(st.tuples(st.integers(1, 3), st.sampled_from(WAYS)), min_size=1, max_size=4)
+"""Of each sequence the number of its rows and how it is sampled."""
+
+
+@st.composite
+def parts_of_a_step(draw, layouts=LAYOUTS):
+    """Up to four sequences of up to three rows, each with its own way, pages and place."""
+    parts = []
+    slots = draw(st.permutations(range(9)))
+    for slot, (count, way) in zip(slots, draw(layouts), strict=False):
+        pages = draw(st.sampled_from(TABLES))
+        start = draw(st.integers(0, min(len(pages), SIZES.pages) * PAGE_TOKENS - count))
+        ids = draw(st.lists(st.integers(0, 10**6), min_size=count + 1, max_size=count + 1))
+        verdicts = tuple(draw(st.lists(st.sampled_from(Verdict), min_size=count, max_size=count)))
+        next_ids = (*ids[1:-1], draw(st.sampled_from([-1, ids[-1]])))
+        keep, offset = draw(st.integers(0, 3)), draw(st.sampled_from([0, 0, 40]))
+        drawing = Draw(way, next_ids, verdicts, first_new=0)
+        parts.append(Rows(f"request {slot}", slot, tuple(ids[:count]), start, keep, pages, drawing, offset))
+    return parts
+
+
+@given(st.data())
+def test_nothing_is_left_of_the_steps_before(data):
+    """Two layouts take turns and last for a while, as they do when sequences go on."""
+    layouts = st.sampled_from([data.draw(LAYOUTS), data.draw(LAYOUTS)])
+    packing = Packing(SIZES)
+    for parts in data.draw(st.lists(parts_of_a_step(layouts), min_size=2, max_size=6)):
+        assert packing.pack(parts).tolist() == Packing(SIZES).pack(parts).tolist()
+
+
+@given(parts_of_a_step())
+def test_what_is_unpacked_is_what_the_step_says(parts):
+    batch, draw = unpack(Packing(SIZES).pack(parts), SIZES)
+    rows = [(place, part, row) for place, part in enumerate(parts) for row in range(len(part.token_ids))]
+    for at, (place, part, row) in enumerate(rows):
+        position, way = part.start + row, part.draw.sampling
+        page = int(part.pages[position // PAGE_TOKENS])
+        assert batch.token_ids[at] == part.token_ids[row]
+        assert batch.positions[:, at].tolist() == [position + part.position_offset] * 3
+        assert batch.kv_slots[at] == page * PAGE_TOKENS + position % PAGE_TOKENS
+        assert (draw.row_sequence[at], draw.row_place[at], draw.positions[at]) == (place, row, position)
+        assert (draw.next_ids[at], draw.verdicts[at]) == (part.draw.next_ids[row], part.draw.verdicts[row])
+        assert int(draw.seeds[at]) % 2**64 == way.seed % 2**64
+        assert (draw.top_k[at], draw.temperature[at]) == (way.top_k, way.temperature)
+        assert (draw.top_p[at], draw.min_p[at]) == (way.top_p, way.min_p)
+    for place, part in enumerate(parts):
+        assert (batch.slots[place], batch.keep[place], batch.seen[place]) == (part.slot, part.keep, part.end)
+        assert batch.cu_rows[place + 1] - batch.cu_rows[place] == draw.num_rows[place] == len(part.token_ids)
+        assert batch.page_table[place].tolist() == [*part.pages.tolist(), 0, 0, 0][: SIZES.pages]
+
+
+@given(parts_of_a_step())
+def test_blank_rows_are_of_no_sequence_and_write_nowhere(parts):
+    batch, draw = unpack(Packing(SIZES).pack(parts), SIZES)
+    num_rows, num_parts = sum(len(part.token_ids) for part in parts), len(parts)
+    assert (batch.kv_slots[num_rows:] == -1).all()
+    assert (draw.row_sequence[num_rows:] == SIZES.sequences).all()
+    assert (batch.cu_rows[num_parts:] == num_rows).all()
+    assert (draw.num_rows[num_parts:] == 0).all()
+    assert (batch.keep[num_parts:] == 0).all()
+    assert (batch.page_table[num_parts:] == 0).all()
+
+
+@given(st.integers(1, 70), st.integers(1, 9), st.integers(1, 33))
+def test_what_kernels_take_in_32_bits_is_theirs_without_a_copy_and_aligned(rows, sequences, pages):
+    sizes = Sizes(rows, sequences, pages)
+    words = Packing(sizes).words
+    batch, _ = unpack(words, sizes)
+    parts = [batch.slots, batch.keep, batch.seen, batch.cu_rows, batch.page_table]
+    for part in parts:
+        assert part.dtype is torch.int32
+        assert part.is_contiguous()
+        assert (part.data_ptr() - words.data_ptr()) % 16 == 0
+        assert part.untyped_storage().data_ptr() == words.untyped_storage().data_ptr()
+    edges = [(part.data_ptr(), part.data_ptr() + 4 * part.numel()) for part in parts]
+    assert all(end <= start for (_, end), (start, _) in pairwise(edges)), "fields overlap"
+    assert edges[-1][1] <= words.data_ptr() + 8 * words.numel()
+
+
+def test_sizes_are_those_of_the_step_and_reach_its_last_draft():
+    draw = Draw(WAYS[0], (4, -1), (Verdict.COMPARE,) * 2, 0)
+    parts = [Rows("a", 0, (1, 4), 61, 1, TABLES[1], draw), Rows("b", 1, (1, 4), 10, 1, TABLES[0], draw)]
+    assert exact_sizes(parts, depth=0) == Sizes(4, 2, 1)
+    assert exact_sizes(parts, depth=1) == Sizes(4, 2, 2)
+
+
+def test_after_a_prompt_its_last_token_is_drawn_from():
+    draw = Draw(WAYS[0], (-1,), (Verdict.COMPARE,), 0, depth=2)
+    piece = Piece("a", 3, (7, 8, 9), 64, TABLES[1], (), draw)
+    assert last_row(piece) == Rows("a", 3, (9,), 66, 0, TABLES[1], draw)

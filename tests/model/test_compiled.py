@@ -1,0 +1,173 @@
+"""The pieces of compiled layers against numpy and torch, and the way they are compiled."""
+
+import math
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from onebox.model import compiled
+from onebox.model.assemble import load_model
+from onebox.model.compiled import jit, threads
+from onebox.model.compiled.arithmetic import add_norm, exp, product, rounded, sigmoid, silu, widen
+from onebox.model.compiled.jit import compiled as as_machine_code
+from onebox.model.compiled.layer import CompiledLayer
+from onebox.model.qwen3_5 import Qwen35
+from tests.model.test_cpu_rows import CPU, PROMPT, SHORT, Company, Sequence, tokens_of
+
+ULP = float(np.finfo(np.float32).eps)
+
+
+@as_machine_code
+def every(function_id, x, out):
+    for i in range(len(x)):
+        if function_id == 0:
+            out[i] = exp(x[i])
+        elif function_id == 1:
+            out[i] = sigmoid(x[i])
+        else:
+            out[i] = silu(x[i])
+
+
+@as_machine_code
+def there_and_back(x, narrow, out):
+    for i in range(len(x)):
+        narrow[i] = rounded(x[i], narrow)
+        out[i] = widen(narrow[i])
+
+
+def applied(function_id: int, x: np.ndarray) -> np.ndarray:
+    out = np.empty_like(x)
+    every(function_id, x, out)
+    return out
+
+
+def test_exp_is_within_two_units_in_the_last_place():
+    x = np.concatenate([np.linspace(-86.9, 87.9, 200_001), np.linspace(-1, 1, 100_001)]).astype(np.float32)
+    exact = np.exp(x.astype(np.float64))
+    assert np.max(np.abs(applied(0, x) - exact) / exact) < 2 * ULP
+
+
+def test_exp_of_what_is_too_large_or_no_number_is_told_apart():
+    found = applied(0, np.array([math.nan, 1000, math.inf, -1000, -math.inf], dtype=np.float32))
+    assert math.isnan(found[0])
+    assert (found[1:3] > 1e38).all()
+    assert (found[3:] < 1e-37).all()
+
+
+def test_sigmoid_and_silu_are_those_of_torch():
+    x = torch.linspace(-30, 30, 10_001)
+    for function_id, theirs in ((1, torch.sigmoid), (2, torch.nn.functional.silu)):
+        expected = theirs(x.double())
+        assert float((torch.from_numpy(applied(function_id, x.numpy())) - expected).abs().max()) < 2e-6
+
+
+@given(st.lists(st.floats(width=32), min_size=1, max_size=40))
+def test_numbers_are_rounded_to_bfloat16_as_torch_rounds_them(numbers):
+    x = torch.tensor(numbers, dtype=torch.float32)
+    narrow, out = np.empty(len(x), dtype=np.uint16), np.empty(len(x), dtype=np.float32)
+    there_and_back(x.numpy(), narrow, out)
+    expected = x.to(torch.bfloat16)
+    assert torch.equal(torch.from_numpy(out).nan_to_num(1.5), expected.float().nan_to_num(1.5))
+    there_and_back(x.numpy(), wide := np.empty(len(x), dtype=np.float32), out)
+    assert np.array_equal(wide, x.numpy(), equal_nan=True)
+
+
+@pytest.mark.parametrize("length", [1, 7, 8, 64, 250])
+def test_a_norm_is_that_of_numpy(length):
+    draw = np.random.default_rng(length)
+    added, residual = (draw.standard_normal((3, length)).astype(np.float32) for _ in range(2))
+    weight = draw.standard_normal(length).astype(np.float32)
+    normed, total = add_norm(added, residual, weight, 1e-6)
+    wide = added.astype(np.float64) + residual
+    expected = wide / np.sqrt((wide**2).mean(-1, keepdims=True) + 1e-6) * (1 + weight)
+    assert np.array_equal(total, added + residual)
+    assert np.allclose(normed, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_a_number_that_is_none_stays_in_its_row():
+    x = np.ones((9, 40), dtype=np.float32)
+    x[4, 3] = math.nan
+    found = product(x, np.ones(40 * 70, dtype=np.float32))
+    assert np.isnan(found[4]).all()
+    assert (np.delete(found, 4, axis=0) == 40).all()
+
+
+def test_rows_on_several_threads_are_the_rows_on_one(monkeypatch):
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
+    seen = []
+
+    def doubled(rows: slice) -> tuple[np.ndarray, np.ndarray]:
+        seen.append(rows)
+        return numbers[rows] * 2, numbers[rows]
+
+    numbers = np.arange(200, dtype=np.float32).reshape(100, 2)
+    twice, once = threads.by_rows(doubled, 100)
+    assert np.array_equal(twice, 2 * numbers)
+    assert np.array_equal(once, numbers)
+    assert len(seen) == 3
+
+
+def test_a_cache_that_cannot_be_written_is_done_without(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    jit.cache_directory.cache_clear()
+    try:
+        assert jit.cache_directory() is None
+        assert as_machine_code(lambda x: x + 1)(2) == 3
+    finally:
+        jit.cache_directory.cache_clear()
+
+
+def test_code_that_was_compiled_before_is_found_again(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    asked = (
+        "import numpy as np\nfrom onebox.model.compiled.arithmetic import product\n"
+        "product(np.ones((1, 4), np.float32), np.ones(8, np.float32))\n"
+        "print(sum(product.stats.cache_hits.values()), sum(product.stats.cache_misses.values()))"
+    )
+    answers = [
+        subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True, check=True).stdout.split()
+        for _ in range(2)
+    ]
+    assert answers == [["0", "1"], ["1", "0"]]
+
+
+def steps(model: Qwen35, kv: str) -> torch.Tensor:
+    """Hidden states of some steps, among them drafts that are not kept."""
+    company, own, other = Company(model, kv), Sequence(1), Sequence(4)
+    company.prefill((own, PROMPT[:SHORT]), (other, tokens_of(3, 5)))
+    found = [
+        company.step((other, tokens_of(5, 2), 1), (own, tokens_of(8, 4), 2)),
+        company.step((own, tokens_of(9, 3), 3), (other, tokens_of(6, 1), 1)),
+        company.step((own, tokens_of(7, 1), 1), (other, tokens_of(2, 3), 0)),
+    ]
+    return torch.cat([part for step in found for part in step])
+
+
+@pytest.mark.parametrize("kv", ["bf16", "fp8"])
+@torch.inference_mode()
+def test_compiled_layers_compute_what_the_kernels_twins_do(checkpoints, kv, monkeypatch):
+    fast = load_model(checkpoints / "bf16-fused", CPU, torch.float32)
+    monkeypatch.setattr(compiled, "is_available", lambda: False)
+    plain = load_model(checkpoints / "bf16-fused", CPU, torch.float32)
+    assert all(isinstance(layer, CompiledLayer) for layer in fast.layers)
+    assert not any(isinstance(layer, CompiledLayer) for layer in plain.layers)
+    found, expected = steps(fast, kv), steps(plain, kv)
+    # Keys and values are rounded to the pages' format, where a last bit of float32 now and then becomes one of theirs.
+    assert float((found - expected).abs().max() / expected.abs().max()) < 1e-3
+
+
+def test_nothing_is_compiled_where_there_is_no_numba():
+    """Every room up to the engine can be imported, and no module asks for Numba on the way."""
+    asked = (
+        "import sys\nsys.modules['numba'] = sys.modules['llvmlite'] = None\n"
+        "import onebox.engine.api, onebox.engine.open, onebox.model.assemble\n"
+        "print(onebox.model.compiled.is_available())"
+    )
+    answer = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True, check=True)
+    assert answer.stdout.strip() == "False"
