@@ -67,6 +67,17 @@ _URL = "http://127.0.0.1:8000"
 _DURATION_S = 90.0
 
 
+@bench_app.callback(invoke_without_command=True)
+def _bench(
+    context: typer.Context,
+    compared: Annotated[
+        tuple[Path, Path] | None, typer.Option("--compare", metavar="A B", help="The same as onebox bench compare A B.")
+    ] = None,
+) -> None:
+    if compared is not None:
+        context.invoke(compare, first=compared[0], second=compared[1])
+
+
 @bench_app.command()
 def run(
     url: Url = _URL,

@@ -48,6 +48,7 @@ class FaultyServer:
         self.most_at_once = 0
         self._at_once = 0
         self._num_steps = 0
+        self._writers = []
         self._loop = asyncio.new_event_loop()
         self._started = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
@@ -64,10 +65,19 @@ class FaultyServer:
         self._port = self._server.sockets[0].getsockname()[1]
         self._started.set()
         self._loop.run_forever()
-        for task in asyncio.all_tasks(self._loop):
-            task.cancel()
-            self._loop.run_until_complete(asyncio.gather(task, return_exceptions=True))
+        self._loop.run_until_complete(self._hang_up())
         self._loop.close()
+
+    async def _hang_up(self):
+        """Ends every connection, whoever is still reading, and lets the loop let go of its socket."""
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in others:
+            task.cancel()
+        await asyncio.gather(*others, return_exceptions=True)
+        for writer in self._writers:
+            writer.transport.abort()
+        for _ in range(3):
+            await asyncio.sleep(0)
 
     def close(self):
         self._loop.call_soon_threadsafe(self._server.close)
@@ -75,6 +85,7 @@ class FaultyServer:
         self._thread.join(10)
 
     async def _serve(self, reader, writer):
+        self._writers.append(writer)
         try:
             while head := await _head(reader):
                 path, length = head

@@ -35,6 +35,9 @@ def test_a_good_run_is_a_table_a_record_and_status_0(run_cli, tmp_path):
     again = run_cli("bench", "show", record)
     assert again.code == 0
     assert again.out.splitlines() == result.out.splitlines()[:-1]  # all but where the record is
+    compared = run_cli("bench", "--compare", record, record)
+    assert compared == run_cli("bench", "compare", record, record)
+    assert compared.out.startswith("A ")
 
 
 @pytest.mark.parametrize("fault", ["400", "500", "cut", "duplicates", "overstated", "error event"])
