@@ -22,7 +22,7 @@ __all__ = ["Batch", "Draw", "Piece", "Result", "Rows", "Runner", "Save", "Seen",
 
 
 class Verdict(IntEnum):
-    """What becomes of the token that a row is followed by."""
+    """What becomes of the token that a row is followed by; the numbers are those of `kernels.settle`."""
 
     COMPARE = 0
     """It is a draft: kept if it is the token that the row draws."""
@@ -45,6 +45,8 @@ class Draw(NamedTuple):
     """One for each row from first_new on, or none at all."""
     depth: int = 0
     """MTP drafts that the next step could use."""
+    goes_on: bool = False
+    """Whether the next step's rows will be the token drawn here and the drafts made here, unless a token ends it."""
 
 
 @dataclass(frozen=True, eq=False)

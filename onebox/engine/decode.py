@@ -11,10 +11,10 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from onebox.engine.batch import Verdict
 from onebox.engine.config import PAGE_TOKENS
 from onebox.engine.inputs import DrawInputs, Sizes, StepInputs
 from onebox.kernels.sampling import sample
+from onebox.kernels.settle import settle
 from onebox.model.memory import Memory
 from onebox.model.qwen3_5 import Batch, MtpHead, Qwen35
 
@@ -29,8 +29,6 @@ class Forwarded:
     """[R, H]."""
     logits: Tensor
     """float32 [R, V], as the model gives them; may be adjusted in place before tokens are drawn."""
-    is_finite: Tensor
-    """bool [R]."""
 
 
 class Outcome(NamedTuple):
@@ -42,8 +40,8 @@ class Outcome(NamedTuple):
     """[S]: rows of each sequence whose tokens are certain."""
     drafts: list[list[int]]
     """[S][depth]."""
-    is_finite: list[int]
-    """[R]: 0 or 1."""
+    is_number: list[int]
+    """[R]: 0 where logits were none, so that nothing could be drawn."""
 
 
 class Step(Protocol):
@@ -71,8 +69,7 @@ class Decoder:
 
     def judge(self, hidden: Tensor) -> Forwarded:
         """The logits of hidden states [R, H] that were computed already."""
-        logits = self._model.logits(hidden)
-        return Forwarded(hidden, logits, logits.isfinite().all(-1))
+        return Forwarded(hidden, self._model.logits(hidden))
 
     def finish(self, forwarded: Forwarded, inputs: StepInputs, depth: int) -> Tensor:
         """Draws, checks and drafts: int64 words that `outcome_of` takes apart."""
@@ -86,22 +83,26 @@ class Decoder:
             draw.seeds,
             draw.positions + 1,
         )
-        # Logits that are no numbers end their sequence later; until then their tokens must be tokens.
-        drawn = drawn.clamp(0, self._model.spec.vocab_size - 1)
-        token_ids, num_kept = _checked(drawn, draw)
-        words = [token_ids, num_kept, forwarded.is_finite.to(torch.int64)]
-        if self._model.mtp and self._memory.mtp:
-            followed = _followed(inputs, token_ids)
+        num_rows, num_sequences = len(drawn), len(inputs.batch.slots)
+        edge = 2 * num_rows + num_sequences
+        words = torch.empty(edge + num_sequences * depth, dtype=torch.int64, device=drawn.device)
+        settle(words[:edge], drawn, draw.next_ids, draw.verdicts, inputs.batch.cu_rows)
+        head, pages = self._model.mtp, self._memory.mtp
+        if head and pages:
+            followed = _followed(inputs, words[:num_rows])
             if depth:
-                mixed = self._model.draft(self._model.mtp, followed, forwarded.hidden, self._memory.mtp)
-                words.append(self._drafts(self._model.mtp, mixed, inputs, num_kept, depth).flatten())
+                mixed = self._model.draft(head, followed, forwarded.hidden, pages)
+                drafts = self._drafts(head, mixed, inputs, words[num_rows : num_rows + num_sequences], depth)
+                torch.stack(drafts, dim=1, out=words[edge:].view(num_sequences, depth))
             else:
                 # Whoever drafts later finds the head's entries of the tokens that were decoded without it.
-                self._model.remember(self._model.mtp, followed, forwarded.hidden, self._memory.mtp)
-        return torch.cat(words)
+                self._model.remember(head, followed, forwarded.hidden, pages)
+        elif depth:
+            raise RuntimeError("Drafts were asked of a model without an MTP head.")
+        return words
 
-    def _drafts(self, head: MtpHead, mixed: Tensor, inputs: StepInputs, num_kept: Tensor, depth: int) -> Tensor:
-        """int64 [S, depth]: tokens for the places after each sequence's last new one, from the head's rows [R, H]."""
+    def _drafts(self, head: MtpHead, mixed: Tensor, inputs: StepInputs, num_kept: Tensor, depth: int) -> list[Tensor]:
+        """int64 [S] each: tokens for the places after each sequence's last new one, from the head's rows [R, H]."""
         if self._memory.mtp is None:
             raise RuntimeError("Drafting needs the MTP head's pages.")
         batch, draw = inputs
@@ -115,7 +116,7 @@ class Decoder:
             hidden = self._model.draft(head, row, chain.hidden, self._memory.mtp)
             chain = replace(chain, hidden=hidden, positions=chain.positions + 1)
             drafts.append(self._draw_draft(chain))
-        return torch.stack(drafts, dim=1)
+        return drafts
 
     def _draw_draft(self, chain: "_Chain") -> Tensor:
         """The head's tokens at the chain's positions, with the noise that the model itself will meet there."""
@@ -129,7 +130,8 @@ class Decoder:
             draw.seeds[rows],
             chain.positions,
         )
-        return token_ids.clamp(0, self._model.spec.vocab_size - 1)
+        # Where there are no numbers nothing is drawn; a draft is a token all the same.
+        return token_ids.clamp(min=0)
 
 
 class PlainStep:
@@ -207,17 +209,6 @@ def _slots(table: Tensor, sequence: Tensor, positions: Tensor) -> Tensor:
     return torch.where(inside, table[sequence, place] * PAGE_TOKENS + positions % PAGE_TOKENS, -1)
 
 
-def _checked(drawn: Tensor, draw: DrawInputs) -> tuple[Tensor, Tensor]:
-    """(the token after each row [R], how many rows of each sequence are certain [S]) from the tokens drawn [R]."""
-    agrees = (drawn == draw.next_ids) & (draw.verdicts != Verdict.REJECT) | (draw.verdicts == Verdict.ACCEPT)
-    num_sequences = draw.num_rows.shape[0]
-    places = torch.where(agrees, torch.iinfo(torch.int64).max, draw.row_place)
-    first_wrong = torch.full((num_sequences + 1,), torch.iinfo(torch.int64).max, device=drawn.device)
-    first_wrong.scatter_reduce_(0, draw.row_sequence, places, "amin")
-    num_kept = torch.minimum(first_wrong[:num_sequences].clamp(max=1 << 32) + 1, draw.num_rows)
-    return torch.where(agrees, draw.next_ids, drawn), num_kept
-
-
 def outcome_of(words: list[int], sizes: Sizes, depth: int) -> Outcome:
     """What the words that `finish` made say."""
     num_rows, num_sequences = sizes.rows, sizes.sequences
@@ -226,6 +217,6 @@ def outcome_of(words: list[int], sizes: Sizes, depth: int) -> Outcome:
     return Outcome(
         token_ids=words[:num_rows],
         num_kept=words[num_rows:edge],
-        is_finite=words[edge : edge + num_rows],
+        is_number=words[edge : edge + num_rows],
         drafts=[rest[i * depth : (i + 1) * depth] for i in range(num_sequences)] if rest else [[]] * num_sequences,
     )

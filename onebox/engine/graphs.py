@@ -6,6 +6,13 @@ state. Shapes are rounded up so that there are few; what lies beyond a step's ow
 
 The host waits once a step, for the outcome. The inputs go in and the outcome comes back through pinned memory, so that
 the copies are queued with the graphs; each is overwritten by a later step only after this one's outcome was read.
+
+While the host reads an outcome and decides, the device would be idle. So where a step's sequences go on, the model's
+part of the next step is queued behind the drawing, over inputs that the device makes of the outcome itself (`advance`).
+The next step is then compared with what was foreseen: if it is that very step, its logits are there already; if not,
+it is computed as ever. A forward pass that nobody wanted has done no harm: its keys and values stand where the sequence
+itself will write next, its tokens are pending and are not kept. It has folded in the tokens kept before, though, which
+the next step of those slots must not do again.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,8 +25,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from onebox.engine.batch import Rows
+from onebox.engine.config import PAGE_TOKENS
 from onebox.engine.decode import Decoder, Forwarded, Outcome, Step, outcome_of
 from onebox.engine.inputs import Packing, Sizes, exact_sizes, unpack
+from onebox.kernels.advance import advance
 
 __all__ = ["GraphDecoder"]
 
@@ -52,22 +61,68 @@ class _Shape:
 class _GraphStep:
     """A step whose first graph runs; `done` is recorded behind its last copy."""
 
-    def __init__(self, shape: _Shape, depth: int, done: torch.cuda.Event) -> None:
+    def __init__(
+        self, shape: _Shape, parts: Sequence[Rows], depth: int, done: torch.cuda.Event, *, goes_on: bool
+    ) -> None:
         self.forwarded = shape.forwarded
-        self._sizes = shape.sizes
+        self.parts = parts
+        self.goes_on = goes_on
+        """Whether the next step's forward pass is queued with this step's drawing."""
+        self._shape = shape
         self._drawing = shape.drawings[depth]
         self._depth = depth
         self._done = done
+        self._outcome: Outcome | None = None
 
     def draw(self) -> None:
         drawing = self._drawing
         drawing.graph.replay()
         drawing.pinned.copy_(drawing.words, non_blocking=True)
         self._done.record()
+        if self.goes_on:
+            self._advance()
+            self._shape.forward.replay()
+
+    def _advance(self) -> None:
+        """Makes the next step's inputs out of this one's and of what was drawn."""
+        num_rows, num_sequences, _ = self._shape.sizes
+        batch = unpack(self._shape.words, self._shape.sizes).batch
+        words, edge = self._drawing.words, num_rows + num_sequences
+        advance(
+            batch.token_ids,
+            batch.positions[0],
+            batch.kv_slots,
+            batch.keep,
+            batch.seen,
+            batch.cu_rows,
+            batch.page_table,
+            words[:num_rows],
+            words[num_rows:edge],
+            words[edge + num_rows :].view(num_sequences, self._depth),
+            PAGE_TOKENS,
+        )
 
     def read(self) -> Outcome:
         self._done.synchronize()
-        return outcome_of(self._drawing.values.tolist(), self._sizes, self._depth)
+        self._outcome = outcome_of(self._drawing.values.tolist(), self._shape.sizes, self._depth)
+        return self._outcome
+
+    def foresaw(self, shape: _Shape | None, parts: Sequence[Rows]) -> bool:
+        """Whether the forward pass queued behind this step is that of these parts."""
+        if not self.goes_on or shape is not self._shape or len(parts) != len(self.parts) or self._outcome is None:
+            return False
+        drawn, num_kept, drafts, _ = self._outcome
+        first_row = 0
+        for place, (before, part) in enumerate(zip(self.parts, parts, strict=True)):
+            kept = num_kept[place]
+            token_ids = (drawn[first_row + kept - 1], *drafts[place][: before.draw.depth])
+            if part[:5] != (before.request_id, before.slot, token_ids, before.start + kept, kept):
+                return False
+            # Pages that came since then were not in the table.
+            if part.position_offset != before.position_offset or part.end > len(before.pages) * PAGE_TOKENS:
+                return False
+            first_row += len(before.token_ids)
+        return True
 
 
 class GraphDecoder:
@@ -79,19 +134,41 @@ class GraphDecoder:
         self._shapes: dict[Sizes, _Shape] = {}
         self._pool = torch.cuda.graph_pool_handle()
         self._done = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        self._last: _GraphStep | None = None
+        self._folded: set[int] = set()
+        """Slots whose kept tokens a forward pass that nobody wanted has folded in."""
 
-    def start(self, parts: Sequence[Rows], depth: int, meanwhile: Callable[[], None]) -> Step:
-        """Gives the device the model's part of a step. The step before it must have been read."""
+    def start(self, parts: Sequence[Rows], depth: int, meanwhile: Callable[[], None], *, is_alone: bool) -> Step:
+        """Gives the device the model's part of a step. The step before it must have been read.
+
+        `is_alone` says that no other rows are computed before these sequences' next ones.
+        """
         exact = exact_sizes(parts, depth)
         sizes = Sizes(_rounded(exact.rows), _rounded(exact.sequences), 1 << (exact.pages - 1).bit_length())
         shape = self._shapes.get(sizes)
-        if shape is None or depth not in shape.drawings:
+        is_captured = shape is not None and depth in shape.drawings
+        is_done = is_captured and self._last is not None and self._last.foresaw(shape, parts)
+        if not is_done:
+            parts = self._without_folded(parts)
+        if shape is None or not is_captured:
             meanwhile()  # capturing takes long
             shape = shape or self._capture(sizes)
             self._capture_drawing(shape, depth)
         shape.words.copy_(shape.packing.pack(parts), non_blocking=True)
-        shape.forward.replay()
-        return _GraphStep(shape, depth, self._done)
+        if not is_done:
+            shape.forward.replay()
+        self._last = _GraphStep(shape, parts, depth, self._done, goes_on=is_alone and _go_on(parts))
+        return self._last
+
+    def _without_folded(self, parts: Sequence[Rows]) -> Sequence[Rows]:
+        """The parts, told to fold in nothing where that was done in vain."""
+        if self._last is not None and self._last.goes_on:
+            self._folded.update(part.slot for part in self._last.parts)
+        if not self._folded:
+            return parts
+        folded = [part._replace(keep=0) if part.slot in self._folded else part for part in parts]
+        self._folded.difference_update(part.slot for part in parts)
+        return folded
 
     def _capture(self, sizes: Sizes) -> _Shape:
         packing = Packing(sizes, is_pinned=True)
@@ -126,3 +203,8 @@ class GraphDecoder:
 def _rounded(count: int) -> int:
     """Up to a size of which there are few: all up to 16, then every eighth."""
     return count if count <= 16 else -(-count // 8) * 8
+
+
+def _go_on(parts: Sequence[Rows]) -> bool:
+    """Whether the sequences' next rows follow from this step alone, as many as now."""
+    return all(part.draw.goes_on and len(part.token_ids) == 1 + part.draw.depth for part in parts)

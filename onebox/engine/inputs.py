@@ -37,7 +37,7 @@ W = TypeVar("W", Words, Tensor)
 
 _NEW_ROW_FIELDS = {"token_ids": 0, "positions": 0, "rotary_positions": 0, "kv_slots": -1, "next_ids": -1, "verdicts": 0}
 """Of each row, written in every step, with what stands in a blank one."""
-_ROW_FIELDS = ("row_sequence", "row_place", "seeds", "top_k", "temperature", "top_p", "min_p")
+_ROW_FIELDS = ("row_sequence", "seeds", "top_k", "temperature", "top_p", "min_p")
 """These hold as long as the same sequences go on."""
 _DRAFT_TOP_K = 64
 """Drafts are drawn from so many tokens at most: a wider choice costs more than it gains."""
@@ -54,8 +54,7 @@ class Sizes(NamedTuple):
     @property
     def wide(self) -> dict[str, int]:
         """The fields of 64 bits, in their order, with their lengths."""
-        rows = dict.fromkeys((*_NEW_ROW_FIELDS, *_ROW_FIELDS), self.rows)
-        return {**rows, "num_rows": self.sequences}
+        return dict.fromkeys((*_NEW_ROW_FIELDS, *_ROW_FIELDS), self.rows)
 
     @property
     def narrow(self) -> dict[str, int]:
@@ -87,7 +86,7 @@ def exact_sizes(parts: Sequence[Rows], depth: int) -> Sizes:
 
 
 class DrawInputs(NamedTuple):
-    """What drawing, checking and drafting need. int64 [R], but for the floats, float64 [R], and `num_rows`."""
+    """What drawing, checking and drafting need. int64 [R], but for the floats, float64 [R]."""
 
     positions: Tensor
     """The row's place in its sequence's tokens."""
@@ -95,10 +94,6 @@ class DrawInputs(NamedTuple):
     verdicts: Tensor
     row_sequence: Tensor
     """The row's sequence; S for a row of none."""
-    row_place: Tensor
-    """The row's place among its sequence's rows."""
-    num_rows: Tensor
-    """int64 [S]."""
     seeds: Tensor
     top_k: Tensor
     temperature: Tensor
@@ -188,8 +183,6 @@ class Packing:
             end = first + count
             _put_settings({name: fields[name][first:end] for name in _ROW_FIELDS}, sampling)
             fields["row_sequence"][first:end] = place
-            fields["row_place"][first:end] = range(count)
-            fields["num_rows"][place] = count
             fields["cu_rows"][place + 1 :] = first = end
 
     def _put_pages(self, place: int, pages: NDArray[np.int32]) -> None:
@@ -237,8 +230,6 @@ def unpack(words: Tensor, sizes: Sizes) -> StepInputs:
         fields["next_ids"],
         fields["verdicts"],
         fields["row_sequence"],
-        fields["row_place"],
-        fields["num_rows"],
         fields["seeds"],
         fields["top_k"],
         fields["temperature"].view(torch.float64),

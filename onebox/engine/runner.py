@@ -63,7 +63,7 @@ class ModelRunner:
             for checkpoint, slot in batch.restored:
                 self._memory.copy(self._config.max_num_seqs + checkpoint, slot)
             pieces = self._run_pieces(batch.pieces) if batch.pieces else ()
-            return StepOutput(pieces, tuple(self._run_rows(batch.rows, meanwhile)))
+            return StepOutput(pieces, tuple(self._run_rows(batch, meanwhile)))
 
     def _run_pieces(self, pieces: tuple[Piece, ...]) -> tuple[Result | Exception, ...]:
         with_mtp = self._config.speculation.with_mtp and self._model.mtp is not None
@@ -101,10 +101,17 @@ class ModelRunner:
             found += values.of(list(range(len(tokens))), tokens, piece.prompt_logprobs)
         return tuple(found)
 
-    def _run_rows(self, rows: tuple[Rows, ...], meanwhile: Callable[[], None]) -> Iterator[Result | Exception]:
-        for parts in _in_groups(rows, lambda part: len(part.token_ids)):
-            start = self._graphs.start if self._graphs else self._start
-            yield from self._draw(parts, start(parts, _depth(parts), meanwhile), meanwhile)
+    def _run_rows(self, batch: Batch, meanwhile: Callable[[], None]) -> Iterator[Result | Exception]:
+        groups = list(_in_groups(batch.rows, lambda part: len(part.token_ids)))
+        # Whoever has come to the end of its prompt is in the next step too.
+        is_alone = len(groups) == 1 and not any(piece.draw for piece in batch.pieces)
+        for parts in groups:
+            depth = _depth(parts)
+            if self._graphs:
+                step = self._graphs.start(parts, depth, meanwhile, is_alone=is_alone)
+            else:
+                step = self._start(parts, depth, meanwhile)
+            yield from self._draw(parts, step, meanwhile)
 
     def _start(self, parts: Sequence[Rows], depth: int, meanwhile: Callable[[], None]) -> Step:
         """What `GraphDecoder.start` does, without graphs."""
@@ -138,7 +145,7 @@ def _result(part: Rows, place: int, first_row: int, outcome: Outcome, values: Ro
     """One part of what was decided."""
     kept, draw = outcome.num_kept[place], part.draw
     first_new, end = first_row + draw.first_new, first_row + kept
-    if not all(outcome.is_finite[first_row:end]):
+    if not all(outcome.is_number[first_row:end]):
         return FloatingPointError("its logits are not finite numbers")
     token_ids = outcome.token_ids[first_new:end]
     num_top = draw.sampling.logprobs

@@ -38,8 +38,8 @@ class Scheduler:
     def __init__(self, config: EngineConfig) -> None:
         self._config = config
         self._rows_per_sequence = config.rows_per_sequence
-        self._ahead = 2 * config.speculation.max_drafts
-        """Tokens beyond the certain ones that a step may write: its drafts, and those drafted for the next one."""
+        self._ahead = 2 * config.speculation.max_drafts + 1
+        """Tokens beyond the certain ones whose pages a step may need: its drafts, and the next step's rows."""
         self._pool = PagePool(config.num_pages)
         self._prefix = PrefixCache(self._pool, config.num_checkpoints)
         self._waiting: list[Sequence] = []
@@ -271,6 +271,7 @@ class Scheduler:
                 first_new=len(certain) - 1,
                 adjustments=adjustments,
                 depth=speculation.depth(room),
+                goes_on=room > 0 and speculation.is_offered,
             )
         return Rows(
             sequence.request.request_id,

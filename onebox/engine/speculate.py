@@ -114,6 +114,11 @@ class SequenceDrafts:
         self._speculator.note(self, plan, self._auto.expected_tokens(plan))
         return plan.num_chained
 
+    @property
+    def is_offered(self) -> bool:
+        """Whether the next step's drafts, if any, are those that the MTP head makes in this one."""
+        return self._config.method is not SpeculationMethod.NGRAM and self._plan.drafter is not Drafter.NGRAM
+
     def observe(self, num_proposed: int, num_accepted: int) -> None:
         """What came of this step's drafts."""
         self._tally.add(num_proposed, num_accepted)

@@ -19,11 +19,12 @@ class CalledGraph:
     """Does its work at every replay, into the same tensors, as a captured graph does."""
 
     def __init__(self, work, results):
-        self._work, self._results = work, results
+        self._work, self._results, self.num_replays = work, results, 0
 
     def replay(self):
+        self.num_replays += 1
         made = self._work()
-        parts = (made.hidden, made.logits, made.is_finite) if isinstance(made, Forwarded) else (made,)
+        parts = (made.hidden, made.logits) if isinstance(made, Forwarded) else (made,)
         for result, part in zip(self._results, parts, strict=True):
             result.copy_(part)
 
@@ -46,13 +47,25 @@ class CalledGraphs(GraphDecoder):
 
     def __init__(self, decoder, spec):
         self._decoder, self._spec, self._shapes = decoder, spec, {}
-        self._done = Clock()
+        self._done, self._last, self._folded = Clock(), None, set()
+        self.was_foreseen = []
+        """Of each step behind which one was queued: whether it was the next one."""
+
+    def start(self, parts, depth, meanwhile, *, is_alone):
+        is_queued = self._last is not None and self._last.goes_on
+        before = self._num_forwards()
+        step = super().start(parts, depth, meanwhile, is_alone=is_alone)
+        if is_queued:
+            self.was_foreseen.append(self._num_forwards() == before)
+        return step
+
+    def _num_forwards(self):
+        return sum(shape.forward.num_replays for shape in self._shapes.values())
 
     def _capture(self, sizes):
         packing = Packing(sizes)
         words = packing.words.clone()
-        hidden, logits = (torch.empty(sizes.rows, width) for width in (self._spec.hidden_size, self._spec.vocab_size))
-        results = hidden, logits, torch.empty(sizes.rows, dtype=torch.bool)
+        results = [torch.empty(sizes.rows, width) for width in (self._spec.hidden_size, self._spec.vocab_size)]
         graph = CalledGraph(lambda: self._decoder.forward(unpack(words, sizes).batch), results)
         shape = self._shapes[sizes] = _Shape(sizes, packing, words, graph, Forwarded(*results))
         return shape
@@ -85,6 +98,24 @@ def test_inputs_that_are_packed_over_those_of_the_step_before_give_the_same_bits
     verdict = gate.run(variant, cases, wrap=lambda runner: used.append(runner) or over_graphs(runner))
     assert not verdict.differences, "\n".join(verdict.differences)
     assert len({sizes.pages for sizes in used[0]._graphs._shapes}) > 1
+
+
+@pytest.mark.parametrize(
+    "variant",
+    [
+        Variant("bf16", drafts="none", load="random", aborts="aborts", pages="few"),
+        Variant("bf16", drafts="mtp2", load="two"),
+        Variant("bf16", "warm", "auto", "random", aborts="aborts"),
+    ],
+    ids=str,
+)
+def test_forward_passes_queued_before_an_outcome_is_known_change_no_bit_whether_wanted_or_not(gate, variant):
+    cases = [case for case in all_cases() if not case.is_long][3::7]
+    used = []
+    verdict = gate.run(variant, cases, wrap=lambda runner: used.append(runner) or over_graphs(runner))
+    assert not verdict.differences, "\n".join(verdict.differences)
+    foreseen = [was for runner in used for was in runner._graphs.was_foreseen]
+    assert set(foreseen) == {True, False}
 
 
 def test_what_a_step_gave_is_told_while_the_device_computes_the_next_one(checkpoint):

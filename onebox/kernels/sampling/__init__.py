@@ -16,11 +16,11 @@ def sample(
 ) -> Tensor:
     """The token of each row, int64 [R]: argmax of logits / temperature + Gumbel noise over the tokens that are kept.
 
-    logits [R, V] float32, without NaN, at least one of a row finite; V below 2^19. temperature, top_p and min_p [R] are
-    floats (float64 to mean the same number as on the host), top_k [R] integers, seeds and positions [R] int64.
-    Temperature 0 is greedy: no noise, no limits. In order of falling logit, then rising id, the tokens kept are the
-    first top_k (0: all), of those the fewest whose probability reaches top_p (1: all), of those the ones at least min_p
-    times as likely as the likeliest (0: all). Equal values go to the lowest id.
+    logits [R, V] float32, V below 2^19; a row with a NaN, with +inf or with nothing but -inf is none and gives -1.
+    temperature, top_p and min_p [R] are floats (float64 to mean the same number as on the host), top_k [R] integers,
+    seeds and positions [R] int64. Temperature 0 is greedy: no noise, no limits. In order of falling logit, then rising
+    id, the tokens kept are the first top_k (0: all), of those the fewest whose probability reaches top_p (1: all), of
+    those the ones at least min_p times as likely as the likeliest (0: all). Equal values go to the lowest id.
     """
     chosen = implementation(__name__, logits)
     token_ids: Tensor = chosen.sample(logits, temperature, top_k, top_p, min_p, seeds, positions)

@@ -1,4 +1,4 @@
-"""Inputs of sampling: every way a row can take, mixed in one batch; ties, refused tokens, tiny vocabularies."""
+"""Inputs of sampling: every way a row can take, mixed; ties, refused tokens, tiny vocabularies, rows that are none."""
 
 from functools import partial
 from typing import Any, NamedTuple
@@ -32,6 +32,10 @@ def _logits(kind: str, rows: int, vocabulary: int) -> torch.Tensor:
         return torch.zeros(rows, vocabulary).copysign(drawn)  # zeros of both signs, which are equal
     if kind == "refused":
         return drawn.masked_fill(torch.arange(vocabulary) % 7 != 3, float("-inf"))
+    if kind == "broken":  # a NaN, an infinity, nothing at all, by turns, and rows that are whole
+        drawn[0::4, vocabulary // 3] = float("nan")
+        drawn[1::4, vocabulary // 2] = float("inf")
+        drawn[2::4] = float("-inf")
     return drawn
 
 
@@ -84,10 +88,12 @@ CASES = [
     _sample_case("refused", 200, [_GREEDY, _PLAIN, *_CUT], "mixed"),
     _sample_case("spread", 5, [_GREEDY, _PLAIN, _COMMON, *_EDGES[:4]], "tiny"),
     _sample_case("spread", 40, [], "no-rows"),
+    _sample_case("broken", 150, [_GREEDY] * 4 + [_PLAIN] * 4 + [_COMMON] * 4 + [_CUT[1]] * 4, "mixed"),
     _sample_case("spread", _VOCABULARY, [_GREEDY], "greedy", is_full=True),
     _sample_case("spread", _VOCABULARY, [_GREEDY, _PLAIN, _COMMON, *_CUT, *_EDGES], "mixed", is_full=True),
     _sample_case("ties", _VOCABULARY, [_GREEDY, _PLAIN, _COMMON, *_CUT, *_EDGES], "mixed", is_full=True),
     _sample_case("refused", _VOCABULARY, [_COMMON] * 3, "common", is_full=True),
+    _sample_case("broken", _VOCABULARY, [_GREEDY] * 4 + [_PLAIN] * 4 + [_COMMON] * 4, "mixed", is_full=True),
     *(
         Case("apply_penalties", f"{rows}x{vocabulary}x{length}", make, is_full, mutates=("logits",))
         for rows, vocabulary, length, is_full in [

@@ -67,7 +67,10 @@ def _logit(key):
 @triton.jit
 def _share(logit, peak, temperature):
     """int64: how likely a logit's token is, as a part of the token at the peak; see `reference._SHARE_BITS`."""
+    # Rows that are no numbers give no token in the end; until then nothing undefined is computed of them.
+    peak = tl.where(tl.abs(peak) < float("inf"), peak, 0.0)
     distance = logit.to(tl.float64) / temperature - peak.to(tl.float64) / temperature
+    distance = tl.where(distance <= 0, distance, float("-inf"))
     return (tl.exp(distance) * _ONE_SHARE).to(tl.int64)
 
 
@@ -249,6 +252,7 @@ def sample_chunk_kernel(
     candidates_ptr,  # int64 [R, chunks, 64]: (key, falling id) of a chunk's best; written for rows that sort
     values_ptr,  # float64 [R, chunks]: the best logit with its noise; written for the other rows
     ids_ptr,  # int64 [R, chunks]: whose it is
+    peaks_ptr,  # float32 [R, chunks]: the largest logit, NaN if one is
     V: tl.constexpr,
     CHUNK: tl.constexpr,
 ):
@@ -258,6 +262,8 @@ def sample_chunk_kernel(
     temperature, _, _, _, is_sorted, _ = _load_limits(row, temperature_ptr, top_k_ptr, top_p_ptr, min_p_ptr)
     ids = (chunk * CHUNK + tl.arange(0, CHUNK)).to(tl.int64)
     logits = tl.load(logits_ptr + row * V + ids, mask=ids < V, other=float("-inf"))
+    has_nan = tl.max((logits != logits).to(tl.int32), 0) > 0
+    tl.store(peaks_ptr + out, tl.where(has_nan, float("nan"), tl.max(logits, 0)))
     keys = _key(logits)
     if is_sorted:
         # Low words fall as ids rise, so that of equal logits the lowest id comes first, and no two words are equal.
@@ -315,23 +321,27 @@ def sample_choose_kernel(
     candidates_ptr,  # int64 [R, chunks, 64]
     values_ptr,  # float64 [R, chunks]
     ids_ptr,  # int64 [R, chunks]
+    peaks_ptr,  # float32 [R, chunks]
     token_ids_ptr,  # int64 [R]
     num_chunks,
     CHUNKS: tl.constexpr,  # a power of 2 that holds the number of chunks
 ):
     row = tl.program_id(0).to(tl.int64)
+    chunks = tl.arange(0, CHUNKS)
+    out = row * num_chunks + chunks
+    peaks = tl.load(peaks_ptr + out, mask=chunks < num_chunks, other=float("-inf"))
+    has_nan = tl.max((peaks != peaks).to(tl.int32), 0) > 0
+    is_number = (tl.abs(tl.max(peaks, 0)) < float("inf")) & ~has_nan
     temperature, top_k, top_p, min_p, is_sorted, _ = _load_limits(row, temperature_ptr, top_k_ptr, top_p_ptr, min_p_ptr)
     if is_sorted:
         candidates_ptr += row * num_chunks * _NUM_SORTED
         seed, position = tl.load(seeds_ptr + row), tl.load(positions_ptr + row)
         chosen = _draw_sorted(candidates_ptr, temperature, top_k, top_p, min_p, seed, position, num_chunks, CHUNKS)
     else:
-        chunks = tl.arange(0, CHUNKS)
-        out = row * num_chunks + chunks
         values = tl.load(values_ptr + out, mask=chunks < num_chunks, other=float("-inf"))
         ids = tl.load(ids_ptr + out, mask=chunks < num_chunks, other=_NO_LIMIT)
         chosen = tl.min(tl.where(values == tl.max(values, 0), ids, _NO_LIMIT), 0)
-    tl.store(token_ids_ptr + row, chosen)
+    tl.store(token_ids_ptr + row, tl.where(is_number, chosen, -1))
 
 
 @triton.jit
@@ -398,10 +408,10 @@ def sample(
     candidates = token_ids.new_empty(*grid, _NUM_SORTED.value)
     values, ids = torch.empty(grid, dtype=torch.float64, device=logits.device), token_ids.new_empty(grid)
     sample_chunk_kernel[grid](
-        logits, *limits, seeds, positions, cuts, candidates, values, ids, V=vocabulary, CHUNK=chunk, num_warps=8
+        logits, *limits, seeds, positions, cuts, candidates, values, ids, peaks, V=vocabulary, CHUNK=chunk, num_warps=8
     )
     sample_choose_kernel[(rows,)](
-        *limits, seeds, positions, candidates, values, ids, token_ids, grid[1], CHUNKS=chunks, num_warps=8
+        *limits, seeds, positions, candidates, values, ids, peaks, token_ids, grid[1], CHUNKS=chunks, num_warps=8
     )
     return token_ids
 

@@ -22,18 +22,24 @@ def sample(
 ) -> Tensor:
     """See `onebox.kernels.sampling.sample`."""
     is_drawn = temperature > 0
-    if not is_drawn.any():
-        return logits.argmax(-1)
-    token_ids = torch.empty(logits.shape[0], dtype=torch.int64)
-    token_ids[~is_drawn] = logits[~is_drawn].argmax(-1)
-    scores = logits[is_drawn].to(torch.float64) / temperature[is_drawn].to(torch.float64).unsqueeze(-1)
-    values = scores + gumbel(seeds[is_drawn], positions[is_drawn], logits.shape[1])
-    limits = top_k[is_drawn], top_p[is_drawn], min_p[is_drawn]
-    is_cut = (limits[0] > 0) | (limits[1] < 1) | (limits[2] > 0)
-    kept = _kept(scores[is_cut], *(limit[is_cut] for limit in limits))
+    likeliest, token_ids = logits.max(-1)
+    if is_drawn.any():
+        token_ids[is_drawn] = _drawn(
+            *(part[is_drawn] for part in (logits, temperature, top_k, top_p, min_p, seeds, positions))
+        )
+    return token_ids.masked_fill(~likeliest.isfinite(), -1)
+
+
+def _drawn(
+    logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor, seeds: Tensor, positions: Tensor
+) -> Tensor:
+    """The tokens of rows whose temperature is not 0."""
+    scores = logits.to(torch.float64) / temperature.to(torch.float64).unsqueeze(-1)
+    values = scores + gumbel(seeds, positions, logits.shape[1])
+    is_cut = (top_k > 0) | (top_p < 1) | (min_p > 0)
+    kept = _kept(scores[is_cut], top_k[is_cut], top_p[is_cut], min_p[is_cut])
     values[is_cut] = values[is_cut].masked_fill(~kept, float("-inf"))
-    token_ids[is_drawn] = values.argmax(-1)
-    return token_ids
+    return values.argmax(-1)
 
 
 def _kept(scores: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Tensor:
