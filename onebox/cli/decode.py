@@ -1,7 +1,7 @@
 """`onebox bench decode`: the whole engine at a model's full shape with random weights, on this machine's GPU."""
 
 import json
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -38,22 +38,25 @@ def decode(
         raise UsageError(f"--weights {weights} is not known: use dummy; a checkpoint is measured by onebox bench run.")
     spec, chosen = named_spec(shape), _chosen(rows)
     versions = _gpu()
-    from onebox.engine.measure import copy_speed, measure, random_model
+    from onebox.engine.measure import copy_speed, measure, random_model, start_seconds
 
-    ceiling = copy_speed()
-    _tell_ceiling(spec, chosen, ceiling, versions)
     model = random_model(spec)
+    start = start_seconds(model)
+    typer.echo(f"{versions['gpu']}, torch {versions['torch']}, triton {versions['triton']}")
+    typer.echo(
+        f"first token {start:.2f} s after the start of this process; kernels that were not in the cache included"
+    )
+    ceiling = copy_speed()
+    _tell_ceiling(spec, chosen, ceiling)
     found = []
     for row in chosen:
         measured = measure(model, row, ceiling)
         _tell(measured)
         found.append(measured.as_dict())
-    counted = _count_kernels(model, chosen, found) if profile else {}
-    for name, times in counted.items():
-        typer.echo(f"{name}: {sum(calls for _, _, calls in times):.0f} kernels a step, by GPU time (prefill included)")
-        for kernel, microseconds, calls in times[:24]:
-            typer.echo(f"  {microseconds:9.1f} us {calls:7.1f} calls  {kernel[:80]}")
-    typer.echo(json.dumps({"shape": shape, **versions, "copy_tb_per_s": round(ceiling / 1e12, 3), "rows": found}))
+    if profile:
+        _tell_kernels(model, chosen)
+    figures = {"copy_tb_per_s": round(ceiling / 1e12, 3), "start_to_first_token_s": round(start, 2)}
+    typer.echo(json.dumps({"shape": shape, **versions, **figures, "rows": found}))
 
 
 def _chosen(rows: str) -> "list[Row]":
@@ -76,10 +79,9 @@ def _gpu() -> dict[str, str]:
     return {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__, "triton": triton.__version__}
 
 
-def _tell_ceiling(spec: "ModelSpec", rows: "list[Row]", ceiling: float, versions: dict[str, str]) -> None:
+def _tell_ceiling(spec: "ModelSpec", rows: "list[Row]", ceiling: float) -> None:
     from onebox.engine.measure import ACCEPTANCE, row_bytes
 
-    typer.echo(f"{versions['gpu']}, torch {versions['torch']}, triton {versions['triton']}")
     typer.echo(f"ceiling: a copy moves {ceiling / 1e12:.2f} TB/s; at that speed")
     for row in rows:
         seconds = row_bytes(spec, row) / ceiling
@@ -91,18 +93,16 @@ def _tell(measured: "Measured") -> None:
     typer.echo(
         f"{measured.row:16} {measured.step_ms:8.3f} ms a step  {measured.tokens_per_second:8.1f} tok/s  "
         f"{measured.bytes_per_step / 1e9:6.2f} GB  {measured.share_of_copy:6.1%} of the copy  "
-        f"{measured.tokens_per_step:.2f} tokens a step  first token {measured.first_token_s:.3f} s"
+        f"{measured.tokens_per_step:.2f} tokens a step  {measured.kernels_per_step} kernels  "
+        f"first token {measured.first_token_s:.3f} s"
     )
 
 
-def _count_kernels(
-    model: "Qwen35", rows: "list[Row]", found: list[dict[str, Any]]
-) -> dict[str, list[tuple[str, float, float]]]:
-    """Each row's kernels; their number goes into its result. After all timing: a profiled process stays slower."""
+def _tell_kernels(model: "Qwen35", rows: "list[Row]") -> None:
+    """After all timing: a profiled process stays slower."""
     from onebox.engine.measure import kernel_times
 
-    counted = {}
-    for row, result in zip(rows, found, strict=True):
-        counted[row.name] = list(kernel_times(model, row))
-        result["kernels_per_step"] = round(sum(calls for _, _, calls in counted[row.name]))
-    return counted
+    for row in rows:
+        typer.echo(f"{row.name}: by GPU time a step, prefill included")
+        for kernel, microseconds, calls in list(kernel_times(model, row))[:24]:
+            typer.echo(f"  {microseconds:9.1f} us {calls:7.1f} calls  {kernel[:80]}")

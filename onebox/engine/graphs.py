@@ -15,6 +15,7 @@ itself will write next, its tokens are pending and are not kept. It has folded i
 the next step of those slots must not do again.
 """
 
+import ctypes
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeVar
@@ -33,6 +34,8 @@ from onebox.kernels.advance import advance
 __all__ = ["GraphDecoder"]
 
 T = TypeVar("T")
+
+_KERNEL_NODE = 0  # CU_GRAPH_NODE_TYPE_KERNEL
 
 
 class _Drawing(NamedTuple):
@@ -73,6 +76,10 @@ class _GraphStep:
         self._depth = depth
         self._done = done
         self._outcome: Outcome | None = None
+
+    @property
+    def graphs(self) -> tuple[torch.cuda.CUDAGraph, torch.cuda.CUDAGraph]:
+        return self._shape.forward, self._drawing.graph
 
     def draw(self) -> None:
         drawing = self._drawing
@@ -160,6 +167,10 @@ class GraphDecoder:
         self._last = _GraphStep(shape, parts, depth, self._done, goes_on=is_alone and _go_on(parts))
         return self._last
 
+    def num_kernels(self) -> int:
+        """Kernels in the graphs of the step that was started last."""
+        return sum(map(_count_kernels, self._last.graphs)) if self._last else 0
+
     def _without_folded(self, parts: Sequence[Rows]) -> Sequence[Rows]:
         """The parts, told to fold in nothing where that was done in vain."""
         if self._last is not None and self._last.goes_on:
@@ -194,9 +205,10 @@ class GraphDecoder:
         with torch.cuda.stream(stream):
             work()
         torch.cuda.current_stream().wait_stream(stream)
-        graph = torch.cuda.CUDAGraph()
+        graph = torch.cuda.CUDAGraph(keep_graph=True)
         with torch.cuda.graph(graph, pool=self._pool):
             result = work()
+        graph.instantiate()
         return graph, result
 
 
@@ -208,3 +220,16 @@ def _rounded(count: int) -> int:
 def _go_on(parts: Sequence[Rows]) -> bool:
     """Whether the sequences' next rows follow from this step alone, as many as now."""
     return all(part.draw.goes_on and len(part.token_ids) == 1 + part.draw.depth for part in parts)
+
+
+def _count_kernels(graph: torch.cuda.CUDAGraph) -> int:
+    """The kernels among a graph's nodes, as the driver tells them."""
+    driver = ctypes.CDLL("libcuda.so.1")
+    handle, count = ctypes.c_void_p(graph.raw_cuda_graph()), ctypes.c_size_t()
+    driver.cuGraphGetNodes(handle, None, ctypes.byref(count))
+    nodes = (ctypes.c_void_p * count.value)()
+    driver.cuGraphGetNodes(handle, nodes, ctypes.byref(count))
+    kinds = (ctypes.c_int * count.value)()
+    for place, node in enumerate(nodes):
+        driver.cuGraphNodeGetType(ctypes.c_void_p(node), ctypes.byref(kinds, place * ctypes.sizeof(ctypes.c_int)))
+    return sum(kind == _KERNEL_NODE for kind in kinds)

@@ -4,10 +4,12 @@ Drafts are kept at synthetic rates, because random weights agree on nothing. A s
 one stream, medians over the run; the bytes a step must read and the speed of a plain copy say how near it came.
 """
 
+import os
 import statistics
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from itertools import pairwise
+from pathlib import Path
 from time import perf_counter
 
 import torch
@@ -41,6 +43,7 @@ __all__ = [
     "measure",
     "random_model",
     "row_bytes",
+    "start_seconds",
 ]
 
 PAGE = 64
@@ -91,6 +94,7 @@ class Measured:
     tokens_per_step: float
     bytes_per_step: int
     share_of_copy: float
+    kernels_per_step: int
     first_token_s: float
     first_run_s: float
 
@@ -104,6 +108,15 @@ def random_model(spec: ModelSpec) -> Qwen35:
         model = dummy_model(spec, HYBRID, torch.device("cuda"))
     torch.cuda.synchronize()
     return model
+
+
+def start_seconds(model: Qwen35) -> float:
+    """Seconds from the start of this process to its first token, which is made here, behind 32 others."""
+    row = Row("start", num_tokens=1)
+    with Engine(*_runner(model, row)) as engine:
+        generate(engine, row, "start")
+    began = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19]) / os.sysconf("SC_CLK_TCK")
+    return float(Path("/proc/uptime").read_text().split()[0]) - began
 
 
 def copy_speed() -> float:
@@ -130,7 +143,8 @@ def row_bytes(spec: ModelSpec, row: Row) -> int:
 
 def measure(model: Qwen35, row: Row, ceiling: float) -> Measured:
     """Runs the row twice, and times the second run; long contexts once."""
-    with open_engine(model, row) as engine:
+    runner, config = _runner(model, row)
+    with Engine(runner, config) as engine:
         began = perf_counter()
         if row.context < LONG:
             generate(engine, row, "warm")
@@ -152,6 +166,7 @@ def measure(model: Qwen35, row: Row, ceiling: float) -> Measured:
         tokens_per_step=round(made / (len(times) - 1), 3),
         bytes_per_step=moved,
         share_of_copy=round(moved / ceiling / median, 3),
+        kernels_per_step=runner.num_kernels(),
         first_token_s=round(first_token, 4),
         first_run_s=round(first_run, 2),
     )
@@ -162,7 +177,7 @@ def kernel_times(model: Qwen35, row: Row) -> Iterator[tuple[str, float, float]]:
 
     Call it after everything else: a profiled process stays slower. Kernels that start early are timed with their wait.
     """
-    with open_engine(model, row) as engine:
+    with Engine(*_runner(model, row)) as engine:
         generate(engine, row, "warm")
         before = engine.stats().totals.num_steps
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
@@ -174,8 +189,8 @@ def kernel_times(model: Qwen35, row: Row) -> Iterator[tuple[str, float, float]]:
         yield event.key, event.self_device_time_total / steps, event.count / steps
 
 
-def open_engine(model: Qwen35, row: Row) -> Engine:
-    """An engine with just the memory that a row needs."""
+def _runner(model: Qwen35, row: Row) -> tuple[ModelRunner, EngineConfig]:
+    """What an engine runs on, with just the memory that a row needs."""
     drafts = row.drafts
     method = SpeculationMethod.MTP if drafts else SpeculationMethod.NONE
     speculation = SpeculationConfig(method, drafts, synthetic_acceptance=ACCEPTANCE[:drafts])
@@ -191,12 +206,12 @@ def open_engine(model: Qwen35, row: Row) -> Engine:
     shape = MemoryShape(KVFormat.parse(row.kv), pages + 1, row.streams, 0, 1 + drafts, speculation.with_mtp)
     with torch.inference_mode():
         memory = Memory.allocate(model.spec, shape, model.dtype, model.device)
-    return Engine(ModelRunner(model, memory, config), config)
+    return ModelRunner(model, memory, config), config
 
 
 def generate(engine: Engine, row: Row, name: str) -> tuple[float, list[tuple[float, int]]]:
     """(seconds to the first token, the times and sizes of the first stream's events)."""
-    prompts = [tuple((7 * i * i + 3 * i + 11 * s) % 5000 for i in range(row.context)) for s in range(row.streams)]
+    prompts = [tuple((7 * i * i + 3 * i + 11 * s) % 500 for i in range(row.context)) for s in range(row.streams)]
     sampling = SamplingParams(temperature=0, seed=1, max_tokens=row.num_tokens, ignore_eos=True)
     began = perf_counter()
     handles = engine.submit_all(

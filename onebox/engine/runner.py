@@ -48,6 +48,10 @@ class ModelRunner:
     def vocab_size(self) -> int:
         return self._model.spec.vocab_size
 
+    def num_kernels(self) -> int:
+        """Kernels in the graphs of the last decode step; 0 where there are no graphs."""
+        return self._graphs.num_kernels() if self._graphs else 0
+
     def see(self, prompt: tuple[int, ...], vision: Vision) -> Seen:
         if self._tower is None:
             raise UnsupportedError("This model was started without its vision tower; send text only.")

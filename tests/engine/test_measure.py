@@ -1,11 +1,12 @@
 """The engine's own benchmark, on a tiny model on a CPU: what it counts adds up."""
 
 from itertools import count
+from time import monotonic, thread_time
 
 import pytest
 import torch
 
-from onebox.engine.measure import ACCEPTANCE, ROWS, Row, measure, row_bytes
+from onebox.engine.measure import ACCEPTANCE, ROWS, Row, measure, row_bytes, start_seconds
 from onebox.model.dummy import dummy_model
 from onebox.spec.model import spec_from_config
 from onebox.spec.shapes import named_spec
@@ -46,3 +47,10 @@ def test_every_stream_counts(model):
 def test_a_plain_step_of_the_122b_moves_what_the_planner_says():
     (plain,) = [row for row in ROWS if row.name == "plain"]
     assert row_bytes(named_spec("qwen3.5-122b-a10b"), plain) == pytest.approx(5.63e9, rel=0.01)
+
+
+def test_the_start_is_told_in_seconds_of_the_process(model):
+    first, began = start_seconds(model), monotonic()
+    second, ended = start_seconds(model), monotonic()
+    assert second - first == pytest.approx(ended - began, abs=0.05)
+    assert first > thread_time()
