@@ -13,6 +13,7 @@ from torch import Tensor
 
 from onebox.engine.config import PAGE_TOKENS
 from onebox.engine.inputs import DrawInputs, Sizes, StepInputs
+from onebox.kernels.kv_slots import kv_slots
 from onebox.kernels.sampling import sample
 from onebox.kernels.settle import settle
 from onebox.model.memory import Memory
@@ -106,13 +107,12 @@ class Decoder:
         if self._memory.mtp is None:
             raise RuntimeError("Drafting needs the MTP head's pages.")
         batch, draw = inputs
-        table = batch.page_table.to(torch.int64)
         last = (batch.cu_rows[:-1] + num_kept - 1).clamp(0, len(mixed) - 1)
         offsets = (batch.positions[0] - draw.positions)[last]
-        chain = _Chain(mixed[last], draw.positions[last] + 2, offsets, draw, last)
+        chain = _Chain(mixed[last], draw.positions[last] + 2, offsets, _limits(draw, last))
         drafts = [self._draw_draft(chain)]
         for _ in range(depth - 1):
-            row = _chained(batch, table, drafts[-1], chain)
+            row = _chained(batch, drafts[-1], chain)
             hidden = self._model.draft(head, row, chain.hidden, self._memory.mtp)
             chain = replace(chain, hidden=hidden, positions=chain.positions + 1)
             drafts.append(self._draw_draft(chain))
@@ -120,16 +120,7 @@ class Decoder:
 
     def _draw_draft(self, chain: "_Chain") -> Tensor:
         """The head's tokens at the chain's positions, with the noise that the model itself will meet there."""
-        draw, rows = chain.draw, chain.rows
-        token_ids = sample(
-            self._model.logits(chain.hidden),
-            draw.temperature[rows],
-            draw.draft_top_k[rows],
-            draw.top_p[rows],
-            draw.min_p[rows],
-            draw.seeds[rows],
-            chain.positions,
-        )
+        token_ids = sample(self._model.logits(chain.hidden), *chain.limits, chain.positions)
         # Where there are no numbers nothing is drawn; a draft is a token all the same.
         return token_ids.clamp(min=0)
 
@@ -164,9 +155,16 @@ class _Chain:
     """int64 [S]: where the next draft will stand."""
     offsets: Tensor
     """int64 [S]: what is added to a place to give the position it is rotated by."""
-    draw: DrawInputs
-    rows: Tensor
-    """int64 [S]: the row whose settings hold for each sequence."""
+    limits: "_Limits"
+    """[S] each: temperature, top_k, top_p, min_p and seed, as `sample` takes them."""
+
+
+_Limits = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
+
+
+def _limits(draw: DrawInputs, rows: Tensor) -> _Limits:
+    """How drafts are drawn for sequences whose settings are those of these rows [S]."""
+    return draw.temperature[rows], draw.draft_top_k[rows], draw.top_p[rows], draw.min_p[rows], draw.seeds[rows]
 
 
 def _followed(inputs: StepInputs, token_ids: Tensor) -> Batch:
@@ -176,19 +174,16 @@ def _followed(inputs: StepInputs, token_ids: Tensor) -> Batch:
     reads it.
     """
     batch, draw = inputs
-    table = batch.page_table.to(torch.int64)
-    row_sequence = draw.row_sequence.clamp(max=table.shape[0] - 1)
-    slots = _slots(table, row_sequence, draw.positions + 1)
     return replace(
         batch,
         token_ids=token_ids,
         positions=batch.positions + 1,
         seen=batch.seen + 1,
-        kv_slots=torch.where(draw.row_sequence < table.shape[0], slots, -1),
+        kv_slots=kv_slots(batch.page_table, draw.row_sequence, draw.positions + 1, PAGE_TOKENS),
     )
 
 
-def _chained(batch: Batch, table: Tensor, drafts: Tensor, chain: _Chain) -> Batch:
+def _chained(batch: Batch, drafts: Tensor, chain: _Chain) -> Batch:
     """One row a sequence: its latest draft."""
     sequences = torch.arange(len(drafts), device=drafts.device)
     return replace(
@@ -197,16 +192,8 @@ def _chained(batch: Batch, table: Tensor, drafts: Tensor, chain: _Chain) -> Batc
         positions=(chain.positions + chain.offsets).expand(3, -1),
         cu_rows=torch.arange(len(drafts) + 1, dtype=torch.int32, device=drafts.device),
         seen=(chain.positions + 1).to(torch.int32),
-        kv_slots=_slots(table, sequences, chain.positions),
+        kv_slots=kv_slots(batch.page_table, sequences, chain.positions, PAGE_TOKENS),
     )
-
-
-def _slots(table: Tensor, sequence: Tensor, positions: Tensor) -> Tensor:
-    """Where tokens at these positions of these sequences are kept, int64."""
-    # Beyond the table there is nothing to keep: the last drafts before the context's end.
-    inside = positions < table.shape[1] * PAGE_TOKENS
-    place = (positions // PAGE_TOKENS).clamp(max=table.shape[1] - 1)
-    return torch.where(inside, table[sequence, place] * PAGE_TOKENS + positions % PAGE_TOKENS, -1)
 
 
 def outcome_of(words: list[int], sizes: Sizes, depth: int) -> Outcome:
