@@ -65,7 +65,7 @@ class Fp8Codec:
 
 @dataclass(frozen=True)
 class TurboQuantCodec:
-    """Rotated Lloyd-Max codes of `bits` bits and a float16 norm per vector."""
+    """Rotated Lloyd-Max codes of `bits` bits and a float16 scale per vector."""
 
     bits: int
 
@@ -73,7 +73,7 @@ class TurboQuantCodec:
         return encode_turboquant(x, self.bits)
 
     def decode(self, stored: dict[str, Tensor]) -> Tensor:
-        return decode_turboquant(stored["codes"], stored["norm"], self.bits)
+        return decode_turboquant(stored["codes"], stored["scale"], self.bits)
 
     def bytes_per_vector(self, dim: int) -> int:
         return dim * self.bits // 8 + 2

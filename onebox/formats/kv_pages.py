@@ -3,7 +3,7 @@
     bits   codes                                    scale
     16     bfloat16 [pages, V, P, D]                none
      8     uint8    [pages, V, P, D]                float16 [pages, V, P]     E4M3 codes, see kv_fp8.py
-     4..2  uint8    [pages, V, P, D*bits/8]         float16 [pages, V, P]     the norm,   see kv_turboquant.py
+     4..2  uint8    [pages, V, P, D*bits/8]         float16 [pages, V, P]     indices,    see kv_turboquant.py
 
     page ── KV head 0 ── token 0   │ the codes of one vector │      slot = page * P + offset names a token in the pool;
          │            ── token 1   │ the codes of one vector │      a sequence's page table lists its pages in order
@@ -128,7 +128,7 @@ def _encode(bits: int, x: Tensor) -> tuple[Tensor, Tensor | None]:
         stored = encode_fp8(x)
         return stored["codes"].view(torch.uint8), stored["scale"]
     stored = encode_turboquant(x, bits)
-    return stored["codes"], stored["norm"]
+    return stored["codes"], stored["scale"]
 
 
 def _decode(bits: int, codes: Tensor, scale: Tensor | None) -> Tensor:

@@ -1,16 +1,16 @@
-"""TurboQuant for keys and values: a vector is its length and a rotated direction in 2, 3 or 4 bits a coordinate.
+"""TurboQuant for keys and values: a vector is a scale and a rotated direction in 2, 3 or 4 bits a coordinate.
 
     codes  uint8 [..., d*bits/8]   │ lowest bits first, see bits.py │   head of 256: 64, 96 or 128 bytes
-    norm   float16 [...]           │ lo hi │                                        + 2 bytes
+    scale  float16 [...]           │ lo hi │                                        + 2 bytes
 
-    encode   norm = |x|;  y = H (signs * x / norm) / sqrt(d);   code[i] = the level nearest y[i]
-    decode   c = levels[codes];  x = norm * signs * H (c / |c|) / sqrt(d)
+    encode   y = H (signs * x / |x|) / sqrt(d);   code[i] = the level nearest y[i];   scale = |x| / |levels[codes]|
+    decode   x = scale * signs * H levels[codes] / sqrt(d)
 
 H is the Walsh-Hadamard matrix, H H = d, so the rotation undoes itself. `signs` is a fixed table of ±1 from integer
-arithmetic, the levels come from `lloyd_max.py`: all devices agree on both. Dividing by |c| puts the direction back on
-the unit sphere. D, the codebook's error in units of |x|^2, is .1167, .0343 and .0094 for d = 256 and 2, 3 and 4 bits.
-A plain centroid vector is too short, |c|^2 = 1 - D; renormalised, its length is right, the radial part of the error is
-gone, and what is left is .120, .0344 and .0093.
+arithmetic, the levels come from `lloyd_max.py`: all devices agree on both. D, the codebook's error in units of |x|^2,
+is .1167, .0343 and .0094 for d = 256 and 2, 3 and 4 bits. A plain centroid vector c is too short, |c|^2 = 1 - D; the
+scale makes its length right, the radial part of the error is gone, and what is left is .120, .0344 and .0093. The
+writer divides by |c| once, so that a reader, who sees a token at every step, only multiplies.
 
 All sums over a vector run as a fixed tree of element-wise additions, so a vector's bytes do not depend on its batch.
 """
@@ -26,13 +26,13 @@ from onebox.formats.lloyd_max import lloyd_max_levels
 from onebox.spec.errors import UnsupportedError
 
 SIGN_SEED = 0x6F6E65626F78  # "onebox"
-NORM_MAX = 65504.0
+SCALE_MAX = 65504.0
 
 
 def encode_turboquant(x: Tensor, bits: int) -> dict[str, Tensor]:
-    """Vectors [..., d], d a power of two from 8, to `codes` [..., d*bits/8] and `norm` [...].
+    """Vectors [..., d], d a power of two from 8, to `codes` [..., d*bits/8] and `scale` [...].
 
-    Norms above 65504 saturate; norms below 2**-25 become zero, and with them the vector.
+    Scales above 65504 saturate; scales below 2**-25 become zero, and with them the vector.
     """
     _check_bits(bits)
     _check_dim(x.shape[-1])
@@ -43,16 +43,17 @@ def encode_turboquant(x: Tensor, bits: int) -> dict[str, Tensor]:
     unit = scaled / length.clamp(min=torch.finfo(torch.float32).tiny)
     levels = turboquant_levels(x.shape[-1], bits, x.device)
     codes = torch.bucketize(rotate(unit), (levels[1:] + levels[:-1]) / 2, out_int32=True, right=True)
-    norm = (length * largest).squeeze(-1).clamp(max=NORM_MAX).to(torch.float16)
-    return {"codes": pack_bits(codes.to(torch.uint8), bits), "norm": norm}
+    scale = (length * largest).squeeze(-1) / _length(levels[codes])
+    scale = scale.clamp(max=SCALE_MAX).to(torch.float16)
+    return {"codes": pack_bits(codes.to(torch.uint8), bits), "scale": scale}
 
 
-def decode_turboquant(codes: Tensor, norm: Tensor, bits: int) -> Tensor:
-    """float32 [..., d]; its length is the stored norm, up to float32 rounding."""
+def decode_turboquant(codes: Tensor, scale: Tensor, bits: int) -> Tensor:
+    """float32 [..., d]; its length is that of the vector encoded, up to the scale's rounding."""
     _check_bits(bits)
     indices = unpack_bits(codes, bits)
     centroids = turboquant_levels(indices.shape[-1], bits, codes.device)[indices.to(torch.int32)]
-    return unrotate(centroids / _length(centroids).unsqueeze(-1)) * norm.to(torch.float32).unsqueeze(-1)
+    return unrotate(centroids) * scale.to(torch.float32).unsqueeze(-1)
 
 
 def rotate(x: Tensor) -> Tensor:

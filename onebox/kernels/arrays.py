@@ -6,14 +6,11 @@ from its place: the four operations, exp and log do, and sums run along the last
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-__all__ = ["Array", "Stored", "array", "inverse_rms", "quietly", "sigmoid", "silu", "stored", "tensor"]
+from onebox.kernels.array_types import Array, Stored
 
-Array = NDArray[np.float32]
-Stored = Array | NDArray[np.uint16]
-"""float32 numbers, or bfloat16 ones as their bits."""
+__all__ = ["Array", "Stored", "array", "inverse_rms", "quietly", "sigmoid", "silu", "stored", "tensor"]
 
 quietly = np.errstate(all="ignore")
 """Decorates an operation: what overflows is infinite and what is undefined is NaN, as in torch, without a warning."""

@@ -17,7 +17,7 @@ import torch
 __all__ = ["Choice", "choices", "choose", "set_choices", "table_name", "user_table"]
 
 Choice = dict[str, int]
-"""A kernel's launch options by name: `UNROLL`, `maxnreg`, `num_warps`, and `dependent` (see `dependent.py`)."""
+"""A kernel's launch options by name: `UNROLL`, `maxnreg`, `PREFETCH`, `num_warps`, and `dependent` (`dependent.py`)."""
 
 _SHIPPED = Path(__file__).parent / "tuned"
 _set: dict[str, Choice] = {}

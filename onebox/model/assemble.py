@@ -24,7 +24,7 @@ from onebox.checkpoint.staging import Read, Reader, StagedReader
 from onebox.checkpoint.weights import read_weight, weight_tensors
 from onebox.kernels.delta_net.memory import DeltaWeights
 from onebox.kernels.rope.frequencies import rotary_frequencies
-from onebox.model.cpu import cpu_experts, cpu_layer, cpu_linear
+from onebox.model.cpu import cpu_experts, cpu_layer, cpu_linear, wide_dtype
 from onebox.model.experts import (
     EXPERT_PARTS,
     ExpertOf,
@@ -131,17 +131,18 @@ class CpuParts(CheckpointParts):
     def __init__(self, checkpoint: Checkpoint, binding: Binding, read: Read, dtype: torch.dtype) -> None:
         super().__init__(checkpoint, binding, read, torch.device("cpu"))
         self._dtype = dtype
+        self._wide_dtype = wide_dtype(binding, dtype)
 
     def linear(self, *names: str, is_wide: bool = False) -> Linear:
         bounds = [self._modules[name] for name in names]
         whole = torch.cat([read_weight(b, zeros_offset=self._zeros_offset, read=self._read) for b in bounds])
-        return cpu_linear(whole, torch.float32 if is_wide else self._dtype)
+        return cpu_linear(whole, self._wide_dtype if is_wide else self._dtype)
 
     def are_alike(self, *names: str) -> bool:  # noqa: ARG002 - a CPU's layers take their matrices one by one
         return False
 
     def tied_head(self, embedding: Tensor) -> Linear:
-        return cpu_linear(embedding, torch.float32)
+        return cpu_linear(embedding, self._wide_dtype)
 
     def experts(self, name: str) -> Experts:
         of_layer, count = _experts_under(name, self._modules), self._num_experts

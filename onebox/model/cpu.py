@@ -1,8 +1,8 @@
 """Linears, experts and layers on a CPU, where small models run: compiled where that can be had, else plain torch.
 
 Every stored format becomes numbers in the activations' dtype once, at load: unpacking at each call would cost more than
-the bytes it saves. The head and the router, whose results are wanted in float32 whatever the activations are, hold
-float32 numbers. A row's bits are its own: `compiled/` and `kernels/invariant.py` say how.
+the bytes it saves. Of the head and the router results are wanted in float32 whatever the activations are, so no number
+of theirs is rounded (`wide_dtype`). A row's bits are its own: `compiled/` and `kernels/invariant.py` say how.
 """
 
 from collections.abc import Iterable
@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from onebox.checkpoint.bind import Binding
 from onebox.kernels.arrays import Array, array, quietly, silu, tensor
 from onebox.kernels.invariant import FEW, any_multiple_is_alike, filled, product
 from onebox.model import compiled
@@ -21,9 +22,25 @@ from onebox.model.experts import Experts, stack
 from onebox.model.layers import Layer
 from onebox.model.linear import Linear, Rows
 
-__all__ = ["CpuExperts", "CpuLinear", "cpu_experts", "cpu_layer", "cpu_linear"]
+__all__ = ["CpuExperts", "CpuLinear", "cpu_experts", "cpu_layer", "cpu_linear", "is_wide", "wide_dtype"]
 
 # Compiled forms are imported where they are used: their modules need Numba.
+
+
+def is_wide(name: str) -> bool:
+    """Whether float32 results are wanted of the module of this name."""
+    return name.endswith(("lm_head", ".mlp.gate", ".mlp.shared_expert_gate"))
+
+
+def wide_dtype(binding: Binding, dtype: torch.dtype) -> torch.dtype:
+    """What such modules' numbers are held in beside activations of `dtype`.
+
+    float32; or bfloat16, half the bytes, where all are stored so: compiled products widen them and sum in float32, so
+    results have the same bits.
+    """
+    stored = [bound for name, bound in binding.modules.items() if is_wide(name)]
+    are_narrow = all(bound.is_plain and bound.tensors["weight"].dtype == "BF16" for bound in stored)
+    return dtype if compiled.is_available() and are_narrow else torch.float32
 
 
 def cpu_linear(weight: Tensor, dtype: torch.dtype) -> Linear:

@@ -9,6 +9,7 @@ from onebox.checkpoint.bind import bind
 from onebox.checkpoint.inspect import report_on
 from onebox.checkpoint.source import open_checkpoint
 from onebox.model.assemble import LoadFormat
+from onebox.model.cpu import is_wide, wide_dtype
 from onebox.model.dummy import HYBRID
 from onebox.model.load import refuse_problems
 from onebox.spec.model import ModelSpec, read_config
@@ -32,7 +33,11 @@ def footprint(directory: Path, device: torch.device, dtype: torch.dtype, load_fo
     """Reads headers only. On a CPU weights are plain numbers (`cpu.py`); on a GPU they keep their stored size."""
     if load_format is LoadFormat.DUMMY:
         spec = read_config(directory)
-        sizes = _cpu_bytes(spec, torch.float32) if device.type == "cpu" else predicted_weight_bytes(spec, HYBRID)
+        sizes = (
+            _cpu_bytes(spec, torch.float32, torch.float32)
+            if device.type == "cpu"
+            else predicted_weight_bytes(spec, HYBRID)
+        )
         # The vision tower is not made up.
         sizes.pop(ModuleClass.VISION, None)
         return Footprint(spec, sizes, spec.mtp_num_hidden_layers > 0, has_tower=False)
@@ -41,20 +46,23 @@ def footprint(directory: Path, device: torch.device, dtype: torch.dtype, load_fo
     refuse_problems(directory, binding)
     stored = report_on(checkpoint, binding, is_deep=False).class_bytes
     if device.type == "cpu":
-        sizes = _cpu_bytes(checkpoint.spec, dtype)
+        sizes = _cpu_bytes(checkpoint.spec, dtype, wide_dtype(binding, dtype))
         stored = {kind: sizes[kind] for kind in stored}
     has_tower = ModuleClass.VISION in stored
     return Footprint(checkpoint.spec, stored, "mtp.fc" in binding.modules, has_tower)
 
 
-def _cpu_bytes(spec: ModelSpec, dtype: torch.dtype) -> dict[ModuleClass, int]:
-    """Per class: matrices in the activations' dtype; norms, the router and the head, a tied one too, in float32."""
+def _cpu_bytes(spec: ModelSpec, dtype: torch.dtype, wide: torch.dtype) -> dict[ModuleClass, int]:
+    """Per class: matrices in the activations' dtype; the router and the head, tied or not, in `wide`; else float32."""
     sizes: dict[ModuleClass, int] = {}
     for module in modules(spec):
-        is_wide = not module.is_matrix or module.module_class is ModuleClass.LM_HEAD
-        is_tower = module.module_class is ModuleClass.VISION
-        width = 4 if is_wide and not is_tower else dtype.itemsize
+        if is_wide(module.name):
+            width = wide.itemsize
+        elif module.is_matrix or module.module_class is ModuleClass.VISION:
+            width = dtype.itemsize
+        else:
+            width = 4
         sizes[module.module_class] = sizes.get(module.module_class, 0) + width * module.numel
     if spec.tie_word_embeddings:
-        sizes[ModuleClass.LM_HEAD] = 4 * spec.vocab_size * spec.hidden_size
+        sizes[ModuleClass.LM_HEAD] = wide.itemsize * spec.vocab_size * spec.hidden_size
     return sizes

@@ -16,15 +16,13 @@ from onebox.kernels.add_norm import add_norm
 from onebox.kernels.delta_net.memory import DeltaPool
 from onebox.kernels.delta_step import delta_step
 from onebox.kernels.experts import expert_slots
-from onebox.kernels.float_parts import float_parts
 from onebox.kernels.int_linear import fixed_point
-from onebox.kernels.kv_write import kv_write
-from onebox.kernels.mixer_rows import attention_rows, delta_rows
+from onebox.kernels.mixer_rows import delta_rows
 from onebox.kernels.norm import rms_norm
-from onebox.kernels.paged_attention import paged_attention
+from onebox.kernels.paged_attention import paged_attention_rows
 from onebox.kernels.route_shared import route_shared
 from onebox.kernels.rows import FixedRows
-from onebox.kernels.split_heads import split_heads
+from onebox.kernels.split_heads import write_heads
 from onebox.model.experts import Int4Experts
 from onebox.model.layers import Attention, Batch, DeltaNet, Layer, Mixture
 from onebox.model.linear import FloatLinear, Linear, PartLinear
@@ -39,8 +37,8 @@ _GROUP = 128
 class Stream(NamedTuple):
     """What goes from layer to layer: residual + sum of parts + share * sum of shared, not added up yet."""
 
-    residual: Tensor
-    """float32 [R, H]."""
+    residual: Tensor | None
+    """[R, H], any float dtype; None for zeros."""
     parts: Tensor
     """float32 [P, R, H]."""
     shared: Tensor | None = None
@@ -70,8 +68,7 @@ def can_fuse(spec: ModelSpec, layer: Layer) -> bool:
 
 def start_stream(embedded: Tensor) -> Stream:
     """The stream of embeddings [R, H]: nothing is added to them yet."""
-    residual = embedded.to(torch.float32)
-    return Stream(residual, residual.new_empty(0, *residual.shape))
+    return Stream(embedded, embedded.new_empty(0, *embedded.shape, dtype=torch.float32))
 
 
 def fused_layer(
@@ -96,13 +93,12 @@ def fused_layer(
 def fused_norm(spec: ModelSpec, stream: Stream, weight: Tensor, dtype: torch.dtype) -> Tensor:
     """[R, H] of `dtype`: the stream added up and normed, division and all."""
     _, total = _normed(spec, stream, weight, dtype)
-    return rms_norm(total, weight, spec.rms_norm_eps).to(dtype)
+    return rms_norm(total, weight, spec.rms_norm_eps, dtype)
 
 
 def fused_start(rows: Tensor, linear: Linear) -> Stream:
     """The stream of what a linear makes of rows [R, K]."""
-    parts = _parts(linear, _rows_for(linear, rows))
-    return Stream(torch.zeros(parts.shape[1:], dtype=torch.float32, device=parts.device), parts)
+    return Stream(None, _parts(linear, _rows_for(linear, rows)))
 
 
 def fused_remember(
@@ -137,8 +133,8 @@ def _attend(
     """float32 [P, R, H]: what attention adds."""
     qkv, query = _write_heads(spec, mixer, rows, pages, batch, table)
     scale = spec.head_dim**-0.5
-    attended = paged_attention(query, pages, batch.page_table, batch.seen, batch.cu_rows, scale)
-    return _parts(mixer.o_proj, attention_rows(attended, qkv))
+    rows = paged_attention_rows(query, pages, batch.page_table, batch.seen, batch.cu_rows, scale, qkv)
+    return _parts(mixer.o_proj, rows)
 
 
 def _write_heads(
@@ -151,10 +147,8 @@ def _write_heads(
 ) -> tuple[Tensor, Tensor]:
     """Writes the rows' keys and values into the pages; (the projection's parts, the queries [R, Q, D])."""
     qkv = _parts(mixer.qkv_proj, rows)
-    query, key, value = split_heads(
-        qkv, mixer.q_norm, mixer.k_norm, *table, spec.rms_norm_eps, spec.num_key_value_heads, rows.x.dtype
-    )
-    kv_write(pages, key, value, batch.kv_slots)
+    weights = mixer.q_norm, mixer.k_norm
+    query = write_heads(qkv, *weights, *table, spec.rms_norm_eps, rows.x.dtype, pages, batch.kv_slots)
     return qkv, query
 
 
@@ -171,20 +165,18 @@ def _recur(spec: ModelSpec, mixer: DeltaNet, rows: FixedRows, pool: DeltaPool, b
 
 def _mix(spec: ModelSpec, mixture: Mixture, rows: FixedRows, residual: Tensor) -> Stream:
     """The stream behind the experts, from the rows into them."""
-    router, gate_up = mixture.router, mixture.shared_gate_up
-    if isinstance(router, FloatLinear) and isinstance(gate_up, FloatLinear):
-        router_parts, gate_up_parts = float_parts(rows, (router.stored, gate_up.stored))
-    else:
-        router_parts, gate_up_parts = _parts(router, rows), _parts(gate_up, rows)
-    ids, weights, share, inner = route_shared(router_parts, gate_up_parts, spec.num_experts_per_tok, rows.x.dtype)
-    experts, down = mixture.experts, mixture.shared_down
+    experts, gate_up, down = mixture.experts, mixture.shared_gate_up, mixture.shared_down
     if not isinstance(experts, Int4Experts):
         raise UnsupportedError("Fused layers have INT4 experts.")
+    beside = gate_up.stored if isinstance(gate_up, FloatLinear) else None
+    router_parts = _parts(mixture.router, rows)
+    ids, weights, share, gate_up_parts = route_shared(router_parts, spec.num_experts_per_tok, rows, beside)
+    if gate_up_parts is None:
+        gate_up_parts = _parts(gate_up, rows)
     tensors = (experts.gate_up, experts.gate_up_scale, experts.down, experts.down_scale)
-    if isinstance(down, FloatLinear):
-        slots, shared = expert_slots(rows, ids, weights, *tensors, shared=(inner, down.stored))
-    else:
-        slots, _ = expert_slots(rows, ids, weights, *tensors)
+    given = gate_up_parts, down.stored if isinstance(down, FloatLinear) else None
+    slots, inner, shared = expert_slots(rows, ids, weights, *tensors, shared=given)
+    if shared is None and inner is not None:
         shared = _parts(down, _rows_for(down, inner))
     return Stream(residual, slots.transpose(0, 1), shared, share)
 

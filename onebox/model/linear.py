@@ -124,7 +124,7 @@ class Fp8Linear:
         return FloatWeight("block" if self.is_block else "row", self.weight.view(torch.uint8), self.scale)
 
     def parts(self, rows: FixedRows) -> Tensor:
-        return float_parts(rows, (self.stored,))[0]
+        return float_parts(rows, self.stored)
 
 
 @dataclass(frozen=True)
@@ -144,7 +144,7 @@ class Nvfp4Linear:
         return FloatWeight("nvfp4", self.packed, self.scale.view(torch.uint8), self.multiplier)
 
     def parts(self, rows: FixedRows) -> Tensor:
-        return float_parts(rows, (self.stored,))[0]
+        return float_parts(rows, self.stored)
 
 
 @dataclass(frozen=True)
@@ -162,7 +162,7 @@ class PlainLinear:
         return FloatWeight("bf16", self.weight, None)
 
     def parts(self, rows: FixedRows) -> Tensor:
-        return float_parts(rows, (self.stored,))[0]
+        return float_parts(rows, self.stored)
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from onebox.kernels.tuning import Choice, set_choices
+from onebox.kernels.tuning import choices as known_choices
 from onebox.model.dummy import HYBRID, dummy_model
 from onebox.model.linear import Phase
 from onebox.model.memory import Memory, MemoryShape
@@ -47,14 +48,11 @@ _SMALL_KERNELS = (
     "add_norm",
     "route_shared",
     "delta_rows",
-    "attention_rows",
     "split_heads",
-    "kv_write",
     "attention_piece",
     "attention_combine",
     "delta_prepare",
     "delta_recur",
-    "float_pair",
     "float_parts",
     "planes",
 )
@@ -81,7 +79,7 @@ def tune(
     deadline = time.monotonic() + seconds
     with torch.inference_mode():
         model = dummy_model(spec, HYBRID, torch.device("cuda"), with_mtp=False)
-        choices: dict[str, Choice] = {}
+        choices = known_choices()
         before, after = dict[str, float](), dict[str, float]()
         for number, shape in enumerate(STEPS):
             share = time.monotonic() + (deadline - time.monotonic()) / (len(STEPS) - number)
@@ -121,6 +119,7 @@ def options(shape: StepShape) -> Iterator[tuple[str, Choice]]:
     for kernel in [*linears, *experts, f"int8_{shape.columns}_24", *_SMALL_KERNELS]:
         yield from ((kernel, {"dependent": mode}) for mode in (0, 1, 2))
     for kernel in [*linears, *experts]:
+        yield from ((kernel, {"PREFETCH": is_ahead}) for is_ahead in (0, 1))
         for unroll, registers in ((2, 96), (4, 96), (2, 128), (4, 128), (8, 128), (8, 168), (12, 255)):
             yield kernel, {"UNROLL": unroll, "maxnreg": registers}
 

@@ -5,7 +5,7 @@ A *vector* is what one KV head keeps of one token on one side: `head_dim` number
     name               a vector of head_dim numbers takes
     bf16               2 * head_dim bytes
     fp8                head_dim bytes (E4M3) and one fp16 scale
-    turboquant_kXvY    head_dim * bits / 8 bytes (rotated, then a codebook of 2^bits) and one fp16 norm;
+    turboquant_kXvY    head_dim * bits / 8 bytes (rotated, then a codebook of 2^bits) and one fp16 scale;
                        keys at X bits and values at Y bits, each of 8, 4, 3, 2; 8 is the fp8 codec
     turboquant         turboquant_k4v4
 
@@ -21,7 +21,7 @@ from onebox.spec.model import ModelSpec
 __all__ = ["KVFormat"]
 
 SCALE_BYTES = 2
-"""The fp16 scale or norm that accompanies every packed vector."""
+"""The fp16 scale that accompanies every packed vector."""
 
 _PLAIN_BITS = 16
 _PACKED_BITS = (8, 4, 3, 2)

@@ -49,9 +49,11 @@ def check_rows_are_independent(module: str, device: torch.device, counts: tuple[
     def outputs(chosen: slice) -> list[torch.Tensor]:
         given = (residual[chosen], parts[:, chosen], weight, EPS, dtype, shared[:, chosen].contiguous(), share[chosen])
         fixed, total = of("add_norm", module).add_norm(*given)
-        router_parts, gate_up_parts = of("float_parts", module).float_parts(fixed, (router, gate_up))
-        ids, weights, own, inner = of("route_shared", module).route_shared(router_parts, gate_up_parts, TOP, dtype)
-        slots, down_parts = of("experts", module).expert_slots(fixed, ids, weights, **tensors, shared=(inner, down))
+        router_parts = of("float_parts", module).float_parts(fixed, router)
+        ids, weights, own, gate_up_parts = of("route_shared", module).route_shared(router_parts, TOP, fixed, gate_up)
+        slots, inner, down_parts = of("experts", module).expert_slots(
+            fixed, ids, weights, **tensors, shared=(gate_up_parts, down)
+        )
         linears = of("int_linear", module)
         heads = total.view(len(total), HIDDEN // 128, 128)
         gated = of("mixer_rows", module).delta_rows(heads, parts[:, chosen], weight[:128], EPS, dtype)

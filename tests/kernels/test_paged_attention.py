@@ -53,13 +53,36 @@ def test_a_draft_row_has_the_bits_of_the_same_row_alone(name, device, poison):
     assert_every_row_is_as_alone(make_inputs(device, name, (16, 1, 32), lengths=[66], rows=[3]))
 
 
+def assert_gated_rows_are_those_of_two_operations(device, name, heads, lengths, rows):
+    from onebox.kernels.mixer_rows.kernel import attention_rows
+    from onebox.kernels.paged_attention.kernel import paged_attention_rows
+
+    arguments = make_inputs(device, name, heads, lengths, rows)
+    draw = torch.Generator().manual_seed(3)
+    qkv_parts = torch.randn(3, sum(rows), 2 * (heads[0] + heads[1]) * heads[2], generator=draw).to(device)
+    found = paged_attention_rows(**arguments, qkv_parts=qkv_parts)
+    for part, expected in zip(found[:3], attention_rows(decode(**arguments), qkv_parts)[:3], strict=True):
+        assert torch.equal(part, expected)
+
+
+@EACH_FORMAT
+def test_gated_rows_are_those_of_attention_and_gate_one_after_the_other(name, device, poison):
+    assert_gated_rows_are_those_of_two_operations(device, name, (4, 2, 128), [131, 70], [3, 1])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["bf16", "fp8"])
+def test_gated_rows_are_those_of_attention_and_gate_at_full_size(name, device, poison):
+    assert_gated_rows_are_those_of_two_operations(device, name, FULL, [8000, 700, 40], [1, 3, 2])
+
+
 def test_a_row_does_not_see_the_other_sequences(device, poison):
     assert_every_row_is_as_alone(make_inputs(device, "turboquant_k8v4", TINY, lengths=[130, 3, 65], rows=[2, 1, 3]))
 
 
 @pytest.mark.gpu
 @EACH_FORMAT
-@pytest.mark.parametrize(("heads", "length"), [(FULL, 1300), (FULL, 6146), (FULL, 15361), ((16, 2, 256), 1026)])
+@pytest.mark.parametrize(("heads", "length"), [(FULL, 1300), (FULL, 8194), (FULL, 25090), ((16, 2, 256), 1026)])
 def test_a_draft_row_has_the_bits_of_the_same_row_alone_at_full_size(name, heads, length, device, poison):
     assert_every_row_is_as_alone(make_inputs(device, name, heads, lengths=[length, 129], rows=[3, 9]))
 
@@ -147,10 +170,3 @@ def test_prefilled_sequences_do_not_see_each_other(device, poison):
     own = {"query": arguments["query"][6:], "page_table": arguments["page_table"][1:].contiguous()}
     bounds = {"start": int32([0], device), "cu_rows": int32([0, 30], device)}
     assert torch.equal(prefill(**{**arguments, **own, **bounds}), together[6:])
-
-
-def test_pieces_cover_the_tokens_by_position_alone():
-    from onebox.kernels.paged_attention.kernel import piece_count
-
-    edges = {0: 0, 1: 1, 128: 1, 129: 2, 2048: 16, 2049: 17, 6144: 32, 6145: 33, 14336: 48, 14337: 49, 15361: 50}
-    assert {tokens: piece_count(tokens) for tokens in edges} == edges

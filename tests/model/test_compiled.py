@@ -13,7 +13,9 @@ from hypothesis import strategies as st
 from onebox.model import compiled
 from onebox.model.assemble import load_model
 from onebox.model.compiled import jit, threads
-from onebox.model.compiled.arithmetic import add_norm, exp, product, rounded, sigmoid, silu, widen
+from onebox.model.compiled.arithmetic import add_norm, dot, exp, product, rounded, sigmoid, silu, widen
+from onebox.model.compiled.attention import Projected, attend
+from onebox.model.compiled.delta_net import _look_up, _take_in
 from onebox.model.compiled.jit import compiled as as_machine_code
 from onebox.model.compiled.layer import CompiledLayer
 from onebox.model.qwen3_5 import Qwen35
@@ -38,6 +40,34 @@ def there_and_back(x, narrow, out):
     for i in range(len(x)):
         narrow[i] = rounded(x[i], narrow)
         out[i] = widen(narrow[i])
+
+
+@as_machine_code
+def dot_of(a, b):
+    return dot(a, b)
+
+
+@as_machine_code
+def look_up(asked, state, found):
+    _look_up(asked, state, found)
+
+
+@as_machine_code
+def take_in(before, state, key, wanted, decay, asked, found):
+    _take_in(before, state, key, wanted, decay, asked, found)
+
+
+def drawn(seed: int, *shape: int) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+
+
+def as_bfloat16(x: np.ndarray) -> np.ndarray:
+    """Bits of the nearest bfloat16 numbers."""
+    return torch.from_numpy(x).to(torch.bfloat16).view(torch.uint16).numpy()
+
+
+def as_float32(bits: np.ndarray) -> np.ndarray:
+    return torch.from_numpy(bits).view(torch.bfloat16).float().numpy()
 
 
 def applied(function_id: int, x: np.ndarray) -> np.ndarray:
@@ -89,6 +119,55 @@ def test_a_norm_is_that_of_numpy(length):
     assert np.allclose(normed, expected, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("length", [1, 15, 16, 17, 64, 79, 80, 131, 256])
+def test_a_dot_product_is_that_of_numpy(length):
+    a, b = drawn(length, 2, length)
+    narrow = as_bfloat16(b)
+    for found, other in ((dot_of(a, b), b), (dot_of(a, narrow), as_float32(narrow))):
+        exact = float(a.astype(np.float64) @ other)
+        assert abs(found - exact) <= length * ULP * float(np.abs(a) @ np.abs(other))
+
+
+@pytest.mark.parametrize("shape", [(64, 64), (24, 40), (3, 33), (5, 7)])
+def test_a_state_takes_a_key_in_and_then_holds_what_is_found_under_others(shape):
+    before, key, wanted = drawn(1, *shape), drawn(2, shape[0]), drawn(3, shape[1])
+    asked, found, again = drawn(4, 2, shape[0]), drawn(5, 2, shape[1]), drawn(6, 2, shape[1])
+    state, decay = np.full(shape, np.nan, dtype=np.float32), np.float32(0.75)
+    take_in(before, state, key, wanted, decay, asked, found)
+    exact = before.astype(np.float64) * decay + np.outer(key, wanted)
+    assert np.allclose(state, exact, rtol=1e-5, atol=1e-6)
+    assert np.allclose(found, asked @ exact, rtol=1e-4, atol=1e-5)
+    look_up(asked, state, again)
+    assert np.array_equal(found, again), "one step later the same bits are found"
+    take_in(before, before, key, wanted, decay, asked, found)
+    assert np.array_equal(before, state), "in place or beside it"
+
+
+@pytest.mark.parametrize("dim", [64, 40, 16])
+@pytest.mark.parametrize("visible", [1, 63, 64, 65, 130])
+def test_attention_over_pages_is_that_of_torch(dim, visible):
+    page_tokens, kv_heads, heads = 64, 2, 4
+    keys, values = (as_bfloat16(drawn(seed, 5, kv_heads, page_tokens, dim)) for seed in (1, 2))
+    table = np.array([[3, 1, 4]], dtype=np.int32)
+    # What no row sees may be no number.
+    last, used = table[0, (visible - 1) // page_tokens], (visible - 1) % page_tokens + 1
+    keys[last, :, used:], values[last, :, used:] = 0x7FC0, 0x7FC0
+    query = drawn(3, 1, heads, dim)
+    brought = Projected(query, drawn(4, 1, heads * dim), drawn(5, 1, kv_heads, dim), drawn(6, 1, kv_heads, dim))
+    slot = np.array([last * page_tokens + used - 1], dtype=np.int64)
+    edges = np.array([0, 1], dtype=np.int32)
+    found = attend(brought, keys, values, slot, table, np.array([visible], dtype=np.int32), edges, 0.3)
+    seen = [
+        torch.from_numpy(as_float32(part))[table[0].tolist()].transpose(0, 1).flatten(1, 2)[:, :visible].double()
+        for part in (keys, values)
+    ]
+    spread = [part.repeat_interleave(heads // kv_heads, 0) for part in seen]
+    expected = torch.nn.functional.scaled_dot_product_attention(
+        torch.from_numpy(query).double().transpose(0, 1), *spread, scale=0.3
+    )
+    assert np.allclose(found, expected.transpose(0, 1).reshape(1, -1), rtol=1e-4, atol=1e-5)
+
+
 def test_a_number_that_is_none_stays_in_its_row():
     x = np.ones((9, 40), dtype=np.float32)
     x[4, 3] = math.nan
@@ -135,6 +214,12 @@ def test_code_that_was_compiled_before_is_found_again(tmp_path, monkeypatch):
         for _ in range(2)
     ]
     assert answers == [["0", "1"], ["1", "0"]]
+
+
+def test_the_process_that_compiles_ahead_does_without_torch():
+    asked = "import sys, onebox.model.compiled.ahead\nprint('torch' in sys.modules)"
+    answer = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True, check=True)
+    assert answer.stdout.strip() == "False"
 
 
 def steps(model: Qwen35, kv: str) -> torch.Tensor:

@@ -61,12 +61,35 @@ def test_float32_results_of_bfloat16_rows_are_not_rounded(is_compiled):
     assert float((found - expected).abs().max() / expected.abs().max()) < TOLERANCE[torch.float32]
 
 
+def test_numbers_that_bfloat16_holds_give_the_same_bits_in_half_the_bytes():
+    weight, x = drawn(300, 200, dtype=torch.bfloat16), drawn(5, 200, dtype=torch.bfloat16)
+    narrow, wide = (
+        cpu_linear(weight.to(dtype), dtype)(Rows(x, Phase.DECODE), torch.float32)
+        for dtype in (torch.bfloat16, torch.float32)
+    )
+    assert torch.equal(narrow, wide)
+
+
+@pytest.mark.parametrize(("kind", "dtype"), [("bf16-fused", torch.bfloat16), ("modelopt-mixed", torch.float32)])
+def test_a_head_is_held_in_float32_unless_it_is_stored_in_bfloat16(checkpoints, kind, dtype):
+    model = load_model(checkpoints / kind, torch.device("cpu"), torch.bfloat16)
+    assert model.lm_head.numbers.dtype is dtype
+    assert {layer.mixture.router.numbers.dtype for layer in model.layers} == {dtype}
+
+
 def test_blocks_hold_every_number_once_and_32_columns_each():
     matrix = torch.arange(3 * 70, dtype=torch.float32).view(3, 70)
     blocks = to_blocks(matrix)
     assert blocks[: 3 * 32].view(3, 32).equal(matrix[:, :32])
     assert blocks[3 * 32 : 3 * 64].view(3, 32).equal(matrix[:, 32:64])
-    assert blocks[3 * 64 :].view(3, 6).equal(matrix[:, 64:])
+    assert blocks[3 * 64 :].view(6, 3).equal(matrix[:, 64:].T)
+
+
+def test_blocks_of_bfloat16_numbers_hold_them_in_pairs():
+    matrix = torch.arange(2 * 40).view(2, 40).to(torch.bfloat16)
+    pairs = to_blocks(matrix)[: 2 * 32].view(2, 16, 2)
+    assert pairs[..., 0].equal(matrix[:, :16])
+    assert pairs[..., 1].equal(matrix[:, 16:32])
 
 
 def matrices(dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:

@@ -10,7 +10,7 @@ __all__ = ["add_norm"]
 
 
 def add_norm(
-    residual: Tensor,
+    residual: Tensor | None,
     parts: Tensor,
     weight: Tensor,
     eps: float,
@@ -21,9 +21,10 @@ def add_norm(
     """(the rows total * (1 + weight), whose division by the row's root mean square is left to the linears; total).
 
     total = residual + parts[0] + parts[1] + ... + share * (shared[0] + shared[1] + ...), float32 [R, H], in this order.
-    residual float32 [R, H]; parts float32 [P, R, H] with any strides over P and R; weight [H], an offset from one;
+    residual [R, H], any float dtype, or None for zeros; parts float32 [P, R, H] with any strides over P and R, at least
+    one if there is no residual; weight [H], an offset from one;
     shared float32 [S, R, H] and share float32 [R], or neither. H is a multiple of 128; the rows' x has `dtype`.
     """
-    chosen = implementation(__name__, residual)
+    chosen = implementation(__name__, parts)
     result: tuple[FixedRows, Tensor] = chosen.add_norm(residual, parts, weight, eps, dtype, shared, share)
     return result

@@ -31,7 +31,9 @@ def store_rows(
     columns = group * 128 + tl.arange(0, 128)
     tl.store(x_ptr + row * K + columns, values.to(x_ptr.dtype.element_ty))
     # As `int_linear.fixed_point` but for one division in place of 128: a step may be rounded the other way.
-    largest = tl.maximum(tl.max(tl.abs(values), 0), SMALLEST_ABSMAX)
+    # Magnitudes compare as their bits do, and a GPU has one instruction for the largest integer of a warp.
+    bits = tl.max(values.to(tl.int32, bitcast=True) & 0x7FFFFFFF, 0)
+    largest = tl.maximum(bits.to(tl.float32, bitcast=True), SMALLEST_ABSMAX)
     steps = ((values * (LARGEST / largest) + 12582912.0) - 12582912.0).to(tl.int32)
     low = ((steps + 128) & 255) - 128
     at = planes_ptr + row * 2 * K + columns
@@ -42,7 +44,7 @@ def store_rows(
 
 @triton.jit
 def add_norm_kernel(
-    residual_ptr,  # float32 [R, H]
+    residual_ptr,  # [R, H], or None
     parts_ptr,  # float32 [PARTS, R, H], part_stride and row_stride apart
     weight_ptr,  # [H]
     shared_ptr,  # float32 [SHARED, R, H]
@@ -68,9 +70,15 @@ def add_norm_kernel(
     columns = group * 128 + tl.arange(0, 128)
     weight = tl.load(weight_ptr + columns).to(tl.float32)
     wait(DEPENDENT)
-    total = tl.load(residual_ptr + row * H + columns)
-    for part in tl.static_range(PARTS):
-        total += tl.load(parts_ptr + part * part_stride + row * row_stride + columns)
+    parts_at = parts_ptr + row * row_stride + columns
+    if residual_ptr is not None:
+        total = tl.load(residual_ptr + row * H + columns).to(tl.float32)
+        for part in tl.static_range(PARTS):
+            total += tl.load(parts_at + part * part_stride)
+    else:
+        total = tl.load(parts_at)
+        for part in tl.static_range(1, PARTS):
+            total += tl.load(parts_at + part * part_stride)
     if SHARED > 0:
         added = tl.load(shared_ptr + row * H + columns)
         for part in tl.static_range(1, SHARED):
@@ -90,7 +98,7 @@ def new_rows(num_rows: int, width: int, dtype: torch.dtype, device: torch.device
 
 
 def add_norm(
-    residual: Tensor,
+    residual: Tensor | None,
     parts: Tensor,
     weight: Tensor,
     eps: float,
@@ -99,9 +107,9 @@ def add_norm(
     share: Tensor | None = None,
 ) -> tuple[FixedRows, Tensor]:
     """See `onebox.kernels.add_norm.add_norm`."""
-    num_rows, hidden = residual.shape
-    x, planes, scale = new_rows(num_rows, hidden, dtype, residual.device)
-    squares, total = torch.empty_like(scale), torch.empty_like(residual)
+    _, num_rows, hidden = parts.shape
+    x, planes, scale = new_rows(num_rows, hidden, dtype, parts.device)
+    squares, total = torch.empty_like(scale), torch.empty((num_rows, hidden), dtype=torch.float32, device=parts.device)
     if num_rows:
         add_norm_kernel[(hidden // 128, num_rows)](
             residual,
@@ -123,6 +131,7 @@ def add_norm(
             LARGEST=float(LARGEST),
             SMALLEST_ABSMAX=SMALLEST_ABSMAX,
             num_warps=1,
-            **dependent(residual, "add_norm"),
+            maxnreg=128,  # without a limit the compiler saves registers and loads the parts in turns
+            **dependent(parts, "add_norm"),
         )
     return FixedRows(x, planes, scale, squares, eps), total

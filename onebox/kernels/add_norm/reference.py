@@ -10,7 +10,7 @@ __all__ = ["add_norm"]
 
 
 def add_norm(
-    residual: Tensor,
+    residual: Tensor | None,
     parts: Tensor,
     weight: Tensor,
     eps: float,
@@ -19,8 +19,9 @@ def add_norm(
     share: Tensor | None = None,
 ) -> tuple[FixedRows, Tensor]:
     """See `onebox.kernels.add_norm.add_norm`."""
-    total = residual
-    for part in parts:
+    first, *others = parts if residual is None else [residual, *parts]
+    total = first.to(torch.float32)
+    for part in others:
         total = total + part
     if shared is not None and share is not None:
         added = shared[0]

@@ -1,6 +1,6 @@
 """Inputs of Gated DeltaNet: odd head sizes, one row, empty and mixed batches, strided rows, the published shapes."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -12,18 +12,17 @@ from onebox.kernels.delta_net.memory import DeltaPool, DeltaWeights
 
 __all__ = ["CASES", "QWEN_122B", "TINY", "Layer", "delta_inputs"]
 
-_TAPS = 4
-
 
 @dataclass(frozen=True)
 class Layer:
-    """The sizes of a DeltaNet layer, and M, the most tokens of a step."""
+    """The sizes of a DeltaNet layer, M, the most tokens of a step, and the convolution's taps."""
 
     num_key_heads: int
     num_heads: int
     key_dim: int
     value_dim: int
     max_step_tokens: int
+    taps: int = 4
 
     @property
     def conv_dim(self) -> int:
@@ -58,7 +57,7 @@ def delta_inputs(
         "a": a,
         "b": b,
         "weights": DeltaWeights(
-            (0.5 * draw(layer.conv_dim, _TAPS)).to(torch.bfloat16).to(device),
+            (0.5 * draw(layer.conv_dim, layer.taps)).to(torch.bfloat16).to(device),
             torch.linspace(-4, 1.5, heads).to(device),
             draw(heads).to(torch.bfloat16).to(device),
         ),
@@ -78,7 +77,7 @@ def _pool(layer: Layer, slots: int, dtype: torch.dtype, noise: Tensor, device: t
 
     return DeltaPool(
         0.1 * filled(slots, layer.num_heads, layer.key_dim, layer.value_dim),
-        filled(slots, _TAPS - 1, layer.conv_dim).to(dtype),
+        filled(slots, layer.taps - 1, layer.conv_dim).to(dtype),
         filled(slots, layer.max_step_tokens, layer.conv_dim).to(dtype),
         filled(slots, layer.max_step_tokens, 2, layer.num_heads),
     )
@@ -112,6 +111,8 @@ CASES = [
     _case("mixed-odd-heads", _ODD, lengths=(1, 3, 0, 0, 2), keep=(2, 0, 3, 0, 1), dtype=_F32, is_strided=True),
     _case("two-tiles-of-tokens", _MATCHED, lengths=(9, 2), keep=(9, 7), dtype=_BF16),
     _case("no-rows", TINY, lengths=(0, 0), keep=(2, 0), dtype=_F32),
+    _case("three-taps", replace(TINY, taps=3), lengths=(2, 1), keep=(1, 3), dtype=_F32),
+    _case("six-taps", replace(TINY, taps=6), lengths=(3, 1), keep=(4, 0), dtype=_BF16),
     _case("one-token", TINY, lengths=(1,), dtype=_F32),
     _case("mixed-odd-heads", _ODD, lengths=(65, 0, 2), dtype=_F32, is_strided=True),
     _case("two-chunks-and-a-bit", _MATCHED, lengths=(130,), dtype=_F32),

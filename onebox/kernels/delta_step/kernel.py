@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor
 
-from onebox.kernels.delta_net.kernel import step
 from onebox.kernels.delta_net.memory import DeltaPool, DeltaWeights
+from onebox.kernels.delta_net.step import step
 
 __all__ = ["delta_step"]
 

@@ -40,15 +40,16 @@ def expert_slots(
     gate_up_scale: Tensor,
     down: Tensor,
     down_scale: Tensor,
-    shared: tuple[Tensor, FloatWeight] | None = None,
-) -> tuple[Tensor, Tensor | None]:
+    shared: tuple[Tensor, FloatWeight | None] | None = None,
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """What `routed_experts` adds up, float32 [R, k, H]: each slot's expert, weighted, for whoever comes next to add.
 
-    `shared` has the shared expert's inner values [R, I] and its down weight [H, I]: their linear, as the parts of
-    `float_parts`, float32 [P, R, H], comes along in the same launches.
+    `shared` has the parts of the shared expert's gate_up, float32 [Q, R, 2J], gates first, added in their order, and
+    its down weight [H, J]. In the same launches come its inner values SiLU(gate) * up, [R, J] in the dtype of the rows'
+    x, and the linear of these as the parts of `float_parts`, float32 [P, R, H]; this one if there is a float weight.
     """
     chosen = implementation(__name__, ids)
-    result: tuple[Tensor, Tensor | None] = chosen.expert_slots(
+    result: tuple[Tensor, Tensor | None, Tensor | None] = chosen.expert_slots(
         rows, ids, weights, gate_up, gate_up_scale, down, down_scale, shared
     )
     return result

@@ -66,26 +66,48 @@ def _inputs(
 
 
 def _slots_inputs(
-    device: torch.device, rows: int, k: int, experts: int, hidden: int, inner: int, shared: str | None
+    device: torch.device,
+    rows: int,
+    k: int,
+    experts: int,
+    hidden: int,
+    inner: int,
+    shared: str | None,
+    dtype: torch.dtype,
 ) -> dict[str, Any]:
     draw = generator(rows * hidden + inner)
     ids, weights = draw_routing(rows, k, experts, draw)
-    given = fixed_rows(rows, hidden, torch.bfloat16)
+    given = fixed_rows(rows, hidden, dtype)
     arguments = {"ids": ids, "weights": weights, **int4_experts(experts, hidden, inner, torch.float16, draw)}
     moved: dict[str, Any] = {name: tensor.to(device) for name, tensor in arguments.items()}
     moved["rows"] = given.to(device)
     if shared:
         matrix = torch.randn(hidden, inner, generator=draw) * inner**-0.5
-        values = torch.randn(rows, inner, generator=draw).to(torch.bfloat16)
-        moved["shared"] = values.to(device), float_weight(shared, matrix, device)
+        parts = torch.randn(3, rows, 2 * inner, generator=draw)
+        if dtype == torch.bfloat16 and shared != "other":
+            # What is rounded in between would be rounded otherwise by a twin whose last bit differs: sigmoid(gate) is
+            # one, and the product fits.
+            parts = (parts * 2).round().clamp(-8, 8)
+            parts[0, :, :inner] += 64
+        moved["shared"] = parts.to(device), None if shared == "other" else float_weight(shared, matrix, device)
     return moved
 
 
 def _slots_case(
-    rows: int, k: int, experts: int, hidden: int, inner: int, shared: str | None = None, is_full: bool = False
+    rows: int,
+    k: int,
+    experts: int,
+    hidden: int,
+    inner: int,
+    shared: str | None = None,
+    is_full: bool = False,
+    dtype: torch.dtype = torch.bfloat16,
 ) -> Case:
-    make = partial(_slots_inputs, rows=rows, k=k, experts=experts, hidden=hidden, inner=inner, shared=shared)
-    return Case("expert_slots", f"{rows}x{hidden}-top{k}of{experts}x{inner}-{shared}", make, is_full)
+    """`shared` is the format of the shared expert's down, "other" one without a float weight."""
+    make = partial(
+        _slots_inputs, rows=rows, k=k, experts=experts, hidden=hidden, inner=inner, shared=shared, dtype=dtype
+    )
+    return Case("expert_slots", f"{rows}x{hidden}-top{k}of{experts}x{inner}-{shared}-{dtype}", make, is_full)
 
 
 def _case(
@@ -112,11 +134,14 @@ CASES = [
     _slots_case(6, 2, 2, 128, 256, "block"),
     _slots_case(2, 1, 3, 128, 128, "nvfp4"),
     _slots_case(0, 2, 4, 128, 128, "bf16"),
+    _slots_case(2, 3, 4, 128, 128, "row", dtype=torch.float32),
+    _slots_case(1, 2, 4, 128, 128, "other"),
     _case(1, 2, 4, 128, 64),
     _case(3, 2, 3, 200, 72),
     _case(9, 1, 1, 72, 40),
     _slots_case(1, 8, 16, 3072, 1024, "block", True),
     _slots_case(12, 8, 32, 3072, 1024, "block", True),
+    _slots_case(3, 8, 16, 2048, 512, "nvfp4", True),
     _case(1, 8, 16, 3072, 1024, torch.float16, True),
     _case(3, 8, 16, 3072, 1024, torch.float16, True),
     _case(64, 8, 16, 3072, 1024, torch.bfloat16, True),

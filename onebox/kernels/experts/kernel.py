@@ -1,7 +1,7 @@
 """The routed experts in Triton, for the few rows of a decode or verify step.
 
 INT4 takes four launches. Rows meet in them, but a row's numbers are exact integer dots with a group's weights, scaled
-and added group after group, so it does not matter which rows share a pass:
+and added group after group (`tiles.py`), so it does not matter which rows share a pass:
 
     gate_up   (tile of 8 inner values, pair)   int8 MMA over the row's two planes, SiLU(gate) * up   -> float32 [R*k, I]
     planes    (pair, group of 128)             the inner values as four int8 planes, 30 bits         -> int8 [R*k, 4, I]
@@ -10,7 +10,8 @@ and added group after group, so it does not matter which rows share a pass:
 
 A pair is a row and one of its k slots. The first pair with an expert works for all pairs with that expert (its sharers)
 and the others end at once, so an expert's weights come from memory once a launch. More sharers than an MMA has columns
-for take further rounds over the same weights, from the cache.
+for take further rounds over the same weights, from the cache. A shared expert's SwiGLU goes along with gate_up, and
+its down with planes, whose launches have room for it.
 """
 
 import torch
@@ -20,167 +21,54 @@ from torch import Tensor
 
 from onebox.kernels.dependent import dependent, release, wait
 from onebox.kernels.experts.plain import routed_experts_bf16
-from onebox.kernels.experts.slots import pair_of_program, sharers, sharing, spread, sum_slots, swiglu, workspace
-from onebox.kernels.float_linear.kernel import USES_ASM
-from onebox.kernels.float_linear.tiles import PART_BLOCK, FloatWeight, num_parts
-from onebox.kernels.float_parts.kernel import parts_arguments, parts_tile
-from onebox.kernels.int_linear.kernel import row_factors
+from onebox.kernels.experts.slots import (
+    pair_of_program,
+    sharers,
+    sharing,
+    spread,
+    sum_slots,
+    swiglu,
+    to_bf16,
+    workspace,
+)
+from onebox.kernels.experts.tiles import GROUP, TILE_BYTES, tile_row_dot
+from onebox.kernels.float_linear.tiles import FloatWeight
+from onebox.kernels.float_parts.kernel import TileLaunch, parts_tile
+from onebox.kernels.int_linear.groups import load_squares, row_factors
+from onebox.kernels.route_shared.kernel import sum_parts
 from onebox.kernels.rows import FixedRows
 from onebox.kernels.tuning import Choice, choose
 
 __all__ = ["expert_slots", "routed_experts", "routed_experts_bf16"]
 
 # `num_pairs` is not specialised: one row more must not compile anew, and the loop over sharers needs a number.
-GROUP = tl.constexpr(128)
-TILE_BYTES = tl.constexpr(1024)
 
 
 @triton.jit
-def _nibbles(packed, INTERPRETED: tl.constexpr):
-    """Sixteen times the codes of a tile's two halves, as int8.
-
-    The assembly works on four bytes at once; Triton's own operators would take a register for each byte. The
-    interpreter has no assembly and takes the plain path, which gives the same bits.
-    """
-    if INTERPRETED:
-        low = ((packed << 4) & 0xF0).to(tl.int8, bitcast=True)
-        high = (packed & 0xF0).to(tl.int8, bitcast=True)
-        return low, high
-    else:
-        return tl.inline_asm_elementwise(
-            asm="""{
-            .reg .b32 shifted;
-            shl.b32 shifted, $2, 4;
-            and.b32 $1, $2, 0xF0F0F0F0;
-            and.b32 $0, shifted, 0xF0F0F0F0;
-            }""",
-            constraints="=&r,=&r,r",
-            args=[packed],
-            dtype=(tl.int8, tl.int8),
-            is_pure=True,
-            pack=4,
-        )
-
-
-@triton.jit
-def _as_weights(half):
-    """Bytes of half a tile in fragment order to [16, 64], the columns in the order of `_as_columns`."""
-    split = tl.reshape(half, (2, 8, 4, 2, 2, 4))  # kt g t k16 r8 k4
-    return tl.reshape(tl.permute(split, (4, 1, 0, 3, 2, 5)), (16, 64))  # r8 g | kt k16 t k4
-
-
-@triton.jit
-def _as_columns(x, COLUMNS: tl.constexpr):
-    """Half a group of activations [COLUMNS, 64] to [64, COLUMNS], in the order of the MMA's registers."""
-    split = tl.reshape(x, (COLUMNS, 4, 2, 2, 4))  # column t kt k16 k4
-    return tl.reshape(tl.permute(split, (2, 3, 1, 4, 0)), (64, COLUMNS))
-
-
-@triton.jit
-def _group_dot(packed, x_ptrs, used, COLUMNS: tl.constexpr, INTERPRETED: tl.constexpr):
-    """16 times the exact dots of a tile with COLUMNS planes; neighbouring planes joined as 256 * even + odd.
-
-    float32 [16, COLUMNS / 2]. The integers stay below 2^30: 128 products of at most 2^7 * 2^7, joined.
-    """
-    first = tl.load(x_ptrs, mask=used, other=0)
-    second = tl.load(x_ptrs + 64, mask=used, other=0)
-    low, high = _nibbles(packed, INTERPRETED)
-    dots = tl.dot(_as_weights(low), _as_columns(first, COLUMNS), out_dtype=tl.int32)
-    dots = tl.dot(_as_weights(high), _as_columns(second, COLUMNS), dots, out_dtype=tl.int32)
-    even, odd = tl.split(tl.reshape(dots, (16, COLUMNS // 2, 2)))
-    return (even * 256 + odd).to(tl.float32)
-
-
-@triton.jit
-def _load_groups(tile_ptrs, tile_scale_ptrs, start, UNROLL: tl.constexpr):
-    """(tiles, scales) of UNROLL groups: so many bytes are under way before the first is used."""
-    packed = ()
-    scales = ()
-    for i in tl.static_range(UNROLL):
-        tile = tl.load(tile_ptrs + (start + i) * TILE_BYTES, eviction_policy="evict_first")
-        packed += (tile,)  # type: ignore[assignment]
-        scales += (tl.load(tile_scale_ptrs + (start + i) * 16),)  # type: ignore[assignment]
-    return packed, scales
-
-
-@triton.jit
-def _add_groups(
-    total,
-    packed,
-    scales,
-    x_ptrs,
-    used,
-    x_scale_ptrs,
-    scale_used,
-    UNROLL: tl.constexpr,
-    COLUMNS: tl.constexpr,
+def _shared_inner(
+    parts_ptr,  # float32 [PARTS, R, 2 * SIZE]
+    inner_ptr,  # [R, SIZE]
+    R,
+    SIZE: tl.constexpr,
+    PARTS: tl.constexpr,
+    SLOTS: tl.constexpr,
+    BLOCK: tl.constexpr,
     INTERPRETED: tl.constexpr,
 ):
-    for i in tl.static_range(UNROLL):
-        dots = _group_dot(packed[i], x_ptrs + i * GROUP, used, COLUMNS, INTERPRETED)
-        x_scale = tl.load(x_scale_ptrs + i, mask=scale_used, other=0.0)
-        # Said as one operation, so that no variant of this kernel rounds where another does not.
-        total = tl.fma(dots, scales[i].to(tl.float32)[:, None] * x_scale[None, :], total)
-    return total
-
-
-@triton.jit
-def _tile_row_dot(
-    tile_ptrs,
-    tile_scale_ptrs,
-    x_ptrs,
-    used,
-    x_scale_ptrs,
-    scale_used,
-    GROUPS: tl.constexpr,
-    UNROLL: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    INTERPRETED: tl.constexpr,
-    DEPENDENT: tl.constexpr,
-):
-    """A row of tiles with COLUMNS planes: float32 [16, COLUMNS / 2], group after group.
-
-    The first weights are under way before it waits for the planes.
-    """
-    total = tl.zeros((16, COLUMNS // 2), tl.float32)
-    packed, scales = _load_groups(tile_ptrs, tile_scale_ptrs, 0, UNROLL)
-    wait(DEPENDENT)
-    if GROUPS <= 4 * UNROLL:
-        # Few enough to be written out: the next groups are under way while these are multiplied.
-        for start in tl.static_range(0, GROUPS, UNROLL):
-            next_packed, next_scales = packed, scales
-            if start + UNROLL < GROUPS:
-                next_packed, next_scales = _load_groups(tile_ptrs, tile_scale_ptrs, start + UNROLL, UNROLL)
-            total = _add_groups(
-                total,
-                packed,
-                scales,
-                x_ptrs + start * GROUP,
-                used,
-                x_scale_ptrs + start,
-                scale_used,
-                UNROLL,
-                COLUMNS,
-                INTERPRETED,
-            )
-            packed, scales = next_packed, next_scales
-    else:
-        total = _add_groups(total, packed, scales, x_ptrs, used, x_scale_ptrs, scale_used, UNROLL, COLUMNS, INTERPRETED)
-        for start in tl.range(UNROLL, GROUPS, UNROLL, num_stages=1):
-            packed, scales = _load_groups(tile_ptrs, tile_scale_ptrs, start, UNROLL)
-            total = _add_groups(
-                total,
-                packed,
-                scales,
-                x_ptrs + start * GROUP,
-                used,
-                x_scale_ptrs + start,
-                scale_used,
-                UNROLL,
-                COLUMNS,
-                INTERPRETED,
-            )
-    return total * 0.0625
+    """SiLU(gate) * up of the shared expert: of the SLOTS pairs of a row, each takes its share of the values."""
+    pair = tl.program_id(1)
+    row = (pair // SLOTS).to(tl.int64)
+    OWN: tl.constexpr = (SIZE + SLOTS - 1) // SLOTS
+    place = tl.arange(0, BLOCK)
+    column = pair % SLOTS * OWN + place
+    inside = (place < OWN) & (column < SIZE)
+    at = row * (2 * SIZE) + column
+    gate = sum_parts(parts_ptr, R * (2 * SIZE), at, inside, PARTS)
+    up = sum_parts(parts_ptr, R * (2 * SIZE), at + SIZE, inside, PARTS)
+    inner = swiglu(gate, up)
+    if inner_ptr.dtype.element_ty == tl.bfloat16:
+        inner = to_bf16(inner, INTERPRETED)
+    tl.store(inner_ptr + row * SIZE + column, inner, mask=inside)
 
 
 @triton.jit(do_not_specialize=["num_pairs"])
@@ -192,8 +80,13 @@ def experts_gate_up_kernel(
     tile_scale_ptr,  # [E, TILES, GROUPS, 16]
     squares_ptr,  # float32 [R, GROUPS], or None for rows that have their length already
     inner_ptr,  # float32 [R * SLOTS, TILES * 8]
+    shared_ptr,  # float32 [SHARED_PARTS, R, 2 * SHARED]
+    shared_inner_ptr,  # [R, SHARED]
     num_pairs,
     eps,
+    SHARED: tl.constexpr,  # the shared expert's inner values
+    SHARED_PARTS: tl.constexpr,  # 0 where there is no shared expert
+    SHARED_BLOCK: tl.constexpr,
     GROUPS: tl.constexpr,
     GROUPS_BLOCK: tl.constexpr,
     TILES: tl.constexpr,
@@ -203,19 +96,25 @@ def experts_gate_up_kernel(
     PAIRS: tl.constexpr,
     ALONE: tl.constexpr,
     INTERPRETED: tl.constexpr,
+    PREFETCH: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
+    """Programs (tile, pair), and behind the tiles one a pair for a piece of the shared expert's inner values."""
     # It waits before it releases: whoever starts then may read the ids at once, they are complete.
     wait(DEPENDENT)
     release(DEPENDENT)
     tile = tl.program_id(0)
+    if tile == TILES:
+        if SHARED_PARTS > 0:
+            rows = num_pairs // SLOTS
+            _shared_inner(shared_ptr, shared_inner_ptr, rows, SHARED, SHARED_PARTS, SLOTS, SHARED_BLOCK, INTERPRETED)
+        return
     pair, expert, pairs, ids, first = pair_of_program(ids_ptr, num_pairs, PAIRS, ALONE)
     if pair != first:
         return
 
     base = (expert.to(tl.int64) * TILES + tile) * GROUPS
     tile_ptrs = tiles_ptr + base * TILE_BYTES + tl.arange(0, TILE_BYTES)
-    tile_scale_ptrs = tile_scale_ptr + base * 16 + tl.arange(0, 16)
     column = tl.arange(0, 2 * ROWS)
     place = tl.arange(0, ROWS)
     while pair < num_pairs:
@@ -223,9 +122,12 @@ def experts_gate_up_kernel(
         column_pair = spread(found, column // 2, ROWS)
         place_pair = spread(found, place, ROWS)
         plane = (column_pair // SLOTS) * 2 + column % 2
-        total = _tile_row_dot(
+        if squares_ptr is not None:
+            # Asked for with the weights, needed behind the last of them.
+            squares = load_squares(squares_ptr, place_pair // SLOTS, num_pairs // SLOTS, GROUPS * GROUP, GROUPS_BLOCK)
+        total = tile_row_dot(
             tile_ptrs,
-            tile_scale_ptrs,
+            tile_scale_ptr + base * 16,
             planes_ptr + plane[:, None] * (GROUPS * GROUP) + tl.arange(0, 64)[None, :],
             (column_pair < num_pairs)[:, None],
             scale_ptr + (place_pair // SLOTS) * GROUPS,
@@ -234,11 +136,11 @@ def experts_gate_up_kernel(
             UNROLL,
             2 * ROWS,
             INTERPRETED,
+            PREFETCH,
             False,
         )
         if squares_ptr is not None:
-            rows = place_pair // SLOTS
-            total *= row_factors(squares_ptr, rows, num_pairs // SLOTS, eps, GROUPS * GROUP, GROUPS_BLOCK)[None, :]
+            total *= row_factors(squares, eps, GROUPS * GROUP)[None, :]
         gate, up = tl.split(tl.permute(tl.reshape(total, (2, 8, ROWS)), (1, 2, 0)))
         inner_column = tile * 8 + tl.arange(0, 8)
         tl.store(
@@ -286,7 +188,7 @@ def experts_planes_kernel(
     weight_scale_ptr,
     multiplier_ptr,
     out_ptr,  # float32 [SPLIT, R, N]
-    N,
+    N: tl.constexpr,
     scale_stride,
     num_pairs,
     R,
@@ -296,6 +198,7 @@ def experts_planes_kernel(
     SPLIT: tl.constexpr,
     BLOCK_R: tl.constexpr,
     BLOCK_K: tl.constexpr,
+    GROUPS_BLOCK: tl.constexpr,
     ASM: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
@@ -323,7 +226,7 @@ def experts_planes_kernel(
             BLOCK_R,
             BLOCK_K,
             SPLIT,
-            1,
+            GROUPS_BLOCK,
             ASM,
             DEPENDENT,
         )
@@ -346,9 +249,11 @@ def experts_down_kernel(
     PAIRS: tl.constexpr,
     ALONE: tl.constexpr,
     INTERPRETED: tl.constexpr,
+    PREFETCH: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
-    # The ids are read before it waits: the kernel before the last one, gate_up, had them when it let others start.
+    # Ids and weights are read before it waits: the kernel before the last one, gate_up, had waited for whoever wrote
+    # them when it let others start.
     release(DEPENDENT)
     tile = tl.program_id(0)
     pair, expert, pairs, ids, first = pair_of_program(ids_ptr, num_pairs, PAIRS, ALONE)
@@ -357,7 +262,6 @@ def experts_down_kernel(
 
     base = (expert.to(tl.int64) * TILES + tile) * GROUPS
     tile_ptrs = tiles_ptr + base * TILE_BYTES + tl.arange(0, TILE_BYTES)
-    tile_scale_ptrs = tile_scale_ptr + base * 16 + tl.arange(0, 16)
     column = tl.arange(0, 4 * ROWS)
     half = tl.arange(0, 2 * ROWS)
     place = tl.arange(0, ROWS)
@@ -366,9 +270,10 @@ def experts_down_kernel(
         column_pair = spread(found, column // 4, ROWS)
         half_pair = spread(found, half // 2, ROWS)
         place_pair = spread(found, place, ROWS)
-        halves = _tile_row_dot(
+        weight = tl.load(weights_ptr + place_pair, mask=place_pair < num_pairs, other=0.0)
+        halves = tile_row_dot(
             tile_ptrs,
-            tile_scale_ptrs,
+            tile_scale_ptr + base * 16,
             planes_ptr + (column_pair * 4 + column % 4)[:, None] * (GROUPS * GROUP) + tl.arange(0, 64)[None, :],
             (column_pair < num_pairs)[:, None],
             scale_ptr + half_pair * GROUPS,
@@ -377,10 +282,10 @@ def experts_down_kernel(
             UNROLL,
             4 * ROWS,
             INTERPRETED,
+            PREFETCH,
             DEPENDENT,
         )
         upper, lower = tl.split(tl.reshape(halves, (16, ROWS, 2)))
-        weight = tl.load(weights_ptr + place_pair, mask=place_pair < num_pairs, other=0.0)
         tl.store(
             out_ptr + place_pair[None, :] * (TILES * 16) + (tile * 16 + tl.arange(0, 16))[:, None],
             (upper * 65536.0 + lower) * weight[None, :],
@@ -401,7 +306,7 @@ def routed_experts(
 ) -> Tensor:
     """See `onebox.kernels.experts.routed_experts`."""
     rows = FixedRows(planes, planes, scale, None)
-    slots, _ = expert_slots(rows, ids, weights, gate_up, gate_up_scale, down, down_scale)
+    slots, _, _ = expert_slots(rows, ids, weights, gate_up, gate_up_scale, down, down_scale)
     return sum_slots(slots, torch.float32)
 
 
@@ -413,18 +318,42 @@ def expert_slots(
     gate_up_scale: Tensor,
     down: Tensor,
     down_scale: Tensor,
-    shared: tuple[Tensor, FloatWeight] | None = None,
-) -> tuple[Tensor, Tensor | None]:
+    shared: tuple[Tensor, FloatWeight | None] | None = None,
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """See `onebox.kernels.experts.expert_slots`."""
     num_pairs = ids.numel()
-    inner_size, hidden = gate_up.shape[1] * 8, down.shape[1] * 16
-    inner, slots = workspace(ids, inner_size, hidden)
-    if not num_pairs:
-        return slots, None if shared is None else _no_parts(*shared)
-    options = {**sharing(ids), "INTERPRETED": triton.knobs.runtime.interpret, "num_warps": 1}
-    crowd = "one" if len(ids) == 1 else "few" if len(ids) <= 4 else "many"
-    groups, tiles = gate_up.shape[2], gate_up.shape[1]
-    experts_gate_up_kernel[(tiles, num_pairs)](
+    inner, slots = workspace(ids, gate_up.shape[1] * 8, down.shape[1] * 16)
+    gate_up_parts, down_weight = shared or (None, None)
+    shared_inner = None if gate_up_parts is None else _room_for_inner(gate_up_parts, rows.x.dtype)
+    planes = torch.empty((num_pairs, 4, inner.shape[1]), dtype=torch.int8, device=ids.device)
+    scale = torch.empty((num_pairs, down.shape[2]), dtype=torch.float32, device=ids.device)
+    launch = TileLaunch.of(rows.x if shared_inner is None else shared_inner, down_weight)
+    if num_pairs:
+        _gate_up(rows, ids, gate_up, gate_up_scale, inner, gate_up_parts, shared_inner)
+        _split(inner, planes, scale, shared_inner, launch)
+        _down(planes, scale, ids, weights, down, down_scale, slots)
+    return slots, shared_inner, launch.out
+
+
+def _room_for_inner(gate_up_parts: Tensor, dtype: torch.dtype) -> Tensor:
+    _, num_rows, width = gate_up_parts.shape
+    return torch.empty((num_rows, width // 2), dtype=dtype, device=gate_up_parts.device)
+
+
+def _gate_up(
+    rows: FixedRows,
+    ids: Tensor,
+    gate_up: Tensor,
+    gate_up_scale: Tensor,
+    inner: Tensor,
+    shared_parts: Tensor | None,
+    shared_inner: Tensor | None,
+) -> None:
+    """Writes the inner values of all pairs and, if there are parts of its gate_up, those of the shared expert."""
+    kernel = f"gate_up_{_crowd(ids)}"
+    tiles, groups = gate_up.shape[1:3]
+    num_parts, shared_size = (0, 1) if shared_parts is None else (len(shared_parts), shared_parts.shape[2] // 2)
+    experts_gate_up_kernel[(tiles + (num_parts > 0), ids.numel())](
         rows.planes,
         rows.scale,
         ids,
@@ -432,22 +361,50 @@ def expert_slots(
         gate_up_scale,
         rows.squares,
         inner,
-        num_pairs,
+        shared_parts,
+        shared_inner,
+        ids.numel(),
         rows.eps,
+        SHARED=shared_size,
+        SHARED_PARTS=num_parts,
+        SHARED_BLOCK=triton.next_power_of_2(triton.cdiv(shared_size, ids.shape[1])),
         GROUPS=groups,
         GROUPS_BLOCK=triton.next_power_of_2(groups),
         TILES=tiles,
         SLOTS=ids.shape[1],
         ROWS=4,
-        **_unrolled(f"gate_up_{crowd}", groups),
-        **dependent(ids, f"gate_up_{crowd}"),
-        **options,
+        INTERPRETED=triton.knobs.runtime.interpret,
+        num_warps=1,
+        **sharing(ids),
+        **_unrolled(kernel, groups),
+        **dependent(ids, kernel),
     )
-    groups, tiles = down.shape[2], down.shape[1]
-    planes = torch.empty((num_pairs, 4, inner_size), dtype=torch.int8, device=ids.device)
-    scale = torch.empty((num_pairs, groups), dtype=torch.float32, device=ids.device)
-    shared_parts = _split(inner, planes, scale, shared)
-    experts_down_kernel[(tiles, num_pairs)](
+
+
+def _split(inner: Tensor, planes: Tensor, scale: Tensor, shared_inner: Tensor | None, launch: TileLaunch) -> None:
+    """Splits inner values into planes and, in the same launch, takes the shared expert's down if it has tiles."""
+    num_pairs, groups = scale.shape
+    experts_planes_kernel[(num_pairs * groups + launch.programs,)](
+        inner,
+        planes,
+        scale,
+        shared_inner,
+        *launch.arguments,
+        num_pairs,
+        0 if shared_inner is None else len(shared_inner),
+        GROUPS=groups,
+        **launch.constants,
+        **dependent(inner, "planes"),
+    )
+
+
+def _down(
+    planes: Tensor, scale: Tensor, ids: Tensor, weights: Tensor, down: Tensor, down_scale: Tensor, slots: Tensor
+) -> None:
+    """Writes each pair's output, weighted."""
+    kernel = f"down_{_crowd(ids)}"
+    tiles, groups = down.shape[1:3]
+    experts_down_kernel[(tiles, ids.numel())](
         planes,
         scale,
         ids,
@@ -455,58 +412,25 @@ def expert_slots(
         down,
         down_scale,
         slots,
-        num_pairs,
+        ids.numel(),
         GROUPS=groups,
         TILES=tiles,
         ROWS=2 if len(ids) <= 4 else 4,
-        **_unrolled(f"down_{crowd}", groups),
-        **dependent(ids, f"down_{crowd}"),
-        **options,
-    )
-    return slots, shared_parts
-
-
-def _split(inner: Tensor, planes: Tensor, scale: Tensor, shared: tuple[Tensor, FloatWeight] | None) -> Tensor | None:
-    """Splits inner values into planes and, in the same launch, takes the shared expert's down: its parts."""
-    num_pairs, groups = scale.shape
-    x, weight, parts = None, None, None
-    arguments: tuple[Tensor | int | None, ...] = (None, None, None, None, 0, 0)
-    if shared is not None:
-        (x, weight), parts = shared, _no_parts(*shared)
-        arguments = parts_arguments(weight, parts)
-    num_rows, width = (0, 128) if x is None else x.shape
-    split = 1 if parts is None else len(parts)
-    tiles = 0 if parts is None else triton.cdiv(parts.shape[2], 16)
-    experts_planes_kernel[(num_pairs * groups + tiles * split,)](
-        inner,
-        planes,
-        scale,
-        x,
-        *arguments,
-        num_pairs,
-        num_rows,
-        GROUPS=groups,
-        K=width,
-        FORMAT=None if weight is None else weight.kind,
-        SPLIT=split,
-        BLOCK_R=max(8, triton.next_power_of_2(num_rows)),
-        BLOCK_K=PART_BLOCK,
-        ASM=USES_ASM,
+        INTERPRETED=triton.knobs.runtime.interpret,
         num_warps=1,
-        num_stages=1,
-        **dependent(inner, "planes"),
+        **sharing(ids),
+        **_unrolled(kernel, groups),
+        **dependent(ids, kernel),
     )
-    return parts
 
 
-def _no_parts(x: Tensor, weight: FloatWeight) -> Tensor:
-    """Room for the parts of the shared expert's down, float32 [P, R, H]."""
-    shape = (num_parts(x.shape[1], weight), len(x), len(weight.codes))
-    return torch.empty(shape, dtype=torch.float32, device=x.device)
+def _crowd(ids: Tensor) -> str:
+    """Under which of the numbers of rows the kernels' choices are kept."""
+    return "one" if len(ids) == 1 else "few" if len(ids) <= 4 else "many"
 
 
 def _unrolled(kernel: str, groups: int) -> Choice:
-    """Groups in flight at once, which must divide them, and the most registers."""
-    chosen = choose(kernel, {"UNROLL": 4, "maxnreg": 128})
+    """Groups in flight at once, which must divide them, the most registers, and whether scales are fetched ahead."""
+    chosen = choose(kernel, {"UNROLL": 4, "maxnreg": 128, "PREFETCH": 1})
     unroll = max(count for count in range(1, chosen["UNROLL"] + 1) if groups % count == 0)
     return {**chosen, "UNROLL": unroll}

@@ -9,7 +9,9 @@ from torch import Tensor
 from onebox.formats.expert_tiles import unpack_down, unpack_gate_up
 from onebox.kernels.float_linear.tiles import FloatWeight
 from onebox.kernels.float_parts.reference import float_parts
+from onebox.kernels.gate.reference import swiglu
 from onebox.kernels.invariant import FEW, silu
+from onebox.kernels.route_shared.reference import in_order
 from onebox.kernels.rows import FixedRows
 
 __all__ = [
@@ -45,8 +47,8 @@ def expert_slots(
     gate_up_scale: Tensor,
     down: Tensor,
     down_scale: Tensor,
-    shared: tuple[Tensor, FloatWeight] | None = None,
-) -> tuple[Tensor, Tensor | None]:
+    shared: tuple[Tensor, FloatWeight | None] | None = None,
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """See `onebox.kernels.experts.expert_slots`."""
     high, low = rows.planes.to(torch.float32).unbind(1)
     x = rows.scaled((high * 256 + low) * rows.scale.repeat_interleave(128, dim=-1))
@@ -56,9 +58,10 @@ def expert_slots(
 
     slots = slots_of_experts(x, ids, weights, matrices, torch.float32)
     if shared is None:
-        return slots, None
-    inner, weight = shared
-    return slots, float_parts(FixedRows(inner, inner, inner, None), (weight,))[0]
+        return slots, None, None
+    gate_up_parts, weight = shared
+    inner = swiglu(in_order(gate_up_parts)).to(rows.x.dtype)
+    return slots, inner, None if weight is None else float_parts(FixedRows(inner, inner, inner, None), weight)
 
 
 def routed_experts_bf16(x: Tensor, ids: Tensor, weights: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:

@@ -56,8 +56,8 @@ def num_parts(width: int, weight: FloatWeight) -> int:
     """Equal parts of K = `width` for `float_parts`: a constant of the weight's shape, so many that a GPU is busy."""
     blocks, tiles = width // PART_BLOCK, -(-len(weight.codes) // 16)
     # A part's weights are in registers all at once, and its instructions are written out: the more, the longer they
-    # take to fetch. Bytes take many instructions to decode, BF16 none.
-    least, most = (4, 4) if weight.kind == "bf16" else (2, 8)
+    # take to fetch. A block less than two is not worth a program, nor the addition of its part.
+    least, most = 2, 4 if weight.kind == "bf16" else 8
     parts = [count for count in range(1, blocks + 1) if blocks % count == 0]
     fewest = min(count for count in parts if blocks // count <= most)
     fitting = [count for count in parts if blocks // count >= least and count <= -(-_WANTED_PROGRAMS // tiles)]

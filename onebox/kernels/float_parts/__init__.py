@@ -1,4 +1,4 @@
-"""The float linears of a decode step, one or two of them over the same rows in one launch, as parts to be added up."""
+"""The float linears of a decode step as parts, to be added up by the operation behind."""
 
 from torch import Tensor
 
@@ -9,10 +9,10 @@ from onebox.kernels.rows import FixedRows
 __all__ = ["float_parts"]
 
 
-def float_parts(rows: FixedRows, weights: tuple[FloatWeight, ...]) -> tuple[Tensor, ...]:
-    """Of each of one or two weights [N, K], float32 [P, R, N] whose sum over P, in this order, is the linear.
+def float_parts(rows: FixedRows, weight: FloatWeight) -> Tensor:
+    """float32 [P, R, N] whose sum over P, in this order, is the linear with the weight [N, K].
 
-    Reads the rows' x, R <= 64. P is a constant of the weight's shape and the dtype of x.
+    Reads the rows' x, R <= 64. P is a constant of the weight's shape.
     """
-    result: tuple[Tensor, ...] = implementation(__name__, rows.x).float_parts(rows, weights)
+    result: Tensor = implementation(__name__, rows.x).float_parts(rows, weight)
     return result

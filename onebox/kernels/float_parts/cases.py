@@ -1,4 +1,4 @@
-"""Inputs of the float linears as parts: each format alone, pairs of formats, rows before and after their norm."""
+"""Inputs of the float linears as parts: each format, odd widths, rows before and after their norm."""
 
 from functools import partial
 from typing import Any
@@ -27,37 +27,43 @@ def float_weight(kind: str, matrix: Tensor, device: torch.device) -> FloatWeight
 
 
 def _inputs(
-    device: torch.device, rows: int, width: int, stored: tuple[tuple[str, int], ...], dtype: torch.dtype, normed: bool
+    device: torch.device, rows: int, width: int, kind: str, columns: int, dtype: torch.dtype, normed: bool
 ) -> dict[str, Any]:
     draw = partial(torch.randn, generator=generator(rows + width))
-    given = fixed_rows(rows, width, dtype, is_normed=normed)
     return {
-        "rows": given.to(device),
-        "weights": tuple(float_weight(kind, draw(n, width) * width**-0.5, device) for kind, n in stored),
+        "rows": fixed_rows(rows, width, dtype, is_normed=normed).to(device),
+        "weight": float_weight(kind, draw(columns, width) * width**-0.5, device),
     }
 
 
 def _case(
     rows: int,
     width: int,
-    *stored: tuple[str, int],
+    kind: str,
+    columns: int,
     dtype: torch.dtype = torch.bfloat16,
+    *,
     normed: bool = True,
     is_full: bool = False,
 ) -> Case:
-    make = partial(_inputs, rows=rows, width=width, stored=stored, dtype=dtype, normed=normed)
-    name = "+".join(f"{kind}{n}" for kind, n in stored)
-    return Case("float_parts", f"{rows}x{width}-{name}-{dtype}-{'normed' if normed else 'plain'}", make, is_full)
+    make = partial(_inputs, rows=rows, width=width, kind=kind, columns=columns, dtype=dtype, normed=normed)
+    name = f"{rows}x{width}-{kind}{columns}-{dtype}-{'normed' if normed else 'plain'}"
+    return Case("float_parts", name, make, is_full)
 
 
 CASES = [
-    _case(1, 256, ("bf16", 9), ("block", 128)),
-    _case(3, 512, ("bf16", 33), ("row", 64), dtype=torch.float32),
-    _case(2, 512, ("nvfp4", 40), normed=False),
-    _case(9, 384, ("block", 200), normed=False),
-    _case(0, 128, ("bf16", 8), ("bf16", 16)),
-    _case(1, 3072, ("bf16", 257), ("block", 2048), is_full=True),
-    _case(12, 3072, ("bf16", 257), ("block", 2048), is_full=True),
-    _case(3, 1024, ("block", 3072), normed=False, is_full=True),
-    _case(3, 2048, ("bf16", 257), ("nvfp4", 1024), is_full=True),
+    _case(1, 256, "bf16", 9),
+    _case(1, 256, "block", 128),
+    _case(3, 512, "bf16", 33, torch.float32),
+    _case(3, 512, "row", 64, torch.float32),
+    _case(2, 512, "nvfp4", 40, normed=False),
+    _case(9, 384, "block", 200, normed=False),
+    _case(0, 128, "bf16", 8),
+    _case(1, 3072, "bf16", 257, is_full=True),
+    _case(12, 3072, "bf16", 257, is_full=True),
+    _case(1, 3072, "block", 2048, is_full=True),
+    _case(12, 3072, "block", 2048, is_full=True),
+    _case(3, 1024, "block", 3072, normed=False, is_full=True),
+    _case(3, 2048, "bf16", 257, is_full=True),
+    _case(3, 2048, "nvfp4", 1024, is_full=True),
 ]

@@ -1,4 +1,6 @@
-"""The float linears as parts, in Triton: a warp for 16 columns and a part of K, two weights beside each other."""
+"""The float linears as parts, in Triton: a warp for 16 columns and a part of K."""
+
+from typing import NamedTuple, cast
 
 import torch
 import triton
@@ -8,15 +10,15 @@ from torch import Tensor
 from onebox.kernels.dependent import dependent, release, wait
 from onebox.kernels.float_linear.kernel import BLOCK, USES_ASM, decode_e4m3, dot, linear_tile, store_tile
 from onebox.kernels.float_linear.tiles import PART_BLOCK, FloatWeight, num_parts
-from onebox.kernels.int_linear.kernel import row_factors
+from onebox.kernels.int_linear.groups import load_squares, row_factors
 from onebox.kernels.rows import FixedRows
 
-__all__ = ["float_parts", "parts_arguments", "parts_tile"]
+__all__ = ["TileLaunch", "float_parts", "parts_tile"]
 
 
 @triton.jit
-def _weight_operand(weight):
-    """[16, 64] with its columns permuted, so that what a thread loads is what its MMA takes.
+def _byte_operand(weight):
+    """Weights of a byte, [16, 64], with their columns permuted, so that what a thread loads is what its MMA takes.
 
     A thread loads 16 neighbouring columns of a row, and an MMA takes four neighbours of each thread. Weights and rows
     go through the same permutation, so their product does not change.
@@ -26,20 +28,61 @@ def _weight_operand(weight):
 
 
 @triton.jit
+def _pair_operand(low, high):
+    """The same of weights of two bytes, from each thread's first eight of its 16 columns and its last: both [64, 8]."""
+    split = tl.reshape(tl.join(low, high), (16, 4, 2, 4, 2))  # row t s j half
+    return tl.reshape(tl.permute(split, (0, 4, 2, 1, 3)), (16, 64))  # row | half s t j
+
+
+@triton.jit
 def _row_operand(low, high, ROWS: tl.constexpr):
-    """[64, ROWS] in the order of `_weight_operand`, from each thread's first eight of its 16 columns and its last."""
+    """Rows, [64, ROWS] in the order of the weights' operand, from columns as in `_pair_operand`: [4 * ROWS, 8]."""
     split = tl.reshape(tl.join(low, high), (ROWS, 4, 2, 4, 2))  # row t s j half
     return tl.reshape(tl.permute(split, (4, 2, 1, 3, 0)), (64, ROWS))  # half s t j | row
 
 
 @triton.jit
-def _half_dot(weight, x_at, is_there, total, FORMAT: tl.constexpr, BLOCK_R: tl.constexpr, ASM: tl.constexpr):
+def _load_halves(weight_ptr, tile, first, N, K: tl.constexpr, FORMAT: tl.constexpr, COUNT: tl.constexpr):
+    """(codes,) or (low, high) of each 64 of 16 rows' columns from `first` on, COUNT times, asked for all at once."""
+    halves = ()
+    if FORMAT == "bf16":
+        threads = tl.arange(0, 64)[:, None]
+        n = tile * 16 + threads // 4
+        at = weight_ptr + n.to(tl.int64) * K + first + threads % 4 * 16 + tl.arange(0, 8)[None, :]
+        for half in tl.static_range(COUNT):
+            low = tl.load(at + half * 64, mask=n < N, other=0.0, eviction_policy="evict_first")
+            high = tl.load(at + half * 64 + 8, mask=n < N, other=0.0, eviction_policy="evict_first")
+            halves += ((low, high),)  # type: ignore[assignment]
+    else:
+        n = tile * 16 + tl.arange(0, 16)[:, None]
+        at = weight_ptr + n.to(tl.int64) * K + first + tl.arange(0, 64)[None, :]
+        for half in tl.static_range(COUNT):
+            codes = tl.load(at + half * 64, mask=n < N, other=0, eviction_policy="evict_first")
+            halves += ((codes,),)  # type: ignore[assignment]
+    return halves
+
+
+@triton.jit
+def _load_rows(x_at, is_there, COUNT: tl.constexpr):
+    """(low, high) of each 64 of the rows' columns, COUNT times."""
+    halves = ()
+    for half in tl.static_range(COUNT):
+        low = tl.load(x_at + half * 64, mask=is_there, other=0.0)
+        high = tl.load(x_at + half * 64 + 8, mask=is_there, other=0.0)
+        halves += ((low, high),)  # type: ignore[assignment]
+    return halves
+
+
+@triton.jit
+def _half_dot(weight, x, total, FORMAT: tl.constexpr, BLOCK_R: tl.constexpr, ASM: tl.constexpr):
     """The sum of total and 64 columns of weights times the rows."""
-    low = tl.load(x_at, mask=is_there, other=0.0)
-    high = tl.load(x_at + 8, mask=is_there, other=0.0)
-    if FORMAT != "bf16":
-        weight = decode_e4m3(weight, ASM)
-    return dot(_weight_operand(weight), _row_operand(low, high, BLOCK_R), total)
+    rows = _row_operand(x[0], x[1], BLOCK_R)
+    if FORMAT == "bf16":
+        result = dot(_pair_operand(weight[0], weight[1]), rows, total)
+    else:
+        codes = decode_e4m3(weight[0], ASM)
+        result = dot(_byte_operand(codes), rows, total)
+    return result
 
 
 @triton.jit
@@ -70,33 +113,34 @@ def _fragment_tile(
     tiles = (N + 15) // 16
     tile = program % tiles
     part = program // tiles
-    n = tile * 16 + tl.arange(0, 16)
-    inside = (n < N)[:, None]
-    at = weight_ptr + n.to(tl.int64)[:, None] * K + part * (BLOCKS * 128) + tl.arange(0, 64)[None, :]
-    weights = ()
-    for half in tl.static_range(2 * BLOCKS):
-        codes = tl.load(at + half * 64, mask=inside, other=0, eviction_policy="evict_first")
-        weights += (codes,)  # type: ignore[assignment]
-    scale_at = scale_ptr
+    weights = _load_halves(weight_ptr, tile, part * (BLOCKS * 128), N, K, FORMAT, 2 * BLOCKS)
     if FORMAT == "block":
         scale_at = scale_ptr + tile * 16 // BLOCK * (K // BLOCK) + part * BLOCKS
+        scales = ()
+        for block in tl.static_range(BLOCKS):
+            scales += (tl.load(scale_at + block),)  # type: ignore[assignment]
+    if FORMAT == "row":
+        n = tile * 16 + tl.arange(0, 16)
+        row_scales = tl.load(scale_ptr + n * scale_stride, n < N, other=0.0)
     threads = tl.arange(0, BLOCK_R * 4)[:, None]
     x_at = x_ptr + (threads // 4).to(tl.int64) * K + part * (BLOCKS * 128) + threads % 4 * 16 + tl.arange(0, 8)[None, :]
     is_there = threads // 4 < R
     total = tl.zeros((16, BLOCK_R), tl.float32)
-    wait(DEPENDENT)
-    for block in tl.static_range(BLOCKS):
-        here = x_at + block * 128
-        sums = _half_dot(weights[2 * block], here, is_there, tl.zeros_like(total), FORMAT, BLOCK_R, ASM)
-        sums = _half_dot(weights[2 * block + 1], here + 64, is_there, sums, FORMAT, BLOCK_R, ASM)
-        if FORMAT == "block":
-            sums *= tl.load(scale_at + block).to(tl.float32)
-        total += sums
     r = tl.arange(0, BLOCK_R)
-    if FORMAT == "row":
-        total *= tl.load(scale_ptr + n * scale_stride, n < N, other=0.0).to(tl.float32)[:, None]
+    wait(DEPENDENT)
     if squares_ptr is not None:
-        total *= row_factors(squares_ptr, r, R, eps, K, GROUPS_BLOCK)[None, :]
+        squares = load_squares(squares_ptr, r, R, K, GROUPS_BLOCK)
+    x = _load_rows(x_at, is_there, 2 * BLOCKS)
+    for block in tl.static_range(BLOCKS):
+        sums = _half_dot(weights[2 * block], x[2 * block], tl.zeros_like(total), FORMAT, BLOCK_R, ASM)
+        sums = _half_dot(weights[2 * block + 1], x[2 * block + 1], sums, FORMAT, BLOCK_R, ASM)
+        if FORMAT == "block":
+            sums *= scales[block].to(tl.float32)
+        total += sums
+    if FORMAT == "row":
+        total *= row_scales.to(tl.float32)[:, None]
+    if squares_ptr is not None:
+        total *= row_factors(squares, eps, K)[None, :]
     store_tile(total, r, tile, part, out_ptr, R, N, 16)
 
 
@@ -124,6 +168,8 @@ def _plain_tile(
     """The same through the tiles of `float_linear`, for formats and widths that have no fragments."""
     wait(DEPENDENT)
     r = tl.arange(0, BLOCK_R)
+    if squares_ptr is not None:
+        squares = load_squares(squares_ptr, r, R, K, GROUPS_BLOCK)
     tiles = (N + 15) // 16
     total = linear_tile(
         r,
@@ -146,7 +192,7 @@ def _plain_tile(
         ASM,
     )
     if squares_ptr is not None:
-        total *= row_factors(squares_ptr, r, R, eps, K, GROUPS_BLOCK)[None, :]
+        total *= row_factors(squares, eps, K)[None, :]
     store_tile(total, r, program % tiles, program // tiles, out_ptr, R, N, 16)
 
 
@@ -224,21 +270,13 @@ def float_parts_kernel(
     scale_ptr,
     multiplier_ptr,
     out_ptr,  # float32 [SPLIT, R, N]
-    N,
+    N: tl.constexpr,
     scale_stride,
-    other_weight_ptr,  # the same of the second weight
-    other_scale_ptr,
-    other_multiplier_ptr,
-    other_out_ptr,
-    OTHER_N,
-    other_scale_stride,
     R,
     eps,
     K: tl.constexpr,
     FORMAT: tl.constexpr,
-    OTHER_FORMAT: tl.constexpr,
     SPLIT: tl.constexpr,
-    OTHER_SPLIT: tl.constexpr,
     BLOCK_R: tl.constexpr,
     BLOCK_K: tl.constexpr,
     GROUPS_BLOCK: tl.constexpr,
@@ -246,90 +284,79 @@ def float_parts_kernel(
     DEPENDENT: tl.constexpr,
 ):
     release(DEPENDENT)
-    program = tl.program_id(0)
-    programs = (N + 15) // 16 * SPLIT
-    if program < programs:
-        parts_tile(
-            program,
-            x_ptr,
-            squares_ptr,
-            weight_ptr,
-            scale_ptr,
-            multiplier_ptr,
-            out_ptr,
-            R,
-            N,
-            scale_stride,
-            eps,
-            K,
-            FORMAT,
-            BLOCK_R,
-            BLOCK_K,
-            SPLIT,
-            GROUPS_BLOCK,
-            ASM,
-            DEPENDENT,
-        )
-    elif OTHER_FORMAT is not None:
-        parts_tile(
-            program - programs,
-            x_ptr,
-            squares_ptr,
-            other_weight_ptr,
-            other_scale_ptr,
-            other_multiplier_ptr,
-            other_out_ptr,
-            R,
-            OTHER_N,
-            other_scale_stride,
-            eps,
-            K,
-            OTHER_FORMAT,
-            BLOCK_R,
-            BLOCK_K,
-            OTHER_SPLIT,
-            GROUPS_BLOCK,
-            ASM,
-            DEPENDENT,
-        )
+    parts_tile(
+        tl.program_id(0),
+        x_ptr,
+        squares_ptr,
+        weight_ptr,
+        scale_ptr,
+        multiplier_ptr,
+        out_ptr,
+        R,
+        N,
+        scale_stride,
+        eps,
+        K,
+        FORMAT,
+        BLOCK_R,
+        BLOCK_K,
+        SPLIT,
+        GROUPS_BLOCK,
+        ASM,
+        DEPENDENT,
+    )
 
 
-def float_parts(rows: FixedRows, weights: tuple[FloatWeight, ...]) -> tuple[Tensor, ...]:
+class TileLaunch(NamedTuple):
+    """A launch's tiles of a linear, for a kernel that calls `parts_tile`, alone or beside other work."""
+
+    out: Tensor | None
+    """float32 [P, R, N]: room for the parts."""
+    programs: int
+    arguments: tuple[Tensor | int | None, ...]
+    """From the kernel's `weight_ptr` to its `scale_stride`."""
+    constants: dict[str, int | str | bool | None]
+    """Its constexprs from K to ASM, and the warps and stages of a program."""
+
+    @classmethod
+    def of(cls, x: Tensor, weight: FloatWeight | None) -> "TileLaunch":
+        """For rows x [R, K]; without a weight there are no tiles, and FORMAT is None."""
+        num_rows, width = (0, PART_BLOCK) if weight is None else x.shape
+        out, split, programs, kind = None, 1, 0, None
+        arguments: tuple[Tensor | int | None, ...] = (None, None, None, None, 0, 0)
+        if weight is not None:
+            split, columns, kind = num_parts(width, weight), len(weight.codes), weight.kind
+            programs = -(-columns // 16) * split
+            out = torch.empty((split, num_rows, columns), dtype=torch.float32, device=x.device)
+            is_one_scale = weight.scale is None or weight.scale.numel() == 1
+            arguments = weight.codes, weight.scale, weight.multiplier, out, columns, 0 if is_one_scale else 1
+        constants = {
+            "K": width,
+            "FORMAT": kind,
+            "SPLIT": split,
+            "BLOCK_R": max(8, triton.next_power_of_2(num_rows)),
+            "BLOCK_K": PART_BLOCK,
+            "GROUPS_BLOCK": triton.next_power_of_2(width // 128),
+            "ASM": USES_ASM,
+            "num_warps": 1,
+            "num_stages": 1,
+            # Without a limit the compiler saves registers and puts the loads of rows off, one trip after the other.
+            "maxnreg": 168 if num_rows <= 16 else 255,
+        }
+        return cls(out, programs, arguments, constants)
+
+
+def float_parts(rows: FixedRows, weight: FloatWeight) -> Tensor:
     """See `onebox.kernels.float_parts.float_parts`."""
-    x = rows.x
-    num_rows, width = x.shape
-    splits = [num_parts(width, weight) for weight in weights]
-    outs = tuple(
-        torch.empty((split, num_rows, len(weight.codes)), dtype=torch.float32, device=x.device)
-        for weight, split in zip(weights, splits, strict=True)
-    )
-    if not num_rows:
-        return outs
-    first, other = weights[0], weights[-1]
-    programs = sum(-(-len(weight.codes) // 16) * split for weight, split in zip(weights, splits, strict=True))
-    float_parts_kernel[(programs,)](
-        x,
-        rows.squares,
-        *parts_arguments(first, outs[0]),
-        *parts_arguments(other, outs[-1]),
-        num_rows,
-        rows.eps,
-        K=width,
-        FORMAT=first.kind,
-        OTHER_FORMAT=other.kind if len(weights) > 1 else None,
-        SPLIT=splits[0],
-        OTHER_SPLIT=splits[-1],
-        BLOCK_R=max(8, triton.next_power_of_2(num_rows)),
-        BLOCK_K=PART_BLOCK,
-        GROUPS_BLOCK=triton.next_power_of_2(width // 128),
-        ASM=USES_ASM,
-        num_warps=1,
-        num_stages=1,
-        **dependent(x, "float_pair" if len(weights) > 1 else "float_parts"),
-    )
-    return outs
-
-
-def parts_arguments(weight: FloatWeight, out: Tensor) -> tuple[Tensor | int | None, ...]:
-    is_shared = weight.scale is None or weight.scale.numel() == 1
-    return weight.codes, weight.scale, weight.multiplier, out, len(weight.codes), 0 if is_shared else 1
+    launch = TileLaunch.of(rows.x, weight)
+    if len(rows.x):
+        float_parts_kernel[(launch.programs,)](
+            rows.x,
+            rows.squares,
+            *launch.arguments,
+            len(rows.x),
+            rows.eps,
+            **launch.constants,
+            **dependent(rows.x, "float_parts"),
+        )
+    return cast(Tensor, launch.out)

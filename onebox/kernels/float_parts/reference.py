@@ -18,12 +18,8 @@ from onebox.kernels.rows import FixedRows
 __all__ = ["float_parts"]
 
 
-def float_parts(rows: FixedRows, weights: tuple[FloatWeight, ...]) -> tuple[Tensor, ...]:
+def float_parts(rows: FixedRows, weight: FloatWeight) -> Tensor:
     """See `onebox.kernels.float_parts.float_parts`."""
-    return tuple(_parts(rows, weight) for weight in weights)
-
-
-def _parts(rows: FixedRows, weight: FloatWeight) -> Tensor:
     x, matrix, count = rows.scaled(rows.x), _matrix(weight), num_parts(rows.x.shape[1], weight)
     cuts = zip(x.chunk(count, dim=1), matrix.chunk(count, dim=1), strict=True)
     return torch.stack([product(some, part) for some, part in cuts])

@@ -1,10 +1,4 @@
-"""The integer linears in Triton.
-
-Decode: one program takes a few tiles (16 matrix rows each) and all rows of the step. A row's two planes are two columns
-of the MMA, neighbours in a thread's registers. Weights and activations are both permuted along K, alike, so that a
-fragment is what a thread loaded; up to 8 rows, where one warp is a program, next to nothing goes through shared memory.
-Prefill is in `prefill.py`.
-"""
+"""The integer linears in Triton: a decode step's launches; their programs are in `groups.py`, prefill in its own."""
 
 import torch
 import triton
@@ -13,6 +7,7 @@ from torch import Tensor
 
 from onebox.formats.fragments import TILE_COLUMNS
 from onebox.kernels.dependent import dependent, release, wait
+from onebox.kernels.int_linear.groups import sum_groups
 from onebox.kernels.int_linear.prefill import matmul
 from onebox.kernels.int_linear.reference import LARGEST, SMALLEST_ABSMAX, num_parts
 from onebox.kernels.rows import FixedRows
@@ -29,8 +24,6 @@ __all__ = [
     "int8_matmul",
     "int8_parts",
     "linear",
-    "row_factors",
-    "sum_groups",
 ]
 
 MAX_ROWS = 64
@@ -64,203 +57,6 @@ def fixed_point_split_kernel(
     tl.store(scale_ptr + row * (K // 128) + groups, scale, mask=groups * 128 < K)
 
 
-@triton.jit
-def weight_operand(half, TILES: tl.constexpr):
-    """Half the columns of some tiles, int8 [TILES, 1024], as the MMA takes them: [16 * TILES, 64]."""
-    split = tl.reshape(half, (TILES, 2, 8, 4, 2, 2, 4))  # n kt g t k16 r8 k4
-    return tl.reshape(tl.permute(split, (0, 5, 2, 1, 4, 3, 6)), (TILES * 16, 64))  # n r8 g | kt k16 t k4
-
-
-@triton.jit
-def plane_operand(planes, COLUMNS: tl.constexpr):
-    """64 columns of the planes, int8 [COLUMNS, 64], with K in the order of `weight_operand`: [64, COLUMNS]."""
-    split = tl.reshape(planes, (COLUMNS, 4, 2, 2, 4))  # c t kt k16 k4
-    return tl.reshape(tl.permute(split, (2, 3, 1, 4, 0)), (64, COLUMNS))  # kt k16 t k4 | c
-
-
-@triton.jit
-def int4_halves(tiles, USE_ASM: tl.constexpr):
-    """Sixteen times the codes of both halves, int8, from bytes that hold one of each.
-
-    Written for single bytes the compiler takes the bytes of a register apart; the assembly masks four at a time. The
-    interpreter has no assembly. Both give the same bytes.
-    """
-    if USE_ASM:
-        first, second = tl.inline_asm_elementwise(
-            asm="""{
-            .reg .b32 moved;
-            shl.b32 moved, $2, 4;
-            and.b32 $0, moved, 0xF0F0F0F0;
-            and.b32 $1, $2, 0xF0F0F0F0;
-            }""",
-            constraints="=&r,=&r,r",
-            args=[tiles],
-            dtype=(tl.int8, tl.int8),
-            is_pure=True,
-            pack=4,
-        )
-    else:
-        first = ((tiles << 4) & 0xF0).to(tl.int8, bitcast=True)
-        second = (tiles & 0xF0).to(tl.int8, bitcast=True)
-    return first, second
-
-
-@triton.jit
-def load_tiles(tiles_ptr, inside, stride, UNROLL: tl.constexpr, BITS: tl.constexpr):
-    """Bytes of UNROLL groups, asked for before any is needed: firsts alone for INT4, whose bytes hold both halves."""
-    firsts = ()
-    seconds = ()
-    for step in tl.static_range(UNROLL):
-        at = tiles_ptr + step * stride
-        first = tl.load(at, mask=inside, other=0, eviction_policy="evict_first")
-        firsts += (first,)  # type: ignore[assignment]
-        if BITS == 8:
-            second = tl.load(at + 1024, mask=inside, other=0, eviction_policy="evict_first")
-            seconds += (second,)  # type: ignore[assignment]
-    return firsts, seconds
-
-
-@triton.jit
-def group_dot(first, second, planes_ptr, inside, TILES: tl.constexpr, COLUMNS: tl.constexpr):
-    """float32 [16 * TILES, COLUMNS / 2]: the dot products of a group, exact up to the conversion to float32."""
-    before = plane_operand(tl.load(planes_ptr, mask=inside, other=0), COLUMNS)
-    behind = plane_operand(tl.load(planes_ptr + 64, mask=inside, other=0), COLUMNS)
-    dots = tl.dot(weight_operand(first, TILES), before, out_dtype=tl.int32)
-    dots = tl.dot(weight_operand(second, TILES), behind, dots, out_dtype=tl.int32)
-    high, low = tl.split(tl.reshape(dots, (TILES * 16, COLUMNS // 2, 2)))
-    return (high * 256 + low).to(tl.float32)
-
-
-@triton.jit
-def load_scales(scale_ptrs, inside, stride, UNROLL: tl.constexpr, BITS: tl.constexpr):
-    """Scales of UNROLL groups of INT4 tiles; INT8 has none here."""
-    scales = ()
-    for step in tl.static_range(UNROLL):
-        if BITS == 4:
-            scales += (tl.load(scale_ptrs + step * stride, mask=inside, other=0.0),)  # type: ignore[assignment]
-    return scales
-
-
-@triton.jit
-def add_groups(
-    total,
-    firsts,
-    seconds,
-    weight_scales,
-    plane_ptrs,
-    planes_inside,
-    scale_ptrs,
-    rows_inside,
-    BITS: tl.constexpr,
-    UNROLL: tl.constexpr,
-    TILES: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    USE_ASM: tl.constexpr,
-):
-    """Total and the dots of UNROLL groups whose weights are loaded, one after the other."""
-    for step in tl.static_range(UNROLL):
-        scale = tl.load(scale_ptrs + step, mask=rows_inside, other=0.0)[None, :]
-        if BITS == 4:
-            first, second = int4_halves(firsts[step], USE_ASM)
-            scale = weight_scales[step].to(tl.float32)[:, None] * scale
-        else:
-            first = firsts[step].to(tl.int8, bitcast=True)
-            second = seconds[step].to(tl.int8, bitcast=True)
-            scale = tl.broadcast_to(scale, total.shape)
-        dots = group_dot(first, second, plane_ptrs + step * 128, planes_inside, TILES, COLUMNS)
-        # Said as one operation, so that no variant of this kernel rounds where another does not.
-        total = tl.fma(dots, scale, total)
-    return total
-
-
-@triton.jit
-def sum_groups(
-    planes_ptr,  # int8 [R, 2, K]
-    scale_ptr,  # float32 [R, K/128]
-    weight_ptr,  # uint8 [K/128, tiles, 256 * BITS]
-    weight_scale_ptr,  # [K/128, N] if BITS is 4
-    R,
-    N,
-    num_tiles,
-    first_tile,
-    first_group,
-    K: tl.constexpr,
-    BITS: tl.constexpr,
-    GROUPS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    TILES: tl.constexpr,
-    UNROLL: tl.constexpr,
-    USE_ASM: tl.constexpr,
-    DEPENDENT: tl.constexpr,
-):
-    """float32 [16 * TILES, COLUMNS / 2]: the linear over GROUPS groups, in their order, from `first_group`.
-
-    The INT4 codes come sixteen times too large and are scaled; the INT8 codes are not scaled yet. The first weights are
-    under way before it waits for the rows.
-    """
-    TILE_BYTES: tl.constexpr = 256 * BITS
-    tiles = first_tile + tl.arange(0, TILES)
-    tiles_inside = (tiles < num_tiles)[:, None]
-    tile_stride = num_tiles.to(tl.int64) * TILE_BYTES
-    tile_ptrs = weight_ptr + tiles.to(tl.int64)[:, None] * TILE_BYTES + tl.arange(0, 1024)[None, :]
-    tile_ptrs += first_group * tile_stride
-    columns = first_tile * 16 + tl.arange(0, 16 * TILES)
-    columns_inside = columns < N
-    weight_scale_ptrs = weight_scale_ptr + first_group * N + columns
-    planes = tl.arange(0, COLUMNS)
-    planes_inside = (planes < 2 * R)[:, None]
-    plane_ptrs = planes_ptr + planes[:, None] * K + first_group * 128 + tl.arange(0, 64)[None, :]
-    rows = tl.arange(0, COLUMNS // 2)
-    scale_ptrs = scale_ptr + rows * (K // 128) + first_group
-    total = tl.zeros((16 * TILES, COLUMNS // 2), tl.float32)
-    scales = load_scales(weight_scale_ptrs, columns_inside, N, UNROLL, BITS)
-    firsts, seconds = load_tiles(tile_ptrs, tiles_inside, tile_stride, UNROLL, BITS)
-    wait(DEPENDENT)
-    total = add_groups(
-        total,
-        firsts,
-        seconds,
-        scales,
-        plane_ptrs,
-        planes_inside,
-        scale_ptrs,
-        rows < R,
-        BITS,
-        UNROLL,
-        TILES,
-        COLUMNS,
-        USE_ASM,
-    )
-    for group in tl.range(UNROLL, GROUPS, UNROLL, num_stages=1):
-        scales = load_scales(weight_scale_ptrs + group * N, columns_inside, N, UNROLL, BITS)
-        firsts, seconds = load_tiles(tile_ptrs + group * tile_stride, tiles_inside, tile_stride, UNROLL, BITS)
-        total = add_groups(
-            total,
-            firsts,
-            seconds,
-            scales,
-            plane_ptrs + group * 128,
-            planes_inside,
-            scale_ptrs + group,
-            rows < R,
-            BITS,
-            UNROLL,
-            TILES,
-            COLUMNS,
-            USE_ASM,
-        )
-    return total
-
-
-@triton.jit
-def row_factors(squares_ptr, rows, R, eps, K: tl.constexpr, GROUPS_BLOCK: tl.constexpr):
-    """float32 [rows]: what makes rows of `squares` [R, K/128], their groups' sums of squares, rows of length one."""
-    groups = tl.arange(0, GROUPS_BLOCK)
-    inside = (rows < R)[:, None] & (groups < K // 128)[None, :]
-    squares = tl.load(squares_ptr + rows[:, None] * (K // 128) + groups[None, :], mask=inside, other=0.0)
-    return tl.rsqrt(tl.sum(squares, 1) / K + eps)
-
-
 @triton.jit(do_not_specialize=["R", "num_tiles"])
 def linear_part_kernel(
     planes_ptr,  # int8 [R, 2, K]
@@ -281,6 +77,7 @@ def linear_part_kernel(
     UNROLL: tl.constexpr,
     USE_ASM: tl.constexpr,
     GROUPS_BLOCK: tl.constexpr,
+    PREFETCH: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
     GROUPS: tl.constexpr = K // 128 // SPLITS
@@ -292,11 +89,13 @@ def linear_part_kernel(
         scale_ptr,
         weight_ptr,
         weight_scale_ptr,
+        squares_ptr,
         R,
         N,
         num_tiles,
         first_tile,
         split * GROUPS,
+        eps,
         K,
         BITS,
         GROUPS,
@@ -304,16 +103,12 @@ def linear_part_kernel(
         TILES,
         UNROLL,
         USE_ASM,
+        GROUPS_BLOCK,
+        PREFETCH,
         DEPENDENT,
     )
     columns = first_tile * 16 + tl.arange(0, 16 * TILES)
     rows = tl.arange(0, COLUMNS // 2)
-    if BITS == 4:
-        total *= 0.0625
-    else:
-        total *= tl.load(weight_scale_ptr + columns, mask=columns < N, other=0.0).to(tl.float32)[:, None]
-    if squares_ptr is not None:
-        total *= row_factors(squares_ptr, rows, R, eps, K, GROUPS_BLOCK)[None, :]
     at = out_ptr + (split * R + rows).to(tl.int64)[None, :] * N + columns[:, None]
     inside = (rows < R)[None, :] & (columns < N)[:, None]
     tl.store(at, total.to(out_ptr.dtype.element_ty), mask=inside)
@@ -420,7 +215,8 @@ def _parts(
     num_rows, num_columns = len(rows.planes), weight_scale.shape[-1]
     num_groups, num_tiles = weight.shape[:2]
     parts = torch.empty((splits, num_rows, num_columns), dtype=dtype, device=weight.device)
-    shape = decode_shape(num_rows, num_groups // splits, _name(bits, decode_columns(num_rows), num_groups))
+    kernel = _name(bits, decode_columns(num_rows), num_groups)
+    shape = decode_shape(num_rows, num_groups // splits, kernel)
     linear_part_kernel[(triton.cdiv(num_tiles, shape["TILES"]), splits)](
         rows.planes,
         rows.scale,
@@ -437,7 +233,8 @@ def _parts(
         SPLITS=splits,
         GROUPS_BLOCK=triton.next_power_of_2(num_groups),
         **shape,
-        **dependent(weight, _name(bits, shape["COLUMNS"], num_groups)),
+        **choose(kernel, {"PREFETCH": 1}),
+        **dependent(weight, kernel),
     )
     return parts
 

@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from onebox.formats.kv_pages import FP8_BITS, PLAIN_BITS, KVPages, turboquant_tables
+from onebox.formats.kv_pages import FP8_BITS, KVPages, turboquant_tables
 from onebox.kernels.dependent import dependent, release, wait
 
 __all__ = ["IS_INTERPRETED", "hadamard", "kv_write", "rounded"]
@@ -97,8 +97,9 @@ def _write_fp8(x, codes_ptr, scale_ptr, vector, D: tl.constexpr):
 def _write_turboquant(
     x,
     codes_ptr,
-    norm_ptr,
+    scale_ptr,
     signs_ptr,
+    levels_ptr,
     boundaries_ptr,
     vector,
     D: tl.constexpr,
@@ -111,16 +112,20 @@ def _write_turboquant(
     length = tl.sqrt_rn(_tree_sum(scaled * scaled, D, LOG_D))
     unit = tl.div_rn(scaled, tl.zeros([D], tl.float32) + tl.maximum(length, _TINY, propagate_nan=_ALL))
     rotated = hadamard(unit * tl.load(signs_ptr + tl.arange(0, D)), D, LOG_D, INVERSE_ROOT)
-    code = tl.zeros([D], tl.int32)
-    for index in tl.static_range((1 << BITS) - 1):  # how many boundaries are not above; NaN counts them all
-        code += tl.where(tl.load(boundaries_ptr + index) > rotated, 0, 1)
+    code = tl.zeros([D], tl.int32)  # how many boundaries are not above; NaN counts them all
+    centroid = tl.zeros([D], tl.float32) + tl.load(levels_ptr)
+    for index in tl.static_range((1 << BITS) - 1):
+        is_below = tl.load(boundaries_ptr + index) > rotated
+        code += tl.where(is_below, 0, 1)
+        centroid = tl.where(is_below, centroid, tl.load(levels_ptr + index + 1))
     # Eight codes fill BITS bytes, lowest bits first; their bits do not meet, so the sum is an or.
     place = tl.arange(0, 8) * BITS
     word = tl.sum(tl.reshape(code, [D // 8, 8]) << place[None, :], 1)
     unit_ptr = codes_ptr + vector * (D // 8 * BITS) + tl.arange(0, D // 8) * BITS
     for byte in tl.static_range(BITS):
         tl.store(unit_ptr + byte, ((word >> (8 * byte)) & 0xFF).to(tl.uint8))
-    tl.store(norm_ptr + vector, tl.minimum(length * largest, _LARGEST_HALF, propagate_nan=_ALL).to(tl.float16))
+    scale = tl.div_rn(length * largest, tl.sqrt_rn(_tree_sum(centroid * centroid, D, LOG_D)))
+    tl.store(scale_ptr + vector, tl.minimum(scale, _LARGEST_HALF, propagate_nan=_ALL).to(tl.float16))
 
 
 @triton.jit
@@ -129,6 +134,7 @@ def _write_vector(
     codes_ptr,
     scale_ptr,
     signs_ptr,
+    levels_ptr,
     boundaries_ptr,
     row_head,
     vector,
@@ -144,7 +150,9 @@ def _write_vector(
     elif BITS == 8:
         _write_fp8(x, codes_ptr, scale_ptr, vector, D)
     else:
-        _write_turboquant(x, codes_ptr, scale_ptr, signs_ptr, boundaries_ptr, vector, D, LOG_D, INVERSE_ROOT, BITS)
+        _write_turboquant(
+            x, codes_ptr, scale_ptr, signs_ptr, levels_ptr, boundaries_ptr, vector, D, LOG_D, INVERSE_ROOT, BITS
+        )
 
 
 @triton.jit(do_not_specialize=["slots_ptr"])
@@ -156,8 +164,10 @@ def kv_write_encode_kernel(
     key_scale_ptr,  # float16 [pages, V, P]
     value_codes_ptr,
     value_scale_ptr,
-    signs_ptr,  # float32 [D], as the next two for TurboQuant alone
+    signs_ptr,  # float32 [D], as the next four for TurboQuant alone
+    key_levels_ptr,  # float32 [2**KEY_BITS]
     key_boundaries_ptr,  # float32 [2**KEY_BITS - 1]
+    value_levels_ptr,
     value_boundaries_ptr,
     V: tl.constexpr,
     P: tl.constexpr,
@@ -180,6 +190,7 @@ def kv_write_encode_kernel(
             key_codes_ptr,
             key_scale_ptr,
             signs_ptr,
+            key_levels_ptr,
             key_boundaries_ptr,
             row_head,
             vector,
@@ -193,6 +204,7 @@ def kv_write_encode_kernel(
             value_codes_ptr,
             value_scale_ptr,
             signs_ptr,
+            value_levels_ptr,
             value_boundaries_ptr,
             row_head,
             vector,
@@ -208,10 +220,11 @@ def kv_write(pages: KVPages, key: Tensor, value: Tensor, slots: Tensor) -> None:
     rows, heads, dim = key.shape
     if not rows:
         return
-    signs, boundaries = None, dict[int, Tensor]()
-    for bits in {pages.format.key_bits, pages.format.value_bits} - {PLAIN_BITS, FP8_BITS}:
-        tables = turboquant_tables(dim, bits, key.device)
-        signs, boundaries[bits] = tables.signs, tables.boundaries
+    signs, codebooks = None, list[Tensor | None]()
+    for bits in (pages.format.key_bits, pages.format.value_bits):
+        tables = turboquant_tables(dim, bits, key.device) if bits < FP8_BITS else None
+        signs = tables.signs if tables else signs
+        codebooks += [tables.levels, tables.boundaries] if tables else [None, None]
     kv_write_encode_kernel[(rows * heads,)](
         key.contiguous(),
         value.contiguous(),
@@ -221,8 +234,7 @@ def kv_write(pages: KVPages, key: Tensor, value: Tensor, slots: Tensor) -> None:
         pages.value_codes,
         pages.value_scale,
         signs,
-        boundaries.get(pages.format.key_bits),
-        boundaries.get(pages.format.value_bits),
+        *codebooks,
         V=heads,
         P=pages.page_tokens,
         D=dim,

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from onebox.formats.fragments import TILE_COLUMNS
 from onebox.kernels.dependent import dependent, release
-from onebox.kernels.int_linear.kernel import decode_shape, linear, sum_groups
+from onebox.kernels.int_linear.groups import sum_groups
+from onebox.kernels.int_linear.kernel import decode_shape, linear
 from onebox.spec.errors import MismatchError
 
 __all__ = ["greedy_head", "logits_head", "top_k_head"]
@@ -62,11 +63,13 @@ def greedy_head_block_kernel(
         scale_ptr,
         weight_ptr,
         weight_scale_ptr,
+        None,
         R,
         V,
         num_tiles,
         block * TILES,
         0,
+        0.0,
         K,
         8,
         K // 128,
@@ -74,10 +77,11 @@ def greedy_head_block_kernel(
         TILES,
         UNROLL,
         USE_ASM,
+        1,
+        0,
         DEPENDENT,
     )
     ids = block * TILES * 16 + tl.arange(0, 16 * TILES)
-    total *= tl.load(weight_scale_ptr + ids, mask=ids < V, other=0.0).to(tl.float32)[:, None]
     keys = tl.where((ids < V)[:, None], to_keys(total, ids[:, None]), NO_KEY)
     rows = tl.arange(0, COLUMNS // 2)
     tl.store(keys_ptr + rows * tl.num_programs(0) + block, tl.max(keys, 0), mask=rows < R)

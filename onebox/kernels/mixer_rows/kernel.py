@@ -35,15 +35,18 @@ def delta_rows_kernel(
     release(DEPENDENT)
     group = tl.program_id(0)
     row = tl.program_id(1).to(tl.int64)
-    HEADS: tl.constexpr = 128 // DV
-    columns = group * 128 + tl.reshape(tl.arange(0, 128), (HEADS, DV))
-    weight = tl.load(weight_ptr + tl.arange(0, DV)).to(tl.float32)
+    columns = group * 128 + tl.arange(0, 128)
+    weight = tl.load(weight_ptr + tl.arange(0, 128) % DV).to(tl.float32)
     wait(DEPENDENT)
     mixed = tl.load(mixed_ptr + row * K + columns)
-    z = sum_parts(z_ptr, part_stride, row * row_stride + columns, columns < K, PARTS)
-    scale = tl.rsqrt(tl.sum(mixed * mixed, 1) / DV + eps)
-    values = weight[None, :] * (mixed * scale[:, None]) * (z * tl.sigmoid(z))
-    store_rows(tl.reshape(values, (128,)), row, group, x_ptr, planes_ptr, scale_ptr, K, LARGEST, SMALLEST_ABSMAX)
+    z = sum_parts(z_ptr, part_stride, row * row_stride + columns, True, PARTS)
+    if DV == 128:
+        mean = tl.sum(mixed * mixed, 0) / DV
+    else:
+        heads = tl.sum(tl.reshape(mixed * mixed, (128 // DV, DV)), 1) / DV
+        mean = tl.reshape(tl.broadcast_to(heads[:, None], (128 // DV, DV)), (128,))
+    values = weight * (mixed * tl.rsqrt(mean + eps)) * (z * tl.sigmoid(z))
+    store_rows(values, row, group, x_ptr, planes_ptr, scale_ptr, K, LARGEST, SMALLEST_ABSMAX)
 
 
 @triton.jit
@@ -69,7 +72,7 @@ def attention_rows_kernel(
     columns = group * 128 + tl.arange(0, 128)
     attended = tl.load(attended_ptr + row * K + columns).to(tl.float32)
     gate_columns = (columns // D) * (2 * D) + D + columns % D
-    gate = sum_parts(qkv_ptr, part_stride, row * row_stride + gate_columns, columns < K, PARTS)
+    gate = sum_parts(qkv_ptr, part_stride, row * row_stride + gate_columns, True, PARTS)
     values = attended * tl.sigmoid(gate)
     store_rows(values, row, group, x_ptr, planes_ptr, scale_ptr, K, LARGEST, SMALLEST_ABSMAX)
 

@@ -1,5 +1,6 @@
 """RMSNorm, zero-centred (the weight is an offset from one): after a residual's sum, alone, or two side by side."""
 
+import torch
 from torch import Tensor
 
 from onebox.kernels.dispatch import implementation
@@ -18,9 +19,9 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tup
     return result
 
 
-def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """norm(x) * (1 + weight): [R, H] from x [R, H] and weight [H], in the dtype of x."""
-    result: Tensor = implementation(__name__, x).rms_norm(x, weight, eps)
+def rms_norm(x: Tensor, weight: Tensor, eps: float, dtype: torch.dtype | None = None) -> Tensor:
+    """norm(x) * (1 + weight): [R, H] from x [R, H] and weight [H], in `dtype` or that of x."""
+    result: Tensor = implementation(__name__, x).rms_norm(x, weight, eps, dtype)
     return result
 
 

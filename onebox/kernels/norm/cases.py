@@ -42,4 +42,17 @@ def _case(op: str, rows: int, hidden: int, dtype: torch.dtype, is_full: bool) ->
     return Case(op, f"{rows}x{hidden}-{dtype}", make, is_full)
 
 
-CASES = [_case(op, *shape) for op in ("add_rms_norm", "rms_norm", "concat_rms_norm") for shape in _SHAPES]
+def _narrowing_case(rows: int, hidden: int, is_full: bool) -> Case:
+    """A float32 sum whose norm is bfloat16."""
+
+    def make(device: torch.device) -> dict[str, Any]:
+        return _inputs(device, "rms_norm", rows, hidden, torch.float32) | {"dtype": torch.bfloat16}
+
+    return Case("rms_norm", f"{rows}x{hidden}-to-bfloat16", make, is_full)
+
+
+CASES = [
+    *(_case(op, *shape) for op in ("add_rms_norm", "rms_norm", "concat_rms_norm") for shape in _SHAPES),
+    _narrowing_case(3, 200, is_full=False),
+    _narrowing_case(3, 3072, is_full=True),
+]

@@ -71,10 +71,10 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tup
     return normed, total
 
 
-def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+def rms_norm(x: Tensor, weight: Tensor, eps: float, dtype: torch.dtype | None = None) -> Tensor:
     """See `onebox.kernels.norm.rms_norm`."""
     rows, hidden = x.shape
-    normed = torch.empty_like(x)
+    normed = torch.empty_like(x, dtype=dtype)
     if rows:
         rms_norm_kernel[(rows, 1)](x, x, weight, weight, normed, eps, H=hidden, **_block(hidden))
     return normed

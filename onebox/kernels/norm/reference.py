@@ -12,9 +12,9 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tup
     return _normed(total, weight, eps).to(x.dtype), total
 
 
-def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+def rms_norm(x: Tensor, weight: Tensor, eps: float, dtype: torch.dtype | None = None) -> Tensor:
     """See `onebox.kernels.norm.rms_norm`."""
-    return _normed(x.to(torch.float32), weight, eps).to(x.dtype)
+    return _normed(x.to(torch.float32), weight, eps).to(dtype or x.dtype)
 
 
 def concat_rms_norm(

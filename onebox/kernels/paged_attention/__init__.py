@@ -4,8 +4,9 @@ from torch import Tensor
 
 from onebox.formats.kv_pages import KVPages
 from onebox.kernels.dispatch import implementation
+from onebox.kernels.rows import FixedRows
 
-__all__ = ["paged_attention", "paged_attention_prefill"]
+__all__ = ["paged_attention", "paged_attention_prefill", "paged_attention_rows"]
 
 
 def paged_attention(
@@ -21,6 +22,24 @@ def paged_attention(
     """
     chosen = implementation(__name__, query)
     result: Tensor = chosen.paged_attention(query, pages, page_table, context, cu_rows, scale)
+    return result
+
+
+def paged_attention_rows(
+    query: Tensor,
+    pages: KVPages,
+    page_table: Tensor,
+    context: Tensor,
+    cu_rows: Tensor,
+    scale: float,
+    qkv_parts: Tensor,
+) -> FixedRows:
+    """`mixer_rows.attention_rows` of what `paged_attention` gives: gated, as the output projection may want it.
+
+    qkv_parts float32 [P, R, N] as there. Q * D is a multiple of 128.
+    """
+    chosen = implementation(__name__, query)
+    result: FixedRows = chosen.paged_attention_rows(query, pages, page_table, context, cu_rows, scale, qkv_parts)
     return result
 
 

@@ -15,8 +15,10 @@ from onebox.formats.kv_fp8 import decode_fp8
 from onebox.formats.kv_pages import FP8_BITS, KVPages
 from onebox.formats.kv_turboquant import decode_turboquant
 from onebox.kernels.invariant import pair_sum
+from onebox.kernels.mixer_rows.reference import attention_rows
+from onebox.kernels.rows import FixedRows
 
-__all__ = ["paged_attention", "paged_attention_prefill"]
+__all__ = ["paged_attention", "paged_attention_prefill", "paged_attention_rows"]
 
 _QUERIES = 64
 """Query rows that prefill takes at once."""
@@ -106,6 +108,19 @@ def _attend(query: Tensor, visible: Tensor, keys: Tensor, values: Tensor, layout
     mixed = parts.new_zeros(num, num_pages, kv_heads, rows, group, dim)
     mixed[where] = parts.view(-1, kv_heads, rows, group, dim)
     return (pair_sum(mixed) / total).transpose(1, 2)
+
+
+def paged_attention_rows(
+    query: Tensor,
+    pages: KVPages,
+    page_table: Tensor,
+    context: Tensor,
+    cu_rows: Tensor,
+    scale: float,
+    qkv_parts: Tensor,
+) -> FixedRows:
+    """See `onebox.kernels.paged_attention.paged_attention_rows`."""
+    return attention_rows(paged_attention(query, pages, page_table, context, cu_rows, scale), qkv_parts)
 
 
 def paged_attention_prefill(

@@ -1,12 +1,36 @@
 """The rotation of a few rows on a CPU."""
 
+from collections.abc import Sequence
+from functools import lru_cache
+
 import numpy as np
+import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from onebox.kernels.arrays import Array, array, inverse_rms, quietly, tensor
-from onebox.kernels.rope.reference import rotary_table
 
 __all__ = ["qk_norm_rope", "rotary_table"]
+
+
+def rotary_table(positions: Tensor, frequencies: Tensor, mrope_section: Sequence[int]) -> tuple[Tensor, Tensor]:
+    """See `onebox.kernels.rope.rotary_table`."""
+    places: Array = positions.numpy().T.astype(np.float32)
+    angles = places.take(_axes(len(frequencies), *mrope_section[1:]), axis=1)
+    angles *= array(frequencies)
+    # Through float64, as the twin: so the last bit of a cosine is that of any other device.
+    wide = angles.astype(np.float64)
+    cos, sin = (turn(wide).astype(np.float32) for turn in (np.cos, np.sin))
+    return torch.from_numpy(cos), torch.from_numpy(sin)
+
+
+@lru_cache(maxsize=16)
+def _axes(num_pairs: int, height: int, width: int) -> NDArray[np.int64]:
+    """Which axis each pair turns by."""
+    axes = np.zeros(num_pairs, dtype=np.int64)
+    axes[1 : 3 * height : 3] = 1
+    axes[2 : 3 * width : 3] = 2
+    return axes
 
 
 @quietly

@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-__all__ = ["qk_norm_rope", "rotary_table", "turned"]
+__all__ = ["load_norm", "load_rotation", "partner_of", "qk_norm_rope", "rotary_table", "turned"]
 
 
 @triton.jit
@@ -38,31 +38,48 @@ def rotary_table_kernel(
 
 
 @triton.jit
+def partner_of(columns, HALF: tl.constexpr):
+    """The column that turns with each: HALF further on, or HALF back."""
+    return tl.where(columns < HALF, columns + HALF, columns - HALF)
+
+
+@triton.jit
+def load_rotation(cos_ptr, sin_ptr, HALF: tl.constexpr, BLOCK: tl.constexpr):
+    """(cos, sin) float32 [BLOCK] of a row's [HALF], for each column of a head; those that do not turn have (1, 0)."""
+    columns = tl.arange(0, BLOCK)
+    pairs = tl.where(columns < HALF, columns, columns - HALF)
+    cos = tl.load(cos_ptr + pairs, mask=columns < 2 * HALF, other=1.0)
+    sin = tl.load(sin_ptr + pairs, mask=columns < 2 * HALF, other=0.0)
+    return cos, sin
+
+
+@triton.jit
+def load_norm(weight_ptr, D: tl.constexpr, HALF: tl.constexpr, BLOCK: tl.constexpr):
+    """(the norm's weight, that of each column's partner), float32 [BLOCK]."""
+    columns = tl.arange(0, BLOCK)
+    weight = tl.load(weight_ptr + columns, mask=columns < D, other=0.0).to(tl.float32)
+    partner = tl.load(weight_ptr + partner_of(columns, HALF), mask=columns < 2 * HALF, other=0.0).to(tl.float32)
+    return weight, partner
+
+
+@triton.jit
 def turned(
     x,  # float32 [BLOCK]: one head, zeros beyond D
-    partner,  # float32 [BLOCK]: element i + HALF or i - HALF of it, where it turns
-    weight_ptr,  # [D]
-    cos_ptr,  # float32 [HALF]: this row's
-    sin_ptr,  # float32 [HALF]
+    partner,  # float32 [BLOCK]: its columns' partners, where they turn
+    weight,  # this and the next: from `load_norm`
+    partner_weight,
+    cos,  # this and the next: from `load_rotation`
+    sin,
     eps,
     D: tl.constexpr,
     HALF: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     """float32 [BLOCK]: the head normed and rotated."""
-    columns = tl.arange(0, BLOCK)
-    is_turned = columns < 2 * HALF
-    is_first = columns < HALF
-    partners = tl.where(is_first, columns + HALF, columns - HALF)
-    pairs = tl.where(is_first, columns, partners)
-    weight = tl.load(weight_ptr + columns, mask=columns < D, other=0.0).to(tl.float32)
-    partner_weight = tl.load(weight_ptr + partners, mask=is_turned, other=0.0).to(tl.float32)
-    cos = tl.load(cos_ptr + pairs, mask=is_turned, other=1.0)
-    sin = tl.load(sin_ptr + pairs, mask=is_turned, other=0.0)
     scale = tl.rsqrt(tl.sum(x * x, 0) / D + eps)
     x = x * scale * (1 + weight)
     partner = partner * scale * (1 + partner_weight)
-    return x * cos + tl.where(is_first, -partner, partner) * sin
+    return x * cos + tl.where(tl.arange(0, BLOCK) < HALF, -partner, partner) * sin
 
 
 @triton.jit
@@ -80,10 +97,11 @@ def _norm_and_rotate(
     columns = tl.arange(0, BLOCK)
     inside = columns < D
     # Element i and its partner turn together. The partner is read again (from L1), which needs no exchange of lanes.
-    partners = tl.where(columns < HALF, columns + HALF, columns - HALF)
     x = tl.load(x_ptr + columns, mask=inside, other=0.0).to(tl.float32)
-    partner = tl.load(x_ptr + partners, mask=columns < 2 * HALF, other=0.0).to(tl.float32)
-    out = turned(x, partner, weight_ptr, cos_ptr, sin_ptr, eps, D, HALF, BLOCK)
+    partner = tl.load(x_ptr + partner_of(columns, HALF), mask=columns < 2 * HALF, other=0.0).to(tl.float32)
+    weight, partner_weight = load_norm(weight_ptr, D, HALF, BLOCK)
+    cos, sin = load_rotation(cos_ptr, sin_ptr, HALF, BLOCK)
+    out = turned(x, partner, weight, partner_weight, cos, sin, eps, D, HALF, BLOCK)
     tl.store(out_ptr + columns, out.to(out_ptr.dtype.element_ty), mask=inside)
 
 

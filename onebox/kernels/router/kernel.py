@@ -1,4 +1,4 @@
-"""The router in Triton: one warp a row, a maximum over 64-bit keys for each expert chosen."""
+"""The router in Triton: one warp a row, which looks for the largest logit as often as experts are chosen."""
 
 import torch
 import triton
@@ -23,6 +23,7 @@ def choose(
     ids_ptr,  # int32 [R, CHOSEN]
     weights_ptr,  # float32 [R, CHOSEN]
     E,
+    rounds,  # CHOSEN
     CHOSEN: tl.constexpr,
     CHOSEN_BLOCK: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -32,32 +33,37 @@ def choose(
     # One zero and one NaN: -0 ties with +0, and a NaN of either sign comes first, as in torch's sort.
     logits = tl.where(logits == 0.0, 0.0, logits)
     value = tl.where(logits != logits, 0x7FC00000, _ordered(logits.to(tl.int32, bitcast=True)))
-    # High half the value, low half the id counted down: one maximum finds the larger logit, then the lower id.
-    removed = -0x7FFFFFFFFFFFFFFF
-    key = tl.where(experts < E, (value.to(tl.int64) << 32) | (0x7FFFFFFF - experts).to(tl.int64), removed)
+    removed = -0x80000000  # below every logit
+    value = tl.where(experts < E, value, removed)
 
     places = tl.arange(0, CHOSEN_BLOCK)
-    best = tl.full((CHOSEN_BLOCK,), removed, tl.int64)
-    for place in tl.range(0, CHOSEN):  # a loop: written out, its instructions take longer to fetch than to run
-        largest = tl.max(key, 0)
-        best = tl.where(places == place, largest, best)
-        key = tl.where(key == largest, removed, key)
+    ids = tl.zeros((CHOSEN_BLOCK,), tl.int32)
+    values = tl.full((CHOSEN_BLOCK,), removed, tl.int32)
+    place = 0
+    while place < rounds:  # no constant, so that no compiler writes it out: that takes longer to fetch than to run
+        # A GPU has one instruction for the largest of a warp's 32-bit integers: the value first, then the lowest id.
+        largest = tl.max(value, 0)
+        expert = tl.min(tl.where(value == largest, experts, BLOCK), 0)
+        ids = tl.where(places == place, expert, ids)
+        values = tl.where(places == place, largest, values)
+        value = tl.where(experts == expert, removed, value)
+        place += 1
 
     chosen = places < CHOSEN
-    logit = _ordered((best >> 32).to(tl.int32)).to(tl.float32, bitcast=True)
+    logit = _ordered(values).to(tl.float32, bitcast=True)
     top = tl.sum(tl.where(places == 0, logit, 0.0), 0)
     share = tl.where(chosen, tl.exp(logit - top), 0.0)
-    ids = 0x7FFFFFFF - (best & 0x7FFFFFFF).to(tl.int32)
     tl.store(ids_ptr + row * CHOSEN + places, ids, mask=chosen)
     tl.store(weights_ptr + row * CHOSEN + places, share / tl.sum(share, 0), mask=chosen)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rounds"])
 def route_kernel(
     logits_ptr,  # float32 [R, E]
     ids_ptr,  # int32 [R, CHOSEN]
     weights_ptr,  # float32 [R, CHOSEN]
     E,
+    rounds,
     CHOSEN: tl.constexpr,
     CHOSEN_BLOCK: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -65,7 +71,7 @@ def route_kernel(
     row = tl.program_id(0).to(tl.int64)
     experts = tl.arange(0, BLOCK)
     logits = tl.load(logits_ptr + row * E + experts, mask=experts < E, other=0.0)
-    choose(logits, row, ids_ptr, weights_ptr, E, CHOSEN, CHOSEN_BLOCK, BLOCK)
+    choose(logits, row, ids_ptr, weights_ptr, E, rounds, CHOSEN, CHOSEN_BLOCK, BLOCK)
 
 
 def route(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
@@ -80,6 +86,7 @@ def route(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
         ids,
         weights,
         experts,
+        k,
         CHOSEN=k,
         CHOSEN_BLOCK=triton.next_power_of_2(k),
         BLOCK=triton.next_power_of_2(experts),

@@ -3,9 +3,10 @@
 import torch
 from torch import Tensor
 
+from onebox.formats.kv_pages import KVPages
 from onebox.kernels.dispatch import implementation
 
-__all__ = ["split_heads"]
+__all__ = ["split_heads", "write_heads"]
 
 
 def split_heads(
@@ -28,3 +29,20 @@ def split_heads(
         qkv_parts, q_weight, k_weight, cos, sin, eps, num_kv_heads, dtype
     )
     return result
+
+
+def write_heads(
+    qkv_parts: Tensor,
+    q_weight: Tensor,
+    k_weight: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    eps: float,
+    dtype: torch.dtype,
+    pages: KVPages,
+    slots: Tensor,
+) -> Tensor:
+    """The query [R, Q, D] of `split_heads`; its keys and values go where `kv_write` puts them: slots int64 [R]."""
+    chosen = implementation(__name__, qkv_parts)
+    query: Tensor = chosen.write_heads(qkv_parts, q_weight, k_weight, cos, sin, eps, dtype, pages, slots)
+    return query

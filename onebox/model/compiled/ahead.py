@@ -1,7 +1,8 @@
 """The largest of the compiled functions, compiled by a second process while the first loads the model.
 
 Only where they are not in the cache yet, that is once after an installation: one compiler works on one function at a
-time, so a second core is of use only to a second process. Without it they would be compiled all the same, later.
+time, so a second core is of use only to a second process; it starts at once, because nothing here needs torch. Without
+it they would be compiled all the same, later.
 """
 
 import atexit
@@ -12,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from onebox.kernels.arrays import Array, Stored
+from onebox.kernels.array_types import Array, Stored
 from onebox.model.compiled.attention import Projected, attend
 from onebox.model.compiled.delta_net import DeltaArrays, PoolArrays, delta_step
 from onebox.model.compiled.jit import cache_directory
@@ -52,12 +53,16 @@ def finish(*, is_narrow: bool) -> None:
 
 def compile_steps(*, is_narrow: bool) -> None:
     """Calls them with the smallest arrays of the types that layers call them with."""
+
+    def stored(*shape: int) -> Stored:
+        return np.zeros(shape, dtype=np.uint16) if is_narrow else _zeros(*shape)
+
     ints, conv = np.zeros(2, dtype=np.int32), 3 * 32
     none = ints[:1].copy()
-    rows, pending = _states(3, conv, is_narrow=is_narrow), _states(1, conv, is_narrow=is_narrow)
-    pool = PoolArrays(_zeros(1, 1, 32, 32), rows, pending, _zeros(1, 1, 2, 1))
-    arrays = DeltaArrays(_zeros(4, conv), np.zeros(1), _zeros(1), _zeros(32))
-    delta_step(_zeros(1, conv + 32), _zeros(1, 2), arrays, pool, ints, none, none, 1e-6)
+    pool = PoolArrays(_zeros(1, 1, 32, 32), stored(1, 3, conv), stored(1, 1, conv), _zeros(1, 1, 2, 1))
+    matrices = stored(32 * (conv + 32)), stored(32 * 2), stored(32 * 32)
+    arrays = DeltaArrays(_zeros(32), *matrices, _zeros(4, conv), np.zeros(1), _zeros(1), _zeros(32))
+    delta_step(stored(1, 32), _zeros(1, 32), arrays, pool, ints, none, none, 1e-6)
     pages = np.zeros((1, 1, 32, 32), dtype=np.uint16)
     brought = Projected(_zeros(1, 1, 32), _zeros(1, 32), _zeros(1, 1, 32), _zeros(1, 1, 32))
     table = np.zeros((1, 1), dtype=np.int32)
@@ -69,10 +74,6 @@ def compile_steps(*, is_narrow: bool) -> None:
 
 def _zeros(*shape: int) -> Array:
     return np.zeros(shape, dtype=np.float32)
-
-
-def _states(rows: int, size: int, *, is_narrow: bool) -> Stored:
-    return np.zeros((1, rows, size), dtype=np.uint16) if is_narrow else _zeros(1, rows, size)
 
 
 def _mark(directory: str, *, is_narrow: bool) -> Path:

@@ -7,17 +7,17 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic, overload
 
-from onebox.kernels.arrays import Array, Stored
-from onebox.model.compiled.blocks import BLOCK_COLUMNS
-from onebox.model.compiled.jit import compiled, inner
-from onebox.model.compiled.tiles import tile
+from onebox.kernels.array_types import Array, Stored
+from onebox.model.compiled.jit import apart, compiled, inner
+from onebox.model.compiled.tiles import dot_vectors, tile
+from onebox.model.compiled.vectors import BLOCK_COLUMNS, LANES
 
 __all__ = [
     "add_norm",
+    "copy",
     "dot",
     "exp",
     "inverse_rms",
-    "plain_product",
     "product",
     "rounded",
     "sigmoid",
@@ -35,7 +35,7 @@ _SHIFTER_BITS = np.int32(0x4B400000)
 _LEAST, _MOST = np.float32(-87), np.float32(88)
 _INVERSE_FACTORIALS = tuple(np.float32(1 / f) for f in (5040, 720, 120, 24, 6, 2))
 
-_one, _two, _four, _eight = tile(1), tile(2), tile(4), tile(8)
+_one, _two, _three, _four, _eight = tile(1), tile(2), tile(3), tile(4), tile(8)
 
 
 @intrinsic  # type: ignore[untyped-decorator]
@@ -118,71 +118,46 @@ def silu(x: Any) -> Any:
 
 
 @inner
+def copy(source: Array, target: Array) -> None:
+    for i in range(len(target)):
+        target[i] = source[i]
+
+
+@inner
 def dot(a: Array, b: Stored) -> Any:
-    """In eight sums side by side, and what is left of the length in the first of them."""
-    s0 = s1 = s2 = s3 = s4 = s5 = s6 = s7 = _ZERO
-    even = len(a) // 8 * 8
-    for i in range(0, even, 8):
-        s0 += a[i] * widen(b[i])
-        s1 += a[i + 1] * widen(b[i + 1])
-        s2 += a[i + 2] * widen(b[i + 2])
-        s3 += a[i + 3] * widen(b[i + 3])
-        s4 += a[i + 4] * widen(b[i + 4])
-        s5 += a[i + 5] * widen(b[i + 5])
-        s6 += a[i + 6] * widen(b[i + 6])
-        s7 += a[i + 7] * widen(b[i + 7])
-    for i in range(even, len(a)):
-        s0 += a[i] * widen(b[i])
-    return ((s0 + s1) + (s2 + s3)) + ((s4 + s5) + (s6 + s7))
+    """In vectors, and then what is left of the length."""
+    total = dot_vectors(a, b)
+    for i in range(len(a) // LANES * LANES, len(a)):
+        total += a[i] * widen(b[i])
+    return total
 
 
 @compiled
 def product(x: Array, weight: Stored) -> Array:
-    """[R, N]: x [R, K] times a matrix [K, N] in blocks (`blocks.py`), each number summed in the order of K."""
+    """[R, N]: x [R, K] times a matrix [K, N] in blocks (`blocks.py`)."""
+    apart()
     rows, depth = x.shape
     columns = len(weight) // depth
     out = np.empty((rows, columns), dtype=np.float32)
     whole = columns // BLOCK_COLUMNS * BLOCK_COLUMNS
     for column in range(0, whole, BLOCK_COLUMNS):
-        row = 0
+        row, place = 0, column * depth
         while row + 8 <= rows:
-            _eight(x, row, weight, column * depth, BLOCK_COLUMNS, out, column)
+            _eight(x, row, weight, place, BLOCK_COLUMNS, out, column)
             row += 8
         if row + 4 <= rows:
-            _four(x, row, weight, column * depth, BLOCK_COLUMNS, out, column)
+            _four(x, row, weight, place, BLOCK_COLUMNS, out, column)
             row += 4
-        if row + 2 <= rows:
-            _two(x, row, weight, column * depth, BLOCK_COLUMNS, out, column)
-            row += 2
-        if row < rows:
-            _one(x, row, weight, column * depth, BLOCK_COLUMNS, out, column)
-    for row in range(rows):
-        _last_block(x[row], weight[whole * depth :], out[row, whole:])
+        if row + 3 == rows:
+            _three(x, row, weight, place, BLOCK_COLUMNS, out, column)
+        elif row + 2 == rows:
+            _two(x, row, weight, place, BLOCK_COLUMNS, out, column)
+        elif row + 1 == rows:
+            _one(x, row, weight, place, BLOCK_COLUMNS, out, column)
+    for column in range(whole, columns):
+        for row in range(rows):
+            out[row, column] = dot(x[row], weight[column * depth : (column + 1) * depth])
     return out
-
-
-@inner
-def _last_block(x: Array, weight: Stored, out: Array) -> None:
-    for i in range(len(out)):
-        out[i] = _ZERO
-    for k in range(len(x)):
-        number, some = x[k], weight[k * len(out) : (k + 1) * len(out)]
-        for i in range(len(out)):
-            out[i] += number * widen(some[i])
-
-
-@inner
-def plain_product(x: Array, weight: Array, out: Array) -> None:
-    """Of two rows [2, K] and a plain matrix [K, N], into out [2, N], each number summed in the order of K."""
-    depth, columns = weight.shape
-    whole = columns // BLOCK_COLUMNS * BLOCK_COLUMNS
-    for column in range(0, whole, BLOCK_COLUMNS):
-        _two(x, 0, weight, column, columns, out, column)
-    for row in range(len(x)):
-        for column in range(whole, columns):
-            out[row, column] = _ZERO
-            for k in range(depth):
-                out[row, column] += x[row, k] * weight[k, column]
 
 
 @inner
@@ -191,14 +166,14 @@ def inverse_rms(x: Array, eps: float) -> Any:
 
 
 @compiled
-def add_norm(added: Array, residual: Array, weight: Array, eps: float) -> tuple[Array, Array]:
+def add_norm(added: Stored, residual: Array, weight: Array, eps: float) -> tuple[Array, Array]:
     """(the zero-centred norm of added + residual, that sum), [R, H] each."""
     rows, hidden = added.shape
     total = np.empty((rows, hidden), dtype=np.float32)
     normed = np.empty((rows, hidden), dtype=np.float32)
     for row in range(rows):
         for i in range(hidden):
-            total[row, i] = added[row, i] + residual[row, i]
+            total[row, i] = widen(added[row, i]) + residual[row, i]
         scale = inverse_rms(total[row], eps)
         for i in range(hidden):
             normed[row, i] = total[row, i] * scale * (_ONE + weight[i])

@@ -1,20 +1,15 @@
 """What an attention layer does between its projections in a decode step, compiled: norms, rotation, pages, gate."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from onebox.kernels.arrays import Array, Stored
-from onebox.model.compiled.arithmetic import (
-    dot,
-    exp,
-    inverse_rms,
-    rounded,
-    sigmoid,
-    widen,
-)
-from onebox.model.compiled.jit import compiled, inner
+from onebox.kernels.array_types import Array, Stored
+from onebox.model.compiled.arithmetic import dot, exp, inverse_rms, rounded, sigmoid, widen
+from onebox.model.compiled.jit import apart, compiled, inner
+from onebox.model.compiled.tiles import add_rows
+from onebox.model.compiled.vectors import BLOCK_COLUMNS
 
 __all__ = ["Projected", "attend", "gate_heads", "rotate"]
 
@@ -62,6 +57,7 @@ def rotate(qkv: Array, q_norm: Array, k_norm: Array, cos: Array, sin: Array, kv_
 
 @inner
 def _norm_and_rotate(head: Array, weight: Array, cos: Array, sin: Array, out: Array, eps: float) -> None:
+    apart()
     scale = inverse_rms(head, eps)
     for i in range(len(head)):
         out[i] = head[i] * scale * (_ONE + weight[i])
@@ -86,7 +82,10 @@ def attend(
     """Mixed values [R, Q * D]; the bfloat16 pages [pages, V, P, D] then hold the rows' own keys and values."""
     _write(projected, keys, values, kv_slots)
     rows, heads, dim = projected.query.shape
-    mixed = np.zeros((rows, heads * dim), dtype=np.float32)
+    mixed = np.empty((rows, heads * dim), dtype=np.float32)
+    for row in range(rows):
+        for i in range(heads * dim):
+            mixed[row, i] = _ZERO
     most = page_table.shape[1] * keys.shape[2]
     for sequence in range(len(seen)):
         for row in range(cu_rows[sequence], cu_rows[sequence + 1]):
@@ -98,6 +97,7 @@ def attend(
 
 @inner
 def _write(projected: Projected, keys: Stored, values: Stored, slots: NDArray[np.int64]) -> None:
+    apart()
     for row in range(len(slots)):
         if slots[row] >= 0:
             page, offset = slots[row] // keys.shape[2], slots[row] % keys.shape[2]
@@ -118,36 +118,53 @@ def _attend_row(
     mixed: Array,
 ) -> None:
     """The query heads [Q, D] of one row, which sees the first `visible` tokens."""
+    apart()
     _, kv_heads, page_tokens, dim = keys.shape
     group = len(query) // kv_heads
-    num_pages = (visible + page_tokens - 1) // page_tokens
-    scores = np.zeros((group, num_pages * page_tokens), dtype=np.float32)
-    for head in range(kv_heads):
-        for i in range(group):
-            asking = query[head * group + i]
-            most = -np.float32(np.inf)
-            for token in range(visible):
-                key = keys[pages[token // page_tokens], head, token % page_tokens]
-                scores[i, token] = dot(asking, key) * np.float32(scale)
-                most = max(most, scores[i, token])
-            for token in range(visible):
-                scores[i, token] = exp(scores[i, token] - most)
-        sums = np.zeros((group, dim), dtype=np.float32)
-        for page in range(num_pages):
+    scores = np.empty(visible, dtype=np.float32)
+    for head in range(len(query)):
+        kv_head, own = head // group, mixed[head * dim : (head + 1) * dim]
+        for first in range(0, visible, page_tokens):
             # Tokens of the last page that are not seen are not met at all: what is there may be no number.
-            count = min(page_tokens, visible - page * page_tokens)
-            some = values[pages[page], head]
-            for i in range(group):
-                for token in range(count):
-                    share = scores[i, page * page_tokens + token]
-                    for j in range(dim):
-                        sums[i, j] += share * widen(some[token, j])
-        for i in range(group):
-            whole = _ZERO
-            for token in range(visible):
-                whole += scores[i, token]
-            for j in range(dim):
-                mixed[(head * group + i) * dim + j] = sums[i, j] / whole
+            some = scores[first : first + page_tokens]
+            _score(query[head], keys[pages[first // page_tokens], kv_head], np.float32(scale), some)
+        whole = _to_shares(scores)
+        for first in range(0, visible, page_tokens):
+            _mix(scores[first : first + page_tokens], values[pages[first // page_tokens], kv_head], own)
+        for i in range(dim):
+            own[i] /= whole
+
+
+@inner
+def _score(query: Array, keys: Stored, scale: np.float32, scores: Array) -> None:
+    """The products of a query head with the first keys of a page [P, D]."""
+    for token in range(len(scores)):
+        scores[token] = dot(query, keys[token]) * scale
+
+
+@inner
+def _to_shares(scores: Array) -> Any:
+    """The sum of the shares that the scores become."""
+    most, whole = -np.float32(np.inf), _ZERO
+    for token in range(len(scores)):
+        most = max(most, scores[token])
+    for token in range(len(scores)):
+        scores[token] = exp(scores[token] - most)
+    for token in range(len(scores)):
+        whole += scores[token]
+    return whole
+
+
+@inner
+def _mix(shares: Array, values: Stored, mixed: Array) -> None:
+    """Adds the first values of a page [P, D], each times its share, to a head's [D]."""
+    tokens, dim = len(shares), values.shape[1]
+    whole = dim // BLOCK_COLUMNS * BLOCK_COLUMNS
+    for column in range(0, whole, BLOCK_COLUMNS):
+        add_rows(shares, values, column, dim, mixed, column)
+    for column in range(whole, dim):
+        for token in range(tokens):
+            mixed[column] += shares[token] * widen(values[token, column])
 
 
 @compiled

@@ -5,16 +5,17 @@ which a CPU fetches ahead best:
 
     [K, N]    block 0: k 0: columns 0..31, k 1: columns 0..31, ...    block 1: k 0: columns 32..63, k 1: ...    ...
 
-The last block has the columns that are left; nothing is padded.
+bfloat16 numbers of a block lie in pairs, column i before column 16 + i: a pair is a word of 32 bits, and the words
+shifted and the words masked are two vectors of float32. Columns that are left, fewer than a block, come last, each from
+its first k to its last; nothing is padded.
 """
 
 import torch
 from torch import Tensor
 
-__all__ = ["BLOCK_COLUMNS", "to_blocks"]
+from onebox.model.compiled.vectors import BLOCK_COLUMNS
 
-BLOCK_COLUMNS = 32
-"""A cache line of bfloat16 numbers."""
+__all__ = ["to_blocks"]
 
 
 def to_blocks(matrix: Tensor) -> Tensor:
@@ -23,7 +24,11 @@ def to_blocks(matrix: Tensor) -> Tensor:
     out = matrix.new_empty(*batch, inner * columns)
     place = 0
     for block in torch.split(matrix, BLOCK_COLUMNS, dim=-1):
-        size = inner * block.shape[-1]
+        if block.shape[-1] < BLOCK_COLUMNS:
+            block = block.mT
+        elif block.dtype is torch.bfloat16:
+            block = block.reshape(*batch, inner, 2, -1).mT
+        size = inner * min(BLOCK_COLUMNS, columns - place // inner)
         out[..., place : place + size].view(block.shape).copy_(block)
         place += size
     return out

@@ -10,26 +10,29 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from onebox.kernels.arrays import Array, Stored
-from onebox.model.compiled.arithmetic import (
-    dot,
-    inverse_rms,
-    plain_product,
-    rounded,
-    sigmoid,
-    silu,
-    widen,
-)
-from onebox.model.compiled.jit import compiled, inner
+from onebox.kernels.array_types import Array, Stored
+from onebox.model.compiled.arithmetic import add_norm, copy, dot, inverse_rms, product, rounded, sigmoid, silu, widen
+from onebox.model.compiled.jit import apart, compiled, inner
+from onebox.model.compiled.tiles import advance, tile
+from onebox.model.compiled.vectors import BLOCK_COLUMNS
 
 __all__ = ["DeltaArrays", "PoolArrays", "delta_step"]
 
-_L2_EPS = np.float32(1e-6)
+_ZERO, _L2_EPS = np.float32(0), np.float32(1e-6)
+_two = tile(2)
 
 
 class DeltaArrays(NamedTuple):
-    """A layer's small weights."""
+    """A layer's weights."""
 
+    input_norm: Array
+    """[H]."""
+    qkvz: Stored
+    """[H, conv_dim + heads * Dv] in blocks."""
+    gates: Stored
+    """[H, 2 heads] in blocks, b first."""
+    out: Stored
+    """[heads * Dv, H] in blocks."""
     conv: Array
     """[taps, conv_dim]."""
     rate: NDArray[np.float64]
@@ -51,16 +54,21 @@ class PoolArrays(NamedTuple):
 
 @compiled
 def delta_step(
-    qkvz: Array,
-    gates: Array,
+    added: Stored,
+    residual: Array,
     arrays: DeltaArrays,
     pool: PoolArrays,
     cu_rows: NDArray[np.int32],
     slots: NDArray[np.int32],
     keep: NDArray[np.int32],
     eps: float,
-) -> Array:
-    """Normed and gated answers [R, heads * Dv] to rows of qkvz and of gates [R, 2 heads], b first: then pending."""
+) -> tuple[Array, Array]:
+    """(what the mixer adds, the stream before that) of rows added to a residual stream, [R, H] each.
+
+    The rows' tokens are pending then.
+    """
+    normed, stream = add_norm(added, residual, arrays.input_norm, eps)
+    qkvz, gates = product(normed, arrays.qkvz), product(normed, arrays.gates)
     conv_dim = arrays.conv.shape[1]
     _, heads, key_dim, value_dim = pool.matrices.shape
     mixed = np.empty((len(qkvz), heads * value_dim), dtype=np.float32)
@@ -76,12 +84,13 @@ def delta_step(
                 _recur(tokens, fade, pool.matrices[slot, head], num_kept, head, mixed[first:end])
     for row in range(len(mixed)):
         _gate_and_norm(mixed[row], qkvz[row, conv_dim:], arrays.norm, eps)
-    return mixed
+    return product(mixed, arrays.out), stream
 
 
 @inner
 def _line_up(qkvz: Array, conv_rows: Stored, pending: Stored, num_kept: int) -> Array:
     """[taps - 1 + T, conv_dim]: the rows before a sequence's tokens, its kept ones, its new ones, which get pending."""
+    apart()
     num_before, conv_dim = conv_rows.shape
     out = np.empty((num_before + num_kept + len(qkvz), conv_dim), dtype=np.float32)
     for row in range(num_before):
@@ -105,6 +114,7 @@ def _line_up(qkvz: Array, conv_rows: Stored, pending: Stored, num_kept: int) -> 
 @inner
 def _fade(gates: Array, pending: Array, rate: NDArray[np.float64], dt_bias: Array, num_kept: int) -> Array:
     """[2, T, heads]: what is left of the state, and the part of an error that is corrected; new gates get pending."""
+    apart()
     heads = len(rate)
     fade = np.empty((2, num_kept + len(gates), heads), dtype=np.float32)
     for token in range(num_kept + len(gates)):
@@ -125,6 +135,7 @@ def _fade(gates: Array, pending: Array, rate: NDArray[np.float64], dt_bias: Arra
 @inner
 def _convolve(before: Array, conv: Array, key_dim: int, value_size: int) -> Array:
     """[T, conv_dim]: queries and keys of unit length, the query times key_dim ** -0.5, then values."""
+    apart()
     num_tokens = len(before) - len(conv) + 1
     out = np.empty((num_tokens, conv.shape[1]), dtype=np.float32)
     scale = np.float32(key_dim**-0.5)
@@ -153,50 +164,91 @@ def _recur(tokens: Array, fade: Array, state: Array, num_kept: int, head: int, m
     What the state would hold under the query after a correction follows from what it held before, so the last token's
     correction is not written; those of the new ones before it are, into a copy.
     """
+    apart()
     key_dim, value_dim = state.shape
     heads = fade.shape[2]
     both = tokens.shape[1] - heads * value_dim
     query_place = head * (both // 2) // (heads * key_dim) * key_dim
     key_place, value_place = both // 2 + query_place, both + head * value_dim
-    asked = np.empty((2, key_dim), dtype=np.float32)
+    asked = np.empty((2, 2, key_dim), dtype=np.float32)
     found = np.empty((2, value_dim), dtype=np.float32)
     correction = np.empty(value_dim, dtype=np.float32)
+    copy(tokens[0, key_place : key_place + key_dim], asked[0, 0])
+    copy(tokens[0, query_place : query_place + key_dim], asked[0, 1])
+    _look_up(asked[0], state, found)
     for token in range(len(tokens)):
-        for k in range(key_dim):
-            asked[0, k] = tokens[token, key_place + k]
-            asked[1, k] = tokens[token, query_place + k]
-        plain_product(asked, state, found)
         decay, write = fade[0, token, head], fade[1, token, head]
-        for i in range(value_dim):
-            correction[i] = (tokens[token, value_place + i] - found[0, i] * decay) * write
+        own, following = asked[token % 2], asked[(token + 1) % 2]
+        _correct(tokens[token, value_place : value_place + value_dim], found[0], decay, write, correction)
         if token >= num_kept:
-            overlap = dot(asked[0], asked[1])
-            for i in range(value_dim):
-                answer = overlap * correction[i] + found[1, i] * decay
-                mixed[token - num_kept, head * value_dim + i] = answer
-        if token == num_kept and token < len(tokens) - 1:
-            state = _copy(state)
+            answer = mixed[token - num_kept, head * value_dim : (head + 1) * value_dim]
+            _answer(correction, dot(own[0], own[1]), found[1], decay, answer)
+        if token < len(tokens) - 1:
+            copy(tokens[token + 1, key_place : key_place + key_dim], following[0])
+            copy(tokens[token + 1, query_place : query_place + key_dim], following[1])
         if token < max(num_kept, len(tokens) - 1):
-            for k in range(key_dim):
-                key = asked[0, k]
-                for i in range(value_dim):
-                    state[k, i] = state[k, i] * decay + key * correction[i]
+            before = state
+            if token == num_kept:
+                state = np.empty((key_dim, value_dim), dtype=np.float32)
+            _take_in(before, state, own[0], correction, decay, following, found)
 
 
 @inner
-def _copy(state: Array) -> Array:
+def _correct(value: Array, found: Array, decay: float, write: float, correction: Array) -> None:
+    for i in range(len(correction)):
+        correction[i] = (value[i] - found[i] * decay) * write
+
+
+@inner
+def _answer(correction: Array, overlap: float, found: Array, decay: float, answer: Array) -> None:
+    for i in range(len(answer)):
+        answer[i] = overlap * correction[i] + found[i] * decay
+
+
+@inner
+def _look_up(asked: Array, state: Array, found: Array) -> None:
+    """Found [2, Dv]: what the state [Dk, Dv] holds under two keys [2, Dk]; summed in the order of Dk, as `_take_in`."""
     key_dim, value_dim = state.shape
-    out = np.empty((key_dim, value_dim), dtype=np.float32)
-    for k in range(key_dim):
-        for i in range(value_dim):
-            out[k, i] = state[k, i]
-    return out
+    whole = value_dim // BLOCK_COLUMNS * BLOCK_COLUMNS
+    for column in range(0, whole, BLOCK_COLUMNS):
+        _two(asked, 0, state, column, value_dim, found, column)
+    for row in range(2):
+        for column in range(whole, value_dim):
+            total = _ZERO
+            for k in range(key_dim):
+                total += asked[row, k] * state[k, column]
+            found[row, column] = total
+
+
+@inner
+def _take_in(
+    before: Array, state: Array, key: Array, correction: Array, decay: float, asked: Array, found: Array
+) -> None:
+    """State [Dk, Dv]: what was before, faded, and corrected under the key; then what it holds under two keys."""
+    key_dim, value_dim = state.shape
+    whole = value_dim // BLOCK_COLUMNS * BLOCK_COLUMNS
+    for column in range(0, whole, BLOCK_COLUMNS):
+        advance(before, state, column, key, correction, decay, asked, found)
+    for column in range(whole, value_dim):
+        first, second = _ZERO, _ZERO
+        for k in range(key_dim):
+            held = before[k, column] * decay + key[k] * correction[column]
+            state[k, column] = held
+            first += asked[0, k] * held
+            second += asked[1, k] * held
+        found[0, column], found[1, column] = first, second
 
 
 @inner
 def _gate_and_norm(mixed: Array, z: Array, weight: Array, eps: float) -> None:
     """A row's heads, each normed, times SiLU of z: in place."""
+    apart()
     for start in range(0, len(mixed), len(weight)):
-        scale = inverse_rms(mixed[start : start + len(weight)], eps)
-        for i in range(len(weight)):
-            mixed[start + i] = mixed[start + i] * scale * weight[i] * silu(z[start + i])
+        _gate_and_norm_head(mixed[start : start + len(weight)], z[start : start + len(weight)], weight, eps)
+
+
+@inner
+def _gate_and_norm_head(head: Array, z: Array, weight: Array, eps: float) -> None:
+    scale = inverse_rms(head, eps)
+    for i in range(len(weight)):
+        head[i] = head[i] * scale * weight[i] * silu(z[i])

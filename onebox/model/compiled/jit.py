@@ -6,11 +6,13 @@ import tempfile
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numba
+from numba import types
+from numba.extending import intrinsic
 
-__all__ = ["cache_directory", "compiled", "inner"]
+__all__ = ["apart", "cache_directory", "compiled", "inner"]
 
 F = TypeVar("F", bound=Callable[..., object])
 
@@ -23,6 +25,17 @@ def compiled(function: F) -> F:
 def inner(function: F) -> F:
     """The same for a function that only compiled ones call: what Python would need to call it is left out."""
     return _decorated(function, no_cfunc_wrapper=True, no_cpython_wrapper=True)
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def apart(_: Any) -> Any:
+    """Said in a large function, whose copies inside all of its callers would take long to compile and gain nothing."""
+
+    def generate(context: Any, builder: Any, _signature: Any, _args: Any) -> Any:
+        builder.function.attributes.add("noinline")
+        return context.get_dummy_value()
+
+    return types.void(), generate
 
 
 def _decorated(function: F, **options: bool) -> F:

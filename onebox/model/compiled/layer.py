@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from onebox.formats.kv_pages import PLAIN_BITS, KVPages
-from onebox.kernels.arrays import Array, Stored, array, stored, tensor
+from onebox.kernels.arrays import Array, Stored, array, stored
 from onebox.kernels.delta_net.memory import DeltaPool
 from onebox.kernels.kv_write import kv_write
 from onebox.kernels.norm import add_rms_norm
@@ -58,19 +58,18 @@ class CompiledLayer(Layer):
             mixed, stream = self._prefill_mixer(spec, added, residual, memory, batch, table)
         else:
             ahead.finish(is_narrow=self._is_narrow)
-            normed, stream = add_norm(array(added), array(residual), array(self.input_norm), eps)
             if isinstance(memory, DeltaPool):
-                mixed = self._step(normed, memory, batch, eps)
+                mixed, stream = self._step(stored(added), array(residual), memory, batch, eps)
             else:
-                mixed = self._attend(spec, normed, memory, batch, table)
+                mixed, stream = self._attend(spec, stored(added), array(residual), memory, batch, table)
 
-        def through_experts(rows: slice) -> tuple[Array, Array]:
-            normed, total = add_norm(mixed[rows], stream[rows], array(self.post_norm), eps)
-            logits = product(normed, _numbers(self.mixture.router))
-            return mixture_step(normed, logits, self._experts, spec.num_experts_per_tok), total
+        def through_experts(rows: slice) -> tuple[Stored, Array]:
+            some, before = mixed[rows], stream[rows]
+            out = np.empty(some.shape, dtype=np.uint16 if added.dtype is torch.bfloat16 else np.float32)
+            return out, mixture_step(some, before, self._experts, spec.num_experts_per_tok, eps, out)
 
-        out, stream = by_rows(through_experts, len(mixed))
-        return tensor(out, added.dtype), torch.from_numpy(stream)
+        out, total = by_rows(through_experts, len(mixed))
+        return torch.from_numpy(out).view(added.dtype), torch.from_numpy(total)
 
     def _prefill_mixer(
         self,
@@ -90,23 +89,33 @@ class CompiledLayer(Layer):
             normed = self.mixer(spec, rows, memory, batch)
         return array(normed), array(stream)
 
-    def _step(self, normed: Array, pool: DeltaPool, batch: Batch, eps: float) -> Array:
-        mixer = self.mixer
-        if not isinstance(mixer, DeltaNet):
-            raise TypeError("A pool of states was given to a layer of attention.")
-        matrices, conv_rows, pending_rows, pending_gates = pool
-        arrays = PoolArrays(matrices.numpy(), stored(conv_rows), stored(pending_rows), pending_gates.numpy())
+    def _step(self, added: Stored, residual: Array, pool: DeltaPool, batch: Batch, eps: float) -> tuple[Array, Array]:
+        """(what the mixer adds, the stream before that)."""
         edges = batch.cu_rows.numpy(), batch.slots.numpy(), batch.keep.numpy()
-        qkvz, gates = product(normed, _numbers(mixer.qkvz_proj)), product(normed, _numbers(mixer.gates_proj))
-        mixed = delta_step(qkvz, gates, self._delta_arrays, arrays, *edges, eps)
-        return product(mixed, _numbers(mixer.out_proj))
+        return delta_step(added, residual, self._delta_arrays, self._pool_arrays(pool), *edges, eps)
+
+    def _pool_arrays(self, pool: DeltaPool) -> PoolArrays:
+        """Made once, because a layer's pool is the same in every step."""
+        if not self._latest or self._latest[0][0] is not pool:
+            matrices, conv_rows, pending_rows, pending_gates = pool
+            arrays = PoolArrays(matrices.numpy(), stored(conv_rows), stored(pending_rows), pending_gates.numpy())
+            self._latest[:] = [(pool, arrays)]
+        return self._latest[0][1]
 
     def _attend(
-        self, spec: ModelSpec, normed: Array, pages: KVPages, batch: Batch, table: tuple[Tensor, Tensor]
-    ) -> Array:
+        self,
+        spec: ModelSpec,
+        added: Stored,
+        residual: Array,
+        pages: KVPages,
+        batch: Batch,
+        table: tuple[Tensor, Tensor],
+    ) -> tuple[Array, Array]:
+        """(what the mixer adds, the stream before that)."""
         mixer = self.mixer
         if not isinstance(mixer, Attention):
             raise TypeError("Pages of keys and values were given to a layer of DeltaNet.")
+        normed, stream = add_norm(added, residual, array(self.input_norm), spec.rms_norm_eps)
         cos, sin = (np.ascontiguousarray(part.numpy()) for part in table)
         norms, scale = (array(mixer.q_norm), array(mixer.k_norm)), spec.head_dim**-0.5
         qkv = product(normed, _numbers(mixer.qkv_proj))
@@ -116,7 +125,7 @@ class CompiledLayer(Layer):
             mixed = attend(brought, stored(pages.key_codes), stored(pages.value_codes), *places, scale)
         else:
             mixed = _attend_coded(brought, pages, batch, scale)
-        return product(gate_heads(mixed, brought.gate), _numbers(mixer.o_proj))
+        return product(gate_heads(mixed, brought.gate), _numbers(mixer.o_proj)), stream
 
     @cached_property
     def _is_narrow(self) -> bool:
@@ -126,17 +135,31 @@ class CompiledLayer(Layer):
     @cached_property
     def _delta_arrays(self) -> DeltaArrays:
         if not isinstance(self.mixer, DeltaNet):
-            raise TypeError("A layer of attention has no convolution.")
-        conv, a_log, dt_bias = self.mixer.weights
-        rate = -a_log.to(torch.float64).exp().numpy()
-        return DeltaArrays(array(conv.T.contiguous()), rate, array(dt_bias), array(self.mixer.norm))
+            raise TypeError("A pool of states was given to a layer of attention.")
+        mixer, (conv, a_log, dt_bias) = self.mixer, self.mixer.weights
+        return DeltaArrays(
+            input_norm=array(self.input_norm),
+            qkvz=_numbers(mixer.qkvz_proj),
+            gates=_numbers(mixer.gates_proj),
+            out=_numbers(mixer.out_proj),
+            conv=array(conv.T.contiguous()),
+            rate=-a_log.to(torch.float64).exp().numpy(),
+            dt_bias=array(dt_bias),
+            norm=array(mixer.norm),
+        )
+
+    @cached_property
+    def _latest(self) -> list[tuple[DeltaPool, PoolArrays]]:
+        """The pool of the latest step, if there was one."""
+        return []
 
     @cached_property
     def _experts(self) -> ExpertArrays:
         experts, mixture = self.mixture.experts, self.mixture
         if not isinstance(experts, CompiledExperts):
             raise TypeError(f"Compiled code cannot read {type(experts).__name__}.")
-        return ExpertArrays(*experts.stored, _numbers(mixture.shared_gate_up), _numbers(mixture.shared_down))
+        shared = _numbers(mixture.shared_gate_up), _numbers(mixture.shared_down)
+        return ExpertArrays(array(self.post_norm), _numbers(mixture.router), *experts.stored, *shared)
 
 
 def _attend_coded(brought: Projected, pages: KVPages, batch: Batch, scale: float) -> Array:

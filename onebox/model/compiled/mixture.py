@@ -5,18 +5,22 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from onebox.kernels.arrays import Array, Stored
-from onebox.model.compiled.arithmetic import exp, product, sigmoid, silu
-from onebox.model.compiled.jit import compiled, inner
+from onebox.kernels.array_types import Array, Stored
+from onebox.model.compiled.arithmetic import add_norm, copy, exp, product, rounded, sigmoid, silu
+from onebox.model.compiled.jit import apart, compiled, inner
 
 __all__ = ["ExpertArrays", "mixture_step", "routed"]
 
-_NOT_YET = np.int64(-1)
+_NOT_YET, _ZERO = np.int64(-1), np.float32(0)
 
 
 class ExpertArrays(NamedTuple):
-    """E experts of inner size I, a shared one of inner size J."""
+    """E experts of inner size I, a shared one of inner size J, and what comes before them."""
 
+    norm: Array
+    """[H]."""
+    router: Stored
+    """[H, E + 1] in blocks, the last column the shared expert's gate."""
     gate_up: Stored
     """[E, H * 2I]: each in blocks, the gate's columns first."""
     down: Stored
@@ -28,16 +32,17 @@ class ExpertArrays(NamedTuple):
 
 
 @compiled
-def mixture_step(x: Array, logits: Array, arrays: ExpertArrays, k: int) -> Array:
-    """What the experts add to rows x [R, H] with the router's logits [R, E + 1], the last of them the shared gate's."""
+def mixture_step(mixed: Array, residual: Array, arrays: ExpertArrays, k: int, eps: float, out: Stored) -> Array:
+    """The stream [R, H], which is the sum of mixed and residual; what the experts add to it goes into out [R, H]."""
+    x, stream = add_norm(mixed, residual, arrays.norm, eps)
+    logits = product(x, arrays.router)
     ids, shares = _route(logits, k)
-    out = routed(x, ids, shares, arrays.gate_up, arrays.down)
+    total = routed(x, ids, shares, arrays.gate_up, arrays.down)
     shared = product(_gated(product(x, arrays.shared_gate_up)), arrays.shared_down)
-    for row in range(len(out)):
-        gate = sigmoid(logits[row, len(arrays.gate_up)])
-        for i in range(out.shape[1]):
-            out[row, i] += gate * shared[row, i]
-    return out
+    for row in range(len(total)):
+        _add(shared[row], sigmoid(logits[row, len(arrays.gate_up)]), total[row])
+        _store(total[row], out[row])
+    return stream
 
 
 @compiled
@@ -46,48 +51,84 @@ def routed(x: Array, ids: NDArray[np.int64], shares: Array, gate_up: Stored, dow
 
     The rows of an expert go through it together; what they find waits until all of a row's are there.
     """
+    apart()
     (rows, hidden), k = x.shape, ids.shape[1]
-    own = np.empty((rows, k, hidden), dtype=np.float32)
-    places = np.empty(rows * k, dtype=np.int64)
+    places, edges = _by_expert(ids, len(gate_up))
+    own = np.empty((rows * k, hidden), dtype=np.float32)
     for expert in range(len(gate_up)):
-        count = 0
-        for place in range(len(places)):
-            if ids[place // k, place % k] == expert:
-                places[count] = place
-                count += 1
-        if count:
-            some = np.empty((count, hidden), dtype=np.float32)
-            for i in range(count):
-                for j in range(hidden):
-                    some[i, j] = x[places[i] // k, j]
+        chosen_by = places[edges[expert] : edges[expert + 1]]
+        if len(chosen_by):
+            some = np.empty((len(chosen_by), hidden), dtype=np.float32)
+            for i in range(len(chosen_by)):
+                copy(x[chosen_by[i] // k], some[i])
             found = product(_gated(product(some, gate_up[expert])), down[expert])
-            for i in range(count):
-                for j in range(hidden):
-                    own[places[i] // k, places[i] % k, j] = found[i, j]
-    out = np.zeros((rows, hidden), dtype=np.float32)
+            for i in range(len(chosen_by)):
+                copy(found[i], own[chosen_by[i]])
+    out = np.empty((rows, hidden), dtype=np.float32)
+    for row in range(rows):
+        for i in range(hidden):
+            out[row, i] = _ZERO
+        for slot in range(k):
+            _add(own[row * k + slot], shares[row, slot], out[row])
+    return out
+
+
+@inner
+def _by_expert(ids: NDArray[np.int64], num_experts: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """(the places of ids [R * k], expert by expert and then in their order; where each expert's begin [E + 1])."""
+    apart()
+    rows, k = ids.shape
+    edges = np.empty(num_experts + 1, dtype=np.int64)
+    for expert in range(num_experts + 1):
+        edges[expert] = 0
     for row in range(rows):
         for slot in range(k):
-            for i in range(hidden):
-                out[row, i] += own[row, slot, i] * shares[row, slot]
-    return out
+            edges[ids[row, slot]] += 1
+    for expert in range(num_experts):
+        edges[expert + 1] += edges[expert]
+    places = np.empty(rows * k, dtype=np.int64)
+    # From the last to the first: an expert's end moves down to where it begins.
+    for place in range(rows * k - 1, -1, -1):
+        expert = ids[place // k, place % k]
+        edges[expert] -= 1
+        places[edges[expert]] = place
+    return places, edges
+
+
+# Of whole rows in functions of their own: where a row begins is then settled before its numbers are met.
+
+
+@inner
+def _store(numbers: Array, out: Stored) -> None:
+    for i in range(len(out)):
+        out[i] = rounded(numbers[i], out)
+
+
+@inner
+def _add(added: Array, share: float, out: Array) -> None:
+    for i in range(len(out)):
+        out[i] += added[i] * share
 
 
 @inner
 def _route(logits: Array, k: int) -> tuple[NDArray[np.int64], Array]:
     """(ids, shares) [R, k] of the k largest of all but the last of logits [R, E + 1]; of equal ones the first."""
+    apart()
     num_experts = logits.shape[1] - 1
     ids = np.empty((len(logits), k), dtype=np.int64)
     shares = np.empty((len(logits), k), dtype=np.float32)
+    is_free = np.empty(num_experts, dtype=np.int64)
     for row in range(len(logits)):
-        is_taken = np.zeros(num_experts, dtype=np.bool_)
-        whole = np.float32(0)
+        for expert in range(num_experts):
+            is_free[expert] = 1
+        whole = _ZERO
         for slot in range(k):
             best = _NOT_YET
             for expert in range(num_experts):
-                if not is_taken[expert] and (best < 0 or logits[row, expert] > logits[row, best]):
+                if is_free[expert] and (best < 0 or logits[row, expert] > logits[row, best]):
                     best = np.int64(expert)
             ids[row, slot] = best
-            is_taken[best] = True
+            is_free[best] = 0
             shares[row, slot] = exp(logits[row, best] - logits[row, ids[row, 0]])
             whole += shares[row, slot]
         for slot in range(k):
@@ -98,6 +139,7 @@ def _route(logits: Array, k: int) -> tuple[NDArray[np.int64], Array]:
 @inner
 def _gated(both: Array) -> Array:
     """SiLU of the first half times the second: [R, I] of [R, 2I]."""
+    apart()
     half = both.shape[1] // 2
     out = np.empty((len(both), half), dtype=np.float32)
     for row in range(len(both)):

@@ -3,19 +3,22 @@
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 
-from onebox.kernels.arrays import Array
+from onebox.kernels.arrays import Stored
 
 __all__ = ["by_rows"]
+
+T = TypeVar("T", bound=tuple[Stored, ...])
 
 _LEAST_ROWS = 32
 """Rows for which handing them to another thread pays."""
 
 
-def by_rows(compute: Callable[[slice], tuple[Array, ...]], num_rows: int) -> tuple[Array, ...]:
+def by_rows(compute: Callable[[slice], T], num_rows: int) -> T:
     """What `compute` makes of all rows, from slices of them, as many at once as torch has threads."""
     count = min(torch.get_num_threads(), num_rows // _LEAST_ROWS)
     if count <= 1:
@@ -23,7 +26,9 @@ def by_rows(compute: Callable[[slice], tuple[Array, ...]], num_rows: int) -> tup
     edges = [num_rows * i // count for i in range(count + 1)]
     slices = [slice(edges[i], edges[i + 1]) for i in range(count)]
     parts = list(_pool(count).map(compute, slices))
-    return tuple(np.concatenate(some) for some in zip(*parts, strict=True))
+    whole: Any = tuple(np.concatenate(some) for some in zip(*parts, strict=True))
+    made: T = whole
+    return made
 
 
 @cache

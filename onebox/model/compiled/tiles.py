@@ -1,119 +1,203 @@
-"""The inner loop of a product, written as LLVM's own instructions: its sums are vectors that stay in registers.
+"""The inner loops of products, written as LLVM's own instructions: their sums are vectors that stay in registers.
 
-From loops in Python the compiler would keep the sums in memory. A tile is some rows times one block of columns; each of
-its numbers is summed in the order of K, whatever the number of rows.
+A tile is some rows times one block of columns. Each of its numbers is summed in the order of K, whatever the number of
+rows. Arrays are contiguous; what is not said to be stored is float32.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from onebox.model.compiled.blocks import BLOCK_COLUMNS
+from onebox.model.compiled.vectors import (
+    BLOCK_COLUMNS,
+    INT32,
+    INT64,
+    LANES,
+    VECTOR,
+    everywhere,
+    fused,
+    is_narrow,
+    load,
+    load_pairs,
+    store,
+    sum_lanes,
+    summed,
+    times,
+)
 
-__all__ = ["tile"]
+__all__ = ["add_rows", "advance", "dot_vectors", "tile"]
 
-_INT32, _INT64, _FLOAT = ir.IntType(32), ir.IntType(64), ir.FloatType()
-_LANES = 16
-"""Numbers in a vector; a CPU with shorter ones takes several."""
-_VECTOR, _WORDS = ir.VectorType(_FLOAT, _LANES), ir.VectorType(_INT32, _LANES)
-_FUSED = ("contract",)
 _AHEAD = 32
 """How many k ahead of its use the weight is fetched. CPUs do so by themselves, but not across pages of memory."""
 _LINE_BYTES = 64
+_PLACES = range(0, BLOCK_COLUMNS, LANES)
+_SUMS = 4
+"""Vectors that a dot product is summed in side by side: an addition takes a CPU so many of its steps."""
+_INTEGER = types.int64
+"""What any kind of integer is taken as."""
 
 
 def tile(num_rows: int) -> Any:
     """A function (x, row, weight, place, stride, out, column) for compiled code, which writes into a block of out.
 
-    x [R, K] and out [R, N] are float32 and contiguous; the rows are `num_rows` from `row`, the columns BLOCK_COLUMNS
-    from `column`. What is multiplied begins at `place` of the contiguous array weight and goes on `stride` further for
-    each k.
+    x [R, K] and out [R, N]; the rows are `num_rows` from `row`, the columns BLOCK_COLUMNS from `column`. What is
+    multiplied begins at `place` of the array weight and goes on `stride` further for each k: float32, or bfloat16 in
+    pairs (`blocks.py`).
     """
 
-    @intrinsic  # type: ignore[untyped-decorator]
-    def compute(_: Any, x: Any, row: Any, weight: Any, place: Any, stride: Any, out: Any, column: Any) -> Any:
-        def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            arrays = [context.make_array(signature.args[i])(context, builder, args[i]) for i in (0, 2, 5)]
-            _Tile(builder, num_rows, *arrays).write(args[1], args[3], args[4], args[6])
-            return context.get_dummy_value()
+    def write(builder: Any, x: Any, row: Any, weight: Any, place: Any, stride: Any, out: Any, column: Any) -> None:
+        data = [_row(builder, x, builder.add(row, INT64(i))) for i in range(num_rows)]
 
-        return types.void(x, *_as_int64(row), weight, *_as_int64(place, stride), out, *_as_int64(column)), generate
+        def add(k: Any, sums: list[Any]) -> list[Any]:
+            line = builder.gep(weight.data, [builder.add(place, builder.mul(k, stride))])
+            _fetch_ahead(builder, line)
+            weights = load_pairs(builder, line) if is_narrow(line) else _block(builder, line)
+            numbers = [everywhere(builder, builder.load(builder.gep(start, [k]))) for start in data]
+            return _added(builder, numbers, weights, sums)
+
+        count = builder.extract_value(x.shape, 1)
+        totals = summed(builder, count, [VECTOR(None)] * (num_rows * len(_PLACES)), add)
+        for i in range(num_rows):
+            target = builder.gep(_row(builder, out, builder.add(row, INT64(i))), [column])
+            _store_block(builder, totals[i * len(_PLACES) :], target)
+
+    @intrinsic  # type: ignore[untyped-decorator]
+    def compute(_: Any, x: Any, row: Any, weight: Any, place: Any, stride: Any, out: Any, column: Any) -> Any:  # noqa: ARG001
+        return types.void(x, _INTEGER, weight, _INTEGER, _INTEGER, out, _INTEGER), _lowered(write)
 
     return compute
 
 
-def _as_int64(*integers: Any) -> tuple[Any, ...]:
-    """What any kind of integer is taken as."""
-    return (types.int64,) * len(integers)
+@intrinsic  # type: ignore[untyped-decorator]
+def advance(
+    _: Any,
+    before: Any,
+    state: Any,
+    column: Any,  # noqa: ARG001 - taken as an integer whatever it is
+    key: Any,
+    wanted: Any,
+    decay: Any,  # noqa: ARG001 - taken as float32
+    asked: Any,
+    out: Any,
+) -> Any:
+    """A state [K, N] takes a key [K] in, in a block of columns; then out [2, N] is the product of asked [2, K] and it.
+
+    It becomes what was before, which may be the same array, times decay, plus the outer product of the key and what is
+    wanted under it [N].
+    """
+    return types.void(before, state, _INTEGER, key, wanted, types.float32, asked, out), _lowered(_advance)
 
 
-class _Tile:
-    """Writes one loop along K."""
+def _advance(
+    builder: Any, before: Any, state: Any, column: Any, key: Any, wanted: Any, decay: Any, asked: Any, out: Any
+) -> None:
+    block, fading = _block(builder, builder.gep(wanted.data, [column])), everywhere(builder, decay)
+    rows = [_row(builder, asked, INT64(i)) for i in range(2)]
 
-    def __init__(self, builder: Any, num_rows: int, x: Any, weight: Any, out: Any) -> None:
-        self._builder, self._num_rows = builder, num_rows
-        self._x, self._weight, self._out = x, weight, out
-        self._inner = builder.extract_value(x.shape, 1)
-        self._columns = builder.extract_value(out.shape, 1)
-        self._is_narrow = isinstance(weight.data.type.pointee, ir.IntType)
+    def add(k: Any, sums: list[Any]) -> list[Any]:
+        held = _block(builder, builder.gep(_row(builder, before, k), [column]))
+        number = everywhere(builder, builder.load(builder.gep(key.data, [k])))
+        held = [fused(builder, number, new, times(builder, old, fading)) for old, new in zip(held, block, strict=True)]
+        _store_block(builder, held, builder.gep(_row(builder, state, k), [column]))
+        numbers = [everywhere(builder, builder.load(builder.gep(row, [k]))) for row in rows]
+        return _added(builder, numbers, held, sums)
 
-    def write(self, row: Any, place: Any, stride: Any, column: Any) -> None:
-        builder, count = self._builder, self._num_rows * BLOCK_COLUMNS // _LANES
-        before, loop, after = builder.block, builder.append_basic_block(), builder.append_basic_block()
-        builder.branch(loop)
-        builder.position_at_end(loop)
-        k, sums = builder.phi(_INT64), [builder.phi(_VECTOR) for _ in range(count)]
-        added = self._add(k, row, builder.add(place, builder.mul(k, stride)), sums)
-        following = builder.add(k, _INT64(1))
-        for phi, value in zip([k, *sums], [following, *added], strict=True):
-            phi.add_incoming(phi.type(0 if phi is k else None), before)
-            phi.add_incoming(value, loop)
-        builder.cbranch(builder.icmp_signed("<", following, self._inner), loop, after)
-        builder.position_at_end(after)
-        self._store(added, row, column)
+    totals = summed(builder, builder.extract_value(state.shape, 0), [VECTOR(None)] * (2 * len(_PLACES)), add)
+    for i in range(2):
+        _store_block(builder, totals[i * len(_PLACES) :], builder.gep(_row(builder, out, INT64(i)), [column]))
 
-    def _add(self, k: Any, row: Any, place: Any, sums: list[Any]) -> list[Any]:
-        """The sums with one k more."""
-        builder = self._builder
-        self._fetch_ahead(place)
-        weights = [self._load(builder.add(place, _INT64(i))) for i in range(0, BLOCK_COLUMNS, _LANES)]
-        added = []
-        for i in range(self._num_rows):
-            number = builder.load(self._at(self._x, builder.add(row, _INT64(i)), self._inner, k))
-            first = builder.insert_element(_VECTOR(ir.Undefined), number, _INT32(0))
-            everywhere = builder.shuffle_vector(first, _VECTOR(ir.Undefined), _WORDS(None))
-            for j, weight in enumerate(weights):
-                term = builder.fmul(everywhere, weight, flags=_FUSED)
-                added.append(builder.fadd(sums[i * len(weights) + j], term, flags=_FUSED))
-        return added
 
-    def _fetch_ahead(self, place: Any) -> None:
-        builder, byte = self._builder, ir.IntType(8).as_pointer()
-        kind = ir.FunctionType(ir.VoidType(), [byte, _INT32, _INT32, _INT32])
-        fetch = builder.module.declare_intrinsic("llvm.prefetch", [byte], kind)
-        start = builder.bitcast(builder.gep(self._weight.data, [place]), byte)
-        num_bytes = BLOCK_COLUMNS * (2 if self._is_narrow else 4)
-        for line in range(0, num_bytes, _LINE_BYTES):
-            ahead = builder.gep(start, [_INT64(_AHEAD * num_bytes + line)])
-            builder.call(fetch, [ahead, _INT32(0), _INT32(3), _INT32(1)])  # to read, into the nearest cache, data
+@intrinsic  # type: ignore[untyped-decorator]
+def add_rows(_: Any, shares: Any, stored: Any, place: Any, stride: Any, out: Any, column: Any) -> Any:  # noqa: ARG001
+    """Adds rows of stored numbers, each times its share of [K], to a block of columns of out [N].
 
-    def _load(self, place: Any) -> Any:
-        """A vector of stored numbers, widened."""
-        builder, data = self._builder, self._builder.gep(self._weight.data, [place])
-        pointer = builder.bitcast(data, ir.VectorType(data.type.pointee, _LANES).as_pointer())
-        if not self._is_narrow:
-            return builder.load(pointer, align=4)
-        wide = builder.zext(builder.load(pointer, align=2), _WORDS)
-        return builder.bitcast(builder.shl(wide, _WORDS([16] * _LANES)), _VECTOR)
+    The rows begin at `place` of the array stored and go on `stride` further for each.
+    """
+    return types.void(shares, stored, _INTEGER, _INTEGER, out, _INTEGER), _lowered(_add_rows)
 
-    def _store(self, sums: list[Any], row: Any, column: Any) -> None:
-        builder, per_row = self._builder, BLOCK_COLUMNS // _LANES
-        for i, total in enumerate(sums):
-            at = builder.add(column, _INT64(i % per_row * _LANES))
-            target = self._at(self._out, builder.add(row, _INT64(i // per_row)), self._columns, at)
-            builder.store(total, builder.bitcast(target, _VECTOR.as_pointer()), align=4)
 
-    def _at(self, array: Any, row: Any, width: Any, column: Any) -> Any:
-        return self._builder.gep(array.data, [self._builder.add(self._builder.mul(row, width), column)])
+def _add_rows(builder: Any, shares: Any, stored: Any, place: Any, stride: Any, out: Any, column: Any) -> None:
+    target = builder.gep(out.data, [column])
+
+    def add(k: Any, sums: list[Any]) -> list[Any]:
+        row = builder.gep(stored.data, [builder.add(place, builder.mul(k, stride))])
+        number = everywhere(builder, builder.load(builder.gep(shares.data, [k])))
+        return _added(builder, [number], _block(builder, row), sums)
+
+    count = builder.extract_value(shares.shape, 0)
+    _store_block(builder, summed(builder, count, _block(builder, target), add), target)
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def dot_vectors(_: Any, a: Any, b: Any) -> Any:
+    """The sum of the products of a and stored numbers b, as far as whole vectors go."""
+    return types.float32(a, b), _lowered(_dot_vectors)
+
+
+def _dot_vectors(builder: Any, a: Any, b: Any) -> Any:
+    def add(width: int) -> Callable[[Any, list[Any]], list[Any]]:
+        def add_some(k: Any, sums: list[Any]) -> list[Any]:
+            start = builder.add(begun, builder.mul(k, INT64(width * LANES)))
+            places = [builder.add(start, INT64(i * LANES)) for i in range(width)]
+            pairs = [[load(builder, builder.gep(part.data, [place])) for part in (a, b)] for place in places]
+            return [fused(builder, x, y, total) for (x, y), total in zip(pairs, sums, strict=True)]
+
+        return add_some
+
+    begun, length = INT64(0), builder.extract_value(a.shape, 0)
+    at_once = builder.sdiv(length, INT64(_SUMS * LANES))
+    sums = summed(builder, at_once, [VECTOR(None)] * _SUMS, add(_SUMS))
+    begun = builder.mul(at_once, INT64(_SUMS * LANES))
+    left = builder.sdiv(builder.sub(length, begun), INT64(LANES))
+    sums[:1] = summed(builder, left, sums[:1], add(1))
+    while len(sums) > 1:
+        sums = [builder.fadd(*sums[i : i + 2]) for i in range(0, len(sums), 2)]
+    return sum_lanes(builder, sums[0])
+
+
+def _lowered(write: Callable[..., Any]) -> Callable[..., Any]:
+    """What Numba asks for the instructions that `write` writes."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        parts = [
+            context.make_array(kind)(context, builder, arg) if isinstance(kind, types.Array) else arg
+            for kind, arg in zip(signature.args, args, strict=True)
+        ]
+        found = write(builder, *parts)
+        return context.get_dummy_value() if signature.return_type is types.void else found
+
+    return generate
+
+
+def _row(builder: Any, array: Any, row: Any) -> Any:
+    """Where a row of an array [R, N] begins."""
+    return builder.gep(array.data, [builder.mul(row, builder.extract_value(array.shape, 1))])
+
+
+def _block(builder: Any, data: Any) -> list[Any]:
+    return [load(builder, builder.gep(data, [INT64(i)])) for i in _PLACES]
+
+
+def _store_block(builder: Any, vectors: list[Any], data: Any) -> None:
+    for i, vector in zip(_PLACES, vectors, strict=False):
+        store(builder, vector, builder.gep(data, [INT64(i)]))
+
+
+def _added(builder: Any, numbers: list[Any], weights: list[Any], sums: list[Any]) -> list[Any]:
+    """The sums, row by row, with one k more."""
+    terms = [(number, weight) for number in numbers for weight in weights]
+    return [fused(builder, *term, total) for term, total in zip(terms, sums, strict=True)]
+
+
+def _fetch_ahead(builder: Any, line: Any) -> None:
+    byte = ir.IntType(8).as_pointer()
+    kind = ir.FunctionType(ir.VoidType(), [byte, INT32, INT32, INT32])
+    fetch = builder.module.declare_intrinsic("llvm.prefetch", [byte], kind)
+    num_bytes = BLOCK_COLUMNS * (2 if is_narrow(line) else 4)
+    start = builder.bitcast(line, byte)
+    for place in range(0, num_bytes, _LINE_BYTES):
+        ahead = builder.gep(start, [INT64(_AHEAD * num_bytes + place)])
+        builder.call(fetch, [ahead, INT32(0), INT32(3), INT32(1)])  # to read, into the nearest cache, data

@@ -1,0 +1,106 @@
+"""Vectors of float32 as LLVM's own instructions write them: loads from stored numbers, a number everywhere, sums.
+
+For `tiles.py` and `arithmetic.py`: from loops in Python the compiler would keep sums in memory.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from llvmlite import ir
+
+__all__ = [
+    "BLOCK_COLUMNS",
+    "INT32",
+    "INT64",
+    "LANES",
+    "VECTOR",
+    "everywhere",
+    "fused",
+    "is_narrow",
+    "load",
+    "load_pairs",
+    "store",
+    "sum_lanes",
+    "summed",
+    "times",
+]
+
+INT32, INT64 = ir.IntType(32), ir.IntType(64)
+LANES = 16
+"""Numbers in a vector; a CPU with shorter ones takes several."""
+BLOCK_COLUMNS = 2 * LANES
+"""Columns of a block (`blocks.py`): a cache line of bfloat16 numbers."""
+VECTOR, _WORDS = ir.VectorType(ir.FloatType(), LANES), ir.VectorType(INT32, LANES)
+_FUSED = ("contract",)
+_HIGH_HALF = -(1 << 16)
+
+
+def is_narrow(data: Any) -> bool:
+    """Whether a pointer is to bfloat16 numbers."""
+    return isinstance(data.type.pointee, ir.IntType)
+
+
+def load(builder: Any, data: Any) -> Any:
+    """The vector that begins at the pointer `data`, of float32 or of bfloat16 numbers, widened."""
+    pointer = builder.bitcast(data, ir.VectorType(data.type.pointee, LANES).as_pointer())
+    if not is_narrow(data):
+        return builder.load(pointer, align=4)
+    return _shifted(builder, builder.zext(builder.load(pointer, align=2), _WORDS))
+
+
+def load_pairs(builder: Any, data: Any) -> list[Any]:
+    """The two vectors of bfloat16 numbers that begin at the pointer `data` in pairs."""
+    words = builder.load(builder.bitcast(data, _WORDS.as_pointer()), align=2)
+    high = builder.and_(words, _WORDS([_HIGH_HALF] * LANES))
+    return [_shifted(builder, words), builder.bitcast(high, VECTOR)]
+
+
+def store(builder: Any, vector: Any, data: Any) -> None:
+    """Into the float32 numbers from the pointer `data` on."""
+    builder.store(vector, builder.bitcast(data, VECTOR.as_pointer()), align=4)
+
+
+def _shifted(builder: Any, words: Any) -> Any:
+    return builder.bitcast(builder.shl(words, _WORDS([16] * LANES)), VECTOR)
+
+
+def everywhere(builder: Any, number: Any) -> Any:
+    """The number in every lane."""
+    first = builder.insert_element(VECTOR(ir.Undefined), number, INT32(0))
+    return builder.shuffle_vector(first, VECTOR(ir.Undefined), _WORDS(None))
+
+
+def times(builder: Any, first: Any, second: Any) -> Any:
+    """Their product, which may be rounded together with a sum that it becomes part of."""
+    return builder.fmul(first, second, flags=_FUSED)
+
+
+def fused(builder: Any, first: Any, second: Any, added: Any) -> Any:
+    """The product of the first two and `added`, rounded once where the CPU can."""
+    return builder.fadd(added, times(builder, first, second), flags=_FUSED)
+
+
+def sum_lanes(builder: Any, vector: Any) -> Any:
+    """The sum of all lanes: halves first."""
+    for half in (8, 4, 2, 1):
+        places = [lane + half if lane < half else lane for lane in range(LANES)]
+        vector = builder.fadd(vector, builder.shuffle_vector(vector, vector, _WORDS(places)))
+    return builder.extract_element(vector, INT32(0))
+
+
+def summed(builder: Any, count: Any, sums: list[Any], add: Callable[[Any, list[Any]], list[Any]]) -> list[Any]:
+    """A loop over k from 0 to below `count`: what `add` makes of k and of the sums so far, at its end."""
+    before, head = builder.block, builder.append_basic_block()
+    inside, after = builder.append_basic_block(), builder.append_basic_block()
+    builder.branch(head)
+    builder.position_at_end(head)
+    k, totals = builder.phi(INT64), [builder.phi(total.type) for total in sums]
+    builder.cbranch(builder.icmp_signed("<", k, count), inside, after)
+    builder.position_at_end(inside)
+    added = [builder.add(k, INT64(1)), *add(k, totals)]
+    for phi, first, following in zip([k, *totals], [INT64(0), *sums], added, strict=True):
+        phi.add_incoming(first, before)
+        phi.add_incoming(following, builder.block)
+    builder.branch(head)
+    builder.position_at_end(after)
+    return totals
