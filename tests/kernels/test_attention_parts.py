@@ -17,28 +17,29 @@ CPU = torch.device("cpu")
 
 
 @triton.jit
-def pieces_kernel(tokens_ptr, out_ptr):
+def pieces_kernel(tokens_ptr, out_ptr, DOUBLINGS: tl.constexpr):  # noqa: N803
     index = tl.program_id(0)
-    start, end = piece_bounds(index)
+    start, end = piece_bounds(index, DOUBLINGS)
     tl.store(out_ptr + 3 * index, start)
     tl.store(out_ptr + 3 * index + 1, end)
-    tl.store(out_ptr + 3 * index + 2, count_pieces(tl.load(tokens_ptr + index)))
+    tl.store(out_ptr + 3 * index + 2, count_pieces(tl.load(tokens_ptr + index), DOUBLINGS))
 
 
-def test_each_token_is_in_one_piece_and_the_counts_agree(device):
+@pytest.mark.parametrize("doublings", [2, 3])
+def test_each_token_is_in_one_piece_and_the_counts_agree(doublings, device):
     number = 300
     tokens = torch.randint(0, 200_000, (number,), generator=torch.Generator().manual_seed(1))
     out = torch.zeros(number, 3, dtype=torch.int32, device=device)
-    pieces_kernel[(number,)](tokens.to(torch.int32).to(device), out)
+    pieces_kernel[(number,)](tokens.to(torch.int32).to(device), out, DOUBLINGS=doublings)
     starts, ends, counts = out.T.tolist()
     assert starts[0] == 0
     assert starts[1:] == ends[:-1]
     lengths = [end - start for start, end in zip(starts, ends, strict=True)]
     assert all(shorter <= longer and shorter % PAGE_TOKENS == 0 for shorter, longer in pairwise(lengths))
     for index, (start, end) in enumerate(zip(starts, ends, strict=True)):
-        assert piece_count(start) == index
-        assert {piece_count(seen) for seen in (start + 1, (start + end) // 2, end)} == {index + 1}
-    assert counts == [piece_count(seen) for seen in tokens.tolist()]
+        assert piece_count(start, doublings) == index
+        assert {piece_count(seen, doublings) for seen in (start + 1, (start + end) // 2, end)} == {index + 1}
+    assert counts == [piece_count(seen, doublings) for seen in tokens.tolist()]
 
 
 @triton.jit

@@ -12,14 +12,15 @@ from onebox.kernels.dependent import dependent, release, wait
 from onebox.kernels.int_linear.reference import LARGEST, SMALLEST_ABSMAX
 from onebox.kernels.rows import FixedRows
 
-__all__ = ["add_norm", "new_rows", "store_rows"]
+__all__ = ["add_norm", "new_rows", "store_groups", "store_rows"]
 
 
 @triton.jit
-def store_rows(
-    values,  # float32 [128]: a group of a row
+def store_groups(
+    values,  # float32 [N]: whole groups of a row, in any order
+    offsets,  # [N]: where each value stands, counted from the first group's first column
     row,
-    group,
+    first_group,
     x_ptr,  # [R, K]
     planes_ptr,  # int8 [R, 2, K]
     scale_ptr,  # float32 [R, K/128]
@@ -27,19 +28,41 @@ def store_rows(
     LARGEST: tl.constexpr,
     SMALLEST_ABSMAX: tl.constexpr,
 ):
-    """Writes a group in each of its forms."""
-    columns = group * 128 + tl.arange(0, 128)
+    """Writes groups in each of their forms."""
+    columns = first_group * 128 + offsets
     tl.store(x_ptr + row * K + columns, values.to(x_ptr.dtype.element_ty))
     # As `int_linear.fixed_point` but for one division in place of 128: a step may be rounded the other way.
     # Magnitudes compare as their bits do, and a GPU has one instruction for the largest integer of a warp.
-    bits = tl.max(values.to(tl.int32, bitcast=True) & 0x7FFFFFFF, 0)
-    largest = tl.maximum(bits.to(tl.float32, bitcast=True), SMALLEST_ABSMAX)
-    steps = ((values * (LARGEST / largest) + 12582912.0) - 12582912.0).to(tl.int32)
+    bits = values.to(tl.int32, bitcast=True) & 0x7FFFFFFF
+    factor = tl.zeros_like(values)
+    for group in tl.static_range(values.shape[0] // 128):
+        is_own = offsets // 128 == group
+        largest = tl.max(tl.where(is_own, bits, 0), 0).to(tl.float32, bitcast=True)
+        largest = tl.maximum(largest, SMALLEST_ABSMAX)
+        factor = tl.where(is_own, LARGEST / largest, factor)
+        tl.store(scale_ptr + row * (K // 128) + first_group + group, largest / LARGEST)
+    steps = ((values * factor + 12582912.0) - 12582912.0).to(tl.int32)
     low = ((steps + 128) & 255) - 128
     at = planes_ptr + row * 2 * K + columns
     tl.store(at, ((steps - low) >> 8).to(tl.int8))
     tl.store(at + K, low.to(tl.int8))
-    tl.store(scale_ptr + row * (K // 128) + group, largest / LARGEST)
+
+
+@triton.jit
+def store_rows(
+    values,  # float32 [128]: a group of a row
+    row,
+    group,
+    x_ptr,
+    planes_ptr,
+    scale_ptr,
+    K: tl.constexpr,
+    LARGEST: tl.constexpr,
+    SMALLEST_ABSMAX: tl.constexpr,
+):
+    """Writes one group in each of its forms."""
+    offsets = tl.arange(0, 128)
+    store_groups(values, offsets, row, group, x_ptr, planes_ptr, scale_ptr, K, LARGEST, SMALLEST_ABSMAX)
 
 
 @triton.jit

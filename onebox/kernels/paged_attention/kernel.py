@@ -22,7 +22,7 @@ import triton.language as tl
 from torch import Tensor
 
 from onebox.formats.kv_pages import FP8_BITS, PAGE_MULTIPLE, KVPages, turboquant_tables
-from onebox.kernels.add_norm.kernel import new_rows, store_rows
+from onebox.kernels.add_norm.kernel import new_rows, store_groups
 from onebox.kernels.dependent import dependent, release, wait
 from onebox.kernels.int_linear.reference import LARGEST, SMALLEST_ABSMAX
 from onebox.kernels.kv_write.kernel import hadamard, rounded
@@ -68,6 +68,7 @@ def paged_attention_piece_kernel(
     D: tl.constexpr,
     KEY_BITS: tl.constexpr,
     VALUE_BITS: tl.constexpr,
+    DOUBLINGS: tl.constexpr,  # of a piece's length
     ROWS: tl.constexpr,  # rows in a tile
     TILE: tl.constexpr,  # tokens read at a time, within one page
     BLOCK_M: tl.constexpr,
@@ -83,7 +84,7 @@ def paged_attention_piece_kernel(
     first_row = tl.load(cu_rows_ptr + sequence)
     num_rows = tl.load(cu_rows_ptr + sequence + 1) - first_row
     first_sees = tl.load(context_ptr + sequence) - num_rows + 1  # tokens, of the sequence's first row
-    start, end = piece_bounds(piece)
+    start, end = piece_bounds(piece, DOUBLINGS)
     end = tl.minimum(end, first_sees + tl.minimum(first_of_tile + ROWS, num_rows) - 1)
     is_used = (first_of_tile < num_rows) & (start < end)
     table_ptr = page_table_ptr + sequence * max_pages
@@ -156,7 +157,7 @@ def paged_attention_combine_kernel(
     cu_rows_ptr,
     signs_ptr,  # float32 [D], where values are rotated
     qkv_ptr,  # float32 [PARTS, R, ...], part_stride and row_stride apart: a head's query, then its gate
-    planes_ptr,  # int8 [R, 2, Q * D], as `add_norm.store_rows` writes them, and so the next
+    planes_ptr,  # int8 [R, 2, Q * D], as `add_norm.store_groups` writes them, and so the next
     scale_ptr,  # float32 [R, Q * D / 128]
     part_stride,
     row_stride,
@@ -167,7 +168,8 @@ def paged_attention_combine_kernel(
     LOG_D: tl.constexpr,
     INVERSE_ROOT: tl.constexpr,
     VALUE_BITS: tl.constexpr,
-    COLUMNS: tl.constexpr,  # coordinates of a program: D where values are rotated, 128 where they are gated
+    DOUBLINGS: tl.constexpr,  # of a piece's length
+    COLUMNS: tl.constexpr,  # coordinates of a program: D where values are rotated
     CHUNK: tl.constexpr,  # pieces, or sequences, read at a time
     PARTS: tl.constexpr,  # 0 where values are not gated
     LARGEST: tl.constexpr,
@@ -185,13 +187,15 @@ def paged_attention_combine_kernel(
     is_owned = sequence < num_sequences
     last_row = tl.load(cu_rows_ptr + sequence + 1, mask=is_owned, other=0) - 1
     context = tl.load(context_ptr + sequence, mask=is_owned, other=0)
-    count = tl.where(is_owned, count_pieces(context - (last_row - row)), 0)
+    count = tl.where(is_owned, count_pieces(context - (last_row - row), DOUBLINGS), 0)
     first_cell = row.to(tl.int64) * num_pieces * Q + head
     # What it has read so far are inputs of the step, complete before the step began.
     wait(DEPENDENT)
     places = tl.program_id(2) * COLUMNS + tl.arange(0, COLUMNS)
+    is_rotated: tl.constexpr = VALUE_BITS < 8
+    columns = coordinates(D, VALUE_BITS) if is_rotated else places
     if PARTS > 0:
-        gate_at = row.to(tl.int64) * row_stride + head * (2 * D) + D + places
+        gate_at = row.to(tl.int64) * row_stride + head * (2 * D) + D + columns
         gate = sum_parts(qkv_ptr, part_stride, gate_at, True, PARTS)
     best = tl.full([], float("-inf"), tl.float32)
     total = tl.full([], 0.0, tl.float32)
@@ -210,16 +214,25 @@ def paged_attention_combine_kernel(
         mixed = mixed * fade + tl.sum(weight[:, None] * parts, 0)
         best = new_best
     mixed = mixed / tl.where(count > 0, total, 1.0)
-    if VALUE_BITS < 8:
-        places = coordinates(D, VALUE_BITS)
-        mixed = hadamard(mixed, D, LOG_D, INVERSE_ROOT) * tl.load(signs_ptr + places)
+    if is_rotated:
+        mixed = hadamard(mixed, D, LOG_D, INVERSE_ROOT) * tl.load(signs_ptr + columns)
     attended = rounded(mixed, out_ptr.dtype.element_ty)
     if PARTS > 0:
-        group = head * (D // COLUMNS) + tl.program_id(2)
         values = attended.to(tl.float32) * tl.sigmoid(gate)
-        store_rows(values, row.to(tl.int64), group, out_ptr, planes_ptr, scale_ptr, Q * D, LARGEST, SMALLEST_ABSMAX)
+        store_groups(
+            values,
+            columns - tl.program_id(2) * COLUMNS,
+            row.to(tl.int64),
+            head * (D // 128) + tl.program_id(2) * (COLUMNS // 128),
+            out_ptr,
+            planes_ptr,
+            scale_ptr,
+            Q * D,
+            LARGEST,
+            SMALLEST_ABSMAX,
+        )
     else:
-        tl.store(out_ptr + (row.to(tl.int64) * Q + head) * D + places, attended)
+        tl.store(out_ptr + (row.to(tl.int64) * Q + head) * D + columns, attended)
 
 
 @triton.jit
@@ -269,7 +282,7 @@ def paged_attention_rows(
 ) -> FixedRows:
     """See `onebox.kernels.paged_attention.paged_attention_rows`."""
     num_rows, num_heads, dim = query.shape
-    if pages.format.value_bits < FP8_BITS or dim % _GROUP:
+    if dim % _GROUP:
         return attention_rows(paged_attention(query, pages, page_table, context, cu_rows, scale), qkv_parts)
     rows = new_rows(num_rows, num_heads * dim, query.dtype, query.device)
     pieces = _attend_pieces(query, pages, page_table, context, cu_rows, scale)
@@ -282,7 +295,7 @@ def _attend_pieces(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Of each piece its mixed values [R, pieces, Q, D], its maximum and its sum of shares [R, pieces, Q]."""
     (num_rows, num_heads, dim), num_sequences = query.shape, page_table.shape[0]
-    num_pieces = piece_count(page_table.shape[1] * pages.page_tokens)
+    num_pieces = piece_count(page_table.shape[1] * pages.page_tokens, _doublings(pages))
     shape = _decode_shape(query, pages)
     num_groups = triton.cdiv(min(num_rows, MAX_ROWS), shape["ROWS"])
     partial = query.new_empty((num_rows, num_pieces, num_heads, dim), dtype=torch.float32)
@@ -301,6 +314,7 @@ def _attend_pieces(
         page_table.shape[1],
         num_groups,
         Q=num_heads,
+        DOUBLINGS=_doublings(pages),
         **_page_shape(pages, dim),
         **shape,
         **dependent(query, "attention_piece"),
@@ -338,6 +352,7 @@ def _combine(
         Q=num_heads,
         **_rotation_shape(dim),
         VALUE_BITS=pages.format.value_bits,
+        DOUBLINGS=_doublings(pages),
         COLUMNS=columns,
         CHUNK=64,
         PARTS=0 if qkv_parts is None else len(qkv_parts),
@@ -377,19 +392,23 @@ def paged_attention_prefill(
     return out
 
 
+def _doublings(pages: KVPages) -> int:
+    """How often the length of pieces doubles: decoding codes wants more programs at a time than reading bytes does."""
+    return 2 if _is_packed(pages) else 3
+
+
 def _decode_shape(query: Tensor, pages: KVPages) -> dict[str, int]:
     """Query heads x rows of a decode program, tokens that it reads at a time, and what it may have.
 
     A matter of the format and the dtype, as in `_prefill_shape`. Reading takes the time where a token is 1 KB: as many
     rows as fit share it, and two tiles of 32 KB are in flight. Codes are few bytes to read and much to decode: programs
-    are small enough that three of them, each in another of its phases, keep a processor busy.
+    are small, so that many of them, each in another of its phases, keep a processor busy.
     """
     heads = query.shape[1] // pages.kv_heads
-    is_narrow = max(pages.format.key_bits, pages.format.value_bits) < FP8_BITS and pages.page_tokens % 64 == 0
-    block, tile = (16, 64) if is_narrow else (32, PAGE_MULTIPLE)
-    shape = {"ROWS": max(1, block // heads), "BLOCK_M": max(block, triton.next_power_of_2(heads)), "TILE": tile}
-    launch = {"num_warps": 4, "num_stages": _num_stages(query, 3)}
-    return {**shape, **launch, "maxnreg": 168} if is_narrow and has_large_shared_memory() else {**shape, **launch}
+    is_narrow = max(pages.format.key_bits, pages.format.value_bits) < FP8_BITS
+    block, num_warps = (16, 2) if is_narrow else (32, 4)
+    shape = {"ROWS": max(1, block // heads), "BLOCK_M": max(block, triton.next_power_of_2(heads))}
+    return {**shape, "TILE": PAGE_MULTIPLE, "num_warps": num_warps, "num_stages": _num_stages(query, 3)}
 
 
 def _prefill_shape(query: Tensor, pages: KVPages) -> dict[str, int]:

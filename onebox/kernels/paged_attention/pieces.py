@@ -3,10 +3,11 @@
     tokens     0 ... 8,192      ... 24,576     ... 57,344     ...
     pieces     64 of 128        64 of 256      64 of 512      of 1,024 each
 
-The cuts are a function of the position alone, so a row's arithmetic is a function of what it sees. Pieces grow because
-a short context needs many programs to fill a GPU (of 132 or of 48 processors, with two KV heads), each with few tokens
-to read one after the other, while at a long one a piece's float32 sums, 1 KB a query head, must stay small beside the
-bytes it read: 4-bit keys and values of 1,024 tokens are 260 KB for 16 query heads.
+Their length doubles as often as the format's reader wants, here three times. The cuts are a function of the position
+alone, so a row's arithmetic is a function of what it sees. Pieces grow because a short context needs many programs to
+fill a GPU (of 132 or of 48 processors, with two KV heads), each with few tokens to read one after the other, while at a
+long one a piece's float32 sums, 1 KB a query head, must stay small beside the bytes it read: 4-bit keys and values of
+512 tokens are 130 KB for 16 query heads.
 """
 
 import triton
@@ -16,12 +17,11 @@ __all__ = ["count_pieces", "piece_bounds", "piece_count"]
 
 FIRST_PIECE = tl.constexpr(128)  # tokens
 SAME_PIECES = tl.constexpr(64)  # of one length, before the length doubles
-DOUBLINGS = tl.constexpr(3)
 SPAN = tl.constexpr(8192)  # tokens in the pieces of the first length
 
 
 @triton.jit
-def piece_bounds(piece):
+def piece_bounds(piece, DOUBLINGS: tl.constexpr):
     """The first token of a piece and the first one after it."""
     level = tl.minimum(piece // SAME_PIECES, DOUBLINGS)
     length = FIRST_PIECE << level
@@ -30,7 +30,7 @@ def piece_bounds(piece):
 
 
 @triton.jit
-def count_pieces(tokens):
+def count_pieces(tokens, DOUBLINGS: tl.constexpr):
     """How many pieces hold the first `tokens` tokens."""
     level = 0
     for doubling in tl.static_range(DOUBLINGS):
@@ -40,9 +40,9 @@ def count_pieces(tokens):
     return level * SAME_PIECES + (rest + length - 1) // length
 
 
-def piece_count(tokens: int) -> int:
+def piece_count(tokens: int, doublings: int) -> int:
     """`count_pieces` for the host."""
-    level = sum(tokens > ((2 << doubling) - 1) * SPAN.value for doubling in range(DOUBLINGS.value))
+    level = sum(tokens > ((2 << doubling) - 1) * SPAN.value for doubling in range(doublings))
     rest = tokens - ((1 << level) - 1) * SPAN.value
     count: int = level * SAME_PIECES.value + triton.cdiv(rest, FIRST_PIECE.value << level)
     return count
