@@ -19,6 +19,7 @@ from onebox.spec.hardware import GIB, Box
 from onebox.spec.kv import KVFormat
 from onebox.spec.model import ModelSpec
 from onebox.spec.modules import ModuleClass
+from onebox.spec.pieces import doublings, piece_count
 
 __all__ = [
     "MemoryPart",
@@ -35,6 +36,10 @@ DEFAULT_PAGE_TOKENS = 64
 """One page is one prefill chunk, so that a cached prefix ends where a page ends."""
 PREFIX_SHARE = 0.10
 """Of what weights, workspace, states and reserve leave, so much is for prefix checkpoints; KV gets the rest."""
+_STEP_ROWS = 64
+"""Rows that a decode step computes at once; a larger one is computed in parts."""
+_CHUNK = 64
+"""Tokens that DeltaNet's prefill takes together."""
 RUNTIME_BYTES = 1 * GIB
 """CUDA context, loaded kernels and the graph pool: an estimate; vLLM prints 0.27 to 1.29 GiB for graphs alone."""
 
@@ -177,19 +182,31 @@ def checkpoint_bytes(spec: ModelSpec, activation_bytes: int = 2) -> int:
 
 
 def workspace_bytes(spec: ModelSpec, request: MemoryRequest) -> int:
-    """An estimate: the runtime, the widest layer's activations for one prefill batch, float32 logits, a scratch page.
+    """An estimate: the runtime, a prefill batch's activations, a decode step's logits and sums, a scratch page.
 
     What rows without a sequence write goes to the scratch page; it is the only part that is exact.
     """
-    hidden = spec.hidden_size
-    attention = spec.head_dim * (3 * spec.num_attention_heads + 2 * spec.num_key_value_heads)
-    delta_net = spec.conv_dim + 2 * spec.value_dim
-    experts = spec.num_experts_per_tok * (3 * spec.moe_intermediate_size + hidden)
-    activations = (
-        request.activation_bytes * request.max_batched_tokens * (2 * hidden + max(attention, delta_net, experts))
-    )
-    logits = 4 * request.slots * (1 + request.drafts) * spec.vocab_size
-    return RUNTIME_BYTES + activations + logits + page_bytes(spec, request)
+    rows = min(_STEP_ROWS, request.slots * (1 + request.drafts))
+    pieces = piece_count(request.max_context_tokens, doublings(request.kv))
+    sums = 4 * rows * pieces * spec.num_attention_heads * (spec.head_dim + 2)
+    logits = 4 * rows * spec.vocab_size
+    activations = request.max_batched_tokens * _prefill_bytes(spec, request.activation_bytes)
+    return RUNTIME_BYTES + activations + logits + sums + page_bytes(spec, request)
+
+
+def _prefill_bytes(spec: ModelSpec, width: int) -> int:
+    """What a token of a prompt takes while its layer is computed, activations of `width` bytes: the widest part's."""
+    hidden, heads = spec.hidden_size, spec.linear_num_value_heads
+    stream = (4 + width) * hidden  # in float32, and normed
+    attention = width * spec.head_dim * (4 * spec.num_attention_heads + 2 * spec.num_key_value_heads)
+    keys = spec.linear_num_key_heads * spec.linear_key_head_dim
+    # The projection, the mixed rows in float32, chunks of 64 in float16 halves, what comes out and what is gated.
+    chunks = 2 * 3 * (keys + _CHUNK * heads)
+    delta_net = width * (spec.conv_dim + 3 * spec.value_dim + 2 * heads) + 4 * (spec.conv_dim + 3 * heads) + chunks
+    # Each expert's inner values and its float32 output; their sum, and the shared expert's.
+    experts = spec.num_experts_per_tok * (2 * spec.moe_intermediate_size + 4 * hidden)
+    experts += (4 + 2 * width) * hidden + 3 * width * spec.shared_expert_intermediate_size
+    return stream + max(attention, delta_net, experts)
 
 
 def page_bytes(spec: ModelSpec, request: MemoryRequest) -> int:

@@ -108,8 +108,18 @@ def test_what_does_not_fit_is_refused_with_the_numbers():
     assert "KV of one 131,072-token sequence" in message
 
 
+def test_the_workspace_has_room_for_attentions_sums_and_for_the_widest_prefill():
+    """262,144 tokens are 392 pieces (64 each of 128, 256 and 512, 200 of 1,024), with 32 heads of 256 numbers."""
+    short, long = (plan_memory(SPEC, STORED, SPARK, replace(REQUEST, max_context_tokens=n)) for n in (128, 262144))
+    assert long.workspace_bytes - short.workspace_bytes == 12 * (392 - 1) * 32 * (256 + 2) * 4
+    # Eight experts' float32 outputs and bfloat16 inner values alone.
+    more = plan_memory(SPEC, STORED, SPARK, replace(REQUEST, max_batched_tokens=2 * REQUEST.max_batched_tokens))
+    least = REQUEST.max_batched_tokens * 8 * (4 * 3072 + 2 * 1024)
+    assert more.workspace_bytes - plan_memory(SPEC, STORED, SPARK, REQUEST).workspace_bytes >= least
+
+
 def test_the_prefix_cache_yields_to_one_full_context():
-    tight = replace(REQUEST, max_context_tokens=262144, reserve_bytes=46 * GIB)
+    tight = replace(REQUEST, max_context_tokens=262144, reserve_bytes=45 * GIB)
     plan = plan_memory(SPEC, STORED, SPARK, tight)
     assert plan.kv_tokens >= 262144
     assert plan.prefix_bytes < 0.1 * (plan.prefix_bytes + plan.kv_bytes)

@@ -27,13 +27,14 @@ from onebox.kernels.dependent import dependent, release, wait
 from onebox.kernels.int_linear.reference import LARGEST, SMALLEST_ABSMAX
 from onebox.kernels.kv_write.kernel import hadamard, rounded
 from onebox.kernels.mixer_rows.kernel import attention_rows
-from onebox.kernels.paged_attention.pieces import count_pieces, piece_bounds, piece_count
+from onebox.kernels.paged_attention.pieces import count_pieces, piece_bounds
 from onebox.kernels.paged_attention.planes import coordinates, load_tables, lookup_table
 from onebox.kernels.paged_attention.prefill import paged_attention_prefill_kernel
 from onebox.kernels.paged_attention.softmax import attend_tile, loop_bound
 from onebox.kernels.route_shared.kernel import sum_parts
 from onebox.kernels.rows import FixedRows
 from onebox.kernels.target import has_large_shared_memory
+from onebox.spec.pieces import doublings, piece_count
 
 __all__ = ["paged_attention", "paged_attention_prefill", "paged_attention_rows"]
 
@@ -295,7 +296,7 @@ def _attend_pieces(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Of each piece its mixed values [R, pieces, Q, D], its maximum and its sum of shares [R, pieces, Q]."""
     (num_rows, num_heads, dim), num_sequences = query.shape, page_table.shape[0]
-    num_pieces = piece_count(page_table.shape[1] * pages.page_tokens, _doublings(pages))
+    num_pieces = piece_count(page_table.shape[1] * pages.page_tokens, doublings(pages.format))
     shape = _decode_shape(query, pages)
     num_groups = triton.cdiv(min(num_rows, MAX_ROWS), shape["ROWS"])
     partial = query.new_empty((num_rows, num_pieces, num_heads, dim), dtype=torch.float32)
@@ -314,7 +315,7 @@ def _attend_pieces(
         page_table.shape[1],
         num_groups,
         Q=num_heads,
-        DOUBLINGS=_doublings(pages),
+        DOUBLINGS=doublings(pages.format),
         **_page_shape(pages, dim),
         **shape,
         **dependent(query, "attention_piece"),
@@ -352,7 +353,7 @@ def _combine(
         Q=num_heads,
         **_rotation_shape(dim),
         VALUE_BITS=pages.format.value_bits,
-        DOUBLINGS=_doublings(pages),
+        DOUBLINGS=doublings(pages.format),
         COLUMNS=columns,
         CHUNK=64,
         PARTS=0 if qkv_parts is None else len(qkv_parts),
@@ -390,11 +391,6 @@ def paged_attention_prefill(
     if signs is not None:
         _rotate(mixed, out, signs, pages.format.value_bits, is_inverse=True)
     return out
-
-
-def _doublings(pages: KVPages) -> int:
-    """How often the length of pieces doubles: decoding codes wants more programs at a time than reading bytes does."""
-    return 2 if _is_packed(pages) else 3
 
 
 def _decode_shape(query: Tensor, pages: KVPages) -> dict[str, int]:

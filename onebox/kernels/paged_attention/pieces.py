@@ -1,23 +1,21 @@
-"""Where decoding cuts a sequence's tokens into pieces, one program a piece.
+"""Where decoding cuts a sequence's tokens into pieces, one program a piece; the numbers are in `spec.pieces`.
 
-    tokens     0 ... 8,192      ... 24,576     ... 57,344     ...
-    pieces     64 of 128        64 of 256      64 of 512      of 1,024 each
-
-Their length doubles as often as the format's reader wants, here three times. The cuts are a function of the position
-alone, so a row's arithmetic is a function of what it sees. Pieces grow because a short context needs many programs to
-fill a GPU (of 132 or of 48 processors, with two KV heads), each with few tokens to read one after the other, while at a
-long one a piece's float32 sums, 1 KB a query head, must stay small beside the bytes it read: 4-bit keys and values of
-512 tokens are 130 KB for 16 query heads.
+The cuts are a function of the position alone, so a row's arithmetic is a function of what it sees. Pieces grow because
+a short context needs many programs to fill a GPU (of 132 or of 48 processors, with two KV heads), each with few tokens
+to read one after the other, while at a long one a piece's float32 sums, 1 KB a query head, must stay small beside the
+bytes it read: 4-bit keys and values of 512 tokens are 130 KB for 16 query heads.
 """
 
 import triton
 import triton.language as tl
 
-__all__ = ["count_pieces", "piece_bounds", "piece_count"]
+from onebox.spec import pieces
 
-FIRST_PIECE = tl.constexpr(128)  # tokens
-SAME_PIECES = tl.constexpr(64)  # of one length, before the length doubles
-SPAN = tl.constexpr(8192)  # tokens in the pieces of the first length
+__all__ = ["count_pieces", "piece_bounds"]
+
+FIRST_PIECE = tl.constexpr(pieces.FIRST_PIECE)
+SAME_PIECES = tl.constexpr(pieces.SAME_PIECES)
+SPAN = tl.constexpr(pieces.FIRST_PIECE * pieces.SAME_PIECES)  # tokens in the pieces of the first length
 
 
 @triton.jit
@@ -38,11 +36,3 @@ def count_pieces(tokens, DOUBLINGS: tl.constexpr):
     rest = tl.maximum(tokens - ((1 << level) - 1) * SPAN, 0)
     length = FIRST_PIECE << level
     return level * SAME_PIECES + (rest + length - 1) // length
-
-
-def piece_count(tokens: int, doublings: int) -> int:
-    """`count_pieces` for the host."""
-    level = sum(tokens > ((2 << doubling) - 1) * SPAN.value for doubling in range(doublings))
-    rest = tokens - ((1 << level) - 1) * SPAN.value
-    count: int = level * SAME_PIECES.value + triton.cdiv(rest, FIRST_PIECE.value << level)
-    return count
