@@ -13,6 +13,7 @@ import uvicorn
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from onebox.engine.api import EngineStoppedError
+from onebox.server.anthropic_errors import AnthropicErrors
 from onebox.server.errors import error_response
 from onebox.spec.errors import OneboxError
 
@@ -120,7 +121,7 @@ class Gate:
             error = EngineStoppedError("The server is stopping and takes no new requests; try again in a moment.")
             response = error_response(error)
             response.headers["Retry-After"] = str(RETRY_AFTER_S)
-            await response(scope, receive, send)
+            await AnthropicErrors(response)(scope, receive, send)
             return
         self._num_inside += is_work
         try:

@@ -142,6 +142,12 @@ def test_told_to_stop_it_finishes_what_runs_and_takes_nothing_new(name):
             refused = httpx.post(f"{url}/count")
             assert (refused.status_code, refused.headers["retry-after"]) == (503, "5")
             assert "takes no new requests" in refused.json()["error"]["message"]
+            in_other_words = httpx.post(f"{url}/v1/messages")
+            assert (in_other_words.status_code, in_other_words.headers["retry-after"]) == (503, "5")
+            assert (in_other_words.json()["type"], in_other_words.json()["error"]["type"]) == (
+                "error",
+                "overloaded_error",
+            )
             assert httpx.get(f"{url}/version").status_code == 200
             assert list(lines) == [*map(str, range(1, 40)), "done"]
         assert ended(process) == (0, "Stopped.\n", "")
