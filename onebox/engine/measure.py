@@ -113,7 +113,7 @@ def random_model(spec: ModelSpec) -> Qwen35:
 def start_seconds(model: Qwen35) -> float:
     """Seconds from the start of this process to its first token, which is made here, behind 32 others."""
     row = Row("start", num_tokens=1)
-    with Engine(*_runner(model, row)) as engine:
+    with open_engine(model, row) as engine:
         generate(engine, row, "start")
     began = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19]) / os.sysconf("SC_CLK_TCK")
     return float(Path("/proc/uptime").read_text().split()[0]) - began
@@ -179,7 +179,7 @@ def kernel_times(model: Qwen35, row: Row) -> Iterator[tuple[str, float, float]]:
 
     Call it after everything else: a profiled process stays slower. Kernels that start early are timed with their wait.
     """
-    with Engine(*_runner(model, row)) as engine:
+    with open_engine(model, row) as engine:
         generate(engine, row, "warm")
         before = engine.stats().totals.num_steps
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
@@ -191,8 +191,13 @@ def kernel_times(model: Qwen35, row: Row) -> Iterator[tuple[str, float, float]]:
         yield event.key, event.self_device_time_total / steps, event.count / steps
 
 
+def open_engine(model: Qwen35, row: Row) -> Engine:
+    """An engine with just the memory that a row needs."""
+    return Engine(*_runner(model, row))
+
+
 def _runner(model: Qwen35, row: Row) -> tuple[ModelRunner, EngineConfig]:
-    """What an engine runs on, with just the memory that a row needs."""
+    """What that engine runs on."""
     drafts = row.drafts
     method = SpeculationMethod.MTP if drafts else SpeculationMethod.NONE
     speculation = SpeculationConfig(method, drafts, synthetic_acceptance=ACCEPTANCE[:drafts])
