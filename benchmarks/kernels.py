@@ -20,7 +20,7 @@ import triton
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from onebox.engine.measure import copy_speed
+from onebox.lab.decode import copy_speed
 from tests.kernels.catalogue import cases
 
 ROTATION_BYTES = 256 << 20

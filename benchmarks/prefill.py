@@ -20,7 +20,7 @@ import triton
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from onebox.engine.api import Engine
-from onebox.engine.measure import Row, generate, open_engine, random_model
+from onebox.lab.decode import Row, generate, open_engine, random_model
 from onebox.spec.model import ModelSpec
 from onebox.spec.shapes import named_spec
 

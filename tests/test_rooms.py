@@ -21,6 +21,9 @@ ROOMS: dict[str, set[str]] = {
     "pocket": {"spec", "checkpoint", "model", "engine", "text"},
     "server": {"spec", "text", "engine"},
     "bench": {"spec", "planner", "text"},
+    "eval": {"spec", "planner", "text", "bench"},
+    "report": {"spec", "planner", "bench", "eval"},
+    "lab": {"spec", "formats", "kernels", "model", "planner", "engine"},
     "scaleout": {"spec", "planner", "checkpoint"},
     "cli": {
         "spec",
@@ -34,12 +37,15 @@ ROOMS: dict[str, set[str]] = {
         "pocket",
         "server",
         "bench",
+        "eval",
+        "report",
+        "lab",
         "scaleout",
     },
 }
 # Of these rooms only the named modules may be imported by the given room: the narrow doors.
 DOORS = {("server", "engine"): {"onebox.engine.api"}, ("pocket", "engine"): {"onebox.engine.api"}}
-TORCH_FREE = {"spec", "planner", "bench"}
+TORCH_FREE = {"spec", "planner", "bench", "eval", "report"}
 STDLIB_ONLY = {"spec"}
 
 

@@ -8,7 +8,7 @@ import typer
 from onebox.spec.errors import UnsupportedError, UsageError
 
 if TYPE_CHECKING:
-    from onebox.engine.measure import Measured, Row
+    from onebox.lab.decode import Measured, Row
     from onebox.model.qwen3_5 import Qwen35
     from onebox.spec.model import ModelSpec
 
@@ -38,7 +38,7 @@ def decode(
         raise UsageError(f"--weights {weights} is not known: use dummy; a checkpoint is measured by onebox bench run.")
     spec, chosen = named_spec(shape), _chosen(rows)
     versions = _gpu()
-    from onebox.engine.measure import copy_speed, measure, random_model, start_seconds
+    from onebox.lab.decode import copy_speed, measure, random_model, start_seconds
 
     model = random_model(spec)
     start = start_seconds(model)
@@ -60,7 +60,7 @@ def decode(
 
 
 def _chosen(rows: str) -> "list[Row]":
-    from onebox.engine.measure import ROWS
+    from onebox.lab.decode import ROWS
 
     known = {row.name: row for row in ROWS}
     for name in rows.split(","):
@@ -80,7 +80,7 @@ def _gpu() -> dict[str, str]:
 
 
 def _tell_ceiling(spec: "ModelSpec", rows: "list[Row]", ceiling: float) -> None:
-    from onebox.engine.measure import ACCEPTANCE, row_bytes
+    from onebox.lab.decode import ACCEPTANCE, row_bytes
 
     typer.echo(f"ceiling: a copy moves {ceiling / 1e12:.2f} TB/s; at that speed")
     for row in rows:
@@ -100,7 +100,7 @@ def _tell(measured: "Measured") -> None:
 
 def _tell_kernels(model: "Qwen35", rows: "list[Row]") -> None:
     """After all timing: a profiled process stays slower."""
-    from onebox.engine.measure import kernel_times
+    from onebox.lab.decode import kernel_times
 
     for row in rows:
         typer.echo(f"{row.name}: by GPU time a step, prefill included")

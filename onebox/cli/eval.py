@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.table import Table
 
-    from onebox.bench.eval.compared import Pair
-    from onebox.bench.eval.run import EvalRun, Evaluation
-    from onebox.bench.eval.verdict import Comparison
+    from onebox.eval.compared import Pair
+    from onebox.eval.run import EvalRun, Evaluation
+    from onebox.eval.verdict import Comparison
 
 __all__ = ["eval_command", "render"]
 
@@ -66,8 +66,8 @@ def eval_command(
 
     Exit code: 0 no loss seen, 1 something failed, 2 wrong arguments, 3 B is worse.
     """
-    from onebox.bench.eval.run import Evaluation, Settings, Target
-    from onebox.bench.eval.target import refuse_wrong_target
+    from onebox.eval.run import Evaluation, Settings, Target
+    from onebox.eval.target import refuse_wrong_target
 
     sides = [("A", first, serve_a, model_a)] + ([("B", second, serve_b, model_b)] if second else [])
     if not second and (serve_b or model_b):
@@ -94,7 +94,7 @@ def eval_command(
 
 def _carry_out(evaluation: "Evaluation", output: Path | None, as_json: bool) -> None:
     """Runs it, shows and keeps what came of it, and leaves with the exit code."""
-    from onebox.bench.eval.run import write_eval
+    from onebox.eval.run import write_eval
 
     stopped: BaseException | None = None
     with _progress() as report:
@@ -138,7 +138,7 @@ def _lengths(text: str) -> tuple[int, ...]:
 
 
 def exit_code(run: "EvalRun") -> int:
-    from onebox.bench.eval.verdict import Outcome
+    from onebox.eval.verdict import Outcome
 
     if not run.is_success:
         return FAILED

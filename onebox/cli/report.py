@@ -10,7 +10,7 @@ import typer
 from onebox.spec.errors import UsageError, WriteError
 
 if TYPE_CHECKING:
-    from onebox.bench.report.ceiling import Ceiling
+    from onebox.report.ceiling import Ceiling
 
 __all__ = ["report"]
 
@@ -41,7 +41,7 @@ def report(
         raise UsageError(f"--output {output} must end in .html; the Markdown takes its name with .md.")
     if model is None and (weights is not None or bandwidth is not None):
         raise UsageError("--weights and --bandwidth are for the roofline, which needs --model.")
-    from onebox.bench.report import load, make_report
+    from onebox.report import load, make_report
 
     # Links lead from the report to the files, wherever the command was run.
     sources = [load(path, os.path.relpath(path, output.parent)) for path in runs]
@@ -57,8 +57,8 @@ def report(
 
 
 def _ceiling(model: str, weights: str | None, box: str, kv_cache_dtype: str, bandwidth: float | None) -> "Ceiling":
-    from onebox.bench.report.ceiling import Ceiling
     from onebox.cli.plan import planned_weights
+    from onebox.report.ceiling import Ceiling
     from onebox.spec.hardware import Bandwidth, named_box
     from onebox.spec.kv import KVFormat
 

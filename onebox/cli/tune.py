@@ -35,8 +35,8 @@ def tune(
     spec = named_spec(shape)
     if not torch.cuda.is_available():
         raise UnsupportedError("onebox tune needs a CUDA GPU, and torch finds none on this machine.")
-    from onebox.model.tune import few_layers
-    from onebox.model.tune import tune as find
+    from onebox.lab.tune import few_layers
+    from onebox.lab.tune import tune as find
 
     gpu = torch.cuda.get_device_name()
     found = find(few_layers(spec, layers), seconds, lambda name, taken: typer.echo(f"  {taken:7.3f} ms  {name}"))

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from onebox.kernels import tuning
-from onebox.model.tune import STEPS, few_layers, options
+from onebox.lab.tune import STEPS, few_layers, options
 from onebox.spec.shapes import named_spec
 
 SHIPPED = Path(tuning.__file__).parent / "tuned"

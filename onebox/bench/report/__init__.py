@@ -1,6 +1,0 @@
-"""`onebox report`: results as one HTML page and as Markdown, every figure with the file and key it was read from."""
-
-from onebox.bench.report.make import Report, make_report
-from onebox.bench.report.source import Source, load
-
-__all__ = ["Report", "Source", "load", "make_report"]

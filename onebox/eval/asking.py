@@ -1,0 +1,94 @@
+"""Puts questions to one server, several at a time, and judges what comes back. A failure is no wrong answer."""
+
+import asyncio
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from onebox.bench.answer import Answer, Ask
+from onebox.bench.client import Client
+from onebox.eval.judge import judge
+from onebox.eval.question import GivenAnswer, Question, Reply
+
+__all__ = ["Manner", "ask_all", "request_of"]
+
+_BUSY = (429, 503)
+_THINKING_TOKENS = 4096
+_END_OF_THOUGHT = "</think>"
+
+
+@dataclass(frozen=True)
+class Manner:
+    """How all questions of a run are asked. Greedily, always: an answer by chance would measure chance."""
+
+    concurrency: int = 4
+    thinking: bool = False
+    waits_s: tuple[float, ...] = (1.0, 2.0, 4.0, 8.0, 16.0)
+    """A server that says it is busy is asked again after these; the last refusal stands."""
+
+
+def request_of(question: Question, manner: Manner) -> Ask:
+    """The question as a request. Thinking takes room of its own, so that it does not cut the answer."""
+    body = dict(question.body)
+    messages, tools = body.pop("messages"), body.pop("tools", ())
+    return Ask(
+        tuple(messages),
+        max_tokens=question.max_tokens + (_THINKING_TOKENS if manner.thinking else 0),
+        thinking=manner.thinking,
+        tools=tuple(tools),
+        extra=body,
+        label=question.id,
+    )
+
+
+async def ask_all(client: Client, questions: Sequence[Question], manner: Manner, keep: Callable[[Reply], None]) -> None:
+    """Hands each reply to `keep` as it comes, so that a run that is stopped has those that came before."""
+    places = asyncio.Semaphore(manner.concurrency)
+
+    async def one(question: Question) -> None:
+        async with places:
+            keep(await _reply(client, question, manner))
+
+    async with asyncio.TaskGroup() as group:
+        for question in questions:
+            group.create_task(one(question))
+
+
+async def _reply(client: Client, question: Question, manner: Manner) -> Reply:
+    asked = request_of(question, manner)
+    answer, retries = await client.ask(asked), 0
+    for wait_s in manner.waits_s:
+        if answer.failure is None or answer.failure.status not in _BUSY:
+            break
+        await asyncio.sleep(wait_s)
+        answer, retries = await client.ask(asked), retries + 1
+    if answer.failure is not None:
+        return Reply(question.id, failure=answer.failure)
+    given = _given(answer, retries)
+    return Reply(question.id, given, judge(question.truth, given))
+
+
+def _given(answer: Answer, retries: int) -> GivenAnswer:
+    usage = answer.usage or {}
+    # A server that does not tell thinking from the answer sends both as one.
+    thought, mark, said = answer.content.rpartition(_END_OF_THOUGHT)
+    calls = tuple({"name": call.name, "arguments": _arguments(call.arguments)} for call in answer.calls.values())
+    return GivenAnswer(
+        text=said.lstrip() if mark else said,
+        calls=calls,
+        finish_reason=answer.finish_reason or "",
+        reasoning=answer.reasoning + thought,
+        prompt_tokens=usage.get("prompt_tokens"),
+        completion_tokens=answer.completion_tokens,
+        seconds=round(answer.total_s, 4),
+        retries=retries,
+    )
+
+
+def _arguments(text: str) -> Any:
+    try:
+        value = json.loads(text or "{}")
+    except (ValueError, RecursionError):
+        return text
+    return value if isinstance(value, dict) else text

@@ -1,0 +1,158 @@
+"""Whether an answer is right, by fixed rules. No model judges another one here.
+
+Letters count with their accents: "Becs" is not "Bécs". What is forgiven is said at each rule; nothing else is.
+"""
+
+import json
+import re
+import unicodedata
+from collections.abc import Callable
+from typing import Any
+
+from onebox.eval.question import GivenAnswer, Judgement, Truth, TruthKind
+
+__all__ = ["folded", "judge", "schema_problem"]
+
+_QUOTES = "\"'`“”„‘’«»*"
+_FENCE = re.compile(r"\A```(?:json)?\s*\n(.*?)\n?```\Z", re.S)
+_TYPES: dict[str, tuple[type, ...]] = {
+    "object": (dict,),
+    "array": (list,),
+    "string": (str,),
+    "integer": (int,),
+    "number": (int, float),
+    "boolean": (bool,),
+}
+
+
+def judge(truth: Truth, answer: GivenAnswer) -> Judgement:
+    return _RULES[truth.kind](truth, answer)
+
+
+def folded(text: str, language: str = "en") -> str:
+    """For comparison without letter case: composed accents, small letters; in Turkish İ is i's capital and I is ı's."""
+    composed = unicodedata.normalize("NFC", text)
+    if language == "tr":
+        composed = composed.replace("İ", "i").replace("I", "ı")
+    return unicodedata.normalize("NFC", composed.lower())
+
+
+def _holds(truth: Truth, answer: GivenAnswer) -> Judgement:
+    """Forgives a sentence around the answer, letter case and marks of emphasis."""
+    said = folded(answer.text, truth.language).replace("*", "").replace("_", " ")
+    wanted = [folded(value, truth.language) for value in truth.value]
+    if any(re.search(rf"(?<!\w){re.escape(value)}(?!\w)", said) for value in wanted):
+        return Judgement(True)
+    return Judgement(False, why=f"does not hold {truth.value[0]!r}")
+
+
+def _text(truth: Truth, answer: GivenAnswer) -> Judgement:
+    """Forgives blanks and quotation marks around the answer and one full stop behind it."""
+    said = unicodedata.normalize("NFC", answer.text).strip().strip(_QUOTES).strip()
+    wanted = [unicodedata.normalize("NFC", value) for value in truth.value]
+    if said in wanted or said.removesuffix(".") in wanted:
+        return Judgement(True)
+    return Judgement(False, why=f"is not {truth.value[0]!r}")
+
+
+def _json(truth: Truth, answer: GivenAnswer) -> Judgement:
+    """Forgives a Markdown fence around JSON that was asked for in words; with a schema, nothing."""
+    text = answer.text.strip()
+    fenced = _FENCE.match(text) if truth.schema is None else None
+    try:
+        value = json.loads(fenced.group(1) if fenced else text, parse_constant=_refuse_constant)
+    except (ValueError, RecursionError) as error:
+        return Judgement(False, {"valid": 0.0, "fields": 0.0}, f"is no JSON ({error})")
+    if not isinstance(value, dict):
+        return Judgement(False, {"valid": 1.0, "fields": 0.0}, "is JSON, but no object")
+    wrong = [key for key, expected in truth.value.items() if key not in value or not _same(value[key], expected)]
+    extra = [key for key in value if key not in truth.value]
+    scores = {"valid": 1.0, "fields": 1 - len(wrong) / max(1, len(truth.value))}
+    problem = None
+    if truth.schema is not None:
+        problem = schema_problem(value, truth.schema)
+        scores["follows_schema"] = float(problem is None)
+    complaints = [f"{key} is {value.get(key)!r}, not {truth.value[key]!r}" for key in wrong[:2]]
+    complaints += [f"{key} was not asked for" for key in extra[:1]] + ([problem] if problem else [])
+    return Judgement(not (wrong or extra or problem), scores, "; ".join(complaints))
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is no JSON")
+
+
+def _same(value: Any, expected: Any) -> bool:
+    """Equal as JSON: 1 and 1.0 are one number, true is none, and texts differ only in how accents are composed."""
+    if isinstance(expected, dict) and isinstance(value, dict):
+        return expected.keys() == value.keys() and all(_same(value[key], expected[key]) for key in expected)
+    if isinstance(expected, list) and isinstance(value, list):
+        return len(value) == len(expected) and all(map(_same, value, expected))
+    if isinstance(expected, str) and isinstance(value, str):
+        return unicodedata.normalize("NFC", value).strip() == unicodedata.normalize("NFC", expected)
+    if isinstance(value, bool) or isinstance(expected, bool):
+        return value is expected
+    if isinstance(value, int | float) and isinstance(expected, int | float):
+        return abs(value - expected) < 1e-9 * max(1.0, abs(expected))
+    return bool(value == expected)
+
+
+def schema_problem(value: Any, schema: dict[str, Any], place: str = "the answer") -> str | None:
+    """Why a value does not follow a schema; None if it does. Knows the words that the questions' schemas use."""
+    if "enum" in schema and not any(_same(value, allowed) for allowed in schema["enum"]):
+        return f"{place} is {value!r}, none of {schema['enum']}"
+    kind = schema.get("type")
+    if kind is not None:
+        is_whole = isinstance(value, float) and value.is_integer() and kind == "integer"
+        fits = isinstance(value, _TYPES[kind]) and (kind == "boolean" or not isinstance(value, bool))
+        if not fits and not is_whole:
+            return f"{place} is {value!r}, not of type {kind}"
+    if isinstance(value, dict):
+        return _object_problem(value, schema, place)
+    if isinstance(value, list) and "items" in schema:
+        found = (schema_problem(item, schema["items"], f"{place}[{index}]") for index, item in enumerate(value))
+        return next(filter(None, found), None)
+    return None
+
+
+def _object_problem(value: dict[str, Any], schema: dict[str, Any], place: str) -> str | None:
+    properties = schema.get("properties", {})
+    for key in schema.get("required", ()):
+        if key not in value:
+            return f"{place} lacks {key!r}"
+    for key, part in value.items():
+        if key in properties:
+            problem = schema_problem(part, properties[key], f"{place}.{key}")
+            if problem:
+                return problem
+        elif schema.get("additionalProperties", True) is False:
+            return f"{place} has {key!r}, which the schema does not allow"
+    return None
+
+
+def _calls(truth: Truth, answer: GivenAnswer) -> Judgement:
+    """Forgives the order of several calls. Without an expected call, any answer without a call is right."""
+    made, expected = list(answer.calls), list(truth.value)
+    names = sorted(call["name"] for call in made) == sorted(call["name"] for call in expected)
+    rest = list(made)
+    for call in expected:
+        match = next((other for other in rest if _same_call(other, call)), None)
+        if match is None:
+            break
+        rest.remove(match)
+    else:
+        if not rest:
+            return Judgement(True, {"names": 1.0})
+    said = ", ".join(f"{call['name']}({json.dumps(call['arguments'], ensure_ascii=False)})" for call in made)
+    return Judgement(False, {"names": float(names)}, f"calls {said}" if said else "calls nothing")
+
+
+def _same_call(made: dict[str, Any], expected: dict[str, Any]) -> bool:
+    return made["name"] == expected["name"] and _same(made["arguments"], expected["arguments"])
+
+
+_RULES: dict[TruthKind, Callable[[Truth, GivenAnswer], Judgement]] = {
+    TruthKind.HOLDS: _holds,
+    TruthKind.TEXT: _text,
+    TruthKind.JSON: _json,
+    TruthKind.CALLS: _calls,
+}

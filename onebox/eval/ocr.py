@@ -1,0 +1,61 @@
+"""Documents drawn in code, to be read back: the truth is known because we wrote it there.
+
+The letters come from DejaVu Sans, which has every accent of the three languages. It ships with matplotlib, whose files
+are looked up without loading it. Imports PIL when it draws.
+"""
+
+import base64
+import importlib.util
+import io
+from pathlib import Path
+
+from onebox.eval.invoices import LANGUAGES, Invoice, make_invoice
+from onebox.eval.question import Check, Question, Truth, TruthKind
+from onebox.spec.errors import UnsupportedError
+
+__all__ = ["draw", "ocr_questions"]
+
+_WIDTH, _MARGIN, _LINE, _LETTER = 720, 40, 34, 22
+_KEYS = ("invoice_number", "vendor", "customer", "total")
+_REQUEST = "Read this invoice. Extract the following as JSON: {}. The total is a number."
+_MAX_TOKENS = 400
+
+
+def draw(invoice: Invoice) -> bytes:
+    """The invoice as a PNG: black letters on white."""
+    from PIL import Image, ImageDraw, ImageFont
+
+    font = ImageFont.truetype(str(_font_file()), _LETTER)
+    picture = Image.new("L", (_WIDTH, 2 * _MARGIN + _LINE * len(invoice.lines)), 255)
+    pen = ImageDraw.Draw(picture)
+    for row, line in enumerate(invoice.lines):
+        pen.text((_MARGIN, _MARGIN + row * _LINE), line, fill=0, font=font)
+    buffer = io.BytesIO()
+    picture.save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+def _font_file() -> Path:
+    found = importlib.util.find_spec("matplotlib")
+    path = Path(found.origin).parent / "mpl-data/fonts/ttf/DejaVuSans.ttf" if found and found.origin else None
+    if path is None or not path.is_file():
+        raise UnsupportedError("DejaVu Sans, which ships with matplotlib, is not there; documents cannot be drawn.")
+    return path
+
+
+def ocr_questions(count: int, seed: int) -> list[Question]:
+    """`count` drawn invoices, of each of which four fields are asked for."""
+    return [_question(number, seed + 2_000_000 + number) for number in range(count)]
+
+
+def _question(number: int, seed: int) -> Question:
+    language = LANGUAGES[number % len(LANGUAGES)]
+    invoice = make_invoice(seed, language)
+    url = f"data:image/png;base64,{base64.b64encode(draw(invoice)).decode()}"
+    parts = [
+        {"type": "image_url", "image_url": {"url": url}},
+        {"type": "text", "text": _REQUEST.format(", ".join(_KEYS))},
+    ]
+    truth = Truth(TruthKind.JSON, {key: invoice.truth[key] for key in _KEYS}, language)
+    body = {"messages": [{"role": "user", "content": parts}]}
+    return Question(f"ocr/{number:03d}", Check.OCR, language, body, truth, _MAX_TOKENS)

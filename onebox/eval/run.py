@@ -1,0 +1,283 @@
+"""One evaluation from beginning to end: questions made, asked at each server in turn, compared, and kept as a file.
+
+One server after the other, never both at once: two builds need not fit into one memory together, and neither slows the
+other. What was answered before somebody stopped the run is kept.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from onebox.bench.client import Client, Connection
+from onebox.bench.machine import commit, hardware, versions
+from onebox.bench.record import Hardware, Server, write_json
+from onebox.bench.statistics import plain_json
+from onebox.eval.asking import Manner, ask_all, request_of
+from onebox.eval.compared import (
+    Tally,
+    TextTally,
+    compare_answers,
+    compare_texts,
+    tally_answers,
+    tally_texts,
+)
+from onebox.eval.facts import fact_questions, language_questions
+from onebox.eval.invoices import invoice_questions, schema_questions
+from onebox.eval.keys import key_questions, parse_lengths
+from onebox.eval.likelihood import Likelihoods, NotOfferedError, read_likelihoods
+from onebox.eval.ocr import ocr_questions
+from onebox.eval.passages import Passage, file_passages, shipped_passages
+from onebox.eval.question import Check, Json, Question, Reply, Truth, TruthKind
+from onebox.eval.target import opened
+from onebox.eval.tools import tool_questions
+from onebox.eval.verdict import Comparison, conclude
+
+__all__ = ["FORMAT", "LIKELIHOOD", "EvalRun", "Evaluation", "Settings", "Side", "Target", "write_eval"]
+
+FORMAT = "onebox-eval/1"
+"""Written into every file; a change that an old reader would misread changes it."""
+LIKELIHOOD = "likelihood"
+"""The check that asks nothing: it looks at how texts are predicted."""
+_WHOLE_S = 1800.0
+
+
+@dataclass(frozen=True)
+class Target:
+    """One side as given: an address or a directory, and arguments for `onebox serve` in the latter case."""
+
+    name: str
+    place: str
+    serve_arguments: str = ""
+    api_key: str | None = None
+    model: str | None = None
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What is asked, and how."""
+
+    checks: tuple[str, ...]
+    count: int = 24
+    """Generated questions of each check that makes them: invoices, schema, tools, documents."""
+    lengths: tuple[int, ...] = (1024, 4096)
+    repeats: int = 3
+    """Hidden keys for each length and depth."""
+    seed: int = 1
+    concurrency: int = 4
+    thinking: bool = False
+    num_top: int = 20
+    texts: tuple[str, ...] = ()
+    """Files of the user's own, in place of the passages that ship."""
+    stall_s: float = 120.0
+
+    @property
+    def manner(self) -> Manner:
+        return Manner(self.concurrency, self.thinking)
+
+
+@dataclass
+class Side:
+    """What one server said, as far as it has got."""
+
+    target: Target
+    server: Server | None = None
+    replies: list[Reply] = field(default_factory=list)
+    likelihoods: list[Likelihoods] = field(default_factory=list)
+    skipped: dict[str, str] = field(default_factory=dict)
+    """Check -> why it did not run here."""
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class EvalRun:
+    """The file. Figures in `tallies`, `texts` and `comparison` follow from the replies and likelihoods beside them."""
+
+    started: str
+    command: tuple[str, ...]
+    config: dict[str, Any]
+    versions: dict[str, str]
+    hardware: Hardware
+    commit: str
+    questions: tuple[Question, ...]
+    passages: tuple[Passage, ...]
+    sides: tuple[Json, ...]
+    tallies: tuple[tuple[Tally, ...], ...]
+    """For each side."""
+    texts: tuple[TextTally | None, ...]
+    comparison: Comparison | None
+    failures: tuple[Json, ...]
+    """Side, what was asked, reason, status and message; each of them, first in every report."""
+    interrupted: bool = False
+    format: str = FORMAT
+
+    @property
+    def is_success(self) -> bool:
+        has_any = any(tallies for tallies in self.tallies) or any(self.texts)
+        return has_any and not self.failures and not self.interrupted
+
+
+def write_eval(run: EvalRun, path: Path) -> None:
+    write_json(plain_json(run), path)
+
+
+Report = Callable[[str, int, int], None]
+"""Called with what is being done, how much of it is done, and how much there is."""
+
+
+class Evaluation:
+    """A run under way."""
+
+    def __init__(self, targets: Sequence[Target], settings: Settings) -> None:
+        self.settings = settings
+        self.sides = [Side(target) for target in targets]
+        self.questions: list[Question] = []
+        self.passages: list[Passage] = []
+        self._hardware = hardware()
+        self._started = datetime.now(UTC).isoformat(timespec="seconds")
+        if LIKELIHOOD in settings.checks:
+            own = [passage for path in settings.texts for passage in file_passages(Path(path))]
+            self.passages = own or shipped_passages()
+
+    def run(self, report: Report) -> None:
+        """Asks everything of every side. What came before an interruption stays."""
+        for side in self.sides:
+            began = time.perf_counter()
+            report(f"{side.target.name}: starting", 0, 1)
+            with opened(side.target.place, side.target.serve_arguments) as url:
+                report(f"{side.target.name}: starting", 1, 1)
+                try:
+                    asyncio.run(self._side(side, url, report))
+                finally:
+                    side.seconds = round(time.perf_counter() - began, 2)
+
+    @property
+    def has_answers(self) -> bool:
+        return any(side.replies or side.likelihoods for side in self.sides)
+
+    async def _side(self, side: Side, url: str, report: Report) -> None:
+        connection = Connection(url, side.target.api_key, side.target.model, stall_s=self.settings.stall_s)
+        async with Client(connection) as client:
+            side.server = server = await client.discover()
+            if not self.questions:
+                report(f"{side.target.name}: making questions", 0, 1)
+                self.questions = await self._make_questions(client, server)
+                report(f"{side.target.name}: making questions", 1, 1)
+            await self._ask(client, side, server, report)
+            if self.passages:
+                await self._predict(client, side, server, report)
+
+    async def _make_questions(self, client: Client, server: Server) -> list[Question]:
+        """All questions of the chosen checks; the first server's tokens measure the long ones."""
+        settings, found = self.settings, []
+        makers: dict[Check, Callable[[], list[Question]]] = {
+            Check.FACTS: fact_questions,
+            Check.LANGUAGES: language_questions,
+            Check.INVOICES: lambda: invoice_questions(settings.count, settings.seed),
+            Check.SCHEMA: lambda: schema_questions(settings.count, settings.seed),
+            Check.TOOLS: lambda: tool_questions(settings.count, settings.seed),
+            Check.OCR: lambda: ocr_questions(settings.count, settings.seed),
+        }
+        for check in Check:
+            if check.value not in settings.checks:
+                continue
+            if check is Check.KEYS:
+                found += await self._make_keys(client, server)
+            else:
+                found += makers[check]()
+        return found
+
+    async def _make_keys(self, client: Client, server: Server) -> list[Question]:
+        async def count(body: Json) -> int | None:
+            blank = Truth(TruthKind.HOLDS, [])
+            return await client.count_prompt(
+                request_of(Question("", Check.KEYS, "", body, blank), self.settings.manner)
+            )
+
+        lengths = parse_lengths(self.settings.lengths, server.max_model_len).fitting
+        return await key_questions(lengths, self.settings.repeats, self.settings.seed, count)
+
+    def _askable(self, side: Side, server: Server) -> list[Question]:
+        """What this server can be asked; what it cannot is noted with the reason."""
+        questions = self.questions
+        if Check.OCR.value in self.settings.checks and "image" not in server.modalities:
+            side.skipped[Check.OCR.value] = "the server takes no images"
+            questions = [question for question in questions if question.check is not Check.OCR]
+        too_long = parse_lengths(self.settings.lengths, server.max_model_len).too_long
+        if Check.KEYS.value in self.settings.checks and too_long:
+            named = ", ".join(f"{length:,}" for length in too_long)
+            reason = f"the context of {server.max_model_len:,} tokens has no room for them"
+            side.skipped[f"keys at {named} tokens"] = reason
+            beginnings = tuple(f"{Check.KEYS.value}/{length}/" for length in too_long)
+            questions = [question for question in questions if not question.id.startswith(beginnings)]
+        return questions
+
+    async def _ask(self, client: Client, side: Side, server: Server, report: Report) -> None:
+        questions = self._askable(side, server)
+
+        def keep(reply: Reply) -> None:
+            side.replies.append(reply)
+            report(f"{side.target.name}: questions", len(side.replies), len(questions))
+
+        report(f"{side.target.name}: questions", 0, len(questions))
+        await ask_all(client, questions, self.settings.manner, keep)
+
+    async def _predict(self, client: Client, side: Side, server: Server, report: Report) -> None:
+        """Passages one at a time: each is one prompt, and the server's own log-probabilities are what is looked at."""
+        key = side.target.api_key
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        async with httpx.AsyncClient(base_url=client.url, headers=headers, timeout=_WHOLE_S) as http:
+            for number, passage in enumerate(self.passages):
+                report(f"{side.target.name}: texts", number, len(self.passages))
+                ids = await client.token_ids(passage.text)
+                try:
+                    found = await read_likelihoods(http, server.model, passage, ids, self.settings.num_top)
+                except NotOfferedError as error:
+                    side.skipped[LIKELIHOOD] = f"the server tells no log-probabilities of a prompt ({error})"
+                    return
+                side.likelihoods.append(found)
+            report(f"{side.target.name}: texts", len(self.passages), len(self.passages))
+
+    def result(self, command: Sequence[str], *, interrupted: bool = False) -> EvalRun:
+        """What there is now, as a file holds it."""
+        failures = [failure for side in self.sides for failure in _failures(side)]
+        comparison = None
+        if len(self.sides) == 2:
+            first, second = self.sides
+            skipped = [f"{what} ({why})" for side in self.sides for what, why in side.skipped.items()]
+            comparison = conclude(
+                compare_answers(self.questions, first.replies, second.replies),
+                compare_texts(first.likelihoods, second.likelihoods),
+                len(failures),
+                list(dict.fromkeys(skipped)),
+            )
+        return EvalRun(
+            started=self._started,
+            command=tuple(command),
+            config=asdict(self.settings),
+            versions=versions(),
+            hardware=self._hardware,
+            commit=commit(),
+            questions=tuple(self.questions),
+            passages=tuple(self.passages),
+            # The key that opens a server has no business in a file.
+            sides=tuple(asdict(replace(side, target=replace(side.target, api_key=None))) for side in self.sides),
+            tallies=tuple(tuple(tally_answers(self.questions, side.replies)) for side in self.sides),
+            texts=tuple(tally_texts(self.passages, side.likelihoods) for side in self.sides),
+            comparison=comparison,
+            failures=tuple(failures),
+            interrupted=interrupted,
+        )
+
+
+def _failures(side: Side) -> list[Json]:
+    named = [(reply.question_id, reply.failure) for reply in side.replies]
+    named += [(f"text {one.passage_id}", one.failure) for one in side.likelihoods]
+    return [
+        {"side": side.target.name, "asked": asked, **asdict(failure)} for asked, failure in named if failure is not None
+    ]

@@ -1,0 +1,41 @@
+"""A report before it is HTML or Markdown: sections of sentences, tables and plots; cells are words or figures."""
+
+from dataclasses import dataclass, field
+
+from onebox.report.source import Value
+
+__all__ = ["Block", "Cell", "Plot", "Section", "Sentence", "Table"]
+
+Cell = Value | str
+
+
+@dataclass(frozen=True)
+class Sentence:
+    """A line of text; an alarm is what must not be overlooked."""
+
+    text: str
+    is_alarm: bool = False
+    is_note: bool = False
+
+
+@dataclass(frozen=True)
+class Table:
+    columns: tuple[str, ...]
+    rows: tuple[tuple[Cell, ...], ...]
+
+
+@dataclass(frozen=True)
+class Plot:
+    """A drawing as SVG, and in words what it shows: the figures themselves stand in a table beside it."""
+
+    svg: str
+    caption: str
+
+
+Block = Sentence | Table | Plot
+
+
+@dataclass(frozen=True)
+class Section:
+    title: str
+    blocks: tuple[Block, ...] = field(default=())

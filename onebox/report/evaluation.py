@@ -1,0 +1,185 @@
+"""The sections of a report on a run of `onebox eval`: failures, verdict, scores by check, predicted texts."""
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+from onebox.report import plots
+from onebox.report.document import Block, Cell, Plot, Section, Sentence, Table
+from onebox.report.source import Source, pointer
+
+__all__ = ["eval_failures", "eval_sections"]
+
+_SHOWN_FAILURES = 20
+_SHOWN_WRONG = 12
+
+
+def eval_failures(source: Source) -> Iterator[Block]:
+    """What went wrong, before anything else is said."""
+    if source.body["interrupted"]:
+        yield Sentence(f"{source.name}: the run was interrupted; what follows is a part.", is_alarm=True)
+    failures = source.body["failures"]
+    if not failures:
+        return
+    yield Sentence(
+        f"{source.name}: {len(failures)} requests FAILED. They count as neither right nor wrong and are in no figure.",
+        is_alarm=True,
+    )
+    kinds: Counter[tuple[str, ...]] = Counter()
+    first: dict[tuple[str, ...], str] = {}
+    for number, failure in enumerate(failures):
+        kind = (failure["side"], str(failure["status"] or "-"), failure["message"], failure["reason"])
+        kinds[kind] += 1
+        first.setdefault(kind, pointer("failures", number, "reason"))
+    rows = [
+        (kind[0], source.value(first[kind]), kind[1], str(count), kind[2])
+        for kind, count in kinds.most_common(_SHOWN_FAILURES)
+    ]
+    yield Table(("server", "reason", "status", "times", "for example"), tuple(rows))
+
+
+def eval_sections(source: Source) -> Iterator[Section]:
+    body = source.body
+    if body["comparison"]:
+        yield Section(f"{source.name}: verdict", tuple(_verdict(source)))
+    if any(body["tallies"]):
+        yield Section(f"{source.name}: right answers", tuple(_scores(source)))
+    if any(body["texts"]):
+        yield Section(f"{source.name}: predicted text", tuple(_texts(source)))
+    wrong = tuple(_wrong(source))
+    if wrong:
+        yield Section(f"{source.name}: wrong answers", wrong)
+    skipped = [
+        Sentence(f"{side['target']['name']}: {what} did not run: {why}", is_note=True)
+        for side in body["sides"]
+        for what, why in side["skipped"].items()
+    ]
+    if skipped:
+        yield Section(f"{source.name}: not looked at", tuple(skipped))
+
+
+def _name(side: dict[str, Any]) -> str:
+    server = side["server"] or {}
+    return f"{side['target']['name']} ({server.get('model') or side['target']['place']})"
+
+
+def _point(interval: dict[str, float]) -> plots.Point:
+    return plots.Point(interval["estimate"], interval["low"], interval["high"])
+
+
+def _verdict(source: Source) -> Iterator[Block]:
+    comparison = source.body["comparison"]
+    is_bad = comparison["outcome"] not in ("no difference seen", "B is better")
+    yield Sentence(f"{comparison['outcome'][0].upper()}{comparison['outcome'][1:]}.", is_alarm=is_bad)
+    for sentence in comparison["sentences"]:
+        yield Sentence(sentence)
+    pairs = comparison["pairs"]
+    if pairs:
+        labels, points = [pair["check"] for pair in pairs], [_point(pair["difference"]) for pair in pairs]
+        axis = "share of right answers, B minus A"
+        yield Plot(plots.intervals(labels, points, axis, 0.0), "With 95% intervals (Tango); a grey one holds 0.")
+        yield Table(
+            ("check", "pairs", "both right", "only A", "only B", "same text", "B - A", "from", "to", "p (Holm)"),
+            tuple(_pair_row(source, number, pair) for number, pair in enumerate(pairs)),
+        )
+    if comparison["texts"]:
+        yield from _text_pair(source)
+
+
+def _pair_row(source: Source, number: int, pair: dict[str, Any]) -> tuple[Cell, ...]:
+    base = pointer("comparison", "pairs", number)
+    counts = [source.value(f"{base}/{key}", ",d") for key in ("num_pairs", "both", "only_first", "only_second")]
+    shares = [source.value(f"{base}/difference/{key}", "+.1%") for key in ("estimate", "low", "high")]
+    return (
+        pair["check"],
+        *counts,
+        source.value(f"{base}/same_text", ",d"),
+        *shares,
+        source.value(f"{base}/p_value", ".2g"),
+    )
+
+
+def _text_pair(source: Source) -> Iterator[Block]:
+    base = "/comparison/texts"
+    rows = [
+        (title, *(source.value(f"{base}/{key}/{end}", form) for end in ("estimate", "low", "high")))
+        for title, key, form in (
+            ("perplexity, B / A", "perplexity_ratio", ".4f"),
+            ("KL(A||B), nats a token, at least", "divergence", ".5f"),
+            ("same likeliest token", "same_likeliest", ".2%"),
+        )
+    ]
+    yield Table(("of all tokens", "seen", "from", "to"), tuple(rows))
+    yield Sentence(
+        "The divergence is a lower bound: it is taken over the likeliest tokens that both servers name, with all other "
+        "tokens as one. Intervals (95%) come from drawing whole passages anew.",
+        is_note=True,
+    )
+
+
+def _scores(source: Source) -> Iterator[Block]:
+    sides, tallies = source.body["sides"], source.body["tallies"]
+    labels = list(dict.fromkeys(tally["check"] for rows in tallies for tally in rows))
+    series = {}
+    for side, rows in zip(sides, tallies, strict=True):
+        points = {tally["check"]: _point(tally["share"]) for tally in rows if tally["answered"]}
+        series[_name(side)] = [points.get(label) for label in labels]
+    yield Plot(plots.grouped_bars(labels, series, "share of right answers"), "With 95% intervals (Wilson).")
+    rows_made: list[tuple[Cell, ...]] = []
+    for number, (side, rows) in enumerate(zip(sides, tallies, strict=True)):
+        for index, tally in enumerate(rows):
+            base = pointer("tallies", number, index)
+            counts = [source.value(f"{base}/{key}", ",d") for key in ("right", "answered", "asked", "cut")]
+            shares = [source.value(f"{base}/share/{key}", ".1%") for key in ("estimate", "low", "high")]
+            finer = [
+                source.value(base + pointer("scores", key), ".1%") for key in ("valid", "fields", "follows_schema")
+            ]
+            rows_made.append((_name(side), tally["check"], *counts, *shares, *finer))
+    columns = ("server", "check", "right", "answered", "asked", "cut", "share", "from", "to")
+    yield Table((*columns, "valid JSON", "fields", "follows schema"), tuple(rows_made))
+    yield from _groups(source)
+
+
+def _groups(source: Source) -> Iterator[Block]:
+    """By language, by length and depth: where a check is weak."""
+    rows: list[tuple[Cell, ...]] = []
+    for number, tallies in enumerate(source.body["tallies"]):
+        for index, tally in enumerate(tallies):
+            for group in tally["groups"]:
+                base = pointer("tallies", number, index, "groups", group)
+                cells = (source.value(f"{base}/0", ",d"), source.value(f"{base}/1", ",d"))
+                rows.append((_name(source.body["sides"][number]), tally["check"], group, *cells))
+    if rows:
+        yield Table(("server", "check", "of which", "right", "answered"), tuple(rows))
+
+
+def _texts(source: Source) -> Iterator[Block]:
+    sides, texts = source.body["sides"], source.body["texts"]
+    kinds = list(dict.fromkeys(kind for text in texts if text for kind in text["kinds"]))
+    series: dict[str, list[plots.Point | None]] = {}
+    rows: list[tuple[Cell, ...]] = []
+    for number, (side, text) in enumerate(zip(sides, texts, strict=True)):
+        if not text:
+            continue
+        values = [text["kinds"].get(kind) for kind in kinds]
+        series[_name(side)] = [None if value is None else plots.Point(value, value, value) for value in values]
+        base = pointer("texts", number)
+        ends = [source.value(f"{base}/perplexity/{end}", ".3f") for end in ("estimate", "low", "high")]
+        counts = [source.value(f"{base}/{key}", ",d") for key in ("passages", "tokens")]
+        by_kind = [source.value(base + pointer("kinds", kind), ".3f") for kind in kinds]
+        rows.append((_name(side), *counts, *ends, source.value(f"{base}/bits_per_byte", ".4f"), *by_kind))
+    yield Plot(plots.grouped_bars(kinds, series, "perplexity of a token", is_log=True), "By kind of text.")
+    yield Table(("server", "passages", "tokens", "perplexity", "from", "to", "bits a byte", *kinds), tuple(rows))
+
+
+def _wrong(source: Source) -> Iterator[Block]:
+    """A few wrong answers of each server, so that a reader sees what "wrong" means."""
+    for number, side in enumerate(source.body["sides"]):
+        rows: list[tuple[Cell, ...]] = []
+        for index, reply in enumerate(side["replies"]):
+            judgement = reply["judgement"]
+            if judgement and not judgement["right"] and len(rows) < _SHOWN_WRONG:
+                base = pointer("sides", number, "replies", index)
+                rows.append((_name(side), source.value(f"{base}/question_id"), source.value(f"{base}/judgement/why")))
+        if rows:
+            yield Table(("server", "question", "what is wrong"), tuple(rows))

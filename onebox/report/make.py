@@ -1,0 +1,81 @@
+"""Puts a report together: title, failures first, then the sections, then where it all comes from."""
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from onebox.report.bench import bench_failures, bench_sections
+from onebox.report.ceiling import Ceiling, roofline_section
+from onebox.report.document import Block, Cell, Section, Sentence, Table
+from onebox.report.evaluation import eval_failures, eval_sections
+from onebox.report.html import page
+from onebox.report.markdown import text
+from onebox.report.source import Source, pointer
+
+__all__ = ["Report", "make_report"]
+
+
+@dataclass(frozen=True)
+class Report:
+    """The same report twice."""
+
+    html: str
+    markdown: str
+
+
+def make_report(sources: Sequence[Source], title: str = "", ceiling: Ceiling | None = None) -> Report:
+    """One report over all runs, of either kind."""
+    named = _told_apart(sources)
+    bench = [source for source in named if not source.is_eval]
+    sections = [Section("Failures", tuple(_failures(named)))]
+    for source in named:
+        if source.is_eval:
+            sections += eval_sections(source)
+    sections += bench_sections(bench)
+    if bench and ceiling is not None:
+        sections += roofline_section(bench, ceiling)
+    sections.append(Section("Where this comes from", tuple(_provenance(named))))
+    heading = title or f"onebox: {', '.join(source.name for source in named)}"
+    return Report(page(heading, sections), text(heading, sections))
+
+
+def _told_apart(sources: Sequence[Source]) -> list[Source]:
+    """Two files of one name get their paths for names."""
+    names = [source.name for source in sources]
+    return [
+        Source(source.path, source.path, source.sha256, source.body) if names.count(source.name) > 1 else source
+        for source in sources
+    ]
+
+
+def _failures(sources: Sequence[Source]) -> Iterator[Block]:
+    found = [block for source in sources for block in (eval_failures if source.is_eval else bench_failures)(source)]
+    yield from found or [Sentence("Nothing failed.")]
+
+
+def _provenance(sources: Sequence[Source]) -> Iterator[Block]:
+    yield Sentence(
+        "Every figure above names its file and its key in it: point at it, or follow it. The files hold every request "
+        "and answer.",
+        is_note=True,
+    )
+    for source in sources:
+        rows: list[tuple[Cell, ...]] = [("file", source.path), ("sha256", source.sha256)]
+        rows += [(key, source.value(pointer(key))) for key in ("format", "started", "commit")]
+        rows.append(("command", " ".join(source.body["command"])))
+        for part in ("versions", "hardware"):
+            rows += [(f"{part}: {key}", source.value(pointer(part, key))) for key in source.body[part]]
+        rows += _servers(source)
+        for key, value in source.body["config"].items():
+            shown = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+            rows.append((f"config: {key}", shown))
+        yield Table((source.name, ""), tuple(rows))
+
+
+def _servers(source: Source) -> Iterator[tuple[Cell, ...]]:
+    places = [("server", "/server")]
+    if source.is_eval:
+        places = [(side["target"]["name"], f"/sides/{index}/server") for index, side in enumerate(source.body["sides"])]
+    for name, place in places:
+        for key in source.at(place) or {}:
+            yield f"{name}: {key}", source.value(place + pointer(key))

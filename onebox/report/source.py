@@ -1,0 +1,100 @@
+"""A result file as it is: figures are read from it by key and shown with that key, so that each can be looked up.
+
+Knows the two formats by name, refuses anything else, and changes nothing it reads.
+"""
+
+import hashlib
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from onebox.bench.record import FORMAT as BENCH_FORMAT
+from onebox.bench.record import read_run
+from onebox.eval.run import FORMAT as EVAL_FORMAT
+from onebox.spec.errors import UnreadableError
+
+__all__ = ["BENCH_FORMAT", "EVAL_FORMAT", "Source", "Value", "load"]
+
+
+@dataclass(frozen=True)
+class Value:
+    """A figure as shown, the number behind it, and where it stands: a file and a JSON pointer (RFC 6901) in it."""
+
+    text: str
+    raw: Any
+    file: str
+    key: str
+
+
+@dataclass(frozen=True)
+class Source:
+    """One result file. `name` is how the report calls it, `path` where it says that it is."""
+
+    name: str
+    path: str
+    sha256: str
+    body: dict[str, Any]
+
+    @property
+    def is_eval(self) -> bool:
+        return bool(self.body["format"] == EVAL_FORMAT)
+
+    def at(self, key: str) -> Any:
+        """What stands at a JSON pointer; None where nothing does."""
+        place: Any = self.body
+        for part in key.split("/")[1:]:
+            name = part.replace("~1", "/").replace("~0", "~")
+            try:
+                place = place[int(name)] if isinstance(place, list) else place[name]
+            except (LookupError, ValueError, TypeError):
+                return None
+        return place
+
+    def value(self, key: str, form: str = "", unit: str = "") -> Value | str:
+        """The figure at a key, in a format such as ".1f", ",d", ".1%" or "ms"; a dash where there is none."""
+        found = self.at(key)
+        if found is None or (isinstance(found, float) and math.isnan(found)):
+            return "-"
+        return Value(_shown(found, form) + unit, found, self.path, key)
+
+
+def _shown(found: Any, form: str) -> str:
+    if form == "s":
+        return _seconds(float(found))
+    return format(found, form) if form else str(found)
+
+
+def _seconds(value: float) -> str:
+    """Three digits that matter, in milliseconds below a second."""
+    return f"{value * 1e3:.3g} ms" if value < 0.9995 else f"{value:.3g} s"
+
+
+def pointer(*parts: str | int) -> str:
+    """A JSON pointer of these steps."""
+    return "".join("/" + str(part).replace("~", "~0").replace("/", "~1") for part in parts)
+
+
+def load(path: Path, shown: str = "") -> Source:
+    """Reads a result of `onebox bench` or `onebox eval`; any other file is refused by name.
+
+    `shown` is the path that the report names, where that is another: one that leads there from the report's place.
+    """
+    try:
+        data = path.read_bytes()
+        body = json.loads(data)
+    except OSError as error:
+        raise UnreadableError(f"{path} cannot be read ({error.strerror}).") from None
+    except ValueError as error:
+        raise UnreadableError(f"{path} is not JSON ({error}); name a file that --output wrote.") from None
+    found = body.get("format") if isinstance(body, dict) else None
+    if found == BENCH_FORMAT:
+        read_run(path)  # refuses what is damaged, with the place
+    elif found != EVAL_FORMAT:
+        raise UnreadableError(
+            f"{path} is no result of this onebox: its format is {found!r}, not {BENCH_FORMAT!r} or {EVAL_FORMAT!r}."
+        )
+    elif missing := [key for key in ("sides", "tallies", "texts", "failures", "comparison") if key not in body]:
+        raise UnreadableError(f"{path} is damaged: it lacks {missing[0]!r}.")
+    return Source(path.stem, shown or str(path), hashlib.sha256(data).hexdigest(), body)

@@ -1,0 +1,56 @@
+"""The engine's own benchmark, on a tiny model on a CPU: what it counts adds up."""
+
+from itertools import count
+from time import monotonic, thread_time
+
+import pytest
+import torch
+
+from onebox.lab.decode import ACCEPTANCE, ROWS, Row, measure, row_bytes, start_seconds
+from onebox.model.dummy import dummy_model
+from onebox.spec.model import spec_from_config
+from onebox.spec.shapes import named_spec
+from tests.synthetic import tiny_config
+
+
+@pytest.fixture(autouse=True)
+def clock(monkeypatch):
+    """Each look at the clock is a millisecond after the last: every event of a stream comes that much later."""
+    ticks = count()
+    monkeypatch.setattr("onebox.lab.decode.perf_counter", lambda: next(ticks) / 1e3)
+
+
+@pytest.fixture(scope="module")
+def model():
+    return dummy_model(spec_from_config(tiny_config()), {}, torch.device("cpu"), torch.float32)
+
+
+def test_a_plain_row_gives_one_token_a_step(model):
+    found = measure(model, Row("plain", context=9, num_tokens=12), ceiling=1e10)
+    assert found.tokens_per_step == 1
+    assert found.step_ms == 1
+    assert found.tokens_per_second == 1000
+    assert found.bytes_per_step == row_bytes(model.spec, Row("plain", context=9))
+    assert found.share_of_copy == pytest.approx(found.bytes_per_step / 1e10 / 1e-3, abs=1e-3)
+
+
+def test_drafts_are_kept_at_the_rates_that_were_set(model):
+    found = measure(model, Row("mtp2", context=9, drafts=2, num_tokens=300), ceiling=1e10)
+    assert found.tokens_per_step == pytest.approx(1 + sum(ACCEPTANCE), abs=0.15)
+
+
+def test_every_stream_counts(model):
+    found = measure(model, Row("plain-x3", streams=3, context=9, num_tokens=12), ceiling=1e10)
+    assert found.tokens_per_second == 3000
+
+
+def test_a_plain_step_of_the_122b_moves_what_the_planner_says():
+    (plain,) = [row for row in ROWS if row.name == "plain"]
+    assert row_bytes(named_spec("qwen3.5-122b-a10b"), plain) == pytest.approx(5.63e9, rel=0.01)
+
+
+def test_the_start_is_told_in_seconds_of_the_process(model):
+    first, began = start_seconds(model), monotonic()
+    second, ended = start_seconds(model), monotonic()
+    assert second - first == pytest.approx(ended - began, abs=0.05)
+    assert first > thread_time()
