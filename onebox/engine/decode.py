@@ -13,9 +13,8 @@ from torch import Tensor
 
 from onebox.engine.config import PAGE_TOKENS
 from onebox.engine.inputs import DrawInputs, Sizes, StepInputs
-from onebox.kernels.kv_slots import kv_slots
 from onebox.kernels.sampling import sample
-from onebox.kernels.settle import settle
+from onebox.kernels.step import slot_mapping, verify_drafts
 from onebox.model.memory import Memory
 from onebox.model.qwen3_5 import Batch, MtpHead, Qwen35
 
@@ -87,7 +86,7 @@ class Decoder:
         num_rows, num_sequences = len(drawn), len(inputs.batch.slots)
         edge = 2 * num_rows + num_sequences
         words = torch.empty(edge + num_sequences * depth, dtype=torch.int64, device=drawn.device)
-        settle(words[:edge], drawn, draw.next_ids, draw.verdicts, inputs.batch.cu_rows)
+        verify_drafts(words[:edge], drawn, draw.next_ids, draw.verdicts, inputs.batch.cu_rows)
         head, pages = self._model.mtp, self._memory.mtp
         if head and pages:
             followed = _followed(inputs, words[:num_rows])
@@ -179,7 +178,7 @@ def _followed(inputs: StepInputs, token_ids: Tensor) -> Batch:
         token_ids=token_ids,
         positions=batch.positions + 1,
         seen=batch.seen + 1,
-        kv_slots=kv_slots(batch.page_table, draw.row_sequence, draw.positions + 1, PAGE_TOKENS),
+        kv_slots=slot_mapping(batch.page_table, draw.row_sequence, draw.positions + 1, PAGE_TOKENS),
     )
 
 
@@ -192,7 +191,7 @@ def _chained(batch: Batch, drafts: Tensor, chain: _Chain) -> Batch:
         positions=(chain.positions + chain.offsets).expand(3, -1),
         cu_rows=torch.arange(len(drafts) + 1, dtype=torch.int32, device=drafts.device),
         seen=(chain.positions + 1).to(torch.int32),
-        kv_slots=kv_slots(batch.page_table, sequences, chain.positions, PAGE_TOKENS),
+        kv_slots=slot_mapping(batch.page_table, sequences, chain.positions, PAGE_TOKENS),
     )
 
 
