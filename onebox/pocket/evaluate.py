@@ -21,7 +21,7 @@ from pathlib import Path
 import torch
 
 import onebox
-from onebox.checkpoint.recipe import Recipe, Target
+from onebox.checkpoint.recipe import Recipe, TargetFormat
 from onebox.checkpoint.source import open_checkpoint
 from onebox.model.assemble import load_model
 from onebox.pocket.agree import Agreement, Variant, compare
@@ -200,7 +200,7 @@ def agreements(made: dict[str, Path], passages: Sequence[Passage], kv_formats: S
 
 
 def _without_mtp(name: str) -> Recipe:
-    return replace(BUILDS.get(name, Recipe()), mtp=Target.KEEP)
+    return replace(BUILDS.get(name, Recipe()), mtp=TargetFormat.KEEP)
 
 
 def _counted(passages: Sequence[Passage]) -> Iterator[Passage]:
