@@ -23,12 +23,12 @@ from onebox.model import reference
 from onebox.model.assemble import load_model
 from onebox.model.load import load_weights
 from onebox.model.random import write_random_checkpoint
-from onebox.pocket.agree import Variant, predictions
-from onebox.pocket.passages import Passage
 from onebox.spec.errors import UnsupportedError
 from onebox.spec.kv import KVFormat
 from onebox.spec.model import spec_from_config
 from onebox.spec.modules import ModuleClass, modules
+from recipes.pocket.evaluation.agreement import Variant, predictions
+from recipes.pocket.evaluation.passages import Passage
 from tests.formats.test_nvfp4 import ARGS, SCHEME
 from tests.synthetic import Tensors, tiny_config, write_checkpoint
 
