@@ -20,7 +20,7 @@ from onebox.checkpoint.bind import Binding, Bound, bind
 from onebox.checkpoint.fast import FastReader
 from onebox.checkpoint.header import TensorEntry
 from onebox.checkpoint.source import Checkpoint, open_checkpoint
-from onebox.checkpoint.staging import Read, Reader, StagedReader
+from onebox.checkpoint.staging import Read, StagedReader, TensorReader
 from onebox.checkpoint.weights import read_weight, weight_tensors
 from onebox.kernels.delta_net.memory import DeltaWeights
 from onebox.kernels.rope.frequencies import rotary_frequencies
@@ -265,7 +265,7 @@ def loading_order(spec: ModelSpec, binding: Binding, *, with_mtp: bool = True) -
 
 def _reader(
     checkpoint: Checkpoint, order: list[list[TensorEntry]], device: torch.device, load_format: LoadFormat
-) -> Reader:
+) -> TensorReader:
     if load_format is LoadFormat.FASTSAFETENSORS:
         return FastReader(checkpoint, order, device)
     return StagedReader(order, device)
