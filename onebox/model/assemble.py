@@ -35,9 +35,10 @@ from onebox.model.experts import (
     plain_expert,
 )
 from onebox.model.fused import can_fuse
+from onebox.model.layers import Attention, DeltaNet, Layer, Mixture, MtpHead
 from onebox.model.linear import Linear, PlainLinear, are_one, make_linear
 from onebox.model.load import refuse_problems
-from onebox.model.qwen3_5 import Attention, DeltaNet, Layer, Mixture, MtpHead, Qwen35
+from onebox.model.qwen3_5 import Qwen35
 from onebox.spec.errors import MismatchError, UsageError
 from onebox.spec.model import ModelSpec, read_json, spec_from_config
 from onebox.spec.modules import ModuleClass
