@@ -31,10 +31,10 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 from onebox.engine.api import Engine, Failed, Request, SamplingParams, Tokens
 from onebox.engine.open import EngineOptions, Vocabulary, plan_engine, start_engine
 from onebox.model.random import TINY, random_weights
-from onebox.pocket.synthetic import HELD_OUT_SEED, MEASURED, prompt_text
 from onebox.spec.model import spec_from_config
 from onebox.text.chat import ChatTemplate
 from onebox.text.tokenizer import Tokenizer
+from recipes.pocket.synthetic.workloads import HELD_OUT_SEED, MEASURED, prompt_text
 
 PROMPT = 64
 MID = {

@@ -99,8 +99,8 @@ class _GraphStep:
         next_inputs(
             batch.token_ids,
             batch.positions[0],
-            batch.kv_slots,
-            batch.keep,
+            batch.slot_mapping,
+            batch.num_accepted,
             batch.seen,
             batch.cu_rows,
             batch.page_table,
