@@ -12,13 +12,13 @@ from onebox.checkpoint.staging import Read
 from onebox.checkpoint.weights import read_weight, weight_tensors
 from onebox.formats.expert_tiles import pack_down, pack_gate_up
 from onebox.kernels.experts import (
-    prefill_experts,
     prefill_experts_bf16,
     prefill_experts_fp8,
+    prefill_experts_int4,
     prefill_experts_nvfp4,
-    routed_experts,
     routed_experts_bf16,
     routed_experts_fp8,
+    routed_experts_int4,
     routed_experts_nvfp4,
 )
 from onebox.model.linear import Phase, Rows, group_int_of
@@ -51,8 +51,8 @@ class Int4Experts:
     def __call__(self, rows: Rows, ids: Tensor, weights: Tensor) -> Tensor:
         tensors = (self.gate_up, self.gate_up_scale, self.down, self.down_scale)
         if rows.phase is Phase.DECODE:
-            return routed_experts(*rows.fixed_point, ids, weights, *tensors)
-        return prefill_experts(rows.x.to(torch.bfloat16), ids, weights, *tensors).to(torch.float32)
+            return routed_experts_int4(*rows.fixed_point, ids, weights, *tensors)
+        return prefill_experts_int4(rows.x.to(torch.bfloat16), ids, weights, *tensors).to(torch.float32)
 
 
 @dataclass(frozen=True)

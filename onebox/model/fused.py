@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from onebox.formats.kv_pages import KVPages
-from onebox.kernels.attention import paged_attention_rows, write_heads
+from onebox.kernels.attention import kv_write_fused, paged_attention_fused
 from onebox.kernels.common.rows import FixedRows
-from onebox.kernels.delta_net import delta_rows, delta_step
+from onebox.kernels.delta_net import delta_net_step_fused, gated_norm_fused
 from onebox.kernels.delta_net.memory import DeltaPool
-from onebox.kernels.experts import expert_slots
+from onebox.kernels.experts import routed_experts_int4_fused
 from onebox.kernels.int_linear import fixed_point
 from onebox.kernels.norm import add_norm, rms_norm
 from onebox.kernels.router import route_shared
@@ -131,7 +131,7 @@ def _attend(
     """float32 [P, R, H]: what attention adds."""
     qkv, query = _write_heads(spec, mixer, rows, pages, batch, table)
     scale = spec.head_dim**-0.5
-    rows = paged_attention_rows(query, pages, batch.page_table, batch.seen, batch.cu_rows, scale, qkv)
+    rows = paged_attention_fused(query, pages, batch.page_table, batch.seen, batch.cu_rows, scale, qkv)
     return _parts(mixer.o_proj, rows)
 
 
@@ -146,7 +146,7 @@ def _write_heads(
     """Writes the rows' keys and values into the pages; (the projection's parts, the queries [R, Q, D])."""
     qkv = _parts(mixer.qkv_proj, rows)
     weights = mixer.q_norm, mixer.k_norm
-    query = write_heads(qkv, *weights, *table, spec.rms_norm_eps, rows.x.dtype, pages, batch.slot_mapping)
+    query = kv_write_fused(qkv, *weights, *table, spec.rms_norm_eps, rows.x.dtype, pages, batch.slot_mapping)
     return qkv, query
 
 
@@ -156,8 +156,8 @@ def _recur(spec: ModelSpec, mixer: DeltaNet, rows: FixedRows, pool: DeltaPool, b
     qkv, z, *rest = joined.tensor_split([spec.conv_dim, spec.conv_dim + spec.value_dim], dim=-1)
     gates = rest[0] if mixer.gates_proj is None else _parts(mixer.gates_proj, rows)
     b, a = gates.chunk(2, dim=-1)
-    mixed = delta_step(qkv, a, b, mixer.weights, pool, batch.cu_rows, batch.slots, batch.num_accepted)
-    out = delta_rows(mixed, z, mixer.norm, spec.rms_norm_eps, rows.x.dtype)
+    mixed = delta_net_step_fused(qkv, a, b, mixer.weights, pool, batch.cu_rows, batch.slots, batch.num_accepted)
+    out = gated_norm_fused(mixed, z, mixer.norm, spec.rms_norm_eps, rows.x.dtype)
     return _parts(mixer.out_proj, out)
 
 
@@ -173,7 +173,7 @@ def _mix(spec: ModelSpec, mixture: Mixture, rows: FixedRows, residual: Tensor) -
         gate_up_parts = _parts(gate_up, rows)
     tensors = (experts.gate_up, experts.gate_up_scale, experts.down, experts.down_scale)
     given = gate_up_parts, down.stored if isinstance(down, FloatLinear) else None
-    slots, inner, shared = expert_slots(rows, ids, weights, *tensors, shared=given)
+    slots, inner, shared = routed_experts_int4_fused(rows, ids, weights, *tensors, shared=given)
     if shared is None and inner is not None:
         shared = _parts(down, _rows_for(down, inner))
     return Stream(residual, slots.transpose(0, 1), shared, share)

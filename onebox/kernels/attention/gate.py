@@ -5,12 +5,12 @@ import triton.language as tl
 
 from onebox.kernels.common.dependent import dependent, release, wait
 from onebox.kernels.common.rows import FixedRows
-from onebox.kernels.experts.shared import _BLOCK, _grid, _sigmoid
+from onebox.kernels.experts.shared_expert import _BLOCK, _grid, _sigmoid
 from onebox.kernels.int_linear.reference import LARGEST, SMALLEST_ABSMAX
 from onebox.kernels.norm.fused import new_rows, store_rows
 from onebox.kernels.router.fused import sum_parts
 
-__all__ = ["attention_gate", "attention_rows"]
+__all__ = ["attention_gate", "attention_gate_fused"]
 
 
 @triton.jit
@@ -40,7 +40,7 @@ def attention_gate(attended, gate):
 
 
 @triton.jit
-def attention_rows_kernel(
+def attention_gate_fused_kernel(
     attended_ptr,  # [R, K]
     qkv_ptr,  # float32 [PARTS, R, ...], part_stride and row_stride apart
     x_ptr,  # [R, K]
@@ -67,12 +67,12 @@ def attention_rows_kernel(
     store_rows(values, row, group, x_ptr, planes_ptr, scale_ptr, K, LARGEST, SMALLEST_ABSMAX)
 
 
-def attention_rows(attended, qkv_parts):
+def attention_gate_fused(attended, qkv_parts):
     num_rows, heads, head_dim = attended.shape
     width = heads * head_dim
     rows = new_rows(num_rows, width, attended.dtype, attended.device)
     if num_rows:
-        attention_rows_kernel[(width // 128, num_rows)](
+        attention_gate_fused_kernel[(width // 128, num_rows)](
             attended,
             qkv_parts,
             *rows,

@@ -13,9 +13,10 @@ import triton.language as tl
 from torch import Tensor
 
 from onebox.formats.kv_turboquant import turboquant_levels
-from onebox.kernels.attention.write import IS_INTERPRETED, rounded
 
-__all__ = ["coordinates", "load_planes", "load_tables", "lookup_table"]
+__all__ = ["IS_INTERPRETED", "coordinates", "load_planes", "load_tables", "lookup_table", "rounded"]
+
+IS_INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
 
 # Eight codes of a word to float16. `prmt` picks four of eight bytes by the four nibbles in its selector's low half: the
 # low bytes of the magnitudes ($5, $9), then the high ones ($13, $17). A code from 8 up is positive and its low bits
@@ -70,6 +71,15 @@ def lookup_table(dim: int, bits: int, device: torch.device) -> Tensor:
     eight = levels[8:] if bits == 4 else levels.repeat(8 // len(levels))
     low_and_high = eight.view(torch.uint8).view(8, 2).T.flatten()
     return torch.cat([low_and_high, torch.full((4,), 0x40, dtype=torch.uint8)]).view(torch.int32).to(device)
+
+
+@triton.jit
+def rounded(x, DTYPE: tl.constexpr):
+    """Float32 in DTYPE, to nearest even. The interpreter cuts the bits of bfloat16 off: it gets them rounded."""
+    if IS_INTERPRETED and tl.bfloat16 == DTYPE:
+        bits = x.to(tl.int32, bitcast=True)
+        x = ((bits + 0x7FFF + ((bits >> 16) & 1)) & -65536).to(tl.float32, bitcast=True)
+    return x.to(DTYPE)
 
 
 @triton.jit
@@ -173,12 +183,9 @@ def _nibble_planes(byte, levels_ptr, table, DTYPE: tl.constexpr):
 
 @triton.jit
 def load_planes(
-    codes_ptr,
-    scale_ptr,
-    levels_ptr,
+    stored,  # pointers to codes, scales and levels; what `load_tables` gave
     vectors,
     loaded,
-    table,
     D: tl.constexpr,
     BITS: tl.constexpr,
     DTYPE: tl.constexpr,
@@ -187,6 +194,7 @@ def load_planes(
 
     Planes of tokens that are not `loaded` are some finite numbers, their factor is whatever lies there.
     """
+    codes_ptr, scale_ptr, levels_ptr, table = stored
     row = vectors[:, None]
     inside = loaded[:, None]
     if BITS >= 8:

@@ -13,12 +13,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from onebox.kernels.attention.write import rounded
+from onebox.kernels.attention.planes import rounded
 from onebox.kernels.common.dependent import dependent, release, wait
 from onebox.kernels.delta_net.memory import DeltaPool, DeltaWeights
 from onebox.kernels.router.fused import sum_parts
 
-__all__ = ["softplus", "step"]
+__all__ = ["delta_net_step", "delta_net_step_fused", "softplus"]
 
 _STRIPE = 16
 """Value columns of a program of `recur`: with one warp, its sums over a column need no shared memory."""
@@ -331,7 +331,15 @@ def delta_net_recur_kernel(
         t += 1
 
 
-def step(
+def delta_net_step(qkv, a, b, weights, pool, cu_rows, slots, keep):
+    return _step(qkv, a, b, weights, pool, cu_rows, slots, keep, qkv.dtype)
+
+
+def delta_net_step_fused(qkv_parts, a_parts, b_parts, weights, pool, cu_rows, slots, keep):
+    return _step(qkv_parts, a_parts, b_parts, weights, pool, cu_rows, slots, keep, torch.float32)
+
+
+def _step(
     qkv: Tensor,
     a: Tensor,
     b: Tensor,
