@@ -57,7 +57,6 @@ def paged_attention_prefill_kernel(
         row_head = (first_row + positions - start).to(tl.int64) * Q + query_head
         end = tl.minimum(tile_start + QUERY_TILE, stop)
         table_ptr = page_table_ptr + sequence * max_pages
-        page = tl.load(table_ptr)
         _, total, mixed_low, mixed_high = attend_tokens(
             query_ptr,
             row_head,
@@ -66,7 +65,7 @@ def paged_attention_prefill_kernel(
             tl.full([], 0, tl.int32),
             end,
             table_ptr,
-            page,
+            None,
             query_head // (Q // V),
             (key_codes_ptr, key_scale_ptr, key_levels_ptr, key_table_ptr),
             (value_codes_ptr, value_scale_ptr, value_levels_ptr, value_table_ptr),

@@ -82,7 +82,7 @@ def attend_tokens(
     start,  # the first token, a multiple of TILE
     end,  # tokens from here on are not read
     table_ptr,  # int32: the sequence's pages
-    page,  # the first token's
+    page,  # the first token's, if it has been read already, else None
     head,  # the KV head
     key,  # pointers to codes, scale, levels, lookup table; so the next
     value,
@@ -110,6 +110,8 @@ def attend_tokens(
     mixed_high = tl.zeros([M, D // 2], tl.float32)
     DTYPE: tl.constexpr = query_ptr.dtype.element_ty
     key_table, value_table = load_tables(key[3], value[3], KEY_BITS, VALUE_BITS, DTYPE)
+    if page is None:
+        page = tl.load(table_ptr + start // P)
     for position in range(loop_bound(start), loop_bound(end), TILE):
         next_position = position + TILE
         next_page = tl.load(table_ptr + next_position // P, mask=next_position < end, other=0)
