@@ -30,14 +30,14 @@ from onebox.spec.kv import KVFormat
 from onebox.text.chat import ChatTemplate
 from onebox.text.tokenizer import Tokenizer
 from recipes.pocket.command import run_command, say
-from recipes.pocket.evaluation.agreement import Agreement, Variant, compare
-from recipes.pocket.evaluation.passages import Passage, example_passages, text_passages
-from recipes.pocket.evaluation.report import BuildResult, Evaluation
+from recipes.pocket.evaluation.agreement import ModelVariant, PredictionScores, compare
+from recipes.pocket.evaluation.passages import HeldOutPassage, example_passages, text_passages
+from recipes.pocket.evaluation.report import BuildResult, PocketEvaluation
 from recipes.pocket.evaluation.tasks import TaskResult, continue_text, recall_task, workload_task
 from recipes.pocket.synthetic.filler import use_documents
 from recipes.pocket.synthetic.workloads import MEASURED
 
-__all__ = ["FULL", "QUICK", "Sizes", "agreements", "evaluate", "main", "write"]
+__all__ = ["FULL", "QUICK", "EvaluationSizes", "agreements", "evaluate", "main", "write"]
 
 NUM_DRAFTS = 2
 KV_FORMATS = ("bf16", "fp8", "turboquant", "turboquant_k3v3")
@@ -47,7 +47,7 @@ _BUILD_TASKS = ("invoice", "code")
 
 
 @dataclass(frozen=True)
-class Sizes:
+class EvaluationSizes:
     """How much is measured."""
 
     num_examples: int
@@ -69,7 +69,7 @@ class Sizes:
     num_build_examples: int
 
 
-FULL = Sizes(
+FULL = EvaluationSizes(
     num_examples=100,
     num_served=30,
     recall_lengths=(4096,),
@@ -82,7 +82,7 @@ FULL = Sizes(
     builds=tuple(BUILDS),
     num_build_examples=20,
 )
-QUICK = Sizes(
+QUICK = EvaluationSizes(
     num_examples=8,
     num_served=4,
     recall_lengths=(1024, 4096),
@@ -97,7 +97,7 @@ QUICK = Sizes(
 )
 
 
-def evaluate(directory: Path, data: Path, kv_formats: Sequence[str], sizes: Sizes) -> Evaluation:
+def evaluate(directory: Path, data: Path, kv_formats: Sequence[str], sizes: EvaluationSizes) -> PocketEvaluation:
     """Measures the checkpoint in `directory`; `data` has the held-out text, where it was collected."""
     started = time.monotonic()
     tokenizer, template = Tokenizer.load(directory), ChatTemplate.load(directory)
@@ -124,7 +124,7 @@ def evaluate(directory: Path, data: Path, kv_formats: Sequence[str], sizes: Size
     kv_bytes = {name: KVFormat.parse(name).bytes_per_token(spec, with_mtp=False) for name in kv_formats}
     where = _where(directory, time.monotonic() - started)
     (perplexities,) = held_out.values()
-    return Evaluation(where, tasks, served, continuations, perplexities, builds, compared, kv_bytes)
+    return PocketEvaluation(where, tasks, served, continuations, perplexities, builds, compared, kv_bytes)
 
 
 def _make_builds(directory: Path, scratch: Path, names: Sequence[str]) -> dict[str, Path]:
@@ -142,7 +142,7 @@ def _open(directory: Path) -> "onebox.LLM":
     return onebox.LLM(directory, speculation="mtp", num_speculative_tokens=NUM_DRAFTS, max_num_seqs=sequences)
 
 
-def _answers(directory: Path, num_examples: int, num_keys: int, sizes: Sizes) -> Iterator[TaskResult]:
+def _answers(directory: Path, num_examples: int, num_keys: int, sizes: EvaluationSizes) -> Iterator[TaskResult]:
     """Examples of every workload, then keys by the length of what they are hidden in."""
     with _open(directory) as llm:
         for name in MEASURED:
@@ -151,20 +151,20 @@ def _answers(directory: Path, num_examples: int, num_keys: int, sizes: Sizes) ->
             yield _told(recall_task(llm, directory, length, num_keys, sizes.max_tokens))
 
 
-def _served(made: dict[str, Path], sizes: Sizes) -> Iterator[TaskResult]:
+def _served(made: dict[str, Path], sizes: EvaluationSizes) -> Iterator[TaskResult]:
     """The same of the build that is served, where it was made."""
     if SERVED_BUILD in made:
         yield from _answers(made[SERVED_BUILD], sizes.num_served, -(-sizes.num_keys // 2), sizes)
 
 
-def _continuations(directory: Path, prompts: Sequence[Passage], sizes: Sizes) -> Iterator[TaskResult]:
+def _continuations(directory: Path, prompts: Sequence[HeldOutPassage], sizes: EvaluationSizes) -> Iterator[TaskResult]:
     with _open(directory) as llm:
         for name, passages in groupby(prompts, lambda passage: passage.name):
             yield continue_text(llm, name, list(passages), min(64, sizes.max_tokens))
     say(f"went on with {len(prompts)} texts")
 
 
-def _build_result(name: str, directory: Path, sizes: Sizes) -> BuildResult:
+def _build_result(name: str, directory: Path, sizes: EvaluationSizes) -> BuildResult:
     num_bytes = sum(entry.nbytes for entry in open_checkpoint(directory).tensors.values())
     with _open(directory) as llm:
         tasks = [
@@ -179,7 +179,9 @@ def _told(task: TaskResult) -> TaskResult:
     return task
 
 
-def agreements(made: dict[str, Path], passages: Sequence[Passage], kv_formats: Sequence[str]) -> dict[str, Agreement]:
+def agreements(
+    made: dict[str, Path], passages: Sequence[HeldOutPassage], kv_formats: Sequence[str]
+) -> dict[str, PredictionScores]:
     """Every build over every KV format."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
@@ -188,7 +190,7 @@ def agreements(made: dict[str, Path], passages: Sequence[Passage], kv_formats: S
     first = {recipe: name for name, recipe in reversed(alike.items())}
     models = {name: load_model(made[name], device, dtype) for name in first.values()}
     variants = {
-        f"{name} / {kv}": Variant(models[name], KVFormat.parse(kv))
+        f"{name} / {kv}": ModelVariant(models[name], KVFormat.parse(kv))
         for name in made
         if name in models
         for kv in kv_formats
@@ -202,7 +204,7 @@ def _without_mtp(name: str) -> Recipe:
     return replace(BUILDS.get(name, Recipe()), mtp=Target.KEEP)
 
 
-def _counted(passages: Sequence[Passage]) -> Iterator[Passage]:
+def _counted(passages: Sequence[HeldOutPassage]) -> Iterator[HeldOutPassage]:
     for number, passage in enumerate(passages):
         if number % 10 == 0:
             say(f"passage {number} of {len(passages)}")
@@ -221,7 +223,7 @@ def _where(directory: Path, seconds: float) -> dict[str, str]:
     }
 
 
-def write(found: Evaluation, out: Path) -> None:
+def write(found: PocketEvaluation, out: Path) -> None:
     """evaluation.md and evaluation.json in `out`; the latter last, so that it is there only if both are."""
     out.mkdir(parents=True, exist_ok=True)
     (out / "evaluation.md").write_text(found.as_markdown() + "\n", encoding="utf-8")

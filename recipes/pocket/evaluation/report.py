@@ -5,11 +5,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from recipes.pocket.evaluation.agreement import Agreement
+from recipes.pocket.evaluation.agreement import PredictionScores
 from recipes.pocket.evaluation.claims import Claim, claims
 from recipes.pocket.evaluation.tasks import TaskResult
 
-__all__ = ["BuildResult", "Evaluation"]
+__all__ = ["BuildResult", "PocketEvaluation"]
 
 _KEPT = "1st draft kept | 2nd draft kept after it"
 
@@ -24,7 +24,7 @@ class BuildResult:
 
 
 @dataclass(frozen=True)
-class Evaluation:
+class PocketEvaluation:
     """Everything that was measured of one checkpoint, and where."""
 
     where: dict[str, str]
@@ -33,10 +33,10 @@ class Evaluation:
     """Answers by the build that `onebox serve` runs."""
     continuations: list[TaskResult]
     """Held-out texts gone on with."""
-    held_out: Agreement
+    held_out: PredictionScores
     """How well the master predicts held-out texts and right answers."""
     builds: list[BuildResult]
-    agreements: dict[str, Agreement]
+    agreements: dict[str, PredictionScores]
     """By "build / KV format"; the first is the checkpoint itself with a bf16 cache."""
     kv_bytes: dict[str, int]
     """Bytes of a token in the cache, by KV format."""
@@ -77,7 +77,7 @@ class Evaluation:
         )
 
     @property
-    def _first(self) -> Agreement:
+    def _first(self) -> PredictionScores:
         return next(iter(self.agreements.values()))
 
     @property
@@ -97,7 +97,7 @@ class Evaluation:
             yield f"| {name} | {kv_bytes:,} | {numbers} |"
 
 
-def _agreement(each: Agreement) -> Mapping[str, Any]:
+def _agreement(each: PredictionScores) -> Mapping[str, Any]:
     return {
         "perplexity": each.perplexity,
         "mean_kl": each.mean_divergence,
@@ -114,7 +114,7 @@ def _task_table(tasks: Sequence[TaskResult]) -> Iterator[str]:
         yield f"| {task.name} | {task.num} | {task.mean_prompt_tokens:.0f} | {task.scores_text} | {task.kept_text} |"
 
 
-def _text_table(continuations: Sequence[TaskResult], held_out: Agreement) -> Iterator[str]:
+def _text_table(continuations: Sequence[TaskResult], held_out: PredictionScores) -> Iterator[str]:
     yield f"| text | perplexity | tokens | continuations | {_KEPT} |"
     yield "|---|---|---|---|---|---|"
     for task in continuations:
@@ -122,7 +122,7 @@ def _text_table(continuations: Sequence[TaskResult], held_out: Agreement) -> Ite
         yield f"| {task.name} | {perplexity:.2f} | {tokens:,} | {task.num} | {task.kept_text} |"
 
 
-def _answer_table(names: Sequence[str], held_out: Agreement) -> Iterator[str]:
+def _answer_table(names: Sequence[str], held_out: PredictionScores) -> Iterator[str]:
     yield "| workload | perplexity of the right answer | tokens |"
     yield "|---|---|---|"
     for name in names:

@@ -8,7 +8,7 @@ from random import Random
 import onebox
 from onebox.engine.api import AcceptanceCounts, SamplingParams
 from onebox.text.chat import ChatTemplate
-from recipes.pocket.evaluation.passages import Passage
+from recipes.pocket.evaluation.passages import HeldOutPassage
 from recipes.pocket.synthetic.workloads import HELD_OUT_SEED, MEASURED, Example, prompt_text, recall, score
 
 __all__ = ["TaskResult", "continue_text", "recall_task", "workload_task"]
@@ -64,7 +64,7 @@ def recall_task(llm: "onebox.LLM", directory: Path, tokens: int, count: int, max
     return _answered(llm, directory, f"key at {tokens:,}", [example(number) for number in range(count)], max_tokens)
 
 
-def continue_text(llm: "onebox.LLM", name: str, passages: Sequence[Passage], max_tokens: int) -> TaskResult:
+def continue_text(llm: "onebox.LLM", name: str, passages: Sequence[HeldOutPassage], max_tokens: int) -> TaskResult:
     """Beginnings of held-out texts gone on with: nothing to be right or wrong, but drafts to be counted."""
     prompts = [passage.token_ids[:128] for passage in passages]
     params = SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True)

@@ -7,13 +7,13 @@ import pytest
 
 from onebox.spec.errors import UnreadableError
 from recipes.pocket.data.collect import documents_of, download, unpack
-from recipes.pocket.data.sources import SOURCES, Source, packages
+from recipes.pocket.data.sources import SOURCES, TextSource, packages
 
 SENTENCE = "This sentence number {} is long enough to be a paragraph that counts as text of its own, and a bit longer."
 
 
-def source(kind: str, pattern: str, **fields) -> Source:
-    return Source("sample", "en", "none", kind, (("pack", pattern),), **fields)
+def source(kind: str, pattern: str, **fields) -> TextSource:
+    return TextSource("sample", "en", "none", kind, (("pack", pattern),), **fields)
 
 
 @pytest.fixture
@@ -54,7 +54,7 @@ def test_long_documents_are_split_between_paragraphs(root):
 
 def test_a_source_gives_no_more_characters_than_it_may(root):
     write(root, "a.txt", range(400))
-    documents = documents_of(source("text", "doc/*.txt", most_characters=15_000), {"pack": root}, set())
+    documents = documents_of(source("text", "doc/*.txt", max_characters=15_000), {"pack": root}, set())
     assert 0 < sum(map(len, documents)) <= 15_000
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from onebox.spec.errors import UnreadableError
-from recipes.pocket.training.feed import ExamplePool, MixedFeed, Rendered, TextRows, Work, fill_row
+from recipes.pocket.training.feed import ExamplePool, MixedFeed, Rendered, TextRows, WorkerTask, fill_row
 
 
 def draw(random: Random) -> Rendered:
@@ -64,7 +64,7 @@ def test_text_without_an_index_is_refused_with_what_to_do(tmp_path):
 def test_a_batch_mixes_rows_of_the_pool_with_rows_of_text(tmp_path):
     pool = ExamplePool({30: 8, 60: 4})
     feed = MixedFeed(TextRows(data(tmp_path)), pool, ("work",))
-    work = Work(lambda: draw, 1, {"work": feed.kinds.index("work")})
+    work = WorkerTask(lambda: draw, 1, {"work": feed.kinds.index("work")})
     assert not pool.is_ready()
     for seed in range(12):
         for length in (30, 60):

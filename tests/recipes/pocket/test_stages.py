@@ -12,8 +12,8 @@ from onebox.spec.errors import MismatchError, UnsupportedError
 from recipes.pocket import __main__ as command
 from recipes.pocket import train
 from recipes.pocket.export import read_weights
-from recipes.pocket.stages import STAGES, Stage, Work, missed, run_stages
-from recipes.pocket.training.clock import PROGRESS, Clock, progress_of
+from recipes.pocket.stages import STAGES, RecipeStage, WorkDirectory, missed, run_stages
+from recipes.pocket.training.clock import PROGRESS, RunClock, progress_of
 
 
 @pytest.fixture(autouse=True)
@@ -32,10 +32,10 @@ class Fakes:
         self.root = root
         self.failing: str | None = None
 
-    def recipe(self) -> list[Stage]:
+    def recipe(self) -> list[RecipeStage]:
         return [self._stage(name) for name in STAGES]
 
-    def _stage(self, name: str) -> Stage:
+    def _stage(self, name: str) -> RecipeStage:
         def run() -> None:
             self.ran.append(name)
             (self.root / name).mkdir(exist_ok=True)
@@ -44,7 +44,7 @@ class Fakes:
                 raise KeyboardInterrupt
             (self.root / name / "done").touch()
 
-        return Stage(name, (self.root / name / "done",), run, halfway=self.root / name)
+        return RecipeStage(name, (self.root / name / "done",), run, halfway=self.root / name)
 
 
 @pytest.fixture
@@ -101,7 +101,7 @@ def test_what_a_machine_cannot_do_is_refused_before_anything_is_touched(fakes):
         raise UnsupportedError("no")
 
     recipe = fakes.recipe()
-    recipe[1] = Stage("train", recipe[1].outputs, recipe[1].run, refuse)
+    recipe[1] = RecipeStage("train", recipe[1].outputs, recipe[1].run, refuse)
     with pytest.raises(UnsupportedError):
         run_stages(recipe, again_from="prepare")
     assert all((fakes.root / name / "done").exists() for name in STAGES)
@@ -128,7 +128,7 @@ def test_a_wrong_argument_is_named(arguments, capsys):
 def test_the_toy_recipe_leaves_a_model_that_runs_and_its_tables(tmp_path, capsys):
     arguments = ["--toy", "--work", str(tmp_path), "--minutes", "0.03"]
     assert command.main(arguments) == 0
-    work = Work(tmp_path / "toy")
+    work = WorkDirectory(tmp_path / "toy")
     with onebox.LLM(work.model) as llm:
         assert len(llm.generate(["abc"], onebox.SamplingParams(max_tokens=3, ignore_eos=True))[0].token_ids) == 3
     assert "### What must hold" in (work.directory / "evaluation.md").read_text()
@@ -143,8 +143,10 @@ def test_the_toy_recipe_leaves_a_model_that_runs_and_its_tables(tmp_path, capsys
 
 def test_a_stopped_training_run_goes_on_from_its_weights_and_its_place_in_the_schedule(tmp_path, monkeypatch):
     looks = itertools.count()
-    monkeypatch.setattr(Clock, "elapsed", property(lambda _: 0.05 * next(looks)))  # no matter how busy the machine is
-    real, places = train.Report.step, []
+    monkeypatch.setattr(
+        RunClock, "elapsed", property(lambda _: 0.05 * next(looks))
+    )  # no matter how busy the machine is
+    real, places = train.RunMonitor.step, []
 
     def stop_midway(self, progress, length, rate):
         real(self, progress, length, rate)
@@ -153,7 +155,7 @@ def test_a_stopped_training_run_goes_on_from_its_weights_and_its_place_in_the_sc
             raise KeyboardInterrupt
 
     resumed: list[bool] = []
-    monkeypatch.setattr(train.Report, "step", stop_midway)
+    monkeypatch.setattr(train.RunMonitor, "step", stop_midway)
     arguments = ["--toy", "--minutes", "0.05", "--out", str(tmp_path)]
     assert train.main(arguments) == 130
     share = progress_of(tmp_path)
@@ -179,7 +181,7 @@ def test_a_stopped_training_run_goes_on_from_its_weights_and_its_place_in_the_sc
 
 
 def test_a_resumed_clock_takes_only_the_rest_of_the_time():
-    clock = Clock(10, done=0.75)
+    clock = RunClock(10, done=0.75)
     clock.began -= 30
     clock.first_step = 0.0
     # 2.5 minutes are left, 12 seconds of them for the last checkpoint.

@@ -11,8 +11,8 @@ from onebox.model.random_text import text_files
 from onebox.pocket.ready import MODEL_DIRECTORY
 from onebox.text.chat import ChatTemplate
 from onebox.text.tokenizer import Tokenizer
-from recipes.pocket.data.sources import Source
-from recipes.pocket.data.token_files import pack
+from recipes.pocket.data.sources import TextSource
+from recipes.pocket.data.tokens import write_token_files
 from recipes.pocket.synthetic import filler as filler_module
 from recipes.pocket.synthetic.example import Example, calls, json_value, text_is
 from recipes.pocket.synthetic.filler import use_documents
@@ -163,7 +163,9 @@ def test_collected_documents_become_filler_definitions_and_translations(tmp_path
         "messages-tr": [f"English: Open {number}\nTürkçe: Aç {number}" for number in range(40)],
     }
     monkeypatch.setattr(filler_module, "_documents", None)
-    pack(documents, [Source(name, "en", "none", "text", ()) for name in documents], tokenizer._tokenizer, tmp_path)
+    write_token_files(
+        documents, [TextSource(name, "en", "none", "text", ()) for name in documents], tokenizer._tokenizer, tmp_path
+    )
     use_documents(tmp_path, tokenizer)
     assert "UNLIKELY" in str(recall(Random(0), 4_000, 0.5).messages)
     said = json.dumps([WORKLOADS["chat"](Random(seed)).messages for seed in SEEDS])

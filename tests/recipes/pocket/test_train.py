@@ -11,10 +11,10 @@ from onebox.spec.model import spec_from_config
 from onebox.text.generation import GenerationDefaults
 from recipes.pocket import train
 from recipes.pocket.config import TOY, num_parameters, pocket_config
-from recipes.pocket.export import LARGEST_FILE_BYTES, export, largest_difference, read_weights, write_checkpoint
+from recipes.pocket.export import MAX_FILE_BYTES, export, largest_difference, read_weights, write_checkpoint
 from recipes.pocket.training.delta_rule import plain_delta_rule
 from recipes.pocket.training.feed import ToyFeed
-from recipes.pocket.training.network import Network, Places, draw_weights, token_losses
+from recipes.pocket.training.network import BatchLayout, TrainingNetwork, draw_weights, token_losses
 from recipes.pocket.training.optimizer import Optimizer, orthogonalised
 
 SPEC = spec_from_config(TOY)
@@ -30,8 +30,10 @@ def _one_thread():
 
 
 def toy_trainer() -> train.Trainer:
-    plan = train.Plan(tokens=128, lengths=(32, 64))
-    return train.Trainer(Network(SPEC, plain_delta_rule), draw_weights(SPEC), ToyFeed(SPEC.vocab_size), plan, CPU)
+    plan = train.BatchShape(tokens=128, lengths=(32, 64))
+    return train.Trainer(
+        TrainingNetwork(SPEC, plain_delta_rule), draw_weights(SPEC), ToyFeed(SPEC.vocab_size), plan, CPU
+    )
 
 
 def test_the_pocket_model_fits_into_38_megabytes_of_bf16():
@@ -54,10 +56,10 @@ def test_every_weight_gets_a_gradient():
 
 
 def test_sequences_of_a_batch_do_not_see_each_other():
-    network, weights = Network(SPEC, plain_delta_rule), draw_weights(SPEC)
+    network, weights = TrainingNetwork(SPEC, plain_delta_rule), draw_weights(SPEC)
     tokens = torch.randint(SPEC.vocab_size, (2, 20), generator=torch.Generator().manual_seed(0))
-    both, _ = network.hidden(weights, tokens.flatten(), Places.of(SPEC, 2, 20, CPU))
-    alone, _ = network.hidden(weights, tokens[1], Places.of(SPEC, 1, 20, CPU))
+    both, _ = network.hidden(weights, tokens.flatten(), BatchLayout.of(SPEC, 2, 20, CPU))
+    alone, _ = network.hidden(weights, tokens[1], BatchLayout.of(SPEC, 1, 20, CPU))
     torch.testing.assert_close(both[20:], alone)
 
 
@@ -98,7 +100,7 @@ def test_learning_rate_rises_stays_and_falls_to_nothing():
 
 def test_a_lost_run_goes_back_to_the_last_good_weights_and_on_with_half_the_rate(capsys):
     trainer = toy_trainer()
-    report = train.Report(trainer, train.Clock(1), None)
+    report = train.RunMonitor(trainer, train.RunClock(1), None)
     kept = {name: weight.detach().clone() for name, weight in trainer.weights.items()}
     trainer.step(32, train.LEARNING_RATE)
     trainer.tally.sums.fill_(float("nan"))
@@ -118,7 +120,7 @@ def test_out_of_memory_halves_the_step(monkeypatch):
         return real(self, length)
 
     monkeypatch.setattr(train.Trainer, "loss", loss)
-    assert train.warm_up(trainer, train.Clock(1)).plan.tokens == 64
+    assert train.warm_up(trainer, train.RunClock(1)).plan.tokens == 64
 
 
 def test_toy_run_leaves_a_checkpoint_that_equals_the_reference(tmp_path, capsys):
@@ -128,12 +130,12 @@ def test_toy_run_leaves_a_checkpoint_that_equals_the_reference(tmp_path, capsys)
 
 
 def test_a_written_checkpoint_reads_back_rounded_and_in_small_files(tmp_path, monkeypatch):
-    monkeypatch.setattr("recipes.pocket.export.LARGEST_FILE_BYTES", 60_000)
+    monkeypatch.setattr("recipes.pocket.export.MAX_FILE_BYTES", 60_000)
     weights = draw_weights(SPEC)
     write_checkpoint(tmp_path, TOY, weights)
     files = list(tmp_path.glob("*.safetensors"))
     assert len(files) > 1
-    assert all(file.stat().st_size < 100_000 < LARGEST_FILE_BYTES for file in files)
+    assert all(file.stat().st_size < 100_000 < MAX_FILE_BYTES for file in files)
     _, back = read_weights(tmp_path)
     assert back.keys() == weights.keys()
     assert all(torch.equal(back[name], weight.bfloat16().float()) for name, weight in weights.items())
@@ -163,7 +165,7 @@ def test_weights_that_the_reference_computes_otherwise_are_refused(tmp_path, mon
 
 
 def test_losses_are_counted_by_kind():
-    tally = train.Tally(("a", "b"), CPU)
+    tally = train.LossTally(("a", "b"), CPU)
     tally.count(torch.tensor([0, 1, 1]), *(torch.tensor([1.0, 2.0, 4.0]) * scale for scale in (1, 2, 3)))
     mean, line = tally.read()
     assert math.isclose(mean, 7 / 3, rel_tol=1e-6)

@@ -10,9 +10,15 @@ from onebox.model.random_text import text_files
 from onebox.pocket.ready import MODEL_DIRECTORY
 from onebox.spec.errors import DoesNotFitError
 from onebox.text.tokenizer import Tokenizer
-from recipes.pocket.data.sources import Source
-from recipes.pocket.data.token_files import pack, read_documents, split
-from recipes.pocket.data.tokenizer import NUM_TOKENS, balanced, train_tokenizer
+from recipes.pocket.data.sources import TextSource
+from recipes.pocket.data.tokens import (
+    NUM_TOKENS,
+    balance_groups,
+    read_documents,
+    split_held_out,
+    train_tokenizer,
+    write_token_files,
+)
 
 TEXTS = (
     "The quick brown fox jumps over the lazy dog. It's 3 o'clock.",
@@ -64,18 +70,18 @@ def test_generation_ends_at_the_end_of_a_message(tokenizer):
 
 
 def test_a_small_group_is_repeated_until_it_weighs_as_much():
-    chosen = balanced({"a": ["x" * 10] * 100, "b": ["y" * 10]}, characters=50)
+    chosen = balance_groups({"a": ["x" * 10] * 100, "b": ["y" * 10]}, characters=50)
     assert sorted(chosen) == ["x" * 10] * 5 + ["y" * 10] * 5
 
 
-def sample(name: str) -> Source:
-    return Source(name, "en", "none", "text", ())
+def sample(name: str) -> TextSource:
+    return TextSource(name, "en", "none", "text", ())
 
 
 def test_packed_documents_are_all_there_once_and_held_out_ones_apart(tmp_path):
     documents = {"one": [f"Document {number} of the árvíz." for number in range(300)]}
     tokenizer = train_tokenizer(documents["one"], num_tokens=320)
-    index = pack(documents, [sample("one")], tokenizer, tmp_path)
+    index = write_token_files(documents, [sample("one")], tokenizer, tmp_path)
     end = tokenizer.token_to_id("<|endoftext|>")
 
     def texts(name: str) -> list[str]:
@@ -90,15 +96,15 @@ def test_packed_documents_are_all_there_once_and_held_out_ones_apart(tmp_path):
 
 def test_a_document_is_held_out_in_every_run_and_each_source_has_one():
     documents = [f"Document {number}." for number in range(300)]
-    training, held_out = split(documents)
-    again, held_out_again = split(documents[::-1])
+    training, held_out = split_held_out(documents)
+    again, held_out_again = split_held_out(documents[::-1])
     assert set(training) == set(again)
     assert set(held_out) == set(held_out_again)
-    assert split(training[:2]) == (training[1:2], training[:1])
+    assert split_held_out(training[:2]) == (training[1:2], training[:1])
 
 
 def test_more_than_may_travel_is_refused_with_the_numbers(tmp_path, monkeypatch):
-    monkeypatch.setattr("recipes.pocket.data.token_files.MOST_BYTES", 10)
+    monkeypatch.setattr("recipes.pocket.data.tokens.MAX_BYTES", 10)
     tokenizer = train_tokenizer(["abc"], num_tokens=300)
-    with pytest.raises(DoesNotFitError, match="at most 10 may travel"):
-        pack({"one": ["a long document"]}, [sample("one")], tokenizer, tmp_path)
+    with pytest.raises(DoesNotFitError, match="the limit is 10"):
+        write_token_files({"one": ["a long document"]}, [sample("one")], tokenizer, tmp_path)

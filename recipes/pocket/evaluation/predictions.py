@@ -11,9 +11,9 @@ from onebox.model.linear import Phase
 from onebox.model.memory import Memory, MemoryShape
 from onebox.model.qwen3_5 import Batch, Qwen35, Stage
 from onebox.spec.kv import KVFormat
-from recipes.pocket.evaluation.passages import Passage
+from recipes.pocket.evaluation.passages import HeldOutPassage
 
-__all__ = ["Agreement", "Variant", "compare", "predictions"]
+__all__ = ["ModelVariant", "PredictionScores", "compare", "predictions"]
 
 _PAGE_TOKENS = 64
 _ROWS = 64
@@ -21,7 +21,7 @@ _ROWS = 64
 
 
 @dataclass(frozen=True)
-class Variant:
+class ModelVariant:
     """A loaded model and the format of its KV cache."""
 
     model: Qwen35
@@ -29,7 +29,7 @@ class Variant:
 
 
 @dataclass
-class Agreement:
+class PredictionScores:
     """Sums over predicted tokens, by passage name, and what they come to."""
 
     losses: dict[str, float] = field(default_factory=dict)
@@ -69,9 +69,9 @@ class Agreement:
         return self.num_same / self.num_tokens
 
 
-def compare(variants: Mapping[str, Variant], passages: Iterable[Passage]) -> dict[str, Agreement]:
+def compare(variants: Mapping[str, ModelVariant], passages: Iterable[HeldOutPassage]) -> dict[str, PredictionScores]:
     """Every variant on every passage, each held against the first variant."""
-    results = {name: Agreement() for name in variants}
+    results = {name: PredictionScores() for name in variants}
     for passage in passages:
         labels = torch.tensor(passage.token_ids[passage.start :])
         expected: Tensor | None = None
@@ -85,7 +85,7 @@ def compare(variants: Mapping[str, Variant], passages: Iterable[Passage]) -> dic
 
 
 @torch.inference_mode()
-def predictions(variant: Variant, passage: Passage) -> Tensor:
+def predictions(variant: ModelVariant, passage: HeldOutPassage) -> Tensor:
     """Log-probabilities [n, V] of the tokens that the passage wants predicted, in one prefill through the KV format."""
     model, ids = variant.model, passage.token_ids[:-1]
     num_pages = -(-len(ids) // _PAGE_TOKENS)
