@@ -21,7 +21,7 @@ from pathlib import Path
 import torch
 
 import onebox
-from onebox.checkpoint.recipe import Recipe, Target
+from onebox.checkpoint.recipe import Recipe, TargetFormat
 from onebox.checkpoint.source import open_checkpoint
 from onebox.model.assemble import load_model
 from onebox.pocket.builds import BUILDS, build
@@ -201,7 +201,7 @@ def agreements(
 
 
 def _without_mtp(name: str) -> Recipe:
-    return replace(BUILDS.get(name, Recipe()), mtp=Target.KEEP)
+    return replace(BUILDS.get(name, Recipe()), mtp=TargetFormat.KEEP)
 
 
 def _counted(passages: Sequence[HeldOutPassage]) -> Iterator[HeldOutPassage]:

@@ -7,9 +7,9 @@ from math import exp
 import torch
 from torch import Tensor
 
-from onebox.model.linear import Phase
+from onebox.model.batch import Batch, Stage
 from onebox.model.memory import Memory, MemoryShape
-from onebox.model.qwen3_5 import Batch, Qwen35, Stage
+from onebox.model.qwen3_5 import Qwen35
 from onebox.spec.kv import KVFormat
 from recipes.pocket.evaluation.passages import HeldOutPassage
 
@@ -91,7 +91,7 @@ def predictions(variant: ModelVariant, passage: HeldOutPassage) -> Tensor:
     num_pages = -(-len(ids) // _PAGE_TOKENS)
     shape = MemoryShape(variant.kv, num_pages + 1, 1, 0, max_pending=1, with_mtp=False)
     memory = Memory.allocate(model.spec, shape, model.dtype, model.device)
-    hidden = model.forward(_prefill_batch(ids, num_pages, model.device), memory)[passage.start - 1 :]
+    hidden = model.prefill(_prefill_batch(ids, num_pages, model.device), memory)[passage.start - 1 :]
     logits = [model.logits(rows.contiguous()) for rows in hidden.split(_ROWS)]  # type: ignore[no-untyped-call]
     return torch.cat(logits)[:, : model.spec.vocab_size].log_softmax(-1)
 
@@ -103,14 +103,13 @@ def _prefill_batch(ids: tuple[int, ...], num_pages: int, device: torch.device) -
     cu_rows = torch.tensor([0, count], dtype=torch.int32, device=device)
     none, nowhere = torch.zeros(1, dtype=torch.int32, device=device), torch.empty(0, dtype=torch.int64, device=device)
     return Batch(
-        phase=Phase.PREFILL,
         token_ids=torch.tensor(ids, device=device),
         positions=places.expand(3, -1).contiguous(),
         cu_rows=cu_rows,
         slots=none,
-        keep=none,
+        num_accepted=none,
         seen=cu_rows[1:],
         page_table=torch.arange(1, num_pages + 1, dtype=torch.int32, device=device)[None],
-        kv_slots=places + _PAGE_TOKENS,
+        slot_mapping=places + _PAGE_TOKENS,
         stages=(Stage(0, count, cu_rows, none, nowhere, nowhere),),
     )
