@@ -53,7 +53,7 @@ def largest_difference(directory: Path, num_tokens: int = 150) -> float:
 
 
 def export(trained: Path, directory: Path = MODEL_DIRECTORY, data: Path | None = None) -> None:
-    """Writes the model to `directory`, where the tokenizer's files are. `data` has the index of sources for the card."""
+    """Writes the model to `directory`, where the tokenizer's files are. `data` has the sources' index."""
     difference = largest_difference(trained)
     if difference > TOLERANCE:
         raise MismatchError(

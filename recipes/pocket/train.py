@@ -45,7 +45,7 @@ _TOY_SHAPE = BatchShape(tokens=512, lengths=(64, 128))
 
 
 def train_pocket(data: Path, model: Path, out: Path, start: Path | None, clock: RunClock) -> None:
-    """The real run, with the tokenizer in `model`. Starts the worker processes before the GPU is used: they are forked."""
+    """The real run, with the tokenizer in `model`. Forks the workers before the GPU is used."""
     shape, config = BatchShape(), pocket_config(first_special_token=end_token(model))
     pool = ExamplePool(shape.pool_rows)
     feed = MixedFeed(TextRows(data), pool, tuple(SHARES))

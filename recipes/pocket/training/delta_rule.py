@@ -25,13 +25,13 @@ DeltaRule = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 
 FUSED_CHUNK = 32
 """Tokens of a chunk in fla's kernels. With 64, Triton 3.4 to 3.7.0 can miscompile their backward pass for Hopper (issue
-640: the transposed result of one warp-group product as operand of the next); tiles of 32 are too small to trigger it."""
+640: the transposed result of one warp-group product as operand of the next); tiles of 32 are too small for it."""
 
 TOLERANCE = 0.03
 """Largest relative error of fused outputs and gradients: bfloat16 leaves about 0.01, a miscompiled kernel over 0.3."""
 
-# Which of each kernel's tuning variants are tried, in this order, until the result is correct. Timing dozens of variants
-# of a dozen kernels takes over a minute, so all of them come last; the middle one has medium tiles and warps.
+# The tuning variants of each kernel to try, in this order, until the result is correct. Timing dozens of variants of a
+# dozen kernels takes over a minute, so all of them come last; the middle one has medium tiles and warps.
 _PICKS: tuple[Callable[[list[Any]], list[Any]], ...] = (
     lambda variants: [variants[len(variants) // 2]],
     lambda variants: variants[:1],
@@ -56,7 +56,7 @@ def plain_delta_rule(query: Tensor, key: Tensor, value: Tensor, log_decay: Tenso
 
 
 def fused_delta_rule(wheels: Path) -> DeltaRule:
-    """fla's rule, from an installed fla-core or from the wheels in `wheels`, which are unpacked for this process."""
+    """Fla's rule, from an installed fla-core or from the wheels in `wheels`, which are unpacked for this process."""
     _make_importable("einops", wheels)
     _make_importable("fla", wheels)
     chunk_gated_delta_rule = importlib.import_module("fla.ops.gated_delta_rule").chunk_gated_delta_rule

@@ -139,8 +139,8 @@ def fill_row(
 class ExamplePool:
     """Rows of examples in shared memory, which worker processes keep replacing.
 
-    The trainer reads random rows and never waits: if it is faster than the workers, it reads some rows again. A row that
-    is overwritten while it is read consists of parts of two rows, which is harmless.
+    The trainer reads random rows and never waits: if it is faster than the workers, it reads some rows again. A row
+    that is overwritten while it is read consists of parts of two rows, which is harmless.
     """
 
     def __init__(self, lengths: Mapping[int, int], seed: int = 0) -> None:
@@ -226,7 +226,7 @@ class _SharedRows:
 
 @dataclass(frozen=True)
 class WorkerTask:
-    """What a worker produces. `make_draw` is called once in each process and returns the function that draws examples."""
+    """What a worker produces. `make_draw` is called once in each process; it returns what draws examples."""
 
     make_draw: Callable[[], Callable[[Random], Rendered]]
     end_token: int

@@ -139,7 +139,7 @@ def _norm(spec: ModelSpec, x: Tensor, offset: Tensor, dtype: torch.dtype) -> Ten
 
 
 def _causal_conv(rows: Tensor, kernel: Tensor, has_before: Tensor) -> Tensor:
-    """Depthwise convolution [N, channels] of rows with kernel [channels, 1, K]; the last tap is for the token itself."""
+    """Depthwise convolution [N, channels] of rows with kernel [channels, 1, K]; the last tap is the token's own."""
     taps = kernel.squeeze(1).unbind(-1)
     out = rows.float() * taps[-1]
     padded = F.pad(rows, (0, 0, len(taps) - 1, 0))

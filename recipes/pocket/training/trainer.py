@@ -47,7 +47,12 @@ class Trainer:
     """One run: the weights, their optimizer, and the losses counted so far."""
 
     def __init__(
-        self, network: TrainingNetwork, weights: Mapping[str, Tensor], feed: Feed, shape: BatchShape, device: torch.device
+        self,
+        network: TrainingNetwork,
+        weights: Mapping[str, Tensor],
+        feed: Feed,
+        shape: BatchShape,
+        device: torch.device,
     ) -> None:
         self.network, self.feed, self.shape, self.device = network, feed, shape, device
         self.weights = {name: weight.float().to(device).requires_grad_() for name, weight in weights.items()}
@@ -256,7 +261,8 @@ class RunMonitor:
         self.rate_factor /= 2
         self._trainer.restore(self._good_weights)
         log_step(
-            self._clock, f"the loss is not finite: restored the last good weights, learning rate times {self.rate_factor}"
+            self._clock,
+            f"the loss is not finite: restored the last good weights, learning rate times {self.rate_factor}",
         )
 
 

@@ -15,9 +15,8 @@ from onebox.pocket.builds import BUILDS, build
 from onebox.spec.kv import KVFormat
 from recipes.pocket import evaluate
 from recipes.pocket.evaluate import EvaluationSizes
-from recipes.pocket.evaluation.agreement import ModelVariant, compare, predictions
-from recipes.pocket.evaluation.claims import claims
-from recipes.pocket.evaluation.passages import HeldOutPassage
+from recipes.pocket.evaluation.predictions import HeldOutPassage, ModelVariant, compare, predict
+from recipes.pocket.evaluation.report import claims
 from recipes.pocket.evaluation.tasks import TaskResult
 
 CPU = torch.device("cpu")
@@ -36,7 +35,7 @@ def passage(length: int = 100, start: int = 40) -> HeldOutPassage:
 
 def test_predictions_are_the_references(checkpoint):
     loaded = load_weights(checkpoint)
-    found = predictions(ModelVariant(load_model(checkpoint, CPU, torch.float32), KVFormat.parse("bf16")), passage())
+    found = predict(ModelVariant(load_model(checkpoint, CPU, torch.float32), KVFormat.parse("bf16")), passage())
     tokens = torch.tensor(passage().token_ids)
     hidden = reference.forward(loaded.spec, loaded.weights, tokens, reference.Cache.empty(loaded.spec))
     expected = reference.lm_head(loaded.spec, loaded.weights, hidden).log_softmax(-1)[39:99]
@@ -66,10 +65,10 @@ def test_perplexity_of_a_random_model_is_near_its_vocabulary(checkpoint):
 def test_a_second_draft_counts_only_after_a_kept_first():
     drafts = AcceptanceCounts(num_steps=10, num_drafted=20, num_accepted=12, accepted_by_position=(8, 4))
     result = TaskResult("json", 1, drafts=drafts)
-    assert result.kept(0) == 0.8
-    assert result.kept(1) == 0.5
-    assert TaskResult("none", 1).kept(0) is None
-    assert TaskResult("all wrong", 1, drafts=AcceptanceCounts(num_steps=3, num_drafted=6)).kept(0) == 0.0
+    assert result.acceptance(0) == 0.8
+    assert result.acceptance(1) == 0.5
+    assert TaskResult("none", 1).acceptance(0) is None
+    assert TaskResult("all wrong", 1, drafts=AcceptanceCounts(num_steps=3, num_drafted=6)).acceptance(0) == 0.0
 
 
 TINY = EvaluationSizes(
@@ -128,7 +127,7 @@ def test_every_build_of_the_pocket_model_can_be_made_and_read(checkpoint, tmp_pa
     for name in BUILDS:
         build(name, checkpoint, tmp_path / name)
         assert verify_checkpoint(tmp_path / name) == []
-        assert predictions(
+        assert predict(
             ModelVariant(load_model(tmp_path / name, CPU, torch.float32), KVFormat.parse("bf16")), passage()
         ).shape == (60, 384)
 
@@ -145,5 +144,5 @@ def test_a_claim_holds_from_its_least_on():
         "unseen invoices: valid JSON": True,
         "unseen invoices: right fields": False,
         "a key in 4,096 tokens found": True,
-        "first of two drafts kept: invoice": True,
+        "first of two drafts accepted: invoice": True,
     }

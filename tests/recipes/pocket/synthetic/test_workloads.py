@@ -14,10 +14,11 @@ from onebox.text.tokenizer import Tokenizer
 from recipes.pocket.data.sources import TextSource
 from recipes.pocket.data.tokens import write_token_files
 from recipes.pocket.synthetic import filler as filler_module
-from recipes.pocket.synthetic.example import Example, calls, json_value, text_is
+from recipes.pocket.synthetic.example import Example, calls, json_value, score, text_is
 from recipes.pocket.synthetic.filler import use_documents
+from recipes.pocket.synthetic.recall import recall
 from recipes.pocket.synthetic.words import LANGUAGES, company
-from recipes.pocket.synthetic.workloads import HELD_OUT_SEED, MEASURED, WORKLOADS, prompt_text, recall, render, score
+from recipes.pocket.synthetic.workloads import HELD_OUT_SEED, MEASURED, WORKLOADS, prompt_text, render
 
 SEEDS = range(300)
 
