@@ -13,11 +13,11 @@ from torch import Tensor
 
 from onebox.engine.config import PAGE_TOKENS
 from onebox.engine.inputs import DrawInputs, Sizes, StepInputs
-from onebox.kernels.kv_slots import kv_slots
 from onebox.kernels.sampling import sample
-from onebox.kernels.settle import settle
+from onebox.kernels.step import slot_mapping, verify_drafts
+from onebox.model.batch import Batch
 from onebox.model.memory import Memory
-from onebox.model.qwen3_5 import Batch, MtpHead, Qwen35
+from onebox.model.qwen3_5 import Qwen35
 
 __all__ = ["Decoder", "Forwarded", "Outcome", "PlainStep", "Step", "outcome_of"]
 
@@ -66,7 +66,7 @@ class Decoder:
         self._memory = memory
 
     def forward(self, batch: Batch) -> Forwarded:
-        return self.judge(self._model.forward(batch, self._memory))
+        return self.judge(self._model.decode(batch, self._memory))
 
     def judge(self, hidden: Tensor) -> Forwarded:
         """The logits of hidden states [R, H] that were computed already."""
@@ -87,22 +87,22 @@ class Decoder:
         num_rows, num_sequences = len(drawn), len(inputs.batch.slots)
         edge = 2 * num_rows + num_sequences
         words = torch.empty(edge + num_sequences * depth, dtype=torch.int64, device=drawn.device)
-        settle(words[:edge], drawn, draw.next_ids, draw.verdicts, inputs.batch.cu_rows)
-        head, pages = self._model.mtp, self._memory.mtp
-        if head and pages:
+        verify_drafts(words[:edge], drawn, draw.next_ids, draw.verdicts, inputs.batch.cu_rows)
+        pages = self._memory.mtp
+        if self._model.mtp and pages:
             followed = _followed(inputs, words[:num_rows])
             if depth:
-                mixed = self._model.draft(head, followed, forwarded.hidden, pages)
-                drafts = self._drafts(head, mixed, inputs, words[num_rows : num_rows + num_sequences], depth)
+                mixed = self._model.draft(followed, forwarded.hidden, pages)
+                drafts = self._drafts(mixed, inputs, words[num_rows : num_rows + num_sequences], depth)
                 torch.stack(drafts, dim=1, out=words[edge:].view(num_sequences, depth))
             else:
                 # Whoever drafts later finds the head's entries of the tokens that were decoded without it.
-                self._model.remember(head, followed, forwarded.hidden, pages)
+                self._model.write_draft_kv(followed, forwarded.hidden, pages)
         elif depth:
             raise RuntimeError("Drafts were asked of a model without an MTP head.")
         return words
 
-    def _drafts(self, head: MtpHead, mixed: Tensor, inputs: StepInputs, num_kept: Tensor, depth: int) -> list[Tensor]:
+    def _drafts(self, mixed: Tensor, inputs: StepInputs, num_kept: Tensor, depth: int) -> list[Tensor]:
         """int64 [S] each: tokens for the places after each sequence's last new one, from the head's rows [R, H]."""
         if self._memory.mtp is None:
             raise RuntimeError("Drafting needs the MTP head's pages.")
@@ -113,7 +113,7 @@ class Decoder:
         drafts = [self._draw_draft(chain)]
         for _ in range(depth - 1):
             row = _chained(batch, drafts[-1], chain)
-            hidden = self._model.draft(head, row, chain.hidden, self._memory.mtp)
+            hidden = self._model.draft(row, chain.hidden, self._memory.mtp)
             chain = replace(chain, hidden=hidden, positions=chain.positions + 1)
             drafts.append(self._draw_draft(chain))
         return drafts
@@ -179,7 +179,7 @@ def _followed(inputs: StepInputs, token_ids: Tensor) -> Batch:
         token_ids=token_ids,
         positions=batch.positions + 1,
         seen=batch.seen + 1,
-        kv_slots=kv_slots(batch.page_table, draw.row_sequence, draw.positions + 1, PAGE_TOKENS),
+        slot_mapping=slot_mapping(batch.page_table, draw.row_sequence, draw.positions + 1, PAGE_TOKENS),
     )
 
 
@@ -192,7 +192,7 @@ def _chained(batch: Batch, drafts: Tensor, chain: _Chain) -> Batch:
         positions=(chain.positions + chain.offsets).expand(3, -1),
         cu_rows=torch.arange(len(drafts) + 1, dtype=torch.int32, device=drafts.device),
         seen=(chain.positions + 1).to(torch.int32),
-        kv_slots=kv_slots(batch.page_table, sequences, chain.positions, PAGE_TOKENS),
+        slot_mapping=slot_mapping(batch.page_table, sequences, chain.positions, PAGE_TOKENS),
     )
 
 

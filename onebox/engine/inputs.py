@@ -19,8 +19,7 @@ from torch import Tensor
 from onebox.engine.batch import Piece, Rows
 from onebox.engine.config import PAGE_TOKENS
 from onebox.engine.request import SamplingParams
-from onebox.model.linear import Phase
-from onebox.model.qwen3_5 import Batch
+from onebox.model.batch import Batch
 
 __all__ = [
     "DrawInputs",
@@ -215,15 +214,14 @@ def unpack(words: Tensor, sizes: Sizes) -> StepInputs:
     """The same, as the model takes it, from the buffer on the model's device."""
     fields = _fields(words, sizes, torch.int32)
     batch = Batch(
-        phase=Phase.DECODE,
         token_ids=fields["token_ids"],
         positions=fields["rotary_positions"].expand(3, -1),
         cu_rows=fields["cu_rows"],
         slots=fields["slots"],
-        keep=fields["keep"],
+        num_accepted=fields["keep"],
         seen=fields["seen"],
         page_table=fields["page_table"],
-        kv_slots=fields["kv_slots"],
+        slot_mapping=fields["kv_slots"],
     )
     draw = DrawInputs(
         fields["positions"],

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from onebox.engine.batch import Piece
 from onebox.engine.config import PAGE_TOKENS
-from onebox.model.linear import Phase
+from onebox.model.batch import Batch, ImageRows, Stage
 from onebox.model.memory import Memory
-from onebox.model.qwen3_5 import Batch, Qwen35, Shown, Stage
+from onebox.model.qwen3_5 import Qwen35
 
 __all__ = ["prefill"]
 
@@ -37,10 +37,10 @@ def prefill(
     """
     stages = _stages(pieces)
     batch = _batch(model.device, pieces, stages, first_checkpoint)
-    hidden = model.forward(batch, memory)
+    hidden = model.prefill(batch, memory)
     if with_mtp and model.mtp and memory.mtp:
         shifted = torch.cat([memory.hidden, hidden])[_rows_before(pieces, stages, len(memory.hidden), model.device)]
-        model.remember(model.mtp, batch, shifted, memory.mtp)
+        model.prefill_draft_kv(batch, shifted, memory.mtp)
     results: list[list[Tensor]] = [[] for _ in pieces]
     for stretch in (stretch for stage in stages for stretch in stage):
         rows = hidden[stretch.first_row : stretch.first_row + stretch.end - stretch.start]
@@ -92,17 +92,16 @@ def _batch(device: torch.device, pieces: Sequence[Piece], stages: list[list[_Str
         return torch.as_tensor(values).to(dtype).to(device)
 
     return Batch(
-        phase=Phase.PREFILL,
         token_ids=on_device(tokens, torch.int64),
         positions=on_device(positions, torch.int64),
         cu_rows=on_device(_edges(stretches), torch.int32),
         slots=on_device(slots, torch.int32),
-        keep=on_device(none, torch.int32),
+        num_accepted=on_device(none, torch.int32),
         seen=on_device([stretch.end for stretch in stretches], torch.int32),
         page_table=on_device(table, torch.int32),
-        kv_slots=on_device(kv_slots, torch.int64),
+        slot_mapping=on_device(kv_slots, torch.int64),
         stages=tuple(_stage(stage, pieces, first_checkpoint, device) for stage in stages),
-        shown=_shown(pieces, stretches, device),
+        image_rows=_image_rows(pieces, stretches, device),
     )
 
 
@@ -130,7 +129,7 @@ def _positions(piece: Piece, stretch: _Stretch) -> NDArray[np.int64]:
     return np.tile(np.arange(stretch.start, stretch.end), (3, 1))
 
 
-def _shown(pieces: Sequence[Piece], stretches: list[_Stretch], device: torch.device) -> Shown | None:
+def _image_rows(pieces: Sequence[Piece], stretches: list[_Stretch], device: torch.device) -> ImageRows | None:
     """The rows of the batch that stand for parts of images, with their embeddings."""
     rows, embeddings = [], []
     for stretch in stretches:
@@ -141,7 +140,7 @@ def _shown(pieces: Sequence[Piece], stretches: list[_Stretch], device: torch.dev
             embeddings.append(seen.embeddings[torch.from_numpy(inside).to(device)])
     if not rows:
         return None
-    return Shown(torch.from_numpy(np.concatenate(rows)).to(device), torch.cat(embeddings))
+    return ImageRows(torch.from_numpy(np.concatenate(rows)).to(device), torch.cat(embeddings))
 
 
 def _edges(stretches: list[_Stretch]) -> list[int]:

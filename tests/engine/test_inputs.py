@@ -61,14 +61,14 @@ def test_what_is_unpacked_is_what_the_step_says(parts):
         page = int(part.pages[position // PAGE_TOKENS])
         assert batch.token_ids[at] == part.token_ids[row]
         assert batch.positions[:, at].tolist() == [position + part.position_offset] * 3
-        assert batch.kv_slots[at] == page * PAGE_TOKENS + position % PAGE_TOKENS
+        assert batch.slot_mapping[at] == page * PAGE_TOKENS + position % PAGE_TOKENS
         assert (draw.row_sequence[at], draw.positions[at]) == (place, position)
         assert (draw.next_ids[at], draw.verdicts[at]) == (part.draw.next_ids[row], part.draw.verdicts[row])
         assert int(draw.seeds[at]) % 2**64 == way.seed % 2**64
         assert (draw.top_k[at], draw.temperature[at]) == (way.top_k, way.temperature)
         assert (draw.top_p[at], draw.min_p[at]) == (way.top_p, way.min_p)
     for place, part in enumerate(parts):
-        assert (batch.slots[place], batch.keep[place], batch.seen[place]) == (part.slot, part.keep, part.end)
+        assert (batch.slots[place], batch.num_accepted[place], batch.seen[place]) == (part.slot, part.keep, part.end)
         assert batch.cu_rows[place + 1] - batch.cu_rows[place] == len(part.token_ids)
         assert batch.page_table[place].tolist() == [*part.pages.tolist(), 0, 0, 0][: SIZES.pages]
 
@@ -77,10 +77,10 @@ def test_what_is_unpacked_is_what_the_step_says(parts):
 def test_blank_rows_are_of_no_sequence_and_write_nowhere(parts):
     batch, draw = unpack(Packing(SIZES).pack(parts), SIZES)
     num_rows, num_parts = sum(len(part.token_ids) for part in parts), len(parts)
-    assert (batch.kv_slots[num_rows:] == -1).all()
+    assert (batch.slot_mapping[num_rows:] == -1).all()
     assert (draw.row_sequence[num_rows:] == SIZES.sequences).all()
     assert (batch.cu_rows[num_parts:] == num_rows).all()
-    assert (batch.keep[num_parts:] == 0).all()
+    assert (batch.num_accepted[num_parts:] == 0).all()
     assert (batch.page_table[num_parts:] == 0).all()
 
 
@@ -89,7 +89,7 @@ def test_what_kernels_take_in_32_bits_is_theirs_without_a_copy_and_aligned(rows,
     sizes = Sizes(rows, sequences, pages)
     words = Packing(sizes).words
     batch, _ = unpack(words, sizes)
-    parts = [batch.slots, batch.keep, batch.seen, batch.cu_rows, batch.page_table]
+    parts = [batch.slots, batch.num_accepted, batch.seen, batch.cu_rows, batch.page_table]
     for part in parts:
         assert part.dtype is torch.int32
         assert part.is_contiguous()
