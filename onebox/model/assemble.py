@@ -22,8 +22,8 @@ from onebox.checkpoint.header import TensorEntry
 from onebox.checkpoint.source import Checkpoint, open_checkpoint
 from onebox.checkpoint.staging import Read, StagedReader, TensorReader
 from onebox.checkpoint.weights import read_weight, weight_tensors
+from onebox.kernels.attention.frequencies import rotary_frequencies
 from onebox.kernels.delta_net.memory import DeltaWeights
-from onebox.kernels.rope.frequencies import rotary_frequencies
 from onebox.model.cpu import cpu_experts, cpu_layer, cpu_linear, wide_dtype
 from onebox.model.experts import (
     EXPERT_PARTS,

@@ -11,8 +11,8 @@ import torch.nn.functional as F  # noqa: N812 - the name the whole torch world u
 from torch import Tensor
 
 from onebox.formats.kv_pages import KVPages
+from onebox.kernels.attention import rotary_table
 from onebox.kernels.norm import add_rms_norm, concat_rms_norm
-from onebox.kernels.rope import rotary_table
 from onebox.model.batch import Batch
 from onebox.model.fused import fused_layer, fused_norm, fused_start, fused_write_kv, start_stream
 from onebox.model.layers import Attention, Layer, MtpHead
