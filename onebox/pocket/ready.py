@@ -1,13 +1,13 @@
 """The pocket model as `onebox serve` runs it: a build of the master that ships, made once and kept in the cache."""
 
 import hashlib
-import os
 import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import onebox
+from onebox.spec.cache import user_cache_directory
 from onebox.spec.errors import WriteError
 
 __all__ = ["MODEL_DIRECTORY", "SERVED_BUILD", "pocket_checkpoint"]
@@ -20,8 +20,8 @@ MODEL_DIRECTORY = _HERE / "model"
 
 def pocket_checkpoint(cache_home: Path | None = None, build: str = SERVED_BUILD) -> Path:
     """The directory of a build of the pocket model in the user's cache; it is made first where it is not there yet."""
-    home = cache_home or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    target = home / "onebox" / f"pocket-{build}-{_content_hash()}"
+    cache = user_cache_directory() if cache_home is None else cache_home / "onebox"
+    target = cache / f"pocket-{build}-{_content_hash()}"
     if not target.exists():
         _make(build, target)
     return target

@@ -7,12 +7,13 @@ Without a table the kernels' own defaults hold.
 """
 
 import json
-import os
 import re
 from functools import cache
 from pathlib import Path
 
 import torch
+
+from onebox.spec.cache import user_cache_directory
 
 __all__ = ["Choice", "choices", "choose", "set_choices", "table_name", "user_table"]
 
@@ -47,8 +48,7 @@ def table_name(gpu: str) -> str:
 
 def user_table(gpu: str) -> Path:
     """Where `onebox tune` keeps the table of a GPU."""
-    root = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
-    return root / "onebox" / "tuned" / table_name(gpu)
+    return user_cache_directory() / "tuned" / table_name(gpu)
 
 
 @cache
