@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from onebox.model import reference
-from onebox.model.load import load_weights
+from onebox.model.reference_weights import load_weights
 from onebox.pocket.ready import MODEL_DIRECTORY
 from onebox.spec.errors import MismatchError
 from onebox.spec.model import ModelSpec, read_json, spec_from_config

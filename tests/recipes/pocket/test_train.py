@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from onebox.model.load import load_weights
+from onebox.model.reference_weights import load_weights
 from onebox.spec.errors import MismatchError
 from onebox.spec.model import spec_from_config
 from onebox.text.generation import GenerationDefaults
