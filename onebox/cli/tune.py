@@ -29,7 +29,7 @@ def tune(
     """
     import torch
 
-    from onebox.kernels.tuning import user_table
+    from onebox.kernels.common.tuning import user_table
     from onebox.spec.shapes import named_spec
 
     spec = named_spec(shape)

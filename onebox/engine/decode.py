@@ -13,9 +13,8 @@ from torch import Tensor
 
 from onebox.engine.config import PAGE_TOKENS
 from onebox.engine.inputs import DrawInputs, Sizes, StepInputs
-from onebox.kernels.kv_slots import kv_slots
 from onebox.kernels.sampling import sample
-from onebox.kernels.settle import settle
+from onebox.kernels.step import slot_mapping, verify_drafts
 from onebox.model.batch import Batch
 from onebox.model.memory import Memory
 from onebox.model.qwen3_5 import Qwen35
@@ -88,7 +87,7 @@ class Decoder:
         num_rows, num_sequences = len(drawn), len(inputs.batch.slots)
         edge = 2 * num_rows + num_sequences
         words = torch.empty(edge + num_sequences * depth, dtype=torch.int64, device=drawn.device)
-        settle(words[:edge], drawn, draw.next_ids, draw.verdicts, inputs.batch.cu_rows)
+        verify_drafts(words[:edge], drawn, draw.next_ids, draw.verdicts, inputs.batch.cu_rows)
         pages = self._memory.mtp
         if self._model.mtp and pages:
             followed = _followed(inputs, words[:num_rows])
@@ -180,7 +179,7 @@ def _followed(inputs: StepInputs, token_ids: Tensor) -> Batch:
         token_ids=token_ids,
         positions=batch.positions + 1,
         seen=batch.seen + 1,
-        slot_mapping=kv_slots(batch.page_table, draw.row_sequence, draw.positions + 1, PAGE_TOKENS),
+        slot_mapping=slot_mapping(batch.page_table, draw.row_sequence, draw.positions + 1, PAGE_TOKENS),
     )
 
 
@@ -193,7 +192,7 @@ def _chained(batch: Batch, drafts: Tensor, chain: _Chain) -> Batch:
         positions=(chain.positions + chain.offsets).expand(3, -1),
         cu_rows=torch.arange(len(drafts) + 1, dtype=torch.int32, device=drafts.device),
         seen=(chain.positions + 1).to(torch.int32),
-        slot_mapping=kv_slots(batch.page_table, sequences, chain.positions, PAGE_TOKENS),
+        slot_mapping=slot_mapping(batch.page_table, sequences, chain.positions, PAGE_TOKENS),
     )
 
 

@@ -8,7 +8,8 @@ The host waits once a step, for the outcome. The inputs go in and the outcome co
 the copies are queued with the graphs; each is overwritten by a later step only after this one's outcome was read.
 
 While the host reads an outcome and decides, the device would be idle. So where a step's sequences go on, the model's
-part of the next step is queued behind the drawing, over inputs that the device makes of the outcome itself (`advance`).
+part of the next step is queued behind the drawing, over inputs that the device makes of the outcome itself
+(`next_inputs`).
 The next step is then compared with what was foreseen: if it is that very step, its logits are there already; if not,
 it is computed as ever. A forward pass that nobody wanted has done no harm: its keys and values stand where the sequence
 itself will write next, its tokens are pending and are not kept. It has folded in the tokens kept before, though, which
@@ -29,7 +30,7 @@ from onebox.engine.batch import Rows
 from onebox.engine.config import PAGE_TOKENS
 from onebox.engine.decode import Decoder, Forwarded, Outcome, Step, outcome_of
 from onebox.engine.inputs import Packing, Sizes, exact_sizes, unpack
-from onebox.kernels.advance import advance
+from onebox.kernels.step import next_inputs
 
 __all__ = ["GraphDecoder"]
 
@@ -95,7 +96,7 @@ class _GraphStep:
         num_rows, num_sequences, _ = self._shape.sizes
         batch = unpack(self._shape.words, self._shape.sizes).batch
         words, edge = self._drawing.words, num_rows + num_sequences
-        advance(
+        next_inputs(
             batch.token_ids,
             batch.positions[0],
             batch.slot_mapping,

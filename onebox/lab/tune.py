@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from onebox.kernels.tuning import Choice, set_choices
-from onebox.kernels.tuning import choices as known_choices
+from onebox.kernels.common.tuning import Choice, set_choices
+from onebox.kernels.common.tuning import choices as known_choices
 from onebox.model.batch import Batch
 from onebox.model.dummy import HYBRID, dummy_model
 from onebox.model.memory import Memory, MemoryShape

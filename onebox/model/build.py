@@ -10,8 +10,8 @@ from typing import TypeVar
 
 import torch
 
+from onebox.kernels.attention.frequencies import rotary_frequencies
 from onebox.kernels.delta_net.memory import DeltaWeights
-from onebox.kernels.rope.frequencies import rotary_frequencies
 from onebox.model.layers.fused import fuse_stack
 from onebox.model.layers.plain import Attention, DeltaNet, Mixer, Mixture, PlainLayer, PlainStack
 from onebox.model.mtp import MtpHead, fuse_head

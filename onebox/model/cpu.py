@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from onebox.checkpoint.bind import Binding
-from onebox.kernels.arrays import Array, array, quietly, silu, tensor
-from onebox.kernels.invariant import FEW, any_multiple_is_alike, filled, product
+from onebox.kernels.common.arrays import Array, array, quietly, silu, tensor
+from onebox.kernels.common.invariant import FEW, any_multiple_is_alike, filled, product
 from onebox.model import compiled
 from onebox.model.experts import Experts, stack
 from onebox.model.layers import Layer, Stream

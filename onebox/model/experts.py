@@ -10,14 +10,16 @@ from onebox.checkpoint.bind import Bound
 from onebox.checkpoint.staging import Read
 from onebox.checkpoint.weights import read_weight, weight_tensors
 from onebox.formats.expert_tiles import pack_down, pack_gate_up
-from onebox.kernels.experts import routed_experts, routed_experts_bf16
-from onebox.kernels.experts_float import (
+from onebox.kernels.experts import (
+    prefill_experts,
+    prefill_experts_bf16,
     prefill_experts_fp8,
     prefill_experts_nvfp4,
+    routed_experts,
+    routed_experts_bf16,
     routed_experts_fp8,
     routed_experts_nvfp4,
 )
-from onebox.kernels.experts_prefill import prefill_experts, prefill_experts_bf16
 from onebox.model.linear import DecodeRows, group_int_of
 from onebox.spec.weights import Layout, WeightFormat
 

@@ -11,7 +11,7 @@ import torch.nn.functional as F  # noqa: N812 - the name the whole torch world u
 from torch import Tensor
 
 from onebox.formats.kv_pages import KVPages
-from onebox.kernels.rope import rotary_table
+from onebox.kernels.attention import rotary_table
 from onebox.model.batch import Batch
 from onebox.model.layers import DraftHead, LayerStack, RotaryTable
 from onebox.model.linear import DecodeRows, Linear

@@ -6,11 +6,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from onebox.kernels import tuning
+import onebox.kernels
+from onebox.kernels.common import tuning
 from onebox.lab.tune import STEPS, few_layers, options
 from onebox.spec.shapes import named_spec
 
-SHIPPED = Path(tuning.__file__).parent / "tuned"
+SHIPPED = Path(onebox.kernels.__file__).parent / "tuned"
 
 
 @pytest.fixture

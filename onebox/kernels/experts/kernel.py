@@ -19,7 +19,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from onebox.kernels.dependent import dependent, release, wait
+from onebox.kernels.common.dependent import dependent, release, wait
+from onebox.kernels.common.rows import FixedRows
+from onebox.kernels.common.tuning import Choice, choose
 from onebox.kernels.experts.plain import routed_experts_bf16
 from onebox.kernels.experts.slots import (
     pair_of_program,
@@ -32,12 +34,9 @@ from onebox.kernels.experts.slots import (
     workspace,
 )
 from onebox.kernels.experts.tiles import GROUP, TILE_BYTES, tile_row_dot
-from onebox.kernels.float_linear.tiles import FloatWeight
-from onebox.kernels.float_parts.kernel import TileLaunch, parts_tile
+from onebox.kernels.float_linear.parts import TileLaunch, parts_tile
 from onebox.kernels.int_linear.groups import load_squares, row_factors
-from onebox.kernels.route_shared.kernel import sum_parts
-from onebox.kernels.rows import FixedRows
-from onebox.kernels.tuning import Choice, choose
+from onebox.kernels.router.fused import sum_parts
 
 __all__ = ["expert_slots", "routed_experts", "routed_experts_bf16"]
 
@@ -294,33 +293,13 @@ def experts_down_kernel(
         pair = following
 
 
-def routed_experts(
-    planes: Tensor,
-    scale: Tensor,
-    ids: Tensor,
-    weights: Tensor,
-    gate_up: Tensor,
-    gate_up_scale: Tensor,
-    down: Tensor,
-    down_scale: Tensor,
-) -> Tensor:
-    """See `onebox.kernels.experts.routed_experts`."""
+def routed_experts(planes, scale, ids, weights, gate_up, gate_up_scale, down, down_scale):
     rows = FixedRows(planes, planes, scale, None)
     slots, _, _ = expert_slots(rows, ids, weights, gate_up, gate_up_scale, down, down_scale)
     return sum_slots(slots, torch.float32)
 
 
-def expert_slots(
-    rows: FixedRows,
-    ids: Tensor,
-    weights: Tensor,
-    gate_up: Tensor,
-    gate_up_scale: Tensor,
-    down: Tensor,
-    down_scale: Tensor,
-    shared: tuple[Tensor, FloatWeight | None] | None = None,
-) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """See `onebox.kernels.experts.expert_slots`."""
+def expert_slots(rows, ids, weights, gate_up, gate_up_scale, down, down_scale, shared=None):
     num_pairs = ids.numel()
     inner, slots = workspace(ids, gate_up.shape[1] * 8, down.shape[1] * 16)
     gate_up_parts, down_weight = shared or (None, None)

@@ -6,12 +6,12 @@ import triton.language as tl
 from torch import Tensor
 
 from onebox.formats.fragments import TILE_COLUMNS
-from onebox.kernels.dependent import dependent, release, wait
+from onebox.kernels.common.dependent import dependent, release, wait
+from onebox.kernels.common.rows import FixedRows
+from onebox.kernels.common.tuning import choose
 from onebox.kernels.int_linear.groups import sum_groups
 from onebox.kernels.int_linear.prefill import matmul
 from onebox.kernels.int_linear.reference import LARGEST, SMALLEST_ABSMAX, num_parts
-from onebox.kernels.rows import FixedRows
-from onebox.kernels.tuning import choose
 from onebox.spec.errors import MismatchError
 
 __all__ = [
@@ -135,8 +135,7 @@ def linear_sum_kernel(
     tl.store(out_ptr + row.to(tl.int64) * N + columns, total.to(out_ptr.dtype.element_ty), mask=inside)
 
 
-def fixed_point(x: Tensor) -> tuple[Tensor, Tensor]:
-    """See `onebox.kernels.int_linear.fixed_point`."""
+def fixed_point(x):
     x = x.contiguous()
     rows, columns = x.shape
     num_groups = columns // TILE_COLUMNS
@@ -157,37 +156,27 @@ def fixed_point(x: Tensor) -> tuple[Tensor, Tensor]:
     return planes, scale
 
 
-def int4_linear(
-    planes: Tensor, scale: Tensor, weight: Tensor, weight_scale: Tensor, dtype: torch.dtype = torch.float32
-) -> Tensor:
-    """See `onebox.kernels.int_linear.int4_linear`."""
+def int4_linear(planes, scale, weight, weight_scale, dtype=torch.float32):
     return linear(planes, scale, weight, weight_scale, dtype, 4, num_parts(weight))
 
 
-def int8_linear(
-    planes: Tensor, scale: Tensor, weight: Tensor, weight_scale: Tensor, dtype: torch.dtype = torch.float32
-) -> Tensor:
-    """See `onebox.kernels.int_linear.int8_linear`."""
+def int8_linear(planes, scale, weight, weight_scale, dtype=torch.float32):
     return linear(planes, scale, weight, weight_scale, dtype, 8, num_parts(weight))
 
 
-def int4_parts(rows: FixedRows, weight: Tensor, weight_scale: Tensor) -> Tensor:
-    """See `onebox.kernels.int_linear.int4_parts`."""
+def int4_parts(rows, weight, weight_scale):
     return _parts(rows, weight, weight_scale, 4, num_parts(weight))
 
 
-def int8_parts(rows: FixedRows, weight: Tensor, weight_scale: Tensor) -> Tensor:
-    """See `onebox.kernels.int_linear.int8_parts`."""
+def int8_parts(rows, weight, weight_scale):
     return _parts(rows, weight, weight_scale, 8, num_parts(weight))
 
 
-def int4_matmul(x: Tensor, weight: Tensor, weight_scale: Tensor) -> Tensor:
-    """See `onebox.kernels.int_linear.int4_matmul`."""
+def int4_matmul(x, weight, weight_scale):
     return matmul(x, weight, weight_scale, 4)
 
 
-def int8_matmul(x: Tensor, weight: Tensor, weight_scale: Tensor) -> Tensor:
-    """See `onebox.kernels.int_linear.int8_matmul`."""
+def int8_matmul(x, weight, weight_scale):
     return matmul(x, weight, weight_scale, 8)
 
 

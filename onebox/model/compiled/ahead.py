@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from onebox.kernels.array_types import Array, Stored
+from onebox.kernels.common.array_types import Array, Stored
 from onebox.model.compiled.attention import Projected, attend
 from onebox.model.compiled.delta_net import DeltaArrays, PoolArrays, delta_step
 from onebox.model.compiled.jit import cache_directory

@@ -6,7 +6,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from onebox.kernels.arrays import Stored, array, stored, tensor
+from onebox.kernels.common.arrays import Stored, array, stored, tensor
 from onebox.model.compiled.arithmetic import product
 from onebox.model.compiled.blocks import to_blocks
 from onebox.model.compiled.mixture import routed

@@ -12,10 +12,9 @@ import torch
 from torch import Tensor
 
 from onebox.formats.kv_pages import PLAIN_BITS, KVPages
-from onebox.kernels.arrays import Array, Stored, array, stored
+from onebox.kernels.attention import kv_write, paged_attention
+from onebox.kernels.common.arrays import Array, Stored, array, stored
 from onebox.kernels.delta_net.memory import DeltaPool
-from onebox.kernels.kv_write import kv_write
-from onebox.kernels.paged_attention import paged_attention
 from onebox.model.batch import Batch
 from onebox.model.compiled import ahead
 from onebox.model.compiled.arithmetic import add_norm, product

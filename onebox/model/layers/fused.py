@@ -14,16 +14,13 @@ import torch
 from torch import Tensor
 
 from onebox.formats.kv_pages import KVPages
-from onebox.kernels.add_norm import add_norm
-from onebox.kernels.delta_step import delta_step
+from onebox.kernels.attention import paged_attention_rows, write_heads
+from onebox.kernels.common.rows import FixedRows
+from onebox.kernels.delta_net import delta_rows, delta_step
 from onebox.kernels.experts import expert_slots
 from onebox.kernels.float_linear.tiles import FloatWeight
-from onebox.kernels.mixer_rows import delta_rows
-from onebox.kernels.norm import rms_norm
-from onebox.kernels.paged_attention import paged_attention_rows
-from onebox.kernels.route_shared import route_shared
-from onebox.kernels.rows import FixedRows
-from onebox.kernels.split_heads import write_heads
+from onebox.kernels.norm import add_norm, rms_norm
+from onebox.kernels.router import route_shared
 from onebox.model.batch import Batch
 from onebox.model.experts import Int4Experts
 from onebox.model.layers import Layer, RotaryTable, Stream

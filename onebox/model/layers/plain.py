@@ -12,13 +12,11 @@ import torch
 from torch import Tensor
 
 from onebox.formats.kv_pages import KVPages
+from onebox.kernels.attention import attention_gate, kv_write, paged_attention, paged_attention_prefill, qk_norm_rope
 from onebox.kernels.delta_net import delta_net_prefill, delta_net_step, gated_norm
 from onebox.kernels.delta_net.memory import DeltaPool, DeltaWeights
-from onebox.kernels.gate import add_shared, attention_gate, swiglu
-from onebox.kernels.kv_write import kv_write
+from onebox.kernels.experts import add_shared, swiglu
 from onebox.kernels.norm import add_rms_norm
-from onebox.kernels.paged_attention import paged_attention, paged_attention_prefill
-from onebox.kernels.rope import qk_norm_rope
 from onebox.kernels.router import route
 from onebox.model.batch import Batch, Stage
 from onebox.model.experts import Experts

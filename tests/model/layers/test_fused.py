@@ -13,7 +13,7 @@ import torch
 from onebox.checkpoint.bind import bind
 from onebox.checkpoint.source import open_checkpoint
 from onebox.checkpoint.staging import StagedReader
-from onebox.kernels import dispatch
+from onebox.kernels.common.dispatch import Operation
 from onebox.model.build import build_model, fuse_model
 from onebox.model.layers.fused import FusedStack
 from onebox.model.load import load_model, loading_order
@@ -37,11 +37,7 @@ def directory(tmp_path_factory) -> Path:
 @pytest.fixture
 def model(directory, monkeypatch) -> Qwen35:
     """A model in the kernels' layouts on a CPU, its operations the plain twins: packed weights, float32 activations."""
-
-    def twin(package: str, _is_cuda: bool):
-        return dispatch.import_module(f"{package}.reference")
-
-    monkeypatch.setattr(dispatch, "_module", twin)
+    monkeypatch.setattr(Operation, "cpu", property(lambda operation: operation.twin))
     checkpoint = open_checkpoint(directory)
     binding = bind(checkpoint)
     with StagedReader(loading_order(checkpoint.spec, binding), CPU) as reader:
