@@ -9,9 +9,12 @@ import triton.language as tl
 from torch import Tensor
 
 from onebox.formats.kv_pages import FP8_BITS, turboquant_tables
-from onebox.kernels.common.dependent import dependent, release, wait
+from onebox.kernels.common.dependent import launch_options, release, wait
+from onebox.kernels.common.tuning import Tunable
 
 __all__ = ["IS_INTERPRETED", "hadamard", "kv_write", "rounded"]
+
+_WRITE = Tunable("kv_write")
 
 IS_INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
 
@@ -243,5 +246,5 @@ def kv_write(pages, key, value, slots):
         VALUE_BITS=pages.format.value_bits,
         num_warps=1,
         enable_fp_fusion=False,
-        **dependent(key, "kv_write"),
+        **launch_options(key, _WRITE, key.shape[1]),
     )

@@ -3,13 +3,16 @@
 import triton
 import triton.language as tl
 
-from onebox.kernels.common.dependent import dependent, release, wait
+from onebox.kernels.common.dependent import launch_options, release, wait
 from onebox.kernels.common.rows import FixedRows
+from onebox.kernels.common.tuning import Tunable
 from onebox.kernels.int_linear.reference import LARGEST, SMALLEST_ABSMAX
 from onebox.kernels.norm.fused import new_rows, store_rows
 from onebox.kernels.router.fused import sum_parts
 
 __all__ = ["delta_rows"]
+
+_ROWS = Tunable("delta_rows")
 
 
 @triton.jit
@@ -66,6 +69,6 @@ def delta_rows(mixed, z_parts, weight, eps, dtype):
             LARGEST=float(LARGEST),
             SMALLEST_ABSMAX=SMALLEST_ABSMAX,
             num_warps=1,
-            **dependent(mixed, "delta_rows"),
+            **launch_options(mixed, _ROWS, heads),
         )
     return FixedRows(*rows, None)
