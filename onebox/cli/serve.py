@@ -26,8 +26,8 @@ from onebox.cli.serve_options import (
 if TYPE_CHECKING:
     from onebox.engine.options import EngineOptions
     from onebox.engine.wire import Progress
-    from onebox.server.complete import Service
     from onebox.server.media import MediaLimits
+    from onebox.server.service import Service
     from onebox.server.settings import ServerSettings
 
 __all__ = ["serve"]
@@ -107,8 +107,8 @@ def _load(options: _Options) -> "Service":
     from onebox.engine.options import Vocabulary
     from onebox.engine.process import EngineProcess
     from onebox.engine.wire import Phase
-    from onebox.server.complete import Service
     from onebox.server.media import Media
+    from onebox.server.service import Service
     from onebox.text.chat import ChatTemplate
     from onebox.text.generation import GenerationDefaults
     from onebox.text.tokenizer import Tokenizer

@@ -1,57 +1,52 @@
-"""An answer's deltas as sections, one after the other: reasoning, content, or one call of a tool.
+"""An answer's deltas as a list of sections in order: reasoning, content, or one tool call.
 
-Chat completions have a field for each kind; the Responses and the Messages API have a list in the order of what was
-said. Both write their lists from here, streamed and whole, so the two agree.
+Chat completions have a field for each kind; the Responses and the Messages API have a list in the model's order. Both
+APIs write their lists from these sections, streamed and whole, so the two agree.
 """
 
 import secrets
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, NamedTuple
 
-from onebox.text.answer import Content, Delta, Reasoning, ToolCallArguments, ToolCallStart
+from onebox.text.parser import Content, Delta, Reasoning
+from onebox.text.toolcalls import ToolCallArguments, ToolCallStart
 
-__all__ = ["Closed", "Grown", "Opened", "Section", "SectionEvent", "Sections"]
+__all__ = ["AnswerSection", "AnswerSections", "SectionEvent"]
 
 
 @dataclass
-class Section:
-    """`text` is what has come so far: of a call, the JSON of its arguments."""
+class AnswerSection:
+    """`text` is what has come so far; of a call, the JSON of its arguments."""
 
     index: int
     kind: Literal["reasoning", "content", "call"]
     name: str = ""
-    """Of the tool that is called."""
+    """The called tool's."""
     text: str = ""
     key: str = field(default_factory=lambda: secrets.token_hex(12))
-    """What makes the section's ids unlike any other's."""
+    """Random; the section's ids are made of it."""
 
 
-@dataclass(frozen=True)
-class Opened:
-    section: Section
+class SectionEvent(NamedTuple):
+    """How a section changed; `text` is what it grew by."""
+
+    change: Literal["opened", "grown", "closed"]
+    section: AnswerSection
+    text: str = ""
 
 
-@dataclass(frozen=True)
-class Grown:
-    section: Section
-    text: str
-
-
-@dataclass(frozen=True)
-class Closed:
-    section: Section
-
-
-SectionEvent = Opened | Grown | Closed
-
-
-class Sections:
+class AnswerSections:
     """At most one section is open at a time, the last one."""
 
     def __init__(self) -> None:
-        self.all: list[Section] = []
+        self.all: list[AnswerSection] = []
         self._is_open = False
+
+    def add(self, deltas: Iterable[Delta]) -> None:
+        """Adds deltas whose events are not needed."""
+        for _ in self.push(deltas):
+            pass
 
     def push(self, deltas: Iterable[Delta]) -> Iterator[SectionEvent]:
         """To be read to the end: `all` grows on the way."""
@@ -70,7 +65,7 @@ class Sections:
         """The end of the answer."""
         if self._is_open:
             self._is_open = False
-            yield Closed(self.all[-1])
+            yield SectionEvent("closed", self.all[-1])
 
     def _write(self, kind: Literal["reasoning", "content"], text: str) -> Iterator[SectionEvent]:
         if not (self._is_open and self.all[-1].kind == kind):
@@ -80,9 +75,9 @@ class Sections:
     def _open(self, kind: Literal["reasoning", "content", "call"], name: str = "") -> Iterator[SectionEvent]:
         yield from self.close()
         self._is_open = True
-        self.all.append(Section(len(self.all), kind, name))
-        yield Opened(self.all[-1])
+        self.all.append(AnswerSection(len(self.all), kind, name))
+        yield SectionEvent("opened", self.all[-1])
 
     def _grow(self, text: str) -> Iterator[SectionEvent]:
         self.all[-1].text += text
-        yield Grown(self.all[-1], text)
+        yield SectionEvent("grown", self.all[-1], text)

@@ -17,7 +17,7 @@ from onebox.engine.options import EngineOptions, Vocabulary
 from onebox.engine.process import EngineProcess
 from onebox.engine.supervise import RestartPolicy
 from onebox.server.app import create_app
-from onebox.server.complete import Service
+from onebox.server.service import Service
 from onebox.text.chat import ChatTemplate
 from onebox.text.generation import GenerationDefaults
 from tests.server.conftest import listening, wait_until

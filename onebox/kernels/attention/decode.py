@@ -24,14 +24,17 @@ from onebox.kernels.attention.pages import num_stages, page_constants, page_tens
 from onebox.kernels.attention.pieces import count_pieces, piece_bounds
 from onebox.kernels.attention.planes import coordinates, rounded
 from onebox.kernels.attention.softmax import attend_tokens, loop_bound
-from onebox.kernels.common.dependent import dependent, release, wait
+from onebox.kernels.common.dependent import launch_options, release, wait
 from onebox.kernels.common.rows import FixedRows
+from onebox.kernels.common.tuning import Tunable
 from onebox.kernels.int_linear.reference import LARGEST, SMALLEST_ABSMAX
 from onebox.kernels.norm.fused import new_rows, store_groups
 from onebox.kernels.router.fused import sum_parts
 from onebox.spec.pieces import doublings, piece_count
 
 __all__ = ["paged_attention", "paged_attention_fused"]
+
+_PIECE, _COMBINE = Tunable("attention_piece"), Tunable("attention_combine")
 
 MAX_ROWS = 9  # of one sequence in a decode or verify step
 _GROUP = 128  # columns of a fixed-point group
@@ -253,7 +256,7 @@ def _attend_pieces(
         DOUBLINGS=doublings(pages.format),
         **page_constants(pages, dim),
         **shape,
-        **dependent(query, "attention_piece"),
+        **launch_options(query, _PIECE, num_heads),
     )
     return partial, best, total
 
@@ -295,7 +298,7 @@ def _combine(
         LARGEST=float(LARGEST),
         SMALLEST_ABSMAX=SMALLEST_ABSMAX,
         num_warps=4 if signs is None else 8,
-        **dependent(x, "attention_combine"),
+        **launch_options(x, _COMBINE, num_heads),
     )
 
 

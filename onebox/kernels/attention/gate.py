@@ -3,14 +3,17 @@
 import triton
 import triton.language as tl
 
-from onebox.kernels.common.dependent import dependent, release, wait
+from onebox.kernels.common.dependent import launch_options, release, wait
 from onebox.kernels.common.rows import FixedRows
+from onebox.kernels.common.tuning import Tunable
 from onebox.kernels.experts.shared_expert import _BLOCK, _grid, _sigmoid
 from onebox.kernels.int_linear.reference import LARGEST, SMALLEST_ABSMAX
 from onebox.kernels.norm.fused import new_rows, store_rows
 from onebox.kernels.router.fused import sum_parts
 
 __all__ = ["attention_gate", "attention_gate_fused"]
+
+_ROWS = Tunable("attention_rows")
 
 
 @triton.jit
@@ -84,6 +87,6 @@ def attention_gate_fused(attended, qkv_parts):
             LARGEST=float(LARGEST),
             SMALLEST_ABSMAX=SMALLEST_ABSMAX,
             num_warps=1,
-            **dependent(attended, "attention_rows"),
+            **launch_options(attended, _ROWS, heads),
         )
     return FixedRows(*rows, None)

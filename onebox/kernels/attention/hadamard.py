@@ -12,9 +12,12 @@ from torch import Tensor
 
 from onebox.formats.kv_pages import FP8_BITS, KVPages, turboquant_tables
 from onebox.kernels.attention.planes import coordinates, rounded
-from onebox.kernels.common.dependent import dependent, release, wait
+from onebox.kernels.common.dependent import launch_options, release, wait
+from onebox.kernels.common.tuning import Tunable
 
 __all__ = ["hadamard", "partner_in_pair", "rotate", "rotated_query", "rotation_constants", "rotation_signs"]
+
+_ROTATE = Tunable("attention_rotate")
 
 
 @triton.jit
@@ -87,7 +90,7 @@ def rotated_query(query: Tensor, pages: KVPages) -> Tensor:
 
 def rotate(x: Tensor, out: Tensor, signs: Tensor, bits: int, is_inverse: bool) -> None:
     rows, dim = x.shape[0] * x.shape[1], x.shape[2]
-    launch = {"BITS": bits, "IS_INVERSE": is_inverse, "num_warps": 1, **dependent(x, "attention_rotate")}
+    launch = {"BITS": bits, "IS_INVERSE": is_inverse, "num_warps": 1, **launch_options(x, _ROTATE, x.shape[-2])}
     paged_attention_rotate_kernel[(rows,)](x, out, signs, **rotation_constants(dim), **launch)
 
 

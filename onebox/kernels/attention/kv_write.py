@@ -12,9 +12,12 @@ from onebox.formats.kv_pages import FP8_BITS, PLAIN_BITS, turboquant_tables
 from onebox.kernels.attention.hadamard import hadamard, partner_in_pair, rotation_constants
 from onebox.kernels.attention.planes import rounded
 from onebox.kernels.attention.rope import fused_heads, qk_norm_rope_fused
-from onebox.kernels.common.dependent import dependent, release, wait
+from onebox.kernels.common.dependent import launch_options, release, wait
+from onebox.kernels.common.tuning import Tunable
 
 __all__ = ["kv_write", "kv_write_fused"]
+
+_WRITE = Tunable("kv_write")
 
 _E4M3_MAX = tl.constexpr(448.0)
 _SMALLEST_SCALE = tl.constexpr(2.0**-14)
@@ -215,7 +218,7 @@ def kv_write(pages, key, value, slots):
         VALUE_BITS=pages.format.value_bits,
         num_warps=1,
         enable_fp_fusion=False,
-        **dependent(key, "kv_write"),
+        **launch_options(key, _WRITE, key.shape[1]),
     )
 
 

@@ -6,10 +6,13 @@ import triton.language as tl
 from torch import Tensor
 
 from onebox.kernels.attention.planes import rounded
-from onebox.kernels.common.dependent import dependent, release, wait
+from onebox.kernels.common.dependent import launch_options, release, wait
+from onebox.kernels.common.tuning import Tunable
 from onebox.kernels.router.fused import sum_parts
 
 __all__ = ["fused_heads", "qk_norm_rope", "qk_norm_rope_fused", "rotary_table"]
+
+_HEADS = Tunable("split_heads")
 
 
 @triton.jit
@@ -290,6 +293,6 @@ def fused_heads(
             P=page_tokens,
             num_warps=1,
             maxnreg=168,  # without a limit the compiler saves registers and puts loads off
-            **dependent(qkv_parts, "split_heads"),
+            **launch_options(qkv_parts, _HEADS, num_heads),
         )
     return query

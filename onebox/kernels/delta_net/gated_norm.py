@@ -3,8 +3,9 @@
 import triton
 import triton.language as tl
 
-from onebox.kernels.common.dependent import dependent, release, wait
+from onebox.kernels.common.dependent import launch_options, release, wait
 from onebox.kernels.common.rows import FixedRows
+from onebox.kernels.common.tuning import Tunable
 from onebox.kernels.int_linear.reference import LARGEST, SMALLEST_ABSMAX
 from onebox.kernels.norm.fused import new_rows, store_rows
 from onebox.kernels.router.fused import sum_parts
@@ -13,6 +14,8 @@ __all__ = ["gated_norm", "gated_norm_fused"]
 
 _HEADS = 4
 """Heads that a program of the plain form takes."""
+
+_ROWS = Tunable("delta_rows")
 
 
 @triton.jit
@@ -115,6 +118,6 @@ def gated_norm_fused(mixed, z_parts, weight, eps, dtype):
             LARGEST=float(LARGEST),
             SMALLEST_ABSMAX=SMALLEST_ABSMAX,
             num_warps=1,
-            **dependent(mixed, "delta_rows"),
+            **launch_options(mixed, _ROWS, heads),
         )
     return FixedRows(*rows, None)

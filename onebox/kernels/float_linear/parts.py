@@ -7,12 +7,15 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from onebox.kernels.common.dependent import dependent, release, wait
+from onebox.kernels.common.dependent import launch_options, release, wait
+from onebox.kernels.common.tuning import Tunable
 from onebox.kernels.float_linear.kernel import BLOCK, USES_ASM, decode_e4m3, dot, linear_tile, store_tile
 from onebox.kernels.float_linear.tiles import PART_BLOCK, FloatWeight, num_parts
 from onebox.kernels.int_linear.groups import load_squares, row_factors
 
 __all__ = ["TileLaunch", "float_parts", "parts_tile"]
+
+_PARTS = Tunable("float_parts")
 
 
 @triton.jit
@@ -355,6 +358,6 @@ def float_parts(rows, weight):
             len(rows.x),
             rows.eps,
             **launch.constants,
-            **dependent(rows.x, "float_parts"),
+            **launch_options(rows.x, _PARTS, f"{launch.arguments[4]}x{rows.x.shape[1]}"),
         )
     return cast(Tensor, launch.out)

@@ -8,11 +8,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from onebox.kernels.common.dependent import dependent, release, wait
+from onebox.kernels.common.dependent import launch_options, release, wait
 from onebox.kernels.common.rows import FixedRows
+from onebox.kernels.common.tuning import Tunable
 from onebox.kernels.int_linear.reference import LARGEST, SMALLEST_ABSMAX
 
 __all__ = ["add_norm", "new_rows", "store_groups", "store_rows"]
+
+_ADD_NORM = Tunable("add_norm")
 
 
 @triton.jit
@@ -146,6 +149,6 @@ def add_norm(residual, parts, weight, eps, dtype, shared=None, share=None):
             SMALLEST_ABSMAX=SMALLEST_ABSMAX,
             num_warps=1,
             maxnreg=128,  # without a limit the compiler saves registers and loads the parts in turns
-            **dependent(parts, "add_norm"),
+            **launch_options(parts, _ADD_NORM, weight.shape[0]),
         )
     return FixedRows(x, planes, scale, squares, eps), total
