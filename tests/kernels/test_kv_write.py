@@ -11,7 +11,7 @@ EACH_FORMAT = pytest.mark.parametrize("name", NAMES)
 
 
 def kernel():
-    from onebox.kernels.attention.kv_write import kv_write
+    from onebox.kernels.attention.write import kv_write
 
     return kv_write
 
