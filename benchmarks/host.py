@@ -29,7 +29,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from onebox.engine import graphs, inputs, runner
 from onebox.engine.api import Engine, EngineConfig, Failed, Request, SamplingParams, SpeculationConfig
-from onebox.engine.batch import Piece, Result
+from onebox.engine.step import PromptChunk, Result
 from onebox.engine.config import PAGE_TOKENS, SpeculationMethod
 from onebox.engine.decode import Forwarded
 from onebox.engine.scheduler import Scheduler
@@ -111,8 +111,8 @@ class EmptyGraphs(graphs.GraphDecoder):
         self._last = None
         self._folded = set()
 
-    def _capture(self, sizes: inputs.Sizes) -> graphs._Shape:
-        packing, forward = inputs.Packing(sizes), Graph(self._done.launch)
+    def _capture(self, sizes: inputs.StepSizes) -> graphs._Shape:
+        packing, forward = inputs.InputPacker(sizes), Graph(self._done.launch)
         forwarded = Forwarded(torch.empty(sizes.rows, 1), torch.empty(sizes.rows, 1))
         shape = graphs._Shape(sizes, packing, packing.words.clone(), forward, forwarded)
         self._shapes[sizes] = shape
@@ -142,7 +142,7 @@ class EmptyRunner(runner.ModelRunner):
     def clear(self, slot: int) -> None:
         """As the memory would."""
 
-    def _run_pieces(self, pieces: tuple[Piece, ...]) -> tuple[Result | Exception, ...]:
+    def _run_pieces(self, pieces: tuple[PromptChunk, ...]) -> tuple[Result | Exception, ...]:
         return tuple(Result((1,), 0, (1,) * piece.draw.depth) if piece.draw else Result() for piece in pieces)
 
 
@@ -184,7 +184,7 @@ def time_parts() -> dict[str, list[float]]:
         *((Scheduler, name) for name in ("commit", "expire", "next", "stats", "observe")),
         *((Engine, name) for name in ("_take_in", "_deliver")),
         (EmptyGraphs, "start"),
-        (inputs.Packing, "pack"),
+        (inputs.InputPacker, "pack"),
         (runner, "_result"),
     ]
     kept: dict[str, list[float]] = {}

@@ -23,7 +23,7 @@ from onebox.engine.api import (
     TokenLogprob,
     Tokens,
 )
-from onebox.engine.open import EngineOptions, Vocabulary, plan_engine, start_engine
+from onebox.engine.start import EngineOptions, TokenInfo, plan_engine, start_engine
 from onebox.spec.errors import OneboxError, UsageError
 from onebox.text.generation import GenerationDefaults
 from onebox.text.tokenizer import Tokenizer
@@ -55,7 +55,7 @@ class LLM:
         directory = Path(model)
         self.tokenizer = Tokenizer.load(directory)
         defaults = GenerationDefaults.load(directory)
-        vocabulary = Vocabulary(
+        vocabulary = TokenInfo(
             defaults.eos_token_ids,
             self.tokenizer.message_token_ids,
             token_table(self.tokenizer, defaults.eos_token_ids),

@@ -17,8 +17,8 @@ import typer
 from onebox.spec.errors import UsageError
 
 if TYPE_CHECKING:
-    from onebox.engine.options import EngineOptions
-    from onebox.engine.wire import Progress
+    from onebox.engine.start import EngineOptions
+    from onebox.engine.remote.messages import Progress
     from onebox.server.complete import Service
     from onebox.server.media import MediaLimits
     from onebox.server.settings import ServerSettings
@@ -140,7 +140,7 @@ def serve(
     enable_chunked_prefill: Annotated[bool | None, typer.Option(hidden=True)] = None,
 ) -> None:
     """Serve a model on an OpenAI-compatible HTTP API."""
-    from onebox.engine.options import EngineOptions
+    from onebox.engine.start import EngineOptions
     from onebox.server.fetch import FetchLimits
     from onebox.server.media import MediaLimits
     from onebox.server.settings import ServerSettings
@@ -239,10 +239,10 @@ def _serve(options: _Options) -> None:
 
 def _load(options: _Options) -> "Service":
     """The text side of the checkpoint, and its engine in a process of its own, loaded and warm."""
-    from onebox.engine.opening import CheckpointOpening
-    from onebox.engine.options import Vocabulary
-    from onebox.engine.process import EngineProcess
-    from onebox.engine.wire import Phase
+    from onebox.engine.start import CheckpointStarter
+    from onebox.engine.start import TokenInfo
+    from onebox.engine.remote.parent import EngineProcess
+    from onebox.engine.remote.messages import StartPhase
     from onebox.server.complete import Service
     from onebox.server.media import Media
     from onebox.text.chat import ChatTemplate
@@ -255,19 +255,19 @@ def _load(options: _Options) -> "Service":
     defaults = GenerationDefaults.load(directory).overridden(options.generation_overrides)
     tokenizer = Tokenizer.load(directory)
     template = ChatTemplate.load(directory, options.chat_template)
-    vocabulary = Vocabulary(
+    vocabulary = TokenInfo(
         defaults.eos_token_ids, tokenizer.message_token_ids, token_table(tokenizer, defaults.eos_token_ids)
     )
     phases = {"config and tokenizer": time.perf_counter() - began}
     typer.echo(f"config and tokenizer: {phases['config and tokenizer']:.2f} s")
 
     def say(progress: "Progress") -> None:
-        if isinstance(progress, Phase):
+        if isinstance(progress, StartPhase):
             phases.setdefault(progress.name, progress.seconds)
         _say(progress)
 
     # The pocket model's tensors are too small to share out: more threads would only wait for each other.
-    opening = CheckpointOpening(directory, options.engine, vocabulary, num_threads=None if options.model else 1)
+    opening = CheckpointStarter(directory, options.engine, vocabulary, num_threads=None if options.model else 1)
     engine = EngineProcess(opening, say)
     try:
         engine.wait_ready()
@@ -301,9 +301,9 @@ def _pocket() -> Path:
 
 def _say(progress: "Progress") -> None:
     """A phase with its seconds, or the memory that was planned and what was resolved."""
-    from onebox.engine.wire import Phase
+    from onebox.engine.remote.messages import StartPhase
 
-    if isinstance(progress, Phase):
+    if isinstance(progress, StartPhase):
         typer.echo(f"{progress.name}: {progress.seconds:.2f} s")
         return
     memory = progress.memory

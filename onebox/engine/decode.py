@@ -11,15 +11,15 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from onebox.engine.config import PAGE_TOKENS
-from onebox.engine.inputs import DrawInputs, Sizes, StepInputs
+from onebox.engine.inputs import DrawInputs, StepSizes, StepInputs
 from onebox.kernels.kv_slots import kv_slots
 from onebox.kernels.sampling import sample
 from onebox.kernels.settle import settle
 from onebox.model.memory import Memory
 from onebox.model.qwen3_5 import Batch, MtpHead, Qwen35
+from onebox.spec.kv import PAGE_TOKENS
 
-__all__ = ["Decoder", "Forwarded", "Outcome", "PlainStep", "Step", "outcome_of"]
+__all__ = ["Decoder", "Forwarded", "DecodeOutcome", "PlainStep", "DecodeStep", "outcome_of"]
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Forwarded:
     """float32 [R, V], as the model gives them; may be adjusted in place before tokens are drawn."""
 
 
-class Outcome(NamedTuple):
+class DecodeOutcome(NamedTuple):
     """What a step decided, on the host."""
 
     token_ids: list[int]
@@ -45,7 +45,7 @@ class Outcome(NamedTuple):
     """[R]: 0 where logits were none, so that nothing could be drawn."""
 
 
-class Step(Protocol):
+class DecodeStep(Protocol):
     """A decode step under way: the device has been given the model's part of it."""
 
     @property
@@ -54,7 +54,7 @@ class Step(Protocol):
     def draw(self) -> None:
         """Gives the device the rest: tokens are drawn, checked and drafted. Does not wait for it."""
 
-    def read(self) -> Outcome:
+    def read(self) -> DecodeOutcome:
         """What was decided; waits for the device."""
 
 
@@ -128,7 +128,7 @@ class Decoder:
 class PlainStep:
     """A step whose functions are called one by one, without graphs."""
 
-    def __init__(self, decoder: Decoder, forwarded: Forwarded, inputs: StepInputs, sizes: Sizes, depth: int) -> None:
+    def __init__(self, decoder: Decoder, forwarded: Forwarded, inputs: StepInputs, sizes: StepSizes, depth: int) -> None:
         self.forwarded = forwarded
         self._decoder = decoder
         self._inputs = inputs
@@ -139,7 +139,7 @@ class PlainStep:
     def draw(self) -> None:
         self._words = self._decoder.finish(self.forwarded, self._inputs, self._depth)
 
-    def read(self) -> Outcome:
+    def read(self) -> DecodeOutcome:
         if self._words is None:
             raise RuntimeError("A step was read before anything was drawn.")
         return outcome_of(self._words.tolist(), self._sizes, self._depth)
@@ -170,7 +170,7 @@ def _limits(draw: DrawInputs, rows: Tensor) -> _Limits:
 def _followed(inputs: StepInputs, token_ids: Tensor) -> Batch:
     """What the head takes in: each row's hidden state with the token [R] after it, at that token's place.
 
-    Rows that were not kept come last in their sequence: what they write is written again by the next step before anyone
+    DecodeRows that were not kept come last in their sequence: what they write is written again by the next step before anyone
     reads it.
     """
     batch, draw = inputs
@@ -196,12 +196,12 @@ def _chained(batch: Batch, drafts: Tensor, chain: _Chain) -> Batch:
     )
 
 
-def outcome_of(words: list[int], sizes: Sizes, depth: int) -> Outcome:
+def outcome_of(words: list[int], sizes: StepSizes, depth: int) -> DecodeOutcome:
     """What the words that `finish` made say."""
     num_rows, num_sequences = sizes.rows, sizes.sequences
     edge = num_rows + num_sequences
     rest = words[edge + num_rows :]
-    return Outcome(
+    return DecodeOutcome(
         token_ids=words[:num_rows],
         num_kept=words[num_rows:edge],
         is_number=words[edge : edge + num_rows],

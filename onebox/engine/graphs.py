@@ -25,11 +25,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from onebox.engine.batch import Rows
-from onebox.engine.config import PAGE_TOKENS
-from onebox.engine.decode import Decoder, Forwarded, Outcome, Step, outcome_of
-from onebox.engine.inputs import Packing, Sizes, exact_sizes, unpack
+from onebox.engine.step import DecodeRows
+from onebox.engine.decode import Decoder, Forwarded, DecodeOutcome, DecodeStep, outcome_of
+from onebox.engine.inputs import InputPacker, StepSizes, exact_sizes, unpack
 from onebox.kernels.advance import advance
+from onebox.spec.kv import PAGE_TOKENS
 
 __all__ = ["GraphDecoder"]
 
@@ -52,8 +52,8 @@ class _Drawing(NamedTuple):
 class _Shape:
     """The graphs of one shape of step, and the tensors they read and write."""
 
-    sizes: Sizes
-    packing: Packing
+    sizes: StepSizes
+    packing: InputPacker
     words: Tensor
     forward: torch.cuda.CUDAGraph
     forwarded: Forwarded
@@ -65,7 +65,7 @@ class _GraphStep:
     """A step whose first graph runs; `done` is recorded behind its last copy."""
 
     def __init__(
-        self, shape: _Shape, parts: Sequence[Rows], depth: int, done: torch.cuda.Event, *, goes_on: bool
+        self, shape: _Shape, parts: Sequence[DecodeRows], depth: int, done: torch.cuda.Event, *, goes_on: bool
     ) -> None:
         self.forwarded = shape.forwarded
         self.parts = parts
@@ -75,7 +75,7 @@ class _GraphStep:
         self._drawing = shape.drawings[depth]
         self._depth = depth
         self._done = done
-        self._outcome: Outcome | None = None
+        self._outcome: DecodeOutcome | None = None
 
     @property
     def graphs(self) -> tuple[torch.cuda.CUDAGraph, torch.cuda.CUDAGraph]:
@@ -109,12 +109,12 @@ class _GraphStep:
             PAGE_TOKENS,
         )
 
-    def read(self) -> Outcome:
+    def read(self) -> DecodeOutcome:
         self._done.synchronize()
         self._outcome = outcome_of(self._drawing.values.tolist(), self._shape.sizes, self._depth)
         return self._outcome
 
-    def foresaw(self, shape: _Shape | None, parts: Sequence[Rows]) -> bool:
+    def foresaw(self, shape: _Shape | None, parts: Sequence[DecodeRows]) -> bool:
         """Whether the forward pass queued behind this step is that of these parts."""
         if not self.goes_on or shape is not self._shape or len(parts) != len(self.parts) or self._outcome is None:
             return False
@@ -138,20 +138,20 @@ class GraphDecoder:
     def __init__(self, decoder: Decoder, device: torch.device) -> None:
         self._decoder = decoder
         self._device = device
-        self._shapes: dict[Sizes, _Shape] = {}
+        self._shapes: dict[StepSizes, _Shape] = {}
         self._pool = torch.cuda.graph_pool_handle()
         self._done = torch.cuda.Event()  # type: ignore[no-untyped-call]
         self._last: _GraphStep | None = None
         self._folded: set[int] = set()
         """Slots whose kept tokens a forward pass that nobody wanted has folded in."""
 
-    def start(self, parts: Sequence[Rows], depth: int, meanwhile: Callable[[], None], *, is_alone: bool) -> Step:
+    def start(self, parts: Sequence[DecodeRows], depth: int, meanwhile: Callable[[], None], *, is_alone: bool) -> DecodeStep:
         """Gives the device the model's part of a step. The step before it must have been read.
 
         `is_alone` says that no other rows are computed before these sequences' next ones.
         """
         exact = exact_sizes(parts, depth)
-        sizes = Sizes(_rounded(exact.rows), _rounded(exact.sequences), 1 << (exact.pages - 1).bit_length())
+        sizes = StepSizes(_rounded(exact.rows), _rounded(exact.sequences), 1 << (exact.pages - 1).bit_length())
         shape = self._shapes.get(sizes)
         is_captured = shape is not None and depth in shape.drawings
         is_done = is_captured and self._last is not None and self._last.foresaw(shape, parts)
@@ -171,7 +171,7 @@ class GraphDecoder:
         """Kernels in the graphs of the step that was started last."""
         return sum(map(_count_kernels, self._last.graphs)) if self._last else 0
 
-    def _without_folded(self, parts: Sequence[Rows]) -> Sequence[Rows]:
+    def _without_folded(self, parts: Sequence[DecodeRows]) -> Sequence[DecodeRows]:
         """The parts, told to fold in nothing where that was done in vain."""
         if self._last is not None and self._last.goes_on:
             self._folded.update(part.slot for part in self._last.parts)
@@ -181,15 +181,15 @@ class GraphDecoder:
         self._folded.difference_update(part.slot for part in parts)
         return folded
 
-    def _capture(self, sizes: Sizes) -> _Shape:
-        packing = Packing(sizes, is_pinned=True)
+    def _capture(self, sizes: StepSizes) -> _Shape:
+        packing = InputPacker(sizes, is_pinned=True)
         words = packing.words.to(self._device)
         graph, forwarded = self._record(lambda: self._decoder.forward(unpack(words, sizes).batch))
         shape = self._shapes[sizes] = _Shape(sizes, packing, words, graph, forwarded)
         return shape
 
     def _capture_drawing(self, shape: _Shape, depth: int) -> None:
-        shape.words.copy_(Packing(shape.sizes).words)
+        shape.words.copy_(InputPacker(shape.sizes).words)
         shape.forward.replay()
         # The words are taken apart inside the graph: what is made outside of it would stay as it was at capture.
         graph, words = self._record(
@@ -217,7 +217,7 @@ def _rounded(count: int) -> int:
     return count if count <= 16 else -(-count // 8) * 8
 
 
-def _go_on(parts: Sequence[Rows]) -> bool:
+def _go_on(parts: Sequence[DecodeRows]) -> bool:
     """Whether the sequences' next rows follow from this step alone, as many as now."""
     return all(part.draw.goes_on and len(part.token_ids) == 1 + part.draw.depth for part in parts)
 

@@ -3,7 +3,7 @@
 One buffer means one copy to the device a step, and a captured graph finds its inputs where they were at capture. It is
 packed while the device waits, so what stands in it from the step before and still holds is not written again.
 
-The layout follows from three sizes (`Sizes`): rows, sequences, and the width of the page table. Places beyond a step's
+The layout follows from three sizes (`StepSizes`): rows, sequences, and the width of the page table. Places beyond a step's
 own rows and sequences are blank: rows of no sequence that write nowhere, sequences without rows. Page 0, the scratch
 page, stands wherever a sequence has no page.
 """
@@ -16,16 +16,16 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from onebox.engine.batch import Piece, Rows
-from onebox.engine.config import PAGE_TOKENS
+from onebox.engine.step import PromptChunk, DecodeRows
 from onebox.engine.request import SamplingParams
 from onebox.model.linear import Phase
 from onebox.model.qwen3_5 import Batch
+from onebox.spec.kv import PAGE_TOKENS
 
 __all__ = [
     "DrawInputs",
-    "Packing",
-    "Sizes",
+    "InputPacker",
+    "StepSizes",
     "StepInputs",
     "exact_sizes",
     "last_row",
@@ -43,7 +43,7 @@ _DRAFT_TOP_K = 64
 """Drafts are drawn from so many tokens at most: a wider choice costs more than it gains."""
 
 
-class Sizes(NamedTuple):
+class StepSizes(NamedTuple):
     """What a step's tensors are shaped by."""
 
     rows: int
@@ -67,22 +67,22 @@ class Sizes(NamedTuple):
         return _up_to(sum(self.wide.values()), 2) + sum(_up_to(length, 4) for length in self.narrow.values()) // 2
 
 
-def last_row(piece: Piece) -> Rows:
+def last_row(piece: PromptChunk) -> DecodeRows:
     """The prompt's last token, computed already; only what is drawn after it is of interest."""
     if piece.draw is None:
         raise RuntimeError(f"Nothing is drawn after this piece of request {piece.request_id}.")
     offset = piece.seen.offset if piece.seen else 0
-    return Rows(piece.request_id, piece.slot, piece.token_ids[-1:], piece.end - 1, 0, piece.pages, piece.draw, offset)
+    return DecodeRows(piece.request_id, piece.slot, piece.token_ids[-1:], piece.end - 1, 0, piece.pages, piece.draw, offset)
 
 
-def exact_sizes(parts: Sequence[Rows], depth: int) -> Sizes:
+def exact_sizes(parts: Sequence[DecodeRows], depth: int) -> StepSizes:
     """The sizes of a step over these parts that drafts to this depth; the page table reaches the last draft."""
     num_rows = furthest = 0
     for part in parts:
         count = len(part.token_ids)
         num_rows += count
         furthest = max(furthest, part.start + count)
-    return Sizes(num_rows, len(parts), (furthest + depth) // PAGE_TOKENS + 1)
+    return StepSizes(num_rows, len(parts), (furthest + depth) // PAGE_TOKENS + 1)
 
 
 class DrawInputs(NamedTuple):
@@ -110,10 +110,10 @@ class StepInputs(NamedTuple):
     draw: DrawInputs
 
 
-class Packing:
+class InputPacker:
     """Where the inputs of steps of one shape are put together, step after step."""
 
-    def __init__(self, sizes: Sizes, *, is_pinned: bool = False) -> None:
+    def __init__(self, sizes: StepSizes, *, is_pinned: bool = False) -> None:
         """Blank at first: a step in which nothing happens. From pinned memory a device copies without the host."""
         self.words = torch.from_numpy(_blank(sizes))
         if is_pinned:
@@ -127,7 +127,7 @@ class Packing:
         self._pages: list[NDArray[np.int32] | None] = []
         """Of each sequence what stands in the table."""
 
-    def pack(self, parts: Sequence[Rows]) -> Tensor:
+    def pack(self, parts: Sequence[DecodeRows]) -> Tensor:
         """The inputs of a step over these parts: int64 words that hold until the next call."""
         if not self._has_layout_of(parts):
             self._lay_out(parts)
@@ -142,7 +142,7 @@ class Packing:
         self._fields["seen"][: len(parts)] = [part.end for part in parts]
         return self.words
 
-    def _rows_of(self, parts: Sequence[Rows]) -> list[int]:
+    def _rows_of(self, parts: Sequence[DecodeRows]) -> list[int]:
         """The new fields of all rows, one field after the other."""
         token_ids: list[int] = []
         positions: list[int] = []
@@ -165,7 +165,7 @@ class Packing:
                 field += [value] * num_blank
         return token_ids + positions + rotary_positions + kv_slots + next_ids + verdicts
 
-    def _has_layout_of(self, parts: Sequence[Rows]) -> bool:
+    def _has_layout_of(self, parts: Sequence[DecodeRows]) -> bool:
         if len(parts) != len(self._layout):
             return False
         for part, (num_rows, sampling) in zip(parts, self._layout, strict=True):
@@ -173,7 +173,7 @@ class Packing:
                 return False
         return True
 
-    def _lay_out(self, parts: Sequence[Rows]) -> None:
+    def _lay_out(self, parts: Sequence[DecodeRows]) -> None:
         """Writes what holds as long as the same sequences go on with as many rows each; all else is blank."""
         self._all[:] = _blank(self._sizes)
         self._layout = [(len(part.token_ids), part.draw.sampling) for part in parts]
@@ -193,7 +193,7 @@ class Packing:
         self._pages[place] = pages
 
 
-def _blank(sizes: Sizes) -> Words:
+def _blank(sizes: StepSizes) -> Words:
     words = np.zeros(sizes.words, dtype=np.int64)
     fields = _fields(words, sizes, np.int32)
     for name, value in _NEW_ROW_FIELDS.items():
@@ -211,7 +211,7 @@ def _put_settings(rows: dict[str, Words], sampling: SamplingParams) -> None:
         rows[name].view(np.float64)[:] = getattr(sampling, name)
 
 
-def unpack(words: Tensor, sizes: Sizes) -> StepInputs:
+def unpack(words: Tensor, sizes: StepSizes) -> StepInputs:
     """The same, as the model takes it, from the buffer on the model's device."""
     fields = _fields(words, sizes, torch.int32)
     batch = Batch(
@@ -239,7 +239,7 @@ def unpack(words: Tensor, sizes: Sizes) -> StepInputs:
     return StepInputs(batch, draw)
 
 
-def _fields(words: W, sizes: Sizes, narrow: Any) -> dict[str, W]:
+def _fields(words: W, sizes: StepSizes, narrow: Any) -> dict[str, W]:
     """Views of the words by name, the narrow ones in that type; the page table as [S, pages].
 
     Each narrow field starts at a multiple of 16 bytes, as kernels like it.

@@ -8,11 +8,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from onebox.engine.batch import Piece
-from onebox.engine.config import PAGE_TOKENS
+from onebox.engine.step import PromptChunk
 from onebox.model.linear import Phase
 from onebox.model.memory import Memory
 from onebox.model.qwen3_5 import Batch, Qwen35, Shown, Stage
+from onebox.spec.kv import PAGE_TOKENS
 
 __all__ = ["prefill"]
 
@@ -29,7 +29,7 @@ class _Stretch:
 
 
 def prefill(
-    model: Qwen35, memory: Memory, pieces: Sequence[Piece], first_checkpoint: int, *, with_mtp: bool
+    model: Qwen35, memory: Memory, pieces: Sequence[PromptChunk], first_checkpoint: int, *, with_mtp: bool
 ) -> list[Tensor]:
     """Computes the pieces and takes them into memory; the hidden states of each one's tokens, [n, H].
 
@@ -51,7 +51,7 @@ def prefill(
     return [parts[0] if len(parts) == 1 else torch.cat(parts) for parts in results]
 
 
-def _stages(pieces: Sequence[Piece]) -> list[list[_Stretch]]:
+def _stages(pieces: Sequence[PromptChunk]) -> list[list[_Stretch]]:
     """The pieces' stretches: the first ones of all, the second ones, and so on; rows are numbered in that order."""
     cuts = [[piece.start, *(save.num_tokens for save in piece.saves), piece.end] for piece in pieces]
     checkpoints = [[save.checkpoint for save in piece.saves] for piece in pieces]
@@ -70,7 +70,7 @@ def _stages(pieces: Sequence[Piece]) -> list[list[_Stretch]]:
     return stages
 
 
-def _batch(device: torch.device, pieces: Sequence[Piece], stages: list[list[_Stretch]], first_checkpoint: int) -> Batch:
+def _batch(device: torch.device, pieces: Sequence[PromptChunk], stages: list[list[_Stretch]], first_checkpoint: int) -> Batch:
     stretches = [stretch for stage in stages for stretch in stage]
     slots = [pieces[stretch.piece].slot for stretch in stretches]
     positions = np.concatenate([_positions(pieces[stretch.piece], stretch) for stretch in stretches], axis=1)
@@ -106,7 +106,7 @@ def _batch(device: torch.device, pieces: Sequence[Piece], stages: list[list[_Str
     )
 
 
-def _stage(stage: list[_Stretch], pieces: Sequence[Piece], first_checkpoint: int, device: torch.device) -> Stage:
+def _stage(stage: list[_Stretch], pieces: Sequence[PromptChunk], first_checkpoint: int, device: torch.device) -> Stage:
     edges = _edges(stage)
     saved = [
         (pieces[stretch.piece].slot, first_checkpoint + stretch.checkpoint)
@@ -123,14 +123,14 @@ def _stage(stage: list[_Stretch], pieces: Sequence[Piece], first_checkpoint: int
     )
 
 
-def _positions(piece: Piece, stretch: _Stretch) -> NDArray[np.int64]:
+def _positions(piece: PromptChunk, stretch: _Stretch) -> NDArray[np.int64]:
     """[3, n]: time, height, width."""
     if piece.seen:
         return piece.seen.positions[:, stretch.start : stretch.end]
     return np.tile(np.arange(stretch.start, stretch.end), (3, 1))
 
 
-def _shown(pieces: Sequence[Piece], stretches: list[_Stretch], device: torch.device) -> Shown | None:
+def _shown(pieces: Sequence[PromptChunk], stretches: list[_Stretch], device: torch.device) -> Shown | None:
     """The rows of the batch that stand for parts of images, with their embeddings."""
     rows, embeddings = [], []
     for stretch in stretches:
@@ -156,7 +156,7 @@ def _kv_slots(pages: NDArray[np.int32], stretch: _Stretch) -> NDArray[np.int64]:
     return pages[positions // PAGE_TOKENS].astype(np.int64) * PAGE_TOKENS + positions % PAGE_TOKENS
 
 
-def _rows_before(pieces: Sequence[Piece], stages: list[list[_Stretch]], num_kept: int, device: torch.device) -> Tensor:
+def _rows_before(pieces: Sequence[PromptChunk], stages: list[list[_Stretch]], num_kept: int, device: torch.device) -> Tensor:
     """For each row the place of the hidden state before it, among the kept ones and then the batch's own: int64 [T]."""
     last_row = {place: piece.slot for place, piece in enumerate(pieces)}
     before: list[NDArray[np.int64]] = []

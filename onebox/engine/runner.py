@@ -1,4 +1,4 @@
-"""Runs a Batch on the model: states cleared and restored, prompts prefilled, tokens drawn and drafted.
+"""Runs a StepPlan on the model: states cleared and restored, prompts prefilled, tokens drawn and drafted.
 
 Owns the model's memory. On a GPU a decode step is two captured graphs, the model and the drawing, with room between
 them for what the host does to logits; on a CPU the same functions are called.
@@ -10,16 +10,16 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from onebox.engine.apply import apply_adjustments
-from onebox.engine.batch import Batch, Piece, Result, Rows, Seen, StepOutput
+from onebox.engine.logits import apply_adjustments
+from onebox.engine.step import StepPlan, PromptChunk, Result, DecodeRows, EncodedImages, StepOutput
 from onebox.engine.config import EngineConfig
-from onebox.engine.decode import Decoder, Outcome, PlainStep, Step
+from onebox.engine.decode import Decoder, DecodeOutcome, PlainStep, DecodeStep
 from onebox.engine.graphs import GraphDecoder
-from onebox.engine.inputs import Packing, Sizes, StepInputs, exact_sizes, last_row, unpack
-from onebox.engine.logprobs import RowLogprobs
+from onebox.engine.inputs import InputPacker, StepSizes, StepInputs, exact_sizes, last_row, unpack
+from onebox.engine.logits import RowLogprobs
 from onebox.engine.prefill import prefill
 from onebox.engine.request import TokenLogprob, Vision
-from onebox.engine.see import see
+from onebox.engine.images import see
 from onebox.model.memory import Memory
 from onebox.model.qwen3_5 import Qwen35
 from onebox.model.vision import Tower
@@ -28,7 +28,7 @@ from onebox.spec.errors import UnsupportedError
 __all__ = ["ModelRunner"]
 
 MAX_ROWS = 64
-"""Rows that the decode kernels take at once; a larger step is computed in parts, with the same bits."""
+"""DecodeRows that the decode kernels take at once; a larger step is computed in parts, with the same bits."""
 
 T = TypeVar("T")
 
@@ -52,13 +52,13 @@ class ModelRunner:
         """Kernels in the graphs of the last decode step; 0 where there are no graphs."""
         return self._graphs.num_kernels() if self._graphs else 0
 
-    def see(self, prompt: tuple[int, ...], vision: Vision) -> Seen:
+    def see(self, prompt: tuple[int, ...], vision: Vision) -> EncodedImages:
         if self._tower is None:
             raise UnsupportedError("This model was started without its vision tower; send text only.")
         with torch.inference_mode():
             return see(self._model.spec, self._tower, prompt, vision, self._model.device)
 
-    def run(self, batch: Batch, meanwhile: Callable[[], None]) -> StepOutput:
+    def run(self, batch: StepPlan, meanwhile: Callable[[], None]) -> StepOutput:
         with torch.inference_mode():
             if batch.pieces:
                 meanwhile()  # prompts are not queued in an instant
@@ -69,7 +69,7 @@ class ModelRunner:
             pieces = self._run_pieces(batch.pieces) if batch.pieces else ()
             return StepOutput(pieces, tuple(self._run_rows(batch, meanwhile)))
 
-    def _run_pieces(self, pieces: tuple[Piece, ...]) -> tuple[Result | Exception, ...]:
+    def _run_pieces(self, pieces: tuple[PromptChunk, ...]) -> tuple[Result | Exception, ...]:
         with_mtp = self._config.speculation.with_mtp and self._model.mtp is not None
         hidden = prefill(self._model, self._memory, pieces, self._config.max_num_seqs, with_mtp=with_mtp)
         results: list[Result | Exception] = [
@@ -87,13 +87,13 @@ class ModelRunner:
                 results[place] = result
         return tuple(results)
 
-    def _draw_after(self, parts: list[Rows], hidden: Tensor) -> list[Result | Exception]:
+    def _draw_after(self, parts: list[DecodeRows], hidden: Tensor) -> list[Result | Exception]:
         """Results of parts of one row each whose hidden states [n, H] are known."""
         depth = _depth(parts)
         sizes, inputs = self._inputs(parts, depth)
         return self._draw(parts, PlainStep(self._decoder, self._decoder.judge(hidden), inputs, sizes, depth))
 
-    def _prompt_logprobs(self, piece: Piece, hidden: Tensor) -> tuple[TokenLogprob, ...]:
+    def _prompt_logprobs(self, piece: PromptChunk, hidden: Tensor) -> tuple[TokenLogprob, ...]:
         """Of the tokens after this piece's [n, H], as far as the prompt goes."""
         if piece.prompt_logprobs is None:
             return ()
@@ -105,7 +105,7 @@ class ModelRunner:
             found += values.of(list(range(len(tokens))), tokens, piece.prompt_logprobs)
         return tuple(found)
 
-    def _run_rows(self, batch: Batch, meanwhile: Callable[[], None]) -> Iterator[Result | Exception]:
+    def _run_rows(self, batch: StepPlan, meanwhile: Callable[[], None]) -> Iterator[Result | Exception]:
         groups = list(_in_groups(batch.rows, lambda part: len(part.token_ids)))
         # Whoever has come to the end of its prompt is in the next step too.
         is_alone = len(groups) == 1 and not any(piece.draw for piece in batch.pieces)
@@ -117,18 +117,18 @@ class ModelRunner:
                 step = self._start(parts, depth, meanwhile)
             yield from self._draw(parts, step, meanwhile)
 
-    def _start(self, parts: Sequence[Rows], depth: int, meanwhile: Callable[[], None]) -> Step:
+    def _start(self, parts: Sequence[DecodeRows], depth: int, meanwhile: Callable[[], None]) -> DecodeStep:
         """What `GraphDecoder.start` does, without graphs."""
         meanwhile()
         sizes, inputs = self._inputs(parts, depth)
         return PlainStep(self._decoder, self._decoder.forward(inputs.batch), inputs, sizes, depth)
 
-    def _inputs(self, parts: Sequence[Rows], depth: int) -> tuple[Sizes, StepInputs]:
+    def _inputs(self, parts: Sequence[DecodeRows], depth: int) -> tuple[StepSizes, StepInputs]:
         sizes = exact_sizes(parts, depth)
-        return sizes, unpack(Packing(sizes).pack(parts).to(self._model.device), sizes)
+        return sizes, unpack(InputPacker(sizes).pack(parts).to(self._model.device), sizes)
 
     def _draw(
-        self, parts: list[Rows], step: Step, meanwhile: Callable[[], None] = lambda: None
+        self, parts: list[DecodeRows], step: DecodeStep, meanwhile: Callable[[], None] = lambda: None
     ) -> list[Result | Exception]:
         """What the parts' rows give, from the model's word on them."""
         num_rows = sum(len(part.token_ids) for part in parts)
@@ -145,7 +145,7 @@ class ModelRunner:
         return results
 
 
-def _result(part: Rows, place: int, first_row: int, outcome: Outcome, values: RowLogprobs | None) -> Result | Exception:
+def _result(part: DecodeRows, place: int, first_row: int, outcome: DecodeOutcome, values: RowLogprobs | None) -> Result | Exception:
     """One part of what was decided."""
     kept, draw = outcome.num_kept[place], part.draw
     first_new, end = first_row + draw.first_new, first_row + kept
@@ -159,7 +159,7 @@ def _result(part: Rows, place: int, first_row: int, outcome: Outcome, values: Ro
     return Result(tuple(token_ids), kept, tuple(outcome.drafts[place][: draw.depth]), logprobs)
 
 
-def _depth(parts: Sequence[Rows]) -> int:
+def _depth(parts: Sequence[DecodeRows]) -> int:
     return max(part.draw.depth for part in parts)
 
 

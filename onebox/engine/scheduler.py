@@ -16,13 +16,13 @@ from typing import ParamSpec, TypeVar
 
 import numpy as np
 
-from onebox.engine.batch import Batch, Draw, Piece, Result, Rows, Save, StepOutput, Verdict
+from onebox.engine.step import StepPlan, Draw, PromptChunk, Result, DecodeRows, StateSave, StepOutput, DraftCheck
 from onebox.engine.config import PAGE_TOKENS, EngineConfig
 from onebox.engine.pages import PagePool
 from onebox.engine.prefix import PrefixCache
 from onebox.engine.request import Event, Failed, Finished, FinishReason, PromptLogprobs, Started, Tokens
 from onebox.engine.sequence import Sequence, checkpoint_positions
-from onebox.engine.speculate import Speculator
+from onebox.engine.draft.speculate import Speculator
 from onebox.engine.stats import EngineStats, Totals
 from onebox.spec.errors import OneboxError
 
@@ -86,7 +86,7 @@ class Scheduler:
         late = [s for s in [*self._waiting, *self._running.values()] if s.deadline is not None and s.deadline <= now]
         return [self._finish(sequence, FinishReason.TIMEOUT) for sequence in late]
 
-    def next(self) -> Batch:
+    def next(self) -> StepPlan:
         """The next step. Running answers get their pages first, then whoever waits gets what is left."""
         self._grow()
         self._admit()
@@ -94,17 +94,17 @@ class Scheduler:
         prefilling = [s for s in running if s.is_prefilling]
         pieces = self._pieces(prefilling) if prefilling else []
         rows = [rows for s in running if not s.is_prefilling and (rows := self._or_end(s, self._rows, s))]
-        batch = Batch(tuple(self._cleared), tuple(self._restored), tuple(pieces), tuple(rows))
+        batch = StepPlan(tuple(self._cleared), tuple(self._restored), tuple(pieces), tuple(rows))
         self._cleared, self._restored = [], []
         return batch
 
-    def observe(self, batch: Batch, seconds: float, speculator: Speculator) -> None:
+    def observe(self, batch: StepPlan, seconds: float, speculator: Speculator) -> None:
         """Lets the drafting policy know what a step without a prompt in it cost."""
         if batch.rows and not batch.pieces:
             num_rows = sum(len(rows.token_ids) for rows in batch.rows)
             speculator.observe(num_rows, max(rows.draw.depth for rows in batch.rows), seconds)
 
-    def commit(self, batch: Batch, output: StepOutput) -> list[Event]:
+    def commit(self, batch: StepPlan, output: StepOutput) -> list[Event]:
         """Takes the step's results into the sequences; what clients should hear of it, in order."""
         events, self._ended = self._ended, []
         for piece, result in zip(batch.pieces, output.pieces, strict=True):
@@ -193,19 +193,19 @@ class Scheduler:
 
     # What the step computes.
 
-    def _pieces(self, prefilling: list[Sequence]) -> list[Piece]:
+    def _pieces(self, prefilling: list[Sequence]) -> list[PromptChunk]:
         prefilling = sorted(prefilling, key=lambda s: s.order)
         remaining = [s.num_prompt - s.num_computed for s in prefilling]
         lengths = _shares(remaining, self._config.max_num_batched_tokens, self._totals.num_steps)
         planned = [(s, length) for s, length in zip(prefilling, lengths, strict=True) if length]
         return [piece for s, length in planned if (piece := self._or_end(s, self._piece, s, length))]
 
-    def _piece(self, sequence: Sequence, length: int) -> Piece:
+    def _piece(self, sequence: Sequence, length: int) -> PromptChunk:
         prompt, start = sequence.request.prompt, sequence.num_computed
         end = start + length
         is_last = end == len(prompt)
         wants_logprobs = end - 1 > sequence.num_prompt_logprobs
-        return Piece(
+        return PromptChunk(
             request_id=sequence.request.request_id,
             slot=_slot(sequence),
             token_ids=prompt[start:end],
@@ -218,8 +218,8 @@ class Scheduler:
             seen=sequence.seen,
         )
 
-    def _saves(self, sequence: Sequence, end: int) -> tuple[Save, ...]:
-        saves: list[Save] = []
+    def _saves(self, sequence: Sequence, end: int) -> tuple[StateSave, ...]:
+        saves: list[StateSave] = []
         due = [position for position in sequence.save_positions if position <= end]
         sequence.save_positions = sequence.save_positions[len(due) :]
         for position in due:
@@ -229,15 +229,15 @@ class Scheduler:
             else:
                 checkpoint = self._prefix.reserve()
                 if checkpoint is not None:
-                    saves.append(Save(position, checkpoint))
+                    saves.append(StateSave(position, checkpoint))
         return tuple(saves)
 
     def _draw_after_prompt(self, sequence: Sequence) -> Draw:
         sampling, depth = sequence.request.sampling, sequence.speculation.depth(self._room(sequence))
         if len(sequence.tokens) > sequence.num_prompt:
-            return Draw(sampling, (sequence.tokens[sequence.num_prompt],), (Verdict.ACCEPT,), first_new=1)
+            return Draw(sampling, (sequence.tokens[sequence.num_prompt],), (DraftCheck.ACCEPT,), first_new=1)
         _, adjustments = sequence.adjuster.rows(())
-        return Draw(sampling, (-1,), (Verdict.COMPARE,), 0, adjustments, depth)
+        return Draw(sampling, (-1,), (DraftCheck.COMPARE,), 0, adjustments, depth)
 
     def _or_end(self, sequence: Sequence, make: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | None:
         """What `make` gives; a sequence whose grammar cannot be followed any longer ends here."""
@@ -247,13 +247,13 @@ class Scheduler:
             self._ended.append(self._fail(sequence, error))
             return None
 
-    def _rows(self, sequence: Sequence) -> Rows:
+    def _rows(self, sequence: Sequence) -> DecodeRows:
         certain = sequence.tokens[sequence.num_computed :]
         limit, speculation = self._rows_per_sequence, sequence.speculation
         if len(certain) > limit:
             token_ids = tuple(certain[:limit])
             draw = Draw(
-                sequence.request.sampling, tuple(certain[1 : limit + 1]), (Verdict.ACCEPT,) * limit, first_new=limit
+                sequence.request.sampling, tuple(certain[1 : limit + 1]), (DraftCheck.ACCEPT,) * limit, first_new=limit
             )
         else:
             room = self._room(sequence)
@@ -264,16 +264,16 @@ class Scheduler:
                 sampling=sequence.request.sampling,
                 next_ids=(*token_ids[1:], -1),
                 verdicts=(
-                    *[Verdict.ACCEPT] * (len(certain) - 1),
+                    *[DraftCheck.ACCEPT] * (len(certain) - 1),
                     *speculation.verdicts(len(sequence.tokens), len(drafts)),
-                    Verdict.COMPARE,
+                    DraftCheck.COMPARE,
                 ),
                 first_new=len(certain) - 1,
                 adjustments=adjustments,
                 depth=speculation.depth(room),
                 goes_on=room > 0 and speculation.is_offered,
             )
-        return Rows(
+        return DecodeRows(
             sequence.request.request_id,
             _slot(sequence),
             token_ids,
@@ -290,7 +290,7 @@ class Scheduler:
 
     # What the step gave.
 
-    def _commit_piece(self, sequence: Sequence, piece: Piece, result: Result | Exception) -> list[Event]:
+    def _commit_piece(self, sequence: Sequence, piece: PromptChunk, result: Result | Exception) -> list[Event]:
         events: list[Event] = []
         if not sequence.is_started:
             sequence.is_started = True
@@ -315,7 +315,7 @@ class Scheduler:
             events += self._deliver(sequence, result)
         return events
 
-    def _commit_rows(self, sequence: Sequence, rows: Rows, result: Result | Exception) -> list[Event]:
+    def _commit_rows(self, sequence: Sequence, rows: DecodeRows, result: Result | Exception) -> list[Event]:
         if isinstance(result, Exception):
             return [self._fail(sequence, result)]
         sequence.num_computed += result.num_kept

@@ -11,7 +11,7 @@ from typing import Protocol
 from onebox.engine.api import (
     AcceptanceCounts,
     Counts,
-    EngineDoor,
+    EngineClient,
     Failed,
     Finished,
     FinishReason,
@@ -137,7 +137,7 @@ class Answer:
     """One answer to one prompt. Read `pieces` once; then `finish_reason`, `usage` and `token_ids` are final."""
 
     def __init__(
-        self, engine: EngineDoor, tokenizer: Tokenizer, prompt: Prompt, request: Request, handle: RequestHandle
+        self, engine: EngineClient, tokenizer: Tokenizer, prompt: Prompt, request: Request, handle: RequestHandle
     ) -> None:
         """The request as it was submitted, with its own id and seed."""
         self.prompt = prompt

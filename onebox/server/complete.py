@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from onebox.engine.api import EngineDoor, Request, RequestHandle
+from onebox.engine.api import EngineClient, Request, RequestHandle
 from onebox.server.answer import Answer, Piece, Prompt, Usage
 from onebox.server.errors import FieldError, ModelNotFoundError
 from onebox.server.media import Media
@@ -21,7 +21,7 @@ __all__ = ["Answers", "Service", "start"]
 class Service:
     """What is served: the engine and the text side of the same checkpoint."""
 
-    engine: EngineDoor
+    engine: EngineClient
     tokenizer: Tokenizer
     template: ChatTemplate
     defaults: GenerationDefaults

@@ -14,13 +14,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from onebox.engine.adjust import Adjuster
-from onebox.engine.batch import Batch, Draw, Piece, Result, Rows, StepOutput, Verdict
+from onebox.engine.logits import Adjuster
+from onebox.engine.step import StepPlan, Draw, PromptChunk, Result, DecodeRows, StepOutput, DraftCheck
 from onebox.engine.config import PAGE_TOKENS, EngineConfig
 from onebox.engine.request import Event, Finished, FinishReason, Request, SamplingParams, TokenLogprob, Tokens
 from onebox.engine.scheduler import Scheduler
 from onebox.engine.sequence import Sequence
-from onebox.engine.speculate import Speculator
+from onebox.engine.draft.speculate import Speculator
 
 VOCAB_SIZE = 48
 FAILING = VOCAB_SIZE - 1
@@ -94,7 +94,7 @@ class FakeRunner:
         """Asked, where it is set, who holds which page and which text a sequence has."""
         self.gate = threading.Event()
         self.gate.set()
-        self.batches: list[Batch] = []
+        self.batches: list[StepPlan] = []
         self.num_prompt_tokens = 0
         self._draft_accuracy = draft_accuracy
         self._random = random.Random(seed)
@@ -104,7 +104,7 @@ class FakeRunner:
         self._writers: dict[int, str] = {}
         self._holders: Counter[int] = Counter()
 
-    def run(self, batch: Batch, meanwhile: Callable[[], None] = lambda: None) -> StepOutput:
+    def run(self, batch: StepPlan, meanwhile: Callable[[], None] = lambda: None) -> StepOutput:
         meanwhile()
         self.gate.wait()
         self.batches.append(batch)
@@ -123,7 +123,7 @@ class FakeRunner:
         assert len(set(saved)) == len(saved), "two states were to be saved under one number"
         return StepOutput(tuple(map(self._piece, batch.pieces)), tuple(map(self._rows, batch.rows)))
 
-    def _piece(self, piece: Piece) -> Result | Exception:
+    def _piece(self, piece: PromptChunk) -> Result | Exception:
         slot = self._slots[piece.slot]
         assert not len(slot.pending), "a prompt goes on after an answer began"
         assert piece.start % PAGE_TOKENS == 0, "a piece starts off the grid"
@@ -144,7 +144,7 @@ class FakeRunner:
         drafts = self._drafts(piece.draw, int(states[-1]), token_ids)
         return Result(token_ids, 0, drafts, _logprobs(piece.draw, token_ids), logprobs)
 
-    def _rows(self, rows: Rows) -> Result | Exception:
+    def _rows(self, rows: DecodeRows) -> Result | Exception:
         slot = self._slots[rows.slot]
         assert rows.keep <= len(slot.pending), "more tokens are kept than there were rows"
         slot.history = np.concatenate([slot.history, slot.pending[: rows.keep]])
@@ -154,7 +154,7 @@ class FakeRunner:
         drafts = self._drafts(rows.draw, int(slot.pending[num_kept - 1]), token_ids)
         return Result(token_ids, num_kept, drafts, _logprobs(rows.draw, token_ids))
 
-    def _write(self, part: Piece | Rows, slot: Slot, states: np.ndarray) -> np.ndarray:
+    def _write(self, part: PromptChunk | DecodeRows, slot: Slot, states: np.ndarray) -> np.ndarray:
         """Puts the new tokens' states into the pages, once all that stands before them is found to be right."""
         assert part.start == len(slot.history), "a token was skipped or fed twice"
         assert len(part.pages) * PAGE_TOKENS >= part.end, "the pages end before the tokens do"
@@ -172,7 +172,7 @@ class FakeRunner:
         self._pages[pages[part.start :], offsets[part.start :]] = states
         return states
 
-    def _check_text(self, part: Piece | Rows, slot: Slot) -> None:
+    def _check_text(self, part: PromptChunk | DecodeRows, slot: Slot) -> None:
         """The state is that of the request's own text."""
         if self.scheduler:
             text = self.scheduler._running[part.request_id].tokens
@@ -180,7 +180,7 @@ class FakeRunner:
             certain = part.token_ids[: len(text) - part.start]
             assert list(certain) == text[part.start : part.start + len(certain)], "other tokens than the request's"
 
-    def _save(self, piece: Piece, slot: Slot) -> None:
+    def _save(self, piece: PromptChunk, slot: Slot) -> None:
         positions = [save.num_tokens for save in piece.saves]
         assert positions == sorted(set(positions)), "states are to be kept out of order"
         for save in piece.saves:
@@ -189,7 +189,7 @@ class FakeRunner:
             assert 0 <= save.checkpoint < self.config.num_checkpoints, "there is no such checkpoint"
             self._checkpoints[save.checkpoint] = slot.history[: save.num_tokens]
 
-    def _prompt_logprobs(self, piece: Piece) -> tuple[TokenLogprob, ...]:
+    def _prompt_logprobs(self, piece: PromptChunk) -> tuple[TokenLogprob, ...]:
         if piece.prompt_logprobs is None:
             return ()
         following = [*piece.token_ids[1:], *([] if piece.following is None else [piece.following])]
@@ -220,14 +220,14 @@ def _drawn(draw: Draw, states: np.ndarray, token_ids: tuple[int, ...]) -> tuple[
     count = len(token_ids)
     assert len(draw.next_ids) == len(draw.verdicts) == count, "a row without its next token"
     assert draw.next_ids[:-1] == token_ids[1:], "what follows a row is not the next row"
-    assert all(verdict is Verdict.ACCEPT for verdict in draw.verdicts[: draw.first_new]), "a certain token is doubted"
+    assert all(verdict is DraftCheck.ACCEPT for verdict in draw.verdicts[: draw.first_new]), "a certain token is doubted"
     assert len(draw.adjustments) in (0, count - draw.first_new), "rows and adjustments do not match"
     made: list[int] = []
     for place, (state, token_id) in enumerate(zip(states.tolist(), token_ids, strict=True)):
         adjustment = draw.adjustments[place - draw.first_new] if draw.adjustments and place >= draw.first_new else None
         drawn = target(state, token_id, adjustment.banned if adjustment else ())
         following, verdict = draw.next_ids[place], draw.verdicts[place]
-        stands = verdict is Verdict.ACCEPT or (verdict is Verdict.COMPARE and drawn == following)
+        stands = verdict is DraftCheck.ACCEPT or (verdict is DraftCheck.COMPARE and drawn == following)
         made.append(following if stands else drawn)
         if not stands:
             break
@@ -270,7 +270,7 @@ class Stand:
     def ask(self, name: str, prompt, *, priority: int = 0, **sampling) -> Sequence:
         return self.submit(Request(name, tuple(prompt), SamplingParams(**sampling), priority))
 
-    def step(self, seconds: float = 0.01) -> Batch:
+    def step(self, seconds: float = 0.01) -> StepPlan:
         """One step, after which every invariant holds."""
         batch = self.scheduler.next()
         output = self.runner.run(batch)

@@ -15,11 +15,11 @@ from dataclasses import astuple, dataclass, fields, replace
 from itertools import combinations, product
 
 from onebox.engine.api import Engine, EngineConfig, EngineStats, RequestHandle, SpeculationConfig, SpeculationMethod
-from onebox.engine.batch import Batch, Runner, StepOutput
+from onebox.engine.step import StepPlan, Runner, StepOutput
 from onebox.engine.config import PAGE_TOKENS
 from onebox.engine.request import Failed, Finished, PromptLogprobs, Request, SamplingParams, TokenLogprob, Tokens
 from onebox.engine.runner import ModelRunner
-from onebox.engine.speculate import SequenceDrafts, Speculator
+from onebox.engine.draft.speculate import SequenceDrafts, Speculator
 from onebox.model.memory import Memory, MemoryShape
 from onebox.model.qwen3_5 import Qwen35
 from onebox.spec.kv import KVFormat
@@ -155,7 +155,7 @@ class SteppedRunner:
     def vocab_size(self) -> int:
         return self._runner.vocab_size
 
-    def run(self, batch: Batch, meanwhile: Callable[[], None]) -> StepOutput:
+    def run(self, batch: StepPlan, meanwhile: Callable[[], None]) -> StepOutput:
         self.before_step()
         return self._runner.run(batch, meanwhile)
 
@@ -253,7 +253,7 @@ class Client:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class DraftCheck:
     """What a variant came to."""
 
     differences: list[str]
@@ -270,7 +270,7 @@ class Gate:
 
     def run(
         self, variant: Variant, cases: Sequence[Case], wrap: Callable[[Runner], Runner] = lambda runner: runner
-    ) -> Verdict:
+    ) -> DraftCheck:
         """Asks the cases as the variant says. `wrap` may come between the engine and its runner."""
         expected = self.reference(variant.kv, cases)
         engine, stepped = self.open(variant, cases, wrap)
@@ -282,7 +282,7 @@ class Gate:
             answers = client.ask([case.request(case.name) for case in cases])
         check_nothing_leaks(engine)
         found = {name: difference(expected[name], answer) for name, answer in sorted(answers.items())}
-        return Verdict([f"{variant}, {name}: {what}" for name, what in found.items() if what], engine.stats())
+        return DraftCheck([f"{variant}, {name}: {what}" for name, what in found.items() if what], engine.stats())
 
     def open(
         self, variant: Variant, cases: Sequence[Case], wrap: Callable[[Runner], Runner] = lambda runner: runner

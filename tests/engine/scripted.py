@@ -2,7 +2,7 @@
 
 import threading
 
-from onebox.engine.batch import Batch, Result, StepOutput
+from onebox.engine.step import StepPlan, Result, StepOutput
 
 
 class ScriptedRunner:
@@ -18,7 +18,7 @@ class ScriptedRunner:
         self.fails_on = fails_on
         self.gate = threading.Event()
         self.gate.set()
-        self.batches: list[Batch] = []
+        self.batches: list[StepPlan] = []
         self._held: dict[int, int] = {}
         self._drawn: dict[str, int] = {}
 

@@ -12,7 +12,7 @@ from itertools import combinations
 import pytest
 import torch
 
-from onebox.engine.batch import StepOutput
+from onebox.engine.step import StepOutput
 from onebox.engine.request import SamplingParams
 from tests.engine.gate import (
     DIMENSIONS,

@@ -8,7 +8,7 @@ import torch
 from onebox.engine.api import Engine, EngineConfig, Finished, Request, SamplingParams, Started, Tokens
 from onebox.engine.decode import Forwarded
 from onebox.engine.graphs import GraphDecoder, _Drawing, _Shape
-from onebox.engine.inputs import Packing, unpack
+from onebox.engine.inputs import InputPacker, unpack
 from onebox.model.assemble import load_model
 from tests.engine.gate import Variant
 from tests.engine.gate_prompts import all_cases
@@ -63,7 +63,7 @@ class CalledGraphs(GraphDecoder):
         return sum(shape.forward.num_replays for shape in self._shapes.values())
 
     def _capture(self, sizes):
-        packing = Packing(sizes)
+        packing = InputPacker(sizes)
         words = packing.words.clone()
         results = [torch.empty(sizes.rows, width) for width in (self._spec.hidden_size, self._spec.vocab_size)]
         graph = CalledGraph(lambda: self._decoder.forward(unpack(words, sizes).batch), results)

@@ -19,7 +19,7 @@ from transformers import MinPLogitsWarper, TemperatureLogitsWarper, TopKLogitsWa
 from onebox.engine.api import Engine, EngineConfig, SpeculationConfig, SpeculationMethod
 from onebox.engine.request import Request, SamplingParams
 from onebox.engine.runner import ModelRunner
-from onebox.engine.speculate import SequenceDrafts
+from onebox.engine.draft.speculate import SequenceDrafts
 from onebox.model.assemble import load_model
 from onebox.model.random import TINY, random_weights
 from onebox.spec.model import spec_from_config

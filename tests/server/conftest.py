@@ -9,7 +9,7 @@ import pytest
 import uvicorn
 
 from onebox.engine.api import Engine, EngineConfig
-from onebox.engine.open import EngineOptions, Vocabulary, plan_engine, start_engine
+from onebox.engine.start import EngineOptions, TokenInfo, plan_engine, start_engine
 from onebox.server.app import create_app
 from onebox.server.complete import Service
 from onebox.server.run import bind
@@ -95,7 +95,7 @@ def tiny(checkpoint, tokenizer):
     """A client of the tiny random model."""
     template, defaults = ChatTemplate.load(checkpoint), GenerationDefaults.load(checkpoint)
     eos_token_ids = defaults.eos_token_ids
-    vocabulary = Vocabulary(eos_token_ids, tokenizer.message_token_ids, token_table(tokenizer, eos_token_ids))
+    vocabulary = TokenInfo(eos_token_ids, tokenizer.message_token_ids, token_table(tokenizer, eos_token_ids))
     options = EngineOptions(max_model_len=1200, kv_cache_memory_bytes=16 << 20)
     engine = start_engine(plan_engine(checkpoint, options, vocabulary), vocabulary)
     with engine:

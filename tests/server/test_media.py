@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from onebox.engine.api import Finished, Pictures, Request, SamplingParams, Tokens, Vision
-from onebox.engine.open import EngineOptions, Vocabulary, plan_engine, start_engine
+from onebox.engine.start import EngineOptions, TokenInfo, plan_engine, start_engine
 from onebox.model.random_text import text_files
 from onebox.server.complete import Service
 from onebox.server.fetch import FetchLimits
@@ -39,7 +39,7 @@ def directory(tmp_path_factory):
 @pytest.fixture(scope="module")
 def engine(directory, tokenizer):
     eos_token_ids = GenerationDefaults.load(directory).eos_token_ids
-    vocabulary = Vocabulary(eos_token_ids, tokenizer.message_token_ids, token_table(tokenizer, eos_token_ids))
+    vocabulary = TokenInfo(eos_token_ids, tokenizer.message_token_ids, token_table(tokenizer, eos_token_ids))
     options = EngineOptions(device="cpu", max_model_len=700, kv_cache_memory_bytes=16 << 20, max_num_batched_tokens=64)
     with start_engine(plan_engine(directory, options, vocabulary), vocabulary) as engine:
         yield engine

@@ -6,10 +6,10 @@ ahead; n-gram drafts are looked up when they are needed. None of it changes the 
 
 import hashlib
 
-from onebox.engine.batch import Verdict
+from onebox.engine.step import DraftCheck
 from onebox.engine.config import SpeculationConfig, SpeculationMethod
 from onebox.engine.draft.counts import AcceptanceCounts, AcceptanceTally
-from onebox.engine.draft.depth import PLAIN, AutoDepth, Choice, Company, CostPrior, Drafter, Offer, StepCosts
+from onebox.engine.draft.depth import PLAIN, AutoDepth, DraftChoice, Company, CostPrior, Drafter, Offer, StepCosts
 from onebox.engine.draft.ngram import NgramIndex
 
 __all__ = ["SequenceDrafts", "Speculator"]
@@ -25,12 +25,12 @@ class Speculator:
     def __init__(self, config: SpeculationConfig) -> None:
         self.config = config
         self.costs = StepCosts(_PRIOR)
-        self._drafting: dict[SequenceDrafts, tuple[Choice, float]] = {}
+        self._drafting: dict[SequenceDrafts, tuple[DraftChoice, float]] = {}
 
     def start(self, prompt: tuple[int, ...], seed: int | None) -> "SequenceDrafts":
         return SequenceDrafts(self, prompt, seed)
 
-    def note(self, drafts: "SequenceDrafts", choice: Choice, expected_tokens: float) -> None:
+    def note(self, drafts: "SequenceDrafts", choice: DraftChoice, expected_tokens: float) -> None:
         """What a sequence plans for its next step."""
         self._drafting[drafts] = choice, expected_tokens
 
@@ -125,14 +125,14 @@ class SequenceDrafts:
         if self._auto:
             self._auto.observe(self._checked, num_proposed, num_accepted)
 
-    def verdicts(self, position: int, count: int) -> tuple[Verdict, ...]:
+    def verdicts(self, position: int, count: int) -> tuple[DraftCheck, ...]:
         """How `count` drafts from `position` on are checked: by the model, or by the rates of a benchmark."""
         rates = self._config.synthetic_acceptance
         if not rates:
-            return (Verdict.COMPARE,) * count
+            return (DraftCheck.COMPARE,) * count
         # A checksum would not do: those of neighbouring positions lie too evenly for a coin.
         digest = hashlib.blake2b(f"{self._seed} {position}".encode(), digest_size=8).digest()
         coin = int.from_bytes(digest, "big") / 2**64
         return tuple(
-            Verdict.ACCEPT if place < len(rates) and coin < rates[place] else Verdict.REJECT for place in range(count)
+            DraftCheck.ACCEPT if place < len(rates) and coin < rates[place] else DraftCheck.REJECT for place in range(count)
         )

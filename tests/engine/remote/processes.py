@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from onebox.engine.api import Engine, EngineConfig
-from onebox.engine.wire import Phase, Planned
+from onebox.engine.remote.messages import StartPhase, Planned
 from onebox.spec.errors import DoesNotFitError
 from tests.engine.fake import FAILING, FakeRunner
 
@@ -35,7 +35,7 @@ class DeadlyRunner(FakeRunner):
 
 
 @dataclass(frozen=True)
-class FakeOpening:
+class FakeStarter:
     """Opens an engine over the deadly runner. `starts` is a file to which each start adds a line."""
 
     starts: Path
@@ -45,7 +45,7 @@ class FakeOpening:
     is_too_large: bool = False
 
     def plan(self, tell):
-        tell(Phase("import", 0.0))
+        tell(StartPhase("import", 0.0))
         if self.is_too_large:
             raise DoesNotFitError("The model takes 80 GiB, the box has 8.")
         return Planned(CONFIG, FakeRunner.vocab_size, None, "float32", b"")
@@ -56,5 +56,5 @@ class FakeOpening:
         if len(self.starts.read_text().splitlines()) >= self.dies_from_start:
             os._exit(3)
         time.sleep(self.takes_s)
-        tell(Phase("weights", self.takes_s))
+        tell(StartPhase("weights", self.takes_s))
         return Engine(DeadlyRunner(planned.config), planned.config, None, deliver)

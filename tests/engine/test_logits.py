@@ -12,10 +12,10 @@ from transformers import (
     SuppressTokensLogitsProcessor,
 )
 
-from onebox.engine.adjust import Adjuster
-from onebox.engine.apply import apply_adjustments
-from onebox.engine.batch import Draw, Rows, Verdict
-from onebox.engine.constraint import Grammar, Vocabulary
+from onebox.engine.logits import Adjuster
+from onebox.engine.logits import apply_adjustments
+from onebox.engine.step import Draw, DecodeRows, DraftCheck
+from onebox.engine.grammar import Grammar, GrammarCompiler
 from onebox.engine.request import SamplingParams
 from onebox.spec.vocabulary import TokenTable
 
@@ -46,8 +46,8 @@ def adjuster(sampling, answer=(), constraint=None, stops=(EOS,)):
 
 
 def entry(adjustments, num_rows, first_new=0):
-    draw = Draw(SamplingParams(), (-1,) * num_rows, (Verdict.COMPARE,) * num_rows, first_new, adjustments)
-    return Rows("a", 0, (1,) * num_rows, 0, 0, np.array([1], dtype=np.int32), draw)
+    draw = Draw(SamplingParams(), (-1,) * num_rows, (DraftCheck.COMPARE,) * num_rows, first_new, adjustments)
+    return DecodeRows("a", 0, (1,) * num_rows, 0, 0, np.array([1], dtype=np.int32), draw)
 
 
 def adjusted(values, sampling, answer=(), constraint=None, drafts=(), stops=(EOS,)):
@@ -154,7 +154,7 @@ def vocabulary():
         special_ids=frozenset({EOS}),
         eos_token_ids=(EOS,),
     )
-    return Vocabulary(table, VOCAB_SIZE)
+    return GrammarCompiler(table, VOCAB_SIZE)
 
 
 def test_a_mask_leaves_what_the_grammar_allows_as_it_is_and_nothing_else(vocabulary):
