@@ -43,9 +43,9 @@ conformance-test: $(VENV)/.installed-dev .venv-conformance/.installed
 bench: $(VENV)/.installed-dev
 	$(BIN)/python benchmarks/build_speed.py
 
-# The pocket model's whole recipe: text, training (on a GPU), export, evaluation. ARGS=--help says what can be said.
+# The pocket model's whole recipe: text, training (on a GPU), export, evaluation. ARGS=--help lists its options.
 pocket: $(VENV)/.installed-pocket
-	$(BIN)/python -m onebox.pocket $(ARGS)
+	$(BIN)/python -m recipes.pocket $(ARGS)
 
 # fla's kernels train the delta rule; without its dependencies, which would bring another torch.
 $(VENV)/.installed-pocket: $(VENV)/.installed

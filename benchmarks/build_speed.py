@@ -23,7 +23,7 @@ import torch
 
 from onebox.checkpoint.build import plan_build, run_build
 from onebox.checkpoint.header import write_header
-from onebox.checkpoint.recipe import Recipe, Sources, Target, open_source
+from onebox.checkpoint.recipe import BuildSources, Recipe, TargetFormat, open_source
 from onebox.spec.model import spec_from_config
 from onebox.spec.modules import ModuleClass, modules
 from onebox.spec.shapes import SHAPES
@@ -93,12 +93,14 @@ def main() -> None:
     root = Path(tempfile.mkdtemp(dir=arguments.directory, prefix="onebox-bench-"))
     try:
         total = write_autoround(root / "base", arguments.gb)
-        sources = Sources(open_source("base", root / "base"))
+        sources = BuildSources(open_source("base", root / "base"))
         out = root / "out"
         runs = {
             "cp": lambda: subprocess.run(["cp", "-r", str(root / "base"), str(out)], check=True),
             "move": lambda: run_build(plan_build(Recipe(), sources), out),
-            "hybrid": lambda: run_build(plan_build(Recipe(shared=Target.FP8, lm_head=Target.INT8), sources), out),
+            "hybrid": lambda: run_build(
+                plan_build(Recipe(shared=TargetFormat.FP8, lm_head=TargetFormat.INT8), sources), out
+            ),
         }
         print(f"{total / 1e9:.2f} GB in {len(list((root / 'base').glob('*.safetensors')))} files; goal: {GOAL} of cp")
         times: dict[str, list[float]] = {name: [] for name in runs}

@@ -28,13 +28,22 @@ from transformers.models.qwen3_5_moe import Qwen3_5MoeTextConfig
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from onebox.engine.api import Engine, Failed, Request, SamplingParams, Tokens
-from onebox.engine.start import EngineOptions, TokenInfo, plan_engine, start_engine
+from onebox.engine.api import (
+    Engine,
+    EngineOptions,
+    Failed,
+    Request,
+    SamplingParams,
+    TokenInfo,
+    Tokens,
+    plan_engine,
+    start_engine,
+)
 from onebox.model.random import TINY, random_weights
-from onebox.pocket.synthetic import HELD_OUT_SEED, MEASURED, prompt_text
 from onebox.spec.model import spec_from_config
 from onebox.text.chat import ChatTemplate
 from onebox.text.tokenizer import Tokenizer
+from recipes.pocket.synthetic.workloads import HELD_OUT_SEED, MEASURED, prompt_text
 
 PROMPT = 64
 MID = {

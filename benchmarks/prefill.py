@@ -20,7 +20,7 @@ import triton
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from onebox.engine.api import Engine
-from onebox.lab.decode import Row, generate, open_engine, random_model
+from onebox.lab.decode import DecodeRow, generate, open_engine, random_model
 from onebox.spec.model import ModelSpec
 from onebox.spec.shapes import named_spec
 
@@ -45,7 +45,7 @@ def operations(spec: ModelSpec, tokens: int) -> dict[str, float]:
     }
 
 
-def profile(engine: Engine, row: Row, spec: ModelSpec) -> list[dict]:
+def profile(engine: Engine, row: DecodeRow, spec: ModelSpec) -> list[dict]:
     """GPU time of one run by kernel, the largest first."""
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
         generate(engine, row, "profiled")
@@ -76,7 +76,7 @@ def main() -> None:
     versions = {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__, "triton": triton.__version__}
     work = sum(operations(spec, arguments.tokens).values())
     print(f"{versions}; {work / 1e12:.1f} TFLOP in matrix products", flush=True)
-    row = Row("prefill", context=arguments.tokens, num_tokens=1)
+    row = DecodeRow("prefill", context=arguments.tokens, num_tokens=1)
     with open_engine(model, row) as engine:
         first = generate(engine, row, "first")[0]
         times = [generate(engine, row, f"run{run}")[0] for run in range(arguments.runs)]

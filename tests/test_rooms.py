@@ -1,6 +1,8 @@
 """The map of rooms (docs/architecture.md) holds: a room imports only what its row names."""
 
 import ast
+import tomllib
+from fnmatch import fnmatch
 from pathlib import Path
 
 import pytest
@@ -18,7 +20,7 @@ ROOMS: dict[str, set[str]] = {
     "planner": {"spec"},
     "engine": {"spec", "planner", "model", "kernels"},
     "text": {"spec"},
-    "pocket": {"spec", "checkpoint", "model", "engine", "text"},
+    "pocket": {"spec", "checkpoint"},
     "server": {"spec", "text", "engine"},
     "bench": {"spec", "planner", "text"},
     "eval": {"spec", "planner", "text", "bench"},
@@ -44,7 +46,7 @@ ROOMS: dict[str, set[str]] = {
     },
 }
 # Of these rooms only the named modules may be imported by the given room: the narrow doors.
-DOORS = {("server", "engine"): {"onebox.engine.api"}, ("pocket", "engine"): {"onebox.engine.api"}}
+DOORS = {("server", "engine"): {"onebox.engine.api"}}
 TORCH_FREE = {"spec", "planner", "bench", "eval", "report"}
 STDLIB_ONLY = {"spec"}
 
@@ -88,6 +90,20 @@ def test_a_room_imports_only_what_its_row_names(path):
         assert target in ROOMS[room], f"{path}: {room} may not import {target} ({name})"
         doors = DOORS.get((room, target))
         assert doors is None or any(name.startswith(door) for door in doors), f"{path} goes past the door: {name}"
+
+
+@pytest.mark.parametrize("path", source_files(), ids=lambda p: str(p.relative_to(ROOT)))
+def test_the_package_imports_nothing_that_stays_outside_the_wheel(path):
+    outside = {"recipes", "benchmarks", "tests"}
+    assert {name for name in imports(path) if name.split(".")[0] in outside} == set()
+
+
+def test_the_wheel_holds_the_package_and_no_other_folder():
+    options = tomllib.loads((ROOT.parent / "pyproject.toml").read_text())["tool"]["setuptools"]
+    patterns = options["packages"]["find"]["include"]
+    folders = {path.parent.name for path in ROOT.parent.glob("*/*.py")} | {"recipes"}
+    assert {name for name in folders if any(fnmatch(name, pattern) for pattern in patterns)} == {"onebox"}
+    assert all(name.split(".")[0] == "onebox" for name in options["package-data"])
 
 
 def test_rooms_are_listed_lowest_first():

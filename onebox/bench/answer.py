@@ -10,9 +10,9 @@ import json
 from dataclasses import dataclass, field
 from typing import Any
 
-from onebox.bench.record import Failure, Reason, Request, Role
+from onebox.bench.record import Failure, Reason, RequestRecord, Role
 
-__all__ = ["Answer", "Ask", "ToolCall", "check_text_count", "error_message"]
+__all__ = ["Ask", "StreamedAnswer", "StreamedToolCall", "check_text_count", "error_message"]
 
 _END_TOKENS = 2
 """Tokens that usage may count and no chunk shows: the one that ends the answer, and one that was cut off with it."""
@@ -45,14 +45,14 @@ class Ask:
 
 
 @dataclass
-class ToolCall:
+class StreamedToolCall:
     id: str = ""
     name: str = ""
     arguments: str = ""
 
 
 @dataclass
-class Answer:
+class StreamedAnswer:
     """What came, when it came, and what was wrong with it. Times are seconds since the request was sent."""
 
     ask: Ask
@@ -60,7 +60,7 @@ class Answer:
     """On the clock of time.perf_counter."""
     content: str = ""
     reasoning: str = ""
-    calls: dict[int, ToolCall] = field(default_factory=dict)
+    calls: dict[int, StreamedToolCall] = field(default_factory=dict)
     token_ids: list[int] = field(default_factory=list)
     prompt_token_ids: list[int] = field(default_factory=list)
     logprobs: list[Any] = field(default_factory=list)
@@ -154,7 +154,7 @@ class Answer:
         self.reasoning += reasoning
         self.content += content
         for part in delta.get("tool_calls") or ():
-            call, said = self.calls.setdefault(part.get("index") or 0, ToolCall()), part.get("function") or {}
+            call, said = self.calls.setdefault(part.get("index") or 0, StreamedToolCall()), part.get("function") or {}
             call.id = call.id or part.get("id") or ""
             call.name += said.get("name") or ""
             call.arguments += said.get("arguments") or ""
@@ -203,12 +203,12 @@ class Answer:
         elif sent + _END_TOKENS < made and self.shows_all:
             self.fail(Reason.WRONG_USAGE, f"usage counts {made} tokens and only {sent} token ids were sent.")
 
-    def recorded(self, role: Role, began_at: float, *, turn: int = 0, run: int = 0) -> Request:
+    def recorded(self, role: Role, began_at: float, *, turn: int = 0, run: int = 0) -> RequestRecord:
         """As it goes into the file; `began_at` is when the workload began."""
         usage = self.usage or {}
         prompt_details = usage.get("prompt_tokens_details") or {}
         details = usage.get("completion_tokens_details") or {}
-        return Request(
+        return RequestRecord(
             role=role,
             start_s=self.sent_at - began_at,
             total_s=self.total_s,
@@ -230,7 +230,7 @@ class Answer:
         )
 
 
-def check_text_count(answer: Answer, num_text_tokens: int) -> None:
+def check_text_count(answer: StreamedAnswer, num_text_tokens: int) -> None:
     """Judges usage by the text's own length in the server's tokens, for a server that gives no token ids.
 
     The same text can be written in more than one way in tokens, so only what is off by a factor is told.

@@ -1,7 +1,8 @@
 """Talks to any OpenAI-compatible server and times what comes back.
 
-A fault of the server never raises here: it comes back as an `Answer` with a `Failure`, because faults are results too.
-Only a server that cannot be asked at all (no address, no model) is an error of the command. Knows no workloads.
+A fault of the server never raises here: it comes back as a `StreamedAnswer` with a `Failure`, because faults are
+results too. Only a server that cannot be asked at all (no address, no model) is an error of the command. Knows no
+workloads.
 """
 
 import asyncio
@@ -15,7 +16,7 @@ from urllib.parse import urlsplit
 
 import httpx
 
-from onebox.bench.answer import Answer, Ask, error_message
+from onebox.bench.answer import Ask, StreamedAnswer, error_message
 from onebox.bench.record import Failure, Reason, Server
 from onebox.spec.errors import OneboxError, UnsupportedError, UsageError
 
@@ -196,10 +197,10 @@ class Client:
             body["chat_template_kwargs"] = {"enable_thinking": ask.thinking}
         return "/v1/chat/completions", body | ask.extra
 
-    async def ask(self, ask: Ask) -> Answer:
+    async def ask(self, ask: Ask) -> StreamedAnswer:
         """Sends a request and reads its stream to the end, whatever that is."""
         path, body = self.body(ask)
-        answer = Answer(ask, time.perf_counter())
+        answer = StreamedAnswer(ask, time.perf_counter())
         try:
             async with asyncio.timeout(self._connection.timeout_s):
                 await self._read(path, body, answer)
@@ -215,7 +216,7 @@ class Client:
         answer.check()
         return answer
 
-    async def _read(self, path: str, body: dict[str, Any], answer: Answer) -> None:
+    async def _read(self, path: str, body: dict[str, Any], answer: StreamedAnswer) -> None:
         loop = asyncio.get_running_loop()
         stall_s = self._connection.first_token_s
         try:
@@ -317,7 +318,7 @@ async def _events(response: httpx.Response) -> AsyncIterator[tuple[str, float]]:
                 yield line[5:].decode("utf-8", "replace").strip(), arrived_at
 
 
-def _is_refused(answer: Answer) -> bool:
+def _is_refused(answer: StreamedAnswer) -> bool:
     return answer.failure is not None and answer.failure.reason in (Reason.REFUSED, Reason.SERVER_ERROR)
 
 

@@ -14,11 +14,11 @@ from enum import StrEnum
 from typing import Any
 
 from onebox.bench.figures import CONTEXT_LABEL, batch_tok_s, batches, decode_tok_s, e2e_tok_s
-from onebox.bench.record import Kind, Request, Role, Run, Workload
+from onebox.bench.record import RequestRecord, Role, Run, WorkloadKind, WorkloadRecord
 from onebox.bench.statistics import CONFIDENCE, Interval, bootstrap_ratio_of_medians, welch
 from onebox.spec.errors import MismatchError
 
-__all__ = ["Change", "Row", "RunComparison", "compare_runs"]
+__all__ = ["Change", "ComparedFigure", "RunComparison", "compare_runs"]
 
 _ENOUGH_FOR_MEDIANS = 8
 _SHARED_CONFIG = ("ignore_eos", "max_context", "slo")
@@ -35,7 +35,7 @@ class Change(StrEnum):
 
 
 @dataclass(frozen=True)
-class Row:
+class ComparedFigure:
     """One figure of one workload in both runs. `first` and `second` are medians."""
 
     workload: str
@@ -55,7 +55,7 @@ class Row:
 class RunComparison:
     """B held against A, row by row."""
 
-    rows: tuple[Row, ...]
+    rows: tuple[ComparedFigure, ...]
     differences: tuple[str, ...]
     """In what was asked. Not empty only where that was allowed."""
     machines: tuple[str, ...]
@@ -64,7 +64,7 @@ class RunComparison:
     interrupted: tuple[bool, bool]
 
     @property
-    def slower(self) -> tuple[Row, ...]:
+    def slower(self) -> tuple[ComparedFigure, ...]:
         return tuple(row for row in self.rows if row.change is Change.SLOWER)
 
 
@@ -73,7 +73,7 @@ class _Figure:
     name: str
     unit: str
     is_better_high: bool
-    sample: Callable[[Workload], Sequence[float]]
+    sample: Callable[[WorkloadRecord], Sequence[float]]
 
 
 def compare_runs(first: Run, second: Run, *, allow_different: bool = False) -> RunComparison:
@@ -105,13 +105,15 @@ def compare_runs(first: Run, second: Run, *, allow_different: bool = False) -> R
     )
 
 
-def _row(workload: str, figure: _Figure, one: Sequence[float], two: Sequence[float], confidence: float) -> Row:
+def _row(
+    workload: str, figure: _Figure, one: Sequence[float], two: Sequence[float], confidence: float
+) -> ComparedFigure:
     if min(len(one), len(two)) >= _ENOUGH_FOR_MEDIANS:
         ratio, method = bootstrap_ratio_of_medians(one, two, confidence), "medians, resampled"
     else:
         logs = welch([math.log(value) for value in one], [math.log(value) for value in two], confidence)
         ratio, method = Interval(*(math.exp(end) for end in (logs.estimate, logs.low, logs.high))), "means, Welch"
-    return Row(
+    return ComparedFigure(
         workload,
         figure.name,
         figure.unit,
@@ -150,7 +152,7 @@ def _differences(first: Run, second: Run) -> list[str]:
     return found
 
 
-def _kind_of(workload: Workload) -> dict[str, Any]:
+def _kind_of(workload: WorkloadRecord) -> dict[str, Any]:
     return {key: value for key, value in workload.settings.items() if key not in _NOT_SAMPLED}
 
 
@@ -178,10 +180,10 @@ def _machines(first: Run, second: Run) -> list[str]:
     return [line for name, (one, two) in pairs.items() for line in _differing(name, one, two)]
 
 
-def _of(role: Role | None, figure: Callable[[Request], float | None]) -> Callable[[Workload], list[float]]:
+def _of(role: Role | None, figure: Callable[[RequestRecord], float | None]) -> Callable[[WorkloadRecord], list[float]]:
     """The figure of every measured request of a role; of all without one."""
 
-    def sample(workload: Workload) -> list[float]:
+    def sample(workload: WorkloadRecord) -> list[float]:
         chosen = [request for request in workload.measured if role is None or request.role is role]
         values = (figure(request) for request in chosen if request.label != CONTEXT_LABEL)
         return [value for value in values if value]
@@ -189,28 +191,28 @@ def _of(role: Role | None, figure: Callable[[Request], float | None]) -> Callabl
     return sample
 
 
-def _batch_speeds(workload: Workload) -> list[float]:
+def _batch_speeds(workload: WorkloadRecord) -> list[float]:
     measured = [request for request in workload.measured if request.label != CONTEXT_LABEL]
     return [speed for speed in map(batch_tok_s, batches(measured)) if speed]
 
 
-def _first_s(request: Request) -> float | None:
+def _first_s(request: RequestRecord) -> float | None:
     return request.first_s
 
 
-_FIGURES: dict[Kind, tuple[_Figure, ...]] = {
-    Kind.SINGLE: (
+_FIGURES: dict[WorkloadKind, tuple[_Figure, ...]] = {
+    WorkloadKind.SINGLE: (
         _Figure("decode", "tok/s", True, _of(Role.COLD, decode_tok_s)),
         _Figure("end to end", "tok/s", True, _of(Role.COLD, e2e_tok_s)),
         _Figure("first token, cold", "s", False, _of(Role.COLD, _first_s)),
         _Figure("first token, warm", "s", False, _of(Role.WARM, _first_s)),
     ),
-    Kind.LOAD: (
+    WorkloadKind.LOAD: (
         _Figure("decode of a request", "tok/s", True, _of(None, decode_tok_s)),
         _Figure("first token", "s", False, _of(None, _first_s)),
         _Figure("whole answer", "s", False, _of(None, lambda request: request.total_s)),
     ),
-    Kind.SWEEP: (
+    WorkloadKind.SWEEP: (
         _Figure("decode together", "tok/s", True, _batch_speeds),
         _Figure("first token", "s", False, _of(None, _first_s)),
     ),

@@ -18,7 +18,7 @@ from onebox.bench.figures import (
     percentile,
     tpot_s,
 )
-from onebox.bench.record import Kind, Request, Role, Run, Workload
+from onebox.bench.record import RequestRecord, Role, Run, WorkloadKind, WorkloadRecord
 from onebox.spec.errors import UsageError
 
 __all__ = ["as_llama_benchy", "as_vllm_bench"]
@@ -29,7 +29,7 @@ _WINDOW_S = 1.0
 
 def as_llama_benchy(run: Run) -> dict[str, Any]:
     """The cells of a sweep as `llama-benchy --format json` writes them."""
-    cells = [workload for workload in run.workloads if workload.kind is Kind.SWEEP and workload.requests]
+    cells = [workload for workload in run.workloads if workload.kind is WorkloadKind.SWEEP and workload.requests]
     if not cells:
         raise UsageError(
             "llama-benchy's form holds the cells of a sweep, and this run has none; see `onebox bench sweep`."
@@ -52,7 +52,7 @@ def as_llama_benchy(run: Run) -> dict[str, Any]:
     }
 
 
-def _benchy_run(cell: Workload, requests: Sequence[Request], *, is_load: bool) -> dict[str, Any]:
+def _benchy_run(cell: WorkloadRecord, requests: Sequence[RequestRecord], *, is_load: bool) -> dict[str, Any]:
     settings, groups = cell.settings, batches(requests)
     size = settings["depth"] if is_load else settings["prompt"]
     firsts = [request.first_s for request in requests if request.first_s]
@@ -82,7 +82,7 @@ def _benchy_run(cell: Workload, requests: Sequence[Request], *, is_load: bool) -
     }
 
 
-def _read_s(group: Sequence[Request]) -> float:
+def _read_s(group: Sequence[RequestRecord]) -> float:
     """Until the last of those that were sent together has its first chunk."""
     answered = [request for request in group if request.arrivals_s]
     if not answered:
@@ -90,7 +90,7 @@ def _read_s(group: Sequence[Request]) -> float:
     return max(r.start_s + r.arrivals_s[0] for r in answered) - min(r.start_s for r in answered)
 
 
-def _peak(group: Sequence[Request]) -> float | None:
+def _peak(group: Sequence[RequestRecord]) -> float | None:
     """The most tokens that came within a second; None where the server did not say how many a chunk holds."""
     times = sorted(
         request.start_s + arrived
@@ -122,7 +122,11 @@ def _known(values: Iterable[float | None]) -> list[float]:
 
 def as_vllm_bench(run: Run, name: str | None = None) -> dict[str, Any]:
     """One load of a run, by its name, as `vllm bench serve --save-result --save-detailed` writes it."""
-    loads = {workload.name: workload for workload in run.workloads if workload.kind is Kind.LOAD and workload.measured}
+    loads = {
+        workload.name: workload
+        for workload in run.workloads
+        if workload.kind is WorkloadKind.LOAD and workload.measured
+    }
     if name is None and len(loads) == 1:
         name = next(iter(loads))
     if name not in loads:
@@ -152,7 +156,7 @@ def as_vllm_bench(run: Run, name: str | None = None) -> dict[str, Any]:
     }
 
 
-def _vllm_totals(load: Workload, sent: Sequence[Request], good: Sequence[Request]) -> dict[str, Any]:
+def _vllm_totals(load: WorkloadRecord, sent: Sequence[RequestRecord], good: Sequence[RequestRecord]) -> dict[str, Any]:
     duration = load.duration_s
     read, made = (sum(getattr(r, f"{kind}_tokens") or 0 for r in good) for kind in ("prompt", "completion"))
     return {
@@ -170,7 +174,7 @@ def _vllm_totals(load: Workload, sent: Sequence[Request], good: Sequence[Request
     }
 
 
-def _vllm_lists(sent: Sequence[Request]) -> dict[str, Any]:
+def _vllm_lists(sent: Sequence[RequestRecord]) -> dict[str, Any]:
     return {
         "input_lens": [request.prompt_tokens or 0 for request in sent],
         "output_lens": [(request.completion_tokens or 0) if request.is_ok else 0 for request in sent],
@@ -196,7 +200,7 @@ def _vllm_times(name: str, seconds: Sequence[float]) -> dict[str, float]:
     }
 
 
-def _vllm_drafts(load: Workload) -> dict[str, Any]:
+def _vllm_drafts(load: WorkloadRecord) -> dict[str, Any]:
     found = load.acceptance
     if found is None:
         return {}
@@ -212,7 +216,7 @@ def _vllm_drafts(load: Workload) -> dict[str, Any]:
     return drafts
 
 
-def _most_at_once(sent: Sequence[Request]) -> int:
+def _most_at_once(sent: Sequence[RequestRecord]) -> int:
     changes = sorted(
         itertools.chain(((r.start_s, 1) for r in sent), ((r.start_s + r.total_s, -1) for r in sent)),
         key=lambda change: (change[0], change[1]),

@@ -27,7 +27,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from onebox.bench.record import Figures, Kind, Request, Role, Workload
+from onebox.bench.record import Figures, RequestRecord, Role, WorkloadKind, WorkloadRecord
 from onebox.spec.errors import UsageError
 
 __all__ = [
@@ -58,30 +58,30 @@ def percentile(values: Sequence[float], share: float) -> float:
     return ordered[below] + (ordered[above] - ordered[below]) * (place - below)
 
 
-def gaps_s(request: Request) -> list[float]:
+def gaps_s(request: RequestRecord) -> list[float]:
     """Between each two deliveries."""
     return [later - earlier for earlier, later in itertools.pairwise(request.arrivals_s)]
 
 
-def tokens_after_first(request: Request) -> int:
+def tokens_after_first(request: RequestRecord) -> int:
     """Tokens that came after the first chunk. Without token ids the first chunk is taken for one token."""
     first = request.arrival_tokens[0] if request.arrival_tokens else 1
     return max((request.completion_tokens or 0) - max(first, 1), 0)
 
 
-def decode_tok_s(request: Request) -> float | None:
+def decode_tok_s(request: RequestRecord) -> float | None:
     """None where there was nothing to decode after the first chunk."""
     seconds = request.arrivals_s[-1] - request.arrivals_s[0] if request.arrivals_s else 0.0
     made = tokens_after_first(request)
     return made / seconds if made and seconds > 0 else None
 
 
-def tpot_s(request: Request) -> float | None:
+def tpot_s(request: RequestRecord) -> float | None:
     speed = decode_tok_s(request)
     return 1 / speed if speed else None
 
 
-def e2e_tok_s(request: Request) -> float | None:
+def e2e_tok_s(request: RequestRecord) -> float | None:
     return (request.completion_tokens or 0) / request.total_s if request.total_s > 0 else None
 
 
@@ -111,7 +111,7 @@ class Slo:
     def is_set(self) -> bool:
         return any(limit is not None for limit in (self.ttft_s, self.itl_s, self.tpot_s, self.e2e_s))
 
-    def holds(self, request: Request) -> bool:
+    def holds(self, request: RequestRecord) -> bool:
         gaps = gaps_s(request)
         found = (
             (self.ttft_s, request.first_s),
@@ -122,7 +122,7 @@ class Slo:
         return request.is_ok and all(limit is None or (value is not None and value <= limit) for limit, value in found)
 
 
-def figures(workload: Workload, slo: Slo | None = None) -> Figures:
+def figures(workload: WorkloadRecord, slo: Slo | None = None) -> Figures:
     """All figures of a workload. A figure without any request behind it is absent, never 0."""
     measured = [request for request in workload.measured if request.label != CONTEXT_LABEL]
     if not measured:
@@ -132,19 +132,19 @@ def figures(workload: Workload, slo: Slo | None = None) -> Figures:
         "completion_tokens": statistics.median(request.completion_tokens or 0 for request in _whole(measured)),
     }
     match workload.kind:
-        case Kind.LOAD:
+        case WorkloadKind.LOAD:
             return found | _load_figures(workload, measured, slo)
-        case Kind.SWEEP:
+        case WorkloadKind.SWEEP:
             return found | _cell_figures(workload, measured)
     return found | _single_figures(measured)
 
 
-def _whole(requests: Sequence[Request]) -> Sequence[Request]:
+def _whole(requests: Sequence[RequestRecord]) -> Sequence[RequestRecord]:
     """Those with answers of full length. A warm request is cut short: only its first token is of interest."""
     return [request for request in requests if request.role is not Role.WARM] or requests
 
 
-def _single_figures(measured: Sequence[Request]) -> Figures:
+def _single_figures(measured: Sequence[RequestRecord]) -> Figures:
     whole = _whole(measured)
     cold, warm = (_firsts(measured, role) for role in (Role.COLD, Role.WARM))
     found = _spread("ttft_cold", "s", cold) | _spread("ttft_warm", "s", warm)
@@ -157,7 +157,7 @@ def _single_figures(measured: Sequence[Request]) -> Figures:
     return found
 
 
-def _load_figures(workload: Workload, measured: Sequence[Request], slo: Slo | None) -> Figures:
+def _load_figures(workload: WorkloadRecord, measured: Sequence[RequestRecord], slo: Slo | None) -> Figures:
     sent = sum(1 for request in workload.requests if request.role is not Role.WARM_UP)
     found = {
         "completed": float(len(measured)),
@@ -180,7 +180,7 @@ def _load_figures(workload: Workload, measured: Sequence[Request], slo: Slo | No
     return found
 
 
-def _turn_figures(measured: Sequence[Request]) -> Figures:
+def _turn_figures(measured: Sequence[RequestRecord]) -> Figures:
     """Of conversations: the wait at each turn, and how much of the prompts the server had already read."""
     told = [request for request in measured if request.cached_tokens is not None]
     read = sum(request.prompt_tokens or 0 for request in told)
@@ -192,7 +192,7 @@ def _turn_figures(measured: Sequence[Request]) -> Figures:
     return found
 
 
-def _cell_figures(workload: Workload, measured: Sequence[Request]) -> Figures:
+def _cell_figures(workload: WorkloadRecord, measured: Sequence[RequestRecord]) -> Figures:
     """Of one cell of a sweep: the prompt is what came on top of the context."""
     firsts = _known(request.first_s for request in measured)
     found = _spread("ttft", "s", firsts)
@@ -206,15 +206,15 @@ def _cell_figures(workload: Workload, measured: Sequence[Request]) -> Figures:
     return found
 
 
-def batches(requests: Sequence[Request]) -> list[list[Request]]:
+def batches(requests: Sequence[RequestRecord]) -> list[list[RequestRecord]]:
     """Requests that were sent together, by their run."""
-    found: dict[int, list[Request]] = {}
+    found: dict[int, list[RequestRecord]] = {}
     for request in requests:
         found.setdefault(request.run, []).append(request)
     return list(found.values())
 
 
-def batch_tok_s(batch: Sequence[Request]) -> float | None:
+def batch_tok_s(batch: Sequence[RequestRecord]) -> float | None:
     """Tokens after each one's first chunk, divided by the time from the first chunk of any to the last of all."""
     answered = [request for request in batch if request.arrivals_s]
     if not answered:
@@ -225,11 +225,11 @@ def batch_tok_s(batch: Sequence[Request]) -> float | None:
     return made / (ends - begins) if made and ends > begins else None
 
 
-def _aggregate(workload: Workload, measured: Sequence[Request]) -> float:
+def _aggregate(workload: WorkloadRecord, measured: Sequence[RequestRecord]) -> float:
     return sum(request.completion_tokens or 0 for request in measured) / workload.duration_s
 
 
-def _firsts(requests: Sequence[Request], role: Role) -> list[float]:
+def _firsts(requests: Sequence[RequestRecord], role: Role) -> list[float]:
     return _known(request.first_s for request in requests if request.role is role)
 
 
@@ -253,7 +253,7 @@ def _percentiles(name: str, values: Sequence[float]) -> Figures:
     return {f"{name}_p{share}_s": percentile(values, share) for share in (50, 95, 99)} if values else {}
 
 
-def failure_counts(requests: Iterable[Request]) -> list[tuple[str, int | None, str, int]]:
+def failure_counts(requests: Iterable[RequestRecord]) -> list[tuple[str, int | None, str, int]]:
     """(reason, status, message, how often), the most frequent first. Messages that differ in numbers only are one."""
     counts: Counter[tuple[str, int | None, str]] = Counter()
     examples: dict[tuple[str, int | None, str], str] = {}

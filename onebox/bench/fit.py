@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from onebox.bench.tasks import Padding
 
-__all__ = ["Fit", "fit"]
+__all__ = ["PromptFit", "fit"]
 
 _ROUNDS = 16
 _TAIL = 12
@@ -13,7 +13,7 @@ _TAIL = 12
 
 
 @dataclass(frozen=True)
-class Fit:
+class PromptFit:
     """The padding that was found, and the length that it gives."""
 
     padding: Padding
@@ -29,15 +29,15 @@ class Fit:
         return f"the prompt has {self.prompt_tokens:,} tokens, not {wanted:,}"
 
 
-async def fit(count: Callable[[Padding], Awaitable[int | None]], wanted: int) -> Fit:
+async def fit(count: Callable[[Padding], Awaitable[int | None]], wanted: int) -> PromptFit:
     """Searches the padding with which `count` gives `wanted`; the nearest below it where none does.
 
     A prompt that is too long without any padding stays as it is.
     """
     bare = await count(Padding())
     if bare is None or bare >= wanted:
-        return Fit(Padding(), bare)
-    best = Fit(Padding(), bare)
+        return PromptFit(Padding(), bare)
+    best = PromptFit(Padding(), bare)
     tokens_per_word, tail = 1.5, 0
     words = int((wanted - bare) / tokens_per_word)
     for _ in range(_ROUNDS):
@@ -46,7 +46,7 @@ async def fit(count: Callable[[Padding], Awaitable[int | None]], wanted: int) ->
         if counted is None:
             break
         if (best.prompt_tokens or 0) <= counted <= wanted:
-            best = Fit(padding, counted)
+            best = PromptFit(padding, counted)
         missing = wanted - counted
         if missing == 0:
             break

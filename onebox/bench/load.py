@@ -13,10 +13,10 @@ from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
 from onebox.bench.answer import Ask
-from onebox.bench.record import Kind, Role, Workload
+from onebox.bench.record import Role, WorkloadKind, WorkloadRecord
 from onebox.bench.session import Prepared, Session
 from onebox.bench.single import WARM_UP_PROMPT, warm_up
-from onebox.bench.tally import Tally
+from onebox.bench.tally import WorkloadTally
 from onebox.bench.tasks import TASKS, Task, ready_ask
 from onebox.bench.texts import AGENT_TASK, QUESTIONS, agent_result
 from onebox.spec.errors import UsageError
@@ -84,19 +84,21 @@ class _Clients(Protocol):
         ...
 
 
-async def run_load(session: Session, mix: str, loop: Loop) -> Workload:
+async def run_load(session: Session, mix: str, loop: Loop) -> WorkloadRecord:
     """Measures one mix under one loop."""
     if mix not in MIXES:
         raise UsageError(f"There is no mix {mix!r}; there are {', '.join(MIXES)}.")
     title = loop.title(mix)
     each = _AGENT_TURNS if mix == "agent" else 1
     session.watch.begin(title, loop.count * each if loop.count else None)  # warm-up comes on top
-    tally = session.open(Tally(title, Kind.LOAD, {"mix": mix, **asdict(loop), "seed": session.settings.seed}))
+    tally = session.open(
+        WorkloadTally(title, WorkloadKind.LOAD, {"mix": mix, **asdict(loop), "seed": session.settings.seed})
+    )
     clients: _Clients = _Agents(session, tally) if mix == "agent" else _Mix(session, tally, _LANES[mix])
     tally.notes += await clients.prepare()
     if clients.is_empty:
         session.tally = None
-        return session.skipped(title, Kind.LOAD, "; ".join(tally.notes))
+        return session.skipped(title, WorkloadKind.LOAD, "; ".join(tally.notes))
     await clients.warm_up()
     before = await session.drafts()
     await (_closed if loop.rate is None else _open)(clients, loop, session.settings.seed)
@@ -141,7 +143,7 @@ async def _open(clients: _Clients, loop: Loop, seed: int) -> None:
 class _Mix:
     """Requests that have nothing to do with each other."""
 
-    def __init__(self, session: Session, tally: Tally, lanes: Sequence[Sequence[Task]]) -> None:
+    def __init__(self, session: Session, tally: WorkloadTally, lanes: Sequence[Sequence[Task]]) -> None:
         self._session = session
         self._tally = tally
         self._lanes = lanes
@@ -178,7 +180,7 @@ class _Mix:
 class _Agents:
     """Conversations: each turn sends all that was said before, the answers included."""
 
-    def __init__(self, session: Session, tally: Tally) -> None:
+    def __init__(self, session: Session, tally: WorkloadTally) -> None:
         self._session = session
         self._tally = tally
         self._turns = _AGENT_TURNS

@@ -19,21 +19,21 @@ from onebox.bench.launch import Launched, launched
 from onebox.bench.load import Loop, run_load
 from onebox.bench.machine import PowerMeter, commit, gpu_memory_bytes, hardware, versions
 from onebox.bench.metrics import memory_bytes, startup_seconds
-from onebox.bench.record import Run, Workload
-from onebox.bench.session import Session, Settings, Watch
+from onebox.bench.record import Run, WorkloadRecord
+from onebox.bench.session import BenchSettings, Session, Watch
 from onebox.bench.single import run_single
 from onebox.bench.sweep import Cell, run_cell
 from onebox.bench.tasks import Task
 
-__all__ = ["Plan", "measure"]
+__all__ = ["BenchPlan", "measure"]
 
 
 @dataclass(frozen=True)
-class Plan:
+class BenchPlan:
     """What is to be measured, in this order."""
 
     connection: Connection
-    settings: Settings
+    settings: BenchSettings
     tasks: tuple[Task, ...] = ()
     loads: tuple[tuple[str, Loop], ...] = ()
     """Mixes with their loops."""
@@ -57,14 +57,14 @@ class Plan:
             "launch": self.launch,
         }
 
-    def parts(self, session: Session) -> Iterator[Callable[[], Awaitable[Workload]]]:
+    def parts(self, session: Session) -> Iterator[Callable[[], Awaitable[WorkloadRecord]]]:
         """What is to be done, each when it is called."""
         yield from (partial(run_single, session, task) for task in self.tasks)
         yield from (partial(run_load, session, mix, loop) for mix, loop in self.loads)
         yield from (partial(run_cell, session, cell) for cell in self.cells)
 
 
-async def measure(plan: Plan, watch: Watch, command: tuple[str, ...]) -> Run:
+async def measure(plan: BenchPlan, watch: Watch, command: tuple[str, ...]) -> Run:
     """Carries the plan out. A server that cannot be asked at all raises; one that fails at answering is a result."""
     async with contextlib.AsyncExitStack() as stack:
         stack.enter_context(_stopped_by_sigterm())
@@ -90,7 +90,7 @@ def _stopped_by_sigterm() -> Iterator[None]:
         loop.remove_signal_handler(signal.SIGTERM)
 
 
-async def _measured(plan: Plan, session: Session, command: tuple[str, ...], server: Launched | None) -> Run:
+async def _measured(plan: BenchPlan, session: Session, command: tuple[str, ...], server: Launched | None) -> Run:
     began_at, client = time.perf_counter(), session.client
     run = Run(
         started=datetime.now(UTC).isoformat(timespec="seconds"),
@@ -103,7 +103,7 @@ async def _measured(plan: Plan, session: Session, command: tuple[str, ...], serv
         notes=_notes(client),
     )
     meter = PowerMeter(run.server.is_local)
-    workloads: list[Workload] = []
+    workloads: list[WorkloadRecord] = []
     is_interrupted = False
     try:
         async with meter.running():

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from onebox.bench.record import Acceptance, Request
+from onebox.bench.record import Acceptance, RequestRecord
 
 __all__ = ["DraftCounters", "acceptance", "draft_counters", "memory_bytes", "startup_seconds"]
 
@@ -74,7 +74,7 @@ def draft_counters(text: str | None) -> DraftCounters | None:
     return DraftCounters(totals.get("drafts", 0), totals["draft_tokens"], totals.get("accepted_tokens", 0), by_position)
 
 
-def acceptance(requests: Iterable[Request], counted: DraftCounters | None) -> Acceptance | None:
+def acceptance(requests: Iterable[RequestRecord], counted: DraftCounters | None) -> Acceptance | None:
     """Of the whole answers: counted by usage where the server says it there, else by its metrics.
 
     `counted` is what the metrics counted while those requests ran. A step makes one token and those drafts that it

@@ -23,14 +23,14 @@ __all__ = [
     "Failure",
     "Figures",
     "Hardware",
-    "Kind",
     "Power",
     "Reason",
-    "Request",
+    "RequestRecord",
     "Role",
     "Run",
     "Server",
-    "Workload",
+    "WorkloadKind",
+    "WorkloadRecord",
     "read_run",
     "write_json",
     "write_run",
@@ -61,7 +61,7 @@ class Reason(StrEnum):
     DUPLICATE = "duplicate chunks"
 
 
-class Kind(StrEnum):
+class WorkloadKind(StrEnum):
     """How a workload was run."""
 
     SINGLE = "single"
@@ -95,7 +95,7 @@ class Failure:
 
 
 @dataclass(frozen=True)
-class Request:
+class RequestRecord:
     """One request, measured at the client. Seconds; `start_s` since the workload began, the others since `start_s`."""
 
     role: Role
@@ -159,14 +159,14 @@ Figures = dict[str, float]
 
 
 @dataclass(frozen=True)
-class Workload:
+class WorkloadRecord:
     """One workload, its requests and what follows from them."""
 
     name: str
-    kind: Kind
+    kind: WorkloadKind
     settings: dict[str, Any] = field(default_factory=dict)
     """As it ran: prompt and answer sizes, temperature, concurrency, rate, seed."""
-    requests: tuple[Request, ...] = ()
+    requests: tuple[RequestRecord, ...] = ()
     duration_s: float = 0.0
     """From the first request's start to the last one's end; warm-up requests are not in it."""
     figures: Figures = field(default_factory=dict)
@@ -177,11 +177,11 @@ class Workload:
     """Why it did not run, where it did not."""
 
     @property
-    def failed(self) -> tuple[Request, ...]:
+    def failed(self) -> tuple[RequestRecord, ...]:
         return tuple(request for request in self.requests if request.failure)
 
     @property
-    def measured(self) -> tuple[Request, ...]:
+    def measured(self) -> tuple[RequestRecord, ...]:
         """Those that figures are made from: whole answers, without warm-up."""
         return tuple(request for request in self.requests if request.is_ok and request.role is not Role.WARM_UP)
 
@@ -241,7 +241,7 @@ class Run:
     commit: str = ""
     """Of the checkout that measured; with "+" behind it where that had changes."""
     duration_s: float = 0.0
-    workloads: tuple[Workload, ...] = ()
+    workloads: tuple[WorkloadRecord, ...] = ()
     startup_s: dict[str, float] = field(default_factory=dict)
     memory_bytes: dict[str, int] = field(default_factory=dict)
     power: Power | None = None
@@ -250,7 +250,7 @@ class Run:
     format: str = FORMAT
 
     @property
-    def failed(self) -> tuple[Request, ...]:
+    def failed(self) -> tuple[RequestRecord, ...]:
         return tuple(request for workload in self.workloads for request in workload.failed)
 
     @property

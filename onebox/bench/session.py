@@ -4,16 +4,16 @@ import random
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from onebox.bench.answer import Answer, Ask, check_text_count
+from onebox.bench.answer import Ask, StreamedAnswer, check_text_count
 from onebox.bench.client import Client
 from onebox.bench.figures import Slo
-from onebox.bench.fit import Fit, fit
+from onebox.bench.fit import PromptFit, fit
 from onebox.bench.metrics import DraftCounters, draft_counters
-from onebox.bench.record import Kind, Workload
-from onebox.bench.tally import Tally
+from onebox.bench.record import WorkloadKind, WorkloadRecord
+from onebox.bench.tally import WorkloadTally
 from onebox.bench.tasks import Padding, Task, Wanted
 
-__all__ = ["Prepared", "Session", "Settings", "Silence", "Watch"]
+__all__ = ["BenchSettings", "Prepared", "Session", "Silence", "Watch"]
 
 _LEAST_ANSWER = 16
 """Fewer tokens than this tell nothing about speed."""
@@ -28,9 +28,9 @@ class Watch(Protocol):
         """A workload begins, of so many requests if that is known."""
         ...
 
-    def answered(self, answer: Answer) -> None: ...
+    def answered(self, answer: StreamedAnswer) -> None: ...
 
-    def end(self, workload: Workload) -> None: ...
+    def end(self, workload: WorkloadRecord) -> None: ...
 
 
 class Silence:
@@ -39,15 +39,15 @@ class Silence:
     def begin(self, name: str, total: int | None) -> None:
         pass
 
-    def answered(self, answer: Answer) -> None:
+    def answered(self, answer: StreamedAnswer) -> None:
         pass
 
-    def end(self, workload: Workload) -> None:
+    def end(self, workload: WorkloadRecord) -> None:
         pass
 
 
 @dataclass(frozen=True)
-class Settings:
+class BenchSettings:
     """What all workloads of a run share."""
 
     runs: int = 3
@@ -69,7 +69,7 @@ class Prepared:
 
     task: Task
     wanted: Wanted
-    fit: Fit
+    fit: PromptFit
     too_long: str = ""
     """Why it cannot be sent at all, where it cannot."""
 
@@ -96,11 +96,11 @@ class Prepared:
 class Session:
     """Shared by the workloads of a run, one after the other."""
 
-    def __init__(self, client: Client, settings: Settings, watch: Watch) -> None:
+    def __init__(self, client: Client, settings: BenchSettings, watch: Watch) -> None:
         self.client = client
         self.settings = settings
         self.watch = watch
-        self.tally: Tally | None = None
+        self.tally: WorkloadTally | None = None
         """Of the workload under way."""
         self.warmed: set[str] = set()
         """Tasks whose prompts the server has seen the like of."""
@@ -124,7 +124,7 @@ class Session:
         """Scales the task to the context and makes its prompt's length exact; takes time, so never within a timing."""
         wanted, nonce = task.scaled(self.max_model_len), self.nonce()
         if task.with_picture:
-            return Prepared(task, wanted, Fit(Padding(), None))
+            return Prepared(task, wanted, PromptFit(Padding(), None))
 
         async def count(padding: Padding) -> int | None:
             return await self.client.count_prompt(task.ask(nonce, padding, wanted.max_tokens))
@@ -143,18 +143,18 @@ class Session:
         note = f"the answer is cut to {room} tokens from {made.task.max_tokens:,}: the context holds {limit:,}"
         return replace(made, wanted=Wanted(made.wanted.prompt_tokens, room, note))
 
-    async def send(self, ask: Ask) -> Answer:
+    async def send(self, ask: Ask) -> StreamedAnswer:
         answer = await self.client.ask(ask)
         self.watch.answered(answer)
         return answer
 
-    def open(self, tally: Tally) -> Tally:
+    def open(self, tally: WorkloadTally) -> WorkloadTally:
         """From here on an interruption keeps what the tally holds."""
         tally.slo = self.settings.slo
         self.tally = tally
         return tally
 
-    async def close(self, tally: Tally) -> Workload:
+    async def close(self, tally: WorkloadTally) -> WorkloadRecord:
         """Judges the answers, now that nothing is timed, and gives the workload."""
         for answer in tally.answers:
             await self._judge(answer)
@@ -163,12 +163,12 @@ class Session:
         self.watch.end(workload)
         return workload
 
-    def skipped(self, name: str, kind: Kind, reason: str) -> Workload:
-        workload = Workload(name, kind, skipped=reason)
+    def skipped(self, name: str, kind: WorkloadKind, reason: str) -> WorkloadRecord:
+        workload = WorkloadRecord(name, kind, skipped=reason)
         self.watch.end(workload)
         return workload
 
-    async def _judge(self, answer: Answer) -> None:
+    async def _judge(self, answer: StreamedAnswer) -> None:
         """Holds usage against the text where no token ids came."""
         if answer.failure or answer.has_token_ids or not answer.text:
             return

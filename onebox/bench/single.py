@@ -6,9 +6,9 @@ prompt again, cut after a few tokens, because only its first token is of interes
 
 from dataclasses import replace
 
-from onebox.bench.record import Kind, Role, Workload
+from onebox.bench.record import Role, WorkloadKind, WorkloadRecord
 from onebox.bench.session import Prepared, Session
-from onebox.bench.tally import Tally
+from onebox.bench.tally import WorkloadTally
 from onebox.bench.tasks import Task, ready_ask
 
 __all__ = ["WARM_UP_PROMPT", "run_single", "warm_up"]
@@ -18,7 +18,7 @@ WARM_UP_PROMPT = 8192
 _WARM_UP_TOKENS = 32
 
 
-async def warm_up(session: Session, tally: Tally, prepared: Prepared) -> None:
+async def warm_up(session: Session, tally: WorkloadTally, prepared: Prepared) -> None:
     """One request that is in no figure: what a server does for the first time only is done with it."""
     ask = prepared.ask(session.nonce())
     answer = await session.send(replace(ask, max_tokens=min(ask.max_tokens, _WARM_UP_TOKENS)))
@@ -26,18 +26,18 @@ async def warm_up(session: Session, tally: Tally, prepared: Prepared) -> None:
     session.warmed.add(prepared.task.key)
 
 
-async def run_single(session: Session, task: Task) -> Workload:
+async def run_single(session: Session, task: Task) -> WorkloadRecord:
     """Measures one task alone, or says why it cannot be."""
     reason = session.reason_to_skip(task)
     if reason:
-        return session.skipped(task.title, Kind.SINGLE, reason)
+        return session.skipped(task.title, WorkloadKind.SINGLE, reason)
     settings = session.settings
     session.watch.begin(task.title, settings.warm_ups + 2 * settings.runs)
     prepared = await session.prepare(task)
     if prepared.too_long:
-        return session.skipped(task.title, Kind.SINGLE, prepared.too_long)
+        return session.skipped(task.title, WorkloadKind.SINGLE, prepared.too_long)
     kept = {**prepared.settings, "runs": settings.runs, "warm_ups": settings.warm_ups, "key": task.key}
-    tally = session.open(Tally(task.title, Kind.SINGLE, kept, list(prepared.notes)))
+    tally = session.open(WorkloadTally(task.title, WorkloadKind.SINGLE, kept, list(prepared.notes)))
     if settings.limit_s is not None and prepared.wanted.prompt_tokens > WARM_UP_PROMPT:
         tally.notes.append("no warm-up: with --limit the time is kept for the measured runs of so long a prompt")
     else:

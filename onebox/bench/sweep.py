@@ -11,12 +11,12 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from onebox.bench.answer import Answer, Ask
+from onebox.bench.answer import Ask, StreamedAnswer
 from onebox.bench.figures import CONTEXT_LABEL
 from onebox.bench.fit import fit
-from onebox.bench.record import Kind, Role, Workload
+from onebox.bench.record import Role, WorkloadKind, WorkloadRecord
 from onebox.bench.session import Session
-from onebox.bench.tally import Tally
+from onebox.bench.tally import WorkloadTally
 from onebox.bench.tasks import Padding
 from onebox.bench.texts import prose_words
 
@@ -49,18 +49,22 @@ def cells(
     return tuple(Cell(prompt, answer, depth, together) for depth, prompt, answer, together in product)
 
 
-async def run_cell(session: Session, cell: Cell) -> Workload:
+async def run_cell(session: Session, cell: Cell) -> WorkloadRecord:
     """Measures one cell; one that is longer than the context is skipped, since a shorter one would be another cell."""
     limit = session.max_model_len
     if limit is not None and cell.depth + cell.prompt + cell.answer > limit:
-        return session.skipped(cell.name, Kind.SWEEP, f"the context holds {limit:,} tokens")
+        return session.skipped(cell.name, WorkloadKind.SWEEP, f"the context holds {limit:,} tokens")
     if "ignore_eos" not in session.client.accepts:
-        return session.skipped(cell.name, Kind.SWEEP, "the server does not know ignore_eos, so lengths cannot be kept")
+        return session.skipped(
+            cell.name, WorkloadKind.SWEEP, "the server does not know ignore_eos, so lengths cannot be kept"
+        )
     settings = session.settings
     each = cell.concurrency * (2 if cell.depth else 1)
     session.watch.begin(cell.name, each * (settings.runs + settings.warm_ups))
     writer = await _Writer.made(session, cell)
-    tally = session.open(Tally(cell.name, Kind.SWEEP, {**asdict(cell), "runs": settings.runs}, list(writer.notes)))
+    tally = session.open(
+        WorkloadTally(cell.name, WorkloadKind.SWEEP, {**asdict(cell), "runs": settings.runs}, list(writer.notes))
+    )
     for run in range(-settings.warm_ups, settings.runs):
         if run > 0 and tally.is_over(settings.limit_s, run, settings.runs):
             break
@@ -80,7 +84,7 @@ async def run_cell(session: Session, cell: Cell) -> Workload:
     return await session.close(tally)
 
 
-def _misses_length(answer: Answer) -> bool:
+def _misses_length(answer: StreamedAnswer) -> bool:
     return answer.completion_tokens != answer.ask.max_tokens
 
 

@@ -8,12 +8,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from onebox.bench.answer import Answer
+from onebox.bench.answer import StreamedAnswer
 from onebox.bench.figures import Slo, figures
 from onebox.bench.metrics import DraftCounters, acceptance
-from onebox.bench.record import Kind, Request, Role, Workload
+from onebox.bench.record import RequestRecord, Role, WorkloadKind, WorkloadRecord
 
-__all__ = ["Tally"]
+__all__ = ["WorkloadTally"]
 
 _CACHED_SHARE = 0.1
 """A cold prompt of which more than this was found in a cache was not cold."""
@@ -23,18 +23,18 @@ _CACHED_TOKENS = 64
 
 @dataclass
 class _Entry:
-    answer: Answer
+    answer: StreamedAnswer
     role: Role
     turn: int
     run: int
 
 
 @dataclass
-class Tally:
+class WorkloadTally:
     """Collects; `workload` closes."""
 
     name: str
-    kind: Kind
+    kind: WorkloadKind
     settings: dict[str, Any] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     slo: Slo = field(default_factory=Slo)
@@ -44,10 +44,10 @@ class Tally:
     _entries: list[_Entry] = field(default_factory=list)
 
     @property
-    def answers(self) -> list[Answer]:
+    def answers(self) -> list[StreamedAnswer]:
         return [entry.answer for entry in self._entries]
 
-    def add(self, answer: Answer, role: Role, *, turn: int = 0, run: int = 0) -> None:
+    def add(self, answer: StreamedAnswer, role: Role, *, turn: int = 0, run: int = 0) -> None:
         self._entries.append(_Entry(answer, role, turn, run))
 
     def is_over(self, limit_s: float | None, run: int, runs: int) -> bool:
@@ -61,14 +61,14 @@ class Tally:
         if before and after:
             self.counted = after - before + (self.counted or DraftCounters())
 
-    def workload(self) -> Workload:
+    def workload(self) -> WorkloadRecord:
         """What there is so far, with its figures."""
         entries = self._entries
         requests = tuple(
             entry.answer.recorded(entry.role, self.began_at, turn=entry.turn, run=entry.run) for entry in entries
         )
         timed = [request for request in requests if request.role is not Role.WARM_UP]
-        made = Workload(
+        made = WorkloadRecord(
             self.name,
             self.kind,
             settings=self.settings,
@@ -80,13 +80,13 @@ class Tally:
         return replace(made, figures=figures(made, self.slo))
 
 
-def _duration(timed: list[Request]) -> float:
+def _duration(timed: list[RequestRecord]) -> float:
     if not timed:
         return 0.0
     return max(r.start_s + r.total_s for r in timed) - min(r.start_s for r in timed)
 
 
-def _cache_notes(timed: list[Request]) -> Iterable[str]:
+def _cache_notes(timed: list[RequestRecord]) -> Iterable[str]:
     """A cold prompt that was not cold makes the time to the first token look better than it is."""
     for request in timed:
         cached = request.cached_tokens or 0
@@ -95,7 +95,7 @@ def _cache_notes(timed: list[Request]) -> Iterable[str]:
             return
 
 
-def _tool_notes(answers: list[Answer]) -> Iterable[str]:
+def _tool_notes(answers: list[StreamedAnswer]) -> Iterable[str]:
     asked = [answer for answer in answers if answer.ask.tools and not answer.failure and answer.ask.max_tokens > 64]
     if asked:
         yield f"{sum(bool(answer.calls) for answer in asked)} of {len(asked)} answers hold a tool call"

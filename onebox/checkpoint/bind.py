@@ -14,13 +14,13 @@ from onebox.checkpoint.source import INDEX_NAME, Checkpoint
 from onebox.spec.modules import FusedExperts, Module, ModuleClass, fused_experts, modules
 from onebox.spec.weights import DTYPE_BITS, Layout, Stored, identify, plain_layout
 
-__all__ = ["Binding", "Bound", "Kind", "Problem", "bind"]
+__all__ = ["Binding", "Bound", "Problem", "ProblemKind", "bind"]
 
 # Activation and KV scales that some tools store beside the weights; onebox keeps activations in 16 bits or more.
 _UNUSED_SUFFIXES = ("k_scale", "v_scale", "q_scale", "prob_scale")
 
 
-class Kind(StrEnum):
+class ProblemKind(StrEnum):
     """What sort of thing is wrong."""
 
     MISSING = "missing"
@@ -38,7 +38,7 @@ class Kind(StrEnum):
 class Problem:
     """One thing that is wrong: a sentence that names the tensor and the fix. A fatal one keeps onebox from serving."""
 
-    kind: Kind
+    kind: ProblemKind
     tensor: str
     message: str
     is_fatal: bool = True
@@ -106,7 +106,9 @@ def _sort_tensors(
     slices: Slices = {}
     problems = [
         Problem(
-            Kind.DUPLICATE, name, f"{name} stands in both {first} and {second}: delete the file that does not belong."
+            ProblemKind.DUPLICATE,
+            name,
+            f"{name} stands in both {first} and {second}: delete the file that does not belong.",
         )
         for name, (first, second) in checkpoint.duplicates.items()
     ]
@@ -120,7 +122,7 @@ def _sort_tensors(
             found[stem][suffix] = entry
         elif suffix in _UNUSED_SUFFIXES:
             note = f"{name} is a scale for the KV cache, which onebox does not use: it chooses its own."
-            problems.append(Problem(Kind.UNUSED, name, note, is_fatal=False))
+            problems.append(Problem(ProblemKind.UNUSED, name, note, is_fatal=False))
         else:
             problems.append(_unexpected(name, stem in wanted))
     return found, slices, problems
@@ -131,12 +133,12 @@ def _unexpected(name: str, is_known_module: bool) -> Problem:
         why = "belongs to a module that onebox reads as plain BF16, FP16 or FP32: take this module from a BF16 source"
     else:
         why = "belongs to no module of the model that config.json describes: remove it, or check that config.json fits"
-    return Problem(Kind.UNEXPECTED, name, f"{name} {why}.")
+    return Problem(ProblemKind.UNEXPECTED, name, f"{name} {why}.")
 
 
 def _stored_twice(name: str, fused: TensorEntry) -> Problem:
     message = f"{name} is stored both as its own tensors and inside {fused.name}: keep one of the two."
-    return Problem(Kind.DUPLICATE, name, message)
+    return Problem(ProblemKind.DUPLICATE, name, message)
 
 
 def _slice_experts(entry: TensorEntry, fused: FusedExperts, slices: Slices) -> list[Problem]:
@@ -159,7 +161,7 @@ def _slice_experts(entry: TensorEntry, fused: FusedExperts, slices: Slices) -> l
 
 def _misshapen(what: str) -> Problem:
     fix = "the file is of another model or was written wrongly; download it again or check config.json"
-    return Problem(Kind.MISSHAPEN, what.split(" ", 1)[0], f"{what}: {fix}.")
+    return Problem(ProblemKind.MISSHAPEN, what.split(" ", 1)[0], f"{what}: {fix}.")
 
 
 def _bind_module(binding: Binding, module: Module, parts: dict[str, TensorEntry], fused: TensorEntry | None) -> None:
@@ -189,15 +191,17 @@ def _complaint(name: str, stored: Stored | None, text: str) -> Problem:
     tensor = f"{name}{text.split(' ', 1)[0]}"
     if " is missing" in text:
         what = f"its {stored.format.value} weight cannot be read without it" if stored else "the module is not there"
-        return Problem(Kind.MISSING, tensor, f"{name}{text}: {what}; download the checkpoint again.")
+        return Problem(ProblemKind.MISSING, tensor, f"{name}{text}: {what}; download the checkpoint again.")
     if " is unexpected" in text:
-        return Problem(Kind.UNEXPECTED, tensor, f"{name}{text}: remove it, or check which tool wrote this file.")
+        return Problem(ProblemKind.UNEXPECTED, tensor, f"{name}{text}: remove it, or check which tool wrote this file.")
     return _misshapen(f"{name}{text}")
 
 
 def _report_missing(binding: Binding, wanted: dict[str, Module]) -> None:
     """Absent modules, by section: a checkpoint may come without its MTP head or vision tower, but not without half."""
-    named = {problem.tensor.rpartition(".")[0] for problem in binding.problems if problem.kind is not Kind.UNEXPECTED}
+    named = {
+        problem.tensor.rpartition(".")[0] for problem in binding.problems if problem.kind is not ProblemKind.UNEXPECTED
+    }
     absent = [module for name, module in wanted.items() if name not in binding.modules and name not in named]
     for section, classes in _SECTIONS.items():
         of_section = [module for module in wanted.values() if module.module_class in classes]
@@ -213,16 +217,20 @@ _SECTIONS: dict[str, set[ModuleClass]] = {
     "mtp": {kind for kind in ModuleClass if kind.in_mtp},
     "vision": {ModuleClass.VISION},
 }
-_WHOLE_SECTION_ABSENT: dict[str, tuple[Kind, str, str]] = {
-    "text": (Kind.MISSING, "model", "No tensor of the language model is there: this directory holds something else."),
+_WHOLE_SECTION_ABSENT: dict[str, tuple[ProblemKind, str, str]] = {
+    "text": (
+        ProblemKind.MISSING,
+        "model",
+        "No tensor of the language model is there: this directory holds something else.",
+    ),
     "mtp": (
-        Kind.MTP,
+        ProblemKind.MTP,
         "mtp",
         "The MTP head (mtp.*) is not there, so onebox decodes without it: graft one with "
         "`onebox build --base DIR --mtp-from OTHER --out NEW`.",
     ),
     "vision": (
-        Kind.MISSING,
+        ProblemKind.MISSING,
         "model.visual",
         "The vision tower (model.visual.*) is not there, so images cannot be served: text works.",
     ),
@@ -235,7 +243,7 @@ def _missing(module: Module, section: str) -> Problem:
         if section == "mtp"
         else "download the checkpoint again"
     )
-    kind = Kind.MTP if section == "mtp" else Kind.MISSING
+    kind = ProblemKind.MTP if section == "mtp" else ProblemKind.MISSING
     return Problem(kind, module.plain_tensor, f"{module.plain_tensor} is missing: {fix}.")
 
 
@@ -249,14 +257,14 @@ def _index_problems(checkpoint: Checkpoint) -> list[Problem]:
         entry = checkpoint.tensors.get(name)
         if entry is None:
             message = f"{name} is promised by {INDEX_NAME} in {file} and is not there: download {file} again."
-            problems.append(Problem(Kind.INDEX, name, message))
+            problems.append(Problem(ProblemKind.INDEX, name, message))
         elif entry.path.name != file:
             message = f"{name} is in {entry.path.name}, not in {file} as {INDEX_NAME} says: {rewrite}."
-            problems.append(Problem(Kind.INDEX, name, message, is_fatal=False))
+            problems.append(Problem(ProblemKind.INDEX, name, message, is_fatal=False))
     for name in checkpoint.tensors:
         if name not in index:
             message = (
                 f"{name} is in no entry of {INDEX_NAME}: onebox reads it all the same, other tools skip it; {rewrite}."
             )
-            problems.append(Problem(Kind.UNINDEXED, name, message, is_fatal=False))
+            problems.append(Problem(ProblemKind.UNINDEXED, name, message, is_fatal=False))
     return problems

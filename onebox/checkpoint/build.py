@@ -22,7 +22,7 @@ from onebox.checkpoint.describe import describe, is_native, settle
 from onebox.checkpoint.disk import require_disk
 from onebox.checkpoint.manifest import MANIFEST_NAME, Manifest, TensorRecord, read_manifest, write_json
 from onebox.checkpoint.match import check_same_model
-from onebox.checkpoint.recipe import Choice, Recipe, Sources, choose
+from onebox.checkpoint.recipe import BuildSources, ModuleChoice, Recipe, choose
 from onebox.checkpoint.shard import Shard, read_record, split_shards, write_shard
 from onebox.checkpoint.source import INDEX_NAME
 from onebox.spec.errors import MismatchError, WriteError
@@ -46,8 +46,8 @@ class BuildPlan:
     """All that a build will do, known before a byte is written."""
 
     recipe: Recipe
-    sources: Sources
-    choices: list[Choice]
+    sources: BuildSources
+    choices: list[ModuleChoice]
     shards: list[Shard]
     config: dict[str, Any]
     is_native: bool
@@ -70,7 +70,7 @@ class BuildPlan:
         return result
 
 
-def plan_build(recipe: Recipe, sources: Sources, shard_bytes: int = DEFAULT_SHARD_BYTES) -> BuildPlan:
+def plan_build(recipe: Recipe, sources: BuildSources, shard_bytes: int = DEFAULT_SHARD_BYTES) -> BuildPlan:
     """Chooses, settles and cuts into shards. Refuses sources of different models and targets that cannot be had."""
     for other in sources.all()[1:]:
         check_same_model(sources.base, other)
@@ -86,7 +86,7 @@ def plan_build(recipe: Recipe, sources: Sources, shard_bytes: int = DEFAULT_SHAR
     return BuildPlan(recipe, sources, choices, shards, config, native, _fingerprint(recipe, sources, shard_bytes))
 
 
-def _config(choices: list[Choice], sources: Sources, *, native: bool) -> dict[str, Any]:
+def _config(choices: list[ModuleChoice], sources: BuildSources, *, native: bool) -> dict[str, Any]:
     config = dict(sources.base.checkpoint.config)
     config.pop("quantization_config", None)
     if any(choice.module.module_class.in_mtp for choice in choices) and "text_config" in config:
@@ -95,7 +95,7 @@ def _config(choices: list[Choice], sources: Sources, *, native: bool) -> dict[st
     return {**config, "quantization_config": quantization} if quantization else config
 
 
-def _fingerprint(recipe: Recipe, sources: Sources, shard_bytes: int) -> str:
+def _fingerprint(recipe: Recipe, sources: BuildSources, shard_bytes: int) -> str:
     """Identifies recipe and sources: a stopped build goes on only if both are what they were."""
     files = [
         (source.role, shard.name, stat.st_size, stat.st_mtime_ns)

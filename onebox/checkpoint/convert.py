@@ -12,7 +12,7 @@ import torch
 
 from onebox.checkpoint.bind import Bound
 from onebox.checkpoint.header import TensorEntry
-from onebox.checkpoint.recipe import Action, Choice
+from onebox.checkpoint.recipe import Action, ModuleChoice
 from onebox.checkpoint.rounding import Piece, SharedScale, round_matrix, rounded_tensors, shared_scales
 from onebox.checkpoint.tensors import load, to_bytes
 from onebox.formats import gptq_to_packed, pack_quantized, unpack_gptq
@@ -51,7 +51,7 @@ class Unit:
         return sum(tensor.nbytes for tensor in self.tensors)
 
 
-def make_units(choices: list[Choice], *, relabel: bool) -> list[Unit]:
+def make_units(choices: list[ModuleChoice], *, relabel: bool) -> list[Unit]:
     """The units of all choices in order. `relabel` puts kept modules into compressed-tensors' arrangement.
 
     Experts that were fused stay fused when they are only moved: one unit then covers all experts of a tensor.
@@ -70,7 +70,7 @@ def make_units(choices: list[Choice], *, relabel: bool) -> list[Unit]:
     return units
 
 
-def _unit(choice: Choice, shared: SharedScale | None, *, relabel: bool) -> Unit:
+def _unit(choice: ModuleChoice, shared: SharedScale | None, *, relabel: bool) -> Unit:
     if choice.action is Action.QUANTIZE:
         tensors = rounded_tensors(choice.target, *choice.module.shape)
         return _make(choice, tensors, Action.QUANTIZE, partial(round_matrix, choice, shared))
@@ -86,17 +86,17 @@ def _unit(choice: Choice, shared: SharedScale | None, *, relabel: bool) -> Unit:
     return _move(choice, {entry.name: entry for entry in choice.bound.tensors.values()})
 
 
-def _name(choice: Choice, suffix: str) -> str:
+def _name(choice: ModuleChoice, suffix: str) -> str:
     return f"{choice.module.name}.{suffix}"
 
 
-def _move(choice: Choice, entries: dict[str, TensorEntry], action: Action = Action.MOVE) -> Unit:
+def _move(choice: ModuleChoice, entries: dict[str, TensorEntry], action: Action = Action.MOVE) -> Unit:
     tensors = tuple(OutputTensor(name, entry.stored, entry) for name, entry in entries.items())
     return Unit(tensors, action, choice.module.module_class, choice.source.role)
 
 
 def _make(
-    choice: Choice, tensors: dict[str, StoredTensor], action: Action, make: Callable[[], Iterator[Piece]]
+    choice: ModuleChoice, tensors: dict[str, StoredTensor], action: Action, make: Callable[[], Iterator[Piece]]
 ) -> Unit:
     outputs = tuple(OutputTensor(_name(choice, suffix), stored) for suffix, stored in tensors.items())
     named = partial(_named, choice.module.name, make)
@@ -119,7 +119,7 @@ def _pieces(tensors: dict[str, torch.Tensor], order: list[str]) -> Iterator[Piec
 # --- the same numbers in compressed-tensors' arrangement ---------------------------------------------------------
 
 
-def _gptq_unit(choice: Choice) -> Unit:
+def _gptq_unit(choice: ModuleChoice) -> Unit:
     rows, columns = choice.module.shape
     stored, config = choice.bound.stored, choice.source.checkpoint.quantization_config or {}
     if config.get("desc_act"):
@@ -177,7 +177,7 @@ def _check_trivial_index(bound: Bound) -> None:
             raise UnsupportedError("its g_idx reorders the columns, which compressed-tensors cannot describe.")
 
 
-def _modelopt_unit(choice: Choice) -> Unit:
+def _modelopt_unit(choice: ModuleChoice) -> Unit:
     """ModelOpt's scale multiplies, compressed-tensors' divides: the codes move, the one number is inverted."""
     parts = choice.bound.tensors
     tensors = {

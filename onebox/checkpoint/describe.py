@@ -8,7 +8,7 @@ import re
 from dataclasses import replace
 from typing import Any
 
-from onebox.checkpoint.recipe import Action, Choice, Source
+from onebox.checkpoint.recipe import Action, BuildSource, ModuleChoice
 from onebox.spec.errors import UnsupportedError
 from onebox.spec.modules import ModuleClass
 from onebox.spec.weights import FP8_BLOCK, Layout, Stored, WeightFormat
@@ -30,17 +30,17 @@ _PATTERNS = {
 _ALWAYS_PLAIN = [r"re:.*mlp\.gate$", r"re:.*mlp\.shared_expert_gate$", "re:.*visual.*"]
 
 
-def is_native(choices: list[Choice], base: Source) -> bool:
+def is_native(choices: list[ModuleChoice], base: BuildSource) -> bool:
     """Whether every quantised module stays as the base stores it, so that the base's description still holds."""
     return all(choice.action is Action.MOVE and (choice.source is base or choice.bound.is_plain) for choice in choices)
 
 
-def settle(choices: list[Choice], *, native: bool) -> list[Choice]:
+def settle(choices: list[ModuleChoice], *, native: bool) -> list[ModuleChoice]:
     """The choices with their final way of storing: unless native, kept modules get compressed-tensors' arrangement."""
     return choices if native else [_relabelled(choice) for choice in choices]
 
 
-def _relabelled(choice: Choice) -> Choice:
+def _relabelled(choice: ModuleChoice) -> ModuleChoice:
     stored = choice.target
     if choice.action is not Action.MOVE:
         return choice
@@ -56,13 +56,13 @@ def _relabelled(choice: Choice) -> Choice:
     return choice
 
 
-def describe(choices: list[Choice], base: Source, *, native: bool) -> dict[str, Any] | None:
+def describe(choices: list[ModuleChoice], base: BuildSource, *, native: bool) -> dict[str, Any] | None:
     """The output's quantization_config, or None when nothing in it is quantised."""
     has_mtp_graft = any(choice.module.module_class.in_mtp and choice.source is not base for choice in choices)
     if native:
         own = base.checkpoint.quantization_config
         return _excluding_mtp(own) if own and has_mtp_graft else own
-    groups: dict[_Way, list[Choice]] = {}
+    groups: dict[_Way, list[ModuleChoice]] = {}
     for choice in choices:
         if choice.target.layout is not Layout.PLAIN:
             groups.setdefault(_way(choice), []).append(choice)
@@ -86,12 +86,12 @@ _Way = tuple[Stored, bool]
 """How modules are stored, and whether a scale of their inputs lies beside them: what a config group has in common."""
 
 
-def _way(choice: Choice) -> _Way:
+def _way(choice: ModuleChoice) -> _Way:
     is_kept = choice.action is not Action.QUANTIZE
     return choice.target, is_kept and "input_global_scale" in choice.bound.tensors
 
 
-def _classes(members: list[Choice]) -> set[ModuleClass]:
+def _classes(members: list[ModuleChoice]) -> set[ModuleClass]:
     return {choice.module.module_class for choice in members}
 
 
@@ -103,7 +103,7 @@ def _pattern(module_class: ModuleClass) -> str:
     return f"re:{prefix}{_PATTERNS[module_class]}$"
 
 
-def _targets(members: list[Choice], choices: list[Choice]) -> list[str]:
+def _targets(members: list[ModuleChoice], choices: list[ModuleChoice]) -> list[str]:
     """One pattern per class that is stored in one way throughout, else the modules by name."""
     targets = []
     for module_class in sorted(_classes(members)):
@@ -115,7 +115,7 @@ def _targets(members: list[Choice], choices: list[Choice]) -> list[str]:
     return targets
 
 
-def _ignored(choices: list[Choice]) -> list[str]:
+def _ignored(choices: list[ModuleChoice]) -> list[str]:
     """Every linear that stays plain. A class that is plain only in part is listed by name."""
     plain = [choice for choice in choices if choice.target.layout is Layout.PLAIN and choice.module.is_matrix]
     mtp = [choice for choice in choices if choice.module.module_class.in_mtp and choice.module.is_matrix]

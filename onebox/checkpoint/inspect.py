@@ -8,12 +8,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from onebox.checkpoint.bind import Binding, Kind, Problem, bind
+from onebox.checkpoint.bind import Binding, Problem, ProblemKind, bind
 from onebox.checkpoint.source import Checkpoint, open_checkpoint
 from onebox.spec.model import ModelSpec
 from onebox.spec.modules import ModuleClass, modules
 
-__all__ = ["ClassRow", "InspectReport", "MtpHead", "inspect_checkpoint", "report_on"]
+__all__ = ["ClassRow", "InspectReport", "MtpHeadReport", "inspect_checkpoint", "report_on"]
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class ClassRow:
 
 
 @dataclass(frozen=True)
-class MtpHead:
+class MtpHeadReport:
     """What is known of the MTP head. `has_sound_values` is None while no value was read."""
 
     is_configured: bool
@@ -47,7 +47,7 @@ class InspectReport:
     num_tensors: int
     nbytes: int
     rows: tuple[ClassRow, ...]
-    mtp: MtpHead
+    mtp: MtpHeadReport
     problems: tuple[Problem, ...]
     is_deep: bool
 
@@ -99,14 +99,16 @@ def _class_rows(binding: Binding) -> tuple[ClassRow, ...]:
     return tuple(ClassRow(kind, dict(formats[kind]), nbytes[kind]) for kind in ModuleClass if formats[kind])
 
 
-def _mtp_head(checkpoint: Checkpoint, binding: Binding, *, is_deep: bool) -> MtpHead:
+def _mtp_head(checkpoint: Checkpoint, binding: Binding, *, is_deep: bool) -> MtpHeadReport:
     wanted = {module.name for module in modules(checkpoint.spec) if module.module_class.in_mtp}
     found = {name for name in wanted if name in binding.modules}
     of_mtp = [problem for problem in binding.problems if problem.tensor.startswith("mtp")]
-    return MtpHead(
+    return MtpHeadReport(
         is_configured=bool(wanted),
         is_present=bool(found),
         is_complete=bool(found) and found == wanted and not any(problem.is_fatal for problem in of_mtp),
-        is_indexed=bool(found) and not any(problem.kind is Kind.UNINDEXED for problem in of_mtp),
-        has_sound_values=not any(problem.kind is Kind.VALUE for problem in of_mtp) if is_deep and found else None,
+        is_indexed=bool(found) and not any(problem.kind is ProblemKind.UNINDEXED for problem in of_mtp),
+        has_sound_values=not any(problem.kind is ProblemKind.VALUE for problem in of_mtp)
+        if is_deep and found
+        else None,
     )

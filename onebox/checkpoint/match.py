@@ -8,7 +8,7 @@ from dataclasses import fields
 import torch
 
 from onebox.checkpoint.bind import Bound
-from onebox.checkpoint.recipe import Source
+from onebox.checkpoint.recipe import BuildSource
 from onebox.checkpoint.tensors import load
 from onebox.spec.errors import MismatchError
 from onebox.spec.model import ModelSpec
@@ -23,7 +23,7 @@ _MAX_SAMPLES = 24
 _CAST_TOLERANCE = 2.0**-8
 
 
-def check_same_model(base: Source, other: Source) -> None:
+def check_same_model(base: BuildSource, other: BuildSource) -> None:
     """Raises `MismatchError` with the first difference between the two, if there is one."""
     one, two = base.checkpoint, other.checkpoint
     where = f"the base {one.directory} and the {other.role} checkpoint {two.directory}"
@@ -41,7 +41,7 @@ def check_same_model(base: Source, other: Source) -> None:
             )
 
 
-def _common_norms(base: Source, other: Source) -> list[str]:
+def _common_norms(base: BuildSource, other: BuildSource) -> list[str]:
     """Up to a few dozen norms that both hold, spread over the model's depth."""
     small = (ModuleClass.SMALL, ModuleClass.MTP_SMALL)
     names = [

@@ -25,7 +25,7 @@ from torch import Tensor
 from onebox.checkpoint.header import TensorEntry
 from onebox.spec.errors import DoesNotFitError, UnreadableError
 
-__all__ = ["NUM_PIECES", "PIECE_BYTES", "Piece", "PieceRing", "Stretch", "plan_pieces"]
+__all__ = ["NUM_PIECES", "PIECE_BYTES", "FilePiece", "PieceRing", "Stretch", "plan_pieces"]
 
 PIECE_BYTES = 32 << 20
 NUM_PIECES = 4
@@ -54,7 +54,7 @@ class Stretch:
 
 
 @dataclass(slots=True)
-class Piece:
+class FilePiece:
     """One read: bytes `begin` (a multiple of the alignment) to `end` of a file, and the stretches in them."""
 
     path: Path
@@ -73,13 +73,13 @@ class Piece:
         self.stretches.append(stretch)
 
 
-def plan_pieces(groups: Iterable[Sequence[TensorEntry]], piece_bytes: int = PIECE_BYTES) -> Iterator[Piece]:
+def plan_pieces(groups: Iterable[Sequence[TensorEntry]], piece_bytes: int = PIECE_BYTES) -> Iterator[FilePiece]:
     """The reads that bring all tensors, group after group; inside a group the files decide the order.
 
     Neighbours share a piece, also over groups; a larger tensor is cut. `piece_bytes` is a multiple of 4096. Pieces are
     planned as they are asked for: the first read need not wait for the plan of 100,000 tensors.
     """
-    piece: Piece | None = None
+    piece: FilePiece | None = None
     for group in groups:
         for entry in sorted(group, key=lambda entry: (str(entry.path), entry.begin)):
             for stretch in _cut(entry, piece_bytes):
@@ -87,7 +87,7 @@ def plan_pieces(groups: Iterable[Sequence[TensorEntry]], piece_bytes: int = PIEC
                     if piece is not None:
                         yield piece
                     begin = stretch.begin // _ALIGNMENT * _ALIGNMENT
-                    piece = Piece(entry.path, begin, begin)
+                    piece = FilePiece(entry.path, begin, begin)
                 piece.add(stretch)
     if piece is not None:
         yield piece
@@ -128,7 +128,7 @@ class _File:
                 self._is_direct = False
         return os.open(self._path, os.O_RDONLY)
 
-    def fill(self, buffer: memoryview, piece: Piece) -> None:
+    def fill(self, buffer: memoryview, piece: FilePiece) -> None:
         """Reads `piece` to the start of `buffer`, which has room up to the alignment after its end."""
         wanted, done = piece.end - piece.begin, 0
         room = _aligned_up(wanted)
@@ -198,11 +198,11 @@ def _cuda_runtime() -> Any:
 class PieceRing:
     """Pieces in order, read ahead by threads of its own into a few buffers that are used by turns."""
 
-    def __init__(self, pieces: Iterator[Piece], device: torch.device, piece_bytes: int = PIECE_BYTES) -> None:
+    def __init__(self, pieces: Iterator[FilePiece], device: torch.device, piece_bytes: int = PIECE_BYTES) -> None:
         self._pieces = pieces
         self._files: dict[Path, _File] = {}
         self._buffers: list[_Buffer] = []
-        self._reads: deque[tuple[Piece, _Buffer, Future[None]]] = deque()
+        self._reads: deque[tuple[FilePiece, _Buffer, Future[None]]] = deque()
         self._threads = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="onebox-load")
         try:
             for piece in islice(pieces, NUM_PIECES):
@@ -212,7 +212,7 @@ class PieceRing:
             self.close()
             raise
 
-    def take(self, use: Callable[[Piece, Tensor], None]) -> bool:
+    def take(self, use: Callable[[FilePiece, Tensor], None]) -> bool:
         """Hands the next piece with its bytes to `use`, which may queue copies but keep nothing; False after the last.
 
         Waits until the piece was read.
@@ -227,12 +227,12 @@ class PieceRing:
             self._start(following, buffer)
         return True
 
-    def _start(self, piece: Piece, buffer: _Buffer) -> None:
+    def _start(self, piece: FilePiece, buffer: _Buffer) -> None:
         if piece.path not in self._files:
             self._files[piece.path] = _File(piece.path)
         self._reads.append((piece, buffer, self._threads.submit(self._fill, piece, buffer)))
 
-    def _fill(self, piece: Piece, buffer: _Buffer) -> None:
+    def _fill(self, piece: FilePiece, buffer: _Buffer) -> None:
         buffer.wait_until_free()
         self._files[piece.path].fill(buffer.bytes, piece)
 

@@ -16,12 +16,12 @@ from onebox.spec.model import ModelSpec
 from onebox.spec.modules import Module, ModuleClass, modules
 from onebox.spec.weights import NVFP4_GROUP, Layout, Stored, WeightFormat
 
-__all__ = ["Action", "Choice", "Recipe", "Source", "Sources", "Target", "choose", "open_source"]
+__all__ = ["Action", "BuildSource", "BuildSources", "ModuleChoice", "Recipe", "TargetFormat", "choose", "open_source"]
 
 GROUP_SIZE = 128
 
 
-class Target(StrEnum):
+class TargetFormat(StrEnum):
     """What a module class shall be stored as. `keep` is whatever the source holds, bit for bit."""
 
     KEEP = "keep"
@@ -32,7 +32,7 @@ class Target(StrEnum):
     NVFP4 = "nvfp4"
 
 
-_COLUMNS_PER_GROUP = {Target.INT4: GROUP_SIZE, Target.NVFP4: NVFP4_GROUP}
+_COLUMNS_PER_GROUP = {TargetFormat.INT4: GROUP_SIZE, TargetFormat.NVFP4: NVFP4_GROUP}
 """The four-bit targets, whose scales each serve so many columns."""
 
 
@@ -53,17 +53,17 @@ class Action(StrEnum):
 class Recipe:
     """The target of each group of module classes that a user can choose for."""
 
-    experts: Target = Target.KEEP
-    attention: Target = Target.KEEP
-    delta: Target = Target.KEEP
-    shared: Target = Target.KEEP
-    mtp: Target = Target.KEEP
-    lm_head: Target = Target.KEEP
+    experts: TargetFormat = TargetFormat.KEEP
+    attention: TargetFormat = TargetFormat.KEEP
+    delta: TargetFormat = TargetFormat.KEEP
+    shared: TargetFormat = TargetFormat.KEEP
+    mtp: TargetFormat = TargetFormat.KEEP
+    lm_head: TargetFormat = TargetFormat.KEEP
 
-    def target_of(self, module: Module) -> Target:
+    def target_of(self, module: Module) -> TargetFormat:
         """The target of one module. Routers, norms, gates, mtp.fc, embedding and vision are always kept."""
         field = _FIELD_OF.get(module.module_class)
-        target: Target = getattr(self, field) if field and module.is_matrix else Target.KEEP
+        target: TargetFormat = getattr(self, field) if field and module.is_matrix else TargetFormat.KEEP
         return target
 
 
@@ -80,7 +80,7 @@ _FIELD_OF = {
 
 
 @dataclass(frozen=True)
-class Source:
+class BuildSource:
     """A checkpoint to take modules from, opened and bound."""
 
     role: str
@@ -89,29 +89,29 @@ class Source:
 
 
 @dataclass(frozen=True)
-class Sources:
+class BuildSources:
     """The base and, where given, the official FP8 checkpoint and the one that holds an MTP head."""
 
-    base: Source
-    fp8: Source | None = None
-    mtp: Source | None = None
+    base: BuildSource
+    fp8: BuildSource | None = None
+    mtp: BuildSource | None = None
 
-    def all(self) -> list[Source]:
+    def all(self) -> list[BuildSource]:
         return [source for source in (self.base, self.fp8, self.mtp) if source]
 
 
 @dataclass(frozen=True)
-class Choice:
+class ModuleChoice:
     """One module of the output: where its numbers come from and how they shall be stored."""
 
     module: Module
-    source: Source
+    source: BuildSource
     bound: Bound
     target: Stored
     action: Action
 
 
-def open_source(role: str, directory: Path) -> Source:
+def open_source(role: str, directory: Path) -> BuildSource:
     """Opens a checkpoint as a build source; one with a fatal problem is refused with the first of them."""
     checkpoint = open_checkpoint(directory)
     binding = bind(checkpoint)
@@ -119,28 +119,28 @@ def open_source(role: str, directory: Path) -> Source:
     if fatal:
         more = f" ({len(fatal)} problems in all: run `onebox inspect {directory}`)" if len(fatal) > 1 else ""
         raise MismatchError(f"The {role} checkpoint {directory} is not whole: {fatal[0].message}{more}")
-    return Source(role, checkpoint, binding)
+    return BuildSource(role, checkpoint, binding)
 
 
-def choose(recipe: Recipe, sources: Sources) -> list[Choice]:
+def choose(recipe: Recipe, sources: BuildSources) -> list[ModuleChoice]:
     """One choice per module that the output will hold, in the model's order; what no source holds is left out."""
     choices = list(_choices(recipe, sources))
     _refuse_idle_targets(recipe, choices)
     return choices
 
 
-def _refuse_idle_targets(recipe: Recipe, choices: list[Choice]) -> None:
+def _refuse_idle_targets(recipe: Recipe, choices: list[ModuleChoice]) -> None:
     """A target that no module of the output answers to would be ignored in silence."""
     used = {_FIELD_OF.get(choice.module.module_class) for choice in choices}
     for name, target in vars(recipe).items():
-        if target is not Target.KEEP and name not in used:
+        if target is not TargetFormat.KEEP and name not in used:
             raise UsageError(
                 f"--{name.replace('_', '-')} {target} has nothing to act on: no source holds such modules; "
                 "leave it out or name a source that does."
             )
 
 
-def _choices(recipe: Recipe, sources: Sources) -> Iterator[Choice]:
+def _choices(recipe: Recipe, sources: BuildSources) -> Iterator[ModuleChoice]:
     for module in modules(_richest_spec(sources)):
         own = sources.mtp if sources.mtp and module.module_class.in_mtp else sources.base
         bound = own.binding.modules.get(module.name)
@@ -148,32 +148,35 @@ def _choices(recipe: Recipe, sources: Sources) -> Iterator[Choice]:
             yield _choose_one(recipe.target_of(module), module, own, bound, sources.fp8)
 
 
-def _richest_spec(sources: Sources) -> ModelSpec:
+def _richest_spec(sources: BuildSources) -> ModelSpec:
     """The base's spec, with an MTP head if the head's source has one that the base's config does not know of."""
     base = sources.base.checkpoint.spec
     mtp = sources.mtp.checkpoint.spec if sources.mtp else base
     return base if base.mtp_num_hidden_layers else mtp
 
 
-def _choose_one(target: Target, module: Module, own: Source, bound: Bound, fp8: Source | None) -> Choice:
-    if target is Target.KEEP or bound.stored.format.value == target.value:
-        return Choice(module, own, bound, bound.stored, Action.MOVE)
-    if target is Target.BF16 and bound.is_plain:
-        return Choice(module, own, bound, bound.stored, Action.MOVE)
-    if target is Target.FP8 and fp8:
+def _choose_one(
+    target: TargetFormat, module: Module, own: BuildSource, bound: Bound, fp8: BuildSource | None
+) -> ModuleChoice:
+    if target is TargetFormat.KEEP or bound.stored.format.value == target.value:
+        return ModuleChoice(module, own, bound, bound.stored, Action.MOVE)
+    if target is TargetFormat.BF16 and bound.is_plain:
+        return ModuleChoice(module, own, bound, bound.stored, Action.MOVE)
+    if target is TargetFormat.FP8 and fp8:
         official = fp8.binding.modules.get(module.name)
         if official and official.stored.format is WeightFormat.FP8:
-            return Choice(module, fp8, official, official.stored, Action.MOVE)
-    return Choice(module, own, bound, _quantised(target, module, bound), Action.QUANTIZE)
+            return ModuleChoice(module, fp8, official, official.stored, Action.MOVE)
+    return ModuleChoice(module, own, bound, _quantised(target, module, bound), Action.QUANTIZE)
 
 
-def _quantised(target: Target, module: Module, bound: Bound) -> Stored:
+def _quantised(target: TargetFormat, module: Module, bound: Bound) -> Stored:
     """How `bound` will be stored once rounded to `target`; refused where that could only lose or feign precision."""
     is_eight_bit = bound.stored.format is WeightFormat.FP8 or bound.stored.layout is Layout.INT8_ROW
-    if target is Target.BF16 or not (bound.is_plain or (is_eight_bit and target in _COLUMNS_PER_GROUP)):
+    if target is TargetFormat.BF16 or not (bound.is_plain or (is_eight_bit and target in _COLUMNS_PER_GROUP)):
+        official = " or name the official FP8 checkpoint with --fp8" if target is TargetFormat.FP8 else ""
         raise UnsupportedError(
             f"{module.name} is stored as {bound.stored} and cannot become {target.value}: take it from a source that "
-            f"holds it in BF16{' or name the official FP8 checkpoint with --fp8' if target is Target.FP8 else ''}."
+            f"holds it in BF16{official}."
         )
     columns, group = module.shape[1], _COLUMNS_PER_GROUP.get(target, 1)
     if columns % group:
@@ -182,8 +185,8 @@ def _quantised(target: Target, module: Module, bound: Bound) -> Stored:
             "keep it."
         )
     return {
-        Target.FP8: Stored(WeightFormat.FP8, Layout.FP8_BLOCK),
-        Target.INT8: Stored(WeightFormat.INT8, Layout.PACKED),
-        Target.INT4: Stored(WeightFormat.INT4, Layout.PACKED, GROUP_SIZE),
-        Target.NVFP4: Stored(WeightFormat.NVFP4, Layout.NVFP4_DIVIDES, NVFP4_GROUP),
+        TargetFormat.FP8: Stored(WeightFormat.FP8, Layout.FP8_BLOCK),
+        TargetFormat.INT8: Stored(WeightFormat.INT8, Layout.PACKED),
+        TargetFormat.INT4: Stored(WeightFormat.INT4, Layout.PACKED, GROUP_SIZE),
+        TargetFormat.NVFP4: Stored(WeightFormat.NVFP4, Layout.NVFP4_DIVIDES, NVFP4_GROUP),
     }[target]

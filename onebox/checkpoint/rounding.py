@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from onebox.checkpoint.bind import Bound
-from onebox.checkpoint.recipe import Action, Choice
+from onebox.checkpoint.recipe import Action, ModuleChoice
 from onebox.checkpoint.tensors import dtype_name, to_bytes
 from onebox.checkpoint.weights import read_weight, slice_rows
 from onebox.formats import Dialect, nvfp4_global_scale, pack_quantized, quantize, quantize_fp8_block, quantize_nvfp4
@@ -51,7 +51,7 @@ class SharedScale:
             return self._value
 
 
-def shared_scales(choices: list[Choice]) -> dict[str, SharedScale]:
+def shared_scales(choices: list[ModuleChoice]) -> dict[str, SharedScale]:
     """The global scale of each module that will be rounded to NVFP4, by the module's name."""
     groups: dict[str, SharedScale] = {}
     of_module: dict[str, SharedScale] = {}
@@ -88,7 +88,7 @@ def rounded_tensors(target: Stored, rows: int, columns: int) -> dict[str, Stored
     }
 
 
-def round_matrix(choice: Choice, shared: SharedScale | None) -> Iterator[Piece]:
+def round_matrix(choice: ModuleChoice, shared: SharedScale | None) -> Iterator[Piece]:
     """The bytes of `rounded_tensors`: codes and scales slab by slab, then what the matrix has one of."""
     scale = shared.value() if shared else None
     for slab in _slabs(choice.bound):

@@ -15,11 +15,11 @@ import torch
 from torch import Tensor
 
 from onebox.checkpoint.header import TensorEntry
-from onebox.checkpoint.pieces import PIECE_BYTES, Piece, PieceRing, plan_pieces
+from onebox.checkpoint.pieces import PIECE_BYTES, FilePiece, PieceRing, plan_pieces
 from onebox.checkpoint.tensors import torch_dtype
 from onebox.spec.errors import MismatchError, UnreadableError
 
-__all__ = ["Ledger", "Read", "Reader", "StagedReader", "place_of"]
+__all__ = ["Ledger", "Read", "StagedReader", "TensorReader", "place_of"]
 
 # Sizes that only the host looks at; on a device each look would wait for it.
 _HOST_SUFFIX = ".weight_shape"
@@ -33,7 +33,7 @@ def place_of(entry: TensorEntry, device: torch.device) -> torch.device:
     return torch.device("cpu") if entry.name.endswith(_HOST_SUFFIX) else device
 
 
-class Reader(Protocol):
+class TensorReader(Protocol):
     """Gives each tensor of its order once. Leaving it without an error makes sure that none was left over."""
 
     def read(self, entry: TensorEntry) -> Tensor: ...
@@ -93,7 +93,7 @@ class StagedReader:
                 raise UnreadableError(f"{entry.name} was lost with a read that failed before: load again.")
         return self._arrived.pop(entry.name)
 
-    def _copy(self, piece: Piece, staged: Tensor) -> None:
+    def _copy(self, piece: FilePiece, staged: Tensor) -> None:
         """Brings each stretch of a piece to its place in its tensor."""
         for stretch in piece.stretches:
             entry, begin = stretch.entry, stretch.begin - piece.begin

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 import torch
 
-from onebox.checkpoint.bind import Binding, Bound, Kind, Problem
+from onebox.checkpoint.bind import Binding, Bound, Problem, ProblemKind
 from onebox.checkpoint.header import TensorEntry
 from onebox.checkpoint.source import read_chunks
 from onebox.checkpoint.tensors import tensor_of
@@ -40,7 +40,7 @@ def check_values(binding: Binding, on_bytes: Callable[[int], None] = lambda _: N
             on_bytes(entry.nbytes)
             if complaint:
                 fix = "download this file again, or take the module from another checkpoint"
-                yield Problem(Kind.VALUE, entry.name, f"{entry.name} {complaint}: {fix}.")
+                yield Problem(ProblemKind.VALUE, entry.name, f"{entry.name} {complaint}: {fix}.")
 
 
 def _complaint(bound: Bound, suffix: str, entry: TensorEntry) -> str | None:

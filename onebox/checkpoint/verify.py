@@ -4,7 +4,7 @@ import hashlib
 from collections.abc import Callable
 from pathlib import Path
 
-from onebox.checkpoint.bind import Kind, Problem
+from onebox.checkpoint.bind import Problem, ProblemKind
 from onebox.checkpoint.header import TensorEntry
 from onebox.checkpoint.manifest import read_manifest
 from onebox.checkpoint.source import open_checkpoint, read_chunks
@@ -22,17 +22,21 @@ def verify_checkpoint(directory: Path, on_bytes: Callable[[int], None] = lambda 
     for name, record in manifest.tensors.items():
         entry = checkpoint.tensors.get(name)
         if entry is None:
-            problems.append(Problem(Kind.MISSING, name, f"{name} is in the manifest and in no file: build again."))
+            problems.append(
+                Problem(ProblemKind.MISSING, name, f"{name} is in the manifest and in no file: build again.")
+            )
         elif entry.path.name != record.file:
             problems.append(
-                Problem(Kind.INDEX, name, f"{name} is in {entry.path.name} instead of {record.file}: build again.")
+                Problem(
+                    ProblemKind.INDEX, name, f"{name} is in {entry.path.name} instead of {record.file}: build again."
+                )
             )
         elif _sha256(entry, on_bytes) != record.sha256:
             problems.append(
-                Problem(Kind.VALUE, name, f"{name} in {record.file} has changed since the build: build again.")
+                Problem(ProblemKind.VALUE, name, f"{name} in {record.file} has changed since the build: build again.")
             )
     problems += [
-        Problem(Kind.UNEXPECTED, name, f"{name} in {entry.path.name} is not in the manifest: remove that file.")
+        Problem(ProblemKind.UNEXPECTED, name, f"{name} in {entry.path.name} is not in the manifest: remove that file.")
         for name, entry in checkpoint.tensors.items()
         if name not in manifest.tensors
     ]

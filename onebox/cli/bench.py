@@ -16,7 +16,7 @@ from onebox.spec.errors import UsageError
 
 if TYPE_CHECKING:
     from onebox.bench.load import Loop
-    from onebox.bench.measure import Plan
+    from onebox.bench.measure import BenchPlan
 
 __all__ = ["bench_app"]
 
@@ -108,14 +108,14 @@ def run(
     """Single requests, one at a time: time to the first token cold and warm, decode speed, drafts kept."""
     from onebox.bench.client import Connection
     from onebox.bench.figures import Slo
-    from onebox.bench.measure import Plan
-    from onebox.bench.session import Settings
+    from onebox.bench.measure import BenchPlan
+    from onebox.bench.session import BenchSettings
     from onebox.bench.tasks import chosen_tasks
 
-    settings = Settings(runs, warm_ups, ignore_eos, _seed(seed), limit, max_context, Slo.parse(slo))
+    settings = BenchSettings(runs, warm_ups, ignore_eos, _seed(seed), limit, max_context, Slo.parse(slo))
     connection = Connection(url, api_key, model, stall, first_token, timeout)
     loads = _loads(mixes, _loops(concurrency, "", count, duration)) if mixes else ()
-    _carry_out(Plan(connection, settings, chosen_tasks(_names(workloads)), loads, launch=launch), output, as_json)
+    _carry_out(BenchPlan(connection, settings, chosen_tasks(_names(workloads)), loads, launch=launch), output, as_json)
 
 
 @bench_app.command()
@@ -145,13 +145,13 @@ def load(
     """Many requests at once: aggregate speed, percentiles of waiting, goodput under an objective."""
     from onebox.bench.client import Connection
     from onebox.bench.figures import Slo
-    from onebox.bench.measure import Plan
-    from onebox.bench.session import Settings
+    from onebox.bench.measure import BenchPlan
+    from onebox.bench.session import BenchSettings
 
-    settings = Settings(1, warm_ups, ignore_eos, _seed(seed), None, max_context, Slo.parse(slo))
+    settings = BenchSettings(1, warm_ups, ignore_eos, _seed(seed), None, max_context, Slo.parse(slo))
     connection = Connection(url, api_key, model, stall, first_token, timeout)
     loads = _loads(mixes, _loops(concurrency, rate, count, duration))
-    _carry_out(Plan(connection, settings, loads=loads, launch=launch), output, as_json)
+    _carry_out(BenchPlan(connection, settings, loads=loads, launch=launch), output, as_json)
 
 
 @bench_app.command()
@@ -179,15 +179,15 @@ def sweep(
 ) -> None:
     """The table of Spark Arena: prompts and answers of given lengths, by depth of context and concurrency."""
     from onebox.bench.client import Connection
-    from onebox.bench.measure import Plan
-    from onebox.bench.session import Settings
+    from onebox.bench.measure import BenchPlan
+    from onebox.bench.session import BenchSettings
     from onebox.bench.sweep import ARENA_DEPTHS, cells
 
     depths = ARENA_DEPTHS if depth == "arena" else _numbers("--depth", depth, 0)
     table = cells(_numbers("--pp", pp), _numbers("--tg", tg), depths, _numbers("--concurrency", concurrency))
-    settings = Settings(runs, warm_ups, True, _seed(seed), limit, max_context)
+    settings = BenchSettings(runs, warm_ups, True, _seed(seed), limit, max_context)
     connection = Connection(url, api_key, model, stall, first_token, timeout)
-    _carry_out(Plan(connection, settings, cells=table, launch=launch), output, as_json)
+    _carry_out(BenchPlan(connection, settings, cells=table, launch=launch), output, as_json)
 
 
 @bench_app.command("all")
@@ -214,8 +214,8 @@ def measure_all(
     from onebox.bench.client import Connection
     from onebox.bench.figures import Slo
     from onebox.bench.load import Loop
-    from onebox.bench.measure import Plan
-    from onebox.bench.session import Settings
+    from onebox.bench.measure import BenchPlan
+    from onebox.bench.session import BenchSettings
     from onebox.bench.sweep import cells
     from onebox.bench.tasks import chosen_tasks
 
@@ -226,9 +226,9 @@ def measure_all(
         ("long_only", Loop(2, count=2)),
         ("agent", Loop(2, count=2)),
     )
-    plan = Plan(
+    plan = BenchPlan(
         Connection(url, api_key, model, stall, first_token, timeout),
-        Settings(runs, warm_ups, ignore_eos, _seed(seed), limit, max_context, Slo.parse(slo)),
+        BenchSettings(runs, warm_ups, ignore_eos, _seed(seed), limit, max_context, Slo.parse(slo)),
         chosen_tasks(["all"]),
         loads,
         cells((2048,), (128,), (0, 4096), (1, 2)),
@@ -268,7 +268,7 @@ def export(
     typer.echo(f"{target} is written.")
 
 
-def _carry_out(plan: "Plan", output: Path | None, as_json: bool) -> None:
+def _carry_out(plan: "BenchPlan", output: Path | None, as_json: bool) -> None:
     """Measures, shows, writes, and leaves with the status that the result deserves."""
     import asyncio
 

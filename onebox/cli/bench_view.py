@@ -9,14 +9,14 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from onebox.bench.figures import failure_counts
-from onebox.bench.record import Kind, Run, Workload
+from onebox.bench.record import Run, WorkloadKind, WorkloadRecord
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress, TaskID
     from rich.table import Table
 
-    from onebox.bench.answer import Answer
+    from onebox.bench.answer import StreamedAnswer
 
 __all__ = ["Bars", "bars", "json_line", "show"]
 
@@ -43,7 +43,7 @@ class Bars:
         self._name, self._total, self._num_failed, self._num_answered = name, total, 0, 0
         self._current = self._progress.add_task(name, total=total)
 
-    def answered(self, answer: "Answer") -> None:
+    def answered(self, answer: "StreamedAnswer") -> None:
         self._num_failed += answer.failure is not None
         if self._current is not None:
             failed = f" ({self._num_failed} failed)" if self._num_failed else ""
@@ -52,7 +52,7 @@ class Bars:
             total = None if self._total is None else max(self._total, self._num_answered)
             self._progress.update(self._current, advance=1, total=total, description=f"{self._name}{failed}")
 
-    def end(self, workload: Workload) -> None:
+    def end(self, workload: WorkloadRecord) -> None:
         if self._current is not None:
             self._progress.remove_task(self._current)
         self._current = None
@@ -74,7 +74,7 @@ def bars(num_workloads: int) -> Iterator[Bars]:
         yield Bars(progress, console, num_workloads)
 
 
-def _line(workload: Workload) -> str:
+def _line(workload: WorkloadRecord) -> str:
     """What there is to say when a workload is done."""
     if workload.skipped:
         return f"{workload.name}: skipped, {workload.skipped}"
@@ -186,17 +186,17 @@ def _filled(head: str, rows: Iterable[tuple[str, dict[str, str]]], left_out: Seq
     return table
 
 
-def _of_kind(run: Run, kind: Kind) -> list[Workload]:
+def _of_kind(run: Run, kind: WorkloadKind) -> list[WorkloadRecord]:
     return [workload for workload in run.workloads if workload.kind is kind]
 
 
 def _single_table(run: Run, console: "Console") -> "Table | None":
-    found = [(_name(workload), _single_cells(workload)) for workload in _of_kind(run, Kind.SINGLE)]
+    found = [(_name(workload), _single_cells(workload)) for workload in _of_kind(run, WorkloadKind.SINGLE)]
     left_out = () if console.width >= _WIDE_SINGLE else ("prefill\ntok/s", "min-max", *_LESS)
     return _filled("single stream", found, left_out) if found else None
 
 
-def _single_cells(workload: Workload) -> dict[str, str]:
+def _single_cells(workload: WorkloadRecord) -> dict[str, str]:
     get = workload.figures.get
     return {
         "prompt": _count(get("prompt_tokens")),
@@ -211,7 +211,7 @@ def _single_cells(workload: Workload) -> dict[str, str]:
     }
 
 
-def _draft_cells(workload: Workload) -> dict[str, str]:
+def _draft_cells(workload: WorkloadRecord) -> dict[str, str]:
     drafts = workload.acceptance
     places = " ".join(f"{share * 100:.0f}" for share in drafts.by_position) if drafts else ""
     return {
@@ -221,18 +221,18 @@ def _draft_cells(workload: Workload) -> dict[str, str]:
     }
 
 
-def _range(workload: Workload) -> str:
+def _range(workload: WorkloadRecord) -> str:
     low, high = (workload.figures.get(f"decode_{end}_tok_s") for end in ("min", "max"))
     return "-" if low is None or high is None else f"{low:.1f}-{high:.1f}"
 
 
 def _load_table(run: Run, console: "Console") -> "Table | None":
-    found = [(_name(workload), _load_cells(workload)) for workload in _of_kind(run, Kind.LOAD)]
+    found = [(_name(workload), _load_cells(workload)) for workload in _of_kind(run, WorkloadKind.LOAD)]
     narrow = ("TTFT\np99", "ITL\np99", "goodput\nreq/s", "drafts\nkept", "tokens\na step", *_LESS)
     return _filled("load", found, () if console.width >= _WIDE_LOAD else narrow) if found else None
 
 
-def _load_cells(workload: Workload) -> dict[str, str]:
+def _load_cells(workload: WorkloadRecord) -> dict[str, str]:
     get = workload.figures.get
     good, share = get("goodput_req_s"), get("slo_share")
     return {
@@ -252,11 +252,11 @@ def _load_cells(workload: Workload) -> dict[str, str]:
 
 
 def _sweep_table(run: Run, console: "Console") -> "Table | None":
-    found = [(_name(workload), _sweep_cells(workload)) for workload in _of_kind(run, Kind.SWEEP)]
+    found = [(_name(workload), _sweep_cells(workload)) for workload in _of_kind(run, WorkloadKind.SWEEP)]
     return _filled("sweep", found, () if console.width >= _WIDE_SWEEP else ("min-max", *_LESS)) if found else None
 
 
-def _sweep_cells(workload: Workload) -> dict[str, str]:
+def _sweep_cells(workload: WorkloadRecord) -> dict[str, str]:
     get = workload.figures.get
     return {
         "pp\ntok/s": _speed(get("prefill_tok_s")),
@@ -268,7 +268,7 @@ def _sweep_cells(workload: Workload) -> dict[str, str]:
     }
 
 
-def _name(workload: Workload) -> str:
+def _name(workload: WorkloadRecord) -> str:
     if workload.failed:
         return f"{workload.name} (FAILED: {len(workload.failed)})"
     return f"{workload.name} (skipped)" if workload.skipped else workload.name

@@ -9,7 +9,7 @@ from onebox.cli.progress import byte_progress
 
 if TYPE_CHECKING:
     from onebox.checkpoint.build import BuildPlan
-    from onebox.checkpoint.recipe import Recipe, Sources
+    from onebox.checkpoint.recipe import BuildSources, Recipe
 
 _FORMAT = "keep, bf16, fp8, int8, int4 or nvfp4"
 
@@ -62,22 +62,22 @@ def build(
 
 
 def _recipe(**targets: str) -> "Recipe":
-    from onebox.checkpoint.recipe import Recipe, Target
+    from onebox.checkpoint.recipe import Recipe, TargetFormat
 
     chosen = {}
     for name, value in targets.items():
-        allowed = ["keep", "bf16", "int8"] if name == "lm_head" else [target.value for target in Target]
+        allowed = ["keep", "bf16", "int8"] if name == "lm_head" else [target.value for target in TargetFormat]
         if value not in allowed:
             flag = f"--{name.replace('_', '-')}"
             raise typer.BadParameter(f"{value!r} is not one of {', '.join(allowed)}", param_hint=flag)
-        chosen[name] = Target(value)
+        chosen[name] = TargetFormat(value)
     return Recipe(**chosen)
 
 
-def _open_sources(base: Path, fp8: Path | None, mtp_from: Path | None) -> "Sources":
-    from onebox.checkpoint.recipe import Sources, open_source
+def _open_sources(base: Path, fp8: Path | None, mtp_from: Path | None) -> "BuildSources":
+    from onebox.checkpoint.recipe import BuildSources, open_source
 
-    return Sources(
+    return BuildSources(
         base=open_source("base", base),
         fp8=open_source("fp8", fp8) if fp8 else None,
         mtp=open_source("mtp", mtp_from) if mtp_from else None,

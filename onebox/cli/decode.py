@@ -8,7 +8,7 @@ import typer
 from onebox.spec.errors import UnsupportedError, UsageError
 
 if TYPE_CHECKING:
-    from onebox.lab.decode import Measured, Row
+    from onebox.lab.decode import DecodeRow, Measured
     from onebox.model.qwen3_5 import Qwen35
     from onebox.spec.model import ModelSpec
 
@@ -59,7 +59,7 @@ def decode(
     typer.echo(json.dumps({"shape": shape, **versions, **figures, "rows": found}))
 
 
-def _chosen(rows: str) -> "list[Row]":
+def _chosen(rows: str) -> "list[DecodeRow]":
     from onebox.lab.decode import ROWS
 
     known = {row.name: row for row in ROWS}
@@ -79,7 +79,7 @@ def _gpu() -> dict[str, str]:
     return {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__, "triton": triton.__version__}
 
 
-def _tell_ceiling(spec: "ModelSpec", rows: "list[Row]", ceiling: float) -> None:
+def _tell_ceiling(spec: "ModelSpec", rows: "list[DecodeRow]", ceiling: float) -> None:
     from onebox.lab.decode import ACCEPTANCE, row_bytes
 
     typer.echo(f"ceiling: a copy moves {ceiling / 1e12:.2f} TB/s; at that speed")
@@ -98,7 +98,7 @@ def _tell(measured: "Measured") -> None:
     )
 
 
-def _tell_kernels(model: "Qwen35", rows: "list[Row]") -> None:
+def _tell_kernels(model: "Qwen35", rows: "list[DecodeRow]") -> None:
     """After all timing: a profiled process stays slower."""
     from onebox.lab.decode import kernel_times
 

@@ -66,7 +66,7 @@ def eval_command(
 
     Exit code: 0 no loss seen, 1 something failed, 2 wrong arguments, 3 B is worse.
     """
-    from onebox.eval.run import Evaluation, Settings, Target
+    from onebox.eval.run import EvalSettings, EvalTarget, Evaluation
     from onebox.eval.target import refuse_wrong_target
 
     sides = [("A", first, serve_a, model_a)] + ([("B", second, serve_b, model_b)] if second else [])
@@ -76,7 +76,7 @@ def eval_command(
         refuse_wrong_target(place, arguments)
     if output is not None and not output.absolute().parent.is_dir():
         raise UsageError(f"--output {output}: the directory {output.parent} is not there.")
-    settings = Settings(
+    settings = EvalSettings(
         checks=_chosen(checks),
         count=count,
         lengths=_lengths(lengths),
@@ -88,7 +88,7 @@ def eval_command(
         texts=tuple(map(str, text or ())),
         stall_s=stall,
     )
-    targets = [Target(name, place, arguments, api_key, model) for name, place, arguments, model in sides]
+    targets = [EvalTarget(name, place, arguments, api_key, model) for name, place, arguments, model in sides]
     _carry_out(Evaluation(targets, settings), output, as_json)
 
 
@@ -138,11 +138,11 @@ def _lengths(text: str) -> tuple[int, ...]:
 
 
 def exit_code(run: "EvalRun") -> int:
-    from onebox.eval.verdict import Outcome
+    from onebox.eval.verdict import ComparisonOutcome
 
     if not run.is_success:
         return FAILED
-    worse = (Outcome.WORSE, Outcome.MIXED)
+    worse = (ComparisonOutcome.WORSE, ComparisonOutcome.MIXED)
     return WORSE if run.comparison is not None and run.comparison.outcome in worse else 0
 
 

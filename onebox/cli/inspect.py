@@ -10,7 +10,7 @@ from onebox.cli.progress import byte_progress
 
 if TYPE_CHECKING:
     from onebox.checkpoint.bind import Problem
-    from onebox.checkpoint.inspect import InspectReport, MtpHead
+    from onebox.checkpoint.inspect import InspectReport, MtpHeadReport
 
 SHOWN_PER_KIND = 6
 
@@ -117,7 +117,7 @@ def _table(report: "InspectReport") -> Any:
     return table
 
 
-def _mtp_sentence(mtp: "MtpHead") -> str:
+def _mtp_sentence(mtp: "MtpHeadReport") -> str:
     if not mtp.is_configured:
         return "none in config.json"
     if not mtp.is_present:

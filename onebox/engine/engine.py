@@ -13,7 +13,15 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import NamedTuple
 
-from onebox.engine.client import Deliveries, EngineClient, Health, HealthStatus, OpenRequests, RequestHandle, check_request
+from onebox.engine.client import (
+    Deliveries,
+    EngineClient,
+    Health,
+    HealthStatus,
+    OpenRequests,
+    RequestHandle,
+    check_request,
+)
 from onebox.engine.config import EngineConfig
 from onebox.engine.draft.speculate import Speculator
 from onebox.engine.grammar import Constraint, Grammar, GrammarCompiler

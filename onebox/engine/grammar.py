@@ -1,8 +1,8 @@
 """Holds an answer to a grammar: which tokens may come next, advanced and rolled back with the sequence.
 
-A `Grammar` is what a request asks for, a plain value. A `GrammarCompiler` is built once per engine and compiles grammars
-against its tokens. A `Constraint` is one sequence's place in its grammar. The grammar library is imported when the
-first grammar is seen, so an engine that never sees one does not need it.
+A `Grammar` is what a request asks for, a plain value. A `GrammarCompiler` is built once per engine and compiles
+grammars against its tokens. A `Constraint` is one sequence's place in its grammar. The grammar library is imported with
+the first grammar, so an engine that gets none does not need it.
 """
 
 import json
@@ -22,7 +22,7 @@ from onebox.spec.vocabulary import TokenTable
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
-__all__ = ["Constraint", "Grammar", "GrammarKind", "GrammarCompiler"]
+__all__ = ["Constraint", "Grammar", "GrammarCompiler", "GrammarKind"]
 
 Words = NDArray[np.int32]
 

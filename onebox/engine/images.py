@@ -8,8 +8,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from onebox.engine.step import EncodedImages
 from onebox.engine.request import Pictures, Vision
+from onebox.engine.step import EncodedImages
 from onebox.model.vision import Pixels, Tower, positions_for
 from onebox.spec.errors import MismatchError
 from onebox.spec.model import ModelSpec

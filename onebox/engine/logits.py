@@ -1,9 +1,9 @@
 """Everything between the model's logits and the sampler: penalties, biases, banned tokens, grammar masks, logprobs.
 
 Host side and per sequence, a `LogitsRules` follows the sequence's tokens and gives an `Adjustment` for each of its next
-rows, drafts included. `apply_adjustments` carries them out on the device, and `RowLogprobs` reads log-probabilities from
-the logits before that. Row i's adjustment assumes that the drafts before it are accepted, so a token is sampled from
-the same logits whether drafts came with it or not.
+rows, drafts included. `apply_adjustments` carries them out on the device, and `RowLogprobs` computes log-probabilities
+from the logits before that. Row i's adjustment assumes that the drafts before it are accepted, so a token is sampled
+from the same logits whether drafts came with it or not.
 
 Torch is imported by the functions that touch tensors: the server's process imports this module and never loads torch.
 """

@@ -5,9 +5,9 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from onebox.engine.config import EngineConfig
 from onebox.engine.draft.speculate import SequenceDrafts
 from onebox.engine.logits import LogitsRules
-from onebox.engine.config import EngineConfig
 from onebox.engine.request import Counts, FinishReason, Request
 from onebox.engine.step import EncodedImages
 from onebox.spec.kv import PAGE_TOKENS
@@ -109,7 +109,8 @@ def checkpoint_positions(prompt: tuple[int, ...], config: EngineConfig, after: i
 
     The last one before the last message opens: the next turn's prompt leaves this one there, because the answer comes
     back without its reasoning. The last one before the second message: the system prompt, which others share. The last
-    one of the prompt, for whoever continues it or asks it again. Long stretches between get one every `checkpoint_spacing` tokens.
+    one of the prompt, for a request that continues or repeats it. Long stretches between get one every
+    `checkpoint_spacing` tokens.
     """
     if not config.num_checkpoints:
         return ()

@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from onebox.bench.answer import Answer, Ask
+from onebox.bench.answer import Ask, StreamedAnswer
 from onebox.bench.client import Client
 from onebox.eval.judge import judge
-from onebox.eval.question import GivenAnswer, Question, Reply
+from onebox.eval.question import GivenAnswer, Question, QuestionResult
 
 __all__ = ["Manner", "ask_all", "request_of"]
 
@@ -42,7 +42,9 @@ def request_of(question: Question, manner: Manner) -> Ask:
     )
 
 
-async def ask_all(client: Client, questions: Sequence[Question], manner: Manner, keep: Callable[[Reply], None]) -> None:
+async def ask_all(
+    client: Client, questions: Sequence[Question], manner: Manner, keep: Callable[[QuestionResult], None]
+) -> None:
     """Hands each reply to `keep` as it comes, so that a run that is stopped has those that came before."""
     places = asyncio.Semaphore(manner.concurrency)
 
@@ -55,7 +57,7 @@ async def ask_all(client: Client, questions: Sequence[Question], manner: Manner,
             group.create_task(one(question))
 
 
-async def _reply(client: Client, question: Question, manner: Manner) -> Reply:
+async def _reply(client: Client, question: Question, manner: Manner) -> QuestionResult:
     asked = request_of(question, manner)
     answer, retries = await client.ask(asked), 0
     for wait_s in manner.waits_s:
@@ -64,12 +66,12 @@ async def _reply(client: Client, question: Question, manner: Manner) -> Reply:
         await asyncio.sleep(wait_s)
         answer, retries = await client.ask(asked), retries + 1
     if answer.failure is not None:
-        return Reply(question.id, failure=answer.failure)
+        return QuestionResult(question.id, failure=answer.failure)
     given = _given(answer, retries)
-    return Reply(question.id, given, judge(question.truth, given))
+    return QuestionResult(question.id, given, judge(question.truth, given))
 
 
-def _given(answer: Answer, retries: int) -> GivenAnswer:
+def _given(answer: StreamedAnswer, retries: int) -> GivenAnswer:
     usage = answer.usage or {}
     # A server that does not tell thinking from the answer sends both as one.
     thought, mark, said = answer.content.rpartition(_END_OF_THOUGHT)

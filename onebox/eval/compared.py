@@ -18,12 +18,12 @@ from onebox.bench.statistics import (
 )
 from onebox.eval.likelihood import Likelihoods, agreement
 from onebox.eval.passages import Passage
-from onebox.eval.question import Question, Reply
+from onebox.eval.question import Question, QuestionResult
 
 __all__ = [
     "ALL",
+    "CheckTally",
     "Pair",
-    "Tally",
     "TextPair",
     "TextTally",
     "compare_answers",
@@ -38,7 +38,7 @@ _ONE_SIDED = 1.6448536269514722
 
 
 @dataclass(frozen=True)
-class Tally:
+class CheckTally:
     """One check (or all) at one server."""
 
     check: str
@@ -103,7 +103,7 @@ class TextPair:
     """Of the difference in loss, by flipping signs of whole passages; adjusted as those of the answers."""
 
 
-def tally_answers(questions: Sequence[Question], replies: Iterable[Reply]) -> list[Tally]:
+def tally_answers(questions: Sequence[Question], replies: Iterable[QuestionResult]) -> list[CheckTally]:
     """A row for each check that has replies, then one for all."""
     by_id = {reply.question_id: reply for reply in replies}
     asked = [question for question in questions if question.id in by_id]
@@ -114,7 +114,7 @@ def tally_answers(questions: Sequence[Question], replies: Iterable[Reply]) -> li
     return [*rows, _tally(ALL, asked, by_id)] if rows else []
 
 
-def _tally(name: str, questions: Sequence[Question], by_id: dict[str, Reply]) -> Tally:
+def _tally(name: str, questions: Sequence[Question], by_id: dict[str, QuestionResult]) -> CheckTally:
     groups: dict[str, tuple[int, int]] = {}
     scores: dict[str, list[float]] = {}
     right = answered = cut = 0
@@ -130,13 +130,15 @@ def _tally(name: str, questions: Sequence[Question], by_id: dict[str, Reply]) ->
             scores.setdefault(key, []).append(value)
     means = {} if name == ALL else {key: sum(values) / len(values) for key, values in scores.items()}
     finer = {} if name == ALL else groups
-    return Tally(name, len(questions), answered, right, cut, share_interval(right, answered), means, finer)
+    return CheckTally(name, len(questions), answered, right, cut, share_interval(right, answered), means, finer)
 
 
-def compare_answers(questions: Sequence[Question], first: Iterable[Reply], second: Iterable[Reply]) -> list[Pair]:
+def compare_answers(
+    questions: Sequence[Question], first: Iterable[QuestionResult], second: Iterable[QuestionResult]
+) -> list[Pair]:
     """A row for each check with pairs, then one for all; p-values are not adjusted yet."""
     left, right = ({reply.question_id: reply for reply in replies} for replies in (first, second))
-    rows: dict[str, list[tuple[Reply, Reply]]] = {}
+    rows: dict[str, list[tuple[QuestionResult, QuestionResult]]] = {}
     for question in questions:
         one, other = left.get(question.id), right.get(question.id)
         if one and other and one.judgement and other.judgement:
@@ -146,7 +148,7 @@ def compare_answers(questions: Sequence[Question], first: Iterable[Reply], secon
     return [_pair(name, pairs) for name, pairs in rows.items()]
 
 
-def _pair(name: str, pairs: Sequence[tuple[Reply, Reply]]) -> Pair:
+def _pair(name: str, pairs: Sequence[tuple[QuestionResult, QuestionResult]]) -> Pair:
     outcomes = [(bool(a.judgement and a.judgement.right), bool(b.judgement and b.judgement.right)) for a, b in pairs]
     only_first, only_second = outcomes.count((True, False)), outcomes.count((False, True))
     bound = score_interval(only_first, only_second, len(pairs), _ONE_SIDED)
@@ -163,7 +165,7 @@ def _pair(name: str, pairs: Sequence[tuple[Reply, Reply]]) -> Pair:
     )
 
 
-def _words(reply: Reply) -> object:
+def _words(reply: QuestionResult) -> object:
     return (reply.answer.text, reply.answer.reasoning, reply.answer.calls) if reply.answer else None
 
 

@@ -16,7 +16,7 @@ from onebox.bench.answer import error_message
 from onebox.bench.record import Failure, Reason
 from onebox.eval.passages import Passage
 
-__all__ = ["Agreement", "Likelihoods", "NotOfferedError", "Place", "agreement", "divergence", "read_likelihoods"]
+__all__ = ["Likelihoods", "NotOfferedError", "PassageAgreement", "Place", "agreement", "divergence", "read_likelihoods"]
 
 Json = dict[str, Any]
 _TINY = 1e-12
@@ -161,7 +161,7 @@ def divergence(first: Mapping[str, float], second: Mapping[str, float]) -> float
 
 
 @dataclass(frozen=True)
-class Agreement:
+class PassageAgreement:
     """Two servers on one passage."""
 
     passage_id: str
@@ -174,12 +174,12 @@ class Agreement:
     second_loss: float
 
 
-def agreement(first: Likelihoods, second: Likelihoods) -> Agreement | None:
+def agreement(first: Likelihoods, second: Likelihoods) -> PassageAgreement | None:
     """None where the two cut the text into other tokens, so that their predictions are of different things."""
     if [place.token for place in first.places] != [place.token for place in second.places]:
         return None
     pairs: Sequence[tuple[Place, Place]] = list(zip(first.places, second.places, strict=True))
-    return Agreement(
+    return PassageAgreement(
         first.passage_id,
         len(pairs),
         sum(divergence(one.top, other.top) for one, other in pairs),

@@ -10,7 +10,7 @@ from typing import Any
 
 from onebox.bench.record import Failure
 
-__all__ = ["Check", "GivenAnswer", "Judgement", "Question", "Reply", "Truth", "TruthKind", "one_turn"]
+__all__ = ["Check", "GivenAnswer", "Judgement", "Question", "QuestionResult", "Truth", "TruthKind", "one_turn"]
 
 Json = dict[str, Any]
 
@@ -101,7 +101,7 @@ class Judgement:
 
 
 @dataclass(frozen=True)
-class Reply:
+class QuestionResult:
     """What became of one question at one server: an answer and its judgement, or a failure and neither."""
 
     question_id: str

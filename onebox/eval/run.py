@@ -20,7 +20,7 @@ from onebox.bench.record import Hardware, Server, write_json
 from onebox.bench.statistics import plain_json
 from onebox.eval.asking import Manner, ask_all, request_of
 from onebox.eval.compared import (
-    Tally,
+    CheckTally,
     TextTally,
     compare_answers,
     compare_texts,
@@ -33,12 +33,12 @@ from onebox.eval.keys import key_questions, parse_lengths
 from onebox.eval.likelihood import Likelihoods, NotOfferedError, read_likelihoods
 from onebox.eval.ocr import ocr_questions
 from onebox.eval.passages import Passage, file_passages, shipped_passages
-from onebox.eval.question import Check, Json, Question, Reply, Truth, TruthKind
+from onebox.eval.question import Check, Json, Question, QuestionResult, Truth, TruthKind
 from onebox.eval.target import opened
 from onebox.eval.tools import tool_questions
 from onebox.eval.verdict import Comparison, conclude
 
-__all__ = ["FORMAT", "LIKELIHOOD", "EvalRun", "Evaluation", "Settings", "Side", "Target", "write_eval"]
+__all__ = ["FORMAT", "LIKELIHOOD", "EvalRun", "EvalSettings", "EvalTarget", "Evaluation", "Side", "write_eval"]
 
 FORMAT = "onebox-eval/1"
 """Written into every file; a change that an old reader would misread changes it."""
@@ -48,7 +48,7 @@ _WHOLE_S = 1800.0
 
 
 @dataclass(frozen=True)
-class Target:
+class EvalTarget:
     """One side as given: an address or a directory, and arguments for `onebox serve` in the latter case."""
 
     name: str
@@ -59,7 +59,7 @@ class Target:
 
 
 @dataclass(frozen=True)
-class Settings:
+class EvalSettings:
     """What is asked, and how."""
 
     checks: tuple[str, ...]
@@ -85,9 +85,9 @@ class Settings:
 class Side:
     """What one server said, as far as it has got."""
 
-    target: Target
+    target: EvalTarget
     server: Server | None = None
-    replies: list[Reply] = field(default_factory=list)
+    replies: list[QuestionResult] = field(default_factory=list)
     likelihoods: list[Likelihoods] = field(default_factory=list)
     skipped: dict[str, str] = field(default_factory=dict)
     """Check -> why it did not run here."""
@@ -107,7 +107,7 @@ class EvalRun:
     questions: tuple[Question, ...]
     passages: tuple[Passage, ...]
     sides: tuple[Json, ...]
-    tallies: tuple[tuple[Tally, ...], ...]
+    tallies: tuple[tuple[CheckTally, ...], ...]
     """For each side."""
     texts: tuple[TextTally | None, ...]
     comparison: Comparison | None
@@ -126,14 +126,14 @@ def write_eval(run: EvalRun, path: Path) -> None:
     write_json(plain_json(run), path)
 
 
-Report = Callable[[str, int, int], None]
+OnProgress = Callable[[str, int, int], None]
 """Called with what is being done, how much of it is done, and how much there is."""
 
 
 class Evaluation:
     """A run under way."""
 
-    def __init__(self, targets: Sequence[Target], settings: Settings) -> None:
+    def __init__(self, targets: Sequence[EvalTarget], settings: EvalSettings) -> None:
         self.settings = settings
         self.sides = [Side(target) for target in targets]
         self.questions: list[Question] = []
@@ -144,7 +144,7 @@ class Evaluation:
             own = [passage for path in settings.texts for passage in file_passages(Path(path))]
             self.passages = own or shipped_passages()
 
-    def run(self, report: Report) -> None:
+    def run(self, report: OnProgress) -> None:
         """Asks everything of every side. What came before an interruption stays."""
         for side in self.sides:
             began = time.perf_counter()
@@ -160,7 +160,7 @@ class Evaluation:
     def has_answers(self) -> bool:
         return any(side.replies or side.likelihoods for side in self.sides)
 
-    async def _side(self, side: Side, url: str, report: Report) -> None:
+    async def _side(self, side: Side, url: str, report: OnProgress) -> None:
         connection = Connection(url, side.target.api_key, side.target.model, stall_s=self.settings.stall_s)
         async with Client(connection) as client:
             side.server = server = await client.discover()
@@ -217,17 +217,17 @@ class Evaluation:
             questions = [question for question in questions if not question.id.startswith(beginnings)]
         return questions
 
-    async def _ask(self, client: Client, side: Side, server: Server, report: Report) -> None:
+    async def _ask(self, client: Client, side: Side, server: Server, report: OnProgress) -> None:
         questions = self._askable(side, server)
 
-        def keep(reply: Reply) -> None:
+        def keep(reply: QuestionResult) -> None:
             side.replies.append(reply)
             report(f"{side.target.name}: questions", len(side.replies), len(questions))
 
         report(f"{side.target.name}: questions", 0, len(questions))
         await ask_all(client, questions, self.settings.manner, keep)
 
-    async def _predict(self, client: Client, side: Side, server: Server, report: Report) -> None:
+    async def _predict(self, client: Client, side: Side, server: Server, report: OnProgress) -> None:
         """Passages one at a time: each is one prompt, and the server's own log-probabilities are what is looked at."""
         key = side.target.api_key
         headers = {"Authorization": f"Bearer {key}"} if key else {}

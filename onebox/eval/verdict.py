@@ -11,10 +11,10 @@ from enum import StrEnum
 from onebox.bench.statistics import CONFIDENCE, adjusted
 from onebox.eval.compared import Pair, TextPair
 
-__all__ = ["Comparison", "Outcome", "conclude"]
+__all__ = ["Comparison", "ComparisonOutcome", "conclude"]
 
 
-class Outcome(StrEnum):
+class ComparisonOutcome(StrEnum):
     SAME = "no difference seen"
     WORSE = "B is worse"
     BETTER = "B is better"
@@ -27,7 +27,7 @@ class Outcome(StrEnum):
 class Comparison:
     """B held against A."""
 
-    outcome: Outcome
+    outcome: ComparisonOutcome
     sentences: tuple[str, ...]
     pairs: tuple[Pair, ...]
     texts: TextPair | None
@@ -101,11 +101,11 @@ def _texts_sentence(texts: TextPair) -> str:
     )
 
 
-def _outcome(worse: Sequence[str], better: Sequence[str], has_any: bool) -> Outcome:
+def _outcome(worse: Sequence[str], better: Sequence[str], has_any: bool) -> ComparisonOutcome:
     if not has_any:
-        return Outcome.UNKNOWN
+        return ComparisonOutcome.UNKNOWN
     if worse and better:
-        return Outcome.MIXED
+        return ComparisonOutcome.MIXED
     if worse:
-        return Outcome.WORSE
-    return Outcome.BETTER if better else Outcome.SAME
+        return ComparisonOutcome.WORSE
+    return ComparisonOutcome.BETTER if better else ComparisonOutcome.SAME

@@ -31,13 +31,13 @@ from onebox.model.qwen3_5 import Qwen35
 from onebox.planner.presets import named_preset
 from onebox.spec.kv import KVFormat
 from onebox.spec.model import ModelSpec
-from onebox.spec.traffic import Routing, Step, step_traffic
+from onebox.spec.traffic import Routing, TrafficStep, step_traffic
 
 __all__ = [
     "ACCEPTANCE",
     "ROWS",
+    "DecodeRow",
     "Measured",
-    "Row",
     "copy_speed",
     "kernel_times",
     "measure",
@@ -56,7 +56,7 @@ _COPIES = 20
 
 
 @dataclass(frozen=True)
-class Row:
+class DecodeRow:
     """One line of the table."""
 
     name: str
@@ -68,15 +68,15 @@ class Row:
 
 
 ROWS = (
-    Row("plain"),
-    Row("mtp2", drafts=2, num_tokens=256),
-    Row("plain-8k", context=8000),
-    Row("mtp2-8k", context=8000, drafts=2, num_tokens=256),
-    Row("plain-x4", streams=4),
-    Row("mtp2-x4", streams=4, drafts=2, num_tokens=256),
-    Row("plain-128k", context=128_000, num_tokens=48),
-    Row("turboquant-128k", context=128_000, kv="turboquant", num_tokens=48),
-    Row("fp8-128k", context=128_000, kv="fp8", num_tokens=48),
+    DecodeRow("plain"),
+    DecodeRow("mtp2", drafts=2, num_tokens=256),
+    DecodeRow("plain-8k", context=8000),
+    DecodeRow("mtp2-8k", context=8000, drafts=2, num_tokens=256),
+    DecodeRow("plain-x4", streams=4),
+    DecodeRow("mtp2-x4", streams=4, drafts=2, num_tokens=256),
+    DecodeRow("plain-128k", context=128_000, num_tokens=48),
+    DecodeRow("turboquant-128k", context=128_000, kv="turboquant", num_tokens=48),
+    DecodeRow("fp8-128k", context=128_000, kv="fp8", num_tokens=48),
 )
 
 
@@ -112,7 +112,7 @@ def random_model(spec: ModelSpec) -> Qwen35:
 
 def start_seconds(model: Qwen35) -> float:
     """Seconds from the start of this process to its first token, which is made here, behind 32 others."""
-    row = Row("start", num_tokens=1)
+    row = DecodeRow("start", num_tokens=1)
     with open_engine(model, row) as engine:
         generate(engine, row, "start")
     began = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19]) / os.sysconf("SC_CLK_TCK")
@@ -134,14 +134,14 @@ def copy_speed() -> float:
     return 2 * source.nbytes / statistics.median(times)
 
 
-def row_bytes(spec: ModelSpec, row: Row) -> int:
+def row_bytes(spec: ModelSpec, row: DecodeRow) -> int:
     """Bytes that a step of this row moves, if its rows choose their experts independently."""
     stored = named_preset("hybrid").weight_bytes(spec)
-    step = Step(row.streams, row.drafts, row.context, drafter_is_mtp=row.drafts > 0)
+    step = TrafficStep(row.streams, row.drafts, row.context, drafter_is_mtp=row.drafts > 0)
     return step_traffic(spec, stored, step, KVFormat.parse(row.kv), Routing.EXPECTED).total_bytes
 
 
-def measure(model: Qwen35, row: Row, ceiling: float) -> Measured:
+def measure(model: Qwen35, row: DecodeRow, ceiling: float) -> Measured:
     """Runs the row twice, and times the second run; long contexts once."""
     runner, config = _runner(model, row)
     with Engine(runner, config) as engine:
@@ -174,7 +174,7 @@ def measure(model: Qwen35, row: Row, ceiling: float) -> Measured:
     )
 
 
-def kernel_times(model: Qwen35, row: Row) -> Iterator[tuple[str, float, float]]:
+def kernel_times(model: Qwen35, row: DecodeRow) -> Iterator[tuple[str, float, float]]:
     """(kernel, its microseconds a step, its launches a step) of a short run, prefill included, largest first.
 
     Call it after everything else: a profiled process stays slower. Kernels that start early are timed with their wait.
@@ -191,12 +191,12 @@ def kernel_times(model: Qwen35, row: Row) -> Iterator[tuple[str, float, float]]:
         yield event.key, event.self_device_time_total / steps, event.count / steps
 
 
-def open_engine(model: Qwen35, row: Row) -> Engine:
+def open_engine(model: Qwen35, row: DecodeRow) -> Engine:
     """An engine with just the memory that a row needs."""
     return Engine(*_runner(model, row))
 
 
-def _runner(model: Qwen35, row: Row) -> tuple[ModelRunner, EngineConfig]:
+def _runner(model: Qwen35, row: DecodeRow) -> tuple[ModelRunner, EngineConfig]:
     """What that engine runs on."""
     drafts = row.drafts
     method = SpeculationMethod.MTP if drafts else SpeculationMethod.NONE
@@ -216,7 +216,7 @@ def _runner(model: Qwen35, row: Row) -> tuple[ModelRunner, EngineConfig]:
     return ModelRunner(model, memory, config), config
 
 
-def generate(engine: Engine, row: Row, name: str) -> tuple[float, list[tuple[float, int]]]:
+def generate(engine: Engine, row: DecodeRow, name: str) -> tuple[float, list[tuple[float, int]]]:
     """(seconds to the first token, the times and sizes of the first stream's events)."""
     prompts = [tuple((7 * i * i + 3 * i + 11 * s) % 500 for i in range(row.context)) for s in range(row.streams)]
     sampling = SamplingParams(temperature=0, seed=1, max_tokens=row.num_tokens, ignore_eos=True)

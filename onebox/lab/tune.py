@@ -14,10 +14,10 @@ import torch
 
 from onebox.kernels.tuning import Choice, set_choices
 from onebox.kernels.tuning import choices as known_choices
+from onebox.model.batch import Batch
 from onebox.model.dummy import HYBRID, dummy_model
-from onebox.model.linear import Phase
 from onebox.model.memory import Memory, MemoryShape
-from onebox.model.qwen3_5 import Batch, Qwen35
+from onebox.model.qwen3_5 import Qwen35
 from onebox.spec.kv import KVFormat
 from onebox.spec.model import ModelSpec
 
@@ -154,7 +154,7 @@ class _Step:
         return statistics.median(times[2:])
 
     def _run(self) -> None:
-        self._model.logits(self._model.forward(self._batch, self._memory))
+        self._model.logits(self._model.decode(self._batch, self._memory))
 
 
 def _batch(shape: StepShape, device: torch.device) -> Batch:
@@ -164,13 +164,12 @@ def _batch(shape: StepShape, device: torch.device) -> Batch:
     places = torch.arange(_CONTEXT, _CONTEXT + shape.rows, device=device).repeat(shape.streams)
     sequence = torch.arange(shape.streams, device=device).repeat_interleave(shape.rows)
     return Batch(
-        phase=Phase.DECODE,
         token_ids=torch.arange(num_rows, device=device),
         positions=places.expand(3, -1).contiguous(),
         cu_rows=torch.arange(0, num_rows + 1, shape.rows, dtype=torch.int32, device=device),
         slots=torch.arange(shape.streams, dtype=torch.int32, device=device),
-        keep=torch.ones(shape.streams, dtype=torch.int32, device=device),
+        num_accepted=torch.ones(shape.streams, dtype=torch.int32, device=device),
         seen=torch.full((shape.streams,), _CONTEXT + shape.rows, dtype=torch.int32, device=device),
         page_table=table,
-        kv_slots=table.long()[sequence, places // _PAGE] * _PAGE + places % _PAGE,
+        slot_mapping=table.long()[sequence, places // _PAGE] * _PAGE + places % _PAGE,
     )

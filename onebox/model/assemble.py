@@ -20,7 +20,7 @@ from onebox.checkpoint.bind import Binding, Bound, bind
 from onebox.checkpoint.fast import FastReader
 from onebox.checkpoint.header import TensorEntry
 from onebox.checkpoint.source import Checkpoint, open_checkpoint
-from onebox.checkpoint.staging import Read, Reader, StagedReader
+from onebox.checkpoint.staging import Read, StagedReader, TensorReader
 from onebox.checkpoint.weights import read_weight, weight_tensors
 from onebox.kernels.delta_net.memory import DeltaWeights
 from onebox.kernels.rope.frequencies import rotary_frequencies
@@ -35,9 +35,10 @@ from onebox.model.experts import (
     plain_expert,
 )
 from onebox.model.fused import can_fuse
+from onebox.model.layers import Attention, DeltaNet, Layer, Mixture, MtpHead
 from onebox.model.linear import Linear, PlainLinear, are_one, make_linear
 from onebox.model.load import refuse_problems
-from onebox.model.qwen3_5 import Attention, DeltaNet, Layer, Mixture, MtpHead, Qwen35
+from onebox.model.qwen3_5 import Qwen35
 from onebox.spec.errors import MismatchError, UsageError
 from onebox.spec.model import ModelSpec, read_json, spec_from_config
 from onebox.spec.modules import ModuleClass
@@ -264,7 +265,7 @@ def loading_order(spec: ModelSpec, binding: Binding, *, with_mtp: bool = True) -
 
 def _reader(
     checkpoint: Checkpoint, order: list[list[TensorEntry]], device: torch.device, load_format: LoadFormat
-) -> Reader:
+) -> TensorReader:
     if load_format is LoadFormat.FASTSAFETENSORS:
         return FastReader(checkpoint, order, device)
     return StagedReader(order, device)

@@ -23,13 +23,14 @@ from onebox.kernels.paged_attention import paged_attention_rows
 from onebox.kernels.route_shared import route_shared
 from onebox.kernels.rows import FixedRows
 from onebox.kernels.split_heads import write_heads
+from onebox.model.batch import Batch
 from onebox.model.experts import Int4Experts
-from onebox.model.layers import Attention, Batch, DeltaNet, Layer, Mixture
+from onebox.model.layers import Attention, DeltaNet, Layer, Mixture
 from onebox.model.linear import FloatLinear, Linear, PartLinear
 from onebox.spec.errors import UnsupportedError
 from onebox.spec.model import ModelSpec
 
-__all__ = ["Stream", "can_fuse", "fused_layer", "fused_norm", "fused_remember", "fused_start", "start_stream"]
+__all__ = ["Stream", "can_fuse", "fused_layer", "fused_norm", "fused_start", "fused_write_kv", "start_stream"]
 
 _GROUP = 128
 
@@ -101,7 +102,7 @@ def fused_start(rows: Tensor, linear: Linear) -> Stream:
     return Stream(None, _parts(linear, _rows_for(linear, rows)))
 
 
-def fused_remember(
+def fused_write_kv(
     spec: ModelSpec,
     layer: Layer,
     stream: Stream,
@@ -148,7 +149,7 @@ def _write_heads(
     """Writes the rows' keys and values into the pages; (the projection's parts, the queries [R, Q, D])."""
     qkv = _parts(mixer.qkv_proj, rows)
     weights = mixer.q_norm, mixer.k_norm
-    query = write_heads(qkv, *weights, *table, spec.rms_norm_eps, rows.x.dtype, pages, batch.kv_slots)
+    query = write_heads(qkv, *weights, *table, spec.rms_norm_eps, rows.x.dtype, pages, batch.slot_mapping)
     return qkv, query
 
 
@@ -158,7 +159,7 @@ def _recur(spec: ModelSpec, mixer: DeltaNet, rows: FixedRows, pool: DeltaPool, b
     qkv, z, *rest = joined.tensor_split([spec.conv_dim, spec.conv_dim + spec.value_dim], dim=-1)
     gates = rest[0] if mixer.gates_proj is None else _parts(mixer.gates_proj, rows)
     b, a = gates.chunk(2, dim=-1)
-    mixed = delta_step(qkv, a, b, mixer.weights, pool, batch.cu_rows, batch.slots, batch.keep)
+    mixed = delta_step(qkv, a, b, mixer.weights, pool, batch.cu_rows, batch.slots, batch.num_accepted)
     out = delta_rows(mixed, z, mixer.norm, spec.rms_norm_eps, rows.x.dtype)
     return _parts(mixer.out_proj, out)
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from onebox.spec.errors import UsageError
 from onebox.spec.model import ModelSpec
 from onebox.spec.modules import ModuleClass
-from onebox.spec.traffic import PACKINGS, Packing, predicted_weight_bytes
+from onebox.spec.traffic import PACKINGS, MatrixPacking, predicted_weight_bytes
 from onebox.spec.weights import Layout, WeightFormat
 
 __all__ = ["PRESETS", "WeightPreset", "named_preset"]
@@ -25,7 +25,7 @@ class WeightPreset:
     name: str
     summary: str
     formats: Formats
-    packings: Mapping[WeightFormat, Packing] = field(default_factory=lambda: PACKINGS)
+    packings: Mapping[WeightFormat, MatrixPacking] = field(default_factory=lambda: PACKINGS)
 
     def weight_bytes(self, spec: ModelSpec) -> dict[ModuleClass, int]:
         """Bytes per module class of the whole checkpoint, MTP head and vision tower included."""
@@ -39,7 +39,7 @@ def _all(weight_format: WeightFormat, *kinds: ModuleClass) -> dict[ModuleClass, 
 _C = ModuleClass
 _INT4, _FP8, _NVFP4 = WeightFormat.INT4, WeightFormat.FP8, WeightFormat.NVFP4
 # Qwen's own GPTQ files carry the column-to-group table that AutoRound leaves out.
-_GPTQ_WITH_TABLE = Packing(Layout.GPTQ, 4, group_size=128, scale_dtype="F16", optional=("g_idx",))
+_GPTQ_WITH_TABLE = MatrixPacking(Layout.GPTQ, 4, group_size=128, scale_dtype="F16", optional=("g_idx",))
 
 _AUTOROUND = _all(_INT4, _C.EXPERTS, _C.ATTENTION, _C.DELTA, _C.DELTA_GATES)
 _HYBRID = {**_AUTOROUND, _C.SHARED: _FP8, _C.LM_HEAD: WeightFormat.INT8}

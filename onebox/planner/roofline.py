@@ -17,7 +17,7 @@ from onebox.spec.hardware import Bandwidth, Box
 from onebox.spec.kv import KVFormat
 from onebox.spec.model import ModelSpec
 from onebox.spec.modules import ModuleClass
-from onebox.spec.traffic import Routing, Step, Traffic, class_parameters, step_traffic
+from onebox.spec.traffic import Routing, Traffic, TrafficStep, class_parameters, step_traffic
 
 __all__ = [
     "KERNEL_SECONDS",
@@ -166,7 +166,7 @@ def project(
     spec: ModelSpec, stored: Mapping[ModuleClass, int], box: Box, kv: KVFormat, workload: Workload
 ) -> Projection:
     """Traffic and speeds of `workload` on `box`, from the bytes stored per class."""
-    step = Step(
+    step = TrafficStep(
         streams=workload.streams,
         drafts=workload.drafts,
         context_tokens=workload.context_tokens,

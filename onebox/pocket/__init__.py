@@ -1,4 +1,1 @@
-"""The pocket model: a small model of the whole architecture that ships with onebox, and how it was made.
-
-`python -m onebox.pocket` runs the whole recipe; `prepare`, `train`, `export` and `evaluate` are its stages.
-"""
+"""The pocket model: a small model of the whole architecture that ships with onebox. `recipes/pocket` is its recipe."""

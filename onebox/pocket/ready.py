@@ -10,11 +10,12 @@ from pathlib import Path
 import onebox
 from onebox.spec.errors import WriteError
 
-__all__ = ["SERVED_BUILD", "pocket_checkpoint"]
+__all__ = ["MODEL_DIRECTORY", "SERVED_BUILD", "pocket_checkpoint"]
 
 SERVED_BUILD = "hybrid-int8-head-int4-mtp"
 _HERE = Path(__file__).parent
-_MASTER = _HERE / "model"
+MODEL_DIRECTORY = _HERE / "model"
+"""The BF16 master, as it ships."""
 
 
 def pocket_checkpoint(cache_home: Path | None = None, build: str = SERVED_BUILD) -> Path:
@@ -42,7 +43,7 @@ def _make(name: str, target: Path) -> None:
     # The matrices are too small to share out: with a thread for each core a build takes five times as long.
     torch.set_num_threads(1)
     try:
-        build(name, _MASTER, scratch / "build")
+        build(name, MODEL_DIRECTORY, scratch / "build")
         (scratch / "build").rename(target)
     except OSError as error:
         # Another process may have put the same build there meanwhile; then theirs serves as well as ours.
@@ -63,7 +64,7 @@ def _content_hash() -> str:
 
 
 def _deciding_files() -> Iterator[Path]:
-    yield from sorted(path for path in _MASTER.iterdir() if path.is_file())
+    yield from sorted(path for path in MODEL_DIRECTORY.iterdir() if path.is_file())
     yield _HERE / "builds.py"
     for room in ("checkpoint", "formats"):
         yield from sorted(Path(onebox.__file__).parent.joinpath(room).glob("*.py"))

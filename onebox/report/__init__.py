@@ -1,6 +1,6 @@
 """`onebox report`: results as one HTML page and as Markdown, every figure with the file and key it was read from."""
 
-from onebox.report.make import Report, make_report
-from onebox.report.source import Source, load
+from onebox.report.make import RenderedReport, make_report
+from onebox.report.source import ResultFile, load
 
-__all__ = ["Report", "Source", "load", "make_report"]
+__all__ = ["RenderedReport", "ResultFile", "load", "make_report"]

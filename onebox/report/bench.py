@@ -6,8 +6,8 @@ from itertools import pairwise
 from typing import Any
 
 from onebox.report import plots
-from onebox.report.document import Block, Cell, Plot, Section, Sentence, Table
-from onebox.report.source import Source, pointer
+from onebox.report.document import Block, Cell, Plot, ReportSection, Sentence, Table
+from onebox.report.source import ResultFile, pointer
 
 __all__ = ["bench_failures", "bench_sections"]
 
@@ -55,7 +55,7 @@ _DRAFTS: tuple[_Column, ...] = (
 )
 
 
-def bench_failures(source: Source) -> Iterator[Block]:
+def bench_failures(source: ResultFile) -> Iterator[Block]:
     """What went wrong, before anything else is said."""
     if source.body["interrupted"]:
         yield Sentence(f"{source.name}: the run was interrupted; its figures are those of a part.", is_alarm=True)
@@ -84,9 +84,9 @@ def bench_failures(source: Source) -> Iterator[Block]:
     yield Table(("workload", "reason", "status", "times", "for example"), tuple(rows))
 
 
-def bench_sections(sources: Sequence[Source]) -> Iterator[Section]:
+def bench_sections(sources: Sequence[ResultFile]) -> Iterator[ReportSection]:
     """Sections over all runs; one that has nothing to show is left out."""
-    parts: list[tuple[str, Callable[[Sequence[Source]], Iterator[Block]]]] = [
+    parts: list[tuple[str, Callable[[Sequence[ResultFile]], Iterator[Block]]]] = [
         ("Speed by workload", _speed),
         ("Time to the first token", _first_tokens),
         ("Drafts that were kept", _drafts),
@@ -100,10 +100,12 @@ def bench_sections(sources: Sequence[Source]) -> Iterator[Section]:
     for title, make in parts:
         blocks = tuple(make(sources))
         if blocks:
-            yield Section(title, blocks)
+            yield ReportSection(title, blocks)
 
 
-def _workloads(sources: Sequence[Source], kind: str | None = None) -> Iterator[tuple[Source, int, dict[str, Any]]]:
+def _workloads(
+    sources: Sequence[ResultFile], kind: str | None = None
+) -> Iterator[tuple[ResultFile, int, dict[str, Any]]]:
     """Every workload with figures, its run and its place in it."""
     for source in sources:
         for number, workload in enumerate(source.body["workloads"]):
@@ -111,7 +113,7 @@ def _workloads(sources: Sequence[Source], kind: str | None = None) -> Iterator[t
                 yield source, number, workload
 
 
-def _table(sources: Sequence[Source], kind: str | None, columns: Sequence[_Column]) -> Iterator[Table]:
+def _table(sources: Sequence[ResultFile], kind: str | None, columns: Sequence[_Column]) -> Iterator[Table]:
     rows: list[tuple[Cell, ...]] = []
     for source, number, workload in _workloads(sources, kind):
         cells = [source.value(pointer("workloads", number) + f"/{key}", form) for _, key, form in columns]
@@ -125,7 +127,7 @@ def _table(sources: Sequence[Source], kind: str | None, columns: Sequence[_Colum
     yield Table(tuple(names[i] for i in kept), tuple(tuple(row[i] for i in kept) for row in rows))
 
 
-def _points(sources: Sequence[Source], kind: str, stem: str, unit: str) -> dict[str, dict[str, plots.Point | None]]:
+def _points(sources: Sequence[ResultFile], kind: str, stem: str, unit: str) -> dict[str, dict[str, plots.Point | None]]:
     """Run -> workload -> median with lowest and highest."""
     found: dict[str, dict[str, plots.Point | None]] = {source.name: {} for source in sources}
     for source, _, workload in _workloads(sources, kind):
@@ -142,14 +144,14 @@ def _bars(series: dict[str, dict[str, plots.Point | None]], axis: str, *, is_log
     return plots.grouped_bars(labels, kept, axis, is_log=is_log) if labels else ""
 
 
-def _speed(sources: Sequence[Source]) -> Iterator[Block]:
+def _speed(sources: Sequence[ResultFile]) -> Iterator[Block]:
     svg = _bars(_points(sources, "single", "decode", "tok_s"), "decode, tokens a second")
     if svg:
         yield Plot(svg, "Decode speed of one stream: median, with the lowest and the highest run.")
     yield from _table(sources, "single", _SINGLE)
 
 
-def _first_tokens(sources: Sequence[Source]) -> Iterator[Block]:
+def _first_tokens(sources: Sequence[ResultFile]) -> Iterator[Block]:
     series: dict[str, dict[str, plots.Point | None]] = {}
     for stem, name in (("ttft_cold", "cold"), ("ttft_warm", "warm")):
         for run, points in _points(sources, "single", stem, "s").items():
@@ -161,7 +163,7 @@ def _first_tokens(sources: Sequence[Source]) -> Iterator[Block]:
         )
 
 
-def _drafts(sources: Sequence[Source]) -> Iterator[Block]:
+def _drafts(sources: Sequence[ResultFile]) -> Iterator[Block]:
     series: dict[str, dict[str, plots.Point | None]] = {}
     rows: list[tuple[Cell, ...]] = []
     for source, number, workload in _workloads(sources):
@@ -183,11 +185,11 @@ def _drafts(sources: Sequence[Source]) -> Iterator[Block]:
         yield Table(("workload", *names, "1st", "2nd", "3rd", "4th", "counted by"), tuple(rows))
 
 
-def _under_load(sources: Sequence[Source]) -> Iterator[Block]:
+def _under_load(sources: Sequence[ResultFile]) -> Iterator[Block]:
     yield from _table(sources, "load", _LOAD)
 
 
-def _latencies(sources: Sequence[Source]) -> Iterator[Block]:
+def _latencies(sources: Sequence[ResultFile]) -> Iterator[Block]:
     """From the raw requests: a percentile hides what a distribution shows."""
     firsts: dict[str, list[float]] = {}
     gaps: dict[str, list[float]] = {}
@@ -210,14 +212,14 @@ def _latencies(sources: Sequence[Source]) -> Iterator[Block]:
         yield Plot(plots.distributions(gaps, "seconds between deliveries"), caption)
 
 
-def _sweep(sources: Sequence[Source]) -> Iterator[Block]:
+def _sweep(sources: Sequence[ResultFile]) -> Iterator[Block]:
     svg = _bars(_points(sources, "sweep", "decode", "tok_s"), "decode of each stream, tokens a second")
     if svg:
         yield Plot(svg, "Each cell of the sweep: median, lowest and highest.")
     yield from _table(sources, "sweep", _SWEEP)
 
 
-def _memory(sources: Sequence[Source]) -> Iterator[Block]:
+def _memory(sources: Sequence[ResultFile]) -> Iterator[Block]:
     bars: dict[str, dict[str, float]] = {}
     rows: list[tuple[Cell, ...]] = []
     for source in sources:
@@ -235,7 +237,7 @@ def _memory(sources: Sequence[Source]) -> Iterator[Block]:
         yield Table(("run", "part", "GiB", "bytes"), tuple(rows))
 
 
-def _start(sources: Sequence[Source]) -> Iterator[Block]:
+def _start(sources: Sequence[ResultFile]) -> Iterator[Block]:
     rows: list[tuple[Cell, ...]] = []
     for source in sources:
         phases, power = source.body["startup_s"], ("idle_w", "mean_w", "peak_w") if source.body["power"] else ()
@@ -245,7 +247,7 @@ def _start(sources: Sequence[Source]) -> Iterator[Block]:
         yield Table(("run", "what", "measured"), tuple(rows))
 
 
-def _notes(sources: Sequence[Source]) -> Iterator[Block]:
+def _notes(sources: Sequence[ResultFile]) -> Iterator[Block]:
     for source in sources:
         for note in source.body["notes"]:
             yield Sentence(f"{source.name}: {note}", is_note=True)

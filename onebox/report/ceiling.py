@@ -10,8 +10,8 @@ from typing import Any
 from onebox.planner.report import Weights
 from onebox.planner.roofline import Projection, Workload, project, step_flops
 from onebox.report import plots
-from onebox.report.document import Block, Cell, Plot, Section, Sentence, Table
-from onebox.report.source import Source, Value, pointer
+from onebox.report.document import Block, Cell, Plot, ReportSection, Sentence, Table
+from onebox.report.source import ResultFile, Value, pointer
 from onebox.spec.hardware import Box
 from onebox.spec.kv import KVFormat
 
@@ -27,7 +27,7 @@ class Ceiling:
     kv: KVFormat
 
 
-def roofline_section(sources: Sequence[Source], ceiling: Ceiling) -> Iterator[Section]:
+def roofline_section(sources: Sequence[ResultFile], ceiling: Ceiling) -> Iterator[ReportSection]:
     """One point for each workload of single streams."""
     rows: list[tuple[Cell, ...]] = []
     points: dict[str, tuple[float, float]] = {}
@@ -43,7 +43,7 @@ def roofline_section(sources: Sequence[Source], ceiling: Ceiling) -> Iterator[Se
             flops = step_flops(ceiling.weights.spec, planned)
             points[name] = (flops / projection.least.total_bytes, flops * speed.raw / planned.tokens_per_step)
     if rows:
-        yield Section("Roofline", tuple(_blocks(ceiling, rows, points)))
+        yield ReportSection("Roofline", tuple(_blocks(ceiling, rows, points)))
 
 
 def _planned(workload: dict[str, Any]) -> Workload:

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 from onebox.report.source import Value
 
-__all__ = ["Block", "Cell", "Plot", "Section", "Sentence", "Table"]
+__all__ = ["Block", "Cell", "Plot", "ReportSection", "Sentence", "Table"]
 
 Cell = Value | str
 
@@ -36,6 +36,6 @@ Block = Sentence | Table | Plot
 
 
 @dataclass(frozen=True)
-class Section:
+class ReportSection:
     title: str
     blocks: tuple[Block, ...] = field(default=())

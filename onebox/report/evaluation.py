@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from onebox.report import plots
-from onebox.report.document import Block, Cell, Plot, Section, Sentence, Table
-from onebox.report.source import Source, pointer
+from onebox.report.document import Block, Cell, Plot, ReportSection, Sentence, Table
+from onebox.report.source import ResultFile, pointer
 
 __all__ = ["eval_failures", "eval_sections"]
 
@@ -14,7 +14,7 @@ _SHOWN_FAILURES = 20
 _SHOWN_WRONG = 12
 
 
-def eval_failures(source: Source) -> Iterator[Block]:
+def eval_failures(source: ResultFile) -> Iterator[Block]:
     """What went wrong, before anything else is said."""
     if source.body["interrupted"]:
         yield Sentence(f"{source.name}: the run was interrupted; what follows is a part.", is_alarm=True)
@@ -38,24 +38,24 @@ def eval_failures(source: Source) -> Iterator[Block]:
     yield Table(("server", "reason", "status", "times", "for example"), tuple(rows))
 
 
-def eval_sections(source: Source) -> Iterator[Section]:
+def eval_sections(source: ResultFile) -> Iterator[ReportSection]:
     body = source.body
     if body["comparison"]:
-        yield Section(f"{source.name}: verdict", tuple(_verdict(source)))
+        yield ReportSection(f"{source.name}: verdict", tuple(_verdict(source)))
     if any(body["tallies"]):
-        yield Section(f"{source.name}: right answers", tuple(_scores(source)))
+        yield ReportSection(f"{source.name}: right answers", tuple(_scores(source)))
     if any(body["texts"]):
-        yield Section(f"{source.name}: predicted text", tuple(_texts(source)))
+        yield ReportSection(f"{source.name}: predicted text", tuple(_texts(source)))
     wrong = tuple(_wrong(source))
     if wrong:
-        yield Section(f"{source.name}: wrong answers", wrong)
+        yield ReportSection(f"{source.name}: wrong answers", wrong)
     skipped = [
         Sentence(f"{side['target']['name']}: {what} did not run: {why}", is_note=True)
         for side in body["sides"]
         for what, why in side["skipped"].items()
     ]
     if skipped:
-        yield Section(f"{source.name}: not looked at", tuple(skipped))
+        yield ReportSection(f"{source.name}: not looked at", tuple(skipped))
 
 
 def _name(side: dict[str, Any]) -> str:
@@ -67,7 +67,7 @@ def _point(interval: dict[str, float]) -> plots.Point:
     return plots.Point(interval["estimate"], interval["low"], interval["high"])
 
 
-def _verdict(source: Source) -> Iterator[Block]:
+def _verdict(source: ResultFile) -> Iterator[Block]:
     comparison = source.body["comparison"]
     is_bad = comparison["outcome"] not in ("no difference seen", "B is better")
     yield Sentence(f"{comparison['outcome'][0].upper()}{comparison['outcome'][1:]}.", is_alarm=is_bad)
@@ -86,7 +86,7 @@ def _verdict(source: Source) -> Iterator[Block]:
         yield from _text_pair(source)
 
 
-def _pair_row(source: Source, number: int, pair: dict[str, Any]) -> tuple[Cell, ...]:
+def _pair_row(source: ResultFile, number: int, pair: dict[str, Any]) -> tuple[Cell, ...]:
     base = pointer("comparison", "pairs", number)
     counts = [source.value(f"{base}/{key}", ",d") for key in ("num_pairs", "both", "only_first", "only_second")]
     shares = [source.value(f"{base}/difference/{key}", "+.1%") for key in ("estimate", "low", "high")]
@@ -99,7 +99,7 @@ def _pair_row(source: Source, number: int, pair: dict[str, Any]) -> tuple[Cell, 
     )
 
 
-def _text_pair(source: Source) -> Iterator[Block]:
+def _text_pair(source: ResultFile) -> Iterator[Block]:
     base = "/comparison/texts"
     rows = [
         (title, *(source.value(f"{base}/{key}/{end}", form) for end in ("estimate", "low", "high")))
@@ -117,7 +117,7 @@ def _text_pair(source: Source) -> Iterator[Block]:
     )
 
 
-def _scores(source: Source) -> Iterator[Block]:
+def _scores(source: ResultFile) -> Iterator[Block]:
     sides, tallies = source.body["sides"], source.body["tallies"]
     labels = list(dict.fromkeys(tally["check"] for rows in tallies for tally in rows))
     series = {}
@@ -140,7 +140,7 @@ def _scores(source: Source) -> Iterator[Block]:
     yield from _groups(source)
 
 
-def _groups(source: Source) -> Iterator[Block]:
+def _groups(source: ResultFile) -> Iterator[Block]:
     """By language, by length and depth: where a check is weak."""
     rows: list[tuple[Cell, ...]] = []
     for number, tallies in enumerate(source.body["tallies"]):
@@ -153,7 +153,7 @@ def _groups(source: Source) -> Iterator[Block]:
         yield Table(("server", "check", "of which", "right", "answered"), tuple(rows))
 
 
-def _texts(source: Source) -> Iterator[Block]:
+def _texts(source: ResultFile) -> Iterator[Block]:
     sides, texts = source.body["sides"], source.body["texts"]
     kinds = list(dict.fromkeys(kind for text in texts if text for kind in text["kinds"]))
     series: dict[str, list[plots.Point | None]] = {}
@@ -172,7 +172,7 @@ def _texts(source: Source) -> Iterator[Block]:
     yield Table(("server", "passages", "tokens", "perplexity", "from", "to", "bits a byte", *kinds), tuple(rows))
 
 
-def _wrong(source: Source) -> Iterator[Block]:
+def _wrong(source: ResultFile) -> Iterator[Block]:
     """A few wrong answers of each server, so that a reader sees what "wrong" means."""
     for number, side in enumerate(source.body["sides"]):
         rows: list[tuple[Cell, ...]] = []

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from html import escape
 from typing import Any
 
-from onebox.report.document import Block, Cell, Plot, Section, Sentence, Table
+from onebox.report.document import Block, Cell, Plot, ReportSection, Sentence, Table
 from onebox.report.source import Value
 
 __all__ = ["page"]
@@ -30,7 +30,7 @@ svg { max-width: 100%; height: auto; }
 """
 
 
-def page(title: str, sections: Sequence[Section]) -> str:
+def page(title: str, sections: Sequence[ReportSection]) -> str:
     """The whole page."""
     drawn = _Drawings()
     body = "\n".join(line for section in sections for line in _section(section, drawn))
@@ -42,7 +42,7 @@ def page(title: str, sections: Sequence[Section]) -> str:
     )
 
 
-def _section(section: Section, drawn: "_Drawings") -> Iterator[str]:
+def _section(section: ReportSection, drawn: "_Drawings") -> Iterator[str]:
     yield f"<section>\n<h2>{escape(section.title)}</h2>"
     for block in section.blocks:
         yield _block(block, drawn)

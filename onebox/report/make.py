@@ -6,54 +6,54 @@ from dataclasses import dataclass
 
 from onebox.report.bench import bench_failures, bench_sections
 from onebox.report.ceiling import Ceiling, roofline_section
-from onebox.report.document import Block, Cell, Section, Sentence, Table
+from onebox.report.document import Block, Cell, ReportSection, Sentence, Table
 from onebox.report.evaluation import eval_failures, eval_sections
 from onebox.report.html import page
 from onebox.report.markdown import text
-from onebox.report.source import Source, pointer
+from onebox.report.source import ResultFile, pointer
 
-__all__ = ["Report", "make_report"]
+__all__ = ["RenderedReport", "make_report"]
 
 
 @dataclass(frozen=True)
-class Report:
+class RenderedReport:
     """The same report twice."""
 
     html: str
     markdown: str
 
 
-def make_report(sources: Sequence[Source], title: str = "", ceiling: Ceiling | None = None) -> Report:
+def make_report(sources: Sequence[ResultFile], title: str = "", ceiling: Ceiling | None = None) -> RenderedReport:
     """One report over all runs, of either kind."""
     named = _told_apart(sources)
     bench = [source for source in named if not source.is_eval]
-    sections = [Section("Failures", tuple(_failures(named)))]
+    sections = [ReportSection("Failures", tuple(_failures(named)))]
     for source in named:
         if source.is_eval:
             sections += eval_sections(source)
     sections += bench_sections(bench)
     if bench and ceiling is not None:
         sections += roofline_section(bench, ceiling)
-    sections.append(Section("Where this comes from", tuple(_provenance(named))))
+    sections.append(ReportSection("Where this comes from", tuple(_provenance(named))))
     heading = title or f"onebox: {', '.join(source.name for source in named)}"
-    return Report(page(heading, sections), text(heading, sections))
+    return RenderedReport(page(heading, sections), text(heading, sections))
 
 
-def _told_apart(sources: Sequence[Source]) -> list[Source]:
+def _told_apart(sources: Sequence[ResultFile]) -> list[ResultFile]:
     """Two files of one name get their paths for names."""
     names = [source.name for source in sources]
     return [
-        Source(source.path, source.path, source.sha256, source.body) if names.count(source.name) > 1 else source
+        ResultFile(source.path, source.path, source.sha256, source.body) if names.count(source.name) > 1 else source
         for source in sources
     ]
 
 
-def _failures(sources: Sequence[Source]) -> Iterator[Block]:
+def _failures(sources: Sequence[ResultFile]) -> Iterator[Block]:
     found = [block for source in sources for block in (eval_failures if source.is_eval else bench_failures)(source)]
     yield from found or [Sentence("Nothing failed.")]
 
 
-def _provenance(sources: Sequence[Source]) -> Iterator[Block]:
+def _provenance(sources: Sequence[ResultFile]) -> Iterator[Block]:
     yield Sentence(
         "Every figure above names its file and its key in it: point at it, or follow it. The files hold every request "
         "and answer.",
@@ -72,7 +72,7 @@ def _provenance(sources: Sequence[Source]) -> Iterator[Block]:
         yield Table((source.name, ""), tuple(rows))
 
 
-def _servers(source: Source) -> Iterator[tuple[Cell, ...]]:
+def _servers(source: ResultFile) -> Iterator[tuple[Cell, ...]]:
     places = [("server", "/server")]
     if source.is_eval:
         places = [(side["target"]["name"], f"/sides/{index}/server") for index, side in enumerate(source.body["sides"])]

@@ -3,13 +3,13 @@
 from collections.abc import Iterator, Sequence
 from urllib.parse import quote
 
-from onebox.report.document import Block, Cell, Plot, Section, Sentence, Table
+from onebox.report.document import Block, Cell, Plot, ReportSection, Sentence, Table
 from onebox.report.source import Value
 
 __all__ = ["text"]
 
 
-def text(title: str, sections: Sequence[Section]) -> str:
+def text(title: str, sections: Sequence[ReportSection]) -> str:
     lines = [f"# {_plain(title)}"]
     for section in sections:
         lines += ["", f"## {_plain(section.title)}"]

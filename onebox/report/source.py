@@ -15,7 +15,7 @@ from onebox.bench.record import read_run
 from onebox.eval.run import FORMAT as EVAL_FORMAT
 from onebox.spec.errors import UnreadableError
 
-__all__ = ["BENCH_FORMAT", "EVAL_FORMAT", "Source", "Value", "load"]
+__all__ = ["BENCH_FORMAT", "EVAL_FORMAT", "ResultFile", "Value", "load"]
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Value:
 
 
 @dataclass(frozen=True)
-class Source:
+class ResultFile:
     """One result file. `name` is how the report calls it, `path` where it says that it is."""
 
     name: str
@@ -76,7 +76,7 @@ def pointer(*parts: str | int) -> str:
     return "".join("/" + str(part).replace("~", "~0").replace("/", "~1") for part in parts)
 
 
-def load(path: Path, shown: str = "") -> Source:
+def load(path: Path, shown: str = "") -> ResultFile:
     """Reads a result of `onebox bench` or `onebox eval`; any other file is refused by name.
 
     `shown` is the path that the report names, where that is another: one that leads there from the report's place.
@@ -97,4 +97,4 @@ def load(path: Path, shown: str = "") -> Source:
         )
     elif missing := [key for key in ("sides", "tallies", "texts", "failures", "comparison") if key not in body]:
         raise UnreadableError(f"{path} is damaged: it lacks {missing[0]!r}.")
-    return Source(path.stem, shown or str(path), hashlib.sha256(data).hexdigest(), body)
+    return ResultFile(path.stem, shown or str(path), hashlib.sha256(data).hexdigest(), body)

@@ -34,11 +34,11 @@ from onebox.spec.weights import (
 
 __all__ = [
     "PACKINGS",
-    "Packing",
+    "MatrixPacking",
     "Routing",
-    "Step",
     "Traffic",
     "TrafficPart",
+    "TrafficStep",
     "class_parameters",
     "class_step_bytes",
     "distinct_experts",
@@ -52,7 +52,7 @@ _PLAIN_DTYPES = {WeightFormat.BF16: "BF16", WeightFormat.FP16: "F16", WeightForm
 
 
 @dataclass(frozen=True)
-class Packing:
+class MatrixPacking:
     """How a format's matrices lie in a file. `group_size` is the columns per scale; 0 means one scale a row."""
 
     layout: Layout
@@ -64,15 +64,15 @@ class Packing:
 
 
 # What published checkpoints use. A caller may pass others, for instance pack-quantized INT4.
-PACKINGS: Mapping[WeightFormat, Packing] = {
-    WeightFormat.FP8: Packing(Layout.FP8_BLOCK_INV, 8),
-    WeightFormat.INT8: Packing(Layout.INT8_ROW, 8),
-    WeightFormat.INT4: Packing(Layout.GPTQ, 4, group_size=128, scale_dtype="F16"),
-    WeightFormat.NVFP4: Packing(Layout.NVFP4_DIVIDES, 4, group_size=16),
+PACKINGS: Mapping[WeightFormat, MatrixPacking] = {
+    WeightFormat.FP8: MatrixPacking(Layout.FP8_BLOCK_INV, 8),
+    WeightFormat.INT8: MatrixPacking(Layout.INT8_ROW, 8),
+    WeightFormat.INT4: MatrixPacking(Layout.GPTQ, 4, group_size=128, scale_dtype="F16"),
+    WeightFormat.NVFP4: MatrixPacking(Layout.NVFP4_DIVIDES, 4, group_size=16),
 }
 
 
-def matrix_bytes(packing: Packing, rows: int, columns: int) -> int:
+def matrix_bytes(packing: MatrixPacking, rows: int, columns: int) -> int:
     """Exact bytes of all tensors that hold a matrix [rows, columns], from the layout's own shapes."""
     groups = -(-columns // packing.group_size) if packing.group_size else 1
     geometry = Geometry(rows, columns, groups, packing.bits)
@@ -84,14 +84,14 @@ def matrix_bytes(packing: Packing, rows: int, columns: int) -> int:
     return total
 
 
-def _is_scale(suffix: str, dtypes: tuple[str, ...], packing: Packing) -> bool:
+def _is_scale(suffix: str, dtypes: tuple[str, ...], packing: MatrixPacking) -> bool:
     return "scale" in suffix and packing.scale_dtype in dtypes
 
 
 def predicted_weight_bytes(
     spec: ModelSpec,
     formats: Mapping[ModuleClass, WeightFormat],
-    packings: Mapping[WeightFormat, Packing] = PACKINGS,
+    packings: Mapping[WeightFormat, MatrixPacking] = PACKINGS,
 ) -> dict[ModuleClass, int]:
     """Bytes that a checkpoint would store per module class; classes that `formats` leaves out are BF16.
 
@@ -107,7 +107,7 @@ def predicted_weight_bytes(
 
 
 def _module_bytes(
-    shape: tuple[int, ...], is_matrix: bool, chosen: WeightFormat, packings: Mapping[WeightFormat, Packing]
+    shape: tuple[int, ...], is_matrix: bool, chosen: WeightFormat, packings: Mapping[WeightFormat, MatrixPacking]
 ) -> int:
     if is_matrix and chosen in packings:
         return matrix_bytes(packings[chosen], shape[0], shape[1])
@@ -147,7 +147,7 @@ class Routing(StrEnum):
 
 
 @dataclass(frozen=True)
-class Step:
+class TrafficStep:
     """One decode step: every stream verifies one token and `drafts` drafted ones at `context_tokens` of context."""
 
     streams: int = 1
@@ -192,7 +192,7 @@ def distinct_experts(spec: ModelSpec, rows: float, routing: Routing) -> float:
     return float(experts * (1 - (1 - chosen / experts) ** rows))
 
 
-def step_traffic(spec: ModelSpec, stored: ClassBytes, step: Step, kv: KVFormat, routing: Routing) -> Traffic:
+def step_traffic(spec: ModelSpec, stored: ClassBytes, step: TrafficStep, kv: KVFormat, routing: Routing) -> Traffic:
     """What a step moves, by part. `stored` is the bytes per module class; an absent class weighs nothing."""
     kind = ModuleClass
     parts = [
@@ -224,7 +224,7 @@ def _head_bytes(spec: ModelSpec, stored: ClassBytes) -> int:
     return stored.get(ModuleClass.EMBEDDING if spec.tie_word_embeddings else ModuleClass.LM_HEAD, 0)
 
 
-def _state_bytes(spec: ModelSpec, step: Step) -> int:
+def _state_bytes(spec: ModelSpec, step: TrafficStep) -> int:
     """One read and one write of each stream's matrix state; the convolution reads its rows and writes the new ones."""
     written_conv_bytes = (1 + step.drafts) * 2 * spec.conv_dim
     matrix_bytes_both_ways = 2 * spec.recurrent_state_bytes_per_layer
@@ -232,7 +232,7 @@ def _state_bytes(spec: ModelSpec, step: Step) -> int:
     return step.streams * len(spec.linear_layers) * per_layer
 
 
-def _mtp_bytes(spec: ModelSpec, stored: ClassBytes, step: Step, kv: KVFormat, routing: Routing) -> int:
+def _mtp_bytes(spec: ModelSpec, stored: ClassBytes, step: TrafficStep, kv: KVFormat, routing: Routing) -> int:
     """All passes of the MTP layer in a step: one a draft token. The first also covers the tokens just kept."""
     kind = ModuleClass
     experts = stored.get(kind.MTP_EXPERTS, 0)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from onebox.bench.answer import Answer, Ask
+from onebox.bench.answer import Ask, StreamedAnswer
 from onebox.bench.client import Client, Connection, _events, server_address
 from onebox.bench.record import Reason, Role
 from onebox.spec.errors import OneboxError, UsageError
@@ -119,7 +119,7 @@ def test_however_the_bytes_are_cut_the_answer_is_the_same(cuts):
                 yield EVENTS[start:end]
 
     async def read():
-        answer = Answer(ASK, 0.0)
+        answer = StreamedAnswer(ASK, 0.0)
         async for data, _ in _events(Cut()):
             answer.take(data, 0.0)
         return answer

@@ -6,7 +6,18 @@ from dataclasses import replace
 import pytest
 
 from onebox.bench.compare import Change, compare_runs
-from onebox.bench.record import Failure, Hardware, Kind, Reason, Request, Role, Run, Server, Workload, write_run
+from onebox.bench.record import (
+    Failure,
+    Hardware,
+    Reason,
+    RequestRecord,
+    Role,
+    Run,
+    Server,
+    WorkloadKind,
+    WorkloadRecord,
+    write_run,
+)
 from onebox.spec.errors import MismatchError
 
 
@@ -14,20 +25,22 @@ def request(role, speed, number):
     """An answer of 21 tokens, the first after half of the time that 20 more take; a little different each time."""
     step_s = (1 + 0.02 * (number % 4)) / speed
     arrivals = tuple(10 * step_s + step_s * place for place in range(21))
-    return Request(role, 0.0, arrivals[-1], arrivals, (1,) * 21, 64, 21, "usage", finish_reason="stop", run=number)
+    return RequestRecord(
+        role, 0.0, arrivals[-1], arrivals, (1,) * 21, 64, 21, "usage", finish_reason="stop", run=number
+    )
 
 
 def workload(name, kind, speed, count, **settings):
-    roles = {Kind.SINGLE: (Role.COLD, Role.WARM)}.get(kind, (Role.LOAD,))
+    roles = {WorkloadKind.SINGLE: (Role.COLD, Role.WARM)}.get(kind, (Role.LOAD,))
     requests = tuple(request(role, speed, number) for number in range(count) for role in roles)
-    return Workload(name, kind, {"max_tokens": 64, **settings}, requests, 1.0, {"decode_p50_tok_s": speed})
+    return WorkloadRecord(name, kind, {"max_tokens": 64, **settings}, requests, 1.0, {"decode_p50_tok_s": speed})
 
 
 def run(speed=100.0, count=5, **changes):
     workloads = (
-        workload("Q&A", Kind.SINGLE, speed, count),
-        workload("uniform_short c=4", Kind.LOAD, speed, 3 * count),
-        workload("pp512 tg64 c1", Kind.SWEEP, speed, count),
+        workload("Q&A", WorkloadKind.SINGLE, speed, count),
+        workload("uniform_short c=4", WorkloadKind.LOAD, speed, 3 * count),
+        workload("pp512 tg64 c1", WorkloadKind.SWEEP, speed, count),
     )
     made = Run(
         "2026-01-01T00:00:00+00:00",
@@ -83,7 +96,7 @@ def test_one_request_is_too_few_for_an_interval():
 
 
 def test_runs_that_asked_for_other_things_are_refused_with_what_differs():
-    other = run(workloads=(workload("Q&A", Kind.SINGLE, 100.0, 5, max_tokens=128), run().workloads[1]))
+    other = run(workloads=(workload("Q&A", WorkloadKind.SINGLE, 100.0, 5, max_tokens=128), run().workloads[1]))
     with pytest.raises(MismatchError) as refused:
         compare_runs(run(), other)
     assert "Q&A: max_tokens is 64 in A and 128 in B" in str(refused.value)

@@ -14,20 +14,20 @@ from onebox.bench.record import (
     Acceptance,
     Failure,
     Hardware,
-    Kind,
     Reason,
-    Request,
+    RequestRecord,
     Role,
     Run,
     Server,
-    Workload,
+    WorkloadKind,
+    WorkloadRecord,
     write_json,
 )
 from onebox.spec.errors import UsageError
 
 BENCHY_PYTHON = Path(__file__).parents[2] / ".venv-conformance" / "bin" / "python"
 
-REQUEST = Request(Role.LOAD, 0.0, 2.1, (1.0, 1.5, 2.0), (2, 4, 4), 100, 10, "usage", label="cell")
+REQUEST = RequestRecord(Role.LOAD, 0.0, 2.1, (1.0, 1.5, 2.0), (2, 4, 4), 100, 10, "usage", label="cell")
 LATER = replace(REQUEST, start_s=0.5, arrivals_s=(2.0, 2.5, 3.5), total_s=3.6)
 
 
@@ -39,16 +39,16 @@ def run_of(*workloads):
 
 def cell(depth, concurrency, *requests):
     settings = {"prompt": 64, "answer": 10, "depth": depth, "concurrency": concurrency}
-    return Workload(f"d{depth} c{concurrency}", Kind.SWEEP, settings, requests, 4.0)
+    return WorkloadRecord(f"d{depth} c{concurrency}", WorkloadKind.SWEEP, settings, requests, 4.0)
 
 
 SWEEP = run_of(
     cell(0, 1, REQUEST, replace(REQUEST, run=1, arrivals_s=(0.5, 1.0, 1.25))),
     cell(256, 2, replace(REQUEST, label=CONTEXT_LABEL, arrivals_s=(0.5,), arrival_tokens=(1,)), REQUEST, LATER),
 )
-LOAD = Workload(
+LOAD = WorkloadRecord(
     "mix",
-    Kind.LOAD,
+    WorkloadKind.LOAD,
     {"concurrency": 2, "rate": None},
     (REQUEST, LATER, replace(REQUEST, failure=Failure(Reason.CUT, "It broke."))),
     4.1,

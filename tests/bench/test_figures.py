@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 
 from onebox.bench.figures import CONTEXT_LABEL, Slo, decode_tok_s, failure_counts, figures, gaps_s, percentile, tpot_s
 from onebox.bench.metrics import DraftCounters, acceptance, draft_counters, memory_bytes, startup_seconds
-from onebox.bench.record import Failure, Kind, Reason, Request, Role, Workload
+from onebox.bench.record import Failure, Reason, RequestRecord, Role, WorkloadKind, WorkloadRecord
 from onebox.spec.errors import UsageError
 
 # Ten tokens: two in the first chunk after a second, four each at 1.5 s and 2 s; the stream ends at 2.1 s.
-COLD = Request(Role.COLD, 0.0, 2.1, (1.0, 1.5, 2.0), (2, 4, 4), 100, 10, "usage")
-WARM = Request(Role.WARM, 3.0, 0.3, (0.25,), (1,), 100, 1, "usage")
+COLD = RequestRecord(Role.COLD, 0.0, 2.1, (1.0, 1.5, 2.0), (2, 4, 4), 100, 10, "usage")
+WARM = RequestRecord(Role.WARM, 3.0, 0.3, (0.25,), (1,), 100, 1, "usage")
 
 
 @given(st.lists(st.floats(-1e6, 1e6), min_size=1), st.floats(0, 100))
@@ -33,7 +33,7 @@ def test_decode_speed_leaves_out_what_came_with_the_first_chunk():
 
 def test_cold_and_warm_are_apart_and_speeds_are_of_whole_answers():
     other = replace(COLD, arrivals_s=(2.0, 2.5, 3.0), total_s=4.0)
-    found = figures(Workload("x", Kind.SINGLE, requests=(COLD, WARM, other, WARM), duration_s=7.0))
+    found = figures(WorkloadRecord("x", WorkloadKind.SINGLE, requests=(COLD, WARM, other, WARM), duration_s=7.0))
     assert found["ttft_cold_p50_s"] == pytest.approx(1.5)
     assert (found["ttft_cold_min_s"], found["ttft_cold_max_s"]) == (1.0, 2.0)
     assert found["ttft_cold_std_s"] == pytest.approx(numpy.std([1.0, 2.0], ddof=1))
@@ -46,7 +46,7 @@ def test_cold_and_warm_are_apart_and_speeds_are_of_whole_answers():
 def test_a_load_counts_whole_answers_over_the_whole_time():
     request = replace(COLD, role=Role.LOAD)
     failed = replace(request, failure=Failure(Reason.CUT, "x"))
-    load = Workload("x", Kind.LOAD, requests=(request, request, failed), duration_s=4.0)
+    load = WorkloadRecord("x", WorkloadKind.LOAD, requests=(request, request, failed), duration_s=4.0)
     found = figures(load, Slo(ttft_s=1.0, itl_s=0.5))
     assert (found["completed"], found["failed"]) == (2, 1)
     assert found["aggregate_tok_s"] == pytest.approx(5.0)
@@ -81,7 +81,7 @@ def test_an_objective_is_read_as_people_write_it():
 def test_a_cell_of_a_sweep_is_of_the_prompt_and_not_of_its_context():
     load = replace(COLD, label=CONTEXT_LABEL, role=Role.LOAD, arrivals_s=(9.0,))
     one, two = (replace(COLD, role=Role.LOAD, start_s=start) for start in (0.0, 0.5))
-    cell = Workload("x", Kind.SWEEP, {"prompt": 50}, (load, one, two), 9.0)
+    cell = WorkloadRecord("x", WorkloadKind.SWEEP, {"prompt": 50}, (load, one, two), 9.0)
     found = figures(cell)
     assert found["prefill_tok_s"] == pytest.approx(50.0)
     # From the first chunk of the one at 1 s to the last of the other at 2.5 s, 16 tokens.
@@ -90,9 +90,9 @@ def test_a_cell_of_a_sweep_is_of_the_prompt_and_not_of_its_context():
 
 
 def test_what_was_not_measured_has_no_figure():
-    assert figures(Workload("x", Kind.LOAD)) == {}
+    assert figures(WorkloadRecord("x", WorkloadKind.LOAD)) == {}
     failed = replace(COLD, failure=Failure(Reason.CUT, "x"))
-    assert figures(Workload("x", Kind.SINGLE, requests=(failed,))) == {}
+    assert figures(WorkloadRecord("x", WorkloadKind.SINGLE, requests=(failed,))) == {}
 
 
 def test_failures_are_counted_by_status_and_reason():

@@ -13,16 +13,16 @@ import pytest
 from onebox.bench.client import Client, Connection
 from onebox.bench.figures import CONTEXT_LABEL, Slo
 from onebox.bench.load import MIXES, Loop, run_load
-from onebox.bench.measure import Plan, measure
-from onebox.bench.record import Kind, Reason, Role
-from onebox.bench.session import Session, Settings, Silence
+from onebox.bench.measure import BenchPlan, measure
+from onebox.bench.record import Reason, Role, WorkloadKind
+from onebox.bench.session import BenchSettings, Session, Silence
 from onebox.bench.single import run_single
 from onebox.bench.sweep import Cell, cells, run_cell
 from onebox.bench.tasks import TASKS, chosen_tasks
 from onebox.spec.errors import OneboxError, UsageError
 from tests.bench.faulty import faulty, prompt_words
 
-SETTINGS = Settings(runs=2, warm_ups=1, seed=5)
+SETTINGS = BenchSettings(runs=2, warm_ups=1, seed=5)
 NO_WARM_UP = replace(SETTINGS, warm_ups=0)
 
 
@@ -245,7 +245,7 @@ def test_a_cell_has_exactly_the_tokens_it_names_on_a_context_that_was_sent_befor
     cell = Cell(prompt=200, answer=24, depth=500, concurrency=2)
     with faulty(chunk_delay_s=0.005) as server:
         made = done(server, lambda session: run_cell(session, cell))
-    assert made.kind is Kind.SWEEP
+    assert made.kind is WorkloadKind.SWEEP
     loads = [request for request in made.requests if request.label == CONTEXT_LABEL]
     measured = [request for request in made.requests if request.label != CONTEXT_LABEL]
     assert len(loads) == len(measured) == 2 * 3
@@ -277,7 +277,7 @@ def test_cells_are_the_product_shallow_first():
 
 
 def run_of(server, watch=None, **parts):
-    plan = Plan(Connection(server.url, api_key="secret"), SETTINGS, **parts)
+    plan = BenchPlan(Connection(server.url, api_key="secret"), SETTINGS, **parts)
     return asyncio.run(measure(plan, watch or Silence(), ("onebox", "bench")))
 
 
@@ -329,7 +329,7 @@ def test_a_launched_server_is_timed_and_stopped():
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     command = f"{sys.executable} -m tests.bench.serve_faulty {port}"
-    plan = Plan(Connection(f"127.0.0.1:{port}"), SETTINGS, chosen_tasks(["math"]), launch=command)
+    plan = BenchPlan(Connection(f"127.0.0.1:{port}"), SETTINGS, chosen_tasks(["math"]), launch=command)
     run = asyncio.run(measure(plan, Silence(), ()))
     assert run.is_success
     assert list(run.startup_s) == ["listening", "healthy", "first token"]
@@ -341,7 +341,7 @@ def test_a_launched_server_is_timed_and_stopped():
 
 def test_a_server_that_does_not_come_up_is_told_in_its_own_words():
     command = f"{sys.executable} -c 'print(\"no such model\"); raise SystemExit(3)'"
-    plan = Plan(Connection("127.0.0.1:9"), SETTINGS, chosen_tasks(["math"]), launch=command)
+    plan = BenchPlan(Connection("127.0.0.1:9"), SETTINGS, chosen_tasks(["math"]), launch=command)
     with pytest.raises(OneboxError, match=r"(?s)ended with status 3 before it served.*no such model"):
         asyncio.run(measure(plan, Silence(), ()))
     with pytest.raises(UsageError, match="cannot be started: /no/such/program"):

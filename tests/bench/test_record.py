@@ -9,24 +9,24 @@ from onebox.bench.record import (
     Acceptance,
     Failure,
     Hardware,
-    Kind,
     Power,
     Reason,
-    Request,
+    RequestRecord,
     Role,
     Run,
     Server,
-    Workload,
+    WorkloadKind,
+    WorkloadRecord,
     read_run,
     write_run,
 )
 from onebox.spec.errors import UnreadableError, WriteError
 
-REQUEST = Request(Role.COLD, 0.5, 2.0, (0.25, 1.5), (1, 3), 64, 4, "usage", 0, None, 2, 1, "stop", "ab", "qa")
+REQUEST = RequestRecord(Role.COLD, 0.5, 2.0, (0.25, 1.5), (1, 3), 64, 4, "usage", 0, None, 2, 1, "stop", "ab", "qa")
 FAILED = replace(REQUEST, failure=Failure(Reason.CUT, "It broke.", 200))
-WORKLOAD = Workload(
+WORKLOAD = WorkloadRecord(
     "Q&A",
-    Kind.SINGLE,
+    WorkloadKind.SINGLE,
     {"prompt_tokens": 64, "nested": {"list": [1, 2]}},
     (REQUEST, FAILED),
     2.0,
@@ -41,7 +41,7 @@ RUN = Run(
     {"onebox": "0.1.0"},
     Hardware("a CPU", 2, 8 << 30, ("a GPU",), 0.5),
     Server("http://h:1", "tiny", "onebox", "0.1.0", 4096, ("text", "image"), "vllm", True, True),
-    workloads=(WORKLOAD, Workload("Vision", Kind.SINGLE, skipped="no pictures")),
+    workloads=(WORKLOAD, WorkloadRecord("Vision", WorkloadKind.SINGLE, skipped="no pictures")),
     startup_s={"weights": 0.5},
     memory_bytes={"weights": 1024},
     power=Power(100.0, 150.0, 10.0, 7, 1.0),

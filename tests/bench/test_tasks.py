@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from onebox.bench.client import Client, Connection
 from onebox.bench.fit import fit
-from onebox.bench.session import Session, Settings, Silence
+from onebox.bench.session import BenchSettings, Session, Silence
 from onebox.bench.tasks import SETS, TASKS, Padding, chosen_tasks, document_picture
 from onebox.bench.texts import KEY_SENTENCE
 from onebox.spec.errors import UsageError
@@ -44,7 +44,7 @@ def prepared(task, **options):
     async def run(url):
         async with Client(Connection(url)) as client:
             await client.discover()
-            session = Session(client, Settings(seed=3, max_context=options.get("max_context")), Silence())
+            session = Session(client, BenchSettings(seed=3, max_context=options.get("max_context")), Silence())
             made = await session.prepare(task)
             return made, made.ask(session.nonce()), made.ask(session.nonce())
 

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 
 from onebox.checkpoint.build import plan_build, run_build
 from onebox.checkpoint.inspect import inspect_checkpoint
-from onebox.checkpoint.recipe import Recipe, Sources, Target, open_source
+from onebox.checkpoint.recipe import BuildSources, Recipe, TargetFormat, open_source
 from onebox.checkpoint.verify import verify_checkpoint
 from onebox.formats import pack_quantized, quantize, quantize_fp8_block, unpack_gptq, unpack_quantized
 from onebox.spec.errors import DoesNotFitError, MismatchError, UnreadableError, UnsupportedError, UsageError, WriteError
@@ -37,8 +37,8 @@ def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
     return torch.equal(a.reshape(-1).view(torch.uint8), b.reshape(-1).view(torch.uint8))
 
 
-def sources(root: Path, base: str, fp8: str | None = None, mtp: str | None = None) -> Sources:
-    return Sources(
+def sources(root: Path, base: str, fp8: str | None = None, mtp: str | None = None) -> BuildSources:
+    return BuildSources(
         open_source("base", root / base),
         open_source("fp8", root / fp8) if fp8 else None,
         open_source("mtp", root / mtp) if mtp else None,
@@ -53,7 +53,7 @@ def build(root: Path, out: Path, recipe: Recipe, base: str, shard_bytes: int = 1
     return all_tensors(out)
 
 
-HYBRID = Recipe(shared=Target.FP8, lm_head=Target.INT8)
+HYBRID = Recipe(shared=TargetFormat.FP8, lm_head=TargetFormat.INT8)
 
 
 def test_the_seeds_hybrid_moves_every_number_it_does_not_quantise(checkpoints, tmp_path):
@@ -78,7 +78,7 @@ def test_the_seeds_hybrid_moves_every_number_it_does_not_quantise(checkpoints, t
 
 
 def test_lm_head_is_rounded_by_the_published_int8_rule(checkpoints, tmp_path):
-    made = build(checkpoints, tmp_path / "out", Recipe(lm_head=Target.INT8), "bf16-fused")
+    made = build(checkpoints, tmp_path / "out", Recipe(lm_head=TargetFormat.INT8), "bf16-fused")
     weight = all_tensors(checkpoints / "bf16-fused")["lm_head.weight"]
     expected = pack_quantized(quantize(weight, 8, None, torch.bfloat16))
     assert all(same_bits(made[f"lm_head.{suffix}"], tensor) for suffix, tensor in expected.items())
@@ -87,12 +87,12 @@ def test_lm_head_is_rounded_by_the_published_int8_rule(checkpoints, tmp_path):
 @pytest.mark.parametrize("base", ["bf16-fused", "bf16-per-expert"])
 def test_every_class_of_a_bf16_source_is_rounded_to_nearest(checkpoints, tmp_path, base):
     recipe = Recipe(
-        experts=Target.INT4,
-        attention=Target.FP8,
-        delta=Target.INT8,
-        shared=Target.FP8,
-        mtp=Target.INT4,
-        lm_head=Target.INT8,
+        experts=TargetFormat.INT4,
+        attention=TargetFormat.FP8,
+        delta=TargetFormat.INT8,
+        shared=TargetFormat.FP8,
+        mtp=TargetFormat.INT4,
+        lm_head=TargetFormat.INT8,
     )
     made = build(checkpoints, tmp_path / "out", recipe, base)
     plain = all_tensors(checkpoints / "bf16-per-expert")
@@ -109,7 +109,9 @@ def test_every_class_of_a_bf16_source_is_rounded_to_nearest(checkpoints, tmp_pat
 
 def test_slabs_of_rows_round_as_the_whole_matrix_does(checkpoints, tmp_path, monkeypatch):
     monkeypatch.setattr("onebox.checkpoint.rounding._SLAB_BYTES", 1)  # slabs of one block of rows
-    made = build(checkpoints, tmp_path / "out", Recipe(lm_head=Target.INT8, attention=Target.FP8), "bf16-fused")
+    made = build(
+        checkpoints, tmp_path / "out", Recipe(lm_head=TargetFormat.INT8, attention=TargetFormat.FP8), "bf16-fused"
+    )
     plain = all_tensors(checkpoints / "bf16-per-expert")
     expected = pack_quantized(quantize(plain["lm_head.weight"], 8, None, torch.bfloat16))
     assert same_bits(made["lm_head.weight_packed"], expected["weight_packed"])
@@ -142,20 +144,20 @@ def test_fused_experts_of_the_mtp_head_are_grafted_too(checkpoints, tmp_path):
     save_file(tensors, fused / "model.safetensors")
     made = build(tmp_path, tmp_path / "moved", Recipe(), "fused", mtp="fused")
     assert same_bits(made["mtp.layers.0.mlp.experts.down_proj"], tensors["mtp.layers.0.mlp.experts.down_proj"])
-    made = build(tmp_path, tmp_path / "int4", Recipe(mtp=Target.INT4), "fused", mtp="fused")
+    made = build(tmp_path, tmp_path / "int4", Recipe(mtp=TargetFormat.INT4), "fused", mtp="fused")
     plain = all_tensors(checkpoints / "bf16-per-expert")[f"{MTP_EXPERT}.weight"]
     expected = pack_quantized(quantize(plain, 4, 128, torch.bfloat16))
     assert same_bits(made[f"{MTP_EXPERT}.weight_packed"], expected["weight_packed"])
 
 
 def test_mtp_head_of_the_fp8_checkpoint_can_become_int4(checkpoints, tmp_path):
-    made = build(checkpoints, tmp_path / "out", Recipe(mtp=Target.INT4), "autoround", mtp="fp8")
+    made = build(checkpoints, tmp_path / "out", Recipe(mtp=TargetFormat.INT4), "autoround", mtp="fp8")
     assert made[f"{MTP_EXPERT}.weight_packed"].dtype == torch.int32
     assert made["mtp.fc.weight"].dtype == torch.bfloat16
 
 
 def test_attention_and_delta_projections_come_from_the_official_fp8(checkpoints, tmp_path):
-    recipe = Recipe(attention=Target.FP8, delta=Target.FP8, shared=Target.FP8)
+    recipe = Recipe(attention=TargetFormat.FP8, delta=TargetFormat.FP8, shared=TargetFormat.FP8)
     made = build(checkpoints, tmp_path / "out", recipe, "autoround", fp8="fp8")
     fp8 = all_tensors(checkpoints / "fp8")
     name = "model.language_model.layers.0.linear_attn.in_proj_qkv"
@@ -177,7 +179,7 @@ def test_a_build_that_changes_nothing_repairs_the_index(checkpoints, tmp_path):
 def test_modelopt_nvfp4_can_stand_beside_other_formats(checkpoints, tmp_path):
     from onebox.formats import Dialect, dequantize_nvfp4
 
-    made = build(checkpoints, tmp_path / "out", Recipe(lm_head=Target.INT8), "nvfp4-modelopt")
+    made = build(checkpoints, tmp_path / "out", Recipe(lm_head=TargetFormat.INT8), "nvfp4-modelopt")
     base = all_tensors(checkpoints / "nvfp4-modelopt")
     parts = (made[f"{EXPERT}.{suffix}"] for suffix in ("weight_packed", "weight_scale", "weight_global_scale"))
     after = dequantize_nvfp4(*parts, Dialect.LLM_COMPRESSOR)
@@ -198,7 +200,7 @@ def test_asymmetric_int4_keeps_its_zero_points(tmp_path):
     config = json.loads((base / "config.json").read_text())
     config["quantization_config"]["sym"] = False
     (base / "config.json").write_text(json.dumps(config))
-    made = build(tmp_path, tmp_path / "out", Recipe(lm_head=Target.INT8), "base")
+    made = build(tmp_path, tmp_path / "out", Recipe(lm_head=TargetFormat.INT8), "base")
     tensors = all_tensors(base)
     before = unpack_gptq(*(tensors[f"{EXPERT}.{suffix}"] for suffix in ("qweight", "qzeros", "scales")))
     suffixes = ("weight_packed", "weight_scale", "weight_shape", "weight_zero_point")
@@ -213,7 +215,7 @@ def test_zero_points_that_the_config_denies_are_refused(tmp_path):
 
     write_checkpoint(tmp_path / "base", "autoround", change=change)
     with pytest.raises(MismatchError, match=f"{EXPERT}: its qzeros hold other zero points"):
-        build(tmp_path, tmp_path / "out", Recipe(lm_head=Target.INT8), "base")
+        build(tmp_path, tmp_path / "out", Recipe(lm_head=TargetFormat.INT8), "base")
     assert not (tmp_path / "out").exists()
 
 
@@ -223,15 +225,15 @@ def test_column_order_that_cannot_be_described_is_refused(tmp_path):
 
     write_checkpoint(tmp_path / "base", "gptq", change=change)
     with pytest.raises(UnsupportedError, match="reorders the columns"):
-        build(tmp_path, tmp_path / "out", Recipe(lm_head=Target.INT8), "base")
+        build(tmp_path, tmp_path / "out", Recipe(lm_head=TargetFormat.INT8), "base")
 
 
 @pytest.mark.parametrize(
     ("base", "recipe", "words"),
     [
-        ("autoround", Recipe(experts=Target.BF16), "cannot become bf16"),
-        ("autoround", Recipe(attention=Target.FP8), "--fp8"),
-        ("nvfp4-llmc", Recipe(experts=Target.INT4), "cannot become int4"),
+        ("autoround", Recipe(experts=TargetFormat.BF16), "cannot become bf16"),
+        ("autoround", Recipe(attention=TargetFormat.FP8), "--fp8"),
+        ("nvfp4-llmc", Recipe(experts=TargetFormat.INT4), "cannot become int4"),
     ],
 )
 def test_precision_that_is_not_there_is_not_made_up(checkpoints, base, recipe, words):
@@ -241,14 +243,14 @@ def test_precision_that_is_not_there_is_not_made_up(checkpoints, base, recipe, w
 
 def test_a_target_that_would_be_ignored_is_refused(checkpoints, tmp_path):
     with pytest.raises(UsageError, match="--mtp int4 has nothing to act on"):
-        plan_build(Recipe(mtp=Target.INT4), sources(checkpoints, "nvfp4-modelopt"))
+        plan_build(Recipe(mtp=TargetFormat.INT4), sources(checkpoints, "nvfp4-modelopt"))
     write_checkpoint(
         tmp_path / "tied",
         "bf16-fused",
         config={**tiny_config(), "tie_word_embeddings": True},
     )
     with pytest.raises(UsageError, match="--lm-head int8 has nothing to act on"):
-        plan_build(Recipe(lm_head=Target.INT8), sources(tmp_path, "tied"))
+        plan_build(Recipe(lm_head=TargetFormat.INT8), sources(tmp_path, "tied"))
 
 
 def test_a_nan_in_the_source_stops_the_build_with_the_modules_name(tmp_path):
@@ -257,7 +259,7 @@ def test_a_nan_in_the_source_stops_the_build_with_the_modules_name(tmp_path):
 
     write_checkpoint(tmp_path / "base", "bf16-fused", change=change)
     with pytest.raises(UnsupportedError, match="lm_head"):
-        build(tmp_path, tmp_path / "out", Recipe(lm_head=Target.INT8), "base")
+        build(tmp_path, tmp_path / "out", Recipe(lm_head=TargetFormat.INT8), "base")
     assert not (tmp_path / "out").exists()
 
 
@@ -265,7 +267,7 @@ def test_sources_of_different_models_are_refused(checkpoints, tmp_path):
     with pytest.raises(MismatchError, match=r"differs between the base .* though their shapes agree"):
         plan_build(HYBRID, sources(checkpoints, "autoround", fp8="other-weights"))
     write_checkpoint(tmp_path / "wider", "fp8", config=tiny_config(moe_intermediate_size=256))
-    mixed = Sources(open_source("base", checkpoints / "autoround"), open_source("fp8", tmp_path / "wider"))
+    mixed = BuildSources(open_source("base", checkpoints / "autoround"), open_source("fp8", tmp_path / "wider"))
     with pytest.raises(MismatchError, match="moe_intermediate_size 128 and 256"):
         plan_build(HYBRID, mixed)
 
@@ -287,10 +289,10 @@ KILLED_BUILD = """
 import os, signal, sys
 from pathlib import Path
 from onebox.checkpoint.build import plan_build, run_build
-from onebox.checkpoint.recipe import Recipe, Sources, Target, open_source
+from onebox.checkpoint.recipe import Recipe, BuildSources, TargetFormat, open_source
 root, out, limit = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
-sources = Sources(open_source("base", root / "autoround"), open_source("fp8", root / "fp8"))
-plan = plan_build(Recipe(shared=Target.FP8, lm_head=Target.INT8), sources, 500_000)
+sources = BuildSources(open_source("base", root / "autoround"), open_source("fp8", root / "fp8"))
+plan = plan_build(Recipe(shared=TargetFormat.FP8, lm_head=TargetFormat.INT8), sources, 500_000)
 done = 0
 def on_bytes(count):
     global done
@@ -444,7 +446,8 @@ def test_dry_run_tells_size_and_bytes_per_token_and_writes_nothing(checkpoints, 
     assert "compressed-tensors" in result.out
     assert list(tmp_path.iterdir()) == []
     plan = plan_build(
-        Recipe(shared=Target.FP8, lm_head=Target.INT8, mtp=Target.INT4), sources(checkpoints, "autoround", fp8="fp8")
+        Recipe(shared=TargetFormat.FP8, lm_head=TargetFormat.INT8, mtp=TargetFormat.INT4),
+        sources(checkpoints, "autoround", fp8="fp8"),
     )
     run_build(plan, tmp_path / "out")
     report = inspect_checkpoint(tmp_path / "out")
@@ -485,7 +488,7 @@ def test_a_description_of_its_own_stays_only_while_it_is_true(tmp_path):
     (base / "hf_quant_config.json").write_text("{}")
     run_build(plan_build(Recipe(), sources(tmp_path, "base")), tmp_path / "kept")
     assert (tmp_path / "kept" / "hf_quant_config.json").exists()
-    run_build(plan_build(Recipe(lm_head=Target.INT8), sources(tmp_path, "base")), tmp_path / "mixed")
+    run_build(plan_build(Recipe(lm_head=TargetFormat.INT8), sources(tmp_path, "base")), tmp_path / "mixed")
     assert not (tmp_path / "mixed" / "hf_quant_config.json").exists()
     assert "quantization_config" in json.loads((tmp_path / "mixed" / "config.json").read_text())
 
@@ -494,8 +497,8 @@ BIG_BUILD = """
 import json, sys
 from pathlib import Path
 from onebox.checkpoint.build import plan_build, run_build
-from onebox.checkpoint.recipe import Recipe, Sources, Target, open_source
-plan = plan_build(Recipe(lm_head=Target.INT8), Sources(open_source("base", Path(sys.argv[1]))), 1 << 30)
+from onebox.checkpoint.recipe import Recipe, BuildSources, TargetFormat, open_source
+plan = plan_build(Recipe(lm_head=TargetFormat.INT8), BuildSources(open_source("base", Path(sys.argv[1]))), 1 << 30)
 run_build(plan, Path(sys.argv[2]))
 peak = next(line for line in open("/proc/self/status") if line.startswith("VmHWM")).split()[1]
 print(int(peak) * 1024)

@@ -16,26 +16,26 @@ from transformers import AutoModelForImageTextToText, CompressedTensorsConfig
 import onebox
 from onebox.checkpoint.build import plan_build, run_build
 from onebox.checkpoint.inspect import inspect_checkpoint
-from onebox.checkpoint.recipe import Recipe, Sources, Target, open_source
+from onebox.checkpoint.recipe import BuildSources, Recipe, TargetFormat, open_source
 from onebox.checkpoint.verify import verify_checkpoint
 from onebox.formats import Dialect, dequantize_nvfp4, quantize_nvfp4
 from onebox.model import reference
 from onebox.model.assemble import load_model
 from onebox.model.load import load_weights
 from onebox.model.random import write_random_checkpoint
-from onebox.pocket.agree import Variant, predictions
-from onebox.pocket.passages import Passage
 from onebox.spec.errors import UnsupportedError
 from onebox.spec.kv import KVFormat
 from onebox.spec.model import spec_from_config
 from onebox.spec.modules import ModuleClass, modules
+from recipes.pocket.evaluation.agreement import Variant, predictions
+from recipes.pocket.evaluation.passages import Passage
 from tests.formats.test_nvfp4 import ARGS, SCHEME
 from tests.synthetic import Tensors, tiny_config, write_checkpoint
 
 SPEC = spec_from_config(tiny_config())
 LAYER = "model.language_model.layers"
-PUBLISHED = Recipe(experts=Target.NVFP4, shared=Target.NVFP4, attention=Target.NVFP4)
-EVERYWHERE = Recipe(Target.NVFP4, Target.NVFP4, Target.NVFP4, Target.NVFP4, Target.NVFP4)
+PUBLISHED = Recipe(experts=TargetFormat.NVFP4, shared=TargetFormat.NVFP4, attention=TargetFormat.NVFP4)
+EVERYWHERE = Recipe(TargetFormat.NVFP4, TargetFormat.NVFP4, TargetFormat.NVFP4, TargetFormat.NVFP4, TargetFormat.NVFP4)
 SUFFIXES = ("weight_packed", "weight_scale", "weight_global_scale")
 
 
@@ -44,7 +44,7 @@ def all_tensors(directory: Path) -> Tensors:
 
 
 def plan(recipe: Recipe, base: Path, shard_bytes: int = 1 << 30):
-    return plan_build(recipe, Sources(open_source("base", base)), shard_bytes)
+    return plan_build(recipe, BuildSources(open_source("base", base)), shard_bytes)
 
 
 @pytest.fixture(scope="module")
@@ -147,7 +147,7 @@ def test_a_stopped_build_goes_on_to_the_same_bytes(checkpoints, made, tmp_path):
 
 def test_slabs_of_rows_round_as_the_whole_matrix_does(checkpoints, made, tmp_path, monkeypatch):
     monkeypatch.setattr("onebox.checkpoint.rounding._SLAB_BYTES", 1)  # slabs of one block of rows
-    run_build(plan(Recipe(attention=Target.NVFP4), checkpoints / "bf16-fused"), tmp_path / "out")
+    run_build(plan(Recipe(attention=TargetFormat.NVFP4), checkpoints / "bf16-fused"), tmp_path / "out")
     ours, whole = all_tensors(tmp_path / "out"), all_tensors(made)
     for suffix in SUFFIXES:
         name = f"{LAYER}.3.self_attn.q_proj.{suffix}"
@@ -156,7 +156,10 @@ def test_slabs_of_rows_round_as_the_whole_matrix_does(checkpoints, made, tmp_pat
 
 @pytest.mark.filterwarnings("ignore:You passed `quantization_config`:UserWarning")
 def test_transformers_opens_the_dense_layers_and_reads_the_same_numbers(checkpoints, tmp_path):
-    run_build(plan(Recipe(attention=Target.NVFP4, shared=Target.NVFP4), checkpoints / "bf16-fused"), tmp_path / "out")
+    run_build(
+        plan(Recipe(attention=TargetFormat.NVFP4, shared=TargetFormat.NVFP4), checkpoints / "bf16-fused"),
+        tmp_path / "out",
+    )
     model = AutoModelForImageTextToText.from_pretrained(
         tmp_path / "out", dtype=torch.float32, quantization_config=CompressedTensorsConfig(dequantize=True)
     )
@@ -202,7 +205,10 @@ def test_the_engine_answers_with_and_without_its_drafts_alike(tiny):
 
 def test_rounded_and_kept_modules_are_described_apart_where_only_one_has_input_scales(checkpoints, tmp_path):
     """A kept llm-compressor expert says how its inputs were scaled; what we round has nothing to say of inputs."""
-    run_build(plan(Recipe(experts=Target.NVFP4, shared=Target.NVFP4), checkpoints / "nvfp4-llmc"), tmp_path / "out")
+    run_build(
+        plan(Recipe(experts=TargetFormat.NVFP4, shared=TargetFormat.NVFP4), checkpoints / "nvfp4-llmc"),
+        tmp_path / "out",
+    )
     before, after = all_tensors(checkpoints / "nvfp4-llmc"), all_tensors(tmp_path / "out")
     expert = f"{LAYER}.1.mlp.experts.2.up_proj"
     assert torch.equal(after[f"{expert}.weight_packed"], before[f"{expert}.weight_packed"])
@@ -216,17 +222,17 @@ def test_rounded_and_kept_modules_are_described_apart_where_only_one_has_input_s
 
 
 def test_the_official_fp8_may_become_nvfp4_and_four_bits_may_not(checkpoints, tmp_path):
-    run_build(plan(Recipe(shared=Target.NVFP4), checkpoints / "fp8"), tmp_path / "out")
+    run_build(plan(Recipe(shared=TargetFormat.NVFP4), checkpoints / "fp8"), tmp_path / "out")
     assert all_tensors(tmp_path / "out")[f"{LAYER}.0.mlp.shared_expert.up_proj.weight_packed"].dtype == torch.uint8
     with pytest.raises(UnsupportedError, match="cannot become nvfp4"):
-        plan(Recipe(experts=Target.NVFP4), checkpoints / "autoround")
+        plan(Recipe(experts=TargetFormat.NVFP4), checkpoints / "autoround")
 
 
 def test_rows_that_fill_no_group_are_refused_by_name(tmp_path):
     config = tiny_config(moe_intermediate_size=24)
     write_checkpoint(tmp_path / "base", "bf16-fused", config=config)
     with pytest.raises(UnsupportedError, match=r"experts\.0\.down_proj has rows of 24 numbers.*NVFP4's group of 16"):
-        plan(Recipe(experts=Target.NVFP4), tmp_path / "base")
+        plan(Recipe(experts=TargetFormat.NVFP4), tmp_path / "base")
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
@@ -236,7 +242,7 @@ def test_a_number_that_is_none_is_refused_under_its_own_modules_name(tmp_path, b
 
     write_checkpoint(tmp_path / "base", "bf16-fused", change=change)
     with pytest.raises(UnsupportedError, match=r"v_proj: .*infinite or NaN"):
-        run_build(plan(Recipe(attention=Target.NVFP4), tmp_path / "base"), tmp_path / "out")
+        run_build(plan(Recipe(attention=TargetFormat.NVFP4), tmp_path / "base"), tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
@@ -247,7 +253,7 @@ def test_a_matrix_of_zeros_beside_others_does_not_spoil_their_scale(tmp_path):
         tensors[f"{gate}.weight"].zero_()
 
     base = write_checkpoint(tmp_path / "base", "bf16-fused", change=change)
-    run_build(plan(Recipe(shared=Target.NVFP4), base), tmp_path / "out")
+    run_build(plan(Recipe(shared=TargetFormat.NVFP4), base), tmp_path / "out")
     built, weight = all_tensors(tmp_path / "out"), all_tensors(base)[f"{up}.weight"]
     assert torch.equal(built[f"{up}.weight_packed"], quantize_nvfp4(weight, Dialect.LLM_COMPRESSOR).packed)
     zeros = dequantize_nvfp4(*(built[f"{gate}.{suffix}"] for suffix in SUFFIXES), Dialect.LLM_COMPRESSOR)

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForImageTextToText, CompressedTensorsConfig
 
 from onebox.checkpoint.build import plan_build, run_build
-from onebox.checkpoint.recipe import Recipe, Sources, Target, open_source
+from onebox.checkpoint.recipe import BuildSources, Recipe, TargetFormat, open_source
 from onebox.formats import dequantize, dequantize_fp8_block, unpack_gptq, unpack_quantized
 from onebox.spec.model import spec_from_config
 from onebox.spec.modules import ModuleClass, modules
@@ -25,17 +25,30 @@ pytestmark = [
 
 SPEC = spec_from_config(tiny_config())
 RECIPES = {
-    "albond": ("autoround", "fp8", Recipe(shared=Target.FP8, lm_head=Target.INT8)),
+    "albond": ("autoround", "fp8", Recipe(shared=TargetFormat.FP8, lm_head=TargetFormat.INT8)),
     "fp8 dense": (
         "autoround",
         "fp8",
-        Recipe(shared=Target.FP8, attention=Target.FP8, delta=Target.FP8, lm_head=Target.INT8, mtp=Target.INT4),
+        Recipe(
+            shared=TargetFormat.FP8,
+            attention=TargetFormat.FP8,
+            delta=TargetFormat.FP8,
+            lm_head=TargetFormat.INT8,
+            mtp=TargetFormat.INT4,
+        ),
     ),
-    "gptq": ("gptq", None, Recipe(lm_head=Target.INT8, shared=Target.FP8, mtp=Target.FP8)),
+    "gptq": ("gptq", None, Recipe(lm_head=TargetFormat.INT8, shared=TargetFormat.FP8, mtp=TargetFormat.FP8)),
     "all rounded by us": (
         "bf16-fused",
         None,
-        Recipe(Target.INT4, Target.FP8, Target.INT8, Target.FP8, Target.INT4, Target.INT8),
+        Recipe(
+            TargetFormat.INT4,
+            TargetFormat.FP8,
+            TargetFormat.INT8,
+            TargetFormat.FP8,
+            TargetFormat.INT4,
+            TargetFormat.INT8,
+        ),
     ),
 }
 
@@ -43,7 +56,9 @@ RECIPES = {
 @pytest.fixture(scope="module", params=RECIPES)
 def hybrid(request, checkpoints, tmp_path_factory) -> Path:
     base, fp8, recipe = RECIPES[request.param]
-    sources = Sources(open_source("base", checkpoints / base), open_source("fp8", checkpoints / fp8) if fp8 else None)
+    sources = BuildSources(
+        open_source("base", checkpoints / base), open_source("fp8", checkpoints / fp8) if fp8 else None
+    )
     out = tmp_path_factory.mktemp("hybrid") / "out"
     run_build(plan_build(recipe, sources, 1 << 20), out)
     return out

@@ -13,7 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from onebox.engine.grammar import Constraint, Grammar, GrammarKind, GrammarCompiler
+from onebox.engine.grammar import Constraint, Grammar, GrammarCompiler, GrammarKind
 from onebox.kernels.sampling import apply_mask
 from onebox.spec.errors import MismatchError, UnsupportedError, UsageError
 from onebox.spec.vocabulary import TokenTable

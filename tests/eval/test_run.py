@@ -13,8 +13,8 @@ from onebox.bench.record import Failure, Reason
 from onebox.eval.asking import Manner, ask_all
 from onebox.eval.compared import compare_answers, tally_answers
 from onebox.eval.facts import fact_questions
-from onebox.eval.question import GivenAnswer, Judgement, Reply
-from onebox.eval.verdict import Outcome, conclude
+from onebox.eval.question import GivenAnswer, Judgement, QuestionResult
+from onebox.eval.verdict import ComparisonOutcome, conclude
 from tests.bench.faulty import faulty
 
 
@@ -151,9 +151,9 @@ def replies_of(rights):
     """Replies to the facts; None is a failure."""
     failure = Failure(Reason.SERVER_ERROR, "boom", 500)
     return [
-        Reply(question.id, failure=failure)
+        QuestionResult(question.id, failure=failure)
         if right is None
-        else Reply(question.id, GivenAnswer("yes" if right else "no"), Judgement(right))
+        else QuestionResult(question.id, GivenAnswer("yes" if right else "no"), Judgement(right))
         for question, right in zip(fact_questions(), rights, strict=False)
     ]
 
@@ -172,16 +172,16 @@ def test_a_pair_with_a_failure_is_no_pair():
 
 def test_the_verdict_goes_with_the_evidence():
     right, wrong = [True] * 36, [False] * 36
-    assert verdict_of(right, right).outcome is Outcome.SAME
-    assert verdict_of(right, wrong).outcome is Outcome.WORSE
-    assert verdict_of(wrong, right).outcome is Outcome.BETTER
-    assert verdict_of([], []).outcome is Outcome.UNKNOWN
+    assert verdict_of(right, right).outcome is ComparisonOutcome.SAME
+    assert verdict_of(right, wrong).outcome is ComparisonOutcome.WORSE
+    assert verdict_of(wrong, right).outcome is ComparisonOutcome.BETTER
+    assert verdict_of([], []).outcome is ComparisonOutcome.UNKNOWN
     # Where nobody is ever right, there is nothing to lose: that is no "no difference".
-    assert verdict_of(wrong, wrong).outcome is Outcome.UNKNOWN
+    assert verdict_of(wrong, wrong).outcome is ComparisonOutcome.UNKNOWN
     assert "cannot tell them apart" in verdict_of(wrong, wrong).sentences[0]
     # Two of 36 are well within chance, and what could have been missed is said.
     few = verdict_of(right, [False] * 2 + right[2:])
-    assert few.outcome is Outcome.SAME
+    assert few.outcome is ComparisonOutcome.SAME
     assert few.sentences[0].startswith("No difference seen on 36 answers (2 right only with A, 0 only with B;")
     assert few.pairs[-1].at_most_worse > 2 / 36
 

@@ -6,7 +6,7 @@ from time import monotonic, thread_time
 import pytest
 import torch
 
-from onebox.lab.decode import ACCEPTANCE, ROWS, Row, measure, row_bytes, start_seconds
+from onebox.lab.decode import ACCEPTANCE, ROWS, DecodeRow, measure, row_bytes, start_seconds
 from onebox.model.dummy import dummy_model
 from onebox.spec.model import spec_from_config
 from onebox.spec.shapes import named_spec
@@ -26,21 +26,21 @@ def model():
 
 
 def test_a_plain_row_gives_one_token_a_step(model):
-    found = measure(model, Row("plain", context=9, num_tokens=12), ceiling=1e10)
+    found = measure(model, DecodeRow("plain", context=9, num_tokens=12), ceiling=1e10)
     assert found.tokens_per_step == 1
     assert found.step_ms == 1
     assert found.tokens_per_second == 1000
-    assert found.bytes_per_step == row_bytes(model.spec, Row("plain", context=9))
+    assert found.bytes_per_step == row_bytes(model.spec, DecodeRow("plain", context=9))
     assert found.share_of_copy == pytest.approx(found.bytes_per_step / 1e10 / 1e-3, abs=1e-3)
 
 
 def test_drafts_are_kept_at_the_rates_that_were_set(model):
-    found = measure(model, Row("mtp2", context=9, drafts=2, num_tokens=300), ceiling=1e10)
+    found = measure(model, DecodeRow("mtp2", context=9, drafts=2, num_tokens=300), ceiling=1e10)
     assert found.tokens_per_step == pytest.approx(1 + sum(ACCEPTANCE), abs=0.15)
 
 
 def test_every_stream_counts(model):
-    found = measure(model, Row("plain-x3", streams=3, context=9, num_tokens=12), ceiling=1e10)
+    found = measure(model, DecodeRow("plain-x3", streams=3, context=9, num_tokens=12), ceiling=1e10)
     assert found.tokens_per_second == 3000
 
 

@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from onebox.model.assemble import load_model
-from onebox.model.linear import Phase
+from onebox.model.batch import Batch, Stage
 from onebox.model.memory import Memory, MemoryShape
-from onebox.model.qwen3_5 import Batch, Qwen35, Stage
+from onebox.model.qwen3_5 import Qwen35
 from onebox.spec.kv import KVFormat
 
 CPU = torch.device("cpu")
@@ -70,40 +70,39 @@ class Company:
 
     def prefill(self, *parts: tuple[Sequence, list[int]]) -> list[torch.Tensor]:
         """The hidden states of each part."""
-        found = self._forward(Phase.PREFILL, parts)
+        found = self._run(self.model.prefill, parts)
         for sequence, token_ids in parts:
             sequence.num_tokens += len(token_ids)
         return found
 
     def step(self, *parts: tuple[Sequence, list[int], int]) -> list[torch.Tensor]:
         """The hidden states of each part's rows, of which the number it says is accepted."""
-        found = self._forward(Phase.DECODE, [part[:2] for part in parts])
+        found = self._run(self.model.decode, [part[:2] for part in parts])
         for sequence, _, keep in parts:
             sequence.num_tokens += keep
             sequence.keep = keep
         return found
 
-    def _forward(self, phase: Phase, parts) -> list[torch.Tensor]:
+    def _run(self, run, parts) -> list[torch.Tensor]:
         counts = [len(token_ids) for _, token_ids in parts]
         sequences = [sequence for sequence, _ in parts]
         places = [torch.arange(s.num_tokens, s.num_tokens + n) for s, n in zip(sequences, counts, strict=True)]
-        kv_slots = [s.pages[p // PAGE] * PAGE + p % PAGE for s, p in zip(sequences, places, strict=True)]
+        slot_mapping = [s.pages[p // PAGE] * PAGE + p % PAGE for s, p in zip(sequences, places, strict=True)]
         cu_rows = torch.tensor([0, *counts]).cumsum(0).to(torch.int32)
         slots = torch.tensor([s.slot for s in sequences], dtype=torch.int32)
         none = torch.empty(0, dtype=torch.int64)
         batch = Batch(
-            phase=phase,
             token_ids=torch.tensor([token for _, token_ids in parts for token in token_ids]),
             positions=torch.cat(places).expand(3, -1),
             cu_rows=cu_rows,
             slots=slots,
-            keep=torch.tensor([s.keep for s in sequences], dtype=torch.int32),
+            num_accepted=torch.tensor([s.keep for s in sequences], dtype=torch.int32),
             seen=torch.tensor([int(p[-1]) + 1 for p in places], dtype=torch.int32),
             page_table=torch.stack([s.pages for s in sequences]).to(torch.int32),
-            kv_slots=torch.cat(kv_slots),
+            slot_mapping=torch.cat(slot_mapping),
             stages=(Stage(0, sum(counts), cu_rows, slots, none, none),),
         )
-        return list(self.model.forward(batch, self.memory).split(counts))
+        return list(run(batch, self.memory).split(counts))
 
 
 def whole_prompt(model: Qwen35, kv: str) -> torch.Tensor:

@@ -15,7 +15,6 @@ from onebox.checkpoint.source import open_checkpoint
 from onebox.checkpoint.staging import StagedReader
 from onebox.kernels import dispatch
 from onebox.model.assemble import CheckpointParts, fused, load_model, loading_order, put_together
-from onebox.model.linear import Phase
 from onebox.model.qwen3_5 import Qwen35
 from tests.model.test_qwen3_5 import PROMPT, expected_logits, start
 from tests.synthetic import tiny_config, write_checkpoint
@@ -77,8 +76,8 @@ def test_a_fused_draft_is_that_of_the_head_layer_by_layer(model):
             session = start(chosen)
             hidden = session.prefill(PROMPT[:66])[-1:]
             session.num_tokens += 1
-            batch = session.batch([PROMPT[66]], Phase.DECODE)
-            return chosen.logits(chosen.draft(chosen.mtp, batch, hidden, session.memory.mtp))
+            batch = session.batch([PROMPT[66]])
+            return chosen.logits(chosen.draft(batch, hidden, session.memory.mtp))
 
     found, expected = drafts(model), drafts(replace(model, is_mtp_fused=False))
     assert float((found - expected).abs().max() / expected.abs().max()) <= 1e-4

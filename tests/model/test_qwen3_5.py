@@ -10,10 +10,10 @@ import torch
 
 from onebox.model import reference
 from onebox.model.assemble import load_model
-from onebox.model.linear import Phase
+from onebox.model.batch import Batch, Stage
 from onebox.model.load import load_weights
 from onebox.model.memory import Memory, MemoryShape
-from onebox.model.qwen3_5 import Batch, Qwen35, Stage
+from onebox.model.qwen3_5 import Qwen35
 from onebox.spec.kv import KVFormat
 from tests.synthetic import tiny_config, write_checkpoint
 
@@ -44,7 +44,7 @@ class Session:
         self.num_tokens = 0
         self.keep = 0
 
-    def batch(self, token_ids: list[int], phase: Phase) -> Batch:
+    def batch(self, token_ids: list[int]) -> Batch:
         device, count = self.model.device, len(token_ids)
         places = torch.arange(self.num_tokens, self.num_tokens + count)
         slots = self.pages[places // PAGE] * PAGE + places % PAGE
@@ -52,26 +52,25 @@ class Session:
         cu_rows, own = torch.tensor([0, count], **as_int), torch.tensor([self.slot], **as_int)
         none = torch.empty(0, dtype=torch.int64, device=device)
         return Batch(
-            phase=phase,
             token_ids=torch.tensor(token_ids, device=device),
             positions=places.expand(3, -1).to(device),
             cu_rows=cu_rows,
             slots=own,
-            keep=torch.tensor([self.keep], **as_int),
+            num_accepted=torch.tensor([self.keep], **as_int),
             seen=torch.tensor([self.num_tokens + count], **as_int),
             page_table=self.pages[None].to(**as_int),
-            kv_slots=slots.to(device),
+            slot_mapping=slots.to(device),
             stages=(Stage(0, count, cu_rows, own, none, none),),
         )
 
     def prefill(self, token_ids: list[int]) -> torch.Tensor:
-        hidden = self.model.forward(self.batch(token_ids, Phase.PREFILL), self.memory)
+        hidden = self.model.prefill(self.batch(token_ids), self.memory)
         self.num_tokens += len(token_ids)
         return hidden
 
     def step(self, token_ids: list[int], keep: int) -> torch.Tensor:
         """Verifies `token_ids`, of which `keep` will have been accepted."""
-        hidden = self.model.forward(self.batch(token_ids, Phase.DECODE), self.memory)
+        hidden = self.model.decode(self.batch(token_ids), self.memory)
         self.num_tokens += keep
         self.keep = keep
         return hidden
@@ -152,11 +151,13 @@ def check_drafts(directory: Path, device: torch.device, dtype: torch.dtype) -> N
         found = session.prefill(PROMPT[:100])
         session.num_tokens = 1  # the head's entries stand at the place of the token they depend on
         pages = session.memory.mtp
-        found = model.draft(model.mtp, session.batch(PROMPT[1:101], Phase.PREFILL), found, pages)
-        assert_near(model.logits(found[-64:]), reference.lm_head(spec, weights, expected[0][-64:]), dtype)
+        model.prefill_draft_kv(session.batch(PROMPT[1:97]), found[:96], pages)
+        session.num_tokens = 97
+        found = model.draft(session.batch(PROMPT[97:101]), found[96:], pages)
+        assert_near(model.logits(found), reference.lm_head(spec, weights, expected[0][96:]), dtype)
         session.num_tokens = 101
         for token, wanted in zip(PROMPT[101:104], expected[1:], strict=True):
-            found = model.draft(model.mtp, session.batch([token], Phase.DECODE), found[-1:], pages)
+            found = model.draft(session.batch([token]), found[-1:], pages)
             session.num_tokens += 1
             assert_near(model.logits(found), reference.lm_head(spec, weights, wanted), dtype)
 

@@ -8,10 +8,9 @@ import pytest
 
 import onebox
 from onebox.engine.api import AcceptanceCounts, SamplingParams
-from onebox.pocket.ready import pocket_checkpoint
-from onebox.pocket.synthetic import HELD_OUT_SEED, MEASURED, prompt_text, recall, score
-from onebox.pocket.tokenizer import MODEL_DIRECTORY
+from onebox.pocket.ready import MODEL_DIRECTORY, pocket_checkpoint
 from onebox.text.chat import ChatTemplate
+from recipes.pocket.synthetic.workloads import HELD_OUT_SEED, MEASURED, prompt_text, recall, score
 
 LARGEST_BYTES = 40_000_000
 INVOICE = """\

@@ -14,7 +14,7 @@ import pytest
 from onebox.bench.record import Acceptance, Failure, Power, Reason, Server, write_run
 from onebox.eval.facts import fact_questions
 from onebox.eval.likelihood import Likelihoods, Place
-from onebox.eval.run import Evaluation, Settings, Target, write_eval
+from onebox.eval.run import EvalSettings, EvalTarget, Evaluation, write_eval
 from onebox.planner import Weights, named_preset
 from onebox.report import load, make_report, plots
 from onebox.report.ceiling import Ceiling
@@ -109,7 +109,8 @@ def failing_run():
 
 def eval_run(second, *, likelihoods=True):
     evaluation = Evaluation(
-        [Target("A", "http://a", api_key="secret"), Target("B", "http://b")], Settings(("facts", "likelihood"))
+        [EvalTarget("A", "http://a", api_key="secret"), EvalTarget("B", "http://b")],
+        EvalSettings(("facts", "likelihood")),
     )
     evaluation.questions = fact_questions()
     for side, rights, worse in zip(evaluation.sides, ([True] * 36, second), (0.0, 0.5), strict=True):

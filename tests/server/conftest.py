@@ -8,8 +8,7 @@ import httpx
 import pytest
 import uvicorn
 
-from onebox.engine.api import Engine, EngineConfig
-from onebox.engine.start import EngineOptions, TokenInfo, plan_engine, start_engine
+from onebox.engine.api import Engine, EngineConfig, EngineOptions, TokenInfo, plan_engine, start_engine
 from onebox.server.app import create_app
 from onebox.server.complete import Service
 from onebox.server.run import bind

@@ -8,8 +8,18 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from onebox.engine.api import Finished, Pictures, Request, SamplingParams, Tokens, Vision
-from onebox.engine.start import EngineOptions, TokenInfo, plan_engine, start_engine
+from onebox.engine.api import (
+    EngineOptions,
+    Finished,
+    Pictures,
+    Request,
+    SamplingParams,
+    TokenInfo,
+    Tokens,
+    Vision,
+    plan_engine,
+    start_engine,
+)
 from onebox.model.random_text import text_files
 from onebox.server.complete import Service
 from onebox.server.fetch import FetchLimits

@@ -12,10 +12,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from onebox.engine.start import CheckpointStarter
-from onebox.engine.start import EngineOptions, TokenInfo
-from onebox.engine.remote.parent import EngineProcess
-from onebox.engine.remote.supervise import RestartPolicy
+from onebox.engine.api import CheckpointStarter, EngineOptions, EngineProcess, RestartPolicy, TokenInfo
 from onebox.server.app import create_app
 from onebox.server.complete import Service
 from onebox.text.chat import ChatTemplate

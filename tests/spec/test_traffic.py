@@ -12,9 +12,9 @@ from onebox.spec.modules import ModuleClass, modules
 from onebox.spec.shapes import named_spec
 from onebox.spec.traffic import (
     PACKINGS,
-    Packing,
+    MatrixPacking,
     Routing,
-    Step,
+    TrafficStep,
     class_parameters,
     class_step_bytes,
     distinct_experts,
@@ -40,10 +40,10 @@ routings = st.sampled_from(Routing)
         (PACKINGS[WeightFormat.FP8], 1024 * 3072 + 2 * 8 * 24),
         (replace(PACKINGS[WeightFormat.FP8], scale_dtype="F32"), 1024 * 3072 + 4 * 8 * 24),
         (PACKINGS[WeightFormat.INT4], 1024 * 3072 * (0.5 + 2 / 128 + 0.5 / 128)),
-        (Packing(Layout.GPTQ, 4, 128, "F16", ("g_idx",)), 1024 * 3072 * (0.5 + 2.5 / 128) + 4 * 3072),
-        (Packing(Layout.PACKED, 4, 128), 1024 * 3072 * (0.5 + 2 / 128) + 16),
+        (MatrixPacking(Layout.GPTQ, 4, 128, "F16", ("g_idx",)), 1024 * 3072 * (0.5 + 2.5 / 128) + 4 * 3072),
+        (MatrixPacking(Layout.PACKED, 4, 128), 1024 * 3072 * (0.5 + 2 / 128) + 16),
         (PACKINGS[WeightFormat.INT8], 1024 * 3072 + 2 * 1024),
-        (Packing(Layout.PACKED, 8), 1024 * 3072 + 2 * 1024 + 16),
+        (MatrixPacking(Layout.PACKED, 8), 1024 * 3072 + 2 * 1024 + 16),
         (PACKINGS[WeightFormat.NVFP4], 1024 * 3072 * (0.5 + 1 / 16) + 4),
     ],
 )
@@ -53,7 +53,7 @@ def test_a_matrix_takes_exactly_its_layouts_bytes(packing, expected):
 
 def test_edges_of_blocks_and_groups_are_counted_whole():
     assert matrix_bytes(PACKINGS[WeightFormat.FP8], 129, 1) == 129 + 2 * 2
-    assert matrix_bytes(Packing(Layout.PACKED, 4, 128), 8, 136) == 8 * 17 * 4 + 2 * 8 * 2 + 16
+    assert matrix_bytes(MatrixPacking(Layout.PACKED, 4, 128), 8, 136) == 8 * 17 * 4 + 2 * 8 * 2 + 16
 
 
 def test_parameters_are_the_published_counts():
@@ -90,7 +90,7 @@ def test_distinct_experts_lie_between_one_rows_and_all(rows):
 
 @given(streams, drafts, contexts, routings)
 def test_parts_sum_to_the_total_and_none_is_negative(streams, drafts, context, routing):
-    traffic = step_traffic(SPEC, STORED, Step(streams, drafts, context, 1.0 + drafts), BF16, routing)
+    traffic = step_traffic(SPEC, STORED, TrafficStep(streams, drafts, context, 1.0 + drafts), BF16, routing)
     assert traffic.total_bytes == sum(part.bytes for part in traffic.parts)
     assert all(part.bytes >= 0 for part in traffic.parts)
     assert traffic.largest.bytes == max(part.bytes for part in traffic.parts)
@@ -98,10 +98,10 @@ def test_parts_sum_to_the_total_and_none_is_negative(streams, drafts, context, r
 
 @given(streams, drafts, contexts, routings)
 def test_more_of_anything_never_reads_less(streams, drafts, context, routing):
-    def total(step: Step) -> int:
+    def total(step: TrafficStep) -> int:
         return step_traffic(SPEC, STORED, step, BF16, routing).total_bytes
 
-    step = Step(streams, drafts, context)
+    step = TrafficStep(streams, drafts, context)
     assert total(step) <= total(replace(step, streams=streams + 1))
     assert total(step) < total(replace(step, drafts=drafts + 1))
     assert total(step) < total(replace(step, context_tokens=context + 1))
@@ -109,13 +109,15 @@ def test_more_of_anything_never_reads_less(streams, drafts, context, routing):
 
 @given(streams, drafts, contexts)
 def test_the_least_is_never_more_than_the_expected(streams, drafts, context):
-    step = Step(streams, drafts, context, 1.0 + drafts)
+    step = TrafficStep(streams, drafts, context, 1.0 + drafts)
     least, expected = (step_traffic(SPEC, STORED, step, BF16, routing) for routing in Routing)
     assert all(a.bytes <= b.bytes for a, b in zip(least.parts, expected.parts, strict=True))
 
 
 def test_a_plain_step_reads_each_part_once():
-    parts = {p.name: p.bytes for p in step_traffic(SPEC, STORED, Step(context_tokens=1000), BF16, Routing.LEAST).parts}
+    parts = {
+        p.name: p.bytes for p in step_traffic(SPEC, STORED, TrafficStep(context_tokens=1000), BF16, Routing.LEAST).parts
+    }
     assert parts["LM head"] == STORED[ModuleClass.LM_HEAD]
     assert parts["routed experts"] == STORED[ModuleClass.EXPERTS] // 32
     assert parts["embedding rows"] == 2 * 3072
@@ -125,7 +127,7 @@ def test_a_plain_step_reads_each_part_once():
 
 
 def test_a_draft_reads_the_mtp_layer_and_the_head_once_more():
-    step = Step(drafts=2, context_tokens=1000)
+    step = TrafficStep(drafts=2, context_tokens=1000)
     parts = {p.name: p.bytes for p in step_traffic(SPEC, STORED, step, BF16, Routing.LEAST).parts}
     dense = sum(
         STORED[kind]
@@ -138,32 +140,32 @@ def test_a_draft_reads_the_mtp_layer_and_the_head_once_more():
 
 def test_the_first_draft_pass_covers_the_tokens_just_kept():
     def mtp(kept: float) -> int:
-        step = Step(drafts=1, kept_tokens=kept)
+        step = TrafficStep(drafts=1, kept_tokens=kept)
         return step_traffic(SPEC, STORED, step, BF16, Routing.EXPECTED).parts[-2].bytes
 
     assert mtp(1.0) < mtp(1.9) < mtp(2.0)
 
 
 def test_a_drafter_of_unknown_size_costs_no_bytes():
-    free = step_traffic(SPEC, STORED, Step(drafts=12, drafter_is_mtp=False), BF16, Routing.LEAST)
+    free = step_traffic(SPEC, STORED, TrafficStep(drafts=12, drafter_is_mtp=False), BF16, Routing.LEAST)
     assert [part.name for part in free.parts][-1] == "LM head"
 
 
 def test_drafting_without_an_mtp_head_is_refused():
     without = {kind: size for kind, size in STORED.items() if not kind.in_mtp}
     with pytest.raises(UsageError, match="no MTP head"):
-        step_traffic(SPEC, without, Step(drafts=1), BF16, Routing.LEAST)
+        step_traffic(SPEC, without, TrafficStep(drafts=1), BF16, Routing.LEAST)
 
 
 def test_a_tied_head_is_the_embedding():
     tied = replace(SPEC, tie_word_embeddings=True)
-    parts = step_traffic(tied, predicted_weight_bytes(tied, {}), Step(), BF16, Routing.LEAST).parts
+    parts = step_traffic(tied, predicted_weight_bytes(tied, {}), TrafficStep(), BF16, Routing.LEAST).parts
     assert parts[-1].bytes == 2 * 248320 * 3072
 
 
 def test_vision_is_not_read_when_decoding():
     without = {kind: size for kind, size in STORED.items() if kind is not ModuleClass.VISION}
-    step = Step(drafts=2, context_tokens=10)
+    step = TrafficStep(drafts=2, context_tokens=10)
     assert step_traffic(SPEC, without, step, BF16, Routing.LEAST) == step_traffic(
         SPEC, STORED, step, BF16, Routing.LEAST
     )
@@ -171,10 +173,10 @@ def test_vision_is_not_read_when_decoding():
 
 def test_the_classes_of_a_plain_step_are_its_parts_without_the_state():
     by_class = class_step_bytes(SPEC, STORED)
-    plain = step_traffic(SPEC, STORED, Step(), BF16, Routing.LEAST)
+    plain = step_traffic(SPEC, STORED, TrafficStep(), BF16, Routing.LEAST)
     state = next(part.bytes for part in plain.parts if part.name == "DeltaNet state")
     assert sum(size for kind, size in by_class.items() if not kind.in_mtp) == plain.total_bytes - state
-    one_draft = step_traffic(SPEC, STORED, Step(drafts=1), BF16, Routing.LEAST)
+    one_draft = step_traffic(SPEC, STORED, TrafficStep(drafts=1), BF16, Routing.LEAST)
     mtp = next(part.bytes for part in one_draft.parts if part.name == "MTP layer")
     embedding_row = by_class[ModuleClass.EMBEDDING]
     assert sum(size for kind, size in by_class.items() if kind.in_mtp) == mtp - embedding_row

@@ -15,7 +15,7 @@ from transformers import AutoModelForImageTextToText, CompressedTensorsConfig
 
 from onebox.checkpoint.build import plan_build, run_build
 from onebox.checkpoint.inspect import inspect_checkpoint
-from onebox.checkpoint.recipe import Recipe, Sources, Target, open_source
+from onebox.checkpoint.recipe import BuildSources, Recipe, TargetFormat, open_source
 from onebox.spec.modules import ModuleClass, modules
 from tests.synthetic import tiny_config, write_checkpoint
 
@@ -49,8 +49,8 @@ def test_stock_vllm_runs_a_build_and_gives_the_logprobs_of_transformers(tmp_path
         linear_num_key_heads=1, linear_num_value_heads=2, linear_key_head_dim=128, linear_value_head_dim=128
     )
     base = write_checkpoint(tmp_path / "base", "bf16-fused", config=config)
-    recipe = Recipe(attention=Target.INT4, delta=Target.INT4)
-    run_build(plan_build(recipe, Sources(open_source("base", base))), tmp_path / "out")
+    recipe = Recipe(attention=TargetFormat.INT4, delta=TargetFormat.INT4)
+    run_build(plan_build(recipe, BuildSources(open_source("base", base))), tmp_path / "out")
     prompt = list(range(3, 67))
     theirs = torch.tensor(json.loads(run_in_vllm("logprobs.py", str(tmp_path / "out"), json.dumps(prompt))))
     model = AutoModelForImageTextToText.from_pretrained(
@@ -63,8 +63,10 @@ def test_stock_vllm_runs_a_build_and_gives_the_logprobs_of_transformers(tmp_path
 
 
 def test_vllm_finds_the_scheme_we_meant_for_every_module(tmp_path, checkpoints):
-    sources = Sources(open_source("base", checkpoints / "autoround"), open_source("fp8", checkpoints / "fp8"))
-    recipe = Recipe(shared=Target.FP8, attention=Target.FP8, mtp=Target.INT4, lm_head=Target.INT8)
+    sources = BuildSources(open_source("base", checkpoints / "autoround"), open_source("fp8", checkpoints / "fp8"))
+    recipe = Recipe(
+        shared=TargetFormat.FP8, attention=TargetFormat.FP8, mtp=TargetFormat.INT4, lm_head=TargetFormat.INT8
+    )
     out = tmp_path / "out"
     run_build(plan_build(recipe, sources), out)
     spec = inspect_checkpoint(out).spec

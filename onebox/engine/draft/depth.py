@@ -1,9 +1,10 @@
 """How deep to draft, and with which drafter: chosen per sequence and step, from what was measured.
 
 A step of depth k gives one token and as many drafts as are accepted, for the price of 1 + k rows and of making the
-drafts. `AcceptanceRates` learns how likely a draft is kept, `StepCosts` what steps cost, and the choice is the one with the
-most expected tokens per second; depth 0, plain decoding, is one of the choices. Texts and costs change, so now and then
-`AutoDepth` tries what it does not believe in. Nothing here is random: the same observations give the same choices.
+drafts. `AcceptanceRates` estimates how likely a draft is accepted, `StepCosts` what steps cost, and the choice is the
+one with the most expected tokens per second; depth 0, plain decoding, is one of the choices. Texts and costs change,
+so `AutoDepth` now and then probes a choice that is not the best. Nothing here is random: the same observations give
+the same choices.
 """
 
 import math
@@ -22,10 +23,10 @@ __all__ = [
     "PLAIN",
     "AcceptanceRates",
     "AutoDepth",
-    "DraftChoice",
     "Company",
     "CostPrior",
     "DepthSettings",
+    "DraftChoice",
     "Drafter",
     "Offer",
     "StepCosts",
@@ -343,7 +344,9 @@ class AutoDepth:
         acceptance = self._acceptance[choice.drafter, choice.match_length]
         return 1.0 + sum(acceptance.chances(choice.depth))
 
-    def _probe(self, best: DraftChoice, offers: Sequence[Offer], costs: StepCosts, company: Company) -> DraftChoice | None:
+    def _probe(
+        self, best: DraftChoice, offers: Sequence[Offer], costs: StepCosts, company: Company
+    ) -> DraftChoice | None:
         """The choice other than the best that was not tried for longest, if its time has come."""
         others = [offer for offer in offers if offer.drafter is not best.drafter]
         waits: list[tuple[int, Offer | None]] = [(self._num_unused[offer.drafter], offer) for offer in others]

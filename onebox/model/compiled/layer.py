@@ -16,6 +16,7 @@ from onebox.kernels.delta_net.memory import DeltaPool
 from onebox.kernels.kv_write import kv_write
 from onebox.kernels.norm import add_rms_norm
 from onebox.kernels.paged_attention import paged_attention
+from onebox.model.batch import Batch
 from onebox.model.compiled import ahead
 from onebox.model.compiled.arithmetic import add_norm, product
 from onebox.model.compiled.attention import Projected, attend, gate_heads, rotate
@@ -23,7 +24,7 @@ from onebox.model.compiled.delta_net import DeltaArrays, PoolArrays, delta_step
 from onebox.model.compiled.linear import CompiledExperts, CompiledLinear
 from onebox.model.compiled.mixture import ExpertArrays, mixture_step
 from onebox.model.compiled.threads import by_rows
-from onebox.model.layers import Attention, Batch, DeltaNet, Layer
+from onebox.model.layers import Attention, DeltaNet, Layer
 from onebox.model.linear import Phase, Rows
 from onebox.spec.model import ModelSpec
 
@@ -52,9 +53,10 @@ class CompiledLayer(Layer):
         memory: KVPages | DeltaPool,
         batch: Batch,
         table: tuple[Tensor, Tensor],
+        phase: Phase,
     ) -> tuple[Tensor, Tensor]:
         eps = spec.rms_norm_eps
-        if batch.phase is Phase.PREFILL:
+        if phase is Phase.PREFILL:
             mixed, stream = self._prefill_mixer(spec, added, residual, memory, batch, table)
         else:
             ahead.finish(is_narrow=self._is_narrow)
@@ -82,7 +84,7 @@ class CompiledLayer(Layer):
     ) -> tuple[Array, Array]:
         """(what the mixer adds, the stream before that), as `Layer` computes them."""
         normed, stream = add_rms_norm(added, residual, self.input_norm, spec.rms_norm_eps)
-        rows = Rows(normed, batch.phase)
+        rows = Rows(normed, Phase.PREFILL)
         if isinstance(self.mixer, Attention) and isinstance(memory, KVPages):
             normed = self.mixer(spec, rows, memory, batch, table)
         elif isinstance(self.mixer, DeltaNet) and isinstance(memory, DeltaPool):
@@ -91,7 +93,7 @@ class CompiledLayer(Layer):
 
     def _step(self, added: Stored, residual: Array, pool: DeltaPool, batch: Batch, eps: float) -> tuple[Array, Array]:
         """(what the mixer adds, the stream before that)."""
-        edges = batch.cu_rows.numpy(), batch.slots.numpy(), batch.keep.numpy()
+        edges = batch.cu_rows.numpy(), batch.slots.numpy(), batch.num_accepted.numpy()
         return delta_step(added, residual, self._delta_arrays, self._pool_arrays(pool), *edges, eps)
 
     def _pool_arrays(self, pool: DeltaPool) -> PoolArrays:
@@ -121,7 +123,7 @@ class CompiledLayer(Layer):
         qkv = product(normed, _numbers(mixer.qkv_proj))
         brought = rotate(qkv, *norms, cos, sin, pages.kv_heads, spec.rms_norm_eps)
         if pages.format.key_bits == pages.format.value_bits == PLAIN_BITS:
-            places = batch.kv_slots.numpy(), batch.page_table.numpy(), batch.seen.numpy(), batch.cu_rows.numpy()
+            places = batch.slot_mapping.numpy(), batch.page_table.numpy(), batch.seen.numpy(), batch.cu_rows.numpy()
             mixed = attend(brought, stored(pages.key_codes), stored(pages.value_codes), *places, scale)
         else:
             mixed = _attend_coded(brought, pages, batch, scale)
@@ -165,7 +167,7 @@ class CompiledLayer(Layer):
 def _attend_coded(brought: Projected, pages: KVPages, batch: Batch, scale: float) -> Array:
     """Mixed values [R, Q * D]; the pages then hold the rows' own keys and values."""
     query, key, value = (torch.from_numpy(part) for part in (brought.query, brought.key, brought.value))
-    kv_write(pages, key, value, batch.kv_slots)
+    kv_write(pages, key, value, batch.slot_mapping)
     mixed = paged_attention(query, pages, batch.page_table, batch.seen, batch.cu_rows, scale)
     return array(mixed.flatten(1))
 

@@ -30,11 +30,10 @@ from onebox.engine.api import (
     Started,
     Tokens,
 )
-from onebox.engine.start import CheckpointStarter
-from onebox.engine.start import EngineOptions, TokenInfo
+from onebox.engine.remote.messages import Planned, StartPhase
 from onebox.engine.remote.parent import EngineProcess
 from onebox.engine.remote.supervise import RestartPolicy
-from onebox.engine.remote.messages import StartPhase, Planned
+from onebox.engine.start import CheckpointStarter, EngineOptions, TokenInfo
 from onebox.spec.errors import DoesNotFitError, OneboxError, UsageError
 from tests.engine.fake import FAILING, FakeRunner, plain_answer, tokens_of
 from tests.engine.remote.processes import CONFIG, DYING, HANGING, SLOW, FakeStarter
@@ -164,7 +163,7 @@ def test_a_reader_that_has_all_it_wants_is_told_of_a_stop_and_not_of_an_abort():
     for end, told in zip(ends, [Finished("a", FinishReason.STOP, Counts(1, 2)), ends[1]], strict=True):
         handle = RequestHandle("a")
         handle.is_complete = True
-        handle.post(end, 0.0)
+        handle.deliver(end, 0.0)
         assert list(handle) == [told]
 
 
@@ -179,8 +178,8 @@ def test_a_full_queue_refuses_at_once(start):
 
 def test_a_step_is_one_message_however_many_requests_are_in_it(calm, monkeypatch):
     heard = []
-    hear = EngineProcess._hear
-    monkeypatch.setattr(EngineProcess, "_hear", lambda self, step: (heard.append(step), hear(self, step)))
+    deliver = EngineProcess._deliver
+    monkeypatch.setattr(EngineProcess, "_deliver", lambda self, step: (heard.append(step), deliver(self, step)))
     before = calm.stats().totals.num_steps
     for handle in calm.submit_copies(request("a", [1] * 100, max_tokens=50), 4):
         list(handle)

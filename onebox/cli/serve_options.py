@@ -1,0 +1,248 @@
+"""The options of `onebox serve` by topic, and what the engine and the server get of them.
+
+The names are those that people know from vLLM, so that a launch command works with the program's name replaced.
+"""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+
+import typer
+
+from onebox.spec.errors import UsageError
+
+if TYPE_CHECKING:
+    from onebox.engine.api import EngineOptions
+    from onebox.server.media import MediaLimits
+    from onebox.server.settings import ServerSettings
+
+__all__ = [
+    "HttpOptions",
+    "IgnoredOptions",
+    "MediaOptions",
+    "MemoryOptions",
+    "ModelOptions",
+    "PromptOptions",
+    "engine_options",
+]
+
+_KV_NAMES = {"auto": "bf16", "bfloat16": "bf16", "fp8_e4m3": "fp8"}
+_METHODS = {"qwen3_next_mtp": "mtp", "qwen3_5_mtp": "mtp"}
+# Known flags without a meaning here, and why.
+_NOTICES = {
+    "trust_remote_code": "--trust-remote-code: no code is ever taken from a checkpoint.",
+    "enable_auto_tool_choice": "--enable-auto-tool-choice: tool calls are always parsed when a request brings tools.",
+    "tool_call_parser": "--tool-call-parser: the family has one form of tool calls, and it is parsed.",
+    "reasoning_parser": "--reasoning-parser: the family has one form of reasoning, and it is parsed.",
+    "tensor_parallel_size": "--tensor-parallel-size 1: onebox runs on one GPU.",
+    "enforce_eager": "--enforce-eager: graphs are captured in seconds, so they are always used.",
+    "enable_chunked_prefill": "--enable-chunked-prefill: prompts always share steps with running answers.",
+}
+
+
+@dataclass(frozen=True)
+class HttpOptions:
+    """Where the server listens and whom it answers."""
+
+    PANEL: ClassVar[str] = "HTTP"
+
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1"
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 takes a free one.")] = 8000
+    served_model_name: Annotated[
+        str | None, typer.Option(help="The model's name in the API; the directory's name unless told.")
+    ] = None
+    api_key: Annotated[
+        str | None, typer.Option(envvar="ONEBOX_API_KEY", help="Clients must send it; nobody needs one unless told.")
+    ] = None
+    allowed_origins: Annotated[
+        str, typer.Option(help='JSON list of origins whose pages may call the API; "*" for all. None unless told.')
+    ] = "[]"
+    shutdown_timeout: Annotated[
+        float, typer.Option(min=0, help="Seconds that running requests may take after SIGTERM; a second one stops.")
+    ] = 30.0
+
+    def settings(self) -> "ServerSettings":
+        from onebox.server.settings import ServerSettings
+
+        origins = _json("--allowed-origins", self.allowed_origins, list)
+        return ServerSettings(api_key=self.api_key, allowed_origins=tuple(origins))
+
+
+@dataclass(frozen=True)
+class ModelOptions:
+    """How the model is loaded and computed."""
+
+    PANEL: ClassVar[str] = "Model"
+
+    device: Annotated[str, typer.Option(help="Where the model runs: auto, cuda or cpu.")] = "auto"
+    dtype: Annotated[
+        str, typer.Option(help="Activations: auto, bfloat16 or float32. Auto is bfloat16 where that is the faster.")
+    ] = "auto"
+    load_format: Annotated[
+        str, typer.Option(help="How weights are read: auto, safetensors, fastsafetensors, or dummy (random weights).")
+    ] = "auto"
+    speculative_config: Annotated[
+        str | None,
+        typer.Option(
+            help='JSON: {"method": "none|mtp|ngram|auto", "num_speculative_tokens": 1..8}. '
+            "Auto, up to 4 drafts, where the checkpoint has an MTP head."
+        ),
+    ] = None
+
+    def speculation(self) -> tuple[str | None, int | None]:
+        """(method, drafts) of --speculative-config; None where it leaves the choice open."""
+        given = _json("--speculative-config", self.speculative_config or "{}", dict)
+        unknown = given.keys() - {"method", "num_speculative_tokens"}
+        if unknown:
+            raise UsageError(
+                f"--speculative-config holds {sorted(unknown)[0]!r}; it takes method and num_speculative_tokens."
+            )
+        method, drafts = given.get("method"), given.get("num_speculative_tokens")
+        if drafts is not None and (not isinstance(drafts, int) or isinstance(drafts, bool)):
+            raise UsageError(f"num_speculative_tokens is {drafts!r}; it must be a whole number.")
+        return _METHODS.get(method, method), drafts
+
+
+@dataclass(frozen=True)
+class MemoryOptions:
+    """How much is held and computed at once."""
+
+    PANEL: ClassVar[str] = "Memory and scheduling"
+
+    kv_cache_dtype: Annotated[
+        str, typer.Option(help="KV cache: auto (bf16), bf16, fp8, turboquant, or turboquant_kXvY (X, Y of 8, 4, 3, 2).")
+    ] = "auto"
+    max_model_len: Annotated[
+        int | None, typer.Option(min=1, help="Tokens of prompt and answer together; the model's own limit unless told.")
+    ] = None
+    max_num_seqs: Annotated[int, typer.Option(min=1, help="Requests that are computed at once.")] = 8
+    max_num_waiting: Annotated[int, typer.Option(min=0, help="Requests that may wait; beyond, clients get 429.")] = 64
+    max_num_batched_tokens: Annotated[
+        int | None,
+        typer.Option(help="Prompt tokens computed in one step, a multiple of 64; 2048 on a GPU, 512 on a CPU."),
+    ] = None
+    gpu_memory_utilization: Annotated[float, typer.Option(help="Share of the memory that onebox may use.")] = 0.9
+    kv_cache_memory_bytes: Annotated[
+        int | None,
+        typer.Option(help="Bytes for KV pages and cached prefixes; all that is left on a GPU, 1 GiB on a CPU."),
+    ] = None
+    enable_prefix_caching: Annotated[
+        bool, typer.Option(help="Keep the states of prompts, so that what was computed once is not computed again.")
+    ] = True
+
+
+@dataclass(frozen=True)
+class MediaOptions:
+    """Which images and videos requests may hold."""
+
+    PANEL: ClassVar[str] = "Images and video"
+
+    language_model_only: Annotated[
+        bool, typer.Option("--language-model-only", help="Leave the vision tower on disk; images are then refused.")
+    ] = False
+    limit_mm_per_prompt: Annotated[
+        str, typer.Option(help='JSON of what one request may hold; {"image": 16, "video": 2} unless told.')
+    ] = "{}"
+    allowed_local_media_path: Annotated[
+        Path | None,
+        typer.Option(exists=True, file_okay=False, help="Directory whose files requests may show by file: URLs."),
+    ] = None
+    allow_private_media: Annotated[
+        bool, typer.Option("--allow-private-media", help="Also fetch images from private and loopback addresses.")
+    ] = False
+
+    def limits(self) -> "MediaLimits":
+        from onebox.server.fetch import FetchLimits
+        from onebox.server.media import MediaLimits
+
+        return MediaLimits.of_counts(
+            _json("--limit-mm-per-prompt", self.limit_mm_per_prompt, dict),
+            FetchLimits(local_path=self.allowed_local_media_path, allows_private=self.allow_private_media),
+        )
+
+
+@dataclass(frozen=True)
+class PromptOptions:
+    """What goes around a request's messages, and how answers are sampled where it does not say."""
+
+    PANEL: ClassVar[str] = "Chat template and sampling"
+
+    chat_template: Annotated[
+        Path | None, typer.Option(help="A jinja file in place of the checkpoint's own chat template.")
+    ] = None
+    default_chat_template_kwargs: Annotated[
+        str, typer.Option(help='JSON for the template where a request is silent, such as {"enable_thinking": false}.')
+    ] = "{}"
+    override_generation_config: Annotated[
+        str, typer.Option(help='JSON of sampling defaults over generation_config.json, such as {"temperature": 0.6}.')
+    ] = "{}"
+
+    def template_kwargs(self) -> dict[str, Any]:
+        given: dict[str, Any] = _json("--default-chat-template-kwargs", self.default_chat_template_kwargs, dict)
+        return given
+
+    def generation_overrides(self) -> dict[str, Any]:
+        given: dict[str, Any] = _json("--override-generation-config", self.override_generation_config, dict)
+        return given
+
+
+@dataclass(frozen=True)
+class IgnoredOptions:
+    """Flags of vLLM without a meaning here: taken, and explained in one line where they are given."""
+
+    PANEL: ClassVar[str] = "Without effect"
+
+    trust_remote_code: Annotated[bool, typer.Option("--trust-remote-code", hidden=True)] = False
+    enable_auto_tool_choice: Annotated[bool, typer.Option("--enable-auto-tool-choice", hidden=True)] = False
+    tool_call_parser: Annotated[str | None, typer.Option(hidden=True)] = None
+    reasoning_parser: Annotated[str | None, typer.Option(hidden=True)] = None
+    tensor_parallel_size: Annotated[int | None, typer.Option(hidden=True)] = None
+    enforce_eager: Annotated[bool, typer.Option("--enforce-eager", hidden=True)] = False
+    enable_chunked_prefill: Annotated[bool | None, typer.Option(hidden=True)] = None
+
+    def print_notices(self) -> None:
+        """Prints why each given flag has no effect; refuses more than one GPU and prefill without chunks."""
+        for name, notice in _NOTICES.items():
+            if getattr(self, name):
+                typer.echo(notice)
+        if self.tensor_parallel_size not in (None, 1):
+            raise UsageError(f"--tensor-parallel-size is {self.tensor_parallel_size}; onebox runs on one GPU.")
+        if self.enable_chunked_prefill is False:
+            raise UsageError(
+                "--no-enable-chunked-prefill is not supported: prompts are always prefilled in chunks that share steps "
+                "with running answers. Remove the flag; --max-num-batched-tokens sets the prompt tokens per step."
+            )
+
+
+def engine_options(model: ModelOptions, memory: MemoryOptions, media: MediaOptions) -> "EngineOptions":
+    """What the engine is asked for."""
+    from onebox.engine.api import EngineOptions
+
+    method, drafts = model.speculation()
+    return EngineOptions(
+        device=model.device,
+        dtype=model.dtype,
+        load_format=model.load_format,
+        kv_cache_dtype=_KV_NAMES.get(memory.kv_cache_dtype, memory.kv_cache_dtype),
+        max_model_len=memory.max_model_len,
+        max_num_seqs=memory.max_num_seqs,
+        max_num_waiting=memory.max_num_waiting,
+        max_num_batched_tokens=memory.max_num_batched_tokens,
+        gpu_memory_utilization=memory.gpu_memory_utilization,
+        kv_cache_memory_bytes=memory.kv_cache_memory_bytes,
+        enable_prefix_caching=memory.enable_prefix_caching,
+        language_model_only=media.language_model_only,
+        speculation=method,
+        num_speculative_tokens=drafts,
+    )
+
+
+def _json(flag: str, text: str, kind: type) -> Any:
+    try:
+        given = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise UsageError(f"{flag} is not JSON ({error}).") from None
+    if not isinstance(given, kind):
+        raise UsageError(f"{flag} must be a JSON {'object' if kind is dict else 'list'}, not {text}.")
+    return given

@@ -1,0 +1,66 @@
+"""What the model computes in one pass: rows of several sequences and where each sequence's memory lies."""
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+__all__ = ["Batch", "ImageRows", "Stage"]
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Consecutive segments of a prefill batch whose DeltaNet states are computed together, before the next stage's.
+
+    A prompt whose state is saved at several positions is split into several segments, one per stage. After the stage
+    the states in the slots `copy_from` are copied into the slots `copy_to`.
+    """
+
+    first_row: int
+    end_row: int
+    cu_rows: Tensor
+    """int32 [n + 1], from 0: the rows of the stage's n segments."""
+    slots: Tensor
+    """int32 [n]."""
+    copy_from: Tensor
+    """int64 [m]."""
+    copy_to: Tensor
+    """int64 [m]."""
+
+
+@dataclass(frozen=True)
+class ImageRows:
+    """Rows whose embedding comes from the vision tower instead of the token embedding."""
+
+    rows: Tensor
+    """int64 [m]."""
+    embeddings: Tensor
+    """[m, H]."""
+
+
+@dataclass(frozen=True)
+class Batch:
+    """R rows in S segments, for `Qwen35.decode` or `Qwen35.prefill`. Integer tensors are on the model's device.
+
+    Segment s has the rows cu_rows[s] .. cu_rows[s + 1] - 1. In decode every sequence has one segment, and its rows'
+    tokens stay pending until the next step's `num_accepted`. Prefill takes its DeltaNet slots from `stages`.
+    """
+
+    token_ids: Tensor
+    """int64 [R]."""
+    positions: Tensor
+    """int64 [3, R]: time, height, width."""
+    cu_rows: Tensor
+    """int32 [S + 1]."""
+    slots: Tensor
+    """int32 [S]: each sequence's slot in the DeltaNet pools."""
+    num_accepted: Tensor
+    """int32 [S]: how many pending tokens of the previous step were accepted; decode only."""
+    seen: Tensor
+    """int32 [S]: tokens that the segment's last row attends to, itself included."""
+    page_table: Tensor
+    """int32 [S, pages]."""
+    slot_mapping: Tensor
+    """int64 [R]: where each row's keys and values are written."""
+    stages: tuple[Stage, ...] = ()
+    """Prefill only."""
+    image_rows: ImageRows | None = None

@@ -1,0 +1,1 @@
+"""What was done with onebox, step by step: not part of the package."""

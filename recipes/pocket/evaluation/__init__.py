@@ -1,0 +1,1 @@
+"""Held-out questions and texts, and the tables made of the results."""

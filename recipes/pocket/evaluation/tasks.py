@@ -1,0 +1,88 @@
+"""Held-out examples answered by the engine: how right the answers are, and how many drafts were kept on the way."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+
+import onebox
+from onebox.engine.api import AcceptanceCounts, SamplingParams
+from onebox.text.chat import ChatTemplate
+from recipes.pocket.evaluation.passages import Passage
+from recipes.pocket.synthetic.workloads import HELD_OUT_SEED, MEASURED, Example, prompt_text, recall, score
+
+__all__ = ["TaskResult", "continue_text", "recall_task", "workload_task"]
+
+_CHARACTERS_PER_TOKEN = 3.0
+_DEPTHS = (0.05, 0.25, 0.5, 0.75, 0.95)
+
+
+@dataclass(frozen=True)
+class TaskResult:
+    """Mean scores of `num` answers, each between 0 and 1, and the drafts of all of them."""
+
+    name: str
+    num: int
+    scores: dict[str, float] = field(default_factory=dict)
+    drafts: AcceptanceCounts = field(default_factory=AcceptanceCounts)
+    mean_prompt_tokens: float = 0.0
+
+    def kept(self, place: int) -> float | None:
+        """Of the drafts at `place` (0 the first) whose forerunners were kept, the share that was kept too."""
+        accepted = self.drafts.accepted_by_position
+        offered = self.drafts.num_steps if place == 0 else accepted[place - 1] if place <= len(accepted) else 0
+        return accepted[place] / offered if offered and place < len(accepted) else 0.0 if offered else None
+
+    @property
+    def scores_text(self) -> str:
+        return ", ".join(f"{name.replace('_', ' ')} {value:.1%}" for name, value in self.scores.items())
+
+    @property
+    def kept_text(self) -> str:
+        """The first draft's share and the second's, as cells of a table."""
+        shares = (self.kept(place) for place in range(2))
+        return " | ".join("-" if share is None else f"{share:.1%}" for share in shares)
+
+
+def workload_task(llm: "onebox.LLM", directory: Path, name: str, count: int, max_tokens: int) -> TaskResult:
+    """`count` held-out examples of a workload."""
+    examples = [MEASURED[name](Random(HELD_OUT_SEED + number)) for number in range(count)]  # noqa: S311
+    return _answered(llm, directory, name, examples, max_tokens)
+
+
+def recall_task(llm: "onebox.LLM", directory: Path, tokens: int, count: int, max_tokens: int) -> TaskResult:
+    """`count` keys hidden in about `tokens` tokens, at depths from the beginning to the end in turn."""
+    template = ChatTemplate.load(directory)
+
+    def example(number: int) -> Example:
+        depth, seed = _DEPTHS[number % len(_DEPTHS)], HELD_OUT_SEED + number
+        characters = tokens * _CHARACTERS_PER_TOKEN
+        # Languages differ in characters per token, so the length is set by what a first try came to.
+        tried = llm.tokenizer.encode(prompt_text(recall(Random(seed), int(characters), depth), template))  # noqa: S311
+        return recall(Random(seed), int(characters * tokens / len(tried)), depth)  # noqa: S311
+
+    return _answered(llm, directory, f"key at {tokens:,}", [example(number) for number in range(count)], max_tokens)
+
+
+def continue_text(llm: "onebox.LLM", name: str, passages: Sequence[Passage], max_tokens: int) -> TaskResult:
+    """Beginnings of held-out texts gone on with: nothing to be right or wrong, but drafts to be counted."""
+    prompts = [passage.token_ids[:128] for passage in passages]
+    params = SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True)
+    answers = llm.generate(prompts, params)
+    drafts = sum((answer.counts.drafts for answer in answers if answer.counts), AcceptanceCounts())
+    return TaskResult(name, len(prompts), {}, drafts, sum(map(len, prompts)) / len(prompts))
+
+
+def _answered(
+    llm: "onebox.LLM", directory: Path, name: str, examples: Sequence[Example], max_tokens: int
+) -> TaskResult:
+    template = ChatTemplate.load(directory)
+    prompts = [prompt_text(example, template) for example in examples]
+    answers = llm.generate(prompts, SamplingParams(temperature=0.0, max_tokens=max_tokens))
+    scores = [score(example, answer.text) for example, answer in zip(examples, answers, strict=True)]
+    names = sorted({key for each in scores for key in each})
+    means = {
+        key: sum(each[key] for each in scores if key in each) / sum(key in each for each in scores) for key in names
+    }
+    drafts = sum((answer.counts.drafts for answer in answers if answer.counts), AcceptanceCounts())
+    return TaskResult(name, len(examples), means, drafts, sum(len(a.prompt_token_ids) for a in answers) / len(answers))

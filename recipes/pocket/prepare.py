@@ -1,0 +1,72 @@
+"""`python -m recipes.pocket.prepare`: collects text, trains the tokenizer, writes token files, prints the counts."""
+
+import argparse
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from onebox.model.random_text import text_files
+from onebox.pocket.ready import MODEL_DIRECTORY
+from onebox.text.chat import ChatTemplate
+from recipes.pocket.command import run_command
+from recipes.pocket.data.collect import collect
+from recipes.pocket.data.sources import SOURCES
+from recipes.pocket.data.token_files import pack, split
+from recipes.pocket.data.tokenizer import balanced, train_tokenizer, write_text_files
+from recipes.pocket.synthetic.workloads import WORKLOADS, prompt_text
+
+__all__ = ["main", "prepare"]
+
+_CHARACTERS_PER_LANGUAGE = 4_000_000
+_EXAMPLES_PER_WORKLOAD = 1_500
+
+
+def prepare(packages: Path, output: Path, model: Path) -> dict[str, dict[str, Any]]:
+    """Downloads to `packages`, writes token files and index to `output` and the tokenizer to `model`; the index."""
+    documents = collect(packages)
+    by_language: dict[str, list[str]] = {"generated": _generated()}
+    for source in SOURCES:
+        training, _ = split(documents[source.name])
+        by_language.setdefault(source.language, []).extend(training)
+    for language in by_language.values():
+        Random(0).shuffle(language)  # noqa: S311 - an order, not a secret
+    tokenizer = train_tokenizer(balanced(by_language, _CHARACTERS_PER_LANGUAGE))
+    write_text_files(tokenizer, model)
+    return pack(documents, SOURCES, tokenizer, output)
+
+
+def _generated() -> list[str]:
+    """Examples as text, so that what they are full of (JSON, XML tags, invoices) has tokens of its own."""
+    template = ChatTemplate(text_files()["chat_template.jinja"])
+    examples = (WORKLOADS[name](Random(seed)) for name in WORKLOADS for seed in range(_EXAMPLES_PER_WORKLOAD))  # noqa: S311
+    return [prompt_text(example, template) + example.answer for example in examples]
+
+
+def _report(index: Mapping[str, Mapping[str, Any]]) -> str:
+    lines = [f"{'source':16}{'language':10}{'tokens':>12}{'held out':>10}"]
+    for name, entry in index.items():
+        lines.append(f"{name:16}{entry['language']:10}{entry['tokens']:12,}{entry['heldout_tokens']:10,}")
+    total, held_out = (sum(entry[key] for entry in index.values()) for key in ("tokens", "heldout_tokens"))
+    lines.append(f"{'all':26}{total:12,}{held_out:10,}")
+    return "\n".join(lines)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m recipes.pocket.prepare", description=__doc__)
+    parser.add_argument("--packages", type=Path, default=Path("build/pocket"), help="where packages are kept")
+    parser.add_argument("--output", type=Path, default=Path(".pocket"), help="where token files and index go")
+    parser.add_argument("--model", type=Path, default=MODEL_DIRECTORY, help="where the tokenizer goes")
+    given = parser.parse_args(arguments)
+
+    def run() -> int:
+        index = prepare(given.packages, given.output, given.model)
+        sys.stdout.write(_report(index) + "\n")
+        return 0
+
+    return run_command(run)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,1 @@
+"""Generated examples: a question, the right answer, and a check for the model's answer."""

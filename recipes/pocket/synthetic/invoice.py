@@ -1,0 +1,302 @@
+"""Invoices in three languages and many layouts, to be read into JSON by a list of keys or by a schema."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import date, timedelta
+from random import Random
+from typing import Any
+
+from recipes.pocket.synthetic.example import Example, answer_json, json_value
+from recipes.pocket.synthetic.words import (
+    CITIES,
+    GOODS,
+    LANGUAGES,
+    MONTHS,
+    ORDINARY_SHARE,
+    company,
+    identifier,
+    made_up,
+    number_name,
+    person,
+)
+
+__all__ = ["invoice"]
+
+# Label choices by field and language.
+_LABELS: dict[str, dict[str, list[str]]] = {
+    "title": {
+        "en": ["INVOICE", "Invoice", "Tax invoice", "Bill"],
+        "hu": ["SZÁMLA", "Számla"],
+        "tr": ["FATURA", "Fatura"],
+    },
+    "vendor": {
+        "en": ["Seller", "From", "Vendor", "Supplier"],
+        "hu": ["Eladó", "Szállító", "Kibocsátó"],
+        "tr": ["Satıcı", "Düzenleyen", "Firma"],
+    },
+    "customer": {
+        "en": ["Bill to", "Customer", "Buyer", "To"],
+        "hu": ["Vevő", "Megrendelő", "Címzett"],
+        "tr": ["Alıcı", "Müşteri", "Sayın"],
+    },
+    "invoice_number": {
+        "en": ["Invoice no.", "Invoice number", "Number", "Reference"],
+        "hu": ["Számla sorszáma", "Számlaszám", "Sorszám"],
+        "tr": ["Fatura no", "Fatura numarası", "No"],
+    },
+    "date": {
+        "en": ["Date", "Issued", "Invoice date", "Date of issue"],
+        "hu": ["Kelt", "Kiállítás dátuma", "Dátum"],
+        "tr": ["Tarih", "Fatura tarihi", "Düzenleme tarihi"],
+    },
+    "due_date": {
+        "en": ["Due", "Due date", "Payable until", "Payment due"],
+        "hu": ["Fizetési határidő", "Esedékesség", "Határidő"],
+        "tr": ["Son ödeme", "Vade tarihi", "Vade"],
+    },
+    "subtotal": {"en": ["Subtotal", "Net"], "hu": ["Nettó", "Részösszeg"], "tr": ["Ara toplam", "Net"]},
+    "tax": {"en": ["VAT", "Tax"], "hu": ["ÁFA"], "tr": ["KDV"]},
+    "total": {
+        "en": ["Total", "Amount due", "Grand total"],
+        "hu": ["Összesen", "Fizetendő", "Végösszeg"],
+        "tr": ["Toplam", "Genel toplam", "Ödenecek tutar"],
+    },
+    "tax_id": {"en": ["Tax ID", "VAT no."], "hu": ["Adószám"], "tr": ["Vergi no", "VKN"]},
+    "email": {"en": ["Email", "E-mail"], "hu": ["E-mail"], "tr": ["E-posta"]},
+}
+_CURRENCIES = {"en": ("USD", "EUR", "GBP"), "hu": ("HUF", "EUR"), "tr": ("TRY", "EUR")}
+_SIGNS = {"USD": "$", "EUR": "€", "GBP": "£", "HUF": "Ft", "TRY": "TL"}
+_TAX_PERCENT = {"en": (0, 5, 10, 20), "hu": (5, 18, 27), "tr": (1, 10, 20)}
+_ASK = {
+    "en": (
+        "Extract the following as JSON: {keys}",
+        "Extract the {keys} from this invoice. Answer in JSON.",
+        "Extract {keys} as JSON.",
+        "Read the invoice and give {keys} as a JSON object.",
+        "Return JSON with the keys {keys}.",
+    ),
+    "hu": (
+        "Add meg JSON-ként: {keys}.",
+        "Olvasd ki a számlából JSON formában ezeket: {keys}.",
+        "JSON kulcsok: {keys}.",
+    ),
+    "tr": (
+        "Şunları JSON olarak ver: {keys}.",
+        "Faturadan {keys} alanlarını JSON olarak çıkar.",
+        "JSON anahtarları: {keys}.",
+    ),
+}
+_ASK_ALL = {
+    "en": ("Extract the data of this invoice as JSON.", "Turn this invoice into JSON.", "Read this invoice as JSON."),
+    "hu": ("Add meg a számla adatait JSON-ként.", "Alakítsd a számlát JSON-ná."),
+    "tr": ("Faturanın verilerini JSON olarak ver.", "Bu faturayı JSON'a çevir."),
+}
+_ALL_KEYS = ["vendor", "customer", "invoice_number", "date", "currency", "total"]
+_ASK_SCHEMA = {
+    "en": "Extract the data as JSON that follows this schema:",
+    "hu": "Add meg az adatokat JSON-ként e séma szerint:",
+    "tr": "Verileri şu şemaya uyan JSON olarak ver:",
+}
+_THOUGHTS = {
+    "en": "The invoice is in {name}. I give {keys}.",
+    "hu": "A számla nyelve: {name}. Ezek kellenek: {keys}.",
+    "tr": "Faturanın dili: {name}. İstenenler: {keys}.",
+}
+_NAMES = {
+    "en": {"en": "English", "hu": "Hungarian", "tr": "Turkish"},
+    "hu": {"en": "angol", "hu": "magyar", "tr": "török"},
+    "tr": {"en": "İngilizce", "hu": "Macarca", "tr": "Türkçe"},
+}
+_DOMAINS = ("com", "hu", "com.tr", "eu")
+_SYSTEMS = (
+    "You read invoices and answer with JSON only.",
+    "Answer with one JSON object and nothing else.",
+    "You are a careful data entry clerk.",
+)
+_SCHEMA_TYPES: dict[str, Any] = {
+    "subtotal": {"type": "number"},
+    "tax": {"type": "number"},
+    "total": {"type": "number"},
+    "items": {
+        "type": "array",
+        "items": {
+            "type": "object",
+            "properties": {
+                "description": {"type": "string"},
+                "quantity": {"type": "integer"},
+                "price": {"type": "number"},
+            },
+        },
+    },
+}
+
+
+@dataclass(frozen=True)
+class _Style:
+    """How one invoice writes dates and amounts."""
+
+    language: str
+    currency: str
+    write_date: Callable[[date], str]
+    sign_first: bool
+    code: bool
+
+    def amount(self, cents: int) -> str:
+        number = _grouped(cents, self.language, whole=self.currency == "HUF")
+        if self.code:
+            return f"{number} {self.currency}"
+        sign = _SIGNS[self.currency]
+        return f"{sign}{number}" if self.sign_first else f"{number} {sign}"
+
+
+def _grouped(cents: int, language: str, *, whole: bool) -> str:
+    """1,234.50 in English, 1 234,50 in Hungarian, 1.234,50 in Turkish."""
+    thousands, point = {"en": (",", "."), "hu": (" ", ","), "tr": (".", ",")}[language]
+    units = f"{cents // 100:,}".replace(",", thousands)
+    return units if whole else f"{units}{point}{cents % 100:02d}"
+
+
+def _style(rng: Random, language: str) -> _Style:
+    currency = rng.choice(_CURRENCIES[language])
+    months = MONTHS[language]
+    ways: dict[str, list[Callable[[date], str]]] = {
+        "en": [
+            date.isoformat,
+            lambda d: f"{d.day} {months[d.month - 1]} {d.year}",
+            lambda d: f"{months[d.month - 1]} {d.day}, {d.year}",
+        ],
+        "hu": [date.isoformat, lambda d: f"{d:%Y. %m. %d.}", lambda d: f"{d.year}. {months[d.month - 1]} {d.day}."],
+        "tr": [date.isoformat, lambda d: f"{d:%d.%m.%Y}", lambda d: f"{d.day} {months[d.month - 1]} {d.year}"],
+    }
+    sign_first = currency in ("USD", "GBP") or (currency == "EUR" and language == "en")
+    return _Style(language, currency, rng.choice(ways[language]), sign_first, rng.random() < 0.4)
+
+
+def _number(cents: int, currency: str) -> float | int:
+    return cents // 100 if currency == "HUF" or cents % 100 == 0 else cents / 100
+
+
+def _facts(rng: Random, style: _Style, ordinary: float) -> tuple[dict[str, Any], list[tuple[str, int, int]], int]:
+    """What the invoice says, as the JSON has it; items as (description, quantity, cents each); its tax in percent."""
+    step = 10_000 if style.currency == "HUF" else rng.choice((1, 50, 100))
+    most = 900 if style.currency == "HUF" else 60_000 // step
+    items = []
+    for _ in range(rng.choice((1, 1, 2, 2, 3, 4))):
+        name = rng.choice(GOODS[style.language]) if rng.random() < 0.7 else made_up(rng).capitalize()
+        items.append((name, rng.randint(1, 12), rng.randint(1, most) * step))
+    percent = rng.choice(_TAX_PERCENT[style.language])
+    net = sum(quantity * each for _, quantity, each in items)
+    tax = net * percent // 100
+    if style.currency == "HUF":
+        tax -= tax % 100
+    issued = date(2015, 1, 1) + timedelta(days=rng.randrange(365 * 15))
+    due = issued + timedelta(days=rng.choice((7, 8, 14, 15, 30, 45, 60)))
+    vendor = company(rng, style.language, ordinary)
+    facts: dict[str, Any] = {
+        "vendor": vendor,
+        "customer": person(rng, style.language) if rng.random() < 0.5 else company(rng, style.language, ordinary),
+        "invoice_number": number_name(rng),
+        "date": issued.isoformat(),
+        "due_date": due.isoformat(),
+        "currency": style.currency,
+        "subtotal": _number(net, style.currency),
+        "tax": _number(tax, style.currency),
+        "total": _number(net + tax, style.currency),
+        "tax_id": "-".join(str(rng.randrange(10**n, 10 ** (n + 1))) for n in rng.choice(((7, 0, 1), (9,), (3, 4)))),
+        "email": f"{rng.choice(('info', 'office', identifier(rng)))}@{identifier(rng)}.{rng.choice(_DOMAINS)}",
+        "items": [{"description": n, "quantity": q, "price": _number(e, style.currency)} for n, q, e in items],
+        "_issued": issued,
+        "_due": due,
+        "_cents": (net, tax),
+    }
+    return facts, items, percent
+
+
+def _lines(
+    rng: Random, style: _Style, facts: dict[str, Any], items: list[tuple[str, int, int]], percent: int
+) -> list[str]:
+    """The invoice as text: heading, parties, references, items and sums; parties and references in any order."""
+    separator = rng.choice((": ", ": ", " - ", ":\n"))
+
+    def labelled(field: str, text: str) -> str:
+        return rng.choice(_LABELS[field][style.language]) + separator + text
+
+    net, tax = facts["_cents"]
+    city = rng.choice(CITIES[style.language])
+    head = [
+        labelled("vendor", facts["vendor"]),
+        labelled("customer", facts["customer"]),
+        labelled("invoice_number", facts["invoice_number"]),
+        labelled("date", style.write_date(facts["_issued"])),
+        labelled("due_date", style.write_date(facts["_due"])),
+        labelled("tax_id", facts["tax_id"]),
+        labelled("email", facts["email"]),
+    ]
+    rng.shuffle(head)
+    if rng.random() < 0.5:
+        head.insert(rng.randrange(len(head)), f"{city}, {rng.randint(1, 99)}")
+    sums = [
+        labelled("subtotal", style.amount(net)),
+        rng.choice(_LABELS["tax"][style.language]) + f" ({percent}%)" + separator + style.amount(tax),
+        labelled("total", style.amount(net + tax)),
+    ]
+    title = rng.choice(_LABELS["title"][style.language])
+    return [title, *head, "", *_item_lines(rng, style, items), "", *sums]
+
+
+def _item_lines(rng: Random, style: _Style, items: list[tuple[str, int, int]]) -> list[str]:
+    layout = rng.choice(
+        (
+            "{n} | {q} | {e} | {s}",
+            "{q} x {n} @ {e} = {s}",
+            "- {n}, {q} × {e}",
+            "{n}\t{q}\t{e}\t{s}",
+            "{i}. {n}: {q} x {e}",
+        )
+    )
+    return [
+        layout.format(i=index + 1, n=name, q=quantity, e=style.amount(each), s=style.amount(quantity * each))
+        for index, (name, quantity, each) in enumerate(items)
+    ]
+
+
+def _keys(rng: Random) -> list[str]:
+    keys = ["vendor", "invoice_number", "date", "total"]
+    others = ["customer", "due_date", "currency", "subtotal", "tax", "tax_id", "email", "items"]
+    if rng.random() < 0.75:
+        keys = rng.sample([*keys, *others], rng.randint(1, 8))
+    else:
+        keys += rng.sample(others, rng.randint(0, 3))
+    return keys
+
+
+def invoice(rng: Random, ordinary: float = ORDINARY_SHARE) -> Example:
+    """An invoice and a list of keys or a schema; the answer holds exactly these keys, in this order.
+
+    `ordinary` is the share of companies that are named by ordinary words.
+    """
+    language = rng.choice(LANGUAGES)
+    style = _style(rng, language)
+    facts, items, percent = _facts(rng, style, ordinary)
+    text = "\n".join(_lines(rng, style, facts, items, percent))
+    keys = _keys(rng)
+    asked_in = language if rng.random() < 0.6 else "en"
+    way = rng.random()
+    if way < 0.1:
+        keys = _ALL_KEYS
+        request = rng.choice(_ASK_ALL[asked_in])
+    elif way < 0.3:
+        schema = {"type": "object", "properties": {key: _SCHEMA_TYPES.get(key, {"type": "string"}) for key in keys}}
+        request = f"{_ASK_SCHEMA[asked_in]}\n{answer_json(schema)}"
+    else:
+        request = rng.choice(_ASK[asked_in]).format(keys=", ".join(keys))
+    question = f"{request}\n\n{text}" if rng.random() < 0.7 else f"{text}\n\n{request}"
+    value = {key: facts[key] for key in keys}
+    thought = _THOUGHTS[asked_in].format(name=_NAMES[asked_in][language], keys=", ".join(keys))
+    return Example.ask(
+        question,
+        answer_json(value),
+        json_value(value),
+        reasoning=thought if rng.random() < 0.4 else "",
+        system=rng.choice(_SYSTEMS) if rng.random() < 0.3 else None,
+    )

@@ -1,0 +1,1 @@
+"""The network with gradients, its optimizer, and the batches that it reads."""
