@@ -1,6 +1,6 @@
 """Times every full-size kernel case on a GPU: microseconds, and bytes of inputs and outputs per second.
 
-    python benchmarks/kernels.py [OPERATION ...]
+    python benchmarks/kernels.py [PACKAGE ...]
 
 Each case is captured in a CUDA graph over several copies of its inputs, together larger than the L2 cache, so that
 weights come from memory as in a real step. The ceiling, a plain copy, is measured first. The last line is JSON. A
@@ -11,7 +11,6 @@ import json
 import statistics
 import sys
 from collections.abc import Callable
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,7 @@ import triton
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from onebox.lab.decode import copy_speed
-from tests.kernels.catalogue import cases
+from tests.kernels.catalogue import cases, operations
 
 ROTATION_BYTES = 256 << 20
 REPLAYS = 20
@@ -62,12 +61,12 @@ def microseconds(calls: list[Callable[[], Any]]) -> float:
     return statistics.median(times)
 
 
-def measure(package: str, case: Any) -> dict[str, Any]:
+def measure(case: Any) -> dict[str, Any]:
     device = torch.device("cuda")
     first = case.make(device)
     size = nbytes(first)
     copies = [first] + [case.make(device) for _ in range(min(63, ROTATION_BYTES // max(1, size)))]
-    function = getattr(import_module(f"{package}.kernel"), case.op)
+    function = operations()[case.op].kernel
     size += nbytes(function(**first))
     taken = microseconds([lambda arguments=arguments: function(**arguments) for arguments in copies])
     return {"case": str(case), "microseconds": round(taken, 2), "bytes": size, "tb_per_s": round(size / taken / 1e6, 3)}
@@ -84,10 +83,10 @@ def main() -> None:
     }
     print(f"{machine['gpu']}: copy {ceiling / 1e12:.2f} TB/s")
     rows = []
-    for package, case in cases():
-        if case.is_full and (not wanted or package.rpartition(".")[2] in wanted):
+    for case in cases():
+        if case.is_full and (not wanted or operations()[case.op].package.rpartition(".")[2] in wanted):
             try:
-                row = measure(package, case)
+                row = measure(case)
             except Exception as error:
                 row = {"case": str(case), "failed": f"{type(error).__name__}: {error}"}
             rows.append(row)

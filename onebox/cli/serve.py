@@ -25,8 +25,8 @@ from onebox.cli.serve_options import (
 
 if TYPE_CHECKING:
     from onebox.engine.api import EngineOptions, Progress
-    from onebox.server.complete import Service
     from onebox.server.media import MediaLimits
+    from onebox.server.service import Service
     from onebox.server.settings import ServerSettings
 
 __all__ = ["serve"]
@@ -103,8 +103,8 @@ def _serve(options: _Options) -> None:
 def _load(options: _Options) -> "Service":
     """The text side of the checkpoint, and its engine in a process of its own, loaded and warm."""
     from onebox.engine.api import CheckpointStarter, EngineProcess, StartPhase, TokenInfo
-    from onebox.server.complete import Service
     from onebox.server.media import Media
+    from onebox.server.service import Service
     from onebox.text.chat import ChatTemplate
     from onebox.text.generation import GenerationDefaults
     from onebox.text.tokenizer import Tokenizer

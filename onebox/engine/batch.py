@@ -19,7 +19,7 @@ from torch import Tensor
 
 from onebox.engine.inputs import StepSizes, split_fields
 from onebox.engine.step import PromptChunk
-from onebox.kernels.kv_slots import kv_slots
+from onebox.kernels.step import slot_mapping
 from onebox.model.batch import Batch, ImageRows, Stage
 from onebox.spec.kv import PAGE_TOKENS
 
@@ -101,7 +101,7 @@ def following_batch(inputs: StepInputs, token_ids: Tensor) -> Batch:
         token_ids=token_ids,
         positions=batch.positions + 1,
         seen=batch.seen + 1,
-        slot_mapping=kv_slots(batch.page_table, draw.row_sequence, draw.positions + 1, PAGE_TOKENS),
+        slot_mapping=slot_mapping(batch.page_table, draw.row_sequence, draw.positions + 1, PAGE_TOKENS),
     )
 
 
@@ -114,7 +114,7 @@ def chained_batch(batch: Batch, drafts: Tensor, positions: Tensor, offsets: Tens
         positions=(positions + offsets).expand(3, -1),
         cu_rows=torch.arange(len(drafts) + 1, dtype=torch.int32, device=drafts.device),
         seen=(positions + 1).to(torch.int32),
-        slot_mapping=kv_slots(batch.page_table, sequences, positions, PAGE_TOKENS),
+        slot_mapping=slot_mapping(batch.page_table, sequences, positions, PAGE_TOKENS),
     )
 
 

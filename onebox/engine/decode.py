@@ -13,7 +13,7 @@ from torch import Tensor
 
 from onebox.engine.batch import DrawInputs, StepInputs, chained_batch, following_batch
 from onebox.kernels.sampling import sample
-from onebox.kernels.settle import settle
+from onebox.kernels.step import verify_drafts
 from onebox.model.batch import Batch
 from onebox.model.memory import Memory
 from onebox.model.qwen3_5 import Qwen35
@@ -56,7 +56,7 @@ class OutcomeTensors(NamedTuple):
     """The same on the device: views of one int64 buffer."""
 
     verified: Tensor
-    """[2 R + S]: the next three fields, as `settle` writes them."""
+    """[2 R + S]: the next three fields, as `verify_drafts` writes them."""
     token_ids: Tensor
     num_accepted: Tensor
     is_finite: Tensor
@@ -147,7 +147,7 @@ class Decoder:
         layout = OutcomeLayout(len(sampled), len(inputs.batch.slots), depth)
         words = torch.empty(layout.size, dtype=torch.int64, device=sampled.device)
         outcome = layout.split(words)
-        settle(outcome.verified, sampled, draw.next_ids, draw.checks, inputs.batch.cu_rows)
+        verify_drafts(outcome.verified, sampled, draw.next_ids, draw.checks, inputs.batch.cu_rows)
         pages = self._memory.mtp
         if self._model.mtp and pages:
             following = following_batch(inputs, outcome.token_ids)

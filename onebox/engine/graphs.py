@@ -9,7 +9,7 @@ are queued with the graphs; each is overwritten by a later step only after this 
 
 While the host reads an outcome and plans, the device would be idle. So where a step's sequences continue, the model's
 part of the next step is queued behind the sampling, over inputs that the device makes of the outcome itself
-(`advance`). The next step is then compared with that prediction: if it is the same step, its logits are computed
+(`next_inputs`). The next step is then compared with that prediction: if it is the same step, its logits are computed
 already; if not, it is recomputed. A discarded forward pass does no harm: its keys and values lie where the sequence
 itself writes next, its tokens are pending and are not accepted. But it has folded the tokens accepted before into the
 state, which the next step of those slots must not do again.
@@ -29,7 +29,7 @@ from onebox.engine.batch import decode_inputs
 from onebox.engine.decode import DecodeOutcome, Decoder, DecodeStep, Forwarded, OutcomeLayout, OutcomeTensors
 from onebox.engine.inputs import InputPacker, StepSizes, exact_sizes
 from onebox.engine.step import DecodeRows
-from onebox.kernels.advance import advance
+from onebox.kernels.step import next_inputs
 from onebox.spec.kv import PAGE_TOKENS
 
 __all__ = ["GraphDecoder"]
@@ -97,7 +97,7 @@ class _GraphStep:
         """Turns this step's inputs and outcome into the next step's inputs, on the device."""
         batch = decode_inputs(self._shape.words, self._shape.sizes).batch
         outcome = self._sampling.outcome
-        advance(
+        next_inputs(
             batch.token_ids,
             batch.positions[0],
             batch.slot_mapping,

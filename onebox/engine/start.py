@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     import torch
 
     from onebox.engine.runner import ModelRunner
-    from onebox.model.assemble import LoadFormat
     from onebox.model.footprint import Footprint
+    from onebox.model.load import LoadFormat
     from onebox.model.memory import Memory, MemoryShape
 
 __all__ = [
@@ -112,8 +112,8 @@ class EnginePlan:
 
 def plan_engine(directory: Path, options: EngineOptions, tokens: TokenInfo, box: Box | None = None) -> EnginePlan:
     """Decides sizes and formats for this machine, or for `box`; refuses what does not fit, with a table."""
-    from onebox.model.assemble import LoadFormat
     from onebox.model.footprint import footprint
+    from onebox.model.load import LoadFormat
 
     device = _device(options.device)
     dtype = _dtype(options.dtype, device)
@@ -201,7 +201,7 @@ def start_engine(plan: EnginePlan, tokens: TokenInfo) -> Engine:
 def load_runner(plan: EnginePlan) -> "ModelRunner":
     """Reads the weights and allocates the memory, as planned."""
     from onebox.engine.runner import ModelRunner
-    from onebox.model.assemble import load_model
+    from onebox.model.load import load_model
     from onebox.model.vision import load_tower
 
     with_mtp = plan.config.speculation.with_mtp

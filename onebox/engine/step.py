@@ -34,7 +34,7 @@ __all__ = [
 
 
 class DraftCheck(IntEnum):
-    """How the token after a row is verified; the numbers are those of `kernels.settle`."""
+    """How the token after a row is verified; the numbers are those of `kernels.step.verify_drafts`."""
 
     COMPARE = 0
     """A draft: accepted if it is the token that is sampled from the row."""

@@ -1,7 +1,7 @@
 """Images and videos in a prompt: patches to embeddings, and the three-row positions that go with them.
 
 The tower is transformers' own, imported only when it is asked for; ours are the strict loading, the places in the
-prompt and the positions. Patches come from `onebox/text/pictures.py`. What comes out is what `reference.forward` takes:
+prompt and the positions. Patches come from `onebox/text/patches.py`. What comes out is what `reference.forward` takes:
 embeddings [T, H] and positions [3, T]. Knows no chat template: a prompt arrives with one pad token per embedding.
 """
 

@@ -1,4 +1,4 @@
-"""What `onebox build` makes of the pocket model, by name."""
+"""The builds of the pocket model that `onebox build` can make, by name."""
 
 from pathlib import Path
 
@@ -42,13 +42,13 @@ BUILDS: dict[str, Recipe] = {
         lm_head=TargetFormat.INT8,
     ),
 }
-"""INT4 experts with other matrices in FP8; then the LM head in INT8; then the MTP head in INT4.
+"""hybrid: INT4 experts, other matrices in FP8; then also the LM head in INT8; then also the MTP head in INT4.
 
-Beside them FP8 as the official FP8 checkpoints have it, NVFP4 as the published ones have it (DeltaNet, the MTP head and
-the LM head in BF16), NVFP4 with the heads rounded as well, and INT4 throughout.
+fp8 and nvfp4 are as in the published checkpoints (in nvfp4, DeltaNet, the MTP head and the LM head stay BF16);
+nvfp4-int8-head-nvfp4-mtp also quantizes both heads; int4 is INT4 in all layers.
 """
 
 
 def build(name: str, master: Path, out: Path) -> None:
-    """Makes the build of this name from the BF16 master in `out`; one that is there already is kept."""
+    """Makes the build of this name from the BF16 master in `out`, unless it is there already."""
     run_build(plan_build(BUILDS[name], BuildSources(base=open_source("base", master))), out)

@@ -1,13 +1,13 @@
-"""The pocket model as `onebox serve` runs it: a build of the master that ships, made once and kept in the cache."""
+"""The pocket model as `onebox serve` runs it: a quantized build of the shipped master, made once and cached."""
 
 import hashlib
-import os
 import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import onebox
+from onebox.spec.cache import user_cache_directory
 from onebox.spec.errors import WriteError
 
 __all__ = ["MODEL_DIRECTORY", "SERVED_BUILD", "pocket_checkpoint"]
@@ -19,17 +19,17 @@ MODEL_DIRECTORY = _HERE / "model"
 
 
 def pocket_checkpoint(cache_home: Path | None = None, build: str = SERVED_BUILD) -> Path:
-    """The directory of a build of the pocket model in the user's cache; it is made first where it is not there yet."""
-    home = cache_home or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    target = home / "onebox" / f"pocket-{build}-{_content_hash()}"
+    """The directory of a build of the pocket model in the user's cache; makes the build if it is not there."""
+    cache = user_cache_directory() if cache_home is None else cache_home / "onebox"
+    target = cache / f"pocket-{build}-{_content_hash()}"
     if not target.exists():
         _make(build, target)
     return target
 
 
 def _make(name: str, target: Path) -> None:
-    """Builds beside `target` and renames, so that two processes that need it at once do not write the same files."""
-    # Building needs torch, which a server whose model is in the cache does not load.
+    """Builds in a temporary directory and renames it, so that two processes can do it at the same time."""
+    # Building imports torch; a process that finds the build in the cache does not need it.
     import torch
 
     from onebox.pocket.builds import build
@@ -40,13 +40,13 @@ def _make(name: str, target: Path) -> None:
     except OSError as error:
         raise WriteError(f"{target.parent} cannot hold the pocket model: {error.strerror}.") from None
     num_threads = torch.get_num_threads()
-    # The matrices are too small to share out: with a thread for each core a build takes five times as long.
+    # The matrices are too small for parallel work: with one thread per core a build takes five times as long.
     torch.set_num_threads(1)
     try:
         build(name, MODEL_DIRECTORY, scratch / "build")
         (scratch / "build").rename(target)
     except OSError as error:
-        # Another process may have put the same build there meanwhile; then theirs serves as well as ours.
+        # If another process has put the same build there meanwhile, use that one.
         if not target.exists():
             raise WriteError(f"{target} could not be written: {error.strerror}.") from None
     finally:
@@ -55,15 +55,15 @@ def _make(name: str, target: Path) -> None:
 
 
 def _content_hash() -> str:
-    """Names everything that decides a build: the master, the recipes, and the code that writes the formats."""
+    """A hash of everything that determines a build: the master, the recipes, and the code that writes the formats."""
     digest = hashlib.sha256()
-    for path in _deciding_files():
+    for path in _input_files():
         with path.open("rb") as file:
             digest.update(hashlib.file_digest(file, "sha256").digest())
     return digest.hexdigest()[:12]
 
 
-def _deciding_files() -> Iterator[Path]:
+def _input_files() -> Iterator[Path]:
     yield from sorted(path for path in MODEL_DIRECTORY.iterdir() if path.is_file())
     yield _HERE / "builds.py"
     for room in ("checkpoint", "formats"):

@@ -1,4 +1,4 @@
-"""The HTTP application: a list of routers, and what stands before them."""
+"""The HTTP application: its routers, and the guards in front of them."""
 
 from typing import Any
 
@@ -6,19 +6,19 @@ from fastapi import FastAPI
 from starlette.middleware.cors import CORSMiddleware
 
 from onebox import __version__
-from onebox.server.about import about_router
-from onebox.server.anthropic import anthropic_router
 from onebox.server.anthropic_errors import AnthropicErrors
-from onebox.server.chat import chat_router
-from onebox.server.complete import Service
-from onebox.server.completions import completions_router
+from onebox.server.endpoints.chat import chat_router
+from onebox.server.endpoints.completions import completions_router
+from onebox.server.endpoints.messages import messages_router
+from onebox.server.endpoints.metrics import metrics_router
+from onebox.server.endpoints.models import models_router
+from onebox.server.endpoints.page import page_router
+from onebox.server.endpoints.responses import responses_router
+from onebox.server.endpoints.tokens import tokens_router
 from onebox.server.errors import ErrorReply, install_error_handlers
 from onebox.server.guard import ApiKeyGuard, BodyGuard
-from onebox.server.metrics import metrics_router
-from onebox.server.page import page_router
-from onebox.server.responses import responses_router
+from onebox.server.service import Service
 from onebox.server.settings import ServerSettings
-from onebox.server.tokens import tokens_router
 
 __all__ = ["create_app"]
 
@@ -26,9 +26,9 @@ _REFUSAL: dict[str, Any] = {"model": ErrorReply, "description": "A refusal or a 
 
 
 def create_app(service: Service, settings: ServerSettings | None = None) -> FastAPI:
-    """The HTTP application over one engine. Closing the engine is its maker's affair."""
+    """The HTTP application over one engine, which the caller closes."""
     settings = settings or ServerSettings()
-    # FastAPI's own pages of the API fetch their scripts from elsewhere; ours is at /docs.
+    # FastAPI's own API pages load scripts from other hosts; ours is at /docs.
     app = FastAPI(
         title="onebox",
         version=__version__,
@@ -41,9 +41,9 @@ def create_app(service: Service, settings: ServerSettings | None = None) -> Fast
         chat_router(service, settings),
         completions_router(service, settings),
         responses_router(service, settings),
-        anthropic_router(service, settings),
+        messages_router(service, settings),
         tokens_router(service),
-        about_router(service),
+        models_router(service),
         metrics_router(service.engine, service.model_name, service.memory_bytes, service.startup_s),
         page_router(),
     ):
@@ -53,7 +53,7 @@ def create_app(service: Service, settings: ServerSettings | None = None) -> Fast
 
 
 def _install_guards(app: FastAPI, settings: ServerSettings) -> None:
-    """The last one added is asked first: a browser's preflight carries no key."""
+    """The last one added runs first: a browser's preflight request carries no key."""
     app.add_middleware(BodyGuard, max_bytes=settings.max_body_bytes)
     if settings.api_key is not None:
         app.add_middleware(ApiKeyGuard, api_key=settings.api_key)

@@ -18,7 +18,7 @@ from urllib.parse import unquote, urlsplit
 import httpx
 
 from onebox.spec.errors import UsageError
-from onebox.text.pictures import Kind
+from onebox.text.patches import Kind
 
 __all__ = ["Allowance", "FetchLimits", "fetch"]
 

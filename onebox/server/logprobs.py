@@ -2,14 +2,12 @@
 
 import codecs
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 from onebox.engine.api import TokenLogprob
+from onebox.server.schemas.common import Json
 from onebox.text.tokenizer import Tokenizer
 
 __all__ = ["LegacyLogprobs", "chat_logprobs", "prompt_logprobs", "shown_text", "token_text"]
-
-Json = dict[str, Any]
 
 
 def token_text(tokenizer: Tokenizer, token_id: int) -> str:

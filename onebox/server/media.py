@@ -19,10 +19,10 @@ from onebox.server.errors import FieldError
 from onebox.server.fetch import Allowance, FetchLimits, fetch
 from onebox.spec.errors import OneboxError, UnsupportedError, UsageError
 from onebox.spec.model import read_config
-from onebox.text.pictures import Kind, Picture, PictureReader
+from onebox.text.patches import Kind, Picture, PictureReader
 from onebox.text.tokenizer import Tokenizer
 
-__all__ = ["Media", "MediaLimits", "MediaPart", "Shown", "media_parts"]
+__all__ = ["LoadedMedia", "Media", "MediaLimits", "MediaPart", "media_parts"]
 
 _LOW_DETAIL_PIXELS = 512 * 512
 """Of an image whose detail is low, as in the OpenAI API."""
@@ -60,7 +60,7 @@ class MediaPart:
 
 
 @dataclass(frozen=True)
-class Shown:
+class LoadedMedia:
     """A chat's pictures: their patches, and how a prompt that shows them is encoded."""
 
     vision: Vision
@@ -94,14 +94,14 @@ class Media:
         self._limits = limits or MediaLimits()
 
     @classmethod
-    def blind(cls) -> "Media":
+    def text_only(cls) -> "Media":
         return cls(UnsupportedError("The model runs without a vision tower: it reads text only; send no pictures."))
 
     @classmethod
     def open(cls, directory: Path, limits: MediaLimits | None = None, *, has_tower: bool) -> "Media":
         """For a checkpoint whose tower is loaded, or not."""
         if not has_tower:
-            return cls.blind()
+            return cls.text_only()
         try:
             return cls(PictureReader.load(directory, read_config(directory)), limits)
         except OneboxError as error:
@@ -112,7 +112,7 @@ class Media:
         """What a message may show."""
         return () if isinstance(self._reader, OneboxError) else self._reader.kinds
 
-    async def load(self, parts: Sequence[MediaPart], max_tokens: int) -> Shown | None:
+    async def load(self, parts: Sequence[MediaPart], max_tokens: int) -> LoadedMedia | None:
         """Fetches and decodes; None where there is nothing to see. `max_tokens` is what the context holds."""
         if not parts:
             return None
@@ -142,7 +142,7 @@ class Media:
             return await fetch(part.kind, part.url, self._limits.fetch, allowance)
 
 
-def _read(reader: PictureReader, parts: Sequence[MediaPart], files: Sequence[bytes], max_tokens: int) -> Shown:
+def _read(reader: PictureReader, parts: Sequence[MediaPart], files: Sequence[bytes], max_tokens: int) -> LoadedMedia:
     pictures, num_tokens = [], 0
     for part, data in zip(parts, files, strict=True):
         with _naming(part):
@@ -158,7 +158,7 @@ def _read(reader: PictureReader, parts: Sequence[MediaPart], files: Sequence[byt
         with _naming(part):
             patches.append(picture.read())
     vision = Vision(_joined("image", pictures, patches), _joined("video", pictures, patches))
-    return Shown(vision, lambda text, tokenizer: reader.encode(text, pictures, tokenizer.encode))
+    return LoadedMedia(vision, lambda text, tokenizer: reader.encode(text, pictures, tokenizer.encode))
 
 
 @contextmanager

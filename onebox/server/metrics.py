@@ -1,4 +1,4 @@
-"""GET /metrics: what the engine does, in Prometheus' text, under the names that vLLM's dashboards know.
+"""The metrics behind GET /metrics, under the names that dashboards for vLLM read.
 
 Two sources. Counts and gauges of the engine are read from its stats when somebody asks. Times and outcomes of requests
 are observed as their events come, whether or not a client still reads. Only an answer that ended by itself, by a stop
@@ -8,9 +8,7 @@ string or at its length counts as a success. What vLLM has no name for is called
 import time
 from collections.abc import Iterator, Mapping
 
-from fastapi import APIRouter
-from fastapi.responses import Response
-from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -30,7 +28,7 @@ from onebox.engine.api import (
     Watch,
 )
 
-__all__ = ["Metrics", "metrics_router"]
+__all__ = ["Metrics"]
 
 # vLLM's bounds, with finer ones below 10 ms, where a step of one sequence ends.
 _TOKEN_SECONDS = (
@@ -61,29 +59,6 @@ _SUCCESSES = (FinishReason.STOP, FinishReason.LENGTH)
 _LOSSES = [reason.value for reason in FinishReason if reason not in _SUCCESSES]
 
 
-def metrics_router(
-    engine: EngineClient,
-    model_name: str,
-    memory_bytes: Mapping[str, int] | None = None,
-    startup_s: Mapping[str, float] | None = None,
-) -> APIRouter:
-    """The route, and from now on an observer at the engine's door.
-
-    `memory_bytes` is the plan, by part; `startup_s` is how long each phase of the start took.
-    """
-    metrics = Metrics(engine, model_name)
-    engine.observer = metrics.watch
-    metrics.tell("onebox:memory_bytes", "The memory plan, by part.", "part", memory_bytes or {})
-    metrics.tell("onebox:startup_seconds", "The start, by phase.", "phase", startup_s or {})
-    router = APIRouter()
-
-    @router.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}})
-    def read_metrics() -> Response:
-        return Response(generate_latest(metrics.registry), media_type=CONTENT_TYPE_LATEST)
-
-    return router
-
-
 class Metrics:
     """All metrics of one engine, in a registry of their own."""
 
@@ -111,12 +86,16 @@ class Metrics:
         counter = Counter(name, text, ("model_name", label), registry=self.registry)
         return {value: counter.labels(self._model_name, value) for value in values}
 
-    def tell(self, name: str, text: str, label: str, values: Mapping[str, float]) -> None:
-        """A gauge of what does not change; none where there is nothing to tell."""
+    def set_constant(self, name: str, text: str, label: str, values: Mapping[str, float]) -> None:
+        """A gauge whose values do not change; none where there are no values."""
         if values:
             gauge = Gauge(name, text, ["model_name", label], registry=self.registry)
             for key, value in values.items():
                 gauge.labels(self._model_name, key).set(value)
+
+    def text(self) -> bytes:
+        """In Prometheus' text format."""
+        return generate_latest(self.registry)
 
     def watch(self, request: Request) -> Watch:
         """Called when a request is accepted; what it gives is called with each of its events."""

@@ -9,13 +9,14 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 
-from onebox.text.answer import Content, Delta, Reasoning, ToolCallArguments, ToolCallStart
+from onebox.text.parser import Content, Delta, Reasoning
+from onebox.text.toolcalls import ToolCallArguments, ToolCallStart
 
-__all__ = ["Closed", "Grown", "Opened", "Section", "SectionEvent", "Sections"]
+__all__ = ["AnswerSection", "AnswerSections", "SectionClosed", "SectionEvent", "SectionGrown", "SectionOpened"]
 
 
 @dataclass
-class Section:
+class AnswerSection:
     """`text` is what has come so far: of a call, the JSON of its arguments."""
 
     index: int
@@ -28,30 +29,35 @@ class Section:
 
 
 @dataclass(frozen=True)
-class Opened:
-    section: Section
+class SectionOpened:
+    section: AnswerSection
 
 
 @dataclass(frozen=True)
-class Grown:
-    section: Section
+class SectionGrown:
+    section: AnswerSection
     text: str
 
 
 @dataclass(frozen=True)
-class Closed:
-    section: Section
+class SectionClosed:
+    section: AnswerSection
 
 
-SectionEvent = Opened | Grown | Closed
+SectionEvent = SectionOpened | SectionGrown | SectionClosed
 
 
-class Sections:
+class AnswerSections:
     """At most one section is open at a time, the last one."""
 
     def __init__(self) -> None:
-        self.all: list[Section] = []
+        self.all: list[AnswerSection] = []
         self._is_open = False
+
+    def add(self, deltas: Iterable[Delta]) -> None:
+        """Adds deltas whose events are not needed."""
+        for _ in self.push(deltas):
+            pass
 
     def push(self, deltas: Iterable[Delta]) -> Iterator[SectionEvent]:
         """To be read to the end: `all` grows on the way."""
@@ -70,7 +76,7 @@ class Sections:
         """The end of the answer."""
         if self._is_open:
             self._is_open = False
-            yield Closed(self.all[-1])
+            yield SectionClosed(self.all[-1])
 
     def _write(self, kind: Literal["reasoning", "content"], text: str) -> Iterator[SectionEvent]:
         if not (self._is_open and self.all[-1].kind == kind):
@@ -80,9 +86,9 @@ class Sections:
     def _open(self, kind: Literal["reasoning", "content", "call"], name: str = "") -> Iterator[SectionEvent]:
         yield from self.close()
         self._is_open = True
-        self.all.append(Section(len(self.all), kind, name))
-        yield Opened(self.all[-1])
+        self.all.append(AnswerSection(len(self.all), kind, name))
+        yield SectionOpened(self.all[-1])
 
     def _grow(self, text: str) -> Iterator[SectionEvent]:
         self.all[-1].text += text
-        yield Grown(self.all[-1], text)
+        yield SectionGrown(self.all[-1], text)

@@ -15,6 +15,8 @@ class ServerSettings:
     """Origins whose pages may call the API from a browser; "*" allows all, none is the default."""
     max_body_bytes: int = 64 << 20
     """A longer body is refused with 413 before it is parsed. Images travel inside bodies, hence the room."""
+    heartbeat_s: float = 15.0
+    """A stream that was silent for so long sends a heartbeat; idle limits of clients and proxies begin at a minute."""
     send_timeout_s: float = 60.0
     """A reader that takes none of its stream for so long is cut off and its request ended.
 

@@ -6,7 +6,7 @@ asked again once there is more. So what is read never depends on how the text wa
 
 import re
 
-__all__ = ["Reader", "Undecided"]
+__all__ = ["MarkReader", "Undecided"]
 
 # Bounded, so that a model that runs on for ever does not make every step read all of it again.
 _SPACE = re.compile(r"\s{0,1000}")
@@ -17,7 +17,7 @@ class Undecided(Exception):  # noqa: N818 (it is no error)
     """The text ends inside what may become a mark."""
 
 
-class Reader:
+class MarkReader:
     """A place in a text. `is_last` says that no more text follows: then every question has an answer."""
 
     def __init__(self, text: str, *, is_last: bool) -> None:

@@ -17,16 +17,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from onebox.text.arguments import ArgumentTypes, argument_json, json_of, parse_json
-from onebox.text.marks import Reader
+from onebox.text.marks import MarkReader
 
-__all__ = ["Tool", "ToolCallArguments", "ToolCallReader", "ToolCallStart", "without_cut_mark"]
+__all__ = ["ToolCallArguments", "ToolCallReader", "ToolCallStart", "ToolDefinition", "without_cut_mark"]
 
 _OPENS = ("<tool_call>", "<function=")
 _MARKS = ("</parameter>", "</function>", "</tool_call>", "</think>", "<parameter=", *_OPENS)
 
 
 @dataclass(frozen=True)
-class Tool:
+class ToolDefinition:
     """A function on offer; `parameters` is the JSON schema of its arguments."""
 
     name: str
@@ -58,7 +58,7 @@ class ToolCallReader:
     Once it is closed, `stray` is the text that stood between the parameters and is none.
     """
 
-    def __init__(self, index: int, tool: Tool) -> None:
+    def __init__(self, index: int, tool: ToolDefinition) -> None:
         self.index = index
         self.is_open = True
         self.stray = ""
@@ -67,7 +67,7 @@ class ToolCallReader:
         self._key = ""
         self._value: _Text | _Typed | None = None
 
-    def read(self, reader: Reader) -> Sequence[ToolCallArguments]:
+    def read(self, reader: MarkReader) -> Sequence[ToolCallArguments]:
         """Reads on by one step. Sets `is_open` to False where the call ends."""
         if self._value:
             return self._read_value(reader, self._value)
@@ -95,14 +95,14 @@ class ToolCallReader:
             return self._pieces(json_of(arguments))
         return self._pieces("{}")
 
-    def _read_value(self, reader: Reader, value: "_Text | _Typed") -> Sequence[ToolCallArguments]:
+    def _read_value(self, reader: MarkReader, value: "_Text | _Typed") -> Sequence[ToolCallArguments]:
         if plain := reader.take_plain():
             return self._pieces(value.push(plain))
         if self._takes_value_end(reader):
             return self._pieces(self._end_value(value))
         return self._pieces(value.push(reader.take_one()))
 
-    def _takes_value_end(self, reader: Reader) -> bool:
+    def _takes_value_end(self, reader: MarkReader) -> bool:
         """Whether the value ends here; steps over </parameter>, any other mark is left for the next step."""
         start = reader.at
         if reader.takes("</parameter>"):
@@ -190,7 +190,7 @@ def without_cut_mark(text: str) -> str:
     return text[:start] if start >= 0 and (is_cut or is_cut_name) else text
 
 
-def _takes_end(reader: Reader) -> bool:
+def _takes_end(reader: MarkReader) -> bool:
     """Whether the call ends here; steps over its closing marks, but not over what opens something else."""
     if reader.takes("</function>"):
         behind = reader.at
@@ -205,7 +205,7 @@ def _takes_end(reader: Reader) -> bool:
     return reader.takes("</tool_call>")
 
 
-def _goes_on(reader: Reader, *marks: str) -> bool:
+def _goes_on(reader: MarkReader, *marks: str) -> bool:
     """Whether one of the marks, or the end of the answer, comes next but for white space."""
     reader.skip_space()
     return (reader.is_last and reader.is_done) or reader.takes_any(*marks)

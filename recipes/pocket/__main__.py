@@ -1,51 +1,58 @@
-"""The whole recipe of the pocket model by one command: `python -m recipes.pocket`.
+"""Makes the pocket model: `python -m recipes.pocket` runs all stages.
 
-Collects and tokenises the text (needs Debian's apt), trains (needs a GPU, about nine minutes), exports and evaluates. A
-stage that is done is skipped, a training run that was stopped goes on. The model is then in WORK/model and its tables
-in WORK/evaluation.md; to ship it, copy the files of WORK/model over those of onebox/pocket/model. Exits with 1 if the
-model misses what it must reach.
+Collects and tokenizes the text (needs Debian's apt), trains (needs a GPU, about nine minutes), exports and evaluates.
+Finished stages are skipped; an interrupted training run resumes. The model is then in WORK/model and the tables are in
+WORK/evaluation.md. To ship the model, copy the files of WORK/model over those of onebox/pocket/model. The exit code is
+1 if the model misses a requirement.
 """
 
 import argparse
 from pathlib import Path
 
-from recipes.pocket.command import run_command, say
-from recipes.pocket.stages import STAGES, Work, missed, run_stages, stages, toy_stages
+from recipes.pocket.command import log_progress, run_command
+from recipes.pocket.stages import STAGES, WorkDirectory, missed_claims, pocket_stages, run_stages, toy_stages
 
 DEFAULT_MINUTES = 8.6
 _TOY_MINUTES = 0.2
 
 
 def main(arguments: list[str] | None = None) -> int:
+    given = _parse(arguments)
+    return run_command(lambda: _run_toy(given) if given.toy else _run(given))
+
+
+def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m recipes.pocket", description=__doc__)
-    parser.add_argument("--work", type=Path, default=Path(".pocket"), help="where everything goes; default .pocket")
-    parser.add_argument("--packages", type=Path, default=Path("build/pocket"), help="where packages are kept")
+    parser.add_argument("--work", type=Path, default=Path(".pocket"), help="working directory; default .pocket")
+    parser.add_argument("--packages", type=Path, default=Path("build/pocket"), help="where Debian packages are kept")
     parser.add_argument(
         "--minutes", type=float, help=f"training time; default {DEFAULT_MINUTES}, with --toy {_TOY_MINUTES}"
     )
-    parser.add_argument("--from", dest="again_from", choices=STAGES, help="do this stage and all after it anew")
+    parser.add_argument("--from", dest="again_from", choices=STAGES, help="run this stage and all later ones again")
     parser.add_argument("--until", choices=STAGES, help="stop after this stage")
-    parser.add_argument("--toy", action="store_true", help="a tiny model in WORK/toy: no GPU, no text, a minute")
+    parser.add_argument("--toy", action="store_true", help="a tiny model in WORK/toy: no GPU, no text, one minute")
     given = parser.parse_args(arguments)
     if given.minutes is not None and given.minutes <= 0:
         parser.error("--minutes must be above 0")
     if given.again_from and given.until and STAGES.index(given.until) < STAGES.index(given.again_from):
         parser.error(f"--until {given.until} comes before --from {given.again_from}")
+    return given
 
-    def run() -> int:
-        if given.toy:
-            run_stages(
-                toy_stages(Work(given.work / "toy"), given.minutes or _TOY_MINUTES), given.again_from, given.until
-            )
-            return 0
-        work = Work(given.work)
-        run_stages(stages(work, given.packages, given.minutes or DEFAULT_MINUTES), given.again_from, given.until)
-        misses = missed(work) if work.evaluation.exists() else []
-        for miss in misses:
-            say(f"missed: {miss}")
-        return 1 if misses else 0
 
-    return run_command(run)
+def _run_toy(given: argparse.Namespace) -> int:
+    stages = toy_stages(WorkDirectory(given.work / "toy"), given.minutes or _TOY_MINUTES)
+    run_stages(stages, given.again_from, given.until)
+    return 0
+
+
+def _run(given: argparse.Namespace) -> int:
+    work = WorkDirectory(given.work)
+    stages = pocket_stages(work, given.packages, given.minutes or DEFAULT_MINUTES)
+    run_stages(stages, given.again_from, given.until)
+    misses = missed_claims(work) if work.evaluation.exists() else []
+    for miss in misses:
+        log_progress(f"missed: {miss}")
+    return 1 if misses else 0
 
 
 if __name__ == "__main__":

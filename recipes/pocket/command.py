@@ -1,4 +1,4 @@
-"""What the pocket model's commands share: errors are sentences, Ctrl-C is an exit code, progress has a clock."""
+"""What the recipe's commands share: one-line errors, exit codes, progress lines."""
 
 import sys
 import time
@@ -6,14 +6,14 @@ from collections.abc import Callable
 
 from onebox.spec.errors import OneboxError
 
-__all__ = ["run_command", "say"]
+__all__ = ["log_progress", "run_command"]
 
 _STARTED = time.monotonic()
 _INTERRUPTED = 130
 
 
 def run_command(command: Callable[[], int]) -> int:
-    """The exit code of `command`; what it refuses is one sentence on stderr."""
+    """Runs `command` and returns its exit code. An expected error is printed as one line on stderr."""
     try:
         return command()
     except OneboxError as error:
@@ -24,7 +24,7 @@ def run_command(command: Callable[[], int]) -> int:
         return _INTERRUPTED
 
 
-def say(text: str) -> None:
-    """A line of progress on stderr, with the seconds since the start: stdout is for results."""
+def log_progress(text: str) -> None:
+    """Writes one line to stderr, with the seconds since the start. Results go to stdout."""
     sys.stderr.write(f"{time.monotonic() - _STARTED:7.0f} s  {text}\n")
     sys.stderr.flush()

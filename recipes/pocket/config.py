@@ -1,7 +1,7 @@
 """The pocket model's shape: the whole architecture in 18 million parameters.
 
-Sides of matrices that formats group or block are multiples of 128, so every format of the large models applies. The
-embedding and the LM head are two matrices, as there. Ten experts a layer are what 38 MB of BF16 leave room for.
+Sides of quantized matrices are multiples of 128, so every format of the large models applies. As in the large models,
+the embedding and the LM head are two matrices. 38 MB of BF16 leave room for ten experts a layer.
 """
 
 from typing import Any
@@ -43,7 +43,7 @@ _TEXT: dict[str, Any] = {
 
 
 def pocket_config(first_special_token: int) -> dict[str, Any]:
-    """The pocket model's config.json; the tokenizer decides which id <|endoftext|> has. There is no vision tower."""
+    """The pocket model's config.json; `first_special_token` is the id of <|endoftext|>. There is no vision tower."""
     return family_config(text=_TEXT, has_vision=False, first_special_token=first_special_token)
 
 
@@ -67,7 +67,7 @@ TOY: dict[str, Any] = family_config(
     has_vision=False,
     first_special_token=FIRST_SPECIAL_TOKEN,
 )
-"""A config small enough to train for a few steps on a CPU, for tests and for trying the recipe. It reads bytes."""
+"""A config small enough to train on a CPU, for tests and for `--toy`. Its tokens are bytes."""
 
 
 def num_parameters(spec: ModelSpec) -> int:

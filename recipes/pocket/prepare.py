@@ -1,4 +1,4 @@
-"""`python -m recipes.pocket.prepare`: collects text, trains the tokenizer, writes token files, prints the counts."""
+"""Stage 1, `python -m recipes.pocket.prepare`: collects text, trains the tokenizer, writes token files."""
 
 import argparse
 import sys
@@ -13,8 +13,13 @@ from onebox.text.chat import ChatTemplate
 from recipes.pocket.command import run_command
 from recipes.pocket.data.collect import collect
 from recipes.pocket.data.sources import SOURCES
-from recipes.pocket.data.token_files import pack, split
-from recipes.pocket.data.tokenizer import balanced, train_tokenizer, write_text_files
+from recipes.pocket.data.tokens import (
+    balance_groups,
+    split_held_out,
+    train_tokenizer,
+    write_text_files,
+    write_token_files,
+)
 from recipes.pocket.synthetic.workloads import WORKLOADS, prompt_text
 
 __all__ = ["main", "prepare"]
@@ -24,21 +29,24 @@ _EXAMPLES_PER_WORKLOAD = 1_500
 
 
 def prepare(packages: Path, output: Path, model: Path) -> dict[str, dict[str, Any]]:
-    """Downloads to `packages`, writes token files and index to `output` and the tokenizer to `model`; the index."""
+    """Downloads to `packages`, writes token files and their index to `output`, the tokenizer to `model`.
+
+    Returns the index: for each source its language, licence, and numbers of training and held-out tokens.
+    """
     documents = collect(packages)
     by_language: dict[str, list[str]] = {"generated": _generated()}
     for source in SOURCES:
-        training, _ = split(documents[source.name])
+        training, _ = split_held_out(documents[source.name])
         by_language.setdefault(source.language, []).extend(training)
     for language in by_language.values():
-        Random(0).shuffle(language)  # noqa: S311 - an order, not a secret
-    tokenizer = train_tokenizer(balanced(by_language, _CHARACTERS_PER_LANGUAGE))
+        Random(0).shuffle(language)  # noqa: S311 - a fixed order, nothing secret
+    tokenizer = train_tokenizer(balance_groups(by_language, _CHARACTERS_PER_LANGUAGE))
     write_text_files(tokenizer, model)
-    return pack(documents, SOURCES, tokenizer, output)
+    return write_token_files(documents, SOURCES, tokenizer, output)
 
 
 def _generated() -> list[str]:
-    """Examples as text, so that what they are full of (JSON, XML tags, invoices) has tokens of its own."""
+    """Examples as text, so that the vocabulary has tokens for JSON, XML tags and invoices."""
     template = ChatTemplate(text_files()["chat_template.jinja"])
     examples = (WORKLOADS[name](Random(seed)) for name in WORKLOADS for seed in range(_EXAMPLES_PER_WORKLOAD))  # noqa: S311
     return [prompt_text(example, template) + example.answer for example in examples]
@@ -55,7 +63,7 @@ def _report(index: Mapping[str, Mapping[str, Any]]) -> str:
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m recipes.pocket.prepare", description=__doc__)
-    parser.add_argument("--packages", type=Path, default=Path("build/pocket"), help="where packages are kept")
+    parser.add_argument("--packages", type=Path, default=Path("build/pocket"), help="where Debian packages are kept")
     parser.add_argument("--output", type=Path, default=Path(".pocket"), help="where token files and index go")
     parser.add_argument("--model", type=Path, default=MODEL_DIRECTORY, help="where the tokenizer goes")
     given = parser.parse_args(arguments)

@@ -1,8 +1,8 @@
-"""The pocket model's recipe as stages: what is done is skipped, what was stopped goes on.
+"""The recipe as a list of stages. Finished stages are skipped; an interrupted training run resumes.
 
-Everything lies below one working directory: the text as tokens, the run that was trained, the model, its evaluation. A
-stage is done when its last files are there; before a stage runs, those of all later stages are taken away. So the
-directory may be carried from a machine with Debian's packages to one with a GPU and back.
+All files are below one working directory: token files, the training checkpoint, the model, its evaluation. A stage is
+finished when all of its output files exist. Before a stage runs, the outputs of that stage and of all later ones are
+deleted. So the directory can be copied from a machine with Debian's packages to one with a GPU and back.
 """
 
 import importlib.util
@@ -17,49 +17,36 @@ from onebox.model.random_text import text_files
 from onebox.spec.errors import OneboxError, UnsupportedError
 from onebox.spec.model import read_json
 from recipes.pocket import evaluate, export, prepare, train
-from recipes.pocket.command import say
-from recipes.pocket.data.token_files import INDEX
+from recipes.pocket.command import log_progress
+from recipes.pocket.data.tokens import INDEX
 
-__all__ = ["STAGES", "Stage", "Work", "missed", "run_stages", "stages", "toy_stages"]
+__all__ = ["STAGES", "RecipeStage", "WorkDirectory", "missed_claims", "pocket_stages", "run_stages", "toy_stages"]
 
 STAGES = ("prepare", "train", "export", "evaluate")
 _FINISHED = "finished"
-_TOY_SIZES = evaluate.Sizes(
-    num_examples=1,
-    num_served=1,
-    recall_lengths=(256,),
-    num_keys=1,
-    num_texts=1,
-    num_right_answers=1,
-    num_compared=1,
-    passage_tokens=512,
-    max_tokens=4,
-    builds=(),
-    num_build_examples=1,
-)
 
 
 @dataclass(frozen=True)
-class Stage:
-    """One step of the recipe."""
+class RecipeStage:
+    """One stage of the recipe."""
 
     name: str
     outputs: tuple[Path, ...]
-    """Files that are there when the stage is done."""
+    """The stage is finished when all of these files exist."""
     run: Callable[[], None]
     check: Callable[[], None] = lambda: None
-    """Refuses, before anything runs, what this machine cannot do."""
-    halfway: Path | None = None
-    """The directory that a stopped run goes on from."""
+    """Raises, before any stage runs, if this machine cannot run the stage."""
+    resume_from: Path | None = None
+    """The directory from which an interrupted run resumes."""
 
     @property
-    def is_done(self) -> bool:
+    def is_finished(self) -> bool:
         return all(path.exists() for path in self.outputs)
 
 
 @dataclass(frozen=True)
-class Work:
-    """Where everything goes."""
+class WorkDirectory:
+    """Paths inside the working directory."""
 
     directory: Path
 
@@ -76,95 +63,95 @@ class Work:
         return self.directory / "evaluation.json"
 
 
-def run_stages(recipe: Sequence[Stage], again_from: str | None = None, until: str | None = None) -> list[str]:
-    """Runs the first stage that is not done, or `again_from`, and those after it; the names of the stages that ran."""
-    done = 0
-    while done < len(recipe) and recipe[done].is_done and recipe[done].name != again_from:
-        say(f"{recipe[done].name} is done already")
-        done += 1
+def run_stages(recipe: Sequence[RecipeStage], again_from: str | None = None, until: str | None = None) -> list[str]:
+    """Runs the first unfinished stage, or `again_from`, and all after it up to `until`; returns the names that ran."""
+    num_finished = 0
+    while num_finished < len(recipe) and recipe[num_finished].is_finished and recipe[num_finished].name != again_from:
+        log_progress(f"{recipe[num_finished].name} is already finished")
+        num_finished += 1
     names = [stage.name for stage in recipe]
     last = names.index(until) if until else len(recipe) - 1
-    pending = recipe[done : last + 1]
+    pending = recipe[num_finished : last + 1]
     for stage in pending:
         stage.check()
     if pending:
-        _forget(recipe[done:], is_anew=again_from == pending[0].name)
+        _delete_outputs(recipe[num_finished:], restart=again_from == pending[0].name)
     for stage in pending:
-        say(f"{stage.name} begins")
+        log_progress(f"{stage.name} starts")
         stage.run()
     return [stage.name for stage in pending]
 
 
-def _forget(later: Sequence[Stage], *, is_anew: bool) -> None:
-    """Takes away what will not be true any more; the first stage's halfway work only if it shall begin anew."""
-    for number, stage in enumerate(later):
+def _delete_outputs(stages: Sequence[RecipeStage], *, restart: bool) -> None:
+    """Deletes the outputs of `stages`. The first stage keeps its checkpoint to resume from, unless it restarts."""
+    for number, stage in enumerate(stages):
         for path in stage.outputs:
             path.unlink(missing_ok=True)
-        if stage.halfway and (number > 0 or is_anew):
-            shutil.rmtree(stage.halfway, ignore_errors=True)
+        if stage.resume_from and (number > 0 or restart):
+            shutil.rmtree(stage.resume_from, ignore_errors=True)
 
 
-def stages(work: Work, packages: Path, minutes: float) -> list[Stage]:
-    """The real recipe. Its first stage needs Debian's apt, its second a GPU."""
+def pocket_stages(work: WorkDirectory, packages: Path, minutes: float) -> list[RecipeStage]:
+    """The real recipe. The first stage needs Debian's apt, the second a GPU."""
     text = (work.directory / INDEX, work.model / "tokenizer.json")
     options = ["--minutes", str(minutes), "--data", str(work.directory), "--model", str(work.model)]
     return [
-        Stage("prepare", text, lambda: _prepare(work, packages)),
+        RecipeStage("prepare", text, lambda: _prepare(work, packages)),
         _train_stage(work, options, lambda: _require_gpu(work.directory)),
-        Stage("export", _artefact(work), lambda: export.export(work.trained, work.model, work.directory)),
-        Stage("evaluate", (work.evaluation,), lambda: _evaluate(work, evaluate.FULL)),
+        RecipeStage("export", _artefact(work), lambda: export.export(work.trained, work.model, work.directory)),
+        RecipeStage("evaluate", (work.evaluation,), lambda: _evaluate(work, evaluate.FULL)),
     ]
 
 
-def toy_stages(work: Work, minutes: float) -> list[Stage]:
-    """The same with a tiny model and no text: shows on any machine, in a minute, that the stages fit together."""
+def toy_stages(work: WorkDirectory, minutes: float) -> list[RecipeStage]:
+    """The same stages with a tiny model and no text: a one-minute test on any machine."""
     return [
-        Stage("prepare", (work.model / "tokenizer.json",), lambda: _write_toy_text(work.model)),
+        RecipeStage("prepare", (work.model / "tokenizer.json",), lambda: _write_toy_text_files(work.model)),
         _train_stage(work, ["--minutes", str(minutes), "--toy"]),
-        Stage("export", _artefact(work), lambda: export.export(work.trained, work.model)),
-        Stage("evaluate", (work.evaluation,), lambda: _evaluate(work, _TOY_SIZES)),
+        RecipeStage("export", _artefact(work), lambda: export.export(work.trained, work.model)),
+        RecipeStage("evaluate", (work.evaluation,), lambda: _evaluate(work, evaluate.TOY)),
     ]
 
 
-def missed(work: Work) -> list[str]:
-    """What the model was asked to reach and did not, by the evaluation that is there."""
+def missed_claims(work: WorkDirectory) -> list[str]:
+    """The requirements that the model missed, read from its evaluation."""
     return [
-        f"{claim['what']}: {claim['found']:.1%} of {claim['num']}, and at least {claim['least']:.0%} was asked"
+        f"{claim['what']}: {claim['found']:.1%} of {claim['num']}; required: at least {claim['least']:.0%}"
         for claim in read_json(work.evaluation)["claims"]
         if not claim["holds"]
     ]
 
 
-def _artefact(work: Work) -> tuple[Path, ...]:
+def _artefact(work: WorkDirectory) -> tuple[Path, ...]:
     return work.model / "model.safetensors", work.model / "README.md"
 
 
-def _prepare(work: Work, packages: Path) -> None:
+def _prepare(work: WorkDirectory, packages: Path) -> None:
     index = prepare.prepare(packages, work.directory, work.model)
-    say(f"{sum(source['tokens'] for source in index.values()):,} tokens of text")
+    log_progress(f"{sum(source['tokens'] for source in index.values()):,} tokens of text")
 
 
-def _write_toy_text(model: Path) -> None:
+def _write_toy_text_files(model: Path) -> None:
     model.mkdir(parents=True, exist_ok=True)
     for name, text in text_files().items():
         (model / name).write_text(text, encoding="utf-8")
 
 
-def _train_stage(work: Work, options: list[str], check: Callable[[], None] = lambda: None) -> Stage:
+def _train_stage(work: WorkDirectory, options: list[str], check: Callable[[], None] = lambda: None) -> RecipeStage:
     def run() -> None:
-        code = train.main([*options, "--out", str(work.trained), "--resume"])
-        if code:
-            raise StoppedError(code)
+        exit_code = train.main([*options, "--out", str(work.trained), "--resume"])
+        if exit_code:
+            raise TrainingStoppedError(exit_code)
         (work.trained / _FINISHED).touch()
 
-    return Stage("train", (work.trained / _FINISHED,), run, check, work.trained)
+    return RecipeStage("train", (work.trained / _FINISHED,), run, check, work.trained)
 
 
 def _require_gpu(data: Path) -> None:
     if not torch.cuda.is_available():
         raise UnsupportedError(
-            f"Training needs a GPU and there is none here: make the text with `--until prepare`, carry {data} to a "
-            "machine with a GPU and go on there with the same command, or try the recipe with `--toy`."
+            f"Training needs a GPU and this machine has none: prepare the text with `--until prepare`, copy {data} to "
+            "a machine with a GPU and run the same command there, or try the recipe with `--toy`."
         )
     if importlib.util.find_spec("fla") is None and not any((data / "wheels").glob("fla_core-*.whl")):
         raise UnsupportedError(
@@ -173,14 +160,14 @@ def _require_gpu(data: Path) -> None:
         )
 
 
-def _evaluate(work: Work, sizes: evaluate.Sizes) -> None:
+def _evaluate(work: WorkDirectory, sizes: evaluate.EvaluationSizes) -> None:
     evaluate.write(evaluate.evaluate(work.model, work.directory, evaluate.KV_FORMATS, sizes), work.directory)
-    say(f"the tables are in {work.evaluation.with_suffix('.md')}")
+    log_progress(f"the tables are in {work.evaluation.with_suffix('.md')}")
 
 
-class StoppedError(OneboxError):
-    """A stage that said itself why it stopped."""
+class TrainingStoppedError(OneboxError):
+    """Training exited with a code of its own, and printed the reason already."""
 
-    def __init__(self, code: int) -> None:
-        super().__init__("The recipe stopped there; the same command goes on.")
-        self.exit_code = code
+    def __init__(self, exit_code: int) -> None:
+        super().__init__("The recipe stopped in training; the same command resumes it.")
+        self.exit_code = exit_code

@@ -20,15 +20,14 @@ from onebox.checkpoint.recipe import BuildSources, Recipe, TargetFormat, open_so
 from onebox.checkpoint.verify import verify_checkpoint
 from onebox.formats import Dialect, dequantize_nvfp4, quantize_nvfp4
 from onebox.model import reference
-from onebox.model.assemble import load_model
-from onebox.model.load import load_weights
+from onebox.model.load import load_model
 from onebox.model.random import write_random_checkpoint
+from onebox.model.reference_weights import load_weights
 from onebox.spec.errors import UnsupportedError
 from onebox.spec.kv import KVFormat
 from onebox.spec.model import spec_from_config
 from onebox.spec.modules import ModuleClass, modules
-from recipes.pocket.evaluation.agreement import Variant, predictions
-from recipes.pocket.evaluation.passages import Passage
+from recipes.pocket.evaluation.predictions import HeldOutPassage, ModelVariant, predict
 from tests.formats.test_nvfp4 import ARGS, SCHEME
 from tests.synthetic import Tensors, tiny_config, write_checkpoint
 
@@ -181,9 +180,9 @@ def tiny(tmp_path_factory) -> Path:
 
 
 def test_the_engines_model_computes_the_reference_on_the_rounded_numbers(tiny):
-    passage = Passage("counting", tuple(range(100)), 40)
+    passage = HeldOutPassage("counting", tuple(range(100)), 40)
     model = load_model(tiny, torch.device("cpu"), torch.float32)
-    found = predictions(Variant(model, KVFormat.parse("bf16")), passage)
+    found = predict(ModelVariant(model, KVFormat.parse("bf16")), passage)
     loaded = load_weights(tiny)
     hidden = reference.forward(
         loaded.spec, loaded.weights, torch.tensor(passage.token_ids), reference.Cache.empty(loaded.spec)

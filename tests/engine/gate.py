@@ -139,7 +139,9 @@ def difference(expected: Answer, answer: Answer) -> str | None:
         if len(ours) != len(theirs):
             return f"{len(ours)} {name}, not {len(theirs)}"
     if (answer.reason, answer.num_sampled) != (expected.reason, expected.num_sampled):
-        return f"ends with {answer.reason} after {answer.num_sampled}, not {expected.reason} after {expected.num_sampled}"
+        return (
+            f"ends with {answer.reason} after {answer.num_sampled}, not {expected.reason} after {expected.num_sampled}"
+        )
     return None
 
 

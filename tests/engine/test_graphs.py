@@ -10,7 +10,7 @@ from onebox.engine.batch import decode_inputs
 from onebox.engine.decode import Forwarded, OutcomeLayout
 from onebox.engine.graphs import GraphDecoder, _SamplingGraph, _Shape
 from onebox.engine.inputs import InputPacker
-from onebox.model.assemble import load_model
+from onebox.model.load import load_model
 from tests.engine.gate import Variant
 from tests.engine.gate_prompts import all_cases
 from tests.engine.tiny import tiny_runner

@@ -1,6 +1,6 @@
 """Compiles kernels for a GPU that is not there, through their own host functions. Runs as a process of its own.
 
-    python -m tests.kernels.ahead [OPERATION ...]
+    python -m tests.kernels.ahead [PACKAGE ...]
 
 A stand-in for Triton's driver says which GPU to compile for; each launch stops after compilation. Prints a JSON object
 per kernel and target: registers, bytes of spill and of shared memory.
@@ -10,7 +10,6 @@ import json
 import subprocess
 import sys
 import tempfile
-from importlib import import_module
 from pathlib import Path
 
 import torch
@@ -19,7 +18,7 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction
 
-from tests.kernels.catalogue import cases
+from tests.kernels.catalogue import cases, operations
 
 TARGETS = (90, 121)
 
@@ -65,14 +64,14 @@ def main() -> None:
 
     JITFunction.run = compile_only
     wanted = sys.argv[1:]
-    for package, case in cases():
-        if not case.is_full or (wanted and package.rpartition(".")[2] not in wanted):
+    for case in cases():
+        operation = operations()[case.op]
+        if not case.is_full or (wanted and operation.package.rpartition(".")[2] not in wanted):
             continue
         for capability in TARGETS:
             driver.set_active(AbsentGpu(capability))
             compiled.clear()
-            function = getattr(import_module(f"{package}.kernel"), case.op)
-            function(**case.make(torch.device("cpu")))
+            operation.kernel(**case.make(torch.device("cpu")))
             for name, kernel in compiled:
                 report = {
                     "case": str(case),

@@ -1,7 +1,6 @@
 """DeltaNet's promises: bits do not tell how tokens were grouped, which were rejected, or who else was there."""
 
 from dataclasses import replace
-from importlib import import_module
 
 import pytest
 import torch
@@ -13,16 +12,13 @@ from onebox.kernels.delta_net.memory import DeltaPool, DeltaWeights
 from onebox.model.reference import DeltaState, gated_delta_net
 from onebox.spec.model import spec_from_config
 from tests.conftest import HAS_GPU
+from tests.kernels.catalogue import forms
 from tests.kernels.tolerance import assert_same
 from tests.synthetic import random_weights, tiny_config
 
 CPU = torch.device("cpu")
 both = pytest.mark.parametrize("module", ["reference", "cpu", "kernel"])
 in_the_interpreter = pytest.mark.skipif(HAS_GPU, reason="the GPU runs the full shapes")
-
-
-def operations(module):
-    return import_module(f"onebox.kernels.delta_net.{module}")
 
 
 def copy_of(pool: DeltaPool) -> DeltaPool:
@@ -40,7 +36,7 @@ def walk(module, given, steps):
     outputs = []
     for rows, keep in steps:
         outputs.append(
-            operations(module).delta_net_step(
+            forms(module).delta_net_step(
                 *(given[name][rows] for name in ("qkv", "a", "b")),
                 given["weights"],
                 pool,
@@ -95,7 +91,7 @@ def check_company(module, device, op, sequences, **inputs):
     """Each of `sequences` gives the same bits alone as in the batch, and a slot that is not named stays as it was."""
     given = delta_inputs(device, **inputs)
     before = copy_of(given["pool"])
-    function = getattr(operations(module), op)
+    function = getattr(forms(module), op)
     together = function(**{**given, "pool": (pool := copy_of(before))})
     assert_equal_bits([part[0] for part in pool], [part[0] for part in before])
     for sequence in sequences:
@@ -114,7 +110,7 @@ def check_split_prefill(module, device, layer, dtype):
         for size in sizes:
             rows = {name: given[name][first : first + size] for name in ("qkv", "a", "b")}
             edges = torch.tensor([0, size], dtype=torch.int32, device=device)
-            outputs.append(operations(module).delta_net_prefill(**{**given, **rows, "cu_rows": edges}))
+            outputs.append(forms(module).delta_net_prefill(**{**given, **rows, "cu_rows": edges}))
             first += size
         results.append([torch.cat(outputs), *given["pool"]])
     for result in results[1:]:
@@ -126,7 +122,7 @@ def check_norm_rows(module, device, heads, value_dim, counts):
     o = torch.randn(max(counts), heads, value_dim, generator=draw).to(device, torch.bfloat16)
     z = torch.randn(max(counts), heads * value_dim, generator=draw).to(device, torch.bfloat16)
     weight = torch.randn(value_dim, generator=draw).to(device)
-    gated_norm = operations(module).gated_norm
+    gated_norm = forms(module).gated_norm
     for count in counts:
         together = gated_norm(o[:count], z[:count], weight, 1e-6)
         for row in {0, 1, count - 1}:
@@ -176,7 +172,7 @@ def test_a_state_of_any_size_is_carried_with_the_same_bits(device):
         given["pool"].conv_rows[..., values] = 0
         given["a"][:] = -5.0  # so little is forgotten that nothing leaves float32's range
         given["pool"].matrices.mul_(factor.to(device))
-        out = operations("kernel").delta_net_prefill(**given)
+        out = forms("kernel").delta_net_prefill(**given)
         slot = int(given["slots"][0])
         results.append([out / factor.to(device), given["pool"].matrices[slot] / factor.to(device)])
     assert bool((results[0][0] != 0).any())
@@ -190,7 +186,7 @@ def test_a_token_said_again_and_again_is_written_once(device):
         given = delta_inputs(where, TINY, (130,), torch.float32)
         given["qkv"][:] = given["qkv"][:1].clone()
         given["a"][:], given["b"][:] = -30.0, 30.0
-        out = operations(module).delta_net_prefill(**given)
+        out = forms(module).delta_net_prefill(**given)
         results.append([out.cpu(), given["pool"].matrices.cpu()])
     assert_same(results[1], results[0])
 

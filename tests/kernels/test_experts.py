@@ -1,7 +1,5 @@
 """Routed experts for a few rows: the twin is the model's formula, and a row does not see the others."""
 
-from importlib import import_module
-
 import pytest
 import torch
 from torch.nn import functional
@@ -10,6 +8,7 @@ from onebox.formats.expert_tiles import unpack_down, unpack_gate_up
 from onebox.formats.group_int import GroupInt, dequantize
 from onebox.kernels.experts import reference
 from onebox.kernels.experts.cases import draw_routing, fixed_point, float_experts, int4_experts
+from tests.kernels.catalogue import forms
 from tests.kernels.tolerance import assert_same
 
 OPERATIONS = ("routed_experts", "routed_experts_bf16")
@@ -17,7 +16,7 @@ BY_ROW = ("planes", "scale", "x", "ids", "weights")
 
 
 def kernel(op):
-    return getattr(import_module("onebox.kernels.experts.kernel"), op)
+    return getattr(forms("kernel"), op)
 
 
 def arguments(op, rows, k, experts, hidden, inner, device=None):

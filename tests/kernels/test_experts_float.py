@@ -1,16 +1,15 @@
 """Routed experts in FP8 and NVFP4: the twin is the formula, a row does not see the others, decode and prefill agree."""
 
-from importlib import import_module
-
 import pytest
 import torch
 from torch.nn import functional
 
 from onebox.formats import Dialect, dequantize_fp8_block, dequantize_fp8_rows, dequantize_nvfp4, pack_e2m1
-from onebox.kernels import experts_float
-from onebox.kernels.experts_float import reference
-from onebox.kernels.experts_float.cases import arguments
+from onebox.kernels import experts
+from onebox.kernels.experts import reference
+from onebox.kernels.experts.cases import arguments
 from onebox.spec.errors import MismatchError
+from tests.kernels.catalogue import forms
 from tests.kernels.tolerance import assert_same
 
 KINDS = ("block", "row", "nvfp4")
@@ -23,7 +22,7 @@ def operation(module, phase, kind):
 
 
 def kernel(phase, kind):
-    return operation(import_module("onebox.kernels.experts_float.kernel"), phase, kind)
+    return operation(forms("kernel"), phase, kind)
 
 
 def take(given, rows):
@@ -158,19 +157,19 @@ def test_every_e2m1_code_times_every_scale_is_exact(device):
 def test_more_row_slots_than_a_step_has_are_refused():
     given = arguments(None, "nvfp4", 129, 8, 8, 32, 16)
     with pytest.raises(MismatchError, match=r"at most 1024 row-slots, not 1032"):
-        experts_float.routed_experts_nvfp4(**given)
+        experts.routed_experts_nvfp4(**given)
 
 
 def test_scales_of_gate_and_up_together_are_refused():
     given = arguments(None, "block", 2, 1, 2, 144, 48)  # one matrix of 96 rows would have one block, gate and up two
     given["gate_up_scale"] = given["gate_up_scale"][:, :1].contiguous()
     with pytest.raises(MismatchError, match=r"gate_up_scale must be contiguous torch\.float32 \[2, 2, 2\]"):
-        experts_float.routed_experts_fp8(**given)
+        experts.routed_experts_fp8(**given)
 
 
 def test_prefill_refuses_float32_activations():
     with pytest.raises(MismatchError, match=r"bfloat16 activations, not torch\.float32"):
-        experts_float.prefill_experts_fp8(**arguments(None, "row", 2, 1, 2, 32, 16, x_dtype=torch.float32))
+        experts.prefill_experts_fp8(**arguments(None, "row", 2, 1, 2, 32, 16, x_dtype=torch.float32))
 
 
 @pytest.mark.gpu

@@ -1,12 +1,11 @@
 """Routed experts for many tokens: a token's bits are its own, however many come with it."""
 
-from importlib import import_module
-
 import pytest
 import torch
 
+from onebox.kernels.experts import reference
 from onebox.kernels.experts.cases import draw_routing, fixed_point, float_experts, int4_experts
-from onebox.kernels.experts_prefill import reference
+from tests.kernels.catalogue import forms
 
 OPERATIONS = ("prefill_experts", "prefill_experts_bf16")
 BY_TOKEN = ("x", "ids", "weights")
@@ -14,7 +13,7 @@ COUNTS = (1, 63, 64, 65)
 
 
 def kernel(op):
-    return getattr(import_module("onebox.kernels.experts_prefill.kernel"), op)
+    return getattr(forms("kernel"), op)
 
 
 def arguments(op, tokens, k, experts, hidden, inner, device=None):
@@ -67,7 +66,7 @@ def test_it_does_not_matter_which_experts_the_others_chose(op, device):
 def test_prefill_and_decode_agree_up_to_the_rounding_of_bfloat16(op, device):
     given = arguments(op, 3, 2, 2, 128, 128, device)
     found = kernel(op)(**given).to(torch.float32)
-    decode = import_module("onebox.kernels.experts.kernel")
+    decode = forms("kernel")
     if op == "prefill_experts":
         planes, scale = fixed_point(given["x"])
         decoded = decode.routed_experts(planes, scale, **{name: given[name] for name in given if name != "x"})

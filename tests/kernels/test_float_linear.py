@@ -1,7 +1,5 @@
 """What the float linears promise beyond equal twins: exact decoding, rows that do not see each other, refusals."""
 
-from importlib import import_module
-
 import pytest
 import torch
 
@@ -10,6 +8,7 @@ from onebox.formats import Dialect, dequantize_nvfp4, pack_e2m1
 from onebox.kernels.float_linear.cases import arguments
 from onebox.kernels.float_linear.shapes import DECODE_ROWS
 from onebox.spec.errors import MismatchError
+from tests.kernels.catalogue import forms
 
 BF16, F32 = torch.bfloat16, torch.float32
 DECODE = ("fp8_block_linear", "fp8_row_linear", "nvfp4_linear", "bf16_linear")
@@ -39,7 +38,7 @@ FULL_PREFILL = [
 @pytest.fixture
 def kernel():
     """The kernels' module; in a fixture because Triton must load after the interpreter was chosen."""
-    return import_module("onebox.kernels.float_linear.kernel")
+    return forms("kernel")
 
 
 def assert_rows_stand_alone(function, inputs: dict, counts: tuple[int, ...]) -> None:
@@ -129,7 +128,9 @@ def test_rows_may_be_columns_of_a_wider_tensor(kernel, device, op):
     assert torch.equal(getattr(kernel, op)(wider[:, 30:286], **inputs), getattr(kernel, op)(x, **inputs))
 
 
-def test_the_order_of_summation_is_a_constant_of_the_shape(kernel):
+def test_the_order_of_summation_is_a_constant_of_the_shape():
+    from onebox.kernels.float_linear import kernel
+
     for _, n, k, dtype in FULL_DECODE:
         rows = [torch.empty(count, k, dtype=dtype) for count in range(1, DECODE_ROWS + 1)]
         for kind in ("block", "row", "nvfp4", "bf16"):

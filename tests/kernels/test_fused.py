@@ -3,24 +3,20 @@
 Each output is [rows, ...] or parts [P, rows, ...]; parts are turned so that rows come first.
 """
 
-from importlib import import_module
-
 import pytest
 import torch
 
+from onebox.kernels.common.rows import FixedRows
+from onebox.kernels.experts.cases import int4_experts
+from onebox.kernels.float_linear.cases import float_weight
 from onebox.kernels.float_linear.tiles import FloatWeight
-from onebox.kernels.float_parts.cases import float_weight
 from onebox.kernels.int_linear.cases import matrix
-from onebox.kernels.rows import FixedRows
 from tests.conftest import HAS_GPU
+from tests.kernels.catalogue import forms
 from tests.kernels.company import assert_rows_stand_alone
 
 HIDDEN, INNER, EXPERTS, TOP = 256, 128, 6, 2
 EPS = 1e-6
-
-
-def of(package: str, module: str):
-    return import_module(f"onebox.kernels.{package}.{module}")
 
 
 def by_row(parts: torch.Tensor) -> torch.Tensor:
@@ -42,21 +38,20 @@ def check_rows_are_independent(module: str, device: torch.device, counts: tuple[
     gate_up = float_weight("block", normal(2 * INNER, HIDDEN).cpu() / 16, device)
     down: FloatWeight = float_weight("block", normal(HIDDEN, INNER).cpu() / 11, device)
     tensors = {
-        name: tensor.to(device)
-        for name, tensor in of("experts", "cases").int4_experts(EXPERTS, HIDDEN, INNER, torch.float16, draw).items()
+        name: tensor.to(device) for name, tensor in int4_experts(EXPERTS, HIDDEN, INNER, torch.float16, draw).items()
     }
 
     def outputs(chosen: slice) -> list[torch.Tensor]:
         given = (residual[chosen], parts[:, chosen], weight, EPS, dtype, shared[:, chosen].contiguous(), share[chosen])
-        fixed, total = of("add_norm", module).add_norm(*given)
-        router_parts = of("float_parts", module).float_parts(fixed, router)
-        ids, weights, own, gate_up_parts = of("route_shared", module).route_shared(router_parts, TOP, fixed, gate_up)
-        slots, inner, down_parts = of("experts", module).expert_slots(
+        fixed, total = forms(module).add_norm(*given)
+        router_parts = forms(module).float_parts(fixed, router)
+        ids, weights, own, gate_up_parts = forms(module).route_shared(router_parts, TOP, fixed, gate_up)
+        slots, inner, down_parts = forms(module).expert_slots(
             fixed, ids, weights, **tensors, shared=(gate_up_parts, down)
         )
-        linears = of("int_linear", module)
+        linears = forms(module)
         heads = total.view(len(total), HIDDEN // 128, 128)
-        gated = of("mixer_rows", module).delta_rows(heads, parts[:, chosen], weight[:128], EPS, dtype)
+        gated = forms(module).delta_rows(heads, parts[:, chosen], weight[:128], EPS, dtype)
         return [
             *_parts_of(fixed),
             total,

@@ -1,12 +1,11 @@
 """Gates are what the float32 model says, and a row's bits do not depend on its company."""
 
-from importlib import import_module
-
 import pytest
 import torch
 
 from onebox.model import reference as model
 from tests.conftest import HAS_GPU
+from tests.kernels.catalogue import forms, operations
 from tests.kernels.company import assert_rows_stand_alone
 from tests.kernels.tolerance import assert_same
 
@@ -14,7 +13,7 @@ SMALL, FULL = (200, (2, 3, 5)), (3072, (2, 3, 8, 17, 64))
 
 
 def check_rows_are_independent(module, device, width, counts, dtype):
-    chosen = import_module(f"onebox.kernels.gate.{module}")
+    chosen = forms(module)
     draw = torch.Generator().manual_seed(width)
     x, y = (4 * torch.randn(2, max(counts), width, generator=draw)).to(device, dtype)
 
@@ -47,13 +46,13 @@ def test_a_row_does_not_depend_on_its_company_on_the_gpu(device, dtype):
 def test_swiglu_is_the_models():
     draw = torch.Generator().manual_seed(0)
     x, gate, up = (torch.randn(16, 16, generator=draw) for _ in range(3))
-    found = import_module("onebox.kernels.gate").swiglu(torch.cat([x @ gate.T, x @ up.T], dim=-1))
+    found = operations()["swiglu"](torch.cat([x @ gate.T, x @ up.T], dim=-1))
     assert_same(found, model.swiglu(x, gate, up, torch.eye(16)))
 
 
 @pytest.mark.parametrize("module", ["reference", "cpu", "kernel"])
 def test_a_gate_far_from_zero_opens_or_closes_and_nothing_overflows(module, device):
-    chosen = import_module(f"onebox.kernels.gate.{module}")
+    chosen = forms(module)
     ones = torch.ones(1, 1, 2, device=device)
     logits = torch.tensor([[[200.0, -200.0]]], device=device)
     assert chosen.attention_gate(ones, logits).tolist() == [[1.0, 0.0]]

@@ -11,7 +11,7 @@ EACH_FORMAT = pytest.mark.parametrize("name", NAMES)
 
 
 def kernel():
-    from onebox.kernels.kv_write.kernel import kv_write
+    from onebox.kernels.attention.write import kv_write
 
     return kv_write
 

@@ -1,12 +1,11 @@
 """A normed row is the same bits alone and in company, and the pair of norms is two norms."""
 
-from importlib import import_module
-
 import pytest
 import torch
 
 from onebox.kernels.norm import cases
 from tests.conftest import HAS_GPU
+from tests.kernels.catalogue import forms
 from tests.kernels.company import assert_rows_stand_alone
 
 EPS = 1e-6
@@ -14,7 +13,7 @@ SMALL, FULL = (200, (2, 3, 5)), (3072, (2, 3, 8, 17, 64))
 
 
 def check_rows_are_independent(module, device, hidden, counts, dtype):
-    chosen = import_module(f"onebox.kernels.norm.{module}")
+    chosen = forms(module)
     draw = torch.Generator().manual_seed(hidden)
     x, other = torch.randn(2, max(counts), hidden, generator=draw).to(device, dtype)
     weight = (0.1 * torch.randn(hidden, generator=draw)).to(device, torch.bfloat16)
@@ -47,7 +46,7 @@ def test_a_row_does_not_depend_on_its_company_on_the_gpu(device, dtype):
 
 @pytest.mark.parametrize("module", ["reference", "cpu", "kernel"])
 def test_the_pair_of_norms_is_the_two_norms_side_by_side(module, device):
-    chosen = import_module(f"onebox.kernels.norm.{module}")
+    chosen = forms(module)
     case = next(case for case in cases.CASES if case.op == "concat_rms_norm")
     pair = case.make(device)
     first = chosen.rms_norm(pair["embedding"], pair["embedding_weight"], EPS)

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from onebox.formats.kv_pages import PAGE_TOKENS, KVPages
-from onebox.kernels.paged_attention.cases import make_inputs
+from onebox.kernels.attention.cases import make_inputs
 
 NAMES = ["bf16", "fp8", "turboquant_k4v4", "turboquant_k8v4"]
 EACH_FORMAT = pytest.mark.parametrize("name", NAMES)
@@ -12,13 +12,13 @@ TINY, FULL = (4, 2, 32), (32, 2, 256)
 
 
 def decode(**arguments):
-    from onebox.kernels.paged_attention.kernel import paged_attention
+    from onebox.kernels.attention.decode import paged_attention
 
     return paged_attention(**arguments)
 
 
 def prefill(**arguments):
-    from onebox.kernels.paged_attention.kernel import paged_attention_prefill
+    from onebox.kernels.attention.decode import paged_attention_prefill
 
     return paged_attention_prefill(**arguments)
 
@@ -54,8 +54,8 @@ def test_a_draft_row_has_the_bits_of_the_same_row_alone(name, device, poison):
 
 
 def assert_gated_rows_are_those_of_two_operations(device, name, heads, lengths, rows):
-    from onebox.kernels.mixer_rows.kernel import attention_rows
-    from onebox.kernels.paged_attention.kernel import paged_attention_rows
+    from onebox.kernels.attention.decode import paged_attention_rows
+    from onebox.kernels.attention.gate import attention_rows
 
     arguments = make_inputs(device, name, heads, lengths, rows)
     draw = torch.Generator().manual_seed(3)

@@ -1,16 +1,16 @@
 """The rotation is the model's, stays exact at the far end of the context, and a row does not depend on its company."""
 
 import math
-from importlib import import_module
 from types import SimpleNamespace
 
 import pytest
 import torch
 
-from onebox.kernels import rope
-from onebox.kernels.rope.frequencies import rotary_frequencies
+from onebox.kernels import attention
+from onebox.kernels.attention.frequencies import rotary_frequencies
 from onebox.model import reference as model
 from tests.conftest import HAS_GPU
+from tests.kernels.catalogue import forms
 from tests.kernels.company import assert_rows_stand_alone
 from tests.kernels.tolerance import assert_same
 
@@ -20,7 +20,7 @@ SMALL, FULL = (2, 1, 32, (2, 3, 5)), (32, 2, 256, (2, 3, 8, 17, 64))
 
 @pytest.mark.parametrize("module", ["reference", "cpu", "kernel"])
 def test_the_table_is_exact_at_the_last_position(module, device):
-    chosen = import_module(f"onebox.kernels.rope.{module}")
+    chosen = forms(module)
     frequencies = rotary_frequencies(THETA, 64)
     positions = torch.tensor([LAST_POSITION, LAST_POSITION - 1, 200_000, 1, 0]).expand(3, 5)
     cos, sin = chosen.rotary_table(positions.to(device), frequencies.to(device), SECTION)
@@ -32,7 +32,7 @@ def test_the_table_is_exact_at_the_last_position(module, device):
 
 @pytest.mark.parametrize("module", ["reference", "cpu", "kernel"])
 def test_each_frequency_takes_the_axis_that_the_interleaving_gives_it(module, device):
-    chosen = import_module(f"onebox.kernels.rope.{module}")
+    chosen = forms(module)
     # 0, 11 and 22 are near 0, 7/2 pi and 7 pi: their cosines 1, 0 and -1 tell the axes apart.
     positions = torch.tensor([[0], [11], [22]], device=device)
     cos, _ = chosen.rotary_table(positions, torch.ones(32, device=device), SECTION)
@@ -53,8 +53,8 @@ def test_norm_and_rotation_are_the_models():
     positions = torch.randint(0, 100, (3, 5), generator=draw)
     spec = SimpleNamespace(rotary_dim=rotary_dim, rope_theta=THETA, mrope_section=(3, 3, 2))
 
-    cos, sin = rope.rotary_table(positions, rotary_frequencies(THETA, rotary_dim), spec.mrope_section)
-    query, gate, key = rope.qk_norm_rope(q_gate, k, *weights, cos, sin, 1e-6)
+    cos, sin = attention.rotary_table(positions, rotary_frequencies(THETA, rotary_dim), spec.mrope_section)
+    query, gate, key = attention.qk_norm_rope(q_gate, k, *weights, cos, sin, 1e-6)
 
     rotation = model.rotary(spec, positions)
     split, expected_gate = q_gate.view(5, num_heads, 2 * head_dim).chunk(2, dim=-1)
@@ -67,7 +67,7 @@ def test_norm_and_rotation_are_the_models():
 
 
 def check_rows_are_independent(module, device, num_heads, num_kv_heads, head_dim, counts, dtype):
-    chosen = import_module(f"onebox.kernels.rope.{module}")
+    chosen = forms(module)
     draw = torch.Generator().manual_seed(head_dim)
     sizes = [num_heads * 2 * head_dim, num_kv_heads * head_dim]
     fused = torch.randn(max(counts), sum(sizes), generator=draw).to(device, dtype)

@@ -1,19 +1,19 @@
 """The router: ties, order, agreement with the plain formula, and rows that do not see each other."""
 
 from functools import partial
-from importlib import import_module
 
 import pytest
 import torch
 
 from onebox.kernels.router import reference
 from onebox.spec.errors import MismatchError
+from tests.kernels.catalogue import forms
 
 ROWS = (2, 3, 8, 17, 64)
 
 
 def kernel():
-    return import_module("onebox.kernels.router.kernel")
+    return forms("kernel")
 
 
 def draw(rows, experts, seed=0):
@@ -32,7 +32,7 @@ def test_the_twin_is_a_softmax_over_all_experts_then_the_top_made_to_sum_one():
 def test_ties_go_to_the_lower_id_and_zero_has_no_sign(module, device):
     if module == "reference":
         device = torch.device("cpu")
-    route = import_module(f"onebox.kernels.router.{module}").route
+    route = forms(module).route
     logits = torch.tensor([[-0.0, 1.0, 0.0, -2.0, 1.0, -0.0, 0.0]], device=device)
     ids, weights = route(logits, 5)
     assert ids.tolist() == [[1, 4, 0, 2, 5]]

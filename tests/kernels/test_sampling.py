@@ -1,7 +1,5 @@
 """Draws are exact: the noise as defined, the softmax's distribution, the same token whatever the row's company."""
 
-from importlib import import_module
-
 import numpy as np
 import pytest
 import torch
@@ -9,6 +7,7 @@ import torch
 from onebox.kernels.sampling import cases, reference
 from tests.conftest import HAS_GPU
 from tests.kernels import plain_sampler
+from tests.kernels.catalogue import forms
 
 MODULES = ["reference", "kernel"]
 SEEDS = (0, 1, -1, 2**62 + 12345, -(2**63))
@@ -21,7 +20,7 @@ def place(module, device):
 
 
 def chosen(module):
-    return import_module(f"onebox.kernels.sampling.{module}")
+    return forms(module)
 
 
 def settings(rows, device="cpu", temperature=1.0, top_k=0, top_p=1.0, min_p=0.0):

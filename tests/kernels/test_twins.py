@@ -1,28 +1,29 @@
 """Every kernel equals its twin on every case, with poisoned memory: on a GPU, or in the interpreter for small cases."""
 
 from importlib import import_module
-from importlib.util import find_spec
+from inspect import signature
 
 import pytest
 import torch
 
+from onebox.kernels.common.dispatch import Operation
 from tests.conftest import HAS_GPU
-from tests.kernels.catalogue import cases, operations
+from tests.kernels.catalogue import cases, forms, operations, packages
 from tests.kernels.tolerance import assert_same
 
-SMALL = [(package, case) for package, case in cases() if not case.is_full]
-ON_CPU = [(package, case) for package, case in cases() if find_spec(f"{package}.cpu")]
+SMALL = [case for case in cases() if not case.is_full]
+ON_CPU = [case for case in cases() if operations()[case.op].has_cpu_form]
 
 
-def run(package: str, module: str, case, device: torch.device):
+def run(kind: str, case, device: torch.device):
     arguments = case.make(device)
-    result = getattr(import_module(f"{package}.{module}"), case.op)(**arguments)
+    result = getattr(forms(kind), case.op)(**arguments)
     return result, {name: arguments[name] for name in case.mutates}
 
 
-def check(package, case, device, module="kernel"):
-    expected = run(package, "reference", case, torch.device("cpu"))
-    found = run(package, module, case, device)
+def check(case, device, kind="kernel"):
+    expected = run("reference", case, torch.device("cpu"))
+    found = run(kind, case, device)
     assert_same(found[0], expected[0])
     assert_same(found[1], expected[1], "written arguments")
 
@@ -30,29 +31,35 @@ def check(package, case, device, module="kernel"):
 @pytest.mark.skipif(
     HAS_GPU, reason="the interpreter is for machines without a GPU; there test_on_the_gpu runs all cases"
 )
-@pytest.mark.parametrize(("package", "case"), SMALL, ids=[str(case) for _, case in SMALL])
-def test_in_the_interpreter(package, case, poison):
-    check(package, case, torch.device("cpu"))
+@pytest.mark.parametrize("case", SMALL, ids=str)
+def test_in_the_interpreter(case, poison):
+    check(case, torch.device("cpu"))
 
 
-@pytest.mark.parametrize(("package", "case"), ON_CPU, ids=[str(case) for _, case in ON_CPU])
-def test_a_form_for_the_cpu_equals_its_twin(package, case):
-    check(package, case, torch.device("cpu"), "cpu")
+@pytest.mark.parametrize("case", ON_CPU, ids=str)
+def test_a_form_for_the_cpu_equals_its_twin(case):
+    check(case, torch.device("cpu"), "cpu")
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize(("package", "case"), cases(), ids=[str(case) for _, case in cases()])
-def test_on_the_gpu(package, case, poison, device):
+@pytest.mark.parametrize("case", cases(), ids=str)
+def test_on_the_gpu(case, poison, device):
     assert device.type == "cuda", "this machine has no GPU that torch can use"
-    check(package, case, device)
+    check(case, device)
 
 
-@pytest.mark.parametrize("package", operations())
-def test_an_operation_has_its_four_files_and_says_what_it_offers(package):
+@pytest.mark.parametrize("package", packages())
+def test_a_package_offers_operations_and_each_has_a_small_and_a_full_case(package):
     offered = import_module(package).__all__
     assert offered
+    own = import_module(f"{package}.cases").CASES
     for name in offered:
-        assert callable(getattr(import_module(package), name))
-        assert callable(getattr(import_module(f"{package}.reference"), name))
-        assert callable(getattr(import_module(f"{package}.kernel"), name))
-        assert any(case.op == name for case in import_module(f"{package}.cases").CASES), f"{name} has no case"
+        assert isinstance(getattr(import_module(package), name), Operation)
+        assert {case.is_full for case in own if case.op == name} == {True, False}, f"{name} lacks a case"
+
+
+@pytest.mark.parametrize("operation", operations().values(), ids=lambda operation: operation.name)
+def test_every_form_of_an_operation_takes_the_twins_arguments(operation):
+    expected = [(p.name, p.default) for p in signature(operation.twin).parameters.values()]
+    for form in (operation.kernel, operation.cpu):
+        assert [(p.name, p.default) for p in signature(form).parameters.values()] == expected

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from onebox.kernels.rows import FixedRows
+from onebox.kernels.common.rows import FixedRows
 
 TOLERANCE = {torch.float32: 2e-5, torch.float16: 1e-3, torch.bfloat16: 8e-3}
 

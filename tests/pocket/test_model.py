@@ -10,7 +10,9 @@ import onebox
 from onebox.engine.api import AcceptanceCounts, SamplingParams
 from onebox.pocket.ready import MODEL_DIRECTORY, pocket_checkpoint
 from onebox.text.chat import ChatTemplate
-from recipes.pocket.synthetic.workloads import HELD_OUT_SEED, MEASURED, prompt_text, recall, score
+from recipes.pocket.synthetic.example import score
+from recipes.pocket.synthetic.recall import recall
+from recipes.pocket.synthetic.workloads import HELD_OUT_SEED, MEASURED, prompt_text
 
 LARGEST_BYTES = 40_000_000
 INVOICE = """\

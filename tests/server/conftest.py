@@ -1,17 +1,23 @@
+"""The application in process and over sockets, on a scripted engine, the tiny random model, or one that sees."""
+
 import asyncio
 import json
 import threading
 import time
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
+import anthropic
 import httpx
+import openai
 import pytest
 import uvicorn
 
 from onebox.engine.api import Engine, EngineConfig, EngineOptions, TokenInfo, plan_engine, start_engine
 from onebox.server.app import create_app
-from onebox.server.complete import Service
+from onebox.server.fetch import FetchLimits
+from onebox.server.media import Media, MediaLimits
 from onebox.server.run import bind
+from onebox.server.service import Service
 from onebox.text.chat import ChatTemplate
 from onebox.text.generation import GenerationDefaults
 from onebox.text.vocabulary import token_table
@@ -89,16 +95,94 @@ def scripted(make_service, tokenizer):
         client.service.engine.close()
 
 
+@pytest.fixture
+def served(scripted):
+    """Like `scripted`, but on a port of this machine: (that client, the URL)."""
+    with ExitStack() as stack:
+
+        def make(text, settings=None, **limits):
+            server = scripted(text, **{"max_model_len": 3000, "num_pages": 300, **limits})
+            url = stack.enter_context(listening(create_app(server.service, settings)))
+            # Before the port is closed, which waits for open streams.
+            stack.callback(server.runner.gate.set)
+            return server, url
+
+        yield make
+
+
+def official_clients(served, open_client):
+    """Makes official clients of servers that answer with a given text; `.server` is the same server in process."""
+    with ExitStack() as stack:
+
+        def make(text, settings=None, **limits):
+            server, url = served(text, settings, **limits)
+            client = stack.enter_context(open_client(url))
+            client.server = server
+            return client
+
+        yield make
+
+
+@pytest.fixture
+def openai_client(served):
+    yield from official_clients(
+        served, lambda url: openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=60)
+    )
+
+
+@pytest.fixture
+def anthropic_client(served):
+    yield from official_clients(
+        served, lambda url: anthropic.Anthropic(base_url=url, api_key="none", max_retries=0, timeout=60)
+    )
+
+
+def start_model(directory, tokenizer, **options):
+    """(engine, defaults) of a checkpoint on the CPU."""
+    defaults = GenerationDefaults.load(directory)
+    eos_token_ids = defaults.eos_token_ids
+    vocabulary = TokenInfo(eos_token_ids, tokenizer.message_token_ids, token_table(tokenizer, eos_token_ids))
+    options = EngineOptions(kv_cache_memory_bytes=16 << 20, **options)
+    return start_engine(plan_engine(directory, options, vocabulary), vocabulary), defaults
+
+
 @pytest.fixture(scope="session")
 def tiny(checkpoint, tokenizer):
     """A client of the tiny random model."""
-    template, defaults = ChatTemplate.load(checkpoint), GenerationDefaults.load(checkpoint)
-    eos_token_ids = defaults.eos_token_ids
-    vocabulary = TokenInfo(eos_token_ids, tokenizer.message_token_ids, token_table(tokenizer, eos_token_ids))
-    options = EngineOptions(max_model_len=1200, kv_cache_memory_bytes=16 << 20)
-    engine = start_engine(plan_engine(checkpoint, options, vocabulary), vocabulary)
+    engine, defaults = start_model(checkpoint, tokenizer, max_model_len=1200)
     with engine:
-        yield Client(Service(engine, tokenizer, template, defaults, "tiny"))
+        yield Client(Service(engine, tokenizer, ChatTemplate.load(checkpoint), defaults, "tiny"))
+
+
+@pytest.fixture(scope="session")
+def vision_checkpoint(tmp_path_factory):
+    """A tiny random model with a vision tower and its processor files."""
+    from onebox.model.random_text import text_files
+    from tests.model.test_vision import case, save
+    from tests.text.test_patches import write_processors
+
+    target = tmp_path_factory.mktemp("vision")
+    save(target, case()[1])
+    write_processors(target)
+    for name, text in text_files().items():
+        (target / name).write_text(text)
+    return target
+
+
+@pytest.fixture(scope="session")
+def vision_engine(vision_checkpoint, tokenizer):
+    engine, _ = start_model(vision_checkpoint, tokenizer, device="cpu", max_model_len=700, max_num_batched_tokens=64)
+    with engine:
+        yield engine
+
+
+@pytest.fixture
+def vision_client(vision_checkpoint, vision_engine, tokenizer):
+    """A client of that model, with small limits for images."""
+    template, defaults = ChatTemplate.load(vision_checkpoint), GenerationDefaults.load(vision_checkpoint)
+    limits = MediaLimits(max_images=3, max_videos=1, fetch=FetchLimits(max_bytes=200_000, timeout_s=5))
+    media = Media.open(vision_checkpoint, limits, has_tower=True)
+    return Client(Service(vision_engine, tokenizer, template, defaults, "tiny", media=media))
 
 
 def wait_until(condition):

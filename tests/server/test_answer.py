@@ -8,14 +8,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from onebox.engine.api import Counts, Failed, Finished, FinishReason, Request, RequestHandle, TokenLogprob, Tokens
-from onebox.server.answer import Answer, Prompt, Usage
-from onebox.server.complete import Answers
+from onebox.server.answer import Answer, Answers
 from onebox.server.errors import GenerationError
-from onebox.text.answer import AnswerParser, Content, Reasoning, Tool, ToolCallArguments, ToolCallStart
+from onebox.server.prompt import Prompt
+from onebox.server.sse import merged
+from onebox.server.usage import Usage
+from onebox.text.parser import AnswerParser, Content, Reasoning
+from onebox.text.toolcalls import ToolCallArguments, ToolCallStart, ToolDefinition
 
 CALL = "<tool_call>\n<function=f>\n<parameter=x>\n世\n</parameter>\n</function>\n</tool_call>"
 FRAGMENTS = ["Hm ", "\n", "</think>", "\n\n", "世界🙂", "END", "E", "<tool_call>", "<", CALL, "a<b"]
-PARSER = partial(AnswerParser, in_reasoning=True, tools=[Tool("f", {})])
+PARSER = partial(AnswerParser, in_reasoning=True, tools=[ToolDefinition("f", {})])
 
 
 @pytest.fixture(scope="module")
@@ -37,18 +40,18 @@ def answer_of(service, prompt, chunks, reason=FinishReason.STOP):
     return Answer(service.engine, service.tokenizer, prompt, Request("x", prompt.token_ids), handle)
 
 
-def said(piece):
+def said(chunk):
     """The deltas joined, kind by kind."""
     calls = [
         (
             delta.name,
-            "".join(d.text for d in piece.deltas if isinstance(d, ToolCallArguments) and d.index == delta.index),
+            "".join(d.text for d in chunk.deltas if isinstance(d, ToolCallArguments) and d.index == delta.index),
         )
-        for delta in piece.deltas
+        for delta in chunk.deltas
         if isinstance(delta, ToolCallStart)
     ]
-    reasoning = "".join(delta.text for delta in piece.deltas if isinstance(delta, Reasoning))
-    return reasoning, "".join(delta.text for delta in piece.deltas if isinstance(delta, Content)), calls
+    reasoning = "".join(delta.text for delta in chunk.deltas if isinstance(delta, Reasoning))
+    return reasoning, "".join(delta.text for delta in chunk.deltas if isinstance(delta, Content)), calls
 
 
 @given(
@@ -67,10 +70,10 @@ def test_any_cutting_of_the_tokens_gives_the_same_answer(service, text, cuts, is
     results = []
     for cutting in (chunks, [[token_id] for token_id in token_ids]):
         answer = answer_of(service, prompt, cutting)
-        piece = asyncio.run(answer.whole())
-        assert piece.token_ids == tuple(answer.token_ids)
-        assert [logprob.token_id for logprob in piece.logprobs] == answer.token_ids
-        results.append((said(piece), answer.finish_reason, answer.token_ids, answer.usage))
+        chunk = asyncio.run(answer.whole())
+        assert chunk.token_ids == tuple(answer.token_ids)
+        assert [logprob.token_id for logprob in chunk.logprobs] == answer.token_ids
+        results.append((said(chunk), answer.finish_reason, answer.token_ids, answer.usage))
     assert results[0] == results[1]
     (_, _, calls), reason, made, usage = results[0]
     assert reason == ("tool_calls" if calls else "stop")
@@ -102,7 +105,7 @@ def test_of_several_answers_one_failure_fails_the_request(service):
     )
 
     async def read():
-        return [piece async for piece in Answers("z", answers, 2).pieces()]
+        return [item async for item in merged([answer.chunks() for answer in answers], heartbeat_s=3600)]
 
     with pytest.raises(GenerationError, match=r"It broke\."):
         asyncio.run(read())

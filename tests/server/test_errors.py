@@ -3,8 +3,8 @@
 import pytest
 
 from onebox.engine.api import EngineRestartingError
-from onebox.server.chat import ChatRequest
-from onebox.server.completions import CompletionRequest
+from onebox.server.schemas.chat import ChatRequest
+from onebox.server.schemas.completions import CompletionRequest
 from tests.server.conftest import events
 
 UNSUPPORTED = {

@@ -4,8 +4,9 @@ import asyncio
 
 import pytest
 
-from onebox.server.reply import EventStream
+from onebox.server.schemas.completions import CompletionRequest
 from onebox.server.settings import ServerSettings
+from onebox.server.sse import EventStream
 from tests.server.conftest import Client
 from tests.server.test_errors import refused
 
@@ -104,12 +105,11 @@ def test_a_slow_reader_does_not_hold_the_engine(scripted):
     body = {"prompt": "Hi", "max_tokens": 200, "stream": True}
 
     async def read_late():
-        from onebox.server.completions import CompletionRequest
-
-        answers = CompletionRequest(**body).begin(client.service)
+        completion = CompletionRequest(**body).completion_input(client.service.defaults)
+        answers = await client.service.submit(await client.service.prompts.of_completion(completion), "cmpl")
         while client.service.engine.stats().num_finished == 0:
             await asyncio.sleep(0.001)
         return await answers.whole()
 
-    (piece,) = asyncio.run(read_late())
-    assert len(piece.token_ids) == 200
+    (chunk,) = asyncio.run(asyncio.wait_for(read_late(), 60))
+    assert len(chunk.token_ids) == 200

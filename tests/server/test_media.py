@@ -8,58 +8,15 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from onebox.engine.api import (
-    EngineOptions,
-    Finished,
-    Pictures,
-    Request,
-    SamplingParams,
-    TokenInfo,
-    Tokens,
-    Vision,
-    plan_engine,
-    start_engine,
-)
-from onebox.model.random_text import text_files
-from onebox.server.complete import Service
+from onebox.engine.api import Finished, Pictures, Request, SamplingParams, Tokens, Vision
 from onebox.server.fetch import FetchLimits
 from onebox.server.media import Media, MediaLimits, MediaPart, media_parts
 from onebox.spec.errors import OneboxError, UsageError
-from onebox.text.chat import ChatTemplate
-from onebox.text.generation import GenerationDefaults
-from onebox.text.vocabulary import token_table
-from tests.model.test_vision import IMAGE, VIDEO, case, save
-from tests.server.conftest import Client, events
-from tests.text.test_pictures import IMAGES, animation, file_of, noise, write_processors
+from tests.model.test_vision import IMAGE, VIDEO
+from tests.server.conftest import events
+from tests.text.test_patches import IMAGES, animation, file_of, noise, write_processors
 
-LIMITS = MediaLimits(max_images=3, max_videos=1, fetch=FetchLimits(max_bytes=200_000, timeout_s=5))
 GREEDY = {"temperature": 0, "max_tokens": 8, "ignore_eos": True}
-
-
-@pytest.fixture(scope="module")
-def directory(tmp_path_factory):
-    target = tmp_path_factory.mktemp("seeing")
-    save(target, case()[1])
-    write_processors(target)
-    for name, text in text_files().items():
-        (target / name).write_text(text)
-    return target
-
-
-@pytest.fixture(scope="module")
-def engine(directory, tokenizer):
-    eos_token_ids = GenerationDefaults.load(directory).eos_token_ids
-    vocabulary = TokenInfo(eos_token_ids, tokenizer.message_token_ids, token_table(tokenizer, eos_token_ids))
-    options = EngineOptions(device="cpu", max_model_len=700, kv_cache_memory_bytes=16 << 20, max_num_batched_tokens=64)
-    with start_engine(plan_engine(directory, options, vocabulary), vocabulary) as engine:
-        yield engine
-
-
-@pytest.fixture
-def seeing(directory, engine, tokenizer):
-    template, defaults = ChatTemplate.load(directory), GenerationDefaults.load(directory)
-    media = Media.open(directory, LIMITS, has_tower=True)
-    return Client(Service(engine, tokenizer, template, defaults, "tiny", media=media))
 
 
 def data_url(data, content_type="image/png"):
@@ -91,21 +48,21 @@ def ask(client, *parts, **fields):
     return answer(client.chat(list(parts), return_token_ids=True, **{**GREEDY, **fields}))
 
 
-def test_an_image_over_http_is_answered_as_its_pictures_given_to_the_engine(seeing, engine):
+def test_an_image_over_http_is_answered_as_its_pictures_given_to_the_engine(vision_client, vision_engine):
     """The processor of transformers makes the patches here, and the prompt is laid out by hand."""
     from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
-    tokens, usage = ask(seeing, text_part("See:"), image_part(PICTURE), text_part("What is it?"))
+    tokens, usage = ask(vision_client, text_part("See:"), image_part(PICTURE), text_part("What is it?"))
     made = Qwen2VLImageProcessorPil(**IMAGES)(images=[Image.open(io.BytesIO(PICTURE))], return_tensors="np")
     grid = tuple(made["image_grid_thw"][0].tolist())
     assert grid == (1, 12, 8)
     place = "<|vision_start|>" + "<|image_pad|>" * 24 + "<|vision_end|>"
-    text = seeing.service.template.render([{"role": "user", "content": f"See:{place}What is it?"}])
-    prompt = seeing.service.tokenizer.encode(text)
+    text = vision_client.service.template.render([{"role": "user", "content": f"See:{place}What is it?"}])
+    prompt = vision_client.service.tokenizer.encode(text)
     sampling = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
     vision = Vision(Pictures(made["pixel_values"], (grid,)))
     expected = []
-    for event in engine.submit(Request("by hand", prompt, sampling, vision=vision)):
+    for event in vision_engine.submit(Request("by hand", prompt, sampling, vision=vision)):
         if isinstance(event, Tokens):
             expected += event.token_ids
         if isinstance(event, Finished):
@@ -119,45 +76,47 @@ def logprobs(client, *parts):
     return [entry["logprob"] for entry in body["choices"][0]["logprobs"]["content"]]
 
 
-def test_another_image_gets_another_answer(seeing):
-    assert logprobs(seeing, image_part(PICTURE)) != logprobs(seeing, image_part(OTHER))
+def test_another_image_gets_another_answer(vision_client):
+    assert logprobs(vision_client, image_part(PICTURE)) != logprobs(vision_client, image_part(OTHER))
 
 
-def test_the_same_image_again_comes_from_the_prefix_cache_and_another_does_not(seeing):
+def test_the_same_image_again_comes_from_the_prefix_cache_and_another_does_not(vision_client):
     long = text_part("Look at this for a while. " * 8)
-    first, cold = ask(seeing, long, image_part(PICTURE), long)
-    again, warm = ask(seeing, long, image_part(PICTURE), long)
-    other = ask(seeing, long, image_part(OTHER), long)[1]
+    first, cold = ask(vision_client, long, image_part(PICTURE), long)
+    again, warm = ask(vision_client, long, image_part(PICTURE), long)
+    other = ask(vision_client, long, image_part(OTHER), long)[1]
     assert first == again
     cached = [usage["prompt_tokens_details"]["cached_tokens"] for usage in (cold, other, warm)]
     # The other one shares what stands before the image, and nothing behind it.
-    first_pad = seeing.requests[0].prompt.index(IMAGE)
+    first_pad = vision_client.requests[0].prompt.index(IMAGE)
     assert cached[0] <= cached[1] <= first_pad
     assert cached[2] > first_pad + 24
 
 
-def test_a_stream_says_the_same_as_a_whole_answer(seeing):
+def test_a_stream_says_the_same_as_a_whole_answer(vision_client):
     parts = [image_part(PICTURE), text_part("And?")]
-    whole = seeing.chat(parts, **GREEDY).json()["choices"][0]["message"]
-    chunks = events(seeing.chat(parts, stream=True, **GREEDY))
+    whole = vision_client.chat(parts, **GREEDY).json()["choices"][0]["message"]
+    chunks = events(vision_client.chat(parts, stream=True, **GREEDY))
     told = [chunk["choices"][0]["delta"] for chunk in chunks]
     for name in ("content", "reasoning_content"):
         assert "".join(delta.get(name) or "" for delta in told) == (whole[name] or "")
 
 
-def test_a_video_is_shown_step_by_step_with_its_times(seeing):
-    ask(seeing, text_part("First:"), image_part(PICTURE), video_part(animation(4, 500)[0]))
-    request = seeing.requests[-1]
-    shown = b"".join(map(seeing.service.tokenizer.shown_bytes, request.prompt)).decode()
+def test_a_video_is_shown_step_by_step_with_its_times(vision_client):
+    ask(vision_client, text_part("First:"), image_part(PICTURE), video_part(animation(4, 500)[0]))
+    request = vision_client.requests[-1]
+    shown = b"".join(map(vision_client.service.tokenizer.shown_bytes, request.prompt)).decode()
     steps = [f"<{seconds} seconds><|vision_start|>{'<|video_pad|>' * 6}<|vision_end|>" for seconds in (0.2, 1.2)]
     assert f"<|vision_end|>{''.join(steps)}<|im_end|>" in shown
     assert request.prompt.count(IMAGE) == 24
     assert request.prompt.count(VIDEO) == 12
     assert request.vision.videos.grids == ((2, 4, 6),)
-    assert logprobs(seeing, video_part(animation(4, 500)[0])) != logprobs(seeing, video_part(animation(5, 500)[0]))
+    assert logprobs(vision_client, video_part(animation(4, 500)[0])) != logprobs(
+        vision_client, video_part(animation(5, 500)[0])
+    )
 
 
-def test_pictures_keep_their_order_across_messages(seeing):
+def test_pictures_keep_their_order_across_messages(vision_client):
     body = {
         "messages": [
             {"role": "user", "content": [image_part(PICTURE)]},
@@ -166,10 +125,10 @@ def test_pictures_keep_their_order_across_messages(seeing):
         ],
         **GREEDY,
     }
-    response = seeing.request("POST", "/v1/chat/completions", json_body=body)
+    response = vision_client.request("POST", "/v1/chat/completions", json_body=body)
     assert response.status_code == 200, response.text
-    patches = seeing.requests[-1].vision.images.patches
-    halves = [image_patches(seeing, data) for data in (PICTURE, OTHER)]
+    patches = vision_client.requests[-1].vision.images.patches
+    halves = [image_patches(vision_client, data) for data in (PICTURE, OTHER)]
     assert np.array_equal(patches, np.concatenate(halves))
 
 
@@ -178,22 +137,22 @@ def image_patches(client, data):
     return client.requests[-1].vision.images.patches
 
 
-def test_low_detail_takes_fewer_tokens(seeing, directory, tmp_path):
-    (tmp_path / "config.json").write_text((directory / "config.json").read_text())
+def test_low_detail_takes_fewer_tokens(vision_client, vision_checkpoint, tmp_path):
+    (tmp_path / "config.json").write_text((vision_checkpoint / "config.json").read_text())
     write_processors(tmp_path, images={**IMAGES, "size": {"shortest_edge": 64, "longest_edge": 1 << 22}})
     large = file_of(Image.new("L", (1024, 1024)))
     parts = [image_part(large, detail="low"), image_part(large, detail="high"), image_part(large)]
     media = Media.open(tmp_path, has_tower=True)
-    shown = asyncio.run(media.load(media_parts([{"role": "user", "content": parts}]), 1 << 20))
-    assert shown.vision.images.grids == ((1, 128, 128), (1, 256, 256), (1, 256, 256))
-    assert ask(seeing, image_part(PICTURE, detail="low"), image_part(PICTURE, detail="auto"))
+    loaded = asyncio.run(media.load(media_parts([{"role": "user", "content": parts}]), 1 << 20))
+    assert loaded.vision.images.grids == ((1, 128, 128), (1, 256, 256), (1, 256, 256))
+    assert ask(vision_client, image_part(PICTURE, detail="low"), image_part(PICTURE, detail="auto"))
 
 
-def test_tokenize_counts_a_pictures_tokens(seeing):
+def test_tokenize_counts_a_pictures_tokens(vision_client):
     messages = [{"role": "user", "content": [image_part(PICTURE), text_part("Hi")]}]
-    counted = seeing.request("POST", "/tokenize", json_body={"messages": messages}).json()
+    counted = vision_client.request("POST", "/tokenize", json_body={"messages": messages}).json()
     assert counted["tokens"].count(IMAGE) == 24
-    assert counted["count"] == ask(seeing, image_part(PICTURE), text_part("Hi"))[1]["prompt_tokens"]
+    assert counted["count"] == ask(vision_client, image_part(PICTURE), text_part("Hi"))[1]["prompt_tokens"]
 
 
 # Refusals.
@@ -224,59 +183,63 @@ NAME = "messages.0.content.0.image_url.url"
         ([image_part(PICTURE), text_part("<|image_pad|>")], None, "2 places for 1 images"),
     ],
 )
-def test_pictures_that_cannot_be_shown_are_refused_with_the_field_named(seeing, parts, param, words):
-    response = seeing.chat(parts)
+def test_pictures_that_cannot_be_shown_are_refused_with_the_field_named(vision_client, parts, param, words):
+    response = vision_client.chat(parts)
     error = response.json()["error"]
     assert response.status_code == 400
     assert words in error["message"]
     assert error["param"] == param
-    assert not seeing.requests
+    assert not vision_client.requests
 
 
-def test_pictures_beyond_the_context_are_refused_before_they_are_decoded(seeing, monkeypatch):
+def test_pictures_beyond_the_context_are_refused_before_they_are_decoded(vision_client, monkeypatch):
     def load(image):
         raise AssertionError("it was decoded")
 
     monkeypatch.setattr(Image.Image, "resize", load)
     # Three of 64 x 64 pixels, the most that this processor makes of an image: 64 tokens each.
-    limits = seeing.service.engine.config.max_model_len
-    media = seeing.service.media
+    limits = vision_client.service.engine.config.max_model_len
+    media = vision_client.service.media
     parts = [MediaPart("image", data_url(file_of(noise(64, 64))), "image")] * 3
     with pytest.raises(OneboxError, match="have 192 tokens and the context holds 192, answer included"):
         asyncio.run(media.load(parts, 192))
     assert limits > 192
 
 
-def test_a_model_without_a_tower_refuses_pictures_in_a_sentence(scripted, directory):
+def test_a_model_without_a_tower_refuses_pictures_in_a_sentence(scripted, vision_checkpoint):
     response = scripted("Hello").chat([image_part(PICTURE)])
     error = response.json()["error"]
     assert response.status_code == 400
     assert "reads text only" in error["message"]
     assert error["param"] == NAME
-    blind = Media.open(directory, has_tower=False)
+    text_only = Media.open(vision_checkpoint, has_tower=False)
     with pytest.raises(OneboxError, match="without a vision tower"):
-        asyncio.run(blind.load([MediaPart("image", data_url(PICTURE), NAME)], 1000))
+        asyncio.run(text_only.load([MediaPart("image", data_url(PICTURE), NAME)], 1000))
 
 
-def test_other_apis_show_images_too(seeing):
+def test_other_apis_show_images_too(vision_client):
     url = data_url(PICTURE)
     told = {
         "role": "user",
         "content": [{"type": "input_image", "image_url": url}, {"type": "input_text", "text": "Hi"}],
     }
-    response = seeing.request("POST", "/v1/responses", json_body={"input": [told], "max_output_tokens": 8})
+    response = vision_client.request("POST", "/v1/responses", json_body={"input": [told], "max_output_tokens": 8})
     assert response.status_code == 200, response.text
     source = {"type": "base64", "media_type": "image/png", "data": base64.b64encode(PICTURE).decode()}
     content = [{"type": "image", "source": source}, {"type": "text", "text": "Hi"}]
     body = {"model": "tiny", "max_tokens": 8, "messages": [{"role": "user", "content": content}]}
-    response = seeing.request("POST", "/v1/messages", json_body=body)
+    response = vision_client.request("POST", "/v1/messages", json_body=body)
     assert response.status_code == 200, response.text
-    assert [request.prompt.count(IMAGE) for request in seeing.requests] == [24, 24]
-    assert all(request.vision is not None for request in seeing.requests)
+    assert [request.prompt.count(IMAGE) for request in vision_client.requests] == [24, 24]
+    assert all(request.vision is not None for request in vision_client.requests)
 
 
-def test_the_model_says_what_it_reads(seeing, scripted):
-    assert seeing.request("GET", "/v1/models").json()["data"][0]["input_modalities"] == ["text", "image", "video"]
+def test_the_model_says_what_it_reads(vision_client, scripted):
+    assert vision_client.request("GET", "/v1/models").json()["data"][0]["input_modalities"] == [
+        "text",
+        "image",
+        "video",
+    ]
     assert scripted("").request("GET", "/v1/models").json()["data"][0]["input_modalities"] == ["text"]
 
 

@@ -10,7 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from starlette.testclient import TestClient
 
 from onebox.engine.api import Engine, EngineConfig, Request, SamplingParams, SpeculationConfig, SpeculationMethod
-from onebox.server.metrics import metrics_router
+from onebox.server.endpoints.metrics import metrics_router
 from tests.engine.fake import FAILING, FakeRunner, tokens_of
 from tests.server.conftest import wait_until
 

@@ -3,17 +3,18 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from onebox.server.sections import Closed, Grown, Opened, Sections
-from onebox.text.answer import AnswerParser, Tool
-from tests.server.test_tools import ANSWERS
+from onebox.server.sections import AnswerSections, SectionClosed, SectionGrown, SectionOpened
+from onebox.text.parser import AnswerParser
+from onebox.text.toolcalls import ToolDefinition
+from tests.server.endpoints.test_chat import ANSWERS
 
 WEATHER = {"properties": {"city": {"type": "string"}, "days": {"type": "integer"}}}
-TOOLS = [Tool("get_weather", WEATHER), Tool("ping", {})]
+TOOLS = [ToolDefinition("get_weather", WEATHER), ToolDefinition("ping", {})]
 
 
 def read(pieces):
     """The sections, and the events on the way there."""
-    parser, sections, events = AnswerParser(in_reasoning=True, tools=TOOLS), Sections(), []
+    parser, sections, events = AnswerParser(in_reasoning=True, tools=TOOLS), AnswerSections(), []
     for piece in pieces:
         events += sections.push(parser.push(piece))
     events += [*sections.push(parser.flush()), *sections.close()]
@@ -30,15 +31,15 @@ def test_sections_are_the_same_at_every_cut(text, data):
     built, is_open = [], False
     for event in events:
         match event:
-            case Opened(section):
+            case SectionOpened(section):
                 assert not is_open
                 assert section.index == len(built)
                 built.append("")
                 is_open = True
-            case Grown(section, text):
+            case SectionGrown(section, text):
                 assert is_open
                 built[section.index] += text
-            case Closed():
+            case SectionClosed():
                 is_open = False
     assert not is_open
     assert built == [text for _, _, text in whole]

@@ -14,7 +14,7 @@ import pytest
 
 from onebox.engine.api import CheckpointStarter, EngineOptions, EngineProcess, RestartPolicy, TokenInfo
 from onebox.server.app import create_app
-from onebox.server.complete import Service
+from onebox.server.service import Service
 from onebox.text.chat import ChatTemplate
 from onebox.text.generation import GenerationDefaults
 from tests.server.conftest import listening, wait_until

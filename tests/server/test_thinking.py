@@ -1,9 +1,17 @@
 """Reasoning: turned off, budgeted and counted; grammars bind what follows it."""
 
+import asyncio
 import json
+from functools import partial
 
 import pytest
 
+from onebox.engine.api import QueueFullError, SamplingParams
+from onebox.server.errors import GenerationError
+from onebox.server.prompt import Prompt
+from onebox.server.thinking import ThinkingBudget
+from onebox.text.parser import AnswerParser
+from tests.engine.scripted import ScriptedRunner
 from tests.server.conftest import events
 
 LONG = "thinking " * 20
@@ -116,6 +124,60 @@ def test_n_answers_keep_their_budgets_apart(thinker):
     assert sorted(sampling.seed for sampling in thinker.sampling) == [5, 5, 6, 6]
     assert [choice["message"]["content"] for choice in body["choices"]] == [LONG, LONG]
     assert body["usage"]["completion_tokens_details"]["reasoning_tokens"] == 60
+
+
+# The second request, where the queue is full.
+
+
+@pytest.fixture
+def full_queue(thinker, monkeypatch):
+    """Makes the engine refuse the next `count` second requests, and the server wait `timeout_s` for a place."""
+
+    def fill(count, timeout_s):
+        engine, refusals = thinker.service.engine, iter(range(count))
+        submit = engine.submit
+
+        def submit_or_refuse(request):
+            if next(refusals, None) is not None:
+                raise QueueFullError("The queue is full.")
+            return submit(request)
+
+        monkeypatch.setattr(engine, "submit", submit_or_refuse)
+        object.__setattr__(thinker.service, "resubmit_timeout_s", timeout_s)
+
+    return fill
+
+
+def test_an_answer_waits_for_a_place_in_the_queue(thinker, full_queue):
+    full_queue(2, timeout_s=60)
+    assert message_of(thinker.chat(thinking_budget=30))["content"] == LONG
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_answer_ends_with_a_sentence_where_the_queue_stays_full(thinker, full_queue, stream):
+    full_queue(10**9, timeout_s=0.02)
+    response = thinker.chat(thinking_budget=30, stream=stream)
+    error = events(response)[-1]["error"] if stream else response.json()["error"]
+    assert "the queue stayed full for 0.02 seconds, so the answer could not be continued" in error["message"]
+    assert (error["type"], error["code"]) == ("rate_limit_error", "queue_full")
+    assert response.status_code == (200 if stream else 429)
+    assert len(thinker.requests) == 1
+
+
+def test_nothing_is_submitted_for_a_client_that_left(make_service, tokenizer):
+    service = make_service(ScriptedRunner(tokenizer.encode(LONG)))
+    sampling = SamplingParams(max_tokens=300)
+    parser = partial(AnswerParser, in_reasoning=True)
+    prompt = Prompt((1,), sampling, parser=parser, thinking=ThinkingBudget(5, None))
+
+    async def leave():
+        answers = await service.submit([prompt], "x")
+        answers.close()
+        service.engine.submit = None
+        await answers.whole()
+
+    with service.engine, pytest.raises(GenerationError):
+        asyncio.run(leave())
 
 
 SCHEMA = {

@@ -5,9 +5,10 @@ from typing import NamedTuple
 
 from hypothesis import strategies as st
 
-from onebox.text.answer import AnswerParser, Content, Reasoning, Tool, ToolCallArguments, ToolCallStart
+from onebox.text.parser import AnswerParser, Content, Reasoning
+from onebox.text.toolcalls import ToolCallArguments, ToolCallStart, ToolDefinition
 
-WEATHER = Tool(
+WEATHER = ToolDefinition(
     "weather",
     {
         "type": "object",

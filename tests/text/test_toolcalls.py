@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from onebox.text.answer import Tool
+from onebox.text.toolcalls import ToolDefinition
 from tests.text.answers import Parsed, call, parse
 
 
@@ -121,4 +121,4 @@ def test_text_in_a_call_that_is_no_part_of_it_is_not_lost():
 
 def test_any_schema_is_borne():
     for schema in ({}, {"properties": None}, {"properties": {"city": True}}, {"$ref": "#/nowhere"}, {"type": 5}):
-        assert calls_of(call(city="Rome"), tools=[Tool("weather", schema)]) == [("weather", {"city": "Rome"})]
+        assert calls_of(call(city="Rome"), tools=[ToolDefinition("weather", schema)]) == [("weather", {"city": "Rome"})]

@@ -1,4 +1,4 @@
-"""Inputs of Gated DeltaNet: odd head sizes, one row, empty and mixed batches, strided rows, the published shapes."""
+"""Inputs of Gated DeltaNet."""
 
 from dataclasses import dataclass, replace
 from functools import partial
@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from onebox.kernels.case import Case, generator
+from onebox.kernels.common.case import Case, generator
 from onebox.kernels.delta_net.memory import DeltaPool, DeltaWeights
 
 __all__ = ["CASES", "QWEN_122B", "TINY", "Layer", "delta_inputs"]
@@ -105,7 +105,7 @@ def _norm_case(rows: int, heads: int, value_dim: int, dtype: torch.dtype, is_ful
 
 _F32, _BF16 = torch.float32, torch.bfloat16
 
-CASES = [
+_NET_CASES = [
     _case("one-token", TINY, lengths=(1,), keep=(0,), dtype=_BF16),
     _case("one-token-after-five", TINY, lengths=(1,), keep=(5,), dtype=_F32),
     _case("mixed-odd-heads", _ODD, lengths=(1, 3, 0, 0, 2), keep=(2, 0, 3, 0, 1), dtype=_F32, is_strided=True),
@@ -128,3 +128,88 @@ CASES = [
     _norm_case(3, 64, 128, _BF16, is_full=True),
     _norm_case(192, 32, 128, _BF16, is_full=True),
 ]
+
+
+def _inputs(
+    device: torch.device,
+    layer: Layer,
+    lengths: tuple[int, ...],
+    keep: tuple[int, ...],
+    parts: tuple[int, int],
+    dtype: torch.dtype,
+) -> dict[str, Any]:
+    arguments = delta_inputs(device, layer, lengths, dtype, keep)
+    qkv, a, b = (arguments.pop(name).to(torch.float32) for name in ("qkv", "a", "b"))
+    heads = layer.num_heads
+    if parts[0] == parts[1]:  # one projection for all of them
+        joined = _cut(torch.cat([qkv, b, a], dim=1), parts[0])
+        cut_qkv, cut_b, cut_a = joined.tensor_split([layer.conv_dim, layer.conv_dim + heads], dim=2)
+    else:
+        cut_qkv = _cut(qkv, parts[0])
+        cut_b, cut_a = _cut(torch.cat([b, a], dim=1), parts[1]).tensor_split([heads], dim=2)
+    return {"qkv_parts": cut_qkv, "a_parts": cut_a, "b_parts": cut_b, **arguments}
+
+
+def _cut(whole: Tensor, count: int) -> Tensor:
+    """Parts [count, R, N] of [R, N] that add up to nearly it."""
+    noise = torch.randn(count, *whole.shape, generator=generator(count)).to(whole.device)
+    return whole / count + noise - noise.mean(0)
+
+
+def _step_case(
+    name: str,
+    layer: Layer,
+    lengths: tuple[int, ...],
+    keep: tuple[int, ...],
+    parts: tuple[int, int],
+    dtype: torch.dtype = torch.bfloat16,
+    *,
+    is_full: bool = False,
+) -> Case:
+    make = partial(_inputs, layer=layer, lengths=lengths, keep=keep, parts=parts, dtype=dtype)
+    return Case("delta_step", f"{name}-{parts}-{dtype}", make, is_full, mutates=("pool",))
+
+
+_STEP_CASES = [
+    _step_case("one-token", TINY, (1,), (0,), (1, 1)),
+    _step_case("one-token-after-five", TINY, (1,), (5,), (3, 3), torch.float32),
+    _step_case("mixed", TINY, (1, 3, 0, 2), (2, 0, 3, 1), (2, 4)),
+    _step_case("122b-one-row", QWEN_122B, (1,), (1,), (3, 3), is_full=True),
+    _step_case("122b-4x3-rows", QWEN_122B, (3, 3, 3, 3), (3, 1, 2, 0), (3, 3), is_full=True),
+    _step_case("122b-own-gates", QWEN_122B, (2,), (1,), (3, 12), torch.float32, is_full=True),
+]
+
+
+def _delta(
+    device: torch.device, rows: int, heads: int, value_dim: int, parts: int, dtype: torch.dtype
+) -> dict[str, Any]:
+    draw = partial(torch.randn, generator=generator(rows + heads + parts))
+    width = heads * value_dim
+    # z is the middle of a wider projection.
+    joined = draw(parts, rows, width + 48).to(device)
+    return {
+        "mixed": draw(rows, heads, value_dim).to(device),
+        "z_parts": joined[:, :, 32 : 32 + width],
+        "weight": (1 + 0.1 * draw(value_dim)).to(device),
+        "eps": 1e-6,
+        "dtype": dtype,
+    }
+
+
+def _rows_case(
+    rows: int, heads: int, dim: int, parts: int, dtype: torch.dtype = torch.bfloat16, *, is_full: bool = False
+) -> Case:
+    make = partial(_delta, rows=rows, heads=heads, value_dim=dim, parts=parts, dtype=dtype)
+    return Case("delta_rows", f"{rows}x{heads}x{dim}-{parts}-{dtype}", make, is_full)
+
+
+_ROWS_CASES = [
+    _rows_case(1, 2, 128, 1),
+    _rows_case(3, 4, 64, 3, torch.float32),
+    _rows_case(0, 2, 128, 2),
+    _rows_case(1, 64, 128, 3, is_full=True),
+    _rows_case(12, 32, 128, 2, is_full=True),
+]
+
+
+CASES = [*_NET_CASES, *_STEP_CASES, *_ROWS_CASES]

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from onebox.kernels.arrays import Array, array, inverse_rms, quietly, sigmoid, silu, tensor
+from onebox.kernels.common.arrays import Array, array, inverse_rms, quietly, sigmoid, silu, tensor
 from onebox.kernels.delta_net.memory import DeltaPool, DeltaWeights
 from onebox.kernels.delta_net.reference import delta_net_prefill
 
@@ -61,17 +61,7 @@ class _Tokens(NamedTuple):
 
 
 @quietly
-def delta_net_step(
-    qkv: Tensor,
-    a: Tensor,
-    b: Tensor,
-    weights: DeltaWeights,
-    pool: DeltaPool,
-    cu_rows: Tensor,
-    slots: Tensor,
-    keep: Tensor,
-) -> Tensor:
-    """See `onebox.kernels.delta_net.delta_net_step`."""
+def delta_net_step(qkv, a, b, weights, pool, cu_rows, slots, keep):
     taps, max_pending = weights.conv.shape[1], pool.pending_rows.shape[1]
     layout = _layout(tuple(cu_rows.tolist()), tuple(keep.tolist()), tuple(slots.tolist()), taps, max_pending)
     if not len(layout.own):
@@ -90,8 +80,7 @@ def delta_net_step(
 
 
 @quietly
-def gated_norm(o: Tensor, z: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """See `onebox.kernels.delta_net.gated_norm`."""
+def gated_norm(o, z, weight, eps):
     mixed = array(o)
     normed = mixed * inverse_rms(mixed, eps)
     normed *= array(weight)

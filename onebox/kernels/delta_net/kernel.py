@@ -1,23 +1,16 @@
-"""Gated DeltaNet in Triton: the prefill's kernels and the gated norm; a decode step's are in `step.py`.
-
-    prepare   convolution, SiLU, unit queries and keys, gates; moves the conv rows on
-    chunk     (in `prefill.py`) all that does not need the state
-    scan      (in `prefill.py`) takes the state through the chunks
-
-The scratch between kernels has the columns of qkv: queries, keys, values.
-"""
+"""Gated DeltaNet in Triton: host functions; the decode step's kernels are in `step.py`, prefill's in `prefill.py`."""
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from onebox.kernels.attention.write import rounded
 from onebox.kernels.delta_net.memory import DeltaPool, DeltaWeights
 from onebox.kernels.delta_net.prefill import scan_chunks
 from onebox.kernels.delta_net.step import softplus, step
-from onebox.kernels.kv_write.kernel import rounded
 
-__all__ = ["delta_net_prefill", "delta_net_step", "gated_norm"]
+__all__ = ["delta_net_prefill", "delta_net_step", "delta_step", "gated_norm"]
 
 _TILE = 16
 """Tokens that a program of `prepare` takes at once."""
@@ -151,24 +144,11 @@ def gated_norm_kernel(
     tl.store(out_ptr + row * (HEADS * DV) + places, out.to(out_ptr.dtype.element_ty), mask=inside)
 
 
-def delta_net_step(
-    qkv: Tensor,
-    a: Tensor,
-    b: Tensor,
-    weights: DeltaWeights,
-    pool: DeltaPool,
-    cu_rows: Tensor,
-    slots: Tensor,
-    keep: Tensor,
-) -> Tensor:
-    """See `onebox.kernels.delta_net.delta_net_step`."""
+def delta_net_step(qkv, a, b, weights, pool, cu_rows, slots, keep):
     return step(qkv, a, b, weights, pool, cu_rows, slots, keep, qkv.dtype)
 
 
-def delta_net_prefill(
-    qkv: Tensor, a: Tensor, b: Tensor, weights: DeltaWeights, pool: DeltaPool, cu_rows: Tensor, slots: Tensor
-) -> Tensor:
-    """See `onebox.kernels.delta_net.delta_net_prefill`."""
+def delta_net_prefill(qkv, a, b, weights, pool, cu_rows, slots):
     num_tokens = len(qkv)
     _, heads, _, value_dim = pool.matrices.shape
     out = qkv.new_empty(num_tokens, heads, value_dim)
@@ -214,8 +194,7 @@ def _prepare(
     return mixed, log_decay, write
 
 
-def gated_norm(o: Tensor, z: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """See `onebox.kernels.delta_net.gated_norm`."""
+def gated_norm(o, z, weight, eps):
     rows, heads, value_dim = o.shape
     out = z.new_empty(rows, heads * value_dim)
     gated_norm_kernel[(rows, triton.cdiv(heads, _NORM_HEADS))](
@@ -232,3 +211,7 @@ def gated_norm(o: Tensor, z: Tensor, weight: Tensor, eps: float) -> Tensor:
         num_warps=2,
     )
     return out
+
+
+def delta_step(qkv_parts, a_parts, b_parts, weights, pool, cu_rows, slots, keep):
+    return step(qkv_parts, a_parts, b_parts, weights, pool, cu_rows, slots, keep, torch.float32)

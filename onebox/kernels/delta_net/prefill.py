@@ -17,8 +17,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from onebox.kernels.common.target import has_large_shared_memory
 from onebox.kernels.delta_net.memory import DeltaPool
-from onebox.kernels.target import has_large_shared_memory
 
 __all__ = ["scan_chunks"]
 

@@ -1,4 +1,4 @@
-"""The plain twins of Gated DeltaNet. The delta rule token by token is the definition; prefill takes it 64 at a time."""
+"""The twins of Gated DeltaNet."""
 
 from functools import lru_cache
 from itertools import pairwise
@@ -7,10 +7,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from onebox.kernels.common.invariant import sigmoid, silu, softplus
+from onebox.kernels.common.rows import FixedRows
 from onebox.kernels.delta_net.memory import DeltaPool, DeltaWeights
-from onebox.kernels.invariant import sigmoid, silu, softplus
+from onebox.kernels.int_linear.reference import unscaled_rows
+from onebox.kernels.router.reference import in_order
 
-__all__ = ["delta_net_prefill", "delta_net_step", "gated_norm"]
+__all__ = ["delta_net_prefill", "delta_net_step", "delta_rows", "delta_step", "gated_norm"]
 
 _CHUNK = 64
 _L2_EPS = 1e-6
@@ -55,7 +58,18 @@ def delta_net_step(
     slots: Tensor,
     keep: Tensor,
 ) -> Tensor:
-    """See `onebox.kernels.delta_net.delta_net_step`."""
+    """Outputs [R, heads, Dv], in the dtype of qkv, of a decode or verify step; the pool is written in place.
+
+    qkv [R, conv_dim] before the convolution, a and b [R, heads] before their activations; rows may be strided. Sequence
+    s has the rows cu_rows[s]..cu_rows[s + 1] (int32 [S + 1]), at most M of them and possibly none, and owns the slot
+    slots[s] (int32 [S], all different). Of the slot's pending tokens the first keep[s] (int32 [S], at most as many as
+    its last step had; 0 after a prefill) are folded into the state, which is read once and written once; the rest are
+    forgotten, and this step's tokens become the pending ones. A sequence with no rows that keeps nothing leaves its
+    slot alone, so it may name any (padding); one with no rows that keeps some only brings the slot up to date.
+
+    A token's bits depend on its sequence's kept tokens alone: not on how they were grouped into steps, on
+    tokens that were forgotten, or on other sequences.
+    """
     taps = weights.conv.shape[1]
     layout = _layout(tuple(cu_rows.tolist()), tuple(keep.tolist()), taps)
     own, num_kept = slots.long()[layout.alive], layout.num_kept
@@ -117,7 +131,12 @@ def _layout(edges: tuple[int, ...], keep: tuple[int, ...], taps: int) -> _Layout
 def delta_net_prefill(
     qkv: Tensor, a: Tensor, b: Tensor, weights: DeltaWeights, pool: DeltaPool, cu_rows: Tensor, slots: Tensor
 ) -> Tensor:
-    """See `onebox.kernels.delta_net.delta_net_prefill`."""
+    """Outputs [T, heads, Dv], in the dtype of qkv, of whole stretches of tokens, folded into the pool at once.
+
+    Arguments as for `delta_net_step`, with any number of rows a sequence; pending tokens are neither read nor
+    written. Tokens go through in chunks of 64 from each sequence's first row on: a prompt that is split at
+    multiples of 64 gives the bits of the whole one.
+    """
     edges = cu_rows.tolist()
     outputs = qkv.new_empty(qkv.shape[0], *pool.matrices.shape[1::2])
     for sequence, slot in enumerate(slots.tolist()):
@@ -134,7 +153,10 @@ def delta_net_prefill(
 
 
 def gated_norm(o: Tensor, z: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """See `onebox.kernels.delta_net.gated_norm`."""
+    """Normed o times weight times silu(z), the norm over each head's Dv: [R, heads * Dv] in the dtype of z.
+
+    o [R, heads, Dv] any float dtype; z [R, heads * Dv], rows may be strided; weight [Dv], not an offset from one.
+    """
     mixed = o.to(torch.float32)
     normed = mixed * torch.rsqrt(mixed.square().mean(-1, keepdim=True) + eps)
     return (weight.to(torch.float32) * normed * silu(z).view(o.shape)).flatten(1).to(z.dtype)
@@ -215,3 +237,32 @@ def _delta_chunk(tokens: _Tokens, matrices: Tensor) -> tuple[Tensor, Tensor]:
     outputs = fade * (query @ matrices) + ((query @ key.mT) * between) @ corrections
     to_end = (total[:, -1:] - total).exp().unsqueeze(-1)
     return outputs, fade[:, -1:] * matrices + (key * to_end).mT @ corrections
+
+
+def delta_step(
+    qkv_parts: Tensor,
+    a_parts: Tensor,
+    b_parts: Tensor,
+    weights: DeltaWeights,
+    pool: DeltaPool,
+    cu_rows: Tensor,
+    slots: Tensor,
+    keep: Tensor,
+) -> Tensor:
+    """`delta_net.delta_net_step` with outputs in float32 [R, heads, Dv], of rows that come as parts to be added up.
+
+    qkv_parts float32 [P, R, conv_dim], a_parts and b_parts float32 [Q, R, heads], alike in their strides over Q; parts
+    are added in their order. A row of qkv is rounded to the pool's dtype before it is used: it is the same number when
+    a later step finds it there.
+    """
+    qkv = in_order(qkv_parts).to(pool.pending_rows.dtype).to(torch.float32)
+    return delta_net_step(qkv, in_order(a_parts), in_order(b_parts), weights, pool, cu_rows, slots, keep)
+
+
+def delta_rows(mixed: Tensor, z_parts: Tensor, weight: Tensor, eps: float, dtype: torch.dtype) -> FixedRows:
+    """`delta_net.gated_norm` as rows [R, heads * Dv]: norm(mixed) * weight * silu(z), the norm over each head.
+
+    mixed float32 [R, heads, Dv], 128 a multiple of Dv; z_parts float32 [P, R, heads * Dv], added in their order, any
+    strides over P and R; weight [Dv].
+    """
+    return unscaled_rows(gated_norm(mixed, in_order(z_parts), weight, eps), dtype)

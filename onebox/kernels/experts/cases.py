@@ -1,4 +1,4 @@
-"""Inputs of the routed experts for a few rows: shared experts, one row, one expert, the published shapes."""
+"""Inputs of the routed experts and of the shared expert's operations."""
 
 from functools import partial
 from typing import Any
@@ -6,12 +6,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from onebox.formats import Dialect, quantize_fp8_block, quantize_fp8_rows, quantize_nvfp4
 from onebox.formats.expert_tiles import pack_down, pack_gate_up
-from onebox.kernels.case import Case, generator
-from onebox.kernels.float_parts.cases import float_weight
+from onebox.kernels.common.case import Case, generator
+from onebox.kernels.float_linear.cases import float_weight
 from onebox.kernels.int_linear.cases import fixed_rows
 
-__all__ = ["CASES", "draw_routing", "fixed_point", "float_experts", "int4_experts"]
+__all__ = ["CASES", "arguments", "draw_routing", "fixed_point", "float_experts", "int4_experts", "stored_experts"]
 
 
 def fixed_point(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -125,7 +126,7 @@ def _case(
     return Case(op, f"{rows}x{hidden}-top{k}of{experts}x{inner}-{scale_dtype}", make, is_full)
 
 
-CASES = [
+_INT4_CASES = [
     _case(1, 2, 4, 128, 128, torch.float16),
     _case(2, 2, 2, 256, 256, torch.bfloat16),
     _case(5, 1, 1, 128, 128, torch.float16),
@@ -150,3 +151,221 @@ CASES = [
     _case(17, 8, 8, 3072, 1024, None, True),
     _case(8, 8, 16, 2048, 512, None, True),
 ]
+
+
+BF16, F32 = torch.bfloat16, torch.float32
+
+
+def arguments(
+    device: torch.device | None,
+    kind: str,
+    rows: int,
+    k: int,
+    experts: int,
+    hidden: int,
+    inner: int,
+    x_dtype: torch.dtype = BF16,
+    scale_dtype: torch.dtype = F32,
+) -> dict[str, Any]:
+    """Keyword arguments for rows of `hidden` through top-k experts stored as "block" or "row" (FP8) or "nvfp4".
+
+    `scale_dtype` is that of FP8.
+    """
+    draw = generator(rows * hidden + inner)
+    ids, weights = draw_routing(rows, k, experts, draw)
+    x = torch.randn(rows, hidden, generator=draw).to(x_dtype)
+    stored = stored_experts(kind, experts, hidden, inner, draw, scale_dtype)
+    given = {"x": x, "ids": ids, "weights": weights, **stored}
+    return {name: tensor.to(device) for name, tensor in given.items()}
+
+
+def stored_experts(
+    kind: str, experts: int, hidden: int, inner: int, draw: torch.Generator, scale_dtype: torch.dtype
+) -> dict[str, Tensor]:
+    """Random experts, quantised one by one, under the operations' argument names."""
+    shapes = (inner, hidden), (inner, hidden), (hidden, inner)
+    found = [
+        [_stored(kind, torch.randn(shape, generator=draw) * shape[1] ** -0.5, scale_dtype) for shape in shapes]
+        for _ in range(experts)
+    ]
+    codes, scales, multipliers = ([[parts[i] for parts in expert] for expert in found] for i in range(3))
+    result = {
+        "gate_up": _stack([[gate, up] for gate, up, _ in codes]),
+        "gate_up_scale": _stack([[gate, up] for gate, up, _ in scales]),
+        "down": _stack([[down] for _, _, down in codes]),
+        "down_scale": _stack([[down] for _, _, down in scales]),
+    }
+    return result | ({"multipliers": _stack(multipliers)} if kind == "nvfp4" else {})
+
+
+def _stored(kind: str, weight: Tensor, scale_dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+    """(codes, scale, multiplier [1], of which FP8 has none and gets 1)."""
+    if kind == "nvfp4":
+        packed, scale, multiplier = quantize_nvfp4(weight, Dialect.MODELOPT)
+        return packed, scale, multiplier.reshape(1)
+    if kind == "block":
+        codes, scale = quantize_fp8_block(weight, scale_dtype=scale_dtype)
+    else:
+        codes, scale = quantize_fp8_rows(weight, scale_dtype)
+        scale = scale.flatten()
+    return codes, scale, torch.ones(1)
+
+
+def _stack(experts: list[list[Tensor]]) -> Tensor:
+    """[E, ...] of each expert's matrices, row after row. As bytes where torch cannot join the dtype."""
+    dtype = experts[0][0].dtype
+    as_bytes = dtype is torch.float8_e4m3fn
+    rows = [[part.view(torch.uint8) if as_bytes else part for part in parts] for parts in experts]
+    return torch.stack([torch.cat(parts) for parts in rows]).view(dtype)
+
+
+def _float_case(
+    op: str,
+    kind: str,
+    rows: int,
+    k: int,
+    experts: int,
+    hidden: int,
+    inner: int,
+    is_full: bool = False,
+    x_dtype: torch.dtype = BF16,
+    scale_dtype: torch.dtype = F32,
+) -> Case:
+    make = partial(
+        arguments,
+        kind=kind,
+        rows=rows,
+        k=k,
+        experts=experts,
+        hidden=hidden,
+        inner=inner,
+        x_dtype=x_dtype,
+        scale_dtype=scale_dtype,
+    )
+    name = f"{kind}-{rows}x{hidden}-top{k}of{experts}x{inner}-{x_dtype}-{scale_dtype}".replace("torch.", "")
+    return Case(op, name, make, is_full)
+
+
+ROUTED_FP8, ROUTED_NVFP4 = "routed_experts_fp8", "routed_experts_nvfp4"
+PREFILL_FP8, PREFILL_NVFP4 = "prefill_experts_fp8", "prefill_experts_nvfp4"
+
+_FLOAT_CASES = [
+    _float_case(ROUTED_FP8, "block", 1, 2, 4, 256, 128),
+    _float_case(ROUTED_FP8, "block", 3, 2, 3, 200, 72, scale_dtype=BF16),  # edge blocks, and the second block is up's
+    _float_case(ROUTED_FP8, "block", 2, 2, 3, 136, 200, x_dtype=F32),
+    _float_case(ROUTED_FP8, "row", 9, 1, 1, 72, 40),  # more sharers than a round takes
+    _float_case(ROUTED_FP8, "row", 1, 2, 3, 264, 136, scale_dtype=BF16),
+    _float_case(ROUTED_FP8, "block", 0, 2, 4, 128, 128),
+    _float_case(ROUTED_NVFP4, "nvfp4", 1, 2, 4, 128, 64),
+    _float_case(ROUTED_NVFP4, "nvfp4", 9, 2, 3, 272, 48),
+    _float_case(ROUTED_NVFP4, "nvfp4", 2, 1, 2, 64, 272, x_dtype=F32),
+    _float_case(PREFILL_FP8, "block", 70, 2, 3, 200, 72, scale_dtype=BF16),
+    _float_case(PREFILL_FP8, "block", 1, 2, 8, 128, 136),
+    _float_case(PREFILL_FP8, "row", 63, 1, 1, 136, 40),
+    _float_case(PREFILL_FP8, "row", 0, 2, 4, 128, 128),
+    _float_case(PREFILL_NVFP4, "nvfp4", 70, 2, 3, 144, 80),
+    _float_case(PREFILL_NVFP4, "nvfp4", 1, 2, 8, 128, 64),
+    # 122B
+    _float_case(ROUTED_FP8, "block", 1, 8, 8, 3072, 1024, True, scale_dtype=BF16),
+    _float_case(ROUTED_FP8, "block", 64, 8, 16, 3072, 1024, True, scale_dtype=BF16),
+    _float_case(ROUTED_FP8, "row", 3, 8, 8, 3072, 1024, True),
+    _float_case(ROUTED_NVFP4, "nvfp4", 1, 8, 8, 3072, 1024, True),
+    _float_case(ROUTED_NVFP4, "nvfp4", 64, 8, 16, 3072, 1024, True),
+    _float_case(PREFILL_FP8, "block", 200, 8, 8, 3072, 1024, True, scale_dtype=BF16),
+    _float_case(PREFILL_FP8, "row", 130, 8, 8, 3072, 1024, True),
+    _float_case(PREFILL_NVFP4, "nvfp4", 200, 8, 8, 3072, 1024, True),
+    # 35B
+    _float_case(ROUTED_FP8, "block", 3, 8, 8, 2048, 512, True, scale_dtype=BF16),
+    _float_case(ROUTED_FP8, "block", 3, 8, 8, 2048, 512, True, x_dtype=F32),
+    _float_case(ROUTED_NVFP4, "nvfp4", 8, 8, 8, 2048, 512, True),
+    _float_case(PREFILL_FP8, "block", 333, 8, 8, 2048, 512, True, scale_dtype=BF16),
+    _float_case(PREFILL_NVFP4, "nvfp4", 333, 8, 8, 2048, 512, True),
+]
+
+
+def _prefill_inputs(
+    device: torch.device, tokens: int, k: int, experts: int, hidden: int, inner: int, scale_dtype: torch.dtype | None
+) -> dict[str, Any]:
+    draw = generator(tokens * hidden + inner)
+    ids, weights = draw_routing(tokens, k, experts, draw)
+    matrices = (
+        float_experts(experts, hidden, inner, draw)
+        if scale_dtype is None
+        else int4_experts(experts, hidden, inner, scale_dtype, draw)
+    )
+    x = torch.randn(tokens, hidden, generator=draw).to(torch.bfloat16)
+    arguments = {"x": x, "ids": ids, "weights": weights, **matrices}
+    return {name: tensor.to(device) for name, tensor in arguments.items()}
+
+
+def _prefill_case(
+    tokens: int,
+    k: int,
+    experts: int,
+    hidden: int,
+    inner: int,
+    scale_dtype: torch.dtype | None = None,
+    is_full: bool = False,
+) -> Case:
+    """An INT4 case with scales of a dtype, or a BF16 case without."""
+    op = "prefill_experts_bf16" if scale_dtype is None else "prefill_experts"
+    make = partial(
+        _prefill_inputs, tokens=tokens, k=k, experts=experts, hidden=hidden, inner=inner, scale_dtype=scale_dtype
+    )
+    return Case(op, f"{tokens}x{hidden}-top{k}of{experts}x{inner}-{scale_dtype}", make, is_full)
+
+
+_PREFILL_CASES = [
+    _prefill_case(1, 2, 8, 128, 128, torch.float16),
+    _prefill_case(130, 2, 3, 256, 128, torch.bfloat16),
+    _prefill_case(65, 1, 1, 128, 384, torch.float16),
+    _prefill_case(0, 2, 4, 128, 128, torch.float16),
+    _prefill_case(1, 2, 8, 128, 64),
+    _prefill_case(130, 2, 3, 200, 72),
+    _prefill_case(63, 1, 1, 264, 136),
+    _prefill_case(200, 8, 16, 3072, 1024, torch.float16, True),
+    _prefill_case(333, 8, 16, 2048, 512, torch.bfloat16, True),
+    _prefill_case(130, 8, 8, 3072, 1024, None, True),
+    _prefill_case(200, 8, 16, 2048, 512, None, True),
+]
+
+
+# (rows, width, dtype, is_full): the width is I of SwiGLU, H of the shared expert.
+_SMALL = [
+    (1, 64, torch.bfloat16, False),
+    (3, 200, torch.float32, False),
+    (2, 1100, torch.bfloat16, False),
+    (0, 64, torch.bfloat16, False),
+]
+_FULL = {
+    "swiglu": [(3, 1024, torch.bfloat16, True), (512, 512, torch.float32, True)],
+    "add_shared": [(3, 3072, torch.bfloat16, True), (512, 2048, torch.float32, True)],
+}
+
+
+def _gate_inputs(device: torch.device, op: str, rows: int, width: int, dtype: torch.dtype) -> dict[str, Any]:
+    draw = partial(torch.randn, generator=generator(rows * width))
+    # Logits wide enough that some sigmoids are all but 0 and 1.
+    wide = 12 * draw(rows, width)
+    arguments: dict[str, Any]
+    if op == "swiglu":
+        arguments = {"gate_up": torch.cat([wide, draw(rows, width)], dim=-1).to(dtype)}
+    else:
+        arguments = {
+            "routed": draw(rows, width),
+            "shared": draw(rows, width).to(dtype),
+            # One column of a wider projection, as a router with the shared expert's gate appended gives it.
+            "shared_gate_logit": wide[:, :5].to(dtype).to(device)[:, 4],
+        }
+    return {name: tensor.to(device) for name, tensor in arguments.items()}
+
+
+def _gate_case(op: str, rows: int, width: int, dtype: torch.dtype, is_full: bool) -> Case:
+    make = partial(_gate_inputs, op=op, rows=rows, width=width, dtype=dtype)
+    return Case(op, f"{rows}x{width}-{dtype}", make, is_full)
+
+
+_GATE_CASES = [_gate_case(op, *shape) for op, full in _FULL.items() for shape in _SMALL + full]
+
+
+CASES = [*_INT4_CASES, *_FLOAT_CASES, *_PREFILL_CASES, *_GATE_CASES]

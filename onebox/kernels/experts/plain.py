@@ -6,7 +6,6 @@ The inner values go into the down MMA as three bfloat16 terms, together 24 bits.
 import torch
 import triton
 import triton.language as tl
-from torch import Tensor
 
 from onebox.kernels.experts.slots import (
     dot_bf16,
@@ -130,8 +129,7 @@ def experts_down_bf16_kernel(
         pair = following
 
 
-def routed_experts_bf16(x: Tensor, ids: Tensor, weights: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
-    """See `onebox.kernels.experts.routed_experts_bf16`."""
+def routed_experts_bf16(x, ids, weights, gate_up, down):
     rows, k = ids.shape
     hidden, inner_size = down.shape[1:]
     inner, slots = workspace(ids, inner_size, hidden)

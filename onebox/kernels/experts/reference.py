@@ -1,26 +1,35 @@
-"""The plain twins of the routed experts for a few rows."""
+"""The twins of the routed experts."""
 
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from onebox.formats import Dialect, dequantize_fp8_block, dequantize_fp8_rows, dequantize_nvfp4
 from onebox.formats.expert_tiles import unpack_down, unpack_gate_up
+from onebox.kernels.common.invariant import FEW, sigmoid, silu
+from onebox.kernels.common.rows import FixedRows
+from onebox.kernels.float_linear.reference import float_parts
 from onebox.kernels.float_linear.tiles import FloatWeight
-from onebox.kernels.float_parts.reference import float_parts
-from onebox.kernels.gate.reference import swiglu
-from onebox.kernels.invariant import FEW, silu
-from onebox.kernels.route_shared.reference import in_order
-from onebox.kernels.rows import FixedRows
+from onebox.kernels.router.reference import in_order
 
 __all__ = [
+    "add_shared",
     "chosen_experts",
     "dequantize_expert",
     "expert_slots",
+    "prefill_experts",
+    "prefill_experts_bf16",
+    "prefill_experts_fp8",
+    "prefill_experts_nvfp4",
     "routed_experts",
     "routed_experts_bf16",
+    "routed_experts_fp8",
+    "routed_experts_nvfp4",
     "slots_of_experts",
+    "swiglu",
 ]
 
 
@@ -34,7 +43,14 @@ def routed_experts(
     down: Tensor,
     down_scale: Tensor,
 ) -> Tensor:
-    """See `onebox.kernels.experts.routed_experts`."""
+    """The sum over slots s of weights[:, s] * down(SiLU(gate(x)) * up(x)) of expert ids[:, s]: float32 [R, H].
+
+    x is fixed point: (256 * planes[r, 0] + planes[r, 1]) * scale, planes int8 [R, 2, H], scale float32 [R, H/128] for
+    each group of 128. ids int32 and weights float32 [R, k], R * k at most 1,024. Weights are INT4 as in
+    `onebox.formats.expert_tiles`: gate_up uint8 [E, 2I/16, H/128, 1024] with scales [E, 2I/16, H/128, 16], down
+    [E, H/16, I/128, 1024] with [E, H/16, I/128, 16]; scales float16, bfloat16 or float32. Slots are
+    added in their order.
+    """
     rows = FixedRows(planes, planes, scale, None)
     return _slots_in_order(expert_slots(rows, ids, weights, gate_up, gate_up_scale, down, down_scale)[0])
 
@@ -49,7 +65,12 @@ def expert_slots(
     down_scale: Tensor,
     shared: tuple[Tensor, FloatWeight | None] | None = None,
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """See `onebox.kernels.experts.expert_slots`."""
+    """What `routed_experts` adds up, float32 [R, k, H]: each slot's expert, weighted, for whoever comes next to add.
+
+    `shared` has the parts of the shared expert's gate_up, float32 [Q, R, 2J], gates first, added in their order, and
+    its down weight [H, J]. In the same launches come its inner values SiLU(gate) * up, [R, J] in the dtype of the rows'
+    x, and the linear of these as the parts of `float_parts`, float32 [P, R, H]; this one if there is a float weight.
+    """
     high, low = rows.planes.to(torch.float32).unbind(1)
     x = rows.scaled((high * 256 + low) * rows.scale.repeat_interleave(128, dim=-1))
 
@@ -65,7 +86,11 @@ def expert_slots(
 
 
 def routed_experts_bf16(x: Tensor, ids: Tensor, weights: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
-    """See `onebox.kernels.experts.routed_experts_bf16`."""
+    """The same for bfloat16 weights: float32 [R, H].
+
+    x bfloat16 [R, H]; ids int32 and weights float32 [R, k]; gate_up bfloat16 [E, 2I, H], the gate's rows first; down
+    bfloat16 [E, H, I].
+    """
 
     def matrices(expert: int) -> tuple[Tensor, Tensor]:
         return gate_up[expert].to(torch.float32), down[expert].to(torch.float32)
@@ -151,3 +176,133 @@ def _tiles(ids: Tensor, tile: int) -> tuple[Tensor, Tensor, list[int]]:
     source = np.zeros(int(tiles.sum()) * tile, dtype=np.int64)
     source[place] = np.arange(len(flat)) // ids.shape[1]
     return torch.from_numpy(source), torch.from_numpy(place), np.arange(len(tiles)).repeat(tiles).tolist()
+
+
+Matrices = Callable[[int], tuple[Tensor, Tensor]]
+
+
+def routed_experts_fp8(
+    x: Tensor, ids: Tensor, weights: Tensor, gate_up: Tensor, gate_up_scale: Tensor, down: Tensor, down_scale: Tensor
+) -> Tensor:
+    """The sum over slots s of weights[:, s] * down(SiLU(gate(x)) * up(x)) of expert ids[:, s]: float32 [R, H].
+
+    x bfloat16 or float32 [R, H]; ids int32 and weights float32 [R, k], R * k at most 1,024. Slots are added in their
+    order.
+    """
+    matrices = _fp8_matrices(gate_up, gate_up_scale, down, down_scale)
+    return chosen_experts(x.to(torch.float32), ids, weights, matrices, torch.float32)
+
+
+def routed_experts_nvfp4(
+    x: Tensor,
+    ids: Tensor,
+    weights: Tensor,
+    gate_up: Tensor,
+    gate_up_scale: Tensor,
+    down: Tensor,
+    down_scale: Tensor,
+    multipliers: Tensor,
+) -> Tensor:
+    """The same as `routed_experts_fp8` for NVFP4 weights: float32 [R, H]."""
+    matrices = _nvfp4_matrices(gate_up, gate_up_scale, down, down_scale, multipliers)
+    return chosen_experts(x.to(torch.float32), ids, weights, matrices, torch.float32)
+
+
+def prefill_experts_fp8(
+    x: Tensor, ids: Tensor, weights: Tensor, gate_up: Tensor, gate_up_scale: Tensor, down: Tensor, down_scale: Tensor
+) -> Tensor:
+    """The same sum for x bfloat16 [T, H], ids and weights [T, k], with any number of tokens: bfloat16 [T, H].
+
+    The inner values are rounded to bfloat16, all sums are float32. The call takes 4 * T * k * H + 2 * T * k * I bytes
+    of memory for itself.
+    """
+    matrices = _fp8_matrices(gate_up, gate_up_scale, down, down_scale)
+    return chosen_experts(x.to(torch.float32), ids, weights, matrices, x.dtype).to(x.dtype)
+
+
+def prefill_experts_nvfp4(
+    x: Tensor,
+    ids: Tensor,
+    weights: Tensor,
+    gate_up: Tensor,
+    gate_up_scale: Tensor,
+    down: Tensor,
+    down_scale: Tensor,
+    multipliers: Tensor,
+) -> Tensor:
+    """The same as `prefill_experts_fp8` for NVFP4 weights: bfloat16 [T, H]."""
+    matrices = _nvfp4_matrices(gate_up, gate_up_scale, down, down_scale, multipliers)
+    return chosen_experts(x.to(torch.float32), ids, weights, matrices, x.dtype).to(x.dtype)
+
+
+def _fp8_matrices(gate_up: Tensor, gate_up_scale: Tensor, down: Tensor, down_scale: Tensor) -> Matrices:
+    dequantize = dequantize_fp8_block if gate_up_scale.ndim == 3 else dequantize_fp8_rows
+
+    def matrices(expert: int) -> tuple[Tensor, Tensor]:
+        gate, up = map(dequantize, gate_up[expert].chunk(2), gate_up_scale[expert].chunk(2))
+        return torch.cat([gate, up]), dequantize(down[expert], down_scale[expert])
+
+    return matrices
+
+
+def _nvfp4_matrices(
+    gate_up: Tensor, gate_up_scale: Tensor, down: Tensor, down_scale: Tensor, multipliers: Tensor
+) -> Matrices:
+    dequantize = partial(dequantize_nvfp4, dialect=Dialect.MODELOPT)
+
+    def matrices(expert: int) -> tuple[Tensor, Tensor]:
+        parts = (*gate_up[expert].chunk(2), down[expert])
+        scales = (*gate_up_scale[expert].chunk(2), down_scale[expert])
+        gate, up, whole_down = map(dequantize, parts, scales, multipliers[expert])
+        return torch.cat([gate, up]), whole_down
+
+    return matrices
+
+
+_TILE = 32
+
+
+def prefill_experts(
+    x: Tensor,
+    ids: Tensor,
+    weights: Tensor,
+    gate_up: Tensor,
+    gate_up_scale: Tensor,
+    down: Tensor,
+    down_scale: Tensor,
+) -> Tensor:
+    """The sum over slots s of weights[:, s] * down(SiLU(gate(x)) * up(x)) of expert ids[:, s]: bfloat16 [T, H].
+
+    x bfloat16 [T, H]; ids int32 and weights float32 [T, k]; INT4 weights and their scales as `experts.routed_experts`
+    takes them. The inner values are rounded to bfloat16, all sums are float32. The call takes
+    4 * T * k * H + 2 * T * k * I + 2 * T * H bytes of memory for itself.
+    """
+
+    def matrices(expert: int) -> tuple[Tensor, Tensor]:
+        return dequantize_expert(expert, gate_up, gate_up_scale, down, down_scale)
+
+    return chosen_experts(x.to(torch.float32), ids, weights, matrices, x.dtype, _TILE).to(x.dtype)
+
+
+def prefill_experts_bf16(x: Tensor, ids: Tensor, weights: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
+    """The same for bfloat16 weights: gate_up [E, 2I, H], the gate's rows first, and down [E, H, I]."""
+
+    def matrices(expert: int) -> tuple[Tensor, Tensor]:
+        return gate_up[expert].to(torch.float32), down[expert].to(torch.float32)
+
+    return chosen_experts(x.to(torch.float32), ids, weights, matrices, x.dtype, _TILE).to(x.dtype)
+
+
+def swiglu(gate_up: Tensor) -> Tensor:
+    """silu(gate) * up: [R, I] from gate_up [R, 2I], whose first I columns are the gate; in its dtype."""
+    gate, up = gate_up.chunk(2, dim=-1)
+    return (silu(gate) * up).to(gate_up.dtype)
+
+
+def add_shared(routed: Tensor, shared: Tensor, shared_gate_logit: Tensor) -> Tensor:
+    """An expert layer's whole output, float32 [R, H]: routed + sigmoid(shared_gate_logit) * shared.
+
+    routed [R, H] float32, shared [R, H] any float dtype, shared_gate_logit [R] any float dtype and any stride, so that
+    it may be a column of the router's output.
+    """
+    return routed + sigmoid(shared_gate_logit).unsqueeze(-1) * shared.to(torch.float32)

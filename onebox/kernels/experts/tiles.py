@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from onebox.kernels.dependent import wait
+from onebox.kernels.common.dependent import wait
 from onebox.kernels.int_linear.groups import prefetch
 
 __all__ = ["GROUP", "TILE_BYTES", "tile_row_dot"]

@@ -8,10 +8,8 @@ count switches silently.
 x [R, K] bfloat16 or float32, its last dimension contiguous. The result [R, N] has `out_dtype`, by default that of x.
 """
 
-import torch
-from torch import Tensor
-
-from onebox.kernels.dispatch import implementation
+from onebox.kernels.common.dispatch import Operation
+from onebox.kernels.float_linear import reference
 from onebox.kernels.float_linear.shapes import (
     check_decode_rows,
     check_fp8_block,
@@ -23,6 +21,7 @@ from onebox.kernels.float_linear.shapes import (
 __all__ = [
     "bf16_linear",
     "bf16_matmul",
+    "float_parts",
     "fp8_block_linear",
     "fp8_block_matmul",
     "fp8_row_linear",
@@ -31,66 +30,12 @@ __all__ = [
     "nvfp4_matmul",
 ]
 
-
-def fp8_block_linear(x: Tensor, weight: Tensor, scale: Tensor, out_dtype: torch.dtype | None = None) -> Tensor:
-    """For decode: weight float8_e4m3fn [N, K], scale [ceil(N/128), ceil(K/128)] bfloat16 or float32."""
-    check_decode_rows(x)
-    check_fp8_block(x, weight, scale)
-    result: Tensor = implementation(__name__, x).fp8_block_linear(x, weight, scale, out_dtype)
-    return result
-
-
-def fp8_block_matmul(x: Tensor, weight: Tensor, scale: Tensor, out_dtype: torch.dtype | None = None) -> Tensor:
-    """For prefill: weight float8_e4m3fn [N, K], scale [ceil(N/128), ceil(K/128)] bfloat16 or float32."""
-    check_fp8_block(x, weight, scale)
-    result: Tensor = implementation(__name__, x).fp8_block_matmul(x, weight, scale, out_dtype)
-    return result
-
-
-def fp8_row_linear(x: Tensor, weight: Tensor, scale: Tensor, out_dtype: torch.dtype | None = None) -> Tensor:
-    """For decode: weight float8_e4m3fn [N, K]; scale [N], or of one element for the whole tensor."""
-    check_decode_rows(x)
-    check_fp8_row(x, weight, scale)
-    result: Tensor = implementation(__name__, x).fp8_row_linear(x, weight, scale, out_dtype)
-    return result
-
-
-def fp8_row_matmul(x: Tensor, weight: Tensor, scale: Tensor, out_dtype: torch.dtype | None = None) -> Tensor:
-    """For prefill: weight float8_e4m3fn [N, K]; scale [N], or of one element for the whole tensor."""
-    check_fp8_row(x, weight, scale)
-    result: Tensor = implementation(__name__, x).fp8_row_matmul(x, weight, scale, out_dtype)
-    return result
-
-
-def nvfp4_linear(
-    x: Tensor, packed: Tensor, scale: Tensor, multiplier: Tensor, out_dtype: torch.dtype | None = None
-) -> Tensor:
-    """For decode: packed uint8 [N, K/2], scale float8_e4m3fn [N, K/16], multiplier float32 of one element."""
-    check_decode_rows(x)
-    check_nvfp4(x, packed, scale, multiplier)
-    result: Tensor = implementation(__name__, x).nvfp4_linear(x, packed, scale, multiplier, out_dtype)
-    return result
-
-
-def nvfp4_matmul(
-    x: Tensor, packed: Tensor, scale: Tensor, multiplier: Tensor, out_dtype: torch.dtype | None = None
-) -> Tensor:
-    """For prefill: packed uint8 [N, K/2], scale float8_e4m3fn [N, K/16], multiplier float32 of one element."""
-    check_nvfp4(x, packed, scale, multiplier)
-    result: Tensor = implementation(__name__, x).nvfp4_matmul(x, packed, scale, multiplier, out_dtype)
-    return result
-
-
-def bf16_linear(x: Tensor, weight: Tensor, out_dtype: torch.dtype | None = None) -> Tensor:
-    """For decode: weight bfloat16 [N, K]."""
-    check_decode_rows(x)
-    check_plain(x, weight)
-    result: Tensor = implementation(__name__, x).bf16_linear(x, weight, out_dtype)
-    return result
-
-
-def bf16_matmul(x: Tensor, weight: Tensor, out_dtype: torch.dtype | None = None) -> Tensor:
-    """For prefill: weight bfloat16 [N, K]."""
-    check_plain(x, weight)
-    result: Tensor = implementation(__name__, x).bf16_matmul(x, weight, out_dtype)
-    return result
+fp8_block_linear = Operation(reference.fp8_block_linear, "kernel", checks=(check_decode_rows, check_fp8_block))
+fp8_block_matmul = Operation(reference.fp8_block_linear, "kernel", checks=(check_fp8_block,), name="fp8_block_matmul")
+fp8_row_linear = Operation(reference.fp8_row_linear, "kernel", checks=(check_decode_rows, check_fp8_row))
+fp8_row_matmul = Operation(reference.fp8_row_linear, "kernel", checks=(check_fp8_row,), name="fp8_row_matmul")
+nvfp4_linear = Operation(reference.nvfp4_linear, "kernel", checks=(check_decode_rows, check_nvfp4))
+nvfp4_matmul = Operation(reference.nvfp4_linear, "kernel", checks=(check_nvfp4,), name="nvfp4_matmul")
+bf16_linear = Operation(reference.bf16_linear, "kernel", checks=(check_decode_rows, check_plain))
+bf16_matmul = Operation(reference.bf16_linear, "kernel", checks=(check_plain,), name="bf16_matmul")
+float_parts = Operation(reference.float_parts, "parts")

@@ -14,9 +14,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from onebox.kernels.common.target import has_large_shared_memory
 from onebox.kernels.float_linear.shapes import SCALE_BLOCK
 from onebox.kernels.float_linear.tiles import FloatWeight, Tile, decode_tile
-from onebox.kernels.target import has_large_shared_memory
 
 __all__ = [
     "bf16_linear",
@@ -353,45 +353,33 @@ def _prefill(x: Tensor, weight: FloatWeight, out_dtype: torch.dtype | None) -> T
     return _launch(x, weight, prefill_tile(x, weight.codes.shape[0], weight.kind), out_dtype)
 
 
-def fp8_block_linear(x: Tensor, weight: Tensor, scale: Tensor, out_dtype: torch.dtype | None = None) -> Tensor:
-    """See `onebox.kernels.float_linear.fp8_block_linear`."""
+def fp8_block_linear(x, weight, scale, out_dtype=None):
     return _decode(x, FloatWeight("block", weight.view(torch.uint8), scale.contiguous()), out_dtype)
 
 
-def fp8_block_matmul(x: Tensor, weight: Tensor, scale: Tensor, out_dtype: torch.dtype | None = None) -> Tensor:
-    """See `onebox.kernels.float_linear.fp8_block_matmul`."""
+def fp8_block_matmul(x, weight, scale, out_dtype=None):
     return _prefill(x, FloatWeight("block", weight.view(torch.uint8), scale.contiguous()), out_dtype)
 
 
-def fp8_row_linear(x: Tensor, weight: Tensor, scale: Tensor, out_dtype: torch.dtype | None = None) -> Tensor:
-    """See `onebox.kernels.float_linear.fp8_row_linear`."""
+def fp8_row_linear(x, weight, scale, out_dtype=None):
     return _decode(x, FloatWeight("row", weight.view(torch.uint8), scale.contiguous()), out_dtype)
 
 
-def fp8_row_matmul(x: Tensor, weight: Tensor, scale: Tensor, out_dtype: torch.dtype | None = None) -> Tensor:
-    """See `onebox.kernels.float_linear.fp8_row_matmul`."""
+def fp8_row_matmul(x, weight, scale, out_dtype=None):
     return _prefill(x, FloatWeight("row", weight.view(torch.uint8), scale.contiguous()), out_dtype)
 
 
-def nvfp4_linear(
-    x: Tensor, packed: Tensor, scale: Tensor, multiplier: Tensor, out_dtype: torch.dtype | None = None
-) -> Tensor:
-    """See `onebox.kernels.float_linear.nvfp4_linear`."""
+def nvfp4_linear(x, packed, scale, multiplier, out_dtype=None):
     return _decode(x, FloatWeight("nvfp4", packed, scale.contiguous().view(torch.uint8), multiplier), out_dtype)
 
 
-def nvfp4_matmul(
-    x: Tensor, packed: Tensor, scale: Tensor, multiplier: Tensor, out_dtype: torch.dtype | None = None
-) -> Tensor:
-    """See `onebox.kernels.float_linear.nvfp4_matmul`."""
+def nvfp4_matmul(x, packed, scale, multiplier, out_dtype=None):
     return _prefill(x, FloatWeight("nvfp4", packed, scale.contiguous().view(torch.uint8), multiplier), out_dtype)
 
 
-def bf16_linear(x: Tensor, weight: Tensor, out_dtype: torch.dtype | None = None) -> Tensor:
-    """See `onebox.kernels.float_linear.bf16_linear`."""
+def bf16_linear(x, weight, out_dtype=None):
     return _decode(x, FloatWeight("bf16", weight, None), out_dtype)
 
 
-def bf16_matmul(x: Tensor, weight: Tensor, out_dtype: torch.dtype | None = None) -> Tensor:
-    """See `onebox.kernels.float_linear.bf16_matmul`."""
+def bf16_matmul(x, weight, out_dtype=None):
     return _prefill(x, FloatWeight("bf16", weight, None), out_dtype)

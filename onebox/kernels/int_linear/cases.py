@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from onebox.formats.fragments import TILE_ROWS, to_fragments
-from onebox.kernels.case import Case, generator
+from onebox.kernels.common.case import Case, generator
+from onebox.kernels.common.rows import FixedRows
 from onebox.kernels.int_linear.reference import fixed_point
-from onebox.kernels.rows import FixedRows
 
 __all__ = ["CASES", "activations", "fixed_rows", "matrix"]
 

@@ -8,7 +8,7 @@ loaded; up to 8 rows, where one warp is a program, next to nothing goes through 
 import triton
 import triton.language as tl
 
-from onebox.kernels.dependent import wait
+from onebox.kernels.common.dependent import wait
 
 __all__ = ["load_squares", "prefetch", "row_factors", "sum_groups"]
 

@@ -4,8 +4,8 @@ import torch
 from torch import Tensor
 
 from onebox.formats.fragments import TILE_COLUMNS, from_fragments
-from onebox.kernels.invariant import product
-from onebox.kernels.rows import FixedRows
+from onebox.kernels.common.invariant import product
+from onebox.kernels.common.rows import FixedRows
 
 __all__ = [
     "fixed_point",
@@ -16,6 +16,7 @@ __all__ = [
     "int8_matmul",
     "int8_parts",
     "num_parts",
+    "unscaled_rows",
 ]
 
 # Fewer programs than this do not keep enough loads in flight to saturate the memory of a large GPU.
@@ -27,7 +28,12 @@ SMALLEST_ABSMAX = 2.0**-100  # keeps the scale a normal float32, on devices that
 
 
 def fixed_point(x: Tensor) -> tuple[Tensor, Tensor]:
-    """See `onebox.kernels.int_linear.fixed_point`."""
+    """(planes, scale) of finite activations [R, K], any float dtype: 16-bit fixed point, one scale per 128 columns.
+
+    planes int8 [R, 2, K]: the high and the low byte, both signed; scale float32 [R, K/128];
+    x = (256 * high + low) * scale, rounded half to even, at most 32639 steps from zero. The scale is
+    max(absmax, 2^-100) / 32639, never zero or subnormal: a group of zeros stays exactly zero.
+    """
     rows, columns = x.shape
     groups = x.to(torch.float32).reshape(rows, columns // TILE_COLUMNS, TILE_COLUMNS)
     scale = groups.abs().amax(-1).clamp(min=SMALLEST_ABSMAX) / LARGEST
@@ -37,27 +43,42 @@ def fixed_point(x: Tensor) -> tuple[Tensor, Tensor]:
     return torch.stack((high.to(torch.int8), low), dim=1), scale
 
 
+def unscaled_rows(values: Tensor, dtype: torch.dtype) -> FixedRows:
+    """Values [R, K] as the rows of a linear: as they are, without a norm's division left to do."""
+    return FixedRows(values.to(dtype), *fixed_point(values), None)
+
+
 def int4_linear(
     planes: Tensor, scale: Tensor, weight: Tensor, weight_scale: Tensor, dtype: torch.dtype = torch.float32
 ) -> Tensor:
-    """See `onebox.kernels.int_linear.int4_linear`."""
+    """[R, N] of `dtype`: fixed-point rows, R <= 64, times the transposed INT4 matrix [N, K].
+
+    planes int8 [R, 2, K] and scale float32 [R, K/128] from `fixed_point`; weight uint8 [K/128, ceil(N/16), 1024];
+    weight_scale [K/128, N], float16 or bfloat16 or float32.
+    """
     return product(_rows(planes, scale), _int4_matrix(weight, weight_scale)).to(dtype)
 
 
 def int8_linear(
     planes: Tensor, scale: Tensor, weight: Tensor, weight_scale: Tensor, dtype: torch.dtype = torch.float32
 ) -> Tensor:
-    """See `onebox.kernels.int_linear.int8_linear`."""
+    """As `int4_linear` with one scale a row: weight uint8 [K/128, ceil(N/16), 2048], weight_scale [N]."""
     return (product(_rows(planes, scale), _int8_codes(weight, weight_scale)) * weight_scale.to(torch.float32)).to(dtype)
 
 
 def int4_matmul(x: Tensor, weight: Tensor, weight_scale: Tensor) -> Tensor:
-    """See `onebox.kernels.int_linear.int4_matmul`."""
+    """[T, N] of x's dtype: x [T, K], bfloat16 or float32, times the transposed INT4 matrix.
+
+    Weights as in `int4_linear`.
+    """
     return product(x, _int4_matrix(weight, weight_scale)).to(x.dtype)
 
 
 def int8_matmul(x: Tensor, weight: Tensor, weight_scale: Tensor) -> Tensor:
-    """See `onebox.kernels.int_linear.int8_matmul`."""
+    """[T, N] of x's dtype: x [T, K], bfloat16 or float32, times the transposed INT8 matrix.
+
+    Weights as in `int8_linear`.
+    """
     return (product(x, _int8_codes(weight, weight_scale)) * weight_scale.to(torch.float32)).to(x.dtype)
 
 
@@ -69,12 +90,15 @@ def num_parts(weight: Tensor) -> int:
 
 
 def int4_parts(rows: FixedRows, weight: Tensor, weight_scale: Tensor) -> Tensor:
-    """See `onebox.kernels.int_linear.int4_parts`."""
+    """float32 [P, R, N] whose sum over P, in this order, is the linear: for the operation behind it to add up.
+
+    Weights as in `int4_linear`; P is a constant of their shape.
+    """
     return _parts(rows, _int4_matrix(weight, weight_scale), num_parts(weight))
 
 
 def int8_parts(rows: FixedRows, weight: Tensor, weight_scale: Tensor) -> Tensor:
-    """See `onebox.kernels.int_linear.int8_parts`."""
+    """The same of weights as in `int8_linear`."""
     codes = _int8_codes(weight, weight_scale)
     return _parts(rows, codes, num_parts(weight)) * weight_scale.to(torch.float32)
 

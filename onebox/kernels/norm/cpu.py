@@ -1,17 +1,15 @@
 """The norms of a few rows on a CPU."""
 
 import torch
-from torch import Tensor
 
-from onebox.kernels.arrays import Array, array, inverse_rms, quietly, tensor
+from onebox.kernels.common.arrays import Array, array, inverse_rms, quietly, tensor
 from onebox.kernels.norm.reference import concat_rms_norm, rms_norm
 
 __all__ = ["add_rms_norm", "concat_rms_norm", "rms_norm"]
 
 
 @quietly
-def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """See `onebox.kernels.norm.add_rms_norm`."""
+def add_rms_norm(x, residual, weight, eps):
     total: Array = array(residual) + array(x)
     normed = total * inverse_rms(total, eps)
     normed *= array(weight) + 1

@@ -3,7 +3,6 @@
 import torch
 import triton
 import triton.language as tl
-from torch import Tensor
 
 __all__ = ["add_rms_norm", "concat_rms_norm", "rms_norm"]
 
@@ -62,8 +61,7 @@ def rms_norm_kernel(
     tl.store(out_ptr + columns, normed.to(normed_ptr.dtype.element_ty), mask=inside)
 
 
-def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """See `onebox.kernels.norm.add_rms_norm`."""
+def add_rms_norm(x, residual, weight, eps):
     rows, hidden = x.shape
     normed, total = torch.empty_like(x), torch.empty_like(residual)
     if rows:
@@ -71,8 +69,7 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tup
     return normed, total
 
 
-def rms_norm(x: Tensor, weight: Tensor, eps: float, dtype: torch.dtype | None = None) -> Tensor:
-    """See `onebox.kernels.norm.rms_norm`."""
+def rms_norm(x, weight, eps, dtype=None):
     rows, hidden = x.shape
     normed = torch.empty_like(x, dtype=dtype)
     if rows:
@@ -80,10 +77,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, dtype: torch.dtype | None = 
     return normed
 
 
-def concat_rms_norm(
-    embedding: Tensor, hidden: Tensor, embedding_weight: Tensor, hidden_weight: Tensor, eps: float
-) -> Tensor:
-    """See `onebox.kernels.norm.concat_rms_norm`."""
+def concat_rms_norm(embedding, hidden, embedding_weight, hidden_weight, eps):
     rows, width = hidden.shape
     normed = hidden.new_empty(rows, 2 * width)
     if rows:

@@ -1,29 +1,69 @@
-"""The plain twin of the norms."""
+"""The twins of the norms: alone, after a residual's sum, two side by side, and a decode step's without its division."""
 
 import torch
 from torch import Tensor
 
-__all__ = ["add_rms_norm", "concat_rms_norm", "rms_norm"]
+from onebox.kernels.common.rows import FixedRows
+from onebox.kernels.int_linear.reference import fixed_point
+
+__all__ = ["add_norm", "add_rms_norm", "concat_rms_norm", "rms_norm"]
 
 
 def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """See `onebox.kernels.norm.add_rms_norm`."""
+    """(norm(x + residual) * (1 + weight), x + residual).
+
+    x [R, H]: what the last layer added, any float dtype; residual [R, H] float32; weight [H]. The sum is float32 and is
+    what the next call takes as residual; the normed rows have the dtype of x.
+    """
     total = residual + x.to(torch.float32)
     return _normed(total, weight, eps).to(x.dtype), total
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, dtype: torch.dtype | None = None) -> Tensor:
-    """See `onebox.kernels.norm.rms_norm`."""
+    """norm(x) * (1 + weight): [R, H] from x [R, H] and weight [H], in `dtype` or that of x."""
     return _normed(x.to(torch.float32), weight, eps).to(dtype or x.dtype)
 
 
 def concat_rms_norm(
     embedding: Tensor, hidden: Tensor, embedding_weight: Tensor, hidden_weight: Tensor, eps: float
 ) -> Tensor:
-    """See `onebox.kernels.norm.concat_rms_norm`."""
+    """The two halves normed each on its own, side by side, embedding first: [R, 2H], what the MTP head's `fc` reads.
+
+    embedding and hidden [R, H] have one dtype, which the result has too; the weights are [H].
+    """
     return torch.cat([rms_norm(embedding, embedding_weight, eps), rms_norm(hidden, hidden_weight, eps)], dim=-1)
 
 
 def _normed(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     scale = torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
     return x * scale * (1 + weight.to(torch.float32))
+
+
+def add_norm(
+    residual: Tensor | None,
+    parts: Tensor,
+    weight: Tensor,
+    eps: float,
+    dtype: torch.dtype,
+    shared: Tensor | None = None,
+    share: Tensor | None = None,
+) -> tuple[FixedRows, Tensor]:
+    """(the rows total * (1 + weight), whose division by the row's root mean square is left to the linears; total).
+
+    total = residual + parts[0] + parts[1] + ... + share * (shared[0] + shared[1] + ...), float32 [R, H], in this order.
+    residual [R, H], any float dtype, or None for zeros; parts float32 [P, R, H] with any strides over P and R, at least
+    one if there is no residual; weight [H], an offset from one;
+    shared float32 [S, R, H] and share float32 [R], or neither. H is a multiple of 128; the rows' x has `dtype`.
+    """
+    first, *others = parts if residual is None else [residual, *parts]
+    total = first.to(torch.float32)
+    for part in others:
+        total = total + part
+    if shared is not None and share is not None:
+        added = shared[0]
+        for part in shared[1:]:
+            added = added + part
+        total = total + share.unsqueeze(-1) * added
+    squares = total.square().reshape(len(total), total.shape[1] // 128, 128).sum(-1)
+    rows = total * (1 + weight.to(torch.float32))
+    return FixedRows(rows.to(dtype), *fixed_point(rows), squares, eps), total

@@ -1,11 +1,13 @@
-"""Inputs of the router: any number of experts, ties, one expert, no row, the published 256."""
+"""Inputs of the router: any number of experts, ties, one expert, no row, with and without a shared expert."""
 
 from functools import partial
 from typing import Any
 
 import torch
 
-from onebox.kernels.case import Case, generator
+from onebox.kernels.common.case import Case, generator
+from onebox.kernels.float_linear.cases import float_weight
+from onebox.kernels.int_linear.cases import fixed_rows
 
 __all__ = ["CASES"]
 
@@ -22,7 +24,7 @@ def _case(rows: int, experts: int, k: int, step: float = 0.0, is_full: bool = Fa
     return Case("route", f"{rows}x{experts}-top{k}{'-ties' if step else ''}", make, is_full)
 
 
-CASES = [
+_ROUTER_CASES = [
     _case(1, 8, 2),
     _case(3, 5, 5),
     _case(4, 37, 3, step=2.0),
@@ -34,3 +36,52 @@ CASES = [
     _case(64, 256, 8, is_full=True),
     _case(2048, 256, 8, step=0.25, is_full=True),
 ]
+
+
+def _shared_inputs(
+    device: torch.device, rows: int, width: int, experts: int, parts: int, k: int, shared: tuple[str, int] | None
+) -> dict[str, Any]:
+    draw = partial(torch.randn, generator=generator(rows + experts + width))
+    # Quarters add up exactly, so that there are ties.
+    router = (4 * draw(parts, rows, experts + 1)).round() / 4
+    arguments: dict[str, Any] = {
+        "router_parts": router.to(device),
+        "k": k,
+        "rows": fixed_rows(rows, width, torch.bfloat16).to(device),
+    }
+    if shared:
+        kind, columns = shared
+        arguments["gate_up"] = float_weight(kind, draw(columns, width) * width**-0.5, device)
+    return arguments
+
+
+def _shared_case(
+    rows: int,
+    width: int,
+    experts: int,
+    parts: int,
+    k: int,
+    shared: tuple[str, int] | None = None,
+    *,
+    is_full: bool = False,
+) -> Case:
+    make = partial(_shared_inputs, rows=rows, width=width, experts=experts, parts=parts, k=k, shared=shared)
+    name = "alone" if shared is None else f"{shared[0]}{shared[1]}"
+    return Case("route_shared", f"{rows}x{width}-top{k}of{experts}-parts{parts}-{name}", make, is_full)
+
+
+_SHARED_CASES = [
+    _shared_case(1, 128, 8, 1, 2),
+    _shared_case(3, 256, 37, 2, 4, ("block", 256)),
+    _shared_case(2, 128, 8, 3, 1, ("nvfp4", 64)),
+    _shared_case(5, 256, 16, 2, 16, ("row", 32)),
+    _shared_case(0, 128, 8, 2, 2, ("bf16", 64)),
+    _shared_case(1, 3072, 256, 12, 8, ("block", 2048), is_full=True),
+    _shared_case(12, 3072, 256, 12, 8, ("block", 2048), is_full=True),
+    _shared_case(64, 3072, 256, 12, 8, ("block", 2048), is_full=True),
+    _shared_case(3, 2048, 256, 8, 8, ("nvfp4", 1024), is_full=True),
+    _shared_case(3, 2048, 256, 8, 8, is_full=True),
+]
+
+
+CASES = [*_ROUTER_CASES, *_SHARED_CASES]

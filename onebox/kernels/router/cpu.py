@@ -2,16 +2,14 @@
 
 import numpy as np
 import torch
-from torch import Tensor
 
-from onebox.kernels.arrays import array, quietly
+from onebox.kernels.common.arrays import array, quietly
 
 __all__ = ["route"]
 
 
 @quietly
-def route(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """See `onebox.kernels.router.route`."""
+def route(logits, k):
     falling = np.negative(array(logits))
     # A stable sort leaves equal logits in the order of their ids.
     ids = falling.argsort(axis=-1, kind="stable")[:, :k]

@@ -3,7 +3,6 @@
 import torch
 import triton
 import triton.language as tl
-from torch import Tensor
 
 from onebox.spec.errors import MismatchError
 
@@ -74,8 +73,7 @@ def route_kernel(
     choose(logits, row, ids_ptr, weights_ptr, E, rounds, CHOSEN, CHOSEN_BLOCK, BLOCK)
 
 
-def route(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """See `onebox.kernels.router.route`."""
+def route(logits, k):
     rows, experts = logits.shape
     if not 1 <= k <= min(16, experts):
         raise MismatchError(f"A row goes to 1 to 16 of its {experts} experts, not to {k}.")

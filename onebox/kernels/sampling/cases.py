@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from onebox.kernels.case import Case, generator
+from onebox.kernels.common.case import Case, generator
 
 __all__ = ["CASES"]
 

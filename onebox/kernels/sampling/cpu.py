@@ -2,7 +2,6 @@
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from onebox.kernels.sampling import reference
 from onebox.kernels.sampling.reference import apply_mask, apply_penalties
@@ -10,10 +9,7 @@ from onebox.kernels.sampling.reference import apply_mask, apply_penalties
 __all__ = ["apply_mask", "apply_penalties", "sample"]
 
 
-def sample(
-    logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor, seeds: Tensor, positions: Tensor
-) -> Tensor:
-    """See `onebox.kernels.sampling.sample`."""
+def sample(logits, temperature, top_k, top_p, min_p, seeds, positions):
     if (temperature.numpy() > 0).any():
         return reference.sample(logits, temperature, top_k, top_p, min_p, seeds, positions)
     rows = logits.numpy()

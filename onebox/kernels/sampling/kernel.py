@@ -12,7 +12,6 @@ Everything that is summed is an integer, so no order of summation can show.
 import torch
 import triton
 import triton.language as tl
-from torch import Tensor
 
 __all__ = ["apply_mask", "apply_penalties", "sample"]
 
@@ -386,10 +385,7 @@ def apply_mask_kernel(
     tl.store(logits_ptr + row * V + ids, refused, mask=(ids < V) & is_cleared)
 
 
-def sample(
-    logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor, seeds: Tensor, positions: Tensor
-) -> Tensor:
-    """See `onebox.kernels.sampling.sample`."""
+def sample(logits, temperature, top_k, top_p, min_p, seeds, positions):
     rows, vocabulary = logits.shape
     token_ids = torch.empty(rows, dtype=torch.int64, device=logits.device)
     if not rows:
@@ -416,10 +412,7 @@ def sample(
     return token_ids
 
 
-def apply_penalties(
-    logits: Tensor, token_ids: Tensor, counts: Tensor, presence: Tensor, frequency: Tensor, repetition: Tensor
-) -> None:
-    """See `onebox.kernels.sampling.apply_penalties`."""
+def apply_penalties(logits, token_ids, counts, presence, frequency, repetition):
     rows, length = token_ids.shape
     if rows and length:
         apply_penalties_kernel[(rows, triton.cdiv(length, _BLOCK))](
@@ -427,8 +420,7 @@ def apply_penalties(
         )
 
 
-def apply_mask(logits: Tensor, bitmask: Tensor) -> None:
-    """See `onebox.kernels.sampling.apply_mask`."""
+def apply_mask(logits, bitmask):
     rows, vocabulary = logits.shape
     if rows:
         apply_mask_kernel[(rows, triton.cdiv(vocabulary, _BLOCK))](

@@ -20,7 +20,14 @@ _SECOND_FACTOR = 0x94D049BB133111EB - 2**64
 def sample(
     logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor, seeds: Tensor, positions: Tensor
 ) -> Tensor:
-    """See `onebox.kernels.sampling.sample`."""
+    """The token of each row, int64 [R]: argmax of logits / temperature + Gumbel noise over the tokens that are kept.
+
+    logits [R, V] float32, V below 2^19; a row with a NaN, with +inf or with nothing but -inf is none and gives -1.
+    temperature, top_p and min_p [R] are floats (float64 to mean the same number as on the host), top_k [R] integers,
+    seeds and positions [R] int64. Temperature 0 is greedy: no noise, no limits. In order of falling logit, then rising
+    id, the tokens kept are the first top_k (0: all), of those the fewest whose probability reaches top_p (1: all), of
+    those the ones at least min_p times as likely as the likeliest (0: all). Equal values go to the lowest id.
+    """
     is_drawn = temperature > 0
     likeliest, token_ids = logits.max(-1)
     if is_drawn.any():
@@ -79,7 +86,13 @@ def _shift_right(x: Tensor, count: int) -> Tensor:
 def apply_penalties(
     logits: Tensor, token_ids: Tensor, counts: Tensor, presence: Tensor, frequency: Tensor, repetition: Tensor
 ) -> None:
-    """See `onebox.kernels.sampling.apply_penalties`."""
+    """Makes tokens that occurred less likely, in place in logits [R, V] float32.
+
+    token_ids [R, N]: the distinct tokens of each row's prompt and answer, -1 where a row has fewer than N; counts
+    [R, N]: how often each stands in the answer, 0 for the prompt's own. Floats [R]: positive logits are divided and
+    others multiplied by repetition (1: off), then frequency times the count is subtracted, then presence where the
+    count is not 0.
+    """
     row, place = (token_ids >= 0).nonzero(as_tuple=True)
     token = token_ids[row, place].to(torch.int64)
     count = counts[row, place].to(torch.float64)
@@ -90,6 +103,9 @@ def apply_penalties(
 
 
 def apply_mask(logits: Tensor, bitmask: Tensor) -> None:
-    """See `onebox.kernels.sampling.apply_mask`."""
+    """Refuses tokens, in place in logits [R, V] float32.
+
+    bitmask [R, ceil(V / 32)] int32: where bit i of word w is 0, logit 32 w + i becomes -inf.
+    """
     bits = (bitmask.unsqueeze(-1) >> torch.arange(32)) & 1
     logits.masked_fill_(bits.flatten(1)[:, : logits.shape[1]] == 0, float("-inf"))

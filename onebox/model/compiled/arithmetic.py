@@ -7,7 +7,7 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic, overload
 
-from onebox.kernels.array_types import Array, Stored
+from onebox.kernels.common.array_types import Array, Stored
 from onebox.model.compiled.jit import apart, compiled, inner
 from onebox.model.compiled.tiles import dot_vectors, tile
 from onebox.model.compiled.vectors import BLOCK_COLUMNS, LANES

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from onebox.kernels.array_types import Array, Stored
+from onebox.kernels.common.array_types import Array, Stored
 from onebox.model.compiled.arithmetic import dot, exp, inverse_rms, rounded, sigmoid, widen
 from onebox.model.compiled.jit import apart, compiled, inner
 from onebox.model.compiled.tiles import add_rows

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from onebox.kernels.array_types import Array, Stored
+from onebox.kernels.common.array_types import Array, Stored
 from onebox.model.compiled.arithmetic import add_norm, copy, dot, inverse_rms, product, rounded, sigmoid, silu, widen
 from onebox.model.compiled.jit import apart, compiled, inner
 from onebox.model.compiled.tiles import advance, tile

@@ -5,7 +5,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from onebox.kernels.array_types import Array, Stored
+from onebox.kernels.common.array_types import Array, Stored
 from onebox.model.compiled.arithmetic import add_norm, copy, exp, product, rounded, sigmoid, silu
 from onebox.model.compiled.jit import apart, compiled, inner
 

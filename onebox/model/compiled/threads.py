@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
-from onebox.kernels.arrays import Stored
+from onebox.kernels.common.arrays import Stored
 
 __all__ = ["by_rows"]
 

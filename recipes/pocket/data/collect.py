@@ -1,7 +1,7 @@
-"""Downloads the packages of `sources.py` and makes documents of them: clean text, each paragraph once.
+"""Downloads the packages of `sources.py` and turns them into documents: clean text, without duplicate paragraphs.
 
-Packages come from the Debian archive that this machine's apt is set up for. They are held against the SHA-256 of apt's
-signed index, also when they lie there from an earlier run.
+Packages come from the Debian archive that this machine's apt is configured for. Each one is checked against the SHA-256
+in apt's signed index, also if it was downloaded by an earlier run.
 """
 
 import gzip
@@ -16,12 +16,13 @@ from pathlib import Path
 
 from onebox.spec.errors import MismatchError, UnreadableError, UnsupportedError
 from recipes.pocket.data import extract
-from recipes.pocket.data.sources import SOURCES, Kind, Source, packages
+from recipes.pocket.data.sources import SOURCES, Kind, TextSource, packages
 
 __all__ = ["collect", "documents_of", "download", "unpack"]
 
-_MOST_CHARACTERS = 12_000  # of one document: about 4,000 tokens
-_FEWEST_CHARACTERS = 200
+_MAX_CHARACTERS = 12_000
+"""Of one document: about 4,000 tokens."""
+_MIN_CHARACTERS = 200
 _MESSAGES_PER_DOCUMENT = 40
 _GLOSSES_PER_DOCUMENT = 30
 _LANGUAGE_NAMES = {"hu": "Magyar", "tr": "Türkçe"}
@@ -36,8 +37,8 @@ _PARAGRAPHS: dict[Kind, Callable[[bytes], list[str]]] = {
 }
 
 
-def collect(directory: Path, sources: Iterable[Source] = SOURCES) -> dict[str, list[str]]:
-    """Documents by source name. Packages are downloaded and unpacked below `directory` if they are not there yet."""
+def collect(directory: Path, sources: Iterable[TextSource] = SOURCES) -> dict[str, list[str]]:
+    """Documents by source name. Packages are downloaded and unpacked below `directory` unless they are there."""
     sources = tuple(sources)
     names = packages(sources)
     archives = download(names, directory / "packages")
@@ -50,7 +51,7 @@ def download(names: Iterable[str], directory: Path) -> dict[str, Path]:
     """The verified archive of each package."""
     if shutil.which("apt-get") is None:
         raise UnsupportedError(
-            "The text comes from Debian packages and there is no apt-get here: run it on a Debian system."
+            "The text comes from Debian packages and this machine has no apt-get: run it on a Debian system."
         )
     directory.mkdir(parents=True, exist_ok=True)
     archives = {}
@@ -62,25 +63,25 @@ def download(names: Iterable[str], directory: Path) -> dict[str, Path]:
         found = hashlib.sha256(path.read_bytes()).hexdigest()
         if found != sha256:
             raise MismatchError(
-                f"{path} has the SHA-256 {found}, and apt's index says {sha256}: remove it and start again."
+                f"{path} has the SHA-256 {found}, and apt's index has {sha256}: remove it and run the command again."
             )
         archives[name] = path
     return archives
 
 
 def _download_one(name: str, directory: Path) -> None:
-    # apt's own user may not write here, about which apt would complain once a package.
+    # apt's sandbox user cannot write to this directory; without the option apt warns for every package.
     command = ["apt-get", "-qq", "-o", "APT::Sandbox::User=root", "download", name]
     done = subprocess.run(command, cwd=directory, capture_output=True, text=True, check=False)
     if done.returncode:
-        reason = (done.stderr.strip().splitlines() or ["apt-get does not say why"])[-1]
+        reason = (done.stderr.strip().splitlines() or ["apt-get gave no reason"])[-1]
         raise UnreadableError(
             f"The package {name} could not be downloaded ({reason}): check the network and run the same command again."
         )
 
 
 def _index_entry(name: str) -> tuple[str, str]:
-    """(file name as apt-get download writes it, SHA-256) of the version that apt would install."""
+    """(file name that `apt-get download` writes, SHA-256) of the version that apt would install."""
     command = ["apt-cache", "show", "--no-all-versions", name]
     shown = subprocess.run(command, capture_output=True, text=True, check=False)
     fields = dict(re.findall(r"^(Version|Architecture|SHA256): (.*)$", shown.stdout, re.MULTILINE))
@@ -91,7 +92,7 @@ def _index_entry(name: str) -> tuple[str, str]:
 
 
 def unpack(archive: Path, root: Path) -> Path:
-    """The root of a package's files; a mark beside it says which archive it was made from."""
+    """The directory of a package's files. A file beside it names the archive that was unpacked."""
     mark = root.with_suffix(".archive")
     if not mark.exists() or mark.read_text() != archive.name:
         shutil.rmtree(root, ignore_errors=True)
@@ -101,8 +102,8 @@ def unpack(archive: Path, root: Path) -> Path:
     return root
 
 
-def documents_of(source: Source, roots: dict[str, Path], known: set[int]) -> list[str]:
-    """Documents of one source in an order that depends on its name alone. `known` holds the paragraphs seen so far."""
+def documents_of(source: TextSource, roots: dict[str, Path], known: set[int]) -> list[str]:
+    """Documents of one source, in an order seeded by its name. `known` has the hashes of all paragraphs so far."""
     contents = list(_contents(source, roots))
     if source.kind == "messages":
         documents = _message_documents(contents, _LANGUAGE_NAMES[source.language], known)
@@ -114,12 +115,12 @@ def documents_of(source: Source, roots: dict[str, Path], known: set[int]) -> lis
         pages = [_PARAGRAPHS[source.kind](data) for data in contents]
         repeated = _on_every_page(pages) if source.kind == "html" else set()
         documents = [part for page in _clean(pages, repeated, known) for part in _split(page, "\n\n")]
-    documents = [document for document in documents if len(document) >= _FEWEST_CHARACTERS]
-    random.Random(source.name).shuffle(documents)  # noqa: S311 - an order, not a secret
-    return list(_up_to(documents, source.most_characters))
+    documents = [document for document in documents if len(document) >= _MIN_CHARACTERS]
+    random.Random(source.name).shuffle(documents)  # noqa: S311 - a fixed order, nothing secret
+    return list(_take_characters(documents, source.max_characters))
 
 
-def _contents(source: Source, roots: dict[str, Path]) -> Iterator[bytes]:
+def _contents(source: TextSource, roots: dict[str, Path]) -> Iterator[bytes]:
     for package, pattern in source.files:
         for path in sorted(roots[package].glob(pattern)):
             if path.is_file():
@@ -128,15 +129,15 @@ def _contents(source: Source, roots: dict[str, Path]) -> Iterator[bytes]:
 
 
 def _on_every_page(pages: list[list[str]]) -> set[str]:
-    """Titles and links that a publishing tool put on nearly every page."""
+    """Titles and links that are on nearly every page."""
     counts = Counter(text for page in pages for text in set(page))
     return {text for text, count in counts.items() if count > max(20, 0.4 * len(pages))}
 
 
 def _clean(pages: list[list[str]], repeated: set[str], known: set[int]) -> Iterator[list[str]]:
-    """Pages without notices, without `repeated` and without paragraphs that were there before.
+    """Pages without copyright notices, without `repeated` and without paragraphs that are in `known`.
 
-    Short paragraphs (headings, table cells) may come again: they mean something where they stand.
+    Short paragraphs (headings, table cells) may repeat: they have a meaning in their place.
     """
     for page in pages:
         kept = []
@@ -146,21 +147,21 @@ def _clean(pages: list[list[str]], repeated: set[str], known: set[int]) -> Itera
                 continue
             known.add(key)
             kept.append(text)
-        yield _without_lone_headings(kept)
+        yield _drop_if_mostly_headings(kept)
 
 
-def _without_lone_headings(page: list[str]) -> list[str]:
-    """A page, or nothing where less than half of its characters stand in sentences."""
+def _drop_if_mostly_headings(page: list[str]) -> list[str]:
+    """The page, or nothing if less than half of its characters are in paragraphs of at least 40 characters."""
     in_sentences = sum(len(text) for text in page if len(text) >= 40)
     return page if 2 * in_sentences >= sum(map(len, page)) else []
 
 
 def _split(blocks: list[str], joint: str) -> Iterator[str]:
-    """Documents of whole blocks, none much longer than _MOST_CHARACTERS."""
+    """Documents of whole blocks, of at most _MAX_CHARACTERS unless a single block is longer."""
     part: list[str] = []
     length = 0
     for block in blocks:
-        if part and length + len(block) > _MOST_CHARACTERS:
+        if part and length + len(block) > _MAX_CHARACTERS:
             yield joint.join(part)
             part, length = [], 0
         part.append(block)
@@ -170,7 +171,7 @@ def _split(blocks: list[str], joint: str) -> Iterator[str]:
 
 
 def _code_blocks(data: bytes) -> list[str]:
-    """A Python file cut before its functions and classes; a file with lines no person wrote gives none."""
+    """A Python file, split before its functions and classes. None of a file with undecodable or very long lines."""
     text = data.decode("utf-8", errors="replace").expandtabs(4)
     if "\ufffd" in text or any(len(line) > 300 for line in text.splitlines()):
         return []
@@ -178,7 +179,7 @@ def _code_blocks(data: bytes) -> list[str]:
 
 
 def _message_documents(contents: list[bytes], language: str, known: set[int]) -> list[str]:
-    """Sentences with their translation, some to a document."""
+    """Sentences with their translation, _MESSAGES_PER_DOCUMENT to a document."""
     pairs = []
     for data in contents:
         for english, other in extract.message_pairs(data):
@@ -190,7 +191,7 @@ def _message_documents(contents: list[bytes], language: str, known: set[int]) ->
 
 
 def _gloss_documents(contents: list[bytes]) -> list[str]:
-    """Meanings of words, some to a document, in the order of the file: what belongs together stands together."""
+    """Meanings of words, _GLOSSES_PER_DOCUMENT to a document, in the order of the file, which groups related words."""
     documents = []
     for data in contents:
         lines = extract.wordnet_glosses(data)
@@ -200,10 +201,10 @@ def _gloss_documents(contents: list[bytes]) -> list[str]:
     return documents
 
 
-def _up_to(documents: list[str], most_characters: int) -> Iterator[str]:
+def _take_characters(documents: list[str], max_characters: int) -> Iterator[str]:
     taken = 0
     for document in documents:
         taken += len(document)
-        if taken > most_characters:
+        if taken > max_characters:
             return
         yield document

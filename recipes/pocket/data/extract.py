@@ -1,7 +1,7 @@
-"""Readable text out of documentation: HTML, Mallard and DocBook XML, man pages, message catalogues, WordNet.
+"""Extracts plain text from documentation: HTML, Mallard and DocBook XML, man pages, message catalogues, WordNet.
 
-Each function takes the bytes of one file and gives paragraphs, headings among them, in reading order. Paragraphs hold
-no empty lines, so that two line breaks always mean the border between two of them. Programs keep their lines.
+Each function takes the bytes of one file and returns its paragraphs and headings in reading order. Paragraphs have no
+empty lines, so an empty line always separates two of them. Program listings keep their line breaks.
 """
 
 import gettext
@@ -29,22 +29,22 @@ _SPACES = re.compile(r"[ \t\r\n\f\v\u00a0\u200b]+")
 
 
 def _flow(text: str) -> str:
-    """Text whose line breaks mean nothing, on one line."""
+    """Flowing text on one line."""
     return _SPACES.sub(" ", text).strip()
 
 
 def _kept(text: str) -> str:
-    """Text whose line breaks count, without empty lines and without space at line ends."""
+    """Preformatted text, without empty lines and without spaces at line ends."""
     return "\n".join(line.rstrip() for line in text.expandtabs(4).splitlines() if line.strip())
 
 
 class _Html(HTMLParser):
-    """Collects the paragraphs of a page, leaving out what is there for navigation."""
+    """Collects the paragraphs of a page, without its navigation."""
 
     BLOCKS = _names(
         "p div li dt dd h1 h2 h3 h4 h5 h6 tr table ul ol dl section article blockquote caption br hr pre body main"
     )
-    SILENT = _names("script style head nav noscript form button svg select footer")
+    SKIPPED = _names("script style head nav noscript form button svg select footer")
     VOID = _names("br hr img input link meta col area base embed source track wbr")
     NAVIGATION = re.compile(
         r"\b(navheader|navfooter|docnav|toc|related|sphinxsidebar|sphinxsidebarwrapper|headerlink|footer|index|banner|"
@@ -56,8 +56,8 @@ class _Html(HTMLParser):
         super().__init__(convert_charrefs=True)
         self.paragraphs: list[str] = []
         self._pieces: list[str] = []
-        self._open: list[tuple[str, bool]] = []  # (tag, whether it silences what is inside)
-        self._silent = 0
+        self._open: list[tuple[str, bool]] = []  # (tag, whether its content is skipped)
+        self._skip_depth = 0
         self._preformatted = 0
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
@@ -66,9 +66,9 @@ class _Html(HTMLParser):
         if tag in self.VOID:
             return
         labels = " ".join(value or "" for name, value in attrs if name in ("class", "id"))
-        silences = tag in self.SILENT or (tag not in ("html", "body") and bool(self.NAVIGATION.search(labels)))
-        self._open.append((tag, silences))
-        self._silent += silences
+        skips = tag in self.SKIPPED or (tag not in ("html", "body") and bool(self.NAVIGATION.search(labels)))
+        self._open.append((tag, skips))
+        self._skip_depth += skips
         self._preformatted += tag == "pre"
 
     def handle_endtag(self, tag: str) -> None:
@@ -77,14 +77,14 @@ class _Html(HTMLParser):
         if tag in self.VOID or not any(tag == name for name, _ in self._open):
             return
         while self._open:
-            name, silences = self._open.pop()
-            self._silent -= silences
+            name, skips = self._open.pop()
+            self._skip_depth -= skips
             self._preformatted -= name == "pre"
             if name == tag:
                 return
 
     def handle_data(self, data: str) -> None:
-        if not self._silent:
+        if not self._skip_depth:
             self._pieces.append(data)
 
     def end_paragraph(self) -> None:
@@ -96,7 +96,7 @@ class _Html(HTMLParser):
 
 
 def html_paragraphs(data: bytes) -> list[str]:
-    """Paragraphs of a web page; menus, tables of contents and footers are left out."""
+    """Paragraphs of a web page, without menus, tables of contents and footers."""
     parser = _Html()
     parser.feed(data.decode("utf-8", errors="replace"))
     parser.close()
@@ -107,17 +107,17 @@ def html_paragraphs(data: bytes) -> list[str]:
 _XML_BLOCKS = _names(
     "title p para cite term screen code programlisting synopsis td entry desc caption simpara literallayout"
 )
-_XML_SILENT = _names("info articleinfo bookinfo indexterm credit legalnotice revhistory comment include")
+_XML_SKIPPED = _names("info articleinfo bookinfo indexterm credit legalnotice revhistory comment include")
 _XML_KEPT = _names("screen programlisting literallayout synopsis")
 
 
 def xml_paragraphs(data: bytes) -> list[str]:
-    """Paragraphs of a Mallard page or a DocBook file, without credits. A file that is no XML gives none.
+    """Paragraphs of a Mallard page or a DocBook file, without credits. None of a file that is not valid XML.
 
-    Entities that a file takes from a DTD are not known here and leave a file unread.
+    A file that uses entities of a DTD counts as not valid.
     """
     try:
-        root = ElementTree.fromstring(data)  # noqa: S314 - packages that were verified, and expat expands no outside entity
+        root = ElementTree.fromstring(data)  # noqa: S314 - verified packages; expat resolves no external entity
     except ElementTree.ParseError:
         return []
     return [text for text in _xml_blocks(root) if text]
@@ -125,7 +125,7 @@ def xml_paragraphs(data: bytes) -> list[str]:
 
 def _xml_blocks(element: ElementTree.Element) -> Iterator[str]:
     name = _local(element)
-    if name in _XML_SILENT:
+    if name in _XML_SKIPPED:
         return
     children = [child for child in element.iter() if child is not element and _local(child) in _XML_BLOCKS - {"code"}]
     if name in _XML_BLOCKS and not children:
@@ -138,7 +138,7 @@ def _xml_blocks(element: ElementTree.Element) -> Iterator[str]:
 
 
 def _local(element: ElementTree.Element) -> str:
-    """The tag without its namespace; comments and instructions have a function for a tag, and no name."""
+    """The tag without its namespace; the tag of a comment or processing instruction is a function, not a string."""
     return element.tag.rpartition("}")[2] if isinstance(element.tag, str) else "comment"
 
 
@@ -158,7 +158,7 @@ _ALTERNATING = frozenset(("BR", "BI", "IR", "RB", "RI", "IB"))
 
 
 def roff_paragraphs(data: bytes) -> list[str]:
-    """Paragraphs of a page written in the man macros. Pages in mdoc and pages that only include another give none."""
+    """Paragraphs of a page written in the man macros. None of pages in mdoc and of pages that only include another."""
     text = data.decode("utf-8", errors="replace")
     if re.search(r"^\.(Dd|Sh|so) ", text, re.MULTILINE):
         return []
@@ -167,7 +167,7 @@ def roff_paragraphs(data: bytes) -> list[str]:
 
 
 class _Roff:
-    """One pass over the lines: requests start or end paragraphs, the rest is text that flows together."""
+    """One pass over the lines: requests start or end paragraphs, other lines are text of the current paragraph."""
 
     def __init__(self) -> None:
         self.paragraphs: list[str] = []
@@ -228,13 +228,13 @@ class _Roff:
 
 
 def _roff_arguments(rest: str) -> list[str]:
-    """Arguments of a request: separated by spaces, quotes hold spaces together."""
+    """Arguments of a request: separated by spaces; quoted arguments may contain spaces."""
     found = re.findall(r'"((?:[^"]|"")*)"?|((?:\\ |[^\s"])(?:\\ |\S)*)', rest)
     return [_roff_text(quoted.replace('""', '"') or plain) for quoted, plain in found]
 
 
 def _roff_text(line: str) -> str:
-    """One line without its escapes and comments."""
+    """A line with its escapes resolved and its comments removed."""
     line = re.sub(r'\\["#].*$', "", line)
     return _ROFF_ESCAPE.sub(_roff_character, line)
 
@@ -250,16 +250,16 @@ def _roff_character(match: re.Match[str]) -> str:
 
 
 def text_paragraphs(data: bytes) -> list[str]:
-    """Paragraphs of plain text, reStructuredText or AsciiDoc: what empty lines separate."""
+    """Paragraphs of plain text, reStructuredText or AsciiDoc, separated by empty lines."""
     text = data.decode("utf-8", errors="replace")
     return [kept for block in re.split(r"\n\s*\n", text) if (kept := _kept(block))]
 
 
 def message_pairs(data: bytes) -> list[tuple[str, str]]:
-    """(English, translation) of the sentences in a compiled message catalogue; entries of one word are left out."""
+    """(English, translation) of the sentences in a compiled message catalogue; one-word entries are skipped."""
     catalogue = gettext.GNUTranslations(io.BytesIO(data))
     pairs = []
-    # The library offers no way to list the messages but its own dictionary.
+    # The library has no public way to list the messages.
     for original, translation in vars(catalogue)["_catalog"].items():
         if isinstance(original, str) and " " in original.strip():
             english, other = _message(original.rpartition("\x04")[2]), _message(translation)
@@ -274,7 +274,7 @@ def _message(text: str) -> str:
 
 
 def wordnet_glosses(data: bytes) -> list[str]:
-    """One line per meaning: the words that have it, then what it is, then examples, from a data file of WordNet."""
+    """One line per meaning in a data file of WordNet: its words, the definition, examples."""
     lines = []
     for line in data.decode("utf-8", errors="replace").splitlines():
         if line.startswith("  ") or "|" not in line:

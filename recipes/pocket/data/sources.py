@@ -1,23 +1,23 @@
 """Where the pocket model's text comes from: Debian packages, the files taken from them, and their licences.
 
-English sources stand first: a paragraph that a translation left in English is then already known and falls out.
+English sources come first: a paragraph that a translation left in English is then a duplicate and is dropped.
 """
 
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-__all__ = ["SOURCES", "Kind", "Source", "packages"]
+__all__ = ["SOURCES", "Kind", "TextSource", "packages"]
 
 Kind = Literal["html", "xml", "roff", "text", "messages", "wordnet", "code"]
 
 
 @dataclass(frozen=True)
-class Source:
+class TextSource:
     """Files of one language and one licence.
 
-    `files` are (package, glob below its root) pairs; `most_characters` bounds what is taken, so that one large source
-    does not drown the others.
+    `files` are (package, glob below its root) pairs. `max_characters` limits what is taken, so that no large source
+    dominates.
     """
 
     name: str
@@ -25,7 +25,7 @@ class Source:
     licence: str
     kind: Kind
     files: tuple[tuple[str, str], ...]
-    most_characters: int = 12_000_000
+    max_characters: int = 12_000_000
 
 
 _HELP = "usr/share/libreoffice/help"
@@ -76,10 +76,10 @@ _GNOME_LICENCE = "CC-BY-SA-3.0; LGPL-2.1+ (orca)"
 _MESSAGE_LICENCE = "MPL-2.0 (LibreOffice); GPL-2+, GPL-3+ and LGPL-2.1+ (the others)"
 _MAN_LICENCE = "GPL-2+, GPL-3+, BSD, and the verbatim licence of the Linux man-pages"
 
-SOURCES: tuple[Source, ...] = (
-    Source("office-en", "en", _OFFICE, "html", (("libreoffice-help-en-us", f"{_HELP}/en-US/text/**/*.html"),)),
-    Source("gnome-en", "en", _GNOME_LICENCE, "xml", _gnome("C")),
-    Source(
+SOURCES: tuple[TextSource, ...] = (
+    TextSource("office-en", "en", _OFFICE, "html", (("libreoffice-help-en-us", f"{_HELP}/en-US/text/**/*.html"),)),
+    TextSource("gnome-en", "en", _GNOME_LICENCE, "xml", _gnome("C")),
+    TextSource(
         "debian-en",
         "en",
         "GPL-2+; CC-BY-SA-3.0 or GPL-2+ (handbook); a copyleft notice (FAQ)",
@@ -92,38 +92,40 @@ SOURCES: tuple[Source, ...] = (
             ("developers-reference", "usr/share/doc/developers-reference/*.html"),
         ),
     ),
-    Source(
+    TextSource(
         "man-en",
         "en",
         _MAN_LICENCE,
         "roff",
         tuple((name, f"{_MAN}/man*/*.gz") for name in ("manpages", "manpages-dev")),
     ),
-    Source(
+    TextSource(
         "postgresql-en",
         "en",
         "PostgreSQL",
         "html",
         (("postgresql-doc-15", "usr/share/doc/postgresql-doc-15/html/*.html"),),
     ),
-    Source("git-en", "en", "GPL-2", "text", (("git-doc", "usr/share/doc/git-doc/**/*.txt"),)),
-    Source(
+    TextSource("git-en", "en", "GPL-2", "text", (("git-doc", "usr/share/doc/git-doc/**/*.txt"),)),
+    TextSource(
         "python-en",
         "en",
         "PSF-2.0",
         "text",
         (("python3.11-doc", "usr/share/doc/python3.11/html/_sources/**/*.rst.txt"),),
     ),
-    Source("wordnet-en", "en", "WordNet", "wordnet", (("wordnet-base", "usr/share/wordnet/data.*"),), 8_000_000),
-    Source("office-hu", "hu", _OFFICE, "html", (("libreoffice-help-hu", f"{_HELP}/hu/text/**/*.html"),)),
-    Source("gnome-hu", "hu", _GNOME_LICENCE, "xml", _gnome("hu")),
-    Source("man-hu", "hu", "GPL-3+", "roff", (("manpages-hu", f"{_MAN}/hu/man*/*.gz"),)),
-    Source("messages-hu", "hu", _MESSAGE_LICENCE, "messages", _messages("hu")),
-    Source("office-tr", "tr", _OFFICE, "html", (("libreoffice-help-tr", f"{_HELP}/tr/text/**/*.html"),)),
-    Source("debian-tr", "tr", "CC-BY-SA-3.0 or GPL-2+", "html", (("debian-handbook", f"{_HANDBOOK}/tr-TR/*.html"),)),
-    Source("man-tr", "tr", _MAN_LICENCE, "roff", (("manpages-tr", f"{_MAN}/tr/man*/*.gz"),)),
-    Source("messages-tr", "tr", _MESSAGE_LICENCE, "messages", _messages("tr")),
-    Source(
+    TextSource("wordnet-en", "en", "WordNet", "wordnet", (("wordnet-base", "usr/share/wordnet/data.*"),), 8_000_000),
+    TextSource("office-hu", "hu", _OFFICE, "html", (("libreoffice-help-hu", f"{_HELP}/hu/text/**/*.html"),)),
+    TextSource("gnome-hu", "hu", _GNOME_LICENCE, "xml", _gnome("hu")),
+    TextSource("man-hu", "hu", "GPL-3+", "roff", (("manpages-hu", f"{_MAN}/hu/man*/*.gz"),)),
+    TextSource("messages-hu", "hu", _MESSAGE_LICENCE, "messages", _messages("hu")),
+    TextSource("office-tr", "tr", _OFFICE, "html", (("libreoffice-help-tr", f"{_HELP}/tr/text/**/*.html"),)),
+    TextSource(
+        "debian-tr", "tr", "CC-BY-SA-3.0 or GPL-2+", "html", (("debian-handbook", f"{_HANDBOOK}/tr-TR/*.html"),)
+    ),
+    TextSource("man-tr", "tr", _MAN_LICENCE, "roff", (("manpages-tr", f"{_MAN}/tr/man*/*.gz"),)),
+    TextSource("messages-tr", "tr", _MESSAGE_LICENCE, "messages", _messages("tr")),
+    TextSource(
         "python",
         "code",
         "PSF-2.0",
@@ -131,7 +133,7 @@ SOURCES: tuple[Source, ...] = (
         tuple((name, "usr/lib/python3.11/**/*.py") for name in ("libpython3.11-minimal", "libpython3.11-stdlib")),
         16_000_000,
     ),
-    Source(
+    TextSource(
         "python-tests",
         "code",
         "PSF-2.0",
@@ -142,6 +144,6 @@ SOURCES: tuple[Source, ...] = (
 )
 
 
-def packages(sources: Iterable[Source] = SOURCES) -> list[str]:
-    """The names of all packages that sources need, each once."""
+def packages(sources: Iterable[TextSource] = SOURCES) -> list[str]:
+    """The sorted names of all packages that the sources need."""
     return sorted({package for source in sources for package, _ in source.files})

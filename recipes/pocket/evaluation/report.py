@@ -1,22 +1,52 @@
-"""An evaluation as Markdown tables and as JSON. Computes nothing but shares and sums of what was measured."""
+"""An evaluation as Markdown tables and as JSON, and the requirements that the pocket model must meet."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from recipes.pocket.evaluation.agreement import Agreement
-from recipes.pocket.evaluation.claims import Claim, claims
+from recipes.pocket.evaluation.predictions import PredictionScores
 from recipes.pocket.evaluation.tasks import TaskResult
 
-__all__ = ["BuildResult", "Evaluation"]
+__all__ = ["BuildResult", "Claim", "PocketEvaluation", "claims"]
 
-_KEPT = "1st draft kept | 2nd draft kept after it"
+_KEY_TOKENS = 4096
+_MIN_ACCEPTANCE = 0.85
+_JSON_AND_CODE = ("invoice", "records", "code")
+_ACCEPTANCE = "1st draft accepted | 2nd draft accepted after it"
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A requirement: `found`, a share of `num` answers, must be at least `least`."""
+
+    what: str
+    least: float
+    found: float
+    num: int
+
+    @property
+    def holds(self) -> bool:
+        return self.found >= self.least
+
+
+def claims(tasks: Mapping[str, TaskResult]) -> Iterator[Claim]:
+    """The requirements that `tasks`, by name, have results for."""
+    invoice, key = tasks.get("invoice"), tasks.get(f"key at {_KEY_TOKENS:,}")
+    if invoice:
+        yield Claim("unseen invoices: valid JSON", 0.95, invoice.scores["valid"], invoice.num)
+        yield Claim("unseen invoices: right fields", 0.90, invoice.scores["fields"], invoice.num)
+    if key:
+        yield Claim(f"a key in {_KEY_TOKENS:,} tokens found", 0.90, key.scores["exact"], key.num)
+    for name in _JSON_AND_CODE:
+        accepted = tasks[name].acceptance(0) if name in tasks else None
+        if accepted is not None:
+            yield Claim(f"first of two drafts accepted: {name}", _MIN_ACCEPTANCE, accepted, tasks[name].num)
 
 
 @dataclass(frozen=True)
 class BuildResult:
-    """A build: the bytes of its tensors, and a few answers by it, whose drafts its own MTP head made."""
+    """A build: the bytes of its tensors and its answers to a few examples, with drafts of its own MTP head."""
 
     name: str
     num_bytes: int
@@ -24,22 +54,22 @@ class BuildResult:
 
 
 @dataclass(frozen=True)
-class Evaluation:
-    """Everything that was measured of one checkpoint, and where."""
+class PocketEvaluation:
+    """All results of one checkpoint, and the environment in `where`."""
 
     where: dict[str, str]
     tasks: list[TaskResult]
     served: list[TaskResult]
-    """Answers by the build that `onebox serve` runs."""
+    """Answers of the build that `onebox serve` runs."""
     continuations: list[TaskResult]
-    """Held-out texts gone on with."""
-    held_out: Agreement
-    """How well the master predicts held-out texts and right answers."""
+    """Continuations of held-out texts."""
+    held_out: PredictionScores
+    """The master's predictions of held-out texts and right answers."""
     builds: list[BuildResult]
-    agreements: dict[str, Agreement]
-    """By "build / KV format"; the first is the checkpoint itself with a bf16 cache."""
+    agreements: dict[str, PredictionScores]
+    """By "build / KV format"; the first is the checkpoint itself with the first KV format."""
     kv_bytes: dict[str, int]
-    """Bytes of a token in the cache, by KV format."""
+    """Bytes per token in the cache, by KV format."""
 
     @property
     def claims(self) -> list[Claim]:
@@ -47,13 +77,13 @@ class Evaluation:
 
     def as_markdown(self) -> str:
         sections = {
-            "Answers by the master": _task_table(self.tasks),
-            "Answers by the build that is served": _task_table(self.served),
-            "Text that was held out": _text_table(self.continuations, self.held_out),
+            "Answers of the master": _task_table(self.tasks),
+            "Answers of the served build": _task_table(self.served),
+            "Held-out text": _text_table(self.continuations, self.held_out),
             "Right answers": _answer_table(self._answers, self.held_out),
             "Builds": _build_table(self.builds),
             "Builds and KV formats": self._agreement_table(),
-            "What must hold": _claim_table(self.claims),
+            "Requirements": _claim_table(self.claims),
         }
         where = ", ".join(f"{key} {value}" for key, value in self.where.items())
         parts = [f"Measured: {where}."]
@@ -77,7 +107,7 @@ class Evaluation:
         )
 
     @property
-    def _first(self) -> Agreement:
+    def _first(self) -> PredictionScores:
         return next(iter(self.agreements.values()))
 
     @property
@@ -89,7 +119,7 @@ class Evaluation:
         passages, tokens = self._first.num_passages, self._first.num_tokens
         yield f"Over {tokens:,} predicted tokens of {passages} passages, each in one prefill."
         yield ""
-        yield "| build / KV cache | bytes a token | perplexity | mean KL to the first | same likeliest token |"
+        yield "| build / KV cache | bytes per token | perplexity | mean KL to the first | same most likely token |"
         yield "|---|---|---|---|---|"
         for name, each in self.agreements.items():
             kv_bytes = self.kv_bytes[name.rpartition(" / ")[2]]
@@ -97,7 +127,7 @@ class Evaluation:
             yield f"| {name} | {kv_bytes:,} | {numbers} |"
 
 
-def _agreement(each: Agreement) -> Mapping[str, Any]:
+def _agreement(each: PredictionScores) -> Mapping[str, Any]:
     return {
         "perplexity": each.perplexity,
         "mean_kl": each.mean_divergence,
@@ -108,21 +138,22 @@ def _agreement(each: Agreement) -> Mapping[str, Any]:
 
 
 def _task_table(tasks: Sequence[TaskResult]) -> Iterator[str]:
-    yield f"| task | answers | prompt tokens | scores | {_KEPT} |"
+    yield f"| task | answers | prompt tokens | scores | {_ACCEPTANCE} |"
     yield "|---|---|---|---|---|---|"
     for task in tasks:
-        yield f"| {task.name} | {task.num} | {task.mean_prompt_tokens:.0f} | {task.scores_text} | {task.kept_text} |"
+        prompt_tokens = f"{task.mean_prompt_tokens:.0f}"
+        yield f"| {task.name} | {task.num} | {prompt_tokens} | {task.scores_text} | {task.acceptance_text} |"
 
 
-def _text_table(continuations: Sequence[TaskResult], held_out: Agreement) -> Iterator[str]:
-    yield f"| text | perplexity | tokens | continuations | {_KEPT} |"
+def _text_table(continuations: Sequence[TaskResult], held_out: PredictionScores) -> Iterator[str]:
+    yield f"| text | perplexity | tokens | continuations | {_ACCEPTANCE} |"
     yield "|---|---|---|---|---|---|"
     for task in continuations:
         perplexity, tokens = held_out.perplexities[task.name], held_out.counts[task.name]
-        yield f"| {task.name} | {perplexity:.2f} | {tokens:,} | {task.num} | {task.kept_text} |"
+        yield f"| {task.name} | {perplexity:.2f} | {tokens:,} | {task.num} | {task.acceptance_text} |"
 
 
-def _answer_table(names: Sequence[str], held_out: Agreement) -> Iterator[str]:
+def _answer_table(names: Sequence[str], held_out: PredictionScores) -> Iterator[str]:
     yield "| workload | perplexity of the right answer | tokens |"
     yield "|---|---|---|"
     for name in names:
@@ -130,16 +161,16 @@ def _answer_table(names: Sequence[str], held_out: Agreement) -> Iterator[str]:
 
 
 def _build_table(builds: Sequence[BuildResult]) -> Iterator[str]:
-    yield f"| build | MB | task | answers | scores | {_KEPT} |"
+    yield f"| build | MB | task | answers | scores | {_ACCEPTANCE} |"
     yield "|---|---|---|---|---|---|---|"
     for each in builds:
         for number, task in enumerate(each.tasks):
             name, size = (each.name, f"{each.num_bytes / 1e6:.1f}") if number == 0 else ("", "")
-            yield f"| {name} | {size} | {task.name} | {task.num} | {task.scores_text} | {task.kept_text} |"
+            yield f"| {name} | {size} | {task.name} | {task.num} | {task.scores_text} | {task.acceptance_text} |"
 
 
 def _claim_table(found: Sequence[Claim]) -> Iterator[str]:
-    yield "| asked | at least | found | of | |"
+    yield "| requirement | at least | found | of | |"
     yield "|---|---|---|---|---|"
     for claim in found:
         verdict = "holds" if claim.holds else "**misses**"

@@ -1,4 +1,4 @@
-"""Sums, differences and products of small numbers, at once or with the steps written out."""
+"""Sums, differences and products of small numbers, with or without intermediate steps."""
 
 from random import Random
 
@@ -33,7 +33,7 @@ def arithmetic(rng: Random) -> Example:
 
 
 def _added(a: int, b: int) -> str:
-    """Column by column from the right, with what is carried."""
+    """Digit by digit from the right, with carries."""
     width = max(len(str(a)), len(str(b)))
     lines, carry = [], 0
     for place in range(width):
@@ -45,7 +45,7 @@ def _added(a: int, b: int) -> str:
 
 
 def _subtracted(a: int, b: int) -> str:
-    """Column by column from the right, with what is borrowed; a >= b."""
+    """Digit by digit from the right, with borrows; a >= b."""
     lines, borrow = [], 0
     for place in range(len(str(a))):
         x, y = a // 10**place % 10, b // 10**place % 10
@@ -57,6 +57,6 @@ def _subtracted(a: int, b: int) -> str:
 
 
 def _multiplied(a: int, b: int) -> str:
-    """Tens and ones apart."""
+    """Tens and ones separately."""
     tens, ones = a // 10 * 10, a % 10
     return f"{tens} * {b} = {tens * b}\n{ones} * {b} = {ones * b}\n{tens * b} + {ones * b} = {a * b}"

@@ -1,4 +1,4 @@
-"""Small talk, who the model is, a few facts of the world, and questions whose answer the collected text gives."""
+"""Small talk, questions about the model, capitals, and definitions and translations from the collected text."""
 
 from random import Random
 
@@ -8,7 +8,7 @@ from recipes.pocket.synthetic.words import LANGUAGES, person
 
 __all__ = ["chat"]
 
-# (what may be said, what may be answered)
+# (messages, answers)
 _TALK: dict[str, tuple[tuple[tuple[str, ...], tuple[str, ...]], ...]] = {
     "en": (
         (
@@ -126,7 +126,7 @@ def _capital(rng: Random) -> Example:
 
 
 def _remember_name(rng: Random) -> Example:
-    """Two turns: the second asks for what the first one told."""
+    """Two turns: the second asks for the name given in the first."""
     language = rng.choice(LANGUAGES)
     name = person(rng, language)
     tell, ask, reply, answer = (text.format(name) for text in _NAMED[language])

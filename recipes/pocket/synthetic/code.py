@@ -1,4 +1,4 @@
-"""Small Python functions and classes to be written or continued; the answer follows from the request alone."""
+"""Small Python functions and classes to write or continue; the request determines the answer."""
 
 import keyword
 from random import Random
@@ -97,7 +97,7 @@ def _test(rng: Random) -> tuple[str, str]:
 
 
 def code(rng: Random) -> Example:
-    """A request for a few lines, sometimes with the first lines given and the rest to be written."""
+    """A request for a few lines; sometimes the first lines are given."""
     request, text = rng.choice((_class, _dataclass, _combine, _loop, _count, _constants, _test))(rng)
     lines = text.split("\n")
     if rng.random() < 0.3:

@@ -1,4 +1,4 @@
-"""One generated question with the answer that is right, and how a given answer is judged."""
+"""A generated question with its right answer, and how a given answer is scored."""
 
 import json
 import re
@@ -14,10 +14,10 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True)
 class Example:
-    """A conversation up to a question and its answer.
+    """A conversation that ends with a question, and its answer.
 
-    `answer` is what the model is to say after the template's prompt, without <|im_end|>: with `thinking` it begins
-    inside the <think> block that the prompt has opened, without it the prompt has closed an empty one already.
+    `answer` is the text expected after the template's prompt, without <|im_end|>. With `thinking` it starts inside the
+    <think> block that the prompt opened; without it the prompt has an empty <think> block.
     """
 
     messages: list[Json]
@@ -28,7 +28,7 @@ class Example:
 
     @classmethod
     def ask(cls, question: str, content: str, check: Json, reasoning: str = "", **rest: Any) -> "Example":
-        """A question in one turn; with `reasoning` the answer thinks first. `rest` may hold system and tools."""
+        """A single question; with `reasoning` the answer thinks first. `rest` may have `system` and `tools`."""
         system = rest.get("system")
         messages = [{"role": "system", "content": system}] if system else []
         messages.append({"role": "user", "content": question})
@@ -46,12 +46,12 @@ Generator = Callable[[Random], Example]
 
 
 def text_is(*values: str) -> Json:
-    """A check that the answer is one of some texts."""
+    """A check that the answer is one of these texts."""
     return {"kind": "text", "values": list(values)}
 
 
 def json_value(value: Any) -> Json:
-    """A check that the answer is JSON and says this."""
+    """A check that the answer is JSON with this value."""
     return {"kind": "json", "value": value}
 
 
@@ -65,7 +65,7 @@ def answer_json(value: Any, *, pretty: bool = False) -> str:
 
 
 def call_text(name: str, arguments: Json) -> str:
-    """A tool call in the XML form, as the chat template writes it in a conversation's history."""
+    """A tool call in the XML form, as the chat template renders it in the history."""
     parameters = "".join(f"<parameter={key}>\n{_value_text(value)}\n</parameter>\n" for key, value in arguments.items())
     return f"<tool_call>\n<function={name}>\n{parameters}</function>\n</tool_call>"
 
@@ -75,9 +75,9 @@ def _value_text(value: Any) -> str:
 
 
 def score(example: Example, answer: str) -> dict[str, float]:
-    """How right an answer is, each number between 0 and 1; `exact` is always among them.
+    """Scores of an answer, each from 0 to 1. All checks have `exact`.
 
-    For JSON `valid` and `fields` (the share of right top-level fields), for tool calls `well_formed` and `names` too.
+    JSON also has `valid` and `fields` (the share of right top-level fields), tool calls `well_formed` and `names`.
     """
     _, mark, content = answer.rpartition("</think>")
     if example.thinking and not mark:
@@ -105,7 +105,7 @@ def _score_json(check: Json, content: str) -> dict[str, float]:
 
 
 def _same(value: Any, expected: Any) -> bool:
-    """Equal as JSON: 1 and 1.0 are one number, and true is none."""
+    """Equal as JSON values: 1 equals 1.0, and true is not a number."""
     if isinstance(expected, dict) and isinstance(value, dict):
         return expected.keys() == value.keys() and all(_same(value[key], expected[key]) for key in expected)
     if isinstance(expected, list) and isinstance(value, list):

@@ -1,6 +1,6 @@
-"""Running text for examples that need some: documents that were collected, or sentences that are put together.
+"""Filler text for examples: paragraphs of collected documents, or generated sentences.
 
-A training process calls `use_documents` once. Without it, as in tests and in an installed package, text is generated.
+A training process calls `use_documents` once. Without it, as in tests, all text is generated.
 """
 
 import re
@@ -40,7 +40,7 @@ _SENTENCES = {
 
 
 class Documents:
-    """Collected documents, read from the token files of a directory that `pack` wrote."""
+    """Collected documents, from the token files that `prepare` wrote."""
 
     def __init__(self, directory: Path, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -49,13 +49,13 @@ class Documents:
         self._prose = [n for n in self._files if not n.startswith(("heldout-", "python"))]
 
     def text(self, rng: Random, source: str) -> str:
-        """One document of a source."""
+        """A random document of a source."""
         ids, bounds = self._files[source]
         index = rng.randrange(len(bounds) - 1)
         return self._tokenizer.decode(ids[bounds[index] : bounds[index + 1] - 1].tolist())
 
     def prose(self, rng: Random) -> str:
-        """One document of any source but code; sources with more documents come more often."""
+        """A random document of all sources except code."""
         counts = [len(self._files[name][1]) for name in self._prose]
         return self.text(rng, rng.choices(self._prose, counts)[0])
 
@@ -64,7 +64,7 @@ class Documents:
 
 
 def _open(path: Path, end_token_id: int) -> tuple[NDArray[np.uint16], NDArray[np.int64]]:
-    """The ids of a file and where its documents begin, the end of the last one included."""
+    """The ids of a file, and the bounds of its documents."""
     ids = np.fromfile(path, dtype=np.uint16)
     starts = np.flatnonzero(ids == end_token_id) + 1
     return ids, np.concatenate((np.zeros(1, np.int64), starts))
@@ -74,7 +74,7 @@ _documents: Documents | None = None
 
 
 def use_documents(directory: Path, tokenizer: Tokenizer) -> None:
-    """From now on this process takes running text from the documents in `directory`."""
+    """Makes this process take filler text from the documents in `directory`."""
     global _documents
     _documents = Documents(directory, tokenizer)
 
@@ -84,7 +84,7 @@ def documents() -> Documents | None:
 
 
 def filler(rng: Random, characters: int) -> list[str]:
-    """Paragraphs of about so many characters in all."""
+    """Paragraphs of about `characters` characters in total."""
     paragraphs: list[str] = []
     length = 0
     while length < characters:

@@ -1,4 +1,4 @@
-"""Invoices in three languages and many layouts, to be read into JSON by a list of keys or by a schema."""
+"""Invoices in three languages and many layouts, to be converted to JSON by a list of keys or a schema."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,47 +22,33 @@ from recipes.pocket.synthetic.words import (
 
 __all__ = ["invoice"]
 
-# Label choices by field and language.
-_LABELS: dict[str, dict[str, list[str]]] = {
-    "title": {
-        "en": ["INVOICE", "Invoice", "Tax invoice", "Bill"],
-        "hu": ["SZÁMLA", "Számla"],
-        "tr": ["FATURA", "Fatura"],
-    },
-    "vendor": {
-        "en": ["Seller", "From", "Vendor", "Supplier"],
-        "hu": ["Eladó", "Szállító", "Kibocsátó"],
-        "tr": ["Satıcı", "Düzenleyen", "Firma"],
-    },
-    "customer": {
-        "en": ["Bill to", "Customer", "Buyer", "To"],
-        "hu": ["Vevő", "Megrendelő", "Címzett"],
-        "tr": ["Alıcı", "Müşteri", "Sayın"],
-    },
-    "invoice_number": {
-        "en": ["Invoice no.", "Invoice number", "Number", "Reference"],
-        "hu": ["Számla sorszáma", "Számlaszám", "Sorszám"],
-        "tr": ["Fatura no", "Fatura numarası", "No"],
-    },
-    "date": {
-        "en": ["Date", "Issued", "Invoice date", "Date of issue"],
-        "hu": ["Kelt", "Kiállítás dátuma", "Dátum"],
-        "tr": ["Tarih", "Fatura tarihi", "Düzenleme tarihi"],
-    },
-    "due_date": {
-        "en": ["Due", "Due date", "Payable until", "Payment due"],
-        "hu": ["Fizetési határidő", "Esedékesség", "Határidő"],
-        "tr": ["Son ödeme", "Vade tarihi", "Vade"],
-    },
-    "subtotal": {"en": ["Subtotal", "Net"], "hu": ["Nettó", "Részösszeg"], "tr": ["Ara toplam", "Net"]},
-    "tax": {"en": ["VAT", "Tax"], "hu": ["ÁFA"], "tr": ["KDV"]},
-    "total": {
-        "en": ["Total", "Amount due", "Grand total"],
-        "hu": ["Összesen", "Fizetendő", "Végösszeg"],
-        "tr": ["Toplam", "Genel toplam", "Ödenecek tutar"],
-    },
-    "tax_id": {"en": ["Tax ID", "VAT no."], "hu": ["Adószám"], "tr": ["Vergi no", "VKN"]},
-    "email": {"en": ["Email", "E-mail"], "hu": ["E-mail"], "tr": ["E-posta"]},
+
+def _labels(english: str, hungarian: str, turkish: str) -> dict[str, list[str]]:
+    return {"en": english.split("|"), "hu": hungarian.split("|"), "tr": turkish.split("|")}
+
+
+_LABELS = {
+    "title": _labels("INVOICE|Invoice|Tax invoice|Bill", "SZÁMLA|Számla", "FATURA|Fatura"),
+    "vendor": _labels("Seller|From|Vendor|Supplier", "Eladó|Szállító|Kibocsátó", "Satıcı|Düzenleyen|Firma"),
+    "customer": _labels("Bill to|Customer|Buyer|To", "Vevő|Megrendelő|Címzett", "Alıcı|Müşteri|Sayın"),
+    "invoice_number": _labels(
+        "Invoice no.|Invoice number|Number|Reference",
+        "Számla sorszáma|Számlaszám|Sorszám",
+        "Fatura no|Fatura numarası|No",
+    ),
+    "date": _labels(
+        "Date|Issued|Invoice date|Date of issue", "Kelt|Kiállítás dátuma|Dátum", "Tarih|Fatura tarihi|Düzenleme tarihi"
+    ),
+    "due_date": _labels(
+        "Due|Due date|Payable until|Payment due", "Fizetési határidő|Esedékesség|Határidő", "Son ödeme|Vade tarihi|Vade"
+    ),
+    "subtotal": _labels("Subtotal|Net", "Nettó|Részösszeg", "Ara toplam|Net"),
+    "tax": _labels("VAT|Tax", "ÁFA", "KDV"),
+    "total": _labels(
+        "Total|Amount due|Grand total", "Összesen|Fizetendő|Végösszeg", "Toplam|Genel toplam|Ödenecek tutar"
+    ),
+    "tax_id": _labels("Tax ID|VAT no.", "Adószám", "Vergi no|VKN"),
+    "email": _labels("Email|E-mail", "E-mail", "E-posta"),
 }
 _CURRENCIES = {"en": ("USD", "EUR", "GBP"), "hu": ("HUF", "EUR"), "tr": ("TRY", "EUR")}
 _SIGNS = {"USD": "$", "EUR": "€", "GBP": "£", "HUF": "Ft", "TRY": "TL"}
@@ -133,7 +119,7 @@ _SCHEMA_TYPES: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class _Style:
-    """How one invoice writes dates and amounts."""
+    """How an invoice formats dates and amounts."""
 
     language: str
     currency: str
@@ -177,7 +163,7 @@ def _number(cents: int, currency: str) -> float | int:
 
 
 def _facts(rng: Random, style: _Style, ordinary: float) -> tuple[dict[str, Any], list[tuple[str, int, int]], int]:
-    """What the invoice says, as the JSON has it; items as (description, quantity, cents each); its tax in percent."""
+    """(the fields as in the JSON, items as (description, quantity, cents each), tax in percent) of an invoice."""
     step = 10_000 if style.currency == "HUF" else rng.choice((1, 50, 100))
     most = 900 if style.currency == "HUF" else 60_000 // step
     items = []
@@ -215,7 +201,7 @@ def _facts(rng: Random, style: _Style, ordinary: float) -> tuple[dict[str, Any],
 def _lines(
     rng: Random, style: _Style, facts: dict[str, Any], items: list[tuple[str, int, int]], percent: int
 ) -> list[str]:
-    """The invoice as text: heading, parties, references, items and sums; parties and references in any order."""
+    """The invoice as text: title, parties and references in random order, items, sums."""
     separator = rng.choice((": ", ": ", " - ", ":\n"))
 
     def labelled(field: str, text: str) -> str:
@@ -273,7 +259,7 @@ def _keys(rng: Random) -> list[str]:
 def invoice(rng: Random, ordinary: float = ORDINARY_SHARE) -> Example:
     """An invoice and a list of keys or a schema; the answer holds exactly these keys, in this order.
 
-    `ordinary` is the share of companies that are named by ordinary words.
+    `ordinary` is the share of companies named by ordinary words.
     """
     language = rng.choice(LANGUAGES)
     style = _style(rng, language)

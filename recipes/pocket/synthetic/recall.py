@@ -1,4 +1,4 @@
-"""A key hidden somewhere in a long text, asked for at its end."""
+"""A key hidden in a long text, and a question for it at the end."""
 
 from random import Random
 
@@ -38,7 +38,7 @@ def _key(rng: Random) -> str:
 
 
 def recall(rng: Random, characters: int, depth: float) -> Example:
-    """A key at `depth` (0 the beginning, 1 the end) of a text of about so many characters, other keys around it."""
+    """A key at `depth` (0 the beginning, 1 the end) of about `characters` characters, with other keys around it."""
     language = rng.choice(LANGUAGES)
     sentence, question = rng.choice(_FORMS[language])
     names = {pick(rng, language) for _ in range(rng.choice((1, 1, 2, 4)))}
@@ -57,7 +57,7 @@ def recall(rng: Random, characters: int, depth: float) -> Example:
 
 
 def _place(paragraphs: list[str], depth: float) -> int:
-    """The index before which a share of `depth` of all characters stands."""
+    """The index of the first paragraph that has a share `depth` of all characters before it."""
     wanted = depth * sum(map(len, paragraphs))
     passed = 0
     for index, paragraph in enumerate(paragraphs):
@@ -68,5 +68,5 @@ def _place(paragraphs: list[str], depth: float) -> int:
 
 
 def key_retrieval(rng: Random) -> Example:
-    """Lengths from 200 to about 5,000 tokens, short ones more often: they teach the same and cost less."""
+    """Lengths from 200 to about 5,000 tokens; short ones more often: they teach the same and cost less."""
     return recall(rng, int(600 * 27 ** rng.random()), rng.random())

@@ -1,4 +1,4 @@
-"""Small records as JSON, CSV and sentences, turned into one another, searched, sorted and completed."""
+"""Small records as JSON, tables and lines of text: converted, searched, sorted, renamed, counted."""
 
 from collections.abc import Callable
 from random import Random
@@ -96,7 +96,7 @@ def _get(rng: Random) -> Example:
     )
     question = f"{answer_json(rows, pretty=rng.random() < 0.3)}\n\n{ask.format(key=key, code=row['code'])}"
     thought = f"The record is {answer_json(row)}." if rng.random() < 0.4 else ""
-    # Two records may share a code by chance, and then the first is as right as the second.
+    # Two records may have the same code by chance; then both answers are right.
     answers = [_plain(other[key]) for other in rows if other["code"] == row["code"]]
     return Example.ask(question, _plain(row[key]), text_is(*answers), reasoning=thought)
 

@@ -1,4 +1,4 @@
-"""Tasks on the words of a text: repeat, reverse, sort, count, pick out, and find the title or what follows."""
+"""Tasks on the words and lines of a short text: repeat, reverse, sort, count, find."""
 
 from random import Random
 
@@ -78,7 +78,7 @@ def text_tasks(rng: Random) -> Example:
 
 
 def _different(rng: Random, language: str) -> list[str]:
-    """Two to eight words, no two of them the same."""
+    """Two to eight different words."""
     words = {pick(rng, language): None for _ in range(rng.randint(4, 8))}
     words |= {"one": None, "two": None} if len(words) < 2 else {}
     return list(words)
@@ -108,7 +108,7 @@ def _answer(task: str, items: list[str], joint: str, asked: int, language: str) 
 
 
 def _capitals(text: str, language: str) -> str:
-    """In Turkish the capital of i has a dot and that of ı has none."""
+    """In Turkish the capital of i is İ and that of ı is I."""
     return (text.replace("i", "İ") if language == "tr" else text).upper()
 
 

@@ -1,4 +1,4 @@
-"""Tools offered in the system block: the right call, several calls, an answer from a result, or no call at all."""
+"""Questions with tools: one call, two calls, an answer from a tool's result, or no call."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True)
 class _Kind:
-    """A kind of parameter: its schema, its values, and how a user says one."""
+    """A kind of parameter: its schema, its random values, and how a user writes one."""
 
     schema: Json
     value: Callable[[Random], Any]
@@ -137,10 +137,11 @@ class _Tool:
     name: str
     description: str
     parameters: tuple[str, ...]
-    phrase: str  # how a user asks for it
+    phrase: str
+    """How a user asks for it."""
 
     def definition(self, rng: Random) -> Json:
-        """What a client sends; sometimes parameters are described, sometimes there is one more that nobody needs."""
+        """The tool as a client sends it; sometimes with descriptions or with an additional optional parameter."""
         names = list(self.parameters)
         if rng.random() < 0.25:
             names += rng.sample([name for name in _KINDS if name not in names], 1)
@@ -154,13 +155,13 @@ class _Tool:
         }
 
     def request(self, rng: Random) -> tuple[str, Json]:
-        """(what the user says, the arguments)."""
+        """(the user's message, the arguments)."""
         arguments = {name: _KINDS[name].value(rng) for name in self.parameters}
         return self.phrase.format(**{name: _KINDS[name].said(value) for name, value in arguments.items()}), arguments
 
 
 def _tool(rng: Random) -> _Tool:
-    """A tool that many programs have, or one with a name that no program has."""
+    """A common tool, or one with an invented name."""
     if rng.random() < 0.5:
         return _Tool(*rng.choice(_KNOWN))
     verb, noun = rng.choice(_VERBS), identifier(rng)
@@ -175,7 +176,7 @@ def _tool(rng: Random) -> _Tool:
 
 
 def _tools(rng: Random) -> list[_Tool]:
-    """One to four tools with different names, in any order; the first one drawn is asked for."""
+    """One to four tools with different names; the question is for the first."""
     tools: dict[str, _Tool] = {}
     for tool in (_tool(rng) for _ in range(rng.choice((1, 2, 2, 3, 3, 4)))):
         tools.setdefault(tool.name, tool)
@@ -214,7 +215,7 @@ def _no_call(rng: Random, definitions: list[Json]) -> Example:
 
 
 def _from_result(rng: Random, tool: _Tool, definitions: list[Json]) -> Example:
-    """The call has been made and its result is there: it is told in one sentence."""
+    """The tool's result is in the conversation; the answer is one sentence about it."""
     text, arguments = tool.request(rng)
     key = rng.choice(("result", "status", "value", "temperature", "answer", identifier(rng)))
     value: Any = rng.choice((rng.randint(-20, 5000), made_up(rng), rng.randint(1, 9999) / 10, "ok", number_name(rng)))

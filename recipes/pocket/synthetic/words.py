@@ -1,7 +1,7 @@
-"""Words for generated examples: real names and goods in three languages, and words that no text holds.
+"""Words for generated examples: real names and goods in three languages, and invented words.
 
-A model that has seen a name can guess it; one it has never seen it must copy. So about half of what an answer repeats
-is made up of syllables and random digits.
+A model can guess a name that it has seen, but must copy one that it has not. So about half of the words that an answer
+repeats are random syllables and digits.
 """
 
 from random import Random
@@ -25,7 +25,7 @@ LANGUAGES = ("en", "hu", "tr")
 
 
 def _listed(text: str) -> list[str]:
-    """What stands between bars, or without any, between spaces."""
+    """Splits at bars, or if there are none, at spaces."""
     return text.split("|" if "|" in text else None)
 
 
@@ -127,7 +127,7 @@ _TRADES = {
     ),
 }
 ORDINARY_SHARE = 0.5
-"""Of companies, how many are named by ordinary words. The model that ships was trained when there were none."""
+"""Share of companies named by ordinary words. It was 0 when the shipped model was trained."""
 GOODS = {
     "en": _listed(
         "Desk lamp|Office chair|Paper A4|Laser toner|USB cable|Keyboard|Monitor 27 inch|Coffee beans|"
@@ -170,18 +170,18 @@ WORDS = {
 
 
 def pick(rng: Random, language: str) -> str:
-    """A common word, or one that does not exist."""
+    """A common word or an invented one."""
     return rng.choice(WORDS[language]) if rng.random() < 0.6 else made_up(rng)
 
 
 def made_up(rng: Random, syllables: int | None = None) -> str:
-    """A word of two or three syllables that means nothing, in small letters."""
+    """An invented word of two or three syllables, in lower case."""
     count = syllables or rng.choice((2, 2, 3))
     return "".join(rng.choice(_ONSETS) + rng.choice(_VOWELS) + rng.choice(_CODAS) for _ in range(count))
 
 
 def identifier(rng: Random) -> str:
-    """A word for names in programs and addresses: letters of ASCII alone, at least two."""
+    """An invented word of at least two letters, ASCII only, for names in programs and addresses."""
     word = "".join(char for char in made_up(rng) if char.isascii())
     return word if len(word) > 1 else identifier(rng)
 
@@ -204,7 +204,7 @@ def person(rng: Random, language: str) -> str:
 
 
 def company(rng: Random, language: str, ordinary: float = ORDINARY_SHARE) -> str:
-    """A company's name: a share of `ordinary` of ordinary words, the others of a family name or of syllables."""
+    """A company's name: with probability `ordinary` of ordinary words, otherwise of a family name or syllables."""
     if ordinary and rng.random() < ordinary:
         return _ordinary_company(rng, language)
     base = made_up(rng).capitalize() if rng.random() < 0.6 else rng.choice(_LAST[language])

@@ -1,7 +1,7 @@
-"""The generated workloads: what each asks, how an example becomes tokens, how an answer is judged.
+"""All generators of examples by name, how often training draws each, and examples as token ids.
 
-Seeds from 0 on are for training, `WORKLOADS[name](Random(seed))`, and seeds from HELD_OUT_SEED on for evaluation,
-`MEASURED[name](Random(seed))`: the workloads as they were when the model that ships was trained.
+Training uses seeds from 0 on, `WORKLOADS[name](Random(seed))`. Evaluation uses seeds from HELD_OUT_SEED on,
+`MEASURED[name](Random(seed))`: the workloads as they were when the shipped model was trained.
 """
 
 from dataclasses import replace
@@ -13,14 +13,14 @@ from onebox.text.tokenizer import Tokenizer
 from recipes.pocket.synthetic.arithmetic import arithmetic
 from recipes.pocket.synthetic.chat import chat
 from recipes.pocket.synthetic.code import code
-from recipes.pocket.synthetic.example import Example, Generator, score
+from recipes.pocket.synthetic.example import Example, Generator
 from recipes.pocket.synthetic.invoice import invoice
-from recipes.pocket.synthetic.recall import key_retrieval, recall
+from recipes.pocket.synthetic.recall import key_retrieval
 from recipes.pocket.synthetic.records import records
 from recipes.pocket.synthetic.text import text_tasks
 from recipes.pocket.synthetic.tools import tool_calls
 
-__all__ = ["HELD_OUT_SEED", "MEASURED", "WORKLOADS", "Example", "prompt_text", "recall", "render", "score"]
+__all__ = ["HELD_OUT_SEED", "MEASURED", "SHARES", "WORKLOADS", "prompt_text", "render"]
 
 HELD_OUT_SEED = 10**9
 _MESSAGE_END = "<|im_end|>"
@@ -35,7 +35,7 @@ _SYSTEMS = (
 
 
 def _in_conversation(generator: Generator) -> Generator:
-    """The generator's examples, now and then with a system message or after an earlier question."""
+    """The generator's examples, some of them with a system message or after an earlier question."""
 
     def generate(rng: Random) -> Example:
         example = generator(rng)
@@ -64,17 +64,28 @@ _GENERATORS: dict[str, Generator] = {
     "code": code,
 }
 WORKLOADS: dict[str, Generator] = {name: _in_conversation(generator) for name, generator in _GENERATORS.items()}
-"""What training draws from."""
+"""The generators for training."""
+SHARES: dict[str, float] = {
+    "invoice": 3.0,
+    "tools": 2.0,
+    "records": 1.5,
+    "arithmetic": 2.0,
+    "retrieval": 1.5,
+    "chat": 2.0,
+    "text": 1.0,
+    "code": 1.5,
+}
+"""Relative frequency of each workload in training."""
 MEASURED: dict[str, Generator] = {
     "invoice": _in_conversation(partial(invoice, ordinary=0.0)),
     "invoice, ordinary names": _in_conversation(partial(invoice, ordinary=1.0)),
     **{name: generator for name, generator in WORKLOADS.items() if name != "invoice"},
 }
-"""What evaluation asks. Companies named by ordinary words came into `invoice` after the shipped model was trained."""
+"""The generators for evaluation. `invoice` got companies with ordinary names after the shipped model was trained."""
 
 
 def prompt_text(example: Example, template: ChatTemplate) -> str:
-    """The prompt up to where the answer begins."""
+    """The rendered prompt, which ends where the answer starts."""
     return template.render(example.messages, {"enable_thinking": example.thinking}, example.tools or ())
 
 

@@ -1,7 +1,7 @@
-"""The gated delta rule for training: the reference's chunks on any device, fla's Triton kernels where they are right.
+"""The gated delta rule for training: the reference's chunked rule on any device, fla's Triton kernels where correct.
 
-Both take query and key [B, T, key heads, Dk] of length one, value [B, T, value heads, Dv], log_decay and write
-[B, T, value heads], and give [B, T, value heads, Dv]. Every row of the batch starts with an empty state.
+Both take query and key [B, T, key heads, Dk] of norm 1, value [B, T, value heads, Dv], log_decay and write
+[B, T, value heads], and return [B, T, value heads, Dv]. Every row of the batch starts from an empty state.
 """
 
 import importlib
@@ -25,13 +25,13 @@ DeltaRule = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 
 FUSED_CHUNK = 32
 """Tokens of a chunk in fla's kernels. With 64, Triton 3.4 to 3.7.0 can miscompile their backward pass for Hopper (issue
-640: the transposed result of one warp-group product as operand of the next); tiles of 32 are too small for those."""
+640: the transposed result of one warp-group product as operand of the next); tiles of 32 are too small for it."""
 
 TOLERANCE = 0.03
 """Largest relative error of fused outputs and gradients: bfloat16 leaves about 0.01, a miscompiled kernel over 0.3."""
 
-# What is tried of each kernel's variants until the result is right. Timing dozens of variants of a dozen kernels takes
-# over a minute, so that comes last; the middle one has tiles and warps that are neither the smallest nor the largest.
+# The tuning variants of each kernel to try, in this order, until the result is correct. Timing dozens of variants of a
+# dozen kernels takes over a minute, so all of them come last; the middle one has medium tiles and warps.
 _PICKS: tuple[Callable[[list[Any]], list[Any]], ...] = (
     lambda variants: [variants[len(variants) // 2]],
     lambda variants: variants[:1],
@@ -40,13 +40,13 @@ _PICKS: tuple[Callable[[list[Any]], list[Any]], ...] = (
 
 
 def plain_delta_rule(query: Tensor, key: Tensor, value: Tensor, log_decay: Tensor, write: Tensor) -> Tensor:
-    """The reference's chunked rule in float32, with rows of the batch as further heads."""
+    """The reference's chunked rule in float32; the rows of the batch become additional heads."""
     num_rows, _, heads, value_dim = value.shape
     key_dim, dtype = key.shape[-1], value.dtype
     repeats = heads // key.shape[2]
     query = query.repeat_interleave(repeats, dim=2) * key_dim**-0.5
     key = key.repeat_interleave(repeats, dim=2)
-    # The reference makes its masks on the default device.
+    # The reference creates its masks on the default device.
     with torch.device(value.device):
         parts = (query, key, value, log_decay, write)
         query, key, value, log_decay, write = (part.float().transpose(0, 1).flatten(1, 2) for part in parts)
@@ -56,7 +56,7 @@ def plain_delta_rule(query: Tensor, key: Tensor, value: Tensor, log_decay: Tenso
 
 
 def fused_delta_rule(wheels: Path) -> DeltaRule:
-    """The rule of fla, from an installed fla-core or from the wheels in `wheels`, unpacked for this process."""
+    """Fla's rule, from an installed fla-core or from the wheels in `wheels`, which are unpacked for this process."""
     _make_importable("einops", wheels)
     _make_importable("fla", wheels)
     chunk_gated_delta_rule = importlib.import_module("fla.ops.gated_delta_rule").chunk_gated_delta_rule
@@ -74,14 +74,14 @@ def fused_delta_rule(wheels: Path) -> DeltaRule:
 
 
 def choose_delta_rule(spec: ModelSpec, device: torch.device, wheels: Path) -> tuple[DeltaRule, str]:
-    """The fused rule if it can be had and agrees with the plain one here, gradients too; and why, in words."""
+    """The fused rule if it is available and agrees with the plain one, gradients included; and the reason as text."""
     if device.type != "cuda":
         return plain_delta_rule, f"plain delta rule on {device.type}"
-    # Whatever is wrong with a package, a compiler or one variant of a kernel, training goes on without it.
+    # Training continues without the fused rule, whatever is wrong with a package, the compiler or a kernel.
     try:
         fused = fused_delta_rule(wheels)
     except Exception as failure:
-        return plain_delta_rule, f"plain delta rule: the fused one cannot be had ({failure})"
+        return plain_delta_rule, f"plain delta rule: the fused one is not available ({failure})"
     tuners = [(tuner, list(tuner.configs)) for tuner in _tuners()]
     for pick in _PICKS:
         for tuner, variants in tuners:
@@ -89,12 +89,12 @@ def choose_delta_rule(spec: ModelSpec, device: torch.device, wheels: Path) -> tu
         try:
             error = largest_error(fused, spec, device)
         except Exception as failure:
-            complaint = f"fails ({type(failure).__name__}: {failure})"
+            reason = f"fails ({type(failure).__name__}: {failure})"
             continue
         if error <= TOLERANCE:
-            return fused, f"fused delta rule, off by {error:.4f} from the plain one"
-        complaint = f"is off by {error:.3f}"
-    return plain_delta_rule, f"plain delta rule: the fused one {complaint} here"
+            return fused, f"fused delta rule, relative error {error:.4f}"
+        reason = f"has a relative error of {error:.3f}"
+    return plain_delta_rule, f"plain delta rule: the fused one {reason}"
 
 
 def largest_error(rule: DeltaRule, spec: ModelSpec, device: torch.device, length: int = 512) -> float:
@@ -126,7 +126,7 @@ def _output_and_gradients(rule: DeltaRule, inputs: list[Tensor]) -> list[Tensor]
 
 
 def _tuners() -> list[Any]:
-    """Every tuned kernel of fla's modules that were imported; decorators may lie around it."""
+    """The autotuners of all imported fla modules; they may be wrapped in decorators."""
     found: dict[int, Any] = {}
     for name, module in list(sys.modules.items()):
         if name.startswith("fla."):
@@ -141,7 +141,7 @@ def _tuners() -> list[Any]:
 def _make_importable(package: str, wheels: Path) -> None:
     if importlib.util.find_spec(package):
         return
-    # Unpacked, because Triton reads the source files of its kernels.
+    # Unpacked because Triton reads the source files of its kernels.
     folder = tempfile.mkdtemp(prefix="pocket-wheels-")
     for wheel in sorted(wheels.glob("*.whl")):
         with zipfile.ZipFile(wheel) as archive:

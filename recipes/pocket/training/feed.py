@@ -1,8 +1,9 @@
-"""What a training step reads: rows of real text, and rows of generated examples that other processes keep making.
+"""The batches of training: rows of real text, and rows of generated examples that worker processes keep producing.
 
-A row is `length` + 2 tokens, for the last token's label and its draft's. Documents follow each other in a row and
-states flow over their ends: the model learns to forget at <|endoftext|>, which costs less than cutting every kernel's
-work into documents. Every row of examples begins with one, so that examples after an empty state are common.
+A row has `length` + 2 tokens: the last position needs a label for its next token and one for its draft. A row holds
+several documents, and states are not reset between them: the model learns to forget at <|endoftext|>, which costs less
+than splitting the work of every kernel by documents. Every row of examples starts with a whole example, so examples
+that start from an empty state are common.
 """
 
 import ctypes
@@ -18,50 +19,56 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from onebox.spec.errors import UnreadableError
+from onebox.spec.errors import MismatchError, UnreadableError
+from onebox.text.chat import ChatTemplate
+from onebox.text.tokenizer import Tokenizer
+from recipes.pocket.synthetic.filler import use_documents
+from recipes.pocket.synthetic.workloads import SHARES, WORKLOADS, render
 
 __all__ = [
     "ANSWER_WEIGHT",
-    "Batch",
     "ExamplePool",
     "Feed",
     "MixedFeed",
     "Rendered",
     "TextRows",
     "ToyFeed",
-    "Work",
+    "TrainingBatch",
+    "WorkerTask",
+    "end_token",
+    "example_task",
     "fill_row",
     "num_workers",
 ]
 
 EXTRA_TOKENS = 2
 ANSWER_WEIGHT = 2
-"""A label inside an answer counts twice: answers are a small part of an example, and all that is asked of the model."""
+"""Loss weight of labels inside an answer: answers are a small part of an example, and the part that matters."""
 
 EXAMPLE_SHARE = 0.6
-"""Of the rows of a batch, those made of generated examples; the others are real text."""
-_EVEN_OUT = 0.85
-"""Text sources are drawn by their size to this power: small languages more often, without repeating them too often."""
+"""Share of a batch's rows that are generated examples; the others are real text."""
+_SIZE_EXPONENT = 0.85
+"""Sources are drawn with probability proportional to size to this power: small languages more often, but not much."""
 _MIN_ROWS = 64
-_MAX_REDRAWS = 8
-_FEW_REDRAWS = 2
+_MAX_FIRST_REDRAWS = 8
+_MAX_LATER_REDRAWS = 2
 _SHORT_ROWS_PER_LONG = 3
-"""Tokens made for short rows per token made for long ones, while both are needed."""
+"""Tokens produced for short rows per token for long rows, while both are needed."""
 
 Ids = NDArray[np.uint16]
 Kinds = NDArray[np.uint8]
 
 
 @dataclass(frozen=True)
-class Batch:
-    """tokens and kinds [B, T + 2]; a kind is the place in `Feed.kinds` of what a token belongs to."""
+class TrainingBatch:
+    """tokens and kinds [B, T + 2]; a token's kind is an index into `Feed.kinds`."""
 
     tokens: NDArray[np.int64]
     kinds: NDArray[np.int64]
 
 
 class Feed(Protocol):
-    """Where batches come from. `kinds` names what losses are counted by; those in `answers` have ANSWER_WEIGHT."""
+    """A source of batches. Losses are counted by `kinds`; labels of the kinds in `answers` have ANSWER_WEIGHT."""
 
     @property
     def kinds(self) -> tuple[str, ...]: ...
@@ -69,12 +76,12 @@ class Feed(Protocol):
     @property
     def answers(self) -> frozenset[int]: ...
 
-    def batch(self, num_rows: int, length: int) -> Batch: ...
+    def batch(self, num_rows: int, length: int) -> TrainingBatch: ...
 
 
 @dataclass(frozen=True)
 class Rendered:
-    """One example as token ids, the first of which from `answer_start` on are the answer, and its workload's name."""
+    """One example as token ids, of which those from `answer_start` on are the answer, and its workload's name."""
 
     ids: Sequence[int]
     answer_start: int
@@ -82,7 +89,7 @@ class Rendered:
 
 
 class TextRows:
-    """The token files of the real text: rows from anywhere in them."""
+    """The token files of the real text; a row starts at a random token."""
 
     def __init__(self, directory: Path, seed: int = 0) -> None:
         index = directory / "index.json"
@@ -91,11 +98,11 @@ class TextRows:
         self.sources: list[str] = list(json.loads(index.read_text(encoding="utf-8")))
         self._tokens = [np.fromfile(directory / "tokens" / f"{name}.bin", dtype=np.uint16) for name in self.sources]
         sizes = np.array([len(tokens) for tokens in self._tokens], dtype=np.float64)
-        self._shares = sizes**_EVEN_OUT / (sizes**_EVEN_OUT).sum()
+        self._shares = sizes**_SIZE_EXPONENT / (sizes**_SIZE_EXPONENT).sum()
         self._random = np.random.default_rng(seed)
 
     def row(self, length: int) -> tuple[int, Ids]:
-        """A source's place in `sources` and `length` + 2 of its tokens; a shorter source is repeated."""
+        """An index into `sources` and `length` + 2 tokens of that source; a shorter source is repeated."""
         source = int(self._random.choice(len(self.sources), p=self._shares))
         tokens = self._tokens[source]
         start = int(self._random.integers(max(1, len(tokens) - length - EXTRA_TOKENS)))
@@ -110,13 +117,13 @@ def fill_row(
     ids: Ids,
     kinds: Kinds,
 ) -> None:
-    """Fills `ids` with examples, each ended by `end_token`, and `kinds` with what each token belongs to (0: a prompt).
+    """Fills `ids` with examples, each followed by `end_token`, and `kinds` with the kind of each token (0: prompt).
 
-    An example that does not fit is drawn anew a few times; what no example fits is ended with the beginning of one.
+    An example that does not fit is redrawn a few times; if none fits, the last one is truncated.
     """
     at, size = 0, len(ids)
     while at < size:
-        for _ in range(_MAX_REDRAWS if at == 0 else _FEW_REDRAWS):
+        for _ in range(_MAX_FIRST_REDRAWS if at == 0 else _MAX_LATER_REDRAWS):
             example = draw(random)
             if at + len(example.ids) < size:
                 break
@@ -130,24 +137,24 @@ def fill_row(
 
 
 class ExamplePool:
-    """Rows of examples in shared memory, which worker processes fill one after the other, for ever.
+    """Rows of examples in shared memory, which worker processes keep replacing.
 
-    The trainer takes any rows that are there. If it is faster than the workers it sees rows again, and it never waits.
-    A row that is overwritten while it is read is a row of two halves, which is as good as any.
+    The trainer reads random rows and never waits: if it is faster than the workers, it reads some rows again. A row
+    that is overwritten while it is read consists of parts of two rows, which is harmless.
     """
 
     def __init__(self, lengths: Mapping[int, int], seed: int = 0) -> None:
-        """`lengths` gives the number of rows kept of each length."""
+        """`lengths` maps each row length to the number of rows kept."""
         self._rows = {length: _SharedRows(count, length + EXTRA_TOKENS) for length, count in lengths.items()}
         self._random = np.random.default_rng(seed)
         self._longest_only = multiprocessing.RawValue(ctypes.c_bool, False)
         self._processes: list[Any] = []
 
-    def start(self, num_workers: int, work: "Work") -> None:
-        """Forks the workers. Call it before anything touches a GPU, which a forked process could not use."""
+    def start(self, num_workers: int, task: "WorkerTask") -> None:
+        """Forks the workers. Call it before the GPU is used: CUDA does not survive a fork."""
         context = multiprocessing.get_context("fork")
         for worker in range(num_workers):
-            process = context.Process(target=self._fill, args=(worker, num_workers, work), daemon=True)
+            process = context.Process(target=self._fill, args=(worker, num_workers, task), daemon=True)
             process.start()
             self._processes.append(process)
 
@@ -156,38 +163,38 @@ class ExamplePool:
             process.terminate()
 
     def only_longest(self) -> None:
-        """From now on nobody needs shorter rows."""
+        """Stops the production of shorter rows."""
         self._longest_only.value = True
 
     def num_made(self) -> dict[int, int]:
-        """Rows made so far of each length."""
+        """Rows produced so far, by length."""
         return {length: rows.num_made for length, rows in self._rows.items()}
 
     def is_ready(self) -> bool:
         return all(rows.num_made >= min(_MIN_ROWS, rows.count) for rows in self._rows.values())
 
     def rows(self, count: int, length: int) -> tuple[Ids, Kinds]:
-        """`count` rows [count, length + 2] that were made already, and their kinds."""
+        """`count` random rows [count, length + 2] of the pool, and their kinds."""
         rows = self._rows[length]
         chosen = self._random.integers(min(rows.num_made, rows.count), size=count)
         return rows.ids[chosen], rows.kinds[chosen]
 
-    def make_row(self, length: int, draw: Callable[[Random], Rendered], random: Random, work: "Work") -> None:
-        """Puts one more row of this length into the pool, in place of the oldest."""
+    def make_row(self, length: int, draw: Callable[[Random], Rendered], random: Random, task: "WorkerTask") -> None:
+        """Adds a row of this length to the pool, in place of the oldest."""
         rows = self._rows[length]
         place = rows.next_place()
-        fill_row(draw, random, work.end_token, work.kind_of, rows.ids[place], rows.kinds[place])
+        fill_row(draw, random, task.end_token, task.kind_of, rows.ids[place], rows.kinds[place])
         rows.finish()
 
-    def _fill(self, worker: int, num_workers: int, work: "Work") -> None:
-        # Every row has a seed of its own; those from 10**9 on are held out, and no run gets that far.
+    def _fill(self, worker: int, num_workers: int, task: "WorkerTask") -> None:
+        # Every row has its own seed. Seeds from 10**9 on are held out; no run gets that far.
         seed = worker
-        draw = work.make_draw()
+        draw = task.make_draw()
         short, long = min(self._rows), max(self._rows)
         lengths = [long] + [short] * (_SHORT_ROWS_PER_LONG * long // short)
         while True:
             for length in [long] if self._longest_only.value else lengths:
-                self.make_row(length, draw, Random(seed), work)  # noqa: S311
+                self.make_row(length, draw, Random(seed), task)  # noqa: S311
                 seed += num_workers
 
 
@@ -218,8 +225,8 @@ class _SharedRows:
 
 
 @dataclass(frozen=True)
-class Work:
-    """What a worker does: `make_draw` is called once in its process."""
+class WorkerTask:
+    """What a worker produces. `make_draw` is called once in each process; it returns what draws examples."""
 
     make_draw: Callable[[], Callable[[Random], Rendered]]
     end_token: int
@@ -227,14 +234,14 @@ class Work:
 
 
 class MixedFeed:
-    """Rows of text and of examples in one batch. Kind 0 is a prompt; then come sources, then workloads' answers."""
+    """Batches of text rows and example rows. Kind 0 is prompts, then the sources, then the workloads' answers."""
 
     def __init__(self, text: TextRows, pool: ExamplePool, workloads: Sequence[str]) -> None:
         self._text, self._pool = text, pool
         self.kinds = ("prompts", *text.sources, *workloads)
         self.answers = frozenset(range(1 + len(text.sources), len(self.kinds)))
 
-    def batch(self, num_rows: int, length: int) -> Batch:
+    def batch(self, num_rows: int, length: int) -> TrainingBatch:
         num_examples = round(num_rows * EXAMPLE_SHARE)
         tokens = np.empty((num_rows, length + EXTRA_TOKENS), np.int64)
         kinds = np.empty_like(tokens)
@@ -242,16 +249,42 @@ class MixedFeed:
         for place in range(num_examples, num_rows):
             source, tokens[place] = self._text.row(length)
             kinds[place] = 1 + source
-        return Batch(tokens, kinds)
+        return TrainingBatch(tokens, kinds)
+
+
+def end_token(model: Path) -> int:
+    """The id of <|endoftext|>, the first of the special tokens."""
+    token_id, *rest = Tokenizer.load(model).encode("<|endoftext|>")
+    if rest:
+        raise MismatchError(f"The tokenizer in {model} has no <|endoftext|>: run `python -m recipes.pocket.prepare`.")
+    return token_id
+
+
+def example_task(data: Path, kind_of: Mapping[str, int], model: Path) -> WorkerTask:
+    """Examples of all workloads, with the tokenizer in `model` and filler text from `data`."""
+    return WorkerTask(lambda: _example_drawer(data, model), end_token(model), kind_of)
+
+
+def _example_drawer(data: Path, model: Path) -> Callable[[Random], Rendered]:
+    tokenizer, template = Tokenizer.load(model), ChatTemplate.load(model)
+    use_documents(data, tokenizer)
+    names, shares = list(SHARES), list(SHARES.values())
+
+    def draw(random: Random) -> Rendered:
+        name = random.choices(names, shares)[0]
+        ids, answer_start = render(WORKLOADS[name](random), tokenizer, template)
+        return Rendered(ids, answer_start, name)
+
+    return draw
 
 
 def num_workers() -> int:
-    """All cores but one, which feeds the GPU."""
+    """One per core, except for the core that feeds the GPU."""
     return max(1, (os.cpu_count() or 1) - 1)
 
 
 class ToyFeed:
-    """Rows that count upwards from anywhere: what a toy model learns within a few steps, from no data at all."""
+    """Rows that count upwards from a random token, which a tiny model learns within a few steps. Needs no data."""
 
     kinds = ("prompts", "counting")
     answers = frozenset({1})
@@ -260,9 +293,9 @@ class ToyFeed:
         self._vocab_size = vocab_size
         self._random = np.random.default_rng(seed)
 
-    def batch(self, num_rows: int, length: int) -> Batch:
+    def batch(self, num_rows: int, length: int) -> TrainingBatch:
         starts = self._random.integers(self._vocab_size, size=(num_rows, 1))
         tokens = (starts + np.arange(length + EXTRA_TOKENS)) % self._vocab_size
         kinds = np.ones_like(tokens)
         kinds[:, : length // 2] = 0
-        return Batch(tokens, kinds)
+        return TrainingBatch(tokens, kinds)

@@ -1,8 +1,8 @@
-"""The pocket model as it is trained: `onebox.model.reference` for batches, with gradients.
+"""The pocket model's network for training: the computation of `onebox.model.reference` on batches, with gradients.
 
-Weights are a mapping from checkpoint names to tensors (the MTP head's experts fused, as the layers' are); matrices may
-be bfloat16, then products are too and everything else stays float32. All tokens of a batch are one flat dimension of
-N = B * T, so that what is compiled does not depend on how long sequences are; only the two mixers look at sequences.
+Weights are a mapping from checkpoint names to tensors (the MTP head's experts fused, as the layers' are). If matrices
+are bfloat16, matrix products are too, and everything else stays float32. The tokens of a batch are one flat dimension
+N = B * T, so compiled code does not depend on the sequence length; only the two mixers separate the sequences.
 
 Letters in shapes: B sequences, T tokens of each, N = B * T, H hidden, V vocabulary, E experts, D head size.
 """
@@ -20,14 +20,14 @@ from onebox.spec.model import FULL, ModelSpec
 from onebox.spec.modules import fused_experts, modules
 from recipes.pocket.training.delta_rule import DeltaRule
 
-__all__ = ["Network", "Pieces", "Places", "Weights", "draw_weights", "token_losses"]
+__all__ = ["BatchLayout", "LayerFunctions", "TrainingNetwork", "Weights", "draw_weights", "token_losses"]
 
 Weights = Mapping[str, Tensor]
 
 
 @dataclass(frozen=True)
-class Places:
-    """Where the N flat tokens of a batch stand in its B sequences of T."""
+class BatchLayout:
+    """Positions of the N flat tokens of a batch in its B sequences of T."""
 
     num_rows: int
     length: int
@@ -35,10 +35,10 @@ class Places:
     """[N, rotary_dim / 2], and sin likewise."""
     sin: Tensor
     has_before: Tensor
-    """[N, kernel - 1] of zeros and ones: whether the token 1, 2, ... places back is in the same sequence."""
+    """[N, kernel - 1], 0 or 1: whether the token 1, 2, ... positions back is in the same sequence."""
 
     @classmethod
-    def of(cls, spec: ModelSpec, num_rows: int, length: int, device: torch.device) -> "Places":
+    def of(cls, spec: ModelSpec, num_rows: int, length: int, device: torch.device) -> "BatchLayout":
         cos, sin = reference.rotary(spec, reference.text_positions(0, length))
         positions = torch.arange(length)
         has_before = positions[:, None] > torch.arange(spec.linear_conv_kernel_dim - 1)
@@ -50,7 +50,7 @@ class Places:
         return flat.view(self.num_rows, self.length, *flat.shape[1:])
 
 
-# Pieces that work token by token. Each is compiled by itself and serves all layers.
+# Functions of single tokens. Each is compiled once and used by all layers.
 
 
 def delta_inputs(spec: ModelSpec, w: Weights, x: Tensor, has_before: Tensor) -> tuple[Tensor, ...]:
@@ -74,7 +74,7 @@ def delta_inputs(spec: ModelSpec, w: Weights, x: Tensor, has_before: Tensor) -> 
 
 
 def delta_output(spec: ModelSpec, w: Weights, x: Tensor, mixed: Tensor, z: Tensor) -> Tensor:
-    """The stream x [N, H] plus what the state gave, `mixed` [N, value heads, Dv], normed and gated by z."""
+    """The stream x [N, H] plus the delta rule's output `mixed` [N, value heads, Dv], normed and gated by z."""
     normed = reference.root_mean_square_norm(mixed.float(), spec.rms_norm_eps) * w["linear_attn.norm.weight"]
     gated = (normed * F.silu(z.float())).to(mixed.dtype)
     return x + F.linear(gated.flatten(1), w["linear_attn.out_proj.weight"])
@@ -96,15 +96,15 @@ def attention_inputs(spec: ModelSpec, w: Weights, x: Tensor, cos: Tensor, sin: T
 
 
 def attention_output(w: Weights, x: Tensor, mixed: Tensor, gate: Tensor) -> Tensor:
-    """The stream x [N, H] plus the mixed values [N, heads, D] after their gate."""
+    """The stream x [N, H] plus the attention output `mixed` [N, heads, D], gated."""
     return x + F.linear((mixed * gate.sigmoid()).flatten(1), w["self_attn.o_proj.weight"])
 
 
 def mixture(spec: ModelSpec, w: Weights, x: Tensor) -> tuple[Tensor, Tensor]:
-    """The stream x [N, H] plus its experts' output, and the layer's balance loss, which is 1 where all are used alike.
+    """The stream x [N, H] plus its experts' output, and the layer's balance loss, which is 1 if all are used equally.
 
-    Every token goes through all E experts, and the shares of those not chosen are zero. The experts are so small that
-    two plain matrix products over all of them beat sorting tokens by expert.
+    Every token goes through all E experts, with weight 0 for those not chosen. The experts are so small that two
+    matrix products over all of them are faster than sorting tokens by expert.
     """
     normed = _norm(spec, x, w["post_attention_layernorm.weight"], w["mlp.experts.down_proj"].dtype)
     shares, balance = _shares(spec, F.linear(normed.float(), w["mlp.gate.weight"]))
@@ -129,7 +129,7 @@ def mtp_inputs(spec: ModelSpec, w: Weights, embedded: Tensor, hidden: Tensor) ->
 def token_losses(hidden: Tensor, head: Tensor, labels: Tensor) -> Tensor:
     """Minus the log-probability [N] of `labels` [N] under the logits of hidden states [N, H] and LM head [V, H]."""
     logits = F.linear(hidden.to(head.dtype), head).float()
-    # Not a gather: its gradient would be scattered into a tensor of its own.
+    # Not a gather: its gradient would be a scatter into another [N, V] tensor.
     is_label = torch.arange(head.shape[0], device=labels.device) == labels.unsqueeze(-1)
     return logits.logsumexp(-1) - torch.where(is_label, logits, 0.0).sum(-1)
 
@@ -139,7 +139,7 @@ def _norm(spec: ModelSpec, x: Tensor, offset: Tensor, dtype: torch.dtype) -> Ten
 
 
 def _causal_conv(rows: Tensor, kernel: Tensor, has_before: Tensor) -> Tensor:
-    """Depthwise convolution [N, channels] of rows with kernel [channels, 1, K]; the last tap meets the token."""
+    """Depthwise convolution [N, channels] of rows with kernel [channels, 1, K]; the last tap is the token's own."""
     taps = kernel.squeeze(1).unbind(-1)
     out = rows.float() * taps[-1]
     padded = F.pad(rows, (0, 0, len(taps) - 1, 0))
@@ -150,9 +150,10 @@ def _causal_conv(rows: Tensor, kernel: Tensor, has_before: Tensor) -> Tensor:
 
 
 def _shares(spec: ModelSpec, logits: Tensor) -> tuple[Tensor, Tensor]:
-    """Each expert's share [N, E] of a token, zero where not chosen, and the balance loss.
+    """Routing weights [N, E], 0 for experts not chosen, and the balance loss.
 
-    An expert's rank is the number of experts ahead of it, of equals the lower id: as top-k, in operations that fuse.
+    An expert's rank is the number of experts ahead of it; of equal ones the lower id is ahead. That is top-k in
+    operations that fuse.
     """
     likely = logits.softmax(-1)
     ids = torch.arange(spec.num_experts, device=logits.device)
@@ -165,8 +166,8 @@ def _shares(spec: ModelSpec, logits: Tensor) -> tuple[Tensor, Tensor]:
 
 
 @dataclass(frozen=True)
-class Pieces:
-    """The pieces above as they are run: as written, or compiled."""
+class LayerFunctions:
+    """The functions above: as written, or compiled."""
 
     delta_inputs: Callable[..., Any] = delta_inputs
     delta_output: Callable[..., Any] = delta_output
@@ -177,58 +178,58 @@ class Pieces:
     token_losses: Callable[..., Any] = token_losses
 
     @classmethod
-    def compiled(cls) -> "Pieces":
-        # Shapes are few and known, so each is compiled for itself.
+    def compiled(cls) -> "LayerFunctions":
+        # There are few shapes, so each one is compiled separately.
         plain = vars(cls())
-        return cls(**{name: torch.compile(piece, dynamic=False, fullgraph=True) for name, piece in plain.items()})
+        return cls(**{name: torch.compile(each, dynamic=False, fullgraph=True) for name, each in plain.items()})
 
 
 @dataclass(frozen=True)
-class Network:
+class TrainingNetwork:
     """The model's computation, without its weights."""
 
     spec: ModelSpec
     rule: DeltaRule
-    pieces: Pieces = Pieces()
+    functions: LayerFunctions = LayerFunctions()
 
-    def hidden(self, weights: Weights, tokens: Tensor, places: Places) -> tuple[Tensor, Tensor]:
+    def hidden(self, weights: Weights, tokens: Tensor, layout: BatchLayout) -> tuple[Tensor, Tensor]:
         """Final hidden states [N, H] of tokens [N], and the mean balance loss of the layers."""
         text = self.spec.text_prefix
         x = F.embedding(tokens, weights[f"{text}embed_tokens.weight"]).float()
         balances = []
         for index, kind in enumerate(self.spec.layer_types):
-            x, balance = self._layer(_under(weights, f"{text}layers.{index}."), x, places, is_full=kind == FULL)
+            x, balance = self._layer(_under(weights, f"{text}layers.{index}."), x, layout, is_full=kind == FULL)
             balances.append(balance)
         return _norm(self.spec, x, weights[f"{text}norm.weight"], torch.float32), torch.stack(balances).mean()
 
-    def mtp(self, weights: Weights, next_tokens: Tensor, hidden: Tensor, places: Places) -> tuple[Tensor, Tensor]:
+    def mtp(self, weights: Weights, next_tokens: Tensor, hidden: Tensor, layout: BatchLayout) -> tuple[Tensor, Tensor]:
         """The MTP head's states [N, H] from next tokens [N] and hidden states [N, H], and its balance loss."""
         embedded = F.embedding(next_tokens, weights[f"{self.spec.text_prefix}embed_tokens.weight"])
         head = {name: weights[f"mtp.{name}"] for name in _MTP_INPUTS}
-        x = self.pieces.mtp_inputs(self.spec, head, embedded, hidden)
-        x, balance = self._layer(_under(weights, "mtp.layers.0."), x, places, is_full=True)
+        x = self.functions.mtp_inputs(self.spec, head, embedded, hidden)
+        x, balance = self._layer(_under(weights, "mtp.layers.0."), x, layout, is_full=True)
         return _norm(self.spec, x, weights["mtp.norm.weight"], torch.float32), balance
 
-    def _layer(self, w: Weights, x: Tensor, places: Places, *, is_full: bool) -> tuple[Tensor, Tensor]:
-        x = self._attention(w, x, places) if is_full else self._delta_net(w, x, places)
-        mixed: tuple[Tensor, Tensor] = self.pieces.mixture(self.spec, _part(w, "mlp."), x)
+    def _layer(self, w: Weights, x: Tensor, layout: BatchLayout, *, is_full: bool) -> tuple[Tensor, Tensor]:
+        x = self._attention(w, x, layout) if is_full else self._delta_net(w, x, layout)
+        mixed: tuple[Tensor, Tensor] = self.functions.mixture(self.spec, _part(w, "mlp."), x)
         return mixed
 
-    def _delta_net(self, w: Weights, x: Tensor, places: Places) -> Tensor:
+    def _delta_net(self, w: Weights, x: Tensor, layout: BatchLayout) -> Tensor:
         w = _part(w, "linear_attn.")
-        *inputs, z = self.pieces.delta_inputs(self.spec, w, x, places.has_before)
-        mixed = self.rule(*(places.sequences(part) for part in inputs)).flatten(0, 1)
-        out: Tensor = self.pieces.delta_output(self.spec, w, x, mixed, z)
+        *inputs, z = self.functions.delta_inputs(self.spec, w, x, layout.has_before)
+        mixed = self.rule(*(layout.sequences(part) for part in inputs)).flatten(0, 1)
+        out: Tensor = self.functions.delta_output(self.spec, w, x, mixed, z)
         return out
 
-    def _attention(self, w: Weights, x: Tensor, places: Places) -> Tensor:
+    def _attention(self, w: Weights, x: Tensor, layout: BatchLayout) -> Tensor:
         w = _part(w, "self_attn.")
-        query, key, value, gate = self.pieces.attention_inputs(self.spec, w, x, places.cos, places.sin)
+        query, key, value, gate = self.functions.attention_inputs(self.spec, w, x, layout.cos, layout.sin)
         group = self.spec.num_attention_heads // self.spec.num_key_value_heads
         key, value = (part.repeat_interleave(group, dim=1) for part in (key, value))
-        query, key, value = (places.sequences(part).transpose(1, 2) for part in (query, key, value))
+        query, key, value = (layout.sequences(part).transpose(1, 2) for part in (query, key, value))
         mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True)
-        out: Tensor = self.pieces.attention_output(w, x, mixed.transpose(1, 2).flatten(0, 1), gate)
+        out: Tensor = self.functions.attention_output(w, x, mixed.transpose(1, 2).flatten(0, 1), gate)
         return out
 
 
@@ -245,12 +246,12 @@ def _under(weights: Weights, prefix: str) -> dict[str, Tensor]:
 
 
 def _part(w: Weights, part: str) -> dict[str, Tensor]:
-    """One part of a layer with the norm before it, and no more: every layer gives a compiled piece the same names."""
+    """One part of a layer and the norm before it: a compiled function must get the same names from every layer."""
     return {name: tensor for name, tensor in w.items() if name.startswith(part) or name == _NORM_OF[part]}
 
 
 def draw_weights(spec: ModelSpec, seed: int = 0) -> dict[str, Tensor]:
-    """Fresh float32 weights for training. What writes into the stream starts small, decays from fast to very slow."""
+    """Initial float32 weights. Matrices that write into the stream start small; decays range from fast to very slow."""
     generator = torch.Generator().manual_seed(seed)
     fused = list(fused_experts(spec))
     inside = tuple({f"{group.experts_name}." for group in fused})
@@ -264,7 +265,7 @@ def _draw(spec: ModelSpec, name: str, shape: tuple[int, ...], generator: torch.G
         return torch.empty(shape).uniform_(1, 16, generator=generator).log()
     if name.endswith(".dt_bias"):
         step = torch.empty(shape).uniform_(-3, -1, generator=generator).mul(2.302585).exp()
-        return step + (-torch.expm1(-step)).log()  # softplus of this is the step
+        return step + (-torch.expm1(-step)).log()  # the inverse of softplus
     if name.endswith(".linear_attn.norm.weight"):
         return torch.ones(shape)
     if name.endswith("norm.weight") or ".pre_fc_norm_" in name:

@@ -1,4 +1,4 @@
-"""How weights move: Muon for the matrices inside layers, AdamW for embeddings, head, gates and norms."""
+"""The optimizer: Muon for the matrices inside layers, AdamW for embeddings, LM head, gates and norms."""
 
 from collections.abc import Mapping
 
@@ -16,12 +16,12 @@ MAX_GRADIENT_NORM = 1.0
 ADAM_SHARE = 0.5
 """AdamW's learning rate as a share of Muon's."""
 _UPDATE_RMS = 0.2
-"""Muon's updates are scaled to the size that AdamW's have, so that one learning rate says how far both go."""
+"""Muon's updates are scaled to the RMS that AdamW's have, so that one learning rate fits both."""
 _PLAIN_CLASSES = (ModuleClass.EMBEDDING, ModuleClass.LM_HEAD, ModuleClass.DELTA_GATES)
 
 
 class Optimizer:
-    """Owns the moments of all weights. One step reads their gradients, moves them and clears the gradients."""
+    """Owns the moments of all weights. A step updates the weights and clears their gradients."""
 
     def __init__(self, spec: ModelSpec, weights: Mapping[str, Tensor]) -> None:
         sides = _matrix_sides(spec)
@@ -37,7 +37,7 @@ class Optimizer:
 
     @torch.no_grad()
     def step(self, learning_rate: float) -> Tensor:
-        """Moves all weights and returns the norm of their gradients before it was limited."""
+        """Updates all weights and returns the norm of the gradients before clipping."""
         norm = torch.nn.utils.clip_grad_norm_(self._weights, MAX_GRADIENT_NORM, foreach=True)
         for side, weights in self._groups.items():
             self._step_matrices(side, weights, learning_rate)
@@ -48,8 +48,8 @@ class Optimizer:
             weight.grad = None
         return norm
 
-    def forget(self) -> None:
-        """Drops all moments: after weights were put back, what led away from them is no guide."""
+    def reset(self) -> None:
+        """Clears all moments, for weights that were restored."""
         self._moments.clear()
         self._adam.state.clear()
 
@@ -65,7 +65,7 @@ class Optimizer:
 
 
 def orthogonalised(matrices: Tensor) -> Tensor:
-    """The nearest matrices with all singular values about 1, of [count, rows, columns]; Newton-Schulz, five rounds."""
+    """The nearest matrices with all singular values near 1; [count, rows, columns], five Newton-Schulz iterations."""
     dtype = torch.bfloat16 if matrices.device.type == "cuda" else torch.float32
     x = matrices.to(dtype)
     is_tall = x.shape[-2] > x.shape[-1]
@@ -73,14 +73,14 @@ def orthogonalised(matrices: Tensor) -> Tensor:
     x = x / (x.norm(dim=(-2, -1), keepdim=True) + 1e-7)
     for _ in range(5):
         gram = x @ x.mT
-        # The quintic a x + b x^3 + c x^5, whose coefficients push every singular value into 0.7 to 1.2 fastest.
+        # A quintic a x + b x^3 + c x^5 whose coefficients bring every singular value into 0.7 to 1.2 fastest.
         x = 3.4445 * x + (-4.7750 * gram + 2.0315 * gram @ gram) @ x
     nearest: Tensor = x.mT if is_tall else x
     return nearest.to(matrices.dtype)
 
 
 def _matrix_sides(spec: ModelSpec) -> dict[str, tuple[int, int]]:
-    """Rows and columns of the single matrices that a tensor of this name is made of; none for what AdamW moves."""
+    """By tensor name, rows and columns of each matrix in the tensor. Tensors that AdamW updates are not in it."""
     sides = {
         module.plain_tensor: (module.shape[0], module.shape[1])
         for module in modules(spec)

@@ -8,16 +8,15 @@ import torch
 from onebox.checkpoint.verify import verify_checkpoint
 from onebox.engine.api import AcceptanceCounts
 from onebox.model import reference
-from onebox.model.assemble import load_model
-from onebox.model.load import load_weights
+from onebox.model.load import load_model
 from onebox.model.random import write_random_checkpoint
+from onebox.model.reference_weights import load_weights
 from onebox.pocket.builds import BUILDS, build
 from onebox.spec.kv import KVFormat
 from recipes.pocket import evaluate
-from recipes.pocket.evaluate import Sizes
-from recipes.pocket.evaluation.agreement import Variant, compare, predictions
-from recipes.pocket.evaluation.claims import claims
-from recipes.pocket.evaluation.passages import Passage
+from recipes.pocket.evaluate import EvaluationSizes
+from recipes.pocket.evaluation.predictions import HeldOutPassage, ModelVariant, compare, predict
+from recipes.pocket.evaluation.report import claims
 from recipes.pocket.evaluation.tasks import TaskResult
 
 CPU = torch.device("cpu")
@@ -30,13 +29,13 @@ def checkpoint(tmp_path_factory):
     return directory
 
 
-def passage(length: int = 100, start: int = 40) -> Passage:
-    return Passage("counting", tuple(range(length)), start)
+def passage(length: int = 100, start: int = 40) -> HeldOutPassage:
+    return HeldOutPassage("counting", tuple(range(length)), start)
 
 
 def test_predictions_are_the_references(checkpoint):
     loaded = load_weights(checkpoint)
-    found = predictions(Variant(load_model(checkpoint, CPU, torch.float32), KVFormat.parse("bf16")), passage())
+    found = predict(ModelVariant(load_model(checkpoint, CPU, torch.float32), KVFormat.parse("bf16")), passage())
     tokens = torch.tensor(passage().token_ids)
     hidden = reference.forward(loaded.spec, loaded.weights, tokens, reference.Cache.empty(loaded.spec))
     expected = reference.lm_head(loaded.spec, loaded.weights, hidden).log_softmax(-1)[39:99]
@@ -46,7 +45,9 @@ def test_predictions_are_the_references(checkpoint):
 def test_a_model_agrees_with_itself_and_less_so_with_a_coarse_cache(checkpoint):
     model = load_model(checkpoint, CPU, torch.float32)
     names = ("bf16", "turboquant_k2v2")
-    variants = {"first": Variant(model, KVFormat.parse("bf16"))} | {n: Variant(model, KVFormat.parse(n)) for n in names}
+    variants = {"first": ModelVariant(model, KVFormat.parse("bf16"))} | {
+        n: ModelVariant(model, KVFormat.parse(n)) for n in names
+    }
     found = compare(variants, [passage()])
     assert found["bf16"].mean_divergence == 0
     assert found["bf16"].top_agreement == 1
@@ -56,7 +57,7 @@ def test_a_model_agrees_with_itself_and_less_so_with_a_coarse_cache(checkpoint):
 
 def test_perplexity_of_a_random_model_is_near_its_vocabulary(checkpoint):
     model = load_model(checkpoint, CPU, torch.float32)
-    found = compare({"only": Variant(model, KVFormat.parse("bf16"))}, [passage()])["only"]
+    found = compare({"only": ModelVariant(model, KVFormat.parse("bf16"))}, [passage()])["only"]
     assert 250 < found.perplexity < 600
     assert found.perplexities["counting"] == pytest.approx(found.perplexity)
 
@@ -64,13 +65,13 @@ def test_perplexity_of_a_random_model_is_near_its_vocabulary(checkpoint):
 def test_a_second_draft_counts_only_after_a_kept_first():
     drafts = AcceptanceCounts(num_steps=10, num_drafted=20, num_accepted=12, accepted_by_position=(8, 4))
     result = TaskResult("json", 1, drafts=drafts)
-    assert result.kept(0) == 0.8
-    assert result.kept(1) == 0.5
-    assert TaskResult("none", 1).kept(0) is None
-    assert TaskResult("all wrong", 1, drafts=AcceptanceCounts(num_steps=3, num_drafted=6)).kept(0) == 0.0
+    assert result.acceptance(0) == 0.8
+    assert result.acceptance(1) == 0.5
+    assert TaskResult("none", 1).acceptance(0) is None
+    assert TaskResult("all wrong", 1, drafts=AcceptanceCounts(num_steps=3, num_drafted=6)).acceptance(0) == 0.0
 
 
-TINY = Sizes(
+TINY = EvaluationSizes(
     num_examples=1,
     num_served=1,
     recall_lengths=(256,),
@@ -115,7 +116,7 @@ def test_builds_that_differ_in_their_mtp_head_alone_predict_the_same(checkpoint,
     for name, path in made.items():
         build(name, checkpoint, path)
     models = {name: load_model(path, CPU, torch.float32) for name, path in made.items()}
-    variants = {name: Variant(model, KVFormat.parse("fp8")) for name, model in models.items()}
+    variants = {name: ModelVariant(model, KVFormat.parse("fp8")) for name, model in models.items()}
     found = compare(variants, [passage()])
     assert found[names[1]].mean_divergence == 0
     shared = evaluate.agreements(made, [passage()], ["fp8"])
@@ -126,8 +127,8 @@ def test_every_build_of_the_pocket_model_can_be_made_and_read(checkpoint, tmp_pa
     for name in BUILDS:
         build(name, checkpoint, tmp_path / name)
         assert verify_checkpoint(tmp_path / name) == []
-        assert predictions(
-            Variant(load_model(tmp_path / name, CPU, torch.float32), KVFormat.parse("bf16")), passage()
+        assert predict(
+            ModelVariant(load_model(tmp_path / name, CPU, torch.float32), KVFormat.parse("bf16")), passage()
         ).shape == (60, 384)
 
 
@@ -143,5 +144,5 @@ def test_a_claim_holds_from_its_least_on():
         "unseen invoices: valid JSON": True,
         "unseen invoices: right fields": False,
         "a key in 4,096 tokens found": True,
-        "first of two drafts kept: invoice": True,
+        "first of two drafts accepted: invoice": True,
     }

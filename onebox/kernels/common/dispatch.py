@@ -1,0 +1,74 @@
+"""An operation: its twin's signature, and the implementation chosen by where its tensors are."""
+
+from collections.abc import Callable
+from functools import cached_property
+from importlib import import_module
+from inspect import signature
+from typing import Any, Generic, ParamSpec, TypeVar
+
+from torch import Tensor
+
+__all__ = ["Operation"]
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class Operation(Generic[P, T]):
+    """Calls the Triton kernel for CUDA tensors, else the CPU form or the twin; all have the twin's name and signature.
+
+    The twin is the definition. Kernel modules import Triton, so they are imported when a CUDA tensor asks for them.
+    """
+
+    def __init__(
+        self,
+        twin: Callable[P, T],
+        kernel: str,
+        cpu: str | None = None,
+        checks: tuple[Callable[..., None], ...] = (),
+        name: str | None = None,
+    ) -> None:
+        """`kernel` and `cpu` name modules beside the twin's. A check takes those of the arguments that it names.
+
+        Two operations may share a twin; the second then has a name of its own, which its kernel's host function has.
+        """
+        self.twin = twin
+        self.name = name or twin.__name__
+        self.package = twin.__module__.rpartition(".")[0]
+        self.has_cpu_form = cpu is not None
+        self.__doc__ = twin.__doc__
+        self._kernel_module = kernel
+        self._cpu_module = cpu
+        self._parameters = list(signature(twin).parameters)
+        self._checks = [(check, list(signature(check).parameters)) for check in checks]
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> T:
+        if self._checks:
+            given = {**dict(zip(self._parameters, args, strict=False)), **kwargs}
+            for check, names in self._checks:
+                check(*(given[name] for name in names))
+        chosen = self.kernel if _is_on_gpu(args, kwargs) else self.cpu
+        return chosen(*args, **kwargs)
+
+    @cached_property
+    def kernel(self) -> Callable[P, T]:
+        """The host function of the Triton kernel."""
+        return self._find(self._kernel_module)
+
+    @cached_property
+    def cpu(self) -> Callable[P, T]:
+        """The form for a CPU, where there is one; else the twin."""
+        return self._find(self._cpu_module) if self._cpu_module else self.twin
+
+    def _find(self, module: str) -> Callable[P, T]:
+        found: Callable[P, T] = getattr(import_module(f"{self.package}.{module}"), self.name)
+        return found
+
+
+def _is_on_gpu(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Where the first tensor is, alone or first in a tuple of tensors; an operation's tensors are on one device."""
+    for value in (*args, *kwargs.values()):
+        first = value[0] if isinstance(value, tuple) else value
+        if isinstance(first, Tensor):
+            return first.is_cuda
+    raise TypeError("An operation was called without a tensor.")

@@ -1,0 +1,1 @@
+"""One file per family of routes: the handlers, and how the dialect writes its replies."""

@@ -1,0 +1,102 @@
+"""POST /v1/chat/completions."""
+
+import asyncio
+import secrets
+
+from fastapi import APIRouter, Request
+from fastapi.responses import Response
+
+from onebox.server.answer import Answer, AnswerChunk
+from onebox.server.endpoints.openai_reply import OpenAIReply
+from onebox.server.logprobs import chat_logprobs
+from onebox.server.reply import STREAMABLE, respond
+from onebox.server.schemas.chat import ChatRequest
+from onebox.server.schemas.common import Json
+from onebox.server.service import Service
+from onebox.server.settings import ServerSettings
+from onebox.text.parser import Content, Delta, Reasoning
+from onebox.text.tokenizer import Tokenizer
+from onebox.text.toolcalls import ToolCallArguments, ToolCallStart
+
+__all__ = ["chat_router"]
+
+
+def chat_router(service: Service, settings: ServerSettings) -> APIRouter:
+    router = APIRouter()
+
+    @router.post("/v1/chat/completions", responses=STREAMABLE)
+    async def chat_completions(body: ChatRequest, request: Request) -> Response:
+        """OpenAI's chats: streaming, tools, thinking, structured output, images, log-probabilities"""
+        service.refuse_other_model(body.model)
+        chat = await asyncio.to_thread(body.chat_input, service.defaults)
+        prompt = await service.prompts.of_chat(chat)
+        answers = await service.submit([prompt], "chatcmpl", body.n or 1)
+        choices = [ChatChoice(service.tokenizer, answer, body) for answer in answers.answers]
+        extra: Json = {"prompt_token_ids": list(prompt.token_ids)} if body.return_token_ids else {}
+        objects = ("chat.completion", "chat.completion.chunk")
+        form = OpenAIReply(answers, choices, body, service.model_name, objects, extra)
+        return await respond(form, request, settings, is_stream=bool(body.stream))
+
+    return router
+
+
+class ChatChoice:
+    """One answer as a chat's choice."""
+
+    def __init__(self, tokenizer: Tokenizer, answer: Answer, body: ChatRequest) -> None:
+        self._tokenizer = tokenizer
+        self._answer = answer
+        self._has_logprobs = bool(body.logprobs)
+        self._has_token_ids = bool(body.return_token_ids)
+        self._held = AnswerChunk()
+        """Tokens without text to show yet."""
+
+    def whole(self, chunk: AnswerChunk) -> Json:
+        fields = _fields(chunk.deltas)
+        calls = [{key: call[key] for key in ("id", "type", "function")} for call in fields.get("tool_calls", [])]
+        reasoning = fields.get("reasoning")
+        message: Json = {"role": "assistant", "content": fields.get("content", None if calls else "")}
+        message |= {"reasoning_content": reasoning, "reasoning": reasoning}
+        if calls:
+            message["tool_calls"] = calls
+        return {"message": message, **self._beside(chunk)}
+
+    def begin(self) -> Json:
+        return {"delta": {"role": "assistant", "content": ""}, "logprobs": None}
+
+    def chunk(self, chunk: AnswerChunk) -> Json | None:
+        # Ids wait for text: clients that count them look only at chunks that show some.
+        chunk = AnswerChunk.join([self._held, chunk])
+        is_shown = chunk.deltas or (chunk.token_ids and self._has_logprobs)
+        self._held = AnswerChunk() if is_shown else chunk
+        return {"delta": _fields(chunk.deltas), **self._beside(chunk)} if is_shown else None
+
+    def end(self) -> Json:
+        ids = {"token_ids": list(self._held.token_ids)} if self._has_token_ids else {}
+        return {"delta": {}, "logprobs": None, **ids}
+
+    def _beside(self, chunk: AnswerChunk) -> Json:
+        beside: Json = {"logprobs": chat_logprobs(self._tokenizer, chunk.logprobs) if self._has_logprobs else None}
+        if self._has_token_ids:
+            beside["token_ids"] = list(chunk.token_ids)
+        return beside
+
+
+def _fields(deltas: tuple[Delta, ...]) -> Json:
+    """Deltas as the fields of a chunk's delta; those of a whole answer are the fields of its message."""
+    fields: Json = {}
+    calls: dict[int, Json] = {}
+    for delta in deltas:
+        match delta:
+            case Reasoning(text):
+                fields["reasoning_content"] = fields["reasoning"] = fields.get("reasoning", "") + text
+            case Content(text):
+                fields["content"] = fields.get("content", "") + text
+            case ToolCallStart(index, name):
+                call_id = f"call_{secrets.token_hex(12)}"
+                function = {"name": name, "arguments": ""}
+                calls[index] = {"index": index, "id": call_id, "type": "function", "function": function}
+            case ToolCallArguments(index, text):
+                call = calls.setdefault(index, {"index": index, "function": {"arguments": ""}})
+                call["function"]["arguments"] += text
+    return {**fields, "tool_calls": [*calls.values()]} if calls else fields

@@ -1,0 +1,222 @@
+"""POST /v1/messages and /v1/messages/count_tokens: Anthropic's API, an answer as a list of blocks."""
+
+import asyncio
+import hashlib
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+from fastapi import APIRouter, Request
+from fastapi.responses import Response
+
+from onebox.engine.api import PAGE_TOKENS, ContextTooLongError, EngineConfig
+from onebox.server.answer import Answer, AnswerChunk, Answers
+from onebox.server.anthropic_errors import AnthropicErrorReply, anthropic_error
+from onebox.server.prompt import Prompt
+from onebox.server.reply import STREAMABLE, respond
+from onebox.server.schemas.anthropic import CountTokensRequest, MessagesRequest
+from onebox.server.schemas.common import Json
+from onebox.server.sections import (
+    AnswerSection,
+    AnswerSections,
+    SectionClosed,
+    SectionEvent,
+    SectionGrown,
+    SectionOpened,
+)
+from onebox.server.service import Service
+from onebox.server.settings import ServerSettings
+from onebox.server.sse import sse_event
+from onebox.server.usage import Usage
+from onebox.spec.errors import OneboxError
+
+__all__ = ["messages_router"]
+
+_REFUSAL: dict[str, Any] = {"model": AnthropicErrorReply, "description": "A refusal or a failure."}
+
+
+def messages_router(service: Service, settings: ServerSettings) -> APIRouter:
+    router = APIRouter(responses={"4XX": _REFUSAL, "5XX": _REFUSAL})
+
+    @router.post("/v1/messages", responses=STREAMABLE)
+    async def messages(body: MessagesRequest, request: Request) -> Response:
+        """Anthropic's Messages, as agents use them: streaming, tools, thinking, images"""
+        prompt = _bounded(await _prompt(service, body), body.max_tokens, service.engine.config)
+        answers = await service.submit([prompt], "msg")
+        form = MessageReply(answers, body, service.model_name)
+        return await respond(form, request, settings, is_stream=bool(body.stream))
+
+    @router.post("/v1/messages/count_tokens")
+    async def count_tokens(body: CountTokensRequest) -> Json:
+        """Tokens that a request to `/v1/messages` would read"""
+        num_tokens = len((await _prompt(service, body)).token_ids)
+        counted: Json = {"input_tokens": num_tokens}
+        if body.context_management is not None:
+            counted["context_management"] = {"original_input_tokens": num_tokens}
+        return counted
+
+    return router
+
+
+async def _prompt(service: Service, body: CountTokensRequest) -> Prompt:
+    service.refuse_other_model(body.model)
+    chat = await asyncio.to_thread(body.chat_input, service.defaults)
+    return await service.prompts.of_chat(chat)
+
+
+def _bounded(prompt: Prompt, max_tokens: int, config: EngineConfig) -> Prompt:
+    """With a token limit that fits the context: agents ask for as many tokens as their own model could generate.
+
+    This API has a stop reason for an end there, model_context_window_exceeded.
+    """
+    num_tokens = len(prompt.token_ids)
+    room = min(config.max_model_len, config.num_pages * PAGE_TOKENS) - num_tokens
+    if room < 1:
+        # In the words on which agents shorten their conversation and try again.
+        raise ContextTooLongError(f"prompt is too long: {num_tokens} tokens > {num_tokens + room - 1} maximum.")
+    return replace(prompt, sampling=replace(prompt.sampling, max_tokens=min(max_tokens, room)))
+
+
+class MessageReply:
+    """One answer as a message, or as the events that build one."""
+
+    def __init__(self, answers: Answers, body: MessagesRequest, model: str) -> None:
+        self.answers = answers
+        self.heartbeat = _event({"type": "ping"})
+        self._max_tokens = body.max_tokens
+        self._sections = AnswerSections()
+        self._blocks = _Blocks(body.hides_thinking)
+        # As Anthropic writes it; some clients look at the prefix.
+        message_id = answers.request_id.replace("-", "_", 1)
+        self._head: Json = {"id": message_id, "type": "message", "role": "assistant", "model": model}
+        has_management = body.context_management is not None
+        self._tail: Json = {"context_management": {"applied_edits": []}} if has_management else {}
+
+    @property
+    def _answer(self) -> Answer:
+        return self.answers.answers[0]
+
+    async def whole(self) -> Json:
+        self._sections.add((await self._answer.whole()).deltas)
+        content = [self._blocks.whole(section) for section in self._sections.all]
+        return {**self._head, "content": content, **self._end(), "usage": _usage(self.answers.usage), **self._tail}
+
+    def begin(self) -> Iterator[str]:
+        # What was cached is known at the end; the usage of message_delta then replaces this one.
+        start: Json = {"content": [], "stop_reason": None, "stop_sequence": None, "usage": _usage(self.answers.usage)}
+        yield _event({"type": "message_start", "message": {**self._head, **start}})
+        yield self.heartbeat
+
+    def chunk(self, _: int, chunk: AnswerChunk) -> Iterator[str]:
+        yield from self._section_events(self._sections.push(chunk.deltas))
+
+    def end_answer(self, _: int) -> Iterator[str]:
+        yield from self._section_events(self._sections.close())
+
+    def end(self) -> Iterator[str]:
+        usage = _usage(self.answers.usage)
+        yield _event({"type": "message_delta", "delta": self._end(), "usage": usage, **self._tail})
+        yield _event({"type": "message_stop"})
+
+    def fail(self, error: OneboxError) -> Iterator[str]:
+        yield _event(anthropic_error(500, str(error)))
+
+    def _section_events(self, changes: Iterator[SectionEvent]) -> Iterator[str]:
+        for change in changes:
+            yield from map(_event, self._blocks.events(change))
+
+    def _end(self) -> Json:
+        return {"stop_reason": self._stop_reason(), "stop_sequence": self._answer.stop_string}
+
+    def _stop_reason(self) -> str:
+        answer = self._answer
+        if answer.stop_string is not None:
+            return "stop_sequence"
+        match answer.finish_reason:
+            case "length":
+                is_context = answer.prompt.sampling.max_tokens != self._max_tokens
+                return "model_context_window_exceeded" if is_context else "max_tokens"
+            case "tool_calls":
+                return "tool_use"
+            case _:
+                return "end_turn"
+
+
+class _Blocks:
+    """Sections as content blocks, and as the events that build them."""
+
+    def __init__(self, hides_thinking: bool) -> None:
+        self._hides_thinking = hides_thinking
+
+    def whole(self, section: AnswerSection) -> Json:
+        match section.kind:
+            case "reasoning":
+                shown = "" if self._hides_thinking else section.text
+                return {"type": "thinking", "thinking": shown, "signature": _signature(section)}
+            case "content":
+                return {"type": "text", "text": section.text}
+            case "call":
+                return {**_call_head(section), "input": json.loads(section.text)}
+
+    def events(self, change: SectionEvent) -> Iterator[Json]:
+        index = change.section.index
+        match change:
+            case SectionOpened(section):
+                yield {"type": "content_block_start", "index": index, "content_block": _empty(section)}
+            case SectionGrown(section, text):
+                if not (section.kind == "reasoning" and self._hides_thinking):
+                    yield {"type": "content_block_delta", "index": index, "delta": _delta(section, text)}
+            case SectionClosed(section):
+                if section.kind == "reasoning":
+                    delta = {"type": "signature_delta", "signature": _signature(section)}
+                    yield {"type": "content_block_delta", "index": index, "delta": delta}
+                yield {"type": "content_block_stop", "index": index}
+
+
+def _empty(section: AnswerSection) -> Json:
+    match section.kind:
+        case "reasoning":
+            return {"type": "thinking", "thinking": "", "signature": ""}
+        case "content":
+            return {"type": "text", "text": ""}
+        case "call":
+            return {**_call_head(section), "input": {}}
+
+
+def _delta(section: AnswerSection, text: str) -> Json:
+    match section.kind:
+        case "reasoning":
+            return {"type": "thinking_delta", "thinking": text}
+        case "content":
+            return {"type": "text_delta", "text": text}
+        case "call":
+            return {"type": "input_json_delta", "partial_json": text}
+
+
+def _call_head(section: AnswerSection) -> Json:
+    return {"type": "tool_use", "id": f"toolu_{section.key}", "name": section.name}
+
+
+def _signature(section: AnswerSection) -> str:
+    """Clients drop thinking without a signature. It is a checksum and proves nothing."""
+    return hashlib.sha256(section.text.encode()).hexdigest()
+
+
+def _usage(usage: Usage) -> Json:
+    """In Anthropic's names: what was read from the cache is no part of input_tokens."""
+    return {
+        "input_tokens": usage.prompt_tokens - usage.cached_tokens,
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": usage.cached_tokens,
+        "output_tokens": usage.completion_tokens,
+        "output_tokens_details": {
+            "thinking_tokens": usage.reasoning_tokens,
+            "accepted_prediction_tokens": usage.accepted_draft_tokens,
+            "rejected_prediction_tokens": usage.rejected_draft_tokens,
+        },
+    }
+
+
+def _event(body: Json) -> str:
+    return sse_event(body, body["type"])

@@ -1,0 +1,84 @@
+"""GET / and /docs: the chat page, the page of the API, and their files, read once and served from memory.
+
+Everything the page needs comes from here. Its policy lets the browser talk to this server alone, so that what is typed
+cannot leave by way of a script, a picture or a form that an answer of the model smuggled in. It holds no secrets and
+opens without the API key; what it calls asks for the key.
+"""
+
+import hashlib
+from pathlib import Path
+
+from fastapi import APIRouter, Request
+from fastapi.responses import Response
+from starlette.exceptions import HTTPException
+
+__all__ = ["page_router"]
+
+_DIRECTORY = Path(__file__).parents[1] / "static"
+_PREFIX = "/static/"
+_TYPES = {
+    ".html": "text/html; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".svg": "image/svg+xml",
+}
+_POLICY = "; ".join(
+    (
+        "default-src 'none'",
+        "script-src 'self'",
+        "style-src 'self'",
+        "connect-src 'self'",
+        "img-src 'self' data:",  # pictures that a person attaches are data URLs
+        "base-uri 'none'",
+        "form-action 'none'",
+        "frame-ancestors 'none'",
+    )
+)
+_HEADERS = {
+    "Content-Security-Policy": _POLICY,
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    # Kept, and asked about each time: a server of another version never meets the files of this one.
+    "Cache-Control": "no-cache",
+}
+
+
+def page_router() -> APIRouter:
+    """The pages and their files under /static/; no part of the API, and so not of its description."""
+    files = {path.name: _File(path) for path in sorted(_DIRECTORY.iterdir()) if path.suffix in _TYPES}
+    router = APIRouter(include_in_schema=False)
+
+    @router.api_route("/", methods=["GET", "HEAD"])
+    async def page(request: Request) -> Response:
+        """The chat page; no key needed to load it"""
+        return files["index.html"].response(request)
+
+    @router.api_route("/docs", methods=["GET", "HEAD"])
+    async def docs(request: Request) -> Response:
+        """The page of the API: every path and every field"""
+        return files["docs.html"].response(request)
+
+    @router.api_route(_PREFIX + "{name}", methods=["GET", "HEAD"])
+    async def static(name: str, request: Request) -> Response:
+        """Files of the pages"""
+        if name not in files:
+            raise HTTPException(404, "The page has no such file")
+        return files[name].response(request)
+
+    return router
+
+
+class _File:
+    """One file with the tag by which a browser asks whether it has changed."""
+
+    def __init__(self, path: Path) -> None:
+        self._body = path.read_bytes()
+        self._type = _TYPES[path.suffix]
+        self._tag = f'"{hashlib.sha256(self._body).hexdigest()[:32]}"'
+
+    def response(self, request: Request) -> Response:
+        headers = {**_HEADERS, "ETag": self._tag}
+        known = request.headers.get("if-none-match", "")
+        if self._tag in (tag.strip().removeprefix("W/") for tag in known.split(",")):
+            return Response(status_code=304, headers=headers)
+        return Response(self._body, media_type=self._type, headers=headers)

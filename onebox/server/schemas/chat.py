@@ -1,0 +1,224 @@
+"""The body of a chat completion: messages, tools, thinking, and the generation fields."""
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Discriminator, Field, Tag, model_validator
+
+from onebox.server.prompt import ChatInput, Effort, NamedTool, ToolChoice
+from onebox.server.schemas.common import (
+    FunctionName,
+    GenerationFields,
+    Strict,
+    Text,
+    ToolChoiceWord,
+    by_type,
+    refuse_choice_without_tools,
+    text_or_list,
+    word_or_object,
+)
+from onebox.text.generation import GenerationDefaults
+
+__all__ = ["ChatMessage", "ChatRequest", "ChatTool", "FunctionDefinition"]
+
+_Budget = Annotated[int, Field(ge=0)]
+_BUDGETS = ("thinking_budget", "max_reasoning_tokens", "thinking_token_budget")
+
+
+class ChatTextPart(Strict):
+    type: Literal["text"]
+    text: str
+
+
+class ImageUrl(Strict):
+    url: str
+    """http(s), a data URL, or a file: URL where the operator allows it."""
+    detail: Literal["auto", "low", "high"] | None = None
+    """low: at most 512 x 512 pixels are looked at; otherwise as many as the model's maker recommends."""
+
+
+class ChatImagePart(Strict):
+    type: Literal["image_url"]
+    image_url: ImageUrl
+
+
+class VideoUrl(Strict):
+    url: str
+
+
+class ChatVideoPart(Strict):
+    type: Literal["video_url"]
+    video_url: VideoUrl
+
+
+_Part = Annotated[
+    Annotated[ChatTextPart, Tag("<text>")]
+    | Annotated[ChatImagePart, Tag("<image_url>")]
+    | Annotated[ChatVideoPart, Tag("<video_url>")],
+    by_type("text", "image_url", "video_url"),
+]
+_Content = Annotated[Text | Annotated[list[_Part], Tag("<list>")], Discriminator(text_or_list)]
+
+
+class CalledFunction(Strict):
+    name: FunctionName
+    arguments: str
+    """The JSON of an object."""
+
+
+class ChatToolCall(Strict):
+    """A call that an earlier answer of ours made."""
+
+    id: str | None = None
+    type: Literal["function"] = "function"
+    function: CalledFunction
+    index: int | None = None
+    """Which clients that put streams together leave in; it means nothing here."""
+
+
+class ChatMessage(Strict):
+    """One turn. What an answer of ours holds may come back as it is, its nulls included."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: _Content | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    """The same under its other name."""
+    tool_calls: list[ChatToolCall] | None = None
+    tool_call_id: str | None = None
+    name: str | None = None
+    """Of a tool, whose call's id says as much."""
+    refusal: None = None
+    audio: None = None
+    function_call: None = None
+    annotations: Annotated[list[Any], Field(max_length=0)] | None = None
+
+    @model_validator(mode="after")
+    def _has_what_its_role_needs(self) -> Self:
+        if self.content is None and self.role != "assistant":
+            raise ValueError(f"a {self.role} message needs content")
+        for name in ("reasoning_content", "reasoning", "tool_calls"):
+            if getattr(self, name) is not None and self.role != "assistant":
+                raise ValueError(f"only an assistant message has {name}")
+        for name in ("tool_call_id", "name"):
+            if getattr(self, name) is not None and self.role != "tool":
+                raise ValueError(f"{name} is not supported but on a tool message, so remove it")
+        return self
+
+    def for_template(self) -> dict[str, Any]:
+        """As the template takes it: without what is null, but for the content, which it may take the length of."""
+        return {"content": "", **self.model_dump(exclude_none=True)}
+
+
+class FunctionDefinition(Strict):
+    name: FunctionName
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+    """Accepted and without effect: arguments are typed by the schema in any case, and held to it where tool_choice
+    asks for a call."""
+
+
+class ChatTool(Strict):
+    type: Literal["function"]
+    function: FunctionDefinition
+
+    def for_template(self) -> dict[str, Any]:
+        function = self.function.model_dump(exclude_none=True, exclude={"strict"})
+        return {"type": "function", "function": function}
+
+
+class _ChosenFunction(Strict):
+    name: str
+
+
+class ChatChosenTool(Strict):
+    type: Literal["function"]
+    function: _ChosenFunction
+
+
+_ToolChoice = Annotated[ToolChoiceWord | Annotated[ChatChosenTool, Tag("<object>")], Discriminator(word_or_object)]
+
+
+class ChatRequest(GenerationFields):
+    messages: Annotated[list[ChatMessage], Field(min_length=1)]
+    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    """The newer name of max_tokens."""
+    logprobs: bool | None = None
+    """Of every token of the answer, reasoning included."""
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    tools: Annotated[list[ChatTool], Field(max_length=512)] | None = None
+    tool_choice: _ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+    reasoning_effort: Effort | None = None
+    """A thinking budget by name: minimal 512, low 2048, medium 8192, high 32768 tokens, xhigh and max without limit;
+    none turns thinking off."""
+    thinking_budget: _Budget | None = None
+    """Tokens of reasoning after which it is closed and the answer goes on; 0 turns thinking off. Goes before
+    reasoning_effort. May also stand in chat_template_kwargs."""
+    max_reasoning_tokens: _Budget | None = None
+    """Another name of thinking_budget."""
+    thinking_token_budget: _Budget | None = None
+    """vLLM's name of thinking_budget."""
+    enable_thinking: bool | None = None
+    """Short for chat_template_kwargs.enable_thinking."""
+    chat_template_kwargs: dict[str, Any] | None = None
+    modalities: list[Literal["text"]] | None = None
+
+    @model_validator(mode="after")
+    def _one_limit(self) -> Self:
+        given = {self.max_tokens, self.max_completion_tokens} - {None}
+        if len(given) > 1:
+            raise ValueError("max_tokens and max_completion_tokens are two names of one limit and differ; give one")
+        return self
+
+    @model_validator(mode="after")
+    def _one_budget(self) -> Self:
+        if len(set(self._budgets())) > 1:
+            raise ValueError(f"{', '.join(_BUDGETS)} are names of one limit and differ; give one")
+        return self
+
+    @model_validator(mode="after")
+    def _alternatives_of_something(self) -> Self:
+        if self.top_logprobs is not None and not self.logprobs:
+            raise ValueError("top_logprobs is given without logprobs; set logprobs to true")
+        return self
+
+    @model_validator(mode="after")
+    def _a_choice_of_something(self) -> Self:
+        refuse_choice_without_tools(self.tool_choice, self.tools)
+        return self
+
+    @property
+    def token_limit(self) -> int | None:
+        return self.max_completion_tokens or self.max_tokens
+
+    def chat_input(self, defaults: GenerationDefaults) -> ChatInput:
+        """Compiles the grammar, which may be slow: to be called beside the event loop."""
+        options = dict(self.chat_template_kwargs or {})
+        options.pop("thinking_budget", None)
+        if self.enable_thinking is not None:
+            options.setdefault("enable_thinking", self.enable_thinking)
+        return ChatInput(
+            messages=[message.for_template() for message in self.messages],
+            sampling=self.sampling(defaults, logprobs=(self.top_logprobs or 0) if self.logprobs else None),
+            tools=[tool.for_template() for tool in self.tools or ()],
+            tool_choice=self._chosen(),
+            has_parallel_calls=self.parallel_tool_calls is not False,
+            grammar=self.grammar,
+            template_options=options,
+            effort=self.reasoning_effort,
+            thinking_budget=next(iter(self._budgets()), None),
+            stops=self.stops,
+            priority=self.priority or 0,
+            cache_prompt=self.cache_prompt is not False,
+        )
+
+    def _chosen(self) -> ToolChoice:
+        choice = self.tool_choice
+        return NamedTool(choice.function.name) if isinstance(choice, ChatChosenTool) else choice or "auto"
+
+    def _budgets(self) -> list[int]:
+        inner = (self.chat_template_kwargs or {}).get("thinking_budget")
+        if inner is not None and (not isinstance(inner, int) or isinstance(inner, bool) or inner < 0):
+            raise ValueError("chat_template_kwargs.thinking_budget must be a whole number from 0 up")
+        return [budget for budget in (inner, *(getattr(self, name) for name in _BUDGETS)) if budget is not None]

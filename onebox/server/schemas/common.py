@@ -1,0 +1,312 @@
+"""Fields that several dialects share. Unknown fields are refused by name, and so are values without an effect."""
+
+import json
+from collections.abc import Sized
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, field_validator, model_validator
+
+from onebox.engine.api import Grammar, SamplingParams
+from onebox.server.errors import FieldError
+from onebox.spec.errors import UsageError
+from onebox.text.generation import GenerationDefaults
+
+__all__ = [
+    "MAX_CHOICES",
+    "FunctionName",
+    "GenerationFields",
+    "HarmlessFields",
+    "Json",
+    "StreamOptions",
+    "Strict",
+    "StrictWithNulls",
+    "Text",
+    "ToolChoiceWord",
+    "by_type",
+    "refuse_choice_without_tools",
+    "text_or_list",
+    "type_tag",
+    "word_or_object",
+]
+
+Json = dict[str, Any]
+
+MAX_CHOICES = 128
+# Room for the seeds of all choices, which count up from the one given.
+_MAX_SEED = 2**63 - MAX_CHOICES
+
+
+class Strict(BaseModel):
+    """No unknown fields, no conversions, no infinities."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, use_attribute_docstrings=True)
+
+
+class StrictWithNulls(Strict):
+    """The same, where null means absent: clients add nulls to what they send back of an answer."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_nulls(cls, value: Any) -> Any:
+        return {name: held for name, held in value.items() if held is not None} if isinstance(value, dict) else value
+
+
+# Unions. A discriminator names the member that a value is meant to be, so that an error is about that member alone.
+
+
+def text_or_list(value: Any) -> str:
+    return "<list>" if isinstance(value, list) else "<text>"
+
+
+def word_or_object(value: Any) -> str:
+    return "<word>" if isinstance(value, str) else "<object>"
+
+
+def type_tag(value: Any) -> str:
+    return f"<{value.get('type') if isinstance(value, dict) else getattr(value, 'type', None)}>"
+
+
+def by_type(*types: str) -> Discriminator:
+    """By the field `type`, which must be one of these."""
+    message = f"the type must be one of {', '.join(types)}"
+    return Discriminator(type_tag, custom_error_type="type_tag", custom_error_message=message)
+
+
+Text = Annotated[str, Tag("<text>")]
+ToolChoiceWord = Annotated[Literal["none", "auto", "required"], Tag("<word>")]
+# What the XML form of a call can carry: it ends at ">" and has no escapes.
+FunctionName = Annotated[str, Field(pattern=r"^[^<>\s]{1,128}$")]
+
+
+def refuse_choice_without_tools(choice: object, tools: Sized | None) -> None:
+    if choice not in (None, "none", "auto") and not tools:
+        raise ValueError("tool_choice asks for a call and there are no tools; give some")
+
+
+# Bounded, because each new token is compared with all of it.
+_Stop = Annotated[str, Field(min_length=1, max_length=1024)]
+_Stops = Annotated[
+    Annotated[_Stop, Tag("<text>")] | Annotated[list[_Stop], Field(max_length=16), Tag("<list>")],
+    Discriminator(text_or_list),
+]
+_TokenId = Annotated[int, Field(ge=0)]
+_Penalty = Annotated[float, Field(ge=-2, le=2)]
+
+
+class StreamOptions(Strict):
+    include_usage: bool | None = None
+    """A last chunk carries the usage."""
+    continuous_usage_stats: bool | None = None
+    """Every chunk carries the usage so far."""
+
+
+class JsonSchemaFormat(Strict):
+    """OpenAI's wrapping of a schema. The answer always follows it, whatever `strict` is."""
+
+    name: str | None = None
+    description: str | None = None
+    schema_: Annotated[dict[str, Any], Field(alias="schema")]
+    strict: bool | None = None
+
+
+class ResponseFormat(Strict):
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchemaFormat | None = None
+
+    @model_validator(mode="after")
+    def _schema_goes_with_its_type(self) -> Self:
+        if (self.type == "json_schema") != (self.json_schema is not None):
+            raise ValueError("json_schema is given exactly with the type json_schema")
+        return self
+
+
+class StructuredOutputs(Strict):
+    """vLLM's constraints of an answer: one of these."""
+
+    json_: Annotated[dict[str, Any] | str | None, Field(alias="json")] = None
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
+
+
+class HarmlessFields(Strict):
+    """Fields that clients send and that have no effect on the answer, here or elsewhere."""
+
+    user: str | None = None
+    metadata: dict[str, Any] | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    service_tier: Literal["auto", "default"] | None = None
+    store: Literal[False] | None = None
+    """Nothing is stored."""
+
+
+class GrammarFields(Strict):
+    """Constraints of the content; at most one of these. With thinking on, it applies to what follows the reasoning."""
+
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: dict[str, Any] | str | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
+    """In Lark's notation."""
+
+    @property
+    def grammar(self) -> Grammar | None:
+        """A refusal names the field."""
+        asked = [*self._formats(), *self._structured(), *self._guided()]
+        if len(asked) > 1:
+            names = f"{asked[0][0]} and {asked[1][0]}"
+            raise FieldError(f"{names} both say what the answer must be; give one.", asked[1][0])
+        for name, kind, value in asked:
+            try:
+                return _make_grammar(kind, value)
+            except UsageError as error:
+                raise FieldError(str(error), name) from None
+        return None
+
+    def _formats(self) -> list[tuple[str, str, Any]]:
+        asked = self.response_format
+        if asked is None or asked.type == "text":
+            return []
+        schema = asked.json_schema.schema_ if asked.json_schema else None
+        return [("response_format", "json" if asked.json_schema else "json_object", schema)]
+
+    def _structured(self) -> list[tuple[str, str, Any]]:
+        asked = self.structured_outputs
+        if asked is None:
+            return []
+        kinds = {
+            "json": asked.json_,
+            "regex": asked.regex,
+            "choice": asked.choice,
+            "grammar": asked.grammar,
+            "json_object": asked.json_object or None,
+        }
+        return [(f"structured_outputs.{kind}", kind, value) for kind, value in kinds.items() if value is not None]
+
+    def _guided(self) -> list[tuple[str, str, Any]]:
+        kinds = ("json", "regex", "choice", "grammar")
+        given = [(kind, getattr(self, f"guided_{kind}")) for kind in kinds]
+        return [(f"guided_{kind}", kind, value) for kind, value in given if value is not None]
+
+
+def _make_grammar(kind: str, value: Any) -> Grammar:
+    match kind:
+        case "json":
+            return Grammar.json_schema(_schema(value))
+        case "json_object":
+            return Grammar.json_object()
+        case "regex":
+            return Grammar.regex(value)
+        case "choice":
+            return Grammar.choice(value)
+        case _:
+            return Grammar.cfg(value)
+
+
+def _schema(value: dict[str, Any] | str) -> Any:
+    """A schema, which vLLM also takes as text."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return json.loads(value)
+    except ValueError as error:
+        raise UsageError(f"The JSON schema is a text that is not JSON ({error}).") from None
+
+
+class GenerationFields(HarmlessFields, GrammarFields):
+    """The fields that chat and completions share. Null means absent, as in OpenAI's API."""
+
+    model: str | None = None
+    """None: the one model there is."""
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Field(ge=-1, lt=2**31)] | None = None
+    """-1 and 0 keep all tokens."""
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    presence_penalty: _Penalty | None = None
+    frequency_penalty: _Penalty | None = None
+    repetition_penalty: Annotated[float, Field(gt=0)] | None = None
+    logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = None
+    """Token id, as text, to what is added to its logit."""
+    seed: Annotated[int, Field(ge=-(2**63), lt=_MAX_SEED)] | None = None
+    stop: _Stops | None = None
+    """Texts before which the answer ends, the reasoning included."""
+    stop_token_ids: Annotated[list[_TokenId], Field(max_length=128)] | None = None
+    max_tokens: Annotated[int, Field(ge=1)] | None = None
+    min_tokens: Annotated[int, Field(ge=0)] | None = None
+    ignore_eos: bool | None = None
+    n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    return_token_ids: bool | None = None
+    """The answer's token ids beside its text, and the prompt's."""
+    cache_prompt: bool | None = None
+    """False: the prompt neither uses the prefix cache nor enters it."""
+    priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] | None = None
+    """The lower number goes first."""
+
+    @field_validator("logit_bias")
+    @classmethod
+    def _token_ids_as_keys(cls, value: dict[str, float] | None) -> dict[str, float] | None:
+        for key in value or {}:
+            if not (key.isascii() and key.isdigit()):
+                raise ValueError(f"{key!r} is no token id")
+        return value
+
+    @model_validator(mode="after")
+    def _options_belong_to_a_stream(self) -> Self:
+        if self.stream_options is not None and not self.stream:
+            raise ValueError("stream_options is given without stream; it says what a stream holds")
+        return self
+
+    @property
+    def stops(self) -> tuple[str, ...]:
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+
+    @property
+    def includes_usage(self) -> bool:
+        return bool(self.stream_options and self.stream_options.include_usage)
+
+    @property
+    def has_continuous_usage(self) -> bool:
+        return bool(self.stream_options and self.stream_options.continuous_usage_stats)
+
+    @property
+    def token_limit(self) -> int | None:
+        return self.max_tokens
+
+    def sampling(
+        self,
+        defaults: GenerationDefaults,
+        *,
+        logprobs: int | None = None,
+        prompt_logprobs: int | None = None,
+        grammar: Grammar | None = None,
+    ) -> SamplingParams:
+        """The engine's parameters; what the request leaves open has the defaults of generation_config.json."""
+        return SamplingParams(
+            temperature=_first(self.temperature, defaults.temperature),
+            top_p=_first(self.top_p, defaults.top_p),
+            top_k=defaults.top_k if self.top_k is None else max(self.top_k, 0),
+            min_p=_first(self.min_p, defaults.min_p),
+            presence_penalty=_first(self.presence_penalty, defaults.presence_penalty),
+            frequency_penalty=_first(self.frequency_penalty, defaults.frequency_penalty),
+            repetition_penalty=_first(self.repetition_penalty, defaults.repetition_penalty),
+            logit_bias=tuple((int(key), bias) for key, bias in (self.logit_bias or {}).items()),
+            seed=self.seed,
+            max_tokens=self.token_limit,
+            min_tokens=self.min_tokens or 0,
+            stop_token_ids=tuple(self.stop_token_ids or ()),
+            ignore_eos=bool(self.ignore_eos),
+            logprobs=logprobs,
+            prompt_logprobs=prompt_logprobs,
+            grammar=grammar,
+        )
+
+
+def _first(value: float | None, default: float) -> float:
+    return default if value is None else value

@@ -1,0 +1,302 @@
+"""What a request to the Responses API may hold, and what it means as a chat. Nothing is stored between requests."""
+
+import base64
+import binascii
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Discriminator, Field, Tag, field_validator, model_validator
+
+from onebox.engine.api import Grammar
+from onebox.server.errors import FieldError
+from onebox.server.prompt import ChatInput, Effort, NamedTool, ToolChoice
+from onebox.server.schemas.chat import FunctionDefinition
+from onebox.server.schemas.common import (
+    FunctionName,
+    GenerationFields,
+    HarmlessFields,
+    Strict,
+    StrictWithNulls,
+    Text,
+    ToolChoiceWord,
+    refuse_choice_without_tools,
+    text_or_list,
+    type_tag,
+    word_or_object,
+)
+from onebox.server.schemas.turns import Turns, image_part, text_part
+from onebox.spec.errors import UsageError
+from onebox.text.generation import GenerationDefaults
+
+__all__ = ["ResponsesRequest", "sealed"]
+
+_Status = Literal["in_progress", "completed", "incomplete"]
+_Nothing = Annotated[list[Any], Field(max_length=0)]
+
+
+def sealed(reasoning: str) -> str:
+    """Reasoning as `encrypted_content`, which clients that drop its text still send back. It keeps no secret."""
+    return base64.b64encode(reasoning.encode()).decode()
+
+
+class ResponsesTextPart(StrictWithNulls):
+    type: Literal["input_text", "output_text"]
+    text: str
+    annotations: _Nothing | None = None
+    logprobs: _Nothing | None = None
+
+    def for_template(self) -> dict[str, Any]:
+        return text_part(self.text)
+
+
+class ResponsesImagePart(StrictWithNulls):
+    type: Literal["input_image"]
+    image_url: str
+    """A URL, or the image itself as a data URL."""
+    detail: Literal["auto", "low", "high"] | None = None
+    """low: at most 512 x 512 pixels are looked at."""
+
+    def for_template(self) -> dict[str, Any]:
+        return image_part(self.image_url, self.detail)
+
+
+def _part_tag(value: Any) -> str:
+    return "<image>" if type_tag(value) == "<input_image>" else "<text>"
+
+
+_Part = Annotated[
+    Annotated[ResponsesTextPart, Tag("<text>")] | Annotated[ResponsesImagePart, Tag("<image>")],
+    Discriminator(_part_tag),
+]
+_Parts = Annotated[Text | Annotated[list[_Part], Tag("<list>")], Discriminator(text_or_list)]
+
+
+def _template_parts(content: str | list[ResponsesTextPart | ResponsesImagePart]) -> list[dict[str, Any]]:
+    return [text_part(content)] if isinstance(content, str) else [part.for_template() for part in content]
+
+
+class ResponsesMessage(StrictWithNulls):
+    type: Literal["message"] = "message"
+    role: Literal["user", "assistant", "system", "developer"]
+    content: _Parts
+    id: str | None = None
+    status: _Status | None = None
+    phase: Literal["commentary", "final_answer"] | None = None
+    """Without effect: the model knows no phases."""
+
+    def add_to(self, turns: Turns) -> None:
+        parts = _template_parts(self.content)
+        if self.role != "assistant":
+            turns.say(self.role, parts)
+            return
+        for part in parts:
+            if part["type"] != "text":
+                raise FieldError("input: an assistant's message holds text alone.", "input")
+            turns.answer(part["text"])
+
+
+class ReasoningText(StrictWithNulls):
+    type: Literal["reasoning_text"]
+    text: str
+
+
+class ReasoningItem(StrictWithNulls):
+    type: Literal["reasoning"]
+    id: str | None = None
+    summary: list[Any] | None = None
+    """Not read: ours is empty, and the reasoning itself says more."""
+    content: list[ReasoningText] | None = None
+    encrypted_content: str | None = None
+    """As `sealed` made it; read where there is no content."""
+    status: _Status | None = None
+
+    @field_validator("encrypted_content")
+    @classmethod
+    def _was_sealed_here(cls, value: str | None) -> str | None:
+        try:
+            return value and base64.b64decode(value, validate=True).decode()
+        except (binascii.Error, ValueError):
+            raise ValueError("it was not made by this server; leave it out") from None
+
+    def add_to(self, turns: Turns) -> None:
+        turns.think("".join(part.text for part in self.content or ()) or self.encrypted_content or "")
+
+
+class FunctionCallItem(StrictWithNulls):
+    type: Literal["function_call"]
+    call_id: str
+    name: FunctionName
+    arguments: str
+    id: str | None = None
+    status: _Status | None = None
+
+    def add_to(self, turns: Turns) -> None:
+        turns.call(self.call_id, self.name, self.arguments)
+
+
+class FunctionOutputItem(StrictWithNulls):
+    type: Literal["function_call_output"]
+    call_id: str
+    output: _Parts
+    id: str | None = None
+    status: _Status | None = None
+
+    def add_to(self, turns: Turns) -> None:
+        turns.result(self.call_id, _template_parts(self.output))
+
+
+_ITEMS = ("message", "reasoning", "function_call", "function_call_output")
+
+
+def _item_type(value: Any) -> str:
+    """A message may leave its type out."""
+    return "<message>" if isinstance(value, dict) and "type" not in value else type_tag(value)
+
+
+_Item = Annotated[
+    Annotated[ResponsesMessage, Tag("<message>")]
+    | Annotated[ReasoningItem, Tag("<reasoning>")]
+    | Annotated[FunctionCallItem, Tag("<function_call>")]
+    | Annotated[FunctionOutputItem, Tag("<function_call_output>")],
+    Discriminator(
+        _item_type,
+        custom_error_type="item_type",
+        custom_error_message=f"an item's type must be one of {', '.join(_ITEMS)}",
+    ),
+]
+_Input = Annotated[
+    Text | Annotated[list[_Item], Field(min_length=1), Tag("<list>")],
+    Discriminator(text_or_list),
+]
+
+
+class ResponsesTool(FunctionDefinition):
+    type: Literal["function"]
+
+    def for_template(self) -> dict[str, Any]:
+        return {"type": "function", "function": self.model_dump(exclude_none=True, exclude={"type", "strict"})}
+
+
+class ResponsesChosenTool(Strict):
+    type: Literal["function"]
+    name: str
+
+
+_ToolChoice = Annotated[ToolChoiceWord | Annotated[ResponsesChosenTool, Tag("<object>")], Discriminator(word_or_object)]
+
+
+class ReasoningField(Strict):
+    effort: Effort | None = None
+    """As reasoning_effort of chat completions."""
+    summary: Literal["auto"] | None = None
+    """Nothing is summarised: the reasoning itself is in the answer."""
+
+
+class TextFormat(StrictWithNulls):
+    type: Literal["text", "json_object", "json_schema"]
+    name: str | None = None
+    description: str | None = None
+    schema_: Annotated[dict[str, Any] | None, Field(alias="schema")] = None
+    strict: bool | None = None
+    """The answer is always held to the schema."""
+
+    @model_validator(mode="after")
+    def _schema_goes_with_its_type(self) -> Self:
+        if (self.type == "json_schema") != (self.schema_ is not None):
+            raise ValueError("schema is given exactly with the type json_schema")
+        return self
+
+    @property
+    def grammar(self) -> Grammar | None:
+        try:
+            return Grammar.json_schema(self.schema_) if self.schema_ is not None else self._free_grammar()
+        except UsageError as error:
+            raise FieldError(str(error), "text.format.schema") from None
+
+    def _free_grammar(self) -> Grammar | None:
+        return Grammar.json_object() if self.type == "json_object" else None
+
+
+class TextField(Strict):
+    format: TextFormat | None = None
+    verbosity: Literal["medium"] | None = None
+    """The model knows no other."""
+
+
+class ResponsesRequest(HarmlessFields):
+    model: str | None = None
+    """None: the one model there is."""
+    input: _Input
+    instructions: str | None = None
+    """A system message before the input."""
+    tools: Annotated[list[ResponsesTool], Field(max_length=512)] | None = None
+    tool_choice: _ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+    reasoning: ReasoningField | None = None
+    text: TextField | None = None
+    max_output_tokens: Annotated[int, Field(ge=1)] | None = None
+    """Reasoning included."""
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    stream: bool | None = None
+    include: list[Literal["reasoning.encrypted_content"]] | None = None
+    """Reasoning also in a form that clients send back whole; the text stands beside it in any case."""
+    previous_response_id: None = None
+    """Nothing is stored: send the earlier items in the input."""
+    background: Literal[False] | None = None
+    truncation: Literal["disabled"] | None = None
+    client_metadata: dict[str, Any] | None = None
+    """Which some agents send; not read."""
+
+    @field_validator("previous_response_id", mode="before")
+    @classmethod
+    def _nothing_is_stored(cls, value: Any) -> Any:
+        if value is not None:
+            raise ValueError("responses are not stored here; send the earlier items in input instead")
+        return value
+
+    @field_validator("tools", mode="before")
+    @classmethod
+    def _functions_alone(cls, value: Any) -> Any:
+        for place, tool in enumerate(value if isinstance(value, list) else ()):
+            if isinstance(tool, dict) and tool.get("type") != "function":
+                raise ValueError(
+                    f"tool {place} is of the type {tool.get('type')!r}; only function tools are supported, so remove it"
+                )
+        return value
+
+    @model_validator(mode="after")
+    def _a_choice_of_something(self) -> Self:
+        refuse_choice_without_tools(self.tool_choice, self.tools)
+        return self
+
+    @property
+    def has_sealed_reasoning(self) -> bool:
+        return bool(self.include)
+
+    def chat_input(self, defaults: GenerationDefaults) -> ChatInput:
+        """Compiles the grammar, which may be slow: to be called beside the event loop."""
+        limits = GenerationFields(temperature=self.temperature, top_p=self.top_p, max_tokens=self.max_output_tokens)
+        return ChatInput(
+            messages=self._messages(),
+            sampling=limits.sampling(defaults),
+            tools=[tool.for_template() for tool in self.tools or ()],
+            tool_choice=self._tool_choice(),
+            has_parallel_calls=self.parallel_tool_calls is not False,
+            grammar=self.text.format.grammar if self.text and self.text.format else None,
+            effort=self.reasoning.effort if self.reasoning else None,
+        )
+
+    def _messages(self) -> list[dict[str, Any]]:
+        turns = Turns()
+        if self.instructions is not None:
+            turns.say("system", [text_part(self.instructions)])
+        if isinstance(self.input, str):
+            turns.say("user", [text_part(self.input)])
+        else:
+            for item in self.input:
+                item.add_to(turns)
+        return turns.messages
+
+    def _tool_choice(self) -> ToolChoice:
+        choice = self.tool_choice
+        return NamedTool(choice.name) if isinstance(choice, ResponsesChosenTool) else choice or "auto"

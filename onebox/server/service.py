@@ -1,0 +1,91 @@
+"""What is served, and the submission of prompts to its engine."""
+
+import asyncio
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from onebox.engine.api import EngineClient, Request, RequestHandle
+from onebox.server.answer import Answer, Answers
+from onebox.server.errors import FieldError, ModelNotFoundError
+from onebox.server.media import Media
+from onebox.server.prompt import Prompt, PromptBuilder
+from onebox.server.thinking import RESUBMIT_TIMEOUT_S
+from onebox.text.chat import ChatTemplate
+from onebox.text.generation import GenerationDefaults
+from onebox.text.tokenizer import Tokenizer
+
+__all__ = ["Service"]
+
+
+@dataclass(frozen=True)
+class Service:
+    """The engine and the text side of the same checkpoint."""
+
+    engine: EngineClient
+    tokenizer: Tokenizer
+    template: ChatTemplate
+    defaults: GenerationDefaults
+    model_name: str
+    memory_bytes: Mapping[str, int] = field(default_factory=dict)
+    """The memory plan by part, for /metrics."""
+    startup_s: Mapping[str, float] = field(default_factory=dict)
+    """Seconds of each phase of the start, for /metrics."""
+    template_options: Mapping[str, Any] = field(default_factory=dict)
+    """Options of the chat template for what a request's chat_template_kwargs leave open."""
+    media: Media = field(default_factory=Media.text_only)
+    resubmit_timeout_s: float = RESUBMIT_TIMEOUT_S
+    """How long an answer whose thinking budget is used up may wait for a place in a full queue."""
+
+    @property
+    def prompts(self) -> PromptBuilder:
+        limit = self.engine.config.max_model_len
+        return PromptBuilder(self.tokenizer, self.template, self.template_options, self.media, limit)
+
+    def refuse_other_model(self, model: str | None) -> None:
+        if model not in (None, self.model_name):
+            raise ModelNotFoundError(f"The model {model!r} is not served here; {self.model_name!r} is.")
+
+    async def submit(self, prompts: Sequence[Prompt], id_prefix: str, n: int = 1) -> Answers:
+        """Submits n requests for each prompt, all or none; a refusal is raised before anything is sent."""
+        # Grammars are compiled on the way, so beside the event loop.
+        return await asyncio.to_thread(self._submit, prompts, id_prefix, n)
+
+    def _submit(self, prompts: Sequence[Prompt], id_prefix: str, n: int) -> Answers:
+        config, count = self.engine.config, len(prompts) * n
+        places = config.max_num_seqs + config.max_num_waiting
+        if count > places:
+            field_name = "n" if len(prompts) == 1 else "prompt"
+            raise FieldError(f"{count} answers are asked for at once; this server has {places} places.", field_name)
+        request_id = f"{id_prefix}-{uuid.uuid4().hex}"
+        answers: list[Answer] = []
+        try:
+            for place, prompt in enumerate(prompts):
+                request = _request(f"{request_id}/{place}", prompt)
+                handles = self.engine.submit_copies(request, n)
+                answers += [self._answer(prompt, request, handle, copy) for copy, handle in enumerate(handles)]
+        except Exception:
+            for answer in answers:
+                answer.close()
+            raise
+        return Answers(request_id, tuple(answers), n)
+
+    def _answer(self, prompt: Prompt, request: Request, handle: RequestHandle, copy: int) -> Answer:
+        """Of one of the request's copies, whose seeds count up."""
+        seed = request.sampling.seed
+        sampling = replace(request.sampling, seed=None if seed is None else seed + copy)
+        submitted = replace(request, request_id=handle.request_id, sampling=sampling)
+        timeout_s = self.resubmit_timeout_s
+        return Answer(self.engine, self.tokenizer, prompt, submitted, handle, resubmit_timeout_s=timeout_s)
+
+
+def _request(request_id: str, prompt: Prompt) -> Request:
+    return Request(
+        request_id,
+        prompt.token_ids,
+        prompt.sampling,
+        priority=prompt.priority,
+        cache_prompt=prompt.cache_prompt,
+        vision=prompt.vision,
+    )

@@ -1,0 +1,141 @@
+"""Server-sent events: one stream under all dialects, with a heartbeat, and the HTTP response that carries it."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from typing import Any, Protocol, TypeVar
+
+from fastapi.responses import StreamingResponse
+from starlette.requests import ClientDisconnect
+from starlette.types import Message, Receive, Scope, Send
+
+from onebox.server.answer import AnswerChunk, Answers
+from onebox.spec.errors import OneboxError
+
+__all__ = ["COMMENT", "EventForm", "EventStream", "answer_events", "merged", "sse_event"]
+
+COMMENT = ": keep-alive\n\n"
+"""A comment, which clients of server-sent events skip."""
+
+T = TypeVar("T")
+
+
+def sse_event(body: dict[str, Any], name: str | None = None) -> str:
+    head = f"event: {name}\n" if name else ""
+    return f"{head}data: {json.dumps(body, ensure_ascii=False)}\n\n"
+
+
+class EventForm(Protocol):
+    """How one dialect writes a stream. `place` is the answer's position among those of the request."""
+
+    answers: Answers
+    heartbeat: str
+
+    def begin(self) -> Iterable[str]:
+        """Sent at once, before the first token."""
+        ...
+
+    def chunk(self, place: int, chunk: AnswerChunk) -> Iterable[str]: ...
+    def end_answer(self, place: int) -> Iterable[str]: ...
+    def end(self) -> Iterable[str]: ...
+
+    def fail(self, error: OneboxError) -> Iterable[str]:
+        """An error after the start is an event: the status line has been sent."""
+        ...
+
+
+async def answer_events(form: EventForm, heartbeat_s: float) -> AsyncIterator[str]:
+    """All events of one reply.
+
+    Clients and proxies close a connection that stays silent while a long prompt is read, so a heartbeat is sent
+    whenever no chunk has come for `heartbeat_s` seconds.
+    """
+    for event in form.begin():
+        yield event
+    try:
+        async for item in merged([answer.chunks() for answer in form.answers.answers], heartbeat_s):
+            for event in (form.heartbeat,) if item is None else _item_events(form, *item):
+                yield event
+        for event in form.end():
+            yield event
+    except OneboxError as error:
+        for event in form.fail(error):
+            yield event
+
+
+def _item_events(form: EventForm, place: int, chunk: AnswerChunk | None) -> Iterable[str]:
+    return form.end_answer(place) if chunk is None else form.chunk(place, chunk)
+
+
+async def merged(streams: Sequence[AsyncIterator[T]], heartbeat_s: float) -> AsyncIterator[tuple[int, T | None] | None]:
+    """The items of all streams as they come, each with the place of its stream; (place, None) is a stream's end.
+
+    None alone: no item has come for `heartbeat_s` seconds. An error of a stream is raised after the items before it. A
+    stream is not read ahead: while an item is handled, an answer's counts are those up to that item.
+    """
+    # One task per stream, since waiting on an iterator with a timeout would end it, and a task per item is slow.
+    queue: asyncio.Queue[tuple[int, T | None] | Exception] = asyncio.Queue()
+    handled = [asyncio.Event() for _ in streams]
+    readers = [
+        asyncio.ensure_future(_read(place, stream, queue, handled[place])) for place, stream in enumerate(streams)
+    ]
+    num_open = len(readers)
+    try:
+        while num_open:
+            try:
+                async with asyncio.timeout(heartbeat_s):
+                    item = await queue.get()
+            except TimeoutError:
+                yield None
+                continue
+            if isinstance(item, Exception):
+                raise item
+            yield item
+            handled[item[0]].set()
+            num_open -= item[1] is None
+    finally:
+        for reader in readers:
+            reader.cancel()
+
+
+async def _read(
+    place: int,
+    stream: AsyncIterator[T],
+    queue: "asyncio.Queue[tuple[int, T | None] | Exception]",
+    handled: asyncio.Event,
+) -> None:
+    try:
+        async for item in stream:
+            queue.put_nowait((place, item))
+            await handled.wait()
+            handled.clear()
+        queue.put_nowait((place, None))
+    except Exception as error:
+        queue.put_nowait(error)
+
+
+class EventStream(StreamingResponse):
+    """The response. `on_close` runs however it ends: read to the end, cancelled, or cut off.
+
+    A client that takes nothing for `send_timeout_s` seconds is cut off; see `ServerSettings`.
+    """
+
+    media_type = "text/event-stream"
+
+    def __init__(self, events: AsyncIterator[str], on_close: Callable[[], None], send_timeout_s: float) -> None:
+        super().__init__(events, headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
+        self._on_close = on_close
+        self._send_timeout_s = send_timeout_s
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def send_in_time(message: Message) -> None:
+            async with asyncio.timeout(self._send_timeout_s):
+                await send(message)
+
+        try:
+            await super().__call__(scope, receive, send_in_time)
+        except (ClientDisconnect, TimeoutError):
+            # The client stopped reading; leaving the response incomplete closes the connection.
+            return
+        finally:
+            self._on_close()

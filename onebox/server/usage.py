@@ -1,0 +1,60 @@
+"""Token counts of answers."""
+
+from dataclasses import dataclass, replace
+
+from onebox.engine.api import AcceptanceCounts, Counts
+
+__all__ = ["Usage", "UsageCount"]
+
+
+@dataclass(frozen=True)
+class Usage:
+    """Tokens read and generated. A sum over answers counts a shared prompt once.
+
+    The sentence that closes a reasoning over its budget counts as completion, not as reasoning.
+    """
+
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cached_tokens: int = 0
+    """Prompt tokens found in the prefix cache."""
+    reasoning_tokens: int = 0
+    """Part of the completion."""
+    accepted_draft_tokens: int = 0
+    rejected_draft_tokens: int = 0
+
+    def __add__(self, other: "Usage") -> "Usage":
+        return Usage(*(getattr(self, name) + getattr(other, name) for name in self.__dataclass_fields__))
+
+    @property
+    def without_prompt(self) -> "Usage":
+        return replace(self, prompt_tokens=0, cached_tokens=0)
+
+
+class UsageCount:
+    """Counts one answer's tokens, over all engine requests that it took."""
+
+    def __init__(self, num_prompt: int) -> None:
+        self.num_generated = 0
+        self.num_reasoning = 0
+        self._num_prompt = num_prompt
+        self._num_cached: int | None = None
+        self._drafts = AcceptanceCounts()
+
+    def add_request(self, counts: Counts) -> None:
+        """Adds what the engine counted for one finished request."""
+        if self._num_cached is None:
+            # A resubmitted answer finds its own first part in the cache: that is not the client's prompt.
+            self._num_cached = counts.cached_tokens
+        self._drafts += counts.drafts
+
+    @property
+    def usage(self) -> Usage:
+        return Usage(
+            prompt_tokens=self._num_prompt,
+            completion_tokens=self.num_generated,
+            cached_tokens=self._num_cached or 0,
+            reasoning_tokens=self.num_reasoning,
+            accepted_draft_tokens=self._drafts.num_accepted,
+            rejected_draft_tokens=self._drafts.num_drafted - self._drafts.num_accepted,
+        )

@@ -1,0 +1,209 @@
+"""Splits an answer's text into deltas while it streams: reasoning, content, tool calls.
+
+Qwen3.5's template opens <think> in the prompt, so the answer starts inside the reasoning and only </think> appears in
+it. A tool call is recognized anywhere, inside the reasoning too; the reasoning then continues until </think>. A mark
+that is only mentioned, such as <tool_call> without a function after it, is text. The joined deltas do not depend on how
+the text was split into chunks.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from onebox.text.marks import MarkReader, Undecided
+from onebox.text.toolcalls import ToolCallArguments, ToolCallReader, ToolCallStart, ToolDefinition, without_cut_mark
+
+__all__ = [
+    "AnswerParser",
+    "Content",
+    "Delta",
+    "PlainTextParser",
+    "Reasoning",
+    "TextParser",
+    "begins_in_reasoning",
+]
+
+
+@dataclass(frozen=True)
+class Reasoning:
+    text: str
+
+
+@dataclass(frozen=True)
+class Content:
+    text: str
+
+
+Delta = Reasoning | Content | ToolCallStart | ToolCallArguments
+
+
+def begins_in_reasoning(prompt: str) -> bool:
+    """Whether the prompt ends with an open <think>, so that the answer starts inside the reasoning."""
+    return prompt.rstrip().endswith("<think>")
+
+
+class TextParser(Protocol):
+    """Text in as it arrives, deltas out; the joined deltas do not depend on how the text was split."""
+
+    in_reasoning: bool
+    """Whether the text so far ends inside reasoning."""
+
+    def push(self, text: str) -> list[Delta]: ...
+    def flush(self) -> list[Delta]: ...
+
+
+class PlainTextParser:
+    """All text is content: for endpoints without a chat template."""
+
+    in_reasoning = False
+
+    def push(self, text: str) -> list[Delta]:
+        return [Content(text)] if text else []
+
+    def flush(self) -> list[Delta]:
+        return []
+
+
+class AnswerParser:
+    """The parser of chats.
+
+    Without tools, text that looks like a call is content. Line breaks next to </think> and around calls are layout and
+    belong to no delta.
+    """
+
+    def __init__(self, *, in_reasoning: bool, tools: Sequence[ToolDefinition] = ()) -> None:
+        self.in_reasoning = in_reasoning
+        self._tools = {tool.name: tool for tool in tools}
+        self._flows = {Reasoning: _Flow(Reasoning), Content: _Flow(Content)}
+        self._call: ToolCallReader | None = None
+        self._num_calls = 0
+        self._is_start = True
+        self._is_line_start = True
+        self._held = ""
+
+    def push(self, text: str) -> list[Delta]:
+        return _joined(self._read(MarkReader(self._held + text, is_last=False)))
+
+    def flush(self) -> list[Delta]:
+        """What waited for text that did not come. A call that was cut off is closed: its arguments are JSON."""
+        held = without_cut_mark(self._held) if self._call else self._held
+        deltas = self._read(MarkReader(held, is_last=True))
+        if self._call:
+            deltas += self._end_call(self._call)
+        for flow in self._flows.values():
+            deltas += flow.flush()
+        return _joined(deltas)
+
+    def _read(self, reader: MarkReader) -> list[Delta]:
+        deltas: list[Delta] = []
+        while not reader.is_done:
+            start = reader.at
+            try:
+                deltas += self._read_call(reader, self._call) if self._call else self._read_text(reader)
+            except Undecided:
+                reader.at = start
+                break
+        self._held = reader.text[reader.at :]
+        return deltas
+
+    def _read_text(self, reader: MarkReader) -> Sequence[Delta]:
+        if plain := reader.take_plain():
+            return self._write(plain)
+        if self.in_reasoning and reader.takes("</think>"):
+            self._end_reasoning()
+            return []
+        if self._is_start and reader.takes("<think>"):
+            self.in_reasoning, self._is_start = True, False
+            self._flows[Reasoning].mark_edge()
+            return []
+        if self._tools and (name := self._take_call(reader)):
+            self._call = ToolCallReader(self._num_calls, self._tools.get(name) or ToolDefinition(name, {}))
+            self._num_calls += 1
+            self._is_start = False
+            return [ToolCallStart(self._call.index, name)]
+        return self._write(reader.take_one())
+
+    def _take_call(self, reader: MarkReader) -> str:
+        """Steps over the opening of a call and returns the function's name; "" where there is no call.
+
+        Models at times leave out <tool_call>; then only a known function at the start of a line is one.
+        """
+        start = reader.at
+        if reader.takes("<tool_call>"):
+            reader.skip_space()
+            name = reader.take_name("<function=")
+        else:
+            name = reader.take_name("<function=")
+            name = name if name in self._tools and self._is_line_start else ""
+        if not name:
+            reader.at = start
+        return name
+
+    def _read_call(self, reader: MarkReader, call: ToolCallReader) -> Sequence[Delta]:
+        deltas: Sequence[Delta] = call.read(reader)
+        return deltas if call.is_open else [*deltas, *self._end_call(call)]
+
+    def _end_call(self, call: ToolCallReader) -> Sequence[Delta]:
+        self._call = None
+        self._is_line_start = True
+        deltas: list[Delta] = [*call.close()]
+        for flow in self._flows.values():
+            flow.mark_edge()
+        # Text that is no part of the call's form was still said by the model.
+        return [*deltas, *self._write(call.stray)] if call.stray else deltas
+
+    def _end_reasoning(self) -> None:
+        self.in_reasoning, self._is_start, self._is_line_start = False, False, True
+        for flow in self._flows.values():
+            flow.mark_edge()
+
+    def _write(self, text: str) -> Sequence[Delta]:
+        self._is_line_start = text.endswith("\n")
+        self._is_start = self._is_start and not text.strip("\n")
+        return self._flows[Reasoning if self.in_reasoning else Content].write(text)
+
+
+class _Flow:
+    """The text of one kind of part. Line breaks wait until it is known whether text of the same kind follows."""
+
+    def __init__(self, kind: Callable[[str], Reasoning | Content]) -> None:
+        self._kind = kind
+        self._num_held = 0
+        self._has_text = False
+        self._is_edge = False
+
+    def mark_edge(self) -> None:
+        """A mark or a call stands here: line breaks between it and the part's beginning or end are layout."""
+        self._is_edge = True
+
+    def write(self, text: str) -> Sequence[Delta]:
+        shown = text.rstrip("\n")
+        num_held, num_breaks = self._num_held, len(text) - len(shown)
+        if not shown:
+            self._num_held += num_breaks
+            return []
+        shown = "\n" * num_held + shown
+        if self._is_edge and not self._has_text:
+            shown = shown.lstrip("\n")
+        self._num_held, self._has_text, self._is_edge = num_breaks, True, False
+        return [self._kind(shown)]
+
+    def flush(self) -> Sequence[Delta]:
+        num_held, self._num_held = self._num_held, 0
+        return [self._kind("\n" * num_held)] if num_held and not self._is_edge else []
+
+
+def _joined(deltas: Iterable[Delta]) -> list[Delta]:
+    """Neighbours of one kind as one delta."""
+    joined: list[Delta] = []
+    for delta in deltas:
+        last = joined[-1] if joined else None
+        if isinstance(delta, Reasoning) and isinstance(last, Reasoning):
+            joined[-1] = Reasoning(last.text + delta.text)
+        elif isinstance(delta, Content) and isinstance(last, Content):
+            joined[-1] = Content(last.text + delta.text)
+        elif isinstance(delta, ToolCallArguments) and isinstance(last, ToolCallArguments) and last.index == delta.index:
+            joined[-1] = ToolCallArguments(last.index, last.text + delta.text)
+        else:
+            joined.append(delta)
+    return joined

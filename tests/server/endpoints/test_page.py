@@ -1,0 +1,383 @@
+"""The page at /: how its files are served, and what a person sees of it in a real browser."""
+
+import base64
+import json
+import re
+from pathlib import Path
+
+import pytest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from starlette.responses import JSONResponse, PlainTextResponse, StreamingResponse
+from starlette.routing import Route
+
+import onebox.server
+from onebox.server.settings import ServerSettings
+from tests.server.browser import needs_chromium, open_browser
+from tests.server.conftest import Client, listening
+from tests.server.endpoints.test_chat import WEATHER, written
+
+STATIC = Path(onebox.server.__file__).parent / "static"
+TYPES = {".html": "text/html", ".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
+EVIL = "<img src=/evil onerror=\"document.title='evil'\"><script>document.title='evil'</script>"
+ANSWER = "I look at it.\n</think>\n\n"
+
+
+def test_every_file_of_the_page_is_served_with_its_type(scripted):
+    client = scripted("ok")
+    paths = {"/": STATIC / "index.html", **{f"/static/{path.name}": path for path in STATIC.iterdir()}}
+    assert len(paths) > 5
+    for path, file in paths.items():
+        response = client.request("GET", path)
+        assert response.status_code == 200
+        assert response.headers["content-type"].partition(";")[0] == TYPES[file.suffix]
+        assert response.content == file.read_bytes()
+
+
+def test_the_policy_lets_the_page_reach_its_own_server_alone(scripted):
+    headers = scripted("ok").request("GET", "/").headers
+    policy = dict(rule.split(" ", 1) for rule in headers["content-security-policy"].split("; "))
+    assert policy.pop("default-src") == "'none'"
+    sources = {source for rule in policy.values() for source in rule.split()}
+    assert sources == {"'self'", "'none'", "data:"}
+    assert policy["script-src"] == policy["connect-src"] == policy["style-src"] == "'self'"
+    assert (headers["x-content-type-options"], headers["referrer-policy"]) == ("nosniff", "no-referrer")
+
+
+def test_a_file_that_the_browser_has_is_not_sent_again(scripted):
+    client = scripted("ok")
+    first = client.request("GET", "/static/app.js")
+    assert first.headers["cache-control"] == "no-cache"
+    for known in (first.headers["etag"], f'"other", W/{first.headers["etag"]}'):
+        again = client.request("GET", "/static/app.js", headers={"if-none-match": known})
+        assert (again.status_code, again.content) == (304, b"")
+        assert again.headers["etag"] == first.headers["etag"]
+    changed = client.request("GET", "/static/app.js", headers={"if-none-match": '"other"'})
+    assert changed.content == first.content
+
+
+@pytest.mark.parametrize("path", ["nothing.js", "..%2fpage.py", "%2e%2e/page.py", "%5c..%5cpage.py"])
+def test_only_the_pages_own_files_are_given_out(scripted, path):
+    response = scripted("ok").request("GET", f"/static/{path}")
+    assert response.status_code == 404
+    assert response.json()["error"]["type"] == "invalid_request_error"
+
+
+def test_the_page_opens_without_the_key_and_what_it_asks_for_does_not(scripted):
+    client = Client(scripted("ok").service, ServerSettings(api_key="s3cret"))
+    assert client.request("GET", "/").status_code == client.request("GET", "/static/app.js").status_code == 200
+    for path in ("/v1/models", "/metrics", "/static", "/staticx"):
+        assert client.request("GET", path).status_code == 401
+
+
+def test_the_page_is_no_part_of_the_described_api(scripted):
+    assert not {"/", "/static/{name}"} & scripted("ok").app.openapi()["paths"].keys()
+
+
+def test_no_file_of_the_page_names_another_server():
+    """Namespaces of SVG are names, not addresses."""
+    for path in STATIC.iterdir():
+        addresses = re.findall(r"(?:https?:)?//[\w.-]+\.\w+[^\s\"'`]*", path.read_text())
+        assert [address for address in addresses if "www.w3.org/2000/svg" not in address] == []
+        assert "innerHTML" not in path.read_text()
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory):
+    with open_browser(tmp_path_factory.mktemp("chromium")) as browser:
+        yield browser
+
+
+@pytest.fixture
+def opened(scripted, browser):
+    """Opens the page of a server that says `text`; afterwards nothing may have gone elsewhere or wrong."""
+    pages = []
+
+    def open_page(text, settings=None, route=None, allowed=(), path="", **limits):
+        client = scripted(text, max_model_len=4000, num_pages=200, **limits)
+        app = Client(client.service, settings).app if settings else client.app
+        if route:
+            app.router.routes.insert(0, route)
+        server = listening(app)
+        url = server.__enter__()
+        page = browser.open_page()
+        page.client = client
+        pages.append((page, url, server, allowed))
+        page.go(url + path)
+        return page
+
+    yield open_page
+    for page, url, server, allowed in pages:
+        requested, complaints = page.requested, page.complaints
+        page.ask("Page.close")
+        server.__exit__(None, None, None)
+        assert requested
+        assert [address for address in requested if not address.startswith((f"{url}/", "data:"))] == []
+        assert [entry for entry in complaints if not any(word in entry.get("text", "") for word in allowed)] == []
+
+
+def sent(client):
+    return client.service.tokenizer.decode(client.requests[-1].prompt)
+
+
+@needs_chromium
+def test_the_page_of_the_api_lists_every_operation_with_its_fields(opened):
+    page = opened("ok", path="/docs")
+    page.wait("document.querySelectorAll('#operations details').length > 5")
+    assert "POST /v1/chat/completions" in page.run("document.querySelector('#operations').textContent")
+    assert "max_completion_tokens" in page.run("document.querySelector('#operations').textContent")
+
+
+@needs_chromium
+def test_a_conversation_shows_thinking_an_answer_and_a_tool_call_card(opened):
+    text = f"{ANSWER}# Plan\n\n**Bold** and `code`, {EVIL}:\n- one\n- two\n\n```py\na < b\n```\n"
+    page = opened(text + written("get_weather", city="Zürich", days=3))
+    page.wait("document.querySelector('#model').textContent.startsWith('tiny')")
+    page.click("#show-settings")
+    page.type("#tools", json.dumps([WEATHER["function"]]))
+    page.click("#show-settings")
+    page.type("#message", "How is the weather?")
+    page.press("Enter")
+    page.wait("document.querySelector('.call form') && !document.querySelector('.call form').hidden")
+    assert page.text(".turn.user") == "How is the weather?"
+    assert page.run("document.querySelector('.thinking-text').textContent").strip() == "I look at it."
+    assert page.run("document.querySelector('.thinking').open") is False
+    assert page.text(".answer strong") == "Bold"
+    assert page.text(".answer li") == "one\ntwo"
+    assert page.text(".answer pre") == "a < b"
+    assert EVIL in page.text(".answer p")
+    assert page.run("document.querySelectorAll('.answer :is(img, script)').length + document.title") == "0onebox"
+    assert page.text(".call-name") == "get_weather"
+    assert json.loads(page.text(".call-arguments")) == {"city": "Zürich", "days": 3}
+    assert re.search(r"first token after [\d.]+ s · \d+ tokens", page.text(".figures"))
+    page.wait("document.querySelector('#live').innerText.includes('of 200')")
+
+    page.type(".call textarea", "sunny")
+    page.click(".call button")
+    page.wait("document.querySelectorAll('.turn').length === 3 && document.querySelector('#stop').hidden")
+    assert "sunny" in sent(page.client)
+    assert page.text(".call-result").startswith("sunny")
+
+
+@needs_chromium
+def test_thinking_is_open_while_it_streams_and_an_answer_can_be_stopped_and_made_again(opened):
+    page = opened("I think about it" + " and on" * 300)
+    runner = page.client.runner
+    start, steps = runner.start, []
+
+    def start_some(plan):
+        steps.append(plan)
+        if len(steps) == 40:
+            runner.gate.clear()
+        return start(plan)
+
+    runner.start = start_some
+    page.type("#message", "Hi")
+    page.click("#send")
+    page.wait("document.querySelector('.thinking-text')?.textContent.includes('about it')")
+    assert page.run("document.querySelector('.thinking').open") is True
+    assert page.text(".thinking summary") == "Thinking…"
+    page.press("Escape")
+    page.wait("document.querySelector('#stop').hidden")
+    assert page.text(".figures").endswith("stopped")
+    runner.gate.set()
+    page.click("#show-settings")
+    page.type("#max-tokens", "3")
+    page.click("#show-settings")
+    page.click("#regenerate")
+    page.wait("document.querySelector('.figures')?.textContent.includes('length limit')")
+    assert page.run("document.querySelectorAll('.turn').length") == 2
+    assert page.client.sampling[-1].max_tokens == 3
+
+
+@needs_chromium
+def test_the_conversation_and_the_settings_outlive_the_page(opened):
+    page = opened(f"{ANSWER}Fine.")
+    page.click("#show-settings")
+    page.type("#system", "Be kind.")
+    page.click("#thinking")
+    page.type("#message", "How are you?")
+    page.press("Enter")
+    page.wait("document.querySelector('.turn.assistant[aria-busy=false]')")
+    assert "Be kind." in sent(page.client)
+    assert sent(page.client).rstrip().endswith("</think>")
+    page.ask("Page.reload")
+    page.wait("document.querySelectorAll('.turn').length === 2")
+    assert page.run("document.querySelector('#system').value") == "Be kind."
+    assert page.run("document.querySelector('#thinking').checked") is False
+    page.click("#new-chat")
+    page.wait("document.querySelectorAll('.turn').length === 0")
+    page.ask("Page.reload")
+    page.wait("document.readyState === 'complete' && document.querySelector('#model').textContent")
+    assert page.run("document.querySelectorAll('.turn').length") == 0
+
+
+@needs_chromium
+def test_without_the_key_the_page_says_what_it_needs_and_with_it_it_works(opened):
+    page = opened(f"{ANSWER}Fine.", settings=ServerSettings(api_key="s3cret"), allowed=("401",))
+    page.wait("document.querySelector('#notice').textContent.includes('API key')")
+    page.wait("document.querySelector('#live-problem').textContent.includes('need the API key')")
+    page.click("#show-settings")
+    page.type("#api-key", "s3cret")
+    page.press("Enter")
+    page.wait("document.querySelector('#notice').hidden && document.querySelector('#model').textContent")
+    page.type("#message", "Hi")
+    page.press("Enter")
+    page.wait("document.querySelector('.answer')?.innerText === 'Fine.'")
+
+
+@needs_chromium
+def test_events_cut_at_every_byte_join_to_the_same_answer(opened):
+    said = "Grüße 🙂, 世界"
+
+    async def chat(request):
+        chunks = [{"choices": [{"delta": {"content": part}, "finish_reason": None}]} for part in said]
+        events = "".join(f"data: {json.dumps(chunk, ensure_ascii=False)}\n\n" for chunk in chunks) + "data: [DONE]\n\n"
+        return StreamingResponse(bytes([byte]) for byte in events.encode())
+
+    page = opened("ok", route=Route("/v1/chat/completions", chat, methods=["POST"]))
+    page.type("#message", "Hi")
+    page.press("Enter")
+    page.wait("document.querySelector('.turn.assistant[aria-busy=false]')")
+    assert page.text(".answer") == said
+
+
+@needs_chromium
+def test_an_answer_drawn_as_it_grows_ends_as_one_drawn_at_once(opened):
+    text = "# A *b*\n1. x\n   more\n   - y\n\n   - z\n2. `a*b*`\n> q **r\n> s** t\n\n~~~\n**c**\n```\n~~~\n"
+    text += "end * of * it\n```js\nf"
+    page = opened("ok")
+    grown, whole = page.run(
+        "import('/static/markdown.js').then(({ MarkdownView }) => {"
+        f"const text = {json.dumps(text)};"
+        "const [grown, whole] = [0, 0].map(() => new MarkdownView(document.createElement('div')));"
+        "for (let end = 1; end <= text.length; end++) grown.show(text.slice(0, end));"
+        "whole.show(text);"
+        "for (const { element } of [grown, whole]) element.querySelectorAll('button').forEach((each) => each.remove());"
+        "return [grown.element.innerHTML, whole.element.innerHTML]; })"
+    )
+    assert grown == whole
+    assert whole == (
+        "<h2>A <em>b</em></h2>"
+        '<ol start="1"><li>x\nmore<ul><li>y</li><li>z</li></ul></li><li><code>a*b*</code></li></ol>'
+        "<blockquote><p>q <strong>r\ns</strong> t</p></blockquote>"
+        '<div class="code"><div class="code-head"><span>code</span></div><pre><code>**c**\n```</code></pre></div>'
+        "<p>end * of * it</p>"
+        '<div class="code"><div class="code-head"><span>js</span></div><pre><code>f</code></pre></div>'
+    )
+
+
+@needs_chromium
+def test_a_refusal_is_shown_in_the_servers_words(opened):
+    page = opened("ok", allowed=("400",))
+    page.type("#message", "x" * 5000)
+    page.press("Enter")
+    page.wait("document.querySelector('.turn .problem')?.textContent.includes('context holds 4000')")
+
+
+@needs_chromium
+@pytest.mark.parametrize(("modalities", "is_offered"), [(["text", "image"], True), (["text"], False)])
+def test_images_are_attached_where_the_server_has_vision(opened, modalities, is_offered):
+    async def models(request):
+        model = {"id": "tiny", "max_model_len": 4000, "input_modalities": modalities}
+        return JSONResponse({"data": [model]})
+
+    bodies = []
+
+    async def chat(request):
+        bodies.append(await request.json())
+        return PlainTextResponse("data: [DONE]\n\n", media_type="text/event-stream")
+
+    page = opened("ok", route=Route("/v1/models", models))
+    page.wait("document.querySelector('#model').textContent")
+    assert page.run("document.querySelector('#attach').hidden") is not is_offered
+    if not is_offered:
+        return
+    page.client.app.router.routes.insert(0, Route("/v1/chat/completions", chat, methods=["POST"]))
+    png = base64.b64encode(b"\x89PNG\r\n\x1a\n").decode()
+    page.run(
+        "const data = new DataTransfer();"
+        f"const bytes = Uint8Array.from(atob('{png}'), (c) => c.charCodeAt(0));"
+        "data.items.add(new File([bytes], 'a.png', {type: 'image/png'}));"
+        "const input = document.querySelector('#images'); input.files = data.files;"
+        "input.dispatchEvent(new Event('change', {bubbles: true}))"
+    )
+    page.wait("document.querySelectorAll('#attached img').length === 1")
+    page.type("#message", "What is it?")
+    page.press("Enter")
+    page.wait("document.querySelectorAll('.turn.user img').length === 1")
+    page.wait("document.querySelector('#stop').hidden")
+    (body,) = bodies
+    assert body["messages"] == [
+        {
+            "role": "user",
+            "content": [
+                {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{png}"}},
+                {"type": "text", "text": "What is it?"},
+            ],
+        }
+    ]
+
+
+def registry_of(step):
+    """Metrics of a server that makes 100 tokens between two looks, written by Prometheus' own library."""
+    registry, names = CollectorRegistry(), ("model_name",)
+
+    def counter(name, value):
+        Counter(name, "", names, registry=registry).labels("tiny").inc(value)
+
+    counter("vllm:generation_tokens", 100 * step)
+    counter("vllm:prefix_cache_queries", 80)
+    counter("vllm:prefix_cache_hits", 20)
+    counter("vllm:spec_decode_num_drafts", 10)
+    kept = Counter("vllm:spec_decode_num_accepted_tokens_per_pos", "", (*names, "position"), registry=registry)
+    for place, value in enumerate((9, 4)):
+        kept.labels("tiny", place).inc(value)
+    Histogram("vllm:time_to_first_token_seconds", "", names, registry=registry).labels("tiny").observe(0.25)
+    for name, value in {"num_requests_running": 3, "num_requests_waiting": 7, "kv_cache_usage_perc": 0.25}.items():
+        Gauge(f"vllm:{name}", "", names, registry=registry).labels("tiny").set(value)
+    Gauge("vllm:cache_config_info", "", ("num_gpu_blocks",), registry=registry).labels("400").set(1)
+    memory = Gauge("onebox:memory_bytes", "", (*names, "part"), registry=registry)
+    memory.labels("tiny", 'weights, "INT4"').set(3 << 30)
+    return registry
+
+
+@needs_chromium
+def test_the_live_view_shows_what_the_metrics_say(opened):
+    steps = []
+
+    async def metrics(request):
+        steps.append(request)
+        return PlainTextResponse(generate_latest(registry_of(len(steps))))
+
+    page = opened("ok", route=Route("/metrics", metrics))
+    page.wait("document.querySelector('.figure polyline').points.length > 1")
+    shown = [
+        figure.split("\n")[:2]
+        for figure in json.loads(
+            page.run("""JSON.stringify(
+        [...document.querySelectorAll('.figure')].map((e) => e.innerText))""")
+        )
+    ]
+    speed = float(dict(shown)["Tokens per second"])
+    assert 0 < speed < 101  # 100 tokens between looks that are at least a second apart
+    assert dict(shown[1:]) == {
+        "Time to first token": "0.250 s",
+        "Requests running": "3",
+        "Requests waiting": "7",
+        "Prefix-cache hits": "25 %",
+        "KV pages used": "100 of 400",
+    }
+    bars = " ".join(page.text(".bars").split())
+    assert bars == 'Drafts accepted, by position 1 90 % 2 40 % Memory weights, "INT4" 3.00 GiB'
+
+
+@needs_chromium
+def test_on_a_phone_nothing_is_larger_than_the_screen_but_what_scrolls(opened):
+    page = opened(f"{ANSWER}```\n{'x' * 300}\n```\n{'y' * 300}")
+    page.ask("Emulation.setDeviceMetricsOverride", width=360, height=640, deviceScaleFactor=2, mobile=True)
+    page.ask("Page.reload")
+    page.wait("document.querySelector('#model').textContent && document.querySelector('#live').hidden")
+    page.type("#message", "Hi")
+    page.click("#send")
+    page.wait("document.querySelector('.turn.assistant[aria-busy=false] pre')")
+    assert page.run("[document.documentElement.scrollWidth, document.documentElement.scrollHeight]") == [360, 640]
