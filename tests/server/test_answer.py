@@ -34,9 +34,9 @@ def answer_of(service, prompt, chunks, reason=FinishReason.STOP):
     handle = RequestHandle("x")
     for chunk in chunks:
         logprobs = tuple(TokenLogprob(token_id, -float(place), 1) for place, token_id in enumerate(chunk))
-        handle.post(Tokens("x", tuple(chunk), logprobs), 0.0)
+        handle.deliver(Tokens("x", tuple(chunk), logprobs), 0.0)
     num_made = sum(map(len, chunks))
-    handle.post(Finished("x", reason, Counts(len(prompt.token_ids), num_made + 1, cached_tokens=2)), 0.0)
+    handle.deliver(Finished("x", reason, Counts(len(prompt.token_ids), num_made + 1, cached_tokens=2)), 0.0)
     return Answer(service.engine, service.tokenizer, prompt, Request("x", prompt.token_ids), handle)
 
 
