@@ -98,7 +98,7 @@ def test_an_answer_that_the_engine_did_not_end_is_an_error(service):
 def test_of_several_answers_one_failure_fails_the_request(service):
     prompt = Prompt((1,), Request("x", (1,)).sampling)
     broken = RequestHandle("y")
-    broken.post(Failed("y", "It broke."), 0.0)
+    broken.deliver(Failed("y", "It broke."), 0.0)
     answers = (
         answer_of(service, prompt, [(1,)]),
         Answer(service.engine, service.tokenizer, prompt, Request("y", (1,)), broken),
