@@ -13,10 +13,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from onebox.kernels.attention.write import rounded
+from onebox.kernels.common.arithmetic import rounded
 from onebox.kernels.common.dependent import dependent, release, wait
+from onebox.kernels.common.parts import sum_parts
 from onebox.kernels.delta_net.memory import DeltaPool, DeltaWeights
-from onebox.kernels.router.fused import sum_parts
 
 __all__ = ["softplus", "step"]
 
