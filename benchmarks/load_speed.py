@@ -26,8 +26,8 @@ from onebox.checkpoint.header import TensorEntry, write_header
 from onebox.checkpoint.pieces import PieceRing, plan_pieces
 from onebox.checkpoint.source import open_checkpoint
 from onebox.checkpoint.staging import StagedReader
-from onebox.model.assemble import load_model, loading_order
 from onebox.model.dummy import HYBRID
+from onebox.model.load import load_model, loading_order
 from onebox.spec.model import spec_from_config
 from onebox.spec.modules import Module, modules
 from onebox.spec.shapes import SHAPES

@@ -50,16 +50,19 @@ class HttpOptions:
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1"
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 takes a free one.")] = 8000
     served_model_name: Annotated[
-        str | None, typer.Option(help="The model's name in the API; the directory's name unless told.")
+        str | None, typer.Option(help="The model's name in the API; default: the directory's name.")
     ] = None
     api_key: Annotated[
-        str | None, typer.Option(envvar="ONEBOX_API_KEY", help="Clients must send it; nobody needs one unless told.")
+        str | None, typer.Option(envvar="ONEBOX_API_KEY", help="Key that clients must send; without it they need none.")
     ] = None
     allowed_origins: Annotated[
-        str, typer.Option(help='JSON list of origins whose pages may call the API; "*" for all. None unless told.')
+        str, typer.Option(help='JSON list of origins whose pages may call the API, such as ["*"] for all.')
     ] = "[]"
     shutdown_timeout: Annotated[
-        float, typer.Option(min=0, help="Seconds that running requests may take after SIGTERM; a second one stops.")
+        float,
+        typer.Option(
+            min=0, help="Seconds that running requests may take after SIGTERM; a second SIGTERM stops at once."
+        ),
     ] = 30.0
 
     def settings(self) -> "ServerSettings":
@@ -77,7 +80,7 @@ class ModelOptions:
 
     device: Annotated[str, typer.Option(help="Where the model runs: auto, cuda or cpu.")] = "auto"
     dtype: Annotated[
-        str, typer.Option(help="Activations: auto, bfloat16 or float32. Auto is bfloat16 where that is the faster.")
+        str, typer.Option(help="Activations: auto, bfloat16 or float32. Auto is bfloat16 where that is faster.")
     ] = "auto"
     load_format: Annotated[
         str, typer.Option(help="How weights are read: auto, safetensors, fastsafetensors, or dummy (random weights).")
@@ -86,7 +89,7 @@ class ModelOptions:
         str | None,
         typer.Option(
             help='JSON: {"method": "none|mtp|ngram|auto", "num_speculative_tokens": 1..8}. '
-            "Auto, up to 4 drafts, where the checkpoint has an MTP head."
+            "Default: auto with up to 4 drafts where the checkpoint has an MTP head."
         ),
     ] = None
 
@@ -114,10 +117,12 @@ class MemoryOptions:
         str, typer.Option(help="KV cache: auto (bf16), bf16, fp8, turboquant, or turboquant_kXvY (X, Y of 8, 4, 3, 2).")
     ] = "auto"
     max_model_len: Annotated[
-        int | None, typer.Option(min=1, help="Tokens of prompt and answer together; the model's own limit unless told.")
+        int | None, typer.Option(min=1, help="Tokens of prompt and answer together; default: the model's limit.")
     ] = None
-    max_num_seqs: Annotated[int, typer.Option(min=1, help="Requests that are computed at once.")] = 8
-    max_num_waiting: Annotated[int, typer.Option(min=0, help="Requests that may wait; beyond, clients get 429.")] = 64
+    max_num_seqs: Annotated[int, typer.Option(min=1, help="Requests computed at once.")] = 8
+    max_num_waiting: Annotated[
+        int, typer.Option(min=0, help="Requests that may wait in the queue; beyond, clients get 429.")
+    ] = 64
     max_num_batched_tokens: Annotated[
         int | None,
         typer.Option(help="Prompt tokens computed in one step, a multiple of 64; 2048 on a GPU, 512 on a CPU."),
@@ -128,7 +133,7 @@ class MemoryOptions:
         typer.Option(help="Bytes for KV pages and cached prefixes; all that is left on a GPU, 1 GiB on a CPU."),
     ] = None
     enable_prefix_caching: Annotated[
-        bool, typer.Option(help="Keep the states of prompts, so that what was computed once is not computed again.")
+        bool, typer.Option(help="Cache prompts (KV pages, DeltaNet states), so that no prefix is computed twice.")
     ] = True
 
 
@@ -142,7 +147,7 @@ class MediaOptions:
         bool, typer.Option("--language-model-only", help="Leave the vision tower on disk; images are then refused.")
     ] = False
     limit_mm_per_prompt: Annotated[
-        str, typer.Option(help='JSON of what one request may hold; {"image": 16, "video": 2} unless told.')
+        str, typer.Option(help='JSON of what one request may hold; default: {"image": 16, "video": 2}.')
     ] = "{}"
     allowed_local_media_path: Annotated[
         Path | None,
@@ -172,7 +177,7 @@ class PromptOptions:
         Path | None, typer.Option(help="A jinja file in place of the checkpoint's own chat template.")
     ] = None
     default_chat_template_kwargs: Annotated[
-        str, typer.Option(help='JSON for the template where a request is silent, such as {"enable_thinking": false}.')
+        str, typer.Option(help='JSON of template variables that a request may override: {"enable_thinking": false}.')
     ] = "{}"
     override_generation_config: Annotated[
         str, typer.Option(help='JSON of sampling defaults over generation_config.json, such as {"temperature": 0.6}.')

@@ -12,8 +12,8 @@ from onebox.engine.api import Engine
 from onebox.engine.config import PAGE_TOKENS, EngineConfig, SpeculationConfig, SpeculationMethod
 from onebox.engine.options import EngineOptions, Vocabulary
 from onebox.engine.runner import ModelRunner
-from onebox.model.assemble import LoadFormat, load_model
 from onebox.model.footprint import Footprint, footprint
+from onebox.model.load import LoadFormat, load_model
 from onebox.model.memory import Memory, MemoryShape
 from onebox.model.vision import load_tower
 from onebox.planner.memory import MemoryPlan, MemoryRequest, plan_memory

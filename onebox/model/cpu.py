@@ -2,7 +2,7 @@
 
 Every stored format becomes numbers in the activations' dtype once, at load: unpacking at each call would cost more than
 the bytes it saves. Of the head and the router results are wanted in float32 whatever the activations are, so no number
-of theirs is rounded (`wide_dtype`). A row's bits are its own: `compiled/` and `kernels/invariant.py` say how.
+of theirs is rounded (`head_dtype`). A row's bits are its own: `compiled/` and `kernels/invariant.py` say how.
 """
 
 from collections.abc import Iterable
@@ -19,26 +19,27 @@ from onebox.kernels.common.arrays import Array, array, quietly, silu, tensor
 from onebox.kernels.common.invariant import FEW, any_multiple_is_alike, filled, product
 from onebox.model import compiled
 from onebox.model.experts import Experts, stack
-from onebox.model.layers import Layer
-from onebox.model.linear import Linear, Rows
+from onebox.model.layers import Layer, Stream
+from onebox.model.layers.plain import Mixer, PlainLayer
+from onebox.model.linear import DecodeRows, Linear
 
-__all__ = ["CpuExperts", "CpuLinear", "cpu_experts", "cpu_layer", "cpu_linear", "is_wide", "wide_dtype"]
+__all__ = ["CpuExperts", "CpuLinear", "cpu_experts", "cpu_layer", "cpu_linear", "has_float32_output", "head_dtype"]
 
 # Compiled forms are imported where they are used: their modules need Numba.
 
 
-def is_wide(name: str) -> bool:
+def has_float32_output(name: str) -> bool:
     """Whether float32 results are wanted of the module of this name."""
     return name.endswith(("lm_head", ".mlp.gate", ".mlp.shared_expert_gate"))
 
 
-def wide_dtype(binding: Binding, dtype: torch.dtype) -> torch.dtype:
+def head_dtype(binding: Binding, dtype: torch.dtype) -> torch.dtype:
     """What such modules' numbers are held in beside activations of `dtype`.
 
     float32; or bfloat16, half the bytes, where all are stored so: compiled products widen them and sum in float32, so
     results have the same bits.
     """
-    stored = [bound for name, bound in binding.modules.items() if is_wide(name)]
+    stored = [bound for name, bound in binding.modules.items() if has_float32_output(name)]
     are_narrow = all(bound.is_plain and bound.tensors["weight"].dtype == "BF16" for bound in stored)
     return dtype if compiled.is_available() and are_narrow else torch.float32
 
@@ -65,14 +66,13 @@ def cpu_experts(batches: Iterable[tuple[Tensor, Tensor]], count: int) -> Experts
     return CompiledExperts(*stack(((to_blocks(gate_up), to_blocks(down)) for gate_up, down in batches), count))
 
 
-def cpu_layer(layer: Layer) -> Layer:
-    """The layer with its steps compiled, if its matrices are such; any other as it is."""
-    # A GPU's loader comes by here too and must not import Numba for nothing.
-    if not getattr(layer.mixture.router, "is_compiled", False):
+def cpu_layer(layer: PlainLayer[Mixer]) -> Layer[Stream]:
+    """The layer compiled, if Numba is there and compiled code can read its matrices; else the layer itself."""
+    if not compiled.is_available():
         return layer
-    from onebox.model.compiled.layer import CompiledLayer
+    from onebox.model.layers.compiled import compile_layer
 
-    return CompiledLayer.of(layer)
+    return compile_layer(layer) or layer
 
 
 @dataclass(frozen=True)
@@ -82,8 +82,11 @@ class CpuLinear:
     weight: Tensor
     """[N, K], its transpose contiguous."""
 
-    def __call__(self, rows: Rows, out_dtype: torch.dtype | None = None) -> Tensor:
-        return product(rows.x.to(self.weight.dtype), self.weight).to(out_dtype or rows.x.dtype)
+    def decode(self, rows: DecodeRows, out_dtype: torch.dtype | None = None) -> Tensor:
+        return self.prefill(rows.x, out_dtype)
+
+    def prefill(self, x: Tensor, out_dtype: torch.dtype | None = None) -> Tensor:
+        return product(x.to(self.weight.dtype), self.weight).to(out_dtype or x.dtype)
 
 
 @dataclass(frozen=True)
@@ -93,9 +96,12 @@ class CpuExperts:
     gate_up: Tensor
     down: Tensor
 
+    def decode(self, rows: DecodeRows, ids: Tensor, weights: Tensor) -> Tensor:
+        return self.prefill(rows.x, ids, weights)
+
     @quietly
-    def __call__(self, rows: Rows, ids: Tensor, weights: Tensor) -> Tensor:
-        own = self._chosen(rows.x.to(self.gate_up.dtype), ids) * array(weights)[:, :, None]
+    def prefill(self, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
+        own = self._chosen(x.to(self.gate_up.dtype), ids) * array(weights)[:, :, None]
         total = own[:, 0]
         for slot in range(1, own.shape[1]):
             total += own[:, slot]

@@ -6,9 +6,11 @@ import torch
 from torch import Tensor
 
 from onebox.formats.fragments import TILE_COLUMNS, TILE_ROWS
-from onebox.model.assemble import put_together
-from onebox.model.cpu import cpu_experts, cpu_linear
+from onebox.model.build import build_model
+from onebox.model.cpu import cpu_experts, cpu_layer, cpu_linear
 from onebox.model.experts import Experts, Int4Experts, PlainExperts
+from onebox.model.layers import Layer, Stream
+from onebox.model.layers.plain import Mixer, PlainLayer
 from onebox.model.linear import Fp8Linear, IntLinear, Linear, PlainLinear
 from onebox.model.qwen3_5 import Qwen35
 from onebox.spec.errors import UnsupportedError
@@ -46,7 +48,7 @@ class DummyParts:
         self._modules: dict[str, Module] = {module.name: module for module in modules(spec)}
         self._generator = torch.Generator(device).manual_seed(0)
 
-    def linear(self, *names: str, is_wide: bool = False) -> Linear:  # noqa: ARG002 - kernels sum in float32 anyway
+    def linear(self, *names: str, float32_output: bool = False) -> Linear:  # noqa: ARG002 - kernels sum in float32 anyway
         first = self._modules[names[0]]
         rows, columns = sum(self._modules[name].shape[0] for name in names), first.shape[1]
         chosen = self._formats.get(first.module_class, WeightFormat.BF16) if first.is_matrix else WeightFormat.BF16
@@ -66,7 +68,7 @@ class DummyParts:
         tiles = self._bytes(groups, -(-rows // TILE_ROWS), 256 * bits)
         return IntLinear(bits, tiles, self._scales(*((groups, rows) if bits == 4 else (rows,)), bits=bits))
 
-    def are_alike(self, *names: str) -> bool:
+    def can_join(self, *names: str) -> bool:
         formats = {self._formats.get(self._modules[name].module_class, WeightFormat.BF16) for name in names}
         return self.device.type != "cpu" and len(formats) == 1 and formats <= {WeightFormat.INT4, WeightFormat.BF16}
 
@@ -96,6 +98,9 @@ class DummyParts:
     def embedding(self, name: str) -> Tensor:
         return self._normal(*self._modules[name].shape)
 
+    def choose_layer(self, layer: PlainLayer[Mixer]) -> Layer[Stream]:
+        return cpu_layer(layer) if self.device.type == "cpu" else layer
+
     def _normal(self, *shape: int) -> Tensor:
         dtype = torch.float32 if self.device.type == "cpu" else torch.bfloat16
         drawn = torch.empty(shape, dtype=dtype, device=self.device)
@@ -119,4 +124,4 @@ def dummy_model(
     with_mtp: bool = True,
 ) -> Qwen35:
     """The model of `spec` with random weights in `formats`."""
-    return put_together(spec, DummyParts(spec, formats, device), dtype, with_mtp=with_mtp)
+    return build_model(spec, DummyParts(spec, formats, device), dtype, with_mtp=with_mtp)

@@ -1,8 +1,7 @@
 """The routed experts of one layer, in the formats that have kernels: INT4 in groups of 128, FP8, NVFP4, and BF16."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -21,7 +20,7 @@ from onebox.kernels.experts import (
     routed_experts_fp8,
     routed_experts_nvfp4,
 )
-from onebox.model.linear import Phase, Rows, group_int_of
+from onebox.model.linear import DecodeRows, group_int_of
 from onebox.spec.weights import Layout, WeightFormat
 
 __all__ = ["EXPERT_PARTS", "ExpertOf", "Experts", "expert_batches", "make_experts", "plain_expert", "stack"]
@@ -36,27 +35,32 @@ _BATCH_BYTES = 64 << 20
 
 
 class Experts(Protocol):
-    """Each row through its k experts, weighted and summed in the order of ids: float32 [R, H]."""
+    """Each row through its k experts, weighted and summed in the order of ids [R, k]: float32 [R, H]."""
 
-    def __call__(self, rows: Rows, ids: Tensor, weights: Tensor) -> Tensor: ...
+    def decode(self, rows: DecodeRows, ids: Tensor, weights: Tensor) -> Tensor: ...
+
+    def prefill(self, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor: ...
 
 
-@dataclass(frozen=True)
-class Int4Experts:
+# The formats' tensors, in the order in which their operations take them.
+
+
+class Int4Experts(NamedTuple):
+    """Groups of 128, in the tiles of `formats/expert_tiles.py`."""
+
     gate_up: Tensor
     gate_up_scale: Tensor
     down: Tensor
     down_scale: Tensor
 
-    def __call__(self, rows: Rows, ids: Tensor, weights: Tensor) -> Tensor:
-        tensors = (self.gate_up, self.gate_up_scale, self.down, self.down_scale)
-        if rows.phase is Phase.DECODE:
-            return routed_experts(*rows.fixed_point, ids, weights, *tensors)
-        return prefill_experts(rows.x.to(torch.bfloat16), ids, weights, *tensors).to(torch.float32)
+    def decode(self, rows: DecodeRows, ids: Tensor, weights: Tensor) -> Tensor:
+        return routed_experts(*rows.fixed_point, ids, weights, *self)
+
+    def prefill(self, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
+        return prefill_experts(x.to(torch.bfloat16), ids, weights, *self).to(torch.float32)
 
 
-@dataclass(frozen=True)
-class Fp8Experts:
+class Fp8Experts(NamedTuple):
     """E4M3 with scales of blocks of 128x128, or of rows."""
 
     gate_up: Tensor
@@ -64,15 +68,14 @@ class Fp8Experts:
     down: Tensor
     down_scale: Tensor
 
-    def __call__(self, rows: Rows, ids: Tensor, weights: Tensor) -> Tensor:
-        tensors = (self.gate_up, self.gate_up_scale, self.down, self.down_scale)
-        if rows.phase is Phase.DECODE:
-            return routed_experts_fp8(rows.x, ids, weights, *tensors)
-        return prefill_experts_fp8(rows.x.to(torch.bfloat16), ids, weights, *tensors).to(torch.float32)
+    def decode(self, rows: DecodeRows, ids: Tensor, weights: Tensor) -> Tensor:
+        return routed_experts_fp8(rows.x, ids, weights, *self)
+
+    def prefill(self, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
+        return prefill_experts_fp8(x.to(torch.bfloat16), ids, weights, *self).to(torch.float32)
 
 
-@dataclass(frozen=True)
-class Nvfp4Experts:
+class Nvfp4Experts(NamedTuple):
     """E2M1 in groups of 16; each matrix has a multiplier of its own."""
 
     gate_up: Tensor
@@ -81,21 +84,24 @@ class Nvfp4Experts:
     down_scale: Tensor
     multipliers: Tensor
 
-    def __call__(self, rows: Rows, ids: Tensor, weights: Tensor) -> Tensor:
-        tensors = (self.gate_up, self.gate_up_scale, self.down, self.down_scale, self.multipliers)
-        if rows.phase is Phase.DECODE:
-            return routed_experts_nvfp4(rows.x, ids, weights, *tensors)
-        return prefill_experts_nvfp4(rows.x.to(torch.bfloat16), ids, weights, *tensors).to(torch.float32)
+    def decode(self, rows: DecodeRows, ids: Tensor, weights: Tensor) -> Tensor:
+        return routed_experts_nvfp4(rows.x, ids, weights, *self)
+
+    def prefill(self, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
+        return prefill_experts_nvfp4(x.to(torch.bfloat16), ids, weights, *self).to(torch.float32)
 
 
-@dataclass(frozen=True)
-class PlainExperts:
+class PlainExperts(NamedTuple):
+    """BF16."""
+
     gate_up: Tensor
     down: Tensor
 
-    def __call__(self, rows: Rows, ids: Tensor, weights: Tensor) -> Tensor:
-        run = routed_experts_bf16 if rows.phase is Phase.DECODE else prefill_experts_bf16
-        return run(rows.x.to(torch.bfloat16), ids, weights, self.gate_up, self.down).to(torch.float32)
+    def decode(self, rows: DecodeRows, ids: Tensor, weights: Tensor) -> Tensor:
+        return routed_experts_bf16(rows.x.to(torch.bfloat16), ids, weights, *self).to(torch.float32)
+
+    def prefill(self, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
+        return prefill_experts_bf16(x.to(torch.bfloat16), ids, weights, *self).to(torch.float32)
 
 
 def expert_batches(expert: ExpertOf, num_experts: int) -> Iterator[range]:

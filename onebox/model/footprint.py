@@ -5,13 +5,10 @@ from pathlib import Path
 
 import torch
 
-from onebox.checkpoint.bind import bind
 from onebox.checkpoint.inspect import report_on
-from onebox.checkpoint.source import open_checkpoint
-from onebox.model.assemble import LoadFormat
-from onebox.model.cpu import is_wide, wide_dtype
+from onebox.model.cpu import has_float32_output, head_dtype
 from onebox.model.dummy import HYBRID
-from onebox.model.load import refuse_problems
+from onebox.model.load import LoadFormat, open_bound
 from onebox.spec.model import ModelSpec, read_config
 from onebox.spec.modules import ModuleClass, modules
 from onebox.spec.traffic import predicted_weight_bytes
@@ -41,12 +38,10 @@ def footprint(directory: Path, device: torch.device, dtype: torch.dtype, load_fo
         # The vision tower is not made up.
         sizes.pop(ModuleClass.VISION, None)
         return Footprint(spec, sizes, spec.mtp_num_hidden_layers > 0, has_tower=False)
-    checkpoint = open_checkpoint(directory)
-    binding = bind(checkpoint)
-    refuse_problems(directory, binding)
+    checkpoint, binding = open_bound(directory)
     stored = report_on(checkpoint, binding, is_deep=False).class_bytes
     if device.type == "cpu":
-        sizes = _cpu_bytes(checkpoint.spec, dtype, wide_dtype(binding, dtype))
+        sizes = _cpu_bytes(checkpoint.spec, dtype, head_dtype(binding, dtype))
         stored = {kind: sizes[kind] for kind in stored}
     has_tower = ModuleClass.VISION in stored
     return Footprint(checkpoint.spec, stored, "mtp.fc" in binding.modules, has_tower)
@@ -56,7 +51,7 @@ def _cpu_bytes(spec: ModelSpec, dtype: torch.dtype, wide: torch.dtype) -> dict[M
     """Per class: matrices in the activations' dtype; the router and the head, tied or not, in `wide`; else float32."""
     sizes: dict[ModuleClass, int] = {}
     for module in modules(spec):
-        if is_wide(module.name):
+        if has_float32_output(module.name):
             width = wide.itemsize
         elif module.is_matrix or module.module_class is ModuleClass.VISION:
             width = dtype.itemsize

@@ -1,12 +1,12 @@
-"""A linear layer in whatever format its weights are stored: chosen once at load, one call afterwards.
+"""Linears, one class per stored format, each with a decode and a prefill operation; the class is chosen at load.
 
-Owns the choice of operation per format and phase, and how stored tensors become the kernels' layouts. Layers never ask
-which format they have. Rows of several matrices that read the same input are joined where they share a format.
+Owns how stored tensors become the kernels' layouts. Layers never ask which format they have. Matrices that read the
+same input are joined into one where they share a format.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import Enum
 from functools import cached_property, reduce
 from typing import Protocol, runtime_checkable
 
@@ -27,33 +27,25 @@ from onebox.spec.errors import MismatchError, UnsupportedError
 from onebox.spec.weights import Layout, WeightFormat
 
 __all__ = [
+    "DecodeRows",
     "FloatLinear",
     "IntLinear",
     "Linear",
     "PartLinear",
-    "Phase",
-    "Rows",
-    "are_one",
+    "can_join",
     "group_int_of",
     "make_linear",
 ]
 
 
-class Phase(Enum):
-    """Which of an operation's two forms is meant. A row's bits may differ between them, so it is always said."""
-
-    DECODE = "decode"
-    """A decode or verify step: few rows, the weight's bytes decide."""
-    PREFILL = "prefill"
-    """A stretch of a prompt: many rows."""
-
-
 @dataclass(frozen=True)
-class Rows:
-    """Activations [R, K] on their way into linears; their fixed-point form is made once, when the first asks for it."""
+class DecodeRows:
+    """Activations [R, K] of a decode step; their fixed-point form is computed once, for the first linear that reads it.
+
+    A row's bits may differ between a linear's decode and its prefill, but not with the number of rows.
+    """
 
     x: Tensor
-    phase: Phase
 
     @cached_property
     def fixed_point(self) -> tuple[Tensor, Tensor]:
@@ -61,25 +53,24 @@ class Rows:
 
 
 class Linear(Protocol):
-    """y = x W^T: [R, N] from rows [R, K], in the rows' dtype or the one asked for."""
+    """y = x W^T: [R, N] from rows [R, K], in the rows' dtype or in `out_dtype`."""
 
-    def __call__(self, rows: Rows, out_dtype: torch.dtype | None = None) -> Tensor: ...
+    def decode(self, rows: DecodeRows, out_dtype: torch.dtype | None = None) -> Tensor:
+        """Few rows, where the bytes of the weight count."""
+
+    def prefill(self, x: Tensor, out_dtype: torch.dtype | None = None) -> Tensor:
+        """Many rows of prompts."""
 
 
 @runtime_checkable
 class PartLinear(Linear, Protocol):
-    """A linear that can leave its last sum to the operation behind it."""
+    """A linear that can leave its last sum to the operation that reads it."""
 
     def parts(self, rows: FixedRows) -> Tensor:
         """float32 [P, R, N] whose sum over P, in this order, is the linear of a decode step's rows."""
 
-
-@runtime_checkable
-class FloatLinear(PartLinear, Protocol):
-    """A linear over FP8, NVFP4 or BF16 weights."""
-
-    @property
-    def stored(self) -> FloatWeight: ...
+    def rows_of(self, x: Tensor) -> FixedRows:
+        """Rows [R, K] in the form that `parts` reads."""
 
 
 @dataclass(frozen=True)
@@ -90,79 +81,98 @@ class IntLinear:
     tiles: Tensor
     scales: Tensor
 
-    def __call__(self, rows: Rows, out_dtype: torch.dtype | None = None) -> Tensor:
-        dtype = out_dtype or rows.x.dtype
-        if rows.phase is Phase.DECODE:
-            decode = int_linear.int4_linear if self.bits == 4 else int_linear.int8_linear
-            return decode(*rows.fixed_point, self.tiles, self.scales, dtype)
-        prefill = int_linear.int4_matmul if self.bits == 4 else int_linear.int8_matmul
-        return prefill(rows.x, self.tiles, self.scales).to(dtype)
+    def decode(self, rows: DecodeRows, out_dtype: torch.dtype | None = None) -> Tensor:
+        run = int_linear.int4_linear if self.bits == 4 else int_linear.int8_linear
+        return run(*rows.fixed_point, self.tiles, self.scales, out_dtype or rows.x.dtype)
+
+    def prefill(self, x: Tensor, out_dtype: torch.dtype | None = None) -> Tensor:
+        run = int_linear.int4_matmul if self.bits == 4 else int_linear.int8_matmul
+        return run(x, self.tiles, self.scales).to(out_dtype or x.dtype)
 
     def parts(self, rows: FixedRows) -> Tensor:
-        take_parts = int_linear.int4_parts if self.bits == 4 else int_linear.int8_parts
-        return take_parts(rows, self.tiles, self.scales)
+        run = int_linear.int4_parts if self.bits == 4 else int_linear.int8_parts
+        return run(rows, self.tiles, self.scales)
+
+    def rows_of(self, x: Tensor) -> FixedRows:
+        return FixedRows(x, *int_linear.fixed_point(x), None)
+
+
+class FloatLinear(ABC):
+    """A linear over FP8, NVFP4 or BF16 weights."""
+
+    @property
+    @abstractmethod
+    def stored(self) -> FloatWeight: ...
+
+    @abstractmethod
+    def decode(self, rows: DecodeRows, out_dtype: torch.dtype | None = None) -> Tensor: ...
+
+    @abstractmethod
+    def prefill(self, x: Tensor, out_dtype: torch.dtype | None = None) -> Tensor: ...
+
+    def parts(self, rows: FixedRows) -> Tensor:
+        return float_parts(rows, self.stored)
+
+    def rows_of(self, x: Tensor) -> FixedRows:
+        # The fixed-point form is not read.
+        return FixedRows(x, x, x, None)
 
 
 @dataclass(frozen=True)
-class Fp8Linear:
+class Fp8Linear(FloatLinear):
     """E4M3 in blocks of 128x128 (`is_block`), or with a scale a row or one for all."""
 
     is_block: bool
     weight: Tensor
     scale: Tensor
 
-    def __call__(self, rows: Rows, out_dtype: torch.dtype | None = None) -> Tensor:
-        if self.is_block:
-            is_decode = rows.phase is Phase.DECODE
-            run = float_linear.fp8_block_linear if is_decode else float_linear.fp8_block_matmul
-        else:
-            run = float_linear.fp8_row_linear if rows.phase is Phase.DECODE else float_linear.fp8_row_matmul
-        return run(rows.x, self.weight, self.scale, out_dtype)
-
     @property
     def stored(self) -> FloatWeight:
         return FloatWeight("block" if self.is_block else "row", self.weight.view(torch.uint8), self.scale)
 
-    def parts(self, rows: FixedRows) -> Tensor:
-        return float_parts(rows, self.stored)
+    def decode(self, rows: DecodeRows, out_dtype: torch.dtype | None = None) -> Tensor:
+        run = float_linear.fp8_block_linear if self.is_block else float_linear.fp8_row_linear
+        return run(rows.x, self.weight, self.scale, out_dtype)
+
+    def prefill(self, x: Tensor, out_dtype: torch.dtype | None = None) -> Tensor:
+        run = float_linear.fp8_block_matmul if self.is_block else float_linear.fp8_row_matmul
+        return run(x, self.weight, self.scale, out_dtype)
 
 
 @dataclass(frozen=True)
-class Nvfp4Linear:
+class Nvfp4Linear(FloatLinear):
     """E2M1 in groups of 16 under one multiplier."""
 
     packed: Tensor
     scale: Tensor
     multiplier: Tensor
 
-    def __call__(self, rows: Rows, out_dtype: torch.dtype | None = None) -> Tensor:
-        run = float_linear.nvfp4_linear if rows.phase is Phase.DECODE else float_linear.nvfp4_matmul
-        return run(rows.x, self.packed, self.scale, self.multiplier, out_dtype)
-
     @property
     def stored(self) -> FloatWeight:
         return FloatWeight("nvfp4", self.packed, self.scale.view(torch.uint8), self.multiplier)
 
-    def parts(self, rows: FixedRows) -> Tensor:
-        return float_parts(rows, self.stored)
+    def decode(self, rows: DecodeRows, out_dtype: torch.dtype | None = None) -> Tensor:
+        return float_linear.nvfp4_linear(rows.x, self.packed, self.scale, self.multiplier, out_dtype)
+
+    def prefill(self, x: Tensor, out_dtype: torch.dtype | None = None) -> Tensor:
+        return float_linear.nvfp4_matmul(x, self.packed, self.scale, self.multiplier, out_dtype)
 
 
 @dataclass(frozen=True)
-class PlainLinear:
+class PlainLinear(FloatLinear):
     """BF16 weights."""
 
     weight: Tensor
-
-    def __call__(self, rows: Rows, out_dtype: torch.dtype | None = None) -> Tensor:
-        run = float_linear.bf16_linear if rows.phase is Phase.DECODE else float_linear.bf16_matmul
-        return run(rows.x, self.weight, out_dtype)
 
     @property
     def stored(self) -> FloatWeight:
         return FloatWeight("bf16", self.weight, None)
 
-    def parts(self, rows: FixedRows) -> Tensor:
-        return float_parts(rows, self.stored)
+    def decode(self, rows: DecodeRows, out_dtype: torch.dtype | None = None) -> Tensor:
+        return float_linear.bf16_linear(rows.x, self.weight, out_dtype)
+
+    def prefill(self, x: Tensor, out_dtype: torch.dtype | None = None) -> Tensor:
+        return float_linear.bf16_matmul(x, self.weight, out_dtype)
 
 
 @dataclass(frozen=True)
@@ -171,12 +181,18 @@ class JoinedLinear:
 
     linears: tuple[PartLinear, ...]
 
-    def __call__(self, rows: Rows, out_dtype: torch.dtype | None = None) -> Tensor:
-        return torch.cat([linear(rows, out_dtype) for linear in self.linears], dim=-1)
+    def decode(self, rows: DecodeRows, out_dtype: torch.dtype | None = None) -> Tensor:
+        return torch.cat([linear.decode(rows, out_dtype) for linear in self.linears], dim=-1)
+
+    def prefill(self, x: Tensor, out_dtype: torch.dtype | None = None) -> Tensor:
+        return torch.cat([linear.prefill(x, out_dtype) for linear in self.linears], dim=-1)
 
     def parts(self, rows: FixedRows) -> Tensor:
-        # Each has parts of its own number: only their sums, made in order, fit side by side.
+        # The linears differ in their number of parts: only their sums, added in order, fit side by side.
         return torch.cat([reduce(torch.add, linear.parts(rows)) for linear in self.linears], dim=-1).unsqueeze(0)
+
+    def rows_of(self, x: Tensor) -> FixedRows:
+        return FixedRows(x, *int_linear.fixed_point(x), None)
 
 
 def make_linear(bounds: list[Bound], read: Read, zeros_offset: int = 1) -> PartLinear:
@@ -197,7 +213,7 @@ def make_linear(bounds: list[Bound], read: Read, zeros_offset: int = 1) -> PartL
     return _fp8_linear(bounds, read)
 
 
-def are_one(bounds: Sequence[Bound]) -> bool:
+def can_join(bounds: Sequence[Bound]) -> bool:
     """Whether the rows of all `bounds` become one matrix: integers or plain numbers, stored alike."""
     stored = bounds[0].stored
     is_joinable = stored.layout is Layout.PLAIN or stored.format in (WeightFormat.INT4, WeightFormat.INT8)

@@ -1,7 +1,7 @@
-"""What the model remembers of all sequences: KV pages, DeltaNet states, and the last hidden vectors.
+"""The memory of all sequences: KV pages, DeltaNet states, and the last hidden vectors.
 
-Rows of the state pools are slots of running sequences first, then checkpoints of prefixes: a checkpoint is a row that
-no step computes on. The states of all layers are one tensor, so that a copy of a whole state is one operation.
+Rows of the state pools are slots of running sequences first, then checkpoints of prefixes: no step computes on a
+checkpoint. The states of all layers are one tensor, so that a state is copied in one operation.
 """
 
 from dataclasses import dataclass
@@ -11,15 +11,31 @@ from torch import Tensor
 
 from onebox.formats.kv_pages import PAGE_TOKENS, KVPages, allocate
 from onebox.kernels.delta_net.memory import DeltaPool
+from onebox.spec.errors import MismatchError
 from onebox.spec.kv import KVFormat
 from onebox.spec.model import ModelSpec
 
-__all__ = ["Memory", "MemoryShape"]
+__all__ = ["LayerMemory", "Memory", "MemoryShape", "require_pages", "require_pool"]
+
+LayerMemory = KVPages | DeltaPool
+"""The memory of one layer: KV pages of attention, or the states of DeltaNet."""
+
+
+def require_pages(memory: LayerMemory) -> KVPages:
+    if not isinstance(memory, KVPages):
+        raise MismatchError(f"An attention layer was given a {type(memory).__name__}: it needs KVPages.")
+    return memory
+
+
+def require_pool(memory: LayerMemory) -> DeltaPool:
+    if not isinstance(memory, DeltaPool):
+        raise MismatchError(f"A DeltaNet layer was given {type(memory).__name__}: it needs a DeltaPool.")
+    return memory
 
 
 @dataclass(frozen=True)
 class MemoryShape:
-    """How much is remembered, in counts."""
+    """How much memory, in counts."""
 
     kv: KVFormat
     num_pages: int
@@ -35,7 +51,7 @@ class MemoryShape:
 class Memory:
     """One entry per layer: KV pages for attention, a pool of states for DeltaNet; and the MTP head's own pages."""
 
-    layers: tuple[KVPages | DeltaPool, ...]
+    layers: tuple[LayerMemory, ...]
     mtp: KVPages | None
     matrices: Tensor
     """float32 [DeltaNet layers, slots + checkpoints, heads, Dk, Dv]; the pools hold its layers."""
@@ -86,12 +102,12 @@ class Memory:
         return sum(t.numel() * t.element_size() for t in (self.matrices, self.conv_rows, self.hidden, *pending))
 
     def clear(self, slot: int) -> None:
-        """Puts a slot before its first token."""
+        """Resets a slot to before its first token."""
         for part in (self.matrices[:, slot], self.conv_rows[:, slot], self.hidden[slot]):
             part.zero_()
 
     def copy(self, source: int, target: int) -> None:
-        """Brings one row's state and hidden vector into another; pending tokens stay behind."""
+        """Copies one row's state and hidden vector to another; pending tokens are not copied."""
         self.matrices[:, target] = self.matrices[:, source]
         self.conv_rows[:, target] = self.conv_rows[:, source]
         self.hidden[target] = self.hidden[source]

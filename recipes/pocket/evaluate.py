@@ -23,7 +23,7 @@ import torch
 import onebox
 from onebox.checkpoint.recipe import Recipe, TargetFormat
 from onebox.checkpoint.source import open_checkpoint
-from onebox.model.assemble import load_model
+from onebox.model.load import load_model
 from onebox.pocket.builds import BUILDS, build
 from onebox.pocket.ready import MODEL_DIRECTORY, SERVED_BUILD
 from onebox.spec.kv import KVFormat

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from onebox.model import reference
-from onebox.model.load import load_weights
+from onebox.model.reference_weights import load_weights
 from onebox.pocket.ready import MODEL_DIRECTORY
 from onebox.spec.errors import MismatchError
 from onebox.spec.model import ModelSpec, read_json

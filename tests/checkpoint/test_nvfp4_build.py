@@ -20,9 +20,9 @@ from onebox.checkpoint.recipe import BuildSources, Recipe, TargetFormat, open_so
 from onebox.checkpoint.verify import verify_checkpoint
 from onebox.formats import Dialect, dequantize_nvfp4, quantize_nvfp4
 from onebox.model import reference
-from onebox.model.assemble import load_model
-from onebox.model.load import load_weights
+from onebox.model.load import load_model
 from onebox.model.random import write_random_checkpoint
+from onebox.model.reference_weights import load_weights
 from onebox.spec.errors import UnsupportedError
 from onebox.spec.kv import KVFormat
 from onebox.spec.model import spec_from_config

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from onebox.model.assemble import load_model
+from onebox.model.load import load_model
 from tests.conftest import HAS_GPU
 from tests.engine.gate import Gate
 

@@ -24,7 +24,7 @@ from onebox.engine.api import (
     Started,
     Tokens,
 )
-from onebox.model.assemble import load_model
+from onebox.model.load import load_model
 from onebox.spec.errors import UnsupportedError, UsageError
 from tests.engine.fake import FAILING, VOCAB_SIZE, FakeRunner, plain_answer, tokens_of
 from tests.engine.tiny import tiny_runner

@@ -9,7 +9,7 @@ from onebox.engine.api import Engine, EngineConfig, Finished, Request, SamplingP
 from onebox.engine.decode import Forwarded
 from onebox.engine.graphs import GraphDecoder, _Drawing, _Shape
 from onebox.engine.inputs import Packing, unpack
-from onebox.model.assemble import load_model
+from onebox.model.load import load_model
 from tests.engine.gate import Variant
 from tests.engine.gate_prompts import all_cases
 from tests.engine.tiny import tiny_runner

@@ -7,7 +7,7 @@ import torch
 
 from onebox.engine.logprobs import RowLogprobs
 from onebox.engine.request import PromptLogprobs, Request, SamplingParams, Tokens
-from onebox.model.assemble import load_model
+from onebox.model.load import load_model
 from onebox.model.random import TINY, random_weights
 from onebox.spec.model import spec_from_config
 from tests.engine.tiny import tiny_engine

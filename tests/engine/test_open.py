@@ -8,7 +8,7 @@ import torch
 from onebox import LLM, SamplingParams
 from onebox.engine.config import SpeculationMethod
 from onebox.engine.open import EngineOptions, Vocabulary, allocate_memory, plan_engine
-from onebox.model.assemble import load_model
+from onebox.model.load import load_model
 from onebox.spec.errors import DoesNotFitError, UsageError
 from onebox.spec.hardware import GIB, detect_box
 from tests.synthetic import tiny_config, write_checkpoint

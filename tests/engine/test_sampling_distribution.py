@@ -20,7 +20,7 @@ from onebox.engine.api import Engine, EngineConfig, SpeculationConfig, Speculati
 from onebox.engine.request import Request, SamplingParams
 from onebox.engine.runner import ModelRunner
 from onebox.engine.speculate import SequenceDrafts
-from onebox.model.assemble import load_model
+from onebox.model.load import load_model
 from onebox.model.random import TINY, random_weights
 from onebox.spec.model import spec_from_config
 from tests.engine.fake import tokens_of

@@ -11,13 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from onebox.model import compiled
-from onebox.model.assemble import load_model
 from onebox.model.compiled import jit, threads
 from onebox.model.compiled.arithmetic import add_norm, dot, exp, product, rounded, sigmoid, silu, widen
 from onebox.model.compiled.attention import Projected, attend
 from onebox.model.compiled.delta_net import _look_up, _take_in
 from onebox.model.compiled.jit import compiled as as_machine_code
-from onebox.model.compiled.layer import CompiledLayer
+from onebox.model.layers.compiled import CompiledLayer
+from onebox.model.load import load_model
 from onebox.model.qwen3_5 import Qwen35
 from tests.model.test_cpu_rows import CPU, PROMPT, SHORT, Company, Sequence, tokens_of
 
@@ -240,8 +240,8 @@ def test_compiled_layers_compute_what_the_kernels_twins_do(checkpoints, kv, monk
     fast = load_model(checkpoints / "bf16-fused", CPU, torch.float32)
     monkeypatch.setattr(compiled, "is_available", lambda: False)
     plain = load_model(checkpoints / "bf16-fused", CPU, torch.float32)
-    assert all(isinstance(layer, CompiledLayer) for layer in fast.layers)
-    assert not any(isinstance(layer, CompiledLayer) for layer in plain.layers)
+    assert all(isinstance(layer, CompiledLayer) for layer in fast.stack.layers)
+    assert not any(isinstance(layer, CompiledLayer) for layer in plain.stack.layers)
     found, expected = steps(fast, kv), steps(plain, kv)
     # Keys and values are rounded to the pages' format, where a last bit of float32 now and then becomes one of theirs.
     assert float((found - expected).abs().max() / expected.abs().max()) < 1e-3
@@ -251,7 +251,7 @@ def test_nothing_is_compiled_where_there_is_no_numba():
     """Every room up to the engine can be imported, and no module asks for Numba on the way."""
     asked = (
         "import sys\nsys.modules['numba'] = sys.modules['llvmlite'] = None\n"
-        "import onebox.engine.api, onebox.engine.open, onebox.model.assemble\n"
+        "import onebox.engine.api, onebox.engine.open, onebox.model.load\n"
         "print(onebox.model.compiled.is_available())"
     )
     answer = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True, check=True)

@@ -6,13 +6,12 @@ import pytest
 import torch
 
 from onebox.model import compiled
-from onebox.model.assemble import load_model
 from onebox.model.compiled.blocks import to_blocks
-from onebox.model.compiled.layer import CompiledLayer
 from onebox.model.compiled.linear import CompiledExperts, CompiledLinear
 from onebox.model.cpu import CpuExperts, CpuLinear, cpu_experts, cpu_layer, cpu_linear
-from onebox.model.layers import Layer
-from onebox.model.linear import Phase, Rows
+from onebox.model.layers.compiled import CompiledLayer
+from onebox.model.linear import DecodeRows
+from onebox.model.load import load_model
 from tests.kernels.company import assert_rows_stand_alone
 
 DTYPES = [torch.float32, torch.bfloat16]
@@ -38,7 +37,7 @@ def is_compiled(request, monkeypatch) -> bool:
 def test_a_linear_is_the_product_with_its_transpose(shape, dtype, is_compiled):
     weight, x = drawn(*shape, dtype=dtype), drawn(7, shape[1], dtype=dtype)
     linear = cpu_linear(weight, dtype)
-    found = linear(Rows(x, Phase.DECODE))
+    found = linear.decode(DecodeRows(x))
     expected = x.double() @ weight.double().T
     assert isinstance(linear, CompiledLinear if is_compiled else CpuLinear)
     assert found.dtype is dtype
@@ -50,12 +49,12 @@ def test_a_linear_is_the_product_with_its_transpose(shape, dtype, is_compiled):
 def test_a_row_of_a_product_has_the_same_bits_among_any_number_of_rows(shape, dtype, is_compiled):
     linear, x = cpu_linear(drawn(*shape, dtype=dtype), dtype), drawn(64, shape[1], dtype=dtype)
     counts = (2, 3, 4, 5, 8, 9, 15, 17, 33, 64)
-    assert_rows_stand_alone(lambda rows: [linear(Rows(x[rows], Phase.PREFILL))], counts)
+    assert_rows_stand_alone(lambda rows: [linear.prefill(x[rows])], counts)
 
 
 def test_float32_results_of_bfloat16_rows_are_not_rounded(is_compiled):
     weight, x = drawn(300, 200, dtype=torch.float32), drawn(5, 200, dtype=torch.bfloat16)
-    found = cpu_linear(weight, torch.float32)(Rows(x, Phase.DECODE), torch.float32)
+    found = cpu_linear(weight, torch.float32).decode(DecodeRows(x), torch.float32)
     expected = x.double() @ weight.double().T
     assert found.dtype is torch.float32
     assert float((found - expected).abs().max() / expected.abs().max()) < TOLERANCE[torch.float32]
@@ -64,7 +63,7 @@ def test_float32_results_of_bfloat16_rows_are_not_rounded(is_compiled):
 def test_numbers_that_bfloat16_holds_give_the_same_bits_in_half_the_bytes():
     weight, x = drawn(300, 200, dtype=torch.bfloat16), drawn(5, 200, dtype=torch.bfloat16)
     narrow, wide = (
-        cpu_linear(weight.to(dtype), dtype)(Rows(x, Phase.DECODE), torch.float32)
+        cpu_linear(weight.to(dtype), dtype).decode(DecodeRows(x), torch.float32)
         for dtype in (torch.bfloat16, torch.float32)
     )
     assert torch.equal(narrow, wide)
@@ -74,7 +73,7 @@ def test_numbers_that_bfloat16_holds_give_the_same_bits_in_half_the_bytes():
 def test_a_head_is_held_in_float32_unless_it_is_stored_in_bfloat16(checkpoints, kind, dtype):
     model = load_model(checkpoints / kind, torch.device("cpu"), torch.bfloat16)
     assert model.lm_head.numbers.dtype is dtype
-    assert {layer.mixture.router.numbers.dtype for layer in model.layers} == {dtype}
+    assert {layer.plain.mixture.router.numbers.dtype for layer in model.stack.layers} == {dtype}
 
 
 def test_blocks_hold_every_number_once_and_32_columns_each():
@@ -113,7 +112,7 @@ def test_experts_are_the_weighted_sum_over_the_chosen_ones(dtype, is_compiled):
             gate, up = (x[row].double() @ gate_up[expert].double()).chunk(2)
             expected[row] += weight * (torch.nn.functional.silu(gate) * up) @ down[expert].double()
     made = cpu_experts([(gate_up[:5], down[:5]), (gate_up[5:], down[5:])], 16)
-    found = made(Rows(x, Phase.DECODE), ids, weights)
+    found = made.decode(DecodeRows(x), ids, weights)
     assert isinstance(made, CompiledExperts if is_compiled else CpuExperts)
     assert found.dtype is torch.float32
     assert float((found - expected).abs().max() / expected.abs().max()) < 2 * TOLERANCE[dtype]
@@ -123,7 +122,7 @@ def test_experts_are_the_weighted_sum_over_the_chosen_ones(dtype, is_compiled):
 def test_a_row_through_its_experts_has_the_same_bits_among_any_number_of_rows(dtype, is_compiled):
     made, (x, ids, weights) = cpu_experts([matrices(dtype)], 16), choices(dtype)
     assert_rows_stand_alone(
-        lambda rows: [made(Rows(x[rows], Phase.DECODE), ids[rows], weights[rows])], (2, 3, 4, 5, 8, 11, 17, 24)
+        lambda rows: [made.decode(DecodeRows(x[rows]), ids[rows], weights[rows])], (2, 3, 4, 5, 8, 11, 17, 24)
     )
 
 
@@ -136,8 +135,8 @@ def test_float32_experts_taken_together_and_one_by_one_give_the_same_bits():
 
 
 def test_a_layer_with_a_matrix_that_compiled_code_cannot_read_stays_as_it_is(checkpoints):
-    layer = load_model(checkpoints / "bf16-fused", torch.device("cpu"), torch.float32).layers[0]
-    other = replace(layer.mixture, experts=CpuExperts(*matrices(torch.float32)))
-    mixed = Layer(layer.input_norm, layer.mixer, layer.post_norm, other)
+    layer = load_model(checkpoints / "bf16-fused", torch.device("cpu"), torch.float32).stack.layers[0]
+    other = replace(layer.plain.mixture, experts=CpuExperts(*matrices(torch.float32)))
+    mixed = replace(layer.plain, mixture=other)
     assert isinstance(layer, CompiledLayer)
     assert cpu_layer(mixed) is mixed

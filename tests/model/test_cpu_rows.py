@@ -11,8 +11,8 @@ from itertools import pairwise
 import pytest
 import torch
 
-from onebox.model.assemble import load_model
 from onebox.model.batch import Batch, Stage
+from onebox.model.load import load_model
 from onebox.model.memory import Memory, MemoryShape
 from onebox.model.qwen3_5 import Qwen35
 from onebox.spec.kv import KVFormat

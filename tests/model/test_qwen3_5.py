@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from onebox.model import reference
-from onebox.model.assemble import load_model
 from onebox.model.batch import Batch, Stage
-from onebox.model.load import load_weights
+from onebox.model.load import load_model
 from onebox.model.memory import Memory, MemoryShape
 from onebox.model.qwen3_5 import Qwen35
+from onebox.model.reference_weights import load_weights
 from onebox.spec.kv import KVFormat
 from tests.synthetic import tiny_config, write_checkpoint
 

@@ -7,8 +7,8 @@ import torch
 from safetensors.torch import load_file
 
 from onebox.model import random
-from onebox.model.load import load_weights
 from onebox.model.random import random_checkpoint, write_random_checkpoint
+from onebox.model.reference_weights import load_weights
 from onebox.spec.errors import WriteError
 from onebox.spec.model import read_config
 from onebox.spec.modules import modules

@@ -276,7 +276,7 @@ def test_a_tower_of_another_transformers_is_a_sentence(checkpoint, monkeypatch):
 
 
 def test_transformers_is_imported_only_when_a_tower_is():
-    code = "import sys, onebox.model.load, onebox.model.vision; print('transformers' in sys.modules)"
+    code = "import sys, onebox.model.reference_weights, onebox.model.vision; print('transformers' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
 

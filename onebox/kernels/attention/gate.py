@@ -4,13 +4,16 @@ import triton
 import triton.language as tl
 
 from onebox.kernels.common.arithmetic import stable_sigmoid
-from onebox.kernels.common.dependent import dependent, release, wait
+from onebox.kernels.common.dependent import launch_options, release, wait
 from onebox.kernels.common.fixed_point import store_group
 from onebox.kernels.common.launch import ELEMENTWISE_BLOCK, elementwise_grid
 from onebox.kernels.common.parts import sum_parts
 from onebox.kernels.common.rows import FixedRows, new_rows
+from onebox.kernels.common.tuning import Tunable
 
 __all__ = ["attention_gate", "attention_rows"]
+
+_ROWS = Tunable("attention_rows")
 
 
 @triton.jit
@@ -80,6 +83,6 @@ def attention_rows(attended, qkv_parts):
             D=head_dim,
             PARTS=len(qkv_parts),
             num_warps=1,
-            **dependent(attended, "attention_rows"),
+            **launch_options(attended, _ROWS, heads),
         )
     return FixedRows(*rows, None)

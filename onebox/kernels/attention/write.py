@@ -10,9 +10,12 @@ from torch import Tensor
 
 from onebox.formats.kv_pages import FP8_BITS, turboquant_tables
 from onebox.kernels.common.arithmetic import rounded
-from onebox.kernels.common.dependent import dependent, release, wait
+from onebox.kernels.common.dependent import launch_options, release, wait
+from onebox.kernels.common.tuning import Tunable
 
 __all__ = ["hadamard", "kv_write"]
+
+_WRITE = Tunable("kv_write")
 
 _E4M3_MAX = tl.constexpr(448.0)
 _SMALLEST_SCALE = tl.constexpr(2.0**-14)
@@ -233,5 +236,5 @@ def kv_write(pages, key, value, slots):
         VALUE_BITS=pages.format.value_bits,
         num_warps=1,
         enable_fp_fusion=False,
-        **dependent(key, "kv_write"),
+        **launch_options(key, _WRITE, key.shape[1]),
     )

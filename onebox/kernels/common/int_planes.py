@@ -2,6 +2,7 @@
 
 What the decode kernels of linears and of experts share. A row's two planes are two columns of the MMA, neighbours in a
 thread's registers. Weights and planes are permuted along K in the same way, so that a fragment is what a thread loaded.
+The interpreter has no inline assembly; a test on a GPU checks that both ways give the same bits.
 """
 
 import triton
@@ -9,7 +10,7 @@ import triton.language as tl
 
 from onebox.kernels.common.arithmetic import IS_INTERPRETED
 
-__all__ = ["group_dot", "int4_halves", "prefetch"]
+__all__ = ["group_dot", "int4_halves", "int4_halves_by_assembly", "int4_halves_plainly", "prefetch"]
 
 
 @triton.jit
@@ -28,29 +29,34 @@ def _plane_operand(planes, COLUMNS: tl.constexpr):
 
 @triton.jit
 def int4_halves(tiles):
-    """Sixteen times the codes of both halves, int8, from bytes that hold one of each.
-
-    Written for single bytes the compiler takes the bytes of a register apart; the assembly masks four at a time. The
-    interpreter has no assembly. Both give the same bytes.
-    """
-    if not IS_INTERPRETED:
-        first, second = tl.inline_asm_elementwise(
-            asm="""{
-            .reg .b32 moved;
-            shl.b32 moved, $2, 4;
-            and.b32 $0, moved, 0xF0F0F0F0;
-            and.b32 $1, $2, 0xF0F0F0F0;
-            }""",
-            constraints="=&r,=&r,r",
-            args=[tiles],
-            dtype=(tl.int8, tl.int8),
-            is_pure=True,
-            pack=4,
-        )
+    """Sixteen times the codes of both halves, int8, from bytes that hold one of each."""
+    if IS_INTERPRETED:
+        return int4_halves_plainly(tiles)
     else:
-        first = ((tiles << 4) & 0xF0).to(tl.int8, bitcast=True)
-        second = (tiles & 0xF0).to(tl.int8, bitcast=True)
-    return first, second
+        return int4_halves_by_assembly(tiles)
+
+
+@triton.jit
+def int4_halves_plainly(tiles):
+    return ((tiles << 4) & 0xF0).to(tl.int8, bitcast=True), (tiles & 0xF0).to(tl.int8, bitcast=True)
+
+
+@triton.jit
+def int4_halves_by_assembly(tiles):
+    """Masks four bytes at a time; written for single bytes, the compiler takes the bytes of a register apart."""
+    return tl.inline_asm_elementwise(
+        asm="""{
+        .reg .b32 moved;
+        shl.b32 moved, $2, 4;
+        and.b32 $0, moved, 0xF0F0F0F0;
+        and.b32 $1, $2, 0xF0F0F0F0;
+        }""",
+        constraints="=&r,=&r,r",
+        args=[tiles],
+        dtype=(tl.int8, tl.int8),
+        is_pure=True,
+        pack=4,
+    )
 
 
 @triton.jit

@@ -3,12 +3,15 @@
 import triton
 import triton.language as tl
 
-from onebox.kernels.common.dependent import dependent, release, wait
+from onebox.kernels.common.dependent import launch_options, release, wait
 from onebox.kernels.common.fixed_point import store_group
 from onebox.kernels.common.parts import sum_parts
 from onebox.kernels.common.rows import FixedRows, new_rows
+from onebox.kernels.common.tuning import Tunable
 
 __all__ = ["delta_rows"]
+
+_ROWS = Tunable("delta_rows")
 
 
 @triton.jit
@@ -61,6 +64,6 @@ def delta_rows(mixed, z_parts, weight, eps, dtype):
             DV=value_dim,
             PARTS=len(z_parts),
             num_warps=1,
-            **dependent(mixed, "delta_rows"),
+            **launch_options(mixed, _ROWS, heads),
         )
     return FixedRows(*rows, None)

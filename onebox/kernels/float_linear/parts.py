@@ -8,14 +8,17 @@ import triton.language as tl
 from torch import Tensor
 
 from onebox.kernels.common.arithmetic import dot_split
-from onebox.kernels.common.dependent import dependent, release, wait
+from onebox.kernels.common.dependent import launch_options, release, wait
 from onebox.kernels.common.fixed_point import load_squares, row_factors
 from onebox.kernels.common.float_codes import decode_e4m3
 from onebox.kernels.common.float_weight import FloatWeight
+from onebox.kernels.common.tuning import Tunable
 from onebox.kernels.float_linear.kernel import BLOCK, linear_tile, store_tile
 from onebox.kernels.float_linear.tiles import PART_BLOCK, num_parts
 
 __all__ = ["TileLaunch", "float_parts", "parts_tile"]
+
+_PARTS = Tunable("float_parts")
 
 
 @triton.jit
@@ -349,6 +352,6 @@ def float_parts(rows, weight):
             len(rows.x),
             rows.eps,
             **launch.constants,
-            **dependent(rows.x, "float_parts"),
+            **launch_options(rows.x, _PARTS, f"{launch.arguments[4]}x{rows.x.shape[1]}"),
         )
     return cast(Tensor, launch.out)

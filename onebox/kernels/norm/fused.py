@@ -7,11 +7,14 @@ import torch
 import triton
 import triton.language as tl
 
-from onebox.kernels.common.dependent import dependent, release, wait
+from onebox.kernels.common.dependent import launch_options, release, wait
 from onebox.kernels.common.fixed_point import store_group
 from onebox.kernels.common.rows import FixedRows, new_rows
+from onebox.kernels.common.tuning import Tunable
 
 __all__ = ["add_norm"]
+
+_ADD_NORM = Tunable("add_norm")
 
 
 @triton.jit
@@ -84,6 +87,6 @@ def add_norm(residual, parts, weight, eps, dtype, shared=None, share=None):
             SHARED=0 if shared is None else len(shared),
             num_warps=1,
             maxnreg=128,  # without a limit the compiler saves registers and loads the parts in turns
-            **dependent(parts, "add_norm"),
+            **launch_options(parts, _ADD_NORM, weight.shape[0]),
         )
     return FixedRows(x, planes, scale, squares, eps), total

@@ -4,13 +4,16 @@ import torch
 import triton
 import triton.language as tl
 
-from onebox.kernels.common.dependent import dependent, release, wait
+from onebox.kernels.common.dependent import launch_options, release, wait
 from onebox.kernels.common.parts import sum_parts
+from onebox.kernels.common.tuning import Tunable
 from onebox.kernels.float_linear.parts import TileLaunch, parts_tile
 from onebox.kernels.router.kernel import choose
 from onebox.spec.errors import MismatchError
 
 __all__ = ["route_shared"]
+
+_ROUTE = Tunable("route_shared")
 
 
 @triton.jit(do_not_specialize=["R", "rounds"])
@@ -107,6 +110,6 @@ def route_shared(router_parts, k, rows, gate_up=None):
             CHOSEN_BLOCK=triton.next_power_of_2(k),
             EXPERTS_BLOCK=triton.next_power_of_2(logits - 1),
             **launch.constants,
-            **dependent(router_parts, "route_shared"),
+            **launch_options(router_parts, _ROUTE, rows.x.shape[1]),
         )
     return ids, weights, share, launch.out

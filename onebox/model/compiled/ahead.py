@@ -24,12 +24,12 @@ _MOST_SECONDS = 60.0
 
 
 @cache
-def start(*, is_narrow: bool) -> "subprocess.Popen[bytes] | None":
+def start(*, is_bfloat16: bool) -> "subprocess.Popen[bytes] | None":
     """The process that compiles for states in bfloat16 or in float32, if it is needed."""
     directory = cache_directory()
-    if directory is None or _mark(directory, is_narrow=is_narrow).exists():
+    if directory is None or _mark(directory, is_bfloat16=is_bfloat16).exists():
         return None
-    command = f"from onebox.model.compiled.ahead import compile_steps; compile_steps(is_narrow={is_narrow})"
+    command = f"from onebox.model.compiled.ahead import compile_steps; compile_steps(is_bfloat16={is_bfloat16})"
     process = subprocess.Popen(
         [sys.executable, "-c", command],
         stdin=subprocess.DEVNULL,
@@ -41,9 +41,9 @@ def start(*, is_narrow: bool) -> "subprocess.Popen[bytes] | None":
 
 
 @cache
-def finish(*, is_narrow: bool) -> None:
+def finish(*, is_bfloat16: bool) -> None:
     """Waits for what was started, if anything was: its functions are then in the cache, or will be compiled here."""
-    process = start(is_narrow=is_narrow)
+    process = start(is_bfloat16=is_bfloat16)
     if process is not None:
         try:
             process.wait(_MOST_SECONDS)
@@ -51,11 +51,11 @@ def finish(*, is_narrow: bool) -> None:
             _end(process)
 
 
-def compile_steps(*, is_narrow: bool) -> None:
+def compile_steps(*, is_bfloat16: bool) -> None:
     """Calls them with the smallest arrays of the types that layers call them with."""
 
     def stored(*shape: int) -> Stored:
-        return np.zeros(shape, dtype=np.uint16) if is_narrow else _zeros(*shape)
+        return np.zeros(shape, dtype=np.uint16) if is_bfloat16 else _zeros(*shape)
 
     ints, conv = np.zeros(2, dtype=np.int32), 3 * 32
     none = ints[:1].copy()
@@ -69,15 +69,15 @@ def compile_steps(*, is_narrow: bool) -> None:
     attend(brought, pages, pages.copy(), np.zeros(1, dtype=np.int64), table, none, ints, 1.0)
     directory = cache_directory()
     if directory is not None:
-        _mark(directory, is_narrow=is_narrow).touch()
+        _mark(directory, is_bfloat16=is_bfloat16).touch()
 
 
 def _zeros(*shape: int) -> Array:
     return np.zeros(shape, dtype=np.float32)
 
 
-def _mark(directory: str, *, is_narrow: bool) -> Path:
-    return Path(directory) / ("done-bfloat16" if is_narrow else "done-float32")
+def _mark(directory: str, *, is_bfloat16: bool) -> Path:
+    return Path(directory) / ("done-bfloat16" if is_bfloat16 else "done-float32")
 
 
 def _end(process: "subprocess.Popen[bytes]") -> None:

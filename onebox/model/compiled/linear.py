@@ -1,8 +1,7 @@
-"""Linears and experts whose products are compiled, for any number of rows in either phase."""
+"""Linears and experts whose products are compiled; decode and prefill are the same for any number of rows."""
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -12,7 +11,7 @@ from onebox.model.compiled.arithmetic import product
 from onebox.model.compiled.blocks import to_blocks
 from onebox.model.compiled.mixture import routed
 from onebox.model.compiled.threads import by_rows
-from onebox.model.linear import Rows
+from onebox.model.linear import DecodeRows
 
 __all__ = ["CompiledExperts", "CompiledLinear"]
 
@@ -23,7 +22,6 @@ class CompiledLinear:
 
     numbers: Tensor
     """[K * N] in blocks."""
-    is_compiled: ClassVar[bool] = True
 
     @classmethod
     def of(cls, weight: Tensor) -> "CompiledLinear":
@@ -34,10 +32,13 @@ class CompiledLinear:
     def stored(self) -> Stored:
         return stored(self.numbers)
 
-    def __call__(self, rows: Rows, out_dtype: torch.dtype | None = None) -> Tensor:
-        x = array(rows.x)
-        (found,) = by_rows(lambda some: (product(x[some], self.stored),), len(x))
-        return tensor(found, out_dtype or rows.x.dtype)
+    def decode(self, rows: DecodeRows, out_dtype: torch.dtype | None = None) -> Tensor:
+        return self.prefill(rows.x, out_dtype)
+
+    def prefill(self, x: Tensor, out_dtype: torch.dtype | None = None) -> Tensor:
+        numbers = array(x)
+        (found,) = by_rows(lambda some: (product(numbers[some], self.stored),), len(numbers))
+        return tensor(found, out_dtype or x.dtype)
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,10 @@ class CompiledExperts:
     def stored(self) -> tuple[Stored, Stored]:
         return stored(self.gate_up), stored(self.down)
 
-    def __call__(self, rows: Rows, ids: Tensor, weights: Tensor) -> Tensor:
-        x, chosen, shares = array(rows.x), ids.to(torch.int64).numpy(), array(weights)
-        (found,) = by_rows(lambda some: (routed(x[some], chosen[some], shares[some], *self.stored),), len(x))
+    def decode(self, rows: DecodeRows, ids: Tensor, weights: Tensor) -> Tensor:
+        return self.prefill(rows.x, ids, weights)
+
+    def prefill(self, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
+        numbers, chosen, shares = array(x), ids.to(torch.int64).numpy(), array(weights)
+        (found,) = by_rows(lambda some: (routed(numbers[some], chosen[some], shares[some], *self.stored),), len(x))
         return torch.from_numpy(found)

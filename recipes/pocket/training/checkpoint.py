@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from onebox.model.load import load_weights
+from onebox.model.reference_weights import load_weights
 from onebox.spec.errors import MismatchError
 from onebox.spec.model import ModelSpec, read_json, spec_from_config
 from onebox.spec.modules import fused_experts

@@ -8,9 +8,9 @@ import torch
 from onebox.checkpoint.verify import verify_checkpoint
 from onebox.engine.api import AcceptanceCounts
 from onebox.model import reference
-from onebox.model.assemble import load_model
-from onebox.model.load import load_weights
+from onebox.model.load import load_model
 from onebox.model.random import write_random_checkpoint
+from onebox.model.reference_weights import load_weights
 from onebox.pocket.builds import BUILDS, build
 from onebox.spec.kv import KVFormat
 from recipes.pocket import evaluate

@@ -5,7 +5,7 @@ import re
 import pytest
 import torch
 
-from onebox.model.load import load_weights
+from onebox.model.reference_weights import load_weights
 from onebox.pocket.ready import MODEL_DIRECTORY
 from onebox.spec.errors import MismatchError
 from onebox.spec.model import read_json, spec_from_config

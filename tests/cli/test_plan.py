@@ -20,8 +20,8 @@ def app() -> typer.Typer:
     return made
 
 
-def run(*arguments: str) -> str:
-    result = CliRunner().invoke(app(), [MODEL, *arguments])
+def run(*arguments: str, model: str = MODEL) -> str:
+    result = CliRunner().invoke(app(), [model, *arguments])
     if result.exception:
         raise result.exception
     return result.stdout
@@ -104,12 +104,12 @@ def test_a_wrong_value_is_refused_by_flag(arguments, sentence):
 
 def test_an_unknown_model_is_refused_by_name():
     with pytest.raises(UsageError, match="'llama' is neither a directory nor a known model"):
-        plan("llama")
+        run(model="llama")
 
 
 def test_a_preset_for_a_directory_is_refused(tmp_path):
     with pytest.raises(UsageError, match="has weights of its own"):
-        plan(str(tmp_path), weights="hybrid")
+        run("--weights", "hybrid", model=str(tmp_path))
 
 
 def test_weights_that_do_not_fit_are_refused_with_a_table():
@@ -120,10 +120,10 @@ def test_weights_that_do_not_fit_are_refused_with_a_table():
 def test_planning_loads_no_torch():
     script = (
         "import sys\n"
-        "from onebox.cli.plan import plan\n"
+        "from onebox.cli.main import app\n"
         "import onebox.planner.memory, onebox.planner.presets, onebox.planner.report, onebox.planner.roofline\n"
         "import onebox.planner.vllm_accounting\n"
-        f"plan({MODEL!r})\n"
+        f"app(['plan', {MODEL!r}], standalone_mode=False)\n"
         "loaded = {'torch', 'numpy', 'transformers', 'safetensors'} & set(sys.modules)\n"
         "sys.exit(f'loaded {loaded}' if loaded else 0)\n"
     )

@@ -14,7 +14,11 @@ from onebox.checkpoint.bind import bind
 from onebox.checkpoint.source import open_checkpoint
 from onebox.checkpoint.staging import StagedReader
 from onebox.kernels.common.dispatch import Operation
-from onebox.model.assemble import CheckpointParts, fused, load_model, loading_order, put_together
+from onebox.model.build import build_model, fuse_model
+from onebox.model.layers.fused import FusedStack
+from onebox.model.load import load_model, loading_order
+from onebox.model.mtp import FusedMtpHead
+from onebox.model.parts import CheckpointParts
 from onebox.model.qwen3_5 import Qwen35
 from tests.model.test_qwen3_5 import PROMPT, expected_logits, start
 from tests.synthetic import tiny_config, write_checkpoint
@@ -37,11 +41,12 @@ def model(directory, monkeypatch) -> Qwen35:
     checkpoint = open_checkpoint(directory)
     binding = bind(checkpoint)
     with StagedReader(loading_order(checkpoint.spec, binding), CPU) as reader:
-        plain = put_together(checkpoint.spec, CheckpointParts(checkpoint, binding, reader.read, CPU), torch.float32)
+        plain = build_model(checkpoint.spec, CheckpointParts(checkpoint, binding, reader.read, CPU), torch.float32)
     # The checkpoint's own head has BF16 experts; with the layer of the last attention it has all that is fused.
-    made = fused(replace(plain, mtp=replace(plain.mtp, layer=plain.layers[-1])))
-    assert made.is_fused
-    assert made.is_mtp_fused
+    last = plain.stack.layers[-1]
+    made = fuse_model(replace(plain, mtp=replace(plain.mtp, attention=last, layer=last)))
+    assert isinstance(made.stack, FusedStack)
+    assert isinstance(made.mtp, FusedMtpHead)
     return made
 
 
@@ -57,7 +62,7 @@ def steps(model: Qwen35) -> torch.Tensor:
 
 
 def test_a_fused_step_is_the_step_of_the_layers(model):
-    found, expected = steps(model), steps(replace(model, is_fused=False))
+    found, expected = steps(model), steps(replace(model, stack=model.stack.plain))
     assert float((found - expected).abs().max() / expected.abs().max()) <= 1e-4
 
 
@@ -75,11 +80,11 @@ def test_a_fused_draft_is_that_of_the_head_layer_by_layer(model):
             batch = session.batch([PROMPT[66]])
             return chosen.logits(chosen.draft(batch, hidden, session.memory.mtp))
 
-    found, expected = drafts(model), drafts(replace(model, is_mtp_fused=False))
+    found, expected = drafts(model), drafts(replace(model, mtp=model.mtp.plain))
     assert float((found - expected).abs().max() / expected.abs().max()) <= 1e-4
 
 
 def test_a_model_with_other_experts_is_not_fused(tmp_path):
     write_checkpoint(tmp_path / "fp8", "fp8", config=tiny_config(num_experts_per_tok=4))
     loaded = load_model(tmp_path / "fp8", CPU, torch.float32)
-    assert not fused(loaded).is_fused
+    assert fuse_model(loaded).stack is loaded.stack
