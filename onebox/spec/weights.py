@@ -105,8 +105,7 @@ class Part:
     required: bool = True
 
 
-@dataclass(frozen=True)
-class StoredTensor:
+class StoredTensor(NamedTuple):
     """A tensor as a safetensors header declares it."""
 
     dtype: str
