@@ -13,7 +13,7 @@ from onebox.cli.options import option_group
 from onebox.spec.errors import UsageError
 
 if TYPE_CHECKING:
-    from onebox.engine.options import EngineOptions
+    from onebox.engine.api import EngineOptions
     from onebox.server.media import MediaLimits
     from onebox.server.settings import ServerSettings
 
@@ -195,17 +195,22 @@ class IgnoredOptions:
     enable_chunked_prefill: Annotated[bool | None, typer.Option(hidden=True)] = None
 
     def print_notices(self) -> None:
-        """Prints why each given flag has no effect; refuses more than one GPU."""
+        """Prints why each given flag has no effect; refuses more than one GPU and prefill without chunks."""
         for name, notice in _NOTICES.items():
             if getattr(self, name):
                 typer.echo(notice)
         if self.tensor_parallel_size not in (None, 1):
             raise UsageError(f"--tensor-parallel-size is {self.tensor_parallel_size}; onebox runs on one GPU.")
+        if self.enable_chunked_prefill is False:
+            raise UsageError(
+                "--no-enable-chunked-prefill is not supported: prompts are always prefilled in chunks that share steps "
+                "with running answers. Remove the flag; --max-num-batched-tokens sets the prompt tokens per step."
+            )
 
 
 def engine_options(model: ModelOptions, memory: MemoryOptions, media: MediaOptions) -> "EngineOptions":
     """What the engine is asked for."""
-    from onebox.engine.options import EngineOptions
+    from onebox.engine.api import EngineOptions
 
     method, drafts = model.speculation()
     return EngineOptions(

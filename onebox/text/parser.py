@@ -26,6 +26,8 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Reasoning:
+    """Text before </think>."""
+
     text: str
 
 
