@@ -85,8 +85,8 @@ def test_the_assembly_gives_the_same_bits_as_plain_triton(rows, kernel, device, 
     assert device.type == "cuda", "this machine has no GPU that torch can use"
     planes, scale, weight, weight_scale = linear_inputs((4096, 3072), 4, device)
     with_assembly = kernel.int4_linear(planes[:rows], scale[:rows], weight, weight_scale)
-    shape = kernel.decode_shape
-    monkeypatch.setattr(kernel, "decode_shape", lambda *sizes: {**shape(*sizes), "USE_ASM": False})
+    shape = kernel._decode_shape
+    monkeypatch.setattr(kernel, "_decode_shape", lambda rows: {**shape(rows), "USE_ASM": False})
     assert torch.equal(kernel.int4_linear(planes[:rows], scale[:rows], weight, weight_scale), with_assembly)
 
 

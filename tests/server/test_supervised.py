@@ -8,10 +8,7 @@ import signal
 import httpx
 import pytest
 
-from onebox.engine.opening import CheckpointOpening
-from onebox.engine.options import EngineOptions, Vocabulary
-from onebox.engine.process import EngineProcess
-from onebox.engine.supervise import RestartPolicy
+from onebox.engine.api import CheckpointStarter, EngineOptions, EngineProcess, RestartPolicy, TokenInfo
 from onebox.server.app import create_app
 from onebox.server.service import Service
 from onebox.text.chat import ChatTemplate
@@ -27,7 +24,7 @@ def supervised(checkpoint, tokenizer):
     """(URL, engine): the application over the tiny random model in a process of its own, with six places in all."""
     defaults = GenerationDefaults.load(checkpoint)
     options = EngineOptions(max_model_len=4000, kv_cache_memory_bytes=32 << 20, max_num_seqs=4, max_num_waiting=2)
-    opening = CheckpointOpening(checkpoint, options, Vocabulary(defaults.eos_token_ids), num_threads=1)
+    opening = CheckpointStarter(checkpoint, options, TokenInfo(defaults.eos_token_ids), num_threads=1)
     with EngineProcess(opening, policy=RestartPolicy(first_wait_s=1)) as engine:
         engine.wait_ready()
         service = Service(engine, tokenizer, ChatTemplate.load(checkpoint), defaults, "tiny")
