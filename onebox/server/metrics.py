@@ -14,7 +14,7 @@ from prometheus_client.registry import Collector
 
 from onebox.engine.api import (
     PAGE_TOKENS,
-    EngineDoor,
+    EngineClient,
     EngineStats,
     EngineStoppedError,
     Event,
@@ -62,7 +62,7 @@ _LOSSES = [reason.value for reason in FinishReason if reason not in _SUCCESSES]
 class Metrics:
     """All metrics of one engine, in a registry of their own."""
 
-    def __init__(self, engine: EngineDoor, model_name: str) -> None:
+    def __init__(self, engine: EngineClient, model_name: str) -> None:
         self.registry = CollectorRegistry()
         self.registry.register(_EngineCollector(engine, model_name))
         self._model_name = model_name
@@ -166,7 +166,7 @@ class _RequestWatch:
 class _EngineCollector(Collector):
     """The engine's own numbers, read when they are asked for."""
 
-    def __init__(self, engine: EngineDoor, model_name: str) -> None:
+    def __init__(self, engine: EngineClient, model_name: str) -> None:
         self._engine = engine
         self._model_name = model_name
 

@@ -1,4 +1,4 @@
-"""A prompt's images on the engine's side: through the tower, to places and positions, and to a name by content."""
+"""A prompt's images and videos through the vision tower: embeddings, positions, and ids by content."""
 
 import hashlib
 from math import prod
@@ -8,17 +8,19 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from onebox.engine.batch import Seen
 from onebox.engine.request import Pictures, Vision
+from onebox.engine.step import EncodedImages
 from onebox.model.vision import Pixels, Tower, positions_for
 from onebox.spec.errors import MismatchError
 from onebox.spec.model import ModelSpec
 
-__all__ = ["see"]
+__all__ = ["encode_images"]
 
 
-def see(spec: ModelSpec, tower: Tower, prompt: tuple[int, ...], vision: Vision, device: torch.device) -> Seen:
-    """Embeddings, positions and content of a prompt's pad tokens; refuses pads and pictures that disagree."""
+def encode_images(
+    spec: ModelSpec, tower: Tower, prompt: tuple[int, ...], vision: Vision, device: torch.device
+) -> EncodedImages:
+    """Embeddings, positions and content ids of a prompt's pad tokens; refuses pads and images that disagree."""
     token_ids = torch.tensor(prompt)
     positions = positions_for(token_ids, _grids(vision.images), _grids(vision.videos), spec)
     is_pad = torch.zeros(len(prompt), dtype=torch.bool)
@@ -31,9 +33,9 @@ def see(spec: ModelSpec, tower: Tower, prompt: tuple[int, ...], vision: Vision, 
             if int(places.sum()) != len(rows):
                 raise MismatchError(f"The prompt has {int(places.sum())} pad tokens for {len(rows)} embeddings.")
             embeddings[places] = rows.cpu()
-            cache_tokens[places.numpy()] = _names(pictures, tower.spec.spatial_merge_size**2)
+            cache_tokens[places.numpy()] = _content_ids(pictures, tower.spec.spatial_merge_size**2)
             is_pad |= places
-    return Seen(
+    return EncodedImages(
         positions=positions.numpy(),
         next_position=int(positions.max()) + 1,
         cache_tokens=tuple(cache_tokens.tolist()),
@@ -50,14 +52,14 @@ def _grid_tensor(pictures: Pictures, device: torch.device) -> Tensor:
     return torch.tensor(pictures.grids, device=device)
 
 
-def _names(pictures: Pictures, merged: int) -> NDArray[np.int64]:
-    """For each pad token a negative number that follows from its picture's pixels: no token id is negative."""
-    names: list[NDArray[np.int64]] = []
+def _content_ids(pictures: Pictures, merged: int) -> NDArray[np.int64]:
+    """For each pad token a negative number derived from its picture's pixels; no token id is negative."""
+    ids: list[NDArray[np.int64]] = []
     first = 0
     for grid in pictures.grids:
         count = prod(grid)
         content = np.ascontiguousarray(pictures.patches[first : first + count]).tobytes()
         digest = hashlib.sha256(repr(grid).encode() + content).digest()
-        names.append(np.full(count // merged, -1 - int.from_bytes(digest[:7], "big"), dtype=np.int64))
+        ids.append(np.full(count // merged, -1 - int.from_bytes(digest[:7], "big"), dtype=np.int64))
         first += count
-    return np.concatenate(names)
+    return np.concatenate(ids)

@@ -1,8 +1,8 @@
 """Holds an answer to a grammar: which tokens may come next, advanced and rolled back with the sequence.
 
-A `Grammar` is what a request asks for, a plain value. A `Vocabulary` is built once per engine and compiles grammars
-against its tokens. A `Constraint` is one sequence's place in its grammar. The grammar library is imported when the
-first grammar is seen, so an engine that never sees one does not need it.
+A `Grammar` is what a request asks for, a plain value. A `GrammarCompiler` is built once per engine and compiles
+grammars against its tokens. A `Constraint` is one sequence's place in its grammar. The grammar library is imported with
+the first grammar, so an engine that gets none does not need it.
 """
 
 import json
@@ -22,7 +22,7 @@ from onebox.spec.vocabulary import TokenTable
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
-__all__ = ["Constraint", "Grammar", "GrammarKind", "Vocabulary"]
+__all__ = ["Constraint", "Grammar", "GrammarCompiler", "GrammarKind"]
 
 Words = NDArray[np.int32]
 
@@ -107,7 +107,7 @@ class Grammar:
         return cls(GrammarKind.CFG, lark)
 
 
-class Vocabulary:
+class GrammarCompiler:
     """The engine's tokens as the grammar library holds them, and the grammars compiled lately.
 
     `vocab_size` is the number of logits' columns, V. It may exceed the table: ids without text are never allowed.
@@ -160,9 +160,9 @@ class Vocabulary:
 
 
 class Constraint:
-    """One sequence's place in its grammar. Made by `Vocabulary.constrain`."""
+    """One sequence's place in its grammar. Made by `GrammarCompiler.constrain`."""
 
-    def __init__(self, vocabulary: Vocabulary, matcher: "LLMatcher") -> None:
+    def __init__(self, vocabulary: GrammarCompiler, matcher: "LLMatcher") -> None:
         self._vocabulary = vocabulary
         self._matcher = matcher
         self._num_consumed = 0

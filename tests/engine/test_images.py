@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from onebox.engine.api import Failed, Finished, Pictures, Request, SamplingParams, Tokens, Vision
-from onebox.engine.open import EngineOptions, Vocabulary, plan_engine, start_engine
+from onebox.engine.start import EngineOptions, TokenInfo, plan_engine, start_engine
 from tests.model.test_vision import PROMPTS, Prompt, case, save
 
 pytestmark = pytest.mark.usefixtures("no_gradients")
@@ -37,7 +37,7 @@ def directory(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def engine(directory):
-    with start_engine(plan_engine(directory, OPTIONS, Vocabulary()), Vocabulary()) as engine:
+    with start_engine(plan_engine(directory, OPTIONS, TokenInfo()), TokenInfo()) as engine:
         yield engine
 
 
@@ -99,9 +99,9 @@ def test_pads_without_a_picture_end_the_request_in_a_sentence(engine):
 
 def test_a_model_started_without_its_tower_says_so(directory):
     options = replace(OPTIONS, language_model_only=True)
-    plan = plan_engine(directory, options, Vocabulary())
-    with start_engine(plan, Vocabulary()) as engine:
+    plan = plan_engine(directory, options, TokenInfo())
+    with start_engine(plan, TokenInfo()) as engine:
         end = ask(engine, "blind", PROMPTS["video"], vision_of(PROMPTS["video"]))[2]
     assert isinstance(end, Failed)
     assert "without its vision tower" in end.message
-    assert plan.memory.weights_bytes < plan_engine(directory, OPTIONS, Vocabulary()).memory.weights_bytes
+    assert plan.memory.weights_bytes < plan_engine(directory, OPTIONS, TokenInfo()).memory.weights_bytes

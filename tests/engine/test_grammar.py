@@ -13,7 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from onebox.engine.constraint import Constraint, Grammar, GrammarKind, Vocabulary
+from onebox.engine.grammar import Constraint, Grammar, GrammarCompiler, GrammarKind
 from onebox.kernels.sampling import apply_mask
 from onebox.spec.errors import MismatchError, UnsupportedError, UsageError
 from onebox.spec.vocabulary import TokenTable
@@ -55,8 +55,8 @@ GRAMMARS = [
 
 
 @pytest.fixture(scope="module")
-def vocabulary() -> Vocabulary:
-    return Vocabulary(TABLE, VOCAB_SIZE)
+def vocabulary() -> GrammarCompiler:
+    return GrammarCompiler(TABLE, VOCAB_SIZE)
 
 
 def allowed(mask) -> list[int]:
@@ -333,15 +333,15 @@ def test_a_grammar_beyond_the_limits_of_the_library_fails_with_a_sentence(vocabu
 
 def test_a_vocabulary_that_does_not_fit_the_model_is_refused():
     with pytest.raises(MismatchError, match="272 tokens and the model only 260"):
-        Vocabulary(TABLE, 260)
+        GrammarCompiler(TABLE, 260)
     with pytest.raises(UsageError, match="No token ends an answer"):
-        Vocabulary(TokenTable(BYTES, frozenset(), ()), VOCAB_SIZE)
+        GrammarCompiler(TokenTable(BYTES, frozenset(), ()), VOCAB_SIZE)
     with pytest.raises(MismatchError, match="end token 300 is not among the model's 300"):
-        Vocabulary(TokenTable(BYTES, frozenset({300}), (300,)), VOCAB_SIZE)
+        GrammarCompiler(TokenTable(BYTES, frozenset({300}), (300,)), VOCAB_SIZE)
 
 
 def test_the_checkpoint_s_own_tokenizer_works(tokenizer):
-    vocabulary = Vocabulary(token_table(tokenizer, (258, 256)), 384)
+    vocabulary = GrammarCompiler(token_table(tokenizer, (258, 256)), 384)
     constraint = vocabulary.constrain(Grammar.json_schema(SCHEMA))
     for token_id in tokenizer.encode('{"name": "Grüße", "kind": "rock", "sizes": [1, 2]'):
         assert constraint.mask()[token_id // 32] >> token_id % 32 & 1
@@ -351,5 +351,5 @@ def test_the_checkpoint_s_own_tokenizer_works(tokenizer):
 
 
 def test_the_library_is_imported_only_for_a_grammar():
-    program = "import sys, onebox.engine.constraint; sys.exit('llguidance' in sys.modules)"
+    program = "import sys, onebox.engine.grammar; sys.exit('llguidance' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0

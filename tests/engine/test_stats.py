@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from onebox.engine.draft.counts import AcceptanceCounts, AcceptanceTally
+from onebox.engine.request import AcceptanceCounts
+from onebox.engine.stats import AcceptanceTally
 
 STEPS = st.lists(st.integers(0, 8).flatmap(lambda drafted: st.tuples(st.just(drafted), st.integers(0, drafted))))
 

@@ -126,7 +126,7 @@ def test_copies_share_the_prompts_computation_and_count_their_seeds_up():
             engine.submit_copies(request("a", prompt), 0)
     assert [handle.request_id for handle in handles] == ["a/0", "a/1", "a/2"]
     assert [end.counts.cached_tokens for end in ends] == [0, 192, 192]
-    seeds = [piece.draw.sampling.seed for batch in runner.batches for piece in batch.pieces if piece.draw]
+    seeds = [piece.draw.sampling.seed for batch in runner.plans for piece in batch.chunks if piece.draw]
     assert seeds == [7, 8, 9]
 
 
@@ -134,7 +134,7 @@ def test_without_a_seed_every_request_draws_another_one(fake):
     engine, runner = fake
     for handle in engine.submit_copies(request("a", range(5), max_tokens=1), 2):
         list(handle)
-    seeds = [piece.draw.sampling.seed for batch in runner.batches for piece in batch.pieces]
+    seeds = [piece.draw.sampling.seed for batch in runner.plans for piece in batch.chunks]
     assert len(set(seeds)) == 2
     assert None not in seeds
 
@@ -281,7 +281,7 @@ def test_abort_ends_a_request_wherever_it_is(fake):
     runner.gate.set()
     assert [list(handle)[-1].reason for handle in [*running, waiting]] == [FinishReason.ABORT] * 3
     assert tokens_of(engine.submit(request("next", [7]))) == answer([7])
-    assert sum(len(batch.rows) for batch in runner.batches) <= 4 + 2, "an aborted answer went on"
+    assert sum(len(batch.rows) for batch in runner.plans) <= 4 + 2, "an aborted answer went on"
 
 
 def test_an_abort_that_comes_too_late_does_not_meet_the_next_request_of_that_name(fake):
@@ -307,14 +307,14 @@ def test_an_abort_that_comes_too_late_does_not_meet_the_next_request_of_that_nam
 
 def test_who_is_aborted_gets_first_what_the_step_before_gave(fake, monkeypatch):
     engine, runner = fake
-    run = runner.run
+    start = runner.start
 
-    def run_and_abort(batch, meanwhile):
-        if batch.rows:
+    def start_and_abort(plan):
+        if plan.rows:
             engine.abort("a")
-        return run(batch, meanwhile)
+        return start(plan)
 
-    monkeypatch.setattr(runner, "run", run_and_abort)
+    monkeypatch.setattr(runner, "start", start_and_abort)
     *events, last = engine.submit(request("a", [1], max_tokens=100))
     assert [type(event) for event in events] == [Started, Tokens, Tokens]
     assert (last.reason, last.counts.completion_tokens) == (FinishReason.ABORT, 2)
@@ -372,7 +372,7 @@ def test_an_engine_that_dies_fails_everyone_and_says_so(fake, monkeypatch, caplo
 
     runner.gate.clear()
     handles = [engine.submit(request(str(i), [i])) for i in range(4)]
-    monkeypatch.setattr(runner, "_piece", die)
+    monkeypatch.setattr(runner, "_chunk", die)
     runner.gate.set()
     for handle in handles:
         assert list(handle)[-1] == Failed(handle.request_id, "The engine died: no more.")
@@ -384,14 +384,14 @@ def test_an_engine_that_dies_fails_everyone_and_says_so(fake, monkeypatch, caplo
 
 def test_an_engine_that_dies_tells_first_what_the_step_before_gave(fake, monkeypatch):
     engine, runner = fake
-    run = runner.run
+    start = runner.start
 
-    def run_prompts_only(batch, meanwhile):
-        if batch.rows:
+    def start_prompts_only(plan):
+        if plan.rows:
             raise MemoryError("no more.")
-        return run(batch, meanwhile)
+        return start(plan)
 
-    monkeypatch.setattr(runner, "run", run_prompts_only)
+    monkeypatch.setattr(runner, "start", start_prompts_only)
     events = list(engine.submit(request("a", [1])))
     assert [type(event) for event in events] == [Started, Tokens, Failed]
     assert tokens_of(events) == answer([1])[:1]
@@ -411,7 +411,7 @@ def test_stats_count_what_was_done():
     assert stats.totals.finished == {FinishReason.LENGTH: 3}
     assert stats.totals.completion_tokens == 60
     assert stats.totals.prompt_tokens + stats.prefix.hit_tokens == stats.prefix.queried_tokens == 300
-    assert stats.totals.num_steps == len(runner.batches)
+    assert stats.totals.num_steps == len(runner.plans)
     assert stats.totals.drafts == sum((end.counts.drafts for end in ends[1:]), ends[0].counts.drafts)
     assert stats.num_free_pages + stats.prefix.num_pages == 30
 

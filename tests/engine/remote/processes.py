@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from onebox.engine.api import Engine, EngineConfig
-from onebox.engine.wire import Phase, Planned
+from onebox.engine.remote.messages import Planned, StartPhase
 from onebox.spec.errors import DoesNotFitError
 from tests.engine.fake import FAILING, FakeRunner
 
@@ -21,9 +21,8 @@ class DeadlyRunner(FakeRunner):
 
     step_s = 0.0
 
-    def run(self, batch, meanwhile):
-        meanwhile()
-        prompts = [token_id for piece in batch.pieces for token_id in piece.token_ids]
+    def run(self, plan):
+        prompts = [token_id for chunk in plan.chunks for token_id in chunk.token_ids]
         if SLOW in prompts:
             self.step_s = 0.01
         time.sleep(self.step_s)
@@ -31,11 +30,11 @@ class DeadlyRunner(FakeRunner):
             time.sleep(1)
         if DYING in prompts:
             raise MemoryError("no more")
-        return super().run(batch, meanwhile)
+        return super().run(plan)
 
 
 @dataclass(frozen=True)
-class FakeOpening:
+class FakeStarter:
     """Opens an engine over the deadly runner. `starts` is a file to which each start adds a line."""
 
     starts: Path
@@ -44,17 +43,17 @@ class FakeOpening:
     """The start from which on the process ends while it opens."""
     is_too_large: bool = False
 
-    def plan(self, tell):
-        tell(Phase("import", 0.0))
+    def plan(self, report):
+        report(StartPhase("import", 0.0))
         if self.is_too_large:
             raise DoesNotFitError("The model takes 80 GiB, the box has 8.")
         return Planned(CONFIG, FakeRunner.vocab_size, None, "float32", b"")
 
-    def start(self, planned, tell, deliver):
+    def start(self, planned, report, deliver):
         with self.starts.open("a") as file:
             file.write(f"{os.getpid()}\n")
         if len(self.starts.read_text().splitlines()) >= self.dies_from_start:
             os._exit(3)
         time.sleep(self.takes_s)
-        tell(Phase("weights", self.takes_s))
+        report(StartPhase("weights", self.takes_s))
         return Engine(DeadlyRunner(planned.config), planned.config, None, deliver)

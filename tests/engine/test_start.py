@@ -7,13 +7,13 @@ import torch
 
 from onebox import LLM, SamplingParams
 from onebox.engine.config import SpeculationMethod
-from onebox.engine.open import EngineOptions, Vocabulary, allocate_memory, plan_engine
+from onebox.engine.start import EngineOptions, TokenInfo, allocate_memory, plan_engine
 from onebox.model.load import load_model
 from onebox.spec.errors import DoesNotFitError, UsageError
 from onebox.spec.hardware import GIB, detect_box
 from tests.synthetic import tiny_config, write_checkpoint
 
-NO_WORDS = Vocabulary()
+NO_WORDS = TokenInfo()
 SMALL = EngineOptions(device="cpu", max_model_len=2048, kv_cache_memory_bytes=8 << 20)
 
 

@@ -1,16 +1,17 @@
-"""Drafts of each sequence: which drafter, how many, and what came of them.
+"""Drafts of each sequence: which drafter, how many, and how many were accepted.
 
-Drafts of the MTP head are made by the step before the one that checks them, so how deep to draft is decided one step
-ahead; n-gram drafts are looked up when they are needed. None of it changes the answer.
+Drafts of the MTP head are made by the step before the one that verifies them, so the depth is decided one step ahead;
+n-gram drafts are looked up when they are needed. None of it changes the answer.
 """
 
 import hashlib
 
-from onebox.engine.batch import Verdict
 from onebox.engine.config import SpeculationConfig, SpeculationMethod
-from onebox.engine.draft.counts import AcceptanceCounts, AcceptanceTally
-from onebox.engine.draft.depth import PLAIN, AutoDepth, Choice, Company, CostPrior, Drafter, Offer, StepCosts
+from onebox.engine.draft.depth import PLAIN, AutoDepth, Company, CostPrior, DraftChoice, Drafter, Offer, StepCosts
 from onebox.engine.draft.ngram import NgramIndex
+from onebox.engine.request import AcceptanceCounts
+from onebox.engine.stats import AcceptanceTally
+from onebox.engine.step import DraftCheck
 
 __all__ = ["SequenceDrafts", "Speculator"]
 
@@ -20,30 +21,30 @@ _PRIOR = CostPrior(row=0.15, draft=0.1)
 
 
 class Speculator:
-    """What all sequences of an engine share: the settings, what steps cost, and who is drafting."""
+    """What all sequences of an engine share: the settings, measured step costs, and the current plans."""
 
     def __init__(self, config: SpeculationConfig) -> None:
         self.config = config
         self.costs = StepCosts(_PRIOR)
-        self._drafting: dict[SequenceDrafts, tuple[Choice, float]] = {}
+        self._drafting: dict[SequenceDrafts, tuple[DraftChoice, float]] = {}
 
     def start(self, prompt: tuple[int, ...], seed: int | None) -> "SequenceDrafts":
         return SequenceDrafts(self, prompt, seed)
 
-    def note(self, drafts: "SequenceDrafts", choice: Choice, expected_tokens: float) -> None:
-        """What a sequence plans for its next step."""
+    def note(self, drafts: "SequenceDrafts", choice: DraftChoice, expected_tokens: float) -> None:
+        """Records what a sequence plans for its next step."""
         self._drafting[drafts] = choice, expected_tokens
 
     def forget(self, drafts: "SequenceDrafts") -> None:
         self._drafting.pop(drafts, None)
 
     def observe(self, num_rows: int, num_chained: int, seconds: float) -> None:
-        """What a step cost, where that decides how deep to draft."""
+        """Records what a step cost, where the depth depends on it."""
         if self.config.method is SpeculationMethod.AUTO:
             self.costs.observe(num_rows, num_chained, seconds)
 
     def company(self, drafts: "SequenceDrafts") -> Company:
-        """The other sequences of the next step."""
+        """What the other sequences plan for the next step."""
         num_rows, num_chained, expected_tokens = 0, 0, 0.0
         for other, (choice, expected) in self._drafting.items():
             if other is not drafts:
@@ -65,27 +66,27 @@ class SequenceDrafts:
         self._auto = AutoDepth() if self._config.method is SpeculationMethod.AUTO else None
         self._plan = PLAIN
         self._checked = PLAIN
-        """The plan that this step's drafts come from; `_plan` is already that of the next."""
+        """The plan behind this step's drafts; `_plan` is already that of the next step."""
         self._offered: tuple[int, ...] = ()
         self._tally = AcceptanceTally()
 
     @property
     def counts(self) -> AcceptanceCounts:
-        """What came of all drafts so far."""
+        """Counts of all drafts so far."""
         return self._tally.counts
 
     def extend(self, token_ids: tuple[int, ...]) -> None:
-        """Takes in tokens that are certain."""
+        """Adds tokens that are certain."""
         if self._index:
             self._index.extend(token_ids)
 
     def forget(self) -> None:
-        """The sequence left its slot: nothing is offered, and it plans nothing."""
+        """Drops offered drafts and the plan: the sequence lost its slot."""
         self._offered, self._plan = (), PLAIN
         self._speculator.forget(self)
 
     def offer(self, drafts: tuple[int, ...]) -> None:
-        """What the MTP head drafted for the next step."""
+        """Sets what the MTP head drafted for the next step."""
         self._offered = drafts
 
     def propose(self, room: int) -> tuple[int, ...]:
@@ -115,24 +116,25 @@ class SequenceDrafts:
         return plan.num_chained
 
     @property
-    def is_offered(self) -> bool:
+    def is_from_head(self) -> bool:
         """Whether the next step's drafts, if any, are those that the MTP head makes in this one."""
         return self._config.method is not SpeculationMethod.NGRAM and self._plan.drafter is not Drafter.NGRAM
 
     def observe(self, num_proposed: int, num_accepted: int) -> None:
-        """What came of this step's drafts."""
+        """Records how many of this step's drafts were accepted."""
         self._tally.add(num_proposed, num_accepted)
         if self._auto:
             self._auto.observe(self._checked, num_proposed, num_accepted)
 
-    def verdicts(self, position: int, count: int) -> tuple[Verdict, ...]:
-        """How `count` drafts from `position` on are checked: by the model, or by the rates of a benchmark."""
+    def checks(self, position: int, count: int) -> tuple[DraftCheck, ...]:
+        """How `count` drafts from `position` on are verified: by the model, or at a benchmark's synthetic rates."""
         rates = self._config.synthetic_acceptance
         if not rates:
-            return (Verdict.COMPARE,) * count
-        # A checksum would not do: those of neighbouring positions lie too evenly for a coin.
+            return (DraftCheck.COMPARE,) * count
+        # Not a checksum: those of neighbouring positions are too evenly spread for a coin toss.
         digest = hashlib.blake2b(f"{self._seed} {position}".encode(), digest_size=8).digest()
         coin = int.from_bytes(digest, "big") / 2**64
         return tuple(
-            Verdict.ACCEPT if place < len(rates) and coin < rates[place] else Verdict.REJECT for place in range(count)
+            DraftCheck.ACCEPT if place < len(rates) and coin < rates[place] else DraftCheck.REJECT
+            for place in range(count)
         )

@@ -14,7 +14,7 @@ import pytest
 from onebox.engine.api import (
     Counts,
     Engine,
-    EngineDoor,
+    EngineClient,
     EngineRestartingError,
     EngineStoppedError,
     Failed,
@@ -30,14 +30,13 @@ from onebox.engine.api import (
     Started,
     Tokens,
 )
-from onebox.engine.opening import CheckpointOpening
-from onebox.engine.options import EngineOptions, Vocabulary
-from onebox.engine.process import EngineProcess
-from onebox.engine.supervise import RestartPolicy
-from onebox.engine.wire import Phase, Planned
+from onebox.engine.remote.messages import Planned, StartPhase
+from onebox.engine.remote.parent import EngineProcess
+from onebox.engine.remote.supervise import RestartPolicy
+from onebox.engine.start import CheckpointStarter, EngineOptions, TokenInfo
 from onebox.spec.errors import DoesNotFitError, OneboxError, UsageError
 from tests.engine.fake import FAILING, FakeRunner, plain_answer, tokens_of
-from tests.engine.processes import CONFIG, DYING, HANGING, SLOW, FakeOpening
+from tests.engine.remote.processes import CONFIG, DYING, HANGING, SLOW, FakeStarter
 
 SOON = RestartPolicy(first_wait_s=0.01)
 
@@ -73,7 +72,7 @@ def is_running(pid):
 @pytest.fixture(scope="module")
 def calm(tmp_path_factory) -> EngineProcess:
     """A process that the tests using it leave as it is."""
-    with EngineProcess(FakeOpening(tmp_path_factory.mktemp("calm") / "starts")) as engine:
+    with EngineProcess(FakeStarter(tmp_path_factory.mktemp("calm") / "starts")) as engine:
         engine.wait_ready()
         yield engine
         assert engine.health().num_restarts == 0
@@ -85,7 +84,7 @@ def start(tmp_path):
     engines = []
 
     def make(policy=SOON, **options):
-        engines.append(EngineProcess(FakeOpening(tmp_path / "starts", **options), policy=policy))
+        engines.append(EngineProcess(FakeStarter(tmp_path / "starts", **options), policy=policy))
         engines[-1].wait_ready()
         return engines[-1]
 
@@ -164,7 +163,7 @@ def test_a_reader_that_has_all_it_wants_is_told_of_a_stop_and_not_of_an_abort():
     for end, told in zip(ends, [Finished("a", FinishReason.STOP, Counts(1, 2)), ends[1]], strict=True):
         handle = RequestHandle("a")
         handle.is_complete = True
-        handle.post(end, 0.0)
+        handle.deliver(end, 0.0)
         assert list(handle) == [told]
 
 
@@ -179,8 +178,8 @@ def test_a_full_queue_refuses_at_once(start):
 
 def test_a_step_is_one_message_however_many_requests_are_in_it(calm, monkeypatch):
     heard = []
-    hear = EngineProcess._hear
-    monkeypatch.setattr(EngineProcess, "_hear", lambda self, step: (heard.append(step), hear(self, step)))
+    deliver = EngineProcess._deliver
+    monkeypatch.setattr(EngineProcess, "_deliver", lambda self, step: (heard.append(step), deliver(self, step)))
     before = calm.stats().totals.num_steps
     for handle in calm.submit_copies(request("a", [1] * 100, max_tokens=50), 4):
         list(handle)
@@ -278,7 +277,7 @@ def test_waits_double_with_every_quick_death_in_a_row():
 
 def test_a_first_start_that_is_refused_raises_the_refusal_itself(tmp_path):
     with (
-        EngineProcess(FakeOpening(tmp_path / "starts", is_too_large=True)) as engine,
+        EngineProcess(FakeStarter(tmp_path / "starts", is_too_large=True)) as engine,
         pytest.raises(DoesNotFitError, match="takes 80 GiB"),
     ):
         engine.wait_ready()
@@ -286,7 +285,7 @@ def test_a_first_start_that_is_refused_raises_the_refusal_itself(tmp_path):
 
 
 def test_a_first_start_that_dies_is_one_sentence_and_not_tried_again(tmp_path):
-    with EngineProcess(FakeOpening(tmp_path / "starts", dies_from_start=1), policy=SOON) as engine:
+    with EngineProcess(FakeStarter(tmp_path / "starts", dies_from_start=1), policy=SOON) as engine:
         with pytest.raises(OneboxError, match=r"The engine did not start: its process ended with status 3\."):
             engine.wait_ready()
         assert engine.health().status is HealthStatus.FAILED
@@ -299,7 +298,7 @@ def test_progress_that_cannot_be_told_is_an_error_and_not_a_wait_for_ever(tmp_pa
     def tell(_):
         raise BrokenPipeError("nobody listens")
 
-    with EngineProcess(FakeOpening(tmp_path / "starts"), tell) as engine:
+    with EngineProcess(FakeStarter(tmp_path / "starts"), tell) as engine:
         with pytest.raises(OneboxError, match="supervisor of the engine failed: nobody listens"):
             engine.wait_ready()
         assert engine.pid is None
@@ -329,9 +328,9 @@ def test_a_terminals_signals_do_not_end_it(start):
 def test_no_process_outlives_its_parent_even_when_that_is_killed(tmp_path, takes_s):
     starts = tmp_path / "starts"
     script = (
-        "from pathlib import Path; from onebox.engine.process import EngineProcess\n"
-        "from tests.engine.processes import FakeOpening\n"
-        f"EngineProcess(FakeOpening(Path({str(starts)!r}), takes_s={takes_s})).wait_ready(); print('ready'); input()"
+        "from pathlib import Path; from onebox.engine.remote.parent import EngineProcess\n"
+        "from tests.engine.remote.processes import FakeStarter\n"
+        f"EngineProcess(FakeStarter(Path({str(starts)!r}), takes_s={takes_s})).wait_ready(); print('ready'); input()"
     )
     with subprocess.Popen(
         [sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=Path(__file__).parents[2]
@@ -351,11 +350,11 @@ def test_no_process_outlives_its_parent_even_when_that_is_killed(tmp_path, takes
 def test_a_model_killed_under_load_comes_back_and_says_the_same(checkpoint, tokenizer):
     from onebox.text.vocabulary import token_table
 
-    vocabulary = Vocabulary((0,), (), token_table(tokenizer, (0,)))
+    vocabulary = TokenInfo((0,), (), token_table(tokenizer, (0,)))
     options = EngineOptions(max_model_len=1000, kv_cache_memory_bytes=16 << 20)
     told = []
-    engine: EngineDoor
-    with EngineProcess(CheckpointOpening(checkpoint, options, vocabulary, 1), told.append, SOON) as engine:
+    engine: EngineClient
+    with EngineProcess(CheckpointStarter(checkpoint, options, vocabulary, 1), told.append, SOON) as engine:
         engine.wait_ready()
         asked = request("a", range(100), max_tokens=10, seed=7, ignore_eos=True)
         before = tokens_of(engine.submit(asked))
@@ -371,11 +370,11 @@ def test_a_model_killed_under_load_comes_back_and_says_the_same(checkpoint, toke
         assert tokens_of(engine.submit(asked)) == before
         digits = tokens_of(engine.submit(request("g", [1], grammar=Grammar(GrammarKind.REGEX, "[0-9]{3}"))))
         assert tokenizer.decode(digits).isdigit()
-    names = [part.name for part in told if isinstance(part, Phase)]
+    names = [part.name for part in told if isinstance(part, StartPhase)]
     assert names == ["import", "memory plan", "weights", "warm-up", "weights", "warm-up"]
     assert [part.config for part in told if isinstance(part, Planned)] == [engine.config]
 
 
 def test_whoever_asks_for_the_process_loads_no_torch():
-    check = "import sys, onebox.engine.process, onebox.engine.opening; sys.exit('torch' in sys.modules)"
+    check = "import sys, onebox.engine.remote.parent, onebox.engine.start; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", check], check=False).returncode == 0

@@ -12,11 +12,10 @@ from transformers import (
     SuppressTokensLogitsProcessor,
 )
 
-from onebox.engine.adjust import Adjuster
-from onebox.engine.apply import apply_adjustments
-from onebox.engine.batch import Draw, Rows, Verdict
-from onebox.engine.constraint import Grammar, Vocabulary
+from onebox.engine.grammar import Grammar, GrammarCompiler
+from onebox.engine.logits import LogitsRules, apply_adjustments
 from onebox.engine.request import SamplingParams
+from onebox.engine.step import DecodeRows, DraftCheck, Draw
 from onebox.spec.vocabulary import TokenTable
 
 VOCAB_SIZE = 300
@@ -39,20 +38,20 @@ def logits(rows=1, seed=0):
 
 def adjuster(sampling, answer=(), constraint=None, stops=(EOS,)):
     """An adjuster that has seen the answer, its tokens coming in as steps give them."""
-    made = Adjuster(SamplingParams(**sampling), PROMPT, frozenset(stops), constraint)
+    made = LogitsRules(SamplingParams(**sampling), PROMPT, frozenset(stops), constraint)
     made.advance(answer[:2])
     made.advance(answer[2:])
     return made
 
 
 def entry(adjustments, num_rows, first_new=0):
-    draw = Draw(SamplingParams(), (-1,) * num_rows, (Verdict.COMPARE,) * num_rows, first_new, adjustments)
-    return Rows("a", 0, (1,) * num_rows, 0, 0, np.array([1], dtype=np.int32), draw)
+    draw = Draw(SamplingParams(), (-1,) * num_rows, (DraftCheck.COMPARE,) * num_rows, first_new, adjustments)
+    return DecodeRows("a", 0, (1,) * num_rows, 0, 0, np.array([1], dtype=np.int32), draw)
 
 
 def adjusted(values, sampling, answer=(), constraint=None, drafts=(), stops=(EOS,)):
     """The rows of logits as they are drawn from: one and one more for each draft."""
-    kept, adjustments = adjuster(sampling, answer, constraint, stops).rows(drafts)
+    kept, adjustments = adjuster(sampling, answer, constraint, stops).adjust(drafts)
     assert kept == drafts
     changed = values.clone()
     apply_adjustments(changed, [entry(adjustments, len(values))])
@@ -130,9 +129,9 @@ def test_a_row_with_drafts_before_it_is_the_row_of_a_sequence_in_which_they_stan
 
 def test_looking_ahead_over_drafts_leaves_no_trace():
     made = adjuster(EVERYTHING, ANSWER)
-    first = made.rows(())[1][0]
-    made.rows(DRAFTS)
-    again = made.rows(())[1][0]
+    first = made.adjust(())[1][0]
+    made.adjust(DRAFTS)
+    again = made.adjust(())[1][0]
     assert first.banned == again.banned
     assert dict(zip(first.penalties.token_ids, first.penalties.counts, strict=True)) == dict(
         zip(again.penalties.token_ids, again.penalties.counts, strict=True)
@@ -154,7 +153,7 @@ def vocabulary():
         special_ids=frozenset({EOS}),
         eos_token_ids=(EOS,),
     )
-    return Vocabulary(table, VOCAB_SIZE)
+    return GrammarCompiler(table, VOCAB_SIZE)
 
 
 def test_a_mask_leaves_what_the_grammar_allows_as_it_is_and_nothing_else(vocabulary):
@@ -166,7 +165,7 @@ def test_a_mask_leaves_what_the_grammar_allows_as_it_is_and_nothing_else(vocabul
 
 def test_masks_follow_the_drafts_and_drafts_end_where_the_grammar_forbids_one(vocabulary):
     made = adjuster({}, constraint=vocabulary.constrain(Grammar.regex("a[bc]d")), stops=())
-    drafts, adjustments = made.rows((ord("a"), ord("c"), ord("a"), ord("b")))
+    drafts, adjustments = made.adjust((ord("a"), ord("c"), ord("a"), ord("b")))
     assert drafts == (ord("a"), ord("c"))
     values = logits(3)
     apply_adjustments(values, [entry(adjustments, 3)])
@@ -198,12 +197,12 @@ def test_sequences_in_a_step_do_not_touch_each_others_rows():
         rows = values[place * 3 : place * 3 + 3].clone()
         drafts = tuple(numbers.randrange(VOCAB_SIZE) for _ in range(1 + place % 2))
         first_new = 2 - len(drafts)
-        entries.append(entry(adjuster(way, ANSWER).rows(drafts)[1], 3, first_new))
+        entries.append(entry(adjuster(way, ANSWER).adjust(drafts)[1], 3, first_new))
         expected += [rows[:first_new], adjusted(rows[first_new:], way, ANSWER, drafts=drafts)]
     apply_adjustments(values, entries)
     assert torch.equal(values, torch.cat(expected))
 
 
 def test_a_request_that_asks_for_nothing_costs_nothing():
-    assert adjuster({}, ANSWER).rows(DRAFTS) == (DRAFTS, ())
-    assert adjuster({"min_tokens": 5}, ANSWER).rows(DRAFTS) == (DRAFTS, ())
+    assert adjuster({}, ANSWER).adjust(DRAFTS) == (DRAFTS, ())
+    assert adjuster({"min_tokens": 5}, ANSWER).adjust(DRAFTS) == (DRAFTS, ())

@@ -1,8 +1,8 @@
-"""The engine's door with the engine in a process of its own, supervised.
+"""An engine in a process of its own, as callers use it: started, supervised and restarted.
 
-What kills the engine kills nobody else: whoever is open then gets Failed with a sentence, another process is started,
-and until it is ready requests are refused as restarting. One thread here starts, hears and buries the processes, one
-after the other; callers only ever touch what `_changed` guards. Nothing in this module imports torch.
+When the engine dies, nothing else does: open requests get Failed with the reason, another process is started, and until
+it is ready requests are refused as restarting. One thread here starts the processes one after the other and receives
+from them; callers only touch what `_changed` guards. Nothing in this module imports torch.
 """
 
 import itertools
@@ -13,40 +13,39 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import replace
 
-from onebox.engine.config import EngineConfig
-from onebox.engine.door import (
+from onebox.engine.client import (
+    EngineClient,
     EngineRestartingError,
     Health,
     HealthStatus,
-    Observer,
+    OpenRequests,
     RequestHandle,
-    check_places,
     check_request,
-    copies_of,
 )
-from onebox.engine.request import EngineStoppedError, Failed, Finished, Request
-from onebox.engine.stats import EngineStats
-from onebox.engine.supervise import ChildProcess, RestartPolicy, add_past
-from onebox.engine.wire import (
+from onebox.engine.config import EngineConfig
+from onebox.engine.remote.messages import (
     Abort,
-    Died,
-    NotOpened,
-    Open,
-    Opening,
-    Phase,
+    EngineDied,
+    EngineStarter,
     Planned,
     Progress,
     Ready,
-    Step,
+    StartEngine,
+    StartFailed,
+    StartPhase,
+    StepEvents,
     Submit,
-    Verdict,
+    SubmitReply,
 )
+from onebox.engine.remote.supervise import ChildProcess, RestartPolicy
+from onebox.engine.request import EngineStoppedError, Failed, Request
+from onebox.engine.stats import EngineStats, add_past
 from onebox.spec.errors import OneboxError
 
 __all__ = ["EngineProcess"]
 
-_LOOK_S = 0.5
-"""How often a silent process is looked at."""
+_POLL_S = 0.5
+"""How often a process that sends nothing is checked for a hang."""
 
 _log = logging.getLogger(__name__)
 
@@ -55,57 +54,51 @@ def _ignore(_: Progress) -> None:
     pass
 
 
-class EngineProcess:
-    """An EngineDoor. Every accepted request ends with one Finished or Failed event, whatever becomes of the process."""
+class EngineProcess(EngineClient):
+    """Every accepted request ends with one Finished or Failed event, whatever happens to the process."""
 
     def __init__(
         self,
-        opening: Opening,
+        starter: EngineStarter,
         on_progress: Callable[[Progress], None] = _ignore,
         policy: RestartPolicy | None = None,
     ) -> None:
         """Starts a process and returns at once; `wait_ready` waits for it.
 
-        `on_progress` hears of each part of opening when it is done, at the first start and at all later ones, on a
-        thread of this object.
+        `on_progress` is called after each phase of starting, at the first start and at all later ones, on a thread of
+        this object.
         """
-        self.observer: Observer | None = None
-        self._opening = opening
+        self._starter = starter
         self._on_progress = on_progress
         self._policy = policy or RestartPolicy()
         self._numbers = itertools.count()
         # Guards all below.
         self._changed = threading.Condition()
         self._health = Health(HealthStatus.STARTING, "The engine is starting.")
-        self._not_opened: OneboxError | None = None
+        self._start_error: OneboxError | None = None
         self._planned: Planned | None = None
         self._child: ChildProcess | None = None
-        self._open: dict[str, RequestHandle] = {}
-        self._verdicts: dict[int, Future[None]] = {}
+        self._open = OpenRequests()
+        self._replies: dict[int, Future[None]] = {}
+        """By the number of the Submit that waits for its reply."""
         self._busy_since = 0.0
-        """When the first of the requests that are open now came, or the engine was last heard of, if that is later."""
+        """When the first of the requests open now came, or the last step was received, whichever is later."""
         self._stats: EngineStats | None = None
-        self._fresh: EngineStats | None = None
+        self._initial_stats: EngineStats | None = None
         """Those of a process that has done nothing yet."""
         self._past: EngineStats | None = None
-        """The totals of the processes that are gone."""
+        """The totals of the processes that ended."""
         self._thread = threading.Thread(target=self._supervise, name="onebox-engine-supervisor", daemon=True)
         self._thread.start()
-
-    def __enter__(self) -> "EngineProcess":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     # Called from any thread.
 
     def wait_ready(self) -> None:
-        """Returns when the first process takes requests, or raises why there is none."""
+        """Returns when the first process accepts requests, or raises why it does not."""
         with self._changed:
             self._changed.wait_for(lambda: self._health.status is not HealthStatus.STARTING)
-            if self._not_opened:
-                raise self._not_opened
+            if self._start_error:
+                raise self._start_error
 
     @property
     def planned(self) -> Planned:
@@ -125,44 +118,34 @@ class EngineProcess:
         with self._changed:
             return self._child.pid if self._child else None
 
-    def submit(self, request: Request) -> RequestHandle:
-        """Accepts the request or refuses it with an error that says why; nothing is computed before it returns."""
-        return self.submit_all([request])[0]
-
-    def submit_copies(self, request: Request, count: int) -> tuple[RequestHandle, ...]:
-        """Accepts `count` answers to one prompt, all or none. Copy i has the id `<id>/<i>` and the seed plus i."""
-        return self.submit_all(copies_of(request, count))
-
     def submit_all(self, requests: list[Request]) -> tuple[RequestHandle, ...]:
         """Accepts all of these or none. A grammar is compiled before it returns, which may take a while."""
-        planned, observer = self.planned, self.observer
+        planned = self.planned
         for request in requests:
             check_request(request, planned.config, planned.vocab_size)
-        verdict: Future[None] = Future()
+        reply: Future[None] = Future()
         with self._changed:
-            child = self._serving()
-            check_places([request.request_id for request in requests], self._open, planned.config)
-            handles = tuple(RequestHandle(r.request_id, observer(r) if observer else None) for r in requests)
-            if not self._open:
+            child = self._running_child()
+            was_idle = not len(self._open)
+            handles = self._open.accept(requests, planned.config, self.observer)
+            if was_idle:
                 self._busy_since = time.monotonic()
-            self._open.update((handle.request_id, handle) for handle in handles)
-            number = next(self._numbers)
-            if any(request.sampling.grammar for request in requests):
-                self._verdicts[number] = verdict
+            submit = Submit(next(self._numbers), tuple(requests))
+            if submit.has_grammar:
+                self._replies[submit.number] = reply
             else:
-                verdict.set_result(None)
-            child.say(Submit(number, tuple(requests)))
-        verdict.result()
+                reply.set_result(None)
+            child.send(submit)
+        reply.result()
         return handles
 
     def abort(self, request_id: str) -> None:
-        """Ends the request at the next step; its last event is Finished with the reason abort. Others: no effect."""
         with self._changed:
             if request_id in self._open and self._child:
-                self._child.say(Abort(request_id))
+                self._child.send(Abort(request_id))
 
     def stats(self) -> EngineStats:
-        """As of the last step, but for the requests that came in since. Totals are of all processes together."""
+        """As of the last step, with the requests submitted since. Totals are of all processes together."""
         with self._changed:
             if self._stats is None:
                 raise EngineStoppedError(self._health.message)
@@ -175,20 +158,19 @@ class EngineProcess:
             return self._health
 
     def close(self) -> None:
-        """Fails what is open, ends the process and waits for it. Closing twice is fine."""
         with self._changed:
-            self._say_health(HealthStatus.STOPPED, "The engine has stopped and accepts nothing more.")
+            self._set_health(HealthStatus.STOPPED, "The engine has stopped and accepts nothing more.")
             if self._child:
                 self._child.kill()
         self._thread.join()
 
-    def _serving(self) -> ChildProcess:
+    def _running_child(self) -> ChildProcess:
         if self._health.status is HealthStatus.OK and self._child:
             return self._child
         is_underway = self._health.status in (HealthStatus.STARTING, HealthStatus.RESTARTING)
         raise (EngineRestartingError if is_underway else EngineStoppedError)(self._health.message)
 
-    def _say_health(self, status: HealthStatus, message: str, restarts: int = 0) -> None:
+    def _set_health(self, status: HealthStatus, message: str, restarts: int = 0) -> None:
         """Called with `_changed` held."""
         self._health = Health(status, message, self._health.num_restarts + restarts)
         self._changed.notify_all()
@@ -197,136 +179,133 @@ class EngineProcess:
     def _is_closed(self) -> bool:
         return self._health.status is HealthStatus.STOPPED
 
-    # The supervising thread.
+    # The supervising thread: one process after the other.
 
     def _supervise(self) -> None:
         try:
-            self._keep_serving()
+            self._run_children()
         except Exception as error:
             # For instance an `on_progress` that cannot write any more. Nobody is left waiting for it.
             _log.exception("the supervisor of the engine failed")
             self._give_up(f"The supervisor of the engine failed: {error}.")
 
-    def _keep_serving(self) -> None:
-        """One process after the other, until all is closed or given up."""
+    def _run_children(self) -> None:
+        """Runs one process after the other, until this is closed or restarting is given up."""
         quick_deaths = 0
         while True:
-            reason, served_s = self._live()
+            reason, served_s = self._run_child()
             quick_deaths = quick_deaths + 1 if served_s < self._policy.quick_s else 0
-            self._bury(reason, quick_deaths)
+            self._handle_exit(reason, quick_deaths)
             with self._changed:
                 if self._health.status is not HealthStatus.RESTARTING:
                     return
                 if self._changed.wait_for(lambda: self._is_closed, self._policy.wait_s(quick_deaths)):
                     return
 
-    def _live(self) -> tuple[str, float]:
-        """One process from its start to its end: why it ended, and for how many seconds it took requests."""
+    def _run_child(self) -> tuple[str, float]:
+        """Runs one process from start to end: (why it ended, for how many seconds it accepted requests)."""
         with self._changed:
             if self._is_closed:
                 return "it was closed", 0.0
             try:
-                child = self._child = ChildProcess(Open(self._opening, self._planned))
+                child = self._child = ChildProcess(StartEngine(self._starter, self._planned))
             except OSError as error:
                 return f"its process could not be started: {error}", 0.0
         ready_at: float | None = None
         reason: str | None = None
         while reason is None:
             try:
-                message = child.hear(_LOOK_S)
+                message = child.receive(_POLL_S)
             except (EOFError, OSError):
                 break
             if isinstance(message, Ready):
                 ready_at = time.monotonic()
-            reason = self._take(message, is_ready=ready_at is not None)
+            reason = self._handle(message, is_ready=ready_at is not None)
         served_s = 0.0 if ready_at is None else time.monotonic() - ready_at
         if reason:
             child.kill()
-        how = child.end()
-        return reason or how, served_s
+        exit_status = child.end()
+        return reason or exit_status, served_s
 
-    def _take(self, message: object, *, is_ready: bool) -> str | None:
-        """Takes one message in, or None where none came; a reason to end the process if there is one."""
+    def _handle(self, message: object, *, is_ready: bool) -> str | None:
+        """Handles one message, or None where none came; returns a reason to end the process, if there is one."""
         match message:
             case None:
                 return self._hang() if is_ready else None
-            case Step():
-                self._hear(message)
-            case Verdict():
-                self._judge(message)
+            case StepEvents():
+                self._deliver(message)
+            case SubmitReply():
+                self._handle_reply(message)
             case Ready():
-                self._begin(message)
-            case Phase():
+                self._handle_ready(message)
+            case StartPhase():
                 self._on_progress(message)
             case Planned():
                 with self._changed:
                     self._planned = message
                 self._on_progress(message)
-            case NotOpened():
+            case StartFailed():
                 with self._changed:
-                    # Of later starts `health` tells.
+                    # `health` reports the errors of later starts.
                     if self._health.status is HealthStatus.STARTING:
-                        self._not_opened = message.error
+                        self._start_error = message.error
                 return str(message.error).rstrip(".")
-            case Died():
+            case EngineDied():
                 return message.message.rstrip(".")
         return None
 
-    def _begin(self, ready: Ready) -> None:
+    def _handle_ready(self, ready: Ready) -> None:
         with self._changed:
-            self._stats = self._fresh = ready.stats
+            self._stats = self._initial_stats = ready.stats
             if not self._is_closed:
-                self._say_health(HealthStatus.OK, "The engine runs.")
+                self._set_health(HealthStatus.OK, "The engine runs.")
             if self._health.num_restarts:
                 _log.warning("the engine runs again")
 
     def _hang(self) -> str | None:
         with self._changed:
-            silent_s = time.monotonic() - self._busy_since if self._open else 0.0
+            silent_s = time.monotonic() - self._busy_since if len(self._open) else 0.0
         if silent_s < self._policy.hang_s:
             return None
         return f"it has finished no step for {silent_s:.0f} s"
 
-    def _hear(self, step: Step) -> None:
-        posts = []
+    def _deliver(self, step: StepEvents) -> None:
         with self._changed:
             self._stats, self._busy_since = step.stats, time.monotonic()
-            for event in step.events:
-                is_last = isinstance(event, Finished | Failed)
-                handle = self._open.pop(event.request_id) if is_last else self._open[event.request_id]
-                posts.append((handle, event))
-        for handle, event in posts:
-            handle.post(event, step.began)
+            deliveries = self._open.route(step.events)
+        for handle, event in deliveries:
+            handle.deliver(event, step.started_at)
 
-    def _judge(self, verdict: Verdict) -> None:
-        """Refused requests are forgotten; whoever does not wait for the verdict hears of it as a failure."""
+    def _handle_reply(self, reply: SubmitReply) -> None:
+        """Removes refused requests; where no caller waits for the reply, the refusal is delivered as a failure."""
         handles: list[RequestHandle] = []
         with self._changed:
-            waiter = self._verdicts.pop(verdict.number, None)
-            if verdict.error:
-                handles = [self._open.pop(request_id) for request_id in verdict.request_ids]
-        if waiter and verdict.error:
-            waiter.set_exception(verdict.error)
-        elif waiter:
-            waiter.set_result(None)
+            waiting = self._replies.pop(reply.number, None)
+            if reply.error:
+                handles = self._open.remove(reply.request_ids)
+        if waiting and reply.error:
+            waiting.set_exception(reply.error)
+        elif waiting:
+            waiting.set_result(None)
         else:
-            for handle in handles:
-                handle.post(Failed(handle.request_id, str(verdict.error)), time.monotonic())
+            _fail(handles, str(reply.error))
 
-    def _bury(self, reason: str, quick_deaths: int) -> None:
-        """Tells everyone what happened and says what comes next."""
+    # The end of a process.
+
+    def _handle_exit(self, reason: str, quick_deaths: int) -> None:
+        """Decides whether to restart, and fails what is open."""
         with self._changed:
             self._child = None
             if not self._is_closed:
-                self._say_next(reason, quick_deaths)
+                self._set_next_health(reason, quick_deaths)
             message = self._failure(reason)
         self._fail_open(message)
 
     def _give_up(self, message: str) -> None:
         with self._changed:
             child, self._child = self._child, None
-            self._not_opened = OneboxError(message)
-            self._say_health(HealthStatus.FAILED, message)
+            self._start_error = OneboxError(message)
+            self._set_health(HealthStatus.FAILED, message)
         if child:
             child.kill()
             child.end()
@@ -334,36 +313,40 @@ class EngineProcess:
 
     def _fail_open(self, message: str) -> None:
         with self._changed:
-            handles, self._open = list(self._open.values()), {}
-            waiters, self._verdicts = list(self._verdicts.values()), {}
-            self._keep_totals(len(handles))
-        for waiter in waiters:
-            waiter.set_exception(EngineStoppedError(message))
-        for handle in handles:
-            handle.post(Failed(handle.request_id, message), time.monotonic())
+            handles = self._open.remove(self._open.ids())
+            waiting, self._replies = list(self._replies.values()), {}
+            self._add_totals(len(handles))
+        for reply in waiting:
+            reply.set_exception(EngineStoppedError(message))
+        _fail(handles, message)
 
-    def _say_next(self, reason: str, quick_deaths: int) -> None:
+    def _set_next_health(self, reason: str, quick_deaths: int) -> None:
         if self._health.status is HealthStatus.STARTING:
-            self._not_opened = self._not_opened or OneboxError(f"The engine did not start: {reason}.")
-            self._say_health(HealthStatus.FAILED, str(self._not_opened))
+            self._start_error = self._start_error or OneboxError(f"The engine did not start: {reason}.")
+            self._set_health(HealthStatus.FAILED, str(self._start_error))
             return
         _log.error("the engine died: %s", reason)
         if quick_deaths >= self._policy.max_quick_deaths:
             message = f"The engine died {quick_deaths} times in a row soon after its start, the last time because"
-            self._say_health(HealthStatus.FAILED, f"{message} {reason}; onebox gave up on it and must be restarted.")
+            self._set_health(HealthStatus.FAILED, f"{message} {reason}; onebox gave up on it and must be restarted.")
         else:
             died = f"The engine died ({reason}) and is restarting; try again in a moment."
-            self._say_health(HealthStatus.RESTARTING, died, restarts=1)
+            self._set_health(HealthStatus.RESTARTING, died, restarts=1)
 
     def _failure(self, reason: str) -> str:
         if self._is_closed:
             return "The engine was closed before this request was done."
         return f"The engine died before this request was done: {reason}."
 
-    def _keep_totals(self, num_failed: int) -> None:
-        """What the process did is added to what those before it did; of its state nothing is left."""
+    def _add_totals(self, num_failed: int) -> None:
+        """Adds the ended process's totals to those before it; nothing else of it remains."""
         if self._stats is None:
             return
         totals = replace(self._stats.totals, num_failed=self._stats.totals.num_failed + num_failed)
         self._past = add_past(replace(self._stats, totals=totals), self._past)
-        self._stats = self._fresh
+        self._stats = self._initial_stats
+
+
+def _fail(handles: list[RequestHandle], message: str) -> None:
+    for handle in handles:
+        handle.deliver(Failed(handle.request_id, message), time.monotonic())
