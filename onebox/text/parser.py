@@ -26,7 +26,10 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Reasoning:
-    """Text before </think>."""
+    """Text inside <think>.
+
+    Calls inside it are deltas of their own.
+    """
 
     text: str
 
