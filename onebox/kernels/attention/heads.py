@@ -7,10 +7,11 @@ from torch import Tensor
 
 from onebox.formats.kv_pages import PLAIN_BITS
 from onebox.kernels.attention.rope import load_norm, load_rotation, partner_of, turned
-from onebox.kernels.attention.write import kv_write, rounded
+from onebox.kernels.attention.write import kv_write
+from onebox.kernels.common.arithmetic import rounded
 from onebox.kernels.common.dependent import launch_options, release, wait
+from onebox.kernels.common.parts import sum_parts
 from onebox.kernels.common.tuning import Tunable
-from onebox.kernels.router.fused import sum_parts
 
 __all__ = ["split_heads", "write_heads"]
 

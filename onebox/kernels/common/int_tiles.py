@@ -16,6 +16,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from onebox.kernels.common.arithmetic import IS_INTERPRETED
+
 __all__ = ["WORDS", "in_tile_order", "sum_tiles", "tile_order_64"]
 
 WORDS = tl.constexpr(128)  # in the part of a tile that a thread's load of four words spreads over a warp
@@ -23,13 +25,13 @@ _PERMUTED_TOKENS = 16
 
 
 @triton.jit
-def _int4_codes(words, ASM: tl.constexpr):
+def _int4_codes(words):
     """Eight codes of each word, bfloat16: of j = 0 the columns 0, 2, 1, 3 of the four, then those of j = 1.
 
     The assembly takes two at a time: masking leaves a nibble in the lowest bits of each half, flipping its sign bit
     adds 8, and with bfloat16's bits of 128 above them the half reads 136 + code. The interpreter has no assembly.
     """
-    if ASM:
+    if not IS_INTERPRETED:
         return tl.inline_asm_elementwise(
             asm="""{
             .reg .b32 a, b, c, d, s;
@@ -83,12 +85,12 @@ def _int8_codes(words):
 
 
 @triton.jit
-def _group_codes(tile_ptrs, BITS: tl.constexpr, ASM: tl.constexpr):
+def _group_codes(tile_ptrs, BITS: tl.constexpr):
     """[TILES, WORDS, lo, hi, j, kt] of one group of some tiles."""
     if BITS == 4:
-        a, b, c, d, e, f, g, h = _int4_codes(tl.load(tile_ptrs), ASM)
+        a, b, c, d, e, f, g, h = _int4_codes(tl.load(tile_ptrs))
         first = tl.join(tl.join(tl.join(a, b), tl.join(c, d)), tl.join(tl.join(e, f), tl.join(g, h)))
-        a, b, c, d, e, f, g, h = _int4_codes(tl.load(tile_ptrs + WORDS), ASM)
+        a, b, c, d, e, f, g, h = _int4_codes(tl.load(tile_ptrs + WORDS))
         second = tl.join(tl.join(tl.join(a, b), tl.join(c, d)), tl.join(tl.join(e, f), tl.join(g, h)))
     else:
         a = _int8_codes(tl.load(tile_ptrs))
@@ -109,8 +111,6 @@ def sum_tiles(
     scale_stride,
     GROUPS: tl.constexpr,
     BITS: tl.constexpr,
-    WIDE: tl.constexpr,  # multiply in float32: for float32 tokens, and where the interpreter has no bfloat16
-    ASM: tl.constexpr,
 ):
     """float32 [TILES * 16, TOKENS]: rows of tiles times tokens, group after group.
 
@@ -122,11 +122,11 @@ def sum_tiles(
     TOKENS: tl.constexpr = x_ptrs.shape[1]
     total = tl.zeros((TILES * 16, TOKENS), tl.float32)
     for group in range(GROUPS):
-        codes = _group_codes(tile_ptrs + group * tile_stride, BITS, ASM)
+        codes = _group_codes(tile_ptrs + group * tile_stride, BITS)
         x = tl.load(x_ptrs + group * 128)
         split = tl.reshape(codes, (TILES, 8, 4, 2, 2, 2, 2, 2, 2))  # n g t k16 r8 lo hi j kt
         weight = tl.reshape(tl.permute(split, (0, 4, 1, 7, 8, 3, 6, 2, 5)), (TILES * 16, 128))
-        if WIDE:
+        if IS_INTERPRETED or x.dtype == tl.float32:  # the interpreter has no bfloat16
             weight = weight.to(tl.float32)
             x = x.to(tl.float32)
         if BITS == 4:
