@@ -2,12 +2,12 @@
 
 import os
 import secrets
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from onebox.cli.options import option_group
 from onebox.spec.errors import UsageError
 
 if TYPE_CHECKING:
@@ -33,11 +33,9 @@ _DURATION_S = 90.0
 Concurrency = Annotated[str, typer.Option(help="Clients at once; several with commas.")]
 
 
-@dataclass(frozen=True)
+@option_group("Server")
 class ConnectionOptions:
     """Which server is measured, and how long to wait for it."""
-
-    PANEL: ClassVar[str] = "Server"
 
     url: Annotated[str, typer.Option(help="The server, with or without /v1.")] = "http://127.0.0.1:8000"
     api_key: Annotated[
@@ -61,11 +59,9 @@ class ConnectionOptions:
         return Connection(self.url, self.api_key, self.model, self.stall, self.first_token, self.timeout)
 
 
-@dataclass(frozen=True)
+@option_group("Requests")
 class RequestOptions:
     """What holds for every request of a measurement."""
-
-    PANEL: ClassVar[str] = "Requests"
 
     warm_ups: Annotated[
         int, typer.Option(min=0, help="Warm-up requests of each kind, sent first and left out of all figures.")
@@ -81,11 +77,9 @@ class RequestOptions:
     ] = None
 
 
-@dataclass(frozen=True)
+@option_group("Repetitions")
 class RepeatOptions:
     """How often a workload is repeated."""
-
-    PANEL: ClassVar[str] = "Repetitions"
 
     runs: Annotated[int, typer.Option(min=1, help="Measured runs; the median is shown.")] = 3
     limit: Annotated[
@@ -94,11 +88,9 @@ class RepeatOptions:
     ] = None
 
 
-@dataclass(frozen=True)
+@option_group("Answers")
 class AnswerOptions:
     """When an answer ends, and when it counts as good."""
-
-    PANEL: ClassVar[str] = "Answers"
 
     ignore_eos: Annotated[
         bool, typer.Option("--ignore-eos", help="Generate each answer to its token limit; else the model ends it.")
@@ -108,11 +100,9 @@ class AnswerOptions:
     ] = ""
 
 
-@dataclass(frozen=True)
+@option_group("Load")
 class LoadOptions:
     """Which mixes of requests run at once, and for how long."""
-
-    PANEL: ClassVar[str] = "Load"
 
     mixes: Annotated[
         str, typer.Option(help="Of uniform_short, mixed_typical, long_only, agent; with commas, or all.")
@@ -150,11 +140,9 @@ class LoadOptions:
         return tuple(Loop(1, each, self.count, duration) for each in found)
 
 
-@dataclass(frozen=True)
+@option_group("Result")
 class RecordOptions:
     """Where the result goes."""
-
-    PANEL: ClassVar[str] = "Result"
 
     output: Annotated[Path | None, typer.Option(help="Write the record here: JSON with every request's raw times.")] = (
         None

@@ -1,13 +1,12 @@
 """`onebox build`: makes one checkpoint out of several, in the formats a recipe asks for."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from onebox.cli.options import grouped
+from onebox.cli.options import grouped, option_group
 from onebox.cli.progress import byte_progress
 
 if TYPE_CHECKING:
@@ -17,11 +16,9 @@ if TYPE_CHECKING:
 _FORMAT = "keep, bf16, fp8, int8, int4 or nvfp4"
 
 
-@dataclass(frozen=True)
+@option_group("Sources")
 class SourceOptions:
     """The checkpoints that modules are taken from."""
-
-    PANEL: ClassVar[str] = "Sources"
 
     base: Annotated[Path, typer.Option(help="The checkpoint that everything else is taken from.")]
     fp8: Annotated[
@@ -40,11 +37,9 @@ class SourceOptions:
         )
 
 
-@dataclass(frozen=True)
+@option_group("Formats")
 class FormatOptions:
     """The format of each module class in the output."""
-
-    PANEL: ClassVar[str] = "Formats"
 
     lm_head: Annotated[str, typer.Option(help="LM head: keep, bf16 or int8.")] = "keep"
     experts: Annotated[str, typer.Option(help=f"Routed experts: {_FORMAT}.")] = "keep"

@@ -2,13 +2,12 @@
 
 import json
 import sys
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from onebox.cli.options import grouped
+from onebox.cli.options import grouped, option_group
 from onebox.spec.errors import OneboxError, UsageError
 
 if TYPE_CHECKING:
@@ -21,11 +20,9 @@ FAILED, WORSE = 1, 3
 _CHECKS = ("facts", "languages", "invoices", "schema", "tools", "keys", "ocr", "likelihood")
 
 
-@dataclass(frozen=True)
+@option_group("Questions")
 class QuestionOptions:
     """What is asked, and how."""
-
-    PANEL: ClassVar[str] = "Questions"
 
     checks: Annotated[str, typer.Option(help=f"What to look at, of {', '.join(_CHECKS)}.")] = "all"
     count: Annotated[int, typer.Option(min=1, help="Generated questions: invoices, schema, tools, ocr, each.")] = 24
@@ -56,11 +53,9 @@ class QuestionOptions:
         )
 
 
-@dataclass(frozen=True)
+@option_group("Servers")
 class TargetOptions:
     """How A and B are served and reached."""
-
-    PANEL: ClassVar[str] = "Servers"
 
     serve_a: Annotated[
         str, typer.Option(help='For directory A: arguments of `onebox serve`, "--kv-cache-dtype fp8".')

@@ -1,13 +1,12 @@
 """`onebox plan`: what fits on a box and how fast it can go, before anything is downloaded or loaded."""
 
 import json
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from onebox.cli.options import grouped
+from onebox.cli.options import grouped, option_group
 from onebox.spec.errors import UsageError
 
 if TYPE_CHECKING:
@@ -22,11 +21,9 @@ WIDTH = 100
 DEFAULT_CONTEXT_TOKENS = 8192
 
 
-@dataclass(frozen=True)
+@option_group("Memory")
 class CapacityOptions:
     """What the box shall hold."""
-
-    PANEL: ClassVar[str] = "Memory"
 
     kv_cache_dtype: Annotated[str, typer.Option(help="bf16, fp8, turboquant or turboquant_kXvY.")] = "bf16"
     max_model_len: Annotated[int | None, typer.Option(help="Longest sequence in tokens; default: the model's.")] = None
@@ -53,11 +50,9 @@ class CapacityOptions:
         return round(self.reserve_gib * GIB)
 
 
-@dataclass(frozen=True)
+@option_group("Speed")
 class SpeedOptions:
     """What speed is projected for."""
-
-    PANEL: ClassVar[str] = "Speed"
 
     speculative_tokens: Annotated[int, typer.Option(help="MTP tokens drafted a step.")] = 0
     acceptance: Annotated[

@@ -25,9 +25,19 @@ _OPENS = ("<tool_call>", "<function=")
 _MARKS = ("</parameter>", "</function>", "</tool_call>", "</think>", "<parameter=", *_OPENS)
 
 
+class ToolDefinition(NamedTuple):
+    """A function that may be called; `parameters` is the JSON schema of its arguments."""
+
+    name: str
+    parameters: dict[str, Any]
+
+
 @dataclass(frozen=True)
 class ToolCallStart:
-    """A call begins; `index` counts an answer's calls from 0."""
+    """The model has written a call's name.
+
+    `index` counts an answer's calls from 0.
+    """
 
     index: int
     name: str
@@ -42,13 +52,6 @@ class ToolCallArguments:
 
     index: int
     text: str
-
-
-class ToolDefinition(NamedTuple):
-    """A function that may be called; `parameters` is the JSON schema of its arguments."""
-
-    name: str
-    parameters: dict[str, Any]
 
 
 class ToolCallReader:

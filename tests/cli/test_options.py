@@ -1,32 +1,27 @@
 """Grouped options: typer sees one option per field, the command gets the groups."""
 
 import ast
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 import pytest
 import typer
 from typer.testing import CliRunner
 
 import onebox.cli
-from onebox.cli.options import grouped
+from onebox.cli.options import grouped, option_group
 
 MOST_PARAMETERS = 10
 
 
-@dataclass(frozen=True)
+@option_group("Where")
 class Place:
-    PANEL: ClassVar[str] = "Where"
-
     host: Annotated[str, typer.Option(help="Address.")] = "localhost"
     is_open: Annotated[bool, typer.Option("--open")] = False
 
 
-@dataclass(frozen=True)
+@option_group("How many")
 class Amount:
-    PANEL: ClassVar[str] = "How many"
-
     count: Annotated[int, typer.Option(min=1, envvar="TEST_COUNT")]
 
 

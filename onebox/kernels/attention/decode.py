@@ -22,14 +22,14 @@ from onebox.kernels.attention.gate import attention_gate_fused
 from onebox.kernels.attention.hadamard import hadamard, rotated_query, rotation_constants, rotation_signs
 from onebox.kernels.attention.pages import num_stages, page_constants, page_tensors
 from onebox.kernels.attention.pieces import count_pieces, piece_bounds
-from onebox.kernels.attention.planes import coordinates, rounded
-from onebox.kernels.attention.softmax import attend_tokens, loop_bound
+from onebox.kernels.attention.planes import coordinates
+from onebox.kernels.attention.softmax import attend_tokens
+from onebox.kernels.common.arithmetic import loop_bound, rounded
 from onebox.kernels.common.dependent import launch_options, release, wait
-from onebox.kernels.common.rows import FixedRows
+from onebox.kernels.common.fixed_point import store_groups
+from onebox.kernels.common.parts import sum_parts
+from onebox.kernels.common.rows import FixedRows, new_rows
 from onebox.kernels.common.tuning import Tunable
-from onebox.kernels.int_linear.reference import LARGEST, SMALLEST_ABSMAX
-from onebox.kernels.norm.fused import new_rows, store_groups
-from onebox.kernels.router.fused import sum_parts
 from onebox.spec.pieces import doublings, piece_count
 
 __all__ = ["paged_attention", "paged_attention_fused"]
@@ -149,8 +149,6 @@ def paged_attention_combine_kernel(
     COLUMNS: tl.constexpr,  # coordinates of a program: D where values are rotated
     CHUNK: tl.constexpr,  # pieces, or sequences, read at a time
     PARTS: tl.constexpr,  # 0 where values are not gated
-    LARGEST: tl.constexpr,
-    SMALLEST_ABSMAX: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
     release(DEPENDENT)
@@ -205,8 +203,6 @@ def paged_attention_combine_kernel(
             planes_ptr,
             scale_ptr,
             Q * D,
-            LARGEST,
-            SMALLEST_ABSMAX,
         )
     else:
         tl.store(out_ptr + (row.to(tl.int64) * Q + head) * D + columns, attended)
@@ -295,8 +291,6 @@ def _combine(
         COLUMNS=columns,
         CHUNK=64,
         PARTS=0 if qkv_parts is None else len(qkv_parts),
-        LARGEST=float(LARGEST),
-        SMALLEST_ABSMAX=SMALLEST_ABSMAX,
         num_warps=4 if signs is None else 8,
         **launch_options(x, _COMBINE, num_heads),
     )

@@ -11,7 +11,8 @@ import triton.language as tl
 from torch import Tensor
 
 from onebox.formats.kv_pages import FP8_BITS, KVPages, turboquant_tables
-from onebox.kernels.attention.planes import coordinates, rounded
+from onebox.kernels.attention.planes import coordinates
+from onebox.kernels.common.arithmetic import rounded
 from onebox.kernels.common.dependent import launch_options, release, wait
 from onebox.kernels.common.tuning import Tunable
 

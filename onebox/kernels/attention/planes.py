@@ -13,10 +13,9 @@ import triton.language as tl
 from torch import Tensor
 
 from onebox.formats.kv_turboquant import turboquant_levels
+from onebox.kernels.common.arithmetic import IS_INTERPRETED, rounded
 
-__all__ = ["IS_INTERPRETED", "coordinates", "load_planes", "load_tables", "lookup_table", "rounded"]
-
-IS_INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
+__all__ = ["coordinates", "load_planes", "load_tables", "lookup_table"]
 
 # Eight codes of a word to float16. `prmt` picks four of eight bytes by the four nibbles in its selector's low half: the
 # low bytes of the magnitudes ($5, $9), then the high ones ($13, $17). A code from 8 up is positive and its low bits
@@ -71,15 +70,6 @@ def lookup_table(dim: int, bits: int, device: torch.device) -> Tensor:
     eight = levels[8:] if bits == 4 else levels.repeat(8 // len(levels))
     low_and_high = eight.view(torch.uint8).view(8, 2).T.flatten()
     return torch.cat([low_and_high, torch.full((4,), 0x40, dtype=torch.uint8)]).view(torch.int32).to(device)
-
-
-@triton.jit
-def rounded(x, DTYPE: tl.constexpr):
-    """Float32 in DTYPE, to nearest even. The interpreter cuts the bits of bfloat16 off: it gets them rounded."""
-    if IS_INTERPRETED and tl.bfloat16 == DTYPE:
-        bits = x.to(tl.int32, bitcast=True)
-        x = ((bits + 0x7FFF + ((bits >> 16) & 1)) & -65536).to(tl.float32, bitcast=True)
-    return x.to(DTYPE)
 
 
 @triton.jit

@@ -10,8 +10,8 @@ from torch import Tensor
 from onebox.formats.kv_pages import FP8_BITS, PAGE_MULTIPLE, KVPages
 from onebox.kernels.attention.hadamard import rotate, rotated_query, rotation_signs
 from onebox.kernels.attention.pages import num_stages, page_constants, page_tensors
-from onebox.kernels.attention.planes import rounded
 from onebox.kernels.attention.softmax import attend_tokens
+from onebox.kernels.common.arithmetic import rounded
 from onebox.kernels.common.target import has_large_shared_memory
 
 __all__ = ["paged_attention_prefill"]

@@ -5,10 +5,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from onebox.kernels.attention.planes import rounded
+from onebox.kernels.common.arithmetic import rounded
 from onebox.kernels.common.dependent import launch_options, release, wait
+from onebox.kernels.common.parts import sum_parts
 from onebox.kernels.common.tuning import Tunable
-from onebox.kernels.router.fused import sum_parts
 
 __all__ = ["fused_heads", "qk_norm_rope", "qk_norm_rope_fused", "rotary_table"]
 

@@ -3,18 +3,10 @@
 import triton
 import triton.language as tl
 
-from onebox.kernels.attention.planes import IS_INTERPRETED, load_planes, load_tables, rounded
+from onebox.kernels.attention.planes import load_planes, load_tables
+from onebox.kernels.common.arithmetic import IS_INTERPRETED, loop_bound, rounded
 
-__all__ = ["attend_tokens", "loop_bound"]
-
-
-@triton.jit
-def loop_bound(x):
-    """An integer as a loop bound. The interpreter's scalars are arrays of one element, which numpy refuses as that."""
-    if IS_INTERPRETED:
-        return x.handle.data.item()
-    else:
-        return x
+__all__ = ["attend_tokens"]
 
 
 @triton.jit

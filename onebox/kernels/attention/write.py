@@ -10,8 +10,8 @@ from torch import Tensor
 
 from onebox.formats.kv_pages import FP8_BITS, PLAIN_BITS, turboquant_tables
 from onebox.kernels.attention.hadamard import hadamard, partner_in_pair, rotation_constants
-from onebox.kernels.attention.planes import rounded
 from onebox.kernels.attention.rope import fused_heads, qk_norm_rope_fused
+from onebox.kernels.common.arithmetic import rounded
 from onebox.kernels.common.dependent import launch_options, release, wait
 from onebox.kernels.common.tuning import Tunable
 

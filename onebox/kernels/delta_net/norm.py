@@ -4,11 +4,10 @@ import triton
 import triton.language as tl
 
 from onebox.kernels.common.dependent import launch_options, release, wait
-from onebox.kernels.common.rows import FixedRows
+from onebox.kernels.common.fixed_point import store_group
+from onebox.kernels.common.parts import sum_parts
+from onebox.kernels.common.rows import FixedRows, new_rows
 from onebox.kernels.common.tuning import Tunable
-from onebox.kernels.int_linear.reference import LARGEST, SMALLEST_ABSMAX
-from onebox.kernels.norm.fused import new_rows, store_rows
-from onebox.kernels.router.fused import sum_parts
 
 __all__ = ["gated_norm", "gated_norm_fused"]
 
@@ -78,8 +77,6 @@ def gated_norm_fused_kernel(
     K: tl.constexpr,
     DV: tl.constexpr,  # divides 128
     PARTS: tl.constexpr,
-    LARGEST: tl.constexpr,
-    SMALLEST_ABSMAX: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
     release(DEPENDENT)
@@ -96,7 +93,7 @@ def gated_norm_fused_kernel(
         heads = tl.sum(tl.reshape(mixed * mixed, (128 // DV, DV)), 1) / DV
         mean = tl.reshape(tl.broadcast_to(heads[:, None], (128 // DV, DV)), (128,))
     values = weight * (mixed * tl.rsqrt(mean + eps)) * (z * tl.sigmoid(z))
-    store_rows(values, row, group, x_ptr, planes_ptr, scale_ptr, K, LARGEST, SMALLEST_ABSMAX)
+    store_group(values, row, group, x_ptr, planes_ptr, scale_ptr, K)
 
 
 def gated_norm_fused(mixed, z_parts, weight, eps, dtype):
@@ -115,8 +112,6 @@ def gated_norm_fused(mixed, z_parts, weight, eps, dtype):
             K=width,
             DV=value_dim,
             PARTS=len(z_parts),
-            LARGEST=float(LARGEST),
-            SMALLEST_ABSMAX=SMALLEST_ABSMAX,
             num_warps=1,
             **launch_options(mixed, _ROWS, heads),
         )

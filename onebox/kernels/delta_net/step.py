@@ -13,11 +13,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from onebox.kernels.attention.planes import rounded
+from onebox.kernels.common.arithmetic import rounded
 from onebox.kernels.common.dependent import launch_options, release, wait
+from onebox.kernels.common.parts import sum_parts
 from onebox.kernels.common.tuning import Tunable
 from onebox.kernels.delta_net.memory import DeltaPool, DeltaWeights
-from onebox.kernels.router.fused import sum_parts
 
 __all__ = ["delta_net_step", "delta_net_step_fused", "softplus"]
 

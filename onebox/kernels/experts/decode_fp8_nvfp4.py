@@ -38,7 +38,6 @@ def experts_float_gate_up_kernel(
     ROWS: tl.constexpr,
     PAIRS: tl.constexpr,
     ALONE: tl.constexpr,
-    INTERPRETED: tl.constexpr,
 ):
     block = tl.program_id(0)
     pair, expert, pairs, ids, first = pair_of_program(ids_ptr, num_pairs, PAIRS, ALONE)
@@ -61,7 +60,6 @@ def experts_float_gate_up_kernel(
             FORMAT,
             BLOCK_N,
             BLOCK_K,
-            not INTERPRETED,
         )
         tl.store(inner_ptr + place_pair * I + column, inner, mask=used & (column < I))
         pair = following
@@ -85,7 +83,6 @@ def experts_float_down_kernel(
     ROWS: tl.constexpr,
     PAIRS: tl.constexpr,
     ALONE: tl.constexpr,
-    INTERPRETED: tl.constexpr,
 ):
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     pair, expert, pairs, ids, first = pair_of_program(ids_ptr, num_pairs, PAIRS, ALONE)
@@ -109,7 +106,6 @@ def experts_float_down_kernel(
             I,
             FORMAT,
             BLOCK_K,
-            not INTERPRETED,
         )
         share = tl.load(weights_ptr + place_pair, mask=used, other=0.0)
         tl.store(out_ptr + place_pair * H + n[:, None], total * share, mask=used & (n < H)[:, None])
@@ -126,7 +122,6 @@ def _decode(x: Tensor, ids: Tensor, weights: Tensor, weight: StoredExperts, inne
         "FORMAT": weight.kind,
         "BLOCK_N": 32,  # with two warps: `mma.sync` on every GPU
         "ROWS": 8,
-        "INTERPRETED": triton.knobs.runtime.interpret,
         "num_warps": 2,
         "num_stages": 4,
         **sharing(ids),

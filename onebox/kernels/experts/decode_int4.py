@@ -19,7 +19,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from onebox.kernels.common.arithmetic import rounded, swiglu
 from onebox.kernels.common.dependent import launch_options, release, wait
+from onebox.kernels.common.fixed_point import load_squares, row_factors
+from onebox.kernels.common.parts import sum_parts
 from onebox.kernels.common.rows import FixedRows
 from onebox.kernels.common.tuning import WEIGHT_LOADS, Tunable
 from onebox.kernels.experts.int4_tiles import GROUP, TILE_BYTES, tile_row_dot
@@ -29,13 +32,9 @@ from onebox.kernels.experts.slots import (
     sharing,
     spread,
     sum_slots,
-    swiglu,
-    to_bf16,
     workspace,
 )
 from onebox.kernels.float_linear.parts import TileLaunch, parts_tile
-from onebox.kernels.int_linear.groups import load_squares, row_factors
-from onebox.kernels.router.fused import sum_parts
 
 __all__ = ["routed_experts_int4", "routed_experts_int4_fused"]
 
@@ -54,7 +53,6 @@ def _shared_inner(
     PARTS: tl.constexpr,
     SLOTS: tl.constexpr,
     BLOCK: tl.constexpr,
-    INTERPRETED: tl.constexpr,
 ):
     """SiLU(gate) * up of the shared expert: of the SLOTS pairs of a row, each takes its share of the values."""
     pair = tl.program_id(1)
@@ -66,9 +64,7 @@ def _shared_inner(
     at = row * (2 * SIZE) + column
     gate = sum_parts(parts_ptr, R * (2 * SIZE), at, inside, PARTS)
     up = sum_parts(parts_ptr, R * (2 * SIZE), at + SIZE, inside, PARTS)
-    inner = swiglu(gate, up)
-    if inner_ptr.dtype.element_ty == tl.bfloat16:
-        inner = to_bf16(inner, INTERPRETED)
+    inner = rounded(swiglu(gate, up), inner_ptr.dtype.element_ty)
     tl.store(inner_ptr + row * SIZE + column, inner, mask=inside)
 
 
@@ -96,7 +92,6 @@ def experts_gate_up_kernel(
     ROWS: tl.constexpr,
     PAIRS: tl.constexpr,
     ALONE: tl.constexpr,
-    INTERPRETED: tl.constexpr,
     PREFETCH: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
@@ -108,7 +103,7 @@ def experts_gate_up_kernel(
     if tile == TILES:
         if SHARED_PARTS > 0:
             rows = num_pairs // SLOTS
-            _shared_inner(shared_ptr, shared_inner_ptr, rows, SHARED, SHARED_PARTS, SLOTS, SHARED_BLOCK, INTERPRETED)
+            _shared_inner(shared_ptr, shared_inner_ptr, rows, SHARED, SHARED_PARTS, SLOTS, SHARED_BLOCK)
         return
     pair, expert, pairs, ids, first = pair_of_program(ids_ptr, num_pairs, PAIRS, ALONE)
     if pair != first:
@@ -136,7 +131,6 @@ def experts_gate_up_kernel(
             GROUPS,
             UNROLL,
             2 * ROWS,
-            INTERPRETED,
             PREFETCH,
             False,
         )
@@ -200,7 +194,6 @@ def experts_planes_kernel(
     BLOCK_R: tl.constexpr,
     BLOCK_K: tl.constexpr,
     GROUPS_BLOCK: tl.constexpr,
-    ASM: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
     """The first programs split inner values; the others are the shared expert's, whose weights are read meanwhile."""
@@ -228,7 +221,6 @@ def experts_planes_kernel(
             BLOCK_K,
             SPLIT,
             GROUPS_BLOCK,
-            ASM,
             DEPENDENT,
         )
 
@@ -249,7 +241,6 @@ def experts_down_kernel(
     ROWS: tl.constexpr,
     PAIRS: tl.constexpr,
     ALONE: tl.constexpr,
-    INTERPRETED: tl.constexpr,
     PREFETCH: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
@@ -282,7 +273,6 @@ def experts_down_kernel(
             GROUPS,
             UNROLL,
             4 * ROWS,
-            INTERPRETED,
             PREFETCH,
             DEPENDENT,
         )
@@ -353,7 +343,6 @@ def _gate_up(
         TILES=tiles,
         SLOTS=ids.shape[1],
         ROWS=4,
-        INTERPRETED=triton.knobs.runtime.interpret,
         num_warps=1,
         **sharing(ids),
         **_options(ids, _GATE_UP, groups),
@@ -394,7 +383,6 @@ def _down(
         GROUPS=groups,
         TILES=tiles,
         ROWS=2 if len(ids) <= 4 else 4,
-        INTERPRETED=triton.knobs.runtime.interpret,
         num_warps=1,
         **sharing(ids),
         **_options(ids, _DOWN, groups),

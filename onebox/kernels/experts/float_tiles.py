@@ -2,8 +2,8 @@
 
 A stored number is, up to a factor that is applied to sums in float32, exactly a bfloat16 number: an E4M3 code has 4
 significant bits, an E2M1 code times its E4M3 group scale 2 + 4, and the exponents fit. So tiles are decoded in
-registers (`float_linear`) and go into bfloat16 MMAs with exact products. The weight is the left operand, since only
-that one may stay in registers; rows of gate and up alternate in it, so that one tile gives both.
+registers (`common/float_codes.py`) and go into bfloat16 MMAs with exact products. The weight is the left operand, since
+only that one may stay in registers; rows of gate and up alternate in it, so that one tile gives both.
 
 Each block of K starts a new accumulator, whatever the rows: an order along K that is a constant of the format.
 """
@@ -15,9 +15,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from onebox.kernels.experts.slots import swiglu
-from onebox.kernels.float_linear.kernel import E2M1_IN_MULTIPLIER, decode_e4m3, dot, load_nvfp4
-from onebox.kernels.float_linear.shapes import SCALE_BLOCK
+from onebox.kernels.common.arithmetic import dot_split, swiglu
+from onebox.kernels.common.float_codes import E2M1_IN_MULTIPLIER, decode_e4m3, load_nvfp4
+from onebox.kernels.common.float_weight import SCALE_BLOCK
 
 __all__ = ["StoredExperts", "dot_with_rows", "fp8_experts", "gate_up_inner", "nvfp4_experts"]
 
@@ -34,15 +34,14 @@ def _load_tile(
     K: tl.constexpr,
     FORMAT: tl.constexpr,
     BLOCK_K: tl.constexpr,
-    ASM: tl.constexpr,
 ):
     """Columns first .. first + BLOCK_K of weight rows, bfloat16 [BLOCK_N, BLOCK_K]; nvfp4: 2^8 too small."""
     if FORMAT == "nvfp4":
-        tile = load_nvfp4(weight_ptr, scale_ptr, row, first, N, K, BLOCK_K, ASM)
+        tile = load_nvfp4(weight_ptr, scale_ptr, row, first, N, K, BLOCK_K)
     else:
         k = first + tl.arange(0, BLOCK_K)
         inside = (row < N)[:, None] & (k < K)[None, :]
-        tile = decode_e4m3(tl.load(weight_ptr + row[:, None] * K + k[None, :], mask=inside, other=0), ASM)
+        tile = decode_e4m3(tl.load(weight_ptr + row[:, None] * K + k[None, :], mask=inside, other=0))
     return tile
 
 
@@ -61,7 +60,6 @@ def dot_with_rows(
     K: tl.constexpr,
     FORMAT: tl.constexpr,  # "block", "row" or "nvfp4"
     BLOCK_K: tl.constexpr,  # divides 128 in the block format
-    ASM: tl.constexpr,
 ):
     """float32 [BLOCK_N, M]: weight rows (part, n) of an expert times the rows of x. Nonsense where n >= SIZE."""
     N: tl.constexpr = PARTS * SIZE
@@ -81,8 +79,8 @@ def dot_with_rows(
     for first in range(0, K, BLOCK_K):
         k = first + tl.arange(0, BLOCK_K)
         x = tl.load(x_ptrs + k[:, None], mask=used & (k < K)[:, None], other=0.0)
-        tile = _load_tile(weight_ptr, scale_ptr, row, first, N, K, FORMAT, BLOCK_K, ASM)
-        dots = dot(tile, x, tl.zeros_like(total))
+        tile = _load_tile(weight_ptr, scale_ptr, row, first, N, K, FORMAT, BLOCK_K)
+        dots = dot_split(tile, x, tl.zeros_like(total))
         # A product and a sum in one keep Triton from adding inside the MMA, whose adder cuts off instead of rounding.
         if FORMAT == "block":
             factor = tl.load(factor_ptrs + first // BLOCK, mask=n < SIZE, other=0.0).to(tl.float32)
@@ -110,7 +108,6 @@ def gate_up_inner(
     FORMAT: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
-    ASM: tl.constexpr,
 ):
     """(inner columns [BLOCK_N / 2, 1] of the block, SiLU(gate) * up for them, float32 [BLOCK_N / 2, M])."""
     row = tl.arange(0, BLOCK_N)
@@ -128,7 +125,6 @@ def gate_up_inner(
         H,
         FORMAT,
         BLOCK_K,
-        ASM,
     )
     gate, up = tl.split(tl.permute(tl.reshape(total, (BLOCK_N // 2, 2, used.shape[1])), (0, 2, 1)))
     return (block * (BLOCK_N // 2) + tl.arange(0, BLOCK_N // 2))[:, None], swiglu(gate, up)

@@ -3,8 +3,9 @@
 import triton
 import triton.language as tl
 
+from onebox.kernels.common.arithmetic import dot_bf16, rounded, swiglu
 from onebox.kernels.experts.blocks import BLOCK_M, block_pairs, group_by_expert, prefill_workspace
-from onebox.kernels.experts.slots import dot_bf16, sum_slots, swiglu, to_bf16
+from onebox.kernels.experts.slots import sum_slots
 
 __all__ = ["prefill_experts_bf16"]
 
@@ -23,7 +24,6 @@ def experts_prefill_gate_up_bf16_kernel(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
-    INTERPRETED: tl.constexpr,
 ):
     block = tl.program_id(1)
     expert = tl.load(expert_ptr + block)
@@ -39,11 +39,11 @@ def experts_prefill_gate_up_bf16_kernel(
     for start in range(0, H, BLOCK_K):
         inside = (start + k < H)[:, None] & (n < I)[None, :]
         x = tl.load(x_ptrs + start, mask=used[:, None] & (start + k < H)[None, :], other=0.0)
-        gate = dot_bf16(x, tl.load(gate_ptrs + start, mask=inside, other=0.0), gate, INTERPRETED)
-        up = dot_bf16(x, tl.load(gate_ptrs + I * H + start, mask=inside, other=0.0), up, INTERPRETED)
+        gate = dot_bf16(x, tl.load(gate_ptrs + start, mask=inside, other=0.0), gate)
+        up = dot_bf16(x, tl.load(gate_ptrs + I * H + start, mask=inside, other=0.0), up)
     tl.store(
         inner_ptr + pair[:, None] * I + n[None, :],
-        to_bf16(swiglu(gate, up), INTERPRETED),
+        rounded(swiglu(gate, up), tl.bfloat16),
         mask=used[:, None] & (n < I)[None, :],
     )
 
@@ -62,7 +62,6 @@ def experts_prefill_down_bf16_kernel(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
-    INTERPRETED: tl.constexpr,
 ):
     block = tl.program_id(1)
     expert = tl.load(expert_ptr + block)
@@ -77,7 +76,7 @@ def experts_prefill_down_bf16_kernel(
     for start in range(0, I, BLOCK_K):
         inside = (start + k < I)[:, None] & (n < H)[None, :]
         inner = tl.load(inner_ptrs + start, mask=used[:, None] & (start + k < I)[None, :], other=0.0)
-        total = dot_bf16(inner, tl.load(down_ptrs + start, mask=inside, other=0.0), total, INTERPRETED)
+        total = dot_bf16(inner, tl.load(down_ptrs + start, mask=inside, other=0.0), total)
     weight = tl.load(weights_ptr + pair, mask=used, other=0.0)
     tl.store(
         slots_ptr + pair[:, None] * H + n[None, :],
@@ -90,7 +89,7 @@ def prefill_experts_bf16(x, ids, weights, gate_up, down):
     experts, hidden, inner_size = down.shape
     blocks = group_by_expert(ids, experts)
     inner, slots = prefill_workspace(ids, inner_size, hidden)
-    shape = {"BLOCK_M": BLOCK_M, "BLOCK_K": 64, "INTERPRETED": triton.knobs.runtime.interpret, "num_warps": 4}
+    shape = {"BLOCK_M": BLOCK_M, "BLOCK_K": 64, "num_warps": 4}
     experts_prefill_gate_up_bf16_kernel[(triton.cdiv(inner_size, 64), len(blocks.expert))](
         x, gate_up, inner, *blocks, experts, H=hidden, I=inner_size, SLOTS=ids.shape[1], BLOCK_N=64, **shape
     )

@@ -5,6 +5,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from onebox.kernels.common.arithmetic import rounded
 from onebox.kernels.experts.blocks import BLOCK_M, block_pairs, group_by_expert
 from onebox.kernels.experts.float_tiles import (
     StoredExperts,
@@ -13,7 +14,7 @@ from onebox.kernels.experts.float_tiles import (
     gate_up_inner,
     nvfp4_experts,
 )
-from onebox.kernels.experts.slots import sum_slots, to_bf16
+from onebox.kernels.experts.slots import sum_slots
 
 __all__ = ["prefill_experts_fp8", "prefill_experts_nvfp4"]
 
@@ -35,7 +36,6 @@ def experts_float_prefill_gate_up_kernel(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
-    INTERPRETED: tl.constexpr,
 ):
     expert = tl.load(expert_ptr + tl.program_id(1))
     if expert >= num_experts:
@@ -54,10 +54,9 @@ def experts_float_prefill_gate_up_kernel(
         FORMAT,
         BLOCK_N,
         BLOCK_K,
-        not INTERPRETED,
     )
     place = inner_ptr + pair[None, :] * I + column
-    tl.store(place, to_bf16(inner, INTERPRETED), mask=used[None, :] & (column < I))
+    tl.store(place, rounded(inner, tl.bfloat16), mask=used[None, :] & (column < I))
 
 
 @triton.jit
@@ -77,7 +76,6 @@ def experts_float_prefill_down_kernel(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
-    INTERPRETED: tl.constexpr,
 ):
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     expert = tl.load(expert_ptr + tl.program_id(1))
@@ -98,7 +96,6 @@ def experts_float_prefill_down_kernel(
         I,
         FORMAT,
         BLOCK_K,
-        not INTERPRETED,
     )
     weight = tl.load(weights_ptr + pair, mask=used, other=0.0)
     place = slots_ptr + pair[None, :] * H + n[:, None]
@@ -117,7 +114,6 @@ def _prefill(x: Tensor, ids: Tensor, weights: Tensor, weight: StoredExperts, inn
         "BLOCK_M": BLOCK_M,
         "BLOCK_N": 128,
         "BLOCK_K": 64,
-        "INTERPRETED": triton.knobs.runtime.interpret,
         "num_warps": 4,
         "num_stages": 3,
     }

@@ -1,21 +1,20 @@
-"""The routed experts in Triton, for the many tokens of a prefill.
+"""Routed experts of a prefill in Triton, INT4 weights: gate_up, down, sum over a token's slots.
 
-Token-slots (pairs) are sorted by expert, and each expert's are cut into blocks of 64. A block is one operand of an MMA,
-its expert's weights the other; the number of blocks depends on the tokens, the shape of one never does, and what an MMA
-computes of one pair does not see the others: a token's bits are its own.
-
-INT4 weights are read from the tiles that decoding reads, as the left operand (`int_linear.tiles`). Codes are exact in
-bfloat16, so each group's dot is taken with the codes and scaled in float32: no weight is rounded on the way.
+A block of pairs (`blocks.py`) is one operand of an MMA, its expert's weights the other; what an MMA computes of one pair
+does not depend on the others, so a token's bits are its own. Weights are read from the tiles that decoding reads, as the
+left operand (`common/int_tiles.py`). Codes are exact in bfloat16, so each group's dot is taken with the codes and scaled
+in float32: no weight is rounded on the way.
 """
 
 import torch
 import triton
 import triton.language as tl
 
+from onebox.kernels.common.arithmetic import rounded, swiglu
+from onebox.kernels.common.int_tiles import WORDS, in_tile_order, sum_tiles, tile_order_64
 from onebox.kernels.common.target import has_large_shared_memory
 from onebox.kernels.experts.blocks import BLOCK_M, block_pairs, group_by_expert, prefill_workspace
-from onebox.kernels.experts.slots import sum_slots, swiglu, to_bf16
-from onebox.kernels.int_linear.tiles import WORDS, in_tile_order, sum_tiles, tile_order_64
+from onebox.kernels.experts.slots import sum_slots
 
 __all__ = ["prefill_experts_int4"]
 
@@ -32,7 +31,6 @@ def _tile_sums(
     scale_ptr,  # the expert's: [tiles, GROUPS, 16]
     GROUPS: tl.constexpr,
     TILES: tl.constexpr,
-    INTERPRETED: tl.constexpr,
 ):
     """float32 [TILES * 16, BLOCK_M]: the program's rows of the expert's matrix times the block's pairs."""
     first = tl.program_id(0) * TILES
@@ -46,8 +44,6 @@ def _tile_sums(
         16,
         GROUPS,
         4,
-        INTERPRETED,
-        not INTERPRETED,
     )
 
 
@@ -65,7 +61,6 @@ def experts_prefill_gate_up_kernel(
     SLOTS: tl.constexpr,
     BLOCK_M: tl.constexpr,
     TILES: tl.constexpr,
-    INTERPRETED: tl.constexpr,
 ):
     block = tl.program_id(1)
     expert = tl.load(expert_ptr + block)
@@ -78,11 +73,10 @@ def experts_prefill_gate_up_kernel(
         scale_ptr + expert * num_tiles * (GROUPS * 16),
         GROUPS,
         TILES,
-        INTERPRETED,
     )
     by_tile = tl.permute(tl.reshape(total, (TILES, 2, 8, BLOCK_M)), (0, 2, 3, 1))
     gate, up = tl.split(tl.reshape(by_tile, (TILES * 8, BLOCK_M, 2)))
-    inner = tile_order_64(to_bf16(swiglu(gate, up), INTERPRETED))
+    inner = tile_order_64(rounded(swiglu(gate, up), tl.bfloat16))
     column = tl.program_id(0) * (TILES * 8) + tl.arange(0, TILES * 8)
     tl.store(inner_ptr + pair[None, :] * (num_tiles * 8) + column[:, None], inner, mask=used[None, :])
 
@@ -101,7 +95,6 @@ def experts_prefill_down_kernel(
     GROUPS: tl.constexpr,
     BLOCK_M: tl.constexpr,
     TILES: tl.constexpr,
-    INTERPRETED: tl.constexpr,
 ):
     block = tl.program_id(1)
     expert = tl.load(expert_ptr + block)
@@ -115,7 +108,6 @@ def experts_prefill_down_kernel(
         scale_ptr + expert * num_tiles * (GROUPS * 16),
         GROUPS,
         TILES,
-        INTERPRETED,
     )
     column = tl.program_id(0) * (TILES * 16) + tl.arange(0, TILES * 16)
     at = slots_ptr + pair[None, :] * (num_tiles * 16) + column[:, None]
@@ -127,7 +119,7 @@ def prefill_experts_int4(x, ids, weights, gate_up, gate_up_scale, down, down_sca
     hidden_tiles, inner_groups = down.shape[1:3]
     blocks = group_by_expert(ids, experts)
     inner, slots = prefill_workspace(ids, inner_tiles * 8, hidden_tiles * 16)
-    shape = {"BLOCK_M": BLOCK_M, "INTERPRETED": triton.knobs.runtime.interpret, "num_stages": 3}
+    shape = {"BLOCK_M": BLOCK_M, "num_stages": 3}
     if has_large_shared_memory():
         shape["maxnreg"] = 128  # so that two programs share a multiprocessor: one multiplies while the other stores
     experts_prefill_gate_up_kernel[(inner_tiles // GATE_UP_TILES, len(blocks.expert))](

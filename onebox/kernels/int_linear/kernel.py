@@ -7,11 +7,12 @@ from torch import Tensor
 
 from onebox.formats.fragments import TILE_COLUMNS
 from onebox.kernels.common.dependent import launch_options, release, wait
+from onebox.kernels.common.fixed_point import LARGEST, SMALLEST_ABSMAX, store_planes
 from onebox.kernels.common.rows import FixedRows
 from onebox.kernels.common.tuning import WEIGHT_LOADS, Tunable
 from onebox.kernels.int_linear.groups import sum_groups
 from onebox.kernels.int_linear.prefill import matmul
-from onebox.kernels.int_linear.reference import LARGEST, SMALLEST_ABSMAX, num_parts
+from onebox.kernels.int_linear.reference import num_parts
 from onebox.spec.errors import MismatchError
 
 __all__ = [
@@ -38,8 +39,6 @@ def fixed_point_split_kernel(
     scale_ptr,  # float32 [R, K/128]
     K: tl.constexpr,
     GROUPS: tl.constexpr,
-    LARGEST: tl.constexpr,
-    SMALLEST_ABSMAX: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
     release(DEPENDENT)
@@ -50,12 +49,8 @@ def fixed_point_split_kernel(
     inside = columns < K
     x = tl.load(x_ptr + row * K + columns, mask=inside, other=0.0).to(tl.float32)
     scale = tl.div_rn(tl.maximum(tl.max(tl.abs(x), 1), SMALLEST_ABSMAX), LARGEST)
-    # Adding 1.5 * 2^23 leaves no bits for a fraction: the sum is rounded, half to even.
-    steps = ((tl.div_rn(x, tl.broadcast_to(scale[:, None], x.shape)) + 12582912.0) - 12582912.0).to(tl.int32)
-    low = ((steps + 128) & 255) - 128
-    at = planes_ptr + row * 2 * K + columns
-    tl.store(at, ((steps - low) >> 8).to(tl.int8), mask=inside)
-    tl.store(at + K, low.to(tl.int8), mask=inside)
+    quotients = tl.div_rn(x, tl.broadcast_to(scale[:, None], x.shape))
+    store_planes(quotients, planes_ptr, row, columns, K, inside)
     tl.store(scale_ptr + row * (K // 128) + groups, scale, mask=groups * 128 < K)
 
 
@@ -77,7 +72,6 @@ def linear_part_kernel(
     COLUMNS: tl.constexpr,
     TILES: tl.constexpr,
     UNROLL: tl.constexpr,
-    USE_ASM: tl.constexpr,
     GROUPS_BLOCK: tl.constexpr,
     PREFETCH: tl.constexpr,
     DEPENDENT: tl.constexpr,
@@ -104,7 +98,6 @@ def linear_part_kernel(
         COLUMNS,
         TILES,
         UNROLL,
-        USE_ASM,
         GROUPS_BLOCK,
         PREFETCH,
         DEPENDENT,
@@ -150,8 +143,6 @@ def fixed_point(x):
         scale,
         K=columns,
         GROUPS=groups,
-        LARGEST=float(LARGEST),
-        SMALLEST_ABSMAX=SMALLEST_ABSMAX,
         num_warps=groups,
         **launch_options(x, _FIXED_POINT, num_groups),
     )
@@ -254,7 +245,6 @@ def _decode_shape(rows: int) -> dict[str, int]:
     return {
         "COLUMNS": columns,
         "TILES": tiles,
-        "USE_ASM": not triton.knobs.runtime.interpret,
         "num_warps": warps,
         "num_stages": 1,
     }

@@ -5,23 +5,15 @@ import triton
 import triton.language as tl
 
 from onebox.kernels.common.dependent import launch_options, release, wait
+from onebox.kernels.common.parts import sum_parts
 from onebox.kernels.common.tuning import Tunable
 from onebox.kernels.float_linear.parts import TileLaunch, parts_tile
 from onebox.kernels.router.kernel import choose
 from onebox.spec.errors import MismatchError
 
-__all__ = ["route_shared", "sum_parts"]
+__all__ = ["route_shared"]
 
 _ROUTE = Tunable("route_shared")
-
-
-@triton.jit
-def sum_parts(parts_ptr, part_stride, at, inside, PARTS: tl.constexpr):
-    """The sum of what stands at `at` in each of the parts, first to last, in float32."""
-    total = tl.load(parts_ptr + at, mask=inside, other=0.0).to(tl.float32)
-    for part in tl.static_range(1, PARTS):
-        total += tl.load(parts_ptr + part * part_stride + at, mask=inside, other=0.0).to(tl.float32)
-    return total
 
 
 @triton.jit(do_not_specialize=["R", "rounds"])
@@ -53,7 +45,6 @@ def route_shared_kernel(
     BLOCK_R: tl.constexpr,
     BLOCK_K: tl.constexpr,
     GROUPS_BLOCK: tl.constexpr,
-    ASM: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
     """Programs 0 .. R - 1 choose a row's experts; the others are tiles, whose weights are read before they wait."""
@@ -87,7 +78,6 @@ def route_shared_kernel(
             BLOCK_K,
             SPLIT,
             GROUPS_BLOCK,
-            ASM,
             DEPENDENT,
         )
 
