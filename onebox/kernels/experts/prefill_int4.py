@@ -1,9 +1,9 @@
 """Routed experts of a prefill in Triton, INT4 weights: gate_up, down, sum over a token's slots.
 
-A block of pairs (`blocks.py`) is one operand of an MMA, its expert's weights the other; what an MMA computes of one pair
-does not depend on the others, so a token's bits are its own. Weights are read from the tiles that decoding reads, as the
-left operand (`common/int_tiles.py`). Codes are exact in bfloat16, so each group's dot is taken with the codes and scaled
-in float32: no weight is rounded on the way.
+A block of pairs (`blocks.py`) is one operand of an MMA, its expert's weights the other; what an MMA computes of one
+pair does not depend on the others, so a token's bits are its own. Weights are read from the tiles that decoding reads,
+as the left operand (`common/int_tiles.py`). Codes are exact in bfloat16, so each group's dot is taken with the codes
+and scaled in float32: no weight is rounded on the way.
 """
 
 import torch
