@@ -14,7 +14,7 @@ from onebox.model import compiled
 from onebox.model.compiled import jit, threads
 from onebox.model.compiled.arithmetic import add_norm, dot, exp, product, rounded, sigmoid, silu, widen
 from onebox.model.compiled.attention import Projected, attend
-from onebox.model.compiled.delta_net import _look_up, _take_in
+from onebox.model.compiled.delta_net import _read_state, _update_state
 from onebox.model.compiled.jit import compiled as as_machine_code
 from onebox.model.layers.compiled import CompiledLayer
 from onebox.model.load import load_model
@@ -49,12 +49,12 @@ def dot_of(a, b):
 
 @as_machine_code
 def look_up(asked, state, found):
-    _look_up(asked, state, found)
+    _read_state(asked, state, found)
 
 
 @as_machine_code
 def take_in(before, state, key, wanted, decay, asked, found):
-    _take_in(before, state, key, wanted, decay, asked, found)
+    _update_state(before, state, key, wanted, decay, asked, found)
 
 
 def drawn(seed: int, *shape: int) -> np.ndarray:
