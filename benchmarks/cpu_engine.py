@@ -28,8 +28,17 @@ from transformers.models.qwen3_5_moe import Qwen3_5MoeTextConfig
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from onebox.engine.api import Engine, Failed, Request, SamplingParams, Tokens
-from onebox.engine.open import EngineOptions, Vocabulary, plan_engine, start_engine
+from onebox.engine.api import (
+    Engine,
+    EngineOptions,
+    Failed,
+    Request,
+    SamplingParams,
+    TokenInfo,
+    Tokens,
+    plan_engine,
+    start_engine,
+)
 from onebox.model.random import TINY, random_weights
 from onebox.spec.model import spec_from_config
 from onebox.text.chat import ChatTemplate
@@ -192,7 +201,7 @@ def main() -> None:
             asked = {streams: random_prompts(streams, config["vocab_size"]) for streams in (1, 8)}
         theirs = load_theirs(weights, config, dtype)
         options = EngineOptions(device="cpu", dtype=given.dtype, speculation=given.speculation, max_model_len=2048)
-        vocabulary = Vocabulary()
+        vocabulary = TokenInfo()
         for threads in (1, 2):
             torch.set_num_threads(threads)
             with start_engine(plan_engine(directory, options, vocabulary), vocabulary) as engine:

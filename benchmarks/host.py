@@ -29,10 +29,12 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from onebox.engine import graphs, inputs, runner
 from onebox.engine.api import Engine, EngineConfig, Failed, Request, SamplingParams, SpeculationConfig
-from onebox.engine.batch import Piece, Result
-from onebox.engine.config import PAGE_TOKENS, SpeculationMethod
-from onebox.engine.decode import Forwarded
+from onebox.engine.batch import decode_inputs
+from onebox.engine.config import SpeculationMethod
+from onebox.engine.decode import Forwarded, OutcomeLayout
 from onebox.engine.scheduler import Scheduler
+from onebox.engine.step import PromptChunk, Result
+from onebox.spec.kv import PAGE_TOKENS
 
 VOCAB_SIZE = 248_320
 WARM_STEPS = 20
@@ -111,23 +113,23 @@ class EmptyGraphs(graphs.GraphDecoder):
         self._last = None
         self._folded = set()
 
-    def _capture(self, sizes: inputs.Sizes) -> graphs._Shape:
-        packing, forward = inputs.Packing(sizes), Graph(self._done.launch)
-        forwarded = Forwarded(torch.empty(sizes.rows, 1), torch.empty(sizes.rows, 1))
-        shape = graphs._Shape(sizes, packing, packing.words.clone(), forward, forwarded)
+    def _capture(self, sizes: inputs.StepSizes) -> graphs._Shape:
+        packer, forward = inputs.InputPacker(sizes), Graph(self._done.launch)
+        forwarded = Forwarded(torch.empty(sizes.num_rows, 1), torch.empty(sizes.num_rows, 1))
+        shape = graphs._Shape(sizes, packer, packer.words.clone(), forward, forwarded)
         self._shapes[sizes] = shape
         return shape
 
-    def _capture_drawing(self, shape: graphs._Shape, depth: int) -> None:
-        rows, sequences = shape.sizes.rows, shape.sizes.sequences
-        words = torch.ones(2 * rows + (1 + depth) * sequences, dtype=torch.int64)
-        pinned = words.clone()
-        cu_rows = inputs.unpack(shape.packing.words, shape.sizes).batch.cu_rows
+    def _capture_sampling(self, shape: graphs._Shape, depth: int) -> None:
+        layout = OutcomeLayout(shape.sizes.num_rows, shape.sizes.num_sequences, depth)
+        words = torch.ones(layout.size, dtype=torch.int64)
+        outcome, pinned = layout.split(words), words.clone()
+        cu_rows = decode_inputs(shape.packer.words, shape.sizes).batch.cu_rows
 
         def replay() -> None:
-            words[rows : rows + sequences] = cu_rows.diff()
+            outcome.num_accepted[:] = cu_rows.diff()
 
-        shape.drawings[depth] = graphs._Drawing(Graph(replay), words, pinned, pinned.numpy())
+        shape.sampling[depth] = graphs._SamplingGraph(Graph(replay), layout, words, outcome, pinned, pinned.numpy())
 
 
 class EmptyRunner(runner.ModelRunner):
@@ -142,8 +144,8 @@ class EmptyRunner(runner.ModelRunner):
     def clear(self, slot: int) -> None:
         """As the memory would."""
 
-    def _run_pieces(self, pieces: tuple[Piece, ...]) -> tuple[Result | Exception, ...]:
-        return tuple(Result((1,), 0, (1,) * piece.draw.depth) if piece.draw else Result() for piece in pieces)
+    def _run_chunks(self, chunks: tuple[PromptChunk, ...]) -> tuple[Result | Exception, ...]:
+        return tuple(Result((1,), 0, (1,) * chunk.draw.depth) if chunk.draw else Result() for chunk in chunks)
 
 
 def measure(row: Row, device_us: float, num_tokens: int) -> dict[str, Any]:
@@ -181,10 +183,10 @@ def measure(row: Row, device_us: float, num_tokens: int) -> dict[str, Any]:
 def time_parts() -> dict[str, list[float]]:
     """From now on the parts' microseconds are kept by name."""
     parts = [
-        *((Scheduler, name) for name in ("commit", "expire", "next", "stats", "observe")),
-        *((Engine, name) for name in ("_take_in", "_deliver")),
+        *((Scheduler, name) for name in ("commit", "expire", "plan", "stats", "observe")),
+        *((Engine, name) for name in ("_take_requests", "_send")),
         (EmptyGraphs, "start"),
-        (inputs.Packing, "pack"),
+        (inputs.InputPacker, "pack"),
         (runner, "_result"),
     ]
     kept: dict[str, list[float]] = {}
@@ -211,7 +213,7 @@ def main() -> None:
     parser.add_argument("--rows", default=",".join(row.name for row in ROWS))
     parser.add_argument("--parts", action="store_true", help="also print the time of each part of a step")
     arguments = parser.parse_args()
-    graphs.advance = lambda *_: None  # the device's work
+    graphs.next_inputs = lambda *_: None  # the device's work
     names = arguments.rows.split(",")
     unknown = set(names) - {row.name for row in ROWS}
     if unknown:

@@ -13,6 +13,7 @@ from typing import Any
 
 from onebox.engine.api import (
     Counts,
+    EngineOptions,
     Failed,
     Finished,
     FinishReason,
@@ -20,10 +21,12 @@ from onebox.engine.api import (
     Request,
     RequestHandle,
     SamplingParams,
+    TokenInfo,
     TokenLogprob,
     Tokens,
+    plan_engine,
+    start_engine,
 )
-from onebox.engine.open import EngineOptions, Vocabulary, plan_engine, start_engine
 from onebox.spec.errors import OneboxError, UsageError
 from onebox.text.generation import GenerationDefaults
 from onebox.text.tokenizer import Tokenizer
@@ -55,13 +58,13 @@ class LLM:
         directory = Path(model)
         self.tokenizer = Tokenizer.load(directory)
         defaults = GenerationDefaults.load(directory)
-        vocabulary = Vocabulary(
+        tokens = TokenInfo(
             defaults.eos_token_ids,
             self.tokenizer.message_token_ids,
             token_table(self.tokenizer, defaults.eos_token_ids),
         )
-        self.plan = plan_engine(directory, EngineOptions(**options), vocabulary)
-        self.engine = start_engine(self.plan, vocabulary)
+        self.plan = plan_engine(directory, EngineOptions(**options), tokens)
+        self.engine = start_engine(self.plan, tokens)
         self._num_asked = 0
 
     def __enter__(self) -> "LLM":

@@ -46,7 +46,12 @@ ROOMS: dict[str, set[str]] = {
     },
 }
 # Of these rooms only the named modules may be imported by the given room: the narrow doors.
-DOORS = {("server", "engine"): {"onebox.engine.api"}}
+DOORS = {
+    ("server", "engine"): {"onebox.engine.api"},
+    ("cli", "engine"): {"onebox.engine.api"},
+    ("pocket", "engine"): {"onebox.engine.api"},
+    ("lab", "engine"): {"onebox.engine.api", "onebox.engine.runner"},
+}
 TORCH_FREE = {"spec", "planner", "bench", "eval", "report"}
 STDLIB_ONLY = {"spec"}
 

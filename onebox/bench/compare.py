@@ -21,9 +21,6 @@ from onebox.spec.errors import MismatchError
 __all__ = ["Change", "ComparedFigure", "RunComparison", "compare_runs"]
 
 _ENOUGH_FOR_MEDIANS = 8
-_SHARED_CONFIG = ("ignore_eos", "max_context", "slo")
-_NOT_SAMPLED = ("seed", "runs", "warm_ups", "count", "duration_s")
-"""Settings that say how many requests there are, and which, not what kind."""
 _SHOWN = 6
 
 
@@ -32,6 +29,11 @@ class Change(StrEnum):
     SLOWER = "slower"
     NONE = "no difference seen"
     UNKNOWN = "too few requests"
+
+
+_SHARED_CONFIG = ("ignore_eos", "max_context", "slo")
+_NOT_SAMPLED = ("seed", "runs", "warm_ups", "count", "duration_s")
+"""Settings that say how many requests there are, and which, not what kind."""
 
 
 @dataclass(frozen=True)

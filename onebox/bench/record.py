@@ -84,6 +84,10 @@ class Role(StrEnum):
     LOAD = "load"
 
 
+Figures = dict[str, float]
+"""Name to value. Times in seconds (`_s`), speeds in tokens a second (`_tok_s`); `figures.py` defines each name."""
+
+
 @dataclass(frozen=True)
 class Failure:
     """What went wrong with a request."""
@@ -152,10 +156,6 @@ class Acceptance:
     @property
     def rate(self) -> float:
         return self.accepted / self.drafted if self.drafted else 0.0
-
-
-Figures = dict[str, float]
-"""Name to value. Times in seconds (`_s`), speeds in tokens a second (`_tok_s`); `figures.py` defines each name."""
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
+from typing import NamedTuple
 
 from onebox.checkpoint.bind import Binding, Bound, bind
 from onebox.checkpoint.source import Checkpoint, open_checkpoint
@@ -32,10 +33,6 @@ class TargetFormat(StrEnum):
     NVFP4 = "nvfp4"
 
 
-_COLUMNS_PER_GROUP = {TargetFormat.INT4: GROUP_SIZE, TargetFormat.NVFP4: NVFP4_GROUP}
-"""The four-bit targets, whose scales each serve so many columns."""
-
-
 class Action(StrEnum):
     """What happens to a module's numbers on the way."""
 
@@ -47,6 +44,10 @@ class Action(StrEnum):
     """The same codes with NVFP4's global scale inverted, which rounds one float32 number per weight."""
     QUANTIZE = "quantised"
     """Rounded to nearest."""
+
+
+_COLUMNS_PER_GROUP = {TargetFormat.INT4: GROUP_SIZE, TargetFormat.NVFP4: NVFP4_GROUP}
+"""The four-bit targets, whose scales each serve so many columns."""
 
 
 @dataclass(frozen=True)
@@ -79,8 +80,7 @@ _FIELD_OF = {
 }
 
 
-@dataclass(frozen=True)
-class BuildSource:
+class BuildSource(NamedTuple):
     """A checkpoint to take modules from, opened and bound."""
 
     role: str

@@ -1,39 +1,86 @@
 """`onebox build`: makes one checkpoint out of several, in the formats a recipe asks for."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from onebox.cli.options import grouped, option_group
 from onebox.cli.progress import byte_progress
 
 if TYPE_CHECKING:
     from onebox.checkpoint.build import BuildPlan
-    from onebox.checkpoint.recipe import BuildSources, Recipe
+    from onebox.checkpoint.recipe import BuildSources, Recipe, TargetFormat
 
 _FORMAT = "keep, bf16, fp8, int8, int4 or nvfp4"
 
 
-def build(
-    base: Annotated[Path, typer.Option(help="The checkpoint that everything else is taken from.")],
-    out: Annotated[Path, typer.Option(help="The directory to make.")],
+@option_group("Sources")
+class SourceOptions:
+    """The checkpoints that modules are taken from."""
+
+    base: Annotated[Path, typer.Option(help="The checkpoint that everything else is taken from.")]
     fp8: Annotated[
         Path | None,
         typer.Option(help="The official FP8 checkpoint; its shared experts are taken unless --shared says otherwise."),
-    ] = None,
-    mtp_from: Annotated[Path | None, typer.Option(help="The checkpoint to take the MTP head from.")] = None,
-    lm_head: Annotated[str, typer.Option(help="LM head: keep, bf16 or int8.")] = "keep",
-    experts: Annotated[str, typer.Option(help=f"Routed experts: {_FORMAT}.")] = "keep",
-    attention: Annotated[str, typer.Option(help=f"Attention and DeltaNet projections: {_FORMAT}.")] = "keep",
+    ] = None
+    mtp_from: Annotated[Path | None, typer.Option(help="The checkpoint to take the MTP head from.")] = None
+
+    def opened(self) -> "BuildSources":
+        from onebox.checkpoint.recipe import BuildSources, open_source
+
+        return BuildSources(
+            base=open_source("base", self.base),
+            fp8=open_source("fp8", self.fp8) if self.fp8 else None,
+            mtp=open_source("mtp", self.mtp_from) if self.mtp_from else None,
+        )
+
+
+@option_group("Formats")
+class FormatOptions:
+    """The format of each module class in the output."""
+
+    lm_head: Annotated[str, typer.Option(help="LM head: keep, bf16 or int8.")] = "keep"
+    experts: Annotated[str, typer.Option(help=f"Routed experts: {_FORMAT}.")] = "keep"
+    attention: Annotated[str, typer.Option(help=f"Attention and DeltaNet projections: {_FORMAT}.")] = "keep"
     delta: Annotated[
         str | None, typer.Option(help="DeltaNet projections, where they shall differ from --attention.")
-    ] = None,
+    ] = None
     shared: Annotated[
         str | None, typer.Option(help=f"Shared experts: {_FORMAT}; default fp8 with --fp8, else keep.")
-    ] = None,
-    mtp: Annotated[str, typer.Option(help=f"The MTP layer's experts and projections: {_FORMAT}.")] = "keep",
+    ] = None
+    mtp: Annotated[str, typer.Option(help=f"The MTP layer's experts and projections: {_FORMAT}.")] = "keep"
+
+    def recipe(self, *, has_fp8: bool) -> "Recipe":
+        from onebox.checkpoint.recipe import Recipe
+
+        return Recipe(
+            experts=_target("--experts", self.experts),
+            attention=_target("--attention", self.attention),
+            delta=_target("--delta", self.attention if self.delta is None else self.delta),
+            shared=_target("--shared", self.shared or ("fp8" if has_fp8 else "keep")),
+            mtp=_target("--mtp", self.mtp),
+            lm_head=_target("--lm-head", self.lm_head, ("keep", "bf16", "int8")),
+        )
+
+
+def _target(flag: str, value: str, allowed: Sequence[str] = ()) -> "TargetFormat":
+    from onebox.checkpoint.recipe import TargetFormat
+
+    allowed = allowed or [target.value for target in TargetFormat]
+    if value not in allowed:
+        raise typer.BadParameter(f"{value!r} is not one of {', '.join(allowed)}", param_hint=flag)
+    return TargetFormat(value)
+
+
+@grouped
+def build(
+    sources: SourceOptions,
+    formats: FormatOptions,
+    out: Annotated[Path, typer.Option(help="The directory to make.")],
     shard_gib: Annotated[float, typer.Option(help="Size of an output file in GiB.")] = 2.0,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be done, with sizes, and stop.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be done, with sizes, and stop.")] = False,
     restart: Annotated[bool, typer.Option("--restart", help="Throw away what an earlier, stopped build left.")] = False,
 ) -> None:
     """Build one verified checkpoint from others. Values that are only moved are moved bit for bit.
@@ -42,46 +89,16 @@ def build(
     """
     from onebox.checkpoint.build import plan_build, run_build
 
-    recipe = _recipe(
-        experts=experts,
-        attention=attention,
-        delta=attention if delta is None else delta,
-        shared=shared or ("fp8" if fp8 else "keep"),
-        mtp=mtp,
-        lm_head=lm_head,
-    )
+    recipe = formats.recipe(has_fp8=sources.fp8 is not None)
     if shard_gib <= 0:
         raise typer.BadParameter("must be above 0", param_hint="--shard-gib")
-    plan = plan_build(recipe, _open_sources(base, fp8, mtp_from), shard_bytes=int(shard_gib * 2**30))
+    plan = plan_build(recipe, sources.opened(), shard_bytes=int(shard_gib * 2**30))
     _print_plan(plan, out)
     if dry_run:
         return
     with byte_progress("building", plan.nbytes) as on_bytes:
         manifest = run_build(plan, out, restart=restart, on_bytes=on_bytes)
     typer.echo(f"{out}: {len(manifest.tensors):,} tensors, {plan.nbytes / 1e9:.2f} GB, each with its sha256.")
-
-
-def _recipe(**targets: str) -> "Recipe":
-    from onebox.checkpoint.recipe import Recipe, TargetFormat
-
-    chosen = {}
-    for name, value in targets.items():
-        allowed = ["keep", "bf16", "int8"] if name == "lm_head" else [target.value for target in TargetFormat]
-        if value not in allowed:
-            flag = f"--{name.replace('_', '-')}"
-            raise typer.BadParameter(f"{value!r} is not one of {', '.join(allowed)}", param_hint=flag)
-        chosen[name] = TargetFormat(value)
-    return Recipe(**chosen)
-
-
-def _open_sources(base: Path, fp8: Path | None, mtp_from: Path | None) -> "BuildSources":
-    from onebox.checkpoint.recipe import BuildSources, open_source
-
-    return BuildSources(
-        base=open_source("base", base),
-        fp8=open_source("fp8", fp8) if fp8 else None,
-        mtp=open_source("mtp", mtp_from) if mtp_from else None,
-    )
 
 
 def _print_plan(plan: "BuildPlan", out: Path) -> None:

@@ -33,7 +33,7 @@ def chat(
     api_key: Annotated[
         str | None, typer.Option(envvar="ONEBOX_API_KEY", help="The server's API key, if it asks for one.")
     ] = None,
-    model: Annotated[str | None, typer.Option(help="Which of its models; the first unless told.")] = None,
+    model: Annotated[str | None, typer.Option(help="Which of its models; default: the first it lists.")] = None,
 ) -> None:
     """Chat with a model on a server, in the terminal."""
     with _Server(url, api_key) as server:

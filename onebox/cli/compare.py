@@ -20,7 +20,7 @@ FAILED, SLOWER = 1, 3
 
 def compare(
     first: Annotated[Path, typer.Argument(metavar="A.json", help="What `onebox bench --output` wrote.")],
-    second: Annotated[Path, typer.Argument(metavar="B.json", help="The same, to be held against A.")],
+    second: Annotated[Path, typer.Argument(metavar="B.json", help="The same, to be compared with A.")],
     allow_different: Annotated[
         bool, typer.Option("--allow-different", help="Compare what the runs share though they asked for other things.")
     ] = False,

@@ -1,4 +1,4 @@
-"""`onebox bench decode`: the whole engine at a model's full shape with random weights, on this machine's GPU."""
+"""`onebox bench decode`: decode speed of the whole engine at a model's full shape, random weights, on this GPU."""
 
 import json
 from typing import TYPE_CHECKING, Annotated
@@ -19,18 +19,19 @@ _DEFAULT_ROWS = "plain,mtp2,plain-8k,mtp2-8k,plain-x4,mtp2-x4"
 
 def decode(
     shape: Annotated[str, typer.Option(help="A known model, such as qwen3.5-122b-a10b.")] = "qwen3.5-122b-a10b",
-    weights: Annotated[str, typer.Option(help="dummy: random numbers in the hybrid's formats.")] = "dummy",
+    weights: Annotated[str, typer.Option(help="dummy: random weights in the formats of the hybrid build.")] = "dummy",
     rows: Annotated[
         str,
-        typer.Option(help="Which lines, with commas: plain, mtp2, -8k or -x4 of them, {plain,turboquant,fp8}-128k."),
+        typer.Option(help="Rows, with commas: plain, mtp2, either with -8k or -x4, {plain,turboquant,fp8}-128k."),
     ] = _DEFAULT_ROWS,
     profile: Annotated[
-        bool, typer.Option("--profile", help="Also the GPU time of each kernel, measured last.")
+        bool, typer.Option("--profile", help="Also print the GPU time of each kernel, measured last.")
     ] = False,
 ) -> None:
-    """Time decode steps of the real engine at full size, beside what this GPU's memory allows.
+    """Time decode steps of the whole engine at full size, beside the limit that this GPU's memory sets.
 
-    The ceiling comes first, the last line is JSON. Drafts are kept 0.9 and 0.72 of the time, by decree.
+    The limit is printed first, the last line is JSON. Forced acceptance: random weights predict nothing, so the first
+    draft is accepted in 0.9 and the second in 0.72 of all steps, whatever the model computes.
     """
     from onebox.spec.shapes import named_spec
 
@@ -47,14 +48,14 @@ def decode(
         f"first token {start:.2f} s after the start of this process; kernels that were not in the cache included"
     )
     ceiling = copy_speed()
-    _tell_ceiling(spec, chosen, ceiling)
+    _print_ceiling(spec, chosen, ceiling)
     found = []
     for row in chosen:
         measured = measure(model, row, ceiling)
-        _tell(measured)
+        _print_row(measured)
         found.append(measured.as_dict())
     if profile:
-        _tell_kernels(model, chosen)
+        _print_kernels(model, chosen)
     figures = {"copy_tb_per_s": round(ceiling / 1e12, 3), "start_to_first_token_s": round(start, 2)}
     typer.echo(json.dumps({"shape": shape, **versions, **figures, "rows": found}))
 
@@ -79,7 +80,7 @@ def _gpu() -> dict[str, str]:
     return {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__, "triton": triton.__version__}
 
 
-def _tell_ceiling(spec: "ModelSpec", rows: "list[DecodeRow]", ceiling: float) -> None:
+def _print_ceiling(spec: "ModelSpec", rows: "list[DecodeRow]", ceiling: float) -> None:
     from onebox.lab.decode import ACCEPTANCE, row_bytes
 
     typer.echo(f"ceiling: a copy moves {ceiling / 1e12:.2f} TB/s; at that speed")
@@ -89,7 +90,7 @@ def _tell_ceiling(spec: "ModelSpec", rows: "list[DecodeRow]", ceiling: float) ->
         typer.echo(f"  {row.name:16} {row_bytes(spec, row) / 1e9:6.2f} GB a step, {most:7.0f} tok/s")
 
 
-def _tell(measured: "Measured") -> None:
+def _print_row(measured: "Measured") -> None:
     typer.echo(
         f"{measured.row:16} {measured.step_ms:8.3f} ms a step  {measured.tokens_per_second:8.1f} tok/s  "
         f"{measured.bytes_per_step / 1e9:6.2f} GB  {measured.share_of_copy:6.1%} of the copy  "
@@ -98,7 +99,7 @@ def _tell(measured: "Measured") -> None:
     )
 
 
-def _tell_kernels(model: "Qwen35", rows: "list[DecodeRow]") -> None:
+def _print_kernels(model: "Qwen35", rows: "list[DecodeRow]") -> None:
     """After all timing: a profiled process stays slower."""
     from onebox.lab.decode import kernel_times
 

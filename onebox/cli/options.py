@@ -1,42 +1,54 @@
 """Grouped options: a command takes a few frozen dataclasses where typer wants one parameter for each option.
 
-    @dataclass(frozen=True)
+    @option_group("Server")
     class ConnectionOptions:
-        PANEL: ClassVar[str] = "Server"
         url: Annotated[str, typer.Option(help="The server, with or without /v1.")] = "http://127.0.0.1:8000"
 
     @app.command()
     @grouped
     def run(server: ConnectionOptions, runs: Annotated[int, typer.Option()] = 3) -> None: ...
 
-Typer sees one option per field: name, type, help and default are the field's, and `PANEL` is the heading under which
-`--help` lists the group. A parameter's own default, `server: ConnectionOptions = ConnectionOptions(url="...")`, gives
+Typer sees one option per field: name, type, help and default are the field's, and `--help` lists the group under its
+heading. A parameter's own default, `server: ConnectionOptions = ConnectionOptions(url="...")`, gives
 that command other defaults.
 """
 
 import copy
 import inspect
 from collections.abc import Callable, Iterator
-from dataclasses import MISSING, fields, is_dataclass
+from dataclasses import MISSING, dataclass, fields
 from functools import wraps
-from typing import Annotated, Any, get_args, get_type_hints
+from typing import Annotated, Any, TypeVar, dataclass_transform, get_args, get_type_hints
 
-__all__ = ["grouped"]
+__all__ = ["grouped", "option_group"]
+
+Group = TypeVar("Group")
+_PANEL = "_help_panel"
+
+
+@dataclass_transform(frozen_default=True)
+def option_group(heading: str) -> Callable[[type[Group]], type[Group]]:
+    """Makes a class a frozen dataclass whose fields are options, listed under `heading`."""
+
+    def decorate(group: type[Group]) -> type[Group]:
+        setattr(group, _PANEL, heading)
+        return dataclass(frozen=True)(group)
+
+    return decorate
 
 
 def grouped(command: Callable[..., None]) -> Callable[..., None]:
-    """The command with every dataclass parameter replaced by one keyword parameter for each of its fields."""
+    """The command with every option group among its parameters replaced by one keyword parameter for each field."""
     hints = get_type_hints(command, include_extras=True)
     groups: dict[str, Any] = {}
     expanded: list[inspect.Parameter] = []
     for parameter in inspect.signature(command).parameters.values():
         annotation = hints[parameter.name]
-        if is_dataclass(annotation):
+        if hasattr(annotation, _PANEL):
             groups[parameter.name] = annotation
             expanded += _field_parameters(annotation, parameter.default)
         else:
-            default = parameter.default
-            expanded.append(_keyword(parameter.name, annotation, default))
+            expanded.append(_keyword(parameter.name, annotation, parameter.default))
 
     @wraps(command)
     def call(**given: Any) -> None:
@@ -54,7 +66,7 @@ def _field_parameters(group: Any, defaults: Any) -> Iterator[inspect.Parameter]:
     for field in fields(group):
         kind, option = get_args(hints[field.name])
         option = copy.copy(option)
-        option.rich_help_panel = group.PANEL
+        option.rich_help_panel = getattr(group, _PANEL)
         default = inspect.Parameter.empty if field.default is MISSING else field.default
         if defaults is not inspect.Parameter.empty:
             default = getattr(defaults, field.name)

@@ -6,6 +6,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from onebox.cli.options import grouped, option_group
+from onebox.spec.errors import UsageError
+
 if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.table import Table
@@ -18,57 +21,87 @@ WIDTH = 100
 DEFAULT_CONTEXT_TOKENS = 8192
 
 
+@option_group("Memory")
+class CapacityOptions:
+    """What the box shall hold."""
+
+    kv_cache_dtype: Annotated[str, typer.Option(help="bf16, fp8, turboquant or turboquant_kXvY.")] = "bf16"
+    max_model_len: Annotated[int | None, typer.Option(help="Longest sequence in tokens; default: the model's.")] = None
+    max_num_seqs: Annotated[int, typer.Option(help="Sequences that run at once.")] = 4
+    gpu_memory_utilization: Annotated[
+        float | None, typer.Option(help="Share of the memory that onebox may use; default: 0.9.")
+    ] = None
+    reserve_gib: Annotated[
+        float | None, typer.Option(help="GiB left to the OS, in place of --gpu-memory-utilization.")
+    ] = None
+    language_model_only: Annotated[bool, typer.Option("--language-model-only", help="Leave the vision tower out.")] = (
+        False
+    )
+
+    def reserve_bytes(self) -> int | None:
+        if self.reserve_gib is None:
+            return None
+        if self.gpu_memory_utilization is not None:
+            raise UsageError(
+                "--reserve-gib and --gpu-memory-utilization say the same thing in two ways; give one of them."
+            )
+        if not 0 <= self.reserve_gib < float("inf"):
+            raise UsageError(f"--reserve-gib is {self.reserve_gib}; give 0 or more.")
+        return round(self.reserve_gib * GIB)
+
+
+@option_group("Speed")
+class SpeedOptions:
+    """What speed is projected for."""
+
+    speculative_tokens: Annotated[int, typer.Option(help="MTP tokens drafted a step.")] = 0
+    acceptance: Annotated[
+        str | None, typer.Option(help="How often each draft is accepted, over all steps, such as 0.9,0.72.")
+    ] = None
+    context: Annotated[
+        int | None, typer.Option(help="Context in tokens for which speed is projected; default: 8192 or the longest.")
+    ] = None
+    streams: Annotated[int, typer.Option(help="Sequences decoded at once for which speed is projected.")] = 1
+
+    def accepted(self) -> tuple[float, ...] | None:
+        from onebox.planner.roofline import parse_acceptance
+
+        return None if self.acceptance is None else parse_acceptance(self.acceptance, self.speculative_tokens)
+
+
+@grouped
 def plan(
+    memory: CapacityOptions,
+    speed: SpeedOptions,
     model: Annotated[str, typer.Argument(help="A checkpoint directory, or a known model such as qwen3.5-122b-a10b.")],
     box: Annotated[str, typer.Option(help="dgx-spark, h200, or auto for this machine.")] = "dgx-spark",
     weights: Annotated[
         str | None, typer.Option(help="Formats to assume for a model by name: hybrid, autoround-int4, nvfp4, ...")
     ] = None,
-    kv_cache_dtype: Annotated[str, typer.Option(help="bf16, fp8, turboquant or turboquant_kXvY.")] = "bf16",
-    max_model_len: Annotated[int | None, typer.Option(help="Longest sequence in tokens; default: the model's.")] = None,
-    max_num_seqs: Annotated[int, typer.Option(help="Sequences that run at once.")] = 4,
-    gpu_memory_utilization: Annotated[
-        float | None, typer.Option(help="Share of the memory that onebox may use; default: 0.9.")
-    ] = None,
-    reserve_gib: Annotated[
-        float | None, typer.Option(help="GiB left to the OS, in place of --gpu-memory-utilization.")
-    ] = None,
-    language_model_only: Annotated[
-        bool, typer.Option("--language-model-only", help="Leave the vision tower out.")
-    ] = False,
-    speculative_tokens: Annotated[int, typer.Option(help="MTP tokens drafted a step.")] = 0,
-    acceptance: Annotated[
-        str | None, typer.Option(help="How often each draft is kept, over all steps, such as 0.9,0.72.")
-    ] = None,
-    context: Annotated[
-        int | None, typer.Option(help="Context in tokens for which speed is projected; default: 8192 or the longest.")
-    ] = None,
-    streams: Annotated[int, typer.Option(help="Sequences decoded at once for which speed is projected.")] = 1,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
 ) -> None:
     """Show what fits on a box and how fast it can go. Projected from bytes; nothing is loaded or measured."""
     from onebox.planner.memory import DEFAULT_UTILIZATION, MemoryRequest
     from onebox.planner.report import make_report, to_json
-    from onebox.planner.roofline import Workload, parse_acceptance
+    from onebox.planner.roofline import Workload
     from onebox.spec.hardware import named_box
     from onebox.spec.kv import KVFormat
 
-    kv = KVFormat.parse(kv_cache_dtype)
-    chosen_box = named_box(box)
-    accepted = None if acceptance is None else parse_acceptance(acceptance, speculative_tokens)
+    kv, chosen_box, accepted = KVFormat.parse(memory.kv_cache_dtype), named_box(box), speed.accepted()
     planned = planned_weights(model, weights)
-    longest = planned.spec.max_position_embeddings if max_model_len is None else max_model_len
+    longest = planned.spec.max_position_embeddings if memory.max_model_len is None else memory.max_model_len
+    utilization = memory.gpu_memory_utilization
     request = MemoryRequest(
         max_context_tokens=longest,
-        slots=max_num_seqs,
+        slots=memory.max_num_seqs,
         kv=kv,
-        drafts=speculative_tokens,
-        gpu_memory_utilization=DEFAULT_UTILIZATION if gpu_memory_utilization is None else gpu_memory_utilization,
-        reserve_bytes=_reserve_bytes(reserve_gib, gpu_memory_utilization),
-        with_vision=not language_model_only,
+        drafts=speed.speculative_tokens,
+        gpu_memory_utilization=DEFAULT_UTILIZATION if utilization is None else utilization,
+        reserve_bytes=memory.reserve_bytes(),
+        with_vision=not memory.language_model_only,
     )
-    asked = min(DEFAULT_CONTEXT_TOKENS, longest) if context is None else context
-    workload = Workload(streams, speculative_tokens, asked, accepted)
+    context = min(DEFAULT_CONTEXT_TOKENS, longest) if speed.context is None else speed.context
+    workload = Workload(speed.streams, speed.speculative_tokens, context, accepted)
     report = make_report(planned, chosen_box, request, workload)
     if as_json:
         typer.echo(json.dumps(to_json(report), indent=2))
@@ -80,22 +113,9 @@ def plan(
         console.print(renderable)
 
 
-def _reserve_bytes(reserve_gib: float | None, utilization: float | None) -> int | None:
-    from onebox.spec.errors import UsageError
-
-    if reserve_gib is None:
-        return None
-    if utilization is not None:
-        raise UsageError("--reserve-gib and --gpu-memory-utilization say the same thing in two ways; give one of them.")
-    if not 0 <= reserve_gib < float("inf"):
-        raise UsageError(f"--reserve-gib is {reserve_gib}; give 0 or more.")
-    return round(reserve_gib * GIB)
-
-
 def planned_weights(model: str, preset: str | None) -> "Weights":
     from onebox.planner.presets import named_preset
     from onebox.planner.report import Weights
-    from onebox.spec.errors import UsageError
     from onebox.spec.shapes import named_spec
 
     if Path(model).is_dir():

@@ -20,7 +20,7 @@ def report(
     output: Annotated[Path, typer.Option(help="The page; Markdown is written beside it, ending in .md.")] = Path(
         "report.html"
     ),
-    title: Annotated[str, typer.Option(help="Title of the page; the files' names unless told.")] = "",
+    title: Annotated[str, typer.Option(help="Title of the page; default: the files' names.")] = "",
     model: Annotated[
         str | None,
         typer.Option(

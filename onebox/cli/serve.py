@@ -24,8 +24,7 @@ from onebox.cli.serve_options import (
 )
 
 if TYPE_CHECKING:
-    from onebox.engine.options import EngineOptions
-    from onebox.engine.wire import Progress
+    from onebox.engine.api import EngineOptions, Progress
     from onebox.server.media import MediaLimits
     from onebox.server.service import Service
     from onebox.server.settings import ServerSettings
@@ -103,10 +102,7 @@ def _serve(options: _Options) -> None:
 
 def _load(options: _Options) -> "Service":
     """The text side of the checkpoint, and its engine in a process of its own, loaded and warm."""
-    from onebox.engine.opening import CheckpointOpening
-    from onebox.engine.options import Vocabulary
-    from onebox.engine.process import EngineProcess
-    from onebox.engine.wire import Phase
+    from onebox.engine.api import CheckpointStarter, EngineProcess, StartPhase, TokenInfo
     from onebox.server.media import Media
     from onebox.server.service import Service
     from onebox.text.chat import ChatTemplate
@@ -119,20 +115,20 @@ def _load(options: _Options) -> "Service":
     defaults = GenerationDefaults.load(directory).overridden(options.generation_overrides)
     tokenizer = Tokenizer.load(directory)
     template = ChatTemplate.load(directory, options.chat_template)
-    vocabulary = Vocabulary(
+    tokens = TokenInfo(
         defaults.eos_token_ids, tokenizer.message_token_ids, token_table(tokenizer, defaults.eos_token_ids)
     )
     phases = {"config and tokenizer": time.perf_counter() - began}
     typer.echo(f"config and tokenizer: {phases['config and tokenizer']:.2f} s")
 
     def say(progress: "Progress") -> None:
-        if isinstance(progress, Phase):
+        if isinstance(progress, StartPhase):
             phases.setdefault(progress.name, progress.seconds)
         _say(progress)
 
     # The pocket model's tensors are too small to share out: more threads would only wait for each other.
-    opening = CheckpointOpening(directory, options.engine, vocabulary, num_threads=None if options.model else 1)
-    engine = EngineProcess(opening, say)
+    starter = CheckpointStarter(directory, options.engine, tokens, num_threads=None if options.model else 1)
+    engine = EngineProcess(starter, say)
     try:
         engine.wait_ready()
     except BaseException:
@@ -165,9 +161,9 @@ def _pocket() -> Path:
 
 def _say(progress: "Progress") -> None:
     """A phase with its seconds, or the memory that was planned and what was resolved."""
-    from onebox.engine.wire import Phase
+    from onebox.engine.api import StartPhase
 
-    if isinstance(progress, Phase):
+    if isinstance(progress, StartPhase):
         typer.echo(f"{progress.name}: {progress.seconds:.2f} s")
         return
     memory = progress.memory

@@ -4,16 +4,16 @@ The names are those that people know from vLLM, so that a launch command works w
 """
 
 import json
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from onebox.cli.options import option_group
 from onebox.spec.errors import UsageError
 
 if TYPE_CHECKING:
-    from onebox.engine.options import EngineOptions
+    from onebox.engine.api import EngineOptions
     from onebox.server.media import MediaLimits
     from onebox.server.settings import ServerSettings
 
@@ -41,25 +41,26 @@ _NOTICES = {
 }
 
 
-@dataclass(frozen=True)
+@option_group("HTTP")
 class HttpOptions:
     """Where the server listens and whom it answers."""
-
-    PANEL: ClassVar[str] = "HTTP"
 
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1"
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 takes a free one.")] = 8000
     served_model_name: Annotated[
-        str | None, typer.Option(help="The model's name in the API; the directory's name unless told.")
+        str | None, typer.Option(help="The model's name in the API; default: the directory's name.")
     ] = None
     api_key: Annotated[
-        str | None, typer.Option(envvar="ONEBOX_API_KEY", help="Clients must send it; nobody needs one unless told.")
+        str | None, typer.Option(envvar="ONEBOX_API_KEY", help="Key that clients must send; without it they need none.")
     ] = None
     allowed_origins: Annotated[
-        str, typer.Option(help='JSON list of origins whose pages may call the API; "*" for all. None unless told.')
+        str, typer.Option(help='JSON list of origins whose pages may call the API, such as ["*"] for all.')
     ] = "[]"
     shutdown_timeout: Annotated[
-        float, typer.Option(min=0, help="Seconds that running requests may take after SIGTERM; a second one stops.")
+        float,
+        typer.Option(
+            min=0, help="Seconds that running requests may take after SIGTERM; a second SIGTERM stops at once."
+        ),
     ] = 30.0
 
     def settings(self) -> "ServerSettings":
@@ -69,15 +70,13 @@ class HttpOptions:
         return ServerSettings(api_key=self.api_key, allowed_origins=tuple(origins))
 
 
-@dataclass(frozen=True)
+@option_group("Model")
 class ModelOptions:
     """How the model is loaded and computed."""
 
-    PANEL: ClassVar[str] = "Model"
-
     device: Annotated[str, typer.Option(help="Where the model runs: auto, cuda or cpu.")] = "auto"
     dtype: Annotated[
-        str, typer.Option(help="Activations: auto, bfloat16 or float32. Auto is bfloat16 where that is the faster.")
+        str, typer.Option(help="Activations: auto, bfloat16 or float32. Auto is bfloat16 where that is faster.")
     ] = "auto"
     load_format: Annotated[
         str, typer.Option(help="How weights are read: auto, safetensors, fastsafetensors, or dummy (random weights).")
@@ -86,7 +85,7 @@ class ModelOptions:
         str | None,
         typer.Option(
             help='JSON: {"method": "none|mtp|ngram|auto", "num_speculative_tokens": 1..8}. '
-            "Auto, up to 4 drafts, where the checkpoint has an MTP head."
+            "Default: auto with up to 4 drafts where the checkpoint has an MTP head."
         ),
     ] = None
 
@@ -104,20 +103,20 @@ class ModelOptions:
         return _METHODS.get(method, method), drafts
 
 
-@dataclass(frozen=True)
+@option_group("Memory and scheduling")
 class MemoryOptions:
-    """How much is held and computed at once."""
-
-    PANEL: ClassVar[str] = "Memory and scheduling"
+    """How much is held and computed at once; the names are also those of `EngineOptions`."""
 
     kv_cache_dtype: Annotated[
         str, typer.Option(help="KV cache: auto (bf16), bf16, fp8, turboquant, or turboquant_kXvY (X, Y of 8, 4, 3, 2).")
     ] = "auto"
     max_model_len: Annotated[
-        int | None, typer.Option(min=1, help="Tokens of prompt and answer together; the model's own limit unless told.")
+        int | None, typer.Option(min=1, help="Tokens of prompt and answer together; default: the model's limit.")
     ] = None
-    max_num_seqs: Annotated[int, typer.Option(min=1, help="Requests that are computed at once.")] = 8
-    max_num_waiting: Annotated[int, typer.Option(min=0, help="Requests that may wait; beyond, clients get 429.")] = 64
+    max_num_seqs: Annotated[int, typer.Option(min=1, help="Requests computed at once.")] = 8
+    max_num_waiting: Annotated[
+        int, typer.Option(min=0, help="Requests that may wait in the queue; beyond, clients get 429.")
+    ] = 64
     max_num_batched_tokens: Annotated[
         int | None,
         typer.Option(help="Prompt tokens computed in one step, a multiple of 64; 2048 on a GPU, 512 on a CPU."),
@@ -128,21 +127,19 @@ class MemoryOptions:
         typer.Option(help="Bytes for KV pages and cached prefixes; all that is left on a GPU, 1 GiB on a CPU."),
     ] = None
     enable_prefix_caching: Annotated[
-        bool, typer.Option(help="Keep the states of prompts, so that what was computed once is not computed again.")
+        bool, typer.Option(help="Cache prompts (KV pages, DeltaNet states), so that no prefix is computed twice.")
     ] = True
 
 
-@dataclass(frozen=True)
+@option_group("Images and video")
 class MediaOptions:
     """Which images and videos requests may hold."""
-
-    PANEL: ClassVar[str] = "Images and video"
 
     language_model_only: Annotated[
         bool, typer.Option("--language-model-only", help="Leave the vision tower on disk; images are then refused.")
     ] = False
     limit_mm_per_prompt: Annotated[
-        str, typer.Option(help='JSON of what one request may hold; {"image": 16, "video": 2} unless told.')
+        str, typer.Option(help='JSON of what one request may hold; default: {"image": 16, "video": 2}.')
     ] = "{}"
     allowed_local_media_path: Annotated[
         Path | None,
@@ -162,17 +159,15 @@ class MediaOptions:
         )
 
 
-@dataclass(frozen=True)
+@option_group("Chat template and sampling")
 class PromptOptions:
     """What goes around a request's messages, and how answers are sampled where it does not say."""
-
-    PANEL: ClassVar[str] = "Chat template and sampling"
 
     chat_template: Annotated[
         Path | None, typer.Option(help="A jinja file in place of the checkpoint's own chat template.")
     ] = None
     default_chat_template_kwargs: Annotated[
-        str, typer.Option(help='JSON for the template where a request is silent, such as {"enable_thinking": false}.')
+        str, typer.Option(help='JSON of template variables that a request may override: {"enable_thinking": false}.')
     ] = "{}"
     override_generation_config: Annotated[
         str, typer.Option(help='JSON of sampling defaults over generation_config.json, such as {"temperature": 0.6}.')
@@ -187,11 +182,9 @@ class PromptOptions:
         return given
 
 
-@dataclass(frozen=True)
+@option_group("Without effect")
 class IgnoredOptions:
     """Flags of vLLM without a meaning here: taken, and explained in one line where they are given."""
-
-    PANEL: ClassVar[str] = "Without effect"
 
     trust_remote_code: Annotated[bool, typer.Option("--trust-remote-code", hidden=True)] = False
     enable_auto_tool_choice: Annotated[bool, typer.Option("--enable-auto-tool-choice", hidden=True)] = False
@@ -202,34 +195,32 @@ class IgnoredOptions:
     enable_chunked_prefill: Annotated[bool | None, typer.Option(hidden=True)] = None
 
     def print_notices(self) -> None:
-        """Prints why each given flag has no effect; refuses more than one GPU."""
+        """Prints why each given flag has no effect; refuses more than one GPU and prefill without chunks."""
         for name, notice in _NOTICES.items():
             if getattr(self, name):
                 typer.echo(notice)
         if self.tensor_parallel_size not in (None, 1):
             raise UsageError(f"--tensor-parallel-size is {self.tensor_parallel_size}; onebox runs on one GPU.")
+        if self.enable_chunked_prefill is False:
+            raise UsageError(
+                "--no-enable-chunked-prefill is not supported: prompts are always prefilled in chunks that share steps "
+                "with running answers. Remove the flag; --max-num-batched-tokens sets the prompt tokens per step."
+            )
 
 
 def engine_options(model: ModelOptions, memory: MemoryOptions, media: MediaOptions) -> "EngineOptions":
     """What the engine is asked for."""
-    from onebox.engine.options import EngineOptions
+    from onebox.engine.api import EngineOptions
 
     method, drafts = model.speculation()
     return EngineOptions(
         device=model.device,
         dtype=model.dtype,
         load_format=model.load_format,
-        kv_cache_dtype=_KV_NAMES.get(memory.kv_cache_dtype, memory.kv_cache_dtype),
-        max_model_len=memory.max_model_len,
-        max_num_seqs=memory.max_num_seqs,
-        max_num_waiting=memory.max_num_waiting,
-        max_num_batched_tokens=memory.max_num_batched_tokens,
-        gpu_memory_utilization=memory.gpu_memory_utilization,
-        kv_cache_memory_bytes=memory.kv_cache_memory_bytes,
-        enable_prefix_caching=memory.enable_prefix_caching,
         language_model_only=media.language_model_only,
         speculation=method,
         num_speculative_tokens=drafts,
+        **vars(memory) | {"kv_cache_dtype": _KV_NAMES.get(memory.kv_cache_dtype, memory.kv_cache_dtype)},
     )
 
 

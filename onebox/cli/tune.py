@@ -1,4 +1,4 @@
-"""`onebox tune`: finds the kernels' fastest launch choices on this GPU and keeps them."""
+"""`onebox tune`: finds the kernels' fastest launch options on this GPU and keeps them."""
 
 import json
 from pathlib import Path
@@ -23,9 +23,10 @@ def tune(
         Path | None, typer.Option(help="Write the table here; default: where onebox looks for it.")
     ] = None,
 ) -> None:
-    """Try launch choices of the decode kernels in whole steps and keep what is faster on this GPU.
+    """Try launch options of the decode kernels in whole steps and keep what is faster on this GPU.
 
-    Results never change by it, only time. A table for the H200 ships with onebox; this makes one for another GPU.
+    Results never change by it, only time. A table for the H200 ships with onebox; this makes one for another GPU, or
+    adds another model's shapes to it.
     """
     import torch
 
@@ -41,10 +42,12 @@ def tune(
     gpu = torch.cuda.get_device_name()
     found = find(few_layers(spec, layers), seconds, lambda name, taken: typer.echo(f"  {taken:7.3f} ms  {name}"))
     for name, before in found.before_ms.items():
-        typer.echo(f"{name} (streams x rows): {before:.3f} ms, now {found.after_ms[name]:.3f} ms")
+        typer.echo(f"{name} (streams x rows, KV format): {before:.3f} ms, now {found.after_ms[name]:.3f} ms")
     path = user_table(gpu) if output is None else output
-    _write(path, {"gpu": gpu, "torch": torch.__version__, "shape": shape, "choices": found.choices})
-    typer.echo(f"{len(found.choices)} kernels have choices of their own on {gpu}: {path}")
+    old = json.loads(path.read_text()) if path.is_file() else {"shapes": [], "options": {}}
+    shapes, options = sorted({*old["shapes"], shape}), {**old["options"], **found.options}
+    _write(path, {"gpu": gpu, "torch": torch.__version__, "shapes": shapes, "options": options})
+    typer.echo(f"{len(found.options)} kernels of this model have options of their own on {gpu}: {path}")
 
 
 def _write(path: Path, table: object) -> None:

@@ -1,168 +1,247 @@
-"""What one step computes: a Batch, complete and frozen when built, and its StepOutput, part for part.
+"""Every `Batch` that the model computes is built here, from the parts of a StepPlan.
 
-A step has two kinds of work. A `Piece` is a stretch of a prompt, computed by prefill. A `Rows` is what one running
-sequence adds: tokens that are certain but not computed yet (one, as a rule), then its drafts. Both may end in a `Draw`.
+    decode_inputs    all rows of a decode step, as views of the packed buffer (`onebox.engine.inputs`)
+    following_batch  the same rows one token later, for the MTP head
+    chained_batch    one row per sequence, its latest draft, for the MTP head's next draft
+    prefill_batch    chunks of several prompts, in segments and stages
 
-What is made anew in every step is a NamedTuple: a frozen dataclass takes four times as long to make, and the device
-waits for it.
+Nothing here asks the device for a value: the first three run inside captured graphs.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from enum import IntEnum
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
-from onebox.engine.adjust import Adjustment
-from onebox.engine.request import SamplingParams, TokenLogprob, Vision
+from onebox.engine.inputs import StepSizes, split_fields
+from onebox.engine.step import PromptChunk
+from onebox.kernels.step import slot_mapping
+from onebox.model.batch import Batch, ImageRows, Stage
+from onebox.spec.kv import PAGE_TOKENS
 
-__all__ = ["Batch", "Draw", "Piece", "Result", "Rows", "Runner", "Save", "Seen", "StepOutput", "Verdict"]
+__all__ = [
+    "DrawInputs",
+    "PrefillSegment",
+    "StepInputs",
+    "chained_batch",
+    "decode_inputs",
+    "following_batch",
+    "prefill_batch",
+    "prefill_stages",
+]
 
-
-class Verdict(IntEnum):
-    """What becomes of the token that a row is followed by; the numbers are those of `kernels.settle`."""
-
-    COMPARE = 0
-    """It is a draft: kept if it is the token that the row draws."""
-    ACCEPT = 1
-    """It is certain already, or taken by synthetic acceptance."""
-    REJECT = 2
-    """It is refused by synthetic acceptance."""
-
-
-class Draw(NamedTuple):
-    """How tokens are drawn after a sequence's last m rows, which of them are new, and how many to draft further."""
-
-    sampling: SamplingParams
-    next_ids: tuple[int, ...]
-    """For each row the token known or drafted to follow it; -1 where there is none."""
-    verdicts: tuple[Verdict, ...]
-    first_new: int
-    """The first row whose drawn token is new; m where all that follows is certain already."""
-    adjustments: tuple[Adjustment, ...] = ()
-    """One for each row from first_new on, or none at all."""
-    depth: int = 0
-    """MTP drafts that the next step could use."""
-    goes_on: bool = False
-    """Whether the next step's rows will be the token drawn here and the drafts made here, unless a token ends it."""
+_DRAFT_TOP_K = 64
+"""Drafts are sampled from so many tokens at most: a wider choice costs more than it gains."""
 
 
-@dataclass(frozen=True, eq=False)
-class Seen:
-    """A prompt with images, as the runner sees it."""
+class DrawInputs(NamedTuple):
+    """How each row's token is sampled and verified: int64 or float64 [R]."""
 
-    positions: NDArray[np.int64]
-    """[3, T]: time, height, width of each token."""
-    next_position: int
-    """Of the first token after the prompt, in all three; text counts on from there."""
-    cache_tokens: tuple[int, ...]
-    """The prompt with its pad tokens replaced by what they stand for: equal only where the images are."""
-    places: NDArray[np.int64]
-    """[m]: the pad tokens, in order."""
-    embeddings: Any
-    """[m, H], the runner's own."""
+    positions: Tensor
+    """The row's place in its sequence's tokens."""
+    next_ids: Tensor
+    checks: Tensor
+    row_sequence: Tensor
+    """The row's sequence; S for a blank row."""
+    seeds: Tensor
+    top_k: Tensor
+    temperature: Tensor
+    top_p: Tensor
+    min_p: Tensor
 
     @property
-    def offset(self) -> int:
-        """What is added to the place of a token after the prompt to give its position."""
-        return self.next_position - len(self.cache_tokens)
+    def draft_top_k(self) -> Tensor:
+        return torch.where(self.top_k > 0, self.top_k, _DRAFT_TOP_K).clamp(max=_DRAFT_TOP_K)
+
+
+class StepInputs(NamedTuple):
+    batch: Batch
+    draw: DrawInputs
+
+
+def decode_inputs(words: Tensor, sizes: StepSizes) -> StepInputs:
+    """The inputs of a decode step, as views of the packed buffer on the model's device."""
+    fields = split_fields(words, sizes, torch.int32)
+    batch = Batch(
+        token_ids=fields["token_ids"],
+        positions=fields["rotary_positions"].expand(3, -1),
+        cu_rows=fields["cu_rows"],
+        slots=fields["slots"],
+        num_accepted=fields["num_accepted"],
+        seen=fields["seen"],
+        page_table=fields["page_table"],
+        slot_mapping=fields["slot_mapping"],
+    )
+    draw = DrawInputs(
+        fields["positions"],
+        fields["next_ids"],
+        fields["checks"],
+        fields["row_sequence"],
+        fields["seeds"],
+        fields["top_k"],
+        fields["temperature"].view(torch.float64),
+        fields["top_p"].view(torch.float64),
+        fields["min_p"].view(torch.float64),
+    )
+    return StepInputs(batch, draw)
+
+
+def following_batch(inputs: StepInputs, token_ids: Tensor) -> Batch:
+    """What the MTP head takes: for each row the token [R] after it, at that token's place.
+
+    Rejected rows come last in their sequence: what they write is overwritten by the next step before it is read.
+    """
+    batch, draw = inputs
+    return replace(
+        batch,
+        token_ids=token_ids,
+        positions=batch.positions + 1,
+        seen=batch.seen + 1,
+        slot_mapping=slot_mapping(batch.page_table, draw.row_sequence, draw.positions + 1, PAGE_TOKENS),
+    )
+
+
+def chained_batch(batch: Batch, drafts: Tensor, positions: Tensor, offsets: Tensor) -> Batch:
+    """One row per sequence: its latest draft [S], at these places [S]; offsets [S] turn places into positions."""
+    sequences = torch.arange(len(drafts), device=drafts.device)
+    return replace(
+        batch,
+        token_ids=drafts,
+        positions=(positions + offsets).expand(3, -1),
+        cu_rows=torch.arange(len(drafts) + 1, dtype=torch.int32, device=drafts.device),
+        seen=(positions + 1).to(torch.int32),
+        slot_mapping=slot_mapping(batch.page_table, sequences, positions, PAGE_TOKENS),
+    )
 
 
 @dataclass(frozen=True)
-class Save:
-    """A state to be kept: after how many tokens of the sequence, under which checkpoint number."""
+class PrefillSegment:
+    """Tokens of one chunk up to the next state to save, or to its end, and the rows they take in the batch."""
 
-    num_tokens: int
-    checkpoint: int
-
-
-@dataclass(frozen=True)
-class Piece:
-    """A stretch of a prompt from a grid point on; it ends at a grid point or with the prompt."""
-
-    request_id: str
-    slot: int
-    token_ids: tuple[int, ...]
+    chunk: int
+    """Its place among the step's chunks."""
     start: int
-    """The position of its first token."""
-    pages: NDArray[np.int32]
-    saves: tuple[Save, ...]
-    draw: Draw | None
-    """Set where the prompt ends."""
-    prompt_logprobs: int | None = None
-    """Alternatives wanted for each token that follows a token of this piece within the prompt; None: nothing."""
-    following: int | None = None
-    """The prompt's token after this piece."""
-    seen: Seen | None = None
+    end: int
+    first_row: int
+    checkpoint: int | None
+    """Where the state at its end is saved."""
 
     @property
-    def end(self) -> int:
-        return self.start + len(self.token_ids)
+    def end_row(self) -> int:
+        return self.first_row + self.end - self.start
 
 
-class Rows(NamedTuple):
-    """The rows of one running sequence: certain tokens, then drafts."""
-
-    request_id: str
-    slot: int
-    token_ids: tuple[int, ...]
-    start: int
-    keep: int
-    """Tokens of its last step that turned out right."""
-    pages: NDArray[np.int32]
-    draw: Draw
-    position_offset: int = 0
-    """What images before add to the places of these tokens to give their positions."""
-
-    @property
-    def end(self) -> int:
-        return self.start + len(self.token_ids)
-
-
-class Batch(NamedTuple):
-    """Slots are cleared and restored first, then pieces are computed, then rows."""
-
-    cleared_slots: tuple[int, ...] = ()
-    restored: tuple[tuple[int, int], ...] = ()
-    """(checkpoint, slot)."""
-    pieces: tuple[Piece, ...] = ()
-    rows: tuple[Rows, ...] = ()
+def prefill_stages(chunks: Sequence[PromptChunk]) -> list[list[PrefillSegment]]:
+    """The chunks' segments: the first ones of all, the second ones, and so on; rows are numbered in that order."""
+    cuts = [[chunk.start, *(save.num_tokens for save in chunk.saves), chunk.end] for chunk in chunks]
+    checkpoints = [[save.checkpoint for save in chunk.saves] for chunk in chunks]
+    stages: list[list[PrefillSegment]] = []
+    row = 0
+    for level in range(max(len(cut) for cut in cuts) - 1):
+        stage: list[PrefillSegment] = []
+        for chunk, cut in enumerate(cuts):
+            # A state saved at the chunk's very end leaves nothing for a last segment.
+            if level + 1 < len(cut) and cut[level] < cut[level + 1]:
+                checkpoint = checkpoints[chunk][level] if level < len(checkpoints[chunk]) else None
+                stage.append(PrefillSegment(chunk, cut[level], cut[level + 1], row, checkpoint))
+                row += cut[level + 1] - cut[level]
+        if stage:
+            stages.append(stage)
+    return stages
 
 
-class Result(NamedTuple):
-    """What a piece or a sequence's rows gave."""
+def prefill_batch(
+    chunks: Sequence[PromptChunk], stages: list[list[PrefillSegment]], first_checkpoint: int, device: torch.device
+) -> Batch:
+    """The batch of these chunks; checkpoint c is the memory's row first_checkpoint + c."""
+    segments = [segment for stage in stages for segment in stage]
 
-    token_ids: tuple[int, ...] = ()
-    """New tokens, in order."""
-    num_kept: int = 0
-    """Rows whose tokens are now certain; a piece keeps all its tokens and leaves this 0."""
-    drafts: tuple[int, ...] = ()
-    logprobs: tuple[TokenLogprob, ...] = ()
-    """Of the new tokens, where asked for."""
-    prompt_logprobs: tuple[TokenLogprob, ...] = ()
+    def on_device(values: "NDArray[np.int64] | NDArray[np.int32] | list[int]", dtype: torch.dtype) -> Tensor:
+        return torch.as_tensor(values).to(dtype).to(device)
+
+    def concatenated(parts: "list[NDArray[np.int64]]", axis: int = 0) -> Tensor:
+        return on_device(np.concatenate(parts, axis=axis), torch.int64)
+
+    return Batch(
+        token_ids=concatenated([_token_ids(chunks[segment.chunk], segment) for segment in segments]),
+        positions=concatenated([_positions(chunks[segment.chunk], segment) for segment in segments], axis=1),
+        cu_rows=on_device(_edges(segments), torch.int32),
+        slots=on_device([chunks[segment.chunk].slot for segment in segments], torch.int32),
+        num_accepted=on_device(np.zeros(len(segments), dtype=np.int32), torch.int32),
+        seen=on_device([segment.end for segment in segments], torch.int32),
+        page_table=on_device(_page_table(chunks, segments), torch.int32),
+        slot_mapping=concatenated([_slot_mapping(chunks[segment.chunk].pages, segment) for segment in segments]),
+        stages=tuple(_stage(stage, chunks, first_checkpoint, device) for stage in stages),
+        image_rows=_image_rows(chunks, segments, device),
+    )
 
 
-class StepOutput(NamedTuple):
-    """In the order of the batch: results, or the exception that ends a sequence."""
+def _stage(
+    segments: list[PrefillSegment], chunks: Sequence[PromptChunk], first_checkpoint: int, device: torch.device
+) -> Stage:
+    edges = _edges(segments)
+    saved = [
+        (chunks[segment.chunk].slot, first_checkpoint + segment.checkpoint)
+        for segment in segments
+        if segment.checkpoint is not None
+    ]
+    return Stage(
+        first_row=segments[0].first_row,
+        end_row=segments[0].first_row + edges[-1],
+        cu_rows=torch.tensor(edges, dtype=torch.int32, device=device),
+        slots=torch.tensor([chunks[segment.chunk].slot for segment in segments], dtype=torch.int32, device=device),
+        copy_from=torch.tensor([slot for slot, _ in saved], dtype=torch.int64, device=device),
+        copy_to=torch.tensor([row for _, row in saved], dtype=torch.int64, device=device),
+    )
 
-    pieces: tuple[Result | Exception, ...] = ()
-    rows: tuple[Result | Exception, ...] = ()
+
+def _token_ids(chunk: PromptChunk, segment: PrefillSegment) -> NDArray[np.int64]:
+    return np.array(chunk.token_ids[segment.start - chunk.start : segment.end - chunk.start])
 
 
-class Runner(Protocol):
-    """Owns the model and its memory; used by the engine thread alone."""
+def _positions(chunk: PromptChunk, segment: PrefillSegment) -> NDArray[np.int64]:
+    """[3, n]: time, height, width."""
+    if chunk.images:
+        return chunk.images.positions[:, segment.start : segment.end]
+    return np.tile(np.arange(segment.start, segment.end), (3, 1))
 
-    @property
-    def vocab_size(self) -> int: ...
 
-    def run(self, batch: Batch, meanwhile: Callable[[], None]) -> StepOutput:
-        """Computes the step.
+def _page_table(chunks: Sequence[PromptChunk], segments: list[PrefillSegment]) -> NDArray[np.int32]:
+    width = max(-(-segment.end // PAGE_TOKENS) for segment in segments)
+    table = np.zeros((len(segments), width), dtype=np.int32)
+    for place, segment in enumerate(segments):
+        pages = chunks[segment.chunk].pages[:width]
+        table[place, : len(pages)] = pages
+    return table
 
-        `meanwhile` is what the host has to do beside: to be called when the device has its work, or before that where
-        giving it keeps this thread busy. A second call does nothing.
-        """
 
-    def see(self, prompt: tuple[int, ...], vision: Vision) -> Seen:
-        """Looks at a prompt's images. Refuses what does not fit the prompt or the model with a OneboxError."""
+def _slot_mapping(pages: NDArray[np.int32], segment: PrefillSegment) -> NDArray[np.int64]:
+    positions = np.arange(segment.start, segment.end)
+    return pages[positions // PAGE_TOKENS].astype(np.int64) * PAGE_TOKENS + positions % PAGE_TOKENS
+
+
+def _image_rows(
+    chunks: Sequence[PromptChunk], segments: list[PrefillSegment], device: torch.device
+) -> ImageRows | None:
+    """The rows of the batch that are image pads, with their embeddings."""
+    rows, embeddings = [], []
+    for segment in segments:
+        images = chunks[segment.chunk].images
+        if images:
+            inside = (images.places >= segment.start) & (images.places < segment.end)
+            rows.append(images.places[inside] - segment.start + segment.first_row)
+            embeddings.append(images.embeddings[torch.from_numpy(inside).to(device)])
+    if not rows:
+        return None
+    return ImageRows(torch.from_numpy(np.concatenate(rows)).to(device), torch.cat(embeddings))
+
+
+def _edges(segments: list[PrefillSegment]) -> list[int]:
+    edges = [0]
+    for segment in segments:
+        edges.append(edges[-1] + segment.end - segment.start)
+    return edges

@@ -4,12 +4,9 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from onebox.spec.errors import UsageError
+from onebox.spec.kv import PAGE_TOKENS
 
-__all__ = ["MAX_DRAFTS", "PAGE_TOKENS", "EngineConfig", "SpeculationConfig", "SpeculationMethod"]
-
-PAGE_TOKENS = 64
-"""Tokens in a KV page, in a chunk of the delta rule and between two grid points: one number, so that a prefix that
-ends on the grid ends with a whole page and a whole chunk."""
+__all__ = ["MAX_DRAFTS", "EngineConfig", "SpeculationConfig", "SpeculationMethod"]
 
 MAX_DRAFTS = 8
 """Drafts of one sequence in a step; the attention kernel takes nine rows of one."""

@@ -1,8 +1,8 @@
-"""One decode step on the device: logits of all rows, the tokens drawn from them, what is kept, and the next drafts.
+"""One decode step on the device: logits of all rows, the tokens sampled from them, what is accepted, the next drafts.
 
-Drawing and checking are one rule. A row's token is a function of its logits and of (seed, position); a draft is kept if
-it is that token. So the answer is the one without drafts, token for token. Nothing here asks the device for a value, so
-that each half can be captured into a graph.
+Sampling and verifying follow one rule. A row's token is a function of its logits and of (seed, position); a draft is
+accepted if it is that token. So the answer is the one without drafts, token for token. Nothing here asks the device for
+a value, so that each half can be captured into a graph.
 """
 
 from dataclasses import dataclass, replace
@@ -11,51 +11,111 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from onebox.engine.config import PAGE_TOKENS
-from onebox.engine.inputs import DrawInputs, Sizes, StepInputs
+from onebox.engine.batch import DrawInputs, StepInputs, chained_batch, following_batch
 from onebox.kernels.sampling import sample
-from onebox.kernels.step import slot_mapping, verify_drafts
+from onebox.kernels.step import verify_drafts
 from onebox.model.batch import Batch
 from onebox.model.memory import Memory
 from onebox.model.qwen3_5 import Qwen35
 
-__all__ = ["Decoder", "Forwarded", "Outcome", "PlainStep", "Step", "outcome_of"]
+__all__ = [
+    "DecodeOutcome",
+    "DecodeStep",
+    "Decoder",
+    "Forwarded",
+    "OutcomeLayout",
+    "OutcomeTensors",
+    "PlainStep",
+]
 
 
 @dataclass(frozen=True)
 class Forwarded:
-    """What the model says of R rows."""
+    """The model's output for R rows."""
 
     hidden: Tensor
     """[R, H]."""
     logits: Tensor
-    """float32 [R, V], as the model gives them; may be adjusted in place before tokens are drawn."""
+    """float32 [R, V], as the model gives them; may be adjusted in place before tokens are sampled."""
 
 
-class Outcome(NamedTuple):
-    """What a step decided, on the host."""
+class DecodeOutcome(NamedTuple):
+    """What a step sampled, accepted and drafted, on the host."""
 
     token_ids: list[int]
     """[R]: the token after each row."""
-    num_kept: list[int]
-    """[S]: rows of each sequence whose tokens are certain."""
+    num_accepted: list[int]
+    """[S]: rows of each sequence whose tokens are certain now."""
     drafts: list[list[int]]
     """[S][depth]."""
-    is_number: list[int]
-    """[R]: 0 where logits were none, so that nothing could be drawn."""
+    is_finite: list[int]
+    """[R]: 0 where the logits were not finite numbers, so that nothing could be sampled."""
 
 
-class Step(Protocol):
-    """A decode step under way: the device has been given the model's part of it."""
+class OutcomeTensors(NamedTuple):
+    """The same on the device: views of one int64 buffer."""
+
+    verified: Tensor
+    """[2 R + S]: the next three fields, as `verify_drafts` writes them."""
+    token_ids: Tensor
+    num_accepted: Tensor
+    is_finite: Tensor
+    drafts: Tensor
+    """[S, depth]."""
+
+
+class OutcomeLayout(NamedTuple):
+    """Where the fields of an outcome lie in its buffer of int64 words: token_ids, num_accepted, is_finite, drafts.
+
+    One buffer, so that a step's outcome comes back to the host in one copy.
+    """
+
+    num_rows: int
+    num_sequences: int
+    depth: int
+
+    @property
+    def size(self) -> int:
+        return 2 * self.num_rows + self.num_sequences + self.num_sequences * self.depth
+
+    def split(self, words: Tensor) -> OutcomeTensors:
+        accepted, finite, drafts = self._starts()
+        return OutcomeTensors(
+            verified=words[:drafts],
+            token_ids=words[:accepted],
+            num_accepted=words[accepted:finite],
+            is_finite=words[finite:drafts],
+            drafts=words[drafts:].view(self.num_sequences, self.depth),
+        )
+
+    def read(self, words: list[int]) -> DecodeOutcome:
+        accepted, finite, drafts = self._starts()
+        depth = self.depth
+        return DecodeOutcome(
+            token_ids=words[:accepted],
+            num_accepted=words[accepted:finite],
+            is_finite=words[finite:drafts],
+            drafts=[words[drafts + i * depth : drafts + (i + 1) * depth] for i in range(self.num_sequences)],
+        )
+
+    def _starts(self) -> tuple[int, int, int]:
+        """Of num_accepted, is_finite and drafts."""
+        accepted = self.num_rows
+        finite = accepted + self.num_sequences
+        return accepted, finite, finite + self.num_rows
+
+
+class DecodeStep(Protocol):
+    """A decode step under way: the device has the model's part of it."""
 
     @property
     def forwarded(self) -> Forwarded: ...
 
-    def draw(self) -> None:
-        """Gives the device the rest: tokens are drawn, checked and drafted. Does not wait for it."""
+    def sample(self) -> None:
+        """Queues the rest: tokens are sampled, verified and drafted. Does not wait for the device."""
 
-    def read(self) -> Outcome:
-        """What was decided; waits for the device."""
+    def read(self) -> DecodeOutcome:
+        """Waits for the device and returns the outcome."""
 
 
 class Decoder:
@@ -66,16 +126,16 @@ class Decoder:
         self._memory = memory
 
     def forward(self, batch: Batch) -> Forwarded:
-        return self.judge(self._model.decode(batch, self._memory))
+        return self.logits_for(self._model.decode(batch, self._memory))
 
-    def judge(self, hidden: Tensor) -> Forwarded:
-        """The logits of hidden states [R, H] that were computed already."""
+    def logits_for(self, hidden: Tensor) -> Forwarded:
+        """The logits of hidden states [R, H] that are computed already."""
         return Forwarded(hidden, self._model.logits(hidden))
 
-    def finish(self, forwarded: Forwarded, inputs: StepInputs, depth: int) -> Tensor:
-        """Draws, checks and drafts: int64 words that `outcome_of` takes apart."""
+    def sample(self, forwarded: Forwarded, inputs: StepInputs, depth: int) -> Tensor:
+        """Samples, verifies and drafts: int64 words in the `OutcomeLayout` of these inputs and depth."""
         draw = inputs.draw
-        drawn = sample(
+        sampled = sample(
             forwarded.logits,
             draw.temperature,
             draw.top_k,
@@ -84,75 +144,74 @@ class Decoder:
             draw.seeds,
             draw.positions + 1,
         )
-        num_rows, num_sequences = len(drawn), len(inputs.batch.slots)
-        edge = 2 * num_rows + num_sequences
-        words = torch.empty(edge + num_sequences * depth, dtype=torch.int64, device=drawn.device)
-        verify_drafts(words[:edge], drawn, draw.next_ids, draw.verdicts, inputs.batch.cu_rows)
+        layout = OutcomeLayout(len(sampled), len(inputs.batch.slots), depth)
+        words = torch.empty(layout.size, dtype=torch.int64, device=sampled.device)
+        outcome = layout.split(words)
+        verify_drafts(outcome.verified, sampled, draw.next_ids, draw.checks, inputs.batch.cu_rows)
         pages = self._memory.mtp
         if self._model.mtp and pages:
-            followed = _followed(inputs, words[:num_rows])
+            following = following_batch(inputs, outcome.token_ids)
             if depth:
-                mixed = self._model.draft(followed, forwarded.hidden, pages)
-                drafts = self._drafts(mixed, inputs, words[num_rows : num_rows + num_sequences], depth)
-                torch.stack(drafts, dim=1, out=words[edge:].view(num_sequences, depth))
+                mixed = self._model.draft(following, forwarded.hidden, pages)
+                drafts = self._drafts(mixed, inputs, outcome.num_accepted, depth)
+                torch.stack(drafts, dim=1, out=outcome.drafts)
             else:
-                # Whoever drafts later finds the head's entries of the tokens that were decoded without it.
-                self._model.write_draft_kv(followed, forwarded.hidden, pages)
+                # A later step that drafts needs the head's KV entries of the tokens decoded without drafts, too.
+                self._model.write_draft_kv(following, forwarded.hidden, pages)
         elif depth:
             raise RuntimeError("Drafts were asked of a model without an MTP head.")
         return words
 
-    def _drafts(self, mixed: Tensor, inputs: StepInputs, num_kept: Tensor, depth: int) -> list[Tensor]:
+    def _drafts(self, mixed: Tensor, inputs: StepInputs, num_accepted: Tensor, depth: int) -> list[Tensor]:
         """int64 [S] each: tokens for the places after each sequence's last new one, from the head's rows [R, H]."""
         if self._memory.mtp is None:
             raise RuntimeError("Drafting needs the MTP head's pages.")
         batch, draw = inputs
-        last = (batch.cu_rows[:-1] + num_kept - 1).clamp(0, len(mixed) - 1)
+        last = (batch.cu_rows[:-1] + num_accepted - 1).clamp(0, len(mixed) - 1)
         offsets = (batch.positions[0] - draw.positions)[last]
         chain = _Chain(mixed[last], draw.positions[last] + 2, offsets, _limits(draw, last))
-        drafts = [self._draw_draft(chain)]
+        drafts = [self._sample_draft(chain)]
         for _ in range(depth - 1):
-            row = _chained(batch, drafts[-1], chain)
+            row = chained_batch(batch, drafts[-1], chain.positions, chain.offsets)
             hidden = self._model.draft(row, chain.hidden, self._memory.mtp)
             chain = replace(chain, hidden=hidden, positions=chain.positions + 1)
-            drafts.append(self._draw_draft(chain))
+            drafts.append(self._sample_draft(chain))
         return drafts
 
-    def _draw_draft(self, chain: "_Chain") -> Tensor:
-        """The head's tokens at the chain's positions, with the noise that the model itself will meet there."""
+    def _sample_draft(self, chain: "_Chain") -> Tensor:
+        """The head's tokens at the chain's positions, with the noise that the model's own tokens get there."""
         token_ids = sample(self._model.logits(chain.hidden), *chain.limits, chain.positions)
-        # Where there are no numbers nothing is drawn; a draft is a token all the same.
+        # Nothing is sampled from logits that are not finite (-1); a draft must be a token all the same.
         return token_ids.clamp(min=0)
 
 
 class PlainStep:
     """A step whose functions are called one by one, without graphs."""
 
-    def __init__(self, decoder: Decoder, forwarded: Forwarded, inputs: StepInputs, sizes: Sizes, depth: int) -> None:
+    def __init__(self, decoder: Decoder, forwarded: Forwarded, inputs: StepInputs, depth: int) -> None:
         self.forwarded = forwarded
         self._decoder = decoder
         self._inputs = inputs
-        self._sizes = sizes
-        self._depth = depth
+        self._layout = OutcomeLayout(len(inputs.batch.token_ids), len(inputs.batch.slots), depth)
         self._words: Tensor | None = None
 
-    def draw(self) -> None:
-        self._words = self._decoder.finish(self.forwarded, self._inputs, self._depth)
+    def sample(self) -> None:
+        self._words = self._decoder.sample(self.forwarded, self._inputs, self._layout.depth)
 
-    def read(self) -> Outcome:
+    def read(self) -> DecodeOutcome:
         if self._words is None:
-            raise RuntimeError("A step was read before anything was drawn.")
-        return outcome_of(self._words.tolist(), self._sizes, self._depth)
+            raise RuntimeError("A step was read before anything was sampled.")
+        return self._layout.read(self._words.tolist())
 
 
 @dataclass(frozen=True)
 class _Chain:
-    """Drafting from draft to draft, one row a sequence."""
+    """Drafting from draft to draft, one row per sequence."""
 
     hidden: Tensor
     """[S, H]: the head's own output so far."""
     positions: Tensor
-    """int64 [S]: where the next draft will stand."""
+    """int64 [S]: the place of the next draft."""
     offsets: Tensor
     """int64 [S]: what is added to a place to give the position it is rotated by."""
     limits: "_Limits"
@@ -163,47 +222,5 @@ _Limits = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
 
 
 def _limits(draw: DrawInputs, rows: Tensor) -> _Limits:
-    """How drafts are drawn for sequences whose settings are those of these rows [S]."""
+    """How drafts are sampled for sequences whose settings are those of these rows [S]."""
     return draw.temperature[rows], draw.draft_top_k[rows], draw.top_p[rows], draw.min_p[rows], draw.seeds[rows]
-
-
-def _followed(inputs: StepInputs, token_ids: Tensor) -> Batch:
-    """What the head takes in: each row's hidden state with the token [R] after it, at that token's place.
-
-    Rows that were not kept come last in their sequence: what they write is written again by the next step before anyone
-    reads it.
-    """
-    batch, draw = inputs
-    return replace(
-        batch,
-        token_ids=token_ids,
-        positions=batch.positions + 1,
-        seen=batch.seen + 1,
-        slot_mapping=slot_mapping(batch.page_table, draw.row_sequence, draw.positions + 1, PAGE_TOKENS),
-    )
-
-
-def _chained(batch: Batch, drafts: Tensor, chain: _Chain) -> Batch:
-    """One row a sequence: its latest draft."""
-    sequences = torch.arange(len(drafts), device=drafts.device)
-    return replace(
-        batch,
-        token_ids=drafts,
-        positions=(chain.positions + chain.offsets).expand(3, -1),
-        cu_rows=torch.arange(len(drafts) + 1, dtype=torch.int32, device=drafts.device),
-        seen=(chain.positions + 1).to(torch.int32),
-        slot_mapping=slot_mapping(batch.page_table, sequences, chain.positions, PAGE_TOKENS),
-    )
-
-
-def outcome_of(words: list[int], sizes: Sizes, depth: int) -> Outcome:
-    """What the words that `finish` made say."""
-    num_rows, num_sequences = sizes.rows, sizes.sequences
-    edge = num_rows + num_sequences
-    rest = words[edge + num_rows :]
-    return Outcome(
-        token_ids=words[:num_rows],
-        num_kept=words[num_rows:edge],
-        is_number=words[edge : edge + num_rows],
-        drafts=[rest[i * depth : (i + 1) * depth] for i in range(num_sequences)] if rest else [[]] * num_sequences,
-    )

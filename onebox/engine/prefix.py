@@ -12,8 +12,8 @@ comes back as history. Knows numbers, not tensors: whoever is given a checkpoint
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from onebox.engine.config import PAGE_TOKENS
 from onebox.engine.pages import PagePool
+from onebox.spec.kv import PAGE_TOKENS
 
 __all__ = ["Hit", "PrefixCache", "PrefixStats"]
 

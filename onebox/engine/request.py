@@ -5,15 +5,16 @@ Everything here is frozen and free of tensors, so that it may cross a thread or 
 
 from dataclasses import dataclass, field
 from enum import StrEnum
+from itertools import zip_longest
 
 import numpy as np
 from numpy.typing import NDArray
 
-from onebox.engine.constraint import Grammar
-from onebox.engine.draft.counts import AcceptanceCounts
+from onebox.engine.grammar import Grammar
 from onebox.spec.errors import OneboxError, UsageError
 
 __all__ = [
+    "AcceptanceCounts",
     "ContextTooLongError",
     "Counts",
     "EngineStoppedError",
@@ -159,6 +160,27 @@ class FinishReason(StrEnum):
     LENGTH = "length"
     ABORT = "abort"
     TIMEOUT = "timeout"
+
+
+@dataclass(frozen=True)
+class AcceptanceCounts:
+    """Totals of drafting that can be added up: over steps, sequences or engines."""
+
+    num_steps: int = 0
+    """Steps of a sequence in which something was drafted for it."""
+    num_drafted: int = 0
+    num_accepted: int = 0
+    accepted_by_position: tuple[int, ...] = ()
+    """How many first drafts were accepted, how many second ones, and so on."""
+
+    def __add__(self, other: "AcceptanceCounts") -> "AcceptanceCounts":
+        pairs = zip_longest(self.accepted_by_position, other.accepted_by_position, fillvalue=0)
+        return AcceptanceCounts(
+            self.num_steps + other.num_steps,
+            self.num_drafted + other.num_drafted,
+            self.num_accepted + other.num_accepted,
+            tuple(first + second for first, second in pairs),
+        )
 
 
 @dataclass(frozen=True)

@@ -1,25 +1,25 @@
-"""Runs a Batch on the model: states cleared and restored, prompts prefilled, tokens drawn and drafted.
+"""Runs a StepPlan on the model: states cleared and restored, prompts prefilled, tokens sampled and drafted.
 
-Owns the model's memory. On a GPU a decode step is two captured graphs, the model and the drawing, with room between
-them for what the host does to logits; on a CPU the same functions are called.
+Owns the model's memory. On a GPU a decode step is two captured graphs, the model and the sampling, with room between
+them for what the host does to logits; on a CPU the same functions are called one by one.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
-from onebox.engine.apply import apply_adjustments
-from onebox.engine.batch import Batch, Piece, Result, Rows, Seen, StepOutput
+from onebox.engine.batch import StepInputs, decode_inputs
 from onebox.engine.config import EngineConfig
-from onebox.engine.decode import Decoder, Outcome, PlainStep, Step
+from onebox.engine.decode import DecodeOutcome, Decoder, DecodeStep, PlainStep
 from onebox.engine.graphs import GraphDecoder
-from onebox.engine.inputs import Packing, Sizes, StepInputs, exact_sizes, last_row, unpack
-from onebox.engine.logprobs import RowLogprobs
+from onebox.engine.images import encode_images
+from onebox.engine.inputs import InputPacker, exact_sizes, last_row
+from onebox.engine.logits import RowLogprobs, apply_adjustments
 from onebox.engine.prefill import prefill
 from onebox.engine.request import TokenLogprob, Vision
-from onebox.engine.see import see
+from onebox.engine.step import DecodeRows, EncodedImages, PromptChunk, Result, StepOutput, StepPlan, StepRun
 from onebox.model.memory import Memory
 from onebox.model.qwen3_5 import Qwen35
 from onebox.model.vision import Tower
@@ -28,7 +28,7 @@ from onebox.spec.errors import UnsupportedError
 __all__ = ["ModelRunner"]
 
 MAX_ROWS = 64
-"""Rows that the decode kernels take at once; a larger step is computed in parts, with the same bits."""
+"""Rows that the decode kernels take at once; a larger step is computed in groups, with the same bits."""
 
 T = TypeVar("T")
 
@@ -52,119 +52,157 @@ class ModelRunner:
         """Kernels in the graphs of the last decode step; 0 where there are no graphs."""
         return self._graphs.num_kernels() if self._graphs else 0
 
-    def see(self, prompt: tuple[int, ...], vision: Vision) -> Seen:
+    def encode_images(self, prompt: tuple[int, ...], vision: Vision) -> EncodedImages:
         if self._tower is None:
             raise UnsupportedError("This model was started without its vision tower; send text only.")
         with torch.inference_mode():
-            return see(self._model.spec, self._tower, prompt, vision, self._model.device)
+            return encode_images(self._model.spec, self._tower, prompt, vision, self._model.device)
 
-    def run(self, batch: Batch, meanwhile: Callable[[], None]) -> StepOutput:
+    def start(self, plan: StepPlan) -> StepRun:
+        """Prepares the slots and queues the first group of decode rows, where captured graphs make that quick."""
+        groups = list(_in_groups(plan.rows, lambda part: len(part.token_ids)))
+        queued = None
         with torch.inference_mode():
-            if batch.pieces:
-                meanwhile()  # prompts are not queued in an instant
-            for slot in batch.cleared_slots:
+            for slot in plan.cleared_slots:
                 self._memory.clear(slot)
-            for checkpoint, slot in batch.restored:
+            for checkpoint, slot in plan.restored:
                 self._memory.copy(self._config.max_num_seqs + checkpoint, slot)
-            pieces = self._run_pieces(batch.pieces) if batch.pieces else ()
-            return StepOutput(pieces, tuple(self._run_rows(batch, meanwhile)))
+            if self._graphs and groups and not plan.chunks:
+                queued = self._queue(groups[0], is_alone=len(groups) == 1, may_capture=False)
+        return _ModelRun(self, plan, groups, queued)
 
-    def _run_pieces(self, pieces: tuple[Piece, ...]) -> tuple[Result | Exception, ...]:
+    def finish(self, run: "_ModelRun") -> StepOutput:
+        """Computes what `start` did not queue, and reads all results."""
+        plan, queued = run.plan, run.queued
+        with torch.inference_mode():
+            chunks = self._run_chunks(plan.chunks) if plan.chunks else ()
+            # A sequence at the end of its prompt is in the next step too.
+            is_alone = len(run.groups) == 1 and not any(chunk.draw for chunk in plan.chunks)
+            results: list[Result | Exception] = []
+            for parts in run.groups:
+                group = queued or self._queue(parts, is_alone=is_alone, may_capture=True)
+                queued = None
+                if group is None:
+                    raise RuntimeError("A group of decode rows was not queued.")
+                results += _read(group)
+            return StepOutput(chunks, tuple(results))
+
+    def _run_chunks(self, chunks: tuple[PromptChunk, ...]) -> tuple[Result | Exception, ...]:
         with_mtp = self._config.speculation.with_mtp and self._model.mtp is not None
-        hidden = prefill(self._model, self._memory, pieces, self._config.max_num_seqs, with_mtp=with_mtp)
+        hidden = prefill(self._model, self._memory, chunks, self._config.max_num_seqs, with_mtp=with_mtp)
         results: list[Result | Exception] = [
-            Result(prompt_logprobs=self._prompt_logprobs(piece, rows))
-            for piece, rows in zip(pieces, hidden, strict=True)
+            Result(prompt_logprobs=self._prompt_logprobs(chunk, rows))
+            for chunk, rows in zip(chunks, hidden, strict=True)
         ]
-        drawing = [place for place, piece in enumerate(pieces) if piece.draw]
+        drawing = [place for place, chunk in enumerate(chunks) if chunk.draw]
         for group in _in_groups(drawing, lambda _: 1):
             last = torch.stack([hidden[place][-1] for place in group])
-            parts = [last_row(pieces[place]) for place in group]
-            for place, result in zip(group, self._draw_after(parts, last), strict=True):
-                told = results[place]
-                if isinstance(result, Result) and isinstance(told, Result):
-                    result = result._replace(num_kept=0, prompt_logprobs=told.prompt_logprobs)
+            parts = [last_row(chunks[place]) for place in group]
+            for place, result in zip(group, self._sample_after(parts, last), strict=True):
+                before = results[place]
+                if isinstance(result, Result) and isinstance(before, Result):
+                    result = result._replace(num_accepted=0, prompt_logprobs=before.prompt_logprobs)
                 results[place] = result
         return tuple(results)
 
-    def _draw_after(self, parts: list[Rows], hidden: Tensor) -> list[Result | Exception]:
-        """Results of parts of one row each whose hidden states [n, H] are known."""
+    def _sample_after(self, parts: list[DecodeRows], hidden: Tensor) -> list[Result | Exception]:
+        """Results of parts of one row each whose hidden states [n, H] are computed already."""
         depth = _depth(parts)
-        sizes, inputs = self._inputs(parts, depth)
-        return self._draw(parts, PlainStep(self._decoder, self._decoder.judge(hidden), inputs, sizes, depth))
+        inputs = self._inputs(parts, depth)
+        return _read(_sample(parts, PlainStep(self._decoder, self._decoder.logits_for(hidden), inputs, depth)))
 
-    def _prompt_logprobs(self, piece: Piece, hidden: Tensor) -> tuple[TokenLogprob, ...]:
-        """Of the tokens after this piece's [n, H], as far as the prompt goes."""
-        if piece.prompt_logprobs is None:
+    def _prompt_logprobs(self, chunk: PromptChunk, hidden: Tensor) -> tuple[TokenLogprob, ...]:
+        """Of the tokens after this chunk's [n, H], up to the end of the prompt."""
+        if chunk.prompt_logprobs is None:
             return ()
-        following = [*piece.token_ids[1:], *([] if piece.following is None else [piece.following])]
+        following = [*chunk.token_ids[1:], *([] if chunk.following is None else [chunk.following])]
         found: list[TokenLogprob] = []
         for start in range(0, len(following), MAX_ROWS):
             tokens = following[start : start + MAX_ROWS]
             values = RowLogprobs(self._model.logits(hidden[start : start + len(tokens)]))
-            found += values.of(list(range(len(tokens))), tokens, piece.prompt_logprobs)
+            found += values.of(list(range(len(tokens))), tokens, chunk.prompt_logprobs)
         return tuple(found)
 
-    def _run_rows(self, batch: Batch, meanwhile: Callable[[], None]) -> Iterator[Result | Exception]:
-        groups = list(_in_groups(batch.rows, lambda part: len(part.token_ids)))
-        # Whoever has come to the end of its prompt is in the next step too.
-        is_alone = len(groups) == 1 and not any(piece.draw for piece in batch.pieces)
-        for parts in groups:
-            depth = _depth(parts)
-            if self._graphs:
-                step = self._graphs.start(parts, depth, meanwhile, is_alone=is_alone)
-            else:
-                step = self._start(parts, depth, meanwhile)
-            yield from self._draw(parts, step, meanwhile)
+    def _queue(self, parts: list[DecodeRows], *, is_alone: bool, may_capture: bool) -> "_QueuedGroup | None":
+        """Gives the device a group of rows, up to the drafts; None where graphs must be captured first and may not."""
+        depth = _depth(parts)
+        step: DecodeStep | None
+        if self._graphs:
+            step = self._graphs.start(parts, depth, is_alone=is_alone, may_capture=may_capture)
+        else:
+            inputs = self._inputs(parts, depth)
+            step = PlainStep(self._decoder, self._decoder.forward(inputs.batch), inputs, depth)
+        return _sample(parts, step) if step else None
 
-    def _start(self, parts: Sequence[Rows], depth: int, meanwhile: Callable[[], None]) -> Step:
-        """What `GraphDecoder.start` does, without graphs."""
-        meanwhile()
-        sizes, inputs = self._inputs(parts, depth)
-        return PlainStep(self._decoder, self._decoder.forward(inputs.batch), inputs, sizes, depth)
-
-    def _inputs(self, parts: Sequence[Rows], depth: int) -> tuple[Sizes, StepInputs]:
+    def _inputs(self, parts: Sequence[DecodeRows], depth: int) -> StepInputs:
         sizes = exact_sizes(parts, depth)
-        return sizes, unpack(Packing(sizes).pack(parts).to(self._model.device), sizes)
-
-    def _draw(
-        self, parts: list[Rows], step: Step, meanwhile: Callable[[], None] = lambda: None
-    ) -> list[Result | Exception]:
-        """What the parts' rows give, from the model's word on them."""
-        num_rows = sum(len(part.token_ids) for part in parts)
-        are_wanted = any(part.draw.sampling.logprobs is not None for part in parts)
-        values = RowLogprobs(step.forwarded.logits[:num_rows]) if are_wanted else None
-        apply_adjustments(step.forwarded.logits, parts)
-        step.draw()
-        meanwhile()
-        outcome = step.read()
-        results, first_row = list[Result | Exception](), 0
-        for place, part in enumerate(parts):
-            results.append(_result(part, place, first_row, outcome, values))
-            first_row += len(part.token_ids)
-        return results
+        return decode_inputs(InputPacker(sizes).pack(parts).to(self._model.device), sizes)
 
 
-def _result(part: Rows, place: int, first_row: int, outcome: Outcome, values: RowLogprobs | None) -> Result | Exception:
-    """One part of what was decided."""
-    kept, draw = outcome.num_kept[place], part.draw
-    first_new, end = first_row + draw.first_new, first_row + kept
-    if not all(outcome.is_number[first_row:end]):
+class _QueuedGroup(NamedTuple):
+    """Decode rows that the device computes."""
+
+    parts: list[DecodeRows]
+    step: DecodeStep
+    logprobs: RowLogprobs | None
+    """Of all rows, where one of the parts asks for logprobs."""
+
+
+class _ModelRun(NamedTuple):
+    """A step under way on the model."""
+
+    runner: ModelRunner
+    plan: StepPlan
+    groups: list[list[DecodeRows]]
+    queued: _QueuedGroup | None
+    """The first group, where the device has it already."""
+
+    def finish(self) -> StepOutput:
+        return self.runner.finish(self)
+
+
+def _sample(parts: list[DecodeRows], step: DecodeStep) -> _QueuedGroup:
+    """Queues the sampling of a step whose forward pass is queued."""
+    num_rows = sum(len(part.token_ids) for part in parts)
+    has_logprobs = any(part.draw.sampling.logprobs is not None for part in parts)
+    logprobs = RowLogprobs(step.forwarded.logits[:num_rows]) if has_logprobs else None
+    apply_adjustments(step.forwarded.logits, parts)
+    step.sample()
+    return _QueuedGroup(parts, step, logprobs)
+
+
+def _read(group: _QueuedGroup) -> list[Result | Exception]:
+    """The results of a group, in its order; waits for the device."""
+    outcome = group.step.read()
+    results, first_row = list[Result | Exception](), 0
+    for place, part in enumerate(group.parts):
+        results.append(_result(part, place, first_row, outcome, group.logprobs))
+        first_row += len(part.token_ids)
+    return results
+
+
+def _result(
+    part: DecodeRows, place: int, first_row: int, outcome: DecodeOutcome, logprobs: RowLogprobs | None
+) -> Result | Exception:
+    """The result of one part, whose rows start at `first_row`."""
+    num_accepted, draw = outcome.num_accepted[place], part.draw
+    first_new, end = first_row + draw.first_new, first_row + num_accepted
+    if not all(outcome.is_finite[first_row:end]):
         return FloatingPointError("its logits are not finite numbers")
     token_ids = outcome.token_ids[first_new:end]
     num_top = draw.sampling.logprobs
-    logprobs: tuple[TokenLogprob, ...] = ()
-    if values and token_ids and num_top is not None:
-        logprobs = values.of(list(range(first_new, end)), token_ids, num_top)
-    return Result(tuple(token_ids), kept, tuple(outcome.drafts[place][: draw.depth]), logprobs)
+    values: tuple[TokenLogprob, ...] = ()
+    if logprobs and token_ids and num_top is not None:
+        values = logprobs.of(list(range(first_new, end)), token_ids, num_top)
+    return Result(tuple(token_ids), num_accepted, tuple(outcome.drafts[place][: draw.depth]), values)
 
 
-def _depth(parts: Sequence[Rows]) -> int:
+def _depth(parts: Sequence[DecodeRows]) -> int:
     return max(part.draw.depth for part in parts)
 
 
 def _in_groups(parts: Sequence[T], num_rows: Callable[[T], int]) -> Iterator[list[T]]:
-    """The parts in their order, cut into groups of at most MAX_ROWS rows."""
+    """The parts in their order, split into groups of at most MAX_ROWS rows."""
     group: list[T] = []
     total = 0
     for part in parts:

@@ -1,15 +1,16 @@
-"""A live request: its tokens so far, what memory holds of them, and what ends it."""
+"""An open request as the scheduler sees it: its tokens so far, what memory holds of them, and what ends it."""
 
 from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
-from onebox.engine.adjust import Adjuster
-from onebox.engine.batch import Seen
-from onebox.engine.config import PAGE_TOKENS, EngineConfig
+from onebox.engine.config import EngineConfig
+from onebox.engine.draft.speculate import SequenceDrafts
+from onebox.engine.logits import LogitsRules
 from onebox.engine.request import Counts, FinishReason, Request
-from onebox.engine.speculate import SequenceDrafts
+from onebox.engine.step import EncodedImages
+from onebox.spec.kv import PAGE_TOKENS
 
 __all__ = ["Sequence", "checkpoint_positions"]
 
@@ -21,30 +22,30 @@ class Sequence:
     request: Request
     max_tokens: int
     stop_token_ids: frozenset[int]
-    adjuster: Adjuster
+    logits_rules: LogitsRules
     speculation: SequenceDrafts
     arrival: int = 0
     deadline: float | None = None
     """On the engine's clock."""
     tokens: list[int] = field(default_factory=list)
     """Prompt and answer, without the stop token."""
-    num_made: int = 0
-    """Tokens drawn, a stop token included."""
+    num_sampled: int = 0
+    """Tokens sampled, a stop token included."""
     num_cached: int = 0
     is_started: bool = False
-    seen: Seen | None = None
+    images: EncodedImages | None = None
     num_prompt_logprobs: int = 0
-    """Of those, how many were told."""
+    """How many of them were delivered."""
 
     # What memory holds of it; all of this is empty while it waits.
     slot: int | None = None
     pages: NDArray[np.int32] = field(default_factory=lambda: np.empty(0, dtype=np.int32))
     num_computed: int = 0
-    """Tokens that memory holds, the kept ones of the last step included."""
-    keep: int = 0
-    """Of those, the ones that the next step folds in."""
+    """Tokens that memory holds, the accepted ones of the last step included."""
+    num_accepted: int = 0
+    """Of those, the ones that the next step folds into the state."""
     save_positions: tuple[int, ...] = ()
-    """Where the prompt's state is to be kept, in rising order."""
+    """Where the prompt's state is to be saved, in rising order."""
 
     num_prompt: int = field(init=False)
 
@@ -54,13 +55,13 @@ class Sequence:
 
     @property
     def order(self) -> tuple[int, int]:
-        """Who goes first."""
+        """The lower one is scheduled first and preempted last."""
         return self.request.priority, self.arrival
 
     @property
     def cache_tokens(self) -> tuple[int, ...]:
-        """What the prompt is known by in the prefix cache."""
-        return self.seen.cache_tokens if self.seen else self.request.prompt
+        """The prompt as the prefix cache keys it."""
+        return self.images.cache_tokens if self.images else self.request.prompt
 
     @property
     def is_prefilling(self) -> bool:
@@ -68,47 +69,48 @@ class Sequence:
 
     @property
     def counts(self) -> Counts:
-        return Counts(self.num_prompt, self.num_made, self.num_cached, self.speculation.counts)
+        return Counts(self.num_prompt, self.num_sampled, self.num_cached, self.speculation.counts)
 
     def num_pages_needed(self, ahead: int) -> int:
         """Pages for the tokens that are certain and `ahead` more, but never more than the request can fill."""
         longest = self.num_prompt + self.max_tokens
         return -(-min(len(self.tokens) + ahead, longest) // PAGE_TOKENS)
 
-    def take(self, token_ids: tuple[int, ...]) -> tuple[tuple[int, ...], FinishReason | None]:
-        """Takes drawn tokens until one ends the sequence: those to deliver, and the reason where it ended."""
+    def append(self, token_ids: tuple[int, ...]) -> tuple[tuple[int, ...], FinishReason | None]:
+        """Appends sampled tokens until one ends the sequence: (those to deliver, the reason where it ended)."""
         delivered: list[int] = []
         reason = None
         for token_id in token_ids:
-            self.num_made += 1
+            self.num_sampled += 1
             if token_id in self.stop_token_ids:
                 reason = FinishReason.STOP
                 break
             delivered.append(token_id)
-            if self.num_made == self.max_tokens:
+            if self.num_sampled == self.max_tokens:
                 reason = FinishReason.LENGTH
                 break
         self.tokens += delivered
         taken = tuple(delivered)
         if reason is None:
-            self.adjuster.advance(taken)
+            self.logits_rules.advance(taken)
             self.speculation.extend(taken)
         return taken, reason
 
     def forget(self) -> None:
-        """Memory holds nothing of it any more."""
+        """Memory no longer holds any of it."""
         self.slot, self.pages = None, np.empty(0, dtype=np.int32)
-        self.num_computed = self.keep = 0
+        self.num_computed = self.num_accepted = 0
         self.save_positions = ()
         self.speculation.forget()
 
 
 def checkpoint_positions(prompt: tuple[int, ...], config: EngineConfig, after: int) -> tuple[int, ...]:
-    """The grid points beyond `after` at which a prompt's state is worth keeping, in rising order.
+    """The grid points beyond `after` at which a prompt's state is worth saving, in rising order.
 
     The last one before the last message opens: the next turn's prompt leaves this one there, because the answer comes
     back without its reasoning. The last one before the second message: the system prompt, which others share. The last
-    one of the prompt, for whoever continues it or asks it again. Long stretches between are cut now and then.
+    one of the prompt, for a request that continues or repeats it. Long stretches between get one every
+    `checkpoint_spacing` tokens.
     """
     if not config.num_checkpoints:
         return ()

@@ -1,32 +1,57 @@
-"""What the engine tells of itself: counts of now, and totals since it started."""
+"""The engine's statistics: current counts, and totals since the start."""
 
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import accumulate
 
-from onebox.engine.draft.counts import AcceptanceCounts, AcceptanceTally
 from onebox.engine.prefix import PrefixStats
-from onebox.engine.request import FinishReason
+from onebox.engine.request import AcceptanceCounts, FinishReason
 
-__all__ = ["EngineStats", "FrozenTotals", "Totals"]
+__all__ = ["AcceptanceTally", "EngineStats", "FrozenTotals", "Totals", "add_past"]
+
+
+class AcceptanceTally:
+    """Counts drafts step by step; `counts` gives an AcceptanceCounts."""
+
+    def __init__(self) -> None:
+        self._num_steps = self._num_drafted = 0
+        self._num_by_accepted: list[int] = []
+        """How many steps accepted n drafts, for n from 0 on."""
+
+    def add(self, num_drafted: int, num_accepted: int) -> None:
+        """Counts one step of a sequence; a step without drafts counts nothing."""
+        if not 0 <= num_accepted <= num_drafted:
+            raise ValueError(f"{num_accepted} of {num_drafted} drafts cannot have been accepted")
+        if num_drafted:
+            self._num_steps += 1
+            self._num_drafted += num_drafted
+            self._num_by_accepted += [0] * (num_accepted + 1 - len(self._num_by_accepted))
+            self._num_by_accepted[num_accepted] += 1
+
+    @property
+    def counts(self) -> AcceptanceCounts:
+        # A step that accepted three drafts accepted a first, a second and a third one.
+        accepted = tuple(accumulate(reversed(self._num_by_accepted[1:])))[::-1]
+        return AcceptanceCounts(self._num_steps, self._num_drafted, sum(accepted), accepted)
 
 
 @dataclass(frozen=True)
 class FrozenTotals:
-    """Since the start."""
+    """Totals since the start."""
 
     num_steps: int
     finished: dict[FinishReason, int]
     num_failed: int
     num_preempted: int
     prompt_tokens: int
-    """Computed, the cached ones not among them."""
+    """Computed ones, without those from the prefix cache."""
     completion_tokens: int
     drafts: AcceptanceCounts
 
 
 @dataclass
 class Totals:
-    """The same, while they grow."""
+    """Counts up to now; `frozen` gives a FrozenTotals."""
 
     num_steps: int = 0
     finished: Counter[FinishReason] = field(default_factory=Counter)
@@ -50,7 +75,7 @@ class Totals:
 
 @dataclass(frozen=True)
 class EngineStats:
-    """A look at the engine from outside."""
+    """The engine's state after a step."""
 
     is_alive: bool
     num_running: int
@@ -63,3 +88,30 @@ class EngineStats:
     @property
     def num_finished(self) -> int:
         return sum(self.totals.finished.values())
+
+
+def add_past(stats: EngineStats, past: EngineStats | None) -> EngineStats:
+    """The stats with the totals of earlier processes added, so that no counter ever falls."""
+    if past is None:
+        return stats
+    now, then = stats.totals, past.totals
+    totals = FrozenTotals(
+        num_steps=now.num_steps + then.num_steps,
+        finished=dict(Counter(now.finished) + Counter(then.finished)),
+        num_failed=now.num_failed + then.num_failed,
+        num_preempted=now.num_preempted + then.num_preempted,
+        prompt_tokens=now.prompt_tokens + then.prompt_tokens,
+        completion_tokens=now.completion_tokens + then.completion_tokens,
+        drafts=now.drafts + then.drafts,
+    )
+    return replace(stats, totals=totals, prefix=_add_prefix(stats.prefix, past.prefix))
+
+
+def _add_prefix(now: PrefixStats, then: PrefixStats) -> PrefixStats:
+    return replace(
+        now,
+        queried_tokens=now.queried_tokens + then.queried_tokens,
+        hit_tokens=now.hit_tokens + then.hit_tokens,
+        saved=now.saved + then.saved,
+        evicted=now.evicted + then.evicted,
+    )

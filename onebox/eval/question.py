@@ -12,6 +12,7 @@ from onebox.bench.record import Failure
 
 __all__ = ["Check", "GivenAnswer", "Judgement", "Question", "QuestionResult", "Truth", "TruthKind", "one_turn"]
 
+
 Json = dict[str, Any]
 
 
@@ -44,6 +45,11 @@ class TruthKind(StrEnum):
     """The answer calls these tools with these arguments; with none, it calls nothing."""
 
 
+def one_turn(text: str, **more: Any) -> Json:
+    """The body of a question in one turn."""
+    return {"messages": [{"role": "user", "content": text}], **more}
+
+
 @dataclass(frozen=True)
 class Truth:
     """What is right. `value`: a list of texts, a JSON object, or a list of calls with name and arguments."""
@@ -67,11 +73,6 @@ class Question:
     body: Json
     truth: Truth
     max_tokens: int = 256
-
-
-def one_turn(text: str, **more: Any) -> Json:
-    """The body of a question in one turn."""
-    return {"messages": [{"role": "user", "content": text}], **more}
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
-"""Times the whole engine at full size with random weights on one GPU: scheduler, graphs, drawing and drafting included.
+"""Times the whole engine at full size with random weights on one GPU, from the scheduler to sampling and drafting.
 
-Drafts are kept at synthetic rates, because random weights agree on nothing. A step's time is that between the events of
-one stream, medians over the run; the bytes a step must read and the speed of a plain copy say how near it came.
+Acceptance of drafts is forced to fixed rates, because random weights predict nothing. A step's time is the median time
+between two events of one stream; the bytes that a step must read, at the speed of a device copy, are its lower limit.
 """
 
 import os
@@ -48,16 +48,16 @@ __all__ = [
 
 PAGE = 64
 ACCEPTANCE = (0.9, 0.72)
-"""How often each draft is kept, over all steps."""
+"""Forced acceptance: how often each draft is accepted, over all steps."""
 LONG = 100_000
-"""Contexts from here on are prefilled once: their first token's time then has graphs and kernels to make."""
+"""Contexts from here on run once, without warm-up: their first token's time includes graph capture and compilation."""
 _COPY_BYTES = 8 << 30
 _COPIES = 20
 
 
 @dataclass(frozen=True)
 class DecodeRow:
-    """One line of the table."""
+    """One row of the table: what is decoded, and how many tokens of it."""
 
     name: str
     streams: int = 1
@@ -82,7 +82,7 @@ ROWS = (
 
 @dataclass(frozen=True)
 class Measured:
-    """What one row gave. `tokens_per_second` is over all streams, `tokens_per_step` of one."""
+    """The result of one row. `tokens_per_second` is over all streams, `tokens_per_step` of one."""
 
     row: str
     streams: int
@@ -111,7 +111,7 @@ def random_model(spec: ModelSpec) -> Qwen35:
 
 
 def start_seconds(model: Qwen35) -> float:
-    """Seconds from the start of this process to its first token, which is made here, behind 32 others."""
+    """Seconds from the start of this process to its first generated token, after a prompt of 32 tokens."""
     row = DecodeRow("start", num_tokens=1)
     with open_engine(model, row) as engine:
         generate(engine, row, "start")
@@ -135,28 +135,28 @@ def copy_speed() -> float:
 
 
 def row_bytes(spec: ModelSpec, row: DecodeRow) -> int:
-    """Bytes that a step of this row moves, if its rows choose their experts independently."""
+    """Bytes that a step of this row moves, if its tokens choose their experts independently."""
     stored = named_preset("hybrid").weight_bytes(spec)
     step = TrafficStep(row.streams, row.drafts, row.context, drafter_is_mtp=row.drafts > 0)
     return step_traffic(spec, stored, step, KVFormat.parse(row.kv), Routing.EXPECTED).total_bytes
 
 
 def measure(model: Qwen35, row: DecodeRow, ceiling: float) -> Measured:
-    """Runs the row twice, and times the second run; long contexts once."""
+    """Runs the row twice and times the second run; a long context runs once."""
     runner, config = _runner(model, row)
     with Engine(runner, config) as engine:
         began = perf_counter()
         if row.context < LONG:
             generate(engine, row, "warm")
         first_run = perf_counter() - began
-        first_token, told = generate(engine, row, "run")
-    # The first stream is read while it is made; the others' events wait in their queues, so its times count.
-    times = [at for at, _ in told]
+        first_token, events = generate(engine, row, "run")
+    # Only the first stream is read as it is generated; the events of the others wait in their queues.
+    times = [at for at, _ in events]
     median = statistics.median(later - earlier for earlier, later in pairwise(times))
-    made = sum(count for _, count in told[1:])
-    # A context that is prefilled once has graphs to capture in its only run: its speed is that of the median step.
-    took = times[-1] - times[0] if row.context < LONG else median * (len(times) - 1)
-    moved = row_bytes(model.spec, row)
+    num_tokens = sum(count for _, count in events[1:])
+    # The only run of a long context captures graphs, so its speed is that of the median step.
+    seconds = times[-1] - times[0] if row.context < LONG else median * (len(times) - 1)
+    num_bytes = row_bytes(model.spec, row)
     return Measured(
         row=row.name,
         streams=row.streams,
@@ -164,10 +164,10 @@ def measure(model: Qwen35, row: DecodeRow, ceiling: float) -> Measured:
         kv=row.kv,
         drafts=row.drafts,
         step_ms=round(median * 1e3, 3),
-        tokens_per_second=round(row.streams * made / took, 1),
-        tokens_per_step=round(made / (len(times) - 1), 3),
-        bytes_per_step=moved,
-        share_of_copy=round(moved / ceiling / median, 3),
+        tokens_per_second=round(row.streams * num_tokens / seconds, 1),
+        tokens_per_step=round(num_tokens / (len(times) - 1), 3),
+        bytes_per_step=num_bytes,
+        share_of_copy=round(num_bytes / ceiling / median, 3),
         kernels_per_step=runner.num_kernels(),
         first_token_s=round(first_token, 4),
         first_run_s=round(first_run, 2),
@@ -192,12 +192,12 @@ def kernel_times(model: Qwen35, row: DecodeRow) -> Iterator[tuple[str, float, fl
 
 
 def open_engine(model: Qwen35, row: DecodeRow) -> Engine:
-    """An engine with just the memory that a row needs."""
+    """An engine with exactly the memory that a row needs."""
     return Engine(*_runner(model, row))
 
 
 def _runner(model: Qwen35, row: DecodeRow) -> tuple[ModelRunner, EngineConfig]:
-    """What that engine runs on."""
+    """The runner and the config of that engine."""
     drafts = row.drafts
     method = SpeculationMethod.MTP if drafts else SpeculationMethod.NONE
     speculation = SpeculationConfig(method, drafts, synthetic_acceptance=ACCEPTANCE[:drafts])
@@ -224,7 +224,7 @@ def generate(engine: Engine, row: DecodeRow, name: str) -> tuple[float, list[tup
     handles = engine.submit_all(
         [Request(f"{name}-{s}", prompt, sampling, cache_prompt=False) for s, prompt in enumerate(prompts)]
     )
-    told: list[list[tuple[float, int]]] = []
+    streams: list[list[tuple[float, int]]] = []
     for handle in handles:
         times = []
         for event in handle:
@@ -232,5 +232,5 @@ def generate(engine: Engine, row: DecodeRow, name: str) -> tuple[float, list[tup
                 raise RuntimeError(event.message)
             if isinstance(event, Tokens):
                 times.append((perf_counter(), len(event.token_ids)))
-        told.append(times)
-    return told[0][0][0] - began, told[0]
+        streams.append(times)
+    return streams[0][0][0] - began, streams[0]

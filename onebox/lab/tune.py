@@ -1,8 +1,9 @@
-"""Finds the launch choices that make a decode step fastest on this GPU, by trying them in the whole step.
+"""Finds the launch options that make a decode step fastest on this GPU, by trying them in the whole step.
 
-A kernel alone tells little: what it does to the ones around it decides. So each choice is tried in a captured step of
-a model of random weights with a few full-size layers, one choice after the other, and kept where the step gets faster.
-No choice changes a bit of any result (`kernels/tuning.py`), so there is nothing to check but time.
+A kernel alone tells little: its effect on the kernels around it decides. So each option is tried in a captured step of
+a model of random weights with a few full-size layers, one option after the other, and kept where the step gets faster.
+Which kernels there are follows from the model: a first run of the step launches them, and each `Tunable`
+(`kernels/common/tuning.py`) says what is tried for it. No option changes a bit of any result, so only time is compared.
 """
 
 import statistics
@@ -12,8 +13,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from onebox.kernels.common.tuning import Choice, set_choices
-from onebox.kernels.common.tuning import choices as known_choices
+from onebox.kernels.common.tuning import MODES, LaunchOptions, Tunable, known_options, launched, set_options
 from onebox.model.batch import Batch
 from onebox.model.dummy import HYBRID, dummy_model
 from onebox.model.memory import Memory, MemoryShape
@@ -21,48 +21,38 @@ from onebox.model.qwen3_5 import Qwen35
 from onebox.spec.kv import KVFormat
 from onebox.spec.model import ModelSpec
 
-__all__ = ["STEPS", "StepShape", "Tuned", "few_layers", "options", "tune"]
+__all__ = ["STEPS", "StepShape", "Tuned", "few_layers", "trials", "tune"]
 
 _PAGE = 64
 _CONTEXT = 64
 _REPLAYS = 7
 _LEAST_GAIN = 0.0015
-"""Of a step's time: less than this is not told from noise."""
+"""Of a step's time: a smaller gain is not told from noise."""
+
+Options = dict[str, LaunchOptions]
+"""Launch options by table key: a kernel's name and the shape that it is launched for."""
 
 
 @dataclass(frozen=True)
 class StepShape:
-    """A kind of step whose choices are their own: so many sequences with so many rows each."""
+    """A kind of step that is timed: so many sequences with so many rows each, and how keys and values are stored."""
 
     streams: int
     rows: int
-    columns: int
-    """Of the integer linears' MMA, which their choices are kept by."""
-    crowd: str
-    """As the experts' choices are kept by."""
+    kv: str = "bf16"
+
+    def __str__(self) -> str:
+        return f"{self.streams}x{self.rows} {self.kv}"
 
 
-STEPS = (StepShape(1, 1, 8, "one"), StepShape(1, 3, 8, "few"), StepShape(4, 3, 32, "many"))
-
-_SMALL_KERNELS = (
-    "add_norm",
-    "route_shared",
-    "delta_rows",
-    "split_heads",
-    "attention_piece",
-    "attention_combine",
-    "delta_prepare",
-    "delta_recur",
-    "float_parts",
-    "planes",
-)
+STEPS = (StepShape(1, 1), StepShape(1, 3), StepShape(4, 3), StepShape(1, 1, "turboquant"))
 
 
 @dataclass(frozen=True)
 class Tuned:
-    """What was found: choices by kernel, and of each kind of step its milliseconds before and after."""
+    """The options of every kernel that was launched and has any, and each step's milliseconds before and after."""
 
-    choices: dict[str, Choice]
+    options: Options
     before_ms: dict[str, float]
     after_ms: dict[str, float]
 
@@ -73,72 +63,68 @@ def few_layers(spec: ModelSpec, count: int) -> ModelSpec:
 
 
 def tune(
-    spec: ModelSpec, seconds: float, tell: Callable[[str, float], None] = lambda _name, _milliseconds: None
+    spec: ModelSpec, seconds: float, report: Callable[[str, float], None] = lambda _name, _milliseconds: None
 ) -> Tuned:
-    """Tries choices for about `seconds`, telling each that is kept and the step's milliseconds with it."""
+    """Tries options for about `seconds`; `report` gets each one that is kept and the step's milliseconds with it."""
     deadline = time.monotonic() + seconds
+    keys: set[str] = set()
     with torch.inference_mode():
-        model = dummy_model(spec, HYBRID, torch.device("cuda"), with_mtp=False)
-        choices = known_choices()
-        before, after = dict[str, float](), dict[str, float]()
+        model = dummy_model(spec, HYBRID, torch.device("cuda"))
+        options, before, after = known_options(), dict[str, float](), dict[str, float]()
         for number, shape in enumerate(STEPS):
             share = time.monotonic() + (deadline - time.monotonic()) / (len(STEPS) - number)
-            step, name = _Step(model, shape), f"{shape.streams}x{shape.rows}"
-            before[name] = step.milliseconds(choices)
-            choices, after[name] = _descend(step, choices, before[name], share, tell)
-    set_choices({})
-    return Tuned(choices, before, after)
+            step = _TimedStep(model, shape)
+            before[str(shape)] = step.milliseconds(options)
+            options, after[str(shape)] = _descend(step, options, before[str(shape)], share, report)
+            keys |= step.kernels.keys()
+    set_options({})
+    return Tuned({key: options[key] for key in sorted(keys) if key in options}, before, after)
 
 
 def _descend(
-    step: "_Step",
-    choices: dict[str, Choice],
-    best: float,
-    deadline: float,
-    tell: Callable[[str, float], None],
-) -> tuple[dict[str, Choice], float]:
+    step: "_TimedStep", options: Options, best: float, deadline: float, report: Callable[[str, float], None]
+) -> tuple[Options, float]:
     """Tries one option after the other until time is over or a round gains nothing."""
     while True:
         before = best
-        for kernel, option in options(step.shape):
+        for key, option in trials(step.kernels):
             if time.monotonic() > deadline:
-                return choices, best
-            tried = {**choices, kernel: {**choices.get(kernel, {}), **option}}
+                return options, best
+            tried = {**options, key: {**options.get(key, {}), **option}}
             taken = step.milliseconds(tried)
             if taken < best * (1 - _LEAST_GAIN):
-                choices, best = tried, taken
-                tell(f"{kernel} {option}", taken)
+                options, best = tried, taken
+                report(f"{key} {option}", taken)
         if best > before * (1 - 2 * _LEAST_GAIN):
-            return choices, best
+            return options, best
 
 
-def options(shape: StepShape) -> Iterator[tuple[str, Choice]]:
-    """What is tried for a kind of step: the linears and experts first, where the time is."""
-    linears = [f"int4_{shape.columns}_{groups}" for groups in (24, 64)]
-    experts = [f"gate_up_{shape.crowd}", f"down_{shape.crowd}"]
-    for kernel in [*linears, *experts, f"int8_{shape.columns}_24", *_SMALL_KERNELS]:
-        yield from ((kernel, {"dependent": mode}) for mode in (0, 1, 2))
-    for kernel in [*linears, *experts]:
-        yield from ((kernel, {"PREFETCH": is_ahead}) for is_ahead in (0, 1))
-        for unroll, registers in ((2, 96), (4, 96), (2, 128), (4, 128), (8, 128), (8, 168), (12, 255)):
-            yield kernel, {"UNROLL": unroll, "maxnreg": registers}
+def trials(kernels: dict[str, Tunable]) -> Iterator[tuple[str, LaunchOptions]]:
+    """(table key, option) pairs in the order of trying: modes of launch first, those of the weights' readers before."""
+    by_size = sorted(kernels.items(), key=lambda item: -len(item[1].tried))
+    yield from ((key, option) for key, kernel in by_size for option in kernel.tried if option in MODES)
+    yield from ((key, option) for key, kernel in by_size for option in kernel.tried if option not in MODES)
 
 
-class _Step:
-    """A step of one kind, timed as a captured graph."""
+class _TimedStep:
+    """A step of one kind, with one draft, timed as a captured graph."""
 
     def __init__(self, model: Qwen35, shape: StepShape) -> None:
-        self.shape = shape
+        self.kernels: dict[str, Tunable] = {}
+        """What the step launches, by table key; known after the first timing."""
         self._model = model
         self._batch = _batch(shape, model.device)
-        pages = shape.streams * 2 + 1
-        sizes = MemoryShape(KVFormat.parse("bf16"), pages, shape.streams, 0, shape.rows, with_mtp=False)
+        sizes = MemoryShape(
+            KVFormat.parse(shape.kv), shape.streams * 2 + 1, shape.streams, 0, shape.rows, with_mtp=True
+        )
         self._memory = Memory.allocate(model.spec, sizes, model.dtype, model.device)
 
-    def milliseconds(self, choices: dict[str, Choice]) -> float:
-        """The step's median time under these choices."""
-        set_choices(choices)
+    def milliseconds(self, options: Options) -> float:
+        """The step's median time under these options."""
+        set_options(options)
+        launched(forget=True)
         self._run()
+        self.kernels = launched()
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
@@ -154,7 +140,10 @@ class _Step:
         return statistics.median(times[2:])
 
     def _run(self) -> None:
-        self._model.logits(self._model.decode(self._batch, self._memory))
+        hidden = self._model.decode(self._batch, self._memory)
+        self._model.logits(hidden)
+        if self._memory.mtp:
+            self._model.logits(self._model.draft(self._batch, hidden, self._memory.mtp))
 
 
 def _batch(shape: StepShape, device: torch.device) -> Batch:

@@ -20,9 +20,9 @@ from onebox.checkpoint.weights import weight_tensors
 from onebox.formats import GroupInt, int8_rows_to_group_int, unpack_gptq, unpack_quantized
 from onebox.formats.fragments import TILE_COLUMNS, TILE_ROWS, to_fragments
 from onebox.kernels import float_linear, int_linear
+from onebox.kernels.common.float_weight import FloatWeight
 from onebox.kernels.common.rows import FixedRows
 from onebox.kernels.float_linear import float_parts
-from onebox.kernels.float_linear.tiles import FloatWeight
 from onebox.spec.errors import MismatchError, UnsupportedError
 from onebox.spec.weights import Layout, WeightFormat
 

@@ -6,7 +6,6 @@ chat template, generation config), written once into the cache directory and rea
 
 import hashlib
 import json
-import os
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -18,6 +17,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from onebox.model import random_text
+from onebox.spec.cache import user_cache_directory
 from onebox.spec.errors import WriteError
 from onebox.spec.model import ModelSpec, spec_from_config
 from onebox.spec.modules import Module, fused_experts, modules
@@ -62,8 +62,8 @@ TINY: dict[str, Any] = family_config(text=_TEXT, has_vision=False, first_special
 
 def random_checkpoint(cache_home: Path | None = None) -> Path:
     """The tiny checkpoint's directory in the user's cache; it is written first where it is not there yet."""
-    home = cache_home or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    target = home / "onebox" / f"tiny-random-{_recipe_hash()}"
+    cache = user_cache_directory() if cache_home is None else cache_home / "onebox"
+    target = cache / f"tiny-random-{_recipe_hash()}"
     if not target.exists():
         write_random_checkpoint(target)
     return target

@@ -13,6 +13,7 @@ Knows sizes, not tensors: the engine allocates what a `MemoryPlan` says.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from onebox.spec.errors import DoesNotFitError, UsageError
 from onebox.spec.hardware import GIB, Box
@@ -86,8 +87,7 @@ class MemoryRequest:
         return self.drafts > 0 and self.drafts_with_mtp
 
 
-@dataclass(frozen=True)
-class MemoryPart:
+class MemoryPart(NamedTuple):
     name: str
     bytes: int
     note: str

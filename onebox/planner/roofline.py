@@ -11,6 +11,7 @@ includes the drafts before it), and a step gives 1 + sum(acceptance) tokens a st
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import NamedTuple
 
 from onebox.spec.errors import UsageError
 from onebox.spec.hardware import Bandwidth, Box
@@ -72,8 +73,7 @@ class Workload:
         return 1.0 + self.drafts if self.acceptance is None else tokens_per_step(self.acceptance)
 
 
-@dataclass(frozen=True)
-class Rate:
+class Rate(NamedTuple):
     """A projected speed. `tokens_per_second` is over all streams."""
 
     tokens_per_second: float

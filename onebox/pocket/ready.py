@@ -1,13 +1,13 @@
 """The pocket model as `onebox serve` runs it: a quantized build of the shipped master, made once and cached."""
 
 import hashlib
-import os
 import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import onebox
+from onebox.spec.cache import user_cache_directory
 from onebox.spec.errors import WriteError
 
 __all__ = ["MODEL_DIRECTORY", "SERVED_BUILD", "pocket_checkpoint"]
@@ -20,8 +20,8 @@ MODEL_DIRECTORY = _HERE / "model"
 
 def pocket_checkpoint(cache_home: Path | None = None, build: str = SERVED_BUILD) -> Path:
     """The directory of a build of the pocket model in the user's cache; makes the build if it is not there."""
-    home = cache_home or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    target = home / "onebox" / f"pocket-{build}-{_content_hash()}"
+    cache = user_cache_directory() if cache_home is None else cache_home / "onebox"
+    target = cache / f"pocket-{build}-{_content_hash()}"
     if not target.exists():
         _make(build, target)
     return target

@@ -8,7 +8,7 @@ import json
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from onebox.bench.record import FORMAT as BENCH_FORMAT
 from onebox.bench.record import read_run
@@ -18,8 +18,7 @@ from onebox.spec.errors import UnreadableError
 __all__ = ["BENCH_FORMAT", "EVAL_FORMAT", "ResultFile", "Value", "load"]
 
 
-@dataclass(frozen=True)
-class Value:
+class Value(NamedTuple):
     """A figure as shown, the number behind it, and where it stands: a file and a JSON pointer (RFC 6901) in it."""
 
     text: str

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 
 from onebox.engine.api import (
-    EngineDoor,
+    EngineClient,
     Failed,
     Finished,
     FinishReason,
@@ -104,7 +104,7 @@ class Answer:
 
     def __init__(
         self,
-        engine: EngineDoor,
+        engine: EngineClient,
         tokenizer: Tokenizer,
         prompt: Prompt,
         request: Request,

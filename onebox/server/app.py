@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from fastapi import FastAPI
+from fastapi import APIRouter, FastAPI
 from starlette.middleware.cors import CORSMiddleware
 
 from onebox import __version__
@@ -20,7 +20,7 @@ from onebox.server.guard import ApiKeyGuard, BodyGuard
 from onebox.server.service import Service
 from onebox.server.settings import ServerSettings
 
-__all__ = ["create_app"]
+__all__ = ["create_app", "create_routers"]
 
 _REFUSAL: dict[str, Any] = {"model": ErrorReply, "description": "A refusal or a failure, in OpenAI's shape."}
 
@@ -37,7 +37,15 @@ def create_app(service: Service, settings: ServerSettings | None = None) -> Fast
         redoc_url=None,
     )
     install_error_handlers(app)
-    for router in (
+    for router in create_routers(service, settings):
+        app.include_router(router)
+    _install_guards(app, settings)
+    return app
+
+
+def create_routers(service: Service, settings: ServerSettings) -> tuple[APIRouter, ...]:
+    """In the order of the table in docs/api.md."""
+    return (
         chat_router(service, settings),
         completions_router(service, settings),
         responses_router(service, settings),
@@ -46,10 +54,7 @@ def create_app(service: Service, settings: ServerSettings | None = None) -> Fast
         models_router(service),
         metrics_router(service.engine, service.model_name, service.memory_bytes, service.startup_s),
         page_router(),
-    ):
-        app.include_router(router)
-    _install_guards(app, settings)
-    return app
+    )
 
 
 def _install_guards(app: FastAPI, settings: ServerSettings) -> None:

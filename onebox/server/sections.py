@@ -1,50 +1,39 @@
-"""An answer's deltas as sections, one after the other: reasoning, content, or one call of a tool.
+"""An answer's deltas as a list of sections in order: reasoning, content, or one tool call.
 
-Chat completions have a field for each kind; the Responses and the Messages API have a list in the order of what was
-said. Both write their lists from here, streamed and whole, so the two agree.
+Chat completions have a field for each kind; the Responses and the Messages API have a list in the model's order. Both
+APIs write their lists from these sections, streamed and whole, so the two agree.
 """
 
 import secrets
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from onebox.text.parser import Content, Delta, Reasoning
 from onebox.text.toolcalls import ToolCallArguments, ToolCallStart
 
-__all__ = ["AnswerSection", "AnswerSections", "SectionClosed", "SectionEvent", "SectionGrown", "SectionOpened"]
+__all__ = ["AnswerSection", "AnswerSections", "SectionEvent"]
 
 
 @dataclass
 class AnswerSection:
-    """`text` is what has come so far: of a call, the JSON of its arguments."""
+    """`text` is what has come so far; of a call, the JSON of its arguments."""
 
     index: int
     kind: Literal["reasoning", "content", "call"]
     name: str = ""
-    """Of the tool that is called."""
+    """The called tool's."""
     text: str = ""
     key: str = field(default_factory=lambda: secrets.token_hex(12))
-    """What makes the section's ids unlike any other's."""
+    """Random; the section's ids are made of it."""
 
 
-@dataclass(frozen=True)
-class SectionOpened:
+class SectionEvent(NamedTuple):
+    """How a section changed; `text` is what it grew by."""
+
+    change: Literal["opened", "grown", "closed"]
     section: AnswerSection
-
-
-@dataclass(frozen=True)
-class SectionGrown:
-    section: AnswerSection
-    text: str
-
-
-@dataclass(frozen=True)
-class SectionClosed:
-    section: AnswerSection
-
-
-SectionEvent = SectionOpened | SectionGrown | SectionClosed
+    text: str = ""
 
 
 class AnswerSections:
@@ -76,7 +65,7 @@ class AnswerSections:
         """The end of the answer."""
         if self._is_open:
             self._is_open = False
-            yield SectionClosed(self.all[-1])
+            yield SectionEvent("closed", self.all[-1])
 
     def _write(self, kind: Literal["reasoning", "content"], text: str) -> Iterator[SectionEvent]:
         if not (self._is_open and self.all[-1].kind == kind):
@@ -87,8 +76,8 @@ class AnswerSections:
         yield from self.close()
         self._is_open = True
         self.all.append(AnswerSection(len(self.all), kind, name))
-        yield SectionOpened(self.all[-1])
+        yield SectionEvent("opened", self.all[-1])
 
     def _grow(self, text: str) -> Iterator[SectionEvent]:
         self.all[-1].text += text
-        yield SectionGrown(self.all[-1], text)
+        yield SectionEvent("grown", self.all[-1], text)

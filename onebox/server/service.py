@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from onebox.engine.api import EngineDoor, Request, RequestHandle
+from onebox.engine.api import EngineClient, Request, RequestHandle
 from onebox.server.answer import Answer, Answers
 from onebox.server.errors import FieldError, ModelNotFoundError
 from onebox.server.media import Media
@@ -23,7 +23,7 @@ __all__ = ["Service"]
 class Service:
     """The engine and the text side of the same checkpoint."""
 
-    engine: EngineDoor
+    engine: EngineClient
     tokenizer: Tokenizer
     template: ChatTemplate
     defaults: GenerationDefaults

@@ -8,7 +8,7 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from onebox.engine.api import EngineDoor, Grammar, QueueFullError, Request, RequestHandle
+from onebox.engine.api import EngineClient, Grammar, QueueFullError, Request, RequestHandle
 
 __all__ = ["CLOSING_TEXT", "RESUBMIT_TIMEOUT_S", "ThinkingBudget", "ThinkingLimit", "resubmit"]
 
@@ -73,7 +73,7 @@ class ThinkingLimit:
         )
 
 
-async def resubmit(engine: EngineDoor, request: Request, timeout_s: float) -> RequestHandle:
+async def resubmit(engine: EngineClient, request: Request, timeout_s: float) -> RequestHandle:
     """Submits the rest of an answer; waits up to `timeout_s` seconds for a place in the queue."""
     try:
         async with asyncio.timeout(timeout_s):

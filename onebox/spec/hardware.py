@@ -8,6 +8,7 @@ import shutil
 import subprocess
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 from onebox.spec.errors import UnreadableError, UsageError
 
@@ -16,8 +17,7 @@ __all__ = ["BOXES", "Bandwidth", "Box", "available_memory_bytes", "box_from_repo
 GIB = 1024**3
 
 
-@dataclass(frozen=True)
-class Bandwidth:
+class Bandwidth(NamedTuple):
     """A rate in bytes per second (1 GB/s = 1e9) and where the figure comes from."""
 
     bytes_per_second: float

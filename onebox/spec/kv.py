@@ -18,7 +18,11 @@ from dataclasses import dataclass, field
 from onebox.spec.errors import UsageError
 from onebox.spec.model import ModelSpec
 
-__all__ = ["KVFormat"]
+__all__ = ["PAGE_TOKENS", "KVFormat"]
+
+PAGE_TOKENS = 64
+"""Tokens in a KV page, in a chunk of the delta rule and between two places where a prompt may be cut: one number, so
+that a prefix cut there ends with a whole page and a whole chunk."""
 
 SCALE_BYTES = 2
 """The fp16 scale that accompanies every packed vector."""

@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import lru_cache
+from typing import NamedTuple
 
 from onebox.spec.errors import UsageError
 from onebox.spec.kv import KVFormat
@@ -163,8 +164,7 @@ class TrafficStep:
         return self.streams * (1 + self.drafts)
 
 
-@dataclass(frozen=True)
-class TrafficPart:
+class TrafficPart(NamedTuple):
     name: str
     bytes: int
 

@@ -8,6 +8,7 @@ told by `onebox.formats`, not here. Stdlib only, so that a checkpoint can be ins
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import NamedTuple
 
 __all__ = [
     "DTYPE_BITS",
@@ -105,8 +106,7 @@ class Part:
     required: bool = True
 
 
-@dataclass(frozen=True)
-class StoredTensor:
+class StoredTensor(NamedTuple):
     """A tensor as a safetensors header declares it."""
 
     dtype: str

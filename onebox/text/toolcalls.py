@@ -1,4 +1,4 @@
-"""Calls of tools in Qwen3.5's XML form, read as they stream by, to the JSON of their arguments.
+"""Tool calls in Qwen3.5's XML form, parsed while they stream, to the JSON of their arguments.
 
     <tool_call>
     <function=NAME>
@@ -8,13 +8,13 @@
     </function>
     </tool_call>
 
-Nothing in a value is escaped, so a closing mark ends it only where the form can go on after it: a value may hold text
-that looks like marks. Models leave closing marks out; a value then ends where the next part of the form begins.
+Nothing in a value is escaped, so a closing mark ends a value only where the form can continue after it: a value may
+contain text that looks like marks. Models omit closing marks; a value then ends where the next part of the form begins.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from onebox.text.arguments import ArgumentTypes, argument_json, json_of, parse_json
 from onebox.text.marks import MarkReader
@@ -25,9 +25,8 @@ _OPENS = ("<tool_call>", "<function=")
 _MARKS = ("</parameter>", "</function>", "</tool_call>", "</think>", "<parameter=", *_OPENS)
 
 
-@dataclass(frozen=True)
-class ToolDefinition:
-    """A function on offer; `parameters` is the JSON schema of its arguments."""
+class ToolDefinition(NamedTuple):
+    """A function that may be called; `parameters` is the JSON schema of its arguments."""
 
     name: str
     parameters: dict[str, Any]
@@ -35,7 +34,10 @@ class ToolDefinition:
 
 @dataclass(frozen=True)
 class ToolCallStart:
-    """A call begins; `index` counts an answer's calls from 0."""
+    """The model has written a call's name.
+
+    `index` counts an answer's calls from 0.
+    """
 
     index: int
     name: str
@@ -43,9 +45,9 @@ class ToolCallStart:
 
 @dataclass(frozen=True)
 class ToolCallArguments:
-    """A piece of the JSON of a call's arguments.
+    """Part of the JSON of a call's arguments.
 
-    The pieces of one call joined are json.dumps(arguments, ensure_ascii=False), with the default separators.
+    All parts of one call joined are json.dumps(arguments, ensure_ascii=False), with the default separators.
     """
 
     index: int
@@ -53,9 +55,9 @@ class ToolCallArguments:
 
 
 class ToolCallReader:
-    """The inside of one call, from behind `<function=NAME>` on.
+    """Parses one call from behind `<function=NAME>` on.
 
-    Once it is closed, `stray` is the text that stood between the parameters and is none.
+    Once it is closed, `stray` is the text between parameters that belongs to none of them.
     """
 
     def __init__(self, index: int, tool: ToolDefinition) -> None:
@@ -68,13 +70,13 @@ class ToolCallReader:
         self._value: _Text | _Typed | None = None
 
     def read(self, reader: MarkReader) -> Sequence[ToolCallArguments]:
-        """Reads on by one step. Sets `is_open` to False where the call ends."""
+        """Takes one step. Sets `is_open` to False where the call ends."""
         if self._value:
             return self._read_value(reader, self._value)
         if plain := reader.take_plain():
             self.stray += plain
         elif key := reader.take_name("<parameter="):
-            return self._pieces(self._begin_value(key))
+            return self._emit(self._begin_value(key))
         elif _takes_end(reader):
             self.is_open = False
         else:
@@ -82,38 +84,38 @@ class ToolCallReader:
         return []
 
     def close(self) -> Sequence[ToolCallArguments]:
-        """Ends the arguments where the text stands, with those that are there."""
+        """Ends the call with the arguments read so far."""
         self.is_open = False
         text = self._end_value(self._value) if self._value else ""
         self.stray = self.stray.strip()
         if self._keys:
-            return self._pieces(text + "}")
+            return self._emit(text + "}")
         # A model may write its arguments as one JSON object instead of parameters.
         arguments = parse_json(self.stray)
         if isinstance(arguments, dict):
             self.stray = ""
-            return self._pieces(json_of(arguments))
-        return self._pieces("{}")
+            return self._emit(json_of(arguments))
+        return self._emit("{}")
 
     def _read_value(self, reader: MarkReader, value: "_Text | _Typed") -> Sequence[ToolCallArguments]:
         if plain := reader.take_plain():
-            return self._pieces(value.push(plain))
+            return self._emit(value.push(plain))
         if self._takes_value_end(reader):
-            return self._pieces(self._end_value(value))
-        return self._pieces(value.push(reader.take_one()))
+            return self._emit(self._end_value(value))
+        return self._emit(value.push(reader.take_one()))
 
     def _takes_value_end(self, reader: MarkReader) -> bool:
-        """Whether the value ends here; steps over </parameter>, any other mark is left for the next step."""
+        """Whether the value ends here; consumes </parameter> and leaves any other mark for the next step."""
         start = reader.at
         if reader.takes("</parameter>"):
             behind = reader.at
-            ends = _goes_on(reader, "<parameter=", "</function>", "</tool_call>", "</think>", *_OPENS)
+            ends = _continues(reader, "<parameter=", "</function>", "</tool_call>", "</think>", *_OPENS)
             reader.at = behind if ends else start
             return ends
         if reader.takes("</function>"):
-            ends = _goes_on(reader, "</tool_call>", *_OPENS)
+            ends = _continues(reader, "</tool_call>", *_OPENS)
         elif reader.takes("</tool_call>"):
-            ends = _goes_on(reader, "<tool_call>")
+            ends = _continues(reader, "<tool_call>")
         else:
             key = reader.take_name("<parameter=")
             ends = key in self._types and key != self._key and key not in self._keys
@@ -134,7 +136,7 @@ class ToolCallReader:
         text = value.end()
         if isinstance(value, _Text):
             return text
-        # What has been sent stands: of a parameter that is given twice the first value holds.
+        # What was emitted cannot be taken back: of a parameter given twice, the first value counts.
         return self._lead() + text if text and self._key not in self._keys else ""
 
     def _lead(self) -> str:
@@ -142,12 +144,12 @@ class ToolCallReader:
         self._keys.add(self._key)
         return lead
 
-    def _pieces(self, text: str) -> Sequence[ToolCallArguments]:
+    def _emit(self, text: str) -> Sequence[ToolCallArguments]:
         return [ToolCallArguments(self.index, text)] if text else []
 
 
 class _Text:
-    """A string's value, passed on as it comes but for a line break at either end, which belongs to the form."""
+    """A string value, emitted as it comes, without the form's line break at either end."""
 
     def __init__(self) -> None:
         self._is_begun = False
@@ -166,7 +168,7 @@ class _Text:
 
 
 class _Typed:
-    """A value whose JSON is known only when all of it is there."""
+    """A value whose JSON is known only at its end."""
 
     def __init__(self, types: frozenset[str]) -> None:
         self._types = types
@@ -182,7 +184,7 @@ class _Typed:
 
 
 def without_cut_mark(text: str) -> str:
-    """The text of a call that was cut off, without the half of a mark that it may end with."""
+    """The text of a truncated call, without an incomplete mark at its end."""
     start = text.rfind("<")
     tail = text[start:]
     is_cut = any(mark.startswith(tail) and mark != tail for mark in _MARKS)
@@ -191,7 +193,7 @@ def without_cut_mark(text: str) -> str:
 
 
 def _takes_end(reader: MarkReader) -> bool:
-    """Whether the call ends here; steps over its closing marks, but not over what opens something else."""
+    """Whether the call ends here; consumes its closing marks, but no mark that opens something else."""
     if reader.takes("</function>"):
         behind = reader.at
         reader.skip_space()
@@ -205,7 +207,7 @@ def _takes_end(reader: MarkReader) -> bool:
     return reader.takes("</tool_call>")
 
 
-def _goes_on(reader: MarkReader, *marks: str) -> bool:
-    """Whether one of the marks, or the end of the answer, comes next but for white space."""
+def _continues(reader: MarkReader, *marks: str) -> bool:
+    """Whether one of the marks, or the end of the answer, comes next after white space."""
     reader.skip_space()
     return (reader.is_last and reader.is_done) or reader.takes_any(*marks)

@@ -232,15 +232,15 @@ def read_until(end, pattern):
 
 def test_ctrl_c_stops_the_answer_and_not_the_program(scripted):
     client = scripted("</think>Begin" + " and on" * 40)
-    run, steps = client.runner.run, []
+    start, steps = client.runner.start, []
 
-    def run_some(batch, meanwhile):
-        steps.append(batch)
+    def start_some(plan):
+        steps.append(plan)
         if len(steps) == 20:
             client.runner.gate.clear()
-        return run(batch, meanwhile)
+        return start(plan)
 
-    client.runner.run = run_some
+    client.runner.start = start_some
     pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
     with listening(client.app) as url, chatting(url, **pipes) as process:
         process.stdin.write("Hi\n")

@@ -8,19 +8,20 @@ stranger, a state restored at the wrong place or a draft folded in by mistake en
 import random
 import threading
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
 
-from onebox.engine.adjust import Adjuster
-from onebox.engine.batch import Batch, Draw, Piece, Result, Rows, StepOutput, Verdict
-from onebox.engine.config import PAGE_TOKENS, EngineConfig
+from onebox.engine.config import EngineConfig
+from onebox.engine.draft.speculate import Speculator
+from onebox.engine.logits import LogitsRules
 from onebox.engine.request import Event, Finished, FinishReason, Request, SamplingParams, TokenLogprob, Tokens
 from onebox.engine.scheduler import Scheduler
 from onebox.engine.sequence import Sequence
-from onebox.engine.speculate import Speculator
+from onebox.engine.step import DecodeRows, DraftCheck, Draw, PromptChunk, Result, StepOutput, StepPlan
+from onebox.spec.kv import PAGE_TOKENS
+from tests.engine.scripted import DeferredRun
 
 VOCAB_SIZE = 48
 FAILING = VOCAB_SIZE - 1
@@ -55,7 +56,7 @@ def target(state: int, last: int, banned: tuple[int, ...] = ()) -> int:
 class Answer(NamedTuple):
     token_ids: list[int]
     reason: FinishReason
-    num_made: int
+    num_sampled: int
 
 
 def plain_answer(prompt: tuple[int, ...], max_tokens: int, stop_token_ids=frozenset(), min_tokens: int = 0) -> Answer:
@@ -94,7 +95,7 @@ class FakeRunner:
         """Asked, where it is set, who holds which page and which text a sequence has."""
         self.gate = threading.Event()
         self.gate.set()
-        self.batches: list[Batch] = []
+        self.plans: list[StepPlan] = []
         self.num_prompt_tokens = 0
         self._draft_accuracy = draft_accuracy
         self._random = random.Random(seed)
@@ -104,57 +105,59 @@ class FakeRunner:
         self._writers: dict[int, str] = {}
         self._holders: Counter[int] = Counter()
 
-    def run(self, batch: Batch, meanwhile: Callable[[], None] = lambda: None) -> StepOutput:
-        meanwhile()
+    def start(self, plan: StepPlan) -> DeferredRun:
+        return DeferredRun(lambda: self.run(plan))
+
+    def run(self, plan: StepPlan) -> StepOutput:
         self.gate.wait()
-        self.batches.append(batch)
+        self.plans.append(plan)
         self._writers = {}
         self._holders = holders(self.scheduler) if self.scheduler else Counter()
-        parts = [*batch.pieces, *batch.rows]
+        parts = [*plan.chunks, *plan.rows]
         assert len({part.slot for part in parts}) == len(parts), "a slot was given to two"
         assert len({part.request_id for part in parts}) == len(parts), "a request is in the step twice"
-        total = sum(len(piece.token_ids) for piece in batch.pieces)
+        total = sum(len(chunk.token_ids) for chunk in plan.chunks)
         assert total <= self.config.max_num_batched_tokens, "a step takes more prompt than it may"
-        for slot in batch.cleared_slots:
+        for slot in plan.cleared_slots:
             self._slots[slot] = Slot(NOTHING)
-        for checkpoint, slot in batch.restored:
+        for checkpoint, slot in plan.restored:
             self._slots[slot] = Slot(self._checkpoints[checkpoint])
-        saved = [save.checkpoint for piece in batch.pieces for save in piece.saves]
+        saved = [save.checkpoint for chunk in plan.chunks for save in chunk.saves]
         assert len(set(saved)) == len(saved), "two states were to be saved under one number"
-        return StepOutput(tuple(map(self._piece, batch.pieces)), tuple(map(self._rows, batch.rows)))
+        return StepOutput(tuple(map(self._chunk, plan.chunks)), tuple(map(self._rows, plan.rows)))
 
-    def _piece(self, piece: Piece) -> Result | Exception:
-        slot = self._slots[piece.slot]
+    def _chunk(self, chunk: PromptChunk) -> Result | Exception:
+        slot = self._slots[chunk.slot]
         assert not len(slot.pending), "a prompt goes on after an answer began"
-        assert piece.start % PAGE_TOKENS == 0, "a piece starts off the grid"
-        assert piece.token_ids, "a piece is empty"
-        assert piece.end % PAGE_TOKENS == 0 or piece.draw, "a piece ends off the grid before its prompt does"
-        assert (piece.following is None) == (piece.draw is not None), "nothing is drawn where the prompt ends"
-        if FAILING in piece.token_ids:
+        assert chunk.start % PAGE_TOKENS == 0, "a chunk starts off the grid"
+        assert chunk.token_ids, "a chunk is empty"
+        assert chunk.end % PAGE_TOKENS == 0 or chunk.draw, "a chunk ends off the grid before its prompt does"
+        assert (chunk.following is None) == (chunk.draw is not None), "nothing is drawn where the prompt ends"
+        if FAILING in chunk.token_ids:
             return ArithmeticError("a scripted failure")
-        states = self._write(piece, slot, states_after(slot.last(), piece.token_ids))
+        states = self._write(chunk, slot, states_after(slot.last(), chunk.token_ids))
         slot.history = np.concatenate([slot.history, states])
-        self.num_prompt_tokens += len(piece.token_ids)
-        self._save(piece, slot)
-        logprobs = self._prompt_logprobs(piece)
-        if piece.draw is None:
+        self.num_prompt_tokens += len(chunk.token_ids)
+        self._save(chunk, slot)
+        logprobs = self._prompt_logprobs(chunk)
+        if chunk.draw is None:
             return Result(prompt_logprobs=logprobs)
-        assert len(piece.draw.next_ids) == 1, "a prompt's end draws once"
-        token_ids, _ = _drawn(piece.draw, states[-1:], piece.token_ids[-1:])
-        drafts = self._drafts(piece.draw, int(states[-1]), token_ids)
-        return Result(token_ids, 0, drafts, _logprobs(piece.draw, token_ids), logprobs)
+        assert len(chunk.draw.next_ids) == 1, "a prompt's end draws once"
+        token_ids, _ = _drawn(chunk.draw, states[-1:], chunk.token_ids[-1:])
+        drafts = self._drafts(chunk.draw, int(states[-1]), token_ids)
+        return Result(token_ids, 0, drafts, _logprobs(chunk.draw, token_ids), logprobs)
 
-    def _rows(self, rows: Rows) -> Result | Exception:
+    def _rows(self, rows: DecodeRows) -> Result | Exception:
         slot = self._slots[rows.slot]
-        assert rows.keep <= len(slot.pending), "more tokens are kept than there were rows"
-        slot.history = np.concatenate([slot.history, slot.pending[: rows.keep]])
+        assert rows.num_accepted <= len(slot.pending), "more tokens are kept than there were rows"
+        slot.history = np.concatenate([slot.history, slot.pending[: rows.num_accepted]])
         assert 1 <= len(rows.token_ids) <= self.config.rows_per_sequence, "too many rows"
         slot.pending = self._write(rows, slot, states_after(slot.last(), rows.token_ids))
-        token_ids, num_kept = _drawn(rows.draw, slot.pending, rows.token_ids)
-        drafts = self._drafts(rows.draw, int(slot.pending[num_kept - 1]), token_ids)
-        return Result(token_ids, num_kept, drafts, _logprobs(rows.draw, token_ids))
+        token_ids, num_accepted = _drawn(rows.draw, slot.pending, rows.token_ids)
+        drafts = self._drafts(rows.draw, int(slot.pending[num_accepted - 1]), token_ids)
+        return Result(token_ids, num_accepted, drafts, _logprobs(rows.draw, token_ids))
 
-    def _write(self, part: Piece | Rows, slot: Slot, states: np.ndarray) -> np.ndarray:
+    def _write(self, part: PromptChunk | DecodeRows, slot: Slot, states: np.ndarray) -> np.ndarray:
         """Puts the new tokens' states into the pages, once all that stands before them is found to be right."""
         assert part.start == len(slot.history), "a token was skipped or fed twice"
         assert len(part.pages) * PAGE_TOKENS >= part.end, "the pages end before the tokens do"
@@ -172,7 +175,7 @@ class FakeRunner:
         self._pages[pages[part.start :], offsets[part.start :]] = states
         return states
 
-    def _check_text(self, part: Piece | Rows, slot: Slot) -> None:
+    def _check_text(self, part: PromptChunk | DecodeRows, slot: Slot) -> None:
         """The state is that of the request's own text."""
         if self.scheduler:
             text = self.scheduler._running[part.request_id].tokens
@@ -180,22 +183,22 @@ class FakeRunner:
             certain = part.token_ids[: len(text) - part.start]
             assert list(certain) == text[part.start : part.start + len(certain)], "other tokens than the request's"
 
-    def _save(self, piece: Piece, slot: Slot) -> None:
-        positions = [save.num_tokens for save in piece.saves]
+    def _save(self, chunk: PromptChunk, slot: Slot) -> None:
+        positions = [save.num_tokens for save in chunk.saves]
         assert positions == sorted(set(positions)), "states are to be kept out of order"
-        for save in piece.saves:
-            assert piece.start < save.num_tokens <= piece.end, "a state is to be kept outside its piece"
+        for save in chunk.saves:
+            assert chunk.start < save.num_tokens <= chunk.end, "a state is to be kept outside its chunk"
             assert save.num_tokens % PAGE_TOKENS == 0, "a state is to be kept off the grid"
             assert 0 <= save.checkpoint < self.config.num_checkpoints, "there is no such checkpoint"
             self._checkpoints[save.checkpoint] = slot.history[: save.num_tokens]
 
-    def _prompt_logprobs(self, piece: Piece) -> tuple[TokenLogprob, ...]:
-        if piece.prompt_logprobs is None:
+    def _prompt_logprobs(self, chunk: PromptChunk) -> tuple[TokenLogprob, ...]:
+        if chunk.prompt_logprobs is None:
             return ()
-        following = [*piece.token_ids[1:], *([] if piece.following is None else [piece.following])]
+        following = [*chunk.token_ids[1:], *([] if chunk.following is None else [chunk.following])]
         return tuple(
             TokenLogprob(token_id, -float(position), 1)
-            for position, token_id in enumerate(following, start=piece.start + 1)
+            for position, token_id in enumerate(following, start=chunk.start + 1)
         )
 
     def _drafts(self, draw: Draw, state: int, token_ids: tuple[int, ...]) -> tuple[int, ...]:
@@ -218,16 +221,16 @@ class FakeRunner:
 def _drawn(draw: Draw, states: np.ndarray, token_ids: tuple[int, ...]) -> tuple[tuple[int, ...], int]:
     """(the new tokens, how many rows are kept), by the rule: a draft stands if it is the token that is drawn."""
     count = len(token_ids)
-    assert len(draw.next_ids) == len(draw.verdicts) == count, "a row without its next token"
+    assert len(draw.next_ids) == len(draw.checks) == count, "a row without its next token"
     assert draw.next_ids[:-1] == token_ids[1:], "what follows a row is not the next row"
-    assert all(verdict is Verdict.ACCEPT for verdict in draw.verdicts[: draw.first_new]), "a certain token is doubted"
+    assert all(check is DraftCheck.ACCEPT for check in draw.checks[: draw.first_new]), "a certain token is doubted"
     assert len(draw.adjustments) in (0, count - draw.first_new), "rows and adjustments do not match"
     made: list[int] = []
     for place, (state, token_id) in enumerate(zip(states.tolist(), token_ids, strict=True)):
         adjustment = draw.adjustments[place - draw.first_new] if draw.adjustments and place >= draw.first_new else None
         drawn = target(state, token_id, adjustment.banned if adjustment else ())
-        following, verdict = draw.next_ids[place], draw.verdicts[place]
-        stands = verdict is Verdict.ACCEPT or (verdict is Verdict.COMPARE and drawn == following)
+        following, check = draw.next_ids[place], draw.checks[place]
+        stands = check is DraftCheck.ACCEPT or (check is DraftCheck.COMPARE and drawn == following)
         made.append(following if stands else drawn)
         if not stands:
             break
@@ -270,15 +273,15 @@ class Stand:
     def ask(self, name: str, prompt, *, priority: int = 0, **sampling) -> Sequence:
         return self.submit(Request(name, tuple(prompt), SamplingParams(**sampling), priority))
 
-    def step(self, seconds: float = 0.01) -> Batch:
+    def step(self, seconds: float = 0.01) -> StepPlan:
         """One step, after which every invariant holds."""
-        batch = self.scheduler.next()
-        output = self.runner.run(batch)
-        self.scheduler.observe(batch, seconds, self.speculator)
-        self.hear(self.scheduler.commit(batch, output))
+        plan = self.scheduler.plan()
+        output = self.runner.run(plan)
+        self.scheduler.observe(plan, seconds, self.speculator)
+        self.hear(self.scheduler.commit(plan, output))
         self.scheduler.check()
         assert not self.scheduler._prefix._reserved, "a checkpoint's number is kept for nothing"
-        return batch
+        return plan
 
     def drain(self, limit: int = 5000) -> None:
         """Steps until nothing is alive, which must not take more than `limit`."""
@@ -313,7 +316,7 @@ def sequence_of(request: Request, config: EngineConfig, speculator: Speculator, 
         request,
         sampling.max_tokens or config.max_model_len - len(request.prompt),
         stops,
-        Adjuster(sampling, request.prompt, stops, None),
+        LogitsRules(sampling, request.prompt, stops, None),
         speculator.start(request.prompt, sampling.seed),
         deadline=None if request.timeout_s is None else now + request.timeout_s,
     )

@@ -15,14 +15,13 @@ from dataclasses import astuple, dataclass, fields, replace
 from itertools import combinations, product
 
 from onebox.engine.api import Engine, EngineConfig, EngineStats, RequestHandle, SpeculationConfig, SpeculationMethod
-from onebox.engine.batch import Batch, Runner, StepOutput
-from onebox.engine.config import PAGE_TOKENS
+from onebox.engine.draft.speculate import SequenceDrafts, Speculator
 from onebox.engine.request import Failed, Finished, PromptLogprobs, Request, SamplingParams, TokenLogprob, Tokens
 from onebox.engine.runner import ModelRunner
-from onebox.engine.speculate import SequenceDrafts, Speculator
+from onebox.engine.step import Runner, StepPlan, StepRun
 from onebox.model.memory import Memory, MemoryShape
 from onebox.model.qwen3_5 import Qwen35
-from onebox.spec.kv import KVFormat
+from onebox.spec.kv import PAGE_TOKENS, KVFormat
 from tests.engine.gate_prompts import BOUNDARY, EOS, HAS_GRAMMARS, TOKEN_TABLE, Case, message, text
 
 DIMENSIONS = {
@@ -106,7 +105,7 @@ class Answer:
     logprobs: tuple[TokenLogprob, ...]
     prompt_logprobs: tuple[TokenLogprob, ...]
     reason: str
-    num_made: int
+    num_sampled: int
 
 
 def read(handle: RequestHandle) -> Answer:
@@ -139,8 +138,10 @@ def difference(expected: Answer, answer: Answer) -> str | None:
             return f"{name}[{place}] is {ours[place]}, not {theirs[place]}"
         if len(ours) != len(theirs):
             return f"{len(ours)} {name}, not {len(theirs)}"
-    if (answer.reason, answer.num_made) != (expected.reason, expected.num_made):
-        return f"ends with {answer.reason} after {answer.num_made}, not {expected.reason} after {expected.num_made}"
+    if (answer.reason, answer.num_sampled) != (expected.reason, expected.num_sampled):
+        return (
+            f"ends with {answer.reason} after {answer.num_sampled}, not {expected.reason} after {expected.num_sampled}"
+        )
     return None
 
 
@@ -155,9 +156,9 @@ class SteppedRunner:
     def vocab_size(self) -> int:
         return self._runner.vocab_size
 
-    def run(self, batch: Batch, meanwhile: Callable[[], None]) -> StepOutput:
+    def start(self, plan: StepPlan) -> StepRun:
         self.before_step()
-        return self._runner.run(batch, meanwhile)
+        return self._runner.start(plan)
 
 
 class Oracle(Speculator):
@@ -176,19 +177,19 @@ class _OracleDrafts(SequenceDrafts):
     def __init__(self, speculator: Oracle, prompt: tuple[int, ...], seed: int | None, answer: tuple[int, ...]) -> None:
         super().__init__(speculator, prompt, seed)
         self._answer = answer
-        self._num_made = 0
+        self._num_sampled = 0
         self._rng = random.Random(seed)
 
     def extend(self, token_ids: tuple[int, ...]) -> None:
         super().extend(token_ids)
-        self._num_made += len(token_ids)
+        self._num_sampled += len(token_ids)
 
     def propose(self, room: int) -> tuple[int, ...]:
         drafts = super().propose(room)
         if self._rng.random() < 0.2:
             return drafts
         depth = self._rng.randint(0, min(room, self._config.max_drafts))
-        known = [*self._answer[self._num_made : self._num_made + depth], EOS, 0, 1, 2, 3, 4, 5, 6][:depth]
+        known = [*self._answer[self._num_sampled : self._num_sampled + depth], EOS, 0, 1, 2, 3, 4, 5, 6][:depth]
         return tuple(self._rng.randrange(EOS) if self._rng.random() < 0.12 else token for token in known)
 
 
@@ -253,7 +254,7 @@ class Client:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class GateReport:
     """What a variant came to."""
 
     differences: list[str]
@@ -270,7 +271,7 @@ class Gate:
 
     def run(
         self, variant: Variant, cases: Sequence[Case], wrap: Callable[[Runner], Runner] = lambda runner: runner
-    ) -> Verdict:
+    ) -> GateReport:
         """Asks the cases as the variant says. `wrap` may come between the engine and its runner."""
         expected = self.reference(variant.kv, cases)
         engine, stepped = self.open(variant, cases, wrap)
@@ -282,7 +283,7 @@ class Gate:
             answers = client.ask([case.request(case.name) for case in cases])
         check_nothing_leaks(engine)
         found = {name: difference(expected[name], answer) for name, answer in sorted(answers.items())}
-        return Verdict([f"{variant}, {name}: {what}" for name, what in found.items() if what], engine.stats())
+        return GateReport([f"{variant}, {name}: {what}" for name, what in found.items() if what], engine.stats())
 
     def open(
         self, variant: Variant, cases: Sequence[Case], wrap: Callable[[Runner], Runner] = lambda runner: runner

@@ -12,8 +12,8 @@ from itertools import combinations
 import pytest
 import torch
 
-from onebox.engine.batch import StepOutput
 from onebox.engine.request import SamplingParams
+from onebox.engine.step import StepOutput
 from tests.engine.gate import (
     DIMENSIONS,
     Variant,
@@ -24,6 +24,7 @@ from tests.engine.gate import (
     read,
 )
 from tests.engine.gate_prompts import HAS_GRAMMARS, Case, all_cases, hands, text
+from tests.engine.scripted import DeferredRun
 
 HAND = 6
 """Cases that a variant of the sample is asked."""
@@ -39,18 +40,18 @@ def cases_named(*names):
 
 def check(gate, variant, cases):
     """The gate itself. What it is about must also have happened."""
-    verdict = gate.run(variant, cases)
-    assert not verdict.differences, "\n".join(verdict.differences)
+    report = gate.run(variant, cases)
+    assert not report.differences, "\n".join(report.differences)
     if variant.cache == "warm" and variant.pages == "ample":
-        assert verdict.stats.prefix.hit_tokens > 0
+        assert report.stats.prefix.hit_tokens > 0
     if variant.cache == "evicted":
-        assert verdict.stats.prefix.evicted > 0
-    drafts = verdict.stats.totals.drafts
+        assert report.stats.prefix.evicted > 0
+    drafts = report.stats.totals.drafts
     if variant.drafts.startswith("mtp"):
         assert drafts.num_drafted > 0
     if variant.drafts.startswith("oracle"):
         assert 0 < drafts.num_accepted < drafts.num_drafted
-    return verdict
+    return report
 
 
 @pytest.mark.parametrize(("variant", "cases"), SAMPLE, ids=SAMPLE_NAMES)
@@ -79,14 +80,14 @@ def test_who_is_sent_out_for_want_of_pages_goes_on_as_if_nothing_was(gate, draft
         SamplingParams(temperature=i % 2, seed=1000 + i, max_tokens=30, logprobs=1, ignore_eos=True) for i in range(5)
     ]
     cases = [Case(f"growing {i}", "growing", text(40 + 2 * i, i), sampling[i]) for i in range(5)]
-    verdict = check(gate, Variant("fp8", drafts=drafts, load="eight", pages="few"), cases)
-    assert verdict.stats.totals.num_preempted > 0
+    report = check(gate, Variant("fp8", drafts=drafts, load="eight", pages="few"), cases)
+    assert report.stats.totals.num_preempted > 0
 
 
 def test_who_is_sent_out_for_one_of_higher_priority_goes_on_as_if_nothing_was(gate):
     cases = cases_named("length 63", "length 127", "prompt logprobs", "grammar: regex" if HAS_GRAMMARS else "length 64")
-    verdict = check(gate, Variant("turboquant", "warm", "oracle4", "alone", "aborts", "64"), cases)
-    assert verdict.stats.totals.num_preempted > 0
+    report = check(gate, Variant("turboquant", "warm", "oracle4", "alone", "aborts", "64"), cases)
+    assert report.stats.totals.num_preempted > 0
 
 
 def test_a_drafter_that_knows_the_answer_is_believed_to_its_full_depth(gate):
@@ -171,7 +172,7 @@ def test_the_whole_product_has_every_combination_once():
 
 
 class BrokenRunner:
-    """A runner whose results are changed by `spoil(step, batch, result)`."""
+    """A runner whose results are changed by `spoil(step, plan, result)`."""
 
     def __init__(self, runner, spoil):
         self._runner, self._spoil, self._num_steps = runner, spoil, 0
@@ -180,19 +181,22 @@ class BrokenRunner:
     def vocab_size(self) -> int:
         return self._runner.vocab_size
 
-    def run(self, batch, meanwhile):
-        output = self._runner.run(batch, meanwhile)
+    def start(self, plan):
+        return DeferredRun(lambda: self._run(plan))
+
+    def _run(self, plan):
+        output = self._runner.start(plan).finish()
         self._num_steps += 1
-        return StepOutput(output.pieces, tuple(self._spoil(self._num_steps, batch, rows) for rows in output.rows))
+        return StepOutput(output.chunks, tuple(self._spoil(self._num_steps, plan, rows) for rows in output.rows))
 
 
-def other_token_in_company(step, batch, result):
-    if len(batch.rows) < 2:
+def other_token_in_company(step, plan, result):
+    if len(plan.rows) < 2:
         return result
     return result._replace(token_ids=(*result.token_ids[:-1], result.token_ids[-1] ^ 1))
 
 
-def noise_in_one_step(step, batch, result):
+def noise_in_one_step(step, plan, result):
     """The last bit of a log-probability."""
     if step != 3:
         return result
@@ -207,9 +211,9 @@ def noise_in_one_step(step, batch, result):
 )
 def test_the_gate_names_the_case_and_the_place_of_a_wrong_answer(gate, spoil, expected):
     variant, cases = Variant("bf16", load="two"), cases_named("length 5", "length 40")
-    verdict = gate.run(variant, cases, wrap=lambda runner: BrokenRunner(runner, spoil))
-    assert re.search(expected, "\n".join(verdict.differences))
-    assert all(difference.startswith(f"{variant}, length ") for difference in verdict.differences)
+    report = gate.run(variant, cases, wrap=lambda runner: BrokenRunner(runner, spoil))
+    assert re.search(expected, "\n".join(report.differences))
+    assert all(difference.startswith(f"{variant}, length ") for difference in report.differences)
 
 
 @pytest.mark.parametrize(

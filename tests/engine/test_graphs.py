@@ -6,9 +6,10 @@ import pytest
 import torch
 
 from onebox.engine.api import Engine, EngineConfig, Finished, Request, SamplingParams, Started, Tokens
-from onebox.engine.decode import Forwarded
-from onebox.engine.graphs import GraphDecoder, _Drawing, _Shape
-from onebox.engine.inputs import Packing, unpack
+from onebox.engine.batch import decode_inputs
+from onebox.engine.decode import Forwarded, OutcomeLayout
+from onebox.engine.graphs import GraphDecoder, _SamplingGraph, _Shape
+from onebox.engine.inputs import InputPacker
 from onebox.model.load import load_model
 from tests.engine.gate import Variant
 from tests.engine.gate_prompts import all_cases
@@ -48,34 +49,35 @@ class CalledGraphs(GraphDecoder):
     def __init__(self, decoder, spec):
         self._decoder, self._spec, self._shapes = decoder, spec, {}
         self._done, self._last, self._folded = Clock(), None, set()
-        self.was_foreseen = []
+        self.was_predicted = []
         """Of each step behind which one was queued: whether it was the next one."""
 
-    def start(self, parts, depth, meanwhile, *, is_alone):
-        is_queued = self._last is not None and self._last.goes_on
+    def start(self, parts, depth, *, is_alone, may_capture):
+        is_queued = self._last is not None and self._last.continues
         before = self._num_forwards()
-        step = super().start(parts, depth, meanwhile, is_alone=is_alone)
-        if is_queued:
-            self.was_foreseen.append(self._num_forwards() == before)
+        step = super().start(parts, depth, is_alone=is_alone, may_capture=may_capture)
+        if step and is_queued:
+            self.was_predicted.append(self._num_forwards() == before)
         return step
 
     def _num_forwards(self):
         return sum(shape.forward.num_replays for shape in self._shapes.values())
 
     def _capture(self, sizes):
-        packing = Packing(sizes)
-        words = packing.words.clone()
-        results = [torch.empty(sizes.rows, width) for width in (self._spec.hidden_size, self._spec.vocab_size)]
-        graph = CalledGraph(lambda: self._decoder.forward(unpack(words, sizes).batch), results)
-        shape = self._shapes[sizes] = _Shape(sizes, packing, words, graph, Forwarded(*results))
+        packer = InputPacker(sizes)
+        words = packer.words.clone()
+        results = [torch.empty(sizes.num_rows, width) for width in (self._spec.hidden_size, self._spec.vocab_size)]
+        graph = CalledGraph(lambda: self._decoder.forward(decode_inputs(words, sizes).batch), results)
+        shape = self._shapes[sizes] = _Shape(sizes, packer, words, graph, Forwarded(*results))
         return shape
 
-    def _capture_drawing(self, shape, depth):
+    def _capture_sampling(self, shape, depth):
         sizes, forwarded, inputs = shape.sizes, shape.forwarded, shape.words
-        words = torch.empty(2 * sizes.rows + (1 + depth) * sizes.sequences, dtype=torch.int64)
-        graph = CalledGraph(lambda: self._decoder.finish(forwarded, unpack(inputs, sizes), depth), [words])
+        layout = OutcomeLayout(sizes.num_rows, sizes.num_sequences, depth)
+        words = torch.empty(layout.size, dtype=torch.int64)
+        graph = CalledGraph(lambda: self._decoder.sample(forwarded, decode_inputs(inputs, sizes), depth), [words])
         pinned = torch.empty_like(words)
-        shape.drawings[depth] = _Drawing(graph, words, pinned, pinned.numpy())
+        shape.sampling[depth] = _SamplingGraph(graph, layout, words, layout.split(words), pinned, pinned.numpy())
 
 
 def over_graphs(runner):
@@ -95,9 +97,9 @@ def over_graphs(runner):
 def test_inputs_that_are_packed_over_those_of_the_step_before_give_the_same_bits(gate, variant):
     cases = [case for case in all_cases() if not case.is_long][::9]
     used = []
-    verdict = gate.run(variant, cases, wrap=lambda runner: used.append(runner) or over_graphs(runner))
-    assert not verdict.differences, "\n".join(verdict.differences)
-    assert len({sizes.pages for sizes in used[0]._graphs._shapes}) > 1
+    report = gate.run(variant, cases, wrap=lambda runner: used.append(runner) or over_graphs(runner))
+    assert not report.differences, "\n".join(report.differences)
+    assert len({sizes.num_pages for sizes in used[0]._graphs._shapes}) > 1
 
 
 @pytest.mark.parametrize(
@@ -109,13 +111,13 @@ def test_inputs_that_are_packed_over_those_of_the_step_before_give_the_same_bits
     ],
     ids=str,
 )
-def test_forward_passes_queued_before_an_outcome_is_known_change_no_bit_whether_wanted_or_not(gate, variant):
+def test_forward_passes_queued_before_an_outcome_is_known_change_no_bit_whether_used_or_discarded(gate, variant):
     cases = [case for case in all_cases() if not case.is_long][3::7]
     used = []
-    verdict = gate.run(variant, cases, wrap=lambda runner: used.append(runner) or over_graphs(runner))
-    assert not verdict.differences, "\n".join(verdict.differences)
-    foreseen = [was for runner in used for was in runner._graphs.was_foreseen]
-    assert set(foreseen) == {True, False}
+    report = gate.run(variant, cases, wrap=lambda runner: used.append(runner) or over_graphs(runner))
+    assert not report.differences, "\n".join(report.differences)
+    predicted = [was for runner in used for was in runner._graphs.was_predicted]
+    assert set(predicted) == {True, False}
 
 
 def test_what_a_step_gave_is_told_while_the_device_computes_the_next_one(checkpoint):
@@ -124,9 +126,9 @@ def test_what_a_step_gave_is_told_while_the_device_computes_the_next_one(checkpo
     happened = runner._graphs._done.happened
     done = threading.Event()
 
-    def deliver(posts, stats, began):
-        if posts:
-            happened.append(tuple(type(event) for _, event in posts))
+    def deliver(deliveries, stats, started_at):
+        if deliveries:
+            happened.append(tuple(type(event) for _, event in deliveries))
         if not stats.num_running:
             done.set()
 

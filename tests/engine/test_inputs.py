@@ -7,10 +7,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from onebox.engine.batch import Draw, Piece, Rows, Verdict
-from onebox.engine.config import PAGE_TOKENS
-from onebox.engine.inputs import Packing, Sizes, exact_sizes, last_row, unpack
+from onebox.engine.batch import decode_inputs
+from onebox.engine.inputs import InputPacker, StepSizes, exact_sizes, last_row
 from onebox.engine.request import SamplingParams
+from onebox.engine.step import DecodeRows, DraftCheck, Draw, PromptChunk
+from onebox.spec.kv import PAGE_TOKENS
 
 WAYS = (
     SamplingParams(seed=0),
@@ -18,7 +19,7 @@ WAYS = (
     SamplingParams(seed=-1, temperature=0, top_k=2**31 - 1),
 )
 TABLES = tuple(np.array(pages, dtype=np.int32) for pages in ([3], [5, 2], [9, 8, 7], [1, 2, 3, 4, 5]))
-SIZES = Sizes(rows=12, sequences=4, pages=4)
+SIZES = StepSizes(num_rows=12, num_sequences=4, num_pages=4)
 """Room for three rows of each sequence, and fewer pages than a sequence may have."""
 
 
@@ -33,13 +34,13 @@ def parts_of_a_step(draw, layouts=LAYOUTS):
     slots = draw(st.permutations(range(9)))
     for slot, (count, way) in zip(slots, draw(layouts), strict=False):
         pages = draw(st.sampled_from(TABLES))
-        start = draw(st.integers(0, min(len(pages), SIZES.pages) * PAGE_TOKENS - count))
+        start = draw(st.integers(0, min(len(pages), SIZES.num_pages) * PAGE_TOKENS - count))
         ids = draw(st.lists(st.integers(0, 10**6), min_size=count + 1, max_size=count + 1))
-        verdicts = tuple(draw(st.lists(st.sampled_from(Verdict), min_size=count, max_size=count)))
+        checks = tuple(draw(st.lists(st.sampled_from(DraftCheck), min_size=count, max_size=count)))
         next_ids = (*ids[1:-1], draw(st.sampled_from([-1, ids[-1]])))
         keep, offset = draw(st.integers(0, 3)), draw(st.sampled_from([0, 0, 40]))
-        drawing = Draw(way, next_ids, verdicts, first_new=0)
-        parts.append(Rows(f"request {slot}", slot, tuple(ids[:count]), start, keep, pages, drawing, offset))
+        drawing = Draw(way, next_ids, checks, first_new=0)
+        parts.append(DecodeRows(f"request {slot}", slot, tuple(ids[:count]), start, keep, pages, drawing, offset))
     return parts
 
 
@@ -47,14 +48,14 @@ def parts_of_a_step(draw, layouts=LAYOUTS):
 def test_nothing_is_left_of_the_steps_before(data):
     """Two layouts take turns and last for a while, as they do when sequences go on."""
     layouts = st.sampled_from([data.draw(LAYOUTS), data.draw(LAYOUTS)])
-    packing = Packing(SIZES)
+    packing = InputPacker(SIZES)
     for parts in data.draw(st.lists(parts_of_a_step(layouts), min_size=2, max_size=6)):
-        assert packing.pack(parts).tolist() == Packing(SIZES).pack(parts).tolist()
+        assert packing.pack(parts).tolist() == InputPacker(SIZES).pack(parts).tolist()
 
 
 @given(parts_of_a_step())
 def test_what_is_unpacked_is_what_the_step_says(parts):
-    batch, draw = unpack(Packing(SIZES).pack(parts), SIZES)
+    batch, draw = decode_inputs(InputPacker(SIZES).pack(parts), SIZES)
     rows = [(place, part, row) for place, part in enumerate(parts) for row in range(len(part.token_ids))]
     for at, (place, part, row) in enumerate(rows):
         position, way = part.start + row, part.draw.sampling
@@ -63,22 +64,26 @@ def test_what_is_unpacked_is_what_the_step_says(parts):
         assert batch.positions[:, at].tolist() == [position + part.position_offset] * 3
         assert batch.slot_mapping[at] == page * PAGE_TOKENS + position % PAGE_TOKENS
         assert (draw.row_sequence[at], draw.positions[at]) == (place, position)
-        assert (draw.next_ids[at], draw.verdicts[at]) == (part.draw.next_ids[row], part.draw.verdicts[row])
+        assert (draw.next_ids[at], draw.checks[at]) == (part.draw.next_ids[row], part.draw.checks[row])
         assert int(draw.seeds[at]) % 2**64 == way.seed % 2**64
         assert (draw.top_k[at], draw.temperature[at]) == (way.top_k, way.temperature)
         assert (draw.top_p[at], draw.min_p[at]) == (way.top_p, way.min_p)
     for place, part in enumerate(parts):
-        assert (batch.slots[place], batch.num_accepted[place], batch.seen[place]) == (part.slot, part.keep, part.end)
+        assert (batch.slots[place], batch.num_accepted[place], batch.seen[place]) == (
+            part.slot,
+            part.num_accepted,
+            part.end,
+        )
         assert batch.cu_rows[place + 1] - batch.cu_rows[place] == len(part.token_ids)
-        assert batch.page_table[place].tolist() == [*part.pages.tolist(), 0, 0, 0][: SIZES.pages]
+        assert batch.page_table[place].tolist() == [*part.pages.tolist(), 0, 0, 0][: SIZES.num_pages]
 
 
 @given(parts_of_a_step())
 def test_blank_rows_are_of_no_sequence_and_write_nowhere(parts):
-    batch, draw = unpack(Packing(SIZES).pack(parts), SIZES)
+    batch, draw = decode_inputs(InputPacker(SIZES).pack(parts), SIZES)
     num_rows, num_parts = sum(len(part.token_ids) for part in parts), len(parts)
     assert (batch.slot_mapping[num_rows:] == -1).all()
-    assert (draw.row_sequence[num_rows:] == SIZES.sequences).all()
+    assert (draw.row_sequence[num_rows:] == SIZES.num_sequences).all()
     assert (batch.cu_rows[num_parts:] == num_rows).all()
     assert (batch.num_accepted[num_parts:] == 0).all()
     assert (batch.page_table[num_parts:] == 0).all()
@@ -86,9 +91,9 @@ def test_blank_rows_are_of_no_sequence_and_write_nowhere(parts):
 
 @given(st.integers(1, 70), st.integers(1, 9), st.integers(1, 33))
 def test_what_kernels_take_in_32_bits_is_theirs_without_a_copy_and_aligned(rows, sequences, pages):
-    sizes = Sizes(rows, sequences, pages)
-    words = Packing(sizes).words
-    batch, _ = unpack(words, sizes)
+    sizes = StepSizes(rows, sequences, pages)
+    words = InputPacker(sizes).words
+    batch, _ = decode_inputs(words, sizes)
     parts = [batch.slots, batch.num_accepted, batch.seen, batch.cu_rows, batch.page_table]
     for part in parts:
         assert part.dtype is torch.int32
@@ -101,13 +106,13 @@ def test_what_kernels_take_in_32_bits_is_theirs_without_a_copy_and_aligned(rows,
 
 
 def test_sizes_are_those_of_the_step_and_reach_its_last_draft():
-    draw = Draw(WAYS[0], (4, -1), (Verdict.COMPARE,) * 2, 0)
-    parts = [Rows("a", 0, (1, 4), 61, 1, TABLES[1], draw), Rows("b", 1, (1, 4), 10, 1, TABLES[0], draw)]
-    assert exact_sizes(parts, depth=0) == Sizes(4, 2, 1)
-    assert exact_sizes(parts, depth=1) == Sizes(4, 2, 2)
+    draw = Draw(WAYS[0], (4, -1), (DraftCheck.COMPARE,) * 2, 0)
+    parts = [DecodeRows("a", 0, (1, 4), 61, 1, TABLES[1], draw), DecodeRows("b", 1, (1, 4), 10, 1, TABLES[0], draw)]
+    assert exact_sizes(parts, depth=0) == StepSizes(4, 2, 1)
+    assert exact_sizes(parts, depth=1) == StepSizes(4, 2, 2)
 
 
 def test_after_a_prompt_its_last_token_is_drawn_from():
-    draw = Draw(WAYS[0], (-1,), (Verdict.COMPARE,), 0, depth=2)
-    piece = Piece("a", 3, (7, 8, 9), 64, TABLES[1], (), draw)
-    assert last_row(piece) == Rows("a", 3, (9,), 66, 0, TABLES[1], draw)
+    draw = Draw(WAYS[0], (-1,), (DraftCheck.COMPARE,), 0, depth=2)
+    piece = PromptChunk("a", 3, (7, 8, 9), 64, TABLES[1], (), draw)
+    assert last_row(piece) == DecodeRows("a", 3, (9,), 66, 0, TABLES[1], draw)

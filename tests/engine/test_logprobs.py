@@ -5,7 +5,7 @@ import random
 import pytest
 import torch
 
-from onebox.engine.logprobs import RowLogprobs
+from onebox.engine.logits import RowLogprobs
 from onebox.engine.request import PromptLogprobs, Request, SamplingParams, Tokens
 from onebox.model.load import load_model
 from onebox.model.random import TINY, random_weights

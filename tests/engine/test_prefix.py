@@ -2,10 +2,11 @@
 
 import pytest
 
-from onebox.engine.config import PAGE_TOKENS, EngineConfig
+from onebox.engine.config import EngineConfig
 from onebox.engine.pages import PagePool
 from onebox.engine.prefix import PrefixCache
 from onebox.engine.sequence import checkpoint_positions
+from onebox.spec.kv import PAGE_TOKENS
 
 
 def text(*page_ids, tail=1):

@@ -17,9 +17,9 @@ from torch.nn.functional import one_hot
 from transformers import MinPLogitsWarper, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 from onebox.engine.api import Engine, EngineConfig, SpeculationConfig, SpeculationMethod
+from onebox.engine.draft.speculate import SequenceDrafts
 from onebox.engine.request import Request, SamplingParams
 from onebox.engine.runner import ModelRunner
-from onebox.engine.speculate import SequenceDrafts
 from onebox.model.load import load_model
 from onebox.model.random import TINY, random_weights
 from onebox.spec.model import spec_from_config
@@ -52,17 +52,21 @@ class MarkovModel:
         noise = torch.randn(VOCAB_SIZE, VOCAB_SIZE, generator=random)
         self.mtp = SimpleNamespace(mixes=torch.eye(VOCAB_SIZE) * 0.7 + noise * 0.1)
 
-    def forward(self, batch, _memory):
+    def decode(self, batch, _memory):
         return one_hot(batch.token_ids, VOCAB_SIZE).float()
+
+    prefill = decode
 
     def logits(self, hidden):
         return hidden @ self.table
 
-    def draft(self, head, batch, _hidden, _pages):
-        return one_hot(batch.token_ids, VOCAB_SIZE).float() @ head.mixes
+    def draft(self, batch, _hidden, _pages):
+        return one_hot(batch.token_ids, VOCAB_SIZE).float() @ self.mtp.mixes
 
-    def remember(self, head, batch, hidden, pages):
-        """It has nothing to remember."""
+    def write_draft_kv(self, batch, hidden, pages):
+        """It keeps no keys and values."""
+
+    prefill_draft_kv = write_draft_kv
 
 
 @pytest.fixture(scope="module")

@@ -24,7 +24,7 @@ def prompt(length, seed=0):
 
 
 def prompt_tokens(batch):
-    return sum(len(piece.token_ids) for piece in batch.pieces)
+    return sum(len(piece.token_ids) for piece in batch.chunks)
 
 
 # Prompts and answers side by side.
@@ -36,14 +36,14 @@ def test_between_two_steps_of_a_running_answer_at_most_max_num_batched_tokens_of
     answers = [it.ask(f"answer {i}", prompt(5, i), max_tokens=200, ignore_eos=True) for i in range(3)]
     it.step()
     it.ask("long", prompt(LONG), max_tokens=2)
-    batches = []
+    plans = []
     while it.sequences["long"].is_prefilling:
-        made = [answer.num_made for answer in answers]
-        batches.append(it.step())
-        assert [answer.num_made for answer in answers] == [count + 1 for count in made]
-    assert max(map(prompt_tokens, batches)) == 2048
-    assert sum(map(prompt_tokens, batches)) == LONG
-    assert len(batches) == math.ceil(LONG / 2048)
+        made = [answer.num_sampled for answer in answers]
+        plans.append(it.step())
+        assert [answer.num_sampled for answer in answers] == [count + 1 for count in made]
+    assert max(map(prompt_tokens, plans)) == 2048
+    assert sum(map(prompt_tokens, plans)) == LONG
+    assert len(plans) == math.ceil(LONG / 2048)
 
 
 def test_a_short_prompt_is_not_stuck_behind_a_long_one():
@@ -52,7 +52,7 @@ def test_a_short_prompt_is_not_stuck_behind_a_long_one():
     it.step()
     it.ask("short", prompt(100, seed=1), max_tokens=1)
     batch = it.step()
-    assert [(piece.request_id, len(piece.token_ids)) for piece in batch.pieces] == [("long", 128), ("short", 100)]
+    assert [(piece.request_id, len(piece.token_ids)) for piece in batch.chunks] == [("long", 128), ("short", 100)]
     assert it.end("short").reason is FinishReason.LENGTH
 
 
@@ -60,14 +60,14 @@ def test_what_short_prompts_leave_of_the_budget_goes_to_the_long_one():
     it = stand(max_model_len=20_000, num_pages=400, max_num_batched_tokens=640)
     for name, length in (("long", 5000), ("a", 30), ("b", 64), ("c", 70)):
         it.ask(name, prompt(length, seed=length), max_tokens=1)
-    pieces = it.step().pieces
+    pieces = it.step().chunks
     assert {piece.request_id: len(piece.token_ids) for piece in pieces} == {"long": 384, "a": 30, "b": 64, "c": 70}
 
 
 def test_prompts_are_cut_on_the_grid_and_only_their_end_draws():
     it = stand(max_num_batched_tokens=64)
     it.ask("a", prompt(133), max_tokens=2)
-    pieces = [piece for _ in range(3) for piece in it.step().pieces]
+    pieces = [piece for _ in range(3) for piece in it.step().chunks]
     assert [(piece.start, piece.end, piece.draw is not None) for piece in pieces] == [
         (0, 64, False),
         (64, 128, False),
@@ -284,7 +284,7 @@ def test_states_are_kept_before_the_second_message_before_the_last_and_at_the_en
     body = [token_id for token_id in prompt(2000) if token_id != opens]
     text = [opens, *body[:150], opens, *body[150:300], opens, *body[300:550], opens, *body[550:700]]
     it.ask("a", text, max_tokens=1)
-    (piece,) = it.step().pieces
+    (piece,) = it.step().chunks
     starts = [place for place, token_id in enumerate(text) if token_id == opens]
     assert [save.num_tokens for save in piece.saves] == [
         starts[1] // 64 * 64,
@@ -359,7 +359,7 @@ def test_drafts_never_exceed_what_is_left(max_tokens):
     it = stand("mtp", 4, draft_accuracy=1.0)
     it.ask("a", prompt(9), max_tokens=max_tokens, ignore_eos=True)
     it.drain()
-    drafted = [len(rows.token_ids) - 1 for batch in it.runner.batches for rows in batch.rows]
+    drafted = [len(rows.token_ids) - 1 for plan in it.runner.plans for rows in plan.rows]
     assert drafted == ([max_tokens - 2] if max_tokens > 1 else [])
     assert len(it.token_ids("a")) == max_tokens
 

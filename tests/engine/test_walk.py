@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from onebox.engine.config import EngineConfig, SpeculationConfig, SpeculationMethod
-from onebox.engine.draft.counts import AcceptanceCounts
 from onebox.engine.request import (
+    AcceptanceCounts,
     Failed,
     Finished,
     FinishReason,
@@ -155,7 +155,7 @@ def check_answer(sequence, events, *, was_aborted):
         assert (reason is FinishReason.ABORT) == was_aborted
         assert got == answer.token_ids[: len(got)]
     else:
-        assert (got, reason, counts.completion_tokens) == (answer.token_ids, answer.reason, answer.num_made)
+        assert (got, reason, counts.completion_tokens) == (answer.token_ids, answer.reason, answer.num_sampled)
     logprobs = [logprob.token_id for event in events if isinstance(event, Tokens) for logprob in event.logprobs]
     assert logprobs == (got if sampling.logprobs is not None else [])
     check_prompt_logprobs(sequence, events)

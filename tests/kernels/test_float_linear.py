@@ -85,15 +85,6 @@ def test_a_prefilled_row_does_not_depend_on_the_others_at_full_size(kernel, devi
     assert_rows_stand_alone(getattr(kernel, op), arguments(device, op, 300, n, k, dtype), (1, 2, 3, 8, 17, 64, 130))
 
 
-@pytest.mark.gpu
-@pytest.mark.parametrize("op", ["fp8_block_linear", "nvfp4_linear", "fp8_row_matmul", "nvfp4_matmul"])
-def test_assembly_and_plain_decoding_give_the_same_bits(kernel, device, monkeypatch, op):
-    inputs = arguments(device, op, 19, 2048, 1024, BF16)
-    by_assembly = getattr(kernel, op)(**inputs)
-    monkeypatch.setattr(kernel, "USES_ASM", False)
-    assert torch.equal(getattr(kernel, op)(**inputs), by_assembly)
-
-
 @pytest.mark.parametrize("op", ["fp8_row_linear", "fp8_row_matmul"])
 def test_every_e4m3_code_is_decoded_exactly(kernel, device, op):
     codes = torch.arange(256, dtype=torch.uint8, device=device)

@@ -6,10 +6,10 @@ Each output is [rows, ...] or parts [P, rows, ...]; parts are turned so that row
 import pytest
 import torch
 
+from onebox.kernels.common.float_weight import FloatWeight
 from onebox.kernels.common.rows import FixedRows
 from onebox.kernels.experts.cases import int4_experts
 from onebox.kernels.float_linear.cases import float_weight
-from onebox.kernels.float_linear.tiles import FloatWeight
 from onebox.kernels.int_linear.cases import matrix
 from tests.conftest import HAS_GPU
 from tests.kernels.catalogue import forms

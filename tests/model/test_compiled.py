@@ -221,7 +221,7 @@ def test_nothing_is_compiled_where_there_is_no_numba():
     """Every room up to the engine can be imported, and no module asks for Numba on the way."""
     asked = (
         "import sys\nsys.modules['numba'] = sys.modules['llvmlite'] = None\n"
-        "import onebox.engine.api, onebox.engine.open, onebox.model.load\n"
+        "import onebox.engine.api, onebox.engine.runner, onebox.model.load\n"
         "print(onebox.model.compiled.is_available())"
     )
     answer = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True, check=True)

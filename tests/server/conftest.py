@@ -12,8 +12,7 @@ import openai
 import pytest
 import uvicorn
 
-from onebox.engine.api import Engine, EngineConfig
-from onebox.engine.open import EngineOptions, Vocabulary, plan_engine, start_engine
+from onebox.engine.api import Engine, EngineConfig, EngineOptions, TokenInfo, plan_engine, start_engine
 from onebox.server.app import create_app
 from onebox.server.fetch import FetchLimits
 from onebox.server.media import Media, MediaLimits
@@ -142,7 +141,7 @@ def start_model(directory, tokenizer, **options):
     """(engine, defaults) of a checkpoint on the CPU."""
     defaults = GenerationDefaults.load(directory)
     eos_token_ids = defaults.eos_token_ids
-    vocabulary = Vocabulary(eos_token_ids, tokenizer.message_token_ids, token_table(tokenizer, eos_token_ids))
+    vocabulary = TokenInfo(eos_token_ids, tokenizer.message_token_ids, token_table(tokenizer, eos_token_ids))
     options = EngineOptions(kv_cache_memory_bytes=16 << 20, **options)
     return start_engine(plan_engine(directory, options, vocabulary), vocabulary), defaults
 

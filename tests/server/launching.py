@@ -4,18 +4,32 @@ import os
 import re
 import subprocess
 import sys
+import threading
 from contextlib import contextmanager
+
+START_LIMIT_S = 300
+
+
+@contextmanager
+def started(*arguments, **pipes):
+    """(process, URL) of a server on a free port. One that is not ready in time is killed."""
+    command = [sys.executable, "-m", "onebox.cli.main", "serve", *map(str, arguments), "--port", "0"]
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True, **pipes) as process:
+        limit = threading.Timer(START_LIMIT_S, process.kill)
+        limit.start()
+        try:
+            ready = next((line for line in process.stdout if line.startswith("Ready")), None)
+            limit.cancel()
+            assert ready, f"`{' '.join(command)}` ended before it was ready"
+            yield process, re.search(r"at (http\S+)/v1", ready).group(1)
+        finally:
+            limit.cancel()
+            process.kill()
 
 
 @contextmanager
 def launched(*arguments):
-    """Gives the server's URL, on a free port."""
-    command = [sys.executable, "-m", "onebox.cli.main", "serve", *arguments, "--port", "0"]
-    environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
-    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:
-        try:
-            ready = next((line for line in process.stdout if line.startswith("Ready")), None)
-            assert ready, f"`{' '.join(command)}` ended before it was ready"
-            yield re.search(r"at (http\S+)/v1", ready).group(1)
-        finally:
-            process.kill()
+    """The URL alone."""
+    with started(*arguments) as (_, url):
+        yield url

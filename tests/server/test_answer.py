@@ -34,9 +34,9 @@ def answer_of(service, prompt, chunks, reason=FinishReason.STOP):
     handle = RequestHandle("x")
     for chunk in chunks:
         logprobs = tuple(TokenLogprob(token_id, -float(place), 1) for place, token_id in enumerate(chunk))
-        handle.post(Tokens("x", tuple(chunk), logprobs), 0.0)
+        handle.deliver(Tokens("x", tuple(chunk), logprobs), 0.0)
     num_made = sum(map(len, chunks))
-    handle.post(Finished("x", reason, Counts(len(prompt.token_ids), num_made + 1, cached_tokens=2)), 0.0)
+    handle.deliver(Finished("x", reason, Counts(len(prompt.token_ids), num_made + 1, cached_tokens=2)), 0.0)
     return Answer(service.engine, service.tokenizer, prompt, Request("x", prompt.token_ids), handle)
 
 
@@ -98,7 +98,7 @@ def test_an_answer_that_the_engine_did_not_end_is_an_error(service):
 def test_of_several_answers_one_failure_fails_the_request(service):
     prompt = Prompt((1,), Request("x", (1,)).sampling)
     broken = RequestHandle("y")
-    broken.post(Failed("y", "It broke."), 0.0)
+    broken.deliver(Failed("y", "It broke."), 0.0)
     answers = (
         answer_of(service, prompt, [(1,)]),
         Answer(service.engine, service.tokenizer, prompt, Request("y", (1,)), broken),

@@ -1,12 +1,16 @@
-"""Launch commands that people posted for vLLM run with its name replaced, and say what has no meaning here."""
+"""`onebox serve` as a process: launch commands posted for vLLM run with the name replaced, and signals stop it."""
 
+import contextlib
 import json
 import shutil
+import signal
+import subprocess
 
 import httpx
 import pytest
 
-from tests.server.launching import launched
+from tests.server.conftest import wait_until
+from tests.server.launching import launched, started
 
 # As posted (shared by users of a DGX Spark), but for the port, the host and the model's path.
 COMMANDS = {
@@ -46,3 +50,43 @@ def test_a_posted_launch_command_serves(long_checkpoint, name):
         answer = httpx.post(f"{url}/v1/chat/completions", json=body, timeout=60)
         assert answer.status_code == 200
         assert answer.json()["usage"]["completion_tokens"] == 4
+
+
+LIMITS = ("--max-model-len", "2000", "--kv-cache-memory-bytes", "16000000")
+
+
+def long_answer(url):
+    body = {"prompt": "Hi", "max_tokens": 1500, "ignore_eos": True, "stream": True}
+    return httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=120)
+
+
+@pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_lets_running_answers_finish_and_takes_no_new_ones(checkpoint, stop):
+    options = (checkpoint, *LIMITS, "--shutdown-timeout", "100")
+    with started(*options, stderr=subprocess.PIPE) as (process, url), long_answer(url) as answer:
+        lines = answer.iter_lines()
+        next(lines)
+        process.send_signal(stop)
+        wait_until(lambda: httpx.get(f"{url}/health").status_code == 503)
+        refused = httpx.post(f"{url}/v1/completions", json={"prompt": "Hi"})
+        rest = "".join(lines)
+        out, err = process.communicate(timeout=60)
+    assert (refused.status_code, "Retry-After" in refused.headers) == (503, True)
+    assert rest.endswith("data: [DONE]")
+    assert '"finish_reason": "length"' in rest
+    assert (process.returncode, out, err) == (0, "Stopped.\n", "")
+
+
+def test_a_second_signal_stops_at_once(checkpoint):
+    with started(checkpoint, *LIMITS, stderr=subprocess.PIPE) as (process, url), long_answer(url) as answer:
+        lines = answer.iter_lines()
+        next(lines)
+        process.send_signal(signal.SIGTERM)
+        wait_until(lambda: httpx.get(f"{url}/health").status_code == 503)
+        process.send_signal(signal.SIGTERM)
+        rest = ""
+        with contextlib.suppress(httpx.RemoteProtocolError):
+            rest = "".join(lines)
+        out, _ = process.communicate(timeout=60)
+    assert (process.returncode, out) == (0, "Stopped.\n")
+    assert '"finish_reason": "length"' not in rest

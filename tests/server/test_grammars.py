@@ -5,7 +5,7 @@ import json
 import pytest
 
 from onebox.engine.api import Grammar
-from onebox.engine.constraint import Vocabulary
+from onebox.engine.grammar import GrammarCompiler
 from onebox.server.grammars import after_reasoning, either, tool_calls
 from onebox.spec.errors import UsageError
 from onebox.text.parser import AnswerParser
@@ -37,7 +37,7 @@ PONG = "<tool_call>\n<function=ping>\n" + END
 
 @pytest.fixture(scope="module")
 def vocabulary(tokenizer):
-    return Vocabulary(token_table(tokenizer, (258,)), 384)
+    return GrammarCompiler(token_table(tokenizer, (258,)), 384)
 
 
 @pytest.fixture(scope="module")

@@ -1,12 +1,8 @@
-"""What stands before the routes: the key, the bound on bodies, browsers' origins; and readers that do not read."""
-
-import asyncio
+"""In front of the routes: the API key, the limit of bodies, browsers' origins."""
 
 import pytest
 
-from onebox.server.schemas.completions import CompletionRequest
 from onebox.server.settings import ServerSettings
-from onebox.server.sse import EventStream
 from tests.server.conftest import Client
 from tests.server.test_errors import refused
 
@@ -82,34 +78,3 @@ def test_pages_of_other_origins_are_let_in_only_when_allowed(guarded):
     answer = post(client, {"origin": "http://page", "x-api-key": "k"})
     assert answer.headers["access-control-allow-origin"] == "http://page"
     assert "access-control-allow-origin" not in post(client, {"origin": "http://b", "x-api-key": "k"}).headers
-
-
-@pytest.mark.parametrize("spec_version", ["2.3", "2.4"])
-def test_a_reader_that_takes_nothing_is_cut_off_and_its_request_ended(spec_version):
-    closed = []
-
-    async def events():
-        while True:
-            yield "data: x\n\n"
-
-    async def never(*_):
-        await asyncio.Event().wait()
-
-    stream = EventStream(events(), lambda: closed.append(True), send_timeout_s=0.01)
-    asyncio.run(stream({"type": "http", "asgi": {"spec_version": spec_version}}, never, never))
-    assert closed == [True]
-
-
-def test_a_slow_reader_does_not_hold_the_engine(scripted):
-    client = scripted("x" * 200)
-    body = {"prompt": "Hi", "max_tokens": 200, "stream": True}
-
-    async def read_late():
-        completion = CompletionRequest(**body).completion_input(client.service.defaults)
-        answers = await client.service.submit(await client.service.prompts.of_completion(completion), "cmpl")
-        while client.service.engine.stats().num_finished == 0:
-            await asyncio.sleep(0.001)
-        return await answers.whole()
-
-    (chunk,) = asyncio.run(asyncio.wait_for(read_late(), 60))
-    assert len(chunk.token_ids) == 200

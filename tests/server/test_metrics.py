@@ -150,13 +150,13 @@ def test_the_parts_of_a_requests_time_sum_to_the_whole(engine, scrape):
 
 def test_the_time_in_the_queue_ends_when_the_prompts_step_begins(engine, scrape, monkeypatch):
     """A prompt of one step: its Started comes with its first token, and yet its prefill took that step's time."""
-    run, now = engine.runner.run, time.monotonic
+    start, now = engine.runner.start, time.monotonic
 
-    def run_for_an_hour(batch, meanwhile):
+    def start_for_an_hour(plan):
         monkeypatch.setattr(time, "monotonic", lambda: now() + 3600)
-        return run(batch, meanwhile)
+        return start(plan)
 
-    engine.runner.run = run_for_an_hour
+    engine.runner.start = start_for_an_hour
     list(engine.submit(request("a", max_tokens=1)))
     metrics = scrape()
     assert metrics("vllm:request_prefill_time_seconds_sum") >= 3600

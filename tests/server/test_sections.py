@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from onebox.server.sections import AnswerSections, SectionClosed, SectionGrown, SectionOpened
+from onebox.server.sections import AnswerSections
 from onebox.text.parser import AnswerParser
 from onebox.text.toolcalls import ToolDefinition
 from tests.server.endpoints.test_chat import ANSWERS
@@ -29,17 +29,17 @@ def test_sections_are_the_same_at_every_cut(text, data):
     cut, events = read(pieces)
     assert cut == whole
     built, is_open = [], False
-    for event in events:
-        match event:
-            case SectionOpened(section):
+    for change, section, text in events:
+        match change:
+            case "opened":
                 assert not is_open
                 assert section.index == len(built)
                 built.append("")
                 is_open = True
-            case SectionGrown(section, text):
+            case "grown":
                 assert is_open
                 built[section.index] += text
-            case SectionClosed():
+            case "closed":
                 is_open = False
     assert not is_open
     assert built == [text for _, _, text in whole]

@@ -10,7 +10,7 @@ import pytest
 
 from onebox.server.app import create_app
 from onebox.server.settings import ServerSettings
-from onebox.server.sse import COMMENT, merged
+from onebox.server.sse import COMMENT, EventStream, merged
 from tests.server.conftest import listening
 
 QUESTION = [{"role": "user", "content": "Hi"}]
@@ -102,10 +102,16 @@ def test_a_reader_that_stops_ends_its_streams():
 
 
 def test_an_error_after_the_reader_has_stopped_is_not_logged(caplog):
+    async def failing(failed):
+        failed.set()
+        raise ValueError("it broke")
+        yield
+
     async def read():
-        items = merged([counted(open_gate(), fails=True)], NEVER_S)
+        failed = asyncio.Event()
+        items = merged([counted(open_gate()), failing(failed)], NEVER_S)
         await anext(items)
-        await asyncio.sleep(0.01)
+        await failed.wait()
         await items.aclose()
 
     asyncio.run(read())
@@ -188,3 +194,19 @@ def test_several_choices_share_one_stream_with_heartbeats(scripted):
             texts[chunk.choices[0].index] += chunk.choices[0].text
     assert texts == {0: "ok", 1: "ok"}
     assert tap.sent.startswith(COMMENT * 3)
+
+
+@pytest.mark.parametrize("spec_version", ["2.3", "2.4"])
+def test_a_reader_that_takes_nothing_is_cut_off_and_its_request_ended(spec_version):
+    closed = []
+
+    async def events():
+        while True:
+            yield "data: x\n\n"
+
+    async def never(*_):
+        await asyncio.Event().wait()
+
+    stream = EventStream(events(), lambda: closed.append(True), send_timeout_s=0.01)
+    asyncio.run(stream({"type": "http", "asgi": {"spec_version": spec_version}}, never, never))
+    assert closed == [True]

@@ -1,9 +1,10 @@
 """How deep to draft, and with which drafter: chosen per sequence and step, from what was measured.
 
 A step of depth k gives one token and as many drafts as are accepted, for the price of 1 + k rows and of making the
-drafts. `Acceptance` learns how likely a draft is kept, `StepCosts` what steps cost, and the choice is the one with the
-most expected tokens per second; depth 0, plain decoding, is one of the choices. Texts and costs change, so now and then
-`AutoDepth` tries what it does not believe in. Nothing here is random: the same observations give the same choices.
+drafts. `AcceptanceRates` estimates how likely a draft is accepted, `StepCosts` what steps cost, and the choice is the
+one with the most expected tokens per second; depth 0, plain decoding, is one of the choices. Texts and costs change,
+so `AutoDepth` now and then probes a choice that is not the best. Nothing here is random: the same observations give
+the same choices.
 """
 
 import math
@@ -20,12 +21,12 @@ from numpy.typing import NDArray
 __all__ = [
     "ALONE",
     "PLAIN",
-    "Acceptance",
+    "AcceptanceRates",
     "AutoDepth",
-    "Choice",
     "Company",
     "CostPrior",
     "DepthSettings",
+    "DraftChoice",
     "Drafter",
     "Offer",
     "StepCosts",
@@ -60,7 +61,7 @@ class Offer(NamedTuple):
         return self.drafter, self.match_length
 
 
-class Choice(NamedTuple):
+class DraftChoice(NamedTuple):
     """`depth` drafts by `drafter`."""
 
     drafter: Drafter
@@ -75,7 +76,7 @@ class Choice(NamedTuple):
         return self.depth if self.drafter is Drafter.MTP else 0
 
 
-PLAIN = Choice(Drafter.NONE, 0)
+PLAIN = DraftChoice(Drafter.NONE, 0)
 
 
 class Company(NamedTuple):
@@ -119,7 +120,7 @@ class DepthSettings:
     """The part of the speed that trying may cost."""
 
 
-class Acceptance:
+class AcceptanceRates:
     """How likely a draft at each position is kept, given that those before it were. Positions count from 0."""
 
     def __init__(self, settings: DepthSettings) -> None:
@@ -258,10 +259,10 @@ class _Offset(NamedTuple):
 
 def choose(
     offers: Sequence[Offer],
-    acceptance: Mapping[tuple[Drafter, int], Acceptance],
+    acceptance: Mapping[tuple[Drafter, int], AcceptanceRates],
     costs: StepCosts,
     company: Company = ALONE,
-) -> Choice:
+) -> DraftChoice:
     """The choice with the most expected tokens per unit of cost, the step's other sequences counted in.
 
     `acceptance` is keyed by `Offer.experience` and holds every offer's. Between equals the shallower goes first.
@@ -277,14 +278,14 @@ def choose(
             speed = (others + expected) / costs.cost(num_rows + depth, longest)
             if speed > best_speed:
                 best, best_depth, best_speed = offer, depth, speed
-    return Choice(best.drafter, best_depth, best.match_length) if best else PLAIN
+    return DraftChoice(best.drafter, best_depth, best.match_length) if best else PLAIN
 
 
-def _speed(choice: Choice, expected_tokens: float, costs: StepCosts, company: Company) -> float:
+def _speed(choice: DraftChoice, expected_tokens: float, costs: StepCosts, company: Company) -> float:
     return (company.expected_tokens + expected_tokens) / _cost(choice, costs, company)
 
 
-def _cost(choice: Choice, costs: StepCosts, company: Company) -> float:
+def _cost(choice: DraftChoice, costs: StepCosts, company: Company) -> float:
     return costs.cost(company.num_rows + 1 + choice.depth, max(company.num_chained, choice.num_chained))
 
 
@@ -299,17 +300,17 @@ class AutoDepth:
 
     def __init__(self, settings: DepthSettings | None = None) -> None:
         self._settings = settings or DepthSettings()
-        self._acceptance: dict[tuple[Drafter, int], Acceptance] = {}
+        self._acceptance: dict[tuple[Drafter, int], AcceptanceRates] = {}
         self._num_unused: dict[Drafter, int] = dict.fromkeys(Drafter, 0)
         """Steps since a drafter was last used, of those in which it could have been."""
         self._credit = 0.0
 
-    def choose(self, offers: Sequence[Offer], costs: StepCosts, company: Company = ALONE) -> Choice:
+    def choose(self, offers: Sequence[Offer], costs: StepCosts, company: Company = ALONE) -> DraftChoice:
         """The next step's choice among the offers and plain decoding."""
         offers = [offer for offer in offers if offer.max_depth > 0]
         for offer in offers:
             if offer.experience not in self._acceptance:
-                self._acceptance[offer.experience] = Acceptance(self._settings)
+                self._acceptance[offer.experience] = AcceptanceRates(self._settings)
         best = choose(offers, self._acceptance, costs, company)
         best_tokens = self.expected_tokens(best)
         self._credit = min(self._credit + self._settings.probe_share * best_tokens, 1.0)
@@ -324,7 +325,7 @@ class AutoDepth:
         self._num_unused[choice.drafter] = 0
         return choice
 
-    def observe(self, choice: Choice, num_proposed: int, num_accepted: int) -> None:
+    def observe(self, choice: DraftChoice, num_proposed: int, num_accepted: int) -> None:
         """What came of a choice. Fewer drafts than chosen may have been proposed; none need not be observed.
 
         The next choice may have been made meanwhile: drafts are checked a step after they were asked for.
@@ -336,14 +337,16 @@ class AutoDepth:
             self._credit += num_accepted
             self._num_unused[choice.drafter] = self._settings.probe_interval
 
-    def expected_tokens(self, choice: Choice) -> float:
+    def expected_tokens(self, choice: DraftChoice) -> float:
         """Tokens that a step with this choice gives, on average: for the `Company` of the other sequences."""
         if not choice.depth:
             return 1.0
         acceptance = self._acceptance[choice.drafter, choice.match_length]
         return 1.0 + sum(acceptance.chances(choice.depth))
 
-    def _probe(self, best: Choice, offers: Sequence[Offer], costs: StepCosts, company: Company) -> Choice | None:
+    def _probe(
+        self, best: DraftChoice, offers: Sequence[Offer], costs: StepCosts, company: Company
+    ) -> DraftChoice | None:
         """The choice other than the best that was not tried for longest, if its time has come."""
         others = [offer for offer in offers if offer.drafter is not best.drafter]
         waits: list[tuple[int, Offer | None]] = [(self._num_unused[offer.drafter], offer) for offer in others]
@@ -354,5 +357,5 @@ class AutoDepth:
             return None
         probe = choose([tried], self._acceptance, costs, company) if tried else PLAIN
         if tried and not probe.depth:
-            probe = Choice(tried.drafter, 1, tried.match_length)
+            probe = DraftChoice(tried.drafter, 1, tried.match_length)
         return probe._replace(is_probe=True)

@@ -26,17 +26,20 @@ from onebox.kernels.attention.gate import attention_rows
 from onebox.kernels.attention.pieces import count_pieces, piece_bounds
 from onebox.kernels.attention.planes import coordinates, load_tables, lookup_table
 from onebox.kernels.attention.prefill import paged_attention_prefill_kernel
-from onebox.kernels.attention.softmax import attend_tile, loop_bound
-from onebox.kernels.attention.write import hadamard, rounded
-from onebox.kernels.common.dependent import dependent, release, wait
-from onebox.kernels.common.rows import FixedRows
+from onebox.kernels.attention.softmax import attend_tile
+from onebox.kernels.attention.write import hadamard
+from onebox.kernels.common.arithmetic import loop_bound, rounded
+from onebox.kernels.common.dependent import launch_options, release, wait
+from onebox.kernels.common.fixed_point import store_groups
+from onebox.kernels.common.parts import sum_parts
+from onebox.kernels.common.rows import FixedRows, new_rows
 from onebox.kernels.common.target import has_large_shared_memory
-from onebox.kernels.int_linear.reference import LARGEST, SMALLEST_ABSMAX
-from onebox.kernels.norm.fused import new_rows, store_groups
-from onebox.kernels.router.fused import sum_parts
+from onebox.kernels.common.tuning import Tunable
 from onebox.spec.pieces import doublings, piece_count
 
 __all__ = ["paged_attention", "paged_attention_prefill", "paged_attention_rows"]
+
+_PIECE, _COMBINE, _ROTATE = Tunable("attention_piece"), Tunable("attention_combine"), Tunable("attention_rotate")
 
 MAX_ROWS = 9  # of one sequence in a decode or verify step
 _GROUP = 128  # columns of a fixed-point group
@@ -173,8 +176,6 @@ def paged_attention_combine_kernel(
     COLUMNS: tl.constexpr,  # coordinates of a program: D where values are rotated
     CHUNK: tl.constexpr,  # pieces, or sequences, read at a time
     PARTS: tl.constexpr,  # 0 where values are not gated
-    LARGEST: tl.constexpr,
-    SMALLEST_ABSMAX: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
     release(DEPENDENT)
@@ -229,8 +230,6 @@ def paged_attention_combine_kernel(
             planes_ptr,
             scale_ptr,
             Q * D,
-            LARGEST,
-            SMALLEST_ABSMAX,
         )
     else:
         tl.store(out_ptr + (row.to(tl.int64) * Q + head) * D + columns, attended)
@@ -306,7 +305,7 @@ def _attend_pieces(
         DOUBLINGS=doublings(pages.format),
         **_page_shape(pages, dim),
         **shape,
-        **dependent(query, "attention_piece"),
+        **launch_options(query, _PIECE, num_heads),
     )
     return partial, best, total
 
@@ -345,10 +344,8 @@ def _combine(
         COLUMNS=columns,
         CHUNK=64,
         PARTS=0 if qkv_parts is None else len(qkv_parts),
-        LARGEST=float(LARGEST),
-        SMALLEST_ABSMAX=SMALLEST_ABSMAX,
         num_warps=4 if signs is None else 8,
-        **dependent(x, "attention_combine"),
+        **launch_options(x, _COMBINE, num_heads),
     )
 
 
@@ -435,7 +432,7 @@ def _rotated_for_keys(query: Tensor, pages: KVPages) -> Tensor:
 
 def _rotate(x: Tensor, out: Tensor, signs: Tensor, bits: int, is_inverse: bool) -> None:
     rows, dim = x.shape[0] * x.shape[1], x.shape[2]
-    launch = {"BITS": bits, "IS_INVERSE": is_inverse, "num_warps": 1, **dependent(x, "attention_rotate")}
+    launch = {"BITS": bits, "IS_INVERSE": is_inverse, "num_warps": 1, **launch_options(x, _ROTATE, x.shape[-2])}
     paged_attention_rotate_kernel[(rows,)](x, out, signs, **_rotation_shape(dim), **launch)
 
 

@@ -3,14 +3,17 @@
 import triton
 import triton.language as tl
 
-from onebox.kernels.common.dependent import dependent, release, wait
-from onebox.kernels.common.rows import FixedRows
-from onebox.kernels.experts.shared import _BLOCK, _grid, _sigmoid
-from onebox.kernels.int_linear.reference import LARGEST, SMALLEST_ABSMAX
-from onebox.kernels.norm.fused import new_rows, store_rows
-from onebox.kernels.router.fused import sum_parts
+from onebox.kernels.common.arithmetic import stable_sigmoid
+from onebox.kernels.common.dependent import launch_options, release, wait
+from onebox.kernels.common.fixed_point import store_group
+from onebox.kernels.common.launch import ELEMENTWISE_BLOCK, elementwise_grid
+from onebox.kernels.common.parts import sum_parts
+from onebox.kernels.common.rows import FixedRows, new_rows
+from onebox.kernels.common.tuning import Tunable
 
 __all__ = ["attention_gate", "attention_rows"]
+
+_ROWS = Tunable("attention_rows")
 
 
 @triton.jit
@@ -26,7 +29,7 @@ def attention_gate_kernel(
     inside = columns < W
     attended = tl.load(attended_ptr + row * W + columns, mask=inside, other=0.0).to(tl.float32)
     gate = tl.load(gate_ptr + row * W + columns, mask=inside, other=0.0).to(tl.float32)
-    gated = attended * _sigmoid(gate)
+    gated = attended * stable_sigmoid(gate)
     tl.store(gated_ptr + row * W + columns, gated.to(gated_ptr.dtype.element_ty), mask=inside)
 
 
@@ -35,7 +38,7 @@ def attention_gate(attended, gate):
     width = num_heads * head_dim
     gated = attended.new_empty(rows, width)
     if rows:
-        attention_gate_kernel[_grid(rows, width)](attended, gate, gated, W=width, BLOCK=_BLOCK)
+        attention_gate_kernel[elementwise_grid(rows, width)](attended, gate, gated, W=width, BLOCK=ELEMENTWISE_BLOCK)
     return gated
 
 
@@ -51,8 +54,6 @@ def attention_rows_kernel(
     K: tl.constexpr,
     D: tl.constexpr,
     PARTS: tl.constexpr,
-    LARGEST: tl.constexpr,
-    SMALLEST_ABSMAX: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
     release(DEPENDENT)
@@ -64,7 +65,7 @@ def attention_rows_kernel(
     gate_columns = (columns // D) * (2 * D) + D + columns % D
     gate = sum_parts(qkv_ptr, part_stride, row * row_stride + gate_columns, True, PARTS)
     values = attended * tl.sigmoid(gate)
-    store_rows(values, row, group, x_ptr, planes_ptr, scale_ptr, K, LARGEST, SMALLEST_ABSMAX)
+    store_group(values, row, group, x_ptr, planes_ptr, scale_ptr, K)
 
 
 def attention_rows(attended, qkv_parts):
@@ -81,9 +82,7 @@ def attention_rows(attended, qkv_parts):
             K=width,
             D=head_dim,
             PARTS=len(qkv_parts),
-            LARGEST=float(LARGEST),
-            SMALLEST_ABSMAX=SMALLEST_ABSMAX,
             num_warps=1,
-            **dependent(attended, "attention_rows"),
+            **launch_options(attended, _ROWS, heads),
         )
     return FixedRows(*rows, None)

@@ -7,11 +7,15 @@ from torch import Tensor
 
 from onebox.formats.kv_pages import PLAIN_BITS
 from onebox.kernels.attention.rope import load_norm, load_rotation, partner_of, turned
-from onebox.kernels.attention.write import kv_write, rounded
-from onebox.kernels.common.dependent import dependent, release, wait
-from onebox.kernels.router.fused import sum_parts
+from onebox.kernels.attention.write import kv_write
+from onebox.kernels.common.arithmetic import rounded
+from onebox.kernels.common.dependent import launch_options, release, wait
+from onebox.kernels.common.parts import sum_parts
+from onebox.kernels.common.tuning import Tunable
 
 __all__ = ["split_heads", "write_heads"]
+
+_HEADS = Tunable("split_heads")
 
 
 @triton.jit(do_not_specialize=["slots_ptr"])
@@ -120,6 +124,6 @@ def _split(
             P=page_tokens,
             num_warps=1,
             maxnreg=168,  # without a limit the compiler saves registers and puts loads off
-            **dependent(qkv_parts, "split_heads"),
+            **launch_options(qkv_parts, _HEADS, num_heads),
         )
     return query

@@ -13,7 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from onebox.formats.kv_turboquant import turboquant_levels
-from onebox.kernels.attention.write import IS_INTERPRETED, rounded
+from onebox.kernels.common.arithmetic import IS_INTERPRETED, rounded
 
 __all__ = ["coordinates", "load_planes", "load_tables", "lookup_table"]
 

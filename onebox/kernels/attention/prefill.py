@@ -4,8 +4,8 @@ import triton
 import triton.language as tl
 
 from onebox.kernels.attention.planes import load_tables
-from onebox.kernels.attention.softmax import attend_tile, loop_bound
-from onebox.kernels.attention.write import rounded
+from onebox.kernels.attention.softmax import attend_tile
+from onebox.kernels.common.arithmetic import loop_bound, rounded
 
 __all__ = ["paged_attention_prefill_kernel"]
 

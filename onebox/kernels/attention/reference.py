@@ -11,10 +11,8 @@ from torch.nn.functional import pad
 from onebox.formats.kv_fp8 import decode_fp8
 from onebox.formats.kv_pages import FP8_BITS, KVPages, write_tokens
 from onebox.formats.kv_turboquant import decode_turboquant
-from onebox.kernels.common.invariant import pair_sum, sigmoid
-from onebox.kernels.common.rows import FixedRows
-from onebox.kernels.int_linear.reference import unscaled_rows
-from onebox.kernels.router.reference import in_order
+from onebox.kernels.common.invariant import add_in_order, pair_sum, sigmoid
+from onebox.kernels.common.rows import FixedRows, unscaled_rows
 
 __all__ = [
     "attention_gate",
@@ -276,7 +274,7 @@ def split_heads(
     """
     head_dim = len(q_weight)
     kv_width = num_kv_heads * head_dim
-    q_gate, k, v = torch.split(in_order(qkv_parts), [qkv_parts.shape[2] - 2 * kv_width, kv_width, kv_width], dim=-1)
+    q_gate, k, v = torch.split(add_in_order(qkv_parts), [qkv_parts.shape[2] - 2 * kv_width, kv_width, kv_width], dim=-1)
     query, _, key = qk_norm_rope(q_gate, k, q_weight, k_weight, cos, sin, eps)
     return query.to(dtype), key.to(dtype), v.reshape(len(v), num_kv_heads, head_dim).to(dtype)
 
@@ -311,5 +309,5 @@ def attention_rows(attended: Tensor, qkv_parts: Tensor) -> FixedRows:
     D columns each, as the projection gives them. Q * D is a multiple of 128.
     """
     rows, heads, head_dim = attended.shape
-    q_gate = in_order(qkv_parts)[:, : 2 * heads * head_dim].view(rows, heads, 2, head_dim)
+    q_gate = add_in_order(qkv_parts)[:, : 2 * heads * head_dim].view(rows, heads, 2, head_dim)
     return unscaled_rows(attention_gate(attended.to(torch.float32), q_gate[:, :, 1]), attended.dtype)

@@ -4,18 +4,9 @@ import triton
 import triton.language as tl
 
 from onebox.kernels.attention.planes import load_planes
-from onebox.kernels.attention.write import IS_INTERPRETED, rounded
+from onebox.kernels.common.arithmetic import IS_INTERPRETED, rounded
 
-__all__ = ["attend_tile", "loop_bound"]
-
-
-@triton.jit
-def loop_bound(x):
-    """An integer as a loop bound. The interpreter's scalars are arrays of one element, which numpy refuses as that."""
-    if IS_INTERPRETED:
-        return x.handle.data.item()
-    else:
-        return x
+__all__ = ["attend_tile"]
 
 
 @triton.jit

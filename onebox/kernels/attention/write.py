@@ -9,26 +9,19 @@ import triton.language as tl
 from torch import Tensor
 
 from onebox.formats.kv_pages import FP8_BITS, turboquant_tables
-from onebox.kernels.common.dependent import dependent, release, wait
+from onebox.kernels.common.arithmetic import rounded
+from onebox.kernels.common.dependent import launch_options, release, wait
+from onebox.kernels.common.tuning import Tunable
 
-__all__ = ["IS_INTERPRETED", "hadamard", "kv_write", "rounded"]
+__all__ = ["hadamard", "kv_write"]
 
-IS_INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
+_WRITE = Tunable("kv_write")
 
 _E4M3_MAX = tl.constexpr(448.0)
 _SMALLEST_SCALE = tl.constexpr(2.0**-14)
 _LARGEST_HALF = tl.constexpr(65504.0)
 _TINY = tl.constexpr(2.0**-126)  # the smallest normal float32
 _ALL = tl.constexpr(tl.PropagateNan.ALL)
-
-
-@triton.jit
-def rounded(x, DTYPE: tl.constexpr):
-    """Float32 in DTYPE, to nearest even. The interpreter cuts the bits of bfloat16 off: it gets them rounded."""
-    if IS_INTERPRETED and tl.bfloat16 == DTYPE:
-        bits = x.to(tl.int32, bitcast=True)
-        x = ((bits + 0x7FFF + ((bits >> 16) & 1)) & -65536).to(tl.float32, bitcast=True)
-    return x.to(DTYPE)
 
 
 @triton.jit
@@ -243,5 +236,5 @@ def kv_write(pages, key, value, slots):
         VALUE_BITS=pages.format.value_bits,
         num_warps=1,
         enable_fp_fusion=False,
-        **dependent(key, "kv_write"),
+        **launch_options(key, _WRITE, key.shape[1]),
     )

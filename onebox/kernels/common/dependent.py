@@ -20,9 +20,9 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from onebox.kernels.common.tuning import choose
+from onebox.kernels.common.tuning import Tunable
 
-__all__ = ["dependent", "release", "wait"]
+__all__ = ["launch_options", "release", "wait"]
 
 
 @triton.jit
@@ -39,17 +39,19 @@ def release(DEPENDENT: tl.constexpr):
         gdc_launch_dependents()
 
 
-def dependent(tensor: Tensor, kernel: str) -> dict[str, int | bool]:
-    """The launch options of a kernel with the constexpr DEPENDENT, on the device of `tensor`.
+def launch_options(tensor: Tensor, kernel: Tunable, shape: object, **default: int) -> dict[str, int | bool]:
+    """The launch options of a kernel with the constexpr DEPENDENT, on the device of `tensor`; `default` are its others.
 
-    A kernel's choice (`tuning.py`) is 0, launched when the one before has ended; 1, launched early; or 2, launched
-    early without letting the next one start early: programs that only wait hold places that others could use.
+    DEPENDENT is 0, launched when the kernel before has ended; 1, launched early; or 2, launched early without letting
+    the next one start early: programs that only wait hold places that others could use.
     """
+    options: dict[str, int | bool] = {**kernel.options(shape, {"dependent": 1, **default})}
+    mode = options.pop("dependent")
     if triton.knobs.runtime.interpret:
-        return {"DEPENDENT": 0}
-    is_able = not tensor.is_cuda or _is_able(tensor.device.index)
-    mode = choose(kernel, {"dependent": 1})["dependent"] if is_able else 0
-    return {"DEPENDENT": mode, "launch_pdl": mode > 0}
+        return {**options, "DEPENDENT": 0}
+    if tensor.is_cuda and not _is_able(tensor.device.index):
+        mode = 0
+    return {**options, "DEPENDENT": mode, "launch_pdl": mode > 0}
 
 
 @cache

@@ -6,13 +6,25 @@ may sum in an order that depends on its number of rows, so rows are filled up to
 is not enough, four go through at a time. In bfloat16, where oneDNN multiplies, it is the length of K that decides.
 """
 
-from functools import cache, lru_cache
+from collections.abc import Iterable
+from functools import cache, lru_cache, reduce
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-__all__ = ["BLOCK", "FEW", "any_multiple_is_alike", "filled", "pair_sum", "product", "sigmoid", "silu", "softplus"]
+__all__ = [
+    "BLOCK",
+    "FEW",
+    "add_in_order",
+    "any_multiple_is_alike",
+    "filled",
+    "pair_sum",
+    "product",
+    "sigmoid",
+    "silu",
+    "softplus",
+]
 
 FEW = 4
 """Products of at least so many rows, and of a multiple of it, sum in one order on the BLAS of x86 machines."""
@@ -92,6 +104,11 @@ def softplus(x: Tensor) -> Tensor:
     """log(1 + exp(x)), float64: it rounds a small x's result at 2^-53 of one, and what follows rounds to float32."""
     wide = x.to(torch.float64)
     return wide.clamp(min=0) + wide.abs().neg_().exp_().add_(1).log_()
+
+
+def add_in_order(parts: Iterable[Tensor]) -> Tensor:
+    """The sum of at least one tensor, first to last."""
+    return reduce(torch.add, parts)
 
 
 def pair_sum(x: Tensor) -> Tensor:

@@ -1,41 +1,94 @@
-"""Launch choices that change a kernel's speed and never a bit of its result, by GPU.
+"""Launch options that change a kernel's speed and never a bit of its result, by GPU.
 
-How many groups of weights a warp asks for at once, how many registers it may have, whether it lets the next kernel
-start early: what is best depends on the GPU. A table of each GPU that was measured ships in
-`kernels/tuned/<name>.json`; `onebox tune` writes one for another GPU into the user's cache, which is read first.
-Without a table the kernels' own defaults hold.
+How many groups of weights a warp loads at once, how many registers it may have, whether it lets the next kernel start
+early: what is best depends on the GPU and on the shapes. A kernel with such options declares a `Tunable` beside itself.
+A table of each GPU that was measured ships in `kernels/tuned/<gpu>.json`; `onebox tune` writes one into the user's
+cache, which is read first. Without an entry the kernel's own defaults hold.
 """
 
 import json
-import os
 import re
 from functools import cache
 from pathlib import Path
 
 import torch
 
-__all__ = ["Choice", "choices", "choose", "set_choices", "table_name", "user_table"]
+from onebox.spec.cache import user_cache_directory
 
-Choice = dict[str, int]
-"""A kernel's launch options by name: `UNROLL`, `maxnreg`, `PREFETCH`, `num_warps`, and `dependent` (`dependent.py`)."""
+__all__ = [
+    "MODES",
+    "WEIGHT_LOADS",
+    "LaunchOptions",
+    "Tunable",
+    "known_options",
+    "launched",
+    "set_options",
+    "table_name",
+    "tunables",
+    "user_table",
+]
+
+LaunchOptions = dict[str, int]
+"""By name: `dependent` (see `dependent.py`), and constexprs or compile options such as `UNROLL` and `maxnreg`."""
+
+MODES: tuple[LaunchOptions, ...] = ({"dependent": 0}, {"dependent": 1}, {"dependent": 2})
+"""The modes of a dependent launch: what is tried for every tunable kernel."""
+WEIGHT_LOADS: tuple[LaunchOptions, ...] = (
+    *MODES,
+    {"PREFETCH": 0},
+    {"PREFETCH": 1},
+    *(
+        {"UNROLL": unroll, "maxnreg": registers}
+        for unroll, registers in ((2, 96), (4, 96), (2, 128), (4, 128), (8, 128), (8, 168), (12, 255))
+    ),
+)
+"""What is tried for a kernel that streams integer weights: also groups in flight, in which registers."""
 
 _SHIPPED = Path(__file__).parent.parent / "tuned"
-_set: dict[str, Choice] = {}
+_tunables: dict[str, "Tunable"] = {}
+_launched: dict[str, "Tunable"] = {}
+_set: dict[str, LaunchOptions] = {}
 
 
-def choose(kernel: str, default: Choice) -> Choice:
-    """The options in `default` as they are best for `kernel` on this GPU."""
-    chosen = _set.get(kernel) or _table().get(kernel, {})
-    return {name: chosen.get(name, value) for name, value in default.items()}
+class Tunable:
+    """A kernel whose launch options are looked up by its name and the shape that it is launched for."""
+
+    def __init__(self, name: str, tried: tuple[LaunchOptions, ...] = MODES) -> None:
+        """`tried` is what `onebox tune` tries for it, one after the other."""
+        if name in _tunables:
+            raise ValueError(f"Two kernels are tuned under the name {name}.")
+        _tunables[name] = self
+        self.name = name
+        self.tried = tried
+
+    def options(self, shape: object, default: LaunchOptions) -> LaunchOptions:
+        """The options of `default` with their values for this shape on this GPU."""
+        key = f"{self.name}_{shape}"
+        _launched[key] = self
+        chosen = _set.get(key) or _table().get(key, {})
+        return {name: chosen.get(name, value) for name, value in default.items()}
 
 
-def choices() -> dict[str, Choice]:
-    """What is chosen for this GPU beyond the defaults."""
+def tunables() -> dict[str, Tunable]:
+    """All that are declared in the kernel modules imported so far, by name."""
+    return dict(_tunables)
+
+
+def launched(*, forget: bool = False) -> dict[str, Tunable]:
+    """What has been launched in this process by table key, name and shape; `forget` starts anew after this call."""
+    found = dict(_launched)
+    if forget:
+        _launched.clear()
+    return found
+
+
+def known_options() -> dict[str, LaunchOptions]:
+    """The options of this GPU by table key, beyond the defaults."""
     return {**_table(), **_set}
 
 
-def set_choices(values: dict[str, Choice]) -> None:
-    """Chooses for this process, before anything else; what was set before is forgotten. For tuning."""
+def set_options(values: dict[str, LaunchOptions]) -> None:
+    """Options for this process that go before every table; those set before are dropped. For tuning."""
     _set.clear()
     _set.update(values)
 
@@ -47,17 +100,17 @@ def table_name(gpu: str) -> str:
 
 def user_table(gpu: str) -> Path:
     """Where `onebox tune` keeps the table of a GPU."""
-    root = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
-    return root / "onebox" / "tuned" / table_name(gpu)
+    return user_cache_directory() / "tuned" / table_name(gpu)
 
 
 @cache
-def _table() -> dict[str, Choice]:
+def _table() -> dict[str, LaunchOptions]:
+    """The user's entries over those that ship."""
     if not torch.cuda.is_available():
         return {}
     gpu = torch.cuda.get_device_name()
-    for path in (user_table(gpu), _SHIPPED / table_name(gpu)):
+    found: dict[str, LaunchOptions] = {}
+    for path in (_SHIPPED / table_name(gpu), user_table(gpu)):
         if path.is_file():
-            read: dict[str, dict[str, Choice]] = json.loads(path.read_text())
-            return read["choices"]
-    return {}
+            found.update(json.loads(path.read_text())["options"])
+    return found

@@ -3,13 +3,15 @@
 import triton
 import triton.language as tl
 
-from onebox.kernels.common.dependent import dependent, release, wait
-from onebox.kernels.common.rows import FixedRows
-from onebox.kernels.int_linear.reference import LARGEST, SMALLEST_ABSMAX
-from onebox.kernels.norm.fused import new_rows, store_rows
-from onebox.kernels.router.fused import sum_parts
+from onebox.kernels.common.dependent import launch_options, release, wait
+from onebox.kernels.common.fixed_point import store_group
+from onebox.kernels.common.parts import sum_parts
+from onebox.kernels.common.rows import FixedRows, new_rows
+from onebox.kernels.common.tuning import Tunable
 
 __all__ = ["delta_rows"]
+
+_ROWS = Tunable("delta_rows")
 
 
 @triton.jit
@@ -26,8 +28,6 @@ def delta_rows_kernel(
     K: tl.constexpr,
     DV: tl.constexpr,  # divides 128
     PARTS: tl.constexpr,
-    LARGEST: tl.constexpr,
-    SMALLEST_ABSMAX: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
     release(DEPENDENT)
@@ -44,7 +44,7 @@ def delta_rows_kernel(
         heads = tl.sum(tl.reshape(mixed * mixed, (128 // DV, DV)), 1) / DV
         mean = tl.reshape(tl.broadcast_to(heads[:, None], (128 // DV, DV)), (128,))
     values = weight * (mixed * tl.rsqrt(mean + eps)) * (z * tl.sigmoid(z))
-    store_rows(values, row, group, x_ptr, planes_ptr, scale_ptr, K, LARGEST, SMALLEST_ABSMAX)
+    store_group(values, row, group, x_ptr, planes_ptr, scale_ptr, K)
 
 
 def delta_rows(mixed, z_parts, weight, eps, dtype):
@@ -63,9 +63,7 @@ def delta_rows(mixed, z_parts, weight, eps, dtype):
             K=width,
             DV=value_dim,
             PARTS=len(z_parts),
-            LARGEST=float(LARGEST),
-            SMALLEST_ABSMAX=SMALLEST_ABSMAX,
             num_warps=1,
-            **dependent(mixed, "delta_rows"),
+            **launch_options(mixed, _ROWS, heads),
         )
     return FixedRows(*rows, None)

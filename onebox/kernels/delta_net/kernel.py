@@ -5,7 +5,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from onebox.kernels.attention.write import rounded
+from onebox.kernels.common.arithmetic import rounded
 from onebox.kernels.delta_net.memory import DeltaPool, DeltaWeights
 from onebox.kernels.delta_net.prefill import scan_chunks
 from onebox.kernels.delta_net.step import softplus, step

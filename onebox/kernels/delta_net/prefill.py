@@ -17,6 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from onebox.kernels.common.arithmetic import loop_bound
 from onebox.kernels.common.target import has_large_shared_memory
 from onebox.kernels.delta_net.memory import DeltaPool
 
@@ -28,16 +29,6 @@ _BLOCK = tl.constexpr(16)
 _BLOCKS = tl.constexpr(4)
 _KEY_TILE = 32
 """Keys that the products over them in `chunk` take at once."""
-INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
-
-
-@triton.jit
-def _bound(x):
-    """An integer as a loop bound. The interpreter's scalars are arrays of one element, which numpy refuses as that."""
-    if INTERPRETED:
-        return x.handle.data.item()
-    else:
-        return x
 
 
 @triton.jit
@@ -231,7 +222,7 @@ def delta_net_scan_kernel(
     square_size = num_rows.to(tl.int64) * (HEADS * CHUNK)
     state_at = matrices_ptr + (slot * HEADS + head) * (DK * DV) + keys[None, :] * DV + columns[:, None]
     state = tl.load(state_at, mask=has_key & has_column & (count > 0), other=0.0)
-    for start in range(0, _bound(count), CHUNK):
+    for start in range(0, loop_bound(count), CHUNK):
         is_there = start + places < count
         rows = first + start + places
         total = tl.load(total_ptr + rows * HEADS + head, mask=is_there, other=0.0)

@@ -7,11 +7,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from onebox.kernels.common.invariant import sigmoid, silu, softplus
-from onebox.kernels.common.rows import FixedRows
+from onebox.kernels.common.invariant import add_in_order, sigmoid, silu, softplus
+from onebox.kernels.common.rows import FixedRows, unscaled_rows
 from onebox.kernels.delta_net.memory import DeltaPool, DeltaWeights
-from onebox.kernels.int_linear.reference import unscaled_rows
-from onebox.kernels.router.reference import in_order
 
 __all__ = ["delta_net_prefill", "delta_net_step", "delta_rows", "delta_step", "gated_norm"]
 
@@ -255,8 +253,8 @@ def delta_step(
     are added in their order. A row of qkv is rounded to the pool's dtype before it is used: it is the same number when
     a later step finds it there.
     """
-    qkv = in_order(qkv_parts).to(pool.pending_rows.dtype).to(torch.float32)
-    return delta_net_step(qkv, in_order(a_parts), in_order(b_parts), weights, pool, cu_rows, slots, keep)
+    qkv = add_in_order(qkv_parts).to(pool.pending_rows.dtype).to(torch.float32)
+    return delta_net_step(qkv, add_in_order(a_parts), add_in_order(b_parts), weights, pool, cu_rows, slots, keep)
 
 
 def delta_rows(mixed: Tensor, z_parts: Tensor, weight: Tensor, eps: float, dtype: torch.dtype) -> FixedRows:
@@ -265,4 +263,4 @@ def delta_rows(mixed: Tensor, z_parts: Tensor, weight: Tensor, eps: float, dtype
     mixed float32 [R, heads, Dv], 128 a multiple of Dv; z_parts float32 [P, R, heads * Dv], added in their order, any
     strides over P and R; weight [Dv].
     """
-    return unscaled_rows(gated_norm(mixed, in_order(z_parts), weight, eps), dtype)
+    return unscaled_rows(gated_norm(mixed, add_in_order(z_parts), weight, eps), dtype)

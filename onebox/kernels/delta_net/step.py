@@ -13,12 +13,15 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from onebox.kernels.attention.write import rounded
-from onebox.kernels.common.dependent import dependent, release, wait
+from onebox.kernels.common.arithmetic import rounded
+from onebox.kernels.common.dependent import launch_options, release, wait
+from onebox.kernels.common.parts import sum_parts
+from onebox.kernels.common.tuning import Tunable
 from onebox.kernels.delta_net.memory import DeltaPool, DeltaWeights
-from onebox.kernels.router.fused import sum_parts
 
 __all__ = ["softplus", "step"]
+
+_PREPARE, _RECUR = Tunable("delta_prepare"), Tunable("delta_recur")
 
 _STRIPE = 16
 """Value columns of a program of `recur`: with one warp, its sums over a column need no shared memory."""
@@ -381,7 +384,7 @@ def step(
         GATE_PARTS=len(a) if a.dim() == 3 else 1,
         num_warps=1,
         maxnreg=168,  # without a limit the compiler saves registers and puts loads off
-        **dependent(qkv, "delta_prepare"),
+        **launch_options(qkv, _PREPARE, heads),
     )
     out = qkv.new_empty(num_rows, heads, value_dim, dtype=dtype)
     delta_net_recur_kernel[(triton.cdiv(value_dim, _STRIPE), heads, num_sequences)](
@@ -401,6 +404,6 @@ def step(
         BLOCK_K=triton.next_power_of_2(key_dim),
         STRIPE=_STRIPE,
         num_warps=1,
-        **dependent(qkv, "delta_recur"),
+        **launch_options(qkv, _RECUR, heads),
     )
     return out

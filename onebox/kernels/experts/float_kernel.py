@@ -2,8 +2,8 @@
 
 A stored number is, up to a factor that is applied to sums in float32, exactly a bfloat16 number: an E4M3 code has 4
 significant bits, an E2M1 code times its E4M3 group scale 2 + 4, and the exponents fit. So tiles are decoded in
-registers (`float_linear`) and go into bfloat16 MMAs with exact products. The weight is the left operand, since only
-that one may stay in registers; rows of gate and up alternate in it, so that one tile gives both.
+registers (`common/float_codes.py`) and go into bfloat16 MMAs with exact products. The weight is the left operand, since
+only that one may stay in registers; rows of gate and up alternate in it, so that one tile gives both.
 
 In decoding the first pair (row and slot) with an expert works for all pairs with it; in prefill pairs are grouped by
 expert. Each block of K starts a new accumulator, whatever the rows: an order along K that is a constant of the format.
@@ -16,10 +16,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from onebox.kernels.common.arithmetic import dot_split, rounded, swiglu
+from onebox.kernels.common.float_codes import E2M1_IN_MULTIPLIER, decode_e4m3, load_nvfp4
+from onebox.kernels.common.float_weight import SCALE_BLOCK
 from onebox.kernels.experts.prefill import BLOCK_M, block_pairs, group_by_expert
-from onebox.kernels.experts.slots import pair_of_program, sharers, sharing, spread, sum_slots, swiglu, to_bf16
-from onebox.kernels.float_linear.kernel import E2M1_IN_MULTIPLIER, decode_e4m3, dot, load_nvfp4
-from onebox.kernels.float_linear.shapes import SCALE_BLOCK
+from onebox.kernels.experts.slots import pair_of_program, sharers, sharing, spread, sum_slots
 
 __all__ = ["prefill_experts_fp8", "prefill_experts_nvfp4", "routed_experts_fp8", "routed_experts_nvfp4"]
 
@@ -36,15 +37,14 @@ def _load_tile(
     K: tl.constexpr,
     FORMAT: tl.constexpr,
     BLOCK_K: tl.constexpr,
-    ASM: tl.constexpr,
 ):
     """Columns first .. first + BLOCK_K of weight rows, bfloat16 [BLOCK_N, BLOCK_K]; nvfp4: 2^8 too small."""
     if FORMAT == "nvfp4":
-        tile = load_nvfp4(weight_ptr, scale_ptr, row, first, N, K, BLOCK_K, ASM)
+        tile = load_nvfp4(weight_ptr, scale_ptr, row, first, N, K, BLOCK_K)
     else:
         k = first + tl.arange(0, BLOCK_K)
         inside = (row < N)[:, None] & (k < K)[None, :]
-        tile = decode_e4m3(tl.load(weight_ptr + row[:, None] * K + k[None, :], mask=inside, other=0), ASM)
+        tile = decode_e4m3(tl.load(weight_ptr + row[:, None] * K + k[None, :], mask=inside, other=0))
     return tile
 
 
@@ -63,7 +63,6 @@ def _dot_with_rows(
     K: tl.constexpr,
     FORMAT: tl.constexpr,  # "block", "row" or "nvfp4"
     BLOCK_K: tl.constexpr,  # divides 128 in the block format
-    ASM: tl.constexpr,
 ):
     """float32 [BLOCK_N, M]: weight rows (part, n) of an expert times the rows of x. Nonsense where n >= SIZE."""
     N: tl.constexpr = PARTS * SIZE
@@ -83,8 +82,8 @@ def _dot_with_rows(
     for first in range(0, K, BLOCK_K):
         k = first + tl.arange(0, BLOCK_K)
         x = tl.load(x_ptrs + k[:, None], mask=used & (k < K)[:, None], other=0.0)
-        tile = _load_tile(weight_ptr, scale_ptr, row, first, N, K, FORMAT, BLOCK_K, ASM)
-        dots = dot(tile, x, tl.zeros_like(total))
+        tile = _load_tile(weight_ptr, scale_ptr, row, first, N, K, FORMAT, BLOCK_K)
+        dots = dot_split(tile, x, tl.zeros_like(total))
         # A product and a sum in one keep Triton from adding inside the MMA, whose adder cuts off instead of rounding.
         if FORMAT == "block":
             factor = tl.load(factor_ptrs + first // BLOCK, mask=n < SIZE, other=0.0).to(tl.float32)
@@ -112,7 +111,6 @@ def _gate_up_inner(
     FORMAT: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
-    ASM: tl.constexpr,
 ):
     """(inner columns [BLOCK_N / 2, 1] of the block, SiLU(gate) * up for them, float32 [BLOCK_N / 2, M])."""
     row = tl.arange(0, BLOCK_N)
@@ -130,7 +128,6 @@ def _gate_up_inner(
         H,
         FORMAT,
         BLOCK_K,
-        ASM,
     )
     gate, up = tl.split(tl.permute(tl.reshape(total, (BLOCK_N // 2, 2, used.shape[1])), (0, 2, 1)))
     return (block * (BLOCK_N // 2) + tl.arange(0, BLOCK_N // 2))[:, None], swiglu(gate, up)
@@ -154,7 +151,6 @@ def experts_float_gate_up_kernel(
     ROWS: tl.constexpr,
     PAIRS: tl.constexpr,
     ALONE: tl.constexpr,
-    INTERPRETED: tl.constexpr,
 ):
     block = tl.program_id(0)
     pair, expert, pairs, ids, first = pair_of_program(ids_ptr, num_pairs, PAIRS, ALONE)
@@ -177,7 +173,6 @@ def experts_float_gate_up_kernel(
             FORMAT,
             BLOCK_N,
             BLOCK_K,
-            not INTERPRETED,
         )
         tl.store(inner_ptr + place_pair * I + column, inner, mask=used & (column < I))
         pair = following
@@ -201,7 +196,6 @@ def experts_float_down_kernel(
     ROWS: tl.constexpr,
     PAIRS: tl.constexpr,
     ALONE: tl.constexpr,
-    INTERPRETED: tl.constexpr,
 ):
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     pair, expert, pairs, ids, first = pair_of_program(ids_ptr, num_pairs, PAIRS, ALONE)
@@ -225,7 +219,6 @@ def experts_float_down_kernel(
             I,
             FORMAT,
             BLOCK_K,
-            not INTERPRETED,
         )
         share = tl.load(weights_ptr + place_pair, mask=used, other=0.0)
         tl.store(out_ptr + place_pair * H + n[:, None], total * share, mask=used & (n < H)[:, None])
@@ -249,7 +242,6 @@ def experts_float_prefill_gate_up_kernel(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
-    INTERPRETED: tl.constexpr,
 ):
     expert = tl.load(expert_ptr + tl.program_id(1))
     if expert >= num_experts:
@@ -268,10 +260,9 @@ def experts_float_prefill_gate_up_kernel(
         FORMAT,
         BLOCK_N,
         BLOCK_K,
-        not INTERPRETED,
     )
     place = inner_ptr + pair[None, :] * I + column
-    tl.store(place, to_bf16(inner, INTERPRETED), mask=used[None, :] & (column < I))
+    tl.store(place, rounded(inner, tl.bfloat16), mask=used[None, :] & (column < I))
 
 
 @triton.jit
@@ -291,7 +282,6 @@ def experts_float_prefill_down_kernel(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
-    INTERPRETED: tl.constexpr,
 ):
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     expert = tl.load(expert_ptr + tl.program_id(1))
@@ -312,7 +302,6 @@ def experts_float_prefill_down_kernel(
         I,
         FORMAT,
         BLOCK_K,
-        not INTERPRETED,
     )
     weight = tl.load(weights_ptr + pair, mask=used, other=0.0)
     place = slots_ptr + pair[None, :] * H + n[:, None]
@@ -348,7 +337,6 @@ def _decode(x: Tensor, ids: Tensor, weights: Tensor, weight: Weight, inner_size:
         "FORMAT": weight.kind,
         "BLOCK_N": 32,  # with two warps: `mma.sync` on every GPU
         "ROWS": 8,
-        "INTERPRETED": triton.knobs.runtime.interpret,
         "num_warps": 2,
         "num_stages": 4,
         **sharing(ids),
@@ -376,7 +364,6 @@ def _prefill(x: Tensor, ids: Tensor, weights: Tensor, weight: Weight, inner_size
         "BLOCK_M": BLOCK_M,
         "BLOCK_N": 128,
         "BLOCK_K": 64,
-        "INTERPRETED": triton.knobs.runtime.interpret,
         "num_warps": 4,
         "num_stages": 3,
     }

@@ -19,9 +19,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from onebox.kernels.common.dependent import dependent, release, wait
+from onebox.kernels.common.arithmetic import rounded, swiglu
+from onebox.kernels.common.dependent import launch_options, release, wait
+from onebox.kernels.common.fixed_point import load_squares, row_factors
+from onebox.kernels.common.parts import sum_parts
 from onebox.kernels.common.rows import FixedRows
-from onebox.kernels.common.tuning import Choice, choose
+from onebox.kernels.common.tuning import WEIGHT_LOADS, Tunable
 from onebox.kernels.experts.plain import routed_experts_bf16
 from onebox.kernels.experts.slots import (
     pair_of_program,
@@ -29,16 +32,15 @@ from onebox.kernels.experts.slots import (
     sharing,
     spread,
     sum_slots,
-    swiglu,
-    to_bf16,
     workspace,
 )
 from onebox.kernels.experts.tiles import GROUP, TILE_BYTES, tile_row_dot
 from onebox.kernels.float_linear.parts import TileLaunch, parts_tile
-from onebox.kernels.int_linear.groups import load_squares, row_factors
-from onebox.kernels.router.fused import sum_parts
 
 __all__ = ["expert_slots", "routed_experts", "routed_experts_bf16"]
+
+_GATE_UP, _DOWN = Tunable("gate_up", WEIGHT_LOADS), Tunable("down", WEIGHT_LOADS)
+_PLANES = Tunable("planes")
 
 # `num_pairs` is not specialised: one row more must not compile anew, and the loop over sharers needs a number.
 
@@ -52,7 +54,6 @@ def _shared_inner(
     PARTS: tl.constexpr,
     SLOTS: tl.constexpr,
     BLOCK: tl.constexpr,
-    INTERPRETED: tl.constexpr,
 ):
     """SiLU(gate) * up of the shared expert: of the SLOTS pairs of a row, each takes its share of the values."""
     pair = tl.program_id(1)
@@ -64,9 +65,7 @@ def _shared_inner(
     at = row * (2 * SIZE) + column
     gate = sum_parts(parts_ptr, R * (2 * SIZE), at, inside, PARTS)
     up = sum_parts(parts_ptr, R * (2 * SIZE), at + SIZE, inside, PARTS)
-    inner = swiglu(gate, up)
-    if inner_ptr.dtype.element_ty == tl.bfloat16:
-        inner = to_bf16(inner, INTERPRETED)
+    inner = rounded(swiglu(gate, up), inner_ptr.dtype.element_ty)
     tl.store(inner_ptr + row * SIZE + column, inner, mask=inside)
 
 
@@ -94,7 +93,6 @@ def experts_gate_up_kernel(
     ROWS: tl.constexpr,
     PAIRS: tl.constexpr,
     ALONE: tl.constexpr,
-    INTERPRETED: tl.constexpr,
     PREFETCH: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
@@ -106,7 +104,7 @@ def experts_gate_up_kernel(
     if tile == TILES:
         if SHARED_PARTS > 0:
             rows = num_pairs // SLOTS
-            _shared_inner(shared_ptr, shared_inner_ptr, rows, SHARED, SHARED_PARTS, SLOTS, SHARED_BLOCK, INTERPRETED)
+            _shared_inner(shared_ptr, shared_inner_ptr, rows, SHARED, SHARED_PARTS, SLOTS, SHARED_BLOCK)
         return
     pair, expert, pairs, ids, first = pair_of_program(ids_ptr, num_pairs, PAIRS, ALONE)
     if pair != first:
@@ -134,7 +132,6 @@ def experts_gate_up_kernel(
             GROUPS,
             UNROLL,
             2 * ROWS,
-            INTERPRETED,
             PREFETCH,
             False,
         )
@@ -198,7 +195,6 @@ def experts_planes_kernel(
     BLOCK_R: tl.constexpr,
     BLOCK_K: tl.constexpr,
     GROUPS_BLOCK: tl.constexpr,
-    ASM: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
     """The first programs split inner values; the others are the shared expert's, whose weights are read meanwhile."""
@@ -226,7 +222,6 @@ def experts_planes_kernel(
             BLOCK_K,
             SPLIT,
             GROUPS_BLOCK,
-            ASM,
             DEPENDENT,
         )
 
@@ -247,7 +242,6 @@ def experts_down_kernel(
     ROWS: tl.constexpr,
     PAIRS: tl.constexpr,
     ALONE: tl.constexpr,
-    INTERPRETED: tl.constexpr,
     PREFETCH: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
@@ -280,7 +274,6 @@ def experts_down_kernel(
             GROUPS,
             UNROLL,
             4 * ROWS,
-            INTERPRETED,
             PREFETCH,
             DEPENDENT,
         )
@@ -329,7 +322,6 @@ def _gate_up(
     shared_inner: Tensor | None,
 ) -> None:
     """Writes the inner values of all pairs and, if there are parts of its gate_up, those of the shared expert."""
-    kernel = f"gate_up_{_crowd(ids)}"
     tiles, groups = gate_up.shape[1:3]
     num_parts, shared_size = (0, 1) if shared_parts is None else (len(shared_parts), shared_parts.shape[2] // 2)
     experts_gate_up_kernel[(tiles + (num_parts > 0), ids.numel())](
@@ -352,11 +344,9 @@ def _gate_up(
         TILES=tiles,
         SLOTS=ids.shape[1],
         ROWS=4,
-        INTERPRETED=triton.knobs.runtime.interpret,
         num_warps=1,
         **sharing(ids),
-        **_unrolled(kernel, groups),
-        **dependent(ids, kernel),
+        **_options(ids, _GATE_UP, groups),
     )
 
 
@@ -373,7 +363,7 @@ def _split(inner: Tensor, planes: Tensor, scale: Tensor, shared_inner: Tensor | 
         0 if shared_inner is None else len(shared_inner),
         GROUPS=groups,
         **launch.constants,
-        **dependent(inner, "planes"),
+        **launch_options(inner, _PLANES, groups),
     )
 
 
@@ -381,7 +371,6 @@ def _down(
     planes: Tensor, scale: Tensor, ids: Tensor, weights: Tensor, down: Tensor, down_scale: Tensor, slots: Tensor
 ) -> None:
     """Writes each pair's output, weighted."""
-    kernel = f"down_{_crowd(ids)}"
     tiles, groups = down.shape[1:3]
     experts_down_kernel[(tiles, ids.numel())](
         planes,
@@ -395,21 +384,15 @@ def _down(
         GROUPS=groups,
         TILES=tiles,
         ROWS=2 if len(ids) <= 4 else 4,
-        INTERPRETED=triton.knobs.runtime.interpret,
         num_warps=1,
         **sharing(ids),
-        **_unrolled(kernel, groups),
-        **dependent(ids, kernel),
+        **_options(ids, _DOWN, groups),
     )
 
 
-def _crowd(ids: Tensor) -> str:
-    """Under which of the numbers of rows the kernels' choices are kept."""
-    return "one" if len(ids) == 1 else "few" if len(ids) <= 4 else "many"
-
-
-def _unrolled(kernel: str, groups: int) -> Choice:
-    """Groups in flight at once, which must divide them, the most registers, and whether scales are fetched ahead."""
-    chosen = choose(kernel, {"UNROLL": 4, "maxnreg": 128, "PREFETCH": 1})
-    unroll = max(count for count in range(1, chosen["UNROLL"] + 1) if groups % count == 0)
-    return {**chosen, "UNROLL": unroll}
+def _options(ids: Tensor, kernel: Tunable, groups: int) -> dict[str, int | bool]:
+    """Launch options by the number of rows; the groups in flight at once must divide the groups."""
+    crowd = "one" if len(ids) == 1 else "few" if len(ids) <= 4 else "many"
+    options = launch_options(ids, kernel, f"{crowd}_{groups}", UNROLL=4, maxnreg=128, PREFETCH=1)
+    unroll = max(count for count in range(1, options["UNROLL"] + 1) if groups % count == 0)
+    return {**options, "UNROLL": unroll}

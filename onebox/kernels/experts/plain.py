@@ -7,14 +7,13 @@ import torch
 import triton
 import triton.language as tl
 
+from onebox.kernels.common.arithmetic import dot_bf16, swiglu
 from onebox.kernels.experts.slots import (
-    dot_bf16,
     pair_of_program,
     sharers,
     sharing,
     spread,
     sum_slots,
-    swiglu,
     workspace,
 )
 
@@ -46,7 +45,6 @@ def experts_gate_up_bf16_kernel(
     ROWS: tl.constexpr,
     PAIRS: tl.constexpr,
     ALONE: tl.constexpr,
-    INTERPRETED: tl.constexpr,
 ):
     block = tl.program_id(0)
     pair, expert, pairs, ids, first = pair_of_program(ids_ptr, num_pairs, PAIRS, ALONE)
@@ -68,8 +66,8 @@ def experts_gate_up_bf16_kernel(
             x = tl.load(x_ptrs + start, mask=used[None, :] & (start + k < H)[:, None], other=0.0)
             gate_rows = tl.load(gate_ptrs + start, mask=inside, other=0.0)
             up_rows = tl.load(gate_ptrs + I * H + start, mask=inside, other=0.0)
-            gate = _add(gate, dot_bf16(gate_rows, x, tl.zeros_like(gate), INTERPRETED))
-            up = _add(up, dot_bf16(up_rows, x, tl.zeros_like(up), INTERPRETED))
+            gate = _add(gate, dot_bf16(gate_rows, x, tl.zeros_like(gate)))
+            up = _add(up, dot_bf16(up_rows, x, tl.zeros_like(up)))
         tl.store(
             inner_ptr + place_pair[None, :] * I + n[:, None],
             swiglu(gate, up),
@@ -93,7 +91,6 @@ def experts_down_bf16_kernel(
     ROWS: tl.constexpr,
     PAIRS: tl.constexpr,
     ALONE: tl.constexpr,
-    INTERPRETED: tl.constexpr,
 ):
     block = tl.program_id(0)
     pair, expert, pairs, ids, first = pair_of_program(ids_ptr, num_pairs, PAIRS, ALONE)
@@ -117,7 +114,7 @@ def experts_down_bf16_kernel(
             dots = tl.zeros_like(total)
             for _ in tl.static_range(3):
                 term = inner.to(tl.bfloat16)
-                dots = dot_bf16(weight, term, dots, INTERPRETED)
+                dots = dot_bf16(weight, term, dots)
                 inner = inner - term.to(tl.float32)
             total = _add(total, dots)
         share = tl.load(weights_ptr + place_pair, mask=used, other=0.0)
@@ -134,7 +131,6 @@ def routed_experts_bf16(x, ids, weights, gate_up, down):
     hidden, inner_size = down.shape[1:]
     inner, slots = workspace(ids, inner_size, hidden)
     sizes = {"H": hidden, "I": inner_size, "BLOCK_N": 32, "BLOCK_K": 128, "ROWS": 8, "num_warps": 2, **sharing(ids)}
-    sizes["INTERPRETED"] = triton.knobs.runtime.interpret
     experts_gate_up_bf16_kernel[(triton.cdiv(inner_size, 32), rows * k)](
         x, ids, gate_up, inner, rows * k, SLOTS=k, **sizes
     )

@@ -4,8 +4,8 @@ Token-slots (pairs) are sorted by expert, and each expert's are cut into blocks 
 its expert's weights the other; the number of blocks depends on the tokens, the shape of one never does, and what an MMA
 computes of one pair does not see the others: a token's bits are its own.
 
-INT4 weights are read from the tiles that decoding reads, as the left operand (`int_linear.tiles`). Codes are exact in
-bfloat16, so each group's dot is taken with the codes and scaled in float32: no weight is rounded on the way.
+INT4 weights are read from the tiles that decoding reads, as the left operand (`common/int_tiles.py`). Codes are exact
+in bfloat16, so each group's dot is taken with the codes and scaled in float32: no weight is rounded on the way.
 """
 
 from typing import NamedTuple
@@ -15,9 +15,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from onebox.kernels.common.arithmetic import dot_bf16, rounded, swiglu
+from onebox.kernels.common.int_tiles import WORDS, in_tile_order, sum_tiles, tile_order_64
 from onebox.kernels.common.target import has_large_shared_memory
-from onebox.kernels.experts.slots import dot_bf16, sum_slots, swiglu, to_bf16
-from onebox.kernels.int_linear.tiles import WORDS, in_tile_order, sum_tiles, tile_order_64
+from onebox.kernels.experts.slots import sum_slots
 
 __all__ = ["BLOCK_M", "block_pairs", "group_by_expert", "prefill_experts", "prefill_experts_bf16"]
 
@@ -64,7 +65,6 @@ def _tile_sums(
     scale_ptr,  # the expert's: [tiles, GROUPS, 16]
     GROUPS: tl.constexpr,
     TILES: tl.constexpr,
-    INTERPRETED: tl.constexpr,
 ):
     """float32 [TILES * 16, BLOCK_M]: the program's rows of the expert's matrix times the block's pairs."""
     first = tl.program_id(0) * TILES
@@ -78,8 +78,6 @@ def _tile_sums(
         16,
         GROUPS,
         4,
-        INTERPRETED,
-        not INTERPRETED,
     )
 
 
@@ -97,7 +95,6 @@ def experts_prefill_gate_up_kernel(
     SLOTS: tl.constexpr,
     BLOCK_M: tl.constexpr,
     TILES: tl.constexpr,
-    INTERPRETED: tl.constexpr,
 ):
     block = tl.program_id(1)
     expert = tl.load(expert_ptr + block)
@@ -110,11 +107,10 @@ def experts_prefill_gate_up_kernel(
         scale_ptr + expert * num_tiles * (GROUPS * 16),
         GROUPS,
         TILES,
-        INTERPRETED,
     )
     by_tile = tl.permute(tl.reshape(total, (TILES, 2, 8, BLOCK_M)), (0, 2, 3, 1))
     gate, up = tl.split(tl.reshape(by_tile, (TILES * 8, BLOCK_M, 2)))
-    inner = tile_order_64(to_bf16(swiglu(gate, up), INTERPRETED))
+    inner = tile_order_64(rounded(swiglu(gate, up), tl.bfloat16))
     column = tl.program_id(0) * (TILES * 8) + tl.arange(0, TILES * 8)
     tl.store(inner_ptr + pair[None, :] * (num_tiles * 8) + column[:, None], inner, mask=used[None, :])
 
@@ -133,7 +129,6 @@ def experts_prefill_down_kernel(
     GROUPS: tl.constexpr,
     BLOCK_M: tl.constexpr,
     TILES: tl.constexpr,
-    INTERPRETED: tl.constexpr,
 ):
     block = tl.program_id(1)
     expert = tl.load(expert_ptr + block)
@@ -147,7 +142,6 @@ def experts_prefill_down_kernel(
         scale_ptr + expert * num_tiles * (GROUPS * 16),
         GROUPS,
         TILES,
-        INTERPRETED,
     )
     column = tl.program_id(0) * (TILES * 16) + tl.arange(0, TILES * 16)
     at = slots_ptr + pair[None, :] * (num_tiles * 16) + column[:, None]
@@ -168,7 +162,6 @@ def experts_prefill_gate_up_bf16_kernel(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
-    INTERPRETED: tl.constexpr,
 ):
     block = tl.program_id(1)
     expert = tl.load(expert_ptr + block)
@@ -184,11 +177,11 @@ def experts_prefill_gate_up_bf16_kernel(
     for start in range(0, H, BLOCK_K):
         inside = (start + k < H)[:, None] & (n < I)[None, :]
         x = tl.load(x_ptrs + start, mask=used[:, None] & (start + k < H)[None, :], other=0.0)
-        gate = dot_bf16(x, tl.load(gate_ptrs + start, mask=inside, other=0.0), gate, INTERPRETED)
-        up = dot_bf16(x, tl.load(gate_ptrs + I * H + start, mask=inside, other=0.0), up, INTERPRETED)
+        gate = dot_bf16(x, tl.load(gate_ptrs + start, mask=inside, other=0.0), gate)
+        up = dot_bf16(x, tl.load(gate_ptrs + I * H + start, mask=inside, other=0.0), up)
     tl.store(
         inner_ptr + pair[:, None] * I + n[None, :],
-        to_bf16(swiglu(gate, up), INTERPRETED),
+        rounded(swiglu(gate, up), tl.bfloat16),
         mask=used[:, None] & (n < I)[None, :],
     )
 
@@ -207,7 +200,6 @@ def experts_prefill_down_bf16_kernel(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
-    INTERPRETED: tl.constexpr,
 ):
     block = tl.program_id(1)
     expert = tl.load(expert_ptr + block)
@@ -222,7 +214,7 @@ def experts_prefill_down_bf16_kernel(
     for start in range(0, I, BLOCK_K):
         inside = (start + k < I)[:, None] & (n < H)[None, :]
         inner = tl.load(inner_ptrs + start, mask=used[:, None] & (start + k < I)[None, :], other=0.0)
-        total = dot_bf16(inner, tl.load(down_ptrs + start, mask=inside, other=0.0), total, INTERPRETED)
+        total = dot_bf16(inner, tl.load(down_ptrs + start, mask=inside, other=0.0), total)
     weight = tl.load(weights_ptr + pair, mask=used, other=0.0)
     tl.store(
         slots_ptr + pair[:, None] * H + n[None, :],
@@ -236,7 +228,7 @@ def prefill_experts(x, ids, weights, gate_up, gate_up_scale, down, down_scale):
     hidden_tiles, inner_groups = down.shape[1:3]
     blocks = group_by_expert(ids, experts)
     inner, slots = _workspace(ids, inner_tiles * 8, hidden_tiles * 16)
-    shape = {"BLOCK_M": BLOCK_M, "INTERPRETED": triton.knobs.runtime.interpret, "num_stages": 3}
+    shape = {"BLOCK_M": BLOCK_M, "num_stages": 3}
     if has_large_shared_memory():
         shape["maxnreg"] = 128  # so that two programs share a multiprocessor: one multiplies while the other stores
     experts_prefill_gate_up_kernel[(inner_tiles // GATE_UP_TILES, len(blocks.expert))](
@@ -274,7 +266,7 @@ def prefill_experts_bf16(x, ids, weights, gate_up, down):
     experts, hidden, inner_size = down.shape
     blocks = group_by_expert(ids, experts)
     inner, slots = _workspace(ids, inner_size, hidden)
-    shape = {"BLOCK_M": BLOCK_M, "BLOCK_K": 64, "INTERPRETED": triton.knobs.runtime.interpret, "num_warps": 4}
+    shape = {"BLOCK_M": BLOCK_M, "BLOCK_K": 64, "num_warps": 4}
     experts_prefill_gate_up_bf16_kernel[(triton.cdiv(inner_size, 64), len(blocks.expert))](
         x, gate_up, inner, *blocks, experts, H=hidden, I=inner_size, SLOTS=ids.shape[1], BLOCK_N=64, **shape
     )

@@ -9,11 +9,10 @@ from torch import Tensor
 
 from onebox.formats import Dialect, dequantize_fp8_block, dequantize_fp8_rows, dequantize_nvfp4
 from onebox.formats.expert_tiles import unpack_down, unpack_gate_up
-from onebox.kernels.common.invariant import FEW, sigmoid, silu
+from onebox.kernels.common.float_weight import FloatWeight
+from onebox.kernels.common.invariant import FEW, add_in_order, sigmoid, silu
 from onebox.kernels.common.rows import FixedRows
 from onebox.kernels.float_linear.reference import float_parts
-from onebox.kernels.float_linear.tiles import FloatWeight
-from onebox.kernels.router.reference import in_order
 
 __all__ = [
     "add_shared",
@@ -81,7 +80,7 @@ def expert_slots(
     if shared is None:
         return slots, None, None
     gate_up_parts, weight = shared
-    inner = swiglu(in_order(gate_up_parts)).to(rows.x.dtype)
+    inner = swiglu(add_in_order(gate_up_parts)).to(rows.x.dtype)
     return slots, inner, None if weight is None else float_parts(FixedRows(inner, inner, inner, None), weight)
 
 

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from onebox.kernels.float_linear.shapes import SCALE_BLOCK
+from onebox.kernels.common.float_weight import SCALE_BLOCK
 from onebox.spec.errors import MismatchError
 
 __all__ = ["MOST_PAIRS", "check_fp8", "check_nvfp4", "check_prefill", "check_routed"]

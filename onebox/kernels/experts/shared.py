@@ -4,17 +4,11 @@ import torch
 import triton
 import triton.language as tl
 
+from onebox.kernels.common import arithmetic
+from onebox.kernels.common.arithmetic import stable_sigmoid
+from onebox.kernels.common.launch import ELEMENTWISE_BLOCK, elementwise_grid
+
 __all__ = ["add_shared", "swiglu"]
-
-_BLOCK = 1024
-"""Columns of a program: 8 bfloat16 values, one 16-byte load, for each lane of its four warps."""
-
-
-@triton.jit
-def _sigmoid(x):
-    # Of -|x|, so that exp never overflows.
-    small = tl.exp(-tl.abs(x))
-    return tl.where(x >= 0, 1.0, small) / (1 + small)
 
 
 @triton.jit
@@ -29,7 +23,7 @@ def swiglu_kernel(
     inside = columns < I
     gate = tl.load(gate_up_ptr + row * 2 * I + columns, mask=inside, other=0.0).to(tl.float32)
     up = tl.load(gate_up_ptr + row * 2 * I + I + columns, mask=inside, other=0.0).to(tl.float32)
-    inner = gate * _sigmoid(gate) * up
+    inner = arithmetic.swiglu(gate, up)
     tl.store(inner_ptr + row * I + columns, inner.to(inner_ptr.dtype.element_ty), mask=inside)
 
 
@@ -46,7 +40,7 @@ def add_shared_kernel(
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = columns < H
-    share = _sigmoid(tl.load(logit_ptr + row * logit_stride).to(tl.float32))
+    share = stable_sigmoid(tl.load(logit_ptr + row * logit_stride).to(tl.float32))
     routed = tl.load(routed_ptr + row * H + columns, mask=inside, other=0.0)
     shared = tl.load(shared_ptr + row * H + columns, mask=inside, other=0.0).to(tl.float32)
     tl.store(total_ptr + row * H + columns, routed + share * shared, mask=inside)
@@ -56,7 +50,7 @@ def swiglu(gate_up):
     rows, inner_size = gate_up.shape[0], gate_up.shape[1] // 2
     inner = gate_up.new_empty(rows, inner_size)
     if rows:
-        swiglu_kernel[_grid(rows, inner_size)](gate_up, inner, I=inner_size, BLOCK=_BLOCK)
+        swiglu_kernel[elementwise_grid(rows, inner_size)](gate_up, inner, I=inner_size, BLOCK=ELEMENTWISE_BLOCK)
     return inner
 
 
@@ -64,11 +58,7 @@ def add_shared(routed, shared, shared_gate_logit):
     rows, hidden = routed.shape
     total = torch.empty_like(routed)
     if rows:
-        add_shared_kernel[_grid(rows, hidden)](
-            routed, shared, shared_gate_logit, total, shared_gate_logit.stride(0), H=hidden, BLOCK=_BLOCK
+        add_shared_kernel[elementwise_grid(rows, hidden)](
+            routed, shared, shared_gate_logit, total, shared_gate_logit.stride(0), H=hidden, BLOCK=ELEMENTWISE_BLOCK
         )
     return total
-
-
-def _grid(rows: int, width: int) -> tuple[int, int]:
-    return rows, triton.cdiv(width, _BLOCK)

@@ -1,4 +1,4 @@
-"""What all kernels of routed experts share: who shares an expert, its activation, and the sum over a row's slots.
+"""What all kernels of routed experts share: who shares an expert, and the sum over a row's slots.
 
 A pair is a row and one of its k slots. The first pair with an expert works for all pairs with that expert (its sharers)
 and the others end at once, so an expert's weights come from memory once a launch.
@@ -9,7 +9,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-__all__ = ["dot_bf16", "pair_of_program", "sharers", "sharing", "spread", "sum_slots", "swiglu", "to_bf16", "workspace"]
+from onebox.kernels.common.arithmetic import rounded
+
+__all__ = ["pair_of_program", "sharers", "sharing", "spread", "sum_slots", "workspace"]
 
 
 @triton.jit
@@ -52,38 +54,12 @@ def spread(found, place, COUNT: tl.constexpr):
 
 
 @triton.jit
-def swiglu(gate, up):
-    """SiLU(gate) * up; the exponential never overflows."""
-    small = tl.exp(-tl.abs(gate))
-    return gate * (tl.where(gate >= 0.0, 1.0, small) / (1.0 + small)) * up
-
-
-@triton.jit
-def dot_bf16(a, b, total, INTERPRETED: tl.constexpr):
-    """The sum of total and a @ b, both bfloat16; widened in the interpreter, which would multiply their bits."""
-    if INTERPRETED:
-        return tl.dot(a.to(tl.float32), b.to(tl.float32), total)
-    else:
-        return tl.dot(a, b, total)
-
-
-@triton.jit
-def to_bf16(x, INTERPRETED: tl.constexpr):
-    """float32 x rounded to bfloat16, ties to even. The interpreter cuts off instead, so the rounding is added there."""
-    if INTERPRETED:
-        bits = x.to(tl.int32, bitcast=True)
-        x = (bits + 0x7FFF + ((bits >> 16) & 1)).to(tl.float32, bitcast=True)
-    return x.to(tl.bfloat16)
-
-
-@triton.jit
 def experts_sum_kernel(
     slots_ptr,  # float32 [R, SLOTS, H]
     out_ptr,  # [R, H]
     H,
     SLOTS: tl.constexpr,
     BLOCK: tl.constexpr,
-    INTERPRETED: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -91,19 +67,14 @@ def experts_sum_kernel(
     total = tl.zeros((BLOCK,), tl.float32)
     for slot in tl.static_range(SLOTS):
         total += tl.load(slots_ptr + (row * SLOTS + slot) * H + column, mask=inside, other=0.0)
-    if out_ptr.dtype.element_ty == tl.bfloat16:
-        tl.store(out_ptr + row * H + column, to_bf16(total, INTERPRETED), mask=inside)
-    else:
-        tl.store(out_ptr + row * H + column, total, mask=inside)
+    tl.store(out_ptr + row * H + column, rounded(total, out_ptr.dtype.element_ty), mask=inside)
 
 
 def sum_slots(slots: Tensor, dtype: torch.dtype) -> Tensor:
     """The slots float32 [R, k, H] added over k in its order: float32 or, rounded once, bfloat16 [R, H]."""
     rows, k, hidden = slots.shape
     out = torch.empty((rows, hidden), dtype=dtype, device=slots.device)
-    experts_sum_kernel[(rows, triton.cdiv(hidden, 512))](
-        slots, out, hidden, SLOTS=k, BLOCK=512, INTERPRETED=triton.knobs.runtime.interpret, num_warps=4
-    )
+    experts_sum_kernel[(rows, triton.cdiv(hidden, 512))](slots, out, hidden, SLOTS=k, BLOCK=512, num_warps=4)
     return out
 
 

@@ -14,7 +14,7 @@ from onebox.formats import (
     quantize_nvfp4,
 )
 from onebox.kernels.common.case import Case, generator
-from onebox.kernels.float_linear.tiles import FloatWeight
+from onebox.kernels.common.float_weight import FloatWeight
 from onebox.kernels.int_linear.cases import fixed_rows
 
 __all__ = ["CASES", "arguments", "float_weight"]

@@ -14,9 +14,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from onebox.kernels.common.arithmetic import dot_split
+from onebox.kernels.common.float_codes import E2M1_IN_MULTIPLIER, decode_e4m3, load_nvfp4
+from onebox.kernels.common.float_weight import SCALE_BLOCK, FloatWeight
 from onebox.kernels.common.target import has_large_shared_memory
-from onebox.kernels.float_linear.shapes import SCALE_BLOCK
-from onebox.kernels.float_linear.tiles import FloatWeight, Tile, decode_tile
+from onebox.kernels.float_linear.tiles import Tile, decode_tile
 
 __all__ = [
     "bf16_linear",
@@ -31,149 +33,7 @@ __all__ = [
     "store_tile",
 ]
 
-# The interpreter has no inline assembly, and its dot multiplies the raw bits of bfloat16.
-INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
-USES_ASM = not triton.knobs.runtime.interpret
 BLOCK = tl.constexpr(SCALE_BLOCK)
-
-# E2M1 bits are read as the lowest exponents of bfloat16, 2^126 too small. All of it in the group scale could overflow:
-# this much goes there, and the rest into the multiplier.
-E2M1_IN_SCALE = tl.constexpr(2.0**118)
-E2M1_IN_MULTIPLIER = tl.constexpr(2.0**8)
-
-
-@triton.jit
-def decode_e4m3(codes, ASM: tl.constexpr):
-    """uint8 codes to bfloat16, exactly: the code's bits, moved to bfloat16's place, are 2^120 too small.
-
-    The two codes that are no number read as 480 and -480; `onebox.formats` never writes them.
-    """
-    if ASM:
-        # Four codes at a time on the integer units and one packed multiplication; Triton's own conversion goes through
-        # half and float, five slow instructions for two codes, and would be slower than reading the weight.
-        decoded = tl.inline_asm_elementwise(
-            """{
-            .reg .b32 a, b, s, t;
-            prmt.b32 a, $2, 0, 0x1404;
-            prmt.b32 b, $2, 0, 0x3424;
-            shr.u32 s, a, 4;
-            shr.u32 t, b, 4;
-            and.b32 s, s, 0x07F007F0;
-            and.b32 t, t, 0x07F007F0;
-            lop3.b32 a, a, 0x80008000, s, 0xEA;
-            lop3.b32 b, b, 0x80008000, t, 0xEA;
-            mov.b32 s, 0x7B807B80;
-            mul.rn.bf16x2 $0, a, s;
-            mul.rn.bf16x2 $1, b, s;
-            }""",
-            "=&r,=&r,r",
-            [codes],
-            dtype=tl.bfloat16,
-            is_pure=True,
-            pack=4,
-        )
-    else:
-        wide = codes.to(tl.int32)
-        bits = ((wide & 0x7F) << 20) | ((wide & 0x80) << 24)
-        decoded = (bits.to(tl.float32, bitcast=True) * 2.0**120).to(tl.bfloat16)
-    return decoded
-
-
-@triton.jit
-def e2m1_times(nibbles, scale):
-    """int32 nibbles to bfloat16: value * scale / 2^126."""
-    bits = ((nibbles & 7) << 22) | ((nibbles & 8) << 28)
-    return (bits.to(tl.float32, bitcast=True) * scale.to(tl.float32)).to(tl.bfloat16)
-
-
-@triton.jit
-def decode_e2m1(packed, scale, ASM: tl.constexpr):
-    """uint8 pairs and bfloat16 scales of one shape to bfloat16 (even columns, odd columns): value * scale / 2^126."""
-    if ASM:
-        # Four bytes at a time: each pair of bytes in the upper halves of two 16-bit lanes, sign and magnitude moved to
-        # bfloat16's places, one packed multiplication by the scale.
-        even, odd = tl.inline_asm_elementwise(
-            """{
-            .reg .b32 a, b, c, d, s, t, u, v;
-            prmt.b32 b, $4, 0, 0x1404;
-            prmt.b32 d, $4, 0, 0x3424;
-            shl.b32 a, b, 4;
-            shl.b32 c, d, 4;
-            shr.u32 s, a, 6;
-            shr.u32 t, b, 6;
-            shr.u32 u, c, 6;
-            shr.u32 v, d, 6;
-            and.b32 s, s, 0x01C001C0;
-            and.b32 t, t, 0x01C001C0;
-            and.b32 u, u, 0x01C001C0;
-            and.b32 v, v, 0x01C001C0;
-            lop3.b32 a, a, 0x80008000, s, 0xEA;
-            lop3.b32 b, b, 0x80008000, t, 0xEA;
-            lop3.b32 c, c, 0x80008000, u, 0xEA;
-            lop3.b32 d, d, 0x80008000, v, 0xEA;
-            mul.rn.bf16x2 $0, a, $5;
-            mul.rn.bf16x2 $1, c, $6;
-            mul.rn.bf16x2 $2, b, $5;
-            mul.rn.bf16x2 $3, d, $6;
-            }""",
-            "=&r,=&r,=&r,=&r,r,r,r",
-            [packed, scale],
-            dtype=(tl.bfloat16, tl.bfloat16),
-            is_pure=True,
-            pack=4,
-        )
-    else:
-        wide = packed.to(tl.int32)
-        even = e2m1_times(wide & 15, scale)
-        odd = e2m1_times(wide >> 4, scale)
-    return even, odd
-
-
-@triton.jit
-def bf16_dot(weight, x, total):
-    """The sum total + weight @ x for bfloat16 operands: exact products, float32 sums."""
-    if INTERPRETED:
-        # numpy's matrix product orders its sums by the number of columns; this sum has one order.
-        products = weight.to(tl.float32)[:, :, None] * x.to(tl.float32)[None, :, :]
-        result = total + tl.sum(products, 1)
-    else:
-        result = tl.dot(weight, x, total)
-    return result
-
-
-@triton.jit
-def dot(weight, x, total):
-    """The sum total + weight @ x: weight bfloat16 [BLOCK_N, BLOCK_K], x [BLOCK_K, BLOCK_R] bfloat16 or float32.
-
-    A float32 number is cut in three. Each rounding leaves a remainder that float32 holds exactly, the second one with
-    8 bits, so the third part is exact; the smallest is added first. (An infinite one leaves NaN.)
-    """
-    if x.dtype == tl.float32:
-        high = x.to(tl.bfloat16)
-        rest = x - high.to(tl.float32)
-        middle = rest.to(tl.bfloat16)
-        low = (rest - middle.to(tl.float32)).to(tl.bfloat16)
-        total = bf16_dot(weight, low, total)
-        total = bf16_dot(weight, middle, total)
-        total = bf16_dot(weight, high, total)
-    else:
-        total = bf16_dot(weight, x, total)
-    return total
-
-
-@triton.jit
-def load_nvfp4(weight_ptr, scale_ptr, n, first, N, K: tl.constexpr, BLOCK_K: tl.constexpr, ASM: tl.constexpr):
-    """Columns first .. first + BLOCK_K of weight rows n, bfloat16 [BLOCK_N, BLOCK_K], 2^8 too small."""
-    BLOCK_N: tl.constexpr = n.shape[0]
-    pairs = first // 2 + tl.arange(0, BLOCK_K // 2)
-    groups = first // 16 + tl.arange(0, BLOCK_K // 16)
-    inside = (n < N)[:, None]
-    packed = tl.load(weight_ptr + n[:, None] * (K // 2) + pairs[None, :], inside & (pairs < K // 2)[None, :], other=0)
-    codes = tl.load(scale_ptr + n[:, None] * (K // 16) + groups[None, :], inside & (groups < K // 16)[None, :], other=0)
-    scale = (decode_e4m3(codes, ASM).to(tl.float32) * E2M1_IN_SCALE).to(tl.bfloat16)
-    spread = tl.broadcast_to(scale[:, :, None], (BLOCK_N, BLOCK_K // 16, 8))
-    even, odd = decode_e2m1(packed, tl.reshape(spread, (BLOCK_N, BLOCK_K // 2)), ASM)
-    return tl.reshape(tl.join(even, odd), (BLOCK_N, BLOCK_K))
 
 
 @triton.jit
@@ -195,7 +55,6 @@ def linear_tile(
     BLOCK_R: tl.constexpr,
     BLOCK_K: tl.constexpr,  # divides 128 in the block format
     SPLIT: tl.constexpr,
-    ASM: tl.constexpr,
 ):
     """float32 [BLOCK_N, BLOCK_R]: columns of the linear, over one part of K."""
     n = block.to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -207,17 +66,17 @@ def linear_tile(
         k = first + tl.arange(0, BLOCK_K)
         x = tl.load(x_row_ptr + k[:, None], (r < R)[None, :] & (k < K)[:, None], other=0.0)
         if FORMAT == "nvfp4":
-            weight = load_nvfp4(weight_ptr, scale_ptr, n, first, N, K, BLOCK_K, ASM)
+            weight = load_nvfp4(weight_ptr, scale_ptr, n, first, N, K, BLOCK_K)
         else:
             weight = tl.load(weight_ptr + n[:, None] * K + k[None, :], (n < N)[:, None] & (k < K)[None, :], other=0)
             if FORMAT != "bf16":
-                weight = decode_e4m3(weight, ASM)
+                weight = decode_e4m3(weight)
         if FORMAT == "block":
             scale_at = (block * BLOCK_N // BLOCK) * ((K + BLOCK - 1) // BLOCK) + first // BLOCK
             scale = tl.load(scale_ptr + scale_at, first < K, other=0.0).to(tl.float32)
-            total += dot(weight, x, tl.zeros((BLOCK_N, BLOCK_R), tl.float32)) * scale
+            total += dot_split(weight, x, tl.zeros((BLOCK_N, BLOCK_R), tl.float32)) * scale
         else:
-            total = dot(weight, x, total)
+            total = dot_split(weight, x, total)
     if FORMAT == "row":
         scale = tl.load(scale_ptr + n * scale_stride, n < N, other=0.0).to(tl.float32)
         total *= scale[:, None]
@@ -251,7 +110,6 @@ def float_linear_kernel(
     BLOCK_R: tl.constexpr,
     BLOCK_K: tl.constexpr,
     SPLIT: tl.constexpr,
-    ASM: tl.constexpr,
 ):
     # Programs that share a weight tile run side by side, so that it comes from memory once.
     r = tl.program_id(0) * BLOCK_R + tl.arange(0, BLOCK_R)
@@ -275,7 +133,6 @@ def float_linear_kernel(
         BLOCK_R,
         BLOCK_K,
         SPLIT,
-        ASM,
     )
     store_tile(total, r, block, part, out_ptr, R, N, BLOCK_N)
 
@@ -334,7 +191,6 @@ def _launch(x: Tensor, weight: FloatWeight, tile: Tile, out_dtype: torch.dtype |
         BLOCK_R=tile.block_r,
         BLOCK_K=tile.block_k,
         SPLIT=tile.split,
-        ASM=USES_ASM,
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,
     )

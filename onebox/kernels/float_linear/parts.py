@@ -7,12 +7,18 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from onebox.kernels.common.dependent import dependent, release, wait
-from onebox.kernels.float_linear.kernel import BLOCK, USES_ASM, decode_e4m3, dot, linear_tile, store_tile
-from onebox.kernels.float_linear.tiles import PART_BLOCK, FloatWeight, num_parts
-from onebox.kernels.int_linear.groups import load_squares, row_factors
+from onebox.kernels.common.arithmetic import dot_split
+from onebox.kernels.common.dependent import launch_options, release, wait
+from onebox.kernels.common.fixed_point import load_squares, row_factors
+from onebox.kernels.common.float_codes import decode_e4m3
+from onebox.kernels.common.float_weight import FloatWeight
+from onebox.kernels.common.tuning import Tunable
+from onebox.kernels.float_linear.kernel import BLOCK, linear_tile, store_tile
+from onebox.kernels.float_linear.tiles import PART_BLOCK, num_parts
 
 __all__ = ["TileLaunch", "float_parts", "parts_tile"]
+
+_PARTS = Tunable("float_parts")
 
 
 @triton.jit
@@ -73,14 +79,14 @@ def _load_rows(x_at, is_there, COUNT: tl.constexpr):
 
 
 @triton.jit
-def _half_dot(weight, x, total, FORMAT: tl.constexpr, BLOCK_R: tl.constexpr, ASM: tl.constexpr):
+def _half_dot(weight, x, total, FORMAT: tl.constexpr, BLOCK_R: tl.constexpr):
     """The sum of total and 64 columns of weights times the rows."""
     rows = _row_operand(x[0], x[1], BLOCK_R)
     if FORMAT == "bf16":
-        result = dot(_pair_operand(weight[0], weight[1]), rows, total)
+        result = dot_split(_pair_operand(weight[0], weight[1]), rows, total)
     else:
-        codes = decode_e4m3(weight[0], ASM)
-        result = dot(_byte_operand(codes), rows, total)
+        codes = decode_e4m3(weight[0])
+        result = dot_split(_byte_operand(codes), rows, total)
     return result
 
 
@@ -101,7 +107,6 @@ def _fragment_tile(
     BLOCK_R: tl.constexpr,
     SPLIT: tl.constexpr,
     GROUPS_BLOCK: tl.constexpr,
-    ASM: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
     """16 columns of a linear over one part of K, by one warp and without shared memory.
@@ -131,8 +136,8 @@ def _fragment_tile(
         squares = load_squares(squares_ptr, r, R, K, GROUPS_BLOCK)
     x = _load_rows(x_at, is_there, 2 * BLOCKS)
     for block in tl.static_range(BLOCKS):
-        sums = _half_dot(weights[2 * block], x[2 * block], tl.zeros_like(total), FORMAT, BLOCK_R, ASM)
-        sums = _half_dot(weights[2 * block + 1], x[2 * block + 1], sums, FORMAT, BLOCK_R, ASM)
+        sums = _half_dot(weights[2 * block], x[2 * block], tl.zeros_like(total), FORMAT, BLOCK_R)
+        sums = _half_dot(weights[2 * block + 1], x[2 * block + 1], sums, FORMAT, BLOCK_R)
         if FORMAT == "block":
             sums *= scales[block].to(tl.float32)
         total += sums
@@ -161,7 +166,6 @@ def _plain_tile(
     BLOCK_K: tl.constexpr,
     SPLIT: tl.constexpr,
     GROUPS_BLOCK: tl.constexpr,
-    ASM: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
     """The same through the tiles of `float_linear`, for formats and widths that have no fragments."""
@@ -188,7 +192,6 @@ def _plain_tile(
         BLOCK_R,
         BLOCK_K,
         SPLIT,
-        ASM,
     )
     if squares_ptr is not None:
         total *= row_factors(squares, eps, K)[None, :]
@@ -214,7 +217,6 @@ def parts_tile(
     BLOCK_K: tl.constexpr,
     SPLIT: tl.constexpr,
     GROUPS_BLOCK: tl.constexpr,
-    ASM: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
     """A tile of a linear's parts, in whatever way its format has; waits for the rows."""
@@ -236,7 +238,6 @@ def parts_tile(
             BLOCK_K,
             SPLIT,
             GROUPS_BLOCK,
-            ASM,
             DEPENDENT,
         )
     else:
@@ -256,7 +257,6 @@ def parts_tile(
             BLOCK_R,
             SPLIT,
             GROUPS_BLOCK,
-            ASM,
             DEPENDENT,
         )
 
@@ -279,7 +279,6 @@ def float_parts_kernel(
     BLOCK_R: tl.constexpr,
     BLOCK_K: tl.constexpr,
     GROUPS_BLOCK: tl.constexpr,
-    ASM: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
     release(DEPENDENT)
@@ -301,7 +300,6 @@ def float_parts_kernel(
         BLOCK_K,
         SPLIT,
         GROUPS_BLOCK,
-        ASM,
         DEPENDENT,
     )
 
@@ -315,7 +313,7 @@ class TileLaunch(NamedTuple):
     arguments: tuple[Tensor | int | None, ...]
     """From the kernel's `weight_ptr` to its `scale_stride`."""
     constants: dict[str, int | str | bool | None]
-    """Its constexprs from K to ASM, and the warps and stages of a program."""
+    """Its constexprs from K to GROUPS_BLOCK, and the warps and stages of a program."""
 
     @classmethod
     def of(cls, x: Tensor, weight: FloatWeight | None) -> "TileLaunch":
@@ -336,7 +334,6 @@ class TileLaunch(NamedTuple):
             "BLOCK_R": max(8, triton.next_power_of_2(num_rows)),
             "BLOCK_K": PART_BLOCK,
             "GROUPS_BLOCK": triton.next_power_of_2(width // 128),
-            "ASM": USES_ASM,
             "num_warps": 1,
             "num_stages": 1,
             # Without a limit the compiler saves registers and puts the loads of rows off, one trip after the other.
@@ -355,6 +352,6 @@ def float_parts(rows, weight):
             len(rows.x),
             rows.eps,
             **launch.constants,
-            **dependent(rows.x, "float_parts"),
+            **launch_options(rows.x, _PARTS, f"{launch.arguments[4]}x{rows.x.shape[1]}"),
         )
     return cast(Tensor, launch.out)

@@ -10,10 +10,10 @@ from onebox.formats import (
     dequantize_fp8_tensor,
     dequantize_nvfp4,
 )
+from onebox.kernels.common.float_weight import SCALE_BLOCK, FloatWeight
 from onebox.kernels.common.invariant import product
 from onebox.kernels.common.rows import FixedRows
-from onebox.kernels.float_linear.shapes import SCALE_BLOCK
-from onebox.kernels.float_linear.tiles import FloatWeight, num_parts
+from onebox.kernels.float_linear.tiles import num_parts
 
 __all__ = [
     "bf16_linear",

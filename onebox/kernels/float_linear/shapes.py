@@ -3,11 +3,11 @@
 import torch
 from torch import Tensor
 
+from onebox.kernels.common.float_weight import SCALE_BLOCK
 from onebox.spec.errors import MismatchError
 
 __all__ = [
     "DECODE_ROWS",
-    "SCALE_BLOCK",
     "check_decode_rows",
     "check_fp8_block",
     "check_fp8_row",
@@ -16,7 +16,6 @@ __all__ = [
 ]
 
 DECODE_ROWS = 64  # the most rows of a `..._linear`; more rows are prefill and belong to `..._matmul`
-SCALE_BLOCK = 128  # rows and columns of a weight that share a scale in the block format
 
 
 def check_decode_rows(x: Tensor) -> None:

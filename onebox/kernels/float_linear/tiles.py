@@ -5,24 +5,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-__all__ = ["PART_BLOCK", "FloatWeight", "Tile", "decode_tile", "num_parts"]
+from onebox.kernels.common.float_weight import FloatWeight
+
+__all__ = ["PART_BLOCK", "Tile", "decode_tile", "num_parts"]
 
 PART_BLOCK = 128
 """Columns that a part of K is made of."""
 _WANTED_PROGRAMS = 1536
-
-
-class FloatWeight(NamedTuple):
-    """A stored weight as the kernels take it."""
-
-    kind: str
-    """"block", "row", "nvfp4" or "bf16"."""
-    codes: Tensor
-    """FP8 codes uint8 [N, K], NVFP4 pairs uint8 [N, K/2], or bfloat16 [N, K]."""
-    scale: Tensor | None
-    """FP8 blocks [ceil(N/128), ceil(K/128)], FP8 rows [N] or [1], NVFP4 codes uint8 [N, K/16]."""
-    multiplier: Tensor | None = None
-    """float32 [1] of NVFP4."""
 
 
 class Tile(NamedTuple):

@@ -8,50 +8,12 @@ loaded; up to 8 rows, where one warp is a program, next to nothing goes through 
 import triton
 import triton.language as tl
 
+from onebox.kernels.common.arithmetic import IS_INTERPRETED
 from onebox.kernels.common.dependent import wait
+from onebox.kernels.common.fixed_point import load_squares, row_factors
+from onebox.kernels.common.int_planes import group_dot, int4_halves, prefetch
 
-__all__ = ["load_squares", "prefetch", "row_factors", "sum_groups"]
-
-
-@triton.jit
-def weight_operand(half, TILES: tl.constexpr):
-    """Half the columns of some tiles, int8 [TILES, 1024], as the MMA takes them: [16 * TILES, 64]."""
-    split = tl.reshape(half, (TILES, 2, 8, 4, 2, 2, 4))  # n kt g t k16 r8 k4
-    return tl.reshape(tl.permute(split, (0, 5, 2, 1, 4, 3, 6)), (TILES * 16, 64))  # n r8 g | kt k16 t k4
-
-
-@triton.jit
-def plane_operand(planes, COLUMNS: tl.constexpr):
-    """64 columns of the planes, int8 [COLUMNS, 64], with K in the order of `weight_operand`: [64, COLUMNS]."""
-    split = tl.reshape(planes, (COLUMNS, 4, 2, 2, 4))  # c t kt k16 k4
-    return tl.reshape(tl.permute(split, (2, 3, 1, 4, 0)), (64, COLUMNS))  # kt k16 t k4 | c
-
-
-@triton.jit
-def int4_halves(tiles, USE_ASM: tl.constexpr):
-    """Sixteen times the codes of both halves, int8, from bytes that hold one of each.
-
-    Written for single bytes the compiler takes the bytes of a register apart; the assembly masks four at a time. The
-    interpreter has no assembly. Both give the same bytes.
-    """
-    if USE_ASM:
-        first, second = tl.inline_asm_elementwise(
-            asm="""{
-            .reg .b32 moved;
-            shl.b32 moved, $2, 4;
-            and.b32 $0, moved, 0xF0F0F0F0;
-            and.b32 $1, $2, 0xF0F0F0F0;
-            }""",
-            constraints="=&r,=&r,r",
-            args=[tiles],
-            dtype=(tl.int8, tl.int8),
-            is_pure=True,
-            pack=4,
-        )
-    else:
-        first = ((tiles << 4) & 0xF0).to(tl.int8, bitcast=True)
-        second = (tiles & 0xF0).to(tl.int8, bitcast=True)
-    return first, second
+__all__ = ["sum_groups"]
 
 
 @triton.jit
@@ -70,17 +32,6 @@ def load_tiles(tiles_ptr, inside, stride, UNROLL: tl.constexpr, BITS: tl.constex
 
 
 @triton.jit
-def group_dot(first, second, planes_ptr, inside, TILES: tl.constexpr, COLUMNS: tl.constexpr):
-    """float32 [16 * TILES, COLUMNS / 2]: the dot products of a group, exact up to the conversion to float32."""
-    before = plane_operand(tl.load(planes_ptr, mask=inside, other=0), COLUMNS)
-    behind = plane_operand(tl.load(planes_ptr + 64, mask=inside, other=0), COLUMNS)
-    dots = tl.dot(weight_operand(first, TILES), before, out_dtype=tl.int32)
-    dots = tl.dot(weight_operand(second, TILES), behind, dots, out_dtype=tl.int32)
-    high, low = tl.split(tl.reshape(dots, (TILES * 16, COLUMNS // 2, 2)))
-    return (high * 256 + low).to(tl.float32)
-
-
-@triton.jit
 def load_scales(scale_ptrs, inside, stride, UNROLL: tl.constexpr, BITS: tl.constexpr):
     """Scales of UNROLL groups of INT4 tiles; INT8 has none here."""
     scales = ()
@@ -88,19 +39,6 @@ def load_scales(scale_ptrs, inside, stride, UNROLL: tl.constexpr, BITS: tl.const
         if BITS == 4:
             scales += (tl.load(scale_ptrs + step * stride, mask=inside, other=0.0),)  # type: ignore[assignment]
     return scales
-
-
-@triton.jit
-def prefetch(pointers):
-    """Has memory bring what stands at `pointers` nearer, so that loads of it which come late do not take long."""
-    tl.inline_asm_elementwise(
-        "{ prefetch.global.L2 [$1]; mov.b32 $0, 0; }",
-        "=r,l",
-        [pointers.to(tl.int64)],
-        dtype=tl.int32,
-        is_pure=False,
-        pack=1,
-    )
 
 
 @triton.jit
@@ -117,13 +55,12 @@ def add_groups(
     UNROLL: tl.constexpr,
     TILES: tl.constexpr,
     COLUMNS: tl.constexpr,
-    USE_ASM: tl.constexpr,
 ):
     """Total and the dots of UNROLL groups whose weights are loaded, one after the other."""
     for step in tl.static_range(UNROLL):
         scale = tl.load(scale_ptrs + step, mask=rows_inside, other=0.0)[None, :]
         if BITS == 4:
-            first, second = int4_halves(firsts[step], USE_ASM)
+            first, second = int4_halves(firsts[step])
             scale = weight_scales[step].to(tl.float32)[:, None] * scale
         else:
             first = firsts[step].to(tl.int8, bitcast=True)
@@ -133,20 +70,6 @@ def add_groups(
         # Said as one operation, so that no variant of this kernel rounds where another does not.
         total = tl.fma(dots, scale, total)
     return total
-
-
-@triton.jit
-def load_squares(squares_ptr, rows, R, K: tl.constexpr, GROUPS_BLOCK: tl.constexpr):
-    """float32 [rows, GROUPS_BLOCK]: the groups' sums of squares, of `squares` [R, K/128]."""
-    groups = tl.arange(0, GROUPS_BLOCK)
-    inside = (rows < R)[:, None] & (groups < K // 128)[None, :]
-    return tl.load(squares_ptr + rows[:, None] * (K // 128) + groups[None, :], mask=inside, other=0.0)
-
-
-@triton.jit
-def row_factors(squares, eps, K: tl.constexpr):
-    """float32 [rows]: what makes rows with these `squares`, from `load_squares`, rows of length one."""
-    return tl.rsqrt(tl.sum(squares, 1) / K + eps)
 
 
 @triton.jit
@@ -168,7 +91,6 @@ def sum_groups(
     COLUMNS: tl.constexpr,
     TILES: tl.constexpr,
     UNROLL: tl.constexpr,
-    USE_ASM: tl.constexpr,
     GROUPS_BLOCK: tl.constexpr,
     PREFETCH: tl.constexpr,
     DEPENDENT: tl.constexpr,
@@ -193,7 +115,7 @@ def sum_groups(
     rows = tl.arange(0, COLUMNS // 2)
     scale_ptrs = scale_ptr + rows * (K // 128) + first_group
     total = tl.zeros((16 * TILES, COLUMNS // 2), tl.float32)
-    if PREFETCH and USE_ASM and BITS == 4 and TILES == 1 and GROUPS > UNROLL:
+    if PREFETCH and not IS_INTERPRETED and BITS == 4 and TILES == 1 and GROUPS > UNROLL:
         # The compiler has no registers for all scales at once and asks for most of them last.
         groups = tl.minimum(tl.arange(0, 32), GROUPS - 1)
         prefetch(weight_scale_ptr + (first_group + groups) * N + first_tile * 16)
@@ -217,7 +139,6 @@ def sum_groups(
         UNROLL,
         TILES,
         COLUMNS,
-        USE_ASM,
     )
     if squares_ptr is not None:
         factors = row_factors(squares, eps, K)
@@ -237,7 +158,6 @@ def sum_groups(
             UNROLL,
             TILES,
             COLUMNS,
-            USE_ASM,
         )
     if BITS == 4:
         total *= 0.0625

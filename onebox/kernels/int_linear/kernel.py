@@ -6,16 +6,16 @@ import triton.language as tl
 from torch import Tensor
 
 from onebox.formats.fragments import TILE_COLUMNS
-from onebox.kernels.common.dependent import dependent, release, wait
+from onebox.kernels.common.dependent import launch_options, release, wait
+from onebox.kernels.common.fixed_point import LARGEST, SMALLEST_ABSMAX, store_planes
 from onebox.kernels.common.rows import FixedRows
-from onebox.kernels.common.tuning import choose
+from onebox.kernels.common.tuning import WEIGHT_LOADS, Tunable
 from onebox.kernels.int_linear.groups import sum_groups
 from onebox.kernels.int_linear.prefill import matmul
-from onebox.kernels.int_linear.reference import LARGEST, SMALLEST_ABSMAX, num_parts
+from onebox.kernels.int_linear.reference import num_parts
 from onebox.spec.errors import MismatchError
 
 __all__ = [
-    "decode_shape",
     "fixed_point",
     "int4_linear",
     "int4_matmul",
@@ -25,6 +25,9 @@ __all__ = [
     "int8_parts",
     "linear",
 ]
+
+_LINEARS = {4: Tunable("int4", WEIGHT_LOADS), 8: Tunable("int8", WEIGHT_LOADS)}
+_FIXED_POINT, _SUM = Tunable("fixed_point"), Tunable("linear_sum")
 
 MAX_ROWS = 64
 
@@ -36,8 +39,6 @@ def fixed_point_split_kernel(
     scale_ptr,  # float32 [R, K/128]
     K: tl.constexpr,
     GROUPS: tl.constexpr,
-    LARGEST: tl.constexpr,
-    SMALLEST_ABSMAX: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
     release(DEPENDENT)
@@ -48,12 +49,8 @@ def fixed_point_split_kernel(
     inside = columns < K
     x = tl.load(x_ptr + row * K + columns, mask=inside, other=0.0).to(tl.float32)
     scale = tl.div_rn(tl.maximum(tl.max(tl.abs(x), 1), SMALLEST_ABSMAX), LARGEST)
-    # Adding 1.5 * 2^23 leaves no bits for a fraction: the sum is rounded, half to even.
-    steps = ((tl.div_rn(x, tl.broadcast_to(scale[:, None], x.shape)) + 12582912.0) - 12582912.0).to(tl.int32)
-    low = ((steps + 128) & 255) - 128
-    at = planes_ptr + row * 2 * K + columns
-    tl.store(at, ((steps - low) >> 8).to(tl.int8), mask=inside)
-    tl.store(at + K, low.to(tl.int8), mask=inside)
+    quotients = tl.div_rn(x, tl.broadcast_to(scale[:, None], x.shape))
+    store_planes(quotients, planes_ptr, row, columns, K, inside)
     tl.store(scale_ptr + row * (K // 128) + groups, scale, mask=groups * 128 < K)
 
 
@@ -75,7 +72,6 @@ def linear_part_kernel(
     COLUMNS: tl.constexpr,
     TILES: tl.constexpr,
     UNROLL: tl.constexpr,
-    USE_ASM: tl.constexpr,
     GROUPS_BLOCK: tl.constexpr,
     PREFETCH: tl.constexpr,
     DEPENDENT: tl.constexpr,
@@ -102,7 +98,6 @@ def linear_part_kernel(
         COLUMNS,
         TILES,
         UNROLL,
-        USE_ASM,
         GROUPS_BLOCK,
         PREFETCH,
         DEPENDENT,
@@ -148,10 +143,8 @@ def fixed_point(x):
         scale,
         K=columns,
         GROUPS=groups,
-        LARGEST=float(LARGEST),
-        SMALLEST_ABSMAX=SMALLEST_ABSMAX,
         num_warps=groups,
-        **dependent(x, "fixed_point"),
+        **launch_options(x, _FIXED_POINT, num_groups),
     )
     return planes, scale
 
@@ -192,7 +185,14 @@ def linear(
     out = torch.empty((rows, num_columns), dtype=dtype, device=planes.device)
     block = 512
     linear_sum_kernel[(triton.cdiv(num_columns, block), rows)](
-        parts, out, rows, num_columns, SPLITS=splits, BLOCK=block, num_warps=4, **dependent(planes, "linear_sum")
+        parts,
+        out,
+        rows,
+        num_columns,
+        SPLITS=splits,
+        BLOCK=block,
+        num_warps=4,
+        **launch_options(planes, _SUM, num_columns),
     )
     return out
 
@@ -204,8 +204,8 @@ def _parts(
     num_rows, num_columns = len(rows.planes), weight_scale.shape[-1]
     num_groups, num_tiles = weight.shape[:2]
     parts = torch.empty((splits, num_rows, num_columns), dtype=dtype, device=weight.device)
-    kernel = _name(bits, decode_columns(num_rows), num_groups)
-    shape = decode_shape(num_rows, num_groups // splits, kernel)
+    shape = _decode_shape(num_rows)
+    options = _options(weight, bits, shape["COLUMNS"], num_groups // splits)
     linear_part_kernel[(triton.cdiv(num_tiles, shape["TILES"]), splits)](
         rows.planes,
         rows.scale,
@@ -222,8 +222,7 @@ def _parts(
         SPLITS=splits,
         GROUPS_BLOCK=triton.next_power_of_2(num_groups),
         **shape,
-        **choose(kernel, {"PREFETCH": 1}),
-        **dependent(weight, kernel),
+        **options,
     )
     return parts
 
@@ -236,29 +235,29 @@ def decode_columns(rows: int) -> int:
     return columns
 
 
-def decode_shape(rows: int, num_groups: int, kernel: str) -> dict[str, int]:
-    """What a decode program holds and how it is compiled. Results do not depend on it, only speed does.
+def _decode_shape(rows: int) -> dict[str, int]:
+    """What a decode program holds. Results do not depend on it, only speed does.
 
     Up to 16 rows one warp takes one tile; more rows share the planes they load among more tiles and warps.
     """
     columns = decode_columns(rows)
-    tiles, warps, unroll = {8: (1, 1, 4), 16: (1, 1, 4), 32: (1, 1, 2), 64: (8, 8, 1), 128: (8, 8, 1)}[columns]
-    # More registers would let the compiler put the loads off until they are needed.
-    chosen = choose(kernel, {"UNROLL": unroll, **({"maxnreg": 128 if columns < 32 else 168} if warps == 1 else {})})
+    tiles, warps = (1, 1) if columns <= 32 else (8, 8)
     return {
-        **chosen,
         "COLUMNS": columns,
         "TILES": tiles,
-        "UNROLL": _divisor(num_groups, chosen["UNROLL"]),
-        "USE_ASM": not triton.knobs.runtime.interpret,
         "num_warps": warps,
         "num_stages": 1,
     }
 
 
-def _name(bits: int, columns: int, num_groups: int) -> str:
-    """Under which a linear's choices are kept."""
-    return f"int{bits}_{columns}_{num_groups}"
+def _options(weight: Tensor, bits: int, columns: int, groups: int) -> dict[str, int | bool]:
+    """Launch options of a decode program that sums `groups` groups."""
+    default = {"UNROLL": {8: 4, 16: 4, 32: 2}.get(columns, 1), "PREFETCH": 1}
+    if columns <= 32:
+        # More registers would let the compiler put the loads off until they are needed.
+        default["maxnreg"] = 128 if columns < 32 else 168
+    options = launch_options(weight, _LINEARS[bits], f"{columns}_{len(weight)}", **default)
+    return {**options, "UNROLL": _divisor(groups, options["UNROLL"])}
 
 
 def _divisor(number: int, at_most: int) -> int:

@@ -1,4 +1,4 @@
-"""Integer linears for many tokens: blocks of matrix rows by tokens, the weight decoded in registers (`tiles`).
+"""Integer linears for many tokens: blocks of matrix rows by tokens, weights decoded by `common/int_tiles.py`.
 
 Block sizes and the order along K are constants, so a token's bits do not depend on how many come with it.
 """
@@ -9,7 +9,7 @@ import triton.language as tl
 from torch import Tensor
 
 from onebox.formats.fragments import TILE_COLUMNS
-from onebox.kernels.int_linear.tiles import WORDS, in_tile_order, sum_tiles
+from onebox.kernels.common.int_tiles import WORDS, in_tile_order, sum_tiles
 
 __all__ = ["matmul"]
 
@@ -38,8 +38,6 @@ def matmul_kernel(
     num_tiles,
     K: tl.constexpr,
     BITS: tl.constexpr,
-    WIDE: tl.constexpr,
-    ASM: tl.constexpr,
     TOKENS: tl.constexpr,
     TILES: tl.constexpr,
     BAND: tl.constexpr,
@@ -57,8 +55,6 @@ def matmul_kernel(
         N,
         K // 128,
         BITS,
-        WIDE,
-        ASM,
     )
     if BITS == 8:
         total *= tl.load(scale_ptr + row, mask=row < N, other=0.0).to(tl.float32)[:, None]
@@ -94,11 +90,8 @@ def block_shape(dtype: torch.dtype) -> dict[str, int]:
 
     Float32 is cut in three for the tensor cores, which takes registers: small blocks.
     """
-    is_interpreted = triton.knobs.runtime.interpret
     is_float32 = dtype == torch.float32
     return {
-        "WIDE": is_interpreted or is_float32,
-        "ASM": not is_interpreted,
         "TOKENS": 32 if is_float32 else 64,
         "TILES": 4 if is_float32 else 8,
         "BAND": BAND,

@@ -5,7 +5,7 @@ from torch import Tensor
 
 from onebox.formats.fragments import TILE_COLUMNS, from_fragments
 from onebox.kernels.common.invariant import product
-from onebox.kernels.common.rows import FixedRows
+from onebox.kernels.common.rows import FixedRows, to_fixed_point
 
 __all__ = [
     "fixed_point",
@@ -16,15 +16,11 @@ __all__ = [
     "int8_matmul",
     "int8_parts",
     "num_parts",
-    "unscaled_rows",
 ]
 
 # Fewer programs than this do not keep enough loads in flight to saturate the memory of a large GPU.
 _WANTED_PROGRAMS = 3072
 _MAX_PARTS = 8
-
-LARGEST = 127 * 256 + 127  # the largest number that two signed bytes write
-SMALLEST_ABSMAX = 2.0**-100  # keeps the scale a normal float32, on devices that flush subnormals too
 
 
 def fixed_point(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -34,18 +30,7 @@ def fixed_point(x: Tensor) -> tuple[Tensor, Tensor]:
     x = (256 * high + low) * scale, rounded half to even, at most 32639 steps from zero. The scale is
     max(absmax, 2^-100) / 32639, never zero or subnormal: a group of zeros stays exactly zero.
     """
-    rows, columns = x.shape
-    groups = x.to(torch.float32).reshape(rows, columns // TILE_COLUMNS, TILE_COLUMNS)
-    scale = groups.abs().amax(-1).clamp(min=SMALLEST_ABSMAX) / LARGEST
-    steps = (groups / scale.unsqueeze(-1)).round().to(torch.int32).reshape(rows, columns)
-    low = steps.to(torch.int8)  # keeps the low eight bits, as a signed byte
-    high = (steps - low) >> 8
-    return torch.stack((high.to(torch.int8), low), dim=1), scale
-
-
-def unscaled_rows(values: Tensor, dtype: torch.dtype) -> FixedRows:
-    """Values [R, K] as the rows of a linear: as they are, without a norm's division left to do."""
-    return FixedRows(values.to(dtype), *fixed_point(values), None)
+    return to_fixed_point(x)
 
 
 def int4_linear(

@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor
 
-from onebox.kernels.common.rows import FixedRows
-from onebox.kernels.int_linear.reference import fixed_point
+from onebox.kernels.common.invariant import add_in_order
+from onebox.kernels.common.rows import FixedRows, to_fixed_point
 
 __all__ = ["add_norm", "add_rms_norm", "concat_rms_norm", "rms_norm"]
 
@@ -57,13 +57,9 @@ def add_norm(
     """
     first, *others = parts if residual is None else [residual, *parts]
     total = first.to(torch.float32)
-    for part in others:
-        total = total + part
+    total = add_in_order([total, *others])
     if shared is not None and share is not None:
-        added = shared[0]
-        for part in shared[1:]:
-            added = added + part
-        total = total + share.unsqueeze(-1) * added
+        total = total + share.unsqueeze(-1) * add_in_order(shared)
     squares = total.square().reshape(len(total), total.shape[1] // 128, 128).sum(-1)
     rows = total * (1 + weight.to(torch.float32))
-    return FixedRows(rows.to(dtype), *fixed_point(rows), squares, eps), total
+    return FixedRows(rows.to(dtype), *to_fixed_point(rows), squares, eps), total

@@ -4,21 +4,16 @@ import torch
 import triton
 import triton.language as tl
 
-from onebox.kernels.common.dependent import dependent, release, wait
+from onebox.kernels.common.dependent import launch_options, release, wait
+from onebox.kernels.common.parts import sum_parts
+from onebox.kernels.common.tuning import Tunable
 from onebox.kernels.float_linear.parts import TileLaunch, parts_tile
 from onebox.kernels.router.kernel import choose
 from onebox.spec.errors import MismatchError
 
-__all__ = ["route_shared", "sum_parts"]
+__all__ = ["route_shared"]
 
-
-@triton.jit
-def sum_parts(parts_ptr, part_stride, at, inside, PARTS: tl.constexpr):
-    """The sum of what stands at `at` in each of the parts, first to last, in float32."""
-    total = tl.load(parts_ptr + at, mask=inside, other=0.0).to(tl.float32)
-    for part in tl.static_range(1, PARTS):
-        total += tl.load(parts_ptr + part * part_stride + at, mask=inside, other=0.0).to(tl.float32)
-    return total
+_ROUTE = Tunable("route_shared")
 
 
 @triton.jit(do_not_specialize=["R", "rounds"])
@@ -50,7 +45,6 @@ def route_shared_kernel(
     BLOCK_R: tl.constexpr,
     BLOCK_K: tl.constexpr,
     GROUPS_BLOCK: tl.constexpr,
-    ASM: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
     """Programs 0 .. R - 1 choose a row's experts; the others are tiles, whose weights are read before they wait."""
@@ -84,7 +78,6 @@ def route_shared_kernel(
             BLOCK_K,
             SPLIT,
             GROUPS_BLOCK,
-            ASM,
             DEPENDENT,
         )
 
@@ -117,6 +110,6 @@ def route_shared(router_parts, k, rows, gate_up=None):
             CHOSEN_BLOCK=triton.next_power_of_2(k),
             EXPERTS_BLOCK=triton.next_power_of_2(logits - 1),
             **launch.constants,
-            **dependent(router_parts, "route_shared"),
+            **launch_options(router_parts, _ROUTE, rows.x.shape[1]),
         )
     return ids, weights, share, launch.out

@@ -4,15 +4,10 @@ import torch
 import triton
 import triton.language as tl
 
+from onebox.kernels.common.arithmetic import ordered_bits
 from onebox.spec.errors import MismatchError
 
 __all__ = ["choose", "route"]
-
-
-@triton.jit
-def _ordered(bits):
-    """float32 bits to integers that compare as the floats do; its own inverse."""
-    return bits ^ ((bits >> 31) & 0x7FFFFFFF)
 
 
 @triton.jit
@@ -31,7 +26,7 @@ def choose(
     experts = tl.arange(0, BLOCK)
     # One zero and one NaN: -0 ties with +0, and a NaN of either sign comes first, as in torch's sort.
     logits = tl.where(logits == 0.0, 0.0, logits)
-    value = tl.where(logits != logits, 0x7FC00000, _ordered(logits.to(tl.int32, bitcast=True)))
+    value = tl.where(logits != logits, 0x7FC00000, ordered_bits(logits.to(tl.int32, bitcast=True)))
     removed = -0x80000000  # below every logit
     value = tl.where(experts < E, value, removed)
 
@@ -49,7 +44,7 @@ def choose(
         place += 1
 
     chosen = places < CHOSEN
-    logit = _ordered(values).to(tl.float32, bitcast=True)
+    logit = ordered_bits(values).to(tl.float32, bitcast=True)
     top = tl.sum(tl.where(places == 0, logit, 0.0), 0)
     share = tl.where(chosen, tl.exp(logit - top), 0.0)
     tl.store(ids_ptr + row * CHOSEN + places, ids, mask=chosen)

@@ -3,12 +3,12 @@
 import torch
 from torch import Tensor
 
-from onebox.kernels.common.invariant import sigmoid
+from onebox.kernels.common.float_weight import FloatWeight
+from onebox.kernels.common.invariant import add_in_order, sigmoid
 from onebox.kernels.common.rows import FixedRows
 from onebox.kernels.float_linear.reference import float_parts
-from onebox.kernels.float_linear.tiles import FloatWeight
 
-__all__ = ["in_order", "route", "route_shared"]
+__all__ = ["route", "route_shared"]
 
 
 def route(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
@@ -31,14 +31,6 @@ def route_shared(
     gate. ids and weights are those of `router.route`; share = sigmoid(the last logit). The parts of gate_up [2I, H],
     float32 [Q, R, 2I], are what `float_parts` makes of the rows [R, H]: choosing leaves a GPU's memory idle.
     """
-    logits = in_order(router_parts)
+    logits = add_in_order(router_parts)
     ids, weights = route(logits[:, :-1], k)
     return ids, weights, sigmoid(logits[:, -1]), None if gate_up is None else float_parts(rows, gate_up)
-
-
-def in_order(parts: Tensor) -> Tensor:
-    """[R, N]: the sum of parts [P, R, N], first to last."""
-    total = parts[0]
-    for part in parts[1:]:
-        total = total + part
-    return total

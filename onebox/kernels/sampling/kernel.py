@@ -13,6 +13,8 @@ import torch
 import triton
 import triton.language as tl
 
+from onebox.kernels.common.arithmetic import ordered_bits
+
 __all__ = ["apply_mask", "apply_penalties", "sample"]
 
 _NUM_SORTED = tl.constexpr(64)
@@ -45,22 +47,16 @@ def _load_limits(row, temperature_ptr, top_k_ptr, top_p_ptr, min_p_ptr):
 
 
 @triton.jit
-def _flip_negative(bits):
-    # Floats order as their bits do, but negative ones backwards. Doing it twice undoes it.
-    return bits ^ ((bits >> 31) & 0x7FFFFFFF)
-
-
-@triton.jit
 def _key(logit):
     """int64 within 32 bits that orders as the float32 logits do; both zeros are one key."""
     logit = tl.where(logit == 0, 0.0, logit)
-    return _flip_negative(logit.to(tl.int32, bitcast=True)).to(tl.int64)
+    return ordered_bits(logit.to(tl.int32, bitcast=True)).to(tl.int64)
 
 
 @triton.jit
 def _logit(key):
     """The float32 logit that `_key` made this of."""
-    return _flip_negative(key.to(tl.int32)).to(tl.float32, bitcast=True)
+    return ordered_bits(key.to(tl.int32)).to(tl.float32, bitcast=True)
 
 
 @triton.jit

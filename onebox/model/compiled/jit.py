@@ -1,7 +1,6 @@
 """How functions are compiled: one set of options for all, and a cache that is invalidated when their source changes."""
 
 import hashlib
-import os
 import tempfile
 from collections.abc import Callable
 from functools import cache
@@ -11,6 +10,8 @@ from typing import Any, TypeVar
 import numba
 from numba import types
 from numba.extending import intrinsic
+
+from onebox.spec.cache import user_cache_directory
 
 __all__ = ["cache_directory", "compiled", "inner", "never_inline"]
 
@@ -59,8 +60,7 @@ def cache_directory() -> str | None:
     for path in sorted(Path(__file__).parent.glob("*.py")):
         digest.update(path.read_bytes())
     try:
-        home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-        directory = home / "onebox" / "compiled" / digest.hexdigest()[:16]
+        directory = user_cache_directory() / "compiled" / digest.hexdigest()[:16]
         directory.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=directory):
             return str(directory)

@@ -15,10 +15,10 @@ from torch import Tensor
 
 from onebox.formats.kv_pages import KVPages
 from onebox.kernels.attention import paged_attention_rows, write_heads
+from onebox.kernels.common.float_weight import FloatWeight
 from onebox.kernels.common.rows import FixedRows
 from onebox.kernels.delta_net import delta_rows, delta_step
 from onebox.kernels.experts import expert_slots
-from onebox.kernels.float_linear.tiles import FloatWeight
 from onebox.kernels.norm import add_norm, rms_norm
 from onebox.kernels.router import route_shared
 from onebox.model.batch import Batch

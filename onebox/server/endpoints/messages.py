@@ -17,14 +17,7 @@ from onebox.server.prompt import Prompt
 from onebox.server.reply import STREAMABLE, respond
 from onebox.server.schemas.anthropic import CountTokensRequest, MessagesRequest
 from onebox.server.schemas.common import Json
-from onebox.server.sections import (
-    AnswerSection,
-    AnswerSections,
-    SectionClosed,
-    SectionEvent,
-    SectionGrown,
-    SectionOpened,
-)
+from onebox.server.sections import AnswerSection, AnswerSections, SectionEvent
 from onebox.server.service import Service
 from onebox.server.settings import ServerSettings
 from onebox.server.sse import sse_event
@@ -122,9 +115,9 @@ class MessageReply:
     def fail(self, error: OneboxError) -> Iterator[str]:
         yield _event(anthropic_error(500, str(error)))
 
-    def _section_events(self, changes: Iterator[SectionEvent]) -> Iterator[str]:
-        for change in changes:
-            yield from map(_event, self._blocks.events(change))
+    def _section_events(self, events: Iterator[SectionEvent]) -> Iterator[str]:
+        for event in events:
+            yield from map(_event, self._blocks.events(event))
 
     def _end(self) -> Json:
         return {"stop_reason": self._stop_reason(), "stop_sequence": self._answer.stop_string}
@@ -159,15 +152,15 @@ class _Blocks:
             case "call":
                 return {**_call_head(section), "input": json.loads(section.text)}
 
-    def events(self, change: SectionEvent) -> Iterator[Json]:
-        index = change.section.index
-        match change:
-            case SectionOpened(section):
+    def events(self, event: SectionEvent) -> Iterator[Json]:
+        section, index = event.section, event.section.index
+        match event.change:
+            case "opened":
                 yield {"type": "content_block_start", "index": index, "content_block": _empty(section)}
-            case SectionGrown(section, text):
+            case "grown":
                 if not (section.kind == "reasoning" and self._hides_thinking):
-                    yield {"type": "content_block_delta", "index": index, "delta": _delta(section, text)}
-            case SectionClosed(section):
+                    yield {"type": "content_block_delta", "index": index, "delta": _delta(section, event.text)}
+            case "closed":
                 if section.kind == "reasoning":
                     delta = {"type": "signature_delta", "signature": _signature(section)}
                     yield {"type": "content_block_delta", "index": index, "delta": delta}

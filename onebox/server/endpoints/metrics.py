@@ -6,14 +6,14 @@ from fastapi import APIRouter
 from fastapi.responses import Response
 from prometheus_client import CONTENT_TYPE_LATEST
 
-from onebox.engine.api import EngineDoor
+from onebox.engine.api import EngineClient
 from onebox.server.metrics import Metrics
 
 __all__ = ["metrics_router"]
 
 
 def metrics_router(
-    engine: EngineDoor,
+    engine: EngineClient,
     model_name: str,
     memory_bytes: Mapping[str, int] | None = None,
     startup_s: Mapping[str, float] | None = None,

@@ -15,14 +15,7 @@ from onebox.server.prompt import Prompt
 from onebox.server.reply import STREAMABLE, respond
 from onebox.server.schemas.common import Json
 from onebox.server.schemas.responses import ResponsesRequest, sealed
-from onebox.server.sections import (
-    AnswerSection,
-    AnswerSections,
-    SectionClosed,
-    SectionEvent,
-    SectionGrown,
-    SectionOpened,
-)
+from onebox.server.sections import AnswerSection, AnswerSections, SectionEvent
 from onebox.server.service import Service
 from onebox.server.settings import ServerSettings
 from onebox.server.sse import COMMENT, sse_event
@@ -103,9 +96,9 @@ class ResponseReply:
         failed = self._response("failed", self._output("incomplete"), None, error=details)
         yield self._event("response.failed", {"response": failed})
 
-    def _section_events(self, changes: Iterator[SectionEvent], status: str) -> Iterator[str]:
-        for change in changes:
-            for name, fields in self._items.events(change, status):
+    def _section_events(self, events: Iterator[SectionEvent], status: str) -> Iterator[str]:
+        for event in events:
+            for name, fields in self._items.events(event, status):
                 yield self._event(name, fields)
 
     def _event(self, name: str, fields: Json) -> str:
@@ -140,7 +133,7 @@ class ResponseReply:
 
 
 def _echo(body: ResponsesRequest, sampling: SamplingParams) -> Json:
-    """What the request asked for, as it was understood."""
+    """The request's settings, with defaults filled in."""
     given = body.model_dump(exclude_none=True, by_alias=True)
     text = {"format": {"type": "text"}, **given.get("text", {})}
     return {
@@ -186,17 +179,18 @@ class _Items:
             case "call":
                 return {**_head(section, status), **_call_head(section), "arguments": section.text}
 
-    def events(self, change: SectionEvent, status: str) -> Iterator[tuple[str, Json]]:
+    def events(self, event: SectionEvent, status: str) -> Iterator[tuple[str, Json]]:
         """Names and fields of events. `status` is the one of an item that ends."""
-        place: Json = {"item_id": _item_id(change.section), "output_index": change.section.index}
-        if change.section.kind != "call":
+        section = event.section
+        place: Json = {"item_id": _item_id(section), "output_index": section.index}
+        if section.kind != "call":
             place["content_index"] = 0
-        match change:
-            case SectionOpened(section):
+        match event.change:
+            case "opened":
                 yield from self._opening(section, place)
-            case SectionGrown(section, text):
-                yield f"response.{_FLOWS[section.kind]}.delta", {**place, "delta": text, **_logprobs(section)}
-            case SectionClosed(section):
+            case "grown":
+                yield f"response.{_FLOWS[section.kind]}.delta", {**place, "delta": event.text, **_logprobs(section)}
+            case "closed":
                 yield from self._ending(section, place, status)
 
     def _opening(self, section: AnswerSection, place: Json) -> Iterator[tuple[str, Json]]:
@@ -248,7 +242,7 @@ def _part(section: AnswerSection) -> Json:
 
 
 def _logprobs(section: AnswerSection) -> Json:
-    """Where the API has the field, always empty: nobody can ask for them here."""
+    """The API has the field for content; always empty, since requests cannot ask for them here."""
     return {"logprobs": []} if section.kind == "content" else {}
 
 

@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 from onebox.engine.draft.depth import (
     ALONE,
     PLAIN,
-    Acceptance,
+    AcceptanceRates,
     AutoDepth,
-    Choice,
     Company,
     CostPrior,
     DepthSettings,
+    DraftChoice,
     Drafter,
     Offer,
     StepCosts,
@@ -25,7 +25,7 @@ from onebox.engine.draft.depth import (
 MAX_DEPTH = 8
 PRIOR = CostPrior(row=0.1, draft=0.1)
 
-# Acceptance of a draft at each position, given that those before it were kept; the last one holds from there on.
+# AcceptanceRates of a draft at each position, given that those before it were kept; the last one holds from there on.
 TEXTS = {
     "json": (0.95,),
     "prose": (0.3,),
@@ -77,7 +77,7 @@ class Simulation:
     costs: StepCosts = field(default_factory=lambda: StepCosts(PRIOR))
     policy: AutoDepth = field(default_factory=AutoDepth)
     ngram_text: str | None = None
-    choices: list[Choice] = field(default_factory=list)
+    choices: list[DraftChoice] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self._random = random.Random(self.seed)
@@ -175,7 +175,7 @@ def test_the_same_observations_give_the_same_choices():
 
 def test_company_that_would_wait_makes_drafts_shallower():
     settings = DepthSettings()
-    acceptance = {(Drafter.MTP, 0): Acceptance(settings)}
+    acceptance = {(Drafter.MTP, 0): AcceptanceRates(settings)}
     for _ in range(50):
         acceptance[Drafter.MTP, 0].observe(4, 2)
     costs = StepCosts(CostPrior(row=0.1, draft=0.2))
@@ -216,7 +216,7 @@ def test_a_full_batch_never_loses_to_plain_decoding(text):
 
 @given(st.lists(st.integers(0, 6).flatmap(lambda n: st.tuples(st.just(n), st.integers(0, n))), max_size=60))
 def test_rates_are_probabilities_and_unseen_positions_follow_the_last_seen(steps):
-    acceptance = Acceptance(DepthSettings())
+    acceptance = AcceptanceRates(DepthSettings())
     for num_proposed, num_accepted in steps:
         acceptance.observe(num_proposed, num_accepted)
     rates = [acceptance.rate(position) for position in range(10)]
@@ -228,7 +228,7 @@ def test_rates_are_probabilities_and_unseen_positions_follow_the_last_seen(steps
 
 
 def test_rates_approach_what_is_observed_by_position():
-    acceptance, rng = Acceptance(DepthSettings(decay=0.999)), random.Random(8)
+    acceptance, rng = AcceptanceRates(DepthSettings(decay=0.999)), random.Random(8)
     for _ in range(5000):
         num_accepted = 0
         while num_accepted < 4 and rng.random() < rate_at("fading", num_accepted):

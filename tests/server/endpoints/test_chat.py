@@ -168,3 +168,117 @@ def test_a_choice_that_cannot_be_is_refused_with_its_field(scripted):
     assert "exclude each other" in refused(client.chat(**both), 400, "tool_choice")
     wrong = {"type": "function", "function": {"name": "f", "parameters": {"properties": 5}}}
     assert "'f' are no JSON schema" in refused(client.chat(tools=[wrong], tool_choice="required"), 400, "tools")
+
+
+THOUGHT = "Let me see.\n</think>\n\nIt is 42 — 世界 🙂."
+
+
+def joined(chunks, field):
+    return "".join(c["choices"][0]["delta"].get(field) or "" for c in chunks if c["choices"])
+
+
+def test_a_chat_answer_has_openais_shape(scripted):
+    body = scripted(THOUGHT).chat(model="tiny").json()
+    (choice,) = body["choices"]
+    assert choice["message"] == {
+        "role": "assistant",
+        "content": "It is 42 — 世界 🙂.",
+        "reasoning_content": "Let me see.",
+        "reasoning": "Let me see.",
+    }
+    assert (choice["index"], choice["finish_reason"], body["object"]) == (0, "stop", "chat.completion")
+    assert (body["model"], body["id"][:9]) == ("tiny", "chatcmpl-")
+    made = len(THOUGHT.encode()) - len("</think>") + 2
+    assert body["usage"] == {
+        "prompt_tokens": 23,
+        "completion_tokens": made,
+        "total_tokens": 23 + made,
+        "prompt_tokens_details": {"cached_tokens": 0},
+        "completion_tokens_details": {
+            "reasoning_tokens": len("Let me see.\n") + 1,
+            "accepted_prediction_tokens": 0,
+            "rejected_prediction_tokens": 0,
+        },
+    }
+
+
+def test_a_stream_joins_to_the_whole_answer(scripted):
+    client = scripted(THOUGHT)
+    whole = client.chat().json()
+    chunks = events(client.chat(stream=True, stream_options={"include_usage": True}))
+    assert chunks[0]["choices"][0]["delta"] == {"role": "assistant", "content": ""}
+    assert joined(chunks, "content") == whole["choices"][0]["message"]["content"]
+    for name in ("reasoning_content", "reasoning"):
+        assert joined(chunks, name) == whole["choices"][0]["message"][name]
+    assert [c["choices"][0]["finish_reason"] for c in chunks[:-1]] == [None] * (len(chunks) - 2) + ["stop"]
+    assert (chunks[-1]["choices"], chunks[-1]["usage"]) == ([], whole["usage"])
+    assert len({chunk["id"] for chunk in chunks}) == 1
+
+
+def test_usage_is_streamed_only_when_asked_for(scripted):
+    assert all("usage" not in chunk for chunk in events(scripted("x").chat(stream=True)))
+
+
+def test_without_thinking_all_is_content(scripted):
+    message = scripted("Yes.").chat(**QUIET).json()["choices"][0]["message"]
+    assert message == {"role": "assistant", "content": "Yes.", "reasoning_content": None, "reasoning": None}
+
+
+@pytest.mark.parametrize("limit", ["max_tokens", "max_completion_tokens"])
+def test_limits_end_an_answer_by_length(scripted, limit):
+    body = scripted("abcdef").chat(**{limit: 3}, **QUIET).json()
+    assert body["choices"][0]["message"]["content"] == "abc"
+    assert body["choices"][0]["finish_reason"] == "length"
+    assert body["usage"]["completion_tokens"] == 3
+
+
+def test_history_and_parts_reach_the_prompt(scripted):
+    client = scripted("ok")
+    messages = [
+        {"role": "system", "content": "S"},
+        {"role": "user", "content": [{"type": "text", "text": "Q"}]},
+        {"role": "assistant", "content": "A", "reasoning_content": "R"},
+        {"role": "user", "content": "Q2"},
+    ]
+    assert client.request("POST", "/v1/chat/completions", json_body={"messages": messages}).status_code == 200
+    fed = [token for piece in client.runner.pieces for token in piece.token_ids]
+    prompt = client.service.tokenizer.decode(fed)
+    assert prompt.startswith("system\nS\nuser\nQ\nassistant\nA\nuser\nQ2\nassistant\n<think>\n")
+
+
+def test_what_an_answer_held_may_come_back_as_history(scripted):
+    client = scripted(THOUGHT)
+    message = client.chat().json()["choices"][0]["message"]
+    messages = [
+        {"role": "developer", "content": "Be brief."},
+        {"role": "user", "content": "Hi"},
+        {**message, "refusal": None, "tool_calls": None, "annotations": []},
+        {"role": "user", "content": "And?"},
+    ]
+    assert client.chat(messages=messages).status_code == 200
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_token_ids_are_returned_when_asked_for(scripted, stream):
+    client = scripted(THOUGHT)
+    made = list(client.service.tokenizer.encode(THOUGHT))
+    response = client.chat(return_token_ids=True, stream=stream)
+    if stream:
+        chunks = events(response)
+        prompt_ids = chunks[0]["prompt_token_ids"]
+        assert all("prompt_token_ids" not in chunk for chunk in chunks[1:])
+        token_ids = [i for chunk in chunks for i in chunk["choices"][0].get("token_ids", [])]
+    else:
+        prompt_ids, token_ids = response.json()["prompt_token_ids"], response.json()["choices"][0]["token_ids"]
+    assert token_ids == made
+    assert client.service.tokenizer.decode(prompt_ids) == "user\nHi\nassistant\n<think>\n"
+
+
+def test_the_random_model_answers_the_same_streamed_and_whole(tiny):
+    for way in ({"temperature": 0}, {"seed": 12}):
+        whole = tiny.chat(max_tokens=60, **way).json()
+        chunks = events(tiny.chat(max_tokens=60, stream=True, **way))
+        message = whole["choices"][0]["message"]
+        assert joined(chunks, "content") == message["content"]
+        assert joined(chunks, "reasoning_content") == (message["reasoning_content"] or "")
+        assert message["content"] or message["reasoning_content"]

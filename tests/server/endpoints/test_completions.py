@@ -5,7 +5,7 @@ import math
 import pytest
 
 from onebox.server.logprobs import token_text
-from tests.server.conftest import events
+from tests.server.conftest import events, wait_until
 from tests.server.test_errors import refused
 
 TEXT = "Grüße"
@@ -137,3 +137,41 @@ def test_what_completions_cannot_honour_is_refused(scripted):
     assert "valid string" in refused(client.complete(["a", 5]), 400, "prompt.1")
     assert "empty" in refused(client.complete([]), 400)
     assert "empty" in refused(client.complete(["a", ""]), 400)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("stop", ["END", ["nope", "END"]])
+def test_a_stop_string_ends_the_answer_and_frees_the_slot(scripted, stream, stop):
+    client = scripted("one two EEND three", max_num_seqs=1, max_num_waiting=0)
+    options = {"stream_options": {"include_usage": True}} if stream else {}
+    response = client.complete(stop=stop, stream=stream, max_tokens=50, **options)
+    if stream:
+        chunks = events(response)
+        text, usage = "".join(c["choices"][0]["text"] for c in chunks[:-1]), chunks[-1]["usage"]
+        reason = chunks[-2]["choices"][0]["finish_reason"]
+    else:
+        (choice,), usage = response.json()["choices"], response.json()["usage"]
+        text, reason = choice["text"], choice["finish_reason"]
+    assert (text, reason) == ("one two E", "stop")
+    assert (usage["prompt_tokens"], usage["completion_tokens"], usage["total_tokens"]) == (2, 12, 14)
+    wait_until(lambda: client.service.engine.stats().num_finished == 1)
+    client.service.engine.close()
+    assert client.service.engine.stats().num_free_pages == client.service.engine.config.num_pages
+
+
+def test_completions_make_sixteen_tokens_unless_told_and_take_token_ids(scripted):
+    client = scripted("x" * 40)
+    assert client.complete().json()["choices"][0]["text"] == "x" * 16
+    body = client.complete([1, 2, 3], max_tokens=2).json()
+    assert (body["object"], body["choices"][0]["text"], body["usage"]["prompt_tokens"]) == ("text_completion", "xx", 3)
+
+
+def test_ignore_eos_goes_on_to_the_limit(scripted):
+    body = scripted("ab").complete(ignore_eos=True, max_tokens=5).json()
+    assert (body["choices"][0]["text"], body["choices"][0]["finish_reason"]) == ("abab", "length")
+
+
+def test_usage_so_far_is_streamed_when_asked_for(scripted):
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    chunks = events(scripted("abc").complete(stream=True, stream_options=options))
+    assert [chunk["usage"]["completion_tokens"] for chunk in chunks] == [1, 2, 3, 4, 4]

@@ -162,15 +162,15 @@ def test_a_conversation_shows_thinking_an_answer_and_a_tool_call_card(opened):
 def test_thinking_is_open_while_it_streams_and_an_answer_can_be_stopped_and_made_again(opened):
     page = opened("I think about it" + " and on" * 300)
     runner = page.client.runner
-    run, steps = runner.run, []
+    start, steps = runner.start, []
 
-    def run_some(batch, meanwhile):
-        steps.append(batch)
+    def start_some(plan):
+        steps.append(plan)
         if len(steps) == 40:
             runner.gate.clear()
-        return run(batch, meanwhile)
+        return start(plan)
 
-    runner.run = run_some
+    runner.start = start_some
     page.type("#message", "Hi")
     page.click("#send")
     page.wait("document.querySelector('.thinking-text')?.textContent.includes('about it')")

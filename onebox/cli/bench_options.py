@@ -1,0 +1,188 @@
+"""The options that the commands of `onebox bench` share, by topic, and what a measurement gets of them."""
+
+import os
+import secrets
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from onebox.cli.options import option_group
+from onebox.spec.errors import UsageError
+
+if TYPE_CHECKING:
+    from onebox.bench.client import Connection
+    from onebox.bench.load import Loop
+    from onebox.bench.session import BenchSettings
+
+__all__ = [
+    "AnswerOptions",
+    "Concurrency",
+    "ConnectionOptions",
+    "LoadOptions",
+    "RecordOptions",
+    "RepeatOptions",
+    "RequestOptions",
+    "bench_settings",
+    "parse_names",
+    "parse_numbers",
+]
+
+_DURATION_S = 90.0
+
+Concurrency = Annotated[str, typer.Option(help="Clients at once; several with commas.")]
+
+
+@option_group("Server")
+class ConnectionOptions:
+    """Which server is measured, and how long to wait for it."""
+
+    url: Annotated[str, typer.Option(help="The server, with or without /v1.")] = "http://127.0.0.1:8000"
+    api_key: Annotated[
+        str | None, typer.Option(envvar="ONEBOX_API_KEY", help="The server's API key, if it asks for one.")
+    ] = None
+    model: Annotated[str | None, typer.Option(help="Which of its models; default: the first it lists.")] = None
+    launch: Annotated[
+        str, typer.Option(help='Start the server with this command first, and time it: "onebox serve --port 8000".')
+    ] = ""
+    stall: Annotated[
+        float, typer.Option(min=0.1, help="Seconds without an event after which a stream that has begun has stalled.")
+    ] = 120.0
+    first_token: Annotated[
+        float, typer.Option(min=0.1, help="Seconds without a first token after which a request has stalled.")
+    ] = 600.0
+    timeout: Annotated[float, typer.Option(min=1, help="Seconds that one answer may take.")] = 1800.0
+
+    def connection(self) -> "Connection":
+        from onebox.bench.client import Connection
+
+        return Connection(self.url, self.api_key, self.model, self.stall, self.first_token, self.timeout)
+
+
+@option_group("Requests")
+class RequestOptions:
+    """What holds for every request of a measurement."""
+
+    warm_ups: Annotated[
+        int, typer.Option(min=0, help="Warm-up requests of each kind, sent first and left out of all figures.")
+    ] = 1
+    max_context: Annotated[int | None, typer.Option(min=256, help="Keep prompt and answer within so many tokens.")] = (
+        None
+    )
+    seed: Annotated[
+        int | None,
+        typer.Option(
+            min=0, help="Seed of prompts and arrival times; default: random, so that no cache holds the prompts."
+        ),
+    ] = None
+
+
+@option_group("Repetitions")
+class RepeatOptions:
+    """How often a workload is repeated."""
+
+    runs: Annotated[int, typer.Option(min=1, help="Measured runs; the median is shown.")] = 3
+    limit: Annotated[
+        float | None,
+        typer.Option(min=0.1, help="Seconds after which a workload starts no further run; the first always runs."),
+    ] = None
+
+
+@option_group("Answers")
+class AnswerOptions:
+    """When an answer ends, and when it counts as good."""
+
+    ignore_eos: Annotated[
+        bool, typer.Option("--ignore-eos", help="Generate each answer to its token limit; else the model ends it.")
+    ] = False
+    slo: Annotated[
+        str, typer.Option("--slo", help="Limits that a good answer keeps: ttft=2s,itl=100ms,tpot=50ms,e2e=30s.")
+    ] = ""
+
+
+@option_group("Load")
+class LoadOptions:
+    """Which mixes of requests run at once, and for how long."""
+
+    mixes: Annotated[
+        str, typer.Option(help="Of uniform_short, mixed_typical, long_only, agent; with commas, or all.")
+    ] = ""
+    concurrency: Concurrency = "4"
+    count: Annotated[int | None, typer.Option(min=1, help="Requests in all (agent: conversations).")] = None
+    duration: Annotated[float | None, typer.Option(min=0.1, help="Seconds; 90 unless --count is given.")] = None
+
+    def loads(self, rates: str = "") -> "tuple[tuple[str, Loop], ...]":
+        """Each mix with each loop; `rates`, arrivals a second, makes them open loops."""
+        from onebox.bench.load import MIXES
+
+        loops = self._loops(rates)
+        names = list(MIXES) if self.mixes == "all" else parse_names(self.mixes)
+        for name in names:
+            if name not in MIXES:
+                raise UsageError(f"There is no mix {name!r}; there are {', '.join(MIXES)}.")
+        if not names:
+            raise UsageError(f"--mixes is empty; there are {', '.join(MIXES)}.")
+        return tuple((name, loop) for name in names for loop in loops)
+
+    def _loops(self, rates: str) -> "tuple[Loop, ...]":
+        from onebox.bench.load import Loop
+
+        duration = _DURATION_S if self.count is None and self.duration is None else self.duration
+        if not rates:
+            clients = parse_numbers("--concurrency", self.concurrency)
+            return tuple(Loop(each, None, self.count, duration) for each in clients)
+        try:
+            found = tuple(float(part) for part in parse_names(rates))
+        except ValueError:
+            found = ()
+        if not found or min(found) <= 0:
+            raise UsageError(f"--rate is {rates!r}; give arrivals a second, with commas between them.")
+        return tuple(Loop(1, each, self.count, duration) for each in found)
+
+
+@option_group("Result")
+class RecordOptions:
+    """Where the result goes."""
+
+    output: Annotated[Path | None, typer.Option(help="Write the record here: JSON with every request's raw times.")] = (
+        None
+    )
+    as_json: Annotated[bool, typer.Option("--json", help="Make the last line of stdout the result as JSON.")] = False
+
+    def refuse_unwritable(self) -> None:
+        """Before minutes are spent on measuring."""
+        path = self.output
+        if path is None:
+            return
+        if path.is_dir() or not path.parent.is_dir() or not os.access(path.parent, os.W_OK):
+            raise UsageError(f"--output is {path}, which cannot be written; name a file in a directory that exists.")
+
+
+def bench_settings(requests: RequestOptions, repeats: RepeatOptions, answers: AnswerOptions) -> "BenchSettings":
+    """What all workloads of a run share."""
+    from onebox.bench.figures import Slo
+    from onebox.bench.session import BenchSettings
+
+    return BenchSettings(
+        runs=repeats.runs,
+        warm_ups=requests.warm_ups,
+        ignore_eos=answers.ignore_eos,
+        seed=secrets.randbelow(2**31) if requests.seed is None else requests.seed,
+        limit_s=repeats.limit,
+        max_context=requests.max_context,
+        slo=Slo.parse(answers.slo),
+    )
+
+
+def parse_names(text: str) -> list[str]:
+    return [name for name in (part.strip() for part in text.split(",")) if name]
+
+
+def parse_numbers(flag: str, text: str, least: int = 1) -> tuple[int, ...]:
+    try:
+        found = tuple(int(part) for part in parse_names(text))
+    except ValueError:
+        found = ()
+    if not found or min(found) < least:
+        raise UsageError(f"{flag} is {text!r}; give whole numbers from {least} up, with commas between them.")
+    return found

@@ -1,0 +1,261 @@
+"""What callers see of an engine, whether it runs on a thread of this process or in a process of its own.
+
+`EngineClient` is the interface, `RequestHandle` what a caller reads, `OpenRequests` the accepted requests by id. The
+checks here need no model, so both kinds of engine refuse the same requests with the same messages.
+"""
+
+import asyncio
+import contextlib
+import queue
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import Self
+
+from onebox.engine.config import EngineConfig
+from onebox.engine.request import (
+    ContextTooLongError,
+    EngineStoppedError,
+    Event,
+    Failed,
+    Finished,
+    FinishReason,
+    QueueFullError,
+    Request,
+)
+from onebox.engine.stats import EngineStats
+from onebox.spec.errors import UsageError
+from onebox.spec.kv import PAGE_TOKENS
+
+__all__ = [
+    "Deliveries",
+    "EngineClient",
+    "EngineRestartingError",
+    "Health",
+    "HealthStatus",
+    "Observer",
+    "OpenRequests",
+    "RequestHandle",
+    "Watch",
+    "check_capacity",
+    "check_request",
+]
+
+Watch = Callable[[Event, float], None]
+"""Called with each event of one request when it is delivered, whether or not anybody reads it. The number is when the
+step that produced the event started, on time.monotonic's clock. Runs on the delivering thread: it must be quick."""
+
+Observer = Callable[[Request], Watch]
+"""Called with each request when it is accepted."""
+
+
+class EngineRestartingError(EngineStoppedError):
+    """The engine's process died and is being restarted; the request was not accepted."""
+
+    retry_after_s = 5
+
+
+class HealthStatus(StrEnum):
+    STARTING = "starting"
+    OK = "ok"
+    RESTARTING = "restarting"
+    FAILED = "failed"
+    STOPPED = "stopped"
+
+
+@dataclass(frozen=True)
+class Health:
+    """Whether requests are accepted, and why not."""
+
+    status: HealthStatus
+    message: str
+    num_restarts: int = 0
+
+
+class EngineClient(ABC):
+    """An engine as callers use it: on a thread of this process (`Engine`) or in its own process (`EngineProcess`)."""
+
+    observer: Observer | None = None
+
+    @property
+    @abstractmethod
+    def config(self) -> EngineConfig: ...
+
+    @abstractmethod
+    def submit_all(self, requests: list[Request]) -> tuple["RequestHandle", ...]:
+        """Accepts all of these or none."""
+
+    @abstractmethod
+    def abort(self, request_id: str) -> None:
+        """Ends an open request at the next step, with a Finished event of reason abort; others are not affected."""
+
+    @abstractmethod
+    def stats(self) -> EngineStats: ...
+
+    @abstractmethod
+    def health(self) -> Health: ...
+
+    @abstractmethod
+    def close(self) -> None:
+        """Fails what is open, stops the engine and waits for it. Closing twice is fine."""
+
+    def submit(self, request: Request) -> "RequestHandle":
+        """Accepts the request or refuses it with an error that says why; nothing is computed before it returns."""
+        return self.submit_all([request])[0]
+
+    def submit_copies(self, request: Request, count: int) -> tuple["RequestHandle", ...]:
+        """Accepts `count` answers to one prompt, all or none. Copy i has the id `<id>/<i>` and the seed plus i."""
+        return self.submit_all(_copies_of(request, count))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class RequestHandle:
+    """One accepted request's Events, to be read once: by `for` in a thread or by `async for` on an event loop."""
+
+    def __init__(self, request_id: str, watch: Watch | None = None) -> None:
+        self.request_id = request_id
+        self.is_complete = False
+        """Set by a reader that needs no more, for instance after a stop string: the abort that follows is then reported
+        as a stop."""
+        self._watch = watch
+        self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        self._wake: Callable[[], object] | None = None
+
+    def deliver(self, event: Event, started_at: float) -> None:
+        """Called by the delivering thread; `started_at` as in Watch."""
+        if self.is_complete and isinstance(event, Finished) and event.reason is FinishReason.ABORT:
+            event = replace(event, reason=FinishReason.STOP)
+        if self._watch:
+            self._watch(event, started_at)
+        self._events.put(event)
+        if self._wake:
+            # The loop may be closed, and its reader gone.
+            with contextlib.suppress(RuntimeError):
+                self._wake()
+
+    def __iter__(self) -> Iterator[Event]:
+        while True:
+            event = self._events.get()
+            yield event
+            if isinstance(event, Finished | Failed):
+                return
+
+    async def __aiter__(self) -> AsyncIterator[Event]:
+        loop, ready = asyncio.get_running_loop(), asyncio.Event()
+        # Set before the queue is first read, so that no event is missed in between.
+        self._wake = lambda: loop.call_soon_threadsafe(ready.set)
+        while True:
+            while not self._events.empty():
+                event = self._events.get_nowait()
+                yield event
+                if isinstance(event, Finished | Failed):
+                    return
+            await ready.wait()
+            ready.clear()
+
+
+Deliveries = list[tuple[RequestHandle, Event]]
+"""Events with the handles they go to, in order."""
+
+
+class OpenRequests:
+    """The handles of accepted requests by id. Not thread-safe: its owner holds a lock."""
+
+    def __init__(self) -> None:
+        self._handles: dict[str, RequestHandle] = {}
+
+    def __len__(self) -> int:
+        return len(self._handles)
+
+    def __contains__(self, request_id: str) -> bool:
+        return request_id in self._handles
+
+    def ids(self) -> list[str]:
+        return list(self._handles)
+
+    def accept(
+        self, requests: list[Request], config: EngineConfig, observer: Observer | None
+    ) -> tuple[RequestHandle, ...]:
+        """Opens all of the requests, or refuses all where an id or the queue is taken."""
+        check_capacity([request.request_id for request in requests], self._handles, config)
+        handles = tuple(RequestHandle(r.request_id, observer(r) if observer else None) for r in requests)
+        self._handles.update((handle.request_id, handle) for handle in handles)
+        return handles
+
+    def route(self, events: Iterable[Event]) -> Deliveries:
+        """Each event with its handle; a request is closed by its last event."""
+        handles, deliveries = self._handles, Deliveries()
+        for event in events:
+            is_last = isinstance(event, (Finished, Failed))
+            deliveries.append((handles.pop(event.request_id) if is_last else handles[event.request_id], event))
+        return deliveries
+
+    def remove(self, request_ids: Iterable[str]) -> list[RequestHandle]:
+        return [self._handles.pop(request_id) for request_id in request_ids]
+
+
+def _copies_of(request: Request, count: int) -> list[Request]:
+    """`count` answers to one prompt. Copy i has the id `<id>/<i>` and the seed plus i."""
+    if count < 1:
+        raise UsageError(f"n is {count}; at least one answer must be asked for.")
+    seed = request.sampling.seed
+    return [
+        replace(
+            request,
+            request_id=f"{request.request_id}/{place}",
+            sampling=request.sampling if seed is None else replace(request.sampling, seed=seed + place),
+        )
+        for place in range(count)
+    ]
+
+
+def check_request(request: Request, config: EngineConfig, vocab_size: int) -> int:
+    """Refuses what the engine could never compute, with the numbers; returns the answer's largest length in tokens."""
+    _check_tokens(request, vocab_size)
+    limit, num_prompt = config.max_model_len, len(request.prompt)
+    if num_prompt >= limit:
+        raise ContextTooLongError(
+            f"The prompt has {num_prompt} tokens and the context holds {limit}, answer included; shorten it."
+        )
+    max_tokens = request.sampling.max_tokens or limit - num_prompt
+    if num_prompt + max_tokens > limit:
+        raise ContextTooLongError(
+            f"The prompt has {num_prompt} tokens and {max_tokens} more are asked for, {num_prompt + max_tokens} in "
+            f"all; the context holds {limit}. Lower max_tokens or shorten the prompt."
+        )
+    num_pages = -(-(num_prompt + max_tokens) // PAGE_TOKENS)
+    if num_pages > config.num_pages:
+        raise ContextTooLongError(
+            f"The prompt has {num_prompt} tokens and {max_tokens} more are asked for: {num_pages} pages of "
+            f"{PAGE_TOKENS} tokens, where the KV cache has {config.num_pages}. Lower max_tokens or shorten the prompt."
+        )
+    return max_tokens
+
+
+def check_capacity(request_ids: list[str], open_ids: Collection[str], config: EngineConfig) -> None:
+    """Refuses ids that are taken, and requests beyond the slots and the queue."""
+    taken = next((name for name in request_ids if name in open_ids or request_ids.count(name) > 1), None)
+    if taken is not None:
+        raise UsageError(f"A request with the id {taken} is open already; ids must be unique.")
+    places = config.max_num_seqs + config.max_num_waiting
+    if len(open_ids) + len(request_ids) > places:
+        raise QueueFullError(f"Of {places} places for requests {len(open_ids)} are taken; try again in a moment.")
+
+
+def _check_tokens(request: Request, vocab_size: int) -> None:
+    if not request.prompt:
+        raise UsageError("The prompt is empty; at least one token is needed.")
+    outside = next((token for token in request.prompt if not 0 <= token < vocab_size), None)
+    if outside is not None:
+        raise UsageError(f"The prompt holds token id {outside}; the vocabulary's ids go from 0 to {vocab_size - 1}.")
+    named = [("logit_bias", token_id) for token_id, _ in request.sampling.logit_bias]
+    named += [("stop_token_ids", token_id) for token_id in request.sampling.stop_token_ids]
+    for name, token_id in named:
+        if not 0 <= token_id < vocab_size:
+            raise UsageError(f"{name} names token id {token_id}; ids go from 0 to {vocab_size - 1}.")

@@ -1,0 +1,278 @@
+"""The engine: one thread that owns the model and the scheduler, and computes one step after the other.
+
+Callers know no tensors and no steps. A Request goes in, Events come out; both are plain values, so the same engine also
+runs in a process of its own (`onebox.engine.remote`). Nothing in this module imports torch.
+"""
+
+import logging
+import secrets
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import replace
+from typing import NamedTuple
+
+from onebox.engine.client import (
+    Deliveries,
+    EngineClient,
+    Health,
+    HealthStatus,
+    OpenRequests,
+    RequestHandle,
+    check_request,
+)
+from onebox.engine.config import EngineConfig
+from onebox.engine.draft.speculate import Speculator
+from onebox.engine.grammar import Constraint, Grammar, GrammarCompiler
+from onebox.engine.logits import LogitsRules
+from onebox.engine.request import EngineStoppedError, Event, Failed, Request
+from onebox.engine.scheduler import Scheduler
+from onebox.engine.sequence import Sequence
+from onebox.engine.stats import EngineStats
+from onebox.engine.step import Runner, StepPlan
+from onebox.spec.errors import OneboxError, UnsupportedError
+from onebox.spec.vocabulary import TokenTable
+
+__all__ = ["CommittedStep", "Deliver", "Engine", "Outbox"]
+
+Deliver = Callable[[Deliveries, EngineStats, float], None]
+"""Called with the events of one step, the stats after it, and when it started on time.monotonic's clock."""
+
+_CLOSED = "The engine was closed before this request was done."
+_log = logging.getLogger(__name__)
+
+
+class CommittedStep(NamedTuple):
+    """A step that is accounted for and not delivered yet."""
+
+    plan: StepPlan
+    started_at: float
+    """On time.monotonic's clock."""
+    seconds: float
+    events: list[Event]
+
+
+class Outbox:
+    """Holds one committed step until the device computes the next one.
+
+    Delivering takes host time: statistics, events, and pickling them where the engine has its own process. Done right
+    after the commit, it would leave the device idle. So the next step's work is queued first, and the step before it is
+    delivered while the device computes.
+    """
+
+    def __init__(self, send: Callable[[CommittedStep], None]) -> None:
+        self._send = send
+        self._step: CommittedStep | None = None
+
+    def put(self, step: CommittedStep) -> None:
+        if self._step is not None:
+            raise RuntimeError("A step was committed before the one before it was delivered.")
+        self._step = step
+
+    def deliver(self) -> None:
+        """Delivers the step that is held, if any."""
+        step, self._step = self._step, None
+        if step:
+            self._send(step)
+
+
+class Engine(EngineClient):
+    """The loaded model as callers see it. Every accepted request ends with one Finished or Failed event."""
+
+    def __init__(
+        self,
+        runner: Runner,
+        config: EngineConfig,
+        token_table: TokenTable | None = None,
+        deliver: Deliver | None = None,
+    ) -> None:
+        """The token table gives each token's bytes; without one, requests with a grammar are refused.
+
+        `deliver` is called on the engine's thread once a step, also where the step has no events. Unless given, events
+        go to their handles.
+        """
+        self._config = config
+        self._deliver = deliver or _deliver_to_handles
+        self._runner = runner
+        self._grammars = GrammarCompiler(token_table, runner.vocab_size) if token_table else None
+        self._speculator = Speculator(config.speculation)
+        self._scheduler = Scheduler(config)
+        self._outbox = Outbox(self._send)
+        self._stats = self._scheduler.stats()
+        # Guards all below; the engine thread waits on it when nothing is open.
+        self._changed = threading.Condition()
+        self._open = OpenRequests()
+        self._submitted: deque[Sequence] = deque()
+        self._aborted: set[str] = set()
+        self._stopped: str | None = None
+        self._thread = threading.Thread(target=self._loop, name="onebox-engine", daemon=True)
+        self._thread.start()
+
+    # Called from any thread.
+
+    @property
+    def config(self) -> EngineConfig:
+        return self._config
+
+    def submit_all(self, requests: list[Request]) -> tuple[RequestHandle, ...]:
+        sequences = [self._sequence(request) for request in requests]
+        with self._changed:
+            if self._stopped is not None:
+                raise EngineStoppedError("The engine has stopped and accepts nothing more.")
+            handles = self._open.accept(requests, self._config, self.observer)
+            self._submitted += sequences
+            self._changed.notify()
+        return handles
+
+    def abort(self, request_id: str) -> None:
+        with self._changed:
+            if request_id in self._open:
+                self._aborted.add(request_id)
+                self._changed.notify()
+
+    def stats(self) -> EngineStats:
+        """As of the last delivered step, with the requests submitted since."""
+        with self._changed:
+            num_submitted, is_alive = len(self._submitted), self._stopped is None
+            latest = self._stats
+        return replace(latest, is_alive=is_alive, num_waiting=latest.num_waiting + num_submitted)
+
+    def health(self) -> Health:
+        with self._changed:
+            message = self._stopped
+        if message is None:
+            return Health(HealthStatus.OK, "The engine runs.")
+        return Health(HealthStatus.STOPPED if message == _CLOSED else HealthStatus.FAILED, message)
+
+    def wait_stopped(self) -> str:
+        """Returns why the engine stopped, once it has."""
+        self._thread.join()
+        return self._stopped or "The engine stopped."
+
+    def close(self) -> None:
+        self._stop(_CLOSED)
+        self._thread.join()
+
+    def _sequence(self, request: Request) -> Sequence:
+        sampling = request.sampling
+        max_tokens = check_request(request, self._config, self._runner.vocab_size)
+        if sampling.seed is None:
+            sampling = replace(sampling, seed=secrets.randbits(63))
+            request = replace(request, sampling=sampling)
+        eos = () if sampling.ignore_eos else self._config.eos_token_ids
+        stop_token_ids = frozenset(sampling.stop_token_ids) | frozenset(eos)
+        return Sequence(
+            request,
+            max_tokens,
+            stop_token_ids,
+            LogitsRules(sampling, request.prompt, stop_token_ids, self._constraint(sampling.grammar)),
+            self._speculator.start(request.prompt, sampling.seed),
+            deadline=None if request.timeout_s is None else time.monotonic() + request.timeout_s,
+        )
+
+    def _constraint(self, grammar: Grammar | None) -> Constraint | None:
+        if grammar is None:
+            return None
+        if self._grammars is None:
+            raise UnsupportedError("This engine has no token table, so it cannot hold an answer to a grammar.")
+        return self._grammars.constrain(grammar)
+
+    def _stop(self, message: str) -> None:
+        with self._changed:
+            if self._stopped is None:
+                self._stopped = message
+            self._changed.notify()
+
+    # The engine thread.
+
+    def _loop(self) -> None:
+        try:
+            while self._take_requests():
+                self._step()
+        except Exception as error:
+            _log.exception("the engine died")
+            self._stop(f"The engine died: {str(error).rstrip('.')}.")
+        finally:
+            self._fail_open()
+
+    def _step(self) -> None:
+        """One step: plan, run, commit, deliver. `Outbox` says why a step is delivered during the next one."""
+        self._deliver_now(self._scheduler.expire(time.monotonic()))
+        plan = self._scheduler.plan()
+        started_at = time.monotonic()
+        run = self._runner.start(plan)
+        self._outbox.deliver()  # the step before this one, while the device computes this one
+        output = run.finish()
+        seconds = time.monotonic() - started_at
+        events = self._scheduler.commit(plan, output)
+        self._outbox.put(CommittedStep(plan, started_at, seconds, events))
+        if self._scheduler.is_idle:
+            self._scheduler.check()
+            self._outbox.deliver()  # there is no next step to overlap with
+
+    def _take_requests(self) -> bool:
+        """Waits until there is work, takes in submitted and aborted requests; False once the engine is stopped."""
+        # Read without the lock: a change that is missed here is seen after the next step.
+        if not self._scheduler.is_idle and not self._has_changes():
+            return True
+        with self._changed:
+            if self._scheduler.is_idle:
+                self._changed.wait_for(self._has_changes)
+            submitted, aborted = [*self._submitted], [*self._aborted]
+            self._submitted.clear()
+            self._aborted.clear()
+            is_running = self._stopped is None
+        for sequence in submitted:
+            self._add(sequence)
+        for request_id in aborted:
+            self._deliver_now(self._scheduler.abort(request_id))
+        return is_running
+
+    def _has_changes(self) -> bool:
+        return bool(self._submitted or self._aborted or self._stopped)
+
+    def _add(self, sequence: Sequence) -> None:
+        """Queues a request with its images encoded; one whose images are refused ends here."""
+        request = sequence.request
+        try:
+            if request.vision:
+                sequence.images = self._runner.encode_images(request.prompt, request.vision)
+        except OneboxError as error:
+            self._deliver_now([Failed(request.request_id, str(error))])
+        else:
+            self._scheduler.add(sequence)
+
+    # Delivery, on the engine thread.
+
+    def _send(self, step: CommittedStep) -> None:
+        """Delivers a committed step: its cost to the drafting policy, its stats, its events."""
+        self._scheduler.observe(step.plan, step.seconds, self._speculator)
+        with self._changed:
+            self._stats = self._scheduler.stats()
+        self._route(step.events, step.started_at)
+
+    def _deliver_now(self, events: list[Event]) -> None:
+        """Delivers events that arose between two steps, after those of the step before."""
+        if events:
+            self._outbox.deliver()
+            self._route(events, time.monotonic())
+
+    def _route(self, events: list[Event], started_at: float) -> None:
+        with self._changed:
+            deliveries = self._open.route(events)
+            # An id is free after its last event: a late abort must not hit the next request of that id.
+            self._aborted = {request_id for request_id in self._aborted if request_id in self._open}
+            stats = self._stats
+        self._deliver(deliveries, stats, started_at)
+
+    def _fail_open(self) -> None:
+        self._outbox.deliver()
+        with self._changed:
+            request_ids, message = self._open.ids(), self._stopped or "The engine stopped."
+        self._route([Failed(request_id, message) for request_id in request_ids], time.monotonic())
+
+
+def _deliver_to_handles(deliveries: Deliveries, _stats: EngineStats, started_at: float) -> None:
+    for handle, event in deliveries:
+        handle.deliver(event, started_at)

@@ -1,0 +1,137 @@
+"""The engine's process: `python -m onebox.engine.remote.child SOCKET PARENT`, started by `ChildProcess` only.
+
+Three threads. The main one starts the engine and then waits for its end; one receives messages; the engine's own sends
+the events of each step. It never outlives its parent: the kernel kills it with the parent, and a closed socket ends it.
+"""
+
+import ctypes
+import gc
+import logging
+import os
+import signal
+import sys
+import threading
+from multiprocessing.connection import Connection
+from typing import Any, NoReturn
+
+from onebox.engine.client import Deliveries
+from onebox.engine.engine import Engine
+from onebox.engine.remote.messages import (
+    Abort,
+    EngineDied,
+    Ready,
+    StartEngine,
+    StartFailed,
+    StepEvents,
+    Submit,
+    SubmitReply,
+)
+from onebox.engine.stats import EngineStats
+from onebox.spec.errors import OneboxError
+
+_log = logging.getLogger(__name__)
+_PR_SET_PDEATHSIG = 1
+
+
+class ParentConnection:
+    """The socket to the parent; any thread may send."""
+
+    def __init__(self, connection: "Connection[Any, Any]") -> None:
+        self._connection = connection
+        self._lock = threading.Lock()
+
+    def receive(self) -> Any:
+        try:
+            return self._connection.recv()
+        except (EOFError, OSError):
+            _exit()
+
+    def send(self, message: object) -> None:
+        try:
+            with self._lock:
+                self._connection.send(message)
+        except OSError:
+            _exit()
+
+    def deliver(self, deliveries: Deliveries, stats: EngineStats, started_at: float) -> None:
+        """Called by the engine's thread once a step."""
+        self.send(StepEvents(tuple(event for _, event in deliveries), stats, started_at))
+
+
+def main(socket: int, parent_id: int) -> None:
+    _end_with(parent_id)
+    # The parent decides when the engine ends: a terminal's Ctrl-C and a service manager's SIGTERM reach this process
+    # too, while the parent lets running requests finish.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    logging.basicConfig(format="%(levelname)s %(name)s: %(message)s")
+    parent = ParentConnection(Connection(socket))
+    engine = _start(parent)
+    if engine:
+        # What was loaded stays. Without this, a collection walks all of it: a tenth of a second in some step.
+        gc.collect()
+        gc.freeze()
+        parent.send(Ready(engine.stats()))
+        threading.Thread(target=_receive_all, args=(engine, parent), daemon=True).start()
+        parent.send(EngineDied(engine.wait_stopped()))
+    _exit()
+
+
+def _start(parent: ParentConnection) -> Engine | None:
+    try:
+        message: StartEngine = parent.receive()
+        planned = message.planned
+        if planned is None:
+            planned = message.starter.plan(parent.send)
+            parent.send(planned)
+        return message.starter.start(planned, parent.send, parent.deliver)
+    except OneboxError as error:
+        parent.send(StartFailed(error))
+    except Exception as error:
+        _log.exception("the engine could not be started")
+        reason = f"{type(error).__name__}: {error}".rstrip(".")
+        parent.send(StartFailed(OneboxError(f"The engine could not be started ({reason}); the log above says where.")))
+    return None
+
+
+def _receive_all(engine: Engine, parent: ParentConnection) -> None:
+    """Passes the parent's messages to the engine, until the parent is gone."""
+    while True:
+        message = parent.receive()
+        if isinstance(message, Abort):
+            engine.abort(message.request_id)
+        else:
+            _submit(engine, parent, message)
+
+
+def _submit(engine: Engine, parent: ParentConnection, message: Submit) -> None:
+    request_ids = tuple(request.request_id for request in message.requests)
+    try:
+        engine.submit_all(list(message.requests))
+    except OneboxError as error:
+        parent.send(SubmitReply(message.number, request_ids, error))
+    except Exception as error:
+        _log.exception("a request could not be accepted")
+        refusal = OneboxError(f"The engine could not accept the request: {error}.")
+        parent.send(SubmitReply(message.number, request_ids, refusal))
+    else:
+        if message.has_grammar:
+            parent.send(SubmitReply(message.number, request_ids, None))
+
+
+def _end_with(parent_id: int) -> None:
+    """Has the kernel kill this process when its parent ends, however that happens."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent_id:
+        _exit()
+
+
+def _exit() -> NoReturn:
+    """Ends the process at once: there is nothing to save, and tearing a CUDA context down can hang."""
+    logging.shutdown()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]))

@@ -1,0 +1,145 @@
+"""What the caller's process and the engine's process send each other: plain values, pickled, in order.
+
+Nothing here imports torch: the caller's process runs without it.
+"""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Protocol
+
+from onebox.engine.config import EngineConfig
+from onebox.engine.engine import Deliver, Engine
+from onebox.engine.request import Event, Request
+from onebox.engine.stats import EngineStats
+from onebox.planner.memory import MemoryPlan
+from onebox.spec.errors import OneboxError
+
+__all__ = [
+    "Abort",
+    "EngineDied",
+    "EngineStarter",
+    "Planned",
+    "Progress",
+    "Ready",
+    "ReportPhase",
+    "StartEngine",
+    "StartFailed",
+    "StartPhase",
+    "StepEvents",
+    "Submit",
+    "SubmitReply",
+    "timed",
+]
+
+
+@dataclass(frozen=True)
+class StartPhase:
+    """A phase of starting the engine is done."""
+
+    name: str
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Planned:
+    """What was decided before loading. A restarted process gets it too, so that it runs the same engine again."""
+
+    config: EngineConfig
+    vocab_size: int
+    memory: MemoryPlan
+    dtype: str
+    """Of the activations."""
+    plan: bytes
+    """The whole plan, opaque to all but the engine's process."""
+
+
+Progress = StartPhase | Planned
+ReportPhase = Callable[[StartPhase], None]
+
+
+class EngineStarter(Protocol):
+    """Plans and starts an engine inside the engine's process. Pickled on its way there."""
+
+    def plan(self, report: ReportPhase) -> Planned: ...
+    def start(self, planned: Planned, report: ReportPhase, deliver: Deliver) -> Engine: ...
+
+
+# To the engine's process.
+
+
+@dataclass(frozen=True)
+class StartEngine:
+    """The first message. Without a plan, the process makes one."""
+
+    starter: EngineStarter
+    planned: Planned | None
+
+
+@dataclass(frozen=True)
+class Submit:
+    """All of these or none. Answered by a SubmitReply if it is refused, or if a grammar had to be compiled."""
+
+    number: int
+    requests: tuple[Request, ...]
+
+    @property
+    def has_grammar(self) -> bool:
+        return any(request.sampling.grammar for request in self.requests)
+
+
+@dataclass(frozen=True)
+class Abort:
+    request_id: str
+
+
+# From the engine's process, beside StartPhase and Planned.
+
+
+@dataclass(frozen=True)
+class Ready:
+    """Requests are accepted from now on."""
+
+    stats: EngineStats
+
+
+@dataclass(frozen=True)
+class StartFailed:
+    """There is no engine; the process ends."""
+
+    error: OneboxError
+
+
+@dataclass(frozen=True)
+class SubmitReply:
+    """Answers the Submit of that number; no error where it was accepted."""
+
+    number: int
+    request_ids: tuple[str, ...]
+    error: OneboxError | None
+
+
+@dataclass(frozen=True)
+class StepEvents:
+    """The events of one step, possibly none: the message is also the engine's heartbeat."""
+
+    events: tuple[Event, ...]
+    stats: EngineStats
+    started_at: float
+    """On time.monotonic's clock, which all processes of a machine share."""
+
+
+@dataclass(frozen=True)
+class EngineDied:
+    """The engine stopped; its process ends."""
+
+    message: str
+
+
+@contextmanager
+def timed(name: str, report: ReportPhase) -> Iterator[None]:
+    """Reports how long the block took."""
+    began = time.perf_counter()
+    yield
+    report(StartPhase(name, time.perf_counter() - began))

@@ -1,0 +1,352 @@
+"""An engine in a process of its own, as callers use it: started, supervised and restarted.
+
+When the engine dies, nothing else does: open requests get Failed with the reason, another process is started, and until
+it is ready requests are refused as restarting. One thread here starts the processes one after the other and receives
+from them; callers only touch what `_changed` guards. Nothing in this module imports torch.
+"""
+
+import itertools
+import logging
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import replace
+
+from onebox.engine.client import (
+    EngineClient,
+    EngineRestartingError,
+    Health,
+    HealthStatus,
+    OpenRequests,
+    RequestHandle,
+    check_request,
+)
+from onebox.engine.config import EngineConfig
+from onebox.engine.remote.messages import (
+    Abort,
+    EngineDied,
+    EngineStarter,
+    Planned,
+    Progress,
+    Ready,
+    StartEngine,
+    StartFailed,
+    StartPhase,
+    StepEvents,
+    Submit,
+    SubmitReply,
+)
+from onebox.engine.remote.supervise import ChildProcess, RestartPolicy
+from onebox.engine.request import EngineStoppedError, Failed, Request
+from onebox.engine.stats import EngineStats, add_past
+from onebox.spec.errors import OneboxError
+
+__all__ = ["EngineProcess"]
+
+_POLL_S = 0.5
+"""How often a process that sends nothing is checked for a hang."""
+
+_log = logging.getLogger(__name__)
+
+
+def _ignore(_: Progress) -> None:
+    pass
+
+
+class EngineProcess(EngineClient):
+    """Every accepted request ends with one Finished or Failed event, whatever happens to the process."""
+
+    def __init__(
+        self,
+        starter: EngineStarter,
+        on_progress: Callable[[Progress], None] = _ignore,
+        policy: RestartPolicy | None = None,
+    ) -> None:
+        """Starts a process and returns at once; `wait_ready` waits for it.
+
+        `on_progress` is called after each phase of starting, at the first start and at all later ones, on a thread of
+        this object.
+        """
+        self._starter = starter
+        self._on_progress = on_progress
+        self._policy = policy or RestartPolicy()
+        self._numbers = itertools.count()
+        # Guards all below.
+        self._changed = threading.Condition()
+        self._health = Health(HealthStatus.STARTING, "The engine is starting.")
+        self._start_error: OneboxError | None = None
+        self._planned: Planned | None = None
+        self._child: ChildProcess | None = None
+        self._open = OpenRequests()
+        self._replies: dict[int, Future[None]] = {}
+        """By the number of the Submit that waits for its reply."""
+        self._busy_since = 0.0
+        """When the first of the requests open now came, or the last step was received, whichever is later."""
+        self._stats: EngineStats | None = None
+        self._initial_stats: EngineStats | None = None
+        """Those of a process that has done nothing yet."""
+        self._past: EngineStats | None = None
+        """The totals of the processes that ended."""
+        self._thread = threading.Thread(target=self._supervise, name="onebox-engine-supervisor", daemon=True)
+        self._thread.start()
+
+    # Called from any thread.
+
+    def wait_ready(self) -> None:
+        """Returns when the first process accepts requests, or raises why it does not."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._health.status is not HealthStatus.STARTING)
+            if self._start_error:
+                raise self._start_error
+
+    @property
+    def planned(self) -> Planned:
+        """What was decided before loading; known from `wait_ready` on."""
+        with self._changed:
+            if self._planned is None:
+                raise EngineStoppedError(self._health.message)
+            return self._planned
+
+    @property
+    def config(self) -> EngineConfig:
+        return self.planned.config
+
+    @property
+    def pid(self) -> int | None:
+        """Of the engine's process, where there is one."""
+        with self._changed:
+            return self._child.pid if self._child else None
+
+    def submit_all(self, requests: list[Request]) -> tuple[RequestHandle, ...]:
+        """Accepts all of these or none. A grammar is compiled before it returns, which may take a while."""
+        planned = self.planned
+        for request in requests:
+            check_request(request, planned.config, planned.vocab_size)
+        reply: Future[None] = Future()
+        with self._changed:
+            child = self._running_child()
+            was_idle = not len(self._open)
+            handles = self._open.accept(requests, planned.config, self.observer)
+            if was_idle:
+                self._busy_since = time.monotonic()
+            submit = Submit(next(self._numbers), tuple(requests))
+            if submit.has_grammar:
+                self._replies[submit.number] = reply
+            else:
+                reply.set_result(None)
+            child.send(submit)
+        reply.result()
+        return handles
+
+    def abort(self, request_id: str) -> None:
+        with self._changed:
+            if request_id in self._open and self._child:
+                self._child.send(Abort(request_id))
+
+    def stats(self) -> EngineStats:
+        """As of the last step, with the requests submitted since. Totals are of all processes together."""
+        with self._changed:
+            if self._stats is None:
+                raise EngineStoppedError(self._health.message)
+            num_waiting = max(0, len(self._open) - self._stats.num_running)
+            is_alive = self._health.status is HealthStatus.OK
+            return replace(add_past(self._stats, self._past), is_alive=is_alive, num_waiting=num_waiting)
+
+    def health(self) -> Health:
+        with self._changed:
+            return self._health
+
+    def close(self) -> None:
+        with self._changed:
+            self._set_health(HealthStatus.STOPPED, "The engine has stopped and accepts nothing more.")
+            if self._child:
+                self._child.kill()
+        self._thread.join()
+
+    def _running_child(self) -> ChildProcess:
+        if self._health.status is HealthStatus.OK and self._child:
+            return self._child
+        is_underway = self._health.status in (HealthStatus.STARTING, HealthStatus.RESTARTING)
+        raise (EngineRestartingError if is_underway else EngineStoppedError)(self._health.message)
+
+    def _set_health(self, status: HealthStatus, message: str, restarts: int = 0) -> None:
+        """Called with `_changed` held."""
+        self._health = Health(status, message, self._health.num_restarts + restarts)
+        self._changed.notify_all()
+
+    @property
+    def _is_closed(self) -> bool:
+        return self._health.status is HealthStatus.STOPPED
+
+    # The supervising thread: one process after the other.
+
+    def _supervise(self) -> None:
+        try:
+            self._run_children()
+        except Exception as error:
+            # For instance an `on_progress` that cannot write any more. Nobody is left waiting for it.
+            _log.exception("the supervisor of the engine failed")
+            self._give_up(f"The supervisor of the engine failed: {error}.")
+
+    def _run_children(self) -> None:
+        """Runs one process after the other, until this is closed or restarting is given up."""
+        quick_deaths = 0
+        while True:
+            reason, served_s = self._run_child()
+            quick_deaths = quick_deaths + 1 if served_s < self._policy.quick_s else 0
+            self._handle_exit(reason, quick_deaths)
+            with self._changed:
+                if self._health.status is not HealthStatus.RESTARTING:
+                    return
+                if self._changed.wait_for(lambda: self._is_closed, self._policy.wait_s(quick_deaths)):
+                    return
+
+    def _run_child(self) -> tuple[str, float]:
+        """Runs one process from start to end: (why it ended, for how many seconds it accepted requests)."""
+        with self._changed:
+            if self._is_closed:
+                return "it was closed", 0.0
+            try:
+                child = self._child = ChildProcess(StartEngine(self._starter, self._planned))
+            except OSError as error:
+                return f"its process could not be started: {error}", 0.0
+        ready_at: float | None = None
+        reason: str | None = None
+        while reason is None:
+            try:
+                message = child.receive(_POLL_S)
+            except (EOFError, OSError):
+                break
+            if isinstance(message, Ready):
+                ready_at = time.monotonic()
+            reason = self._handle(message, is_ready=ready_at is not None)
+        served_s = 0.0 if ready_at is None else time.monotonic() - ready_at
+        if reason:
+            child.kill()
+        exit_status = child.end()
+        return reason or exit_status, served_s
+
+    def _handle(self, message: object, *, is_ready: bool) -> str | None:
+        """Handles one message, or None where none came; returns a reason to end the process, if there is one."""
+        match message:
+            case None:
+                return self._hang() if is_ready else None
+            case StepEvents():
+                self._deliver(message)
+            case SubmitReply():
+                self._handle_reply(message)
+            case Ready():
+                self._handle_ready(message)
+            case StartPhase():
+                self._on_progress(message)
+            case Planned():
+                with self._changed:
+                    self._planned = message
+                self._on_progress(message)
+            case StartFailed():
+                with self._changed:
+                    # `health` reports the errors of later starts.
+                    if self._health.status is HealthStatus.STARTING:
+                        self._start_error = message.error
+                return str(message.error).rstrip(".")
+            case EngineDied():
+                return message.message.rstrip(".")
+        return None
+
+    def _handle_ready(self, ready: Ready) -> None:
+        with self._changed:
+            self._stats = self._initial_stats = ready.stats
+            if not self._is_closed:
+                self._set_health(HealthStatus.OK, "The engine runs.")
+            if self._health.num_restarts:
+                _log.warning("the engine runs again")
+
+    def _hang(self) -> str | None:
+        with self._changed:
+            silent_s = time.monotonic() - self._busy_since if len(self._open) else 0.0
+        if silent_s < self._policy.hang_s:
+            return None
+        return f"it has finished no step for {silent_s:.0f} s"
+
+    def _deliver(self, step: StepEvents) -> None:
+        with self._changed:
+            self._stats, self._busy_since = step.stats, time.monotonic()
+            deliveries = self._open.route(step.events)
+        for handle, event in deliveries:
+            handle.deliver(event, step.started_at)
+
+    def _handle_reply(self, reply: SubmitReply) -> None:
+        """Removes refused requests; where no caller waits for the reply, the refusal is delivered as a failure."""
+        handles: list[RequestHandle] = []
+        with self._changed:
+            waiting = self._replies.pop(reply.number, None)
+            if reply.error:
+                handles = self._open.remove(reply.request_ids)
+        if waiting and reply.error:
+            waiting.set_exception(reply.error)
+        elif waiting:
+            waiting.set_result(None)
+        else:
+            _fail(handles, str(reply.error))
+
+    # The end of a process.
+
+    def _handle_exit(self, reason: str, quick_deaths: int) -> None:
+        """Decides whether to restart, and fails what is open."""
+        with self._changed:
+            self._child = None
+            if not self._is_closed:
+                self._set_next_health(reason, quick_deaths)
+            message = self._failure(reason)
+        self._fail_open(message)
+
+    def _give_up(self, message: str) -> None:
+        with self._changed:
+            child, self._child = self._child, None
+            self._start_error = OneboxError(message)
+            self._set_health(HealthStatus.FAILED, message)
+        if child:
+            child.kill()
+            child.end()
+        self._fail_open(message)
+
+    def _fail_open(self, message: str) -> None:
+        with self._changed:
+            handles = self._open.remove(self._open.ids())
+            waiting, self._replies = list(self._replies.values()), {}
+            self._add_totals(len(handles))
+        for reply in waiting:
+            reply.set_exception(EngineStoppedError(message))
+        _fail(handles, message)
+
+    def _set_next_health(self, reason: str, quick_deaths: int) -> None:
+        if self._health.status is HealthStatus.STARTING:
+            self._start_error = self._start_error or OneboxError(f"The engine did not start: {reason}.")
+            self._set_health(HealthStatus.FAILED, str(self._start_error))
+            return
+        _log.error("the engine died: %s", reason)
+        if quick_deaths >= self._policy.max_quick_deaths:
+            message = f"The engine died {quick_deaths} times in a row soon after its start, the last time because"
+            self._set_health(HealthStatus.FAILED, f"{message} {reason}; onebox gave up on it and must be restarted.")
+        else:
+            died = f"The engine died ({reason}) and is restarting; try again in a moment."
+            self._set_health(HealthStatus.RESTARTING, died, restarts=1)
+
+    def _failure(self, reason: str) -> str:
+        if self._is_closed:
+            return "The engine was closed before this request was done."
+        return f"The engine died before this request was done: {reason}."
+
+    def _add_totals(self, num_failed: int) -> None:
+        """Adds the ended process's totals to those before it; nothing else of it remains."""
+        if self._stats is None:
+            return
+        totals = replace(self._stats.totals, num_failed=self._stats.totals.num_failed + num_failed)
+        self._past = add_past(replace(self._stats, totals=totals), self._past)
+        self._stats = self._initial_stats
+
+
+def _fail(handles: list[RequestHandle], message: str) -> None:
+    for handle in handles:
+        handle.deliver(Failed(handle.request_id, message), time.monotonic())

@@ -1,0 +1,270 @@
+"""Starting an engine from a checkpoint: options, memory plan, weights, warm-up.
+
+The plan comes first and reads only headers, so that what does not fit is refused before anything is loaded. Options and
+the starter cross a process boundary. Torch is imported where a plan is made or carried out: a process that only asks
+another one for an engine never loads it.
+"""
+
+import pickle
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from onebox.engine.config import EngineConfig, SpeculationConfig, SpeculationMethod
+from onebox.engine.engine import Deliver, Engine
+from onebox.engine.remote.messages import Planned, ReportPhase, timed
+from onebox.engine.request import Failed, Request, SamplingParams
+from onebox.engine.step import Runner
+from onebox.planner.memory import DEFAULT_UTILIZATION, MemoryPlan, MemoryRequest, plan_memory
+from onebox.spec.errors import OneboxError, UnsupportedError, UsageError
+from onebox.spec.hardware import GIB, Box, detect_box
+from onebox.spec.kv import PAGE_TOKENS, KVFormat
+from onebox.spec.model import ModelSpec
+from onebox.spec.vocabulary import TokenTable
+
+if TYPE_CHECKING:
+    import torch
+
+    from onebox.engine.runner import ModelRunner
+    from onebox.model.footprint import Footprint
+    from onebox.model.load import LoadFormat
+    from onebox.model.memory import Memory, MemoryShape
+
+__all__ = [
+    "CheckpointStarter",
+    "EngineOptions",
+    "EnginePlan",
+    "TokenInfo",
+    "allocate_memory",
+    "load_runner",
+    "plan_engine",
+    "start_engine",
+]
+
+DEFAULT_DRAFTS = 4
+DEFAULT_BATCHED_TOKENS = {"cpu": 512, "cuda": 2048}
+DEFAULT_CPU_CACHE_BYTES = 1 * GIB
+"""Small models run on a CPU beside everything else on the machine, so their cache does not take all of its memory."""
+_DTYPES = ("bfloat16", "float32")
+_WARM_UP_TOKENS = 4
+
+
+@dataclass(frozen=True)
+class EngineOptions:
+    """What a user may ask for, named as on the command line; None and auto leave the choice to onebox."""
+
+    device: str = "auto"
+    dtype: str = "auto"
+    load_format: str = "auto"
+    kv_cache_dtype: str = "bf16"
+    max_model_len: int | None = None
+    max_num_seqs: int = 8
+    max_num_waiting: int = 64
+    max_num_batched_tokens: int | None = None
+    gpu_memory_utilization: float = DEFAULT_UTILIZATION
+    kv_cache_memory_bytes: int | None = None
+    enable_prefix_caching: bool = True
+    language_model_only: bool = False
+    """Leaves the vision tower out, where the checkpoint has one."""
+    speculation: str | None = None
+    num_speculative_tokens: int | None = None
+    synthetic_acceptance: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True)
+class TokenInfo:
+    """What the engine knows about tokens: which end an answer, which open a message, and the bytes of each."""
+
+    eos_token_ids: tuple[int, ...] = ()
+    boundary_token_ids: tuple[int, ...] = ()
+    table: TokenTable | None = None
+
+
+# Plan.
+
+
+@dataclass(frozen=True)
+class EnginePlan:
+    """Everything that is decided before loading."""
+
+    directory: Path
+    spec: ModelSpec
+    device: "torch.device"
+    dtype: "torch.dtype"
+    load_format: "LoadFormat"
+    memory: MemoryPlan
+    config: EngineConfig
+
+    @property
+    def memory_shape(self) -> "MemoryShape":
+        """Page 0 is scratch, beside those that sequences and prefixes own."""
+        from onebox.model.memory import MemoryShape
+
+        return MemoryShape(
+            kv=self.memory.request.kv,
+            num_pages=self.config.num_pages + 1,
+            num_slots=self.config.max_num_seqs,
+            num_checkpoints=self.config.num_checkpoints,
+            max_pending=self.config.rows_per_sequence,
+            with_mtp=self.config.speculation.with_mtp,
+        )
+
+
+def plan_engine(directory: Path, options: EngineOptions, tokens: TokenInfo, box: Box | None = None) -> EnginePlan:
+    """Decides sizes and formats for this machine, or for `box`; refuses what does not fit, with a table."""
+    from onebox.model.footprint import footprint
+    from onebox.model.load import LoadFormat
+
+    device = _device(options.device)
+    dtype = _dtype(options.dtype, device)
+    load_format = LoadFormat.parse(options.load_format)
+    found = footprint(directory, device, dtype, load_format)
+    speculation = _speculation(options, found)
+    batched = options.max_num_batched_tokens or DEFAULT_BATCHED_TOKENS[device.type]
+    cache_bytes = options.kv_cache_memory_bytes
+    if cache_bytes is None and device.type == "cpu":
+        cache_bytes = DEFAULT_CPU_CACHE_BYTES
+    request = MemoryRequest(
+        max_context_tokens=options.max_model_len or found.spec.max_position_embeddings,
+        slots=options.max_num_seqs,
+        kv=KVFormat.parse(options.kv_cache_dtype),
+        drafts=speculation.max_drafts,
+        drafts_with_mtp=speculation.with_mtp,
+        gpu_memory_utilization=options.gpu_memory_utilization,
+        page_tokens=PAGE_TOKENS,
+        max_batched_tokens=batched,
+        with_vision=found.has_tower and not options.language_model_only,
+        activation_bytes=dtype.itemsize,
+        cache_bytes=cache_bytes,
+        with_prefix_cache=options.enable_prefix_caching,
+    )
+    memory = plan_memory(found.spec, found.weight_bytes, box or detect_box(), request)
+    config = EngineConfig(
+        max_model_len=request.max_context_tokens,
+        num_pages=memory.num_pages,
+        num_checkpoints=memory.num_checkpoints,
+        max_num_seqs=options.max_num_seqs,
+        max_num_waiting=options.max_num_waiting,
+        max_num_batched_tokens=batched,
+        eos_token_ids=tokens.eos_token_ids,
+        boundary_token_ids=tokens.boundary_token_ids,
+        speculation=speculation,
+    )
+    return EnginePlan(directory, found.spec, device, dtype, load_format, memory, config)
+
+
+def _device(asked: str) -> "torch.device":
+    import torch
+
+    if asked not in ("auto", "cpu", "cuda"):
+        raise UsageError(f"--device {asked!r} is not known; give auto, cuda or cpu.")
+    has_cuda = torch.cuda.is_available()
+    if asked == "cuda" and not has_cuda:
+        raise UnsupportedError("--device cuda was asked for, but torch finds no CUDA device here; give cpu or auto.")
+    return torch.device("cuda" if has_cuda and asked != "cpu" else "cpu")
+
+
+def _dtype(asked: str, device: "torch.device") -> "torch.dtype":
+    """Of activations: bfloat16 where the device multiplies bfloat16 faster, float32 on other CPUs."""
+    import torch
+
+    if asked == "auto":
+        is_fast = device.type == "cuda" or torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+        return torch.bfloat16 if is_fast else torch.float32
+    if asked not in _DTYPES:
+        raise UsageError(f"--dtype {asked!r} is not known; give auto, {' or '.join(_DTYPES)}.")
+    return torch.bfloat16 if asked == "bfloat16" else torch.float32
+
+
+def _speculation(options: EngineOptions, found: "Footprint") -> SpeculationConfig:
+    """As asked; else `auto` where the model has an MTP head, and plain decoding where it has none."""
+    default = SpeculationMethod.AUTO if found.has_mtp else SpeculationMethod.NONE
+    try:
+        method = default if options.speculation is None else SpeculationMethod(options.speculation)
+    except ValueError:
+        known = ", ".join(SpeculationMethod)
+        raise UsageError(f"Speculation by {options.speculation!r} is not known; give one of {known}.") from None
+    if method is SpeculationMethod.MTP and not found.has_mtp:
+        raise UsageError("Speculation by mtp was asked for, but the checkpoint has no MTP head; give ngram or none.")
+    drafts = 0 if method is SpeculationMethod.NONE else options.num_speculative_tokens or DEFAULT_DRAFTS
+    return SpeculationConfig(method, drafts, found.has_mtp, options.synthetic_acceptance)
+
+
+# Load and build.
+
+
+def start_engine(plan: EnginePlan, tokens: TokenInfo) -> Engine:
+    """Loads and allocates what was planned, and starts the engine on a thread of this process."""
+    return Engine(load_runner(plan), plan.config, tokens.table)
+
+
+def load_runner(plan: EnginePlan) -> "ModelRunner":
+    """Reads the weights and allocates the memory, as planned."""
+    from onebox.engine.runner import ModelRunner
+    from onebox.model.load import load_model
+    from onebox.model.vision import load_tower
+
+    with_mtp = plan.config.speculation.with_mtp
+    model = load_model(plan.directory, plan.device, plan.dtype, plan.load_format, with_mtp=with_mtp)
+    tower = load_tower(plan.directory, plan.dtype, plan.device) if plan.memory.request.with_vision else None
+    return ModelRunner(model, allocate_memory(plan), plan.config, tower)
+
+
+def allocate_memory(plan: EnginePlan) -> "Memory":
+    """The slots, checkpoints and pages of the plan."""
+    import torch
+
+    from onebox.model.memory import Memory
+
+    with torch.inference_mode():
+        return Memory.allocate(plan.spec, plan.memory_shape, plan.dtype, plan.device)
+
+
+@dataclass(frozen=True)
+class CheckpointStarter:
+    """Starts an engine over a checkpoint in the engine's own process (an `EngineStarter`)."""
+
+    directory: Path
+    options: EngineOptions
+    tokens: TokenInfo
+    num_threads: int | None = None
+    """Threads of computation on a CPU; None: torch's default."""
+
+    def plan(self, report: ReportPhase) -> Planned:
+        with timed("import", report):
+            import onebox.engine.runner  # noqa: F401 - and with it torch, the model and the kernels
+        with timed("memory plan", report):
+            plan = plan_engine(self.directory, self.options, self.tokens)
+        dtype = str(plan.dtype).removeprefix("torch.")
+        return Planned(plan.config, plan.spec.vocab_size, plan.memory, dtype, pickle.dumps(plan))
+
+    def start(self, planned: Planned, report: ReportPhase, deliver: Deliver) -> Engine:
+        import torch
+
+        if self.num_threads is not None:
+            torch.set_num_threads(self.num_threads)
+        plan = pickle.loads(planned.plan)  # noqa: S301 - written by `plan` above, in a process like this one
+        with timed("weights", report):
+            runner = load_runner(plan)
+        with timed("warm-up", report):
+            _warm_up(runner, plan.config)
+        return Engine(runner, plan.config, self.tokens.table, deliver)
+
+
+def _warm_up(runner: Runner, config: EngineConfig) -> None:
+    """Runs a prompt and a few steps, with one slot and with all slots taken, so that no client waits for compilation.
+
+    On a separate engine, so that neither counts nor cached prefixes remain.
+    """
+    num_prompt = min(PAGE_TOKENS + 1, config.max_model_len // 2)
+    if not num_prompt:
+        return
+    prompt = tuple(place % runner.vocab_size for place in range(num_prompt))
+    max_tokens = min(_WARM_UP_TOKENS, config.max_model_len - num_prompt)
+    sampling = SamplingParams(max_tokens=max_tokens, ignore_eos=True)
+    with Engine(runner, config) as engine:
+        for count in sorted({1, config.max_num_seqs}):
+            for handle in engine.submit_copies(Request("warm-up", prompt, sampling, cache_prompt=False), count):
+                *_, last = handle
+                if isinstance(last, Failed):
+                    raise OneboxError(f"The model was loaded and cannot be run. {last.message}")

@@ -1,0 +1,87 @@
+"""Arithmetic that several kernels share, in Triton: rounding, activations, dots of bfloat16 operands."""
+
+import triton
+import triton.language as tl
+
+__all__ = [
+    "IS_INTERPRETED",
+    "dot_bf16",
+    "dot_split",
+    "loop_bound",
+    "ordered_bits",
+    "rounded",
+    "stable_sigmoid",
+    "swiglu",
+]
+
+IS_INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
+"""Triton's interpreter runs the kernels: it has no inline assembly, and its dot multiplies the raw bits of bfloat16."""
+
+
+@triton.jit
+def loop_bound(x):
+    """An integer as a loop bound. The interpreter's scalars are arrays of one element, which numpy refuses as that."""
+    if IS_INTERPRETED:
+        return x.handle.data.item()
+    else:
+        return x
+
+
+@triton.jit
+def rounded(x, DTYPE: tl.constexpr):
+    """Float32 in DTYPE, to nearest even. The interpreter truncates to bfloat16, so there the bits are rounded first."""
+    if IS_INTERPRETED and tl.bfloat16 == DTYPE:
+        bits = x.to(tl.int32, bitcast=True)
+        x = ((bits + 0x7FFF + ((bits >> 16) & 1)) & -65536).to(tl.float32, bitcast=True)
+    return x.to(DTYPE)
+
+
+@triton.jit
+def ordered_bits(bits):
+    """The bits of float32 numbers to int32 that compare as the numbers do; its own inverse."""
+    return bits ^ ((bits >> 31) & 0x7FFFFFFF)
+
+
+@triton.jit
+def stable_sigmoid(x):
+    """The sigmoid from exp(-|x|), which never overflows; `tl.sigmoid` differs from it in the last place."""
+    small = tl.exp(-tl.abs(x))
+    return tl.where(x >= 0, 1.0, small) / (1 + small)
+
+
+@triton.jit
+def swiglu(gate, up):
+    """SiLU(gate) * up, with `stable_sigmoid`."""
+    return gate * stable_sigmoid(gate) * up
+
+
+@triton.jit
+def dot_bf16(a, b, total):
+    """The sum total + a @ b of bfloat16 operands: exact products, float32 sums."""
+    if IS_INTERPRETED:
+        # numpy's matrix product orders its sums by the number of columns; this sum has one order.
+        products = a.to(tl.float32)[:, :, None] * b.to(tl.float32)[None, :, :]
+        result = total + tl.sum(products, 1)
+    else:
+        result = tl.dot(a, b, total)
+    return result
+
+
+@triton.jit
+def dot_split(weight, x, total):
+    """The sum total + weight @ x: weight bfloat16 [BLOCK_N, BLOCK_K], x [BLOCK_K, BLOCK_R] bfloat16 or float32.
+
+    A float32 number is split into three bfloat16 ones. Each rounding leaves a remainder that float32 holds exactly, the
+    second one with 8 bits, so the third is exact; the smallest is added first. (An infinite x leaves NaN.)
+    """
+    if x.dtype == tl.float32:
+        high = x.to(tl.bfloat16)
+        rest = x - high.to(tl.float32)
+        middle = rest.to(tl.bfloat16)
+        low = (rest - middle.to(tl.float32)).to(tl.bfloat16)
+        total = dot_bf16(weight, low, total)
+        total = dot_bf16(weight, middle, total)
+        total = dot_bf16(weight, high, total)
+    else:
+        total = dot_bf16(weight, x, total)
+    return total

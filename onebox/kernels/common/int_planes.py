@@ -1,0 +1,83 @@
+"""Integer tiles (`onebox.formats.fragments`) times fixed-point planes on the int8 tensor cores, in Triton.
+
+What the decode kernels of linears and of experts share. A row's two planes are two columns of the MMA, neighbours in a
+thread's registers. Weights and planes are permuted along K in the same way, so that a fragment is what a thread loaded.
+The interpreter has no inline assembly; a test on a GPU checks that both ways give the same bits.
+"""
+
+import triton
+import triton.language as tl
+
+from onebox.kernels.common.arithmetic import IS_INTERPRETED
+
+__all__ = ["group_dot", "int4_halves", "int4_halves_by_assembly", "int4_halves_plainly", "prefetch"]
+
+
+@triton.jit
+def _weight_operand(half, TILES: tl.constexpr):
+    """Half the columns of some tiles, int8 [TILES, 1024], as the MMA takes them: [16 * TILES, 64]."""
+    split = tl.reshape(half, (TILES, 2, 8, 4, 2, 2, 4))  # n kt g t k16 r8 k4
+    return tl.reshape(tl.permute(split, (0, 5, 2, 1, 4, 3, 6)), (TILES * 16, 64))  # n r8 g | kt k16 t k4
+
+
+@triton.jit
+def _plane_operand(planes, COLUMNS: tl.constexpr):
+    """64 columns of the planes, int8 [COLUMNS, 64], with K in the order of `_weight_operand`: [64, COLUMNS]."""
+    split = tl.reshape(planes, (COLUMNS, 4, 2, 2, 4))  # c t kt k16 k4
+    return tl.reshape(tl.permute(split, (2, 3, 1, 4, 0)), (64, COLUMNS))  # kt k16 t k4 | c
+
+
+@triton.jit
+def int4_halves(tiles):
+    """Sixteen times the codes of both halves, int8, from bytes that hold one of each."""
+    if IS_INTERPRETED:
+        return int4_halves_plainly(tiles)
+    else:
+        return int4_halves_by_assembly(tiles)
+
+
+@triton.jit
+def int4_halves_plainly(tiles):
+    return ((tiles << 4) & 0xF0).to(tl.int8, bitcast=True), (tiles & 0xF0).to(tl.int8, bitcast=True)
+
+
+@triton.jit
+def int4_halves_by_assembly(tiles):
+    """Masks four bytes at a time; written for single bytes, the compiler takes the bytes of a register apart."""
+    return tl.inline_asm_elementwise(
+        asm="""{
+        .reg .b32 moved;
+        shl.b32 moved, $2, 4;
+        and.b32 $0, moved, 0xF0F0F0F0;
+        and.b32 $1, $2, 0xF0F0F0F0;
+        }""",
+        constraints="=&r,=&r,r",
+        args=[tiles],
+        dtype=(tl.int8, tl.int8),
+        is_pure=True,
+        pack=4,
+    )
+
+
+@triton.jit
+def group_dot(first, second, planes_ptr, inside, TILES: tl.constexpr, COLUMNS: tl.constexpr):
+    """float32 [16 * TILES, COLUMNS / 2]: the dot products of a group, exact up to the conversion to float32."""
+    before = _plane_operand(tl.load(planes_ptr, mask=inside, other=0), COLUMNS)
+    behind = _plane_operand(tl.load(planes_ptr + 64, mask=inside, other=0), COLUMNS)
+    dots = tl.dot(_weight_operand(first, TILES), before, out_dtype=tl.int32)
+    dots = tl.dot(_weight_operand(second, TILES), behind, dots, out_dtype=tl.int32)
+    high, low = tl.split(tl.reshape(dots, (TILES * 16, COLUMNS // 2, 2)))
+    return (high * 256 + low).to(tl.float32)
+
+
+@triton.jit
+def prefetch(pointers):
+    """Has memory bring what stands at `pointers` nearer, so that loads of it which come late do not take long."""
+    tl.inline_asm_elementwise(
+        "{ prefetch.global.L2 [$1]; mov.b32 $0, 0; }",
+        "=r,l",
+        [pointers.to(tl.int64)],
+        dtype=tl.int32,
+        is_pure=False,
+        pack=1,
+    )

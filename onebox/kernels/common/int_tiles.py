@@ -1,0 +1,177 @@
+"""Integer tiles (`onebox.formats.fragments`) as the left operand of a prefill's products, for linears and experts.
+
+A thread loads four bytes of a tile, one word: four neighbouring columns of a row. In registers they become what the
+thread has to hold of the MMA's left operand, so no weight goes through shared memory; the right operand, the tokens,
+is laid out to match. Along a group's 128 columns the order is
+
+    column     j 2 | t 4 | kt 2 | k16 2 | lo 2 | hi 2
+    place      j 2 | kt 2 | k16 2 | hi 2 | t 4 | lo 2
+
+and `in_tile_order` brings tokens into it. A sum over a group does not care; which products are added first does not
+depend on the token. Knows tiles and tokens, not who asks.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from onebox.kernels.common.arithmetic import IS_INTERPRETED
+
+__all__ = ["WORDS", "in_tile_order", "sum_tiles", "tile_order_64"]
+
+WORDS = tl.constexpr(128)  # in the part of a tile that a thread's load of four words spreads over a warp
+_PERMUTED_TOKENS = 16
+
+
+@triton.jit
+def _int4_codes(words):
+    """Eight codes of each word, bfloat16: of j = 0 the columns 0, 2, 1, 3 of the four, then those of j = 1.
+
+    The assembly takes two at a time: masking leaves a nibble in the lowest bits of each half, flipping its sign bit
+    adds 8, and with bfloat16's bits of 128 above them the half reads 136 + code. The interpreter has no assembly.
+    """
+    if not IS_INTERPRETED:
+        return tl.inline_asm_elementwise(
+            asm="""{
+            .reg .b32 a, b, c, d, s;
+            shr.u32 b, $8, 8;
+            shr.u32 c, $8, 4;
+            shr.u32 d, $8, 12;
+            mov.b32 s, 0x43084308;
+            lop3.b32 a, $8, 0x000F000F, s, 0x6A;
+            lop3.b32 b, b, 0x000F000F, s, 0x6A;
+            lop3.b32 c, c, 0x000F000F, s, 0x6A;
+            lop3.b32 d, d, 0x000F000F, s, 0x6A;
+            sub.rn.bf16x2 a, a, s;
+            sub.rn.bf16x2 b, b, s;
+            sub.rn.bf16x2 c, c, s;
+            sub.rn.bf16x2 d, d, s;
+            mov.b32 {$0, $1}, a;
+            mov.b32 {$2, $3}, b;
+            mov.b32 {$4, $5}, c;
+            mov.b32 {$6, $7}, d;
+            }""",
+            constraints="=h,=h,=h,=h,=h,=h,=h,=h,r",
+            args=[words],
+            dtype=(tl.bfloat16,) * 8,
+            is_pure=True,
+            pack=1,
+        )
+    else:
+        return (
+            _code(words, 28, 28),
+            _code(words, 12, 28),
+            _code(words, 20, 28),
+            _code(words, 4, 28),
+            _code(words, 24, 28),
+            _code(words, 8, 28),
+            _code(words, 16, 28),
+            _code(words, 0, 28),
+        )
+
+
+@triton.jit
+def _code(words, LEFT: tl.constexpr, RIGHT: tl.constexpr):
+    """Bits of each word as a signed number: moved up to where the sign is, and back down. Exact in bfloat16."""
+    return ((words << LEFT) >> RIGHT).to(tl.float32).to(tl.bfloat16)
+
+
+@triton.jit
+def _int8_codes(words):
+    """[..., lo, hi] of words that hold four codes."""
+    even = tl.join(_code(words, 24, 24), _code(words, 8, 24))
+    return tl.join(even, tl.join(_code(words, 16, 24), _code(words, 0, 24)))
+
+
+@triton.jit
+def _group_codes(tile_ptrs, BITS: tl.constexpr):
+    """[TILES, WORDS, lo, hi, j, kt] of one group of some tiles."""
+    if BITS == 4:
+        a, b, c, d, e, f, g, h = _int4_codes(tl.load(tile_ptrs))
+        first = tl.join(tl.join(tl.join(a, b), tl.join(c, d)), tl.join(tl.join(e, f), tl.join(g, h)))
+        a, b, c, d, e, f, g, h = _int4_codes(tl.load(tile_ptrs + WORDS))
+        second = tl.join(tl.join(tl.join(a, b), tl.join(c, d)), tl.join(tl.join(e, f), tl.join(g, h)))
+    else:
+        a = _int8_codes(tl.load(tile_ptrs))
+        b = _int8_codes(tl.load(tile_ptrs + WORDS))
+        c = _int8_codes(tl.load(tile_ptrs + 2 * WORDS))
+        d = _int8_codes(tl.load(tile_ptrs + 3 * WORDS))
+        first = tl.join(a, c)
+        second = tl.join(b, d)
+    return tl.join(first, second)
+
+
+@triton.jit
+def sum_tiles(
+    x_ptrs,  # [128, TOKENS]: the tokens' first group, in tile order
+    tile_ptrs,  # int32 [TILES, WORDS]: the tiles' first group
+    tile_stride,  # words from group to group
+    scale_ptrs,  # [TILES * 16]: the rows' scales in the first group; not read for INT8
+    scale_stride,
+    GROUPS: tl.constexpr,
+    BITS: tl.constexpr,
+):
+    """float32 [TILES * 16, TOKENS]: rows of tiles times tokens, group after group.
+
+    A group's INT4 codes are multiplied as they are and its scale is applied to their sum: no weight is rounded. All
+    that pointers show is read, so those of rows and tokens that are not there show others: masks would cost more than
+    what is thrown away.
+    """
+    TILES: tl.constexpr = tile_ptrs.shape[0]
+    TOKENS: tl.constexpr = x_ptrs.shape[1]
+    total = tl.zeros((TILES * 16, TOKENS), tl.float32)
+    for group in range(GROUPS):
+        codes = _group_codes(tile_ptrs + group * tile_stride, BITS)
+        x = tl.load(x_ptrs + group * 128)
+        split = tl.reshape(codes, (TILES, 8, 4, 2, 2, 2, 2, 2, 2))  # n g t k16 r8 lo hi j kt
+        weight = tl.reshape(tl.permute(split, (0, 4, 1, 7, 8, 3, 6, 2, 5)), (TILES * 16, 128))
+        if IS_INTERPRETED or x.dtype == tl.float32:  # the interpreter has no bfloat16
+            weight = weight.to(tl.float32)
+            x = x.to(tl.float32)
+        if BITS == 4:
+            dots = tl.dot(weight, x, input_precision="tf32x3")
+            scale = tl.load(scale_ptrs + group * scale_stride).to(tl.float32)
+            total = tl.fma(dots, tl.broadcast_to(scale[:, None], total.shape), total)
+        else:
+            total = tl.dot(weight, x, total, input_precision="tf32x3")
+    return total
+
+
+@triton.jit
+def tile_order_64(rows):
+    """Half a group's columns [64, N] in tile order: the rows that `sum_tiles` would want of them."""
+    N: tl.constexpr = rows.shape[1]
+    split = tl.reshape(rows, (4, 2, 2, 2, 2, N))  # t kt k16 lo hi
+    return tl.reshape(tl.permute(split, (1, 2, 4, 0, 3, 5)), (64, N))
+
+
+@triton.jit(do_not_specialize=["T"])
+def tile_order_kernel(
+    x_ptr,  # [T, K], rows x_stride apart
+    out_ptr,  # [T, K]
+    T,
+    x_stride,
+    K: tl.constexpr,
+    TOKENS: tl.constexpr,
+):
+    tokens = tl.program_id(1) * TOKENS + tl.arange(0, TOKENS)
+    columns = tl.program_id(0) * 128 + tl.arange(0, 128)
+    used = (tokens < T)[:, None]
+    x = tl.load(x_ptr + tokens.to(tl.int64)[:, None] * x_stride + columns[None, :], mask=used)
+    split = tl.reshape(x, (TOKENS, 2, 4, 2, 2, 2, 2))  # token j t kt k16 lo hi
+    ordered = tl.reshape(tl.permute(split, (0, 1, 3, 4, 6, 2, 5)), (TOKENS, 128))
+    tl.store(out_ptr + tokens.to(tl.int64)[:, None] * K + columns[None, :], ordered, mask=used)
+
+
+def in_tile_order(x: Tensor) -> Tensor:
+    """[T, K], K a multiple of 128: each group's columns of x in the order in which `sum_tiles` takes them."""
+    num_tokens, columns = x.shape
+    if x.stride(1) != 1:
+        x = x.contiguous()
+    out = torch.empty((num_tokens, columns), dtype=x.dtype, device=x.device)
+    if num_tokens:
+        tile_order_kernel[(columns // 128, triton.cdiv(num_tokens, _PERMUTED_TOKENS))](
+            x, out, num_tokens, x.stride(0), K=columns, TOKENS=_PERMUTED_TOKENS, num_warps=4
+        )
+    return out

@@ -1,0 +1,17 @@
+"""Where onebox keeps what it can make again: compiled code, tuned tables, small checkpoints."""
+
+import os
+from pathlib import Path
+
+__all__ = ["user_cache_directory"]
+
+
+def user_cache_directory() -> Path:
+    """The `onebox` directory in the user's cache; it need not exist yet.
+
+    `$XDG_CACHE_HOME`, else `~/.cache`. As the XDG standard says, an empty value counts as unset and a relative one is
+    ignored. Raises RuntimeError where neither is known.
+    """
+    given = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    home = given if given.is_absolute() else Path.home() / ".cache"
+    return home / "onebox"

@@ -1,0 +1,131 @@
+"""`onebox plan` as people type it, and that it runs on a laptop without torch."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from onebox.cli.plan import plan
+from onebox.spec.errors import DoesNotFitError, UsageError
+
+MODEL = "qwen3.5-122b-a10b"
+
+
+def app() -> typer.Typer:
+    made = typer.Typer()
+    made.command()(plan)
+    return made
+
+
+def run(*arguments: str, model: str = MODEL) -> str:
+    result = CliRunner().invoke(app(), [model, *arguments])
+    if result.exception:
+        raise result.exception
+    return result.stdout
+
+
+@pytest.mark.parametrize("extra", [(), ("--speculative-tokens", "2", "--acceptance", "0.9,0.72")])
+def test_the_plan_fits_one_screen(extra):
+    lines = run(*extra).splitlines()
+    assert len(lines) <= 45
+    assert max(len(line) for line in lines) <= 100
+
+
+def test_the_plan_tells_memory_capacity_bytes_and_speed():
+    text = run("--speculative-tokens", "2", "--acceptance", "0.9,0.72")
+    for words in ("weights", "reserve", "121.70", "turboquant", "routed experts", "limit at 273 GB/s", "projected"):
+        assert words in text
+
+
+def test_json_is_one_object_whose_parts_sum():
+    plan = json.loads(run("--json", "--speculative-tokens", "2", "--acceptance", "0.9,0.72", "--streams", "2"))
+    assert sum(part["bytes"] for part in plan["memory"]["parts"]) == plan["memory"]["total_bytes"]
+    plain, drafted = plan["projected"]
+    assert (plain["drafts"], drafted["drafts"]) == (0, 2)
+    assert drafted["tokens_per_step"] == pytest.approx(2.62)
+    parts = dict(drafted["expected_bytes"])
+    assert parts.pop("total") == sum(parts.values())
+    assert drafted["limit"]["tokens_per_second"] > drafted["expected"]["tokens_per_second"]
+
+
+def test_a_box_of_unknown_bandwidth_says_so(monkeypatch):
+    from onebox.spec import hardware
+
+    monkeypatch.setattr(hardware, "_nvidia_smi", lambda: None)
+    monkeypatch.setattr(hardware, "_meminfo", lambda: "MemTotal: 134217728 kB\nMemAvailable: 104857600 kB\n")
+    text = run("--box", "auto")
+    assert "bandwidth unknown" in text
+    assert "No bandwidth is known for CPU only" in text
+    assert "other programs hold that much now" in text
+
+
+def test_unknown_acceptance_says_so():
+    assert "Give --acceptance for an expectation" in run("--speculative-tokens", "2")
+
+
+def test_a_chosen_format_that_is_not_compared_is_added():
+    assert "turboquant_k8v3 (chosen)" in run("--kv-cache-dtype", "turboquant_k8v3")
+
+
+def test_a_format_that_does_not_fit_is_marked():
+    text = run("--kv-cache-dtype", "turboquant", "--reserve-gib", "55")
+    assert "does not fit" in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (("--box", "h100"), "--box 'h100' is not known"),
+        (("--weights", "q4"), "--weights 'q4' is not known"),
+        (("--kv-cache-dtype", "int4"), "--kv-cache-dtype 'int4' is not known"),
+        (("--max-model-len", "0"), "--max-model-len is 0"),
+        (("--max-model-len", "300000"), "--max-model-len 300,000 is more than"),
+        (("--max-num-seqs", "0"), "--max-num-seqs is 0"),
+        (("--gpu-memory-utilization", "90"), "--gpu-memory-utilization 90.0 is not a share"),
+        (("--reserve-gib", "-1"), "--reserve-gib is -1.0"),
+        (("--reserve-gib", "nan"), "--reserve-gib is nan"),
+        (("--reserve-gib", "9", "--gpu-memory-utilization", "0.9"), "give one of them"),
+        (("--speculative-tokens", "-1"), "--speculative-tokens is -1"),
+        (("--acceptance", "0.9"), "--acceptance has 1 values for --speculative-tokens 0"),
+        (("--context", "-1"), "--context is -1"),
+        (("--context", "9000", "--max-model-len", "8192"), "--context 9,000 is more than --max-model-len 8,192"),
+        (("--streams", "0"), "--streams is 0"),
+        (("--streams", "5"), "--streams 5 is more than --max-num-seqs 4"),
+    ],
+)
+def test_a_wrong_value_is_refused_by_flag(arguments, sentence):
+    with pytest.raises(UsageError) as caught:
+        run(*arguments)
+    assert sentence in str(caught.value)
+
+
+def test_an_unknown_model_is_refused_by_name():
+    with pytest.raises(UsageError, match="'llama' is neither a directory nor a known model"):
+        run(model="llama")
+
+
+def test_a_preset_for_a_directory_is_refused(tmp_path):
+    with pytest.raises(UsageError, match="has weights of its own"):
+        run("--weights", "hybrid", model=str(tmp_path))
+
+
+def test_weights_that_do_not_fit_are_refused_with_a_table():
+    with pytest.raises(DoesNotFitError, match=r"weights +232.99 GiB"):
+        run("--weights", "bf16", "--speculative-tokens", "2")
+
+
+def test_planning_loads_no_torch():
+    script = (
+        "import sys\n"
+        "from onebox.cli.main import app\n"
+        "import onebox.planner.memory, onebox.planner.presets, onebox.planner.report, onebox.planner.roofline\n"
+        "import onebox.planner.vllm_accounting\n"
+        f"app(['plan', {MODEL!r}], standalone_mode=False)\n"
+        "loaded = {'torch', 'numpy', 'transformers', 'safetensors'} & set(sys.modules)\n"
+        "sys.exit(f'loaded {loaded}' if loaded else 0)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,380 @@
+"""The engine in a process of its own: the same door, and whatever becomes of the process, nobody is left waiting."""
+
+import asyncio
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from onebox.engine.api import (
+    Counts,
+    Engine,
+    EngineClient,
+    EngineRestartingError,
+    EngineStoppedError,
+    Failed,
+    Finished,
+    FinishReason,
+    Grammar,
+    GrammarKind,
+    HealthStatus,
+    QueueFullError,
+    Request,
+    RequestHandle,
+    SamplingParams,
+    Started,
+    Tokens,
+)
+from onebox.engine.remote.messages import Planned, StartPhase
+from onebox.engine.remote.parent import EngineProcess
+from onebox.engine.remote.supervise import RestartPolicy
+from onebox.engine.start import CheckpointStarter, EngineOptions, TokenInfo
+from onebox.spec.errors import DoesNotFitError, OneboxError, UsageError
+from tests.engine.fake import FAILING, FakeRunner, plain_answer, tokens_of
+from tests.engine.remote.processes import CONFIG, DYING, HANGING, SLOW, FakeStarter
+
+SOON = RestartPolicy(first_wait_s=0.01)
+
+
+def request(name, prompt, **sampling):
+    return Request(name, tuple(prompt), SamplingParams(**({"max_tokens": 5} | sampling)))
+
+
+def answer(prompt, max_tokens=5):
+    return plain_answer(tuple(prompt), max_tokens).token_ids
+
+
+def wait_until(condition):
+    """Waits for what must come; the limit is only there so that a defect does not wait for ever."""
+    limit = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < limit, "it never came"
+        time.sleep(0.005)
+
+
+def wait_ok(engine):
+    wait_until(lambda: engine.health().status is HealthStatus.OK)
+
+
+def is_running(pid):
+    """Whether the process computes; one that is dead and not yet collected does not."""
+    try:
+        return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
+    except FileNotFoundError:
+        return False
+
+
+@pytest.fixture(scope="module")
+def calm(tmp_path_factory) -> EngineProcess:
+    """A process that the tests using it leave as it is."""
+    with EngineProcess(FakeStarter(tmp_path_factory.mktemp("calm") / "starts")) as engine:
+        engine.wait_ready()
+        yield engine
+        assert engine.health().num_restarts == 0
+
+
+@pytest.fixture
+def start(tmp_path):
+    """Starts processes that may die; the last one is closed."""
+    engines = []
+
+    def make(policy=SOON, **options):
+        engines.append(EngineProcess(FakeStarter(tmp_path / "starts", **options), policy=policy))
+        engines[-1].wait_ready()
+        return engines[-1]
+
+    yield make
+    for engine in engines:
+        engine.close()
+
+
+# The same door.
+
+
+def test_both_doors_give_the_same_events(calm):
+    asked = [request("a", range(10, 15), max_tokens=3), request("b", [1, FAILING]), request("c", range(40))]
+    with Engine(FakeRunner(CONFIG), CONFIG) as thread:
+        expected = [list(thread.submit(one)) for one in asked]
+    assert [list(calm.submit(one)) for one in asked] == expected
+    assert expected[0][0] == Started("a")
+
+
+def test_answers_come_to_whoever_asked(calm):
+    prompts = {str(i): range(i, i + 20) for i in range(4)}
+    handles = [calm.submit(request(name, prompt, max_tokens=20)) for name, prompt in prompts.items()]
+    assert [tokens_of(handle) for handle in handles] == [answer(prompt, 20) for prompt in prompts.values()]
+    stats = calm.stats()
+    assert (stats.is_alive, stats.num_running, stats.num_waiting) == (True, 0, 0)
+
+
+def test_events_can_be_awaited(calm):
+    async def read():
+        return tokens_of([event async for event in calm.submit(request("a", range(30)))])
+
+    assert asyncio.run(read()) == answer(range(30))
+
+
+@pytest.mark.parametrize(
+    "refused",
+    [
+        [request("a", [])],
+        [request("a", [10_000])],
+        [request("a", [1], stop_token_ids=(-1,))],
+        [request("a", [1] * 500)],
+        [request("a", [1] * 300, max_tokens=300)],
+        [request("a", [1]), request("a", [1])],
+        [request(str(i), [1]) for i in range(7)],
+        [request("a", [1], grammar=Grammar(GrammarKind.REGEX, "a+"))],
+    ],
+)
+def test_both_doors_refuse_the_same_things_in_the_same_words(calm, refused):
+    with Engine(FakeRunner(CONFIG), CONFIG) as thread, pytest.raises(OneboxError) as expected:
+        thread.submit_all(refused)
+    with pytest.raises(OneboxError) as error:
+        calm.submit_all(refused)
+    assert (type(error.value), str(error.value)) == (type(expected.value), str(expected.value))
+    assert tokens_of(calm.submit(request("a", [1]))) == answer([1])
+
+
+def test_copies_have_names_and_seeds_of_their_own(calm):
+    handles = calm.submit_copies(request("a", [1], seed=5), 2)
+    assert [handle.request_id for handle in handles] == ["a/0", "a/1"]
+    assert all(isinstance(list(handle)[-1], Finished) for handle in handles)
+    with pytest.raises(UsageError, match="n is 0"):
+        calm.submit_copies(request("a", [1]), 0)
+
+
+def test_an_abort_ends_a_request_and_frees_its_place(start):
+    engine = start()
+    handles = [engine.submit(request(str(i), [SLOW, i], max_tokens=400)) for i in range(6)]
+    for handle in handles:
+        engine.abort(handle.request_id)
+    assert {list(handle)[-1].reason for handle in handles} == {FinishReason.ABORT}
+    assert tokens_of(engine.submit(request("next", [7]))) == answer([7])
+
+
+def test_a_reader_that_has_all_it_wants_is_told_of_a_stop_and_not_of_an_abort():
+    ends = [Finished("a", FinishReason.ABORT, Counts(1, 2)), Failed("a", "It died.")]
+    for end, told in zip(ends, [Finished("a", FinishReason.STOP, Counts(1, 2)), ends[1]], strict=True):
+        handle = RequestHandle("a")
+        handle.is_complete = True
+        handle.deliver(end, 0.0)
+        assert list(handle) == [told]
+
+
+def test_a_full_queue_refuses_at_once(start):
+    engine = start()
+    for i in range(6):
+        engine.submit(request(str(i), [HANGING]))
+    with pytest.raises(QueueFullError, match="Of 6 places for requests 6 are taken"):
+        engine.submit(request("a", [1]))
+    assert engine.stats().num_waiting + engine.stats().num_running == 6
+
+
+def test_a_step_is_one_message_however_many_requests_are_in_it(calm, monkeypatch):
+    heard = []
+    deliver = EngineProcess._deliver
+    monkeypatch.setattr(EngineProcess, "_deliver", lambda self, step: (heard.append(step), deliver(self, step)))
+    before = calm.stats().totals.num_steps
+    for handle in calm.submit_copies(request("a", [1] * 100, max_tokens=50), 4):
+        list(handle)
+    assert len(heard) == calm.stats().totals.num_steps - before
+    assert max(len(step.events) for step in heard) >= 4
+
+
+def test_an_observer_hears_every_event_whether_or_not_anybody_reads(calm):
+    heard = []
+    calm.observer = lambda asked: lambda event, began: heard.append((asked.request_id, event, began))
+    try:
+        before = time.monotonic()
+        events = list(calm.submit(request("a", [1] * 100)))
+        calm.submit(request("b", [FAILING]))
+        wait_until(lambda: isinstance(heard[-1][1], Failed))
+    finally:
+        calm.observer = None
+    assert [event for name, event, _ in heard if name == "a"] == events
+    assert all(before <= began <= time.monotonic() for *_, began in heard)
+
+
+# What kills it.
+
+
+def test_killed_under_load_it_fails_everyone_at_once_and_serves_again(start):
+    engine = start()
+    assert tokens_of(engine.submit(request("first", [3]))) == answer([3])
+    config, before = engine.config, engine.stats()
+    handles = [engine.submit(request(str(i), [SLOW, i], max_tokens=400)) for i in range(6)]
+    streams = [iter(handle) for handle in handles]
+    for stream in streams[:4]:
+        assert [type(next(stream)) for _ in range(3)] == [Started, Tokens, Tokens]
+    old = engine.pid
+    os.kill(old, signal.SIGKILL)
+    message = "The engine died before this request was done: its process was killed by SIGKILL."
+    assert [list(stream)[-1] for stream in streams] == [Failed(h.request_id, message) for h in handles]
+    wait_ok(engine)
+    assert tokens_of(engine.submit(request("0", [3]))) == answer([3])
+    assert (engine.config, engine.health().num_restarts) == (config, 1)
+    assert engine.pid != old
+    totals = engine.stats().totals
+    assert totals.num_failed == before.totals.num_failed + 6
+    assert totals.completion_tokens >= before.totals.completion_tokens + 5
+    assert totals.finished[FinishReason.LENGTH] == before.totals.finished[FinishReason.LENGTH] + 1
+
+
+def test_while_it_restarts_requests_are_refused_and_health_says_so(start):
+    engine = start(RestartPolicy(first_wait_s=3600))
+    os.kill(engine.pid, signal.SIGKILL)
+    wait_until(lambda: engine.health().status is HealthStatus.RESTARTING)
+    assert "killed by SIGKILL) and is restarting" in engine.health().message
+    with pytest.raises(EngineRestartingError, match="is restarting; try again") as error:
+        engine.submit(request("a", [1]))
+    assert error.value.retry_after_s > 0
+    engine.abort("a")
+    stats = engine.stats()
+    assert (stats.is_alive, stats.num_running, stats.num_free_pages) == (False, 0, CONFIG.num_pages)
+
+
+def test_an_exception_in_a_step_fails_everyone_with_its_words_and_it_serves_again(start, capfd):
+    engine = start()
+    handles = engine.submit_all([request(str(i), [i, DYING]) for i in range(3)])
+    assert {list(handle)[-1].message for handle in handles} == {"The engine died: no more."}
+    wait_until(lambda: engine.health().num_restarts == 1)
+    wait_ok(engine)
+    assert tokens_of(engine.submit(request("a", [1]))) == answer([1])
+    assert "MemoryError: no more" in capfd.readouterr().err
+
+
+def test_a_stuck_step_is_ended_but_a_long_start_is_not(start):
+    engine = start(RestartPolicy(hang_s=1.2, first_wait_s=0.01), takes_s=1.6)
+    handle = engine.submit(request("a", [HANGING]))
+    assert re.search(r"it has finished no step for \d+ s", list(handle)[-1].message)
+    wait_until(lambda: engine.health().num_restarts == 1)
+    wait_ok(engine)
+    assert tokens_of(engine.submit(request("a", [1]))) == answer([1])
+    assert engine.health().num_restarts == 1
+
+
+def test_one_that_keeps_dying_is_given_up_with_a_sentence(start, tmp_path):
+    engine = start(RestartPolicy(first_wait_s=0.01, max_quick_deaths=3), dies_from_start=2)
+    os.kill(engine.pid, signal.SIGKILL)
+    wait_until(lambda: engine.health().status is HealthStatus.FAILED)
+    assert "died 3 times in a row soon after its start, the last time because" in engine.health().message
+    assert "ended with status 3; onebox gave up on it" in engine.health().message
+    assert len((tmp_path / "starts").read_text().splitlines()) == 3
+    with pytest.raises(EngineStoppedError, match="gave up on it"):
+        engine.submit(request("a", [1]))
+    assert not engine.stats().is_alive
+
+
+def test_waits_double_with_every_quick_death_in_a_row():
+    assert [RestartPolicy().wait_s(deaths) for deaths in (0, 1, 2, 3, 4)] == [1, 1, 2, 4, 8]
+
+
+def test_a_first_start_that_is_refused_raises_the_refusal_itself(tmp_path):
+    with (
+        EngineProcess(FakeStarter(tmp_path / "starts", is_too_large=True)) as engine,
+        pytest.raises(DoesNotFitError, match="takes 80 GiB"),
+    ):
+        engine.wait_ready()
+    assert not (tmp_path / "starts").exists()
+
+
+def test_a_first_start_that_dies_is_one_sentence_and_not_tried_again(tmp_path):
+    with EngineProcess(FakeStarter(tmp_path / "starts", dies_from_start=1), policy=SOON) as engine:
+        with pytest.raises(OneboxError, match=r"The engine did not start: its process ended with status 3\."):
+            engine.wait_ready()
+        assert engine.health().status is HealthStatus.FAILED
+        with pytest.raises(EngineStoppedError, match="did not start"):
+            engine.submit(request("a", [1]))
+    assert len((tmp_path / "starts").read_text().splitlines()) == 1
+
+
+def test_progress_that_cannot_be_told_is_an_error_and_not_a_wait_for_ever(tmp_path):
+    def tell(_):
+        raise BrokenPipeError("nobody listens")
+
+    with EngineProcess(FakeStarter(tmp_path / "starts"), tell) as engine:
+        with pytest.raises(OneboxError, match="supervisor of the engine failed: nobody listens"):
+            engine.wait_ready()
+        assert engine.pid is None
+
+
+def test_close_fails_what_is_open_and_leaves_no_process(start):
+    engine = start()
+    pid, handle = engine.pid, engine.submit(request("a", [HANGING]))
+    engine.close()
+    assert list(handle) == [Failed("a", "The engine was closed before this request was done.")]
+    assert not is_running(pid)
+    assert engine.health().status is HealthStatus.STOPPED
+    with pytest.raises(EngineStoppedError, match="has stopped"):
+        engine.submit(request("b", [1]))
+    engine.close()
+
+
+def test_a_terminals_signals_do_not_end_it(start):
+    engine = start()
+    for name in (signal.SIGINT, signal.SIGTERM):
+        os.kill(engine.pid, name)
+    assert tokens_of(engine.submit(request("a", [1]))) == answer([1])
+    assert engine.health().num_restarts == 0
+
+
+@pytest.mark.parametrize("takes_s", [0.0, 3600.0], ids=["serving", "loading"])
+def test_no_process_outlives_its_parent_even_when_that_is_killed(tmp_path, takes_s):
+    starts = tmp_path / "starts"
+    script = (
+        "from pathlib import Path; from onebox.engine.remote.parent import EngineProcess\n"
+        "from tests.engine.remote.processes import FakeStarter\n"
+        f"EngineProcess(FakeStarter(Path({str(starts)!r}), takes_s={takes_s})).wait_ready(); print('ready'); input()"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=Path(__file__).parents[2]
+    ) as parent:
+        wait_until(lambda: starts.exists() and starts.read_text().endswith("\n"))
+        if not takes_s:
+            assert parent.stdout.readline() == b"ready\n"
+        child = int(starts.read_text())
+        assert is_running(child)
+        parent.kill()
+    wait_until(lambda: not is_running(child))
+
+
+# With a model.
+
+
+def test_a_model_killed_under_load_comes_back_and_says_the_same(checkpoint, tokenizer):
+    from onebox.text.vocabulary import token_table
+
+    vocabulary = TokenInfo((0,), (), token_table(tokenizer, (0,)))
+    options = EngineOptions(max_model_len=1000, kv_cache_memory_bytes=16 << 20)
+    told = []
+    engine: EngineClient
+    with EngineProcess(CheckpointStarter(checkpoint, options, vocabulary, 1), told.append, SOON) as engine:
+        engine.wait_ready()
+        asked = request("a", range(100), max_tokens=10, seed=7, ignore_eos=True)
+        before = tokens_of(engine.submit(asked))
+        assert len(before) == 10
+        assert (engine.stats().num_finished, engine.stats().prefix.hit_tokens) == (1, 0), "the warm-up left traces"
+        handles = [engine.submit(request(str(i), [i], max_tokens=900, ignore_eos=True)) for i in range(6)]
+        first = iter(handles[0])
+        assert next(first) == Started("0")
+        os.kill(engine.pid, signal.SIGKILL)
+        assert all(isinstance(list(handle)[-1], Failed) for handle in handles)
+        wait_until(lambda: engine.health().num_restarts == 1)
+        wait_ok(engine)
+        assert tokens_of(engine.submit(asked)) == before
+        digits = tokens_of(engine.submit(request("g", [1], grammar=Grammar(GrammarKind.REGEX, "[0-9]{3}"))))
+        assert tokenizer.decode(digits).isdigit()
+    names = [part.name for part in told if isinstance(part, StartPhase)]
+    assert names == ["import", "memory plan", "weights", "warm-up", "weights", "warm-up"]
+    assert [part.config for part in told if isinstance(part, Planned)] == [engine.config]
+
+
+def test_whoever_asks_for_the_process_loads_no_torch():
+    check = "import sys, onebox.engine.remote.parent, onebox.engine.start; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", check], check=False).returncode == 0

@@ -1,0 +1,107 @@
+"""Images and videos through the engine: the answers of transformers, and a prefix cache that knows pictures apart."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from onebox.engine.api import Failed, Finished, Pictures, Request, SamplingParams, Tokens, Vision
+from onebox.engine.start import EngineOptions, TokenInfo, plan_engine, start_engine
+from tests.model.test_vision import PROMPTS, Prompt, case, save
+
+pytestmark = pytest.mark.usefixtures("no_gradients")
+
+NUM_TOKENS = 12
+OPTIONS = EngineOptions(
+    device="cpu",
+    dtype="float32",
+    max_model_len=1024,
+    kv_cache_memory_bytes=16 << 20,
+    max_num_batched_tokens=64,
+    speculation="mtp",
+)
+
+
+@pytest.fixture
+def no_gradients():
+    with torch.inference_mode():
+        yield
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory):
+    target = tmp_path_factory.mktemp("vision")
+    save(target, case()[1])
+    return target
+
+
+@pytest.fixture(scope="module")
+def engine(directory):
+    with start_engine(plan_engine(directory, OPTIONS, TokenInfo()), TokenInfo()) as engine:
+        yield engine
+
+
+def vision_of(prompt):
+    def pictures(pixels):
+        return pixels and Pictures(pixels.patches.numpy(), tuple(map(tuple, pixels.grids.tolist())))
+
+    return Vision(pictures(prompt.images), pictures(prompt.videos))
+
+
+def ask(engine, name, prompt, vision):
+    sampling = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True, logprobs=0)
+    tokens, logprobs = [], []
+    for event in engine.submit(Request(name, tuple(prompt.ids), sampling, vision=vision)):
+        if isinstance(event, Tokens):
+            tokens += event.token_ids
+            logprobs += [entry.logprob for entry in event.logprobs]
+        if isinstance(event, Finished | Failed):
+            break
+    return tokens, logprobs, event
+
+
+@pytest.mark.parametrize("name", PROMPTS)
+def test_answers_about_pictures_are_those_of_transformers(engine, name):
+    """Their model fed with our answer gives each of its tokens the same probability."""
+    prompt = PROMPTS[name]
+    tokens, logprobs, end = ask(engine, f"cold {name}", prompt, vision_of(prompt))
+    assert isinstance(end, Finished), end
+    _, _, model = case()
+    inputs = prompt.for_transformers()
+    whole = torch.tensor([*prompt.ids, *tokens])
+    inputs["mm_token_type_ids"] = torch.nn.functional.pad(inputs["mm_token_type_ids"], (0, NUM_TOKENS))
+    expected = model(whole[None], **inputs).logits[0].log_softmax(-1)[len(prompt.ids) - 1 : -1]
+    theirs = expected.gather(1, torch.tensor(tokens)[:, None])[:, 0]
+    # bfloat16 keys and values stand between our pages and their float32 cache.
+    assert (theirs - torch.tensor(logprobs)).abs().max() < 0.05
+    warm = ask(engine, f"warm {name}", prompt, vision_of(prompt))
+    assert warm[:2] == (tokens, logprobs)
+
+
+def test_another_picture_in_the_same_place_is_another_prefix(engine):
+    prompt = Prompt(20, ("image", (1, 12, 8)), 200)
+    other = replace(vision_of(prompt).images, patches=-vision_of(prompt).images.patches)
+    first = ask(engine, "first", prompt, vision_of(prompt))
+    second = ask(engine, "second", prompt, Vision(other))
+    again = ask(engine, "again", prompt, vision_of(prompt))
+    assert first[1] != second[1]
+    assert again[:2] == first[:2]
+    assert second[2].counts.cached_tokens == 0
+    assert again[2].counts.cached_tokens == 192
+
+
+def test_pads_without_a_picture_end_the_request_in_a_sentence(engine):
+    prompt = Prompt(20, ("image", (1, 12, 8)), 30)
+    end = ask(engine, "half", prompt, Vision(replace(vision_of(prompt).images, grids=((1, 6, 8), (1, 6, 4)))))[2]
+    assert isinstance(end, Failed)
+    assert end.message.endswith(".")
+
+
+def test_a_model_started_without_its_tower_says_so(directory):
+    options = replace(OPTIONS, language_model_only=True)
+    plan = plan_engine(directory, options, TokenInfo())
+    with start_engine(plan, TokenInfo()) as engine:
+        end = ask(engine, "blind", PROMPTS["video"], vision_of(PROMPTS["video"]))[2]
+    assert isinstance(end, Failed)
+    assert "without its vision tower" in end.message
+    assert plan.memory.weights_bytes < plan_engine(directory, OPTIONS, TokenInfo()).memory.weights_bytes

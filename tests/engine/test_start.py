@@ -1,0 +1,130 @@
+"""The engine allocates what the plan says, refuses what does not fit, and resolves what was left open."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from onebox import LLM, SamplingParams
+from onebox.engine.config import SpeculationMethod
+from onebox.engine.start import EngineOptions, TokenInfo, allocate_memory, plan_engine
+from onebox.model.load import load_model
+from onebox.spec.errors import DoesNotFitError, UsageError
+from onebox.spec.hardware import GIB, detect_box
+from tests.synthetic import tiny_config, write_checkpoint
+
+NO_WORDS = TokenInfo()
+SMALL = EngineOptions(device="cpu", max_model_len=2048, kv_cache_memory_bytes=8 << 20)
+
+
+def plan_for(checkpoint, **changes):
+    return plan_engine(checkpoint, replace(SMALL, **changes), NO_WORDS)
+
+
+def check_allocated_is_planned(plan):
+    memory = allocate_memory(plan)
+    # The scratch page is part of the plan's workspace.
+    assert memory.page_pool_bytes == plan.memory.kv_bytes + plan.memory.page_bytes
+    assert memory.state_bytes == plan.memory.states_bytes + plan.memory.prefix_bytes
+    return memory
+
+
+@pytest.mark.parametrize("speculation", list(SpeculationMethod))
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("kv", ["bf16", "fp8", "turboquant", "turboquant_k8v4"])
+def test_what_is_allocated_on_the_cpu_is_what_was_planned_to_the_byte(checkpoint, kv, dtype, speculation):
+    check_allocated_is_planned(plan_for(checkpoint, kv_cache_dtype=kv, dtype=dtype, speculation=speculation))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kv", ["bf16", "fp8", "turboquant"])
+def test_what_the_gpu_hands_out_is_what_was_planned(tmp_path, kv):
+    """The allocator rounds large tensors up to 2 MiB; nothing else is beyond the plan."""
+    write_checkpoint(tmp_path / "model", "autoround", config=tiny_config())
+    plan = plan_for(tmp_path / "model", device="cuda", kv_cache_dtype=kv, kv_cache_memory_bytes=256 << 20)
+    torch.cuda.empty_cache()
+    before = torch.cuda.memory_allocated()
+    memory = check_allocated_is_planned(plan)
+    taken = torch.cuda.memory_allocated() - before
+    planned = memory.page_pool_bytes + memory.state_bytes
+    assert planned <= taken <= planned + (2 << 20) * 64
+
+
+def weight_tensors(value):
+    """Every tensor of a model, each once."""
+    found = {}
+
+    def walk(part):
+        if isinstance(part, torch.Tensor):
+            found[id(part) if part.is_mkldnn else part.data_ptr()] = part
+        elif hasattr(part, "__dataclass_fields__"):
+            for name in part.__dataclass_fields__:
+                walk(getattr(part, name))
+        elif isinstance(part, tuple):
+            for item in part:
+                walk(item)
+
+    walk(value)
+    return list(found.values())
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("speculation", ["none", "mtp"])
+def test_the_weights_take_what_was_planned_for_them(checkpoint, speculation, dtype):
+    plan = plan_for(checkpoint, speculation=speculation, dtype=dtype)
+    model = load_model(plan.directory, plan.device, plan.dtype, plan.load_format, with_mtp=speculation == "mtp")
+    taken = sum(t.numel() * t.element_size() for t in weight_tensors(model))
+    # The rotation's frequencies are no weights.
+    assert taken - 4 * model.frequencies.numel() == plan.memory.weights_bytes
+
+
+def test_a_plan_that_does_not_fit_is_refused_with_its_table(checkpoint):
+    box = replace(detect_box(), memory_bytes=2 * GIB, available_bytes=None)
+    with pytest.raises(DoesNotFitError, match=r"(?s)too large.*weights.*KV of one 32,768-token sequence"):
+        plan_engine(checkpoint, replace(SMALL, max_model_len=32768, kv_cache_memory_bytes=1 << 20), NO_WORDS, box)
+
+
+def test_what_is_left_open_is_resolved(checkpoint):
+    plan = plan_for(checkpoint, dtype="float32")
+    assert (plan.device.type, plan.dtype) == ("cpu", torch.float32)
+    assert plan_for(checkpoint).dtype in (torch.float32, torch.bfloat16)
+    assert plan.config.speculation.method is SpeculationMethod.AUTO
+    assert plan.config.num_checkpoints > 0
+    assert plan_for(checkpoint, enable_prefix_caching=False).config.num_checkpoints == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"device": "tpu"}, "--device 'tpu' is not known"),
+        ({"dtype": "int8"}, "--dtype 'int8' is not known"),
+        ({"load_format": "pickle"}, "pickle"),
+        ({"speculation": "medusa"}, "'medusa' is not known; give one of none, mtp, ngram, auto"),
+        ({"speculation": "mtp", "num_speculative_tokens": 9}, "1 to 8 drafts a step, not 9"),
+        ({"max_num_batched_tokens": 100}, "multiple of 64"),
+        ({"kv_cache_dtype": "int3"}, "'int3' is not known"),
+    ],
+)
+def test_a_wrong_option_is_one_sentence(checkpoint, options, says):
+    with pytest.raises(UsageError, match=says):
+        plan_for(checkpoint, **options)
+
+
+def test_offline_answers_come_in_the_order_of_the_prompts(checkpoint, tokenizer):
+    prompts = ["one", "two two", tokenizer.encode("three"), *["x" * n for n in range(1, 9)]]
+    params = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True, logprobs=1, prompt_logprobs=0)
+    options = {"max_model_len": 256, "kv_cache_memory_bytes": 8 << 20, "max_num_seqs": 2, "max_num_waiting": 1}
+    with LLM(checkpoint, **options) as llm:
+        together = llm.generate(prompts, params)
+        apart = [llm.generate([prompt], params)[0] for prompt in prompts]
+    assert [answer.token_ids for answer in together] == [answer.token_ids for answer in apart]
+    assert [answer.logprobs for answer in together] == [answer.logprobs for answer in apart]
+    for answer in together:
+        assert len(answer.token_ids) == len(answer.logprobs) == 6
+        assert answer.text == tokenizer.decode(answer.token_ids)
+        assert len(answer.prompt_logprobs) == len(answer.prompt_token_ids) - 1
+
+
+def test_an_unknown_option_of_offline_use_is_refused_by_name(checkpoint):
+    with pytest.raises(UsageError, match="no option 'max_len'"):
+        LLM(checkpoint, max_len=5)

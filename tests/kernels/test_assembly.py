@@ -1,0 +1,48 @@
+"""Inline assembly gives the bits of plain Triton, for every byte that a weight can hold. Only a GPU has both."""
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+
+from onebox.kernels.common.float_codes import e2m1_by_assembly, e2m1_plainly, e4m3_by_assembly, e4m3_plainly
+from onebox.kernels.common.int_planes import int4_halves_by_assembly, int4_halves_plainly
+
+BYTES = 256
+
+
+@triton.jit
+def decode_kernel(bytes_ptr, scale_ptr, out_ptr, WAY: tl.constexpr, BLOCK: tl.constexpr):  # noqa: N803
+    """Writes the two results of a decoding, or its one twice."""
+    at = tl.arange(0, BLOCK)
+    codes = tl.load(bytes_ptr + at)
+    if WAY == "e4m3-assembly":
+        first = e4m3_by_assembly(codes)
+        second = first
+    elif WAY == "e4m3-plain":
+        first = e4m3_plainly(codes)
+        second = first
+    elif WAY == "e2m1-assembly":
+        first, second = e2m1_by_assembly(codes, tl.load(scale_ptr + at))
+    elif WAY == "e2m1-plain":
+        first, second = e2m1_plainly(codes, tl.load(scale_ptr + at))
+    elif WAY == "int4-assembly":
+        first, second = int4_halves_by_assembly(codes)
+    else:
+        first, second = int4_halves_plainly(codes)
+    tl.store(out_ptr + at, first)
+    tl.store(out_ptr + BLOCK + at, second)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("code", ["e4m3", "e2m1", "int4"])
+def test_assembly_and_plain_decoding_give_the_same_bits_for_every_byte(code, device):
+    assert device.type == "cuda", "this machine has no GPU that torch can use"
+    codes = torch.arange(BYTES, device=device).to(torch.uint8)
+    dtype = torch.int8 if code == "int4" else torch.bfloat16
+    for exponent in range(-6, 9):  # the magnitudes of E4M3 group scales
+        scale = torch.linspace(1, 1.875, 8, device=device).repeat(BYTES // 8) * 2.0 ** (118 + exponent)
+        out = torch.empty(2, 2, BYTES, dtype=dtype, device=device)
+        for way, result in zip(("assembly", "plain"), out, strict=True):
+            decode_kernel[(1,)](codes, scale.to(torch.bfloat16), result, WAY=f"{code}-{way}", BLOCK=BYTES)
+        assert torch.equal(out[0].view(torch.uint8), out[1].view(torch.uint8))
