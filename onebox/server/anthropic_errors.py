@@ -1,7 +1,7 @@
 """Refusals on Anthropic's paths in Anthropic's shape: {"type": "error", "error": {"type", "message"}}.
 
-The rest of the server speaks OpenAI's shape, and what stands before the routes does not know for whom; so it is put
-into the other words on its way out.
+The rest of the server writes OpenAI's shape, and the guards in front of the routes do not know the dialect; so
+refusals on Anthropic's paths are translated on their way out.
 """
 
 import json
@@ -23,7 +23,7 @@ _TYPES = {
     429: "rate_limit_error",
     503: "overloaded_error",
 }
-_UNFORESEEN = "The server made an error; its log says more."
+_INTERNAL = "The server made an error; its log says more."
 
 
 class AnthropicError(BaseModel):
@@ -39,13 +39,13 @@ class AnthropicErrorReply(BaseModel):
 
 
 def anthropic_error(status: int, message: str) -> dict[str, Any]:
-    """The body of an answer, or one event in a stream that has begun."""
+    """The body of a response, or an event in a stream that has begun."""
     kind = _TYPES.get(status, "api_error" if status >= 500 else "invalid_request_error")
     return {"type": "error", "error": {"type": kind, "message": message}}
 
 
 class AnthropicErrors:
-    """Stands before everything that may refuse a request. Statuses and headers stay as they are."""
+    """In front of everything that may refuse a request. Statuses and headers are kept."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -59,13 +59,13 @@ class AnthropicErrors:
             await self._app(scope, receive, translator)
         except Exception:
             if not translator.has_started:
-                await JSONResponse(anthropic_error(500, _UNFORESEEN), 500)(scope, receive, send)
-            # The server's log is written further out.
+                await JSONResponse(anthropic_error(500, _INTERNAL), 500)(scope, receive, send)
+            # Logged by the error handler.
             raise
 
 
 class _Translator:
-    """Passes a response on, or holds a refusal until all of it is there."""
+    """Passes a response on, or buffers a refusal until it is complete."""
 
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.has_started = False
@@ -88,10 +88,10 @@ class _Translator:
 
     def _translated(self, refusal: Message) -> JSONResponse:
         try:
-            told = json.loads(self._body)["error"]["message"]
+            message = json.loads(self._body)["error"]["message"]
         except (ValueError, KeyError, TypeError):
-            told = self._body.decode(errors="replace")
-        response = JSONResponse(anthropic_error(refusal["status"], told), refusal["status"])
+            message = self._body.decode(errors="replace")
+        response = JSONResponse(anthropic_error(refusal["status"], message), refusal["status"])
         kept = [header for header in refusal["headers"] if header[0] not in (b"content-length", b"content-type")]
         response.raw_headers += kept
         return response

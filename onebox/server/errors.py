@@ -1,4 +1,4 @@
-"""Every refusal in OpenAI's shape: {"error": {"message", "type", "param", "code"}} with the status that fits it."""
+"""Refusals and failures in OpenAI's shape: {"error": {"message", "type", "param", "code"}}, with their HTTP status."""
 
 import logging
 from collections.abc import Sequence
@@ -32,7 +32,7 @@ class ModelNotFoundError(UsageError):
 
 
 class FieldError(UsageError):
-    """A field of the request cannot be honoured; `param` is its name."""
+    """A field of the request cannot be applied; `param` is its name."""
 
     def __init__(self, message: str, param: str) -> None:
         super().__init__(message)
@@ -44,14 +44,14 @@ class UnauthorizedError(UsageError):
 
 
 class GenerationError(OneboxError):
-    """The engine took the request and could not carry it out."""
+    """The engine accepted the request and could not complete it."""
 
 
 class ErrorFields(BaseModel):
     message: str
     type: str
     param: str | None
-    """The field that is at fault, where it is one."""
+    """The wrong field, where it is one."""
     code: str | None
 
 
@@ -70,7 +70,7 @@ class _Kind(NamedTuple):
 
 _BAD_REQUEST = _Kind(400, "invalid_request_error")
 _SERVER_ERROR = _Kind(500, "server_error")
-# The first row that fits decides, so a class comes before those it derives from.
+# The first row that matches decides, so a class comes before its base classes.
 _KINDS: tuple[tuple[type[OneboxError], _Kind], ...] = (
     (ModelNotFoundError, _Kind(404, "invalid_request_error", "model_not_found", "model")),
     (UnauthorizedError, _Kind(401, "invalid_request_error", "invalid_api_key")),
@@ -93,7 +93,7 @@ _PROMPT_FIELDS = {
 
 
 def error_body(error: OneboxError) -> dict[str, Any]:
-    """The error as the body of an answer, or as one event in a stream that has begun."""
+    """The body of a response, or an event in a stream that has begun."""
     return _body(str(error), _kind(error))
 
 
@@ -101,11 +101,11 @@ def install_error_handlers(app: FastAPI) -> None:
     app.add_exception_handler(OneboxError, _refused)
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(HTTPException, _http)
-    app.add_exception_handler(Exception, _unforeseen)
+    app.add_exception_handler(Exception, _internal)
 
 
 def error_response(error: OneboxError) -> JSONResponse:
-    """The error as a whole answer."""
+    """The error as a response."""
     headers = None
     if isinstance(error, QueueFullError | EngineRestartingError):
         headers = {"Retry-After": str(error.retry_after_s)}
@@ -119,14 +119,14 @@ def _kind(error: OneboxError) -> _Kind:
 
 def _body(message: str, kind: _Kind) -> dict[str, Any]:
     error = {"message": message, "type": kind.type, "param": kind.param, "code": kind.code}
-    # A request can name things in half surrogates, which cannot be sent back as they are.
+    # A request can contain lone surrogates, which cannot be encoded as UTF-8.
     return {"error": {name: text and text.encode(errors="replace").decode() for name, text in error.items()}}
 
 
 async def _refused(request: Request, error: Exception) -> JSONResponse:
-    assert isinstance(error, OneboxError)  # noqa: S101 - Starlette calls a handler with its own class of error
+    assert isinstance(error, OneboxError)  # noqa: S101 - Starlette calls a handler with the class it is registered for
     if isinstance(error, ContextTooLongError):
-        # What is too long has another name at each endpoint.
+        # The field of the prompt differs by endpoint.
         return JSONResponse(_body(str(error), _kind(error)._replace(param=_PROMPT_FIELDS.get(request.url.path))), 400)
     return error_response(error)
 
@@ -144,13 +144,13 @@ async def _http(request: Request, error: Exception) -> JSONResponse:
     return JSONResponse(_body(message, _Kind(error.status_code, "invalid_request_error")), error.status_code)
 
 
-async def _unforeseen(request: Request, error: Exception) -> JSONResponse:
+async def _internal(request: Request, error: Exception) -> JSONResponse:
     _log.error("%s %s failed", request.method, request.url.path, exc_info=error)
     return JSONResponse(_body("The server made an error; its log says more.", _SERVER_ERROR), _SERVER_ERROR.status)
 
 
 def _param(location: Sequence[str | int]) -> str | None:
-    """The field's path, such as messages.0.content. Tags of unions, which are no fields, are written as <tag>."""
+    """The field's path, such as messages.0.content, without the <tag>s of unions."""
     names = [str(part) for part in location[1:] if not str(part).startswith("<")]
     return ".".join(names) or None
 

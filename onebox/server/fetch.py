@@ -1,7 +1,7 @@
-"""The bytes behind a URL that a request names: a data URL, a file where the operator allows it, or http(s).
+"""Fetches the URL of an image or video: a data URL, a file where the operator allows it, or http(s).
 
-A server that opens URLs for its clients must not become their way into its own network. So a name is resolved here, its
-addresses are checked, and the connection goes to the checked address itself; every redirect is checked the same way.
+Clients must not reach the server's own network through it. So the host is resolved here, its addresses are checked,
+and the connection is made to the checked address itself; every redirect is checked the same way.
 """
 
 import asyncio
@@ -18,17 +18,17 @@ from urllib.parse import unquote, urlsplit
 import httpx
 
 from onebox.spec.errors import UsageError
-from onebox.text.patches import Kind
+from onebox.text.patches import MediaKind
 
 __all__ = ["Allowance", "FetchLimits", "fetch"]
 
 MAX_REDIRECTS = 5
 _SHOWN = 80
-"""Of a URL, characters that a message repeats."""
-_UNSAID = ("", "application/octet-stream", "binary/octet-stream")
-"""Content types that say nothing."""
-_TYPES: dict[Kind, tuple[str, ...]] = {"image": ("image/",), "video": ("video/", "image/")}
-"""How content types begin; an animation is an image that serves as a video."""
+"""Characters of a URL that an error message repeats."""
+_UNKNOWN_TYPES = ("", "application/octet-stream", "binary/octet-stream")
+"""Content types without information."""
+_TYPES: dict[MediaKind, tuple[str, ...]] = {"image": ("image/",), "video": ("video/", "image/")}
+"""Prefixes of content types; an animated image may be used as a video."""
 _FAILURES = (httpx.HTTPError, httpx.InvalidURL, UnicodeError)
 _NAT64 = ipaddress.ip_network("64:ff9b::/96")
 
@@ -37,29 +37,29 @@ _Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 @dataclass(frozen=True)
 class FetchLimits:
-    """What the operator allows."""
+    """Limits that the operator sets."""
 
     max_bytes: int = 64 << 20
     """Of one image or video."""
     max_total_bytes: int = 128 << 20
-    """Of all that one request names."""
+    """Of all images and videos of one request."""
     timeout_s: float = 15.0
     """For one URL, redirects included."""
     local_path: Path | None = None
     """The directory whose files `file:` URLs may name; without one they are refused."""
     allows_private: bool = False
-    """Whether http(s) URLs may lead to private, loopback and link-local addresses."""
+    """Whether http(s) URLs may resolve to private, loopback and link-local addresses."""
 
 
 class Allowance:
-    """The bytes that one request may still load."""
+    """Counts the bytes that one request loads."""
 
     def __init__(self, limits: FetchLimits) -> None:
         self._limits = limits
         self._num_bytes = 0
 
     def take(self, num_new: int, num_before: int = 0) -> None:
-        """Counts bytes of something of which `num_before` have been counted already."""
+        """Adds bytes of one item, of which `num_before` have been counted already."""
         if num_before + num_new > self._limits.max_bytes:
             raise UsageError(f"It is longer than {self._limits.max_bytes} bytes, the limit for one image or video.")
         self._num_bytes += num_new
@@ -69,8 +69,8 @@ class Allowance:
             )
 
 
-async def fetch(kind: Kind, url: str, limits: FetchLimits, allowance: Allowance) -> bytes:
-    """What the URL leads to; whether it is a picture is not known yet. A refusal is a UsageError."""
+async def fetch(kind: MediaKind, url: str, limits: FetchLimits, allowance: Allowance) -> bytes:
+    """The bytes at the URL, not yet known to be an image or video. A refusal is a UsageError."""
     scheme = url[: url.find(":")].lower() if ":" in url else ""
     if scheme == "data":
         return await asyncio.to_thread(_from_data_url, kind, url, allowance)
@@ -89,16 +89,16 @@ def _shown(url: str) -> str:
     return repr(url if len(url) <= _SHOWN else f"{url[:_SHOWN]}...")
 
 
-def _refuse_other_type(kind: Kind, content_type: str, what: str) -> None:
+def _refuse_other_type(kind: MediaKind, content_type: str, what: str) -> None:
     name = content_type.partition(";")[0].strip().lower()
-    if name not in _UNSAID and not name.startswith(_TYPES[kind]):
+    if name not in _UNKNOWN_TYPES and not name.startswith(_TYPES[kind]):
         raise UsageError(f"{what} is of type {name[:_SHOWN]!r}, which is no {kind}.")
 
 
-# Inside the request, and on this machine.
+# Data URLs and files.
 
 
-def _from_data_url(kind: Kind, url: str, allowance: Allowance) -> bytes:
+def _from_data_url(kind: MediaKind, url: str, allowance: Allowance) -> bytes:
     head, comma, payload = url[len("data:") :].partition(",")
     content_type, *parameters = head.split(";")
     if not comma or "base64" not in parameters:
@@ -123,7 +123,7 @@ def _from_file(url: str, limits: FetchLimits, allowance: Allowance) -> bytes:
         path = Path(unquote(parts.path)).resolve(strict=True)
         if not path.is_relative_to(limits.local_path.resolve(strict=True)):
             raise refusal
-        # Without waiting, since what opens a pipe waits for its other end.
+        # Non-blocking: opening a named pipe would wait for its writer.
         with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:  # noqa: PTH123 - a descriptor
             status = os.fstat(file.fileno())
             if not stat.S_ISREG(status.st_mode):
@@ -131,15 +131,15 @@ def _from_file(url: str, limits: FetchLimits, allowance: Allowance) -> bytes:
             allowance.take(status.st_size)
             return file.read(status.st_size)
     except (OSError, ValueError, RuntimeError):
-        # One sentence for all, or it would tell which files there are.
+        # One message for all causes, so that it does not reveal which files exist.
         raise refusal from None
 
 
-# From elsewhere.
+# HTTP.
 
 
-async def _from_http(kind: Kind, url: str, limits: FetchLimits, allowance: Allowance) -> bytes:
-    # Without the environment's proxies: a proxy would resolve the name a second time, and its own way.
+async def _from_http(kind: MediaKind, url: str, limits: FetchLimits, allowance: Allowance) -> bytes:
+    # Without the environment's proxies: a proxy would resolve the name again, unchecked.
     async with httpx.AsyncClient(trust_env=False, timeout=limits.timeout_s) as client:
         for _ in range(MAX_REDIRECTS + 1):
             try:
@@ -162,7 +162,7 @@ def _reason(error: Exception) -> str:
 
 
 async def _request(client: httpx.AsyncClient, url: str, limits: FetchLimits) -> httpx.Request:
-    """A request to the checked address itself, under the name that was asked for."""
+    """A request to the checked address itself, with the URL's own host name."""
     target = httpx.URL(url)
     if target.scheme not in ("http", "https") or not target.host:
         raise UsageError(f"{_shown(url)} is no http(s) URL with a host.")
@@ -198,7 +198,7 @@ def _is_public(address: str) -> bool:
 
 
 def _carried(address: _Address) -> _Address:
-    """The IPv4 address that an IPv6 address stands for, where it does."""
+    """The IPv4 address embedded in an IPv6 address, if any."""
     if isinstance(address, ipaddress.IPv4Address):
         return address
     if address in _NAT64:
@@ -206,12 +206,12 @@ def _carried(address: _Address) -> _Address:
     return address.ipv4_mapped or address.sixtofour or address
 
 
-async def _body(kind: Kind, url: str, answer: httpx.Response, allowance: Allowance) -> bytes:
+async def _body(kind: MediaKind, url: str, answer: httpx.Response, allowance: Allowance) -> bytes:
     if answer.status_code != httpx.codes.OK:
         raise UsageError(f"{_shown(url)} answered with status {answer.status_code}.")
     _refuse_other_type(kind, answer.headers.get("content-type", ""), f"What {_shown(url)} answered")
-    pieces = bytearray()
-    async for piece in answer.aiter_raw():
-        allowance.take(len(piece), len(pieces))
-        pieces += piece
-    return bytes(pieces)
+    data = bytearray()
+    async for part in answer.aiter_raw():
+        allowance.take(len(part), len(data))
+        data += part
+    return bytes(data)

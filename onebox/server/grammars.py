@@ -1,7 +1,7 @@
-"""The grammars that requests ask for: calls of tools in the model's XML form, and reasoning that runs first.
+"""Grammars of answers: tool calls in the model's XML form, and reasoning before constrained content.
 
-`onebox/text/toolcalls.py` reads the form that is written here; a value is typed by its schema where that settles how it
-is written, and text up to its closing mark otherwise.
+`onebox/text/toolcalls.py` parses the form that is defined here. A value follows its schema where the schema determines
+how it is written; otherwise it is text up to its closing mark.
 """
 
 import json
@@ -18,14 +18,14 @@ _REASONING_END = "</think>"
 _VALUE_END = "\n</parameter>\n"
 _LAYOUT = r"/\n{0,2}/"
 """Line breaks between two parts of an answer."""
-_SCALARS = {"integer", "number", "boolean", "null", "object", "array"}
-"""Types whose values are written as JSON; text is written as it is."""
-_CARRIED = ("$defs", "definitions")
-"""Where a schema keeps what its parts refer to."""
+_JSON_TYPES = {"integer", "number", "boolean", "null", "object", "array"}
+"""Types whose values are written as JSON; strings are written without quotes."""
+_DEFINITIONS = ("$defs", "definitions")
+"""Where a schema keeps the definitions that its parts refer to."""
 
 
 def after_reasoning(grammar: Grammar) -> Grammar:
-    """Anything up to </think>, and only then what the grammar asks for."""
+    """Any text up to </think>, then what the grammar allows."""
     return Grammar.cfg(
         f"start: reasoning {_LAYOUT} answer\n"
         f"reasoning[suffix={_quoted(_REASONING_END)}]: /(?s:.*)/\n"
@@ -34,12 +34,12 @@ def after_reasoning(grammar: Grammar) -> Grammar:
 
 
 def either(first: Grammar, second: Grammar) -> Grammar:
-    """What one of the two asks for."""
+    """What one of the two allows."""
     return Grammar.cfg(f"start: {_nested(first)} | {_nested(second)}")
 
 
 def tool_calls(tools: Sequence[ToolDefinition], *, is_one: bool) -> Grammar:
-    """At least one call of these tools, and no text beside; exactly one call where `is_one`."""
+    """One or more calls of these tools and no other text; exactly one call where `is_one`."""
     rules = [f"start: call{'' if is_one else f' ({_LAYOUT} call)*'}"]
     rules.append("call: " + " | ".join(f"call_{place}" for place in range(len(tools))))
     for place, tool in enumerate(tools):
@@ -75,11 +75,11 @@ def _value(schema: Any, tool: ToolDefinition) -> str:
         return f"({' | '.join(_quoted(text) for text in texts)}) {end}"
     types = schema.get("type")
     types = types if isinstance(types, list) else [types]
-    if not all(isinstance(name, str) and name in _SCALARS for name in types):
+    if not all(isinstance(name, str) and name in _JSON_TYPES for name in types):
         return "text"
-    carried = {key: tool.parameters[key] for key in _CARRIED if key in tool.parameters}
-    # Made by itself first, so that what the schema holds is refused with its own words.
-    return f"{_nested(Grammar.json_schema({**carried, **schema}))} {end}"
+    definitions = {key: tool.parameters[key] for key in _DEFINITIONS if key in tool.parameters}
+    # Compiled separately first, so that an invalid schema is refused with its own message.
+    return f"{_nested(Grammar.json_schema({**definitions, **schema}))} {end}"
 
 
 def _nested(grammar: Grammar) -> str:

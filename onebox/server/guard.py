@@ -1,4 +1,4 @@
-"""What stands before the routes: the API key and the bound on bodies."""
+"""Middleware in front of the routes: the API key and the limit of bodies."""
 
 import hmac
 
@@ -15,9 +15,9 @@ _OPEN_FOLDER = "/static/"
 
 
 class ApiKeyGuard:
-    """Lets through only what carries the key.
+    """Refuses requests without the key.
 
-    Whoever watches over the server may ask how it is without one, and a browser may load the page that asks for it.
+    Open without a key: health and version, for monitoring, and the pages, which ask the user for it.
     """
 
     def __init__(self, app: ASGIApp, api_key: str) -> None:
@@ -41,7 +41,7 @@ class ApiKeyGuard:
 
 
 class BodyGuard:
-    """Refuses a body beyond the bound: by its announced length, or once more than that has come."""
+    """Refuses a body over the limit: by its Content-Length, or once more than that has been received."""
 
     def __init__(self, app: ASGIApp, max_bytes: int) -> None:
         self._app = app
@@ -68,5 +68,5 @@ class BodyGuard:
         await self._app(scope, receive_bounded, send)
 
     def _refuse(self) -> None:
-        # Raised where a handler asks for the body, as the one kind of error that passes through it unchanged.
+        # Raised where the handler reads the body; FastAPI passes only HTTPException through unchanged.
         raise HTTPException(413, f"The body is longer than {self._max_bytes} bytes")

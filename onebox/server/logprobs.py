@@ -1,4 +1,4 @@
-"""Log-probabilities in the shapes of the endpoints."""
+"""Log-probabilities in the shapes of the APIs."""
 
 import codecs
 from collections.abc import Iterable, Sequence
@@ -11,7 +11,7 @@ __all__ = ["LegacyLogprobs", "chat_logprobs", "prompt_logprobs", "shown_text", "
 
 
 def token_text(tokenizer: Tokenizer, token_id: int) -> str:
-    """A token by itself. What is no text is written out, so that no two tokens look alike."""
+    """One token's text. Bytes that are no UTF-8 are spelled out, so that no two tokens look alike."""
     shown = tokenizer.shown_bytes(token_id)
     try:
         return shown.decode() or f"token_id:{token_id}"
@@ -20,12 +20,12 @@ def token_text(tokenizer: Tokenizer, token_id: int) -> str:
 
 
 def shown_text(tokenizer: Tokenizer, token_ids: Iterable[int]) -> str:
-    """The text of ids with control tokens by their names; bytes that are no UTF-8 become U+FFFD."""
+    """The text of ids, control tokens by their names; bytes that are no UTF-8 become U+FFFD."""
     return b"".join(map(tokenizer.shown_bytes, token_ids)).decode(errors="replace")
 
 
 def chat_logprobs(tokenizer: Tokenizer, logprobs: Sequence[TokenLogprob]) -> Json:
-    """OpenAI's shape for chats. Every token of the answer has its entry, those of the reasoning too."""
+    """OpenAI's shape for chats. Every token of the answer has an entry, reasoning included."""
 
     def entry(token_id: int, logprob: float) -> Json:
         shown = tokenizer.shown_bytes(token_id)
@@ -36,7 +36,7 @@ def chat_logprobs(tokenizer: Tokenizer, logprobs: Sequence[TokenLogprob]) -> Jso
 
 
 def prompt_logprobs(tokenizer: Tokenizer, logprobs: Sequence[TokenLogprob]) -> list[Json | None]:
-    """In vLLM's shape: of each token of the prompt its candidates by id; the first token has none."""
+    """VLLM's shape: for each prompt token its candidates by id; the first token has none."""
     return [None, *(_candidates(tokenizer, one) for one in logprobs)]
 
 
@@ -51,7 +51,7 @@ def _candidates(tokenizer: Tokenizer, one: TokenLogprob) -> Json:
 
 
 class LegacyLogprobs:
-    """OpenAI's shape for completions, made piece by piece: offsets count on from one to the next."""
+    """OpenAI's shape for completions, chunk by chunk: text offsets continue from chunk to chunk."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -59,7 +59,7 @@ class LegacyLogprobs:
         self._offset = 0
 
     def of_prompt(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob]) -> Json:
-        """Of an echoed prompt, whose first token has none; control tokens count as their names, as echoed."""
+        """Of an echoed prompt, whose first token has none; control tokens are counted by their names, as echoed."""
         return self._table(token_ids, [None, *logprobs], [self._tokenizer.shown_bytes(i) for i in token_ids])
 
     def of_answer(self, logprobs: Sequence[TokenLogprob]) -> Json:
@@ -81,6 +81,6 @@ class LegacyLogprobs:
         }
 
     def _tops(self, one: TokenLogprob) -> dict[str, float]:
-        """The likeliest ones and the token itself, by their text."""
+        """The most likely tokens and the sampled one, by their text."""
         named = {token_text(self._tokenizer, token_id): logprob for token_id, logprob in one.top}
         return {**named, token_text(self._tokenizer, one.token_id): one.logprob}

@@ -1,7 +1,7 @@
-"""The images and videos that a chat names: counted, fetched, measured against the context, decoded.
+"""The images and videos of a chat: counted, fetched, checked against the context, decoded.
 
-A request's limits are checked in the order of what they cost: how many there are, how many bytes they have, how many
-tokens they take by their heads alone; only then are pixels decoded.
+Limits are checked from cheap to expensive: number, bytes, tokens (known from the file headers); pixels are decoded
+last.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ from onebox.server.errors import FieldError
 from onebox.server.fetch import Allowance, FetchLimits, fetch
 from onebox.spec.errors import OneboxError, UnsupportedError, UsageError
 from onebox.spec.model import read_config
-from onebox.text.patches import Kind, Picture, PictureReader
+from onebox.text.patches import MediaKind, Picture, PictureReader
 from onebox.text.tokenizer import Tokenizer
 
 __all__ = ["LoadedMedia", "Media", "MediaLimits", "MediaPart", "media_parts"]
@@ -30,7 +30,7 @@ _LOW_DETAIL_PIXELS = 512 * 512
 
 @dataclass(frozen=True)
 class MediaLimits:
-    """What one request may hold."""
+    """Limits of one request."""
 
     max_images: int = 16
     max_videos: int = 2
@@ -38,7 +38,7 @@ class MediaLimits:
 
     @classmethod
     def of_counts(cls, counts: Mapping[str, Any], fetch: FetchLimits) -> "MediaLimits":
-        """By --limit-mm-per-prompt: {"image": 16, "video": 2}; what it leaves out is as it would be without."""
+        """By --limit-mm-per-prompt: {"image": 16, "video": 2}; the defaults for what it leaves out."""
         for name, count in counts.items():
             is_count = isinstance(count, int) and not isinstance(count, bool) and count >= 0
             if name not in ("image", "video") or not is_count:
@@ -50,9 +50,9 @@ class MediaLimits:
 
 @dataclass(frozen=True)
 class MediaPart:
-    """One image or video where a message names it."""
+    """One image or video of a message."""
 
-    kind: Kind
+    kind: MediaKind
     url: str
     param: str
     """The field's path in the request."""
@@ -61,11 +61,11 @@ class MediaPart:
 
 @dataclass(frozen=True)
 class LoadedMedia:
-    """A chat's pictures: their patches, and how a prompt that shows them is encoded."""
+    """A chat's images and videos: their patches, and how a prompt that contains them is encoded."""
 
     vision: Vision
     encode: Callable[[str, Tokenizer], tuple[int, ...]]
-    """The rendered prompt's token ids, with one pad token for each of the pictures' embeddings."""
+    """The rendered prompt's token ids, with one pad token for each embedding."""
 
 
 def media_parts(messages: Sequence[Mapping[str, Any]]) -> list[MediaPart]:
@@ -87,7 +87,7 @@ def _media_part(part: Mapping[str, Any], place: str) -> MediaPart:
 
 
 class Media:
-    """Reads pictures for one model. Where it has no reader it refuses them all, with the reason why."""
+    """Loads images and videos for one model; without a processor it refuses them all, with the reason."""
 
     def __init__(self, reader: PictureReader | OneboxError, limits: MediaLimits | None = None) -> None:
         self._reader = reader
@@ -99,7 +99,7 @@ class Media:
 
     @classmethod
     def open(cls, directory: Path, limits: MediaLimits | None = None, *, has_tower: bool) -> "Media":
-        """For a checkpoint whose tower is loaded, or not."""
+        """For a checkpoint; `has_tower` is whether its vision tower is loaded."""
         if not has_tower:
             return cls.text_only()
         try:
@@ -108,12 +108,12 @@ class Media:
             return cls(error)
 
     @property
-    def kinds(self) -> tuple[Kind, ...]:
-        """What a message may show."""
+    def kinds(self) -> tuple[MediaKind, ...]:
+        """What a message may contain besides text."""
         return () if isinstance(self._reader, OneboxError) else self._reader.kinds
 
     async def load(self, parts: Sequence[MediaPart], max_tokens: int) -> LoadedMedia | None:
-        """Fetches and decodes; None where there is nothing to see. `max_tokens` is what the context holds."""
+        """Fetches and decodes; None where there are no parts. `max_tokens` is the size of the context."""
         if not parts:
             return None
         if isinstance(self._reader, OneboxError):
@@ -163,15 +163,15 @@ def _read(reader: PictureReader, parts: Sequence[MediaPart], files: Sequence[byt
 
 @contextmanager
 def _naming(part: MediaPart) -> Iterator[None]:
-    """A refusal inside it names the part's field."""
+    """A refusal inside the block names the part's field."""
     try:
         yield
     except OneboxError as error:
         raise FieldError(str(error), part.param) from None
 
 
-def _joined(kind: Kind, pictures: Sequence[Picture], patches: Sequence[NDArray[np.float32]]) -> Pictures | None:
-    """All of one kind, one after the other."""
+def _joined(kind: MediaKind, pictures: Sequence[Picture], patches: Sequence[NDArray[np.float32]]) -> Pictures | None:
+    """All of one kind, concatenated."""
     chosen = [place for place, picture in enumerate(pictures) if picture.kind == kind]
     if not chosen:
         return None

@@ -1,8 +1,8 @@
 """The metrics behind GET /metrics, under the names that dashboards for vLLM read.
 
-Two sources. Counts and gauges of the engine are read from its stats when somebody asks. Times and outcomes of requests
-are observed as their events come, whether or not a client still reads. Only an answer that ended by itself, by a stop
-string or at its length counts as a success. What vLLM has no name for is called `onebox:`.
+Two sources. The engine's counters and gauges are read from its stats at each scrape. Times and outcomes of requests
+are observed as their events arrive, whether or not a client still reads. A request is a success if it ended at an end
+token, a stop string or its token limit. Metrics that vLLM does not have are called `onebox:`.
 """
 
 import time
@@ -30,7 +30,7 @@ from onebox.engine.api import (
 
 __all__ = ["Metrics"]
 
-# vLLM's bounds, with finer ones below 10 ms, where a step of one sequence ends.
+# vLLM's buckets, with finer ones below 10 ms, the range of a single sequence's step.
 _TOKEN_SECONDS = (
     *(0.001, 0.0025, 0.005, 0.0075),
     *(0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80),
@@ -56,11 +56,11 @@ _HISTOGRAMS: dict[str, tuple[str, tuple[float, ...]]] = {
     "vllm:request_generation_tokens": ("Tokens that a finished request made.", _TOKENS),
 }
 _SUCCESSES = (FinishReason.STOP, FinishReason.LENGTH)
-_LOSSES = [reason.value for reason in FinishReason if reason not in _SUCCESSES]
+_FAILURES = [reason.value for reason in FinishReason if reason not in _SUCCESSES]
 
 
 class Metrics:
-    """All metrics of one engine, in a registry of their own."""
+    """All metrics of one engine, in their own registry."""
 
     def __init__(self, engine: EngineClient, model_name: str) -> None:
         self.registry = CollectorRegistry()
@@ -77,12 +77,12 @@ class Metrics:
         self._successes = self._outcomes(
             "vllm:request_success", "Requests answered.", "finished_reason", [reason.value for reason in _SUCCESSES]
         )
-        self._losses = self._outcomes(
-            "onebox:request_unsuccessful", "Requests that ended otherwise.", "reason", ["failed", *_LOSSES]
+        self._failures = self._outcomes(
+            "onebox:request_unsuccessful", "Requests that ended otherwise.", "reason", ["failed", *_FAILURES]
         )
 
     def _outcomes(self, name: str, text: str, label: str, values: list[str]) -> dict[str, Counter]:
-        """One counter a value, all there from the start: what never happened is 0, not absent."""
+        """One counter per value, all present from the start: what never happened is 0, not absent."""
         counter = Counter(name, text, ("model_name", label), registry=self.registry)
         return {value: counter.labels(self._model_name, value) for value in values}
 
@@ -98,7 +98,7 @@ class Metrics:
         return generate_latest(self.registry)
 
     def watch(self, request: Request) -> Watch:
-        """Called when a request is accepted; what it gives is called with each of its events."""
+        """Called when a request is accepted; the result is called with each of its events."""
         return _RequestWatch(self, len(request.prompt))
 
     def observe(self, name: str, value: float) -> None:
@@ -110,12 +110,12 @@ class Metrics:
     def count_success(self, reason: FinishReason) -> None:
         self._successes[reason.value].inc()
 
-    def count_loss(self, reason: str) -> None:
-        self._losses[reason].inc()
+    def count_failure(self, reason: str) -> None:
+        self._failures[reason].inc()
 
 
 class _RequestWatch:
-    """One request from its arrival to its end."""
+    """Observes one request from its arrival to its end."""
 
     def __init__(self, metrics: Metrics, num_prompt: int) -> None:
         self._metrics = metrics
@@ -133,9 +133,9 @@ class _RequestWatch:
             case Finished() if event.reason in _SUCCESSES:
                 self._finish(event, time.monotonic())
             case Finished():
-                self._metrics.count_loss(event.reason.value)
+                self._metrics.count_failure(event.reason.value)
             case Failed():
-                self._metrics.count_loss("failed")
+                self._metrics.count_failure("failed")
 
     def _take_tokens(self, now: float) -> None:
         if self._has_tokens:
@@ -150,21 +150,21 @@ class _RequestWatch:
 
     def _finish(self, event: Finished, now: float) -> None:
         if not self._has_tokens:
-            # Its first token was the one that ended it, which is not delivered.
+            # Its first token was its end token, which is not delivered.
             self._take_tokens(now)
-        observe, num_made = self._metrics.observe, event.counts.completion_tokens
+        observe, num_generated = self._metrics.observe, event.counts.completion_tokens
         self._metrics.count_success(event.reason)
         observe("vllm:e2e_request_latency_seconds", now - self._arrived)
         observe("vllm:request_decode_time_seconds", self._last - self._first)
         observe("vllm:request_inference_time_seconds", self._last - self._started)
         observe("vllm:request_prompt_tokens", event.counts.prompt_tokens)
-        observe("vllm:request_generation_tokens", num_made)
-        if num_made > 1:
-            observe("vllm:request_time_per_output_token_seconds", (self._last - self._first) / (num_made - 1))
+        observe("vllm:request_generation_tokens", num_generated)
+        if num_generated > 1:
+            observe("vllm:request_time_per_output_token_seconds", (self._last - self._first) / (num_generated - 1))
 
 
 class _EngineCollector(Collector):
-    """The engine's own numbers, read when they are asked for."""
+    """The engine's stats, read at each scrape."""
 
     def __init__(self, engine: EngineClient, model_name: str) -> None:
         self._engine = engine

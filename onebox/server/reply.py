@@ -34,7 +34,7 @@ async def _whole_or_gone(form: ReplyForm, request: Request) -> Response:
     gone = asyncio.ensure_future(_disconnected(request))
     try:
         await asyncio.wait({reply, gone}, return_when=asyncio.FIRST_COMPLETED)
-        # 499 is for the log alone: nobody reads it.
+        # 499 is for the log alone; no client receives it.
         return JSONResponse(reply.result()) if reply.done() else Response(status_code=499)
     finally:
         form.answers.close()

@@ -1,6 +1,6 @@
-"""Runs the application on a socket until told to stop by SIGINT or SIGTERM.
+"""Serves the application on a socket until SIGINT or SIGTERM.
 
-The first signal drains: nothing new is taken, what runs may finish for a while. The second one stops at once.
+The first signal drains: new requests are refused, running ones may finish for a while. The second one stops at once.
 """
 
 import asyncio
@@ -21,13 +21,13 @@ __all__ = ["Gate", "bind", "run"]
 
 MAX_HEADER_BYTES = 64 << 10
 RETRY_AFTER_S = 5
-"""What clients of a stopping server are told: by then another one, or this one restarted, may be there."""
-FAREWELL_S = 5
-"""What is still open when everything has been told to end gets so long to write its last words."""
+"""Retry-After of a stopping server: by then another one, or this one restarted, may be running."""
+LAST_WRITE_S = 5
+"""Connections still open after `on_stop` may write for so long before they are closed."""
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """A socket bound to the address, taken before anything slow is done; one that is in use is refused."""
+    """A socket bound to the address; called before the model is loaded, so that a port in use is refused early."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     bound = socket.socket(family, socket.SOCK_STREAM)
     bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -49,17 +49,17 @@ def run(
 ) -> None:
     """Serves until a signal, then lets running requests finish for at most `drain_s` seconds.
 
-    `on_stop` then ends what is still in flight, on a thread of its own: clients hear of it and the wait is short.
+    `on_stop`, on a thread of its own, then ends what is still running, so that its clients receive an error.
     """
     gate = Gate(app)
     config = uvicorn.Config(
         gate,
-        # One parser everywhere, since its bound on headers is known.
+        # The same parser everywhere; its limit of headers is set here.
         http="h11",
         h11_max_incomplete_event_size=MAX_HEADER_BYTES,
         log_level="warning",
         access_log=False,
-        timeout_graceful_shutdown=FAREWELL_S,
+        timeout_graceful_shutdown=LAST_WRITE_S,
     )
     asyncio.run(_serve(_Server(config, on_ready), gate, bound, on_stop, drain_s))
 
@@ -94,9 +94,9 @@ async def _serve(
 
 
 class Gate:
-    """Lets requests through until it is closed, and knows when those that passed are done.
+    """Passes requests until it is closed, and knows when those that passed have ended.
 
-    Only what asks for work counts. Once closed, that and /health get 503; whoever only looks is still let through.
+    Only POST requests count. Once closed, those and /health get 503; other GET requests still pass.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -104,7 +104,7 @@ class Gate:
         self._num_inside = 0
         self._is_closed = False
         self._left = asyncio.Event()
-        """Set when somebody leaves."""
+        """Set when a request has ended."""
 
     def close(self) -> None:
         self._is_closed = True
@@ -116,8 +116,8 @@ class Gate:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         is_work = scope["type"] == "http" and scope["method"] == "POST"
-        is_asked = is_work or (scope["type"] == "http" and scope["path"] == "/health")
-        if self._is_closed and is_asked:
+        is_refusable = is_work or (scope["type"] == "http" and scope["path"] == "/health")
+        if self._is_closed and is_refusable:
             error = EngineStoppedError("The server is stopping and takes no new requests; try again in a moment.")
             response = error_response(error)
             response.headers["Retry-After"] = str(RETRY_AFTER_S)
@@ -132,7 +132,7 @@ class Gate:
 
 
 class _Server(uvicorn.Server):
-    """Says when it listens, and leaves signals alone: uvicorn would raise them again after a clean stop."""
+    """Calls `on_ready` when it listens, and leaves signals alone: uvicorn would raise them again after a clean stop."""
 
     def __init__(self, config: uvicorn.Config, on_ready: Callable[[], None]) -> None:
         super().__init__(config)

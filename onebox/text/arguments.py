@@ -1,4 +1,4 @@
-"""Arguments of tools as JSON: which types a tool's schema allows a parameter, and text to a value of one of them."""
+"""Tool arguments as JSON: the types that a tool's schema allows for a parameter, and text to a value of one of them."""
 
 import json
 import math
@@ -13,7 +13,7 @@ _TYPES = frozenset({*_NAMES.values(), "null"})
 
 
 class ArgumentTypes:
-    """What a tool's JSON schema says about the types of its parameters."""
+    """The types of a tool's parameters by its JSON schema."""
 
     def __init__(self, schema: Mapping[str, Any]) -> None:
         self._root = schema
@@ -63,12 +63,12 @@ def argument_json(text: str, types: frozenset[str]) -> str:
 
 
 def json_of(value: Any) -> str:
-    """The one way in which onebox writes arguments: default separators, characters as they are."""
+    """How onebox writes arguments: default separators, no escapes beyond JSON's."""
     return json.dumps(value, ensure_ascii=False)
 
 
 def parse_json(text: str) -> Any:
-    """The value of JSON text; None where it is no JSON that can be sent on (infinite, too deep, half a character)."""
+    """The value of JSON text; None if it is invalid or cannot be sent (infinite, too deep, a lone surrogate)."""
     try:
         value = json.loads(text, parse_constant=_refuse, parse_float=_finite)
         json_of(value).encode()

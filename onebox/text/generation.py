@@ -26,7 +26,7 @@ _HARMLESS = {"_from_model_config", "bos_token_id", "pad_token_id", "transformers
 
 @dataclass(frozen=True)
 class GenerationDefaults:
-    """What a request that does not say otherwise gets. `eos_token_ids` end an answer unless it ignores them."""
+    """Defaults of requests. `eos_token_ids` end an answer unless the request ignores them."""
 
     eos_token_ids: tuple[int, ...]
     temperature: float = 1.0

@@ -1,7 +1,7 @@
-"""The bytes of an image or a video to its pixels: nothing is decoded whose format is unknown or whose size is absurd.
+"""Decodes images and videos; files of an unknown format or with too many pixels are refused before decoding.
 
-What a file is follows from its own first bytes, never from its name or from what its sender calls it. Images and
-animations are read by Pillow; other videos by PyAV, which is imported only then.
+The format is recognized by the file's first bytes, never by its name or declared type. Images and animations are
+decoded by Pillow, other videos by PyAV, which is imported only then.
 """
 
 import io
@@ -20,33 +20,33 @@ from onebox.spec.errors import OneboxError, UnsupportedError, UsageError
 __all__ = ["MAX_PIXELS", "Clip", "open_clip", "open_image", "to_rgb"]
 
 MAX_PIXELS = 1 << 26
-"""Of an image or a frame: 67 million. Few bytes can claim many more and fill the memory when they are decoded."""
+"""Of an image or a frame: 67 million. A small file can declare many more and fill the memory when decoded."""
 MAX_FRAMES = 54_000
-"""Half an hour at 30 frames a second: all frames up to the last one looked at are decoded."""
+"""Half an hour at 30 frames per second: all frames up to the last one used are decoded."""
 
 _IMAGE_FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
 _ANIMATIONS = ("GIF", "WEBP", "PNG")
 _ORIENTATION = 0x0112
-"""EXIF's number of how the camera was held; 1 is upright."""
+"""EXIF tag of the camera's orientation; 1 is upright."""
 _DEFAULT_FRAME_MS = 100
-"""Of an animation that states no duration, as browsers show it."""
+"""Of an animation without durations, as in browsers."""
 
 
 @dataclass(frozen=True)
 class Clip:
-    """A video whose frames are not read yet."""
+    """A video whose frames are not decoded yet."""
 
     num_frames: int
     fps: float
     height: int
     width: int
     read: Callable[[Sequence[int]], Iterator[Image.Image]]
-    """The frames at these places, which ascend, as RGB images."""
+    """The frames with these indexes, which ascend, as RGB images."""
 
 
 @contextmanager
 def _reading(what: str) -> Iterator[None]:
-    """Whatever goes wrong inside is the file's fault: readers raise what their parsers happen to stumble over."""
+    """Any error inside is the file's: decoders raise many kinds of exceptions on damaged files."""
     try:
         yield
     except OneboxError:
@@ -58,11 +58,11 @@ def _reading(what: str) -> Iterator[None]:
 
 
 def _reason(error: Exception) -> str:
-    # What a reader of videos says has the name of a file in it, which is none of the sender's.
+    # PyAV's messages contain an internal file name, which is left out.
     return str(getattr(error, "strerror", None) or error).rstrip(".") or type(error).__name__
 
 
-def _refuse_absurd(width: int, height: int) -> None:
+def _refuse_size(width: int, height: int) -> None:
     if width < 1 or height < 1:
         raise UsageError(f"The picture is {width} x {height} pixels, so there is nothing to see.")
     if width * height > MAX_PIXELS:
@@ -73,12 +73,12 @@ def _refuse_absurd(width: int, height: int) -> None:
 
 
 def open_image(data: bytes) -> Image.Image:
-    """The image, its head read and its pixels not; of an animation its first frame."""
+    """The image, only its header read; of an animation its first frame."""
     with _reading("image"):
         image = _identified(data, _IMAGE_FORMATS, f"image of a known format; send one of {', '.join(_IMAGE_FORMATS)}")
-        # Asked for what is not in its head, Pillow would decode the whole image.
+        # Without EXIF in the header, getexif would decode the whole image.
         is_turned = "exif" in image.info and image.getexif().get(_ORIENTATION, 1) != 1
-        # In place of the image as it lies, the one as its camera was held.
+        # Rotated upright.
         return ImageOps.exif_transpose(image) if is_turned else image
 
 
@@ -87,17 +87,17 @@ def _identified(data: bytes, formats: tuple[str, ...], wanted: str) -> ImageFile
         image = Image.open(io.BytesIO(data), formats=formats)
     except UnidentifiedImageError:
         raise UsageError(f"It is no {wanted}.") from None
-    _refuse_absurd(image.width, image.height)
+    _refuse_size(image.width, image.height)
     return image
 
 
 def to_rgb(image: Image.Image) -> Image.Image:
-    """The decoded image in three channels; what is transparent shows white."""
+    """The decoded image in three channels, on white where it is transparent."""
     with _reading("image"):
         if "A" not in image.getbands() and image.info.get("transparency") is None:
             return image.convert("RGB")
-        seen = image.convert("RGBA")
-        return Image.alpha_composite(Image.new("RGBA", seen.size, (255, 255, 255, 255)), seen).convert("RGB")
+        rgba = image.convert("RGBA")
+        return Image.alpha_composite(Image.new("RGBA", rgba.size, (255, 255, 255, 255)), rgba).convert("RGB")
 
 
 # Videos.
@@ -111,7 +111,7 @@ def open_clip(data: bytes) -> Clip:
 
 
 def _container(data: bytes) -> str | None:
-    """FFmpeg's name of the container. It is always told: left to guess, it would follow playlists to other files."""
+    """FFmpeg's name of the container. Always given: FFmpeg's own detection would follow playlists to other files."""
     if data[4:8] in (b"ftyp", b"moov", b"mdat", b"wide"):
         return "mp4"
     if data[:4] == b"\x1a\x45\xdf\xa3":
@@ -136,23 +136,23 @@ def _open_animation(data: bytes) -> Clip:
     kinds = "MP4, QuickTime, Matroska, WebM, AVI, or an animated GIF, WebP or PNG"
     image = _identified(data, _ANIMATIONS, f"video of a known format; send {kinds}")
     count = getattr(image, "n_frames", 1)
-    # Each frame has a duration of its own, so all are walked through; not if there are too many.
-    walked = range(min(count, MAX_FRAMES))
-    duration_ms = sum(frame.info.get("duration") or _DEFAULT_FRAME_MS for frame in _frames(image, walked))
+    # Each frame has its own duration, so all are visited, up to the limit.
+    visited = range(min(count, MAX_FRAMES))
+    duration_ms = sum(frame.info.get("duration") or _DEFAULT_FRAME_MS for frame in _frames(image, visited))
     return _clip(count, 1000 * count / duration_ms, image, lambda places: map(to_rgb, _frames(image, places)))
 
 
 def _frames(image: Image.Image, places: Sequence[int]) -> Iterator[Image.Image]:
     for place in places:
         image.seek(place)
-        _refuse_absurd(image.width, image.height)
+        _refuse_size(image.width, image.height)
         image.load()
         yield image
 
 
 def _open_container(data: bytes, container: str) -> Clip:
     with _opened(data, container) as (file, stream):
-        # Counted, since what a file's head says about it may be missing or wrong.
+        # Counted, since the number in the file's header may be missing or wrong.
         num_frames = sum(1 for packet in file.demux(stream) if packet.size)
         fps = float(stream.average_rate or 0)
     first = next(_decoded(data, container, [0]))
@@ -169,13 +169,13 @@ def _opened(data: bytes, container: str) -> Iterator[tuple[Any, Any]]:
             "Videos other than animations are read by PyAV, which is not installed where this server runs "
             "(`pip install 'onebox[video]'`); send frames as images or an animated GIF or WebP."
         ) from None
-    # Names in its tags may be in any encoding, and are not looked at.
+    # Its tags may be in any encoding and are not used.
     with av.open(io.BytesIO(data), format=container, metadata_errors="replace") as file:
         stream = next(iter(file.streams.video), None)
         if stream is None or stream.codec_context is None:
             raise UsageError("The file has no video stream that can be read here.")
-        _refuse_absurd(stream.codec_context.width, stream.codec_context.height)
-        # What the head says does not bind the frames that follow.
+        _refuse_size(stream.codec_context.width, stream.codec_context.height)
+        # Frames may be larger than the header declares.
         stream.codec_context.options = {"max_pixels": str(MAX_PIXELS)}
         yield file, stream
 
@@ -187,7 +187,7 @@ def _decoded(data: bytes, container: str, places: Sequence[int]) -> Iterator[Ima
         for place, frame in enumerate(file.decode(stream)):
             if place != wanted:
                 continue
-            _refuse_absurd(frame.width, frame.height)
+            _refuse_size(frame.width, frame.height)
             yield frame.to_image().rotate(frame.rotation, expand=True)
             wanted = next(waiting, None)
             if wanted is None:

@@ -1,24 +1,24 @@
-"""Reading marks such as </think> in text that is still coming.
+"""Reads marks such as </think> in text that is still arriving.
 
-A reader is asked what stands at its place. Where the text so far cannot tell, it raises Undecided, and the question is
-asked again once there is more. So what is read never depends on how the text was cut.
+Where the text so far does not decide whether a mark follows, the reader raises Undecided, and the caller tries again
+with more text. So the result does not depend on how the text was split.
 """
 
 import re
 
 __all__ = ["MarkReader", "Undecided"]
 
-# Bounded, so that a model that runs on for ever does not make every step read all of it again.
+# Bounded, so that endless white space or an endless name is not read again at every step.
 _SPACE = re.compile(r"\s{0,1000}")
 _NAME = re.compile(r"([^<>\n]{0,256})(.?)", re.DOTALL)
 
 
 class Undecided(Exception):  # noqa: N818 (it is no error)
-    """The text ends inside what may become a mark."""
+    """The text ends inside a possible mark."""
 
 
 class MarkReader:
-    """A place in a text. `is_last` says that no more text follows: then every question has an answer."""
+    """A position in a text. `is_last`: no more text follows, so that everything is decided."""
 
     def __init__(self, text: str, *, is_last: bool) -> None:
         self.text = text
@@ -44,7 +44,7 @@ class MarkReader:
         self.at = match.end() if match else self.at
 
     def takes(self, mark: str) -> bool:
-        """Steps over the mark if it stands here."""
+        """Consumes the mark if it is next."""
         if self.text.startswith(mark, self.at):
             self.at += len(mark)
             return True
@@ -57,7 +57,7 @@ class MarkReader:
         return any(self.takes(mark) for mark in marks)
 
     def take_name(self, mark: str) -> str:
-        """Steps over `<function=NAME>`, where the mark is `<function=`, and returns the name; "" where it is not."""
+        """Consumes `<function=NAME>`, where the mark is `<function=`, and returns the name; "" if it is not next."""
         start = self.at
         if self.takes(mark) and (match := _NAME.match(self.text, self.at)):
             name, end = match[1].strip(), match[2]

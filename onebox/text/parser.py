@@ -90,7 +90,7 @@ class AnswerParser:
         return _joined(self._read(MarkReader(self._held + text, is_last=False)))
 
     def flush(self) -> list[Delta]:
-        """What waited for text that did not come. A call that was cut off is closed: its arguments are JSON."""
+        """What was held back. A truncated call is closed, so that its arguments are valid JSON."""
         held = without_cut_mark(self._held) if self._call else self._held
         deltas = self._read(MarkReader(held, is_last=True))
         if self._call:
@@ -129,9 +129,9 @@ class AnswerParser:
         return self._write(reader.take_one())
 
     def _take_call(self, reader: MarkReader) -> str:
-        """Steps over the opening of a call and returns the function's name; "" where there is no call.
+        """Consumes the opening of a call and returns the function's name; "" where there is no call.
 
-        Models at times leave out <tool_call>; then only a known function at the start of a line is one.
+        Models sometimes omit <tool_call>; then only a known function at the start of a line is a call.
         """
         start = reader.at
         if reader.takes("<tool_call>"):
@@ -154,7 +154,7 @@ class AnswerParser:
         deltas: list[Delta] = [*call.close()]
         for flow in self._flows.values():
             flow.mark_edge()
-        # Text that is no part of the call's form was still said by the model.
+        # Text outside the call's form is part of the answer.
         return [*deltas, *self._write(call.stray)] if call.stray else deltas
 
     def _end_reasoning(self) -> None:
@@ -169,7 +169,7 @@ class AnswerParser:
 
 
 class _Flow:
-    """The text of one kind of part. Line breaks wait until it is known whether text of the same kind follows."""
+    """The text of one kind. Line breaks are held back until it is known whether text of the same kind follows."""
 
     def __init__(self, kind: Callable[[str], Reasoning | Content]) -> None:
         self._kind = kind
@@ -178,7 +178,7 @@ class _Flow:
         self._is_edge = False
 
     def mark_edge(self) -> None:
-        """A mark or a call stands here: line breaks between it and the part's beginning or end are layout."""
+        """A mark or a call is here: line breaks between it and the part's text are layout."""
         self._is_edge = True
 
     def write(self, text: str) -> Sequence[Delta]:
@@ -199,7 +199,7 @@ class _Flow:
 
 
 def _joined(deltas: Iterable[Delta]) -> list[Delta]:
-    """Neighbours of one kind as one delta."""
+    """Adjacent deltas of one kind joined."""
     joined: list[Delta] = []
     for delta in deltas:
         last = joined[-1] if joined else None

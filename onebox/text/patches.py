@@ -1,9 +1,9 @@
-"""Images and videos to patches and to their places in a prompt, as the family's own processor makes them.
+"""Images and videos to patches, and their pad tokens in a prompt, equal to those of the family's own processor.
 
-How large a picture becomes, how it is cut and how a video is sampled is read from the checkpoint's processor files.
-`PictureReader.open` looks at a picture's head alone, so that what it costs is known before it is decoded;
-`Picture.read` then makes the patches, and `PictureReader.encode` the token ids of a rendered prompt, with one pad token
-for each embedding.
+Sizes, patches and the sampling of videos follow the checkpoint's processor files. `PictureReader.open` reads a file's
+header alone, so that the number of tokens is known before decoding; `Picture.read` then makes the patches, and
+`PictureReader.encode` the token ids of a rendered prompt, with one pad token for each embedding. A picture is an image
+or a video.
 """
 
 import math
@@ -21,20 +21,20 @@ from onebox.spec.errors import MismatchError, UnreadableError, UnsupportedError,
 from onebox.spec.model import ModelSpec, VisionSpec, read_json
 from onebox.text.images import Clip, open_clip, open_image, to_rgb
 
-__all__ = ["Kind", "Picture", "PictureReader"]
+__all__ = ["MediaKind", "Picture", "PictureReader"]
 
-Kind = Literal["image", "video"]
+MediaKind = Literal["image", "video"]
 Grid = tuple[int, int, int]
 
 _MAX_ASPECT = 200
-"""The longer side may be so many times the shorter one; the family's processor refuses more."""
+"""Limit of longer to shorter side, as in the family's processor."""
 
 
 @dataclass(frozen=True)
 class Picture:
-    """One image or video whose cost is known and whose pixels are not read yet."""
+    """One image or video whose number of tokens is known and whose pixels are not decoded yet."""
 
-    kind: Kind
+    kind: MediaKind
     grid: Grid
     """Patches in time, height and width."""
     num_tokens_per_step: int
@@ -109,7 +109,7 @@ def _refuse_unknown(config: Mapping[str, Any], file: str) -> None:
 
 
 def _config(directory: Path, name: str, section: str) -> dict[str, Any] | None:
-    """What a file of its own says, or the section of processor_config.json, where newer tools write it."""
+    """The separate file, or the section of processor_config.json, where newer tools write it."""
     if (directory / name).exists():
         return dict(read_json(directory / name))
     if (directory / "processor_config.json").exists():
@@ -120,7 +120,7 @@ def _config(directory: Path, name: str, section: str) -> dict[str, Any] | None:
 
 @dataclass(frozen=True)
 class _Sampling:
-    """Which frames of a video are looked at."""
+    """Which frames of a video are used."""
 
     fps: float = 2.0
     min_frames: int = 4
@@ -132,7 +132,7 @@ class _Sampling:
         return cls(**given)
 
     def frames(self, clip: Clip) -> list[int]:
-        """Their places, in order: evenly spread from the first to the last."""
+        """Their indexes, in order: evenly spread from the first to the last."""
         wanted = max(int(clip.num_frames / clip.fps * self.fps), self.min_frames)
         count = min(wanted, self.max_frames, clip.num_frames)
         places: list[int] = np.linspace(0, clip.num_frames - 1, count).round().astype(int).tolist()
@@ -143,7 +143,7 @@ class _Sampling:
 
 
 class PictureReader:
-    """Opens images and videos as one checkpoint's tower takes them."""
+    """Opens images and videos for one checkpoint's vision tower."""
 
     def __init__(self, spec: ModelSpec, images: _Cutting, videos: _Cutting | None, sampling: _Sampling) -> None:
         self._spec = spec
@@ -170,12 +170,12 @@ class PictureReader:
         return cls(spec, images, videos, _Sampling.read(video_config))
 
     @property
-    def kinds(self) -> tuple[Kind, ...]:
-        """What it opens."""
+    def kinds(self) -> tuple[MediaKind, ...]:
+        """The kinds that it opens."""
         return ("image", "video") if self._videos else ("image",)
 
-    def open(self, kind: Kind, data: bytes, max_pixels: int | None = None) -> Picture:
-        """The picture in a file's bytes, its kind checked by what it is; `max_pixels` bounds an image further."""
+    def open(self, kind: MediaKind, data: bytes, max_pixels: int | None = None) -> Picture:
+        """The picture in a file's bytes, which must be of the kind; `max_pixels` limits an image further."""
         return self._open_image(data, max_pixels) if kind == "image" else self._open_video(data)
 
     def encode(
@@ -184,7 +184,7 @@ class PictureReader:
         """Token ids of a rendered prompt, in which each picture left one pad token, in the order of `pictures`.
 
         An image's pad becomes as many as it has embeddings. A video's becomes a timestamp and a row of pads for each
-        step in time; timestamps are written before the text is encoded, since what stands beside them decides their
+        step in time; timestamps are written before the text is encoded, since the neighbouring text decides their
         tokens.
         """
         waiting = {kind: [picture for picture in pictures if picture.kind == kind] for kind in _PADS}
@@ -242,7 +242,7 @@ def _refuse_other_tower(cutting: _Cutting, vision: VisionSpec, file: str) -> Non
 
 
 def _picture(
-    kind: Kind,
+    kind: MediaKind,
     cutting: _Cutting,
     pixels: tuple[int, int, int],
     timestamps: tuple[float, ...],
@@ -318,11 +318,11 @@ def _cut(cutting: _Cutting, frames: Sequence[NDArray[np.uint8]]) -> NDArray[np.f
     return patches.reshape(-1, channels * per_step * patch * patch)
 
 
-# Their places in the prompt.
+# Pad tokens in the prompt.
 
 _START, _END = "<|vision_start|>", "<|vision_end|>"
-_PADS: dict[Kind, str] = {"image": "<|image_pad|>", "video": "<|video_pad|>"}
-# Each step has marks of its own, so the template's pair goes: as in the processor that the family was released with.
+_PADS: dict[MediaKind, str] = {"image": "<|image_pad|>", "video": "<|video_pad|>"}
+# Each step has its own marks, so the template's pair is removed, as in the family's processor.
 _VIDEO_PLACE = re.compile(rf"{re.escape(_START + _PADS['video'] + _END)}|{re.escape(_PADS['video'])}")
 
 

@@ -1,6 +1,6 @@
 """A checkpoint's tokenizer: text to ids, ids to text, and the exact bytes behind each id.
 
-The family's tokenizers are byte-level: every token stands for a fixed string of bytes, so text can be put together
+The family's tokenizers are byte-level: every token is a fixed string of bytes, so text can be joined
 token by token without decoding twice (`stream.py` relies on it). Any other kind is refused.
 """
 

@@ -1,4 +1,4 @@
-"""The table of a tokenizer's tokens that the engine is handed, so that it can hold answers to a grammar."""
+"""The table of a tokenizer's tokens, which the engine needs to constrain answers to a grammar."""
 
 from onebox.spec.vocabulary import TokenTable
 from onebox.text.tokenizer import Tokenizer

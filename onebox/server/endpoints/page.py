@@ -1,8 +1,8 @@
-"""GET / and /docs: the chat page, the page of the API, and their files, read once and served from memory.
+"""GET / and /docs: the chat page, the API page and their files, read once and served from memory.
 
-Everything the page needs comes from here. Its policy lets the browser talk to this server alone, so that what is typed
-cannot leave by way of a script, a picture or a form that an answer of the model smuggled in. It holds no secrets and
-opens without the API key; what it calls asks for the key.
+Everything the pages need comes from here. Their policy lets the browser connect to this server alone, so that a
+script, an image or a form in the model's output cannot send what was typed elsewhere. The pages hold no secrets and
+load without the API key; the API that they call asks for it.
 """
 
 import hashlib
@@ -28,7 +28,7 @@ _POLICY = "; ".join(
         "script-src 'self'",
         "style-src 'self'",
         "connect-src 'self'",
-        "img-src 'self' data:",  # pictures that a person attaches are data URLs
+        "img-src 'self' data:",  # attached images are data URLs
         "base-uri 'none'",
         "form-action 'none'",
         "frame-ancestors 'none'",
@@ -38,13 +38,13 @@ _HEADERS = {
     "Content-Security-Policy": _POLICY,
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
-    # Kept, and asked about each time: a server of another version never meets the files of this one.
+    # Revalidated each time: after an update no page runs with files of another version.
     "Cache-Control": "no-cache",
 }
 
 
 def page_router() -> APIRouter:
-    """The pages and their files under /static/; no part of the API, and so not of its description."""
+    """The pages and their files under /static/; not part of the API's OpenAPI description."""
     files = {path.name: _File(path) for path in sorted(_DIRECTORY.iterdir()) if path.suffix in _TYPES}
     router = APIRouter(include_in_schema=False)
 
@@ -69,7 +69,7 @@ def page_router() -> APIRouter:
 
 
 class _File:
-    """One file with the tag by which a browser asks whether it has changed."""
+    """One file with its ETag."""
 
     def __init__(self, path: Path) -> None:
         self._body = path.read_bytes()

@@ -133,7 +133,7 @@ class ResponseReply:
 
 
 def _echo(body: ResponsesRequest, sampling: SamplingParams) -> Json:
-    """What the request asked for, as it was understood."""
+    """The request's settings, with defaults filled in."""
     given = body.model_dump(exclude_none=True, by_alias=True)
     text = {"format": {"type": "text"}, **given.get("text", {})}
     return {
@@ -242,7 +242,7 @@ def _part(section: AnswerSection) -> Json:
 
 
 def _logprobs(section: AnswerSection) -> Json:
-    """Where the API has the field, always empty: nobody can ask for them here."""
+    """The API has the field for content; always empty, since requests cannot ask for them here."""
     return {"logprobs": []} if section.kind == "content" else {}
 
 

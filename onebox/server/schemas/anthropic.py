@@ -1,4 +1,4 @@
-"""What a request to Anthropic's Messages API may hold, and what it means as a chat."""
+"""The bodies of Anthropic's Messages API, and their conversion to a chat."""
 
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal, Self
@@ -24,13 +24,13 @@ from onebox.text.generation import GenerationDefaults
 __all__ = ["CountTokensRequest", "MessagesRequest"]
 
 _BILLING = "x-anthropic-billing-header:"
-"""Begins a line that agents put before their system prompt. It is meant for an accountant, not for a model, and differs
-from request to request: left in, it would keep the prefix cache from ever being of use."""
+"""Begins a line that agents put before their system prompt. It is for accounting and differs from request to request;
+it is removed, since no prompt would ever be found in the prefix cache otherwise."""
 
 
 class AnthropicBlock(StrictWithNulls):
     cache_control: dict[str, Any] | None = None
-    """Accepted and without effect: every prompt is cached, as far as there is room."""
+    """Accepted without effect: every prompt is cached, as far as there is room."""
 
 
 class TextBlock(AnthropicBlock):
@@ -70,7 +70,7 @@ class ThinkingBlock(AnthropicBlock):
     type: Literal["thinking"]
     thinking: str
     signature: str | None = None
-    """Not looked at: whoever may ask may also change what was thought."""
+    """Not checked: clients may send any thinking."""
 
 
 class ToolUseBlock(AnthropicBlock):
@@ -92,10 +92,10 @@ class ToolResultBlock(AnthropicBlock):
     is_error: bool | None = None
 
     def add_to(self, turns: Turns) -> None:
-        # The model's form of a result has no mark of failure, so the text says it.
-        told = [text_part("Error: ")] if self.is_error else []
-        shown = [text_part(self.content)] if isinstance(self.content, str) else [b.for_template() for b in self.content]
-        turns.result(self.tool_use_id, [*told, *shown])
+        # The template has no field for a failed call, so it is written into the text.
+        prefix = [text_part("Error: ")] if self.is_error else []
+        parts = [text_part(self.content)] if isinstance(self.content, str) else [b.for_template() for b in self.content]
+        turns.add_result(self.tool_use_id, [*prefix, *parts])
 
 
 _AnyBlock = Annotated[
@@ -111,7 +111,7 @@ _HOLDS = {
     "assistant": ("text", "thinking", "tool_use"),
     "system": ("text",),
 }
-"""Of a role, the types of its blocks."""
+"""The block types of each role."""
 
 
 class AnthropicMessage(Strict):
@@ -131,27 +131,27 @@ class AnthropicMessage(Strict):
         return self
 
     def add_to(self, turns: Turns) -> None:
-        """What stands between results of tools is one message."""
-        shown: list[dict[str, Any]] = []
+        """Text and images between tool results are one message."""
+        parts: list[dict[str, Any]] = []
         for block in self.blocks:
             match block:
                 case ThinkingBlock():
-                    turns.think(block.thinking)
+                    turns.add_reasoning(block.thinking)
                 case ToolUseBlock():
-                    turns.call(block.id, block.name, block.input)
+                    turns.add_call(block.id, block.name, block.input)
                 case TextBlock() if self.role == "assistant":
-                    turns.answer(block.text)
+                    turns.add_content(block.text)
                 case ToolResultBlock():
-                    self._say(shown, turns)
-                    shown = []
+                    self._add_message(parts, turns)
+                    parts = []
                     block.add_to(turns)
                 case TextBlock() | ImageBlock():
-                    shown.append(block.for_template())
-        self._say(shown, turns)
+                    parts.append(block.for_template())
+        self._add_message(parts, turns)
 
-    def _say(self, shown: list[dict[str, Any]], turns: Turns) -> None:
-        if shown:
-            turns.say(self.role, shown)
+    def _add_message(self, parts: list[dict[str, Any]], turns: Turns) -> None:
+        if parts:
+            turns.add_message(self.role, parts)
 
 
 class AnthropicTool(StrictWithNulls):
@@ -161,10 +161,10 @@ class AnthropicTool(StrictWithNulls):
     input_schema: dict[str, Any]
     cache_control: dict[str, Any] | None = None
     strict: bool | None = None
-    """Accepted and without effect: arguments are typed by the schema in any case, and held to it where tool_choice
-    asks for a call."""
+    """Accepted without effect: arguments are always typed by the schema, and constrained to it where tool_choice asks
+    for a call."""
     eager_input_streaming: bool | None = None
-    """Accepted and without effect: arguments are always sent as they come."""
+    """Accepted without effect: arguments are always sent as they come."""
     defer_loading: Literal[False] | None = None
 
     def for_template(self) -> dict[str, Any]:
@@ -194,7 +194,7 @@ class AnthropicThinking(Strict):
     type: Literal["enabled", "adaptive", "disabled"]
     budget_tokens: Annotated[int, Field(ge=1)] | None = None
     display: Literal["summarized", "omitted"] | None = None
-    """`omitted` keeps the text of the thinking back; otherwise all of it is told, nothing is summarised."""
+    """`omitted` leaves out the text of the thinking; otherwise all of it is sent, nothing is summarised."""
 
     @model_validator(mode="after")
     def _budget_goes_with_its_type(self) -> Self:
@@ -217,12 +217,12 @@ class OutputFormat(Strict):
 
 class OutputConfig(Strict):
     effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
-    """A thinking budget by name, unless `thinking` says otherwise."""
+    """A thinking budget by name; `thinking` takes precedence."""
     format: OutputFormat | None = None
 
 
 class CountTokensRequest(StrictWithNulls):
-    """What a prompt is made of."""
+    """The fields that make up the prompt."""
 
     model: str
     messages: Annotated[list[AnthropicMessage], Field(min_length=1)]
@@ -233,7 +233,7 @@ class CountTokensRequest(StrictWithNulls):
     """Off unless asked for here, by output_config.effort, or by the server's own default."""
     output_config: OutputConfig | None = None
     context_management: dict[str, Any] | None = None
-    """No edits are applied, and the answer says so."""
+    """No edits are applied, and the reply reports that."""
     cache_control: dict[str, Any] | None = None
 
     @field_validator("tools", mode="before")
@@ -277,9 +277,9 @@ class CountTokensRequest(StrictWithNulls):
     def _turns(self) -> list[dict[str, Any]]:
         turns = Turns()
         for text in [self.system] if isinstance(self.system, str) else [block.text for block in self.system]:
-            told = text.partition("\n")[2] if text.startswith(_BILLING) else text
-            if told:
-                turns.say("system", [text_part(told)])
+            kept = text.partition("\n")[2] if text.startswith(_BILLING) else text
+            if kept:
+                turns.add_message("system", [text_part(kept)])
         for message in self.messages:
             message.add_to(turns)
         return turns.messages
@@ -294,7 +294,7 @@ _StopSequence = Annotated[str, Field(min_length=1, max_length=1024)]
 
 class MessagesRequest(CountTokensRequest):
     max_tokens: Annotated[int, Field(ge=1)]
-    """AnthropicThinking included. More than the context has room for is as much as it has."""
+    """Thinking included. A limit beyond the context is lowered to what fits."""
     stop_sequences: Annotated[list[_StopSequence], Field(max_length=16)] | None = None
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None

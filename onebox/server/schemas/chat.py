@@ -33,7 +33,7 @@ class ImageUrl(Strict):
     url: str
     """http(s), a data URL, or a file: URL where the operator allows it."""
     detail: Literal["auto", "low", "high"] | None = None
-    """low: at most 512 x 512 pixels are looked at; otherwise as many as the model's maker recommends."""
+    """low: at most 512 x 512 pixels are used; otherwise the limit of the checkpoint's processor files."""
 
 
 class ChatImagePart(Strict):
@@ -66,17 +66,17 @@ class CalledFunction(Strict):
 
 
 class ChatToolCall(Strict):
-    """A call that an earlier answer of ours made."""
+    """A call in an earlier answer."""
 
     id: str | None = None
     type: Literal["function"] = "function"
     function: CalledFunction
     index: int | None = None
-    """Which clients that put streams together leave in; it means nothing here."""
+    """Left in by clients that join streams; without effect."""
 
 
 class ChatMessage(Strict):
-    """One turn. What an answer of ours holds may come back as it is, its nulls included."""
+    """One turn. An earlier answer may be sent back unchanged, its nulls included."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: _Content | None = None
@@ -86,7 +86,7 @@ class ChatMessage(Strict):
     tool_calls: list[ChatToolCall] | None = None
     tool_call_id: str | None = None
     name: str | None = None
-    """Of a tool, whose call's id says as much."""
+    """Of a tool; without effect, since tool_call_id identifies the call."""
     refusal: None = None
     audio: None = None
     function_call: None = None
@@ -105,7 +105,7 @@ class ChatMessage(Strict):
         return self
 
     def for_template(self) -> dict[str, Any]:
-        """As the template takes it: without what is null, but for the content, which it may take the length of."""
+        """As the template takes it: without nulls, except that the content is always a text or a list."""
         return {"content": "", **self.model_dump(exclude_none=True)}
 
 
@@ -114,8 +114,8 @@ class FunctionDefinition(Strict):
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
-    """Accepted and without effect: arguments are typed by the schema in any case, and held to it where tool_choice
-    asks for a call."""
+    """Accepted without effect: arguments are always typed by the schema, and constrained to it where tool_choice asks
+    for a call."""
 
 
 class ChatTool(Strict):
@@ -153,8 +153,8 @@ class ChatRequest(GenerationFields):
     """A thinking budget by name: minimal 512, low 2048, medium 8192, high 32768 tokens, xhigh and max without limit;
     none turns thinking off."""
     thinking_budget: _Budget | None = None
-    """Tokens of reasoning after which it is closed and the answer goes on; 0 turns thinking off. Goes before
-    reasoning_effort. May also stand in chat_template_kwargs."""
+    """Tokens of reasoning after which it is closed and the answer continues; 0 turns thinking off. Overrides
+    reasoning_effort. Also accepted inside chat_template_kwargs."""
     max_reasoning_tokens: _Budget | None = None
     """Another name of thinking_budget."""
     thinking_token_budget: _Budget | None = None

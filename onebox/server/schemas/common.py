@@ -51,7 +51,7 @@ class StrictWithNulls(Strict):
         return {name: held for name, held in value.items() if held is not None} if isinstance(value, dict) else value
 
 
-# Unions. A discriminator names the member that a value is meant to be, so that an error is about that member alone.
+# Unions. A discriminator chooses the member to validate against, so that an error is about that member alone.
 
 
 def text_or_list(value: Any) -> str:
@@ -208,7 +208,7 @@ def _make_grammar(kind: str, value: Any) -> Grammar:
 
 
 def _schema(value: dict[str, Any] | str) -> Any:
-    """A schema, which vLLM also takes as text."""
+    """A schema; vLLM also takes it as text."""
     if not isinstance(value, str):
         return value
     try:
@@ -221,7 +221,7 @@ class GenerationFields(HarmlessFields, GrammarFields):
     """The fields that chat and completions share. Null means absent, as in OpenAI's API."""
 
     model: str | None = None
-    """None: the one model there is."""
+    """None: the served model."""
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     top_k: Annotated[int, Field(ge=-1, lt=2**31)] | None = None
@@ -234,7 +234,7 @@ class GenerationFields(HarmlessFields, GrammarFields):
     """Token id, as text, to what is added to its logit."""
     seed: Annotated[int, Field(ge=-(2**63), lt=_MAX_SEED)] | None = None
     stop: _Stops | None = None
-    """Texts before which the answer ends, the reasoning included."""
+    """The answer, reasoning included, ends before the first of these texts."""
     stop_token_ids: Annotated[list[_TokenId], Field(max_length=128)] | None = None
     max_tokens: Annotated[int, Field(ge=1)] | None = None
     min_tokens: Annotated[int, Field(ge=0)] | None = None
@@ -243,11 +243,11 @@ class GenerationFields(HarmlessFields, GrammarFields):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     return_token_ids: bool | None = None
-    """The answer's token ids beside its text, and the prompt's."""
+    """Adds the token ids of the answer and of the prompt."""
     cache_prompt: bool | None = None
-    """False: the prompt neither uses the prefix cache nor enters it."""
+    """False: the prompt is neither looked up in the prefix cache nor stored there."""
     priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] | None = None
-    """The lower number goes first."""
+    """Lower numbers are scheduled first."""
 
     @field_validator("logit_bias")
     @classmethod

@@ -29,14 +29,14 @@ _Prompts = Annotated[
 
 class CompletionRequest(GenerationFields):
     prompt: _Prompts
-    """A text, token ids, or a list of both; of a list, each is answered by itself."""
+    """A text, token ids, or a list of both; each element of a list is answered separately."""
     max_tokens: Annotated[int, Field(ge=0)] | None = None
-    """16 unless told. 0 makes nothing: with echo and logprobs, the prompt is looked at."""
+    """Default 16. 0 generates nothing: with echo and logprobs, it scores the prompt."""
     echo: bool | None = None
     """The text begins with the prompt, and logprobs with the prompt's."""
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     prompt_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
-    """Of the prompt's tokens, in vLLM's shape; not in a stream."""
+    """Of the prompt's tokens, in vLLM's shape; not streamed."""
 
     @model_validator(mode="after")
     def _prompt_logprobs_come_whole(self) -> Self:

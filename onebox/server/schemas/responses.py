@@ -1,4 +1,4 @@
-"""What a request to the Responses API may hold, and what it means as a chat. Nothing is stored between requests."""
+"""The body of the Responses API, and its conversion to a chat. Nothing is stored between requests."""
 
 import base64
 import binascii
@@ -34,7 +34,7 @@ _Nothing = Annotated[list[Any], Field(max_length=0)]
 
 
 def sealed(reasoning: str) -> str:
-    """Reasoning as `encrypted_content`, which clients that drop its text still send back. It keeps no secret."""
+    """Reasoning as `encrypted_content`, which clients send back even if they drop its text. It is not encrypted."""
     return base64.b64encode(reasoning.encode()).decode()
 
 
@@ -53,7 +53,7 @@ class ResponsesImagePart(StrictWithNulls):
     image_url: str
     """A URL, or the image itself as a data URL."""
     detail: Literal["auto", "low", "high"] | None = None
-    """low: at most 512 x 512 pixels are looked at."""
+    """low: at most 512 x 512 pixels are used."""
 
     def for_template(self) -> dict[str, Any]:
         return image_part(self.image_url, self.detail)
@@ -81,17 +81,17 @@ class ResponsesMessage(StrictWithNulls):
     id: str | None = None
     status: _Status | None = None
     phase: Literal["commentary", "final_answer"] | None = None
-    """Without effect: the model knows no phases."""
+    """Without effect: the model has no phases."""
 
     def add_to(self, turns: Turns) -> None:
         parts = _template_parts(self.content)
         if self.role != "assistant":
-            turns.say(self.role, parts)
+            turns.add_message(self.role, parts)
             return
         for part in parts:
             if part["type"] != "text":
                 raise FieldError("input: an assistant's message holds text alone.", "input")
-            turns.answer(part["text"])
+            turns.add_content(part["text"])
 
 
 class ReasoningText(StrictWithNulls):
@@ -103,7 +103,7 @@ class ReasoningItem(StrictWithNulls):
     type: Literal["reasoning"]
     id: str | None = None
     summary: list[Any] | None = None
-    """Not read: ours is empty, and the reasoning itself says more."""
+    """Not read: ours is always empty."""
     content: list[ReasoningText] | None = None
     encrypted_content: str | None = None
     """As `sealed` made it; read where there is no content."""
@@ -118,7 +118,7 @@ class ReasoningItem(StrictWithNulls):
             raise ValueError("it was not made by this server; leave it out") from None
 
     def add_to(self, turns: Turns) -> None:
-        turns.think("".join(part.text for part in self.content or ()) or self.encrypted_content or "")
+        turns.add_reasoning("".join(part.text for part in self.content or ()) or self.encrypted_content or "")
 
 
 class FunctionCallItem(StrictWithNulls):
@@ -130,7 +130,7 @@ class FunctionCallItem(StrictWithNulls):
     status: _Status | None = None
 
     def add_to(self, turns: Turns) -> None:
-        turns.call(self.call_id, self.name, self.arguments)
+        turns.add_call(self.call_id, self.name, self.arguments)
 
 
 class FunctionOutputItem(StrictWithNulls):
@@ -141,7 +141,7 @@ class FunctionOutputItem(StrictWithNulls):
     status: _Status | None = None
 
     def add_to(self, turns: Turns) -> None:
-        turns.result(self.call_id, _template_parts(self.output))
+        turns.add_result(self.call_id, _template_parts(self.output))
 
 
 _ITEMS = ("message", "reasoning", "function_call", "function_call_output")
@@ -197,7 +197,7 @@ class TextFormat(StrictWithNulls):
     description: str | None = None
     schema_: Annotated[dict[str, Any] | None, Field(alias="schema")] = None
     strict: bool | None = None
-    """The answer is always held to the schema."""
+    """The answer always follows the schema."""
 
     @model_validator(mode="after")
     def _schema_goes_with_its_type(self) -> Self:
@@ -219,12 +219,12 @@ class TextFormat(StrictWithNulls):
 class TextField(Strict):
     format: TextFormat | None = None
     verbosity: Literal["medium"] | None = None
-    """The model knows no other."""
+    """Others are not supported."""
 
 
 class ResponsesRequest(HarmlessFields):
     model: str | None = None
-    """None: the one model there is."""
+    """None: the served model."""
     input: _Input
     instructions: str | None = None
     """A system message before the input."""
@@ -239,13 +239,13 @@ class ResponsesRequest(HarmlessFields):
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     stream: bool | None = None
     include: list[Literal["reasoning.encrypted_content"]] | None = None
-    """Reasoning also in a form that clients send back whole; the text stands beside it in any case."""
+    """Adds encrypted_content to reasoning items; their text is always sent too."""
     previous_response_id: None = None
     """Nothing is stored: send the earlier items in the input."""
     background: Literal[False] | None = None
     truncation: Literal["disabled"] | None = None
     client_metadata: dict[str, Any] | None = None
-    """Which some agents send; not read."""
+    """Sent by some agents; not read."""
 
     @field_validator("previous_response_id", mode="before")
     @classmethod
@@ -289,9 +289,9 @@ class ResponsesRequest(HarmlessFields):
     def _messages(self) -> list[dict[str, Any]]:
         turns = Turns()
         if self.instructions is not None:
-            turns.say("system", [text_part(self.instructions)])
+            turns.add_message("system", [text_part(self.instructions)])
         if isinstance(self.input, str):
-            turns.say("user", [text_part(self.input)])
+            turns.add_message("user", [text_part(self.input)])
         else:
             for item in self.input:
                 item.add_to(turns)

@@ -17,28 +17,28 @@ def image_part(url: str, detail: str | None = None) -> Part:
 
 
 class Turns:
-    """Collects messages. What the assistant thinks, says and calls without an interruption is one turn."""
+    """Collects messages. Consecutive reasoning, content and calls of the assistant are one message."""
 
     def __init__(self) -> None:
         self.messages: list[dict[str, Any]] = []
 
-    def say(self, role: str, parts: Iterable[Part]) -> None:
-        """System, developer or user: each is a message of its own."""
+    def add_message(self, role: str, parts: Iterable[Part]) -> None:
+        """Of the system, a developer or the user."""
         self.messages.append({"role": role, "content": list(parts)})
 
-    def answer(self, text: str) -> None:
+    def add_content(self, text: str) -> None:
         self._assistant()["content"] += text
 
-    def think(self, text: str) -> None:
+    def add_reasoning(self, text: str) -> None:
         turn = self._assistant()
         turn["reasoning_content"] = turn.get("reasoning_content", "") + text
 
-    def call(self, call_id: str, name: str, arguments: str | Mapping[str, Any]) -> None:
+    def add_call(self, call_id: str, name: str, arguments: str | Mapping[str, Any]) -> None:
         """Arguments are an object, or the JSON of one."""
         function = {"name": name, "arguments": arguments}
         self._assistant().setdefault("tool_calls", []).append({"id": call_id, "type": "function", "function": function})
 
-    def result(self, call_id: str, parts: Sequence[Part]) -> None:
+    def add_result(self, call_id: str, parts: Sequence[Part]) -> None:
         self.messages.append({"role": "tool", "tool_call_id": call_id, "content": list(parts)})
 
     def _assistant(self) -> dict[str, Any]:
