@@ -114,7 +114,7 @@ def forward(spec: ModelSpec, weights: Weights, tokens: Tensor, cache: Cache, pos
     """Hidden states [T, H] of the new tokens, after the final norm; the cache then holds those tokens too.
 
     `tokens` are ids [T], or embeddings [T, H] where a prompt has images (`vision.py` makes them and their positions).
-    `positions` [3, T] are (time, height, width); text, the default, continues after the largest so far, all three equal.
+    `positions` [3, T] are (time, height, width); text, the default, continues after the largest, all three equal.
     """
     text = spec.text_prefix.removesuffix(".")
     if positions is None:
