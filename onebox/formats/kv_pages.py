@@ -25,7 +25,6 @@ from onebox.formats.kv_turboquant import decode_turboquant, encode_turboquant, s
 from onebox.spec.errors import MismatchError
 from onebox.spec.kv import KVFormat
 
-PAGE_TOKENS = 64
 PAGE_MULTIPLE = 32
 """Attention reads this many tokens at a time and wants them in one page."""
 PLAIN_BITS = 16

@@ -29,7 +29,7 @@ from onebox.model.dummy import HYBRID, dummy_model
 from onebox.model.memory import Memory, MemoryShape
 from onebox.model.qwen3_5 import Qwen35
 from onebox.planner.presets import named_preset
-from onebox.spec.kv import KVFormat
+from onebox.spec.kv import PAGE_TOKENS, KVFormat
 from onebox.spec.model import ModelSpec
 from onebox.spec.traffic import Routing, TrafficStep, step_traffic
 
@@ -46,7 +46,6 @@ __all__ = [
     "start_seconds",
 ]
 
-PAGE = 64
 ACCEPTANCE = (0.9, 0.72)
 """Forced acceptance: how often each draft is accepted, over all steps."""
 LONG = 100_000
@@ -202,7 +201,7 @@ def _runner(model: Qwen35, row: DecodeRow) -> tuple[ModelRunner, EngineConfig]:
     method = SpeculationMethod.MTP if drafts else SpeculationMethod.NONE
     speculation = SpeculationConfig(method, drafts, synthetic_acceptance=ACCEPTANCE[:drafts])
     length = row.context + row.num_tokens + 16
-    pages = row.streams * (-(-length // PAGE) + 1)
+    pages = row.streams * (-(-length // PAGE_TOKENS) + 1)
     config = EngineConfig(
         max_model_len=length,
         num_pages=pages,

@@ -18,12 +18,11 @@ from onebox.model.batch import Batch
 from onebox.model.dummy import HYBRID, dummy_model
 from onebox.model.memory import Memory, MemoryShape
 from onebox.model.qwen3_5 import Qwen35
-from onebox.spec.kv import KVFormat
+from onebox.spec.kv import PAGE_TOKENS, KVFormat
 from onebox.spec.model import ModelSpec
 
 __all__ = ["STEPS", "StepShape", "Tuned", "few_layers", "trials", "tune"]
 
-_PAGE = 64
 _CONTEXT = 64
 _REPLAYS = 7
 _LEAST_GAIN = 0.0015
@@ -160,5 +159,5 @@ def _batch(shape: StepShape, device: torch.device) -> Batch:
         num_accepted=torch.ones(shape.streams, dtype=torch.int32, device=device),
         seen=torch.full((shape.streams,), _CONTEXT + shape.rows, dtype=torch.int32, device=device),
         page_table=table,
-        slot_mapping=table.long()[sequence, places // _PAGE] * _PAGE + places % _PAGE,
+        slot_mapping=table.long()[sequence, places // PAGE_TOKENS] * PAGE_TOKENS + places % PAGE_TOKENS,
     )

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from onebox.formats.kv_pages import PAGE_TOKENS, KVPages, allocate
+from onebox.formats.kv_pages import KVPages, allocate
 from onebox.kernels.delta_net.memory import DeltaPool
 from onebox.spec.errors import MismatchError
-from onebox.spec.kv import KVFormat
+from onebox.spec.kv import PAGE_TOKENS, KVFormat
 from onebox.spec.model import ModelSpec
 
 __all__ = ["LayerMemory", "Memory", "MemoryShape", "require_pages", "require_pool"]

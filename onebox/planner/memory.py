@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from onebox.spec.errors import DoesNotFitError, UsageError
 from onebox.spec.hardware import GIB, Box
-from onebox.spec.kv import KVFormat
+from onebox.spec.kv import PAGE_TOKENS, KVFormat
 from onebox.spec.model import ModelSpec
 from onebox.spec.modules import ModuleClass
 from onebox.spec.pieces import doublings, piece_count
@@ -33,7 +33,6 @@ __all__ = [
 ]
 
 DEFAULT_UTILIZATION = 0.90
-DEFAULT_PAGE_TOKENS = 64
 """One page is one prefill chunk, so that a cached prefix ends where a page ends."""
 PREFIX_SHARE = 0.10
 """Of what weights, workspace, states and reserve leave, so much is for prefix checkpoints; KV gets the rest."""
@@ -57,7 +56,7 @@ class MemoryRequest:
     """Whether drafts come from the MTP head, which then has weights and pages; n-gram drafts need neither."""
     gpu_memory_utilization: float = DEFAULT_UTILIZATION
     reserve_bytes: int | None = None
-    page_tokens: int = DEFAULT_PAGE_TOKENS
+    page_tokens: int = PAGE_TOKENS
     max_batched_tokens: int = 8192
     with_vision: bool = True
     activation_bytes: int = 2

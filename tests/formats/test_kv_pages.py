@@ -2,9 +2,9 @@ import pytest
 import torch
 
 from onebox.formats import kv_codecs
-from onebox.formats.kv_pages import PAGE_TOKENS, allocate, read_tokens, turboquant_tables, write_tokens
+from onebox.formats.kv_pages import allocate, read_tokens, turboquant_tables, write_tokens
 from onebox.spec.errors import MismatchError
-from onebox.spec.kv import KVFormat
+from onebox.spec.kv import PAGE_TOKENS, KVFormat
 
 NAMES = ["bf16", "fp8", "turboquant", "turboquant_k8v4", "turboquant_k3v2"]
 CPU = torch.device("cpu")

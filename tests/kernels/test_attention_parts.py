@@ -8,10 +8,11 @@ import triton
 import triton.language as tl
 
 from onebox.formats.bits import pack_bits
-from onebox.formats.kv_pages import PAGE_TOKENS, turboquant_tables
+from onebox.formats.kv_pages import turboquant_tables
 from onebox.formats.kv_turboquant import turboquant_levels
 from onebox.kernels.attention.pieces import count_pieces, piece_bounds
 from onebox.kernels.attention.planes import LOOKUP_3, LOOKUP_4, load_planes, load_tables, lookup_table
+from onebox.spec.kv import PAGE_TOKENS
 from onebox.spec.pieces import piece_count
 
 CPU = torch.device("cpu")

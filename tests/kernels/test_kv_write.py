@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from onebox.formats.kv_pages import PAGE_TOKENS, allocate, read_tokens, write_tokens
-from onebox.spec.kv import KVFormat
+from onebox.formats.kv_pages import allocate, read_tokens, write_tokens
+from onebox.spec.kv import PAGE_TOKENS, KVFormat
 
 NAMES = ["bf16", "fp8", "turboquant_k4v4", "turboquant_k8v4", "turboquant_k3v2"]
 EACH_FORMAT = pytest.mark.parametrize("name", NAMES)

@@ -3,8 +3,9 @@
 import pytest
 import torch
 
-from onebox.formats.kv_pages import PAGE_TOKENS, KVPages
+from onebox.formats.kv_pages import KVPages
 from onebox.kernels.attention.cases import make_inputs
+from onebox.spec.kv import PAGE_TOKENS
 
 NAMES = ["bf16", "fp8", "turboquant_k4v4", "turboquant_k8v4"]
 EACH_FORMAT = pytest.mark.parametrize("name", NAMES)

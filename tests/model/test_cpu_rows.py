@@ -15,10 +15,9 @@ from onebox.model.batch import Batch, Stage
 from onebox.model.load import load_model
 from onebox.model.memory import Memory, MemoryShape
 from onebox.model.qwen3_5 import Qwen35
-from onebox.spec.kv import KVFormat
+from onebox.spec.kv import PAGE_TOKENS, KVFormat
 
 CPU = torch.device("cpu")
-PAGE = 64
 PAGES_EACH = 4
 SLOTS = 8
 MOST_ROWS = 9
@@ -87,7 +86,9 @@ class Company:
         counts = [len(token_ids) for _, token_ids in parts]
         sequences = [sequence for sequence, _ in parts]
         places = [torch.arange(s.num_tokens, s.num_tokens + n) for s, n in zip(sequences, counts, strict=True)]
-        slot_mapping = [s.pages[p // PAGE] * PAGE + p % PAGE for s, p in zip(sequences, places, strict=True)]
+        slot_mapping = [
+            s.pages[p // PAGE_TOKENS] * PAGE_TOKENS + p % PAGE_TOKENS for s, p in zip(sequences, places, strict=True)
+        ]
         cu_rows = torch.tensor([0, *counts]).cumsum(0).to(torch.int32)
         slots = torch.tensor([s.slot for s in sequences], dtype=torch.int32)
         none = torch.empty(0, dtype=torch.int64)

@@ -14,11 +14,10 @@ from onebox.model.load import load_model
 from onebox.model.memory import Memory, MemoryShape
 from onebox.model.qwen3_5 import Qwen35
 from onebox.model.reference_weights import load_weights
-from onebox.spec.kv import KVFormat
+from onebox.spec.kv import PAGE_TOKENS, KVFormat
 from tests.synthetic import tiny_config, write_checkpoint
 
 KINDS = ("bf16-fused", "fp8", "autoround", "gptq", "nvfp4-llmc", "nvfp4-modelopt", "modelopt-mixed")
-PAGE = 64
 SLOTS = 3
 PENDING = 5
 # Largest difference in logits allowed, of the largest logit. bfloat16 activations round a hundred times on the way;
@@ -47,7 +46,7 @@ class Session:
     def batch(self, token_ids: list[int]) -> Batch:
         device, count = self.model.device, len(token_ids)
         places = torch.arange(self.num_tokens, self.num_tokens + count)
-        slots = self.pages[places // PAGE] * PAGE + places % PAGE
+        slots = self.pages[places // PAGE_TOKENS] * PAGE_TOKENS + places % PAGE_TOKENS
         as_int = {"dtype": torch.int32, "device": device}
         cu_rows, own = torch.tensor([0, count], **as_int), torch.tensor([self.slot], **as_int)
         none = torch.empty(0, dtype=torch.int64, device=device)

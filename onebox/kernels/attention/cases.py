@@ -5,10 +5,10 @@ from typing import Any
 
 import torch
 
-from onebox.formats.kv_pages import PAGE_TOKENS, allocate, write_tokens
+from onebox.formats.kv_pages import allocate, write_tokens
 from onebox.kernels.attention.frequencies import rotary_frequencies
 from onebox.kernels.common.case import Case, generator
-from onebox.spec.kv import KVFormat
+from onebox.spec.kv import PAGE_TOKENS, KVFormat
 
 __all__ = ["CASES", "make_inputs"]
 

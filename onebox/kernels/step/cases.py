@@ -6,10 +6,9 @@ from typing import Any
 import torch
 
 from onebox.kernels.common.case import Case, generator
+from onebox.spec.kv import PAGE_TOKENS
 
 __all__ = ["CASES"]
-
-_PAGE = 64
 
 
 def _inputs(device: torch.device, tokens: int, sequences: int, pages: int) -> dict[str, Any]:
@@ -17,9 +16,9 @@ def _inputs(device: torch.device, tokens: int, sequences: int, pages: int) -> di
     tensors = {
         "page_table": torch.randint(0, 2**24, (sequences, pages), generator=draw, dtype=torch.int32),
         "sequences": torch.randint(0, sequences + 1, (tokens,), generator=draw),
-        "positions": torch.randint(0, (pages + 1) * _PAGE, (tokens,), generator=draw),
+        "positions": torch.randint(0, (pages + 1) * PAGE_TOKENS, (tokens,), generator=draw),
     }
-    return {name: tensor.to(device) for name, tensor in tensors.items()} | {"page_tokens": _PAGE}
+    return {name: tensor.to(device) for name, tensor in tensors.items()} | {"page_tokens": PAGE_TOKENS}
 
 
 def _case(tokens: int, sequences: int, pages: int, is_full: bool = False) -> Case:
@@ -68,7 +67,7 @@ def _advance_inputs(device: torch.device, sequences: int, depth: int, pages: int
     draw = generator(sequences * 100 + depth)
     rows_each, total = 1 + depth, sequences + blank
     num_rows = sequences * rows_each
-    most = pages * _PAGE - rows_each
+    most = pages * PAGE_TOKENS - rows_each
     starts = torch.randint(0, most, (sequences,), generator=draw)
     starts[-1:] = most  # whatever it keeps, its next rows pass the table's end
     counts = torch.tensor([rows_each] * sequences + [0] * blank)
@@ -88,7 +87,7 @@ def _advance_inputs(device: torch.device, sequences: int, depth: int, pages: int
         "num_kept": torch.where(counts > 0, kept, 0),
         "drafts": torch.randint(0, 1000, (total, depth), generator=draw),
     }
-    return {name: tensor.to(device) for name, tensor in tensors.items()} | {"page_tokens": _PAGE}
+    return {name: tensor.to(device) for name, tensor in tensors.items()} | {"page_tokens": PAGE_TOKENS}
 
 
 def _advance_case(sequences: int, depth: int, pages: int, blank: int = 0, is_full: bool = False) -> Case:

@@ -15,7 +15,7 @@ from torch import Tensor
 from onebox.model.batch import Batch, Stage
 from onebox.model.memory import Memory, MemoryShape
 from onebox.model.qwen3_5 import Qwen35
-from onebox.spec.kv import KVFormat
+from onebox.spec.kv import PAGE_TOKENS, KVFormat
 from onebox.spec.model import read_json
 from onebox.text.chat import ChatTemplate
 from onebox.text.tokenizer import Tokenizer
@@ -32,7 +32,6 @@ __all__ = [
     "text_passages",
 ]
 
-_PAGE_TOKENS = 64
 _LOGIT_ROWS = 64
 """Rows of logits computed at a time."""
 _MIN_TOKENS = 32
@@ -139,7 +138,7 @@ def compare(variants: Mapping[str, ModelVariant], passages: Iterable[HeldOutPass
 def predict(variant: ModelVariant, passage: HeldOutPassage) -> Tensor:
     """Log-probabilities [n, V] for the predicted tokens of the passage, from one prefill with the KV format."""
     model, ids = variant.model, passage.token_ids[:-1]
-    num_pages = -(-len(ids) // _PAGE_TOKENS)
+    num_pages = -(-len(ids) // PAGE_TOKENS)
     shape = MemoryShape(variant.kv, num_pages + 1, 1, 0, max_pending=1, with_mtp=False)
     memory = Memory.allocate(model.spec, shape, model.dtype, model.device)
     hidden = model.prefill(_prefill_batch(ids, num_pages, model.device), memory)[passage.start - 1 :]
@@ -161,6 +160,6 @@ def _prefill_batch(ids: tuple[int, ...], num_pages: int, device: torch.device) -
         num_accepted=none,
         seen=cu_rows[1:],
         page_table=torch.arange(1, num_pages + 1, dtype=torch.int32, device=device)[None],
-        slot_mapping=places + _PAGE_TOKENS,
+        slot_mapping=places + PAGE_TOKENS,
         stages=(Stage(0, count, cu_rows, none, nowhere, nowhere),),
     )

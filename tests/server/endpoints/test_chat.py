@@ -241,7 +241,7 @@ def test_history_and_parts_reach_the_prompt(scripted):
         {"role": "user", "content": "Q2"},
     ]
     assert client.request("POST", "/v1/chat/completions", json_body={"messages": messages}).status_code == 200
-    fed = [token for piece in client.runner.pieces for token in piece.token_ids]
+    fed = [token for chunk in client.runner.chunks for token in chunk.token_ids]
     prompt = client.service.tokenizer.decode(fed)
     assert prompt.startswith("system\nS\nuser\nQ\nassistant\nA\nuser\nQ2\nassistant\n<think>\n")
 
