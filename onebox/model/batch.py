@@ -1,6 +1,7 @@
 """What the model computes in one pass: rows of several sequences and where each sequence's memory lies."""
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from torch import Tensor
 
@@ -27,14 +28,11 @@ class Stage:
     """int64 [m]."""
 
 
-@dataclass(frozen=True)
-class ImageRows:
-    """Rows whose embedding comes from the vision tower instead of the token embedding."""
+class ImageRows(NamedTuple):
+    """Rows, int64 [m], whose embeddings [m, H] are the vision tower's instead of their tokens'."""
 
     rows: Tensor
-    """int64 [m]."""
     embeddings: Tensor
-    """[m, H]."""
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,9 @@
-"""Linears, experts and layers on a CPU, where small models run: compiled where that can be had, else plain torch.
+"""Linears, experts and layers on a CPU, where small models run: compiled if Numba is installed, else plain torch.
 
-Every stored format becomes numbers in the activations' dtype once, at load: unpacking at each call would cost more than
-the bytes it saves. Of the head and the router results are wanted in float32 whatever the activations are, so no number
-of theirs is rounded (`head_dtype`). A row's bits are its own: `compiled/` and `kernels/invariant.py` say how.
+Every stored format is converted to the activations' dtype once, at load: unpacking at each call would cost more than
+the bytes it saves. The head's and the router's results are read in float32 whatever the activations are, so their
+weights are not rounded (`head_dtype`). A row's bits do not depend on the other rows: `compiled/` and
+`kernels/common/invariant.py` explain how.
 """
 
 from collections.abc import Iterable
@@ -29,23 +30,23 @@ __all__ = ["CpuExperts", "CpuLinear", "cpu_experts", "cpu_layer", "cpu_linear", 
 
 
 def has_float32_output(name: str) -> bool:
-    """Whether float32 results are wanted of the module of this name."""
+    """Whether the results of the module of this name are read in float32."""
     return name.endswith(("lm_head", ".mlp.gate", ".mlp.shared_expert_gate"))
 
 
 def head_dtype(binding: Binding, dtype: torch.dtype) -> torch.dtype:
-    """What such modules' numbers are held in beside activations of `dtype`.
+    """The dtype of the weights of such modules, with activations of `dtype`.
 
-    float32; or bfloat16, half the bytes, where all are stored so: compiled products widen them and sum in float32, so
+    float32; or bfloat16, half the bytes, if all are stored so: compiled products widen them and sum in float32, so the
     results have the same bits.
     """
     stored = [bound for name, bound in binding.modules.items() if has_float32_output(name)]
-    are_narrow = all(bound.is_plain and bound.tensors["weight"].dtype == "BF16" for bound in stored)
-    return dtype if compiled.is_available() and are_narrow else torch.float32
+    are_bfloat16 = all(bound.is_plain and bound.tensors["weight"].dtype == "BF16" for bound in stored)
+    return dtype if compiled.is_available() and are_bfloat16 else torch.float32
 
 
 def cpu_linear(weight: Tensor, dtype: torch.dtype) -> Linear:
-    """The linear of weight [N, K], whose numbers are held in `dtype`: float32, or bfloat16 beside such activations."""
+    """The linear of weight [N, K] stored in `dtype`: float32, or bfloat16 with bfloat16 activations."""
     if not compiled.is_available():
         return CpuLinear(weight.to(dtype).T.contiguous().T)
     from onebox.model.compiled.linear import CompiledLinear
@@ -56,7 +57,7 @@ def cpu_linear(weight: Tensor, dtype: torch.dtype) -> Linear:
 def cpu_experts(batches: Iterable[tuple[Tensor, Tensor]], count: int) -> Experts:
     """`count` experts from batches of gate_up [B, H, 2I], the gate's columns first, and down [B, I, H].
 
-    float32 or bfloat16; only one batch at a time is held twice.
+    float32 or bfloat16; only one batch at a time is in memory twice.
     """
     if not compiled.is_available():
         return CpuExperts(*stack(iter(batches), count))
@@ -67,7 +68,7 @@ def cpu_experts(batches: Iterable[tuple[Tensor, Tensor]], count: int) -> Experts
 
 
 def cpu_layer(layer: PlainLayer[Mixer]) -> Layer[Stream]:
-    """The layer compiled, if Numba is there and compiled code can read its matrices; else the layer itself."""
+    """The layer compiled, if Numba is installed and compiled code can read its matrices; else the layer itself."""
     if not compiled.is_available():
         return layer
     from onebox.model.layers.compiled import compile_layer
@@ -114,7 +115,7 @@ class CpuExperts:
                 return self._through_few(x, ids)
             counts = np.bincount(ids.numpy().ravel(), minlength=len(self.gate_up))
             capacity = -(-int(counts.max()) // FEW) * FEW
-            if len(counts) * capacity <= _MOST_VAIN * ids.numel() and any_multiple_is_alike():
+            if len(counts) * capacity <= _MAX_PADDING * ids.numel() and any_multiple_is_alike():
                 return self._through_all(x, ids, counts, capacity)
         return self._through_each(x, ids)
 
@@ -124,7 +125,7 @@ class CpuExperts:
         return list(zip(self.gate_up.unbind(0), self.down.unbind(0), strict=True))
 
     def _through_few(self, x: Tensor, ids: Tensor) -> Array:
-        """All of at most FEW rows through each expert that one of them chose."""
+        """At most FEW rows, all of them through each expert that any of them chose."""
         chosen = ids.tolist()
         places = {expert: place for place, expert in enumerate(dict.fromkeys(ids.flatten().tolist()))}
         padded, (_, inner, hidden) = filled(x), self.down.shape
@@ -138,7 +139,7 @@ class CpuExperts:
         return array(out)[[[places[expert] for expert in row] for row in chosen], np.arange(len(x))[:, None]]
 
     def _through_all(self, x: Tensor, ids: Tensor, counts: NDArray[np.int64], capacity: int) -> Array:
-        """The rows of each expert side by side, all experts at once, each with room for `capacity` rows."""
+        """All experts in one batched product, each over its own rows padded to `capacity`."""
         flat = ids.numpy().ravel()
         order = flat.argsort(kind="stable")
         firsts = np.arange(len(counts)) * capacity - (np.cumsum(counts) - counts)
@@ -166,8 +167,8 @@ class CpuExperts:
         return array(own.view(*ids.shape, -1))
 
 
-_MOST_VAIN = 4
-"""Rows that all experts together have room for, for each that is there, beyond which each expert is called alone."""
+_MAX_PADDING = 4
+"""Padded rows per real row, over all experts, beyond which each expert is called alone."""
 
 
 def _inner(gate_up: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""A model of random weights in the kernels' layouts, made on the device: for benchmarks at full size without files."""
+"""A model with random weights in the kernels' layouts, drawn on the device: full-size benchmarks without files."""
 
 from collections.abc import Mapping
 
@@ -20,7 +20,7 @@ from onebox.spec.weights import FP8_BLOCK, WeightFormat
 
 __all__ = ["HYBRID", "DummyParts", "dummy_model"]
 
-# What `onebox build` makes of the 122B for one box: INT4 where most bytes are, more where they count.
+# What `onebox build` makes of the 122B for one box: INT4 where most bytes are, more bits where quality needs them.
 HYBRID = {
     ModuleClass.EXPERTS: WeightFormat.INT4,
     ModuleClass.ATTENTION: WeightFormat.INT4,
@@ -38,7 +38,10 @@ _SPREAD = 0.02
 
 
 class DummyParts:
-    """Random parts: each class of modules in its format, BF16 (float32 on a CPU) where none is said or none fits."""
+    """Random weights: each class of modules in its format.
+
+    BF16, or float32 on a CPU, if the class has no format or its sizes do not fit it.
+    """
 
     def __init__(self, spec: ModelSpec, formats: Mapping[ModuleClass, WeightFormat], device: torch.device) -> None:
         self.device = device

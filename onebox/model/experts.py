@@ -20,7 +20,7 @@ from onebox.kernels.experts import (
     routed_experts_fp8,
     routed_experts_nvfp4,
 )
-from onebox.model.linear import DecodeRows, group_int_of
+from onebox.model.linear import DecodeRows, group_int_of, nvfp4_tensors
 from onebox.spec.weights import Layout, WeightFormat
 
 __all__ = ["EXPERT_PARTS", "ExpertOf", "Experts", "expert_batches", "make_experts", "plain_expert", "stack"]
@@ -29,8 +29,8 @@ ExpertOf = Callable[[int, str], Bound]
 """The matrix of an expert by its index and part."""
 
 EXPERT_PARTS = ("gate_proj", "up_proj", "down_proj")
-# Stored bytes of the experts that are read, and INT4 ones repacked, together: enough to keep a GPU busy, and little
-# beside a layer.
+# Stored bytes of the experts that are read, and repacked if INT4, together: enough to keep a GPU busy, and little
+# compared with a layer.
 _BATCH_BYTES = 64 << 20
 
 
@@ -105,14 +105,14 @@ class PlainExperts(NamedTuple):
 
 
 def expert_batches(expert: ExpertOf, num_experts: int) -> Iterator[range]:
-    """The experts of a layer, a few at a time: so many as are read together."""
+    """The experts of a layer in batches that are read together."""
     stored_bytes = sum(expert(0, part).nbytes for part in EXPERT_PARTS)
     size = max(1, _BATCH_BYTES // stored_bytes)
     return (range(begin, min(begin + size, num_experts)) for begin in range(0, num_experts, size))
 
 
 def make_experts(expert: ExpertOf, num_experts: int, read: Read, zeros_offset: int = 1) -> Experts:
-    """The experts behind `expert(index, "gate_proj" | "up_proj" | "down_proj")`, brought by `read` batch by batch.
+    """The experts behind `expert(index, "gate_proj" | "up_proj" | "down_proj")`, read batch by batch.
 
     INT8, which has no expert kernel of its own, and mixed formats become BF16.
     """
@@ -154,7 +154,10 @@ def _fp8_expert(expert: ExpertOf, index: int, read: Read) -> tuple[Tensor, ...]:
 
 
 def _fp8_parts(bound: Bound, read: Read) -> tuple[Tensor, Tensor]:
-    """(codes [N, K], scales of blocks [ceil(N/128), ceil(K/128)], or of rows [N]; one for all serves each row)."""
+    """(codes [N, K], scales of blocks [ceil(N/128), ceil(K/128)] or of rows [N]).
+
+    A scale of the whole tensor is repeated for each row.
+    """
     parts = {suffix: read(entry) for suffix, entry in weight_tensors(bound).items()}
     codes = parts.pop("weight")
     (scale,) = parts.values()
@@ -165,21 +168,13 @@ def _fp8_parts(bound: Bound, read: Read) -> tuple[Tensor, Tensor]:
 
 def _nvfp4_expert(expert: ExpertOf, index: int, read: Read) -> tuple[Tensor, ...]:
     """Codes and scales of gate and up together and of down, and the three multipliers [1, 3]."""
-    gate, up, down = (_nvfp4_parts(expert(index, part), read) for part in EXPERT_PARTS)
-    multipliers = torch.stack([gate[2], up[2], down[2]])[None]
+    gate, up, down = (nvfp4_tensors(expert(index, part), read) for part in EXPERT_PARTS)
+    multipliers = torch.cat([gate[2], up[2], down[2]])[None]
     return _join_rows(gate[0], up[0]), _join_rows(gate[1], up[1]), down[0][None], down[1][None], multipliers
 
 
-def _nvfp4_parts(bound: Bound, read: Read) -> tuple[Tensor, Tensor, Tensor]:
-    """(codes [N, K/2], group scales [N, K/16], multiplier [])."""
-    parts = {suffix: read(entry) for suffix, entry in weight_tensors(bound).items()}
-    if bound.stored.layout is Layout.NVFP4_DIVIDES:
-        return parts["weight_packed"], parts["weight_scale"], parts["weight_global_scale"].reshape(()).reciprocal()
-    return parts["weight"], parts["weight_scale"], parts["weight_scale_2"].reshape(())
-
-
 def _join_rows(first: Tensor, second: Tensor) -> Tensor:
-    """[1, ...] of both, one behind the other; E4M3 as bytes, which every torch can join."""
+    """[1, ...] of both concatenated; E4M3 as bytes, which every torch version can concatenate."""
     if first.dtype is torch.float8_e4m3fn:
         return _join_rows(first.view(torch.uint8), second.view(torch.uint8)).view(first.dtype)
     return torch.cat([first, second])[None]
@@ -195,7 +190,7 @@ def plain_expert(
 
 
 def stack(batches: Iterator[tuple[Tensor, ...]], num_experts: int) -> list[Tensor]:
-    """Tensors [B, ...] of batch after batch into tensors [E, ...] beside them: one batch at a time is held twice."""
+    """Copies batches of tensors [B, ...] into tensors [E, ...]; only one batch at a time is in memory twice."""
     result: list[Tensor] = []
     begin = 0
     for tensors in batches:

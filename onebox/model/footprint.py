@@ -1,4 +1,4 @@
-"""What a model will take on a device, known before any of it is loaded."""
+"""The bytes a model will take on a device, before any of it is loaded."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,7 +35,7 @@ def footprint(directory: Path, device: torch.device, dtype: torch.dtype, load_fo
             if device.type == "cpu"
             else predicted_weight_bytes(spec, HYBRID)
         )
-        # The vision tower is not made up.
+        # Dummy weights have no vision tower.
         sizes.pop(ModuleClass.VISION, None)
         return Footprint(spec, sizes, spec.mtp_num_hidden_layers > 0, has_tower=False)
     checkpoint, binding = open_bound(directory)

@@ -35,6 +35,7 @@ __all__ = [
     "can_join",
     "group_int_of",
     "make_linear",
+    "nvfp4_tensors",
 ]
 
 
@@ -208,22 +209,22 @@ def make_linear(bounds: list[Bound], read: Read, zeros_offset: int = 1) -> PartL
     if stored.format in (WeightFormat.INT4, WeightFormat.INT8):
         return _int_linear(group_int_of(bounds, read, zeros_offset))
     if stored.format is WeightFormat.NVFP4:
-        parts = tuple(_nvfp4_linear(bound, read) for bound in bounds)
+        parts = tuple(Nvfp4Linear(*nvfp4_tensors(bound, read)) for bound in bounds)
         return parts[0] if len(parts) == 1 else JoinedLinear(parts)
     return _fp8_linear(bounds, read)
 
 
 def can_join(bounds: Sequence[Bound]) -> bool:
-    """Whether the rows of all `bounds` become one matrix: integers or plain numbers, stored alike."""
+    """Whether the rows of all `bounds` can be one matrix: integers or plain numbers, stored alike."""
     stored = bounds[0].stored
     is_joinable = stored.layout is Layout.PLAIN or stored.format in (WeightFormat.INT4, WeightFormat.INT8)
     return is_joinable and all(bound.stored == stored for bound in bounds)
 
 
 def group_int_of(bounds: Sequence[Bound], read: Read, zeros_offset: int) -> GroupInt:
-    """The integer matrix of the rows of all `bounds`, which are stored alike, unpacked in one go.
+    """The integer matrix of the rows of all `bounds`, which are stored alike.
 
-    Zero points and reordered columns have no kernel and are refused.
+    Zero points and reordered columns have no kernel and are errors.
     """
     stored, columns = bounds[0].stored, bounds[0].module.shape[1]
     bits, size = 8 if stored.format is WeightFormat.INT8 else 4, stored.group_size or None
@@ -258,7 +259,7 @@ def _read_joined(bounds: Sequence[Bound], read: Read) -> dict[str, Tensor]:
         if suffix == "weight_shape":
             joined[suffix] = _joined_shape(bounds, tensors)
         elif suffix in ("g_idx", "weight_g_idx"):
-            # Indices that differ are not all plain, and others have no kernel.
+            # Indices that differ are not all in order, and reordered columns have no kernel.
             if any(not torch.equal(tensor, tensors[0]) for tensor in tensors[1:]):
                 raise _no_kernel(bounds[0])
             joined[suffix] = tensors[0]
@@ -285,12 +286,12 @@ def _no_kernel(bound: Bound) -> UnsupportedError:
 
 
 def _join(tensors: list[Tensor], dimension: int = 0) -> Tensor:
-    """Tensors behind one another; a single one as it is, because a copy of the largest would be the peak."""
+    """Tensors concatenated; a single one is not copied, because a copy of the largest would set the peak of memory."""
     return tensors[0] if len(tensors) == 1 else torch.cat(tensors, dimension)
 
 
 def _int_linear(matrix: GroupInt) -> IntLinear:
-    # The last tile is filled up with rows of zeros; the scales' length says where the matrix ends.
+    # The last tile is padded with rows of zeros; the scales' length is the number of real rows.
     codes = pad(matrix.codes, (0, 0, 0, -len(matrix.codes) % TILE_ROWS))
     by_group = matrix.scales.t().contiguous() if matrix.bits == 4 else matrix.scales.reshape(-1)
     return IntLinear(matrix.bits, to_fragments(codes, matrix.bits), by_group)
@@ -302,7 +303,7 @@ def _fp8_linear(bounds: list[Bound], read: Read) -> PartLinear:
     suffix = "weight_scale_inv" if layout is Layout.FP8_BLOCK_INV else "weight_scale"
     ragged = is_block and any(bound.module.shape[0] % 128 for bound in bounds[:-1])
     if len(bounds) > 1 and (ragged or layout is Layout.FP8_TENSOR):
-        # Scales of one block, or of one tensor, cannot serve the rows of another.
+        # A scale of a block or of a tensor does not hold for the rows of the next matrix.
         return JoinedLinear(tuple(_fp8_linear([bound], read) for bound in bounds))
     weight = _join([read(bound.tensors["weight"]).view(torch.uint8) for bound in bounds]).view(torch.float8_e4m3fn)
     scales = [read(bound.tensors[suffix]) for bound in bounds]
@@ -310,10 +311,9 @@ def _fp8_linear(bounds: list[Bound], read: Read) -> PartLinear:
     return Fp8Linear(is_block, weight, scale)
 
 
-def _nvfp4_linear(bound: Bound, read: Read) -> Nvfp4Linear:
+def nvfp4_tensors(bound: Bound, read: Read) -> tuple[Tensor, Tensor, Tensor]:
+    """(codes [N, K/2], group scales [N, K/16], multiplier [1])."""
     parts = {suffix: read(entry) for suffix, entry in weight_tensors(bound).items()}
     if bound.stored.layout is Layout.NVFP4_DIVIDES:
-        packed, multiplier = parts["weight_packed"], parts["weight_global_scale"].reshape(1).reciprocal()
-    else:
-        packed, multiplier = parts["weight"], parts["weight_scale_2"].reshape(1)
-    return Nvfp4Linear(packed, parts["weight_scale"], multiplier)
+        return parts["weight_packed"], parts["weight_scale"], parts["weight_global_scale"].reshape(1).reciprocal()
+    return parts["weight"], parts["weight_scale"], parts["weight_scale_2"].reshape(1)

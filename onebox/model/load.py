@@ -22,7 +22,7 @@ from onebox.spec.errors import MismatchError, UsageError
 from onebox.spec.model import ModelSpec, read_json, spec_from_config
 from onebox.spec.modules import ModuleClass
 
-__all__ = ["LoadFormat", "load_model", "loading_order", "open_bound"]
+__all__ = ["LoadFormat", "load_model", "loading_order", "open_bound", "raise_first"]
 
 
 class LoadFormat(StrEnum):
@@ -85,11 +85,16 @@ def open_bound(directory: Path) -> tuple[Checkpoint, Binding]:
     """
     checkpoint = open_checkpoint(directory)
     binding = bind(checkpoint)
-    fatal = [problem.message for problem in binding.problems if problem.is_fatal]
-    if fatal:
-        more = f" ({len(fatal) - 1} more problems: `onebox inspect {directory}` lists them)" if len(fatal) > 1 else ""
-        raise MismatchError(f"{fatal[0]}{more}")
+    raise_first(directory, [problem.message for problem in binding.problems if problem.is_fatal])
     return checkpoint, binding
+
+
+def raise_first(directory: Path, messages: list[str]) -> None:
+    """Raises the first of a checkpoint's fatal problems, if any, with the number of others."""
+    if messages:
+        others = len(messages) - 1
+        more = f" ({others} more problems: `onebox inspect {directory}` lists them)" if others else ""
+        raise MismatchError(f"{messages[0]}{more}")
 
 
 @contextmanager

@@ -4,7 +4,7 @@
 ones. `DryRunParts` returns placeholder weights and records which tensors the others would read.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Protocol
 
 import torch
@@ -64,38 +64,50 @@ class Parts(Protocol):
         """The implementation of `layer` for this device: compiled on a CPU where that is possible, else `layer`."""
 
 
-class CheckpointParts:
-    """Weights of a bound checkpoint: `read` brings their tensors to the device, where they are repacked."""
+class BoundParts:
+    """What all parts of a bound checkpoint have in common."""
 
-    def __init__(self, checkpoint: Checkpoint, binding: Binding, read: Read, device: torch.device) -> None:
+    def __init__(self, spec: ModelSpec, binding: Binding, device: torch.device) -> None:
         self.device = device
         self.has_mtp = "mtp.fc" in binding.modules
-        self._num_experts = checkpoint.spec.num_experts
+        self._num_experts = spec.num_experts
         self._modules = binding.modules
-        self._read = read
-        self._zeros_offset = checkpoint.gptq_zeros_offset
-
-    def linear(self, *names: str, float32_output: bool = False) -> Linear:  # noqa: ARG002 - kernels sum in float32
-        return make_linear([self._modules[name] for name in names], self._read, self._zeros_offset)
 
     def can_join(self, *names: str) -> bool:
-        return can_join([self._modules[name] for name in names])
+        return can_join(self._bounds(*names))
 
     def tied_head(self, embedding: Tensor) -> Linear:
         return PlainLinear(embedding)
 
+    def choose_layer(self, layer: PlainLayer[Mixer]) -> Layer[Stream]:
+        return layer
+
+    def _bounds(self, *names: str) -> list[Bound]:
+        return [self._modules[name] for name in names]
+
+    def _experts_under(self, name: str) -> ExpertOf:
+        return lambda index, part: self._modules[f"{name}.{index}.{part}"]
+
+
+class CheckpointParts(BoundParts):
+    """Weights of a bound checkpoint: `read` brings their tensors to the device, where they are repacked."""
+
+    def __init__(self, checkpoint: Checkpoint, binding: Binding, read: Read, device: torch.device) -> None:
+        super().__init__(checkpoint.spec, binding, device)
+        self._read = read
+        self._zeros_offset = checkpoint.gptq_zeros_offset
+
+    def linear(self, *names: str, float32_output: bool = False) -> Linear:  # noqa: ARG002 - kernels sum in float32
+        return make_linear(self._bounds(*names), self._read, self._zeros_offset)
+
     def experts(self, name: str) -> Experts:
-        of_layer = _experts_under(name, self._modules)
-        return make_experts(of_layer, self._num_experts, self._read, self._zeros_offset)
+        return make_experts(self._experts_under(name), self._num_experts, self._read, self._zeros_offset)
 
     def small(self, name: str) -> Tensor:
         return read_weight(self._modules[name], read=self._read)
 
     def embedding(self, name: str) -> Tensor:
         return self._read(self._modules[name].tensors["weight"]).to(torch.bfloat16)
-
-    def choose_layer(self, layer: PlainLayer[Mixer]) -> Layer[Stream]:
-        return layer
 
 
 class CpuParts(CheckpointParts):
@@ -107,7 +119,7 @@ class CpuParts(CheckpointParts):
         self._head_dtype = head_dtype(binding, dtype)
 
     def linear(self, *names: str, float32_output: bool = False) -> Linear:
-        bounds = [self._modules[name] for name in names]
+        bounds = self._bounds(*names)
         whole = torch.cat([read_weight(b, zeros_offset=self._zeros_offset, read=self._read) for b in bounds])
         return cpu_linear(whole, self._head_dtype if float32_output else self._dtype)
 
@@ -118,7 +130,7 @@ class CpuParts(CheckpointParts):
         return cpu_linear(embedding, self._head_dtype)
 
     def experts(self, name: str) -> Experts:
-        of_layer, count = _experts_under(name, self._modules), self._num_experts
+        of_layer, count = self._experts_under(name), self._num_experts
         each = (plain_expert(of_layer, i, self._read, self._zeros_offset, self._dtype) for i in range(count))
         return cpu_experts(((gate_up.mT, down.mT) for gate_up, down in each), count)
 
@@ -129,49 +141,32 @@ class CpuParts(CheckpointParts):
         return cpu_layer(layer)
 
 
-class DryRunParts:
+class DryRunParts(BoundParts):
     """Placeholder weights; `groups` records the tensors that real ones are made of, in the order of loading."""
 
-    device = torch.device("cpu")
-
     def __init__(self, spec: ModelSpec, binding: Binding) -> None:
-        self.has_mtp = "mtp.fc" in binding.modules
+        super().__init__(spec, binding, torch.device("cpu"))
         self.groups: list[list[TensorEntry]] = []
-        self._num_experts = spec.num_experts
-        self._modules = binding.modules
 
     def linear(self, *names: str, float32_output: bool = False) -> Linear:  # noqa: ARG002 - the same tensors
-        self._record(self._modules[name] for name in names)
+        self._record(self._bounds(*names))
         return PlainLinear(_PLACEHOLDER)
 
-    def can_join(self, *names: str) -> bool:
-        return can_join([self._modules[name] for name in names])
-
-    def tied_head(self, embedding: Tensor) -> Linear:
-        return PlainLinear(embedding)
-
     def experts(self, name: str) -> Experts:
-        of_layer = _experts_under(name, self._modules)
+        of_layer = self._experts_under(name)
         for batch in expert_batches(of_layer, self._num_experts):
             self._record(of_layer(index, part) for index in batch for part in EXPERT_PARTS)
         return PlainExperts(_PLACEHOLDER, _PLACEHOLDER)
 
     def small(self, name: str) -> Tensor:
-        self._record([self._modules[name]])
+        self._record(self._bounds(name))
         return _PLACEHOLDER
 
     def embedding(self, name: str) -> Tensor:
         return self.small(name)
-
-    def choose_layer(self, layer: PlainLayer[Mixer]) -> Layer[Stream]:
-        return layer
 
     def _record(self, bounds: Iterable[Bound]) -> None:
         self.groups.append([entry for bound in bounds for entry in weight_tensors(bound).values()])
 
 
 _PLACEHOLDER = torch.empty(0, 0)
-
-
-def _experts_under(name: str, modules: Mapping[str, Bound]) -> ExpertOf:
-    return lambda index, part: modules[f"{name}.{index}.{part}"]

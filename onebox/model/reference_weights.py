@@ -1,12 +1,11 @@
-"""Strict loading of a checkpoint directory, in any format onebox knows, into float32 tensors for `reference.py`.
+"""A checkpoint in any known format as float32 tensors for `reference.py`; quantised weights are dequantised.
 
-Every weight is bound once by the checkpoint room; a fatal problem there is an error here, before any weight is read.
-Quantised weights are dequantised. The vision tower's tensors are known and left on disk: text needs none of them.
+Headers are checked before any weight is read. The vision tower is not read.
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,29 +19,28 @@ from onebox.spec.hardware import available_memory_bytes
 from onebox.spec.model import ModelSpec
 from onebox.spec.modules import ModuleClass
 
-__all__ = ["Loaded", "load_weights"]
+__all__ = ["ReferenceWeights", "load_weights"]
 
 
-@dataclass(frozen=True)
-class Loaded:
-    """The model's shape, its float32 weights by plain name, and what was left on disk on purpose."""
+class ReferenceWeights(NamedTuple):
+    """The model's shape and its float32 weights by plain name; the vision tower's tensors are counted, not read."""
 
     spec: ModelSpec
     weights: Mapping[str, Tensor]
     num_skipped_vision_tensors: int
 
 
-def load_weights(directory: Path) -> Loaded:
-    """All text and MTP weights of the checkpoint in `directory`, as float32, after its headers were found right."""
+def load_weights(directory: Path) -> ReferenceWeights:
+    """All text and MTP weights of the checkpoint in `directory`."""
     checkpoint, binding = open_bound(directory)
     wanted = [bound for bound in binding.modules.values() if bound.module.module_class is not ModuleClass.VISION]
     _require_memory(sum(4 * bound.module.numel for bound in wanted))
     weights = dict(_read(wanted, checkpoint.gptq_zeros_offset))
-    return Loaded(checkpoint.spec, weights, num_skipped_vision_tensors=len(binding.modules) - len(wanted))
+    return ReferenceWeights(checkpoint.spec, weights, num_skipped_vision_tensors=len(binding.modules) - len(wanted))
 
 
 def _read(wanted: list[Bound], zeros_offset: int) -> Iterator[tuple[str, Tensor]]:
-    """Names and numbers; experts that are stored fused are read fused, once."""
+    """(name, weight) pairs; experts that are stored fused are read fused, once."""
     fused: set[str] = set()
     for bound in wanted:
         if bound.fused is None:

@@ -1,8 +1,8 @@
 """Images and videos in a prompt: patches to embeddings, and the three-row positions that go with them.
 
-The tower is transformers' own, imported only when it is asked for; ours are the strict loading, the places in the
-prompt and the positions. Patches come from `onebox/text/patches.py`. What comes out is what `reference.forward` takes:
-embeddings [T, H] and positions [3, T]. Knows no chat template: a prompt arrives with one pad token per embedding.
+The tower is transformers' own, imported when first needed; the strict loading, the placement in the prompt and the
+positions are ours. Patches come from `onebox/text/patches.py`. The results, embeddings [T, H] and positions [3, T], are
+what `reference.forward` takes. Knows no chat template: a prompt has one pad token per embedding.
 """
 
 from collections.abc import Iterator
@@ -16,6 +16,7 @@ from torch import Tensor
 from onebox.checkpoint.bind import bind
 from onebox.checkpoint.source import open_checkpoint
 from onebox.checkpoint.weights import read_weight
+from onebox.model.load import raise_first
 from onebox.model.reference import Weights, embed
 from onebox.spec.errors import MismatchError, UnsupportedError
 from onebox.spec.model import ModelSpec, VisionSpec
@@ -76,12 +77,9 @@ def load_tower(
             f"{checkpoint.spec.hidden_size}; a tower writes into the text model's embeddings, so they must be equal."
         )
     binding = bind(checkpoint)
-    # An absent tower is no problem for text and the only one that counts here.
+    # Text does without the tower, so the binding does not call its absence fatal; here it is.
     ours = [problem for problem in binding.problems if problem.tensor.startswith(_ROOT)]
-    fatal = [problem.message for problem in ours if problem.is_fatal or problem.tensor == _ROOT]
-    if fatal:
-        more = f" ({len(fatal) - 1} more problems: `onebox inspect {directory}` lists them)" if len(fatal) > 1 else ""
-        raise MismatchError(f"{fatal[0]}{more}")
+    raise_first(directory, [problem.message for problem in ours if problem.is_fatal or problem.tensor == _ROOT])
     tensors = {
         bound.module.plain_tensor.removeprefix(f"{_ROOT}."): read_weight(bound).to(dtype)
         for bound in binding.of_class(ModuleClass.VISION)
@@ -105,7 +103,7 @@ def _tower_model(vision: VisionSpec, tensors: dict[str, Tensor]) -> Any:
     return model.eval()
 
 
-# Their places in the prompt.
+# Placement in the prompt.
 
 
 def embeddings_for(

@@ -10,16 +10,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from onebox.model import compiled
 from onebox.model.compiled import jit, threads
 from onebox.model.compiled.arithmetic import add_norm, dot, exp, product, rounded, sigmoid, silu, widen
 from onebox.model.compiled.attention import Projected, attend
-from onebox.model.compiled.delta_net import _look_up, _take_in
+from onebox.model.compiled.delta_net import _read_state, _update_state
 from onebox.model.compiled.jit import compiled as as_machine_code
-from onebox.model.layers.compiled import CompiledLayer
-from onebox.model.load import load_model
-from onebox.model.qwen3_5 import Qwen35
-from tests.model.test_cpu_rows import CPU, PROMPT, SHORT, Company, Sequence, tokens_of
 
 ULP = float(np.finfo(np.float32).eps)
 
@@ -49,12 +44,12 @@ def dot_of(a, b):
 
 @as_machine_code
 def look_up(asked, state, found):
-    _look_up(asked, state, found)
+    _read_state(asked, state, found)
 
 
 @as_machine_code
 def take_in(before, state, key, wanted, decay, asked, found):
-    _take_in(before, state, key, wanted, decay, asked, found)
+    _update_state(before, state, key, wanted, decay, asked, found)
 
 
 def drawn(seed: int, *shape: int) -> np.ndarray:
@@ -220,31 +215,6 @@ def test_the_process_that_compiles_ahead_does_without_torch():
     asked = "import sys, onebox.model.compiled.ahead\nprint('torch' in sys.modules)"
     answer = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True, check=True)
     assert answer.stdout.strip() == "False"
-
-
-def steps(model: Qwen35, kv: str) -> torch.Tensor:
-    """Hidden states of some steps, among them drafts that are not kept."""
-    company, own, other = Company(model, kv), Sequence(1), Sequence(4)
-    company.prefill((own, PROMPT[:SHORT]), (other, tokens_of(3, 5)))
-    found = [
-        company.step((other, tokens_of(5, 2), 1), (own, tokens_of(8, 4), 2)),
-        company.step((own, tokens_of(9, 3), 3), (other, tokens_of(6, 1), 1)),
-        company.step((own, tokens_of(7, 1), 1), (other, tokens_of(2, 3), 0)),
-    ]
-    return torch.cat([part for step in found for part in step])
-
-
-@pytest.mark.parametrize("kv", ["bf16", "fp8"])
-@torch.inference_mode()
-def test_compiled_layers_compute_what_the_kernels_twins_do(checkpoints, kv, monkeypatch):
-    fast = load_model(checkpoints / "bf16-fused", CPU, torch.float32)
-    monkeypatch.setattr(compiled, "is_available", lambda: False)
-    plain = load_model(checkpoints / "bf16-fused", CPU, torch.float32)
-    assert all(isinstance(layer, CompiledLayer) for layer in fast.stack.layers)
-    assert not any(isinstance(layer, CompiledLayer) for layer in plain.stack.layers)
-    found, expected = steps(fast, kv), steps(plain, kv)
-    # Keys and values are rounded to the pages' format, where a last bit of float32 now and then becomes one of theirs.
-    assert float((found - expected).abs().max() / expected.abs().max()) < 1e-3
 
 
 def test_nothing_is_compiled_where_there_is_no_numba():

@@ -1,4 +1,4 @@
-"""Experts that stay in their stored format compute what the same experts in float32 do.
+"""Experts in the kernels' layouts hold the stored numbers and compute what the same experts in float32 do.
 
 Nothing here needs a GPU: `read` decides where tensors lie, and on the host the kernels' twins run.
 """
@@ -8,16 +8,42 @@ from pathlib import Path
 import pytest
 import torch
 
-from onebox.checkpoint.bind import Bound
+from onebox.checkpoint.bind import Binding, Bound
 from onebox.checkpoint.header import TensorEntry
+from onebox.checkpoint.tensors import load
+from onebox.checkpoint.weights import read_weight
 from onebox.formats import quantize_fp8_block, quantize_fp8_rows
+from onebox.formats.expert_tiles import unpack_down, unpack_gate_up
 from onebox.kernels.experts.cases import draw_routing
+from onebox.model import experts as experts_module
 from onebox.model.cpu import CpuExperts
-from onebox.model.experts import Fp8Experts, Nvfp4Experts, PlainExperts, make_experts, plain_expert, stack
+from onebox.model.experts import (
+    ExpertOf,
+    Fp8Experts,
+    Int4Experts,
+    Nvfp4Experts,
+    PlainExperts,
+    make_experts,
+    plain_expert,
+    stack,
+)
 from onebox.model.linear import DecodeRows
+from onebox.spec.errors import UnsupportedError
+from onebox.spec.model import spec_from_config
 from onebox.spec.modules import Module, ModuleClass
 from onebox.spec.weights import Layout, Stored, WeightFormat
-from tests.synthetic import fp8_block, fp8_tensor, nvfp4_llmc, nvfp4_modelopt
+from tests.model.opened import LAYER, opened
+from tests.synthetic import (
+    fp8_block,
+    fp8_tensor,
+    gptq_int4_asymmetric,
+    nvfp4_llmc,
+    nvfp4_modelopt,
+    quantised,
+    random_weights,
+    tiny_config,
+    write_checkpoint,
+)
 
 EXPERTS, HIDDEN, INNER = 3, 144, 80
 SHAPES = {"gate_proj": (INNER, HIDDEN), "up_proj": (INNER, HIDDEN), "down_proj": (HIDDEN, INNER)}
@@ -110,3 +136,48 @@ def test_experts_of_several_formats_become_plain():
     expected = run(shelf.plain(), "decode")
     found = run(experts, "decode")
     assert float((found - expected).abs().max() / expected.abs().max()) < 2e-2
+
+
+def experts_of(binding: Binding, layer: str = LAYER) -> ExpertOf:
+    return lambda index, part: binding.modules[f"{layer}.mlp.experts.{index}.{part}"]
+
+
+@pytest.mark.parametrize("batch", [1, 3, 100], ids=lambda size: f"{size} at a time")
+@pytest.mark.parametrize("kind", ["autoround", "gptq", "packed"])
+def test_int4_experts_hold_the_stored_numbers(checkpoints, packed, monkeypatch, kind, batch):
+    checkpoint, binding = opened(packed if kind == "packed" else checkpoints / kind)
+    expert = experts_of(binding)
+    stored_bytes = sum(expert(0, part).nbytes for part in experts_module.EXPERT_PARTS)
+    monkeypatch.setattr(experts_module, "_BATCH_BYTES", batch * stored_bytes)
+    made = make_experts(expert, checkpoint.spec.num_experts, load)
+    assert isinstance(made, Int4Experts)
+    for unpacked, parts in (
+        (unpack_gate_up(made.gate_up, made.gate_up_scale), ("gate_proj", "up_proj")),
+        (unpack_down(made.down, made.down_scale), ("down_proj",)),
+    ):
+        codes, scales = unpacked
+        found = codes.float() * scales.float().repeat_interleave(128, dim=2)
+        for index in range(checkpoint.spec.num_experts):
+            assert torch.equal(found[index], torch.cat([read_weight(expert(index, part)) for part in parts]))
+
+
+def test_zero_points_are_refused_by_name(tmp_path):
+    spec = spec_from_config(tiny_config())
+    asymmetric = quantised(spec, random_weights(spec), {ModuleClass.EXPERTS}, gptq_int4_asymmetric)
+
+    def change(tensors: dict[str, torch.Tensor]) -> None:
+        tensors |= {name: asymmetric[name] for name in tensors if name in asymmetric}
+
+    checkpoint, binding = opened(write_checkpoint(tmp_path / "model", "gptq", change=change))
+    with pytest.raises(UnsupportedError, match=r"experts\.0\.gate_proj is stored as int4 .* symmetric INT4"):
+        make_experts(experts_of(binding), checkpoint.spec.num_experts, load)
+
+
+def test_columns_in_an_order_of_their_own_are_refused_by_name(tmp_path):
+    def reorder(tensors: dict[str, torch.Tensor]) -> None:
+        name = f"{LAYER}.mlp.experts.2.gate_proj.g_idx"
+        tensors[name] = tensors[name].flip(0)
+
+    checkpoint, binding = opened(write_checkpoint(tmp_path / "model", "gptq", change=reorder))
+    with pytest.raises(UnsupportedError, match=r"experts\.0\.gate_proj is stored as int4"):
+        make_experts(experts_of(binding), checkpoint.spec.num_experts, load)

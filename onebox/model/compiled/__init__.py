@@ -1,12 +1,12 @@
-"""Decode steps on a CPU as machine code, made by Numba when first needed and kept in the user's cache.
+"""Decode steps on a CPU as machine code, compiled by Numba at first use and kept in the user's cache.
 
 A step of a small model is thousands of small operations, and calling each from Python costs more than computing it.
-Here a layer is two calls. Numba may be absent (a GPU machine needs none of this): then the layers call the kernels'
-twins. Nothing here knows requests, and of KV pages only bfloat16 ones.
+Here a layer is two calls (`layers/compiled.py`). Numba is optional, since a GPU machine needs none of this: without it
+the plain layers call the kernels' twins. Nothing here knows requests, and only bfloat16 KV pages are read.
 
-Rules of these files, which a row's bits rest on: every number is a function of its own row and of what its sequence
-remembers; sums run in one order that no count of rows changes; all arithmetic is float32 but where it says so, and
-multiplications are fused with additions everywhere (`contract`), nothing else is reordered.
+Rules that keep a row's bits independent of the other rows: every number is a function of its own row and of its
+sequence's memory; the order of a sum does not depend on the number of rows; arithmetic is float32 unless stated, with
+multiplications and additions fused everywhere (`contract`), and nothing else is reordered.
 """
 
 from functools import cache
@@ -17,5 +17,5 @@ __all__ = ["is_available"]
 
 @cache
 def is_available() -> bool:
-    """Whether layers can be compiled here."""
+    """Whether Numba is installed."""
     return find_spec("numba") is not None

@@ -1,8 +1,8 @@
-"""The largest of the compiled functions, compiled by a second process while the first loads the model.
+"""Compiles the largest functions in a second process while the first loads the model.
 
-Only where they are not in the cache yet, that is once after an installation: one compiler works on one function at a
-time, so a second core is of use only to a second process; it starts at once, because nothing here needs torch. Without
-it they would be compiled all the same, later.
+Only if they are not in the cache yet, that is once after an installation. A compiler works on one function at a time,
+so only a second process can use a second core; it starts fast, because nothing here imports torch. Without it the same
+functions would be compiled later, at their first call.
 """
 
 import atexit
@@ -25,9 +25,9 @@ _MOST_SECONDS = 60.0
 
 @cache
 def start(*, is_bfloat16: bool) -> "subprocess.Popen[bytes] | None":
-    """The process that compiles for states in bfloat16 or in float32, if it is needed."""
+    """The process that compiles for states in bfloat16 or in float32, or None if the cache has them."""
     directory = cache_directory()
-    if directory is None or _mark(directory, is_bfloat16=is_bfloat16).exists():
+    if directory is None or _done_marker(directory, is_bfloat16=is_bfloat16).exists():
         return None
     command = f"from onebox.model.compiled.ahead import compile_steps; compile_steps(is_bfloat16={is_bfloat16})"
     process = subprocess.Popen(
@@ -42,7 +42,7 @@ def start(*, is_bfloat16: bool) -> "subprocess.Popen[bytes] | None":
 
 @cache
 def finish(*, is_bfloat16: bool) -> None:
-    """Waits for what was started, if anything was: its functions are then in the cache, or will be compiled here."""
+    """Waits for the process, if there is one; what it did not finish is compiled here at the first call."""
     process = start(is_bfloat16=is_bfloat16)
     if process is not None:
         try:
@@ -52,7 +52,7 @@ def finish(*, is_bfloat16: bool) -> None:
 
 
 def compile_steps(*, is_bfloat16: bool) -> None:
-    """Calls them with the smallest arrays of the types that layers call them with."""
+    """Calls the functions with the smallest arrays of the types that layers pass."""
 
     def stored(*shape: int) -> Stored:
         return np.zeros(shape, dtype=np.uint16) if is_bfloat16 else _zeros(*shape)
@@ -69,14 +69,14 @@ def compile_steps(*, is_bfloat16: bool) -> None:
     attend(brought, pages, pages.copy(), np.zeros(1, dtype=np.int64), table, none, ints, 1.0)
     directory = cache_directory()
     if directory is not None:
-        _mark(directory, is_bfloat16=is_bfloat16).touch()
+        _done_marker(directory, is_bfloat16=is_bfloat16).touch()
 
 
 def _zeros(*shape: int) -> Array:
     return np.zeros(shape, dtype=np.float32)
 
 
-def _mark(directory: str, *, is_bfloat16: bool) -> Path:
+def _done_marker(directory: str, *, is_bfloat16: bool) -> Path:
     return Path(directory) / ("done-bfloat16" if is_bfloat16 else "done-float32")
 
 

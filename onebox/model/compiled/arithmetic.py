@@ -1,4 +1,4 @@
-"""The pieces that compiled layers are made of: bfloat16 bits, exp and its kin, sums, products, norms."""
+"""What compiled layers are built from: bfloat16 bits, exp, sigmoid and SiLU, sums, products, norms."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ from numba import types
 from numba.extending import intrinsic, overload
 
 from onebox.kernels.common.array_types import Array, Stored
-from onebox.model.compiled.jit import apart, compiled, inner
+from onebox.model.compiled.jit import compiled, inner, never_inline
 from onebox.model.compiled.tiles import dot_vectors, tile
 from onebox.model.compiled.vectors import BLOCK_COLUMNS, LANES
 
@@ -25,14 +25,14 @@ __all__ = [
     "widen",
 ]
 
-# float32 constants: Numba takes Python's own numbers for float64.
+# float32 constants: Numba reads Python's numbers as float64.
 _ZERO, _ONE = np.float32(0), np.float32(1)
 _LOG2_E = np.float32(1.4426950408889634)
 _LN2_HIGH = np.float32(0.693359375)  # few bits, so that its products with small integers are exact
 _LN2_LOW = np.float32(-2.1219444005469057e-4)
 _SHIFTER = np.float32(12582912.0)  # 1.5 * 2^23: adding it leaves an integer in the lowest bits
 _SHIFTER_BITS = np.int32(0x4B400000)
-_LEAST, _MOST = np.float32(-87), np.float32(88)
+_EXP_MIN, _EXP_MAX = np.float32(-87), np.float32(88)
 _INVERSE_FACTORIALS = tuple(np.float32(1 / f) for f in (5040, 720, 120, 24, 6, 2))
 
 _one, _two, _three, _four, _eight = tile(1), tile(2), tile(3), tile(4), tile(8)
@@ -90,8 +90,8 @@ def _nearest(number: Any) -> Any:
 @inner
 def exp(x: Any) -> Any:
     """Within two units in the last place between -87 and 88, and constant beyond; not a number where x is not."""
-    x = _LEAST if x < _LEAST else x
-    x = _MOST if x > _MOST else x
+    x = _EXP_MIN if x < _EXP_MIN else x
+    x = _EXP_MAX if x > _EXP_MAX else x
     shifted = x * _LOG2_E + _SHIFTER
     whole = shifted - _SHIFTER
     rest = x - whole * _LN2_HIGH - whole * _LN2_LOW
@@ -135,7 +135,7 @@ def dot(a: Array, b: Stored) -> Any:
 @compiled
 def product(x: Array, weight: Stored) -> Array:
     """[R, N]: x [R, K] times a matrix [K, N] in blocks (`blocks.py`)."""
-    apart()
+    never_inline()
     rows, depth = x.shape
     columns = len(weight) // depth
     out = np.empty((rows, columns), dtype=np.float32)

@@ -1,4 +1,4 @@
-"""What an attention layer does between its projections in a decode step, compiled: norms, rotation, pages, gate."""
+"""Attention between its projections in a decode step, compiled: norms, rotation, KV pages, gate."""
 
 from typing import Any, NamedTuple
 
@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from onebox.kernels.common.array_types import Array, Stored
 from onebox.model.compiled.arithmetic import dot, exp, inverse_rms, rounded, sigmoid, widen
-from onebox.model.compiled.jit import apart, compiled, inner
+from onebox.model.compiled.jit import compiled, inner, never_inline
 from onebox.model.compiled.tiles import add_rows
 from onebox.model.compiled.vectors import BLOCK_COLUMNS
 
@@ -17,7 +17,7 @@ _ONE, _ZERO = np.float32(1), np.float32(0)
 
 
 class Projected(NamedTuple):
-    """What rows bring to attention."""
+    """Rows after the projection."""
 
     query: Array
     """[R, Q, D], rotated."""
@@ -31,7 +31,7 @@ class Projected(NamedTuple):
 
 @compiled
 def rotate(qkv: Array, q_norm: Array, k_norm: Array, cos: Array, sin: Array, kv_heads: int, eps: float) -> Projected:
-    """What rows bring, of a query and its gate head by head, keys, values [R, (2Q + 2V) * D].
+    """Splits, norms and rotates qkv [R, (2Q + 2V) * D]: each head's query and gate, then keys, then values.
 
     q_norm and k_norm [D]; cos and sin [R, rotary_dim / 2].
     """
@@ -57,7 +57,7 @@ def rotate(qkv: Array, q_norm: Array, k_norm: Array, cos: Array, sin: Array, kv_
 
 @inner
 def _norm_and_rotate(head: Array, weight: Array, cos: Array, sin: Array, out: Array, eps: float) -> None:
-    apart()
+    never_inline()
     scale = inverse_rms(head, eps)
     for i in range(len(head)):
         out[i] = head[i] * scale * (_ONE + weight[i])
@@ -73,14 +73,14 @@ def attend(
     projected: Projected,
     keys: Stored,
     values: Stored,
-    kv_slots: NDArray[np.int64],
+    slot_mapping: NDArray[np.int64],
     page_table: NDArray[np.int32],
     seen: NDArray[np.int32],
     cu_rows: NDArray[np.int32],
     scale: float,
 ) -> Array:
     """Mixed values [R, Q * D]; the bfloat16 pages [pages, V, P, D] then hold the rows' own keys and values."""
-    _write(projected, keys, values, kv_slots)
+    _write(projected, keys, values, slot_mapping)
     rows, heads, dim = projected.query.shape
     mixed = np.empty((rows, heads * dim), dtype=np.float32)
     for row in range(rows):
@@ -97,7 +97,7 @@ def attend(
 
 @inner
 def _write(projected: Projected, keys: Stored, values: Stored, slots: NDArray[np.int64]) -> None:
-    apart()
+    never_inline()
     for row in range(len(slots)):
         if slots[row] >= 0:
             page, offset = slots[row] // keys.shape[2], slots[row] % keys.shape[2]
@@ -117,18 +117,18 @@ def _attend_row(
     scale: float,
     mixed: Array,
 ) -> None:
-    """The query heads [Q, D] of one row, which sees the first `visible` tokens."""
-    apart()
+    """The query heads [Q, D] of one row, which attends to the first `visible` tokens."""
+    never_inline()
     _, kv_heads, page_tokens, dim = keys.shape
     group = len(query) // kv_heads
     scores = np.empty(visible, dtype=np.float32)
     for head in range(len(query)):
         kv_head, own = head // group, mixed[head * dim : (head + 1) * dim]
         for first in range(0, visible, page_tokens):
-            # Tokens of the last page that are not seen are not met at all: what is there may be no number.
+            # The last page is read only up to the visible tokens: what follows may be NaN.
             some = scores[first : first + page_tokens]
             _score(query[head], keys[pages[first // page_tokens], kv_head], np.float32(scale), some)
-        whole = _to_shares(scores)
+        whole = _softmax(scores)
         for first in range(0, visible, page_tokens):
             _mix(scores[first : first + page_tokens], values[pages[first // page_tokens], kv_head], own)
         for i in range(dim):
@@ -143,8 +143,8 @@ def _score(query: Array, keys: Stored, scale: np.float32, scores: Array) -> None
 
 
 @inner
-def _to_shares(scores: Array) -> Any:
-    """The sum of the shares that the scores become."""
+def _softmax(scores: Array) -> Any:
+    """Replaces scores by their exponentials and returns the sum of these."""
     most, whole = -np.float32(np.inf), _ZERO
     for token in range(len(scores)):
         most = max(most, scores[token])

@@ -1,13 +1,13 @@
 """Matrices in the layout that compiled products read.
 
-A block of columns is summed in registers along K, so it lies in memory as it is read, from its first byte to its last,
-which a CPU fetches ahead best:
+A block of columns is summed in registers along K, so it is stored in the order in which it is read, which a CPU
+prefetches best:
 
     [K, N]    block 0: k 0: columns 0..31, k 1: columns 0..31, ...    block 1: k 0: columns 32..63, k 1: ...    ...
 
-bfloat16 numbers of a block lie in pairs, column i before column 16 + i: a pair is a word of 32 bits, and the words
-shifted and the words masked are two vectors of float32. Columns that are left, fewer than a block, come last, each from
-its first k to its last; nothing is padded.
+bfloat16 numbers of a block are stored in pairs, column i before column 16 + i: a pair is a word of 32 bits, and the
+words shifted and the words masked are two vectors of float32. The remaining columns, fewer than a block, come last, one
+after the other; nothing is padded.
 """
 
 import torch

@@ -1,4 +1,4 @@
-"""How functions become machine code: one set of rules for all, and a cache that forgets when their source changes."""
+"""How functions are compiled: one set of options for all, and a cache that is invalidated when their source changes."""
 
 import hashlib
 import tempfile
@@ -13,7 +13,7 @@ from numba.extending import intrinsic
 
 from onebox.spec.cache import user_cache_directory
 
-__all__ = ["apart", "cache_directory", "compiled", "inner"]
+__all__ = ["cache_directory", "compiled", "inner", "never_inline"]
 
 F = TypeVar("F", bound=Callable[..., object])
 
@@ -24,13 +24,13 @@ def compiled(function: F) -> F:
 
 
 def inner(function: F) -> F:
-    """The same for a function that only compiled ones call: what Python would need to call it is left out."""
+    """The same for a function that only compiled ones call: Python cannot call it."""
     return _decorated(function, no_cfunc_wrapper=True, no_cpython_wrapper=True)
 
 
 @intrinsic  # type: ignore[untyped-decorator]
-def apart(_: Any) -> Any:
-    """Said in a large function, whose copies inside all of its callers would take long to compile and gain nothing."""
+def never_inline(_: Any) -> Any:
+    """Called in a large function: its copies in all callers would take long to compile and gain nothing."""
 
     def generate(context: Any, builder: Any, _signature: Any, _args: Any) -> Any:
         builder.function.attributes.add("noinline")
@@ -52,9 +52,9 @@ def _decorated(function: F, **options: bool) -> F:
 
 @cache
 def cache_directory() -> str | None:
-    """A directory for this very source, or none if it cannot be written.
+    """A directory named by a hash of this package's source, or None if it cannot be written.
 
-    Numba looks at the file of the function it is asked for, not at those of the functions that it calls.
+    Numba itself checks only the file of the function that is called, not those of the functions it calls.
     """
     digest = hashlib.sha256()
     for path in sorted(Path(__file__).parent.glob("*.py")):

@@ -18,7 +18,7 @@ __all__ = ["CompiledExperts", "CompiledLinear"]
 
 @dataclass(frozen=True)
 class CompiledLinear:
-    """float32 or bfloat16 numbers; products are summed in float32 whatever the rows are."""
+    """float32 or bfloat16 weights; products are summed in float32 whatever the rows' dtype."""
 
     numbers: Tensor
     """[K * N] in blocks."""

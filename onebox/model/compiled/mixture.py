@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from onebox.kernels.common.array_types import Array, Stored
 from onebox.model.compiled.arithmetic import add_norm, copy, exp, product, rounded, sigmoid, silu
-from onebox.model.compiled.jit import apart, compiled, inner
+from onebox.model.compiled.jit import compiled, inner, never_inline
 
 __all__ = ["ExpertArrays", "mixture_step", "routed"]
 
@@ -15,7 +15,7 @@ _NOT_YET, _ZERO = np.int64(-1), np.float32(0)
 
 
 class ExpertArrays(NamedTuple):
-    """E experts of inner size I, a shared one of inner size J, and what comes before them."""
+    """E experts of inner size I, a shared one of inner size J, and their norm and router."""
 
     norm: Array
     """[H]."""
@@ -33,7 +33,7 @@ class ExpertArrays(NamedTuple):
 
 @compiled
 def mixture_step(mixed: Array, residual: Array, arrays: ExpertArrays, k: int, eps: float, out: Stored) -> Array:
-    """The stream [R, H], which is the sum of mixed and residual; what the experts add to it goes into out [R, H]."""
+    """The stream [R, H], mixed + residual; what the experts add to it is written to out [R, H]."""
     x, stream = add_norm(mixed, residual, arrays.norm, eps)
     logits = product(x, arrays.router)
     ids, shares = _route(logits, k)
@@ -49,9 +49,9 @@ def mixture_step(mixed: Array, residual: Array, arrays: ExpertArrays, k: int, ep
 def routed(x: Array, ids: NDArray[np.int64], shares: Array, gate_up: Stored, down: Stored) -> Array:
     """Each row [H] of x through its k experts, weighted and summed in the order of ids [R, k].
 
-    The rows of an expert go through it together; what they find waits until all of a row's are there.
+    The rows of an expert are computed together; a row is summed when all of its experts are done.
     """
-    apart()
+    never_inline()
     (rows, hidden), k = x.shape, ids.shape[1]
     places, edges = _by_expert(ids, len(gate_up))
     own = np.empty((rows * k, hidden), dtype=np.float32)
@@ -76,7 +76,7 @@ def routed(x: Array, ids: NDArray[np.int64], shares: Array, gate_up: Stored, dow
 @inner
 def _by_expert(ids: NDArray[np.int64], num_experts: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """(the places of ids [R * k], expert by expert and then in their order; where each expert's begin [E + 1])."""
-    apart()
+    never_inline()
     rows, k = ids.shape
     edges = np.empty(num_experts + 1, dtype=np.int64)
     for expert in range(num_experts + 1):
@@ -95,7 +95,7 @@ def _by_expert(ids: NDArray[np.int64], num_experts: int) -> tuple[NDArray[np.int
     return places, edges
 
 
-# Of whole rows in functions of their own: where a row begins is then settled before its numbers are met.
+# Whole rows in functions of their own: a row's address is then computed once, outside of the loop.
 
 
 @inner
@@ -113,7 +113,7 @@ def _add(added: Array, share: float, out: Array) -> None:
 @inner
 def _route(logits: Array, k: int) -> tuple[NDArray[np.int64], Array]:
     """(ids, shares) [R, k] of the k largest of all but the last of logits [R, E + 1]; of equal ones the first."""
-    apart()
+    never_inline()
     num_experts = logits.shape[1] - 1
     ids = np.empty((len(logits), k), dtype=np.int64)
     shares = np.empty((len(logits), k), dtype=np.float32)
@@ -139,7 +139,7 @@ def _route(logits: Array, k: int) -> tuple[NDArray[np.int64], Array]:
 @inner
 def _gated(both: Array) -> Array:
     """SiLU of the first half times the second: [R, I] of [R, 2I]."""
-    apart()
+    never_inline()
     half = both.shape[1] // 2
     out = np.empty((len(both), half), dtype=np.float32)
     for row in range(len(both)):

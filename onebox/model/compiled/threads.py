@@ -1,4 +1,4 @@
-"""Rows of a prompt on all of a CPU's threads. Compiled code lets Python's lock go; a row's bits are its own anyway."""
+"""Splits the rows of a prompt over a CPU's threads: compiled code releases Python's lock."""
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -15,11 +15,11 @@ __all__ = ["by_rows"]
 T = TypeVar("T", bound=tuple[Stored, ...])
 
 _LEAST_ROWS = 32
-"""Rows for which handing them to another thread pays."""
+"""Fewest rows that are worth another thread."""
 
 
 def by_rows(compute: Callable[[slice], T], num_rows: int) -> T:
-    """What `compute` makes of all rows, from slices of them, as many at once as torch has threads."""
+    """The results of `compute` for all rows, from slices of them, as many at once as torch has threads."""
     count = min(torch.get_num_threads(), num_rows // _LEAST_ROWS)
     if count <= 1:
         return compute(slice(0, num_rows))

@@ -1,7 +1,7 @@
 """The inner loops of products, written as LLVM's own instructions: their sums are vectors that stay in registers.
 
 A tile is some rows times one block of columns. Each of its numbers is summed in the order of K, whatever the number of
-rows. Arrays are contiguous; what is not said to be stored is float32.
+rows. Arrays are contiguous, and float32 unless they are called stored.
 """
 
 from collections.abc import Callable
@@ -17,35 +17,34 @@ from onebox.model.compiled.vectors import (
     INT64,
     LANES,
     VECTOR,
-    everywhere,
-    fused,
-    is_narrow,
+    broadcast,
+    is_bfloat16,
     load,
     load_pairs,
+    multiply,
+    multiply_add,
     store,
     sum_lanes,
-    summed,
-    times,
+    sum_loop,
 )
 
-__all__ = ["add_rows", "advance", "dot_vectors", "tile"]
+__all__ = ["add_rows", "dot_vectors", "tile", "update_block"]
 
-_AHEAD = 32
-"""How many k ahead of its use the weight is fetched. CPUs do so by themselves, but not across pages of memory."""
+_PREFETCH_ROWS = 32
+"""How many k ahead of its use the weight is prefetched. CPUs do so by themselves, but not across memory pages."""
 _LINE_BYTES = 64
 _PLACES = range(0, BLOCK_COLUMNS, LANES)
 _SUMS = 4
-"""Vectors that a dot product is summed in side by side: an addition takes a CPU so many of its steps."""
+"""Vectors in which a dot product is summed side by side: the latency of an addition in cycles."""
 _INTEGER = types.int64
-"""What any kind of integer is taken as."""
+"""The type that integer arguments are converted to."""
 
 
 def tile(num_rows: int) -> Any:
     """A function (x, row, weight, place, stride, out, column) for compiled code, which writes into a block of out.
 
-    x [R, K] and out [R, N]; the rows are `num_rows` from `row`, the columns BLOCK_COLUMNS from `column`. What is
-    multiplied begins at `place` of the array weight and goes on `stride` further for each k: float32, or bfloat16 in
-    pairs (`blocks.py`).
+    x [R, K] and out [R, N]; the rows are `num_rows` from `row`, the columns BLOCK_COLUMNS from `column`. The
+    weight's row k begins at `place` + k * `stride` of its array: float32, or bfloat16 in pairs (`blocks.py`).
     """
 
     def write(builder: Any, x: Any, row: Any, weight: Any, place: Any, stride: Any, out: Any, column: Any) -> None:
@@ -53,13 +52,13 @@ def tile(num_rows: int) -> Any:
 
         def add(k: Any, sums: list[Any]) -> list[Any]:
             line = builder.gep(weight.data, [builder.add(place, builder.mul(k, stride))])
-            _fetch_ahead(builder, line)
-            weights = load_pairs(builder, line) if is_narrow(line) else _block(builder, line)
-            numbers = [everywhere(builder, builder.load(builder.gep(start, [k]))) for start in data]
-            return _added(builder, numbers, weights, sums)
+            _prefetch(builder, line)
+            weights = load_pairs(builder, line) if is_bfloat16(line) else _block(builder, line)
+            numbers = [broadcast(builder, builder.load(builder.gep(start, [k]))) for start in data]
+            return _multiply_add_all(builder, numbers, weights, sums)
 
         count = builder.extract_value(x.shape, 1)
-        totals = summed(builder, count, [VECTOR(None)] * (num_rows * len(_PLACES)), add)
+        totals = sum_loop(builder, count, [VECTOR(None)] * (num_rows * len(_PLACES)), add)
         for i in range(num_rows):
             target = builder.gep(_row(builder, out, builder.add(row, INT64(i))), [column])
             _store_block(builder, totals[i * len(_PLACES) :], target)
@@ -72,40 +71,42 @@ def tile(num_rows: int) -> Any:
 
 
 @intrinsic  # type: ignore[untyped-decorator]
-def advance(
+def update_block(
     _: Any,
     before: Any,
     state: Any,
-    column: Any,  # noqa: ARG001 - taken as an integer whatever it is
+    column: Any,  # noqa: ARG001 - converted to int64
     key: Any,
-    wanted: Any,
-    decay: Any,  # noqa: ARG001 - taken as float32
-    asked: Any,
+    correction: Any,
+    decay: Any,  # noqa: ARG001 - converted to float32
+    probes: Any,
     out: Any,
 ) -> Any:
-    """A state [K, N] takes a key [K] in, in a block of columns; then out [2, N] is the product of asked [2, K] and it.
+    """Updates a block of columns of a state [K, N]; then out [2, N] is the product of probes [2, K] and the state.
 
-    It becomes what was before, which may be the same array, times decay, plus the outer product of the key and what is
-    wanted under it [N].
+    state = before * decay + the outer product of key [K] and correction [N]; `before` may be the same array.
     """
-    return types.void(before, state, _INTEGER, key, wanted, types.float32, asked, out), _lowered(_advance)
+    return types.void(before, state, _INTEGER, key, correction, types.float32, probes, out), _lowered(_update_block)
 
 
-def _advance(
-    builder: Any, before: Any, state: Any, column: Any, key: Any, wanted: Any, decay: Any, asked: Any, out: Any
+def _update_block(
+    builder: Any, before: Any, state: Any, column: Any, key: Any, correction: Any, decay: Any, probes: Any, out: Any
 ) -> None:
-    block, fading = _block(builder, builder.gep(wanted.data, [column])), everywhere(builder, decay)
-    rows = [_row(builder, asked, INT64(i)) for i in range(2)]
+    block, fading = _block(builder, builder.gep(correction.data, [column])), broadcast(builder, decay)
+    rows = [_row(builder, probes, INT64(i)) for i in range(2)]
 
     def add(k: Any, sums: list[Any]) -> list[Any]:
         held = _block(builder, builder.gep(_row(builder, before, k), [column]))
-        number = everywhere(builder, builder.load(builder.gep(key.data, [k])))
-        held = [fused(builder, number, new, times(builder, old, fading)) for old, new in zip(held, block, strict=True)]
+        number = broadcast(builder, builder.load(builder.gep(key.data, [k])))
+        held = [
+            multiply_add(builder, number, new, multiply(builder, old, fading))
+            for old, new in zip(held, block, strict=True)
+        ]
         _store_block(builder, held, builder.gep(_row(builder, state, k), [column]))
-        numbers = [everywhere(builder, builder.load(builder.gep(row, [k]))) for row in rows]
-        return _added(builder, numbers, held, sums)
+        numbers = [broadcast(builder, builder.load(builder.gep(row, [k]))) for row in rows]
+        return _multiply_add_all(builder, numbers, held, sums)
 
-    totals = summed(builder, builder.extract_value(state.shape, 0), [VECTOR(None)] * (2 * len(_PLACES)), add)
+    totals = sum_loop(builder, builder.extract_value(state.shape, 0), [VECTOR(None)] * (2 * len(_PLACES)), add)
     for i in range(2):
         _store_block(builder, totals[i * len(_PLACES) :], builder.gep(_row(builder, out, INT64(i)), [column]))
 
@@ -114,7 +115,7 @@ def _advance(
 def add_rows(_: Any, shares: Any, stored: Any, place: Any, stride: Any, out: Any, column: Any) -> Any:  # noqa: ARG001
     """Adds rows of stored numbers, each times its share of [K], to a block of columns of out [N].
 
-    The rows begin at `place` of the array stored and go on `stride` further for each.
+    Row k begins at `place` + k * `stride` of the array stored.
     """
     return types.void(shares, stored, _INTEGER, _INTEGER, out, _INTEGER), _lowered(_add_rows)
 
@@ -124,11 +125,11 @@ def _add_rows(builder: Any, shares: Any, stored: Any, place: Any, stride: Any, o
 
     def add(k: Any, sums: list[Any]) -> list[Any]:
         row = builder.gep(stored.data, [builder.add(place, builder.mul(k, stride))])
-        number = everywhere(builder, builder.load(builder.gep(shares.data, [k])))
-        return _added(builder, [number], _block(builder, row), sums)
+        number = broadcast(builder, builder.load(builder.gep(shares.data, [k])))
+        return _multiply_add_all(builder, [number], _block(builder, row), sums)
 
     count = builder.extract_value(shares.shape, 0)
-    _store_block(builder, summed(builder, count, _block(builder, target), add), target)
+    _store_block(builder, sum_loop(builder, count, _block(builder, target), add), target)
 
 
 @intrinsic  # type: ignore[untyped-decorator]
@@ -143,23 +144,23 @@ def _dot_vectors(builder: Any, a: Any, b: Any) -> Any:
             start = builder.add(begun, builder.mul(k, INT64(width * LANES)))
             places = [builder.add(start, INT64(i * LANES)) for i in range(width)]
             pairs = [[load(builder, builder.gep(part.data, [place])) for part in (a, b)] for place in places]
-            return [fused(builder, x, y, total) for (x, y), total in zip(pairs, sums, strict=True)]
+            return [multiply_add(builder, x, y, total) for (x, y), total in zip(pairs, sums, strict=True)]
 
         return add_some
 
     begun, length = INT64(0), builder.extract_value(a.shape, 0)
     at_once = builder.sdiv(length, INT64(_SUMS * LANES))
-    sums = summed(builder, at_once, [VECTOR(None)] * _SUMS, add(_SUMS))
+    sums = sum_loop(builder, at_once, [VECTOR(None)] * _SUMS, add(_SUMS))
     begun = builder.mul(at_once, INT64(_SUMS * LANES))
     left = builder.sdiv(builder.sub(length, begun), INT64(LANES))
-    sums[:1] = summed(builder, left, sums[:1], add(1))
+    sums[:1] = sum_loop(builder, left, sums[:1], add(1))
     while len(sums) > 1:
         sums = [builder.fadd(*sums[i : i + 2]) for i in range(0, len(sums), 2)]
     return sum_lanes(builder, sums[0])
 
 
 def _lowered(write: Callable[..., Any]) -> Callable[..., Any]:
-    """What Numba asks for the instructions that `write` writes."""
+    """The code generator that Numba calls, around `write`, which emits the instructions."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         parts = [
@@ -186,18 +187,18 @@ def _store_block(builder: Any, vectors: list[Any], data: Any) -> None:
         store(builder, vector, builder.gep(data, [INT64(i)]))
 
 
-def _added(builder: Any, numbers: list[Any], weights: list[Any], sums: list[Any]) -> list[Any]:
-    """The sums, row by row, with one k more."""
+def _multiply_add_all(builder: Any, numbers: list[Any], weights: list[Any], sums: list[Any]) -> list[Any]:
+    """The sums, row by row, with the products of one more k."""
     terms = [(number, weight) for number in numbers for weight in weights]
-    return [fused(builder, *term, total) for term, total in zip(terms, sums, strict=True)]
+    return [multiply_add(builder, *term, total) for term, total in zip(terms, sums, strict=True)]
 
 
-def _fetch_ahead(builder: Any, line: Any) -> None:
+def _prefetch(builder: Any, line: Any) -> None:
     byte = ir.IntType(8).as_pointer()
     kind = ir.FunctionType(ir.VoidType(), [byte, INT32, INT32, INT32])
     fetch = builder.module.declare_intrinsic("llvm.prefetch", [byte], kind)
-    num_bytes = BLOCK_COLUMNS * (2 if is_narrow(line) else 4)
+    num_bytes = BLOCK_COLUMNS * (2 if is_bfloat16(line) else 4)
     start = builder.bitcast(line, byte)
     for place in range(0, num_bytes, _LINE_BYTES):
-        ahead = builder.gep(start, [INT64(_AHEAD * num_bytes + place)])
+        ahead = builder.gep(start, [INT64(_PREFETCH_ROWS * num_bytes + place)])
         builder.call(fetch, [ahead, INT32(0), INT32(3), INT32(1)])  # to read, into the nearest cache, data

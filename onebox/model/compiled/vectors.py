@@ -1,6 +1,6 @@
-"""Vectors of float32 as LLVM's own instructions write them: loads from stored numbers, a number everywhere, sums.
+"""float32 vectors as LLVM instructions: loads of stored numbers, broadcasts, sums.
 
-For `tiles.py` and `arithmetic.py`: from loops in Python the compiler would keep sums in memory.
+For `tiles.py` and `arithmetic.py`: compiled from loops in Python, sums would be kept in memory and not in registers.
 """
 
 from collections.abc import Callable
@@ -14,15 +14,15 @@ __all__ = [
     "INT64",
     "LANES",
     "VECTOR",
-    "everywhere",
-    "fused",
-    "is_narrow",
+    "broadcast",
+    "is_bfloat16",
     "load",
     "load_pairs",
+    "multiply",
+    "multiply_add",
     "store",
     "sum_lanes",
-    "summed",
-    "times",
+    "sum_loop",
 ]
 
 INT32, INT64 = ir.IntType(32), ir.IntType(64)
@@ -35,7 +35,7 @@ _FUSED = ("contract",)
 _HIGH_HALF = -(1 << 16)
 
 
-def is_narrow(data: Any) -> bool:
+def is_bfloat16(data: Any) -> bool:
     """Whether a pointer is to bfloat16 numbers."""
     return isinstance(data.type.pointee, ir.IntType)
 
@@ -43,7 +43,7 @@ def is_narrow(data: Any) -> bool:
 def load(builder: Any, data: Any) -> Any:
     """The vector that begins at the pointer `data`, of float32 or of bfloat16 numbers, widened."""
     pointer = builder.bitcast(data, ir.VectorType(data.type.pointee, LANES).as_pointer())
-    if not is_narrow(data):
+    if not is_bfloat16(data):
         return builder.load(pointer, align=4)
     return _shifted(builder, builder.zext(builder.load(pointer, align=2), _WORDS))
 
@@ -64,20 +64,20 @@ def _shifted(builder: Any, words: Any) -> Any:
     return builder.bitcast(builder.shl(words, _WORDS([16] * LANES)), VECTOR)
 
 
-def everywhere(builder: Any, number: Any) -> Any:
-    """The number in every lane."""
+def broadcast(builder: Any, number: Any) -> Any:
+    """The number in all lanes."""
     first = builder.insert_element(VECTOR(ir.Undefined), number, INT32(0))
     return builder.shuffle_vector(first, VECTOR(ir.Undefined), _WORDS(None))
 
 
-def times(builder: Any, first: Any, second: Any) -> Any:
-    """Their product, which may be rounded together with a sum that it becomes part of."""
+def multiply(builder: Any, first: Any, second: Any) -> Any:
+    """Their product; it may be fused with an addition, so that both are rounded once."""
     return builder.fmul(first, second, flags=_FUSED)
 
 
-def fused(builder: Any, first: Any, second: Any, added: Any) -> Any:
-    """The product of the first two and `added`, rounded once where the CPU can."""
-    return builder.fadd(added, times(builder, first, second), flags=_FUSED)
+def multiply_add(builder: Any, first: Any, second: Any, added: Any) -> Any:
+    """First * second + added, rounded once if the CPU can."""
+    return builder.fadd(added, multiply(builder, first, second), flags=_FUSED)
 
 
 def sum_lanes(builder: Any, vector: Any) -> Any:
@@ -88,8 +88,8 @@ def sum_lanes(builder: Any, vector: Any) -> Any:
     return builder.extract_element(vector, INT32(0))
 
 
-def summed(builder: Any, count: Any, sums: list[Any], add: Callable[[Any, list[Any]], list[Any]]) -> list[Any]:
-    """A loop over k from 0 to below `count`: what `add` makes of k and of the sums so far, at its end."""
+def sum_loop(builder: Any, count: Any, sums: list[Any], add: Callable[[Any, list[Any]], list[Any]]) -> list[Any]:
+    """The last sums of a loop over k from 0 to `count` - 1, in which `add` gives the sums after k from those before."""
     before, head = builder.block, builder.append_basic_block()
     inside, after = builder.append_basic_block(), builder.append_basic_block()
     builder.branch(head)

@@ -5,7 +5,6 @@ attention over pages in other formats than bfloat16.
 """
 
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -30,16 +29,10 @@ from onebox.model.memory import LayerMemory, require_pages, require_pool
 __all__ = ["CompiledLayer", "compile_layer"]
 
 
-class CompiledMixer(Protocol):
-    """(what the mixer adds, the float32 stream before that), [R, H] each, from the stream before its norm."""
-
-    def decode(
-        self, added: Stored, residual: Array, memory: LayerMemory, batch: Batch, table: RotaryTable
-    ) -> tuple[Array, Array]: ...
-
-
 @dataclass(frozen=True)
 class CompiledAttention:
+    """(what attention adds, the float32 stream before it), [R, H] each, from the stream before the layer's norm."""
+
     plain: Attention
     input_norm: Array
     qkv: Stored
@@ -63,6 +56,8 @@ class CompiledAttention:
 
 @dataclass(frozen=True)
 class CompiledDeltaNet:
+    """(what DeltaNet adds, the float32 stream before it), [R, H] each, from the stream before the layer's norm."""
+
     arrays: DeltaArrays
     eps: float
     _latest: list[tuple[DeltaPool, PoolArrays]] = field(default_factory=list)
@@ -93,7 +88,7 @@ class CompiledLayer:
     """A plain layer whose weights are read by compiled code."""
 
     plain: PlainLayer[Mixer]
-    mixer: CompiledMixer
+    mixer: CompiledAttention | CompiledDeltaNet
     experts: ExpertArrays
 
     def decode(self, stream: Stream, memory: LayerMemory, batch: Batch, table: RotaryTable) -> Stream:
@@ -129,7 +124,7 @@ def compile_layer(layer: PlainLayer[Mixer]) -> CompiledLayer | None:
     return CompiledLayer(layer, mixer, experts)
 
 
-def _compile_mixer(layer: PlainLayer[Mixer]) -> CompiledMixer | None:
+def _compile_mixer(layer: PlainLayer[Mixer]) -> CompiledAttention | CompiledDeltaNet | None:
     mixer, input_norm, numbers = layer.mixer, array(layer.input_norm), _numbers(*layer.mixer.linears)
     if isinstance(mixer, Attention) and len(numbers) == 2:
         return CompiledAttention(mixer, input_norm, *numbers)

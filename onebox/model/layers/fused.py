@@ -8,7 +8,7 @@ they differ in the last places, so a device always uses one of them. Prefill is 
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -57,14 +57,10 @@ class FusedStream(NamedTuple):
     """float32 [R]: its gate."""
 
 
-class FusedMixer(Protocol):
-    """float32 [P, R, H]: the parts that a mixer adds, from normed rows."""
-
-    def decode(self, rows: FixedRows, memory: LayerMemory, batch: Batch, table: RotaryTable) -> Tensor: ...
-
-
 @dataclass(frozen=True)
 class FusedAttention:
+    """Adds float32 parts [P, R, H], from normed rows."""
+
     plain: Attention
     qkv_proj: PartLinear
     o_proj: PartLinear
@@ -85,6 +81,8 @@ class FusedAttention:
 
 @dataclass(frozen=True)
 class FusedDeltaNet:
+    """Adds float32 parts [P, R, H], from normed rows."""
+
     plain: DeltaNet
     qkvz_proj: PartLinear
     gates_proj: PartLinear | None
@@ -132,7 +130,7 @@ class FusedLayer:
     """A plain layer whose decode is fused. `dtype` is that of activations."""
 
     plain: PlainLayer[Mixer]
-    mixer: FusedMixer
+    mixer: FusedAttention | FusedDeltaNet
     mixture: FusedMixture
     dtype: torch.dtype
 

@@ -10,16 +10,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from onebox.checkpoint.bind import bind
-from onebox.checkpoint.source import open_checkpoint
-from onebox.checkpoint.staging import StagedReader
 from onebox.kernels.common.dispatch import Operation
-from onebox.model.build import build_model, fuse_model
+from onebox.model.build import fuse_model
 from onebox.model.layers.fused import FusedStack
-from onebox.model.load import load_model, loading_order
+from onebox.model.load import load_model
 from onebox.model.mtp import FusedMtpHead
-from onebox.model.parts import CheckpointParts
 from onebox.model.qwen3_5 import Qwen35
+from tests.model.opened import packed_model
 from tests.model.test_qwen3_5 import PROMPT, expected_logits, start
 from tests.synthetic import tiny_config, write_checkpoint
 
@@ -38,10 +35,7 @@ def directory(tmp_path_factory) -> Path:
 def model(directory, monkeypatch) -> Qwen35:
     """A model in the kernels' layouts on a CPU, its operations the plain twins: packed weights, float32 activations."""
     monkeypatch.setattr(Operation, "cpu", property(lambda operation: operation.twin))
-    checkpoint = open_checkpoint(directory)
-    binding = bind(checkpoint)
-    with StagedReader(loading_order(checkpoint.spec, binding), CPU) as reader:
-        plain = build_model(checkpoint.spec, CheckpointParts(checkpoint, binding, reader.read, CPU), torch.float32)
+    plain = packed_model(directory)
     # The checkpoint's own head has BF16 experts; with the layer of the last attention it has all that is fused.
     last = plain.stack.layers[-1]
     made = fuse_model(replace(plain, mtp=replace(plain.mtp, attention=last, layer=last)))

@@ -6,18 +6,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from onebox.checkpoint.bind import bind
-from onebox.checkpoint.source import open_checkpoint
-from onebox.checkpoint.staging import StagedReader
 from onebox.model import compiled
-from onebox.model.build import build_model, fuse_model
+from onebox.model.build import fuse_model
 from onebox.model.layers.compiled import CompiledLayer
 from onebox.model.layers.fused import FusedLayer
 from onebox.model.layers.plain import PlainLayer
-from onebox.model.load import load_model, loading_order
-from onebox.model.parts import CheckpointParts
+from onebox.model.load import load_model
 from onebox.model.qwen3_5 import Qwen35
 from onebox.spec.errors import MismatchError
+from tests.model.opened import packed_model
 from tests.model.test_qwen3_5 import PROMPT, Session, start
 from tests.synthetic import tiny_config, write_checkpoint
 
@@ -35,11 +32,7 @@ def directory(tmp_path_factory) -> Path:
 @pytest.fixture(params=KINDS)
 def model(request, directory, monkeypatch) -> Qwen35:
     if request.param == "fused":
-        checkpoint = open_checkpoint(directory)
-        binding = bind(checkpoint)
-        with StagedReader(loading_order(checkpoint.spec, binding), CPU) as reader:
-            parts = CheckpointParts(checkpoint, binding, reader.read, CPU)
-            made = fuse_model(build_model(checkpoint.spec, parts, torch.float32))
+        made = fuse_model(packed_model(directory))
     else:
         if request.param == "plain":
             monkeypatch.setattr(compiled, "is_available", lambda: False)

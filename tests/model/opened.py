@@ -1,0 +1,42 @@
+"""Checkpoints opened and bound, models built from them in the kernels' layouts on a CPU, and all tensors of a model."""
+
+import dataclasses
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+
+from onebox.checkpoint.bind import Binding, bind
+from onebox.checkpoint.source import Checkpoint, open_checkpoint
+from onebox.checkpoint.staging import StagedReader
+from onebox.model.build import build_model
+from onebox.model.load import loading_order
+from onebox.model.parts import CheckpointParts
+from onebox.model.qwen3_5 import Qwen35
+
+CPU = torch.device("cpu")
+LAYER = "model.language_model.layers.0"
+
+
+def opened(directory: Path) -> tuple[Checkpoint, Binding]:
+    checkpoint = open_checkpoint(directory)
+    return checkpoint, bind(checkpoint)
+
+
+def packed_model(directory: Path) -> Qwen35:
+    """The model with packed weights, as on a GPU, with float32 activations and plain layers."""
+    checkpoint, binding = opened(directory)
+    with StagedReader(loading_order(checkpoint.spec, binding), CPU) as reader:
+        return build_model(checkpoint.spec, CheckpointParts(checkpoint, binding, reader.read, CPU), torch.float32)
+
+
+def tensors_in(part: object) -> Iterator[torch.Tensor]:
+    """All tensors of a model, in the order of its fields."""
+    if isinstance(part, torch.Tensor):
+        yield part.to_dense() if part.is_mkldnn else part
+    elif isinstance(part, tuple | list):
+        for item in part:
+            yield from tensors_in(item)
+    elif dataclasses.is_dataclass(part):
+        for field in dataclasses.fields(part):
+            yield from tensors_in(getattr(part, field.name))
