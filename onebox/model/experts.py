@@ -11,16 +11,16 @@ from onebox.checkpoint.staging import Read
 from onebox.checkpoint.weights import read_weight, weight_tensors
 from onebox.formats.expert_tiles import pack_down, pack_gate_up
 from onebox.kernels.experts import (
-    prefill_experts,
     prefill_experts_bf16,
     prefill_experts_fp8,
+    prefill_experts_int4,
     prefill_experts_nvfp4,
-    routed_experts,
     routed_experts_bf16,
     routed_experts_fp8,
+    routed_experts_int4,
     routed_experts_nvfp4,
 )
-from onebox.model.linear import DecodeRows, group_int_of, nvfp4_tensors
+from onebox.model.linear import DecodeActivations, group_int_of, nvfp4_tensors
 from onebox.spec.weights import Layout, WeightFormat
 
 __all__ = ["EXPERT_PARTS", "ExpertOf", "Experts", "expert_batches", "make_experts", "plain_expert", "stack"]
@@ -37,7 +37,7 @@ _BATCH_BYTES = 64 << 20
 class Experts(Protocol):
     """Each row through its k experts, weighted and summed in the order of ids [R, k]: float32 [R, H]."""
 
-    def decode(self, rows: DecodeRows, ids: Tensor, weights: Tensor) -> Tensor: ...
+    def decode(self, rows: DecodeActivations, ids: Tensor, weights: Tensor) -> Tensor: ...
 
     def prefill(self, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor: ...
 
@@ -53,11 +53,11 @@ class Int4Experts(NamedTuple):
     down: Tensor
     down_scale: Tensor
 
-    def decode(self, rows: DecodeRows, ids: Tensor, weights: Tensor) -> Tensor:
-        return routed_experts(*rows.fixed_point, ids, weights, *self)
+    def decode(self, rows: DecodeActivations, ids: Tensor, weights: Tensor) -> Tensor:
+        return routed_experts_int4(*rows.fixed_point, ids, weights, *self)
 
     def prefill(self, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
-        return prefill_experts(x.to(torch.bfloat16), ids, weights, *self).to(torch.float32)
+        return prefill_experts_int4(x.to(torch.bfloat16), ids, weights, *self).to(torch.float32)
 
 
 class Fp8Experts(NamedTuple):
@@ -68,7 +68,7 @@ class Fp8Experts(NamedTuple):
     down: Tensor
     down_scale: Tensor
 
-    def decode(self, rows: DecodeRows, ids: Tensor, weights: Tensor) -> Tensor:
+    def decode(self, rows: DecodeActivations, ids: Tensor, weights: Tensor) -> Tensor:
         return routed_experts_fp8(rows.x, ids, weights, *self)
 
     def prefill(self, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
@@ -84,7 +84,7 @@ class Nvfp4Experts(NamedTuple):
     down_scale: Tensor
     multipliers: Tensor
 
-    def decode(self, rows: DecodeRows, ids: Tensor, weights: Tensor) -> Tensor:
+    def decode(self, rows: DecodeActivations, ids: Tensor, weights: Tensor) -> Tensor:
         return routed_experts_nvfp4(rows.x, ids, weights, *self)
 
     def prefill(self, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
@@ -97,7 +97,7 @@ class PlainExperts(NamedTuple):
     gate_up: Tensor
     down: Tensor
 
-    def decode(self, rows: DecodeRows, ids: Tensor, weights: Tensor) -> Tensor:
+    def decode(self, rows: DecodeActivations, ids: Tensor, weights: Tensor) -> Tensor:
         return routed_experts_bf16(rows.x.to(torch.bfloat16), ids, weights, *self).to(torch.float32)
 
     def prefill(self, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
