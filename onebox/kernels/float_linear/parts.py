@@ -97,7 +97,7 @@ def _fragment_tile(
     squares_ptr,
     weight_ptr,
     scale_ptr,
-    out_ptr,  # float32 [SPLIT, R, N]
+    out_ptr,  # float32 [PARTS, R, N]
     R,
     N,
     scale_stride,
@@ -105,7 +105,7 @@ def _fragment_tile(
     K: tl.constexpr,
     FORMAT: tl.constexpr,
     BLOCK_R: tl.constexpr,
-    SPLIT: tl.constexpr,
+    PARTS: tl.constexpr,
     GROUPS_BLOCK: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
@@ -113,7 +113,7 @@ def _fragment_tile(
 
     All of the part's weights are under way before it waits for the rows.
     """
-    BLOCKS: tl.constexpr = K // 128 // SPLIT
+    BLOCKS: tl.constexpr = K // 128 // PARTS
     tiles = (N + 15) // 16
     tile = program % tiles
     part = program // tiles
@@ -164,7 +164,7 @@ def _plain_tile(
     FORMAT: tl.constexpr,
     BLOCK_R: tl.constexpr,
     BLOCK_K: tl.constexpr,
-    SPLIT: tl.constexpr,
+    PARTS: tl.constexpr,
     GROUPS_BLOCK: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
@@ -191,7 +191,7 @@ def _plain_tile(
         16,
         BLOCK_R,
         BLOCK_K,
-        SPLIT,
+        PARTS,
     )
     if squares_ptr is not None:
         total *= row_factors(squares, eps, K)[None, :]
@@ -215,7 +215,7 @@ def parts_tile(
     FORMAT: tl.constexpr,
     BLOCK_R: tl.constexpr,
     BLOCK_K: tl.constexpr,
-    SPLIT: tl.constexpr,
+    PARTS: tl.constexpr,
     GROUPS_BLOCK: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
@@ -236,7 +236,7 @@ def parts_tile(
             FORMAT,
             BLOCK_R,
             BLOCK_K,
-            SPLIT,
+            PARTS,
             GROUPS_BLOCK,
             DEPENDENT,
         )
@@ -255,7 +255,7 @@ def parts_tile(
             K,
             FORMAT,
             BLOCK_R,
-            SPLIT,
+            PARTS,
             GROUPS_BLOCK,
             DEPENDENT,
         )
@@ -268,14 +268,14 @@ def float_parts_kernel(
     weight_ptr,  # this and the next five: as in `linear_tile`
     scale_ptr,
     multiplier_ptr,
-    out_ptr,  # float32 [SPLIT, R, N]
+    out_ptr,  # float32 [PARTS, R, N]
     N: tl.constexpr,
     scale_stride,
     R,
     eps,
     K: tl.constexpr,
     FORMAT: tl.constexpr,
-    SPLIT: tl.constexpr,
+    PARTS: tl.constexpr,
     BLOCK_R: tl.constexpr,
     BLOCK_K: tl.constexpr,
     GROUPS_BLOCK: tl.constexpr,
@@ -298,7 +298,7 @@ def float_parts_kernel(
         FORMAT,
         BLOCK_R,
         BLOCK_K,
-        SPLIT,
+        PARTS,
         GROUPS_BLOCK,
         DEPENDENT,
     )
@@ -330,7 +330,7 @@ class TileLaunch(NamedTuple):
         constants = {
             "K": width,
             "FORMAT": kind,
-            "SPLIT": split,
+            "PARTS": split,
             "BLOCK_R": max(8, triton.next_power_of_2(num_rows)),
             "BLOCK_K": PART_BLOCK,
             "GROUPS_BLOCK": triton.next_power_of_2(width // 128),

@@ -61,14 +61,14 @@ def linear_part_kernel(
     weight_ptr,  # uint8 [K/128, tiles, 256 * BITS]
     weight_scale_ptr,  # [K/128, N] or [N]
     squares_ptr,  # float32 [R, K/128], or None for rows that have their length already
-    out_ptr,  # [SPLITS, R, N]: float32 parts, or the result if there is one split
+    out_ptr,  # [PARTS, R, N]: float32 parts, or the result if there is one split
     R,
     N,
     num_tiles,
     eps,
     K: tl.constexpr,
     BITS: tl.constexpr,
-    SPLITS: tl.constexpr,
+    PARTS: tl.constexpr,
     COLUMNS: tl.constexpr,
     TILES: tl.constexpr,
     UNROLL: tl.constexpr,
@@ -76,7 +76,7 @@ def linear_part_kernel(
     PREFETCH: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
-    GROUPS: tl.constexpr = K // 128 // SPLITS
+    GROUPS: tl.constexpr = K // 128 // PARTS
     release(DEPENDENT)
     first_tile = tl.program_id(0) * TILES
     split = tl.program_id(1)
@@ -111,11 +111,11 @@ def linear_part_kernel(
 
 @triton.jit(do_not_specialize=["R"])
 def linear_sum_kernel(
-    parts_ptr,  # float32 [SPLITS, R, N]
+    parts_ptr,  # float32 [PARTS, R, N]
     out_ptr,  # [R, N]
     R,
     N,
-    SPLITS: tl.constexpr,
+    PARTS: tl.constexpr,
     BLOCK: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
@@ -125,7 +125,7 @@ def linear_sum_kernel(
     columns = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = columns < N
     total = tl.zeros((BLOCK,), tl.float32)
-    for split in tl.static_range(SPLITS):
+    for split in tl.static_range(PARTS):
         total += tl.load(parts_ptr + (split * R + row).to(tl.int64) * N + columns, mask=inside, other=0.0)
     tl.store(out_ptr + row.to(tl.int64) * N + columns, total.to(out_ptr.dtype.element_ty), mask=inside)
 
@@ -189,7 +189,7 @@ def linear(
         out,
         rows,
         num_columns,
-        SPLITS=splits,
+        PARTS=splits,
         BLOCK=block,
         num_warps=4,
         **launch_options(planes, _SUM, num_columns),
@@ -219,7 +219,7 @@ def _parts(
         rows.eps,
         K=num_groups * TILE_COLUMNS,
         BITS=bits,
-        SPLITS=splits,
+        PARTS=splits,
         GROUPS_BLOCK=triton.next_power_of_2(num_groups),
         **shape,
         **options,
