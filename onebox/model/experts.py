@@ -11,13 +11,13 @@ from onebox.checkpoint.staging import Read
 from onebox.checkpoint.weights import read_weight, weight_tensors
 from onebox.formats.expert_tiles import pack_down, pack_gate_up
 from onebox.kernels.experts import (
-    prefill_experts,
     prefill_experts_bf16,
     prefill_experts_fp8,
+    prefill_experts_int4,
     prefill_experts_nvfp4,
-    routed_experts,
     routed_experts_bf16,
     routed_experts_fp8,
+    routed_experts_int4,
     routed_experts_nvfp4,
 )
 from onebox.model.linear import DecodeRows, group_int_of, nvfp4_tensors
@@ -54,10 +54,10 @@ class Int4Experts(NamedTuple):
     down_scale: Tensor
 
     def decode(self, rows: DecodeRows, ids: Tensor, weights: Tensor) -> Tensor:
-        return routed_experts(*rows.fixed_point, ids, weights, *self)
+        return routed_experts_int4(*rows.fixed_point, ids, weights, *self)
 
     def prefill(self, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
-        return prefill_experts(x.to(torch.bfloat16), ids, weights, *self).to(torch.float32)
+        return prefill_experts_int4(x.to(torch.bfloat16), ids, weights, *self).to(torch.float32)
 
 
 class Fp8Experts(NamedTuple):

@@ -1,7 +1,7 @@
 """The bytes a model will take on a device, before any of it is loaded."""
 
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
@@ -16,9 +16,8 @@ from onebox.spec.traffic import predicted_weight_bytes
 __all__ = ["Footprint", "footprint"]
 
 
-@dataclass(frozen=True)
-class Footprint:
-    """A model's shape and its weights' bytes per class of modules, as they will lie on the device."""
+class Footprint(NamedTuple):
+    """A model's shape and its weights' bytes per class of modules on the device."""
 
     spec: ModelSpec
     weight_bytes: dict[ModuleClass, int]

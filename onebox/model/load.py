@@ -56,7 +56,7 @@ def load_model(
 ) -> Qwen35:
     """The model in `directory` on `device`, with activations in `dtype`, without the vision tower.
 
-    The MTP head is loaded if it is wanted and the checkpoint has one. Headers are checked first, each tensor is bound
+    The MTP head is loaded if `with_mtp` and the checkpoint has one. Headers are checked first, each tensor is bound
     once, and leftover or missing tensors are errors. Beyond the model itself, loading takes at most the reader's
     staging buffer and the stored tensors of the module that is being repacked.
     """

@@ -49,7 +49,7 @@ class MemoryShape:
 
 @dataclass(frozen=True)
 class Memory:
-    """One entry per layer: KV pages for attention, a pool of states for DeltaNet; and the MTP head's own pages."""
+    """One entry per layer, KV pages for attention or a pool of states for DeltaNet, and the MTP head's own pages."""
 
     layers: tuple[LayerMemory, ...]
     mtp: KVPages | None

@@ -1,4 +1,4 @@
-"""A tiny checkpoint of exactly this architecture with random weights: for tests, and for trying things without meaning.
+"""A tiny checkpoint of this architecture with random weights, for tests and for trying the engine.
 
 Owns its sizes and how its weights are drawn. It is a complete checkpoint directory (config, safetensors, tokenizer,
 chat template, generation config), written once into the cache directory and read back by the code that reads any other.
@@ -27,7 +27,7 @@ __all__ = ["TINY", "random_checkpoint", "random_weights", "write_random_checkpoi
 
 SEED = 0
 STD = 0.03
-"""Small enough that rounding does not decide tokens, large enough that layers do something."""
+"""Small enough that rounding does not change tokens, large enough that layers have an effect."""
 
 # Matrices have sides that are multiples of 128 where quantised formats group by 128, so this shape can be quantised.
 _TEXT: dict[str, Any] = {
@@ -61,7 +61,7 @@ TINY: dict[str, Any] = family_config(text=_TEXT, has_vision=False, first_special
 
 
 def random_checkpoint(cache_home: Path | None = None) -> Path:
-    """The tiny checkpoint's directory in the user's cache; it is written first where it is not there yet."""
+    """The tiny checkpoint's directory in the user's cache; it is written first if it does not exist."""
     cache = user_cache_directory() if cache_home is None else cache_home / "onebox"
     target = cache / f"tiny-random-{_recipe_hash()}"
     if not target.exists():
@@ -80,7 +80,7 @@ def write_random_checkpoint(target: Path, seed: int = SEED) -> None:
         _write_files(scratch, seed)
         scratch.rename(target)
     except OSError as error:
-        # Another process may have put the same files there meanwhile; then theirs serve as well as ours.
+        # Another process may have written the same files meanwhile; then those are used.
         if not target.exists():
             raise WriteError(f"{target} could not be written: {error.strerror}.") from None
     finally:
@@ -121,7 +121,7 @@ def _draw(module: Module, seed: int) -> Tensor:
     if name.endswith(".A_log"):
         return torch.empty(module.shape).uniform_(0.01, 16, generator=_generator(name, seed)).log()
     around_one = name.endswith((".dt_bias", ".linear_attn.norm.weight"))
-    # A convolution of four small taps would silence its layer: its values are products of three small factors.
+    # Four small taps would make the layer's output vanish: its values are products of three small factors.
     scale = 10.0 if name.endswith(".conv1d.weight") else 1.0
     return _normal(name, module.shape, seed) * scale + (1.0 if around_one else 0.0)
 
@@ -136,6 +136,6 @@ def _generator(name: str, seed: int) -> torch.Generator:
 
 
 def _recipe_hash() -> str:
-    """Names everything that decides the files' content; weights change with the code above, so its text counts too."""
+    """A hash of everything that determines the files' content, this file's source included."""
     recipe = {"config": TINY, "seed": SEED, "text": random_text.text_files(), "draw": Path(__file__).read_text()}
     return hashlib.sha256(json.dumps(recipe, sort_keys=True).encode()).hexdigest()[:12]

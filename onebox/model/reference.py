@@ -1,4 +1,4 @@
-"""The whole model in plain float32 torch: the executable form of MODEL.md, and the twin that kernels are held against.
+"""The whole model in plain float32 torch: the executable form of MODEL.md, and what the kernels are compared with.
 
 Read it from top to bottom: the stack, a decoder layer, its two mixers, its experts, the MTP head, the primitives.
 One sequence at a time and no batch dimension, so nothing here can depend on another request. Weights are a plain
@@ -62,7 +62,7 @@ class KVRows:
 
 @dataclass
 class DeltaState:
-    """What one DeltaNet layer remembers, whatever the length: its last conv inputs and one matrix per value head."""
+    """One DeltaNet layer's state, of constant size: its last conv inputs and one matrix per value head."""
 
     conv_rows: Tensor
     """[kernel - 1, conv_dim]: the projections of the latest tokens, before the convolution."""
@@ -83,7 +83,7 @@ class Cache:
     layers: list[KVRows | DeltaState] = field(default_factory=list)
     num_tokens: int = 0
     next_position: int = 0
-    """Where text goes on: one past the largest position so far. Smaller than `num_tokens` once there was an image."""
+    """The next text position: one past the largest so far. Smaller than `num_tokens` after an image."""
 
     @classmethod
     def empty(cls, spec: ModelSpec) -> "Cache":
@@ -114,7 +114,7 @@ def forward(spec: ModelSpec, weights: Weights, tokens: Tensor, cache: Cache, pos
     """Hidden states [T, H] of the new tokens, after the final norm; the cache then holds those tokens too.
 
     `tokens` are ids [T], or embeddings [T, H] where a prompt has images (`vision.py` makes them and their positions).
-    `positions` [3, T] are (time, height, width); text, the default, goes on after the largest so far, all three equal.
+    `positions` [3, T] are (time, height, width); text, the default, continues after the largest, all three equal.
     """
     text = spec.text_prefix.removesuffix(".")
     if positions is None:
@@ -129,7 +129,7 @@ def forward(spec: ModelSpec, weights: Weights, tokens: Tensor, cache: Cache, pos
 
 
 def embed(spec: ModelSpec, weights: Weights, tokens: Tensor) -> Tensor:
-    """Embeddings [T, H] of token ids [T]; embeddings pass as they are."""
+    """Embeddings [T, H] of token ids [T]; embeddings are returned unchanged."""
     if tokens.is_floating_point():
         return tokens
     return F.embedding(tokens, weights[f"{spec.text_prefix}embed_tokens.weight"])
@@ -236,7 +236,7 @@ def gated_delta_net(spec: ModelSpec, w: _Scope, x: Tensor, state: DeltaState) ->
 def causal_conv(rows: Tensor, kernel: Tensor, state: DeltaState) -> Tensor:
     """Depthwise convolution over time of rows [T, conv_dim] with kernel [conv_dim, 1, K], then SiLU: [T, conv_dim].
 
-    The kernel's last tap meets the current token; the state lends the K - 1 rows before the first one.
+    The kernel's last tap is for the current token; the state holds the K - 1 rows before the first one.
     """
     extended = torch.cat([state.conv_rows, rows])
     state.conv_rows = extended[rows.shape[0] :].clone()
@@ -250,7 +250,7 @@ def recurrent_delta_rule(
     """The delta rule token by token: outputs [T, heads, Dv] and the matrices [heads, Dk, Dv] after the last token.
 
     query and key [T, heads, Dk], value [T, heads, Dv], log_decay and write [T, heads]. A head's matrix maps keys to
-    values: it fades, is asked for what it holds under the new key, and is corrected by a part `write` of the error.
+    values: it decays, its value under the new key is read, and it is corrected by a part `write` of the error.
     """
     outputs = torch.empty_like(value)
     for t in range(value.shape[0]):
@@ -286,7 +286,7 @@ def _delta_chunk(
     total = log_decay.cumsum(dim=-1)
     fade = total.exp().unsqueeze(-1)
     later = torch.ones(total.shape[-1], total.shape[-1], dtype=torch.bool).triu(1)
-    # The upper half would overflow in exp, so it is cut before, not after.
+    # The upper half would overflow in exp, so it is masked before, not after.
     between = (total.unsqueeze(-1) - total.unsqueeze(-2)).masked_fill(later, float("-inf")).exp()
     system = write.unsqueeze(-1) * (key @ key.mT) * between
     target = write.unsqueeze(-1) * (value - fade * (key @ matrices))
@@ -305,7 +305,7 @@ def mixture_of_experts(spec: ModelSpec, w: _Scope, x: Tensor) -> Tensor:
     shares = shares / shares.sum(dim=-1, keepdim=True)
     shared = swiglu(x, *_projections(w.under("shared_expert")))
     out = F.linear(x, w["shared_expert_gate.weight"]).sigmoid() * shared
-    # Ascending experts: a token's sum has one order, whichever tokens share the pass with it.
+    # Ascending experts: the order of a token's sum does not depend on the other tokens.
     for expert in sorted(set(chosen.flatten().tolist())):
         token, place = (chosen == expert).nonzero(as_tuple=True)
         routed = swiglu(x[token], *_expert(w.under("experts"), expert))

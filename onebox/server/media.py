@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -48,8 +48,7 @@ class MediaLimits:
         return cls(**{f"max_{name}s": count for name, count in counts.items()}, fetch=fetch)
 
 
-@dataclass(frozen=True)
-class MediaPart:
+class MediaPart(NamedTuple):
     """One image or video of a message."""
 
     kind: MediaKind

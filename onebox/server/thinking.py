@@ -18,9 +18,9 @@ CLOSING_TEXT = (
 )
 """Closes a reasoning over its budget, in the words that the model's makers give for it."""
 
+_RETRY_S = 0.05
 RESUBMIT_TIMEOUT_S = 30.0
 """How long the second request may wait for a place in a full queue."""
-_RETRY_S = 0.05
 
 
 @dataclass(frozen=True)

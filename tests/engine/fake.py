@@ -7,6 +7,7 @@ stranger, a state restored at the wrong place or a draft folded in by mistake en
 
 import random
 import threading
+import time
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -26,6 +27,8 @@ from tests.engine.scripted import DeferredRun
 VOCAB_SIZE = 48
 FAILING = VOCAB_SIZE - 1
 """A prompt with this token cannot be computed."""
+
+MAX_STEPS = 50_000
 
 NOTHING = np.empty(0, dtype=np.int64)
 
@@ -251,6 +254,14 @@ def holders(scheduler: Scheduler) -> Counter[int]:
     return counts
 
 
+def wait_until(condition) -> None:
+    """Waits for what must come; the limit only keeps a defect from waiting for ever."""
+    limit = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < limit, "it never came"
+        time.sleep(0.005)
+
+
 class Stand:
     """A scheduler on the fake runner, step by step and without threads; what clients hear is kept by request."""
 
@@ -262,6 +273,7 @@ class Stand:
         self.speculator = Speculator(config.speculation)
         self.events: dict[str, list[Event]] = {}
         self.sequences: dict[str, Sequence] = {}
+        self.num_steps = 0
 
     def submit(self, request: Request, now: float = 0.0) -> Sequence:
         sequence = sequence_of(request, self.config, self.speculator, now)
@@ -274,7 +286,9 @@ class Stand:
         return self.submit(Request(name, tuple(prompt), SamplingParams(**sampling), priority))
 
     def step(self, seconds: float = 0.01) -> StepPlan:
-        """One step, after which every invariant holds."""
+        """One step, after which every invariant holds; no test needs more than MAX_STEPS of them."""
+        self.num_steps += 1
+        assert self.num_steps <= MAX_STEPS, f"still open after {MAX_STEPS} steps: {list(self.sequences)}"
         plan = self.scheduler.plan()
         output = self.runner.run(plan)
         self.scheduler.observe(plan, seconds, self.speculator)

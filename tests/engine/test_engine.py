@@ -26,7 +26,7 @@ from onebox.engine.api import (
 )
 from onebox.model.load import load_model
 from onebox.spec.errors import UnsupportedError, UsageError
-from tests.engine.fake import FAILING, VOCAB_SIZE, FakeRunner, plain_answer, tokens_of
+from tests.engine.fake import FAILING, VOCAB_SIZE, FakeRunner, plain_answer, tokens_of, wait_until
 from tests.engine.tiny import tiny_runner
 
 
@@ -288,8 +288,7 @@ def test_an_abort_that_comes_too_late_does_not_meet_the_next_request_of_that_nam
     engine, runner = fake
     runner.gate.clear()
     first = engine.submit(request("a", [1], max_tokens=1))
-    while engine.stats().num_waiting:
-        pass  # until the step that ends it is under way
+    wait_until(lambda: not engine.stats().num_waiting)  # until the step that ends it is under way
     engine.abort("a")
     later = []
 
@@ -300,8 +299,7 @@ def test_an_abort_that_comes_too_late_does_not_meet_the_next_request_of_that_nam
     first._wake = submit_again  # called as soon as an event is there, before the engine looks at anything else
     runner.gate.set()
     assert list(first)[-1].reason is FinishReason.LENGTH
-    while not later:
-        pass
+    wait_until(lambda: later)
     assert tokens_of(later[0]) == answer([1])
 
 
@@ -354,8 +352,7 @@ def test_close_fails_what_is_open_and_refuses_what_comes_later(fake):
     handle = engine.submit(request("a", [1], max_tokens=400))
     closer = threading.Thread(target=engine.close)
     closer.start()
-    while engine.stats().is_alive:
-        pass
+    wait_until(lambda: not engine.stats().is_alive)
     runner.gate.set()
     closer.join()
     assert list(handle)[-1] == Failed("a", "The engine was closed before this request was done.")

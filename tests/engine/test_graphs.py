@@ -134,7 +134,7 @@ def test_what_a_step_gave_is_told_while_the_device_computes_the_next_one(checkpo
 
     with Engine(runner, config, deliver=deliver) as engine:
         engine.submit(Request("a", (1, 2, 3), SamplingParams(max_tokens=5, ignore_eos=True)))
-        done.wait()
+        assert done.wait(timeout=60), "the last step was never delivered"
     # The prompt's token is told before the first graphs are captured, which takes long; the last one waits for nobody.
     assert happened == [
         (Started, Tokens),

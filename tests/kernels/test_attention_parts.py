@@ -61,7 +61,8 @@ def planes_kernel(
     dtype: tl.constexpr = low_ptr.dtype.element_ty
     tables = load_tables(table_ptr, table_ptr, bits, bits, dtype)
     token = tl.arange(0, tile)
-    low, high, factor = load_planes(codes_ptr, scale_ptr, levels_ptr, token, token < end, tables[0], dim, bits, dtype)
+    stored = (codes_ptr, scale_ptr, levels_ptr, tables[0])
+    low, high, factor = load_planes(stored, token, token < end, dim, bits, dtype)
     at = token[:, None] * (dim // 2) + tl.arange(0, dim // 2)[None, :]
     tl.store(low_ptr + at, low)
     tl.store(high_ptr + at, high)

@@ -188,7 +188,7 @@ def test_a_token_said_again_and_again_is_written_once(device):
         given["a"][:], given["b"][:] = -30.0, 30.0
         out = forms(module).delta_net_prefill(**given)
         results.append([out.cpu(), given["pool"].matrices.cpu()])
-    assert_same(results[1], results[0])
+    assert_same(results[1], results[0], operation="delta_net_prefill")
 
 
 def test_the_twins_keep_their_promises_with_wide_heads():

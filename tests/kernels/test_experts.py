@@ -11,7 +11,7 @@ from onebox.kernels.experts.cases import draw_routing, fixed_point, float_expert
 from tests.kernels.catalogue import forms
 from tests.kernels.tolerance import assert_same
 
-OPERATIONS = ("routed_experts", "routed_experts_bf16")
+OPERATIONS = ("routed_experts_int4", "routed_experts_bf16")
 BY_ROW = ("planes", "scale", "x", "ids", "weights")
 
 
@@ -23,7 +23,7 @@ def arguments(op, rows, k, experts, hidden, inner, device=None):
     draw = torch.Generator().manual_seed(rows)
     ids, weights = draw_routing(rows, k, experts, draw)
     x = torch.randn(rows, hidden, generator=draw).to(torch.bfloat16)
-    if op == "routed_experts":
+    if op == "routed_experts_int4":
         planes, scale = fixed_point(x)
         rest = {"planes": planes, "scale": scale, **int4_experts(experts, hidden, inner, torch.float16, draw)}
     else:
@@ -98,7 +98,7 @@ def test_it_does_not_matter_which_experts_the_others_chose(op, device):
 def test_a_nan_stays_in_its_row(op, device):
     given = arguments(op, 3, 1, 1, 128, 128, device)
     whole = kernel(op)(**given)
-    given["scale" if op == "routed_experts" else "x"][1, 0] = float("nan")
+    given["scale" if op == "routed_experts_int4" else "x"][1, 0] = float("nan")
     found = kernel(op)(**given)
     assert bool(found[1].isnan().all())
     assert torch.equal(found[::2], whole[::2])
@@ -106,10 +106,10 @@ def test_a_nan_stays_in_its_row(op, device):
 
 @pytest.mark.parametrize("factor", [1e-10, 1e4])
 def test_small_and_large_activations_keep_their_precision(factor, device):
-    given = arguments("routed_experts", 1, 1, 1, 128, 128, device)
+    given = arguments("routed_experts_int4", 1, 1, 1, 128, 128, device)
     given["scale"] *= factor
     on_host = {name: tensor.cpu() for name, tensor in given.items()}
-    assert_same(kernel("routed_experts")(**given), reference.routed_experts(**on_host))
+    assert_same(kernel("routed_experts_int4")(**given), reference.routed_experts_int4(**on_host))
 
 
 @pytest.mark.gpu

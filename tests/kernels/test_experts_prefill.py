@@ -7,7 +7,7 @@ from onebox.kernels.experts import reference
 from onebox.kernels.experts.cases import draw_routing, fixed_point, float_experts, int4_experts
 from tests.kernels.catalogue import forms
 
-OPERATIONS = ("prefill_experts", "prefill_experts_bf16")
+OPERATIONS = ("prefill_experts_int4", "prefill_experts_bf16")
 BY_TOKEN = ("x", "ids", "weights")
 COUNTS = (1, 63, 64, 65)
 
@@ -20,7 +20,7 @@ def arguments(op, tokens, k, experts, hidden, inner, device=None):
     draw = torch.Generator().manual_seed(tokens)
     ids, weights = draw_routing(tokens, k, experts, draw)
     x = torch.randn(tokens, hidden, generator=draw).to(torch.bfloat16)
-    if op == "prefill_experts":
+    if op == "prefill_experts_int4":
         matrices = int4_experts(experts, hidden, inner, torch.float16, draw)
     else:
         matrices = float_experts(experts, hidden, inner, draw)
@@ -67,9 +67,9 @@ def test_prefill_and_decode_agree_up_to_the_rounding_of_bfloat16(op, device):
     given = arguments(op, 3, 2, 2, 128, 128, device)
     found = kernel(op)(**given).to(torch.float32)
     decode = forms("kernel")
-    if op == "prefill_experts":
+    if op == "prefill_experts_int4":
         planes, scale = fixed_point(given["x"])
-        decoded = decode.routed_experts(planes, scale, **{name: given[name] for name in given if name != "x"})
+        decoded = decode.routed_experts_int4(planes, scale, **{name: given[name] for name in given if name != "x"})
     else:
         decoded = decode.routed_experts_bf16(**given)
     assert float((found - decoded).abs().max() / decoded.abs().max()) < 8e-3

@@ -46,12 +46,12 @@ def check_rows_are_independent(module: str, device: torch.device, counts: tuple[
         fixed, total = forms(module).add_norm(*given)
         router_parts = forms(module).float_parts(fixed, router)
         ids, weights, own, gate_up_parts = forms(module).route_shared(router_parts, TOP, fixed, gate_up)
-        slots, inner, down_parts = forms(module).expert_slots(
+        slots, inner, down_parts = forms(module).routed_experts_int4_fused(
             fixed, ids, weights, **tensors, shared=(gate_up_parts, down)
         )
         linears = forms(module)
         heads = total.view(len(total), HIDDEN // 128, 128)
-        gated = forms(module).delta_rows(heads, parts[:, chosen], weight[:128], EPS, dtype)
+        gated = forms(module).gated_norm_fused(heads, parts[:, chosen], weight[:128], EPS, dtype)
         return [
             *_parts_of(fixed),
             total,

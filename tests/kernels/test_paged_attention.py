@@ -19,7 +19,7 @@ def decode(**arguments):
 
 
 def prefill(**arguments):
-    from onebox.kernels.attention.decode import paged_attention_prefill
+    from onebox.kernels.attention.prefill import paged_attention_prefill
 
     return paged_attention_prefill(**arguments)
 
@@ -55,14 +55,14 @@ def test_a_draft_row_has_the_bits_of_the_same_row_alone(name, device, poison):
 
 
 def assert_gated_rows_are_those_of_two_operations(device, name, heads, lengths, rows):
-    from onebox.kernels.attention.decode import paged_attention_rows
-    from onebox.kernels.attention.gate import attention_rows
+    from onebox.kernels.attention.decode import paged_attention_fused
+    from onebox.kernels.attention.gate import attention_gate_fused
 
     arguments = make_inputs(device, name, heads, lengths, rows)
     draw = torch.Generator().manual_seed(3)
     qkv_parts = torch.randn(3, sum(rows), 2 * (heads[0] + heads[1]) * heads[2], generator=draw).to(device)
-    found = paged_attention_rows(**arguments, qkv_parts=qkv_parts)
-    for part, expected in zip(found[:3], attention_rows(decode(**arguments), qkv_parts)[:3], strict=True):
+    found = paged_attention_fused(**arguments, qkv_parts=qkv_parts)
+    for part, expected in zip(found[:3], attention_gate_fused(decode(**arguments), qkv_parts)[:3], strict=True):
         assert torch.equal(part, expected)
 
 

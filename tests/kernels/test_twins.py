@@ -24,8 +24,8 @@ def run(kind: str, case, device: torch.device):
 def check(case, device, kind="kernel"):
     expected = run("reference", case, torch.device("cpu"))
     found = run(kind, case, device)
-    assert_same(found[0], expected[0])
-    assert_same(found[1], expected[1], "written arguments")
+    assert_same(found[0], expected[0], operation=case.op)
+    assert_same(found[1], expected[1], "written arguments", case.op)
 
 
 @pytest.mark.skipif(

@@ -9,24 +9,24 @@ from onebox.kernels.common.dispatch import Operation
 
 __all__ = [
     "attention_gate",
-    "attention_rows",
+    "attention_gate_fused",
     "kv_write",
+    "kv_write_fused",
     "paged_attention",
+    "paged_attention_fused",
     "paged_attention_prefill",
-    "paged_attention_rows",
     "qk_norm_rope",
+    "qk_norm_rope_fused",
     "rotary_table",
-    "split_heads",
-    "write_heads",
 ]
 
 rotary_table = Operation(reference.rotary_table, "rope", cpu="cpu")
 qk_norm_rope = Operation(reference.qk_norm_rope, "rope", cpu="cpu")
-split_heads = Operation(reference.split_heads, "heads")
-write_heads = Operation(reference.write_heads, "heads")
+qk_norm_rope_fused = Operation(reference.qk_norm_rope_fused, "rope")
+kv_write_fused = Operation(reference.kv_write_fused, "write")
 kv_write = Operation(reference.kv_write, "write")
 paged_attention = Operation(reference.paged_attention, "decode")
-paged_attention_rows = Operation(reference.paged_attention_rows, "decode")
-paged_attention_prefill = Operation(reference.paged_attention_prefill, "decode")
+paged_attention_fused = Operation(reference.paged_attention_fused, "decode")
+paged_attention_prefill = Operation(reference.paged_attention_prefill, "prefill")
 attention_gate = Operation(reference.attention_gate, "gate", cpu="cpu")
-attention_rows = Operation(reference.attention_rows, "gate")
+attention_gate_fused = Operation(reference.attention_gate_fused, "gate")

@@ -64,7 +64,7 @@ def _rows_inputs(device: torch.device, **shape: Any) -> dict[str, Any]:
 
 def _rows(title: str, is_full: bool = False, **shape: Any) -> Case:
     title = f"{shape['name']}-{'x'.join(map(str, shape['heads']))}-{title}"
-    return Case("paged_attention_rows", title, partial(_rows_inputs, **shape), is_full)
+    return Case("paged_attention_fused", title, partial(_rows_inputs, **shape), is_full)
 
 
 def _decode(title: str, is_full: bool = False, **shape: Any) -> Case:
@@ -261,7 +261,7 @@ def _heads_case(
     is_full: bool = False,
 ) -> Case:
     make = partial(_heads_inputs, rows=rows, heads=heads, dims=dims, parts=parts, dtype=dtype)
-    return Case("split_heads", f"{rows}x{heads}x{dims}-{parts}-{dtype}", make, is_full)
+    return Case("qk_norm_rope_fused", f"{rows}x{heads}x{dims}-{parts}-{dtype}", make, is_full)
 
 
 def _paged_inputs(device: torch.device, kv: str, **shape: Any) -> dict[str, Any]:
@@ -283,7 +283,7 @@ def _paged_case(
     is_full: bool = False,
 ) -> Case:
     make = partial(_paged_inputs, kv=kv, rows=rows, heads=heads, dims=dims, parts=3, dtype=dtype)
-    return Case("write_heads", f"{kv}-{rows}x{heads}x{dims}-{dtype}", make, is_full, mutates=("pages",))
+    return Case("kv_write_fused", f"{kv}-{rows}x{heads}x{dims}-{dtype}", make, is_full, mutates=("pages",))
 
 
 _HEADS_CASES = [
@@ -312,7 +312,7 @@ def _rows_case(
     rows: int, heads: int, dim: int, parts: int, dtype: torch.dtype = torch.bfloat16, *, is_full: bool = False
 ) -> Case:
     make = partial(_gated_inputs, rows=rows, heads=heads, head_dim=dim, parts=parts, dtype=dtype)
-    return Case("attention_rows", f"{rows}x{heads}x{dim}-{parts}-{dtype}", make, is_full)
+    return Case("attention_gate_fused", f"{rows}x{heads}x{dim}-{parts}-{dtype}", make, is_full)
 
 
 _ROWS_CASES = [

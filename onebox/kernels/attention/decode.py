@@ -8,10 +8,6 @@ are plain arguments that Triton does not specialise on: calls of a shape share m
 
 A head's coordinates come in two planes of D/2 (`planes.py`), and all of this file's own tensors hold the planes one
 after the other. A tile's page number is read a tile ahead, so that nothing stands between a tile and its reading ahead.
-
-TurboQuant's rotation keeps inner products and is linear: the query is rotated once, values are mixed in the rotated
-space and the result is rotated back once. The Hadamard matrix does not change where both its sides are reordered by
-moving the bits of the index, so the planes are rotated as they lie.
 """
 
 import math
@@ -21,25 +17,24 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from onebox.formats.kv_pages import FP8_BITS, PAGE_MULTIPLE, KVPages, turboquant_tables
-from onebox.kernels.attention.gate import attention_rows
+from onebox.formats.kv_pages import FP8_BITS, PAGE_MULTIPLE, KVPages
+from onebox.kernels.attention.gate import attention_gate_fused
+from onebox.kernels.attention.hadamard import hadamard, rotated_query, rotation_constants, rotation_signs
+from onebox.kernels.attention.pages import num_stages, page_constants, page_tensors
 from onebox.kernels.attention.pieces import count_pieces, piece_bounds
-from onebox.kernels.attention.planes import coordinates, load_tables, lookup_table
-from onebox.kernels.attention.prefill import paged_attention_prefill_kernel
-from onebox.kernels.attention.softmax import attend_tile
-from onebox.kernels.attention.write import hadamard
+from onebox.kernels.attention.planes import coordinates
+from onebox.kernels.attention.softmax import attend_tokens
 from onebox.kernels.common.arithmetic import loop_bound, rounded
 from onebox.kernels.common.dependent import launch_options, release, wait
 from onebox.kernels.common.fixed_point import store_groups
 from onebox.kernels.common.parts import sum_parts
 from onebox.kernels.common.rows import FixedRows, new_rows
-from onebox.kernels.common.target import has_large_shared_memory
 from onebox.kernels.common.tuning import Tunable
 from onebox.spec.pieces import doublings, piece_count
 
-__all__ = ["paged_attention", "paged_attention_prefill", "paged_attention_rows"]
+__all__ = ["paged_attention", "paged_attention_fused"]
 
-_PIECE, _COMBINE, _ROTATE = Tunable("attention_piece"), Tunable("attention_combine"), Tunable("attention_rotate")
+_PIECE, _COMBINE = Tunable("attention_piece"), Tunable("attention_combine")
 
 MAX_ROWS = 9  # of one sequence in a decode or verify step
 _GROUP = 128  # columns of a fixed-point group
@@ -101,52 +96,30 @@ def paged_attention_piece_kernel(
         inside = (index < ROWS * GROUP_HEADS) & (row < num_rows)
         visible = tl.where(inside, first_sees + row, 0)
         row_head = (first_row + row).to(tl.int64) * Q + head * GROUP_HEADS + index % GROUP_HEADS
-        half = tl.arange(0, D // 2)[None, :]
-        at = query_ptr + row_head[:, None] * D + half
-        query_low = tl.load(at, mask=inside[:, None], other=0.0)
-        query_high = tl.load(at + D // 2, mask=inside[:, None], other=0.0)
-        best = tl.full([BLOCK_M], float("-inf"), tl.float32)
-        total = tl.zeros([BLOCK_M], tl.float32)
-        mixed_low = tl.zeros([BLOCK_M, D // 2], tl.float32)
-        mixed_high = tl.zeros([BLOCK_M, D // 2], tl.float32)
-        DTYPE: tl.constexpr = query_ptr.dtype.element_ty
-        key_table, value_table = load_tables(key_table_ptr, value_table_ptr, KEY_BITS, VALUE_BITS, DTYPE)
-        for position in range(loop_bound(start), loop_bound(end), TILE):
-            next_position = position + TILE
-            next_page = tl.load(table_ptr + next_position // P, mask=next_position < end, other=0)
-            best, total, mixed_low, mixed_high = attend_tile(
-                query_low,
-                query_high,
-                visible,
-                best,
-                total,
-                mixed_low,
-                mixed_high,
-                position,
-                end,
-                page.to(tl.int64),
-                head,
-                key_codes_ptr,
-                key_scale_ptr,
-                key_levels_ptr,
-                key_table,
-                value_codes_ptr,
-                value_scale_ptr,
-                value_levels_ptr,
-                value_table,
-                scale,
-                V,
-                P,
-                D,
-                KEY_BITS,
-                VALUE_BITS,
-                TILE,
-            )
-            page = next_page
+        best, total, mixed_low, mixed_high = attend_tokens(
+            query_ptr,
+            row_head,
+            inside,
+            visible,
+            start,
+            end,
+            table_ptr,
+            page,
+            head,
+            (key_codes_ptr, key_scale_ptr, key_levels_ptr, key_table_ptr),
+            (value_codes_ptr, value_scale_ptr, value_levels_ptr, value_table_ptr),
+            scale,
+            V,
+            P,
+            D,
+            KEY_BITS,
+            VALUE_BITS,
+            TILE,
+        )
         cell = ((first_row + row).to(tl.int64) * num_pieces + piece) * Q + head * GROUP_HEADS + index % GROUP_HEADS
         tl.store(best_ptr + cell, best, mask=inside)
         tl.store(total_ptr + cell, total, mask=inside)
-        at = partial_ptr + cell[:, None] * D + half
+        at = partial_ptr + cell[:, None] * D + tl.arange(0, D // 2)[None, :]
         tl.store(at, mixed_low, mask=inside[:, None])
         tl.store(at + D // 2, mixed_high, mask=inside[:, None])
 
@@ -235,32 +208,6 @@ def paged_attention_combine_kernel(
         tl.store(out_ptr + (row.to(tl.int64) * Q + head) * D + columns, attended)
 
 
-@triton.jit
-def paged_attention_rotate_kernel(
-    x_ptr,  # [rows, D], in planes where IS_INVERSE
-    out_ptr,  # [rows, D], in planes where not
-    signs_ptr,  # float32 [D]
-    D: tl.constexpr,
-    LOG_D: tl.constexpr,
-    INVERSE_ROOT: tl.constexpr,
-    BITS: tl.constexpr,
-    IS_INVERSE: tl.constexpr,
-    DEPENDENT: tl.constexpr,
-):
-    release(DEPENDENT)
-    first = tl.program_id(0).to(tl.int64) * D
-    planes = first + tl.arange(0, D)
-    places = coordinates(D, BITS)
-    signs = tl.load(signs_ptr + places)
-    wait(DEPENDENT)
-    if IS_INVERSE:
-        x = hadamard(tl.load(x_ptr + planes).to(tl.float32), D, LOG_D, INVERSE_ROOT) * signs
-        tl.store(out_ptr + first + places, rounded(x, out_ptr.dtype.element_ty))
-    else:
-        x = hadamard(tl.load(x_ptr + first + places).to(tl.float32) * signs, D, LOG_D, INVERSE_ROOT)
-        tl.store(out_ptr + planes, rounded(x, out_ptr.dtype.element_ty))
-
-
 def paged_attention(query, pages, page_table, context, cu_rows, scale):
     out = torch.empty_like(query, memory_format=torch.contiguous_format)
     pieces = _attend_pieces(query, pages, page_table, context, cu_rows, scale)
@@ -268,10 +215,10 @@ def paged_attention(query, pages, page_table, context, cu_rows, scale):
     return out
 
 
-def paged_attention_rows(query, pages, page_table, context, cu_rows, scale, qkv_parts):
+def paged_attention_fused(query, pages, page_table, context, cu_rows, scale, qkv_parts):
     num_rows, num_heads, dim = query.shape
     if dim % _GROUP:
-        return attention_rows(paged_attention(query, pages, page_table, context, cu_rows, scale), qkv_parts)
+        return attention_gate_fused(paged_attention(query, pages, page_table, context, cu_rows, scale), qkv_parts)
     rows = new_rows(num_rows, num_heads * dim, query.dtype, query.device)
     pieces = _attend_pieces(query, pages, page_table, context, cu_rows, scale)
     _combine(pieces, pages, context, cu_rows, rows, qkv_parts)
@@ -289,21 +236,21 @@ def _attend_pieces(
     partial = query.new_empty((num_rows, num_pieces, num_heads, dim), dtype=torch.float32)
     best, total = (query.new_empty((num_rows, num_pieces, num_heads), dtype=torch.float32) for _ in range(2))
     paged_attention_piece_kernel[(pages.kv_heads * num_groups, num_pieces, num_sequences)](
-        _rotated_for_keys(query, pages),
+        rotated_query(query, pages),
         partial,
         best,
         total,
         page_table,
         context,
         cu_rows,
-        *_stored(pages, dim),
+        *page_tensors(pages, dim),
         scale * math.log2(math.e),
         num_pieces,
         page_table.shape[1],
         num_groups,
         Q=num_heads,
         DOUBLINGS=doublings(pages.format),
-        **_page_shape(pages, dim),
+        **page_constants(pages, dim),
         **shape,
         **launch_options(query, _PIECE, num_heads),
     )
@@ -321,7 +268,7 @@ def _combine(
     """Adds the pieces up: as they are, or gated and as rows for a linear."""
     num_rows, num_pieces, num_heads, dim = pieces[0].shape
     x, planes, scale = out
-    signs = _signs(pages.format.value_bits, dim, x.device)
+    signs = rotation_signs(pages.format.value_bits, dim, x.device)
     # Of the same width gated or not, so that both add in the same order.
     columns = _GROUP if signs is None and dim % _GROUP == 0 else dim
     paged_attention_combine_kernel[(num_rows, num_heads, dim // columns)](
@@ -338,7 +285,7 @@ def _combine(
         len(context),
         num_pieces,
         Q=num_heads,
-        **_rotation_shape(dim),
+        **rotation_constants(dim),
         VALUE_BITS=pages.format.value_bits,
         DOUBLINGS=doublings(pages.format),
         COLUMNS=columns,
@@ -347,32 +294,6 @@ def _combine(
         num_warps=4 if signs is None else 8,
         **launch_options(x, _COMBINE, num_heads),
     )
-
-
-def paged_attention_prefill(query, pages, page_table, start, cu_rows, scale):
-    num_tokens, num_heads, dim = query.shape
-    signs = _signs(pages.format.value_bits, dim, query.device)
-    out = torch.empty_like(query, memory_format=torch.contiguous_format)
-    mixed = out if signs is None else query.new_empty(query.shape, dtype=torch.float32)
-    shape = _prefill_shape(query, pages)
-    num_tiles = triton.cdiv(num_tokens, shape["QUERY_TILE"]) + 1  # one more where the first position is inside a tile
-    paged_attention_prefill_kernel[(num_tiles, num_heads, page_table.shape[0])](
-        _rotated_for_keys(query, pages),
-        mixed,
-        page_table,
-        start,
-        cu_rows,
-        *_stored(pages, dim),
-        scale * math.log2(math.e),
-        page_table.shape[1],
-        Q=num_heads,
-        **_page_shape(pages, dim),
-        **shape,
-        num_warps=8,
-    )
-    if signs is not None:
-        _rotate(mixed, out, signs, pages.format.value_bits, is_inverse=True)
-    return out
 
 
 def _decode_shape(query: Tensor, pages: KVPages) -> dict[str, int]:
@@ -386,74 +307,4 @@ def _decode_shape(query: Tensor, pages: KVPages) -> dict[str, int]:
     is_narrow = max(pages.format.key_bits, pages.format.value_bits) < FP8_BITS
     block, num_warps = (16, 2) if is_narrow else (32, 4)
     shape = {"ROWS": max(1, block // heads), "BLOCK_M": max(block, triton.next_power_of_2(heads))}
-    return {**shape, "TILE": PAGE_MULTIPLE, "num_warps": num_warps, "num_stages": _num_stages(query, 3)}
-
-
-def _prefill_shape(query: Tensor, pages: KVPages) -> dict[str, int]:
-    """Query positions of a prefill program, tokens it reads at a time and keeps in flight.
-
-    A matter of the GPU, the format and the dtype: never of the prompt, or its bits would be too.
-    """
-    is_fp8 = FP8_BITS in (pages.format.key_bits, pages.format.value_bits)
-    is_small = query.dtype == torch.float32 or is_fp8 or pages.page_tokens % 64 != 0
-    if not is_small and has_large_shared_memory():
-        return {"QUERY_TILE": 128, "TILE": 64, "num_stages": 2}
-    return {"QUERY_TILE": 64, "TILE": PAGE_MULTIPLE, "num_stages": _num_stages(query, 2)}
-
-
-def _num_stages(query: Tensor, most: int) -> int:
-    """Tiles in flight and in work. float32 is for tests of small heads: its tiles take twice the room."""
-    return 1 if query.dtype == torch.float32 else most
-
-
-def _is_packed(pages: KVPages) -> bool:
-    return min(pages.format.key_bits, pages.format.value_bits) < FP8_BITS
-
-
-def _signs(bits: int, dim: int, device: torch.device) -> Tensor | None:
-    """The rotation's signs where a codec of `bits` rotates."""
-    return turboquant_tables(dim, bits, device).signs if bits < FP8_BITS else None
-
-
-def _rotated_for_keys(query: Tensor, pages: KVPages) -> Tensor:
-    """The query as the kernels take it: turned where keys are, and in the dtype of their products.
-
-    A rotated query and the codebooks' levels are no bfloat16 numbers. float16 has three bits more for them, and all
-    that meets it here is far inside its range: queries are normed, levels below one, scales stored as float16.
-    """
-    dtype = torch.float16 if _is_packed(pages) and query.dtype == torch.bfloat16 else query.dtype
-    signs = _signs(pages.format.key_bits, query.shape[-1], query.device)
-    if signs is None:
-        return query.to(dtype).contiguous()
-    rotated = torch.empty_like(query, dtype=dtype, memory_format=torch.contiguous_format)
-    _rotate(query.contiguous(), rotated, signs, pages.format.key_bits, is_inverse=False)
-    return rotated
-
-
-def _rotate(x: Tensor, out: Tensor, signs: Tensor, bits: int, is_inverse: bool) -> None:
-    rows, dim = x.shape[0] * x.shape[1], x.shape[2]
-    launch = {"BITS": bits, "IS_INVERSE": is_inverse, "num_warps": 1, **launch_options(x, _ROTATE, x.shape[-2])}
-    paged_attention_rotate_kernel[(rows,)](x, out, signs, **_rotation_shape(dim), **launch)
-
-
-def _stored(pages: KVPages, dim: int) -> list[Tensor | None]:
-    """Codes, scales, levels and lookup table of keys, then of values, as the kernels take them."""
-    arguments: list[Tensor | None] = []
-    for bits, codes, scale in (
-        (pages.format.key_bits, pages.key_codes, pages.key_scale),
-        (pages.format.value_bits, pages.value_codes, pages.value_scale),
-    ):
-        is_packed = bits < FP8_BITS
-        levels = turboquant_tables(dim, bits, codes.device).levels if is_packed else None
-        table = lookup_table(dim, bits, codes.device) if is_packed else None
-        arguments += [codes.view(torch.float8_e4m3fn) if bits == FP8_BITS else codes, scale, levels, table]
-    return arguments
-
-
-def _page_shape(pages: KVPages, dim: int) -> dict[str, int]:
-    bits = {"KEY_BITS": pages.format.key_bits, "VALUE_BITS": pages.format.value_bits}
-    return {"V": pages.kv_heads, "P": pages.page_tokens, "D": dim, **bits}
-
-
-def _rotation_shape(dim: int) -> dict[str, float]:
-    return {"D": dim, "LOG_D": dim.bit_length() - 1, "INVERSE_ROOT": dim**-0.5}
+    return {**shape, "TILE": PAGE_MULTIPLE, "num_warps": num_warps, "num_stages": num_stages(query, 3)}

@@ -11,7 +11,7 @@ from onebox.kernels.common.parts import sum_parts
 from onebox.kernels.common.rows import FixedRows, new_rows
 from onebox.kernels.common.tuning import Tunable
 
-__all__ = ["attention_gate", "attention_rows"]
+__all__ = ["attention_gate", "attention_gate_fused"]
 
 _ROWS = Tunable("attention_rows")
 
@@ -43,7 +43,7 @@ def attention_gate(attended, gate):
 
 
 @triton.jit
-def attention_rows_kernel(
+def attention_gate_fused_kernel(
     attended_ptr,  # [R, K]
     qkv_ptr,  # float32 [PARTS, R, ...], part_stride and row_stride apart
     x_ptr,  # [R, K]
@@ -68,12 +68,12 @@ def attention_rows_kernel(
     store_group(values, row, group, x_ptr, planes_ptr, scale_ptr, K)
 
 
-def attention_rows(attended, qkv_parts):
+def attention_gate_fused(attended, qkv_parts):
     num_rows, heads, head_dim = attended.shape
     width = heads * head_dim
     rows = new_rows(num_rows, width, attended.dtype, attended.device)
     if num_rows:
-        attention_rows_kernel[(width // 128, num_rows)](
+        attention_gate_fused_kernel[(width // 128, num_rows)](
             attended,
             qkv_parts,
             *rows,

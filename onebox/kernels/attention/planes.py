@@ -173,12 +173,9 @@ def _nibble_planes(byte, levels_ptr, table, DTYPE: tl.constexpr):
 
 @triton.jit
 def load_planes(
-    codes_ptr,
-    scale_ptr,
-    levels_ptr,
+    stored,  # pointers to codes, scales and levels; what `load_tables` gave
     vectors,
     loaded,
-    table,
     D: tl.constexpr,
     BITS: tl.constexpr,
     DTYPE: tl.constexpr,
@@ -187,6 +184,7 @@ def load_planes(
 
     Planes of tokens that are not `loaded` are some finite numbers, their factor is whatever lies there.
     """
+    codes_ptr, scale_ptr, levels_ptr, table = stored
     row = vectors[:, None]
     inside = loaded[:, None]
     if BITS >= 8:

@@ -1,13 +1,20 @@
 """Prefill attention in Triton: a program takes some query positions of one head and walks the tokens before them."""
 
+import math
+
+import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
-from onebox.kernels.attention.planes import load_tables
-from onebox.kernels.attention.softmax import attend_tile
-from onebox.kernels.common.arithmetic import loop_bound, rounded
+from onebox.formats.kv_pages import FP8_BITS, PAGE_MULTIPLE, KVPages
+from onebox.kernels.attention.hadamard import rotate, rotated_query, rotation_signs
+from onebox.kernels.attention.pages import num_stages, page_constants, page_tensors
+from onebox.kernels.attention.softmax import attend_tokens
+from onebox.kernels.common.arithmetic import rounded
+from onebox.kernels.common.target import has_large_shared_memory
 
-__all__ = ["paged_attention_prefill_kernel"]
+__all__ = ["paged_attention_prefill"]
 
 
 @triton.jit(do_not_specialize=["page_table_ptr", "start_ptr", "cu_rows_ptr", "max_pages"])
@@ -48,54 +55,69 @@ def paged_attention_prefill_kernel(
         inside = (positions >= start) & (positions < stop)
         visible = tl.where(inside, positions + 1, 0)
         row_head = (first_row + positions - start).to(tl.int64) * Q + query_head
-        half = tl.arange(0, D // 2)[None, :]
-        at = query_ptr + row_head[:, None] * D + half
-        query_low = tl.load(at, mask=inside[:, None], other=0.0)
-        query_high = tl.load(at + D // 2, mask=inside[:, None], other=0.0)
-        best = tl.full([QUERY_TILE], float("-inf"), tl.float32)
-        total = tl.zeros([QUERY_TILE], tl.float32)
-        mixed_low = tl.zeros([QUERY_TILE, D // 2], tl.float32)
-        mixed_high = tl.zeros([QUERY_TILE, D // 2], tl.float32)
         end = tl.minimum(tile_start + QUERY_TILE, stop)
-        DTYPE: tl.constexpr = query_ptr.dtype.element_ty
-        key_table, value_table = load_tables(key_table_ptr, value_table_ptr, KEY_BITS, VALUE_BITS, DTYPE)
         table_ptr = page_table_ptr + sequence * max_pages
-        page = tl.load(table_ptr)
-        for position in range(0, loop_bound(end), TILE):
-            next_position = position + TILE
-            next_page = tl.load(table_ptr + next_position // P, mask=next_position < end, other=0)
-            best, total, mixed_low, mixed_high = attend_tile(
-                query_low,
-                query_high,
-                visible,
-                best,
-                total,
-                mixed_low,
-                mixed_high,
-                position,
-                end,
-                page.to(tl.int64),
-                query_head // (Q // V),
-                key_codes_ptr,
-                key_scale_ptr,
-                key_levels_ptr,
-                key_table,
-                value_codes_ptr,
-                value_scale_ptr,
-                value_levels_ptr,
-                value_table,
-                scale,
-                V,
-                P,
-                D,
-                KEY_BITS,
-                VALUE_BITS,
-                TILE,
-            )
-            page = next_page
+        _, total, mixed_low, mixed_high = attend_tokens(
+            query_ptr,
+            row_head,
+            inside,
+            visible,
+            tl.full([], 0, tl.int32),
+            end,
+            table_ptr,
+            None,
+            query_head // (Q // V),
+            (key_codes_ptr, key_scale_ptr, key_levels_ptr, key_table_ptr),
+            (value_codes_ptr, value_scale_ptr, value_levels_ptr, value_table_ptr),
+            scale,
+            V,
+            P,
+            D,
+            KEY_BITS,
+            VALUE_BITS,
+            TILE,
+        )
         share = 1.0 / tl.where(total > 0, total, 1.0)
-        at = out_ptr + row_head[:, None] * D + half
+        at = out_ptr + row_head[:, None] * D + tl.arange(0, D // 2)[None, :]
         mixed_low = rounded(mixed_low * share[:, None], out_ptr.dtype.element_ty)
         mixed_high = rounded(mixed_high * share[:, None], out_ptr.dtype.element_ty)
         tl.store(at, mixed_low, mask=inside[:, None])
         tl.store(at + D // 2, mixed_high, mask=inside[:, None])
+
+
+def paged_attention_prefill(query, pages, page_table, start, cu_rows, scale):
+    num_tokens, num_heads, dim = query.shape
+    signs = rotation_signs(pages.format.value_bits, dim, query.device)
+    out = torch.empty_like(query, memory_format=torch.contiguous_format)
+    mixed = out if signs is None else query.new_empty(query.shape, dtype=torch.float32)
+    shape = _prefill_shape(query, pages)
+    num_tiles = triton.cdiv(num_tokens, shape["QUERY_TILE"]) + 1  # one more where the first position is inside a tile
+    paged_attention_prefill_kernel[(num_tiles, num_heads, page_table.shape[0])](
+        rotated_query(query, pages),
+        mixed,
+        page_table,
+        start,
+        cu_rows,
+        *page_tensors(pages, dim),
+        scale * math.log2(math.e),
+        page_table.shape[1],
+        Q=num_heads,
+        **page_constants(pages, dim),
+        **shape,
+        num_warps=8,
+    )
+    if signs is not None:
+        rotate(mixed, out, signs, pages.format.value_bits, is_inverse=True)
+    return out
+
+
+def _prefill_shape(query: Tensor, pages: KVPages) -> dict[str, int]:
+    """Query positions of a prefill program, tokens it reads at a time and keeps in flight.
+
+    A matter of the GPU, the format and the dtype: never of the prompt, or its bits would be too.
+    """
+    is_fp8 = FP8_BITS in (pages.format.key_bits, pages.format.value_bits)
+    is_small = query.dtype == torch.float32 or is_fp8 or pages.page_tokens % 64 != 0
+    if not is_small and has_large_shared_memory():
+        return {"QUERY_TILE": 128, "TILE": 64, "num_stages": 2}
+    return {"QUERY_TILE": 64, "TILE": PAGE_MULTIPLE, "num_stages": num_stages(query, 2)}

@@ -16,15 +16,15 @@ from onebox.kernels.common.rows import FixedRows, unscaled_rows
 
 __all__ = [
     "attention_gate",
-    "attention_rows",
+    "attention_gate_fused",
     "kv_write",
+    "kv_write_fused",
     "paged_attention",
+    "paged_attention_fused",
     "paged_attention_prefill",
-    "paged_attention_rows",
     "qk_norm_rope",
+    "qk_norm_rope_fused",
     "rotary_table",
-    "split_heads",
-    "write_heads",
 ]
 
 _QUERIES = 64
@@ -124,7 +124,7 @@ def _attend(query: Tensor, visible: Tensor, keys: Tensor, values: Tensor, layout
     return (pair_sum(mixed) / total).transpose(1, 2)
 
 
-def paged_attention_rows(
+def paged_attention_fused(
     query: Tensor,
     pages: KVPages,
     page_table: Tensor,
@@ -133,11 +133,11 @@ def paged_attention_rows(
     scale: float,
     qkv_parts: Tensor,
 ) -> FixedRows:
-    """`mixer_rows.attention_rows` of what `paged_attention` gives: gated, as the output projection may want it.
+    """`mixer_rows.attention_gate_fused` of what `paged_attention` gives: gated, as the output projection may want it.
 
     qkv_parts float32 [P, R, N] as there. Q * D is a multiple of 128.
     """
-    return attention_rows(paged_attention(query, pages, page_table, context, cu_rows, scale), qkv_parts)
+    return attention_gate_fused(paged_attention(query, pages, page_table, context, cu_rows, scale), qkv_parts)
 
 
 def paged_attention_prefill(
@@ -257,7 +257,7 @@ def kv_write(pages: KVPages, key: Tensor, value: Tensor, slots: Tensor) -> None:
     write_tokens(pages, key, value, slots)
 
 
-def split_heads(
+def qk_norm_rope_fused(
     qkv_parts: Tensor,
     q_weight: Tensor,
     k_weight: Tensor,
@@ -279,7 +279,7 @@ def split_heads(
     return query.to(dtype), key.to(dtype), v.reshape(len(v), num_kv_heads, head_dim).to(dtype)
 
 
-def write_heads(
+def kv_write_fused(
     qkv_parts: Tensor,
     q_weight: Tensor,
     k_weight: Tensor,
@@ -290,8 +290,8 @@ def write_heads(
     pages: KVPages,
     slots: Tensor,
 ) -> Tensor:
-    """The query [R, Q, D] of `split_heads`; its keys and values go where `kv_write` puts them: slots int64 [R]."""
-    query, key, value = split_heads(qkv_parts, q_weight, k_weight, cos, sin, eps, pages.kv_heads, dtype)
+    """`qk_norm_rope_fused`, then `kv_write` of its keys and values to slots int64 [R]; returns the query [R, Q, D]."""
+    query, key, value = qk_norm_rope_fused(qkv_parts, q_weight, k_weight, cos, sin, eps, pages.kv_heads, dtype)
     kv_write(pages, key, value, slots)
     return query
 
@@ -302,7 +302,7 @@ def attention_gate(attended: Tensor, gate: Tensor) -> Tensor:
     return gated.to(attended.dtype).flatten(1)
 
 
-def attention_rows(attended: Tensor, qkv_parts: Tensor) -> FixedRows:
+def attention_gate_fused(attended: Tensor, qkv_parts: Tensor) -> FixedRows:
     """`gate.attention_gate` as rows [R, Q * D] in the dtype of attended: attended * sigmoid(gate).
 
     attended [R, Q, D]; qkv_parts float32 [P, R, N], added in their order: a row begins with each head's query and gate,

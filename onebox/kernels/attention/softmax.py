@@ -3,10 +3,10 @@
 import triton
 import triton.language as tl
 
-from onebox.kernels.attention.planes import load_planes
-from onebox.kernels.common.arithmetic import IS_INTERPRETED, rounded
+from onebox.kernels.attention.planes import load_planes, load_tables
+from onebox.kernels.common.arithmetic import IS_INTERPRETED, loop_bound, rounded
 
-__all__ = ["attend_tile"]
+__all__ = ["attend_tokens"]
 
 
 @triton.jit
@@ -19,27 +19,21 @@ def _dot(a, b, total):
 
 
 @triton.jit
-def attend_tile(
+def _attend_tile(
     query_low,
     query_high,
-    visible,  # int32 [M]: tokens that each row sees
-    best,  # float32 [M]: the running maximum, of scores in powers of two
-    total,  # float32 [M]: the running sum of shares
-    mixed_low,  # float32 [M, D/2]: the running values
+    visible,
+    best,
+    total,
+    mixed_low,
     mixed_high,
     position,  # of the tile's first token, a multiple of TILE
-    end,  # tokens from here on are not read
+    end,
     page,  # int64: where the tile's tokens are
     head,
-    key_codes_ptr,
-    key_scale_ptr,
-    key_levels_ptr,
-    key_table,  # of `load_tables`
-    value_codes_ptr,
-    value_scale_ptr,
-    value_levels_ptr,
-    value_table,
-    scale,  # of scores, times log2(e)
+    key,  # codes, scale, levels, table of `load_tables`; so the next
+    value,
+    scale,
     V: tl.constexpr,
     P: tl.constexpr,
     D: tl.constexpr,
@@ -52,9 +46,7 @@ def attend_tile(
     vectors = tl.multiple_of((page * V + head) * P + position % P, TILE) + offset
     loaded = position + offset < end
     DTYPE: tl.constexpr = query_low.dtype
-    key_low, key_high, key_factor = load_planes(
-        key_codes_ptr, key_scale_ptr, key_levels_ptr, vectors, loaded, key_table, D, KEY_BITS, DTYPE
-    )
+    key_low, key_high, key_factor = load_planes(key, vectors, loaded, D, KEY_BITS, DTYPE)
     scores = _dot(query_low, tl.trans(key_low), tl.zeros([query_low.shape[0], TILE], tl.float32))
     scores = _dot(query_high, tl.trans(key_high), scores)
     scores = scores * (key_factor * scale)[None, :]
@@ -64,12 +56,78 @@ def attend_tile(
     fade = tl.exp2(best - base)
     shares = tl.exp2(scores - base[:, None])
     total = total * fade + tl.sum(shares, 1)
-    value_low, value_high, value_factor = load_planes(
-        value_codes_ptr, value_scale_ptr, value_levels_ptr, vectors, loaded, value_table, D, VALUE_BITS, DTYPE
-    )
+    value_low, value_high, value_factor = load_planes(value, vectors, loaded, D, VALUE_BITS, DTYPE)
     if VALUE_BITS < 16:
         value_factor = tl.where(loaded, value_factor, 0.0)
     weights = rounded(shares * value_factor[None, :], DTYPE)  # a share is at most 1 and a factor a float16
     mixed_low = _dot(weights, value_low, mixed_low * fade[:, None])
     mixed_high = _dot(weights, value_high, mixed_high * fade[:, None])
     return new_best, total, mixed_low, mixed_high
+
+
+@triton.jit
+def attend_tokens(
+    query_ptr,  # [rows, D], in the planes of the keys
+    row,  # int64 [M]: the rows of this program
+    inside,  # [M]: which of them there are
+    visible,  # int32 [M]: tokens that each row sees
+    start,  # the first token, a multiple of TILE
+    end,  # tokens from here on are not read
+    table_ptr,  # int32: the sequence's pages
+    page,  # the first token's, if it has been read already, else None
+    head,  # the KV head
+    key,  # pointers to codes, scale, levels, lookup table; so the next
+    value,
+    scale,  # of scores, times log2(e)
+    V: tl.constexpr,
+    P: tl.constexpr,
+    D: tl.constexpr,
+    KEY_BITS: tl.constexpr,
+    VALUE_BITS: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    """Rows over the tokens from start to end.
+
+    float32 (best [M]: the maximum, of scores in powers of two; total [M]: the sum of shares; the mixed values, not yet
+    divided by it, in two planes [M, D/2]). A tile's page number is read a tile ahead, so that nothing stands between a
+    tile and its reading ahead.
+    """
+    M: tl.constexpr = row.shape[0]
+    at = query_ptr + row[:, None] * D + tl.arange(0, D // 2)[None, :]
+    query_low = tl.load(at, mask=inside[:, None], other=0.0)
+    query_high = tl.load(at + D // 2, mask=inside[:, None], other=0.0)
+    best = tl.full([M], float("-inf"), tl.float32)
+    total = tl.zeros([M], tl.float32)
+    mixed_low = tl.zeros([M, D // 2], tl.float32)
+    mixed_high = tl.zeros([M, D // 2], tl.float32)
+    DTYPE: tl.constexpr = query_ptr.dtype.element_ty
+    key_table, value_table = load_tables(key[3], value[3], KEY_BITS, VALUE_BITS, DTYPE)
+    if page is None:
+        page = tl.load(table_ptr + start // P)
+    for position in range(loop_bound(start), loop_bound(end), TILE):
+        next_position = position + TILE
+        next_page = tl.load(table_ptr + next_position // P, mask=next_position < end, other=0)
+        best, total, mixed_low, mixed_high = _attend_tile(
+            query_low,
+            query_high,
+            visible,
+            best,
+            total,
+            mixed_low,
+            mixed_high,
+            position,
+            end,
+            page.to(tl.int64),
+            head,
+            (key[0], key[1], key[2], key_table),
+            (value[0], value[1], value[2], value_table),
+            scale,
+            V,
+            P,
+            D,
+            KEY_BITS,
+            VALUE_BITS,
+            TILE,
+        )
+        page = next_page
+    return best, total, mixed_low, mixed_high

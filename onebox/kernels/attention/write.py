@@ -8,12 +8,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from onebox.formats.kv_pages import FP8_BITS, turboquant_tables
+from onebox.formats.kv_pages import FP8_BITS, PLAIN_BITS, turboquant_tables
+from onebox.kernels.attention.hadamard import hadamard, partner_in_pair, rotation_constants
+from onebox.kernels.attention.rope import fused_heads, qk_norm_rope_fused
 from onebox.kernels.common.arithmetic import rounded
 from onebox.kernels.common.dependent import launch_options, release, wait
 from onebox.kernels.common.tuning import Tunable
 
-__all__ = ["hadamard", "kv_write"]
+__all__ = ["kv_write", "kv_write_fused"]
 
 _WRITE = Tunable("kv_write")
 
@@ -25,29 +27,11 @@ _ALL = tl.constexpr(tl.PropagateNan.ALL)
 
 
 @triton.jit
-def _partner(x, BIT: tl.constexpr, D: tl.constexpr):
-    """Element i of float32 [D] becomes element i ^ (1 << BIT)."""
-    pairs = tl.reshape(x, [D >> (BIT + 1), 2, 1 << BIT])
-    other = tl.broadcast_to((1 - tl.arange(0, 2))[None, :, None], [D >> (BIT + 1), 2, 1 << BIT])
-    return tl.reshape(tl.gather(pairs, other, 1), [D])
-
-
-@triton.jit
-def hadamard(x, D: tl.constexpr, LOG_D: tl.constexpr, INVERSE_ROOT: tl.constexpr):
-    """Orthonormal Walsh-Hadamard transform of float32 [D]: the additions of `onebox.formats.hadamard`, in its order."""
-    index = tl.arange(0, D)
-    for layer in tl.static_range(LOG_D):
-        partner = _partner(x, layer, D)
-        x = tl.where((index & (1 << layer)) == 0, x + partner, partner - x)
-    return x * INVERSE_ROOT
-
-
-@triton.jit
 def _tree_sum(x, D: tl.constexpr, LOG_D: tl.constexpr):
     """The sum of float32 [D], halves onto halves: every element ends up with it, since a + b is b + a."""
     index = tl.arange(0, D)
     for layer in tl.static_range(LOG_D):
-        x += _partner(x, LOG_D - 1 - layer, D)
+        x += partner_in_pair(x, LOG_D - 1 - layer, D)
     return tl.sum(tl.where(index == 0, x, 0.0), 0)
 
 
@@ -229,12 +213,20 @@ def kv_write(pages, key, value, slots):
         *codebooks,
         V=heads,
         P=pages.page_tokens,
-        D=dim,
-        LOG_D=dim.bit_length() - 1,
-        INVERSE_ROOT=dim**-0.5,
+        **rotation_constants(dim),
         KEY_BITS=pages.format.key_bits,
         VALUE_BITS=pages.format.value_bits,
         num_warps=1,
         enable_fp_fusion=False,
         **launch_options(key, _WRITE, key.shape[1]),
     )
+
+
+def kv_write_fused(qkv_parts, q_weight, k_weight, cos, sin, eps, dtype, pages, slots):
+    turning = q_weight, k_weight, cos, sin
+    if pages.format.key_bits == pages.format.value_bits == PLAIN_BITS:
+        places = pages.key_codes, pages.value_codes, slots
+        return fused_heads(qkv_parts, turning, eps, dtype, places, pages.kv_heads, pages.page_tokens)
+    query, key, value = qk_norm_rope_fused(qkv_parts, *turning, eps, pages.kv_heads, dtype)
+    kv_write(pages, key, value, slots)
+    return query

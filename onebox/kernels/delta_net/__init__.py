@@ -3,10 +3,10 @@
 from onebox.kernels.common.dispatch import Operation
 from onebox.kernels.delta_net import reference
 
-__all__ = ["delta_net_prefill", "delta_net_step", "delta_rows", "delta_step", "gated_norm"]
+__all__ = ["delta_net_prefill", "delta_net_step", "delta_net_step_fused", "gated_norm", "gated_norm_fused"]
 
-delta_net_step = Operation(reference.delta_net_step, "kernel", cpu="cpu")
-delta_step = Operation(reference.delta_step, "kernel")
-delta_net_prefill = Operation(reference.delta_net_prefill, "kernel")
-gated_norm = Operation(reference.gated_norm, "kernel", cpu="cpu")
-delta_rows = Operation(reference.delta_rows, "fused")
+delta_net_step = Operation(reference.delta_net_step, "step", cpu="cpu")
+delta_net_step_fused = Operation(reference.delta_net_step_fused, "step")
+delta_net_prefill = Operation(reference.delta_net_prefill, "prefill")
+gated_norm = Operation(reference.gated_norm, "norm", cpu="cpu")
+gated_norm_fused = Operation(reference.gated_norm_fused, "norm")

@@ -167,7 +167,7 @@ def _step_case(
     is_full: bool = False,
 ) -> Case:
     make = partial(_inputs, layer=layer, lengths=lengths, keep=keep, parts=parts, dtype=dtype)
-    return Case("delta_step", f"{name}-{parts}-{dtype}", make, is_full, mutates=("pool",))
+    return Case("delta_net_step_fused", f"{name}-{parts}-{dtype}", make, is_full, mutates=("pool",))
 
 
 _STEP_CASES = [
@@ -200,7 +200,7 @@ def _rows_case(
     rows: int, heads: int, dim: int, parts: int, dtype: torch.dtype = torch.bfloat16, *, is_full: bool = False
 ) -> Case:
     make = partial(_delta, rows=rows, heads=heads, value_dim=dim, parts=parts, dtype=dtype)
-    return Case("delta_rows", f"{rows}x{heads}x{dim}-{parts}-{dtype}", make, is_full)
+    return Case("gated_norm_fused", f"{rows}x{heads}x{dim}-{parts}-{dtype}", make, is_full)
 
 
 _ROWS_CASES = [

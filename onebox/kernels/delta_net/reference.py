@@ -11,7 +11,7 @@ from onebox.kernels.common.invariant import add_in_order, sigmoid, silu, softplu
 from onebox.kernels.common.rows import FixedRows, unscaled_rows
 from onebox.kernels.delta_net.memory import DeltaPool, DeltaWeights
 
-__all__ = ["delta_net_prefill", "delta_net_step", "delta_rows", "delta_step", "gated_norm"]
+__all__ = ["delta_net_prefill", "delta_net_step", "delta_net_step_fused", "gated_norm", "gated_norm_fused"]
 
 _CHUNK = 64
 _L2_EPS = 1e-6
@@ -237,7 +237,7 @@ def _delta_chunk(tokens: _Tokens, matrices: Tensor) -> tuple[Tensor, Tensor]:
     return outputs, fade[:, -1:] * matrices + (key * to_end).mT @ corrections
 
 
-def delta_step(
+def delta_net_step_fused(
     qkv_parts: Tensor,
     a_parts: Tensor,
     b_parts: Tensor,
@@ -257,7 +257,7 @@ def delta_step(
     return delta_net_step(qkv, add_in_order(a_parts), add_in_order(b_parts), weights, pool, cu_rows, slots, keep)
 
 
-def delta_rows(mixed: Tensor, z_parts: Tensor, weight: Tensor, eps: float, dtype: torch.dtype) -> FixedRows:
+def gated_norm_fused(mixed: Tensor, z_parts: Tensor, weight: Tensor, eps: float, dtype: torch.dtype) -> FixedRows:
     """`delta_net.gated_norm` as rows [R, heads * Dv]: norm(mixed) * weight * silu(z), the norm over each head.
 
     mixed float32 [R, heads, Dv], 128 a multiple of Dv; z_parts float32 [P, R, heads * Dv], added in their order, any

@@ -19,7 +19,7 @@ from onebox.kernels.common.parts import sum_parts
 from onebox.kernels.common.tuning import Tunable
 from onebox.kernels.delta_net.memory import DeltaPool, DeltaWeights
 
-__all__ = ["softplus", "step"]
+__all__ = ["delta_net_step", "delta_net_step_fused", "softplus"]
 
 _PREPARE, _RECUR = Tunable("delta_prepare"), Tunable("delta_recur")
 
@@ -334,7 +334,15 @@ def delta_net_recur_kernel(
         t += 1
 
 
-def step(
+def delta_net_step(qkv, a, b, weights, pool, cu_rows, slots, keep):
+    return _step(qkv, a, b, weights, pool, cu_rows, slots, keep, qkv.dtype)
+
+
+def delta_net_step_fused(qkv_parts, a_parts, b_parts, weights, pool, cu_rows, slots, keep):
+    return _step(qkv_parts, a_parts, b_parts, weights, pool, cu_rows, slots, keep, torch.float32)
+
+
+def _step(
     qkv: Tensor,
     a: Tensor,
     b: Tensor,

@@ -108,7 +108,9 @@ def _slots_case(
     make = partial(
         _slots_inputs, rows=rows, k=k, experts=experts, hidden=hidden, inner=inner, shared=shared, dtype=dtype
     )
-    return Case("expert_slots", f"{rows}x{hidden}-top{k}of{experts}x{inner}-{shared}-{dtype}", make, is_full)
+    return Case(
+        "routed_experts_int4_fused", f"{rows}x{hidden}-top{k}of{experts}x{inner}-{shared}-{dtype}", make, is_full
+    )
 
 
 def _case(
@@ -121,7 +123,7 @@ def _case(
     is_full: bool = False,
 ) -> Case:
     """An INT4 case with scales of a dtype, or a BF16 case without."""
-    op = "routed_experts_bf16" if scale_dtype is None else "routed_experts"
+    op = "routed_experts_bf16" if scale_dtype is None else "routed_experts_int4"
     make = partial(_inputs, rows=rows, k=k, experts=experts, hidden=hidden, inner=inner, scale_dtype=scale_dtype)
     return Case(op, f"{rows}x{hidden}-top{k}of{experts}x{inner}-{scale_dtype}", make, is_full)
 
@@ -308,7 +310,7 @@ def _prefill_case(
     is_full: bool = False,
 ) -> Case:
     """An INT4 case with scales of a dtype, or a BF16 case without."""
-    op = "prefill_experts_bf16" if scale_dtype is None else "prefill_experts"
+    op = "prefill_experts_bf16" if scale_dtype is None else "prefill_experts_int4"
     make = partial(
         _prefill_inputs, tokens=tokens, k=k, experts=experts, hidden=hidden, inner=inner, scale_dtype=scale_dtype
     )

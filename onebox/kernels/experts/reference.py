@@ -18,21 +18,21 @@ __all__ = [
     "add_shared",
     "chosen_experts",
     "dequantize_expert",
-    "expert_slots",
-    "prefill_experts",
     "prefill_experts_bf16",
     "prefill_experts_fp8",
+    "prefill_experts_int4",
     "prefill_experts_nvfp4",
-    "routed_experts",
     "routed_experts_bf16",
     "routed_experts_fp8",
+    "routed_experts_int4",
+    "routed_experts_int4_fused",
     "routed_experts_nvfp4",
     "slots_of_experts",
     "swiglu",
 ]
 
 
-def routed_experts(
+def routed_experts_int4(
     planes: Tensor,
     scale: Tensor,
     ids: Tensor,
@@ -51,10 +51,10 @@ def routed_experts(
     added in their order.
     """
     rows = FixedRows(planes, planes, scale, None)
-    return _slots_in_order(expert_slots(rows, ids, weights, gate_up, gate_up_scale, down, down_scale)[0])
+    return _slots_in_order(routed_experts_int4_fused(rows, ids, weights, gate_up, gate_up_scale, down, down_scale)[0])
 
 
-def expert_slots(
+def routed_experts_int4_fused(
     rows: FixedRows,
     ids: Tensor,
     weights: Tensor,
@@ -64,7 +64,7 @@ def expert_slots(
     down_scale: Tensor,
     shared: tuple[Tensor, FloatWeight | None] | None = None,
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """What `routed_experts` adds up, float32 [R, k, H]: each slot's expert, weighted, for whoever comes next to add.
+    """The terms of `routed_experts_int4`, float32 [R, k, H]: each slot's weighted output, to be added by its reader.
 
     `shared` has the parts of the shared expert's gate_up, float32 [Q, R, 2J], gates first, added in their order, and
     its down weight [H, J]. In the same launches come its inner values SiLU(gate) * up, [R, J] in the dtype of the rows'
@@ -261,7 +261,7 @@ def _nvfp4_matrices(
 _TILE = 32
 
 
-def prefill_experts(
+def prefill_experts_int4(
     x: Tensor,
     ids: Tensor,
     weights: Tensor,
@@ -272,8 +272,8 @@ def prefill_experts(
 ) -> Tensor:
     """The sum over slots s of weights[:, s] * down(SiLU(gate(x)) * up(x)) of expert ids[:, s]: bfloat16 [T, H].
 
-    x bfloat16 [T, H]; ids int32 and weights float32 [T, k]; INT4 weights and their scales as `experts.routed_experts`
-    takes them. The inner values are rounded to bfloat16, all sums are float32. The call takes
+    x bfloat16 [T, H]; ids int32 and weights float32 [T, k]; INT4 weights and their scales as in
+    `routed_experts_int4`. The inner values are rounded to bfloat16, all sums are float32. The call takes
     4 * T * k * H + 2 * T * k * I + 2 * T * H bytes of memory for itself.
     """
 

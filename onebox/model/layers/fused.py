@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 
 from onebox.formats.kv_pages import KVPages
-from onebox.kernels.attention import paged_attention_rows, write_heads
+from onebox.kernels.attention import kv_write_fused, paged_attention_fused
 from onebox.kernels.common.float_weight import FloatWeight
 from onebox.kernels.common.rows import FixedRows
-from onebox.kernels.delta_net import delta_rows, delta_step
-from onebox.kernels.experts import expert_slots
+from onebox.kernels.delta_net import delta_net_step_fused, gated_norm_fused
+from onebox.kernels.experts import routed_experts_int4_fused
 from onebox.kernels.norm import add_norm, rms_norm
 from onebox.kernels.router import route_shared
 from onebox.model.batch import Batch
@@ -69,14 +69,14 @@ class FusedAttention:
         pages = require_pages(memory)
         qkv, query = self.write_kv(rows, pages, batch, table)
         scale = self.plain.spec.head_dim**-0.5
-        mixed = paged_attention_rows(query, pages, batch.page_table, batch.seen, batch.cu_rows, scale, qkv)
+        mixed = paged_attention_fused(query, pages, batch.page_table, batch.seen, batch.cu_rows, scale, qkv)
         return self.o_proj.parts(mixed)
 
     def write_kv(self, rows: FixedRows, pages: KVPages, batch: Batch, table: RotaryTable) -> tuple[Tensor, Tensor]:
         """Writes the rows' keys and values into the pages; (the projection's parts, the queries [R, Q, D])."""
         plain, qkv = self.plain, self.qkv_proj.parts(rows)
         eps, dtype = plain.spec.rms_norm_eps, rows.x.dtype
-        return qkv, write_heads(qkv, plain.q_norm, plain.k_norm, *table, eps, dtype, pages, batch.slot_mapping)
+        return qkv, kv_write_fused(qkv, plain.q_norm, plain.k_norm, *table, eps, dtype, pages, batch.slot_mapping)
 
 
 @dataclass(frozen=True)
@@ -94,8 +94,8 @@ class FusedDeltaNet:
         qkv, z, *rest = joined.tensor_split([spec.conv_dim, spec.conv_dim + spec.value_dim], dim=-1)
         gates = self.gates_proj.parts(rows) if self.gates_proj else rest[0]
         b, a = gates.chunk(2, dim=-1)
-        mixed = delta_step(qkv, a, b, plain.weights, pool, batch.cu_rows, batch.slots, batch.num_accepted)
-        return self.out_proj.parts(delta_rows(mixed, z, plain.norm, spec.rms_norm_eps, rows.x.dtype))
+        mixed = delta_net_step_fused(qkv, a, b, plain.weights, pool, batch.cu_rows, batch.slots, batch.num_accepted)
+        return self.out_proj.parts(gated_norm_fused(mixed, z, plain.norm, spec.rms_norm_eps, rows.x.dtype))
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,9 @@ class FusedMixture:
         ids, weights, share, gate_up = route_shared(router_parts, self.num_experts_per_tok, rows, self.stored_gate_up)
         if gate_up is None:
             gate_up = self.shared_gate_up.parts(rows)
-        slots, inner, shared = expert_slots(rows, ids, weights, *self.experts, shared=(gate_up, self.stored_down))
+        slots, inner, shared = routed_experts_int4_fused(
+            rows, ids, weights, *self.experts, shared=(gate_up, self.stored_down)
+        )
         if shared is None and inner is not None:
             shared = self.shared_down.parts(self.shared_down.rows_of(inner))
         return FusedStream(residual, slots.transpose(0, 1), shared, share)

@@ -15,6 +15,7 @@ from onebox.server.schemas.common import (
     StrictWithNulls,
     Text,
     by_type,
+    refuse_unless_paired,
     text_or_list,
 )
 from onebox.server.schemas.turns import Turns, image_part, text_part
@@ -179,8 +180,7 @@ class AnthropicToolChoice(Strict):
 
     @model_validator(mode="after")
     def _name_goes_with_its_type(self) -> Self:
-        if (self.type == "tool") != (self.name is not None):
-            raise ValueError("name is given exactly with the type tool")
+        refuse_unless_paired(self.type, "tool", "name", self.name)
         return self
 
     @property
@@ -198,8 +198,7 @@ class AnthropicThinking(Strict):
 
     @model_validator(mode="after")
     def _budget_goes_with_its_type(self) -> Self:
-        if (self.type == "enabled") != (self.budget_tokens is not None):
-            raise ValueError("budget_tokens is given exactly with the type enabled")
+        refuse_unless_paired(self.type, "enabled", "budget_tokens", self.budget_tokens)
         return self
 
 

@@ -24,6 +24,7 @@ __all__ = [
     "ToolChoiceWord",
     "by_type",
     "refuse_choice_without_tools",
+    "refuse_unless_paired",
     "text_or_list",
     "type_tag",
     "word_or_object",
@@ -78,6 +79,12 @@ ToolChoiceWord = Annotated[Literal["none", "auto", "required"], Tag("<word>")]
 FunctionName = Annotated[str, Field(pattern=r"^[^<>\s]{1,128}$")]
 
 
+def refuse_unless_paired(kind: str, needed: str, name: str, value: object) -> None:
+    """The field `name` goes with the type `needed` and with no other."""
+    if (kind == needed) != (value is not None):
+        raise ValueError(f"{name} is given exactly with the type {needed}")
+
+
 def refuse_choice_without_tools(choice: object, tools: Sized | None) -> None:
     if choice not in (None, "none", "auto") and not tools:
         raise ValueError("tool_choice asks for a call and there are no tools; give some")
@@ -115,8 +122,7 @@ class ResponseFormat(Strict):
 
     @model_validator(mode="after")
     def _schema_goes_with_its_type(self) -> Self:
-        if (self.type == "json_schema") != (self.json_schema is not None):
-            raise ValueError("json_schema is given exactly with the type json_schema")
+        refuse_unless_paired(self.type, "json_schema", "json_schema", self.json_schema)
         return self
 
 

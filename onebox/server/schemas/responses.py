@@ -19,6 +19,7 @@ from onebox.server.schemas.common import (
     Text,
     ToolChoiceWord,
     refuse_choice_without_tools,
+    refuse_unless_paired,
     text_or_list,
     type_tag,
     word_or_object,
@@ -201,8 +202,7 @@ class TextFormat(StrictWithNulls):
 
     @model_validator(mode="after")
     def _schema_goes_with_its_type(self) -> Self:
-        if (self.type == "json_schema") != (self.schema_ is not None):
-            raise ValueError("schema is given exactly with the type json_schema")
+        refuse_unless_paired(self.type, "json_schema", "schema", self.schema_)
         return self
 
     @property

@@ -10,24 +10,15 @@ from onebox.server.schemas.anthropic import CountTokensRequest, MessagesRequest
 from onebox.server.settings import ServerSettings
 from tests.server import test_media as media
 from tests.server.conftest import wait_until
-from tests.server.endpoints.test_chat import ANSWERS, QUIET, written
+from tests.server.endpoints.test_chat import ANSWERS, QUIET, THOUGHT, WEATHER, written
 from tests.server.schemas.test_fields import VALUES
 
 ASK = [{"role": "user", "content": "Hi"}]
 THINK = {"thinking": {"type": "enabled", "budget_tokens": 2000}}
 TOOLS = [
-    {
-        "name": "get_weather",
-        "description": "The weather.",
-        "input_schema": {
-            "type": "object",
-            "properties": {"city": {"type": "string"}, "days": {"type": "integer"}},
-            "required": ["city", "days"],
-        },
-    },
+    {"name": "get_weather", "description": "The weather.", "input_schema": WEATHER["function"]["parameters"]},
     {"name": "ping", "input_schema": {"type": "object", "properties": {}}, "cache_control": {"type": "ephemeral"}},
 ]
-THOUGHT = "Let me see.\n</think>\n\nIt is 42 — 世界 🙂."
 
 
 def ask(client, **fields):

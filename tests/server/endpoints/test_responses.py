@@ -10,26 +10,12 @@ import pytest
 from onebox.server.schemas.responses import ResponsesRequest
 from tests.server import test_media as media
 from tests.server.conftest import listening
-from tests.server.endpoints.test_chat import ANSWERS, written
+from tests.server.endpoints.test_chat import ANSWERS, THOUGHT, WEATHER, written
 from tests.server.schemas.test_fields import VALUES
 from tests.server.test_errors import refused
 
 QUIET = {"reasoning": {"effort": "none"}}
-TOOLS = [
-    {
-        "type": "function",
-        "name": "get_weather",
-        "description": "The weather.",
-        "parameters": {
-            "type": "object",
-            "properties": {"city": {"type": "string"}, "days": {"type": "integer"}},
-            "required": ["city", "days"],
-        },
-        "strict": True,
-    },
-    {"type": "function", "name": "ping", "parameters": {}},
-]
-THOUGHT = "Let me see.\n</think>\n\nIt is 42 — 世界 🙂."
+TOOLS = [{"type": "function", **WEATHER["function"]}, {"type": "function", "name": "ping", "parameters": {}}]
 
 
 def ask(client, asked="Hi", **fields):

@@ -9,13 +9,62 @@ from onebox.kernels.common.parts import sum_parts
 from onebox.kernels.common.rows import FixedRows, new_rows
 from onebox.kernels.common.tuning import Tunable
 
-__all__ = ["delta_rows"]
+__all__ = ["gated_norm", "gated_norm_fused"]
+
+_HEADS = 4
+"""Heads that a program of the plain form takes."""
 
 _ROWS = Tunable("delta_rows")
 
 
 @triton.jit
-def delta_rows_kernel(
+def gated_norm_kernel(
+    o_ptr,  # [R, HEADS, DV]
+    z_ptr,  # [R, HEADS * DV]
+    weight_ptr,  # [DV]
+    out_ptr,  # [R, HEADS * DV]
+    eps,
+    z_stride,
+    HEADS: tl.constexpr,
+    DV: tl.constexpr,
+    BLOCK: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    """Program (row, TILE heads)."""
+    row = tl.program_id(0).to(tl.int64)
+    heads = tl.program_id(1) * TILE + tl.arange(0, TILE)
+    columns = tl.arange(0, BLOCK)
+    inside = (heads < HEADS)[:, None] & (columns < DV)[None, :]
+    places = heads[:, None] * DV + columns[None, :]
+    o = tl.load(o_ptr + row * (HEADS * DV) + places, mask=inside, other=0.0).to(tl.float32)
+    z = tl.load(z_ptr + row * z_stride + places, mask=inside, other=0.0).to(tl.float32)
+    weight = tl.load(weight_ptr + columns, mask=columns < DV, other=0.0).to(tl.float32)
+    scale = tl.rsqrt(tl.sum(o * o, 1) / DV + eps)
+    out = weight[None, :] * (o * scale[:, None]) * (z * tl.sigmoid(z))
+    tl.store(out_ptr + row * (HEADS * DV) + places, out.to(out_ptr.dtype.element_ty), mask=inside)
+
+
+def gated_norm(o, z, weight, eps):
+    rows, heads, value_dim = o.shape
+    out = z.new_empty(rows, heads * value_dim)
+    gated_norm_kernel[(rows, triton.cdiv(heads, _HEADS))](
+        o,
+        z,
+        weight,
+        out,
+        eps,
+        z.stride(0),
+        HEADS=heads,
+        DV=value_dim,
+        BLOCK=triton.next_power_of_2(value_dim),
+        TILE=_HEADS,
+        num_warps=2,
+    )
+    return out
+
+
+@triton.jit
+def gated_norm_fused_kernel(
     mixed_ptr,  # float32 [R, K]
     z_ptr,  # float32 [PARTS, R, K], part_stride and row_stride apart
     weight_ptr,  # [DV]
@@ -47,12 +96,12 @@ def delta_rows_kernel(
     store_group(values, row, group, x_ptr, planes_ptr, scale_ptr, K)
 
 
-def delta_rows(mixed, z_parts, weight, eps, dtype):
+def gated_norm_fused(mixed, z_parts, weight, eps, dtype):
     num_rows, heads, value_dim = mixed.shape
     width = heads * value_dim
     rows = new_rows(num_rows, width, dtype, mixed.device)
     if num_rows:
-        delta_rows_kernel[(width // 128, num_rows)](
+        gated_norm_fused_kernel[(width // 128, num_rows)](
             mixed,
             z_parts,
             weight,

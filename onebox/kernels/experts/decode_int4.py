@@ -25,7 +25,7 @@ from onebox.kernels.common.fixed_point import load_squares, row_factors
 from onebox.kernels.common.parts import sum_parts
 from onebox.kernels.common.rows import FixedRows
 from onebox.kernels.common.tuning import WEIGHT_LOADS, Tunable
-from onebox.kernels.experts.plain import routed_experts_bf16
+from onebox.kernels.experts.int4_tiles import GROUP, TILE_BYTES, tile_row_dot
 from onebox.kernels.experts.slots import (
     pair_of_program,
     sharers,
@@ -34,10 +34,9 @@ from onebox.kernels.experts.slots import (
     sum_slots,
     workspace,
 )
-from onebox.kernels.experts.tiles import GROUP, TILE_BYTES, tile_row_dot
 from onebox.kernels.float_linear.parts import TileLaunch, parts_tile
 
-__all__ = ["expert_slots", "routed_experts", "routed_experts_bf16"]
+__all__ = ["routed_experts_int4", "routed_experts_int4_fused"]
 
 _GATE_UP, _DOWN = Tunable("gate_up", WEIGHT_LOADS), Tunable("down", WEIGHT_LOADS)
 _PLANES = Tunable("planes")
@@ -286,13 +285,13 @@ def experts_down_kernel(
         pair = following
 
 
-def routed_experts(planes, scale, ids, weights, gate_up, gate_up_scale, down, down_scale):
+def routed_experts_int4(planes, scale, ids, weights, gate_up, gate_up_scale, down, down_scale):
     rows = FixedRows(planes, planes, scale, None)
-    slots, _, _ = expert_slots(rows, ids, weights, gate_up, gate_up_scale, down, down_scale)
+    slots, _, _ = routed_experts_int4_fused(rows, ids, weights, gate_up, gate_up_scale, down, down_scale)
     return sum_slots(slots, torch.float32)
 
 
-def expert_slots(rows, ids, weights, gate_up, gate_up_scale, down, down_scale, shared=None):
+def routed_experts_int4_fused(rows, ids, weights, gate_up, gate_up_scale, down, down_scale, shared=None):
     num_pairs = ids.numel()
     inner, slots = workspace(ids, gate_up.shape[1] * 8, down.shape[1] * 16)
     gate_up_parts, down_weight = shared or (None, None)

@@ -1,0 +1,99 @@
+"""TurboQuant's rotation in Triton: signs, then a Walsh-Hadamard transform over a head's D coordinates.
+
+It keeps inner products and is linear: the query is rotated once, values are mixed in the rotated space and the result
+is rotated back once. The Hadamard matrix does not change where both its sides are reordered by moving the bits of the
+index, so the planes (`planes.py`) are rotated as they lie.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from onebox.formats.kv_pages import FP8_BITS, KVPages, turboquant_tables
+from onebox.kernels.attention.planes import coordinates
+from onebox.kernels.common.arithmetic import rounded
+from onebox.kernels.common.dependent import launch_options, release, wait
+from onebox.kernels.common.tuning import Tunable
+
+__all__ = ["hadamard", "partner_in_pair", "rotate", "rotated_query", "rotation_constants", "rotation_signs"]
+
+_ROTATE = Tunable("attention_rotate")
+
+
+@triton.jit
+def partner_in_pair(x, BIT: tl.constexpr, D: tl.constexpr):
+    """Element i of float32 [D] becomes element i ^ (1 << BIT)."""
+    pairs = tl.reshape(x, [D >> (BIT + 1), 2, 1 << BIT])
+    other = tl.broadcast_to((1 - tl.arange(0, 2))[None, :, None], [D >> (BIT + 1), 2, 1 << BIT])
+    return tl.reshape(tl.gather(pairs, other, 1), [D])
+
+
+@triton.jit
+def hadamard(x, D: tl.constexpr, LOG_D: tl.constexpr, INVERSE_ROOT: tl.constexpr):
+    """Orthonormal Walsh-Hadamard transform of float32 [D]: the additions of `onebox.formats.hadamard`, in its order."""
+    index = tl.arange(0, D)
+    for layer in tl.static_range(LOG_D):
+        partner = partner_in_pair(x, layer, D)
+        x = tl.where((index & (1 << layer)) == 0, x + partner, partner - x)
+    return x * INVERSE_ROOT
+
+
+@triton.jit
+def paged_attention_rotate_kernel(
+    x_ptr,  # [rows, D], in planes where IS_INVERSE
+    out_ptr,  # [rows, D], in planes where not
+    signs_ptr,  # float32 [D]
+    D: tl.constexpr,
+    LOG_D: tl.constexpr,
+    INVERSE_ROOT: tl.constexpr,
+    BITS: tl.constexpr,
+    IS_INVERSE: tl.constexpr,
+    DEPENDENT: tl.constexpr,
+):
+    release(DEPENDENT)
+    first = tl.program_id(0).to(tl.int64) * D
+    planes = first + tl.arange(0, D)
+    places = coordinates(D, BITS)
+    signs = tl.load(signs_ptr + places)
+    wait(DEPENDENT)
+    if IS_INVERSE:
+        x = hadamard(tl.load(x_ptr + planes).to(tl.float32), D, LOG_D, INVERSE_ROOT) * signs
+        tl.store(out_ptr + first + places, rounded(x, out_ptr.dtype.element_ty))
+    else:
+        x = hadamard(tl.load(x_ptr + first + places).to(tl.float32) * signs, D, LOG_D, INVERSE_ROOT)
+        tl.store(out_ptr + planes, rounded(x, out_ptr.dtype.element_ty))
+
+
+def rotation_signs(bits: int, dim: int, device: torch.device) -> Tensor | None:
+    """The rotation's signs where a codec of `bits` rotates."""
+    return turboquant_tables(dim, bits, device).signs if bits < FP8_BITS else None
+
+
+def rotated_query(query: Tensor, pages: KVPages) -> Tensor:
+    """The query as the kernels take it: turned where keys are, and in the dtype of their products.
+
+    A rotated query and the codebooks' levels are no bfloat16 numbers. float16 has three bits more for them, and all
+    that meets it here is far inside its range: queries are normed, levels below one, scales stored as float16.
+    """
+    dtype = (
+        torch.float16
+        if min(pages.format.key_bits, pages.format.value_bits) < FP8_BITS and query.dtype == torch.bfloat16
+        else query.dtype
+    )
+    signs = rotation_signs(pages.format.key_bits, query.shape[-1], query.device)
+    if signs is None:
+        return query.to(dtype).contiguous()
+    rotated = torch.empty_like(query, dtype=dtype, memory_format=torch.contiguous_format)
+    rotate(query.contiguous(), rotated, signs, pages.format.key_bits, is_inverse=False)
+    return rotated
+
+
+def rotate(x: Tensor, out: Tensor, signs: Tensor, bits: int, is_inverse: bool) -> None:
+    rows, dim = x.shape[0] * x.shape[1], x.shape[2]
+    launch = {"BITS": bits, "IS_INVERSE": is_inverse, "num_warps": 1, **launch_options(x, _ROTATE, x.shape[-2])}
+    paged_attention_rotate_kernel[(rows,)](x, out, signs, **rotation_constants(dim), **launch)
+
+
+def rotation_constants(dim: int) -> dict[str, float]:
+    return {"D": dim, "LOG_D": dim.bit_length() - 1, "INVERSE_ROOT": dim**-0.5}

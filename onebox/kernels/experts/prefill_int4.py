@@ -1,0 +1,153 @@
+"""Routed experts of a prefill in Triton, INT4 weights: gate_up, down, sum over a token's slots.
+
+A block of pairs (`blocks.py`) is one operand of an MMA, its expert's weights the other; what an MMA computes of one
+pair does not depend on the others, so a token's bits are its own. Weights are read from the tiles that decoding reads,
+as the left operand (`common/int_tiles.py`). Codes are exact in bfloat16, so each group's dot is taken with the codes
+and scaled in float32: no weight is rounded on the way.
+"""
+
+import torch
+import triton
+import triton.language as tl
+
+from onebox.kernels.common.arithmetic import rounded, swiglu
+from onebox.kernels.common.int_tiles import WORDS, in_tile_order, sum_tiles, tile_order_64
+from onebox.kernels.common.target import has_large_shared_memory
+from onebox.kernels.experts.blocks import BLOCK_M, block_pairs, group_by_expert, prefill_workspace
+from onebox.kernels.experts.slots import sum_slots
+
+__all__ = ["prefill_experts_int4"]
+
+GATE_UP_TILES = 8  # tiles of 16 weight rows a program takes: gate and up of 64 inner values, half a group
+DOWN_TILES = 4  # small programs, so that several share a multiprocessor and one multiplies while another stores
+GROUP = tl.constexpr(128)
+TILE_WORDS = tl.constexpr(256)
+
+
+@triton.jit
+def _tile_sums(
+    x_ptrs,  # [128, BLOCK_M]
+    tiles_ptr,  # the expert's: int32 [tiles, GROUPS, TILE_WORDS]; TILES divides their number
+    scale_ptr,  # the expert's: [tiles, GROUPS, 16]
+    GROUPS: tl.constexpr,
+    TILES: tl.constexpr,
+):
+    """float32 [TILES * 16, BLOCK_M]: the program's rows of the expert's matrix times the block's pairs."""
+    first = tl.program_id(0) * TILES
+    tile = first + tl.arange(0, TILES)
+    row = tl.arange(0, TILES * 16)
+    return sum_tiles(
+        x_ptrs,
+        tiles_ptr + tile[:, None] * (GROUPS * TILE_WORDS) + tl.arange(0, WORDS)[None, :],
+        TILE_WORDS,
+        scale_ptr + (first + row // 16) * (GROUPS * 16) + row % 16,
+        16,
+        GROUPS,
+        4,
+    )
+
+
+@triton.jit
+def experts_prefill_gate_up_kernel(
+    x_ptr,  # bfloat16 [T, GROUPS * 128], in tile order
+    tiles_ptr,  # int32 [E, num_tiles, GROUPS, TILE_WORDS]
+    scale_ptr,  # [E, num_tiles, GROUPS, 16]
+    inner_ptr,  # bfloat16 [T * SLOTS, num_tiles * 8], in tile order
+    pairs_ptr,
+    expert_ptr,
+    num_tiles,
+    num_experts,
+    GROUPS: tl.constexpr,
+    SLOTS: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    TILES: tl.constexpr,
+):
+    block = tl.program_id(1)
+    expert = tl.load(expert_ptr + block)
+    if expert >= num_experts:
+        return
+    pair, used = block_pairs(pairs_ptr, block, BLOCK_M)
+    total = _tile_sums(
+        x_ptr + (pair // SLOTS)[None, :] * (GROUPS * GROUP) + tl.arange(0, 128)[:, None],
+        tiles_ptr + expert * num_tiles * (GROUPS * TILE_WORDS),
+        scale_ptr + expert * num_tiles * (GROUPS * 16),
+        GROUPS,
+        TILES,
+    )
+    by_tile = tl.permute(tl.reshape(total, (TILES, 2, 8, BLOCK_M)), (0, 2, 3, 1))
+    gate, up = tl.split(tl.reshape(by_tile, (TILES * 8, BLOCK_M, 2)))
+    inner = tile_order_64(rounded(swiglu(gate, up), tl.bfloat16))
+    column = tl.program_id(0) * (TILES * 8) + tl.arange(0, TILES * 8)
+    tl.store(inner_ptr + pair[None, :] * (num_tiles * 8) + column[:, None], inner, mask=used[None, :])
+
+
+@triton.jit
+def experts_prefill_down_kernel(
+    inner_ptr,  # bfloat16 [P, GROUPS * 128], in tile order
+    weights_ptr,  # float32 [P]
+    tiles_ptr,  # int32 [E, num_tiles, GROUPS, TILE_WORDS]
+    scale_ptr,  # [E, num_tiles, GROUPS, 16]
+    slots_ptr,  # float32 [P, num_tiles * 16]
+    pairs_ptr,
+    expert_ptr,
+    num_tiles,
+    num_experts,
+    GROUPS: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    TILES: tl.constexpr,
+):
+    block = tl.program_id(1)
+    expert = tl.load(expert_ptr + block)
+    if expert >= num_experts:
+        return
+    pair, used = block_pairs(pairs_ptr, block, BLOCK_M)
+    weight = tl.load(weights_ptr + pair)  # before the sums: a number a pair is less to keep than its address
+    total = _tile_sums(
+        inner_ptr + pair[None, :] * (GROUPS * GROUP) + tl.arange(0, 128)[:, None],
+        tiles_ptr + expert * num_tiles * (GROUPS * TILE_WORDS),
+        scale_ptr + expert * num_tiles * (GROUPS * 16),
+        GROUPS,
+        TILES,
+    )
+    column = tl.program_id(0) * (TILES * 16) + tl.arange(0, TILES * 16)
+    at = slots_ptr + pair[None, :] * (num_tiles * 16) + column[:, None]
+    tl.store(at, total * weight[None, :], mask=used[None, :])
+
+
+def prefill_experts_int4(x, ids, weights, gate_up, gate_up_scale, down, down_scale):
+    experts, inner_tiles, hidden_groups = gate_up.shape[:3]
+    hidden_tiles, inner_groups = down.shape[1:3]
+    blocks = group_by_expert(ids, experts)
+    inner, slots = prefill_workspace(ids, inner_tiles * 8, hidden_tiles * 16)
+    shape = {"BLOCK_M": BLOCK_M, "num_stages": 3}
+    if has_large_shared_memory():
+        shape["maxnreg"] = 128  # so that two programs share a multiprocessor: one multiplies while the other stores
+    experts_prefill_gate_up_kernel[(inner_tiles // GATE_UP_TILES, len(blocks.expert))](
+        in_tile_order(x),
+        gate_up.view(torch.int32),
+        gate_up_scale,
+        inner,
+        *blocks,
+        inner_tiles,
+        experts,
+        GROUPS=hidden_groups,
+        SLOTS=ids.shape[1],
+        TILES=GATE_UP_TILES,
+        num_warps=8,
+        **shape,
+    )
+    experts_prefill_down_kernel[(hidden_tiles // DOWN_TILES, len(blocks.expert))](
+        inner,
+        weights,
+        down.view(torch.int32),
+        down_scale,
+        slots,
+        *blocks,
+        hidden_tiles,
+        experts,
+        GROUPS=inner_groups,
+        TILES=DOWN_TILES,
+        num_warps=4,
+        **shape,
+    )
+    return sum_slots(slots, x.dtype)
