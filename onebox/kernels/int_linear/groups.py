@@ -65,7 +65,9 @@ def _add_groups(
             first = firsts[step].to(tl.int8, bitcast=True)
             second = seconds[step].to(tl.int8, bitcast=True)
             scale = tl.broadcast_to(scale, total.shape)
-        dots = group_dot(first, second, plane_ptrs + step * 128, planes_inside, TILES, COLUMNS)
+        before = tl.load(plane_ptrs + step * 128, mask=planes_inside, other=0)
+        behind = tl.load(plane_ptrs + step * 128 + 64, mask=planes_inside, other=0)
+        dots = group_dot(first, second, before, behind, TILES, COLUMNS)
         # One operation, so that no variant of this kernel rounds where another does not.
         total = tl.fma(dots, scale, total)
     return total
