@@ -4,8 +4,8 @@
 
 Engine, scheduler, runner and graph decoder are the real ones. The graphs are fakes: a step's first one keeps a fake
 device busy for a time, and reading the outcome waits for it, without the interpreter's lock, as CUDA does. Every draft
-is kept. What counts is the time from the outcome being read to the next step's drawing being queued: the device has
-that step's forward pass to do meanwhile, where it was foreseen, and is idle where it was not. CUDA's own calls (a copy
+is accepted. What counts is the time from reading the outcome to queueing the next step's sampling: the device computes
+that step's forward pass meanwhile, where it was predicted, and is idle where it was not. CUDA's own calls (a copy
 each way, two launches, the wait) come on top. Medians over the run, tenth percentiles beside
 them because other work may share the machine; `--parts` prints the medians by part, on a slower run. The last line is
 JSON.
@@ -105,7 +105,7 @@ class Graph:
 
 
 class EmptyGraphs(graphs.GraphDecoder):
-    """The real decoder over graphs, which find in their outcome that every row was kept."""
+    """The real decoder over graphs, whose outcome accepts every row."""
 
     def __init__(self, device: Device) -> None:
         self._shapes = {}
@@ -181,7 +181,7 @@ def measure(row: Row, device_us: float, num_tokens: int) -> dict[str, Any]:
 
 
 def time_parts() -> dict[str, list[float]]:
-    """From now on the parts' microseconds are kept by name."""
+    """From now on the parts' microseconds are recorded by name."""
     parts = [
         *((Scheduler, name) for name in ("commit", "expire", "plan", "stats", "observe")),
         *((Engine, name) for name in ("_take_requests", "_send")),
@@ -189,11 +189,11 @@ def time_parts() -> dict[str, list[float]]:
         (inputs.InputPacker, "pack"),
         (runner, "_result"),
     ]
-    kept: dict[str, list[float]] = {}
+    times_by_name: dict[str, list[float]] = {}
     for owner, name in parts:
-        times = kept[f"{owner.__name__.split('.')[-1]}.{name}"] = []
+        times = times_by_name[f"{owner.__name__.split('.')[-1]}.{name}"] = []
         setattr(owner, name, _timed(getattr(owner, name), times))
-    return kept
+    return times_by_name
 
 
 def _timed(work: Callable[..., Any], times: list[float]) -> Callable[..., Any]:

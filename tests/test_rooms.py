@@ -26,7 +26,6 @@ ROOMS: dict[str, set[str]] = {
     "eval": {"spec", "planner", "text", "bench"},
     "report": {"spec", "planner", "bench", "eval"},
     "lab": {"spec", "formats", "kernels", "model", "planner", "engine"},
-    "scaleout": {"spec", "planner", "checkpoint"},
     "cli": {
         "spec",
         "formats",
@@ -42,14 +41,12 @@ ROOMS: dict[str, set[str]] = {
         "eval",
         "report",
         "lab",
-        "scaleout",
     },
 }
 # Of these rooms only the named modules may be imported by the given room: the narrow doors.
 DOORS = {
     ("server", "engine"): {"onebox.engine.api"},
     ("cli", "engine"): {"onebox.engine.api"},
-    ("pocket", "engine"): {"onebox.engine.api"},
     ("lab", "engine"): {"onebox.engine.api", "onebox.engine.runner"},
 }
 TORCH_FREE = {"spec", "planner", "bench", "eval", "report"}
@@ -117,8 +114,57 @@ def test_rooms_are_listed_lowest_first():
         assert all(order.index(other) < order.index(room) for other in allowed), room
 
 
-@pytest.mark.parametrize("room", [r for r in ROOMS if (ROOT / r / "__init__.py").exists()])
-def test_what_a_room_offers_is_written_down_and_exists(room):
-    module = __import__(f"onebox.{room}", fromlist=["*"])
-    for name in getattr(module, "__all__", []):
-        assert hasattr(module, name), f"onebox.{room}.__all__ names {name}, which is not there"
+def offered(path: Path) -> list[str] | None:
+    """The module's `__all__`; None where it has none."""
+    for node in ast.parse(path.read_text()).body:
+        if isinstance(node, ast.Assign) and any(ast.unparse(target) == "__all__" for target in node.targets):
+            return ast.literal_eval(node.value)
+    return None
+
+
+def top_level(path: Path) -> tuple[set[str], set[str]]:
+    """(public classes and functions that a module defines, all names that it binds), at its top level."""
+    defined, bound = set(), set()
+    for node in ast.parse(path.read_text()).body:
+        if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            bound.add(node.name)
+            defined |= set() if node.name.startswith("_") else {node.name}
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            bound |= {alias.asname or alias.name for alias in node.names}
+        else:
+            bound |= {name.id for name in ast.walk(node) if isinstance(name, ast.Name)}
+    return defined, bound
+
+
+def module_file(name: str) -> Path | None:
+    """The file of a module of onebox; None where `name` is no module."""
+    place = ROOT.parent.joinpath(*name.split("."))
+    files = (place / "__init__.py", place.with_suffix(".py"))
+    return next((path for path in files if path.exists()), None)
+
+
+@pytest.mark.parametrize("path", source_files(), ids=lambda p: str(p.relative_to(ROOT)))
+def test_a_module_writes_down_what_it_offers_and_has_it(path):
+    defined, bound = top_level(path)
+    names = offered(path)
+    assert names is not None or not defined, f"{path} defines {sorted(defined)} and has no __all__"
+    missing = set() if "__getattr__" in bound else set(names or ()) - bound
+    assert not missing, f"{path}: __all__ names {sorted(missing)}, which are not there"
+
+
+@pytest.mark.parametrize("path", source_files(), ids=lambda p: str(p.relative_to(ROOT)))
+def test_a_room_takes_from_another_only_what_that_offers(path):
+    for node in ast.walk(ast.parse(path.read_text())):
+        module = node.module or "" if isinstance(node, ast.ImportFrom) else ""
+        room, *_ = [*module.split(".")[1:], ""]
+        if not module.startswith("onebox.") or room == room_of(path):
+            continue
+        for alias in node.names:
+            if module_file(f"{module}.{alias.name}") is None:
+                source = module_file(module)
+                assert source is not None, f"{path} imports {module}, which is not there"
+                assert alias.name in (offered(source) or ()), f"{path}: {module} does not offer {alias.name}"
+
+
+def test_the_map_has_every_room_and_no_other():
+    assert {path.parent.name for path in ROOT.glob("*/__init__.py")} == set(ROOMS)

@@ -81,7 +81,7 @@ class StreamedAnswer:
 
     @property
     def text(self) -> str:
-        """All that was said: reasoning, content and calls."""
+        """The whole answer: reasoning, content and calls."""
         calls = "".join(f"{call.name}{call.arguments}" for call in self.calls.values())
         return self.reasoning + self.content + calls
 
@@ -103,7 +103,7 @@ class StreamedAnswer:
         return not self.ask.tools and self.ask.thinking is False and not self.reasoning and not self.calls
 
     def fail(self, reason: Reason, message: str) -> None:
-        """The first thing that goes wrong is the one that is told."""
+        """Records a failure; only the first one counts."""
         self.failure = self.failure or Failure(reason, message, self.status)
 
     def take(self, data: str, now_s: float) -> None:
@@ -161,7 +161,7 @@ class StreamedAnswer:
         return bool(reasoning or content or delta.get("tool_calls"))
 
     def check(self) -> None:
-        """Judges a stream that has ended. Later faults are only told where no earlier one was."""
+        """Checks a stream that has ended; a failure found before stays."""
         if self.failure:
             return
         if self.finish_reason is None:
@@ -233,7 +233,7 @@ class StreamedAnswer:
 def check_text_count(answer: StreamedAnswer, num_text_tokens: int) -> None:
     """Judges usage by the text's own length in the server's tokens, for a server that gives no token ids.
 
-    The same text can be written in more than one way in tokens, so only what is off by a factor is told.
+    The same text can be written in more than one way in tokens, so only a count that is off by a factor is a failure.
     """
     made = _number(answer.usage, "completion_tokens")
     if answer.failure or made is None:

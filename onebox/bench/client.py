@@ -152,7 +152,7 @@ class Client:
         return frozenset(known)
 
     async def _modalities(self, listed: dict[str, Any], props: dict[str, Any]) -> tuple[str, ...]:
-        """As told; a server that tells nothing is shown a small picture."""
+        """As the server reports them; one that reports none is sent a small picture."""
         if isinstance(listed.get("input_modalities"), list):
             return tuple(str(kind) for kind in listed["input_modalities"])
         if isinstance(props.get("modalities"), dict):

@@ -3,7 +3,7 @@
 The ratio of each figure comes with an interval made from the single requests of both runs: medians are resampled where
 there are enough requests, else Welch's interval of the logarithms is taken. All intervals hold together with 95%
 confidence (Bonferroni), so that of many rows none looks remarkable by chance. Runs that asked for different things are
-refused unless that is wished, and then the differences are said first.
+refused unless --allow-different is given, and then the differences are listed first.
 """
 
 import math
@@ -55,7 +55,7 @@ class ComparedFigure:
 
 @dataclass(frozen=True)
 class RunComparison:
-    """B held against A, row by row."""
+    """B compared with A, row by row."""
 
     rows: tuple[ComparedFigure, ...]
     differences: tuple[str, ...]

@@ -1,6 +1,6 @@
 """What a measurement leaves behind: every request with its raw times, and all that is needed to judge them.
 
-One `Run` is one JSON file. It holds nothing that was not measured or told by the server: figures are made from the
+One `Run` is one JSON file. It holds only what was measured or reported by the server: figures are made from the
 requests (`figures.py`) and put beside them, so that each can be traced back. This module knows nothing about HTTP.
 """
 
@@ -61,6 +61,16 @@ class Reason(StrEnum):
     DUPLICATE = "duplicate chunks"
 
 
+@dataclass(frozen=True)
+class Failure:
+    """What went wrong with a request."""
+
+    reason: Reason
+    message: str
+    status: int | None = None
+    """The HTTP status, if there was one. A stream that breaks has 200."""
+
+
 class WorkloadKind(StrEnum):
     """How a workload was run."""
 
@@ -86,16 +96,6 @@ class Role(StrEnum):
 
 Figures = dict[str, float]
 """Name to value. Times in seconds (`_s`), speeds in tokens a second (`_tok_s`); `figures.py` defines each name."""
-
-
-@dataclass(frozen=True)
-class Failure:
-    """What went wrong with a request."""
-
-    reason: Reason
-    message: str
-    status: int | None = None
-    """The HTTP status, if there was one. A stream that breaks has 200."""
 
 
 @dataclass(frozen=True)
@@ -217,7 +217,7 @@ class Hardware:
 
 @dataclass(frozen=True)
 class Power:
-    """What nvidia-smi said while requests ran, over all GPUs of the machine."""
+    """What nvidia-smi reported while requests ran, over all GPUs of the machine."""
 
     mean_w: float
     peak_w: float

@@ -22,7 +22,7 @@ _NONCE_DIGITS = 12
 
 
 class Watch(Protocol):
-    """Is told how far a measurement is."""
+    """Receives the progress of a measurement."""
 
     def begin(self, name: str, total: int | None) -> None:
         """A workload begins, of so many requests if that is known."""
@@ -57,7 +57,7 @@ class BenchSettings:
     seed: int = 0
     """Of prompts' nonces and of arrival times."""
     limit_s: float | None = None
-    """A workload of single requests or a cell begins no further run after so long; one run it always has."""
+    """A workload of single requests or a cell starts no further run after so long; the first always runs."""
     max_context: int | None = None
     """Treats the server's context as no longer than this."""
     slo: Slo = field(default_factory=Slo)

@@ -41,7 +41,7 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Interval:
-    """An estimate and the range that holds the truth with the said confidence."""
+    """An estimate and the range that holds the true value with the given confidence."""
 
     estimate: float
     low: float

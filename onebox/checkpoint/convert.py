@@ -13,7 +13,7 @@ import torch
 from onebox.checkpoint.bind import Bound
 from onebox.checkpoint.header import TensorEntry
 from onebox.checkpoint.recipe import Action, ModuleChoice
-from onebox.checkpoint.rounding import Piece, SharedScale, round_matrix, rounded_tensors, shared_scales
+from onebox.checkpoint.rounding import SharedScale, TensorChunk, round_matrix, rounded_tensors, shared_scales
 from onebox.checkpoint.tensors import load, to_bytes
 from onebox.formats import gptq_to_packed, pack_quantized, unpack_gptq
 from onebox.spec.errors import MismatchError, OneboxError, UnsupportedError
@@ -44,7 +44,7 @@ class Unit:
     action: Action
     module_class: ModuleClass
     origin: str
-    make: Callable[[], Iterator[Piece]] | None = None
+    make: Callable[[], Iterator[TensorChunk]] | None = None
 
     @property
     def nbytes(self) -> int:
@@ -96,14 +96,14 @@ def _move(choice: ModuleChoice, entries: dict[str, TensorEntry], action: Action 
 
 
 def _make(
-    choice: ModuleChoice, tensors: dict[str, StoredTensor], action: Action, make: Callable[[], Iterator[Piece]]
+    choice: ModuleChoice, tensors: dict[str, StoredTensor], action: Action, make: Callable[[], Iterator[TensorChunk]]
 ) -> Unit:
     outputs = tuple(OutputTensor(_name(choice, suffix), stored) for suffix, stored in tensors.items())
     named = partial(_named, choice.module.name, make)
     return Unit(outputs, action, choice.module.module_class, choice.source.role, named)
 
 
-def _named(name: str, make: Callable[[], Iterator[Piece]]) -> Iterator[Piece]:
+def _named(name: str, make: Callable[[], Iterator[TensorChunk]]) -> Iterator[TensorChunk]:
     """Runs `make`; what it refuses is refused with the module's name in front."""
     try:
         yield from make()
@@ -111,7 +111,7 @@ def _named(name: str, make: Callable[[], Iterator[Piece]]) -> Iterator[Piece]:
         raise type(error)(f"{name}: {error}") from None
 
 
-def _pieces(tensors: dict[str, torch.Tensor], order: list[str]) -> Iterator[Piece]:
+def _pieces(tensors: dict[str, torch.Tensor], order: list[str]) -> Iterator[TensorChunk]:
     for index, suffix in enumerate(order):
         yield index, to_bytes(tensors[suffix])
 
@@ -141,7 +141,7 @@ def _gptq_unit(choice: ModuleChoice) -> Unit:
     return _make(choice, tensors, Action.RELABEL, partial(_repack_symmetric, choice.bound, bits, offset))
 
 
-def _repack_symmetric(bound: Bound, bits: int, offset: int) -> Iterator[Piece]:
+def _repack_symmetric(bound: Bound, bits: int, offset: int) -> Iterator[TensorChunk]:
     """GPTQ words hold the same nibbles as packed words, transposed; with every zero point in the middle that is all."""
     _check_trivial_index(bound)
     middle = (1 << (bits - 1)) - offset
@@ -156,7 +156,7 @@ def _repack_symmetric(bound: Bound, bits: int, offset: int) -> Iterator[Piece]:
     yield from _pieces(tensors, list(tensors))
 
 
-def _repack_asymmetric(bound: Bound, bits: int, offset: int) -> Iterator[Piece]:
+def _repack_asymmetric(bound: Bound, bits: int, offset: int) -> Iterator[TensorChunk]:
     _check_trivial_index(bound)
     parts = {suffix: load(entry) for suffix, entry in bound.tensors.items()}
     matrix = unpack_gptq(**parts, zeros_offset=offset, bits=bits, group_size=bound.stored.group_size or None)
@@ -188,7 +188,7 @@ def _modelopt_unit(choice: ModuleChoice) -> Unit:
     return _make(choice, tensors, Action.RESCALE, partial(_invert_global_scale, parts))
 
 
-def _invert_global_scale(parts: dict[str, TensorEntry]) -> Iterator[Piece]:
+def _invert_global_scale(parts: dict[str, TensorEntry]) -> Iterator[TensorChunk]:
     yield 0, to_bytes(load(parts["weight"]))
     yield 1, to_bytes(load(parts["weight_scale"]))
     yield 2, to_bytes(load(parts["weight_scale_2"]).reshape(1).reciprocal())

@@ -18,7 +18,7 @@ from onebox.checkpoint.weights import read_weight, slice_rows
 from onebox.formats import Dialect, nvfp4_global_scale, pack_quantized, quantize, quantize_fp8_block, quantize_nvfp4
 from onebox.spec.weights import FP8_BLOCK, NVFP4_GROUP, Stored, StoredTensor, WeightFormat
 
-__all__ = ["Piece", "SharedScale", "round_matrix", "rounded_tensors", "shared_scales"]
+__all__ = ["SharedScale", "TensorChunk", "round_matrix", "rounded_tensors", "shared_scales"]
 
 # Scales of what onebox itself rounds. bfloat16 is what the model's own dtype makes of them in other tools, so that
 # everyone dequantises to the same bits; codes are rounded against the stored scale, so nothing is lost by it.
@@ -27,7 +27,7 @@ _SLAB_BYTES = 16 << 20
 # Projections that other engines compute as one product, and for which they keep one global scale.
 _FUSED = re.compile(r"\.(?:(?P<attention>[qkv]_proj)|(?P<delta>in_proj_(?:qkv|z))|(?P<swiglu>(?:gate|up)_proj))$")
 
-Piece = tuple[int, memoryview]
+TensorChunk = tuple[int, memoryview]
 """(index of a tensor of the module, the next bytes of it)."""
 
 
@@ -88,7 +88,7 @@ def rounded_tensors(target: Stored, rows: int, columns: int) -> dict[str, Stored
     }
 
 
-def round_matrix(choice: ModuleChoice, shared: SharedScale | None) -> Iterator[Piece]:
+def round_matrix(choice: ModuleChoice, shared: SharedScale | None) -> Iterator[TensorChunk]:
     """The bytes of `rounded_tensors`: codes and scales slab by slab, then what the matrix has one of."""
     scale = shared.value() if shared else None
     for slab in _slabs(choice.bound):

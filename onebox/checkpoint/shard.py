@@ -15,7 +15,7 @@ from typing import TypeAlias
 from onebox.checkpoint.convert import OutputTensor, Unit
 from onebox.checkpoint.header import TensorEntry, write_header
 from onebox.checkpoint.manifest import TensorRecord, write_json
-from onebox.checkpoint.rounding import Piece
+from onebox.checkpoint.rounding import TensorChunk
 from onebox.checkpoint.source import read_into
 from onebox.spec.errors import MismatchError
 from onebox.spec.model import read_json
@@ -161,7 +161,7 @@ class _Writer:
         self._position += self._filled
         self._filled = 0
 
-    def _make(self, make: Callable[[], Iterator[Piece]], unit: Unit, digests: list[Digest]) -> None:
+    def _make(self, make: Callable[[], Iterator[TensorChunk]], unit: Unit, digests: list[Digest]) -> None:
         sizes = [tensor.nbytes for tensor in unit.tensors]
         starts = [self._position + begin for begin in itertools.accumulate(sizes, initial=0)][:-1]
         ends = list(starts)

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from onebox.checkpoint.build import BuildPlan
     from onebox.checkpoint.recipe import BuildSources, Recipe, TargetFormat
 
+__all__ = ["build"]
+
 _FORMAT = "keep, bf16, fp8, int8, int4 or nvfp4"
 
 

@@ -68,7 +68,7 @@ def _read_line() -> str:
 
 
 class _Conversation:
-    """What was said, and how the next answer is asked for."""
+    """The messages so far, and how the next answer is requested."""
 
     def __init__(self, server: "_Server") -> None:
         self._server = server

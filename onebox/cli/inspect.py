@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from onebox.checkpoint.bind import Problem
     from onebox.checkpoint.inspect import InspectReport, MtpHeadReport
 
+__all__ = ["inspect"]
+
 SHOWN_PER_KIND = 6
 
 

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
     from onebox.planner.report import PlanReport, Weights
 
+__all__ = ["plan", "planned_weights"]
+
 GIB = 1024**3
 BAR_CELLS = 24
 WIDTH = 100

@@ -5,6 +5,8 @@ from typing import Annotated
 
 import typer
 
+__all__ = ["pull"]
+
 
 def pull(
     repo: Annotated[str, typer.Argument(help="A repository on the hub, such as Qwen/Qwen3.5-122B-A10B-FP8.")],

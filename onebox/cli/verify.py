@@ -7,6 +7,8 @@ import typer
 
 from onebox.cli.progress import byte_progress
 
+__all__ = ["verify"]
+
 
 def verify(
     directory: Annotated[Path, typer.Argument(help="A checkpoint that `onebox build` wrote.")],

@@ -1,4 +1,4 @@
-"""What is decided once for the engine's life: limits, sizes and how it speculates. All numbers are resolved."""
+"""What is fixed for the engine's life: limits, sizes and how it speculates. All values are resolved."""
 
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -9,7 +9,7 @@ from onebox.spec.kv import PAGE_TOKENS
 __all__ = ["MAX_DRAFTS", "EngineConfig", "SpeculationConfig", "SpeculationMethod"]
 
 MAX_DRAFTS = 8
-"""Drafts of one sequence in a step; the attention kernel takes nine rows of one."""
+"""Drafts of one sequence in a step; the attention kernel takes at most nine rows of one sequence."""
 
 
 class SpeculationMethod(StrEnum):
@@ -21,22 +21,22 @@ class SpeculationMethod(StrEnum):
 
 @dataclass(frozen=True)
 class SpeculationConfig:
-    """How tokens are drafted. The output is the same whatever stands here."""
+    """How tokens are drafted. It does not change the output."""
 
     method: SpeculationMethod = SpeculationMethod.NONE
     max_drafts: int = 0
-    """Drafts a step, at most; with `auto` the depth is chosen up to it."""
+    """Drafts per step, at most; with `auto` the depth is chosen up to it."""
     has_head: bool = True
     """Whether the model has an MTP head; without one, `auto` drafts from the text alone."""
     synthetic_acceptance: tuple[float, ...] = ()
-    """For benchmarks on random weights: the i-th draft is kept in that share of the steps, whatever the model says.
-    The text then means nothing."""
+    """For benchmarks on random weights: the i-th draft is accepted in this share of the steps, whatever the
+    model computes. The text is then meaningless."""
 
     def __post_init__(self) -> None:
         least = 0 if self.method is SpeculationMethod.NONE else 1
         if not least <= self.max_drafts <= MAX_DRAFTS:
             raise UsageError(
-                f"Speculation by {self.method} takes {least} to {MAX_DRAFTS} drafts a step, not {self.max_drafts}."
+                f"Speculation by {self.method} takes {least} to {MAX_DRAFTS} drafts per step, not {self.max_drafts}."
             )
         if any(not 0 <= rate <= 1 for rate in self.synthetic_acceptance):
             raise UsageError(f"Synthetic acceptance {self.synthetic_acceptance} must hold probabilities.")
@@ -60,10 +60,10 @@ class EngineConfig:
     max_num_batched_tokens: int = 2048
     """Prompt tokens computed in one step: no running answer waits longer than these take."""
     checkpoint_spacing: int = 4096
-    """Tokens between the prefix states that are kept inside a long stretch without a message boundary."""
+    """Tokens between the prefix states that are saved inside a long stretch without a message boundary."""
     eos_token_ids: tuple[int, ...] = ()
     boundary_token_ids: tuple[int, ...] = ()
-    """Tokens that open a message: prefixes are kept up to them."""
+    """Tokens that open a message: prefixes are saved up to them."""
     speculation: SpeculationConfig = field(default_factory=SpeculationConfig)
 
     def __post_init__(self) -> None:

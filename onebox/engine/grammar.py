@@ -1,4 +1,4 @@
-"""Holds an answer to a grammar: which tokens may come next, advanced and rolled back with the sequence.
+"""Constrains an answer to a grammar: which tokens may come next, advanced and rolled back with the sequence.
 
 A `Grammar` is what a request asks for, a plain value. A `GrammarCompiler` is built once per engine and compiles
 grammars against its tokens. A `Constraint` is one sequence's place in its grammar. The grammar library is imported with
@@ -36,7 +36,7 @@ The engine has no tokenizer; without forcing, every split of the text is allowed
 the grammar's own lines: the last such line counts, and errors keep their line numbers."""
 
 _JSON_WHITESPACE = r"[ \n\r\t]{1,64}"
-"""Room for a deep indent between two parts of a document; unbounded, a model can write blanks until its limit."""
+"""Enough for a deep indent; unbounded, a model can write whitespace until its token limit."""
 
 
 class GrammarKind(StrEnum):
@@ -49,7 +49,7 @@ class GrammarKind(StrEnum):
 
 @dataclass(frozen=True)
 class Grammar:
-    """What an answer must be, from its first token to its last. Refused when made, if no answer could be held to it."""
+    """What a whole answer must match. Refused when created, if no answer could match it."""
 
     kind: GrammarKind
     text: str
@@ -108,7 +108,7 @@ class Grammar:
 
 
 class GrammarCompiler:
-    """The engine's tokens as the grammar library holds them, and the grammars compiled lately.
+    """Compiles grammars against the engine's tokens, and caches the latest.
 
     `vocab_size` is the number of logits' columns, V. It may exceed the table: ids without text are never allowed.
     Building one takes seconds at 250,000 tokens.
@@ -136,7 +136,7 @@ class GrammarCompiler:
         return Constraint(self, self._compiled(grammar).deep_copy())
 
     def finish_mask(self, words: Words) -> Words:
-        """The library's mask, less the tokens that no text holds; the end tokens where nothing would be left."""
+        """The library's mask without tokens that have no text; the end tokens where nothing would be left."""
         # The library's mask may be a word longer than V needs.
         allowed = words[: len(self._text_words)] & (self._text_words | self._eos_words)
         return allowed if allowed.any() else self.eos_mask()
@@ -162,8 +162,8 @@ class GrammarCompiler:
 class Constraint:
     """One sequence's place in its grammar. Made by `GrammarCompiler.constrain`."""
 
-    def __init__(self, vocabulary: GrammarCompiler, matcher: "LLMatcher") -> None:
-        self._vocabulary = vocabulary
+    def __init__(self, compiler: GrammarCompiler, matcher: "LLMatcher") -> None:
+        self._compiler = compiler
         self._matcher = matcher
         self._num_consumed = 0
         self._num_past_end = 0
@@ -178,20 +178,20 @@ class Constraint:
         """The tokens allowed next, int32 [ceil(V / 32)]: bit i of word w is token 32 w + i. Never empty."""
         words = np.frombuffer(self._matcher.compute_bitmask(), np.int32)
         self._check()
-        return self._vocabulary.eos_mask() if self.is_complete else self._vocabulary.finish_mask(words)
+        return self._compiler.eos_mask() if self.is_complete else self._compiler.finish_mask(words)
 
     def advance(self, token_id: int) -> None:
-        """Moves past a token that the mask allows; another one is the caller's mistake and a ValueError."""
+        """Moves past a token that the mask allows; any other raises ValueError."""
         if not self.is_complete and self._matcher.try_consume_tokens([token_id]) == 1:
             self._num_consumed += 1
-        elif token_id in self._vocabulary.eos_token_ids and _holds(self.mask(), token_id):
+        elif token_id in self._compiler.eos_token_ids and _holds(self.mask(), token_id):
             self._num_past_end += 1
         else:
             self._check()
             raise ValueError(f"the grammar does not allow token {token_id} here")
 
     def rollback(self, num_tokens: int) -> None:
-        """Forgets the last `num_tokens` advances."""
+        """Undoes the last `num_tokens` advances."""
         if not 0 <= num_tokens <= self._num_consumed + self._num_past_end:
             raise ValueError(f"{self._num_consumed + self._num_past_end} advances cannot go back {num_tokens}")
         num_past_end = min(num_tokens, self._num_past_end)
@@ -203,7 +203,7 @@ class Constraint:
     def masks_for(self, drafts: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[Words, ...]]:
         """The drafts up to the first that the grammar forbids, and the masks of the positions that they reach.
 
-        First the next position's mask, then the one after each kept draft. The place in the grammar stays where it is.
+        First the next position's mask, then the one after each allowed draft. The place in the grammar does not change.
         """
         masks = [self.mask()]
         for draft in drafts:
@@ -211,12 +211,12 @@ class Constraint:
                 break
             self.advance(draft)
             masks.append(self.mask())
-        num_kept = len(masks) - 1
-        self.rollback(num_kept)
-        return drafts[:num_kept], tuple(masks)
+        num_allowed = len(masks) - 1
+        self.rollback(num_allowed)
+        return drafts[:num_allowed], tuple(masks)
 
     def _check(self) -> None:
-        """The library stays in error once it met one, for instance a state beyond its limits."""
+        """Raises if the library failed, for instance on a state beyond its limits; it stays failed."""
         if self._matcher.is_error():
             message = _sentence(self._matcher.get_error())
             raise UnsupportedError(f"The answer cannot be held to its grammar any longer ({message}): simplify it.")
@@ -256,7 +256,7 @@ def _library_tokenizer(table: TokenTable, vocab_size: int) -> "LLTokenizer":
 
 
 class _LibraryTable:
-    """The table in the shape that the library reads. Control tokens need names; these are ones nobody writes."""
+    """The table in the form that the library reads. Control tokens need names; these cannot occur in text."""
 
     bos_token_id = None
 
@@ -268,7 +268,7 @@ class _LibraryTable:
             self.tokens[token_id] = b"\xff<control %d>" % token_id
 
     def __call__(self, text: bytes) -> list[int]:
-        """Asked for only when text is forced, which `_NO_FORCING` rules out."""
+        """Called only when text is forced, which `_NO_FORCING` rules out."""
         raise TypeError(f"the engine has no tokenizer to split {text!r} with")
 
 
@@ -290,12 +290,12 @@ def _refusal(kind: GrammarKind, message: str) -> UsageError:
 
 
 def _sentence(message: str) -> str:
-    """The telling line of a library error, without its drawing of the place and its list of alternatives."""
+    """The main line of a library error, without its source excerpt and list of alternatives."""
     lines = [line.strip() for line in message.splitlines() if line.strip()] or ["no reason was given"]
-    telling = next((line.removeprefix("error: ") for line in lines if line.startswith("error: ")), lines[0])
-    # Places in the one line that we wrote ourselves, alternatives and settings say nothing to the client.
+    main = next((line.removeprefix("error: ") for line in lines if line.startswith("error: ")), lines[0])
+    # Positions in the line that onebox wrote, alternatives and settings mean nothing to the client.
     noise = r"^at 1\(8\): (failed to compile JSON schema: )?|; following .*|\. Enable .*"
-    return re.sub(noise, "", telling).rstrip(".:")
+    return re.sub(noise, "", main).rstrip(".:")
 
 
 def _json(value: object, name: str) -> str:

@@ -1,7 +1,7 @@
-"""Who holds which KV page: a count per page, and the free ones. Knows numbers, not tensors.
+"""The KV pages: a holder count per page, and the free ones. Knows page numbers, not tensors.
 
-A page is shared by the sequences that read it and by the prefix cache. Only its first owner writes into it, and only
-while it is that one's alone. Page 0 is nobody's: rows that belong to no sequence write there.
+A page is shared by the sequences that read it and by the prefix cache. Only the sequence that
+took it writes into it, and only while it is the only holder. Page 0 has no holder: blank rows write there.
 """
 
 __all__ = ["SCRATCH_PAGE", "PagePool"]
@@ -15,9 +15,9 @@ class PagePool:
     def __init__(self, num_pages: int) -> None:
         self.num_pages = num_pages
         self.num_changes = 0
-        """How often a taken page got a holder more or fewer: without such a change no room can have come up."""
+        """How often a page gained or lost a holder: without such a change no page can have become free."""
         self._holders = [0] * (num_pages + 1)
-        # The lowest numbers come first, which keeps a lightly used pool in one part of the memory.
+        # The lowest numbers are taken first, so that a lightly used pool stays in one part of the memory.
         self._free = list(range(num_pages, SCRATCH_PAGE, -1))
 
     @property
@@ -28,7 +28,7 @@ class PagePool:
         return self._holders[page]
 
     def take(self, count: int) -> list[int]:
-        """Pages of one holder each. The caller has seen that so many are free."""
+        """Takes pages, with one holder each. The caller has checked that so many are free."""
         if count > len(self._free):
             raise RuntimeError(f"{count} pages were taken where {len(self._free)} are free.")
         taken = [self._free.pop() for _ in range(count)]
@@ -37,14 +37,14 @@ class PagePool:
         return taken
 
     def share(self, page: int) -> None:
-        """One holder more."""
+        """Adds a holder."""
         if not self._holders[page]:
             raise RuntimeError(f"Page {page} is free; it cannot be shared.")
         self._holders[page] += 1
         self.num_changes += 1
 
     def give_back(self, page: int) -> None:
-        """One holder fewer; the page is free after the last."""
+        """Removes a holder; the page is free after the last."""
         if not self._holders[page]:
             raise RuntimeError(f"Page {page} was given back twice.")
         self._holders[page] -= 1
@@ -53,11 +53,11 @@ class PagePool:
             self._free.append(page)
 
     def check(self, holders: dict[int, int]) -> None:
-        """Every page is held exactly by those who say so (page -> how many)."""
+        """Raises unless every page has exactly this many holders (page -> count)."""
         for page in range(1, self.num_pages + 1):
             if self._holders[page] != holders.get(page, 0):
                 raise RuntimeError(
-                    f"Page {page} counts {self._holders[page]} holders where {holders.get(page, 0)} say they hold it."
+                    f"Page {page} counts {self._holders[page]} holders where {holders.get(page, 0)} are known."
                 )
         free = sorted(self._free)
         if free != [page for page in range(1, self.num_pages + 1) if not self._holders[page]]:

@@ -1,12 +1,12 @@
-"""The prefix cache: which prompt prefixes can be taken up again, and what is dropped first.
+"""The prefix cache: which prompt prefixes can be reused, and what is evicted first.
 
-A prefix of a hybrid model can be reused where all of it is there at one position: the KV pages up to it, the DeltaNet
-state and the last hidden vector. Pages hang in a tree, one node a page of 64 tokens, keyed by the tokens; a node may
-carry a checkpoint, the number of a state that was saved at its end. Every leaf carries one: pages that lead to no
-checkpoint are worth nothing.
+A prefix of a hybrid model can be reused where all of it is saved at one position: the KV pages up to it, the DeltaNet
+state and the last hidden vector. Pages form a tree, one node per page, keyed by the page's tokens; a node may have a
+checkpoint, the number of a state that was saved at its end. Every leaf has one: pages that lead to no checkpoint are
+useless.
 
-Only what prefill computed enters. What decoding computed differs in the last bits, so it is computed again when it
-comes back as history. Knows numbers, not tensors: whoever is given a checkpoint's number copies the state.
+Only what prefill computed is cached. What decoding computed differs in the last bits, so it is recomputed when it comes
+back as history. Knows numbers, not tensors: the runner copies the state of a checkpoint's number.
 """
 
 from collections.abc import Iterator
@@ -44,7 +44,7 @@ class Hit:
 
 @dataclass(frozen=True)
 class PrefixStats:
-    """Since the start, but for the last three, which are of now."""
+    """Totals since the start; the last three are current."""
 
     queried_tokens: int
     hit_tokens: int
@@ -56,7 +56,7 @@ class PrefixStats:
 
 
 class PrefixCache:
-    """A tree of pages with at most `num_checkpoints` checkpoints, numbered from 0; the least recently used one goes."""
+    """A tree of pages with at most `num_checkpoints` checkpoints, numbered from 0; evicts the least recently used."""
 
     def __init__(self, pool: PagePool, num_checkpoints: int) -> None:
         self._pool = pool
@@ -80,27 +80,27 @@ class PrefixCache:
         return Hit(best.depth * PAGE_TOKENS, tuple(node.page for node in self._up(best))[::-1], best.checkpoint)
 
     def touch(self, prompt: tuple[int, ...], hit: Hit | None) -> None:
-        """Counts a prompt that was admitted with this result of `find`, and makes what it used the latest."""
+        """Counts a prompt that was admitted with this result of `find`, and marks the hit as just used."""
         self._queried_tokens += len(prompt)
         if hit:
             self._hit_tokens += hit.num_tokens
-            # Making room for the prompt may have evicted what it found; its pages are held by the prompt itself then.
+            # Freeing pages for the prompt may have evicted the hit; the prompt itself then holds its pages.
             if hit.checkpoint in self._owners:
                 self._use(self._owners[hit.checkpoint])
 
     def has_checkpoint(self, prompt: tuple[int, ...], num_tokens: int) -> bool:
-        """Whether the state after the first `num_tokens` tokens is there already."""
+        """Whether the state after the first `num_tokens` tokens is cached already."""
         node = next((n for n in self._path(prompt) if n.depth * PAGE_TOKENS == num_tokens), None)
         return node is not None and node.checkpoint is not None
 
     def pin(self, prompt: tuple[int, ...], num_tokens: int) -> None:
-        """Keeps the state after the first `num_tokens` tokens, if it is there, until nothing else is left to evict."""
+        """Keeps the state after the first `num_tokens` tokens, if cached, until nothing else is left to evict."""
         for node in self._path(prompt):
             if node.depth * PAGE_TOKENS == num_tokens and node.checkpoint is not None:
                 self._pin(node)
 
     def reserve(self) -> int | None:
-        """A checkpoint's number to save a state under, taken from the least recently used one if none is free."""
+        """A checkpoint number to save a state under, evicting the least recently used one if none is free."""
         if not self._free and not self._evict_one():
             return None
         number = self._free.pop()
@@ -108,18 +108,18 @@ class PrefixCache:
         return number
 
     def cancel(self, checkpoint: int) -> None:
-        """Gives back a reserved number under which nothing was saved."""
+        """Frees a reserved number under which nothing was saved."""
         self._reserved.remove(checkpoint)
         self._free.append(checkpoint)
 
     def insert(self, tokens: tuple[int, ...], pages: list[int], checkpoint: int, *, is_pinned: bool) -> None:
-        """Takes in the prefix `tokens`, whole pages, whose state was saved under the reserved number."""
+        """Adds the prefix `tokens`, whole pages, whose state was saved under the reserved number."""
         node = self._root
         for depth, page in enumerate(pages, start=1):
             key = tokens[(depth - 1) * PAGE_TOKENS : depth * PAGE_TOKENS]
             child = node.children.get(key)
             if child is None:
-                # A page that another request computed before is as good as this one: the bits are equal.
+                # Where another request computed the page before, that one is kept: the bits are equal.
                 self._pool.share(page)
                 child = node.children[key] = _Node(node, key, page, depth)
                 self._num_pages += 1
@@ -168,7 +168,7 @@ class PrefixCache:
         return (node.page for node in self._nodes())
 
     def check(self) -> None:
-        """Numbers are free, reserved or owned once; the tree hangs together, is counted, and leads to checkpoints."""
+        """Raises unless each number is free, reserved or owned once and the tree is consistent with its counts."""
         numbers = sorted([*self._free, *self._reserved, *self._owners])
         if numbers != list(range(self._num_checkpoints)):
             raise RuntimeError(f"Checkpoints are lost or held twice: {numbers}.")
@@ -183,7 +183,7 @@ class PrefixCache:
                 raise RuntimeError(f"Checkpoint {node.checkpoint} does not know its page {node.page}.")
 
     def _path(self, tokens: tuple[int, ...]) -> Iterator[_Node]:
-        """The nodes that hold the tokens' whole pages, from the first on, as far as there are any."""
+        """The cached nodes of the tokens' whole pages, from the first on."""
         node = self._root
         for start in range(0, len(tokens) - PAGE_TOKENS + 1, PAGE_TOKENS):
             child = node.children.get(tokens[start : start + PAGE_TOKENS])
@@ -214,14 +214,14 @@ class PrefixCache:
         node.last_used = self._clock
 
     def _evict_one(self) -> bool:
-        """Drops the least recently used checkpoint, pinned ones last, and the pages that then lead to none."""
+        """Evicts the least recently used checkpoint, pinned ones last, and the pages that then lead to none."""
         if not self._owners:
             return False
         node = min(self._owners.values(), key=lambda n: (n.is_pinned, n.last_used))
         self._num_pinned -= node.is_pinned
         checkpoint, node.checkpoint, node.is_pinned = node.checkpoint, None, False
         if checkpoint is None:
-            raise RuntimeError("A node without a checkpoint stood among the owners of checkpoints.")
+            raise RuntimeError("A node without a checkpoint is registered as the owner of one.")
         del self._owners[checkpoint]
         self._free.append(checkpoint)
         self._evicted += 1

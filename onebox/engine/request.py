@@ -1,4 +1,4 @@
-"""The engine's nouns: what is asked (Request, SamplingParams), what comes back (Events), what refuses (errors).
+"""The engine's nouns: requests (Request, SamplingParams), their results (Events), and refusals (errors).
 
 Everything here is frozen and free of tensors, so that it may cross a thread or a process boundary.
 """
@@ -38,7 +38,7 @@ MAX_LOGPROBS = 20
 
 
 class QueueFullError(OneboxError):
-    """All slots and all places in the queue are taken; the request was not accepted."""
+    """All slots and the whole queue are taken; the request was not accepted."""
 
     retry_after_s = 1
 
@@ -69,15 +69,15 @@ class SamplingParams:
     logit_bias: tuple[tuple[int, float], ...] = ()
     """(token id, what is added to its logit)."""
     seed: int | None = None
-    """None lets the engine draw one; with a seed, position alone decides a token's noise."""
+    """None: the engine draws one. With a seed, a token's noise depends on its position alone."""
     max_tokens: int | None = None
     """None: as many as the context holds."""
     min_tokens: int = 0
-    """No stop token is drawn before so many tokens are."""
+    """No stop token is sampled before this many tokens."""
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     logprobs: int | None = None
-    """Of each token made: its log-probability and that many alternatives; None gives none."""
+    """The log-probability of each generated token, and this many alternatives; None: no log-probabilities."""
     prompt_logprobs: int | None = None
     """The same of each token of the prompt but the first. The prompt is then computed whole, without the cache."""
     grammar: Grammar | None = None
@@ -127,7 +127,7 @@ class Pictures:
 
 @dataclass(frozen=True)
 class Vision:
-    """What a prompt shows. The prompt has one pad token for each embedding that the tower makes of it."""
+    """A prompt's images and videos. The prompt has one pad token for each embedding that the tower makes of them."""
 
     images: Pictures | None = None
     videos: Pictures | None = None
@@ -135,7 +135,7 @@ class Vision:
 
 @dataclass(frozen=True)
 class Request:
-    """One prompt as token ids. The id names it among all open requests."""
+    """One prompt as token ids. The id is unique among all open requests."""
 
     request_id: str
     prompt: tuple[int, ...]
@@ -147,7 +147,7 @@ class Request:
     cache_prompt: bool = True
     """Whether the prompt may use the prefix cache and enter it."""
     pin_prompt: bool = False
-    """Whether what enters the cache stays until nothing else is left to evict."""
+    """Whether what it adds to the cache stays until nothing else is left to evict."""
     vision: Vision | None = None
 
     def __post_init__(self) -> None:
@@ -185,12 +185,12 @@ class AcceptanceCounts:
 
 @dataclass(frozen=True)
 class Counts:
-    """Tokens read and tokens made; the token that ended the answer is counted though it is not delivered."""
+    """Prompt and generated tokens; the token that ended the answer is counted though it is not delivered."""
 
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int = 0
-    """Of the prompt, those that were not computed because the prefix cache had them."""
+    """Prompt tokens that came from the prefix cache."""
     drafts: AcceptanceCounts = field(default_factory=AcceptanceCounts)
 
 
@@ -223,7 +223,7 @@ class PromptLogprobs:
 
 @dataclass(frozen=True)
 class Tokens:
-    """New tokens in order: one or more a step, never the stop token. Log-probabilities where they were asked for."""
+    """New tokens in order: one or more per step, never the stop token. Log-probabilities where they were asked for."""
 
     request_id: str
     token_ids: tuple[int, ...]
@@ -232,7 +232,7 @@ class Tokens:
 
 @dataclass(frozen=True)
 class Finished:
-    """The last event of a request that went well."""
+    """The last event of a request that ended normally."""
 
     request_id: str
     reason: FinishReason
@@ -241,7 +241,7 @@ class Finished:
 
 @dataclass(frozen=True)
 class Failed:
-    """The last event of a request that the engine could not carry out."""
+    """The last event of a request that the engine could not complete."""
 
     request_id: str
     message: str

@@ -33,7 +33,7 @@ class Check(StrEnum):
 
 
 class TruthKind(StrEnum):
-    """How an answer is held against the truth (see `judge.py`)."""
+    """How an answer is compared with the truth (see `judge.py`)."""
 
     HOLDS = "holds"
     """One of the values stands in the answer as whole words; letter case does not count."""
@@ -59,7 +59,7 @@ class Truth:
     language: str = "en"
     """Whose rules for capitals hold."""
     schema: Json | None = None
-    """What a JSON answer must follow; None: nothing was said about it."""
+    """What a JSON answer must follow; None: no schema was asked for."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ class Question:
 
 @dataclass(frozen=True)
 class GivenAnswer:
-    """What the server said."""
+    """The server's answer."""
 
     text: str
     calls: tuple[Json, ...] = ()
@@ -88,7 +88,7 @@ class GivenAnswer:
     completion_tokens: int | None = None
     seconds: float = 0.0
     retries: int = 0
-    """How often the server had said that it was busy before."""
+    """How often the server had refused before because it was busy."""
 
 
 @dataclass(frozen=True)

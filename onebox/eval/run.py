@@ -83,7 +83,7 @@ class EvalSettings:
 
 @dataclass
 class Side:
-    """What one server said, as far as it has got."""
+    """The answers of one server so far."""
 
     target: EvalTarget
     server: Server | None = None

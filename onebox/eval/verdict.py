@@ -25,7 +25,7 @@ class ComparisonOutcome(StrEnum):
 
 @dataclass(frozen=True)
 class Comparison:
-    """B held against A."""
+    """B compared with A."""
 
     outcome: ComparisonOutcome
     sentences: tuple[str, ...]

@@ -18,6 +18,8 @@ from torch import Tensor
 
 from onebox.spec.errors import MismatchError, UnsupportedError
 
+__all__ = ["pack_bits", "pack_words", "unpack_bits", "unpack_words"]
+
 
 def pack_bits(codes: Tensor, bits: int) -> Tensor:
     """Unsigned codes, uint8 [..., n], to bytes, uint8 [..., n*bits/8]; at 2 and 3 bits n is a multiple of 8."""

@@ -22,6 +22,15 @@ from torch import Tensor
 from onebox.formats.scales import absmax, check_scale_dtype, check_weight, quantize_in_slabs, store_scale
 from onebox.spec.errors import MismatchError
 
+__all__ = [
+    "dequantize_fp8_block",
+    "dequantize_fp8_rows",
+    "dequantize_fp8_tensor",
+    "quantize_fp8_block",
+    "quantize_fp8_rows",
+    "quantize_fp8_tensor",
+]
+
 E4M3_MAX = 448.0
 
 

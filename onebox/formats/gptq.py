@@ -24,6 +24,8 @@ from onebox.formats.bits import pack_words, unpack_words
 from onebox.formats.group_int import GroupInt
 from onebox.spec.errors import MismatchError, UnsupportedError
 
+__all__ = ["gptq_to_packed", "pack_gptq", "unpack_gptq"]
+
 
 def gptq_to_packed(words: Tensor) -> Tensor:
     """`qweight` int32 [..., in/8, out] to `weight_packed` int32 [..., out, in/8]; its own inverse, any bit width."""

@@ -19,6 +19,8 @@ from torch import Tensor
 from onebox.formats.scales import SCALE_DTYPES, absmax, check_scale_dtype, check_weight, quantize_in_slabs, store_scale
 from onebox.spec.errors import MismatchError, UnsupportedError
 
+__all__ = ["GroupInt", "dequantize", "quantize"]
+
 
 @dataclass(frozen=True, eq=False)
 class GroupInt:

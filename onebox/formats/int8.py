@@ -12,6 +12,8 @@ from torch import Tensor
 from onebox.formats.group_int import GroupInt, dequantize, quantize
 from onebox.spec.errors import MismatchError, UnsupportedError
 
+__all__ = ["dequantize_int8_rows", "group_int_to_int8_rows", "int8_rows_to_group_int", "quantize_int8_rows"]
+
 
 def quantize_int8_rows(weight: Tensor, scale_dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
     """A weight [out, in] to (int8 [out, in], scale [out] = max(absmax / 127, 1e-12)), as `quantize` at 8 bits."""

@@ -21,6 +21,8 @@ from onebox.formats.kv_fp8 import decode_fp8, encode_fp8
 from onebox.formats.kv_turboquant import decode_turboquant, encode_turboquant
 from onebox.spec.errors import UnsupportedError
 
+__all__ = ["Bf16Codec", "Fp8Codec", "KVCodec", "KVCodecs", "TurboQuantCodec", "kv_codecs"]
+
 
 class KVCodec(Protocol):
     """How one vector of a key or a value is stored."""

@@ -16,6 +16,8 @@ from torch import Tensor
 
 from onebox.formats.fp8 import E4M3_MAX
 
+__all__ = ["decode_fp8", "encode_fp8"]
+
 SMALLEST_SCALE = 2.0**-14
 LARGEST_SCALE = 65504.0
 

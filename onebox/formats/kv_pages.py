@@ -25,6 +25,18 @@ from onebox.formats.kv_turboquant import decode_turboquant, encode_turboquant, s
 from onebox.spec.errors import MismatchError
 from onebox.spec.kv import KVFormat
 
+__all__ = [
+    "FP8_BITS",
+    "PAGE_MULTIPLE",
+    "PLAIN_BITS",
+    "KVPages",
+    "TurboQuantTables",
+    "allocate",
+    "read_tokens",
+    "turboquant_tables",
+    "write_tokens",
+]
+
 PAGE_MULTIPLE = 32
 """Attention reads this many tokens at a time and wants them in one page."""
 PLAIN_BITS = 16

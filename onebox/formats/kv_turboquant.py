@@ -25,6 +25,16 @@ from onebox.formats.bits import pack_bits, unpack_bits
 from onebox.formats.lloyd_max import lloyd_max_levels
 from onebox.spec.errors import UnsupportedError
 
+__all__ = [
+    "decode_turboquant",
+    "encode_turboquant",
+    "hadamard",
+    "rotate",
+    "sign_table",
+    "turboquant_levels",
+    "unrotate",
+]
+
 SIGN_SEED = 0x6F6E65626F78  # "onebox"
 SCALE_MAX = 65504.0
 

@@ -18,6 +18,8 @@ from itertools import pairwise
 
 from onebox.spec.errors import UnsupportedError
 
+__all__ = ["lloyd_max_levels"]
+
 _SIMPSON_STEPS = 32  # per cell; cells are about one standard deviation wide, so mass is good to about 1e-9
 _MAX_ITERATIONS = 5000
 _TOLERANCE = 1e-12

@@ -28,6 +28,17 @@ from onebox.formats.bits import pack_bits, unpack_bits
 from onebox.formats.scales import absmax, check_weight, quantize_in_slabs
 from onebox.spec.errors import MismatchError
 
+__all__ = [
+    "NVFP4",
+    "Dialect",
+    "dequantize_nvfp4",
+    "nvfp4_global_scale",
+    "pack_e2m1",
+    "quantize_nvfp4",
+    "round_e2m1",
+    "unpack_e2m1",
+]
+
 GROUP = 16
 E2M1_MAX = 6.0
 E4M3_MAX = 448.0

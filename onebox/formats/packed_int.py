@@ -19,6 +19,8 @@ from onebox.formats.bits import pack_words, unpack_words
 from onebox.formats.group_int import GroupInt
 from onebox.spec.errors import MismatchError
 
+__all__ = ["pack_quantized", "unpack_quantized"]
+
 
 def pack_quantized(matrix: GroupInt) -> dict[str, Tensor]:
     """The module's tensors by their name in the file (layout above); optional ones only when the matrix has them."""

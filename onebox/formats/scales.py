@@ -15,6 +15,8 @@ from torch import Tensor
 
 from onebox.spec.errors import MismatchError, UnsupportedError
 
+__all__ = ["absmax", "check_scale_dtype", "check_weight", "quantize_in_slabs", "store_scale"]
+
 SCALE_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 SLAB_ELEMENTS = 1 << 20
 

@@ -22,7 +22,7 @@ from onebox.model import compiled
 from onebox.model.experts import Experts, stack
 from onebox.model.layers import Layer, Stream
 from onebox.model.layers.plain import Mixer, PlainLayer
-from onebox.model.linear import DecodeRows, Linear
+from onebox.model.linear import DecodeActivations, Linear
 
 __all__ = ["CpuExperts", "CpuLinear", "cpu_experts", "cpu_layer", "cpu_linear", "has_float32_output", "head_dtype"]
 
@@ -83,7 +83,7 @@ class CpuLinear:
     weight: Tensor
     """[N, K], its transpose contiguous."""
 
-    def decode(self, rows: DecodeRows, out_dtype: torch.dtype | None = None) -> Tensor:
+    def decode(self, rows: DecodeActivations, out_dtype: torch.dtype | None = None) -> Tensor:
         return self.prefill(rows.x, out_dtype)
 
     def prefill(self, x: Tensor, out_dtype: torch.dtype | None = None) -> Tensor:
@@ -97,7 +97,7 @@ class CpuExperts:
     gate_up: Tensor
     down: Tensor
 
-    def decode(self, rows: DecodeRows, ids: Tensor, weights: Tensor) -> Tensor:
+    def decode(self, rows: DecodeActivations, ids: Tensor, weights: Tensor) -> Tensor:
         return self.prefill(rows.x, ids, weights)
 
     @quietly

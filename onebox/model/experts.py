@@ -20,7 +20,7 @@ from onebox.kernels.experts import (
     routed_experts_int4,
     routed_experts_nvfp4,
 )
-from onebox.model.linear import DecodeRows, group_int_of, nvfp4_tensors
+from onebox.model.linear import DecodeActivations, group_int_of, nvfp4_tensors
 from onebox.spec.weights import Layout, WeightFormat
 
 __all__ = ["EXPERT_PARTS", "ExpertOf", "Experts", "expert_batches", "make_experts", "plain_expert", "stack"]
@@ -37,7 +37,7 @@ _BATCH_BYTES = 64 << 20
 class Experts(Protocol):
     """Each row through its k experts, weighted and summed in the order of ids [R, k]: float32 [R, H]."""
 
-    def decode(self, rows: DecodeRows, ids: Tensor, weights: Tensor) -> Tensor: ...
+    def decode(self, rows: DecodeActivations, ids: Tensor, weights: Tensor) -> Tensor: ...
 
     def prefill(self, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor: ...
 
@@ -53,7 +53,7 @@ class Int4Experts(NamedTuple):
     down: Tensor
     down_scale: Tensor
 
-    def decode(self, rows: DecodeRows, ids: Tensor, weights: Tensor) -> Tensor:
+    def decode(self, rows: DecodeActivations, ids: Tensor, weights: Tensor) -> Tensor:
         return routed_experts_int4(*rows.fixed_point, ids, weights, *self)
 
     def prefill(self, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
@@ -68,7 +68,7 @@ class Fp8Experts(NamedTuple):
     down: Tensor
     down_scale: Tensor
 
-    def decode(self, rows: DecodeRows, ids: Tensor, weights: Tensor) -> Tensor:
+    def decode(self, rows: DecodeActivations, ids: Tensor, weights: Tensor) -> Tensor:
         return routed_experts_fp8(rows.x, ids, weights, *self)
 
     def prefill(self, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
@@ -84,7 +84,7 @@ class Nvfp4Experts(NamedTuple):
     down_scale: Tensor
     multipliers: Tensor
 
-    def decode(self, rows: DecodeRows, ids: Tensor, weights: Tensor) -> Tensor:
+    def decode(self, rows: DecodeActivations, ids: Tensor, weights: Tensor) -> Tensor:
         return routed_experts_nvfp4(rows.x, ids, weights, *self)
 
     def prefill(self, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
@@ -97,7 +97,7 @@ class PlainExperts(NamedTuple):
     gate_up: Tensor
     down: Tensor
 
-    def decode(self, rows: DecodeRows, ids: Tensor, weights: Tensor) -> Tensor:
+    def decode(self, rows: DecodeActivations, ids: Tensor, weights: Tensor) -> Tensor:
         return routed_experts_bf16(rows.x.to(torch.bfloat16), ids, weights, *self).to(torch.float32)
 
     def prefill(self, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:

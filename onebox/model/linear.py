@@ -27,7 +27,7 @@ from onebox.spec.errors import MismatchError, UnsupportedError
 from onebox.spec.weights import Layout, WeightFormat
 
 __all__ = [
-    "DecodeRows",
+    "DecodeActivations",
     "FloatLinear",
     "IntLinear",
     "Linear",
@@ -40,7 +40,7 @@ __all__ = [
 
 
 @dataclass(frozen=True)
-class DecodeRows:
+class DecodeActivations:
     """Activations [R, K] of a decode step; their fixed-point form is computed once, for the first linear that reads it.
 
     A row's bits may differ between a linear's decode and its prefill, but not with the number of rows.
@@ -56,7 +56,7 @@ class DecodeRows:
 class Linear(Protocol):
     """y = x W^T: [R, N] from rows [R, K], in the rows' dtype or in `out_dtype`."""
 
-    def decode(self, rows: DecodeRows, out_dtype: torch.dtype | None = None) -> Tensor:
+    def decode(self, rows: DecodeActivations, out_dtype: torch.dtype | None = None) -> Tensor:
         """Few rows, where the bytes of the weight count."""
 
     def prefill(self, x: Tensor, out_dtype: torch.dtype | None = None) -> Tensor:
@@ -82,7 +82,7 @@ class IntLinear:
     tiles: Tensor
     scales: Tensor
 
-    def decode(self, rows: DecodeRows, out_dtype: torch.dtype | None = None) -> Tensor:
+    def decode(self, rows: DecodeActivations, out_dtype: torch.dtype | None = None) -> Tensor:
         run = int_linear.int4_linear if self.bits == 4 else int_linear.int8_linear
         return run(*rows.fixed_point, self.tiles, self.scales, out_dtype or rows.x.dtype)
 
@@ -106,7 +106,7 @@ class FloatLinear(ABC):
     def stored(self) -> FloatWeight: ...
 
     @abstractmethod
-    def decode(self, rows: DecodeRows, out_dtype: torch.dtype | None = None) -> Tensor: ...
+    def decode(self, rows: DecodeActivations, out_dtype: torch.dtype | None = None) -> Tensor: ...
 
     @abstractmethod
     def prefill(self, x: Tensor, out_dtype: torch.dtype | None = None) -> Tensor: ...
@@ -131,7 +131,7 @@ class Fp8Linear(FloatLinear):
     def stored(self) -> FloatWeight:
         return FloatWeight("block" if self.is_block else "row", self.weight.view(torch.uint8), self.scale)
 
-    def decode(self, rows: DecodeRows, out_dtype: torch.dtype | None = None) -> Tensor:
+    def decode(self, rows: DecodeActivations, out_dtype: torch.dtype | None = None) -> Tensor:
         run = float_linear.fp8_block_linear if self.is_block else float_linear.fp8_row_linear
         return run(rows.x, self.weight, self.scale, out_dtype)
 
@@ -152,7 +152,7 @@ class Nvfp4Linear(FloatLinear):
     def stored(self) -> FloatWeight:
         return FloatWeight("nvfp4", self.packed, self.scale.view(torch.uint8), self.multiplier)
 
-    def decode(self, rows: DecodeRows, out_dtype: torch.dtype | None = None) -> Tensor:
+    def decode(self, rows: DecodeActivations, out_dtype: torch.dtype | None = None) -> Tensor:
         return float_linear.nvfp4_linear(rows.x, self.packed, self.scale, self.multiplier, out_dtype)
 
     def prefill(self, x: Tensor, out_dtype: torch.dtype | None = None) -> Tensor:
@@ -169,7 +169,7 @@ class PlainLinear(FloatLinear):
     def stored(self) -> FloatWeight:
         return FloatWeight("bf16", self.weight, None)
 
-    def decode(self, rows: DecodeRows, out_dtype: torch.dtype | None = None) -> Tensor:
+    def decode(self, rows: DecodeActivations, out_dtype: torch.dtype | None = None) -> Tensor:
         return float_linear.bf16_linear(rows.x, self.weight, out_dtype)
 
     def prefill(self, x: Tensor, out_dtype: torch.dtype | None = None) -> Tensor:
@@ -182,7 +182,7 @@ class JoinedLinear:
 
     linears: tuple[PartLinear, ...]
 
-    def decode(self, rows: DecodeRows, out_dtype: torch.dtype | None = None) -> Tensor:
+    def decode(self, rows: DecodeActivations, out_dtype: torch.dtype | None = None) -> Tensor:
         return torch.cat([linear.decode(rows, out_dtype) for linear in self.linears], dim=-1)
 
     def prefill(self, x: Tensor, out_dtype: torch.dtype | None = None) -> Tensor:

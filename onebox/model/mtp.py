@@ -22,7 +22,7 @@ from onebox.model.layers.fused import (
     stream_from,
 )
 from onebox.model.layers.plain import Attention, PlainLayer, start_stream
-from onebox.model.linear import DecodeRows, Linear, PartLinear
+from onebox.model.linear import DecodeActivations, Linear, PartLinear
 
 __all__ = ["FusedMtpHead", "MtpHead", "fuse_head"]
 
@@ -40,15 +40,15 @@ class MtpHead:
     norm: Tensor
 
     def decode(self, embedded: Tensor, hidden: Tensor, pages: KVPages, batch: Batch, table: RotaryTable) -> Tensor:
-        stream = start_stream(self.fc.decode(DecodeRows(self.join(embedded, hidden))))
+        stream = start_stream(self.fc.decode(DecodeActivations(self.join(embedded, hidden))))
         stream = self.layer.decode(stream, pages, batch, table)
         return add_rms_norm(*stream, self.norm, self.attention.eps)[0]
 
     def write_kv(self, embedded: Tensor, hidden: Tensor, pages: KVPages, batch: Batch, table: RotaryTable) -> None:
-        stream = start_stream(self.fc.decode(DecodeRows(self.join(embedded, hidden))))
+        stream = start_stream(self.fc.decode(DecodeActivations(self.join(embedded, hidden))))
         normed, _ = self.attention.input_rows(stream)
         mixer = self.attention.mixer
-        mixer.write_kv(mixer.qkv_proj.decode(DecodeRows(normed)), pages, batch, table)
+        mixer.write_kv(mixer.qkv_proj.decode(DecodeActivations(normed)), pages, batch, table)
 
     def prefill_kv(self, embedded: Tensor, hidden: Tensor, pages: KVPages, batch: Batch, table: RotaryTable) -> None:
         normed, _ = self.attention.input_rows(start_stream(self.fc.prefill(self.join(embedded, hidden))))

@@ -14,7 +14,7 @@ from onebox.formats.kv_pages import KVPages
 from onebox.kernels.attention import rotary_table
 from onebox.model.batch import Batch
 from onebox.model.layers import DraftHead, LayerStack, RotaryTable
-from onebox.model.linear import DecodeRows, Linear
+from onebox.model.linear import DecodeActivations, Linear
 from onebox.model.memory import Memory
 from onebox.spec.errors import MismatchError
 from onebox.spec.model import ModelSpec
@@ -52,7 +52,7 @@ class Qwen35:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """float32 [R, V] of hidden states [R, H], at most 64 rows: only rows that draw a token need them."""
-        return self.lm_head.decode(DecodeRows(hidden), torch.float32)
+        return self.lm_head.decode(DecodeActivations(hidden), torch.float32)
 
     def draft(self, batch: Batch, hidden: Tensor, pages: KVPages) -> Tensor:
         """The MTP head's hidden states [R, H] of a decode step; `logits` of them give draft tokens.

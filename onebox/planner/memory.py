@@ -23,6 +23,7 @@ from onebox.spec.modules import ModuleClass
 from onebox.spec.pieces import doublings, piece_count
 
 __all__ = [
+    "DEFAULT_UTILIZATION",
     "MemoryPart",
     "MemoryPlan",
     "MemoryRequest",

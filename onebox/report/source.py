@@ -15,7 +15,7 @@ from onebox.bench.record import read_run
 from onebox.eval.run import FORMAT as EVAL_FORMAT
 from onebox.spec.errors import UnreadableError
 
-__all__ = ["BENCH_FORMAT", "EVAL_FORMAT", "ResultFile", "Value", "load"]
+__all__ = ["BENCH_FORMAT", "EVAL_FORMAT", "ResultFile", "Value", "load", "pointer"]
 
 
 class Value(NamedTuple):

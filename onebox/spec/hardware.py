@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from onebox.spec.errors import UnreadableError, UsageError
 
-__all__ = ["BOXES", "Bandwidth", "Box", "available_memory_bytes", "box_from_reports", "detect_box", "named_box"]
+__all__ = ["BOXES", "GIB", "Bandwidth", "Box", "available_memory_bytes", "box_from_reports", "detect_box", "named_box"]
 
 GIB = 1024**3
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from onebox.spec.errors import UnreadableError, UnsupportedError
 
-__all__ = ["ModelSpec", "VisionSpec", "read_config", "read_json", "spec_from_config"]
+__all__ = ["FULL", "ModelSpec", "VisionSpec", "read_config", "read_json", "spec_from_config"]
 
 LINEAR = "linear_attention"
 FULL = "full_attention"

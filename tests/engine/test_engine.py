@@ -24,6 +24,8 @@ from onebox.engine.api import (
     Started,
     Tokens,
 )
+from onebox.engine.engine import CommittedStep, Outbox
+from onebox.engine.step import StepPlan
 from onebox.model.load import load_model
 from onebox.spec.errors import UnsupportedError, UsageError
 from tests.engine.fake import FAILING, VOCAB_SIZE, FakeRunner, plain_answer, tokens_of, wait_until
@@ -423,3 +425,15 @@ def test_stats_tell_of_requests_before_they_are_looked_at(fake):
     for handle in handles:
         list(handle)
     assert engine.stats().num_finished == 4
+
+
+def test_the_outbox_delivers_a_step_once_and_holds_no_second_one():
+    sent = []
+    outbox, step = Outbox(sent.append), CommittedStep(StepPlan(), 0.0, 0.0, [])
+    outbox.deliver()
+    outbox.put(step)
+    with pytest.raises(RuntimeError, match="before the one before it was delivered"):
+        outbox.put(step)
+    outbox.deliver()
+    outbox.deliver()
+    assert sent == [step]

@@ -55,7 +55,7 @@ GRAMMARS = [
 
 
 @pytest.fixture(scope="module")
-def vocabulary() -> GrammarCompiler:
+def compiler() -> GrammarCompiler:
     return GrammarCompiler(TABLE, VOCAB_SIZE)
 
 
@@ -93,8 +93,8 @@ def start_of(text: str) -> list[int]:
 
 
 @given(st.integers(0, 2**32))
-def test_a_walk_through_a_schema_is_a_document_that_it_accepts(vocabulary, seed):
-    document = json.loads(text_of(walk(vocabulary.constrain(Grammar.json_schema(SCHEMA)), seed)))
+def test_a_walk_through_a_schema_is_a_document_that_it_accepts(compiler, seed):
+    document = json.loads(text_of(walk(compiler.constrain(Grammar.json_schema(SCHEMA)), seed)))
     assert {"name", "kind", "sizes"} <= document.keys() <= SCHEMA["properties"].keys()
     assert isinstance(document["name"], str)
     assert len(document["name"]) <= 6
@@ -105,29 +105,29 @@ def test_a_walk_through_a_schema_is_a_document_that_it_accepts(vocabulary, seed)
 
 
 @given(st.integers(0, 2**32))
-def test_a_walk_through_any_object_is_an_object(vocabulary, seed):
-    assert isinstance(json.loads(text_of(walk(vocabulary.constrain(Grammar.json_object()), seed))), dict)
+def test_a_walk_through_any_object_is_an_object(compiler, seed):
+    assert isinstance(json.loads(text_of(walk(compiler.constrain(Grammar.json_object()), seed))), dict)
 
 
 @given(st.sampled_from(PATTERNS), st.integers())
-def test_a_walk_through_a_regex_matches_from_end_to_end(vocabulary, pattern, seed):
-    assert re.fullmatch(pattern, text_of(walk(vocabulary.constrain(Grammar.regex(pattern)), seed)))
+def test_a_walk_through_a_regex_matches_from_end_to_end(compiler, pattern, seed):
+    assert re.fullmatch(pattern, text_of(walk(compiler.constrain(Grammar.regex(pattern)), seed)))
 
 
 @given(st.lists(st.text(st.characters(exclude_categories=["Cs"]), min_size=1), min_size=1, max_size=5), st.integers())
-def test_a_walk_through_choices_is_one_of_them(vocabulary, choices, seed):
-    assert text_of(walk(vocabulary.constrain(Grammar.choice(choices)), seed)) in choices
+def test_a_walk_through_choices_is_one_of_them(compiler, choices, seed):
+    assert text_of(walk(compiler.constrain(Grammar.choice(choices)), seed)) in choices
 
 
-def test_every_choice_can_be_reached(vocabulary):
+def test_every_choice_can_be_reached(compiler):
     choices = {"ab", "abc", "tree", "é"}
     grammar = Grammar.choice(sorted(choices))
-    assert {text_of(walk(vocabulary.constrain(grammar), seed)) for seed in range(60)} == choices
+    assert {text_of(walk(compiler.constrain(grammar), seed)) for seed in range(60)} == choices
 
 
 @given(st.integers(0, 2**32))
-def test_a_walk_through_a_context_free_grammar_nests(vocabulary, seed):
-    text = text_of(walk(vocabulary.constrain(Grammar.cfg(LIST)), seed))
+def test_a_walk_through_a_context_free_grammar_nests(compiler, seed):
+    text = text_of(walk(compiler.constrain(Grammar.cfg(LIST)), seed))
     while text != "x":
         reduced = re.sub(r"\((x|[a-c]{1,2})(,(x|[a-c]{1,2}))*\)", "x", text)
         assert reduced != text
@@ -135,24 +135,24 @@ def test_a_walk_through_a_context_free_grammar_nests(vocabulary, seed):
 
 
 @pytest.mark.parametrize("grammar", GRAMMARS, ids=lambda grammar: grammar.kind)
-def test_the_rules_of_any_grammar_can_be_a_part_of_a_larger_one(vocabulary, grammar):
+def test_the_rules_of_any_grammar_can_be_a_part_of_a_larger_one(compiler, grammar):
     larger = Grammar.cfg(f'start: "<think>" part "!"\npart: %lark {{\n{grammar.rules}\n}}')
     for seed in range(5):
-        text = text_of(walk(vocabulary.constrain(larger), seed))
+        text = text_of(walk(compiler.constrain(larger), seed))
         assert text.startswith("<think>")
-        part = vocabulary.constrain(grammar)
+        part = compiler.constrain(grammar)
         for token_id in start_of(text[len("<think>") : -1]):
             part.advance(token_id)
         part.advance(EOS)
 
 
-def test_every_split_of_a_text_into_tokens_is_allowed(vocabulary):
-    constraint = vocabulary.constrain(Grammar.choice(["abc"]))
+def test_every_split_of_a_text_into_tokens_is_allowed(compiler):
+    constraint = compiler.constrain(Grammar.choice(["abc"]))
     assert allowed(constraint.mask()) == sorted([*start_of("a"), 260 + WORDS.index(b"ab"), 260 + WORDS.index(b"abc")])
 
 
-def test_the_mask_is_in_the_layout_of_the_kernel(vocabulary):
-    mask = vocabulary.constrain(Grammar.regex("[b-d]|true")).mask()
+def test_the_mask_is_in_the_layout_of_the_kernel(compiler):
+    mask = compiler.constrain(Grammar.regex("[b-d]|true")).mask()
     logits = torch.zeros(1, VOCAB_SIZE)
     apply_mask(logits, torch.from_numpy(mask).unsqueeze(0))
     kept = torch.nonzero(logits[0] == 0).flatten().tolist()
@@ -161,8 +161,8 @@ def test_the_mask_is_in_the_layout_of_the_kernel(vocabulary):
 
 @pytest.mark.parametrize("grammar", GRAMMARS, ids=lambda grammar: grammar.kind)
 @given(seed=st.integers(0, 2**32))
-def test_control_tokens_holes_and_padding_are_never_inside(vocabulary, grammar, seed):
-    constraint = vocabulary.constrain(grammar)
+def test_control_tokens_holes_and_padding_are_never_inside(compiler, grammar, seed):
+    constraint = compiler.constrain(grammar)
     for token_id in walk(constraint, seed):
         assert token_id in TABLE.eos_token_ids or TABLE.tokens[token_id]
     for _ in range(2):
@@ -170,11 +170,11 @@ def test_control_tokens_holes_and_padding_are_never_inside(vocabulary, grammar, 
         constraint.advance(EOS)
 
 
-def test_a_control_token_named_by_its_number_is_not_allowed_either(vocabulary):
-    constraint = vocabulary.constrain(Grammar.cfg(f'start: "ab" (<[{CONTROL}]> | "c")'))
+def test_a_control_token_named_by_its_number_is_not_allowed_either(compiler):
+    constraint = compiler.constrain(Grammar.cfg(f'start: "ab" (<[{CONTROL}]> | "c")'))
     constraint.advance(260 + WORDS.index(b"ab"))
     assert allowed(constraint.mask()) == start_of("c")
-    constraint = vocabulary.constrain(Grammar.cfg(f'start: "ab" <[{CONTROL}]>'))
+    constraint = compiler.constrain(Grammar.cfg(f'start: "ab" <[{CONTROL}]>'))
     constraint.advance(260 + WORDS.index(b"ab"))
     assert allowed(constraint.mask()) == [EOS, OTHER_EOS]
     constraint.advance(EOS)
@@ -183,8 +183,8 @@ def test_a_control_token_named_by_its_number_is_not_allowed_either(vocabulary):
     assert not constraint.is_complete
 
 
-def test_complete_means_that_only_an_end_token_may_follow(vocabulary):
-    constraint = vocabulary.constrain(Grammar.choice(["a", "ab"]))
+def test_complete_means_that_only_an_end_token_may_follow(compiler):
+    constraint = compiler.constrain(Grammar.choice(["a", "ab"]))
     assert not constraint.is_complete
     assert EOS not in allowed(constraint.mask())
     constraint.advance(*start_of("a"))
@@ -195,8 +195,8 @@ def test_complete_means_that_only_an_end_token_may_follow(vocabulary):
     assert allowed(constraint.mask()) == [EOS, OTHER_EOS]
 
 
-def test_blanks_in_a_document_are_bounded(vocabulary):
-    constraint = vocabulary.constrain(Grammar.json_object())
+def test_blanks_in_a_document_are_bounded(compiler):
+    constraint = compiler.constrain(Grammar.json_object())
     blank, *_ = start_of(" ")
     for token_id in start_of("{" + " " * 64):
         constraint.advance(token_id)
@@ -206,9 +206,9 @@ def test_blanks_in_a_document_are_bounded(vocabulary):
 @pytest.mark.parametrize("grammar", GRAMMARS, ids=lambda grammar: grammar.kind)
 @settings(max_examples=25)
 @given(seed=st.integers(0, 2**32), data=st.data())
-def test_going_back_gives_the_masks_that_were_there(vocabulary, grammar, seed, data):
-    path = [*walk(vocabulary.constrain(grammar), seed), EOS, OTHER_EOS]
-    constraint, masks = vocabulary.constrain(grammar), []
+def test_going_back_gives_the_masks_that_were_there(compiler, grammar, seed, data):
+    path = [*walk(compiler.constrain(grammar), seed), EOS, OTHER_EOS]
+    constraint, masks = compiler.constrain(grammar), []
     for token_id in path:
         masks.append(constraint.mask())
         constraint.advance(token_id)
@@ -222,9 +222,9 @@ def test_going_back_gives_the_masks_that_were_there(vocabulary, grammar, seed, d
 
 
 @pytest.mark.parametrize("grammar", GRAMMARS, ids=lambda grammar: grammar.kind)
-def test_every_depth_can_be_gone_back_to(vocabulary, grammar):
-    path = walk(vocabulary.constrain(grammar), seed=3)
-    constraint, masks = vocabulary.constrain(grammar), []
+def test_every_depth_can_be_gone_back_to(compiler, grammar):
+    path = walk(compiler.constrain(grammar), seed=3)
+    constraint, masks = compiler.constrain(grammar), []
     for token_id in path:
         masks.append(constraint.mask())
         constraint.advance(token_id)
@@ -238,10 +238,10 @@ def test_every_depth_can_be_gone_back_to(vocabulary, grammar):
 @pytest.mark.parametrize("grammar", GRAMMARS, ids=lambda grammar: grammar.kind)
 @settings(max_examples=25)
 @given(seed=st.integers(0, 2**32), data=st.data())
-def test_masks_for_drafts_are_the_masks_on_the_way_and_the_place_stays(vocabulary, grammar, seed, data):
-    path = walk(vocabulary.constrain(grammar), seed)
+def test_masks_for_drafts_are_the_masks_on_the_way_and_the_place_stays(compiler, grammar, seed, data):
+    path = walk(compiler.constrain(grammar), seed)
     depth = data.draw(st.integers(0, len(path)))
-    constraint = vocabulary.constrain(grammar)
+    constraint = compiler.constrain(grammar)
     for token_id in path[:depth]:
         constraint.advance(token_id)
     before, was_complete = constraint.mask(), constraint.is_complete
@@ -257,16 +257,16 @@ def test_masks_for_drafts_are_the_masks_on_the_way_and_the_place_stays(vocabular
             constraint.advance(token_id)
 
 
-def test_two_sequences_of_one_grammar_do_not_disturb_each_other(vocabulary):
+def test_two_sequences_of_one_grammar_do_not_disturb_each_other(compiler):
     grammar = Grammar.choice(["ab", "cd"])
-    first, second = vocabulary.constrain(grammar), vocabulary.constrain(grammar)
+    first, second = compiler.constrain(grammar), compiler.constrain(grammar)
     first.advance(*start_of("a"))
     assert allowed(second.mask()) == sorted([*start_of("a"), *start_of("c"), 260 + WORDS.index(b"ab")])
     assert allowed(first.mask()) == start_of("b")
 
 
-def test_a_forbidden_token_is_a_mistake_and_changes_nothing(vocabulary):
-    constraint = vocabulary.constrain(Grammar.choice(["ab"]))
+def test_a_forbidden_token_is_a_mistake_and_changes_nothing(compiler):
+    constraint = compiler.constrain(Grammar.choice(["ab"]))
     before = constraint.mask()
     for token_id in (*start_of("x"), EOS, CONTROL, VOCAB_SIZE - 1):
         with pytest.raises(ValueError, match=f"does not allow token {token_id} here"):
@@ -316,17 +316,17 @@ def test_a_malformed_grammar_is_refused_with_a_sentence(make, argument, sentence
         (f'start: <[{CONTROL}]> "a"', "The grammar cannot be used: no text fits it."),
     ],
 )
-def test_a_grammar_that_no_text_of_this_vocabulary_fits_is_refused(vocabulary, lark, sentence):
+def test_a_grammar_that_no_text_of_this_vocabulary_fits_is_refused(compiler, lark, sentence):
     with pytest.raises(UsageError) as refusal:
-        vocabulary.constrain(Grammar.cfg(lark))
+        compiler.constrain(Grammar.cfg(lark))
     assert str(refusal.value) == sentence
 
 
-def test_a_grammar_beyond_the_limits_of_the_library_fails_with_a_sentence(vocabulary):
+def test_a_grammar_beyond_the_limits_of_the_library_fails_with_a_sentence(compiler):
     # After one x, each of the rules is still open.
     rules = [f'r{i}: "x" r{i} | "z"' for i in range(1000)]
     lark = "\n".join(["start: " + " | ".join(f'"x" r{i}' for i in range(1000)), *rules])
-    constraint = vocabulary.constrain(Grammar.cfg(lark))
+    constraint = compiler.constrain(Grammar.cfg(lark))
     with pytest.raises(UnsupportedError, match=r"cannot be held to its grammar any longer \(.+\): simplify it"):
         constraint.masks_for(tuple(start_of("xxz")))
 
@@ -341,8 +341,8 @@ def test_a_vocabulary_that_does_not_fit_the_model_is_refused():
 
 
 def test_the_checkpoint_s_own_tokenizer_works(tokenizer):
-    vocabulary = GrammarCompiler(token_table(tokenizer, (258, 256)), 384)
-    constraint = vocabulary.constrain(Grammar.json_schema(SCHEMA))
+    compiler = GrammarCompiler(token_table(tokenizer, (258, 256)), 384)
+    constraint = compiler.constrain(Grammar.json_schema(SCHEMA))
     for token_id in tokenizer.encode('{"name": "Grüße", "kind": "rock", "sizes": [1, 2]'):
         assert constraint.mask()[token_id // 32] >> token_id % 32 & 1
         constraint.advance(token_id)

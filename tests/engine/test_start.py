@@ -100,7 +100,7 @@ def test_what_is_left_open_is_resolved(checkpoint):
         ({"dtype": "int8"}, "--dtype 'int8' is not known"),
         ({"load_format": "pickle"}, "pickle"),
         ({"speculation": "medusa"}, "'medusa' is not known; give one of none, mtp, ngram, auto"),
-        ({"speculation": "mtp", "num_speculative_tokens": 9}, "1 to 8 drafts a step, not 9"),
+        ({"speculation": "mtp", "num_speculative_tokens": 9}, "1 to 8 drafts per step, not 9"),
         ({"max_num_batched_tokens": 100}, "multiple of 64"),
         ({"kv_cache_dtype": "int3"}, "'int3' is not known"),
     ],

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 
 from onebox.kernels.delta_net import reference
-from onebox.kernels.delta_net.cases import QWEN_122B, TINY, Layer, delta_inputs
+from onebox.kernels.delta_net.cases import QWEN_122B, TINY, DeltaShape, delta_inputs
 from onebox.kernels.delta_net.memory import DeltaPool, DeltaWeights
 from onebox.model.reference import DeltaState, gated_delta_net
 from onebox.spec.model import spec_from_config
@@ -192,7 +192,7 @@ def test_a_token_said_again_and_again_is_written_once(device):
 
 
 def test_the_twins_keep_their_promises_with_wide_heads():
-    layer = Layer(2, 4, 128, 128, 6)
+    layer = DeltaShape(2, 4, 128, 128, 6)
     check_grouping("reference", CPU, layer, torch.bfloat16)
     check_rejection("reference", CPU, layer, torch.bfloat16)
     check_split_prefill("reference", CPU, layer, torch.bfloat16)
@@ -200,7 +200,7 @@ def test_the_twins_keep_their_promises_with_wide_heads():
 
 @pytest.mark.parametrize("num_tokens", [1, 63, 64, 150])
 def test_the_chunked_twin_is_the_recurrence(num_tokens):
-    layer = Layer(2, 4, 32, 48, 150)
+    layer = DeltaShape(2, 4, 32, 48, 150)
     given = delta_inputs(CPU, layer, (num_tokens,), torch.float32, keep=(0,))
     outputs, state = walk("reference", given, grouped(num_tokens))
     del given["keep"]

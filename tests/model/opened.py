@@ -31,12 +31,21 @@ def packed_model(directory: Path) -> Qwen35:
 
 
 def tensors_in(part: object) -> Iterator[torch.Tensor]:
-    """All tensors of a model, in the order of its fields."""
+    """All tensors of a model, in the order of its fields; those that several implementations share come once."""
+    seen = set()
+    for tensor in _all_tensors(part):
+        place = tensor.data_ptr(), tensor.nbytes
+        if place not in seen:
+            seen.add(place)
+            yield tensor
+
+
+def _all_tensors(part: object) -> Iterator[torch.Tensor]:
     if isinstance(part, torch.Tensor):
-        yield part.to_dense() if part.is_mkldnn else part
+        yield part
     elif isinstance(part, tuple | list):
         for item in part:
-            yield from tensors_in(item)
+            yield from _all_tensors(item)
     elif dataclasses.is_dataclass(part):
         for field in dataclasses.fields(part):
-            yield from tensors_in(getattr(part, field.name))
+            yield from _all_tensors(getattr(part, field.name))

@@ -10,7 +10,7 @@ from onebox.model.compiled.blocks import to_blocks
 from onebox.model.compiled.linear import CompiledExperts, CompiledLinear
 from onebox.model.cpu import CpuExperts, CpuLinear, cpu_experts, cpu_layer, cpu_linear
 from onebox.model.layers.compiled import CompiledLayer
-from onebox.model.linear import DecodeRows
+from onebox.model.linear import DecodeActivations
 from onebox.model.load import load_model
 from tests.kernels.company import assert_rows_stand_alone
 
@@ -37,7 +37,7 @@ def is_compiled(request, monkeypatch) -> bool:
 def test_a_linear_is_the_product_with_its_transpose(shape, dtype, is_compiled):
     weight, x = drawn(*shape, dtype=dtype), drawn(7, shape[1], dtype=dtype)
     linear = cpu_linear(weight, dtype)
-    found = linear.decode(DecodeRows(x))
+    found = linear.decode(DecodeActivations(x))
     expected = x.double() @ weight.double().T
     assert isinstance(linear, CompiledLinear if is_compiled else CpuLinear)
     assert found.dtype is dtype
@@ -54,7 +54,7 @@ def test_a_row_of_a_product_has_the_same_bits_among_any_number_of_rows(shape, dt
 
 def test_float32_results_of_bfloat16_rows_are_not_rounded(is_compiled):
     weight, x = drawn(300, 200, dtype=torch.float32), drawn(5, 200, dtype=torch.bfloat16)
-    found = cpu_linear(weight, torch.float32).decode(DecodeRows(x), torch.float32)
+    found = cpu_linear(weight, torch.float32).decode(DecodeActivations(x), torch.float32)
     expected = x.double() @ weight.double().T
     assert found.dtype is torch.float32
     assert float((found - expected).abs().max() / expected.abs().max()) < TOLERANCE[torch.float32]
@@ -63,7 +63,7 @@ def test_float32_results_of_bfloat16_rows_are_not_rounded(is_compiled):
 def test_numbers_that_bfloat16_holds_give_the_same_bits_in_half_the_bytes():
     weight, x = drawn(300, 200, dtype=torch.bfloat16), drawn(5, 200, dtype=torch.bfloat16)
     narrow, wide = (
-        cpu_linear(weight.to(dtype), dtype).decode(DecodeRows(x), torch.float32)
+        cpu_linear(weight.to(dtype), dtype).decode(DecodeActivations(x), torch.float32)
         for dtype in (torch.bfloat16, torch.float32)
     )
     assert torch.equal(narrow, wide)
@@ -112,7 +112,7 @@ def test_experts_are_the_weighted_sum_over_the_chosen_ones(dtype, is_compiled):
             gate, up = (x[row].double() @ gate_up[expert].double()).chunk(2)
             expected[row] += weight * (torch.nn.functional.silu(gate) * up) @ down[expert].double()
     made = cpu_experts([(gate_up[:5], down[:5]), (gate_up[5:], down[5:])], 16)
-    found = made.decode(DecodeRows(x), ids, weights)
+    found = made.decode(DecodeActivations(x), ids, weights)
     assert isinstance(made, CompiledExperts if is_compiled else CpuExperts)
     assert found.dtype is torch.float32
     assert float((found - expected).abs().max() / expected.abs().max()) < 2 * TOLERANCE[dtype]
@@ -122,7 +122,7 @@ def test_experts_are_the_weighted_sum_over_the_chosen_ones(dtype, is_compiled):
 def test_a_row_through_its_experts_has_the_same_bits_among_any_number_of_rows(dtype, is_compiled):
     made, (x, ids, weights) = cpu_experts([matrices(dtype)], 16), choices(dtype)
     assert_rows_stand_alone(
-        lambda rows: [made.decode(DecodeRows(x[rows]), ids[rows], weights[rows])], (2, 3, 4, 5, 8, 11, 17, 24)
+        lambda rows: [made.decode(DecodeActivations(x[rows]), ids[rows], weights[rows])], (2, 3, 4, 5, 8, 11, 17, 24)
     )
 
 

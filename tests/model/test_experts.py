@@ -27,7 +27,7 @@ from onebox.model.experts import (
     plain_expert,
     stack,
 )
-from onebox.model.linear import DecodeRows
+from onebox.model.linear import DecodeActivations
 from onebox.spec.errors import UnsupportedError
 from onebox.spec.model import spec_from_config
 from onebox.spec.modules import Module, ModuleClass
@@ -108,7 +108,7 @@ def run(experts, form: str):
     draw = torch.Generator().manual_seed(1)
     ids, weights = draw_routing(5, 2, EXPERTS, draw)
     x = torch.randn(5, HIDDEN, generator=draw)
-    return experts.decode(DecodeRows(x), ids, weights) if form == "decode" else experts.prefill(x, ids, weights)
+    return experts.decode(DecodeActivations(x), ids, weights) if form == "decode" else experts.prefill(x, ids, weights)
 
 
 @pytest.mark.parametrize(("form", "tolerance"), [("decode", 2e-5), ("prefill", 2e-2)])

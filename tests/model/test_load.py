@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from onebox.model.compiled.blocks import to_blocks
-from onebox.model.linear import DecodeRows
+from onebox.model.linear import DecodeActivations
 from onebox.model.load import LoadFormat, load_model, loading_order
 from onebox.spec.errors import MismatchError, UnreadableError, UsageError
 from onebox.spec.model import spec_from_config
@@ -63,7 +63,7 @@ def test_numbers_are_at_their_places(checkpoints, kind):
         assert torch.equal(experts.gate_up[index], to_blocks(torch.cat([gate, up]).T))
         assert torch.equal(experts.down[index], to_blocks(down.T))
     assert torch.equal(model.embedding, weights["model.language_model.embed_tokens.weight"].float())
-    each_column = DecodeRows(torch.eye(model.spec.hidden_size))
+    each_column = DecodeActivations(torch.eye(model.spec.hidden_size))
     assert torch.equal(model.lm_head.decode(each_column).T, weights["lm_head.weight"].float())
 
 

@@ -95,7 +95,7 @@ def test_predicted_sizes_are_the_published_ones(row):
 
 @pytest.mark.parametrize(("model", "expected_bytes"), [(BIG, 5_047_358_464), (SMALL, 1_689_281_536)])
 def test_the_mtp_head_has_its_published_size(model, expected_bytes):
-    """facts/checkpoints.md B.1: 4.70 GiB for the 122B; seeds 001 and 002 call it 5 GB and 4.8 GB."""
+    """4.70 GiB for the 122B; seeds 001 and 002 call it 5 GB and 4.8 GB."""
     stored = named_preset("bf16").weight_bytes(named_spec(model))
     assert sum(size for kind, size in stored.items() if kind.in_mtp) == expected_bytes
 

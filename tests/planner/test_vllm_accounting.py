@@ -24,7 +24,6 @@ BF16, FP8 = 2048, 1024  # bytes a token and layer, K and V of both heads
     ],
 )
 def test_blocks_grow_to_hold_a_state(model, drafts, block_tokens):
-    """facts/checkpoints.md D."""
     assert vllm_cache(named_spec(model), BF16, drafts).block_tokens == block_tokens
 
 

@@ -14,7 +14,7 @@ from tests.synthetic import tiny_config
 @pytest.mark.parametrize(
     ("name", "parameters", "tensors"),
     [
-        # The 35B figure is printed in a log of another tool (facts/checkpoints.md, cross-check 1); tensors: BF16 files.
+        # The 35B figure is printed in a log of another tool; tensors: BF16 files.
         ("qwen3.5-35b-a3b", 35_951_822_704, 1_811),
         ("qwen3.5-122b-a10b", 125_086_497_008, 1_949),
     ],

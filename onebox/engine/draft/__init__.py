@@ -1,1 +1,1 @@
-"""Speculation on the host: drafters that need no model, how deep to draft, and what came of it."""
+"""Speculation on the host: which drafter, how deep to draft, and the drafter that needs no model."""

@@ -1,4 +1,4 @@
-"""How deep to draft, and with which drafter: chosen per sequence and step, from what was measured.
+"""How deep to draft, and with which drafter: chosen per sequence and step, from measurements.
 
 A step of depth k gives one token and as many drafts as are accepted, for the price of 1 + k rows and of making the
 drafts. `AcceptanceRates` estimates how likely a draft is accepted, `StepCosts` what steps cost, and the choice is the
@@ -38,7 +38,7 @@ Floats = NDArray[np.float64]
 _EYE = np.eye(3)
 
 _OFFSET_MEMORY = 0.995
-"""What is left, after another step, of what is known about a kind of step that was not taken."""
+"""By what the offset of a kind of step decays with every step of another kind."""
 
 
 class Drafter(StrEnum):
@@ -48,16 +48,16 @@ class Drafter(StrEnum):
 
 
 class Offer(NamedTuple):
-    """What a drafter could do for a sequence now."""
+    """What a drafter could propose for a sequence now."""
 
     drafter: Drafter
     max_depth: int
     match_length: int = 0
-    """Of an n-gram match: a longer one is right more often, so each length is an experience of its own."""
+    """Of an n-gram match: longer ones are accepted more often, so each length has its own statistics."""
 
     @property
-    def experience(self) -> tuple[Drafter, int]:
-        """Offers that are alike share what was learnt about them."""
+    def statistics_key(self) -> tuple[Drafter, int]:
+        """Offers with the same key share their acceptance statistics."""
         return self.drafter, self.match_length
 
 
@@ -68,7 +68,7 @@ class DraftChoice(NamedTuple):
     depth: int
     match_length: int = 0
     is_probe: bool = False
-    """Made to learn, not because it is the best."""
+    """Chosen to measure it, not because it is the best."""
 
     @property
     def num_chained(self) -> int:
@@ -80,11 +80,11 @@ PLAIN = DraftChoice(Drafter.NONE, 0)
 
 
 class Company(NamedTuple):
-    """What a step does for the other sequences in it: my drafts make them wait too."""
+    """What a step does for the other sequences in it: one sequence's drafts delay them too."""
 
     num_rows: int = 0
     num_chained: int = 0
-    """The longest chain of MTP passes among them; a step makes all chains side by side."""
+    """The longest chain of MTP passes among them; a step runs all chains in parallel."""
     expected_tokens: float = 0.0
 
 
@@ -93,7 +93,7 @@ ALONE = Company()
 
 @dataclass(frozen=True)
 class CostPrior:
-    """What steps are taken to cost before any was measured, as parts of a step with one row and no drafts."""
+    """Assumed costs before any step was measured, as fractions of a step with one row and no drafts."""
 
     row: float
     """Each row after the first."""
@@ -102,47 +102,47 @@ class CostPrior:
 
     def __post_init__(self) -> None:
         if self.row < 0 or self.draft < 0:
-            raise ValueError(f"costs are parts of a step and cannot be negative: {self}")
+            raise ValueError(f"costs are fractions of a step and cannot be negative: {self}")
 
 
 @dataclass(frozen=True)
 class DepthSettings:
-    """How fast it learns and how often it doubts."""
+    """How fast acceptance is learnt and how often other choices are probed."""
 
     decay: float = 0.97
-    """What an observation of acceptance weighs after one more: about 30 steps are remembered."""
+    """Factor on the weight of older observations per new one: a memory of about 30 steps."""
     prior_rate: float = 0.6
     prior_weight: float = 1.0
-    """Observations that the prior is worth."""
+    """In observations."""
     probe_interval: int = 16
-    """Steps after which a drafter that is not used, or plain decoding, is tried once."""
+    """Steps after which a drafter that is not used, or plain decoding, is probed once."""
     probe_share: float = 0.01
-    """The part of the speed that trying may cost."""
+    """The fraction of the speed that probes may cost."""
 
 
 class AcceptanceRates:
-    """How likely a draft at each position is kept, given that those before it were. Positions count from 0."""
+    """How likely a draft at each position is accepted, given that those before it were. Positions count from 0."""
 
     def __init__(self, settings: DepthSettings) -> None:
         self._settings = settings
         self._tried: list[float] = []
-        self._kept: list[float] = []
+        self._accepted: list[float] = []
         self._chances: list[float] = []
-        """As far as they were asked for since the last observation."""
+        """Cached since the last observation, up to the largest depth asked for."""
 
     def observe(self, num_proposed: int, num_accepted: int) -> None:
-        """A step's drafts: the accepted ones were right, the next one wrong, and of the rest nothing is known."""
+        """Records a step's drafts: some accepted, the next one rejected, and the rest unknown."""
         if not 0 <= num_accepted <= num_proposed:
             raise ValueError(f"{num_accepted} of {num_proposed} drafts cannot have been accepted")
         decay = self._settings.decay
         num_tried = min(num_accepted + 1, num_proposed)
         unseen = max(0, num_tried - len(self._tried))
-        # Positions that were not tried fade as well: then they follow the ones before them.
+        # Positions that were not tried decay too: without observations, a position follows the one before it.
         self._tried = [weight * decay for weight in self._tried] + [0.0] * unseen
-        self._kept = [weight * decay for weight in self._kept] + [0.0] * unseen
+        self._accepted = [weight * decay for weight in self._accepted] + [0.0] * unseen
         for position in range(num_tried):
             self._tried[position] += 1
-            self._kept[position] += position < num_accepted
+            self._accepted[position] += position < num_accepted
         self._chances = []
 
     def rate(self, position: int) -> float:
@@ -155,12 +155,12 @@ class AcceptanceRates:
         weight = self._settings.prior_weight
         for position in range(depth):
             if position < len(self._tried):
-                prior = (weight * prior + self._kept[position]) / (weight + self._tried[position])
+                prior = (weight * prior + self._accepted[position]) / (weight + self._tried[position])
             rates.append(prior)
         return rates
 
     def chances(self, depth: int) -> list[float]:
-        """How likely the first draft is kept, the first two, and so on up to `depth`."""
+        """How likely the first draft is accepted, the first two, and so on up to `depth`."""
         if len(self._chances) < depth:
             self._chances = list(accumulate(self.rates(depth), mul))
         return self._chances[:depth]
@@ -169,23 +169,23 @@ class AcceptanceRates:
 class StepCosts:
     """What a step costs, by its rows and the MTP passes chained in it; one for all sequences of an engine.
 
-    A plane through the steps of late, cost = first + row x (rows - 1) + draft x passes, and for each kind of step how
-    far it lies from the plane: kernels have sizes that they like. Kinds not seen for long go back to the plane. Costs
-    are seconds once something was observed, and parts of a plain step before.
+    A plane fitted to recent steps, cost = first + row x (rows - 1) + draft x passes, and for each kind of step its
+    offset from the plane: some kernel sizes are faster than others. Offsets of kinds that have not occurred for long
+    decay. Costs are seconds once something was observed, and fractions of a plain step before.
     """
 
     _MEMORY = 0.98
-    """What an observation weighs after one more: the plane is that of about 50 steps."""
+    """Factor on the weight of older steps per new one: a memory of about 50 steps."""
     _FIT_INTERVAL = 8
     _PRIOR_WEIGHT = 0.1
-    """In steps: enough to tell rows from passes where the steps cannot."""
+    """In steps: enough to separate rows from passes where the observed steps do not."""
     _LEAST_FIRST = 0.01
-    """Of a typical step: no step costs nothing, whatever the others look like."""
+    """Of a typical step: the least fixed cost, whatever the fit gives."""
     _SHORTEST_S = 1e-6
-    """A clock may not have moved."""
+    """Where the clock has not advanced between start and end."""
     _LEAST_RATE = 0.05
     _LARGEST_ERROR = 0.5
-    """A step may stall for reasons of its own: one that takes longer than expected by more counts as this."""
+    """Outliers are clipped: a step counts as at most this much over its expected cost."""
 
     def __init__(self, prior: CostPrior) -> None:
         self._prior = np.array([1.0, prior.row, prior.draft])
@@ -203,7 +203,7 @@ class StepCosts:
         return self._on_plane(num_rows, num_chained) * ratio
 
     def observe(self, num_rows: int, num_chained: int, seconds: float) -> None:
-        """A step that took `seconds`."""
+        """Records a step that took `seconds`."""
         if self._num_observed:
             seconds = min(seconds, self.cost(num_rows, num_chained) * (1 + self._LARGEST_ERROR))
         seconds = max(seconds, self._SHORTEST_S)
@@ -225,17 +225,17 @@ class StepCosts:
         return first + row * (num_rows - 1) + draft * num_chained
 
     def _fit(self) -> None:
-        """The plane nearest to the steps and, where they leave a choice, to the prior."""
+        """Fits the plane to the steps and, where they leave it open, to the prior."""
         total = (1 - self._MEMORY**self._num_observed) / (1 - self._MEMORY)
         typical = total / float(self._sums[0])
-        # The prior's unit in seconds, from what the prior says about the same steps.
+        # The prior's unit in seconds, from its prediction of the same steps.
         unit = total / float(self._prior @ self._sums)
         weight = self._PRIOR_WEIGHT / typical**2
         moments, sums = self._moments + weight * _EYE, self._sums + weight * unit * self._prior
         plane, parts = np.zeros(3), [0, 1, 2]
         while parts:
             plane[parts] = np.linalg.solve(moments[np.ix_(parts, parts)], sums[parts])
-            # A row or a draft is never a gift: what noise makes negative is nothing, and the others bear it all.
+            # No cost is negative: one that noise makes negative is set to 0, and the others are fitted again.
             negative = min(parts, key=lambda part: plane[part])
             if plane[negative] >= 0:
                 break
@@ -246,12 +246,12 @@ class StepCosts:
 
 
 class _Offset(NamedTuple):
-    """How far one kind of step lies from the plane."""
+    """The offset of one kind of step from the plane."""
 
     ratio: float
     num_seen: int
     last_seen: int
-    """The number of steps observed by then."""
+    """In observed steps."""
 
     def ratio_at(self, num_observed: int) -> float:
         return 1 + (self.ratio - 1) * math.pow(_OFFSET_MEMORY, num_observed - self.last_seen)
@@ -265,14 +265,14 @@ def choose(
 ) -> DraftChoice:
     """The choice with the most expected tokens per unit of cost, the step's other sequences counted in.
 
-    `acceptance` is keyed by `Offer.experience` and holds every offer's. Between equals the shallower goes first.
+    `acceptance` is keyed by `Offer.statistics_key` and holds every offer's. Of equal choices the shallower is taken.
     """
-    # The device waits for this in every step, so nothing is made in the loop but numbers.
+    # The device waits for this in every step, so the loop creates no objects but numbers.
     others, num_rows, num_chained = company.expected_tokens, company.num_rows + 1, company.num_chained
     best, best_depth, best_speed = None, 0, (others + 1.0) / costs.cost(num_rows, num_chained)
     for offer in offers:
         expected, is_chained = 1.0, offer.drafter is Drafter.MTP
-        for depth, chance in enumerate(acceptance[offer.experience].chances(offer.max_depth), 1):
+        for depth, chance in enumerate(acceptance[offer.statistics_key].chances(offer.max_depth), 1):
             expected += chance
             longest = depth if is_chained and depth > num_chained else num_chained
             speed = (others + expected) / costs.cost(num_rows + depth, longest)
@@ -290,12 +290,12 @@ def _cost(choice: DraftChoice, costs: StepCosts, company: Company) -> float:
 
 
 class AutoDepth:
-    """One sequence's policy: what it learnt about its drafters, and when it tries what it does not believe in.
+    """One sequence's policy: the acceptance of its drafters, and when to probe another choice than the best.
 
     A probe is a step with another drafter than the best, or with none. Its price, in tokens, is what the best choice
-    would have given in the same time; it is paid from a credit that every step adds a little to. So doubt costs a known
-    share of the speed, however dear drafts are. An accepted probe pays for the next one: when a text turns, a drafter
-    that became good is known as such in a few steps.
+    would have given in the same time; it is paid from a credit that grows with every step. So probing costs a bounded
+    share of the speed, however expensive drafts are. An accepted probe pays for the next one: when the text changes, a
+    drafter that became good is found within a few steps.
     """
 
     def __init__(self, settings: DepthSettings | None = None) -> None:
@@ -309,8 +309,8 @@ class AutoDepth:
         """The next step's choice among the offers and plain decoding."""
         offers = [offer for offer in offers if offer.max_depth > 0]
         for offer in offers:
-            if offer.experience not in self._acceptance:
-                self._acceptance[offer.experience] = AcceptanceRates(self._settings)
+            if offer.statistics_key not in self._acceptance:
+                self._acceptance[offer.statistics_key] = AcceptanceRates(self._settings)
         best = choose(offers, self._acceptance, costs, company)
         best_tokens = self.expected_tokens(best)
         self._credit = min(self._credit + self._settings.probe_share * best_tokens, 1.0)
@@ -318,7 +318,7 @@ class AutoDepth:
         choice = probe or best
         if choice.is_probe:
             best_speed = _speed(best, best_tokens, costs, company)
-            # A probe gives one token for certain; what else it gives is known when it is observed.
+            # A probe gives at least one token; its accepted drafts are credited when they are observed.
             self._credit -= best_speed * _cost(choice, costs, company) - company.expected_tokens - 1
         for drafter in {Drafter.NONE, *(offer.drafter for offer in offers)}:
             self._num_unused[drafter] += 1
@@ -326,9 +326,9 @@ class AutoDepth:
         return choice
 
     def observe(self, choice: DraftChoice, num_proposed: int, num_accepted: int) -> None:
-        """What came of a choice. Fewer drafts than chosen may have been proposed; none need not be observed.
+        """Records how a choice did. Fewer drafts than chosen may have been proposed; 0 proposed counts nothing.
 
-        The next choice may have been made meanwhile: drafts are checked a step after they were asked for.
+        The next choice may have been made already: drafts are verified one step after they are chosen.
         """
         if num_proposed == 0:
             return
@@ -347,7 +347,7 @@ class AutoDepth:
     def _probe(
         self, best: DraftChoice, offers: Sequence[Offer], costs: StepCosts, company: Company
     ) -> DraftChoice | None:
-        """The choice other than the best that was not tried for longest, if its time has come."""
+        """The choice other than the best that was unused for longest, if its probe is due."""
         others = [offer for offer in offers if offer.drafter is not best.drafter]
         waits: list[tuple[int, Offer | None]] = [(self._num_unused[offer.drafter], offer) for offer in others]
         if best.depth:

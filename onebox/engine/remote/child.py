@@ -29,6 +29,8 @@ from onebox.engine.remote.messages import (
 from onebox.engine.stats import EngineStats
 from onebox.spec.errors import OneboxError
 
+__all__ = ["ParentConnection", "main"]
+
 _log = logging.getLogger(__name__)
 _PR_SET_PDEATHSIG = 1
 

@@ -185,7 +185,7 @@ class EngineProcess(EngineClient):
         try:
             self._run_children()
         except Exception as error:
-            # For instance an `on_progress` that cannot write any more. Nobody is left waiting for it.
+            # For instance an `on_progress` that cannot write any more. No caller is left waiting.
             _log.exception("the supervisor of the engine failed")
             self._give_up(f"The supervisor of the engine failed: {error}.")
 

@@ -10,11 +10,11 @@ from torch import Tensor
 from onebox.kernels.common.case import Case, generator
 from onebox.kernels.delta_net.memory import DeltaPool, DeltaWeights
 
-__all__ = ["CASES", "QWEN_122B", "TINY", "Layer", "delta_inputs"]
+__all__ = ["CASES", "QWEN_122B", "TINY", "DeltaShape", "delta_inputs"]
 
 
 @dataclass(frozen=True)
-class Layer:
+class DeltaShape:
     """The sizes of a DeltaNet layer, M, the most tokens of a step, and the convolution's taps."""
 
     num_key_heads: int
@@ -29,16 +29,16 @@ class Layer:
         return 2 * self.num_key_heads * self.key_dim + self.num_heads * self.value_dim
 
 
-TINY = Layer(1, 2, 16, 16, 5)
-_ODD = Layer(2, 4, 12, 20, 3)
-_MATCHED = Layer(2, 2, 32, 64, 9)
-QWEN_122B = Layer(16, 64, 128, 128, 9)
-_QWEN_35B = Layer(16, 32, 128, 128, 9)
+TINY = DeltaShape(1, 2, 16, 16, 5)
+_ODD = DeltaShape(2, 4, 12, 20, 3)
+_MATCHED = DeltaShape(2, 2, 32, 64, 9)
+QWEN_122B = DeltaShape(16, 64, 128, 128, 9)
+_QWEN_35B = DeltaShape(16, 32, 128, 128, 9)
 
 
 def delta_inputs(
     device: torch.device,
-    layer: Layer,
+    layer: DeltaShape,
     lengths: tuple[int, ...],
     dtype: torch.dtype,
     keep: tuple[int, ...] | None = None,
@@ -70,7 +70,7 @@ def delta_inputs(
     return arguments
 
 
-def _pool(layer: Layer, slots: int, dtype: torch.dtype, noise: Tensor, device: torch.device) -> DeltaPool:
+def _pool(layer: DeltaShape, slots: int, dtype: torch.dtype, noise: Tensor, device: torch.device) -> DeltaPool:
     def filled(*shape: int) -> Tensor:
         count = torch.Size(shape).numel()
         return noise.repeat(count // noise.numel() + 1)[:count].view(shape).to(device)
@@ -93,7 +93,7 @@ def _norm_inputs(device: torch.device, rows: int, heads: int, value_dim: int, dt
     }
 
 
-def _case(name: str, layer: Layer, is_full: bool = False, **inputs: Any) -> Case:
+def _case(name: str, layer: DeltaShape, is_full: bool = False, **inputs: Any) -> Case:
     op = "delta_net_step" if "keep" in inputs else "delta_net_prefill"
     return Case(op, name, partial(delta_inputs, layer=layer, **inputs), is_full, mutates=("pool",))
 
@@ -132,7 +132,7 @@ _NET_CASES = [
 
 def _inputs(
     device: torch.device,
-    layer: Layer,
+    layer: DeltaShape,
     lengths: tuple[int, ...],
     keep: tuple[int, ...],
     parts: tuple[int, int],
@@ -158,7 +158,7 @@ def _cut(whole: Tensor, count: int) -> Tensor:
 
 def _step_case(
     name: str,
-    layer: Layer,
+    layer: DeltaShape,
     lengths: tuple[int, ...],
     keep: tuple[int, ...],
     parts: tuple[int, int],

@@ -11,7 +11,7 @@ from onebox.model.compiled.arithmetic import product
 from onebox.model.compiled.blocks import to_blocks
 from onebox.model.compiled.mixture import routed
 from onebox.model.compiled.threads import by_rows
-from onebox.model.linear import DecodeRows
+from onebox.model.linear import DecodeActivations
 
 __all__ = ["CompiledExperts", "CompiledLinear"]
 
@@ -32,7 +32,7 @@ class CompiledLinear:
     def stored(self) -> Stored:
         return stored(self.numbers)
 
-    def decode(self, rows: DecodeRows, out_dtype: torch.dtype | None = None) -> Tensor:
+    def decode(self, rows: DecodeActivations, out_dtype: torch.dtype | None = None) -> Tensor:
         return self.prefill(rows.x, out_dtype)
 
     def prefill(self, x: Tensor, out_dtype: torch.dtype | None = None) -> Tensor:
@@ -54,7 +54,7 @@ class CompiledExperts:
     def stored(self) -> tuple[Stored, Stored]:
         return stored(self.gate_up), stored(self.down)
 
-    def decode(self, rows: DecodeRows, ids: Tensor, weights: Tensor) -> Tensor:
+    def decode(self, rows: DecodeActivations, ids: Tensor, weights: Tensor) -> Tensor:
         return self.prefill(rows.x, ids, weights)
 
     def prefill(self, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:

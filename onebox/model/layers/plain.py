@@ -21,7 +21,7 @@ from onebox.kernels.router import route
 from onebox.model.batch import Batch, Stage
 from onebox.model.experts import Experts
 from onebox.model.layers import Layer, RotaryTable, Stream
-from onebox.model.linear import DecodeRows, Linear
+from onebox.model.linear import DecodeActivations, Linear
 from onebox.model.memory import LayerMemory, require_pages, require_pool
 from onebox.spec.model import ModelSpec
 
@@ -34,7 +34,7 @@ class Mixer(Protocol):
     @property
     def linears(self) -> tuple[Linear, ...]: ...
 
-    def decode(self, rows: DecodeRows, memory: LayerMemory, batch: Batch, table: RotaryTable) -> Tensor: ...
+    def decode(self, rows: DecodeActivations, memory: LayerMemory, batch: Batch, table: RotaryTable) -> Tensor: ...
 
     def prefill(self, x: Tensor, memory: LayerMemory, batch: Batch, table: RotaryTable) -> Tensor: ...
 
@@ -53,11 +53,11 @@ class Attention:
     def linears(self) -> tuple[Linear, ...]:
         return self.qkv_proj, self.o_proj
 
-    def decode(self, rows: DecodeRows, memory: LayerMemory, batch: Batch, table: RotaryTable) -> Tensor:
+    def decode(self, rows: DecodeActivations, memory: LayerMemory, batch: Batch, table: RotaryTable) -> Tensor:
         pages = require_pages(memory)
         query, gate = self.write_kv(self.qkv_proj.decode(rows), pages, batch, table)
         mixed = paged_attention(query, pages, batch.page_table, batch.seen, batch.cu_rows, self.spec.head_dim**-0.5)
-        return self.o_proj.decode(DecodeRows(attention_gate(mixed, gate)))
+        return self.o_proj.decode(DecodeActivations(attention_gate(mixed, gate)))
 
     def prefill(self, x: Tensor, memory: LayerMemory, batch: Batch, table: RotaryTable) -> Tensor:
         pages = require_pages(memory)
@@ -95,12 +95,12 @@ class DeltaNet:
     def linears(self) -> tuple[Linear, ...]:
         return self.qkvz_proj, *((self.gates_proj,) if self.gates_proj else ()), self.out_proj
 
-    def decode(self, rows: DecodeRows, memory: LayerMemory, batch: Batch, table: RotaryTable) -> Tensor:  # noqa: ARG002
+    def decode(self, rows: DecodeActivations, memory: LayerMemory, batch: Batch, table: RotaryTable) -> Tensor:  # noqa: ARG002
         pool = require_pool(memory)
         joined = self.qkvz_proj.decode(rows)
         qkv, z, a, b = self._split(joined, self.gates_proj.decode(rows) if self.gates_proj else None)
         mixed = delta_net_step(qkv, a, b, self.weights, pool, batch.cu_rows, batch.slots, batch.num_accepted)
-        return self.out_proj.decode(DecodeRows(gated_norm(mixed, z, self.norm, self.spec.rms_norm_eps)))
+        return self.out_proj.decode(DecodeActivations(gated_norm(mixed, z, self.norm, self.spec.rms_norm_eps)))
 
     def prefill(self, x: Tensor, memory: LayerMemory, batch: Batch, table: RotaryTable) -> Tensor:  # noqa: ARG002
         pool = require_pool(memory)
@@ -142,10 +142,10 @@ class Mixture:
     def linears(self) -> tuple[Linear, ...]:
         return self.router, self.shared_gate_up, self.shared_down
 
-    def decode(self, rows: DecodeRows) -> Tensor:
+    def decode(self, rows: DecodeActivations) -> Tensor:
         logits = self.router.decode(rows, torch.float32)
         routed = self.experts.decode(rows, *self._route(logits))
-        shared = self.shared_down.decode(DecodeRows(swiglu(self.shared_gate_up.decode(rows))))
+        shared = self.shared_down.decode(DecodeActivations(swiglu(self.shared_gate_up.decode(rows))))
         return add_shared(routed, shared, logits[:, self.spec.num_experts])
 
     def prefill(self, x: Tensor) -> Tensor:
@@ -177,9 +177,9 @@ class PlainLayer(Generic[M]):
 
     def decode(self, stream: Stream, memory: LayerMemory, batch: Batch, table: RotaryTable) -> Stream:
         normed, residual = self.input_rows(stream)
-        added = self.mixer.decode(DecodeRows(normed), memory, batch, table)
+        added = self.mixer.decode(DecodeActivations(normed), memory, batch, table)
         normed, residual = add_rms_norm(added, residual, self.post_norm, self.eps)
-        return Stream(self.mixture.decode(DecodeRows(normed)).to(normed.dtype), residual)
+        return Stream(self.mixture.decode(DecodeActivations(normed)).to(normed.dtype), residual)
 
     def prefill(self, stream: Stream, memory: LayerMemory, batch: Batch, table: RotaryTable) -> Stream:
         added, residual = self.prefill_mixer(stream, memory, batch, table)

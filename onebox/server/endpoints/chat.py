@@ -6,7 +6,7 @@ import secrets
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
-from onebox.server.answer import Answer, AnswerChunk
+from onebox.server.answer import AnswerChunk
 from onebox.server.endpoints.openai_reply import OpenAIReply
 from onebox.server.logprobs import chat_logprobs
 from onebox.server.reply import STREAMABLE, respond
@@ -31,7 +31,7 @@ def chat_router(service: Service, settings: ServerSettings) -> APIRouter:
         chat = await asyncio.to_thread(body.chat_input, service.defaults)
         prompt = await service.prompts.of_chat(chat)
         answers = await service.submit([prompt], "chatcmpl", body.n or 1)
-        choices = [ChatChoice(service.tokenizer, answer, body) for answer in answers.answers]
+        choices = [ChatChoice(service.tokenizer, body) for _ in answers.answers]
         extra: Json = {"prompt_token_ids": list(prompt.token_ids)} if body.return_token_ids else {}
         objects = ("chat.completion", "chat.completion.chunk")
         form = OpenAIReply(answers, choices, body, service.model_name, objects, extra)
@@ -43,9 +43,8 @@ def chat_router(service: Service, settings: ServerSettings) -> APIRouter:
 class ChatChoice:
     """One answer as a chat's choice."""
 
-    def __init__(self, tokenizer: Tokenizer, answer: Answer, body: ChatRequest) -> None:
+    def __init__(self, tokenizer: Tokenizer, body: ChatRequest) -> None:
         self._tokenizer = tokenizer
-        self._answer = answer
         self._has_logprobs = bool(body.logprobs)
         self._has_token_ids = bool(body.return_token_ids)
         self._held = AnswerChunk()

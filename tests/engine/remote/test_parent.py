@@ -344,11 +344,11 @@ def test_no_process_outlives_its_parent_even_when_that_is_killed(tmp_path, takes
 def test_a_model_killed_under_load_comes_back_and_says_the_same(checkpoint, tokenizer):
     from onebox.text.vocabulary import token_table
 
-    vocabulary = TokenInfo((0,), (), token_table(tokenizer, (0,)))
+    tokens = TokenInfo((0,), (), token_table(tokenizer, (0,)))
     options = EngineOptions(max_model_len=1000, kv_cache_memory_bytes=16 << 20)
     told = []
     engine: EngineClient
-    with EngineProcess(CheckpointStarter(checkpoint, options, vocabulary, 1), told.append, SOON) as engine:
+    with EngineProcess(CheckpointStarter(checkpoint, options, tokens, 1), told.append, SOON) as engine:
         engine.wait_ready()
         asked = request("a", range(100), max_tokens=10, seed=7, ignore_eos=True)
         before = tokens_of(engine.submit(asked))

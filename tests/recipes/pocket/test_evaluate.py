@@ -1,6 +1,7 @@
-"""The evaluation measures what it says, on the tiny random model: nothing is right there, and everything is counted."""
+"""The evaluation counts everything it reports, shown on a tiny random model whose answers are all wrong."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from onebox.model.reference_weights import load_weights
 from onebox.pocket.builds import BUILDS, build
 from onebox.spec.kv import KVFormat
 from recipes.pocket import evaluate
-from recipes.pocket.evaluate import EvaluationSizes
+from recipes.pocket.evaluate import TOY
 from recipes.pocket.evaluation.predictions import HeldOutPassage, ModelVariant, compare, predict
 from recipes.pocket.evaluation.report import claims
 from recipes.pocket.evaluation.tasks import TaskResult
@@ -71,19 +72,7 @@ def test_a_second_draft_counts_only_after_a_kept_first():
     assert TaskResult("all wrong", 1, drafts=AcceptanceCounts(num_steps=3, num_drafted=6)).acceptance(0) == 0.0
 
 
-TINY = EvaluationSizes(
-    num_examples=1,
-    num_served=1,
-    recall_lengths=(256,),
-    num_keys=1,
-    num_texts=1,
-    num_right_answers=1,
-    num_compared=1,
-    passage_tokens=900,
-    max_tokens=4,
-    builds=("hybrid",),
-    num_build_examples=1,
-)
+TINY = replace(TOY, passage_tokens=900, builds=("hybrid",))
 
 
 def test_all_tables_are_printed_and_the_last_line_is_json(checkpoint, tmp_path, monkeypatch, capsys):

@@ -36,7 +36,7 @@ def test_the_artefact_is_one_file_with_configs_and_a_card(tmp_path):
     assert "| handbook-hu | hu | GPL-2+ | 1,234 |" in (out / "README.md").read_text()
 
 
-def test_weights_that_the_reference_computes_otherwise_are_refused(tmp_path, monkeypatch):
+def test_weights_that_differ_from_the_reference_are_refused(tmp_path, monkeypatch):
     write_checkpoint(tmp_path, TOY, draw_weights(SPEC))
     monkeypatch.setattr("recipes.pocket.export.plain_delta_rule", lambda *parts: torch.zeros_like(parts[2]))
     with pytest.raises(MismatchError, match="logits"):

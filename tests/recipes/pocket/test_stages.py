@@ -1,4 +1,4 @@
-"""The recipe by one command: stages run in order, what is done is skipped, what was stopped goes on."""
+"""The recipe's command: stages run in order, finished ones are skipped, interrupted ones resume."""
 
 import json
 from pathlib import Path
@@ -46,7 +46,7 @@ def test_all_stages_run_once_in_order(fakes):
     assert fakes.ran == list(STAGES)
 
 
-def test_a_stopped_recipe_goes_on_with_the_stage_that_was_stopped(fakes):
+def test_an_interrupted_recipe_resumes_with_the_interrupted_stage(fakes):
     fakes.failing = "train"
     with pytest.raises(KeyboardInterrupt):
         run_stages(fakes.recipe())
@@ -55,7 +55,7 @@ def test_a_stopped_recipe_goes_on_with_the_stage_that_was_stopped(fakes):
     assert run_stages(fakes.recipe()) == ["train", "export", "evaluate"]
 
 
-def test_a_stage_that_is_done_again_takes_what_follows_with_it(fakes):
+def test_running_a_stage_again_deletes_the_outputs_of_later_stages(fakes):
     run_stages(fakes.recipe())
     fakes.failing = "train"
     with pytest.raises(KeyboardInterrupt):
@@ -65,7 +65,7 @@ def test_a_stage_that_is_done_again_takes_what_follows_with_it(fakes):
     assert not (fakes.root / "evaluate" / "done").exists()
 
 
-def test_halfway_work_is_thrown_away_only_when_its_stage_or_one_before_it_begins_anew(fakes):
+def test_a_checkpoint_is_deleted_only_when_its_stage_or_an_earlier_one_restarts(fakes):
     run_stages(fakes.recipe())
     mark = fakes.root / "train" / "of an earlier run"
     mark.touch()
@@ -76,13 +76,13 @@ def test_halfway_work_is_thrown_away_only_when_its_stage_or_one_before_it_begins
     assert not mark.exists()
 
 
-def test_until_stops_there_and_what_came_after_is_no_longer_taken_for_done(fakes):
+def test_until_stops_there_and_later_stages_are_no_longer_finished(fakes):
     run_stages(fakes.recipe())
     assert run_stages(fakes.recipe(), again_from="prepare", until="train") == ["prepare", "train"]
     assert run_stages(fakes.recipe()) == ["export", "evaluate"]
 
 
-def test_what_a_machine_cannot_do_is_refused_before_anything_is_touched(fakes):
+def test_a_stage_this_machine_cannot_run_is_refused_before_any_file_changes(fakes):
     run_stages(fakes.recipe())
 
     def refuse() -> None:
@@ -95,7 +95,7 @@ def test_what_a_machine_cannot_do_is_refused_before_anything_is_touched(fakes):
     assert all((fakes.root / name / "done").exists() for name in STAGES)
 
 
-def test_without_a_gpu_the_real_recipe_says_so_and_downloads_nothing(tmp_path, monkeypatch, capsys):
+def test_without_a_gpu_the_real_recipe_is_refused_and_downloads_nothing(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     arguments = ["--work", str(tmp_path / "work"), "--packages", str(tmp_path / "packages")]
     assert command.main(arguments) == 1

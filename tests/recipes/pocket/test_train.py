@@ -10,7 +10,7 @@ from recipes.pocket.training.schedule import RunClock
 from recipes.pocket.training.trainer import RunMonitor, Trainer
 
 
-def test_a_stopped_training_run_goes_on_from_its_weights_and_its_place_in_the_schedule(tmp_path, monkeypatch):
+def test_an_interrupted_run_resumes_with_its_weights_at_its_point_in_the_schedule(tmp_path, monkeypatch):
     looks = itertools.count()
     monkeypatch.setattr(
         RunClock, "elapsed", property(lambda _: 0.05 * next(looks))

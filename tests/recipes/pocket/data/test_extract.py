@@ -109,7 +109,7 @@ def test_a_catalogue_gives_sentences_with_their_translation():
     assert pairs == [("Open file", "Fájl megnyitása"), ("Save all", "Mind mentése")]
 
 
-def test_a_meaning_of_wordnet_is_told_with_its_words():
+def test_a_wordnet_meaning_comes_with_its_words():
     data = (
         b'  1 a licence\n00001740 03 n 02 living_thing 0 animate(a) 1 001 @ 0 n 0000 | a living  entity; "it lives"  \n'
     )

@@ -53,7 +53,7 @@ def test_a_seed_gives_the_same_example_and_others_give_others(name):
 
 
 @pytest.mark.parametrize("name", WORKLOADS)
-def test_ids_are_those_of_the_whole_text_and_the_answer_begins_where_it_is_said(name, tokenizer, template):
+def test_ids_are_those_of_the_whole_text_and_the_answer_starts_at_its_index(name, tokenizer, template):
     for seed in range(40):
         example = WORKLOADS[name](Random(seed))
         ids, first = render(example, tokenizer, template)

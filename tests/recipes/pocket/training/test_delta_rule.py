@@ -46,7 +46,7 @@ def test_plain_rule_and_its_gradients_are_those_of_the_recurrence(length):
         torch.testing.assert_close(gradient, wanted, rtol=1e-3, atol=1e-4)
 
 
-def test_a_rule_with_wrong_gradients_is_told_apart_from_a_right_one():
+def test_a_rule_with_wrong_gradients_has_a_large_error():
     def detached_decay(query, key, value, log_decay, write):
         return plain_delta_rule(query, key, value, log_decay.detach() + 0 * log_decay, write)
 
@@ -86,7 +86,7 @@ def test_variants_are_tried_until_one_is_right(right, monkeypatch, tmp_path):
     assert words.startswith("plain" if right is None else "fused")
 
 
-def test_without_fla_the_plain_rule_is_chosen_and_said_why(monkeypatch, tmp_path):
+def test_without_fla_the_plain_rule_is_chosen_and_the_reason_given(monkeypatch, tmp_path):
     monkeypatch.setattr(delta.importlib, "import_module", lambda name: (_ for _ in ()).throw(ImportError(name)))
     rule, words = choose_delta_rule(SPEC, torch.device("cuda"), tmp_path)
     assert rule is plain_delta_rule

@@ -39,7 +39,7 @@ def test_an_example_longer_than_the_row_is_cut():
     assert not kinds.any()
 
 
-def test_an_example_that_does_not_fit_is_drawn_anew():
+def test_an_example_that_does_not_fit_is_redrawn():
     lengths = iter([50, 50, 12])
     ids, kinds = np.empty(13, np.uint16), np.empty(13, np.uint8)
     fill_row(lambda _: Rendered([next(lengths, 1)] * 12, 2, "work"), Random(0), 1, {"work": 5}, ids, kinds)

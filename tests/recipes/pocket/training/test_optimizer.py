@@ -17,7 +17,7 @@ def test_orthogonalised_matrices_have_singular_values_about_one():
     assert values.max() < 1.5
 
 
-def test_forgotten_moments_do_not_move_weights():
+def test_cleared_moments_do_not_move_weights():
     weights = {name: weight.requires_grad_() for name, weight in draw_weights(SPEC).items()}
     optimizer = Optimizer(SPEC, weights)
     for scale in (1.0, 0.0):

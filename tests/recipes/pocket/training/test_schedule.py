@@ -13,7 +13,7 @@ def test_a_resumed_clock_takes_only_the_rest_of_the_time():
     assert clock.progress == pytest.approx(0.75 + 0.25 * 30 / 138, abs=1e-3)
 
 
-def test_learning_rate_rises_stays_and_falls_to_nothing():
+def test_learning_rate_rises_stays_constant_and_falls_to_zero():
     assert learning_rate(0.0) == 0.0
     assert learning_rate(0.3) == LEARNING_RATE
     assert 0 < learning_rate(0.9) < LEARNING_RATE

@@ -36,7 +36,7 @@ def test_every_weight_gets_a_gradient():
     assert not without
 
 
-def test_a_lost_run_goes_back_to_the_last_good_weights_and_on_with_half_the_rate(capsys):
+def test_a_diverged_run_restores_the_last_good_weights_and_halves_the_rate(capsys):
     trainer = toy_trainer()
     monitor = RunMonitor(trainer, RunClock(1), None)
     kept = {name: weight.detach().clone() for name, weight in trainer.weights.items()}
