@@ -96,7 +96,7 @@ def _sum_case(
         by_row=by_row,
         residual=residual,
     )
-    return Case("add_norm", f"{rows}x{hidden}-{residual}+{parts}+{shared}-{dtype}", make, is_full)
+    return Case("add_rms_norm_fused", f"{rows}x{hidden}-{residual}+{parts}+{shared}-{dtype}", make, is_full)
 
 
 CASES = [

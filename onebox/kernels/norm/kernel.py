@@ -1,7 +1,7 @@
 """The norms in Triton: one program a row (of a half, for the pair), the whole row in registers.
 
-`add_norm` has a program of one warp for 128 columns of a row, one group of fixed-point rows. No program has a whole
-row, so none divides by the row's length; the linears do, from the groups' sums of squares.
+`add_rms_norm_fused` has a program of one warp for 128 columns of a row, one group of fixed-point rows. No program has a
+whole row, so none divides by the row's length; the linears do, from the groups' sums of squares.
 """
 
 import torch
@@ -13,7 +13,7 @@ from onebox.kernels.common.fixed_point import store_group
 from onebox.kernels.common.rows import FixedRows, new_rows
 from onebox.kernels.common.tuning import Tunable
 
-__all__ = ["add_norm", "add_rms_norm", "concat_rms_norm", "rms_norm"]
+__all__ = ["add_rms_norm", "add_rms_norm_fused", "concat_rms_norm", "rms_norm"]
 
 _ADD_NORM = Tunable("add_norm")
 
@@ -105,7 +105,7 @@ def _block(hidden: int) -> dict[str, int]:
 
 
 @triton.jit
-def add_norm_kernel(
+def add_rms_norm_fused_kernel(
     residual_ptr,  # [R, H], or None
     parts_ptr,  # float32 [PARTS, R, H], part_stride and row_stride apart
     weight_ptr,  # [H]
@@ -150,12 +150,12 @@ def add_norm_kernel(
     store_group(values, row, group, x_ptr, planes_ptr, scale_ptr, H)
 
 
-def add_norm(residual, parts, weight, eps, dtype, shared=None, share=None):
+def add_rms_norm_fused(residual, parts, weight, eps, dtype, shared=None, share=None):
     _, num_rows, hidden = parts.shape
     x, planes, scale = new_rows(num_rows, hidden, dtype, parts.device)
     squares, total = torch.empty_like(scale), torch.empty((num_rows, hidden), dtype=torch.float32, device=parts.device)
     if num_rows:
-        add_norm_kernel[(hidden // 128, num_rows)](
+        add_rms_norm_fused_kernel[(hidden // 128, num_rows)](
             residual,
             parts,
             weight,

@@ -6,7 +6,7 @@ from torch import Tensor
 from onebox.kernels.common.invariant import add_in_order
 from onebox.kernels.common.rows import FixedRows, to_fixed_point
 
-__all__ = ["add_norm", "add_rms_norm", "concat_rms_norm", "rms_norm"]
+__all__ = ["add_rms_norm", "add_rms_norm_fused", "concat_rms_norm", "rms_norm"]
 
 
 def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
@@ -39,7 +39,7 @@ def _normed(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return x * scale * (1 + weight.to(torch.float32))
 
 
-def add_norm(
+def add_rms_norm_fused(
     residual: Tensor | None,
     parts: Tensor,
     weight: Tensor,

@@ -53,7 +53,7 @@ def _shared_case(
 ) -> Case:
     make = partial(_shared_inputs, rows=rows, width=width, experts=experts, parts=parts, k=k, shared=shared)
     name = "alone" if shared is None else f"{shared[0]}{shared[1]}"
-    return Case("route_shared", f"{rows}x{width}-top{k}of{experts}-parts{parts}-{name}", make, is_full)
+    return Case("route_fused", f"{rows}x{width}-top{k}of{experts}-parts{parts}-{name}", make, is_full)
 
 
 CASES = [

@@ -1,6 +1,6 @@
 """The router in Triton: one warp a row, which looks for the largest logit as often as experts are chosen.
 
-Beside the rows' programs, `route_shared` has a warp for each tile of the shared expert's gate_up: choosing leaves the
+Beside the rows' programs, `route_fused` has a warp for each tile of the shared expert's gate_up: choosing leaves the
 memory idle.
 """
 
@@ -16,7 +16,7 @@ from onebox.kernels.common.tuning import Tunable
 from onebox.kernels.float_linear.parts import TileLaunch, parts_tile
 from onebox.spec.errors import MismatchError
 
-__all__ = ["route", "route_shared"]
+__all__ = ["route", "route_fused"]
 
 _ROUTE = Tunable("route_shared")
 
@@ -97,7 +97,7 @@ def route(logits, k):
 
 
 @triton.jit(do_not_specialize=["R", "rounds"])
-def route_shared_kernel(
+def route_fused_kernel(
     router_ptr,  # float32 [ROUTER_PARTS, R, E + 1]
     ids_ptr,  # int32 [R, CHOSEN]
     weights_ptr,  # float32 [R, CHOSEN]
@@ -162,13 +162,13 @@ def route_shared_kernel(
         )
 
 
-def route_shared(router_parts, k, rows, gate_up=None):
+def route_fused(router_parts, k, rows, gate_up=None):
     num_router_parts, num_rows, logits = router_parts.shape
     ids, weights = _new_choice(router_parts, num_rows, logits - 1, k)
     share = torch.empty(num_rows, dtype=torch.float32, device=router_parts.device)
     launch = TileLaunch.of(rows.x, gate_up)
     if num_rows:
-        route_shared_kernel[(num_rows + launch.programs,)](
+        route_fused_kernel[(num_rows + launch.programs,)](
             router_parts,
             ids,
             weights,

@@ -8,7 +8,7 @@ from onebox.kernels.common.invariant import add_in_order, sigmoid
 from onebox.kernels.common.rows import FixedRows
 from onebox.kernels.float_linear.reference import float_parts
 
-__all__ = ["route", "route_shared"]
+__all__ = ["route", "route_fused"]
 
 
 def route(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
@@ -20,7 +20,7 @@ def route(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
     return ids[:, :k].to(torch.int32), ranked[:, :k].softmax(dim=-1)
 
 
-def route_shared(
+def route_fused(
     router_parts: Tensor, k: int, rows: FixedRows, gate_up: FloatWeight | None = None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     """(ids int32 [R, k], weights float32 [R, k], share float32 [R], parts of the shared expert's gate_up or None).
