@@ -134,7 +134,7 @@ def paged_attention_combine_kernel(
     cu_rows_ptr,
     signs_ptr,  # float32 [D], where values are rotated
     qkv_ptr,  # float32 [PARTS, R, ...], part_stride and row_stride apart: a head's query, then its gate
-    planes_ptr,  # int8 [R, 2, Q * D], as `add_norm.store_groups` writes them, and so the next
+    planes_ptr,  # int8 [R, 2, Q * D], as `store_groups` writes them, and so the next
     scale_ptr,  # float32 [R, Q * D / 128]
     part_stride,
     row_stride,

@@ -182,7 +182,7 @@ def experts_planes_kernel(
     weight_ptr,  # this and the next five: as in `float_parts`
     weight_scale_ptr,
     multiplier_ptr,
-    out_ptr,  # float32 [SPLIT, R, N]
+    out_ptr,  # float32 [PARTS, R, N]
     N: tl.constexpr,
     scale_stride,
     num_pairs,
@@ -190,7 +190,7 @@ def experts_planes_kernel(
     GROUPS: tl.constexpr,
     K: tl.constexpr,
     FORMAT: tl.constexpr,  # None where there is no shared expert
-    SPLIT: tl.constexpr,
+    PARTS: tl.constexpr,
     BLOCK_R: tl.constexpr,
     BLOCK_K: tl.constexpr,
     GROUPS_BLOCK: tl.constexpr,
@@ -219,7 +219,7 @@ def experts_planes_kernel(
             FORMAT,
             BLOCK_R,
             BLOCK_K,
-            SPLIT,
+            PARTS,
             GROUPS_BLOCK,
             DEPENDENT,
         )
