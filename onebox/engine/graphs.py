@@ -30,6 +30,7 @@ from onebox.engine.decode import DecodeOutcome, Decoder, DecodeStep, Forwarded, 
 from onebox.engine.inputs import InputPacker, StepSizes, exact_sizes
 from onebox.engine.step import DecodeRows
 from onebox.kernels.step import next_inputs
+from onebox.kernels.step.tensors import StepTensors
 from onebox.spec.kv import PAGE_TOKENS
 
 __all__ = ["GraphDecoder"]
@@ -98,11 +99,7 @@ class _GraphStep:
         batch = decode_inputs(self._shape.words, self._shape.sizes).batch
         outcome = self._sampling.outcome
         next_inputs(
-            batch.token_ids,
-            batch.positions[0],
-            batch.slot_mapping,
-            batch.num_accepted,
-            batch.seen,
+            StepTensors(batch.token_ids, batch.positions[0], batch.slot_mapping, batch.num_accepted, batch.seen),
             batch.cu_rows,
             batch.page_table,
             outcome.token_ids,

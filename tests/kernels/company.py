@@ -1,4 +1,4 @@
-"""The promise of every kernel: a row's bits are the same alone and in any company."""
+"""The promise of every kernel: a row's bits do not depend on the other rows."""
 
 from collections.abc import Callable, Sequence
 

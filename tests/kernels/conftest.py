@@ -1,4 +1,4 @@
-"""The device that kernels are tested on, and memory that nobody wrote."""
+"""The device that kernels are tested on, and poisoned memory."""
 
 import pytest
 import torch
@@ -13,7 +13,7 @@ def device() -> torch.device:
 
 @pytest.fixture
 def poison(monkeypatch):
-    """Memory that nobody wrote holds NaN (floats) or an absurd number, not zeros that look right."""
+    """Uninitialised memory holds NaN (floats) or an absurd number, not zeros that look right."""
 
     def poisoned(make):
         def wrapped(*args, **kwargs):

@@ -1,6 +1,6 @@
 """The operations of a decode step in few launches: a row's bits do not depend on its company, from end to end.
 
-Each output is [rows, ...] or parts [P, rows, ...]; parts are turned so that rows come first.
+Each output is [rows, ...] or parts [parts, rows, ...]; parts are turned so that rows come first.
 """
 
 import pytest
@@ -43,9 +43,9 @@ def check_rows_are_independent(module: str, device: torch.device, counts: tuple[
 
     def outputs(chosen: slice) -> list[torch.Tensor]:
         given = (residual[chosen], parts[:, chosen], weight, EPS, dtype, shared[:, chosen].contiguous(), share[chosen])
-        fixed, total = forms(module).add_norm(*given)
+        fixed, total = forms(module).add_rms_norm_fused(*given)
         router_parts = forms(module).float_parts(fixed, router)
-        ids, weights, own, gate_up_parts = forms(module).route_shared(router_parts, TOP, fixed, gate_up)
+        ids, weights, own, gate_up_parts = forms(module).route_fused(router_parts, TOP, fixed, gate_up)
         slots, inner, down_parts = forms(module).routed_experts_int4_fused(
             fixed, ids, weights, **tensors, shared=(gate_up_parts, down)
         )

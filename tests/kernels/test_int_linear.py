@@ -9,6 +9,7 @@ from onebox.kernels.common.rows import LARGEST
 from onebox.kernels.int_linear import reference
 from onebox.kernels.int_linear.cases import activations, matrix
 from onebox.spec.errors import MismatchError
+from tests.kernels.catalogue import forms
 from tests.kernels.tolerance import assert_same
 
 ROW_COUNTS = (1, 2, 3, 8, 17, 64)  # every width of the decode kernel: 8, 16, 32, 64 and 128 columns
@@ -16,9 +17,7 @@ ROW_COUNTS = (1, 2, 3, 8, 17, 64)  # every width of the decode kernel: 8, 16, 32
 
 @pytest.fixture
 def kernel():
-    from onebox.kernels.int_linear import kernel
-
-    return kernel
+    return forms("kernel")
 
 
 def linear_inputs(shape: tuple[int, int], bits: int, device: torch.device) -> list[torch.Tensor]:

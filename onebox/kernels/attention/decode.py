@@ -62,7 +62,7 @@ def paged_attention_piece_kernel(
     max_pages,
     num_groups,  # tiles that cover a sequence's rows
     Q: tl.constexpr,
-    V: tl.constexpr,
+    KV: tl.constexpr,
     P: tl.constexpr,
     D: tl.constexpr,
     KEY_BITS: tl.constexpr,
@@ -73,7 +73,7 @@ def paged_attention_piece_kernel(
     BLOCK_M: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
-    GROUP_HEADS: tl.constexpr = Q // V
+    GROUP_HEADS: tl.constexpr = Q // KV
     release(DEPENDENT)
     # Tiles of the same keys are neighbours, so that all but one find them in L2.
     first_of_tile = (tl.program_id(0) % num_groups) * ROWS
@@ -109,7 +109,7 @@ def paged_attention_piece_kernel(
             (key_codes_ptr, key_scale_ptr, key_levels_ptr, key_table_ptr),
             (value_codes_ptr, value_scale_ptr, value_levels_ptr, value_table_ptr),
             scale,
-            V,
+            KV,
             P,
             D,
             KEY_BITS,
@@ -134,7 +134,7 @@ def paged_attention_combine_kernel(
     cu_rows_ptr,
     signs_ptr,  # float32 [D], where values are rotated
     qkv_ptr,  # float32 [PARTS, R, ...], part_stride and row_stride apart: a head's query, then its gate
-    planes_ptr,  # int8 [R, 2, Q * D], as `add_norm.store_groups` writes them, and so the next
+    planes_ptr,  # int8 [R, 2, Q * D], as `store_groups` writes them, and so the next
     scale_ptr,  # float32 [R, Q * D / 128]
     part_stride,
     row_stride,

@@ -60,12 +60,14 @@ def int4_halves_by_assembly(tiles):
 
 
 @triton.jit
-def group_dot(first, second, planes_ptr, inside, TILES: tl.constexpr, COLUMNS: tl.constexpr):
-    """float32 [16 * TILES, COLUMNS / 2]: the dot products of a group, exact up to the conversion to float32."""
-    before = _plane_operand(tl.load(planes_ptr, mask=inside, other=0), COLUMNS)
-    behind = _plane_operand(tl.load(planes_ptr + 64, mask=inside, other=0), COLUMNS)
-    dots = tl.dot(_weight_operand(first, TILES), before, out_dtype=tl.int32)
-    dots = tl.dot(_weight_operand(second, TILES), behind, dots, out_dtype=tl.int32)
+def group_dot(first, second, before, behind, TILES: tl.constexpr, COLUMNS: tl.constexpr):
+    """float32 [16 * TILES, COLUMNS / 2]: the dot products of a group, exact up to the conversion to float32.
+
+    first and second, int8 [TILES, 1024], are the codes of its two halves, before and behind, int8 [COLUMNS, 64], the
+    planes. The integers stay below 2^31: 128 products of at most 2^14, neighbouring planes joined as 256 * high + low.
+    """
+    dots = tl.dot(_weight_operand(first, TILES), _plane_operand(before, COLUMNS), out_dtype=tl.int32)
+    dots = tl.dot(_weight_operand(second, TILES), _plane_operand(behind, COLUMNS), dots, out_dtype=tl.int32)
     high, low = tl.split(tl.reshape(dots, (TILES * 16, COLUMNS // 2, 2)))
     return (high * 256 + low).to(tl.float32)
 

@@ -7,8 +7,8 @@ is laid out to match. Along a group's 128 columns the order is
     column     j 2 | t 4 | kt 2 | k16 2 | lo 2 | hi 2
     place      j 2 | kt 2 | k16 2 | hi 2 | t 4 | lo 2
 
-and `in_tile_order` brings tokens into it. A sum over a group does not care; which products are added first does not
-depend on the token. Knows tiles and tokens, not who asks.
+and `in_tile_order` brings tokens into it. The order does not change a group's sum; which products are added
+first does not depend on the token.
 """
 
 import torch

@@ -25,7 +25,7 @@ class FixedRows(NamedTuple):
     x: Tensor
     """[R, K] bfloat16 or float32."""
     planes: Tensor
-    """int8 [R, 2, K]: the same in 16-bit fixed point, one scale a group (`to_fixed_point`)."""
+    """int8 [R, 2, K]: x in 16-bit fixed point, one scale a group (`to_fixed_point`)."""
     scale: Tensor
     """float32 [R, K/128]."""
     squares: Tensor | None

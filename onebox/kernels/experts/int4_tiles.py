@@ -38,8 +38,10 @@ def _add_groups(
     COLUMNS: tl.constexpr,
 ):
     for i in tl.static_range(UNROLL):
+        before = tl.load(x_ptrs + i * GROUP, mask=used, other=0)
+        behind = tl.load(x_ptrs + i * GROUP + 64, mask=used, other=0)
         low, high = int4_halves(packed[i])
-        dots = group_dot(low, high, x_ptrs + i * GROUP, used, 1, COLUMNS)
+        dots = group_dot(low, high, before, behind, 1, COLUMNS)
         x_scale = tl.load(x_scale_ptrs + i, mask=scale_used, other=0.0)
         # Said as one operation, so that no variant of this kernel rounds where another does not.
         total = tl.fma(dots, scales[i].to(tl.float32)[:, None] * x_scale[None, :], total)

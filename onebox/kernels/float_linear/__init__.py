@@ -2,8 +2,9 @@
 
 Each format has two operations. `..._linear` takes a decode or verify step (at most `shapes.DECODE_ROWS` rows) and is
 bound by reading the weight; `..._matmul` takes prefill, any number of rows. Within one of them a row's bits depend on
-the row alone; between the two they may differ in the last place, so the caller says which one it means and no row
-count switches silently.
+the row alone; between the two they may differ in the last place, so the caller chooses one and no row count switches
+silently. `float_parts` is the fused decode form: any of these weights, K cut into parts whose sum is left to the next
+operation.
 
 x [R, K] bfloat16 or float32, its last dimension contiguous. The result [R, N] has `out_dtype`, by default that of x.
 """

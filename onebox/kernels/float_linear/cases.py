@@ -1,4 +1,4 @@
-"""Inputs of the float linears."""
+"""Inputs of the float linears: every format, edge blocks, one row, no row, published projections."""
 
 from functools import partial
 from typing import Any
@@ -113,12 +113,6 @@ _FULL: list[_Input] = [
     ("bf16_matmul", 130, 256, 3072, F32, {}),
 ]
 
-_LINEAR_CASES = [
-    _case(op, rows, n, k, dtype, is_full, **options)
-    for inputs, is_full in ((_SMALL, False), (_FULL, True))
-    for op, rows, n, k, dtype, options in inputs
-]
-
 
 def float_weight(kind: str, matrix: Tensor, device: torch.device) -> FloatWeight:
     """The float32 matrix [N, K] stored as `kind`."""
@@ -132,7 +126,7 @@ def float_weight(kind: str, matrix: Tensor, device: torch.device) -> FloatWeight
     return FloatWeight(kind, codes.view(torch.uint8).to(device), scale.to(device))
 
 
-def _inputs(
+def _parts_inputs(
     device: torch.device, rows: int, width: int, kind: str, columns: int, dtype: torch.dtype, normed: bool
 ) -> dict[str, Any]:
     draw = partial(torch.randn, generator=generator(rows + width))
@@ -152,12 +146,17 @@ def _parts_case(
     normed: bool = True,
     is_full: bool = False,
 ) -> Case:
-    make = partial(_inputs, rows=rows, width=width, kind=kind, columns=columns, dtype=dtype, normed=normed)
+    make = partial(_parts_inputs, rows=rows, width=width, kind=kind, columns=columns, dtype=dtype, normed=normed)
     name = f"{rows}x{width}-{kind}{columns}-{dtype}-{'normed' if normed else 'plain'}"
     return Case("float_parts", name, make, is_full)
 
 
-_PARTS_CASES = [
+CASES = [
+    *(
+        _case(op, rows, n, k, dtype, is_full, **options)
+        for inputs, is_full in ((_SMALL, False), (_FULL, True))
+        for op, rows, n, k, dtype, options in inputs
+    ),
     _parts_case(1, 256, "bf16", 9),
     _parts_case(1, 256, "block", 128),
     _parts_case(3, 512, "bf16", 33, torch.float32),
@@ -173,6 +172,3 @@ _PARTS_CASES = [
     _parts_case(3, 2048, "bf16", 257, is_full=True),
     _parts_case(3, 2048, "nvfp4", 1024, is_full=True),
 ]
-
-
-CASES = [*_LINEAR_CASES, *_PARTS_CASES]

@@ -54,11 +54,11 @@ def linear_tile(
     BLOCK_N: tl.constexpr,  # divides 128
     BLOCK_R: tl.constexpr,
     BLOCK_K: tl.constexpr,  # divides 128 in the block format
-    SPLIT: tl.constexpr,
+    PARTS: tl.constexpr,
 ):
     """float32 [BLOCK_N, BLOCK_R]: columns of the linear, over one part of K."""
     n = block.to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
-    STEPS: tl.constexpr = (K + BLOCK_K * SPLIT - 1) // (BLOCK_K * SPLIT)
+    STEPS: tl.constexpr = (K + BLOCK_K * PARTS - 1) // (BLOCK_K * PARTS)
     x_row_ptr = x_ptr + r.to(tl.int64)[None, :] * x_stride
     total = tl.zeros((BLOCK_N, BLOCK_R), tl.float32)
     for step in range(STEPS):
@@ -99,7 +99,7 @@ def float_linear_kernel(
     weight_ptr,
     scale_ptr,
     multiplier_ptr,
-    out_ptr,  # [R, N], or float32 [SPLIT, R, N]
+    out_ptr,  # [R, N], or float32 [PARTS, R, N]
     R,
     N,
     x_stride,
@@ -109,7 +109,7 @@ def float_linear_kernel(
     BLOCK_N: tl.constexpr,
     BLOCK_R: tl.constexpr,
     BLOCK_K: tl.constexpr,
-    SPLIT: tl.constexpr,
+    PARTS: tl.constexpr,
 ):
     # Programs that share a weight tile run side by side, so that it comes from memory once.
     r = tl.program_id(0) * BLOCK_R + tl.arange(0, BLOCK_R)
@@ -132,23 +132,23 @@ def float_linear_kernel(
         BLOCK_N,
         BLOCK_R,
         BLOCK_K,
-        SPLIT,
+        PARTS,
     )
     store_tile(total, r, block, part, out_ptr, R, N, BLOCK_N)
 
 
 @triton.jit
 def float_linear_sum_kernel(
-    parts_ptr,  # float32 [SPLIT, size]
+    parts_ptr,  # float32 [PARTS, size]
     out_ptr,  # [size]
     size,
-    SPLIT: tl.constexpr,
+    PARTS: tl.constexpr,
     COUNT: tl.constexpr,
 ):
     """Adds the parts of a split along K, first to last."""
     place = tl.program_id(0) * COUNT + tl.arange(0, COUNT)
     total = tl.zeros((COUNT,), tl.float32)
-    for part in tl.static_range(SPLIT):
+    for part in tl.static_range(PARTS):
         total += tl.load(parts_ptr + part * size + place, place < size, other=0.0)
     tl.store(out_ptr + place, total.to(out_ptr.dtype.element_ty), place < size)
 
@@ -190,13 +190,13 @@ def _launch(x: Tensor, weight: FloatWeight, tile: Tile, out_dtype: torch.dtype |
         BLOCK_N=tile.block_n,
         BLOCK_R=tile.block_r,
         BLOCK_K=tile.block_k,
-        SPLIT=tile.split,
+        PARTS=tile.split,
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,
     )
     if tile.split > 1:
         float_linear_sum_kernel[(triton.cdiv(out.numel(), 256),)](
-            parts, out, out.numel(), SPLIT=tile.split, COUNT=256, num_warps=2
+            parts, out, out.numel(), PARTS=tile.split, COUNT=256, num_warps=2
         )
     return out
 

@@ -1,4 +1,7 @@
-"""The float linears as parts, in Triton: a warp for 16 columns and a part of K."""
+"""The float linears as parts, in Triton: a warp for 16 columns and a part of K.
+
+`parts_tile` is also called by kernels that compute a linear beside other work (`TileLaunch`).
+"""
 
 from typing import NamedTuple, cast
 
@@ -34,7 +37,7 @@ def _byte_operand(weight):
 
 @triton.jit
 def _pair_operand(low, high):
-    """The same of weights of two bytes, from each thread's first eight of its 16 columns and its last: both [64, 8]."""
+    """Weights of two bytes, [16, 64], permuted likewise, from each thread's first and last 8 columns, [64, 8] each."""
     split = tl.reshape(tl.join(low, high), (16, 4, 2, 4, 2))  # row t s j half
     return tl.reshape(tl.permute(split, (0, 4, 2, 1, 3)), (16, 64))  # row | half s t j
 
@@ -48,7 +51,7 @@ def _row_operand(low, high, ROWS: tl.constexpr):
 
 @triton.jit
 def _load_halves(weight_ptr, tile, first, N, K: tl.constexpr, FORMAT: tl.constexpr, COUNT: tl.constexpr):
-    """(codes,) or (low, high) of each 64 of 16 rows' columns from `first` on, COUNT times, asked for all at once."""
+    """(codes,) or (low, high) of each 64 of 16 rows' columns from `first` on, COUNT times, loaded all at once."""
     halves = ()
     if FORMAT == "bf16":
         threads = tl.arange(0, 64)[:, None]
@@ -97,7 +100,7 @@ def _fragment_tile(
     squares_ptr,
     weight_ptr,
     scale_ptr,
-    out_ptr,  # float32 [SPLIT, R, N]
+    out_ptr,  # float32 [PARTS, R, N]
     R,
     N,
     scale_stride,
@@ -105,15 +108,15 @@ def _fragment_tile(
     K: tl.constexpr,
     FORMAT: tl.constexpr,
     BLOCK_R: tl.constexpr,
-    SPLIT: tl.constexpr,
+    PARTS: tl.constexpr,
     GROUPS_BLOCK: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
     """16 columns of a linear over one part of K, by one warp and without shared memory.
 
-    All of the part's weights are under way before it waits for the rows.
+    All of the part's weights are loaded before it waits for the rows.
     """
-    BLOCKS: tl.constexpr = K // 128 // SPLIT
+    BLOCKS: tl.constexpr = K // 128 // PARTS
     tiles = (N + 15) // 16
     tile = program % tiles
     part = program // tiles
@@ -164,11 +167,11 @@ def _plain_tile(
     FORMAT: tl.constexpr,
     BLOCK_R: tl.constexpr,
     BLOCK_K: tl.constexpr,
-    SPLIT: tl.constexpr,
+    PARTS: tl.constexpr,
     GROUPS_BLOCK: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
-    """The same through the tiles of `float_linear`, for formats and widths that have no fragments."""
+    """16 columns of a linear over one part of K through `linear_tile`, for NVFP4, which has no fragments."""
     wait(DEPENDENT)
     r = tl.arange(0, BLOCK_R)
     if squares_ptr is not None:
@@ -191,7 +194,7 @@ def _plain_tile(
         16,
         BLOCK_R,
         BLOCK_K,
-        SPLIT,
+        PARTS,
     )
     if squares_ptr is not None:
         total *= row_factors(squares, eps, K)[None, :]
@@ -215,11 +218,11 @@ def parts_tile(
     FORMAT: tl.constexpr,
     BLOCK_R: tl.constexpr,
     BLOCK_K: tl.constexpr,
-    SPLIT: tl.constexpr,
+    PARTS: tl.constexpr,
     GROUPS_BLOCK: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
-    """A tile of a linear's parts, in whatever way its format has; waits for the rows."""
+    """A tile of a linear's parts; waits for the rows."""
     if FORMAT == "nvfp4":
         _plain_tile(
             program,
@@ -236,7 +239,7 @@ def parts_tile(
             FORMAT,
             BLOCK_R,
             BLOCK_K,
-            SPLIT,
+            PARTS,
             GROUPS_BLOCK,
             DEPENDENT,
         )
@@ -255,7 +258,7 @@ def parts_tile(
             K,
             FORMAT,
             BLOCK_R,
-            SPLIT,
+            PARTS,
             GROUPS_BLOCK,
             DEPENDENT,
         )
@@ -264,18 +267,18 @@ def parts_tile(
 @triton.jit(do_not_specialize=["R"])
 def float_parts_kernel(
     x_ptr,  # [R, K]
-    squares_ptr,  # float32 [R, K/128], or None for rows that have their length already
+    squares_ptr,  # float32 [R, K/128], or None for rows without a norm before them
     weight_ptr,  # this and the next five: as in `linear_tile`
     scale_ptr,
     multiplier_ptr,
-    out_ptr,  # float32 [SPLIT, R, N]
+    out_ptr,  # float32 [PARTS, R, N]
     N: tl.constexpr,
     scale_stride,
     R,
     eps,
     K: tl.constexpr,
     FORMAT: tl.constexpr,
-    SPLIT: tl.constexpr,
+    PARTS: tl.constexpr,
     BLOCK_R: tl.constexpr,
     BLOCK_K: tl.constexpr,
     GROUPS_BLOCK: tl.constexpr,
@@ -298,7 +301,7 @@ def float_parts_kernel(
         FORMAT,
         BLOCK_R,
         BLOCK_K,
-        SPLIT,
+        PARTS,
         GROUPS_BLOCK,
         DEPENDENT,
     )
@@ -308,7 +311,7 @@ class TileLaunch(NamedTuple):
     """A launch's tiles of a linear, for a kernel that calls `parts_tile`, alone or beside other work."""
 
     out: Tensor | None
-    """float32 [P, R, N]: room for the parts."""
+    """float32 [parts, R, N], for the kernel to write."""
     programs: int
     arguments: tuple[Tensor | int | None, ...]
     """From the kernel's `weight_ptr` to its `scale_stride`."""
@@ -330,7 +333,7 @@ class TileLaunch(NamedTuple):
         constants = {
             "K": width,
             "FORMAT": kind,
-            "SPLIT": split,
+            "PARTS": split,
             "BLOCK_R": max(8, triton.next_power_of_2(num_rows)),
             "BLOCK_K": PART_BLOCK,
             "GROUPS_BLOCK": triton.next_power_of_2(width // 128),

@@ -52,9 +52,9 @@ def _linear(x: Tensor, weight: Tensor, out_dtype: torch.dtype | None) -> Tensor:
 
 
 def float_parts(rows: FixedRows, weight: FloatWeight) -> Tensor:
-    """float32 [P, R, N] whose sum over P, in this order, is the linear with the weight [N, K].
+    """float32 [parts, R, N] whose sum over parts, in this order, is the linear with the weight [N, K].
 
-    Reads the rows' x, R <= 64. P is a constant of the weight's shape.
+    Reads the rows' x, R <= 64. The number of parts is a constant of the weight's shape.
     """
     x, matrix, count = rows.scaled(rows.x), _matrix(weight), num_parts(rows.x.shape[1], weight)
     cuts = zip(x.chunk(count, dim=1), matrix.chunk(count, dim=1), strict=True)

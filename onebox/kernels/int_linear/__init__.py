@@ -1,15 +1,16 @@
-"""Linears with integer weights in fragment order (`onebox.formats.fragments`): few rows exactly, many tokens in blocks.
+"""y = x W^T for INT4 weights with a scale per group, and INT8 weights with a scale per row.
 
-Two ways through the same bytes:
+Weights are tiles of 16 rows and 128 columns in fragment order (`onebox.formats.fragments`), read in two ways:
 
-- Decode (`fixed_point`, then `int4_linear` or `int8_linear`, at most 64 rows): activations are 16-bit fixed point in
-  two int8 planes, so that a group's dot product is an exact integer from the int8 tensor cores. Floats enter once a
-  group, in the order of the groups: a row's bits are the same however many rows are computed with it.
-- Prefill (`int4_matmul`, `int8_matmul`, any number of tokens): codes are exact in bfloat16; blocks and the order along
-  K are constants, so a token's bits do not depend on how many come with it.
+- Decode, at most 64 rows: `fixed_point` turns activations into 16-bit fixed point in two int8 planes, so that a group's
+  dot product is an exact integer from the int8 tensor cores. `int4_linear` and `int8_linear` scale and add the groups
+  in float32, in their order: a row's bits are the same however many rows are computed with it. `int4_parts` and
+  `int8_parts` leave the sum over the parts of K to the next operation, and apply a norm's division.
+- Prefill, any number of tokens: `int4_matmul` and `int8_matmul` multiply in bfloat16, where codes are exact; blocks and
+  the order along K are constants, so a token's bits do not depend on how many come with it.
 
 N, the output columns, is the length of the weight scales: the last tile's rows beyond N are padding, and nothing of
-them is written. K is a multiple of 128, the columns of a quantisation group and of a tile.
+them is written. K is a multiple of 128.
 """
 
 from onebox.kernels.common.dispatch import Operation
@@ -17,10 +18,10 @@ from onebox.kernels.int_linear import reference
 
 __all__ = ["fixed_point", "int4_linear", "int4_matmul", "int4_parts", "int8_linear", "int8_matmul", "int8_parts"]
 
-fixed_point = Operation(reference.fixed_point, "kernel")
-int4_linear = Operation(reference.int4_linear, "kernel")
-int4_matmul = Operation(reference.int4_matmul, "kernel")
-int4_parts = Operation(reference.int4_parts, "kernel")
-int8_linear = Operation(reference.int8_linear, "kernel")
-int8_matmul = Operation(reference.int8_matmul, "kernel")
-int8_parts = Operation(reference.int8_parts, "kernel")
+fixed_point = Operation(reference.fixed_point, "decode")
+int4_linear = Operation(reference.int4_linear, "decode")
+int4_matmul = Operation(reference.int4_matmul, "prefill")
+int4_parts = Operation(reference.int4_parts, "decode")
+int8_linear = Operation(reference.int8_linear, "decode")
+int8_matmul = Operation(reference.int8_matmul, "prefill")
+int8_parts = Operation(reference.int8_parts, "decode")

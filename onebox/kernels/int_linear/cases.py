@@ -25,7 +25,7 @@ def activations(rows: int, columns: int, dtype: torch.dtype) -> Tensor:
 
 
 def matrix(num_columns: int, depth: int, bits: int, scale_dtype: torch.dtype = torch.float16) -> tuple[Tensor, Tensor]:
-    """(tiles, scales) of a random matrix [num_columns, depth]; the last tile is filled up with codes nobody may see."""
+    """(tiles, scales) of a random matrix [num_columns, depth]; the last tile is padded with codes that do not count."""
     source = generator(num_columns + depth + bits)
     limit = 2 ** (bits - 1)
     padded = -(-num_columns // TILE_ROWS) * TILE_ROWS

@@ -1,8 +1,7 @@
-"""A few tiles of an integer matrix times all rows of a decode step, group after group: what the linears are made of.
+"""A few tiles of an integer matrix times all rows of a decode step, group after group, in Triton.
 
-One program takes a few tiles (16 matrix rows each). A row's two planes are two columns of the MMA, neighbours in a
-thread's registers. Weights and activations are both permuted along K, alike, so that a fragment is what a thread
-loaded; up to 8 rows, where one warp is a program, next to nothing goes through shared memory.
+One program takes a few tiles (16 matrix rows each). Up to 8 rows, where one warp is a program, next to nothing goes
+through shared memory (`common/int_planes.py`).
 """
 
 import triton
@@ -17,8 +16,8 @@ __all__ = ["sum_groups"]
 
 
 @triton.jit
-def load_tiles(tiles_ptr, inside, stride, UNROLL: tl.constexpr, BITS: tl.constexpr):
-    """Bytes of UNROLL groups, asked for before any is needed: firsts alone for INT4, whose bytes hold both halves."""
+def _load_tiles(tiles_ptr, inside, stride, UNROLL: tl.constexpr, BITS: tl.constexpr):
+    """Bytes of UNROLL groups, loaded before any is needed: firsts alone for INT4, whose bytes hold both halves."""
     firsts = ()
     seconds = ()
     for step in tl.static_range(UNROLL):
@@ -32,7 +31,7 @@ def load_tiles(tiles_ptr, inside, stride, UNROLL: tl.constexpr, BITS: tl.constex
 
 
 @triton.jit
-def load_scales(scale_ptrs, inside, stride, UNROLL: tl.constexpr, BITS: tl.constexpr):
+def _load_scales(scale_ptrs, inside, stride, UNROLL: tl.constexpr, BITS: tl.constexpr):
     """Scales of UNROLL groups of INT4 tiles; INT8 has none here."""
     scales = ()
     for step in tl.static_range(UNROLL):
@@ -42,7 +41,7 @@ def load_scales(scale_ptrs, inside, stride, UNROLL: tl.constexpr, BITS: tl.const
 
 
 @triton.jit
-def add_groups(
+def _add_groups(
     total,
     firsts,
     seconds,
@@ -66,8 +65,10 @@ def add_groups(
             first = firsts[step].to(tl.int8, bitcast=True)
             second = seconds[step].to(tl.int8, bitcast=True)
             scale = tl.broadcast_to(scale, total.shape)
-        dots = group_dot(first, second, plane_ptrs + step * 128, planes_inside, TILES, COLUMNS)
-        # Said as one operation, so that no variant of this kernel rounds where another does not.
+        before = tl.load(plane_ptrs + step * 128, mask=planes_inside, other=0)
+        behind = tl.load(plane_ptrs + step * 128 + 64, mask=planes_inside, other=0)
+        dots = group_dot(first, second, before, behind, TILES, COLUMNS)
+        # One operation, so that no variant of this kernel rounds where another does not.
         total = tl.fma(dots, scale, total)
     return total
 
@@ -78,7 +79,7 @@ def sum_groups(
     scale_ptr,  # float32 [R, K/128]
     weight_ptr,  # uint8 [K/128, tiles, 256 * BITS]
     weight_scale_ptr,  # [K/128, N] or [N]
-    squares_ptr,  # float32 [R, K/128], or None for rows that have their length already
+    squares_ptr,  # float32 [R, K/128], or None for rows without a norm before them
     R,
     N,
     num_tiles,
@@ -97,8 +98,8 @@ def sum_groups(
 ):
     """float32 [16 * TILES, COLUMNS / 2]: the linear over GROUPS groups, in their order, from `first_group`.
 
-    The first weights are under way before it waits for the rows, and what is only needed at the end is asked for at the
-    beginning: a program's last act would else be to wait for a number or two.
+    The first weights are loaded before it waits for the rows, and what is needed at the end is loaded at the beginning:
+    else a program would end by waiting for one or two numbers.
     """
     TILE_BYTES: tl.constexpr = 256 * BITS
     tiles = first_tile + tl.arange(0, TILES)
@@ -116,17 +117,17 @@ def sum_groups(
     scale_ptrs = scale_ptr + rows * (K // 128) + first_group
     total = tl.zeros((16 * TILES, COLUMNS // 2), tl.float32)
     if PREFETCH and not IS_INTERPRETED and BITS == 4 and TILES == 1 and GROUPS > UNROLL:
-        # The compiler has no registers for all scales at once and asks for most of them last.
+        # The compiler has no registers for all scales at once and loads most of them last.
         groups = tl.minimum(tl.arange(0, 32), GROUPS - 1)
         prefetch(weight_scale_ptr + (first_group + groups) * N + first_tile * 16)
-    scales = load_scales(weight_scale_ptrs, columns_inside, N, UNROLL, BITS)
-    firsts, seconds = load_tiles(tile_ptrs, tiles_inside, tile_stride, UNROLL, BITS)
+    scales = _load_scales(weight_scale_ptrs, columns_inside, N, UNROLL, BITS)
+    firsts, seconds = _load_tiles(tile_ptrs, tiles_inside, tile_stride, UNROLL, BITS)
     if BITS == 8:
         row_scales = tl.load(weight_scale_ptr + columns, mask=columns_inside, other=0.0)
     wait(DEPENDENT)
     if squares_ptr is not None:
         squares = load_squares(squares_ptr, rows, R, K, GROUPS_BLOCK)
-    total = add_groups(
+    total = _add_groups(
         total,
         firsts,
         seconds,
@@ -143,9 +144,9 @@ def sum_groups(
     if squares_ptr is not None:
         factors = row_factors(squares, eps, K)
     for group in tl.range(UNROLL, GROUPS, UNROLL, num_stages=1):
-        scales = load_scales(weight_scale_ptrs + group * N, columns_inside, N, UNROLL, BITS)
-        firsts, seconds = load_tiles(tile_ptrs + group * tile_stride, tiles_inside, tile_stride, UNROLL, BITS)
-        total = add_groups(
+        scales = _load_scales(weight_scale_ptrs + group * N, columns_inside, N, UNROLL, BITS)
+        firsts, seconds = _load_tiles(tile_ptrs + group * tile_stride, tiles_inside, tile_stride, UNROLL, BITS)
+        total = _add_groups(
             total,
             firsts,
             seconds,

@@ -11,14 +11,14 @@ from torch import Tensor
 from onebox.formats.fragments import TILE_COLUMNS
 from onebox.kernels.common.int_tiles import WORDS, in_tile_order, sum_tiles
 
-__all__ = ["matmul"]
+__all__ = ["int4_matmul", "int8_matmul"]
 
-BAND = 8
+_BAND = 8
 """Blocks of tokens that go through all matrix rows before the next ones: what they read stays in the L2 cache."""
 
 
 @triton.jit
-def block_of_program(num_token_blocks, num_row_blocks, BAND: tl.constexpr):
+def _block_of_program(num_token_blocks, num_row_blocks, BAND: tl.constexpr):
     """(block of tokens, block of rows): a band of token blocks, row block after row block, then the next band."""
     program = tl.program_id(0)
     in_band = BAND * num_row_blocks
@@ -42,7 +42,7 @@ def matmul_kernel(
     TILES: tl.constexpr,
     BAND: tl.constexpr,
 ):
-    token_block, row_block = block_of_program(tl.cdiv(T, TOKENS), tl.cdiv(num_tiles, TILES), BAND)
+    token_block, row_block = _block_of_program(tl.cdiv(T, TOKENS), tl.cdiv(num_tiles, TILES), BAND)
     token = token_block * TOKENS + tl.arange(0, TOKENS)
     tile = row_block * TILES + tl.arange(0, TILES)
     row = row_block * (TILES * 16) + tl.arange(0, TILES * 16)
@@ -62,12 +62,20 @@ def matmul_kernel(
     tl.store(at, total.to(out_ptr.dtype.element_ty), mask=(row < N)[:, None] & (token < T)[None, :])
 
 
-def matmul(x: Tensor, weight: Tensor, weight_scale: Tensor, bits: int) -> Tensor:
-    """[T, N] of x's dtype, as `onebox.kernels.int_linear` says of its two products for many tokens."""
+def int4_matmul(x, weight, weight_scale):
+    return _matmul(x, weight, weight_scale, 4)
+
+
+def int8_matmul(x, weight, weight_scale):
+    return _matmul(x, weight, weight_scale, 8)
+
+
+def _matmul(x: Tensor, weight: Tensor, weight_scale: Tensor, bits: int) -> Tensor:
+    """[T, N] of x's dtype."""
     num_tokens, num_columns = len(x), weight_scale.shape[-1]
     num_groups, num_tiles = weight.shape[:2]
     out = torch.empty((num_tokens, num_columns), dtype=x.dtype, device=x.device)
-    shape = block_shape(x.dtype)
+    shape = _block_shape(x.dtype)
     blocks = triton.cdiv(num_tokens, shape["TOKENS"]) * triton.cdiv(num_tiles, shape["TILES"])
     if blocks:
         matmul_kernel[(blocks,)](
@@ -85,16 +93,16 @@ def matmul(x: Tensor, weight: Tensor, weight_scale: Tensor, bits: int) -> Tensor
     return out
 
 
-def block_shape(dtype: torch.dtype) -> dict[str, int]:
-    """What a program takes and how it is compiled: never a matter of how many tokens there are.
+def _block_shape(dtype: torch.dtype) -> dict[str, int]:
+    """What a program takes and how it is compiled, which never depends on the number of tokens.
 
-    Float32 is cut in three for the tensor cores, which takes registers: small blocks.
+    The tensor cores take a float32 number as three, which needs registers: small blocks.
     """
     is_float32 = dtype == torch.float32
     return {
         "TOKENS": 32 if is_float32 else 64,
         "TILES": 4 if is_float32 else 8,
-        "BAND": BAND,
+        "BAND": _BAND,
         "num_warps": 4 if is_float32 else 8,
         "num_stages": 2 if is_float32 else 3,
     }

@@ -1,4 +1,4 @@
-"""The plain twins of the integer linears: unpack the weights, multiply in float32."""
+"""The twins of the integer linears: unpack the weights, multiply in float32."""
 
 import torch
 from torch import Tensor
@@ -47,7 +47,10 @@ def int4_linear(
 def int8_linear(
     planes: Tensor, scale: Tensor, weight: Tensor, weight_scale: Tensor, dtype: torch.dtype = torch.float32
 ) -> Tensor:
-    """As `int4_linear` with one scale a row: weight uint8 [K/128, ceil(N/16), 2048], weight_scale [N]."""
+    """[R, N] of `dtype`: fixed-point rows, R <= 64, times the transposed INT8 matrix [N, K].
+
+    Rows as in `int4_linear`; weight uint8 [K/128, ceil(N/16), 2048]; weight_scale [N].
+    """
     return (product(_rows(planes, scale), _int8_codes(weight, weight_scale)) * weight_scale.to(torch.float32)).to(dtype)
 
 
@@ -75,15 +78,18 @@ def num_parts(weight: Tensor) -> int:
 
 
 def int4_parts(rows: FixedRows, weight: Tensor, weight_scale: Tensor) -> Tensor:
-    """float32 [P, R, N] whose sum over P, in this order, is the linear: for the operation behind it to add up.
+    """float32 [parts, R, N] whose sum over parts, in this order, is the linear with an INT4 weight.
 
-    Weights as in `int4_linear`; P is a constant of their shape.
+    Weights as in `int4_linear`; the number of parts is a constant of their shape.
     """
     return _parts(rows, _int4_matrix(weight, weight_scale), num_parts(weight))
 
 
 def int8_parts(rows: FixedRows, weight: Tensor, weight_scale: Tensor) -> Tensor:
-    """The same of weights as in `int8_linear`."""
+    """float32 [parts, R, N] whose sum over parts, in this order, is the linear with an INT8 weight.
+
+    Weights as in `int8_linear`; the number of parts is a constant of their shape.
+    """
     codes = _int8_codes(weight, weight_scale)
     return _parts(rows, codes, num_parts(weight)) * weight_scale.to(torch.float32)
 

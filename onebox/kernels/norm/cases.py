@@ -1,4 +1,4 @@
-"""Inputs of the norms."""
+"""Inputs of the norms: odd widths, no row, float32 and bfloat16, sums of several parts."""
 
 from functools import partial
 from typing import Any
@@ -51,14 +51,7 @@ def _narrowing_case(rows: int, hidden: int, is_full: bool) -> Case:
     return Case("rms_norm", f"{rows}x{hidden}-to-bfloat16", make, is_full)
 
 
-_NORM_CASES = [
-    *(_case(op, *shape) for op in ("add_rms_norm", "rms_norm", "concat_rms_norm") for shape in _SHAPES),
-    _narrowing_case(3, 200, is_full=False),
-    _narrowing_case(3, 3072, is_full=True),
-]
-
-
-def _fused_inputs(
+def _sum_inputs(
     device: torch.device,
     rows: int,
     hidden: int,
@@ -82,7 +75,7 @@ def _fused_inputs(
     return moved | {"eps": 1e-6, "dtype": dtype}
 
 
-def _fused_case(
+def _sum_case(
     rows: int,
     hidden: int,
     parts: int,
@@ -94,7 +87,7 @@ def _fused_case(
     is_full: bool = False,
 ) -> Case:
     make = partial(
-        _fused_inputs,
+        _sum_inputs,
         rows=rows,
         hidden=hidden,
         parts=parts,
@@ -103,20 +96,20 @@ def _fused_case(
         by_row=by_row,
         residual=residual,
     )
-    return Case("add_norm", f"{rows}x{hidden}-{residual}+{parts}+{shared}-{dtype}", make, is_full)
+    return Case("add_rms_norm_fused", f"{rows}x{hidden}-{residual}+{parts}+{shared}-{dtype}", make, is_full)
 
 
-_FUSED_CASES = [
-    _fused_case(1, 128, 0, 0, torch.bfloat16),
-    _fused_case(3, 256, 3, 0, torch.float32),
-    _fused_case(2, 384, 2, 4, torch.bfloat16, by_row=True),
-    _fused_case(0, 128, 1, 0, torch.bfloat16),
-    _fused_case(2, 128, 0, 0, torch.bfloat16, residual=torch.bfloat16),
-    _fused_case(2, 128, 2, 0, torch.bfloat16, residual=None),
-    _fused_case(1, 3072, 8, 8, torch.bfloat16, by_row=True, is_full=True),
-    _fused_case(12, 3072, 8, 0, torch.bfloat16, is_full=True),
-    _fused_case(64, 2048, 8, 4, torch.float32, by_row=True, is_full=True),
+CASES = [
+    *(_case(op, *shape) for op in ("add_rms_norm", "rms_norm", "concat_rms_norm") for shape in _SHAPES),
+    _narrowing_case(3, 200, is_full=False),
+    _narrowing_case(3, 3072, is_full=True),
+    _sum_case(1, 128, 0, 0, torch.bfloat16),
+    _sum_case(3, 256, 3, 0, torch.float32),
+    _sum_case(2, 384, 2, 4, torch.bfloat16, by_row=True),
+    _sum_case(0, 128, 1, 0, torch.bfloat16),
+    _sum_case(2, 128, 0, 0, torch.bfloat16, residual=torch.bfloat16),
+    _sum_case(2, 128, 2, 0, torch.bfloat16, residual=None),
+    _sum_case(1, 3072, 8, 8, torch.bfloat16, by_row=True, is_full=True),
+    _sum_case(12, 3072, 8, 0, torch.bfloat16, is_full=True),
+    _sum_case(64, 2048, 8, 4, torch.float32, by_row=True, is_full=True),
 ]
-
-
-CASES = [*_NORM_CASES, *_FUSED_CASES]

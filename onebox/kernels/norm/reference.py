@@ -1,4 +1,4 @@
-"""The twins of the norms: alone, after a residual's sum, two side by side, and a decode step's without its division."""
+"""The twins of the norms."""
 
 import torch
 from torch import Tensor
@@ -6,7 +6,7 @@ from torch import Tensor
 from onebox.kernels.common.invariant import add_in_order
 from onebox.kernels.common.rows import FixedRows, to_fixed_point
 
-__all__ = ["add_norm", "add_rms_norm", "concat_rms_norm", "rms_norm"]
+__all__ = ["add_rms_norm", "add_rms_norm_fused", "concat_rms_norm", "rms_norm"]
 
 
 def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
@@ -39,7 +39,7 @@ def _normed(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return x * scale * (1 + weight.to(torch.float32))
 
 
-def add_norm(
+def add_rms_norm_fused(
     residual: Tensor | None,
     parts: Tensor,
     weight: Tensor,
@@ -48,12 +48,12 @@ def add_norm(
     shared: Tensor | None = None,
     share: Tensor | None = None,
 ) -> tuple[FixedRows, Tensor]:
-    """(the rows total * (1 + weight), whose division by the row's root mean square is left to the linears; total).
+    """(rows total * (1 + weight) without the division by their root mean square, which linears do; total).
 
     total = residual + parts[0] + parts[1] + ... + share * (shared[0] + shared[1] + ...), float32 [R, H], in this order.
-    residual [R, H], any float dtype, or None for zeros; parts float32 [P, R, H] with any strides over P and R, at least
-    one if there is no residual; weight [H], an offset from one;
-    shared float32 [S, R, H] and share float32 [R], or neither. H is a multiple of 128; the rows' x has `dtype`.
+    residual [R, H], any float dtype, or None for zeros; parts float32 [parts, R, H], any strides over parts and R, at
+    least one if there is no residual; weight [H], an offset from one; shared float32 [parts, R, H], of its own number
+    of parts, and share float32 [R], or neither. H is a multiple of 128; the rows' x has `dtype`.
     """
     first, *others = parts if residual is None else [residual, *parts]
     total = first.to(torch.float32)

@@ -24,20 +24,6 @@ def _case(rows: int, experts: int, k: int, step: float = 0.0, is_full: bool = Fa
     return Case("route", f"{rows}x{experts}-top{k}{'-ties' if step else ''}", make, is_full)
 
 
-_ROUTER_CASES = [
-    _case(1, 8, 2),
-    _case(3, 5, 5),
-    _case(4, 37, 3, step=2.0),
-    _case(5, 256, 8, step=0.5),
-    _case(2, 60, 16),
-    _case(2, 1, 1),
-    _case(0, 8, 2),
-    _case(1, 256, 8, is_full=True),
-    _case(64, 256, 8, is_full=True),
-    _case(2048, 256, 8, step=0.25, is_full=True),
-]
-
-
 def _shared_inputs(
     device: torch.device, rows: int, width: int, experts: int, parts: int, k: int, shared: tuple[str, int] | None
 ) -> dict[str, Any]:
@@ -67,10 +53,20 @@ def _shared_case(
 ) -> Case:
     make = partial(_shared_inputs, rows=rows, width=width, experts=experts, parts=parts, k=k, shared=shared)
     name = "alone" if shared is None else f"{shared[0]}{shared[1]}"
-    return Case("route_shared", f"{rows}x{width}-top{k}of{experts}-parts{parts}-{name}", make, is_full)
+    return Case("route_fused", f"{rows}x{width}-top{k}of{experts}-parts{parts}-{name}", make, is_full)
 
 
-_SHARED_CASES = [
+CASES = [
+    _case(1, 8, 2),
+    _case(3, 5, 5),
+    _case(4, 37, 3, step=2.0),
+    _case(5, 256, 8, step=0.5),
+    _case(2, 60, 16),
+    _case(2, 1, 1),
+    _case(0, 8, 2),
+    _case(1, 256, 8, is_full=True),
+    _case(64, 256, 8, is_full=True),
+    _case(2048, 256, 8, step=0.25, is_full=True),
     _shared_case(1, 128, 8, 1, 2),
     _shared_case(3, 256, 37, 2, 4, ("block", 256)),
     _shared_case(2, 128, 8, 3, 1, ("nvfp4", 64)),
@@ -82,6 +78,3 @@ _SHARED_CASES = [
     _shared_case(3, 2048, 256, 8, 8, ("nvfp4", 1024), is_full=True),
     _shared_case(3, 2048, 256, 8, 8, is_full=True),
 ]
-
-
-CASES = [*_ROUTER_CASES, *_SHARED_CASES]

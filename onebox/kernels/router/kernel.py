@@ -1,17 +1,28 @@
-"""The router in Triton: one warp a row, which looks for the largest logit as often as experts are chosen."""
+"""The router in Triton: one warp a row, which looks for the largest logit as often as experts are chosen.
+
+Beside the rows' programs, `route_fused` has a warp for each tile of the shared expert's gate_up: choosing leaves the
+memory idle.
+"""
 
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
 from onebox.kernels.common.arithmetic import ordered_bits
+from onebox.kernels.common.dependent import launch_options, release, wait
+from onebox.kernels.common.parts import sum_parts
+from onebox.kernels.common.tuning import Tunable
+from onebox.kernels.float_linear.parts import TileLaunch, parts_tile
 from onebox.spec.errors import MismatchError
 
-__all__ = ["choose", "route"]
+__all__ = ["route", "route_fused"]
+
+_ROUTE = Tunable("route_shared")
 
 
 @triton.jit
-def choose(
+def _choose(
     logits,  # float32 [BLOCK], those of E experts
     row,
     ids_ptr,  # int32 [R, CHOSEN]
@@ -65,15 +76,12 @@ def route_kernel(
     row = tl.program_id(0).to(tl.int64)
     experts = tl.arange(0, BLOCK)
     logits = tl.load(logits_ptr + row * E + experts, mask=experts < E, other=0.0)
-    choose(logits, row, ids_ptr, weights_ptr, E, rounds, CHOSEN, CHOSEN_BLOCK, BLOCK)
+    _choose(logits, row, ids_ptr, weights_ptr, E, rounds, CHOSEN, CHOSEN_BLOCK, BLOCK)
 
 
 def route(logits, k):
     rows, experts = logits.shape
-    if not 1 <= k <= min(16, experts):
-        raise MismatchError(f"A row goes to 1 to 16 of its {experts} experts, not to {k}.")
-    ids = torch.empty((rows, k), dtype=torch.int32, device=logits.device)
-    weights = torch.empty((rows, k), dtype=torch.float32, device=logits.device)
+    ids, weights = _new_choice(logits, rows, experts, k)
     route_kernel[(rows,)](
         logits,
         ids,
@@ -86,3 +94,106 @@ def route(logits, k):
         num_warps=1,
     )
     return ids, weights
+
+
+@triton.jit(do_not_specialize=["R", "rounds"])
+def route_fused_kernel(
+    router_ptr,  # float32 [ROUTER_PARTS, R, E + 1]
+    ids_ptr,  # int32 [R, CHOSEN]
+    weights_ptr,  # float32 [R, CHOSEN]
+    share_ptr,  # float32 [R]
+    router_stride,  # from part to part
+    rounds,  # CHOSEN
+    x_ptr,  # [R, K], this and all that follow: as in `float_parts`
+    squares_ptr,
+    weight_ptr,
+    scale_ptr,
+    multiplier_ptr,
+    out_ptr,
+    N: tl.constexpr,
+    scale_stride,
+    R,
+    eps,
+    E: tl.constexpr,
+    ROUTER_PARTS: tl.constexpr,
+    CHOSEN: tl.constexpr,
+    CHOSEN_BLOCK: tl.constexpr,
+    EXPERTS_BLOCK: tl.constexpr,
+    K: tl.constexpr,
+    FORMAT: tl.constexpr,  # None where there is no shared expert
+    PARTS: tl.constexpr,
+    BLOCK_R: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    GROUPS_BLOCK: tl.constexpr,
+    DEPENDENT: tl.constexpr,
+):
+    """Programs 0 .. R - 1 choose a row's experts; the others are tiles, whose weights are read before they wait."""
+    release(DEPENDENT)
+    program = tl.program_id(0)
+    if program < R:
+        wait(DEPENDENT)
+        row = program.to(tl.int64)
+        experts = tl.arange(0, EXPERTS_BLOCK)
+        # Both before the choice, which takes long: nothing is left to load behind it.
+        share = sum_parts(router_ptr, router_stride, row * (E + 1) + E, True, ROUTER_PARTS)
+        logits = sum_parts(router_ptr, router_stride, row * (E + 1) + experts, experts < E, ROUTER_PARTS)
+        tl.store(share_ptr + row, tl.sigmoid(share))
+        _choose(logits, row, ids_ptr, weights_ptr, E, rounds, CHOSEN, CHOSEN_BLOCK, EXPERTS_BLOCK)
+    elif FORMAT is not None:
+        parts_tile(
+            program - R,
+            x_ptr,
+            squares_ptr,
+            weight_ptr,
+            scale_ptr,
+            multiplier_ptr,
+            out_ptr,
+            R,
+            N,
+            scale_stride,
+            eps,
+            K,
+            FORMAT,
+            BLOCK_R,
+            BLOCK_K,
+            PARTS,
+            GROUPS_BLOCK,
+            DEPENDENT,
+        )
+
+
+def route_fused(router_parts, k, rows, gate_up=None):
+    num_router_parts, num_rows, logits = router_parts.shape
+    ids, weights = _new_choice(router_parts, num_rows, logits - 1, k)
+    share = torch.empty(num_rows, dtype=torch.float32, device=router_parts.device)
+    launch = TileLaunch.of(rows.x, gate_up)
+    if num_rows:
+        route_fused_kernel[(num_rows + launch.programs,)](
+            router_parts,
+            ids,
+            weights,
+            share,
+            router_parts.stride(0),
+            k,
+            rows.x,
+            rows.squares,
+            *launch.arguments,
+            num_rows,
+            rows.eps,
+            E=logits - 1,
+            ROUTER_PARTS=num_router_parts,
+            CHOSEN=k,
+            CHOSEN_BLOCK=triton.next_power_of_2(k),
+            EXPERTS_BLOCK=triton.next_power_of_2(logits - 1),
+            **launch.constants,
+            **launch_options(router_parts, _ROUTE, rows.x.shape[1]),
+        )
+    return ids, weights, share, launch.out
+
+
+def _new_choice(like: Tensor, rows: int, experts: int, k: int) -> tuple[Tensor, Tensor]:
+    """Uninitialised (ids [rows, k], weights [rows, k]) on the device of `like`."""
+    if not 1 <= k <= min(16, experts):
+        raise MismatchError(f"A row goes to 1 to 16 of its {experts} experts, not to {k}.")
+    ids = torch.empty((rows, k), dtype=torch.int32, device=like.device)
+    return ids, torch.empty((rows, k), dtype=torch.float32, device=like.device)

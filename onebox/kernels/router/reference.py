@@ -8,28 +8,26 @@ from onebox.kernels.common.invariant import add_in_order, sigmoid
 from onebox.kernels.common.rows import FixedRows
 from onebox.kernels.float_linear.reference import float_parts
 
-__all__ = ["route", "route_shared"]
+__all__ = ["route", "route_fused"]
 
 
 def route(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """The k largest of softmax(logits), made to sum 1: (ids int32 [R, k], weights float32 [R, k]), largest first.
 
-    logits float32 [R, E], k at most 16 and E. Equal logits go to the lower id. The softmax over all E is monotone and
-    its denominator cancels when the k are made to sum 1, so logits are ranked and only the chosen are exponentiated:
-    the ids are the same on every device.
+    logits float32 [R, E], k at most 16 and E. Equal logits go to the lower id.
     """
     ranked, ids = logits.sort(dim=-1, descending=True, stable=True)
     return ids[:, :k].to(torch.int32), ranked[:, :k].softmax(dim=-1)
 
 
-def route_shared(
+def route_fused(
     router_parts: Tensor, k: int, rows: FixedRows, gate_up: FloatWeight | None = None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     """(ids int32 [R, k], weights float32 [R, k], share float32 [R], parts of the shared expert's gate_up or None).
 
-    router_parts float32 [P, R, E + 1], added in their order: logits of the E experts and, last, of the shared expert's
-    gate. ids and weights are those of `router.route`; share = sigmoid(the last logit). The parts of gate_up [2I, H],
-    float32 [Q, R, 2I], are what `float_parts` makes of the rows [R, H]: choosing leaves a GPU's memory idle.
+    router_parts float32 [parts, R, E + 1], added in their order: logits of the E experts and, last, of the shared
+    expert's gate. ids and weights are those of `route`; share = sigmoid(the last logit). The parts of gate_up [2I, H],
+    float32 [parts, R, 2I], are `float_parts` of the rows [R, H].
     """
     logits = add_in_order(router_parts)
     ids, weights = route(logits[:, :-1], k)

@@ -1,4 +1,4 @@
-"""Inputs of sampling: every way a row can take, mixed; ties, refused tokens, tiny vocabularies, rows that are none."""
+"""Inputs of sampling: every way a row can take, mixed; ties, refused tokens, tiny vocabularies, logits not finite."""
 
 from functools import partial
 from typing import Any, NamedTuple

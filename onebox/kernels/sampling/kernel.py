@@ -1,4 +1,4 @@
-"""Sampling in Triton, without a sort of the vocabulary and without asking the host which rows need what.
+"""Sampling in Triton, without a sort of the vocabulary; each row's way is decided on the device.
 
 A row takes one of three ways, by its own settings:
 

@@ -1,4 +1,4 @@
-"""The plain twin of sampling."""
+"""The twins of sampling."""
 
 import torch
 from torch import Tensor
@@ -22,7 +22,7 @@ def sample(
 ) -> Tensor:
     """The token of each row, int64 [R]: argmax of logits / temperature + Gumbel noise over the tokens that are kept.
 
-    logits [R, V] float32, V below 2^19; a row with a NaN, with +inf or with nothing but -inf is none and gives -1.
+    logits [R, V] float32, V below 2^19; a row with a NaN, with +inf or with nothing but -inf gives -1.
     temperature, top_p and min_p [R] are floats (float64 to mean the same number as on the host), top_k [R] integers,
     seeds and positions [R] int64. Temperature 0 is greedy: no noise, no limits. In order of falling logit, then rising
     id, the tokens kept are the first top_k (0: all), of those the fewest whose probability reaches top_p (1: all), of

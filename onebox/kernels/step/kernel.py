@@ -1,4 +1,4 @@
-"""A step's bookkeeping in Triton: one launch each, a program a sequence."""
+"""The bookkeeping of a step in Triton: one launch each, a program a sequence or a block of tokens."""
 
 import torch
 import triton
@@ -7,12 +7,14 @@ import triton.language as tl
 __all__ = ["next_inputs", "slot_mapping", "verify_drafts"]
 
 _BLOCK = 64
+_MAX_ROWS = 64
+"""The most rows of a sequence in a step."""
 
 
 @triton.jit(do_not_specialize=["num_tokens", "num_sequences", "num_pages"])
 def slot_mapping_kernel(
-    page_table_ptr,  # int32 [num_sequences, num_pages]
-    sequences_ptr,  # int64 [num_tokens], and so the next two
+    page_table_ptr,  # int32 [S, num_pages]
+    sequences_ptr,  # int64 [T], and so the next two
     positions_ptr,
     slots_ptr,
     num_tokens,
@@ -25,9 +27,9 @@ def slot_mapping_kernel(
     inside = token < num_tokens
     sequence = tl.load(sequences_ptr + token, mask=inside, other=0)
     position = tl.load(positions_ptr + token, mask=inside, other=0)
-    is_kept = (sequence < num_sequences) & (position < num_pages.to(tl.int64) * P)
-    page = tl.load(page_table_ptr + sequence * num_pages + position // P, mask=inside & is_kept, other=0).to(tl.int64)
-    tl.store(slots_ptr + token, tl.where(is_kept, page * P + position % P, -1), mask=inside)
+    has_slot = (sequence < num_sequences) & (position < num_pages.to(tl.int64) * P)
+    page = tl.load(page_table_ptr + sequence * num_pages + position // P, mask=inside & has_slot, other=0).to(tl.int64)
+    tl.store(slots_ptr + token, tl.where(has_slot, page * P + position % P, -1), mask=inside)
 
 
 def slot_mapping(page_table, sequences, positions, page_tokens):
@@ -47,98 +49,91 @@ def slot_mapping(page_table, sequences, positions, page_tokens):
     return slots
 
 
-_MOST_ROWS = 64
-
-
 @triton.jit(do_not_specialize=["R", "S"])
 def verify_drafts_kernel(
-    words_ptr,  # int64 [2 R + S]
-    drawn_ptr,  # int64 [R], and so the next two
+    verified_ptr,  # int64 [2 R + S]: token_ids, num_accepted, is_finite
+    sampled_ptr,  # int64 [R], and so the next two
     next_ids_ptr,
-    verdicts_ptr,
+    checks_ptr,
     cu_rows_ptr,  # int32 [S + 1]
     R,
     S,
     BLOCK: tl.constexpr,
 ):
+    """Program s: a sequence; the last program: the rows of no sequence."""
     sequence = tl.program_id(0)
     first = tl.load(cu_rows_ptr + sequence)
     end = tl.load(cu_rows_ptr + sequence + 1, mask=sequence < S, other=0)
     num_rows = tl.where(sequence < S, end, R) - first
     place = tl.arange(0, BLOCK)
     inside = place < num_rows
-    drawn = tl.load(drawn_ptr + first + place, mask=inside, other=0)
+    sampled = tl.load(sampled_ptr + first + place, mask=inside, other=0)
     known = tl.load(next_ids_ptr + first + place, mask=inside, other=0)
-    verdict = tl.load(verdicts_ptr + first + place, mask=inside, other=0)
-    is_right = (verdict == 1) | ((verdict == 0) & (drawn == known) & (drawn >= 0))
-    tl.store(words_ptr + first + place, tl.where(is_right, known, tl.maximum(drawn, 0)), mask=inside)
-    tl.store(words_ptr + R + S + first + place, (drawn >= 0).to(tl.int64), mask=inside)
+    check = tl.load(checks_ptr + first + place, mask=inside, other=0)
+    is_right = (check == 1) | ((check == 0) & (sampled == known) & (sampled >= 0))
+    tl.store(verified_ptr + first + place, tl.where(is_right, known, tl.maximum(sampled, 0)), mask=inside)
+    tl.store(verified_ptr + R + S + first + place, (sampled >= 0).to(tl.int64), mask=inside)
     first_wrong = tl.min(tl.where(inside & ~is_right, place, BLOCK), 0)
-    tl.store(words_ptr + R + sequence, tl.minimum(first_wrong + 1, num_rows).to(tl.int64), mask=sequence < S)
+    tl.store(verified_ptr + R + sequence, tl.minimum(first_wrong + 1, num_rows).to(tl.int64), mask=sequence < S)
 
 
-def verify_drafts(words, drawn, next_ids, verdicts, cu_rows):
+def verify_drafts(verified, sampled, next_ids, checks, cu_rows):
     num_sequences = len(cu_rows) - 1
     verify_drafts_kernel[(num_sequences + 1,)](
-        words, drawn, next_ids, verdicts, cu_rows, len(drawn), num_sequences, BLOCK=_MOST_ROWS, num_warps=1
+        verified, sampled, next_ids, checks, cu_rows, len(sampled), num_sequences, BLOCK=_MAX_ROWS, num_warps=1
     )
 
 
 @triton.jit(do_not_specialize=["num_pages", "depth"])
 def next_inputs_kernel(
-    token_ids_ptr,  # int64 [R], and so the next two
+    step_token_ids_ptr,  # int64 [R], and so the next two; the first five are written in place
     positions_ptr,
     slot_mapping_ptr,
-    num_accepted_ptr,  # int32 [S]
+    step_num_accepted_ptr,  # int32 [S]
     seen_ptr,  # int32 [S]
     cu_rows_ptr,  # int32 [S + 1]
     page_table_ptr,  # int32 [S, num_pages]
-    drawn_ptr,  # int64 [R]
-    num_kept_ptr,  # int64 [S]
+    token_ids_ptr,  # int64 [R]
+    num_accepted_ptr,  # int64 [S]
     drafts_ptr,  # int64 [S, depth]
     num_pages,
     depth,
     P: tl.constexpr,
     BLOCK: tl.constexpr,  # at least a sequence's rows
 ):
+    """Program s: a sequence."""
     sequence = tl.program_id(0)
     first = tl.load(cu_rows_ptr + sequence)
     num_rows = tl.load(cu_rows_ptr + sequence + 1) - first
-    kept = tl.load(num_kept_ptr + sequence)
+    accepted = tl.load(num_accepted_ptr + sequence)
     seen = tl.load(seen_ptr + sequence)
     if num_rows > 0:
         place = tl.arange(0, BLOCK)
         inside = place < num_rows
         rows = first + place
-        last = tl.load(drawn_ptr + first + kept - 1)
+        last = tl.load(token_ids_ptr + first + accepted - 1)
         draft = tl.load(drafts_ptr + sequence * depth + place - 1, mask=inside & (place > 0), other=0)
-        tl.store(token_ids_ptr + rows, tl.where(place == 0, last, draft), mask=inside)
+        tl.store(step_token_ids_ptr + rows, tl.where(place == 0, last, draft), mask=inside)
         position = tl.load(positions_ptr + rows, mask=inside, other=0)
-        tl.store(positions_ptr + rows, position + kept, mask=inside)
-        at = seen - num_rows + kept + place
-        has_page = at < num_pages.to(tl.int64) * P
-        page = tl.load(page_table_ptr + sequence * num_pages + at // P, mask=inside & has_page, other=0).to(tl.int64)
-        tl.store(slot_mapping_ptr + rows, tl.where(has_page, page * P + at % P, -1), mask=inside)
-        tl.store(num_accepted_ptr + sequence, kept.to(tl.int32))
-        tl.store(seen_ptr + sequence, (seen + kept).to(tl.int32))
+        tl.store(positions_ptr + rows, position + accepted, mask=inside)
+        at = seen - num_rows + accepted + place
+        has_slot = at < num_pages.to(tl.int64) * P
+        page = tl.load(page_table_ptr + sequence * num_pages + at // P, mask=inside & has_slot, other=0).to(tl.int64)
+        tl.store(slot_mapping_ptr + rows, tl.where(has_slot, page * P + at % P, -1), mask=inside)
+        tl.store(step_num_accepted_ptr + sequence, accepted.to(tl.int32))
+        tl.store(seen_ptr + sequence, (seen + accepted).to(tl.int32))
 
 
-def next_inputs(
-    token_ids, positions, slot_mapping, num_accepted, seen, cu_rows, page_table, drawn, num_kept, drafts, page_tokens
-):
+def next_inputs(step, cu_rows, page_table, token_ids, num_accepted, drafts, page_tokens):
     num_sequences, num_pages = page_table.shape
     depth = drafts.shape[1]
     if num_sequences:
         next_inputs_kernel[(num_sequences,)](
-            token_ids,
-            positions,
-            slot_mapping,
-            num_accepted,
-            seen,
+            *step,
             cu_rows,
             page_table,
-            drawn,
-            num_kept,
+            token_ids,
+            num_accepted,
             drafts,
             num_pages,
             depth,

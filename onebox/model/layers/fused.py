@@ -19,8 +19,8 @@ from onebox.kernels.common.float_weight import FloatWeight
 from onebox.kernels.common.rows import FixedRows
 from onebox.kernels.delta_net import delta_net_step_fused, gated_norm_fused
 from onebox.kernels.experts import routed_experts_int4_fused
-from onebox.kernels.norm import add_norm, rms_norm
-from onebox.kernels.router import route_shared
+from onebox.kernels.norm import add_rms_norm_fused, rms_norm
+from onebox.kernels.router import route_fused
 from onebox.model.batch import Batch
 from onebox.model.experts import Int4Experts
 from onebox.model.layers import Layer, RotaryTable, Stream
@@ -116,7 +116,7 @@ class FusedMixture:
     def decode(self, rows: FixedRows, residual: Tensor) -> FusedStream:
         """The stream after the experts, from their input and the stream before it."""
         router_parts = self.router.parts(rows)
-        ids, weights, share, gate_up = route_shared(router_parts, self.num_experts_per_tok, rows, self.stored_gate_up)
+        ids, weights, share, gate_up = route_fused(router_parts, self.num_experts_per_tok, rows, self.stored_gate_up)
         if gate_up is None:
             gate_up = self.shared_gate_up.parts(rows)
         slots, inner, shared = routed_experts_int4_fused(
@@ -170,7 +170,9 @@ class FusedStack:
 
 def add_up(stream: FusedStream, weight: Tensor, eps: float, dtype: torch.dtype) -> tuple[FixedRows, Tensor]:
     """(rows of `dtype`, normed but for the division; the stream added up)."""
-    return add_norm(stream.residual, stream.parts, weight, eps, dtype, shared=stream.shared, share=stream.share)
+    return add_rms_norm_fused(
+        stream.residual, stream.parts, weight, eps, dtype, shared=stream.shared, share=stream.share
+    )
 
 
 def final_norm(stream: FusedStream, weight: Tensor, eps: float, dtype: torch.dtype) -> Tensor:

@@ -1,4 +1,4 @@
-"""The integer linears in Triton: a decode step's launches; their programs are in `groups.py`, prefill in its own."""
+"""Fixed point and the integer linears of a decode step, in Triton; the products themselves are in `groups.py`."""
 
 import torch
 import triton
@@ -11,25 +11,21 @@ from onebox.kernels.common.fixed_point import LARGEST, SMALLEST_ABSMAX, store_pl
 from onebox.kernels.common.rows import FixedRows
 from onebox.kernels.common.tuning import WEIGHT_LOADS, Tunable
 from onebox.kernels.int_linear.groups import sum_groups
-from onebox.kernels.int_linear.prefill import matmul
 from onebox.kernels.int_linear.reference import num_parts
 from onebox.spec.errors import MismatchError
 
 __all__ = [
     "fixed_point",
     "int4_linear",
-    "int4_matmul",
     "int4_parts",
     "int8_linear",
-    "int8_matmul",
     "int8_parts",
-    "linear",
 ]
 
 _LINEARS = {4: Tunable("int4", WEIGHT_LOADS), 8: Tunable("int8", WEIGHT_LOADS)}
 _FIXED_POINT, _SUM = Tunable("fixed_point"), Tunable("linear_sum")
 
-MAX_ROWS = 64
+_MAX_ROWS = 64
 
 
 @triton.jit
@@ -60,15 +56,15 @@ def linear_part_kernel(
     scale_ptr,  # float32 [R, K/128]
     weight_ptr,  # uint8 [K/128, tiles, 256 * BITS]
     weight_scale_ptr,  # [K/128, N] or [N]
-    squares_ptr,  # float32 [R, K/128], or None for rows that have their length already
-    out_ptr,  # [SPLITS, R, N]: float32 parts, or the result if there is one split
+    squares_ptr,  # float32 [R, K/128], or None for rows without a norm before them
+    out_ptr,  # [PARTS, R, N]: float32 parts, or the result if there is one part
     R,
     N,
     num_tiles,
     eps,
     K: tl.constexpr,
     BITS: tl.constexpr,
-    SPLITS: tl.constexpr,
+    PARTS: tl.constexpr,
     COLUMNS: tl.constexpr,
     TILES: tl.constexpr,
     UNROLL: tl.constexpr,
@@ -76,10 +72,10 @@ def linear_part_kernel(
     PREFETCH: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
-    GROUPS: tl.constexpr = K // 128 // SPLITS
+    GROUPS: tl.constexpr = K // 128 // PARTS
     release(DEPENDENT)
     first_tile = tl.program_id(0) * TILES
-    split = tl.program_id(1)
+    part = tl.program_id(1)
     total = sum_groups(
         planes_ptr,
         scale_ptr,
@@ -90,7 +86,7 @@ def linear_part_kernel(
         N,
         num_tiles,
         first_tile,
-        split * GROUPS,
+        part * GROUPS,
         eps,
         K,
         BITS,
@@ -104,18 +100,18 @@ def linear_part_kernel(
     )
     columns = first_tile * 16 + tl.arange(0, 16 * TILES)
     rows = tl.arange(0, COLUMNS // 2)
-    at = out_ptr + (split * R + rows).to(tl.int64)[None, :] * N + columns[:, None]
+    at = out_ptr + (part * R + rows).to(tl.int64)[None, :] * N + columns[:, None]
     inside = (rows < R)[None, :] & (columns < N)[:, None]
     tl.store(at, total.to(out_ptr.dtype.element_ty), mask=inside)
 
 
 @triton.jit(do_not_specialize=["R"])
 def linear_sum_kernel(
-    parts_ptr,  # float32 [SPLITS, R, N]
+    parts_ptr,  # float32 [PARTS, R, N]
     out_ptr,  # [R, N]
     R,
     N,
-    SPLITS: tl.constexpr,
+    PARTS: tl.constexpr,
     BLOCK: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
@@ -125,8 +121,8 @@ def linear_sum_kernel(
     columns = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = columns < N
     total = tl.zeros((BLOCK,), tl.float32)
-    for split in tl.static_range(SPLITS):
-        total += tl.load(parts_ptr + (split * R + row).to(tl.int64) * N + columns, mask=inside, other=0.0)
+    for part in tl.static_range(PARTS):
+        total += tl.load(parts_ptr + (part * R + row).to(tl.int64) * N + columns, mask=inside, other=0.0)
     tl.store(out_ptr + row.to(tl.int64) * N + columns, total.to(out_ptr.dtype.element_ty), mask=inside)
 
 
@@ -150,46 +146,39 @@ def fixed_point(x):
 
 
 def int4_linear(planes, scale, weight, weight_scale, dtype=torch.float32):
-    return linear(planes, scale, weight, weight_scale, dtype, 4, num_parts(weight))
+    return _linear(planes, scale, weight, weight_scale, dtype, 4)
 
 
 def int8_linear(planes, scale, weight, weight_scale, dtype=torch.float32):
-    return linear(planes, scale, weight, weight_scale, dtype, 8, num_parts(weight))
+    return _linear(planes, scale, weight, weight_scale, dtype, 8)
 
 
 def int4_parts(rows, weight, weight_scale):
-    return _parts(rows, weight, weight_scale, 4, num_parts(weight))
+    return _parts(rows, weight, weight_scale, 4)
 
 
 def int8_parts(rows, weight, weight_scale):
-    return _parts(rows, weight, weight_scale, 8, num_parts(weight))
+    return _parts(rows, weight, weight_scale, 8)
 
 
-def int4_matmul(x, weight, weight_scale):
-    return matmul(x, weight, weight_scale, 4)
-
-
-def int8_matmul(x, weight, weight_scale):
-    return matmul(x, weight, weight_scale, 8)
-
-
-def linear(
-    planes: Tensor, scale: Tensor, weight: Tensor, weight_scale: Tensor, dtype: torch.dtype, bits: int, splits: int
+def _linear(
+    planes: Tensor, scale: Tensor, weight: Tensor, weight_scale: Tensor, dtype: torch.dtype, bits: int
 ) -> Tensor:
-    """[R, N] of `dtype`, K cut in `splits` equal parts; the cut belongs to the weight, never to the rows."""
-    only_dtype = dtype if splits == 1 else torch.float32
-    parts = _parts(FixedRows(planes, planes, scale, None), weight, weight_scale, bits, splits, only_dtype)
-    if splits == 1:
+    """[R, N] of `dtype`."""
+    is_whole = num_parts(weight) == 1
+    rows = FixedRows(planes, planes, scale, None)
+    parts = _parts(rows, weight, weight_scale, bits, dtype if is_whole else torch.float32)
+    if is_whole:
         return parts[0]
-    _, rows, num_columns = parts.shape
-    out = torch.empty((rows, num_columns), dtype=dtype, device=planes.device)
+    count, num_rows, num_columns = parts.shape
+    out = torch.empty((num_rows, num_columns), dtype=dtype, device=planes.device)
     block = 512
-    linear_sum_kernel[(triton.cdiv(num_columns, block), rows)](
+    linear_sum_kernel[(triton.cdiv(num_columns, block), num_rows)](
         parts,
         out,
-        rows,
+        num_rows,
         num_columns,
-        SPLITS=splits,
+        PARTS=count,
         BLOCK=block,
         num_warps=4,
         **launch_options(planes, _SUM, num_columns),
@@ -198,15 +187,16 @@ def linear(
 
 
 def _parts(
-    rows: FixedRows, weight: Tensor, weight_scale: Tensor, bits: int, splits: int, dtype: torch.dtype = torch.float32
+    rows: FixedRows, weight: Tensor, weight_scale: Tensor, bits: int, dtype: torch.dtype = torch.float32
 ) -> Tensor:
-    """[splits, R, N] of `dtype`."""
+    """[parts, R, N] of `dtype`; how K is cut depends on the weight alone, never on the rows."""
     num_rows, num_columns = len(rows.planes), weight_scale.shape[-1]
     num_groups, num_tiles = weight.shape[:2]
-    parts = torch.empty((splits, num_rows, num_columns), dtype=dtype, device=weight.device)
+    count = num_parts(weight)
+    parts = torch.empty((count, num_rows, num_columns), dtype=dtype, device=weight.device)
     shape = _decode_shape(num_rows)
-    options = _options(weight, bits, shape["COLUMNS"], num_groups // splits)
-    linear_part_kernel[(triton.cdiv(num_tiles, shape["TILES"]), splits)](
+    options = _options(weight, bits, shape["COLUMNS"], num_groups // count)
+    linear_part_kernel[(triton.cdiv(num_tiles, shape["TILES"]), count)](
         rows.planes,
         rows.scale,
         weight,
@@ -219,7 +209,7 @@ def _parts(
         rows.eps,
         K=num_groups * TILE_COLUMNS,
         BITS=bits,
-        SPLITS=splits,
+        PARTS=count,
         GROUPS_BLOCK=triton.next_power_of_2(num_groups),
         **shape,
         **options,
@@ -227,10 +217,10 @@ def _parts(
     return parts
 
 
-def decode_columns(rows: int) -> int:
+def _decode_columns(rows: int) -> int:
     """Columns of the MMA: two planes a row, a power of two."""
-    if rows > MAX_ROWS:
-        raise MismatchError(f"A decode step has at most {MAX_ROWS} rows, not {rows}: use the matmul for more.")
+    if rows > _MAX_ROWS:
+        raise MismatchError(f"A decode step has at most {_MAX_ROWS} rows, not {rows}: use the matmul for more.")
     columns: int = max(8, triton.next_power_of_2(2 * rows))
     return columns
 
@@ -240,14 +230,9 @@ def _decode_shape(rows: int) -> dict[str, int]:
 
     Up to 16 rows one warp takes one tile; more rows share the planes they load among more tiles and warps.
     """
-    columns = decode_columns(rows)
+    columns = _decode_columns(rows)
     tiles, warps = (1, 1) if columns <= 32 else (8, 8)
-    return {
-        "COLUMNS": columns,
-        "TILES": tiles,
-        "num_warps": warps,
-        "num_stages": 1,
-    }
+    return {"COLUMNS": columns, "TILES": tiles, "num_warps": warps, "num_stages": 1}
 
 
 def _options(weight: Tensor, bits: int, columns: int, groups: int) -> dict[str, int | bool]:
