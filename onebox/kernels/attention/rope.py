@@ -1,4 +1,4 @@
-"""The rotation in Triton: its table once a step, then one warp for each head of a row in every attention layer."""
+"""Rotary embedding in Triton: its table once a step, then one warp for each head of a row, plain and fused."""
 
 import torch
 import triton

@@ -1,4 +1,4 @@
-"""What leaves a mixer, in Triton: a program of one warp for 128 columns of a row, its own fixed-point group."""
+"""The gated norm of a DeltaNet layer in Triton: plain, and fused with the fixed-point rows of a decode step."""
 
 import triton
 import triton.language as tl

@@ -1,4 +1,4 @@
-"""Gated DeltaNet in Triton: host functions; the decode step's kernels are in `step.py`, prefill's in `prefill.py`."""
+"""Gated DeltaNet for the tokens of a prompt in Triton: convolution, norms and gates here, the chunks in `chunks.py`."""
 
 import torch
 import triton

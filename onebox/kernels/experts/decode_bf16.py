@@ -1,4 +1,4 @@
-"""The routed experts of a step in BF16: gate_up, down, sum.
+"""Routed experts of a decode step in Triton, bfloat16 weights: gate_up, down, sum over a row's slots.
 
 The inner values go into the down MMA as three bfloat16 terms, together 24 bits.
 """

@@ -1,4 +1,4 @@
-"""The routed experts in Triton, for the few rows of a decode or verify step.
+"""Routed experts of a decode or verify step in Triton, INT4 weights.
 
 INT4 takes four launches. Rows meet in them, but a row's numbers are exact integer dots with a group's weights, scaled
 and added group after group (`tiles.py`), so it does not matter which rows share a pass:

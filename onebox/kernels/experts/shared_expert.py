@@ -1,4 +1,4 @@
-"""The gates in Triton: elementwise, a program for each row and block of columns."""
+"""The shared expert's SwiGLU and its sum with the routed experts in Triton, elementwise."""
 
 import torch
 import triton
