@@ -28,6 +28,7 @@ __all__ = [
     "RequestRecord",
     "Role",
     "Run",
+    "RunOrigin",
     "Server",
     "WorkloadKind",
     "WorkloadRecord",
@@ -228,8 +229,8 @@ class Power:
 
 
 @dataclass(frozen=True)
-class Run:
-    """One measurement from beginning to end."""
+class RunOrigin:
+    """When, how and where a run was made: what every result file begins with."""
 
     started: str
     """ISO 8601, UTC."""
@@ -237,6 +238,12 @@ class Run:
     config: dict[str, Any]
     versions: dict[str, str]
     hardware: Hardware
+
+
+@dataclass(frozen=True)
+class Run(RunOrigin):
+    """One measurement from beginning to end."""
+
     server: Server
     commit: str = ""
     """Of the checkout that measured; with "+" behind it where that had changes."""

@@ -10,13 +10,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 import httpx
 
 from onebox.bench.client import Client, Connection
 from onebox.bench.machine import commit, hardware, versions
-from onebox.bench.record import Hardware, Server, write_json
+from onebox.bench.record import RunOrigin, Server, write_json
 from onebox.bench.statistics import plain_json
 from onebox.eval.asking import Manner, ask_all, request_of
 from onebox.eval.compared import (
@@ -95,14 +94,9 @@ class Side:
 
 
 @dataclass(frozen=True)
-class EvalRun:
+class EvalRun(RunOrigin):
     """The file. Figures in `tallies`, `texts` and `comparison` follow from the replies and likelihoods beside them."""
 
-    started: str
-    command: tuple[str, ...]
-    config: dict[str, Any]
-    versions: dict[str, str]
-    hardware: Hardware
     commit: str
     questions: tuple[Question, ...]
     passages: tuple[Passage, ...]

@@ -13,34 +13,17 @@ _HYBRID = {
     "delta": TargetFormat.FP8,
     "shared": TargetFormat.FP8,
 }
+_NVFP4 = dict.fromkeys(("experts", "attention", "shared"), TargetFormat.NVFP4)
+_MATRICES = ("experts", "attention", "delta", "shared", "mtp")
 
 BUILDS: dict[str, Recipe] = {
     "hybrid": Recipe(**_HYBRID),
     "hybrid-int8-head": Recipe(**_HYBRID, lm_head=TargetFormat.INT8),
     "hybrid-int8-head-int4-mtp": Recipe(**_HYBRID, lm_head=TargetFormat.INT8, mtp=TargetFormat.INT4),
-    "fp8": Recipe(
-        experts=TargetFormat.FP8,
-        attention=TargetFormat.FP8,
-        delta=TargetFormat.FP8,
-        shared=TargetFormat.FP8,
-        mtp=TargetFormat.FP8,
-    ),
-    "nvfp4": Recipe(experts=TargetFormat.NVFP4, attention=TargetFormat.NVFP4, shared=TargetFormat.NVFP4),
-    "nvfp4-int8-head-nvfp4-mtp": Recipe(
-        experts=TargetFormat.NVFP4,
-        attention=TargetFormat.NVFP4,
-        shared=TargetFormat.NVFP4,
-        mtp=TargetFormat.NVFP4,
-        lm_head=TargetFormat.INT8,
-    ),
-    "int4": Recipe(
-        experts=TargetFormat.INT4,
-        attention=TargetFormat.INT4,
-        delta=TargetFormat.INT4,
-        shared=TargetFormat.INT4,
-        mtp=TargetFormat.INT4,
-        lm_head=TargetFormat.INT8,
-    ),
+    "fp8": Recipe(**dict.fromkeys(_MATRICES, TargetFormat.FP8)),
+    "nvfp4": Recipe(**_NVFP4),
+    "nvfp4-int8-head-nvfp4-mtp": Recipe(**_NVFP4, mtp=TargetFormat.NVFP4, lm_head=TargetFormat.INT8),
+    "int4": Recipe(**dict.fromkeys(_MATRICES, TargetFormat.INT4), lm_head=TargetFormat.INT8),
 }
 """hybrid: INT4 experts, other matrices in FP8; then also the LM head in INT8; then also the MTP head in INT4.
 

@@ -31,10 +31,10 @@ def assert_equal_bits(found, expected):
 
 
 def walk(module, given, steps):
-    """Outputs of one sequence's steps (its rows' numbers, how many pending tokens to keep), and its final state."""
+    """Outputs of one sequence's steps (its rows' numbers, how many pending tokens are accepted), its final state."""
     pool, device = copy_of(given["pool"]), given["qkv"].device
     outputs = []
-    for rows, keep in steps:
+    for rows, num_accepted in steps:
         outputs.append(
             forms(module).delta_net_step(
                 *(given[name][rows] for name in ("qkv", "a", "b")),
@@ -42,7 +42,7 @@ def walk(module, given, steps):
                 pool,
                 torch.tensor([0, len(rows)], dtype=torch.int32, device=device),
                 given["slots"],
-                torch.tensor([keep], dtype=torch.int32, device=device),
+                torch.tensor([num_accepted], dtype=torch.int32, device=device),
             )
         )
     slot = int(given["slots"][0])
@@ -50,16 +50,16 @@ def walk(module, given, steps):
 
 
 def grouped(*sizes):
-    """Steps of so many tokens, all of them kept; a last one without rows brings the state up to date."""
-    steps, first, keep = [], 0, 0
+    """Steps of so many tokens, all of them accepted; a last one without rows brings the state up to date."""
+    steps, first, num_accepted = [], 0, 0
     for size in (*sizes, 0):
-        steps.append((list(range(first, first + size)), keep))
-        first, keep = first + size, size
+        steps.append((list(range(first, first + size)), num_accepted))
+        first, num_accepted = first + size, size
     return steps
 
 
 def check_grouping(module, device, layer, dtype):
-    given = delta_inputs(device, layer, (6,), dtype, keep=(0,))
+    given = delta_inputs(device, layer, (6,), dtype, num_accepted=(0,))
     outputs, state = walk(module, given, grouped(1, 1, 1, 1, 1, 1))
     for sizes in [(3, 3), (1, 5), (2, 1, 3)]:
         found, found_state = walk(module, given, grouped(*sizes))
@@ -69,7 +69,7 @@ def check_grouping(module, device, layer, dtype):
 
 def check_rejection(module, device, layer, dtype):
     """Rows 0..3 are the sequence; 4, 5 and 6 are drafts that were rejected."""
-    given = delta_inputs(device, layer, (7,), dtype, keep=(0,))
+    given = delta_inputs(device, layer, (7,), dtype, num_accepted=(0,))
     plain, state = walk(module, given, grouped(1, 1, 1, 1))
     drafted, drafted_state = walk(module, given, [([0, 4, 5], 0), ([1, 2, 6], 1), ([5], 0), ([1, 2, 3], 0), ([], 3)])
     assert torch.equal(drafted[0][0], plain[0][0])
@@ -82,7 +82,7 @@ def alone(given, sequence):
     """The arguments of one of the batch's sequences, with a pool of its own."""
     first, end = given["cu_rows"][sequence : sequence + 2].tolist()
     only = {name: given[name][first:end] for name in ("qkv", "a", "b")}
-    only |= {name: given[name][sequence : sequence + 1] for name in ("slots", "keep") if name in given}
+    only |= {name: given[name][sequence : sequence + 1] for name in ("slots", "num_accepted") if name in given}
     edges = torch.tensor([0, end - first], dtype=torch.int32, device=given["qkv"].device)
     return {**only, "cu_rows": edges, "weights": given["weights"], "pool": copy_of(given["pool"])}, slice(first, end)
 
@@ -144,9 +144,9 @@ def test_a_rejected_token_leaves_no_trace(module):
 @both
 @in_the_interpreter
 def test_a_sequence_does_not_depend_on_its_company(module):
-    step = {"lengths": (1, 3, 2), "keep": (2, 0, 1)}
-    check_company(module, CPU, "delta_net_step", range(3), layer=TINY, dtype=torch.bfloat16, **step)
-    check_company(module, CPU, "delta_net_prefill", range(2), layer=TINY, dtype=torch.float32, lengths=(2, 65))
+    step = {"lengths": (1, 3, 2), "num_accepted": (2, 0, 1)}
+    check_company(module, CPU, "delta_net_step", range(3), shape=TINY, dtype=torch.bfloat16, **step)
+    check_company(module, CPU, "delta_net_prefill", range(2), shape=TINY, dtype=torch.float32, lengths=(2, 65))
 
 
 @both
@@ -201,9 +201,9 @@ def test_the_twins_keep_their_promises_with_wide_heads():
 @pytest.mark.parametrize("num_tokens", [1, 63, 64, 150])
 def test_the_chunked_twin_is_the_recurrence(num_tokens):
     layer = DeltaShape(2, 4, 32, 48, 150)
-    given = delta_inputs(CPU, layer, (num_tokens,), torch.float32, keep=(0,))
+    given = delta_inputs(CPU, layer, (num_tokens,), torch.float32, num_accepted=(0,))
     outputs, state = walk("reference", given, grouped(num_tokens))
-    del given["keep"]
+    del given["num_accepted"]
     assert_same(reference.delta_net_prefill(**given), outputs[0])
     slot = int(given["slots"][0])
     assert_same([given["pool"].matrices[slot], given["pool"].conv_rows[slot]], list(state))
@@ -251,8 +251,8 @@ def test_promises_hold_on_the_gpu(device, dtype):
 def test_a_sequence_does_not_depend_on_its_company_on_the_gpu(device, count):
     layer, some = replace(QWEN_122B, max_step_tokens=4), {0, 1, count - 1}
     lengths = tuple(1 + s % 4 for s in range(count))
-    keep = tuple((s + 2) % 5 for s in range(count))
-    inputs = {"layer": layer, "dtype": torch.bfloat16, "lengths": lengths}
-    check_company("kernel", device, "delta_net_step", some, **inputs, keep=keep)
+    num_accepted = tuple((s + 2) % 5 for s in range(count))
+    inputs = {"shape": layer, "dtype": torch.bfloat16, "lengths": lengths}
+    check_company("kernel", device, "delta_net_step", some, **inputs, num_accepted=num_accepted)
     inputs["lengths"] = tuple(1 + 37 * s % 150 for s in range(count))
     check_company("kernel", device, "delta_net_prefill", some, **inputs)

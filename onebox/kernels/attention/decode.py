@@ -62,7 +62,7 @@ def paged_attention_piece_kernel(
     max_pages,
     num_groups,  # tiles that cover a sequence's rows
     Q: tl.constexpr,
-    V: tl.constexpr,
+    KV: tl.constexpr,
     P: tl.constexpr,
     D: tl.constexpr,
     KEY_BITS: tl.constexpr,
@@ -73,7 +73,7 @@ def paged_attention_piece_kernel(
     BLOCK_M: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
-    GROUP_HEADS: tl.constexpr = Q // V
+    GROUP_HEADS: tl.constexpr = Q // KV
     release(DEPENDENT)
     # Tiles of the same keys are neighbours, so that all but one find them in L2.
     first_of_tile = (tl.program_id(0) % num_groups) * ROWS
@@ -109,7 +109,7 @@ def paged_attention_piece_kernel(
             (key_codes_ptr, key_scale_ptr, key_levels_ptr, key_table_ptr),
             (value_codes_ptr, value_scale_ptr, value_levels_ptr, value_table_ptr),
             scale,
-            V,
+            KV,
             P,
             D,
             KEY_BITS,

@@ -25,7 +25,7 @@ def page_tensors(pages: KVPages, dim: int) -> list[Tensor | None]:
 
 def page_constants(pages: KVPages, dim: int) -> dict[str, int]:
     bits = {"KEY_BITS": pages.format.key_bits, "VALUE_BITS": pages.format.value_bits}
-    return {"V": pages.kv_heads, "P": pages.page_tokens, "D": dim, **bits}
+    return {"KV": pages.kv_heads, "P": pages.page_tokens, "D": dim, **bits}
 
 
 def num_stages(query: Tensor, most: int) -> int:

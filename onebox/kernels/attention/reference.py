@@ -106,7 +106,7 @@ def _layout(edges: tuple[int, ...], context: tuple[int, ...], page_tokens: int, 
 
 
 def _attend(query: Tensor, visible: Tensor, keys: Tensor, values: Tensor, layout: _Layout) -> Tensor:
-    """Mixed values [S, n, V, G, D] of query [S, n, V, G, D], scaled; row i of s sees the first visible[s, i] tokens."""
+    """Mixed values [S, n, KV, G, D] of query [S, n, KV, G, D], scaled; row i of s sees visible[s, i] tokens."""
     num, rows, kv_heads, group, dim = query.shape
     num_pages, tokens = int(layout.page_place.max()) + 1, keys.shape[2]
     asked = query.permute(0, 2, 1, 3, 4).reshape(num, kv_heads, rows * group, dim)[layout.page_sequence]
@@ -133,9 +133,9 @@ def paged_attention_fused(
     scale: float,
     qkv_parts: Tensor,
 ) -> FixedRows:
-    """`mixer_rows.attention_gate_fused` of what `paged_attention` gives: gated, as the output projection may want it.
+    """`attention_gate_fused` of `paged_attention`: gated, in the forms that the output projection reads.
 
-    qkv_parts float32 [P, R, N] as there. Q * D is a multiple of 128.
+    qkv_parts float32 [parts, R, N] as for `attention_gate_fused`. Q * D is a multiple of 128.
     """
     return attention_gate_fused(paged_attention(query, pages, page_table, context, cu_rows, scale), qkv_parts)
 
@@ -163,7 +163,7 @@ def paged_attention_prefill(
 
 
 def _line_up(part: Tensor, length: int) -> Tensor:
-    """[V, L, D] from pages [B, V, P, D]: the first `length` tokens, then zeros up to a multiple of `_QUERIES`."""
+    """[KV, L, D] from pages [B, KV, P, D]: the first `length` tokens, then zeros up to a multiple of `_QUERIES`."""
     tokens = part.transpose(0, 1).flatten(1, 2)[:, :length]
     return pad(tokens, (0, 0, 0, -length % _QUERIES))
 
@@ -183,7 +183,7 @@ def _attend_block(query: Tensor, place: int, keys: Tensor, values: Tensor, scale
 
 
 def _read(pages: KVPages, numbers: Tensor) -> tuple[Tensor, Tensor]:
-    """Decoded keys and values, float32 [B, V, P, D], of the pages that numbers [B] name."""
+    """Decoded keys and values, float32 [B, KV, P, D], of the pages that numbers [B] name."""
     sides = (
         (pages.format.key_bits, pages.key_codes, pages.key_scale),
         (pages.format.value_bits, pages.value_codes, pages.value_scale),
@@ -223,9 +223,9 @@ def rotary_table(positions: Tensor, frequencies: Tensor, mrope_section: Sequence
 def qk_norm_rope(
     q_gate: Tensor, k: Tensor, q_weight: Tensor, k_weight: Tensor, cos: Tensor, sin: Tensor, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """(query [R, Q, D], gate [R, Q, D], key [R, V, D]), in the dtypes of q_gate and k.
+    """(query [R, Q, D], gate [R, Q, D], key [R, KV, D]), in the dtypes of q_gate and k.
 
-    q_gate [R, Q*2*D]: head after head, D columns of query, then D of its gate. k [R, V*D]. Rows of both may lie any
+    q_gate [R, Q*2*D]: head after head, D columns of query, then D of its gate. k [R, KV*D]. Rows of both may lie any
     stride apart, so that they may be cut from one fused projection. q_weight and k_weight [D]: zero-centred RMSNorm of
     each head. cos and sin [R, F] from `rotary_table`: the first 2F elements of a head turn, i together with i + F; the
     rest, and the gate, stay.
@@ -249,7 +249,7 @@ def _norm_and_rotate(heads: Tensor, weight: Tensor, cos: Tensor, sin: Tensor, ep
 
 
 def kv_write(pages: KVPages, key: Tensor, value: Tensor, slots: Tensor) -> None:
-    """Encodes key and value [R, V, D] into the tokens named by slots, int64 [R]: page * P + offset, negative to skip.
+    """Encodes key and value [R, KV, D] into the tokens named by slots, int64 [R]: page * P + offset, negative to skip.
 
     The bytes are those of `onebox.formats`, bit for bit, and a vector's bytes depend on that vector alone. Two rows
     of one call must not name the same slot. Changes the pages in place.
@@ -267,10 +267,10 @@ def qk_norm_rope_fused(
     num_kv_heads: int,
     dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """(query [R, Q, D], key [R, V, D], value [R, V, D]) of `dtype`; queries and keys as `qk_norm_rope` makes them.
+    """(query [R, Q, D], key [R, KV, D], value [R, KV, D]) of `dtype`; queries and keys as `qk_norm_rope` makes them.
 
-    qkv_parts float32 [P, R, (2Q + 2V) D], added in their order: each head's query and gate (left alone), then keys,
-    then values. Weights [D], offsets from one; cos and sin float32 [R, F] from `rotary_table`.
+    qkv_parts float32 [parts, R, (2Q + 2KV) D], added in order: each head's query and gate (not read), then keys, then
+    values. Weights [D], offsets from one; cos and sin float32 [R, F] from `rotary_table`.
     """
     head_dim = len(q_weight)
     kv_width = num_kv_heads * head_dim
@@ -303,10 +303,10 @@ def attention_gate(attended: Tensor, gate: Tensor) -> Tensor:
 
 
 def attention_gate_fused(attended: Tensor, qkv_parts: Tensor) -> FixedRows:
-    """`gate.attention_gate` as rows [R, Q * D] in the dtype of attended: attended * sigmoid(gate).
+    """`attention_gate` as rows [R, Q * D] in the dtype of attended: attended * sigmoid(gate).
 
-    attended [R, Q, D]; qkv_parts float32 [P, R, N], added in their order: a row begins with each head's query and gate,
-    D columns each, as the projection gives them. Q * D is a multiple of 128.
+    attended [R, Q, D]; qkv_parts float32 [parts, R, N], added in order: a row begins with each head's query and gate, D
+    columns each, as the projection gives them. Q * D is a multiple of 128.
     """
     rows, heads, head_dim = attended.shape
     q_gate = add_in_order(qkv_parts)[:, : 2 * heads * head_dim].view(rows, heads, 2, head_dim)

@@ -113,25 +113,25 @@ def _norm_and_rotate(
 @triton.jit
 def qk_norm_rope_kernel(
     q_gate_ptr,  # [R, Q, 2, D], rows q_stride apart
-    k_ptr,  # [R, V, D], rows k_stride apart
+    k_ptr,  # [R, KV, D], rows k_stride apart
     q_weight_ptr,  # [D]
     k_weight_ptr,  # [D]
     cos_ptr,  # float32 [R, HALF]
     sin_ptr,  # float32 [R, HALF]
     query_ptr,  # [R, Q, D]
     gate_ptr,  # [R, Q, D]
-    key_ptr,  # [R, V, D]
+    key_ptr,  # [R, KV, D]
     q_stride,
     k_stride,
     eps,
     Q: tl.constexpr,
-    V: tl.constexpr,
+    KV: tl.constexpr,
     D: tl.constexpr,
     HALF: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
-    head = tl.program_id(1)  # the Q query heads, then the V key heads
+    head = tl.program_id(1)  # the Q query heads, then the KV key heads
     cos_ptr += row * HALF
     sin_ptr += row * HALF
     if head < Q:
@@ -143,7 +143,7 @@ def qk_norm_rope_kernel(
         tl.store(gate_ptr + out + columns, gate, mask=columns < D)
     else:
         in_ptr = k_ptr + row * k_stride + (head - Q) * D
-        out = (row * V + head - Q) * D
+        out = (row * KV + head - Q) * D
         _norm_and_rotate(in_ptr, k_weight_ptr, cos_ptr, sin_ptr, key_ptr + out, eps, D, HALF, BLOCK)
 
 
@@ -188,7 +188,7 @@ def qk_norm_rope(q_gate, k, q_weight, k_weight, cos, sin, eps):
             k.stride(0),
             eps,
             Q=num_heads,
-            V=num_kv_heads,
+            KV=num_kv_heads,
             D=head_dim,
             HALF=cos.shape[1],
             BLOCK=triton.next_power_of_2(head_dim),
@@ -199,20 +199,20 @@ def qk_norm_rope(q_gate, k, q_weight, k_weight, cos, sin, eps):
 
 @triton.jit(do_not_specialize=["slots_ptr"])
 def qk_norm_rope_fused_kernel(
-    qkv_ptr,  # float32 [PARTS, R, (2 Q + 2 V) D]
+    qkv_ptr,  # float32 [PARTS, R, (2 Q + 2 KV) D]
     q_weight_ptr,  # [D]
     k_weight_ptr,  # [D]
     cos_ptr,  # float32 [R, HALF]
     sin_ptr,  # float32 [R, HALF]
     query_ptr,  # [R, Q, D]
-    key_ptr,  # [R, V, D], or plain pages [pages, V, P, D], and so the next
+    key_ptr,  # [R, KV, D], or plain pages [pages, KV, P, D], and so the next
     value_ptr,
     slots_ptr,  # int64 [R]: where keys and values go in the pages, nowhere if negative; None where there are none
     eps,
     part_stride,
     row_stride,
     Q: tl.constexpr,
-    V: tl.constexpr,
+    KV: tl.constexpr,
     D: tl.constexpr,
     HALF: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -220,7 +220,7 @@ def qk_norm_rope_fused_kernel(
     P: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
-    """Program (row, head): the Q queries, the V keys, the V values."""
+    """Program (row, head): the Q queries, the KV keys, the KV values."""
     release(DEPENDENT)
     row = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
@@ -229,17 +229,17 @@ def qk_norm_rope_fused_kernel(
     # Which kind of head it is decides late and by masks: a branch would make a trip to memory of its own.
     q_weight, q_partner_weight = _load_norm(q_weight_ptr, D, HALF, BLOCK)
     k_weight, k_partner_weight = _load_norm(k_weight_ptr, D, HALF, BLOCK)
-    kv_head = tl.where(head < Q + V, head - Q, head - Q - V)
-    vector = row * V + kv_head
+    kv_head = tl.where(head < Q + KV, head - Q, head - Q - KV)
+    vector = row * KV + kv_head
     is_kept = head >= Q
     if slots_ptr is not None:
         slot = tl.load(slots_ptr + row)  # an input of the step
-        vector = ((slot // P) * V + kv_head) * P + slot % P
+        vector = ((slot // P) * KV + kv_head) * P + slot % P
         is_kept = is_kept & (slot >= 0)
     wait(DEPENDENT)
     # Queries stand with their gates, keys and values behind all of them.
     start = row * row_stride + tl.where(head < Q, head * 2 * D, (head + Q) * D)
-    is_turned = (columns < 2 * HALF) & (head < Q + V)
+    is_turned = (columns < 2 * HALF) & (head < Q + KV)
     cos, sin = _load_rotation(cos_ptr + row * HALF, sin_ptr + row * HALF, HALF, BLOCK)
     x = sum_parts(qkv_ptr, part_stride, start + columns, inside, PARTS)
     partner = sum_parts(qkv_ptr, part_stride, start + _partner_of(columns, HALF), is_turned, PARTS)
@@ -248,9 +248,9 @@ def qk_norm_rope_fused_kernel(
     out = _turned(x, partner, weight, partner_weight, cos, sin, eps, D, HALF, BLOCK)
     at = query_ptr + (row * Q + head) * D + columns
     tl.store(at, rounded(out, query_ptr.dtype.element_ty), mask=inside & (head < Q))
-    is_key = is_kept & (head < Q + V)
+    is_key = is_kept & (head < Q + KV)
     tl.store(key_ptr + vector * D + columns, rounded(out, key_ptr.dtype.element_ty), mask=inside & is_key)
-    is_value = is_kept & (head >= Q + V)
+    is_value = is_kept & (head >= Q + KV)
     tl.store(value_ptr + vector * D + columns, rounded(x, value_ptr.dtype.element_ty), mask=inside & is_value)
 
 
@@ -285,7 +285,7 @@ def fused_heads(
             qkv_parts.stride(0),
             qkv_parts.stride(1),
             Q=num_heads,
-            V=num_kv_heads,
+            KV=num_kv_heads,
             D=head_dim,
             HALF=turning[2].shape[1],
             BLOCK=triton.next_power_of_2(head_dim),

@@ -34,7 +34,7 @@ def _attend_tile(
     key,  # codes, scale, levels, table of `load_tables`; so the next
     value,
     scale,
-    V: tl.constexpr,
+    KV: tl.constexpr,
     P: tl.constexpr,
     D: tl.constexpr,
     KEY_BITS: tl.constexpr,
@@ -43,7 +43,7 @@ def _attend_tile(
 ):
     """One step of the running softmax over TILE tokens."""
     offset = tl.arange(0, TILE)
-    vectors = tl.multiple_of((page * V + head) * P + position % P, TILE) + offset
+    vectors = tl.multiple_of((page * KV + head) * P + position % P, TILE) + offset
     loaded = position + offset < end
     DTYPE: tl.constexpr = query_low.dtype
     key_low, key_high, key_factor = load_planes(key, vectors, loaded, D, KEY_BITS, DTYPE)
@@ -79,7 +79,7 @@ def attend_tokens(
     key,  # pointers to codes, scale, levels, lookup table; so the next
     value,
     scale,  # of scores, times log2(e)
-    V: tl.constexpr,
+    KV: tl.constexpr,
     P: tl.constexpr,
     D: tl.constexpr,
     KEY_BITS: tl.constexpr,
@@ -122,7 +122,7 @@ def attend_tokens(
             (key[0], key[1], key[2], key_table),
             (value[0], value[1], value[2], value_table),
             scale,
-            V,
+            KV,
             P,
             D,
             KEY_BITS,

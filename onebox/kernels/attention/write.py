@@ -134,11 +134,11 @@ def _write_vector(
 
 @triton.jit(do_not_specialize=["slots_ptr"])
 def kv_write_encode_kernel(
-    key_ptr,  # [R, V, D]
-    value_ptr,  # [R, V, D]
+    key_ptr,  # [R, KV, D]
+    value_ptr,  # [R, KV, D]
     slots_ptr,  # int64 [R]
-    key_codes_ptr,  # [pages, V, P, ...]
-    key_scale_ptr,  # float16 [pages, V, P]
+    key_codes_ptr,  # [pages, KV, P, ...]
+    key_scale_ptr,  # float16 [pages, KV, P]
     value_codes_ptr,
     value_scale_ptr,
     signs_ptr,  # float32 [D], as the next four for TurboQuant alone
@@ -146,7 +146,7 @@ def kv_write_encode_kernel(
     key_boundaries_ptr,  # float32 [2**KEY_BITS - 1]
     value_levels_ptr,
     value_boundaries_ptr,
-    V: tl.constexpr,
+    KV: tl.constexpr,
     P: tl.constexpr,
     D: tl.constexpr,
     LOG_D: tl.constexpr,
@@ -158,10 +158,10 @@ def kv_write_encode_kernel(
     release(DEPENDENT)
     wait(DEPENDENT)
     row_head = tl.program_id(0).to(tl.int64)
-    head = row_head % V
-    slot = tl.load(slots_ptr + row_head // V)
+    head = row_head % KV
+    slot = tl.load(slots_ptr + row_head // KV)
     if slot >= 0:
-        vector = ((slot // P) * V + head) * P + slot % P
+        vector = ((slot // P) * KV + head) * P + slot % P
         _write_vector(
             key_ptr,
             key_codes_ptr,
@@ -211,7 +211,7 @@ def kv_write(pages, key, value, slots):
         pages.value_scale,
         signs,
         *codebooks,
-        V=heads,
+        KV=heads,
         P=pages.page_tokens,
         **rotation_constants(dim),
         KEY_BITS=pages.format.key_bits,

@@ -38,18 +38,18 @@ _QWEN_35B = DeltaShape(16, 32, 128, 128, 9)
 
 def delta_inputs(
     device: torch.device,
-    layer: DeltaShape,
+    shape: DeltaShape,
     lengths: tuple[int, ...],
     dtype: torch.dtype,
-    keep: tuple[int, ...] | None = None,
+    num_accepted: tuple[int, ...] | None = None,
     is_strided: bool = False,
 ) -> dict[str, Any]:
-    """Arguments of a step, or of a prefill where `keep` is None: lengths[s] rows a sequence, slots in reverse order."""
-    rows, heads = sum(lengths), layer.num_heads
-    draw = partial(torch.randn, generator=generator(layer.conv_dim + rows))
+    """Arguments of a step, or of a prefill without `num_accepted`: lengths[s] rows each, slots in reverse order."""
+    rows, heads = sum(lengths), shape.num_heads
+    draw = partial(torch.randn, generator=generator(shape.conv_dim + rows))
     # As one projection makes them: qkv, a and b side by side. Decays run from hardly any to nearly all.
-    projected = draw(rows, layer.conv_dim + 2 * heads).to(dtype).to(device)
-    parts = projected.tensor_split([layer.conv_dim, layer.conv_dim + heads], dim=1)
+    projected = draw(rows, shape.conv_dim + 2 * heads).to(dtype).to(device)
+    parts = projected.tensor_split([shape.conv_dim, shape.conv_dim + heads], dim=1)
     qkv, a, b = parts if is_strided else [part.contiguous() for part in parts]
     cu_rows = torch.tensor([0, *lengths], dtype=torch.int32).cumsum(0, dtype=torch.int32)
     arguments: dict[str, Any] = {
@@ -57,29 +57,29 @@ def delta_inputs(
         "a": a,
         "b": b,
         "weights": DeltaWeights(
-            (0.5 * draw(layer.conv_dim, layer.taps)).to(torch.bfloat16).to(device),
+            (0.5 * draw(shape.conv_dim, shape.taps)).to(torch.bfloat16).to(device),
             torch.linspace(-4, 1.5, heads).to(device),
             draw(heads).to(torch.bfloat16).to(device),
         ),
-        "pool": _pool(layer, len(lengths) + 1, dtype, draw(1 << 16), device),
+        "pool": _pool(shape, len(lengths) + 1, dtype, draw(1 << 16), device),
         "cu_rows": cu_rows.to(device),
         "slots": torch.arange(len(lengths), 0, -1, dtype=torch.int32, device=device),
     }
-    if keep is not None:
-        arguments["keep"] = torch.tensor(keep, dtype=torch.int32, device=device)
+    if num_accepted is not None:
+        arguments["num_accepted"] = torch.tensor(num_accepted, dtype=torch.int32, device=device)
     return arguments
 
 
-def _pool(layer: DeltaShape, slots: int, dtype: torch.dtype, noise: Tensor, device: torch.device) -> DeltaPool:
+def _pool(shape: DeltaShape, slots: int, dtype: torch.dtype, noise: Tensor, device: torch.device) -> DeltaPool:
     def filled(*shape: int) -> Tensor:
         count = torch.Size(shape).numel()
         return noise.repeat(count // noise.numel() + 1)[:count].view(shape).to(device)
 
     return DeltaPool(
-        0.1 * filled(slots, layer.num_heads, layer.key_dim, layer.value_dim),
-        filled(slots, layer.taps - 1, layer.conv_dim).to(dtype),
-        filled(slots, layer.max_step_tokens, layer.conv_dim).to(dtype),
-        filled(slots, layer.max_step_tokens, 2, layer.num_heads),
+        0.1 * filled(slots, shape.num_heads, shape.key_dim, shape.value_dim),
+        filled(slots, shape.taps - 1, shape.conv_dim).to(dtype),
+        filled(slots, shape.max_step_tokens, shape.conv_dim).to(dtype),
+        filled(slots, shape.max_step_tokens, 2, shape.num_heads),
     )
 
 
@@ -93,9 +93,9 @@ def _norm_inputs(device: torch.device, rows: int, heads: int, value_dim: int, dt
     }
 
 
-def _case(name: str, layer: DeltaShape, is_full: bool = False, **inputs: Any) -> Case:
-    op = "delta_net_step" if "keep" in inputs else "delta_net_prefill"
-    return Case(op, name, partial(delta_inputs, layer=layer, **inputs), is_full, mutates=("pool",))
+def _case(name: str, shape: DeltaShape, is_full: bool = False, **inputs: Any) -> Case:
+    op = "delta_net_step" if "num_accepted" in inputs else "delta_net_prefill"
+    return Case(op, name, partial(delta_inputs, shape=shape, **inputs), is_full, mutates=("pool",))
 
 
 def _norm_case(rows: int, heads: int, value_dim: int, dtype: torch.dtype, is_full: bool = False) -> Case:
@@ -106,22 +106,22 @@ def _norm_case(rows: int, heads: int, value_dim: int, dtype: torch.dtype, is_ful
 _F32, _BF16 = torch.float32, torch.bfloat16
 
 _NET_CASES = [
-    _case("one-token", TINY, lengths=(1,), keep=(0,), dtype=_BF16),
-    _case("one-token-after-five", TINY, lengths=(1,), keep=(5,), dtype=_F32),
-    _case("mixed-odd-heads", _ODD, lengths=(1, 3, 0, 0, 2), keep=(2, 0, 3, 0, 1), dtype=_F32, is_strided=True),
-    _case("two-tiles-of-tokens", _MATCHED, lengths=(9, 2), keep=(9, 7), dtype=_BF16),
-    _case("no-rows", TINY, lengths=(0, 0), keep=(2, 0), dtype=_F32),
-    _case("three-taps", replace(TINY, taps=3), lengths=(2, 1), keep=(1, 3), dtype=_F32),
-    _case("six-taps", replace(TINY, taps=6), lengths=(3, 1), keep=(4, 0), dtype=_BF16),
+    _case("one-token", TINY, lengths=(1,), num_accepted=(0,), dtype=_BF16),
+    _case("one-token-after-five", TINY, lengths=(1,), num_accepted=(5,), dtype=_F32),
+    _case("mixed-odd-heads", _ODD, lengths=(1, 3, 0, 0, 2), num_accepted=(2, 0, 3, 0, 1), dtype=_F32, is_strided=True),
+    _case("two-tiles-of-tokens", _MATCHED, lengths=(9, 2), num_accepted=(9, 7), dtype=_BF16),
+    _case("no-rows", TINY, lengths=(0, 0), num_accepted=(2, 0), dtype=_F32),
+    _case("three-taps", replace(TINY, taps=3), lengths=(2, 1), num_accepted=(1, 3), dtype=_F32),
+    _case("six-taps", replace(TINY, taps=6), lengths=(3, 1), num_accepted=(4, 0), dtype=_BF16),
     _case("one-token", TINY, lengths=(1,), dtype=_F32),
     _case("mixed-odd-heads", _ODD, lengths=(65, 0, 2), dtype=_F32, is_strided=True),
     _case("two-chunks-and-a-bit", _MATCHED, lengths=(130,), dtype=_F32),
     _case("whole-chunk", TINY, lengths=(64, 3), dtype=_BF16),
     _norm_case(1, 2, 16, _BF16),
     _norm_case(3, 5, 20, _F32),
-    _case("122b-2x3-rows", QWEN_122B, is_full=True, lengths=(3, 3), keep=(3, 1), dtype=_BF16, is_strided=True),
-    _case("122b-float32", QWEN_122B, is_full=True, lengths=(1, 9), keep=(9, 0), dtype=_F32),
-    _case("35b-2x3-rows", _QWEN_35B, is_full=True, lengths=(3, 3), keep=(2, 0), dtype=_BF16, is_strided=True),
+    _case("122b-2x3-rows", QWEN_122B, is_full=True, lengths=(3, 3), num_accepted=(3, 1), dtype=_BF16, is_strided=True),
+    _case("122b-float32", QWEN_122B, is_full=True, lengths=(1, 9), num_accepted=(9, 0), dtype=_F32),
+    _case("35b-2x3-rows", _QWEN_35B, is_full=True, lengths=(3, 3), num_accepted=(2, 0), dtype=_BF16, is_strided=True),
     _case("122b-192-tokens", QWEN_122B, is_full=True, lengths=(192,), dtype=_BF16, is_strided=True),
     _case("122b-float32", QWEN_122B, is_full=True, lengths=(100, 29), dtype=_F32),
     _case("35b-192-tokens", _QWEN_35B, is_full=True, lengths=(192,), dtype=_BF16, is_strided=True),
@@ -132,18 +132,18 @@ _NET_CASES = [
 
 def _inputs(
     device: torch.device,
-    layer: DeltaShape,
+    shape: DeltaShape,
     lengths: tuple[int, ...],
-    keep: tuple[int, ...],
+    num_accepted: tuple[int, ...],
     parts: tuple[int, int],
     dtype: torch.dtype,
 ) -> dict[str, Any]:
-    arguments = delta_inputs(device, layer, lengths, dtype, keep)
+    arguments = delta_inputs(device, shape, lengths, dtype, num_accepted)
     qkv, a, b = (arguments.pop(name).to(torch.float32) for name in ("qkv", "a", "b"))
-    heads = layer.num_heads
+    heads = shape.num_heads
     if parts[0] == parts[1]:  # one projection for all of them
         joined = _cut(torch.cat([qkv, b, a], dim=1), parts[0])
-        cut_qkv, cut_b, cut_a = joined.tensor_split([layer.conv_dim, layer.conv_dim + heads], dim=2)
+        cut_qkv, cut_b, cut_a = joined.tensor_split([shape.conv_dim, shape.conv_dim + heads], dim=2)
     else:
         cut_qkv = _cut(qkv, parts[0])
         cut_b, cut_a = _cut(torch.cat([b, a], dim=1), parts[1]).tensor_split([heads], dim=2)
@@ -158,15 +158,15 @@ def _cut(whole: Tensor, count: int) -> Tensor:
 
 def _step_case(
     name: str,
-    layer: DeltaShape,
+    shape: DeltaShape,
     lengths: tuple[int, ...],
-    keep: tuple[int, ...],
+    num_accepted: tuple[int, ...],
     parts: tuple[int, int],
     dtype: torch.dtype = torch.bfloat16,
     *,
     is_full: bool = False,
 ) -> Case:
-    make = partial(_inputs, layer=layer, lengths=lengths, keep=keep, parts=parts, dtype=dtype)
+    make = partial(_inputs, shape=shape, lengths=lengths, num_accepted=num_accepted, parts=parts, dtype=dtype)
     return Case("delta_net_step_fused", f"{name}-{parts}-{dtype}", make, is_full, mutates=("pool",))
 
 

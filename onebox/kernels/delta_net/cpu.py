@@ -22,17 +22,17 @@ _L2_EPS = np.float32(1e-6)
 
 
 class _Layout(NamedTuple):
-    """Where the tokens of a step stand: S sequences side by side, kept tokens first, all new ones starting together.
+    """Where a step's tokens stand: S sequences side by side, accepted tokens first, all new ones starting together.
 
-        conv_rows  pending              new                      K: most tokens that a sequence keeps
+        conv_rows  pending              new                      K: most accepted tokens of a sequence
         - - -      . . . k k k          n n n n .                N: most rows that a sequence has
 
-    A sequence that keeps fewer is filled up on the left, one with fewer rows on the right; `.` is never read.
+    A sequence with fewer accepted tokens is filled up on the left, one with fewer rows on the right; `.` is never read.
     """
 
-    own: Tensor  # int64 [S]: the slots of the sequences that have rows or keep some
-    block: slice | None  # the same where they are neighbours in order that all have N rows and keep K
-    num_kept: int  # K
+    own: Tensor  # int64 [S]: the slots of the sequences that have rows or accepted tokens
+    block: slice | None  # the same where they are neighbours in order that all have N rows and K accepted tokens
+    most_accepted: int  # K
     num_new: int  # N
     pending: Tensor  # int64 [S * K]: the pending tokens that are read, among [slots * M]
     rows: NDArray[np.int64]  # [S, taps - 1 + K + N], into conv rows [S * (taps - 1)], pending [S * K], new rows [R]
@@ -53,17 +53,17 @@ class _Constants(NamedTuple):
 class _Tokens(NamedTuple):
     """What tokens bring to the delta rule, token first: T of them, S sequences, float32."""
 
-    key_query: Array  # [T, S * heads, 2, Dk]: unit length, the query times Dk ** -0.5
-    value: Array  # [T, S * heads, Dv]
+    key_query: Array  # [T, S * heads, 2, DK]: unit length, the query times DK ** -0.5
+    value: Array  # [T, S * heads, DV]
     decay: Array  # [T, S * heads, 1]: what is left of the state
     write: Array  # [T, S * heads, 1]: the part of an error that is corrected
     overlap: Array  # [T, S * heads, 1]: key times query
 
 
 @quietly
-def delta_net_step(qkv, a, b, weights, pool, cu_rows, slots, keep):
+def delta_net_step(qkv, a, b, weights, pool, cu_rows, slots, num_accepted):
     taps, max_pending = weights.conv.shape[1], pool.pending_rows.shape[1]
-    layout = _layout(tuple(cu_rows.tolist()), tuple(keep.tolist()), tuple(slots.tolist()), taps, max_pending)
+    layout = _layout(tuple(cu_rows.tolist()), tuple(num_accepted.tolist()), tuple(slots.tolist()), taps, max_pending)
     if not len(layout.own):
         return qkv.new_empty(0, *pool.matrices.shape[1::2])
     gates = np.empty((len(qkv), 2, a.shape[1]), dtype=np.float32)
@@ -71,9 +71,9 @@ def delta_net_step(qkv, a, b, weights, pool, cu_rows, slots, keep):
     gather = _neighbours_with_pending if layout.block else _with_pending
     extended, all_gates = gather(array(qkv), gates, pool, layout)
     outputs = _recur(_tokens(extended, all_gates, _constants(weights), pool, layout), pool.matrices, layout)
-    if layout.num_kept:
-        kept = torch.from_numpy(extended[:, layout.num_kept : layout.num_kept + taps - 1])
-        pool.conv_rows.index_copy_(0, layout.own, kept.to(pool.conv_rows.dtype))
+    if layout.most_accepted:
+        accepted = torch.from_numpy(extended[:, layout.most_accepted : layout.most_accepted + taps - 1])
+        pool.conv_rows.index_copy_(0, layout.own, accepted.to(pool.conv_rows.dtype))
     pool.pending_rows.flatten(0, 1).index_copy_(0, layout.written, qkv.to(pool.pending_rows.dtype))
     pool.pending_gates.flatten(0, 1).index_copy_(0, layout.written, torch.from_numpy(gates))
     return tensor(outputs.take(layout.output, axis=0), qkv.dtype)
@@ -91,36 +91,36 @@ def gated_norm(o, z, weight, eps):
 
 @lru_cache(maxsize=64)
 def _layout(
-    edges: tuple[int, ...], keep: tuple[int, ...], slots: tuple[int, ...], taps: int, max_pending: int
+    edges: tuple[int, ...], num_accepted: tuple[int, ...], slots: tuple[int, ...], taps: int, max_pending: int
 ) -> _Layout:
     counts = [end - first for first, end in pairwise(edges)]
-    alive = [s for s, (count, kept) in enumerate(zip(counts, keep, strict=True)) if count or kept]
-    num_kept, num_new = (max((numbers[s] for s in alive), default=0) for numbers in (keep, counts))
-    before, num_pending = len(alive) * (taps - 1), len(alive) * num_kept
+    alive = [s for s, (count, accepted) in enumerate(zip(counts, num_accepted, strict=True)) if count or accepted]
+    most_accepted, num_new = (max((numbers[s] for s in alive), default=0) for numbers in (num_accepted, counts))
+    before, num_pending = len(alive) * (taps - 1), len(alive) * most_accepted
     rows, gates, filled = [], [], []
     for index, s in enumerate(alive):
-        first_row, first_pending = index * (taps - 1), index * num_kept
-        left, right = num_kept - keep[s], num_new - counts[s]
+        first_row, first_pending = index * (taps - 1), index * most_accepted
+        left, right = most_accepted - num_accepted[s], num_new - counts[s]
         # Places that are never read hold something of their own sequence, so that a NaN stays at home.
         new = range(num_pending + edges[s], num_pending + edges[s + 1])
-        stood = [*range(first_pending, first_pending + keep[s]), *new]
+        stood = [*range(first_pending, first_pending + num_accepted[s]), *new]
         gates.append([stood[0]] * left + stood + [stood[0]] * right)
         conv = list(range(first_row, first_row + taps - 1))
         rows.append([first_row] * left + conv + [before + place for place in stood] + [first_row] * right)
-        filled.append([place < left for place in range(num_kept + num_new)])
+        filled.append([place < left for place in range(most_accepted + num_new)])
     own = [slots[s] for s in alive]
-    is_even = {(keep[s], counts[s]) for s in alive} == {(num_kept, num_new)}
+    is_even = {(num_accepted[s], counts[s]) for s in alive} == {(most_accepted, num_new)}
     is_block = is_even and num_new > 0 and own == list(range(own[0], own[0] + len(own)))
     places = [(index, s, place) for index, s in enumerate(alive) for place in range(counts[s])]
     return _Layout(
         torch.tensor(own, dtype=torch.int64),
         slice(own[0], own[0] + len(own)) if is_block else None,
-        num_kept,
+        most_accepted,
         num_new,
-        torch.tensor([slot * max_pending + place for slot in own for place in range(num_kept)], dtype=torch.int64),
+        torch.tensor([slot * max_pending + place for slot in own for place in range(most_accepted)], dtype=torch.int64),
         np.array(rows, dtype=np.int64),
         np.array(gates, dtype=np.int64),
-        np.array(filled).T[:, :, None] if any(keep[s] < num_kept for s in alive) else None,
+        np.array(filled).T[:, :, None] if any(num_accepted[s] < most_accepted for s in alive) else None,
         torch.tensor([slots[s] * max_pending + place for _, s, place in places], dtype=torch.int64),
         np.array([place * len(alive) + index for index, _, place in places], dtype=np.int64),
     )
@@ -133,10 +133,10 @@ def _constants(weights: DeltaWeights) -> _Constants:
 
 
 def _with_pending(qkv: Array, gates: Array, pool: DeltaPool, layout: _Layout) -> tuple[Array, Array]:
-    """Rows [S, taps - 1 + K + N, conv_dim] and gates [S, K + N, 2, heads] as laid out: kept, then new."""
+    """Rows [S, taps - 1 + K + N, conv_dim] and gates [S, K + N, 2, heads] as laid out: accepted, then new."""
     rows = [array(pool.conv_rows.index_select(0, layout.own)).reshape(-1, qkv.shape[1]), qkv]
     all_gates = [gates]
-    if layout.num_kept:
+    if layout.most_accepted:
         rows.insert(1, array(pool.pending_rows.flatten(0, 1).index_select(0, layout.pending)))
         all_gates.insert(0, array(pool.pending_gates.flatten(0, 1).index_select(0, layout.pending)))
     return np.concatenate(rows).take(layout.rows, axis=0), np.concatenate(all_gates).take(layout.gates, axis=0)
@@ -144,14 +144,14 @@ def _with_pending(qkv: Array, gates: Array, pool: DeltaPool, layout: _Layout) ->
 
 def _neighbours_with_pending(qkv: Array, gates: Array, pool: DeltaPool, layout: _Layout) -> tuple[Array, Array]:
     """The same for neighbours that are alike."""
-    num, num_kept, num_new = len(layout.own), layout.num_kept, layout.num_new
+    num, most_accepted, num_new = len(layout.own), layout.most_accepted, layout.num_new
     rows = [array(pool.conv_rows[layout.block]), qkv.reshape(num, num_new, -1)]
     new_gates = gates.reshape(num, num_new, *gates.shape[1:])
-    if not num_kept:
+    if not most_accepted:
         return np.concatenate(rows, axis=1), new_gates
-    rows.insert(1, array(pool.pending_rows[layout.block, :num_kept]))
-    kept_gates = array(pool.pending_gates[layout.block, :num_kept])
-    return np.concatenate(rows, axis=1), np.concatenate([kept_gates, new_gates], axis=1)
+    rows.insert(1, array(pool.pending_rows[layout.block, :most_accepted]))
+    accepted_gates = array(pool.pending_gates[layout.block, :most_accepted])
+    return np.concatenate(rows, axis=1), np.concatenate([accepted_gates, new_gates], axis=1)
 
 
 def _tokens(extended: Array, gates: Array, constants: _Constants, pool: DeltaPool, layout: _Layout) -> _Tokens:
@@ -197,12 +197,12 @@ def _fade(gates: Array, constants: _Constants, layout: _Layout) -> tuple[Array, 
 
 
 def _recur(tokens: _Tokens, states: Tensor, layout: _Layout) -> Array:
-    """Outputs [N * S, heads, Dv] of the new tokens; the states [slots, heads, Dk, Dv] then hold the kept ones.
+    """Outputs [N * S, heads, DV] of the new tokens; the states [slots, heads, DK, DV] then hold the accepted ones.
 
     A head's matrix fades, is asked for what it holds under the new key, and is corrected by a part of the error. What
     it then holds under the query follows from what it held before, so the last token's correction is not written.
     """
-    num_kept, num_tokens = layout.num_kept, layout.num_kept + layout.num_new
+    most_accepted, num_tokens = layout.most_accepted, layout.most_accepted + layout.num_new
     matrices = _matrices(states, layout)
     outputs = np.empty((layout.num_new, *tokens.value.shape[1:]), dtype=np.float32)
     for t in range(num_tokens):
@@ -211,21 +211,21 @@ def _recur(tokens: _Tokens, states: Tensor, layout: _Layout) -> Array:
         found *= decay[:, :, None]
         correction = tokens.value[t] - found[:, 0]
         correction *= write
-        if t >= num_kept:
-            np.multiply(tokens.overlap[t], correction, outputs[t - num_kept])
-            outputs[t - num_kept] += found[:, 1]
-        if t == num_kept and t < num_tokens - 1 and layout.block:
+        if t >= most_accepted:
+            np.multiply(tokens.overlap[t], correction, outputs[t - most_accepted])
+            outputs[t - most_accepted] += found[:, 1]
+        if t == most_accepted and t < num_tokens - 1 and layout.block:
             matrices = matrices.clone()
-        if t < max(num_kept, num_tokens - 1):
+        if t < max(most_accepted, num_tokens - 1):
             matrices.mul_(torch.from_numpy(decay[:, :, None]))
             matrices.baddbmm_(torch.from_numpy(asked[:, :1]).mT, torch.from_numpy(correction[:, None]))
-        if t == num_kept - 1 and not layout.block:
+        if t == most_accepted - 1 and not layout.block:
             states.index_copy_(0, layout.own, matrices.view(-1, *states.shape[1:]))
     return outputs.reshape(-1, *states.shape[1::2])
 
 
 def _matrices(states: Tensor, layout: _Layout) -> Tensor:
-    """[S * heads, Dk, Dv]: the pool's own memory where the slots are neighbours, a copy else."""
+    """[S * heads, DK, DV]: the pool's own memory where the slots are neighbours, a copy else."""
     if layout.block:
         return states[layout.block].flatten(0, 1)
     return states.index_select(0, layout.own).flatten(0, 1)

@@ -21,16 +21,16 @@ class DeltaWeights(NamedTuple):
 class DeltaPool(NamedTuple):
     """One layer's memory of all sequences, a slot each.
 
-    A slot stands at some token. Behind it, folded into `matrices` and `conv_rows`, is all that is certain; after it
-    come up to M pending tokens of the last step, of which the next step keeps as many as it is told. A pending token is
-    held as what it brought along (its row before the convolution, its a and b): its key, value and gates follow from
-    these by the same operations in the same order, so they need no place. To keep fewer is the whole of a rollback.
+    A slot stands at some token. `matrices` and `conv_rows` hold all accepted tokens up to it. After it come up to M
+    pending tokens of the last step, of which the next step folds in the accepted ones. A pending token is stored as its
+    inputs (its row before the convolution, its a and b): its key, value and gates follow from these by the same
+    operations in the same order, so they are not stored. A rollback is nothing but a smaller number of accepted tokens.
 
-    conv_dim is two runs of key heads x Dk (queries, keys) and one of heads x Dv (values).
+    conv_dim is two runs of key heads x DK (queries, keys) and one of heads x DV (values).
     """
 
     matrices: Tensor
-    """float32 [slots, heads, Dk, Dv]: a head's matrix maps keys to values."""
+    """float32 [slots, heads, DK, DV]: a head's matrix maps keys to values."""
     conv_rows: Tensor
     """[slots, taps - 1, conv_dim], the dtype of qkv or float32: the rows before the slot's token, oldest first."""
     pending_rows: Tensor

@@ -20,24 +20,24 @@ _L2_EPS = 1e-6
 class _Tokens(NamedTuple):
     """What tokens bring to the delta rule, float32."""
 
-    query: Tensor  # [..., heads, Dk], unit length times Dk ** -0.5
-    key: Tensor  # [..., heads, Dk], unit length
-    value: Tensor  # [..., heads, Dv]
+    query: Tensor  # [..., heads, DK], unit length times DK ** -0.5
+    key: Tensor  # [..., heads, DK], unit length
+    value: Tensor  # [..., heads, DV]
     log_decay: Tensor  # [..., heads], the logarithm of what is left of the state, at most 0
     write: Tensor  # [..., heads], the part of an error that is corrected, 0..1
 
 
 class _Layout(NamedTuple):
-    """Where the tokens of a step stand: S sequences side by side, kept tokens first, all new ones starting together.
+    """Where a step's tokens stand: S sequences side by side, accepted tokens first, all new ones starting together.
 
-        conv_rows  pending              new                      K: most tokens that a sequence keeps
+        conv_rows  pending              new                      K: most accepted tokens of a sequence
         - - -      . . . k k k          n n n n .                N: most rows that a sequence has
 
-    A sequence that keeps fewer is filled up on the left, one with fewer rows on the right; `.` is never read.
+    A sequence with fewer accepted tokens is filled up on the left, one with fewer rows on the right; `.` is never read.
     """
 
-    alive: Tensor  # int64 [S]: the sequences that have rows or keep some
-    num_kept: int  # K
+    alive: Tensor  # int64 [S]: the sequences that have rows or accepted tokens
+    most_accepted: int  # K
     rows: Tensor  # int64 [S * (taps - 1 + K + N)], into conv rows [S * (taps - 1)], pending [S * K], new rows [R]
     gates: Tensor  # int64 [S * (K + N)], into pending gates [S * K], new gates [R]
     filled: Tensor | None  # bool [S, K + N, 1]: the places on the left that are filled up, if there are any
@@ -54,38 +54,38 @@ def delta_net_step(
     pool: DeltaPool,
     cu_rows: Tensor,
     slots: Tensor,
-    keep: Tensor,
+    num_accepted: Tensor,
 ) -> Tensor:
-    """Outputs [R, heads, Dv], in the dtype of qkv, of a decode or verify step; the pool is written in place.
+    """Outputs [R, heads, DV], in the dtype of qkv, of a decode or verify step; the pool is written in place.
 
     qkv [R, conv_dim] before the convolution, a and b [R, heads] before their activations; rows may be strided. Sequence
     s has the rows cu_rows[s]..cu_rows[s + 1] (int32 [S + 1]), at most M of them and possibly none, and owns the slot
-    slots[s] (int32 [S], all different). Of the slot's pending tokens the first keep[s] (int32 [S], at most as many as
-    its last step had; 0 after a prefill) are folded into the state, which is read once and written once; the rest are
-    forgotten, and this step's tokens become the pending ones. A sequence with no rows that keeps nothing leaves its
-    slot alone, so it may name any (padding); one with no rows that keeps some only brings the slot up to date.
+    slots[s] (int32 [S], all different). Of the slot's pending tokens the first num_accepted[s] (int32 [S], at most as
+    many as its last step had; 0 after a prefill) are folded into the state, which is read once and written once; the
+    rest are discarded, and this step's tokens become the pending ones. A sequence with no rows and no accepted tokens
+    leaves its slot alone, so it may name any (padding); one with no rows but accepted tokens only updates the slot.
 
-    A token's bits depend on its sequence's kept tokens alone: not on how they were grouped into steps, on
-    tokens that were forgotten, or on other sequences.
+    A token's bits depend on its sequence's accepted tokens alone: not on how they were grouped into steps, on
+    tokens that were discarded, or on other sequences.
     """
     taps = weights.conv.shape[1]
-    layout = _layout(tuple(cu_rows.tolist()), tuple(keep.tolist()), taps)
-    own, num_kept = slots.long()[layout.alive], layout.num_kept
+    layout = _layout(tuple(cu_rows.tolist()), tuple(num_accepted.tolist()), taps)
+    own, most_accepted = slots.long()[layout.alive], layout.most_accepted
     if not len(own):
         return qkv.new_empty(0, *pool.matrices.shape[1::2])
     gates = torch.stack([a, b], dim=1).to(torch.float32)
     extended, all_gates = _with_pending(qkv, gates, pool, own, layout)
     outputs = _recur(_tokens(extended, all_gates, weights, pool), pool.matrices, own, layout)
-    if num_kept:
-        pool.conv_rows[own] = extended[:, num_kept : num_kept + taps - 1].to(pool.conv_rows.dtype)
+    if most_accepted:
+        pool.conv_rows[own] = extended[:, most_accepted : most_accepted + taps - 1].to(pool.conv_rows.dtype)
     pool.pending_rows[own[layout.sequence], layout.place] = qkv.to(pool.pending_rows.dtype)
     pool.pending_gates[own[layout.sequence], layout.place] = gates
     return outputs.index_select(0, layout.output).to(qkv.dtype)
 
 
 def _with_pending(qkv: Tensor, gates: Tensor, pool: DeltaPool, own: Tensor, layout: _Layout) -> tuple[Tensor, Tensor]:
-    """Rows [S, taps - 1 + K + N, conv_dim] and gates [S, K + N, 2, heads] as laid out, float32: kept, then new."""
-    pending = (own.unsqueeze(-1) * pool.pending_rows.shape[1] + torch.arange(layout.num_kept)).flatten()
+    """Rows [S, taps - 1 + K + N, conv_dim] and gates [S, K + N, 2, heads] as laid out, float32: accepted, then new."""
+    pending = (own.unsqueeze(-1) * pool.pending_rows.shape[1] + torch.arange(layout.most_accepted)).flatten()
     before = pool.conv_rows.index_select(0, own).flatten(0, 1)
     rows = torch.cat([before, pool.pending_rows.flatten(0, 1).index_select(0, pending), qkv]).to(torch.float32)
     all_gates = torch.cat([pool.pending_gates.flatten(0, 1).index_select(0, pending), gates])
@@ -96,30 +96,31 @@ def _with_pending(qkv: Tensor, gates: Tensor, pool: DeltaPool, own: Tensor, layo
 
 
 @lru_cache(maxsize=64)
-def _layout(edges: tuple[int, ...], keep: tuple[int, ...], taps: int) -> _Layout:
+def _layout(edges: tuple[int, ...], num_accepted: tuple[int, ...], taps: int) -> _Layout:
     """The same for every layer of a step, and for many steps."""
     counts = [end - first for first, end in pairwise(edges)]
-    alive = [s for s, (count, kept) in enumerate(zip(counts, keep, strict=True)) if count or kept]
-    num_kept, num_new = (max((numbers[s] for s in alive), default=0) for numbers in (keep, counts))
-    before, pending = len(alive) * (taps - 1), len(alive) * num_kept
+    alive = [s for s, (count, accepted) in enumerate(zip(counts, num_accepted, strict=True)) if count or accepted]
+    most_accepted, num_new = (max((numbers[s] for s in alive), default=0) for numbers in (num_accepted, counts))
+    before, pending = len(alive) * (taps - 1), len(alive) * most_accepted
     rows, gates, filled = [], [], []
     for index, s in enumerate(alive):
-        first_row, first_pending = index * (taps - 1), index * num_kept
-        left, right = num_kept - keep[s], num_new - counts[s]
+        first_row, first_pending = index * (taps - 1), index * most_accepted
+        left, right = most_accepted - num_accepted[s], num_new - counts[s]
         # Places that are never read hold something of their own sequence, so that a NaN stays at home.
-        own = [*range(first_pending, first_pending + keep[s]), *range(pending + edges[s], pending + edges[s + 1])]
+        new = range(pending + edges[s], pending + edges[s + 1])
+        own = [*range(first_pending, first_pending + num_accepted[s]), *new]
         gates.append([own[0]] * left + own + [own[0]] * right)
         conv = list(range(first_row, first_row + taps - 1))
         rows.append([first_row] * left + conv + [before + place for place in own] + [first_row] * right)
-        filled.append([[place < left] for place in range(num_kept + num_new)])
+        filled.append([[place < left] for place in range(most_accepted + num_new)])
     sequence = torch.tensor([index for index, s in enumerate(alive) for _ in range(counts[s])], dtype=torch.int64)
     place = torch.tensor([place for s in alive for place in range(counts[s])], dtype=torch.int64)
     return _Layout(
         torch.tensor(alive, dtype=torch.int64),
-        num_kept,
+        most_accepted,
         torch.tensor(rows, dtype=torch.int64).flatten(),
         torch.tensor(gates, dtype=torch.int64).flatten(),
-        torch.tensor(filled) if any(keep[s] < num_kept for s in alive) else None,
+        torch.tensor(filled) if any(num_accepted[s] < most_accepted for s in alive) else None,
         sequence,
         place,
         place * len(alive) + sequence,
@@ -129,7 +130,7 @@ def _layout(edges: tuple[int, ...], keep: tuple[int, ...], taps: int) -> _Layout
 def delta_net_prefill(
     qkv: Tensor, a: Tensor, b: Tensor, weights: DeltaWeights, pool: DeltaPool, cu_rows: Tensor, slots: Tensor
 ) -> Tensor:
-    """Outputs [T, heads, Dv], in the dtype of qkv, of whole stretches of tokens, folded into the pool at once.
+    """Outputs [T, heads, DV], in the dtype of qkv, of whole stretches of tokens, folded into the pool at once.
 
     Arguments as for `delta_net_step`, with any number of rows a sequence; pending tokens are neither read nor
     written. Tokens go through in chunks of 64 from each sequence's first row on: a prompt that is split at
@@ -151,9 +152,9 @@ def delta_net_prefill(
 
 
 def gated_norm(o: Tensor, z: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """Normed o times weight times silu(z), the norm over each head's Dv: [R, heads * Dv] in the dtype of z.
+    """Normed o times weight times silu(z), the norm over each head's DV: [R, heads * DV] in the dtype of z.
 
-    o [R, heads, Dv] any float dtype; z [R, heads * Dv], rows may be strided; weight [Dv], not an offset from one.
+    o [R, heads, DV] any float dtype; z [R, heads * DV], rows may be strided; weight [DV], not an offset from one.
     """
     mixed = o.to(torch.float32)
     normed = mixed * torch.rsqrt(mixed.square().mean(-1, keepdim=True) + eps)
@@ -188,7 +189,7 @@ def _unit(x: Tensor) -> Tensor:
 
 
 def _recur(tokens: _Tokens, states: Tensor, own: Tensor, layout: _Layout) -> Tensor:
-    """Outputs [N * S, heads, Dv] of the new tokens; the states [slots, heads, Dk, Dv] of `own` then hold the kept ones.
+    """Outputs [N * S, heads, DV] of the new tokens; the states [slots, heads, DK, DV] of `own` then hold the accepted.
 
     A head's matrix fades, is asked for what it holds under the new key, and is corrected by a part of the error. What
     it then holds under the query follows from what it held before, so the last token's correction is not written.
@@ -206,11 +207,11 @@ def _recur(tokens: _Tokens, states: Tensor, own: Tensor, layout: _Layout) -> Ten
         asked, value, faded, written, shared = (part[t] for part in by_token)
         recalled, answer = (faded.view(-1, 1, 1) * torch.bmm(asked, matrices)).unbind(1)
         correction = written.unsqueeze(-1) * (value - recalled)
-        if t >= layout.num_kept:
+        if t >= layout.most_accepted:
             outputs.append(answer + shared.unsqueeze(-1) * correction)
-        if t < max(layout.num_kept, num_tokens - 1):
+        if t < max(layout.most_accepted, num_tokens - 1):
             matrices.mul_(faded.view(-1, 1, 1)).baddbmm_(asked[:, :1].mT, correction.unsqueeze(1))
-        if t == layout.num_kept - 1:
+        if t == layout.most_accepted - 1:
             for slot, matrix in zip(own.tolist(), torch.split(matrices, heads), strict=True):
                 states[slot].copy_(matrix)
     mixed = torch.cat(outputs) if outputs else matrices.new_empty(0, matrices.shape[-1])
@@ -218,7 +219,7 @@ def _recur(tokens: _Tokens, states: Tensor, own: Tensor, layout: _Layout) -> Ten
 
 
 def _delta_chunk(tokens: _Tokens, matrices: Tensor) -> tuple[Tensor, Tensor]:
-    """Outputs [heads, N, Dv] of one chunk, heads first in every part of `tokens`, and the matrices after it.
+    """Outputs [heads, N, DV] of one chunk, heads first in every part of `tokens`, and the matrices after it.
 
     Token i's correction needs those before it: c_i = write_i (v_i - fade_i k_i S - sum_j<i fade_ij (k_i . k_j) c_j).
     That is a unit lower triangular system in all corrections of the chunk.
@@ -245,22 +246,23 @@ def delta_net_step_fused(
     pool: DeltaPool,
     cu_rows: Tensor,
     slots: Tensor,
-    keep: Tensor,
+    num_accepted: Tensor,
 ) -> Tensor:
-    """`delta_net.delta_net_step` with outputs in float32 [R, heads, Dv], of rows that come as parts to be added up.
+    """`delta_net_step` with outputs float32 [R, heads, DV], of rows that come as parts to be added in order.
 
-    qkv_parts float32 [P, R, conv_dim], a_parts and b_parts float32 [Q, R, heads], alike in their strides over Q; parts
-    are added in their order. A row of qkv is rounded to the pool's dtype before it is used: it is the same number when
-    a later step finds it there.
+    qkv_parts float32 [parts, R, conv_dim]; a_parts and b_parts float32 [gate parts, R, heads], with one stride over
+    their parts. A row of qkv is rounded to the pool's dtype before it is used: it is the same number when a later step
+    reads it from the pool.
     """
     qkv = add_in_order(qkv_parts).to(pool.pending_rows.dtype).to(torch.float32)
-    return delta_net_step(qkv, add_in_order(a_parts), add_in_order(b_parts), weights, pool, cu_rows, slots, keep)
+    a, b = add_in_order(a_parts), add_in_order(b_parts)
+    return delta_net_step(qkv, a, b, weights, pool, cu_rows, slots, num_accepted)
 
 
 def gated_norm_fused(mixed: Tensor, z_parts: Tensor, weight: Tensor, eps: float, dtype: torch.dtype) -> FixedRows:
-    """`delta_net.gated_norm` as rows [R, heads * Dv]: norm(mixed) * weight * silu(z), the norm over each head.
+    """`gated_norm` as rows [R, heads * DV]: norm(mixed) * weight * silu(z), the norm over each head.
 
-    mixed float32 [R, heads, Dv], 128 a multiple of Dv; z_parts float32 [P, R, heads * Dv], added in their order, any
-    strides over P and R; weight [Dv].
+    mixed float32 [R, heads, DV], 128 a multiple of DV; z_parts float32 [parts, R, heads * DV], added in order, any
+    strides over parts and R; weight [DV].
     """
     return unscaled_rows(gated_norm(mixed, add_in_order(z_parts), weight, eps), dtype)

@@ -1,7 +1,7 @@
 """Gated DeltaNet's decode step in Triton: two launches, one warp a program, tokens one after the other.
 
     prepare   (sequence, head)           convolution, SiLU, unit queries and keys, gates; the slot moves on
-    recur     (stripe, head, sequence)   walks kept and new tokens, a stripe of value columns in registers
+    recur     (stripe, head, sequence)   walks accepted and new tokens, a stripe of value columns in registers
 
 A column of a head's matrix never meets another one, so stripes share nothing. The scratch between the two has the
 columns of qkv: queries, keys, values. Loops whose length only the device knows are `while` loops: Triton's interpreter
@@ -53,8 +53,8 @@ def _split_taps(all_taps, TAPS: tl.constexpr, BLOCK: tl.constexpr):
 
 @triton.jit
 def _load_row(
-    token,  # those below keep are pending, the others rows of this call
-    keep,
+    token,  # those below num_accepted are pending, the others rows of this call
+    num_accepted,
     is_there,  # [C]
     qkv_ptr,  # [C], at the sequence's first row, as the next is at the slot's
     pending_ptr,
@@ -64,16 +64,16 @@ def _load_row(
     PARTS: tl.constexpr,
 ):
     """A row before the convolution, float32 [C]; a new one as the pool would give it back, so they are alike."""
-    kept = tl.load(pending_ptr + token * CONV_DIM, mask=is_there & (token < keep), other=0.0).to(tl.float32)
-    at = (token - keep).to(tl.int64) * qkv_stride
-    new = sum_parts(qkv_ptr, part_stride, at, is_there & (token >= keep), PARTS)
-    return kept + rounded(new, pending_ptr.dtype.element_ty).to(tl.float32)
+    accepted = tl.load(pending_ptr + token * CONV_DIM, mask=is_there & (token < num_accepted), other=0.0).to(tl.float32)
+    at = (token - num_accepted).to(tl.int64) * qkv_stride
+    new = sum_parts(qkv_ptr, part_stride, at, is_there & (token >= num_accepted), PARTS)
+    return accepted + rounded(new, pending_ptr.dtype.element_ty).to(tl.float32)
 
 
 @triton.jit
 def _load_gates(
     token,  # as in `_load_row`
-    keep,
+    num_accepted,
     is_there,
     a_ptr,
     b_ptr,
@@ -86,10 +86,10 @@ def _load_gates(
 ):
     """A token's a and b before their activations, for one head."""
     at = pending_ptr + token * (2 * HEADS)
-    fresh = (token - keep).to(tl.int64)
-    is_new = is_there & (token >= keep)
-    a = tl.load(at, mask=is_there & (token < keep), other=0.0)
-    b = tl.load(at + HEADS, mask=is_there & (token < keep), other=0.0)
+    fresh = (token - num_accepted).to(tl.int64)
+    is_new = is_there & (token >= num_accepted)
+    a = tl.load(at, mask=is_there & (token < num_accepted), other=0.0)
+    b = tl.load(at + HEADS, mask=is_there & (token < num_accepted), other=0.0)
     a += sum_parts(a_ptr, part_stride, fresh * a_stride, is_new, PARTS)
     b += sum_parts(b_ptr, part_stride, fresh * b_stride, is_new, PARTS)
     return a, b
@@ -108,8 +108,8 @@ def delta_net_step_prepare_kernel(
     pending_gates_ptr,  # float32 [slots, M, 2, HEADS]
     cu_rows_ptr,  # int32 [S + 1]
     slots_ptr,  # int32 [S]
-    keep_ptr,  # int32 [S]
-    mixed_ptr,  # float32 [S * 2 M, CONV_DIM]: of each sequence kept tokens and then new ones
+    num_accepted_ptr,  # int32 [S]
+    mixed_ptr,  # float32 [S * 2 M, CONV_DIM]: of each sequence accepted tokens and then new ones
     log_decay_ptr,  # float32 [S * 2 M, HEADS]
     write_ptr,  # float32 [S * 2 M, HEADS]
     qkv_stride,
@@ -139,8 +139,8 @@ def delta_net_step_prepare_kernel(
     slot = tl.load(slots_ptr + sequence).to(tl.int64)
     first = tl.load(cu_rows_ptr + sequence).to(tl.int64)
     last = tl.load(cu_rows_ptr + sequence + 1)
-    keep = tl.load(keep_ptr + sequence)
-    end = keep + (last - first).to(tl.int32)
+    num_accepted = tl.load(num_accepted_ptr + sequence)
+    end = num_accepted + (last - first).to(tl.int32)
 
     is_value = head >= 2 * KEY_HEADS
     value_head = head - 2 * KEY_HEADS
@@ -164,10 +164,10 @@ def delta_net_step_prepare_kernel(
     b_ptr += first * b_stride + value_head
     pending_at = pending_rows_ptr + slot * (M * CONV_DIM) + channels
     pending_gates_ptr += slot * (M * 2 * HEADS) + value_head
-    row = _load_row(0, keep, inside & (end > 0), qkv_ptr, pending_at, qkv_stride, part_stride, CONV_DIM, PARTS)
+    row = _load_row(0, num_accepted, inside & (end > 0), qkv_ptr, pending_at, qkv_stride, part_stride, CONV_DIM, PARTS)
     a, b = _load_gates(
         0,
-        keep,
+        num_accepted,
         is_value & (end > 0),
         a_ptr,
         b_ptr,
@@ -185,7 +185,7 @@ def delta_net_step_prepare_kernel(
         # The next token's loads are under way while this one is computed.
         next_row = _load_row(
             token + 1,
-            keep,
+            num_accepted,
             inside & (token + 1 < end),
             qkv_ptr,
             pending_at,
@@ -196,7 +196,7 @@ def delta_net_step_prepare_kernel(
         )
         next_a, next_b = _load_gates(
             token + 1,
-            keep,
+            num_accepted,
             is_value & (token + 1 < end),
             a_ptr,
             b_ptr,
@@ -218,7 +218,7 @@ def delta_net_step_prepare_kernel(
         gate_at = (work + token) * HEADS + value_head
         tl.store(log_decay_ptr + gate_at, -tl.exp(rate) * softplus(a + bias), mask=is_value)
         tl.store(write_ptr + gate_at, tl.sigmoid(b), mask=is_value)
-        fresh = token - keep
+        fresh = token - num_accepted
         pending = row.to(pending_rows_ptr.dtype.element_ty)
         tl.store(pending_at + fresh * CONV_DIM, pending, mask=inside & (fresh >= 0))
         gates_at = pending_gates_ptr + fresh * (2 * HEADS)
@@ -227,9 +227,9 @@ def delta_net_step_prepare_kernel(
         window = window[1:] + (row,)  # type: ignore[assignment]  # noqa: RUF005 - Triton has no starred tuples
         row, a, b = next_row, next_a, next_b
         token += 1
-        if token == keep:
-            # The slot moves on, past the kept tokens. Threads may hold other elements when they write than when they
-            # read; all reads of what is kept come first.
+        if token == num_accepted:
+            # The slot moves on, past the accepted tokens. Threads may hold other elements when they write than when
+            # they read; all reads of accepted tokens come first.
             tl.debug_barrier()
             for place in tl.static_range(TAPS - 1):
                 tl.store(conv_at + place * CONV_DIM, window[place].to(conv_rows_ptr.dtype.element_ty), mask=inside)
@@ -269,7 +269,7 @@ def delta_net_recur_kernel(
     matrices_ptr,  # float32 [slots, HEADS, DK, DV]
     cu_rows_ptr,  # int32 [S + 1]
     slots_ptr,  # int32 [S]
-    keep_ptr,  # int32 [S]
+    num_accepted_ptr,  # int32 [S]
     out_ptr,  # [R, HEADS, DV]
     KEY_HEADS: tl.constexpr,
     HEADS: tl.constexpr,
@@ -291,8 +291,8 @@ def delta_net_recur_kernel(
     slot = tl.load(slots_ptr + sequence).to(tl.int64)
     first = tl.load(cu_rows_ptr + sequence).to(tl.int64)
     count = (tl.load(cu_rows_ptr + sequence + 1) - first).to(tl.int32)
-    keep = tl.load(keep_ptr + sequence)
-    end = keep + count
+    num_accepted = tl.load(num_accepted_ptr + sequence)
+    end = num_accepted + count
     keys = tl.arange(0, BLOCK_K)
     inside = (keys < DK)[:, None] & (columns < DV)[None, :]
     state_at = matrices_ptr + (slot * HEADS + head) * (DK * DV) + keys[:, None] * DV + columns[None, :]
@@ -326,20 +326,20 @@ def delta_net_recur_kernel(
         correction = write * (value - recalled)
         state += key[:, None] * correction[None, :]
         out = tl.sum(state * query[:, None], 0)
-        if t == keep - 1:
+        if t == num_accepted - 1:
             tl.store(state_at, state, mask=inside)
-        out_at = out_ptr + ((first + t - keep) * HEADS + head) * DV + columns
-        tl.store(out_at, out.to(out_ptr.dtype.element_ty), mask=(columns < DV) & (t >= keep))
+        out_at = out_ptr + ((first + t - num_accepted) * HEADS + head) * DV + columns
+        tl.store(out_at, out.to(out_ptr.dtype.element_ty), mask=(columns < DV) & (t >= num_accepted))
         query, key, value, decay, write = next_query, next_key, next_value, next_decay, next_write
         t += 1
 
 
-def delta_net_step(qkv, a, b, weights, pool, cu_rows, slots, keep):
-    return _step(qkv, a, b, weights, pool, cu_rows, slots, keep, qkv.dtype)
+def delta_net_step(qkv, a, b, weights, pool, cu_rows, slots, num_accepted):
+    return _step(qkv, a, b, weights, pool, cu_rows, slots, num_accepted, qkv.dtype)
 
 
-def delta_net_step_fused(qkv_parts, a_parts, b_parts, weights, pool, cu_rows, slots, keep):
-    return _step(qkv_parts, a_parts, b_parts, weights, pool, cu_rows, slots, keep, torch.float32)
+def delta_net_step_fused(qkv_parts, a_parts, b_parts, weights, pool, cu_rows, slots, num_accepted):
+    return _step(qkv_parts, a_parts, b_parts, weights, pool, cu_rows, slots, num_accepted, torch.float32)
 
 
 def _step(
@@ -350,10 +350,10 @@ def _step(
     pool: DeltaPool,
     cu_rows: Tensor,
     slots: Tensor,
-    keep: Tensor,
+    num_accepted: Tensor,
     dtype: torch.dtype,
 ) -> Tensor:
-    """`delta_net_step` in `dtype`; qkv, a and b may be parts [P, R, ...] of their linears, added in their order."""
+    """`delta_net_step` in `dtype`; qkv, a and b may be parts [parts, R, ...] of their linears, added in their order."""
     num_rows, (num_sequences,) = qkv.shape[-2], slots.shape
     _, heads, key_dim, value_dim = pool.matrices.shape
     max_tokens = pool.pending_rows.shape[1]
@@ -371,7 +371,7 @@ def _step(
         pool.pending_gates,
         cu_rows,
         slots,
-        keep,
+        num_accepted,
         mixed,
         log_decay,
         write,
@@ -402,7 +402,7 @@ def _step(
         pool.matrices,
         cu_rows,
         slots,
-        keep,
+        num_accepted,
         out,
         KEY_HEADS=pool.num_key_heads,
         HEADS=heads,

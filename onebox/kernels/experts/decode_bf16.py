@@ -78,11 +78,11 @@ def experts_gate_up_bf16_kernel(
 
 @triton.jit(do_not_specialize=["num_pairs"])
 def experts_down_bf16_kernel(
-    inner_ptr,  # float32 [P, I]
-    ids_ptr,  # int32 [P]
-    weights_ptr,  # float32 [P]
+    inner_ptr,  # float32 [pairs, I]
+    ids_ptr,  # int32 [pairs]
+    weights_ptr,  # float32 [pairs]
     down_ptr,  # bfloat16 [E, H, I]
-    out_ptr,  # float32 [P, H]
+    out_ptr,  # float32 [pairs, H]
     num_pairs,
     H: tl.constexpr,
     I: tl.constexpr,  # noqa: E741 (the letter of the README)

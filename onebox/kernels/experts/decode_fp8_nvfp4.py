@@ -67,13 +67,13 @@ def experts_float_gate_up_kernel(
 
 @triton.jit(do_not_specialize=["num_pairs"])
 def experts_float_down_kernel(
-    inner_ptr,  # float32 [P, I]
-    ids_ptr,  # int32 [P]
-    weights_ptr,  # float32 [P]
+    inner_ptr,  # float32 [pairs, I]
+    ids_ptr,  # int32 [pairs]
+    weights_ptr,  # float32 [pairs]
     weight_ptr,
     scale_ptr,
     multiplier_ptr,
-    out_ptr,  # float32 [P, H]
+    out_ptr,  # float32 [pairs, H]
     num_pairs,
     H: tl.constexpr,
     I: tl.constexpr,  # noqa: E741 (the letter of the README)

@@ -150,9 +150,9 @@ def experts_gate_up_kernel(
 def _split_inner(
     pair,
     group,
-    inner_ptr,  # float32 [P, GROUPS * 128]
-    planes_ptr,  # int8 [P, 4, GROUPS * 128]
-    scale_ptr,  # float32 [P, GROUPS]
+    inner_ptr,  # float32 [pairs, GROUPS * 128]
+    planes_ptr,  # int8 [pairs, 4, GROUPS * 128]
+    scale_ptr,  # float32 [pairs, GROUPS]
     GROUPS: tl.constexpr,
 ):
     """A group of a pair's inner values as four planes."""
@@ -175,9 +175,9 @@ def _split_inner(
 
 @triton.jit(do_not_specialize=["num_pairs", "R"])
 def experts_planes_kernel(
-    inner_ptr,  # float32 [P, GROUPS * 128]
-    planes_ptr,  # int8 [P, 4, GROUPS * 128]
-    scale_ptr,  # float32 [P, GROUPS]
+    inner_ptr,  # float32 [pairs, GROUPS * 128]
+    planes_ptr,  # int8 [pairs, 4, GROUPS * 128]
+    scale_ptr,  # float32 [pairs, GROUPS]
     x_ptr,  # [R, K]: the shared expert's inner values
     weight_ptr,  # this and the next five: as in `float_parts`
     weight_scale_ptr,
@@ -227,13 +227,13 @@ def experts_planes_kernel(
 
 @triton.jit(do_not_specialize=["num_pairs"])
 def experts_down_kernel(
-    planes_ptr,  # int8 [P, 4, GROUPS * 128], most significant first
-    scale_ptr,  # float32 [P, GROUPS]
-    ids_ptr,  # int32 [P]
-    weights_ptr,  # float32 [P]
+    planes_ptr,  # int8 [pairs, 4, GROUPS * 128], most significant first
+    scale_ptr,  # float32 [pairs, GROUPS]
+    ids_ptr,  # int32 [pairs]
+    weights_ptr,  # float32 [pairs]
     tiles_ptr,  # uint8 [E, TILES, GROUPS, 1024]
     tile_scale_ptr,  # [E, TILES, GROUPS, 16]
-    out_ptr,  # float32 [P, TILES * 16]
+    out_ptr,  # float32 [pairs, TILES * 16]
     num_pairs,
     GROUPS: tl.constexpr,
     TILES: tl.constexpr,

@@ -50,10 +50,10 @@ def experts_prefill_gate_up_bf16_kernel(
 
 @triton.jit
 def experts_prefill_down_bf16_kernel(
-    inner_ptr,  # bfloat16 [P, I]
-    weights_ptr,  # float32 [P]
+    inner_ptr,  # bfloat16 [pairs, I]
+    weights_ptr,  # float32 [pairs]
     down_ptr,  # bfloat16 [E, H, I]
-    slots_ptr,  # float32 [P, H]
+    slots_ptr,  # float32 [pairs, H]
     pairs_ptr,
     expert_ptr,
     num_experts,

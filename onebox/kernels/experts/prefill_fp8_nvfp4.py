@@ -61,12 +61,12 @@ def experts_float_prefill_gate_up_kernel(
 
 @triton.jit
 def experts_float_prefill_down_kernel(
-    inner_ptr,  # bfloat16 [P, I]
-    weights_ptr,  # float32 [P]
+    inner_ptr,  # bfloat16 [pairs, I]
+    weights_ptr,  # float32 [pairs]
     weight_ptr,
     scale_ptr,
     multiplier_ptr,
-    slots_ptr,  # float32 [P, H]
+    slots_ptr,  # float32 [pairs, H]
     pairs_ptr,
     expert_ptr,
     num_experts,

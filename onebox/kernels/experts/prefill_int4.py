@@ -83,11 +83,11 @@ def experts_prefill_gate_up_kernel(
 
 @triton.jit
 def experts_prefill_down_kernel(
-    inner_ptr,  # bfloat16 [P, GROUPS * 128], in tile order
-    weights_ptr,  # float32 [P]
+    inner_ptr,  # bfloat16 [pairs, GROUPS * 128], in tile order
+    weights_ptr,  # float32 [pairs]
     tiles_ptr,  # int32 [E, num_tiles, GROUPS, TILE_WORDS]
     scale_ptr,  # [E, num_tiles, GROUPS, 16]
-    slots_ptr,  # float32 [P, num_tiles * 16]
+    slots_ptr,  # float32 [pairs, num_tiles * 16]
     pairs_ptr,
     expert_ptr,
     num_tiles,

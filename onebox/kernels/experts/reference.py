@@ -66,9 +66,9 @@ def routed_experts_int4_fused(
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """The terms of `routed_experts_int4`, float32 [R, k, H]: each slot's weighted output, to be added by its reader.
 
-    `shared` has the parts of the shared expert's gate_up, float32 [Q, R, 2J], gates first, added in their order, and
-    its down weight [H, J]. In the same launches come its inner values SiLU(gate) * up, [R, J] in the dtype of the rows'
-    x, and the linear of these as the parts of `float_parts`, float32 [P, R, H]; this one if there is a float weight.
+    `shared` has the parts of the shared expert's gate_up, float32 [parts, R, 2J], gates first, added in order, and its
+    down weight [H, J]. The second result is its inner values SiLU(gate) * up, [R, J] in the dtype of the rows' x; the
+    third, where there is a float weight, their linear as the parts of `float_parts`, float32 [parts, R, H].
     """
     high, low = rows.planes.to(torch.float32).unbind(1)
     x = rows.scaled((high * 256 + low) * rows.scale.repeat_interleave(128, dim=-1))
