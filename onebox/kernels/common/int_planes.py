@@ -63,7 +63,7 @@ def int4_halves_by_assembly(tiles):
 def group_dot(first, second, before, behind, TILES: tl.constexpr, COLUMNS: tl.constexpr):
     """float32 [16 * TILES, COLUMNS / 2]: the dot products of a group, exact up to the conversion to float32.
 
-    first and second, int8 [TILES, 1024], are the codes of its two halves; before and behind, from `plane_operand`, their
+    first and second, int8 [TILES, 1024], are the codes of its halves; before and behind, from `plane_operand`, their
     planes. The integers stay below 2^31: 128 products of at most 2^14, neighbouring planes joined as 256 * high + low.
     """
     dots = tl.dot(_weight_operand(first, TILES), before, out_dtype=tl.int32)
