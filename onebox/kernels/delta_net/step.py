@@ -56,14 +56,12 @@ def _load_row(
     token,  # those below num_accepted are pending, the others rows of this call
     num_accepted,
     is_there,  # [C]
-    qkv_ptr,  # [C], at the sequence's first row, as the next is at the slot's
-    pending_ptr,
-    qkv_stride,
-    part_stride,
+    source,  # qkv [C] at the sequence's first row, pending rows [C] at the slot's, strides over rows and parts of qkv
     CONV_DIM: tl.constexpr,
     PARTS: tl.constexpr,
 ):
     """A row before the convolution, float32 [C]; a new one as the pool would give it back, so they are alike."""
+    qkv_ptr, pending_ptr, qkv_stride, part_stride = source
     accepted = tl.load(pending_ptr + token * CONV_DIM, mask=is_there & (token < num_accepted), other=0.0).to(tl.float32)
     at = (token - num_accepted).to(tl.int64) * qkv_stride
     new = sum_parts(qkv_ptr, part_stride, at, is_there & (token >= num_accepted), PARTS)
@@ -75,16 +73,12 @@ def _load_gates(
     token,  # as in `_load_row`
     num_accepted,
     is_there,
-    a_ptr,
-    b_ptr,
-    pending_ptr,
-    a_stride,
-    b_stride,
-    part_stride,
+    source,  # a and b at the sequence's first row, pending gates at the slot's, row strides of a and b, part stride
     HEADS: tl.constexpr,
     PARTS: tl.constexpr,
 ):
     """A token's a and b before their activations, for one head."""
+    a_ptr, b_ptr, pending_ptr, a_stride, b_stride, part_stride = source
     at = pending_ptr + token * (2 * HEADS)
     fresh = (token - num_accepted).to(tl.int64)
     is_new = is_there & (token >= num_accepted)
@@ -164,49 +158,18 @@ def delta_net_step_prepare_kernel(
     b_ptr += first * b_stride + value_head
     pending_at = pending_rows_ptr + slot * (M * CONV_DIM) + channels
     pending_gates_ptr += slot * (M * 2 * HEADS) + value_head
-    row = _load_row(0, num_accepted, inside & (end > 0), qkv_ptr, pending_at, qkv_stride, part_stride, CONV_DIM, PARTS)
-    a, b = _load_gates(
-        0,
-        num_accepted,
-        is_value & (end > 0),
-        a_ptr,
-        b_ptr,
-        pending_gates_ptr,
-        a_stride,
-        b_stride,
-        gate_part_stride,
-        HEADS,
-        GATE_PARTS,
-    )
+    row_source = (qkv_ptr, pending_at, qkv_stride, part_stride)
+    gate_source = (a_ptr, b_ptr, pending_gates_ptr, a_stride, b_stride, gate_part_stride)
+    row = _load_row(0, num_accepted, inside & (end > 0), row_source, CONV_DIM, PARTS)
+    a, b = _load_gates(0, num_accepted, is_value & (end > 0), gate_source, HEADS, GATE_PARTS)
     taps = _split_taps(all_taps, TAPS, BLOCK)  # only now: it exchanges them among threads, and waits for them
     work = sequence.to(tl.int64) * (2 * M)
     token = 0
     while token < end:
         # The next token's loads are under way while this one is computed.
-        next_row = _load_row(
-            token + 1,
-            num_accepted,
-            inside & (token + 1 < end),
-            qkv_ptr,
-            pending_at,
-            qkv_stride,
-            part_stride,
-            CONV_DIM,
-            PARTS,
-        )
-        next_a, next_b = _load_gates(
-            token + 1,
-            num_accepted,
-            is_value & (token + 1 < end),
-            a_ptr,
-            b_ptr,
-            pending_gates_ptr,
-            a_stride,
-            b_stride,
-            gate_part_stride,
-            HEADS,
-            GATE_PARTS,
-        )
+        is_next = token + 1 < end
+        next_row = _load_row(token + 1, num_accepted, inside & is_next, row_source, CONV_DIM, PARTS)
+        next_a, next_b = _load_gates(token + 1, num_accepted, is_value & is_next, gate_source, HEADS, GATE_PARTS)
         mixed = taps[0] * window[0]  # type: ignore[misc]
         for tap in tl.static_range(1, TAPS - 1):
             mixed = tl.fma(taps[tap], window[tap], mixed)

@@ -15,7 +15,7 @@ from onebox.kernels.experts.float_tiles import (
     gate_up_inner,
     nvfp4_experts,
 )
-from onebox.kernels.experts.slots import pair_of_program, sharers, sharing, spread, sum_slots
+from onebox.kernels.experts.slots import pair_of_program, sharers, sharing, spread, sum_slots, workspace
 
 __all__ = ["routed_experts_fp8", "routed_experts_nvfp4"]
 
@@ -114,8 +114,7 @@ def experts_float_down_kernel(
 
 def _decode(x: Tensor, ids: Tensor, weights: Tensor, weight: StoredExperts, inner_size: int) -> Tensor:
     (rows, k), hidden = ids.shape, x.shape[1]
-    inner = torch.empty((rows * k, inner_size), dtype=torch.float32, device=x.device)
-    slots = torch.empty((rows, k, hidden), dtype=torch.float32, device=x.device)
+    inner, slots = workspace(ids, inner_size, hidden)
     shape = {
         "H": hidden,
         "I": inner_size,

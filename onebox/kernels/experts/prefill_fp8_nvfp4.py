@@ -1,12 +1,11 @@
 """Routed experts of a prefill in Triton, FP8 and NVFP4 weights: gate_up, down, sum over a token's slots."""
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from onebox.kernels.common.arithmetic import rounded
-from onebox.kernels.experts.blocks import BLOCK_M, block_pairs, group_by_expert
+from onebox.kernels.experts.blocks import BLOCK_M, block_pairs, group_by_expert, prefill_workspace
 from onebox.kernels.experts.float_tiles import (
     StoredExperts,
     dot_with_rows,
@@ -105,8 +104,7 @@ def experts_float_prefill_down_kernel(
 def _prefill(x: Tensor, ids: Tensor, weights: Tensor, weight: StoredExperts, inner_size: int) -> Tensor:
     hidden, experts = x.shape[1], weight.down[0].shape[0]
     blocks = group_by_expert(ids, experts)
-    inner = torch.empty((ids.numel(), inner_size), dtype=torch.bfloat16, device=x.device)
-    slots = torch.empty((*ids.shape, hidden), dtype=torch.float32, device=x.device)
+    inner, slots = prefill_workspace(ids, inner_size, hidden)
     shape = {
         "H": hidden,
         "I": inner_size,

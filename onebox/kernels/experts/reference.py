@@ -31,6 +31,12 @@ __all__ = [
     "swiglu",
 ]
 
+Matrices = Callable[[int], tuple[Tensor, Tensor]]
+"""Gives an expert's float32 (gate_up [2I, H], down [H, I])."""
+
+_TILE = 32
+"""Rows that an expert's prefill takes at once."""
+
 
 def routed_experts_int4(
     planes: Tensor,
@@ -72,10 +78,7 @@ def routed_experts_int4_fused(
     """
     high, low = rows.planes.to(torch.float32).unbind(1)
     x = rows.scaled((high * 256 + low) * rows.scale.repeat_interleave(128, dim=-1))
-
-    def matrices(expert: int) -> tuple[Tensor, Tensor]:
-        return dequantize_expert(expert, gate_up, gate_up_scale, down, down_scale)
-
+    matrices = _int4_matrices(gate_up, gate_up_scale, down, down_scale)
     slots = slots_of_experts(x, ids, weights, matrices, torch.float32)
     if shared is None:
         return slots, None, None
@@ -90,11 +93,7 @@ def routed_experts_bf16(x: Tensor, ids: Tensor, weights: Tensor, gate_up: Tensor
     x bfloat16 [R, H]; ids int32 and weights float32 [R, k]; gate_up bfloat16 [E, 2I, H], the gate's rows first; down
     bfloat16 [E, H, I].
     """
-
-    def matrices(expert: int) -> tuple[Tensor, Tensor]:
-        return gate_up[expert].to(torch.float32), down[expert].to(torch.float32)
-
-    return chosen_experts(x.to(torch.float32), ids, weights, matrices, torch.float32)
+    return chosen_experts(x.to(torch.float32), ids, weights, _bf16_matrices(gate_up, down), torch.float32)
 
 
 def dequantize_expert(
@@ -111,7 +110,7 @@ def chosen_experts(
     x: Tensor,
     ids: Tensor,
     weights: Tensor,
-    matrices: Callable[[int], tuple[Tensor, Tensor]],
+    matrices: Matrices,
     inner_dtype: torch.dtype,
     tile: int = FEW,
 ) -> Tensor:
@@ -125,7 +124,7 @@ def slots_of_experts(
     x: Tensor,
     ids: Tensor,
     weights: Tensor,
-    matrices: Callable[[int], tuple[Tensor, Tensor]],
+    matrices: Matrices,
     inner_dtype: torch.dtype,
     tile: int = FEW,
 ) -> Tensor:
@@ -175,9 +174,6 @@ def _tiles(ids: Tensor, tile: int) -> tuple[Tensor, Tensor, list[int]]:
     source = np.zeros(int(tiles.sum()) * tile, dtype=np.int64)
     source[place] = np.arange(len(flat)) // ids.shape[1]
     return torch.from_numpy(source), torch.from_numpy(place), np.arange(len(tiles)).repeat(tiles).tolist()
-
-
-Matrices = Callable[[int], tuple[Tensor, Tensor]]
 
 
 def routed_experts_fp8(
@@ -234,6 +230,14 @@ def prefill_experts_nvfp4(
     return chosen_experts(x.to(torch.float32), ids, weights, matrices, x.dtype).to(x.dtype)
 
 
+def _int4_matrices(gate_up: Tensor, gate_up_scale: Tensor, down: Tensor, down_scale: Tensor) -> Matrices:
+    return lambda expert: dequantize_expert(expert, gate_up, gate_up_scale, down, down_scale)
+
+
+def _bf16_matrices(gate_up: Tensor, down: Tensor) -> Matrices:
+    return lambda expert: (gate_up[expert].to(torch.float32), down[expert].to(torch.float32))
+
+
 def _fp8_matrices(gate_up: Tensor, gate_up_scale: Tensor, down: Tensor, down_scale: Tensor) -> Matrices:
     dequantize = dequantize_fp8_block if gate_up_scale.ndim == 3 else dequantize_fp8_rows
 
@@ -258,9 +262,6 @@ def _nvfp4_matrices(
     return matrices
 
 
-_TILE = 32
-
-
 def prefill_experts_int4(
     x: Tensor,
     ids: Tensor,
@@ -276,19 +277,13 @@ def prefill_experts_int4(
     `routed_experts_int4`. The inner values are rounded to bfloat16, all sums are float32. The call takes
     4 * T * k * H + 2 * T * k * I + 2 * T * H bytes of memory for itself.
     """
-
-    def matrices(expert: int) -> tuple[Tensor, Tensor]:
-        return dequantize_expert(expert, gate_up, gate_up_scale, down, down_scale)
-
+    matrices = _int4_matrices(gate_up, gate_up_scale, down, down_scale)
     return chosen_experts(x.to(torch.float32), ids, weights, matrices, x.dtype, _TILE).to(x.dtype)
 
 
 def prefill_experts_bf16(x: Tensor, ids: Tensor, weights: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
     """The same for bfloat16 weights: gate_up [E, 2I, H], the gate's rows first, and down [E, H, I]."""
-
-    def matrices(expert: int) -> tuple[Tensor, Tensor]:
-        return gate_up[expert].to(torch.float32), down[expert].to(torch.float32)
-
+    matrices = _bf16_matrices(gate_up, down)
     return chosen_experts(x.to(torch.float32), ids, weights, matrices, x.dtype, _TILE).to(x.dtype)
 
 
