@@ -10,7 +10,7 @@ import triton.language as tl
 
 from onebox.kernels.common.arithmetic import IS_INTERPRETED
 
-__all__ = ["group_dot", "int4_halves", "int4_halves_by_assembly", "int4_halves_plainly", "prefetch"]
+__all__ = ["group_dot", "int4_halves", "int4_halves_by_assembly", "int4_halves_plainly", "plane_operand", "prefetch"]
 
 
 @triton.jit
@@ -21,7 +21,7 @@ def _weight_operand(half, TILES: tl.constexpr):
 
 
 @triton.jit
-def _plane_operand(planes, COLUMNS: tl.constexpr):
+def plane_operand(planes, COLUMNS: tl.constexpr):
     """64 columns of the planes, int8 [COLUMNS, 64], with K in the order of `_weight_operand`: [64, COLUMNS]."""
     split = tl.reshape(planes, (COLUMNS, 4, 2, 2, 4))  # c t kt k16 k4
     return tl.reshape(tl.permute(split, (2, 3, 1, 4, 0)), (64, COLUMNS))  # kt k16 t k4 | c
@@ -63,11 +63,11 @@ def int4_halves_by_assembly(tiles):
 def group_dot(first, second, before, behind, TILES: tl.constexpr, COLUMNS: tl.constexpr):
     """float32 [16 * TILES, COLUMNS / 2]: the dot products of a group, exact up to the conversion to float32.
 
-    first and second, int8 [TILES, 1024], are the codes of its two halves, before and behind, int8 [COLUMNS, 64], the
+    first and second, int8 [TILES, 1024], are the codes of its halves; before and behind, from `plane_operand`, their
     planes. The integers stay below 2^31: 128 products of at most 2^14, neighbouring planes joined as 256 * high + low.
     """
-    dots = tl.dot(_weight_operand(first, TILES), _plane_operand(before, COLUMNS), out_dtype=tl.int32)
-    dots = tl.dot(_weight_operand(second, TILES), _plane_operand(behind, COLUMNS), dots, out_dtype=tl.int32)
+    dots = tl.dot(_weight_operand(first, TILES), before, out_dtype=tl.int32)
+    dots = tl.dot(_weight_operand(second, TILES), behind, dots, out_dtype=tl.int32)
     high, low = tl.split(tl.reshape(dots, (TILES * 16, COLUMNS // 2, 2)))
     return (high * 256 + low).to(tl.float32)
 

@@ -5,7 +5,7 @@ import triton.language as tl
 
 from onebox.kernels.common.arithmetic import IS_INTERPRETED
 from onebox.kernels.common.dependent import wait
-from onebox.kernels.common.int_planes import group_dot, int4_halves, prefetch
+from onebox.kernels.common.int_planes import group_dot, int4_halves, plane_operand, prefetch
 
 __all__ = ["GROUP", "TILE_BYTES", "tile_row_dot"]
 
@@ -41,7 +41,7 @@ def _add_groups(
         before = tl.load(x_ptrs + i * GROUP, mask=used, other=0)
         behind = tl.load(x_ptrs + i * GROUP + 64, mask=used, other=0)
         low, high = int4_halves(packed[i])
-        dots = group_dot(low, high, before, behind, 1, COLUMNS)
+        dots = group_dot(low, high, plane_operand(before, COLUMNS), plane_operand(behind, COLUMNS), 1, COLUMNS)
         x_scale = tl.load(x_scale_ptrs + i, mask=scale_used, other=0.0)
         # Said as one operation, so that no variant of this kernel rounds where another does not.
         total = tl.fma(dots, scales[i].to(tl.float32)[:, None] * x_scale[None, :], total)

@@ -10,7 +10,7 @@ import triton.language as tl
 from onebox.kernels.common.arithmetic import IS_INTERPRETED
 from onebox.kernels.common.dependent import wait
 from onebox.kernels.common.fixed_point import load_squares, row_factors
-from onebox.kernels.common.int_planes import group_dot, int4_halves, prefetch
+from onebox.kernels.common.int_planes import group_dot, int4_halves, plane_operand, prefetch
 
 __all__ = ["sum_groups"]
 
@@ -65,8 +65,9 @@ def _add_groups(
             first = firsts[step].to(tl.int8, bitcast=True)
             second = seconds[step].to(tl.int8, bitcast=True)
             scale = tl.broadcast_to(scale, total.shape)
-        before = tl.load(plane_ptrs + step * 128, mask=planes_inside, other=0)
-        behind = tl.load(plane_ptrs + step * 128 + 64, mask=planes_inside, other=0)
+        at = plane_ptrs + step * 128
+        before = plane_operand(tl.load(at, mask=planes_inside, other=0), COLUMNS)
+        behind = plane_operand(tl.load(at + 64, mask=planes_inside, other=0), COLUMNS)
         dots = group_dot(first, second, before, behind, TILES, COLUMNS)
         # One operation, so that no variant of this kernel rounds where another does not.
         total = tl.fma(dots, scale, total)
