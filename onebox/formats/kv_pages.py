@@ -32,6 +32,7 @@ __all__ = [
     "KVPages",
     "TurboQuantTables",
     "allocate",
+    "decode_codes",
     "read_tokens",
     "turboquant_tables",
     "write_tokens",
@@ -111,10 +112,19 @@ def read_tokens(pages: KVPages, slots: Tensor) -> tuple[Tensor, Tensor]:
     page, offset = slots // pages.page_tokens, slots % pages.page_tokens
 
     def decoded(bits: int, codes: Tensor, scale: Tensor | None) -> Tensor:
-        return _decode(bits, codes[page, :, offset], None if scale is None else scale[page, :, offset])
+        return decode_codes(bits, codes[page, :, offset], None if scale is None else scale[page, :, offset])
 
     key = decoded(pages.format.key_bits, pages.key_codes, pages.key_scale)
     return key, decoded(pages.format.value_bits, pages.value_codes, pages.value_scale)
+
+
+def decode_codes(bits: int, codes: Tensor, scale: Tensor | None) -> Tensor:
+    """Decoded vectors, float32 [..., D], of codes and scale [...] as a pool stores them in `bits`."""
+    if scale is None:
+        return codes.to(torch.float32)
+    if bits == FP8_BITS:
+        return decode_fp8(codes.view(torch.float8_e4m3fn), scale)
+    return decode_turboquant(codes, scale, bits)
 
 
 @lru_cache
@@ -140,11 +150,3 @@ def _encode(bits: int, x: Tensor) -> tuple[Tensor, Tensor | None]:
         return stored["codes"].view(torch.uint8), stored["scale"]
     stored = encode_turboquant(x, bits)
     return stored["codes"], stored["scale"]
-
-
-def _decode(bits: int, codes: Tensor, scale: Tensor | None) -> Tensor:
-    if scale is None:
-        return codes.to(torch.float32)
-    if bits == FP8_BITS:
-        return decode_fp8(codes.view(torch.float8_e4m3fn), scale)
-    return decode_turboquant(codes, scale, bits)

@@ -32,10 +32,10 @@ MIXERS = frozenset(
     {
         "delta_net_prefill",
         "delta_net_step",
-        "delta_step",
+        "delta_net_step_fused",
         "paged_attention",
+        "paged_attention_fused",
         "paged_attention_prefill",
-        "paged_attention_rows",
     }
 )
 

@@ -8,9 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from onebox.formats.kv_fp8 import decode_fp8
-from onebox.formats.kv_pages import FP8_BITS, KVPages, write_tokens
-from onebox.formats.kv_turboquant import decode_turboquant
+from onebox.formats.kv_pages import KVPages, decode_codes, write_tokens
 from onebox.kernels.common.invariant import add_in_order, pair_sum, sigmoid
 from onebox.kernels.common.rows import FixedRows, unscaled_rows
 
@@ -189,18 +187,10 @@ def _read(pages: KVPages, numbers: Tensor) -> tuple[Tensor, Tensor]:
         (pages.format.value_bits, pages.value_codes, pages.value_scale),
     )
     key, value = (
-        _decode(bits, codes.index_select(0, numbers), None if scale is None else scale.index_select(0, numbers))
+        decode_codes(bits, codes.index_select(0, numbers), None if scale is None else scale.index_select(0, numbers))
         for bits, codes, scale in sides
     )
     return key, value
-
-
-def _decode(bits: int, codes: Tensor, scale: Tensor | None) -> Tensor:
-    if scale is None:
-        return codes.to(torch.float32)
-    if bits == FP8_BITS:
-        return decode_fp8(codes.view(torch.float8_e4m3fn), scale)
-    return decode_turboquant(codes, scale, bits)
 
 
 def rotary_table(positions: Tensor, frequencies: Tensor, mrope_section: Sequence[int]) -> tuple[Tensor, Tensor]:

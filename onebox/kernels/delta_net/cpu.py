@@ -4,7 +4,6 @@ Whatever follows from the batch alone is computed once and shared by all layers 
 """
 
 from functools import lru_cache
-from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -13,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from onebox.kernels.common.arrays import Array, array, inverse_rms, quietly, sigmoid, silu, tensor
+from onebox.kernels.delta_net.layout import place_tokens
 from onebox.kernels.delta_net.memory import DeltaPool, DeltaWeights
 from onebox.kernels.delta_net.reference import delta_net_prefill
 
@@ -22,13 +22,7 @@ _L2_EPS = np.float32(1e-6)
 
 
 class _Layout(NamedTuple):
-    """Where a step's tokens stand: S sequences side by side, accepted tokens first, all new ones starting together.
-
-        conv_rows  pending              new                      K: most accepted tokens of a sequence
-        - - -      . . . k k k          n n n n .                N: most rows that a sequence has
-
-    A sequence with fewer accepted tokens is filled up on the left, one with fewer rows on the right; `.` is never read.
-    """
+    """`TokenPlaces` as arrays, with the slots' numbers; the letters are its."""
 
     own: Tensor  # int64 [S]: the slots of the sequences that have rows or accepted tokens
     block: slice | None  # the same where they are neighbours in order that all have N rows and K accepted tokens
@@ -93,36 +87,22 @@ def gated_norm(o, z, weight, eps):
 def _layout(
     edges: tuple[int, ...], num_accepted: tuple[int, ...], slots: tuple[int, ...], taps: int, max_pending: int
 ) -> _Layout:
-    counts = [end - first for first, end in pairwise(edges)]
-    alive = [s for s, (count, accepted) in enumerate(zip(counts, num_accepted, strict=True)) if count or accepted]
-    most_accepted, num_new = (max((numbers[s] for s in alive), default=0) for numbers in (num_accepted, counts))
-    before, num_pending = len(alive) * (taps - 1), len(alive) * most_accepted
-    rows, gates, filled = [], [], []
-    for index, s in enumerate(alive):
-        first_row, first_pending = index * (taps - 1), index * most_accepted
-        left, right = most_accepted - num_accepted[s], num_new - counts[s]
-        # Places that are never read hold something of their own sequence, so that a NaN stays at home.
-        new = range(num_pending + edges[s], num_pending + edges[s + 1])
-        stood = [*range(first_pending, first_pending + num_accepted[s]), *new]
-        gates.append([stood[0]] * left + stood + [stood[0]] * right)
-        conv = list(range(first_row, first_row + taps - 1))
-        rows.append([first_row] * left + conv + [before + place for place in stood] + [first_row] * right)
-        filled.append([place < left for place in range(most_accepted + num_new)])
-    own = [slots[s] for s in alive]
-    is_even = {(num_accepted[s], counts[s]) for s in alive} == {(most_accepted, num_new)}
+    places = place_tokens(edges, num_accepted, taps)
+    most_accepted, num_new = places.most_accepted, places.num_new
+    own = [slots[s] for s in places.alive]
+    is_even = places.filled is None and len(places.new) == len(own) * num_new
     is_block = is_even and num_new > 0 and own == list(range(own[0], own[0] + len(own)))
-    places = [(index, s, place) for index, s in enumerate(alive) for place in range(counts[s])]
     return _Layout(
         torch.tensor(own, dtype=torch.int64),
         slice(own[0], own[0] + len(own)) if is_block else None,
         most_accepted,
         num_new,
         torch.tensor([slot * max_pending + place for slot in own for place in range(most_accepted)], dtype=torch.int64),
-        np.array(rows, dtype=np.int64),
-        np.array(gates, dtype=np.int64),
-        np.array(filled).T[:, :, None] if any(num_accepted[s] < most_accepted for s in alive) else None,
-        torch.tensor([slots[s] * max_pending + place for _, s, place in places], dtype=torch.int64),
-        np.array([place * len(alive) + index for index, _, place in places], dtype=np.int64),
+        np.array(places.rows, dtype=np.int64),
+        np.array(places.gates, dtype=np.int64),
+        None if places.filled is None else np.array(places.filled).T[:, :, None],
+        torch.tensor([own[index] * max_pending + place for index, place in places.new], dtype=torch.int64),
+        np.array([place * len(own) + index for index, place in places.new], dtype=np.int64),
     )
 
 

@@ -1,7 +1,6 @@
 """The twins of Gated DeltaNet."""
 
 from functools import lru_cache
-from itertools import pairwise
 from typing import NamedTuple
 
 import torch
@@ -9,6 +8,7 @@ from torch import Tensor
 
 from onebox.kernels.common.invariant import add_in_order, sigmoid, silu, softplus
 from onebox.kernels.common.rows import FixedRows, unscaled_rows
+from onebox.kernels.delta_net.layout import place_tokens
 from onebox.kernels.delta_net.memory import DeltaPool, DeltaWeights
 
 __all__ = ["delta_net_prefill", "delta_net_step", "delta_net_step_fused", "gated_norm", "gated_norm_fused"]
@@ -28,13 +28,7 @@ class _Tokens(NamedTuple):
 
 
 class _Layout(NamedTuple):
-    """Where a step's tokens stand: S sequences side by side, accepted tokens first, all new ones starting together.
-
-        conv_rows  pending              new                      K: most accepted tokens of a sequence
-        - - -      . . . k k k          n n n n .                N: most rows that a sequence has
-
-    A sequence with fewer accepted tokens is filled up on the left, one with fewer rows on the right; `.` is never read.
-    """
+    """`TokenPlaces` as tensors; the letters are its."""
 
     alive: Tensor  # int64 [S]: the sequences that have rows or accepted tokens
     most_accepted: int  # K
@@ -98,32 +92,17 @@ def _with_pending(qkv: Tensor, gates: Tensor, pool: DeltaPool, own: Tensor, layo
 @lru_cache(maxsize=64)
 def _layout(edges: tuple[int, ...], num_accepted: tuple[int, ...], taps: int) -> _Layout:
     """The same for every layer of a step, and for many steps."""
-    counts = [end - first for first, end in pairwise(edges)]
-    alive = [s for s, (count, accepted) in enumerate(zip(counts, num_accepted, strict=True)) if count or accepted]
-    most_accepted, num_new = (max((numbers[s] for s in alive), default=0) for numbers in (num_accepted, counts))
-    before, pending = len(alive) * (taps - 1), len(alive) * most_accepted
-    rows, gates, filled = [], [], []
-    for index, s in enumerate(alive):
-        first_row, first_pending = index * (taps - 1), index * most_accepted
-        left, right = most_accepted - num_accepted[s], num_new - counts[s]
-        # Places that are never read hold something of their own sequence, so that a NaN stays at home.
-        new = range(pending + edges[s], pending + edges[s + 1])
-        own = [*range(first_pending, first_pending + num_accepted[s]), *new]
-        gates.append([own[0]] * left + own + [own[0]] * right)
-        conv = list(range(first_row, first_row + taps - 1))
-        rows.append([first_row] * left + conv + [before + place for place in own] + [first_row] * right)
-        filled.append([[place < left] for place in range(most_accepted + num_new)])
-    sequence = torch.tensor([index for index, s in enumerate(alive) for _ in range(counts[s])], dtype=torch.int64)
-    place = torch.tensor([place for s in alive for place in range(counts[s])], dtype=torch.int64)
+    places = place_tokens(edges, num_accepted, taps)
+    sequence, place = torch.tensor(places.new, dtype=torch.int64).view(-1, 2).unbind(1)
     return _Layout(
-        torch.tensor(alive, dtype=torch.int64),
-        most_accepted,
-        torch.tensor(rows, dtype=torch.int64).flatten(),
-        torch.tensor(gates, dtype=torch.int64).flatten(),
-        torch.tensor(filled) if any(num_accepted[s] < most_accepted for s in alive) else None,
+        torch.tensor(places.alive, dtype=torch.int64),
+        places.most_accepted,
+        torch.tensor(places.rows, dtype=torch.int64).flatten(),
+        torch.tensor(places.gates, dtype=torch.int64).flatten(),
+        None if places.filled is None else torch.tensor(places.filled).unsqueeze(-1),
         sequence,
         place,
-        place * len(alive) + sequence,
+        place * len(places.alive) + sequence,
     )
 
 
