@@ -2,7 +2,7 @@
 
 import random
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from onebox.bench.answer import Ask, StreamedAnswer, check_text_count
 from onebox.bench.client import Client
@@ -63,8 +63,7 @@ class BenchSettings:
     slo: Slo = field(default_factory=Slo)
 
 
-@dataclass(frozen=True)
-class Prepared:
+class Prepared(NamedTuple):
     """A task whose prompt has its length."""
 
     task: Task
@@ -139,9 +138,9 @@ class Session:
             return made
         room = limit - prompt
         if room < _LEAST_ANSWER:
-            return replace(made, too_long=f"its prompt has {prompt:,} tokens and the context holds {limit:,}")
+            return made._replace(too_long=f"its prompt has {prompt:,} tokens and the context holds {limit:,}")
         note = f"the answer is cut to {room} tokens from {made.task.max_tokens:,}: the context holds {limit:,}"
-        return replace(made, wanted=Wanted(made.wanted.prompt_tokens, room, note))
+        return made._replace(wanted=Wanted(made.wanted.prompt_tokens, room, note))
 
     async def send(self, ask: Ask) -> StreamedAnswer:
         answer = await self.client.ask(ask)

@@ -8,8 +8,7 @@ the length that is written, template included. Answers go on to their full lengt
 import asyncio
 import itertools
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from onebox.bench.answer import Ask, StreamedAnswer
 from onebox.bench.figures import CONTEXT_LABEL
@@ -26,8 +25,7 @@ ARENA_DEPTHS = (0, 4096, 8192, 16384, 32768, 65535, 100000)
 _LOAD_QUESTION = "."
 
 
-@dataclass(frozen=True)
-class Cell:
+class Cell(NamedTuple):
     """One cell of the table, in tokens."""
 
     prompt: int
@@ -63,7 +61,7 @@ async def run_cell(session: Session, cell: Cell) -> WorkloadRecord:
     session.watch.begin(cell.name, each * (settings.runs + settings.warm_ups))
     writer = await _Writer.made(session, cell)
     tally = session.open(
-        WorkloadTally(cell.name, WorkloadKind.SWEEP, {**asdict(cell), "runs": settings.runs}, list(writer.notes))
+        WorkloadTally(cell.name, WorkloadKind.SWEEP, {**cell._asdict(), "runs": settings.runs}, list(writer.notes))
     )
     for run in range(-settings.warm_ups, settings.runs):
         if run > 0 and tally.is_over(settings.limit_s, run, settings.runs):
@@ -88,8 +86,7 @@ def _misses_length(answer: StreamedAnswer) -> bool:
     return answer.completion_tokens != answer.ask.max_tokens
 
 
-@dataclass(frozen=True)
-class _Writer:
+class _Writer(NamedTuple):
     """Writes the prompts of a cell."""
 
     cell: Cell

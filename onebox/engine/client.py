@@ -9,9 +9,9 @@ import contextlib
 import queue
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import StrEnum
-from typing import Self
+from typing import NamedTuple, Self
 
 from onebox.engine.config import EngineConfig
 from onebox.engine.request import (
@@ -64,8 +64,7 @@ class HealthStatus(StrEnum):
     STOPPED = "stopped"
 
 
-@dataclass(frozen=True)
-class Health:
+class Health(NamedTuple):
     """Whether requests are accepted, and why not."""
 
     status: HealthStatus

@@ -6,6 +6,7 @@ Everything here is frozen and free of tensors, so that it may cross a thread or 
 from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import zip_longest
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -194,8 +195,7 @@ class Counts:
     drafts: AcceptanceCounts = field(default_factory=AcceptanceCounts)
 
 
-@dataclass(frozen=True)
-class TokenLogprob:
+class TokenLogprob(NamedTuple):
     """The natural logarithm of a token's probability under the model itself, before temperature, limits and masks."""
 
     token_id: int

@@ -82,8 +82,7 @@ class EncodedImages:
         return self.next_position - len(self.cache_tokens)
 
 
-@dataclass(frozen=True)
-class StateSave:
+class StateSave(NamedTuple):
     """A state to save: after how many tokens of the sequence, under which checkpoint number."""
 
     num_tokens: int

@@ -6,7 +6,6 @@ Knows the two formats by name, refuses anything else, and changes nothing it rea
 import hashlib
 import json
 import math
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,8 +26,7 @@ class Value(NamedTuple):
     key: str
 
 
-@dataclass(frozen=True)
-class ResultFile:
+class ResultFile(NamedTuple):
     """One result file. `name` is how the report calls it, `path` where it says that it is."""
 
     name: str

@@ -147,8 +147,7 @@ class Routing(StrEnum):
     EXPECTED = "expected"
 
 
-@dataclass(frozen=True)
-class TrafficStep:
+class TrafficStep(NamedTuple):
     """One decode step: every stream verifies one token and `drafts` drafted ones at `context_tokens` of context."""
 
     streams: int = 1

@@ -6,7 +6,6 @@ cases, on the GPU if there is one (hours); `-m gpu` runs the sample on CUDA grap
 
 import re
 import threading
-from dataclasses import replace
 from itertools import combinations
 
 import pytest
@@ -201,7 +200,7 @@ def noise_in_one_step(step, plan, result):
     if step != 3:
         return result
     first = result.logprobs[0]
-    spoilt = replace(first, logprob=float(torch.tensor(first.logprob).nextafter(torch.tensor(0.0))))
+    spoilt = first._replace(logprob=float(torch.tensor(first.logprob).nextafter(torch.tensor(0.0))))
     return result._replace(logprobs=(spoilt, *result.logprobs[1:]))
 
 

@@ -102,9 +102,9 @@ def test_more_of_anything_never_reads_less(streams, drafts, context, routing):
         return step_traffic(SPEC, STORED, step, BF16, routing).total_bytes
 
     step = TrafficStep(streams, drafts, context)
-    assert total(step) <= total(replace(step, streams=streams + 1))
-    assert total(step) < total(replace(step, drafts=drafts + 1))
-    assert total(step) < total(replace(step, context_tokens=context + 1))
+    assert total(step) <= total(step._replace(streams=streams + 1))
+    assert total(step) < total(step._replace(drafts=drafts + 1))
+    assert total(step) < total(step._replace(context_tokens=context + 1))
 
 
 @given(streams, drafts, contexts)

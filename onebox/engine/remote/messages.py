@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from onebox.engine.config import EngineConfig
 from onebox.engine.engine import Deliver, Engine
@@ -34,8 +34,7 @@ __all__ = [
 ]
 
 
-@dataclass(frozen=True)
-class StartPhase:
+class StartPhase(NamedTuple):
     """A phase of starting the engine is done."""
 
     name: str
@@ -97,22 +96,19 @@ class Abort:
 # From the engine's process, beside StartPhase and Planned.
 
 
-@dataclass(frozen=True)
-class Ready:
+class Ready(NamedTuple):
     """Requests are accepted from now on."""
 
     stats: EngineStats
 
 
-@dataclass(frozen=True)
-class StartFailed:
+class StartFailed(NamedTuple):
     """There is no engine; the process ends."""
 
     error: OneboxError
 
 
-@dataclass(frozen=True)
-class SubmitReply:
+class SubmitReply(NamedTuple):
     """Answers the Submit of that number; no error where it was accepted."""
 
     number: int

@@ -13,7 +13,7 @@ from onebox.kernels.common.tuning import Tunable
 
 __all__ = ["attention_gate", "attention_gate_fused"]
 
-_ROWS = Tunable("attention_rows")
+_GATE_FUSED = Tunable("attention_gate_fused")
 
 
 @triton.jit
@@ -83,6 +83,6 @@ def attention_gate_fused(attended, qkv_parts):
             D=head_dim,
             PARTS=len(qkv_parts),
             num_warps=1,
-            **launch_options(attended, _ROWS, heads),
+            **launch_options(attended, _GATE_FUSED, heads),
         )
     return FixedRows(*rows, None)

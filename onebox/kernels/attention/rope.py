@@ -12,7 +12,7 @@ from onebox.kernels.common.tuning import Tunable
 
 __all__ = ["fused_heads", "qk_norm_rope", "qk_norm_rope_fused", "rotary_table"]
 
-_HEADS = Tunable("split_heads")
+_ROPE_FUSED = Tunable("qk_norm_rope_fused")
 
 
 @triton.jit
@@ -293,6 +293,6 @@ def fused_heads(
             P=page_tokens,
             num_warps=1,
             maxnreg=168,  # without a limit the compiler saves registers and puts loads off
-            **launch_options(qkv_parts, _HEADS, num_heads),
+            **launch_options(qkv_parts, _ROPE_FUSED, num_heads),
         )
     return query

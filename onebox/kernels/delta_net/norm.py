@@ -14,7 +14,7 @@ __all__ = ["gated_norm", "gated_norm_fused"]
 _HEADS = 4
 """Heads that a program of the plain form takes."""
 
-_ROWS = Tunable("delta_rows")
+_NORM_FUSED = Tunable("gated_norm_fused")
 
 
 @triton.jit
@@ -113,6 +113,6 @@ def gated_norm_fused(mixed, z_parts, weight, eps, dtype):
             DV=value_dim,
             PARTS=len(z_parts),
             num_warps=1,
-            **launch_options(mixed, _ROWS, heads),
+            **launch_options(mixed, _NORM_FUSED, heads),
         )
     return FixedRows(*rows, None)

@@ -15,7 +15,7 @@ from onebox.kernels.common.tuning import Tunable
 
 __all__ = ["add_rms_norm", "add_rms_norm_fused", "concat_rms_norm", "rms_norm"]
 
-_ADD_NORM = Tunable("add_norm")
+_ADD_FUSED = Tunable("add_rms_norm_fused")
 
 
 @triton.jit
@@ -174,6 +174,6 @@ def add_rms_norm_fused(residual, parts, weight, eps, dtype, shared=None, share=N
             SHARED=0 if shared is None else len(shared),
             num_warps=1,
             maxnreg=128,  # without a limit the compiler saves registers and loads the parts in turns
-            **launch_options(parts, _ADD_NORM, weight.shape[0]),
+            **launch_options(parts, _ADD_FUSED, weight.shape[0]),
         )
     return FixedRows(x, planes, scale, squares, eps), total

@@ -18,7 +18,7 @@ from onebox.spec.errors import MismatchError
 
 __all__ = ["route", "route_fused"]
 
-_ROUTE = Tunable("route_shared")
+_ROUTE_FUSED = Tunable("route_fused")
 
 
 @triton.jit
@@ -186,7 +186,7 @@ def route_fused(router_parts, k, rows, gate_up=None):
             CHOSEN_BLOCK=triton.next_power_of_2(k),
             EXPERTS_BLOCK=triton.next_power_of_2(logits - 1),
             **launch.constants,
-            **launch_options(router_parts, _ROUTE, rows.x.shape[1]),
+            **launch_options(router_parts, _ROUTE_FUSED, rows.x.shape[1]),
         )
     return ids, weights, share, launch.out
 
