@@ -7,7 +7,7 @@ import torch
 
 from onebox.formats.kv_pages import allocate, write_tokens
 from onebox.kernels.attention.frequencies import rotary_frequencies
-from onebox.kernels.common.case import Case, generator
+from onebox.kernels.common.case import Case, fused_rows_case, generator
 from onebox.spec.kv import PAGE_TOKENS, KVFormat
 
 __all__ = ["CASES", "make_inputs"]
@@ -300,27 +300,20 @@ _HEADS_CASES = [
 ]
 
 
-def _gated_inputs(
-    device: torch.device, rows: int, heads: int, head_dim: int, parts: int, dtype: torch.dtype
-) -> dict[str, Any]:
+def _gated_inputs(device: torch.device, shape: tuple[int, int, int], parts: int, dtype: torch.dtype) -> dict[str, Any]:
+    rows, heads, head_dim = shape
     draw = partial(torch.randn, generator=generator(rows + heads + parts))
     qkv = 3 * draw(parts, rows, 2 * heads * head_dim + 4 * head_dim)
     return {"attended": draw(rows, heads, head_dim).to(dtype).to(device), "qkv_parts": qkv.to(device)}
 
 
-def _rows_case(
-    rows: int, heads: int, dim: int, parts: int, dtype: torch.dtype = torch.bfloat16, *, is_full: bool = False
-) -> Case:
-    make = partial(_gated_inputs, rows=rows, heads=heads, head_dim=dim, parts=parts, dtype=dtype)
-    return Case("attention_gate_fused", f"{rows}x{heads}x{dim}-{parts}-{dtype}", make, is_full)
-
-
+_rows_case = partial(fused_rows_case, "attention_gate_fused", _gated_inputs)
 _ROWS_CASES = [
-    _rows_case(1, 2, 64, 1),
-    _rows_case(3, 2, 256, 2, torch.float32),
-    _rows_case(0, 2, 64, 2),
-    _rows_case(1, 32, 256, 3, is_full=True),
-    _rows_case(12, 16, 256, 3, is_full=True),
+    _rows_case((1, 2, 64), 1),
+    _rows_case((3, 2, 256), 2, torch.float32),
+    _rows_case((0, 2, 64), 2),
+    _rows_case((1, 32, 256), 3, is_full=True),
+    _rows_case((12, 16, 256), 3, is_full=True),
 ]
 
 _GATE_HEADS = 4
