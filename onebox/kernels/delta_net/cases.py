@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from onebox.kernels.common.case import Case, fused_rows_case, generator
+from onebox.kernels.common.case import Case, fused_rows_cases, generator
 from onebox.kernels.delta_net.memory import DeltaPool, DeltaWeights
 
 __all__ = ["CASES", "QWEN_122B", "TINY", "DeltaShape", "delta_inputs"]
@@ -197,14 +197,9 @@ def _gated_norm_inputs(
     }
 
 
-_rows_case = partial(fused_rows_case, "gated_norm_fused", _gated_norm_inputs)
-_ROWS_CASES = [
-    _rows_case((1, 2, 128), 1),
-    _rows_case((3, 4, 64), 3, torch.float32),
-    _rows_case((0, 2, 128), 2),
-    _rows_case((1, 64, 128), 3, is_full=True),
-    _rows_case((12, 32, 128), 2, is_full=True),
-]
+_ROWS_CASES = fused_rows_cases(
+    "gated_norm_fused", _gated_norm_inputs, [(2, 128, 1), (4, 64, 3), (2, 128, 2)], [(64, 128, 3), (32, 128, 2)]
+)
 
 
 CASES = [*_NET_CASES, *_STEP_CASES, *_ROWS_CASES]

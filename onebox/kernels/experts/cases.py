@@ -72,6 +72,20 @@ def _inputs(device: torch.device, shape: _Shape, scale_dtype: torch.dtype | None
     return {name: tensor.to(device) for name, tensor in arguments.items()}
 
 
+def _prefill_inputs(device: torch.device, shape: _Shape, scale_dtype: torch.dtype | None) -> dict[str, Any]:
+    tokens, k, experts, hidden, inner = shape
+    draw = generator(tokens * hidden + inner)
+    ids, weights = draw_routing(tokens, k, experts, draw)
+    matrices = (
+        float_experts(experts, hidden, inner, draw)
+        if scale_dtype is None
+        else int4_experts(experts, hidden, inner, scale_dtype, draw)
+    )
+    x = torch.randn(tokens, hidden, generator=draw).to(torch.bfloat16)
+    arguments = {"x": x, "ids": ids, "weights": weights, **matrices}
+    return {name: tensor.to(device) for name, tensor in arguments.items()}
+
+
 def _slots_inputs(device: torch.device, shape: _Shape, shared: str | None, dtype: torch.dtype) -> dict[str, Any]:
     rows, k, experts, hidden, inner = shape
     draw = generator(rows * hidden + inner)
@@ -100,10 +114,12 @@ def _slots_case(
     return Case("routed_experts_int4_fused", f"{_name(shape)}-{shared}-{dtype}", make, is_full)
 
 
-def _case(shape: _Shape, scale_dtype: torch.dtype | None = None, is_full: bool = False) -> Case:
+def _case(
+    shape: _Shape, scale_dtype: torch.dtype | None = None, is_full: bool = False, *, is_prefill: bool = False
+) -> Case:
     """An INT4 case with scales of a dtype, or a BF16 case without."""
-    op = "routed_experts_bf16" if scale_dtype is None else "routed_experts_int4"
-    make = partial(_inputs, shape=shape, scale_dtype=scale_dtype)
+    op = f"{'prefill' if is_prefill else 'routed'}_experts_{'bf16' if scale_dtype is None else 'int4'}"
+    make = partial(_prefill_inputs if is_prefill else _inputs, shape=shape, scale_dtype=scale_dtype)
     return Case(op, f"{_name(shape)}-{scale_dtype}", make, is_full)
 
 
@@ -249,39 +265,21 @@ _FLOAT_CASES = [
 ]
 
 
-def _prefill_inputs(device: torch.device, shape: _Shape, scale_dtype: torch.dtype | None) -> dict[str, Any]:
-    tokens, k, experts, hidden, inner = shape
-    draw = generator(tokens * hidden + inner)
-    ids, weights = draw_routing(tokens, k, experts, draw)
-    matrices = (
-        float_experts(experts, hidden, inner, draw)
-        if scale_dtype is None
-        else int4_experts(experts, hidden, inner, scale_dtype, draw)
-    )
-    x = torch.randn(tokens, hidden, generator=draw).to(torch.bfloat16)
-    arguments = {"x": x, "ids": ids, "weights": weights, **matrices}
-    return {name: tensor.to(device) for name, tensor in arguments.items()}
-
-
-def _prefill_case(shape: _Shape, scale_dtype: torch.dtype | None = None, is_full: bool = False) -> Case:
-    """An INT4 case with scales of a dtype, or a BF16 case without."""
-    op = "prefill_experts_bf16" if scale_dtype is None else "prefill_experts_int4"
-    make = partial(_prefill_inputs, shape=shape, scale_dtype=scale_dtype)
-    return Case(op, f"{_name(shape)}-{scale_dtype}", make, is_full)
-
-
 _PREFILL_CASES = [
-    _prefill_case((1, 2, 8, 128, 128), torch.float16),
-    _prefill_case((130, 2, 3, 256, 128), torch.bfloat16),
-    _prefill_case((65, 1, 1, 128, 384), torch.float16),
-    _prefill_case((0, 2, 4, 128, 128), torch.float16),
-    _prefill_case((1, 2, 8, 128, 64)),
-    _prefill_case((130, 2, 3, 200, 72)),
-    _prefill_case((63, 1, 1, 264, 136)),
-    _prefill_case((200, 8, 16, 3072, 1024), torch.float16, True),
-    _prefill_case((333, 8, 16, 2048, 512), torch.bfloat16, True),
-    _prefill_case((130, 8, 8, 3072, 1024), None, True),
-    _prefill_case((200, 8, 16, 2048, 512), None, True),
+    _case(shape, scale_dtype, is_full, is_prefill=True)
+    for shape, scale_dtype, is_full in [
+        ((1, 2, 8, 128, 128), torch.float16, False),
+        ((130, 2, 3, 256, 128), torch.bfloat16, False),
+        ((65, 1, 1, 128, 384), torch.float16, False),
+        ((0, 2, 4, 128, 128), torch.float16, False),
+        ((1, 2, 8, 128, 64), None, False),
+        ((130, 2, 3, 200, 72), None, False),
+        ((63, 1, 1, 264, 136), None, False),
+        ((200, 8, 16, 3072, 1024), torch.float16, True),
+        ((333, 8, 16, 2048, 512), torch.bfloat16, True),
+        ((130, 8, 8, 3072, 1024), None, True),
+        ((200, 8, 16, 2048, 512), None, True),
+    ]
 ]
 
 
