@@ -7,7 +7,7 @@ import torch
 
 from onebox.formats.kv_pages import allocate, write_tokens
 from onebox.kernels.attention.frequencies import rotary_frequencies
-from onebox.kernels.common.case import Case, generator
+from onebox.kernels.common.case import Case, fused_rows_cases, generator
 from onebox.spec.kv import PAGE_TOKENS, KVFormat
 
 __all__ = ["CASES", "make_inputs"]
@@ -127,14 +127,9 @@ def _table(
 
 
 def _rotation(
-    device: torch.device,
-    rows: int,
-    num_heads: int,
-    num_kv_heads: int,
-    head_dim: int,
-    rotary_dim: int,
-    dtype: torch.dtype,
+    device: torch.device, rows: int, heads: tuple[int, int], dims: tuple[int, int], dtype: torch.dtype
 ) -> dict[str, Any]:
+    (num_heads, num_kv_heads), (head_dim, rotary_dim) = heads, dims
     draw = partial(torch.randn, generator=generator(rows * num_heads * head_dim))
     sizes = [num_heads * 2 * head_dim, num_kv_heads * head_dim, num_kv_heads * head_dim]
     fused = (2 * draw(rows, sum(sizes))).to(dtype).to(device)
@@ -149,6 +144,11 @@ def _rotation(
         "sin": angles.sin().to(device),
         "eps": 1e-6,
     }
+
+
+def _rotation_case(rows: int, heads: tuple[int, int], dims: tuple[int, int], dtype: torch.dtype, is_full: bool) -> Case:
+    make = partial(_rotation, rows=rows, heads=heads, dims=dims, dtype=dtype)
+    return Case("qk_norm_rope", f"{rows}x{heads[0]}x{heads[1]}x{dims[0]}-{dtype}", make, is_full)
 
 
 _ROPE_CASES = [
@@ -168,31 +168,13 @@ _ROPE_CASES = [
             (512, 64, (11, 11, 10), True, True),
         ]
     ),
-    *(
-        Case(
-            "qk_norm_rope",
-            f"{rows}x{num_heads}x{num_kv_heads}x{head_dim}-{dtype}",
-            partial(
-                _rotation,
-                rows=rows,
-                num_heads=num_heads,
-                num_kv_heads=num_kv_heads,
-                head_dim=head_dim,
-                rotary_dim=rotary_dim,
-                dtype=dtype,
-            ),
-            is_full,
-        )
-        for rows, num_heads, num_kv_heads, head_dim, rotary_dim, dtype, is_full in [
-            (1, 4, 2, 32, 8, torch.bfloat16, False),
-            (3, 2, 1, 64, 16, torch.float32, False),
-            (2, 3, 1, 24, 24, torch.bfloat16, False),
-            (0, 2, 1, 32, 8, torch.bfloat16, False),
-            (3, 32, 2, 256, 64, torch.bfloat16, True),
-            (512, 16, 2, 256, 64, torch.bfloat16, True),
-            (3, 32, 2, 256, 64, torch.float32, True),
-        ]
-    ),
+    _rotation_case(1, (4, 2), (32, 8), torch.bfloat16, False),
+    _rotation_case(3, (2, 1), (64, 16), torch.float32, False),
+    _rotation_case(2, (3, 1), (24, 24), torch.bfloat16, False),
+    _rotation_case(0, (2, 1), (32, 8), torch.bfloat16, False),
+    _rotation_case(3, (32, 2), (256, 64), torch.bfloat16, True),
+    _rotation_case(512, (16, 2), (256, 64), torch.bfloat16, True),
+    _rotation_case(3, (32, 2), (256, 64), torch.float32, True),
 ]
 
 
@@ -300,28 +282,16 @@ _HEADS_CASES = [
 ]
 
 
-def _gated_inputs(
-    device: torch.device, rows: int, heads: int, head_dim: int, parts: int, dtype: torch.dtype
-) -> dict[str, Any]:
+def _gated_inputs(device: torch.device, shape: tuple[int, int, int], parts: int, dtype: torch.dtype) -> dict[str, Any]:
+    rows, heads, head_dim = shape
     draw = partial(torch.randn, generator=generator(rows + heads + parts))
     qkv = 3 * draw(parts, rows, 2 * heads * head_dim + 4 * head_dim)
     return {"attended": draw(rows, heads, head_dim).to(dtype).to(device), "qkv_parts": qkv.to(device)}
 
 
-def _rows_case(
-    rows: int, heads: int, dim: int, parts: int, dtype: torch.dtype = torch.bfloat16, *, is_full: bool = False
-) -> Case:
-    make = partial(_gated_inputs, rows=rows, heads=heads, head_dim=dim, parts=parts, dtype=dtype)
-    return Case("attention_gate_fused", f"{rows}x{heads}x{dim}-{parts}-{dtype}", make, is_full)
-
-
-_ROWS_CASES = [
-    _rows_case(1, 2, 64, 1),
-    _rows_case(3, 2, 256, 2, torch.float32),
-    _rows_case(0, 2, 64, 2),
-    _rows_case(1, 32, 256, 3, is_full=True),
-    _rows_case(12, 16, 256, 3, is_full=True),
-]
+_ROWS_CASES = fused_rows_cases(
+    "attention_gate_fused", _gated_inputs, [(2, 64, 1), (2, 256, 2), (2, 64, 2)], [(32, 256, 3), (16, 256, 3)]
+)
 
 _GATE_HEADS = 4
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from onebox.kernels.common.case import Case, generator
+from onebox.kernels.common.case import Case, fused_rows_cases, generator
 from onebox.kernels.delta_net.memory import DeltaPool, DeltaWeights
 
 __all__ = ["CASES", "QWEN_122B", "TINY", "DeltaShape", "delta_inputs"]
@@ -180,9 +180,10 @@ _STEP_CASES = [
 ]
 
 
-def _delta(
-    device: torch.device, rows: int, heads: int, value_dim: int, parts: int, dtype: torch.dtype
+def _gated_norm_inputs(
+    device: torch.device, shape: tuple[int, int, int], parts: int, dtype: torch.dtype
 ) -> dict[str, Any]:
+    rows, heads, value_dim = shape
     draw = partial(torch.randn, generator=generator(rows + heads + parts))
     width = heads * value_dim
     # z is the middle of a wider projection.
@@ -196,20 +197,9 @@ def _delta(
     }
 
 
-def _rows_case(
-    rows: int, heads: int, dim: int, parts: int, dtype: torch.dtype = torch.bfloat16, *, is_full: bool = False
-) -> Case:
-    make = partial(_delta, rows=rows, heads=heads, value_dim=dim, parts=parts, dtype=dtype)
-    return Case("gated_norm_fused", f"{rows}x{heads}x{dim}-{parts}-{dtype}", make, is_full)
-
-
-_ROWS_CASES = [
-    _rows_case(1, 2, 128, 1),
-    _rows_case(3, 4, 64, 3, torch.float32),
-    _rows_case(0, 2, 128, 2),
-    _rows_case(1, 64, 128, 3, is_full=True),
-    _rows_case(12, 32, 128, 2, is_full=True),
-]
+_ROWS_CASES = fused_rows_cases(
+    "gated_norm_fused", _gated_norm_inputs, [(2, 128, 1), (4, 64, 3), (2, 128, 2)], [(64, 128, 3), (32, 128, 2)]
+)
 
 
 CASES = [*_NET_CASES, *_STEP_CASES, *_ROWS_CASES]

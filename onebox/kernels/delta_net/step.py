@@ -298,25 +298,25 @@ def delta_net_recur_kernel(
 
 
 def delta_net_step(qkv, a, b, weights, pool, cu_rows, slots, num_accepted):
-    return _step(qkv, a, b, weights, pool, cu_rows, slots, num_accepted, qkv.dtype)
+    return _step((qkv, a, b), weights, pool, (cu_rows, slots, num_accepted), qkv.dtype)
 
 
 def delta_net_step_fused(qkv_parts, a_parts, b_parts, weights, pool, cu_rows, slots, num_accepted):
-    return _step(qkv_parts, a_parts, b_parts, weights, pool, cu_rows, slots, num_accepted, torch.float32)
+    return _step((qkv_parts, a_parts, b_parts), weights, pool, (cu_rows, slots, num_accepted), torch.float32)
 
 
 def _step(
-    qkv: Tensor,
-    a: Tensor,
-    b: Tensor,
+    projected: tuple[Tensor, Tensor, Tensor],
     weights: DeltaWeights,
     pool: DeltaPool,
-    cu_rows: Tensor,
-    slots: Tensor,
-    num_accepted: Tensor,
+    sequences: tuple[Tensor, Tensor, Tensor],
     dtype: torch.dtype,
 ) -> Tensor:
-    """`delta_net_step` in `dtype`; qkv, a and b may be parts [parts, R, ...] of their linears, added in their order."""
+    """`delta_net_step` in `dtype`, of projected qkv, a and b and of the sequences' cu_rows, slots and num_accepted.
+
+    What is projected may be parts [parts, R, ...] of its linears, added in their order.
+    """
+    (qkv, a, b), (cu_rows, slots, num_accepted) = projected, sequences
     num_rows, (num_sequences,) = qkv.shape[-2], slots.shape
     _, heads, key_dim, value_dim = pool.matrices.shape
     max_tokens = pool.pending_rows.shape[1]

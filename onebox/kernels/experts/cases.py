@@ -14,6 +14,13 @@ from onebox.kernels.int_linear.cases import fixed_rows
 
 __all__ = ["CASES", "arguments", "draw_routing", "fixed_point", "float_experts", "int4_experts", "stored_experts"]
 
+_Shape = tuple[int, int, int, int, int]  # rows, k, experts, hidden, inner
+
+
+def _name(shape: _Shape) -> str:
+    rows, k, experts, hidden, inner = shape
+    return f"{rows}x{hidden}-top{k}of{experts}x{inner}"
+
 
 def fixed_point(x: Tensor) -> tuple[Tensor, Tensor]:
     """Rows x [R, K] as 16-bit fixed point for each group of 128: (planes int8 [R, 2, K], scale float32 [R, K/128])."""
@@ -51,9 +58,8 @@ def float_experts(experts: int, hidden: int, inner: int, draw: torch.Generator) 
     }
 
 
-def _inputs(
-    device: torch.device, rows: int, k: int, experts: int, hidden: int, inner: int, scale_dtype: torch.dtype | None
-) -> dict[str, Any]:
+def _inputs(device: torch.device, shape: _Shape, scale_dtype: torch.dtype | None) -> dict[str, Any]:
+    rows, k, experts, hidden, inner = shape
     draw = generator(rows * hidden + inner)
     ids, weights = draw_routing(rows, k, experts, draw)
     x = torch.randn(rows, hidden, generator=draw).to(torch.bfloat16)
@@ -66,16 +72,22 @@ def _inputs(
     return {name: tensor.to(device) for name, tensor in arguments.items()}
 
 
-def _slots_inputs(
-    device: torch.device,
-    rows: int,
-    k: int,
-    experts: int,
-    hidden: int,
-    inner: int,
-    shared: str | None,
-    dtype: torch.dtype,
-) -> dict[str, Any]:
+def _prefill_inputs(device: torch.device, shape: _Shape, scale_dtype: torch.dtype | None) -> dict[str, Any]:
+    tokens, k, experts, hidden, inner = shape
+    draw = generator(tokens * hidden + inner)
+    ids, weights = draw_routing(tokens, k, experts, draw)
+    matrices = (
+        float_experts(experts, hidden, inner, draw)
+        if scale_dtype is None
+        else int4_experts(experts, hidden, inner, scale_dtype, draw)
+    )
+    x = torch.randn(tokens, hidden, generator=draw).to(torch.bfloat16)
+    arguments = {"x": x, "ids": ids, "weights": weights, **matrices}
+    return {name: tensor.to(device) for name, tensor in arguments.items()}
+
+
+def _slots_inputs(device: torch.device, shape: _Shape, shared: str | None, dtype: torch.dtype) -> dict[str, Any]:
+    rows, k, experts, hidden, inner = shape
     draw = generator(rows * hidden + inner)
     ids, weights = draw_routing(rows, k, experts, draw)
     given = fixed_rows(rows, hidden, dtype)
@@ -95,63 +107,46 @@ def _slots_inputs(
 
 
 def _slots_case(
-    rows: int,
-    k: int,
-    experts: int,
-    hidden: int,
-    inner: int,
-    shared: str | None = None,
-    is_full: bool = False,
-    dtype: torch.dtype = torch.bfloat16,
+    shape: _Shape, shared: str | None = None, is_full: bool = False, dtype: torch.dtype = torch.bfloat16
 ) -> Case:
     """`shared` is the format of the shared expert's down, "other" one without a float weight."""
-    make = partial(
-        _slots_inputs, rows=rows, k=k, experts=experts, hidden=hidden, inner=inner, shared=shared, dtype=dtype
-    )
-    return Case(
-        "routed_experts_int4_fused", f"{rows}x{hidden}-top{k}of{experts}x{inner}-{shared}-{dtype}", make, is_full
-    )
+    make = partial(_slots_inputs, shape=shape, shared=shared, dtype=dtype)
+    return Case("routed_experts_int4_fused", f"{_name(shape)}-{shared}-{dtype}", make, is_full)
 
 
 def _case(
-    rows: int,
-    k: int,
-    experts: int,
-    hidden: int,
-    inner: int,
-    scale_dtype: torch.dtype | None = None,
-    is_full: bool = False,
+    shape: _Shape, scale_dtype: torch.dtype | None = None, is_full: bool = False, *, is_prefill: bool = False
 ) -> Case:
     """An INT4 case with scales of a dtype, or a BF16 case without."""
-    op = "routed_experts_bf16" if scale_dtype is None else "routed_experts_int4"
-    make = partial(_inputs, rows=rows, k=k, experts=experts, hidden=hidden, inner=inner, scale_dtype=scale_dtype)
-    return Case(op, f"{rows}x{hidden}-top{k}of{experts}x{inner}-{scale_dtype}", make, is_full)
+    op = f"{'prefill' if is_prefill else 'routed'}_experts_{'bf16' if scale_dtype is None else 'int4'}"
+    make = partial(_prefill_inputs if is_prefill else _inputs, shape=shape, scale_dtype=scale_dtype)
+    return Case(op, f"{_name(shape)}-{scale_dtype}", make, is_full)
 
 
 _INT4_CASES = [
-    _case(1, 2, 4, 128, 128, torch.float16),
-    _case(2, 2, 2, 256, 256, torch.bfloat16),
-    _case(5, 1, 1, 128, 128, torch.float16),
-    _case(0, 2, 4, 128, 128, torch.float16),
-    _slots_case(1, 2, 4, 256, 128),
-    _slots_case(6, 2, 2, 128, 256, "block"),
-    _slots_case(2, 1, 3, 128, 128, "nvfp4"),
-    _slots_case(0, 2, 4, 128, 128, "bf16"),
-    _slots_case(2, 3, 4, 128, 128, "row", dtype=torch.float32),
-    _slots_case(1, 2, 4, 128, 128, "other"),
-    _case(1, 2, 4, 128, 64),
-    _case(3, 2, 3, 200, 72),
-    _case(9, 1, 1, 72, 40),
-    _slots_case(1, 8, 16, 3072, 1024, "block", True),
-    _slots_case(12, 8, 32, 3072, 1024, "block", True),
-    _slots_case(3, 8, 16, 2048, 512, "nvfp4", True),
-    _case(1, 8, 16, 3072, 1024, torch.float16, True),
-    _case(3, 8, 16, 3072, 1024, torch.float16, True),
-    _case(64, 8, 16, 3072, 1024, torch.bfloat16, True),
-    _case(8, 8, 16, 2048, 512, torch.float16, True),
-    _case(1, 8, 8, 3072, 1024, None, True),
-    _case(17, 8, 8, 3072, 1024, None, True),
-    _case(8, 8, 16, 2048, 512, None, True),
+    _case((1, 2, 4, 128, 128), torch.float16),
+    _case((2, 2, 2, 256, 256), torch.bfloat16),
+    _case((5, 1, 1, 128, 128), torch.float16),
+    _case((0, 2, 4, 128, 128), torch.float16),
+    _slots_case((1, 2, 4, 256, 128)),
+    _slots_case((6, 2, 2, 128, 256), "block"),
+    _slots_case((2, 1, 3, 128, 128), "nvfp4"),
+    _slots_case((0, 2, 4, 128, 128), "bf16"),
+    _slots_case((2, 3, 4, 128, 128), "row", dtype=torch.float32),
+    _slots_case((1, 2, 4, 128, 128), "other"),
+    _case((1, 2, 4, 128, 64)),
+    _case((3, 2, 3, 200, 72)),
+    _case((9, 1, 1, 72, 40)),
+    _slots_case((1, 8, 16, 3072, 1024), "block", True),
+    _slots_case((12, 8, 32, 3072, 1024), "block", True),
+    _slots_case((3, 8, 16, 2048, 512), "nvfp4", True),
+    _case((1, 8, 16, 3072, 1024), torch.float16, True),
+    _case((3, 8, 16, 3072, 1024), torch.float16, True),
+    _case((64, 8, 16, 3072, 1024), torch.bfloat16, True),
+    _case((8, 8, 16, 2048, 512), torch.float16, True),
+    _case((1, 8, 8, 3072, 1024), None, True),
+    _case((17, 8, 8, 3072, 1024), None, True),
+    _case((8, 8, 16, 2048, 512), None, True),
 ]
 
 
@@ -224,111 +219,67 @@ def _stack(experts: list[list[Tensor]]) -> Tensor:
 def _float_case(
     op: str,
     kind: str,
-    rows: int,
-    k: int,
-    experts: int,
-    hidden: int,
-    inner: int,
+    shape: _Shape,
     is_full: bool = False,
     x_dtype: torch.dtype = BF16,
     scale_dtype: torch.dtype = F32,
 ) -> Case:
-    make = partial(
-        arguments,
-        kind=kind,
-        rows=rows,
-        k=k,
-        experts=experts,
-        hidden=hidden,
-        inner=inner,
-        x_dtype=x_dtype,
-        scale_dtype=scale_dtype,
-    )
-    name = f"{kind}-{rows}x{hidden}-top{k}of{experts}x{inner}-{x_dtype}-{scale_dtype}".replace("torch.", "")
-    return Case(op, name, make, is_full)
+    name = f"{kind}-{_name(shape)}-{x_dtype}-{scale_dtype}".replace("torch.", "")
+    return Case(op, name, lambda device: arguments(device, kind, *shape, x_dtype, scale_dtype), is_full)
 
 
 ROUTED_FP8, ROUTED_NVFP4 = "routed_experts_fp8", "routed_experts_nvfp4"
 PREFILL_FP8, PREFILL_NVFP4 = "prefill_experts_fp8", "prefill_experts_nvfp4"
 
 _FLOAT_CASES = [
-    _float_case(ROUTED_FP8, "block", 1, 2, 4, 256, 128),
-    _float_case(ROUTED_FP8, "block", 3, 2, 3, 200, 72, scale_dtype=BF16),  # edge blocks, and the second block is up's
-    _float_case(ROUTED_FP8, "block", 2, 2, 3, 136, 200, x_dtype=F32),
-    _float_case(ROUTED_FP8, "row", 9, 1, 1, 72, 40),  # more sharers than a round takes
-    _float_case(ROUTED_FP8, "row", 1, 2, 3, 264, 136, scale_dtype=BF16),
-    _float_case(ROUTED_FP8, "block", 0, 2, 4, 128, 128),
-    _float_case(ROUTED_NVFP4, "nvfp4", 1, 2, 4, 128, 64),
-    _float_case(ROUTED_NVFP4, "nvfp4", 9, 2, 3, 272, 48),
-    _float_case(ROUTED_NVFP4, "nvfp4", 2, 1, 2, 64, 272, x_dtype=F32),
-    _float_case(PREFILL_FP8, "block", 70, 2, 3, 200, 72, scale_dtype=BF16),
-    _float_case(PREFILL_FP8, "block", 1, 2, 8, 128, 136),
-    _float_case(PREFILL_FP8, "row", 63, 1, 1, 136, 40),
-    _float_case(PREFILL_FP8, "row", 0, 2, 4, 128, 128),
-    _float_case(PREFILL_NVFP4, "nvfp4", 70, 2, 3, 144, 80),
-    _float_case(PREFILL_NVFP4, "nvfp4", 1, 2, 8, 128, 64),
+    _float_case(ROUTED_FP8, "block", (1, 2, 4, 256, 128)),
+    _float_case(ROUTED_FP8, "block", (3, 2, 3, 200, 72), scale_dtype=BF16),  # edge blocks, and the second block is up's
+    _float_case(ROUTED_FP8, "block", (2, 2, 3, 136, 200), x_dtype=F32),
+    _float_case(ROUTED_FP8, "row", (9, 1, 1, 72, 40)),  # more sharers than a round takes
+    _float_case(ROUTED_FP8, "row", (1, 2, 3, 264, 136), scale_dtype=BF16),
+    _float_case(ROUTED_FP8, "block", (0, 2, 4, 128, 128)),
+    _float_case(ROUTED_NVFP4, "nvfp4", (1, 2, 4, 128, 64)),
+    _float_case(ROUTED_NVFP4, "nvfp4", (9, 2, 3, 272, 48)),
+    _float_case(ROUTED_NVFP4, "nvfp4", (2, 1, 2, 64, 272), x_dtype=F32),
+    _float_case(PREFILL_FP8, "block", (70, 2, 3, 200, 72), scale_dtype=BF16),
+    _float_case(PREFILL_FP8, "block", (1, 2, 8, 128, 136)),
+    _float_case(PREFILL_FP8, "row", (63, 1, 1, 136, 40)),
+    _float_case(PREFILL_FP8, "row", (0, 2, 4, 128, 128)),
+    _float_case(PREFILL_NVFP4, "nvfp4", (70, 2, 3, 144, 80)),
+    _float_case(PREFILL_NVFP4, "nvfp4", (1, 2, 8, 128, 64)),
     # 122B
-    _float_case(ROUTED_FP8, "block", 1, 8, 8, 3072, 1024, True, scale_dtype=BF16),
-    _float_case(ROUTED_FP8, "block", 64, 8, 16, 3072, 1024, True, scale_dtype=BF16),
-    _float_case(ROUTED_FP8, "row", 3, 8, 8, 3072, 1024, True),
-    _float_case(ROUTED_NVFP4, "nvfp4", 1, 8, 8, 3072, 1024, True),
-    _float_case(ROUTED_NVFP4, "nvfp4", 64, 8, 16, 3072, 1024, True),
-    _float_case(PREFILL_FP8, "block", 200, 8, 8, 3072, 1024, True, scale_dtype=BF16),
-    _float_case(PREFILL_FP8, "row", 130, 8, 8, 3072, 1024, True),
-    _float_case(PREFILL_NVFP4, "nvfp4", 200, 8, 8, 3072, 1024, True),
+    _float_case(ROUTED_FP8, "block", (1, 8, 8, 3072, 1024), True, scale_dtype=BF16),
+    _float_case(ROUTED_FP8, "block", (64, 8, 16, 3072, 1024), True, scale_dtype=BF16),
+    _float_case(ROUTED_FP8, "row", (3, 8, 8, 3072, 1024), True),
+    _float_case(ROUTED_NVFP4, "nvfp4", (1, 8, 8, 3072, 1024), True),
+    _float_case(ROUTED_NVFP4, "nvfp4", (64, 8, 16, 3072, 1024), True),
+    _float_case(PREFILL_FP8, "block", (200, 8, 8, 3072, 1024), True, scale_dtype=BF16),
+    _float_case(PREFILL_FP8, "row", (130, 8, 8, 3072, 1024), True),
+    _float_case(PREFILL_NVFP4, "nvfp4", (200, 8, 8, 3072, 1024), True),
     # 35B
-    _float_case(ROUTED_FP8, "block", 3, 8, 8, 2048, 512, True, scale_dtype=BF16),
-    _float_case(ROUTED_FP8, "block", 3, 8, 8, 2048, 512, True, x_dtype=F32),
-    _float_case(ROUTED_NVFP4, "nvfp4", 8, 8, 8, 2048, 512, True),
-    _float_case(PREFILL_FP8, "block", 333, 8, 8, 2048, 512, True, scale_dtype=BF16),
-    _float_case(PREFILL_NVFP4, "nvfp4", 333, 8, 8, 2048, 512, True),
+    _float_case(ROUTED_FP8, "block", (3, 8, 8, 2048, 512), True, scale_dtype=BF16),
+    _float_case(ROUTED_FP8, "block", (3, 8, 8, 2048, 512), True, x_dtype=F32),
+    _float_case(ROUTED_NVFP4, "nvfp4", (8, 8, 8, 2048, 512), True),
+    _float_case(PREFILL_FP8, "block", (333, 8, 8, 2048, 512), True, scale_dtype=BF16),
+    _float_case(PREFILL_NVFP4, "nvfp4", (333, 8, 8, 2048, 512), True),
 ]
 
 
-def _prefill_inputs(
-    device: torch.device, tokens: int, k: int, experts: int, hidden: int, inner: int, scale_dtype: torch.dtype | None
-) -> dict[str, Any]:
-    draw = generator(tokens * hidden + inner)
-    ids, weights = draw_routing(tokens, k, experts, draw)
-    matrices = (
-        float_experts(experts, hidden, inner, draw)
-        if scale_dtype is None
-        else int4_experts(experts, hidden, inner, scale_dtype, draw)
-    )
-    x = torch.randn(tokens, hidden, generator=draw).to(torch.bfloat16)
-    arguments = {"x": x, "ids": ids, "weights": weights, **matrices}
-    return {name: tensor.to(device) for name, tensor in arguments.items()}
-
-
-def _prefill_case(
-    tokens: int,
-    k: int,
-    experts: int,
-    hidden: int,
-    inner: int,
-    scale_dtype: torch.dtype | None = None,
-    is_full: bool = False,
-) -> Case:
-    """An INT4 case with scales of a dtype, or a BF16 case without."""
-    op = "prefill_experts_bf16" if scale_dtype is None else "prefill_experts_int4"
-    make = partial(
-        _prefill_inputs, tokens=tokens, k=k, experts=experts, hidden=hidden, inner=inner, scale_dtype=scale_dtype
-    )
-    return Case(op, f"{tokens}x{hidden}-top{k}of{experts}x{inner}-{scale_dtype}", make, is_full)
-
-
 _PREFILL_CASES = [
-    _prefill_case(1, 2, 8, 128, 128, torch.float16),
-    _prefill_case(130, 2, 3, 256, 128, torch.bfloat16),
-    _prefill_case(65, 1, 1, 128, 384, torch.float16),
-    _prefill_case(0, 2, 4, 128, 128, torch.float16),
-    _prefill_case(1, 2, 8, 128, 64),
-    _prefill_case(130, 2, 3, 200, 72),
-    _prefill_case(63, 1, 1, 264, 136),
-    _prefill_case(200, 8, 16, 3072, 1024, torch.float16, True),
-    _prefill_case(333, 8, 16, 2048, 512, torch.bfloat16, True),
-    _prefill_case(130, 8, 8, 3072, 1024, None, True),
-    _prefill_case(200, 8, 16, 2048, 512, None, True),
+    _case(shape, scale_dtype, is_full, is_prefill=True)
+    for shape, scale_dtype, is_full in [
+        ((1, 2, 8, 128, 128), torch.float16, False),
+        ((130, 2, 3, 256, 128), torch.bfloat16, False),
+        ((65, 1, 1, 128, 384), torch.float16, False),
+        ((0, 2, 4, 128, 128), torch.float16, False),
+        ((1, 2, 8, 128, 64), None, False),
+        ((130, 2, 3, 200, 72), None, False),
+        ((63, 1, 1, 264, 136), None, False),
+        ((200, 8, 16, 3072, 1024), torch.float16, True),
+        ((333, 8, 16, 2048, 512), torch.bfloat16, True),
+        ((130, 8, 8, 3072, 1024), None, True),
+        ((200, 8, 16, 2048, 512), None, True),
+    ]
 ]
 
 

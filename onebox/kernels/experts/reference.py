@@ -93,7 +93,7 @@ def routed_experts_bf16(x: Tensor, ids: Tensor, weights: Tensor, gate_up: Tensor
     x bfloat16 [R, H]; ids int32 and weights float32 [R, k]; gate_up bfloat16 [E, 2I, H], the gate's rows first; down
     bfloat16 [E, H, I].
     """
-    return chosen_experts(x.to(torch.float32), ids, weights, _bf16_matrices(gate_up, down), torch.float32)
+    return _decode(x, ids, weights, _bf16_matrices(gate_up, down))
 
 
 def dequantize_expert(
@@ -106,13 +106,18 @@ def dequantize_expert(
     return whole[0][0], whole[1][0]
 
 
+def _decode(x: Tensor, ids: Tensor, weights: Tensor, matrices: Matrices) -> Tensor:
+    """The few rows x of a decode step through their experts: float32 [R, H], its inner values not rounded."""
+    return chosen_experts(x.to(torch.float32), ids, weights, matrices, torch.float32)
+
+
+def _prefill(x: Tensor, ids: Tensor, weights: Tensor, matrices: Matrices, tile: int = FEW) -> Tensor:
+    """Tokens x through their experts: [T, H] in the dtype of x, as are its inner values."""
+    return chosen_experts(x.to(torch.float32), ids, weights, matrices, x.dtype, tile).to(x.dtype)
+
+
 def chosen_experts(
-    x: Tensor,
-    ids: Tensor,
-    weights: Tensor,
-    matrices: Matrices,
-    inner_dtype: torch.dtype,
-    tile: int = FEW,
+    x: Tensor, ids: Tensor, weights: Tensor, matrices: Matrices, inner_dtype: torch.dtype, tile: int = FEW
 ) -> Tensor:
     """The weighted sum of x [R, H] through each row's experts, float32 [R, H], its slots added in their order."""
     if not ids.numel():
@@ -121,12 +126,7 @@ def chosen_experts(
 
 
 def slots_of_experts(
-    x: Tensor,
-    ids: Tensor,
-    weights: Tensor,
-    matrices: Matrices,
-    inner_dtype: torch.dtype,
-    tile: int = FEW,
+    x: Tensor, ids: Tensor, weights: Tensor, matrices: Matrices, inner_dtype: torch.dtype, tile: int = FEW
 ) -> Tensor:
     """Rows x [R, H] through each of their experts, weighted: float32 [R, k, H].
 
@@ -184,8 +184,7 @@ def routed_experts_fp8(
     x bfloat16 or float32 [R, H]; ids int32 and weights float32 [R, k], R * k at most 1,024. Slots are added in their
     order.
     """
-    matrices = _fp8_matrices(gate_up, gate_up_scale, down, down_scale)
-    return chosen_experts(x.to(torch.float32), ids, weights, matrices, torch.float32)
+    return _decode(x, ids, weights, _fp8_matrices(gate_up, gate_up_scale, down, down_scale))
 
 
 def routed_experts_nvfp4(
@@ -199,8 +198,7 @@ def routed_experts_nvfp4(
     multipliers: Tensor,
 ) -> Tensor:
     """The same as `routed_experts_fp8` for NVFP4 weights: float32 [R, H]."""
-    matrices = _nvfp4_matrices(gate_up, gate_up_scale, down, down_scale, multipliers)
-    return chosen_experts(x.to(torch.float32), ids, weights, matrices, torch.float32)
+    return _decode(x, ids, weights, _nvfp4_matrices(gate_up, gate_up_scale, down, down_scale, multipliers))
 
 
 def prefill_experts_fp8(
@@ -211,8 +209,7 @@ def prefill_experts_fp8(
     The inner values are rounded to bfloat16, all sums are float32. The call takes 4 * T * k * H + 2 * T * k * I bytes
     of memory for itself.
     """
-    matrices = _fp8_matrices(gate_up, gate_up_scale, down, down_scale)
-    return chosen_experts(x.to(torch.float32), ids, weights, matrices, x.dtype).to(x.dtype)
+    return _prefill(x, ids, weights, _fp8_matrices(gate_up, gate_up_scale, down, down_scale))
 
 
 def prefill_experts_nvfp4(
@@ -226,8 +223,7 @@ def prefill_experts_nvfp4(
     multipliers: Tensor,
 ) -> Tensor:
     """The same as `prefill_experts_fp8` for NVFP4 weights: bfloat16 [T, H]."""
-    matrices = _nvfp4_matrices(gate_up, gate_up_scale, down, down_scale, multipliers)
-    return chosen_experts(x.to(torch.float32), ids, weights, matrices, x.dtype).to(x.dtype)
+    return _prefill(x, ids, weights, _nvfp4_matrices(gate_up, gate_up_scale, down, down_scale, multipliers))
 
 
 def _int4_matrices(gate_up: Tensor, gate_up_scale: Tensor, down: Tensor, down_scale: Tensor) -> Matrices:
@@ -263,13 +259,7 @@ def _nvfp4_matrices(
 
 
 def prefill_experts_int4(
-    x: Tensor,
-    ids: Tensor,
-    weights: Tensor,
-    gate_up: Tensor,
-    gate_up_scale: Tensor,
-    down: Tensor,
-    down_scale: Tensor,
+    x: Tensor, ids: Tensor, weights: Tensor, gate_up: Tensor, gate_up_scale: Tensor, down: Tensor, down_scale: Tensor
 ) -> Tensor:
     """The sum over slots s of weights[:, s] * down(SiLU(gate(x)) * up(x)) of expert ids[:, s]: bfloat16 [T, H].
 
@@ -277,14 +267,12 @@ def prefill_experts_int4(
     `routed_experts_int4`. The inner values are rounded to bfloat16, all sums are float32. The call takes
     4 * T * k * H + 2 * T * k * I + 2 * T * H bytes of memory for itself.
     """
-    matrices = _int4_matrices(gate_up, gate_up_scale, down, down_scale)
-    return chosen_experts(x.to(torch.float32), ids, weights, matrices, x.dtype, _TILE).to(x.dtype)
+    return _prefill(x, ids, weights, _int4_matrices(gate_up, gate_up_scale, down, down_scale), _TILE)
 
 
 def prefill_experts_bf16(x: Tensor, ids: Tensor, weights: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
     """The same for bfloat16 weights: gate_up [E, 2I, H], the gate's rows first, and down [E, H, I]."""
-    matrices = _bf16_matrices(gate_up, down)
-    return chosen_experts(x.to(torch.float32), ids, weights, matrices, x.dtype, _TILE).to(x.dtype)
+    return _prefill(x, ids, weights, _bf16_matrices(gate_up, down), _TILE)
 
 
 def swiglu(gate_up: Tensor) -> Tensor:

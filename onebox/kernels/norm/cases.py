@@ -53,14 +53,14 @@ def _narrowing_case(rows: int, hidden: int, is_full: bool) -> Case:
 
 def _sum_inputs(
     device: torch.device,
-    rows: int,
-    hidden: int,
-    parts: int,
-    shared: int,
+    shape: tuple[int, int],
+    terms: tuple[int, int],
     dtype: torch.dtype,
     by_row: bool,
     residual: torch.dtype | None,
 ) -> dict[str, Any]:
+    """Arguments for rows of `shape` [R, H]; `terms` counts the parts to be added and those of the shared expert."""
+    (rows, hidden), (parts, shared) = shape, terms
     draw = partial(torch.randn, generator=generator(rows * hidden + parts))
     arguments: dict[str, Any] = {
         "parts": draw(parts, rows, hidden),
@@ -86,16 +86,8 @@ def _sum_case(
     residual: torch.dtype | None = torch.float32,
     is_full: bool = False,
 ) -> Case:
-    make = partial(
-        _sum_inputs,
-        rows=rows,
-        hidden=hidden,
-        parts=parts,
-        shared=shared,
-        dtype=dtype,
-        by_row=by_row,
-        residual=residual,
-    )
+    shape, terms = (rows, hidden), (parts, shared)
+    make = partial(_sum_inputs, shape=shape, terms=terms, dtype=dtype, by_row=by_row, residual=residual)
     return Case("add_rms_norm_fused", f"{rows}x{hidden}-{residual}+{parts}+{shared}-{dtype}", make, is_full)
 
 
