@@ -47,7 +47,6 @@ ROOMS: dict[str, set[str]] = {
 DOORS = {
     ("server", "engine"): {"onebox.engine.api"},
     ("cli", "engine"): {"onebox.engine.api"},
-    ("lab", "engine"): {"onebox.engine.api", "onebox.engine.runner"},
 }
 TORCH_FREE = {"spec", "planner", "bench", "eval", "report"}
 STDLIB_ONLY = {"spec"}

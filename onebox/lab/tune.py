@@ -11,8 +11,13 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 
+from onebox.engine.api import SamplingParams
+from onebox.engine.batch import decode_inputs
+from onebox.engine.inputs import InputPacker, exact_sizes
+from onebox.engine.step import DecodeRows, DraftCheck, Draw
 from onebox.kernels.common.tuning import MODES, LaunchOptions, Tunable, known_options, launched, set_options
 from onebox.model.batch import Batch
 from onebox.model.dummy import HYBRID, dummy_model
@@ -23,7 +28,6 @@ from onebox.spec.model import ModelSpec
 
 __all__ = ["STEPS", "StepShape", "Tuned", "few_layers", "trials", "tune"]
 
-_CONTEXT = 64
 _REPLAYS = 7
 _LEAST_GAIN = 0.0015
 """Of a step's time: a smaller gain is not told from noise."""
@@ -66,36 +70,46 @@ def tune(
 ) -> Tuned:
     """Tries options for about `seconds`; `report` gets each one that is kept and the step's milliseconds with it."""
     deadline = time.monotonic() + seconds
-    keys: set[str] = set()
     with torch.inference_mode():
         model = dummy_model(spec, HYBRID, torch.device("cuda"))
-        options, before, after = known_options(), dict[str, float](), dict[str, float]()
+        options, tuned = known_options(), list[_TimedStep]()
         for number, shape in enumerate(STEPS):
             share = time.monotonic() + (deadline - time.monotonic()) / (len(STEPS) - number)
-            step = _TimedStep(model, shape)
-            before[str(shape)] = step.milliseconds(options)
-            options, after[str(shape)] = _descend(step, options, before[str(shape)], share, report)
-            keys |= step.kernels.keys()
+            step = _TimedStep(model, shape, options)
+            options = _descend(step, tuned, options, share, report)
+            tuned.append(step)
+        for step in tuned:
+            step.best_ms = step.milliseconds(options)
     set_options({})
-    return Tuned({key: options[key] for key in sorted(keys) if key in options}, before, after)
+    keys = sorted({key for step in tuned for key in step.kernels})
+    return Tuned(
+        {key: options[key] for key in keys if key in options},
+        {str(step.shape): step.first_ms for step in tuned},
+        {str(step.shape): step.best_ms for step in tuned},
+    )
 
 
 def _descend(
-    step: "_TimedStep", options: Options, best: float, deadline: float, report: Callable[[str, float], None]
-) -> tuple[Options, float]:
-    """Tries one option after the other until time is over or a round gains nothing."""
+    step: "_TimedStep",
+    tuned: list["_TimedStep"],
+    options: Options,
+    deadline: float,
+    report: Callable[[str, float], None],
+) -> Options:
+    """Tries one option after the other until time is over or a round gains nothing; `tuned` must not get slower."""
     while True:
-        before = best
+        before = step.best_ms
         for key, option in trials(step.kernels):
             if time.monotonic() > deadline:
-                return options, best
+                return options
             tried = {**options, key: {**options.get(key, {}), **option}}
             taken = step.milliseconds(tried)
-            if taken < best * (1 - _LEAST_GAIN):
-                options, best = tried, taken
+            # Kinds of steps share kernels: what is faster here may cost a kind that was tuned before.
+            if taken < step.best_ms * (1 - _LEAST_GAIN) and not any(other.is_slower(key, tried) for other in tuned):
+                options, step.best_ms = tried, taken
                 report(f"{key} {option}", taken)
-        if best > before * (1 - 2 * _LEAST_GAIN):
-            return options, best
+        if step.best_ms > before * (1 - 2 * _LEAST_GAIN):
+            return options
 
 
 def trials(kernels: dict[str, Tunable]) -> Iterator[tuple[str, LaunchOptions]]:
@@ -108,15 +122,22 @@ def trials(kernels: dict[str, Tunable]) -> Iterator[tuple[str, LaunchOptions]]:
 class _TimedStep:
     """A step of one kind, with one draft, timed as a captured graph."""
 
-    def __init__(self, model: Qwen35, shape: StepShape) -> None:
-        self.kernels: dict[str, Tunable] = {}
-        """What the step launches, by table key; known after the first timing."""
+    def __init__(self, model: Qwen35, shape: StepShape, options: Options) -> None:
+        """Timed with `options` at first."""
+        self.shape = shape
         self._model = model
         self._batch = _batch(shape, model.device)
         sizes = MemoryShape(
             KVFormat.parse(shape.kv), shape.streams * 2 + 1, shape.streams, 0, shape.rows, with_mtp=True
         )
         self._memory = Memory.allocate(model.spec, sizes, model.dtype, model.device)
+        self.kernels: dict[str, Tunable] = {}
+        """What the step launches, by table key."""
+        self.first_ms = self.best_ms = self.milliseconds(options)
+
+    def is_slower(self, key: str, options: Options) -> bool:
+        """Whether these options, which differ in those of `key`, cost this step time."""
+        return key in self.kernels and self.milliseconds(options) > self.best_ms * (1 + _LEAST_GAIN)
 
     def milliseconds(self, options: Options) -> float:
         """The step's median time under these options."""
@@ -146,18 +167,19 @@ class _TimedStep:
 
 
 def _batch(shape: StepShape, device: torch.device) -> Batch:
-    """Rows of `streams` sequences behind a short context, as the decoder would give them."""
-    num_rows = shape.streams * shape.rows
-    table = torch.arange(1, 1 + 2 * shape.streams, dtype=torch.int32, device=device).view(shape.streams, 2)
-    places = torch.arange(_CONTEXT, _CONTEXT + shape.rows, device=device).repeat(shape.streams)
-    sequence = torch.arange(shape.streams, device=device).repeat_interleave(shape.rows)
-    return Batch(
-        token_ids=torch.arange(num_rows, device=device),
-        positions=places.expand(3, -1).contiguous(),
-        cu_rows=torch.arange(0, num_rows + 1, shape.rows, dtype=torch.int32, device=device),
-        slots=torch.arange(shape.streams, dtype=torch.int32, device=device),
-        num_accepted=torch.ones(shape.streams, dtype=torch.int32, device=device),
-        seen=torch.full((shape.streams,), _CONTEXT + shape.rows, dtype=torch.int32, device=device),
-        page_table=table,
-        slot_mapping=table.long()[sequence, places // PAGE_TOKENS] * PAGE_TOKENS + places % PAGE_TOKENS,
-    )
+    """Rows of `streams` sequences behind a short context, as the engine gives them to the model."""
+    draw = Draw(SamplingParams(), (-1,) * shape.rows, (DraftCheck.COMPARE,) * shape.rows, first_new=0)
+    parts = [
+        DecodeRows(
+            request_id=str(number),
+            slot=number,
+            token_ids=tuple(range(number * shape.rows, (number + 1) * shape.rows)),
+            start=PAGE_TOKENS,
+            num_accepted=1,
+            pages=np.array([1 + 2 * number, 2 + 2 * number], dtype=np.int32),
+            draw=draw,
+        )
+        for number in range(shape.streams)
+    ]
+    sizes = exact_sizes(parts, depth=0)
+    return decode_inputs(InputPacker(sizes).pack(parts).to(device), sizes).batch
