@@ -298,7 +298,7 @@ def full_size_autoround(directory: Path) -> None:
 
 
 def test_a_122b_checkpoint_is_looked_over_from_its_headers_alone(tmp_path):
-    """The tensor count is what a user's tool printed for Intel's checkpoint (seed 002): it pins what is INT4 there."""
+    """The tensor count is what a user's tool printed for Intel's checkpoint: it determines what is INT4 there."""
     directory = tmp_path / "intel"
     full_size_autoround(directory)
     report = inspect_checkpoint(directory)

@@ -59,11 +59,11 @@ def test_a_box_of_unknown_bandwidth_says_so(monkeypatch):
     text = run("--box", "auto")
     assert "bandwidth unknown" in text
     assert "No bandwidth is known for CPU only" in text
-    assert "other programs hold that much now" in text
+    assert "other programs use that much memory now" in text
 
 
 def test_unknown_acceptance_says_so():
-    assert "Give --acceptance for an expectation" in run("--speculative-tokens", "2")
+    assert "Give --acceptance for an expected speed" in run("--speculative-tokens", "2")
 
 
 def test_a_chosen_format_that_is_not_compared_is_added():
