@@ -1,7 +1,7 @@
-"""Gated attention over a paged KV cache: heads normed and rotated, keys and values written, attention, output gate.
+"""Gated attention over a paged KV cache: norm and rotary embedding of heads, cache write, attention, output gate.
 
-Pages are read in the format they are stored in. The rotation's table is made once a step, the rest runs in every
-attention layer; `frequencies.rotary_frequencies` gives the rotation's constants.
+Pages are read in the format they are stored in. `rotary_table` runs once per step, the other operations in every
+attention layer; `frequencies.rotary_frequencies` computes the constants of the rotary embedding.
 """
 
 from onebox.kernels.attention import reference

@@ -1,4 +1,4 @@
-"""The rotation of a few rows on a CPU."""
+"""The rotary embedding of a few rows on a CPU."""
 
 from functools import lru_cache
 
@@ -15,7 +15,7 @@ def rotary_table(positions, frequencies, mrope_section):
     places: Array = positions.numpy().T.astype(np.float32)
     angles = places.take(_axes(len(frequencies), *mrope_section[1:]), axis=1)
     angles *= array(frequencies)
-    # Through float64, as the twin: so the last bit of a cosine is that of any other device.
+    # Computed in float64, as in the twin: the last bit of a cosine is then the same on every device.
     wide = angles.astype(np.float64)
     cos, sin = (turn(wide).astype(np.float32) for turn in (np.cos, np.sin))
     return torch.from_numpy(cos), torch.from_numpy(sin)
@@ -23,7 +23,7 @@ def rotary_table(positions, frequencies, mrope_section):
 
 @lru_cache(maxsize=16)
 def _axes(num_pairs: int, height: int, width: int) -> NDArray[np.int64]:
-    """Which axis each pair turns by."""
+    """The axis (time, height, width) of each frequency's position."""
     axes = np.zeros(num_pairs, dtype=np.int64)
     axes[1 : 3 * height : 3] = 1
     axes[2 : 3 * width : 3] = 2
@@ -43,8 +43,8 @@ def qk_norm_rope(q_gate, k, q_weight, k_weight, cos, sin, eps):
 
 
 def _norm_and_rotate(heads: Array, weight: Array, cos: Array, sin: Array, eps: float) -> Array:
-    """Heads [R, heads, D] normed by weight [D] and turned by cos and sin [R, 1, rotary_dim / 2]."""
-    # Contiguous, so that the sum over a head runs in one order whatever it was cut from.
+    """Heads [R, heads, D] normed by weight [D] and rotated by cos and sin [R, 1, rotary_dim / 2]."""
+    # Contiguous, so that the sum over a head has one order, whatever tensor the head is a view of.
     x = np.ascontiguousarray(heads)
     x = x * inverse_rms(x, eps)
     x *= weight + 1

@@ -1,13 +1,13 @@
-"""Paged attention in Triton: packed pages are read as they are, the softmax is float32.
+"""Paged attention of a decode step in Triton: packed pages are read as they are, the softmax is float32.
 
-Decoding cuts a sequence's tokens into pieces (`pieces.py`), one program a piece, and a second kernel adds the pieces up
-in order. A program takes a tile of BLOCK_M rows, all query heads of a KV head times a few rows, of the same size for
-one row and for nine: other tile shapes could sum in another order. Masked positions have a share of exactly zero and
-no part in the maximum, so tokens behind a row's end change nothing in it. Sizes and tables that vary from call to call
-are plain arguments that Triton does not specialise on: calls of a shape share machine code.
+A sequence's tokens are cut into pieces (`pieces.py`), one program per piece, and a second kernel adds the pieces in
+order. A program computes a tile of BLOCK_M rows, all query heads of a KV head times a few rows. The tile has the same
+size for one row and for nine, because another tile shape could sum in another order. Masked positions have a softmax
+weight of exactly zero and do not enter the maximum, so tokens past a row's end do not change it. Sizes and tables that
+vary between calls are arguments that Triton does not specialise on: calls of one shape share machine code.
 
-A head's coordinates come in two planes of D/2 (`planes.py`), and all of this file's own tensors hold the planes one
-after the other. A tile's page number is read a tile ahead, so that nothing stands between a tile and its reading ahead.
+A head's coordinates are stored as two planes of D/2 (`planes.py`); all intermediate tensors of this file hold the first
+plane, then the second. A tile's page number is loaded one tile ahead, so that prefetching a tile never waits for it.
 """
 
 import math
@@ -36,16 +36,16 @@ __all__ = ["paged_attention", "paged_attention_fused"]
 
 _PIECE, _COMBINE = Tunable("attention_piece"), Tunable("attention_combine")
 
-MAX_ROWS = 9  # of one sequence in a decode or verify step
+MAX_ROWS = 9  # per sequence in a decode or verify step
 _GROUP = 128  # columns of a fixed-point group
 
 
 @triton.jit(do_not_specialize=["page_table_ptr", "context_ptr", "cu_rows_ptr", "num_pieces", "max_pages", "num_groups"])
 def paged_attention_piece_kernel(
-    query_ptr,  # [R, Q, D], rotated where keys are, in their planes
-    partial_ptr,  # float32 [R, pieces, Q, D]: a piece's mixed values, in their planes
-    best_ptr,  # float32 [R, pieces, Q]: its maximum
-    total_ptr,  # float32 [R, pieces, Q]: its sum of shares
+    query_ptr,  # [R, Q, D], Hadamard-rotated if the keys are, in the planes of the keys
+    partial_ptr,  # float32 [R, pieces, Q, D]: a piece's weighted sum of values, in the planes of the values
+    best_ptr,  # float32 [R, pieces, Q]: its largest score
+    total_ptr,  # float32 [R, pieces, Q]: its sum of softmax weights
     page_table_ptr,  # int32 [S, max_pages]
     context_ptr,  # int32 [S]
     cu_rows_ptr,  # int32 [S + 1]
@@ -60,35 +60,35 @@ def paged_attention_piece_kernel(
     scale,
     num_pieces,
     max_pages,
-    num_groups,  # tiles that cover a sequence's rows
+    num_groups,  # tiles needed to cover a sequence's rows
     Q: tl.constexpr,
     KV: tl.constexpr,
     P: tl.constexpr,
     D: tl.constexpr,
     KEY_BITS: tl.constexpr,
     VALUE_BITS: tl.constexpr,
-    DOUBLINGS: tl.constexpr,  # of a piece's length
+    DOUBLINGS: tl.constexpr,  # how often the piece length doubles
     ROWS: tl.constexpr,  # rows in a tile
-    TILE: tl.constexpr,  # tokens read at a time, within one page
+    TILE: tl.constexpr,  # tokens loaded at a time, all in one page
     BLOCK_M: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
     GROUP_HEADS: tl.constexpr = Q // KV
     release(DEPENDENT)
-    # Tiles of the same keys are neighbours, so that all but one find them in L2.
+    # Tiles that read the same keys have adjacent program ids: all but the first find them in L2.
     first_of_tile = (tl.program_id(0) % num_groups) * ROWS
     head = tl.program_id(0) // num_groups
     piece = num_pieces - 1 - tl.program_id(1)  # the longest ones start first
     sequence = tl.program_id(2).to(tl.int64)
     first_row = tl.load(cu_rows_ptr + sequence)
     num_rows = tl.load(cu_rows_ptr + sequence + 1) - first_row
-    first_sees = tl.load(context_ptr + sequence) - num_rows + 1  # tokens, of the sequence's first row
+    first_sees = tl.load(context_ptr + sequence) - num_rows + 1  # tokens visible to the sequence's first row
     start, end = piece_bounds(piece, DOUBLINGS)
     end = tl.minimum(end, first_sees + tl.minimum(first_of_tile + ROWS, num_rows) - 1)
     is_used = (first_of_tile < num_rows) & (start < end)
     table_ptr = page_table_ptr + sequence * max_pages
     page = tl.load(table_ptr + start // P, mask=is_used, other=0)
-    # What it has read so far are inputs of the step, complete before the step began.
+    # Everything read before this wait is an input of the step, complete before the step began.
     wait(DEPENDENT)
     if is_used:
         index = tl.arange(0, BLOCK_M)
@@ -132,9 +132,9 @@ def paged_attention_combine_kernel(
     total_ptr,
     context_ptr,
     cu_rows_ptr,
-    signs_ptr,  # float32 [D], where values are rotated
-    qkv_ptr,  # float32 [PARTS, R, ...], part_stride and row_stride apart: a head's query, then its gate
-    planes_ptr,  # int8 [R, 2, Q * D], as `store_groups` writes them, and so the next
+    signs_ptr,  # float32 [D], if values are Hadamard-rotated
+    qkv_ptr,  # float32 [PARTS, R, ...], strides part_stride and row_stride: a head's query, then its gate
+    planes_ptr,  # int8 [R, 2, Q * D]; this and the next in the layout of `store_groups`
     scale_ptr,  # float32 [R, Q * D / 128]
     part_stride,
     row_stride,
@@ -145,16 +145,16 @@ def paged_attention_combine_kernel(
     LOG_D: tl.constexpr,
     INVERSE_ROOT: tl.constexpr,
     VALUE_BITS: tl.constexpr,
-    DOUBLINGS: tl.constexpr,  # of a piece's length
-    COLUMNS: tl.constexpr,  # coordinates of a program: D where values are rotated
-    CHUNK: tl.constexpr,  # pieces, or sequences, read at a time
-    PARTS: tl.constexpr,  # 0 where values are not gated
+    DOUBLINGS: tl.constexpr,  # how often the piece length doubles
+    COLUMNS: tl.constexpr,  # coordinates per program: D if values are Hadamard-rotated
+    CHUNK: tl.constexpr,  # pieces, or sequences, loaded at a time
+    PARTS: tl.constexpr,  # 0 if the output is not gated
     DEPENDENT: tl.constexpr,
 ):
     release(DEPENDENT)
     row = tl.program_id(0)
     head = tl.program_id(1)
-    sequence = tl.full([], 0, tl.int32)  # how many sequences end before the row
+    sequence = tl.full([], 0, tl.int32)  # number of sequences that end before the row
     for first in range(0, loop_bound(num_sequences), CHUNK):
         number = first + tl.arange(0, CHUNK)
         ends = tl.load(cu_rows_ptr + 1 + number, mask=number < num_sequences, other=2147483647)
@@ -164,7 +164,7 @@ def paged_attention_combine_kernel(
     context = tl.load(context_ptr + sequence, mask=is_owned, other=0)
     count = tl.where(is_owned, count_pieces(context - (last_row - row), DOUBLINGS), 0)
     first_cell = row.to(tl.int64) * num_pieces * Q + head
-    # What it has read so far are inputs of the step, complete before the step began.
+    # Everything read before this wait is an input of the step, complete before the step began.
     wait(DEPENDENT)
     places = tl.program_id(2) * COLUMNS + tl.arange(0, COLUMNS)
     is_rotated: tl.constexpr = VALUE_BITS < 8
@@ -228,7 +228,7 @@ def paged_attention_fused(query, pages, page_table, context, cu_rows, scale, qkv
 def _attend_pieces(
     query: Tensor, pages: KVPages, page_table: Tensor, context: Tensor, cu_rows: Tensor, scale: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Of each piece its mixed values [R, pieces, Q, D], its maximum and its sum of shares [R, pieces, Q]."""
+    """For each piece: weighted sum of values [R, pieces, Q, D], largest score and sum of weights [R, pieces, Q]."""
     (num_rows, num_heads, dim), num_sequences = query.shape, page_table.shape[0]
     num_pieces = piece_count(page_table.shape[1] * pages.page_tokens, doublings(pages.format))
     shape = _decode_shape(query, pages)
@@ -265,11 +265,11 @@ def _combine(
     out: tuple[Tensor, Tensor | None, Tensor | None],
     qkv_parts: Tensor | None,
 ) -> None:
-    """Adds the pieces up: as they are, or gated and as rows for a linear."""
+    """Adds the pieces: as they are, or gated and as fixed-point rows for a linear."""
     num_rows, num_pieces, num_heads, dim = pieces[0].shape
     x, planes, scale = out
     signs = rotation_signs(pages.format.value_bits, dim, x.device)
-    # Of the same width gated or not, so that both add in the same order.
+    # The same width with and without the gate, so that both add in the same order.
     columns = _GROUP if signs is None and dim % _GROUP == 0 else dim
     paged_attention_combine_kernel[(num_rows, num_heads, dim // columns)](
         x,
@@ -297,11 +297,12 @@ def _combine(
 
 
 def _decode_shape(query: Tensor, pages: KVPages) -> dict[str, int]:
-    """Query heads x rows of a decode program, tokens that it reads at a time, and what it may have.
+    """Query heads x rows per decode program, tokens it loads at a time, and its compile options.
 
-    A matter of the format and the dtype, as in `_prefill_shape`. Reading takes the time where a token is 1 KB: as many
-    rows as fit share it, and two tiles of 32 KB are in flight. Codes are few bytes to read and much to decode: programs
-    are small, so that many of them, each in another of its phases, keep a processor busy.
+    Depends on the format and the dtype only, as in `_prefill_shape`. Where a token is 1 KB, loads dominate: as many
+    rows as fit share them, and two tiles of 32 KB are in flight. Quantised codes are few bytes to load and many
+    instructions to decode: programs are small, so that many of them, each in a different phase, keep a multiprocessor
+    busy.
     """
     heads = query.shape[1] // pages.kv_heads
     is_narrow = max(pages.format.key_bits, pages.format.value_bits) < FP8_BITS

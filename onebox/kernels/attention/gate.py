@@ -45,7 +45,7 @@ def attention_gate(attended, gate):
 @triton.jit
 def attention_gate_fused_kernel(
     attended_ptr,  # [R, K]
-    qkv_ptr,  # float32 [PARTS, R, ...], part_stride and row_stride apart
+    qkv_ptr,  # float32 [PARTS, R, ...], strides part_stride and row_stride
     x_ptr,  # [R, K]
     planes_ptr,  # int8 [R, 2, K]
     scale_ptr,  # float32 [R, K/128]

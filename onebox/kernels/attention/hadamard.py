@@ -1,8 +1,8 @@
 """TurboQuant's rotation in Triton: signs, then a Walsh-Hadamard transform over a head's D coordinates.
 
-It keeps inner products and is linear: the query is rotated once, values are mixed in the rotated space and the result
-is rotated back once. The Hadamard matrix does not change where both its sides are reordered by moving the bits of the
-index, so the planes (`planes.py`) are rotated as they lie.
+It preserves inner products and is linear: the query is rotated once, values are summed in the rotated space and the
+result is rotated back once. The Hadamard matrix stays the same when its rows and columns are both permuted by permuting
+the bits of the index, so the planes (`planes.py`) are rotated without interleaving them.
 """
 
 import torch
@@ -41,8 +41,8 @@ def hadamard(x, D: tl.constexpr, LOG_D: tl.constexpr, INVERSE_ROOT: tl.constexpr
 
 @triton.jit
 def paged_attention_rotate_kernel(
-    x_ptr,  # [rows, D], in planes where IS_INVERSE
-    out_ptr,  # [rows, D], in planes where not
+    x_ptr,  # [rows, D], in planes if IS_INVERSE
+    out_ptr,  # [rows, D], in planes if not IS_INVERSE
     signs_ptr,  # float32 [D]
     D: tl.constexpr,
     LOG_D: tl.constexpr,
@@ -66,15 +66,15 @@ def paged_attention_rotate_kernel(
 
 
 def rotation_signs(bits: int, dim: int, device: torch.device) -> Tensor | None:
-    """The rotation's signs where a codec of `bits` rotates."""
+    """The signs of the rotation, or None if the codec of `bits` does not rotate."""
     return turboquant_tables(dim, bits, device).signs if bits < FP8_BITS else None
 
 
 def rotated_query(query: Tensor, pages: KVPages) -> Tensor:
-    """The query as the kernels take it: turned where keys are, and in the dtype of their products.
+    """The query as the kernels read it: Hadamard-rotated if the keys are, and in the dtype of the products.
 
-    A rotated query and the codebooks' levels are no bfloat16 numbers. float16 has three bits more for them, and all
-    that meets it here is far inside its range: queries are normed, levels below one, scales stored as float16.
+    A rotated query and the codebooks' levels are not exact in bfloat16. float16 has three more bits for them, and all
+    operands here are far inside its range: queries are normed, levels below one, scales stored as float16.
     """
     dtype = (
         torch.float16

@@ -1,4 +1,4 @@
-"""KV pages as the attention kernels take them."""
+"""KV pages as arguments of the attention kernels."""
 
 import torch
 from torch import Tensor
@@ -10,7 +10,7 @@ __all__ = ["num_stages", "page_constants", "page_tensors"]
 
 
 def page_tensors(pages: KVPages, dim: int) -> list[Tensor | None]:
-    """Codes, scales, levels and lookup table of keys, then of values, as the kernels take them."""
+    """Codes, scales, levels and lookup table of keys, then of values: arguments of the kernels."""
     arguments: list[Tensor | None] = []
     for bits, codes, scale in (
         (pages.format.key_bits, pages.key_codes, pages.key_scale),
@@ -29,5 +29,5 @@ def page_constants(pages: KVPages, dim: int) -> dict[str, int]:
 
 
 def num_stages(query: Tensor, most: int) -> int:
-    """Tiles in flight and in work. float32 is for tests of small heads: its tiles take twice the room."""
+    """Pipeline stages: tiles being loaded or computed. float32 (tests with small heads) takes twice the memory."""
     return 1 if query.dtype == torch.float32 else most

@@ -1,8 +1,8 @@
 """Stored vectors as two planes of D/2 coordinates, in the dtype of their products.
 
 The planes are the halves of a head, or for 4 bits its even and odd coordinates: the low and the high nibbles of the
-bytes. Dot products add the planes, so nothing is ever interleaved. What the codes mean is drawn in `onebox.formats`.
-Knows nothing of pages, pieces and softmax.
+bytes. Dot products add the planes, so coordinates are never interleaved. The codes are defined in `onebox.formats`.
+This file does not depend on pages, pieces or softmax.
 """
 
 from functools import lru_cache
@@ -19,9 +19,10 @@ __all__ = ["coordinates", "load_planes", "load_tables", "lookup_table"]
 
 # Eight codes of a word to float16. `prmt` picks four of eight bytes by the four nibbles in its selector's low half: the
 # low bytes of the magnitudes ($5, $9), then the high ones ($13, $17). A code from 8 up is positive and its low bits
-# count upwards; below 8 they count downwards, so they are flipped. A nibble with its top bit set repeats the sign of
-# the byte it picks: of 0x40 in $21 that leaves 0x40 for negative codes and 0 for the others, half the sign bit. The
-# table is in registers, each named four times as packing asks: constants in the text would be moved there every time.
+# count upwards; below 8 they count downwards, so they are flipped. A selector nibble with its top bit set replicates
+# the sign of the byte it picks: with 0x40 in $21 that gives 0x40 for negative codes and 0 for the others, the sign bit
+# shifted right by one. The table is in registers, each named four times because `pack` requires it: constants in the
+# assembly text would be moved into registers every time.
 LOOKUP_4 = tl.constexpr("""{
     .reg .b32 flip, index, above, sign, a, b, c, d;
     shr.u32 flip, $4, 3;
@@ -45,9 +46,9 @@ LOOKUP_4 = tl.constexpr("""{
 }""")
 CONSTRAINTS_4 = tl.constexpr("=r,=r,=r,=r,r" + 20 * ",r")
 
-# Both texts write their results last, so those may take the registers of what was read. Neither is called pure, though
-# both are: Triton would then load bytes in the order of the tensor cores' operands, one at a time, and move registers
-# about in every product to suit them. As it is, decoded planes pass through shared memory once.
+# Both assembly texts write their results last, so results may reuse the registers of the inputs. Neither is declared
+# pure, though both are: Triton would then load bytes in the operand order of the tensor cores, one at a time, and
+# shuffle registers in every product. Declared impure, decoded planes pass through shared memory once.
 
 # Two codes of at most 3 bits to float16: the table's eight bytes are those of all levels.
 LOOKUP_3 = tl.constexpr("""{
@@ -64,7 +65,7 @@ CONSTRAINTS_3 = tl.constexpr("=r,r,r" + 8 * ",r")
 def lookup_table(dim: int, bits: int, device: torch.device) -> Tensor:
     """int32 [5]: eight levels as float16, their low bytes in two words and their high bytes in two; then 0x40 bytes.
 
-    For 4 bits they are the positive levels (the others are the same with a minus); for fewer all, repeated to fill.
+    For 4 bits these are the positive levels (the others are their negatives); for fewer bits all levels, repeated to 8.
     """
     levels = turboquant_levels(dim, bits).to(torch.float16)
     eight = levels[8:] if bits == 4 else levels.repeat(8 // len(levels))
@@ -74,7 +75,7 @@ def lookup_table(dim: int, bits: int, device: torch.device) -> Tensor:
 
 @triton.jit
 def load_tables(key_ptr, value_ptr, KEY_BITS: tl.constexpr, VALUE_BITS: tl.constexpr, DTYPE: tl.constexpr):
-    """What `load_planes` looks levels up in, read once. Tables of one width are the same, and in the same registers."""
+    """The lookup tables of `load_planes`, loaded once. Tables of one width are equal and share registers."""
     key_table = _load_table(key_ptr, KEY_BITS, DTYPE)
     if KEY_BITS == VALUE_BITS:
         return key_table, key_table
@@ -84,7 +85,7 @@ def load_tables(key_ptr, value_ptr, KEY_BITS: tl.constexpr, VALUE_BITS: tl.const
 
 @triton.jit
 def _load_table(table_ptr, BITS: tl.constexpr, DTYPE: tl.constexpr):
-    """The five words, or nothing where levels themselves are read."""
+    """The five words, or zeros if the table is not used: no codes, the interpreter, or a dtype other than float16."""
     if BITS >= 8 or IS_INTERPRETED or tl.float16 != DTYPE:
         return 0, 0, 0, 0, 0
     else:
@@ -95,7 +96,7 @@ def _load_table(table_ptr, BITS: tl.constexpr, DTYPE: tl.constexpr):
 
 @triton.jit
 def coordinates(D: tl.constexpr, BITS: tl.constexpr):
-    """Which coordinate of a head stands at each place of its two planes, one after the other: [D]."""
+    """[D]: the coordinate of a head at each place of its two planes, first plane first."""
     index = tl.arange(0, D)
     if BITS == 4:
         return 2 * (index % (D // 2)) + index // (D // 2)
@@ -105,8 +106,8 @@ def coordinates(D: tl.constexpr, BITS: tl.constexpr):
 
 @triton.jit
 def _level(codes, levels_ptr, DTYPE: tl.constexpr, BITS: tl.constexpr):
-    """The levels of int32 codes [tokens, D/2], for what has no assembly: the interpreter, and float32."""
-    # Levels are looked up in the registers of a warp; Triton wants 16 a row for that, so a shorter table repeats.
+    """The levels of int32 codes [tokens, D/2] without assembly: for the interpreter and for float32."""
+    # Levels are looked up in a warp's registers; Triton needs 16 per row for that, so a shorter table is repeated.
     table = tl.load(levels_ptr + tl.arange(0, 16) % (1 << BITS))
     levels = tl.broadcast_to(table[None, :], [codes.shape[0], 16])
     return rounded(tl.gather(levels, codes, 1), DTYPE)
@@ -114,7 +115,7 @@ def _level(codes, levels_ptr, DTYPE: tl.constexpr, BITS: tl.constexpr):
 
 @triton.jit
 def _narrow_codes(codes_ptr, row, inside, PLANE: tl.constexpr, D: tl.constexpr, BITS: tl.constexpr):
-    """Codes of 2 or 3 bits, int32 [tokens, D/2]; one of 3 bits may reach into the next byte."""
+    """Codes of 2 or 3 bits, int32 [tokens, D/2]; a 3-bit code may extend into the next byte."""
     first_bit = (PLANE * (D // 2) + tl.arange(0, D // 2)) * BITS
     byte = first_bit // 8
     at = codes_ptr + row * (D * BITS // 8) + byte[None, :]
@@ -182,7 +183,7 @@ def load_planes(
 ):
     """Two planes [tokens, D/2] in DTYPE and the factor, float32 [tokens], that makes them the stored vectors.
 
-    Planes of tokens that are not `loaded` are some finite numbers, their factor is whatever lies there.
+    For tokens that are not `loaded` the planes hold arbitrary finite numbers and the factor is arbitrary.
     """
     codes_ptr, scale_ptr, levels_ptr, table = stored
     row = vectors[:, None]
@@ -200,5 +201,5 @@ def load_planes(
     if BITS == 16:
         return low, high, tl.full([vectors.shape[0]], 1.0, tl.float32)
     else:
-        # The rest of a page is there to read, and a mask on these few bytes would keep them from being read ahead.
+        # The whole page is readable, and a mask on these few bytes would keep them from being prefetched.
         return low, high, tl.load(scale_ptr + vectors).to(tl.float32)

@@ -1,4 +1,4 @@
-"""Prefill attention in Triton: a program takes some query positions of one head and walks the tokens before them."""
+"""Prefill attention in Triton: a program computes a tile of query positions of one head over the tokens before them."""
 
 import math
 
@@ -19,8 +19,8 @@ __all__ = ["paged_attention_prefill"]
 
 @triton.jit(do_not_specialize=["page_table_ptr", "start_ptr", "cu_rows_ptr", "max_pages"])
 def paged_attention_prefill_kernel(
-    query_ptr,  # [T, Q, D], rotated where keys are, in their planes
-    out_ptr,  # [T, Q, D], rotated where values are, in theirs
+    query_ptr,  # [T, Q, D], Hadamard-rotated if the keys are, in the planes of the keys
+    out_ptr,  # [T, Q, D], Hadamard-rotated if the values are, in the planes of the values
     page_table_ptr,  # int32 [S, max_pages]
     start_ptr,  # int32 [S]
     cu_rows_ptr,  # int32 [S + 1]
@@ -48,7 +48,7 @@ def paged_attention_prefill_kernel(
     first_row = tl.load(cu_rows_ptr + sequence)
     start = tl.load(start_ptr + sequence)
     stop = start + tl.load(cu_rows_ptr + sequence + 1) - first_row
-    # Tiles lie on the grid of absolute positions: a row has the same place in its tile wherever the prompt was cut.
+    # Tiles are aligned to absolute positions: a row has the same place in its tile wherever the prompt was split.
     tile_start = (start // QUERY_TILE + tl.program_id(0)) * QUERY_TILE
     if tile_start < stop:
         positions = tile_start + tl.arange(0, QUERY_TILE)
@@ -91,7 +91,7 @@ def paged_attention_prefill(query, pages, page_table, start, cu_rows, scale):
     out = torch.empty_like(query, memory_format=torch.contiguous_format)
     mixed = out if signs is None else query.new_empty(query.shape, dtype=torch.float32)
     shape = _prefill_shape(query, pages)
-    num_tiles = triton.cdiv(num_tokens, shape["QUERY_TILE"]) + 1  # one more where the first position is inside a tile
+    num_tiles = triton.cdiv(num_tokens, shape["QUERY_TILE"]) + 1  # one more if the first position is inside a tile
     paged_attention_prefill_kernel[(num_tiles, num_heads, page_table.shape[0])](
         rotated_query(query, pages),
         mixed,
@@ -112,9 +112,9 @@ def paged_attention_prefill(query, pages, page_table, start, cu_rows, scale):
 
 
 def _prefill_shape(query: Tensor, pages: KVPages) -> dict[str, int]:
-    """Query positions of a prefill program, tokens it reads at a time and keeps in flight.
+    """Query positions per prefill program, tokens it loads at a time and pipeline stages.
 
-    A matter of the GPU, the format and the dtype: never of the prompt, or its bits would be too.
+    Depends on the GPU, the format and the dtype, never on the prompt: otherwise the result's bits would depend on it.
     """
     is_fp8 = FP8_BITS in (pages.format.key_bits, pages.format.value_bits)
     is_small = query.dtype == torch.float32 or is_fp8 or pages.page_tokens % 64 != 0

@@ -26,35 +26,36 @@ __all__ = [
 ]
 
 _QUERIES = 64
-"""Query rows that prefill takes at once."""
+"""Query rows that prefill computes at once."""
 _TILE = 8
-"""Query heads of one key head that decode takes at once, those of neighbouring rows together."""
+"""Query heads of one KV head that decode computes at once, neighbouring rows together."""
 
 
 class _Layout(NamedTuple):
-    """Where the S sequences of a decode step that see something stand, and the B pages they see."""
+    """Indices of the S sequences of a decode step that have visible tokens, and of the B pages that hold these."""
 
-    sequences: Tensor  # int64 [S]: their numbers in the call
-    page_sequence: Tensor  # int64 [B]: whose page it is, 0..S-1
-    page_place: Tensor  # int64 [B]: which of its pages
-    last_page: Tensor  # int64 [S]: each sequence's last of the B
-    hidden: Tensor  # bool [S, P]: tokens of the last page behind the context
-    row: Tensor  # int64 [R']: the rows that see something
-    row_sequence: Tensor  # int64 [R']: whose they are
-    row_place: Tensor  # int64 [R']: which of its rows
-    visible: Tensor  # int64 [S, rows]: how many tokens each row sees, at least 1
+    sequences: Tensor  # int64 [S]: their index in the call
+    page_sequence: Tensor  # int64 [B]: the page's sequence, 0..S-1
+    page_place: Tensor  # int64 [B]: the page's index in its sequence
+    last_page: Tensor  # int64 [S]: index into B of each sequence's last page
+    hidden: Tensor  # bool [S, P]: tokens of the last page past the context
+    row: Tensor  # int64 [R']: the rows that have visible tokens
+    row_sequence: Tensor  # int64 [R']: the row's sequence, 0..S-1
+    row_place: Tensor  # int64 [R']: the row's index in its sequence
+    visible: Tensor  # int64 [S, rows]: number of tokens visible to each row, at least 1
 
 
 def paged_attention(
     query: Tensor, pages: KVPages, page_table: Tensor, context: Tensor, cu_rows: Tensor, scale: float
 ) -> Tensor:
-    """Decode and verification: mixed values [R, Q, D] of query [R, Q, D], at most 9 rows a sequence.
+    """Decode and verification: attention outputs [R, Q, D] of query [R, Q, D], at most 9 rows per sequence.
 
-    Sequence s owns the rows cu_rows[s] .. cu_rows[s+1] - 1 (int32 [S+1]) and the pages page_table[s] (int32
-    [S, max_pages], token p in its page p // P). Its last row sees context[s] tokens (int32 [S]), the row before one
-    fewer, and so on; the pages already hold them all. A row that sees nothing, or belongs to no sequence, gives zeros.
-    A row's bits depend on its query and the tokens that it sees: not on other rows, sequences or page numbers.
-    D is a power of two from 32. The workspace grows with max_pages, so pass a table no wider than the longest sequence.
+    Sequence s has the rows cu_rows[s] .. cu_rows[s+1] - 1 (int32 [S+1]) and the pages page_table[s] (int32
+    [S, max_pages], token p is in its page p // P). Its last row attends to context[s] tokens (int32 [S]), the row
+    before to one fewer, and so on; the pages already hold all of them. The output is zero for a row without visible
+    tokens or without a sequence. A row's bits depend on its query and its visible tokens, not on other rows, sequences
+    or page numbers. D is a power of two, at least 32. The workspace grows with max_pages, so pass a table no wider than
+    the longest sequence.
     """
     group = query.shape[1] // pages.kv_heads
     tile_rows = max(1, _TILE // group)
@@ -76,7 +77,7 @@ def paged_attention(
 
 @lru_cache(maxsize=8)
 def _layout(edges: tuple[int, ...], context: tuple[int, ...], page_tokens: int, tile_rows: int) -> _Layout:
-    """The same for every layer of a step."""
+    """Cached: the layout is the same for every layer of a step."""
     bounds = list(zip(edges[:-1], edges[1:], context, strict=True))
     sequences = [s for s, (first, end, length) in enumerate(bounds) if end > first and length > 0]
     counts = [-(-bounds[s][2] // page_tokens) for s in sequences]
@@ -104,7 +105,7 @@ def _layout(edges: tuple[int, ...], context: tuple[int, ...], page_tokens: int, 
 
 
 def _attend(query: Tensor, visible: Tensor, keys: Tensor, values: Tensor, layout: _Layout) -> Tensor:
-    """Mixed values [S, n, KV, G, D] of query [S, n, KV, G, D], scaled; row i of s sees visible[s, i] tokens."""
+    """Outputs [S, n, KV, G, D] of the scaled query [S, n, KV, G, D]; row i of s attends to visible[s, i] tokens."""
     num, rows, kv_heads, group, dim = query.shape
     num_pages, tokens = int(layout.page_place.max()) + 1, keys.shape[2]
     asked = query.permute(0, 2, 1, 3, 4).reshape(num, kv_heads, rows * group, dim)[layout.page_sequence]
@@ -131,7 +132,7 @@ def paged_attention_fused(
     scale: float,
     qkv_parts: Tensor,
 ) -> FixedRows:
-    """`attention_gate_fused` of `paged_attention`: gated, in the forms that the output projection reads.
+    """`attention_gate_fused` of `paged_attention`: gated, as fixed-point rows for the output projection.
 
     qkv_parts float32 [parts, R, N] as for `attention_gate_fused`. Q * D is a multiple of 128.
     """
@@ -141,10 +142,10 @@ def paged_attention_fused(
 def paged_attention_prefill(
     query: Tensor, pages: KVPages, page_table: Tensor, start: Tensor, cu_rows: Tensor, scale: float
 ) -> Tensor:
-    """Prefill: mixed values [T, Q, D] of query [T, Q, D], whose keys and values the pages already hold.
+    """Prefill: attention outputs [T, Q, D] of query [T, Q, D]; the pages already hold the tokens' keys and values.
 
-    Row i of sequence s (cu_rows and page_table as above) stands at position start[s] + i (int32 [S]) and sees the
-    tokens up to itself. Where a prompt was split does not change a row's bits.
+    Row i of sequence s (cu_rows and page_table as in `paged_attention`) is at position start[s] + i (int32 [S]) and
+    attends to the tokens up to and including itself. A row's bits do not depend on where a prompt was split.
     """
     out = torch.zeros_like(query)
     bounds = cu_rows.tolist()
@@ -161,13 +162,13 @@ def paged_attention_prefill(
 
 
 def _line_up(part: Tensor, length: int) -> Tensor:
-    """[KV, L, D] from pages [B, KV, P, D]: the first `length` tokens, then zeros up to a multiple of `_QUERIES`."""
+    """[KV, L, D] from pages [B, KV, P, D]: the first `length` tokens, zero-padded to a multiple of `_QUERIES`."""
     tokens = part.transpose(0, 1).flatten(1, 2)[:, :length]
     return pad(tokens, (0, 0, 0, -length % _QUERIES))
 
 
 def _attend_block(query: Tensor, place: int, keys: Tensor, values: Tensor, scale: float) -> Tensor:
-    """Mixed values [n, Q, D] of query [n, Q, D], whose first row stands at `place` and whose last in the same block."""
+    """Outputs [n, Q, D] of query [n, Q, D]: the first row is at `place`, the last one in the same block."""
     kv_heads, _, dim = keys.shape
     skipped = place % _QUERIES
     seen = place - skipped + _QUERIES
@@ -181,7 +182,7 @@ def _attend_block(query: Tensor, place: int, keys: Tensor, values: Tensor, scale
 
 
 def _read(pages: KVPages, numbers: Tensor) -> tuple[Tensor, Tensor]:
-    """Decoded keys and values, float32 [B, KV, P, D], of the pages that numbers [B] name."""
+    """Decoded keys and values, float32 [B, KV, P, D], of the pages with these numbers [B]."""
     sides = (
         (pages.format.key_bits, pages.key_codes, pages.key_scale),
         (pages.format.value_bits, pages.value_codes, pages.value_scale),
@@ -196,16 +197,16 @@ def _read(pages: KVPages, numbers: Tensor) -> tuple[Tensor, Tensor]:
 def rotary_table(positions: Tensor, frequencies: Tensor, mrope_section: Sequence[int]) -> tuple[Tensor, Tensor]:
     """Cosines and sines, float32 [R, F] each, of positions [3, R]: time, height, width.
 
-    Positions are integers below 2^24, any stride apart; frequencies [F] float32 come from `rotary_frequencies`. Pair j
-    turns by height if j % 3 == 1 and j < 3 * mrope_section[1], by width if j % 3 == 2 and j < 3 * mrope_section[2], by
-    time else. An angle is one float32 product, as in the model's own code; its cosine and sine are exact to float32,
-    and the same bits on every device.
+    Positions are integers below 2^24 with any strides; frequencies [F] float32 come from `rotary_frequencies`.
+    Frequency j multiplies the height if j % 3 == 1 and j < 3 * mrope_section[1], the width if j % 3 == 2 and
+    j < 3 * mrope_section[2], else the time. An angle is one float32 product, as in the model's own code; its cosine and
+    sine are exact to float32, and the same bits on every device.
     """
     axis = torch.zeros(frequencies.shape[0], dtype=torch.long)
     for index in (1, 2):
         axis[index : 3 * mrope_section[index] : 3] = index
     angles = positions.to(torch.float32)[axis].T * frequencies
-    # Through float64: a float32 cosine's last bit depends on the device, and on a CPU on the place in the tensor.
+    # In float64: a float32 cosine's last bit depends on the device, and on a CPU on the place in the tensor.
     wide = angles.to(torch.float64)
     return wide.cos().to(torch.float32), wide.sin().to(torch.float32)
 
@@ -215,10 +216,10 @@ def qk_norm_rope(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """(query [R, Q, D], gate [R, Q, D], key [R, KV, D]), in the dtypes of q_gate and k.
 
-    q_gate [R, Q*2*D]: head after head, D columns of query, then D of its gate. k [R, KV*D]. Rows of both may lie any
-    stride apart, so that they may be cut from one fused projection. q_weight and k_weight [D]: zero-centred RMSNorm of
-    each head. cos and sin [R, F] from `rotary_table`: the first 2F elements of a head turn, i together with i + F; the
-    rest, and the gate, stay.
+    q_gate [R, Q*2*D]: for each head D columns of query, then D of its gate. k [R, KV*D]. Rows of both may have any
+    stride, so they may be views of one fused projection. q_weight and k_weight [D]: zero-centred RMSNorm of each head.
+    cos and sin [R, F] from `rotary_table`: the first 2F elements of a head are rotated, i together with i + F; the
+    others and the gate are not.
     """
     head_dim = q_weight.shape[0]
     query, gate = q_gate.reshape(q_gate.shape[0], q_gate.shape[1] // (2 * head_dim), 2, head_dim).unbind(-2)
@@ -228,8 +229,8 @@ def qk_norm_rope(
 
 
 def _norm_and_rotate(heads: Tensor, weight: Tensor, cos: Tensor, sin: Tensor, eps: float) -> Tensor:
-    """Heads [R, heads, D] normed by weight [D] and turned by cos and sin [R, rotary_dim / 2]."""
-    # Contiguous, so that the sum over a head runs in one order whatever it was cut from.
+    """Heads [R, heads, D] normed by weight [D] and rotated by cos and sin [R, rotary_dim / 2]."""
+    # Contiguous, so that the sum over a head has one order, whatever tensor the head is a view of.
     x = heads.to(torch.float32).contiguous()
     x = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) * (1 + weight.to(torch.float32))
     half = cos.shape[-1]
@@ -239,10 +240,10 @@ def _norm_and_rotate(heads: Tensor, weight: Tensor, cos: Tensor, sin: Tensor, ep
 
 
 def kv_write(pages: KVPages, key: Tensor, value: Tensor, slots: Tensor) -> None:
-    """Encodes key and value [R, KV, D] into the tokens named by slots, int64 [R]: page * P + offset, negative to skip.
+    """Encodes key and value [R, KV, D] into the tokens at slots, int64 [R]: page * P + offset, negative to skip.
 
-    The bytes are those of `onebox.formats`, bit for bit, and a vector's bytes depend on that vector alone. Two rows
-    of one call must not name the same slot. Changes the pages in place.
+    The bytes equal those of `onebox.formats`, and a vector's bytes depend on that vector alone. Two rows of one call
+    must not have the same slot. Writes the pages in place.
     """
     write_tokens(pages, key, value, slots)
 
@@ -257,10 +258,10 @@ def qk_norm_rope_fused(
     num_kv_heads: int,
     dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """(query [R, Q, D], key [R, KV, D], value [R, KV, D]) of `dtype`; queries and keys as `qk_norm_rope` makes them.
+    """(query [R, Q, D], key [R, KV, D], value [R, KV, D]) of `dtype`; queries and keys as in `qk_norm_rope`.
 
     qkv_parts float32 [parts, R, (2Q + 2KV) D], added in order: each head's query and gate (not read), then keys, then
-    values. Weights [D], offsets from one; cos and sin float32 [R, F] from `rotary_table`.
+    values. Weights [D] are offsets from one; cos and sin float32 [R, F] from `rotary_table`.
     """
     head_dim = len(q_weight)
     kv_width = num_kv_heads * head_dim
@@ -295,8 +296,8 @@ def attention_gate(attended: Tensor, gate: Tensor) -> Tensor:
 def attention_gate_fused(attended: Tensor, qkv_parts: Tensor) -> FixedRows:
     """`attention_gate` as rows [R, Q * D] in the dtype of attended: attended * sigmoid(gate).
 
-    attended [R, Q, D]; qkv_parts float32 [parts, R, N], added in order: a row begins with each head's query and gate, D
-    columns each, as the projection gives them. Q * D is a multiple of 128.
+    attended [R, Q, D]; qkv_parts float32 [parts, R, N], partial sums of the projection, added in order: a row begins
+    with each head's query and gate, D columns each. Q * D is a multiple of 128.
     """
     rows, heads, head_dim = attended.shape
     q_gate = add_in_order(qkv_parts)[:, : 2 * heads * head_dim].view(rows, heads, 2, head_dim)

@@ -1,4 +1,4 @@
-"""Rotary embedding in Triton: its table once a step, then one warp for each head of a row, plain and fused."""
+"""Rotary embedding in Triton: the table once per step, then one warp per row and head, plain and fused."""
 
 import torch
 import triton
@@ -17,14 +17,14 @@ _ROPE_FUSED = Tunable("qk_norm_rope_fused")
 
 @triton.jit
 def rotary_table_kernel(
-    positions_ptr,  # integers [3, R], elements axis_stride and row_stride apart
+    positions_ptr,  # integers [3, R], strides axis_stride and row_stride
     frequencies_ptr,  # float32 [F]
     cos_ptr,  # float32 [R, F]
     sin_ptr,  # float32 [R, F]
     axis_stride,
     row_stride,
-    height_end,  # three times the height's section: where its frequencies end
-    width_end,  # the same of the width
+    height_end,  # three times the height's section: its frequencies are below this index
+    width_end,  # the same for the width
     F: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
@@ -36,7 +36,7 @@ def rotary_table_kernel(
     axis = tl.where(is_height, 1, tl.where(is_width, 2, 0))
     position = tl.load(positions_ptr + axis * axis_stride + row * row_stride, mask=inside, other=0)
     angle = position.to(tl.float32) * tl.load(frequencies_ptr + pairs, mask=inside, other=0.0)
-    # Float64 has an exact range reduction at 262,144 turns, and rounds to the twin's float32 bits on every device.
+    # float64 has an exact range reduction at 262,144 turns, and rounds to the twin's float32 bits on every device.
     wide = angle.to(tl.float64)
     tl.store(cos_ptr + row * F + pairs, tl.cos(wide).to(tl.float32), mask=inside)
     tl.store(sin_ptr + row * F + pairs, tl.sin(wide).to(tl.float32), mask=inside)
@@ -44,13 +44,13 @@ def rotary_table_kernel(
 
 @triton.jit
 def _partner_of(columns, HALF: tl.constexpr):
-    """The column that turns with each: HALF further on, or HALF back."""
+    """The column that each column is rotated with: HALF after it or HALF before it."""
     return tl.where(columns < HALF, columns + HALF, columns - HALF)
 
 
 @triton.jit
 def _load_rotation(cos_ptr, sin_ptr, HALF: tl.constexpr, BLOCK: tl.constexpr):
-    """(cos, sin) float32 [BLOCK] of a row's [HALF], for each column of a head; those that do not turn have (1, 0)."""
+    """(cos, sin) float32 [BLOCK] of a row's [HALF], for each column of a head; (1, 0) for columns without rotation."""
     columns = tl.arange(0, BLOCK)
     pairs = tl.where(columns < HALF, columns, columns - HALF)
     cos = tl.load(cos_ptr + pairs, mask=columns < 2 * HALF, other=1.0)
@@ -60,7 +60,7 @@ def _load_rotation(cos_ptr, sin_ptr, HALF: tl.constexpr, BLOCK: tl.constexpr):
 
 @triton.jit
 def _load_norm(weight_ptr, D: tl.constexpr, HALF: tl.constexpr, BLOCK: tl.constexpr):
-    """(the norm's weight, that of each column's partner), float32 [BLOCK]."""
+    """(norm weight of each column, norm weight of its partner), float32 [BLOCK]."""
     columns = tl.arange(0, BLOCK)
     weight = tl.load(weight_ptr + columns, mask=columns < D, other=0.0).to(tl.float32)
     partner = tl.load(weight_ptr + _partner_of(columns, HALF), mask=columns < 2 * HALF, other=0.0).to(tl.float32)
@@ -70,10 +70,10 @@ def _load_norm(weight_ptr, D: tl.constexpr, HALF: tl.constexpr, BLOCK: tl.conste
 @triton.jit
 def _turned(
     x,  # float32 [BLOCK]: one head, zeros beyond D
-    partner,  # float32 [BLOCK]: its columns' partners, where they turn
-    weight,  # this and the next: from `_load_norm`
+    partner,  # float32 [BLOCK]: the partner of each rotated column
+    weight,  # this and the next from `_load_norm`
     partner_weight,
-    cos,  # this and the next: from `_load_rotation`
+    cos,  # this and the next from `_load_rotation`
     sin,
     eps,
     D: tl.constexpr,
@@ -91,7 +91,7 @@ def _turned(
 def _norm_and_rotate(
     x_ptr,  # [D]: one head
     weight_ptr,  # [D]
-    cos_ptr,  # float32 [HALF]: this row's
+    cos_ptr,  # float32 [HALF]: of this row
     sin_ptr,  # float32 [HALF]
     out_ptr,  # [D]
     eps,
@@ -101,7 +101,7 @@ def _norm_and_rotate(
 ):
     columns = tl.arange(0, BLOCK)
     inside = columns < D
-    # Element i and its partner turn together. The partner is read again (from L1), which needs no exchange of lanes.
+    # The partner of element i is loaded a second time (from L1), which avoids an exchange between lanes.
     x = tl.load(x_ptr + columns, mask=inside, other=0.0).to(tl.float32)
     partner = tl.load(x_ptr + _partner_of(columns, HALF), mask=columns < 2 * HALF, other=0.0).to(tl.float32)
     weight, partner_weight = _load_norm(weight_ptr, D, HALF, BLOCK)
@@ -112,8 +112,8 @@ def _norm_and_rotate(
 
 @triton.jit
 def qk_norm_rope_kernel(
-    q_gate_ptr,  # [R, Q, 2, D], rows q_stride apart
-    k_ptr,  # [R, KV, D], rows k_stride apart
+    q_gate_ptr,  # [R, Q, 2, D], row stride q_stride
+    k_ptr,  # [R, KV, D], row stride k_stride
     q_weight_ptr,  # [D]
     k_weight_ptr,  # [D]
     cos_ptr,  # float32 [R, HALF]
@@ -205,9 +205,9 @@ def qk_norm_rope_fused_kernel(
     cos_ptr,  # float32 [R, HALF]
     sin_ptr,  # float32 [R, HALF]
     query_ptr,  # [R, Q, D]
-    key_ptr,  # [R, KV, D], or plain pages [pages, KV, P, D], and so the next
+    key_ptr,  # [R, KV, D], or uncoded pages [pages, KV, P, D]; so is the next
     value_ptr,
-    slots_ptr,  # int64 [R]: where keys and values go in the pages, nowhere if negative; None where there are none
+    slots_ptr,  # int64 [R]: slots of keys and values in the pages, negative to skip; None without pages
     eps,
     part_stride,
     row_stride,
@@ -226,7 +226,7 @@ def qk_norm_rope_fused_kernel(
     head = tl.program_id(1)
     columns = tl.arange(0, BLOCK)
     inside = columns < D
-    # Which kind of head it is decides late and by masks: a branch would make a trip to memory of its own.
+    # Masks, not branches, select the kind of head, and late: a branch would cost a memory round trip of its own.
     q_weight, q_partner_weight = _load_norm(q_weight_ptr, D, HALF, BLOCK)
     k_weight, k_partner_weight = _load_norm(k_weight_ptr, D, HALF, BLOCK)
     kv_head = tl.where(head < Q + KV, head - Q, head - Q - KV)
@@ -237,7 +237,7 @@ def qk_norm_rope_fused_kernel(
         vector = ((slot // P) * KV + kv_head) * P + slot % P
         is_kept = is_kept & (slot >= 0)
     wait(DEPENDENT)
-    # Queries stand with their gates, keys and values behind all of them.
+    # Each query is followed by its gate; keys and values come after all of them.
     start = row * row_stride + tl.where(head < Q, head * 2 * D, (head + Q) * D)
     is_turned = (columns < 2 * HALF) & (head < Q + KV)
     cos, sin = _load_rotation(cos_ptr + row * HALF, sin_ptr + row * HALF, HALF, BLOCK)
@@ -270,7 +270,7 @@ def fused_heads(
     num_kv_heads: int,
     page_tokens: int,
 ) -> Tensor:
-    """The queries; keys and values go to `places`: the two tensors, and the slots in them where they are pages."""
+    """The queries; keys and values are written to `places`: two tensors, and the slots in them if they are pages."""
     num_parts, rows, width = qkv_parts.shape
     head_dim = len(turning[0])
     num_heads = (width // head_dim - 2 * num_kv_heads) // 2
@@ -292,7 +292,7 @@ def fused_heads(
             PARTS=num_parts,
             P=page_tokens,
             num_warps=1,
-            maxnreg=168,  # without a limit the compiler saves registers and puts loads off
+            maxnreg=168,  # without a limit the compiler saves registers by delaying loads
             **launch_options(qkv_parts, _ROPE_FUSED, num_heads),
         )
     return query

@@ -1,4 +1,4 @@
-"""The running softmax over tiles of tokens, which decoding and prefill share. Knows pages, not who reads which."""
+"""The running softmax over tiles of tokens in pages, shared by decode and prefill."""
 
 import triton
 import triton.language as tl
@@ -27,11 +27,11 @@ def _attend_tile(
     total,
     mixed_low,
     mixed_high,
-    position,  # of the tile's first token, a multiple of TILE
+    position,  # position of the tile's first token, a multiple of TILE
     end,
-    page,  # int64: where the tile's tokens are
+    page,  # int64: the page of the tile's tokens
     head,
-    key,  # codes, scale, levels, table of `load_tables`; so the next
+    key,  # codes, scale, levels, table of `load_tables`; so is the next
     value,
     scale,
     KV: tl.constexpr,
@@ -52,14 +52,14 @@ def _attend_tile(
     scores = scores * (key_factor * scale)[None, :]
     scores = tl.where((position + offset)[None, :] < visible[:, None], scores, float("-inf"))
     new_best = tl.maximum(best, tl.max(scores, 1))
-    base = tl.where(new_best == float("-inf"), 0.0, new_best)  # a row that has seen nothing yet
+    base = tl.where(new_best == float("-inf"), 0.0, new_best)  # a row without a visible token so far
     fade = tl.exp2(best - base)
     shares = tl.exp2(scores - base[:, None])
     total = total * fade + tl.sum(shares, 1)
     value_low, value_high, value_factor = load_planes(value, vectors, loaded, D, VALUE_BITS, DTYPE)
     if VALUE_BITS < 16:
         value_factor = tl.where(loaded, value_factor, 0.0)
-    weights = rounded(shares * value_factor[None, :], DTYPE)  # a share is at most 1 and a factor a float16
+    weights = rounded(shares * value_factor[None, :], DTYPE)  # a softmax weight is at most 1 and a factor is float16
     mixed_low = _dot(weights, value_low, mixed_low * fade[:, None])
     mixed_high = _dot(weights, value_high, mixed_high * fade[:, None])
     return new_best, total, mixed_low, mixed_high
@@ -68,17 +68,17 @@ def _attend_tile(
 @triton.jit
 def attend_tokens(
     query_ptr,  # [rows, D], in the planes of the keys
-    row,  # int64 [M]: the rows of this program
-    inside,  # [M]: which of them there are
-    visible,  # int32 [M]: tokens that each row sees
+    row,  # int64 [M]: rows of this program
+    inside,  # [M]: which of them exist
+    visible,  # int32 [M]: number of tokens visible to each row
     start,  # the first token, a multiple of TILE
     end,  # tokens from here on are not read
     table_ptr,  # int32: the sequence's pages
-    page,  # the first token's, if it has been read already, else None
+    page,  # page of the first token if already loaded, else None
     head,  # the KV head
-    key,  # pointers to codes, scale, levels, lookup table; so the next
+    key,  # pointers to codes, scale, levels, lookup table; so is the next
     value,
-    scale,  # of scores, times log2(e)
+    scale,  # scale of the scores, times log2(e)
     KV: tl.constexpr,
     P: tl.constexpr,
     D: tl.constexpr,
@@ -86,11 +86,11 @@ def attend_tokens(
     VALUE_BITS: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """Rows over the tokens from start to end.
+    """Attention of the rows over the tokens from start to end.
 
-    float32 (best [M]: the maximum, of scores in powers of two; total [M]: the sum of shares; the mixed values, not yet
-    divided by it, in two planes [M, D/2]). A tile's page number is read a tile ahead, so that nothing stands between a
-    tile and its reading ahead.
+    float32 (best [M]: the largest score, as a power of two; total [M]: the sum of softmax weights; the weighted sum
+    of values, not yet divided by total, in two planes [M, D/2]). A tile's page number is loaded one tile ahead, so that
+    prefetching a tile never waits for it.
     """
     M: tl.constexpr = row.shape[0]
     at = query_ptr + row[:, None] * D + tl.arange(0, D // 2)[None, :]

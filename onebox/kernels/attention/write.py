@@ -1,6 +1,6 @@
-"""The cache write in Triton: one program a vector pair, the vector in the registers of one warp.
+"""The cache write in Triton: one program per key and its value, a vector in the registers of one warp.
 
-Codes must equal those of `onebox.formats`, so every float32 operation is the encoder's, in its order: divisions and
+Codes must equal those of `onebox.formats`, so the float32 operations and their order are the encoder's: divisions and
 roots round to nearest, sums are the same tree, and the kernel is compiled without fused multiply-add.
 """
 
@@ -28,7 +28,7 @@ _ALL = tl.constexpr(tl.PropagateNan.ALL)
 
 @triton.jit
 def _tree_sum(x, D: tl.constexpr, LOG_D: tl.constexpr):
-    """The sum of float32 [D], halves onto halves: every element ends up with it, since a + b is b + a."""
+    """The sum of float32 [D], adding halves: every element ends with the same bits, since a + b equals b + a."""
     index = tl.arange(0, D)
     for layer in tl.static_range(LOG_D):
         x += partner_in_pair(x, LOG_D - 1 - layer, D)
@@ -37,7 +37,7 @@ def _tree_sum(x, D: tl.constexpr, LOG_D: tl.constexpr):
 
 @triton.jit
 def _largest(x):
-    """The largest magnitude in x [D], NaN where one is NaN."""
+    """The largest magnitude in x [D], NaN if an element is NaN."""
     magnitude = tl.abs(x)
     is_nan = tl.max((magnitude != magnitude).to(tl.int32), 0) > 0
     return tl.where(is_nan, float("nan"), tl.max(magnitude, 0))
@@ -47,12 +47,12 @@ def _largest(x):
 def _to_e4m3(x):
     """The E4M3 byte of each float32 within ±448, rounded to nearest even, by integer arithmetic.
 
-    Triton's interpreter casts to float8 with another rounding; these few operations give torch's bits everywhere.
+    Triton's interpreter rounds differently when it casts to float8; these operations give torch's bits everywhere.
     """
     bits = tl.abs(x).to(tl.int32, bitcast=True)
     # Above 2**-6: keep three mantissa bits, then move the exponent's bias from 127 to 7.
     normal = ((bits + 0x7FFFF + ((bits >> 20) & 1)) >> 20) - (120 << 3)
-    # Below: multiples of 2**-9. The unit in the last place of 2**14 is that, so the addition does the rounding.
+    # Below: multiples of 2**-9, which is the unit in the last place of 2**14, so adding 2**14 does the rounding.
     steps = (tl.abs(x) + 16384.0).to(tl.int32, bitcast=True) - 0x46800000
     code = tl.where(tl.abs(x) < 0.015625, steps, normal)
     code = tl.where(x != x, 0x7F, code)
@@ -89,13 +89,13 @@ def _write_turboquant(
     length = tl.sqrt_rn(_tree_sum(scaled * scaled, D, LOG_D))
     unit = tl.div_rn(scaled, tl.zeros([D], tl.float32) + tl.maximum(length, _TINY, propagate_nan=_ALL))
     rotated = hadamard(unit * tl.load(signs_ptr + tl.arange(0, D)), D, LOG_D, INVERSE_ROOT)
-    code = tl.zeros([D], tl.int32)  # how many boundaries are not above; NaN counts them all
+    code = tl.zeros([D], tl.int32)  # number of boundaries that are not above; all of them for NaN
     centroid = tl.zeros([D], tl.float32) + tl.load(levels_ptr)
     for index in tl.static_range((1 << BITS) - 1):
         is_below = tl.load(boundaries_ptr + index) > rotated
         code += tl.where(is_below, 0, 1)
         centroid = tl.where(is_below, centroid, tl.load(levels_ptr + index + 1))
-    # Eight codes fill BITS bytes, lowest bits first; their bits do not meet, so the sum is an or.
+    # Eight codes fill BITS bytes, lowest bits first; their bits do not overlap, so the sum is an or.
     place = tl.arange(0, 8) * BITS
     word = tl.sum(tl.reshape(code, [D // 8, 8]) << place[None, :], 1)
     unit_ptr = codes_ptr + vector * (D // 8 * BITS) + tl.arange(0, D // 8) * BITS
@@ -141,7 +141,7 @@ def kv_write_encode_kernel(
     key_scale_ptr,  # float16 [pages, KV, P]
     value_codes_ptr,
     value_scale_ptr,
-    signs_ptr,  # float32 [D], as the next four for TurboQuant alone
+    signs_ptr,  # float32 [D]; this and the next four only for TurboQuant
     key_levels_ptr,  # float32 [2**KEY_BITS]
     key_boundaries_ptr,  # float32 [2**KEY_BITS - 1]
     value_levels_ptr,

@@ -1,4 +1,4 @@
-"""Gated DeltaNet: a decode step that commits late (plain, fused), chunked prefill, and the gated norm behind both."""
+"""Gated DeltaNet: decode step with late commit (plain, fused), chunked prefill, and the gated norm after both."""
 
 from onebox.kernels.common.dispatch import Operation
 from onebox.kernels.delta_net import reference

@@ -1,15 +1,15 @@
 """Gated DeltaNet for the chunks of a prompt, in two Triton kernels.
 
-    chunk     all that does not need the state: decays, scores, the inverse of each chunk's triangular system
-    scan      takes the state through the chunks, a stripe of value columns a program
+    chunk     everything independent of the state: decays, scores, the inverse of each chunk's triangular system
+    scan      updates the state chunk after chunk, one stripe of value columns per program
 
-Float32 precision comes from halves: a number is the sum of two float16 ones, 22 bits of it, and a product is three
-products on the tensor cores (the fourth, of both small halves, is below float32's last bits). Queries, keys, scores and
-inverses are at most about one and are split as they are; a row of the state, or of what is written to it, is first
-brought to that size by a power of two.
+Float32 precision comes from halves: a number is the sum of two float16 numbers (22 bits), and a product is three
+products on the tensor cores (the fourth, of both low halves, is below float32's last bits). Queries, keys, scores and
+inverses are at most about one and are split as they are; a row of the state, or of its update, is first scaled to that
+size by a power of two.
 
-The state and all that is multiplied with it are kept transposed, a value column a row: then a program's state is the
-left operand, stays in registers from chunk to chunk, and no row meets another one.
+The state and everything multiplied with it are kept transposed, one value column per row: a program's state is then the
+left operand, stays in registers from chunk to chunk, and its rows are independent of each other.
 """
 
 import torch
@@ -25,22 +25,22 @@ __all__ = ["scan_chunks"]
 
 CHUNK = tl.constexpr(64)
 _BLOCK = tl.constexpr(16)
-"""Tokens whose triangular system is solved row by row; four such blocks are joined by products."""
+"""Tokens per block of the triangular system that is solved row by row; products join four such blocks."""
 _BLOCKS = tl.constexpr(4)
 _KEY_TILE = 32
-"""Keys that the products over them in `chunk` take at once."""
+"""Key coordinates (DK) that a product in `chunk` sums at once."""
 
 
 @triton.jit
 def _halves(x):
-    """Two float16 tensors whose sum is x up to 2^-22 of it or 2^-25, whichever is larger; x is at most about one."""
+    """Two float16 tensors with the sum x, up to 2^-22 of x or 2^-25, whichever is larger; x is at most about one."""
     high = x.to(tl.float16)
     return high, (x - high.to(tl.float32)).to(tl.float16)
 
 
 @triton.jit
 def _scaled_halves(x):
-    """(halves of each row, brought to its largest value by a power of two; that power, float32 [rows])."""
+    """(halves of each row divided by a power of two near its largest magnitude; that power, float32 [rows])."""
     largest = tl.max(tl.abs(x), 1).to(tl.int32, bitcast=True) >> 23
     exponent = tl.minimum(tl.maximum(largest, 1), 253)
     up = ((254 - exponent) << 23).to(tl.float32, bitcast=True)
@@ -50,7 +50,7 @@ def _scaled_halves(x):
 
 @triton.jit
 def _dot(a_high, a_low, b_high, b_low):
-    """float32 a @ b of two numbers in halves, the smallest products first."""
+    """float32 a @ b of operands in halves, the smallest products added first."""
     total = tl.dot(a_low, b_high)
     total = tl.dot(a_high, b_low, total)
     return tl.dot(a_high, b_high, total)
@@ -58,7 +58,7 @@ def _dot(a_high, a_low, b_high, b_low):
 
 @triton.jit
 def _store_halves(ptr, size, at, high, low, mask, BOTH: tl.constexpr):
-    """Into float16 [2, size]."""
+    """Stores high and low into float16 [2, size]."""
     tl.store(ptr + at, high, mask=mask)
     if BOTH:
         tl.store(ptr + size + at, low, mask=mask)
@@ -66,7 +66,7 @@ def _store_halves(ptr, size, at, high, low, mask, BOTH: tl.constexpr):
 
 @triton.jit
 def _block_inverse(system):
-    """Of 1 + system, whose lower triangle counts: the inverses of the blocks along the diagonal, [CHUNK, CHUNK]."""
+    """[CHUNK, CHUNK]: inverses of the diagonal blocks of 1 + system, of which only the lower triangle is used."""
     rows = tl.arange(0, CHUNK)
     is_inside = rows[:, None] // _BLOCK == rows[None, :] // _BLOCK
     inside = tl.reshape(tl.where(is_inside, system, 0.0), (_BLOCKS, _BLOCK, _BLOCKS, _BLOCK))
@@ -75,7 +75,7 @@ def _block_inverse(system):
     column = tl.arange(0, _BLOCK)[None, None, :]
     inverse = tl.zeros((_BLOCKS, _BLOCK, _BLOCK), tl.float32) + tl.where(row == column, 1.0, 0.0)
     for done in range(_BLOCK - 1):
-        # Row `done` is final: take it out of all rows below. Each sum has one term that is not zero.
+        # Row `done` is final: eliminate it from all rows below. Each sum has one nonzero term.
         factors = tl.sum(tl.where(column == done, blocks, 0.0), 2)
         final = tl.sum(tl.where(row == done, inverse, 0.0), 1)
         inverse -= factors[:, :, None] * final[:, None, :]
@@ -85,10 +85,10 @@ def _block_inverse(system):
 
 @triton.jit
 def _inverse(system):
-    """Of 1 + system, strictly lower triangular [CHUNK, CHUNK].
+    """The inverse of 1 + system, system strictly lower triangular [CHUNK, CHUNK].
 
-    With D the inverse of the diagonal blocks and N what is left of them, it is that of 1 + D N times D. D N is lower
-    triangular in blocks of four by four, so its fourth power is zero and three steps of R = D - D N R are all.
+    With D the inverse of the diagonal blocks and N the blocks left of the diagonal, it is (1 + D N)^-1 D. D N is
+    strictly lower triangular in 4 x 4 blocks, so its fourth power is zero and three steps of R = D - D N R suffice.
     """
     rows = tl.arange(0, CHUNK)
     diagonal = _block_inverse(system)
@@ -108,7 +108,7 @@ def delta_net_chunk_kernel(
     log_decay_ptr,  # float32 [T, HEADS]
     write_ptr,  # float32 [T, HEADS]
     cu_rows_ptr,  # int32 [S + 1]
-    total_ptr,  # float32 [T, HEADS]: log decay since the chunk began
+    total_ptr,  # float32 [T, HEADS]: log decay since the start of the chunk
     queries_ptr,  # float16 [1 + WIDE, T, KEY_HEADS, DK]
     keys_ptr,  # float16 [2, T, KEY_HEADS, DK]
     inverse_ptr,  # float16 [2, T, HEADS, CHUNK]
@@ -119,7 +119,7 @@ def delta_net_chunk_kernel(
     DK: tl.constexpr,
     DV: tl.constexpr,
     BLOCK_K: tl.constexpr,
-    WIDE: tl.constexpr,  # the low halves of queries and scores are wanted
+    WIDE: tl.constexpr,  # also store the low halves of queries and scores
 ):
     """Program (chunk, key head, sequence). With fade_ij the decay from token j to token i, both of the chunk, j <= i:
 
@@ -157,7 +157,7 @@ def delta_net_chunk_kernel(
         write = tl.load(write_ptr + rows * HEADS + head, mask=is_there, other=0.0)
         total = tl.cumsum(log_decay, 0)
         tl.store(total_ptr + rows * HEADS + head, total, mask=is_there)
-        # The upper half would overflow in exp, so it is cut before, not after.
+        # The upper triangle would overflow in exp, so it is masked before exp, not after.
         fade = tl.exp(tl.where(row >= column, total[:, None] - total[None, :], -float("inf")))
         square = (rows[:, None] * HEADS + head) * CHUNK + column
         high, low = _halves(scores * fade)
@@ -176,7 +176,7 @@ def _load_halves(ptr, size, at, mask):
 
 @triton.jit
 def _dot_stored(high, low, ptr, size, at, mask, WIDE: tl.constexpr):
-    """float32 of a number in halves times the transpose of a stored one; if not WIDE, of the high halves alone."""
+    """float32 product of an operand in halves and the transpose of a stored one; if not WIDE, of high halves only."""
     if WIDE:
         b_high, b_low = _load_halves(ptr, size, at, mask)
         result = _dot(high, low, b_high, b_low)
@@ -205,7 +205,7 @@ def delta_net_scan_kernel(
     DV: tl.constexpr,
     BLOCK_K: tl.constexpr,
     STRIPE: tl.constexpr,
-    WIDE: tl.constexpr,  # results are float32: for bfloat16 ones, the high halves are three bits more than they keep
+    WIDE: tl.constexpr,  # results are float32; for bfloat16 results, high halves alone have three extra bits
 ):
     """Program (stripe, head, sequence)."""
     CONV_DIM: tl.constexpr = 2 * KEY_HEADS * DK + HEADS * DV
@@ -256,9 +256,9 @@ def delta_net_scan_kernel(
 def scan_chunks(
     scratch: tuple[Tensor, Tensor, Tensor], pool: DeltaPool, cu_rows: Tensor, slots: Tensor, out: Tensor
 ) -> None:
-    """Writes out [T, HEADS, DV] and takes the slots' states past their sequences' tokens.
+    """Writes out [T, HEADS, DV] and updates the slots' states with all tokens of their sequences.
 
-    `scratch` is what `prepare` made of the T tokens: (mixed, log decay, write), float32.
+    `scratch` is the result of `prepare` for the T tokens: (mixed, log decay, write), float32.
     """
     mixed, log_decay, write = scratch
     num_rows, heads, value_dim = out.shape
@@ -270,7 +270,8 @@ def scan_chunks(
     halves = 2 if sizes["WIDE"] else 1
     queries, keys = (mixed.new_empty((n, num_rows, key_heads, key_dim), dtype=torch.float16) for n in (halves, 2))
     scores, inverse = (mixed.new_empty((n, num_rows, heads, CHUNK.value), dtype=torch.float16) for n in (halves, 2))
-    # Only the device knows how long each sequence is: as many chunks as if one had all tokens; the rest return at once.
+    # Sequence lengths are known only on the device: the grid has enough chunks for one sequence with all tokens, and
+    # programs without tokens return at once.
     delta_net_chunk_kernel[(triton.cdiv(num_rows, CHUNK.value), key_heads, len(slots))](
         mixed,
         log_decay,
@@ -287,7 +288,8 @@ def scan_chunks(
         num_warps=4,
         num_stages=1,
     )
-    # A warp group's product has 64 rows; without room to fetch the next chunk meanwhile, short stripes hide it better.
+    # A warp group's product has 64 rows; without shared memory to prefetch the next chunk, short stripes hide its loads
+    # better.
     stripe, stages = (64, 2) if has_large_shared_memory() else (16, 1)
     delta_net_scan_kernel[(triton.cdiv(value_dim, stripe), heads, len(slots))](
         mixed,

@@ -1,6 +1,6 @@
 """DeltaNet's decode step and gated norm for a few rows on a CPU: the twin's arithmetic in few calls.
 
-Whatever follows from the batch alone is computed once and shared by all layers of a step, and by all steps alike.
+What depends on the batch alone is computed once and shared by all layers of a step and by all steps with such a batch.
 """
 
 from functools import lru_cache
@@ -22,22 +22,22 @@ _L2_EPS = np.float32(1e-6)
 
 
 class _Layout(NamedTuple):
-    """`TokenPlaces` as arrays, with the slots' numbers; the letters are its."""
+    """`TokenPlaces` as arrays, with slot ids; S, K, N as there."""
 
     own: Tensor  # int64 [S]: the slots of the sequences that have rows or accepted tokens
-    block: slice | None  # the same where they are neighbours in order that all have N rows and K accepted tokens
+    block: slice | None  # the same slots if they are adjacent, in order, and all have N rows and K accepted tokens
     most_accepted: int  # K
     num_new: int  # N
-    pending: Tensor  # int64 [S * K]: the pending tokens that are read, among [slots * M]
+    pending: Tensor  # int64 [S * K]: the pending tokens that are read, as indices into [slots * M]
     rows: NDArray[np.int64]  # [S, taps - 1 + K + N], into conv rows [S * (taps - 1)], pending [S * K], new rows [R]
     gates: NDArray[np.int64]  # [S, K + N], into pending gates [S * K], new gates [R]
-    filled: NDArray[np.bool_] | None  # [K + N, S, 1]: the places on the left that are filled up, if there are any
-    written: Tensor  # int64 [R]: where the new rows go, among [slots * M]
-    output: NDArray[np.int64]  # [R]: the place of each new row among [N, S]
+    filled: NDArray[np.bool_] | None  # [K + N, S, 1]: padded places (on the left), None if there are none
+    written: Tensor  # int64 [R]: where the new rows are written, as indices into [slots * M]
+    output: NDArray[np.int64]  # [R]: index of each new row in [N, S]
 
 
 class _Constants(NamedTuple):
-    """A layer's small weights, as the arithmetic takes them."""
+    """A layer's small weights in the layout of this file's arithmetic."""
 
     conv: Array  # [taps, conv_dim]
     rate: NDArray[np.float64]  # [heads], negative
@@ -45,13 +45,13 @@ class _Constants(NamedTuple):
 
 
 class _Tokens(NamedTuple):
-    """What tokens bring to the delta rule, token first: T of them, S sequences, float32."""
+    """Inputs of the delta rule for T tokens of S sequences, token dimension first, float32."""
 
     key_query: Array  # [T, S * heads, 2, DK]: unit length, the query times DK ** -0.5
     value: Array  # [T, S * heads, DV]
-    decay: Array  # [T, S * heads, 1]: what is left of the state
-    write: Array  # [T, S * heads, 1]: the part of an error that is corrected
-    overlap: Array  # [T, S * heads, 1]: key times query
+    decay: Array  # [T, S * heads, 1]: factor of the state
+    write: Array  # [T, S * heads, 1]: the fraction of the error that is corrected
+    overlap: Array  # [T, S * heads, 1]: dot product of key and query
 
 
 @quietly
@@ -113,7 +113,7 @@ def _constants(weights: DeltaWeights) -> _Constants:
 
 
 def _with_pending(qkv: Array, gates: Array, pool: DeltaPool, layout: _Layout) -> tuple[Array, Array]:
-    """Rows [S, taps - 1 + K + N, conv_dim] and gates [S, K + N, 2, heads] as laid out: accepted, then new."""
+    """Rows [S, taps - 1 + K + N, conv_dim] and gates [S, K + N, 2, heads] in the layout: accepted, then new."""
     rows = [array(pool.conv_rows.index_select(0, layout.own)).reshape(-1, qkv.shape[1]), qkv]
     all_gates = [gates]
     if layout.most_accepted:
@@ -123,7 +123,7 @@ def _with_pending(qkv: Array, gates: Array, pool: DeltaPool, layout: _Layout) ->
 
 
 def _neighbours_with_pending(qkv: Array, gates: Array, pool: DeltaPool, layout: _Layout) -> tuple[Array, Array]:
-    """The same for neighbours that are alike."""
+    """`_with_pending` for a layout with a `block`."""
     num, most_accepted, num_new = len(layout.own), layout.most_accepted, layout.num_new
     rows = [array(pool.conv_rows[layout.block]), qkv.reshape(num, num_new, -1)]
     new_gates = gates.reshape(num, num_new, *gates.shape[1:])
@@ -135,7 +135,7 @@ def _neighbours_with_pending(qkv: Array, gates: Array, pool: DeltaPool, layout: 
 
 
 def _tokens(extended: Array, gates: Array, constants: _Constants, pool: DeltaPool, layout: _Layout) -> _Tokens:
-    """From rows [S, taps - 1 + T, conv_dim] (the first are those before the T tokens), gates [S, T, 2, heads]."""
+    """From rows [S, taps - 1 + T, conv_dim] (the first taps - 1 precede the T tokens), gates [S, T, 2, heads]."""
     num, num_tokens, _, heads = gates.shape
     key_dim, value_dim, key_heads = *pool.matrices.shape[2:], pool.num_key_heads
     mixed = extended[:, :num_tokens] * constants.conv[0]
@@ -166,7 +166,7 @@ def _unit(x: Array) -> Array:
 
 
 def _fade(gates: Array, constants: _Constants, layout: _Layout) -> tuple[Array, Array]:
-    """(decay, write), [T, S, heads] each, of gates [T, 2, S, heads]."""
+    """(decay, write), each [T, S, heads], from gates [T, 2, S, heads]."""
     fading = np.logaddexp(0.0, (gates[:, 0] + constants.dt_bias).astype(np.float64))
     fading *= constants.rate
     decay, write = np.exp(fading).astype(np.float32), sigmoid(gates[:, 1])
@@ -177,10 +177,11 @@ def _fade(gates: Array, constants: _Constants, layout: _Layout) -> tuple[Array, 
 
 
 def _recur(tokens: _Tokens, states: Tensor, layout: _Layout) -> Array:
-    """Outputs [N * S, heads, DV] of the new tokens; the states [slots, heads, DK, DV] then hold the accepted ones.
+    """Outputs [N * S, heads, DV] of the new tokens; updates states [slots, heads, DK, DV] with the accepted tokens.
 
-    A head's matrix fades, is asked for what it holds under the new key, and is corrected by a part of the error. What
-    it then holds under the query follows from what it held before, so the last token's correction is not written.
+    For each token a head's matrix decays, is multiplied by the key, and is corrected by a fraction of the error. The
+    output (query times the corrected matrix) follows from the matrix before its correction, so the correction of the
+    last token is not written.
     """
     most_accepted, num_tokens = layout.most_accepted, layout.most_accepted + layout.num_new
     matrices = _matrices(states, layout)
@@ -205,7 +206,7 @@ def _recur(tokens: _Tokens, states: Tensor, layout: _Layout) -> Array:
 
 
 def _matrices(states: Tensor, layout: _Layout) -> Tensor:
-    """[S * heads, DK, DV]: the pool's own memory where the slots are neighbours, a copy else."""
+    """[S * heads, DK, DV]: a view of the pool if the slots are adjacent, else a copy."""
     if layout.block:
         return states[layout.block].flatten(0, 1)
     return states.index_select(0, layout.own).flatten(0, 1)

@@ -1,4 +1,4 @@
-"""Where the tokens of a decode step stand, as numbers: what the twin and the CPU form of the step make tensors of."""
+"""Places of a decode step's tokens as plain integers, from which the twin and the CPU form build index tensors."""
 
 from itertools import pairwise
 from typing import NamedTuple
@@ -7,12 +7,12 @@ __all__ = ["TokenPlaces", "place_tokens"]
 
 
 class TokenPlaces(NamedTuple):
-    """S sequences side by side, accepted tokens first, all new ones starting together.
+    """Tokens of S sequences in one rectangle: accepted tokens first, new tokens of all sequences from one column on.
 
         conv_rows  pending              new                      K: most accepted tokens of a sequence
         - - -      . . . k k k          n n n n .                N: most rows that a sequence has
 
-    A sequence with fewer accepted tokens is filled up on the left, one with fewer rows on the right; `.` is never read.
+    A sequence with fewer accepted tokens is padded on the left, one with fewer rows on the right; `.` is never read.
     """
 
     alive: list[int]  # [S]: the sequences that have rows or accepted tokens
@@ -20,12 +20,12 @@ class TokenPlaces(NamedTuple):
     num_new: int  # N
     rows: list[list[int]]  # [S, taps - 1 + K + N], into conv rows [S * (taps - 1)], pending [S * K], new rows [R]
     gates: list[list[int]]  # [S, K + N], into pending gates [S * K], new gates [R]
-    filled: list[list[bool]] | None  # [S, K + N]: the places on the left that are filled up, if there are any
-    new: list[tuple[int, int]]  # [R]: which of the S each new row belongs to, and which of its rows it is
+    filled: list[list[bool]] | None  # [S, K + N]: padded places (on the left), None if there are none
+    new: list[tuple[int, int]]  # [R]: each new row's sequence (0..S-1) and its index in that sequence
 
 
 def place_tokens(edges: tuple[int, ...], num_accepted: tuple[int, ...], taps: int) -> TokenPlaces:
-    """The places of a step whose sequence s has the rows edges[s]..edges[s + 1] and num_accepted[s] accepted tokens."""
+    """Places of a step: sequence s has the rows edges[s]..edges[s + 1] and num_accepted[s] accepted tokens."""
     counts = [end - first for first, end in pairwise(edges)]
     alive = [s for s, (count, accepted) in enumerate(zip(counts, num_accepted, strict=True)) if count or accepted]
     most_accepted, num_new = (max((numbers[s] for s in alive), default=0) for numbers in (num_accepted, counts))
@@ -34,7 +34,7 @@ def place_tokens(edges: tuple[int, ...], num_accepted: tuple[int, ...], taps: in
     for index, s in enumerate(alive):
         first_row, first_pending = index * (taps - 1), index * most_accepted
         left, right = most_accepted - num_accepted[s], num_new - counts[s]
-        # Places that are never read hold something of their own sequence, so that a NaN stays in its sequence.
+        # Padding indexes the same sequence, so that a NaN does not reach another sequence.
         new = range(num_pending + edges[s], num_pending + edges[s + 1])
         own = [*range(first_pending, first_pending + num_accepted[s]), *new]
         gates.append([own[0]] * left + own + [own[0]] * right)

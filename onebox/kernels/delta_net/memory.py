@@ -1,4 +1,4 @@
-"""What a DeltaNet layer is made of and what it remembers, as the operations take them."""
+"""The small weights and the state of a DeltaNet layer, as arguments of the operations."""
 
 from typing import NamedTuple
 
@@ -11,7 +11,7 @@ class DeltaWeights(NamedTuple):
     """A layer's small weights, any float dtype."""
 
     conv: Tensor
-    """[conv_dim, taps]; the last tap meets the current token."""
+    """[conv_dim, taps]; the last tap multiplies the current token."""
     a_log: Tensor
     """[heads]."""
     dt_bias: Tensor
@@ -19,20 +19,20 @@ class DeltaWeights(NamedTuple):
 
 
 class DeltaPool(NamedTuple):
-    """One layer's memory of all sequences, a slot each.
+    """One layer's state of all sequences, one slot per sequence.
 
-    A slot stands at some token. `matrices` and `conv_rows` hold all accepted tokens up to it. After it come up to M
-    pending tokens of the last step, of which the next step folds in the accepted ones. A pending token is stored as its
-    inputs (its row before the convolution, its a and b): its key, value and gates follow from these by the same
-    operations in the same order, so they are not stored. A rollback is nothing but a smaller number of accepted tokens.
+    `matrices` and `conv_rows` of a slot include all accepted tokens up to the slot's position. After it come up to M
+    pending tokens of the last step; the next step folds in the accepted ones. A pending token is stored as its inputs
+    (its row before the convolution, its a and b): key, value and gates are recomputed from these by the same operations
+    in the same order, so they are not stored. A rollback is a smaller number of accepted tokens.
 
-    conv_dim is two runs of key heads x DK (queries, keys) and one of heads x DV (values).
+    conv_dim is key heads x DK (queries), key heads x DK (keys), heads x DV (values).
     """
 
     matrices: Tensor
     """float32 [slots, heads, DK, DV]: a head's matrix maps keys to values."""
     conv_rows: Tensor
-    """[slots, taps - 1, conv_dim], the dtype of qkv or float32: the rows before the slot's token, oldest first."""
+    """[slots, taps - 1, conv_dim], the dtype of qkv or float32: the rows before the slot's position, oldest first."""
     pending_rows: Tensor
     """[slots, M, conv_dim], the dtype of qkv or float32."""
     pending_gates: Tensor

@@ -12,7 +12,7 @@ from onebox.kernels.common.tuning import Tunable
 __all__ = ["gated_norm", "gated_norm_fused"]
 
 _HEADS = 4
-"""Heads that a program of the plain form takes."""
+"""Heads per program of the plain form."""
 
 _NORM_FUSED = Tunable("gated_norm_fused")
 
@@ -66,7 +66,7 @@ def gated_norm(o, z, weight, eps):
 @triton.jit
 def gated_norm_fused_kernel(
     mixed_ptr,  # float32 [R, K]
-    z_ptr,  # float32 [PARTS, R, K], part_stride and row_stride apart
+    z_ptr,  # float32 [PARTS, R, K], strides part_stride and row_stride
     weight_ptr,  # [DV]
     x_ptr,  # [R, K]
     planes_ptr,  # int8 [R, 2, K]

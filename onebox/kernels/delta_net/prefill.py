@@ -13,21 +13,21 @@ from onebox.kernels.delta_net.step import softplus
 __all__ = ["delta_net_prefill"]
 
 _TILE = 16
-"""Tokens that a program of `prepare` takes at once."""
+"""Tokens per program of `prepare`."""
 
 
 @triton.jit
 def _load_rows(
-    tokens,  # [N]; negative ones are the slot's conv rows
-    end,  # tokens from here on are not there
+    tokens,  # [N]; negative: the slot's conv rows
+    end,  # number of tokens; later ones do not exist
     inside,  # [C]
-    qkv_ptr,  # [C], at the sequence's first row, as the next is at the slot's
+    qkv_ptr,  # [C], at the sequence's first row; the next at the slot's first row
     conv_rows_ptr,  # [C]
     qkv_stride,
     CONV_DIM: tl.constexpr,
     TAPS: tl.constexpr,
 ):
-    """Rows before the convolution, float32 [N, C], zero where there is none; new ones as the pool would give them."""
+    """Rows before the convolution, float32 [N, C], zero if absent; new ones rounded to the dtype of the pool."""
     mask = (tokens < end)[:, None] & inside[None, :]
     before = conv_rows_ptr[None, :] + (TAPS - 1 + tokens)[:, None] * CONV_DIM
     rows = tl.load(before, mask=mask & (tokens < 0)[:, None], other=0.0).to(tl.float32)
@@ -58,10 +58,10 @@ def delta_net_prepare_kernel(
     DK: tl.constexpr,
     DV: tl.constexpr,
     TAPS: tl.constexpr,
-    BLOCK: tl.constexpr,  # channels of the wider kind of head, as a power of two
+    BLOCK: tl.constexpr,  # channels of the wider kind of head, rounded up to a power of two
     TOKENS: tl.constexpr,  # at least TAPS, so that only the first program of a sequence reads its conv rows
 ):
-    """Program (tile of tokens, sequence, head): queries' heads, then keys', then values', which have the gates too."""
+    """Program (tile of tokens, sequence, head): query heads, key heads, value heads; value heads also do the gates."""
     CONV_DIM: tl.constexpr = 2 * KEY_HEADS * DK + HEADS * DV
     sequence, head = tl.program_id(1), tl.program_id(2)
     slot = tl.load(slots_ptr + sequence).to(tl.int64)
@@ -105,12 +105,12 @@ def delta_net_prepare_kernel(
             tl.store(write_ptr + gate_at, tl.sigmoid(b), mask=wanted)
         base += tl.num_programs(0) * TOKENS
 
-    # The slot moves on, past all tokens.
+    # Updates the slot's conv rows to the end of all tokens.
     if (tl.program_id(0) == 0) & (end > 0):
         places = tl.arange(0, TOKENS)
         recent = end - (TAPS - 1) + places
         rows = _load_rows(recent, end, inside, qkv_at, conv_at, qkv_stride, CONV_DIM, TAPS)
-        # Threads hold different elements when they read and when they write: all reads come first.
+        # A thread may write other elements than it reads: all reads come first.
         tl.debug_barrier()
         at = conv_at[None, :] + places[:, None] * CONV_DIM
         tl.store(at, rows.to(conv_rows_ptr.dtype.element_ty), mask=(places < TAPS - 1)[:, None] & inside[None, :])
@@ -130,7 +130,7 @@ def delta_net_prefill(qkv, a, b, weights, pool, cu_rows, slots):
 def _prepare(
     qkv: Tensor, a: Tensor, b: Tensor, weights: DeltaWeights, pool: DeltaPool, cu_rows: Tensor, slots: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Scratch of `prepare` (mixed, log_decay, write), float32."""
+    """Results of `prepare`: (mixed, log_decay, write), float32."""
     num_tokens, (conv_dim, taps) = len(qkv), weights.conv.shape
     _, heads, key_dim, value_dim = pool.matrices.shape
     mixed = qkv.new_empty(num_tokens, conv_dim, dtype=torch.float32)

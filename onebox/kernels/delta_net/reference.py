@@ -18,26 +18,26 @@ _L2_EPS = 1e-6
 
 
 class _Tokens(NamedTuple):
-    """What tokens bring to the delta rule, float32."""
+    """Inputs of the delta rule, float32."""
 
     query: Tensor  # [..., heads, DK], unit length times DK ** -0.5
     key: Tensor  # [..., heads, DK], unit length
     value: Tensor  # [..., heads, DV]
-    log_decay: Tensor  # [..., heads], the logarithm of what is left of the state, at most 0
-    write: Tensor  # [..., heads], the part of an error that is corrected, 0..1
+    log_decay: Tensor  # [..., heads], logarithm of the state's factor, at most 0
+    write: Tensor  # [..., heads], the fraction of the error that is corrected, 0..1
 
 
 class _Layout(NamedTuple):
-    """`TokenPlaces` as tensors; the letters are its."""
+    """`TokenPlaces` as tensors; S, K, N as there."""
 
     alive: Tensor  # int64 [S]: the sequences that have rows or accepted tokens
     most_accepted: int  # K
     rows: Tensor  # int64 [S * (taps - 1 + K + N)], into conv rows [S * (taps - 1)], pending [S * K], new rows [R]
     gates: Tensor  # int64 [S * (K + N)], into pending gates [S * K], new gates [R]
-    filled: Tensor | None  # bool [S, K + N, 1]: the places on the left that are filled up, if there are any
-    sequence: Tensor  # int64 [R]: which of the S each new row belongs to
-    place: Tensor  # int64 [R]: which of its rows it is
-    output: Tensor  # int64 [R]: its place among [N, S]
+    filled: Tensor | None  # bool [S, K + N, 1]: padded places (on the left), None if there are none
+    sequence: Tensor  # int64 [R]: each new row's sequence, 0..S-1
+    place: Tensor  # int64 [R]: its index in that sequence
+    output: Tensor  # int64 [R]: its index in [N, S]
 
 
 def delta_net_step(
@@ -53,11 +53,12 @@ def delta_net_step(
     """Outputs [R, heads, DV], in the dtype of qkv, of a decode or verify step; the pool is written in place.
 
     qkv [R, conv_dim] before the convolution, a and b [R, heads] before their activations; rows may be strided. Sequence
-    s has the rows cu_rows[s]..cu_rows[s + 1] (int32 [S + 1]), at most M of them and possibly none, and owns the slot
+    s has the rows cu_rows[s]..cu_rows[s + 1] (int32 [S + 1]), at most M of them and possibly none, and the slot
     slots[s] (int32 [S], all different). Of the slot's pending tokens the first num_accepted[s] (int32 [S], at most as
     many as its last step had; 0 after a prefill) are folded into the state, which is read once and written once; the
-    rest are discarded, and this step's tokens become the pending ones. A sequence with no rows and no accepted tokens
-    leaves its slot alone, so it may name any (padding); one with no rows but accepted tokens only updates the slot.
+    rest are discarded, and this step's tokens become the pending ones. For a sequence with no rows and no accepted
+    tokens (padding) the slot is neither read nor written, so any slot id is valid; for one with no rows but accepted
+    tokens only the slot is updated.
 
     A token's bits depend on its sequence's accepted tokens alone: not on how they were grouped into steps, on
     tokens that were discarded, or on other sequences.
@@ -78,7 +79,7 @@ def delta_net_step(
 
 
 def _with_pending(qkv: Tensor, gates: Tensor, pool: DeltaPool, own: Tensor, layout: _Layout) -> tuple[Tensor, Tensor]:
-    """Rows [S, taps - 1 + K + N, conv_dim] and gates [S, K + N, 2, heads] as laid out, float32: accepted, then new."""
+    """Rows [S, taps - 1 + K + N, conv_dim] and gates [S, K + N, 2, heads] in this layout, float32: accepted, new."""
     pending = (own.unsqueeze(-1) * pool.pending_rows.shape[1] + torch.arange(layout.most_accepted)).flatten()
     before = pool.conv_rows.index_select(0, own).flatten(0, 1)
     rows = torch.cat([before, pool.pending_rows.flatten(0, 1).index_select(0, pending), qkv]).to(torch.float32)
@@ -91,7 +92,7 @@ def _with_pending(qkv: Tensor, gates: Tensor, pool: DeltaPool, own: Tensor, layo
 
 @lru_cache(maxsize=64)
 def _layout(edges: tuple[int, ...], num_accepted: tuple[int, ...], taps: int) -> _Layout:
-    """The same for every layer of a step, and for many steps."""
+    """Cached: the layout is the same for every layer of a step, and for many steps."""
     places = place_tokens(edges, num_accepted, taps)
     sequence, place = torch.tensor(places.new, dtype=torch.int64).view(-1, 2).unbind(1)
     return _Layout(
@@ -109,11 +110,11 @@ def _layout(edges: tuple[int, ...], num_accepted: tuple[int, ...], taps: int) ->
 def delta_net_prefill(
     qkv: Tensor, a: Tensor, b: Tensor, weights: DeltaWeights, pool: DeltaPool, cu_rows: Tensor, slots: Tensor
 ) -> Tensor:
-    """Outputs [T, heads, DV], in the dtype of qkv, of whole stretches of tokens, folded into the pool at once.
+    """Outputs [T, heads, DV], in the dtype of qkv, of a prefill; all tokens are folded into the pool at once.
 
-    Arguments as for `delta_net_step`, with any number of rows a sequence; pending tokens are neither read nor
-    written. Tokens go through in chunks of 64 from each sequence's first row on: a prompt that is split at
-    multiples of 64 gives the bits of the whole one.
+    Arguments as for `delta_net_step`, with any number of rows per sequence; pending tokens are neither read nor
+    written. Tokens are processed in chunks of 64 from each sequence's first row on: a prompt split at multiples of 64
+    gives the same bits as the whole prompt.
     """
     edges = cu_rows.tolist()
     outputs = qkv.new_empty(qkv.shape[0], *pool.matrices.shape[1::2])
@@ -141,7 +142,7 @@ def gated_norm(o: Tensor, z: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 def _tokens(extended: Tensor, gates: Tensor, weights: DeltaWeights, pool: DeltaPool) -> _Tokens:
-    """From rows [..., taps - 1 + N, conv_dim] (the first are those before the N tokens), gates [..., N, 2, heads]."""
+    """From rows [..., taps - 1 + N, conv_dim] (the first taps - 1 precede the N tokens), gates [..., N, 2, heads]."""
     num_tokens, _, heads = gates.shape[-3:]
     _, _, key_dim, value_dim = pool.matrices.shape
     conv = weights.conv.to(torch.float32).T.contiguous()
@@ -168,10 +169,11 @@ def _unit(x: Tensor) -> Tensor:
 
 
 def _recur(tokens: _Tokens, states: Tensor, own: Tensor, layout: _Layout) -> Tensor:
-    """Outputs [N * S, heads, DV] of the new tokens; the states [slots, heads, DK, DV] of `own` then hold the accepted.
+    """Outputs [N * S, heads, DV] of the new tokens; states [slots, heads, DK, DV] of `own` take in the accepted tokens.
 
-    A head's matrix fades, is asked for what it holds under the new key, and is corrected by a part of the error. What
-    it then holds under the query follows from what it held before, so the last token's correction is not written.
+    For each token a head's matrix decays, is multiplied by the key, and is corrected by a fraction of the error. The
+    output (query times the corrected matrix) follows from the matrix before its correction, so the correction of the
+    last token is not written.
     """
     matrices = states.index_select(0, own).flatten(0, 1)
     decay, write = tokens.log_decay.exp(), tokens.write
@@ -198,16 +200,16 @@ def _recur(tokens: _Tokens, states: Tensor, own: Tensor, layout: _Layout) -> Ten
 
 
 def _delta_chunk(tokens: _Tokens, matrices: Tensor) -> tuple[Tensor, Tensor]:
-    """Outputs [heads, N, DV] of one chunk, heads first in every part of `tokens`, and the matrices after it.
+    """Outputs [heads, N, DV] of one chunk, heads first in every field of `tokens`, and the matrices after it.
 
-    Token i's correction needs those before it: c_i = write_i (v_i - fade_i k_i S - sum_j<i fade_ij (k_i . k_j) c_j).
-    That is a unit lower triangular system in all corrections of the chunk.
+    Token i's correction needs the earlier ones: c_i = write_i (v_i - fade_i k_i S - sum_j<i fade_ij (k_i . k_j) c_j).
+    This is a unit lower triangular system in all corrections of the chunk.
     """
     query, key, value, log_decay, write = tokens
     total = log_decay.cumsum(dim=-1)
     fade = total.exp().unsqueeze(-1)
     later = torch.ones(total.shape[-1], total.shape[-1], dtype=torch.bool, device=total.device).triu(1)
-    # The upper half would overflow in exp, so it is cut before, not after.
+    # The upper triangle would overflow in exp, so it is masked before exp, not after.
     between = (total.unsqueeze(-1) - total.unsqueeze(-2)).masked_fill(later, float("-inf")).exp()
     system = write.unsqueeze(-1) * (key @ key.mT) * between
     target = write.unsqueeze(-1) * (value - fade * (key @ matrices))
@@ -227,11 +229,11 @@ def delta_net_step_fused(
     slots: Tensor,
     num_accepted: Tensor,
 ) -> Tensor:
-    """`delta_net_step` with outputs float32 [R, heads, DV], of rows that come as parts to be added in order.
+    """`delta_net_step` with outputs float32 [R, heads, DV], from parts (partial sums) that are added in order.
 
-    qkv_parts float32 [parts, R, conv_dim]; a_parts and b_parts float32 [gate parts, R, heads], with one stride over
-    their parts. A row of qkv is rounded to the pool's dtype before it is used: it is the same number when a later step
-    reads it from the pool.
+    qkv_parts float32 [parts, R, conv_dim]; a_parts and b_parts float32 [gate parts, R, heads], with the same stride
+    over parts. A row of qkv is rounded to the pool's dtype before it is used, so that a later step reads the same
+    number from the pool.
     """
     qkv = add_in_order(qkv_parts).to(pool.pending_rows.dtype).to(torch.float32)
     a, b = add_in_order(a_parts), add_in_order(b_parts)
@@ -241,7 +243,7 @@ def delta_net_step_fused(
 def gated_norm_fused(mixed: Tensor, z_parts: Tensor, weight: Tensor, eps: float, dtype: torch.dtype) -> FixedRows:
     """`gated_norm` as rows [R, heads * DV]: norm(mixed) * weight * silu(z), the norm over each head.
 
-    mixed float32 [R, heads, DV], 128 a multiple of DV; z_parts float32 [parts, R, heads * DV], added in order, any
+    mixed float32 [R, heads, DV], DV divides 128; z_parts float32 [parts, R, heads * DV], added in order, any
     strides over parts and R; weight [DV].
     """
     return unscaled_rows(gated_norm(mixed, add_in_order(z_parts), weight, eps), dtype)

@@ -1,11 +1,11 @@
-"""Gated DeltaNet's decode step in Triton: two launches, one warp a program, tokens one after the other.
+"""Gated DeltaNet's decode step in Triton: two launches, one warp per program, tokens one after another.
 
-    prepare   (sequence, head)           convolution, SiLU, unit queries and keys, gates; the slot moves on
-    recur     (stripe, head, sequence)   walks accepted and new tokens, a stripe of value columns in registers
+    prepare   (sequence, head)           convolution, SiLU, unit queries and keys, gates; updates the slot's conv rows
+    recur     (stripe, head, sequence)   loops over accepted and new tokens, a stripe of value columns in registers
 
-A column of a head's matrix never meets another one, so stripes share nothing. The scratch between the two has the
-columns of qkv: queries, keys, values. Loops whose length only the device knows are `while` loops: Triton's interpreter
-cannot count to a number that a kernel has loaded.
+The columns of a head's matrix are independent, so stripes share nothing. The scratch tensor between the two has the
+columns of qkv: queries, keys, values. Loops with a length known only on the device are `while` loops: Triton's
+interpreter does not accept a loaded number as the bound of a `for` loop.
 """
 
 import torch
@@ -24,12 +24,12 @@ __all__ = ["delta_net_step", "delta_net_step_fused", "softplus"]
 _PREPARE, _RECUR = Tunable("delta_prepare"), Tunable("delta_recur")
 
 _STRIPE = 16
-"""Value columns of a program of `recur`: with one warp, its sums over a column need no shared memory."""
+"""Value columns per program of `recur`: with one warp, sums over a column need no shared memory."""
 
 
 @triton.jit
 def softplus(x):
-    """log(1 + exp(x)), x itself above 20; the quotient undoes the rounding of 1 + exp(x) for small exp(x)."""
+    """log(1 + exp(x)), x itself above 20; the quotient compensates the rounding of 1 + exp(x) for small exp(x)."""
     grown = tl.exp(tl.minimum(x, 20.0))
     rounded = 1.0 + grown
     is_lost = rounded == 1.0
@@ -39,7 +39,7 @@ def softplus(x):
 
 @triton.jit
 def _split_taps(all_taps, TAPS: tl.constexpr, BLOCK: tl.constexpr):
-    """The first TAPS columns of [BLOCK, 4 or 8], float32 [BLOCK] each."""
+    """The first TAPS columns of [BLOCK, 4 or 8], each float32 [BLOCK]."""
     if TAPS > 4:
         low, high = tl.split(tl.permute(tl.reshape(all_taps, (BLOCK, 2, 4)), (0, 2, 1)))
         taps = _split_taps(low, 4, BLOCK) + _split_taps(high, TAPS - 4, BLOCK)
@@ -53,14 +53,14 @@ def _split_taps(all_taps, TAPS: tl.constexpr, BLOCK: tl.constexpr):
 
 @triton.jit
 def _load_row(
-    token,  # those below num_accepted are pending, the others rows of this call
+    token,  # below num_accepted: a pending token, else a row of this call
     num_accepted,
     is_there,  # [C]
-    source,  # qkv [C] at the sequence's first row, pending rows [C] at the slot's, strides over rows and parts of qkv
+    source,  # qkv [C] at the sequence's first row, pending rows [C] at the slot's, row and part strides of qkv
     CONV_DIM: tl.constexpr,
     PARTS: tl.constexpr,
 ):
-    """A row before the convolution, float32 [C]; a new one as the pool would give it back, so they are alike."""
+    """A row before the convolution, float32 [C]; a new one is rounded to the pool's dtype, as pending ones are."""
     qkv_ptr, pending_ptr, qkv_stride, part_stride = source
     accepted = tl.load(pending_ptr + token * CONV_DIM, mask=is_there & (token < num_accepted), other=0.0).to(tl.float32)
     at = (token - num_accepted).to(tl.int64) * qkv_stride
@@ -103,7 +103,7 @@ def delta_net_step_prepare_kernel(
     cu_rows_ptr,  # int32 [S + 1]
     slots_ptr,  # int32 [S]
     num_accepted_ptr,  # int32 [S]
-    mixed_ptr,  # float32 [S * 2 M, CONV_DIM]: of each sequence accepted tokens and then new ones
+    mixed_ptr,  # float32 [S * 2 M, CONV_DIM]: per sequence the accepted tokens, then the new ones
     log_decay_ptr,  # float32 [S * 2 M, HEADS]
     write_ptr,  # float32 [S * 2 M, HEADS]
     qkv_stride,
@@ -118,14 +118,14 @@ def delta_net_step_prepare_kernel(
     TAPS: tl.constexpr,
     TAPS_BLOCK: tl.constexpr,  # 4 or 8
     M: tl.constexpr,
-    BLOCK: tl.constexpr,  # channels of the wider kind of head, as a power of two
+    BLOCK: tl.constexpr,  # channels of the wider kind of head, rounded up to a power of two
     PARTS: tl.constexpr,
     GATE_PARTS: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
-    """Program (sequence, head): queries' heads, then keys', then values', which have the gates too.
+    """Program (sequence, head): query heads, then key heads, then value heads, which also compute the gates.
 
-    One program goes through all tokens of a sequence and head: it reads what is pending before it writes over it.
+    One program processes all tokens of a sequence and head: it reads pending tokens before it overwrites them.
     """
     CONV_DIM: tl.constexpr = 2 * KEY_HEADS * DK + HEADS * DV
     release(DEPENDENT)
@@ -150,7 +150,7 @@ def delta_net_step_prepare_kernel(
     for place in tl.static_range(TAPS - 1):
         row = tl.load(conv_at + place * CONV_DIM, mask=inside & (end > 0), other=0.0)
         window += (row.to(tl.float32),)  # type: ignore[assignment]
-    # What it has read so far are weights, inputs of the step, and what the step before it left.
+    # Everything read before this wait is a weight, an input of the step, or a state written by the previous step.
     wait(DEPENDENT)
 
     qkv_ptr += first * qkv_stride + channels
@@ -162,11 +162,11 @@ def delta_net_step_prepare_kernel(
     gate_source = (a_ptr, b_ptr, pending_gates_ptr, a_stride, b_stride, gate_part_stride)
     row = _load_row(0, num_accepted, inside & (end > 0), row_source, CONV_DIM, PARTS)
     a, b = _load_gates(0, num_accepted, is_value & (end > 0), gate_source, HEADS, GATE_PARTS)
-    taps = _split_taps(all_taps, TAPS, BLOCK)  # only now: it exchanges them among threads, and waits for them
+    taps = _split_taps(all_taps, TAPS, BLOCK)  # not earlier: it waits for the taps to exchange them
     work = sequence.to(tl.int64) * (2 * M)
     token = 0
     while token < end:
-        # The next token's loads are under way while this one is computed.
+        # The next token's loads are in flight while this token is computed.
         is_next = token + 1 < end
         next_row = _load_row(token + 1, num_accepted, inside & is_next, row_source, CONV_DIM, PARTS)
         next_a, next_b = _load_gates(token + 1, num_accepted, is_value & is_next, gate_source, HEADS, GATE_PARTS)
@@ -191,8 +191,8 @@ def delta_net_step_prepare_kernel(
         row, a, b = next_row, next_a, next_b
         token += 1
         if token == num_accepted:
-            # The slot moves on, past the accepted tokens. Threads may hold other elements when they write than when
-            # they read; all reads of accepted tokens come first.
+            # Updates the slot's conv rows to the end of the accepted tokens. A thread may write other elements than it
+            # reads; all reads of accepted tokens come first.
             tl.debug_barrier()
             for place in tl.static_range(TAPS - 1):
                 tl.store(conv_at + place * CONV_DIM, window[place].to(conv_rows_ptr.dtype.element_ty), mask=inside)
@@ -200,7 +200,7 @@ def delta_net_step_prepare_kernel(
 
 @triton.jit
 def _load_token(
-    token,  # its row in the scratch, int64
+    token,  # its row in the scratch tensors, int64
     is_there,
     head,
     keys,  # [BLOCK_K]
@@ -245,8 +245,8 @@ def delta_net_recur_kernel(
 ):
     """Program (stripe, head, sequence).
 
-    Kept and new tokens go through one loop: the same instructions, so a token's bits cannot tell whether those before
-    it were folded in by an earlier step or are walked through by this one.
+    Accepted and new tokens go through one loop with the same instructions, so a token's bits do not depend on whether
+    the tokens before it were folded in by an earlier step or are computed in this one.
     """
     release(DEPENDENT)
     columns = tl.program_id(0) * STRIPE + tl.arange(0, STRIPE)
@@ -259,7 +259,7 @@ def delta_net_recur_kernel(
     keys = tl.arange(0, BLOCK_K)
     inside = (keys < DK)[:, None] & (columns < DV)[None, :]
     state_at = matrices_ptr + (slot * HEADS + head) * (DK * DV) + keys[:, None] * DV + columns[None, :]
-    # States and a step's own inputs were complete before the step began, so they are read before it waits.
+    # States and the step's inputs were complete before the step began, so they are loaded before the wait.
     state = tl.load(state_at, mask=inside & (end > 0), other=0.0)
     wait(DEPENDENT)
 
@@ -269,7 +269,7 @@ def delta_net_recur_kernel(
     )
     t = 0
     while t < end:
-        # The next token's loads are under way while this one is computed.
+        # The next token's loads are in flight while this token is computed.
         next_query, next_key, next_value, next_decay, next_write = _load_token(
             work + t + 1,
             t + 1 < end,
@@ -312,9 +312,9 @@ def _step(
     sequences: tuple[Tensor, Tensor, Tensor],
     dtype: torch.dtype,
 ) -> Tensor:
-    """`delta_net_step` in `dtype`, of projected qkv, a and b and of the sequences' cu_rows, slots and num_accepted.
+    """`delta_net_step` in `dtype`, from the projections qkv, a and b and the sequences' cu_rows, slots, num_accepted.
 
-    What is projected may be parts [parts, R, ...] of its linears, added in their order.
+    The projections may be parts [parts, R, ...] of their linears, added in order.
     """
     (qkv, a, b), (cu_rows, slots, num_accepted) = projected, sequences
     num_rows, (num_sequences,) = qkv.shape[-2], slots.shape
@@ -354,7 +354,7 @@ def _step(
         PARTS=len(qkv) if qkv.dim() == 3 else 1,
         GATE_PARTS=len(a) if a.dim() == 3 else 1,
         num_warps=1,
-        maxnreg=168,  # without a limit the compiler saves registers and puts loads off
+        maxnreg=168,  # without a limit the compiler saves registers by delaying loads
         **launch_options(qkv, _PREPARE, heads),
     )
     out = qkv.new_empty(num_rows, heads, value_dim, dtype=dtype)

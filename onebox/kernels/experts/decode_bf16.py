@@ -8,14 +8,7 @@ import triton
 import triton.language as tl
 
 from onebox.kernels.common.arithmetic import dot_bf16, swiglu
-from onebox.kernels.experts.slots import (
-    pair_of_program,
-    sharers,
-    sharing,
-    spread,
-    sum_slots,
-    workspace,
-)
+from onebox.kernels.experts.slots import pair_of_program, sharers, sharing, spread, sum_slots, workspace
 
 __all__ = ["routed_experts_bf16"]
 

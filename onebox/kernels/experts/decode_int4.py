@@ -26,14 +26,7 @@ from onebox.kernels.common.parts import sum_parts
 from onebox.kernels.common.rows import FixedRows
 from onebox.kernels.common.tuning import WEIGHT_LOADS, Tunable
 from onebox.kernels.experts.int4_tiles import GROUP, TILE_BYTES, tile_row_dot
-from onebox.kernels.experts.slots import (
-    pair_of_program,
-    sharers,
-    sharing,
-    spread,
-    sum_slots,
-    workspace,
-)
+from onebox.kernels.experts.slots import pair_of_program, sharers, sharing, spread, sum_slots, workspace
 from onebox.kernels.float_linear.parts import TileLaunch, parts_tile
 
 __all__ = ["routed_experts_int4", "routed_experts_int4_fused"]

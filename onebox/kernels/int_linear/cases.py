@@ -13,6 +13,8 @@ from onebox.kernels.int_linear.reference import fixed_point
 
 __all__ = ["CASES", "activations", "fixed_rows", "matrix"]
 
+_Shape = tuple[int, int]  # columns and depth of a weight
+
 
 def activations(rows: int, columns: int, dtype: torch.dtype) -> Tensor:
     """[rows, columns]: groups of very different size, one of them all zeros, one element far out."""
@@ -40,7 +42,7 @@ def _fixed_point(device: torch.device, rows: int, columns: int, dtype: torch.dty
 
 
 def _linear(
-    device: torch.device, rows: int, shape: tuple[int, int], bits: int, scale_dtype: torch.dtype, dtype: torch.dtype
+    device: torch.device, rows: int, shape: _Shape, bits: int, scale_dtype: torch.dtype, dtype: torch.dtype
 ) -> dict[str, Any]:
     planes, scale = fixed_point(activations(rows, shape[1], torch.float32))
     weight, weight_scale = matrix(*shape, bits, scale_dtype)
@@ -56,7 +58,7 @@ def fixed_rows(rows: int, columns: int, dtype: torch.dtype, *, is_normed: bool =
 
 
 def _parts(
-    device: torch.device, rows: int, shape: tuple[int, int], bits: int, dtype: torch.dtype, is_normed: bool
+    device: torch.device, rows: int, shape: _Shape, bits: int, dtype: torch.dtype, is_normed: bool
 ) -> dict[str, Any]:
     weight, weight_scale = matrix(*shape, bits)
     given = fixed_rows(rows, shape[1], dtype, is_normed=is_normed)
@@ -64,7 +66,7 @@ def _parts(
 
 
 def _matmul(
-    device: torch.device, rows: int, shape: tuple[int, int], bits: int, scale_dtype: torch.dtype, dtype: torch.dtype
+    device: torch.device, rows: int, shape: _Shape, bits: int, scale_dtype: torch.dtype, dtype: torch.dtype
 ) -> dict[str, Any]:
     weight, weight_scale = matrix(*shape, bits, scale_dtype)
     tensors = {"x": activations(rows, shape[1], dtype), "weight": weight, "weight_scale": weight_scale}
@@ -79,7 +81,7 @@ def _fixed_point_case(rows: int, columns: int, dtype: torch.dtype, is_full: bool
 def _case(
     op: str,
     rows: int,
-    shape: tuple[int, int],
+    shape: _Shape,
     dtype: torch.dtype,
     scale_dtype: torch.dtype = torch.float16,
     is_full: bool = False,
@@ -89,7 +91,7 @@ def _case(
     return Case(op, f"{rows}x{shape[0]}x{shape[1]}-{dtype}-{scale_dtype}", make, is_full)
 
 
-def _parts_case(op: str, rows: int, shape: tuple[int, int], *, is_normed: bool = True, is_full: bool = False) -> Case:
+def _parts_case(op: str, rows: int, shape: _Shape, *, is_normed: bool = True, is_full: bool = False) -> Case:
     make = partial(_parts, rows=rows, shape=shape, bits=int(op[3]), dtype=torch.float32, is_normed=is_normed)
     return Case(op, f"{rows}x{shape[0]}x{shape[1]}-{'normed' if is_normed else 'plain'}", make, is_full)
 
