@@ -101,7 +101,7 @@ def _notes(weights: Weights, box: Box, memory: MemoryPlan, workload: Workload) -
     elif box.usable is None:
         notes.append(f"No measured bandwidth is known for {box.device}; only the limit is given.")
     if workload.drafts and workload.acceptance is None:
-        notes.append("Acceptance is not known: the limit accepts every draft. Give --acceptance for an expected speed.")
+        notes.append("Acceptance is not known: the limit accepts every draft. Give --acceptance for an expectation.")
     if memory.reserve_bytes > asked_reserve_bytes(box, memory.request):
         notes.append("The reserve is larger than requested, because other programs use that much memory now.")
     return tuple(notes)

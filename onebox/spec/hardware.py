@@ -90,7 +90,7 @@ def named_box(name: str) -> Box:
 
 
 def detect_box() -> Box:
-    """This machine, from nvidia-smi and /proc/meminfo. Creates no CUDA context."""
+    """The local machine, from nvidia-smi and /proc/meminfo. Creates no CUDA context."""
     return box_from_reports(_nvidia_smi(), _meminfo())
 
 

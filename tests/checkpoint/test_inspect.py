@@ -114,7 +114,7 @@ SPOILS = {
     "a dtype that is no format": (
         "bf16-fused",
         lambda t: t.update({f"{SHARED}.weight": torch.zeros(128, 256, dtype=torch.int64)}),
-        f"{SHARED} is stored as .weight I64, which is no format that onebox knows",
+        f"{SHARED} is stored as .weight I64, which is not a format that onebox supports",
     ),
     "half an MTP head": ("fp8", lambda t: t.pop("mtp.fc.weight"), "mtp.fc.weight is missing"),
 }
@@ -204,7 +204,7 @@ def test_index_that_lies_is_told(tmp_path, run_cli):
     path.write_text(json.dumps(index))
     result = run_cli("inspect", directory)
     assert result.code == 1
-    assert "model.norm.ghost is promised by" in result.out
+    assert "model.norm.ghost is listed by" in result.out
 
 
 def test_a_tensor_in_two_files_is_told(tmp_path, run_cli):
@@ -212,7 +212,7 @@ def test_a_tensor_in_two_files_is_told(tmp_path, run_cli):
     (directory / "model-copy.safetensors").write_bytes((directory / "model.safetensors").read_bytes())
     result = run_cli("inspect", directory)
     assert result.code == 1
-    assert "stands in both model-copy.safetensors and model.safetensors" in result.out
+    assert "is in both model-copy.safetensors and model.safetensors" in result.out
 
 
 @pytest.mark.parametrize(
