@@ -1,1 +1,1 @@
-"""Measures any OpenAI-compatible server over HTTP, so that onebox and its neighbours are measured alike. No torch."""
+"""Measures any OpenAI-compatible server over HTTP, with the same method for onebox and other engines. No torch."""

@@ -1,8 +1,8 @@
-"""One streamed answer as it arrives, and whether it is what it claims to be.
+"""One streamed answer, recorded and checked as it arrives.
 
-A server that is fast and wrong must not look fast: a stream that ends early, repeats itself or counts what it did not
-send is a failure with a name. Tokens are counted from usage or from token ids, never from chunks, since a chunk may
-hold any number of them. Knows nothing of HTTP beyond the status.
+A fast server with wrong output must not look fast: a stream that ends early, repeats chunks or reports tokens it did
+not send is a failure with a named reason. Tokens are counted from usage or from token ids, never from chunks, because a
+chunk may hold any number of tokens. Independent of HTTP except for the status.
 """
 
 import hashlib
@@ -15,28 +15,28 @@ from onebox.bench.record import Failure, Reason, RequestRecord, Role
 __all__ = ["Ask", "StreamedAnswer", "StreamedToolCall", "check_text_count", "error_message"]
 
 _END_TOKENS = 2
-"""Tokens that usage may count and no chunk shows: the one that ends the answer, and one that was cut off with it."""
+"""Tokens in usage that no chunk contains: the stop token, and one token truncated with it."""
 _TEMPLATE_SLACK = 8
-"""Tokens by which /tokenize and usage may differ on one prompt: some servers add special ones in one of the two."""
+"""Allowed difference between /tokenize and usage for one prompt: some servers add special tokens in only one."""
 
 
 @dataclass(frozen=True)
 class Ask:
-    """One request: a chat, or a completion where `prompt` is given."""
+    """One request: a completion if `prompt` is set, else a chat."""
 
     messages: tuple[dict[str, Any], ...] = ()
     prompt: str | tuple[int, ...] | None = None
     max_tokens: int = 256
     temperature: float = 0.0
     ignore_eos: bool = False
-    """The answer goes on to `max_tokens`, so that rows of a table have one length."""
+    """Generate up to `max_tokens`, so that all rows of a table have the same length."""
     thinking: bool | None = None
-    """None: as the server does by itself."""
+    """None: the server's default."""
     tools: tuple[dict[str, Any], ...] = ()
     extra: dict[str, Any] = field(default_factory=dict)
-    """Fields that go into the body as they are."""
+    """Fields added to the body unchanged."""
     prompt_tokens: int | None = None
-    """The prompt's length as the server's tokenizer tells it; usage has to agree."""
+    """Prompt length from the server's tokenizer; usage must agree."""
     label: str = ""
 
     @property
@@ -53,7 +53,7 @@ class StreamedToolCall:
 
 @dataclass
 class StreamedAnswer:
-    """What came, when it came, and what was wrong with it. Times are seconds since the request was sent."""
+    """Content, arrival times and failure of one answer. Times are seconds since the request was sent."""
 
     ask: Ask
     sent_at: float
@@ -64,7 +64,7 @@ class StreamedAnswer:
     token_ids: list[int] = field(default_factory=list)
     prompt_token_ids: list[int] = field(default_factory=list)
     logprobs: list[Any] = field(default_factory=list)
-    """The choices' logprobs objects, in the form of the endpoint."""
+    """The choices' logprobs objects, in the endpoint's format."""
     has_token_ids: bool = False
     arrivals_s: list[float] = field(default_factory=list)
     arrival_tokens: list[int] = field(default_factory=list)
@@ -81,7 +81,7 @@ class StreamedAnswer:
 
     @property
     def text(self) -> str:
-        """The whole answer: reasoning, content and calls."""
+        """The complete answer: reasoning, content and tool calls."""
         calls = "".join(f"{call.name}{call.arguments}" for call in self.calls.values())
         return self.reasoning + self.content + calls
 
@@ -94,26 +94,26 @@ class StreamedAnswer:
 
     @property
     def num_repeats(self) -> int:
-        """Events that were equal to the one before. Words that repeat make such ones too: by itself it is no fault."""
+        """Events equal to the previous event. Repeated words also produce them, so this alone is not a failure."""
         return self._repeated_events
 
     @property
     def shows_all(self) -> bool:
-        """Every token is meant to be seen: none was turned into a tool call or could be kept back as a thought."""
+        """All tokens should be visible: none went into a tool call or could be withheld as reasoning."""
         return not self.ask.tools and self.ask.thinking is False and not self.reasoning and not self.calls
 
     def fail(self, reason: Reason, message: str) -> None:
-        """Records a failure; only the first one counts."""
+        """Records a failure; only the first is kept."""
         self.failure = self.failure or Failure(reason, message, self.status)
 
     def take(self, data: str, now_s: float) -> None:
-        """One event's data, without its last one, "[DONE]"."""
+        """Adds the data of one event; the final "[DONE]" is not passed."""
         try:
             chunk = json.loads(data)
         except ValueError:
             chunk = None
         if not isinstance(chunk, dict):
-            self.fail(Reason.MALFORMED, f"An event is no JSON object: {data[:80]!r}.")
+            self.fail(Reason.MALFORMED, f"An event is not a JSON object: {data[:80]!r}.")
             return
         if chunk.get("error"):
             self.fail(Reason.ERROR_EVENT, error_message(chunk))
@@ -137,7 +137,7 @@ class StreamedAnswer:
             self.prompt_token_ids = choice["prompt_token_ids"]
         if shown or ids:
             if self._num_finishes and shown:
-                self.fail(Reason.MALFORMED, "Text came after the event that said why the answer ended.")
+                self.fail(Reason.MALFORMED, "Text arrived after the event with the finish_reason.")
             self.arrivals_s.append(now_s)
             self.arrival_tokens.append(len(ids or ()))
             self._repeated_events += is_repeat
@@ -147,8 +147,8 @@ class StreamedAnswer:
             self._num_finishes += 1
 
     def _take_delta(self, delta: dict[str, Any]) -> bool:
-        """Adds a delta; whether it showed anything."""
-        # Servers say reasoning under either name; ours under both.
+        """Adds a delta; returns whether it held content."""
+        # Servers use either name for reasoning; onebox sends both.
         reasoning = delta.get("reasoning_content") or delta.get("reasoning") or ""
         content = delta.get("content") or ""
         self.reasoning += reasoning
@@ -161,19 +161,19 @@ class StreamedAnswer:
         return bool(reasoning or content or delta.get("tool_calls"))
 
     def check(self) -> None:
-        """Checks a stream that has ended; a failure found before stays."""
+        """Checks a stream that has ended; an earlier failure is kept."""
         if self.failure:
             return
         if self.finish_reason is None:
             self.fail(Reason.CUT, f"The stream ended after {len(self.arrivals_s)} chunks without a finish_reason.")
         elif not self.is_done:
-            self.fail(Reason.CUT, "The stream ended without its last event, [DONE].")
+            self.fail(Reason.CUT, "The stream ended without the final event [DONE].")
         elif self._num_finishes > 1:
-            self.fail(Reason.DUPLICATE, f"The end of the answer came {self._num_finishes} times.")
+            self.fail(Reason.DUPLICATE, f"finish_reason was sent {self._num_finishes} times.")
         elif not self.arrivals_s:
             self.fail(Reason.EMPTY, f"The answer ended ({self.finish_reason}) without a token.")
         elif self.completion_tokens is None:
-            self.fail(Reason.NO_USAGE, "The server gave neither usage nor token ids, so nothing can be counted.")
+            self.fail(Reason.NO_USAGE, "The server sent neither usage nor token ids, so tokens cannot be counted.")
         else:
             self._check_counts()
 
@@ -182,9 +182,9 @@ class StreamedAnswer:
         made, read, total = (_number(usage, f"{name}_tokens") for name in ("completion", "prompt", "total"))
         asked = self.ask
         if made is not None and made > asked.max_tokens:
-            self.fail(Reason.WRONG_USAGE, f"usage counts {made} tokens; at most {asked.max_tokens} were asked for.")
+            self.fail(Reason.WRONG_USAGE, f"usage counts {made} tokens; at most {asked.max_tokens} were requested.")
         elif total is not None and None not in (made, read) and total != (made or 0) + (read or 0):
-            self.fail(Reason.WRONG_USAGE, f"usage says {read} + {made} = {total} tokens.")
+            self.fail(Reason.WRONG_USAGE, f"usage reports {read} + {made} = {total} tokens.")
         elif _differ(read, asked.prompt_tokens):
             told = f"usage counts {read} tokens of a prompt that has {asked.prompt_tokens} by /tokenize."
             self.fail(Reason.WRONG_USAGE, told)
@@ -196,7 +196,9 @@ class StreamedAnswer:
         if sent > made:
             once = sent - self._repeated_tokens
             if self._repeated_tokens and once <= made:
-                message = f"{self._repeated_events} chunks came twice: {sent} token ids, {once} without the repeats."
+                message = (
+                    f"{self._repeated_events} chunks were sent twice: {sent} token ids, {once} without the repeats."
+                )
                 self.fail(Reason.DUPLICATE, message)
             else:
                 self.fail(Reason.WRONG_USAGE, f"usage counts {made} tokens and {sent} token ids were sent.")
@@ -204,7 +206,7 @@ class StreamedAnswer:
             self.fail(Reason.WRONG_USAGE, f"usage counts {made} tokens and only {sent} token ids were sent.")
 
     def recorded(self, role: Role, began_at: float, *, turn: int = 0, run: int = 0) -> RequestRecord:
-        """As it goes into the file; `began_at` is when the workload began."""
+        """The request as stored in the record; `began_at` is the start of the workload."""
         usage = self.usage or {}
         prompt_details = usage.get("prompt_tokens_details") or {}
         details = usage.get("completion_tokens_details") or {}
@@ -231,16 +233,16 @@ class StreamedAnswer:
 
 
 def check_text_count(answer: StreamedAnswer, num_text_tokens: int) -> None:
-    """Judges usage by the text's own length in the server's tokens, for a server that gives no token ids.
+    """Checks usage against the number of tokens in the text, for a server that sends no token ids.
 
-    The same text can be written in more than one way in tokens, so only a count that is off by a factor is a failure.
+    A text can have more than one tokenization, so only a count that is off by a factor is a failure.
     """
     made = _number(answer.usage, "completion_tokens")
     if answer.failure or made is None:
         return
     repeats = answer.num_repeats
     if repeats and num_text_tokens > 1.25 * made + _TEMPLATE_SLACK:
-        message = f"{repeats} chunks came twice: the text has {num_text_tokens} tokens, usage counts {made}."
+        message = f"{repeats} chunks were sent twice: the text has {num_text_tokens} tokens, usage counts {made}."
         answer.fail(Reason.DUPLICATE, message)
     elif num_text_tokens > 2 * made + _TEMPLATE_SLACK:
         answer.fail(Reason.WRONG_USAGE, f"usage counts {made} tokens and the text has {num_text_tokens}.")
@@ -249,7 +251,7 @@ def check_text_count(answer: StreamedAnswer, num_text_tokens: int) -> None:
 
 
 def error_message(body: Any) -> str:
-    """What an error says, in OpenAI's shape or near it."""
+    """The message of an error in OpenAI's format or a similar one."""
     error = body.get("error") if isinstance(body, dict) else None
     if isinstance(error, dict):
         return str(error.get("message") or error)

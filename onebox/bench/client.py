@@ -1,7 +1,7 @@
-"""Talks to any OpenAI-compatible server and times what comes back.
+"""Client of any OpenAI-compatible server that times the response.
 
-A fault of the server never raises here: it comes back as a `StreamedAnswer` with a `Failure`, because faults are
-results too. Only a server that cannot be asked at all (no address, no model) is an error of the command. Knows no
+A server failure never raises here: it is returned as a `StreamedAnswer` with a `Failure`, because failures are results.
+Only a server that cannot be queried at all (bad address, no model) is an error of the command. Independent of
 workloads.
 """
 
@@ -24,9 +24,9 @@ __all__ = ["Client", "Connection", "picture_part", "server_address"]
 
 _CONNECT_S = 10.0
 _QUICK_S = 60.0
-"""For whatever is no generation: models, tokens, metrics."""
+"""Timeout of requests that generate nothing: models, tokenize, metrics."""
 _FIELDS = ("return_token_ids", "ignore_eos", "min_tokens", "chat_template_kwargs")
-"""Fields beyond OpenAI's own that make a measurement more exact, where the server knows them."""
+"""Non-OpenAI fields that make a measurement more exact, sent where the server supports them."""
 _TRIAL_VALUES: dict[str, Any] = {
     "return_token_ids": True,
     "ignore_eos": True,
@@ -37,47 +37,47 @@ _TRIAL_VALUES: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Connection:
-    """How a server is reached, and how long its silence is borne."""
+    """Address of a server and the timeouts of its streams."""
 
     url: str
     api_key: str | None = None
     model: str | None = None
-    """None: the first that it lists."""
+    """None: the first model listed."""
     stall_s: float = 120.0
-    """A stream that has begun and brings no event for so long has stalled."""
+    """A started stream without an event for this long has stalled."""
     first_token_s: float = 600.0
-    """The same for its beginning: reading a long prompt among others takes its time."""
+    """The same before the first event; longer, because a long prompt may prefill alongside others."""
     timeout_s: float = 1800.0
-    """For a whole answer."""
+    """Limit for a complete answer."""
 
 
 def server_address(url: str) -> str:
-    """The address without /v1 and with a scheme."""
+    """The URL with a scheme and without /v1."""
     address = url if "://" in url else f"http://{url}"
     if urlsplit(address).scheme not in ("http", "https") or not urlsplit(address).netloc:
-        raise UsageError(f"--url is {url!r}; it must be an address such as http://127.0.0.1:8000.")
+        raise UsageError(f"--url is {url!r}; it must be a URL such as http://127.0.0.1:8000.")
     return address.rstrip("/").removesuffix("/v1")
 
 
 def picture_part(png: bytes) -> dict[str, Any]:
-    """A picture as a part of a message's content."""
+    """An image as a content part of a message."""
     return {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{base64.b64encode(png).decode()}"}}
 
 
 class Client:
-    """One server. Use as an async context manager; `discover` comes first."""
+    """One server. Use as an async context manager and call `discover` first."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
         self.url = server_address(connection.url)
         headers = {"Authorization": f"Bearer {connection.api_key}"} if connection.api_key else {}
-        # Silence is judged by events below, since comments that keep a connection open are no answer.
+        # Stalls are detected by events below, because keep-alive comments are not part of an answer.
         timeout = httpx.Timeout(None, connect=_CONNECT_S)
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
         try:
             self._http = httpx.AsyncClient(base_url=self.url, headers=headers, timeout=timeout, limits=limits)
         except httpx.InvalidURL as error:
-            raise UsageError(f"--url is {connection.url!r}, which is no address ({error}).") from None
+            raise UsageError(f"--url is {connection.url!r}, which is not a URL ({error}).") from None
         self.server = Server(self.url, connection.model or "")
         self._accepts: frozenset[str] = frozenset()
 
@@ -88,7 +88,7 @@ class Client:
         await self._http.aclose()
 
     async def discover(self) -> Server:
-        """Asks the server who it is and what it can do. A few requests of one token are part of it."""
+        """Queries the server's model, version and features; sends a few one-token requests."""
         listed = await self._model()
         props = await self._quick("GET", "/props") or {}
         version = (await self._quick("GET", "/version") or {}).get("version") or props.get("build_info") or ""
@@ -111,11 +111,11 @@ class Client:
         return self.server
 
     async def name_model(self) -> None:
-        """The least that `ask` needs to know."""
+        """The minimum that `ask` needs."""
         self.server = Server(self.url, str((await self._model())["id"]))
 
     async def _model(self) -> dict[str, Any]:
-        """The entry of /v1/models that is to be measured."""
+        """The entry of /v1/models to measure."""
         try:
             response = await self._http.get("/v1/models", timeout=_QUICK_S)
         except httpx.HTTPError as error:
@@ -137,7 +137,7 @@ class Client:
         return dict(models[name])
 
     async def _tokenizer_form(self, model: str) -> str:
-        """Whose form of /tokenize there is."""
+        """Which /tokenize format the server has."""
         for form, body in (("vllm", {"model": model, "prompt": "a"}), ("llamacpp", {"content": "a"})):
             found = await self._quick("POST", "/tokenize", body)
             if isinstance((found or {}).get("tokens"), list):
@@ -145,14 +145,14 @@ class Client:
         return ""
 
     async def _known_fields(self) -> frozenset[str]:
-        """Which of the fields that help are not refused: all at once where that works, else one by one."""
+        """Which optional fields the server accepts: tried all at once, then one by one if that fails."""
         if not _is_refused(await self.ask(_trial(2, _TRIAL_VALUES))):
             return frozenset(_FIELDS)
         known = [name for name in _FIELDS if not _is_refused(await self.ask(_trial(2, {name: _TRIAL_VALUES[name]})))]
         return frozenset(known)
 
     async def _modalities(self, listed: dict[str, Any], props: dict[str, Any]) -> tuple[str, ...]:
-        """As the server reports them; one that reports none is sent a small picture."""
+        """Modalities as reported by the server; if none are reported, a small image is sent to test."""
         if isinstance(listed.get("input_modalities"), list):
             return tuple(str(kind) for kind in listed["input_modalities"])
         if isinstance(props.get("modalities"), dict):
@@ -163,18 +163,18 @@ class Client:
         return ("text",) if answer.failure else ("text", "image")
 
     def _refuse_unusable(self, failure: Failure) -> None:
-        """A server that fails even at two tokens is not worth a run: its own words say why."""
+        """Stops the run if a two-token request fails, with the server's message."""
         if failure.reason in (Reason.UNREACHABLE, Reason.REFUSED, Reason.SERVER_ERROR):
             status = f" (status {failure.status})" if failure.status else ""
-            raise OneboxError(f"{self.url} does not answer a first short chat{status}: {failure.message}")
+            raise OneboxError(f"{self.url} failed the first short chat{status}: {failure.message}")
 
     @property
     def accepts(self) -> frozenset[str]:
-        """The fields beyond OpenAI's that this server takes."""
+        """The non-OpenAI fields that this server accepts."""
         return self._accepts
 
     def body(self, ask: Ask) -> tuple[str, dict[str, Any]]:
-        """The path and the JSON of a request. Fields that the server does not know (see `accepts`) are left out."""
+        """The path and JSON body of a request. Fields that the server does not accept (see `accepts`) are omitted."""
         body: dict[str, Any] = {
             "model": self.server.model,
             "max_tokens": ask.max_tokens,
@@ -198,20 +198,20 @@ class Client:
         return "/v1/chat/completions", body | ask.extra
 
     async def ask(self, ask: Ask) -> StreamedAnswer:
-        """Sends a request and reads its stream to the end, whatever that is."""
+        """Sends a request and reads its stream until it ends, fails or times out."""
         path, body = self.body(ask)
         answer = StreamedAnswer(ask, time.perf_counter())
         try:
             async with asyncio.timeout(self._connection.timeout_s):
                 await self._read(path, body, answer)
         except TimeoutError:
-            answer.fail(Reason.TIMEOUT, f"The answer was not whole after {self._connection.timeout_s:g} s.")
+            answer.fail(Reason.TIMEOUT, f"The answer was not complete after {self._connection.timeout_s:g} s.")
         except (httpx.ConnectError, httpx.ConnectTimeout) as error:
             answer.fail(Reason.UNREACHABLE, f"No connection ({error or type(error).__name__}).")
         except httpx.HTTPError as error:
             answer.fail(Reason.CUT, f"After {len(answer.arrivals_s)} chunks: {error or type(error).__name__}.")
         if answer.failure or not answer.total_s:
-            # What broke or never came took until now, whenever its last event was.
+            # A failed stream ends now, not at its last event.
             answer.total_s = time.perf_counter() - answer.sent_at
         answer.check()
         return answer
@@ -235,19 +235,19 @@ class Client:
                     if answer.arrivals_s:
                         stall_s = self._connection.stall_s
                         patience.reschedule(loop.time() + stall_s)
-                    # The time up to the last event: closing a connection is no part of an answer.
+                    # Time up to the last event: closing the connection is excluded.
                     answer.total_s = arrived_at - answer.sent_at
         except TimeoutError:
-            answer.fail(Reason.STALL, f"Nothing came for {stall_s:g} s after {len(answer.arrivals_s)} chunks.")
+            answer.fail(Reason.STALL, f"No event for {stall_s:g} s after {len(answer.arrivals_s)} chunks.")
 
     async def count_prompt(self, ask: Ask) -> int | None:
-        """Tokens of the prompt with its template; None where the server cannot tell. Pictures are not counted."""
+        """Prompt tokens with the chat template; None if the server cannot count them. Images are not counted."""
         match self.server.tokenizer:
             case "vllm":
                 return await self._count_as_vllm(ask)
             case "llamacpp":
                 return await self._count_as_llamacpp(ask)
-        # A request of one token tells it, too: slower, and as exact.
+        # The usage of a one-token request gives the same count, more slowly.
         answer = await self.ask(replace(ask, max_tokens=1, ignore_eos=False, prompt_tokens=None))
         counted = (answer.usage or {}).get("prompt_tokens")
         return counted if isinstance(counted, int) else None
@@ -278,7 +278,7 @@ class Client:
         return None if ids is None else len(ids)
 
     async def token_ids(self, text: str, *, with_special: bool = False) -> list[int] | None:
-        """A text in the server's tokens; None where it has no /tokenize."""
+        """The text's token ids on the server; None without /tokenize."""
         if self.server.tokenizer == "vllm":
             body = {"model": self.server.model, "prompt": text, "add_special_tokens": with_special}
         elif self.server.tokenizer == "llamacpp":
@@ -290,7 +290,7 @@ class Client:
         return ids if isinstance(ids, list) else None
 
     async def metrics(self) -> str | None:
-        """The text of /metrics, where there is one."""
+        """The text of /metrics, if available."""
         try:
             response = await self._http.get("/metrics", timeout=_QUICK_S)
         except httpx.HTTPError:
@@ -298,7 +298,7 @@ class Client:
         return None if response.is_error else response.text
 
     async def _quick(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any] | None:
-        """A request that is not timed; None if it is refused or not answered with a JSON object."""
+        """An untimed request; None if it is refused or the response is not a JSON object."""
         try:
             response = await self._http.request(method, path, json=body, timeout=_QUICK_S)
             found = None if response.is_error else response.json()
@@ -308,7 +308,7 @@ class Client:
 
 
 async def _events(response: httpx.Response) -> AsyncIterator[tuple[str, float]]:
-    """The data of each server-sent event, with the time at which the bytes that completed it came."""
+    """The data of each server-sent event, with the arrival time of its last bytes."""
     held = b""
     async for block in response.aiter_bytes():
         arrived_at = time.perf_counter()
@@ -335,7 +335,7 @@ def _said(response: httpx.Response) -> str:
     try:
         return error_message(response.json())[:500]
     except ValueError:
-        return response.text.strip()[:200] or f"status {response.status_code} without a word"
+        return response.text.strip()[:200] or f"status {response.status_code} without a message"
 
 
 def _small_picture() -> bytes:

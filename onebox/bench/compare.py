@@ -1,9 +1,9 @@
-"""Two runs of `onebox bench` side by side: how much faster or slower, and how sure that is.
+"""Comparison of two `onebox bench` runs: the ratio of each figure with its confidence interval.
 
-The ratio of each figure comes with an interval made from the single requests of both runs: medians are resampled where
-there are enough requests, else Welch's interval of the logarithms is taken. All intervals hold together with 95%
-confidence (Bonferroni), so that of many rows none looks remarkable by chance. Runs that asked for different things are
-refused unless --allow-different is given, and then the differences are listed first.
+The intervals are computed from the individual requests of both runs: medians are resampled if there are enough
+requests, else Welch's interval of the logarithms is used. All intervals hold jointly with 95% confidence (Bonferroni),
+so that in a table of many rows none looks significant by chance. Runs with different requests are refused unless
+--allow-different is given; then the differences are listed first.
 """
 
 import math
@@ -33,7 +33,7 @@ class Change(StrEnum):
 
 _SHARED_CONFIG = ("ignore_eos", "max_context", "slo")
 _NOT_SAMPLED = ("seed", "runs", "warm_ups", "count", "duration_s")
-"""Settings that say how many requests there are, and which, not what kind."""
+"""Settings that select the number and choice of requests, not their kind."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class ComparedFigure:
     num_first: int
     num_second: int
     ratio: Interval
-    """Second to first."""
+    """second / first."""
     method: str
     change: Change
 
@@ -59,9 +59,9 @@ class RunComparison:
 
     rows: tuple[ComparedFigure, ...]
     differences: tuple[str, ...]
-    """In what was asked. Not empty only where that was allowed."""
+    """Differences in the requests. Non-empty only with --allow-different."""
     machines: tuple[str, ...]
-    """What differs between the servers and machines: usually the thing that is compared."""
+    """Differences between the servers and machines: usually the subject of the comparison."""
     num_failures: tuple[int, int]
     interrupted: tuple[bool, bool]
 
@@ -79,13 +79,13 @@ class _Figure:
 
 
 def compare_runs(first: Run, second: Run, *, allow_different: bool = False) -> RunComparison:
-    """Rows for every workload that both runs measured."""
+    """Rows for every workload measured in both runs."""
     differences = _differences(first, second)
     if differences and not allow_different:
         shown = "; ".join(differences[:_SHOWN])
         more = f" and {len(differences) - _SHOWN} more" if len(differences) > _SHOWN else ""
         raise MismatchError(
-            f"The two runs did not ask for the same: {shown}{more}. Measure both alike, or compare what they share "
+            f"The two runs sent different requests: {shown}{more}. Measure both alike, or compare what they share "
             "with --allow-different."
         )
     named = {workload.name: workload for workload in second.workloads}
@@ -138,7 +138,7 @@ def _change(ratio: Interval, is_better_high: bool) -> Change:
 
 
 def _differences(first: Run, second: Run) -> list[str]:
-    """What was asked for in one run and not in the other."""
+    """Differences between the requests of the two runs."""
     found = []
     for key in _SHARED_CONFIG:
         found += _differing(key, first.config.get(key), second.config.get(key))
@@ -183,7 +183,7 @@ def _machines(first: Run, second: Run) -> list[str]:
 
 
 def _of(role: Role | None, figure: Callable[[RequestRecord], float | None]) -> Callable[[WorkloadRecord], list[float]]:
-    """The figure of every measured request of a role; of all without one."""
+    """The figure of every measured request with a role; of all requests if the role is None."""
 
     def sample(workload: WorkloadRecord) -> list[float]:
         chosen = [request for request in workload.measured if role is None or request.role is role]

@@ -1,7 +1,7 @@
-"""A run in the forms of two tools that people already read: llama-benchy's JSON and `vllm bench serve`'s JSON.
+"""Export of a run as llama-benchy's JSON or as `vllm bench serve`'s JSON.
 
-Field names are theirs, figures ours: each is made from the requests of the record. What a tool has a field for and the
-record has no figure for is null or left out, never made up.
+Field names are those of the tool; each figure is computed from the requests of the record. A field for which the record
+has no figure is null or omitted, never invented.
 """
 
 import itertools
@@ -24,7 +24,7 @@ from onebox.spec.errors import UsageError
 __all__ = ["as_llama_benchy", "as_vllm_bench"]
 
 _WINDOW_S = 1.0
-"""Over which a peak speed is taken."""
+"""Window over which a peak speed is computed."""
 
 
 def as_llama_benchy(run: Run) -> dict[str, Any]:
@@ -32,7 +32,7 @@ def as_llama_benchy(run: Run) -> dict[str, Any]:
     cells = [workload for workload in run.workloads if workload.kind is WorkloadKind.SWEEP and workload.requests]
     if not cells:
         raise UsageError(
-            "llama-benchy's form holds the cells of a sweep, and this run has none; see `onebox bench sweep`."
+            "llama-benchy's format holds the cells of a sweep, and this run has none; see `onebox bench sweep`."
         )
     runs = []
     for cell in cells:
@@ -83,7 +83,7 @@ def _benchy_run(cell: WorkloadRecord, requests: Sequence[RequestRecord], *, is_l
 
 
 def _read_s(group: Sequence[RequestRecord]) -> float:
-    """Until the last of those that were sent together has its first chunk."""
+    """Time until every concurrent request has its first chunk."""
     answered = [request for request in group if request.arrivals_s]
     if not answered:
         return 0.0
@@ -91,7 +91,7 @@ def _read_s(group: Sequence[RequestRecord]) -> float:
 
 
 def _peak(group: Sequence[RequestRecord]) -> float | None:
-    """The most tokens that came within a second; None where the server did not say how many a chunk holds."""
+    """The most tokens received within one second; None if the server sent no token ids."""
     times = sorted(
         request.start_s + arrived
         for request in group
@@ -121,7 +121,7 @@ def _known(values: Iterable[float | None]) -> list[float]:
 
 
 def as_vllm_bench(run: Run, name: str | None = None) -> dict[str, Any]:
-    """One load of a run, by its name, as `vllm bench serve --save-result --save-detailed` writes it."""
+    """One load of a run, selected by name, as `vllm bench serve --save-result --save-detailed` writes it."""
     loads = {
         workload.name: workload
         for workload in run.workloads
@@ -131,7 +131,7 @@ def as_vllm_bench(run: Run, name: str | None = None) -> dict[str, Any]:
         name = next(iter(loads))
     if name not in loads:
         offered = f"name one with --load: {', '.join(loads)}" if loads else "this run has none; see `onebox bench load`"
-        raise UsageError(f"vllm bench's form holds one load; {offered}.")
+        raise UsageError(f"vllm bench's format holds one load; {offered}.")
     load = loads[name]
     sent = [request for request in load.requests if request.role is not Role.WARM_UP]
     good = load.measured

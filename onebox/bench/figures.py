@@ -1,22 +1,22 @@
-"""Figures from requests: medians, percentiles, speeds, goodput. Pure functions over the record.
+"""Figures computed from requests: medians, percentiles, speeds, goodput. Pure functions over the record.
 
-Names of figures are the contract with whoever reads a file:
+Figure names are a stable interface for readers of a record:
 
-| figure | what |
+| figure | meaning |
 |---|---|
-| `ttft_cold_*_s`, `ttft_warm_*_s`, `ttft_*_s` | to the answer's first chunk: unique prompt, prompt sent before, all |
+| `ttft_cold_*_s`, `ttft_warm_*_s`, `ttft_*_s` | time to the first chunk: unique prompt, prompt sent before, all |
 | `prefill_tok_s` | prompt tokens divided by the median cold time to the first chunk |
 | `decode_*_tok_s` | a request's tokens after those of its first chunk, divided by the time after it |
-| `e2e_*_tok_s` | a request's tokens divided by its whole time, prompt included |
+| `e2e_*_tok_s` | a request's tokens divided by its total time, prompt included |
 | `itl_*_s` | gaps between two deliveries of one request; a delivery may hold several tokens |
 | `tpot_*_s` | a request's mean time per token after the first chunk |
-| `latency_*_s` | a request's whole time |
-| `aggregate_tok_s` | tokens of all whole answers divided by the duration; in a sweep, by the time from first to last |
-| `ttft_turnN_p50_s` | of conversations: the median of turn N |
-| `cached_share` | prompt tokens that the server says it had cached, of all of them |
-| `goodput_req_s`, `slo_share` | requests a second that met the objective, and their share of all that were sent |
+| `latency_*_s` | a request's total time |
+| `aggregate_tok_s` | tokens of complete answers divided by the duration; in a sweep, by the time from first to last |
+| `ttft_turnN_p50_s` | in conversations: the median of turn N |
+| `cached_share` | share of prompt tokens that the server reports as cached |
+| `goodput_req_s`, `slo_share` | requests per second that met the SLO, and their share of all requests sent |
 
-`*` is p50, p95, p99, min, max or std. Times are seconds, speeds tokens a second.
+`*` is p50, p95, p99, min, max or std. Times are seconds, speeds tokens per second.
 """
 
 import itertools
@@ -46,11 +46,11 @@ __all__ = [
 ]
 
 CONTEXT_LABEL = "context"
-"""Marks a sweep's request that only loads a context: it is in no figure of the cell."""
+"""Label of a sweep request that only loads a context: excluded from the cell's figures."""
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """Linear between the two nearest, as numpy does; the values need no order."""
+    """Linear interpolation between the two nearest values, as in numpy; the values need not be sorted."""
     ordered = sorted(values)
     place = (len(ordered) - 1) * share / 100
     below = math.floor(place)
@@ -59,18 +59,18 @@ def percentile(values: Sequence[float], share: float) -> float:
 
 
 def gaps_s(request: RequestRecord) -> list[float]:
-    """Between each two deliveries."""
+    """Gaps between consecutive deliveries."""
     return [later - earlier for earlier, later in itertools.pairwise(request.arrivals_s)]
 
 
 def tokens_after_first(request: RequestRecord) -> int:
-    """Tokens that came after the first chunk. Without token ids the first chunk is taken for one token."""
+    """Tokens after the first chunk. Without token ids the first chunk counts as one token."""
     first = request.arrival_tokens[0] if request.arrival_tokens else 1
     return max((request.completion_tokens or 0) - max(first, 1), 0)
 
 
 def decode_tok_s(request: RequestRecord) -> float | None:
-    """None where there was nothing to decode after the first chunk."""
+    """None if nothing was decoded after the first chunk."""
     seconds = request.arrivals_s[-1] - request.arrivals_s[0] if request.arrivals_s else 0.0
     made = tokens_after_first(request)
     return made / seconds if made and seconds > 0 else None
@@ -87,17 +87,17 @@ def e2e_tok_s(request: RequestRecord) -> float | None:
 
 @dataclass(frozen=True)
 class Slo:
-    """What a good answer has to hold; a limit that is None is none."""
+    """Limits that an answer must meet; None means no limit."""
 
     ttft_s: float | None = None
     itl_s: float | None = None
-    """For the 95th percentile of the request's own gaps."""
+    """Limit for the 95th percentile of the request's own gaps."""
     tpot_s: float | None = None
     e2e_s: float | None = None
 
     @classmethod
     def parse(cls, text: str) -> "Slo":
-        """From "ttft=2s,itl=100ms"."""
+        """Parses "ttft=2s,itl=100ms"."""
         limits: dict[str, float] = {}
         for part in filter(None, (part.strip() for part in text.split(","))):
             found = re.fullmatch(r"(ttft|itl|tpot|e2e)\s*=\s*(\d+(?:\.\d+)?)\s*(ms|s)", part)
@@ -123,7 +123,7 @@ class Slo:
 
 
 def figures(workload: WorkloadRecord, slo: Slo | None = None) -> Figures:
-    """All figures of a workload. A figure without any request behind it is absent, never 0."""
+    """All figures of a workload. A figure without any request is absent, never 0."""
     measured = [request for request in workload.measured if request.label != CONTEXT_LABEL]
     if not measured:
         return {}
@@ -140,7 +140,7 @@ def figures(workload: WorkloadRecord, slo: Slo | None = None) -> Figures:
 
 
 def _whole(requests: Sequence[RequestRecord]) -> Sequence[RequestRecord]:
-    """Those with answers of full length. A warm request is cut short: only its first token is of interest."""
+    """Requests with full-length answers. Warm requests are excluded: they measure only the first token."""
     return [request for request in requests if request.role is not Role.WARM] or requests
 
 
@@ -175,13 +175,13 @@ def _load_figures(workload: WorkloadRecord, measured: Sequence[RequestRecord], s
     found |= _turn_figures(measured)
     if slo and slo.is_set:
         good = sum(slo.holds(request) for request in measured)
-        # Of all that were sent: a request that failed has not met anything.
+        # Share of all requests sent: a failed request does not meet the SLO.
         found |= {"goodput_req_s": good / workload.duration_s, "slo_share": good / sent}
     return found
 
 
 def _turn_figures(measured: Sequence[RequestRecord]) -> Figures:
-    """Of conversations: the wait at each turn, and how much of the prompts the server had already read."""
+    """Conversations: TTFT of each turn and the cached share of the prompts."""
     told = [request for request in measured if request.cached_tokens is not None]
     read = sum(request.prompt_tokens or 0 for request in told)
     found = {"cached_share": sum(request.cached_tokens or 0 for request in told) / read} if read else {}
@@ -193,7 +193,7 @@ def _turn_figures(measured: Sequence[RequestRecord]) -> Figures:
 
 
 def _cell_figures(workload: WorkloadRecord, measured: Sequence[RequestRecord]) -> Figures:
-    """Of one cell of a sweep: the prompt is what came on top of the context."""
+    """One cell of a sweep: the prompt tokens exclude the context."""
     firsts = _known(request.first_s for request in measured)
     found = _spread("ttft", "s", firsts)
     if firsts:
@@ -207,7 +207,7 @@ def _cell_figures(workload: WorkloadRecord, measured: Sequence[RequestRecord]) -
 
 
 def batches(requests: Sequence[RequestRecord]) -> list[list[RequestRecord]]:
-    """Requests that were sent together, by their run."""
+    """Requests sent together, grouped by run."""
     found: dict[int, list[RequestRecord]] = {}
     for request in requests:
         found.setdefault(request.run, []).append(request)
@@ -215,7 +215,7 @@ def batches(requests: Sequence[RequestRecord]) -> list[list[RequestRecord]]:
 
 
 def batch_tok_s(batch: Sequence[RequestRecord]) -> float | None:
-    """Tokens after each one's first chunk, divided by the time from the first chunk of any to the last of all."""
+    """Tokens after each request's first chunk, divided by the time from the earliest first chunk to the last chunk."""
     answered = [request for request in batch if request.arrivals_s]
     if not answered:
         return None
@@ -254,7 +254,7 @@ def _percentiles(name: str, values: Sequence[float]) -> Figures:
 
 
 def failure_counts(requests: Iterable[RequestRecord]) -> list[tuple[str, int | None, str, int]]:
-    """(reason, status, message, how often), the most frequent first. Messages that differ in numbers only are one."""
+    """(reason, status, message, count), most frequent first. Messages that differ only in numbers are merged."""
     counts: Counter[tuple[str, int | None, str]] = Counter()
     examples: dict[tuple[str, int | None, str], str] = {}
     for request in requests:

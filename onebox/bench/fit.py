@@ -1,4 +1,4 @@
-"""Brings a prompt to a length in the server's own tokens, by asking the server. No guess at characters per token."""
+"""Pads a prompt to an exact length in the server's tokens by querying the server, without guessing."""
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -9,30 +9,30 @@ __all__ = ["PromptFit", "fit"]
 
 _ROUNDS = 16
 _TAIL = 12
-"""So few tokens are added letter by letter."""
+"""Up to this many tokens are added letter by letter."""
 
 
 @dataclass(frozen=True)
 class PromptFit:
-    """The padding that was found, and the length that it gives."""
+    """The padding found and the resulting prompt length."""
 
     padding: Padding
     prompt_tokens: int | None
-    """None: the server cannot count."""
+    """None: the server cannot count tokens."""
 
     def note(self, wanted: int) -> str:
-        """What to say where the length is not the wanted one."""
+        """Note for a prompt that does not have the wanted length."""
         if self.prompt_tokens is None:
-            return "the prompt's length is not exact: the server has no /tokenize and gives no usage"
+            return "the prompt's length is not exact: the server has no /tokenize and reports no usage"
         if self.prompt_tokens == wanted:
             return ""
         return f"the prompt has {self.prompt_tokens:,} tokens, not {wanted:,}"
 
 
 async def fit(count: Callable[[Padding], Awaitable[int | None]], wanted: int) -> PromptFit:
-    """Searches the padding with which `count` gives `wanted`; the nearest below it where none does.
+    """Finds the padding for which `count` returns `wanted`, or else the nearest length below it.
 
-    A prompt that is too long without any padding stays as it is.
+    A prompt that is too long without padding is left unchanged.
     """
     bare = await count(Padding())
     if bare is None or bare >= wanted:
@@ -55,6 +55,6 @@ async def fit(count: Callable[[Padding], Awaitable[int | None]], wanted: int) ->
             continue
         if words:
             tokens_per_word = max((counted - tail - bare) / words, 0.2)
-        # A word too few rather than one too many: letters can only be added.
+        # Stay one word below the target: the last tokens are added as letters.
         words, tail = max(words + int(missing / tokens_per_word) - (1 if missing < 0 else 0), 0), 0
     return best

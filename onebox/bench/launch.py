@@ -1,7 +1,7 @@
-"""Starts a server, and times how it comes up: until it listens, until it is healthy, until its first token.
+"""Starts a server and times its start: until it listens, until it is healthy, until its first token.
 
-Any command that ends up serving at the given address will do. What the server writes goes to a file, whose end is shown
-if it does not come up.
+Works with any command that serves at the given address. The server's output goes to a file; the end of that file is
+shown if the start fails.
 """
 
 import asyncio
@@ -32,11 +32,11 @@ _TAIL = 15
 
 @dataclass
 class Launched:
-    """A server that was started here."""
+    """A server started by the benchmark."""
 
     process: subprocess.Popen[bytes]
     startup_s: dict[str, float] = field(default_factory=dict)
-    """`listening`, `healthy`, `first token`, each counted from the start of the process."""
+    """`listening`, `healthy`, `first token`, each in seconds from the start of the process."""
 
     @property
     def resident_bytes(self) -> int:
@@ -45,7 +45,7 @@ class Launched:
 
 @contextlib.asynccontextmanager
 async def launched(command: str, connection: Connection, patience_s: float) -> AsyncIterator[Launched]:
-    """The server while it runs; it is stopped at the end, as Ctrl-C would."""
+    """Runs the server; it is stopped on exit with SIGINT."""
     words = shlex.split(command)
     if not words:
         raise UsageError("--launch is empty; give the command that starts the server.")
@@ -54,7 +54,7 @@ async def launched(command: str, connection: Connection, patience_s: float) -> A
     with tempfile.NamedTemporaryFile(prefix="onebox-bench-", suffix=".log") as log:
         began_at = time.perf_counter()
         try:
-            # A group of its own, so that Ctrl-C reaches us first and the server is stopped in order.
+            # A separate process group, so that Ctrl-C reaches only the client, which then stops the server.
             process = subprocess.Popen(words, stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
         except OSError as error:
             raise UsageError(f"--launch cannot be started: {words[0]}: {error.strerror}.") from None
@@ -81,7 +81,7 @@ async def _wait(server: Launched, connection: Connection, began_at: float, patie
             with contextlib.suppress(httpx.HTTPError):
                 status = (await http.get("/health")).status_code
                 server.startup_s.setdefault("listening", time.perf_counter() - began_at)
-                # A server without /health is as healthy as it will say.
+                # A server without /health counts as healthy.
                 if status in (200, 404):
                     server.startup_s["healthy"] = time.perf_counter() - began_at
             await asyncio.sleep(_LOOK_S)
@@ -96,12 +96,12 @@ def _refuse_dead(server: Launched, is_late: bool, patience_s: float, log: Path) 
     if code is None and not is_late:
         return
     said = "\n".join(log.read_text(errors="replace").splitlines()[-_TAIL:])
-    why = f"did not come up within {patience_s:g} s" if code is None else f"ended with status {code} before it served"
-    raise OneboxError(f"The server of --launch {why}. The end of what it wrote:\n{said}")
+    why = f"did not start within {patience_s:g} s" if code is None else f"ended with status {code} before it served"
+    raise OneboxError(f"The server of --launch {why}. The end of its output:\n{said}")
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:
-    """SIGINT to the group, then harder."""
+    """Sends SIGINT to the group, then stronger signals."""
     for sent in (signal.SIGINT, signal.SIGTERM, signal.SIGKILL):
         if process.poll() is not None:
             return

@@ -1,8 +1,8 @@
-"""Many requests at once: mixes of the tasks, and agents whose conversations grow.
+"""Concurrent requests: mixes of the tasks, and agents whose conversations grow.
 
-Closed loop: so many clients, each asking again as soon as it is answered. Open loop: requests arrive at a given rate
-whether or not the server keeps up (a Poisson process, seeded), as users do. Either ends after a number of requests or
-after a time; requests that run then are waited for. Prompts are made before anything is timed.
+Closed loop: a fixed number of clients, each sending its next request when the previous one completes. Open loop:
+requests arrive at a given rate (a seeded Poisson process), independent of the server's progress. Either ends after a
+number of requests or after a time; running requests are then completed. Prompts are prepared before timing starts.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ __all__ = ["MIXES", "Loop", "run_load"]
 
 MIXES: dict[str, str] = {
     "uniform_short": "short prompts in turn: question, code, invoice to JSON, Hungarian",
-    "mixed_typical": "three clients with short prompts to one with prompts of 8K",
+    "mixed_typical": "three clients with short prompts for each client with 8K prompts",
     "long_only": "prompts of 108,000 tokens, or as long as the context allows",
     "agent": "conversations of six turns whose context grows by a tool's output each turn",
 }
@@ -36,7 +36,7 @@ _LANES: dict[str, tuple[tuple[Task, ...], ...]] = {
     "mixed_typical": (_SHORT, _SHORT, _SHORT, (TASKS["rag-8k"],)),
     "long_only": ((_LONG,),),
 }
-"""The tasks of each client in turn; with more clients than lanes they begin again."""
+"""The tasks of each client; with more clients than lanes, lanes are reused in order."""
 
 _AGENT_TURNS = 6
 _AGENT_WORDS = 200
@@ -45,42 +45,42 @@ _AGENT_TOKENS = 128
 
 @dataclass(frozen=True)
 class Loop:
-    """How requests follow each other, and when that ends."""
+    """Arrival pattern of requests and when the load ends."""
 
     concurrency: int = 4
-    """Clients of a closed loop. In an open loop the arrivals decide."""
+    """Clients of a closed loop; unused in an open loop."""
     rate: float | None = None
-    """Arrivals a second of an open loop; None is a closed loop."""
+    """Arrivals per second of an open loop; None is a closed loop."""
     count: int | None = None
     """Requests, or conversations of the agent mix."""
     duration_s: float | None = None
 
     def __post_init__(self) -> None:
         if (self.count is None) == (self.duration_s is None):
-            raise UsageError("Give either --count or --duration: the one that ends the load.")
+            raise UsageError("Give either --count or --duration: it ends the load.")
 
     def title(self, mix: str) -> str:
         return f"{mix} c={self.concurrency}" if self.rate is None else f"{mix} {self.rate:g}/s"
 
 
 class _Clients(Protocol):
-    """What arrives."""
+    """The requests of a mix."""
 
     @property
     def is_empty(self) -> bool:
-        """After `prepare`: nothing fits the context."""
+        """After `prepare`: no request fits the context."""
         ...
 
     async def prepare(self) -> Sequence[str]:
-        """Makes prompts before the clock runs; gives notes."""
+        """Prepares prompts before timing starts; returns notes."""
         ...
 
     async def warm_up(self) -> None:
-        """Sends what the server may do for the first time only."""
+        """Sends warm-up requests, for first-time work of the server."""
         ...
 
     async def send(self, number: int, lane: int, end_at: float | None) -> None:
-        """Sends what arrival `number` sends. After `end_at` nothing new begins."""
+        """Sends the requests of arrival `number`. No request starts after `end_at`."""
         ...
 
 
@@ -90,7 +90,7 @@ async def run_load(session: Session, mix: str, loop: Loop) -> WorkloadRecord:
         raise UsageError(f"There is no mix {mix!r}; there are {', '.join(MIXES)}.")
     title = loop.title(mix)
     each = _AGENT_TURNS if mix == "agent" else 1
-    session.watch.begin(title, loop.count * each if loop.count else None)  # warm-up comes on top
+    session.watch.begin(title, loop.count * each if loop.count else None)  # warm-up is added
     tally = session.open(
         WorkloadTally(title, WorkloadKind.LOAD, {"mix": mix, **asdict(loop), "seed": session.settings.seed})
     )
@@ -106,7 +106,7 @@ async def run_load(session: Session, mix: str, loop: Loop) -> WorkloadRecord:
     return await session.close(tally)
 
 
-async def _closed(clients: _Clients, loop: Loop, seed: int) -> None:  # noqa: ARG001 - the two loops are called alike
+async def _closed(clients: _Clients, loop: Loop, seed: int) -> None:  # noqa: ARG001 - both loops have one signature
     end_at = None if loop.duration_s is None else time.perf_counter() + loop.duration_s
     numbers = iter(range(loop.count)) if loop.count is not None else None
     sent = 0
@@ -134,14 +134,14 @@ async def _open(clients: _Clients, loop: Loop, seed: int) -> None:
             arrives_at += draw.expovariate(loop.rate or 1.0)
             if end_at is not None and arrives_at >= end_at:
                 return
-            # Arrivals are fixed beforehand: a client that was late once does not shift those that follow.
+            # Arrival times are fixed in advance: a late request does not delay later arrivals.
             await asyncio.sleep(max(arrives_at - time.perf_counter(), 0))
             group.create_task(clients.send(number, number, end_at))
             number += 1
 
 
 class _Mix:
-    """Requests that have nothing to do with each other."""
+    """Independent requests."""
 
     def __init__(self, session: Session, tally: WorkloadTally, lanes: Sequence[Sequence[Task]]) -> None:
         self._session = session
@@ -164,7 +164,7 @@ class _Mix:
         return not self._lanes
 
     async def warm_up(self) -> None:
-        """Each task that was not measured before, unless its prompt is long."""
+        """Warms up each task not measured before, unless its prompt is long."""
         for key, made in self._prepared.items():
             if key not in self._session.warmed and made.wanted.prompt_tokens <= WARM_UP_PROMPT:
                 for _ in range(self._session.settings.warm_ups):
@@ -178,7 +178,7 @@ class _Mix:
 
 
 class _Agents:
-    """Conversations: each turn sends all that was said before, the answers included."""
+    """Conversations: each turn sends all earlier messages, answers included."""
 
     def __init__(self, session: Session, tally: WorkloadTally) -> None:
         self._session = session
@@ -186,7 +186,7 @@ class _Agents:
         self._turns = _AGENT_TURNS
 
     async def prepare(self) -> Sequence[str]:
-        """Finds how many turns fit the context."""
+        """Finds the number of turns that fit the context."""
         limit = self._session.max_model_len
         self._tally.settings["prompts"] = {"turns": _AGENT_TURNS, "max_tokens": _AGENT_TOKENS, "words": _AGENT_WORDS}
         counts = []
@@ -209,12 +209,12 @@ class _Agents:
         return self._turns == 0
 
     async def warm_up(self) -> None:
-        """One turn, unless something else has been measured already."""
+        """One warm-up turn, unless another workload was measured before."""
         if not self._session.warmed and self._session.settings.warm_ups:
             answer = await self._session.send(self._ask(self._opening(self._session.nonce())))
             self._tally.add(answer, Role.WARM_UP)
 
-    async def send(self, number: int, lane: int, end_at: float | None) -> None:  # noqa: ARG002 - all lanes are alike
+    async def send(self, number: int, lane: int, end_at: float | None) -> None:  # noqa: ARG002 - all lanes are identical
         messages = self._opening(self._session.nonce())
         for turn in range(self._turns):
             if end_at is not None and time.perf_counter() >= end_at:

@@ -1,4 +1,4 @@
-"""The machine that measures: what it is, what it runs, what it draws. Whatever cannot be found out is left out."""
+"""The client's machine: hardware, software versions, power. Values that cannot be read are omitted."""
 
 import asyncio
 import contextlib
@@ -22,7 +22,7 @@ _QUICK_S = 10.0
 
 
 def versions() -> dict[str, str]:
-    """Of what takes part on this side."""
+    """Versions of the client's software."""
     return {
         "onebox": onebox.__version__,
         "python": platform.python_version(),
@@ -32,7 +32,7 @@ def versions() -> dict[str, str]:
 
 
 def commit() -> str:
-    """Of the checkout that this package lies in, "+" behind it where it has changes; empty where there is none."""
+    """Commit of the checkout that contains this package, with "+" if it has changes; empty without a checkout."""
     root = str(Path(onebox.__file__).parent.parent)
     found = _output("git", "-C", root, "rev-parse", "--short=12", "HEAD")
     if not found:
@@ -52,7 +52,7 @@ def hardware() -> Hardware:
 
 
 def gpu_memory_bytes() -> dict[str, int]:
-    """Memory in use of each GPU, by whatever uses it; a GPU that shares its memory with the CPU tells none."""
+    """Memory in use on each GPU, by any process; a GPU with unified memory reports none."""
     text = _output("nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits")
     used = {f"GPU {place} in use": line.strip() for place, line in enumerate(text.splitlines())}
     return {name: int(mebibytes) << 20 for name, mebibytes in used.items() if mebibytes.isdigit()}
@@ -74,7 +74,7 @@ def _memory_bytes() -> int:
 
 
 def _output(*command: str) -> str:
-    """What a small program prints; nothing where it is missing or unwilling."""
+    """Output of a program; empty if it is missing or fails."""
     if shutil.which(command[0]) is None:
         return ""
     try:
@@ -85,7 +85,7 @@ def _output(*command: str) -> str:
 
 
 def resident_bytes(process_id: int) -> int:
-    """Of a process and all that it started; 0 where that cannot be told. Shared pages are counted once a process."""
+    """Resident memory of a process and its descendants; 0 if unknown. Shared pages count once per process."""
     total, waiting = 0, [process_id]
     while waiting:
         current = waiting.pop()
@@ -97,7 +97,7 @@ def resident_bytes(process_id: int) -> int:
 
 
 class PowerMeter:
-    """Reads nvidia-smi once a second while it runs. Without it, or without a GPU that tells, there is no figure."""
+    """Polls nvidia-smi once per second. No figure without nvidia-smi or a GPU that reports power."""
 
     def __init__(self, is_local: bool) -> None:
         self._is_used = is_local and shutil.which("nvidia-smi") is not None
@@ -119,7 +119,7 @@ class PowerMeter:
 
     @property
     def power(self) -> Power | None:
-        """None without at least one reading before and one during the run."""
+        """None without at least one reading before the run and one during it."""
         idle, *during = self._samples or [0.0]
         if not during:
             return None
@@ -131,7 +131,7 @@ class PowerMeter:
             self._samples += await self._read()
 
     async def _read(self) -> list[float]:
-        """The sum over all GPUs, or nothing."""
+        """The sum over all GPUs, or None."""
         query = ("--query-gpu=power.draw", "--format=csv,noheader,nounits")
         text = await asyncio.to_thread(_output, "nvidia-smi", *query)
         try:

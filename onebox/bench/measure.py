@@ -1,6 +1,6 @@
-"""A whole measurement: finds out who serves, runs the workloads that were chosen, and makes the record of it.
+"""A complete measurement: queries the server, runs the chosen workloads and creates the record.
 
-An interruption (Ctrl-C) ends it early and keeps what was measured; the record says that it is not whole.
+An interruption (Ctrl-C) ends it early and keeps the workloads measured so far; the record is marked as incomplete.
 """
 
 import asyncio
@@ -30,20 +30,20 @@ __all__ = ["BenchPlan", "measure"]
 
 @dataclass(frozen=True)
 class BenchPlan:
-    """What is to be measured, in this order."""
+    """What to measure, in this order."""
 
     connection: Connection
     settings: BenchSettings
     tasks: tuple[Task, ...] = ()
     loads: tuple[tuple[str, Loop], ...] = ()
-    """Mixes with their loops."""
+    """Mixes and their loops."""
     cells: tuple[Cell, ...] = ()
     launch: str = ""
     launch_patience_s: float = 1800.0
 
     @property
     def config(self) -> dict[str, Any]:
-        """For the record; without the key."""
+        """Settings for the record, without the API key."""
         return {
             "url": self.connection.url,
             "model": self.connection.model,
@@ -58,14 +58,14 @@ class BenchPlan:
         }
 
     def parts(self, session: Session) -> Iterator[Callable[[], Awaitable[WorkloadRecord]]]:
-        """What is to be done, each when it is called."""
+        """The workloads to run, as callables."""
         yield from (partial(run_single, session, task) for task in self.tasks)
         yield from (partial(run_load, session, mix, loop) for mix, loop in self.loads)
         yield from (partial(run_cell, session, cell) for cell in self.cells)
 
 
 async def measure(plan: BenchPlan, watch: Watch, command: tuple[str, ...]) -> Run:
-    """Carries the plan out. A server that cannot be asked at all raises; one that fails at answering is a result."""
+    """Runs the plan. A server that cannot be queried raises; failed requests are results."""
     async with contextlib.AsyncExitStack() as stack:
         stack.enter_context(_stopped_by_sigterm())
         server = None
@@ -78,7 +78,7 @@ async def measure(plan: BenchPlan, watch: Watch, command: tuple[str, ...]) -> Ru
 
 @contextlib.contextmanager
 def _stopped_by_sigterm() -> Iterator[None]:
-    """SIGTERM does what Ctrl-C does, so that a server that was launched is stopped and what was measured is kept."""
+    """Handles SIGTERM like Ctrl-C, so that a launched server is stopped and measured workloads are kept."""
     loop, task = asyncio.get_running_loop(), asyncio.current_task()
     if task is None or threading.current_thread() is not threading.main_thread():
         yield
@@ -108,7 +108,7 @@ async def _measured(plan: BenchPlan, session: Session, command: tuple[str, ...],
     try:
         async with meter.running():
             for part in plan.parts(session):
-                # One at a time: an interruption keeps those that are done.
+                # One at a time: an interruption keeps the completed ones.
                 workloads += [await part()]
     except asyncio.CancelledError:
         is_interrupted = True
@@ -133,11 +133,11 @@ async def _measured(plan: BenchPlan, session: Session, command: tuple[str, ...],
 def _notes(client: Client) -> tuple[str, ...]:
     notes = []
     if not client.server.tokenizer:
-        notes.append("the server has no /tokenize: prompt lengths were found by asking, one token at a time")
+        notes.append("the server has no /tokenize: prompt lengths were found with one-token requests")
     if not client.server.gives_token_ids:
-        notes.append("the server gives no token ids: tokens are counted by its usage, held against the text")
+        notes.append("the server sends no token ids: tokens are counted from its usage, checked against the text")
     if "chat_template_kwargs" not in client.accepts:
-        notes.append("the server does not know chat_template_kwargs: thinking is as it does by itself")
+        notes.append("the server does not accept chat_template_kwargs: thinking is the server's default")
     if client.server.max_model_len is None:
-        notes.append("the server does not tell its context: nothing was scaled down")
+        notes.append("the server does not report its context: nothing was scaled down")
     return tuple(notes)

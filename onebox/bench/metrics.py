@@ -1,6 +1,6 @@
-"""What a server's /metrics tells: drafts kept, memory planned, start-up phases. Prometheus' text, vLLM's names.
+"""Values from a server's /metrics: accepted drafts, memory plan, start-up phases. Prometheus text, vLLM's names.
 
-Counters only mean something as a difference between two readings, and only if nobody else used the server meanwhile.
+Counters are used as differences between two readings, which are valid only without other traffic on the server.
 """
 
 import re
@@ -13,7 +13,7 @@ __all__ = ["DraftCounters", "acceptance", "draft_counters", "memory_bytes", "sta
 
 _LINE = re.compile(r"^([a-zA-Z_:][\w:]*)(?:\{(.*)\})?\s+(\S+)")
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
-# vLLM's names, with and without what Prometheus' clients append; llama.cpp has taken them over under its own prefix.
+# vLLM's names, with and without the suffix of Prometheus clients; llama.cpp uses them with its own prefix.
 _DRAFTS = re.compile(
     r"^(?:vllm|llamacpp):spec_decode_num_(drafts|draft_tokens|accepted_tokens|accepted_tokens_per_pos)(?:_total)?$"
 )
@@ -21,7 +21,7 @@ _DRAFTS = re.compile(
 
 @dataclass(frozen=True)
 class DraftCounters:
-    """The server's counts of speculative decoding: since it started, or between two readings."""
+    """The server's speculative decoding counters: since its start, or between two readings."""
 
     num_drafts: float = 0
     drafted: float = 0
@@ -56,7 +56,7 @@ def _samples(text: str) -> Iterable[tuple[str, Mapping[str, str], float]]:
 
 
 def draft_counters(text: str | None) -> DraftCounters | None:
-    """None where the server has no such counters."""
+    """None if the server has no such counters."""
     totals: dict[str, float] = {}
     by_position: dict[int, float] = {}
     for name, labels, value in _samples(text or ""):
@@ -75,10 +75,10 @@ def draft_counters(text: str | None) -> DraftCounters | None:
 
 
 def acceptance(requests: Iterable[RequestRecord], counted: DraftCounters | None) -> Acceptance | None:
-    """Of the whole answers: counted by usage where the server says it there, else by its metrics.
+    """Acceptance over complete answers: from usage where the server reports it there, else from its metrics.
 
-    `counted` is what the metrics counted while those requests ran. A step makes one token and those drafts that it
-    keeps, so the steps are the tokens less the kept drafts.
+    `counted` is the difference of the metrics while those requests ran. A step produces one token plus its accepted
+    drafts, so the number of steps is the tokens minus the accepted drafts.
     """
     answers = [request for request in requests if request.is_ok]
     told = [request for request in answers if request.accepted_drafts is not None]
@@ -102,7 +102,7 @@ def acceptance(requests: Iterable[RequestRecord], counted: DraftCounters | None)
 
 
 def memory_bytes(text: str | None) -> dict[str, int]:
-    """Parts of the server's memory plan, where it tells one."""
+    """Parts of the server's memory plan, if reported."""
     return {
         labels["part"]: round(value)
         for name, labels, value in _samples(text or "")
@@ -111,7 +111,7 @@ def memory_bytes(text: str | None) -> dict[str, int]:
 
 
 def startup_seconds(text: str | None) -> dict[str, float]:
-    """Phases of the server's start, where it tells them."""
+    """Phases of the server's start, if reported."""
     return {
         labels["phase"]: value
         for name, labels, value in _samples(text or "")

@@ -1,7 +1,7 @@
-"""What a measurement leaves behind: every request with its raw times, and all that is needed to judge them.
+"""The record of a measurement: every request with its raw times, and the context needed to interpret them.
 
-One `Run` is one JSON file. It holds only what was measured or reported by the server: figures are made from the
-requests (`figures.py`) and put beside them, so that each can be traced back. This module knows nothing about HTTP.
+One `Run` is one JSON file. It holds only values measured or reported by the server; figures are computed from the
+requests (`figures.py`) and stored beside them, so that each can be traced. Independent of HTTP.
 """
 
 import json
@@ -38,11 +38,11 @@ __all__ = [
 ]
 
 FORMAT = "onebox-bench/1"
-"""Written into every file; a change that an old reader would misread changes it."""
+"""Format version in every file; changes whenever an old reader would misread the file."""
 
 
 class Reason(StrEnum):
-    """Why a request counts as failed. The order is the order of the report."""
+    """Why a request failed, in the order of the report."""
 
     UNREACHABLE = "unreachable"
     REFUSED = "refused"
@@ -51,82 +51,82 @@ class Reason(StrEnum):
     """A status of 500 or more."""
     ERROR_EVENT = "error in the stream"
     CUT = "cut stream"
-    """It ended before its last event, or before a reason for its end."""
+    """It ended before its last event or before a finish_reason."""
     STALL = "stall"
     TIMEOUT = "timeout"
     MALFORMED = "malformed stream"
     EMPTY = "empty answer"
     NO_USAGE = "missing usage"
-    """Neither usage nor token ids: there is nothing to count."""
+    """Neither usage nor token ids: tokens cannot be counted."""
     WRONG_USAGE = "wrong usage"
     DUPLICATE = "duplicate chunks"
 
 
 @dataclass(frozen=True)
 class Failure:
-    """What went wrong with a request."""
+    """The failure of a request."""
 
     reason: Reason
     message: str
     status: int | None = None
-    """The HTTP status, if there was one. A stream that breaks has 200."""
+    """The HTTP status, if any. A broken stream has 200."""
 
 
 class WorkloadKind(StrEnum):
     """How a workload was run."""
 
     SINGLE = "single"
-    """One request at a time."""
+    """Single stream: one request at a time."""
     LOAD = "load"
-    """Many at once."""
+    """Concurrent requests."""
     SWEEP = "sweep"
-    """Prompts and answers of given lengths, one cell of a table."""
+    """Prompts and answers of fixed lengths: one cell of the table."""
 
 
 class Role(StrEnum):
-    """What a request was for."""
+    """The role of a request."""
 
     WARM_UP = "warm-up"
-    """Not in any figure; its failure counts all the same."""
+    """Excluded from all figures; its failure still counts."""
     COLD = "cold"
-    """Its prompt began as no other did, so that no cache could help."""
+    """Its prompt has a unique beginning, so that no prefix is cached."""
     WARM = "warm"
-    """Its prompt had been sent before, word for word."""
+    """An identical prompt was sent before."""
     LOAD = "load"
 
 
 Figures = dict[str, float]
-"""Name to value. Times in seconds (`_s`), speeds in tokens a second (`_tok_s`); `figures.py` defines each name."""
+"""Name to value. Times in seconds (`_s`), speeds in tokens per second (`_tok_s`); `figures.py` defines each name."""
 
 
 @dataclass(frozen=True)
 class RequestRecord:
-    """One request, measured at the client. Seconds; `start_s` since the workload began, the others since `start_s`."""
+    """One request, measured at the client. Seconds: `start_s` since the workload began, the others since `start_s`."""
 
     role: Role
     start_s: float
     total_s: float
     arrivals_s: tuple[float, ...] = ()
-    """When each chunk with something of the answer came."""
+    """Arrival time of each chunk with content."""
     arrival_tokens: tuple[int, ...] = ()
-    """How many tokens it brought, where the server gives token ids; else empty."""
+    """Tokens in each of these chunks if the server sends token ids; else empty."""
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
     counted_by: str = ""
-    """"usage" or "token_ids": who counted the completion's tokens."""
+    """"usage" or "token_ids": the source of the completion token count."""
     cached_tokens: int | None = None
     reasoning_tokens: int | None = None
     accepted_drafts: int | None = None
     rejected_drafts: int | None = None
     finish_reason: str | None = None
     text_sha256: str = ""
-    """Of the answer's whole text; equal where greedy answers are."""
+    """Hash of the answer's text; equal for equal greedy answers."""
     label: str = ""
-    """What was asked, where a workload mixes several things."""
+    """The task, in a workload that mixes several."""
     turn: int = 0
-    """Which turn of a conversation; 0 where there is one only."""
+    """Turn of a conversation; 0 for single-turn requests."""
     run: int = 0
-    """Which repetition it belongs to."""
+    """Index of the repetition."""
     failure: Failure | None = None
 
     @property
@@ -135,24 +135,24 @@ class RequestRecord:
 
     @property
     def first_s(self) -> float | None:
-        """To the first chunk with something of the answer."""
+        """Time to the first chunk with content."""
         return self.arrivals_s[0] if self.arrivals_s else None
 
 
 @dataclass(frozen=True)
 class Acceptance:
-    """Drafts of speculative decoding, over all requests of a workload that are in its figures."""
+    """Draft acceptance over all requests of a workload that are in its figures."""
 
     accepted: int
     drafted: int
     tokens_per_step: float
-    """Tokens of the answers divided by the steps that made them."""
+    """Answer tokens divided by decode steps."""
     source: str
-    """"usage" or "metrics"; the server's metrics count whatever else it served meanwhile, too."""
+    """"usage" or "metrics"; the server's metrics include other traffic of that time."""
     num_drafts: int | None = None
     """Steps with drafts."""
     by_position: tuple[float, ...] = ()
-    """Kept drafts at each place, divided by the steps with drafts (as vLLM does)."""
+    """Accepted drafts at each position, divided by the steps with drafts (as in vLLM)."""
 
     @property
     def rate(self) -> float:
@@ -161,21 +161,21 @@ class Acceptance:
 
 @dataclass(frozen=True)
 class WorkloadRecord:
-    """One workload, its requests and what follows from them."""
+    """One workload with its requests and figures."""
 
     name: str
     kind: WorkloadKind
     settings: dict[str, Any] = field(default_factory=dict)
-    """As it ran: prompt and answer sizes, temperature, concurrency, rate, seed."""
+    """Effective settings: prompt and answer sizes, temperature, concurrency, rate, seed."""
     requests: tuple[RequestRecord, ...] = ()
     duration_s: float = 0.0
-    """From the first request's start to the last one's end; warm-up requests are not in it."""
+    """From the first request's start to the last request's end, without warm-up requests."""
     figures: Figures = field(default_factory=dict)
     acceptance: Acceptance | None = None
     notes: tuple[str, ...] = ()
-    """What a reader must know, above all what was scaled down."""
+    """Notes for the reader, in particular on scaled-down lengths."""
     skipped: str = ""
-    """Why it did not run, where it did not."""
+    """Why it did not run, if skipped."""
 
     @property
     def failed(self) -> tuple[RequestRecord, ...]:
@@ -183,54 +183,54 @@ class WorkloadRecord:
 
     @property
     def measured(self) -> tuple[RequestRecord, ...]:
-        """Those that figures are made from: whole answers, without warm-up."""
+        """Requests included in figures: complete answers, without warm-up."""
         return tuple(request for request in self.requests if request.is_ok and request.role is not Role.WARM_UP)
 
 
 @dataclass(frozen=True)
 class Server:
-    """Who was measured, as far as it tells."""
+    """The measured server, as far as it reports."""
 
     url: str
     model: str
     kind: str = "unknown"
-    """onebox, vllm, llamacpp, or what /v1/models calls the owner."""
+    """onebox, vllm, llamacpp, or the owner in /v1/models."""
     version: str = ""
     max_model_len: int | None = None
     modalities: tuple[str, ...] = ("text",)
     tokenizer: str = ""
-    """"vllm" or "llamacpp": whose form of /tokenize it has; empty where it has none."""
+    """Format of /tokenize: "vllm" or "llamacpp"; empty without /tokenize."""
     gives_token_ids: bool = False
     is_local: bool = False
 
 
 @dataclass(frozen=True)
 class Hardware:
-    """The machine that measured; the server's too where `Server.is_local`."""
+    """The client's machine; also the server's if `Server.is_local`."""
 
     cpu: str
     num_cores: int
     memory_bytes: int
     gpus: tuple[str, ...] = ()
     load_average: float | None = None
-    """Of the last minute, when the run began: other work makes figures worse."""
+    """1-minute load at the start of the run: other processes make figures worse."""
 
 
 @dataclass(frozen=True)
 class Power:
-    """What nvidia-smi reported while requests ran, over all GPUs of the machine."""
+    """Power reported by nvidia-smi while requests ran, summed over all GPUs of the machine."""
 
     mean_w: float
     peak_w: float
     idle_w: float
-    """Just before the first request."""
+    """Immediately before the first request."""
     num_samples: int
     interval_s: float
 
 
 @dataclass(frozen=True)
 class RunOrigin:
-    """When, how and where a run was made: what every result file begins with."""
+    """When, how and where a run was made: the header of every result file."""
 
     started: str
     """ISO 8601, UTC."""
@@ -242,11 +242,11 @@ class RunOrigin:
 
 @dataclass(frozen=True)
 class Run(RunOrigin):
-    """One measurement from beginning to end."""
+    """One complete measurement."""
 
     server: Server
     commit: str = ""
-    """Of the checkout that measured; with "+" behind it where that had changes."""
+    """Commit of the client's checkout, with "+" if it had changes."""
     duration_s: float = 0.0
     workloads: tuple[WorkloadRecord, ...] = ()
     startup_s: dict[str, float] = field(default_factory=dict)
@@ -262,18 +262,18 @@ class Run(RunOrigin):
 
     @property
     def is_success(self) -> bool:
-        """Something was measured, all of it was, and nothing failed."""
+        """At least one workload was measured, the run was not interrupted, and no request failed."""
         has_measured = any(workload.measured for workload in self.workloads)
         return has_measured and not self.failed and not self.interrupted
 
 
 def write_run(run: Run, path: Path) -> None:
-    """The whole file or none of it."""
+    """Writes the file atomically."""
     write_json(asdict(run), path)
 
 
 def write_json(value: Any, path: Path) -> None:
-    """Writes beside the place and moves there, so that no reader sees half a file."""
+    """Writes a temporary file and renames it, so that no reader sees a partial file."""
     temporary = None
     try:
         with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
@@ -295,17 +295,19 @@ def _umask() -> int:
 
 
 def read_run(path: Path) -> Run:
-    """A file that `write_run` wrote. Anything else is refused with the place that does not fit."""
+    """Reads a file from `write_run`. Any other file is refused with the first invalid location."""
     try:
         value = json.loads(path.read_text())
     except OSError as error:
         raise UnreadableError(f"{path} cannot be read ({error.strerror}).") from None
     except ValueError as error:
-        raise UnreadableError(f"{path} is not JSON ({error}); name a file of `onebox bench --output`.") from None
+        raise UnreadableError(
+            f"{path} is not JSON ({error}); give a file written by `onebox bench --output`."
+        ) from None
     found = value.get("format") if isinstance(value, dict) else None
     if found != FORMAT:
         raise UnreadableError(
-            f"{path} is no result of this onebox: its format is {found!r}, not {FORMAT!r}. Measure again with "
+            f"{path} is not a result of this onebox: its format is {found!r}, not {FORMAT!r}. Measure again with "
             "`onebox bench`."
         )
     try:
@@ -315,11 +317,11 @@ def read_run(path: Path) -> Run:
 
 
 class _MisfitError(Exception):
-    """A value that is not what its place holds."""
+    """A value of the wrong type at its location."""
 
 
 def _made(kind: Any, value: Any, place: str) -> Any:
-    """The JSON value as the annotated type; the place is named where it does not fit."""
+    """The JSON value as the annotated type; an error names the location."""
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if kind is Any:
         return value
@@ -335,7 +337,7 @@ def _made(kind: Any, value: Any, place: str) -> Any:
         return _made_dataclass(kind, _checked(dict, value, place), place)
     if isinstance(kind, type) and issubclass(kind, StrEnum):
         if value not in set(kind):
-            raise _MisfitError(f"{place} is {value!r}, none of {', '.join(kind)}")
+            raise _MisfitError(f"{place} is {value!r}, not one of {', '.join(kind)}")
         return kind(value)
     return _checked(kind, value, place)
 
@@ -345,7 +347,7 @@ def _made_dataclass(kind: Any, value: Mapping[str, Any], place: str) -> Any:
     known = {part.name: part for part in fields(kind)}
     for name in value:
         if name not in known:
-            raise _MisfitError(f"{place} holds {name!r}, which is not known")
+            raise _MisfitError(f"{place} holds {name!r}, which is unknown")
     for name, part in known.items():
         if name not in value and part.default is MISSING and part.default_factory is MISSING:
             raise _MisfitError(f"{place}.{name} is missing")

@@ -1,4 +1,4 @@
-"""One measurement under way: the client, the settings that all workloads share, and who watches."""
+"""State of a running measurement: the client, the settings shared by all workloads, and the progress observer."""
 
 import random
 from dataclasses import dataclass, field, replace
@@ -16,16 +16,16 @@ from onebox.bench.tasks import Padding, Task, Wanted
 __all__ = ["BenchSettings", "Prepared", "Session", "Silence", "Watch"]
 
 _LEAST_ANSWER = 16
-"""Fewer tokens than this tell nothing about speed."""
+"""Minimum answer tokens for a meaningful speed."""
 _NONCE_DIGITS = 12
-"""Digits, because vocabularies cut so many of them into the same number of tokens whichever they are."""
+"""Digits, because any string of this many digits has the same number of tokens in common vocabularies."""
 
 
 class Watch(Protocol):
     """Receives the progress of a measurement."""
 
     def begin(self, name: str, total: int | None) -> None:
-        """A workload begins, of so many requests if that is known."""
+        """A workload starts, with its number of requests if known."""
         ...
 
     def answered(self, answer: StreamedAnswer) -> None: ...
@@ -34,7 +34,7 @@ class Watch(Protocol):
 
 
 class Silence:
-    """Watches and says nothing."""
+    """Ignores progress."""
 
     def begin(self, name: str, total: int | None) -> None:
         pass
@@ -48,29 +48,29 @@ class Silence:
 
 @dataclass(frozen=True)
 class BenchSettings:
-    """What all workloads of a run share."""
+    """Settings shared by all workloads of a run."""
 
     runs: int = 3
     warm_ups: int = 1
     ignore_eos: bool = False
-    """Answers go on to their limit; else the model ends them, as it does for its users."""
+    """Generate answers to their token limit; else the model ends them, as in normal use."""
     seed: int = 0
-    """Of prompts' nonces and of arrival times."""
+    """Seed of the prompts' nonces and of arrival times."""
     limit_s: float | None = None
-    """A workload of single requests or a cell starts no further run after so long; the first always runs."""
+    """Time after which a single-stream workload or a cell starts no further run; the first always runs."""
     max_context: int | None = None
-    """Treats the server's context as no longer than this."""
+    """Upper limit on the server's context."""
     slo: Slo = field(default_factory=Slo)
 
 
 class Prepared(NamedTuple):
-    """A task whose prompt has its length."""
+    """A task with its prompt padded to length."""
 
     task: Task
     wanted: Wanted
     fit: PromptFit
     too_long: str = ""
-    """Why it cannot be sent at all, where it cannot."""
+    """Why it cannot be sent, if so."""
 
     def ask(self, nonce: str) -> Ask:
         ask = self.task.ask(nonce, self.fit.padding, self.wanted.max_tokens)
@@ -93,16 +93,16 @@ class Prepared(NamedTuple):
 
 
 class Session:
-    """Shared by the workloads of a run, one after the other."""
+    """Shared by the workloads of a run, which run one after the other."""
 
     def __init__(self, client: Client, settings: BenchSettings, watch: Watch) -> None:
         self.client = client
         self.settings = settings
         self.watch = watch
         self.tally: WorkloadTally | None = None
-        """Of the workload under way."""
+        """Requests of the running workload."""
         self.warmed: set[str] = set()
-        """Tasks whose prompts the server has seen the like of."""
+        """Tasks for which the server is warmed up."""
         self._draw = random.Random(settings.seed)  # noqa: S311 - repeatable, not secret
 
     @property
@@ -111,16 +111,16 @@ class Session:
         return min((limit for limit in limits if limit is not None), default=None)
 
     def nonce(self) -> str:
-        """A beginning that no prompt had before."""
+        """A unique beginning for a prompt."""
         return "".join(self._draw.choices("0123456789", k=_NONCE_DIGITS))
 
     def reason_to_skip(self, task: Task) -> str:
         if task.with_picture and "image" not in self.client.server.modalities:
-            return "the server takes no pictures"
+            return "the server takes no images"
         return ""
 
     async def prepare(self, task: Task) -> Prepared:
-        """Scales the task to the context and makes its prompt's length exact; takes time, so never within a timing."""
+        """Scales the task to the context and pads its prompt to the exact length; slow, never called while timing."""
         wanted, nonce = task.scaled(self.max_model_len), self.nonce()
         if task.with_picture:
             return Prepared(task, wanted, PromptFit(Padding(), None))
@@ -132,7 +132,7 @@ class Session:
         return self._within(Prepared(task, wanted, found))
 
     def _within(self, made: Prepared) -> Prepared:
-        """A question may be longer in this server's tokens than its task's length: then the answer is shorter."""
+        """A prompt may have more tokens on this server than its task's length: then the answer is shortened."""
         limit, prompt = self.max_model_len, made.fit.prompt_tokens
         if limit is None or prompt is None or prompt + made.wanted.max_tokens <= limit:
             return made
@@ -148,13 +148,13 @@ class Session:
         return answer
 
     def open(self, tally: WorkloadTally) -> WorkloadTally:
-        """From here on an interruption keeps what the tally holds."""
+        """From here on an interruption keeps the requests in the tally."""
         tally.slo = self.settings.slo
         self.tally = tally
         return tally
 
     async def close(self, tally: WorkloadTally) -> WorkloadRecord:
-        """Judges the answers, now that nothing is timed, and gives the workload."""
+        """Checks the answers after timing and returns the workload."""
         for answer in tally.answers:
             await self._judge(answer)
         workload = tally.workload()
@@ -168,7 +168,7 @@ class Session:
         return workload
 
     async def _judge(self, answer: StreamedAnswer) -> None:
-        """Holds usage against the text where no token ids came."""
+        """Checks usage against the text if no token ids were sent."""
         if answer.failure or answer.has_token_ids or not answer.text:
             return
         ids = await self.client.token_ids(answer.text)

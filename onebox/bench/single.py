@@ -1,7 +1,7 @@
 """Single stream: one request at a time, warm-up first, then cold and warm prompts in turn.
 
-A cold request's prompt begins with a nonce, so nothing of it can be cached. The warm one that follows is the same
-prompt again, cut after a few tokens, because only its first token is of interest. Speeds are of the cold requests.
+A cold request's prompt begins with a nonce, so none of it can be cached. The warm request that follows has the same
+prompt and a limit of a few tokens, because it measures only the TTFT. Speeds are those of the cold requests.
 """
 
 from dataclasses import replace
@@ -14,12 +14,12 @@ from onebox.bench.tasks import Task, ready_ask
 __all__ = ["WARM_UP_PROMPT", "run_single", "warm_up"]
 
 WARM_UP_PROMPT = 8192
-"""Reading a longer prompt only to warm up may cost as much as it saves."""
+"""No warm-up beyond this length: its prefill may cost as much as it saves."""
 _WARM_UP_TOKENS = 32
 
 
 async def warm_up(session: Session, tally: WorkloadTally, prepared: Prepared) -> None:
-    """One request that is in no figure: what a server does for the first time only is done with it."""
+    """One request excluded from all figures; it triggers the server's first-time work."""
     ask = prepared.ask(session.nonce())
     answer = await session.send(replace(ask, max_tokens=min(ask.max_tokens, _WARM_UP_TOKENS)))
     tally.add(answer, Role.WARM_UP)
@@ -27,7 +27,7 @@ async def warm_up(session: Session, tally: WorkloadTally, prepared: Prepared) ->
 
 
 async def run_single(session: Session, task: Task) -> WorkloadRecord:
-    """Measures one task alone, or says why it cannot be."""
+    """Measures one task in a single stream, or returns a skipped workload with the reason."""
     reason = session.reason_to_skip(task)
     if reason:
         return session.skipped(task.title, WorkloadKind.SINGLE, reason)
@@ -39,7 +39,7 @@ async def run_single(session: Session, task: Task) -> WorkloadRecord:
     kept = {**prepared.settings, "runs": settings.runs, "warm_ups": settings.warm_ups, "key": task.key}
     tally = session.open(WorkloadTally(task.title, WorkloadKind.SINGLE, kept, list(prepared.notes)))
     if settings.limit_s is not None and prepared.wanted.prompt_tokens > WARM_UP_PROMPT:
-        tally.notes.append("no warm-up: with --limit the time is kept for the measured runs of so long a prompt")
+        tally.notes.append("no warm-up: with --limit, prompts of this length use the time for measured runs")
     else:
         for _ in range(settings.warm_ups):
             await warm_up(session, tally, prepared)

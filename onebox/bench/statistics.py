@@ -1,8 +1,8 @@
-"""How sure one can be: intervals and tests for figures that come in small numbers.
+"""Confidence intervals and tests for small samples.
 
-Yes-or-no answers of two servers to the same questions are compared by the questions on which they differ (McNemar's
-exact test) and by Tango's score interval, which stays honest where they never differ. Other figures are resampled. All
-of it is seeded: the same numbers give the same interval. Knows nothing of servers, questions or files.
+Right-or-wrong answers of two servers to the same questions are compared by McNemar's exact test on the questions where
+they differ, and by Tango's score interval, which remains valid if they never differ. Other figures are resampled. All
+resampling is seeded: the same numbers give the same interval. Independent of servers, questions and files.
 """
 
 import math
@@ -32,7 +32,7 @@ CONFIDENCE = 0.95
 RESAMPLES = 10_000
 FLIPS = 20_000
 EXACT_FLIPS_UP_TO = 14
-"""So many pairs have few enough sign patterns to try them all."""
+"""Up to this many pairs, all sign patterns are enumerated."""
 _SEED = 20_261
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(64)
 
@@ -41,7 +41,7 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Interval:
-    """An estimate and the range that holds the true value with the given confidence."""
+    """An estimate and the interval that contains the true value with the given confidence."""
 
     estimate: float
     low: float
@@ -49,10 +49,10 @@ class Interval:
 
 
 def plain_json(result: Any) -> Any:
-    """A result of dataclasses as JSON that any reader takes.
+    """Converts a result of dataclasses to standard JSON.
 
-    A figure that could not be made is null, since JSON has no NaN; half a character, which a server may well send, is
-    a question mark, since UTF-8 has none.
+    A figure that could not be computed is null, because JSON has no NaN; an unpaired surrogate, which a server may
+    send, becomes a question mark, because UTF-8 cannot encode it.
     """
     if is_dataclass(result) and not isinstance(result, type):
         return plain_json(asdict(result))
@@ -66,14 +66,14 @@ def plain_json(result: Any) -> Any:
 
 
 def _quantile_of_normal(probability: float) -> float:
-    """The z below which a standard normal falls with this probability."""
+    """Quantile z of the standard normal distribution for this probability."""
     from statistics import NormalDist
 
     return NormalDist().inv_cdf(probability)
 
 
 def share_interval(successes: int, total: int, confidence: float = CONFIDENCE) -> Interval:
-    """Wilson's interval for a share: never outside 0 to 1, and not empty when all or none succeeded."""
+    """Wilson's interval for a share: within 0 to 1, and of positive width if all or none succeeded."""
     if total == 0:
         return Interval(math.nan, 0.0, 1.0)
     z = _quantile_of_normal(0.5 + confidence / 2)
@@ -84,7 +84,7 @@ def share_interval(successes: int, total: int, confidence: float = CONFIDENCE) -
 
 
 def mcnemar(only_first: int, only_second: int) -> float:
-    """Two-sided exact p-value: were both equally good, how likely is a split as uneven as this one?"""
+    """Two-sided exact p-value: the probability of a split at least this uneven if both are equally good."""
     total, fewer = only_first + only_second, min(only_first, only_second)
     tail = sum(math.comb(total, count) for count in range(fewer + 1))
     return min(1.0, 2 * tail / (1 << total))
@@ -104,14 +104,14 @@ def score_interval(only_first: int, only_second: int, total: int, z: float) -> I
     def score(difference: float) -> float:
         return _tango_score(only_first, only_second, total, difference)
 
-    # The score falls as the supposed difference rises; it crosses z below the estimate and -z above it.
+    # The score decreases with the assumed difference; it crosses z below the estimate and -z above it.
     low = _crossing(lambda d: score(d) - z, -1.0, estimate)
     high = _crossing(lambda d: score(d) + z, estimate, 1.0)
     return Interval(estimate, low, high)
 
 
 def _tango_score(only_first: int, only_second: int, total: int, difference: float) -> float:
-    """How many standard errors the seen difference lies above the supposed one."""
+    """Observed minus assumed difference, in standard errors."""
     gap = only_second - only_first - total * difference
     linear = (2 * total - only_second + only_first) * difference - only_second - only_first
     root = math.sqrt(max(0.0, linear**2 - 8 * total * (-only_first * difference * (1 - difference))))
@@ -123,7 +123,7 @@ def _tango_score(only_first: int, only_second: int, total: int, difference: floa
 
 
 def _crossing(falling: Callable[[float], float], low: float, high: float) -> float:
-    """Where a falling function passes zero between two places, by halving."""
+    """Zero of a decreasing function between two bounds, by bisection."""
     if falling(low) <= 0:
         return low
     for _ in range(60):
@@ -133,7 +133,7 @@ def _crossing(falling: Callable[[float], float], low: float, high: float) -> flo
 
 
 def adjusted(p_values: Sequence[float]) -> list[float]:
-    """Holm's adjustment: of many comparisons some look remarkable by chance, so each has to pass a stricter test."""
+    """Holm's adjustment for multiple comparisons, some of which would look significant by chance."""
     order = sorted(range(len(p_values)), key=p_values.__getitem__)
     result, highest = [0.0] * len(p_values), 0.0
     for rank, index in enumerate(order):
@@ -145,9 +145,9 @@ def adjusted(p_values: Sequence[float]) -> list[float]:
 def bootstrap(
     numerators: Sequence[float], denominators: Sequence[float] | None = None, confidence: float = CONFIDENCE
 ) -> Interval:
-    """Interval of sum(numerators) / sum(denominators) with whole items drawn anew; of the mean without denominators.
+    """Bootstrap interval of sum(numerators) / sum(denominators) over whole items; of the mean without denominators.
 
-    An item is what is independent of the others (a passage, a question), not each token in it.
+    An item is an independent unit (a passage, a question), not a token in it.
     """
     above = np.asarray(numerators, dtype=np.float64)
     below = np.ones_like(above) if denominators is None else np.asarray(denominators, dtype=np.float64)
@@ -181,7 +181,7 @@ def _ends(drawn: Floats, confidence: float) -> tuple[float, float]:
 
 
 def flip_test(differences: Sequence[float]) -> float:
-    """Two-sided p-value of paired differences: were both alike, each difference could as well have the other sign."""
+    """Two-sided p-value of paired differences by sign flipping: without an effect, each sign is equally likely."""
     values = np.asarray(differences, dtype=np.float64)
     if not len(values) or not values.any():
         return 1.0
@@ -194,7 +194,7 @@ def flip_test(differences: Sequence[float]) -> float:
 
 
 def welch(first: Sequence[float], second: Sequence[float], confidence: float = CONFIDENCE) -> Interval:
-    """Interval of mean(second) - mean(first) of two independent samples of unlike spread (Welch)."""
+    """Interval of mean(second) - mean(first) of two independent samples of unequal variance (Welch)."""
     one, two = (np.asarray(values, dtype=np.float64) for values in (first, second))
     if len(one) < 2 or len(two) < 2:
         return Interval(math.nan, math.nan, math.nan)
@@ -208,7 +208,7 @@ def welch(first: Sequence[float], second: Sequence[float], confidence: float = C
 
 
 def _quantile_of_t(probability: float, freedom: float) -> float:
-    """The quantile of Student's t above the median, by halving its distribution function."""
+    """Quantile of Student's t above the median, by bisection of its distribution function."""
     low, high = 0.0, 1e6
     for _ in range(100):
         middle = (low + high) / 2
@@ -217,7 +217,7 @@ def _quantile_of_t(probability: float, freedom: float) -> float:
 
 
 def _t_below(t: float, freedom: float) -> float:
-    """P(T <= t) for t >= 0, integrated by Gauss and Legendre after t = sqrt(freedom) tan(angle)."""
+    """P(T <= t) for t >= 0, by Gauss-Legendre quadrature after substituting t = sqrt(freedom) tan(angle)."""
     end = math.atan(t / math.sqrt(freedom))
     angles = (_NODES + 1) * end / 2
     log_scale = math.lgamma((freedom + 1) / 2) - math.lgamma(freedom / 2) - 0.5 * math.log(math.pi)

@@ -1,8 +1,8 @@
 """The table of Spark Arena and llama-benchy: prompts of `pp` tokens on a context of `depth`, answers of `tg` tokens.
 
-The context is sent first and by itself, so that a server with a prefix cache has it when the prompt comes; the cell's
-figures are of the second request, and the loading of the context is kept beside it. Prompt and context together have
-the length that is written, template included. Answers go on to their full length.
+The context is sent first in a separate request, so that a server with a prefix cache has it cached for the prompt. The
+cell's figures are those of the second request; the context request is recorded too. Prompt and context together have
+exactly the given length, template included. Answers are generated to their full length.
 """
 
 import asyncio
@@ -42,19 +42,21 @@ class Cell(NamedTuple):
 def cells(
     prompts: Sequence[int], answers: Sequence[int], depths: Sequence[int], concurrencies: Sequence[int]
 ) -> tuple[Cell, ...]:
-    """The product, shallow and alone first."""
+    """The product of all options, smallest depth and concurrency first."""
     product = itertools.product(depths, prompts, answers, concurrencies)
     return tuple(Cell(prompt, answer, depth, together) for depth, prompt, answer, together in product)
 
 
 async def run_cell(session: Session, cell: Cell) -> WorkloadRecord:
-    """Measures one cell; one that is longer than the context is skipped, since a shorter one would be another cell."""
+    """Measures one cell; a cell longer than the context is skipped, because a shortened one would be another cell."""
     limit = session.max_model_len
     if limit is not None and cell.depth + cell.prompt + cell.answer > limit:
         return session.skipped(cell.name, WorkloadKind.SWEEP, f"the context holds {limit:,} tokens")
     if "ignore_eos" not in session.client.accepts:
         return session.skipped(
-            cell.name, WorkloadKind.SWEEP, "the server does not know ignore_eos, so lengths cannot be kept"
+            cell.name,
+            WorkloadKind.SWEEP,
+            "the server does not accept ignore_eos, so answers cannot have a fixed length",
         )
     settings = session.settings
     each = cell.concurrency * (2 if cell.depth else 1)
@@ -78,7 +80,7 @@ async def run_cell(session: Session, cell: Cell) -> WorkloadRecord:
     short = [answer for answer in tally.answers if not answer.failure and _misses_length(answer)]
     if short:
         made = short[0].completion_tokens
-        tally.notes.append(f"answers have {made} tokens, not {cell.answer}: the server does not keep ignore_eos")
+        tally.notes.append(f"answers have {made} tokens, not {cell.answer}: the server does not follow ignore_eos")
     return await session.close(tally)
 
 
@@ -96,7 +98,7 @@ class _Writer(NamedTuple):
 
     @classmethod
     async def made(cls, session: Session, cell: Cell) -> "_Writer":
-        """Fits the context alone first, then the prompt on top of it."""
+        """Fits the context alone first, then the prompt after it."""
         nonce, context = session.nonce(), Padding()
         if cell.depth:
 
@@ -113,7 +115,7 @@ class _Writer(NamedTuple):
         return cls(cell, context, found.padding, (note,) if note else ())
 
     def asks(self, nonce: str) -> tuple[Ask, ...]:
-        """What is sent one after the other."""
+        """The requests of one run, in order."""
         return (self._load(nonce), self._measured(nonce)) if self.cell.depth else (self._measured(nonce),)
 
     def _load(self, nonce: str) -> Ask:

@@ -1,6 +1,6 @@
-"""The requests of one workload as they are made, and the workload that comes of them.
+"""Collects the requests of one workload and builds the workload from them.
 
-Whatever was measured before an interruption can be closed into a workload at any moment.
+The requests measured before an interruption can be turned into a workload at any time.
 """
 
 import time
@@ -16,9 +16,9 @@ from onebox.bench.record import RequestRecord, Role, WorkloadKind, WorkloadRecor
 __all__ = ["WorkloadTally"]
 
 _CACHED_SHARE = 0.1
-"""A cold prompt of which more than this was found in a cache was not cold."""
+"""Cached share above which a cold prompt is noted as not cold."""
 _CACHED_TOKENS = 64
-"""What every prompt may share: the template's own beginning."""
+"""Tokens that all prompts may share: the beginning of the template."""
 
 
 @dataclass
@@ -31,7 +31,7 @@ class _Entry:
 
 @dataclass
 class WorkloadTally:
-    """Collects; `workload` closes."""
+    """Collects requests; `workload` builds the result."""
 
     name: str
     kind: WorkloadKind
@@ -39,7 +39,7 @@ class WorkloadTally:
     notes: list[str] = field(default_factory=list)
     slo: Slo = field(default_factory=Slo)
     counted: DraftCounters | None = None
-    """Drafts by the server's metrics, while the requests that are in the figures ran."""
+    """Drafts counted by the server's metrics while the requests in the figures ran."""
     began_at: float = field(default_factory=time.perf_counter)
     _entries: list[_Entry] = field(default_factory=list)
 
@@ -51,7 +51,7 @@ class WorkloadTally:
         self._entries.append(_Entry(answer, role, turn, run))
 
     def is_over(self, limit_s: float | None, run: int, runs: int) -> bool:
-        """Whether run number `run` is one too many for the time there is; then that is noted."""
+        """Whether run number `run` would exceed the time limit; if so, adds a note."""
         if limit_s is None or run == 0 or time.perf_counter() - self.began_at < limit_s:
             return False
         self.notes.append(f"{run} of {runs} runs: they took more than the {limit_s:g} s of --limit")
@@ -62,7 +62,7 @@ class WorkloadTally:
             self.counted = after - before + (self.counted or DraftCounters())
 
     def workload(self) -> WorkloadRecord:
-        """What there is so far, with its figures."""
+        """The workload so far, with its figures."""
         entries = self._entries
         requests = tuple(
             entry.answer.recorded(entry.role, self.began_at, turn=entry.turn, run=entry.run) for entry in entries
@@ -87,7 +87,7 @@ def _duration(timed: list[RequestRecord]) -> float:
 
 
 def _cache_notes(timed: list[RequestRecord]) -> Iterable[str]:
-    """A cold prompt that was not cold makes the time to the first token look better than it is."""
+    """Notes cold prompts that were partly cached, since they make the TTFT look too good."""
     for request in timed:
         cached = request.cached_tokens or 0
         if request.role is Role.COLD and cached > max(_CACHED_TOKENS, _CACHED_SHARE * (request.prompt_tokens or 0)):
@@ -98,4 +98,4 @@ def _cache_notes(timed: list[RequestRecord]) -> Iterable[str]:
 def _tool_notes(answers: list[StreamedAnswer]) -> Iterable[str]:
     asked = [answer for answer in answers if answer.ask.tools and not answer.failure and answer.ask.max_tokens > 64]
     if asked:
-        yield f"{sum(bool(answer.calls) for answer in asked)} of {len(asked)} answers hold a tool call"
+        yield f"{sum(bool(answer.calls) for answer in asked)} of {len(asked)} answers contain a tool call"

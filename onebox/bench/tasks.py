@@ -1,8 +1,8 @@
-"""The workloads of single streams: what is asked, how long prompt and answer are, and with which settings.
+"""The single-stream workloads: prompts, lengths of prompt and answer, and settings.
 
-Three sets, after what people publish for this family: `short` (five prompts of a well-known harness), `docai` (document
-work in Hungarian, with long contexts) and `modes` (thinking, prose, Turkish, a picture, tools). Lengths are targets in
-the server's own tokens; `fit.py` makes them exact. Knows no server.
+Three sets, modelled on published results for this family: `short` (five prompts of a well-known harness), `docai`
+(document work in Hungarian, with long contexts) and `modes` (thinking, prose, Turkish, an image, tools). Lengths are
+targets in the server's own tokens; `fit.py` makes them exact. Independent of any server.
 """
 
 import io
@@ -19,12 +19,12 @@ from onebox.spec.errors import UsageError
 __all__ = ["SETS", "TASKS", "Padding", "Task", "Wanted", "chosen_tasks", "document_picture", "ready_ask"]
 
 _WARM_TOKENS = 16
-"""A warm request is for its first token alone."""
+"""Token limit of a warm request, which measures only the TTFT."""
 
 
 @dataclass(frozen=True)
 class Padding:
-    """What brings a prompt to its length."""
+    """Padding that brings a prompt to its length."""
 
     words: int = 0
     tail: int = 0
@@ -33,7 +33,7 @@ class Padding:
 
 @dataclass(frozen=True)
 class Wanted:
-    """Lengths in tokens, and why they are not the task's own if they are not."""
+    """Lengths in tokens, and the reason if they differ from the task's own."""
 
     prompt_tokens: int
     max_tokens: int
@@ -42,16 +42,16 @@ class Wanted:
 
 @dataclass(frozen=True)
 class Task:
-    """One workload of single requests."""
+    """One single-stream workload."""
 
     key: str
     title: str
     prompt_tokens: int
-    """With the chat template and the words that make it unique."""
+    """Including the chat template and the nonce."""
     max_tokens: int
     question: str
     document: str = ""
-    """Stands before the question. "contracts" is as long as it needs to be; any other text is itself."""
+    """Text before the question. "contracts" is generated to the needed length; any other text is used as given."""
     temperature: float = 0.0
     thinking: bool | None = False
     with_tools: bool = False
@@ -59,7 +59,7 @@ class Task:
     extra: dict[str, Any] = field(default_factory=dict)
 
     def scaled(self, max_model_len: int | None) -> Wanted:
-        """The lengths that fit a context. An answer keeps at least a quarter of it, the prompt gives way first."""
+        """Lengths that fit a context. The prompt is shortened first; the answer keeps at least a quarter of it."""
         whole = self.prompt_tokens + self.max_tokens
         if max_model_len is None or whole <= max_model_len:
             return Wanted(self.prompt_tokens, self.max_tokens)
@@ -72,11 +72,11 @@ class Task:
         return Wanted(prompt, answer, note)
 
     def ask(self, nonce: str, padding: Padding, max_tokens: int) -> Ask:
-        """The request. Its prompt begins with the nonce, so that no cache knows it."""
+        """The request. Its prompt begins with the nonce, so that no prefix is cached."""
         system, document = f"Session {nonce}.", self.document
         if self.document == "contracts":
             words = list(itertools.islice(contract_words(), padding.words))
-            # The sentence that is asked for stands a third of the way into the document.
+            # The sentence with the answer is a third of the way into the document.
             words.insert(len(words) // 3, f"\n{KEY_SENTENCE}\n")
             document = " ".join(words) + " a" * padding.tail
         else:
@@ -97,7 +97,7 @@ class Task:
 
 
 def ready_ask(ask: Ask, *, ignore_eos: bool, is_warm: bool = False) -> Ask:
-    """As it is sent: to its full length if that is wanted, or cut short where only the first token is of interest."""
+    """The request to send: full length on request, or a short limit for TTFT only."""
     if is_warm:
         return replace(ask, max_tokens=min(ask.max_tokens, _WARM_TOKENS))
     return replace(ask, ignore_eos=ignore_eos)
@@ -108,14 +108,14 @@ def _aside() -> Iterator[str]:
 
 
 def _named_tools(nonce: str) -> tuple[dict[str, Any], ...]:
-    """Templates put tools before the system message, so the nonce has to be in them, too."""
+    """Templates put tools before the system message, so the nonce must also be in the tools."""
     first, *rest = TOOLS
     function = {**first["function"], "description": f"Catalogue {nonce}. {first['function']['description']}"}
     return ({**first, "function": function}, *rest)
 
 
 def document_picture() -> bytes:
-    """A page with an invoice, as PNG. Letters are plain ones, since the font that ships with Pillow has few others."""
+    """A page with an invoice, as PNG. ASCII letters only, because Pillow's default font has few others."""
     from PIL import Image, ImageDraw, ImageFont
 
     page = Image.new("RGB", (896, 640), "white")
@@ -143,7 +143,7 @@ def _task(key: str, title: str, prompt_tokens: int, max_tokens: int, **rest: Any
 
 
 _SEED_000: dict[str, Any] = {"temperature": 0.3, "extra": {"seed": 1}}
-"""The third set was published at this temperature; the seed makes it repeatable."""
+"""Published results of the third set use this temperature; the seed makes it repeatable."""
 
 SETS: dict[str, tuple[Task, ...]] = {
     "short": (
@@ -173,7 +173,7 @@ TASKS: dict[str, Task] = {task.key: task for tasks in SETS.values() for task in 
 
 
 def chosen_tasks(names: Sequence[str]) -> tuple[Task, ...]:
-    """Tasks by their names or their set's, each once, in the order of the sets."""
+    """Tasks by name or set name, each once, in the order of the sets."""
     wanted: set[str] = set()
     for name in names:
         if name == "all":

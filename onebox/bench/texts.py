@@ -1,7 +1,7 @@
-"""The words of the workloads: questions in three languages, an invoice, contracts of any length, tools.
+"""Texts of the workloads: questions in three languages, an invoice, contracts of any length, tools.
 
-Written for this project. Text that pads a prompt is an endless sequence of words, so that a prompt can have any length.
-Knows no sizes, no servers and no settings.
+Written for this project. Padding text is an infinite sequence of words, so that a prompt can have any length.
+Independent of sizes, servers and settings.
 """
 
 import itertools
@@ -27,7 +27,7 @@ ASIDE = (
     "Write plainly and to the point. Give exact figures where there are any, say so where there are none, and keep to "
     "what was asked. Do not repeat the question."
 )
-"""Pads a short prompt's system message; said again and again if need be."""
+"""Pads the system message of a short prompt; repeated as needed."""
 
 QUESTIONS = {
     "qa": "What makes the sky look blue at noon and red in the evening?",
@@ -108,7 +108,7 @@ _MONTHS = ("január", "február", "április", "május", "június", "szeptember",
 
 
 def contract_words(seed: int = 0) -> Iterator[str]:
-    """Clauses of Hungarian contracts without end, word by word; the same for the same seed."""
+    """Infinite clauses of Hungarian contracts, word by word; deterministic for a seed."""
     draw = random.Random(seed)  # noqa: S311 - text, not secrets
     for number in itertools.count(1):
         yield from f"\n{number}. pont.".split(" ")
@@ -134,7 +134,7 @@ _PLACES = ("before the rain came", "behind the market hall", "on the last day of
 
 
 def prose_words(seed: int = 0) -> Iterator[str]:
-    """Plain English sentences without end, word by word; the same for the same seed."""
+    """Infinite plain English sentences, word by word; deterministic for a seed."""
     draw = random.Random(seed)  # noqa: S311 - text, not secrets
     while True:
         parts = (draw.choice(part) for part in (_SUBJECTS, _VERBS, _OBJECTS, _PLACES))
@@ -168,6 +168,6 @@ AGENT_RESULTS = (
 
 
 def agent_result(turn: int, words: int) -> str:
-    """What a tool gave back in a turn: a line that matters in a log of about so many words."""
+    """A tool result of one turn: one relevant line and a log of about this many words."""
     log = " ".join(itertools.islice(prose_words(turn + 1), words))
     return f"Output of the command:\n{AGENT_RESULTS[turn % len(AGENT_RESULTS)]}\n{log}"

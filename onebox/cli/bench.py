@@ -1,6 +1,6 @@
 """`onebox bench`: measures any OpenAI-compatible server over HTTP.
 
-Exit status 0: every request was answered whole. 1: something failed, whatever the figures look like. 130: Ctrl-C.
+Exit status 0: every request was answered completely. 1: at least one failure, regardless of the figures. 130: Ctrl-C.
 """
 
 import sys
@@ -35,7 +35,8 @@ FAILED = 1
 INTERRUPTED = 130
 
 bench_app = typer.Typer(
-    help="Measure any OpenAI-compatible server: speed alone and under load, with failures first.", no_args_is_help=True
+    help="Measure any OpenAI-compatible server: single-stream speed and speed under load; failures first.",
+    no_args_is_help=True,
 )
 bench_app.command()(compare)
 bench_app.command()(decode)
@@ -63,7 +64,9 @@ def run(
     record: RecordOptions,
     workloads: Annotated[
         str,
-        typer.Option(help="Sets (short, docai, modes), single workloads such as qa or rag-8k, or all; with commas."),
+        typer.Option(
+            help="Sets (short, docai, modes), single workloads such as qa or rag-8k, or all; comma-separated."
+        ),
     ] = "short",
 ) -> None:
     """Single requests, one at a time: time to the first token cold and warm, decode speed, accepted drafts."""
@@ -85,10 +88,10 @@ def load(
     record: RecordOptions,
     load: LoadOptions = LoadOptions(mixes="uniform_short,mixed_typical"),
     rate: Annotated[
-        str, typer.Option(help="Open loop: arrivals a second, whether or not the server keeps up; several with commas.")
+        str, typer.Option(help="Open loop: arrivals per second, independent of the server's progress; comma-separated.")
     ] = "",
 ) -> None:
-    """Many requests at once: aggregate speed, percentiles of waiting, goodput under an objective."""
+    """Concurrent requests: aggregate speed, latency percentiles, goodput under an SLO."""
     from onebox.bench.measure import BenchPlan
 
     settings = bench_settings(requests, RepeatOptions(runs=1), answers)
@@ -102,10 +105,10 @@ def sweep(
     repeats: RepeatOptions,
     requests: RequestOptions,
     record: RecordOptions,
-    pp: Annotated[str, typer.Option(help="Prompt tokens; several with commas.")] = "2048",
-    tg: Annotated[str, typer.Option(help="Answer tokens, kept exactly; several with commas.")] = "128",
+    pp: Annotated[str, typer.Option(help="Prompt tokens; comma-separated.")] = "2048",
+    tg: Annotated[str, typer.Option(help="Answer tokens, generated exactly; comma-separated.")] = "128",
     depth: Annotated[
-        str, typer.Option(help="Tokens of context before the prompt; several with commas, or arena for Spark Arena's.")
+        str, typer.Option(help="Tokens of context before the prompt; comma-separated, or arena for Spark Arena's.")
     ] = "0",
     concurrency: Concurrency = "1",
 ) -> None:
@@ -128,9 +131,9 @@ def measure_all(
     record: RecordOptions,
     repeats: RepeatOptions = RepeatOptions(limit=30.0),
     answers: AnswerOptions = AnswerOptions(slo="ttft=2s,itl=100ms"),
-    rate: Annotated[float, typer.Option(min=0.001, help="Arrivals a second of the open loop.")] = 1.0,
+    rate: Annotated[float, typer.Option(min=0.001, help="Arrivals per second of the open loop.")] = 1.0,
 ) -> None:
-    """The whole set: every workload alone, every mix in a closed loop, one open loop, and a small sweep."""
+    """The complete set: every workload alone, every mix in a closed loop, one open loop, and a small sweep."""
     from onebox.bench.load import Loop
     from onebox.bench.measure import BenchPlan
     from onebox.bench.sweep import cells
@@ -155,7 +158,7 @@ def measure_all(
 
 
 @bench_app.command()
-def show(record: Annotated[Path, typer.Argument(help="A record that --output wrote.")]) -> None:
+def show(record: Annotated[Path, typer.Argument(help="A record written by --output.")]) -> None:
     """Show a record's tables again."""
     from onebox.bench.record import read_run
     from onebox.cli import bench_view
@@ -166,11 +169,11 @@ def show(record: Annotated[Path, typer.Argument(help="A record that --output wro
 @bench_app.command()
 def export(
     form: Annotated[str, typer.Argument(help="llama-benchy (of a sweep) or vllm-bench (of one load).")],
-    record: Annotated[Path, typer.Argument(help="A record that --output wrote.")],
+    record: Annotated[Path, typer.Argument(help="A record written by --output.")],
     target: Annotated[Path, typer.Argument(help="The file to write.")],
-    load_name: Annotated[str | None, typer.Option("--load", help="Which load, where there are several.")] = None,
+    load_name: Annotated[str | None, typer.Option("--load", help="Which load, if the record has several.")] = None,
 ) -> None:
-    """Write a record as another tool's JSON."""
+    """Convert a record to another tool's JSON."""
     from onebox.bench.export import as_llama_benchy, as_vllm_bench
     from onebox.bench.record import read_run, write_json
 
@@ -181,12 +184,12 @@ def export(
         case "vllm-bench":
             write_json(as_vllm_bench(made, load_name), target)
         case _:
-            raise UsageError(f"There is no form {form!r}; there are llama-benchy and vllm-bench.")
-    typer.echo(f"{target} is written.")
+            raise UsageError(f"There is no format {form!r}; there are llama-benchy and vllm-bench.")
+    typer.echo(f"Written to {target}.")
 
 
 def _carry_out(plan: "BenchPlan", record: RecordOptions) -> None:
-    """Measures, shows and writes the result, and exits with the status that it calls for."""
+    """Measures, shows and writes the result, and exits with the matching status."""
     import asyncio
 
     from onebox.bench.measure import measure
@@ -199,14 +202,14 @@ def _carry_out(plan: "BenchPlan", record: RecordOptions) -> None:
         with bench_view.bars(num_workloads) as bars:
             made = asyncio.run(measure(plan, bars, tuple(sys.argv)))
     except (KeyboardInterrupt, asyncio.CancelledError):
-        # Ctrl-C or SIGTERM before the first workload: there is nothing to keep.
+        # Ctrl-C or SIGTERM before the first workload: there is no record to keep.
         raise typer.Abort from None
     if record.output is not None:
-        # Before anything is shown: a closed pipe must not cost the record.
+        # Written before printing: a closed pipe must not lose the record.
         write_run(made, record.output)
     bench_view.show(made)
     if record.output is not None:
-        typer.echo(f"The record is {record.output}.")
+        typer.echo(f"The record was written to {record.output}.")
     if record.as_json:
         typer.echo(bench_view.json_line(made))
     if made.interrupted:

@@ -1,4 +1,4 @@
-"""The options that the commands of `onebox bench` share, by topic, and what a measurement gets of them."""
+"""Options shared by the `onebox bench` commands, by topic, and their conversion to settings."""
 
 import os
 import secrets
@@ -30,28 +30,28 @@ __all__ = [
 
 _DURATION_S = 90.0
 
-Concurrency = Annotated[str, typer.Option(help="Clients at once; several with commas.")]
+Concurrency = Annotated[str, typer.Option(help="Concurrent clients; comma-separated.")]
 
 
 @option_group("Server")
 class ConnectionOptions:
-    """Which server is measured, and how long to wait for it."""
+    """The server to measure and its timeouts."""
 
     url: Annotated[str, typer.Option(help="The server, with or without /v1.")] = "http://127.0.0.1:8000"
     api_key: Annotated[
-        str | None, typer.Option(envvar="ONEBOX_API_KEY", help="The server's API key, if it asks for one.")
+        str | None, typer.Option(envvar="ONEBOX_API_KEY", help="The server's API key, if it needs one.")
     ] = None
-    model: Annotated[str | None, typer.Option(help="Which of its models; default: the first it lists.")] = None
+    model: Annotated[str | None, typer.Option(help="Model name; default: the first listed.")] = None
     launch: Annotated[
-        str, typer.Option(help='Start the server with this command first, and time it: "onebox serve --port 8000".')
+        str, typer.Option(help='Start the server with this command and time the start: "onebox serve --port 8000".')
     ] = ""
     stall: Annotated[
-        float, typer.Option(min=0.1, help="Seconds without an event after which a stream that has begun has stalled.")
+        float, typer.Option(min=0.1, help="Seconds without an event after which a started stream counts as stalled.")
     ] = 120.0
     first_token: Annotated[
-        float, typer.Option(min=0.1, help="Seconds without a first token after which a request has stalled.")
+        float, typer.Option(min=0.1, help="Seconds without a first token after which a request counts as stalled.")
     ] = 600.0
-    timeout: Annotated[float, typer.Option(min=1, help="Seconds that one answer may take.")] = 1800.0
+    timeout: Annotated[float, typer.Option(min=1, help="Time limit of one answer in seconds.")] = 1800.0
 
     def connection(self) -> "Connection":
         from onebox.bench.client import Connection
@@ -61,25 +61,23 @@ class ConnectionOptions:
 
 @option_group("Requests")
 class RequestOptions:
-    """What holds for every request of a measurement."""
+    """Settings of all requests of a measurement."""
 
     warm_ups: Annotated[
-        int, typer.Option(min=0, help="Warm-up requests of each kind, sent first and left out of all figures.")
+        int, typer.Option(min=0, help="Warm-up requests of each kind, sent first and excluded from all figures.")
     ] = 1
-    max_context: Annotated[int | None, typer.Option(min=256, help="Keep prompt and answer within so many tokens.")] = (
+    max_context: Annotated[int | None, typer.Option(min=256, help="Limit prompt plus answer to this many tokens.")] = (
         None
     )
     seed: Annotated[
         int | None,
-        typer.Option(
-            min=0, help="Seed of prompts and arrival times; default: random, so that no cache holds the prompts."
-        ),
+        typer.Option(min=0, help="Seed of prompts and arrival times; default: random, so that no prompt is cached."),
     ] = None
 
 
 @option_group("Repetitions")
 class RepeatOptions:
-    """How often a workload is repeated."""
+    """Repetitions of a workload."""
 
     runs: Annotated[int, typer.Option(min=1, help="Measured runs; the median is shown.")] = 3
     limit: Annotated[
@@ -90,29 +88,29 @@ class RepeatOptions:
 
 @option_group("Answers")
 class AnswerOptions:
-    """When an answer ends, and when it counts as good."""
+    """When an answer ends, and the SLO."""
 
     ignore_eos: Annotated[
-        bool, typer.Option("--ignore-eos", help="Generate each answer to its token limit; else the model ends it.")
+        bool, typer.Option("--ignore-eos", help="Generate each answer to its token limit; otherwise the model ends it.")
     ] = False
-    slo: Annotated[
-        str, typer.Option("--slo", help="Limits that a good answer keeps: ttft=2s,itl=100ms,tpot=50ms,e2e=30s.")
-    ] = ""
+    slo: Annotated[str, typer.Option("--slo", help="SLO limits of a request: ttft=2s,itl=100ms,tpot=50ms,e2e=30s.")] = (
+        ""
+    )
 
 
 @option_group("Load")
 class LoadOptions:
-    """Which mixes of requests run at once, and for how long."""
+    """The mixes to run and their length."""
 
     mixes: Annotated[
-        str, typer.Option(help="Of uniform_short, mixed_typical, long_only, agent; with commas, or all.")
+        str, typer.Option(help="Of uniform_short, mixed_typical, long_only, agent; comma-separated, or all.")
     ] = ""
     concurrency: Concurrency = "4"
-    count: Annotated[int | None, typer.Option(min=1, help="Requests in all (agent: conversations).")] = None
+    count: Annotated[int | None, typer.Option(min=1, help="Total requests (agent: conversations).")] = None
     duration: Annotated[float | None, typer.Option(min=0.1, help="Seconds; 90 unless --count is given.")] = None
 
     def loads(self, rates: str = "") -> "tuple[tuple[str, Loop], ...]":
-        """Each mix with each loop; `rates`, arrivals a second, makes them open loops."""
+        """Each mix with each loop; `rates` (arrivals per second) selects open loops."""
         from onebox.bench.load import MIXES
 
         loops = self._loops(rates)
@@ -136,13 +134,13 @@ class LoadOptions:
         except ValueError:
             found = ()
         if not found or min(found) <= 0:
-            raise UsageError(f"--rate is {rates!r}; give arrivals a second, with commas between them.")
+            raise UsageError(f"--rate is {rates!r}; give arrivals per second, comma-separated.")
         return tuple(Loop(1, each, self.count, duration) for each in found)
 
 
 @option_group("Result")
 class RecordOptions:
-    """Where the result goes."""
+    """Output of the result."""
 
     output: Annotated[Path | None, typer.Option(help="Write the record here: JSON with every request's raw times.")] = (
         None
@@ -150,7 +148,7 @@ class RecordOptions:
     as_json: Annotated[bool, typer.Option("--json", help="Make the last line of stdout the result as JSON.")] = False
 
     def refuse_unwritable(self) -> None:
-        """Before minutes are spent on measuring."""
+        """Checks the output path before measuring for minutes."""
         path = self.output
         if path is None:
             return
@@ -159,7 +157,7 @@ class RecordOptions:
 
 
 def bench_settings(requests: RequestOptions, repeats: RepeatOptions, answers: AnswerOptions) -> "BenchSettings":
-    """What all workloads of a run share."""
+    """Settings shared by all workloads of a run."""
     from onebox.bench.figures import Slo
     from onebox.bench.session import BenchSettings
 
@@ -184,5 +182,5 @@ def parse_numbers(flag: str, text: str, least: int = 1) -> tuple[int, ...]:
     except ValueError:
         found = ()
     if not found or min(found) < least:
-        raise UsageError(f"{flag} is {text!r}; give whole numbers from {least} up, with commas between them.")
+        raise UsageError(f"{flag} is {text!r}; give whole numbers from {least} up, comma-separated.")
     return found

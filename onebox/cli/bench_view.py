@@ -1,6 +1,6 @@
-"""How `onebox bench` looks: bars while it runs, tables when it is done. Failures always come first.
+"""Terminal output of `onebox bench`: progress bars during the run, tables after it. Failures always come first.
 
-Figures are taken from the record as they are; nothing is computed here but how many digits are shown.
+Figures are taken from the record; only their number formats are chosen here.
 """
 
 import json
@@ -23,12 +23,12 @@ __all__ = ["Bars", "bars", "json_line", "show"]
 _MESSAGE_CHARS = 160
 _FILE_WIDTH = 200
 _WIDE_SINGLE, _WIDE_LOAD, _WIDE_SWEEP = 118, 150, 100
-"""Columns of a terminal from which on the less important columns of a table are shown, too."""
-_LESS = ("kept by place",)
+"""Terminal width from which the less important columns of a table are shown too."""
+_LESS = ("accepted\nby position",)
 
 
 class Bars:
-    """Watches a measurement: one bar for all workloads, one for the one under way, a line for each that is done."""
+    """Shows progress: one bar for all workloads, one for the current workload, a line for each completed one."""
 
     def __init__(self, progress: "Progress", console: "Console", num_workloads: int) -> None:
         self._progress = progress
@@ -48,7 +48,7 @@ class Bars:
         if self._current is not None:
             failed = f" ({self._num_failed} failed)" if self._num_failed else ""
             self._num_answered += 1
-            # Warm-up requests come on top of what was told.
+            # Warm-up requests are added to the announced total.
             total = None if self._total is None else max(self._total, self._num_answered)
             self._progress.update(self._current, advance=1, total=total, description=f"{self._name}{failed}")
 
@@ -62,20 +62,20 @@ class Bars:
 
 @contextmanager
 def bars(num_workloads: int) -> Iterator[Bars]:
-    """On stderr; without a terminal only the lines."""
+    """On stderr; without a terminal only the lines, no bars."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     options: dict[str, Any] = {"console": console, "disable": not console.is_terminal, "transient": True}
-    # Seldom: drawing takes time from the client, whose clock is the measure.
+    # Low refresh rate: drawing takes CPU time from the client that does the timing.
     with Progress(*columns, refresh_per_second=2, **options) as progress:
         yield Bars(progress, console, num_workloads)
 
 
 def _line(workload: WorkloadRecord) -> str:
-    """What there is to say when a workload is done."""
+    """Summary line of a completed workload."""
     if workload.skipped:
         return f"{workload.name}: skipped, {workload.skipped}"
     if workload.failed:
@@ -86,12 +86,12 @@ def _line(workload: WorkloadRecord) -> str:
 
 
 def show(run: Run) -> None:
-    """The whole report on stdout."""
+    """Prints the complete report on stdout."""
     from rich.console import Console
 
     console = Console(highlight=False)
     if not console.is_terminal:
-        # A file or a pipe has no width: nothing is folded there.
+        # A file or a pipe has no width, so lines are not wrapped.
         console = Console(highlight=False, width=_FILE_WIDTH)
 
     def say(text: str = "") -> None:
@@ -118,7 +118,7 @@ def _show_failures(console: "Console", run: Run) -> None:
     if not failed and not run.interrupted:
         return
     if run.interrupted:
-        console.print("INTERRUPTED: this run is not whole.", style="bold red", markup=False)
+        console.print("INTERRUPTED: this run is incomplete.", style="bold red", markup=False)
     if failed:
         console.print(_failure_headline(run), style="bold red", markup=False)
         table = _table("workload", "reason", "status", "times", "for example")
@@ -138,14 +138,14 @@ def _num_requests(run: Run) -> int:
 
 
 def verdict(run: Run) -> str:
-    """The last line: never a success where something failed."""
+    """The last line; never reports success if a request failed."""
     if run.failed:
-        return f"{_failure_headline(run)} The figures above are of the others, and no measure of this server."
+        return f"{_failure_headline(run)} The figures above cover only the others and do not represent this server."
     if run.interrupted:
         return f"Interrupted after {run.duration_s:.0f} s and {_num_requests(run)} requests."
     if not run.is_success:
         return "Nothing was measured: every workload was skipped."
-    return f"All {_num_requests(run)} requests were answered whole, in {run.duration_s:.0f} s."
+    return f"All {_num_requests(run)} requests were answered completely, in {run.duration_s:.0f} s."
 
 
 def _head(run: Run) -> Iterator[str]:
@@ -154,7 +154,7 @@ def _head(run: Run) -> Iterator[str]:
     yield f"{server.model} at {server.url} ({server.kind} {server.version}{context})"
     load = "" if machine.load_average is None else f", load {machine.load_average:.1f}"
     gpus = f", {', '.join(machine.gpus)}" if machine.gpus else ""
-    place = "measured there" if server.is_local else "measured from afar"
+    place = "client on the server's machine" if server.is_local else "client on another machine"
     memory = f"{machine.memory_bytes / 2**30:.0f} GiB"
     yield f"{machine.cpu}, {machine.num_cores} cores, {memory}{gpus}{load}; {place}, {run.started}"
     yield f"onebox {run.versions.get('onebox')}, commit {run.commit or 'unknown'}, seed {run.config.get('seed')}"
@@ -178,7 +178,7 @@ def _table(*columns: str) -> "Table":
 
 
 def _filled(head: str, rows: Iterable[tuple[str, dict[str, str]]], left_out: Sequence[str]) -> "Table":
-    """A table of rows that name their columns, without those that are left out."""
+    """A table of rows keyed by column, without the excluded columns."""
     kept = [(name, {key: cell for key, cell in cells.items() if key not in left_out}) for name, cells in rows]
     table = _table(head, *kept[0][1])
     for name, cells in kept:
@@ -215,8 +215,8 @@ def _draft_cells(workload: WorkloadRecord) -> dict[str, str]:
     drafts = workload.acceptance
     places = " ".join(f"{share * 100:.0f}" for share in drafts.by_position) if drafts else ""
     return {
-        "drafts\nkept": f"{drafts.rate:.0%}" if drafts else "-",
-        "kept by place": f"{places} %" if places else "-",
+        "drafts\naccepted": f"{drafts.rate:.0%}" if drafts else "-",
+        "accepted\nby position": f"{places} %" if places else "-",
         "tokens\na step": f"{drafts.tokens_per_step:.2f}" if drafts else "-",
     }
 
@@ -228,7 +228,7 @@ def _range(workload: WorkloadRecord) -> str:
 
 def _load_table(run: Run, console: "Console") -> "Table | None":
     found = [(_name(workload), _load_cells(workload)) for workload in _of_kind(run, WorkloadKind.LOAD)]
-    narrow = ("TTFT\np99", "ITL\np99", "goodput\nreq/s", "drafts\nkept", "tokens\na step", *_LESS)
+    narrow = ("TTFT\np99", "ITL\np99", "goodput\nreq/s", "drafts\naccepted", "tokens\na step", *_LESS)
     return _filled("load", found, () if console.width >= _WIDE_LOAD else narrow) if found else None
 
 

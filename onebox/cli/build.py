@@ -1,4 +1,4 @@
-"""`onebox build`: makes one checkpoint out of several, in the formats a recipe asks for."""
+"""`onebox build`: builds one checkpoint from several, in the formats of a recipe."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,12 +20,12 @@ _FORMAT = "keep, bf16, fp8, int8, int4 or nvfp4"
 
 @option_group("Sources")
 class SourceOptions:
-    """The checkpoints that modules are taken from."""
+    """Source checkpoints of the modules."""
 
-    base: Annotated[Path, typer.Option(help="The checkpoint that everything else is taken from.")]
+    base: Annotated[Path, typer.Option(help="The base checkpoint: source of all modules without another source.")]
     fp8: Annotated[
         Path | None,
-        typer.Option(help="The official FP8 checkpoint; its shared experts are taken unless --shared says otherwise."),
+        typer.Option(help="The official FP8 checkpoint; source of the shared experts unless --shared is given."),
     ] = None
     mtp_from: Annotated[Path | None, typer.Option(help="The checkpoint to take the MTP head from.")] = None
 
@@ -46,9 +46,7 @@ class FormatOptions:
     lm_head: Annotated[str, typer.Option(help="LM head: keep, bf16 or int8.")] = "keep"
     experts: Annotated[str, typer.Option(help=f"Routed experts: {_FORMAT}.")] = "keep"
     attention: Annotated[str, typer.Option(help=f"Attention and DeltaNet projections: {_FORMAT}.")] = "keep"
-    delta: Annotated[
-        str | None, typer.Option(help="DeltaNet projections, where they shall differ from --attention.")
-    ] = None
+    delta: Annotated[str | None, typer.Option(help="DeltaNet projections, if different from --attention.")] = None
     shared: Annotated[
         str | None, typer.Option(help=f"Shared experts: {_FORMAT}; default fp8 with --fp8, else keep.")
     ] = None
@@ -80,14 +78,16 @@ def _target(flag: str, value: str, allowed: Sequence[str] = ()) -> "TargetFormat
 def build(
     sources: SourceOptions,
     formats: FormatOptions,
-    out: Annotated[Path, typer.Option(help="The directory to make.")],
+    out: Annotated[Path, typer.Option(help="The output directory.")],
     shard_gib: Annotated[float, typer.Option(help="Size of an output file in GiB.")] = 2.0,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be done, with sizes, and stop.")] = False,
-    restart: Annotated[bool, typer.Option("--restart", help="Throw away what an earlier, stopped build left.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the planned output with sizes, and exit.")] = False,
+    restart: Annotated[
+        bool, typer.Option("--restart", help="Discard the files of an earlier, interrupted build.")
+    ] = False,
 ) -> None:
-    """Build one verified checkpoint from others. Values that are only moved are moved bit for bit.
+    """Build one verified checkpoint from others. Values whose format does not change are copied bit for bit.
 
-    Stopped at any point, it leaves no half-written output; the same command goes on where it stopped.
+    An interrupted build leaves no partial output; running the same command again resumes it.
     """
     from onebox.checkpoint.build import plan_build, run_build
 
@@ -123,7 +123,7 @@ def _print_plan(plan: "BuildPlan", out: Path) -> None:
         highlight=False,
     )
     if not any(unit.module_class.in_mtp for unit in plan.units):
-        console.print("There is no MTP head in the output: name a source with --mtp-from.", highlight=False)
+        console.print("The output has no MTP head: give a source with --mtp-from.", highlight=False)
 
 
 def _plan_table(plan: "BuildPlan", sizes: "dict[Any, int]", step: "dict[Any, int]") -> Any:
@@ -140,7 +140,7 @@ def _plan_table(plan: "BuildPlan", sizes: "dict[Any, int]", step: "dict[Any, int
     actions: dict[Any, set[str]] = {}
     for unit in plan.units:
         actions.setdefault(unit.module_class, set()).add(unit.action.value)
-    table = Table("module class", "what happens", "how", "GB", "MB a step", box=None, pad_edge=False)
+    table = Table("module class", "conversion", "how", "GB", "MB a step", box=None, pad_edge=False)
     for column in table.columns[3:]:
         column.justify = "right"
     for kind, counts in ways.items():

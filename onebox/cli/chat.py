@@ -1,4 +1,4 @@
-"""`onebox chat`: a conversation in the terminal, with any server that speaks the OpenAI API."""
+"""`onebox chat`: a conversation in the terminal with any OpenAI-compatible server."""
 
 import contextlib
 import json
@@ -19,21 +19,21 @@ __all__ = ["chat"]
 
 _CONNECT_S = 10.0
 _HELP = """\
-/reset          forget the conversation
-/system TEXT    set the system prompt; without TEXT, have none
-/think on|off   let the model think before it answers, or not
-/help           show this
-Ctrl-C stops an answer, Ctrl-D leaves."""
+/reset          clear the conversation
+/system TEXT    set the system prompt; without TEXT, remove it
+/think on|off   switch thinking on or off
+/help           show this help
+Ctrl-C stops an answer, Ctrl-D exits."""
 _UNSAFE = {code: None for code in (*range(32), 127, *range(128, 160)) if chr(code) not in "\n\t"}
-"""Control characters, with which a text could take the terminal over."""
+"""Control characters, which could send escape sequences to the terminal."""
 
 
 def chat(
     url: Annotated[str, typer.Option(help="The server, with or without /v1.")] = "http://127.0.0.1:8000",
     api_key: Annotated[
-        str | None, typer.Option(envvar="ONEBOX_API_KEY", help="The server's API key, if it asks for one.")
+        str | None, typer.Option(envvar="ONEBOX_API_KEY", help="The server's API key, if it needs one.")
     ] = None,
-    model: Annotated[str | None, typer.Option(help="Which of its models; default: the first it lists.")] = None,
+    model: Annotated[str | None, typer.Option(help="Model name; default: the first listed.")] = None,
 ) -> None:
     """Chat with a model on a server, in the terminal."""
     with _Server(url, api_key) as server:
@@ -43,26 +43,26 @@ def chat(
 
 
 def _talk(conversation: "_Conversation") -> None:
-    """Reads and answers until the input ends. What goes wrong with one answer ends that answer alone."""
+    """Reads lines and prints answers until the input ends. An error ends only the current answer."""
     while True:
         try:
             conversation.take(_read_line())
         except EOFError:
             return
         except KeyboardInterrupt:
-            typer.echo("\nCtrl-D leaves.")
+            typer.echo("\nCtrl-D exits.")
         except OneboxError as error:
             typer.echo(f"onebox: {error}", err=True)
 
 
 def _read_line() -> str:
-    """A line with the terminal's editing; a pipe gets no prompt, since nobody sees it."""
+    """A line with the terminal's editing; no prompt if stdin is a pipe."""
     if not sys.stdin.isatty():
         line = sys.stdin.readline()
         if not line:
             raise EOFError
         return line.strip()
-    import readline  # noqa: F401 - input() edits with it once it is there
+    import readline  # noqa: F401 - input() uses it for line editing once imported
 
     return input("> ").strip()
 
@@ -75,23 +75,23 @@ class _Conversation:
         self._messages: list[dict[str, Any]] = []
         self._system = ""
         self._thinks: bool | None = None
-        """None: as the model does by itself, and nothing is sent that another server may not know."""
+        """None: the model's default; the field is not sent, because other servers may not accept it."""
 
     def take(self, line: str) -> None:
-        """Acts on a line that was typed: a command, or something to say to the model."""
+        """Handles an input line: a command, or a message to the model."""
         if line.startswith("/"):
             typer.echo(self._command(line))
         elif line:
             self._say(line)
 
     def _command(self, line: str) -> str:
-        """Carries out a line that begins with a slash; gives what there is to say about it."""
+        """Runs a command line that begins with a slash; returns the text to print."""
         name, _, text = line.partition(" ")
         text = text.strip()
         match name, text:
             case "/reset", "":
                 self._messages.clear()
-                return "The conversation is forgotten."
+                return "The conversation is cleared."
             case "/system", _:
                 self._system = text
                 return "The system prompt is set." if text else "There is no system prompt."
@@ -100,10 +100,10 @@ class _Conversation:
                 return f"Thinking is {text}."
             case "/help", "":
                 return _HELP
-        raise UsageError(f"{line!r} is no command; /help shows those there are.")
+        raise UsageError(f"{line!r} is not a command; /help shows the commands.")
 
     def _say(self, text: str) -> None:
-        """Asks, shows the answer as it comes, and keeps both; without any answer the question is not kept either."""
+        """Sends the question, streams the answer and stores both; without an answer, the question is dropped too."""
         self._messages.append({"role": "user", "content": text})
         answer = _Answer()
         try:
@@ -117,7 +117,7 @@ class _Conversation:
 
     def _read(self, answer: "_Answer") -> None:
         try:
-            # Closed at once: a server goes on with an answer for as long as somebody listens.
+            # Closed at once: a server keeps generating while the connection is open.
             with contextlib.closing(self._server.stream(self._body())) as chunks:
                 for chunk in chunks:
                     answer.take(chunk)
@@ -136,7 +136,7 @@ class _Conversation:
 
 @dataclass
 class _Call:
-    """A tool call as it comes."""
+    """A tool call while it streams."""
 
     id: str = ""
     name: str = ""
@@ -148,13 +148,13 @@ class _Call:
 
 @dataclass
 class _Answer:
-    """One answer: put together, and shown while it comes."""
+    """One answer, assembled and printed while it streams."""
 
     content: str = ""
     calls: dict[int, _Call] = field(default_factory=dict)
     usage: dict[str, Any] = field(default_factory=dict)
     _shown: str = ""
-    """What the last thing shown was: reasoning, content, or a call's number."""
+    """Kind of the last printed part: reasoning, content, or a call's number."""
     _is_line_open: bool = False
     _began: float = field(default_factory=time.monotonic)
     _first: float | None = None
@@ -171,11 +171,11 @@ class _Answer:
         return message
 
     def take(self, chunk: dict[str, Any]) -> None:
-        """Adds a chunk of the stream and shows what is new in it."""
+        """Adds a chunk of the stream and prints its new content."""
         self.usage = chunk.get("usage") or self.usage
         for choice in chunk.get("choices") or ():
             delta = choice.get("delta") or {}
-            # Servers say it under either name; ours under both.
+            # Servers use either name; onebox sends both.
             self._show("reasoning", delta.get("reasoning_content") or delta.get("reasoning") or "", dim=True)
             content = delta.get("content") or ""
             self.content += content
@@ -206,7 +206,7 @@ class _Answer:
         self._is_line_open = not text.endswith("\n")
 
     def end(self) -> None:
-        """Ends the line that is open."""
+        """Ends the current line."""
         if self._is_line_open:
             typer.echo()
         self._is_line_open = False
@@ -218,7 +218,7 @@ class _Answer:
             typer.secho(f"({text})", dim=True)
 
     def figures(self) -> str:
-        """Tokens and their speed, if the server tells."""
+        """Tokens and speed, if the server reports usage."""
         made = self.usage.get("completion_tokens") or 0
         if not made or self._first is None:
             return ""
@@ -228,7 +228,7 @@ class _Answer:
 
 
 class _Server:
-    """The other side of HTTP. Whatever it refuses or breaks off becomes one sentence."""
+    """HTTP client of the server. Every refusal or broken connection becomes a one-sentence error."""
 
     def __init__(self, url: str, api_key: str | None) -> None:
         import httpx
@@ -237,12 +237,12 @@ class _Server:
         self.url = address.rstrip("/").removesuffix("/v1")
         self.model = ""
         headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-        # A long prompt takes its time before the first token, so only connecting is bounded.
+        # A long prompt delays the first token, so only connecting has a timeout.
         timeout = httpx.Timeout(None, connect=_CONNECT_S)
         try:
             self._client = httpx.Client(base_url=f"{self.url}/v1/", headers=headers, timeout=timeout)
         except httpx.InvalidURL as error:
-            raise UsageError(f"--url is {url!r}, which is no address ({error}).") from None
+            raise UsageError(f"--url is {url!r}, which is not a URL ({error}).") from None
 
     def __enter__(self) -> "_Server":
         return self
@@ -261,7 +261,7 @@ class _Server:
                 ) from None
 
     def stream(self, body: dict[str, Any]) -> Generator[dict[str, Any], None, None]:
-        """The chunks of the answer to a chat request; one that is an error instead is raised."""
+        """The chunks of the answer to a chat request; an error event is raised."""
         body = {"model": self.model, **body, "stream": True, "stream_options": {"include_usage": True}}
         with self._asked("POST", "chat/completions", body) as response:
             for line in response.iter_lines():
@@ -271,7 +271,7 @@ class _Server:
                 try:
                     chunk = json.loads(data)
                 except ValueError:
-                    raise UnsupportedError(f"{self.url} streams what is not JSON: {data[:80]}") from None
+                    raise UnsupportedError(f"{self.url} streamed an event that is not JSON: {data[:80]}") from None
                 if "error" in chunk:
                     raise OneboxError(_sentence(chunk))
                 yield chunk
@@ -304,5 +304,5 @@ def _refusal(response: "httpx.Response") -> str:
 
 
 def _sentence(body: dict[str, Any]) -> str:
-    """What an error in OpenAI's shape says, harmless to a terminal."""
+    """The message of an error in OpenAI's format, without control characters."""
     return str(body["error"]["message"]).translate(_UNSAFE)

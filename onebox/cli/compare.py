@@ -19,16 +19,19 @@ FAILED, SLOWER = 1, 3
 
 
 def compare(
-    first: Annotated[Path, typer.Argument(metavar="A.json", help="What `onebox bench --output` wrote.")],
-    second: Annotated[Path, typer.Argument(metavar="B.json", help="The same, to be compared with A.")],
+    first: Annotated[Path, typer.Argument(metavar="A.json", help="A record written by `onebox bench --output`.")],
+    second: Annotated[Path, typer.Argument(metavar="B.json", help="A second record, compared with A.")],
     allow_different: Annotated[
-        bool, typer.Option("--allow-different", help="Compare what the runs share though they asked for other things.")
+        bool,
+        typer.Option(
+            "--allow-different", help="Compare the shared workloads although the requests of the runs differ."
+        ),
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one line of JSON and nothing else.")] = False,
 ) -> None:
-    """Compare two runs: ratios with intervals that hold together with 95% confidence.
+    """Compare two runs: ratios with intervals that hold jointly with 95% confidence.
 
-    Exit code: 0 nothing is slower, 1 a run has failures or is not whole, 2 wrong arguments, 3 something is slower.
+    Exit code: 0 nothing is slower, 1 a run has failures or is incomplete, 2 wrong arguments, 3 something is slower.
     """
     from rich.console import Console
 
@@ -54,13 +57,15 @@ def render(found: "RunComparison", first: Path, second: Path) -> "list[Renderabl
     lines: list[RenderableType] = []
     for name, failures, interrupted in zip("AB", found.num_failures, found.interrupted, strict=True):
         if failures:
-            lines.append(Text(f"{name} has {failures} FAILED requests; figures are of the others.", style="bold red"))
+            lines.append(
+                Text(f"{name} has {failures} FAILED requests; figures cover only the others.", style="bold red")
+            )
         if interrupted:
-            lines.append(Text(f"{name} was stopped before its end.", style="bold red"))
+            lines.append(Text(f"{name} was interrupted.", style="bold red"))
     lines += [Text(f"different: {line}", style="yellow") for line in found.differences]
     lines.append(Text.assemble(("A ", "bold"), str(first), ("  B ", "bold"), str(second)))
     lines += [Text(line, style="dim") for line in found.machines]
-    lines += [_table(found), Text("Without a word behind it: no difference seen.", style="dim")]
+    lines += [_table(found), Text("Rows without a remark: no difference seen.", style="dim")]
     told = "; ".join(f"{row.workload}: {row.figure}" for row in found.slower)
     lines.append(Text(f"B is slower: {told}." if told else "Nothing is slower in B beyond chance.", style="bold"))
     return lines

@@ -22,7 +22,7 @@ def decode(
     weights: Annotated[str, typer.Option(help="dummy: random weights in the formats of the hybrid build.")] = "dummy",
     rows: Annotated[
         str,
-        typer.Option(help="Rows, with commas: plain, mtp2, either with -8k or -x4, {plain,turboquant,fp8}-128k."),
+        typer.Option(help="Rows, comma-separated: plain, mtp2, either with -8k or -x4, {plain,turboquant,fp8}-128k."),
     ] = _DEFAULT_ROWS,
     profile: Annotated[
         bool, typer.Option("--profile", help="Also print the GPU time of each kernel, measured last.")
@@ -31,7 +31,7 @@ def decode(
     """Time decode steps of the whole engine at full size, beside the limit that this GPU's memory sets.
 
     The limit is printed first, the last line is JSON. Forced acceptance: random weights predict nothing, so the first
-    draft is accepted in 0.9 and the second in 0.72 of all steps, whatever the model computes.
+    draft is accepted in 0.9 and the second in 0.72 of all steps, independent of the model's output.
     """
     from onebox.spec.shapes import named_spec
 
@@ -45,7 +45,7 @@ def decode(
     start = start_seconds(model)
     typer.echo(f"{versions['gpu']}, torch {versions['torch']}, triton {versions['triton']}")
     typer.echo(
-        f"first token {start:.2f} s after the start of this process; kernels that were not in the cache included"
+        f"first token {start:.2f} s after the start of this process; including kernel compilation not in the cache"
     )
     ceiling = copy_speed()
     _print_ceiling(spec, chosen, ceiling)

@@ -1,4 +1,4 @@
-"""`onebox eval`: the same questions to one server or two, and a verdict that says how sure it is."""
+"""`onebox eval`: the same questions to one or two servers, and a verdict with its confidence."""
 
 import json
 import sys
@@ -16,25 +16,27 @@ if TYPE_CHECKING:
 __all__ = ["eval_command"]
 
 FAILED, WORSE = 1, 3
-"""Exit codes; 0 is for a run without failures that saw no loss, 2 for wrong arguments."""
+"""Exit codes; 0: no failures and no loss seen; 2: wrong arguments."""
 _CHECKS = ("facts", "languages", "invoices", "schema", "tools", "keys", "ocr", "likelihood")
 
 
 @option_group("Questions")
 class QuestionOptions:
-    """What is asked, and how."""
+    """The checks and their settings."""
 
-    checks: Annotated[str, typer.Option(help=f"What to look at, of {', '.join(_CHECKS)}.")] = "all"
-    count: Annotated[int, typer.Option(min=1, help="Generated questions: invoices, schema, tools, ocr, each.")] = 24
-    lengths: Annotated[str, typer.Option(help="Prompts in which a key is hidden, in tokens.")] = "1024,4096"
+    checks: Annotated[str, typer.Option(help=f"Checks to run, of {', '.join(_CHECKS)}.")] = "all"
+    count: Annotated[
+        int, typer.Option(min=1, help="Number of questions of each generated check: invoices, schema, tools, ocr.")
+    ] = 24
+    lengths: Annotated[str, typer.Option(help="Prompt lengths for the hidden keys, in tokens.")] = "1024,4096"
     repeats: Annotated[int, typer.Option(min=1, help="Hidden keys for each length and each of three depths.")] = 3
     text: Annotated[
-        list[Path] | None, typer.Option(help="A text file to predict in place of the passages that ship; repeatable.")
+        list[Path] | None, typer.Option(help="A text file to predict instead of the built-in passages; repeatable.")
     ] = None
-    top_logprobs: Annotated[int, typer.Option(min=1, max=20, help="Likeliest tokens compared at each place.")] = 20
+    top_logprobs: Annotated[int, typer.Option(min=1, max=20, help="Top tokens compared at each position.")] = 20
     thinking: Annotated[bool, typer.Option("--thinking", help="Let the models think before they answer.")] = False
-    concurrency: Annotated[int, typer.Option(min=1, help="Questions asked at once.")] = 4
-    seed: Annotated[int, typer.Option(min=0, help="Another seed makes other questions.")] = 1
+    concurrency: Annotated[int, typer.Option(min=1, help="Concurrent questions.")] = 4
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the generated questions.")] = 1
 
     def settings(self, stall_s: float) -> "EvalSettings":
         from onebox.eval.run import EvalSettings
@@ -55,19 +57,19 @@ class QuestionOptions:
 
 @option_group("Servers")
 class TargetOptions:
-    """How A and B are served and reached."""
+    """How A and B are served and accessed."""
 
     serve_a: Annotated[
         str, typer.Option(help='For directory A: arguments of `onebox serve`, "--kv-cache-dtype fp8".')
     ] = ""
     serve_b: Annotated[str, typer.Option(help="The same for directory B.")] = ""
-    model_a: Annotated[str | None, typer.Option(help="Which of A's models; default: the first it lists.")] = None
-    model_b: Annotated[str | None, typer.Option(help="Which of B's models.")] = None
-    api_key: Annotated[str | None, typer.Option(envvar="ONEBOX_API_KEY", help="Sent to servers given by address.")] = (
+    model_a: Annotated[str | None, typer.Option(help="Model name on A; default: the first listed.")] = None
+    model_b: Annotated[str | None, typer.Option(help="Model name on B.")] = None
+    api_key: Annotated[str | None, typer.Option(envvar="ONEBOX_API_KEY", help="API key for servers given by URL.")] = (
         None
     )
     stall: Annotated[
-        float, typer.Option(min=0.1, help="Seconds without an event after which a stream has stalled.")
+        float, typer.Option(min=0.1, help="Seconds without an event after which a stream counts as stalled.")
     ] = 120
 
     def targets(self, first: str, second: str | None) -> "list[EvalTarget]":
@@ -75,7 +77,7 @@ class TargetOptions:
         from onebox.eval.target import refuse_wrong_target
 
         if not second and (self.serve_b or self.model_b):
-            raise UsageError("--serve-b and --model-b speak of B, and no B is given.")
+            raise UsageError("--serve-b and --model-b need B, which is not given.")
         found = [EvalTarget("A", first, self.serve_a, self.api_key, self.model_a)]
         if second:
             found.append(EvalTarget("B", second, self.serve_b, self.api_key, self.model_b))
@@ -90,15 +92,16 @@ def eval_command(
     servers: TargetOptions,
     first: Annotated[
         str,
-        typer.Argument(metavar="A", help="A server's address, a checkpoint directory to serve, or the word pocket."),
+        typer.Argument(metavar="A", help="A server's URL, a checkpoint directory to serve, or pocket."),
     ],
     second: Annotated[
-        str | None, typer.Argument(metavar="B", help="The same, to be compared with A. Without it A is only scored.")
+        str | None,
+        typer.Argument(metavar="B", help="The same for B, which is compared with A. Without B, A is only scored."),
     ] = None,
     output: Annotated[Path | None, typer.Option(help="JSON file for all questions, answers and figures.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="End with one line of JSON.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one line of JSON at the end.")] = False,
 ) -> None:
-    """Ask one or two servers the same questions and say, with confidence, whether B is worse than A.
+    """Send the same questions to one or two servers and test whether B is worse than A.
 
     Exit code: 0 no loss seen, 1 something failed, 2 wrong arguments, 3 B is worse.
     """
@@ -106,12 +109,12 @@ def eval_command(
 
     targets = servers.targets(first, second)
     if output is not None and not output.absolute().parent.is_dir():
-        raise UsageError(f"--output {output}: the directory {output.parent} is not there.")
+        raise UsageError(f"--output {output}: the directory {output.parent} does not exist.")
     _carry_out(Evaluation(targets, questions.settings(servers.stall)), output, as_json)
 
 
 def _carry_out(evaluation: "Evaluation", output: Path | None, as_json: bool) -> None:
-    """Runs it, shows and keeps what came of it, and leaves with the exit code."""
+    """Runs the evaluation, shows and writes the results, and exits with the exit code."""
     from onebox.cli import eval_view
     from onebox.eval.run import write_eval
 
@@ -122,7 +125,7 @@ def _carry_out(evaluation: "Evaluation", output: Path | None, as_json: bool) -> 
         except (KeyboardInterrupt, OneboxError) as error:
             if not evaluation.has_answers:
                 raise
-            # What came so far is shown and kept; the exit code says that it is not all.
+            # Partial results are shown and written; the exit code marks them as incomplete.
             stopped = error
     run = evaluation.result([Path(sys.argv[0]).name, *sys.argv[1:]], interrupted=stopped is not None)
     eval_view.show(run)
@@ -152,7 +155,7 @@ def _lengths(text: str) -> tuple[int, ...]:
     except ValueError:
         raise UsageError(f"--lengths {text!r} is not a list of whole numbers; give for instance 1024,8192.") from None
     if any(length < 256 for length in found):
-        raise UsageError(f"--lengths {text!r} holds less than 256 tokens, in which nothing can be hidden.")
+        raise UsageError(f"--lengths {text!r} holds less than 256 tokens, too short to hide a key.")
     return found
 
 
@@ -166,7 +169,7 @@ def exit_code(run: "EvalRun") -> int:
 
 
 def summary(run: "EvalRun") -> dict[str, object]:
-    """The run in one line: what a script wants to know."""
+    """The run in one line of JSON, for scripts."""
     return {
         "failures": len(run.failures),
         "interrupted": run.interrupted,

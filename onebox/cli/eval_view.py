@@ -1,4 +1,4 @@
-"""How `onebox eval` looks: bars while it asks, tables when it is done. Failures always come first."""
+"""Terminal output of `onebox eval`: progress bars during the run, tables after it. Failures always come first."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -20,7 +20,7 @@ SHOWN_FAILURES = 12
 
 @contextmanager
 def bars() -> Iterator[Callable[[str, int, int], None]]:
-    """One bar at a time, on stderr; without a terminal nothing."""
+    """One bar at a time, on stderr; no output without a terminal."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -38,7 +38,7 @@ def bars() -> Iterator[Callable[[str, int, int], None]]:
 
 
 def show(run: "EvalRun") -> None:
-    """The whole report on stdout."""
+    """Prints the complete report on stdout."""
     from rich.console import Console
 
     console = Console() if Console().is_terminal else Console(width=WIDTH)
@@ -47,7 +47,7 @@ def show(run: "EvalRun") -> None:
 
 
 def render(run: "EvalRun") -> "list[RenderableType]":
-    """Failures first, then what each server scored, then the verdict."""
+    """Failures first, then each server's scores, then the verdict."""
     from rich.text import Text
 
     lines: list[RenderableType] = [*_failure_lines(run)]
@@ -63,7 +63,7 @@ def render(run: "EvalRun") -> "list[RenderableType]":
     comparison = run.comparison
     if comparison is not None:
         if comparison.pairs:
-            lines += [Text("\nB held against A", style="bold cyan"), _pair_table(comparison.pairs)]
+            lines += [Text("\nB compared with A", style="bold cyan"), _pair_table(comparison.pairs)]
         lines += _comparison_lines(comparison)
     return lines
 
@@ -75,7 +75,7 @@ def _failure_lines(run: "EvalRun") -> "list[RenderableType]":
 
     lines: list[RenderableType] = []
     if run.interrupted:
-        lines.append(Text("Stopped before the end: what follows is a part.", style="bold red"))
+        lines.append(Text("Interrupted: the results below are partial.", style="bold red"))
     if run.failures:
         lines.append(Text(f"{len(run.failures)} requests FAILED, neither right nor wrong:", style="bold red"))
         kinds = Counter((one["side"], one["reason"], one["status"], one["message"]) for one in run.failures)
@@ -127,7 +127,7 @@ def _text_lines(run: "EvalRun", side: int) -> "list[RenderableType]":
     return [
         Text(
             f"perplexity {found.perplexity.estimate:.3f} ({interval} over {found.passages} passages, "
-            f"{found.tokens:,} tokens), {found.bits_per_byte:.4f} bits a byte; {kinds}"
+            f"{found.tokens:,} tokens), {found.bits_per_byte:.4f} bits per byte; {kinds}"
         )
     ]
 
@@ -160,15 +160,17 @@ def _comparison_lines(comparison: "Comparison") -> "list[RenderableType]":
         lines.append(
             Text(
                 f"perplexity B / A {ratio.estimate:.4f} ({ratio.low:.4f} to {ratio.high:.4f}), p {texts.p_value:.2g}; "
-                f"KL(A||B) {kl.estimate:.5f} nats a token ({kl.low:.5f} to {kl.high:.5f}); "
-                f"same likeliest token {same.estimate:.2%} ({same.low:.2%} to {same.high:.2%})"
+                f"KL(A||B) {kl.estimate:.5f} nats per token ({kl.low:.5f} to {kl.high:.5f}); "
+                f"same top token {same.estimate:.2%} ({same.low:.2%} to {same.high:.2%})"
             )
         )
         lines.append(
-            Text("KL: a lower bound, over the likeliest tokens that both name, all others as one.", style="dim")
+            Text("KL: a lower bound, over the top tokens that both list, all others merged into one.", style="dim")
         )
         if texts.other_tokens:
-            lines.append(Text(f"{texts.other_tokens} passages have other tokens and are left out.", style="yellow"))
+            lines.append(
+                Text(f"{texts.other_tokens} passages are tokenized differently and are excluded.", style="yellow")
+            )
     colour = {"no difference seen": "green", "B is better": "green"}.get(comparison.outcome.value, "red")
     lines.append(Text(f"\nVerdict: {comparison.outcome.value}", style=f"bold {colour}"))
     return lines + [Text(sentence) for sentence in comparison.sentences]

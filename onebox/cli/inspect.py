@@ -1,4 +1,4 @@
-"""`onebox inspect`: what a checkpoint holds, what a decode step reads of it, and what is wrong with it."""
+"""`onebox inspect`: contents of a checkpoint, bytes read per decode step, and problems."""
 
 import json
 from pathlib import Path
@@ -44,7 +44,7 @@ def inspect(
 
 
 def to_json(report: "InspectReport") -> dict[str, Any]:
-    """Everything the table shows, and every problem, as plain data."""
+    """All table values and all problems, as plain data."""
     from dataclasses import asdict
 
     from onebox.spec.traffic import class_step_bytes
@@ -123,15 +123,15 @@ def _mtp_sentence(mtp: "MtpHeadReport") -> str:
     if not mtp.is_configured:
         return "none in config.json"
     if not mtp.is_present:
-        return "not there"
+        return "missing"
     complete = "complete" if mtp.is_complete else "INCOMPLETE"
     indexed = "indexed" if mtp.is_indexed else "not in the index"
     values = {None: "values not read", True: "values finite and not constant", False: "values DAMAGED"}
-    return f"there, {complete}, {indexed}, {values[mtp.has_sound_values]}"
+    return f"present, {complete}, {indexed}, {values[mtp.has_sound_values]}"
 
 
 def _problem_lines(problems: "tuple[Problem, ...]") -> list[str]:
-    """A few problems of each kind in full, then how many more there are: 700 missing tensors have one cause."""
+    """A few problems of each kind, then the number of others: 700 missing tensors have one cause."""
     lines: list[str] = []
     kinds: dict[tuple[str, bool], list[Problem]] = {}
     for problem in problems:

@@ -21,9 +21,9 @@ from onebox.spec.errors import OneboxError
 
 __all__ = ["app", "main"]
 
-# The common base of everything typer says about arguments; it has no public name of its own.
+# Base class of typer's argument errors; it has no public name.
 _WRONG_ARGUMENTS: Any = typer.BadParameter.__base__
-INTERRUPTED = 130  # what shells expect of a program that Ctrl-C ended
+INTERRUPTED = 130  # the conventional exit status after Ctrl-C
 
 app = typer.Typer(
     help="Run a 100B-class hybrid mixture-of-experts model on one box.",
@@ -53,7 +53,7 @@ def _root(
 
 
 def main() -> None:
-    """Runs the command line; every refusal is one sentence on stderr."""
+    """Runs the command line; every error is one sentence on stderr."""
     try:
         sys.exit(app(standalone_mode=False, prog_name="onebox") or 0)
     except _WRONG_ARGUMENTS as error:
@@ -63,7 +63,7 @@ def main() -> None:
         typer.echo("onebox: stopped.", err=True)
         sys.exit(INTERRUPTED)
     except BrokenPipeError:
-        # The reader went away (`onebox inspect | head`): nobody is left to tell.
+        # The reader closed the pipe (`onebox inspect | head`): exit silently.
         sys.stderr.close()
         sys.exit(0)
     except OneboxError as error:

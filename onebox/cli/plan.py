@@ -1,4 +1,4 @@
-"""`onebox plan`: what fits on a box and how fast it can go, before anything is downloaded or loaded."""
+"""`onebox plan`: what fits on a box and its projected speed, before downloading or loading a model."""
 
 import json
 from pathlib import Path
@@ -25,18 +25,18 @@ DEFAULT_CONTEXT_TOKENS = 8192
 
 @option_group("Memory")
 class CapacityOptions:
-    """What the box shall hold."""
+    """Memory settings."""
 
     kv_cache_dtype: Annotated[str, typer.Option(help="bf16, fp8, turboquant or turboquant_kXvY.")] = "bf16"
     max_model_len: Annotated[int | None, typer.Option(help="Longest sequence in tokens; default: the model's.")] = None
-    max_num_seqs: Annotated[int, typer.Option(help="Sequences that run at once.")] = 4
+    max_num_seqs: Annotated[int, typer.Option(help="Concurrent sequences.")] = 4
     gpu_memory_utilization: Annotated[
         float | None, typer.Option(help="Share of the memory that onebox may use; default: 0.9.")
     ] = None
     reserve_gib: Annotated[
-        float | None, typer.Option(help="GiB left to the OS, in place of --gpu-memory-utilization.")
+        float | None, typer.Option(help="GiB left to the OS, instead of --gpu-memory-utilization.")
     ] = None
-    language_model_only: Annotated[bool, typer.Option("--language-model-only", help="Leave the vision tower out.")] = (
+    language_model_only: Annotated[bool, typer.Option("--language-model-only", help="Exclude the vision tower.")] = (
         False
     )
 
@@ -44,9 +44,7 @@ class CapacityOptions:
         if self.reserve_gib is None:
             return None
         if self.gpu_memory_utilization is not None:
-            raise UsageError(
-                "--reserve-gib and --gpu-memory-utilization say the same thing in two ways; give one of them."
-            )
+            raise UsageError("--reserve-gib and --gpu-memory-utilization set the same limit; give one of them.")
         if not 0 <= self.reserve_gib < float("inf"):
             raise UsageError(f"--reserve-gib is {self.reserve_gib}; give 0 or more.")
         return round(self.reserve_gib * GIB)
@@ -54,11 +52,11 @@ class CapacityOptions:
 
 @option_group("Speed")
 class SpeedOptions:
-    """What speed is projected for."""
+    """The workload for which speed is projected."""
 
-    speculative_tokens: Annotated[int, typer.Option(help="MTP tokens drafted a step.")] = 0
+    speculative_tokens: Annotated[int, typer.Option(help="MTP tokens drafted per step.")] = 0
     acceptance: Annotated[
-        str | None, typer.Option(help="How often each draft is accepted, over all steps, such as 0.9,0.72.")
+        str | None, typer.Option(help="Acceptance rate of each draft over all steps, such as 0.9,0.72.")
     ] = None
     context: Annotated[
         int | None, typer.Option(help="Context in tokens for which speed is projected; default: 8192 or the longest.")
@@ -82,7 +80,7 @@ def plan(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
 ) -> None:
-    """Show what fits on a box and how fast it can go. Projected from bytes; nothing is loaded or measured."""
+    """Show what fits on a box and its projected speed. Computed from bytes; nothing is loaded or measured."""
     from onebox.planner.memory import DEFAULT_UTILIZATION, MemoryRequest
     from onebox.planner.report import make_report, to_json
     from onebox.planner.roofline import Workload
@@ -141,7 +139,7 @@ def _inspected(directory: Path) -> "Weights":
 
 
 def render(report: "PlanReport") -> "list[RenderableType]":
-    """The report for people: about 45 lines of 100 columns."""
+    """The readable report: about 45 lines of 100 columns."""
     from rich.text import Text
 
     weights, box = report.weights, report.box

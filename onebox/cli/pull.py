@@ -1,4 +1,4 @@
-"""`onebox pull`: downloads a checkpoint from the Hugging Face hub, resumable, after a look at the disk."""
+"""`onebox pull`: downloads a checkpoint from the Hugging Face hub, resumable, after checking disk space."""
 
 from pathlib import Path
 from typing import Annotated
@@ -10,13 +10,13 @@ __all__ = ["pull"]
 
 def pull(
     repo: Annotated[str, typer.Argument(help="A repository on the hub, such as Qwen/Qwen3.5-122B-A10B-FP8.")],
-    out: Annotated[Path | None, typer.Option(help="Where to put it; default: models/NAME.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Target directory; default: models/NAME.")] = None,
     revision: Annotated[str | None, typer.Option(help="A branch, tag or commit.")] = None,
 ) -> None:
-    """Download a checkpoint. Run it again to go on after an interruption."""
+    """Download a checkpoint. Run it again to resume after an interruption."""
     from onebox.checkpoint.pull import pull_checkpoint
 
     directory = out or Path("models") / repo.rpartition("/")[2]
     typer.echo(f"{repo} -> {directory}")
     size = pull_checkpoint(repo, directory, revision)
-    typer.echo(f"{directory}: {size / 1e9:.2f} GB. Look it over with `onebox inspect {directory}`.")
+    typer.echo(f"{directory}: {size / 1e9:.2f} GB. Check it with `onebox inspect {directory}`.")

@@ -71,7 +71,7 @@ def _default(option: Any) -> str:
     if option.required:
         return "required"
     if option.is_flag:
-        # Without a second name a flag can only be switched on, so its default says nothing.
+        # A flag without a second name can only be switched on, so its default is not shown.
         return "" if not option.secondary_opts else f"`{(option.opts if option.default else option.secondary_opts)[0]}`"
     return "" if option.default in (None, "") else f"`{option.default}`"
 

@@ -16,15 +16,15 @@ __all__ = ["report"]
 
 
 def report(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="JSON that `onebox bench` or `eval` wrote.")],
-    output: Annotated[Path, typer.Option(help="The page; Markdown is written beside it, ending in .md.")] = Path(
-        "report.html"
-    ),
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="JSON written by `onebox bench` or `eval`.")],
+    output: Annotated[
+        Path, typer.Option(help="The HTML page; Markdown is written beside it with the suffix .md.")
+    ] = Path("report.html"),
     title: Annotated[str, typer.Option(help="Title of the page; default: the files' names.")] = "",
     model: Annotated[
         str | None,
         typer.Option(
-            help="What was served, for the roofline: a checkpoint directory or a name that `onebox plan` knows."
+            help="What was served, for the roofline: a checkpoint directory or a model name of `onebox plan`."
         ),
     ] = None,
     weights: Annotated[
@@ -33,17 +33,17 @@ def report(
     box: Annotated[str, typer.Option(help="Where it was served: dgx-spark, h200, or auto for this machine.")] = "auto",
     kv_cache_dtype: Annotated[str, typer.Option(help="KV cache it was served with.")] = "bf16",
     bandwidth: Annotated[
-        float | None, typer.Option(help="GB/s that the box reads at most, where onebox does not know it.")
+        float | None, typer.Option(help="Peak memory bandwidth of the box in GB/s, if onebox does not know it.")
     ] = None,
 ) -> None:
-    """Make a page with plots, and Markdown, of one or several results. Failures come first."""
+    """Create an HTML page with plots, and Markdown, from one or more results. Failures come first."""
     if output.suffix.lower() not in (".html", ".htm"):
         raise UsageError(f"--output {output} must end in .html; the Markdown takes its name with .md.")
     if model is None and (weights is not None or bandwidth is not None):
         raise UsageError("--weights and --bandwidth are for the roofline, which needs --model.")
     from onebox.report import load, make_report
 
-    # Links lead from the report to the files, wherever the command was run.
+    # Links are relative to the report, independent of the working directory.
     sources = [load(path, os.path.relpath(path, output.parent)) for path in runs]
     ceiling = None if model is None else _ceiling(model, weights, box, kv_cache_dtype, bandwidth)
     made = make_report(sources, title, ceiling)
@@ -53,7 +53,7 @@ def report(
             path.write_text(content, encoding="utf-8")
         except OSError as error:
             raise WriteError(f"{path} could not be written ({error.strerror}).") from None
-    typer.echo(f"{output} and {beside} are written.")
+    typer.echo(f"Written: {output} and {beside}.")
 
 
 def _ceiling(model: str, weights: str | None, box: str, kv_cache_dtype: str, bandwidth: float | None) -> "Ceiling":

@@ -1,6 +1,6 @@
-"""`onebox serve`: a checkpoint behind the OpenAI API; without one, the pocket model that ships with onebox.
+"""`onebox serve`: serves a checkpoint with the OpenAI API; without one, the pocket model that ships with onebox.
 
-A flag of vLLM that has no meaning here is explained in one line when it is given (`serve_options.py`).
+A vLLM flag without effect here is explained in one line when given (`serve_options.py`).
 """
 
 import contextlib
@@ -36,7 +36,7 @@ _POCKET_NAME = "pocket"
 
 @dataclass(frozen=True)
 class _Options:
-    """The command line, resolved as far as it can be without a checkpoint."""
+    """The command line, resolved as far as possible without a checkpoint."""
 
     model: Path | None
     http: HttpOptions
@@ -72,7 +72,7 @@ def serve(
         generation_overrides=prompts.generation_overrides(),
         media=media.limits(),
     )
-    # Until the server handles signals itself, SIGTERM is to end the process as SIGINT does.
+    # Until the server handles signals itself, SIGTERM ends the process like SIGINT.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with contextlib.suppress(KeyboardInterrupt):
         _serve(options)
@@ -80,7 +80,7 @@ def serve(
 
 
 def _serve(options: _Options) -> None:
-    """Binds, loads, serves; the address comes first, so that a taken port is known before a model is loaded."""
+    """Binds, loads, serves; binds first, so that a port in use is reported before a model is loaded."""
     began = time.perf_counter()
     from onebox.server.app import create_app
     from onebox.server.run import bind, run
@@ -101,7 +101,7 @@ def _serve(options: _Options) -> None:
 
 
 def _load(options: _Options) -> "Service":
-    """The text side of the checkpoint, and its engine in a process of its own, loaded and warm."""
+    """The checkpoint's tokenizer and template, and its engine in a separate process, loaded and warmed up."""
     from onebox.engine.api import CheckpointStarter, EngineProcess, StartPhase, TokenInfo
     from onebox.server.media import Media
     from onebox.server.service import Service
@@ -126,7 +126,7 @@ def _load(options: _Options) -> "Service":
             phases.setdefault(progress.name, progress.seconds)
         _say(progress)
 
-    # The pocket model's tensors are too small to share out: more threads would only wait for each other.
+    # The pocket model's tensors are too small for multiple threads, which would only wait for each other.
     starter = CheckpointStarter(directory, options.engine, tokens, num_threads=None if options.model else 1)
     engine = EngineProcess(starter, say)
     try:
@@ -160,7 +160,7 @@ def _pocket() -> Path:
 
 
 def _say(progress: "Progress") -> None:
-    """A phase with its seconds, or the memory that was planned and what was resolved."""
+    """A phase with its seconds, or the memory plan and the resolved settings."""
     from onebox.engine.api import StartPhase
 
     if isinstance(progress, StartPhase):

@@ -1,6 +1,6 @@
-"""The options of `onebox serve` by topic, and what the engine and the server get of them.
+"""The options of `onebox serve` by topic, and their conversion to engine and server settings.
 
-The names are those that people know from vLLM, so that a launch command works with the program's name replaced.
+Names are those of vLLM, so that a launch command works with the program's name replaced.
 """
 
 import json
@@ -29,12 +29,12 @@ __all__ = [
 
 _KV_NAMES = {"auto": "bf16", "bfloat16": "bf16", "fp8_e4m3": "fp8"}
 _METHODS = {"qwen3_next_mtp": "mtp", "qwen3_5_mtp": "mtp"}
-# Known flags without a meaning here, and why.
+# Flags of vLLM without effect here, and why.
 _NOTICES = {
-    "trust_remote_code": "--trust-remote-code: no code is ever taken from a checkpoint.",
-    "enable_auto_tool_choice": "--enable-auto-tool-choice: tool calls are always parsed when a request brings tools.",
-    "tool_call_parser": "--tool-call-parser: the family has one form of tool calls, and it is parsed.",
-    "reasoning_parser": "--reasoning-parser: the family has one form of reasoning, and it is parsed.",
+    "trust_remote_code": "--trust-remote-code: code from a checkpoint is never run.",
+    "enable_auto_tool_choice": "--enable-auto-tool-choice: tool calls are always parsed if a request has tools.",
+    "tool_call_parser": "--tool-call-parser: the family has one tool call format, which is always parsed.",
+    "reasoning_parser": "--reasoning-parser: the family has one reasoning format, which is always parsed.",
     "tensor_parallel_size": "--tensor-parallel-size 1: onebox runs on one GPU.",
     "enforce_eager": "--enforce-eager: graphs are captured in seconds, so they are always used.",
     "enable_chunked_prefill": "--enable-chunked-prefill: prompts always share steps with running answers.",
@@ -43,15 +43,16 @@ _NOTICES = {
 
 @option_group("HTTP")
 class HttpOptions:
-    """Where the server listens and whom it answers."""
+    """Address and access control."""
 
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1"
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 takes a free one.")] = 8000
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 selects a free port.")] = 8000
     served_model_name: Annotated[
         str | None, typer.Option(help="The model's name in the API; default: the directory's name.")
     ] = None
     api_key: Annotated[
-        str | None, typer.Option(envvar="ONEBOX_API_KEY", help="Key that clients must send; without it they need none.")
+        str | None,
+        typer.Option(envvar="ONEBOX_API_KEY", help="API key that clients must send; default: no key is required."),
     ] = None
     allowed_origins: Annotated[
         str, typer.Option(help='JSON list of origins whose pages may call the API, such as ["*"] for all.')
@@ -59,7 +60,7 @@ class HttpOptions:
     shutdown_timeout: Annotated[
         float,
         typer.Option(
-            min=0, help="Seconds that running requests may take after SIGTERM; a second SIGTERM stops at once."
+            min=0, help="Seconds for running requests to finish after SIGTERM; a second SIGTERM stops at once."
         ),
     ] = 30.0
 
@@ -90,7 +91,7 @@ class ModelOptions:
     ] = None
 
     def speculation(self) -> tuple[str | None, int | None]:
-        """(method, drafts) of --speculative-config; None where it leaves the choice open."""
+        """(method, drafts) of --speculative-config; None for values it does not set."""
         given = _json("--speculative-config", self.speculative_config or "{}", dict)
         unknown = given.keys() - {"method", "num_speculative_tokens"}
         if unknown:
@@ -105,7 +106,7 @@ class ModelOptions:
 
 @option_group("Memory and scheduling")
 class MemoryOptions:
-    """How much is held and computed at once; the names are also those of `EngineOptions`."""
+    """Memory and batch limits; names match `EngineOptions`."""
 
     kv_cache_dtype: Annotated[
         str, typer.Option(help="KV cache: auto (bf16), bf16, fp8, turboquant, or turboquant_kXvY (X, Y of 8, 4, 3, 2).")
@@ -113,10 +114,8 @@ class MemoryOptions:
     max_model_len: Annotated[
         int | None, typer.Option(min=1, help="Tokens of prompt and answer together; default: the model's limit.")
     ] = None
-    max_num_seqs: Annotated[int, typer.Option(min=1, help="Requests computed at once.")] = 8
-    max_num_waiting: Annotated[
-        int, typer.Option(min=0, help="Requests that may wait in the queue; beyond, clients get 429.")
-    ] = 64
+    max_num_seqs: Annotated[int, typer.Option(min=1, help="Concurrent requests.")] = 8
+    max_num_waiting: Annotated[int, typer.Option(min=0, help="Maximum queued requests; further requests get 429.")] = 64
     max_num_batched_tokens: Annotated[
         int | None,
         typer.Option(help="Prompt tokens computed in one step, a multiple of 64; 2048 on a GPU, 512 on a CPU."),
@@ -124,26 +123,29 @@ class MemoryOptions:
     gpu_memory_utilization: Annotated[float, typer.Option(help="Share of the memory that onebox may use.")] = 0.9
     kv_cache_memory_bytes: Annotated[
         int | None,
-        typer.Option(help="Bytes for KV pages and cached prefixes; all that is left on a GPU, 1 GiB on a CPU."),
+        typer.Option(
+            help="Bytes for KV pages and cached prefixes; default: all remaining memory on a GPU, 1 GiB on a CPU."
+        ),
     ] = None
     enable_prefix_caching: Annotated[
-        bool, typer.Option(help="Cache prompts (KV pages, DeltaNet states), so that no prefix is computed twice.")
+        bool,
+        typer.Option(help="Cache prompts (KV pages, DeltaNet states), so that shared prefixes are not recomputed."),
     ] = True
 
 
 @option_group("Images and video")
 class MediaOptions:
-    """Which images and videos requests may hold."""
+    """Limits on images and videos in requests."""
 
     language_model_only: Annotated[
-        bool, typer.Option("--language-model-only", help="Leave the vision tower on disk; images are then refused.")
+        bool, typer.Option("--language-model-only", help="Do not load the vision tower; images are then refused.")
     ] = False
     limit_mm_per_prompt: Annotated[
-        str, typer.Option(help='JSON of what one request may hold; default: {"image": 16, "video": 2}.')
+        str, typer.Option(help='JSON with the limits per request; default: {"image": 16, "video": 2}.')
     ] = "{}"
     allowed_local_media_path: Annotated[
         Path | None,
-        typer.Option(exists=True, file_okay=False, help="Directory whose files requests may show by file: URLs."),
+        typer.Option(exists=True, file_okay=False, help="Directory whose files requests may reference by file: URLs."),
     ] = None
     allow_private_media: Annotated[
         bool, typer.Option("--allow-private-media", help="Also fetch images from private and loopback addresses.")
@@ -161,16 +163,19 @@ class MediaOptions:
 
 @option_group("Chat template and sampling")
 class PromptOptions:
-    """What goes around a request's messages, and how answers are sampled where it does not say."""
+    """Chat template and default sampling parameters."""
 
     chat_template: Annotated[
-        Path | None, typer.Option(help="A jinja file in place of the checkpoint's own chat template.")
+        Path | None, typer.Option(help="A jinja file that replaces the checkpoint's chat template.")
     ] = None
     default_chat_template_kwargs: Annotated[
         str, typer.Option(help='JSON of template variables that a request may override: {"enable_thinking": false}.')
     ] = "{}"
     override_generation_config: Annotated[
-        str, typer.Option(help='JSON of sampling defaults over generation_config.json, such as {"temperature": 0.6}.')
+        str,
+        typer.Option(
+            help='JSON of sampling defaults that override generation_config.json, such as {"temperature": 0.6}.'
+        ),
     ] = "{}"
 
     def template_kwargs(self) -> dict[str, Any]:
@@ -184,7 +189,7 @@ class PromptOptions:
 
 @option_group("Without effect")
 class IgnoredOptions:
-    """Flags of vLLM without a meaning here: taken, and explained in one line where they are given."""
+    """Flags of vLLM without effect here: accepted, and explained in one line when given."""
 
     trust_remote_code: Annotated[bool, typer.Option("--trust-remote-code", hidden=True)] = False
     enable_auto_tool_choice: Annotated[bool, typer.Option("--enable-auto-tool-choice", hidden=True)] = False
@@ -209,7 +214,7 @@ class IgnoredOptions:
 
 
 def engine_options(model: ModelOptions, memory: MemoryOptions, media: MediaOptions) -> "EngineOptions":
-    """What the engine is asked for."""
+    """The engine's options."""
     from onebox.engine.api import EngineOptions
 
     method, drafts = model.speculation()

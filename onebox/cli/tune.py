@@ -1,4 +1,4 @@
-"""`onebox tune`: finds the kernels' fastest launch options on this GPU and keeps them."""
+"""`onebox tune`: finds the kernels' fastest launch options on this GPU and stores them."""
 
 import json
 from pathlib import Path
@@ -15,17 +15,15 @@ _LAYERS = 8
 
 def tune(
     shape: Annotated[str, typer.Option(help="The model whose layers are timed.")] = "qwen3.5-122b-a10b",
-    seconds: Annotated[float, typer.Option(min=10, help="How long to try.")] = 100.0,
-    layers: Annotated[
-        int, typer.Option(min=4, help="How many of its layers: memory they need, time they take.")
-    ] = _LAYERS,
+    seconds: Annotated[float, typer.Option(min=10, help="Time limit.")] = 100.0,
+    layers: Annotated[int, typer.Option(min=4, help="Number of layers; more need more memory and time.")] = _LAYERS,
     output: Annotated[
-        Path | None, typer.Option(help="Write the table here; default: where onebox looks for it.")
+        Path | None, typer.Option(help="Write the table here; default: the path that onebox reads.")
     ] = None,
 ) -> None:
-    """Try launch options of the decode kernels in whole steps and keep what is faster on this GPU.
+    """Try launch options of the decode kernels in complete steps and store the faster ones for this GPU.
 
-    Results never change by it, only time. A table for the H200 ships with onebox; this makes one for another GPU, or
+    Only speed changes, never results. A table for the H200 ships with onebox; this makes one for another GPU, or
     adds another model's shapes to it.
     """
     import torch
@@ -51,7 +49,7 @@ def tune(
 
 
 def _write(path: Path, table: object) -> None:
-    """Whole or not at all."""
+    """Writes the file atomically."""
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_suffix(".part")
     part.write_text(json.dumps(table, indent=1, sort_keys=True) + "\n")

@@ -15,7 +15,7 @@ def verify(
 ) -> None:
     """Re-read a built checkpoint and compare every tensor with the manifest's sha256.
 
-    Exit code: 0 every byte is right, 1 something differs, 2 unreadable.
+    Exit code: 0 all tensors match, 1 a tensor differs, 2 unreadable.
     """
     from onebox.checkpoint.manifest import read_manifest
     from onebox.checkpoint.verify import verify_checkpoint
@@ -27,6 +27,6 @@ def verify(
     for problem in problems:
         typer.echo(f"problem: {problem.message}")
     if problems:
-        typer.echo(f"{len(problems):,} of {len(manifest.tensors):,} tensors are not as built.")
+        typer.echo(f"{len(problems):,} of {len(manifest.tensors):,} tensors differ from the manifest.")
         raise typer.Exit(1)
-    typer.echo(f"{len(manifest.tensors):,} tensors, {total / 1e9:.2f} GB: all as built.")
+    typer.echo(f"{len(manifest.tensors):,} tensors, {total / 1e9:.2f} GB: all match the manifest.")

@@ -1,1 +1,1 @@
-"""`onebox eval`: the same questions to one server or two, exact answers, likelihoods, a verdict with confidence."""
+"""`onebox eval`: the same questions to one or two servers; exact answers, likelihoods and a verdict with confidence."""

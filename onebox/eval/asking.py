@@ -1,4 +1,4 @@
-"""Puts questions to one server, several at a time, and judges what comes back. A failure is no wrong answer."""
+"""Sends questions to one server concurrently and scores the answers. A failure is not a wrong answer."""
 
 import asyncio
 import json
@@ -20,16 +20,16 @@ _END_OF_THOUGHT = "</think>"
 
 @dataclass(frozen=True)
 class Manner:
-    """How all questions of a run are asked. Greedily, always: an answer by chance would measure chance."""
+    """Request settings of a run. Always greedy: sampling would add noise to the scores."""
 
     concurrency: int = 4
     thinking: bool = False
     waits_s: tuple[float, ...] = (1.0, 2.0, 4.0, 8.0, 16.0)
-    """A server that says it is busy is asked again after these; the last refusal stands."""
+    """Delays before retrying a busy server; after the last one the refusal is a failure."""
 
 
 def request_of(question: Question, manner: Manner) -> Ask:
-    """The question as a request. Thinking takes room of its own, so that it does not cut the answer."""
+    """The question as a request. Thinking gets extra tokens, so that it does not truncate the answer."""
     body = dict(question.body)
     messages, tools = body.pop("messages"), body.pop("tools", ())
     return Ask(
@@ -45,7 +45,7 @@ def request_of(question: Question, manner: Manner) -> Ask:
 async def ask_all(
     client: Client, questions: Sequence[Question], manner: Manner, keep: Callable[[QuestionResult], None]
 ) -> None:
-    """Hands each reply to `keep` as it comes, so that a run that is stopped has those that came before."""
+    """Passes each reply to `keep` on arrival, so that an interrupted run keeps the earlier replies."""
     places = asyncio.Semaphore(manner.concurrency)
 
     async def one(question: Question) -> None:
@@ -73,7 +73,7 @@ async def _reply(client: Client, question: Question, manner: Manner) -> Question
 
 def _given(answer: StreamedAnswer, retries: int) -> GivenAnswer:
     usage = answer.usage or {}
-    # A server that does not tell thinking from the answer sends both as one.
+    # A server that does not separate thinking from the answer sends both as content.
     thought, mark, said = answer.content.rpartition(_END_OF_THOUGHT)
     calls = tuple({"name": call.name, "arguments": _arguments(call.arguments)} for call in answer.calls.values())
     return GivenAnswer(

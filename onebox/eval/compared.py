@@ -1,6 +1,6 @@
-"""What the replies of one server come to, and how those of two compare. Arithmetic only; `verdict.py` puts it in words.
+"""Scores of one server's replies, and the comparison of two servers. Arithmetic only; `verdict.py` formulates it.
 
-A question counts where it was answered: a failure is counted apart, and a pair with one is no pair.
+Only answered questions count: failures are counted separately, and a pair with a failure is excluded.
 """
 
 import math
@@ -39,24 +39,24 @@ _ONE_SIDED = 1.6448536269514722
 
 @dataclass(frozen=True)
 class CheckTally:
-    """One check (or all) at one server."""
+    """Scores of one check (or all) on one server."""
 
     check: str
     asked: int
     answered: int
     right: int
     cut: int
-    """Answers that ran into their limit of tokens; they are judged as they are."""
+    """Answers that reached their token limit; they are scored as they are."""
     share: Interval
     scores: dict[str, float]
-    """Means of the finer scores over answers that have them."""
+    """Means of the partial scores over answers that have them."""
     groups: dict[str, tuple[int, int]]
-    """Finer division -> right, answered."""
+    """Subgroup -> right, answered."""
 
 
 @dataclass(frozen=True)
 class Pair:
-    """One check (or all) at both servers, over questions that both answered."""
+    """One check (or all) on both servers, over questions that both answered."""
 
     check: str
     num_pairs: int
@@ -64,18 +64,18 @@ class Pair:
     only_first: int
     only_second: int
     same_text: int
-    """Pairs whose answers are the same to the letter."""
+    """Pairs with identical answers."""
     difference: Interval
-    """Share right of the second minus that of the first."""
+    """Share of right answers of the second minus that of the first."""
     at_most_worse: float
-    """The second's share is lower by no more than this, with 95% confidence."""
+    """Upper bound on how much lower the second's share is, with 95% confidence."""
     p_value: float
     """Exact (McNemar), two-sided, adjusted for the number of comparisons (Holm)."""
 
 
 @dataclass(frozen=True)
 class TextTally:
-    """All passages at one server."""
+    """All passages on one server."""
 
     passages: int
     tokens: int
@@ -87,24 +87,24 @@ class TextTally:
 
 @dataclass(frozen=True)
 class TextPair:
-    """Passages that both servers predicted and cut into the same tokens."""
+    """Passages that both servers predicted with the same tokens."""
 
     passages: int
     other_tokens: int
-    """Passages that the two cut differently, which are left out."""
+    """Passages that the two tokenize differently, which are excluded."""
     tokens: int
     perplexity_ratio: Interval
-    """Of the second to the first; above 1 the second predicts worse."""
+    """second / first; above 1 the second predicts worse."""
     divergence: Interval
-    """Mean KL(first || second) in nats a token, over the shared likeliest tokens: a lower bound."""
+    """Mean KL(first || second) in nats per token, over the shared top tokens: a lower bound."""
     same_likeliest: Interval
-    """Share of places with the same likeliest token."""
+    """Share of positions with the same top token."""
     p_value: float
-    """Of the difference in loss, by flipping signs of whole passages; adjusted as those of the answers."""
+    """p-value of the difference in loss, by sign flipping over whole passages; adjusted like those of the answers."""
 
 
 def tally_answers(questions: Sequence[Question], replies: Iterable[QuestionResult]) -> list[CheckTally]:
-    """A row for each check that has replies, then one for all."""
+    """A row for each check with replies, then one for all."""
     by_id = {reply.question_id: reply for reply in replies}
     asked = [question for question in questions if question.id in by_id]
     rows = [
@@ -170,7 +170,7 @@ def _words(reply: QuestionResult) -> object:
 
 
 def tally_texts(passages: Sequence[Passage], found: Iterable[Likelihoods]) -> TextTally | None:
-    """None where no passage was predicted."""
+    """None if no passage was predicted."""
     by_id = {passage.id: passage for passage in passages}
     whole = [one for one in found if one.failure is None and one.places]
     if not whole:
@@ -193,7 +193,7 @@ def tally_texts(passages: Sequence[Passage], found: Iterable[Likelihoods]) -> Te
 
 
 def compare_texts(first: Iterable[Likelihoods], second: Iterable[Likelihoods]) -> TextPair | None:
-    """None where there is no passage that both predicted in the same tokens."""
+    """None if no passage was predicted by both with the same tokens."""
     others = {one.passage_id: one for one in second if one.failure is None and one.places}
     both = [(one, others[one.passage_id]) for one in first if one.places and one.passage_id in others]
     compared = [agreement(one, other) for one, other in both]

@@ -1,13 +1,13 @@
-"""Questions with one short answer: facts in English, and what Hungarian and Turkish need accents and capitals for.
+"""Questions with one short answer: facts in English; accents and capitals in Hungarian and Turkish.
 
-Written for this project. The answers are settled and short; where two spellings are right, both are listed.
+Written for this project. The answers are undisputed and short; if two spellings are right, both are listed.
 """
 
 from onebox.eval.question import Check, Question, Truth, TruthKind, one_turn
 
 __all__ = ["fact_questions", "language_questions"]
 
-# question | right answers, divided by slashes
+# question | right answers, separated by slashes
 _FACTS = """\
 What is the capital of Hungary?|Budapest
 What is the capital of Turkey?|Ankara
@@ -82,7 +82,7 @@ Türkiye Cumhuriyeti'nin ilk cumhurbaşkanı kimdir?|Atatürk
 "Büyük" kelimesinin zıt anlamlısı nedir?|küçük
 Türkiye'nin en büyük gölü hangisidir?|Van
 """
-# Texts to be written again letter for letter: every accent of the language is in one of them.
+# Texts to repeat exactly: together they contain every accent of the language.
 _REPEAT = {
     "hu": ("Ismételd meg: {}", ("árvíztűrő tükörfúrógép", "őszi űrhajó éjjel", "gyönyörű körtefa", "hűvös lejtőn")),
     "tr": ("Tekrarla: {}", ("şu köşe yaz köşesi", "ılık süt içiyor", "çağdaş üzüm bağı", "ağaçların gölgesi")),
@@ -101,12 +101,12 @@ _MAX_TOKENS = 96
 
 
 def fact_questions() -> list[Question]:
-    """Three dozen facts and sums, in English."""
+    """36 facts and sums, in English."""
     return [_question(Check.FACTS, "en", number, line) for number, line in enumerate(_FACTS.splitlines())]
 
 
 def language_questions() -> list[Question]:
-    """Facts in Hungarian and Turkish, texts with every accent to be repeated, and capitals."""
+    """Facts in Hungarian and Turkish, texts with every accent to repeat, and capitals."""
     found = []
     for language, facts in (("hu", _HUNGARIAN), ("tr", _TURKISH)):
         known = [_question(Check.LANGUAGES, language, number, line) for number, line in enumerate(facts.splitlines())]
@@ -133,7 +133,7 @@ def _question(check: Check, language: str, number: int, line: str) -> Question:
 
 
 def _written(language: str) -> list[tuple[str, str]]:
-    """(what is asked, what must come back letter for letter)."""
+    """(text asked for, exact expected answer)."""
     form, texts = _REPEAT[language]
     capitals_form, pairs = _CAPITALS[language]
     repeated = [(form.format(text), text) for text in texts]

@@ -1,4 +1,4 @@
-"""Plain sentences without end, in three languages: what stands around a hidden key. Seeded, and written for this."""
+"""Infinite plain sentences in three languages: the text around a hidden key. Seeded; written for this project."""
 
 from collections.abc import Iterator
 from random import Random
@@ -52,7 +52,7 @@ _WORDS: dict[str, dict[str, tuple[str, ...]]] = {
 
 
 def paragraphs(rng: Random, language: str) -> Iterator[str]:
-    """Paragraphs of a few sentences; the first letter of each is a capital."""
+    """Paragraphs of a few sentences, each starting with a capital."""
     forms, words = _FORMS[language], _WORDS[language]
     while True:
         sentences = []

@@ -1,6 +1,6 @@
-"""Invoices made in code, so that the truth of every field is known: to be read into JSON, or drawn and read (`ocr.py`).
+"""Generated invoices with known fields: to be extracted as JSON from text, or from an image (`ocr.py`).
 
-Three languages with their own dates, digits and labels. Each invoice is made from its seed alone.
+Three languages with their own dates, number formats and labels. Each invoice depends only on its seed.
 """
 
 from dataclasses import dataclass
@@ -84,7 +84,7 @@ _REQUEST = "Extract the following as JSON: {}. Dates as YYYY-MM-DD, amounts as n
 
 @dataclass(frozen=True)
 class Invoice:
-    """What an invoice says (`truth`, as the JSON answer has it) and its lines of text."""
+    """The fields of an invoice (`truth`, as in the JSON answer) and its lines of text."""
 
     language: str
     truth: Json
@@ -158,12 +158,12 @@ def _day(day: date, language: str) -> str:
 
 
 def invoice_questions(count: int, seed: int) -> list[Question]:
-    """`count` invoices with a list of keys, asked for in words."""
+    """`count` invoices; the keys are requested in the prompt."""
     return [_question(Check.INVOICES, number, seed) for number in range(count)]
 
 
 def schema_questions(count: int, seed: int) -> list[Question]:
-    """`count` other invoices, the answer held to a JSON schema by `response_format`."""
+    """`count` other invoices; the answer is constrained to a JSON schema by `response_format`."""
     return [_question(Check.SCHEMA, number, seed + 1_000_000) for number in range(count)]
 
 

@@ -1,6 +1,6 @@
-"""Whether an answer is right, by fixed rules. No model judges another one here.
+"""Scores an answer by fixed rules; no model is used as a judge.
 
-Letters count with their accents: "Becs" is not "Bécs". What is forgiven is said at each rule; nothing else is.
+Accents count: "Becs" is not "Bécs". Each rule states what it tolerates; everything else is wrong.
 """
 
 import json
@@ -30,7 +30,7 @@ def judge(truth: Truth, answer: GivenAnswer) -> Judgement:
 
 
 def folded(text: str, language: str = "en") -> str:
-    """For comparison without letter case: composed accents, small letters; in Turkish İ is i's capital and I is ı's."""
+    """Folds a text for case-insensitive comparison: composed accents, lower case; in Turkish İ/i and I/ı are pairs."""
     composed = unicodedata.normalize("NFC", text)
     if language == "tr":
         composed = composed.replace("İ", "i").replace("I", "ı")
@@ -38,16 +38,16 @@ def folded(text: str, language: str = "en") -> str:
 
 
 def _holds(truth: Truth, answer: GivenAnswer) -> Judgement:
-    """Forgives a sentence around the answer, letter case and marks of emphasis."""
+    """Tolerates a sentence around the answer, letter case and emphasis marks."""
     said = folded(answer.text, truth.language).replace("*", "").replace("_", " ")
     wanted = [folded(value, truth.language) for value in truth.value]
     if any(re.search(rf"(?<!\w){re.escape(value)}(?!\w)", said) for value in wanted):
         return Judgement(True)
-    return Judgement(False, why=f"does not hold {truth.value[0]!r}")
+    return Judgement(False, why=f"does not contain {truth.value[0]!r}")
 
 
 def _text(truth: Truth, answer: GivenAnswer) -> Judgement:
-    """Forgives blanks and quotation marks around the answer and one full stop behind it."""
+    """Tolerates whitespace and quotation marks around the answer and one trailing full stop."""
     said = unicodedata.normalize("NFC", answer.text).strip().strip(_QUOTES).strip()
     wanted = [unicodedata.normalize("NFC", value) for value in truth.value]
     if said in wanted or said.removesuffix(".") in wanted:
@@ -56,15 +56,15 @@ def _text(truth: Truth, answer: GivenAnswer) -> Judgement:
 
 
 def _json(truth: Truth, answer: GivenAnswer) -> Judgement:
-    """Forgives a Markdown fence around JSON that was asked for in words; with a schema, nothing."""
+    """Tolerates a Markdown fence around JSON requested in the prompt; with a schema, nothing."""
     text = answer.text.strip()
     fenced = _FENCE.match(text) if truth.schema is None else None
     try:
         value = json.loads(fenced.group(1) if fenced else text, parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:
-        return Judgement(False, {"valid": 0.0, "fields": 0.0}, f"is no JSON ({error})")
+        return Judgement(False, {"valid": 0.0, "fields": 0.0}, f"is not JSON ({error})")
     if not isinstance(value, dict):
-        return Judgement(False, {"valid": 1.0, "fields": 0.0}, "is JSON, but no object")
+        return Judgement(False, {"valid": 1.0, "fields": 0.0}, "is JSON, but not an object")
     wrong = [key for key, expected in truth.value.items() if key not in value or not _same(value[key], expected)]
     extra = [key for key in value if key not in truth.value]
     scores = {"valid": 1.0, "fields": 1 - len(wrong) / max(1, len(truth.value))}
@@ -73,16 +73,16 @@ def _json(truth: Truth, answer: GivenAnswer) -> Judgement:
         problem = schema_problem(value, truth.schema)
         scores["follows_schema"] = float(problem is None)
     complaints = [f"{key} is {value.get(key)!r}, not {truth.value[key]!r}" for key in wrong[:2]]
-    complaints += [f"{key} was not asked for" for key in extra[:1]] + ([problem] if problem else [])
+    complaints += [f"{key} was not requested" for key in extra[:1]] + ([problem] if problem else [])
     return Judgement(not (wrong or extra or problem), scores, "; ".join(complaints))
 
 
 def _refuse_constant(name: str) -> None:
-    raise ValueError(f"{name} is no JSON")
+    raise ValueError(f"{name} is not JSON")
 
 
 def _same(value: Any, expected: Any) -> bool:
-    """Equal as JSON: 1 and 1.0 are one number, true is none, and texts differ only in how accents are composed."""
+    """Equality of JSON values: 1 equals 1.0, true is not a number, and Unicode composition of strings is ignored."""
     if isinstance(expected, dict) and isinstance(value, dict):
         return expected.keys() == value.keys() and all(_same(value[key], expected[key]) for key in expected)
     if isinstance(expected, list) and isinstance(value, list):
@@ -97,9 +97,9 @@ def _same(value: Any, expected: Any) -> bool:
 
 
 def schema_problem(value: Any, schema: dict[str, Any], place: str = "the answer") -> str | None:
-    """Why a value does not follow a schema; None if it does. Knows the words that the questions' schemas use."""
+    """Why a value does not follow a schema; None if it does. Supports the keywords used by the questions' schemas."""
     if "enum" in schema and not any(_same(value, allowed) for allowed in schema["enum"]):
-        return f"{place} is {value!r}, none of {schema['enum']}"
+        return f"{place} is {value!r}, not one of {schema['enum']}"
     kind = schema.get("type")
     if kind is not None:
         is_whole = isinstance(value, float) and value.is_integer() and kind == "integer"
@@ -130,7 +130,7 @@ def _object_problem(value: dict[str, Any], schema: dict[str, Any], place: str) -
 
 
 def _calls(truth: Truth, answer: GivenAnswer) -> Judgement:
-    """Forgives the order of several calls. Without an expected call, any answer without a call is right."""
+    """Tolerates any order of several calls. Without an expected call, any answer without a call is right."""
     made, expected = list(answer.calls), list(truth.value)
     names = sorted(call["name"] for call in made) == sorted(call["name"] for call in expected)
     rest = list(made)

@@ -1,4 +1,4 @@
-"""A key hidden in a long text, at given depths and lengths; lengths are in the server's own tokens."""
+"""A key hidden in a long text, at given depths and lengths (in the server's own tokens)."""
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
@@ -12,21 +12,21 @@ __all__ = ["DEPTHS", "KeyLengths", "key_questions", "parse_lengths"]
 
 DEPTHS = (0.1, 0.5, 0.9)
 ROOM_TOKENS = 96
-"""For the answer; the prompt and it share the context."""
+"""Tokens reserved for the answer, which shares the context with the prompt."""
 _CHARACTERS_A_TOKEN = 2.0
-"""Only a first guess, on the safe side; the server's count decides."""
+"""A conservative first guess; the server's count decides."""
 _THINGS = ("the lighthouse", "the old bridge", "the north gate", "the archive", "the blue boat", "the bakery")
 _TOLD = "The secret code of {name} is {key}."
 _ASKED = "What is the secret code of {name}?"
 _READ = "Read this text, then answer."
 
 Count = Callable[[Json], Awaitable[int | None]]
-"""Tokens of a chat request's prompt, as the server counts them."""
+"""Prompt tokens of a chat request, counted by the server."""
 
 
 @dataclass(frozen=True)
 class KeyLengths:
-    """Lengths to ask for, and those that the server's context has no room for."""
+    """Lengths to test, and lengths that exceed the server's context."""
 
     fitting: tuple[int, ...]
     too_long: tuple[int, ...] = ()
@@ -41,7 +41,7 @@ def parse_lengths(asked: Sequence[int], context_tokens: int | None) -> KeyLength
 
 
 async def key_questions(lengths: Sequence[int], repeats: int, seed: int, count: Count) -> list[Question]:
-    """`repeats` questions for each length and depth, languages of the text in turn."""
+    """`repeats` questions for each length and depth, cycling through the languages of the text."""
     return [
         await _question(length, depth, number, seed, count)
         for length in lengths
@@ -52,7 +52,7 @@ async def key_questions(lengths: Sequence[int], repeats: int, seed: int, count: 
 
 async def _question(length: int, depth: float, number: int, seed: int, count: Count) -> Question:
     rng = Random(f"keys {seed} {length} {depth} {number}")  # noqa: S311  # a seeded example, no secret
-    # Five digits or more: numbers of the filler have two.
+    # At least five digits: numbers in the filler have two.
     name, key = rng.choice(_THINGS), str(rng.randrange(10_000, 9_999_999))
     language = LANGUAGES[(number + DEPTHS.index(depth)) % len(LANGUAGES)]
     source = paragraphs(rng, language)

@@ -1,8 +1,8 @@
-"""How likely a server's model finds given texts, token by token, and how near two models' predictions are.
+"""Log-probabilities of given texts under a server's model, and the divergence of two models' predictions.
 
-Servers tell it in two forms: `prompt_logprobs` (vLLM, onebox) and `echo` with `logprobs` (OpenAI's older form). Either
-gives the likeliest few tokens at each place, not all of them. So the divergence is computed over the tokens that both
-name, with all others as one; merging outcomes can only lower a divergence: it is a lower bound, and said to be one.
+Servers return them in two formats: `prompt_logprobs` (vLLM, onebox) and `echo` with `logprobs` (OpenAI's older format).
+Both give only the top few tokens at each position. The divergence is therefore computed over the tokens that both
+servers list, with all others merged into one; merging can only lower a divergence, so it is a lower bound.
 """
 
 import math
@@ -23,15 +23,15 @@ _TINY = 1e-12
 
 
 class NotOfferedError(Exception):
-    """The server has no form of prompt log-probabilities; the text says what it answered."""
+    """The server returns prompt log-probabilities in no known format; the message holds its response."""
 
 
 @dataclass(frozen=True)
 class Place:
-    """One token of a text, given those before it. `top` maps the likeliest tokens to their log-probabilities."""
+    """One token of a text, given the tokens before it. `top` maps the top tokens to their log-probabilities."""
 
     token: str
-    """The id, or with `echo` the text; only compared, never shown."""
+    """The id, or with `echo` the text; only compared, never printed."""
     logprob: float
     top: dict[str, float]
 
@@ -42,7 +42,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Likelihoods:
-    """One passage at one server; the first token has no prediction and no place."""
+    """One passage on one server; the first token has no prediction and is omitted."""
 
     passage_id: str
     form: str
@@ -59,14 +59,14 @@ class Likelihoods:
 async def read_likelihoods(
     http: httpx.AsyncClient, model: str, passage: Passage, token_ids: Sequence[int] | None, num_top: int
 ) -> Likelihoods:
-    """Asks for one passage in the first form that the server knows; `token_ids` are the text's, where it told them."""
+    """Requests one passage in the first format that the server supports; `token_ids` are the text's, if known."""
     refusals = []
     for form, (fields, read) in _FORMS.items():
         asked = {name: num_top if value is None else value for name, value in fields.items()}
         prompt = passage.text if token_ids is None else list(token_ids)
         answered = await _posted(http, {"model": model, "prompt": prompt, "max_tokens": 1, "temperature": 0.0} | asked)
         if isinstance(answered, Failure):
-            # Only a refusal says "I do not know this field"; whatever else goes wrong is a failure of its own.
+            # Only a refusal means that the field is unsupported; any other error is a failure.
             if answered.reason is not Reason.REFUSED:
                 return Likelihoods(passage.id, form, failure=answered)
             refusals.append(f"{form}: {answered.message}")
@@ -74,16 +74,16 @@ async def read_likelihoods(
         try:
             places = read(answered, token_ids)
         except (LookupError, TypeError, ValueError, AttributeError) as error:
-            text = f"The log-probabilities are not in the form of {form} ({type(error).__name__}: {error})."
+            text = f"The log-probabilities are not in the format of {form} ({type(error).__name__}: {error})."
             return Likelihoods(passage.id, form, failure=Failure(Reason.MALFORMED, text, 200))
         if places is not None:
             return Likelihoods(passage.id, form, places)
-        refusals.append(f"{form}: taken and not answered")
+        refusals.append(f"{form}: accepted but not returned")
     raise NotOfferedError("; ".join(refusals))
 
 
 async def _posted(http: httpx.AsyncClient, body: Json) -> Json | Failure:
-    """The answer, or what went wrong."""
+    """The response, or the failure."""
     try:
         response = await http.post("/v1/completions", json=body)
     except httpx.TimeoutException as error:
@@ -91,7 +91,7 @@ async def _posted(http: httpx.AsyncClient, body: Json) -> Json | Failure:
     except httpx.ConnectError as error:
         return Failure(Reason.UNREACHABLE, f"No connection ({error}).")
     except httpx.HTTPError as error:
-        return Failure(Reason.CUT, f"The answer broke off ({error or type(error).__name__}).")
+        return Failure(Reason.CUT, f"The connection broke ({error or type(error).__name__}).")
     try:
         found = response.json()
     except ValueError:
@@ -100,14 +100,16 @@ async def _posted(http: httpx.AsyncClient, body: Json) -> Json | Failure:
         reason = Reason.REFUSED if response.status_code < 500 else Reason.SERVER_ERROR
         return Failure(reason, error_message(found)[:500], response.status_code)
     if not isinstance(found, dict):
-        return Failure(Reason.MALFORMED, f"The answer is no JSON object: {str(found)[:80]!r}.", response.status_code)
+        return Failure(
+            Reason.MALFORMED, f"The response is not a JSON object: {str(found)[:80]!r}.", response.status_code
+        )
     return found
 
 
 def _from_prompt_logprobs(body: Json, token_ids: Sequence[int] | None) -> tuple[Place, ...] | None:
-    """The form of vLLM: an object per token with its candidates by id; the first is null.
+    """The format of vLLM: an object per token with its candidates by id; the first is null.
 
-    Which candidate is the text's own token only its id tells, so without ids this form is of no use.
+    The text's own token is identified among the candidates by its id, so this format needs token ids.
     """
     listed = body["choices"][0].get("prompt_logprobs")
     if listed is None or token_ids is None:
@@ -128,7 +130,7 @@ def _finite(logprob: Any) -> float:
 
 
 def _from_echo(body: Json, _: Sequence[int] | None) -> tuple[Place, ...] | None:
-    """OpenAI's older form: three lists over prompt and answer; the first token has null."""
+    """OpenAI's older format: three lists over prompt and answer; the first token has null."""
     table = body["choices"][0].get("logprobs")
     if not table or not table.get("token_logprobs") or table["token_logprobs"][0] is not None:
         return None
@@ -140,7 +142,7 @@ def _from_echo(body: Json, _: Sequence[int] | None) -> tuple[Place, ...] | None:
     )
 
 
-# Form to its fields (None: how many candidates) and its reader.
+# Format -> its fields (None: the number of candidates) and its parser.
 _FORMS: dict[str, tuple[Json, Callable[[Json, Sequence[int] | None], tuple[Place, ...] | None]]] = {
     "prompt_logprobs": ({"prompt_logprobs": None}, _from_prompt_logprobs),
     "echo": ({"echo": True, "logprobs": None}, _from_echo),
@@ -148,7 +150,7 @@ _FORMS: dict[str, tuple[Json, Callable[[Json, Sequence[int] | None], tuple[Place
 
 
 def divergence(first: Mapping[str, float], second: Mapping[str, float]) -> float:
-    """KL(first || second) in nats over the tokens that both name and one for all the others: at most the true one."""
+    """KL(first || second) in nats over the tokens that both list plus one for all others: a lower bound."""
     shared = first.keys() & second.keys()
     total, rest_first, rest_second = 0.0, 1.0, 1.0
     for token in shared:
@@ -162,20 +164,20 @@ def divergence(first: Mapping[str, float], second: Mapping[str, float]) -> float
 
 @dataclass(frozen=True)
 class PassageAgreement:
-    """Two servers on one passage."""
+    """Two servers compared on one passage."""
 
     passage_id: str
     num_tokens: int
     divergence: float
     """Sum over the tokens, in nats."""
     num_same: int
-    """Places at which both have the same likeliest token."""
+    """Positions at which both have the same top token."""
     first_loss: float
     second_loss: float
 
 
 def agreement(first: Likelihoods, second: Likelihoods) -> PassageAgreement | None:
-    """None where the two cut the text into other tokens, so that their predictions are of different things."""
+    """None if the two tokenize the text differently, so that their predictions are not comparable."""
     if [place.token for place in first.places] != [place.token for place in second.places]:
         return None
     pairs: Sequence[tuple[Place, Place]] = list(zip(first.places, second.places, strict=True))

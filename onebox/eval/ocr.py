@@ -1,7 +1,7 @@
-"""Documents drawn in code, to be read back: the truth is known because we wrote it there.
+"""Documents rendered as images, to be read back; the truth is known from the generator.
 
-The letters come from DejaVu Sans, which has every accent of the three languages. It ships with matplotlib, whose files
-are looked up without loading it. Imports PIL when it draws.
+The font is DejaVu Sans, which has every accent of the three languages. It ships with matplotlib, whose files are
+located without importing it. PIL is imported on first use.
 """
 
 import base64
@@ -39,12 +39,12 @@ def _font_file() -> Path:
     found = importlib.util.find_spec("matplotlib")
     path = Path(found.origin).parent / "mpl-data/fonts/ttf/DejaVuSans.ttf" if found and found.origin else None
     if path is None or not path.is_file():
-        raise UnsupportedError("DejaVu Sans, which ships with matplotlib, is not there; documents cannot be drawn.")
+        raise UnsupportedError("DejaVu Sans, which ships with matplotlib, was not found; documents cannot be drawn.")
     return path
 
 
 def ocr_questions(count: int, seed: int) -> list[Question]:
-    """`count` drawn invoices, of each of which four fields are asked for."""
+    """`count` drawn invoices; four fields of each are requested."""
     return [_question(number, seed + 2_000_000 + number) for number in range(count)]
 
 

@@ -1,7 +1,7 @@
-"""Texts whose every token is to be predicted: prose in three languages, code, records. Written for this project.
+"""Texts for measuring perplexity: prose in three languages, code, records. Written for this project.
 
-They are short because many short ones say more about a model than one long one, and because whole passages are what
-intervals are drawn from. More text of one's own can be given (`onebox eval --text FILE`).
+Many short passages give more information about a model than one long text, and whole passages are the units that
+intervals are resampled from. Other texts can be given with `onebox eval --text FILE`.
 """
 
 from dataclasses import dataclass
@@ -139,7 +139,7 @@ LIMIT 20;
 
 
 def shipped_passages() -> list[Passage]:
-    """About two dozen texts: six in English, four each in Hungarian, Turkish and code, and some made in code."""
+    """About two dozen texts: six in English, four each in Hungarian, Turkish and code, and some generated."""
     written = {"en": _ENGLISH, "hu": _HUNGARIAN, "tr": _TURKISH, "code": _CODE}
     found = [
         Passage(f"{kind}/{number}", kind, text) for kind, texts in written.items() for number, text in enumerate(texts)
@@ -153,7 +153,7 @@ def shipped_passages() -> list[Passage]:
 
 
 def file_passages(path: Path, limit: int = 64) -> list[Passage]:
-    """A file of one's own, cut at line ends into passages of about 1,600 characters; at most `limit` of them."""
+    """A user's file, split at line ends into at most `limit` passages of about 1,600 characters."""
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:

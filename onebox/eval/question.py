@@ -1,7 +1,7 @@
-"""The nouns of an evaluation: a question with its truth, an answer, and what judging it came to.
+"""Data types of an evaluation: a question with its truth, an answer, and its score.
 
-A question holds what is sent, whole, so that two servers get the same bytes and a reader of the file can ask again.
-Knows nothing about HTTP, and nothing about how answers are judged.
+A question holds the complete request, so that two servers get the same bytes and a reader of the file can repeat it.
+Independent of HTTP and of the scoring rules.
 """
 
 from dataclasses import dataclass, field
@@ -17,59 +17,59 @@ Json = dict[str, Any]
 
 
 class Check(StrEnum):
-    """What is looked at. The order is the order of the report."""
+    """The checks, in the order of the report."""
 
     FACTS = "facts"
     LANGUAGES = "languages"
     INVOICES = "invoices"
-    """JSON asked for in words."""
+    """JSON requested in the prompt."""
     SCHEMA = "schema"
-    """JSON asked for by `response_format`."""
+    """JSON requested by `response_format`."""
     TOOLS = "tools"
     KEYS = "keys"
     """A key hidden in a long text."""
     OCR = "ocr"
-    """A drawn document to be read."""
+    """A document image to read."""
 
 
 class TruthKind(StrEnum):
     """How an answer is compared with the truth (see `judge.py`)."""
 
     HOLDS = "holds"
-    """One of the values stands in the answer as whole words; letter case does not count."""
+    """The answer contains one of the values as whole words, ignoring letter case."""
     TEXT = "text"
-    """The answer is one of the values, letter for letter."""
+    """The answer is exactly one of the values."""
     JSON = "json"
     """The answer is JSON with these values."""
     CALLS = "calls"
-    """The answer calls these tools with these arguments; with none, it calls nothing."""
+    """The answer calls these tools with these arguments; an empty list means no call."""
 
 
 def one_turn(text: str, **more: Any) -> Json:
-    """The body of a question in one turn."""
+    """The body of a single-turn question."""
     return {"messages": [{"role": "user", "content": text}], **more}
 
 
 @dataclass(frozen=True)
 class Truth:
-    """What is right. `value`: a list of texts, a JSON object, or a list of calls with name and arguments."""
+    """The expected answer. `value`: a list of texts, a JSON object, or a list of calls with name and arguments."""
 
     kind: TruthKind
     value: Any
     language: str = "en"
-    """Whose rules for capitals hold."""
+    """Language whose capitalization rules apply."""
     schema: Json | None = None
-    """What a JSON answer must follow; None: no schema was asked for."""
+    """Schema of a JSON answer; None: no schema was requested."""
 
 
 @dataclass(frozen=True)
 class Question:
-    """One chat request. `body` has its messages and whatever goes with them; model and sampling are the run's."""
+    """One chat request. `body` has its messages and extra fields; model and sampling are set by the run."""
 
     id: str
     check: Check
     group: str
-    """A finer division within the check: a language, a length and depth."""
+    """Subgroup within the check: a language, a length and depth."""
     body: Json
     truth: Truth
     max_tokens: int = 256
@@ -81,29 +81,29 @@ class GivenAnswer:
 
     text: str
     calls: tuple[Json, ...] = ()
-    """Name and parsed arguments of each tool call; arguments that are no JSON object stay a text."""
+    """Name and parsed arguments of each tool call; arguments that are not a JSON object stay a string."""
     finish_reason: str = ""
     reasoning: str = ""
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
     seconds: float = 0.0
     retries: int = 0
-    """How often the server had refused before because it was busy."""
+    """Number of earlier refusals because the server was busy."""
 
 
 @dataclass(frozen=True)
 class Judgement:
-    """Whether an answer is right, with finer scores between 0 and 1 where there are any."""
+    """Whether an answer is right, with partial scores between 0 and 1 if the rule has any."""
 
     right: bool
     scores: dict[str, float] = field(default_factory=dict)
     why: str = ""
-    """What is wrong, in a few words."""
+    """Short description of the error."""
 
 
 @dataclass(frozen=True)
 class QuestionResult:
-    """What became of one question at one server: an answer and its judgement, or a failure and neither."""
+    """Result of one question on one server: an answer and its score, or a failure."""
 
     question_id: str
     answer: GivenAnswer | None = None

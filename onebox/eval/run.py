@@ -1,7 +1,7 @@
-"""One evaluation from beginning to end: questions made, asked at each server in turn, compared, and kept as a file.
+"""One complete evaluation: generate questions, send them to each server in turn, compare, write a file.
 
-One server after the other, never both at once: two builds need not fit into one memory together, and neither slows the
-other. What was answered before somebody stopped the run is kept.
+Servers run one after the other, never at once: two builds need not fit into memory together, and neither slows the
+other. An interrupted run keeps the answers received so far.
 """
 
 import asyncio
@@ -40,15 +40,15 @@ from onebox.eval.verdict import Comparison, conclude
 __all__ = ["FORMAT", "LIKELIHOOD", "EvalRun", "EvalSettings", "EvalTarget", "Evaluation", "Side", "write_eval"]
 
 FORMAT = "onebox-eval/1"
-"""Written into every file; a change that an old reader would misread changes it."""
+"""Format version in every file; changes whenever an old reader would misread the file."""
 LIKELIHOOD = "likelihood"
-"""The check that asks nothing: it looks at how texts are predicted."""
+"""The check without questions: it measures how well texts are predicted."""
 _WHOLE_S = 1800.0
 
 
 @dataclass(frozen=True)
 class EvalTarget:
-    """One side as given: an address or a directory, and arguments for `onebox serve` in the latter case."""
+    """One side as given: a URL, or a directory with arguments for `onebox serve`."""
 
     name: str
     place: str
@@ -59,11 +59,11 @@ class EvalTarget:
 
 @dataclass(frozen=True)
 class EvalSettings:
-    """What is asked, and how."""
+    """The checks and their settings."""
 
     checks: tuple[str, ...]
     count: int = 24
-    """Generated questions of each check that makes them: invoices, schema, tools, documents."""
+    """Number of questions of each generated check: invoices, schema, tools, documents."""
     lengths: tuple[int, ...] = (1024, 4096)
     repeats: int = 3
     """Hidden keys for each length and depth."""
@@ -72,7 +72,7 @@ class EvalSettings:
     thinking: bool = False
     num_top: int = 20
     texts: tuple[str, ...] = ()
-    """Files of the user's own, in place of the passages that ship."""
+    """User files that replace the built-in passages."""
     stall_s: float = 120.0
 
     @property
@@ -95,18 +95,18 @@ class Side:
 
 @dataclass(frozen=True)
 class EvalRun(RunOrigin):
-    """The file. Figures in `tallies`, `texts` and `comparison` follow from the replies and likelihoods beside them."""
+    """The result file. Figures in `tallies`, `texts` and `comparison` are computed from the replies and likelihoods."""
 
     commit: str
     questions: tuple[Question, ...]
     passages: tuple[Passage, ...]
     sides: tuple[Json, ...]
     tallies: tuple[tuple[CheckTally, ...], ...]
-    """For each side."""
+    """One entry per side."""
     texts: tuple[TextTally | None, ...]
     comparison: Comparison | None
     failures: tuple[Json, ...]
-    """Side, what was asked, reason, status and message; each of them, first in every report."""
+    """Every failure: side, question, reason, status and message; first in every report."""
     interrupted: bool = False
     format: str = FORMAT
 
@@ -121,11 +121,11 @@ def write_eval(run: EvalRun, path: Path) -> None:
 
 
 OnProgress = Callable[[str, int, int], None]
-"""Called with what is being done, how much of it is done, and how much there is."""
+"""Called with the current activity, the amount done and the total."""
 
 
 class Evaluation:
-    """A run under way."""
+    """A running evaluation."""
 
     def __init__(self, targets: Sequence[EvalTarget], settings: EvalSettings) -> None:
         self.settings = settings
@@ -139,7 +139,7 @@ class Evaluation:
             self.passages = own or shipped_passages()
 
     def run(self, report: OnProgress) -> None:
-        """Asks everything of every side. What came before an interruption stays."""
+        """Runs all checks on every side. An interruption keeps earlier replies."""
         for side in self.sides:
             began = time.perf_counter()
             report(f"{side.target.name}: starting", 0, 1)
@@ -167,7 +167,7 @@ class Evaluation:
                 await self._predict(client, side, server, report)
 
     async def _make_questions(self, client: Client, server: Server) -> list[Question]:
-        """All questions of the chosen checks; the first server's tokens measure the long ones."""
+        """All questions of the chosen checks; lengths are in the first server's tokens."""
         settings, found = self.settings, []
         makers: dict[Check, Callable[[], list[Question]]] = {
             Check.FACTS: fact_questions,
@@ -197,7 +197,7 @@ class Evaluation:
         return await key_questions(lengths, self.settings.repeats, self.settings.seed, count)
 
     def _askable(self, side: Side, server: Server) -> list[Question]:
-        """What this server can be asked; what it cannot is noted with the reason."""
+        """The questions that this server supports; the others are noted with the reason."""
         questions = self.questions
         if Check.OCR.value in self.settings.checks and "image" not in server.modalities:
             side.skipped[Check.OCR.value] = "the server takes no images"
@@ -222,7 +222,7 @@ class Evaluation:
         await ask_all(client, questions, self.settings.manner, keep)
 
     async def _predict(self, client: Client, side: Side, server: Server, report: OnProgress) -> None:
-        """Passages one at a time: each is one prompt, and the server's own log-probabilities are what is looked at."""
+        """Scores passages one at a time: each is one prompt, measured by the server's log-probabilities."""
         key = side.target.api_key
         headers = {"Authorization": f"Bearer {key}"} if key else {}
         async with httpx.AsyncClient(base_url=client.url, headers=headers, timeout=_WHOLE_S) as http:
@@ -232,13 +232,13 @@ class Evaluation:
                 try:
                     found = await read_likelihoods(http, server.model, passage, ids, self.settings.num_top)
                 except NotOfferedError as error:
-                    side.skipped[LIKELIHOOD] = f"the server tells no log-probabilities of a prompt ({error})"
+                    side.skipped[LIKELIHOOD] = f"the server returns no log-probabilities of a prompt ({error})"
                     return
                 side.likelihoods.append(found)
             report(f"{side.target.name}: texts", len(self.passages), len(self.passages))
 
     def result(self, command: Sequence[str], *, interrupted: bool = False) -> EvalRun:
-        """What there is now, as a file holds it."""
+        """The current state as a result file."""
         failures = [failure for side in self.sides for failure in _failures(side)]
         comparison = None
         if len(self.sides) == 2:
@@ -259,7 +259,7 @@ class Evaluation:
             commit=commit(),
             questions=tuple(self.questions),
             passages=tuple(self.passages),
-            # The key that opens a server has no business in a file.
+            # API keys are not written to files.
             sides=tuple(asdict(replace(side, target=replace(side.target, api_key=None))) for side in self.sides),
             tallies=tuple(tuple(tally_answers(self.questions, side.replies)) for side in self.sides),
             texts=tuple(tally_texts(self.passages, side.likelihoods) for side in self.sides),

@@ -1,4 +1,4 @@
-"""What is evaluated: the address of a running server, or a directory, for which one is started and stopped."""
+"""The evaluation target: the URL of a running server, or a directory, for which a server is started and stopped."""
 
 import os
 import re
@@ -22,18 +22,18 @@ _LAST_LINES = 5
 
 
 def refuse_wrong_target(target: str, serve_arguments: str) -> None:
-    """Before anything slow is done: a target is an address, a directory or "pocket"; arguments go with the last two."""
+    """Early check: a target is a URL, a directory or "pocket"; arguments are allowed for the last two."""
     if _is_address(target):
         if serve_arguments:
-            raise UsageError(f"{target} is a running server; arguments for `onebox serve` go with a directory.")
+            raise UsageError(f"{target} is a running server; arguments for `onebox serve` need a directory.")
     elif target != _POCKET and not Path(target).is_dir():
         raise UsageError(
-            f"{target} is neither an address (http://...), nor a checkpoint directory, nor {_POCKET!r}; give one."
+            f"{target} is neither a URL (http://...), nor a checkpoint directory, nor {_POCKET!r}; give one."
         )
     try:
         shlex.split(serve_arguments)
     except ValueError as error:
-        raise UsageError(f"{serve_arguments!r} cannot be taken apart into arguments ({error}).") from None
+        raise UsageError(f"{serve_arguments!r} cannot be split into arguments ({error}).") from None
 
 
 def _is_address(target: str) -> bool:
@@ -44,14 +44,14 @@ def _is_address(target: str) -> bool:
 
 @contextmanager
 def opened(target: str, serve_arguments: str = "") -> Iterator[str]:
-    """The URL of a server for the target; one that was started here is stopped in the end, however that comes."""
+    """The URL of a server for the target; a server started here is always stopped on exit."""
     if _is_address(target):
         yield target
         return
     model = [] if target == _POCKET else [target]
     command = [sys.executable, "-m", "onebox.cli.main", "serve", *model, *shlex.split(serve_arguments), "--port", "0"]
     environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
-    # A session of its own: Ctrl-C is for us to act upon, and the server is to end after its last request.
+    # A separate session: Ctrl-C reaches only this process, which stops the server after its last request.
     with subprocess.Popen(
         command,
         env=environment,
@@ -75,11 +75,11 @@ def _url_when_ready(target: str, lines: Iterable[str]) -> str:
             return found.group(1)
         last.append(line.strip())
     said = " / ".join(filter(None, last)) or "nothing"
-    raise OneboxError(f"`onebox serve` of {target} ended before it was ready. It said: {said}")
+    raise OneboxError(f"`onebox serve` of {target} ended before it was ready. Its output: {said}")
 
 
 def _stop(process: subprocess.Popen[str]) -> None:
-    """Asks it to end. It prints little while serving, so its pipe cannot fill up; what is left is not read."""
+    """Stops the server. It prints little while serving, so its pipe cannot fill up; remaining output is not read."""
     if process.poll() is None:
         process.send_signal(signal.SIGTERM)
         try:

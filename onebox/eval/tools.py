@@ -1,4 +1,4 @@
-"""Questions that are answered by calling tools: the right one of several, with typed arguments; two at once; none."""
+"""Questions answered by tool calls: one of several tools with typed arguments, two calls, or none."""
 
 from collections.abc import Callable
 from random import Random
@@ -31,7 +31,7 @@ _TOOLS = {
 _CITIES = ("Győr", "Pécs", "İzmir", "Eskişehir", "Lisbon", "Oslo", "Székesfehérvár", "Muğla")
 _NAMES = ("Kovács Eszter", "Ayşe Çelik", "Henry Baker", "İbrahim Öztürk")
 _GOODS = ("paper", "lamp", "cable", "printer")
-# What the user says, the tool, and how many of the named values it takes.
+# User message, tool, and how many of the named values it takes.
 _FORMS: tuple[tuple[str, str], ...] = (
     ("What is the weather in {city} in {unit}?", "get_weather"),
     ("What time is it in {city}?", "get_time"),

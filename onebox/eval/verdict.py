@@ -1,7 +1,7 @@
-"""The verdict on two servers, in sentences that say how sure it is and what could not be looked at.
+"""The verdict on two servers, with its confidence and the checks that did not run.
 
-"Worse" is said only where chance is ruled out at 95% after allowing for the number of comparisons (Holm). Where nothing
-is seen, the sentence says how large a difference could have been missed. Failures come before everything else.
+"Worse" requires significance at 95% after adjusting for the number of comparisons (Holm). Without a significant
+difference the verdict states how large a difference could have been missed. Failures are listed first.
 """
 
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ class ComparisonOutcome(StrEnum):
     BETTER = "B is better"
     MIXED = "B is worse in some and better in others"
     UNKNOWN = "no verdict"
-    """Nothing was answered by both, or nothing right and no text was predicted: there is nothing to lose."""
+    """No question answered by both, or none answered right and no text predicted: no loss can be measured."""
 
 
 @dataclass(frozen=True)
@@ -34,13 +34,11 @@ class Comparison:
 
 
 def conclude(pairs: Sequence[Pair], texts: TextPair | None, num_failures: int, skipped: Sequence[str]) -> Comparison:
-    """Adjusts the p-values and says what follows from them."""
+    """Adjusts the p-values and derives the verdict."""
     pairs, texts = _adjusted(pairs, texts)
     sentences = []
     if num_failures:
-        sentences.append(
-            f"{num_failures} requests failed: what they would have shown is not in this verdict. See the failures."
-        )
+        sentences.append(f"{num_failures} requests failed and are not part of this verdict. See the failures.")
     worse, better = _told_apart(pairs, texts, True), _told_apart(pairs, texts, False)
     if worse:
         sentences.append(f"B is worse on {'; '.join(worse)}.")
@@ -66,7 +64,7 @@ def _adjusted(pairs: Sequence[Pair], texts: TextPair | None) -> tuple[list[Pair]
 
 
 def _told_apart(pairs: Sequence[Pair], texts: TextPair | None, is_worse: bool) -> list[str]:
-    """Where the second is worse (or better) beyond chance."""
+    """Checks on which the second is significantly worse (or better)."""
     sign = -1 if is_worse else 1
     found = [
         f"{pair.check} ({abs(pair.difference.estimate):.1%} of {pair.num_pairs} questions, p = {pair.p_value:.2g})"
@@ -83,20 +81,20 @@ def _told_apart(pairs: Sequence[Pair], texts: TextPair | None, is_worse: bool) -
 
 
 def _answers_sentence(overall: Pair, *, is_settled: bool) -> str:
-    """About all answers together."""
+    """Sentence on all answers together."""
     bound = f"B answers at most {overall.at_most_worse:.1%} fewer of them right with {CONFIDENCE:.0%} confidence"
     counts = f"{overall.only_first} right only with A, {overall.only_second} only with B"
     seen = "Over all" if is_settled else "No difference seen on"
-    same = f"{overall.same_text} are the same to the letter"
+    same = f"{overall.same_text} are identical"
     return f"{seen} {overall.num_pairs} answers ({counts}; {same}): {bound}."
 
 
 def _texts_sentence(texts: TextPair) -> str:
     if texts.divergence.estimate == 0 and texts.same_likeliest.estimate == 1:
-        return f"Over {texts.tokens:,} tokens of text both predict the same, to the last digit that is told."
+        return f"Over {texts.tokens:,} tokens of text both predict the same, to the last reported digit."
     return (
-        f"Over {texts.tokens:,} tokens of text: divergence at least {texts.divergence.estimate:.5f} nats a token, the "
-        f"same likeliest token at {texts.same_likeliest.estimate:.2%}; B's perplexity is at most "
+        f"Over {texts.tokens:,} tokens of text: divergence at least {texts.divergence.estimate:.5f} nats per token, "
+        f"the same top token at {texts.same_likeliest.estimate:.2%}; B's perplexity is at most "
         f"{max(0.0, texts.perplexity_ratio.high - 1):.2%} higher."
     )
 

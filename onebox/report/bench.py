@@ -1,4 +1,4 @@
-"""The sections of a report on runs of `onebox bench`: failures, speeds, first tokens, drafts, load, memory, start."""
+"""Report sections of `onebox bench` runs: failures, speeds, TTFT, drafts, load, memory, start."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -14,7 +14,7 @@ __all__ = ["bench_failures", "bench_sections"]
 GIB = 2**30
 _SHOWN_FAILURES = 20
 _Column = tuple[str, str, str]
-"""Heading, the rest of the key below a workload, format."""
+"""Heading, key relative to a workload, format."""
 
 _SINGLE: tuple[_Column, ...] = (
     ("prompt tokens", "figures/prompt_tokens", ",.0f"),
@@ -50,15 +50,15 @@ _SWEEP: tuple[_Column, ...] = (
 )
 _DRAFTS: tuple[_Column, ...] = (
     ("tokens a step", "acceptance/tokens_per_step", ".2f"),
-    ("kept", "acceptance/accepted", ",d"),
+    ("accepted", "acceptance/accepted", ",d"),
     ("drafted", "acceptance/drafted", ",d"),
 )
 
 
 def bench_failures(source: ResultFile) -> Iterator[Block]:
-    """What went wrong, before anything else is said."""
+    """Failures, shown before everything else."""
     if source.body["interrupted"]:
-        yield Sentence(f"{source.name}: the run was interrupted; its figures are those of a part.", is_alarm=True)
+        yield Sentence(f"{source.name}: the run was interrupted; its figures cover only a part.", is_alarm=True)
     kinds: Counter[tuple[str, str, str, str]] = Counter()
     first: dict[tuple[str, str, str, str], str] = {}
     for number, workload in enumerate(source.body["workloads"]):
@@ -72,8 +72,8 @@ def bench_failures(source: ResultFile) -> Iterator[Block]:
         return
     total = sum(len(workload["requests"]) for workload in source.body["workloads"])
     yield Sentence(
-        f"{source.name}: {sum(kinds.values())} of {total} requests FAILED. The figures below are of the others and are "
-        "no measure of this server.",
+        f"{source.name}: {sum(kinds.values())} of {total} requests FAILED. The figures below cover only the others and "
+        "do not represent this server.",
         is_alarm=True,
     )
     rows = [
@@ -85,11 +85,11 @@ def bench_failures(source: ResultFile) -> Iterator[Block]:
 
 
 def bench_sections(sources: Sequence[ResultFile]) -> Iterator[ReportSection]:
-    """Sections over all runs; one that has nothing to show is left out."""
+    """Sections over all runs; empty sections are omitted."""
     parts: list[tuple[str, Callable[[Sequence[ResultFile]], Iterator[Block]]]] = [
         ("Speed by workload", _speed),
         ("Time to the first token", _first_tokens),
-        ("Drafts that were kept", _drafts),
+        ("Accepted drafts", _drafts),
         ("Under load", _under_load),
         ("Distribution of latencies", _latencies),
         ("Sweep", _sweep),
@@ -106,7 +106,7 @@ def bench_sections(sources: Sequence[ResultFile]) -> Iterator[ReportSection]:
 def _workloads(
     sources: Sequence[ResultFile], kind: str | None = None
 ) -> Iterator[tuple[ResultFile, int, dict[str, Any]]]:
-    """Every workload with figures, its run and its place in it."""
+    """Every workload with figures, its run and its index in it."""
     for source in sources:
         for number, workload in enumerate(source.body["workloads"]):
             if workload["figures"] and kind in (None, workload["kind"]):
@@ -145,7 +145,7 @@ def _bars(series: dict[str, dict[str, plots.Point | None]], axis: str, *, is_log
 
 
 def _speed(sources: Sequence[ResultFile]) -> Iterator[Block]:
-    svg = _bars(_points(sources, "single", "decode", "tok_s"), "decode, tokens a second")
+    svg = _bars(_points(sources, "single", "decode", "tok_s"), "decode, tokens per second")
     if svg:
         yield Plot(svg, "Decode speed of one stream: median, with the lowest and the highest run.")
     yield from _table(sources, "single", _SINGLE)
@@ -159,7 +159,7 @@ def _first_tokens(sources: Sequence[ResultFile]) -> Iterator[Block]:
     svg = _bars(series, "seconds to the first token", is_log=True)
     if svg:
         yield Plot(
-            svg, "Cold: the prompt begins as no other did. Warm: the same prompt again. Medians, in the table above."
+            svg, "Cold: the prompt has a unique beginning. Warm: the same prompt again. Medians, as in the table above."
         )
 
 
@@ -180,7 +180,9 @@ def _drafts(sources: Sequence[ResultFile]) -> Iterator[Block]:
         cells = [source.value(pointer("workloads", number) + f"/{key}", form) for _, key, form in _DRAFTS]
         rows.append((label, *cells, *places, accepted["source"]))
     if rows:
-        yield Plot(_bars(series, "share of steps in which the draft was kept"), "Kept drafts by their place in a step.")
+        yield Plot(
+            _bars(series, "share of steps in which the draft was accepted"), "Accepted drafts by position in a step."
+        )
         names = tuple(name for name, _, _ in _DRAFTS)
         yield Table(("workload", *names, "1st", "2nd", "3rd", "4th", "counted by"), tuple(rows))
 
@@ -190,7 +192,7 @@ def _under_load(sources: Sequence[ResultFile]) -> Iterator[Block]:
 
 
 def _latencies(sources: Sequence[ResultFile]) -> Iterator[Block]:
-    """From the raw requests: a percentile hides what a distribution shows."""
+    """Distributions from the raw requests: they show what percentiles hide."""
     firsts: dict[str, list[float]] = {}
     gaps: dict[str, list[float]] = {}
     for source, _, workload in _workloads(sources, "load"):
@@ -204,16 +206,19 @@ def _latencies(sources: Sequence[ResultFile]) -> Iterator[Block]:
     gaps = {name: values for name, values in gaps.items() if values}
     keys = "/workloads/*/requests/*/arrivals_s"
     if firsts:
-        yield Plot(plots.distributions(firsts, "seconds to the first token"), f"Each step is a request ({keys}/0).")
+        yield Plot(
+            plots.distributions(firsts, "seconds to the first token"),
+            f"Each step of the curve is a request ({keys}/0).",
+        )
     if gaps:
         caption = (
-            f"Gaps between deliveries of one request, of all requests ({keys}). A delivery may hold several tokens."
+            f"Gaps between deliveries of one request, over all requests ({keys}). A delivery may hold several tokens."
         )
         yield Plot(plots.distributions(gaps, "seconds between deliveries"), caption)
 
 
 def _sweep(sources: Sequence[ResultFile]) -> Iterator[Block]:
-    svg = _bars(_points(sources, "sweep", "decode", "tok_s"), "decode of each stream, tokens a second")
+    svg = _bars(_points(sources, "sweep", "decode", "tok_s"), "decode of each stream, tokens per second")
     if svg:
         yield Plot(svg, "Each cell of the sweep: median, lowest and highest.")
     yield from _table(sources, "sweep", _SWEEP)
@@ -231,7 +236,7 @@ def _memory(sources: Sequence[ResultFile]) -> Iterator[Block]:
         if planned:
             bars[source.name] = planned
     if bars:
-        caption = "The server's memory plan by part, without what it leaves unused. Resident is what the process held."
+        caption = "The server's memory plan by part, without unused memory. Resident is the process's resident memory."
         yield Plot(plots.stacked_bar(bars, "GiB"), caption)
     if rows:
         yield Table(("run", "part", "GiB", "bytes"), tuple(rows))

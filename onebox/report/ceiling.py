@@ -1,6 +1,6 @@
-"""The roofline of a run: what the planner says the box allows for these bytes, and where the measured speed lies.
+"""The roofline of a run: the planner's speed limit for the bytes of a step, and the measured speed.
 
-Limits are projected from sizes, never measured, and are labelled so; the measured point comes from the result file.
+Limits are projected from sizes, not measured, and labelled as projected; measured points come from the result file.
 """
 
 from collections.abc import Iterator, Sequence
@@ -20,7 +20,7 @@ __all__ = ["Ceiling", "roofline_section"]
 
 @dataclass(frozen=True)
 class Ceiling:
-    """What was served, and on which box, as the user tells it: a result file cannot know the bytes of the weights."""
+    """The served model and the box, as given by the user: a result file does not hold the size of the weights."""
 
     weights: Weights
     box: Box
@@ -28,7 +28,7 @@ class Ceiling:
 
 
 def roofline_section(sources: Sequence[ResultFile], ceiling: Ceiling) -> Iterator[ReportSection]:
-    """One point for each workload of single streams."""
+    """One point for each single-stream workload."""
     rows: list[tuple[Cell, ...]] = []
     points: dict[str, tuple[float, float]] = {}
     for source in sources:
@@ -47,9 +47,9 @@ def roofline_section(sources: Sequence[ResultFile], ceiling: Ceiling) -> Iterato
 
 
 def _planned(workload: dict[str, Any]) -> Workload:
-    """The workload as the planner knows it: the context in the middle of the answer, and the drafts that were made.
+    """The workload for the planner: the context at the middle of the answer, and the drafts per step.
 
-    Drafts a step are rounded down, so that the bytes are rather too few and the limit rather too high.
+    Drafts per step are rounded down, so that the bytes are underestimated and the limit is overestimated.
     """
     figures, accepted = workload["figures"], workload["acceptance"]
     context = int(figures["prompt_tokens"] + figures["completion_tokens"] / 2)
@@ -84,8 +84,8 @@ def _blocks(
         if rate is not None
     ]
     if roofs:
-        svg = plots.roofline(roofs, points, "operations a second")
-        yield Plot(svg, "Lines are what the box allows, projected; points are measured decode speeds of one stream.")
+        svg = plots.roofline(roofs, points, "operations per second")
+        yield Plot(svg, "Lines are the projected limits of the box; points are measured decode speeds of one stream.")
     else:
         yield Sentence(f"No bandwidth is known for {box.device}, so there is no limit to draw.", is_note=True)
     columns = ("workload", "tokens a step", "GB a step, least", "limit tok/s, projected", "expected tok/s, projected")

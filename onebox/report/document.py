@@ -1,4 +1,4 @@
-"""A report before it is HTML or Markdown: sections of sentences, tables and plots; cells are words or figures."""
+"""A report before rendering (HTML, Markdown): sections of sentences, tables and plots; cells are texts or figures."""
 
 from dataclasses import dataclass, field
 
@@ -11,7 +11,7 @@ Cell = Value | str
 
 @dataclass(frozen=True)
 class Sentence:
-    """A line of text; an alarm is what must not be overlooked."""
+    """A line of text; an alarm is highlighted."""
 
     text: str
     is_alarm: bool = False
@@ -26,7 +26,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Plot:
-    """A drawing as SVG, and in words what it shows: the figures themselves stand in a table beside it."""
+    """A plot as SVG with a caption; its figures are also in a table."""
 
     svg: str
     caption: str

@@ -1,4 +1,4 @@
-"""The sections of a report on a run of `onebox eval`: failures, verdict, scores by check, predicted texts."""
+"""Report sections of an `onebox eval` run: failures, verdict, scores by check, predicted texts."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -15,14 +15,14 @@ _SHOWN_WRONG = 12
 
 
 def eval_failures(source: ResultFile) -> Iterator[Block]:
-    """What went wrong, before anything else is said."""
+    """Failures, shown before everything else."""
     if source.body["interrupted"]:
-        yield Sentence(f"{source.name}: the run was interrupted; what follows is a part.", is_alarm=True)
+        yield Sentence(f"{source.name}: the run was interrupted; the results below are partial.", is_alarm=True)
     failures = source.body["failures"]
     if not failures:
         return
     yield Sentence(
-        f"{source.name}: {len(failures)} requests FAILED. They count as neither right nor wrong and are in no figure.",
+        f"{source.name}: {len(failures)} requests FAILED. They are neither right nor wrong and are in no figure.",
         is_alarm=True,
     )
     kinds: Counter[tuple[str, ...]] = Counter()
@@ -55,7 +55,7 @@ def eval_sections(source: ResultFile) -> Iterator[ReportSection]:
         for what, why in side["skipped"].items()
     ]
     if skipped:
-        yield ReportSection(f"{source.name}: not looked at", tuple(skipped))
+        yield ReportSection(f"{source.name}: not run", tuple(skipped))
 
 
 def _name(side: dict[str, Any]) -> str:
@@ -77,7 +77,9 @@ def _verdict(source: ResultFile) -> Iterator[Block]:
     if pairs:
         labels, points = [pair["check"] for pair in pairs], [_point(pair["difference"]) for pair in pairs]
         axis = "share of right answers, B minus A"
-        yield Plot(plots.intervals(labels, points, axis, 0.0), "With 95% intervals (Tango); a grey one holds 0.")
+        yield Plot(
+            plots.intervals(labels, points, axis, 0.0), "With 95% intervals (Tango); a grey interval contains 0."
+        )
         yield Table(
             ("check", "pairs", "both right", "only A", "only B", "same text", "B - A", "from", "to", "p (Holm)"),
             tuple(_pair_row(source, number, pair) for number, pair in enumerate(pairs)),
@@ -105,14 +107,14 @@ def _text_pair(source: ResultFile) -> Iterator[Block]:
         (title, *(source.value(f"{base}/{key}/{end}", form) for end in ("estimate", "low", "high")))
         for title, key, form in (
             ("perplexity, B / A", "perplexity_ratio", ".4f"),
-            ("KL(A||B), nats a token, at least", "divergence", ".5f"),
-            ("same likeliest token", "same_likeliest", ".2%"),
+            ("KL(A||B), nats per token, at least", "divergence", ".5f"),
+            ("same top token", "same_likeliest", ".2%"),
         )
     ]
     yield Table(("of all tokens", "seen", "from", "to"), tuple(rows))
     yield Sentence(
-        "The divergence is a lower bound: it is taken over the likeliest tokens that both servers name, with all other "
-        "tokens as one. Intervals (95%) come from drawing whole passages anew.",
+        "The divergence is a lower bound: it is computed over the top tokens that both servers list, with all other "
+        "tokens merged into one. Intervals (95%) are resampled over whole passages.",
         is_note=True,
     )
 
@@ -141,7 +143,7 @@ def _scores(source: ResultFile) -> Iterator[Block]:
 
 
 def _groups(source: ResultFile) -> Iterator[Block]:
-    """By language, by length and depth: where a check is weak."""
+    """Scores by subgroup: language, or length and depth."""
     rows: list[tuple[Cell, ...]] = []
     for number, tallies in enumerate(source.body["tallies"]):
         for index, tally in enumerate(tallies):
@@ -168,12 +170,12 @@ def _texts(source: ResultFile) -> Iterator[Block]:
         counts = [source.value(f"{base}/{key}", ",d") for key in ("passages", "tokens")]
         by_kind = [source.value(base + pointer("kinds", kind), ".3f") for kind in kinds]
         rows.append((_name(side), *counts, *ends, source.value(f"{base}/bits_per_byte", ".4f"), *by_kind))
-    yield Plot(plots.grouped_bars(kinds, series, "perplexity of a token", is_log=True), "By kind of text.")
-    yield Table(("server", "passages", "tokens", "perplexity", "from", "to", "bits a byte", *kinds), tuple(rows))
+    yield Plot(plots.grouped_bars(kinds, series, "perplexity per token", is_log=True), "By kind of text.")
+    yield Table(("server", "passages", "tokens", "perplexity", "from", "to", "bits per byte", *kinds), tuple(rows))
 
 
 def _wrong(source: ResultFile) -> Iterator[Block]:
-    """A few wrong answers of each server, so that a reader sees what "wrong" means."""
+    """A few wrong answers of each server, as examples."""
     for number, side in enumerate(source.body["sides"]):
         rows: list[tuple[Cell, ...]] = []
         for index, reply in enumerate(side["replies"]):

@@ -1,4 +1,4 @@
-"""A report as one HTML page that needs nothing else: style and drawings are inside, no script, no address outside."""
+"""A report as one self-contained HTML page: inline style and plots, no scripts, no external URLs."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -31,7 +31,7 @@ svg { max-width: 100%; height: auto; }
 
 
 def page(title: str, sections: Sequence[ReportSection]) -> str:
-    """The whole page."""
+    """The complete page."""
     drawn = _Drawings()
     body = "\n".join(line for section in sections for line in _section(section, drawn))
     return (
@@ -93,7 +93,7 @@ def _is_number(value: Any) -> bool:
 
 
 class _Drawings:
-    """Puts drawings into one page. Each calls its parts by the same names, so each gets a prefix of its own."""
+    """Embeds plots in one page. All plots use the same element ids, so each gets its own prefix."""
 
     def __init__(self) -> None:
         self._count = 0

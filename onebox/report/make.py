@@ -1,4 +1,4 @@
-"""Puts a report together: title, failures first, then the sections, then where it all comes from."""
+"""Assembles a report: title, failures, sections, and the origin of the data."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -17,14 +17,14 @@ __all__ = ["RenderedReport", "make_report"]
 
 @dataclass(frozen=True)
 class RenderedReport:
-    """The same report twice."""
+    """A report in both formats."""
 
     html: str
     markdown: str
 
 
 def make_report(sources: Sequence[ResultFile], title: str = "", ceiling: Ceiling | None = None) -> RenderedReport:
-    """One report over all runs, of either kind."""
+    """One report over all runs of `onebox bench` and `onebox eval`."""
     named = _told_apart(sources)
     bench = [source for source in named if not source.is_eval]
     sections = [ReportSection("Failures", tuple(_failures(named)))]
@@ -34,13 +34,13 @@ def make_report(sources: Sequence[ResultFile], title: str = "", ceiling: Ceiling
     sections += bench_sections(bench)
     if bench and ceiling is not None:
         sections += roofline_section(bench, ceiling)
-    sections.append(ReportSection("Where this comes from", tuple(_provenance(named))))
+    sections.append(ReportSection("Origin of the data", tuple(_provenance(named))))
     heading = title or f"onebox: {', '.join(source.name for source in named)}"
     return RenderedReport(page(heading, sections), text(heading, sections))
 
 
 def _told_apart(sources: Sequence[ResultFile]) -> list[ResultFile]:
-    """Two files of one name get their paths for names."""
+    """Files with the same name are named by their paths."""
     names = [source.name for source in sources]
     return [
         ResultFile(source.path, source.path, source.sha256, source.body) if names.count(source.name) > 1 else source
@@ -55,8 +55,8 @@ def _failures(sources: Sequence[ResultFile]) -> Iterator[Block]:
 
 def _provenance(sources: Sequence[ResultFile]) -> Iterator[Block]:
     yield Sentence(
-        "Every figure above names its file and its key in it: point at it, or follow it. The files hold every request "
-        "and answer.",
+        "Every figure above links to its file and its key: hover over it or follow the link. The files hold every "
+        "request and answer.",
         is_note=True,
     )
     for source in sources:

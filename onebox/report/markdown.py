@@ -1,4 +1,4 @@
-"""A report as Markdown. A figure is a link to its file with the key as the link's title; drawings stay in the page."""
+"""A report as Markdown. A figure is a link to its file with the key as the link's title; plots are in HTML only."""
 
 from collections.abc import Iterator, Sequence
 from urllib.parse import quote
@@ -28,7 +28,7 @@ def _block(block: Block) -> Iterator[str]:
             for row in rows:
                 yield _row([_cell(cell) for cell in row])
         case Plot(_, caption):
-            yield f"*Drawn in the HTML report: {_plain(caption)}*"
+            yield f"*Plot in the HTML report: {_plain(caption)}*"
 
 
 def _row(cells: Sequence[str]) -> str:
@@ -43,7 +43,7 @@ def _cell(cell: Cell) -> str:
 
 
 def _plain(words: str) -> str:
-    """Nothing in it is taken for a mark of Markdown or a cell's end."""
+    """Escapes Markdown syntax and cell separators."""
     shown = " ".join(words.split())
     for mark in "\\|*_`[]<>":
         shown = shown.replace(mark, f"\\{mark}")

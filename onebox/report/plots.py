@@ -1,7 +1,7 @@
-"""Drawings by matplotlib, as SVG that can stand inside a page. The only module that loads matplotlib.
+"""Plots by matplotlib, as SVG for embedding in a page. The only module that imports matplotlib.
 
-Every drawing is a function from numbers to SVG. Text stays text, so that a page can be searched; nothing depends on the
-time or the machine, so that the same numbers give the same bytes.
+Every plot is a function from numbers to SVG. Text stays text, so that a page can be searched; the output does not
+depend on time or machine, so that the same numbers give the same bytes.
 """
 
 import io
@@ -35,7 +35,7 @@ _STYLE: dict[Any, Any] = {
 
 @dataclass(frozen=True)
 class Point:
-    """A middle and the ends around it; the ends are the middle where there are none."""
+    """A value with its lower and upper end; both equal the value if there is no range."""
 
     middle: float
     low: float
@@ -45,9 +45,9 @@ class Point:
 def grouped_bars(
     labels: Sequence[str], series: Mapping[str, Sequence[Point | None]], axis: str, *, is_log: bool = False
 ) -> str:
-    """One group a label and one horizontal bar a series, with whiskers from low to high.
+    """One group per label and one horizontal bar per series, with whiskers from low to high.
 
-    On a logarithmic axis a bar's length would mean nothing: there it is a dot.
+    On a logarithmic axis dots replace bars, because bar length has no meaning there.
     """
     thickness = 0.8 / max(1, len(series))
     figure, axes = _figure(0.9 + 0.26 * len(labels) * max(1, len(series)) ** 0.7)
@@ -96,7 +96,7 @@ def _legend(figure: Figure, count: int) -> None:
 
 
 def intervals(labels: Sequence[str], points: Sequence[Point], axis: str, neutral: float) -> str:
-    """One dot with its interval a row, and a line at the value that means "no difference"."""
+    """One dot with its interval per row, and a line at the value that means "no difference"."""
     figure, axes = _figure(0.9 + 0.3 * len(labels))
     axes.axvline(neutral, color="#8a8f98", linewidth=1)
     for row, point in enumerate(points):
@@ -111,7 +111,7 @@ def intervals(labels: Sequence[str], points: Sequence[Point], axis: str, neutral
 
 
 def distributions(samples: Mapping[str, Sequence[float]], axis: str) -> str:
-    """Of each sample, the share of values at or below each value."""
+    """Cumulative distribution of each sample."""
     figure, axes = _figure(3.4)
     for number, (name, values) in enumerate(samples.items()):
         ordered = sorted(values)
@@ -128,7 +128,7 @@ def distributions(samples: Mapping[str, Sequence[float]], axis: str) -> str:
 
 
 def stacked_bar(parts: Mapping[str, Mapping[str, float]], axis: str) -> str:
-    """One horizontal bar a row, its parts one behind the other; parts of one name have one colour."""
+    """One stacked horizontal bar per row; parts with the same name have the same colour."""
     names = list(dict.fromkeys(name for row in parts.values() for name in row))
     figure, axes = _figure(1.5 + 0.5 * len(parts))
     for row, sizes in enumerate(parts.values()):
@@ -149,7 +149,7 @@ def stacked_bar(parts: Mapping[str, Mapping[str, float]], axis: str) -> str:
 
 @dataclass(frozen=True)
 class Roof:
-    """What a box can do: bytes and operations a second."""
+    """Limits of a box: bytes and operations per second."""
 
     name: str
     bytes_per_second: float
@@ -157,7 +157,7 @@ class Roof:
 
 
 def roofline(roofs: Sequence[Roof], points: Mapping[str, tuple[float, float]], axis: str) -> str:
-    """Operations a second over operations a byte, both logarithmic; points are (operations a byte, a second)."""
+    """Operations per second over operations per byte, both logarithmic; points are (op per byte, op per second)."""
     figure, axes = _figure(3.8)
     intensities = [point[0] for point in points.values()]
     low, high = min(intensities) / 4, max(intensities) * 4
@@ -171,7 +171,7 @@ def roofline(roofs: Sequence[Roof], points: Mapping[str, tuple[float, float]], a
         axes.plot([intensity], [rate], "o", color=_COLOURS[number % len(_COLOURS)], label=name)
     axes.set_xscale("log")
     axes.set_yscale("log")
-    axes.set_xlabel("operations a byte of a step")
+    axes.set_xlabel("operations per byte of a step")
     axes.set_ylabel(axis)
     _legend(figure, 2)
     return _svg(figure)
@@ -184,7 +184,7 @@ def _figure(height: float) -> tuple[Figure, Axes]:
 
 
 def _svg(figure: Figure) -> str:
-    """The drawing without XML's preamble. Names inside it depend on what is drawn alone."""
+    """The SVG without the XML preamble. Element ids depend only on the content."""
     buffer = io.StringIO()
     with rc_context({**_STYLE, "svg.hashsalt": "onebox"}):
         figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})

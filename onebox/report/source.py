@@ -1,6 +1,6 @@
-"""A result file as it is: figures are read from it by key and shown with that key, so that each can be looked up.
+"""A result file, read-only: figures are read by key and shown with that key, so that each can be traced.
 
-Knows the two formats by name, refuses anything else, and changes nothing it reads.
+Accepts the two formats by name and refuses any other file.
 """
 
 import hashlib
@@ -18,7 +18,7 @@ __all__ = ["BENCH_FORMAT", "EVAL_FORMAT", "ResultFile", "Value", "load", "pointe
 
 
 class Value(NamedTuple):
-    """A figure as shown, the number behind it, and where it stands: a file and a JSON pointer (RFC 6901) in it."""
+    """A figure as shown, its raw number, and its origin: a file and a JSON pointer (RFC 6901) in it."""
 
     text: str
     raw: Any
@@ -27,7 +27,7 @@ class Value(NamedTuple):
 
 
 class ResultFile(NamedTuple):
-    """One result file. `name` is how the report calls it, `path` where it says that it is."""
+    """One result file. `name` and `path` are those shown in the report."""
 
     name: str
     path: str
@@ -39,7 +39,7 @@ class ResultFile(NamedTuple):
         return bool(self.body["format"] == EVAL_FORMAT)
 
     def at(self, key: str) -> Any:
-        """What stands at a JSON pointer; None where nothing does."""
+        """The value at a JSON pointer; None if absent."""
         place: Any = self.body
         for part in key.split("/")[1:]:
             name = part.replace("~1", "/").replace("~0", "~")
@@ -50,7 +50,7 @@ class ResultFile(NamedTuple):
         return place
 
     def value(self, key: str, form: str = "", unit: str = "") -> Value | str:
-        """The figure at a key, in a format such as ".1f", ",d", ".1%" or "ms"; a dash where there is none."""
+        """The figure at a key, in a format such as ".1f", ",d", ".1%" or "ms"; a dash if absent."""
         found = self.at(key)
         if found is None or (isinstance(found, float) and math.isnan(found)):
             return "-"
@@ -64,19 +64,19 @@ def _shown(found: Any, form: str) -> str:
 
 
 def _seconds(value: float) -> str:
-    """Three digits that matter, in milliseconds below a second."""
+    """Three significant digits, in milliseconds below one second."""
     return f"{value * 1e3:.3g} ms" if value < 0.9995 else f"{value:.3g} s"
 
 
 def pointer(*parts: str | int) -> str:
-    """A JSON pointer of these steps."""
+    """A JSON pointer with these parts."""
     return "".join("/" + str(part).replace("~", "~0").replace("/", "~1") for part in parts)
 
 
 def load(path: Path, shown: str = "") -> ResultFile:
-    """Reads a result of `onebox bench` or `onebox eval`; any other file is refused by name.
+    """Reads a result of `onebox bench` or `onebox eval`; any other file is refused.
 
-    `shown` is the path that the report names, where that is another: one that leads there from the report's place.
+    `shown` is the path to show in the report, if different: relative to the report's directory.
     """
     try:
         data = path.read_bytes()
@@ -84,14 +84,14 @@ def load(path: Path, shown: str = "") -> ResultFile:
     except OSError as error:
         raise UnreadableError(f"{path} cannot be read ({error.strerror}).") from None
     except ValueError as error:
-        raise UnreadableError(f"{path} is not JSON ({error}); name a file that --output wrote.") from None
+        raise UnreadableError(f"{path} is not JSON ({error}); give a file written by --output.") from None
     found = body.get("format") if isinstance(body, dict) else None
     if found == BENCH_FORMAT:
-        read_run(path)  # refuses what is damaged, with the place
+        read_run(path)  # refuses a damaged file, naming the location
     elif found != EVAL_FORMAT:
         raise UnreadableError(
-            f"{path} is no result of this onebox: its format is {found!r}, not {BENCH_FORMAT!r} or {EVAL_FORMAT!r}."
+            f"{path} is not a result of this onebox: its format is {found!r}, not {BENCH_FORMAT!r} or {EVAL_FORMAT!r}."
         )
     elif missing := [key for key in ("sides", "tallies", "texts", "failures", "comparison") if key not in body]:
-        raise UnreadableError(f"{path} is damaged: it lacks {missing[0]!r}.")
+        raise UnreadableError(f"{path} is damaged: {missing[0]!r} is missing.")
     return ResultFile(path.stem, shown or str(path), hashlib.sha256(data).hexdigest(), body)

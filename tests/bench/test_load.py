@@ -92,7 +92,7 @@ def test_a_long_prompt_has_no_warm_up_where_time_is_short():
 def test_a_picture_is_not_sent_to_a_server_without_eyes():
     with faulty() as server:
         made = done(server, lambda session: run_single(session, TASKS["vision"]))
-    assert made.skipped == "the server takes no pictures"
+    assert made.skipped == "the server takes no images"
     assert server.bodies == []
 
 
@@ -268,7 +268,7 @@ def test_a_cell_that_would_be_another_one_is_skipped():
 def test_a_server_that_ends_answers_early_all_the_same_is_told():
     with faulty("ends early") as server:
         made = done(server, lambda session: run_cell(session, Cell(64, 24)))
-    assert made.notes == ("answers have 12 tokens, not 24: the server does not keep ignore_eos",)
+    assert made.notes == ("answers have 12 tokens, not 24: the server does not follow ignore_eos",)
 
 
 def test_cells_are_the_product_shallow_first():
@@ -299,7 +299,7 @@ def test_what_a_server_cannot_tell_is_noted():
     with faulty(knows=set(), tokenizer="", max_model_len=None) as server:
         run = run_of(server, tasks=chosen_tasks(["math"]))
     text = "\n".join(run.notes)
-    for words in ("no /tokenize", "no token ids", "chat_template_kwargs", "does not tell its context"):
+    for words in ("no /tokenize", "no token ids", "chat_template_kwargs", "does not report its context"):
         assert words in text
     # Counted by asking, and exact all the same.
     assert {request.prompt_tokens for request in run.workloads[0].requests} == {96}

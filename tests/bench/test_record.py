@@ -92,7 +92,11 @@ def test_a_damaged_record_is_refused_with_the_place(tmp_path, change, words):
 def test_what_is_no_record_is_refused(tmp_path):
     (tmp_path / "list.json").write_text("[]")
     (tmp_path / "text.json").write_text("hello")
-    for name, words in (("list.json", "no result of this onebox"), ("text.json", "is not JSON"), ("none", "cannot be")):
+    for name, words in (
+        ("list.json", "not a result of this onebox"),
+        ("text.json", "is not JSON"),
+        ("none", "cannot be"),
+    ):
         with pytest.raises(UnreadableError, match=words):
             read_run(tmp_path / name)
 

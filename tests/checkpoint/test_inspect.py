@@ -53,7 +53,7 @@ def test_mtp_head_that_the_index_does_not_name_is_found_and_said(checkpoints):
 def test_absent_mtp_head_is_told_with_the_fix(checkpoints, run_cli):
     result = run_cli("inspect", checkpoints / "nvfp4-modelopt")
     assert result.code == 0
-    assert "MTP head: not there" in result.out
+    assert "MTP head: missing" in result.out
     assert "--mtp-from" in result.out
 
 

@@ -27,8 +27,8 @@ def test_a_good_run_is_a_table_a_record_and_status_0(run_cli, tmp_path):
     assert "FAILED" not in result.out
     row = next(line for line in result.out.splitlines() if line.startswith("Q&A"))
     assert row.split()[1:3] == ["64", "12"]
-    assert "Vision/OCR: skipped, the server takes no pictures" in result.out
-    assert "All 5 requests were answered whole" in result.out
+    assert "Vision/OCR: skipped, the server takes no images" in result.out
+    assert "All 5 requests were answered completely" in result.out
     run = read_run(record)
     assert run.is_success
     assert run.command[:3] == ("onebox", "bench", "run")
@@ -86,7 +86,7 @@ def test_one_failure_among_many_is_enough(run_cli):
     assert result.code == 1
     assert result.out.splitlines()[0] == "FAILED: 1 of 12 requests."
     assert "a scripted 500" in result.out
-    assert "no measure of this server" in result.out.splitlines()[-1]
+    assert "do not represent this server" in result.out.splitlines()[-1]
 
 
 def test_the_last_line_is_json_where_it_is_asked_for(run_cli):
@@ -114,7 +114,7 @@ def test_a_sweep_and_a_load_are_exported_in_the_neighbours_forms(run_cli, tmp_pa
     for form, record, words in (
         ("llama-benchy", "load.json", "this run has none"),
         ("vllm-bench", "sweep.json", "this run has none"),
-        ("csv", "load.json", "There is no form 'csv'"),
+        ("csv", "load.json", "There is no format 'csv'"),
     ):
         refused = run_cli("bench", "export", form, tmp_path / record, tmp_path / "x.json")
         assert refused.code == 2
@@ -164,7 +164,7 @@ def test_ctrl_c_keeps_what_was_measured_and_says_that_it_is_not_whole(tmp_path):
             process.send_signal(signal.SIGINT)
             out, _ = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert out.startswith("INTERRUPTED: this run is not whole.")
+    assert out.startswith("INTERRUPTED: this run is incomplete.")
     run = read_run(record)
     assert run.interrupted
     assert len(run.workloads[0].requests) >= 3
@@ -183,7 +183,7 @@ def test_it_runs_where_there_is_no_torch():
         command = [sys.executable, "-c", BLOCKED, "bench", "run", "--url", server.url, "--workloads", "math", *QUICK]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert "All 5 requests were answered whole" in done.stdout
+    assert "All 5 requests were answered completely" in done.stdout
 
 
 def test_it_measures_onebox_itself(run_cli, tiny, tmp_path):

@@ -124,8 +124,8 @@ def test_an_answer_cannot_take_the_terminal_over(talk):
 def test_a_wrong_command_is_a_sentence_and_goes_to_nobody(talk):
     with answering(said({"content": "Yes."})) as (url, bodies):
         result = talk(url, "/rest", "/think maybe", "/help")
-    assert "'/rest' is no command; /help shows" in result.err
-    assert "'/think maybe' is no command" in result.err
+    assert "'/rest' is not a command; /help shows" in result.err
+    assert "'/think maybe' is not a command" in result.err
     assert "/system TEXT" in result.out
     assert bodies == []
 
@@ -145,7 +145,7 @@ def test_a_question_that_failed_is_not_kept_and_the_program_goes_on(scripted, ta
     [
         ([said({"content": "Be"}), {"error": {"message": "The engine died."}}], 200, "The engine died."),
         (["Bad gateway"], 502, "/v1/chat/completions answered with status 502."),
-        (["data: {oops\n\n"], 200, "streams what is not JSON: {oops"),
+        (["data: {oops\n\n"], 200, "streamed an event that is not JSON: {oops"),
     ],
 )
 def test_what_breaks_an_answer_is_a_sentence(talk, chunks, status, words):
@@ -198,7 +198,7 @@ def test_in_a_terminal_thinking_is_dim_ctrl_c_leaves_the_program_alone_and_ctrl_
         process.send_signal(signal.SIGINT)
         # A signal just before the program waits is noticed once it has something to read.
         os.write(ours, b"\n")
-        read_until(ours, rb"Ctrl-D leaves\.\r\n")
+        read_until(ours, rb"Ctrl-D exits\.\r\n")
         os.write(ours, b"Hi\n")
         shown = read_until(ours, rb"(?s)\(\d+ tokens.*> ")
         os.write(ours, b"\x04")

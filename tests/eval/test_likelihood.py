@@ -71,7 +71,7 @@ def test_a_server_without_token_ids_is_read_in_the_older_form():
 def test_a_server_that_offers_neither_is_no_failure():
     with pytest.raises(NotOfferedError, match=r"unknown field prompt_logprobs.*unknown field echo"):
         read(refusing("prompt_logprobs", refusing("echo", in_vllms_form)))
-    with pytest.raises(NotOfferedError, match="taken and not answered"):
+    with pytest.raises(NotOfferedError, match="accepted but not returned"):
         read(lambda _: answered({"text": " d"}))
 
 

@@ -83,7 +83,7 @@ def test_what_a_server_does_not_offer_is_said_and_is_no_failure(run_cli):
     assert result.code == 0, result.err
     assert "not run: keys at 4,096 tokens: the context of 600 tokens has no room for them" in result.out
     assert "not run: ocr: the server takes no images" in result.out
-    assert "not run: likelihood: the server tells no log-probabilities of a prompt" in result.out
+    assert "not run: likelihood: the server returns no log-probabilities of a prompt" in result.out
     assert "Not compared: ocr (the server takes no images); keys at 4,096 tokens" in result.out.replace("\n", "")
 
 
@@ -121,16 +121,16 @@ def test_a_server_that_is_not_there_is_one_sentence(run_cli):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("nowhere",), "nowhere is neither an address"),
+        (("nowhere",), "nowhere is neither a URL"),
         (("localhost:1", "--checks", "facts,wit"), "--checks holds 'wit'"),
         (("localhost:1", "--checks", ","), "--checks is empty"),
         (("localhost:1", "--lengths", "1k"), "--lengths '1k' is not a list"),
         (("localhost:1", "--lengths", "16"), "less than 256 tokens"),
         (("localhost:1", "--serve-a", "--dtype float32"), "is a running server"),
-        (("localhost:1", "--serve-b", "--dtype float32"), "no B is given"),
-        (("pocket", "--serve-a", "'"), "cannot be taken apart"),
+        (("localhost:1", "--serve-b", "--dtype float32"), "need B, which is not given"),
+        (("pocket", "--serve-a", "'"), "cannot be split into arguments"),
         (("localhost:1", "--text", "/no/such/file"), "cannot be read as UTF-8 text"),
-        (("localhost:1", "--output", "/no/such/place/eval.json"), "is not there"),
+        (("localhost:1", "--output", "/no/such/place/eval.json"), "does not exist"),
     ],
 )
 def test_wrong_arguments_are_refused_before_anything_is_started(run_cli, arguments, message):
@@ -143,7 +143,7 @@ def test_wrong_arguments_are_refused_before_anything_is_started(run_cli, argumen
 def test_a_directory_that_cannot_be_served_is_told_with_the_servers_own_words(run_cli, tmp_path):
     result = run_cli("eval", str(tmp_path), "--checks", "facts")
     assert result.code == 1
-    assert "ended before it was ready. It said:" in result.err
+    assert "ended before it was ready. Its output:" in result.err
     assert "config.json" in result.err
 
 

@@ -92,7 +92,7 @@ def bench_run(**changes):
         replace(single, figures=figures, acceptance=drafts, notes=("scaled down to 64 tokens",)),
         replace(load_, figures=load_.figures | more),
         replace(sweep, settings=sweep.settings | {"prompt": 512, "answer": 64, "depth": 0, "concurrency": 1}),
-        replace(single, name="Vision/OCR", figures={}, requests=(), skipped="the server takes no pictures"),
+        replace(single, name="Vision/OCR", figures={}, requests=(), skipped="the server takes no images"),
     )
     return replace(made, workloads=workloads)
 
