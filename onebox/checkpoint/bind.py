@@ -1,7 +1,7 @@
-"""Binds a checkpoint's tensors to the model's modules: what each weight is stored as, and what is wrong.
+"""Binds a checkpoint's tensors to the model's modules: how each weight is stored, and all problems.
 
-Fused experts come out as one bound module per expert whose tensor is a slice of the fused one, so that nothing
-downstream asks how experts were stored. Headers only.
+Fused experts become one bound module per expert whose tensor is a slice of the fused tensor, so that later code need
+not distinguish the two. Reads headers only.
 """
 
 from collections import defaultdict
@@ -16,12 +16,12 @@ from onebox.spec.weights import DTYPE_BITS, Layout, Stored, identify, plain_layo
 
 __all__ = ["Binding", "Bound", "Problem", "ProblemKind", "bind"]
 
-# Activation and KV scales that some tools store beside the weights; onebox keeps activations in 16 bits or more.
+# Activation and KV scales that some tools store with the weights; onebox does not quantise activations below 16 bits.
 _UNUSED_SUFFIXES = ("k_scale", "v_scale", "q_scale", "prob_scale")
 
 
 class ProblemKind(StrEnum):
-    """What sort of thing is wrong."""
+    """The kind of a problem."""
 
     MISSING = "missing"
     UNEXPECTED = "unexpected"
@@ -36,7 +36,7 @@ class ProblemKind(StrEnum):
 
 @dataclass(frozen=True)
 class Problem:
-    """One thing that is wrong: a sentence that names the tensor and the fix. A fatal one keeps onebox from serving."""
+    """One problem of a checkpoint; the message names the tensor and the fix. Fatal: the checkpoint cannot be served."""
 
     kind: ProblemKind
     tensor: str
@@ -46,7 +46,7 @@ class Problem:
 
 @dataclass(frozen=True)
 class Bound:
-    """A module and the tensors that hold it, by suffix; the key of a plain tensor is "weight"."""
+    """A module and the tensors that store it, by suffix; the key of a plain tensor is "weight"."""
 
     module: Module
     stored: Stored
@@ -65,7 +65,7 @@ class Bound:
 
 @dataclass
 class Binding:
-    """All modules of a checkpoint that were found, by name, in the model's order, and all problems."""
+    """The modules found in a checkpoint, by name, in the model's order, and all problems."""
 
     modules: dict[str, Bound] = field(default_factory=dict)
     problems: list[Problem] = field(default_factory=list)
@@ -75,7 +75,7 @@ class Binding:
 
 
 def bind(checkpoint: Checkpoint) -> Binding:
-    """Binds every tensor of `checkpoint` once; leftovers, absences and wrong shapes become problems."""
+    """Binds every tensor of `checkpoint` once; unknown or missing tensors and wrong shapes become problems."""
     wanted = {module.name: module for module in modules(checkpoint.spec)}
     fused = {item.tensor: item for item in fused_experts(checkpoint.spec)}
     found, slices, problems = _sort_tensors(checkpoint, wanted, fused)
@@ -108,7 +108,7 @@ def _sort_tensors(
         Problem(
             ProblemKind.DUPLICATE,
             name,
-            f"{name} stands in both {first} and {second}: delete the file that does not belong.",
+            f"{name} is in both {first} and {second}: delete the file that does not belong.",
         )
         for name, (first, second) in checkpoint.duplicates.items()
     ]
@@ -121,7 +121,7 @@ def _sort_tensors(
         elif stem in wanted and wanted[stem].is_matrix:
             found[stem][suffix] = entry
         elif suffix in _UNUSED_SUFFIXES:
-            note = f"{name} is a scale for the KV cache, which onebox does not use: it chooses its own."
+            note = f"{name} is a scale for the KV cache, which onebox does not use: it computes its own."
             problems.append(Problem(ProblemKind.UNUSED, name, note, is_fatal=False))
         else:
             problems.append(_unexpected(name, stem in wanted))
@@ -142,7 +142,7 @@ def _stored_twice(name: str, fused: TensorEntry) -> Problem:
 
 
 def _slice_experts(entry: TensorEntry, fused: FusedExperts, slices: Slices) -> list[Problem]:
-    """Adds one slice per expert and part; rows of a slice are whole, so its bytes are contiguous."""
+    """Adds one slice per expert and part; a slice consists of whole rows, so its bytes are contiguous."""
     if entry.shape != fused.shape:
         return [_misshapen(f"{entry.name} has shape {list(entry.shape)} where {list(fused.shape)} is expected")]
     experts, rows, columns = fused.shape
@@ -160,7 +160,7 @@ def _slice_experts(entry: TensorEntry, fused: FusedExperts, slices: Slices) -> l
 
 
 def _misshapen(what: str) -> Problem:
-    fix = "the file is of another model or was written wrongly; download it again or check config.json"
+    fix = "the file belongs to another model or is corrupt; download it again or check config.json"
     return Problem(ProblemKind.MISSHAPEN, what.split(" ", 1)[0], f"{what}: {fix}.")
 
 
@@ -198,7 +198,7 @@ def _complaint(name: str, stored: Stored | None, text: str) -> Problem:
 
 
 def _report_missing(binding: Binding, wanted: dict[str, Module]) -> None:
-    """Absent modules, by section: a checkpoint may come without its MTP head or vision tower, but not without half."""
+    """Reports missing modules. The MTP head and the vision tower may be missing as a whole, but not in part."""
     named = {
         problem.tensor.rpartition(".")[0] for problem in binding.problems if problem.kind is not ProblemKind.UNEXPECTED
     }
@@ -221,18 +221,18 @@ _WHOLE_SECTION_ABSENT: dict[str, tuple[ProblemKind, str, str]] = {
     "text": (
         ProblemKind.MISSING,
         "model",
-        "No tensor of the language model is there: this directory holds something else.",
+        "No tensor of the language model was found: this directory holds something else.",
     ),
     "mtp": (
         ProblemKind.MTP,
         "mtp",
-        "The MTP head (mtp.*) is not there, so onebox decodes without it: graft one with "
+        "The MTP head (mtp.*) is missing, so onebox decodes without it: graft one with "
         "`onebox build --base DIR --mtp-from OTHER --out NEW`.",
     ),
     "vision": (
         ProblemKind.MISSING,
         "model.visual",
-        "The vision tower (model.visual.*) is not there, so images cannot be served: text works.",
+        "The vision tower (model.visual.*) is missing, so images cannot be served: text works.",
     ),
 }
 
@@ -251,20 +251,18 @@ def _index_problems(checkpoint: Checkpoint) -> list[Problem]:
     index = checkpoint.index
     if index is None:
         return []
-    rewrite = "`onebox build --base DIR --out NEW` writes a right one"
+    rewrite = "`onebox build --base DIR --out NEW` writes a correct one"
     problems = []
     for name, file in index.items():
         entry = checkpoint.tensors.get(name)
         if entry is None:
-            message = f"{name} is promised by {INDEX_NAME} in {file} and is not there: download {file} again."
+            message = f"{name} is listed by {INDEX_NAME} in {file} and is missing: download {file} again."
             problems.append(Problem(ProblemKind.INDEX, name, message))
         elif entry.path.name != file:
-            message = f"{name} is in {entry.path.name}, not in {file} as {INDEX_NAME} says: {rewrite}."
+            message = f"{name} is in {entry.path.name}, not in {file} as listed in {INDEX_NAME}: {rewrite}."
             problems.append(Problem(ProblemKind.INDEX, name, message, is_fatal=False))
     for name in checkpoint.tensors:
         if name not in index:
-            message = (
-                f"{name} is in no entry of {INDEX_NAME}: onebox reads it all the same, other tools skip it; {rewrite}."
-            )
+            message = f"{name} is not listed in {INDEX_NAME}: onebox reads it, other tools skip it; {rewrite}."
             problems.append(Problem(ProblemKind.UNINDEXED, name, message, is_fatal=False))
     return problems

@@ -1,7 +1,7 @@
-"""Builds a checkpoint from a recipe and its sources: plan, check, stream, finish.
+"""Builds a checkpoint from a recipe and its sources: plan, check, write shards, write index and manifest.
 
-The output grows in `OUT.partial` beside its final place and is renamed to `OUT` when it is whole, so whatever stops a
-build, `OUT` is either absent or complete. Shards that a stopped build finished are kept and not written again.
+The output is written to `OUT.partial` and renamed to `OUT` when complete, so `OUT` is either absent or complete, even
+if a build is interrupted. Shards that an interrupted build has finished are not written again.
 """
 
 import errno
@@ -33,17 +33,17 @@ __all__ = ["BuildPlan", "plan_build", "run_build"]
 DEFAULT_SHARD_BYTES = 2 << 30
 _MAX_WRITERS = 4
 _PLAN_NAME = "onebox_build.json"
-# What the file system may need beside the data itself.
+# Space that the file system may need in addition to the data.
 _DISK_MARGIN_BYTES = 64 << 20
 _NOT_COPIED = {"config.json", INDEX_NAME, MANIFEST_NAME}
-# Some tools describe the quantisation in a file of its own, a few of them only there. It stays true in a native build.
+# Some tools describe the quantisation in a separate file, a few only there. It remains valid in a native build.
 _OWN_DESCRIPTIONS = {"quantization_config.json", "hf_quant_config.json"}
 _MAX_SIDE_FILE_BYTES = 64 << 20
 
 
 @dataclass(frozen=True)
 class BuildPlan:
-    """All that a build will do, known before a byte is written."""
+    """Everything a build will write, computed before the first byte is written."""
 
     recipe: Recipe
     sources: BuildSources
@@ -63,7 +63,7 @@ class BuildPlan:
 
     @property
     def class_bytes(self) -> dict[ModuleClass, int]:
-        """Bytes that each module class will take."""
+        """Output bytes per module class."""
         result: dict[ModuleClass, int] = {}
         for unit in self.units:
             result[unit.module_class] = result.get(unit.module_class, 0) + unit.nbytes
@@ -71,7 +71,10 @@ class BuildPlan:
 
 
 def plan_build(recipe: Recipe, sources: BuildSources, shard_bytes: int = DEFAULT_SHARD_BYTES) -> BuildPlan:
-    """Chooses, settles and cuts into shards. Refuses sources of different models and targets that cannot be had."""
+    """Selects the source and format of each module and splits the output into shards.
+
+    Rejects sources of different models and conversions that are not possible.
+    """
     for other in sources.all()[1:]:
         check_same_model(sources.base, other)
     if sources.mtp and not any(sources.mtp.binding.of_class(*(kind for kind in ModuleClass if kind.in_mtp))):
@@ -96,7 +99,7 @@ def _config(choices: list[ModuleChoice], sources: BuildSources, *, native: bool)
 
 
 def _fingerprint(recipe: Recipe, sources: BuildSources, shard_bytes: int) -> str:
-    """Identifies recipe and sources: a stopped build goes on only if both are what they were."""
+    """Identifies recipe and sources: an interrupted build is resumed only if both are unchanged."""
     files = [
         (source.role, shard.name, stat.st_size, stat.st_mtime_ns)
         for source in sources.all()
@@ -110,7 +113,7 @@ def _fingerprint(recipe: Recipe, sources: BuildSources, shard_bytes: int) -> str
 def run_build(
     plan: BuildPlan, out: Path, *, restart: bool = False, on_bytes: Callable[[int], None] = lambda _: None
 ) -> Manifest:
-    """Carries the plan out into `out`. Goes on where an equal build stopped; `restart` throws its work away instead."""
+    """Writes the planned checkpoint to `out`. Resumes an interrupted build of the same plan; `restart` discards it."""
     try:
         done = _finished(plan, out)
         if done:
@@ -126,7 +129,7 @@ def run_build(
 
 
 def _finished(plan: BuildPlan, out: Path) -> Manifest | None:
-    """The manifest of `out` if it already is this build. A directory that holds anything else is left alone."""
+    """The manifest of `out` if this build is already complete. Raises `WriteError` if `out` holds anything else."""
     if not out.exists():
         return None
     if out.is_dir() and not any(out.iterdir()):
@@ -139,7 +142,7 @@ def _finished(plan: BuildPlan, out: Path) -> Manifest | None:
 
 
 def _staging(plan: BuildPlan, out: Path, *, restart: bool) -> Path:
-    """The directory the output grows in, made or taken over from an equal build that stopped."""
+    """The directory the output is written to, new or from an interrupted build of the same plan."""
     staging = out.with_name(out.name + ".partial")
     if restart and staging.exists():
         shutil.rmtree(staging)
@@ -149,7 +152,7 @@ def _staging(plan: BuildPlan, out: Path, *, restart: bool) -> Path:
         if known.get("fingerprint") != plan.fingerprint:
             raise WriteError(
                 f"{staging} holds an unfinished build of another recipe or of sources that have changed since: "
-                "finish that one, or pass --restart to throw it away."
+                "finish that one, or pass --restart to discard it."
             )
     _check_disk(plan, staging)
     staging.mkdir(parents=True, exist_ok=True)
@@ -163,7 +166,7 @@ def _check_disk(plan: BuildPlan, staging: Path) -> None:
 
 
 def _write_shards(plan: BuildPlan, staging: Path, on_bytes: Callable[[int], None]) -> dict[str, TensorRecord]:
-    """Writes the shards that are not there yet, a few at a time; a failure stops the others at their next piece."""
+    """Writes the missing shards, a few in parallel; a failure stops the others at their next chunk."""
     stop = threading.Event()
 
     def count(nbytes: int) -> None:
@@ -191,11 +194,11 @@ def _write_shards(plan: BuildPlan, staging: Path, on_bytes: Callable[[int], None
 
 
 class _StoppedError(Exception):
-    """Another shard failed, or the user stopped the build: not an error of its own."""
+    """Raised in a writer thread because another shard failed or the user interrupted the build."""
 
 
 def _finish(plan: BuildPlan, staging: Path, records: dict[str, TensorRecord]) -> Manifest:
-    """Side files, index, manifest, config: the small files that make shards a checkpoint."""
+    """Writes side files, index, manifest and config.json, and removes the build's own records."""
     base = plan.sources.base.checkpoint.directory
     left_behind = _NOT_COPIED if plan.is_native else _NOT_COPIED | _OWN_DESCRIPTIONS
     for path in sorted(base.iterdir()):
@@ -221,7 +224,7 @@ def _finish(plan: BuildPlan, staging: Path, records: dict[str, TensorRecord]) ->
 
 
 def _is_side_file(path: Path) -> bool:
-    """Tokenizer, templates, processors, licence: what a checkpoint carries beside its weights."""
+    """Whether a file is not weights: tokenizer, templates, processors, licence."""
     is_weights = path.suffix in {".safetensors", ".bin", ".pt", ".gguf"} or path.name.endswith(".index.json")
     return not is_weights and path.stat().st_size <= _MAX_SIDE_FILE_BYTES
 
@@ -238,7 +241,7 @@ def _write_error(error: OSError, out: Path) -> WriteError:
     where = error.filename or out
     if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
         return WriteError(
-            f"The disk is full at {where}: finished shards are kept in {out}.partial; free some space and run the same "
-            "command again to go on."
+            f"The disk is full at {where}: finished shards remain in {out}.partial; free some space and run the "
+            "same command again to resume."
         )
-    return WriteError(f"{where} cannot be written: {error.strerror}; what was in {out} before is untouched.")
+    return WriteError(f"{where} cannot be written: {error.strerror}; existing files in {out} are unchanged.")

@@ -1,7 +1,7 @@
-"""Turns choices into units of work: which tensors a module becomes, and the code that makes their bytes.
+"""Turns choices into units of work: the output tensors of a module, and the function that computes their bytes.
 
-A unit either *moves* byte ranges or *makes* tensors; both know all names, dtypes and sizes before anything is read, so
-that a shard's header can be written first and its data streamed behind it.
+A unit either *moves* byte ranges or *makes* tensors. All names, dtypes and sizes are known before anything is read, so
+that a shard's header can be written first and its data streamed after it.
 """
 
 from collections.abc import Callable, Iterator
@@ -25,7 +25,7 @@ __all__ = ["OutputTensor", "Unit", "make_units"]
 
 @dataclass(frozen=True)
 class OutputTensor:
-    """One tensor of the output; `source` is the byte range it is a copy of, or None if it is made."""
+    """One tensor of the output; `source` is the byte range it is copied from, or None if it is computed."""
 
     name: str
     stored: StoredTensor
@@ -38,7 +38,7 @@ class OutputTensor:
 
 @dataclass(frozen=True)
 class Unit:
-    """What one module becomes. `make` yields (index into tensors, bytes), each tensor's in order; None: all moved."""
+    """The output of one module. `make` yields (index into tensors, bytes), in order per tensor; None: all are moved."""
 
     tensors: tuple[OutputTensor, ...]
     action: Action
@@ -52,9 +52,9 @@ class Unit:
 
 
 def make_units(choices: list[ModuleChoice], *, relabel: bool) -> list[Unit]:
-    """The units of all choices in order. `relabel` puts kept modules into compressed-tensors' arrangement.
+    """The units of all choices in order. `relabel` converts moved modules to compressed-tensors' layout.
 
-    Experts that were fused stay fused when they are only moved: one unit then covers all experts of a tensor.
+    Fused experts stay fused if they are only moved: one unit then covers all experts of a tensor.
     """
     units: list[Unit] = []
     fused_done: set[str] = set()
@@ -104,7 +104,7 @@ def _make(
 
 
 def _named(name: str, make: Callable[[], Iterator[TensorChunk]]) -> Iterator[TensorChunk]:
-    """Runs `make`; what it refuses is refused with the module's name in front."""
+    """Runs `make`, prefixing error messages with the module's name."""
     try:
         yield from make()
     except OneboxError as error:
@@ -116,7 +116,7 @@ def _pieces(tensors: dict[str, torch.Tensor], order: list[str]) -> Iterator[Tens
         yield index, to_bytes(tensors[suffix])
 
 
-# --- the same numbers in compressed-tensors' arrangement ---------------------------------------------------------
+# --- the same values in compressed-tensors' layout ---------------------------------------------------------------
 
 
 def _gptq_unit(choice: ModuleChoice) -> Unit:
@@ -125,7 +125,7 @@ def _gptq_unit(choice: ModuleChoice) -> Unit:
     if config.get("desc_act"):
         raise UnsupportedError(
             f"The {choice.source.role} checkpoint was quantised with desc_act (act-order), which compressed-tensors "
-            "cannot describe beside other formats: keep it as it is, or start from the BF16 checkpoint."
+            "cannot describe together with other formats: keep its format, or start from the BF16 checkpoint."
         )
     bits = 8 if stored.format is WeightFormat.INT8 else 4
     groups = -(-columns // (stored.group_size or columns))
@@ -142,12 +142,12 @@ def _gptq_unit(choice: ModuleChoice) -> Unit:
 
 
 def _repack_symmetric(bound: Bound, bits: int, offset: int) -> Iterator[TensorChunk]:
-    """GPTQ words hold the same nibbles as packed words, transposed; with every zero point in the middle that is all."""
+    """Transposes GPTQ words into packed words, which hold the same nibbles; all zero points must be the middle."""
     _check_trivial_index(bound)
     middle = (1 << (bits - 1)) - offset
     word = int.from_bytes(bytes([middle * 17 if bits == 4 else middle]) * 4, "little", signed=True)
     if not bool((load(bound.tensors["qzeros"]) == word).all()):
-        raise MismatchError("its qzeros hold other zero points than the symmetric one, though its config says sym.")
+        raise MismatchError("its qzeros hold other zero points than the symmetric one, though its config sets sym.")
     tensors = {
         "weight_packed": gptq_to_packed(load(bound.tensors["qweight"])),
         "weight_scale": load(bound.tensors["scales"]).t(),
@@ -178,7 +178,7 @@ def _check_trivial_index(bound: Bound) -> None:
 
 
 def _modelopt_unit(choice: ModuleChoice) -> Unit:
-    """ModelOpt's scale multiplies, compressed-tensors' divides: the codes move, the one number is inverted."""
+    """ModelOpt's global scale multiplies, compressed-tensors' divides: codes are copied, the scale is inverted."""
     parts = choice.bound.tensors
     tensors = {
         "weight_packed": parts["weight"].stored,

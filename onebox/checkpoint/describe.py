@@ -1,7 +1,7 @@
-"""Writes the output's `quantization_config` so that stock tools open it: a compressed-tensors description.
+"""Writes the output's `quantization_config` in compressed-tensors' form, so that stock tools can load it.
 
-When all quantised modules stay as the base stores them, the base's own description stays too; otherwise every kept
-module is put into compressed-tensors' arrangement and described here, one config group per way of storing.
+If all quantised modules stay as the base stores them, the base's quantization_config is copied. Otherwise every module
+that is not requantised is converted to compressed-tensors' layout and described here, one config group per format.
 """
 
 import re
@@ -26,17 +26,17 @@ _PATTERNS = {
     ModuleClass.MTP_SHARED: r"layers\.\d+\.mlp\.shared_expert\.(gate|up|down)_proj",
     ModuleClass.MTP_FC: r"fc",
 }
-# Linear layers that no recipe quantises. vLLM wants each linear named: in a group or here.
+# Linear layers that no recipe quantises. vLLM requires each linear to be in a group or in this list.
 _ALWAYS_PLAIN = [r"re:.*mlp\.gate$", r"re:.*mlp\.shared_expert_gate$", "re:.*visual.*"]
 
 
 def is_native(choices: list[ModuleChoice], base: BuildSource) -> bool:
-    """Whether every quantised module stays as the base stores it, so that the base's description still holds."""
+    """Whether every quantised module stays as the base stores it, so that the base's description is still valid."""
     return all(choice.action is Action.MOVE and (choice.source is base or choice.bound.is_plain) for choice in choices)
 
 
 def settle(choices: list[ModuleChoice], *, native: bool) -> list[ModuleChoice]:
-    """The choices with their final way of storing: unless native, kept modules get compressed-tensors' arrangement."""
+    """The choices with their final formats: unless native, moved modules get compressed-tensors' layout."""
     return choices if native else [_relabelled(choice) for choice in choices]
 
 
@@ -46,7 +46,7 @@ def _relabelled(choice: ModuleChoice) -> ModuleChoice:
         return choice
     if stored.layout is Layout.GPTQ:
         config = choice.source.checkpoint.quantization_config or {}
-        # Headers cannot tell whether zero points are all in the middle; without the config's word, assume not.
+        # Headers do not show whether all zero points are the middle; unless the config sets sym, assume they are not.
         target = replace(stored, layout=Layout.PACKED, has_zero_points=config.get("sym") is not True)
         return replace(choice, target=target)
     if stored.layout is Layout.FP8_BLOCK_INV:
@@ -57,7 +57,7 @@ def _relabelled(choice: ModuleChoice) -> ModuleChoice:
 
 
 def describe(choices: list[ModuleChoice], base: BuildSource, *, native: bool) -> dict[str, Any] | None:
-    """The output's quantization_config, or None when nothing in it is quantised."""
+    """The output's quantization_config, or None if nothing is quantised."""
     has_mtp_graft = any(choice.module.module_class.in_mtp and choice.source is not base for choice in choices)
     if native:
         own = base.checkpoint.quantization_config
@@ -66,7 +66,7 @@ def describe(choices: list[ModuleChoice], base: BuildSource, *, native: bool) ->
     for choice in choices:
         if choice.target.layout is not Layout.PLAIN:
             groups.setdefault(_way(choice), []).append(choice)
-    # transformers takes the experts' scheme from the first group whose targets speak of experts: put those first.
+    # transformers takes the experts' scheme from the first group whose targets mention experts: put that group first.
     ordered = sorted(groups.items(), key=lambda item: ModuleClass.EXPERTS not in _classes(item[1]))
     schemes = {
         f"group_{number}": {"targets": _targets(members, choices), **_scheme(*way)}
@@ -83,7 +83,7 @@ def describe(choices: list[ModuleChoice], base: BuildSource, *, native: bool) ->
 
 
 _Way = tuple[Stored, bool]
-"""How modules are stored, and whether a scale of their inputs lies beside them: what a config group has in common."""
+"""The format of a module, and whether an input scale is stored with it: equal for all modules of a config group."""
 
 
 def _way(choice: ModuleChoice) -> _Way:
@@ -96,7 +96,7 @@ def _classes(members: list[ModuleChoice]) -> set[ModuleClass]:
 
 
 def _pattern(module_class: ModuleClass) -> str:
-    """A target for all modules of a class. The negative look-ahead keeps main-model patterns off the MTP layer."""
+    """A target for all modules of a class. The negative look-ahead excludes the MTP layer from main-model patterns."""
     if module_class is ModuleClass.LM_HEAD:
         return r"re:.*lm_head$"
     prefix = r"^mtp\." if module_class.in_mtp else r"^(?!mtp\.).*"
@@ -104,7 +104,7 @@ def _pattern(module_class: ModuleClass) -> str:
 
 
 def _targets(members: list[ModuleChoice], choices: list[ModuleChoice]) -> list[str]:
-    """One pattern per class that is stored in one way throughout, else the modules by name."""
+    """One pattern per class if all its modules have one format, else the modules by name."""
     targets = []
     for module_class in sorted(_classes(members)):
         ways = {_way(choice) for choice in choices if choice.module.module_class is module_class}
@@ -116,7 +116,7 @@ def _targets(members: list[ModuleChoice], choices: list[ModuleChoice]) -> list[s
 
 
 def _ignored(choices: list[ModuleChoice]) -> list[str]:
-    """Every linear that stays plain. A class that is plain only in part is listed by name."""
+    """Every linear that is not quantised. Modules of a partly quantised class are listed by name."""
     plain = [choice for choice in choices if choice.target.layout is Layout.PLAIN and choice.module.is_matrix]
     mtp = [choice for choice in choices if choice.module.module_class.in_mtp and choice.module.is_matrix]
     ignored = list(_ALWAYS_PLAIN)
@@ -143,7 +143,7 @@ def _scheme(stored: Stored, has_inputs: bool) -> dict[str, Any]:
 
 
 def _fp8_scheme(stored: Stored) -> dict[str, Any]:
-    """FP8 weights. Other tools quantise activations per token, as the official FP8 checkpoint asks; onebox does not."""
+    """FP8 weights. Other tools quantise activations per token, as in the official FP8 checkpoint; onebox does not."""
     common = {"num_bits": 8, "type": "float", "symmetric": True}
     weights: dict[str, Any] = {**common, "dynamic": False}
     inputs: dict[str, Any] = {**common, "dynamic": True, "strategy": "token"}
@@ -156,7 +156,7 @@ def _fp8_scheme(stored: Stored) -> dict[str, Any]:
 
 
 def _nvfp4_scheme(has_inputs: bool) -> dict[str, Any]:
-    """NVFP4 weights; activations are described only if the base stores the scales that a tool would need for them."""
+    """NVFP4 weights; activations are described only if the base stores the scales needed to quantise them."""
     common = {"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": 16, "symmetric": True}
     inputs = {**common, "dynamic": "local"} if has_inputs else None
     return {
@@ -167,7 +167,7 @@ def _nvfp4_scheme(has_inputs: bool) -> dict[str, Any]:
 
 
 def _excluding_mtp(config: dict[str, Any]) -> dict[str, Any]:
-    """The base's own description, told that the grafted MTP head is not quantised."""
+    """The base's quantization_config with the grafted MTP head excluded from quantisation."""
     method = config.get("quant_method")
     if method in ("auto-round", "inc"):
         return config  # quantises only block_name_to_quantize, which is the main layers

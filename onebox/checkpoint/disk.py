@@ -1,4 +1,4 @@
-"""Asks the disk for room before anything is written to it."""
+"""Checks for free disk space before anything is written."""
 
 import shutil
 from pathlib import Path
@@ -9,7 +9,7 @@ __all__ = ["require_disk"]
 
 
 def require_disk(what: str, directory: Path, needed_bytes: int) -> None:
-    """Refuses, with both numbers, if the file system that `directory` is or will be on has less than that free."""
+    """Raises `DoesNotFitError`, with both sizes, if the file system of `directory` has less space free."""
     where = directory.absolute()
     while not where.exists():
         where = where.parent

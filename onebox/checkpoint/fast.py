@@ -1,7 +1,7 @@
-"""Tensors through the fastsafetensors package, which brings a whole shard to the device at a time.
+"""Reads tensors with the fastsafetensors package, which loads a whole shard to the device at a time.
 
-The package is optional. Beyond the tensors that were handed out there are the shards that still hold tensors to come:
-one, where the files follow the order of the model.
+The package is optional. Memory use is the tensors returned so far plus the shards with tensors still to be read: one
+shard if the files follow the model's order.
 """
 
 from bisect import bisect_right
@@ -24,7 +24,7 @@ __all__ = ["FastReader"]
 
 
 class FastReader:
-    """Gives the tensors of `groups` on `device`, each once; shards are opened when first needed, and closed after."""
+    """Reads the tensors of `groups` to `device`, each once; a shard is open from first to last use."""
 
     def __init__(self, checkpoint: Checkpoint, groups: Sequence[Sequence[TensorEntry]], device: torch.device) -> None:
         self._open_shard = _library().fastsafe_open
@@ -38,11 +38,11 @@ class FastReader:
             self._in_file.setdefault(entry.path, []).append(entry)
 
     def read(self, entry: TensorEntry) -> Tensor:
-        """The tensor, in memory of its own; the sizes in a `weight_shape` stay with the host."""
+        """The tensor, in its own memory; a `weight_shape` stays on the host."""
         self._ledger.strike(entry)
         whole, offset = self._find(entry)
         stored: Tensor = self._shard(entry.path).get_tensor(whole.name).reshape(-1).view(torch.uint8)
-        # Shared bytes would keep the shard.
+        # A view would keep the whole shard allocated.
         own = stored[offset : offset + entry.nbytes].clone().to(place_of(entry, self._device))
         self._num_left[entry.path] -= 1
         if not self._num_left[entry.path]:
@@ -50,7 +50,7 @@ class FastReader:
         return own.view(torch_dtype(entry.dtype)).reshape(entry.shape)
 
     def _find(self, entry: TensorEntry) -> tuple[TensorEntry, int]:
-        """The tensor of the file in which `entry` lies, and where: an expert may be a slice of a fused one."""
+        """The stored tensor that contains `entry`, and the offset: an expert may be a slice of a fused tensor."""
         held = self._in_file[entry.path]
         whole = held[bisect_right(held, entry.begin, key=lambda other: other.begin) - 1]
         return whole, entry.begin - whole.begin
@@ -58,7 +58,7 @@ class FastReader:
     def _shard(self, path: Path) -> Any:
         if path not in self._shards:
             try:
-                # GPUDirect Storage needs a driver of its own; without it the package reads through pinned memory.
+                # GPUDirect Storage needs a separate driver; without it the package reads through pinned memory.
                 self._shards[path] = self._open_shard(str(path), device=str(self._device), nogds=True)
             except Exception as error:
                 raise UnreadableError(f"{path} could not be read by fastsafetensors: {error}.") from None

@@ -1,11 +1,11 @@
-"""Reads a safetensors header, strictly: what it declares is checked against the file before anything is trusted.
+"""Reads a safetensors header strictly: every declaration is checked against the file before it is used.
 
     +--------------------+----------------------+------------------------------------------+
     | 8 bytes: n, u64 LE | n bytes: JSON header | data: tensors back to back, no gap       |
     +--------------------+----------------------+------------------------------------------+
       {"name": {"dtype": "BF16", "shape": [..], "data_offsets": [begin, end]}, "__metadata__": {..}}
 
-Offsets count from the start of the data. Stdlib only: a 120 GB checkpoint is looked over in seconds, without torch.
+Offsets count from the start of the data. Stdlib only: a 120 GB checkpoint's headers are read in seconds, without torch.
 """
 
 import json
@@ -19,14 +19,14 @@ from onebox.spec.weights import DTYPE_BITS, StoredTensor
 
 __all__ = ["MAX_HEADER_BYTES", "TensorEntry", "read_header", "write_header"]
 
-# The safetensors library's own bound; a header of 113,000 tensors takes about 15 MB.
+# The safetensors library's own limit; a header of 113,000 tensors takes about 15 MB.
 MAX_HEADER_BYTES = 100_000_000
 _LENGTH_BYTES = 8
 
 
 @dataclass(frozen=True, slots=True)
 class TensorEntry:
-    """One tensor, or a whole-row slice of one, and where its bytes lie. `begin` counts from the start of the file."""
+    """One tensor, or a slice of whole rows of one, and its byte range. `begin` counts from the start of the file."""
 
     name: str
     dtype: str
@@ -41,7 +41,7 @@ class TensorEntry:
 
 
 def read_header(path: Path) -> list[TensorEntry]:
-    """The tensors that `path` holds, in the order of their data. Anything not exactly as the format says is refused."""
+    """The tensors in `path`, in the order of their data. Rejects any deviation from the format."""
     try:
         with path.open("rb") as file:
             size = os.fstat(file.fileno()).st_size
@@ -58,7 +58,7 @@ def read_header(path: Path) -> list[TensorEntry]:
 
 
 def write_header(tensors: list[tuple[str, StoredTensor, int]], metadata: dict[str, str]) -> bytes:
-    """The length and header of a file that holds `tensors` (name, declaration, bytes) in this order; 8-byte aligned."""
+    """The length field and header of a file with `tensors` (name, declaration, bytes) in this order; 8-byte aligned."""
     header: dict[str, Any] = {"__metadata__": metadata}
     begin = 0
     for name, tensor, nbytes in tensors:
@@ -104,7 +104,7 @@ def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(result) < len(pairs):
         seen: set[str] = set()
         twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
-        raise ValueError(f"the key {twice!r} stands in it twice")
+        raise ValueError(f"the key {twice!r} occurs twice")
     return result
 
 
@@ -123,9 +123,9 @@ def _entry(path: Path, name: str, value: Any, data_begin: int) -> TensorEntry:
     if not isinstance(dtype, str) or dtype not in DTYPE_BITS:
         raise _broken(path, f"tensor {name!r} has dtype {dtype!r}, which safetensors does not define")
     if not isinstance(shape, list) or not all(_is_count(size) for size in shape):
-        raise _broken(path, f"tensor {name!r} has shape {shape!r}, which is no list of sizes")
+        raise _broken(path, f"tensor {name!r} has shape {shape!r}, which is not a list of sizes")
     if not isinstance(offsets, list) or len(offsets) != 2 or not all(_is_count(offset) for offset in offsets):
-        raise _broken(path, f"tensor {name!r} has data_offsets {offsets!r}, which is no pair of offsets")
+        raise _broken(path, f"tensor {name!r} has data_offsets {offsets!r}, which is not a pair of offsets")
     begin, end = offsets
     nbytes = _nbytes(path, name, dtype, shape)
     if end - begin != nbytes:
@@ -143,7 +143,7 @@ def _nbytes(path: Path, name: str, dtype: str, shape: list[int]) -> int:
 
 
 def _check_coverage(path: Path, entries: list[TensorEntry], data_begin: int, size: int) -> None:
-    """Tensors must tile the data: an overlap or a gap means that offsets lie, an early end that bytes are missing."""
+    """Tensors must cover the data exactly: an overlap or a gap means wrong offsets, an early end missing bytes."""
     end = data_begin
     for entry in entries:
         if entry.begin != end:

@@ -1,6 +1,6 @@
-"""Looks a checkpoint over: what each module class is stored as, what a decode step reads of it, what is wrong.
+"""Inspects a checkpoint: the format and bytes of each module class, and all problems.
 
-Headers only, without torch; `deep` also reads the values.
+Reads headers only, without torch; `deep` also reads the values.
 """
 
 from collections import Counter
@@ -18,7 +18,7 @@ __all__ = ["ClassRow", "InspectReport", "MtpHeadReport", "inspect_checkpoint", "
 
 @dataclass(frozen=True)
 class ClassRow:
-    """One module class of a checkpoint: how many modules are stored in which way, and in how many bytes."""
+    """One module class of a checkpoint: number of modules per format, and bytes."""
 
     module_class: ModuleClass
     formats: dict[str, int]
@@ -27,7 +27,7 @@ class ClassRow:
 
 @dataclass(frozen=True)
 class MtpHeadReport:
-    """What is known of the MTP head. `has_sound_values` is None while no value was read."""
+    """State of the MTP head. `has_sound_values` is None if values were not read."""
 
     is_configured: bool
     is_present: bool
@@ -38,7 +38,7 @@ class MtpHeadReport:
 
 @dataclass(frozen=True)
 class InspectReport:
-    """Everything `onebox inspect` tells."""
+    """Everything that `onebox inspect` reports."""
 
     directory: Path
     spec: ModelSpec
@@ -63,11 +63,14 @@ class InspectReport:
 def inspect_checkpoint(
     directory: Path, *, deep: bool = False, on_bytes: Callable[[int], None] = lambda _: None
 ) -> InspectReport:
-    """Opens and binds the checkpoint in `directory`; with `deep`, reads every value, telling `on_bytes` how far."""
+    """Opens and binds the checkpoint in `directory`.
+
+    `deep` also reads every value and calls `on_bytes` with the bytes read.
+    """
     checkpoint = open_checkpoint(directory)
     binding = bind(checkpoint)
     if deep:
-        from onebox.checkpoint.values import check_values  # needs torch, which headers alone do not
+        from onebox.checkpoint.values import check_values  # imports torch, which headers do not need
 
         binding.problems += check_values(binding, on_bytes)
     return report_on(checkpoint, binding, is_deep=deep)

@@ -1,4 +1,4 @@
-"""The manifest that a build leaves beside its shards: what it was made of, and every tensor's sha256."""
+"""The manifest that a build writes next to its shards: recipe, sources, and every tensor's sha256."""
 
 import json
 import os
@@ -17,7 +17,7 @@ _VERSION = 1
 
 @dataclass(frozen=True)
 class TensorRecord:
-    """One tensor of the output: where it is, its hash, and how it came to be."""
+    """One tensor of the output: its file, size, hash, action and origin."""
 
     file: str
     nbytes: int
@@ -28,7 +28,7 @@ class TensorRecord:
 
 @dataclass(frozen=True)
 class Manifest:
-    """What `onebox verify` checks a directory against. `fingerprint` identifies recipe and sources."""
+    """The data that `onebox verify` checks a directory against. `fingerprint` identifies recipe and sources."""
 
     onebox_version: str
     fingerprint: str
@@ -59,7 +59,7 @@ def read_manifest(directory: Path) -> Manifest:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Writes JSON whole or not at all: a temporary file, flushed to disk, then renamed."""
+    """Writes JSON atomically: a temporary file, flushed to disk, then renamed."""
     temporary = path.with_name(path.name + ".tmp")
     with temporary.open("w", encoding="utf-8") as file:
         json.dump(value, file, indent=1, ensure_ascii=False)

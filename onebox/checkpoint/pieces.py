@@ -1,10 +1,10 @@
-"""Files read in pieces, ahead of who asks, past the page cache, into a few buffers that are used by turns.
+"""Reads files ahead in pieces, bypassing the page cache, into a ring of buffers.
 
     pieces   0  1  2  3  4  5 ...        two threads fill buffers in this order
-    buffers  a  b  c  d  a  b ...        4 of 32 MiB at most, pinned where the bytes go on to a GPU
+    buffers  a  b  c  d  a  b ...        at most 4 of 32 MiB, pinned if the target is a GPU
 
-Direct reads (O_DIRECT) keep a checkpoint from filling memory a second time as page cache; where a file system has none,
-plain reads give their pages back. Owns reads and their memory; knows entries of files, not what becomes of them.
+Direct reads (O_DIRECT) prevent a checkpoint from filling memory a second time as page cache; on a file system without
+them, buffered reads drop their pages afterwards. Handles reads and buffers only; the caller copies the bytes.
 """
 
 import errno
@@ -30,15 +30,15 @@ __all__ = ["NUM_PIECES", "PIECE_BYTES", "FilePiece", "PieceRing", "Stretch", "pl
 PIECE_BYTES = 32 << 20
 NUM_PIECES = 4
 _NUM_THREADS = 2
-# What direct reads ask of offsets, lengths and addresses: the block of every disk in use, and a page.
+# Alignment that direct reads require of offsets, lengths and addresses: covers common disk blocks, and a page.
 _ALIGNMENT = 4096
-# Bytes between two wanted stretches that cost less to read along than to skip.
+# Gaps up to this size between two stretches are read rather than skipped, which is cheaper.
 _GAP_BYTES = 256 << 10
 
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """Bytes `offset` .. `offset + nbytes` of a tensor, which lie at `begin` in its file."""
+    """Bytes `offset` .. `offset + nbytes` of a tensor, at position `begin` in its file."""
 
     entry: TensorEntry
     offset: int
@@ -74,10 +74,10 @@ class FilePiece:
 
 
 def plan_pieces(groups: Iterable[Sequence[TensorEntry]], piece_bytes: int = PIECE_BYTES) -> Iterator[FilePiece]:
-    """The reads that bring all tensors, group after group; inside a group the files decide the order.
+    """The reads for all tensors, group by group; inside a group in file order.
 
-    Neighbours share a piece, also over groups; a larger tensor is cut. `piece_bytes` is a multiple of 4096. Pieces are
-    planned as they are asked for: the first read need not wait for the plan of 100,000 tensors.
+    Neighbouring tensors share a piece, also across groups; a larger tensor is split. `piece_bytes` is a multiple of
+    4096. Pieces are planned lazily, so that the first read does not wait for the plan of 100,000 tensors.
     """
     piece: FilePiece | None = None
     for group in groups:
@@ -94,7 +94,7 @@ def plan_pieces(groups: Iterable[Sequence[TensorEntry]], piece_bytes: int = PIEC
 
 
 def _cut(entry: TensorEntry, piece_bytes: int) -> Iterable[Stretch]:
-    """A tensor in stretches that fit into a piece, whose first byte stands on the alignment before them."""
+    """Splits a tensor into stretches that fit into a piece, which begins at the aligned offset before the stretch."""
     offset = 0
     while offset < entry.nbytes:
         room = piece_bytes - (entry.begin + offset) % _ALIGNMENT
@@ -108,7 +108,7 @@ def _aligned_up(nbytes: int) -> int:
 
 
 class _File:
-    """A file read past the page cache, or, where that is refused, through it with its pages given back."""
+    """A file read with O_DIRECT or, where that is not supported, through the page cache with its pages dropped."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -129,16 +129,16 @@ class _File:
         return os.open(self._path, os.O_RDONLY)
 
     def fill(self, buffer: memoryview, piece: FilePiece) -> None:
-        """Reads `piece` to the start of `buffer`, which has room up to the alignment after its end."""
+        """Reads `piece` to the start of `buffer`, which has space up to the aligned offset after its end."""
         wanted, done = piece.end - piece.begin, 0
         room = _aligned_up(wanted)
         while done < wanted:
             count = self._read(buffer[done:room], piece.begin + done)
             done += count
-            # A direct read stops off the alignment only where the file does.
+            # A direct read ends at an unaligned offset only at the end of the file.
             if done < wanted and (count == 0 or (self._is_direct and done % _ALIGNMENT)):
                 name = piece.stretches[0].entry.name
-                raise UnreadableError(f"{self._path} ended while {name} was read: it changed or was cut meanwhile.")
+                raise UnreadableError(f"{self._path} ended while {name} was read: the file has changed.")
         if not self._is_direct and hasattr(os, "posix_fadvise"):
             os.posix_fadvise(self._descriptor, piece.begin, room, os.POSIX_FADV_DONTNEED)
 
@@ -149,8 +149,8 @@ class _File:
         except OSError as error:
             if error.errno != errno.EINVAL or not was_direct:
                 raise UnreadableError(f"{self._path} cannot be read: {error.strerror}.") from None
-        # Some file systems take the flag and refuse the read. The other thread may be here too: the descriptor is
-        # changed first, so that who finds the file not direct can rely on it.
+        # Some file systems accept the flag and reject the read. The other thread may be here too: the descriptor is
+        # changed before `_is_direct`, so that a thread that reads False can rely on it.
         flags = fcntl.fcntl(self._descriptor, fcntl.F_GETFL)
         fcntl.fcntl(self._descriptor, fcntl.F_SETFL, flags & ~os.O_DIRECT)
         self._is_direct = False
@@ -161,7 +161,7 @@ class _File:
 
 
 class _Buffer:
-    """Memory for one piece, page-aligned, pinned for a GPU; goes back to the system when closed and forgotten."""
+    """Memory for one piece, page-aligned, pinned for a GPU; returned to the system when closed and unreferenced."""
 
     def __init__(self, nbytes: int, device: torch.device) -> None:
         memory = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
@@ -170,13 +170,13 @@ class _Buffer:
         self._device = device
         self._copied: torch.cuda.Event | None = None
         if device.type == "cuda":
-            # Not torch's pinned memory, which is rounded up to a power of two and never goes back to the system.
+            # Not torch's pinned memory, which is rounded up to a power of two and never returned to the system.
             code = int(_cuda_runtime().cudaHostRegister(self.tensor.data_ptr(), nbytes, 0))
             if code:
                 raise DoesNotFitError(f"{nbytes >> 20} MiB could not be pinned for reading ahead: CUDA error {code}.")
 
     def note_copies(self) -> None:
-        """Says that copies out of the buffer were queued on the current stream."""
+        """Records an event after the copies out of the buffer that were queued on the current stream."""
         if self._device.type == "cuda":
             self._copied = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
             self._copied.record(torch.cuda.current_stream(self._device))
@@ -196,7 +196,7 @@ def _cuda_runtime() -> Any:
 
 
 class PieceRing:
-    """Pieces in order, read ahead by threads of its own into a few buffers that are used by turns."""
+    """Pieces in order, read ahead by its own threads into a ring of buffers."""
 
     def __init__(self, pieces: Iterator[FilePiece], device: torch.device, piece_bytes: int = PIECE_BYTES) -> None:
         self._pieces = pieces
@@ -213,9 +213,9 @@ class PieceRing:
             raise
 
     def take(self, use: Callable[[FilePiece, Tensor], None]) -> bool:
-        """Hands the next piece with its bytes to `use`, which may queue copies but keep nothing; False after the last.
+        """Waits for the next piece and passes it with its bytes to `use`; False after the last.
 
-        Waits until the piece was read.
+        `use` may queue copies but must not keep a reference to the bytes: the buffer is reused.
         """
         if not self._reads:
             return False

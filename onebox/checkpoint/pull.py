@@ -1,4 +1,4 @@
-"""Downloads a checkpoint through huggingface_hub, which resumes by itself; checks the disk first."""
+"""Downloads a checkpoint with huggingface_hub, which resumes interrupted downloads; checks disk space first."""
 
 import fnmatch
 from pathlib import Path
@@ -8,13 +8,13 @@ from onebox.spec.errors import UnreadableError
 
 __all__ = ["pull_checkpoint"]
 
-# Everything a checkpoint needs; other frameworks' weights and pictures stay behind.
+# All files that a checkpoint needs; other frameworks' weights and pictures are not downloaded.
 PATTERNS = ["*.safetensors", "*.json", "*.jinja", "*.txt", "*.model", "*.md", "LICENSE*"]
 _MARGIN_BYTES = 256 << 20
 
 
 def pull_checkpoint(repo: str, directory: Path, revision: str | None = None) -> int:
-    """Brings `repo` into `directory` and returns its size in bytes. Files that are already there whole stay."""
+    """Downloads `repo` to `directory` and returns its size in bytes. Files that are already complete are skipped."""
     from huggingface_hub import HfApi, snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
@@ -31,7 +31,7 @@ def pull_checkpoint(repo: str, directory: Path, revision: str | None = None) -> 
         ) from None
     except (LocalEntryNotFoundError, OSError) as error:
         raise UnreadableError(
-            f"{repo!r} could not be downloaded: {error}. Run the same command again to go on."
+            f"{repo!r} could not be downloaded: {error}. Run the same command again to resume."
         ) from None
     return sum(files.values())
 
@@ -42,4 +42,4 @@ def _is_wanted(name: str) -> bool:
 
 def _check_disk(repo: str, directory: Path, files: dict[str, int]) -> None:
     here = sum((directory / name).stat().st_size for name in files if (directory / name).is_file())
-    require_disk(f"What is left of {repo}", directory, sum(files.values()) - here + _MARGIN_BYTES)
+    require_disk(f"The rest of {repo}", directory, sum(files.values()) - here + _MARGIN_BYTES)

@@ -1,7 +1,7 @@
-"""Which module comes from which checkpoint and ends in which format: a recipe, and the choices it makes.
+"""Recipes and the choices that follow from them: the source checkpoint and the output format of each module.
 
-A recipe is data: one target per module class. `choose` turns it, with the opened sources, into one choice per module,
-or says in a sentence why a target cannot be had. No tensor is read here.
+A recipe is one target format per module class. `choose` turns it, with the opened sources, into one choice per module,
+or raises an error if a target is not possible. No tensor is read here.
 """
 
 from collections.abc import Iterator
@@ -23,7 +23,7 @@ GROUP_SIZE = 128
 
 
 class TargetFormat(StrEnum):
-    """What a module class shall be stored as. `keep` is whatever the source holds, bit for bit."""
+    """The output format of a module class. `keep` is the source's format, bit for bit."""
 
     KEEP = "keep"
     BF16 = "bf16"
@@ -34,25 +34,25 @@ class TargetFormat(StrEnum):
 
 
 class Action(StrEnum):
-    """What happens to a module's numbers on the way."""
+    """How a module's values are converted."""
 
     MOVE = "moved"
     """The same bytes, in the same tensors."""
     RELABEL = "relabelled"
-    """The same numbers in another tool's arrangement: renamed or transposed, never rounded."""
+    """The same values in another tool's layout: renamed or transposed, never rounded."""
     RESCALE = "rescaled"
-    """The same codes with NVFP4's global scale inverted, which rounds one float32 number per weight."""
+    """The same codes with NVFP4's global scale inverted, which rounds one float32 value per weight."""
     QUANTIZE = "quantised"
     """Rounded to nearest."""
 
 
 _COLUMNS_PER_GROUP = {TargetFormat.INT4: GROUP_SIZE, TargetFormat.NVFP4: NVFP4_GROUP}
-"""The four-bit targets, whose scales each serve so many columns."""
+"""Columns per scale of the four-bit targets."""
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """The target of each group of module classes that a user can choose for."""
+    """The target format of each group of module classes that the user can set."""
 
     experts: TargetFormat = TargetFormat.KEEP
     attention: TargetFormat = TargetFormat.KEEP
@@ -62,7 +62,7 @@ class Recipe:
     lm_head: TargetFormat = TargetFormat.KEEP
 
     def target_of(self, module: Module) -> TargetFormat:
-        """The target of one module. Routers, norms, gates, mtp.fc, embedding and vision are always kept."""
+        """The target of one module. Routers, norms, gates, mtp.fc, embedding and vision always keep their format."""
         field = _FIELD_OF.get(module.module_class)
         target: TargetFormat = getattr(self, field) if field and module.is_matrix else TargetFormat.KEEP
         return target
@@ -81,7 +81,7 @@ _FIELD_OF = {
 
 
 class BuildSource(NamedTuple):
-    """A checkpoint to take modules from, opened and bound."""
+    """An opened and bound checkpoint to take modules from."""
 
     role: str
     checkpoint: Checkpoint
@@ -90,7 +90,7 @@ class BuildSource(NamedTuple):
 
 @dataclass(frozen=True)
 class BuildSources:
-    """The base and, where given, the official FP8 checkpoint and the one that holds an MTP head."""
+    """The base and, if given, the official FP8 checkpoint and the source of the MTP head."""
 
     base: BuildSource
     fp8: BuildSource | None = None
@@ -102,7 +102,7 @@ class BuildSources:
 
 @dataclass(frozen=True)
 class ModuleChoice:
-    """One module of the output: where its numbers come from and how they shall be stored."""
+    """One module of the output: its source, its output format and the conversion."""
 
     module: Module
     source: BuildSource
@@ -112,25 +112,25 @@ class ModuleChoice:
 
 
 def open_source(role: str, directory: Path) -> BuildSource:
-    """Opens a checkpoint as a build source; one with a fatal problem is refused with the first of them."""
+    """Opens a checkpoint as a build source. Raises `MismatchError` with the first fatal problem, if any."""
     checkpoint = open_checkpoint(directory)
     binding = bind(checkpoint)
     fatal = [problem for problem in binding.problems if problem.is_fatal]
     if fatal:
         more = f" ({len(fatal)} problems in all: run `onebox inspect {directory}`)" if len(fatal) > 1 else ""
-        raise MismatchError(f"The {role} checkpoint {directory} is not whole: {fatal[0].message}{more}")
+        raise MismatchError(f"The {role} checkpoint {directory} is not complete: {fatal[0].message}{more}")
     return BuildSource(role, checkpoint, binding)
 
 
 def choose(recipe: Recipe, sources: BuildSources) -> list[ModuleChoice]:
-    """One choice per module that the output will hold, in the model's order; what no source holds is left out."""
+    """One choice per module of the output, in the model's order; modules that no source contains are left out."""
     choices = list(_choices(recipe, sources))
     _refuse_idle_targets(recipe, choices)
     return choices
 
 
 def _refuse_idle_targets(recipe: Recipe, choices: list[ModuleChoice]) -> None:
-    """A target that no module of the output answers to would be ignored in silence."""
+    """Rejects a target that applies to no module of the output, which would otherwise be ignored silently."""
     used = {_FIELD_OF.get(choice.module.module_class) for choice in choices}
     for name, target in vars(recipe).items():
         if target is not TargetFormat.KEEP and name not in used:
@@ -149,7 +149,7 @@ def _choices(recipe: Recipe, sources: BuildSources) -> Iterator[ModuleChoice]:
 
 
 def _richest_spec(sources: BuildSources) -> ModelSpec:
-    """The base's spec, with an MTP head if the head's source has one that the base's config does not know of."""
+    """The base's spec, or that of the MTP source if the base's config has no MTP head."""
     base = sources.base.checkpoint.spec
     mtp = sources.mtp.checkpoint.spec if sources.mtp else base
     return base if base.mtp_num_hidden_layers else mtp
@@ -170,18 +170,18 @@ def _choose_one(
 
 
 def _quantised(target: TargetFormat, module: Module, bound: Bound) -> Stored:
-    """How `bound` will be stored once rounded to `target`; refused where that could only lose or feign precision."""
+    """The format of `bound` after rounding to `target`. Rejects conversions that cannot restore the lost precision."""
     is_eight_bit = bound.stored.format is WeightFormat.FP8 or bound.stored.layout is Layout.INT8_ROW
     if target is TargetFormat.BF16 or not (bound.is_plain or (is_eight_bit and target in _COLUMNS_PER_GROUP)):
         official = " or name the official FP8 checkpoint with --fp8" if target is TargetFormat.FP8 else ""
         raise UnsupportedError(
             f"{module.name} is stored as {bound.stored} and cannot become {target.value}: take it from a source that "
-            f"holds it in BF16{official}."
+            f"stores it in BF16{official}."
         )
     columns, group = module.shape[1], _COLUMNS_PER_GROUP.get(target, 1)
     if columns % group:
         raise UnsupportedError(
-            f"{module.name} has rows of {columns} numbers, no multiple of {target.value.upper()}'s group of {group}: "
+            f"{module.name} has rows of {columns} values, not a multiple of {target.value.upper()}'s group of {group}: "
             "keep it."
         )
     return {

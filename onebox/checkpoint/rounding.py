@@ -1,6 +1,6 @@
-"""Rounds a matrix to nearest for a build: which tensors it becomes, and their bytes, slab by slab.
+"""Quantises a matrix, rounding to nearest, for a build: its output tensors and their bytes, slab by slab.
 
-Knows one module at a time, and for NVFP4 the modules that other tools fuse it with; not files, shards or names.
+Handles one module at a time and, for NVFP4, the modules that other tools fuse it with; no files or shards.
 """
 
 import re
@@ -20,30 +20,30 @@ from onebox.spec.weights import FP8_BLOCK, NVFP4_GROUP, Stored, StoredTensor, We
 
 __all__ = ["SharedScale", "TensorChunk", "round_matrix", "rounded_tensors", "shared_scales"]
 
-# Scales of what onebox itself rounds. bfloat16 is what the model's own dtype makes of them in other tools, so that
-# everyone dequantises to the same bits; codes are rounded against the stored scale, so nothing is lost by it.
+# Scales of what onebox quantises. Other tools cast scales to the model's dtype, bfloat16, so bfloat16 scales make all
+# tools dequantise to the same bits; codes are rounded against the stored scale, so no accuracy is lost by it.
 _SCALE_DTYPE = torch.bfloat16
 _SLAB_BYTES = 16 << 20
-# Projections that other engines compute as one product, and for which they keep one global scale.
+# Projections that other engines fuse into one matrix product with one global scale.
 _FUSED = re.compile(r"\.(?:(?P<attention>[qkv]_proj)|(?P<delta>in_proj_(?:qkv|z))|(?P<swiglu>(?:gate|up)_proj))$")
 
 TensorChunk = tuple[int, memoryview]
-"""(index of a tensor of the module, the next bytes of it)."""
+"""(index of a tensor of the module, its next bytes)."""
 
 
 @dataclass
 class SharedScale:
-    """NVFP4's global scale of matrices that other tools fuse: that of their largest number, found when first needed."""
+    """NVFP4's global scale of matrices that other tools fuse, from their largest weight; computed on first use."""
 
     members: list[Bound] = field(default_factory=list)
     _value: Tensor | None = None
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def value(self) -> Tensor:
-        """float32 [1]. Shards are written side by side, so two members may ask at once."""
+        """float32 [1]. Locked, because shards are written in parallel and two members may need it at once."""
         with self._lock:
             if self._value is None:
-                # What is not finite is left out here: it is refused where it is rounded, under its own module's name.
+                # Non-finite weights are skipped here: quantising them raises an error with the name of their module.
                 sizes = [
                     slab.abs_().nan_to_num_(0.0, 0.0, 0.0).max() for bound in self.members for slab in _slabs(bound)
                 ]
@@ -52,7 +52,7 @@ class SharedScale:
 
 
 def shared_scales(choices: list[ModuleChoice]) -> dict[str, SharedScale]:
-    """The global scale of each module that will be rounded to NVFP4, by the module's name."""
+    """The global scale of each module that will be quantised to NVFP4, by module name."""
     groups: dict[str, SharedScale] = {}
     of_module: dict[str, SharedScale] = {}
     for choice in choices:
@@ -64,12 +64,12 @@ def shared_scales(choices: list[ModuleChoice]) -> dict[str, SharedScale]:
 
 
 def _fused_name(name: str) -> str:
-    """The same for all projections that are fused with each other."""
+    """A name that is equal for all projections that are fused with each other."""
     return _FUSED.sub(lambda found: f".{found.lastgroup}", name)
 
 
 def rounded_tensors(target: Stored, rows: int, columns: int) -> dict[str, StoredTensor]:
-    """The tensors of a rounded matrix by suffix, in the order in which `round_matrix` numbers them."""
+    """The tensors of a quantised matrix by suffix, in the order of the indices that `round_matrix` yields."""
     scale = dtype_name(_SCALE_DTYPE)
     if target.format is WeightFormat.FP8:
         blocks = (-(-rows // FP8_BLOCK), -(-columns // FP8_BLOCK))
@@ -89,7 +89,7 @@ def rounded_tensors(target: Stored, rows: int, columns: int) -> dict[str, Stored
 
 
 def round_matrix(choice: ModuleChoice, shared: SharedScale | None) -> Iterator[TensorChunk]:
-    """The bytes of `rounded_tensors`: codes and scales slab by slab, then what the matrix has one of."""
+    """The bytes of `rounded_tensors`: codes and scales slab by slab, then the global scale or the shape."""
     scale = shared.value() if shared else None
     for slab in _slabs(choice.bound):
         codes, scales = _round_slab(slab, choice.target, scale)
@@ -102,7 +102,7 @@ def round_matrix(choice: ModuleChoice, shared: SharedScale | None) -> Iterator[T
 
 
 def _slabs(bound: Bound) -> Iterator[Tensor]:
-    """The matrix in float32, some rows at a time, which are independent (for FP8, in blocks): memory stays small."""
+    """The matrix in float32 in slabs of rows, which are independent (for FP8, in blocks), to bound memory."""
     rows, columns = bound.module.shape
     step = max(FP8_BLOCK, _SLAB_BYTES // (4 * columns) // FP8_BLOCK * FP8_BLOCK)
     for begin in range(0, rows, step):

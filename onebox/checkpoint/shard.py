@@ -1,6 +1,6 @@
-"""Writes one output shard: header first, then every unit's bytes streamed behind it, hashed on the way.
+"""Writes one output shard: header first, then the bytes of every unit, hashed while they are written.
 
-Under its final name a shard is whole: it is written as `NAME.tmp`, flushed to disk, and renamed last.
+A shard under its final name is complete: it is written as `NAME.tmp`, flushed to disk, then renamed.
 """
 
 import hashlib
@@ -22,7 +22,7 @@ from onebox.spec.model import read_json
 
 __all__ = ["Shard", "read_record", "split_shards", "write_shard"]
 
-# Small enough that the buffer is still in the processor's cache when it is hashed and written.
+# Small enough that the buffer is still in the CPU cache when it is hashed and written.
 _BUFFER_BYTES = 1 << 20
 _WRITEBACK_BYTES = 64 << 20
 _METADATA = {"format": "pt"}
@@ -31,7 +31,7 @@ Digest: TypeAlias = "hashlib._Hash"
 
 @dataclass(frozen=True)
 class Shard:
-    """One file of the output and the units that go into it."""
+    """One file of the output and its units."""
 
     name: str
     units: tuple[Unit, ...]
@@ -46,7 +46,7 @@ class Shard:
 
 
 def split_shards(units: list[Unit], shard_bytes: int) -> list[Shard]:
-    """Cuts the units, in order, into shards of at most `shard_bytes`, unless one unit alone is larger."""
+    """Splits the units, in order, into shards of at most `shard_bytes`, unless one unit alone is larger."""
     cuts: list[list[Unit]] = [[]]
     size = 0
     for unit in units:
@@ -68,7 +68,7 @@ def _record_path(directory: Path, shard: Shard) -> Path:
 
 
 def read_record(directory: Path, shard: Shard) -> dict[str, TensorRecord] | None:
-    """The tensors of a shard that an earlier run finished, or None if it must be written."""
+    """The records of a shard that an earlier run completed, or None if it must be written."""
     path = directory / shard.name
     if not path.exists() or not _record_path(directory, shard).exists():
         return None
@@ -79,7 +79,7 @@ def read_record(directory: Path, shard: Shard) -> dict[str, TensorRecord] | None
 
 
 def write_shard(directory: Path, shard: Shard, on_bytes: Callable[[int], None]) -> dict[str, TensorRecord]:
-    """Writes `shard` into `directory` and returns its tensors' records; `on_bytes` hears of each piece written."""
+    """Writes `shard` into `directory` and returns its tensors' records; calls `on_bytes` after each write."""
     header = write_header([(tensor.name, tensor.stored, tensor.nbytes) for _, tensor in shard.tensors], _METADATA)
     temporary = directory / f"{shard.name}.tmp"
     try:
@@ -99,7 +99,7 @@ def write_shard(directory: Path, shard: Shard, on_bytes: Callable[[int], None]) 
         tensor.name: TensorRecord(shard.name, tensor.nbytes, digest, unit.action.value, unit.origin)
         for (unit, tensor), digest in zip(shard.tensors, digests, strict=True)
     }
-    # The record goes first: a shard under its final name always has one.
+    # The record is written first: a shard under its final name always has one.
     saved = {"file_bytes": len(header) + shard.nbytes, "tensors": {n: asdict(r) for n, r in records.items()}}
     write_json(_record_path(directory, shard), saved)
     temporary.replace(directory / shard.name)
@@ -107,10 +107,10 @@ def write_shard(directory: Path, shard: Shard, on_bytes: Callable[[int], None]) 
 
 
 class _Writer:
-    """Writes units one behind the other. Moved tensors pass through one small buffer, many to a write.
+    """Writes units back to back. Moved tensors are collected in one small buffer, many per write.
 
-    Nothing overlaps in here: several shards are written at once, each in a thread of its own, and reading, hashing and
-    writing all let other threads run meanwhile.
+    No operation overlaps within a writer: several shards are written in parallel, each in its own thread, and reading,
+    hashing and writing release the GIL.
     """
 
     def __init__(self, file: int, begin: int, on_bytes: Callable[[int], None]) -> None:
@@ -123,7 +123,7 @@ class _Writer:
         self._unsynced = 0
 
     def write(self, unit: Unit) -> list[str]:
-        """Writes all tensors of `unit`, the last of them perhaps only at `finish`; returns their sha256."""
+        """Writes all tensors of `unit` and returns their sha256; the last bytes may stay buffered until `finish`."""
         digests = [hashlib.sha256() for _ in unit.tensors]
         if unit.make:
             self._flush()
@@ -135,7 +135,7 @@ class _Writer:
         return [digest.hexdigest() for digest in digests]
 
     def finish(self) -> None:
-        """Writes what is still in the buffer and lets go of the source."""
+        """Writes the remaining buffer and closes the source file."""
         self._flush()
         self.close()
 
@@ -171,9 +171,7 @@ class _Writer:
             ends[index] += len(piece)
         for tensor, start, end in zip(unit.tensors, starts, ends, strict=True):
             if end - start != tensor.nbytes:
-                raise MismatchError(
-                    f"{tensor.name} came out with {end - start} bytes, not the planned {tensor.nbytes}."
-                )
+                raise MismatchError(f"{tensor.name} has {end - start} bytes instead of the planned {tensor.nbytes}.")
         self._position += unit.nbytes
 
     def _put(self, data: memoryview, position: int) -> None:
@@ -182,15 +180,15 @@ class _Writer:
             done += os.pwrite(self._file, data[done:], position + done)
         self._unsynced += len(data)
         if self._unsynced >= _WRITEBACK_BYTES:
-            # Starts writing these bytes to disk now instead of at the final fsync, and drops those of the time before,
-            # so that a build of 70 GB does not fill the page cache of a box whose GPU shares that memory.
+            # Starts writing these bytes to disk now instead of at the final fsync, and drops earlier ones from the page
+            # cache, so that a build of 70 GB does not fill the memory that the GPU of such a box shares.
             begin = max(0, position - 2 * _WRITEBACK_BYTES)
             os.posix_fadvise(self._file, begin, position - begin, os.POSIX_FADV_DONTNEED)
             self._unsynced = 0
         self._on_bytes(len(data))
 
     def _open(self, path: Path) -> int:
-        """A descriptor of `path`; the last one stays open, for neighbours mostly come from one file."""
+        """A descriptor of `path`; the last one stays open, because consecutive tensors mostly come from one file."""
         if self._source is None or self._source[0] != path:
             self.close()
             self._source = (path, os.open(path, os.O_RDONLY))

@@ -1,6 +1,6 @@
-"""Opens a Hugging Face checkpoint directory: config, every shard's header, the index; hands out tensors' bytes.
+"""Opens a Hugging Face checkpoint directory (config, every shard's header, index) and reads tensors' bytes.
 
-Owns files and names. Knows neither what a module is (`bind.py`) nor what packed bytes mean (`onebox.formats`).
+Handles files and tensor names. Modules are bound in `bind.py`, packed bytes are decoded in `onebox.formats`.
 """
 
 import os
@@ -20,7 +20,7 @@ INDEX_NAME = "model.safetensors.index.json"
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """An opened checkpoint. `tensors` comes from the shards' headers alone; `index` is only what the index claims."""
+    """An opened checkpoint. `tensors` comes from the shards' headers alone; `index` is the index file, unchecked."""
 
     directory: Path
     config: dict[str, Any]
@@ -32,7 +32,7 @@ class Checkpoint:
 
     @property
     def quantization_config(self) -> dict[str, Any] | None:
-        """What the directory says of its own quantisation: config.json first, then the tools' side files."""
+        """The checkpoint's quantization_config: from config.json, else from a separate file."""
         value = self.config.get("quantization_config")
         if isinstance(value, dict):
             return value
@@ -41,7 +41,7 @@ class Checkpoint:
 
     @property
     def gptq_zeros_offset(self) -> int:
-        """What GPTQ tensors store less of each zero point: 1 in version 1, which is the rule, 0 in version 2."""
+        """The offset subtracted from each stored GPTQ zero point: 1 in version 1, the usual one, 0 in version 2."""
         config = self.quantization_config or {}
         return 0 if config.get("checkpoint_format") == "gptq_v2" else 1
 
@@ -90,12 +90,12 @@ def read_into(file: int, entry: TensorEntry, offset: int, buffer: memoryview) ->
     while done < len(buffer):
         count = os.preadv(file, [buffer[done:]], position + done)
         if count == 0:
-            raise UnreadableError(f"{entry.path} ended while {entry.name} was read: it changed or was cut meanwhile.")
+            raise UnreadableError(f"{entry.path} ended while {entry.name} was read: the file has changed.")
         done += count
 
 
 def read_chunks(entry: TensorEntry, chunk_bytes: int) -> Iterator[memoryview]:
-    """The bytes of a tensor in pieces of at most `chunk_bytes`; each piece is a buffer of its own."""
+    """The bytes of a tensor in chunks of at most `chunk_bytes`, each in its own buffer."""
     with entry.path.open("rb", buffering=0) as file:
         for offset in range(0, entry.nbytes, chunk_bytes):
             buffer = memoryview(bytearray(min(chunk_bytes, entry.nbytes - offset)))

@@ -1,9 +1,9 @@
-"""Tensors from files to a device through one bounded staging buffer, read ahead in the order they will be asked for.
+"""Loads tensors to a device through a bounded staging buffer, reading ahead in the order of the expected requests.
 
     file  --direct read-->  piece of the buffer  --copy-->  tensor on the device
 
-Beyond the tensors that were handed out there are the buffer (`pieces.py`: 128 MiB) and what of a group, or of a piece,
-has come before it is asked for. Knows entries and bytes, neither modules nor formats.
+Memory use is the tensors returned so far, the buffer (`pieces.py`: 128 MiB), and tensors of a group or piece that were
+read but not yet requested. Handles entries and bytes, neither modules nor formats.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -21,20 +21,20 @@ from onebox.spec.errors import MismatchError, UnreadableError
 
 __all__ = ["Ledger", "Read", "StagedReader", "TensorReader", "place_of"]
 
-# Sizes that only the host looks at; on a device each look would wait for it.
+# Sizes that only the host reads; on a device each read would synchronise.
 _HOST_SUFFIX = ".weight_shape"
 
 Read = Callable[[TensorEntry], Tensor]
-"""Brings one tensor into memory of its own, with the shape and dtype of its entry."""
+"""Reads one tensor into its own memory, with the shape and dtype of its entry."""
 
 
 def place_of(entry: TensorEntry, device: torch.device) -> torch.device:
-    """Where a tensor of a model on `device` belongs."""
+    """The device of a tensor of a model on `device`: the CPU for a `weight_shape`."""
     return torch.device("cpu") if entry.name.endswith(_HOST_SUFFIX) else device
 
 
 class TensorReader(Protocol):
-    """Gives each tensor of its order once. Leaving it without an error makes sure that none was left over."""
+    """Returns each of its tensors once. Exiting the context without an error checks that all were read."""
 
     def read(self, entry: TensorEntry) -> Tensor: ...
 
@@ -46,17 +46,17 @@ class TensorReader(Protocol):
 
 
 class Ledger:
-    """Which tensors of an order were not asked for yet: each may be asked for once."""
+    """Records which tensors have been requested: each must be requested exactly once."""
 
     def __init__(self, order: Iterable[TensorEntry]) -> None:
         self._is_left: dict[str, bool] = {}
         for entry in order:
             if entry.name in self._is_left:
-                raise MismatchError(f"{entry.name} is wanted by two parts of the model: each tensor is bound once.")
+                raise MismatchError(f"{entry.name} is needed by two parts of the model: each tensor is bound once.")
             self._is_left[entry.name] = True
 
     def strike(self, entry: TensorEntry) -> None:
-        """Notes that `entry` was asked for."""
+        """Records that `entry` was requested."""
         if entry.name not in self._is_left:
             raise MismatchError(f"{entry.name} was asked for and is not in the order of loading.")
         if not self._is_left[entry.name]:
@@ -64,7 +64,7 @@ class Ledger:
         self._is_left[entry.name] = False
 
     def close(self) -> None:
-        """Refuses tensors that nobody asked for."""
+        """Raises `MismatchError` if a tensor was not requested."""
         left = [name for name, is_left in self._is_left.items() if is_left]
         if left:
             more = f" ({len(left) - 1} more like it)" if len(left) > 1 else ""
@@ -72,7 +72,7 @@ class Ledger:
 
 
 class StagedReader:
-    """Gives tensors on `device`, each once, quickest in the order of `groups`: tensors of a group are read together."""
+    """Reads tensors to `device`, each once, fastest in the order of `groups`: tensors of a group are read together."""
 
     def __init__(
         self, groups: Sequence[Sequence[TensorEntry]], device: torch.device, piece_bytes: int = PIECE_BYTES
@@ -84,17 +84,17 @@ class StagedReader:
         self._ring = PieceRing(plan_pieces(groups, piece_bytes), device, piece_bytes)
 
     def read(self, entry: TensorEntry) -> Tensor:
-        """The tensor, in memory of its own; the sizes in a `weight_shape` stay with the host."""
+        """The tensor, in its own memory; a `weight_shape` stays on the host."""
         self._ledger.strike(entry)
         if not entry.nbytes:
             return self._empty(entry).view(torch_dtype(entry.dtype)).reshape(entry.shape)
         while entry.name not in self._arrived:
             if not self._ring.take(self._copy):
-                raise UnreadableError(f"{entry.name} was lost with a read that failed before: load again.")
+                raise UnreadableError(f"{entry.name} was lost with an earlier read that failed: load again.")
         return self._arrived.pop(entry.name)
 
     def _copy(self, piece: FilePiece, staged: Tensor) -> None:
-        """Brings each stretch of a piece to its place in its tensor."""
+        """Copies each stretch of a piece to its position in its tensor."""
         for stretch in piece.stretches:
             entry, begin = stretch.entry, stretch.begin - piece.begin
             part = staged[begin : begin + stretch.nbytes]
@@ -121,10 +121,10 @@ class StagedReader:
 
 
 def _copy_bytes(source: Tensor, target: Tensor) -> None:
-    """Queues the copy to a GPU; to a CPU it is done by this thread.
+    """Queues the copy to a GPU; a copy to CPU memory is done by this thread.
 
-    torch would share each copy among its threads and wait for the slowest, which takes many times as long on a machine
-    that has other work to do.
+    torch would split each copy over its threads and wait for the slowest, which takes many times as long on a busy
+    machine.
     """
     if target.is_cpu:
         np.copyto(target.numpy(), source.numpy())

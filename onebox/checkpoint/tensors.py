@@ -1,4 +1,4 @@
-"""Tensors in and out of files: safetensors' dtype names and torch's, bytes to tensor and back."""
+"""Conversion between safetensors' and torch's dtypes, and between bytes and tensors."""
 
 from typing import Any
 
@@ -32,7 +32,7 @@ def torch_dtype(name: str) -> torch.dtype:
     try:
         return _DTYPES[name]
     except KeyError:
-        raise UnsupportedError(f"Tensors of dtype {name} hold nothing that onebox reads.") from None
+        raise UnsupportedError(f"onebox does not read tensors of dtype {name}.") from None
 
 
 def dtype_name(dtype: torch.dtype) -> str:
@@ -41,14 +41,14 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 
 def tensor_of(buffer: bytearray | memoryview, dtype: str) -> torch.Tensor:
-    """A flat tensor over the bytes of `buffer`, which it shares."""
+    """A flat tensor that shares the memory of `buffer`."""
     if not len(buffer):
         return torch.empty(0, dtype=torch_dtype(dtype))
     return torch.frombuffer(buffer, dtype=torch_dtype(dtype))
 
 
 def load(entry: TensorEntry) -> torch.Tensor:
-    """A whole tensor, read into memory of its own."""
+    """A whole tensor, read into its own memory."""
     return tensor_of(read_tensor(entry), entry.dtype).reshape(entry.shape)
 
 

@@ -1,6 +1,6 @@
-"""Reads a checkpoint's values, not only its headers: finite, not constant, scales positive, group indices in range.
+"""Checks a checkpoint's values, not only its headers: finite, not constant, scales positive, group indices in range.
 
-A corrupted MTP head or a scale of zero shows in no header. Tensors are read in pieces, so memory stays small.
+Headers do not show a corrupt MTP head or a scale of zero. Tensors are read in chunks to bound memory.
 """
 
 from collections.abc import Callable, Iterator
@@ -19,7 +19,7 @@ _CHUNK_BYTES = 16 << 20
 _SCALES = {"scales", "weight_scale", "weight_scale_inv", "weight_global_scale", "weight_scale_2"}
 _WEIGHTS = {"weight", "weight_packed", "qweight"}
 _GROUP_INDICES = {"g_idx", "weight_g_idx"}
-# NVFP4 tools store a zero scale for a group of zeros; everywhere else a scale of zero is damage.
+# NVFP4 tools store a zero scale for a group of zeros; everywhere else a scale of zero is corruption.
 _ZERO_SCALES = {Layout.NVFP4_DIVIDES: {"weight_scale"}, Layout.NVFP4_MULTIPLIES: {"weight_scale"}}
 _INT_OF = {
     "U8": torch.uint8,
@@ -33,7 +33,7 @@ _INT_OF = {
 
 
 def check_values(binding: Binding, on_bytes: Callable[[int], None] = lambda _: None) -> Iterator[Problem]:
-    """The problems in the values of all bound tensors; `on_bytes` hears how many bytes were read."""
+    """The problems in the values of all bound tensors; calls `on_bytes` with the bytes read."""
     for bound in binding.modules.values():
         for suffix, entry in bound.tensors.items():
             complaint = _complaint(bound, suffix, entry)
@@ -44,7 +44,7 @@ def check_values(binding: Binding, on_bytes: Callable[[int], None] = lambda _: N
 
 
 def _complaint(bound: Bound, suffix: str, entry: TensorEntry) -> str | None:
-    """What is wrong with one tensor, or None. Reads it once, piece by piece."""
+    """The problem of one tensor, or None. Reads it once, chunk by chunk."""
     varies = not (bound.module.is_matrix and suffix in _WEIGHTS and entry.nbytes > 1)
     first: torch.Tensor | None = None
     for chunk in read_chunks(entry, _CHUNK_BYTES):
@@ -72,7 +72,7 @@ def _chunk_complaint(bound: Bound, suffix: str, values: torch.Tensor) -> str | N
 
 def _is_finite(values: torch.Tensor) -> bool:
     if values.dtype == torch.float8_e4m3fn:
-        # E4M3FN has no infinity; all ones below the sign is its only NaN.
+        # E4M3FN has no infinity; its only NaN has all bits below the sign set.
         return bool(((values.view(torch.uint8) & 0x7F) != 0x7F).all())
     return bool(torch.isfinite(values).all())
 

@@ -15,7 +15,7 @@ _CHUNK_BYTES = 16 << 20
 
 
 def verify_checkpoint(directory: Path, on_bytes: Callable[[int], None] = lambda _: None) -> list[Problem]:
-    """What differs between `directory` and its manifest; nothing means that every byte of every tensor is right."""
+    """The differences between `directory` and its manifest; none if every byte of every tensor is unchanged."""
     manifest = read_manifest(directory)
     checkpoint = open_checkpoint(directory)
     problems = []
@@ -23,7 +23,7 @@ def verify_checkpoint(directory: Path, on_bytes: Callable[[int], None] = lambda 
         entry = checkpoint.tensors.get(name)
         if entry is None:
             problems.append(
-                Problem(ProblemKind.MISSING, name, f"{name} is in the manifest and in no file: build again.")
+                Problem(ProblemKind.MISSING, name, f"{name} is in the manifest but in no file: build again.")
             )
         elif entry.path.name != record.file:
             problems.append(

@@ -1,4 +1,4 @@
-"""Reads one bound module as float32 numbers, whatever it is stored as."""
+"""Reads one bound module and dequantises it to float32, from any supported format."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -25,17 +25,17 @@ from onebox.spec.weights import DTYPE_BITS, FP8_BLOCK, Layout, WeightFormat
 
 __all__ = ["read_weight", "slice_rows", "weight_tensors"]
 
-# Scales of activations, which onebox keeps in 16 bits or more.
+# Activation scales: unused, because onebox does not quantise activations below 16 bits.
 _UNUSED_SUFFIXES = {"input_scale", "input_global_scale"}
 
 
 def weight_tensors(bound: Bound) -> dict[str, TensorEntry]:
-    """The tensors that hold the module's weight, by suffix; what some tools store of its input is left out."""
+    """The tensors of the module's weight, by suffix, without the input scales that some tools store."""
     return {suffix: entry for suffix, entry in bound.tensors.items() if suffix not in _UNUSED_SUFFIXES}
 
 
 def read_weight(bound: Bound, *, zeros_offset: int = 1, read: Callable[[TensorEntry], Tensor] = load) -> Tensor:
-    """The module's numbers, float32, in its plain shape, its tensors brought by `read`.
+    """The dequantised weight, float32, in its plain shape; `read` loads its tensors.
 
     `zeros_offset` is GPTQ's: 1, or 0 for a gptq_v2 checkpoint.
     """
@@ -65,7 +65,7 @@ _READERS: dict[Layout, Callable[[dict[str, Tensor]], Tensor]] = {
     ),
 }
 
-# Row-major layouts by the rows that one row of each tensor covers; 0 marks a tensor that serves all rows.
+# Row-major layouts: the number of weight rows per row of each tensor; 0: the tensor applies to all rows.
 _ROWS_COVERED = {
     Layout.PLAIN: {"weight": 1},
     Layout.FP8_BLOCK_INV: {"weight": 1, "weight_scale_inv": FP8_BLOCK},
@@ -77,13 +77,13 @@ _ROWS_COVERED = {
 
 
 def slice_rows(bound: Bound, begin: int, end: int) -> Bound:
-    """Rows begin..end of a matrix as a bound module of its own; `begin` is a multiple of the FP8 block.
+    """Rows begin..end of a matrix as a separate bound module; `begin` is a multiple of the FP8 block.
 
-    Only for layouts whose rows lie one behind the other, which are the ones that may be rounded again.
+    Only for layouts with contiguous rows, which are the ones that may be quantised again.
     """
     covered = _ROWS_COVERED.get(bound.stored.layout)
     if covered is None:
-        raise UnsupportedError(f"{bound.module.name} is stored as {bound.stored}, whose rows do not lie apart.")
+        raise UnsupportedError(f"{bound.module.name} is stored as {bound.stored}, whose rows are not contiguous.")
     tensors = {
         suffix: _rows(bound.tensors[suffix], begin // step, -(-end // step)) if step else bound.tensors[suffix]
         for suffix, step in covered.items()

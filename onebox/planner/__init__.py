@@ -1,4 +1,4 @@
-"""What fits and how fast it can go, from sizes alone: the memory plan and the roofline. Never imports torch."""
+"""Memory plan and roofline speed projection, computed from sizes alone. Does not import torch."""
 
 from onebox.planner.memory import MemoryPart, MemoryPlan, MemoryRequest, loaded_weight_bytes, plan_memory
 from onebox.planner.presets import PRESETS, WeightPreset, named_preset

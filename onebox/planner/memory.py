@@ -1,14 +1,14 @@
-"""The memory plan: every byte of the box has an owner before a byte is loaded, and the parts sum to the box.
+"""The memory plan: every byte of the box is assigned before anything is loaded, and the parts sum to the box.
 
     weights      the classes that will be loaded, as stored
     workspace    CUDA context and graphs, activations of the largest prefill batch, logits
-    states       one slot a running sequence: DeltaNet state, convolution rows, rows awaiting verification
-    prefix       whole checkpoints (a state and the last hidden vector) of reusable prefixes
-    KV pages     all that is left, or what --kv-cache-memory-bytes leaves of it, in whole pages
-    reserve      not ours: the OS, the desktop, the page cache and, on unified memory, the loader's staging buffer
-    unused       what whole pages and whole checkpoints leave over
+    states       one slot per running sequence: DeltaNet state, convolution rows, rows awaiting verification
+    prefix       checkpoints (a state and the last hidden vector) of reusable prefixes
+    KV pages     the remainder, limited by --kv-cache-memory-bytes, in whole pages
+    reserve      not used by onebox: OS, desktop, page cache and, on unified memory, the loader's staging buffer
+    unused       the remainder after rounding down to whole pages and checkpoints
 
-Knows sizes, not tensors: the engine allocates what a `MemoryPlan` says.
+Computes sizes only: the engine allocates according to a `MemoryPlan`.
 """
 
 from collections.abc import Mapping
@@ -34,27 +34,27 @@ __all__ = [
 ]
 
 DEFAULT_UTILIZATION = 0.90
-"""One page is one prefill chunk, so that a cached prefix ends where a page ends."""
+"""Share of the box's memory that onebox uses by default."""
 PREFIX_SHARE = 0.10
-"""Of what weights, workspace, states and reserve leave, so much is for prefix checkpoints; KV gets the rest."""
+"""Share for prefix checkpoints of what remains after weights, workspace, states and reserve; KV gets the rest."""
 _STEP_ROWS = 64
-"""Rows that a decode step computes at once; a larger one is computed in parts."""
+"""Rows that a decode step computes at once; a larger step is computed in parts."""
 _CHUNK = 64
-"""Tokens that DeltaNet's prefill takes together."""
+"""Tokens in one chunk of DeltaNet's prefill."""
 RUNTIME_BYTES = 1 * GIB
 """CUDA context, loaded kernels and the graph pool: an estimate; vLLM prints 0.27 to 1.29 GiB for graphs alone."""
 
 
 @dataclass(frozen=True)
 class MemoryRequest:
-    """What the user asks the box to hold. `reserve_bytes`, if given, replaces `gpu_memory_utilization`."""
+    """The user's settings for a plan. `reserve_bytes`, if given, replaces `gpu_memory_utilization`."""
 
     max_context_tokens: int
     slots: int
     kv: KVFormat
     drafts: int = 0
     drafts_with_mtp: bool = True
-    """Whether drafts come from the MTP head, which then has weights and pages; n-gram drafts need neither."""
+    """Whether drafts come from the MTP head, which needs weights and pages; n-gram drafts need neither."""
     gpu_memory_utilization: float = DEFAULT_UTILIZATION
     reserve_bytes: int | None = None
     page_tokens: int = PAGE_TOKENS
@@ -63,7 +63,7 @@ class MemoryRequest:
     activation_bytes: int = 2
     """2 for bfloat16, 4 for float32."""
     cache_bytes: int | None = None
-    """For KV pages and prefix checkpoints together; None: all that is left."""
+    """For KV pages and prefix checkpoints together; None: all remaining memory."""
     with_prefix_cache: bool = True
 
     def __post_init__(self) -> None:
@@ -74,7 +74,7 @@ class MemoryRequest:
         _refuse_below(1, "--max-num-batched-tokens", self.max_batched_tokens)
         if not 0 < self.gpu_memory_utilization <= 1:
             raise UsageError(
-                f"--gpu-memory-utilization {self.gpu_memory_utilization} is not a share of the memory: "
+                f"--gpu-memory-utilization {self.gpu_memory_utilization} is not a fraction of the memory: "
                 "give more than 0 and at most 1."
             )
         if self.reserve_bytes is not None:
@@ -95,7 +95,7 @@ class MemoryPart(NamedTuple):
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """Who owns the box's memory. All sizes in bytes; the parts sum to `box.memory_bytes` exactly."""
+    """How the box's memory is divided. All sizes in bytes; the parts sum to `box.memory_bytes` exactly."""
 
     box: Box
     request: MemoryRequest
@@ -148,16 +148,16 @@ class MemoryPlan:
         )
 
     def context_bytes(self, context_tokens: int) -> int:
-        """What one more sequence of that length needs: its pages and one slot."""
+        """Bytes of one more sequence of that length: its pages and one slot."""
         return _pages(context_tokens, self.request.page_tokens) * self.page_bytes + self.slot_bytes
 
     def users_at(self, context_tokens: int) -> int:
-        """Sequences of that length that states and KV pages hold together, if slots were divided to suit."""
+        """Number of sequences of that length that fit into states and KV pages if the slots are divided anew."""
         return (self.states_bytes + self.kv_bytes + self.unused_bytes) // self.context_bytes(context_tokens)
 
 
 def loaded_weight_bytes(stored: Mapping[ModuleClass, int], *, with_mtp: bool, with_vision: bool) -> int:
-    """Bytes of the classes that are loaded: the MTP head only to draft, the vision tower only to see."""
+    """Bytes of the loaded classes: the MTP head only with MTP drafts, the vision tower only with image input."""
     return sum(
         size
         for kind, size in stored.items()
@@ -166,16 +166,17 @@ def loaded_weight_bytes(stored: Mapping[ModuleClass, int], *, with_mtp: bool, wi
 
 
 def slot_bytes(spec: ModelSpec, drafts: int, activation_bytes: int = 2) -> int:
-    """One sequence's slot: a checkpoint's contents, and what each row of a step keeps until it is folded in.
+    """One sequence's slot: the contents of a checkpoint, and per row of a step the inputs that update the state.
 
-    A row keeps its input to the convolution and its two gates (float32); key, value and decay follow from these.
+    Stored per row until it is folded into the state: its convolution input and its two gates (float32); key, value and
+    decay are computed from these.
     """
     row = activation_bytes * spec.conv_dim + 4 * 2 * spec.linear_num_value_heads
     return checkpoint_bytes(spec, activation_bytes) + (1 + drafts) * len(spec.linear_layers) * row
 
 
 def checkpoint_bytes(spec: ModelSpec, activation_bytes: int = 2) -> int:
-    """A reusable prefix beside its KV pages: states, convolution rows, and the hidden vector the MTP head needs."""
+    """A reusable prefix without its KV pages: states, convolution rows, and the hidden vector the MTP head needs."""
     conv_rows = (spec.linear_conv_kernel_dim - 1) * spec.conv_dim * activation_bytes
     layer = spec.recurrent_state_bytes_per_layer + conv_rows
     return len(spec.linear_layers) * layer + activation_bytes * spec.hidden_size
@@ -184,7 +185,7 @@ def checkpoint_bytes(spec: ModelSpec, activation_bytes: int = 2) -> int:
 def workspace_bytes(spec: ModelSpec, request: MemoryRequest) -> int:
     """An estimate: the runtime, a prefill batch's activations, a decode step's logits and sums, a scratch page.
 
-    What rows without a sequence write goes to the scratch page; it is the only part that is exact.
+    Rows without a sequence write to the scratch page; its size is the only exact part.
     """
     rows = min(_STEP_ROWS, request.slots * (1 + request.drafts))
     pieces = piece_count(request.max_context_tokens, doublings(request.kv))
@@ -195,31 +196,31 @@ def workspace_bytes(spec: ModelSpec, request: MemoryRequest) -> int:
 
 
 def _prefill_bytes(spec: ModelSpec, width: int) -> int:
-    """What a token of a prompt takes while its layer is computed, activations of `width` bytes: the widest part's."""
+    """Peak activation bytes per prompt token: those of the largest layer part, activations of `width` bytes."""
     hidden, heads = spec.hidden_size, spec.linear_num_value_heads
-    stream = (4 + width) * hidden  # in float32, and normed
+    stream = (4 + width) * hidden  # in float32, and normalised
     attention = width * spec.head_dim * (4 * spec.num_attention_heads + 2 * spec.num_key_value_heads)
     keys = spec.linear_num_key_heads * spec.linear_key_head_dim
-    # The projection, the mixed rows in float32, chunks of 64 in float16 halves, what comes out and what is gated.
+    # The projection, the convolved rows in float32, chunks of 64 in float16 halves, the output and the gated output.
     chunks = 2 * 3 * (keys + _CHUNK * heads)
     delta_net = width * (spec.conv_dim + 3 * spec.value_dim + 2 * heads) + 4 * (spec.conv_dim + 3 * heads) + chunks
-    # Each expert's inner values and its float32 output; their sum, and the shared expert's.
+    # Each expert's intermediate activations and its float32 output; their sum, and the shared expert's.
     experts = spec.num_experts_per_tok * (2 * spec.moe_intermediate_size + 4 * hidden)
     experts += (4 + 2 * width) * hidden + 3 * width * spec.shared_expert_intermediate_size
     return stream + max(attention, delta_net, experts)
 
 
 def page_bytes(spec: ModelSpec, request: MemoryRequest) -> int:
-    """One page of keys and values in all layers that keep them."""
+    """One page of keys and values in all layers with a KV cache."""
     return request.page_tokens * request.kv.bytes_per_token(spec, with_mtp=request.with_mtp)
 
 
 def plan_memory(spec: ModelSpec, stored: Mapping[ModuleClass, int], box: Box, request: MemoryRequest) -> MemoryPlan:
-    """Divide the box. Raises `DoesNotFitError` with the table when one sequence of the full context has no room."""
+    """Divides the box. Raises `DoesNotFitError` with a table if one sequence of the full context does not fit."""
     if request.max_context_tokens > spec.max_position_embeddings:
         raise UsageError(
             f"--max-model-len {request.max_context_tokens:,} is more than the {spec.max_position_embeddings:,} tokens "
-            "the model was made for; give that or less."
+            "that the model supports; give that or less."
         )
     page = page_bytes(spec, request)
     weights = loaded_weight_bytes(stored, with_mtp=request.with_mtp, with_vision=request.with_vision)
@@ -250,14 +251,14 @@ def plan_memory(spec: ModelSpec, stored: Mapping[ModuleClass, int], box: Box, re
 
 
 def asked_reserve_bytes(box: Box, request: MemoryRequest) -> int:
-    """The reserve that the flags ask for; a plan's own is larger when other programs hold more than that."""
+    """The reserve requested by the flags; a plan's reserve is larger if other programs use more than that."""
     if request.reserve_bytes is not None:
         return request.reserve_bytes
     return box.memory_bytes - int(box.memory_bytes * request.gpu_memory_utilization)
 
 
 def _reserve(box: Box, request: MemoryRequest) -> int:
-    # What others hold already on the machine at hand cannot be planned away.
+    # Memory that other programs use on the detected machine is not available.
     held_by_others = box.memory_bytes - box.available_bytes if box.available_bytes is not None else 0
     return max(asked_reserve_bytes(box, request), held_by_others)
 
@@ -280,7 +281,7 @@ def _does_not_fit(plan: MemoryPlan, one_context: int, short_bytes: int) -> DoesN
     table.append(f"  {'needed':<{width}} {needed / GIB:8.2f} GiB")
     table.append(f"  {box.name + ' has':<{width}} {box.memory_bytes / GIB:8.2f} GiB")
     return DoesNotFitError(
-        f"The plan is {short_bytes / GIB:.2f} GiB too large for {box.name}: take smaller weights, a smaller "
+        f"The plan is {short_bytes / GIB:.2f} GiB too large for {box.name}: use smaller weights, a smaller "
         "--max-model-len or --max-num-seqs, a packed --kv-cache-dtype, or a smaller reserve.\n" + "\n".join(table)
     )
 

@@ -1,7 +1,7 @@
-"""Published checkpoints, and our own, as data: which module class has which format. So a plan needs no files.
+"""Published checkpoints, and onebox's own, as data: the format of each module class. A plan then needs no files.
 
-A preset predicts; `onebox inspect` reads headers. Where a published size is known, `tests/planner/test_published.py`
-compares it with what the preset gives.
+A preset predicts sizes; `onebox inspect` reads them from headers. `tests/planner/test_published.py` compares the
+predictions with published sizes.
 """
 
 from collections.abc import Mapping
@@ -20,7 +20,7 @@ Formats = Mapping[ModuleClass, WeightFormat]
 
 @dataclass(frozen=True)
 class WeightPreset:
-    """A checkpoint's formats by module class; a class that is left out is BF16."""
+    """A checkpoint's formats by module class; a class that is not listed is BF16."""
 
     name: str
     summary: str
@@ -38,7 +38,7 @@ def _all(weight_format: WeightFormat, *kinds: ModuleClass) -> dict[ModuleClass, 
 
 _C = ModuleClass
 _INT4, _FP8, _NVFP4 = WeightFormat.INT4, WeightFormat.FP8, WeightFormat.NVFP4
-# Qwen's own GPTQ files carry the column-to-group table that AutoRound leaves out.
+# Qwen's GPTQ files contain the column-to-group table (g_idx), AutoRound's do not.
 _GPTQ_WITH_TABLE = MatrixPacking(Layout.GPTQ, 4, group_size=128, scale_dtype="F16", optional=("g_idx",))
 
 _AUTOROUND = _all(_INT4, _C.EXPERTS, _C.ATTENTION, _C.DELTA, _C.DELTA_GATES)
@@ -58,7 +58,7 @@ _PRESETS = (
         {**PACKINGS, _INT4: _GPTQ_WITH_TABLE},
     ),
     WeightPreset("nvfp4", "ModelOpt (nvidia, txn545): routed experts NVFP4", _all(_NVFP4, _C.EXPERTS)),
-    # Found by arithmetic: but for the tiny DeltaNet gates, no other set of classes is within 0.1 GiB of Sehyo's 75.89.
+    # Derived: apart from the tiny DeltaNet gates, no other set of classes is within 0.1 GiB of Sehyo's 75.89.
     WeightPreset(
         "nvfp4-llmc",
         "llm-compressor (Sehyo): experts, shared experts, attention NVFP4",
@@ -75,7 +75,7 @@ PRESETS: Mapping[str, WeightPreset] = {preset.name: preset for preset in _PRESET
 
 
 def named_preset(name: str) -> WeightPreset:
-    """The preset that `--weights` names."""
+    """The preset selected by `--weights`."""
     if name not in PRESETS:
         raise UsageError(f"--weights {name!r} is not known; the known ones are {', '.join(PRESETS)}.")
     return PRESETS[name]

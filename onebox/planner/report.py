@@ -1,4 +1,4 @@
-"""A whole plan as data: what `onebox plan` shows to people and prints as JSON. Renders nothing itself."""
+"""A complete plan as data, which `onebox plan` renders as text or JSON. Contains no text rendering."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -21,7 +21,7 @@ COMPARED_CONTEXTS = (32_768, 131_072, 262_144)
 
 @dataclass(frozen=True)
 class Weights:
-    """What is planned for: the model's shape, the bytes stored per class, and where those come from."""
+    """The weights of a plan: the model's shape, the bytes stored per class, and their source."""
 
     model: str
     source: str
@@ -32,13 +32,13 @@ class Weights:
 
 @dataclass(frozen=True)
 class Fit:
-    """What the box holds with one KV format: None for the figures of a format that does not fit."""
+    """Capacity of the box with one KV format; figures are None if the plan does not fit."""
 
     kv: KVFormat
     bytes_per_token: int
     kv_tokens: int | None
     users: Mapping[int, int | None]
-    """Context length in tokens -> sequences of that length at once."""
+    """Context length in tokens -> number of concurrent sequences of that length."""
 
 
 @dataclass(frozen=True)
@@ -50,12 +50,12 @@ class PlanReport:
     memory: MemoryPlan
     fits: tuple[Fit, ...]
     projections: tuple[Projection, ...]
-    """Plain decoding first; the workload with drafts, if any, after it."""
+    """First without drafts; then the workload with drafts, if any."""
     notes: tuple[str, ...]
 
 
 def make_report(weights: Weights, box: Box, request: MemoryRequest, workload: Workload) -> PlanReport:
-    """Plan memory and project speed. `request` and `workload` must name the same number of drafts."""
+    """Plans memory and projects speed. `request` and `workload` must have the same number of drafts."""
     if workload.context_tokens > request.max_context_tokens:
         raise UsageError(
             f"--context {workload.context_tokens:,} is more than --max-model-len {request.max_context_tokens:,}; "
@@ -97,13 +97,13 @@ def _notes(weights: Weights, box: Box, memory: MemoryPlan, workload: Workload) -
         first = weights.problems[0]
         notes.append(f"The checkpoint has {len(weights.problems)} problems (first: {first}); see `onebox inspect`.")
     if box.peak is None:
-        notes.append(f"No bandwidth is known for {box.device}, so no speed is projected; the bytes above hold.")
+        notes.append(f"No bandwidth is known for {box.device}, so no speed is projected; the bytes above are valid.")
     elif box.usable is None:
-        notes.append(f"Nobody has measured the usable bandwidth of {box.device}; only the limit is given.")
+        notes.append(f"No measured bandwidth is known for {box.device}; only the limit is given.")
     if workload.drafts and workload.acceptance is None:
-        notes.append("Acceptance is not known: the limit keeps every draft. Give --acceptance for an expectation.")
+        notes.append("Acceptance is not known: the limit accepts every draft. Give --acceptance for an expectation.")
     if memory.reserve_bytes > asked_reserve_bytes(box, memory.request):
-        notes.append("The reserve is larger than asked for, since other programs hold that much now.")
+        notes.append("The reserve is larger than requested, because other programs use that much memory now.")
     return tuple(notes)
 
 

@@ -1,11 +1,12 @@
-"""How fast a box can go with these bytes. Three figures, all projected, never measured:
+"""Speed of a box from the bytes of a step. Three figures, all projected, none measured:
 
-    limit       peak bandwidth / least bytes       nobody who reads these formats from this memory can beat it
-    expected    usable bandwidth / expected bytes  what a step that wastes nothing gets when rows choose experts freely
-    engine      the same, and KERNEL_SECONDS for every kernel of a step: what this engine's step would take
+    limit       peak bandwidth / least bytes       upper bound for any engine with these formats on this memory
+    expected    usable bandwidth / expected bytes  a step without overhead whose rows select experts independently
+    engine      expected plus KERNEL_SECONDS for every kernel of a step: the projected step of this engine
 
-Tokens per step follow from acceptance: `acceptance[i]` is how often draft i+1 is kept, counted over all steps (so it
-includes the drafts before it), and a step gives 1 + sum(acceptance) tokens a stream: 0.9, 0.72 gives 2.62.
+Tokens per step follow from acceptance: `acceptance[i]` is the share of all steps in which draft i+1 is accepted (which
+requires that the drafts before it are accepted), and a step yields 1 + sum(acceptance) tokens per stream: 0.9, 0.72
+yields 2.62.
 """
 
 from collections.abc import Mapping, Sequence
@@ -33,10 +34,10 @@ __all__ = [
 ]
 
 KERNEL_SECONDS = 1.75e-6
-"""What a step takes beyond its bytes, for each of its kernels: launch and waiting for the one before.
+"""Overhead of a step per kernel, beyond its bytes: launch and waiting for the previous kernel.
 
 Measured with the whole engine on an H200, 122B shape, 2026-11-15: 589 kernels took 2.34 ms where a copy moves the bytes
-in 1.32; 670 took 3.67 ms with two drafts, against 2.68. Taken over to other boxes as it is, which is an assumption.
+in 1.32; with two drafts 670 took 3.67 ms, against 2.68. That other boxes have the same overhead is an assumption.
 """
 _LAYER_KERNELS = 12
 _OTHER_KERNELS = 13
@@ -45,9 +46,10 @@ _DRAFT_KERNELS = 40
 
 @dataclass(frozen=True)
 class Workload:
-    """What runs: `streams` sequences at `context_tokens` each, `drafts` drafted tokens a step.
+    """The workload: `streams` sequences at `context_tokens` each, `drafts` draft tokens per step.
 
-    `acceptance` has one entry per draft; None means unknown: the limit then keeps every draft, and nothing is expected.
+    `acceptance` has one entry per draft; None: unknown. The limit then accepts every draft, and there is no expected
+    rate.
     `drafter_is_mtp` False counts no bytes for drafting (n-gram, or a drafter of unknown size).
     """
 
@@ -69,7 +71,7 @@ class Workload:
 
     @property
     def tokens_per_step(self) -> float:
-        """Per stream. With unknown acceptance this is the most there can be."""
+        """Per stream. With unknown acceptance this is the maximum."""
         return 1.0 + self.drafts if self.acceptance is None else tokens_per_step(self.acceptance)
 
 
@@ -83,7 +85,7 @@ class Rate(NamedTuple):
 
 @dataclass(frozen=True)
 class Projection:
-    """One workload's traffic and speeds. A rate is None where the box's bandwidth or the acceptance is not known."""
+    """One workload's traffic and speeds. A rate is None if the box's bandwidth or the acceptance is not known."""
 
     workload: Workload
     least: Traffic
@@ -92,13 +94,13 @@ class Projection:
     expected_rate: Rate | None
     engine_rate: Rate | None
     bandwidth: Bandwidth | None
-    """The usable one, or the peak where nobody measured; None where neither is known."""
+    """The usable bandwidth, or the peak if none was measured; None if neither is known."""
     compute_seconds: float | None
-    """What a step's arithmetic takes at the box's dense BF16 peak; None where no figure is known."""
+    """Time of a step's arithmetic at the box's dense BF16 peak; None if no figure is known."""
 
     @property
     def binds(self) -> str:
-        """In words: what the expected step waits for."""
+        """The bottleneck of the expected step, as text."""
         largest, total = self.expected.largest, self.expected.total_bytes
         part = f"{largest.name}, {largest.bytes / total:.0%} of the bytes"
         if self.bandwidth is None or self.compute_seconds is None:
@@ -110,12 +112,12 @@ class Projection:
 
 
 def tokens_per_step(acceptance: Sequence[float]) -> float:
-    """Tokens that one stream gains a step: its own token, and each draft as often as it is kept."""
+    """Tokens per stream and step: one, plus the acceptance of each draft."""
     return 1.0 + sum(acceptance)
 
 
 def parse_acceptance(text: str, drafts: int) -> tuple[float, ...]:
-    """`--acceptance 0.9,0.72`: one share per draft position, over all steps, so never rising."""
+    """`--acceptance 0.9,0.72`: one share of all steps per draft position, so the values never rise."""
     try:
         values = tuple(float(part) for part in text.split(","))
     except ValueError:
@@ -127,7 +129,7 @@ def parse_acceptance(text: str, drafts: int) -> tuple[float, ...]:
 def _check_acceptance(values: tuple[float, ...], drafts: int) -> None:
     if len(values) != drafts:
         raise UsageError(
-            f"--acceptance has {len(values)} values for --speculative-tokens {drafts}; give one per drafted token."
+            f"--acceptance has {len(values)} values for --speculative-tokens {drafts}; give one per draft token."
         )
     if any(not 0 <= value <= 1 for value in values):
         raise UsageError(
@@ -135,13 +137,13 @@ def _check_acceptance(values: tuple[float, ...], drafts: int) -> None:
         )
     if any(later > earlier for earlier, later in pairwise(values)):
         raise UsageError(
-            f"--acceptance {','.join(map(str, values))} rises; a draft is kept only if those before it were, so give "
-            "shares of all steps, such as 0.9,0.72."
+            f"--acceptance {','.join(map(str, values))} rises; a draft is accepted only if those before it are, so "
+            "give shares of all steps, such as 0.9,0.72."
         )
 
 
 def step_flops(spec: ModelSpec, workload: Workload) -> float:
-    """Multiply-adds of a step, counted as two each: every row through its active weights, and attention's scores."""
+    """FLOPs of a step, two per multiply-add: every row times its active weights, and attention's scores."""
     parameters = class_parameters(spec)
     kind = ModuleClass
     dense = (kind.ATTENTION, kind.DELTA, kind.DELTA_GATES, kind.ROUTER, kind.SHARED)
@@ -158,7 +160,7 @@ def step_flops(spec: ModelSpec, workload: Workload) -> float:
 
 
 def step_kernels(spec: ModelSpec, drafts: int) -> int:
-    """Kernels of a step of this engine, with INT4 experts: its layers in few launches, the head, MTP drafts."""
+    """Kernels of a step of this engine with INT4 experts: its layers, the LM head, MTP drafts."""
     return _LAYER_KERNELS * spec.num_hidden_layers + _OTHER_KERNELS + _DRAFT_KERNELS * drafts
 
 
@@ -183,7 +185,7 @@ def project(
         workload=workload,
         least=least,
         expected=expected,
-        # Arithmetic does not lower the limit: a narrower type than BF16 may be used to compute.
+        # Arithmetic does not lower the limit: an engine may compute in a narrower type than BF16.
         limit=_rate(workload, least, box.peak, 0.0),
         expected_rate=expected_rate,
         engine_rate=None if expected_rate is None else _later(expected_rate, waiting),
@@ -193,7 +195,7 @@ def project(
 
 
 def _later(rate: Rate, seconds: float) -> Rate:
-    """The rate if each step took so much longer."""
+    """The rate if each step took `seconds` longer."""
     longer = rate.step_seconds + seconds
     return Rate(rate.tokens_per_second * rate.step_seconds / longer, longer, rate.bandwidth)
 

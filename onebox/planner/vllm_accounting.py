@@ -1,13 +1,13 @@
-"""How vLLM arrives at the cache figures it prints for this family, so that they can be compared with a plan.
+"""How vLLM computes the cache figures that it prints for this model family, for comparison with a plan.
 
-vLLM cuts its cache into blocks of one size. A block holds either `block_tokens` tokens of KV of the attention layers,
-or one state of as many DeltaNet layers; the 122B's 12 attention layers (13 with MTP) form one group and its 36
+vLLM divides its cache into blocks of one size. A block holds either `block_tokens` tokens of KV of the attention
+layers, or one state of as many DeltaNet layers; the 122B's 12 attention layers (13 with MTP) form one group and its 36
 DeltaNet layers three more. Its log then prints
 
     tokens        blocks // groups * block_tokens                          as if every group grew with the context
-    concurrency   blocks / (ceil(context / block_tokens) + state blocks)   which knows that states do not grow
+    concurrency   blocks / (ceil(context / block_tokens) + state blocks)   counts a fixed number of states
 
-so the token figure is a quarter of what the same memory holds. Explanation only: no plan is made from this.
+so the token figure is a quarter of what the same memory holds. For comparison only: no plan uses it.
 """
 
 from dataclasses import dataclass
@@ -56,7 +56,7 @@ def vllm_cache(spec: ModelSpec, bytes_per_token_layer: int, drafts: int, *, pref
     """The pool for `drafts` MTP tokens (0: no MTP layer) and `bytes_per_token_layer` of KV (K and V, all heads).
 
     The block is the smallest multiple of 16 tokens whose KV is at least one DeltaNet layer's state, whose convolution
-    part grows by a row a draft. A request owns 2 + drafts states with prefix caching, 1 + drafts without.
+    part grows by one row per draft. A request owns 2 + drafts states with prefix caching, 1 + drafts without.
     """
     conv_bytes = 2 * (spec.linear_conv_kernel_dim - 1 + drafts) * spec.conv_dim
     state_bytes = conv_bytes + spec.recurrent_state_bytes_per_layer

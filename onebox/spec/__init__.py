@@ -1,1 +1,1 @@
-"""Facts: model shapes, tensor names, format sizes, hardware peaks, errors. Imports the standard library alone."""
+"""Model shapes, tensor names, format sizes, hardware peaks, errors. Stdlib only."""

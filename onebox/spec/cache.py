@@ -1,4 +1,4 @@
-"""Where onebox keeps what it can make again: compiled code, tuned tables, small checkpoints."""
+"""The directory for files that onebox can regenerate: compiled code, tuning tables, small checkpoints."""
 
 import os
 from pathlib import Path
@@ -7,10 +7,10 @@ __all__ = ["user_cache_directory"]
 
 
 def user_cache_directory() -> Path:
-    """The `onebox` directory in the user's cache; it need not exist yet.
+    """The `onebox` directory in the user's cache directory; it may not exist yet.
 
-    `$XDG_CACHE_HOME`, else `~/.cache`. As the XDG standard says, an empty value counts as unset and a relative one is
-    ignored. Raises RuntimeError where neither is known.
+    `$XDG_CACHE_HOME`, else `~/.cache`. As the XDG standard requires, an empty value counts as unset and a relative one
+    is ignored. Raises RuntimeError if neither is set.
     """
     given = Path(os.environ.get("XDG_CACHE_HOME", ""))
     home = given if given.is_absolute() else Path.home() / ".cache"

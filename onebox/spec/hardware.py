@@ -1,7 +1,7 @@
-"""Boxes: how much memory a machine has, how fast it reads it, how fast it multiplies, and who says so.
+"""Boxes: a machine's memory size, memory bandwidth and BF16 FLOPS, each with its source.
 
-`peak` is the vendor's figure and bounds what anybody can reach; `usable` is what somebody measured. A number that
-nobody gave is None and stays None: whoever prints a plan says "unknown" then. Knows no model. Stdlib only.
+`peak` is the vendor's figure, an upper bound; `usable` is a measured bandwidth. A figure that is not known is None, and
+a plan prints "unknown" for it. Independent of the model. Stdlib only.
 """
 
 import shutil
@@ -18,7 +18,7 @@ GIB = 1024**3
 
 
 class Bandwidth(NamedTuple):
-    """A rate in bytes per second (1 GB/s = 1e9) and where the figure comes from."""
+    """A rate in bytes per second (1 GB/s = 1e9) and the source of the figure."""
 
     bytes_per_second: float
     source: str
@@ -26,22 +26,22 @@ class Bandwidth(NamedTuple):
 
 @dataclass(frozen=True)
 class Box:
-    """One machine with at most one GPU in use. Rates are per second; None means that no figure is known."""
+    """One machine with at most one GPU in use. Rates are per second; None: no figure is known."""
 
     name: str
     device: str
     memory_bytes: int
-    """What the operating system (unified memory, no GPU) or the driver (a GPU with its own memory) can hand out."""
+    """What the operating system (unified memory, no GPU) or the driver (a GPU with its own memory) can allocate."""
     unified: bool
-    """True when the operating system, the page cache and the model share one pool. A box without a GPU is unified."""
+    """True if the operating system, the page cache and the model share one pool. A box without a GPU is unified."""
     memory_source: str
     peak: Bandwidth | None = None
     usable: Bandwidth | None = None
     peak_bf16_flops: float | None = None
-    """Dense BF16 multiply-adds count as two. None where no figure is known."""
+    """Dense BF16; a multiply-add counts as two. None: no figure is known."""
     flops_source: str = ""
     available_bytes: int | None = None
-    """What was free when the box was looked at; None for a box known by name only."""
+    """Free memory when the box was detected; None for a box selected by name."""
     compute_capability: str = ""
     num_sms: int | None = None
 
@@ -56,7 +56,7 @@ BOXES: dict[str, Box] = {
         memory_source="128 GB LPDDR5x; the OS sees 121.7 GiB",
         peak=Bandwidth(273e9, "NVIDIA: LPDDR5x, 273 GB/s"),
         usable=Bandwidth(225e9, "measured by others: 225-227 GB/s (hasso5703 BENCHMARKS.md, Entrpi's INT8 GEMV)"),
-        # NVIDIA states 1 PFLOP of sparse FP4 and nothing else. Halved for dense and halved twice more for BF16.
+        # NVIDIA publishes only 1 PFLOP of sparse FP4. Halved for dense, and halved twice more for BF16.
         peak_bf16_flops=125e12,
         flops_source="derived: an eighth of NVIDIA's 1 PFLOP of sparse FP4",
         compute_capability="12.1",
@@ -67,7 +67,7 @@ BOXES: dict[str, Box] = {
         device="NVIDIA H200",
         memory_bytes=139 * GIB,
         unified=False,
-        memory_source="141 GB HBM3e; about 139 GiB to hand out",
+        memory_source="141 GB HBM3e; about 139 GiB allocatable",
         peak=Bandwidth(4.8e12, "NVIDIA: HBM3e, 4.8 TB/s"),
         usable=Bandwidth(4.25e12, "measured by us: 4.25 TB/s, copy on one H200"),
         peak_bf16_flops=989e12,
@@ -81,7 +81,7 @@ _NVIDIA_SMI_FIELDS = "name,compute_cap,memory.total,memory.free"
 
 
 def named_box(name: str) -> Box:
-    """A box by name; `auto` looks at this machine."""
+    """A box by name; `auto` detects this machine."""
     if name == "auto":
         return detect_box()
     if name not in BOXES:
@@ -90,20 +90,20 @@ def named_box(name: str) -> Box:
 
 
 def detect_box() -> Box:
-    """The machine that runs this, as nvidia-smi and /proc/meminfo describe it. Starts no CUDA context."""
+    """The local machine, from nvidia-smi and /proc/meminfo. Creates no CUDA context."""
     return box_from_reports(_nvidia_smi(), _meminfo())
 
 
 def available_memory_bytes() -> int:
-    """Host memory that can be taken without swapping, as the kernel estimates it."""
+    """Host memory that can be allocated without swapping, by the kernel's estimate."""
     return _meminfo_bytes(_meminfo(), "MemAvailable")
 
 
 def box_from_reports(nvidia_smi: str | None, meminfo: str) -> Box:
-    """The box that two texts describe.
+    """The box described by the output of nvidia-smi and the text of /proc/meminfo.
 
-    `nvidia_smi`: CSV lines of name, compute capability, total and free MiB, one a GPU; None without a GPU. The first
-    GPU counts. `meminfo`: the text of /proc/meminfo.
+    `nvidia_smi`: CSV lines of name, compute capability, total and free MiB, one per GPU; None without a GPU. Only
+    the first GPU is used.
     """
     total_bytes, free_bytes = _meminfo_bytes(meminfo, "MemTotal"), _meminfo_bytes(meminfo, "MemAvailable")
     lines = [line for line in (nvidia_smi or "").splitlines() if line.strip()]
@@ -111,7 +111,7 @@ def box_from_reports(nvidia_smi: str | None, meminfo: str) -> Box:
         return Box("auto", "CPU only", total_bytes, True, "/proc/meminfo", available_bytes=free_bytes)
     device, capability, total_mib, free_mib = (field.strip() for field in lines[0].rsplit(",", 3))
     known = _known_by_device(device)
-    # A GPU that shares the host's memory has no total of its own to report: nvidia-smi says [N/A] on a GB10.
+    # A GPU that shares the host's memory reports no total of its own: nvidia-smi prints [N/A] on a GB10.
     unified = not total_mib.isdigit()
     found = Box(
         name="auto",
@@ -135,7 +135,7 @@ def box_from_reports(nvidia_smi: str | None, meminfo: str) -> Box:
 
 
 def _known_by_device(device: str) -> Box | None:
-    # Whole names only: an "NVIDIA H200 NVL" has other memory and must not borrow another card's figures.
+    # Exact names only: an "NVIDIA H200 NVL" has different memory, so the H200's figures do not apply to it.
     matches = [box for box in BOXES.values() if box.device == device]
     return matches[0] if matches else None
 

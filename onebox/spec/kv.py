@@ -1,8 +1,8 @@
-"""KV cache formats by name, and the exact bytes each takes. What the bits mean is told by `onebox.formats`, not here.
+"""KV cache formats by name, and the exact bytes of each. The bit layouts are defined in `onebox.formats`.
 
-A *vector* is what one KV head keeps of one token on one side: `head_dim` numbers, as a key or as a value.
+A *vector* is the key or the value of one token in one KV head: `head_dim` values.
 
-    name               a vector of head_dim numbers takes
+    name               bytes of a vector of head_dim values
     bf16               2 * head_dim bytes
     fp8                head_dim bytes (E4M3) and one fp16 scale
     turboquant_kXvY    head_dim * bits / 8 bytes (rotated, then a codebook of 2^bits) and one fp16 scale;
@@ -21,11 +21,11 @@ from onebox.spec.model import ModelSpec
 __all__ = ["PAGE_TOKENS", "KVFormat"]
 
 PAGE_TOKENS = 64
-"""Tokens in a KV page, in a chunk of the delta rule and between two places where a prompt may be cut: one number, so
-that a prefix cut there ends with a whole page and a whole chunk."""
+"""Tokens in a KV page, in a chunk of the delta rule, and between two positions at which a prompt may be split. They are
+equal so that a prefix that ends at such a position ends with a full page and a full chunk."""
 
 SCALE_BYTES = 2
-"""The fp16 scale that accompanies every packed vector."""
+"""The fp16 scale stored with every packed vector."""
 
 _PLAIN_BITS = 16
 _PACKED_BITS = (8, 4, 3, 2)
@@ -34,15 +34,15 @@ _TURBOQUANT = re.compile(r"turboquant_k(\d)v(\d)")
 
 @dataclass(frozen=True)
 class KVFormat:
-    """How keys and values are kept. 16 bits are plain bf16 without a scale; 8, 4, 3 and 2 carry one per vector."""
+    """How keys and values are stored. 16 bits: plain bf16 without a scale; 8, 4, 3 and 2 bits: one scale per vector."""
 
-    name: str = field(compare=False)  # two names of one format are one format
+    name: str = field(compare=False)  # aliases compare equal
     key_bits: int
     value_bits: int
 
     @staticmethod
     def parse(name: str) -> "KVFormat":
-        """The format that `--kv-cache-dtype` names."""
+        """The format selected by `--kv-cache-dtype`."""
         if name == "bf16":
             return KVFormat(name, _PLAIN_BITS, _PLAIN_BITS)
         if name == "fp8":
@@ -68,7 +68,7 @@ class KVFormat:
         return spec.num_key_value_heads * vector_pair
 
     def bytes_per_token(self, spec: ModelSpec, *, with_mtp: bool) -> int:
-        """Keys and values of one token in all layers that keep them; the MTP layer keeps its own."""
+        """Keys and values of one token in all layers with a KV cache; the MTP layer has its own."""
         layers = len(spec.full_layers) + (spec.mtp_num_hidden_layers if with_mtp else 0)
         return layers * self.bytes_per_token_layer(spec)
 

@@ -1,7 +1,7 @@
-"""The model family's shape, read from config.json alone: `ModelSpec` and its vision part.
+"""The model's shape, read from config.json alone: `ModelSpec` and `VisionSpec`.
 
-Owns which config keys mean something, which are harmless, and which values this architecture allows.
-Knows no tensor names (`modules.py`) and no formats (`weights.py`). Stdlib only.
+Defines which config keys are read, which are ignored, and which values this architecture allows.
+Tensor names are in `modules.py`, weight formats in `weights.py`. Stdlib only.
 """
 
 import json
@@ -20,7 +20,7 @@ FULL = "full_attention"
 
 @dataclass(frozen=True)
 class VisionSpec:
-    """The vision tower's shape. The tower itself comes from transformers; only its tensors are counted here."""
+    """The vision tower's shape. The tower itself is transformers' code; only its tensors are counted here."""
 
     depth: int
     hidden_size: int
@@ -36,7 +36,7 @@ class VisionSpec:
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """Everything about a Qwen3.5-MoE that its tensors' shapes and its math depend on. Field names are config.json's."""
+    """All config values that tensor shapes and arithmetic of a Qwen3.5-MoE depend on. Field names are config.json's."""
 
     hidden_size: int
     num_hidden_layers: int
@@ -111,7 +111,7 @@ class ModelSpec:
         return len(self.linear_layers) * (self.recurrent_state_bytes_per_layer + self.conv_state_bytes_per_layer)
 
 
-# Keys of text_config that carry a size or a constant of the math, taken over as they are.
+# Keys of text_config that hold a size; copied unchanged.
 _TEXT_SIZES = (
     "hidden_size",
     "num_hidden_layers",
@@ -130,7 +130,7 @@ _TEXT_SIZES = (
     "vocab_size",
     "max_position_embeddings",
 )
-# Keys that select other math: only this value is what onebox computes.
+# Keys that select the arithmetic: onebox supports only this value.
 _TEXT_FIXED: dict[str, Any] = {
     "attention_bias": False,
     "attn_output_gate": True,
@@ -151,7 +151,7 @@ _TEXT_READ = {
     "eos_token_id",
     "model_type",
 }
-# Keys that say nothing about inference: training leftovers, defaults that libraries write, provenance.
+# Keys without effect on inference: training settings, library defaults, provenance.
 _HARMLESS = {
     "_name_or_path",
     "architectures",
@@ -197,12 +197,12 @@ _VISION_FIXED: dict[str, Any] = {
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The JSON object in a file; an absent, unreadable or malformed one is an `UnreadableError` that names the file."""
+    """The JSON object in a file. Raises `UnreadableError` with the path if it is absent, unreadable or malformed."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise UnreadableError(
-            f"{path} does not exist: a checkpoint directory holds it; check the path or pull again."
+            f"{path} does not exist: every checkpoint directory contains it; check the path or pull again."
         ) from None
     except OSError as error:
         raise UnreadableError(f"{path} cannot be read: {error.strerror}.") from None
@@ -219,13 +219,13 @@ def read_config(directory: Path) -> ModelSpec:
 
 
 def spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
-    """The spec that a parsed config.json describes. Unknown keys and values outside the family are refused by name."""
+    """The spec of a parsed config.json. Unknown keys and unsupported values are rejected by name."""
     model_type = config.get("model_type")
     if model_type == "qwen3_5_moe_text":
         return _text_spec(config, config, None, is_text_only=True)
     if model_type != "qwen3_5_moe":
         raise UnsupportedError(
-            f"config.json says model_type {model_type!r}; onebox runs 'qwen3_5_moe' (Qwen3.5-MoE and its siblings)."
+            f"config.json has model_type {model_type!r}; onebox runs 'qwen3_5_moe' (Qwen3.5-MoE and its siblings)."
         )
     _refuse_unknown(config, _TOP_READ | _HARMLESS, "")
     text = config.get("text_config")
@@ -247,7 +247,7 @@ def _text_spec(
     mtp_layers = text.get("mtp_num_hidden_layers", 0)
     if mtp_layers not in (0, 1):
         raise UnsupportedError(
-            f"config.json: {where}mtp_num_hidden_layers is {mtp_layers!r}; onebox knows heads of one layer."
+            f"config.json: {where}mtp_num_hidden_layers is {mtp_layers!r}; onebox supports heads of one layer."
         )
     return ModelSpec(
         **sizes,
@@ -276,7 +276,7 @@ def _layer_types(text: Mapping[str, Any], num_layers: int, where: str) -> tuple[
         )
     for kind in kinds:
         if kind not in (LINEAR, FULL):
-            raise UnsupportedError(f"config.json: {where}layer_types holds {kind!r}; onebox knows {LINEAR} and {FULL}.")
+            raise UnsupportedError(f"config.json: {where}layer_types holds {kind!r}; it must be {LINEAR} or {FULL}.")
     return kinds
 
 
@@ -306,7 +306,7 @@ def _vision_spec(vision: Mapping[str, Any]) -> VisionSpec:
 def _positive_int(section: Mapping[str, Any], key: str, where: str) -> int:
     value = section.get(key)
     if not isinstance(value, int) or isinstance(value, bool) or value <= 0:
-        raise UnsupportedError(f"config.json: {where}{key} is {value!r}; a positive whole number is needed.")
+        raise UnsupportedError(f"config.json: {where}{key} is {value!r}; it must be a positive integer.")
     return value
 
 
@@ -314,7 +314,7 @@ def _refuse_unknown(section: Mapping[str, Any], known: set[str], where: str) -> 
     for key in section:
         if key not in known:
             raise UnsupportedError(
-                f"config.json has the key {where}{key}, which onebox does not know and so cannot honour; "
+                f"config.json has the key {where}{key}, which onebox does not know and would ignore; "
                 "remove it if it is harmless, or report it if the model needs it."
             )
 
@@ -322,6 +322,4 @@ def _refuse_unknown(section: Mapping[str, Any], known: set[str], where: str) -> 
 def _refuse_other_values(section: Mapping[str, Any], fixed: Mapping[str, Any], where: str) -> None:
     for key, expected in fixed.items():
         if section.get(key, expected) != expected:
-            raise UnsupportedError(
-                f"config.json: {where}{key} is {section[key]!r}; onebox computes this family with {expected!r} only."
-            )
+            raise UnsupportedError(f"config.json: {where}{key} is {section[key]!r}; onebox supports only {expected!r}.")

@@ -1,7 +1,7 @@
-"""Every module of the family by name: its class, its shape and the name of its plain tensor.
+"""Every module of the model by name: its class, its shape and the name of its plain tensor.
 
-A *module* here is one weight in the model's own sense (one expert's gate projection, one norm), however its bytes are
-stored. Formats that split a weight over several tensors, or fuse 256 experts into one, are `weights.py`'s concern.
+A *module* is one logical weight (one expert's gate projection, one norm), independent of how it is stored. Formats that
+split a weight over several tensors are defined in `weights.py`.
 """
 
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ __all__ = ["FusedExperts", "Module", "ModuleClass", "fused_experts", "modules"]
 
 
 class ModuleClass(StrEnum):
-    """What a weight is for. Recipes choose formats, and reports count bytes, by these."""
+    """The role of a weight. Recipes select formats, and reports count bytes, per class."""
 
     EMBEDDING = "embedding"
     ATTENTION = "attention"
@@ -46,7 +46,7 @@ class Module:
     shape: tuple[int, ...]
     is_matrix: bool
     plain_tensor: str
-    """The tensor's name when it is stored as plain numbers: `name.weight`, or `name` for a bare parameter."""
+    """The tensor's name when the weight is not quantised: `name.weight`, or `name` for a bare parameter."""
 
     @property
     def numel(self) -> int:
@@ -58,7 +58,7 @@ class Module:
 
 @dataclass(frozen=True)
 class FusedExperts:
-    """One layer's experts in a 3-D tensor [experts, rows, columns]; an expert's rows are its `parts` in this order."""
+    """One layer's experts in a 3-D tensor [experts, rows, columns]; an expert's rows are its `parts`, in order."""
 
     tensor: str
     module_class: ModuleClass
@@ -88,7 +88,7 @@ def modules(spec: ModelSpec) -> Iterator[Module]:
 
 
 def fused_experts(spec: ModelSpec) -> Iterator[FusedExperts]:
-    """The 3-D tensors in which a BF16 checkpoint may keep all experts of a layer; gate rows come before up rows."""
+    """The 3-D tensors in which a BF16 checkpoint may store all experts of a layer; gate rows come before up rows."""
     layers = [(f"{spec.text_prefix}layers.{i}", False) for i in range(spec.num_hidden_layers)]
     layers += [(f"mtp.layers.{i}", True) for i in range(spec.mtp_num_hidden_layers)]
     experts, hidden, inner = spec.num_experts, spec.hidden_size, spec.moe_intermediate_size
@@ -141,7 +141,7 @@ def _moe(spec: ModelSpec, layer: str, *, in_mtp: bool) -> Iterator[Module]:
     router = ModuleClass.MTP_SMALL if in_mtp else ModuleClass.ROUTER
     small = ModuleClass.MTP_SMALL if in_mtp else ModuleClass.SMALL
     name, hidden = f"{layer}.mlp", spec.hidden_size
-    # The router is a bare parameter in the model's code, so no quantiser touches it.
+    # The router is a bare parameter in the model's code, so quantisation tools leave it unquantised.
     yield _vector(f"{name}.gate", spec.num_experts, hidden, kind=router)
     for expert in range(spec.num_experts):
         yield from _swiglu(f"{name}.experts.{expert}", experts, hidden, spec.moe_intermediate_size)

@@ -1,10 +1,10 @@
-"""Into how many pieces attention cuts a context when it decodes: each is computed on its own and leaves float32 sums.
+"""The number of pieces into which decode attention splits a context. Each is computed separately, with float32 sums.
 
     tokens     0 ... 8,192      ... 24,576     ... 57,344     ...
     pieces     64 of 128        64 of 256      64 of 512      of 1,024 each
 
-A piece's length doubles as often as its KV format says, here three times. What a piece is computed for, and why they
-grow, is told where they are computed. Stdlib only.
+How often the length of a piece doubles depends on the KV format; the table shows three times. The attention kernels
+describe how pieces are computed and why they grow. Stdlib only.
 """
 
 from onebox.spec.kv import KVFormat
@@ -19,12 +19,12 @@ _SPAN = FIRST_PIECE * SAME_PIECES
 
 
 def doublings(kv: KVFormat) -> int:
-    """How often the length of pieces doubles: decoding codes wants more programs at a time than reading bytes does."""
+    """How often the piece length doubles: once less below 8 bits, where decoding needs more programs in flight."""
     return 2 if min(kv.key_bits, kv.value_bits) < 8 else 3
 
 
 def piece_count(tokens: int, times: int) -> int:
-    """How many pieces hold the first `tokens` tokens where the length doubles so many times."""
+    """The number of pieces that cover the first `tokens` tokens if the length doubles `times` times."""
     level = sum(tokens > ((2 << doubling) - 1) * _SPAN for doubling in range(times))
     rest = tokens - ((1 << level) - 1) * _SPAN
     return level * SAME_PIECES + -(-rest // (FIRST_PIECE << level))

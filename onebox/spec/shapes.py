@@ -1,6 +1,6 @@
 """The published models' configs by name, so that `onebox plan qwen3.5-122b-a10b` needs no download.
 
-Values are those of the models' own config.json files, in its form, so that one reader (`model.py`) serves both.
+Values and structure are those of the published config.json files, so that `model.py` parses both.
 """
 
 from typing import Any
@@ -18,9 +18,9 @@ def family_config(
     has_vision: bool = True,
     first_special_token: int = 248044,
 ) -> dict[str, Any]:
-    """A config.json of the family: `text` and `vision` override the values that all published members share.
+    """A config.json of the family: `text` and `vision` override the values that all published models share.
 
-    Special token ids keep their distances from `first_special_token` (<|endoftext|>), so that a small vocabulary works.
+    Special token ids keep their offsets from `first_special_token` (<|endoftext|>), so that a small vocabulary works.
     """
     base = {
         "attention_bias": False,

@@ -1,15 +1,15 @@
-"""Bytes: what a weight takes when stored in a format, and what one decode step must move through memory.
+"""Bytes of a weight stored in a format, and memory traffic in bytes of one decode step.
 
-Everything is a pure function of the model's shape and of the bytes stored per module class, whether those were read
-from a checkpoint's headers or predicted here. Knows no hardware: bytes become seconds in `onebox.planner.roofline`.
+Everything is a pure function of the model's shape and of the bytes stored per module class, either read from a
+checkpoint's headers or predicted here. Hardware-independent: `onebox.planner.roofline` converts bytes into seconds.
 
-A *step* verifies `1 + drafts` rows of each stream. Dense weights are read once however many rows there are. Routed
-experts are read once per distinct expert, and how many distinct ones the rows choose is between two figures:
+A *step* verifies `1 + drafts` rows of each stream. Dense weights are read once, regardless of the number of rows.
+Routed experts are read once per distinct expert. Two figures are given for the number of distinct experts:
 
-    least       every row chooses the same ones              num_experts_per_tok
-    expected    rows choose independently and uniformly      num_experts * (1 - (1 - k/num_experts)^rows)
+    least       all rows select the same experts             num_experts_per_tok
+    expected    rows select independently and uniformly      num_experts * (1 - (1 - k/num_experts)^rows)
 
-Activations, newly written KV entries and the vectors kept for rollback are not counted: together below 0.1% of a step.
+Activations, new KV entries and the vectors stored for rollback are not counted: together below 0.1% of a step.
 """
 
 from collections import Counter
@@ -54,7 +54,7 @@ _PLAIN_DTYPES = {WeightFormat.BF16: "BF16", WeightFormat.FP16: "F16", WeightForm
 
 @dataclass(frozen=True)
 class MatrixPacking:
-    """How a format's matrices lie in a file. `group_size` is the columns per scale; 0 means one scale a row."""
+    """How a format's matrices are stored. `group_size` is the number of columns per scale; 0: one scale per row."""
 
     layout: Layout
     bits: int
@@ -64,7 +64,7 @@ class MatrixPacking:
     """Suffixes of the layout's optional tensors that are present, such as `g_idx`."""
 
 
-# What published checkpoints use. A caller may pass others, for instance pack-quantized INT4.
+# The packings of published checkpoints. A caller may pass others, for instance pack-quantized INT4.
 PACKINGS: Mapping[WeightFormat, MatrixPacking] = {
     WeightFormat.FP8: MatrixPacking(Layout.FP8_BLOCK_INV, 8),
     WeightFormat.INT8: MatrixPacking(Layout.INT8_ROW, 8),
@@ -74,7 +74,7 @@ PACKINGS: Mapping[WeightFormat, MatrixPacking] = {
 
 
 def matrix_bytes(packing: MatrixPacking, rows: int, columns: int) -> int:
-    """Exact bytes of all tensors that hold a matrix [rows, columns], from the layout's own shapes."""
+    """Exact bytes of all tensors of a matrix [rows, columns], from the layout's shapes."""
     groups = -(-columns // packing.group_size) if packing.group_size else 1
     geometry = Geometry(rows, columns, groups, packing.bits)
     total = 0
@@ -94,9 +94,9 @@ def predicted_weight_bytes(
     formats: Mapping[ModuleClass, WeightFormat],
     packings: Mapping[WeightFormat, MatrixPacking] = PACKINGS,
 ) -> dict[ModuleClass, int]:
-    """Bytes that a checkpoint would store per module class; classes that `formats` leaves out are BF16.
+    """Predicted bytes per module class of a checkpoint; classes not in `formats` are BF16.
 
-    Only matrices take a quantised format. Norms, convolutions and the router stay BF16, as no quantiser touches them.
+    Only matrices are quantised. Norms, convolutions and the router stay BF16, because quantisation tools skip them.
     """
     result: dict[ModuleClass, int] = {}
     for kind, shapes in _class_shapes(spec).items():
@@ -117,7 +117,7 @@ def _module_bytes(
 
 
 def class_parameters(spec: ModelSpec) -> dict[ModuleClass, int]:
-    """How many parameters each class has."""
+    """The number of parameters per class."""
     return {
         kind: sum(count * _numel(shape) for (shape, _), count in shapes.items())
         for kind, shapes in _class_shapes(spec).items()
@@ -133,7 +133,7 @@ def _numel(shape: tuple[int, ...]) -> int:
 
 @lru_cache(maxsize=8)
 def _class_shapes(spec: ModelSpec) -> dict[ModuleClass, Counter[tuple[tuple[int, ...], bool]]]:
-    """How often each (shape, is_matrix) occurs in a class. 39,000 modules have a few dozen shapes: walk them once."""
+    """The number of modules per (shape, is_matrix) and class. 39,000 modules have a few dozen shapes: counted once."""
     result: dict[ModuleClass, Counter[tuple[tuple[int, ...], bool]]] = {}
     for module in modules(spec):
         result.setdefault(module.module_class, Counter())[module.shape, module.is_matrix] += 1
@@ -141,22 +141,22 @@ def _class_shapes(spec: ModelSpec) -> dict[ModuleClass, Counter[tuple[tuple[int,
 
 
 class Routing(StrEnum):
-    """Which experts the rows of a step choose."""
+    """The assumption about which experts the rows of a step select."""
 
     LEAST = "least"
     EXPECTED = "expected"
 
 
 class TrafficStep(NamedTuple):
-    """One decode step: every stream verifies one token and `drafts` drafted ones at `context_tokens` of context."""
+    """One decode step: every stream verifies one token and `drafts` draft tokens at `context_tokens` of context."""
 
     streams: int = 1
     drafts: int = 0
     context_tokens: int = 0
     kept_tokens: float = 1.0
-    """Tokens that a stream gains a step, on average. The MTP layer's first pass runs over these."""
+    """Tokens per stream and step, on average: accepted drafts plus one. The MTP layer's first pass processes these."""
     drafter_is_mtp: bool = True
-    """False counts no bytes for drafting: n-gram, or a drafter whose bytes are not known (a bound, not a forecast)."""
+    """False counts no bytes for drafting: n-gram, or a drafter of unknown size (then a bound, not a forecast)."""
 
     @property
     def rows(self) -> int:
@@ -184,7 +184,7 @@ class Traffic:
 
 
 def distinct_experts(spec: ModelSpec, rows: float, routing: Routing) -> float:
-    """Experts of one layer that `rows` rows read at least one of; never fewer than one row's."""
+    """The number of distinct experts of one layer that `rows` rows read; never fewer than one row's."""
     chosen, experts = spec.num_experts_per_tok, spec.num_experts
     if routing is Routing.LEAST or rows <= 1:
         return chosen
@@ -192,7 +192,7 @@ def distinct_experts(spec: ModelSpec, rows: float, routing: Routing) -> float:
 
 
 def step_traffic(spec: ModelSpec, stored: ClassBytes, step: TrafficStep, kv: KVFormat, routing: Routing) -> Traffic:
-    """What a step moves, by part. `stored` is the bytes per module class; an absent class weighs nothing."""
+    """The bytes of a step by part. `stored` is the bytes per module class; an absent class counts as 0."""
     kind = ModuleClass
     parts = [
         ("embedding rows", _embedding_rows(spec, stored, step.rows)),
@@ -224,7 +224,7 @@ def _head_bytes(spec: ModelSpec, stored: ClassBytes) -> int:
 
 
 def _state_bytes(spec: ModelSpec, step: TrafficStep) -> int:
-    """One read and one write of each stream's matrix state; the convolution reads its rows and writes the new ones."""
+    """One read and one write of each stream's matrix state; the convolution reads its rows and writes the new rows."""
     written_conv_bytes = (1 + step.drafts) * 2 * spec.conv_dim
     matrix_bytes_both_ways = 2 * spec.recurrent_state_bytes_per_layer
     per_layer = matrix_bytes_both_ways + spec.conv_state_bytes_per_layer + written_conv_bytes
@@ -232,7 +232,7 @@ def _state_bytes(spec: ModelSpec, step: TrafficStep) -> int:
 
 
 def _mtp_bytes(spec: ModelSpec, stored: ClassBytes, step: TrafficStep, kv: KVFormat, routing: Routing) -> int:
-    """All passes of the MTP layer in a step: one a draft token. The first also covers the tokens just kept."""
+    """All passes of the MTP layer in a step, one per draft token. The first also processes the tokens just accepted."""
     kind = ModuleClass
     experts = stored.get(kind.MTP_EXPERTS, 0)
     if not experts:
@@ -247,7 +247,7 @@ def _mtp_bytes(spec: ModelSpec, stored: ClassBytes, step: TrafficStep, kv: KVFor
 
 
 def class_step_bytes(spec: ModelSpec, stored: ClassBytes) -> dict[ModuleClass, int]:
-    """Bytes of each class that one token's pass reads: the main classes in a plain step, MTP's in a draft pass."""
+    """Bytes of each class read for one token: the main classes in a step without drafts, MTP's in a draft pass."""
     share = spec.num_experts_per_tok / spec.num_experts
     result = dict(stored)
     for kind in (ModuleClass.EXPERTS, ModuleClass.MTP_EXPERTS):

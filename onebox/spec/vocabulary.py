@@ -1,4 +1,4 @@
-"""What an engine that knows only token ids is told about the text behind them."""
+"""The bytes of each token, for an engine that otherwise handles only token ids."""
 
 from dataclasses import dataclass
 
@@ -7,11 +7,11 @@ __all__ = ["TokenTable"]
 
 @dataclass(frozen=True)
 class TokenTable:
-    """The bytes that each token id stands for. A plain value: it crosses thread and process boundaries."""
+    """The bytes of each token id. A plain value that can be passed between threads and processes."""
 
     tokens: tuple[bytes, ...]
-    """By id; b"" for control tokens and for ids that no token has."""
+    """Indexed by id; b"" for control tokens and unassigned ids."""
     special_ids: frozenset[int]
-    """Control tokens, such as <|im_end|>: they have no text, so no text can hold them."""
+    """Control tokens, such as <|im_end|>: they have no text, so tokenising plain text never yields them."""
     eos_token_ids: tuple[int, ...]
     """The tokens that end an answer."""

@@ -1,8 +1,8 @@
 """The weight formats and how each splits a matrix [out, in] over named tensors: dtypes, shapes, exact bytes.
 
-A *format* says what the numbers are (INT4 in groups, FP8 in blocks); a *layout* says which tensors hold them in one
-tool's checkpoints. Two layouts of one format dequantise to the same numbers. What the bits inside a tensor mean is
-told by `onebox.formats`, not here. Stdlib only, so that a checkpoint can be inspected without torch.
+A *format* is the number type (INT4 in groups, FP8 in blocks); a *layout* is the set of tensors that stores it in one
+tool's checkpoints. Two layouts of one format dequantise to the same values. The bit layout inside a tensor is defined
+in `onebox.formats`. Stdlib only, so that a checkpoint can be inspected without torch.
 """
 
 from collections.abc import Callable, Mapping
@@ -29,7 +29,7 @@ __all__ = [
 FP8_BLOCK = 128
 NVFP4_GROUP = 16
 
-# safetensors' dtype names. Sub-byte ones count bits; a tensor of them must fill whole bytes.
+# Bits per element by safetensors dtype name. A tensor of a sub-byte dtype must fill whole bytes.
 DTYPE_BITS = {
     "BOOL": 8,
     "F4": 4,
@@ -57,7 +57,7 @@ DTYPE_BITS = {
 
 
 class WeightFormat(StrEnum):
-    """What a weight's numbers are, whatever tool packed them."""
+    """The number type of a weight, independent of the tool that packed it."""
 
     BF16 = "bf16"
     FP16 = "fp16"
@@ -69,7 +69,7 @@ class WeightFormat(StrEnum):
 
 
 class Layout(StrEnum):
-    """Which tensors hold a weight, and in which arrangement."""
+    """The tensors that store a weight, and their arrangement."""
 
     PLAIN = "plain"
     FP8_BLOCK_INV = "fp8-block (weight_scale_inv)"
@@ -85,7 +85,7 @@ class Layout(StrEnum):
 
 @dataclass(frozen=True)
 class Geometry:
-    """The sizes that a layout's shapes follow from. `groups` is the number of scales along a row."""
+    """The sizes that determine a layout's shapes. `groups` is the number of scales along a row."""
 
     rows: int
     columns: int
@@ -98,7 +98,7 @@ Shapes = tuple[tuple[int, ...], ...]
 
 @dataclass(frozen=True)
 class Part:
-    """One tensor of a layout: the suffix of its name, the dtypes it may have, the shapes it may have."""
+    """One tensor of a layout: the suffix of its name, its allowed dtypes, its allowed shapes."""
 
     suffix: str
     dtypes: tuple[str, ...]
@@ -107,7 +107,7 @@ class Part:
 
 
 class StoredTensor(NamedTuple):
-    """A tensor as a safetensors header declares it."""
+    """A tensor as declared in a safetensors header."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -115,7 +115,7 @@ class StoredTensor(NamedTuple):
 
 @dataclass(frozen=True)
 class Stored:
-    """How one weight is stored. `group_size` is the columns per scale; 0: a scale serves a whole row, or a block."""
+    """How one weight is stored. `group_size` is the columns per scale; 0: one scale per row or per block."""
 
     format: WeightFormat
     layout: Layout
@@ -201,16 +201,16 @@ def tensor_bytes(tensor: StoredTensor) -> int:
 
 
 def plain_layout(tensor: StoredTensor) -> Stored | None:
-    """How a weight that is stored as plain numbers is stored; None for a dtype that is no plain number."""
+    """The format of an unquantised weight; None if the dtype is not BF16, F16 or F32."""
     plain = PLAIN_FORMATS.get(tensor.dtype)
     return Stored(plain, Layout.PLAIN) if plain else None
 
 
 def identify(found: Mapping[str, StoredTensor], rows: int, columns: int) -> tuple[Stored | None, list[str]]:
-    """How the matrix [rows, columns] is stored, given its tensors by suffix, and what is wrong with them.
+    """The format and layout of the matrix [rows, columns], given its tensors by suffix, and their problems.
 
-    Only headers are asked, never the config: what a file holds is what its headers say. Each complaint is a pair of
-    clauses that reads on from the module's name: "`.scales` is missing: ...".
+    Uses only the headers, never the config, because the headers describe the actual content of a file. Each problem is
+    a clause that continues the module's name: "`.scales` is missing".
     """
     guess = _guess(found, rows, columns)
     if guess is None:
@@ -262,7 +262,7 @@ def _fp8_layout(found: Mapping[str, StoredTensor], rows: int) -> Layout:
 def _guess_grouped(
     layout: Layout, found: Mapping[str, StoredTensor], rows: int, columns: int
 ) -> tuple[Stored, Geometry]:
-    """INT4 or INT8 in groups: the packed width tells the bits, the scales' width tells the group size."""
+    """INT4 or INT8 in groups: the packed width gives the bits, the scales' width gives the group size."""
     is_gptq = layout is Layout.GPTQ
     packed = found["qweight" if is_gptq else "weight_packed"].shape
     scales = found.get("scales" if is_gptq else "weight_scale")
@@ -274,7 +274,7 @@ def _guess_grouped(
     if bits == 8 and groups == 1:
         return Stored(WeightFormat.INT8, layout, 0, "weight_zero_point" in found), Geometry(rows, columns, 1, bits)
     fmt = WeightFormat.INT8 if bits == 8 else WeightFormat.INT4
-    # A group size that does not divide the row is legal; one that would need another number of groups is a wrong shape.
+    # A group size need not divide the row; one that implies a different number of groups is a wrong shape.
     groups = _ceil(columns, size)
     return Stored(fmt, layout, size, "weight_zero_point" in found), Geometry(rows, columns, groups, bits)
 
@@ -293,4 +293,4 @@ def _check(part: Part, tensor: StoredTensor | None, geometry: Geometry) -> list[
 
 def _unknown(found: Mapping[str, StoredTensor]) -> str:
     held = ", ".join(f".{suffix} {tensor.dtype}" for suffix, tensor in sorted(found.items()))
-    return f" is stored as {held}, which is no format that onebox knows" if held else ".weight is missing"
+    return f" is stored as {held}, which is not a format that onebox supports" if held else ".weight is missing"

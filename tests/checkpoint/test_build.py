@@ -122,7 +122,7 @@ def test_slabs_of_rows_round_as_the_whole_matrix_does(checkpoints, tmp_path, mon
 
 @pytest.mark.parametrize("mtp", ["bf16-fused", "bf16-per-expert", "autoround", "fp8"])
 def test_mtp_head_is_grafted_bit_for_bit_and_the_bases_description_stays(checkpoints, tmp_path, mtp):
-    """The NVFP4 checkpoints that ship without a head (seed 001) get one, from wherever it is."""
+    """NVFP4 checkpoints that are published without an MTP head get one from another source."""
     out = tmp_path / "out"
     made = build(checkpoints, out, Recipe(), "nvfp4-modelopt", mtp=mtp)
     head = {name: tensor for name, tensor in all_tensors(checkpoints / mtp).items() if name.startswith("mtp.")}

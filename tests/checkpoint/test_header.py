@@ -92,7 +92,7 @@ BROKEN = {
     "NaN": (raw_file(b'{"a":NaN}'), "not valid JSON"),
     "entry of another shape": (raw_file(b'{"a":{"dtype":"U8"}}'), "'a'"),
     "unknown dtype": (raw_file(json.dumps({"a": entry("F99", [1], 0, 1)}).encode(), b"x"), "F99"),
-    "negative size": (raw_file(json.dumps({"a": entry("U8", [-1], 0, 1)}).encode(), b"x"), "no list of sizes"),
+    "negative size": (raw_file(json.dumps({"a": entry("U8", [-1], 0, 1)}).encode(), b"x"), "not a list of sizes"),
     "bytes do not fit the shape": (raw_file(json.dumps({"a": entry("F32", [2], 0, 4)}).encode(), b"x" * 4), "takes 8"),
     "overlap": (
         raw_file(json.dumps({"a": entry("U8", [4], 0, 4), "b": entry("U8", [4], 2, 6)}).encode(), b"x" * 6),

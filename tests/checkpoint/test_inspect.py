@@ -114,7 +114,7 @@ SPOILS = {
     "a dtype that is no format": (
         "bf16-fused",
         lambda t: t.update({f"{SHARED}.weight": torch.zeros(128, 256, dtype=torch.int64)}),
-        f"{SHARED} is stored as .weight I64, which is no format that onebox knows",
+        f"{SHARED} is stored as .weight I64, which is not a format that onebox supports",
     ),
     "half an MTP head": ("fp8", lambda t: t.pop("mtp.fc.weight"), "mtp.fc.weight is missing"),
 }
@@ -204,7 +204,7 @@ def test_index_that_lies_is_told(tmp_path, run_cli):
     path.write_text(json.dumps(index))
     result = run_cli("inspect", directory)
     assert result.code == 1
-    assert "model.norm.ghost is promised by" in result.out
+    assert "model.norm.ghost is listed by" in result.out
 
 
 def test_a_tensor_in_two_files_is_told(tmp_path, run_cli):
@@ -212,7 +212,7 @@ def test_a_tensor_in_two_files_is_told(tmp_path, run_cli):
     (directory / "model-copy.safetensors").write_bytes((directory / "model.safetensors").read_bytes())
     result = run_cli("inspect", directory)
     assert result.code == 1
-    assert "stands in both model-copy.safetensors and model.safetensors" in result.out
+    assert "is in both model-copy.safetensors and model.safetensors" in result.out
 
 
 @pytest.mark.parametrize(
@@ -298,7 +298,7 @@ def full_size_autoround(directory: Path) -> None:
 
 
 def test_a_122b_checkpoint_is_looked_over_from_its_headers_alone(tmp_path):
-    """The tensor count is what a user's tool printed for Intel's checkpoint (seed 002): it pins what is INT4 there."""
+    """The tensor count is what a user's tool printed for Intel's checkpoint: it determines what is INT4 there."""
     directory = tmp_path / "intel"
     full_size_autoround(directory)
     report = inspect_checkpoint(directory)

@@ -230,7 +230,7 @@ def test_the_official_fp8_may_become_nvfp4_and_four_bits_may_not(checkpoints, tm
 def test_rows_that_fill_no_group_are_refused_by_name(tmp_path):
     config = tiny_config(moe_intermediate_size=24)
     write_checkpoint(tmp_path / "base", "bf16-fused", config=config)
-    with pytest.raises(UnsupportedError, match=r"experts\.0\.down_proj has rows of 24 numbers.*NVFP4's group of 16"):
+    with pytest.raises(UnsupportedError, match=r"experts\.0\.down_proj has rows of 24 values.*NVFP4's group of 16"):
         plan(Recipe(experts=TargetFormat.NVFP4), tmp_path / "base")
 
 

@@ -79,7 +79,7 @@ def test_a_broken_connection_says_how_to_go_on(hub, tmp_path, monkeypatch):
         raise ConnectionError("reset by peer")
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", broken)
-    with pytest.raises(UnreadableError, match="Run the same command again to go on"):
+    with pytest.raises(UnreadableError, match="Run the same command again to resume"):
         pull_checkpoint("Qwen/Some-Model", tmp_path)
 
 

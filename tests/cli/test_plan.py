@@ -59,7 +59,7 @@ def test_a_box_of_unknown_bandwidth_says_so(monkeypatch):
     text = run("--box", "auto")
     assert "bandwidth unknown" in text
     assert "No bandwidth is known for CPU only" in text
-    assert "other programs hold that much now" in text
+    assert "other programs use that much memory now" in text
 
 
 def test_unknown_acceptance_says_so():
@@ -84,7 +84,7 @@ def test_a_format_that_does_not_fit_is_marked():
         (("--max-model-len", "0"), "--max-model-len is 0"),
         (("--max-model-len", "300000"), "--max-model-len 300,000 is more than"),
         (("--max-num-seqs", "0"), "--max-num-seqs is 0"),
-        (("--gpu-memory-utilization", "90"), "--gpu-memory-utilization 90.0 is not a share"),
+        (("--gpu-memory-utilization", "90"), "--gpu-memory-utilization 90.0 is not a fraction"),
         (("--reserve-gib", "-1"), "--reserve-gib is -1.0"),
         (("--reserve-gib", "nan"), "--reserve-gib is nan"),
         (("--reserve-gib", "9", "--gpu-memory-utilization", "0.9"), "give one of them"),

@@ -233,7 +233,7 @@ def test_a_published_tower_has_333_tensors_and_they_are_those_of_transformers(na
         (lambda w: w.update({POS_EMBED: torch.zeros(16, 31)}), r"has shape \[16, 31\] where \[16, 32\] is expected"),
         (
             lambda w: [w.pop(n) for n in list(w) if "visual" in n],
-            r"The vision tower \(model\.visual\.\*\) is not there",
+            r"The vision tower \(model\.visual\.\*\) is missing",
         ),
         (
             lambda w: [w.pop(n) for n in list(w) if "visual.blocks.0" in n],

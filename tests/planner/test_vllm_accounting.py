@@ -28,7 +28,7 @@ def test_blocks_grow_to_hold_a_state(model, drafts, block_tokens):
 
 
 def test_fp8_with_mtp_2_prints_595584_tokens_and_12_89_at_128k():
-    """Seed 001: NVFP4, --kv-cache-dtype fp8, MTP-2, prefix caching, utilization 0.90; pool printed as 30.33 GiB."""
+    """122B blog: NVFP4, --kv-cache-dtype fp8, MTP-2, prefix caching, utilization 0.90; pool printed as 30.33 GiB."""
     cache = vllm_cache(SPEC, FP8, drafts=2)
     assert (cache.block_tokens, cache.groups, cache.attention_layers) == (4224, 4, 13)
     blocks = 567
@@ -43,7 +43,7 @@ def test_fp8_with_mtp_2_prints_595584_tokens_and_12_89_at_128k():
 
 
 def test_bf16_without_mtp_prints_5_57_at_256k():
-    """Seed 000: AutoRound INT4, bf16 KV, prefix caching, utilization 0.85."""
+    """NVFP4 thread: AutoRound INT4, bf16 KV, prefix caching, utilization 0.85."""
     cache = vllm_cache(SPEC, BF16, drafts=0)
     blocks = 735
     assert round(cache.printed_concurrency(blocks, 262_144), 2) == 5.57
@@ -55,7 +55,7 @@ def test_bf16_without_mtp_prints_5_57_at_256k():
 
 
 def test_bf16_with_mtp_2_prints_355k_tokens_and_turboquant_1_4m():
-    """Seed 003: 355K tokens with bf16 KV, 1.4M with TurboQuant, which pads a vector of 120 B to 128 B."""
+    """51 tok/s blog: 355K tokens with bf16 KV, 1.4M with TurboQuant, which pads a vector of 120 B to 128 B."""
     plain = vllm_cache(SPEC, BF16, drafts=2)
     blocks = 4 * 168
     assert plain.printed_tokens(blocks) == 354_816

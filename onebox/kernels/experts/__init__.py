@@ -1,14 +1,14 @@
 """The routed experts (SwiGLU through each row's k experts, weighted and summed) and the shared expert's operations.
 
-`routed_...` takes the few rows of a decode step, `prefill_...` any number of tokens grouped by expert; the suffix is
-the weights' format. `routed_experts_int4_fused` is the decode form that leaves its sums to the next operation. INT4
+`routed_...` computes the few rows of a decode step, `prefill_...` any number of tokens sorted by expert; the suffix is
+the weight format. `routed_experts_int4_fused` is the decode form that leaves its sums to the next operation. INT4
 weights are tiles (`formats.expert_tiles`). Other weights stay as a checkpoint stores them, stacked over experts: the E
-matrices gate_up [2I, H], the gate's rows before those of up, and down [H, I]. Activations are never quantised. All
-formats give the sums that bfloat16 weights with the same numbers give.
+matrices gate_up [2I, H], gate rows before up rows, and down [H, I]. Activations are never quantised. Every format gives
+the same sums as bfloat16 weights with the same numbers.
 
-    FP8     gate_up float8_e4m3fn [E, 2I, H], down [E, H, I], and scales bfloat16 or float32, either one for each
-            128x128 block, gate and up apart: [E, 2 * ceil(I/128), ceil(H/128)] and [E, ceil(H/128), ceil(I/128)],
-            or one for each row: [E, 2I] and [E, H]
+    FP8     gate_up float8_e4m3fn [E, 2I, H], down [E, H, I], and scales bfloat16 or float32, either one per 128x128
+            block, gate and up separately: [E, 2 * ceil(I/128), ceil(H/128)] and [E, ceil(H/128), ceil(I/128)],
+            or one per row: [E, 2I] and [E, H]
     NVFP4   gate_up uint8 [E, 2I, H/2] with scales float8_e4m3fn [E, 2I, H/16], down [E, H, I/2] with [E, H, I/16], and
             multipliers float32 [E, 3] of gate, up and down
 """

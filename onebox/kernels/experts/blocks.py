@@ -1,7 +1,7 @@
-"""The pairs of a prefill in blocks of one expert each, which all prefill kernels of routed experts share.
+"""The pairs of a prefill in blocks of one expert each, for all prefill kernels of routed experts.
 
-A pair is a token and one of its k slots. Pairs are sorted by expert, and each expert's are cut into blocks of 64.
-The number of blocks depends on the tokens, the shape of one never does.
+A pair is a token and one of its k expert slots. Pairs are sorted by expert and each expert's pairs are cut into blocks
+of 64. The number of blocks depends on the tokens, the shape of a block does not.
 """
 
 from typing import NamedTuple
@@ -17,10 +17,10 @@ BLOCK_M = 64  # pairs in a block
 
 
 class Blocks(NamedTuple):
-    """Which pairs each block works for. All on the device: their number is known there only."""
+    """The pairs and the expert of each block, on the device: the number of blocks is known only there."""
 
-    pairs: Tensor  # int64 [blocks * BLOCK_M]: -1 where an expert's last block has room left
-    expert: Tensor  # int64 [blocks]: E for blocks that are not needed
+    pairs: Tensor  # int64 [blocks * BLOCK_M]: -1 for unused places of an expert's last block
+    expert: Tensor  # int64 [blocks]: E for unused blocks
 
 
 def group_by_expert(ids: Tensor, experts: int) -> Blocks:
@@ -30,9 +30,9 @@ def group_by_expert(ids: Tensor, experts: int) -> Blocks:
     first = torch.searchsorted(ranked, torch.arange(experts + 1, dtype=ids.dtype, device=ids.device))
     counts = (first.diff() + BLOCK_M - 1) // BLOCK_M
     ends = counts.cumsum(0)
-    most = pairs // BLOCK_M + min(experts, pairs)  # a full block for each 64 pairs, a part of one for each expert
+    most = pairs // BLOCK_M + min(experts, pairs)  # one block per 64 pairs, plus a partial one per expert
     expert = torch.searchsorted(ends, torch.arange(most, device=ids.device), right=True)
-    # From a pair's rank to its place: as far behind its expert's first block as it is behind the expert's first pair.
+    # A pair's offset from its expert's first block equals its rank among the expert's pairs.
     places = ((ends - counts) * BLOCK_M - first[:-1])[ranked.to(torch.int64)] + torch.arange(pairs, device=ids.device)
     table = torch.full((most * BLOCK_M,), -1, dtype=torch.int64, device=ids.device)
     return Blocks(table.scatter_(0, places, order), expert)
@@ -40,7 +40,7 @@ def group_by_expert(ids: Tensor, experts: int) -> Blocks:
 
 @triton.jit
 def block_pairs(pairs_ptr, block, BLOCK_M: tl.constexpr):
-    """(pairs int64 [BLOCK_M] of the block, 0 where there is none; which of them there are)."""
+    """(pairs int64 [BLOCK_M] of the block, 0 for unused places; which places are used)."""
     found = tl.load(pairs_ptr + block * BLOCK_M + tl.arange(0, BLOCK_M))
     return tl.maximum(found, 0), found >= 0
 

@@ -1,6 +1,6 @@
 """Routed experts of a decode step in Triton, bfloat16 weights: gate_up, down, sum over a row's slots.
 
-The inner values go into the down MMA as three bfloat16 terms, together 24 bits.
+The inner values enter the down MMA as three bfloat16 terms, 24 bits in total.
 """
 
 import torch
@@ -15,10 +15,10 @@ __all__ = ["routed_experts_bf16"]
 
 @triton.jit
 def _add(total, dots):
-    """The sum of both, rounded to nearest. Written so that Triton does not fold it into the MMA that made `dots`.
+    """The sum of both, rounded to nearest, written so that Triton does not fold it into the MMA that computed `dots`.
 
-    Tensor cores cut off what does not fit when they add to an accumulator; hundreds of cuts in a row, all towards zero,
-    would be seen beside the twin. So each block along K starts a new accumulator.
+    Tensor cores truncate when they add to an accumulator; hundreds of truncations, all towards zero, would be a visible
+    difference from the twin. So each block along K starts a new accumulator.
     """
     return tl.fma(dots, 1.0, total)
 
@@ -103,7 +103,7 @@ def experts_down_bf16_kernel(
             inside = (n < H)[:, None] & (start + k < I)[None, :]
             weight = tl.load(down_ptrs + start, mask=inside, other=0.0)
             inner = tl.load(inner_ptrs + start, mask=used[None, :] & (start + k < I)[:, None], other=0.0)
-            # Three terms of 8 bits each hold a float32; a bfloat16 alone would lose what the twin keeps.
+            # Three terms of 8 bits each represent a float32; one bfloat16 would lose bits that the twin keeps.
             dots = tl.zeros_like(total)
             for _ in tl.static_range(3):
                 term = inner.to(tl.bfloat16)

@@ -1,6 +1,6 @@
 """Routed experts of a decode step in Triton, FP8 and NVFP4 weights: gate_up, down, sum over a row's slots.
 
-The first pair (row and slot) with an expert works for all pairs with it (`slots.py`).
+The program of the first pair (row and expert slot) with an expert computes all pairs with that expert (`slots.py`).
 """
 
 import torch
@@ -125,7 +125,7 @@ def _decode(x: Tensor, ids: Tensor, weights: Tensor, weight: StoredExperts, inne
         "num_stages": 4,
         **sharing(ids),
     }
-    # 128 bytes of a weight row at a time; with float32 numbers, in three parts, NVFP4 would spill.
+    # 128 bytes of a weight row at a time; NVFP4 would spill registers with float32 rows, which are three terms.
     block_k = 256 if weight.kind == "nvfp4" and x.dtype == torch.bfloat16 else 128
     experts_float_gate_up_kernel[(triton.cdiv(inner_size, 16), rows * k)](
         x, ids, *weight.gate_up, inner, rows * k, SLOTS=k, BLOCK_K=block_k, **shape

@@ -1,17 +1,17 @@
 """Routed experts of a decode or verify step in Triton, INT4 weights.
 
-INT4 takes four launches. Rows meet in them, but a row's numbers are exact integer dots with a group's weights, scaled
-and added group after group (`tiles.py`), so it does not matter which rows share a pass:
+INT4 takes four launches. Rows share MMAs, but a row's results are exact integer dots with a group's weights, scaled and
+added group after group (`int4_tiles.py`), so they do not depend on which rows share an MMA:
 
     gate_up   (tile of 8 inner values, pair)   int8 MMA over the row's two planes, SiLU(gate) * up   -> float32 [R*k, I]
     planes    (pair, group of 128)             the inner values as four int8 planes, 30 bits         -> int8 [R*k, 4, I]
     down      (tile of 16 columns, pair)       int8 MMA over the four planes, times the weight       -> float32 [R*k, H]
     sum       (row, columns)                   the k slots in their order                            -> float32 [R, H]
 
-A pair is a row and one of its k slots. The first pair with an expert works for all pairs with that expert (its sharers)
-and the others end at once, so an expert's weights come from memory once a launch. More sharers than an MMA has columns
-for take further rounds over the same weights, from the cache. A shared expert's SwiGLU goes along with gate_up, and
-its down with planes, whose launches have room for it.
+A pair is a row and one of its k expert slots. The program of the first pair with an expert computes all pairs with that
+expert (its sharers) and the other programs return at once, so an expert's weights are loaded from memory once per
+launch. More sharers than an MMA has columns for take further rounds over the same weights, from the cache. The shared
+expert's SwiGLU runs in the gate_up launch and its down in the planes launch, which have idle resources.
 """
 
 import torch
@@ -34,7 +34,7 @@ __all__ = ["routed_experts_int4", "routed_experts_int4_fused"]
 _GATE_UP, _DOWN = Tunable("gate_up", WEIGHT_LOADS), Tunable("down", WEIGHT_LOADS)
 _PLANES = Tunable("planes")
 
-# `num_pairs` is not specialised: one row more must not compile anew, and the loop over sharers needs a number.
+# `num_pairs` is not specialised: another row count must not recompile, and the loop over sharers needs a runtime value.
 
 
 @triton.jit
@@ -47,7 +47,7 @@ def _shared_inner(
     SLOTS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """SiLU(gate) * up of the shared expert: of the SLOTS pairs of a row, each takes its share of the values."""
+    """SiLU(gate) * up of the shared expert: each of the SLOTS pairs of a row computes a slice of the values."""
     pair = tl.program_id(1)
     row = (pair // SLOTS).to(tl.int64)
     OWN: tl.constexpr = (SIZE + SLOTS - 1) // SLOTS
@@ -68,14 +68,14 @@ def experts_gate_up_kernel(
     ids_ptr,  # int32 [R, SLOTS]
     tiles_ptr,  # uint8 [E, TILES, GROUPS, 1024]
     tile_scale_ptr,  # [E, TILES, GROUPS, 16]
-    squares_ptr,  # float32 [R, GROUPS], or None for rows that have their length already
+    squares_ptr,  # float32 [R, GROUPS], or None for rows without a pending norm division
     inner_ptr,  # float32 [R * SLOTS, TILES * 8]
     shared_ptr,  # float32 [SHARED_PARTS, R, 2 * SHARED]
     shared_inner_ptr,  # [R, SHARED]
     num_pairs,
     eps,
     SHARED: tl.constexpr,  # the shared expert's inner values
-    SHARED_PARTS: tl.constexpr,  # 0 where there is no shared expert
+    SHARED_PARTS: tl.constexpr,  # 0 without a shared expert
     SHARED_BLOCK: tl.constexpr,
     GROUPS: tl.constexpr,
     GROUPS_BLOCK: tl.constexpr,
@@ -88,8 +88,8 @@ def experts_gate_up_kernel(
     PREFETCH: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
-    """Programs (tile, pair), and behind the tiles one a pair for a piece of the shared expert's inner values."""
-    # It waits before it releases: whoever starts then may read the ids at once, they are complete.
+    """Programs (tile, pair), and after the tiles one per pair for a slice of the shared expert's inner values."""
+    # `wait` comes before `release`: the next kernel may read the ids before its own wait, because they are complete.
     wait(DEPENDENT)
     release(DEPENDENT)
     tile = tl.program_id(0)
@@ -112,7 +112,7 @@ def experts_gate_up_kernel(
         place_pair = spread(found, place, ROWS)
         plane = (column_pair // SLOTS) * 2 + column % 2
         if squares_ptr is not None:
-            # Asked for with the weights, needed behind the last of them.
+            # Loaded together with the weights, used after the last of them.
             squares = load_squares(squares_ptr, place_pair // SLOTS, num_pairs // SLOTS, GROUPS * GROUP, GROUPS_BLOCK)
         total = tile_row_dot(
             tile_ptrs,
@@ -151,13 +151,13 @@ def _split_inner(
     """A group of a pair's inner values as four planes."""
     column = group * GROUP + tl.arange(0, GROUP)
     inner = tl.load(inner_ptr + pair * (GROUPS * GROUP) + column)
-    # A power of two as scale, from the exponent of the largest magnitude: multiplying by it is exact. Below 2^-96 the
-    # scale would leave float32 and stays; infinities and NaN come out as NaN.
+    # The scale is a power of two from the exponent of the largest magnitude: multiplying by it is exact. Below 2^-96 it
+    # would leave float32's range and is clamped; infinities and NaN result in NaN.
     largest = tl.max(inner.to(tl.int32, bitcast=True) & 0x7FFFFFFF, 0) >> 23
     exponent = tl.minimum(tl.maximum(largest, 30), 254)
     up = ((283 - exponent) << 23).to(tl.float32, bitcast=True)
     down = tl.where(largest == 255, 0x7FC00000, (exponent - 29) << 23).to(tl.float32, bitcast=True)
-    value = tl.where(largest == 255, 0.0, inner * up).to(tl.int32)  # below 2^30; what is cut off is below 2^-30 of it
+    value = tl.where(largest == 255, 0.0, inner * up).to(tl.int32)  # below 2^30; truncation loses less than 2^-30 of it
     out_ptrs = planes_ptr + pair * (4 * GROUPS * GROUP) + column
     for plane in tl.static_range(3, -1, -1):
         byte = value.to(tl.int8)
@@ -172,7 +172,7 @@ def experts_planes_kernel(
     planes_ptr,  # int8 [pairs, 4, GROUPS * 128]
     scale_ptr,  # float32 [pairs, GROUPS]
     x_ptr,  # [R, K]: the shared expert's inner values
-    weight_ptr,  # this and the next five: as in `float_parts`
+    weight_ptr,  # this and the next five as in `float_parts`
     weight_scale_ptr,
     multiplier_ptr,
     out_ptr,  # float32 [PARTS, R, N]
@@ -182,14 +182,14 @@ def experts_planes_kernel(
     R,
     GROUPS: tl.constexpr,
     K: tl.constexpr,
-    FORMAT: tl.constexpr,  # None where there is no shared expert
+    FORMAT: tl.constexpr,  # None without a shared expert
     PARTS: tl.constexpr,
     BLOCK_R: tl.constexpr,
     BLOCK_K: tl.constexpr,
     GROUPS_BLOCK: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
-    """The first programs split inner values; the others are the shared expert's, whose weights are read meanwhile."""
+    """The first programs split inner values; the others compute the shared expert's down and load its weights early."""
     release(DEPENDENT)
     program = tl.program_id(0)
     if program < num_pairs * GROUPS:
@@ -237,8 +237,8 @@ def experts_down_kernel(
     PREFETCH: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
-    # Ids and weights are read before it waits: the kernel before the last one, gate_up, had waited for whoever wrote
-    # them when it let others start.
+    # Ids and weights are loaded before the wait: gate_up, two launches earlier, waited for the kernel that wrote them
+    # before it released later kernels.
     release(DEPENDENT)
     tile = tl.program_id(0)
     pair, expert, pairs, ids, first = pair_of_program(ids_ptr, num_pairs, PAIRS, ALONE)
@@ -313,7 +313,7 @@ def _gate_up(
     shared_parts: Tensor | None,
     shared_inner: Tensor | None,
 ) -> None:
-    """Writes the inner values of all pairs and, if there are parts of its gate_up, those of the shared expert."""
+    """Writes the inner values of all pairs and, given parts of its gate_up, those of the shared expert."""
     tiles, groups = gate_up.shape[1:3]
     num_parts, shared_size = (0, 1) if shared_parts is None else (len(shared_parts), shared_parts.shape[2] // 2)
     experts_gate_up_kernel[(tiles + (num_parts > 0), ids.numel())](
@@ -343,7 +343,7 @@ def _gate_up(
 
 
 def _split(inner: Tensor, planes: Tensor, scale: Tensor, shared_inner: Tensor | None, launch: TileLaunch) -> None:
-    """Splits inner values into planes and, in the same launch, takes the shared expert's down if it has tiles."""
+    """Splits inner values into planes and, in the same launch, computes the shared expert's down if it has tiles."""
     num_pairs, groups = scale.shape
     experts_planes_kernel[(num_pairs * groups + launch.programs,)](
         inner,
@@ -362,7 +362,7 @@ def _split(inner: Tensor, planes: Tensor, scale: Tensor, shared_inner: Tensor | 
 def _down(
     planes: Tensor, scale: Tensor, ids: Tensor, weights: Tensor, down: Tensor, down_scale: Tensor, slots: Tensor
 ) -> None:
-    """Writes each pair's output, weighted."""
+    """Writes the weighted output of each pair."""
     tiles, groups = down.shape[1:3]
     experts_down_kernel[(tiles, ids.numel())](
         planes,
@@ -383,7 +383,7 @@ def _down(
 
 
 def _options(ids: Tensor, kernel: Tunable, groups: int) -> dict[str, int | bool]:
-    """Launch options by the number of rows; the groups in flight at once must divide the groups."""
+    """Launch options by the number of rows; the number of groups in flight must divide `groups`."""
     crowd = "one" if len(ids) == 1 else "few" if len(ids) <= 4 else "many"
     options = launch_options(ids, kernel, f"{crowd}_{groups}", UNROLL=4, maxnreg=128, PREFETCH=1)
     unroll = max(count for count in range(1, options["UNROLL"] + 1) if groups % count == 0)

@@ -1,11 +1,11 @@
-"""Tiles of FP8 and NVFP4 experts, decoded and multiplied: what their decode and prefill kernels share.
+"""Tiles of FP8 and NVFP4 experts, decoded and multiplied, for the decode and prefill kernels.
 
 A stored number is, up to a factor that is applied to sums in float32, exactly a bfloat16 number: an E4M3 code has 4
-significant bits, an E2M1 code times its E4M3 group scale 2 + 4, and the exponents fit. So tiles are decoded in
-registers (`common/float_codes.py`) and go into bfloat16 MMAs with exact products. The weight is the left operand, since
-only that one may stay in registers; rows of gate and up alternate in it, so that one tile gives both.
+significant bits, an E2M1 code times its E4M3 scale 2 + 4, and the exponents fit. So tiles are decoded in registers
+(`common/float_codes.py`) and enter bfloat16 MMAs with exact products. The weight is the left operand, the only one that
+may stay in registers; gate and up rows alternate in it, so that one tile gives both.
 
-Each block of K starts a new accumulator, whatever the rows: an order along K that is a constant of the format.
+Each block of K starts a new accumulator, for any number of rows: the order along K is a constant of the format.
 """
 
 from typing import NamedTuple
@@ -26,8 +26,8 @@ BLOCK = tl.constexpr(SCALE_BLOCK)
 
 @triton.jit
 def _load_tile(
-    weight_ptr,  # an expert's: uint8 [N, K], nvfp4: uint8 [N, K/2]
-    scale_ptr,  # nvfp4, an expert's: uint8 [N, K/16]
+    weight_ptr,  # of one expert: uint8 [N, K], nvfp4: uint8 [N, K/2]
+    scale_ptr,  # nvfp4, of one expert: uint8 [N, K/16]
     row,  # [BLOCK_N]
     first,
     N: tl.constexpr,
@@ -47,11 +47,11 @@ def _load_tile(
 
 @triton.jit
 def dot_with_rows(
-    x_ptrs,  # [1, M], each at the begin of a row of K numbers, bfloat16 or float32
+    x_ptrs,  # [1, M], each to the start of a row of K numbers, bfloat16 or float32
     used,  # [1, M]
     weight_ptr,  # uint8 [E, PARTS * SIZE, K], nvfp4: [E, PARTS * SIZE, K/2]
     scale_ptr,  # block: [E, PARTS * ceil(SIZE/128), ceil(K/128)]; row: [E, PARTS * SIZE]; nvfp4: [E, .., K/16]
-    multiplier_ptr,  # nvfp4: float32 [E, 3], from the first part's on
+    multiplier_ptr,  # nvfp4: float32 [E, 3], at the matrix of part 0
     expert,  # int64
     part,  # [BLOCK_N]
     n,  # [BLOCK_N], a row of the part
@@ -61,7 +61,10 @@ def dot_with_rows(
     FORMAT: tl.constexpr,  # "block", "row" or "nvfp4"
     BLOCK_K: tl.constexpr,  # divides 128 in the block format
 ):
-    """float32 [BLOCK_N, M]: weight rows (part, n) of an expert times the rows of x. Nonsense where n >= SIZE."""
+    """float32 [BLOCK_N, M]: weight rows (part, n) of an expert times the rows of x; undefined where n >= SIZE.
+
+    `part` selects one of the stacked matrices: gate or up of gate_up.
+    """
     N: tl.constexpr = PARTS * SIZE
     row = part * SIZE + n
     if FORMAT == "block":
@@ -81,7 +84,7 @@ def dot_with_rows(
         x = tl.load(x_ptrs + k[:, None], mask=used & (k < K)[:, None], other=0.0)
         tile = _load_tile(weight_ptr, scale_ptr, row, first, N, K, FORMAT, BLOCK_K)
         dots = dot_split(tile, x, tl.zeros_like(total))
-        # A product and a sum in one keep Triton from adding inside the MMA, whose adder cuts off instead of rounding.
+        # The fused multiply-add keeps Triton from adding inside the MMA, where the sum is truncated instead of rounded.
         if FORMAT == "block":
             factor = tl.load(factor_ptrs + first // BLOCK, mask=n < SIZE, other=0.0).to(tl.float32)
             total = tl.fma(dots, tl.broadcast_to(factor[:, None], dots.shape), total)
@@ -109,7 +112,7 @@ def gate_up_inner(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
-    """(inner columns [BLOCK_N / 2, 1] of the block, SiLU(gate) * up for them, float32 [BLOCK_N / 2, M])."""
+    """(inner columns [BLOCK_N / 2, 1] of the block, their SiLU(gate) * up, float32 [BLOCK_N / 2, M])."""
     row = tl.arange(0, BLOCK_N)
     total = dot_with_rows(
         x_ptrs,
@@ -131,7 +134,7 @@ def gate_up_inner(
 
 
 class StoredExperts(NamedTuple):
-    """The stored matrices [E, ...] as the kernels take them."""
+    """The stored matrices [E, ...] as arguments of the kernels."""
 
     kind: str  # the kernels' FORMAT
     gate_up: tuple[Tensor, Tensor, Tensor | None]  # codes, scale, multiplier

@@ -1,4 +1,4 @@
-"""A row of an INT4 expert's tiles times a few rows' planes, as exact integers a group: what gate_up and down share."""
+"""A row of an INT4 expert's tiles times the planes of a few rows, exact integers per group, for gate_up and down."""
 
 import triton
 import triton.language as tl
@@ -15,7 +15,7 @@ TILE_BYTES = tl.constexpr(1024)
 
 @triton.jit
 def _load_groups(tile_ptrs, tile_scale_ptrs, start, UNROLL: tl.constexpr):
-    """(tiles, scales) of UNROLL groups: so many bytes are under way before the first is used."""
+    """(tiles, scales) of UNROLL groups, all loads issued before the first is used."""
     packed = ()
     scales = ()
     for i in tl.static_range(UNROLL):
@@ -43,7 +43,7 @@ def _add_groups(
         low, high = int4_halves(packed[i])
         dots = group_dot(low, high, plane_operand(before, COLUMNS), plane_operand(behind, COLUMNS), 1, COLUMNS)
         x_scale = tl.load(x_scale_ptrs + i, mask=scale_used, other=0.0)
-        # Said as one operation, so that no variant of this kernel rounds where another does not.
+        # An explicit fused multiply-add, so that all variants of this kernel round alike.
         total = tl.fma(dots, scales[i].to(tl.float32)[:, None] * x_scale[None, :], total)
     return total
 
@@ -62,19 +62,19 @@ def tile_row_dot(
     PREFETCH: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
-    """A row of tiles with COLUMNS planes: float32 [16, COLUMNS / 2], group after group.
+    """A row of tiles times COLUMNS planes, group after group: float32 [16, COLUMNS / 2].
 
-    The first weights are under way before it waits for the planes.
+    The loads of the first weights are issued before the wait for the planes.
     """
     total = tl.zeros((16, COLUMNS // 2), tl.float32)
     if PREFETCH and not IS_INTERPRETED and GROUPS > UNROLL:
-        # The compiler has no registers for all scales at once and asks for most of them last.
+        # The compiler has no registers for all scales at once and loads most of them last.
         prefetch(scale_ptr + tl.minimum(tl.arange(0, 32), GROUPS - 1) * 16)
     tile_scale_ptrs = scale_ptr + tl.arange(0, 16)
     packed, scales = _load_groups(tile_ptrs, tile_scale_ptrs, 0, UNROLL)
     wait(DEPENDENT)
     if GROUPS <= 4 * UNROLL:
-        # Few enough to be written out: the next groups are under way while these are multiplied.
+        # Few enough groups to unroll: the next ones are in flight while these are multiplied.
         for start in tl.static_range(0, GROUPS, UNROLL):
             next_packed, next_scales = packed, scales
             if start + UNROLL < GROUPS:

@@ -1,9 +1,9 @@
 """Routed experts of a prefill in Triton, INT4 weights: gate_up, down, sum over a token's slots.
 
-A block of pairs (`blocks.py`) is one operand of an MMA, its expert's weights the other; what an MMA computes of one
-pair does not depend on the others, so a token's bits are its own. Weights are read from the tiles that decoding reads,
-as the left operand (`common/int_tiles.py`). Codes are exact in bfloat16, so each group's dot is taken with the codes
-and scaled in float32: no weight is rounded on the way.
+A block of pairs (`blocks.py`) is one operand of an MMA, its expert's weights the other; an MMA's result for one pair
+does not depend on the other pairs, so a token's bits depend on that token alone. Weights are read from the same tiles
+as in decode, as the left operand (`common/int_tiles.py`). Codes are exact in bfloat16, so each group's dot uses the
+codes and is scaled in float32: no weight is rounded.
 """
 
 import torch
@@ -18,7 +18,7 @@ from onebox.kernels.experts.slots import sum_slots
 
 __all__ = ["prefill_experts_int4"]
 
-GATE_UP_TILES = 8  # tiles of 16 weight rows a program takes: gate and up of 64 inner values, half a group
+GATE_UP_TILES = 8  # tiles of 16 weight rows per program: gate and up of 64 inner values, half a group
 DOWN_TILES = 4  # small programs, so that several share a multiprocessor and one multiplies while another stores
 GROUP = tl.constexpr(128)
 TILE_WORDS = tl.constexpr(256)
@@ -27,8 +27,8 @@ TILE_WORDS = tl.constexpr(256)
 @triton.jit
 def _tile_sums(
     x_ptrs,  # [128, BLOCK_M]
-    tiles_ptr,  # the expert's: int32 [tiles, GROUPS, TILE_WORDS]; TILES divides their number
-    scale_ptr,  # the expert's: [tiles, GROUPS, 16]
+    tiles_ptr,  # of the expert: int32 [tiles, GROUPS, TILE_WORDS]; TILES divides `tiles`
+    scale_ptr,  # of the expert: [tiles, GROUPS, 16]
     GROUPS: tl.constexpr,
     TILES: tl.constexpr,
 ):
@@ -101,7 +101,7 @@ def experts_prefill_down_kernel(
     if expert >= num_experts:
         return
     pair, used = block_pairs(pairs_ptr, block, BLOCK_M)
-    weight = tl.load(weights_ptr + pair)  # before the sums: a number a pair is less to keep than its address
+    weight = tl.load(weights_ptr + pair)  # before the sums: it takes fewer registers than its address
     total = _tile_sums(
         inner_ptr + pair[None, :] * (GROUPS * GROUP) + tl.arange(0, 128)[:, None],
         tiles_ptr + expert * num_tiles * (GROUPS * TILE_WORDS),

@@ -32,10 +32,10 @@ __all__ = [
 ]
 
 Matrices = Callable[[int], tuple[Tensor, Tensor]]
-"""Gives an expert's float32 (gate_up [2I, H], down [H, I])."""
+"""Returns an expert's float32 (gate_up [2I, H], down [H, I])."""
 
 _TILE = 32
-"""Rows that an expert's prefill takes at once."""
+"""Rows of one expert that prefill computes at once."""
 
 
 def routed_experts_int4(
@@ -50,8 +50,8 @@ def routed_experts_int4(
 ) -> Tensor:
     """The sum over slots s of weights[:, s] * down(SiLU(gate(x)) * up(x)) of expert ids[:, s]: float32 [R, H].
 
-    x is fixed point: (256 * planes[r, 0] + planes[r, 1]) * scale, planes int8 [R, 2, H], scale float32 [R, H/128] for
-    each group of 128. ids int32 and weights float32 [R, k], R * k at most 1,024. Weights are INT4 as in
+    x is fixed point: (256 * planes[r, 0] + planes[r, 1]) * scale, planes int8 [R, 2, H], scale float32 [R, H/128], one
+    per group. ids int32 and weights float32 [R, k], R * k at most 1,024. Weights are INT4 as in
     `onebox.formats.expert_tiles`: gate_up uint8 [E, 2I/16, H/128, 1024] with scales [E, 2I/16, H/128, 16], down
     [E, H/16, I/128, 1024] with [E, H/16, I/128, 16]; scales float16, bfloat16 or float32. Slots are
     added in their order.
@@ -70,11 +70,11 @@ def routed_experts_int4_fused(
     down_scale: Tensor,
     shared: tuple[Tensor, FloatWeight | None] | None = None,
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """The terms of `routed_experts_int4`, float32 [R, k, H]: each slot's weighted output, to be added by its reader.
+    """The terms of `routed_experts_int4`, float32 [R, k, H]: each slot's weighted output; the next operation adds them.
 
-    `shared` has the parts of the shared expert's gate_up, float32 [parts, R, 2J], gates first, added in order, and its
-    down weight [H, J]. The second result is its inner values SiLU(gate) * up, [R, J] in the dtype of the rows' x; the
-    third, where there is a float weight, their linear as the parts of `float_parts`, float32 [parts, R, H].
+    `shared` is the shared expert's parts (partial sums) of gate_up, float32 [parts, R, 2J], gate first, added in order,
+    and its down weight [H, J]. The second result is its inner values SiLU(gate) * up, [R, J] in the dtype of the rows'
+    x; the third, given a float weight, their linear as the parts of `float_parts`, float32 [parts, R, H].
     """
     high, low = rows.planes.to(torch.float32).unbind(1)
     x = rows.scaled((high * 256 + low) * rows.scale.repeat_interleave(128, dim=-1))
@@ -88,10 +88,10 @@ def routed_experts_int4_fused(
 
 
 def routed_experts_bf16(x: Tensor, ids: Tensor, weights: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
-    """The same for bfloat16 weights: float32 [R, H].
+    """The sum of `routed_experts_int4` with bfloat16 weights: float32 [R, H].
 
-    x bfloat16 [R, H]; ids int32 and weights float32 [R, k]; gate_up bfloat16 [E, 2I, H], the gate's rows first; down
-    bfloat16 [E, H, I].
+    x bfloat16 [R, H]; ids int32 and weights float32 [R, k]; gate_up bfloat16 [E, 2I, H], gate rows first; down bfloat16
+    [E, H, I].
     """
     return _decode(x, ids, weights, _bf16_matrices(gate_up, down))
 
@@ -107,19 +107,19 @@ def dequantize_expert(
 
 
 def _decode(x: Tensor, ids: Tensor, weights: Tensor, matrices: Matrices) -> Tensor:
-    """The few rows x of a decode step through their experts: float32 [R, H], its inner values not rounded."""
+    """The few rows x of a decode step through their experts: float32 [R, H], inner values not rounded."""
     return chosen_experts(x.to(torch.float32), ids, weights, matrices, torch.float32)
 
 
 def _prefill(x: Tensor, ids: Tensor, weights: Tensor, matrices: Matrices, tile: int = FEW) -> Tensor:
-    """Tokens x through their experts: [T, H] in the dtype of x, as are its inner values."""
+    """Tokens x through their experts: [T, H] in the dtype of x; inner values are rounded to it too."""
     return chosen_experts(x.to(torch.float32), ids, weights, matrices, x.dtype, tile).to(x.dtype)
 
 
 def chosen_experts(
     x: Tensor, ids: Tensor, weights: Tensor, matrices: Matrices, inner_dtype: torch.dtype, tile: int = FEW
 ) -> Tensor:
-    """The weighted sum of x [R, H] through each row's experts, float32 [R, H], its slots added in their order."""
+    """The weighted sum of x [R, H] through each row's experts, float32 [R, H], slots added in order."""
     if not ids.numel():
         return torch.zeros_like(x)
     return _slots_in_order(slots_of_experts(x, ids, weights, matrices, inner_dtype, tile))
@@ -130,8 +130,9 @@ def slots_of_experts(
 ) -> Tensor:
     """Rows x [R, H] through each of their experts, weighted: float32 [R, k, H].
 
-    `matrices` gives an expert's float32 (gate_up, down); SiLU(gate) * up is rounded to `inner_dtype`. An expert takes
-    its rows `tile` at a time, the last of them filled up: products of one shape, so a row's bits are its own.
+    `matrices` returns an expert's float32 (gate_up, down); SiLU(gate) * up is rounded to `inner_dtype`. An expert's
+    rows are computed `tile` at a time, the last tile padded: all products have one shape, so a row's bits depend on
+    that row alone.
     """
     if not ids.numel():
         return x.new_zeros(*ids.shape, x.shape[1])
@@ -144,7 +145,7 @@ def slots_of_experts(
 
 
 def _slots_in_order(weighted: Tensor) -> Tensor:
-    """[R, H] of [R, k, H]."""
+    """The sum over k of [R, k, H], in order: [R, H]."""
     total, *others = weighted.unbind(1)
     for slot_out in others:
         total = total + slot_out
@@ -158,11 +159,11 @@ def _through(matrices: list[Tensor], rows: Tensor, tile: int) -> Tensor:
 
 
 def _tiles(ids: Tensor, tile: int) -> tuple[Tensor, Tensor, list[int]]:
-    """Row-slots in the order of their experts, in tiles of one expert each.
+    """Pairs (row and expert slot) sorted by expert, in tiles of one expert each.
 
-    (which row each place of a tile takes, int64 [tiles * tile]; the place of each row-slot, int64 [R * k]; the expert
-    of each tile). Places that no row-slot has take row 0: a product's other rows do not matter. In numpy, whose calls
-    cost least: a step's numbers are few.
+    (row of each place of a tile, int64 [tiles * tile]; place of each pair, int64 [R * k]; expert of each tile). Unused
+    places take row 0: they do not affect the other rows of a product. In numpy, because a step has few pairs and numpy
+    calls cost least.
     """
     flat = ids.numpy().ravel()
     order = flat.argsort(kind="stable")
@@ -181,8 +182,7 @@ def routed_experts_fp8(
 ) -> Tensor:
     """The sum over slots s of weights[:, s] * down(SiLU(gate(x)) * up(x)) of expert ids[:, s]: float32 [R, H].
 
-    x bfloat16 or float32 [R, H]; ids int32 and weights float32 [R, k], R * k at most 1,024. Slots are added in their
-    order.
+    x bfloat16 or float32 [R, H]; ids int32 and weights float32 [R, k], R * k at most 1,024. Slots are added in order.
     """
     return _decode(x, ids, weights, _fp8_matrices(gate_up, gate_up_scale, down, down_scale))
 
@@ -197,17 +197,17 @@ def routed_experts_nvfp4(
     down_scale: Tensor,
     multipliers: Tensor,
 ) -> Tensor:
-    """The same as `routed_experts_fp8` for NVFP4 weights: float32 [R, H]."""
+    """`routed_experts_fp8` with NVFP4 weights: float32 [R, H]."""
     return _decode(x, ids, weights, _nvfp4_matrices(gate_up, gate_up_scale, down, down_scale, multipliers))
 
 
 def prefill_experts_fp8(
     x: Tensor, ids: Tensor, weights: Tensor, gate_up: Tensor, gate_up_scale: Tensor, down: Tensor, down_scale: Tensor
 ) -> Tensor:
-    """The same sum for x bfloat16 [T, H], ids and weights [T, k], with any number of tokens: bfloat16 [T, H].
+    """The sum of `routed_experts_fp8` for any number of tokens: bfloat16 [T, H].
 
-    The inner values are rounded to bfloat16, all sums are float32. The call takes 4 * T * k * H + 2 * T * k * I bytes
-    of memory for itself.
+    x bfloat16 [T, H], ids and weights [T, k]. The inner values are rounded to bfloat16, all sums are float32. The
+    workspace is 4 * T * k * H + 2 * T * k * I bytes.
     """
     return _prefill(x, ids, weights, _fp8_matrices(gate_up, gate_up_scale, down, down_scale))
 
@@ -222,7 +222,7 @@ def prefill_experts_nvfp4(
     down_scale: Tensor,
     multipliers: Tensor,
 ) -> Tensor:
-    """The same as `prefill_experts_fp8` for NVFP4 weights: bfloat16 [T, H]."""
+    """`prefill_experts_fp8` with NVFP4 weights: bfloat16 [T, H]."""
     return _prefill(x, ids, weights, _nvfp4_matrices(gate_up, gate_up_scale, down, down_scale, multipliers))
 
 
@@ -264,27 +264,27 @@ def prefill_experts_int4(
     """The sum over slots s of weights[:, s] * down(SiLU(gate(x)) * up(x)) of expert ids[:, s]: bfloat16 [T, H].
 
     x bfloat16 [T, H]; ids int32 and weights float32 [T, k]; INT4 weights and their scales as in
-    `routed_experts_int4`. The inner values are rounded to bfloat16, all sums are float32. The call takes
-    4 * T * k * H + 2 * T * k * I + 2 * T * H bytes of memory for itself.
+    `routed_experts_int4`. The inner values are rounded to bfloat16, all sums are float32. The workspace is
+    4 * T * k * H + 2 * T * k * I + 2 * T * H bytes.
     """
     return _prefill(x, ids, weights, _int4_matrices(gate_up, gate_up_scale, down, down_scale), _TILE)
 
 
 def prefill_experts_bf16(x: Tensor, ids: Tensor, weights: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
-    """The same for bfloat16 weights: gate_up [E, 2I, H], the gate's rows first, and down [E, H, I]."""
+    """`prefill_experts_int4` with bfloat16 weights: gate_up [E, 2I, H], gate rows first, and down [E, H, I]."""
     return _prefill(x, ids, weights, _bf16_matrices(gate_up, down), _TILE)
 
 
 def swiglu(gate_up: Tensor) -> Tensor:
-    """silu(gate) * up: [R, I] from gate_up [R, 2I], whose first I columns are the gate; in its dtype."""
+    """silu(gate) * up: [R, I] in the dtype of gate_up [R, 2I]; its first I columns are the gate."""
     gate, up = gate_up.chunk(2, dim=-1)
     return (silu(gate) * up).to(gate_up.dtype)
 
 
 def add_shared(routed: Tensor, shared: Tensor, shared_gate_logit: Tensor) -> Tensor:
-    """An expert layer's whole output, float32 [R, H]: routed + sigmoid(shared_gate_logit) * shared.
+    """The output of an expert layer, float32 [R, H]: routed + sigmoid(shared_gate_logit) * shared.
 
-    routed [R, H] float32, shared [R, H] any float dtype, shared_gate_logit [R] any float dtype and any stride, so that
-    it may be a column of the router's output.
+    routed [R, H] float32, shared [R, H] any float dtype, shared_gate_logit [R] any float dtype and any stride: it may
+    be a column of the router's output.
     """
     return routed + sigmoid(shared_gate_logit).unsqueeze(-1) * shared.to(torch.float32)

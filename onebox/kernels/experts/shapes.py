@@ -1,4 +1,4 @@
-"""The limits of the float experts and what they refuse."""
+"""Limits of the float experts and checks of their arguments."""
 
 import torch
 from torch import Tensor
@@ -8,7 +8,7 @@ from onebox.spec.errors import MismatchError
 
 __all__ = ["MOST_PAIRS", "check_fp8", "check_nvfp4", "check_prefill", "check_routed"]
 
-MOST_PAIRS = 1024  # rows times slots of a `routed_...`; more belong to `prefill_...`
+MOST_PAIRS = 1024  # rows times slots in `routed_...`; use `prefill_...` for more
 GROUP = 16  # columns that share an NVFP4 scale
 
 
@@ -25,7 +25,7 @@ def check_prefill(x: Tensor) -> None:
 
 
 def check_fp8(x: Tensor, gate_up: Tensor, gate_up_scale: Tensor, down: Tensor, down_scale: Tensor) -> None:
-    """Either both scales are those of blocks, three dimensions, or both are those of rows, two."""
+    """Both scales are per block (three dimensions), or both are per row (two)."""
     experts, hidden, inner = down.shape
     _check("gate_up", gate_up, (experts, 2 * inner, hidden), torch.float8_e4m3fn)
     _check("down", down, (experts, hidden, inner), torch.float8_e4m3fn)
@@ -66,5 +66,5 @@ def _check_rows(x: Tensor, hidden: int) -> None:
 
 
 def _scale_blocks(size: int) -> int:
-    """Scales along `size` rows or columns of an FP8 weight in blocks."""
+    """Number of block scales along `size` rows or columns of an FP8 weight."""
     return -(-size // SCALE_BLOCK)

@@ -31,7 +31,7 @@ def swiglu_kernel(
 def add_shared_kernel(
     routed_ptr,  # float32 [R, H]
     shared_ptr,  # [R, H]
-    logit_ptr,  # [R], logit_stride elements apart
+    logit_ptr,  # [R], stride logit_stride
     total_ptr,  # float32 [R, H]
     logit_stride,
     H: tl.constexpr,

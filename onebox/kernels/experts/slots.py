@@ -1,7 +1,8 @@
-"""What all kernels of routed experts share: who shares an expert, and the sum over a row's slots.
+"""Shared by all kernels of routed experts: which pairs share an expert, and the sum over a row's slots.
 
-A pair is a row and one of its k slots. The first pair with an expert works for all pairs with that expert (its sharers)
-and the others end at once, so an expert's weights come from memory once a launch.
+A pair is a row and one of its k expert slots. The program of the first pair with an expert computes all pairs with that
+expert (its sharers) and the other programs return at once, so an expert's weights are loaded from memory once per
+launch.
 """
 
 import torch
@@ -22,9 +23,9 @@ def _next_sharer(ids, pairs, expert, after, none):
 
 @triton.jit
 def pair_of_program(ids_ptr, num_pairs, PAIRS: tl.constexpr, ALONE: tl.constexpr):
-    """(the program's pair, its expert, all pairs, their experts, the first pair that has the same expert).
+    """(the program's pair, its expert, all pairs, their experts, the first pair with the same expert).
 
-    With ALONE (one row, whose experts all differ) nothing is searched, here or in `sharers`.
+    With ALONE (one row, so all experts differ) there is no search, here or in `sharers`.
     """
     pair = tl.program_id(1)
     expert = tl.load(ids_ptr + pair)
@@ -36,7 +37,7 @@ def pair_of_program(ids_ptr, num_pairs, PAIRS: tl.constexpr, ALONE: tl.constexpr
 
 @triton.jit
 def sharers(ids, pairs, expert, first, none, COUNT: tl.constexpr, ALONE: tl.constexpr):
-    """(`first` and the next pairs with its expert, COUNT in all, filled up with `none`; the pair that follows them)."""
+    """(`first` and the next pairs with its expert, padded to COUNT with `none`; the next such pair after these)."""
     found = (first,)
     for i in tl.static_range(1, COUNT):
         found += (none if ALONE else _next_sharer(ids, pairs, expert, found[i - 1], none),)  # type: ignore[assignment]
@@ -71,7 +72,7 @@ def experts_sum_kernel(
 
 
 def sum_slots(slots: Tensor, dtype: torch.dtype) -> Tensor:
-    """The slots float32 [R, k, H] added over k in its order: float32 or, rounded once, bfloat16 [R, H]."""
+    """The slots float32 [R, k, H] added over k in order: float32 or, rounded once, bfloat16 [R, H]."""
     rows, k, hidden = slots.shape
     out = torch.empty((rows, hidden), dtype=dtype, device=slots.device)
     experts_sum_kernel[(rows, triton.cdiv(hidden, 512))](slots, out, hidden, SLOTS=k, BLOCK=512, num_warps=4)
@@ -86,5 +87,5 @@ def workspace(ids: Tensor, inner_size: int, hidden: int) -> tuple[Tensor, Tensor
 
 
 def sharing(ids: Tensor) -> dict[str, int | bool]:
-    """How sharers are looked for; steps of powers of two from 64 keep the number of compiled variants small."""
+    """Constexprs of the search for sharers; powers of two from 64 keep the number of compiled variants small."""
     return {"PAIRS": max(64, triton.next_power_of_2(ids.numel())), "ALONE": ids.shape[0] == 1}

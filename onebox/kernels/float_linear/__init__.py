@@ -1,10 +1,10 @@
 """y = x W^T for weights stored as FP8, NVFP4 or BF16; activations are never quantised.
 
-Each format has two operations. `..._linear` takes a decode or verify step (at most `shapes.DECODE_ROWS` rows) and is
-bound by reading the weight; `..._matmul` takes prefill, any number of rows. Within one of them a row's bits depend on
+Each format has two operations. `..._linear` is for a decode or verify step (at most `shapes.DECODE_ROWS` rows) and is
+bound by loading the weight; `..._matmul` is for prefill, any number of rows. Within one of them a row's bits depend on
 the row alone; between the two they may differ in the last place, so the caller chooses one and no row count switches
-silently. `float_parts` is the fused decode form: any of these weights, K cut into parts whose sum is left to the next
-operation.
+silently. `float_parts` is the fused decode form: any of these weights, with K cut into parts; the next operation adds
+the partial sums.
 
 x [R, K] bfloat16 or float32, its last dimension contiguous. The result [R, N] has `out_dtype`, by default that of x.
 """

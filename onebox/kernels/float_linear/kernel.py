@@ -1,12 +1,12 @@
-"""The float linears in Triton: one tiled kernel for all formats, and one that adds the parts of a split along K.
+"""The float linears in Triton: one tiled kernel for all formats, and one that adds the parts (partial sums over K).
 
 Every stored weight is, up to a factor that is applied in float32, exactly a bfloat16 number: an E4M3 code has 4
-significant bits, and an E2M1 code times its E4M3 group scale has 2 + 4. So all formats run on bfloat16 tensor cores
-with exact products and float32 sums. A float32 activation is fed as three bfloat16 numbers whose sum it is (24 = 3 * 8
-bits), which keeps float32 precision without leaving the tensor cores. Block, row and tensor scales multiply sums.
+significant bits, and an E2M1 code times its E4M3 scale has 2 + 4. So all formats run on bfloat16 tensor cores with
+exact products and float32 sums. A float32 activation is split into three bfloat16 terms (24 = 3 * 8 bits), which keeps
+float32 precision on the tensor cores. Block, row and tensor scales multiply sums.
 
-The weight is the left operand: its tile is decoded in registers and read once, and the rows of x, padded to 8, are the
-narrow side. The order along K is a constant of the weight's shape and the variant, whatever the number of rows.
+The weight is the left operand: its tile is loaded once and decoded in registers, and the rows of x, padded to 8, are
+the narrow side. The order along K is a constant of the weight's shape and the variant, for any number of rows.
 """
 
 import torch
@@ -39,9 +39,9 @@ BLOCK = tl.constexpr(SCALE_BLOCK)
 @triton.jit
 def linear_tile(
     r,  # the tile's rows
-    block,  # which BLOCK_N columns
+    block,  # index of the block of BLOCK_N columns
     part,
-    x_ptr,  # bfloat16 or float32 [R, K], rows x_stride apart
+    x_ptr,  # bfloat16 or float32 [R, K], row stride x_stride
     weight_ptr,  # e4m3: uint8 [N, K]; nvfp4: uint8 [N, K/2]; bf16: bfloat16 [N, K]
     scale_ptr,  # block: [ceil(N/128), ceil(K/128)]; row: [N] or, with scale_stride 0, [1]; nvfp4: uint8 [N, K/16]
     multiplier_ptr,  # nvfp4: float32 [1]
@@ -111,7 +111,7 @@ def float_linear_kernel(
     BLOCK_K: tl.constexpr,
     PARTS: tl.constexpr,
 ):
-    # Programs that share a weight tile run side by side, so that it comes from memory once.
+    # Programs that share a weight tile run at the same time, so that it is loaded from memory once.
     r = tl.program_id(0) * BLOCK_R + tl.arange(0, BLOCK_R)
     block = tl.program_id(1)
     part = tl.program_id(2)
@@ -145,7 +145,7 @@ def float_linear_sum_kernel(
     PARTS: tl.constexpr,
     COUNT: tl.constexpr,
 ):
-    """Adds the parts of a split along K, first to last."""
+    """Adds the parts, first to last."""
     place = tl.program_id(0) * COUNT + tl.arange(0, COUNT)
     total = tl.zeros((COUNT,), tl.float32)
     for part in tl.static_range(PARTS):
@@ -154,9 +154,9 @@ def float_linear_sum_kernel(
 
 
 def prefill_tile(x: Tensor, n: int, kind: str) -> Tile:
-    """Square tiles, small ones where there are few columns; float32 rows, in three parts, in narrower ones.
+    """Square tiles, small ones for few columns; narrower ones for float32 rows, which are split into three terms.
 
-    E4M3 takes time to decode: narrow tiles leave room for other programs, which multiply meanwhile.
+    E4M3 takes time to decode: narrow tiles leave resources for other programs, which multiply meanwhile.
     """
     if x.dtype == torch.float32:
         return Tile(64, 64, 1, 32, num_warps=4, num_stages=2)

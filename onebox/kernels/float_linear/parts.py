@@ -1,6 +1,6 @@
-"""The float linears as parts, in Triton: a warp for 16 columns and a part of K.
+"""The float linears as parts (partial sums over slices of K), in Triton: one warp per 16 columns and part.
 
-`parts_tile` is also called by kernels that compute a linear beside other work (`TileLaunch`).
+`parts_tile` is also called by kernels that compute a linear in the same launch as other work (`TileLaunch`).
 """
 
 from typing import NamedTuple, cast
@@ -26,10 +26,10 @@ _PARTS = Tunable("float_parts")
 
 @triton.jit
 def _byte_operand(weight):
-    """Weights of a byte, [16, 64], with their columns permuted, so that what a thread loads is what its MMA takes.
+    """One-byte weights [16, 64] with permuted columns: each thread loads exactly its elements of the MMA operand.
 
-    A thread loads 16 neighbouring columns of a row, and an MMA takes four neighbours of each thread. Weights and rows
-    go through the same permutation, so their product does not change.
+    A thread loads 16 neighbouring columns of a row, and an MMA takes four neighbours from each thread. Weights and rows
+    use the same permutation, so their product does not change.
     """
     split = tl.reshape(weight, (16, 4, 4, 4))  # row t s j
     return tl.reshape(tl.permute(split, (0, 2, 1, 3)), (16, 64))  # row | s t j
@@ -37,7 +37,7 @@ def _byte_operand(weight):
 
 @triton.jit
 def _pair_operand(low, high):
-    """Weights of two bytes, [16, 64], permuted likewise, from each thread's first and last 8 columns, [64, 8] each."""
+    """Two-byte weights [16, 64], permuted likewise, from each thread's first and last 8 columns, each [64, 8]."""
     split = tl.reshape(tl.join(low, high), (16, 4, 2, 4, 2))  # row t s j half
     return tl.reshape(tl.permute(split, (0, 4, 2, 1, 3)), (16, 64))  # row | half s t j
 
@@ -51,7 +51,7 @@ def _row_operand(low, high, ROWS: tl.constexpr):
 
 @triton.jit
 def _load_halves(weight_ptr, tile, first, N, K: tl.constexpr, FORMAT: tl.constexpr, COUNT: tl.constexpr):
-    """(codes,) or (low, high) of each 64 of 16 rows' columns from `first` on, COUNT times, loaded all at once."""
+    """(codes,) or (low, high) of COUNT blocks of 64 columns of 16 rows from `first` on, all loads issued at once."""
     halves = ()
     if FORMAT == "bf16":
         threads = tl.arange(0, 64)[:, None]
@@ -72,7 +72,7 @@ def _load_halves(weight_ptr, tile, first, N, K: tl.constexpr, FORMAT: tl.constex
 
 @triton.jit
 def _load_rows(x_at, is_there, COUNT: tl.constexpr):
-    """(low, high) of each 64 of the rows' columns, COUNT times."""
+    """(low, high) of COUNT blocks of 64 columns of the rows."""
     halves = ()
     for half in tl.static_range(COUNT):
         low = tl.load(x_at + half * 64, mask=is_there, other=0.0)
@@ -83,7 +83,7 @@ def _load_rows(x_at, is_there, COUNT: tl.constexpr):
 
 @triton.jit
 def _half_dot(weight, x, total, FORMAT: tl.constexpr, BLOCK_R: tl.constexpr):
-    """The sum of total and 64 columns of weights times the rows."""
+    """Total plus the product of 64 columns of weights and rows."""
     rows = _row_operand(x[0], x[1], BLOCK_R)
     if FORMAT == "bf16":
         result = dot_split(_pair_operand(weight[0], weight[1]), rows, total)
@@ -114,7 +114,7 @@ def _fragment_tile(
 ):
     """16 columns of a linear over one part of K, by one warp and without shared memory.
 
-    All of the part's weights are loaded before it waits for the rows.
+    All loads of the part's weights are issued before the wait for the rows.
     """
     BLOCKS: tl.constexpr = K // 128 // PARTS
     tiles = (N + 15) // 16
@@ -171,7 +171,7 @@ def _plain_tile(
     GROUPS_BLOCK: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
-    """16 columns of a linear over one part of K through `linear_tile`, for NVFP4, which has no fragments."""
+    """16 columns of a linear over one part of K by `linear_tile`, for NVFP4, which has no fragment layout."""
     wait(DEPENDENT)
     r = tl.arange(0, BLOCK_R)
     if squares_ptr is not None:
@@ -203,7 +203,7 @@ def _plain_tile(
 
 @triton.jit
 def parts_tile(
-    program,  # which of the tiles of 16 columns, of one part after the other
+    program,  # index of the tile of 16 columns: all tiles of one part, then of the next
     x_ptr,
     squares_ptr,
     weight_ptr,
@@ -267,8 +267,8 @@ def parts_tile(
 @triton.jit(do_not_specialize=["R"])
 def float_parts_kernel(
     x_ptr,  # [R, K]
-    squares_ptr,  # float32 [R, K/128], or None for rows without a norm before them
-    weight_ptr,  # this and the next five: as in `linear_tile`
+    squares_ptr,  # float32 [R, K/128], or None for rows without a pending norm division
+    weight_ptr,  # this and the next five as in `linear_tile`
     scale_ptr,
     multiplier_ptr,
     out_ptr,  # float32 [PARTS, R, N]
@@ -308,15 +308,15 @@ def float_parts_kernel(
 
 
 class TileLaunch(NamedTuple):
-    """A launch's tiles of a linear, for a kernel that calls `parts_tile`, alone or beside other work."""
+    """The tiles of a linear in a launch of a kernel that calls `parts_tile`, alone or with other work."""
 
     out: Tensor | None
     """float32 [parts, R, N], for the kernel to write."""
     programs: int
     arguments: tuple[Tensor | int | None, ...]
-    """From the kernel's `weight_ptr` to its `scale_stride`."""
+    """The kernel's arguments from `weight_ptr` to `scale_stride`."""
     constants: dict[str, int | str | bool | None]
-    """Its constexprs from K to GROUPS_BLOCK, and the warps and stages of a program."""
+    """The kernel's constexprs from K to GROUPS_BLOCK, and the warps and stages of a program."""
 
     @classmethod
     def of(cls, x: Tensor, weight: FloatWeight | None) -> "TileLaunch":
@@ -339,7 +339,8 @@ class TileLaunch(NamedTuple):
             "GROUPS_BLOCK": triton.next_power_of_2(width // 128),
             "num_warps": 1,
             "num_stages": 1,
-            # Without a limit the compiler saves registers and puts the loads of rows off, one trip after the other.
+            # Without a limit the compiler saves registers by delaying the loads of rows, one memory round trip after
+            # another.
             "maxnreg": 168 if num_rows <= 16 else 255,
         }
         return cls(out, programs, arguments, constants)

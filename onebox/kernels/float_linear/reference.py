@@ -30,7 +30,7 @@ def fp8_block_linear(x: Tensor, weight: Tensor, scale: Tensor, out_dtype: torch.
 
 
 def fp8_row_linear(x: Tensor, weight: Tensor, scale: Tensor, out_dtype: torch.dtype | None = None) -> Tensor:
-    """The weight is float8_e4m3fn [N, K]; scale [N], or of one element for the whole tensor."""
+    """The weight is float8_e4m3fn [N, K]; scale [N], or one element for the whole tensor."""
     dequantize = dequantize_fp8_tensor if scale.numel() == 1 else dequantize_fp8_rows
     return _linear(x, dequantize(weight, scale), out_dtype)
 
@@ -38,7 +38,7 @@ def fp8_row_linear(x: Tensor, weight: Tensor, scale: Tensor, out_dtype: torch.dt
 def nvfp4_linear(
     x: Tensor, packed: Tensor, scale: Tensor, multiplier: Tensor, out_dtype: torch.dtype | None = None
 ) -> Tensor:
-    """The weight is packed uint8 [N, K/2], scale float8_e4m3fn [N, K/16], multiplier float32 of one element."""
+    """The weight is packed uint8 [N, K/2], scale float8_e4m3fn [N, K/16], multiplier float32, one element."""
     return _linear(x, dequantize_nvfp4(packed, scale, multiplier, Dialect.MODELOPT), out_dtype)
 
 
@@ -52,7 +52,7 @@ def _linear(x: Tensor, weight: Tensor, out_dtype: torch.dtype | None) -> Tensor:
 
 
 def float_parts(rows: FixedRows, weight: FloatWeight) -> Tensor:
-    """float32 [parts, R, N] whose sum over parts, in this order, is the linear with the weight [N, K].
+    """Partial sums float32 [parts, R, N]: added over parts, in order, they are the linear with the weight [N, K].
 
     Reads the rows' x, R <= 64. The number of parts is a constant of the weight's shape.
     """

@@ -1,4 +1,4 @@
-"""The limits of the float linears and what they refuse."""
+"""Limits of the float linears and checks of their arguments."""
 
 import torch
 from torch import Tensor
@@ -15,7 +15,7 @@ __all__ = [
     "check_plain",
 ]
 
-DECODE_ROWS = 64  # the most rows of a `..._linear`; more rows are prefill and belong to `..._matmul`
+DECODE_ROWS = 64  # the most rows of `..._linear`; more rows are prefill, for `..._matmul`
 
 
 def check_decode_rows(x: Tensor) -> None:
@@ -51,7 +51,7 @@ def check_plain(x: Tensor, weight: Tensor) -> None:
 
 
 def _check_pair(x: Tensor, weight: Tensor, dtype: torch.dtype, columns: int) -> None:
-    """Rows x [R, columns] of adjacent numbers go with a contiguous weight of the format's dtype."""
+    """Rows x [R, columns] with a contiguous last dimension, and a contiguous weight of the format's dtype."""
     if weight.dtype != dtype or not weight.is_contiguous():
         raise MismatchError(f"This linear needs a contiguous weight of {dtype}, not {weight.dtype}.")
     if x.ndim != 2 or x.shape[1] != columns or x.stride(1) != 1:

@@ -1,4 +1,4 @@
-"""How the float linears of a decode step divide their work, for the kernels and for the twins that cut as they do."""
+"""Tile sizes and the split of K of the float linears of a decode step, for the kernels and the twins."""
 
 from typing import NamedTuple
 
@@ -10,12 +10,12 @@ from onebox.kernels.common.float_weight import FloatWeight
 __all__ = ["PART_BLOCK", "Tile", "decode_tile", "num_parts"]
 
 PART_BLOCK = 128
-"""Columns that a part of K is made of."""
+"""The columns of a part are a multiple of this."""
 _WANTED_PROGRAMS = 1536
 
 
 class Tile(NamedTuple):
-    """How a launch divides its work. The first three fix the order of summation and never depend on the rows."""
+    """Tile sizes of a launch. The first three fix the order of summation and never depend on the rows."""
 
     block_n: int
     block_k: int
@@ -26,11 +26,11 @@ class Tile(NamedTuple):
 
 
 def decode_tile(x: Tensor, n: int, kind: str) -> Tile:
-    """Narrow tiles, and a split of K wherever the output columns alone would leave the GPU's memory idle."""
+    """Narrow tiles, and a split of K where the output columns alone would not saturate the GPU's memory."""
     block_n = 32  # with two warps: `mma.sync` on every GPU, the same instructions for 8 rows and for 64
     block_k = 256 if kind == "nvfp4" else 128  # 128 or 256 bytes of a weight row
     if x.dtype == torch.float32:
-        block_k //= 2  # registers for the three parts of 64 rows
+        block_k //= 2  # saves registers for the three terms of 64 rows
     steps, columns = -(-x.shape[1] // block_k), -(-n // block_n)
     split = max(parts for parts in range(1, steps + 1) if parts == 1 or _is_good_split(parts, steps, columns))
     block_r = max(8, 1 << (x.shape[0] - 1).bit_length()) if x.shape[0] else 8
@@ -42,10 +42,10 @@ def _is_good_split(parts: int, steps: int, columns: int) -> bool:
 
 
 def num_parts(width: int, weight: FloatWeight) -> int:
-    """Equal parts of K = `width` for `float_parts`: a constant of the weight's shape, so many that a GPU is busy."""
+    """Number of equal parts of K = `width` in `float_parts`: a constant of the weight's shape, enough to fill a GPU."""
     blocks, tiles = width // PART_BLOCK, -(-len(weight.codes) // 16)
-    # A part's weights are in registers all at once, and its instructions are written out: the more, the longer they
-    # take to fetch. A block less than two is not worth a program, nor the addition of its part.
+    # A part's weights are all in registers at once and its instructions are unrolled: the more of them, the longer
+    # their fetch takes. A part of fewer than two blocks is not worth a program or the addition of its partial sum.
     least, most = 2, 4 if weight.kind == "bf16" else 8
     parts = [count for count in range(1, blocks + 1) if blocks % count == 0]
     fewest = min(count for count in parts if blocks // count <= most)

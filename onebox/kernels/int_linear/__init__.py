@@ -1,16 +1,16 @@
 """y = x W^T for INT4 weights with a scale per group, and INT8 weights with a scale per row.
 
-Weights are tiles of 16 rows and 128 columns in fragment order (`onebox.formats.fragments`), read in two ways:
+Weights are tiles of 16 rows and 128 columns (a group) in fragment order (`onebox.formats.fragments`), used in two ways:
 
-- Decode, at most 64 rows: `fixed_point` turns activations into 16-bit fixed point in two int8 planes, so that a group's
+- Decode, at most 64 rows: `fixed_point` makes activations 16-bit fixed point in two int8 planes, so that a group's
   dot product is an exact integer from the int8 tensor cores. `int4_linear` and `int8_linear` scale and add the groups
-  in float32, in their order: a row's bits are the same however many rows are computed with it. `int4_parts` and
-  `int8_parts` leave the sum over the parts of K to the next operation, and apply a norm's division.
+  in float32, in order: a row's bits do not depend on the number of rows. `int4_parts` and `int8_parts` cut K into parts
+  and leave the addition of these partial sums to the next operation; they also apply a pending norm division.
 - Prefill, any number of tokens: `int4_matmul` and `int8_matmul` multiply in bfloat16, where codes are exact; blocks and
-  the order along K are constants, so a token's bits do not depend on how many come with it.
+  the order along K are constants, so a token's bits do not depend on the number of tokens.
 
-N, the output columns, is the length of the weight scales: the last tile's rows beyond N are padding, and nothing of
-them is written. K is a multiple of 128.
+N, the output columns, is the length of the weight scales: the last tile's rows beyond N are padding and are not
+written. K is a multiple of 128.
 """
 
 from onebox.kernels.common.dispatch import Operation

@@ -1,4 +1,4 @@
-"""Fixed point and the integer linears of a decode step, in Triton; the products themselves are in `groups.py`."""
+"""Fixed point and the integer linears of a decode step, in Triton; the products are in `groups.py`."""
 
 import torch
 import triton
@@ -56,7 +56,7 @@ def linear_part_kernel(
     scale_ptr,  # float32 [R, K/128]
     weight_ptr,  # uint8 [K/128, tiles, 256 * BITS]
     weight_scale_ptr,  # [K/128, N] or [N]
-    squares_ptr,  # float32 [R, K/128], or None for rows without a norm before them
+    squares_ptr,  # float32 [R, K/128], or None for rows without a pending norm division
     out_ptr,  # [PARTS, R, N]: float32 parts, or the result if there is one part
     R,
     N,
@@ -189,7 +189,7 @@ def _linear(
 def _parts(
     rows: FixedRows, weight: Tensor, weight_scale: Tensor, bits: int, dtype: torch.dtype = torch.float32
 ) -> Tensor:
-    """[parts, R, N] of `dtype`; how K is cut depends on the weight alone, never on the rows."""
+    """[parts, R, N] of `dtype`; the split of K depends on the weight alone, never on the rows."""
     num_rows, num_columns = len(rows.planes), weight_scale.shape[-1]
     num_groups, num_tiles = weight.shape[:2]
     count = num_parts(weight)
@@ -218,7 +218,7 @@ def _parts(
 
 
 def _decode_columns(rows: int) -> int:
-    """Columns of the MMA: two planes a row, a power of two."""
+    """Columns of the MMA: two planes per row, rounded up to a power of two."""
     if rows > _MAX_ROWS:
         raise MismatchError(f"A decode step has at most {_MAX_ROWS} rows, not {rows}: use the matmul for more.")
     columns: int = max(8, triton.next_power_of_2(2 * rows))
@@ -226,9 +226,9 @@ def _decode_columns(rows: int) -> int:
 
 
 def _decode_shape(rows: int) -> dict[str, int]:
-    """What a decode program holds. Results do not depend on it, only speed does.
+    """Tiles and warps of a decode program. They change its speed, never its result.
 
-    Up to 16 rows one warp takes one tile; more rows share the planes they load among more tiles and warps.
+    Up to 16 rows one warp computes one tile; with more rows, more tiles and warps share the planes that are loaded.
     """
     columns = _decode_columns(rows)
     tiles, warps = (1, 1) if columns <= 32 else (8, 8)
@@ -236,10 +236,10 @@ def _decode_shape(rows: int) -> dict[str, int]:
 
 
 def _options(weight: Tensor, bits: int, columns: int, groups: int) -> dict[str, int | bool]:
-    """Launch options of a decode program that sums `groups` groups."""
+    """Launch options of a decode program that adds `groups` groups."""
     default = {"UNROLL": {8: 4, 16: 4, 32: 2}.get(columns, 1), "PREFETCH": 1}
     if columns <= 32:
-        # More registers would let the compiler put the loads off until they are needed.
+        # With more registers the compiler would delay the loads until their values are used.
         default["maxnreg"] = 128 if columns < 32 else 168
     options = launch_options(weight, _LINEARS[bits], f"{columns}_{len(weight)}", **default)
     return {**options, "UNROLL": _divisor(groups, options["UNROLL"])}

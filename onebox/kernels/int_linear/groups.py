@@ -1,6 +1,6 @@
 """A few tiles of an integer matrix times all rows of a decode step, group after group, in Triton.
 
-One program takes a few tiles (16 matrix rows each). Up to 8 rows, where one warp is a program, next to nothing goes
+One program computes a few tiles (16 matrix rows each). Up to 8 rows, where a program is one warp, almost nothing goes
 through shared memory (`common/int_planes.py`).
 """
 
@@ -17,7 +17,7 @@ __all__ = ["sum_groups"]
 
 @triton.jit
 def _load_tiles(tiles_ptr, inside, stride, UNROLL: tl.constexpr, BITS: tl.constexpr):
-    """Bytes of UNROLL groups, loaded before any is needed: firsts alone for INT4, whose bytes hold both halves."""
+    """Bytes of UNROLL groups, all loads issued before the first use; INT4 has firsts only, both halves in each byte."""
     firsts = ()
     seconds = ()
     for step in tl.static_range(UNROLL):
@@ -55,7 +55,7 @@ def _add_groups(
     TILES: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    """Total and the dots of UNROLL groups whose weights are loaded, one after the other."""
+    """Total plus the dots of UNROLL groups with loaded weights, one group after another."""
     for step in tl.static_range(UNROLL):
         scale = tl.load(scale_ptrs + step, mask=rows_inside, other=0.0)[None, :]
         if BITS == 4:
@@ -69,7 +69,7 @@ def _add_groups(
         before = plane_operand(tl.load(at, mask=planes_inside, other=0), COLUMNS)
         behind = plane_operand(tl.load(at + 64, mask=planes_inside, other=0), COLUMNS)
         dots = group_dot(first, second, before, behind, TILES, COLUMNS)
-        # One operation, so that no variant of this kernel rounds where another does not.
+        # An explicit fused multiply-add, so that all variants of this kernel round alike.
         total = tl.fma(dots, scale, total)
     return total
 
@@ -80,7 +80,7 @@ def sum_groups(
     scale_ptr,  # float32 [R, K/128]
     weight_ptr,  # uint8 [K/128, tiles, 256 * BITS]
     weight_scale_ptr,  # [K/128, N] or [N]
-    squares_ptr,  # float32 [R, K/128], or None for rows without a norm before them
+    squares_ptr,  # float32 [R, K/128], or None for rows without a pending norm division
     R,
     N,
     num_tiles,
@@ -97,10 +97,10 @@ def sum_groups(
     PREFETCH: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
-    """float32 [16 * TILES, COLUMNS / 2]: the linear over GROUPS groups, in their order, from `first_group`.
+    """float32 [16 * TILES, COLUMNS / 2]: the linear over GROUPS groups from `first_group`, in order.
 
-    The first weights are loaded before it waits for the rows, and what is needed at the end is loaded at the beginning:
-    else a program would end by waiting for one or two numbers.
+    Loads of the first weights are issued before the wait for the rows. Values used at the end are loaded at the start:
+    otherwise a program would end by waiting for one or two numbers.
     """
     TILE_BYTES: tl.constexpr = 256 * BITS
     tiles = first_tile + tl.arange(0, TILES)

@@ -1,6 +1,6 @@
 """Integer linears for many tokens: blocks of matrix rows by tokens, weights decoded by `common/int_tiles.py`.
 
-Block sizes and the order along K are constants, so a token's bits do not depend on how many come with it.
+Block sizes and the order along K are constants, so a token's bits do not depend on the number of tokens.
 """
 
 import torch
@@ -14,7 +14,7 @@ from onebox.kernels.common.int_tiles import WORDS, in_tile_order, sum_tiles
 __all__ = ["int4_matmul", "int8_matmul"]
 
 _BAND = 8
-"""Blocks of tokens that go through all matrix rows before the next ones: what they read stays in the L2 cache."""
+"""Blocks of tokens that are multiplied with all matrix rows before the next ones: their data stays in the L2 cache."""
 
 
 @triton.jit
@@ -94,9 +94,9 @@ def _matmul(x: Tensor, weight: Tensor, weight_scale: Tensor, bits: int) -> Tenso
 
 
 def _block_shape(dtype: torch.dtype) -> dict[str, int]:
-    """What a program takes and how it is compiled, which never depends on the number of tokens.
+    """Block sizes and compile options of a program, which never depend on the number of tokens.
 
-    The tensor cores take a float32 number as three, which needs registers: small blocks.
+    A float32 number is three terms on the tensor cores, which needs registers: small blocks.
     """
     is_float32 = dtype == torch.float32
     return {

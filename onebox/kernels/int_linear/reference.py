@@ -24,7 +24,7 @@ _MAX_PARTS = 8
 
 
 def fixed_point(x: Tensor) -> tuple[Tensor, Tensor]:
-    """(planes, scale) of finite activations [R, K], any float dtype: 16-bit fixed point, one scale per 128 columns.
+    """(planes, scale) of finite activations [R, K], any float dtype: 16-bit fixed point, one scale per group.
 
     planes int8 [R, 2, K]: the high and the low byte, both signed; scale float32 [R, K/128];
     x = (256 * high + low) * scale, rounded half to even, at most 32639 steps from zero. The scale is
@@ -71,14 +71,14 @@ def int8_matmul(x: Tensor, weight: Tensor, weight_scale: Tensor) -> Tensor:
 
 
 def num_parts(weight: Tensor) -> int:
-    """Equal parts that K is cut into so that a narrow matrix still makes programs enough: a constant of its shape."""
+    """Number of equal parts of K, a constant of the weight's shape: a narrow matrix is cut to get enough programs."""
     num_groups, num_tiles = weight.shape[:2]
     most = min(_MAX_PARTS, -(-_WANTED_PROGRAMS // num_tiles))
     return max(parts for parts in range(1, most + 1) if num_groups % parts == 0)
 
 
 def int4_parts(rows: FixedRows, weight: Tensor, weight_scale: Tensor) -> Tensor:
-    """float32 [parts, R, N] whose sum over parts, in this order, is the linear with an INT4 weight.
+    """Partial sums float32 [parts, R, N]: added over parts, in order, they are the linear with an INT4 weight.
 
     Weights as in `int4_linear`; the number of parts is a constant of their shape.
     """
@@ -86,7 +86,7 @@ def int4_parts(rows: FixedRows, weight: Tensor, weight_scale: Tensor) -> Tensor:
 
 
 def int8_parts(rows: FixedRows, weight: Tensor, weight_scale: Tensor) -> Tensor:
-    """float32 [parts, R, N] whose sum over parts, in this order, is the linear with an INT8 weight.
+    """Partial sums float32 [parts, R, N]: added over parts, in order, they are the linear with an INT8 weight.
 
     Weights as in `int8_linear`; the number of parts is a constant of their shape.
     """
@@ -102,7 +102,7 @@ def _parts(rows: FixedRows, matrix: Tensor, count: int) -> Tensor:
 
 
 def _rows(planes: Tensor, scale: Tensor) -> Tensor:
-    """float32 [R, K]: what the fixed-point rows stand for."""
+    """float32 [R, K]: the values of fixed-point rows."""
     steps = planes[:, 0].to(torch.float32) * 256 + planes[:, 1]
     return (steps.reshape(*scale.shape, TILE_COLUMNS) * scale.unsqueeze(-1)).reshape(steps.shape)
 
@@ -115,5 +115,5 @@ def _int4_matrix(weight: Tensor, weight_scale: Tensor) -> Tensor:
 
 
 def _int8_codes(weight: Tensor, weight_scale: Tensor) -> Tensor:
-    """float32 [N, K] without the scales: there is one a matrix row, so the product is scaled instead of the matrix."""
+    """float32 [N, K] without scales: there is one per matrix row, so the product is scaled instead of the matrix."""
     return from_fragments(weight, 8)[: len(weight_scale)].to(torch.float32)
