@@ -1,7 +1,7 @@
 """Pads a prompt to an exact length in the server's tokens by querying the server, without guessing."""
 
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from onebox.bench.tasks import Padding
 
@@ -12,8 +12,7 @@ _TAIL = 12
 """Up to this many tokens are added letter by letter."""
 
 
-@dataclass(frozen=True)
-class PromptFit:
+class PromptFit(NamedTuple):
     """The padding found and the resulting prompt length."""
 
     padding: Padding

@@ -89,7 +89,7 @@ def slice_rows(bound: Bound, begin: int, end: int) -> Bound:
         for suffix, step in covered.items()
     }
     shape = (end - begin, *bound.module.shape[1:])
-    return replace(bound, module=replace(bound.module, shape=shape), tensors=tensors)
+    return replace(bound, module=bound.module._replace(shape=shape), tensors=tensors)
 
 
 def _rows(entry: TensorEntry, begin: int, end: int) -> TensorEntry:

@@ -12,7 +12,7 @@ The bytes of one vector depend on that vector alone. What the bytes are is drawn
 
 import re
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -81,8 +81,7 @@ class TurboQuantCodec:
         return dim * self.bits // 8 + 2
 
 
-@dataclass(frozen=True)
-class KVCodecs:
+class KVCodecs(NamedTuple):
     """A cache format: keys and values have codecs of their own."""
 
     name: str

@@ -6,7 +6,8 @@ request, so the answer up to there becomes the prompt of a second request, which
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import NamedTuple
 
 from onebox.engine.api import EngineClient, Grammar, QueueFullError, Request, RequestHandle
 
@@ -23,8 +24,7 @@ RESUBMIT_TIMEOUT_S = 30.0
 """How long the second request may wait for a place in a full queue."""
 
 
-@dataclass(frozen=True)
-class ThinkingBudget:
+class ThinkingBudget(NamedTuple):
     """Bounds the reasoning with which an answer begins."""
 
     num_tokens: int

@@ -7,6 +7,7 @@ split a weight over several tensors are defined in `weights.py`.
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import NamedTuple
 
 from onebox.spec.model import FULL, ModelSpec, VisionSpec
 
@@ -37,8 +38,7 @@ class ModuleClass(StrEnum):
         return self.value.startswith("mtp")
 
 
-@dataclass(frozen=True)
-class Module:
+class Module(NamedTuple):
     """One weight of the model. `shape` is its plain shape; a matrix is [out, in] and may be stored quantised."""
 
     name: str
