@@ -1,1 +1,1 @@
-"""What several operations share: dispatch, launch options, fixed-point rows, row-invariant arithmetic for CPUs."""
+"""Shared by several operations: dispatch, launch options, fixed-point rows, row-invariant arithmetic for CPUs."""

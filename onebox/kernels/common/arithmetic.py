@@ -1,4 +1,4 @@
-"""Arithmetic that several kernels share, in Triton: rounding, activations, dots of bfloat16 operands."""
+"""Arithmetic shared by several kernels, in Triton: rounding, activations, dots of bfloat16 operands."""
 
 import triton
 import triton.language as tl
@@ -15,12 +15,12 @@ __all__ = [
 ]
 
 IS_INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
-"""Triton's interpreter runs the kernels: it has no inline assembly, and its dot multiplies the raw bits of bfloat16."""
+"""Whether Triton's interpreter runs the kernels: no inline assembly, and dots multiply the raw bits of bfloat16."""
 
 
 @triton.jit
 def loop_bound(x):
-    """An integer as a loop bound. The interpreter's scalars are arrays of one element, which numpy refuses as that."""
+    """An integer as a loop bound. The interpreter's scalars are one-element arrays, which numpy rejects as a bound."""
     if IS_INTERPRETED:
         return x.handle.data.item()
     else:
@@ -29,7 +29,7 @@ def loop_bound(x):
 
 @triton.jit
 def rounded(x, DTYPE: tl.constexpr):
-    """Float32 in DTYPE, to nearest even. The interpreter truncates to bfloat16, so there the bits are rounded first."""
+    """float32 rounded to DTYPE, nearest even. The interpreter truncates to bfloat16: there bits are rounded first."""
     if IS_INTERPRETED and tl.bfloat16 == DTYPE:
         bits = x.to(tl.int32, bitcast=True)
         x = ((bits + 0x7FFF + ((bits >> 16) & 1)) & -65536).to(tl.float32, bitcast=True)
@@ -38,7 +38,7 @@ def rounded(x, DTYPE: tl.constexpr):
 
 @triton.jit
 def ordered_bits(bits):
-    """The bits of float32 numbers to int32 that compare as the numbers do; its own inverse."""
+    """Maps the bits of float32 numbers to int32 in the same order as the numbers; its own inverse."""
     return bits ^ ((bits >> 31) & 0x7FFFFFFF)
 
 
@@ -59,7 +59,7 @@ def swiglu(gate, up):
 def dot_bf16(a, b, total):
     """The sum total + a @ b of bfloat16 operands: exact products, float32 sums."""
     if IS_INTERPRETED:
-        # numpy's matrix product orders its sums by the number of columns; this sum has one order.
+        # The order of sums in numpy's matrix product depends on the number of columns; this sum has one order.
         products = a.to(tl.float32)[:, :, None] * b.to(tl.float32)[None, :, :]
         result = total + tl.sum(products, 1)
     else:
@@ -71,8 +71,8 @@ def dot_bf16(a, b, total):
 def dot_split(weight, x, total):
     """The sum total + weight @ x: weight bfloat16 [BLOCK_N, BLOCK_K], x [BLOCK_K, BLOCK_R] bfloat16 or float32.
 
-    A float32 number is split into three bfloat16 ones. Each rounding leaves a remainder that float32 holds exactly, the
-    second one with 8 bits, so the third is exact; the smallest is added first. (An infinite x leaves NaN.)
+    A float32 number is split into three bfloat16 terms. Each rounding leaves a remainder that is exact in float32, the
+    second one with 8 bits, so the third term is exact; the smallest term is added first. (An infinite x gives NaN.)
     """
     if x.dtype == tl.float32:
         high = x.to(tl.bfloat16)

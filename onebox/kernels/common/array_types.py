@@ -1,4 +1,4 @@
-"""What numpy arrays of a CPU's operations hold, for code that does without torch."""
+"""Types of the numpy arrays in CPU operations, for code that does not import torch."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -7,4 +7,4 @@ __all__ = ["Array", "Stored"]
 
 Array = NDArray[np.float32]
 Stored = Array | NDArray[np.uint16]
-"""float32 numbers, or bfloat16 ones as their bits."""
+"""float32 numbers, or bfloat16 numbers as raw bits."""

@@ -14,9 +14,9 @@ __all__ = ["Case", "fused_rows_cases", "generator"]
 class Case:
     """Arguments for one call of `op`.
 
-    `make(device)` builds the keyword arguments, the same numbers every time. `is_full` marks a published model's shape:
-    compiled ahead and run on a GPU, too large for the interpreter. `mutates` names the arguments that the call writes
-    into; they are compared as results are.
+    `make(device)` builds the keyword arguments, the same numbers every time. `is_full` marks a shape of a published
+    model: compiled ahead of time and run on a GPU, too large for the interpreter. `mutates` lists the arguments that
+    the call writes; they are compared like results.
     """
 
     op: str
@@ -37,10 +37,10 @@ def generator(seed: int) -> torch.Generator:
 def fused_rows_cases(
     op: str, inputs: Callable[..., dict[str, Any]], small: list[tuple[int, int, int]], full: list[tuple[int, int, int]]
 ) -> list[Case]:
-    """Cases of an `op` that makes rows of heads and of a projection in parts; the lists hold (heads, dim, parts).
+    """Cases of an `op` that computes rows from heads and parts of a projection; the lists hold (heads, dim, parts).
 
-    The three small ones have one row, three rows in float32, and none; the two full ones have one row and twelve.
-    `inputs` makes the arguments of a device, a shape [R, heads, dim], parts and a dtype.
+    The three small cases have one row, three rows in float32, and no row; the two full cases have one row and twelve.
+    `inputs` makes the arguments from a device, a shape [R, heads, dim], the number of parts and a dtype.
     """
     cases = []
     for rows, dtype, (heads, dim, parts), is_full in (

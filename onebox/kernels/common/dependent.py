@@ -1,13 +1,13 @@
-"""Dependent launch: a kernel starts while the one before it still runs, and waits for it where it must.
+"""Dependent launch: a kernel starts while the previous one still runs, and waits for it only where it must.
 
-A decode step is hundreds of kernels of a few microseconds; starting each while its predecessor ends, with its weights
-already asked for, saves one of them each. The rules that keep it right:
+A decode step is hundreds of kernels of a few microseconds each; starting a kernel while its predecessor ends, with the
+loads of its weights already in flight, saves one microsecond per kernel. The rules for correct results:
 
-- A kernel launched so calls `wait` in every program that goes on to write, or to read what a kernel of the step wrote,
-  before it does. Waiting means: all earlier kernels have ended and their writes are seen, as each of them waited.
-- `release` lets the next kernel's programs start. What they may do before their own `wait` is load weights, and what
-  was complete before the step began: its inputs, and states that the step before it left.
-- A kernel that is launched plainly, as torch's are, starts when all before it have ended, and ends before any other.
+- A kernel launched early calls `wait` in every program before it writes, or reads what a kernel of the step wrote.
+  After `wait` all earlier kernels have ended and their writes are visible, because each of them waited too.
+- `release` lets the programs of the next kernel start. Before their own `wait` they may load only weights and data that
+  was complete before the step began: the step's inputs, and states written by the previous step.
+- A kernel launched normally, as torch's are, starts when all earlier ones have ended, and ends before any later one.
 
 Neither changes a bit of a result. GPUs before SM90 and the interpreter have no such launch: there both do nothing.
 """
@@ -27,23 +27,23 @@ __all__ = ["launch_options", "release", "wait"]
 
 @triton.jit
 def wait(DEPENDENT: tl.constexpr):
-    """All that earlier kernels wrote is there."""
+    """Waits until all writes of earlier kernels are visible."""
     if DEPENDENT > 0:
         gdc_wait()
 
 
 @triton.jit
 def release(DEPENDENT: tl.constexpr):
-    """The next kernel may start; where the kernel was told to keep quiet it may when this one has ended."""
+    """Lets the next kernel start now if DEPENDENT is 1; otherwise it starts when this one has ended."""
     if DEPENDENT == 1:
         gdc_launch_dependents()
 
 
 def launch_options(tensor: Tensor, kernel: Tunable, shape: object, **default: int) -> dict[str, int | bool]:
-    """The launch options of a kernel with the constexpr DEPENDENT, on the device of `tensor`; `default` are its others.
+    """Launch options of a kernel with the constexpr DEPENDENT on the device of `tensor`; `default` has its others.
 
-    DEPENDENT is 0, launched when the kernel before has ended; 1, launched early; or 2, launched early without letting
-    the next one start early: programs that only wait hold places that others could use.
+    DEPENDENT is 0: launched when the previous kernel has ended; 1: launched early; 2: launched early without letting
+    the next kernel start early, because programs that only wait occupy resources that others could use.
     """
     options: dict[str, int | bool] = {**kernel.options(shape, {"dependent": 1, **default})}
     mode = options.pop("dependent")

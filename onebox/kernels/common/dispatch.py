@@ -1,4 +1,4 @@
-"""An operation: its twin's signature, and the implementation chosen by where its tensors are."""
+"""An operation: the twin's signature, and an implementation chosen by the device of the tensors."""
 
 from collections.abc import Callable
 from functools import cached_property
@@ -17,7 +17,7 @@ T = TypeVar("T")
 class Operation(Generic[P, T]):
     """Calls the Triton kernel for CUDA tensors, else the CPU form or the twin; all have the twin's name and signature.
 
-    The twin is the definition. Kernel modules import Triton, so they are imported when a CUDA tensor asks for them.
+    The twin is the definition. Kernel modules import Triton, so they are imported at the first call with a CUDA tensor.
     """
 
     def __init__(
@@ -28,9 +28,9 @@ class Operation(Generic[P, T]):
         checks: tuple[Callable[..., None], ...] = (),
         name: str | None = None,
     ) -> None:
-        """`kernel` and `cpu` name modules beside the twin's. A check takes those of the arguments that it names.
+        """`kernel` and `cpu` are names of modules in the twin's folder. A check gets the arguments in its signature.
 
-        Two operations may share a twin; the second then has a name of its own, which its kernel's host function has.
+        Two operations may share a twin; the second then has its own name, which is also that of its host function.
         """
         self.twin = twin
         self.name = name or twin.__name__
@@ -57,7 +57,7 @@ class Operation(Generic[P, T]):
 
     @cached_property
     def cpu(self) -> Callable[P, T]:
-        """The form for a CPU, where there is one; else the twin."""
+        """The CPU form if there is one, else the twin."""
         return self._find(self._cpu_module) if self._cpu_module else self.twin
 
     def _find(self, module: str) -> Callable[P, T]:
@@ -66,7 +66,7 @@ class Operation(Generic[P, T]):
 
 
 def _is_on_gpu(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Where the first tensor is, alone or first in a tuple of tensors; an operation's tensors are on one device."""
+    """Whether the first tensor, or first in a tuple of tensors, is on a GPU; an operation's tensors share a device."""
     for value in (*args, *kwargs.values()):
         first = value[0] if isinstance(value, tuple) else value
         if isinstance(first, Tensor):

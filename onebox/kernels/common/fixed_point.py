@@ -1,7 +1,7 @@
-"""Fixed-point rows (`rows.FixedRows`) in Triton: how kernels write them, and the division left to linears.
+"""Fixed-point rows (`rows.FixedRows`) in Triton: how kernels write them, and the norm division left to linears.
 
-Two roundings, one for each writer. `int_linear.fixed_point` divides each number by its group's scale. `store_groups`
-multiplies by one over it, one division in place of 128, so a step may be rounded the other way.
+There are two roundings. `int_linear.fixed_point` divides each number by its group's scale. `store_groups` multiplies by
+the reciprocal, one division in place of 128, so a number may be rounded to the other neighbouring step.
 """
 
 import triton
@@ -18,7 +18,7 @@ SMALLEST_ABSMAX = tl.constexpr(rows.SMALLEST_ABSMAX)
 @triton.jit
 def store_planes(quotients, planes_ptr, row, columns, K: tl.constexpr, inside=None):
     """Rounds quotients to integers, half to even, and writes their two bytes to `planes`, int8 [R, 2, K]."""
-    # Adding 1.5 * 2^23 leaves no bits for a fraction: the sum is rounded.
+    # Adding 1.5 * 2^23 leaves no bits for a fraction: the addition rounds to an integer.
     steps = ((quotients + 12582912.0) - 12582912.0).to(tl.int32)
     low = ((steps + 128) & 255) - 128
     at = planes_ptr + row * 2 * K + columns
@@ -29,7 +29,7 @@ def store_planes(quotients, planes_ptr, row, columns, K: tl.constexpr, inside=No
 @triton.jit
 def store_groups(
     values,  # float32 [groups * 128]: whole groups of a row, in any order
-    offsets,  # [groups * 128]: where each value stands, counted from the first group's first column
+    offsets,  # [groups * 128]: column of each value, relative to the first group's first column
     row,
     first_group,
     x_ptr,  # [R, K]
@@ -37,10 +37,10 @@ def store_groups(
     scale_ptr,  # float32 [R, K/128]
     K: tl.constexpr,
 ):
-    """Writes groups in each of their forms."""
+    """Writes groups to x, planes and scale."""
     columns = first_group * 128 + offsets
     tl.store(x_ptr + row * K + columns, values.to(x_ptr.dtype.element_ty))
-    # Magnitudes compare as their bits do, and a GPU has one instruction for the largest integer of a warp.
+    # Magnitudes have the order of their bits, and a GPU has one instruction for the largest integer of a warp.
     bits = values.to(tl.int32, bitcast=True) & 0x7FFFFFFF
     factor = tl.zeros_like(values)
     for group in tl.static_range(values.shape[0] // 128):
@@ -57,18 +57,18 @@ def store_group(
     values,  # float32 [128]: a group of a row
     row,
     group,
-    x_ptr,  # this and the next two: as in `store_groups`
+    x_ptr,  # this and the next two as in `store_groups`
     planes_ptr,
     scale_ptr,
     K: tl.constexpr,
 ):
-    """Writes one group in each of its forms."""
+    """Writes one group to x, planes and scale."""
     store_groups(values, tl.arange(0, 128), row, group, x_ptr, planes_ptr, scale_ptr, K)
 
 
 @triton.jit
 def load_squares(squares_ptr, rows, R, K: tl.constexpr, GROUPS_BLOCK: tl.constexpr):
-    """float32 [rows, GROUPS_BLOCK]: the groups' sums of squares, of `squares` [R, K/128]."""
+    """float32 [rows, GROUPS_BLOCK]: sums of squares per group, from `squares` [R, K/128]."""
     groups = tl.arange(0, GROUPS_BLOCK)
     inside = (rows < R)[:, None] & (groups < K // 128)[None, :]
     return tl.load(squares_ptr + rows[:, None] * (K // 128) + groups[None, :], mask=inside, other=0.0)

@@ -1,6 +1,6 @@
 """FP8 and NVFP4 codes decoded in registers to bfloat16, exactly, in Triton.
 
-The interpreter has no inline assembly and decodes plainly; both ways give the same bits, which a test checks on a GPU.
+The interpreter has no inline assembly and decodes without it; both give the same bits, which a test checks on a GPU.
 """
 
 import triton
@@ -18,17 +18,17 @@ __all__ = [
     "load_nvfp4",
 ]
 
-# E2M1 bits are read as the lowest exponents of bfloat16, 2^126 too small. All of it in the group scale could overflow:
-# this much goes there, and the rest into the multiplier.
+# E2M1 bits are read as the lowest exponents of bfloat16, 2^126 too small. The whole factor could overflow the scale of
+# 16 columns: this much is applied there, and the rest in the multiplier.
 _E2M1_IN_SCALE = tl.constexpr(2.0**118)
 E2M1_IN_MULTIPLIER = tl.constexpr(2.0**8)
 
 
 @triton.jit
 def decode_e4m3(codes):
-    """uint8 codes to bfloat16, exactly: the code's bits, moved to bfloat16's place, are 2^120 too small.
+    """uint8 codes to bfloat16, exactly: the code's bits, shifted to bfloat16's positions, are 2^120 too small.
 
-    The two codes that are no number read as 480 and -480; `onebox.formats` never writes them.
+    The two NaN codes decode as 480 and -480; `onebox.formats` never writes them.
     """
     if IS_INTERPRETED:
         return e4m3_plainly(codes)
@@ -47,8 +47,8 @@ def e4m3_plainly(codes):
 def e4m3_by_assembly(codes):
     """Four codes at a time on the integer units and one packed multiplication.
 
-    Triton's own conversion goes through half and float, five slow instructions for two codes, and would be slower than
-    reading the weight.
+    Triton's own conversion goes through half and float, five slow instructions per two codes, and would take longer
+    than loading the weight.
     """
     return tl.inline_asm_elementwise(
         """{
@@ -75,7 +75,7 @@ def e4m3_by_assembly(codes):
 
 @triton.jit
 def _decode_e2m1(packed, scale):
-    """uint8 pairs and bfloat16 scales of one shape to bfloat16 (even columns, odd columns): value * scale / 2^126."""
+    """Bytes of two codes and bfloat16 scales of one shape to bfloat16 (even, odd columns): value * scale / 2^126."""
     if IS_INTERPRETED:
         return e2m1_plainly(packed, scale)
     else:
@@ -99,7 +99,7 @@ def _e2m1_times(nibbles, scale):
 def e2m1_by_assembly(packed, scale):
     """Four bytes at a time, with one packed multiplication by the scale.
 
-    Each pair of bytes goes to the upper halves of two 16-bit lanes, sign and magnitude are moved to bfloat16's places.
+    Two bytes go to the upper halves of two 16-bit lanes; sign and magnitude are shifted to bfloat16's positions.
     """
     return tl.inline_asm_elementwise(
         """{

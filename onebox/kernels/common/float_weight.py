@@ -1,4 +1,4 @@
-"""A stored FP8, NVFP4 or BF16 weight as the operations take it."""
+"""A stored FP8, NVFP4 or BF16 weight as an argument of operations."""
 
 from typing import NamedTuple
 
@@ -16,8 +16,8 @@ class FloatWeight(NamedTuple):
     kind: str
     """"block", "row", "nvfp4" or "bf16"."""
     codes: Tensor
-    """FP8 codes uint8 [N, K], NVFP4 pairs uint8 [N, K/2], or bfloat16 [N, K]."""
+    """FP8 codes uint8 [N, K], NVFP4 codes uint8 [N, K/2] (two per byte), or bfloat16 [N, K]."""
     scale: Tensor | None
-    """FP8 blocks [ceil(N/128), ceil(K/128)], FP8 rows [N] or [1], NVFP4 codes uint8 [N, K/16]."""
+    """FP8 blocks [ceil(N/128), ceil(K/128)], FP8 rows [N] or [1], NVFP4 scales as E4M3 codes uint8 [N, K/16]."""
     multiplier: Tensor | None = None
-    """float32 [1] of NVFP4."""
+    """float32 [1], NVFP4 only."""

@@ -1,8 +1,8 @@
 """Integer tiles (`onebox.formats.fragments`) times fixed-point planes on the int8 tensor cores, in Triton.
 
-What the decode kernels of linears and of experts share. A row's two planes are two columns of the MMA, neighbours in a
-thread's registers. Weights and planes are permuted along K in the same way, so that a fragment is what a thread loaded.
-The interpreter has no inline assembly; a test on a GPU checks that both ways give the same bits.
+For the decode kernels of linears and experts. A row's two planes are two columns of the MMA, adjacent in a thread's
+registers. Weights and planes have the same permutation along K, so that a thread loads exactly its MMA fragment. The
+interpreter has no inline assembly; a test on a GPU checks that both implementations give the same bits.
 """
 
 import triton
@@ -15,7 +15,7 @@ __all__ = ["group_dot", "int4_halves", "int4_halves_by_assembly", "int4_halves_p
 
 @triton.jit
 def _weight_operand(half, TILES: tl.constexpr):
-    """Half the columns of some tiles, int8 [TILES, 1024], as the MMA takes them: [16 * TILES, 64]."""
+    """Half the columns of some tiles, int8 [TILES, 1024], as an operand of the MMA: [16 * TILES, 64]."""
     split = tl.reshape(half, (TILES, 2, 8, 4, 2, 2, 4))  # n kt g t k16 r8 k4
     return tl.reshape(tl.permute(split, (0, 5, 2, 1, 4, 3, 6)), (TILES * 16, 64))  # n r8 g | kt k16 t k4
 
@@ -29,7 +29,7 @@ def plane_operand(planes, COLUMNS: tl.constexpr):
 
 @triton.jit
 def int4_halves(tiles):
-    """Sixteen times the codes of both halves, int8, from bytes that hold one of each."""
+    """Codes of both halves times 16, int8, from bytes with one code of each half."""
     if IS_INTERPRETED:
         return int4_halves_plainly(tiles)
     else:
@@ -43,7 +43,7 @@ def int4_halves_plainly(tiles):
 
 @triton.jit
 def int4_halves_by_assembly(tiles):
-    """Masks four bytes at a time; written for single bytes, the compiler takes the bytes of a register apart."""
+    """Masks four bytes at a time; without assembly the compiler would unpack the bytes of each register."""
     return tl.inline_asm_elementwise(
         asm="""{
         .reg .b32 moved;
@@ -74,7 +74,7 @@ def group_dot(first, second, before, behind, TILES: tl.constexpr, COLUMNS: tl.co
 
 @triton.jit
 def prefetch(pointers):
-    """Has memory bring what stands at `pointers` nearer, so that loads of it which come late do not take long."""
+    """Prefetches the data at `pointers` into L2, so that late loads of it are short."""
     tl.inline_asm_elementwise(
         "{ prefetch.global.L2 [$1]; mov.b32 $0, 0; }",
         "=r,l",

@@ -1,14 +1,14 @@
 """Integer tiles (`onebox.formats.fragments`) as the left operand of a prefill's products, for linears and experts.
 
-A thread loads four bytes of a tile, one word: four neighbouring columns of a row. In registers they become what the
-thread has to hold of the MMA's left operand, so no weight goes through shared memory; the right operand, the tokens,
-is laid out to match. Along a group's 128 columns the order is
+A thread loads four bytes of a tile, one word: four neighbouring columns of a row. It decodes them in registers to its
+elements of the MMA's left operand, so no weight goes through shared memory; the right operand, the tokens, is permuted
+to match. Along a group's 128 columns the order is
 
     column     j 2 | t 4 | kt 2 | k16 2 | lo 2 | hi 2
     place      j 2 | kt 2 | k16 2 | hi 2 | t 4 | lo 2
 
-and `in_tile_order` brings tokens into it. The order does not change a group's sum; which products are added
-first does not depend on the token.
+and `in_tile_order` permutes tokens into it. A group's sum has the same terms in this order, and the order of its
+additions does not depend on the token.
 """
 
 import torch
@@ -20,7 +20,7 @@ from onebox.kernels.common.arithmetic import IS_INTERPRETED
 
 __all__ = ["WORDS", "in_tile_order", "sum_tiles", "tile_order_64"]
 
-WORDS = tl.constexpr(128)  # in the part of a tile that a thread's load of four words spreads over a warp
+WORDS = tl.constexpr(128)  # words of a tile that one warp loads, four words per thread
 _PERMUTED_TOKENS = 16
 
 
@@ -28,8 +28,8 @@ _PERMUTED_TOKENS = 16
 def _int4_codes(words):
     """Eight codes of each word, bfloat16: of j = 0 the columns 0, 2, 1, 3 of the four, then those of j = 1.
 
-    The assembly takes two at a time: masking leaves a nibble in the lowest bits of each half, flipping its sign bit
-    adds 8, and with bfloat16's bits of 128 above them the half reads 136 + code. The interpreter has no assembly.
+    The assembly decodes two at a time: masking leaves a nibble in the lowest bits of each half, flipping its sign bit
+    adds 8, and with the bfloat16 bits of 128 above them the half is 136 + code. The interpreter has no assembly.
     """
     if not IS_INTERPRETED:
         return tl.inline_asm_elementwise(
@@ -73,13 +73,13 @@ def _int4_codes(words):
 
 @triton.jit
 def _code(words, LEFT: tl.constexpr, RIGHT: tl.constexpr):
-    """Bits of each word as a signed number: moved up to where the sign is, and back down. Exact in bfloat16."""
+    """Bits of each word as a signed number: shifted left to the sign bit and back right. Exact in bfloat16."""
     return ((words << LEFT) >> RIGHT).to(tl.float32).to(tl.bfloat16)
 
 
 @triton.jit
 def _int8_codes(words):
-    """[..., lo, hi] of words that hold four codes."""
+    """[..., lo, hi] from words of four codes."""
     even = tl.join(_code(words, 24, 24), _code(words, 8, 24))
     return tl.join(even, tl.join(_code(words, 16, 24), _code(words, 0, 24)))
 
@@ -106,7 +106,7 @@ def _group_codes(tile_ptrs, BITS: tl.constexpr):
 def sum_tiles(
     x_ptrs,  # [128, TOKENS]: the tokens' first group, in tile order
     tile_ptrs,  # int32 [TILES, WORDS]: the tiles' first group
-    tile_stride,  # words from group to group
+    tile_stride,  # stride over groups, in words
     scale_ptrs,  # [TILES * 16]: the rows' scales in the first group; not read for INT8
     scale_stride,
     GROUPS: tl.constexpr,
@@ -114,9 +114,9 @@ def sum_tiles(
 ):
     """float32 [TILES * 16, TOKENS]: rows of tiles times tokens, group after group.
 
-    A group's INT4 codes are multiplied as they are and its scale is applied to their sum: no weight is rounded. All
-    that pointers show is read, so those of rows and tokens that are not there show others: masks would cost more than
-    what is thrown away.
+    A group's INT4 codes are multiplied unscaled and its scale is applied to their sum: no weight is rounded. All
+    pointers are read without masks, so those of rows and tokens out of range must point to valid ones: masks would cost
+    more than the discarded results.
     """
     TILES: tl.constexpr = tile_ptrs.shape[0]
     TOKENS: tl.constexpr = x_ptrs.shape[1]
@@ -140,7 +140,7 @@ def sum_tiles(
 
 @triton.jit
 def tile_order_64(rows):
-    """Half a group's columns [64, N] in tile order: the rows that `sum_tiles` would want of them."""
+    """Half a group's columns [64, N] in tile order, the row order that `sum_tiles` reads."""
     N: tl.constexpr = rows.shape[1]
     split = tl.reshape(rows, (4, 2, 2, 2, 2, N))  # t kt k16 lo hi
     return tl.reshape(tl.permute(split, (1, 2, 4, 0, 3, 5)), (64, N))
@@ -148,7 +148,7 @@ def tile_order_64(rows):
 
 @triton.jit(do_not_specialize=["T"])
 def tile_order_kernel(
-    x_ptr,  # [T, K], rows x_stride apart
+    x_ptr,  # [T, K], row stride x_stride
     out_ptr,  # [T, K]
     T,
     x_stride,
@@ -165,7 +165,7 @@ def tile_order_kernel(
 
 
 def in_tile_order(x: Tensor) -> Tensor:
-    """[T, K], K a multiple of 128: each group's columns of x in the order in which `sum_tiles` takes them."""
+    """[T, K], K a multiple of 128: each group's columns of x in the order that `sum_tiles` reads."""
     num_tokens, columns = x.shape
     if x.stride(1) != 1:
         x = x.contiguous()

@@ -1,9 +1,9 @@
-"""Arithmetic for the twins whose bits do not depend on a number's place in its tensor or on the numbers beside it.
+"""Arithmetic for the twins with bits that do not depend on a number's place in its tensor or on neighbouring numbers.
 
-On a CPU torch rounds `sigmoid`, `silu` and `softplus` differently in a tensor's last few elements, which take scalar
-instructions, than in the others; `exp`, `log` and the four operations are the same everywhere. And a matrix product
-may sum in an order that depends on its number of rows, so rows are filled up to a multiple of four, and where even that
-is not enough, four go through at a time. In bfloat16, where oneDNN multiplies, it is the length of K that decides.
+On a CPU torch rounds `sigmoid`, `silu` and `softplus` differently in a tensor's last few elements, which use scalar
+instructions, than in the others; `exp`, `log` and the four operations are the same everywhere. A matrix product may sum
+in an order that depends on its number of rows, so rows are padded to a multiple of four, and where that is not enough,
+four are multiplied at a time. In bfloat16, where oneDNN multiplies, the order depends on the length of K.
 """
 
 from collections.abc import Iterable
@@ -27,18 +27,18 @@ __all__ = [
 ]
 
 FEW = 4
-"""Products of at least so many rows, and of a multiple of it, sum in one order on the BLAS of x86 machines."""
+"""Products with a multiple of this number of rows sum in one order on the BLAS of x86 machines."""
 BLOCK = 1024
-"""The longest K that oneDNN sums in one order whatever the number of rows."""
+"""The longest K that oneDNN sums in one order for any number of rows."""
 _LEAST_COLUMNS = 16
-"""A product with fewer columns may take another way for each place of a row."""
+"""With fewer columns, the order of a product's sums may depend on the row's place."""
 
 
 def product(x: Tensor, weight: Tensor) -> Tensor:
-    """[R, N]: x [R, K] times the transpose of weight [N, K], of which the transpose is best contiguous.
+    """[R, N]: x [R, K] times the transpose of weight [N, K]; fastest if that transpose is contiguous.
 
-    float32, summed in float32; or bfloat16 in and out where weight and x are, summed in float32 and rounded once in
-    every BLOCK of K.
+    float32, summed in float32; or, if weight and x are bfloat16, bfloat16, summed in float32 and rounded once per BLOCK
+    of K.
     """
     if weight.dtype is torch.bfloat16 and x.dtype is torch.bfloat16:
         return _narrow_product(x, weight)
@@ -64,7 +64,7 @@ def _narrow_product(x: Tensor, weight: Tensor) -> Tensor:
 
 
 def filled(x: Tensor) -> Tensor:
-    """X [R, K] with rows of zeros up to a multiple of FEW, contiguous."""
+    """X [R, K] padded with rows of zeros to a multiple of FEW, contiguous."""
     missing = -x.shape[0] % FEW
     return torch.cat([x, _zeros(missing, x.shape[1], x.dtype)]) if missing else x.contiguous()
 
@@ -101,7 +101,7 @@ def silu(x: Tensor) -> Tensor:
 
 
 def softplus(x: Tensor) -> Tensor:
-    """log(1 + exp(x)), float64: it rounds a small x's result at 2^-53 of one, and what follows rounds to float32."""
+    """log(1 + exp(x)), float64: for small exp(x) its error is 2^-53, and later operations round to float32."""
     wide = x.to(torch.float64)
     return wide.clamp(min=0) + wide.abs().neg_().exp_().add_(1).log_()
 
@@ -112,7 +112,7 @@ def add_in_order(parts: Iterable[Tensor]) -> Tensor:
 
 
 def pair_sum(x: Tensor) -> Tensor:
-    """The sum over dimension 1 of [S, n, ...], neighbours first: zeros at its end do not change a bit of it."""
+    """The sum over dimension 1 of [S, n, ...] as a tree, neighbours first: trailing zeros do not change its bits."""
     while x.shape[1] > 1:
         even = x.shape[1] // 2 * 2
         sums = x[:, 0:even:2] + x[:, 1:even:2]

@@ -1,4 +1,4 @@
-"""The rows of a decode step between two operations, in every form that a linear reads."""
+"""The rows of a decode step between two operations, in all formats that linears read."""
 
 from typing import NamedTuple
 
@@ -8,28 +8,28 @@ from torch import Tensor
 __all__ = ["GROUP_COLUMNS", "LARGEST", "SMALLEST_ABSMAX", "FixedRows", "new_rows", "to_fixed_point", "unscaled_rows"]
 
 GROUP_COLUMNS = 128
-"""Neighbouring columns that share a scale."""
+"""Neighbouring columns that share a scale: a group."""
 LARGEST = 127 * 256 + 127
-"""The largest number that two signed bytes write."""
+"""The largest number in two signed bytes: 127 * 256 + 127."""
 SMALLEST_ABSMAX = 2.0**-100
-"""Keeps the scale a normal float32, on devices that flush subnormals too."""
+"""Keeps the scale a normal float32, also on devices that flush subnormals."""
 
 
 class FixedRows(NamedTuple):
-    """R rows of K columns, and what is still to be done to them.
+    """R rows of K columns, possibly with a pending norm division.
 
-    Rows out of a norm come without its division: each linear multiplies its result by 1 / sqrt(mean square + eps) of
-    the row, which the groups' sums of squares give. So no operation has to wait until a whole row has been added up.
+    The rows of a norm are not divided: each linear multiplies its result by 1 / sqrt(mean square + eps) of the row,
+    computed from the groups' sums of squares. So no operation waits for the sum over a whole row.
     """
 
     x: Tensor
     """[R, K] bfloat16 or float32."""
     planes: Tensor
-    """int8 [R, 2, K]: x in 16-bit fixed point, one scale a group (`to_fixed_point`)."""
+    """int8 [R, 2, K]: x in 16-bit fixed point, one scale per group (`to_fixed_point`)."""
     scale: Tensor
     """float32 [R, K/128]."""
     squares: Tensor | None
-    """float32 [R, K/128]: sums of squares of the rows before the norm's weight; None for rows as they are."""
+    """float32 [R, K/128]: sums of squares per group before the norm's weight; None without a pending norm division."""
     eps: float = 0.0
 
     def to(self, device: torch.device) -> "FixedRows":
@@ -38,7 +38,7 @@ class FixedRows(NamedTuple):
         return FixedRows(self.x.to(device), self.planes.to(device), self.scale.to(device), squares, self.eps)
 
     def scaled(self, values: Tensor) -> Tensor:
-        """Values [R, ...] of the rows, or results from them, times the rows' factors, in float32."""
+        """Values [R, ...] of the rows, or results computed from them, times the rows' norm factors, in float32."""
         if self.squares is None:
             return values.to(torch.float32)
         factor = torch.rsqrt(self.squares.sum(1) / (GROUP_COLUMNS * self.squares.shape[1]) + self.eps)
@@ -57,7 +57,7 @@ def to_fixed_point(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def unscaled_rows(values: Tensor, dtype: torch.dtype) -> FixedRows:
-    """Values [R, K] as the rows of a linear: as they are, without a norm's division left to do."""
+    """Values [R, K] as the rows of a linear, without a pending norm division."""
     return FixedRows(values.to(dtype), *to_fixed_point(values), None)
 
 

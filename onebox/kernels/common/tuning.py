@@ -1,9 +1,9 @@
 """Launch options that change a kernel's speed and never a bit of its result, by GPU.
 
-How many groups of weights a warp loads at once, how many registers it may have, whether it lets the next kernel start
-early: what is best depends on the GPU and on the shapes. A kernel with such options declares a `Tunable` beside itself.
-A table of each GPU that was measured ships in `kernels/tuned/<gpu>.json`; `onebox tune` writes one into the user's
-cache, which is read first. Without an entry the kernel's own defaults hold.
+The number of groups of weights in flight per warp, the register limit, whether the next kernel may start early: the
+best values depend on the GPU and on the shapes. A kernel with such options declares a `Tunable` in its file. Tables of
+the measured GPUs ship in `kernels/tuned/<gpu>.json`; `onebox tune` writes one into the user's cache, which has
+precedence. Without an entry the kernel's own defaults apply.
 """
 
 import json
@@ -32,7 +32,7 @@ LaunchOptions = dict[str, int]
 """By name: `dependent` (see `dependent.py`), and constexprs or compile options such as `UNROLL` and `maxnreg`."""
 
 MODES: tuple[LaunchOptions, ...] = ({"dependent": 0}, {"dependent": 1}, {"dependent": 2})
-"""The modes of a dependent launch: what is tried for every tunable kernel."""
+"""The modes of a dependent launch: candidates for every tunable kernel."""
 WEIGHT_LOADS: tuple[LaunchOptions, ...] = (
     *MODES,
     {"PREFETCH": 0},
@@ -42,7 +42,7 @@ WEIGHT_LOADS: tuple[LaunchOptions, ...] = (
         for unroll, registers in ((2, 96), (4, 96), (2, 128), (4, 128), (8, 128), (8, 168), (12, 255))
     ),
 )
-"""What is tried for a kernel that streams integer weights: also groups in flight, in which registers."""
+"""Candidates for a kernel that streams integer weights: also the groups in flight and the register limit."""
 
 _SHIPPED = Path(__file__).parent.parent / "tuned"
 _tunables: dict[str, "Tunable"] = {}
@@ -54,7 +54,7 @@ class Tunable:
     """A kernel whose launch options are looked up by its name and the shape that it is launched for."""
 
     def __init__(self, name: str, tried: tuple[LaunchOptions, ...] = MODES) -> None:
-        """`tried` is what `onebox tune` tries for it, one after the other."""
+        """`tried` are the candidates that `onebox tune` measures, in order."""
         if name in _tunables:
             raise ValueError(f"Two kernels are tuned under the name {name}.")
         _tunables[name] = self
@@ -70,12 +70,12 @@ class Tunable:
 
 
 def tunables() -> dict[str, Tunable]:
-    """All that are declared in the kernel modules imported so far, by name."""
+    """All tunables declared in the kernel modules imported so far, by name."""
     return dict(_tunables)
 
 
 def launched(*, forget: bool = False) -> dict[str, Tunable]:
-    """What has been launched in this process by table key, name and shape; `forget` starts anew after this call."""
+    """The kernels launched in this process, by table key (name and shape); `forget` clears the list after this call."""
     found = dict(_launched)
     if forget:
         _launched.clear()
@@ -83,12 +83,12 @@ def launched(*, forget: bool = False) -> dict[str, Tunable]:
 
 
 def known_options() -> dict[str, LaunchOptions]:
-    """The options of this GPU by table key, beyond the defaults."""
+    """The options of this GPU that replace defaults, by table key."""
     return {**_table(), **_set}
 
 
 def set_options(values: dict[str, LaunchOptions]) -> None:
-    """Options for this process that go before every table; those set before are dropped. For tuning."""
+    """Sets options for this process that override every table and any set before. For tuning."""
     _set.clear()
     _set.update(values)
 
@@ -99,13 +99,13 @@ def table_name(gpu: str) -> str:
 
 
 def user_table(gpu: str) -> Path:
-    """Where `onebox tune` keeps the table of a GPU."""
+    """Path of the table that `onebox tune` writes for a GPU."""
     return user_cache_directory() / "tuned" / table_name(gpu)
 
 
 @cache
 def _table() -> dict[str, LaunchOptions]:
-    """The user's entries over those that ship."""
+    """The shipped entries, overridden by the user's."""
     if not torch.cuda.is_available():
         return {}
     gpu = torch.cuda.get_device_name()

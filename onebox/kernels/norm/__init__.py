@@ -1,9 +1,9 @@
 """RMSNorm, zero-centred (the weight is an offset from one), alone and with the residual sum before it.
 
-`rms_norm` norms rows, `add_rms_norm` adds what a layer gave to the float32 residual first, and `concat_rms_norm` puts
-two norms side by side for the MTP head. `add_rms_norm_fused` adds the residual, the parts of the last linear and the
-shared expert's share, and gives fixed-point rows without the norm's division, which each linear applies to its result
-(`FixedRows.squares`). So no program has to wait until a whole row has been added up.
+`rms_norm` norms rows, `add_rms_norm` first adds a layer's output to the float32 residual, and `concat_rms_norm`
+concatenates two norms for the MTP head. `add_rms_norm_fused` adds the residual, the parts (partial sums) of the last
+linear and the weighted shared expert, and returns fixed-point rows without the norm's division; each linear divides its
+result instead (`FixedRows.squares`). So no program waits for the sum over a whole row.
 """
 
 from onebox.kernels.common.dispatch import Operation

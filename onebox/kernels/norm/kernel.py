@@ -1,7 +1,7 @@
-"""The norms in Triton: one program a row (of a half, for the pair), the whole row in registers.
+"""The norms in Triton: one program per row (per row and half in `concat_rms_norm`), the whole row in registers.
 
-`add_rms_norm_fused` has a program of one warp for 128 columns of a row, one group of fixed-point rows. No program has a
-whole row, so none divides by the row's length; the linears do, from the groups' sums of squares.
+`add_rms_norm_fused` has one program of one warp per row and group (128 columns). No program has a whole row, so none
+divides by the row's root mean square; the linears do, from the groups' sums of squares.
 """
 
 import torch
@@ -49,7 +49,7 @@ def add_rms_norm_kernel(
 @triton.jit
 def rms_norm_kernel(
     first_ptr,  # [R, H]
-    second_ptr,  # [R, H]; where there is one half only, the first again
+    second_ptr,  # [R, H]; first_ptr again if there is only one half
     first_weight_ptr,  # [H]
     second_weight_ptr,  # [H]
     normed_ptr,  # [R, halves, H]; program (row, half) writes one of its rows
@@ -99,7 +99,7 @@ def concat_rms_norm(embedding, hidden, embedding_weight, hidden_weight, eps):
 
 
 def _block(hidden: int) -> dict[str, int]:
-    """A row's lanes and warps, which fix its order of summation; they follow from its width alone."""
+    """A row's block size and warps, which fix the order of summation; they depend on its width alone."""
     block = triton.next_power_of_2(hidden)
     return {"BLOCK": block, "num_warps": 4 if block <= 4096 else 8}
 
@@ -107,7 +107,7 @@ def _block(hidden: int) -> dict[str, int]:
 @triton.jit
 def add_rms_norm_fused_kernel(
     residual_ptr,  # [R, H], or None
-    parts_ptr,  # float32 [PARTS, R, H], part_stride and row_stride apart
+    parts_ptr,  # float32 [PARTS, R, H], strides part_stride and row_stride
     weight_ptr,  # [H]
     shared_ptr,  # float32 [SHARED, R, H]
     share_ptr,  # float32 [R]
@@ -173,7 +173,7 @@ def add_rms_norm_fused(residual, parts, weight, eps, dtype, shared=None, share=N
             PARTS=len(parts),
             SHARED=0 if shared is None else len(shared),
             num_warps=1,
-            maxnreg=128,  # without a limit the compiler saves registers and loads the parts in turns
+            maxnreg=128,  # without a limit the compiler saves registers and loads one part after another
             **launch_options(parts, _ADD_FUSED, weight.shape[0]),
         )
     return FixedRows(x, planes, scale, squares, eps), total

@@ -12,8 +12,8 @@ __all__ = ["add_rms_norm", "add_rms_norm_fused", "concat_rms_norm", "rms_norm"]
 def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """(norm(x + residual) * (1 + weight), x + residual).
 
-    x [R, H]: what the last layer added, any float dtype; residual [R, H] float32; weight [H]. The sum is float32 and is
-    what the next call takes as residual; the normed rows have the dtype of x.
+    x [R, H]: the last layer's output, any float dtype; residual [R, H] float32; weight [H]. The sum is float32 and is
+    the residual of the next call; the normed rows have the dtype of x.
     """
     total = residual + x.to(torch.float32)
     return _normed(total, weight, eps).to(x.dtype), total
@@ -27,9 +27,9 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, dtype: torch.dtype | None = 
 def concat_rms_norm(
     embedding: Tensor, hidden: Tensor, embedding_weight: Tensor, hidden_weight: Tensor, eps: float
 ) -> Tensor:
-    """The two halves normed each on its own, side by side, embedding first: [R, 2H], what the MTP head's `fc` reads.
+    """Both halves normed separately and concatenated, embedding first: [R, 2H], the input of the MTP head's `fc`.
 
-    embedding and hidden [R, H] have one dtype, which the result has too; the weights are [H].
+    embedding, hidden [R, H] and the result have one dtype; the weights are [H].
     """
     return torch.cat([rms_norm(embedding, embedding_weight, eps), rms_norm(hidden, hidden_weight, eps)], dim=-1)
 
@@ -48,11 +48,11 @@ def add_rms_norm_fused(
     shared: Tensor | None = None,
     share: Tensor | None = None,
 ) -> tuple[FixedRows, Tensor]:
-    """(rows total * (1 + weight) without the division by their root mean square, which linears do; total).
+    """(rows total * (1 + weight), not yet divided by their root mean square, which linears do; total).
 
     total = residual + parts[0] + parts[1] + ... + share * (shared[0] + shared[1] + ...), float32 [R, H], in this order.
     residual [R, H], any float dtype, or None for zeros; parts float32 [parts, R, H], any strides over parts and R, at
-    least one if there is no residual; weight [H], an offset from one; shared float32 [parts, R, H], of its own number
+    least one if there is no residual; weight [H], an offset from one; shared float32 [parts, R, H], with its own number
     of parts, and share float32 [R], or neither. H is a multiple of 128; the rows' x has `dtype`.
     """
     first, *others = parts if residual is None else [residual, *parts]

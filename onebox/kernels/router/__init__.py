@@ -1,9 +1,9 @@
-"""The router: which k of E experts a row goes to, and how much each counts.
+"""The router: the k of E experts of each row, and their weights.
 
-The k largest logits are chosen, equal ones by the lower id, and softmax runs over the chosen alone: the softmax over
-all E is monotone and its denominator cancels when the k weights are made to sum 1. So the ids are the same on every
-device. `route` takes logits. `route_fused` takes the router's parts, whose last column is the logit of the shared
-expert's gate, and computes the shared expert's gate_up in the same launch.
+The k largest logits are chosen, ties by the lower id, and the softmax is over the chosen logits only: the softmax over
+all E is monotone and its denominator cancels when the k weights are normalised to sum 1. So the ids are the same on
+every device. `route` takes logits. `route_fused` takes the parts (partial sums) of the router's linear, with the logit
+of the shared expert's gate in the last column, and computes the shared expert's gate_up in the same launch.
 """
 
 from onebox.kernels.common.dispatch import Operation

@@ -1,4 +1,4 @@
-"""The router's choice for a few rows on a CPU."""
+"""The router for a few rows on a CPU."""
 
 import numpy as np
 import torch
@@ -11,7 +11,7 @@ __all__ = ["route"]
 @quietly
 def route(logits, k):
     falling = np.negative(array(logits))
-    # A stable sort leaves equal logits in the order of their ids.
+    # A stable sort keeps equal logits in the order of their ids.
     ids = falling.argsort(axis=-1, kind="stable")[:, :k]
     chosen = np.take_along_axis(falling, ids, axis=-1)
     shares = np.exp(chosen[:, :1] - chosen)

@@ -1,7 +1,6 @@
-"""The router in Triton: one warp a row, which looks for the largest logit as often as experts are chosen.
+"""The router in Triton: one warp per row, which searches for the largest logit k times.
 
-Beside the rows' programs, `route_fused` has a warp for each tile of the shared expert's gate_up: choosing leaves the
-memory idle.
+`route_fused` also has one warp per tile of the shared expert's gate_up, because choosing leaves the memory idle.
 """
 
 import torch
@@ -23,7 +22,7 @@ _ROUTE_FUSED = Tunable("route_fused")
 
 @triton.jit
 def _choose(
-    logits,  # float32 [BLOCK], those of E experts
+    logits,  # float32 [BLOCK], of E experts
     row,
     ids_ptr,  # int32 [R, CHOSEN]
     weights_ptr,  # float32 [R, CHOSEN]
@@ -35,7 +34,7 @@ def _choose(
 ):
     """Writes the experts of one row and their weights."""
     experts = tl.arange(0, BLOCK)
-    # One zero and one NaN: -0 ties with +0, and a NaN of either sign comes first, as in torch's sort.
+    # Zeros and NaNs are made uniform: -0 ties with +0, and a NaN of either sign comes first, as in torch's sort.
     logits = tl.where(logits == 0.0, 0.0, logits)
     value = tl.where(logits != logits, 0x7FC00000, ordered_bits(logits.to(tl.int32, bitcast=True)))
     removed = -0x80000000  # below every logit
@@ -45,8 +44,8 @@ def _choose(
     ids = tl.zeros((CHOSEN_BLOCK,), tl.int32)
     values = tl.full((CHOSEN_BLOCK,), removed, tl.int32)
     place = 0
-    while place < rounds:  # no constant, so that no compiler writes it out: that takes longer to fetch than to run
-        # A GPU has one instruction for the largest of a warp's 32-bit integers: the value first, then the lowest id.
+    while place < rounds:  # not a constexpr, so not unrolled: fetching the code would take longer than running it
+        # A GPU has one instruction for the maximum of 32-bit integers over a warp: first the value, then the lowest id.
         largest = tl.max(value, 0)
         expert = tl.min(tl.where(value == largest, experts, BLOCK), 0)
         ids = tl.where(places == place, expert, ids)
@@ -102,9 +101,9 @@ def route_fused_kernel(
     ids_ptr,  # int32 [R, CHOSEN]
     weights_ptr,  # float32 [R, CHOSEN]
     share_ptr,  # float32 [R]
-    router_stride,  # from part to part
+    router_stride,  # stride over parts
     rounds,  # CHOSEN
-    x_ptr,  # [R, K], this and all that follow: as in `float_parts`
+    x_ptr,  # [R, K]; this and the following as in `float_parts`
     squares_ptr,
     weight_ptr,
     scale_ptr,
@@ -120,21 +119,21 @@ def route_fused_kernel(
     CHOSEN_BLOCK: tl.constexpr,
     EXPERTS_BLOCK: tl.constexpr,
     K: tl.constexpr,
-    FORMAT: tl.constexpr,  # None where there is no shared expert
+    FORMAT: tl.constexpr,  # None without a shared expert
     PARTS: tl.constexpr,
     BLOCK_R: tl.constexpr,
     BLOCK_K: tl.constexpr,
     GROUPS_BLOCK: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
-    """Programs 0 .. R - 1 choose a row's experts; the others are tiles, whose weights are read before they wait."""
+    """Programs 0 .. R - 1 choose a row's experts; the others compute tiles and load their weights before they wait."""
     release(DEPENDENT)
     program = tl.program_id(0)
     if program < R:
         wait(DEPENDENT)
         row = program.to(tl.int64)
         experts = tl.arange(0, EXPERTS_BLOCK)
-        # Both before the choice, which takes long: nothing is left to load behind it.
+        # Both are loaded before the choice, which takes long, so that no load follows it.
         share = sum_parts(router_ptr, router_stride, row * (E + 1) + E, True, ROUTER_PARTS)
         logits = sum_parts(router_ptr, router_stride, row * (E + 1) + experts, experts < E, ROUTER_PARTS)
         tl.store(share_ptr + row, tl.sigmoid(share))

@@ -12,9 +12,9 @@ __all__ = ["route", "route_fused"]
 
 
 def route(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """The k largest of softmax(logits), made to sum 1: (ids int32 [R, k], weights float32 [R, k]), largest first.
+    """The k largest of softmax(logits), normalised to sum 1: (ids int32 [R, k], weights float32 [R, k]), largest first.
 
-    logits float32 [R, E], k at most 16 and E. Equal logits go to the lower id.
+    logits float32 [R, E], k at most 16 and E. Ties go to the lower id.
     """
     ranked, ids = logits.sort(dim=-1, descending=True, stable=True)
     return ids[:, :k].to(torch.int32), ranked[:, :k].softmax(dim=-1)
@@ -25,9 +25,9 @@ def route_fused(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     """(ids int32 [R, k], weights float32 [R, k], share float32 [R], parts of the shared expert's gate_up or None).
 
-    router_parts float32 [parts, R, E + 1], added in their order: logits of the E experts and, last, of the shared
-    expert's gate. ids and weights are those of `route`; share = sigmoid(the last logit). The parts of gate_up [2I, H],
-    float32 [parts, R, 2I], are `float_parts` of the rows [R, H].
+    router_parts float32 [parts, R, E + 1], added in order: logits of the E experts and, last, of the shared expert's
+    gate. ids and weights are those of `route`; share = sigmoid(the last logit). The parts of gate_up [2I, H], float32
+    [parts, R, 2I], are `float_parts` of the rows [R, H].
     """
     logits = add_in_order(router_parts)
     ids, weights = route(logits[:, :-1], k)

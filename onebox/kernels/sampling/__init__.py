@@ -1,8 +1,8 @@
 """From logits to tokens: penalties, a grammar's mask, then greedy or random sampling.
 
-Sampling adds Gumbel noise to logits / temperature and takes the largest of the tokens that top_k, top_p and min_p
-leave. The noise is a function of (seed, position, token) alone, so a position's token does not depend on the step or
-batch that computes it, and a draft is right exactly if it is that token.
+Sampling adds Gumbel noise to logits / temperature and takes the largest among the tokens that top_k, top_p and min_p
+keep. The noise is a function of (seed, position, token) alone, so the token of a position does not depend on the step
+or batch that computes it, and a draft is accepted exactly if it equals that token.
 """
 
 from onebox.kernels.common.dispatch import Operation

@@ -1,4 +1,4 @@
-"""Sampling on a CPU: the likeliest token through numpy, which finds it in a tenth of torch's time."""
+"""Sampling on a CPU: argmax in numpy, which takes a tenth of torch's time."""
 
 import numpy as np
 import torch
@@ -14,6 +14,6 @@ def sample(logits, temperature, top_k, top_p, min_p, seeds, positions):
         return reference.sample(logits, temperature, top_k, top_p, min_p, seeds, positions)
     rows = logits.numpy()
     token_ids = rows.argmax(-1)
-    # Of a row with a NaN the first of them is the largest, as in torch.
+    # In a row with NaNs the first NaN is the largest, as in torch.
     token_ids[~np.isfinite(rows[np.arange(len(rows)), token_ids])] = -1
     return torch.from_numpy(token_ids)

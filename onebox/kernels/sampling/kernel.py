@@ -1,12 +1,12 @@
-"""Sampling in Triton, without a sort of the vocabulary; each row's way is decided on the device.
+"""Sampling in Triton, without sorting the vocabulary; the method of each row is chosen on the device.
 
-A row takes one of three ways, by its own settings:
+A row's settings select one of three methods:
 
-- plain (greedy, or temperature alone): each chunk of the vocabulary finds its best token, then the best of those wins;
-- top_k up to 64: each chunk finds its best 64, then the best 64 of those are cut by top_p and min_p and drawn from;
-- any other limit: a bisection first finds the last token that the limits keep, then the plain way with that bound.
+- plain (greedy, or temperature alone): the best token of each chunk of the vocabulary, then the best of these;
+- top_k up to 64: the best 64 tokens of each chunk, then the best 64 of these, cut by top_p and min_p, are drawn from;
+- any other limit: a bisection finds the last token that the limits keep, then the plain method with that bound.
 
-Everything that is summed is an integer, so no order of summation can show.
+All sums are sums of integers, so the order of summation does not change them.
 """
 
 import torch
@@ -18,15 +18,15 @@ from onebox.kernels.common.arithmetic import ordered_bits
 __all__ = ["apply_mask", "apply_penalties", "sample"]
 
 _NUM_SORTED = tl.constexpr(64)
-"""The largest top_k that is answered by sorting candidates."""
+"""The largest top_k that is computed by sorting candidates."""
 
 _MAX_CHUNKS = 64
-_MIN_CHUNK = 64  # a chunk gives 64 candidates
+_MIN_CHUNK = 64  # a chunk has 64 candidates
 _CUT_BLOCK = 8192
 _BLOCK = 1024
 
 _ONE_SHARE = tl.constexpr(2.0**44)
-"""The likeliest token's share; see `reference._SHARE_BITS`."""
+"""The share of the most likely token; see `reference._SHARE_BITS`."""
 
 _LOWEST_KEY = tl.constexpr(-(2**31))
 _HIGHEST_KEY = tl.constexpr(2**31 - 1)
@@ -48,21 +48,21 @@ def _load_limits(row, temperature_ptr, top_k_ptr, top_p_ptr, min_p_ptr):
 
 @triton.jit
 def _key(logit):
-    """int64 within 32 bits that orders as the float32 logits do; both zeros are one key."""
+    """int64 within 32 bits, in the same order as the float32 logits; both zeros have one key."""
     logit = tl.where(logit == 0, 0.0, logit)
     return ordered_bits(logit.to(tl.int32, bitcast=True)).to(tl.int64)
 
 
 @triton.jit
 def _logit(key):
-    """The float32 logit that `_key` made this of."""
+    """The float32 logit with this key: the inverse of `_key`."""
     return ordered_bits(key.to(tl.int32)).to(tl.float32, bitcast=True)
 
 
 @triton.jit
 def _share(logit, peak, temperature):
-    """int64: how likely a logit's token is, as a part of the token at the peak; see `reference._SHARE_BITS`."""
-    # Rows that are no numbers give no token in the end; until then nothing undefined is computed of them.
+    """int64: probability of a logit's token relative to the token at the peak; see `reference._SHARE_BITS`."""
+    # Rows with values that are not finite get no token in the end; this keeps the arithmetic on them defined.
     peak = tl.where(tl.abs(peak) < float("inf"), peak, 0.0)
     distance = logit.to(tl.float64) / temperature - peak.to(tl.float64) / temperature
     distance = tl.where(distance <= 0, distance, float("-inf"))
@@ -87,14 +87,14 @@ def _gumbel(seed, position, ids):
 
 @triton.jit
 def _is_kept(keys, ids, cut_key, cut_id):
-    """Whether tokens come no later than the cut, in order of falling logit, then rising id."""
+    """Whether tokens are at or before the cut, in order of falling logit, then rising id."""
     return (keys > cut_key) | ((keys == cut_key) & (ids <= cut_id))
 
 
 @triton.jit
 def sample_peak_kernel(
     logits_ptr,  # float32 [R, V]
-    temperature_ptr,  # [R], and so the next three
+    temperature_ptr,  # [R]; so are the next three
     top_k_ptr,
     top_p_ptr,
     min_p_ptr,
@@ -114,7 +114,7 @@ def sample_peak_kernel(
 @triton.jit
 def sample_share_kernel(
     logits_ptr,  # float32 [R, V]
-    temperature_ptr,  # [R], and so the next three
+    temperature_ptr,  # [R]; so are the next three
     top_k_ptr,
     top_p_ptr,
     min_p_ptr,
@@ -122,7 +122,7 @@ def sample_share_kernel(
     shares_ptr,  # int64 [R, V]; written for rows that are cut
     V: tl.constexpr,
     CHUNK: tl.constexpr,
-    CHUNKS: tl.constexpr,  # a power of 2 that holds the number of chunks
+    CHUNKS: tl.constexpr,  # the number of chunks, rounded up to a power of two
 ):
     row = tl.program_id(0).to(tl.int64)
     chunk = tl.program_id(1)
@@ -140,14 +140,14 @@ def sample_share_kernel(
 def _weight_ahead(
     logits_ptr, shares_ptr, bound, cut_key, cut_id, V: tl.constexpr, BLOCK: tl.constexpr, BY_SHARE: tl.constexpr
 ):
-    """The weight of kept tokens with keys above the bound: their shares, or their number."""
+    """The weight of kept tokens with keys above the bound: the sum of their shares, or their number."""
     weight = tl.zeros([BLOCK], tl.int64)
     for start in range(0, V, BLOCK):
         ids = start + tl.arange(0, BLOCK)
         keys = _key(tl.load(logits_ptr + ids, mask=ids < V, other=0.0))
         is_ahead = (ids < V) & (keys > bound) & _is_kept(keys, ids, cut_key, cut_id)
         if BY_SHARE:
-            # Of all tokens, counted or not, so that this load need not wait for the other.
+            # Loaded for all tokens, counted or not, so that this load does not wait for the other one.
             weight += tl.where(is_ahead, tl.load(shares_ptr + ids, mask=ids < V, other=0), 0)
         else:
             weight += is_ahead.to(tl.int64)
@@ -156,7 +156,7 @@ def _weight_ahead(
 
 @triton.jit
 def _tie_id(logits_ptr, key, number, cut_key, cut_id, V: tl.constexpr, BLOCK: tl.constexpr):
-    """The id of the kept token that is the number-th, counted from one, of those with this key; V if they are fewer."""
+    """The id of the number-th (from one) kept token with this key; V if there are fewer."""
     found = tl.full([], V, tl.int64)
     seen = tl.full([], 0, tl.int64)
     for start in range(0, V, BLOCK):
@@ -173,8 +173,8 @@ def _tie_id(logits_ptr, key, number, cut_key, cut_id, V: tl.constexpr, BLOCK: tl
 def _move_cut(
     logits_ptr, shares_ptr, limit, cut_key, cut_id, V: tl.constexpr, BLOCK: tl.constexpr, BY_SHARE: tl.constexpr
 ):
-    """The cut after which only kept tokens remain whose weight ahead of them, in order, is below the limit."""
-    # The smallest key with less than the limit above it: its tokens are the last to stay, if not all of them.
+    """The new cut: it keeps the kept tokens for which the total weight of the tokens before them is below the limit."""
+    # The smallest key with a weight above it that is below the limit: its tokens, or some of them, are the last kept.
     low, high = tl.full([], _LOWEST_KEY - 1, tl.int64), tl.full([], _HIGHEST_KEY, tl.int64)
     for _ in range(32):
         middle = (low + high) >> 1
@@ -182,7 +182,7 @@ def _move_cut(
         high = tl.where(is_below, middle, high)
         low = tl.where(is_below, low, middle)
     room = limit - _weight_ahead(logits_ptr, shares_ptr, high, cut_key, cut_id, V, BLOCK, BY_SHARE)
-    # Tokens of one key weigh the same: as many of them stay, lowest ids first, as it takes to fill the room.
+    # Tokens of one key have equal weight: the lowest ids are kept until the limit is reached.
     if BY_SHARE:
         id_of_one = _tie_id(logits_ptr, high, 1, cut_key, cut_id, V, BLOCK)
         weight = tl.load(shares_ptr + id_of_one, mask=id_of_one < V, other=1)
@@ -190,7 +190,7 @@ def _move_cut(
     else:
         number = room
     last_id = _tie_id(logits_ptr, high, number, cut_key, cut_id, V, BLOCK)
-    # A limit that everything meets ends at the lowest key and must not loosen an earlier cut.
+    # A limit that all tokens meet gives the lowest key and must not loosen an earlier cut.
     is_tighter = high >= cut_key
     return tl.where(is_tighter, high, cut_key), tl.where(is_tighter, last_id, cut_id)
 
@@ -198,12 +198,12 @@ def _move_cut(
 @triton.jit
 def sample_cut_kernel(
     logits_ptr,  # float32 [R, V]
-    temperature_ptr,  # [R], and so the next three
+    temperature_ptr,  # [R]; so are the next three
     top_k_ptr,
     top_p_ptr,
     min_p_ptr,
     shares_ptr,  # int64 [R, V]
-    cuts_ptr,  # int64 [R, 2]: key and id of the last token that is kept; written for every row
+    cuts_ptr,  # int64 [R, 2]: key and id of the last kept token; written for every row
     V: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
@@ -237,7 +237,7 @@ def sample_cut_kernel(
 @triton.jit
 def sample_chunk_kernel(
     logits_ptr,  # float32 [R, V]
-    temperature_ptr,  # [R], and so the next three
+    temperature_ptr,  # [R]; so are the next three
     top_k_ptr,
     top_p_ptr,
     min_p_ptr,
@@ -246,7 +246,7 @@ def sample_chunk_kernel(
     cuts_ptr,  # int64 [R, 2]
     candidates_ptr,  # int64 [R, chunks, 64]: (key, falling id) of a chunk's best; written for rows that sort
     values_ptr,  # float64 [R, chunks]: the best logit with its noise; written for the other rows
-    ids_ptr,  # int64 [R, chunks]: whose it is
+    ids_ptr,  # int64 [R, chunks]: the id of that token
     peaks_ptr,  # float32 [R, chunks]: the largest logit, NaN if one is
     V: tl.constexpr,
     CHUNK: tl.constexpr,
@@ -261,7 +261,7 @@ def sample_chunk_kernel(
     tl.store(peaks_ptr + out, tl.where(has_nan, float("nan"), tl.max(logits, 0)))
     keys = _key(logits)
     if is_sorted:
-        # Low words fall as ids rise, so that of equal logits the lowest id comes first, and no two words are equal.
+        # The low word decreases with the id, so that among equal logits the lowest id comes first and no two are equal.
         words = tl.where(ids < V, (keys << 32) + (0xFFFFFFFF - ids), _LOWEST_KEY << 32)
         best = tl.topk(words, _NUM_SORTED)
         tl.store(candidates_ptr + out * _NUM_SORTED + tl.arange(0, _NUM_SORTED), best)
@@ -278,7 +278,7 @@ def sample_chunk_kernel(
 
 @triton.jit
 def _draw_sorted(
-    candidates_ptr,  # int64 [chunks, 64]: this row's
+    candidates_ptr,  # int64 [chunks, 64]: of this row
     temperature,
     top_k,
     top_p,
@@ -288,11 +288,11 @@ def _draw_sorted(
     num_chunks,
     CHUNKS: tl.constexpr,
 ):
-    """The token drawn from the first top_k of all candidates, as top_p and min_p cut them."""
+    """The token drawn from the first top_k of all candidates after the cuts by top_p and min_p."""
     everywhere = tl.arange(0, CHUNKS * _NUM_SORTED)
     inside = everywhere < num_chunks * _NUM_SORTED
     words = tl.topk(tl.load(candidates_ptr + everywhere, mask=inside, other=_LOWEST_KEY << 32), _NUM_SORTED)
-    # What a chunk shorter than 64 was filled up with has a key that no logit has.
+    # The padding of a chunk with fewer than 64 tokens has a key that no logit has.
     kept = (tl.arange(0, _NUM_SORTED) < top_k) & (words >> 32 > _LOWEST_KEY)
     logits = tl.where(kept, _logit(words >> 32), float("-inf"))
     shares = _share(logits, tl.max(logits, 0), temperature)
@@ -307,7 +307,7 @@ def _draw_sorted(
 
 @triton.jit
 def sample_choose_kernel(
-    temperature_ptr,  # [R], and so the next three
+    temperature_ptr,  # [R]; so are the next three
     top_k_ptr,
     top_p_ptr,
     min_p_ptr,
@@ -319,7 +319,7 @@ def sample_choose_kernel(
     peaks_ptr,  # float32 [R, chunks]
     token_ids_ptr,  # int64 [R]
     num_chunks,
-    CHUNKS: tl.constexpr,  # a power of 2 that holds the number of chunks
+    CHUNKS: tl.constexpr,  # the number of chunks, rounded up to a power of two
 ):
     row = tl.program_id(0).to(tl.int64)
     chunks = tl.arange(0, CHUNKS)
@@ -344,7 +344,7 @@ def apply_penalties_kernel(
     logits_ptr,  # float32 [R, V], written in place
     token_ids_ptr,  # [R, N]
     counts_ptr,  # [R, N]
-    presence_ptr,  # [R], and so the next two
+    presence_ptr,  # [R]; so are the next two
     frequency_ptr,
     repetition_ptr,
     V: tl.constexpr,
@@ -358,7 +358,7 @@ def apply_penalties_kernel(
     presence = tl.load(presence_ptr + row).to(tl.float64)
     frequency = tl.load(frequency_ptr + row).to(tl.float64)
     repetition = tl.load(repetition_ptr + row).to(tl.float64)
-    # In float64, so that the one rounding at the end gives the twin's bits whatever the device fuses.
+    # In float64, so that the single rounding at the end gives the twin's bits even if the device fuses operations.
     logit = tl.load(logits_ptr + row * V + ids, mask=ids >= 0, other=0.0).to(tl.float64)
     logit = tl.where(logit > 0, logit / repetition, logit * repetition)
     logit = logit - frequency * count - tl.where(count > 0, presence, 0.0)

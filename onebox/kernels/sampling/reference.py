@@ -6,12 +6,12 @@ from torch import Tensor
 __all__ = ["apply_mask", "apply_penalties", "gumbel", "sample"]
 
 _SHARE_BITS = 44
-"""A share is a token's probability as a fixed-point part of the likeliest token's, exact to 2^-44. Fewer than 2^19 of
-them sum to below 2^63 without rounding, so the sum is the same in every order, which a kernel needs."""
+"""A share is a token's probability relative to the most likely token's, in fixed point, exact to 2^-44. The sum of
+fewer than 2^19 shares is below 2^63 and exact, so it is the same in every order, which a kernel needs."""
 
 _NO_LIMIT = torch.iinfo(torch.int64).max
 
-# SplitMix64, as signed words: torch has no unsigned arithmetic, and multiplication and addition wrap alike.
+# SplitMix64 on signed words: torch has no unsigned arithmetic, and signed multiplication and addition wrap alike.
 _GOLDEN = 0x9E3779B97F4A7C15 - 2**64
 _FIRST_FACTOR = 0xBF58476D1CE4E5B9 - 2**64
 _SECOND_FACTOR = 0x94D049BB133111EB - 2**64
@@ -20,13 +20,13 @@ _SECOND_FACTOR = 0x94D049BB133111EB - 2**64
 def sample(
     logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor, seeds: Tensor, positions: Tensor
 ) -> Tensor:
-    """The token of each row, int64 [R]: argmax of logits / temperature + Gumbel noise over the tokens that are kept.
+    """The token of each row, int64 [R]: argmax of logits / temperature + Gumbel noise over the kept tokens.
 
-    logits [R, V] float32, V below 2^19; a row with a NaN, with +inf or with nothing but -inf gives -1.
-    temperature, top_p and min_p [R] are floats (float64 to mean the same number as on the host), top_k [R] integers,
-    seeds and positions [R] int64. Temperature 0 is greedy: no noise, no limits. In order of falling logit, then rising
-    id, the tokens kept are the first top_k (0: all), of those the fewest whose probability reaches top_p (1: all), of
-    those the ones at least min_p times as likely as the likeliest (0: all). Equal values go to the lowest id.
+    logits [R, V] float32, V below 2^19; the token is -1 for a row with a NaN, with +inf or with only -inf.
+    temperature, top_p and min_p [R] are floats (float64 for exactly the host's numbers), top_k [R] integers, seeds and
+    positions [R] int64. Temperature 0 is greedy: no noise, no limits. In order of falling logit, then rising id, the
+    kept tokens are the first top_k (0: all), of those the fewest with a total probability of at least top_p (1: all),
+    of those the ones at least min_p times as likely as the most likely one (0: all). Ties go to the lowest id.
     """
     is_drawn = temperature > 0
     likeliest, token_ids = logits.max(-1)
@@ -40,7 +40,7 @@ def sample(
 def _drawn(
     logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor, seeds: Tensor, positions: Tensor
 ) -> Tensor:
-    """The tokens of rows whose temperature is not 0."""
+    """The tokens of rows with a temperature other than 0."""
     scores = logits.to(torch.float64) / temperature.to(torch.float64).unsqueeze(-1)
     values = scores + gumbel(seeds, positions, logits.shape[1])
     is_cut = (top_k > 0) | (top_p < 1) | (min_p > 0)
@@ -50,7 +50,7 @@ def _drawn(
 
 
 def _kept(scores: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Tensor:
-    """Which tokens of scores [R, V] the limits [R] leave: bool [R, V]."""
+    """Which tokens of scores [R, V] the limits [R] keep: bool [R, V]."""
     ordered, order = scores.sort(dim=-1, descending=True, stable=True)
     places = torch.arange(scores.shape[1])
     kept = (top_k <= 0).unsqueeze(-1) | (places < top_k.unsqueeze(-1))
@@ -64,8 +64,8 @@ def _kept(scores: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Tensor
 
 
 def gumbel(seeds: Tensor, positions: Tensor, vocabulary: int) -> Tensor:
-    """Standard Gumbel noise, float64 [R, vocabulary], of (seed, position) [R] and every token."""
-    # Seeds and positions are scrambled one after the other, so neighbouring ones share no stretch of the sequence.
+    """Standard Gumbel noise, float64 [R, vocabulary], from (seed, position) [R] and every token."""
+    # The seed is hashed first, then the position, so that neighbouring seeds or positions share no run of the sequence.
     start = _mix(_mix(seeds) ^ positions)
     bits = _mix(start.unsqueeze(-1) + torch.arange(1, vocabulary + 1) * _GOLDEN)
     uniform = (_shift_right(bits, 11).to(torch.float64) + 0.5) * 2.0**-53
@@ -79,19 +79,19 @@ def _mix(x: Tensor) -> Tensor:
 
 
 def _shift_right(x: Tensor, count: int) -> Tensor:
-    """The shift of an unsigned word: zeros come in from the left."""
+    """Logical shift of a 64-bit word: zeros are shifted in from the left."""
     return (x >> count) & ((1 << (64 - count)) - 1)
 
 
 def apply_penalties(
     logits: Tensor, token_ids: Tensor, counts: Tensor, presence: Tensor, frequency: Tensor, repetition: Tensor
 ) -> None:
-    """Makes tokens that occurred less likely, in place in logits [R, V] float32.
+    """Penalises tokens that occurred, in place in logits [R, V] float32.
 
-    token_ids [R, N]: the distinct tokens of each row's prompt and answer, -1 where a row has fewer than N; counts
-    [R, N]: how often each stands in the answer, 0 for the prompt's own. Floats [R]: positive logits are divided and
-    others multiplied by repetition (1: off), then frequency times the count is subtracted, then presence where the
-    count is not 0.
+    token_ids [R, N]: the distinct tokens of each row's prompt and answer, -1 if a row has fewer than N; counts [R, N]:
+    occurrences of each in the answer, 0 if it is only in the prompt. Floats [R]: positive logits are divided and others
+    multiplied by repetition (1: off), then frequency times the count is subtracted, then presence where the count is
+    not 0.
     """
     row, place = (token_ids >= 0).nonzero(as_tuple=True)
     token = token_ids[row, place].to(torch.int64)
@@ -103,7 +103,7 @@ def apply_penalties(
 
 
 def apply_mask(logits: Tensor, bitmask: Tensor) -> None:
-    """Refuses tokens, in place in logits [R, V] float32.
+    """Masks tokens, in place in logits [R, V] float32.
 
     bitmask [R, ceil(V / 32)] int32: where bit i of word w is 0, logit 32 w + i becomes -inf.
     """
