@@ -53,7 +53,7 @@ def unpack_gate_up(tiles: Tensor, scales: Tensor) -> tuple[Tensor, Tensor]:
 def _paired(rows: Tensor) -> Tensor:
     """[E, 2I, ...] with all gate rows first, to alternating blocks of 8 gate rows and 8 up rows."""
     if rows.shape[1] % TILE_ROWS:
-        raise MismatchError(f"A tile has 8 gate and 8 up rows; {rows.shape[1]} is not a multiple of {TILE_ROWS}.")
+        raise MismatchError(f"A tile has 8 gate rows and 8 up rows; {rows.shape[1]} rows do not fill whole tiles.")
     return rows.reshape(len(rows), 2, -1, TILE_ROWS // 2, rows.shape[-1]).transpose(1, 2).flatten(1, 3)
 
 

@@ -7,7 +7,7 @@
     decode   x = scale * signs * H levels[codes] / sqrt(d)
 
 H is the Walsh-Hadamard matrix, H H = d, so H / sqrt(d) is its own inverse. `signs` is a fixed table of ±1 from integer
-arithmetic, the levels come from `lloyd_max.py`: both are equal on all devices. D, the codebook's error in units of |x|^2,
+arithmetic, the levels come from `lloyd_max.py`: both are equal on all devices. D, the codebook error in units of |x|^2,
 is .1167, .0343 and .0094 for d = 256 and 2, 3 and 4 bits. A plain centroid vector c is too short, |c|^2 = 1 - D; the
 scale corrects its length, which removes the radial part of the error and leaves .120, .0344 and .0093. The encoder
 divides by |c| once, so that the decoder, which runs for every token at every step, only multiplies.
