@@ -42,7 +42,7 @@ class Cell(NamedTuple):
 def cells(
     prompts: Sequence[int], answers: Sequence[int], depths: Sequence[int], concurrencies: Sequence[int]
 ) -> tuple[Cell, ...]:
-    """The product of all options, smallest depth and concurrency first."""
+    """All combinations; depth varies slowest, concurrency fastest."""
     product = itertools.product(depths, prompts, answers, concurrencies)
     return tuple(Cell(prompt, answer, depth, together) for depth, prompt, answer, together in product)
 

@@ -51,7 +51,7 @@ class WorkloadTally:
         self._entries.append(_Entry(answer, role, turn, run))
 
     def is_over(self, limit_s: float | None, run: int, runs: int) -> bool:
-        """Whether run number `run` would exceed the time limit; if so, adds a note."""
+        """Whether the time limit has passed, so that run number `run` must not start; if so, adds a note."""
         if limit_s is None or run == 0 or time.perf_counter() - self.began_at < limit_s:
             return False
         self.notes.append(f"{run} of {runs} runs: they took more than the {limit_s:g} s of --limit")

@@ -25,7 +25,9 @@ class SourceOptions:
     base: Annotated[Path, typer.Option(help="The base checkpoint: source of all modules without another source.")]
     fp8: Annotated[
         Path | None,
-        typer.Option(help="The official FP8 checkpoint; source of the shared experts unless --shared is given."),
+        typer.Option(
+            help="The official FP8 checkpoint; source of the shared experts unless --shared sets another format."
+        ),
     ] = None
     mtp_from: Annotated[Path | None, typer.Option(help="The checkpoint to take the MTP head from.")] = None
 

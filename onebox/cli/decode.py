@@ -1,4 +1,4 @@
-"""`onebox bench decode`: decode speed of the whole engine at a model's full shape, random weights, on this GPU."""
+"""`onebox bench decode`: decode speed of the complete engine at a model's full shape, random weights, on this GPU."""
 
 import json
 from typing import TYPE_CHECKING, Annotated
@@ -28,7 +28,7 @@ def decode(
         bool, typer.Option("--profile", help="Also print the GPU time of each kernel, measured last.")
     ] = False,
 ) -> None:
-    """Time decode steps of the whole engine at full size, beside the limit that this GPU's memory sets.
+    """Time decode steps of the complete engine at full size, compared with this GPU's memory bandwidth limit.
 
     The limit is printed first, the last line is JSON. Forced acceptance: random weights predict nothing, so the first
     draft is accepted in 0.9 and the second in 0.72 of all steps, independent of the model's output.

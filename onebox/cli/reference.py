@@ -23,7 +23,7 @@ _OPTIONS = "Options"
 
 
 def command_reference() -> str:
-    """The whole page as Markdown."""
+    """The complete page as Markdown."""
     return _HEADER + "".join(f"\n{block}\n" for block in _blocks("onebox", get_command(app)))
 
 

@@ -15,7 +15,7 @@ _LAYERS = 8
 
 def tune(
     shape: Annotated[str, typer.Option(help="The model whose layers are timed.")] = "qwen3.5-122b-a10b",
-    seconds: Annotated[float, typer.Option(min=10, help="Time limit.")] = 100.0,
+    seconds: Annotated[float, typer.Option(min=10, help="Time limit in seconds.")] = 100.0,
     layers: Annotated[int, typer.Option(min=4, help="Number of layers; more need more memory and time.")] = _LAYERS,
     output: Annotated[
         Path | None, typer.Option(help="Write the table here; default: the path that onebox reads.")

@@ -48,7 +48,9 @@ def conclude(pairs: Sequence[Pair], texts: TextPair | None, num_failures: int, s
     if can_lose:
         sentences.append(_answers_sentence(pairs[-1], is_settled=bool(worse or better)))
     elif pairs:
-        sentences.append(f"Neither got any of {pairs[-1].num_pairs} answers right, so these cannot tell them apart.")
+        sentences.append(
+            f"Neither got any of {pairs[-1].num_pairs} answers right, so these show no difference either way."
+        )
     if texts:
         sentences.append(_texts_sentence(texts))
     if skipped:

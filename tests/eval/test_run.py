@@ -178,7 +178,7 @@ def test_the_verdict_goes_with_the_evidence():
     assert verdict_of([], []).outcome is ComparisonOutcome.UNKNOWN
     # Where nobody is ever right, there is nothing to lose: that is no "no difference".
     assert verdict_of(wrong, wrong).outcome is ComparisonOutcome.UNKNOWN
-    assert "cannot tell them apart" in verdict_of(wrong, wrong).sentences[0]
+    assert "show no difference either way" in verdict_of(wrong, wrong).sentences[0]
     # Two of 36 are well within chance, and what could have been missed is said.
     few = verdict_of(right, [False] * 2 + right[2:])
     assert few.outcome is ComparisonOutcome.SAME
