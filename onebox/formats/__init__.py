@@ -1,7 +1,7 @@
-"""What the bytes mean: weight and KV formats, packed, unpacked and rounded in plain torch.
+"""Weight and KV formats: packing, unpacking, quantising and dequantising in plain torch.
 
-Integer matrices of any file format meet in `GroupInt`; float formats are codes and scales; KV formats are codecs.
-This room knows no tensor names of a model, no files and no kernels. Each file draws the bytes it is about.
+Integer matrices of all file formats are unpacked to `GroupInt`; float formats are codes and scales; KV formats are
+codecs. Independent of tensor names, files and kernels. Each module's docstring shows its byte layout.
 """
 
 from onebox.formats.fp8 import (

@@ -1,16 +1,16 @@
-"""Codes of 2, 3, 4 or 8 bits in bytes and in 32-bit words, lowest bits first.
+"""Packs codes of 2, 3, 4 or 8 bits into bytes and 32-bit words, lowest bits first.
 
-Code i of a row sits at bits i*b .. i*b+b-1 of that row, bit 0 being the lowest bit of byte 0:
+Code i of a row is at bits i*b .. i*b+b-1 of that row, bit 0 being the lowest bit of byte 0:
 
     byte            0                 1                 2                 3
-    bit      7 6 5 4 3 2 1 0   7 6 5 4 3 2 1 0   7 6 5 4 3 2 1 0   7 6 5 4 3 2 1 0     whose bit it is:
+    bit      7 6 5 4 3 2 1 0   7 6 5 4 3 2 1 0   7 6 5 4 3 2 1 0   7 6 5 4 3 2 1 0     code of each bit:
     2 bit    3 3 2 2 1 1 0 0   7 7 6 6 5 5 4 4                                         8 codes = 2 bytes
     3 bit    2 2 1 1 1 0 0 0   5 4 4 4 3 3 3 2   7 7 7 6 6 6 5 5                       8 codes = 3 bytes
     4 bit    1 1 1 1 0 0 0 0   3 3 3 3 2 2 2 2   5 5 5 5 4 4 4 4   7 7 7 7 6 6 6 6     8 codes = 4 bytes
     8 bit    0 0 0 0 0 0 0 0   1 1 1 1 1 1 1 1   2 2 2 2 2 2 2 2   3 3 3 3 3 3 3 3     4 codes = 4 bytes
 
-A word is four such bytes, little endian, so nibble i of an int32 is code i. All machines that onebox runs on store
-integers that way; the byte views below rely on it. In words the codes are signed: stored = code + 2**(bits-1).
+A word is four such bytes, little endian, so nibble i of an int32 is code i. All machines that onebox runs on are
+little endian; the byte views below rely on it. In words the codes are signed: stored = code + 2**(bits-1).
 """
 
 import torch
@@ -65,7 +65,7 @@ def pack_words(codes: Tensor, bits: int) -> Tensor:
     offset = 1 << (bits - 1)
     if codes.dtype != torch.int8 or _out_of_range(codes, offset):
         raise MismatchError(f"{bits}-bit codes must be int8 in {-offset}..{offset - 1} to be packed.")
-    unsigned = codes.view(torch.uint8) + offset  # wraps modulo 256, which is what a negative code needs
+    unsigned = codes.view(torch.uint8) + offset  # wraps modulo 256, as negative codes require
     padding = -codes.shape[-1] % (32 // bits)
     if padding:
         unsigned = torch.nn.functional.pad(unsigned, (0, padding))
@@ -86,21 +86,21 @@ def unpack_words(words: Tensor, bits: int, count: int) -> Tensor:
 
 
 def _out_of_range(codes: Tensor, offset: int) -> bool:
-    """Whether some code would spill into its neighbours; int8 itself keeps 8-bit codes in."""
+    """Whether a code would overflow into its neighbours; 8-bit codes cannot, because they are int8."""
     return offset < 128 and codes.numel() > 0 and bool((codes.amin() < -offset) | (codes.amax() >= offset))
 
 
 def _reinterpret(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     """The same bytes as another integer type, the last dimension scaled to fit.
 
-    A view when it can be one; going through one dimension keeps odd strides of size-1 dimensions out of it.
+    A view if possible; flattening first avoids unusual strides of size-1 dimensions.
     """
     size = tensor.shape[-1] * tensor.element_size() // dtype.itemsize
     return tensor.reshape(-1).view(dtype).reshape(*tensor.shape[:-1], size)
 
 
 def _codes_per_unit(bits: int) -> int:
-    """How many codes fill a whole number of bytes together."""
+    """The smallest number of codes that fill whole bytes."""
     return {2: 8, 3: 8, 4: 2, 8: 1}[bits]
 
 
@@ -110,4 +110,4 @@ def _shifts(bits: int, device: torch.device) -> Tensor:
 
 def _check_width(bits: int, known: tuple[int, ...]) -> None:
     if bits not in known:
-        raise UnsupportedError(f"Codes of {bits} bits are unknown here; the widths are {', '.join(map(str, known))}.")
+        raise UnsupportedError(f"Codes of {bits} bits are not supported; the widths are {', '.join(map(str, known))}.")

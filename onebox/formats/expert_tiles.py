@@ -1,6 +1,6 @@
-"""INT4 experts in the order in which kernels read them: the tiles of `fragments`, with a gate and its up in one tile.
+"""INT4 experts in the order in which kernels read them: the tiles of `fragments`, with gate and up rows in one tile.
 
-A tile is 16 rows by one group of 128 columns, 1,024 bytes (`fragments`, row-major); its 16 scales lie together and keep
+A tile is 16 rows by one group of 128 columns, 1,024 bytes (`fragments`, row-major); its 16 scales are contiguous, in
 their stored dtype. A weight is its code times its row's scale in that group; there is no zero point.
 
     down      tiles  uint8 [E, H/16,  I/128, 1024]      row r of tile n     row 16 n + r of the matrix [H, I]
@@ -8,8 +8,8 @@ their stored dtype. A weight is its code times its row's scale in that group; th
     gate/up   tiles  uint8 [E, 2I/16, H/128, 1024]      row r < 8 of tile n   gate row 8 n + r
               scales       [E, 2I/16, H/128, 16]        row 8 + r of tile n   up row 8 n + r
 
-A checkpoint's fused matrix [2I, H] has all I gate rows first. Here one program that holds one tile has both halves of 8
-inner values, and can take SiLU(gate) * up without another pass.
+A checkpoint's fused matrix [2I, H] has all I gate rows first. Here one tile contains gate and up of 8
+intermediate values, so one program computes SiLU(gate) * up without another pass.
 """
 
 from torch import Tensor
@@ -25,7 +25,7 @@ def pack_down(codes: Tensor, scales: Tensor) -> tuple[Tensor, Tensor]:
     experts, rows, columns = codes.shape
     if rows % TILE_ROWS or columns % TILE_COLUMNS or scales.shape != (experts, rows, columns // TILE_COLUMNS):
         raise MismatchError(
-            f"Expert tiles hold whole tiles of {TILE_ROWS} x {TILE_COLUMNS} with a scale a row and group; "
+            f"Experts need whole tiles of {TILE_ROWS} x {TILE_COLUMNS} with a scale per row and group, "
             f"not codes {list(codes.shape)} with scales {list(scales.shape)}."
         )
     tiles = to_fragments(codes.reshape(-1, columns), 4, group_major=False)
@@ -51,9 +51,9 @@ def unpack_gate_up(tiles: Tensor, scales: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _paired(rows: Tensor) -> Tensor:
-    """[E, 2I, ...] with the gate's rows first, to 8 of the gate and 8 of the up by turns."""
+    """[E, 2I, ...] with all gate rows first, to alternating blocks of 8 gate rows and 8 up rows."""
     if rows.shape[1] % TILE_ROWS:
-        raise MismatchError(f"A gate and its up have 8 rows each in a tile; {rows.shape[1]} rows do not fit.")
+        raise MismatchError(f"A tile has 8 gate rows and 8 up rows; {rows.shape[1]} rows do not fill whole tiles.")
     return rows.reshape(len(rows), 2, -1, TILE_ROWS // 2, rows.shape[-1]).transpose(1, 2).flatten(1, 3)
 
 

@@ -10,8 +10,8 @@
           128 ├──────────┼──────────┼────┤
           out └──────────┴──────────┴────┘
 
-Rule, everywhere: scale = absmax / 448 in float32, rounded to the stored dtype, the dtype's epsilon where it is 0 (as
-compressed-tensors does); codes = w / scale clamped to ±448 and rounded to nearest even. Codes are never NaN.
+Rule for all three: scale = absmax / 448 in float32, rounded to the stored dtype, the dtype's epsilon if it is 0 (as
+in compressed-tensors); codes = w / scale clamped to ±448 and rounded to nearest even. Codes are never NaN.
 """
 
 from functools import partial
@@ -104,12 +104,12 @@ def _fp8_scale(largest: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _to_e4m3(values: Tensor, scale: Tensor) -> Tensor:
-    """Codes of float32 values; clamped first, because not every torch and device saturates in the conversion."""
+    """Codes of float32 values; clamped first, because the conversion does not saturate everywhere."""
     return (values / scale.to(torch.float32)).clamp_(-E4M3_MAX, E4M3_MAX).to(torch.float8_e4m3fn)
 
 
 def _split_blocks(matrix: Tensor, block: int) -> Tensor:
-    """[out, in] to [out blocks, block, in blocks, block], edge blocks filled with zeros."""
+    """[out, in] to [out blocks, block, in blocks, block], edge blocks padded with zeros."""
     rows, columns = (-size % block for size in matrix.shape)
     padded = torch.nn.functional.pad(matrix, (0, columns, 0, rows)) if rows or columns else matrix
     return padded.reshape(padded.shape[0] // block, block, padded.shape[1] // block, block)

@@ -1,7 +1,7 @@
-"""Integer weights in the order in which int8 tensor cores take them: what kernels load is what a warp multiplies.
+"""Integer weights in the order of int8 tensor-core operands, so that kernels load them without rearranging.
 
-A tile is 16 rows (output columns of the linear) by 128 columns (one quantisation group). Its bytes lie in the order of
-the m16n8k32 MMA's A fragments, so that a warp loads 1,024 neighbouring bytes and only renames registers:
+A tile is 16 rows (output columns of the linear) by 128 columns (one quantisation group). Its bytes are in the order of
+the m16n8k32 MMA's A fragments, so that a warp loads 1,024 contiguous bytes and only reinterprets registers:
 
     byte index, slowest to fastest   kt 2 | g 8 | t 4 | k16 2 | r8 2 | k4 4          = 1,024
     row in the tile                  r8 * 8 + g
@@ -11,10 +11,10 @@ the m16n8k32 MMA's A fragments, so that a warp loads 1,024 neighbouring bytes an
     INT4, 1,024 bytes   one byte holds both halves: low nibble j = 0, high nibble j = 1, each in two's complement.
                         Masking a byte with 0xF0 gives 16 times the code of j = 1 as a signed byte, shifting it left
                         first that of j = 0: no zero point, no sign extension.
-    INT8, 2,048 bytes   the half j = 0 in full, then the half j = 1, codes as they are.
+    INT8, 2,048 bytes   the half j = 0 in full, then the half j = 1, codes unchanged.
 
 Tiles are group-major, [K/128, N/16, bytes], so that neighbouring programs read neighbouring bytes at each step along K;
-experts are row-major, [N/16, K/128, bytes], so that one program reads one stretch.
+experts are row-major, [N/16, K/128, bytes], so that one program reads one contiguous range.
 """
 
 import torch
@@ -33,7 +33,7 @@ def to_fragments(codes: Tensor, bits: int, *, group_major: bool = True) -> Tenso
     rows, columns = codes.shape
     if codes.dtype != torch.int8 or rows % TILE_ROWS or columns % TILE_COLUMNS or bits not in (4, 8):
         raise MismatchError(
-            f"Fragments hold 4- or 8-bit codes, int8, in whole tiles of {TILE_ROWS} x {TILE_COLUMNS}; "
+            f"Fragments need 4- or 8-bit codes, int8, in whole tiles of {TILE_ROWS} x {TILE_COLUMNS}, "
             f"not {bits}-bit {codes.dtype} {list(codes.shape)}."
         )
     # row = (n, r8, g); column = (k, j, t, kt, k16, k4)
@@ -57,7 +57,7 @@ def from_fragments(tiles: Tensor, bits: int, *, group_major: bool = True) -> Ten
         halves = by_row.reshape(n, k, 2, 1024).view(torch.int8)
     else:
         signed = by_row.contiguous().view(torch.int8)
-        # Shifting a signed byte right copies its sign; the low nibble is first moved up to where the sign is.
+        # An arithmetic right shift extends the sign; the low nibble is first shifted up to the sign bit.
         halves = torch.stack(((signed << 4) >> 4, signed >> 4), dim=2)
     split = halves.reshape(n, k, 2, 2, 8, 4, 2, 2, 4)
     # (n, r8, g, k, j, t, kt, k16, k4)

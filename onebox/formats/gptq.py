@@ -1,4 +1,4 @@
-"""GPTQ and AutoRound ("auto_gptq") packing of 4-bit and 8-bit matrices, drawn for 4 bits.
+"""GPTQ and AutoRound ("auto_gptq") packing of 4-bit and 8-bit matrices, shown for 4 bits.
 
     qweight int32 [in/8, out]      word (r, o): columns 8r..8r+7 of output row o, lowest nibble first
     qzeros  int32 [groups, out/8]  word (g, c): stored zero of output rows 8c..8c+7 in group g, lowest nibble first
@@ -13,8 +13,8 @@
 zeros_offset is 1 in GPTQ v1 and AutoRound ("stored is zp - 1"; symmetric words read 0x77777777) and 0 in gptq_v2.
 
 Eight consecutive input columns of one output row share a word, as in compressed-tensors' `weight_packed` [out, in/8],
-and both store code + 8. So the words are the same, only their matrix is transposed: `gptq_to_packed` is a transpose.
-The same holds between qzeros at offset 0 and `weight_zero_point`, and for 8 bits.
+and both store code + 8. So the words are equal and the matrix of words is transposed: `gptq_to_packed` is a transpose.
+The same holds for qzeros at offset 0 and `weight_zero_point`, and for 8 bits.
 """
 
 import torch
@@ -44,13 +44,13 @@ def unpack_gptq(
     bits: int = 4,
     group_size: int | None = None,
 ) -> GroupInt:
-    """The matrix behind one module's GPTQ tensors (shapes above).
+    """Unpacks one module's GPTQ tensors (shapes above).
 
-    `group_size` is what the config says; without it the groups are taken from g_idx, or to be of equal size.
-    Zero points that all lie in the middle come out as None, and so does a g_idx that only says k // group_size.
+    `group_size` is the config's value; without it the groups are taken from g_idx, else assumed to be of equal size.
+    Zero points that are all the middle become None, and so does a g_idx equal to k // group_size.
     """
     if qweight.ndim != 2 or qzeros.ndim != 2 or scales.ndim != 2:
-        raise MismatchError("GPTQ tensors qweight, qzeros and scales must be matrices of one module.")
+        raise MismatchError("GPTQ tensors qweight, qzeros and scales must be 2-D tensors of one module.")
     columns, (num_groups, rows) = qweight.shape[0] * 32 // bits, scales.shape
     if qweight.shape[1] != rows or qzeros.shape[0] != num_groups:
         raise MismatchError(
@@ -99,15 +99,15 @@ def _read_zeros(qzeros: Tensor, rows: int, bits: int, zeros_offset: int) -> Tens
 def _read_groups(
     g_idx: Tensor | None, columns: int, num_groups: int, group_size: int | None
 ) -> tuple[int, Tensor | None]:
-    """The group size, and the group index when it is more than k // group size."""
+    """The group size, and the group index if it differs from k // group size."""
     if g_idx is None:
         if group_size is None and columns % num_groups:
-            raise MismatchError(f"{columns} columns in {num_groups} groups are uneven: say the group size.")
+            raise MismatchError(f"{columns} columns in {num_groups} groups are uneven: give the group size.")
         return group_size or columns // num_groups, None
     if g_idx.shape != (columns,):
         raise MismatchError(f"g_idx must have {columns} entries, not shape {list(g_idx.shape)}.")
     index = g_idx.to(torch.int32)
-    size = group_size or max(1, int((index == 0).sum()))  # in a plain index group 0 is full, whatever the last one is
+    size = group_size or max(1, int((index == 0).sum()))  # without act-order group 0 is full, even if the last is not
     plain = torch.arange(columns, dtype=torch.int32, device=index.device) // size
     return (size, None) if torch.equal(index, plain) else (size, index)
 

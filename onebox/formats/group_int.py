@@ -1,4 +1,4 @@
-"""An integer-quantised matrix as numbers, whatever file format it came from: the form all packings meet in.
+"""An integer-quantised matrix, unpacked: the common form of all integer file formats.
 
     W[o, k] = (codes[o, k] - zeros[o, g]) * scales[o, g]        g = k // group_size, or group_index[k]
 
@@ -6,7 +6,7 @@
     scales  any  [out, groups]     │   s00   │   s01   │     │ short│     the stored dtype, never cast
     zeros   int8 [out, groups]     └─────────┴─────────┴─────┴──────┘     None: symmetric, every zero is 0
 
-The codes are one byte each here: this is a form to convert and check in, not one to keep 122B parameters in.
+Each code takes one byte: this form is for conversion and checks, not for storing 122B parameters.
 A stack of experts [E, out, in] is the matrix [E*out, in].
 """
 
@@ -24,10 +24,10 @@ __all__ = ["GroupInt", "dequantize", "quantize"]
 
 @dataclass(frozen=True, eq=False)
 class GroupInt:
-    """Integer codes with one scale (and zero) per row and group; checked for shape and dtype when made.
+    """Integer codes with one scale (and zero) per row and group; shapes and dtypes are checked on construction.
 
     `group_size` counts columns; the last group may be shorter. With `group_index` (int32 [in], the group of each
-    column) the columns of a group need not be neighbours, and `group_size` is only a note.
+    column) the columns of a group need not be contiguous, and `group_size` is informational.
     """
 
     codes: Tensor
@@ -68,11 +68,11 @@ def dequantize(matrix: GroupInt) -> Tensor:
 def quantize(
     weight: Tensor, bits: int, group_size: int | None = None, scale_dtype: torch.dtype = torch.bfloat16
 ) -> GroupInt:
-    """Round a weight [out, in] to nearest (ties to even), symmetric; one group a row if `group_size` is None or -1.
+    """Round a weight [out, in] to nearest (ties to even), symmetric; one group per row if `group_size` is None or -1.
 
     4 bit: scale = absmax / 7.5, codes -8..7, a zero scale becomes the dtype's epsilon: compressed-tensors' rule.
     8 bit: scale = max(absmax / 127, 1e-12), codes -127..127: the rule of the per-row INT8 language-model heads.
-    Scales are made in float32 and rounded to `scale_dtype` before the codes are made from them, in float32.
+    Scales are computed in float32 and rounded to `scale_dtype`; codes are computed from the rounded scales, in float32.
     """
     check_weight(weight)
     check_scale_dtype(scale_dtype)
@@ -103,7 +103,7 @@ def _int8_scale(largest: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _split_groups(weight: Tensor, size: int) -> Tensor:
-    """[out, in] to [out, groups, size], a short last group filled with zeros."""
+    """[out, in] to [out, groups, size], a short last group padded with zeros."""
     padding = -weight.shape[1] % size
     padded = torch.nn.functional.pad(weight, (0, padding)) if padding else weight
     return padded.reshape(weight.shape[0], -1, size)
@@ -124,4 +124,4 @@ def _check_group_index(index: Tensor | None, columns: int, groups: int) -> None:
     if index.dtype != torch.int32 or index.shape != (columns,):
         raise MismatchError(f"A group index must be int32 [{columns}], not {index.dtype} {list(index.shape)}.")
     if columns and (int(index.min()) < 0 or int(index.max()) >= groups):
-        raise MismatchError(f"The group index names groups outside 0..{groups - 1}.")
+        raise MismatchError(f"The group index contains groups outside 0..{groups - 1}.")

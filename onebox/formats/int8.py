@@ -1,7 +1,7 @@
-"""INT8 with one scale a row, in the form kernels read: one byte a weight, nothing packed.
+"""INT8 with one scale per row, in the form kernels read: one byte per weight, not packed.
 
-weight int8 [out, in]     row o:  c0 c1 c2 ... c(in-1)      one byte each, -127..127 when made here
-scale  any  [out]         row o:  s        (files may write [out, 1])
+weight int8 [out, in]     row o:  c0 c1 c2 ... c(in-1)      one byte each, -127..127 if quantised here
+scale  any  [out]         row o:  s        (files may store [out, 1])
 
 W[o, k] = weight[o, k] * scale[o]
 """
@@ -26,7 +26,7 @@ def dequantize_int8_rows(weight: Tensor, scale: Tensor) -> Tensor:
 
 
 def int8_rows_to_group_int(weight: Tensor, scale: Tensor) -> GroupInt:
-    """The same matrix as a `GroupInt` of one group a row; scale [out] or [out, 1]."""
+    """The same matrix as a `GroupInt` with one group per row; scale [out] or [out, 1]."""
     if weight.ndim != 2 or scale.numel() != weight.shape[0]:
         raise MismatchError(f"INT8 rows {list(weight.shape)} need one scale each, not {list(scale.shape)}.")
     return GroupInt(
@@ -40,7 +40,7 @@ def int8_rows_to_group_int(weight: Tensor, scale: Tensor) -> GroupInt:
 
 
 def group_int_to_int8_rows(matrix: GroupInt) -> tuple[Tensor, Tensor]:
-    """(int8 [out, in], scale [out]) of a symmetric matrix with one scale a row; 4-bit codes are widened as they are."""
+    """(int8 [out, in], scale [out]) of a symmetric matrix with one scale per row; 4-bit codes keep their values."""
     if matrix.zeros is not None or matrix.scales.shape[1] != 1:
         raise UnsupportedError("INT8 rows have one scale a row and no zero points; this matrix has more.")
     return matrix.codes, matrix.scales.reshape(-1)

@@ -1,4 +1,4 @@
-"""The KV-cache formats by name: a codec for keys and one for values behind one small interface.
+"""The KV-cache formats by name: one codec for keys and one for values.
 
     name                 key codec      value codec      bytes per (token, head), d = 256:  key + value
     bf16                 bf16           bf16             512 + 512
@@ -6,8 +6,8 @@
     turboquant_kXvY      X bits         Y bits           2: 66   3: 98   4: 130   8 (the fp8 codec): 258
     turboquant           4 bits         4 bits           130 + 130
 
-A codec turns vectors [..., d] into named tensors with the same leading dimensions, and back into float32.
-The bytes of one vector depend on that vector alone. What the bytes are is drawn in `kv_fp8.py` and `kv_turboquant.py`.
+A codec encodes vectors [..., d] into named tensors with the same leading dimensions, and decodes them to float32.
+The bytes of a vector depend on that vector alone. `kv_fp8.py` and `kv_turboquant.py` show the byte layouts.
 """
 
 import re
@@ -31,7 +31,7 @@ class KVCodec(Protocol):
         """Vectors [..., d] to tensors [...] or [..., bytes]."""
 
     def decode(self, stored: dict[str, Tensor]) -> Tensor:
-        """What `encode` made, back to float32 [..., d]."""
+        """The output of `encode` to float32 [..., d]."""
 
     def bytes_per_vector(self, dim: int) -> int:
         """Bytes of all encoded tensors for one vector of `dim` coordinates."""
@@ -39,7 +39,7 @@ class KVCodec(Protocol):
 
 @dataclass(frozen=True)
 class Bf16Codec:
-    """Plain bfloat16, the format that the others are measured against."""
+    """Plain bfloat16, the reference for the other formats."""
 
     def encode(self, x: Tensor) -> dict[str, Tensor]:
         return {"values": x.to(torch.bfloat16)}
@@ -82,7 +82,7 @@ class TurboQuantCodec:
 
 
 class KVCodecs(NamedTuple):
-    """A cache format: keys and values have codecs of their own."""
+    """A cache format: one codec for keys and one for values."""
 
     name: str
     key: KVCodec

@@ -1,14 +1,14 @@
-"""FP8 for keys and values: each (token, head) vector has a scale of its own.
+"""FP8 for keys and values: each (token, head) vector has its own scale.
 
     codes  float8_e4m3fn [..., d]     │ c0 c1 ... c(d-1) │   d bytes
     scale  float16 [...]              │ lo hi │              2 bytes          head of 256: 258 bytes (bf16: 512)
 
     x[i] = codes[i] * scale
 
-scale = absmax / 448 rounded to float16 and kept within its normal numbers, 2**-14 .. 65504: FP8 itself reaches far
-enough down for smaller vectors, and no device need know subnormal halves. Larger vectors saturate. A zero vector stays
-zero; NaN stays NaN, because a cache write cannot stop to complain.
-Every step works on one vector alone, so a vector's bytes do not depend on the batch around it.
+scale = absmax / 448 rounded to float16 and clamped to its normal numbers, 2**-14 .. 65504: FP8's own range is wide
+enough for smaller vectors, and no device need support subnormal float16. Larger vectors saturate. A zero vector stays
+zero; NaN stays NaN, because a cache write cannot raise an error.
+Every operation is per vector, so a vector's bytes do not depend on its batch.
 """
 
 import torch

@@ -5,13 +5,13 @@
      8     uint8    [pages, V, P, D]                float16 [pages, V, P]     E4M3 codes, see kv_fp8.py
      4..2  uint8    [pages, V, P, D*bits/8]         float16 [pages, V, P]     indices,    see kv_turboquant.py
 
-    page ── KV head 0 ── token 0   │ the codes of one vector │      slot = page * P + offset names a token in the pool;
+    page ── KV head 0 ── token 0   │ the codes of one vector │      slot = page * P + offset identifies a token;
          │            ── token 1   │ the codes of one vector │      a sequence's page table lists its pages in order
          │            ── ...
          └─ KV head 1 ── ...
 
-One head's tokens of a page lie together, so attention reads a page's keys as one run of bytes. Scales live beside the
-codes, not among them: codes stay aligned. A token takes the bytes of `onebox.spec.kv.KVFormat`, nothing is padded.
+The tokens of one head in a page are contiguous, so attention reads a page's keys as one range of bytes. Scales are in a
+separate tensor, so that codes stay aligned. A token takes the bytes of `onebox.spec.kv.KVFormat`, without padding.
 """
 
 from functools import lru_cache
@@ -39,13 +39,13 @@ __all__ = [
 ]
 
 PAGE_MULTIPLE = 32
-"""Attention reads this many tokens at a time and wants them in one page."""
+"""Attention reads this many tokens at a time, which must be in one page."""
 PLAIN_BITS = 16
 FP8_BITS = 8
 
 
 class KVPages(NamedTuple):
-    """A pool of pages; the drawing is in the module's docstring. Writers change the tensors in place."""
+    """A pool of pages; the module's docstring shows the layout. Writes change the tensors in place."""
 
     format: KVFormat
     key_codes: Tensor
@@ -74,7 +74,7 @@ class KVPages(NamedTuple):
 
 
 class TurboQuantTables(NamedTuple):
-    """What a kernel needs of the codec on its device, float32: signs [D], levels [2**bits], their midpoints."""
+    """The codec's tables on a device, for kernels, float32: signs [D], levels [2**bits], their midpoints."""
 
     signs: Tensor
     levels: Tensor
@@ -84,7 +84,7 @@ class TurboQuantTables(NamedTuple):
 def allocate(
     kv_format: KVFormat, num_pages: int, page_tokens: int, kv_heads: int, head_dim: int, device: torch.device
 ) -> KVPages:
-    """Pages of zeros, as the module's docstring draws them."""
+    """Pages of zeros, in the layout of the module's docstring."""
     if page_tokens % PAGE_MULTIPLE:
         raise MismatchError(f"A KV page holds a multiple of {PAGE_MULTIPLE} tokens, not {page_tokens}.")
     shape = (num_pages, kv_heads, page_tokens)
@@ -94,7 +94,7 @@ def allocate(
 
 
 def write_tokens(pages: KVPages, key: Tensor, value: Tensor, slots: Tensor) -> None:
-    """Encodes key and value [R, V, D] into the tokens that slots, int64 [R], name; a negative slot is skipped."""
+    """Encodes key and value [R, V, D] into the tokens at slots, int64 [R]; negative slots are skipped."""
     kept = slots >= 0
     page, offset = slots[kept] // pages.page_tokens, slots[kept] % pages.page_tokens
     for x, bits, codes, scale in (
@@ -108,7 +108,7 @@ def write_tokens(pages: KVPages, key: Tensor, value: Tensor, slots: Tensor) -> N
 
 
 def read_tokens(pages: KVPages, slots: Tensor) -> tuple[Tensor, Tensor]:
-    """Decoded keys and values, float32 [N, V, D], of the tokens that slots, int64 [N], name."""
+    """Decoded keys and values, float32 [N, V, D], of the tokens at slots, int64 [N]."""
     page, offset = slots // pages.page_tokens, slots % pages.page_tokens
 
     def decoded(bits: int, codes: Tensor, scale: Tensor | None) -> Tensor:
@@ -129,7 +129,7 @@ def decode_codes(bits: int, codes: Tensor, scale: Tensor | None) -> Tensor:
 
 @lru_cache
 def turboquant_tables(dim: int, bits: int, device: torch.device) -> TurboQuantTables:
-    """The tables on a device, made on the host once: a captured graph may not copy them."""
+    """The tables on a device, created once and cached: a captured graph must not copy them from the host."""
     levels = turboquant_levels(dim, bits)
     boundaries = (levels[1:] + levels[:-1]) / 2
     return TurboQuantTables(sign_table(dim, device), levels.to(device), boundaries.to(device))

@@ -1,4 +1,4 @@
-"""TurboQuant for keys and values: a vector is a scale and a rotated direction in 2, 3 or 4 bits a coordinate.
+"""TurboQuant for keys and values: a vector is a scale and a rotated direction in 2, 3 or 4 bits per coordinate.
 
     codes  uint8 [..., d*bits/8]   │ lowest bits first, see bits.py │   head of 256: 64, 96 or 128 bytes
     scale  float16 [...]           │ lo hi │                                        + 2 bytes
@@ -6,11 +6,11 @@
     encode   y = H (signs * x / |x|) / sqrt(d);   code[i] = the level nearest y[i];   scale = |x| / |levels[codes]|
     decode   x = scale * signs * H levels[codes] / sqrt(d)
 
-H is the Walsh-Hadamard matrix, H H = d, so the rotation undoes itself. `signs` is a fixed table of ±1 from integer
-arithmetic, the levels come from `lloyd_max.py`: all devices agree on both. D, the codebook's error in units of |x|^2,
+H is the Walsh-Hadamard matrix, H H = d, so H / sqrt(d) is its own inverse. `signs` is a fixed table of ±1 from integer
+arithmetic, the levels come from `lloyd_max.py`: both are equal on all devices. D, the codebook error in units of |x|^2,
 is .1167, .0343 and .0094 for d = 256 and 2, 3 and 4 bits. A plain centroid vector c is too short, |c|^2 = 1 - D; the
-scale makes its length right, the radial part of the error is gone, and what is left is .120, .0344 and .0093. The
-writer divides by |c| once, so that a reader, who sees a token at every step, only multiplies.
+scale corrects its length, which removes the radial part of the error and leaves .120, .0344 and .0093. The encoder
+divides by |c| once, so that the decoder, which runs for every token at every step, only multiplies.
 
 All sums over a vector run as a fixed tree of element-wise additions, so a vector's bytes do not depend on its batch.
 """
@@ -48,7 +48,7 @@ def encode_turboquant(x: Tensor, bits: int) -> dict[str, Tensor]:
     _check_dim(x.shape[-1])
     wide = x.to(torch.float32)
     largest = wide.abs().amax(-1, keepdim=True).clamp(min=torch.finfo(torch.float32).tiny)
-    scaled = wide / largest  # squares of bf16 values can leave float32; these cannot
+    scaled = wide / largest  # squares of bf16 values can overflow float32; these cannot
     length = _length(scaled).unsqueeze(-1)
     unit = scaled / length.clamp(min=torch.finfo(torch.float32).tiny)
     levels = turboquant_levels(x.shape[-1], bits, x.device)
@@ -59,7 +59,7 @@ def encode_turboquant(x: Tensor, bits: int) -> dict[str, Tensor]:
 
 
 def decode_turboquant(codes: Tensor, scale: Tensor, bits: int) -> Tensor:
-    """float32 [..., d]; its length is that of the vector encoded, up to the scale's rounding."""
+    """float32 [..., d]; its length is that of the encoded vector, up to the scale's rounding."""
     _check_bits(bits)
     indices = unpack_bits(codes, bits)
     centroids = turboquant_levels(indices.shape[-1], bits, codes.device)[indices.to(torch.int32)]
@@ -67,7 +67,7 @@ def decode_turboquant(codes: Tensor, scale: Tensor, bits: int) -> Tensor:
 
 
 def rotate(x: Tensor) -> Tensor:
-    """float32 [..., d] times the signs, then the Hadamard transform; keeps lengths and inner products."""
+    """float32 [..., d] times the signs, then the Hadamard transform; preserves lengths and inner products."""
     return hadamard(x * sign_table(x.shape[-1], x.device))
 
 
@@ -105,7 +105,7 @@ def _signs(dim: int) -> tuple[float, ...]:
 
 
 def _splitmix64(index: int) -> int:
-    """Output number `index` of Steele, Lea and Flood's splitmix64 generator."""
+    """Output `index` of Steele, Lea and Flood's splitmix64 generator."""
     mask = 2**64 - 1
     z = (SIGN_SEED + (index + 1) * 0x9E3779B97F4A7C15) & mask
     z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & mask
@@ -116,14 +116,14 @@ def _splitmix64(index: int) -> int:
 def _length(x: Tensor) -> Tensor:
     """The length of float32 vectors [..., d], rounded to nearest on every device.
 
-    torch's float32 root on a CPU is off by one unit in the last place for one number in eight, which moves codes that
-    lie on a boundary; rounding a float64 root gives the nearest float32.
+    torch's float32 square root on a CPU is off by one unit in the last place for one value in eight, which changes
+    codes at a boundary; rounding a float64 square root gives the nearest float32.
     """
     return _tree_sum(x * x).to(torch.float64).sqrt().to(torch.float32)
 
 
 def _tree_sum(x: Tensor) -> Tensor:
-    """Sum over the last dimension, a power of two long, halves onto halves."""
+    """Sum over the last dimension, whose size is a power of two, by adding halves."""
     while x.shape[-1] > 1:
         left, right = x.chunk(2, dim=-1)
         x = left + right
@@ -137,4 +137,4 @@ def _check_dim(dim: int) -> None:
 
 def _check_bits(bits: int) -> None:
     if bits not in (2, 3, 4):
-        raise UnsupportedError(f"TurboQuant has 2, 3 or 4 bits a coordinate, not {bits}.")
+        raise UnsupportedError(f"TurboQuant has 2, 3 or 4 bits per coordinate, not {bits}.")

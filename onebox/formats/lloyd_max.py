@@ -4,12 +4,12 @@ A coordinate of a uniformly random unit vector in d dimensions has density
 
     f(x) = Gamma(d/2) / (sqrt(pi) Gamma((d-1)/2)) * (1 - x*x) ** ((d-3)/2)      on [-1, 1], about N(0, 1/d)
 
-Levels are symmetric; the solver works on the positive half, cut at boundaries halfway between levels:
+Levels are symmetric; the solver works on the positive half, with cell boundaries halfway between levels:
 
     0 = b0 ── c1 ── b1 ── c2 ── b2 ── ... ── cn ── bn = 1       b(i) = (c(i) + c(i+1)) / 2
                                                                 c(i) = mean of f over [b(i-1), b(i)]
 
-and repeats both rules until nothing moves. Plain float64 Python: the same table on every device.
+and repeats both rules until convergence. Plain float64 Python: the same table on every device.
 """
 
 import math
@@ -20,7 +20,7 @@ from onebox.spec.errors import UnsupportedError
 
 __all__ = ["lloyd_max_levels"]
 
-_SIMPSON_STEPS = 32  # per cell; cells are about one standard deviation wide, so mass is good to about 1e-9
+_SIMPSON_STEPS = 32  # per cell; cells are about one standard deviation wide, so mass is accurate to about 1e-9
 _MAX_ITERATIONS = 5000
 _TOLERANCE = 1e-12
 
@@ -42,10 +42,10 @@ def lloyd_max_levels(dim: int, bits: int) -> tuple[float, ...]:
 
 
 def _improve(levels: list[float], dim: int) -> list[float]:
-    """One Lloyd step on the positive half: boundaries to midpoints, levels to the means between them."""
+    """One Lloyd step on the positive half: boundaries become midpoints, levels the means between them."""
     bounds = [0.0, *((a + b) / 2 for a, b in pairwise(levels)), 1.0]
     masses = [_mass(a, b, dim) for a, b in pairwise(bounds[:-1])]
-    masses.append(0.5 - sum(masses))  # the last cell is long and nearly empty: what the others leave
+    masses.append(0.5 - sum(masses))  # the last cell is long and nearly empty: the remainder
     moments = [_moment(a, b, dim) for a, b in pairwise(bounds)]
     return [moment / mass for moment, mass in zip(moments, masses, strict=True)]
 

@@ -7,7 +7,7 @@
     nibble   s e e m     code  0   1    2   3    4   5   6   7    (bit 3 is the sign: 8..15 are the negatives)
                          value 0  0.5   1  1.5   2   3   4   6
 
-Two dialects write the same numbers:
+Two dialects store the same values:
 
                      name of packed   name of global          shape  W =                           a scale of 0 becomes
     llm-compressor   weight_packed    weight_global_scale     [1]    value * (scale / global)      1/8
@@ -47,7 +47,7 @@ E2M1_VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -
 
 
 class Dialect(StrEnum):
-    """Who wrote the file, which decides whether the global scale divides or multiplies."""
+    """The tool that wrote the file, which determines whether the global scale divides or multiplies."""
 
     LLM_COMPRESSOR = "llm-compressor"
     MODELOPT = "modelopt"
@@ -62,7 +62,7 @@ class NVFP4(NamedTuple):
 
 
 def nvfp4_global_scale(weight: Tensor, dialect: Dialect) -> Tensor:
-    """The tensor's own global scale; matrices to be fused should share the one of their largest weight."""
+    """The tensor's own global scale; matrices that will be fused should share that of their largest weight."""
     largest = absmax(weight, tuple(range(weight.ndim))).to(torch.float32).clamp(min=torch.finfo(torch.float32).tiny)
     if Dialect(dialect) is Dialect.MODELOPT:
         return (largest / (E2M1_MAX * E4M3_MAX)).clamp(min=torch.finfo(torch.float32).tiny)
@@ -71,7 +71,7 @@ def nvfp4_global_scale(weight: Tensor, dialect: Dialect) -> Tensor:
 
 
 def quantize_nvfp4(weight: Tensor, dialect: Dialect, global_scale: Tensor | None = None) -> NVFP4:
-    """A weight [out, in], in a multiple of 16, in float32 arithmetic; `global_scale` replaces the tensor's own."""
+    """Quantises a weight [out, in], in a multiple of 16, in float32; `global_scale` replaces the tensor's own."""
     check_weight(weight)
     if weight.shape[1] % GROUP:
         raise MismatchError(f"NVFP4 needs a multiple of {GROUP} input columns, not {weight.shape[1]}.")
@@ -98,8 +98,8 @@ def dequantize_nvfp4(packed: Tensor, scale: Tensor, global_scale: Tensor, dialec
 def round_e2m1(values: Tensor) -> Tensor:
     """Codes, uint8, of float32 values; beyond ±6 saturates, -0.0 has code 0, a negative rounded to zero code 8."""
     size = values.abs().clamp_(max=E2M1_MAX)
-    # Codes are 1/2 apart up to 2, 1 apart up to 4, 2 apart up to 6. Rounded on each of these grids, ties to the even
-    # number, the grid that belongs is the one with the smallest code.
+    # Codes are 1/2 apart up to 2, 1 apart up to 4, 2 apart up to 6. Rounded on each of these grids, ties to even,
+    # the smallest of the three codes is that of the right grid.
     code = (size * 2).round_()
     code = torch.minimum(code, size.round().add_(2))
     code = torch.minimum(code, size.div_(2).round_().add_(4))
@@ -126,7 +126,7 @@ def _quantize_rows(rows: Tensor, shared: Tensor, dialect: Dialect) -> tuple[Tens
 def _group_scale(largest: Tensor, global_scale: Tensor, dialect: Dialect) -> Tensor:
     """FP8 scales [out, groups], never zero."""
     if Dialect(dialect) is Dialect.MODELOPT:
-        # A group too small for FP8 keeps the smallest scale there is; only a group of zeros gets the 1.
+        # A group whose scale underflows FP8 gets the smallest FP8 scale; only a group of zeros gets 1.
         wanted = (largest / (E2M1_MAX * global_scale)).clamp(E4M3_SMALLEST, E4M3_MAX)
         return torch.where(largest == 0, torch.ones_like(wanted), wanted).to(torch.float8_e4m3fn)
     stored = (global_scale * (largest / E2M1_MAX)).clamp(max=E4M3_MAX).to(torch.float8_e4m3fn).to(torch.float32)
@@ -134,7 +134,7 @@ def _group_scale(largest: Tensor, global_scale: Tensor, dialect: Dialect) -> Ten
 
 
 def _step(scale: Tensor, global_scale: Tensor, dialect: Dialect) -> Tensor:
-    """What one unit of a code is worth, float32 [out, groups]."""
+    """The weight of one unit of a code's value, float32 [out, groups]."""
     wide = scale.to(torch.float32)
     return wide * global_scale if Dialect(dialect) is Dialect.MODELOPT else wide / global_scale
 

@@ -1,10 +1,10 @@
-"""compressed-tensors `pack-quantized`: INT4 and INT8 matrices in 32-bit words, drawn for 4 bits.
+"""compressed-tensors `pack-quantized`: INT4 and INT8 matrices in 32-bit words, shown for 4 bits.
 
 weight_packed      int32 [out, ceil(in/8)]      word (o, c): columns 8c..8c+7, lowest nibble first
-weight_scale       any   [out, groups]          groups = 1 when there is one scale a row
-weight_shape       int64 [2]                    out, in: the last word of a row may be part empty (0 bits)
+weight_scale       any   [out, groups]          groups = 1 if there is one scale per row
+weight_shape       int64 [2]                    out, in: the last word of a row may be padded (0 bits)
 weight_zero_point  int32 [ceil(out/8), groups]  asymmetric only; packed along the OUTPUT: word (r, g) = rows 8r..8r+7
-weight_g_idx       int32 [in]                   only when columns were reordered into groups
+weight_g_idx       int32 [in]                   only if columns were reordered into groups
 
 bit of weight_packed[o, c]   31..28  27..24  23..20  19..16  15..12  11..8    7..4    3..0
 input column k                8c+7    8c+6    8c+5    8c+4    8c+3    8c+2    8c+1     8c
@@ -23,7 +23,7 @@ __all__ = ["pack_quantized", "unpack_quantized"]
 
 
 def pack_quantized(matrix: GroupInt) -> dict[str, Tensor]:
-    """The module's tensors by their name in the file (layout above); optional ones only when the matrix has them."""
+    """The module's tensors by suffix (layout above); optional ones only if the matrix has them."""
     tensors = {
         "weight_packed": pack_words(matrix.codes, matrix.bits),
         "weight_scale": matrix.scales,
@@ -46,7 +46,7 @@ def unpack_quantized(
     bits: int = 4,
     group_size: int | None = None,
 ) -> GroupInt:
-    """The matrix behind one module's tensors; `group_size` as the config says (None or -1: groups of equal size)."""
+    """Unpacks one module's tensors; `group_size` is the config's value (None or -1: groups of equal size)."""
     rows, columns = (int(size) for size in weight_shape)
     if weight_packed.ndim != 2 or weight_packed.shape[0] != rows or weight_scale.ndim != 2:
         raise MismatchError(
@@ -75,5 +75,5 @@ def _group_size(columns: int, groups: int, told: int | None) -> int:
     if told is not None and told != -1:
         return told
     if columns % groups:
-        raise MismatchError(f"{columns} columns in {groups} groups are uneven: say the group size.")
+        raise MismatchError(f"{columns} columns in {groups} groups are uneven: give the group size.")
     return columns // groups

@@ -1,8 +1,8 @@
-"""What every weight quantiser of this room does before it divides: find the largest magnitude, make a storable scale.
+"""Common steps of all weight quantisers: the largest magnitude, the scale as stored, quantisation in slabs.
 
     absmax ──/ divisor──▶ float32 ──round to the stored dtype──▶ 0 ? replacement ──▶ stored scale ──▶ codes = w / scale
 
-Codes are always made from the scale as stored, so that a reader who multiplies them back meets no second rounding.
+Codes are always computed from the scale as stored, so that dequantising adds no second rounding.
 
     rows of a weight  ──▶ slab 0 ─ float32 ─ codes ┐
                       ──▶ slab 1 ─ float32 ─ codes ┴─▶ all codes         a slab's float32 copy stays in the cache
@@ -22,7 +22,7 @@ SLAB_ELEMENTS = 1 << 20
 
 
 def check_weight(weight: Tensor) -> None:
-    """Refuse anything but a floating-point matrix [out, in] with at least one element."""
+    """Rejects anything but a floating-point matrix [out, in] with at least one element."""
     if weight.ndim != 2 or weight.numel() == 0 or not weight.is_floating_point() or weight.element_size() == 1:
         raise MismatchError(
             f"A weight to quantise must be a non-empty float16, bfloat16 or float32 matrix [out, in], "
@@ -31,7 +31,7 @@ def check_weight(weight: Tensor) -> None:
 
 
 def absmax(values: Tensor, dim: int | tuple[int, ...]) -> Tensor:
-    """Largest magnitude over `dim`; infinite and NaN weights are refused."""
+    """Largest magnitude over `dim`; infinite and NaN weights are rejected."""
     largest = torch.maximum(values.amax(dim), -values.amin(dim))  # two reductions, no copy of |values|
     if not bool(torch.isfinite(largest).all()):
         raise UnsupportedError("The weight holds infinite or NaN values, which cannot be quantised; check its source.")
@@ -43,7 +43,7 @@ def quantize_in_slabs(
 ) -> tuple[Tensor, Tensor]:
     """(codes, scales) of a weight whose rows are independent in groups of `multiple`, about SLAB_ELEMENTS at a time.
 
-    `quantize_rows` gets float32 rows [n, in]. The result does not depend on the slabs; the time does, five times over.
+    `quantize_rows` gets float32 rows [n, in]. The slab size does not affect the result, but the time by a factor of 5.
     """
     rows = max(1, SLAB_ELEMENTS // weight.shape[1] // multiple) * multiple
     starts = range(0, weight.shape[0], rows)
@@ -59,7 +59,7 @@ def check_scale_dtype(dtype: torch.dtype) -> None:
 
 
 def store_scale(scale: Tensor, dtype: torch.dtype, when_zero: float) -> Tensor:
-    """Round float32 scales to `dtype`; what becomes 0 turns into `when_zero`, what would become infinite is refused."""
+    """Rounds float32 scales to `dtype`; 0 is replaced by `when_zero`, overflow to infinity is rejected."""
     stored = scale.to(dtype)
     if bool(torch.isinf(stored).any()):
         raise UnsupportedError(f"A scale of {float(scale.max()):.3g} does not fit {dtype}; store wider scales.")

@@ -23,7 +23,7 @@ def make_inputs(
 ) -> dict[str, Any]:
     """Arguments of `paged_attention`: sequence s has lengths[s] tokens in shuffled pages and rows[s] query rows.
 
-    heads is (query heads, KV heads, head dimension). Tokens come from a generator per sequence, pages of one pool.
+    heads is (query heads, KV heads, head dimension). Each sequence has its own generator; all pages are in one pool.
     """
     query_heads, kv_heads, dim = heads
     counts = [-(-length // PAGE_TOKENS) for length in lengths]
@@ -96,7 +96,7 @@ _PAGED_CASES = [
     *(_decode("decode", True, name=name, heads=_122B, lengths=[1300, 700], rows=[3, 3]) for name in _FORMATS),
     *(_prefill("prefill", True, name=name, heads=_122B, starts=[64], rows=[130]) for name in _FORMATS),
     *(_decode("long", True, name=name, heads=_122B, lengths=[15000], rows=[1]) for name in _FORMATS),
-    # Of one token there is nothing to round in bfloat16, so that codes can be compared.
+    # One visible token: nothing is rounded in bfloat16, so codes can be compared.
     _rows("gated", True, name="bf16", heads=_122B, lengths=[1, 1, 1], rows=[1, 1, 1]),
     _decode("decode", True, name="turboquant_k3v2", heads=_122B, lengths=[1300, 700], rows=[3, 3]),
     _decode("decode", True, name="turboquant_k4v4", heads=_35B, lengths=[1300, 700], rows=[3, 1]),
@@ -110,7 +110,7 @@ _LAST_POSITION = 262_143
 
 
 def _positions(rows: int, is_image: bool) -> torch.Tensor:
-    """[3, R]: text counts up to the longest context, all axes alike; an image's axes go their own ways."""
+    """[3, R]: for text all axes equal, up to the longest context; for an image the axes differ."""
     if is_image:
         return torch.randint(0, _LAST_POSITION + 1, (3, rows), generator=generator(rows))
     return torch.arange(_LAST_POSITION + 1 - rows, _LAST_POSITION + 1).expand(3, rows)
@@ -190,7 +190,7 @@ def _inputs(
         key[2] *= 1e-6
         value[2] = 0
         key[3] *= 1e6
-        value[3, :, 0] = 300.0  # one coordinate that dwarfs the others
+        value[3, :, 0] = 300.0  # one coordinate much larger than the others
     return {
         "pages": allocate(KVFormat.parse(name), num_pages, PAGE_TOKENS, kv_heads, head_dim, device),
         "key": key.to(dtype).to(device),
@@ -247,7 +247,7 @@ def _heads_case(
 
 
 def _paged_inputs(device: torch.device, kv: str, **shape: Any) -> dict[str, Any]:
-    """The same with pages to write to; the second row is written nowhere."""
+    """`_heads_inputs` with pages to write; the second row is skipped."""
     arguments = _heads_inputs(device, **shape)
     pages = allocate(KVFormat.parse(kv), 4, 64, arguments.pop("num_kv_heads"), shape["dims"][0], device)
     slots = torch.randperm(4 * 64, generator=generator(shape["rows"]))[: shape["rows"]]
@@ -299,7 +299,7 @@ _GATE_HEADS = 4
 def _gate_inputs(device: torch.device, rows: int, width: int, dtype: torch.dtype) -> dict[str, Any]:
     draw = partial(torch.randn, generator=generator(rows * width))
     heads = (rows, _GATE_HEADS, width // _GATE_HEADS)
-    # Logits wide enough that some sigmoids are all but 0 and 1.
+    # Logits large enough that some sigmoids are almost 0 or 1.
     gate = 12 * draw(*heads)
     return {"attended": draw(*heads).to(dtype).to(device), "gate": gate.to(dtype).to(device)}
 

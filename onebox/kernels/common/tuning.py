@@ -51,7 +51,7 @@ _set: dict[str, LaunchOptions] = {}
 
 
 class Tunable:
-    """A kernel whose launch options are looked up by its name and the shape that it is launched for."""
+    """A kernel with launch options that are looked up by its name and the shape of the launch."""
 
     def __init__(self, name: str, tried: tuple[LaunchOptions, ...] = MODES) -> None:
         """`tried` are the candidates that `onebox tune` measures, in order."""

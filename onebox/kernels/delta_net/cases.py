@@ -15,7 +15,7 @@ __all__ = ["CASES", "QWEN_122B", "TINY", "DeltaShape", "delta_inputs"]
 
 @dataclass(frozen=True)
 class DeltaShape:
-    """The sizes of a DeltaNet layer, M, the most tokens of a step, and the convolution's taps."""
+    """The sizes of a DeltaNet layer, M (the most tokens of a step) and the convolution's taps."""
 
     num_key_heads: int
     num_heads: int
@@ -47,7 +47,7 @@ def delta_inputs(
     """Arguments of a step, or of a prefill without `num_accepted`: lengths[s] rows each, slots in reverse order."""
     rows, heads = sum(lengths), shape.num_heads
     draw = partial(torch.randn, generator=generator(shape.conv_dim + rows))
-    # As one projection makes them: qkv, a and b side by side. Decays run from hardly any to nearly all.
+    # Columns of one projection: qkv, a and b. Decays range from almost none to almost all.
     projected = draw(rows, shape.conv_dim + 2 * heads).to(dtype).to(device)
     parts = projected.tensor_split([shape.conv_dim, shape.conv_dim + heads], dim=1)
     qkv, a, b = parts if is_strided else [part.contiguous() for part in parts]
@@ -151,7 +151,7 @@ def _inputs(
 
 
 def _cut(whole: Tensor, count: int) -> Tensor:
-    """Parts [count, R, N] of [R, N] that add up to nearly it."""
+    """Parts [count, R, N] with a sum of approximately `whole` [R, N]."""
     noise = torch.randn(count, *whole.shape, generator=generator(count)).to(whole.device)
     return whole / count + noise - noise.mean(0)
 

@@ -98,8 +98,8 @@ def _slots_inputs(device: torch.device, shape: _Shape, shared: str | None, dtype
         matrix = torch.randn(hidden, inner, generator=draw) * inner**-0.5
         parts = torch.randn(3, rows, 2 * inner, generator=draw)
         if dtype == torch.bfloat16 and shared != "other":
-            # What is rounded in between would be rounded otherwise by a twin whose last bit differs: sigmoid(gate) is
-            # one, and the product fits.
+            # An intermediate rounding could differ between kernel and twin if a last bit differs: so sigmoid(gate) is
+            # one, and the product fits bfloat16.
             parts = (parts * 2).round().clamp(-8, 8)
             parts[0, :, :inner] += 64
         moved["shared"] = parts.to(device), None if shared == "other" else float_weight(shared, matrix, device)
@@ -298,7 +298,7 @@ _FULL = {
 
 def _gate_inputs(device: torch.device, op: str, rows: int, width: int, dtype: torch.dtype) -> dict[str, Any]:
     draw = partial(torch.randn, generator=generator(rows * width))
-    # Logits wide enough that some sigmoids are all but 0 and 1.
+    # Logits large enough that some sigmoids are almost 0 or 1.
     wide = 12 * draw(rows, width)
     arguments: dict[str, Any]
     if op == "swiglu":
@@ -307,7 +307,7 @@ def _gate_inputs(device: torch.device, op: str, rows: int, width: int, dtype: to
         arguments = {
             "routed": draw(rows, width),
             "shared": draw(rows, width).to(dtype),
-            # One column of a wider projection, as a router with the shared expert's gate appended gives it.
+            # One column of a wider projection: a router with the shared expert's gate appended.
             "shared_gate_logit": wide[:, :5].to(dtype).to(device)[:, 4],
         }
     return {name: tensor.to(device) for name, tensor in arguments.items()}

@@ -17,7 +17,7 @@ _Shape = tuple[int, int]  # columns and depth of a weight
 
 
 def activations(rows: int, columns: int, dtype: torch.dtype) -> Tensor:
-    """[rows, columns]: groups of very different size, one of them all zeros, one element far out."""
+    """[rows, columns]: groups of very different size, one of them all zeros, one outlier."""
     draw = partial(torch.randn, generator=generator(rows * columns))
     x = draw(rows, columns // 128, 128) * torch.exp(2 * draw(rows, columns // 128, 1))
     if rows:
@@ -51,7 +51,7 @@ def _linear(
 
 
 def fixed_rows(rows: int, columns: int, dtype: torch.dtype, *, is_normed: bool = True) -> FixedRows:
-    """Rows as a norm leaves them, their own sums of squares beside them, or rows as they are."""
+    """Rows with a pending norm division and their sums of squares, or rows without."""
     x = activations(rows, columns, dtype)
     squares = x.to(torch.float32).square().reshape(rows, columns // 128, 128).sum(-1) if is_normed else None
     return FixedRows(x, *fixed_point(x), squares, 1e-6)

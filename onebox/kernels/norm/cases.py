@@ -43,7 +43,7 @@ def _case(op: str, rows: int, hidden: int, dtype: torch.dtype, is_full: bool) ->
 
 
 def _narrowing_case(rows: int, hidden: int, is_full: bool) -> Case:
-    """A float32 sum whose norm is bfloat16."""
+    """A float32 sum with a bfloat16 norm."""
 
     def make(device: torch.device) -> dict[str, Any]:
         return _inputs(device, "rms_norm", rows, hidden, torch.float32) | {"dtype": torch.bfloat16}
@@ -70,7 +70,7 @@ def _sum_inputs(
         arguments |= {"shared": draw(shared, rows, hidden), "share": torch.sigmoid(draw(rows))}
     moved = {name: tensor.to(device) for name, tensor in arguments.items()}
     moved["residual"] = None if residual is None else (3 * draw(rows, hidden)).to(residual).to(device)
-    if by_row:  # the slots of experts lie behind one another in a row
+    if by_row:  # the slots of a row's experts are adjacent in memory
         moved["parts"] = moved["parts"].transpose(0, 1).contiguous().transpose(0, 1)
     return moved | {"eps": 1e-6, "dtype": dtype}
 

@@ -1,4 +1,4 @@
-"""Inputs of sampling: every way a row can take, mixed; ties, refused tokens, tiny vocabularies, logits not finite."""
+"""Inputs of sampling: all methods of a row, mixed; ties, masked tokens, tiny vocabularies, non-finite logits."""
 
 from functools import partial
 from typing import Any, NamedTuple
@@ -32,7 +32,7 @@ def _logits(kind: str, rows: int, vocabulary: int) -> torch.Tensor:
         return torch.zeros(rows, vocabulary).copysign(drawn)  # zeros of both signs, which are equal
     if kind == "refused":
         return drawn.masked_fill(torch.arange(vocabulary) % 7 != 3, float("-inf"))
-    if kind == "broken":  # a NaN, an infinity, nothing at all, by turns, and rows that are whole
+    if kind == "broken":  # in turn a NaN, an infinity, only -inf, and intact rows
         drawn[0::4, vocabulary // 3] = float("nan")
         drawn[1::4, vocabulary // 2] = float("inf")
         drawn[2::4] = float("-inf")
@@ -69,8 +69,8 @@ def _penalties(device: torch.device, rows: int, vocabulary: int, length: int) ->
 
 
 def _mask(device: torch.device, rows: int, vocabulary: int) -> dict[str, Any]:
-    # Nothing is refused here: the shared comparison takes differences, and two infinities have none. test_sampling.py
-    # compares refused tokens exactly.
+    # Nothing is masked here: the shared comparison subtracts, and infinity minus infinity is undefined.
+    # test_sampling.py compares masked tokens exactly.
     words = torch.full((rows, -(-vocabulary // 32)), -1, dtype=torch.int32)
     logits = torch.randn(rows, vocabulary, generator=generator(vocabulary))
     return {"logits": logits.to(device), "bitmask": words.to(device)}
