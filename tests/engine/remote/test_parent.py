@@ -327,7 +327,7 @@ def test_no_process_outlives_its_parent_even_when_that_is_killed(tmp_path, takes
         f"EngineProcess(FakeStarter(Path({str(starts)!r}), takes_s={takes_s})).wait_ready(); print('ready'); input()"
     )
     with subprocess.Popen(
-        [sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=Path(__file__).parents[2]
+        [sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=Path(__file__).parents[3]
     ) as parent:
         wait_until(lambda: starts.exists() and starts.read_text().endswith("\n"))
         if not takes_s:
