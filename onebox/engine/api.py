@@ -15,7 +15,7 @@ from onebox.engine.client import (
 )
 from onebox.engine.config import EngineConfig, SpeculationConfig, SpeculationMethod
 from onebox.engine.engine import Deliver, Engine
-from onebox.engine.grammar import Grammar, GrammarKind
+from onebox.engine.grammar.value import Grammar, GrammarError, GrammarKind
 from onebox.engine.prefix import PrefixStats
 from onebox.engine.remote.messages import Planned, Progress, StartPhase
 from onebox.engine.remote.parent import EngineProcess
@@ -66,6 +66,7 @@ __all__ = [
     "Finished",
     "FrozenTotals",
     "Grammar",
+    "GrammarError",
     "GrammarKind",
     "Health",
     "HealthStatus",

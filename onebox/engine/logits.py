@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from onebox.engine.grammar import Constraint
+from onebox.engine.grammar.constraint import Constraint
 from onebox.engine.request import SamplingParams, TokenLogprob
 
 if TYPE_CHECKING:

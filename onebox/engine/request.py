@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from onebox.engine.grammar import Grammar
+from onebox.engine.grammar.value import Grammar
 from onebox.spec.errors import OneboxError, UsageError
 
 __all__ = [
