@@ -24,7 +24,7 @@ class ArgumentTypes:
     def __init__(self, schema: Mapping[str, Any]) -> None:
         properties = _followed(schema, schema).get("properties")
         nodes = properties if isinstance(properties, Mapping) else {}
-        self._types = dict(zip(nodes, _types_of(list(nodes.values()), schema), strict=True))
+        self._types: dict[str, frozenset[str]] = dict(zip(nodes, _types_of(list(nodes.values()), schema), strict=True))
 
     def __contains__(self, key: str) -> bool:
         return key in self._types
