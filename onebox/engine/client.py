@@ -9,11 +9,13 @@ import contextlib
 import queue
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator
+from concurrent.futures import Future
 from dataclasses import replace
 from enum import StrEnum
 from typing import NamedTuple, Self
 
 from onebox.engine.config import EngineConfig
+from onebox.engine.grammar.value import Grammar
 from onebox.engine.request import (
     ContextTooLongError,
     EngineStoppedError,
@@ -84,6 +86,13 @@ class EngineClient(ABC):
     @abstractmethod
     def submit_all(self, requests: list[Request]) -> tuple["RequestHandle", ...]:
         """Accepts all of these or none."""
+
+    @abstractmethod
+    def check_grammar(self, grammar: Grammar) -> "Future[None]":
+        """Done when it is known that the grammar can be used, or failed with why not; cancelling it changes nothing.
+
+        Known grammars are answered at once. A submission checks its grammar too, and waits for it.
+        """
 
     @abstractmethod
     def abort(self, request_id: str) -> None:

@@ -83,7 +83,7 @@ class LogitsRules:
         sampling: SamplingParams,
         prompt: tuple[int, ...],
         stop_token_ids: frozenset[int],
-        constraint: Constraint | None,
+        constraint: Constraint | None = None,
     ) -> None:
         self._sampling = sampling
         self._stop_token_ids = tuple(sorted(stop_token_ids))
@@ -91,6 +91,10 @@ class LogitsRules:
         is_penalised = (sampling.presence_penalty, sampling.frequency_penalty, sampling.repetition_penalty) != (0, 0, 1)
         self._occurrences = _Occurrences(prompt) if is_penalised else None
         self._num_sampled = 0
+
+    def constrain(self, constraint: Constraint) -> None:
+        """Holds the answer to a grammar, before its first token."""
+        self._constraint = constraint
 
     def advance(self, token_ids: tuple[int, ...]) -> None:
         """Adds tokens of the answer."""

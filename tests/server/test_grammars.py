@@ -5,7 +5,7 @@ import json
 import pytest
 
 from onebox.engine.api import Grammar
-from onebox.engine.grammar import GrammarCompiler
+from onebox.engine.grammar.compiler import GrammarCompiler
 from onebox.server.grammars import after_reasoning, either, tool_calls
 from onebox.spec.errors import UsageError
 from onebox.text.parser import AnswerParser

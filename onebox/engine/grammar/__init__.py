@@ -6,7 +6,7 @@
 | `bounds.py` | those bounds: sizes, depths and counts, without the grammar library |
 | `library.py` | the only calls into the grammar library, with its limits |
 | `checks.py` | one grammar tried in full: compiled, a first mask, some walks |
-| `checker.py`, `check_process.py` | a process in which that is done, so that a crash or an endless loop costs one request |
+| `checker.py`, `check_process.py` | a process for that: a crash or an endless loop costs one request |
 | `compiler.py` | `GrammarCompiler`: verdicts and compiled grammars, made on threads of its own |
 | `constraint.py` | `Constraint`: one sequence's place in its grammar |
 """

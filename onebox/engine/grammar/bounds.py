@@ -13,7 +13,7 @@ from onebox.spec.errors import UsageError
 
 __all__ = [
     "MAX_CHOICES",
-    "MAX_TEXT_BYTES",
+    "MAX_GRAMMAR_BYTES",
     "check_choices",
     "check_lark",
     "check_regex",
@@ -21,7 +21,7 @@ __all__ = [
     "check_text",
 ]
 
-MAX_TEXT_BYTES = 512 * 1024
+MAX_GRAMMAR_BYTES = 512 * 1024
 """Of any grammar, composed ones included."""
 MAX_REGEX_BYTES = 16 * 1024
 MAX_CHOICES = 10_000
@@ -51,7 +51,7 @@ def check_text(text: str, name: str) -> None:
         raise UsageError(
             f"The {name} cannot be used: it holds half of a surrogate pair, which is no character."
         ) from None
-    _refuse_over(num_bytes, MAX_TEXT_BYTES, f"The {name} has {num_bytes} bytes")
+    _refuse_over(num_bytes, MAX_GRAMMAR_BYTES, f"The {name} has {num_bytes} bytes")
 
 
 def check_choices(num_choices: int) -> None:

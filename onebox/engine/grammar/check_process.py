@@ -1,4 +1,4 @@
-"""The checker's process: `python -m onebox.engine.grammar.check_process SOCKET PARENT`, started by `GrammarChecker` only.
+"""The checker's process: `python -m onebox.engine.grammar.check_process SOCKET PARENT`, of a `GrammarChecker`.
 
 It never touches a client's grammar itself: for each one it forks, and the fork is bounded in time, memory and stack. So
 the token table is built once, and a grammar that crashes the library or never ends costs a fork.
@@ -132,9 +132,8 @@ def _bound_memory() -> int:
 
 
 def _resident_bytes() -> int:
-    if sys.platform == "linux":
-        return _pages(1)
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    is_told = sys.platform == "linux"
+    return _pages(1) if is_told else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
 def _pages(place: int) -> int:

@@ -32,6 +32,12 @@ class GrammarChecker:
         self._is_ready = False
         self._is_closed = False
 
+    @property
+    def pid(self) -> int | None:
+        """Of the process, where there is one."""
+        process = self._process
+        return process.pid if process else None
+
     def start(self) -> None:
         """Starts the process, if none runs, and does not wait for it."""
         if self._is_closed:

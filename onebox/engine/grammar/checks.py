@@ -6,9 +6,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from onebox.engine.grammar.library import GrammarPlace, TokenMasks, compile_matcher, has_failed_lexer, refusal
+from onebox.engine.grammar.library import (
+    GrammarLimitError,
+    GrammarPlace,
+    TokenMasks,
+    compile_matcher,
+    has_failed_lexer,
+    refusal,
+)
 from onebox.engine.grammar.value import Grammar, GrammarError
-from onebox.spec.errors import UnsupportedError
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
@@ -51,14 +57,15 @@ def _compiled(tokenizer: "LLTokenizer", masks: TokenMasks, grammar: Grammar) -> 
     try:
         matcher = compile_matcher(tokenizer, grammar)
         words = GrammarPlace(masks, matcher).raw_mask()
-    except UnsupportedError as error:
-        raise refusal(grammar, f"it is too complex ({error})") from None
+    except GrammarLimitError as error:
+        is_empty = "NoExtensionBias" in error.reason
+        raise refusal(grammar, "no text fits it" if is_empty else f"it is too complex ({error.reason})") from None
     except GrammarError:
         for part in grammar.parts:
             _compiled(tokenizer, masks, part)
         raise
     has_text = bool((words & masks.text).any())
-    if matcher.stop_reason() == "NoExtensionBias" or not (has_text or matcher.is_accepting()):
+    if not (has_text or matcher.is_accepting()):
         raise refusal(grammar, "no text fits it")
     return matcher
 
@@ -78,6 +85,6 @@ def _walk(place: GrammarPlace, grammar: Grammar, seed: int, ended_at: float) -> 
                 raise refusal(grammar, f"it is too complex (one of its masks takes {slowest:.2f} s)")
             if place.is_complete or advanced_at > ended_at:
                 return None
-    except UnsupportedError as error:
-        return str(error)
+    except GrammarLimitError as error:
+        return error.reason
     return None

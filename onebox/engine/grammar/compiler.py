@@ -193,7 +193,7 @@ class GrammarCompiler:
         if self._threads:
             return
         self._checkers = [GrammarChecker(self._table, self._vocab_size) for _ in range(_NUM_CHECKERS)]
-        work = [
+        work: list[Callable[[], None]] = [
             *(partial(self._check_all, checker) for checker in self._checkers),
             *[self._compile_all] * _NUM_COMPILERS,
         ]

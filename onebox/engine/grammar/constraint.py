@@ -1,8 +1,8 @@
 """One sequence's place in its grammar: which tokens may come next, and which drafts are worth verifying.
 
-The place moves along the answer's own tokens only, and computes one mask at each of them, in order. So whether a grammar
-stays within the library's limits follows from the answer alone. Drafts are walked by a scout, which has a lexer of its
-own: the library keeps failures and what it has learnt in the lexer, which copies of a compiled grammar share.
+The place moves along the answer's own tokens only, and computes one mask at each of them, in order. So whether the
+answer stays within the library's limits follows from the answer alone. Drafts are walked by a scout with a lexer of its
+own: the library keeps failures, and what it has learnt, in the lexer, which copies of a compiled grammar share.
 """
 
 from typing import TYPE_CHECKING

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
 __all__ = [
+    "GrammarLimitError",
     "GrammarPlace",
     "TokenMasks",
     "Words",
@@ -47,15 +48,23 @@ _LIMITS = {
     "step_max_items": 15_000,
     "step_lexer_fuel": 200_000,
     "initial_lexer_fuel": 1_000_000,
-    "max_lexer_states": 50_000,
+    "max_lexer_states": 100_000,
     "max_grammar_size": 200_000,
     "verbose_errors": False,
 }
 """No mask and no step of a token takes longer than about 100 ms under these, whatever the grammar: the time grows with
-the third power of the items in a row. One object may still have about 150 optional properties. A lexer state takes 1 to
-2 kB."""
+the third power of the items in a row. One object may still have about 150 optional properties. A lexer state takes
+about 250 bytes, and a text of bounded length one for each character."""
 
 _MAX_MESSAGE = 300
+
+
+class GrammarLimitError(UnsupportedError):
+    """The library failed where a grammar had led it, for instance at one of its limits."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"The answer cannot be held to its grammar any longer ({reason}): simplify it.")
+        self.reason = reason
 
 
 def start_thread(target: Callable[[], None], name: str, stack_bytes: int) -> threading.Thread:
@@ -89,8 +98,8 @@ def compile_matcher(tokenizer: "LLTokenizer", grammar: Grammar) -> "LLMatcher":
 
     try:
         matcher = _guarded(build)
-    except UnsupportedError as error:
-        raise refusal(grammar, str(error)) from None
+    except GrammarLimitError as error:
+        raise refusal(grammar, error.reason) from None
     if matcher.is_error():
         raise refusal(grammar, matcher.get_error())
     return matcher
@@ -101,7 +110,7 @@ def has_failed_lexer(matcher: "LLMatcher") -> bool:
     copy = matcher.deep_copy()
     try:
         _guarded(copy.compute_bitmask)
-    except UnsupportedError:
+    except GrammarLimitError:
         return True
     return copy.is_error()
 
@@ -146,7 +155,7 @@ class TokenMasks:
 
 
 class GrammarPlace:
-    """One place in a compiled grammar, moved token by token. Every failure of the library is an UnsupportedError."""
+    """One place in a compiled grammar, moved token by token. Every failure of the library is a GrammarLimitError."""
 
     def __init__(self, masks: TokenMasks, matcher: "LLMatcher") -> None:
         self._masks = masks
@@ -196,8 +205,7 @@ class GrammarPlace:
     def _check(self) -> None:
         """Raises if the library failed, for instance on a state beyond its limits; it stays failed."""
         if self._matcher.is_error():
-            message = _sentence(self._matcher.get_error())
-            raise UnsupportedError(f"The answer cannot be held to its grammar any longer ({message}): simplify it.")
+            raise GrammarLimitError(_sentence(self._matcher.get_error()))
 
 
 def holds(words: Words, token_id: int) -> bool:
@@ -223,7 +231,7 @@ def _guarded(call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
     except (KeyboardInterrupt, SystemExit):
         raise
     except BaseException as error:
-        raise UnsupportedError(f"The grammar library failed ({_sentence(str(error))}): simplify the grammar.") from None
+        raise GrammarLimitError(_sentence(str(error))) from None
 
 
 def _sentence(message: str) -> str:
