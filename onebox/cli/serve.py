@@ -97,7 +97,14 @@ def _serve(options: _Options) -> None:
 
         with service.engine:
             app = create_app(service, options.settings)
-            run(app, bound, on_ready=say_ready, on_stop=service.engine.close, drain_s=options.http.shutdown_timeout)
+            run(
+                app,
+                bound,
+                on_ready=say_ready,
+                on_stop=service.engine.close,
+                drain_s=options.http.shutdown_timeout,
+                limits=options.settings.connections,
+            )
 
 
 def _load(options: _Options) -> "Service":

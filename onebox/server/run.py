@@ -8,20 +8,26 @@ import contextlib
 import signal
 import socket
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import uvicorn
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from onebox.engine.api import EngineStoppedError
 from onebox.server.anthropic_errors import AnthropicErrors
+from onebox.server.connection import BoundedConnection, raise_descriptor_limit
 from onebox.server.errors import error_response
+from onebox.server.settings import ConnectionLimits
 from onebox.spec.errors import OneboxError
 
-__all__ = ["Gate", "bind", "run"]
+__all__ = ["Gate", "HttpServer", "bind", "run"]
 
-MAX_HEADER_BYTES = 64 << 10
 RETRY_AFTER_S = 5
 """Retry-After of a stopping server: by then another one, or this one restarted, may be running."""
+BACKLOG = 256
+"""Connections that wait to be accepted, and those accepted in one turn of the event loop."""
+CHECK_TICKS = 5
+"""uvicorn's ticks, each a tenth of a second, between two checks of the connections' limits."""
 LAST_WRITE_S = 5
 """Connections still open after `on_stop` may write for so long before they are closed."""
 
@@ -46,26 +52,18 @@ def run(
     on_ready: Callable[[], None],
     on_stop: Callable[[], None],
     drain_s: float = 0.0,
+    limits: ConnectionLimits | None = None,
 ) -> None:
     """Serves until a signal, then lets running requests finish for at most `drain_s` seconds.
 
     `on_stop`, on a thread of its own, then ends what is still running, so that its clients receive an error.
     """
     gate = Gate(app)
-    config = uvicorn.Config(
-        gate,
-        # The same parser everywhere; its limit of headers is set here.
-        http="h11",
-        h11_max_incomplete_event_size=MAX_HEADER_BYTES,
-        log_level="warning",
-        access_log=False,
-        timeout_graceful_shutdown=LAST_WRITE_S,
-    )
-    asyncio.run(_serve(_Server(config, on_ready), gate, bound, on_stop, drain_s))
+    asyncio.run(_serve(HttpServer(gate, on_ready, limits or ConnectionLimits()), gate, bound, on_stop, drain_s))
 
 
 async def _serve(
-    server: "_Server", gate: "Gate", bound: socket.socket, on_stop: Callable[[], None], drain_s: float
+    server: "HttpServer", gate: "Gate", bound: socket.socket, on_stop: Callable[[], None], drain_s: float
 ) -> None:
     loop = asyncio.get_running_loop()
     draining: list[asyncio.Task[None]] = []
@@ -76,6 +74,7 @@ async def _serve(
 
     async def drain() -> None:
         gate.close()
+        server.close_incomplete()
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(gate.wait_empty(), drain_s)
         stop()
@@ -131,16 +130,47 @@ class Gate:
             self._left.set()
 
 
-class _Server(uvicorn.Server):
-    """Calls `on_ready` when it listens, and leaves signals alone: uvicorn would raise them again after a clean stop."""
+class HttpServer(uvicorn.Server):
+    """Holds connections to their limits, calls `on_ready` when it listens, and leaves signals alone.
 
-    def __init__(self, config: uvicorn.Config, on_ready: Callable[[], None]) -> None:
+    uvicorn would raise signals again after a clean stop.
+    """
+
+    def __init__(self, app: ASGIApp, on_ready: Callable[[], None], limits: ConnectionLimits) -> None:
+        num_connections = min(limits.max_connections, raise_descriptor_limit() // 2)
+        limits = replace(limits, max_connections=num_connections)
+        config = uvicorn.Config(
+            app,
+            http=type("_Connection", (BoundedConnection,), {"limits": limits}),
+            # An upgrade would take the connection out of its limits.
+            ws="none",
+            backlog=BACKLOG,
+            # Below it are lines that any client can cause, as many as it likes.
+            log_level="error",
+            access_log=False,
+            timeout_graceful_shutdown=LAST_WRITE_S,
+        )
         super().__init__(config)
         self._on_ready = on_ready
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         self._on_ready()
+
+    async def on_tick(self, counter: int) -> bool:
+        if counter % CHECK_TICKS == 0:
+            now = asyncio.get_running_loop().time()
+            for connection in self._connections():
+                connection.check(now)
+        return await super().on_tick(counter)
+
+    def close_incomplete(self) -> None:
+        """Closes the connections whose requests have not completely arrived."""
+        for connection in self._connections():
+            connection.close_incomplete()
+
+    def _connections(self) -> list[BoundedConnection]:
+        return [found for found in self.server_state.connections if isinstance(found, BoundedConnection)]
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:

@@ -1,13 +1,14 @@
 """Serves an application without an engine through `run`, for tests that stop it: arguments are the seconds to drain.
 
 POST /count streams numbers, three of them unless asked for more; what it would go on with ends when all is stopped.
+POST /read reads its body.
 """
 
 import asyncio
 import sys
 import threading
 
-from fastapi import FastAPI
+from fastapi import FastAPI, Request
 from fastapi.responses import StreamingResponse
 
 from onebox.server.run import bind, run
@@ -28,6 +29,11 @@ async def count(limit: int = 3):
         yield "done\n"
 
     return StreamingResponse(numbers())
+
+
+@app.post("/read")
+async def read(request: Request):
+    return {"length": len(await request.body())}
 
 
 @app.get("/health")
