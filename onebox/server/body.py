@@ -1,8 +1,8 @@
 """The JSON body of a request: measured, parsed and validated, away from the event loop unless it is small.
 
 Measuring comes first, since parsing can take more than a hundred bytes of memory for a byte of the body and does not
-let other threads run: how deep the body nests, how many values it has, and how much of it is text. Long strings
-without spaces, which are images and videos, may be long; all other text is far beyond any context at `MAX_TEXT_BYTES`.
+let other threads run: how deep the body nests, how many values it has, and how much of it is text. Strings that
+may be images and videos may be long; all other text is far beyond any context at `MAX_TEXT_BYTES`.
 """
 
 import json
@@ -179,6 +179,7 @@ def _refuse_beyond(num_values: int, num_strings: int, num_text: int) -> None:
 
 # Possessive: no way back is kept in memory.
 _STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
+_URL = re.compile(rb"(?:[\w+/=:;,.%-]|\\/)*+", re.ASCII)
 _BRACKETS = b"[]{}"
 _OTHERS = bytes(set(range(256)) - set(_BRACKETS))
 
@@ -190,14 +191,14 @@ def _string_end(data: bytes, quote: int) -> int:
         return len(data)
     if data[found - 1 : found] != b"\\":
         return found + 1
-    # With escapes it is text, whose length is limited.
+    # With an escaped quote it is text, whose length is limited.
     match = _STRING.match(data, quote, quote + MAX_TEXT_BYTES)
-    return match.end() if match else min(len(data), quote + 2 * MAX_TEXT_BYTES)
+    return match.end() if match else len(data)
 
 
 def _may_be_media(data: bytes, start: int, end: int) -> bool:
-    """Whether it is long and, as base64, without spaces and escaped quotes."""
-    return end - start > MEDIA_BYTES and data.find(b" ", start, start + MEDIA_BYTES) < 0
+    """Whether it is long and begins as base64 or a URL."""
+    return end - start > MEDIA_BYTES and bool(_URL.fullmatch(data, start + 1, start + MEDIA_BYTES))
 
 
 def _nested(data: bytes, start: int, end: int, depth: int) -> int:
