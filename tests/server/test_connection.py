@@ -12,7 +12,8 @@ import pytest
 from fastapi import FastAPI, Request
 from fastapi.responses import Response
 
-from onebox.server.run import HttpServer, bind
+from onebox.server.http import HttpServer
+from onebox.server.run import bind
 from onebox.server.settings import ConnectionLimits
 from tests.server.conftest import wait_until
 

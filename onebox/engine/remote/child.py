@@ -14,7 +14,7 @@ import threading
 from multiprocessing.connection import Connection
 from typing import Any, NoReturn
 
-from onebox.engine.client import Deliveries
+from onebox.engine.client import Deliveries, HealthStatus
 from onebox.engine.engine import Engine
 from onebox.engine.remote.messages import (
     Abort,
@@ -28,6 +28,7 @@ from onebox.engine.remote.messages import (
 )
 from onebox.engine.stats import EngineStats
 from onebox.spec.errors import OneboxError
+from onebox.spec.output import end_process, log_in_background
 
 __all__ = ["ParentConnection", "main"]
 
@@ -39,6 +40,8 @@ class ParentConnection:
     """The socket to the parent; any thread may send."""
 
     def __init__(self, connection: "Connection[Any, Any]") -> None:
+        self.engine: Engine | None = None
+        """Set once there is one."""
         self._connection = connection
         self._lock = threading.Lock()
 
@@ -57,7 +60,9 @@ class ParentConnection:
 
     def deliver(self, deliveries: Deliveries, stats: EngineStats, started_at: float) -> None:
         """Called by the engine's thread once a step."""
-        self.send(StepEvents(tuple(event for _, event in deliveries), stats, started_at))
+        health = self.engine.health() if self.engine else None
+        died = health.message if health and health.status is not HealthStatus.OK else None
+        self.send(StepEvents(tuple(event for _, event in deliveries), stats, started_at, died))
 
 
 def main(socket: int, parent_id: int) -> None:
@@ -66,9 +71,9 @@ def main(socket: int, parent_id: int) -> None:
     # too, while the parent lets running requests finish.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    logging.basicConfig(format="%(levelname)s %(name)s: %(message)s")
+    log_in_background()
     parent = ParentConnection(Connection(socket))
-    engine = _start(parent)
+    engine = parent.engine = _start(parent)
     if engine:
         # What was loaded stays. Without this, a collection walks all of it: a tenth of a second in some step.
         gc.collect()
@@ -131,8 +136,7 @@ def _end_with(parent_id: int) -> None:
 
 def _exit() -> NoReturn:
     """Ends the process at once: there is nothing to save, and tearing a CUDA context down can hang."""
-    logging.shutdown()
-    os._exit(0)
+    end_process(0)
 
 
 if __name__ == "__main__":
