@@ -91,11 +91,9 @@ class Engine(EngineClient):
         """The token table gives each token's bytes; without one, requests with a grammar are refused.
 
         `deliver` is called on the engine's thread once a step, also where the step has no events. Unless given, events
-        go to their handles. Where it is given, its owner also ends the requests that are open when the engine stops:
-        it has to say first that the engine has.
+        go to their handles.
         """
         self._config = config
-        self._fails_open = deliver is None
         self._deliver = deliver or _deliver_to_handles
         self._runner = runner
         self._grammars = GrammarCompiler(token_table, runner.vocab_size) if token_table else None
@@ -283,8 +281,6 @@ class Engine(EngineClient):
     def _fail_open(self) -> None:
         """Fails what is open when the engine stops, after the last step's events."""
         self._outbox.deliver()
-        if not self._fails_open:
-            return
         with self._changed:
             request_ids, message = self._open.ids(), self._stopped or "The engine stopped."
             self._scheduler.count_failed(len(request_ids))

@@ -15,7 +15,7 @@ import threading
 from multiprocessing.connection import Connection
 from typing import Any, NoReturn
 
-from onebox.engine.client import Deliveries
+from onebox.engine.client import Deliveries, HealthStatus
 from onebox.engine.engine import Engine
 from onebox.engine.remote.messages import (
     Abort,
@@ -41,6 +41,8 @@ class ParentConnection:
     """The socket to the parent; any thread may send."""
 
     def __init__(self, connection: "Connection[Any, Any]") -> None:
+        self.engine: Engine | None = None
+        """Set once there is one."""
         self._connection = connection
         self._lock = threading.Lock()
 
@@ -63,13 +65,16 @@ class ParentConnection:
 
     def deliver(self, deliveries: Deliveries, stats: EngineStats, started_at: float) -> list[Failed]:
         """Called by the engine's thread once a step; returns failures of requests whose events cannot be pickled."""
-        events = [event for _, event in deliveries]
+        events = tuple(event for _, event in deliveries)
+        health = self.engine.health() if self.engine else None
+        died = health.message if health and health.status is not HealthStatus.OK else None
         try:
-            self.send(StepEvents(tuple(events), stats, started_at))
+            self.send(StepEvents(events, stats, started_at, died))
         except Exception:
             # Pickling comes before anything is sent.
             failed = {event.request_id: _unsent(event) for event in events if not _can_send(event)}
-            self.send(StepEvents(tuple(e for e in events if e.request_id not in failed), stats, started_at))
+            rest = tuple(event for event in events if event.request_id not in failed)
+            self.send(StepEvents(rest, stats, started_at, died))
             return list(failed.values())
         return []
 
@@ -95,7 +100,7 @@ def main(socket: int, parent_id: int) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     logging.basicConfig(format="%(levelname)s %(name)s: %(message)s")
     parent = ParentConnection(Connection(socket))
-    engine = _start(parent)
+    engine = parent.engine = _start(parent)
     if engine:
         # What was loaded stays. Without this, a collection walks all of it: a tenth of a second in some step.
         gc.collect()
