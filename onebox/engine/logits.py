@@ -167,7 +167,7 @@ class LogitsRules:
         sampling = self._sampling
         banned = self._stop_token_ids if self._num_sampled + len(before) < sampling.min_tokens else _NO_IDS
         if mask is not None and not mask.any():
-            raise UnsupportedError("its grammar allows no token at all after what it has answered so far")
+            raise UnsupportedError("The grammar allows no token at all after what was answered so far: change it.")
         if mask is not None and len(banned) and not _without(mask, banned).any():
             banned = _NO_IDS  # a grammar that allows only end tokens takes precedence over min_tokens
         penalties = None

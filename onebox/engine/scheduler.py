@@ -436,8 +436,9 @@ class Scheduler:
         if not isinstance(error, OneboxError | ArithmeticError):
             _log.error("request %s failed", sequence.request.request_id, exc_info=error)
             self.check()
-        message = f"The model could not compute this request: {_reason(error)}."
-        return Failed(sequence.request.request_id, message, is_refusal=isinstance(error, OneboxError))
+        if isinstance(error, OneboxError):
+            return Failed(sequence.request.request_id, str(error), is_refusal=True)
+        return Failed(sequence.request.request_id, f"The model could not compute this request: {_reason(error)}.")
 
     def _remove(self, sequence: Sequence) -> None:
         """Frees what it holds and takes it out of the queue; one that is out already stays so."""
@@ -497,12 +498,12 @@ def _fewest(candidates: list[Sequence], is_enough: Callable[[list[Sequence]], bo
 
 
 def _reason(error: BaseException) -> str:
-    """An error as the end of a sentence."""
-    if isinstance(error, OneboxError | ArithmeticError):
+    """An error that is not the request's own, as the end of a sentence."""
+    if isinstance(error, ArithmeticError):
         return str(error).rstrip(".") or "its numbers are not finite"
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
         return "there is not enough memory for it"
-    return f"of an internal error ({type(error).__name__}), which the log describes"
+    return f"there was an internal error ({type(error).__name__}), which the log describes"
 
 
 def _shares(remaining: list[int], budget: int, turn: int) -> list[int]:
