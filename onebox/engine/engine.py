@@ -256,6 +256,8 @@ class Engine(EngineClient):
         """Delivers events that arose between two steps, after those of the step before."""
         if events:
             self._outbox.deliver()
+            with self._changed:
+                self._stats = self._scheduler.stats()
             self._route(events, time.monotonic())
 
     def _route(self, events: list[Event], started_at: float) -> None:

@@ -11,6 +11,7 @@ from fastapi import FastAPI
 from fastapi.responses import StreamingResponse
 
 from onebox.server.run import bind, run
+from onebox.spec.output import end_process, say
 
 app = FastAPI()
 stopped = threading.Event()
@@ -43,13 +44,9 @@ async def version():
 def main():
     with bind("127.0.0.1", 0) as bound:
         url = f"http://127.0.0.1:{bound.getsockname()[1]}"
-        run(app, bound, lambda: say(url), stopped.set, drain_s=float(sys.argv[1]))
+        status = run(app, bound, lambda: say(url), stopped.set, drain_s=float(sys.argv[1]))
     say("Stopped.")
-
-
-def say(line):
-    sys.stdout.write(f"{line}\n")
-    sys.stdout.flush()
+    end_process(status)
 
 
 if __name__ == "__main__":

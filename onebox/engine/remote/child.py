@@ -30,6 +30,7 @@ from onebox.engine.remote.messages import (
 from onebox.engine.request import Event, Failed
 from onebox.engine.stats import EngineStats
 from onebox.spec.errors import OneboxError
+from onebox.spec.output import end_process, log_in_background
 
 __all__ = ["ParentConnection", "main"]
 
@@ -98,7 +99,7 @@ def main(socket: int, parent_id: int) -> None:
     # too, while the parent lets running requests finish.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    logging.basicConfig(format="%(levelname)s %(name)s: %(message)s")
+    log_in_background()
     parent = ParentConnection(Connection(socket))
     engine = parent.engine = _start(parent)
     if engine:
@@ -163,8 +164,7 @@ def _end_with(parent_id: int) -> None:
 
 def _exit() -> NoReturn:
     """Ends the process at once: there is nothing to save, and tearing a CUDA context down can hang."""
-    logging.shutdown()
-    os._exit(0)
+    end_process(0)
 
 
 if __name__ == "__main__":
