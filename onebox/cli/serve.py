@@ -106,8 +106,8 @@ def _serve(options: _Options) -> int:
 
         with engine:
             app = create_app(service, options.settings)
-            drain_s = options.http.shutdown_timeout
-            return run(app, bound, say_ready, engine.close, drain_s, engine.wait_failed)
+            drain_s, limits = options.http.shutdown_timeout, options.settings.connections
+            return run(app, bound, say_ready, engine.close, drain_s, engine.wait_failed, limits)
 
 
 def _load(options: _Options) -> "tuple[Service, EngineProcess]":

@@ -2,6 +2,7 @@
 
 POST /count streams numbers, three of them unless asked for more; what it would go on with ends when all is stopped.
 Others hang in a thread or in the event loop, or report that nothing can be served any more.
+POST /read reads its body.
 """
 
 import asyncio
@@ -9,9 +10,10 @@ import sys
 import threading
 import time
 
-from fastapi import FastAPI
+from fastapi import FastAPI, Request
 from fastapi.responses import StreamingResponse
 
+from onebox.server import http
 from onebox.server import run as running
 from onebox.spec.output import end_process, say
 
@@ -49,6 +51,11 @@ async def fail():
     failed.set()
 
 
+@app.post("/read")
+async def read(request: Request):
+    return {"length": len(await request.body())}
+
+
 @app.get("/health")
 async def health():
     return {"status": "ok"}
@@ -60,7 +67,8 @@ async def version():
 
 
 def main():
-    running.LAST_WRITE_S, running.ENDING_S = 1, 2
+    running.LAST_WRITE_S = http.LAST_WRITE_S = 1
+    running.ENDING_S = 2
     with running.bind("127.0.0.1", 0) as bound:
         url = f"http://127.0.0.1:{bound.getsockname()[1]}"
         drain_s = float(sys.argv[1])
