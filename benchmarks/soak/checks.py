@@ -1,0 +1,164 @@
+"""The promises, each as a function of what was seen: no server, no clock. An empty list is a promise kept."""
+
+import itertools
+import json
+import re
+import statistics
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+__all__ = [
+    "HealthSample",
+    "MemoryChange",
+    "QuietState",
+    "check_error",
+    "check_log_line",
+    "check_quiet",
+    "compare_quarters",
+    "longest_wait_s",
+    "summarize_health",
+]
+
+MAX_ERROR_BYTES = 16 << 10
+"""A refusal does not repeat what was sent."""
+RSS_TOLERANCE = 0.02
+_THREAD_SLACK = 48
+"""Pools start threads as they need them; their limits together."""
+_BAD_LINES = re.compile(
+    r"Traceback|Task exception was never retrieved|was never awaited|Fatal Python error|Segmentation fault"
+    r"|\bdied\b|\bERROR\b|Exception|core dumped|\bMemoryError\b"
+)
+_ENGINE_LINES = re.compile(r"the engine died|engine runs again")
+
+
+class HealthSample(NamedTuple):
+    """One probe of /health. `delay_s` is how long the server's thread waited for a core meanwhile."""
+
+    at: float
+    latency_s: float
+    status: int
+    """0: no answer."""
+    delay_s: float = 0.0
+
+    @property
+    def net_s(self) -> float:
+        """Without the time that other processes took the cores away."""
+        return max(0.0, self.latency_s - self.delay_s)
+
+
+class QuietState(NamedTuple):
+    """The server with no client: what must have come back."""
+
+    num_running: float
+    num_waiting: float
+    page_usage: float
+    num_restarts: float
+    num_descriptors: dict[str, int]
+    num_threads: dict[str, int]
+    rss_bytes: dict[str, int]
+
+
+class MemoryChange(NamedTuple):
+    process: str
+    first_bytes: float
+    last_bytes: float
+    num_samples: int
+
+    @property
+    def share(self) -> float:
+        return self.last_bytes / self.first_bytes - 1
+
+    @property
+    def is_flat(self) -> bool:
+        return self.share <= RSS_TOLERANCE
+
+
+def check_error(status: int, body: bytes, path: str) -> list[str]:
+    """A refusal is JSON in the dialect's shape, has a sentence, and is short."""
+    problems = []
+    if len(body) > MAX_ERROR_BYTES:
+        problems.append(f"the error has {len(body)} bytes")
+    try:
+        given = json.loads(body, parse_constant=_refuse_constant)
+    except ValueError:
+        return [*problems, f"the body of status {status} is not JSON: {body[:200]!r}"]
+    error = given.get("error") if isinstance(given, dict) else None
+    if not isinstance(error, dict) or not isinstance(error.get("type"), str):
+        return [*problems, f"the body of status {status} has no error with a type: {body[:200]!r}"]
+    if path.startswith("/v1/messages") and given.get("type") != "error":
+        problems.append("an error of /v1/messages has not Anthropic's shape")
+    message = error.get("message")
+    if not isinstance(message, str) or len(message) < 8:
+        problems.append(f"the error says nothing: {message!r}")
+    return problems
+
+
+def _refuse_constant(name: str) -> Any:
+    raise ValueError(f"{name} is no JSON")
+
+
+def check_log_line(line: str, *, engine_may_die: bool) -> str | None:
+    """What is wrong with a line of the server's log, if anything is."""
+    if not _BAD_LINES.search(line) or (engine_may_die and _ENGINE_LINES.search(line)):
+        return None
+    return line.strip()
+
+
+def check_quiet(state: QuietState, base: QuietState, num_restarts: int) -> list[str]:
+    """Slots, pages, descriptors, threads and processes of an idle server against those it had before the load."""
+    problems = []
+    if state.num_running or state.num_waiting:
+        problems.append(f"{state.num_running:.0f} requests run and {state.num_waiting:.0f} wait with no client there")
+    if state.page_usage:
+        problems.append(f"{state.page_usage:.4f} of the KV pages belong to nobody")
+    if state.num_restarts != num_restarts:
+        problems.append(
+            f"the engine was restarted {state.num_restarts:.0f} times, and {num_restarts} deaths were planted"
+        )
+    for name, count in base.num_descriptors.items():
+        now = state.num_descriptors.get(name)
+        if now is None:
+            problems.append(f"the process {name} is gone")
+        elif now > count:
+            problems.append(f"{name} holds {now} descriptors, {count} before")
+    for name, count in base.num_threads.items():
+        if state.num_threads.get(name, 0) > count + _THREAD_SLACK:
+            problems.append(f"{name} has {state.num_threads[name]} threads, {count} before")
+    return problems
+
+
+def compare_quarters(process: str, samples: Sequence[float]) -> MemoryChange | None:
+    """Resident memory at the quiet points of one life, in order: the last quarter against the first, by medians.
+
+    None with fewer than four quiet points.
+    """
+    if len(samples) < 4:
+        return None
+    quarter = len(samples) // 4
+    return MemoryChange(
+        process, statistics.median(samples[:quarter]), statistics.median(samples[-quarter:]), len(samples)
+    )
+
+
+def longest_wait_s(began: float, arrivals: Sequence[float]) -> float:
+    """The longest silence of an answer: to its first byte, or between two arrivals."""
+    times = [began, *arrivals]
+    return max((after - before for before, after in itertools.pairwise(times)), default=0.0)
+
+
+def summarize_health(samples: Iterable[HealthSample]) -> dict[str, float]:
+    """Latencies of /health in seconds, as measured; and misses of 1 s and 3 s without the waits for a core."""
+    kept = sorted(samples, key=lambda sample: sample.latency_s)
+    if not kept:
+        return {"num_probes": 0}
+    return {
+        "num_probes": len(kept),
+        "median_s": kept[len(kept) // 2].latency_s,
+        "p99_s": kept[int(len(kept) * 0.99)].latency_s,
+        "worst_s": kept[-1].latency_s,
+        "worst_net_s": max(sample.net_s for sample in kept),
+        "over_1_s": sum(sample.latency_s > 1 for sample in kept),
+        "over_1_s_net": sum(sample.net_s > 1 for sample in kept),
+        "over_3_s": sum(sample.latency_s > 3 for sample in kept),
+        "unanswered": sum(not sample.status for sample in kept),
+    }
