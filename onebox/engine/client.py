@@ -188,15 +188,18 @@ class OpenRequests:
         return handles
 
     def route(self, events: Iterable[Event]) -> Deliveries:
-        """Each event with its handle; a request is closed by its last event."""
+        """Each event with its handle; a request is closed by its last event. Nobody waits for events of closed ones."""
         handles, deliveries = self._handles, Deliveries()
         for event in events:
             is_last = isinstance(event, (Finished, Failed))
-            deliveries.append((handles.pop(event.request_id) if is_last else handles[event.request_id], event))
+            handle = handles.pop(event.request_id, None) if is_last else handles.get(event.request_id)
+            if handle:
+                deliveries.append((handle, event))
         return deliveries
 
     def remove(self, request_ids: Iterable[str]) -> list[RequestHandle]:
-        return [self._handles.pop(request_id) for request_id in request_ids]
+        """Closes these; ids that are closed already are left out."""
+        return [self._handles.pop(request_id) for request_id in request_ids if request_id in self._handles]
 
 
 def _copies_of(request: Request, count: int) -> list[Request]:

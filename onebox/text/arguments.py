@@ -2,42 +2,77 @@
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
 __all__ = ["ArgumentTypes", "argument_json", "json_of", "parse_json"]
 
 _STRING = frozenset({"string"})
 _NAMES = {str: "string", bool: "boolean", int: "integer", float: "number", dict: "object", list: "array"}
+_ANYTHING: Mapping[str, Any] = {}
+"""The schema that a reference to nothing stands for."""
 _TYPES = frozenset({*_NAMES.values(), "null"})
 
 
 class ArgumentTypes:
-    """The types of a tool's parameters by its JSON schema."""
+    """The types of a tool's parameters by its JSON schema, which is read once, when this is made.
+
+    A schema is a client's: it may refer to itself, and two references on each of 40 levels are 2^40 paths. So its nodes
+    are taken as a graph, each visited once, and the time is linear in the schema's size whatever its shape.
+    """
 
     def __init__(self, schema: Mapping[str, Any]) -> None:
-        self._root = schema
-        properties = _resolve(schema, schema).get("properties")
-        self._properties = properties if isinstance(properties, Mapping) else {}
+        properties = _followed(schema, schema).get("properties")
+        nodes = properties if isinstance(properties, Mapping) else {}
+        self._types: dict[str, frozenset[str]] = dict(zip(nodes, _types_of(list(nodes.values()), schema), strict=True))
 
     def __contains__(self, key: str) -> bool:
-        return key in self._properties
+        return key in self._types
+
+    def __iter__(self) -> Iterator[str]:
+        """The parameters' names."""
+        return iter(self._types)
 
     def of(self, key: str) -> frozenset[str]:
         """The JSON types that the parameter may have; none if any may be. An unknown parameter is a string."""
-        return self._types(self._properties[key], frozenset()) if key in self else _STRING
+        return self._types.get(key, _STRING)
 
-    def _types(self, schema: Any, seen: frozenset[str]) -> frozenset[str]:
-        reference = schema.get("$ref") if isinstance(schema, Mapping) else None
-        if not isinstance(schema, Mapping) or reference in seen:
-            return frozenset()
-        if isinstance(reference, str):
-            return self._types(_resolve(schema, self._root), seen | {reference})
-        nullable = frozenset({"null"}) if schema.get("nullable") is True else frozenset()
-        if declared := _declared(schema):
-            return declared | nullable
-        options = [option for word in ("anyOf", "oneOf", "allOf") for option in _list(schema.get(word))]
-        return frozenset().union(nullable, *(self._types(option, seen) for option in options))
+
+def _types_of(schemas: Sequence[Any], root: Mapping[str, Any]) -> list[frozenset[str]]:
+    """The types that each schema allows: its own, or those of all schemas that it refers to or combines."""
+    types: dict[int, frozenset[str]] = {}
+    users: dict[int, list[int]] = {}
+    """Of a schema, by its id, those whose types include its own."""
+    waiting = list(schemas)
+    while waiting:
+        schema = waiting.pop()
+        if id(schema) in types:
+            continue
+        types[id(schema)], parts = _own_types(schema, root)
+        for part in parts:
+            users.setdefault(id(part), []).append(id(schema))
+        waiting += parts
+    # Types flow to the users until nothing changes. A schema changes at most once for each type.
+    changed = [node for node, own in types.items() if own]
+    while changed:
+        node = changed.pop()
+        for user in users.get(node, ()):
+            if not types[node] <= types[user]:
+                types[user] |= types[node]
+                changed.append(user)
+    return [types[id(schema)] for schema in schemas]
+
+
+def _own_types(schema: Any, root: Mapping[str, Any]) -> tuple[frozenset[str], list[Any]]:
+    """The types that a schema names itself, and the schemas whose types it has as well."""
+    if not isinstance(schema, Mapping):
+        return frozenset(), []
+    if isinstance(schema.get("$ref"), str):
+        return frozenset(), [_resolve(schema, root)]
+    nullable = frozenset({"null"}) if schema.get("nullable") is True else frozenset()
+    if declared := _declared(schema):
+        return declared | nullable, []
+    return nullable, [option for word in ("anyOf", "oneOf", "allOf") for option in _list(schema.get(word))]
 
 
 def argument_json(text: str, types: frozenset[str]) -> str:
@@ -104,9 +139,21 @@ def _resolve(schema: Mapping[str, Any], root: Mapping[str, Any]) -> Mapping[str,
     if not isinstance(reference, str):
         return schema
     found: Any = root
-    for step in reference.removeprefix("#").strip("/").split("/"):
+    path = reference.removeprefix("#").strip("/")
+    for step in path.split("/") if path else ():
         found = found.get(step.replace("~1", "/").replace("~0", "~")) if isinstance(found, Mapping) else None
-    return found if isinstance(found, Mapping) else {}
+    return found if isinstance(found, Mapping) else _ANYTHING
+
+
+def _followed(schema: Mapping[str, Any], root: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The schema at the end of a chain of references; an empty one if the chain has no end."""
+    seen = set()
+    while isinstance(schema.get("$ref"), str):
+        if id(schema) in seen:
+            return _ANYTHING
+        seen.add(id(schema))
+        schema = _resolve(schema, root)
+    return schema
 
 
 def _list(value: Any) -> list[Any]:

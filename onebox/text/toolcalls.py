@@ -13,8 +13,8 @@ contain text that looks like marks. Models omit closing marks; a value then ends
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field
+from typing import Any
 
 from onebox.text.arguments import ArgumentTypes, argument_json, json_of, parse_json
 from onebox.text.marks import MarkReader
@@ -25,11 +25,19 @@ _OPENS = ("<tool_call>", "<function=")
 _MARKS = ("</parameter>", "</function>", "</tool_call>", "</think>", "<parameter=", *_OPENS)
 
 
-class ToolDefinition(NamedTuple):
-    """A function that may be called; `parameters` is the JSON schema of its arguments."""
+@dataclass(frozen=True)
+class ToolDefinition:
+    """A function that may be called; `parameters` is the JSON schema of its arguments.
+
+    The schema is read when this is made, so away from the event loop, on which answers are parsed.
+    """
 
     name: str
     parameters: dict[str, Any]
+    types: ArgumentTypes = field(init=False, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "types", ArgumentTypes(self.parameters))
 
 
 @dataclass(frozen=True)
@@ -64,7 +72,7 @@ class ToolCallReader:
         self.index = index
         self.is_open = True
         self.stray = ""
-        self._types = ArgumentTypes(tool.parameters)
+        self._types = tool.types
         self._keys: set[str] = set()
         self._key = ""
         self._value: _Text | _Typed | None = None

@@ -101,3 +101,54 @@ def test_only_json_that_can_be_sent_on_is_parsed():
     assert parse_json('{"a": 1.5}') == {"a": 1.5}
     for text in ("", "{", "Infinity", "-1e400", '"\\ud83d"', "{'a': 1}", '[{"a":' * 50_000):
         assert parse_json(text) is None
+
+
+def doubling(num_levels):
+    """Each level refers to the next one twice: 2^num_levels paths lead to the last."""
+    levels = {f"l{n}": {"anyOf": [{"$ref": f"#/$defs/l{n + 1}"}] * 2} for n in range(num_levels)}
+    copies = {f"c{n}": {"allOf": [{"$ref": f"#/$defs/c{n + 1}"}, {"$ref": f"#/$defs/c{n + 1}"}]} for n in range(40)}
+    return {**levels, f"l{num_levels}": {"type": "integer"}, **copies, "c40": {"type": "boolean"}}
+
+
+def chained(num_levels, last):
+    schema = last
+    for _ in range(num_levels):
+        schema = {"anyOf": [schema]}
+    return schema
+
+
+@pytest.mark.parametrize(
+    ("schema", "definitions", "types"),
+    [
+        ({"$ref": "#/$defs/l0"}, doubling(40), {"integer"}),
+        ({"oneOf": [{"$ref": "#/$defs/l0"}, {"$ref": "#/$defs/c0"}]}, doubling(5000), {"integer", "boolean"}),
+        (chained(20_000, {"type": "array"}), {}, {"array"}),
+        ({"allOf": [{"$ref": "#/$defs/l0"}] * 20_000}, doubling(40), {"integer"}),
+        (
+            {"$ref": "#/$defs/a"},
+            {
+                "a": {"anyOf": [{"$ref": "#/$defs/b"}, {"type": "null"}]},
+                "b": {"anyOf": [{"$ref": "#/$defs/a"}, {"type": "number"}]},
+            },
+            {"null", "number"},
+        ),
+        ({"$ref": "#/$defs/" + "a/" * 50_000}, {}, set()),
+        ({"anyOf": [True, False, None, 5, [], {"$ref": []}, {"type": {}}, {"anyOf": {}}]}, {}, set()),
+        ({"$ref": "#"}, {}, {"object"}),
+    ],
+    ids=["2^40", "deep", "nested", "wide", "cycle", "long path", "no schemas", "root"],
+)
+def test_the_time_is_linear_in_the_schema_whatever_its_shape(schema, definitions, types):
+    assert ArgumentTypes({"properties": {"x": schema}, "$defs": definitions}).of("x") == types
+
+
+def test_many_parameters_share_the_work_of_what_they_refer_to():
+    definitions = doubling(2000)
+    types = ArgumentTypes({"properties": {str(n): {"$ref": "#/$defs/l0"} for n in range(5000)}, "$defs": definitions})
+    assert {types.of(str(n)) for n in range(5000)} == {frozenset({"integer"})}
+
+
+@pytest.mark.parametrize("properties", [[], [{"a": 1}], "x", None, True, 5])
+def test_properties_that_are_no_object_name_no_parameter(properties):
+    assert ArgumentTypes({"properties": properties}).of("x") == {"string"}
+    assert list(ArgumentTypes({"$ref": "#/a", "a": {"$ref": "#"}, "properties": {"x": {}}})) == []

@@ -14,7 +14,7 @@ import threading
 from multiprocessing.connection import Connection
 from typing import Any, NoReturn
 
-from onebox.engine.client import Deliveries
+from onebox.engine.client import Deliveries, HealthStatus
 from onebox.engine.engine import Engine
 from onebox.engine.remote.messages import (
     Abort,
@@ -39,6 +39,8 @@ class ParentConnection:
     """The socket to the parent; any thread may send."""
 
     def __init__(self, connection: "Connection[Any, Any]") -> None:
+        self.engine: Engine | None = None
+        """Set once there is one."""
         self._connection = connection
         self._lock = threading.Lock()
 
@@ -57,7 +59,9 @@ class ParentConnection:
 
     def deliver(self, deliveries: Deliveries, stats: EngineStats, started_at: float) -> None:
         """Called by the engine's thread once a step."""
-        self.send(StepEvents(tuple(event for _, event in deliveries), stats, started_at))
+        health = self.engine.health() if self.engine else None
+        died = health.message if health and health.status is not HealthStatus.OK else None
+        self.send(StepEvents(tuple(event for _, event in deliveries), stats, started_at, died))
 
 
 def main(socket: int, parent_id: int) -> None:
@@ -68,7 +72,7 @@ def main(socket: int, parent_id: int) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     logging.basicConfig(format="%(levelname)s %(name)s: %(message)s")
     parent = ParentConnection(Connection(socket))
-    engine = _start(parent)
+    engine = parent.engine = _start(parent)
     if engine:
         # What was loaded stays. Without this, a collection walks all of it: a tenth of a second in some step.
         gc.collect()

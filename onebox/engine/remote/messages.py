@@ -124,6 +124,8 @@ class StepEvents:
     stats: EngineStats
     started_at: float
     """On time.monotonic's clock, which all processes of a machine share."""
+    died: str | None = None
+    """Why the engine stopped, if it has: these events may tell clients so. An EngineDied follows."""
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ from them; callers only touch what `_changed` guards. Nothing in this module imp
 
 import itertools
 import logging
+import pickle
 import threading
 import time
 from collections.abc import Callable
@@ -37,15 +38,17 @@ from onebox.engine.remote.messages import (
     Submit,
     SubmitReply,
 )
-from onebox.engine.remote.supervise import ChildProcess, RestartPolicy
+from onebox.engine.remote.supervise import ChildProcess, Deaths, RestartPolicy
 from onebox.engine.request import EngineStoppedError, Failed, Request
 from onebox.engine.stats import EngineStats, add_past
-from onebox.spec.errors import OneboxError
+from onebox.spec.errors import OneboxError, UsageError
 
 __all__ = ["EngineProcess"]
 
 _POLL_S = 0.5
 """How often a process that sends nothing is checked for a hang."""
+_CLOSE_S = 30.0
+"""How long `close` waits for a process that cannot be killed, such as one inside a wedged driver."""
 
 _log = logging.getLogger(__name__)
 
@@ -66,7 +69,7 @@ class EngineProcess(EngineClient):
         """Starts a process and returns at once; `wait_ready` waits for it.
 
         `on_progress` is called after each phase of starting, at the first start and at all later ones, on a thread of
-        this object.
+        this object. What it raises is logged and changes nothing.
         """
         self._starter = starter
         self._on_progress = on_progress
@@ -83,6 +86,8 @@ class EngineProcess(EngineClient):
         """By the number of the Submit that waits for its reply."""
         self._busy_since = 0.0
         """When the first of the requests open now came, or the last step was received, whichever is later."""
+        self._ready_at: float | None = None
+        """When the process that runs now began to accept requests; None while it starts. The supervisor's alone."""
         self._stats: EngineStats | None = None
         self._initial_stats: EngineStats | None = None
         """Those of a process that has done nothing yet."""
@@ -123,26 +128,28 @@ class EngineProcess(EngineClient):
         planned = self.planned
         for request in requests:
             check_request(request, planned.config, planned.vocab_size)
+        submit = Submit(next(self._numbers), tuple(requests))
+        pickled = _pickled(submit)
         reply: Future[None] = Future()
         with self._changed:
             child = self._running_child()
+            child.check_room(len(pickled))
             was_idle = not len(self._open)
             handles = self._open.accept(requests, planned.config, self.observer)
             if was_idle:
                 self._busy_since = time.monotonic()
-            submit = Submit(next(self._numbers), tuple(requests))
             if submit.has_grammar:
                 self._replies[submit.number] = reply
             else:
                 reply.set_result(None)
-            child.send(submit)
+            child.send(pickled)
         reply.result()
         return handles
 
     def abort(self, request_id: str) -> None:
         with self._changed:
             if request_id in self._open and self._child:
-                self._child.send(Abort(request_id))
+                self._child.send(pickle.dumps(Abort(request_id)))
 
     def stats(self) -> EngineStats:
         """As of the last step, with the requests submitted since. Totals are of all processes together."""
@@ -162,7 +169,14 @@ class EngineProcess(EngineClient):
             self._set_health(HealthStatus.STOPPED, "The engine has stopped and accepts nothing more.")
             if self._child:
                 self._child.kill()
-        self._thread.join()
+        self._thread.join(_CLOSE_S)
+        self._fail_open(self._failure("it was closed"))
+
+    def wait_failed(self) -> str | None:
+        """Returns why restarting was given up, once it was; None when this is closed."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._health.status in (HealthStatus.FAILED, HealthStatus.STOPPED))
+            return None if self._is_closed else self._health.message
 
     def _running_child(self) -> ChildProcess:
         if self._health.status is HealthStatus.OK and self._child:
@@ -185,53 +199,68 @@ class EngineProcess(EngineClient):
         try:
             self._run_children()
         except Exception as error:
-            # For instance an `on_progress` that cannot write any more. No caller is left waiting.
+            # No caller is left waiting.
             _log.exception("the supervisor of the engine failed")
             self._give_up(f"The supervisor of the engine failed: {error}.")
 
     def _run_children(self) -> None:
         """Runs one process after the other, until this is closed or restarting is given up."""
-        quick_deaths = 0
+        deaths = Deaths(self._policy)
         while True:
-            reason, served_s = self._run_child()
-            quick_deaths = quick_deaths + 1 if served_s < self._policy.quick_s else 0
-            self._handle_exit(reason, quick_deaths)
+            try:
+                child = ChildProcess(StartEngine(self._starter, self._planned), self._policy.hang_s)
+            except (OSError, MemoryError) as error:
+                deaths.add_unstarted()
+                self._handle_exit(f"its process could not be started: {error}", deaths.verdict, has_run=False)
+            else:
+                reason, served_s = self._run_child(child)
+                deaths.add(served_s)
+                self._handle_exit(reason, deaths.verdict)
             with self._changed:
                 if self._health.status is not HealthStatus.RESTARTING:
                     return
-                if self._changed.wait_for(lambda: self._is_closed, self._policy.wait_s(quick_deaths)):
+                if self._changed.wait_for(lambda: self._is_closed, deaths.wait_s):
                     return
 
-    def _run_child(self) -> tuple[str, float]:
-        """Runs one process from start to end: (why it ended, for how many seconds it accepted requests)."""
+    def _run_child(self, child: ChildProcess) -> tuple[str, float]:
+        """Runs a process to its end: (why it ended, for how many seconds it accepted requests)."""
         with self._changed:
+            self._child = child
             if self._is_closed:
-                return "it was closed", 0.0
-            try:
-                child = self._child = ChildProcess(StartEngine(self._starter, self._planned))
-            except OSError as error:
-                return f"its process could not be started: {error}", 0.0
-        ready_at: float | None = None
-        reason: str | None = None
-        while reason is None:
-            try:
-                message = child.receive(_POLL_S)
-            except (EOFError, OSError):
-                break
-            if isinstance(message, Ready):
-                ready_at = time.monotonic()
-            reason = self._handle(message, is_ready=ready_at is not None)
-        served_s = 0.0 if ready_at is None else time.monotonic() - ready_at
+                child.kill()
+        self._ready_at = None
+        try:
+            reason = self._receive_all(child)
+        except Exception as error:
+            # For instance a message that cannot be read for lack of memory. No caller is left waiting.
+            _log.exception("a message of the engine could not be handled")
+            reason = f"its message could not be handled: {error}"
+        served_s = 0.0 if self._ready_at is None else time.monotonic() - self._ready_at
         if reason:
             child.kill()
         exit_status = child.end()
         return reason or exit_status, served_s
 
-    def _handle(self, message: object, *, is_ready: bool) -> str | None:
+    def _receive_all(self, child: ChildProcess) -> str | None:
+        """Handles messages until the process has ended by itself, or until there is a reason to end it."""
+        while True:
+            try:
+                message = child.receive(_POLL_S)
+            except TimeoutError as error:
+                return str(error)
+            except (EOFError, OSError):
+                return None
+            if message is None and child.has_ended:
+                return None
+            reason = self._handle(message)
+            if reason is not None:
+                return reason
+
+    def _handle(self, message: object) -> str | None:
         """Handles one message, or None where none came; returns a reason to end the process, if there is one."""
         match message:
             case None:
-                return self._hang() if is_ready else None
+                return self._hang()
             case StepEvents():
                 self._deliver(message)
             case SubmitReply():
@@ -239,11 +268,11 @@ class EngineProcess(EngineClient):
             case Ready():
                 self._handle_ready(message)
             case StartPhase():
-                self._on_progress(message)
+                self._report(message)
             case Planned():
                 with self._changed:
                     self._planned = message
-                self._on_progress(message)
+                self._report(message)
             case StartFailed():
                 with self._changed:
                     # `health` reports the errors of later starts.
@@ -254,7 +283,15 @@ class EngineProcess(EngineClient):
                 return message.message.rstrip(".")
         return None
 
+    def _report(self, progress: Progress) -> None:
+        try:
+            self._on_progress(progress)
+        except Exception as error:
+            # For instance because it prints and nobody reads any more.
+            _log.warning("progress could not be reported: %s", error)
+
     def _handle_ready(self, ready: Ready) -> None:
+        self._ready_at = time.monotonic()
         with self._changed:
             self._stats = self._initial_stats = ready.stats
             if not self._is_closed:
@@ -263,6 +300,8 @@ class EngineProcess(EngineClient):
                 _log.warning("the engine runs again")
 
     def _hang(self) -> str | None:
+        if self._ready_at is None:
+            return None  # loading has no limit
         with self._changed:
             silent_s = time.monotonic() - self._busy_since if len(self._open) else 0.0
         if silent_s < self._policy.hang_s:
@@ -271,6 +310,10 @@ class EngineProcess(EngineClient):
 
     def _deliver(self, step: StepEvents) -> None:
         with self._changed:
+            if step.died and not self._is_closed:
+                # Before its clients are told.
+                died = step.died.rstrip(".")
+                self._set_health(HealthStatus.RESTARTING, f"{died}. It is restarting; try again in a moment.")
             self._stats, self._busy_since = step.stats, time.monotonic()
             deliveries = self._open.route(step.events)
         for handle, event in deliveries:
@@ -292,12 +335,12 @@ class EngineProcess(EngineClient):
 
     # The end of a process.
 
-    def _handle_exit(self, reason: str, quick_deaths: int) -> None:
+    def _handle_exit(self, reason: str, verdict: str | None, *, has_run: bool = True) -> None:
         """Decides whether to restart, and fails what is open."""
         with self._changed:
             self._child = None
             if not self._is_closed:
-                self._set_next_health(reason, quick_deaths)
+                self._set_next_health(reason, verdict, has_run)
             message = self._failure(reason)
         self._fail_open(message)
 
@@ -320,18 +363,18 @@ class EngineProcess(EngineClient):
             reply.set_exception(EngineStoppedError(message))
         _fail(handles, message)
 
-    def _set_next_health(self, reason: str, quick_deaths: int) -> None:
+    def _set_next_health(self, reason: str, verdict: str | None, has_run: bool) -> None:
         if self._health.status is HealthStatus.STARTING:
             self._start_error = self._start_error or OneboxError(f"The engine did not start: {reason}.")
             self._set_health(HealthStatus.FAILED, str(self._start_error))
             return
         _log.error("the engine died: %s", reason)
-        if quick_deaths >= self._policy.max_quick_deaths:
-            message = f"The engine died {quick_deaths} times in a row soon after its start, the last time because"
-            self._set_health(HealthStatus.FAILED, f"{message} {reason}; onebox gave up on it and must be restarted.")
+        if verdict:
+            message = f"{verdict} {reason}; onebox gave up on it and must be restarted."
+            self._set_health(HealthStatus.FAILED, message)
         else:
             died = f"The engine died ({reason}) and is restarting; try again in a moment."
-            self._set_health(HealthStatus.RESTARTING, died, restarts=1)
+            self._set_health(HealthStatus.RESTARTING, died, restarts=int(has_run))
 
     def _failure(self, reason: str) -> str:
         if self._is_closed:
@@ -350,3 +393,11 @@ class EngineProcess(EngineClient):
 def _fail(handles: list[RequestHandle], message: str) -> None:
     for handle in handles:
         handle.deliver(Failed(handle.request_id, message), time.monotonic())
+
+
+def _pickled(submit: Submit) -> bytes:
+    """Before anything is accepted, on the caller's thread: what cannot be pickled concerns the caller alone."""
+    try:
+        return pickle.dumps(submit)
+    except Exception as error:
+        raise UsageError(f"The request cannot be sent to the engine ({type(error).__name__}: {error}).") from None

@@ -1,6 +1,8 @@
 """An engine's process without a model: how tests open one, and the tokens that make it hang or die."""
 
 import os
+import subprocess
+import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,20 +15,36 @@ from tests.engine.fake import FAILING, FakeRunner
 DYING = FAILING - 1
 HANGING = FAILING - 2
 SLOW = FAILING - 3
+HALVING = FAILING - 4
+FORKING = FAILING - 5
 CONFIG = EngineConfig(max_model_len=500, num_pages=30, num_checkpoints=4, max_num_seqs=4, max_num_waiting=2)
 
 
 class DeadlyRunner(FakeRunner):
-    """A prompt that holds DYING raises out of the step, one with HANGING never ends, after one with SLOW steps take."""
+    """What a prompt that holds one of these tokens does to its step.
+
+    DYING raises, HANGING never ends, SLOW makes this step and all later ones take a while, HALVING sends half a
+    message and then hangs, FORKING leaves a process that holds the socket, writes its id to `left` and then hangs.
+    """
 
     step_s = 0.0
+
+    def __init__(self, config, deliver, left):
+        super().__init__(config)
+        self._socket = deliver.__self__._connection.fileno()
+        self._left = left
 
     def run(self, plan):
         prompts = [token_id for chunk in plan.chunks for token_id in chunk.token_ids]
         if SLOW in prompts:
             self.step_s = 0.01
         time.sleep(self.step_s)
-        while HANGING in prompts:
+        if HALVING in prompts:
+            os.write(self._socket, (1000).to_bytes(4, "big") + b"half")
+        if FORKING in prompts:
+            process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], pass_fds=[self._socket])
+            self._left.write_text(str(process.pid))
+        while {HANGING, HALVING, FORKING} & {*prompts}:
             time.sleep(1)
         if DYING in prompts:
             raise MemoryError("no more")
@@ -56,4 +74,5 @@ class FakeStarter:
             os._exit(3)
         time.sleep(self.takes_s)
         report(StartPhase("weights", self.takes_s))
-        return Engine(DeadlyRunner(planned.config), planned.config, None, deliver)
+        runner = DeadlyRunner(planned.config, deliver, self.starts.with_name("left"))
+        return Engine(runner, planned.config, None, deliver)

@@ -1,13 +1,17 @@
 """The engine in a process of its own: the same door, and whatever becomes of the process, nobody is left waiting."""
 
 import asyncio
+import errno
 import os
 import re
 import signal
 import subprocess
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from onebox.engine.api import (
@@ -29,13 +33,15 @@ from onebox.engine.api import (
     Started,
     Tokens,
 )
+from onebox.engine.remote import supervise
 from onebox.engine.remote.messages import Planned, StartPhase
 from onebox.engine.remote.parent import EngineProcess
 from onebox.engine.remote.supervise import RestartPolicy
+from onebox.engine.request import Pictures, Vision
 from onebox.engine.start import CheckpointStarter, EngineOptions, TokenInfo
 from onebox.spec.errors import DoesNotFitError, OneboxError, UsageError
 from tests.engine.fake import FAILING, FakeRunner, plain_answer, tokens_of, wait_until
-from tests.engine.remote.processes import CONFIG, DYING, HANGING, SLOW, FakeStarter
+from tests.engine.remote.processes import CONFIG, DYING, FORKING, HALVING, HANGING, SLOW, FakeStarter
 
 SOON = RestartPolicy(first_wait_s=0.01)
 
@@ -266,7 +272,7 @@ def test_one_that_keeps_dying_is_given_up_with_a_sentence(start, tmp_path):
 
 
 def test_waits_double_with_every_quick_death_in_a_row():
-    assert [RestartPolicy().wait_s(deaths) for deaths in (0, 1, 2, 3, 4)] == [1, 1, 2, 4, 8]
+    assert [RestartPolicy().wait_s(deaths) for deaths in (0, 1, 2, 3, 4, 50)] == [1, 1, 2, 4, 8, 30]
 
 
 def test_a_first_start_that_is_refused_raises_the_refusal_itself(tmp_path):
@@ -288,14 +294,109 @@ def test_a_first_start_that_dies_is_one_sentence_and_not_tried_again(tmp_path):
     assert len((tmp_path / "starts").read_text().splitlines()) == 1
 
 
-def test_progress_that_cannot_be_told_is_an_error_and_not_a_wait_for_ever(tmp_path):
+def test_progress_that_cannot_be_told_stops_nothing_at_the_start_or_at_a_restart(tmp_path):
     def tell(_):
         raise BrokenPipeError("nobody listens")
 
-    with EngineProcess(FakeStarter(tmp_path / "starts"), tell) as engine:
-        with pytest.raises(OneboxError, match="supervisor of the engine failed: nobody listens"):
-            engine.wait_ready()
-        assert engine.pid is None
+    with EngineProcess(FakeStarter(tmp_path / "starts"), tell, SOON) as engine:
+        engine.wait_ready()
+        os.kill(engine.pid, signal.SIGKILL)
+        wait_until(lambda: engine.health().num_restarts == 1)
+        wait_ok(engine)
+        assert tokens_of(engine.submit(request("a", [1]))) == answer([1])
+
+
+def test_a_stopped_process_counts_as_hung_and_is_replaced(start):
+    engine = start(RestartPolicy(hang_s=1.2, first_wait_s=0.01))
+    os.kill(engine.pid, signal.SIGSTOP)
+    assert "it has finished no step for" in list(engine.submit(request("a", [1])))[-1].message
+    wait_ok(engine)
+    assert tokens_of(engine.submit(request("a", [1]))) == answer([1])
+
+
+def test_one_that_stops_in_the_middle_of_a_message_is_replaced(start):
+    engine = start(RestartPolicy(hang_s=1.2, first_wait_s=0.01))
+    handle = engine.submit(request("a", [HALVING]))
+    message = "The engine died before this request was done: it stopped in the middle of a message."
+    assert list(handle)[-1] == Failed("a", message)
+    wait_ok(engine)
+    assert tokens_of(engine.submit(request("a", [1]))) == answer([1])
+
+
+def test_a_process_left_behind_by_the_engine_does_not_hide_its_death_and_ends_with_it(start, tmp_path):
+    engine = start()
+    handle = engine.submit(request("a", [FORKING]))
+    left = tmp_path / "left"
+    wait_until(lambda: left.exists() and left.read_text())
+    os.kill(engine.pid, signal.SIGKILL)
+    assert "killed by SIGKILL" in list(handle)[-1].message
+    wait_until(lambda: not is_running(int(left.read_text())))
+
+
+def test_health_says_so_before_clients_are_told_of_a_death(start):
+    engine = start(RestartPolicy(first_wait_s=3600))
+    seen = []
+    engine.observer = lambda _: lambda event, _: seen.append((type(event), engine.health().status))
+    list(engine.submit(request("a", [DYING])))
+    assert seen[-1] == (Failed, HealthStatus.RESTARTING)
+    engine.close()
+
+
+def test_starts_that_the_system_refuses_are_tried_again(start, monkeypatch):
+    engine = start(RestartPolicy(first_wait_s=0.01, max_quick_deaths=2))
+    spawn, refusals = supervise._spawn, [OSError(errno.EMFILE, "Too many open files")] * 4
+
+    def refuse(theirs):
+        if refusals:
+            raise refusals.pop()
+        return spawn(theirs)
+
+    monkeypatch.setattr(supervise, "_spawn", refuse)
+    os.kill(engine.pid, signal.SIGKILL)
+    wait_until(lambda: not refusals)
+    wait_ok(engine)
+    assert engine.health().num_restarts == 1
+    assert tokens_of(engine.submit(request("a", [1]))) == answer([1])
+
+
+def test_starts_that_the_system_refuses_for_long_are_given_up(start, monkeypatch):
+    engine = start(RestartPolicy(first_wait_s=0.01, unstartable_s=0.1))
+
+    def refuse(_):
+        raise OSError(errno.EAGAIN, "Resource temporarily unavailable")
+
+    monkeypatch.setattr(supervise, "_spawn", refuse)
+    os.kill(engine.pid, signal.SIGKILL)
+    message = engine.wait_failed()
+    assert re.search(r"could not be started for \d+ s, the last time because .*temporarily unavailable", message)
+
+
+def test_whoever_waits_for_the_end_is_told_when_it_is_closed(start):
+    engine = start()
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(engine.wait_failed)
+        engine.close()
+        assert waiting.result(20) is None
+
+
+def test_what_waits_for_an_engine_that_does_not_read_is_bounded(start, monkeypatch):
+    monkeypatch.setattr(supervise, "MAX_UNSENT_BYTES", 3 << 20)
+    engine = start()
+    os.kill(engine.pid, signal.SIGSTOP)
+    patches = Vision(images=Pictures(np.zeros(2 << 18, np.float32), ()))
+    handle = engine.submit(Request("a", (1,), vision=patches))
+    with pytest.raises(QueueFullError, match=r"has not yet read 2 MiB of requests .* this one has 2 MiB"):
+        engine.submit(Request("b", (1,), vision=patches))
+    assert engine.stats().num_waiting == 1
+    engine.close()
+    assert list(handle)[-1].message == "The engine was closed before this request was done."
+
+
+def test_a_request_that_cannot_be_sent_is_refused_and_concerns_nobody_else(start):
+    engine = start()
+    with pytest.raises(UsageError, match="cannot be sent to the engine"):
+        engine.submit(Request("a", (1,), vision=threading.Lock()))
+    assert tokens_of(engine.submit(request("a", [1]))) == answer([1])
 
 
 def test_close_fails_what_is_open_and_leaves_no_process(start):
