@@ -8,11 +8,12 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 __all__ = [
+    "CanarySample",
     "HealthSample",
+    "LogScan",
     "MemoryChange",
     "QuietState",
     "check_error",
-    "check_log_line",
     "check_quiet",
     "compare_quarters",
     "longest_wait_s",
@@ -25,9 +26,10 @@ RSS_TOLERANCE = 0.02
 _THREAD_SLACK = 48
 """Pools start threads as they need them; their limits together."""
 _BAD_LINES = re.compile(
-    r"Traceback|Task exception was never retrieved|was never awaited|Fatal Python error|Segmentation fault"
+    r"Task exception was never retrieved|was never awaited|Fatal Python error|Segmentation fault"
     r"|\bdied\b|\bERROR\b|Exception|core dumped|\bMemoryError\b"
 )
+_TRACEBACK = re.compile(r"Traceback \(most recent call last\)")
 _ENGINE_LINES = re.compile(r"the engine died|engine runs again")
 
 
@@ -44,6 +46,22 @@ class HealthSample(NamedTuple):
     def net_s(self) -> float:
         """Without the time that other processes took the cores away."""
         return max(0.0, self.latency_s - self.delay_s)
+
+
+class CanarySample(NamedTuple):
+    """One short stream of high priority, timed. `delay_s` as above, of the thread that waited longest."""
+
+    began: float
+    ended: float
+    wait_s: float
+    """The longest silence, to the first byte or between two."""
+    delay_s: float
+    status: int
+    """0: no whole answer."""
+
+    @property
+    def net_s(self) -> float:
+        return max(0.0, self.wait_s - self.delay_s)
 
 
 class QuietState(NamedTuple):
@@ -97,11 +115,26 @@ def _refuse_constant(name: str) -> Any:
     raise ValueError(f"{name} is no JSON")
 
 
-def check_log_line(line: str, *, engine_may_die: bool) -> str | None:
-    """What is wrong with a line of the server's log, if anything is."""
-    if not _BAD_LINES.search(line) or (engine_may_die and _ENGINE_LINES.search(line)):
-        return None
-    return line.strip()
+class LogScan:
+    """Finds what should not be in a log; a traceback is one finding, named by its last line."""
+
+    def __init__(self) -> None:
+        self._in_traceback = False
+
+    def take(self, line: str, *, engine_may_die: bool) -> str | None:
+        """What is wrong with this line, or with the traceback that it ends."""
+        text = line.rstrip()
+        if _TRACEBACK.search(text):
+            self._in_traceback = True
+            return None
+        if self._in_traceback:
+            if not text or text[0].isspace() or text.startswith("|"):
+                return None
+            self._in_traceback = False
+            return f"traceback: {text}"
+        if not _BAD_LINES.search(text) or (engine_may_die and _ENGINE_LINES.search(text)):
+            return None
+        return text
 
 
 def check_quiet(state: QuietState, base: QuietState, num_restarts: int) -> list[str]:

@@ -50,9 +50,8 @@ class Ledger:
     windows: list[FaultWindow] = field(default_factory=list)
     num_compared: int = 0
     """Answers held against those computed alone."""
-    num_canaries: int = 0
     stalls: list[tuple[float, float, str]] = field(default_factory=list)
-    """(worst wait of a canary in seconds, when it ended, what hostile clients did meanwhile)."""
+    """(wait of a canary in seconds, when it ended, what hostile clients did meanwhile), the worst ones first."""
     slowest: dict[str, float] = field(default_factory=dict)
     """The longest time to a reply in seconds, by kind of hostile request."""
     notes: list[str] = field(default_factory=list)

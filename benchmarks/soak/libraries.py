@@ -62,8 +62,10 @@ async def _ask_anthropic(body: dict[str, Any], address: Address) -> str:
     from anthropic import AsyncAnthropic
 
     url = f"http://{address.host}:{address.port}"
+    known = {"messages", "max_tokens", "stop_sequences", "thinking", "tools", "tool_choice"}
+    given = {name: value for name, value in body.items() if name in known}
+    extra = {name: value for name, value in body.items() if name not in known}
     async with AsyncAnthropic(api_key=address.api_key or "none", base_url=url, max_retries=0, timeout=120) as client:
-        # The library's default headers name a key even where the server asks for none.
-        async with client.messages.stream(**{**body, "model": "pocket"}) as stream:
+        async with client.messages.stream(**given | {"model": "pocket"}, extra_body=extra) as stream:
             message = await stream.get_final_message()
         return "".join(block.text for block in message.content if block.type == "text")

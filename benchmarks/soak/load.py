@@ -1,37 +1,24 @@
-"""The load on one life of the server: ordinary clients, a canary that is timed, floods, hostile clients."""
+"""The load on one life of the server: ordinary clients, floods, hostile clients."""
 
 import asyncio
-import json
 import random
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
-from benchmarks.soak.checks import longest_wait_s
 from benchmarks.soak.clients import References, judge, send_aborted, send_flood, send_new, send_reference
 from benchmarks.soak.hostile import hostile_requests
-from benchmarks.soak.http import Sent, call
+from benchmarks.soak.http import call
 from benchmarks.soak.ledger import Ledger
 from benchmarks.soak.libraries import send_by_library
-from benchmarks.soak.processes import task_delays_s
-from benchmarks.soak.scenarios import CHAT
 from benchmarks.soak.server import ServerLife
 from benchmarks.soak.sockets import Holders
 
 __all__ = ["Load", "LoadSize"]
 
-MAX_STALL_S = 3.0
 _PAUSE_LIMIT_S = 130.0
 _FLOOD_INTERVAL_S = 15.0
-_CANARY_BODY = {
-    "messages": [{"role": "user", "content": "Count from 1 to 12."}],
-    "max_tokens": 24,
-    "temperature": 0,
-    "stream": True,
-    "enable_thinking": False,
-    "priority": -100,
-}
 
 
 @dataclass(frozen=True)
@@ -55,7 +42,7 @@ class Load:
         self._seed = seed
         self._go = asyncio.Event()
         self._num_busy = 0
-        self._hostile: deque[tuple[float, float, str]] = deque(maxlen=400)
+        self._hostile: deque[tuple[float, float, str]] = deque(maxlen=4000)
         """(began, ended, kind) of hostile requests; those under way have no end yet."""
         self._under_way: dict[int, tuple[float, str]] = {}
         self.holders = Holders(ledger)
@@ -63,7 +50,6 @@ class Load:
             asyncio.ensure_future(self._repeat(f"ordinary {i}", self._ordinary)) for i in range(size.num_ordinary)
         ]
         self._tasks += [asyncio.ensure_future(self._attack(index)) for index in range(size.num_hostile)]
-        self._tasks.append(asyncio.ensure_future(self._repeat("canary", self._canary)))
         if size.has_floods:
             self._tasks.append(asyncio.ensure_future(self._repeat("flood", self._flood)))
         if size.has_sockets:
@@ -82,6 +68,12 @@ class Load:
             self._ledger.fail(
                 "no answer", f"{self._num_busy} clients still wait {_PAUSE_LIMIT_S:.0f} s after the load ended"
             )
+
+    def check_clients(self) -> None:
+        """Raises what ended a client of ours: a mistake of the soak itself."""
+        for task in self._tasks:
+            if task.done():
+                task.result()
 
     async def stop(self) -> None:
         """Leaves: every connection is closed, wherever its request is."""
@@ -102,7 +94,8 @@ class Load:
                 await act(random_)
             finally:
                 self._num_busy -= 1
-            await asyncio.sleep(0.02)
+            # A server that is gone refuses at once; nobody asks it a thousand times a second.
+            await asyncio.sleep(0.02 if self._life.is_alive else 0.5)
 
     async def _ordinary(self, random_: random.Random) -> None:
         choice = random_.random()
@@ -144,34 +137,8 @@ class Load:
 
         await self._repeat(f"hostile {index}", one)
 
-    async def _canary(self, _: random.Random) -> None:
-        """A short stream with high priority: how long it was kept waiting, and by whom."""
-        pids = [pid for pid in (self._life.pid, self._life.engine_pid) if pid]
-        before = [task_delays_s(pid) for pid in pids]
-        sent = Sent(CHAT, json.dumps(_CANARY_BODY).encode())
-        reply = await call(self._address, sent)
-        judge(self._ledger, "canary", sent, reply)
-        delays = [
-            max((now - then.get(task, 0.0) for task, now in task_delays_s(pid).items()), default=0.0)
-            for pid, then in zip(pids, before, strict=True)
-        ]
-        self._take_wait(
-            longest_wait_s(reply.began, reply.arrivals or [reply.ended]), sum(delays), reply.began, reply.ended
-        )
-        await asyncio.sleep(0.3)
-
-    def _take_wait(self, wait_s: float, delay_s: float, began: float, ended: float) -> None:
-        """Time without a core is the machine's fault, not a client's."""
-        net_s = max(0.0, wait_s - delay_s)
-        if self._ledger.is_excused("stalls", began, ended):
-            return
-        others = {kind for start, end, kind in self._hostile if start < ended and end > began}
-        others |= {kind for _, kind in self._under_way.values()}
-        self._ledger.stalls.append((net_s, ended - self._ledger.began, ", ".join(sorted(others)) or "nobody"))
-        self._ledger.stalls = sorted(self._ledger.stalls, reverse=True)[:20]
-        self._ledger.num_canaries += 1
-        if net_s > MAX_STALL_S:
-            who = ", ".join(sorted(others)) or "nobody"
-            self._ledger.fail(
-                "stall", f"a canary waited {wait_s:.1f} s ({delay_s:.1f} s of it for a core) beside {who}"
-            )
+    def company(self, began: float, ended: float) -> str:
+        """What hostile clients did between these moments."""
+        kinds = {kind for start, end, kind in self._hostile if start < ended and end > began}
+        kinds |= {kind for start, kind in self._under_way.values() if start < ended}
+        return ", ".join(sorted(kinds)) or "nobody"

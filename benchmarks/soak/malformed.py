@@ -74,8 +74,8 @@ def _odd_value(random_: random.Random) -> Any:
             {"$ref": []},
             ["x"] * _LONG,
             {str(index): index for index in range(_LONG)},
-            _nested(random_.choice((60, 300, 900))),
-            _nested_lists(random_.choice((60, 300, 900))),
+            _nested(random_.choice((60, 200, 400))),
+            _nested_lists(random_.choice((60, 200, 400))),
         )
     )
 

@@ -19,7 +19,7 @@ def health_misses(soak: Soak) -> list[HealthSample]:
 
 def _counted(soak: Soak) -> list[HealthSample]:
     ledger = soak.ledger
-    return [s for s in soak.probe.samples if not ledger.is_excused("health", s.at, s.at + s.latency_s)]
+    return [s for s in soak.probes.health if not ledger.is_excused("health", s.at, s.at + s.latency_s)]
 
 
 def report(soak: Soak) -> str:
@@ -41,7 +41,7 @@ def _lines(soak: Soak) -> Iterator[str]:
     yield f"answers compared with those computed alone: {ledger.num_compared}, wrong: {num_wrong}"
     health = summarize_health(_counted(soak))
     yield "/health: " + ", ".join(f"{name} {value:.3g}" for name, value in health.items())
-    yield f"canaries: {ledger.num_canaries}; their longest waits without time spent waiting for a core:"
+    yield f"canaries: {soak.num_canaries}; their longest waits without time spent waiting for a core:"
     for wait_s, at_s, who in ledger.stalls[:3]:
         yield f"  {wait_s:.2f} s at {at_s:.0f} s beside {who[:160]}"
     yield "hostile requests that took longest:"

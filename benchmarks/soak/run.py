@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from benchmarks.soak.checks import MemoryChange, QuietState, check_log_line, check_quiet, compare_quarters
+from benchmarks.soak.checks import CanarySample, LogScan, MemoryChange, QuietState, check_quiet, compare_quarters
 from benchmarks.soak.clients import References
 from benchmarks.soak.faults import ENGINE_FAULTS, Fault, stop_server
-from benchmarks.soak.health import HealthProbe
 from benchmarks.soak.ledger import Ledger
 from benchmarks.soak.load import Load, LoadSize
+from benchmarks.soak.probes import Probes
 from benchmarks.soak.server import LifeOptions, ServerLife
 
 __all__ = ["Soak", "SoakOptions"]
@@ -21,6 +21,7 @@ STEADY_SHARE = 0.6
 """Of the time, for the life whose memory is compared."""
 WARM_UP_SHARE = 0.2
 """Of the steady life: caches, pools and the allocator reach their sizes; its quiet points do not count."""
+MAX_STALL_S = 3.0
 _IDLE_LIMIT_S = 20.0
 _KEY = "soak-key"
 
@@ -52,7 +53,9 @@ class Soak:
     def __init__(self, options: SoakOptions) -> None:
         self._options = options
         self.ledger = Ledger(options.directory)
-        self.probe = HealthProbe()
+        self.probes = Probes()
+        self.num_canaries = 0
+        self._scan = LogScan()
         self.references = References()
         self.lives: list[LifeRecord] = []
         self.faults: list[str] = []
@@ -73,7 +76,7 @@ class Soak:
                 self._random.shuffle(faults)
             await self._live(options, faults, self._remaining_s)
             number += 1
-        self.probe.close()
+        self.probes.close()
 
     @property
     def _remaining_s(self) -> float:
@@ -96,7 +99,7 @@ class Soak:
         self.ledger.note(f"ready after {life.start_s:.1f} s at {life.address.host}:{life.address.port}, pid {life.pid}")
         load = None
         try:
-            self.probe.watch(*life.address[:2], life.pid)
+            self.probes.watch(life)
             await self.references.compute(life.address, self.ledger)
             base = await life.quiet_state()
             load = Load(life, self.references, self.ledger, f"{self._options.seed} {options.name}", self._options.size)
@@ -106,13 +109,14 @@ class Soak:
                 await self._steady(life, load, record, base, until)
             load.resume()
             await asyncio.sleep(min(4.0, self._options.seconds / 20))
-            self.probe.rest()
+            self.probes.rest()
             await stop_server(life, self.ledger, num_signals=1 + len(self.lives) % 2)
         finally:
-            self.probe.rest()
+            self.probes.rest()
             record.num_deaths = life.num_deaths
             if load:
                 await load.stop()
+                self._take_canaries(load)
             if life.is_alive:
                 life.kill()
 
@@ -157,12 +161,16 @@ class Soak:
     async def _load_for(self, life: ServerLife, load: Load, seconds: float) -> None:
         until = time.monotonic() + seconds
         load.resume()
+        self.probes.send_canaries(True)
         while life.is_alive and time.monotonic() < until:
+            load.check_clients()
             await asyncio.sleep(0.1)
 
     async def _quiet(self, life: ServerLife, load: Load, record: LifeRecord, base: QuietState, began: float) -> None:
         """Stops the load, waits for an idle server, and compares it with what it was before the load."""
+        self.probes.send_canaries(False)
         await load.pause()
+        self._take_canaries(load)
         limit = time.monotonic() + _IDLE_LIMIT_S
         problems = ["the server is gone"]
         while life.is_alive:
@@ -179,10 +187,32 @@ class Soak:
             sizes = ", ".join(f"{name} {size / 1e6:.0f} MB" for name, size in state.rss_bytes.items())
             self.ledger.note(f"quiet: {sizes}; descriptors {state.num_descriptors}, threads {state.num_threads}")
 
+    def _take_canaries(self, load: Load) -> None:
+        """Judges those sent since the last time."""
+        new = self.probes.canaries[self.num_canaries :]
+        self.num_canaries += len(new)
+        for canary in new:
+            self._judge_canary(canary, load.company(canary.began, canary.ended))
+
+    def _judge_canary(self, canary: CanarySample, company: str) -> None:
+        """Time without a core is the machine's fault, not a client's."""
+        ledger = self.ledger
+        if canary.status != 200 and not ledger.is_excused("errors", canary.began, canary.ended):
+            ledger.fail("canary", f"status {canary.status} beside {company}")
+        ledger.count("canary", str(canary.status))
+        if ledger.is_excused("stalls", canary.began, canary.ended):
+            return
+        ledger.stalls = sorted([*ledger.stalls, (canary.net_s, canary.ended - ledger.began, company)], reverse=True)[
+            :20
+        ]
+        if canary.net_s > MAX_STALL_S:
+            text = f"a canary waited {canary.wait_s:.1f} s ({canary.delay_s:.1f} s of it for a core)"
+            ledger.fail("stall", f"{text} beside {company}")
+
     def _take_line(self, line: str) -> None:
         now = time.monotonic()
         may_die = self.ledger.is_excused("log", now, now)
-        if problem := check_log_line(line, engine_may_die=may_die):
+        if problem := self._scan.take(line, engine_may_die=may_die):
             self.ledger.fail("log", problem[:300])
 
 

@@ -100,14 +100,14 @@ def _ring(length: int) -> dict[str, Any]:
 
 def _nested(word: str, depth: int) -> dict[str, Any]:
     schema: dict[str, Any] = {"type": "integer"}
-    for _ in range(min(depth, 900)):
+    for _ in range(min(depth, 400)):
         schema = {word: [schema, {"type": "null"}]}
     return schema
 
 
 def _nested_arrays(depth: int) -> dict[str, Any]:
     schema: dict[str, Any] = {"type": "integer"}
-    for _ in range(min(depth, 900)):
+    for _ in range(min(depth, 400)):
         schema = {"type": "array", "items": schema}
     return schema
 
