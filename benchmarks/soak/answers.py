@@ -53,7 +53,7 @@ def _call(function: dict[str, Any]) -> list[str]:
 def _chat_stream(events: list[dict[str, Any]]) -> Answer:
     choices: dict[int, dict[str, Any]] = {}
     for piece in (choice for event in events for choice in event.get("choices", ())):
-        empty = {"text": "", "reasoning": "", "calls": [], "finish": None, "ids": [], "logprobs": []}
+        empty: dict[str, Any] = {"text": "", "reasoning": "", "calls": [], "finish": None, "ids": [], "logprobs": []}
         joined = choices.setdefault(piece["index"], empty)
         delta = piece.get("delta") or {}
         joined["text"] += delta.get("content") or ""
@@ -83,7 +83,7 @@ def _completions(body: dict[str, Any]) -> Answer:
 def _completions_stream(events: list[dict[str, Any]]) -> Answer:
     choices: dict[int, dict[str, Any]] = {}
     for piece in (choice for event in events for choice in event.get("choices", ())):
-        empty = {"text": "", "finish": None, "ids": [], "logprobs": {name: [] for name in _MERGED}}
+        empty: dict[str, Any] = {"text": "", "finish": None, "ids": [], "logprobs": {name: [] for name in _MERGED}}
         joined = choices.setdefault(piece["index"], empty)
         joined["text"] += piece.get("text") or ""
         joined["ids"] += piece.get("token_ids") or []

@@ -22,7 +22,12 @@ __all__ = [
 
 MAX_ERROR_BYTES = 16 << 10
 """A refusal does not repeat what was sent."""
-RSS_TOLERANCE = 0.02
+MAX_KEPT_BYTES = 256 << 20
+"""What an idle server may hold beyond what it had before the load."""
+MAX_PEAK_BYTES = 1 << 30
+"""The same at its highest: some bodies of 64 MiB at once, and what is made of them."""
+_LONG_LIFE_S = 1200.0
+_TOLERANCE, _SHORT_TOLERANCE = 0.02, 0.10
 _THREAD_SLACK = 48
 """Pools start threads as they need them; their limits together."""
 _BAD_LINES = re.compile(
@@ -74,6 +79,7 @@ class QuietState(NamedTuple):
     num_descriptors: dict[str, int]
     num_threads: dict[str, int]
     rss_bytes: dict[str, int]
+    peak_bytes: dict[str, int]
 
 
 class MemoryChange(NamedTuple):
@@ -81,6 +87,7 @@ class MemoryChange(NamedTuple):
     first_bytes: float
     last_bytes: float
     num_samples: int
+    tolerance: float = _TOLERANCE
 
     @property
     def share(self) -> float:
@@ -88,7 +95,7 @@ class MemoryChange(NamedTuple):
 
     @property
     def is_flat(self) -> bool:
-        return self.share <= RSS_TOLERANCE
+        return self.share <= self.tolerance
 
 
 def check_error(status: int, body: bytes, path: str) -> list[str]:
@@ -157,20 +164,32 @@ def check_quiet(state: QuietState, base: QuietState, num_restarts: int) -> list[
     for name, count in base.num_threads.items():
         if state.num_threads.get(name, 0) > count + _THREAD_SLACK:
             problems.append(f"{name} has {state.num_threads[name]} threads, {count} before")
+    return [*problems, *_check_memory(state, base)]
+
+
+def _check_memory(state: QuietState, base: QuietState) -> list[str]:
+    problems = []
+    for name, before in base.rss_bytes.items():
+        kept = state.rss_bytes.get(name, 0) - before
+        peak = state.peak_bytes.get(name, 0) - before
+        if kept > MAX_KEPT_BYTES:
+            problems.append(f"{name} holds {kept / 1e6:.0f} MB more than before the load, {before / 1e6:.0f} MB")
+        if peak > MAX_PEAK_BYTES:
+            problems.append(f"{name} had {peak / 1e6:.0f} MB more than before the load, {before / 1e6:.0f} MB")
     return problems
 
 
-def compare_quarters(process: str, samples: Sequence[float]) -> MemoryChange | None:
+def compare_quarters(process: str, samples: Sequence[float], life_s: float) -> MemoryChange | None:
     """Resident memory at the quiet points of one life, in order: the last quarter against the first, by medians.
 
-    None with fewer than four quiet points.
+    None with fewer than four quiet points. A life of less than 20 minutes is mostly warm-up, and may grow by 10%.
     """
     if len(samples) < 4:
         return None
     quarter = len(samples) // 4
-    return MemoryChange(
-        process, statistics.median(samples[:quarter]), statistics.median(samples[-quarter:]), len(samples)
-    )
+    first, last = statistics.median(samples[:quarter]), statistics.median(samples[-quarter:])
+    tolerance = _TOLERANCE if life_s >= _LONG_LIFE_S else _SHORT_TOLERANCE
+    return MemoryChange(process, first, last, len(samples), tolerance)
 
 
 def longest_wait_s(began: float, arrivals: Sequence[float]) -> float:

@@ -30,7 +30,6 @@ async def _recover(life: ServerLife, ledger: Ledger, window: FaultWindow) -> Non
     limit = time.monotonic() + RECOVERY_LIMIT_S
     while time.monotonic() < limit:
         if not life.is_alive:
-            ledger.fail("recovery", f"{window.name}: the server ended with status {life.process.returncode}")
             break
         if life.engine_pid is not None and await life.is_healthy():
             break

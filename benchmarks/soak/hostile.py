@@ -34,10 +34,14 @@ class HostileRequest(NamedTuple):
 def hostile_requests(random_: random.Random, address: Address) -> Iterator[HostileRequest]:
     """Without end: rounds of one of each kind in random order, malformed bodies between them."""
     while True:
-        makers = [_costly, _numbers, _sizes, _depths, _texts, _images, _access]
-        cases = [case for make in makers for case in make(random_, address)]
-        random_.shuffle(cases)
-        for case in cases:
+        # Bodies are large: each is made when its turn comes.
+        sources = [make(random_, address) for make in (_costly, _numbers, _sizes, _depths, _texts, _images, _access)]
+        while sources:
+            source = random_.choice(sources)
+            case = next(source, None)
+            if case is None:
+                sources.remove(source)
+                continue
             yield case
             for _ in range(2):
                 path, body = malformed(random_)
@@ -90,8 +94,9 @@ def _ban_all() -> dict[str, float]:
 
 
 def _sizes(random_: random.Random, _: Address) -> Iterator[HostileRequest]:
-    text = random_.choice(("x", "word ", "\n", "é", "0")) * _LARGE
-    text = text[:_LARGE]
+    piece = random_.choice(("x", "word ", "\n", "é", "0"))
+    # JSON writes é with six bytes and a line's end with two.
+    text = piece * (_LARGE // (len(json.dumps(piece)) - 2))
     yield _case("size: prompt of 10 MB", COMPLETIONS, {"prompt": text, "max_tokens": 1}, _REFUSED)
     yield _case("size: message of 10 MB", CHAT, _chat(messages=[{"role": "user", "content": text}]), _REFUSED)
     yield _case("size: input of 10 MB", RESPONSES, {"input": text, "max_output_tokens": 1}, _REFUSED)

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 __all__ = ["Address", "Connection", "Reply", "Sent", "call", "encode"]
 
 _READ_LIMIT_BYTES = 64 << 20
+_DEATH_S = 0.5
 _PIECE_BYTES = 1 << 16
 
 
@@ -144,4 +145,7 @@ async def call(address: Address, sent: Sent, raw: bytes | None = None) -> Reply:
     except (OSError, ValueError, IndexError) as error:
         reply.problem = f"{type(error).__name__}: {error}"
     reply.ended = time.monotonic()
+    if reply.problem:
+        # Where the server died, the kernel closes its connections before it reports the death.
+        await asyncio.sleep(_DEATH_S)
     return reply

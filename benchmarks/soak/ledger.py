@@ -2,6 +2,7 @@
 
 import time
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -54,6 +55,8 @@ class Ledger:
     """(wait of a canary in seconds, when it ended, what hostile clients did meanwhile), the worst ones first."""
     slowest: dict[str, float] = field(default_factory=dict)
     """The longest time to a reply in seconds, by kind of hostile request."""
+    is_server_gone: Callable[[], bool] = lambda: False
+    """Whether the server of the moment has ended; its death is one failure, not one of every client."""
     notes: list[str] = field(default_factory=list)
 
     @staticmethod

@@ -1,5 +1,6 @@
 """OpenAI's and Anthropic's own clients, where they are installed: their answers against those computed alone."""
 
+import asyncio
 import random
 from typing import Any
 
@@ -29,7 +30,8 @@ async def send_by_library(references: References, random_: random.Random, addres
         # Every library has its own tree of errors; one that a fault explains is no failure.
         is_excused = ledger.is_excused("errors", began, ledger.now()) or getattr(error, "status_code", 0) == 429
         ledger.count(kind, f"{type(error).__name__}")
-        if not is_excused:
+        await asyncio.sleep(0.5)
+        if not is_excused and not ledger.is_server_gone():
             ledger.fail("client library", f"{kind}: {type(error).__name__}: {str(error)[:300]}")
         return
     ledger.count(kind, "200")

@@ -66,6 +66,7 @@ class Probes:
         except subprocess.TimeoutExpired:
             self._process.kill()
         self._reader.join(5)
+        self._process.stdout.close()  # type: ignore[union-attr]
 
     def _say(self, command: dict[str, object]) -> None:
         assert self._process.stdin is not None  # noqa: S101 - asked for above

@@ -21,6 +21,7 @@ _ENGINE = "onebox.engine.remote.child"
 class ProcessUse(NamedTuple):
     pid: int
     rss_bytes: int
+    peak_bytes: int
     num_descriptors: int
     num_threads: int
 
@@ -55,7 +56,8 @@ def read_use(pid: int) -> ProcessUse | None:
     fields = dict(line.split(":", 1) for line in lines if ":" in line)
     if "VmRSS" not in fields:
         return None
-    return ProcessUse(pid, int(fields["VmRSS"].split()[0]) << 10, num_descriptors, int(fields["Threads"]))
+    rss_bytes, peak_bytes = (int(fields[name].split()[0]) << 10 for name in ("VmRSS", "VmHWM"))
+    return ProcessUse(pid, rss_bytes, peak_bytes, num_descriptors, int(fields["Threads"]))
 
 
 def tree_use(server_pid: int) -> dict[str, ProcessUse]:

@@ -9,7 +9,8 @@ from benchmarks.soak.run import Soak
 
 __all__ = ["health_misses", "record", "report"]
 
-_MAX_LINES = 60
+_MAX_SHOWN = 8
+"""Failures of one check; the record has more."""
 
 
 def health_misses(soak: Soak) -> list[HealthSample]:
@@ -32,8 +33,11 @@ def _lines(soak: Soak) -> Iterator[str]:
     yield f"FAILED: {sum(ledger.num_failures.values())}" if ledger.failures else "PASSED"
     for check, count in ledger.num_failures.most_common():
         yield f"  {count:6} {check}"
-    for failure in ledger.failures[:_MAX_LINES]:
-        yield f"  {failure.at_s:7.1f} s  {failure.check}: {failure.what} {failure.detail}".rstrip()
+    shown: Counter[str] = Counter()
+    for failure in ledger.failures:
+        shown[failure.check] += 1
+        if shown[failure.check] <= _MAX_SHOWN:
+            yield f"  {failure.at_s:7.1f} s  {failure.check}: {failure.what} {failure.detail}".rstrip()
     yield ""
     yield from _requests(ledger.outcomes)
     yield ""

@@ -50,13 +50,13 @@ class LifeRecord:
 class Soak:
     """One run."""
 
-    def __init__(self, options: SoakOptions) -> None:
+    def __init__(self, options: SoakOptions, references: References | None = None) -> None:
         self._options = options
         self.ledger = Ledger(options.directory)
         self.probes = Probes()
         self.num_canaries = 0
         self._scan = LogScan()
-        self.references = References()
+        self.references = references or References()
         self.lives: list[LifeRecord] = []
         self.faults: list[str] = []
         self._random = random.Random(f"{options.seed} timeline")
@@ -65,7 +65,13 @@ class Soak:
     async def run(self) -> None:
         """Until the time is over; what is under way then is brought to its end."""
         share = STEADY_SHARE if self._options.has_faults else 1.0
-        await self._live(LifeOptions("steady"), (), share * self._options.seconds)
+        steady_until = self.ledger.began + share * self._options.seconds
+        while not self.lives or steady_until - time.monotonic() > 10:
+            # More than one where the server dies.
+            await self._live(LifeOptions("steady"), (), steady_until - time.monotonic())
+            if not self.lives:
+                # It does not even start.
+                break
         number = 0
         while self._options.has_faults and self._remaining_s > 15:
             name = f"faults {number}"
@@ -98,8 +104,10 @@ class Soak:
         self.lives.append(record)
         self.ledger.note(f"ready after {life.start_s:.1f} s at {life.address.host}:{life.address.port}, pid {life.pid}")
         load = None
+        is_stopping = False
         try:
             self.probes.watch(life)
+            self.ledger.is_server_gone = lambda: not is_stopping and not life.is_alive
             await self.references.compute(life.address, self.ledger)
             base = await life.quiet_state()
             load = Load(life, self.references, self.ledger, f"{self._options.seed} {options.name}", self._options.size)
@@ -107,31 +115,42 @@ class Soak:
                 await self._suffer(life, load, record, base, faults, until)
             else:
                 await self._steady(life, load, record, base, until)
-            load.resume()
-            await asyncio.sleep(min(4.0, self._options.seconds / 20))
+            await self._load_for(life, load, min(4.0, self._options.seconds / 20))
             self.probes.rest()
-            await stop_server(life, self.ledger, num_signals=1 + len(self.lives) % 2)
+            if life.is_alive:
+                is_stopping = True
+                await stop_server(life, self.ledger, num_signals=2 - len(self.lives) % 2)
+            else:
+                self._report_death(life, load)
         finally:
             self.probes.rest()
             record.num_deaths = life.num_deaths
             if load:
                 await load.stop()
                 self._take_canaries(load)
-            if life.is_alive:
-                life.kill()
+            life.kill()
+
+    def _report_death(self, life: ServerLife, load: Load) -> None:
+        """One failure, with what hostile clients were doing."""
+        began = life.last_seen
+        window = self.ledger.open_window("the server has died", "errors", "stalls", "health")
+        window.began = began
+        window.ended = time.monotonic()
+        company = load.company(began - 2.0, window.ended)
+        self.ledger.fail("died", f"the server ended with status {life.process.returncode} beside {company}")
 
     async def _steady(self, life: ServerLife, load: Load, record: LifeRecord, base: QuietState, until: float) -> None:
         """Load and quiet points in turns, at least ten of them, a minute apart at most."""
         began = time.monotonic()
-        interval = min(60.0, (until - began) / 10)
-        while life.is_alive and time.monotonic() + interval / 2 < until:
+        interval = max(1.0, min(60.0, (until - began) / 10))
+        while life.is_alive:
             await self._load_for(life, load, interval)
             await self._quiet(life, load, record, base, began)
-        if not life.is_alive:
-            self.ledger.fail("died", f"the server ended with status {life.process.poll()}")
+            if time.monotonic() + interval / 2 > until:
+                break
         points = [state for at, state in record.points if at >= WARM_UP_SHARE * (until - began)]
         for name in ("server", "engine"):
-            change = compare_quarters(name, [float(state.rss_bytes.get(name, 0)) for state in points])
+            change = compare_quarters(name, [float(state.rss_bytes.get(name, 0)) for state in points], until - began)
             if change:
                 record.changes.append(change)
                 if not change.is_flat:
@@ -172,16 +191,15 @@ class Soak:
         await load.pause()
         self._take_canaries(load)
         limit = time.monotonic() + _IDLE_LIMIT_S
-        problems = ["the server is gone"]
         while life.is_alive:
             state = await life.quiet_state()
             problems = check_quiet(_without_held(state, load.holders.num_held), base, life.num_deaths)
             if not problems or time.monotonic() > limit:
                 break
             await asyncio.sleep(0.5)
-        for problem in problems:
-            self.ledger.fail("leak", problem)
         if life.is_alive:
+            for problem in problems:
+                self.ledger.fail("leak", problem)
             await self.references.replay(life.address, self.ledger)
             record.points.append((time.monotonic() - began, state))
             sizes = ", ".join(f"{name} {size / 1e6:.0f} MB" for name, size in state.rss_bytes.items())

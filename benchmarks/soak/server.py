@@ -48,6 +48,8 @@ class ServerLife:
         self.options = options
         self.num_deaths = 0
         """Engine deaths that the soak planted in this life."""
+        self.last_seen = 0.0
+        """When it was last found alive."""
         self._on_line = on_line
         self._log = (directory / "server.log").open("a")
         self._log.write(f"--- {options.name}\n")
@@ -135,7 +137,10 @@ class ServerLife:
 
     @property
     def is_alive(self) -> bool:
-        return self.process.poll() is None
+        if self.process.poll() is not None:
+            return False
+        self.last_seen = time.monotonic()
+        return True
 
     async def metrics(self) -> dict[str, float]:
         """The sum of every metric's samples, by its name."""
@@ -158,6 +163,7 @@ class ServerLife:
             {name: use.num_descriptors for name, use in uses.items()},
             {name: use.num_threads for name, use in uses.items()},
             {name: use.rss_bytes for name, use in uses.items()},
+            {name: use.peak_bytes for name, use in uses.items()},
         )
 
     async def is_healthy(self) -> bool:
@@ -180,4 +186,7 @@ class ServerLife:
         self.process.wait()
         for reader in self._readers:
             reader.join(5)
+        for pipe in (self.process.stdout, self.process.stderr):
+            if pipe:
+                pipe.close()
         self._log.close()

@@ -185,10 +185,10 @@ async def _half_closed(_: random.Random, connection: Connection, address: Addres
     await asyncio.sleep(1)
 
 
-async def _many_idle(_: random.Random, __: Connection, address: Address) -> None:
-    """Two hundred connections that say nothing for a second."""
+async def _many_idle(random_: random.Random, __: Connection, address: Address) -> None:
+    """Hundreds of connections that say nothing for a second."""
     async with contextlib.AsyncExitStack() as stack:
-        for _ in range(200):
+        for _index in range(random_.randint(100, 300)):
             await stack.enter_async_context(Connection(address))
         await asyncio.sleep(1)
 
@@ -200,5 +200,5 @@ _SHORT_CASES: tuple[tuple[str, Callable[[random.Random, Connection, Address], Aw
     ("garbage", _garbage),
     ("pipelined", _pipelined),
     ("half closed", _half_closed),
-    ("200 idle", _many_idle),
+    ("hundreds idle", _many_idle),
 )
