@@ -290,7 +290,7 @@ def test_after_all_are_aborted_the_stats_show_nobody(fake):
     engine, runner = fake
     runner.gate.clear()
     handles = [engine.submit(request(name, range(9), max_tokens=100)) for name in "ab"]
-    wait_until(lambda: engine.stats().num_waiting == 0)
+    wait_until(lambda: not engine._submitted)
     for name in "ab":
         engine.abort(name)
     runner.gate.set()

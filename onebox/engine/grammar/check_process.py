@@ -31,8 +31,9 @@ _WALL_S = 10.0
 """Only for a machine that is busy: what computes is ended by its CPU time."""
 _ADDED_BYTES = 512 * 2**20
 """Address space beyond what the process has when it forks."""
-_KEPT_BYTES = 16 * 2**20
-"""Memory of one compiled grammar. Every sequence has its own."""
+_KEPT_BYTES = 32 * 2**20
+"""Memory of one compiled grammar and of what its lexer learns on the first walks. Every sequence has its own."""
+_PAGE_BYTES = resource.getpagesize()
 _PR_SET_PDEATHSIG = 1
 
 
@@ -97,7 +98,7 @@ def _check_in_fork(
         _end_with(os.getppid())
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-        resident_bytes = _bound_memory()
+        own_bytes = _bound_memory()
         signal.signal(signal.SIGPROF, signal.SIG_DFL)
         signal.setitimer(signal.ITIMER_PROF, _CPU_S)
 
@@ -105,7 +106,7 @@ def _check_in_fork(
             error: GrammarError | None = None
             try:
                 check_grammar(tokenizer, masks, grammar)
-                added = _resident_bytes() - resident_bytes
+                added = _own_bytes() - own_bytes
                 if added > _KEPT_BYTES:
                     raise _too_large(grammar, added)
             except GrammarError as refusal:
@@ -124,21 +125,26 @@ def _too_large(grammar: Grammar, num_bytes: int) -> GrammarError:
 
 
 def _bound_memory() -> int:
-    """Bounds the address space, where the system tells how much is taken; returns the resident memory in bytes."""
+    """Bounds the address space, where the system tells how much is taken; returns the process's own memory in bytes."""
     if sys.platform == "linux":
-        taken = _pages(0) + _ADDED_BYTES + CHECK_STACK_BYTES
-        resource.setrlimit(resource.RLIMIT_AS, (taken, taken))
-    return _resident_bytes()
+        address_bytes, *_ = _statm()
+        limit = address_bytes + _ADDED_BYTES + CHECK_STACK_BYTES
+        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+    return _own_bytes()
 
 
-def _resident_bytes() -> int:
-    is_told = sys.platform == "linux"
-    return _pages(1) if is_told else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+def _own_bytes() -> int:
+    """Resident memory without mapped files, which a fork reads in again."""
+    if not Path("/proc/self/statm").exists():
+        return 0
+    _, resident_bytes, shared_bytes = _statm()
+    return resident_bytes - shared_bytes
 
 
-def _pages(place: int) -> int:
-    """The bytes at one place of /proc/self/statm: 0 is the address space, 1 the resident memory."""
-    return int(Path("/proc/self/statm").read_text().split()[place]) * resource.getpagesize()
+def _statm() -> tuple[int, int, int]:
+    """(address space, resident, of that mapped from files) in bytes."""
+    pages = [int(number) for number in Path("/proc/self/statm").read_text().split()[:3]]
+    return pages[0] * _PAGE_BYTES, pages[1] * _PAGE_BYTES, pages[2] * _PAGE_BYTES
 
 
 def _end_with(parent_id: int) -> None:

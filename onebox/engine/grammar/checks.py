@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 __all__ = ["check_grammar"]
 
 _NUM_WALKS = 8
-_WALK_TOKENS = 64
+"""At most. Two that end well are enough."""
+_WALK_TOKENS = 48
 _WALKS_S = 0.3
 """Seconds of CPU for all walks; what they have found by then counts."""
 _MASK_S = 0.25
@@ -36,20 +37,14 @@ def check_grammar(tokenizer: "LLTokenizer", masks: TokenMasks, grammar: Grammar)
     is no reason to refuse, unless all do: an answer may take another way.
     """
     matcher = _compiled(tokenizer, masks, grammar)
-    errors: list[str] = []
+    found: list[str | None] = []
     ended_at = time.thread_time() + _WALKS_S
-    for seed in range(_NUM_WALKS):
-        error = _walk(GrammarPlace(masks, matcher.deep_copy()), grammar, seed, ended_at)
-        if error is None:
-            errors.append("")
-        else:
-            errors.append(error)
-            if has_failed_lexer(matcher):
-                matcher = compile_matcher(tokenizer, grammar)
-        if time.thread_time() > ended_at:
-            break
-    if all(errors):
-        raise refusal(grammar, f"it is too complex ({errors[0]})")
+    while len(found) < _NUM_WALKS and found.count(None) < 2 and time.thread_time() < ended_at:
+        if found and has_failed_lexer(matcher):
+            matcher = compile_matcher(tokenizer, grammar)
+        found.append(_walk(GrammarPlace(masks, matcher.deep_copy()), grammar, len(found), ended_at))
+    if None not in found:
+        raise refusal(grammar, f"it is too complex ({found[0]})")
 
 
 def _compiled(tokenizer: "LLTokenizer", masks: TokenMasks, grammar: Grammar) -> "LLMatcher":
