@@ -149,11 +149,12 @@ class Scheduler:
 
     def _grow(self) -> None:
         """Gives each running answer the pages of its next rows, in order."""
-        growing = [s for s in self._running.values() if not s.is_prefilling and self._num_missing(s) > 0]
+        decoding = [s for s in self._running.values() if not s.is_prefilling]
+        growing = [s for s in decoding if (self._or_end(s, self._num_missing, s) or 0) > 0]
         for sequence in sorted(growing, key=lambda s: s.order):
             # One before it may have preempted it.
             if sequence.slot is not None:
-                self._ensure_pages(sequence)
+                self._or_end(sequence, self._ensure_pages, sequence)
 
     def _num_missing(self, sequence: Sequence) -> int:
         """Pages that its next step needs beyond those it has."""
@@ -459,9 +460,10 @@ class Scheduler:
             self._pool.give_back(page)
         for checkpoint in sequence.reserved:
             self._prefix.cancel(checkpoint)
+        sequence.forget()
         try:
-            sequence.forget()
-        except Exception:
+            sequence.speculation.forget()
+        except BaseException:
             _log.exception("the drafts of request %s could not be dropped", sequence.request.request_id)
 
     def clear_cache(self) -> None:
