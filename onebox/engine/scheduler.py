@@ -89,13 +89,11 @@ class Scheduler:
         """Ends the request with this error wherever it is; an unknown or finished one is ignored."""
         return [self._fail(sequence, error) for sequence in self._open_ones(request_id)]
 
-    def drop(self, request_id: str) -> bool:
-        """Ends the request as failed without an event; False where it is not open."""
-        sequences = self._open_ones(request_id)
-        for sequence in sequences:
+    def drop(self, request_id: str) -> None:
+        """Ends the request as failed, without an event; one that has ended already is counted as failed, too."""
+        for sequence in self._open_ones(request_id):
             self._remove(sequence)
-            self._totals.num_failed += 1
-        return bool(sequences)
+        self._totals.num_failed += 1
 
     def count_failed(self, count: int) -> None:
         """Counts requests that failed without this scheduler's doing."""

@@ -173,21 +173,6 @@ def test_only_those_whose_pages_make_room_are_preempted():
         assert it.token_ids(name) == plain_answer(sequence.request.prompt, 10).token_ids
 
 
-def test_a_growing_answer_that_finds_no_room_leaves_those_after_it_running():
-    """The first one's pages cannot be had, and the last one's do not suffice: throwing it out would help nobody."""
-    it = stand(num_pages=9, max_num_seqs=4, num_checkpoints=0)
-    it.ask("first", prompt(320), max_tokens=180, ignore_eos=True)
-    it.ask("second", prompt(60, seed=1), max_tokens=300, ignore_eos=True)
-    it.ask("third", prompt(30, seed=2), max_tokens=30, ignore_eos=True)
-    victims = []
-    preempt = it.scheduler._preempt
-    it.scheduler._preempt = lambda sequence: victims.append(sequence.request.request_id) or preempt(sequence)
-    it.drain()
-    assert "third" not in victims
-    for name, sequence in it.sequences.items():
-        assert it.token_ids(name) == plain_answer(sequence.request.prompt, sequence.max_tokens).token_ids
-
-
 def test_out_of_pages_the_last_in_order_is_preempted_and_every_answer_is_still_the_plain_one():
     it = stand("ngram", 3, num_pages=9, max_num_seqs=4, num_checkpoints=2)
     for i in range(4):

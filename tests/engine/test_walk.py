@@ -270,7 +270,7 @@ def test_whatever_fails_in_one_sequence_ends_that_one_and_frees_what_it_held(met
     walk.check_nothing_is_held()
 
 
-@pytest.mark.parametrize("error", ERRORS)
+@pytest.mark.parametrize("error", [KeyError, FloatingPointError, PanicError])
 @pytest.mark.parametrize("place", OWN_WORK)
 def test_a_fault_at_any_place_leaves_the_neighbours_answers_alone(place, error):
     it = Stand(config("auto", 3, num_pages=30))
