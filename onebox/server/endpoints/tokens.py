@@ -9,6 +9,7 @@ from typing import Any
 from fastapi import APIRouter
 from fastapi.responses import Response
 
+from onebox.server.body import JsonRoute
 from onebox.server.errors import FieldError
 from onebox.server.lanes import is_small
 from onebox.server.logprobs import shown_text, token_text
@@ -19,7 +20,7 @@ __all__ = ["tokens_router"]
 
 
 def tokens_router(service: Service) -> APIRouter:
-    router = APIRouter()
+    router = APIRouter(route_class=JsonRoute)
 
     @router.post("/tokenize")
     async def tokenize(body: TokenizeRequest) -> Response:
