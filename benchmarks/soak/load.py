@@ -142,6 +142,9 @@ class Load:
             seconds = reply.ended - reply.began
             self._ledger.slowest[request.kind] = max(seconds, self._ledger.slowest.get(request.kind, 0.0))
             judge(self._ledger, request.kind, request.sent, reply, request.allowed, request.check)
+            if reply.status == 503:
+                # An engine that restarts refuses everything: the next case waits for it.
+                await asyncio.sleep(1)
 
         await self._repeat(f"hostile {index}", one)
 
