@@ -26,7 +26,6 @@ from onebox.server.pool import WorkPool
 from onebox.spec.errors import OneboxError, UnsupportedError, UsageError
 from onebox.spec.model import read_config
 from onebox.text.patches import MediaKind, Picture, PictureReader
-from onebox.text.tokenizer import Tokenizer
 
 __all__ = ["LoadedMedia", "Media", "MediaLimits", "MediaPart", "media_parts"]
 
@@ -81,8 +80,8 @@ class LoadedMedia:
     """A chat's images and videos: their patches, and how a prompt that contains them is encoded."""
 
     vision: Vision
-    encode: Callable[[str, Tokenizer], tuple[int, ...]]
-    """The rendered prompt's token ids, with one pad token for each embedding."""
+    encode: Callable[[str, Callable[[str], tuple[int, ...]]], tuple[int, ...]]
+    """The rendered prompt's token ids, with one pad token for each embedding; the second argument encodes text."""
 
 
 def media_parts(messages: Sequence[Mapping[str, Any]]) -> list[MediaPart]:
@@ -140,7 +139,7 @@ class Media:
         self._refuse_too_large(parts, pictures, max_tokens)
         vision = Vision(await _read("image", parts, pictures), await _read("video", parts, pictures))
         reader = self._reader
-        return LoadedMedia(vision, lambda text, tokenizer: reader.encode(text, pictures, tokenizer.encode))
+        return LoadedMedia(vision, lambda text, encode: reader.encode(text, pictures, encode))
 
     async def _open(self, reader: PictureReader, parts: Sequence[MediaPart]) -> list[Picture]:
         """Fetches all, then opens one after the other. A picture keeps its file until it has been read."""

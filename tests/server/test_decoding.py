@@ -129,7 +129,8 @@ def media(vision_checkpoint, tmp_path):
     return make
 
 
-def test_many_large_pictures_take_little_memory_here_and_leave_none(media):
+def test_many_large_pictures_take_little_memory_here_and_leave_none(media, monkeypatch):
+    monkeypatch.setattr(module, "_patches_budget", ByteBudget(1 << 30, "The pictures"))
     data = file_of(Image.new("1", (4000, 4000)))
     resident = []
     reader = media(max_pixels=1 << 30)
