@@ -22,6 +22,7 @@ from onebox.server.prompt import Prompt
 from onebox.server.submission import Submission
 from onebox.server.thinking import CLOSING_TEXT, ThinkingLimit
 from onebox.server.usage import Usage, UsageCount
+from onebox.spec.errors import UsageError
 from onebox.text.parser import Delta
 from onebox.text.stream import TextStream
 from onebox.text.tokenizer import Tokenizer
@@ -143,7 +144,7 @@ class Answer:
             async for event in self._handle:
                 match event:
                     case Failed():
-                        raise GenerationError(event.message)
+                        raise (UsageError if event.is_refusal else GenerationError)(event.message)
                     case PromptLogprobs():
                         self.prompt_logprobs += event.logprobs
                     case Tokens() if not self._is_ended():
