@@ -3,7 +3,7 @@
 import asyncio
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from fastapi import APIRouter
 from fastapi.responses import Response
@@ -11,6 +11,7 @@ from fastapi.responses import Response
 from onebox.engine.api import SamplingParams
 from onebox.server.answer import Answer, AnswerChunk, Answers
 from onebox.server.errors import FieldError, error_body
+from onebox.server.pieces import JsonParts
 from onebox.server.prompt import Prompt
 from onebox.server.reply import STREAMABLE, AnswerResponse
 from onebox.server.schemas.common import Json
@@ -75,8 +76,8 @@ class ResponseReply:
     def _answer(self) -> Answer:
         return self.answers.answers[0]
 
-    async def whole(self) -> Json:
-        self._sections.add((await self._answer.whole()).deltas)
+    def whole(self, chunks: Sequence[AnswerChunk]) -> Json:
+        self._sections.add(chunks[0].deltas)
         return self._final()
 
     def begin(self) -> Iterator[str]:
@@ -131,7 +132,7 @@ class ResponseReply:
         incomplete_details: Json | None = None,
     ) -> Json:
         state = {"status": status, "error": error, "incomplete_details": incomplete_details}
-        return {**self._head, **state, "output": output, "usage": usage}
+        return {**self._head, **state, "output": JsonParts(output), "usage": usage}
 
 
 def _echo(body: ResponsesRequest, sampling: SamplingParams) -> Json:
