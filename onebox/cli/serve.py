@@ -80,7 +80,7 @@ def serve(
         status = _serve(options)
     except KeyboardInterrupt:
         for name in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(name, signal.SIG_DFL)
+            signal.signal(name, signal.SIG_IGN)
         status = 0
     except BaseException:
         flush_output()
@@ -106,8 +106,8 @@ def _serve(options: _Options) -> int:
 
         with engine:
             app = create_app(service, options.settings)
-            drain_s = options.http.shutdown_timeout
-            return run(app, bound, say_ready, engine.close, drain_s, engine.wait_failed)
+            drain_s, limits = options.http.shutdown_timeout, options.settings.connections
+            return run(app, bound, say_ready, engine.close, drain_s, engine.wait_failed, limits)
 
 
 def _load(options: _Options) -> "tuple[Service, EngineProcess]":

@@ -20,7 +20,6 @@ from onebox.server.fetch import Allowance, FetchLimits, fetch
 from onebox.spec.errors import OneboxError, UnsupportedError, UsageError
 from onebox.spec.model import read_config
 from onebox.text.patches import MediaKind, Picture, PictureReader
-from onebox.text.tokenizer import Tokenizer
 
 __all__ = ["LoadedMedia", "Media", "MediaLimits", "MediaPart", "media_parts"]
 
@@ -63,8 +62,8 @@ class LoadedMedia:
     """A chat's images and videos: their patches, and how a prompt that contains them is encoded."""
 
     vision: Vision
-    encode: Callable[[str, Tokenizer], tuple[int, ...]]
-    """The rendered prompt's token ids, with one pad token for each embedding."""
+    encode: Callable[[str, Callable[[str], tuple[int, ...]]], tuple[int, ...]]
+    """The rendered prompt's token ids, with one pad token for each embedding; the second argument encodes text."""
 
 
 def media_parts(messages: Sequence[Mapping[str, Any]]) -> list[MediaPart]:
@@ -157,7 +156,7 @@ def _read(reader: PictureReader, parts: Sequence[MediaPart], files: Sequence[byt
         with _naming(part):
             patches.append(picture.read())
     vision = Vision(_joined("image", pictures, patches), _joined("video", pictures, patches))
-    return LoadedMedia(vision, lambda text, tokenizer: reader.encode(text, pictures, tokenizer.encode))
+    return LoadedMedia(vision, lambda text, encode: reader.encode(text, pictures, encode))
 
 
 @contextmanager

@@ -5,27 +5,26 @@ The first signal drains: new requests are refused, running ones may finish for a
 
 import asyncio
 import contextlib
+import logging
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
-import uvicorn
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from onebox.engine.api import EngineStoppedError
 from onebox.server.anthropic_errors import AnthropicErrors
 from onebox.server.errors import error_response
+from onebox.server.http import LAST_WRITE_S, HttpServer
+from onebox.server.settings import ConnectionLimits
 from onebox.server.signals import SignalWatch
 from onebox.spec.errors import OneboxError
 from onebox.spec.output import say
 
 __all__ = ["GIVEN_UP", "Gate", "bind", "run"]
 
-MAX_HEADER_BYTES = 64 << 10
 RETRY_AFTER_S = 5
 """Retry-After of a stopping server: by then another one, or this one restarted, may be running."""
-LAST_WRITE_S = 5
-"""Connections still open after `on_stop` may write for so long before they are closed."""
 ENDING_S = 5
 """What else may pass between a signal and the end of the process, whatever its threads wait for."""
 GIVEN_UP = 70
@@ -53,6 +52,7 @@ def run(
     on_stop: Callable[[], None],
     drain_s: float = 0.0,
     wait_failed: Callable[[], str | None] | None = None,
+    limits: ConnectionLimits | None = None,
 ) -> int:
     """Serves until a signal, then lets running requests finish for at most `drain_s` seconds; returns the exit status.
 
@@ -62,24 +62,20 @@ def run(
     the first signal. The caller ends the process; threads may be left.
     """
     gate = Gate(app)
-    config = uvicorn.Config(
-        gate,
-        # The same parser everywhere; its limit of headers is set here.
-        http="h11",
-        h11_max_incomplete_event_size=MAX_HEADER_BYTES,
-        log_config=None,
-        log_level="warning",
-        access_log=False,
-        timeout_graceful_shutdown=LAST_WRITE_S,
-    )
+    logging.getLogger("uvicorn.error").addFilter(_is_no_cancellation)
     # Neither closed nor asked to wait for its threads: one that hangs would keep the process.
     loop = asyncio.new_event_loop()
-    server = _Server(config, on_ready)
+    server = HttpServer(gate, on_ready, limits or ConnectionLimits())
     ending = _Ending(loop, server, gate, on_stop, drain_s)
     if wait_failed:
         threading.Thread(target=ending.watch, args=(wait_failed,), name="onebox-failure", daemon=True).start()
     loop.run_until_complete(server.serve(sockets=[bound]))
     return ending.status
+
+
+def _is_no_cancellation(record: logging.LogRecord) -> bool:
+    """What is cut off at the end is not worth a traceback each."""
+    return not (record.exc_info and isinstance(record.exc_info[1], asyncio.CancelledError))
 
 
 class _Ending:
@@ -88,7 +84,7 @@ class _Ending:
     def __init__(
         self,
         loop: asyncio.AbstractEventLoop,
-        server: "_Server",
+        server: HttpServer,
         gate: "Gate",
         on_stop: Callable[[], None],
         drain_s: float,
@@ -125,6 +121,7 @@ class _Ending:
 
     async def _drain(self, drain_s: float) -> None:
         self._gate.close()
+        self._server.close_incomplete()
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._gate.wait_empty(), drain_s)
         self._stop()
@@ -177,19 +174,3 @@ class Gate:
         finally:
             self._num_inside -= is_work
             self._left.set()
-
-
-class _Server(uvicorn.Server):
-    """Calls `on_ready` when it listens, and leaves signals alone: uvicorn would raise them again after a clean stop."""
-
-    def __init__(self, config: uvicorn.Config, on_ready: Callable[[], None]) -> None:
-        super().__init__(config)
-        self._on_ready = on_ready
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
-        self._on_ready()
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield

@@ -9,6 +9,7 @@ from typing import Any
 from onebox.engine.api import EngineClient, Request, RequestHandle
 from onebox.server.answer import MAX_LOGPROB_VALUES, Answer, Answers
 from onebox.server.errors import FieldError, ModelNotFoundError
+from onebox.server.lanes import TextLanes
 from onebox.server.media import Media
 from onebox.server.prompt import Prompt, PromptBuilder
 from onebox.server.submission import RESUBMIT_TIMEOUT_S, Submission
@@ -38,10 +39,22 @@ class Service:
     resubmit_timeout_s: float = RESUBMIT_TIMEOUT_S
     """How long an answer whose thinking budget is used up may wait for a place in a full queue."""
 
+    lanes: TextLanes = field(default_factory=TextLanes)
+    """Threads for text work."""
+
     @property
     def prompts(self) -> PromptBuilder:
-        limit = self.engine.config.max_model_len
-        return PromptBuilder(self.tokenizer, self.template, self.template_options, self.media, limit)
+        config = self.engine.config
+        places = config.max_num_seqs + config.max_num_waiting
+        return PromptBuilder(
+            self.tokenizer,
+            self.template,
+            self.template_options,
+            self.media,
+            config.max_model_len,
+            max_prompts=places,
+            lanes=self.lanes,
+        )
 
     def refuse_other_model(self, model: str | None) -> None:
         if model not in (None, self.model_name):

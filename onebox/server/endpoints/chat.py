@@ -8,6 +8,7 @@ from fastapi import APIRouter
 from fastapi.responses import Response
 
 from onebox.server.answer import AnswerChunk, Answers
+from onebox.server.body import JsonRoute
 from onebox.server.endpoints.openai_reply import OpenAIReply
 from onebox.server.logprobs import chat_logprobs
 from onebox.server.reply import STREAMABLE, AnswerResponse
@@ -23,7 +24,7 @@ __all__ = ["chat_router"]
 
 
 def chat_router(service: Service, settings: ServerSettings) -> APIRouter:
-    router = APIRouter()
+    router = APIRouter(route_class=JsonRoute)
 
     @router.post("/v1/chat/completions", responses=STREAMABLE)
     async def chat_completions(body: ChatRequest) -> Response:

@@ -9,6 +9,7 @@ from fastapi import APIRouter
 from fastapi.responses import Response
 
 from onebox.server.answer import Answer, AnswerChunk, Answers
+from onebox.server.body import JsonRoute
 from onebox.server.endpoints.openai_reply import OpenAIReply
 from onebox.server.logprobs import LegacyLogprobs, LegacyRow, prompt_logprobs, shown_text
 from onebox.server.reply import STREAMABLE, AnswerResponse
@@ -27,7 +28,7 @@ _PART_ROWS = 64
 
 
 def completions_router(service: Service, settings: ServerSettings) -> APIRouter:
-    router = APIRouter()
+    router = APIRouter(route_class=JsonRoute)
 
     @router.post("/v1/completions", responses=STREAMABLE)
     async def completions(body: CompletionRequest) -> Response:

@@ -13,6 +13,7 @@ from fastapi.responses import Response
 from onebox.engine.api import PAGE_TOKENS, ContextTooLongError, EngineConfig
 from onebox.server.answer import Answer, AnswerChunk, Answers
 from onebox.server.anthropic_errors import AnthropicErrorReply, anthropic_error
+from onebox.server.body import JsonRoute
 from onebox.server.pieces import JsonParts
 from onebox.server.prompt import Prompt
 from onebox.server.reply import STREAMABLE, AnswerResponse
@@ -31,7 +32,7 @@ _REFUSAL: dict[str, Any] = {"model": AnthropicErrorReply, "description": "A refu
 
 
 def messages_router(service: Service, settings: ServerSettings) -> APIRouter:
-    router = APIRouter(responses={"4XX": _REFUSAL, "5XX": _REFUSAL})
+    router = APIRouter(route_class=JsonRoute, responses={"4XX": _REFUSAL, "5XX": _REFUSAL})
 
     @router.post("/v1/messages", responses=STREAMABLE)
     async def messages(body: MessagesRequest) -> Response:

@@ -10,6 +10,7 @@ from fastapi.responses import Response
 
 from onebox.engine.api import SamplingParams
 from onebox.server.answer import Answer, AnswerChunk, Answers
+from onebox.server.body import JsonRoute
 from onebox.server.errors import FieldError, error_body
 from onebox.server.pieces import JsonParts
 from onebox.server.prompt import Prompt
@@ -27,7 +28,7 @@ __all__ = ["responses_router"]
 
 
 def responses_router(service: Service, settings: ServerSettings) -> APIRouter:
-    router = APIRouter()
+    router = APIRouter(route_class=JsonRoute)
 
     @router.post("/v1/responses", responses=STREAMABLE)
     async def responses(body: ResponsesRequest) -> Response:

@@ -1,10 +1,14 @@
 """POST /tokenize and /detokenize, in vLLM's shapes."""
 
 import asyncio
+from functools import partial
 
 from fastapi import APIRouter
 from fastapi.responses import Response
 
+from onebox.server.body import JsonRoute
+from onebox.server.errors import FieldError
+from onebox.server.lanes import is_small
 from onebox.server.logprobs import shown_text, token_text
 from onebox.server.pieces import JsonResponse, JsonRows
 from onebox.server.schemas.common import Json
@@ -15,7 +19,7 @@ __all__ = ["tokens_router"]
 
 
 def tokens_router(service: Service) -> APIRouter:
-    router = APIRouter()
+    router = APIRouter(route_class=JsonRoute)
 
     @router.post("/tokenize")
     async def tokenize(body: TokenizeRequest) -> Response:
@@ -34,7 +38,11 @@ def tokens_router(service: Service) -> APIRouter:
     async def detokenize(body: DetokenizeRequest) -> Response:
         """Text of token ids"""
         service.refuse_other_model(body.model)
-        text = await asyncio.to_thread(shown_text, service.tokenizer, body.tokens)
+        limit = service.prompts.max_counted_tokens
+        if len(body.tokens) > limit:
+            raise FieldError(f"tokens has {len(body.tokens)} ids; at most {limit} are detokenised at once.", "tokens")
+        write = partial(shown_text, service.tokenizer, body.tokens)
+        text = await service.lanes.run(write, is_small=is_small(body.tokens))
         return JsonResponse(lambda: {"prompt": text})
 
     return router
@@ -42,6 +50,6 @@ def tokens_router(service: Service) -> APIRouter:
 
 async def _token_ids(service: Service, body: TokenizeRequest) -> tuple[int, ...]:
     if body.messages is None:
-        return await asyncio.to_thread(service.tokenizer.encode, body.prompt or "")
+        return await service.prompts.ids_of_text(body.prompt or "")
     chat = await asyncio.to_thread(body.chat_input)
     return (await service.prompts.of_chat(chat)).token_ids
