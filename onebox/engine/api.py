@@ -17,6 +17,7 @@ from onebox.engine.config import EngineConfig, SpeculationConfig, SpeculationMet
 from onebox.engine.engine import Deliver, Engine
 from onebox.engine.grammar.bounds import MAX_GRAMMAR_BYTES
 from onebox.engine.grammar.value import Grammar, GrammarError, GrammarKind
+from onebox.engine.logprobs import LogprobRows, TokenLogprob
 from onebox.engine.prefix import PrefixStats
 from onebox.engine.remote.messages import Planned, Progress, StartPhase
 from onebox.engine.remote.parent import EngineProcess
@@ -36,7 +37,6 @@ from onebox.engine.request import (
     Request,
     SamplingParams,
     Started,
-    TokenLogprob,
     Tokens,
     Vision,
 )
@@ -72,6 +72,7 @@ __all__ = [
     "GrammarKind",
     "Health",
     "HealthStatus",
+    "LogprobRows",
     "Observer",
     "Pictures",
     "Planned",
