@@ -22,6 +22,7 @@ from onebox.engine.remote.parent import EngineProcess
 from onebox.engine.remote.supervise import RestartPolicy
 from onebox.engine.request import (
     AcceptanceCounts,
+    ClientShare,
     ContextTooLongError,
     Counts,
     EngineStoppedError,
@@ -34,6 +35,7 @@ from onebox.engine.request import (
     QueueFullError,
     Request,
     SamplingParams,
+    ShareFullError,
     Started,
     TokenLogprob,
     Tokens,
@@ -48,6 +50,7 @@ __all__ = [
     "PAGE_TOKENS",
     "AcceptanceCounts",
     "CheckpointStarter",
+    "ClientShare",
     "ContextTooLongError",
     "Counts",
     "Deliver",
@@ -80,6 +83,7 @@ __all__ = [
     "RequestHandle",
     "RestartPolicy",
     "SamplingParams",
+    "ShareFullError",
     "SpeculationConfig",
     "SpeculationMethod",
     "StartPhase",
