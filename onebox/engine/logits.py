@@ -10,6 +10,7 @@ Torch is imported by the functions that touch tensors: the server's process impo
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -73,6 +74,13 @@ class Adjustment:
 _NO_IDS: Ids = np.empty(0, dtype=np.int64)
 
 
+@lru_cache(maxsize=2)
+def _distinct(token_ids: tuple[int, ...]) -> tuple[Ids, dict[int, int]]:
+    """The distinct tokens and the place of each; several answers to one prompt share them."""
+    ids = np.unique(np.array(token_ids, dtype=np.int64))
+    return ids, {token_id: place for place, token_id in enumerate(ids.tolist())}
+
+
 class _Occurrences:
     """The distinct tokens of a sequence with the number of times each occurs in the answer.
 
@@ -81,9 +89,9 @@ class _Occurrences:
 
     def __init__(self, token_ids: tuple[int, ...]) -> None:
         """Starts with tokens that occur in the prompt."""
-        self._ids = np.unique(np.array(token_ids, dtype=np.int64))
-        self._counts = np.zeros(len(self._ids), dtype=np.int64)
-        self._places = {token_id: place for place, token_id in enumerate(self._ids.tolist())}
+        ids, places = _distinct(token_ids)
+        self._ids, self._places = ids.copy(), places.copy()
+        self._counts = np.zeros(len(ids), dtype=np.int64)
 
     def add(self, token_id: int) -> None:
         place = self._places.setdefault(token_id, len(self._places))
@@ -327,14 +335,28 @@ class RowLogprobs:
         is_lower = torch.arange(self._vocab_size, device=values.device) < tokens[:, None]
         is_ahead = (values > own) | ((values == own) & is_lower)
         ranks = (is_ahead.sum(-1) + 1).tolist()
-        likeliest, ids = values.sort(dim=-1, descending=True, stable=True)
-        top_values, top_ids = _floats(likeliest[:, :num_top]), ids[:, :num_top].tolist()
         return tuple(
-            TokenLogprob(token_id, value, rank, tuple(zip(alternatives, their_values, strict=True)))
-            for token_id, value, rank, alternatives, their_values in zip(
-                token_ids, _floats(own[:, 0]), ranks, top_ids, top_values, strict=True
+            TokenLogprob(token_id, value, rank, top)
+            for token_id, value, rank, top in zip(
+                token_ids, _floats(own[:, 0]), ranks, _likeliest(values, num_top), strict=True
             )
         )
+
+
+def _likeliest(values: "Tensor", num_top: int) -> list[tuple[tuple[int, float], ...]]:
+    """The `num_top` tokens of each row of values [n, V] that rank first, with their values; the row is not sorted."""
+    num_top = min(num_top, values.shape[1])
+    if not num_top:
+        return [()] * len(values)
+    least = values.topk(num_top, dim=-1).values[:, -1:]
+    # With all that equal the last of them: which of these are among the first is for the ids to say.
+    places = (values >= least).nonzero()
+    rows, ids = places.cpu().numpy().T
+    found = values[places[:, 0], places[:, 1]]
+    order = np.lexsort((ids, -found.cpu().numpy(), rows))
+    starts = np.searchsorted(rows, np.arange(len(values)))
+    pairs = list(zip(ids[order].tolist(), found.float().cpu().numpy()[order].tolist(), strict=True))
+    return [tuple(pairs[start : start + num_top]) for start in starts.tolist()]
 
 
 def _floats(values: "Tensor") -> list:  # type: ignore[type-arg]
