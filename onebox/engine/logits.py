@@ -17,7 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from onebox.engine.grammar import Constraint
-from onebox.engine.request import SamplingParams, TokenLogprob
+from onebox.engine.logprobs import LogprobRows, TokenLogprob
+from onebox.engine.request import SamplingParams
 from onebox.spec.errors import UnsupportedError
 
 if TYPE_CHECKING:
@@ -324,6 +325,25 @@ class RowLogprobs:
 
         Raises FloatingPointError where the logits are not numbers.
         """
+        own, ranks, top_ids, top_values = (found.tolist() for found in self._found(rows, token_ids, num_top))
+        return tuple(
+            TokenLogprob(token_id, value, rank, tuple(zip(alternatives, their_values, strict=True)))
+            for token_id, value, rank, alternatives, their_values in zip(
+                token_ids, own, ranks, top_ids, top_values, strict=True
+            )
+        )
+
+    def rows_of(self, rows: list[int], token_ids: list[int], num_top: int) -> LogprobRows:
+        """The same as arrays."""
+        own, ranks, top_ids, top_values = (found.cpu().numpy() for found in self._found(rows, token_ids, num_top))
+        ids = np.array(token_ids, np.int32)
+        return LogprobRows(ids, own, ranks.astype(np.int32), top_ids.astype(np.int32), top_values)
+
+    def _found(self, rows: list[int], token_ids: list[int], num_top: int) -> tuple["Tensor", ...]:
+        """Logprobs and ranks [n] of the tokens, ids and logprobs [n, num_top] of the likeliest.
+
+        Rounded to float32: the model has no more digits than that.
+        """
         import torch
 
         values = self._values[rows, : self._vocab_size]
@@ -334,32 +354,21 @@ class RowLogprobs:
         # Of equal logits the lower id ranks first, as in the sampler.
         is_lower = torch.arange(self._vocab_size, device=values.device) < tokens[:, None]
         is_ahead = (values > own) | ((values == own) & is_lower)
-        ranks = (is_ahead.sum(-1) + 1).tolist()
-        return tuple(
-            TokenLogprob(token_id, value, rank, top)
-            for token_id, value, rank, top in zip(
-                token_ids, _floats(own[:, 0]), ranks, _likeliest(values, num_top), strict=True
-            )
-        )
+        return own[:, 0].float(), is_ahead.sum(-1) + 1, *_likeliest(values, min(num_top, self._vocab_size))
 
 
-def _likeliest(values: "Tensor", num_top: int) -> list[tuple[tuple[int, float], ...]]:
-    """The `num_top` tokens of each row of values [n, V] that rank first, with their values; the row is not sorted."""
-    num_top = min(num_top, values.shape[1])
-    if not num_top:
-        return [()] * len(values)
-    least = values.topk(num_top, dim=-1).values[:, -1:]
-    # With all that equal the last of them: which of these are among the first is for the ids to say.
+def _likeliest(values: "Tensor", num_top: int) -> "tuple[Tensor, Tensor]":
+    """(ids, values as float32) [n, num_top] of the tokens of each row of values [n, V] that rank first.
+
+    Without sorting the row: on a CPU that would take seconds for a chunk of a prompt.
+    """
+    import torch
+
+    # With all that equal the last of them: which of these rank first is for the ids to say.
+    least = values.topk(num_top, dim=-1).values[:, -1:] if num_top else values.new_full((len(values), 1), torch.inf)
     places = (values >= least).nonzero()
     rows, ids = places.cpu().numpy().T
-    found = values[places[:, 0], places[:, 1]]
-    order = np.lexsort((ids, -found.cpu().numpy(), rows))
-    starts = np.searchsorted(rows, np.arange(len(values)))
-    pairs = list(zip(ids[order].tolist(), found.float().cpu().numpy()[order].tolist(), strict=True))
-    return [tuple(pairs[start : start + num_top]) for start in starts.tolist()]
-
-
-def _floats(values: "Tensor") -> list:  # type: ignore[type-arg]
-    """Python numbers, rounded to float32: the model has no more digits than that."""
-    result: list = values.float().tolist()  # type: ignore[type-arg]
-    return result
+    found = values[places[:, 0], places[:, 1]].cpu().numpy()
+    ranked = np.lexsort((ids, -found, rows))
+    first = np.searchsorted(rows, np.arange(len(values)))[:, None] + np.arange(num_top)
+    return torch.from_numpy(ids[ranked][first]), torch.from_numpy(found[ranked][first].astype(np.float32))
