@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from onebox.engine.grammar import Constraint
+from onebox.engine.grammar.constraint import Constraint
 from onebox.engine.logprobs import LogprobRows, TokenLogprob
 from onebox.engine.request import SamplingParams
 from onebox.spec.errors import UnsupportedError
@@ -128,7 +128,7 @@ class LogitsRules:
         sampling: SamplingParams,
         prompt: tuple[int, ...],
         stop_token_ids: frozenset[int],
-        constraint: Constraint | None,
+        constraint: Constraint | None = None,
     ) -> None:
         self._sampling = sampling
         self._stop_token_ids = np.array(sorted(stop_token_ids), dtype=np.int64)
@@ -139,6 +139,10 @@ class LogitsRules:
         counted = prompt if sampling.repetition_penalty != 1 else ()
         self._occurrences = _Occurrences(counted) if is_penalised else None
         self._num_sampled = 0
+
+    def constrain(self, constraint: Constraint) -> None:
+        """Holds the answer to a grammar, before its first token."""
+        self._constraint = constraint
 
     def advance(self, token_ids: tuple[int, ...]) -> None:
         """Adds tokens of the answer."""

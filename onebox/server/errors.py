@@ -10,7 +10,13 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
-from onebox.engine.api import ContextTooLongError, EngineRestartingError, EngineStoppedError, QueueFullError
+from onebox.engine.api import (
+    ContextTooLongError,
+    EngineRestartingError,
+    EngineStoppedError,
+    GrammarError,
+    QueueFullError,
+)
 from onebox.spec.errors import OneboxError, UnsupportedError, UsageError
 
 __all__ = [
@@ -136,7 +142,12 @@ def error_response(error: OneboxError) -> JSONResponse:
 
 def _kind(error: OneboxError) -> _Kind:
     kind = next(kind for cls, kind in _KINDS if isinstance(error, cls))
-    return kind._replace(param=error.param) if isinstance(error, FieldError) else kind
+    match error:
+        case FieldError():
+            return kind._replace(param=error.param)
+        case GrammarError():
+            return kind._replace(param=error.field_name or None)
+    return kind
 
 
 def _body(message: str, kind: _Kind) -> dict[str, Any]:
