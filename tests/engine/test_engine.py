@@ -327,18 +327,21 @@ def test_abort_ends_a_request_wherever_it_is(fake):
     assert sum(len(batch.rows) for batch in runner.plans) <= 4 + 2, "an aborted answer went on"
 
 
-def test_after_all_are_aborted_the_stats_show_nobody(fake):
-    engine, runner = fake
-    runner.gate.clear()
-    handles = [engine.submit(request(name, range(9), max_tokens=100)) for name in "ab"]
-    wait_until(lambda: not engine._submitted)
-    for name in "ab":
-        engine.abort(name)
-    runner.gate.set()
-    for handle in handles:
-        list(handle)
-    stats = engine.stats()
-    assert (stats.num_running, stats.num_waiting) == (0, 0)
+def test_the_stats_that_come_with_an_abort_no_longer_count_it():
+    runner, counted = FakeRunner(config()), []
+
+    def deliver(deliveries, stats, _):
+        counted.extend(stats.num_running for _, event in deliveries if isinstance(event, Finished))
+
+    with Engine(runner, runner.config, deliver=deliver) as engine:
+        runner.gate.clear()
+        engine.submit_all([request(name, range(9), max_tokens=100) for name in "ab"])
+        wait_until(lambda: not engine._submitted)
+        for name in "ab":
+            engine.abort(name)
+        runner.gate.set()
+        wait_until(lambda: len(counted) == 2)
+    assert counted == [1, 0]
 
 
 def test_an_abort_that_comes_too_late_does_not_meet_the_next_request_of_that_name(fake):
@@ -442,7 +445,7 @@ def test_a_row_that_cannot_be_computed_fails_its_request_and_no_other(checkpoint
             def fail(*_):
                 raise torch.OutOfMemoryError("no more")
 
-            monkeypatch.setattr("onebox.engine.logits.RowLogprobs.of", fail)
+            monkeypatch.setattr("onebox.engine.logits.RowLogprobs._found", fail)
         asked = {"mask": {}, "logprobs": {"logprobs": 2}, "prompt logprobs": {"prompt_logprobs": 1}}[place]
         bad = engine.submit(request("bad", range(30), **sampling, **asked, seed=13))
         good = engine.submit(request("good", range(20), **sampling))
