@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import zip_longest
 from numbers import Integral, Real
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
