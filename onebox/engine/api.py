@@ -15,7 +15,9 @@ from onebox.engine.client import (
 )
 from onebox.engine.config import EngineConfig, SpeculationConfig, SpeculationMethod
 from onebox.engine.engine import Deliver, Engine
-from onebox.engine.grammar import Grammar, GrammarKind
+from onebox.engine.grammar.bounds import MAX_GRAMMAR_BYTES
+from onebox.engine.grammar.value import Grammar, GrammarError, GrammarKind
+from onebox.engine.logprobs import LogprobRows, TokenLogprob
 from onebox.engine.prefix import PrefixStats
 from onebox.engine.remote.messages import Planned, Progress, StartPhase
 from onebox.engine.remote.parent import EngineProcess
@@ -35,7 +37,6 @@ from onebox.engine.request import (
     Request,
     SamplingParams,
     Started,
-    TokenLogprob,
     Tokens,
     Vision,
 )
@@ -45,6 +46,7 @@ from onebox.spec.kv import PAGE_TOKENS
 from onebox.spec.vocabulary import TokenTable
 
 __all__ = [
+    "MAX_GRAMMAR_BYTES",
     "PAGE_TOKENS",
     "AcceptanceCounts",
     "CheckpointStarter",
@@ -66,9 +68,11 @@ __all__ = [
     "Finished",
     "FrozenTotals",
     "Grammar",
+    "GrammarError",
     "GrammarKind",
     "Health",
     "HealthStatus",
+    "LogprobRows",
     "Observer",
     "Pictures",
     "Planned",

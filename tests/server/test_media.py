@@ -9,6 +9,7 @@ import pytest
 from PIL import Image
 
 from onebox.engine.api import Finished, Pictures, Request, SamplingParams, Tokens, Vision
+from onebox.server import media as module
 from onebox.server.fetch import FetchLimits
 from onebox.server.media import Media, MediaLimits, MediaPart, media_parts
 from onebox.spec.errors import OneboxError, UsageError
@@ -202,10 +203,10 @@ def test_pictures_that_cannot_be_shown_are_refused_with_the_field_named(vision_c
 
 
 def test_pictures_beyond_the_context_are_refused_before_they_are_decoded(vision_client, monkeypatch):
-    def load(image):
+    def read(*_):
         raise AssertionError("it was decoded")
 
-    monkeypatch.setattr(Image.Image, "resize", load)
+    monkeypatch.setattr(module, "_read_into", read)
     # Three of 64 x 64 pixels, the most that this processor makes of an image: 64 tokens each.
     limits = vision_client.service.engine.config.max_model_len
     media = vision_client.service.media

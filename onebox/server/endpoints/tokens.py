@@ -1,10 +1,7 @@
 """POST /tokenize and /detokenize, in vLLM's shapes."""
 
 import asyncio
-import json
-from collections.abc import Sequence
 from functools import partial
-from typing import Any
 
 from fastapi import APIRouter
 from fastapi.responses import Response
@@ -13,6 +10,8 @@ from onebox.server.body import JsonRoute
 from onebox.server.errors import FieldError
 from onebox.server.lanes import is_small
 from onebox.server.logprobs import shown_text, token_text
+from onebox.server.pieces import JsonResponse, JsonRows
+from onebox.server.schemas.common import Json
 from onebox.server.schemas.tokens import DetokenizeRequest, TokenizeRequest
 from onebox.server.service import Service
 
@@ -27,8 +26,13 @@ def tokens_router(service: Service) -> APIRouter:
         """Token ids of a text, or of a conversation as the chat template renders it"""
         service.refuse_other_model(body.model)
         token_ids = await _token_ids(service, body)
-        write = partial(_tokenized, service, token_ids, has_strs=bool(body.return_token_strs))
-        return Response(await service.lanes.run(write, is_small=is_small(token_ids)), media_type="application/json")
+        limit = service.engine.config.max_model_len
+
+        def reply() -> Json:
+            strs = JsonRows(token_text(service.tokenizer, i) for i in token_ids) if body.return_token_strs else None
+            return {"count": len(token_ids), "max_model_len": limit, "tokens": token_ids, "token_strs": strs}
+
+        return JsonResponse(reply)
 
     @router.post("/detokenize")
     async def detokenize(body: DetokenizeRequest) -> Response:
@@ -37,8 +41,9 @@ def tokens_router(service: Service) -> APIRouter:
         limit = service.prompts.max_counted_tokens
         if len(body.tokens) > limit:
             raise FieldError(f"tokens has {len(body.tokens)} ids; at most {limit} are detokenised at once.", "tokens")
-        write = partial(_detokenized, service, body.tokens)
-        return Response(await service.lanes.run(write, is_small=is_small(body.tokens)), media_type="application/json")
+        write = partial(shown_text, service.tokenizer, body.tokens)
+        text = await service.lanes.run(write, is_small=is_small(body.tokens))
+        return JsonResponse(lambda: {"prompt": text})
 
     return router
 
@@ -48,20 +53,3 @@ async def _token_ids(service: Service, body: TokenizeRequest) -> tuple[int, ...]
         return await service.prompts.ids_of_text(body.prompt or "")
     chat = await asyncio.to_thread(body.chat_input)
     return (await service.prompts.of_chat(chat)).token_ids
-
-
-# Written beside the event loop: a context's worth of ids takes a while.
-
-
-def _tokenized(service: Service, token_ids: Sequence[int], *, has_strs: bool) -> bytes:
-    limit = service.engine.config.max_model_len
-    strs = [token_text(service.tokenizer, token_id) for token_id in token_ids] if has_strs else None
-    return _json({"count": len(token_ids), "max_model_len": limit, "tokens": list(token_ids), "token_strs": strs})
-
-
-def _detokenized(service: Service, token_ids: Sequence[int]) -> bytes:
-    return _json({"prompt": shown_text(service.tokenizer, token_ids)})
-
-
-def _json(body: dict[str, Any]) -> bytes:
-    return json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode()
