@@ -4,14 +4,9 @@ Every endpoint reads the same `Answer`, streamed or not, so the joined chunks of
 """
 
 import asyncio
-<<<<<<< HEAD
-from collections.abc import AsyncIterator, Iterable, Sequence
-from dataclasses import dataclass
-=======
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
->>>>>>> main
 
 from onebox.engine.api import (
     Failed,
