@@ -10,7 +10,14 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
-from onebox.engine.api import ContextTooLongError, EngineRestartingError, EngineStoppedError, QueueFullError
+from onebox.engine.api import (
+    ContextTooLongError,
+    EngineRestartingError,
+    EngineStoppedError,
+    GrammarError,
+    QueueFullError,
+    ShareFullError,
+)
 from onebox.spec.errors import OneboxError, UnsupportedError, UsageError
 
 __all__ = [
@@ -18,10 +25,12 @@ __all__ = [
     "CompressedBodyError",
     "ErrorReply",
     "FieldError",
+    "ForeignOriginError",
     "GenerationError",
     "ModelNotFoundError",
     "ServerBusyError",
     "UnauthorizedError",
+    "UnknownHostError",
     "error_body",
     "error_response",
     "install_error_handlers",
@@ -40,6 +49,14 @@ class FieldError(UsageError):
     def __init__(self, message: str, param: str) -> None:
         super().__init__(message)
         self.param = param
+
+
+class UnknownHostError(UsageError):
+    """The request's Host is not a name of this server."""
+
+
+class ForeignOriginError(UsageError):
+    """The request was sent by a web page of another origin."""
 
 
 class UnauthorizedError(UsageError):
@@ -90,8 +107,11 @@ _SERVER_ERROR = _Kind(500, "server_error")
 # The first row that matches decides, so a class comes before its base classes.
 _KINDS: tuple[tuple[type[OneboxError], _Kind], ...] = (
     (ModelNotFoundError, _Kind(404, "invalid_request_error", "model_not_found", "model")),
+    (UnknownHostError, _Kind(421, "invalid_request_error", "host_not_allowed")),
+    (ForeignOriginError, _Kind(403, "invalid_request_error", "origin_not_allowed")),
     (UnauthorizedError, _Kind(401, "invalid_request_error", "invalid_api_key")),
     (ContextTooLongError, _Kind(400, "invalid_request_error", "context_length_exceeded")),
+    (ShareFullError, _Kind(429, "rate_limit_error", "key_share_full")),
     (QueueFullError, _Kind(429, "rate_limit_error", "queue_full")),
     (ServerBusyError, _Kind(429, "rate_limit_error", "server_busy")),
     (EngineRestartingError, _Kind(503, "server_error", "engine_restarting")),
@@ -103,6 +123,8 @@ _KINDS: tuple[tuple[type[OneboxError], _Kind], ...] = (
     (OneboxError, _SERVER_ERROR),
 )
 
+
+_MAX_TEXT_CHARACTERS = 1000
 
 _PROMPT_FIELDS = {
     "/v1/chat/completions": "messages",
@@ -134,13 +156,26 @@ def error_response(error: OneboxError) -> JSONResponse:
 
 def _kind(error: OneboxError) -> _Kind:
     kind = next(kind for cls, kind in _KINDS if isinstance(error, cls))
-    return kind._replace(param=error.param) if isinstance(error, FieldError) else kind
+    match error:
+        case FieldError():
+            return kind._replace(param=error.param)
+        case GrammarError():
+            return kind._replace(param=error.field_name or None)
+    return kind
 
 
 def _body(message: str, kind: _Kind) -> dict[str, Any]:
     error = {"message": message, "type": kind.type, "param": kind.param, "code": kind.code}
     # A request can contain lone surrogates, which cannot be encoded as UTF-8.
-    return {"error": {name: text and text.encode(errors="replace").decode() for name, text in error.items()}}
+    return {"error": {name: text and _shorten(text).encode(errors="replace").decode() for name, text in error.items()}}
+
+
+def _shorten(text: str) -> str:
+    """A refusal names what it refuses, and does not send back megabytes of it: the beginning and the end stay."""
+    if len(text) <= _MAX_TEXT_CHARACTERS:
+        return text
+    half = _MAX_TEXT_CHARACTERS // 2
+    return f"{text[:half]} [{len(text) - 2 * half} characters left out] {text[-half:]}"
 
 
 async def _refused(request: Request, error: Exception) -> JSONResponse:
