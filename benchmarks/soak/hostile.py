@@ -194,12 +194,15 @@ def _access(random_: random.Random, address: Address) -> _Makers:
     yield partial(HostileRequest, "access: wrong key", Sent(CHAT, body, headers={"authorization": wrong}), allowed)
     evil = Sent(CHAT, body, headers={"host": "evil.example"})
     yield partial(HostileRequest, "access: wrong host", evil, frozenset({400, 401, 403, 421}))
-    yield HostileRequest(
-        "access: wrong type", Sent(CHAT, body, headers={"content-type": "text/plain"}), _EITHER | {415}
+    yield partial(
+        HostileRequest, "access: wrong type", Sent(CHAT, body, headers={"content-type": "text/plain"}), _EITHER | {415}
     )
     yield partial(HostileRequest, "access: wrong method", Sent(CHAT, b"", "DELETE"), frozenset({405, 400, 401}))
-    yield HostileRequest(
-        "access: no such path", Sent("/" + "a" * 20_000, b"", "GET"), frozenset({404, 400, 401, 414, 431})
+    yield partial(
+        HostileRequest,
+        "access: no such path",
+        Sent("/" + "a" * 20_000, b"", "GET"),
+        frozenset({404, 400, 401, 414, 431}),
     )
 
 
