@@ -36,13 +36,17 @@ _SPLITS = {
 }
 """How the family's tokenizers split text into words, within which tokens are merged."""
 _CUT = re.compile(
-    "(?<=[!-~\u00c0-\u167f\u3041-\ud7a3])(?= )"
-    "|(?<=[0-9A-Za-z])(?=\n)|(?<=[0-9])(?=[!-~])"
+    r"(?<=[0-9])(?=[\n -~])|(?<=[A-Za-z])(?=[\n -@\[-`{-~])"
+    "|(?<=[!-~\u00c0-\u167f\u3041-\ud7a3])(?= )"
     "|(?<=[\u3041-\u3096\u30a1-\u30fa\u4e00-\u9fff\uac00-\ud7a3])(?=[\u3001\u3002\uff0c])"
 )
-"""Places where a word ends by those rules whatever comes before and behind: between a visible character and a space,
-a letter or digit and a line break, a digit and what follows it, a letter and a comma or full stop of East Asian text.
-None lies inside what Unicode's composition joins."""
+"""Places where a word ends by those rules whatever comes before and behind: behind an ASCII digit, between an ASCII
+letter and what is none, before a space, between a letter and a comma or full stop of East Asian text. None lies inside
+what Unicode's composition joins."""
+_MAX_WORD_CHARS = 1 << 18
+"""Without a place to cut, the time grows faster than the length; no word is as long as this."""
+_COMPOSED_CHARS = 4
+"""Characters that Unicode's composition may join to one, before text is split into words."""
 
 
 class TooManyTokensError(UsageError):
@@ -96,7 +100,8 @@ class Tokenizer:
     def encode(self, text: str, max_tokens: int | None = None) -> tuple[int, ...]:
         """Ids of text; control tokens written out in it become those tokens, and none is added.
 
-        A text of more than `max_tokens` is refused with TooManyTokensError, before all of it is encoded.
+        A text of more than `max_tokens` is refused with TooManyTokensError, before all of it is encoded, and so is one
+        that would take very long, with a UsageError.
         """
         refuse_half_characters(text)
         return self.encode_rendered(text, max_tokens)
@@ -107,9 +112,13 @@ class Tokenizer:
         Text between two control tokens is encoded by itself, as the tokenizer library does it too, so other text has
         the ids that `encode` gives it.
         """
+        if max_tokens is not None and len(text) > self.max_chars(max_tokens):
+            raise TooManyTokensError(f"The text has more than {max_tokens} tokens.")
         token_ids: list[int] = []
         for words, control in self.shield.split(text):
             for piece in self._pieces(words):
+                if max_tokens is not None and self._can_cut:
+                    _refuse_endless_word(piece)
                 token_ids += self._encode_words(self.shield.uncover(piece))
                 if max_tokens is not None and len(token_ids) > max_tokens:
                     raise TooManyTokensError(f"The text has more than {max_tokens} tokens.")
@@ -136,9 +145,12 @@ class Tokenizer:
         if at < len(text):
             yield text[at:]
 
+    def max_chars(self, num_tokens: int) -> int:
+        """A text of more characters certainly has more tokens."""
+        return num_tokens * self._max_token_bytes * _COMPOSED_CHARS
+
     @cached_property
-    def max_token_bytes(self) -> int:
-        """Length of the longest token: so many bytes of text, normalized, have at least one token."""
+    def _max_token_bytes(self) -> int:
         return max(map(len, self._tokenizer.get_vocab(with_added_tokens=True)))
 
     @cached_property
@@ -178,6 +190,14 @@ def _split_pattern(tokenizer: _Tokenizer) -> str | None:
             return pattern
         case _:
             return None
+
+
+def _refuse_endless_word(piece: str) -> None:
+    if len(piece) > _PIECE_CHARS + _MAX_WORD_CHARS:
+        raise UsageError(
+            f"The text holds more than {_MAX_WORD_CHARS} characters without a place where a word ends, such as a "
+            "space; break them up."
+        )
 
 
 def _find_cut(text: str, start: int) -> int:
