@@ -27,7 +27,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 _PIECE_CHARS = 1 << 15
 """A long text is encoded in pieces of about so many characters, and not further than a limit of tokens needs."""
-_SEARCH_CHARS = 1 << 20
+_SEARCH_CHARS = 1 << 15
 """The place of a cut is searched in steps of so many characters: a search does not let other threads run."""
 _SPLITS = {
     rf"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{{L}}\p{{N}}]?{letters}+|\p{{N}}| ?[^\s{marks}\p{{N}}]+[\r\n]*"
@@ -116,9 +116,7 @@ class Tokenizer:
             raise TooManyTokensError(f"The text has more than {max_tokens} tokens.")
         token_ids: list[int] = []
         for words, control in self.shield.split(text):
-            for piece in self._pieces(words):
-                if max_tokens is not None and self._can_cut:
-                    _refuse_endless_word(piece)
+            for piece in self._pieces(words, is_bounded=max_tokens is not None):
                 token_ids += self._encode_words(self.shield.uncover(piece))
                 if max_tokens is not None and len(token_ids) > max_tokens:
                     raise TooManyTokensError(f"The text has more than {max_tokens} tokens.")
@@ -135,11 +133,12 @@ class Tokenizer:
         (encoding,) = tokenizer.encode_batch_fast([text], add_special_tokens=False)
         return list(encoding.ids)
 
-    def _pieces(self, text: str) -> Iterator[str]:
-        """The text cut at ends of words, where that leaves its ids as they are."""
+    def _pieces(self, text: str, *, is_bounded: bool) -> Iterator[str]:
+        """The text cut at ends of words, where that leaves its ids as they are; `is_bounded` refuses endless words."""
         at = 0
         while self._can_cut and len(text) - at > _PIECE_CHARS:
-            end = _find_cut(text, at + _PIECE_CHARS)
+            start = at + _PIECE_CHARS
+            end = _find_cut(text, start, start + _MAX_WORD_CHARS if is_bounded else len(text))
             yield text[at:end]
             at = end
         if at < len(text):
@@ -192,19 +191,16 @@ def _split_pattern(tokenizer: _Tokenizer) -> str | None:
             return None
 
 
-def _refuse_endless_word(piece: str) -> None:
-    if len(piece) > _PIECE_CHARS + _MAX_WORD_CHARS:
+def _find_cut(text: str, start: int, end: int) -> int:
+    """The first place from `start` on where the text may be cut, or its end; refused if it lies beyond `end`."""
+    for at in range(start, min(end, len(text)), _SEARCH_CHARS):
+        if found := _CUT.search(text, at, at + _SEARCH_CHARS + 1):
+            return found.start()
+    if end < len(text):
         raise UsageError(
             f"The text holds more than {_MAX_WORD_CHARS} characters without a place where a word ends, such as a "
             "space; break them up."
         )
-
-
-def _find_cut(text: str, start: int) -> int:
-    """The first place from `start` on where the text may be cut; its end if there is none."""
-    for at in range(start, len(text), _SEARCH_CHARS):
-        if found := _CUT.search(text, at, at + _SEARCH_CHARS + 1):
-            return found.start()
     return len(text)
 
 

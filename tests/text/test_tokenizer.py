@@ -119,7 +119,7 @@ def test_ordinary_text_is_cut_into_pieces(merging_tokenizer):
         "def f(x): return x\n",
     )
     for text in texts:
-        pieces = list(merging_tokenizer._pieces(text * 20_000))
+        pieces = list(merging_tokenizer._pieces(text * 20_000, is_bounded=True))
         assert max(map(len, pieces)) < 2 * module._PIECE_CHARS
         assert "".join(pieces) == text * 20_000
 
