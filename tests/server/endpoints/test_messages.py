@@ -6,6 +6,7 @@ import json
 import anthropic
 import pytest
 
+from onebox.server.keys import ApiKey
 from onebox.server.schemas.anthropic import CountTokensRequest, MessagesRequest
 from onebox.server.settings import ServerSettings
 from tests.server import test_media as media
@@ -289,7 +290,9 @@ def test_refusals_have_anthropics_shape_and_name_the_field(scripted, fields, say
 
 
 def test_the_official_client_understands_refusals(anthropic_client):
-    client = anthropic_client("ok", ServerSettings(api_key="none", max_body_bytes=4000), max_model_len=100)
+    client = anthropic_client(
+        "ok", ServerSettings(api_keys=(ApiKey("test", "none"),), max_body_bytes=4000), max_model_len=100
+    )
     with pytest.raises(anthropic.NotFoundError, match="is not served here"):
         ask(client, model="other")
     with pytest.raises(anthropic.BadRequestError, match=r"prompt is too long: 2\d\d tokens > 99 maximum"):
