@@ -106,6 +106,9 @@ class Load:
             await asyncio.sleep(0.02 if self._life.is_alive else 0.5)
 
     async def _ordinary(self, random_: random.Random) -> None:
+        if self._ledger.is_excused("errors", time.monotonic(), time.monotonic()):
+            # Told to come back later.
+            await asyncio.sleep(0.3)
         choice = random_.random()
         if choice < 0.4:
             await send_reference(self._references, random_, self._address, self._ledger)

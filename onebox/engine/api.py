@@ -15,7 +15,8 @@ from onebox.engine.client import (
 )
 from onebox.engine.config import EngineConfig, SpeculationConfig, SpeculationMethod
 from onebox.engine.engine import Deliver, Engine
-from onebox.engine.grammar import Grammar, GrammarKind
+from onebox.engine.grammar.bounds import MAX_GRAMMAR_BYTES
+from onebox.engine.grammar.value import Grammar, GrammarError, GrammarKind
 from onebox.engine.logprobs import LogprobRows, TokenLogprob
 from onebox.engine.prefix import PrefixStats
 from onebox.engine.remote.messages import Planned, Progress, StartPhase
@@ -23,6 +24,7 @@ from onebox.engine.remote.parent import EngineProcess
 from onebox.engine.remote.supervise import RestartPolicy
 from onebox.engine.request import (
     AcceptanceCounts,
+    ClientShare,
     ContextTooLongError,
     Counts,
     EngineStoppedError,
@@ -35,6 +37,7 @@ from onebox.engine.request import (
     QueueFullError,
     Request,
     SamplingParams,
+    ShareFullError,
     Started,
     Tokens,
     Vision,
@@ -45,9 +48,11 @@ from onebox.spec.kv import PAGE_TOKENS
 from onebox.spec.vocabulary import TokenTable
 
 __all__ = [
+    "MAX_GRAMMAR_BYTES",
     "PAGE_TOKENS",
     "AcceptanceCounts",
     "CheckpointStarter",
+    "ClientShare",
     "ContextTooLongError",
     "Counts",
     "Deliver",
@@ -66,6 +71,7 @@ __all__ = [
     "Finished",
     "FrozenTotals",
     "Grammar",
+    "GrammarError",
     "GrammarKind",
     "Health",
     "HealthStatus",
@@ -81,6 +87,7 @@ __all__ = [
     "RequestHandle",
     "RestartPolicy",
     "SamplingParams",
+    "ShareFullError",
     "SpeculationConfig",
     "SpeculationMethod",
     "StartPhase",

@@ -14,8 +14,10 @@ from onebox.engine.api import (
     ContextTooLongError,
     EngineRestartingError,
     EngineStoppedError,
+    GrammarError,
     QueueFullError,
     SamplingParams,
+    ShareFullError,
 )
 from onebox.spec.errors import OneboxError, UnsupportedError, UsageError
 
@@ -24,10 +26,12 @@ __all__ = [
     "CompressedBodyError",
     "ErrorReply",
     "FieldError",
+    "ForeignOriginError",
     "GenerationError",
     "ModelNotFoundError",
     "ServerBusyError",
     "UnauthorizedError",
+    "UnknownHostError",
     "error_body",
     "error_response",
     "excerpt",
@@ -47,6 +51,14 @@ class FieldError(UsageError):
     def __init__(self, message: str, param: str) -> None:
         super().__init__(message)
         self.param = param
+
+
+class UnknownHostError(UsageError):
+    """The request's Host is not a name of this server."""
+
+
+class ForeignOriginError(UsageError):
+    """The request was sent by a web page of another origin."""
 
 
 class UnauthorizedError(UsageError):
@@ -97,8 +109,11 @@ _SERVER_ERROR = _Kind(500, "server_error")
 # The first row that matches decides, so a class comes before its base classes.
 _KINDS: tuple[tuple[type[OneboxError], _Kind], ...] = (
     (ModelNotFoundError, _Kind(404, "invalid_request_error", "model_not_found", "model")),
+    (UnknownHostError, _Kind(421, "invalid_request_error", "host_not_allowed")),
+    (ForeignOriginError, _Kind(403, "invalid_request_error", "origin_not_allowed")),
     (UnauthorizedError, _Kind(401, "invalid_request_error", "invalid_api_key")),
     (ContextTooLongError, _Kind(400, "invalid_request_error", "context_length_exceeded")),
+    (ShareFullError, _Kind(429, "rate_limit_error", "key_share_full")),
     (QueueFullError, _Kind(429, "rate_limit_error", "queue_full")),
     (ServerBusyError, _Kind(429, "rate_limit_error", "server_busy")),
     (EngineRestartingError, _Kind(503, "server_error", "engine_restarting")),
@@ -155,8 +170,11 @@ def excerpt(value: object, limit: int = 60) -> str:
 
 def _kind(error: OneboxError) -> _Kind:
     kind = next(kind for cls, kind in _KINDS if isinstance(error, cls))
-    if isinstance(error, FieldError):
-        return kind._replace(param=error.param)
+    match error:
+        case FieldError():
+            return kind._replace(param=error.param)
+        case GrammarError():
+            return kind._replace(param=error.field_name or None)
     # The engine's refusals begin with the name of the parameter that they are about.
     name = str(error).partition(" ")[0]
     return kind._replace(param=name) if kind is _BAD_REQUEST and name in _SAMPLING_FIELDS else kind

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass, field
 
+from onebox.server.keys import ApiKey
+
 __all__ = ["ConnectionLimits", "ServerSettings"]
 
 
@@ -31,8 +33,13 @@ class ConnectionLimits:
 class ServerSettings:
     """Frozen for the server's life."""
 
-    api_key: str | None = None
-    """Required except for /health, /version and the pages, as `Authorization: Bearer KEY` or `x-api-key: KEY`."""
+    api_keys: tuple[ApiKey, ...] = ()
+    """One is required, except for /health, /version and the pages, as `Authorization: Bearer KEY` or `x-api-key: KEY`.
+    None: everybody may call."""
+    allowed_hosts: tuple[str, ...] = ()
+    """Names in the Host header beside addresses and the machine's own; "*.name" for all below one, "*" for all.
+
+    Checked where there is no API key, and with one only if given."""
     allowed_origins: tuple[str, ...] = ()
     """Origins whose pages may call the API from a browser; "*" allows all, none is the default."""
     max_body_bytes: int = 64 << 20

@@ -17,6 +17,7 @@ from tokenizers.pre_tokenizers import ByteLevel
 
 from onebox.spec.errors import UnreadableError, UnsupportedError, UsageError
 from onebox.spec.model import read_json
+from onebox.text.marks import MARKS
 from onebox.text.shield import Shield, refuse_half_characters
 
 __all__ = ["Tokenizer", "TooManyTokensError"]
@@ -64,6 +65,8 @@ class Tokenizer:
         self._control_ids = {token.content: token_id for token_id, token in added.items() if token.content}
         self.shield = Shield(self._control_ids)
         """Covers what clients wrote in a text for `encode_rendered`."""
+        self.mark_ids = {self._control_ids[mark]: mark for mark in MARKS if mark in self._control_ids}
+        """The marks of an answer that are tokens, by id."""
         self._can_cut = _split_pattern(tokenizer) in _SPLITS
 
     @classmethod
@@ -84,6 +87,11 @@ class Tokenizer:
         """The token that opens a message in the family's chat format, if this tokenizer has it."""
         token_id = self._tokenizer.token_to_id("<|im_start|>")
         return () if token_id is None else (token_id,)
+
+    @property
+    def spelled_marks(self) -> frozenset[str]:
+        """The marks for which there is no token, so that an answer spells them."""
+        return frozenset(MARKS) - set(self.mark_ids.values())
 
     def encode(self, text: str, max_tokens: int | None = None) -> tuple[int, ...]:
         """Ids of text; control tokens written out in it become those tokens, and none is added.

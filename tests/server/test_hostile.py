@@ -6,6 +6,7 @@ import json
 import random
 
 import httpx
+import numpy as np
 import pytest
 
 from tests.server.conftest import LogprobRunner, wait_until
@@ -163,10 +164,28 @@ VALUES = [
 ]
 
 
+class MaskedRunner(LogprobRunner):
+    """Says what a grammar allows where it does not allow the script."""
+
+    def _chunk(self, chunk):
+        return self._allowed(chunk.draw, super()._chunk(chunk))
+
+    def _rows(self, rows):
+        return self._allowed(rows.draw, super()._rows(rows))
+
+    def _allowed(self, draw, result):
+        mask = draw.adjustments[0].mask if draw and draw.adjustments else None
+        if mask is None:
+            return result
+        allowed = np.flatnonzero(np.unpackbits(np.asarray(mask).view(np.uint8), bitorder="little"))
+        token_id = result.token_ids[0] if result.token_ids[0] in allowed else int(allowed[0])
+        return result._replace(token_ids=(token_id,), logprobs=self._told(draw, result._replace(token_ids=(token_id,))))
+
+
 @pytest.fixture
 def client(scripted):
     client = scripted("ab", max_model_len=2000, num_pages=400)
-    client.runner.__class__ = LogprobRunner
+    client.runner.__class__ = MaskedRunner
     return client
 
 

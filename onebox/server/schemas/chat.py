@@ -179,8 +179,22 @@ class ChatRequest(GenerationFields):
 
     @model_validator(mode="after")
     def _one_budget(self) -> Self:
-        if len(set(self._budgets())) > 1:
+        if len(set(self._budgets().values())) > 1:
             raise ValueError(f"{', '.join(_BUDGETS)} are names of one limit and differ; give one")
+        return self
+
+    @model_validator(mode="after")
+    def _thinks_or_not(self) -> Self:
+        """Fields that turn thinking on and fields that turn it off exclude each other."""
+        inner = (self.chat_template_kwargs or {}).get("enable_thinking")
+        if inner is not None and not isinstance(inner, bool):
+            raise ValueError("chat_template_kwargs.enable_thinking must be true or false")
+        said = [("enable_thinking", self.enable_thinking), ("chat_template_kwargs.enable_thinking", inner)]
+        said += [("reasoning_effort", self.reasoning_effort and self.reasoning_effort != "none")]
+        said += [(name, budget > 0) for name, budget in self._budgets().items()]
+        turns_on, turns_off = ([name for name, thinks in said if thinks is value] for value in (True, False))
+        if turns_on and turns_off:
+            raise ValueError(f"thinking is turned on by {turns_on[0]} and off by {turns_off[0]}; give one of them")
         return self
 
     @model_validator(mode="after")
@@ -199,11 +213,11 @@ class ChatRequest(GenerationFields):
         return self.max_completion_tokens or self.max_tokens
 
     def chat_input(self, defaults: GenerationDefaults) -> ChatInput:
-        """Compiles the grammar, which may be slow: to be called beside the event loop."""
+        """Checks a grammar's bounds, which may be slow: to be called beside the event loop."""
         options = dict(self.chat_template_kwargs or {})
         options.pop("thinking_budget", None)
-        if self.enable_thinking is not None:
-            options.setdefault("enable_thinking", self.enable_thinking)
+        if options.get("enable_thinking") is None and self.enable_thinking is not None:
+            options["enable_thinking"] = self.enable_thinking
         return ChatInput(
             messages=[message.for_template() for message in self.messages],
             sampling=self.sampling(defaults, logprobs=(self.top_logprobs or 0) if self.logprobs else None),
@@ -213,7 +227,7 @@ class ChatRequest(GenerationFields):
             grammar=self.grammar,
             template_options=options,
             effort=self.reasoning_effort,
-            thinking_budget=next(iter(self._budgets()), None),
+            thinking_budget=next(iter(self._budgets().values()), None),
             stops=self.stops,
             priority=self.priority or 0,
             cache_prompt=self.cache_prompt is not False,
@@ -223,8 +237,10 @@ class ChatRequest(GenerationFields):
         choice = self.tool_choice
         return NamedTool(choice.function.name) if isinstance(choice, ChatChosenTool) else choice or "auto"
 
-    def _budgets(self) -> list[int]:
+    def _budgets(self) -> dict[str, int]:
+        """Those given, by field."""
         inner = (self.chat_template_kwargs or {}).get("thinking_budget")
         if inner is not None and (not isinstance(inner, int) or isinstance(inner, bool) or not 0 <= inner < 2**31):
             raise ValueError("chat_template_kwargs.thinking_budget must be a whole number from 0 up, below 2^31")
-        return [budget for budget in (inner, *(getattr(self, name) for name in _BUDGETS)) if budget is not None]
+        given = {"chat_template_kwargs.thinking_budget": inner, **{name: getattr(self, name) for name in _BUDGETS}}
+        return {name: budget for name, budget in given.items() if budget is not None}

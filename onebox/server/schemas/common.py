@@ -258,7 +258,7 @@ class GrammarFields(Strict):
             raise FieldError(f"{names} both say what the answer must be; give one.", asked[1][0])
         for name, kind, value in asked:
             try:
-                return _make_grammar(kind, value)
+                return _make_grammar(kind, value).named(name)
             except UsageError as error:
                 raise FieldError(str(error), name) from None
         return None

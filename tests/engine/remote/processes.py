@@ -10,6 +10,7 @@ from pathlib import Path
 from onebox.engine.api import Engine, EngineConfig
 from onebox.engine.remote.messages import Planned, StartPhase
 from onebox.spec.errors import DoesNotFitError
+from onebox.spec.vocabulary import TokenTable
 from tests.engine.fake import FAILING, FakeRunner
 
 DYING = FAILING - 1
@@ -17,6 +18,7 @@ HANGING = FAILING - 2
 SLOW = FAILING - 3
 HALVING = FAILING - 4
 FORKING = FAILING - 5
+UNSENDABLE = FAILING - 6
 CONFIG = EngineConfig(max_model_len=500, num_pages=30, num_checkpoints=4, max_num_seqs=4, max_num_waiting=2)
 
 
@@ -25,6 +27,7 @@ class DeadlyRunner(FakeRunner):
 
     DYING raises, HANGING never ends, SLOW makes this step and all later ones take a while, HALVING sends half a
     message and then hangs, FORKING leaves a process that holds the socket, writes its id to `left` and then hangs.
+    UNSENDABLE gives an event that cannot be pickled.
     """
 
     step_s = 0.0
@@ -49,6 +52,10 @@ class DeadlyRunner(FakeRunner):
         if DYING in prompts:
             raise MemoryError("no more")
         return super().run(plan)
+
+    def _chunk(self, chunk):
+        result = super()._chunk(chunk)
+        return result._replace(logprobs=(lambda: None,)) if UNSENDABLE in chunk.token_ids else result
 
 
 @dataclass(frozen=True)
@@ -76,3 +83,14 @@ class FakeStarter:
         report(StartPhase("weights", self.takes_s))
         runner = DeadlyRunner(planned.config, deliver, self.starts.with_name("left"))
         return Engine(runner, planned.config, None, deliver)
+
+
+@dataclass(frozen=True)
+class GrammarStarter(FakeStarter):
+    """With a token table, so that the engine takes grammars."""
+
+    table: TokenTable | None = None
+
+    def start(self, planned, report, deliver):
+        report(StartPhase("weights", 0.0))
+        return Engine(FakeRunner(planned.config), planned.config, self.table, deliver)
