@@ -214,7 +214,9 @@ def mutated(draw, body):
             case 4:
                 holder[last] = draw.choice([[holder[last]], {"a": holder[last]}, [holder[last]] * 30])
             case 5 if isinstance(holder, dict):
-                holder[draw.choice([*CHAT, "x", "", "type", "content", "\ud800", "x" * 3000])] = draw.choice(VALUES)
+                holder[draw.choice([*CHAT, "x", "", "type", "content", "\ud800", "x" * 3000])] = copy.deepcopy(
+                    draw.choice(VALUES)
+                )
     return body
 
 
@@ -243,14 +245,14 @@ def refuse_constant(name):
     raise AssertionError(f"{name} is not JSON")
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(4))
 def test_no_request_makes_the_server_fail_or_stays_in_it(client, seed):
     draw = random.Random(seed)
     transport = httpx.ASGITransport(client.app, raise_app_exceptions=False)
     headers = {"content-type": "application/json"}
 
     async def send_all():
-        async with httpx.AsyncClient(transport=transport, base_url="http://onebox", timeout=60) as sender:
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost", timeout=60) as sender:
             for _ in range(100):
                 path, body = draw.choice(BODIES)
                 content = json.dumps(mutated(draw, body))
