@@ -12,8 +12,8 @@ class ConnectionLimits:
     """Limits of connections, whatever their headers say. Beyond one, the connection is closed."""
 
     max_connections: int = 1000
-    """At once; at most half of the process's file descriptors. Beyond it the connection that has waited longest for a
-    request is closed; if all are in use, new ones get 503, except /health from this machine."""
+    """At once; at most half of the process's file descriptors. Beyond it, the connection that has waited longest for a
+    complete request is closed; if all are being answered, new ones get 503, except /health from this machine."""
     max_headers: int = 100
     max_header_bytes: int = 64 << 10
     """Of a request's target and header fields; more get 431."""
