@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any, Literal, NamedTuple
 
 from onebox.engine.api import ContextTooLongError, Grammar, SamplingParams, Vision
-from onebox.server.errors import FieldError
+from onebox.server.errors import FieldError, excerpt
 from onebox.server.grammars import after_reasoning, either, tool_calls
 from onebox.server.lanes import TextLanes, is_small
 from onebox.server.media import LoadedMedia, Media, media_parts
@@ -306,7 +306,7 @@ def _grammar(chat: ChatInput, tools: Sequence[ToolDefinition]) -> Grammar | None
         case NamedTool(name):
             chosen = [tool for tool in tools if tool.name == name]
             if not chosen:
-                raise FieldError(f"tool_choice names {name!r}, which is not among the tools.", "tool_choice")
+                raise FieldError(f"tool_choice names {excerpt(name)}, which is not among the tools.", "tool_choice")
     if chat.grammar:
         raise FieldError("response_format and a tool_choice that asks for a call exclude each other.", "tool_choice")
     return _calls(chosen, is_one=is_one or isinstance(chat.tool_choice, NamedTool))
