@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 def fewest(candidates: list[T], is_enough: Callable[[list[T]], bool]) -> list[T] | None:
-    """Candidates that are enough and would not be without any of them, earlier ones preferred; None where all are not."""
+    """Candidates that are enough, none of them needless, earlier ones preferred; None where all are not enough."""
     chosen: list[T] = []
     while not is_enough(chosen):
         if len(chosen) == len(candidates):
