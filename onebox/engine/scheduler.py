@@ -28,6 +28,7 @@ from onebox.engine.request import Event, Failed, Finished, FinishReason, PromptL
 from onebox.engine.sequence import Sequence, checkpoint_positions
 from onebox.engine.stats import EngineStats, Totals
 from onebox.engine.step import DecodeRows, DraftCheck, Draw, PromptChunk, Result, StateSave, StepOutput, StepPlan
+from onebox.engine.turns import Turns
 from onebox.spec.errors import OneboxError
 from onebox.spec.kv import PAGE_TOKENS
 
@@ -55,6 +56,7 @@ class Scheduler:
         self._refused: tuple[Sequence, int] | None = None
         """The sequence that was last found to have no room, and the pool's `num_changes` then."""
         self._num_arrived = 0
+        self._turns = Turns()
         self._totals = Totals()
         self._cleared: list[int] = []
         self._restored: list[tuple[int, int]] = []
@@ -79,6 +81,7 @@ class Scheduler:
     def add(self, sequence: Sequence) -> None:
         self._num_arrived += 1
         sequence.arrival = self._num_arrived
+        sequence.turn = self._turns.give(sequence.request.client)
         insort(self._waiting, sequence, key=lambda s: s.order)
 
     def abort(self, request_id: str) -> list[Event]:
@@ -132,6 +135,11 @@ class Scheduler:
         if plan.rows and not plan.chunks:
             num_rows = sum(len(rows.token_ids) for rows in plan.rows)
             speculator.observe(num_rows, max(rows.draw.depth for rows in plan.rows), seconds)
+
+    def catch_up(self) -> None:
+        """Does what can wait until the device computes."""
+        for sequence in self._running.values():
+            sequence.logits_rules.catch_up()
 
     def commit(self, plan: StepPlan, output: StepOutput) -> list[Event]:
         """Updates the sequences with the step's results; returns the events to deliver, in order."""
@@ -218,6 +226,7 @@ class Scheduler:
         self._free_pages(missing)
         sequence.pages = np.array([*shared, *self._pool.take(missing)], dtype=np.int32)
         self._waiting.remove(sequence)
+        self._turns.serve(sequence.turn)
         self._running[sequence.request.request_id] = sequence
         sequence.slot = self._free_slots.pop()
         self._start_from(hit, sequence)

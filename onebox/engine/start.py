@@ -16,6 +16,7 @@ from onebox.engine.remote.messages import Planned, ReportPhase, timed
 from onebox.engine.request import Failed, Request, SamplingParams
 from onebox.engine.step import Runner
 from onebox.planner.memory import DEFAULT_UTILIZATION, MemoryPlan, MemoryRequest, plan_memory
+from onebox.spec.cache import redirect_kernel_cache
 from onebox.spec.errors import OneboxError, UnsupportedError, UsageError
 from onebox.spec.hardware import GIB, Box, detect_box
 from onebox.spec.kv import PAGE_TOKENS, KVFormat
@@ -244,6 +245,8 @@ class CheckpointStarter:
         if self.num_threads is not None:
             torch.set_num_threads(self.num_threads)
         plan = pickle.loads(planned.plan)  # noqa: S301 - written by `plan` above, in a process like this one
+        if plan.device.type == "cuda":
+            redirect_kernel_cache()
         with timed("weights", report):
             runner = load_runner(plan)
         with timed("warm-up", report):

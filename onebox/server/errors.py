@@ -16,6 +16,7 @@ from onebox.engine.api import (
     EngineStoppedError,
     GrammarError,
     QueueFullError,
+    SamplingParams,
     ShareFullError,
 )
 from onebox.spec.errors import OneboxError, UnsupportedError, UsageError
@@ -33,6 +34,7 @@ __all__ = [
     "UnknownHostError",
     "error_body",
     "error_response",
+    "excerpt",
     "install_error_handlers",
 ]
 
@@ -125,7 +127,11 @@ _KINDS: tuple[tuple[type[OneboxError], _Kind], ...] = (
 
 
 _MAX_TEXT_CHARACTERS = 1000
+_MAX_PATH_CHARACTERS = 200
+_MAX_NAME_CHARACTERS = 64
+"""Of a field's path in a refusal, and of each name in it."""
 
+_SAMPLING_FIELDS = frozenset(SamplingParams.__dataclass_fields__)
 _PROMPT_FIELDS = {
     "/v1/chat/completions": "messages",
     "/v1/completions": "prompt",
@@ -154,6 +160,14 @@ def error_response(error: OneboxError) -> JSONResponse:
     return JSONResponse(error_body(error), _kind(error).status, headers)
 
 
+def excerpt(value: object, limit: int = 60) -> str:
+    """How a message repeats what a client sent: quoted, and no more of it than tells which it was."""
+    if not isinstance(value, str):
+        value = "..." if isinstance(value, dict | list) and len(value) > limit else repr(value)
+        return value[:limit]
+    return repr(value) if len(value) <= limit else f"{value[:limit]!r}... ({len(value)} characters)"
+
+
 def _kind(error: OneboxError) -> _Kind:
     kind = next(kind for cls, kind in _KINDS if isinstance(error, cls))
     match error:
@@ -161,7 +175,9 @@ def _kind(error: OneboxError) -> _Kind:
             return kind._replace(param=error.param)
         case GrammarError():
             return kind._replace(param=error.field_name or None)
-    return kind
+    # The engine's refusals begin with the name of the parameter that they are about.
+    name = str(error).partition(" ")[0]
+    return kind._replace(param=name) if kind is _BAD_REQUEST and name in _SAMPLING_FIELDS else kind
 
 
 def _body(message: str, kind: _Kind) -> dict[str, Any]:
@@ -200,14 +216,14 @@ async def _http(request: Request, error: Exception) -> JSONResponse:
 
 
 async def _internal(request: Request, error: Exception) -> JSONResponse:
-    _log.error("%s %s failed", request.method, request.url.path, exc_info=error)
+    _log.error("%s %s failed", request.method, request.url.path[:_MAX_PATH_CHARACTERS], exc_info=error)
     return JSONResponse(_body("The server made an error; its log says more.", _SERVER_ERROR), _SERVER_ERROR.status)
 
 
 def _param(location: Sequence[str | int]) -> str | None:
     """The field's path, such as messages.0.content, without the <tag>s of unions."""
-    names = [str(part) for part in location[1:] if not str(part).startswith("<")]
-    return ".".join(names) or None
+    names = [str(part)[:_MAX_NAME_CHARACTERS] for part in location[1:] if not str(part).startswith("<")]
+    return ".".join(names)[:_MAX_PATH_CHARACTERS] or None
 
 
 def _sentence(error: dict[str, Any], param: str | None) -> str:
@@ -217,5 +233,7 @@ def _sentence(error: dict[str, Any], param: str | None) -> str:
         return f"The body is not valid JSON: {error.get('ctx', {}).get('error', error['msg'])}."
     if error["type"] == "missing":
         return f"{param} is missing." if param else "The body is missing; send a JSON object."
+    if error["type"] == "string_unicode" and param:
+        return f"{param}: it is not valid Unicode; it holds half of a surrogate pair."
     message = error["msg"].removeprefix("Value error, ")
     return f"{param}: {message}." if param else f"{message[0].upper()}{message[1:]}."

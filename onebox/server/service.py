@@ -8,7 +8,7 @@ from typing import Any
 
 from onebox.engine.api import ClientShare, EngineClient, Request, RequestHandle
 from onebox.server.answer import MAX_LOGPROB_VALUES, Answer, Answers
-from onebox.server.errors import FieldError, ModelNotFoundError
+from onebox.server.errors import FieldError, ModelNotFoundError, excerpt
 from onebox.server.keys import current_caller
 from onebox.server.lanes import TextLanes
 from onebox.server.media import Media
@@ -59,7 +59,7 @@ class Service:
 
     def refuse_other_model(self, model: str | None) -> None:
         if model not in (None, self.model_name):
-            raise ModelNotFoundError(f"The model {model!r} is not served here; {self.model_name!r} is.")
+            raise ModelNotFoundError(f"The model {excerpt(model)} is not served here; {self.model_name!r} is.")
 
     @asynccontextmanager
     async def submit(
