@@ -29,6 +29,7 @@ from onebox.engine.request import Event, Failed, Finished, FinishReason, PromptL
 from onebox.engine.sequence import Sequence, checkpoint_positions
 from onebox.engine.stats import EngineStats, Totals
 from onebox.engine.step import DecodeRows, DraftCheck, Draw, PromptChunk, Result, StateSave, StepOutput, StepPlan
+from onebox.engine.turns import Turns
 from onebox.spec.errors import OneboxError
 from onebox.spec.kv import PAGE_TOKENS
 
@@ -56,6 +57,7 @@ class Scheduler:
         self._refused: tuple[Sequence, int] | None = None
         """The sequence that was last found to have no room, and the pool's `num_changes` then."""
         self._num_arrived = 0
+        self._turns = Turns()
         self._totals = Totals()
         self._cleared: list[int] = []
         self._restored: list[tuple[int, int]] = []
@@ -80,6 +82,7 @@ class Scheduler:
     def add(self, sequence: Sequence) -> None:
         self._num_arrived += 1
         sequence.arrival = self._num_arrived
+        sequence.turn = self._turns.give(sequence.request.client)
         insort(self._waiting, sequence, key=lambda s: s.order)
 
     def abort(self, request_id: str) -> list[Event]:
@@ -224,6 +227,7 @@ class Scheduler:
         self._free_pages(missing)
         sequence.pages = np.array([*shared, *self._pool.take(missing)], dtype=np.int32)
         self._waiting.remove(sequence)
+        self._turns.serve(sequence.turn)
         self._running[sequence.request.request_id] = sequence
         sequence.slot = self._free_slots.pop()
         self._start_from(hit, sequence)
