@@ -25,6 +25,8 @@ class Sequence:
     logits_rules: LogitsRules
     speculation: SequenceDrafts
     arrival: int = 0
+    turn: int = 0
+    """Among the clients, see `turns.py`."""
     deadline: float | None = None
     """On the engine's clock."""
     tokens: list[int] = field(default_factory=list)
@@ -56,9 +58,9 @@ class Sequence:
         self.num_prompt = len(self.tokens)
 
     @property
-    def order(self) -> tuple[int, int]:
+    def order(self) -> tuple[int, int, int]:
         """The lower one is scheduled first and preempted last."""
-        return self.request.priority, self.arrival
+        return self.request.priority, self.turn, self.arrival
 
     @property
     def cache_tokens(self) -> tuple[int, ...]:
@@ -106,7 +108,9 @@ class Sequence:
                 break
         self.tokens += delivered
         taken = tuple(delivered)
-        if reason is None:
+        if reason:
+            self.logits_rules.finish((*taken, token_id) if reason is FinishReason.STOP else taken)
+        else:
             self.logits_rules.advance(taken)
             self.speculation.extend(taken)
         return taken, reason
