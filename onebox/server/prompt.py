@@ -130,8 +130,6 @@ class _ChatText(NamedTuple):
 
 
 _SPARE_TOKENS = 1 << 16
-_COMPOSED_CHARS = 4
-"""Characters of text that Unicode's composition may join to one, before the text is tokenised."""
 
 
 @dataclass(frozen=True)
@@ -194,7 +192,7 @@ class PromptBuilder:
                 self._template_options(chat),
                 tools=offered,
                 shield=self.tokenizer.shield,
-                max_chars=max_tokens * self.tokenizer.max_token_bytes * _COMPOSED_CHARS,
+                max_chars=self.tokenizer.max_chars(max_tokens),
             )
             encode = partial(self.tokenizer.encode_rendered, max_tokens=max_tokens)
             token_ids = media.encode(text, encode) if media else encode(text)
