@@ -293,6 +293,6 @@ def fused_heads(
             P=page_tokens,
             num_warps=1,
             maxnreg=168,  # without a limit the compiler saves registers by delaying loads
-            **launch_options(qkv_parts, _ROPE_FUSED, num_heads),
+            **launch_options(_ROPE_FUSED, num_heads),
         )
     return query
