@@ -1,7 +1,9 @@
 """The `onebox` command: one verb per file, errors as sentences, exit codes that scripts can use."""
 
+import os
+import signal
 import sys
-from typing import Any
+from typing import Any, NoReturn
 
 import typer
 
@@ -54,14 +56,22 @@ def _root(
 
 def main() -> None:
     """Runs the command line; every error is one sentence on stderr."""
+    _open_standard_streams()
+    previous, sys.unraisablehook = sys.unraisablehook, _unraisable
+    try:
+        _run()
+    finally:
+        sys.unraisablehook = previous
+
+
+def _run() -> None:
     try:
         sys.exit(app(standalone_mode=False, prog_name="onebox") or 0)
+    except (KeyboardInterrupt, typer.Abort):
+        _exit_interrupted()
     except _WRONG_ARGUMENTS as error:
         error.show()
         sys.exit(error.exit_code)
-    except (KeyboardInterrupt, typer.Abort):
-        typer.echo("onebox: stopped.", err=True)
-        sys.exit(INTERRUPTED)
     except BrokenPipeError:
         # The reader closed the pipe (`onebox inspect | head`): exit silently.
         sys.stderr.close()
@@ -69,6 +79,43 @@ def main() -> None:
     except OneboxError as error:
         typer.echo(f"onebox: {error}", err=True)
         sys.exit(error.exit_code)
+    except Exception as error:
+        if _was_interrupted(error):
+            _exit_interrupted()
+        raise
+
+
+def _exit_interrupted() -> NoReturn:
+    # From now on Ctrl-C ends the process at once and silently, whatever it waits for.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    typer.echo("onebox: stopped.", err=True)
+    sys.exit(INTERRUPTED)
+
+
+def _was_interrupted(error: BaseException | None) -> bool:
+    """Ctrl-C during an import or inside a library's callback can come out as another error that follows from it."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        if isinstance(error, KeyboardInterrupt):
+            return True
+        seen.add(id(error))
+        error = error.__cause__ or error.__context__
+    return False
+
+
+def _unraisable(unraisable: "sys.UnraisableHookArgs") -> None:
+    """A Ctrl-C that cannot be raised where it came, as in a finalizer, is not worth a traceback."""
+    if not issubclass(unraisable.exc_type, KeyboardInterrupt):
+        sys.__unraisablehook__(unraisable)
+
+
+def _open_standard_streams() -> None:
+    """Opens standard streams that are closed: a socket that took the number of one would receive what is printed."""
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest free number, which is this one
 
 
 if __name__ == "__main__":

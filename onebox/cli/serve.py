@@ -22,9 +22,10 @@ from onebox.cli.serve_options import (
     PromptOptions,
     engine_options,
 )
+from onebox.spec.output import end_process, flush_output, log_in_background, say
 
 if TYPE_CHECKING:
-    from onebox.engine.api import EngineOptions, Progress
+    from onebox.engine.api import EngineOptions, EngineProcess, Progress
     from onebox.server.media import MediaLimits
     from onebox.server.service import Service
     from onebox.server.settings import ServerSettings
@@ -74,33 +75,42 @@ def serve(
     )
     # Until the server handles signals itself, SIGTERM ends the process like SIGINT.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    with contextlib.suppress(KeyboardInterrupt):
-        _serve(options)
-    typer.echo("Stopped.")
+    log_in_background()
+    try:
+        status = _serve(options)
+    except KeyboardInterrupt:
+        for name in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(name, signal.SIG_DFL)
+        status = 0
+    except BaseException:
+        flush_output()
+        raise
+    say("Stopped.")
+    # Threads that hang, such as one that waits for a name server, must not keep the process.
+    end_process(status)
 
 
-def _serve(options: _Options) -> None:
+def _serve(options: _Options) -> int:
     """Binds, loads, serves; binds first, so that a port in use is reported before a model is loaded."""
     began = time.perf_counter()
     from onebox.server.app import create_app
     from onebox.server.run import bind, run
 
     with contextlib.closing(bind(options.http.host, options.http.port)) as bound:
-        service = _load(options)
+        service, engine = _load(options)
         host = f"[{options.http.host}]" if ":" in options.http.host else options.http.host
         url = f"http://{host}:{bound.getsockname()[1]}"
 
         def say_ready() -> None:
-            typer.echo(
-                f"Ready after {time.perf_counter() - began:.1f} s: {service.model_name} at {url}/v1, page at {url}/"
-            )
+            say(f"Ready after {time.perf_counter() - began:.1f} s: {service.model_name} at {url}/v1, page at {url}/")
 
-        with service.engine:
+        with engine:
             app = create_app(service, options.settings)
-            run(app, bound, on_ready=say_ready, on_stop=service.engine.close, drain_s=options.http.shutdown_timeout)
+            drain_s, limits = options.http.shutdown_timeout, options.settings.connections
+            return run(app, bound, say_ready, engine.close, drain_s, engine.wait_failed, limits)
 
 
-def _load(options: _Options) -> "Service":
+def _load(options: _Options) -> "tuple[Service, EngineProcess]":
     """The checkpoint's tokenizer and template, and its engine in a separate process, loaded and warmed up."""
     from onebox.engine.api import CheckpointStarter, EngineProcess, StartPhase, TokenInfo
     from onebox.server.media import Media
@@ -119,16 +129,16 @@ def _load(options: _Options) -> "Service":
         defaults.eos_token_ids, tokenizer.message_token_ids, token_table(tokenizer, defaults.eos_token_ids)
     )
     phases = {"config and tokenizer": time.perf_counter() - began}
-    typer.echo(f"config and tokenizer: {phases['config and tokenizer']:.2f} s")
+    say(f"config and tokenizer: {phases['config and tokenizer']:.2f} s")
 
-    def say(progress: "Progress") -> None:
+    def take(progress: "Progress") -> None:
         if isinstance(progress, StartPhase):
             phases.setdefault(progress.name, progress.seconds)
-        _say(progress)
+        _say_progress(progress)
 
     # The pocket model's tensors are too small for multiple threads, which would only wait for each other.
     starter = CheckpointStarter(directory, options.engine, tokens, num_threads=None if options.model else 1)
-    engine = EngineProcess(starter, say)
+    engine = EngineProcess(starter, take)
     try:
         engine.wait_ready()
     except BaseException:
@@ -137,7 +147,7 @@ def _load(options: _Options) -> "Service":
     name = options.http.served_model_name or (directory.resolve().name if options.model else _POCKET_NAME)
     media = Media.open(directory, options.media, has_tower=engine.planned.memory.request.with_vision)
     memory = {part.name: part.bytes for part in engine.planned.memory.parts}
-    return Service(
+    service = Service(
         engine,
         tokenizer,
         template,
@@ -148,6 +158,7 @@ def _load(options: _Options) -> "Service":
         startup_s=phases,
         media=media,
     )
+    return service, engine
 
 
 def _pocket() -> Path:
@@ -155,19 +166,19 @@ def _pocket() -> Path:
 
     began = time.perf_counter()
     directory = pocket_checkpoint()
-    typer.echo(f"No model was given: {directory} is the pocket model, ready after {time.perf_counter() - began:.2f} s.")
+    say(f"No model was given: {directory} is the pocket model, ready after {time.perf_counter() - began:.2f} s.")
     return directory
 
 
-def _say(progress: "Progress") -> None:
+def _say_progress(progress: "Progress") -> None:
     """A phase with its seconds, or the memory plan and the resolved settings."""
     from onebox.engine.api import StartPhase
 
     if isinstance(progress, StartPhase):
-        typer.echo(f"{progress.name}: {progress.seconds:.2f} s")
+        say(f"{progress.name}: {progress.seconds:.2f} s")
         return
     memory = progress.memory
-    typer.echo(f"{memory.box.device}, {progress.dtype} activations, {memory.request.kv.name} KV cache:")
+    say(f"{memory.box.device}, {progress.dtype} activations, {memory.request.kv.name} KV cache:")
     for part in memory.parts:
-        typer.echo(f"  {part.name:<13}{part.bytes / 2**30:9.3f} GiB  {part.note}")
-    typer.echo(str(progress.config))
+        say(f"  {part.name:<13}{part.bytes / 2**30:9.3f} GiB  {part.note}")
+    say(str(progress.config))

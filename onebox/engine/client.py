@@ -6,12 +6,16 @@ checks here need no model, so both kinds of engine refuse the same requests with
 
 import asyncio
 import contextlib
+import logging
 import queue
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from enum import StrEnum
+from numbers import Integral
 from typing import NamedTuple, Self
+
+import numpy as np
 
 from onebox.engine.config import EngineConfig
 from onebox.engine.request import (
@@ -41,6 +45,8 @@ __all__ = [
     "check_capacity",
     "check_request",
 ]
+
+_log = logging.getLogger(__name__)
 
 Watch = Callable[[Event, float], None]
 """Called with each event of one request when it is delivered, whether or not anybody reads it. The number is when the
@@ -131,7 +137,11 @@ class RequestHandle:
         if self.is_complete and isinstance(event, Finished) and event.reason is FinishReason.ABORT:
             event = replace(event, reason=FinishReason.STOP)
         if self._watch:
-            self._watch(event, started_at)
+            try:
+                self._watch(event, started_at)
+            except Exception:
+                # Whoever watches must not keep the reader, or the other readers, from their events.
+                _log.exception("an observer of request %s failed", self.request_id)
         self._events.put(event)
         if self._wake:
             # The loop may be closed, and its reader gone.
@@ -220,6 +230,7 @@ def _copies_of(request: Request, count: int) -> list[Request]:
 def check_request(request: Request, config: EngineConfig, vocab_size: int) -> int:
     """Refuses what the engine could never compute, with the numbers; returns the answer's largest length in tokens."""
     _check_tokens(request, vocab_size)
+    _check_bans(request, config, vocab_size)
     limit, num_prompt = config.max_model_len, len(request.prompt)
     if num_prompt >= limit:
         raise ContextTooLongError(
@@ -253,11 +264,34 @@ def check_capacity(request_ids: list[str], open_ids: Collection[str], config: En
 def _check_tokens(request: Request, vocab_size: int) -> None:
     if not request.prompt:
         raise UsageError("The prompt is empty; at least one token is needed.")
-    outside = next((token for token in request.prompt if not 0 <= token < vocab_size), None)
+    outside = _outside(request.prompt, vocab_size)
     if outside is not None:
         raise UsageError(f"The prompt holds token id {outside}; the vocabulary's ids go from 0 to {vocab_size - 1}.")
-    named = [("logit_bias", token_id) for token_id, _ in request.sampling.logit_bias]
-    named += [("stop_token_ids", token_id) for token_id in request.sampling.stop_token_ids]
-    for name, token_id in named:
-        if not 0 <= token_id < vocab_size:
-            raise UsageError(f"{name} names token id {token_id}; ids go from 0 to {vocab_size - 1}.")
+    sampling = request.sampling
+    biased = [token_id for token_id, _ in sampling.logit_bias]
+    for name, token_ids in (("logit_bias", biased), ("stop_token_ids", sampling.stop_token_ids)):
+        outside = _outside(token_ids, vocab_size)
+        if outside is not None:
+            raise UsageError(f"{name} names token id {outside}; ids go from 0 to {vocab_size - 1}.")
+
+
+def _outside(token_ids: Sequence[int], vocab_size: int) -> str | None:
+    """The first that is no id of the vocabulary, as a message repeats it."""
+    with contextlib.suppress(ValueError, OverflowError):
+        ids = np.array(token_ids)
+        if not len(ids) or (ids.dtype.kind == "i" and ids.ndim == 1 and ids.min() >= 0 and ids.max() < vocab_size):
+            return None
+    given: Sequence[object] = token_ids
+    wrong = (value for value in given if not (isinstance(value, Integral) and 0 <= int(value) < vocab_size))
+    return next((repr(value)[:60] for value in wrong), None)
+
+
+def _check_bans(request: Request, config: EngineConfig, vocab_size: int) -> None:
+    """Refuses a min_tokens that leaves no token to sample."""
+    sampling = request.sampling
+    stops = {*sampling.stop_token_ids, *(() if sampling.ignore_eos else config.eos_token_ids)}
+    if sampling.min_tokens and len(stops) >= vocab_size:
+        raise UsageError(
+            f"min_tokens is {sampling.min_tokens} and all {vocab_size} tokens are stop tokens, so none may be sampled; "
+            "shorten stop_token_ids or leave min_tokens out."
+        )

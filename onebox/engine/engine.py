@@ -31,13 +31,14 @@ from onebox.engine.scheduler import Scheduler
 from onebox.engine.sequence import Sequence
 from onebox.engine.stats import EngineStats
 from onebox.engine.step import Runner, StepPlan
-from onebox.spec.errors import OneboxError, UnsupportedError
+from onebox.spec.errors import UnsupportedError
 from onebox.spec.vocabulary import TokenTable
 
 __all__ = ["CommittedStep", "Deliver", "Engine", "Outbox"]
 
-Deliver = Callable[[Deliveries, EngineStats, float], None]
-"""Called with the events of one step, the stats after it, and when it started on time.monotonic's clock."""
+Deliver = Callable[[Deliveries, EngineStats, float], list[Failed]]
+"""Called with the events of one step, the stats after it, and when it started on time.monotonic's clock. Returns a
+failure for each request whose events could not be delivered: that request ends with it."""
 
 _CLOSED = "The engine was closed before this request was done."
 _log = logging.getLogger(__name__)
@@ -190,7 +191,7 @@ class Engine(EngineClient):
         try:
             while self._take_requests():
                 self._step()
-        except Exception as error:
+        except BaseException as error:
             _log.exception("the engine died")
             self._stop(f"The engine died: {str(error).rstrip('.')}.")
         finally:
@@ -199,6 +200,7 @@ class Engine(EngineClient):
     def _step(self) -> None:
         """One step: plan, run, commit, deliver. `Outbox` says why a step is delivered during the next one."""
         self._deliver_now(self._scheduler.expire(time.monotonic()))
+        self._encode_next()
         plan = self._scheduler.plan()
         started_at = time.monotonic()
         run = self._runner.start(plan)
@@ -210,6 +212,17 @@ class Engine(EngineClient):
         if self._scheduler.is_idle:
             self._scheduler.check()
             self._outbox.deliver()  # there is no next step to overlap with
+
+    def _encode_next(self) -> None:
+        """Encodes the images of the request that is admitted next: one request's in a step, so that answers go on."""
+        sequence = self._scheduler.next_to_encode()
+        if sequence is None or sequence.request.vision is None:
+            return
+        request = sequence.request
+        try:
+            sequence.images = self._runner.encode_images(request.prompt, sequence.request.vision)
+        except BaseException as error:
+            self._deliver_now(self._scheduler.fail(request.request_id, error))
 
     def _take_requests(self) -> bool:
         """Waits until there is work, takes in submitted and aborted requests; False once the engine is stopped."""
@@ -224,7 +237,7 @@ class Engine(EngineClient):
             self._aborted.clear()
             is_running = self._stopped is None
         for sequence in submitted:
-            self._add(sequence)
+            self._scheduler.add(sequence)
         for request_id in aborted:
             self._deliver_now(self._scheduler.abort(request_id))
         return is_running
@@ -232,47 +245,51 @@ class Engine(EngineClient):
     def _has_changes(self) -> bool:
         return bool(self._submitted or self._aborted or self._stopped)
 
-    def _add(self, sequence: Sequence) -> None:
-        """Queues a request with its images encoded; one whose images are refused ends here."""
-        request = sequence.request
-        try:
-            if request.vision:
-                sequence.images = self._runner.encode_images(request.prompt, request.vision)
-        except OneboxError as error:
-            self._deliver_now([Failed(request.request_id, str(error))])
-        else:
-            self._scheduler.add(sequence)
-
     # Delivery, on the engine thread.
 
     def _send(self, step: CommittedStep) -> None:
         """Delivers a committed step: its cost to the drafting policy, its stats, its events."""
         self._scheduler.observe(step.plan, step.seconds, self._speculator)
-        with self._changed:
-            self._stats = self._scheduler.stats()
         self._route(step.events, step.started_at)
 
     def _deliver_now(self, events: list[Event]) -> None:
         """Delivers events that arose between two steps, after those of the step before."""
         if events:
             self._outbox.deliver()
+            with self._changed:
+                self._stats = self._scheduler.stats()
             self._route(events, time.monotonic())
 
     def _route(self, events: list[Event], started_at: float) -> None:
         with self._changed:
+            self._stats = self._scheduler.stats()
             deliveries = self._open.route(events)
             # An id is free after its last event: a late abort must not hit the next request of that id.
             self._aborted = {request_id for request_id in self._aborted if request_id in self._open}
             stats = self._stats
-        self._deliver(deliveries, stats, started_at)
+        for failed in self._deliver(deliveries, stats, started_at):
+            self._end_undelivered(failed, deliveries)
+
+    def _end_undelivered(self, failed: Failed, deliveries: Deliveries) -> None:
+        """Ends a request whose events could not be delivered."""
+        handle = next(handle for handle, _ in deliveries if handle.request_id == failed.request_id)
+        if not self._scheduler.drop(failed.request_id):
+            self._scheduler.count_failed(1)
+        with self._changed:
+            self._stats = stats = self._scheduler.stats()
+            self._open.route([failed])
+        self._deliver([(handle, failed)], stats, time.monotonic())
 
     def _fail_open(self) -> None:
+        """Fails what is open when the engine stops, after the last step's events."""
         self._outbox.deliver()
         with self._changed:
             request_ids, message = self._open.ids(), self._stopped or "The engine stopped."
+            self._scheduler.count_failed(len(request_ids))
         self._route([Failed(request_id, message) for request_id in request_ids], time.monotonic())
 
 
-def _deliver_to_handles(deliveries: Deliveries, _stats: EngineStats, started_at: float) -> None:
+def _deliver_to_handles(deliveries: Deliveries, _stats: EngineStats, started_at: float) -> list[Failed]:
     for handle, event in deliveries:
         handle.deliver(event, started_at)
+    return []

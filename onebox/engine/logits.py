@@ -17,18 +17,22 @@ from numpy.typing import NDArray
 
 from onebox.engine.grammar import Constraint
 from onebox.engine.request import SamplingParams, TokenLogprob
+from onebox.spec.errors import UnsupportedError
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from onebox.engine.step import DecodeRows
 
-__all__ = ["Adjustment", "LogitsRules", "Penalties", "RowLogprobs", "apply_adjustments"]
+__all__ = ["Adjustment", "Bias", "LogitsRules", "Penalties", "RowLogprobs", "apply_adjustments"]
 
 Ids = NDArray[np.int64]
 Mask = NDArray[np.int32]
 
 _MASK_BITS = 32
+_NARROW = 2048
+"""Rows with at most so many penalised tokens are sent to the device together."""
+
 _ALIGNED = 64
 """Logprob rows are padded to a multiple of this, so that every row is summed in the same order wherever it lies."""
 
@@ -48,31 +52,63 @@ class Penalties:
 
 
 @dataclass(frozen=True)
+class Bias:
+    """What is added to the logits of some distinct tokens."""
+
+    token_ids: Ids
+    values: NDArray[np.float32]
+
+
+@dataclass(frozen=True)
 class Adjustment:
     """What is done to one row's logits, in this order."""
 
     penalties: Penalties | None
-    bias: tuple[tuple[int, float], ...]
-    banned: tuple[int, ...]
+    bias: Bias | None
+    banned: Ids
     mask: Mask | None
     """Bit i of word w is 1 where token 32 w + i may be sampled."""
 
 
-class _Occurrences:
-    """The distinct tokens of a sequence with the number of times each occurs in the answer."""
+_NO_IDS: Ids = np.empty(0, dtype=np.int64)
 
-    def __init__(self, prompt: tuple[int, ...]) -> None:
-        self._counts = dict.fromkeys(prompt, 0)
+
+class _Occurrences:
+    """The distinct tokens of a sequence with the number of times each occurs in the answer.
+
+    Arrays that grow with the answer, so that a step copies them and walks over neither prompt nor vocabulary.
+    """
+
+    def __init__(self, token_ids: tuple[int, ...]) -> None:
+        """Starts with tokens that occur in the prompt."""
+        self._ids = np.unique(np.array(token_ids, dtype=np.int64))
+        self._counts = np.zeros(len(self._ids), dtype=np.int64)
+        self._places = {token_id: place for place, token_id in enumerate(self._ids.tolist())}
 
     def add(self, token_id: int) -> None:
-        self._counts[token_id] = self._counts.get(token_id, 0) + 1
+        place = self._places.setdefault(token_id, len(self._places))
+        if place == len(self._ids):
+            room = max(64, len(self._ids))
+            self._ids = np.concatenate([self._ids, np.zeros(room, dtype=np.int64)])
+            self._counts = np.concatenate([self._counts, np.zeros(room, dtype=np.int64)])
+        self._ids[place] = token_id
+        self._counts[place] += 1
 
     def after(self, drafts: tuple[int, ...]) -> tuple[Ids, Ids]:
         """(tokens, counts) of the sequence with these drafts appended."""
-        counts = dict(self._counts) if drafts else self._counts
-        for token_id in drafts:
-            counts[token_id] = counts.get(token_id, 0) + 1
-        return np.fromiter(counts.keys(), np.int64, len(counts)), np.fromiter(counts.values(), np.int64, len(counts))
+        size = len(self._places)
+        token_ids, counts = self._ids[:size], self._counts[:size].copy()
+        unseen = []
+        for draft in drafts:
+            place = self._places.get(draft)
+            if place is None:
+                unseen.append(draft)
+            else:
+                counts[place] += 1
+        if unseen:
+            distinct, times = np.unique(np.array(unseen, dtype=np.int64), return_counts=True)
+            token_ids, counts = np.concatenate([token_ids, distinct]), np.concatenate([counts, times])
+        return token_ids, counts
 
 
 class LogitsRules:
@@ -86,10 +122,13 @@ class LogitsRules:
         constraint: Constraint | None,
     ) -> None:
         self._sampling = sampling
-        self._stop_token_ids = tuple(sorted(stop_token_ids))
+        self._stop_token_ids = np.array(sorted(stop_token_ids), dtype=np.int64)
         self._constraint = constraint
+        self._bias = _bias_of(sampling.logit_bias)
         is_penalised = (sampling.presence_penalty, sampling.frequency_penalty, sampling.repetition_penalty) != (0, 0, 1)
-        self._occurrences = _Occurrences(prompt) if is_penalised else None
+        # Only the repetition penalty counts what is in the prompt alone.
+        counted = prompt if sampling.repetition_penalty != 1 else ()
+        self._occurrences = _Occurrences(counted) if is_penalised else None
         self._num_sampled = 0
 
     def advance(self, token_ids: tuple[int, ...]) -> None:
@@ -105,64 +144,110 @@ class LogitsRules:
     def adjust(self, drafts: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[Adjustment, ...]]:
         """(the drafts that the grammar allows, the adjustments of the row before them and of each draft's own row).
 
-        No adjustments at all where none of the rows needs one.
+        No adjustments at all where none of the rows needs one. Drafts end before a row that has no adjustment: what
+        fails after a draft may never be reached.
         """
         is_early = self._num_sampled < self._sampling.min_tokens
-        if not (self._constraint or self._occurrences or self._sampling.logit_bias or is_early):
+        if not (self._constraint or self._occurrences or self._bias or is_early):
             return drafts, ()
         masks: tuple[Mask | None, ...]
         if self._constraint:
             drafts, masks = self._constraint.masks_for(drafts)
         else:
             masks = (None,) * (1 + len(drafts))
-        return drafts, tuple(self._adjustment(drafts[:place], mask) for place, mask in enumerate(masks))
+        adjustments = [self._adjustment((), masks[0])]
+        for place, mask in enumerate(masks[1:], start=1):
+            try:
+                adjustments.append(self._adjustment(drafts[:place], mask))
+            except Exception:
+                break
+        return drafts[: len(adjustments) - 1], tuple(adjustments)
 
     def _adjustment(self, before: tuple[int, ...], mask: Mask | None) -> Adjustment:
         sampling = self._sampling
-        banned = self._stop_token_ids if self._num_sampled + len(before) < sampling.min_tokens else ()
-        if mask is not None and banned and not _without(mask, banned).any():
-            banned = ()  # a grammar that allows only end tokens takes precedence over min_tokens
+        banned = self._stop_token_ids if self._num_sampled + len(before) < sampling.min_tokens else _NO_IDS
+        if mask is not None and not mask.any():
+            raise UnsupportedError("The grammar allows no token at all after what was answered so far: change it.")
+        if mask is not None and len(banned) and not _without(mask, banned).any():
+            banned = _NO_IDS  # a grammar that allows only end tokens takes precedence over min_tokens
         penalties = None
         if self._occurrences:
             token_ids, counts = self._occurrences.after(before)
             penalties = Penalties(
                 token_ids, counts, sampling.presence_penalty, sampling.frequency_penalty, sampling.repetition_penalty
             )
-        return Adjustment(penalties, sampling.logit_bias, banned, mask)
+        return Adjustment(penalties, self._bias, banned, mask)
 
 
-def _without(mask: Mask, token_ids: tuple[int, ...]) -> NDArray[np.uint32]:
+def _bias_of(pairs: tuple[tuple[int, float], ...]) -> Bias | None:
+    """A token that is named twice gets both."""
+    if not pairs:
+        return None
+    token_ids, places = np.unique(np.array([token_id for token_id, _ in pairs], dtype=np.int64), return_inverse=True)
+    values = np.zeros(len(token_ids))
+    np.add.at(values, places, np.array([value for _, value in pairs], dtype=np.float64))
+    return Bias(token_ids, values.astype(np.float32))
+
+
+def _without(mask: Mask, token_ids: Ids) -> NDArray[np.uint32]:
     words = mask.view(np.uint32).copy()
-    for token_id in token_ids:
-        words[token_id // _MASK_BITS] &= np.uint32(~(1 << token_id % _MASK_BITS) & 0xFFFFFFFF)
+    np.bitwise_and.at(words, token_ids // _MASK_BITS, ~(np.uint32(1) << (token_ids % _MASK_BITS).astype(np.uint32)))
     return words
 
 
 # Carrying it out: on the device, all rows of a step at once.
 
 
-def apply_adjustments(logits: "Tensor", parts: "Sequence[DecodeRows]") -> None:
-    """Changes logits float32 [R, V] in place by the adjustments of the parts' draws; their rows are consecutive."""
+def apply_adjustments(logits: "Tensor", parts: "Sequence[DecodeRows]") -> dict[int, Exception]:
+    """Changes logits float32 [R, V] in place by the adjustments of the parts' draws; their rows are consecutive.
+
+    Returns the rows whose adjustments could not be applied, each with its error: no token of theirs may be used.
+    """
     if not any(part.draw.adjustments for part in parts):
-        return
+        return {}
     rows: dict[int, Adjustment] = {}
+    failed: dict[int, Exception] = {}
     first = 0
     for part in parts:
-        rows.update(enumerate(part.draw.adjustments, start=first + part.draw.first_new))
+        for row, adjustment in enumerate(part.draw.adjustments, start=first + part.draw.first_new):
+            if _fits(adjustment, logits.shape[1]):
+                rows[row] = adjustment
+            else:
+                failed[row] = ValueError("its grammar or its biases are not those of this model's vocabulary")
         first += len(part.token_ids)
     _penalise(logits, {row: adjustment.penalties for row, adjustment in rows.items() if adjustment.penalties})
     _bias(logits, {row: adjustment.bias for row, adjustment in rows.items() if adjustment.bias})
-    _ban(logits, {row: adjustment.banned for row, adjustment in rows.items() if adjustment.banned})
+    _ban(logits, {row: adjustment.banned for row, adjustment in rows.items() if len(adjustment.banned)})
     _mask(logits, {row: adjustment.mask for row, adjustment in rows.items() if adjustment.mask is not None})
+    return failed
+
+
+def _fits(adjustment: Adjustment, vocab_size: int) -> bool:
+    """Whether it names tokens of the vocabulary only. On a GPU, one beyond it would end the process."""
+    named = [adjustment.banned]
+    if adjustment.bias:
+        named.append(adjustment.bias.token_ids)
+    if adjustment.penalties:
+        named.append(adjustment.penalties.token_ids)
+    has_all = all(ids.min() >= 0 and ids.max() < vocab_size for ids in named if len(ids))
+    return has_all and (adjustment.mask is None or adjustment.mask.shape == (-(-vocab_size // _MASK_BITS),))
 
 
 def _penalise(logits: "Tensor", rows: dict[int, Penalties]) -> None:
+    # A row is padded to the widest of its group: one with a long prompt must not widen the others.
+    narrow = {row: penalties for row, penalties in rows.items() if len(penalties.token_ids) <= _NARROW}
+    if narrow:
+        _penalise_together(logits, narrow)
+    for row, penalties in rows.items():
+        if row not in narrow:
+            _penalise_together(logits[row : row + 1], {0: penalties})
+
+
+def _penalise_together(logits: "Tensor", rows: dict[int, Penalties]) -> None:
     import torch
 
     from onebox.kernels.sampling import apply_penalties
 
-    if not rows:
-        return
     widest = max(len(penalties.token_ids) for penalties in rows.values())
     token_ids = np.full((len(logits), widest), -1, dtype=np.int64)
     counts = np.zeros((len(logits), widest), dtype=np.int64)
@@ -176,25 +261,27 @@ def _penalise(logits: "Tensor", rows: dict[int, Penalties]) -> None:
     apply_penalties(logits, ids, numbers, *(factor.contiguous() for factor in factors))
 
 
-def _bias(logits: "Tensor", rows: dict[int, tuple[tuple[int, float], ...]]) -> None:
+def _bias(logits: "Tensor", rows: dict[int, Bias]) -> None:
     import torch
 
     if rows:
-        places = [(row, token_id) for row, pairs in rows.items() for token_id, _ in pairs]
-        values = [value for pairs in rows.values() for _, value in pairs]
-        index = torch.tensor(places, device=logits.device).T
-        added = torch.tensor(values, dtype=torch.float32, device=logits.device)
-        # A token that is named twice gets both.
-        logits.index_put_((index[0], index[1]), added, accumulate=True)
+        index = _places({row: bias.token_ids for row, bias in rows.items()}, logits)
+        values = np.concatenate([bias.values for bias in rows.values()])
+        logits.index_put_(index, torch.from_numpy(values).to(logits.device), accumulate=True)
 
 
-def _ban(logits: "Tensor", rows: dict[int, tuple[int, ...]]) -> None:
+def _ban(logits: "Tensor", rows: dict[int, Ids]) -> None:
+    if rows:
+        logits[_places(rows, logits)] = float("-inf")
+
+
+def _places(rows: dict[int, Ids], logits: "Tensor") -> "tuple[Tensor, Tensor]":
+    """The rows and columns of these tokens of these rows, on the logits' device."""
     import torch
 
-    if rows:
-        places = [(row, token_id) for row, banned in rows.items() for token_id in banned]
-        index = torch.tensor(places, device=logits.device).T
-        logits[index[0], index[1]] = float("-inf")
+    row_ids = np.repeat(np.array(list(rows), dtype=np.int64), [len(token_ids) for token_ids in rows.values()])
+    token_ids = np.concatenate(list(rows.values()))
+    return torch.from_numpy(row_ids).to(logits.device), torch.from_numpy(token_ids).to(logits.device)
 
 
 def _mask(logits: "Tensor", rows: dict[int, Mask]) -> None:
@@ -225,12 +312,17 @@ class RowLogprobs:
         self._values = torch.log_softmax(padded, dim=-1)
 
     def of(self, rows: list[int], token_ids: list[int], num_top: int) -> tuple[TokenLogprob, ...]:
-        """The logprobs of one token in each of these rows, with `num_top` alternatives each."""
+        """The logprobs of one token in each of these rows, with `num_top` alternatives each.
+
+        Raises FloatingPointError where the logits are not numbers.
+        """
         import torch
 
         values = self._values[rows, : self._vocab_size]
         tokens = torch.tensor(token_ids, device=values.device)
         own = values.gather(1, tokens[:, None])
+        if bool(own.isnan().any()):
+            raise FloatingPointError("its logits are not finite numbers")
         # Of equal logits the lower id ranks first, as in the sampler.
         is_lower = torch.arange(self._vocab_size, device=values.device) < tokens[:, None]
         is_ahead = (values > own) | ((values == own) & is_lower)

@@ -16,7 +16,10 @@ class PagePool:
         self.num_pages = num_pages
         self.num_changes = 0
         """How often a page gained or lost a holder: without such a change no page can have become free."""
+        self.num_cached_only = 0
+        """Pages that the prefix cache holds and nobody else: evicting it frees them."""
         self._holders = [0] * (num_pages + 1)
+        self._is_cached = [False] * (num_pages + 1)
         # The lowest numbers are taken first, so that a lightly used pool stays in one part of the memory.
         self._free = list(range(num_pages, SCRATCH_PAGE, -1))
 
@@ -26,6 +29,10 @@ class PagePool:
 
     def num_holders(self, page: int) -> int:
         return self._holders[page]
+
+    def num_readers(self, page: int) -> int:
+        """Holders other than the prefix cache."""
+        return self._holders[page] - self._is_cached[page]
 
     def take(self, count: int) -> list[int]:
         """Takes pages, with one holder each. The caller has checked that so many are free."""
@@ -40,6 +47,7 @@ class PagePool:
         """Adds a holder."""
         if not self._holders[page]:
             raise RuntimeError(f"Page {page} is free; it cannot be shared.")
+        self.num_cached_only -= self._is_cached[page] and self._holders[page] == 1
         self._holders[page] += 1
         self.num_changes += 1
 
@@ -49,8 +57,24 @@ class PagePool:
             raise RuntimeError(f"Page {page} was given back twice.")
         self._holders[page] -= 1
         self.num_changes += 1
+        self.num_cached_only += self._is_cached[page] and self._holders[page] == 1
         if not self._holders[page]:
             self._free.append(page)
+
+    def share_with_cache(self, page: int) -> None:
+        """Adds the prefix cache as a holder."""
+        if self._is_cached[page]:
+            raise RuntimeError(f"Page {page} is in the prefix cache twice.")
+        self.share(page)
+        self._is_cached[page] = True
+
+    def give_back_from_cache(self, page: int) -> None:
+        """Removes the prefix cache as a holder."""
+        if not self._is_cached[page]:
+            raise RuntimeError(f"Page {page} is not in the prefix cache.")
+        self.num_cached_only -= self._holders[page] == 1
+        self._is_cached[page] = False
+        self.give_back(page)
 
     def check(self, holders: dict[int, int]) -> None:
         """Raises unless every page has exactly this many holders (page -> count)."""
@@ -59,6 +83,11 @@ class PagePool:
                 raise RuntimeError(
                     f"Page {page} counts {self._holders[page]} holders where {holders.get(page, 0)} are known."
                 )
+        cached_only = sum(self._is_cached[page] and self._holders[page] == 1 for page in range(1, self.num_pages + 1))
+        if cached_only != self.num_cached_only:
+            raise RuntimeError(
+                f"Of {cached_only} pages that the prefix cache alone holds {self.num_cached_only} count."
+            )
         free = sorted(self._free)
         if free != [page for page in range(1, self.num_pages + 1) if not self._holders[page]]:
             raise RuntimeError("The list of free pages does not agree with the pages' holders.")

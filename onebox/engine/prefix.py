@@ -101,8 +101,10 @@ class PrefixCache:
 
     def reserve(self) -> int | None:
         """A checkpoint number to save a state under, evicting the least recently used one if none is free."""
-        if not self._free and not self._evict_one():
-            return None
+        if not self._free:
+            if not self._owners:
+                return None
+            self._evict(self._oldest())
         number = self._free.pop()
         self._reserved.add(number)
         return number
@@ -120,7 +122,7 @@ class PrefixCache:
             child = node.children.get(key)
             if child is None:
                 # Where another request computed the page before, that one is kept: the bits are equal.
-                self._pool.share(page)
+                self._pool.share_with_cache(page)
                 child = node.children[key] = _Node(node, key, page, depth)
                 self._num_pages += 1
             node = child
@@ -137,19 +139,21 @@ class PrefixCache:
 
     def free_pages(self, count: int) -> bool:
         """Evicts until the pool has `count` free pages; nothing is evicted where that would not be enough."""
-        if self._pool.num_free >= count:
-            return True
-        num_ours = sum(self._pool.num_holders(node.page) == 1 for node in self._nodes())
-        if self._pool.num_free + num_ours < count:
+        if self._pool.num_free + self._pool.num_cached_only < count:
             return False
         while self._pool.num_free < count:
-            self._evict_one()
+            self._evict(self._freeing())
         return True
+
+    def discard(self, prompt: tuple[int, ...]) -> None:
+        """Evicts every checkpoint on the prompt's path: one of their states may not be finite."""
+        for node in [node for node in self._path(prompt) if node.checkpoint is not None]:
+            self._evict(node)
 
     def clear(self) -> None:
         """Evicts everything."""
-        while self._evict_one():
-            pass
+        while self._owners:
+            self._evict(self._oldest())
 
     @property
     def stats(self) -> PrefixStats:
@@ -166,6 +170,11 @@ class PrefixCache:
     def holders(self) -> Iterator[int]:
         """The page of every node."""
         return (node.page for node in self._nodes())
+
+    @property
+    def reserved(self) -> frozenset[int]:
+        """The numbers that are reserved and not yet used."""
+        return frozenset(self._reserved)
 
     def check(self) -> None:
         """Raises unless each number is free, reserved or owned once and the tree is consistent with its counts."""
@@ -213,11 +222,37 @@ class PrefixCache:
         self._clock += 1
         node.last_used = self._clock
 
-    def _evict_one(self) -> bool:
-        """Evicts the least recently used checkpoint, pinned ones last, and the pages that then lead to none."""
-        if not self._owners:
-            return False
-        node = min(self._owners.values(), key=lambda n: (n.is_pinned, n.last_used))
+    def _by_age(self) -> list[_Node]:
+        """The nodes with a checkpoint: the least recently used first, pinned ones last."""
+        return sorted(self._owners.values(), key=lambda node: (node.is_pinned, node.last_used))
+
+    def _oldest(self) -> _Node:
+        return min(self._owners.values(), key=lambda node: (node.is_pinned, node.last_used))
+
+    def _freeing(self) -> _Node:
+        """The least recently used checkpoint whose eviction frees a page, pinned ones last.
+
+        Only a leaf's eviction gives pages back, those that lead to no other checkpoint; running sequences may hold them
+        all. Where that is so for every leaf, a leaf on the way to a page that the cache alone holds.
+        """
+        leaves = [node for node in self._by_age() if not node.children]
+        for node in leaves:
+            if not node.is_pinned and any(self._pool.num_readers(n.page) == 0 for n in self._branch(node)):
+                return node
+        for node in leaves:
+            if any(self._pool.num_readers(n.page) == 0 for n in self._up(node)):
+                return node
+        raise RuntimeError("The cache holds pages alone and none of its checkpoints leads to them.")
+
+    def _branch(self, leaf: _Node) -> Iterator[_Node]:
+        """The nodes that lead to this leaf and to no other checkpoint, from the leaf on."""
+        for node in self._up(leaf):
+            if node is not leaf and (node.checkpoint is not None or len(node.children) > 1):
+                return
+            yield node
+
+    def _evict(self, node: _Node) -> None:
+        """Evicts a node's checkpoint, and the pages that then lead to none."""
         self._num_pinned -= node.is_pinned
         checkpoint, node.checkpoint, node.is_pinned = node.checkpoint, None, False
         if checkpoint is None:
@@ -226,8 +261,7 @@ class PrefixCache:
         self._free.append(checkpoint)
         self._evicted += 1
         while node.parent is not None and not node.children and node.checkpoint is None:
-            self._pool.give_back(node.page)
+            self._pool.give_back_from_cache(node.page)
             del node.parent.children[node.tokens]
             self._num_pages -= 1
             node = node.parent
-        return True

@@ -6,6 +6,7 @@ Everything here is frozen and free of tensors, so that it may cross a thread or 
 from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import zip_longest
+from numbers import Integral, Real
 from typing import NamedTuple
 
 import numpy as np
@@ -36,6 +37,15 @@ __all__ = [
 
 MAX_LOGPROBS = 20
 """Alternatives that a request may ask for at each position, as in the OpenAI API."""
+
+MAX_NAMED_TOKENS = 4096
+"""Tokens that logit_bias or stop_token_ids may name: they are sent to the device in every step."""
+
+_LEAST, _LARGEST = 1e-10, 1e10
+"""What logits may be divided or multiplied by. They are float32, computed with in float64: with these, values up to
+1e20 stay finite, and no share of a probability becomes 0."""
+
+_MAX_TIMEOUT_S = 1e9
 
 
 class QueueFullError(OneboxError):
@@ -84,30 +94,54 @@ class SamplingParams:
     grammar: Grammar | None = None
 
     def __post_init__(self) -> None:
-        if not 0 <= self.temperature < float("inf"):
-            raise UsageError(f"temperature is {self.temperature}; it must be a number from 0 up.")
-        if not 0 < self.top_p <= 1:
-            raise UsageError(f"top_p is {self.top_p}; it must be above 0 and at most 1.")
+        self._refuse_other_types()
+        if self.temperature != 0 and not _LEAST <= self.temperature <= _LARGEST:
+            raise UsageError(
+                f"temperature is {_brief(self.temperature)}; it must be 0 (greedy) or from {_LEAST} to {_LARGEST:.0e}."
+            )
+        if not _LEAST <= self.top_p <= 1:
+            raise UsageError(f"top_p is {_brief(self.top_p)}; it must be from {_LEAST} to 1.")
         if not 0 <= self.top_k < 2**31:
-            raise UsageError(f"top_k is {self.top_k}; it must be 0 (all tokens) or more, and below 2^31.")
+            raise UsageError(f"top_k is {_brief(self.top_k)}; it must be 0 (all tokens) or more, and below 2^31.")
         if not 0 <= self.min_p <= 1:
-            raise UsageError(f"min_p is {self.min_p}; it must be from 0 to 1.")
+            raise UsageError(f"min_p is {_brief(self.min_p)}; it must be from 0 to 1.")
         if self.max_tokens is not None and self.max_tokens < 1:
-            raise UsageError(f"max_tokens is {self.max_tokens}; it must be at least 1.")
+            raise UsageError(f"max_tokens is {_brief(self.max_tokens)}; it must be at least 1.")
         if not 0 <= self.min_tokens <= (self.max_tokens or self.min_tokens):
-            raise UsageError(f"min_tokens is {self.min_tokens}; it must be from 0 to max_tokens.")
+            raise UsageError(f"min_tokens is {_brief(self.min_tokens)}; it must be from 0 to max_tokens.")
         self._refuse_bad_penalties()
         self._refuse_bad_logprobs()
+
+    def _refuse_other_types(self) -> None:
+        """What is computed with must be numbers: a wrong type would be found out in the step that all share."""
+        for name in ("temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty"):
+            if not _is_number(getattr(self, name)):
+                raise UsageError(f"{name} is {_brief(getattr(self, name))}; it must be a number.")
+        for name in ("top_k", "min_tokens"):
+            if not _is_integer(getattr(self, name)):
+                raise UsageError(f"{name} is {_brief(getattr(self, name))}; it must be an integer.")
+        for name in ("seed", "max_tokens", "logprobs", "prompt_logprobs"):
+            if not (getattr(self, name) is None or _is_integer(getattr(self, name))):
+                raise UsageError(f"{name} is {_brief(getattr(self, name))}; it must be an integer or None.")
 
     def _refuse_bad_penalties(self) -> None:
         for name in ("presence_penalty", "frequency_penalty"):
             if not -2 <= getattr(self, name) <= 2:
-                raise UsageError(f"{name} is {getattr(self, name)}; it must be from -2 to 2.")
-        if not 0 < self.repetition_penalty < float("inf"):
-            raise UsageError(f"repetition_penalty is {self.repetition_penalty}; it must be above 0.")
+                raise UsageError(f"{name} is {_brief(getattr(self, name))}; it must be from -2 to 2.")
+        if not _LEAST <= self.repetition_penalty <= _LARGEST:
+            raise UsageError(
+                f"repetition_penalty is {_brief(self.repetition_penalty)}; it must be from {_LEAST} to {_LARGEST:.0e}."
+            )
+        for name in ("logit_bias", "stop_token_ids"):
+            if len(getattr(self, name)) > MAX_NAMED_TOKENS:
+                raise UsageError(
+                    f"{name} names {len(getattr(self, name))} tokens; it may name at most {MAX_NAMED_TOKENS}."
+                )
         for token_id, bias in self.logit_bias:
-            if not -100 <= bias <= 100:
-                raise UsageError(f"logit_bias of token {token_id} is {bias}; it must be from -100 to 100.")
+            if not (_is_number(bias) and -100 <= bias <= 100):
+                raise UsageError(
+                    f"logit_bias of token {_brief(token_id)} is {_brief(bias)}; it must be a number from -100 to 100."
+                )
 
     def _refuse_bad_logprobs(self) -> None:
         for name in ("logprobs", "prompt_logprobs"):
@@ -152,8 +186,12 @@ class Request:
     vision: Vision | None = None
 
     def __post_init__(self) -> None:
-        if self.timeout_s is not None and not self.timeout_s > 0:
-            raise UsageError(f"timeout_s is {self.timeout_s}; it must be above 0.")
+        if self.timeout_s is not None and not (_is_number(self.timeout_s) and 0 < self.timeout_s < _MAX_TIMEOUT_S):
+            raise UsageError(
+                f"timeout_s is {_brief(self.timeout_s)}; it must be above 0 and below {_MAX_TIMEOUT_S:.0e}."
+            )
+        if not _is_integer(self.priority):
+            raise UsageError(f"priority is {_brief(self.priority)}; it must be an integer.")
 
 
 class FinishReason(StrEnum):
@@ -245,6 +283,25 @@ class Failed:
 
     request_id: str
     message: str
+    is_refusal: bool = False
+    """Whether the request itself is why: its grammar, its images. Sent again, it would fail again."""
 
 
 Event = Started | PromptLogprobs | Tokens | Finished | Failed
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, Real)
+
+
+def _is_integer(value: object) -> bool:
+    return isinstance(value, Integral)
+
+
+def _brief(value: object) -> str:
+    """The value as a message repeats it, however long it is."""
+    try:
+        text = repr(value)
+    except ValueError:  # an integer of more than 4,300 digits
+        return "a number of thousands of digits"
+    return text if len(text) <= 60 else text[:57] + "..."

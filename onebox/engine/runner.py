@@ -96,18 +96,21 @@ class ModelRunner:
 
     def _run_chunks(self, chunks: tuple[PromptChunk, ...]) -> tuple[Result | Exception, ...]:
         with_mtp = self._config.speculation.with_mtp and self._model.mtp is not None
-        hidden = prefill(self._model, self._memory, chunks, self._config.max_num_seqs, with_mtp=with_mtp)
-        results: list[Result | Exception] = [
-            Result(prompt_logprobs=self._prompt_logprobs(chunk, rows))
-            for chunk, rows in zip(chunks, hidden, strict=True)
-        ]
+        try:
+            hidden = prefill(self._model, self._memory, chunks, self._config.max_num_seqs, with_mtp=with_mtp)
+        except torch.OutOfMemoryError as error:
+            # Only their own slots, pages and checkpoints were written: the answers beside them can go on.
+            return (error,) * len(chunks)
+        results = [self._chunk_result(chunk, rows) for chunk, rows in zip(chunks, hidden, strict=True)]
         drawing = [place for place, chunk in enumerate(chunks) if chunk.draw]
         for group in _in_groups(drawing, lambda _: 1):
             last = torch.stack([hidden[place][-1] for place in group])
             parts = [last_row(chunks[place]) for place in group]
             for place, result in zip(group, self._sample_after(parts, last), strict=True):
                 before = results[place]
-                if isinstance(result, Result) and isinstance(before, Result):
+                if isinstance(before, Exception):
+                    result = before
+                elif isinstance(result, Result):
                     result = result._replace(num_accepted=0, prompt_logprobs=before.prompt_logprobs)
                 results[place] = result
         return tuple(results)
@@ -117,6 +120,13 @@ class ModelRunner:
         depth = _depth(parts)
         inputs = exact_inputs(parts, depth, self._model.device)
         return _read(_sample(parts, PlainStep(self._decoder, self._decoder.logits_for(hidden), inputs, depth)))
+
+    def _chunk_result(self, chunk: PromptChunk, hidden: Tensor) -> Result | Exception:
+        """The result of a chunk whose hidden states [n, H] are computed, before anything is sampled after it."""
+        try:
+            return Result(prompt_logprobs=self._prompt_logprobs(chunk, hidden))
+        except Exception as error:
+            return error
 
     def _prompt_logprobs(self, chunk: PromptChunk, hidden: Tensor) -> tuple[TokenLogprob, ...]:
         """Of the tokens after this chunk's [n, H], up to the end of the prompt."""
@@ -147,8 +157,10 @@ class _QueuedGroup(NamedTuple):
 
     parts: list[DecodeRows]
     step: DecodeStep
-    logprobs: RowLogprobs | None
-    """Of all rows, where one of the parts asks for logprobs."""
+    logprobs: RowLogprobs | Exception | None
+    """Of all rows, where one of the parts asks for logprobs; the error where they could not be computed."""
+    failed_rows: dict[int, Exception]
+    """Rows whose logits could not be adjusted: no token of theirs may be used."""
 
 
 class _ModelRun(NamedTuple):
@@ -168,10 +180,17 @@ def _sample(parts: list[DecodeRows], step: DecodeStep) -> _QueuedGroup:
     """Queues the sampling of a step whose forward pass is queued."""
     num_rows = sum(len(part.token_ids) for part in parts)
     has_logprobs = any(part.draw.sampling.logprobs is not None for part in parts)
-    logprobs = RowLogprobs(step.forwarded.logits[:num_rows]) if has_logprobs else None
-    apply_adjustments(step.forwarded.logits, parts)
+    logprobs = _logprobs(step.forwarded.logits[:num_rows]) if has_logprobs else None
+    failed_rows = apply_adjustments(step.forwarded.logits, parts)
     step.sample()
-    return _QueuedGroup(parts, step, logprobs)
+    return _QueuedGroup(parts, step, logprobs, failed_rows)
+
+
+def _logprobs(logits: Tensor) -> RowLogprobs | Exception:
+    try:
+        return RowLogprobs(logits)
+    except Exception as error:
+        return error
 
 
 def _read(group: _QueuedGroup) -> list[Result | Exception]:
@@ -179,23 +198,30 @@ def _read(group: _QueuedGroup) -> list[Result | Exception]:
     outcome = group.step.read()
     results, first_row = list[Result | Exception](), 0
     for place, part in enumerate(group.parts):
-        results.append(_result(part, place, first_row, outcome, group.logprobs))
+        try:
+            results.append(_result(group, place, first_row, outcome))
+        except Exception as error:
+            results.append(error)
         first_row += len(part.token_ids)
     return results
 
 
-def _result(
-    part: DecodeRows, place: int, first_row: int, outcome: DecodeOutcome, logprobs: RowLogprobs | None
-) -> Result | Exception:
-    """The result of one part, whose rows start at `first_row`."""
+def _result(group: _QueuedGroup, place: int, first_row: int, outcome: DecodeOutcome) -> Result:
+    """The result of one part, whose rows start at `first_row`; raises where it cannot be used."""
+    part, logprobs = group.parts[place], group.logprobs
     num_accepted, draw = outcome.num_accepted[place], part.draw
     first_new, end = first_row + draw.first_new, first_row + num_accepted
     if not all(outcome.is_finite[first_row:end]):
-        return FloatingPointError("its logits are not finite numbers")
+        raise FloatingPointError("its logits are not finite numbers")
+    for row in range(first_row, end):
+        if row in group.failed_rows:
+            raise group.failed_rows[row]
     token_ids = outcome.token_ids[first_new:end]
     num_top = draw.sampling.logprobs
     values: tuple[TokenLogprob, ...] = ()
     if logprobs and token_ids and num_top is not None:
+        if isinstance(logprobs, Exception):
+            raise logprobs
         values = logprobs.of(list(range(first_new, end)), token_ids, num_top)
     return Result(tuple(token_ids), num_accepted, tuple(outcome.drafts[place][: draw.depth]), values)
 

@@ -7,8 +7,12 @@ prompt never delays the answers beside it for longer than one budget takes.
 Prompts are cut at multiples of PAGE_TOKENS only, and a sequence's bits do not depend on what is computed beside it.
 That makes preemption simple: a preempted sequence loses its slot and pages, and when it is admitted again, its prompt
 is prefilled again and its answer is fed in again as rows that are certain.
+
+What is done for one sequence cannot harm another: whatever goes wrong in it ends that sequence and frees what it held.
+After an error that nobody foresaw, the slots, pages and checkpoints are checked; if they do not add up, that is raised.
 """
 
+import logging
 from bisect import insort
 from collections import Counter
 from collections.abc import Callable
@@ -19,7 +23,7 @@ import numpy as np
 from onebox.engine.config import EngineConfig
 from onebox.engine.draft.speculate import Speculator
 from onebox.engine.pages import PagePool
-from onebox.engine.prefix import PrefixCache
+from onebox.engine.prefix import Hit, PrefixCache
 from onebox.engine.request import Event, Failed, Finished, FinishReason, PromptLogprobs, Started, Tokens
 from onebox.engine.sequence import Sequence, checkpoint_positions
 from onebox.engine.stats import EngineStats, Totals
@@ -31,6 +35,8 @@ __all__ = ["Scheduler"]
 
 T = TypeVar("T")
 P = ParamSpec("P")
+
+_log = logging.getLogger(__name__)
 
 
 class Scheduler:
@@ -77,15 +83,39 @@ class Scheduler:
 
     def abort(self, request_id: str) -> list[Event]:
         """Ends the request wherever it is; an unknown or finished one is ignored."""
-        for sequence in [*self._waiting, *self._running.values()]:
-            if sequence.request.request_id == request_id:
-                return [self._finish(sequence, FinishReason.ABORT)]
-        return []
+        return [self._end(sequence, FinishReason.ABORT) for sequence in self._open_ones(request_id)]
+
+    def fail(self, request_id: str, error: BaseException) -> list[Event]:
+        """Ends the request with this error wherever it is; an unknown or finished one is ignored."""
+        return [self._fail(sequence, error) for sequence in self._open_ones(request_id)]
+
+    def drop(self, request_id: str) -> bool:
+        """Ends the request as failed without an event; False where it is not open."""
+        sequences = self._open_ones(request_id)
+        for sequence in sequences:
+            self._remove(sequence)
+            self._totals.num_failed += 1
+        return bool(sequences)
+
+    def count_failed(self, count: int) -> None:
+        """Counts requests that failed without this scheduler's doing."""
+        self._totals.num_failed += count
 
     def expire(self, now: float) -> list[Event]:
-        """Ends the requests whose deadline has passed."""
-        late = [s for s in [*self._waiting, *self._running.values()] if s.deadline is not None and s.deadline <= now]
-        return [self._finish(sequence, FinishReason.TIMEOUT) for sequence in late]
+        """Ends the requests whose deadline has passed, waiting ones too."""
+        everyone = [*self._waiting, *self._running.values()]
+        late = [sequence for sequence in everyone if self._or_end(sequence, sequence.is_late, now)]
+        return [self._end(sequence, FinishReason.TIMEOUT) for sequence in late]
+
+    def next_to_encode(self) -> Sequence | None:
+        """The sequence that is admitted next, if its images have yet to be encoded.
+
+        Those behind it have to wait: their embeddings would take memory for as long as they are in the queue.
+        """
+        return self._waiting[0] if self._waiting and self._waiting[0].needs_images else None
+
+    def _open_ones(self, request_id: str) -> list[Sequence]:
+        return [s for s in [*self._waiting, *self._running.values()] if s.request.request_id == request_id]
 
     def plan(self) -> StepPlan:
         """The next step. Running answers get their pages first; waiting requests are admitted with what is left."""
@@ -109,9 +139,9 @@ class Scheduler:
         """Updates the sequences with the step's results; returns the events to deliver, in order."""
         events, self._ended = self._ended, []
         for chunk, result in zip(plan.chunks, output.chunks, strict=True):
-            events += self._commit_chunk(self._running[chunk.request_id], chunk, result)
+            events += self._commit(self._commit_chunk, self._running[chunk.request_id], chunk, result)
         for rows, result in zip(plan.rows, output.rows, strict=True):
-            events += self._commit_rows(self._running[rows.request_id], rows, result)
+            events += self._commit(self._commit_rows, self._running[rows.request_id], rows, result)
         self._totals.num_steps += 1
         return events
 
@@ -130,14 +160,32 @@ class Scheduler:
         return sequence.num_pages_needed(self._ahead) - len(sequence.pages)
 
     def _ensure_pages(self, sequence: Sequence) -> None:
+        """Gives it the missing pages, or preempts it where not even all those after it would make room."""
         missing = self._num_missing(sequence)
-        while missing > 0 and not self._prefix.free_pages(missing):
-            victim = max(self._running.values(), key=lambda s: s.order)
+        after = [other for other in self._from_last() if other.order > sequence.order]
+        victims = _fewest(after, lambda chosen: self._num_available(chosen) >= missing)
+        for victim in [sequence] if victims is None else victims:
             self._preempt(victim)
-            if victim is sequence:
-                return
-        if missing > 0:
+        if victims is not None:
+            self._free_pages(missing)
             sequence.pages = np.append(sequence.pages, np.array(self._pool.take(missing), dtype=np.int32))
+
+    def _from_last(self) -> list[Sequence]:
+        """The running sequences, the last in order first."""
+        return sorted(self._running.values(), key=lambda s: s.order, reverse=True)
+
+    def _num_available(self, victims: list[Sequence], kept: tuple[int, ...] = ()) -> int:
+        """Pages that are free or can be freed by eviction, once these are preempted and while `kept` is held."""
+        kept_pages = set(kept)
+        released = Counter(page for victim in victims for page in victim.pages.tolist() if page not in kept_pages)
+        num_released = sum(self._pool.num_readers(page) == count for page, count in released.items())
+        num_kept = sum(self._pool.num_readers(page) == 0 for page in kept_pages)
+        return self._pool.num_free + self._pool.num_cached_only - num_kept + num_released
+
+    def _free_pages(self, count: int) -> None:
+        """Evicts until so many pages are free, where `_num_available` said that it is possible."""
+        if not self._prefix.free_pages(count):
+            raise RuntimeError(f"{count} pages were counted as available and only {self._pool.num_free} are.")
 
     def _preempt(self, sequence: Sequence) -> None:
         self._totals.num_preempted += 1
@@ -146,51 +194,63 @@ class Scheduler:
 
     def _admit(self) -> None:
         """Admits the queue in order until one has to wait; none behind it is admitted before it."""
-        while self._waiting:
+        while self._waiting and not self._waiting[0].needs_images:
             sequence = self._waiting[0]
-            if not (self._free_slots and self._try_admit(sequence)) and not self._preempt_for(sequence):
+            if self._refused == (sequence, self._pool.num_changes):
+                return  # matching a long prompt against the cache in every step would delay those that run
+            if self._or_end(sequence, self._try_admit, sequence) is False:
+                self._refused = sequence, self._pool.num_changes
                 return
-
-    def _preempt_for(self, sequence: Sequence) -> bool:
-        """Preempts the last running sequence, if it has less priority than this one."""
-        victim = max(self._running.values(), key=lambda s: s.order, default=None)
-        if victim is None or victim.request.priority <= sequence.request.priority:
-            return False
-        self._preempt(victim)
-        return True
 
     def _try_admit(self, sequence: Sequence) -> bool:
         """Gives the sequence a slot and pages, from its longest cached prefix on; False where there is no room."""
-        if self._refused == (sequence, self._pool.num_changes):
-            return False  # matching a long prompt against the cache in every step would delay those that run
-        prompt, request = sequence.cache_tokens, sequence.request
-        is_cached = request.cache_prompt and request.sampling.prompt_logprobs is None
+        prompt, is_cached = sequence.cache_tokens, sequence.is_cached
         hit = self._prefix.find(prompt) if is_cached else None
+        positions = checkpoint_positions(prompt, self._config, hit.num_tokens if hit else 0) if is_cached else ()
         shared = hit.pages if hit else ()
+        missing = sequence.num_pages_needed(self._ahead) - len(shared)
+        victims = self._victims_for(sequence, shared, missing)
+        if victims is None:
+            return False
+        for victim in victims:
+            self._preempt(victim)
         for page in shared:
             self._pool.share(page)
-        missing = sequence.num_pages_needed(self._ahead) - len(shared)
-        # One page for each of the others stays free: what is admitted now should not be preempted in the next step.
-        if not self._prefix.free_pages(missing + len(self._running)):
-            for page in shared:
-                self._pool.give_back(page)
-            self._refused = sequence, self._pool.num_changes
-            return False
-        self._waiting.remove(sequence)
-        self._running[request.request_id] = sequence
-        sequence.slot = self._free_slots.pop()
+        self._free_pages(missing)
         sequence.pages = np.array([*shared, *self._pool.take(missing)], dtype=np.int32)
-        if hit:
-            self._restored.append((hit.checkpoint, sequence.slot))
-            sequence.num_computed = hit.num_tokens
-        else:
-            self._cleared.append(sequence.slot)
+        self._waiting.remove(sequence)
+        self._running[sequence.request.request_id] = sequence
+        sequence.slot = self._free_slots.pop()
+        self._start_from(hit, sequence)
+        sequence.save_positions = positions
         if is_cached:
             self._prefix.touch(prompt, hit)
-            sequence.save_positions = checkpoint_positions(prompt, self._config, sequence.num_computed)
+        return True
+
+    def _victims_for(self, sequence: Sequence, shared: tuple[int, ...], missing: int) -> list[Sequence] | None:
+        """Whom to preempt so that this one can be admitted: nobody, some of less priority, or None if it must wait.
+
+        One page for each of the others stays free: what is admitted now should not be preempted in the next step.
+        """
+        lesser = [s for s in self._from_last() if s.request.priority > sequence.request.priority]
+
+        def is_enough(victims: list[Sequence]) -> bool:
+            num_others = len(self._running) - len(victims)
+            has_slot = bool(self._free_slots or victims)
+            return has_slot and self._num_available(victims, shared) >= missing + num_others
+
+        return _fewest(lesser, is_enough)
+
+    def _start_from(self, hit: Hit | None, sequence: Sequence) -> None:
+        """Has the next step put the state of the hit, or a blank one, into the sequence's slot."""
+        slot = _slot(sequence)
+        if hit:
+            self._restored.append((hit.checkpoint, slot))
+            sequence.num_computed = hit.num_tokens
+        else:
+            self._cleared.append(slot)
         if not sequence.is_started:
             sequence.num_cached = sequence.num_computed
-        return True
 
     # Planning the step.
 
@@ -206,6 +266,7 @@ class Scheduler:
         end = start + length
         is_last = end == len(prompt)
         wants_logprobs = end - 1 > sequence.num_prompt_logprobs
+        draw = self._draw_after_prompt(sequence) if is_last else None
         return PromptChunk(
             request_id=sequence.request.request_id,
             slot=_slot(sequence),
@@ -213,7 +274,7 @@ class Scheduler:
             start=start,
             pages=sequence.pages,
             saves=self._saves(sequence, end),
-            draw=self._draw_after_prompt(sequence) if is_last else None,
+            draw=draw,
             prompt_logprobs=sequence.request.sampling.prompt_logprobs if wants_logprobs else None,
             following=None if is_last else prompt[end],
             images=sequence.images,
@@ -230,6 +291,7 @@ class Scheduler:
             else:
                 checkpoint = self._prefix.reserve()
                 if checkpoint is not None:
+                    sequence.reserved.add(checkpoint)
                     saves.append(StateSave(position, checkpoint))
         return tuple(saves)
 
@@ -241,10 +303,10 @@ class Scheduler:
         return Draw(sampling, (-1,), (DraftCheck.COMPARE,), 0, adjustments, depth)
 
     def _or_end(self, sequence: Sequence, make: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | None:
-        """What `make` returns; a sequence whose grammar fails ends here."""
+        """What `make` returns; whatever it raises ends the sequence, and its event comes with the next commit."""
         try:
             return make(*args, **kwargs)
-        except OneboxError as error:
+        except BaseException as error:
             self._ended.append(self._fail(sequence, error))
             return None
 
@@ -291,21 +353,37 @@ class Scheduler:
 
     # Committing the step.
 
-    def _commit_chunk(self, sequence: Sequence, chunk: PromptChunk, result: Result | Exception) -> list[Event]:
+    def _commit(
+        self,
+        take: Callable[[Sequence, T, Result, list[Event]], None],
+        sequence: Sequence,
+        part: T,
+        result: Result | BaseException,
+    ) -> list[Event]:
+        """Has `take` commit one sequence's result and append its events; whatever goes wrong ends the sequence."""
         events: list[Event] = []
+        try:
+            if isinstance(result, BaseException):
+                raise result
+            take(sequence, part, result, events)
+        except BaseException as error:
+            if sequence.is_prefilling and sequence.is_cached and isinstance(error, ArithmeticError):
+                # One of the states that this prompt was continued from, or left behind, is not finite.
+                self._prefix.discard(sequence.cache_tokens)
+            events.append(self._fail(sequence, error))
+        return events
+
+    def _commit_chunk(self, sequence: Sequence, chunk: PromptChunk, result: Result, events: list[Event]) -> None:
         if not sequence.is_started:
             sequence.is_started = True
             events.append(Started(chunk.request_id))
-        if isinstance(result, Exception):
-            for save in chunk.saves:
-                self._prefix.cancel(save.checkpoint)
-            return [*events, self._fail(sequence, result)]
-        sequence.num_computed = chunk.end
         self._totals.prompt_tokens += len(chunk.token_ids)
         for save in chunk.saves:
             pages = [int(page) for page in chunk.pages[: save.num_tokens // PAGE_TOKENS]]
             prefix = sequence.cache_tokens[: save.num_tokens]
             self._prefix.insert(prefix, pages, save.checkpoint, is_pinned=sequence.request.pin_prompt)
+            sequence.reserved.remove(save.checkpoint)
+        sequence.num_computed = chunk.end
         # What was delivered before a preemption is not delivered again.
         logprobs = result.prompt_logprobs[max(0, sequence.num_prompt_logprobs - chunk.start) :]
         if logprobs:
@@ -313,12 +391,9 @@ class Scheduler:
             events.append(PromptLogprobs(chunk.request_id, logprobs))
         if chunk.draw:
             sequence.speculation.offer(result.drafts)
-            events += self._append(sequence, result)
-        return events
+            self._append(sequence, result, events)
 
-    def _commit_rows(self, sequence: Sequence, rows: DecodeRows, result: Result | Exception) -> list[Event]:
-        if isinstance(result, Exception):
-            return [self._fail(sequence, result)]
+    def _commit_rows(self, sequence: Sequence, rows: DecodeRows, result: Result, events: list[Event]) -> None:
         sequence.num_computed += result.num_accepted
         sequence.num_accepted = result.num_accepted
         drafted = len(rows.token_ids) - 1 - rows.draw.first_new
@@ -327,43 +402,53 @@ class Scheduler:
             sequence.speculation.observe(drafted, accepted)
             self._totals.drafts.add(drafted, accepted)
         sequence.speculation.offer(result.drafts)
-        return self._append(sequence, result)
+        self._append(sequence, result, events)
 
-    def _append(self, sequence: Sequence, result: Result) -> list[Event]:
-        request_id, events = sequence.request.request_id, list[Event]()
+    def _append(self, sequence: Sequence, result: Result, events: list[Event]) -> None:
         num_before = sequence.num_sampled
-        try:
-            delivered, reason = sequence.append(result.token_ids)
-        except OneboxError as error:  # a grammar exceeded its library's limits
-            return [self._fail(sequence, error)]
+        delivered, reason = sequence.append(result.token_ids)
         self._totals.completion_tokens += sequence.num_sampled - num_before
         if delivered:
-            events.append(Tokens(request_id, delivered, result.logprobs[: len(delivered)]))
+            events.append(Tokens(sequence.request.request_id, delivered, result.logprobs[: len(delivered)]))
         if reason:
             events.append(self._finish(sequence, reason))
-        return events
 
     # The end of a sequence.
 
+    def _end(self, sequence: Sequence, reason: FinishReason) -> Event:
+        try:
+            return self._finish(sequence, reason)
+        except BaseException as error:
+            return self._fail(sequence, error)
+
     def _finish(self, sequence: Sequence, reason: FinishReason) -> Finished:
+        event = Finished(sequence.request.request_id, reason, sequence.counts)
         self._remove(sequence)
         self._totals.finished[reason] += 1
-        return Finished(sequence.request.request_id, reason, sequence.counts)
+        return event
 
-    def _fail(self, sequence: Sequence, error: Exception) -> Failed:
+    def _fail(self, sequence: Sequence, error: BaseException) -> Failed:
+        """Ends the sequence with an error; called inside the `except` that caught it."""
+        if isinstance(error, KeyboardInterrupt | SystemExit):
+            raise error
         self._remove(sequence)
         self._totals.num_failed += 1
-        message = str(error).rstrip(".")
-        return Failed(sequence.request.request_id, f"The model could not compute this request: {message}.")
+        if not isinstance(error, OneboxError | ArithmeticError):
+            _log.error("request %s failed", sequence.request.request_id, exc_info=error)
+            self.check()
+        if isinstance(error, OneboxError):
+            return Failed(sequence.request.request_id, str(error), is_refusal=True)
+        return Failed(sequence.request.request_id, f"The model could not compute this request: {_reason(error)}.")
 
     def _remove(self, sequence: Sequence) -> None:
-        if sequence.slot is None:
-            self._waiting.remove(sequence)
-        else:
+        """Frees what it holds and takes it out of the queue; one that is out already stays so."""
+        if sequence.slot is not None:
             self._release(sequence)
+        elif sequence in self._waiting:
+            self._waiting.remove(sequence)
 
     def _release(self, sequence: Sequence) -> None:
-        """Frees a running sequence's slot and pages."""
+        """Frees a running sequence's slot, pages and reserved checkpoints."""
         slot = _slot(sequence)
         del self._running[sequence.request.request_id]
         self._free_slots.append(slot)
@@ -372,7 +457,12 @@ class Scheduler:
         self._restored = [restored for restored in self._restored if restored[1] != slot]
         for page in sequence.pages.tolist():
             self._pool.give_back(page)
-        sequence.forget()
+        for checkpoint in sequence.reserved:
+            self._prefix.cancel(checkpoint)
+        try:
+            sequence.forget()
+        except Exception:
+            _log.exception("the drafts of request %s could not be dropped", sequence.request.request_id)
 
     def clear_cache(self) -> None:
         """Drops every cached prefix."""
@@ -388,6 +478,32 @@ class Scheduler:
             holders.update(sequence.pages.tolist())
         self._pool.check(holders)
         self._prefix.check()
+        reserved = sorted(number for sequence in self._running.values() for number in sequence.reserved)
+        if reserved != sorted(self._prefix.reserved):
+            raise RuntimeError(f"Checkpoints {sorted(self._prefix.reserved)} are reserved, by sequences {reserved}.")
+
+
+def _fewest(candidates: list[Sequence], is_enough: Callable[[list[Sequence]], bool]) -> list[Sequence] | None:
+    """The fewest candidates that are enough, earlier ones preferred; None where all of them together are not."""
+    chosen: list[Sequence] = []
+    while not is_enough(chosen):
+        if len(chosen) == len(candidates):
+            return None
+        chosen.append(candidates[len(chosen)])
+    for candidate in chosen[::-1]:
+        others = [other for other in chosen if other is not candidate]
+        if is_enough(others):
+            chosen = others
+    return chosen
+
+
+def _reason(error: BaseException) -> str:
+    """An error that is not the request's own, as the end of a sentence."""
+    if isinstance(error, ArithmeticError):
+        return str(error).rstrip(".") or "its numbers are not finite"
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+        return "there is not enough memory for it"
+    return f"there was an internal error ({type(error).__name__}), which the log describes"
 
 
 def _shares(remaining: list[int], budget: int, turn: int) -> list[int]:

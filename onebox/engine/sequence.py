@@ -46,6 +46,8 @@ class Sequence:
     """Of those, the ones that the next step folds into the state."""
     save_positions: tuple[int, ...] = ()
     """Where the prompt's state is to be saved, in rising order."""
+    reserved: set[int] = field(default_factory=set)
+    """Checkpoint numbers that this step saves states under, until they are in the prefix cache."""
 
     num_prompt: int = field(init=False)
 
@@ -62,6 +64,19 @@ class Sequence:
     def cache_tokens(self) -> tuple[int, ...]:
         """The prompt as the prefix cache keys it."""
         return self.images.cache_tokens if self.images else self.request.prompt
+
+    @property
+    def needs_images(self) -> bool:
+        """Whether its images have yet to be encoded, before anything else can be computed."""
+        return self.request.vision is not None and self.images is None
+
+    @property
+    def is_cached(self) -> bool:
+        """Whether its prompt may use the prefix cache and enter it."""
+        return self.request.cache_prompt and self.request.sampling.prompt_logprobs is None
+
+    def is_late(self, now: float) -> bool:
+        return self.deadline is not None and self.deadline <= now
 
     @property
     def is_prefilling(self) -> bool:
@@ -101,6 +116,7 @@ class Sequence:
         self.slot, self.pages = None, np.empty(0, dtype=np.int32)
         self.num_computed = self.num_accepted = 0
         self.save_positions = ()
+        self.reserved = set()
         self.speculation.forget()
 
 

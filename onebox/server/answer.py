@@ -8,7 +8,6 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 
 from onebox.engine.api import (
-    EngineClient,
     Failed,
     Finished,
     FinishReason,
@@ -20,8 +19,10 @@ from onebox.engine.api import (
 )
 from onebox.server.errors import GenerationError
 from onebox.server.prompt import Prompt
-from onebox.server.thinking import CLOSING_TEXT, RESUBMIT_TIMEOUT_S, ThinkingLimit, resubmit
+from onebox.server.submission import Submission
+from onebox.server.thinking import CLOSING_TEXT, ThinkingLimit
 from onebox.server.usage import Usage, UsageCount
+from onebox.spec.errors import UsageError
 from onebox.text.parser import Delta
 from onebox.text.stream import TextStream
 from onebox.text.tokenizer import Tokenizer
@@ -104,15 +105,13 @@ class Answer:
 
     def __init__(
         self,
-        engine: EngineClient,
+        submission: Submission,
         tokenizer: Tokenizer,
         prompt: Prompt,
         request: Request,
         handle: RequestHandle,
-        *,
-        resubmit_timeout_s: float = RESUBMIT_TIMEOUT_S,
     ) -> None:
-        """`request` as it was submitted, with its own id and seed."""
+        """`request` as it was submitted, with its own id and seed, by `submission`, whose owner closes it."""
         self.prompt = prompt
         self.finish_reason = ""
         """stop, length or tool_calls."""
@@ -120,14 +119,12 @@ class Answer:
         """Those of the answer, reasoning and marks included, without the control token that ends it."""
         self.prompt_logprobs: list[TokenLogprob] = []
         """Of the prompt's tokens from the second on, where asked for; complete before the first chunk."""
-        self._engine = engine
+        self._submission = submission
         self._request = request
         self._handle = handle
-        self._resubmit_timeout_s = resubmit_timeout_s
-        self._is_closed = False
         self._text = AnswerText(tokenizer, prompt)
         self._count = UsageCount(len(prompt.token_ids))
-        max_tokens = prompt.sampling.max_tokens or engine.config.max_model_len - len(prompt.token_ids)
+        max_tokens = prompt.sampling.max_tokens or submission.config.max_model_len - len(prompt.token_ids)
         closing_ids = tokenizer.encode(CLOSING_TEXT) if prompt.thinking else ()
         self._thinking = ThinkingLimit(prompt.thinking, closing_ids, max_tokens)
 
@@ -142,19 +139,19 @@ class Answer:
         return self._text.stop_string
 
     async def chunks(self) -> AsyncIterator[AnswerChunk]:
-        """In order. A reader that stops early calls `close`."""
+        """In order."""
         while True:
             async for event in self._handle:
                 match event:
                     case Failed():
-                        raise GenerationError(event.message)
+                        raise (UsageError if event.is_refusal else GenerationError)(event.message)
                     case PromptLogprobs():
                         self.prompt_logprobs += event.logprobs
                     case Tokens() if not self._is_ended():
                         yield self._take(event)
                         if self._is_ended():
                             self._handle.is_complete = True
-                            self._abort()
+                            self._submission.abort(self._handle.request_id)
                     case Finished():
                         self._finish(event)
             if not self._thinking.is_reached:
@@ -167,14 +164,6 @@ class Answer:
 
     async def whole(self) -> AnswerChunk:
         return AnswerChunk.join([chunk async for chunk in self.chunks()])
-
-    def close(self) -> None:
-        """Frees the engine's slot within a step, and nothing more is submitted; after the end it has no effect."""
-        self._is_closed = True
-        self._abort()
-
-    def _abort(self) -> None:
-        self._engine.abort(self._handle.request_id)
 
     @property
     def _cut_reason(self) -> str:
@@ -207,9 +196,7 @@ class Answer:
         deltas = self._text.close_reasoning()
         self._add_tokens(self._thinking.closing_ids)
         self._request = self._thinking.continuation(self._request, self.token_ids)
-        if self._is_closed:
-            raise GenerationError("The client left before the answer was complete.")
-        self._handle = await resubmit(self._engine, self._request, self._resubmit_timeout_s)
+        self._handle = await self._submission.resubmit(self._request)
         return AnswerChunk(tuple(deltas), self._thinking.closing_ids)
 
     def _finish(self, event: Finished) -> None:
@@ -241,7 +228,3 @@ class Answers:
         """The sum. The n answers of a prompt share it; the first one has the count of cached tokens."""
         each = [answer.usage for answer in self.answers]
         return sum((u.without_prompt if place % self.n else u for place, u in enumerate(each)), Usage())
-
-    def close(self) -> None:
-        for answer in self.answers:
-            answer.close()

@@ -7,6 +7,7 @@ from starlette.middleware.cors import CORSMiddleware
 
 from onebox import __version__
 from onebox.server.anthropic_errors import AnthropicErrors
+from onebox.server.budget import ByteBudget
 from onebox.server.endpoints.chat import chat_router
 from onebox.server.endpoints.completions import completions_router
 from onebox.server.endpoints.messages import messages_router
@@ -59,7 +60,8 @@ def create_routers(service: Service, settings: ServerSettings) -> tuple[APIRoute
 
 def _install_guards(app: FastAPI, settings: ServerSettings) -> None:
     """The last one added runs first: a browser's preflight request carries no key."""
-    app.add_middleware(BodyGuard, max_bytes=settings.max_body_bytes)
+    budget = ByteBudget(settings.max_bodies_bytes, "The bodies")
+    app.add_middleware(BodyGuard, max_bytes=settings.max_body_bytes, budget=budget)
     if settings.api_key is not None:
         app.add_middleware(ApiKeyGuard, api_key=settings.api_key)
     app.add_middleware(AnthropicErrors)

@@ -14,10 +14,13 @@ from onebox.engine.api import ContextTooLongError, EngineRestartingError, Engine
 from onebox.spec.errors import OneboxError, UnsupportedError, UsageError
 
 __all__ = [
+    "BodyTooLongError",
+    "CompressedBodyError",
     "ErrorReply",
     "FieldError",
     "GenerationError",
     "ModelNotFoundError",
+    "ServerBusyError",
     "UnauthorizedError",
     "error_body",
     "error_response",
@@ -41,6 +44,20 @@ class FieldError(UsageError):
 
 class UnauthorizedError(UsageError):
     """The request does not carry the server's API key."""
+
+
+class BodyTooLongError(UsageError):
+    """The request's body exceeds a limit."""
+
+
+class CompressedBodyError(UsageError):
+    """The request's body is compressed, which is not read here."""
+
+
+class ServerBusyError(OneboxError):
+    """What requests share (memory, threads, connections) is taken; the request was not accepted."""
+
+    retry_after_s = 1
 
 
 class GenerationError(OneboxError):
@@ -76,8 +93,11 @@ _KINDS: tuple[tuple[type[OneboxError], _Kind], ...] = (
     (UnauthorizedError, _Kind(401, "invalid_request_error", "invalid_api_key")),
     (ContextTooLongError, _Kind(400, "invalid_request_error", "context_length_exceeded")),
     (QueueFullError, _Kind(429, "rate_limit_error", "queue_full")),
+    (ServerBusyError, _Kind(429, "rate_limit_error", "server_busy")),
     (EngineRestartingError, _Kind(503, "server_error", "engine_restarting")),
     (EngineStoppedError, _Kind(503, "server_error", "engine_stopped")),
+    (BodyTooLongError, _Kind(413, "invalid_request_error")),
+    (CompressedBodyError, _Kind(415, "invalid_request_error")),
     (UsageError, _BAD_REQUEST),
     (UnsupportedError, _BAD_REQUEST),
     (OneboxError, _SERVER_ERROR),
@@ -107,7 +127,7 @@ def install_error_handlers(app: FastAPI) -> None:
 def error_response(error: OneboxError) -> JSONResponse:
     """The error as a response."""
     headers = None
-    if isinstance(error, QueueFullError | EngineRestartingError):
+    if isinstance(error, QueueFullError | ServerBusyError | EngineRestartingError):
         headers = {"Retry-After": str(error.retry_after_s)}
     return JSONResponse(error_body(error), _kind(error).status, headers)
 

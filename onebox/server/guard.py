@@ -3,12 +3,15 @@
 import hmac
 
 from starlette.datastructures import Headers
-from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from onebox.server.errors import UnauthorizedError, error_response
+from onebox.server.budget import ByteBudget
+from onebox.server.errors import BodyTooLongError, CompressedBodyError, UnauthorizedError, error_response
+from onebox.spec.errors import OneboxError
 
 __all__ = ["ApiKeyGuard", "BodyGuard"]
+
+MAX_LENGTH_DIGITS = 18
 
 _OPEN_PATHS = frozenset({"/", "/docs", "/health", "/version"})
 _OPEN_FOLDER = "/static/"
@@ -41,32 +44,50 @@ class ApiKeyGuard:
 
 
 class BodyGuard:
-    """Refuses a body over the limit: by its Content-Length, or once more than that has been received."""
+    """Counts the bytes of bodies as they are received, whatever the headers say, and refuses those beyond the limits.
 
-    def __init__(self, app: ASGIApp, max_bytes: int) -> None:
+    `budget` is what the bodies of all requests may hold until they are answered; a body's first FREE_BYTES do not
+    count, so that large bodies never keep small ones out.
+    """
+
+    FREE_BYTES = 64 << 10
+
+    def __init__(self, app: ASGIApp, max_bytes: int, budget: ByteBudget) -> None:
         self._app = app
         self._max_bytes = max_bytes
+        self._budget = budget
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        announced = Headers(scope=scope).get("content-length", "")
-        num_bytes = int(announced) if announced.isdecimal() else 0
+        refusal = self._header_refusal(Headers(scope=scope))
+        if refusal is not None:
+            await error_response(refusal)(scope, receive, send)
+            return
+        with self._budget.hold(self.FREE_BYTES) as held:
 
-        async def receive_bounded() -> Message:
-            nonlocal num_bytes
-            if num_bytes > self._max_bytes:
-                self._refuse()
-            message = await receive()
-            if not announced:
-                num_bytes += len(message.get("body", b""))
-                if num_bytes > self._max_bytes:
-                    self._refuse()
-            return message
+            async def receive_bounded() -> Message:
+                message = await receive()
+                held.add(len(message.get("body", b"")))
+                if held.num_bytes > self._max_bytes:
+                    raise self._too_long()
+                return message
 
-        await self._app(scope, receive_bounded, send)
+            await self._app(scope, receive_bounded, send)
 
-    def _refuse(self) -> None:
-        # Raised where the handler reads the body; FastAPI passes only HTTPException through unchanged.
-        raise HTTPException(413, f"The body is longer than {self._max_bytes} bytes")
+    def _header_refusal(self, headers: Headers) -> OneboxError | None:
+        """What the header alone tells. That the framing is not contradictory is checked by the connection."""
+        encoding = headers.get("content-encoding", "identity").strip().lower()
+        if encoding != "identity":
+            return CompressedBodyError(
+                f"The body is compressed ({encoding[:80]!r}), which is not read here; send it without Content-Encoding."
+            )
+        announced = headers.get("content-length", "0")
+        # Of many digits without converting them: Python limits the digits of an integer.
+        if announced.isdecimal() and (len(announced) > MAX_LENGTH_DIGITS or int(announced) > self._max_bytes):
+            return self._too_long()
+        return None
+
+    def _too_long(self) -> BodyTooLongError:
+        return BodyTooLongError(f"The body is longer than {self._max_bytes} bytes, the limit.")

@@ -1,15 +1,18 @@
 """The HTTP response to a request: one JSON object or server-sent events. A client that leaves ends its request."""
 
 import asyncio
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
 from typing import Any, Protocol
 
-from fastapi import Request
 from fastapi.responses import JSONResponse, Response
+from starlette.types import Receive, Scope, Send
 
+from onebox.server.answer import Answers
 from onebox.server.settings import ServerSettings
 from onebox.server.sse import EventForm, EventStream, answer_events
 
-__all__ = ["STREAMABLE", "ReplyForm", "respond"]
+__all__ = ["STREAMABLE", "AnswerResponse", "ReplyForm"]
 
 STREAMABLE: dict[int | str, dict[str, Any]] = {200: {"content": {"text/event-stream": {}}}}
 """For the OpenAPI page: besides JSON, the answer may come as events."""
@@ -21,28 +24,53 @@ class ReplyForm(EventForm, Protocol):
     async def whole(self) -> dict[str, Any]: ...
 
 
-async def respond(form: ReplyForm, request: Request, settings: ServerSettings, *, is_stream: bool) -> Response:
-    if is_stream:
-        events = answer_events(form, settings.heartbeat_s)
-        return EventStream(events, form.answers.close, settings.send_timeout_s)
-    return await _whole_or_gone(form, request)
+class AnswerResponse(Response):
+    """Submits, reads the answers and sends them, all inside one block that owns what was submitted.
+
+    An endpoint returns it and never holds an answer itself, so that no error, no cancellation and no client that is
+    gone before the first byte can leave a request open in the engine.
+    """
+
+    def __init__(
+        self,
+        submitted: AbstractAsyncContextManager[Answers],
+        form: Callable[[Answers], ReplyForm],
+        settings: ServerSettings,
+        *,
+        is_stream: bool,
+    ) -> None:
+        """`submitted` as of `Service.submit`; `form` is how the dialect writes the answers."""
+        super().__init__()
+        self._submitted = submitted
+        self._form = form
+        self._settings = settings
+        self._is_stream = is_stream
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """A refusal is raised before anything is sent; the application's handlers write it."""
+        async with self._submitted as answers:
+            form = self._form(answers)
+            response = self._events(form) if self._is_stream else await _whole_or_gone(form, receive)
+            await response(scope, receive, send)
+
+    def _events(self, form: ReplyForm) -> Response:
+        return EventStream(answer_events(form, self._settings.heartbeat_s), self._settings.send_timeout_s)
 
 
-async def _whole_or_gone(form: ReplyForm, request: Request) -> Response:
+async def _whole_or_gone(form: ReplyForm, receive: Receive) -> Response:
     """The whole answer as JSON, or nothing if the client disconnects first."""
     reply = asyncio.ensure_future(form.whole())
-    gone = asyncio.ensure_future(_disconnected(request))
+    gone = asyncio.ensure_future(_disconnected(receive))
     try:
         await asyncio.wait({reply, gone}, return_when=asyncio.FIRST_COMPLETED)
         # 499 is for the log alone; no client receives it.
         return JSONResponse(reply.result()) if reply.done() else Response(status_code=499)
     finally:
-        form.answers.close()
         reply.cancel()
         gone.cancel()
 
 
-async def _disconnected(request: Request) -> None:
+async def _disconnected(receive: Receive) -> None:
     """Returns when the client has left. The body has been read, so that is the only message to come."""
-    while (await request.receive())["type"] != "http.disconnect":
+    while (await receive())["type"] != "http.disconnect":
         pass

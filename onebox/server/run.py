@@ -1,29 +1,33 @@
-"""Serves the application on a socket until SIGINT or SIGTERM.
+"""Serves the application on a socket until SIGINT or SIGTERM, or until its engine is given up.
 
 The first signal drains: new requests are refused, running ones may finish for a while. The second one stops at once.
 """
 
 import asyncio
 import contextlib
-import signal
 import socket
-from collections.abc import Callable, Iterator
+import threading
+from collections.abc import Callable
 
-import uvicorn
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from onebox.engine.api import EngineStoppedError
 from onebox.server.anthropic_errors import AnthropicErrors
 from onebox.server.errors import error_response
+from onebox.server.http import LAST_WRITE_S, HttpServer
+from onebox.server.settings import ConnectionLimits
+from onebox.server.signals import SignalWatch
 from onebox.spec.errors import OneboxError
+from onebox.spec.output import say
 
-__all__ = ["Gate", "bind", "run"]
+__all__ = ["GIVEN_UP", "Gate", "bind", "run"]
 
-MAX_HEADER_BYTES = 64 << 10
 RETRY_AFTER_S = 5
 """Retry-After of a stopping server: by then another one, or this one restarted, may be running."""
-LAST_WRITE_S = 5
-"""Connections still open after `on_stop` may write for so long before they are closed."""
+ENDING_S = 5
+"""What else may pass between a signal and the end of the process, whatever its threads wait for."""
+GIVEN_UP = 70
+"""Exit status when the engine died too often; service managers restart on it."""
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -46,51 +50,85 @@ def run(
     on_ready: Callable[[], None],
     on_stop: Callable[[], None],
     drain_s: float = 0.0,
-) -> None:
-    """Serves until a signal, then lets running requests finish for at most `drain_s` seconds.
+    wait_failed: Callable[[], str | None] | None = None,
+    limits: ConnectionLimits | None = None,
+) -> int:
+    """Serves until a signal, then lets running requests finish for at most `drain_s` seconds; returns the exit status.
 
     `on_stop`, on a thread of its own, then ends what is still running, so that its clients receive an error.
+    `wait_failed`, on another, returns why nothing can be served any more, or None: then the server ends with GIVEN_UP.
+    Whatever threads and connections wait for, the process ends within `drain_s` + LAST_WRITE_S + ENDING_S seconds of
+    the first signal. The caller ends the process; threads may be left.
     """
     gate = Gate(app)
-    config = uvicorn.Config(
-        gate,
-        # The same parser everywhere; its limit of headers is set here.
-        http="h11",
-        h11_max_incomplete_event_size=MAX_HEADER_BYTES,
-        log_level="warning",
-        access_log=False,
-        timeout_graceful_shutdown=LAST_WRITE_S,
-    )
-    asyncio.run(_serve(_Server(config, on_ready), gate, bound, on_stop, drain_s))
+    # Neither closed nor asked to wait for its threads: one that hangs would keep the process.
+    loop = asyncio.new_event_loop()
+    server = HttpServer(gate, on_ready, limits or ConnectionLimits())
+    ending = _Ending(loop, server, gate, on_stop, drain_s)
+    if wait_failed:
+        threading.Thread(target=ending.watch, args=(wait_failed,), name="onebox-failure", daemon=True).start()
+    loop.run_until_complete(server.serve(sockets=[bound]))
+    return ending.status
 
 
-async def _serve(
-    server: "_Server", gate: "Gate", bound: socket.socket, on_stop: Callable[[], None], drain_s: float
-) -> None:
-    loop = asyncio.get_running_loop()
-    draining: list[asyncio.Task[None]] = []
+class _Ending:
+    """Ends the server: after a first signal or a failure once running requests are done, after a second one at once."""
 
-    def stop() -> None:
-        server.should_exit = True
-        loop.run_in_executor(None, on_stop)
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        server: HttpServer,
+        gate: "Gate",
+        on_stop: Callable[[], None],
+        drain_s: float,
+    ) -> None:
+        self._loop = loop
+        self._server = server
+        self._gate = gate
+        self._on_stop = on_stop
+        self._drain_s = drain_s
+        self._draining: asyncio.Task[None] | None = None
+        self._signals = SignalWatch(self._take_signal, (drain_s + LAST_WRITE_S + ENDING_S, ENDING_S))
 
-    async def drain() -> None:
-        gate.close()
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(gate.wait_empty(), drain_s)
-        stop()
+    @property
+    def status(self) -> int:
+        return self._signals.status
 
-    def take_signal() -> None:
-        if draining:
-            server.force_exit = True
-            draining[0].cancel()
-            stop()
+    def watch(self, wait_failed: Callable[[], str | None]) -> None:
+        """Ends the server when nothing can be served any more. What was open has failed by then and is being told."""
+        reason = wait_failed()
+        if reason is not None:
+            self._signals.begin_ending(GIVEN_UP)
+            say(f"onebox: {reason}", is_error=True)
+            self._loop.call_soon_threadsafe(self._begin, LAST_WRITE_S)
+
+    def _take_signal(self, number: int) -> None:
+        if number == 1:
+            self._loop.call_soon_threadsafe(self._begin, self._drain_s)
         else:
-            draining.append(loop.create_task(drain()))
+            self._loop.call_soon_threadsafe(self._force)
 
-    for name in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(name, take_signal)
-    await server.serve(sockets=[bound])
+    def _begin(self, drain_s: float) -> None:
+        if self._draining is None:
+            self._draining = self._loop.create_task(self._drain(drain_s))
+
+    async def _drain(self, drain_s: float) -> None:
+        self._gate.close()
+        self._server.close_incomplete()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._gate.wait_empty(), drain_s)
+        self._stop()
+
+    def _force(self) -> None:
+        self._server.force_exit = True
+        if self._draining:
+            self._draining.cancel()
+        self._stop()
+
+    def _stop(self) -> None:
+        self._server.should_exit = True
+        # Not one of the loop's threads: all of those may wait for the engine that this ends.
+        threading.Thread(target=self._on_stop, name="onebox-stop", daemon=True).start()
 
 
 class Gate:
@@ -129,19 +167,3 @@ class Gate:
         finally:
             self._num_inside -= is_work
             self._left.set()
-
-
-class _Server(uvicorn.Server):
-    """Calls `on_ready` when it listens, and leaves signals alone: uvicorn would raise them again after a clean stop."""
-
-    def __init__(self, config: uvicorn.Config, on_ready: Callable[[], None]) -> None:
-        super().__init__(config)
-        self._on_ready = on_ready
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
-        self._on_ready()
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield

@@ -1,8 +1,8 @@
 """What is served, and the submission of prompts to its engine."""
 
-import asyncio
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -11,7 +11,7 @@ from onebox.server.answer import Answer, Answers
 from onebox.server.errors import FieldError, ModelNotFoundError
 from onebox.server.media import Media
 from onebox.server.prompt import Prompt, PromptBuilder
-from onebox.server.thinking import RESUBMIT_TIMEOUT_S
+from onebox.server.submission import RESUBMIT_TIMEOUT_S, Submission
 from onebox.text.chat import ChatTemplate
 from onebox.text.generation import GenerationDefaults
 from onebox.text.tokenizer import Tokenizer
@@ -47,37 +47,39 @@ class Service:
         if model not in (None, self.model_name):
             raise ModelNotFoundError(f"The model {model!r} is not served here; {self.model_name!r} is.")
 
-    async def submit(self, prompts: Sequence[Prompt], id_prefix: str, n: int = 1) -> Answers:
-        """Submits n requests for each prompt, all or none; a refusal is raised before anything is sent."""
-        # Grammars are compiled on the way, so beside the event loop.
-        return await asyncio.to_thread(self._submit, prompts, id_prefix, n)
+    @asynccontextmanager
+    async def submit(self, prompts: Sequence[Prompt], id_prefix: str, n: int = 1) -> AsyncIterator[Answers]:
+        """Submits n requests for each prompt, all or none; a refusal is raised before anything is computed.
 
-    def _submit(self, prompts: Sequence[Prompt], id_prefix: str, n: int) -> Answers:
-        config, count = self.engine.config, len(prompts) * n
-        places = config.max_num_seqs + config.max_num_waiting
-        if count > places:
-            field_name = "n" if len(prompts) == 1 else "prompt"
-            raise FieldError(f"{count} answers are asked for at once; this server has {places} places.", field_name)
+        The answers are the block's: however it is left, what is still open of them is aborted.
+        """
+        self._refuse_beyond_places(len(prompts), n)
         request_id = f"{id_prefix}-{uuid.uuid4().hex}"
-        answers: list[Answer] = []
+        submission = Submission(self.engine, self.resubmit_timeout_s)
         try:
+            answers: list[Answer] = []
             for place, prompt in enumerate(prompts):
                 request = _request(f"{request_id}/{place}", prompt)
-                handles = self.engine.submit_copies(request, n)
-                answers += [self._answer(prompt, request, handle, copy) for copy, handle in enumerate(handles)]
-        except Exception:
-            for answer in answers:
-                answer.close()
-            raise
-        return Answers(request_id, tuple(answers), n)
+                handles = await submission.submit_copies(request, n)
+                copies = (_copy(request, handle, copy) for copy, handle in enumerate(handles))
+                answers += (Answer(submission, self.tokenizer, prompt, *copy) for copy in copies)
+            yield Answers(request_id, tuple(answers), n)
+        finally:
+            submission.close()
 
-    def _answer(self, prompt: Prompt, request: Request, handle: RequestHandle, copy: int) -> Answer:
-        """Of one of the request's copies, whose seeds count up."""
-        seed = request.sampling.seed
-        sampling = replace(request.sampling, seed=None if seed is None else seed + copy)
-        submitted = replace(request, request_id=handle.request_id, sampling=sampling)
-        timeout_s = self.resubmit_timeout_s
-        return Answer(self.engine, self.tokenizer, prompt, submitted, handle, resubmit_timeout_s=timeout_s)
+    def _refuse_beyond_places(self, num_prompts: int, n: int) -> None:
+        config, count = self.engine.config, num_prompts * n
+        places = config.max_num_seqs + config.max_num_waiting
+        if count > places:
+            name = "n" if num_prompts == 1 else "prompt"
+            raise FieldError(f"{count} answers are asked for at once; this server has {places} places.", name)
+
+
+def _copy(request: Request, handle: RequestHandle, copy: int) -> tuple[Request, RequestHandle]:
+    """One of the request's copies, whose seeds count up, with its handle."""
+    seed = request.sampling.seed
+    sampling = replace(request.sampling, seed=None if seed is None else seed + copy)
+    return replace(request, request_id=handle.request_id, sampling=sampling), handle
 
 
 def _request(request_id: str, prompt: Prompt) -> Request:

@@ -1,8 +1,30 @@
 """The operator's settings of the HTTP side. The engine and the model have their own."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-__all__ = ["ServerSettings"]
+__all__ = ["ConnectionLimits", "ServerSettings"]
+
+
+@dataclass(frozen=True)
+class ConnectionLimits:
+    """Limits of connections, whatever their headers say. Beyond one, the connection is closed."""
+
+    max_connections: int = 1000
+    """At once; at most half of the process's file descriptors. Beyond it the connection that has waited longest for a
+    request is closed; if all are in use, new ones get 503, except /health from this machine."""
+    max_headers: int = 100
+    max_header_bytes: int = 64 << 10
+    """Of a request's target and header fields; more get 431."""
+    header_timeout_s: float = 10.0
+    """For a complete header, from the connection or from its first byte."""
+    keep_alive_s: float = 30.0
+    """An idle connection is closed after so long."""
+    body_grace_s: float = 10.0
+    """A body may take so long, and longer at `min_body_bytes_per_s`; a slower one gets 408."""
+    min_body_bytes_per_s: int = 32 << 10
+    send_timeout_s: float = 60.0
+    """A client may take nothing of its answer for so long, and longer at `min_send_bytes_per_s`."""
+    min_send_bytes_per_s: int = 4 << 10
 
 
 @dataclass(frozen=True)
@@ -15,6 +37,8 @@ class ServerSettings:
     """Origins whose pages may call the API from a browser; "*" allows all, none is the default."""
     max_body_bytes: int = 64 << 20
     """A longer body is refused with 413 before it is parsed. Large, since bodies contain images."""
+    max_bodies_bytes: int = 256 << 20
+    """Of all requests being answered together, small bodies not counted; beyond it a request gets 429."""
     heartbeat_s: float = 15.0
     """A stream that was silent for so long sends a heartbeat; idle limits of clients and proxies begin at a minute."""
     send_timeout_s: float = 60.0
@@ -22,3 +46,4 @@ class ServerSettings:
 
     A slow client never blocks the engine: its tokens wait in memory, at most those of its own answer. The limit keeps
     clients that stopped reading from accumulating."""
+    connections: ConnectionLimits = field(default_factory=ConnectionLimits)

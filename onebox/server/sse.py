@@ -2,7 +2,8 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+import logging
+from collections.abc import AsyncIterator, Iterable, Sequence
 from typing import Any, Protocol, TypeVar
 
 from fastapi.responses import StreamingResponse
@@ -10,6 +11,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import Message, Receive, Scope, Send
 
 from onebox.server.answer import AnswerChunk, Answers
+from onebox.server.errors import GenerationError
 from onebox.spec.errors import OneboxError
 
 __all__ = ["COMMENT", "EventForm", "EventStream", "answer_events", "merged", "sse_event"]
@@ -18,6 +20,8 @@ COMMENT = ": keep-alive\n\n"
 """A comment, which clients of server-sent events skip."""
 
 T = TypeVar("T")
+
+_log = logging.getLogger(__name__)
 
 
 def sse_event(body: dict[str, Any], name: str | None = None) -> str:
@@ -50,9 +54,9 @@ async def answer_events(form: EventForm, heartbeat_s: float) -> AsyncIterator[st
     Clients and proxies close a connection that stays silent while a long prompt is read, so a heartbeat is sent
     whenever no chunk has come for `heartbeat_s` seconds.
     """
-    for event in form.begin():
-        yield event
     try:
+        for event in form.begin():
+            yield event
         async for item in merged([answer.chunks() for answer in form.answers.answers], heartbeat_s):
             for event in (form.heartbeat,) if item is None else _item_events(form, *item):
                 yield event
@@ -60,6 +64,10 @@ async def answer_events(form: EventForm, heartbeat_s: float) -> AsyncIterator[st
             yield event
     except OneboxError as error:
         for event in form.fail(error):
+            yield event
+    except Exception:
+        _log.exception("a stream failed")
+        for event in form.fail(GenerationError("The server made an error; its log says more.")):
             yield event
 
 
@@ -115,16 +123,12 @@ async def _read(
 
 
 class EventStream(StreamingResponse):
-    """The response. `on_close` runs however it ends: read to the end, cancelled, or cut off.
-
-    A client that takes nothing for `send_timeout_s` seconds is cut off; see `ServerSettings`.
-    """
+    """The response. A client that takes nothing for `send_timeout_s` seconds is cut off; see `ServerSettings`."""
 
     media_type = "text/event-stream"
 
-    def __init__(self, events: AsyncIterator[str], on_close: Callable[[], None], send_timeout_s: float) -> None:
+    def __init__(self, events: AsyncIterator[str], send_timeout_s: float) -> None:
         super().__init__(events, headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
-        self._on_close = on_close
         self._send_timeout_s = send_timeout_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -137,5 +141,3 @@ class EventStream(StreamingResponse):
         except (ClientDisconnect, TimeoutError):
             # The client stopped reading; leaving the response incomplete closes the connection.
             return
-        finally:
-            self._on_close()

@@ -4,24 +4,19 @@ A reasoning over its budget is closed by a sentence and </think>. The engine can
 request, so the answer up to there becomes the prompt of a second request, which generates the rest.
 """
 
-import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from onebox.engine.api import EngineClient, Grammar, QueueFullError, Request, RequestHandle
+from onebox.engine.api import Grammar, Request
 
-__all__ = ["CLOSING_TEXT", "RESUBMIT_TIMEOUT_S", "ThinkingBudget", "ThinkingLimit", "resubmit"]
+__all__ = ["CLOSING_TEXT", "ThinkingBudget", "ThinkingLimit"]
 
 CLOSING_TEXT = (
     "\n\nConsidering the limited time by the user, I have to give the solution based on the thinking directly now."
     "\n</think>\n\n"
 )
 """Closes a reasoning over its budget, in the words that the model's makers give for it."""
-
-_RETRY_S = 0.05
-RESUBMIT_TIMEOUT_S = 30.0
-"""How long the second request may wait for a place in a full queue."""
 
 
 class ThinkingBudget(NamedTuple):
@@ -71,19 +66,3 @@ class ThinkingLimit:
                 grammar=grammar,
             ),
         )
-
-
-async def resubmit(engine: EngineClient, request: Request, timeout_s: float) -> RequestHandle:
-    """Submits the rest of an answer; waits up to `timeout_s` seconds for a place in the queue."""
-    try:
-        async with asyncio.timeout(timeout_s):
-            while True:
-                try:
-                    return engine.submit(request)
-                except QueueFullError:
-                    await asyncio.sleep(_RETRY_S)
-    except TimeoutError:
-        raise QueueFullError(
-            f"The thinking budget was used up and the queue stayed full for {timeout_s:g} seconds, so the answer could "
-            "not be continued; try again later."
-        ) from None

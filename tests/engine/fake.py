@@ -231,7 +231,7 @@ def _drawn(draw: Draw, states: np.ndarray, token_ids: tuple[int, ...]) -> tuple[
     made: list[int] = []
     for place, (state, token_id) in enumerate(zip(states.tolist(), token_ids, strict=True)):
         adjustment = draw.adjustments[place - draw.first_new] if draw.adjustments and place >= draw.first_new else None
-        drawn = target(state, token_id, adjustment.banned if adjustment else ())
+        drawn = target(state, token_id, tuple(adjustment.banned.tolist()) if adjustment else ())
         following, check = draw.next_ids[place], draw.checks[place]
         stands = check is DraftCheck.ACCEPT or (check is DraftCheck.COMPARE and drawn == following)
         made.append(following if stands else drawn)
@@ -294,7 +294,7 @@ class Stand:
         self.scheduler.observe(plan, seconds, self.speculator)
         self.hear(self.scheduler.commit(plan, output))
         self.scheduler.check()
-        assert not self.scheduler._prefix._reserved, "a checkpoint's number is kept for nothing"
+        assert not self.scheduler._prefix.reserved, "a checkpoint's number is kept for nothing"
         return plan
 
     def drain(self, limit: int = 5000) -> None:

@@ -286,6 +286,20 @@ def test_abort_ends_a_request_wherever_it_is(fake):
     assert sum(len(batch.rows) for batch in runner.plans) <= 4 + 2, "an aborted answer went on"
 
 
+def test_after_all_are_aborted_the_stats_show_nobody(fake):
+    engine, runner = fake
+    runner.gate.clear()
+    handles = [engine.submit(request(name, range(9), max_tokens=100)) for name in "ab"]
+    wait_until(lambda: not engine._submitted)
+    for name in "ab":
+        engine.abort(name)
+    runner.gate.set()
+    for handle in handles:
+        list(handle)
+    stats = engine.stats()
+    assert (stats.num_running, stats.num_waiting) == (0, 0)
+
+
 def test_an_abort_that_comes_too_late_does_not_meet_the_next_request_of_that_name(fake):
     engine, runner = fake
     runner.gate.clear()

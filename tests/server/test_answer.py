@@ -12,6 +12,7 @@ from onebox.server.answer import Answer, Answers
 from onebox.server.errors import GenerationError
 from onebox.server.prompt import Prompt
 from onebox.server.sse import merged
+from onebox.server.submission import Submission
 from onebox.server.usage import Usage
 from onebox.text.parser import AnswerParser, Content, Reasoning
 from onebox.text.toolcalls import ToolCallArguments, ToolCallStart, ToolDefinition
@@ -37,7 +38,7 @@ def answer_of(service, prompt, chunks, reason=FinishReason.STOP):
         handle.deliver(Tokens("x", tuple(chunk), logprobs), 0.0)
     num_made = sum(map(len, chunks))
     handle.deliver(Finished("x", reason, Counts(len(prompt.token_ids), num_made + 1, cached_tokens=2)), 0.0)
-    return Answer(service.engine, service.tokenizer, prompt, Request("x", prompt.token_ids), handle)
+    return Answer(Submission(service.engine), service.tokenizer, prompt, Request("x", prompt.token_ids), handle)
 
 
 def said(chunk):
@@ -101,7 +102,7 @@ def test_of_several_answers_one_failure_fails_the_request(service):
     broken.deliver(Failed("y", "It broke."), 0.0)
     answers = (
         answer_of(service, prompt, [(1,)]),
-        Answer(service.engine, service.tokenizer, prompt, Request("y", (1,)), broken),
+        Answer(Submission(service.engine), service.tokenizer, prompt, Request("y", (1,)), broken),
     )
 
     async def read():

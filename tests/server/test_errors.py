@@ -135,7 +135,7 @@ def test_bodies_that_are_no_requests_are_refused(client):
     assert "prompt is missing" in refused(post(b"{}"), 400, "prompt")
     assert "body is missing" in refused(post(b""), 400)
     assert "dictionary" in refused(post(b"[1]"), 400)
-    assert "finite" in refused(post(b'{"prompt": "a", "temperature": NaN}'), 400, "temperature")
+    assert "NaN is not a JSON number" in refused(post(b'{"prompt": "a", "temperature": NaN}'), 400)
     refused(post(b'{"prompt": ' + b"[" * 100_000), 400)
 
 

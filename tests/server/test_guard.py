@@ -1,9 +1,13 @@
 """In front of the routes: the API key, the limit of bodies, browsers' origins."""
 
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx
 import pytest
 
+from onebox.server.app import create_app
 from onebox.server.settings import ServerSettings
-from tests.server.conftest import Client
+from tests.server.conftest import Client, listening, wait_until
 from tests.server.test_errors import refused
 
 BODY = {"prompt": "Hi", "max_tokens": 1}
@@ -62,6 +66,41 @@ def test_a_body_beyond_the_bound_is_refused_announced_or_not(guarded):
             yield long[at : at + 50]
 
     assert "longer than 200 bytes" in refused(post(client, headers, content=parts()), 413)
+
+
+@pytest.mark.parametrize("length", ["10", "0", "-1", "five", "9" * 5000])
+def test_a_false_length_does_not_hide_the_body(guarded, length):
+    """As seen by an application whose server passes any header on."""
+    client = guarded(max_body_bytes=200)
+
+    async def parts():
+        for _ in range(10):
+            yield b"x" * 50
+
+    headers = {"content-type": "application/json", "content-length": length}
+    assert "longer than 200 bytes" in refused(post(client, headers, content=parts()), 413)
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "br", "GZIP, identity"])
+def test_a_compressed_body_is_refused(guarded, encoding):
+    assert "compressed" in refused(post(guarded(), {"content-encoding": encoding}, json=BODY), 415)
+
+
+def test_bodies_of_all_requests_have_one_limit_and_small_ones_always_pass(scripted):
+    client = scripted("x" * 300, max_num_seqs=1)
+    settings = ServerSettings(max_bodies_bytes=100_000)
+    large = {"prompt": "Hi", "max_tokens": 300, "user": "x" * 150_000}
+    with listening(create_app(client.service, settings)) as url, ThreadPoolExecutor() as threads:
+        client.runner.gate.clear()
+        first = threads.submit(httpx.post, f"{url}/v1/completions", json=large, timeout=60)
+        wait_until(lambda: client.service.engine._open)
+        reply = httpx.post(f"{url}/v1/completions", json=large)
+        assert "100000" in refused(reply, 429, code="server_busy", kind="rate_limit_error")
+        assert reply.headers["retry-after"] == "1"
+        assert httpx.post(f"{url}/tokenize", json={"prompt": "x" * 60_000}).status_code == 200
+        client.runner.gate.set()
+        assert first.result().status_code == 200
+        assert httpx.post(f"{url}/v1/completions", json=large).status_code == 200
 
 
 def test_pages_of_other_origins_are_let_in_only_when_allowed(guarded):

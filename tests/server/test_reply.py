@@ -68,10 +68,10 @@ def test_a_slow_reader_does_not_hold_the_engine(scripted):
 
     async def read_late():
         completion = CompletionRequest(**body).completion_input(client.service.defaults)
-        answers = await client.service.submit(await client.service.prompts.of_completion(completion), "cmpl")
-        while client.service.engine.stats().num_finished == 0:
-            await asyncio.sleep(0.001)
-        return await answers.whole()
+        async with client.service.submit(await client.service.prompts.of_completion(completion), "cmpl") as answers:
+            while client.service.engine.stats().num_finished == 0:
+                await asyncio.sleep(0.001)
+            return await answers.whole()
 
     (chunk,) = asyncio.run(asyncio.wait_for(read_late(), 60))
     assert len(chunk.token_ids) == 200

@@ -197,9 +197,7 @@ def test_several_choices_share_one_stream_with_heartbeats(scripted):
 
 
 @pytest.mark.parametrize("spec_version", ["2.3", "2.4"])
-def test_a_reader_that_takes_nothing_is_cut_off_and_its_request_ended(spec_version):
-    closed = []
-
+def test_a_reader_that_takes_nothing_is_cut_off(spec_version):
     async def events():
         while True:
             yield "data: x\n\n"
@@ -207,6 +205,6 @@ def test_a_reader_that_takes_nothing_is_cut_off_and_its_request_ended(spec_versi
     async def never(*_):
         await asyncio.Event().wait()
 
-    stream = EventStream(events(), lambda: closed.append(True), send_timeout_s=0.01)
-    asyncio.run(stream({"type": "http", "asgi": {"spec_version": spec_version}}, never, never))
-    assert closed == [True]
+    stream = EventStream(events(), send_timeout_s=0.01)
+    reply = stream({"type": "http", "asgi": {"spec_version": spec_version}}, never, never)
+    asyncio.run(asyncio.wait_for(reply, 60))

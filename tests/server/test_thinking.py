@@ -171,8 +171,8 @@ def test_nothing_is_submitted_for_a_client_that_left(make_service, tokenizer):
     prompt = Prompt((1,), sampling, parser=parser, thinking=ThinkingBudget(5, None))
 
     async def leave():
-        answers = await service.submit([prompt], "x")
-        answers.close()
+        async with service.submit([prompt], "x") as answers:
+            pass
         service.engine.submit = None
         await answers.whole()
 

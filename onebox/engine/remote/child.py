@@ -8,6 +8,7 @@ import ctypes
 import gc
 import logging
 import os
+import pickle
 import signal
 import sys
 import threading
@@ -26,8 +27,10 @@ from onebox.engine.remote.messages import (
     Submit,
     SubmitReply,
 )
+from onebox.engine.request import Event, Failed
 from onebox.engine.stats import EngineStats
 from onebox.spec.errors import OneboxError
+from onebox.spec.output import end_process, log_in_background
 
 __all__ = ["ParentConnection", "main"]
 
@@ -49,6 +52,10 @@ class ParentConnection:
             return self._connection.recv()
         except (EOFError, OSError):
             _exit()
+        except BaseException:
+            # Nobody knows whose message it was; the parent starts another process and fails what is open.
+            _log.exception("a message to the engine could not be read")
+            _exit()
 
     def send(self, message: object) -> None:
         try:
@@ -57,11 +64,33 @@ class ParentConnection:
         except OSError:
             _exit()
 
-    def deliver(self, deliveries: Deliveries, stats: EngineStats, started_at: float) -> None:
-        """Called by the engine's thread once a step."""
+    def deliver(self, deliveries: Deliveries, stats: EngineStats, started_at: float) -> list[Failed]:
+        """Called by the engine's thread once a step; returns failures of requests whose events cannot be pickled."""
+        events = tuple(event for _, event in deliveries)
         health = self.engine.health() if self.engine else None
         died = health.message if health and health.status is not HealthStatus.OK else None
-        self.send(StepEvents(tuple(event for _, event in deliveries), stats, started_at, died))
+        try:
+            self.send(StepEvents(events, stats, started_at, died))
+        except Exception:
+            # Pickling comes before anything is sent.
+            failed = {event.request_id: _unsent(event) for event in events if not _can_send(event)}
+            rest = tuple(event for event in events if event.request_id not in failed)
+            self.send(StepEvents(rest, stats, started_at, died))
+            return list(failed.values())
+        return []
+
+
+def _can_send(event: Event) -> bool:
+    try:
+        pickle.dumps(event)
+    except Exception:
+        _log.exception("an event of request %s cannot be sent", event.request_id)
+        return False
+    return True
+
+
+def _unsent(event: Event) -> Failed:
+    return Failed(event.request_id, "What the engine computed for this request could not be sent to the server.")
 
 
 def main(socket: int, parent_id: int) -> None:
@@ -70,7 +99,7 @@ def main(socket: int, parent_id: int) -> None:
     # too, while the parent lets running requests finish.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    logging.basicConfig(format="%(levelname)s %(name)s: %(message)s")
+    log_in_background()
     parent = ParentConnection(Connection(socket))
     engine = parent.engine = _start(parent)
     if engine:
@@ -116,7 +145,7 @@ def _submit(engine: Engine, parent: ParentConnection, message: Submit) -> None:
         engine.submit_all(list(message.requests))
     except OneboxError as error:
         parent.send(SubmitReply(message.number, request_ids, error))
-    except Exception as error:
+    except BaseException as error:  # a panic of the grammar library, too
         _log.exception("a request could not be accepted")
         refusal = OneboxError(f"The engine could not accept the request: {error}.")
         parent.send(SubmitReply(message.number, request_ids, refusal))
@@ -135,8 +164,7 @@ def _end_with(parent_id: int) -> None:
 
 def _exit() -> NoReturn:
     """Ends the process at once: there is nothing to save, and tearing a CUDA context down can hang."""
-    logging.shutdown()
-    os._exit(0)
+    end_process(0)
 
 
 if __name__ == "__main__":

@@ -93,6 +93,8 @@ class EngineProcess(EngineClient):
         """Those of a process that has done nothing yet."""
         self._past: EngineStats | None = None
         """The totals of the processes that ended."""
+        self._num_failed_here = 0
+        """Requests that failed without a process counting them."""
         self._thread = threading.Thread(target=self._supervise, name="onebox-engine-supervisor", daemon=True)
         self._thread.start()
 
@@ -158,7 +160,9 @@ class EngineProcess(EngineClient):
                 raise EngineStoppedError(self._health.message)
             num_waiting = max(0, len(self._open) - self._stats.num_running)
             is_alive = self._health.status is HealthStatus.OK
-            return replace(add_past(self._stats, self._past), is_alive=is_alive, num_waiting=num_waiting)
+            stats = add_past(self._stats, self._past)
+            totals = replace(stats.totals, num_failed=stats.totals.num_failed + self._num_failed_here)
+            return replace(stats, is_alive=is_alive, num_waiting=num_waiting, totals=totals)
 
     def health(self) -> Health:
         with self._changed:
@@ -326,6 +330,8 @@ class EngineProcess(EngineClient):
             waiting = self._replies.pop(reply.number, None)
             if reply.error:
                 handles = self._open.remove(reply.request_ids)
+                if not waiting:
+                    self._num_failed_here += len(handles)
         if waiting and reply.error:
             waiting.set_exception(reply.error)
         elif waiting:
@@ -358,7 +364,8 @@ class EngineProcess(EngineClient):
         with self._changed:
             handles = self._open.remove(self._open.ids())
             waiting, self._replies = list(self._replies.values()), {}
-            self._add_totals(len(handles))
+            self._num_failed_here += len(handles)
+            self._add_totals()
         for reply in waiting:
             reply.set_exception(EngineStoppedError(message))
         _fail(handles, message)
@@ -381,13 +388,11 @@ class EngineProcess(EngineClient):
             return "The engine was closed before this request was done."
         return f"The engine died before this request was done: {reason}."
 
-    def _add_totals(self, num_failed: int) -> None:
+    def _add_totals(self) -> None:
         """Adds the ended process's totals to those before it; nothing else of it remains."""
-        if self._stats is None:
-            return
-        totals = replace(self._stats.totals, num_failed=self._stats.totals.num_failed + num_failed)
-        self._past = add_past(replace(self._stats, totals=totals), self._past)
-        self._stats = self._initial_stats
+        if self._stats is not None:
+            self._past = add_past(self._stats, self._past)
+            self._stats = self._initial_stats
 
 
 def _fail(handles: list[RequestHandle], message: str) -> None:

@@ -30,12 +30,11 @@ def start(*, is_bfloat16: bool) -> "subprocess.Popen[bytes] | None":
     if directory is None or _done_marker(directory, is_bfloat16=is_bfloat16).exists():
         return None
     command = f"from onebox.model.compiled.ahead import compile_steps; compile_steps(is_bfloat16={is_bfloat16})"
-    process = subprocess.Popen(
-        [sys.executable, "-c", command],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
+    nowhere = subprocess.DEVNULL
+    try:
+        process = subprocess.Popen([sys.executable, "-c", command], stdin=nowhere, stdout=nowhere, stderr=nowhere)
+    except OSError:
+        return None  # no process or descriptor is left: it is compiled here
     atexit.register(_end, process)
     return process
 

@@ -3,13 +3,14 @@
 import asyncio
 import secrets
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter
 from fastapi.responses import Response
 
-from onebox.server.answer import AnswerChunk
+from onebox.server.answer import AnswerChunk, Answers
+from onebox.server.body import JsonRoute
 from onebox.server.endpoints.openai_reply import OpenAIReply
 from onebox.server.logprobs import chat_logprobs
-from onebox.server.reply import STREAMABLE, respond
+from onebox.server.reply import STREAMABLE, AnswerResponse
 from onebox.server.schemas.chat import ChatRequest
 from onebox.server.schemas.common import Json
 from onebox.server.service import Service
@@ -22,20 +23,23 @@ __all__ = ["chat_router"]
 
 
 def chat_router(service: Service, settings: ServerSettings) -> APIRouter:
-    router = APIRouter()
+    router = APIRouter(route_class=JsonRoute)
 
     @router.post("/v1/chat/completions", responses=STREAMABLE)
-    async def chat_completions(body: ChatRequest, request: Request) -> Response:
+    async def chat_completions(body: ChatRequest) -> Response:
         """OpenAI's chats: streaming, tools, thinking, structured output, images, log-probabilities"""
         service.refuse_other_model(body.model)
         chat = await asyncio.to_thread(body.chat_input, service.defaults)
         prompt = await service.prompts.of_chat(chat)
-        answers = await service.submit([prompt], "chatcmpl", body.n or 1)
-        choices = [ChatChoice(service.tokenizer, body) for _ in answers.answers]
-        extra: Json = {"prompt_token_ids": list(prompt.token_ids)} if body.return_token_ids else {}
-        objects = ("chat.completion", "chat.completion.chunk")
-        form = OpenAIReply(answers, choices, body, service.model_name, objects, extra)
-        return await respond(form, request, settings, is_stream=bool(body.stream))
+
+        def form(answers: Answers) -> OpenAIReply:
+            choices = [ChatChoice(service.tokenizer, body) for _ in answers.answers]
+            extra: Json = {"prompt_token_ids": list(prompt.token_ids)} if body.return_token_ids else {}
+            objects = ("chat.completion", "chat.completion.chunk")
+            return OpenAIReply(answers, choices, body, service.model_name, objects, extra)
+
+        submitted = service.submit([prompt], "chatcmpl", body.n or 1)
+        return AnswerResponse(submitted, form, settings, is_stream=bool(body.stream))
 
     return router
 

@@ -2,13 +2,14 @@
 
 import asyncio
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter
 from fastapi.responses import Response
 
-from onebox.server.answer import Answer, AnswerChunk
+from onebox.server.answer import Answer, AnswerChunk, Answers
+from onebox.server.body import JsonRoute
 from onebox.server.endpoints.openai_reply import OpenAIReply
 from onebox.server.logprobs import LegacyLogprobs, prompt_logprobs, shown_text
-from onebox.server.reply import STREAMABLE, respond
+from onebox.server.reply import STREAMABLE, AnswerResponse
 from onebox.server.schemas.common import Json
 from onebox.server.schemas.completions import CompletionRequest
 from onebox.server.service import Service
@@ -20,22 +21,25 @@ __all__ = ["completions_router"]
 
 
 def completions_router(service: Service, settings: ServerSettings) -> APIRouter:
-    router = APIRouter()
+    router = APIRouter(route_class=JsonRoute)
 
     @router.post("/v1/completions", responses=STREAMABLE)
-    async def completions(body: CompletionRequest, request: Request) -> Response:
+    async def completions(body: CompletionRequest) -> Response:
         """OpenAI's completions: prompts as text, token ids or lists of both; `echo`, `logprobs`, `prompt_logprobs`"""
         service.refuse_other_model(body.model)
         completion = await asyncio.to_thread(body.completion_input, service.defaults)
         prompts = await service.prompts.of_completion(completion)
-        answers = await service.submit(prompts, "cmpl", body.n or 1)
-        texts = [text for text in completion.texts for _ in range(answers.n)]
-        choices = [
-            CompletionChoice(service.tokenizer, answer, text, body)
-            for answer, text in zip(answers.answers, texts, strict=True)
-        ]
-        form = OpenAIReply(answers, choices, body, service.model_name, ("text_completion", "text_completion"))
-        return await respond(form, request, settings, is_stream=bool(body.stream))
+
+        def form(answers: Answers) -> OpenAIReply:
+            texts = [text for text in completion.texts for _ in range(answers.n)]
+            choices = [
+                CompletionChoice(service.tokenizer, answer, text, body)
+                for answer, text in zip(answers.answers, texts, strict=True)
+            ]
+            return OpenAIReply(answers, choices, body, service.model_name, ("text_completion", "text_completion"))
+
+        submitted = service.submit(prompts, "cmpl", body.n or 1)
+        return AnswerResponse(submitted, form, settings, is_stream=bool(body.stream))
 
     return router
 

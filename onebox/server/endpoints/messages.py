@@ -7,14 +7,15 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter
 from fastapi.responses import Response
 
 from onebox.engine.api import PAGE_TOKENS, ContextTooLongError, EngineConfig
 from onebox.server.answer import Answer, AnswerChunk, Answers
 from onebox.server.anthropic_errors import AnthropicErrorReply, anthropic_error
+from onebox.server.body import JsonRoute
 from onebox.server.prompt import Prompt
-from onebox.server.reply import STREAMABLE, respond
+from onebox.server.reply import STREAMABLE, AnswerResponse
 from onebox.server.schemas.anthropic import CountTokensRequest, MessagesRequest
 from onebox.server.schemas.common import Json
 from onebox.server.sections import AnswerSection, AnswerSections, SectionEvent
@@ -30,15 +31,17 @@ _REFUSAL: dict[str, Any] = {"model": AnthropicErrorReply, "description": "A refu
 
 
 def messages_router(service: Service, settings: ServerSettings) -> APIRouter:
-    router = APIRouter(responses={"4XX": _REFUSAL, "5XX": _REFUSAL})
+    router = APIRouter(route_class=JsonRoute, responses={"4XX": _REFUSAL, "5XX": _REFUSAL})
 
     @router.post("/v1/messages", responses=STREAMABLE)
-    async def messages(body: MessagesRequest, request: Request) -> Response:
+    async def messages(body: MessagesRequest) -> Response:
         """Anthropic's Messages, as agents use them: streaming, tools, thinking, images"""
         prompt = _bounded(await _prompt(service, body), body.max_tokens, service.engine.config)
-        answers = await service.submit([prompt], "msg")
-        form = MessageReply(answers, body, service.model_name)
-        return await respond(form, request, settings, is_stream=bool(body.stream))
+
+        def form(answers: Answers) -> MessageReply:
+            return MessageReply(answers, body, service.model_name)
+
+        return AnswerResponse(service.submit([prompt], "msg"), form, settings, is_stream=bool(body.stream))
 
     @router.post("/v1/messages/count_tokens")
     async def count_tokens(body: CountTokensRequest) -> Json:

@@ -5,14 +5,15 @@ import json
 import time
 from collections.abc import Iterator
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter
 from fastapi.responses import Response
 
 from onebox.engine.api import SamplingParams
 from onebox.server.answer import Answer, AnswerChunk, Answers
+from onebox.server.body import JsonRoute
 from onebox.server.errors import FieldError, error_body
 from onebox.server.prompt import Prompt
-from onebox.server.reply import STREAMABLE, respond
+from onebox.server.reply import STREAMABLE, AnswerResponse
 from onebox.server.schemas.common import Json
 from onebox.server.schemas.responses import ResponsesRequest, sealed
 from onebox.server.sections import AnswerSection, AnswerSections, SectionEvent
@@ -26,16 +27,18 @@ __all__ = ["responses_router"]
 
 
 def responses_router(service: Service, settings: ServerSettings) -> APIRouter:
-    router = APIRouter()
+    router = APIRouter(route_class=JsonRoute)
 
     @router.post("/v1/responses", responses=STREAMABLE)
-    async def responses(body: ResponsesRequest, request: Request) -> Response:
+    async def responses(body: ResponsesRequest) -> Response:
         """OpenAI's Responses, as agents use them; nothing is stored between requests"""
         service.refuse_other_model(body.model)
         prompt = await _prompt(service, body)
-        answers = await service.submit([prompt], "resp")
-        form = ResponseReply(answers, body, service.model_name)
-        return await respond(form, request, settings, is_stream=bool(body.stream))
+
+        def form(answers: Answers) -> ResponseReply:
+            return ResponseReply(answers, body, service.model_name)
+
+        return AnswerResponse(service.submit([prompt], "resp"), form, settings, is_stream=bool(body.stream))
 
     return router
 

@@ -5,6 +5,7 @@ from typing import Any
 
 from fastapi import APIRouter
 
+from onebox.server.body import JsonRoute
 from onebox.server.logprobs import shown_text, token_text
 from onebox.server.schemas.tokens import DetokenizeRequest, TokenizeRequest
 from onebox.server.service import Service
@@ -13,7 +14,7 @@ __all__ = ["tokens_router"]
 
 
 def tokens_router(service: Service) -> APIRouter:
-    router = APIRouter()
+    router = APIRouter(route_class=JsonRoute)
 
     @router.post("/tokenize")
     async def tokenize(body: TokenizeRequest) -> dict[str, Any]:
