@@ -17,7 +17,7 @@ from onebox.engine.config import EngineConfig, SpeculationConfig, SpeculationMet
 from onebox.engine.engine import Deliver, Engine
 from onebox.engine.grammar import Grammar, GrammarKind
 from onebox.engine.prefix import PrefixStats
-from onebox.engine.remote.messages import Planned, Progress, StartPhase
+from onebox.engine.remote.messages import DeviceMemory, Planned, Progress, StartDetail, StartPhase
 from onebox.engine.remote.parent import EngineProcess
 from onebox.engine.remote.supervise import RestartPolicy
 from onebox.engine.request import (
@@ -51,6 +51,7 @@ __all__ = [
     "ContextTooLongError",
     "Counts",
     "Deliver",
+    "DeviceMemory",
     "Engine",
     "EngineClient",
     "EngineConfig",
@@ -82,6 +83,7 @@ __all__ = [
     "SamplingParams",
     "SpeculationConfig",
     "SpeculationMethod",
+    "StartDetail",
     "StartPhase",
     "Started",
     "TokenInfo",

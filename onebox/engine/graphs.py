@@ -248,7 +248,10 @@ class GraphDecoder:
         graph, words = self._record(lambda: self._decoder.sample(shape.forwarded, shape.inputs(), depth))
         layout = OutcomeLayout(shape.sizes.num_rows, shape.sizes.num_sequences, depth)
         pinned = torch.empty(words.shape, dtype=words.dtype, pin_memory=True)
-        shape.sampling[depth] = _SamplingGraph(graph, layout, words, layout.split(words), pinned, pinned.numpy())
+        outcome = layout.split(words)
+        shape.sampling[depth] = _SamplingGraph(graph, layout, words, outcome, pinned, pinned.numpy())
+        # It is launched between graphs, so its code is loaded here; on blank inputs it does nothing.
+        predict_inputs(shape.inputs().batch, outcome)
 
     def _record(self, work: Callable[[], T]) -> tuple[torch.cuda.CUDAGraph, T]:
         """A graph of the work, and the tensors it writes."""

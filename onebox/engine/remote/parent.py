@@ -26,11 +26,13 @@ from onebox.engine.client import (
 from onebox.engine.config import EngineConfig
 from onebox.engine.remote.messages import (
     Abort,
+    DeviceMemory,
     EngineDied,
     EngineStarter,
     Planned,
     Progress,
     Ready,
+    StartDetail,
     StartEngine,
     StartFailed,
     StartPhase,
@@ -271,7 +273,7 @@ class EngineProcess(EngineClient):
                 self._handle_reply(message)
             case Ready():
                 self._handle_ready(message)
-            case StartPhase():
+            case StartPhase() | StartDetail() | DeviceMemory():
                 self._report(message)
             case Planned():
                 with self._changed:

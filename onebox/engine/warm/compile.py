@@ -3,48 +3,65 @@
 The kernels go to Triton's cache, where the engine finds them. A mark in the cache says that the job is done, so that
 the next start does not ask again. Without a mark, workers compile what the cache lacks; if they fail, the engine
 compiles the rest itself, one kernel after the other.
+
+Workers are forked, so that they need not import torch again; they never touch the GPU. All of them go through the same
+launches in the same order, and each kernel is compiled by the worker that claims it first, by creating a file.
 """
 
 import contextlib
 import hashlib
 import logging
+import multiprocessing
 import os
 import pickle
-import subprocess
-import sys
+import signal
 import tempfile
+import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from importlib import resources
 from pathlib import Path
-from threading import Thread
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 import triton
 
 from onebox.engine.config import EngineConfig
-from onebox.engine.warm.worker import CompileJob
-from onebox.kernels.common.target import gpu_name
+from onebox.engine.remote.supervise import end_with_parent
+from onebox.engine.warm.launches import launch_all
+from onebox.kernels.common.ahead import CompiledLaunch, compile_only
+from onebox.kernels.common.target import AbsentGpu, gpu_name
 from onebox.kernels.common.tuning import known_options
 from onebox.model.layers.fused import FusedStack
 from onebox.model.layers.plain import PlainStack
 from onebox.model.load import LoadFormat, model_without_weights
 from onebox.model.memory import Memory, MemoryShape
 from onebox.model.qwen3_5 import Qwen35
-from onebox.spec.hardware import GIB
+from onebox.spec.hardware import GIB, available_memory_bytes
 
-__all__ = ["compile_kernels", "job_digest", "kernel_mark"]
+__all__ = ["CompileJob", "compile_kernels", "kernel_mark", "run_workers"]
 
 ReportKernels = Callable[[int], None]
-"""Called with the number of kernels compiled so far."""
-
+"""Called with the number of kernels that were claimed so far."""
 T = TypeVar("T")
 
 _MAX_WORKERS = 16
-_WORKER_BYTES = 3 * GIB // 2
-"""Host memory of one worker: Python, torch and LLVM."""
+_WORKER_BYTES = GIB
+"""Host memory of one worker beyond what it shares with the engine's process: the compiler."""
+_POLL_S = 0.5
 _log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class CompileJob:
+    """What the workers compile, and for which GPU."""
+
+    model: Qwen35
+    """On `meta`."""
+    memory: Memory
+    """On `meta`."""
+    config: EngineConfig
+    gpu: AbsentGpu
 
 
 def compile_kernels(
@@ -55,24 +72,28 @@ def compile_kernels(
     config: EngineConfig,
     report: ReportKernels,
 ) -> int:
-    """Compiles what this engine launches on this machine's GPU; the number of compiled kernels, 0 if all were there."""
-    mark = kernel_mark(job_digest(directory, load_format, dtype, memory_shape, config))
+    """Compiles what this engine launches on this machine's GPU; the number of its kernels, 0 if all were there."""
+    mark = kernel_mark(_digest(directory, load_format, dtype, memory_shape, config))
     if mark.exists():
         return 0
     model = model_without_weights(directory, dtype, load_format, with_mtp=config.speculation.with_mtp)
     memory = Memory.allocate(model.spec, memory_shape, dtype, torch.device("meta"))
     major, minor = torch.cuda.get_device_capability()
-    with tempfile.TemporaryDirectory() as claims:
-        job = CompileJob(*_distinct_layers(model, memory), config, 10 * major + minor, gpu_name() or "", Path(claims))
-        num_compiled, is_done = _run_workers(pickle.dumps(job), report)
+    job = CompileJob(*_distinct_layers(model, memory), config, AbsentGpu(10 * major + minor, gpu_name() or ""))
+    num_kernels, is_done = run_workers(job, _num_workers(), report)
     if is_done:
         # A full or read-only disk: the next start asks again.
         with contextlib.suppress(OSError):
             mark.touch()
-    return num_compiled
+    return num_kernels
 
 
-def job_digest(
+def kernel_mark(digest: str) -> Path:
+    """The file that says that all kernels of a job are in Triton's cache; it lies in that cache and goes with it."""
+    return Path(triton.knobs.cache.dir) / f"onebox-{digest}"
+
+
+def _digest(
     directory: Path, load_format: LoadFormat, dtype: torch.dtype, memory_shape: MemoryShape, config: EngineConfig
 ) -> str:
     """A digest of everything that decides which kernels are compiled."""
@@ -88,16 +109,20 @@ def job_digest(
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:32]
 
 
-def kernel_mark(digest: str) -> Path:
-    """The file that says that all kernels of a job are in Triton's cache; it lies in that cache and goes with it."""
-    return Path(triton.knobs.cache.dir) / f"onebox-{digest}"
+def _sources() -> Iterator[Path]:
+    """The code that decides what is launched."""
+    package = Path(str(resources.files("onebox")))
+    for room in ("formats", "kernels", "model", "engine"):
+        yield from sorted((package / room).rglob("*.py"))
 
 
 def _distinct_layers(model: Qwen35, memory: Memory) -> tuple[Qwen35, Memory]:
     """The model and its memory with one layer of each kind: the others make the same launches."""
     stack = model.stack
+    if not isinstance(stack, FusedStack | PlainStack):
+        return model, memory
     kinds: dict[bytes, int] = {}
-    for place, layer in enumerate(stack.layers if isinstance(stack, FusedStack | PlainStack) else ()):
+    for place, layer in enumerate(stack.layers):
         # Without weights a layer is its shapes and formats, so equal layers are equal bytes.
         kinds.setdefault(pickle.dumps(layer), place)
 
@@ -106,59 +131,65 @@ def _distinct_layers(model: Qwen35, memory: Memory) -> tuple[Qwen35, Memory]:
 
     if isinstance(stack, FusedStack):
         stack = replace(stack, plain=replace(stack.plain, layers=kept(stack.plain.layers)), layers=kept(stack.layers))
-    elif isinstance(stack, PlainStack):
+    else:
         stack = replace(stack, layers=kept(stack.layers))
     return replace(model, stack=stack), replace(memory, layers=kept(memory.layers))
 
 
-def _sources() -> Iterator[Path]:
-    """The code that decides what is launched."""
-    package = Path(str(resources.files("onebox")))
-    for room in ("kernels", "model", "engine", "formats"):
-        yield from sorted((package / room).rglob("*.py"))
-
-
-def _run_workers(job: bytes, report: ReportKernels) -> tuple[int, bool]:
-    """(the number of kernels compiled, whether all workers ended well)."""
-    command = [sys.executable, "-P", "-m", "onebox.engine.warm.worker"]
-    path = os.pathsep.join(entry or str(Path.cwd()) for entry in sys.path)
-    # One thread each: the workers themselves use all cores. They must not wait for a GPU.
-    env = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
-    workers = [
-        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=False, env=env)
-        for _ in range(_num_workers())
-    ]
-    names: list[str] = []
-
-    def read(worker: "subprocess.Popen[bytes]") -> None:
-        assert worker.stdin is not None  # noqa: S101 - both are pipes
-        assert worker.stdout is not None  # noqa: S101
-        with contextlib.suppress(BrokenPipeError):
-            worker.stdin.write(job)
-            worker.stdin.close()
-        for line in worker.stdout:
-            kind, _, name = line.decode().strip().partition(" ")
-            if kind == "compiled":
-                names.append(name)
-                report(len(names))
-
-    readers = [Thread(target=read, args=(worker,), daemon=True) for worker in workers]
-    try:
-        for reader in readers:
-            reader.start()
-        for reader in readers:
-            reader.join()
-        statuses = [worker.wait() for worker in workers]
-    finally:
-        for worker in workers:
-            worker.kill()
-    if any(statuses):
-        num_failed = sum(map(bool, statuses))
-        _log.warning("%d of %d compile workers failed; the engine compiles the rest", num_failed, len(workers))
-    return len(names), not any(statuses)
+def run_workers(job: CompileJob, num_workers: int, report: ReportKernels) -> tuple[int, bool]:
+    """(the number of the job's kernels, whether all workers ended well)."""
+    context = multiprocessing.get_context("fork")
+    with tempfile.TemporaryDirectory() as name:
+        claims = Path(name)
+        workers = [context.Process(target=_work, args=(job, claims), daemon=True) for _ in range(num_workers)]
+        try:
+            for worker in workers:
+                worker.start()
+            while any(worker.is_alive() for worker in workers):
+                time.sleep(_POLL_S)
+                report(len(os.listdir(claims)))
+        finally:
+            for worker in workers:
+                worker.kill()
+                worker.join()
+        num_kernels = len(os.listdir(claims))
+    num_failed = sum(worker.exitcode != 0 for worker in workers)
+    if num_failed:
+        _log.warning("%d of %d compile workers failed; the engine compiles the rest", num_failed, num_workers)
+    return num_kernels, num_failed == 0
 
 
 def _num_workers() -> int:
     """One a core, as far as the host's memory goes."""
-    available = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return max(1, min(_MAX_WORKERS, len(os.sched_getaffinity(0)), available // _WORKER_BYTES))
+    return max(1, min(_MAX_WORKERS, len(os.sched_getaffinity(0)), available_memory_bytes() // _WORKER_BYTES))
+
+
+def _work(job: CompileJob, claims: Path) -> None:
+    """A worker: compiles what no other worker has claimed."""
+    end_with_parent()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the engine's process decides when to stop
+    known: set[int] = set()
+
+    def claim(name: str) -> bool:
+        try:
+            os.close(os.open(claims / hashlib.sha256(name.encode()).hexdigest(), os.O_CREAT | os.O_EXCL))
+        except FileExistsError:
+            return False
+        return True
+
+    def finish(launch: CompiledLaunch) -> None:
+        if id(launch.kernel) not in known:
+            known.add(id(launch.kernel))
+            _build_launcher(launch.kernel)
+
+    compile_only(job.gpu, finish, claim)
+    launch_all(job.model, job.memory, job.config)
+
+
+def _build_launcher(kernel: Any) -> None:
+    """Builds the C function that launches the kernel, which Triton otherwise does at the first launch."""
+    from triton.backends.nvidia.driver import CudaLauncher
+
+    # Where there is no CUDA driver there is nothing to launch with.
+    with contextlib.suppress(Exception):
+        CudaLauncher(kernel.src, kernel.metadata)

@@ -8,12 +8,14 @@ from collections.abc import Iterator
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from onebox.engine.batch import StepInputs, decode_inputs, exact_inputs
 from onebox.engine.config import EngineConfig
 from onebox.engine.decode import Decoder, OutcomeLayout
 from onebox.engine.graphs import predict_inputs
 from onebox.engine.inputs import InputPacker, StepSizes
+from onebox.engine.logits import Adjustment, Bias, Penalties, apply_adjustments
 from onebox.engine.prefill import prefill
 from onebox.engine.request import SamplingParams
 from onebox.engine.shapes import MAX_STEP_ROWS, StepShapes
@@ -56,10 +58,24 @@ def _launch_decode(decoder: Decoder, shapes: StepShapes, sizes: StepSizes) -> No
     table = torch.empty(sizes.num_sequences, sizes.num_pages, dtype=torch.int32, device=META)
     inputs = decode_inputs(words, sizes, table, shapes.rows_per_sequence)
     forwarded = decoder.forward(inputs.batch)
+    _launch_adjustments(forwarded.logits, sizes.num_rows)
     for depth in _depths(shapes):
         decoder.sample(forwarded, inputs, depth)
     for depth in shapes.depths:
         _launch_prediction(inputs, depth)
+
+
+def _launch_adjustments(logits: Tensor, num_rows: int) -> None:
+    """Penalties of a few tokens and of many, a bias, a ban and a grammar's mask."""
+    vocab_size = logits.shape[1]
+    mask = np.full(-(-vocab_size // 32), -1, dtype=np.int32)
+    for count in (1, 16, 17):
+        ids = np.arange(count, dtype=np.int64) % vocab_size
+        penalties = Penalties(ids, ids, 0.5, 0.5, 1.5)
+        adjustment = Adjustment(penalties, Bias(ids, ids.astype(np.float32)), ids, mask)
+        draw = Draw(SamplingParams(), (-1,), (DraftCheck.COMPARE,), first_new=0, adjustments=(adjustment,) * num_rows)
+        part = DecodeRows("warm", 0, (0,) * num_rows, 0, 0, np.zeros(1, dtype=np.int32), draw)
+        apply_adjustments(logits, [part])
 
 
 def _launch_prediction(inputs: StepInputs, depth: int) -> None:
@@ -88,5 +104,5 @@ def _launch_first_tokens(decoder: Decoder, shapes: StepShapes, count: int, hidde
 
 
 def _row_counts(most: int) -> list[int]:
-    """One number of rows in each class of the kernels, and both parities: the fields of odd numbers are less aligned."""
+    """A number of rows in each class of the kernels, and both parities: the fields of odd numbers are less aligned."""
     return [count for count in (1, 2, 3, 4, 5, 6, 9, 10, 17, 18, 33, 34, 64) if count <= most]
