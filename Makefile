@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: serve test lint types pytest bench pocket conformance-test vllm-test clean
+.PHONY: serve test lint types pytest bench soak pocket conformance-test vllm-test clean
 
 serve: $(VENV)/.installed
 	$(BIN)/onebox serve
@@ -42,6 +42,11 @@ conformance-test: $(VENV)/.installed-dev .venv-conformance/.installed
 
 bench: $(VENV)/.installed-dev
 	$(BIN)/python benchmarks/build_speed.py
+
+# Mixed, hostile and unlucky use of a real server for a while (docs/soak.md): make soak SECONDS=3600 ARGS='--clients 2'
+SECONDS ?= 300
+soak: $(VENV)/.installed-dev
+	$(BIN)/python -m benchmarks.soak --seconds $(SECONDS) $(ARGS)
 
 # The pocket model's whole recipe: text, training (on a GPU), export, evaluation. ARGS=--help lists its options.
 pocket: $(VENV)/.installed-pocket

@@ -25,12 +25,12 @@ from pathlib import Path
 
 BEGAN = time.time()
 
-import torch  # noqa: E402 - imports are part of the start that is timed
-import triton  # noqa: E402
+import torch
+import triton
 
-from onebox.engine.api import Engine, EngineOptions, Failed, Request, SamplingParams, TokenInfo, Tokens  # noqa: E402
-from onebox.engine.start import plan_engine, warm_runner  # noqa: E402
-from onebox.spec.shapes import SHAPES  # noqa: E402
+from onebox.engine.api import Engine, EngineOptions, Failed, Request, SamplingParams, TokenInfo, Tokens
+from onebox.engine.start import plan_engine, warm_runner
+from onebox.spec.shapes import SHAPES
 
 LATE_S = 0.05
 
@@ -119,7 +119,10 @@ def late_steps(steps):
 
 def quantiles(values):
     ordered = sorted(values)
-    return {name: round(ordered[int(q * (len(ordered) - 1))], 4) for name, q in (("p50", 0.5), ("p90", 0.9), ("p99", 0.99), ("worst", 1))}
+    return {
+        name: round(ordered[int(q * (len(ordered) - 1))], 4)
+        for name, q in (("p50", 0.5), ("p90", 0.9), ("p99", 0.99), ("worst", 1))
+    }
 
 
 def main():
@@ -138,7 +141,9 @@ def main():
     def report(progress):
         if hasattr(progress, "seconds"):
             phases[progress.name] = round(progress.seconds, 2)
-            print(progress.name, phases[progress.name], f"{torch.cuda.memory_reserved() / 2**30:.3f} GiB held", flush=True)
+            print(
+                progress.name, phases[progress.name], f"{torch.cuda.memory_reserved() / 2**30:.3f} GiB held", flush=True
+            )
         elif hasattr(progress, "used_bytes"):
             phases["used_GiB"], phases["planned_GiB"] = (round(value / 2**30, 3) for value in progress)
 
@@ -153,7 +158,10 @@ def main():
         plan = plan_engine(Path(name), options, TokenInfo())
         runner = TimedRunner(warm_runner(plan, report))
     phases["ready"] = round(time.time() - BEGAN, 2)
-    print(json.dumps({"start": phases, "parts": {part.name: round(part.bytes / 2**30, 3) for part in plan.memory.parts}}), flush=True)
+    print(
+        json.dumps({"start": phases, "parts": {part.name: round(part.bytes / 2**30, 3) for part in plan.memory.parts}}),
+        flush=True,
+    )
     compiled.clear()
     at_ready = highest = used_bytes()
     held, segments = torch.cuda.memory_reserved(), torch.cuda.memory_stats()["segment.all.allocated"]
@@ -161,7 +169,10 @@ def main():
     with Engine(runner, plan.config) as engine:
         until = time.time() + given.seconds
         arguments = (engine,), (until, gaps, firsts, failures, runner.vocab_size)
-        threads = [threading.Thread(target=client, args=(*arguments[0], number, *arguments[1])) for number in range(given.clients)]
+        threads = [
+            threading.Thread(target=client, args=(*arguments[0], number, *arguments[1]))
+            for number in range(given.clients)
+        ]
         for thread in threads:
             thread.start()
         while any(thread.is_alive() for thread in threads):
@@ -169,19 +180,34 @@ def main():
             highest = max(highest, used_bytes())
         totals = engine.stats().totals
     late, between = late_steps(runner.steps) if runner.steps else ([], [])
-    print(json.dumps({
-        "seconds": given.seconds,
-        "tokens_per_s": round(totals.num_generated_tokens / given.seconds, 1) if hasattr(totals, "num_generated_tokens") else None,
-        "requests": len(firsts), "failures": failures[:3],
-        "gap_s": quantiles(gaps) if gaps else None, "first_token_s": quantiles(firsts) if firsts else None,
-        "steps": len(runner.steps), "late_steps": len(late), "latest": late[:8],
-        "waits_between_steps": len(between), "longest_between": between[:8],
-        "compiled_after_ready": compiled,
-        "used_at_ready_GiB": round(at_ready / 2**30, 3), "highest_GiB": round(highest / 2**30, 3),
-        "torch_held_GiB": [round(held / 2**30, 3), round(torch.cuda.memory_reserved() / 2**30, 3)],
-        "segments_allocated_after_ready": torch.cuda.memory_stats()["segment.all.allocated"] - segments,
-        "median_decode_step_ms": round(1e3 * statistics.median([e - b for b, e, t, _, _ in runner.steps if not t] or [0]), 2),
-    }), flush=True)
+    print(
+        json.dumps(
+            {
+                "seconds": given.seconds,
+                "tokens_per_s": round(totals.num_generated_tokens / given.seconds, 1)
+                if hasattr(totals, "num_generated_tokens")
+                else None,
+                "requests": len(firsts),
+                "failures": failures[:3],
+                "gap_s": quantiles(gaps) if gaps else None,
+                "first_token_s": quantiles(firsts) if firsts else None,
+                "steps": len(runner.steps),
+                "late_steps": len(late),
+                "latest": late[:8],
+                "waits_between_steps": len(between),
+                "longest_between": between[:8],
+                "compiled_after_ready": compiled,
+                "used_at_ready_GiB": round(at_ready / 2**30, 3),
+                "highest_GiB": round(highest / 2**30, 3),
+                "torch_held_GiB": [round(held / 2**30, 3), round(torch.cuda.memory_reserved() / 2**30, 3)],
+                "segments_allocated_after_ready": torch.cuda.memory_stats()["segment.all.allocated"] - segments,
+                "median_decode_step_ms": round(
+                    1e3 * statistics.median([e - b for b, e, t, _, _ in runner.steps if not t] or [0]), 2
+                ),
+            }
+        ),
+        flush=True,
+    )
 
 
 if __name__ == "__main__":

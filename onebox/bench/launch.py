@@ -102,10 +102,20 @@ def _refuse_dead(server: Launched, is_late: bool, patience_s: float, log: Path) 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:
     """Sends SIGINT to the group, then stronger signals."""
-    for sent in (signal.SIGINT, signal.SIGTERM, signal.SIGKILL):
-        if process.poll() is not None:
-            return
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, sent)
-        with contextlib.suppress(subprocess.TimeoutExpired):
+    try:
+        for sent in (signal.SIGINT, signal.SIGTERM):
+            if process.poll() is not None:
+                return
+            _send(process, sent)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(_STOP_S)
+    finally:
+        # Also when Ctrl-C is pressed again meanwhile.
+        if process.poll() is None:
+            _send(process, signal.SIGKILL)
             process.wait(_STOP_S)
+
+
+def _send(process: subprocess.Popen[bytes], sent: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, sent)

@@ -5,6 +5,10 @@ import signal
 import sys
 from typing import Any, NoReturn
 
+if __name__ == "__main__":
+    # As in `entry.py`.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
 import typer
 
 import onebox
@@ -57,6 +61,8 @@ def _root(
 def main() -> None:
     """Runs the command line; every error is one sentence on stderr."""
     _open_standard_streams()
+    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     previous, sys.unraisablehook = sys.unraisablehook, _unraisable
     try:
         _run()
@@ -66,7 +72,10 @@ def main() -> None:
 
 def _run() -> None:
     try:
-        sys.exit(app(standalone_mode=False, prog_name="onebox") or 0)
+        status = app(standalone_mode=False, prog_name="onebox") or 0
+        if status == INTERRUPTED:  # typer makes this of Ctrl-C
+            _exit_interrupted()
+        sys.exit(status)
     except (KeyboardInterrupt, typer.Abort):
         _exit_interrupted()
     except _WRONG_ARGUMENTS as error:
@@ -86,9 +95,10 @@ def _run() -> None:
 
 
 def _exit_interrupted() -> NoReturn:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    typer.echo("onebox: stopped.", err=True)
     # From now on Ctrl-C ends the process at once and silently, whatever it waits for.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-    typer.echo("onebox: stopped.", err=True)
     sys.exit(INTERRUPTED)
 
 

@@ -82,7 +82,7 @@ def serve(
         status = _serve(options)
     except KeyboardInterrupt:
         for name in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(name, signal.SIG_DFL)
+            signal.signal(name, signal.SIG_IGN)
         status = 0
     except BaseException:
         flush_output()

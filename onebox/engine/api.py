@@ -16,6 +16,7 @@ from onebox.engine.client import (
 from onebox.engine.config import EngineConfig, SpeculationConfig, SpeculationMethod
 from onebox.engine.engine import Deliver, Engine
 from onebox.engine.grammar import Grammar, GrammarKind
+from onebox.engine.logprobs import LogprobRows, TokenLogprob
 from onebox.engine.prefix import PrefixStats
 from onebox.engine.remote.messages import DeviceMemory, Planned, Progress, StartDetail, StartPhase
 from onebox.engine.remote.parent import EngineProcess
@@ -35,7 +36,6 @@ from onebox.engine.request import (
     Request,
     SamplingParams,
     Started,
-    TokenLogprob,
     Tokens,
     Vision,
 )
@@ -70,6 +70,7 @@ __all__ = [
     "GrammarKind",
     "Health",
     "HealthStatus",
+    "LogprobRows",
     "Observer",
     "Pictures",
     "Planned",

@@ -100,6 +100,8 @@ class Engine(EngineClient):
         self._speculator = Speculator(config.speculation)
         self._scheduler = Scheduler(config)
         self._outbox = Outbox(self._send)
+        self._undelivered: set[str] = set()
+        """Requests that were failed because their events could not be delivered; the scheduler may have them yet."""
         self._stats = self._scheduler.stats()
         # Guards all below; the engine thread waits on it when nothing is open.
         self._changed = threading.Condition()
@@ -207,11 +209,12 @@ class Engine(EngineClient):
         self._outbox.deliver()  # the step before this one, while the device computes this one
         output = run.finish()
         seconds = time.monotonic() - started_at
-        events = self._scheduler.commit(plan, output)
+        events = self._drop_undelivered(self._scheduler.commit(plan, output))
         self._outbox.put(CommittedStep(plan, started_at, seconds, events))
         if self._scheduler.is_idle:
             self._scheduler.check()
             self._outbox.deliver()  # there is no next step to overlap with
+            self._drop_undelivered([])
 
     def _encode_next(self) -> None:
         """Encodes the images of the request that is admitted next: one request's in a step, so that answers go on."""
@@ -256,9 +259,8 @@ class Engine(EngineClient):
         """Delivers events that arose between two steps, after those of the step before."""
         if events:
             self._outbox.deliver()
-            with self._changed:
-                self._stats = self._scheduler.stats()
             self._route(events, time.monotonic())
+            self._drop_undelivered([])
 
     def _route(self, events: list[Event], started_at: float) -> None:
         with self._changed:
@@ -267,22 +269,34 @@ class Engine(EngineClient):
             # An id is free after its last event: a late abort must not hit the next request of that id.
             self._aborted = {request_id for request_id in self._aborted if request_id in self._open}
             stats = self._stats
-        for failed in self._deliver(deliveries, stats, started_at):
-            self._end_undelivered(failed, deliveries)
+        failed = self._deliver(deliveries, stats, started_at)
+        if failed:
+            self._fail_undelivered(failed, {handle.request_id: handle for handle, _ in deliveries})
 
-    def _end_undelivered(self, failed: Failed, deliveries: Deliveries) -> None:
-        """Ends a request whose events could not be delivered."""
-        handle = next(handle for handle, _ in deliveries if handle.request_id == failed.request_id)
-        if not self._scheduler.drop(failed.request_id):
-            self._scheduler.count_failed(1)
+    def _fail_undelivered(self, failed: list[Failed], handles: dict[str, RequestHandle]) -> None:
+        """Fails requests whose events could not be delivered; a step that computes them may be under way."""
         with self._changed:
-            self._stats = stats = self._scheduler.stats()
-            self._open.route([failed])
-        self._deliver([(handle, failed)], stats, time.monotonic())
+            self._open.remove([event.request_id for event in failed])
+            stats = self._stats
+        self._undelivered |= {event.request_id for event in failed}
+        self._deliver([(handles[event.request_id], event) for event in failed], stats, time.monotonic())
+
+    def _drop_undelivered(self, events: list[Event]) -> list[Event]:
+        """Ends the requests that were failed since the last step, and removes their events."""
+        if not self._undelivered:
+            return events
+        for request_id in self._undelivered:
+            self._scheduler.drop(request_id)
+        kept = [event for event in events if event.request_id not in self._undelivered]
+        self._undelivered.clear()
+        return kept
 
     def _fail_open(self) -> None:
         """Fails what is open when the engine stops, after the last step's events."""
-        self._outbox.deliver()
+        try:
+            self._outbox.deliver()
+        except BaseException:
+            _log.exception("the last step's events could not be delivered")
         with self._changed:
             request_ids, message = self._open.ids(), self._stopped or "The engine stopped."
             self._scheduler.count_failed(len(request_ids))

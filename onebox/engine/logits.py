@@ -16,7 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from onebox.engine.grammar import Constraint
-from onebox.engine.request import SamplingParams, TokenLogprob
+from onebox.engine.logprobs import LogprobRows, TokenLogprob
+from onebox.engine.request import SamplingParams
 from onebox.spec.errors import UnsupportedError
 
 if TYPE_CHECKING:
@@ -316,6 +317,25 @@ class RowLogprobs:
 
         Raises FloatingPointError where the logits are not numbers.
         """
+        own, ranks, top_ids, top_values = (found.tolist() for found in self._found(rows, token_ids, num_top))
+        return tuple(
+            TokenLogprob(token_id, value, rank, tuple(zip(alternatives, their_values, strict=True)))
+            for token_id, value, rank, alternatives, their_values in zip(
+                token_ids, own, ranks, top_ids, top_values, strict=True
+            )
+        )
+
+    def rows_of(self, rows: list[int], token_ids: list[int], num_top: int) -> LogprobRows:
+        """The same as arrays."""
+        own, ranks, top_ids, top_values = (found.cpu().numpy() for found in self._found(rows, token_ids, num_top))
+        ids = np.array(token_ids, np.int32)
+        return LogprobRows(ids, own, ranks.astype(np.int32), top_ids.astype(np.int32), top_values)
+
+    def _found(self, rows: list[int], token_ids: list[int], num_top: int) -> tuple["Tensor", ...]:
+        """Logprobs and ranks [n] of the tokens, ids and logprobs [n, num_top] of the likeliest.
+
+        Rounded to float32: the model has no more digits than that.
+        """
         import torch
 
         values = self._values[rows, : self._vocab_size]
@@ -326,18 +346,5 @@ class RowLogprobs:
         # Of equal logits the lower id ranks first, as in the sampler.
         is_lower = torch.arange(self._vocab_size, device=values.device) < tokens[:, None]
         is_ahead = (values > own) | ((values == own) & is_lower)
-        ranks = (is_ahead.sum(-1) + 1).tolist()
         likeliest, ids = values.sort(dim=-1, descending=True, stable=True)
-        top_values, top_ids = _floats(likeliest[:, :num_top]), ids[:, :num_top].tolist()
-        return tuple(
-            TokenLogprob(token_id, value, rank, tuple(zip(alternatives, their_values, strict=True)))
-            for token_id, value, rank, alternatives, their_values in zip(
-                token_ids, _floats(own[:, 0]), ranks, top_ids, top_values, strict=True
-            )
-        )
-
-
-def _floats(values: "Tensor") -> list:  # type: ignore[type-arg]
-    """Python numbers, rounded to float32: the model has no more digits than that."""
-    result: list = values.float().tolist()  # type: ignore[type-arg]
-    return result
+        return own[:, 0].float(), is_ahead.sum(-1) + 1, ids[:, :num_top], likeliest[:, :num_top].float()

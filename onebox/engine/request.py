@@ -3,16 +3,17 @@
 Everything here is frozen and free of tensors, so that it may cross a thread or a process boundary.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import zip_longest
 from numbers import Integral, Real
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from onebox.engine.grammar import Grammar
+from onebox.engine.logprobs import TokenLogprob
 from onebox.spec.errors import OneboxError, UsageError
 
 __all__ = [
@@ -233,17 +234,6 @@ class Counts:
     drafts: AcceptanceCounts = field(default_factory=AcceptanceCounts)
 
 
-class TokenLogprob(NamedTuple):
-    """The natural logarithm of a token's probability under the model itself, before temperature, limits and masks."""
-
-    token_id: int
-    logprob: float
-    rank: int
-    """1 for the likeliest token."""
-    top: tuple[tuple[int, float], ...] = ()
-    """The likeliest tokens with theirs, as many as were asked for."""
-
-
 @dataclass(frozen=True)
 class Started:
     """The request left the queue and got a slot."""
@@ -256,7 +246,8 @@ class PromptLogprobs:
     """Of the prompt's tokens from the second on, in order, in one or more parts before the first Tokens."""
 
     request_id: str
-    logprobs: tuple[TokenLogprob, ...]
+    logprobs: Sequence[TokenLogprob]
+    """`LogprobRows`, where a model computed them."""
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,9 @@ from onebox.engine.graphs import GraphDecoder
 from onebox.engine.images import encode_images
 from onebox.engine.inputs import last_row
 from onebox.engine.logits import RowLogprobs, apply_adjustments
+from onebox.engine.logprobs import LogprobRows, TokenLogprob
 from onebox.engine.prefill import prefill
-from onebox.engine.request import TokenLogprob, Vision
+from onebox.engine.request import Vision
 from onebox.engine.shapes import MAX_STEP_ROWS, StepShapes
 from onebox.engine.step import DecodeRows, EncodedImages, PromptChunk, Result, StepOutput, StepPlan, StepRun
 from onebox.model.memory import Memory
@@ -128,17 +129,17 @@ class ModelRunner:
         except Exception as error:
             return error
 
-    def _prompt_logprobs(self, chunk: PromptChunk, hidden: Tensor) -> tuple[TokenLogprob, ...]:
+    def _prompt_logprobs(self, chunk: PromptChunk, hidden: Tensor) -> Sequence[TokenLogprob]:
         """Of the tokens after this chunk's [n, H], up to the end of the prompt."""
         if chunk.prompt_logprobs is None:
             return ()
         following = [*chunk.token_ids[1:], *([] if chunk.following is None else [chunk.following])]
-        found: list[TokenLogprob] = []
+        found: list[LogprobRows] = []
         for start in range(0, len(following), MAX_STEP_ROWS):
             tokens = following[start : start + MAX_STEP_ROWS]
             values = RowLogprobs(self._model.logits(hidden[start : start + len(tokens)]))
-            found += values.of(list(range(len(tokens))), tokens, chunk.prompt_logprobs)
-        return tuple(found)
+            found.append(values.rows_of(list(range(len(tokens))), tokens, chunk.prompt_logprobs))
+        return LogprobRows.join(found)
 
     def _queue_graphs(self, parts: list[DecodeRows], *, is_alone: bool) -> "_QueuedGroup | None":
         """Gives the device a group of rows, up to the drafts; None where no graphs of its shape were captured."""

@@ -89,13 +89,11 @@ class Scheduler:
         """Ends the request with this error wherever it is; an unknown or finished one is ignored."""
         return [self._fail(sequence, error) for sequence in self._open_ones(request_id)]
 
-    def drop(self, request_id: str) -> bool:
-        """Ends the request as failed without an event; False where it is not open."""
-        sequences = self._open_ones(request_id)
-        for sequence in sequences:
+    def drop(self, request_id: str) -> None:
+        """Ends the request as failed, without an event; one that has ended already is counted as failed, too."""
+        for sequence in self._open_ones(request_id):
             self._remove(sequence)
-            self._totals.num_failed += 1
-        return bool(sequences)
+        self._totals.num_failed += 1
 
     def count_failed(self, count: int) -> None:
         """Counts requests that failed without this scheduler's doing."""
@@ -149,11 +147,12 @@ class Scheduler:
 
     def _grow(self) -> None:
         """Gives each running answer the pages of its next rows, in order."""
-        growing = [s for s in self._running.values() if not s.is_prefilling and self._num_missing(s) > 0]
+        decoding = [s for s in self._running.values() if not s.is_prefilling]
+        growing = [s for s in decoding if (self._or_end(s, self._num_missing, s) or 0) > 0]
         for sequence in sorted(growing, key=lambda s: s.order):
             # One before it may have preempted it.
             if sequence.slot is not None:
-                self._ensure_pages(sequence)
+                self._or_end(sequence, self._ensure_pages, sequence)
 
     def _num_missing(self, sequence: Sequence) -> int:
         """Pages that its next step needs beyond those it has."""
@@ -459,9 +458,10 @@ class Scheduler:
             self._pool.give_back(page)
         for checkpoint in sequence.reserved:
             self._prefix.cancel(checkpoint)
+        sequence.forget()
         try:
-            sequence.forget()
-        except Exception:
+            sequence.speculation.forget()
+        except BaseException:
             _log.exception("the drafts of request %s could not be dropped", sequence.request.request_id)
 
     def clear_cache(self) -> None:

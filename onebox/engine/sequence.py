@@ -117,7 +117,6 @@ class Sequence:
         self.num_computed = self.num_accepted = 0
         self.save_positions = ()
         self.reserved = set()
-        self.speculation.forget()
 
 
 def checkpoint_positions(prompt: tuple[int, ...], config: EngineConfig, after: int) -> tuple[int, ...]:

@@ -8,6 +8,7 @@ What is created in every step is a NamedTuple: a frozen dataclass takes four tim
 waits for it.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, NamedTuple, Protocol
@@ -152,7 +153,7 @@ class Result(NamedTuple):
     drafts: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprob, ...] = ()
     """Of the new tokens, where asked for."""
-    prompt_logprobs: tuple[TokenLogprob, ...] = ()
+    prompt_logprobs: Sequence[TokenLogprob] = ()
 
 
 class StepOutput(NamedTuple):

@@ -85,4 +85,7 @@ def _stop(process: subprocess.Popen[str]) -> None:
         try:
             process.wait(_STOP_S)
         except subprocess.TimeoutExpired:
+            pass
+        finally:
+            # Also when Ctrl-C is pressed again meanwhile.
             process.kill()

@@ -4,20 +4,22 @@ Every endpoint reads the same `Answer`, streamed or not, so the joined chunks of
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
 
 from onebox.engine.api import (
     Failed,
     Finished,
     FinishReason,
+    LogprobRows,
     PromptLogprobs,
     Request,
     RequestHandle,
     TokenLogprob,
     Tokens,
 )
-from onebox.server.errors import GenerationError
+from onebox.server.errors import FieldError, GenerationError
 from onebox.server.prompt import Prompt
 from onebox.server.submission import Submission
 from onebox.server.thinking import CLOSING_TEXT, ThinkingLimit
@@ -28,7 +30,12 @@ from onebox.text.stream import TextStream
 from onebox.text.tokenizer import Tokenizer
 from onebox.text.toolcalls import ToolCallStart
 
-__all__ = ["Answer", "AnswerChunk", "AnswerText", "Answers"]
+__all__ = ["MAX_LOGPROB_VALUES", "Answer", "AnswerChunk", "AnswerText", "Answers", "WholeAnswer"]
+
+MAX_LOGPROB_VALUES = 1_000_000
+"""Log-probabilities that one request may ask for, alternatives included, of its prompts and of answers that come whole;
+about 75 MB of JSON."""
+_PACKED_TOKENS = 256
 
 
 @dataclass(frozen=True)
@@ -37,16 +44,50 @@ class AnswerChunk:
 
     deltas: tuple[Delta, ...] = ()
     token_ids: tuple[int, ...] = ()
-    logprobs: tuple[TokenLogprob, ...] = ()
+    logprobs: Sequence[TokenLogprob] = ()
     """Of the sampled tokens, where asked for; the text that closes a reasoning has none."""
 
     @classmethod
     def join(cls, chunks: Sequence["AnswerChunk"]) -> "AnswerChunk":
+        if len(chunks) == 1:
+            return chunks[0]
         return cls(
             tuple(delta for chunk in chunks for delta in chunk.deltas),
             tuple(token_id for chunk in chunks for token_id in chunk.token_ids),
             tuple(logprob for chunk in chunks for logprob in chunk.logprobs),
         )
+
+
+class WholeAnswer:
+    """An answer's chunks joined as they come. Log-probabilities are kept as arrays, and their number is limited."""
+
+    def __init__(self) -> None:
+        self._chunks: list[AnswerChunk] = []
+        self._unpacked: list[TokenLogprob] = []
+        self._packed: list[LogprobRows] = []
+        self._num_values = 0
+
+    def add(self, chunk: AnswerChunk) -> None:
+        self._chunks.append(replace(chunk, logprobs=()))
+        self._unpacked += chunk.logprobs
+        if len(self._unpacked) >= _PACKED_TOKENS:
+            self._pack()
+
+    def chunk(self) -> AnswerChunk:
+        self._pack()
+        return replace(AnswerChunk.join(self._chunks), logprobs=LogprobRows.join(self._packed))
+
+    def _pack(self) -> None:
+        if self._unpacked:
+            self._packed.append(LogprobRows.pack(self._unpacked))
+            self._num_values += self._packed[-1].num_values
+            self._unpacked = []
+        if self._num_values > MAX_LOGPROB_VALUES:
+            raise FieldError(
+                f"The answer's log-probabilities exceed {MAX_LOGPROB_VALUES} values; stream the answer, lower "
+                "max_tokens or ask for fewer alternatives.",
+                "logprobs",
+            )
 
 
 class AnswerText:
@@ -117,8 +158,7 @@ class Answer:
         """stop, length or tool_calls."""
         self.token_ids: list[int] = []
         """Those of the answer, reasoning and marks included, without the control token that ends it."""
-        self.prompt_logprobs: list[TokenLogprob] = []
-        """Of the prompt's tokens from the second on, where asked for; complete before the first chunk."""
+        self._prompt_logprobs: list[Sequence[TokenLogprob]] = []
         self._submission = submission
         self._request = request
         self._handle = handle
@@ -134,6 +174,15 @@ class Answer:
         return self._count.usage
 
     @property
+    def num_generated(self) -> int:
+        return self._count.num_generated
+
+    @property
+    def prompt_logprobs(self) -> Iterator[TokenLogprob]:
+        """Of the prompt's tokens from the second on, where asked for; complete before the first chunk."""
+        return chain.from_iterable(self._prompt_logprobs)
+
+    @property
     def stop_string(self) -> str | None:
         """The one that ended the answer."""
         return self._text.stop_string
@@ -146,7 +195,7 @@ class Answer:
                     case Failed():
                         raise (UsageError if event.is_refusal else GenerationError)(event.message)
                     case PromptLogprobs():
-                        self.prompt_logprobs += event.logprobs
+                        self._prompt_logprobs.append(event.logprobs)
                     case Tokens() if not self._is_ended():
                         yield self._take(event)
                         if self._is_ended():
@@ -163,7 +212,10 @@ class Answer:
         self.finish_reason = "tool_calls" if reason == "stop" and self._text.num_calls else reason
 
     async def whole(self) -> AnswerChunk:
-        return AnswerChunk.join([chunk async for chunk in self.chunks()])
+        whole = WholeAnswer()
+        async for chunk in self.chunks():
+            whole.add(chunk)
+        return whole.chunk()
 
     @property
     def _cut_reason(self) -> str:
@@ -228,3 +280,9 @@ class Answers:
         """The sum. The n answers of a prompt share it; the first one has the count of cached tokens."""
         each = [answer.usage for answer in self.answers]
         return sum((u.without_prompt if place % self.n else u for place, u in enumerate(each)), Usage())
+
+    @property
+    def num_tokens(self) -> tuple[int, int]:
+        """Of the prompts and generated so far, as in `usage`: quick, for it is told with every chunk."""
+        prompts = sum(len(answer.prompt.token_ids) for answer in self.answers[:: self.n])
+        return prompts, sum(answer.num_generated for answer in self.answers)

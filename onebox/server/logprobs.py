@@ -1,13 +1,16 @@
 """Log-probabilities in the shapes of the APIs."""
 
 import codecs
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator
+from itertools import chain
+from typing import NamedTuple
 
 from onebox.engine.api import TokenLogprob
+from onebox.server.pieces import JsonRows
 from onebox.server.schemas.common import Json
 from onebox.text.tokenizer import Tokenizer
 
-__all__ = ["LegacyLogprobs", "chat_logprobs", "prompt_logprobs", "shown_text", "token_text"]
+__all__ = ["LegacyLogprobs", "LegacyRow", "chat_logprobs", "prompt_logprobs", "shown_text", "token_text"]
 
 
 def token_text(tokenizer: Tokenizer, token_id: int) -> str:
@@ -24,20 +27,20 @@ def shown_text(tokenizer: Tokenizer, token_ids: Iterable[int]) -> str:
     return b"".join(map(tokenizer.shown_bytes, token_ids)).decode(errors="replace")
 
 
-def chat_logprobs(tokenizer: Tokenizer, logprobs: Sequence[TokenLogprob]) -> Json:
+def chat_logprobs(tokenizer: Tokenizer, logprobs: Iterable[TokenLogprob]) -> Json:
     """OpenAI's shape for chats. Every token of the answer has an entry, reasoning included."""
 
     def entry(token_id: int, logprob: float) -> Json:
         shown = tokenizer.shown_bytes(token_id)
-        return {"token": token_text(tokenizer, token_id), "logprob": logprob, "bytes": list(shown)}
+        return {"token": token_text(tokenizer, token_id), "logprob": _sendable(logprob), "bytes": list(shown)}
 
-    content = [{**entry(o.token_id, o.logprob), "top_logprobs": [entry(*top) for top in o.top]} for o in logprobs]
-    return {"content": content, "refusal": None}
+    content = ({**entry(o.token_id, o.logprob), "top_logprobs": [entry(*top) for top in o.top]} for o in logprobs)
+    return {"content": JsonRows(content), "refusal": None}
 
 
-def prompt_logprobs(tokenizer: Tokenizer, logprobs: Sequence[TokenLogprob]) -> list[Json | None]:
+def prompt_logprobs(tokenizer: Tokenizer, logprobs: Iterable[TokenLogprob]) -> JsonRows:
     """VLLM's shape: for each prompt token its candidates by id; the first token has none."""
-    return [None, *(_candidates(tokenizer, one) for one in logprobs)]
+    return JsonRows(chain([None], (_candidates(tokenizer, one) for one in logprobs)))
 
 
 def _candidates(tokenizer: Tokenizer, one: TokenLogprob) -> Json:
@@ -45,9 +48,24 @@ def _candidates(tokenizer: Tokenizer, one: TokenLogprob) -> Json:
     if all(token_id != one.token_id for token_id, *_ in ranked):
         ranked.append((one.token_id, one.logprob, one.rank))
     return {
-        str(token_id): {"logprob": logprob, "rank": rank, "decoded_token": token_text(tokenizer, token_id)}
+        str(token_id): {"logprob": _sendable(logprob), "rank": rank, "decoded_token": token_text(tokenizer, token_id)}
         for token_id, logprob, rank in ranked
     }
+
+
+def _sendable(logprob: float) -> float:
+    """JSON has no infinity; a token that cannot follow gets OpenAI's smallest number."""
+    return max(logprob, -9999.0)
+
+
+class LegacyRow(NamedTuple):
+    """One token of a completion's table."""
+
+    token_id: int
+    logprob: TokenLogprob | None
+    """The first token of a prompt has none."""
+    written: bytes
+    """What it adds to the text."""
 
 
 class LegacyLogprobs:
@@ -58,29 +76,30 @@ class LegacyLogprobs:
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
         self._offset = 0
 
-    def of_prompt(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob]) -> Json:
-        """Of an echoed prompt, whose first token has none; control tokens are counted by their names, as echoed."""
-        return self._table(token_ids, [None, *logprobs], [self._tokenizer.shown_bytes(i) for i in token_ids])
+    def of_prompt(self, token_ids: Iterable[int], logprobs: Iterable[TokenLogprob]) -> Iterator[LegacyRow]:
+        """Of an echoed prompt; control tokens are counted by their names, as echoed."""
+        for token_id, logprob in zip(token_ids, chain([None], logprobs), strict=True):
+            yield LegacyRow(token_id, logprob, self._tokenizer.shown_bytes(token_id))
 
-    def of_answer(self, logprobs: Sequence[TokenLogprob]) -> Json:
-        token_ids = [one.token_id for one in logprobs]
-        return self._table(token_ids, logprobs, [self._tokenizer.token_bytes(i) for i in token_ids])
+    def of_answer(self, logprobs: Iterable[TokenLogprob]) -> Iterator[LegacyRow]:
+        for one in logprobs:
+            yield LegacyRow(one.token_id, one, self._tokenizer.token_bytes(one.token_id))
 
-    def _table(
-        self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob | None], written: Sequence[bytes]
-    ) -> Json:
-        offsets = []
-        for text in written:
-            offsets.append(self._offset)
-            self._offset += len(self._decoder.decode(text))
+    def table(self, rows: Callable[[], Iterable[LegacyRow]]) -> Json:
+        """By columns, each made while it is written; `rows` is called for each of them."""
         return {
-            "tokens": [token_text(self._tokenizer, token_id) for token_id in token_ids],
-            "token_logprobs": [one and one.logprob for one in logprobs],
-            "top_logprobs": [one and self._tops(one) for one in logprobs],
-            "text_offset": offsets,
+            "tokens": JsonRows(token_text(self._tokenizer, row.token_id) for row in rows()),
+            "token_logprobs": JsonRows(row.logprob and _sendable(row.logprob.logprob) for row in rows()),
+            "top_logprobs": JsonRows(row.logprob and self._tops(row.logprob) for row in rows()),
+            "text_offset": JsonRows(self._next_offset(row.written) for row in rows()),
         }
+
+    def _next_offset(self, written: bytes) -> int:
+        offset = self._offset
+        self._offset += len(self._decoder.decode(written))
+        return offset
 
     def _tops(self, one: TokenLogprob) -> dict[str, float]:
         """The most likely tokens and the sampled one, by their text."""
-        named = {token_text(self._tokenizer, token_id): logprob for token_id, logprob in one.top}
-        return {**named, token_text(self._tokenizer, one.token_id): one.logprob}
+        named = {token_text(self._tokenizer, token_id): _sendable(logprob) for token_id, logprob in one.top}
+        return {**named, token_text(self._tokenizer, one.token_id): _sendable(one.logprob)}

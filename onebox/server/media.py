@@ -1,10 +1,13 @@
 """The images and videos of a chat: counted, fetched, checked against the context, decoded.
 
-Limits are checked from cheap to expensive: number, bytes, tokens (known from the file headers); pixels are decoded
-last.
+Limits are checked from cheap to expensive: number, bytes, pixels and tokens (known from the file headers); decoding
+comes last, one picture after the other, in processes of its own (`decoding.py`). Requests with many pictures and those
+with few take turns.
 """
 
 import asyncio
+import math
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -15,17 +18,29 @@ import numpy as np
 from numpy.typing import NDArray
 
 from onebox.engine.api import ContextTooLongError, Pictures, Vision
-from onebox.server.errors import FieldError
+from onebox.server.budget import ByteBudget
+from onebox.server.decoding import DecoderProcesses
+from onebox.server.errors import FieldError, ServerBusyError
 from onebox.server.fetch import Allowance, FetchLimits, fetch
+from onebox.server.pool import WorkPool
 from onebox.spec.errors import OneboxError, UnsupportedError, UsageError
 from onebox.spec.model import read_config
 from onebox.text.patches import MediaKind, Picture, PictureReader
-from onebox.text.tokenizer import Tokenizer
 
 __all__ = ["LoadedMedia", "Media", "MediaLimits", "MediaPart", "media_parts"]
 
 _LOW_DETAIL_PIXELS = 512 * 512
 """Of an image whose detail is low, as in the OpenAI API."""
+MAX_PATCHES_BYTES = 2 << 30
+"""Of the patches of all requests together; a token's are 24 KiB in the published models."""
+
+# Shared by all: what they bound is this process's. Videos, which take long, do not keep images waiting.
+_pools: dict[MediaKind, WorkPool] = {
+    "image": WorkPool("the decoding of images", num_threads=2, max_waiting=64),
+    "video": WorkPool("the decoding of videos", num_threads=2, max_waiting=16),
+}
+_decoders = DecoderProcesses()
+_patches_budget = ByteBudget(MAX_PATCHES_BYTES, "The pictures")
 
 
 @dataclass(frozen=True)
@@ -35,6 +50,8 @@ class MediaLimits:
     max_images: int = 16
     max_videos: int = 2
     fetch: FetchLimits = field(default_factory=FetchLimits)
+    max_pixels: int = 1 << 28
+    """Of all images and of one frame of each video, as they come: 268 million."""
 
     @classmethod
     def of_counts(cls, counts: Mapping[str, Any], fetch: FetchLimits) -> "MediaLimits":
@@ -63,8 +80,8 @@ class LoadedMedia:
     """A chat's images and videos: their patches, and how a prompt that contains them is encoded."""
 
     vision: Vision
-    encode: Callable[[str, Tokenizer], tuple[int, ...]]
-    """The rendered prompt's token ids, with one pad token for each embedding."""
+    encode: Callable[[str, Callable[[str], tuple[int, ...]]], tuple[int, ...]]
+    """The rendered prompt's token ids, with one pad token for each embedding; the second argument encodes text."""
 
 
 def media_parts(messages: Sequence[Mapping[str, Any]]) -> list[MediaPart]:
@@ -118,6 +135,14 @@ class Media:
         if isinstance(self._reader, OneboxError):
             raise FieldError(str(self._reader), parts[0].param)
         self._refuse_too_many(parts)
+        pictures = await self._open(self._reader, parts)
+        self._refuse_too_large(parts, pictures, max_tokens)
+        vision = Vision(await _read("image", parts, pictures), await _read("video", parts, pictures))
+        reader = self._reader
+        return LoadedMedia(vision, lambda text, encode: reader.encode(text, pictures, encode))
+
+    async def _open(self, reader: PictureReader, parts: Sequence[MediaPart]) -> list[Picture]:
+        """Fetches all, then opens one after the other. A picture keeps its file until it has been read."""
         allowance = Allowance(self._limits.fetch)
         tasks = [asyncio.create_task(self._fetch(part, allowance)) for part in parts]
         try:
@@ -125,7 +150,12 @@ class Media:
         finally:
             for task in tasks:
                 task.cancel()
-        return await asyncio.to_thread(_read, self._reader, parts, files, max_tokens)
+        pictures = []
+        for part, data in zip(parts, files, strict=True):
+            with _naming(part):
+                pool = _pools[part.kind]
+                pictures.append(await pool.run(reader.open, part.kind, data, part.max_pixels, _decoders))
+        return pictures
 
     def _refuse_too_many(self, parts: Sequence[MediaPart]) -> None:
         for kind, limit in (("image", self._limits.max_images), ("video", self._limits.max_videos)):
@@ -136,28 +166,58 @@ class Media:
                     found[limit].param,
                 )
 
+    def _refuse_too_large(self, parts: Sequence[MediaPart], pictures: Sequence[Picture], max_tokens: int) -> None:
+        num_pixels, num_tokens = 0, sum(picture.num_tokens for picture in pictures)
+        for part, picture in zip(parts, pictures, strict=True):
+            num_pixels += picture.num_source_pixels
+            if num_pixels > self._limits.max_pixels:
+                raise FieldError(
+                    f"The request's images and videos have more than {self._limits.max_pixels} pixels together; send "
+                    "fewer or smaller ones.",
+                    part.param,
+                )
+        if num_tokens >= max_tokens:
+            raise ContextTooLongError(
+                f"The images and videos have {num_tokens} tokens and the context holds {max_tokens}, answer included; "
+                "send fewer or smaller ones."
+            )
+        num_bytes = sum(map(_patches_bytes, pictures))
+        if num_bytes > MAX_PATCHES_BYTES:
+            raise FieldError(
+                f"The images and videos take {num_bytes} bytes as patches; the limit is {MAX_PATCHES_BYTES}, so send "
+                "fewer or smaller ones.",
+                parts[-1].param,
+            )
+
     async def _fetch(self, part: MediaPart, allowance: Allowance) -> bytes:
         with _naming(part):
             return await fetch(part.kind, part.url, self._limits.fetch, allowance)
 
 
-def _read(reader: PictureReader, parts: Sequence[MediaPart], files: Sequence[bytes], max_tokens: int) -> LoadedMedia:
-    pictures, num_tokens = [], 0
-    for part, data in zip(parts, files, strict=True):
+def _patches_bytes(picture: Picture) -> int:
+    return math.prod(picture.shape) * np.dtype(np.float32).itemsize
+
+
+async def _read(kind: MediaKind, parts: Sequence[MediaPart], pictures: Sequence[Picture]) -> Pictures | None:
+    """All of one kind, decoded one after the other into one array, which counts until it is freed."""
+    chosen = [(part, picture) for part, picture in zip(parts, pictures, strict=True) if picture.kind == kind]
+    if not chosen:
+        return None
+    num_bytes = sum(_patches_bytes(picture) for _, picture in chosen)
+    _patches_budget.take(num_bytes)
+    num_rows = sum(picture.shape[0] for _, picture in chosen)
+    joined = np.empty((num_rows, chosen[0][1].shape[1]), dtype=np.float32)
+    weakref.finalize(joined, _patches_budget.give_back, num_bytes)
+    start = 0
+    for part, picture in chosen:
         with _naming(part):
-            pictures.append(reader.open(part.kind, data, part.max_pixels))
-        num_tokens += pictures[-1].num_tokens
-    if num_tokens >= max_tokens:
-        raise ContextTooLongError(
-            f"The images and videos have {num_tokens} tokens and the context holds {max_tokens}, answer included; send "
-            "fewer or smaller ones."
-        )
-    patches = []
-    for part, picture in zip(parts, pictures, strict=True):
-        with _naming(part):
-            patches.append(picture.read())
-    vision = Vision(_joined("image", pictures, patches), _joined("video", pictures, patches))
-    return LoadedMedia(vision, lambda text, tokenizer: reader.encode(text, pictures, tokenizer.encode))
+            await _pools[kind].run(_read_into, joined[start : start + picture.shape[0]], picture)
+        start += picture.shape[0]
+    return Pictures(joined, tuple(picture.grid for _, picture in chosen))
+
+
+def _read_into(target: NDArray[np.float32], picture: Picture) -> None:
+    target[:] = picture.read()
 
 
 @contextmanager
@@ -165,14 +225,7 @@ def _naming(part: MediaPart) -> Iterator[None]:
     """A refusal inside the block names the part's field."""
     try:
         yield
+    except ServerBusyError:
+        raise
     except OneboxError as error:
         raise FieldError(str(error), part.param) from None
-
-
-def _joined(kind: MediaKind, pictures: Sequence[Picture], patches: Sequence[NDArray[np.float32]]) -> Pictures | None:
-    """All of one kind, concatenated."""
-    chosen = [place for place, picture in enumerate(pictures) if picture.kind == kind]
-    if not chosen:
-        return None
-    joined = np.concatenate([patches[place] for place in chosen])
-    return Pictures(joined, tuple(pictures[place].grid for place in chosen))

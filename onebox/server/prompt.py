@@ -5,20 +5,23 @@ them.
 """
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
-from onebox.engine.api import Grammar, SamplingParams, Vision
+from onebox.engine.api import ContextTooLongError, Grammar, SamplingParams, Vision
 from onebox.server.errors import FieldError
 from onebox.server.grammars import after_reasoning, either, tool_calls
+from onebox.server.lanes import TextLanes, is_small
 from onebox.server.media import LoadedMedia, Media, media_parts
 from onebox.server.thinking import ThinkingBudget
 from onebox.spec.errors import UsageError
-from onebox.text.chat import ChatTemplate
+from onebox.text.chat import ChatTemplate, TextTooLongError
+from onebox.text.marks import MAX_NAME_CHARS, is_name
 from onebox.text.parser import AnswerParser, PlainTextParser, TextParser, begins_in_reasoning
-from onebox.text.tokenizer import Tokenizer
+from onebox.text.tokenizer import Tokenizer, TooManyTokensError
 from onebox.text.toolcalls import ToolDefinition
 
 __all__ = [
@@ -116,9 +119,24 @@ class Prompt:
     vision: Vision | None = None
 
 
+class _ChatText(NamedTuple):
+    """A rendered chat."""
+
+    token_ids: tuple[int, ...]
+    in_reasoning: bool
+    """The answer begins inside the reasoning."""
+    tools: list[ToolDefinition]
+    """Those offered."""
+
+
+_SPARE_TOKENS = 1 << 16
+_COMPOSED_CHARS = 4
+"""Characters of text that Unicode's composition may join to one, before the text is tokenised."""
+
+
 @dataclass(frozen=True)
 class PromptBuilder:
-    """Renders, encodes and constrains. Slow work runs in a thread: the event loop has other clients."""
+    """Renders, encodes and constrains. Slow work runs on threads: the event loop has other clients."""
 
     tokenizer: Tokenizer
     template: ChatTemplate
@@ -126,28 +144,80 @@ class PromptBuilder:
     """The server's own, for what a request leaves open."""
     media: Media
     max_model_len: int
+    max_prompts: int | None = None
+    """Of one request."""
+    lanes: TextLanes = field(default_factory=TextLanes)
+
+    @property
+    def max_counted_tokens(self) -> int:
+        """A text is not tokenised further. Well above the context, so that a refusal mostly says how long it is."""
+        return 2 * self.max_model_len + _SPARE_TOKENS
 
     async def of_chat(self, chat: ChatInput) -> Prompt:
+        if len(chat.messages) > self.max_model_len:
+            # Each has a token at least.
+            raise ContextTooLongError(
+                f"There are {len(chat.messages)} messages and the context holds {self.max_model_len} tokens; send "
+                "fewer."
+            )
         media = await self.media.load(media_parts(chat.messages), self.max_model_len)
-        return await asyncio.to_thread(self._chat_prompt, chat, media)
+        is_quick = is_small((chat.messages, chat.tools, chat.template_options))
+        text = await self.lanes.run(partial(self._chat_text, chat, media), is_small=is_quick)
+        # Grammars are compiled on the way, so on another thread.
+        return await asyncio.to_thread(self._chat_prompt, chat, text, media)
 
     async def of_completion(self, completion: CompletionInput) -> list[Prompt]:
-        return await asyncio.to_thread(self._completion_prompts, completion)
+        if self.max_prompts is not None and len(completion.texts) > self.max_prompts:
+            raise FieldError(
+                f"{len(completion.texts)} answers are asked for at once; this server has {self.max_prompts} places.",
+                "prompt",
+            )
+        is_quick = is_small(completion.texts)
+        return await self.lanes.run(partial(self._completion_prompts, completion), is_small=is_quick)
 
-    def _chat_prompt(self, chat: ChatInput, media: LoadedMedia | None) -> Prompt:
-        is_offering = chat.tool_choice != "none"
-        offered = list(chat.tools) if is_offering else []
-        text = self.template.render(chat.messages, self._template_options(chat), tools=offered)
-        in_reasoning = begins_in_reasoning(text)
+    async def ids_of_text(self, text: str) -> tuple[int, ...]:
+        """Token ids of the caller's own prompt, in which control tokens may be spelled."""
+        return await self.lanes.run(partial(self._encode, text), is_small=is_small(text))
+
+    def _encode(self, text: str) -> tuple[int, ...]:
+        with self._within_context():
+            return self.tokenizer.encode(text, self.max_counted_tokens)
+
+    def _chat_text(self, chat: ChatInput, media: LoadedMedia | None) -> _ChatText:
+        _refuse_same_names(chat.tools)
+        offered = list(chat.tools) if chat.tool_choice != "none" else []
         tools = [_definition(tool) for tool in offered]
-        grammar = _grammar(chat, tools)
+        max_tokens = self.max_counted_tokens
+        with self._within_context():
+            text = self.template.render(
+                chat.messages,
+                self._template_options(chat),
+                tools=offered,
+                shield=self.tokenizer.shield,
+                max_chars=max_tokens * self.tokenizer.max_token_bytes * _COMPOSED_CHARS,
+            )
+            encode = partial(self.tokenizer.encode_rendered, max_tokens=max_tokens)
+            token_ids = media.encode(text, encode) if media else encode(text)
+        return _ChatText(token_ids, begins_in_reasoning(text), tools)
+
+    @contextmanager
+    def _within_context(self) -> Iterator[None]:
+        try:
+            yield
+        except (TooManyTokensError, TextTooLongError):
+            raise ContextTooLongError(
+                f"The prompt is too long: more than {self.max_counted_tokens} tokens > {self.max_model_len} maximum."
+            ) from None
+
+    def _chat_prompt(self, chat: ChatInput, text: _ChatText, media: LoadedMedia | None) -> Prompt:
+        grammar = _grammar(chat, text.tools)
         budget = chat.thinking_budget or EFFORT_BUDGETS.get(chat.effort or "")
         return Prompt(
-            media.encode(text, self.tokenizer) if media else self.tokenizer.encode(text),
-            replace(chat.sampling, grammar=after_reasoning(grammar) if grammar and in_reasoning else grammar),
+            text.token_ids,
+            replace(chat.sampling, grammar=after_reasoning(grammar) if grammar and text.in_reasoning else grammar),
             chat.stops,
-            parser=partial(AnswerParser, in_reasoning=in_reasoning, tools=tools),
-            thinking=ThinkingBudget(budget, grammar) if budget and in_reasoning else None,
+            parser=partial(AnswerParser, in_reasoning=text.in_reasoning, tools=text.tools),
+            thinking=ThinkingBudget(budget, grammar) if budget and text.in_reasoning else None,
             is_one_call=not chat.has_parallel_calls,
             priority=chat.priority,
             cache_prompt=chat.cache_prompt,
@@ -157,7 +227,7 @@ class PromptBuilder:
     def _completion_prompts(self, completion: CompletionInput) -> list[Prompt]:
         return [
             Prompt(
-                self.tokenizer.encode(text) if isinstance(text, str) else tuple(text),
+                self._encode(text) if isinstance(text, str) else tuple(text),
                 completion.sampling,
                 completion.stops,
                 is_only_read=completion.is_only_read,
@@ -189,9 +259,30 @@ class PromptBuilder:
         return {"enable_thinking": value} if value is not None and has_option else {}
 
 
+def _refuse_same_names(tools: Sequence[Mapping[str, Any]]) -> None:
+    """A call names its tool, so that no two may have one name."""
+    seen = set()
+    for place, tool in enumerate(tools):
+        name = tool["function"]["name"]
+        if name in seen:
+            raise FieldError(
+                f"tools.{place} is named {name!r} like one before it; give each tool its own name.", "tools"
+            )
+        seen.add(name)
+
+
 def _definition(tool: Mapping[str, Any]) -> ToolDefinition:
     function = tool["function"]
-    return ToolDefinition(function["name"], function.get("parameters") or {})
+    definition = ToolDefinition(function["name"], function.get("parameters") or {})
+    for name in definition.types:
+        if not is_name(name):
+            raise FieldError(
+                f"The tool {definition.name!r} has a property named {name[:64]!r}, which the model cannot write in a "
+                f"call: a name there has 1 to {MAX_NAME_CHARS} characters, no <, > or line break, and no white space "
+                "at its ends. Rename it.",
+                "tools",
+            )
+    return definition
 
 
 def _grammar(chat: ChatInput, tools: Sequence[ToolDefinition]) -> Grammar | None:

@@ -1,14 +1,16 @@
 """The HTTP response to a request: one JSON object or server-sent events. A client that leaves ends its request."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
+from functools import partial
 from typing import Any, Protocol
 
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from onebox.server.answer import Answers
+from onebox.server.answer import AnswerChunk, Answers
+from onebox.server.pieces import JsonResponse
 from onebox.server.settings import ServerSettings
 from onebox.server.sse import EventForm, EventStream, answer_events
 
@@ -21,7 +23,9 @@ STREAMABLE: dict[int | str, dict[str, Any]] = {200: {"content": {"text/event-str
 class ReplyForm(EventForm, Protocol):
     """How one dialect writes the answers to a request: whole, or as a stream."""
 
-    async def whole(self) -> dict[str, Any]: ...
+    def whole(self, chunks: Sequence[AnswerChunk]) -> dict[str, Any]:
+        """Of each answer's one chunk. Long lists may be `JsonRows` and `JsonParts`. Called beside the event loop."""
+        ...
 
 
 class AnswerResponse(Response):
@@ -59,12 +63,12 @@ class AnswerResponse(Response):
 
 async def _whole_or_gone(form: ReplyForm, receive: Receive) -> Response:
     """The whole answer as JSON, or nothing if the client disconnects first."""
-    reply = asyncio.ensure_future(form.whole())
+    reply = asyncio.ensure_future(form.answers.whole())
     gone = asyncio.ensure_future(_disconnected(receive))
     try:
         await asyncio.wait({reply, gone}, return_when=asyncio.FIRST_COMPLETED)
         # 499 is for the log alone; no client receives it.
-        return JSONResponse(reply.result()) if reply.done() else Response(status_code=499)
+        return JsonResponse(partial(form.whole, reply.result())) if reply.done() else Response(status_code=499)
     finally:
         reply.cancel()
         gone.cancel()

@@ -5,6 +5,7 @@ The first signal drains: new requests are refused, running ones may finish for a
 
 import asyncio
 import contextlib
+import logging
 import socket
 import threading
 from collections.abc import Callable
@@ -61,6 +62,7 @@ def run(
     the first signal. The caller ends the process; threads may be left.
     """
     gate = Gate(app)
+    logging.getLogger("uvicorn.error").addFilter(_is_no_cancellation)
     # Neither closed nor asked to wait for its threads: one that hangs would keep the process.
     loop = asyncio.new_event_loop()
     server = HttpServer(gate, on_ready, limits or ConnectionLimits())
@@ -69,6 +71,11 @@ def run(
         threading.Thread(target=ending.watch, args=(wait_failed,), name="onebox-failure", daemon=True).start()
     loop.run_until_complete(server.serve(sockets=[bound]))
     return ending.status
+
+
+def _is_no_cancellation(record: logging.LogRecord) -> bool:
+    """What is cut off at the end is not worth a traceback each."""
+    return not (record.exc_info and isinstance(record.exc_info[1], asyncio.CancelledError))
 
 
 class _Ending:

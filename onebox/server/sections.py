@@ -23,9 +23,14 @@ class AnswerSection:
     kind: Literal["reasoning", "content", "call"]
     name: str = ""
     """The called tool's."""
-    text: str = ""
+    parts: list[str] = field(default_factory=list)
     key: str = field(default_factory=lambda: secrets.token_hex(12))
     """Random; the section's ids are made of it."""
+
+    @property
+    def text(self) -> str:
+        # Joined where it is read, at a section's end: joined at every part, long answers would take quadratic time.
+        return "".join(self.parts)
 
 
 class SectionEvent(NamedTuple):
@@ -79,5 +84,5 @@ class AnswerSections:
         yield SectionEvent("opened", self.all[-1])
 
     def _grow(self, text: str) -> Iterator[SectionEvent]:
-        self.all[-1].text += text
+        self.all[-1].parts.append(text)
         yield SectionEvent("grown", self.all[-1], text)

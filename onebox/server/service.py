@@ -7,8 +7,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from onebox.engine.api import EngineClient, Request, RequestHandle
-from onebox.server.answer import Answer, Answers
+from onebox.server.answer import MAX_LOGPROB_VALUES, Answer, Answers
 from onebox.server.errors import FieldError, ModelNotFoundError
+from onebox.server.lanes import TextLanes
 from onebox.server.media import Media
 from onebox.server.prompt import Prompt, PromptBuilder
 from onebox.server.submission import RESUBMIT_TIMEOUT_S, Submission
@@ -38,22 +39,37 @@ class Service:
     resubmit_timeout_s: float = RESUBMIT_TIMEOUT_S
     """How long an answer whose thinking budget is used up may wait for a place in a full queue."""
 
+    lanes: TextLanes = field(default_factory=TextLanes)
+    """Threads for text work."""
+
     @property
     def prompts(self) -> PromptBuilder:
-        limit = self.engine.config.max_model_len
-        return PromptBuilder(self.tokenizer, self.template, self.template_options, self.media, limit)
+        config = self.engine.config
+        places = config.max_num_seqs + config.max_num_waiting
+        return PromptBuilder(
+            self.tokenizer,
+            self.template,
+            self.template_options,
+            self.media,
+            config.max_model_len,
+            max_prompts=places,
+            lanes=self.lanes,
+        )
 
     def refuse_other_model(self, model: str | None) -> None:
         if model not in (None, self.model_name):
             raise ModelNotFoundError(f"The model {model!r} is not served here; {self.model_name!r} is.")
 
     @asynccontextmanager
-    async def submit(self, prompts: Sequence[Prompt], id_prefix: str, n: int = 1) -> AsyncIterator[Answers]:
+    async def submit(
+        self, prompts: Sequence[Prompt], id_prefix: str, n: int = 1, *, is_stream: bool = False
+    ) -> AsyncIterator[Answers]:
         """Submits n requests for each prompt, all or none; a refusal is raised before anything is computed.
 
         The answers are the block's: however it is left, what is still open of them is aborted.
         """
         self._refuse_beyond_places(len(prompts), n)
+        _refuse_long_replies(prompts, n, is_stream=is_stream)
         request_id = f"{id_prefix}-{uuid.uuid4().hex}"
         submission = Submission(self.engine, self.resubmit_timeout_s)
         try:
@@ -73,6 +89,24 @@ class Service:
         if count > places:
             name = "n" if num_prompts == 1 else "prompt"
             raise FieldError(f"{count} answers are asked for at once; this server has {places} places.", name)
+
+
+def _refuse_long_replies(prompts: Sequence[Prompt], n: int, *, is_stream: bool) -> None:
+    """By the numbers that are asked for. An answer without max_tokens is counted as it comes."""
+    for name in ("prompt_logprobs", "logprobs"):
+        num_values = n * sum(_num_values(prompt, name, is_stream=is_stream) for prompt in prompts)
+        if num_values > MAX_LOGPROB_VALUES:
+            raise FieldError(
+                f"{num_values} log-probabilities are asked for, alternatives included; one request may ask for "
+                f"{MAX_LOGPROB_VALUES}. Ask for fewer alternatives, answers or tokens.",
+                name,
+            )
+
+
+def _num_values(prompt: Prompt, name: str, *, is_stream: bool) -> int:
+    num_top = getattr(prompt.sampling, name)
+    num_tokens = len(prompt.token_ids) if name == "prompt_logprobs" else prompt.sampling.max_tokens or 0
+    return 0 if num_top is None or (is_stream and name == "logprobs") else num_tokens * (num_top + 1)
 
 
 def _copy(request: Request, handle: RequestHandle, copy: int) -> tuple[Request, RequestHandle]:

@@ -1,7 +1,6 @@
 """Server-sent events: one stream under all dialects, with a heartbeat, and the HTTP response that carries it."""
 
 import asyncio
-import json
 import logging
 from collections.abc import AsyncIterator, Iterable, Sequence
 from typing import Any, Protocol, TypeVar
@@ -12,6 +11,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from onebox.server.answer import AnswerChunk, Answers
 from onebox.server.errors import GenerationError
+from onebox.server.pieces import json_text
 from onebox.spec.errors import OneboxError
 
 __all__ = ["COMMENT", "EventForm", "EventStream", "answer_events", "merged", "sse_event"]
@@ -26,7 +26,7 @@ _log = logging.getLogger(__name__)
 
 def sse_event(body: dict[str, Any], name: str | None = None) -> str:
     head = f"event: {name}\n" if name else ""
-    return f"{head}data: {json.dumps(body, ensure_ascii=False)}\n\n"
+    return f"{head}data: {json_text(body)}\n\n"
 
 
 class EventForm(Protocol):
@@ -58,7 +58,10 @@ async def answer_events(form: EventForm, heartbeat_s: float) -> AsyncIterator[st
         for event in form.begin():
             yield event
         async for item in merged([answer.chunks() for answer in form.answers.answers], heartbeat_s):
-            for event in (form.heartbeat,) if item is None else _item_events(form, *item):
+            for place, event in enumerate((form.heartbeat,) if item is None else _item_events(form, *item)):
+                if place:
+                    # An item may be many events, as a long prompt that is echoed, and others wait for the loop.
+                    await asyncio.sleep(0)
                 yield event
         for event in form.end():
             yield event

@@ -1,7 +1,16 @@
-"""Messages to the prompt's text, through the checkpoint's own chat template in a sandbox."""
+"""Messages to the prompt's text, through the checkpoint's own chat template in a sandbox.
+
+With a `Shield`, what the client wrote is covered, so that no mark in it reaches the prompt as a control token. The
+family's templates look for marks in messages at two places, and then see the following:
+
+- An assistant's content with `<think>...</think>` in it, and no reasoning of its own: the message is split into both
+  before it is covered, by the templates' own rule, so that old reasoning is dropped as before.
+- A user's message between `<tool_response>` and `</tool_response>`, which they take for a tool's result and not for a
+  question: it is a user's text, and so a question. Results are messages of the role `tool`.
+"""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -12,12 +21,18 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from onebox.spec.errors import UnreadableError, UsageError
 from onebox.spec.model import read_json
 from onebox.text.arguments import parse_json
+from onebox.text.shield import Shield
 
-__all__ = ["ChatTemplate"]
+__all__ = ["ChatTemplate", "TextTooLongError"]
 
 # What the caller of a template gives it, and so no one else may.
 _OURS = {"messages", "tools", "add_generation_prompt"}
 _GAP = {"type": "text", "text": "\n\n"}
+_REASONING, _REASONING_END = "<think>", "</think>"
+
+
+class TextTooLongError(UsageError):
+    """A rendered prompt is longer than its caller can use."""
 
 
 class ChatTemplate:
@@ -27,10 +42,13 @@ class ChatTemplate:
         environment = _environment()
         try:
             self._template = environment.from_string(source)
-            names = _outside_names(environment.parse(source))
+            tree = environment.parse(source)
         except jinja2.TemplateError as error:
             raise UnreadableError(f"The chat template is not valid Jinja ({error}): download it again.") from None
-        self.options = frozenset(names - _OURS - set(environment.globals))
+        self.options = frozenset(_outside_names(tree) - _OURS - set(environment.globals))
+        self.switches = self.options & _switches(tree)
+        """Those that are only asked whether they are true."""
+        self._splits_reasoning = _REASONING_END in source and "reasoning_content" in source
 
     @classmethod
     def load(cls, directory: Path, file: Path | None = None) -> "ChatTemplate":
@@ -55,22 +73,71 @@ class ChatTemplate:
         messages: Sequence[Mapping[str, Any]],
         options: Mapping[str, Any] | None = None,
         tools: Sequence[Mapping[str, Any]] = (),
+        *,
+        shield: Shield | None = None,
+        max_chars: int | None = None,
     ) -> str:
         """The prompt up to where the assistant's answer begins. A refusal by the template is a UsageError.
 
-        Messages and tools are in OpenAI's shape. Each image and video leaves one pad token in the text.
+        Messages and tools are in OpenAI's shape. Each image and video leaves one pad token in the text. With `shield`,
+        the client's part of the text is covered. A text that grows beyond `max_chars` is refused with
+        TextTooLongError.
         """
-        for name in options or {}:
+        options = self._checked_options(options or {})
+        turned = [self._split_reasoning(m) for m in _template_messages(messages)]
+        given = {"messages": turned, "tools": list(tools) or None, **options}
+        try:
+            covered = shield.cover(given) if shield else given
+            return _joined(self._template.generate(**covered, add_generation_prompt=True), max_chars)
+        except UsageError:
+            raise
+        except RecursionError:
+            raise UsageError("The messages or tools are nested too deeply for the chat template.") from None
+        except Exception as error:
+            # Of any kind: a template is a program that runs on what the client sent.
+            reason = shield.uncover(str(error)) if shield else error
+            raise UsageError(f"The chat template refused the messages: {reason}") from None
+
+    def _checked_options(self, options: Mapping[str, Any]) -> dict[str, Any]:
+        """Those that are not null; a refusal names the option."""
+        for name, value in options.items():
             if name not in self.options:
                 known = ", ".join(sorted(self.options)) or "none"
                 raise UsageError(
-                    f"chat_template_kwargs.{name} is not read by this model's template; it reads: {known}."
+                    f"chat_template_kwargs.{name[:64]} is not read by this model's template; it reads: {known}."
                 )
-        given = {"messages": _template_messages(messages), "tools": list(tools) or None, "add_generation_prompt": True}
-        try:
-            return self._template.render(**given, **(options or {}))
-        except (jinja2.TemplateError, TypeError, ValueError) as error:
-            raise UsageError(f"The chat template refused the messages: {error}") from None
+            if name in self.switches and not isinstance(value, bool | None):
+                raise UsageError(f"chat_template_kwargs.{name} is true or false; it cannot be {repr(value)[:64]}.")
+        return {name: value for name, value in options.items() if value is not None}
+
+    def _split_reasoning(self, message: dict[str, Any]) -> dict[str, Any]:
+        """An assistant's message whose content holds its reasoning between marks, where the template would split it."""
+        content = _text(message.get("content"))
+        is_split = message.get("role") != "assistant" or isinstance(message.get("reasoning_content"), str)
+        if is_split or not self._splits_reasoning or content is None or _REASONING_END not in content:
+            return message
+        parts = content.strip().split(_REASONING_END)
+        reasoning = parts[0].split(_REASONING)[-1]
+        return {**message, "reasoning_content": reasoning, "content": parts[-1].lstrip("\n")}
+
+
+def _joined(pieces: Iterable[str], max_chars: int | None) -> str:
+    kept, num_chars = [], 0
+    for piece in pieces:
+        num_chars += len(piece)
+        if max_chars is not None and num_chars > max_chars:
+            raise TextTooLongError(f"The prompt has more than {max_chars} characters.")
+        kept.append(piece)
+    return "".join(kept)
+
+
+def _text(content: Any) -> str | None:
+    """Content that is text alone, in one part or several."""
+    if not isinstance(content, list):
+        return content if isinstance(content, str) else None
+    texts = [part.get("text") if isinstance(part, dict) else None for part in content]
+    kept = [text for text in texts if isinstance(text, str)]
+    return "".join(kept) if len(kept) == len(texts) else None
 
 
 def _template_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -145,6 +212,33 @@ def _outside_names(tree: nodes.Template) -> set[str]:
     asked_for = {node.name for node in asked if isinstance(node, nodes.Name)}
     undeclared = meta.find_undeclared_variables(tree)
     return undeclared - set_inside | undeclared & (asked_for - parameters)
+
+
+def _switches(tree: nodes.Template) -> set[str]:
+    """Names of which a template only asks whether they are true, false or given."""
+    uses: dict[str, bool] = {}
+    waiting: list[tuple[nodes.Node, bool]] = [(tree, False)]
+    while waiting:
+        node, is_question = waiting.pop()
+        if isinstance(node, nodes.Name) and node.ctx == "load":
+            uses[node.name] = uses.get(node.name, True) and is_question
+        waiting += [(child, _asks(node, child, is_question)) for child in node.iter_child_nodes()]
+    return {name for name, is_question in uses.items() if is_question}
+
+
+def _asks(node: nodes.Node, child: nodes.Node, is_question: bool) -> bool:
+    """Whether a node only asks if its child is true or given; `is_question`: so does what is around the node."""
+    match node:
+        case nodes.If() | nodes.CondExpr():
+            return node.test is child
+        case nodes.Test():
+            return node.name in ("defined", "undefined", "true", "false", "boolean")
+        case nodes.Filter(name="default" | "d", args=[nodes.Const(value=bool())]):
+            return True
+        case nodes.Not():
+            return True
+        case _:
+            return is_question and isinstance(node, nodes.And | nodes.Or)
 
 
 def _to_json(

@@ -1,7 +1,9 @@
 """Decodes images and videos; files of an unknown format or with too many pixels are refused before decoding.
 
 The format is recognized by the file's first bytes, never by its name or declared type. Images and animations are
-decoded by Pillow, other videos by PyAV, which is imported only then.
+decoded by Pillow, other videos by PyAV, which is imported only then. Opening reads the header; reading decodes, resizes
+and frees one frame after the other. Decoders of damaged files may crash, loop and fill the memory, so the server opens
+its clients' files in another process (`decoder.py`).
 """
 
 import io
@@ -10,26 +12,51 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
 from PIL import Image, ImageOps, UnidentifiedImageError
 from PIL.ImageFile import ImageFile
 
 from onebox.spec.errors import OneboxError, UnsupportedError, UsageError
 
-__all__ = ["MAX_PIXELS", "Clip", "open_clip", "open_image", "to_rgb"]
+__all__ = ["MAX_PIXELS", "Clip", "Resize", "Still", "open_clip", "open_image"]
 
 MAX_PIXELS = 1 << 26
 """Of an image or a frame: 67 million. A small file can declare many more and fill the memory when decoded."""
 MAX_FRAMES = 54_000
 """Half an hour at 30 frames per second: all frames up to the last one used are decoded."""
 
+MAX_ANIMATION_PIXELS = 1 << 31
+"""Of an animation's frames together: all of them are decoded to know how long each is shown."""
+
 _IMAGE_FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
 _ANIMATIONS = ("GIF", "WEBP", "PNG")
 _ORIENTATION = 0x0112
-"""EXIF tag of the camera's orientation; 1 is upright."""
+"""EXIF tag of the camera's orientation; 1 is upright, and from 5 on height and width are exchanged."""
+_BAND_ROWS = 256
+"""Rows of an image that are converted at once."""
 _DEFAULT_FRAME_MS = 100
 """Of an animation without durations, as in browsers."""
+
+
+class Resize(NamedTuple):
+    """The size that frames are given, and Pillow's number of the filter."""
+
+    height: int
+    width: int
+    resample: int
+
+
+@dataclass(frozen=True)
+class Still:
+    """An image that is not decoded yet."""
+
+    height: int
+    width: int
+    read: Callable[[Resize], NDArray[np.uint8]]
+    """Pixels [1, height, width, 3] in the given size."""
 
 
 @dataclass(frozen=True)
@@ -40,8 +67,8 @@ class Clip:
     fps: float
     height: int
     width: int
-    read: Callable[[Sequence[int]], Iterator[Image.Image]]
-    """The frames with these indexes, which ascend, as RGB images."""
+    read: Callable[[Sequence[int], Resize], NDArray[np.uint8]]
+    """Pixels [frames, height, width, 3] of the frames with these indexes, which ascend, in the given size."""
 
 
 @contextmanager
@@ -53,6 +80,8 @@ def _reading(what: str) -> Iterator[None]:
         raise
     except Image.DecompressionBombError:
         raise UsageError(f"The {what} has too many pixels; the limit is {MAX_PIXELS}.") from None
+    except MemoryError:
+        raise UsageError(f"The {what} takes too much memory to decode; send a smaller one.") from None
     except Exception as error:
         raise UsageError(f"The {what} is damaged or not what it says ({_reason(error)}).") from None
 
@@ -69,17 +98,37 @@ def _refuse_size(width: int, height: int) -> None:
         raise UsageError(f"The picture is {width} x {height} pixels, {width * height}; the limit is {MAX_PIXELS}.")
 
 
+def _resized(frames: Iterator[Image.Image], num_frames: int, resize: Resize) -> NDArray[np.uint8]:
+    """The frames as pixels [frames, height, width, 3], each decoded, resized and freed in turn."""
+    pixels = np.empty((num_frames, resize.height, resize.width, 3), dtype=np.uint8)
+    num_filled = 0
+    for frame in frames:
+        small = _to_rgb(frame).resize((resize.width, resize.height), Image.Resampling(resize.resample))
+        pixels[num_filled] = np.asarray(small)
+        num_filled += 1
+    if num_filled != num_frames:
+        raise UsageError(f"The video has {num_filled} of the {num_frames} frames that it should have.")
+    return pixels
+
+
 # Images.
 
 
-def open_image(data: bytes) -> Image.Image:
+def open_image(data: bytes) -> Still:
     """The image, only its header read; of an animation its first frame."""
     with _reading("image"):
         image = _identified(data, _IMAGE_FORMATS, f"image of a known format; send one of {', '.join(_IMAGE_FORMATS)}")
         # Without EXIF in the header, getexif would decode the whole image.
-        is_turned = "exif" in image.info and image.getexif().get(_ORIENTATION, 1) != 1
-        # Rotated upright.
-        return ImageOps.exif_transpose(image) if is_turned else image
+        orientation = image.getexif().get(_ORIENTATION, 1) if "exif" in image.info else 1
+        is_turned = orientation in range(5, 9)
+    height, width = (image.width, image.height) if is_turned else (image.height, image.width)
+
+    def read(resize: Resize) -> NDArray[np.uint8]:
+        with _reading("image"):
+            upright = ImageOps.exif_transpose(image) if orientation != 1 else image
+            return _resized(iter([upright]), 1, resize)
+
+    return Still(height, width, read)
 
 
 def _identified(data: bytes, formats: tuple[str, ...], wanted: str) -> ImageFile:
@@ -91,13 +140,19 @@ def _identified(data: bytes, formats: tuple[str, ...], wanted: str) -> ImageFile
     return image
 
 
-def to_rgb(image: Image.Image) -> Image.Image:
+def _to_rgb(image: Image.Image) -> Image.Image:
     """The decoded image in three channels, on white where it is transparent."""
-    with _reading("image"):
-        if "A" not in image.getbands() and image.info.get("transparency") is None:
-            return image.convert("RGB")
-        rgba = image.convert("RGBA")
-        return Image.alpha_composite(Image.new("RGBA", rgba.size, (255, 255, 255, 255)), rgba).convert("RGB")
+    if "A" not in image.getbands() and image.info.get("transparency") is None:
+        return image if image.mode == "RGB" else image.convert("RGB")
+    rgb = Image.new("RGB", image.size)
+    # In bands: whole, each step would take four bytes a pixel.
+    for top in range(0, image.height, _BAND_ROWS):
+        band = image.crop((0, top, image.width, min(top + _BAND_ROWS, image.height)))
+        band.info = image.info
+        rgba = band.convert("RGBA")
+        white = Image.new("RGBA", rgba.size, (255, 255, 255, 255))
+        rgb.paste(Image.alpha_composite(white, rgba).convert("RGB"), (0, top))
+    return rgb
 
 
 # Videos.
@@ -120,26 +175,35 @@ def _container(data: bytes) -> str | None:
 
 
 def _clip(num_frames: int, fps: float, first: Image.Image, read: Callable[..., Iterator[Image.Image]]) -> Clip:
-    if num_frames > MAX_FRAMES:
-        raise UsageError(f"The video has {num_frames} frames; the limit is {MAX_FRAMES}.")
     if not 0 < fps < math.inf:
         raise UsageError("The video does not say how many frames a second it has.")
 
-    def guarded(places: Sequence[int]) -> Iterator[Image.Image]:
+    def read_resized(places: Sequence[int], resize: Resize) -> NDArray[np.uint8]:
         with _reading("video"):
-            yield from read(places)
+            return _resized(read(places), len(places), resize)
 
-    return Clip(num_frames, fps, first.height, first.width, guarded)
+    return Clip(num_frames, fps, first.height, first.width, read_resized)
+
+
+def _refuse_frames(num_frames: int) -> None:
+    if num_frames > MAX_FRAMES:
+        raise UsageError(f"The video has {num_frames} frames; the limit is {MAX_FRAMES}.")
 
 
 def _open_animation(data: bytes) -> Clip:
     kinds = "MP4, QuickTime, Matroska, WebM, AVI, or an animated GIF, WebP or PNG"
     image = _identified(data, _ANIMATIONS, f"video of a known format; send {kinds}")
     count = getattr(image, "n_frames", 1)
-    # Each frame has its own duration, so all are visited, up to the limit.
-    visited = range(min(count, MAX_FRAMES))
-    duration_ms = sum(frame.info.get("duration") or _DEFAULT_FRAME_MS for frame in _frames(image, visited))
-    return _clip(count, 1000 * count / duration_ms, image, lambda places: map(to_rgb, _frames(image, places)))
+    _refuse_frames(count)
+    num_pixels = count * image.width * image.height
+    if num_pixels > MAX_ANIMATION_PIXELS:
+        raise UsageError(
+            f"The animation has {count} frames of {image.width} x {image.height} pixels, {num_pixels} together; the "
+            f"limit is {MAX_ANIMATION_PIXELS}."
+        )
+    # Each frame has its own duration, so all are visited.
+    duration_ms = sum(frame.info.get("duration") or _DEFAULT_FRAME_MS for frame in _frames(image, range(count)))
+    return _clip(count, 1000 * count / duration_ms, image, partial(_frames, image))
 
 
 def _frames(image: Image.Image, places: Sequence[int]) -> Iterator[Image.Image]:
@@ -154,6 +218,7 @@ def _open_container(data: bytes, container: str) -> Clip:
     with _opened(data, container) as (file, stream):
         # Counted, since the number in the file's header may be missing or wrong.
         num_frames = sum(1 for packet in file.demux(stream) if packet.size)
+        _refuse_frames(num_frames)
         fps = float(stream.average_rate or 0)
     first = next(_decoded(data, container, [0]))
     return _clip(num_frames, fps, first, partial(_decoded, data, container))

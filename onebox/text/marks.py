@@ -6,11 +6,18 @@ with more text. So the result does not depend on how the text was split.
 
 import re
 
-__all__ = ["MarkReader", "Undecided"]
+__all__ = ["MAX_NAME_CHARS", "MarkReader", "Undecided", "is_name"]
 
 # Bounded, so that endless white space or an endless name is not read again at every step.
 _SPACE = re.compile(r"\s{0,1000}")
-_NAME = re.compile(r"([^<>\n]{0,256})(.?)", re.DOTALL)
+MAX_NAME_CHARS = 256
+_NAME = re.compile(rf"([^<>\n]{{0,{MAX_NAME_CHARS}}})(.?)", re.DOTALL)
+
+
+def is_name(text: str) -> bool:
+    """Whether `take_name` would read the text as a name, unchanged."""
+    match = _NAME.fullmatch(text)
+    return match is not None and not match[2] and bool(text) and text == text.strip()
 
 
 class Undecided(Exception):  # noqa: N818 (it is no error)

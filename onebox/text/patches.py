@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,12 +19,21 @@ from PIL import Image
 
 from onebox.spec.errors import MismatchError, UnreadableError, UnsupportedError, UsageError
 from onebox.spec.model import ModelSpec, VisionSpec, read_json
-from onebox.text.images import Clip, open_clip, open_image, to_rgb
+from onebox.text import images as images_here
+from onebox.text.images import Clip, Resize, Still
 
-__all__ = ["MediaKind", "Picture", "PictureReader"]
+__all__ = ["MediaKind", "Picture", "PictureFiles", "PictureReader"]
 
 MediaKind = Literal["image", "video"]
 Grid = tuple[int, int, int]
+
+
+class PictureFiles(Protocol):
+    """What opens files: `images.py` in this process, or a process that does the same."""
+
+    def open_image(self, data: bytes) -> Still: ...
+    def open_clip(self, data: bytes) -> Clip: ...
+
 
 _MAX_ASPECT = 200
 """Limit of longer to shorter side, as in the family's processor."""
@@ -42,7 +51,11 @@ class Picture:
     timestamps: tuple[float, ...]
     """Of a video's steps in time, in seconds; an image has none."""
     read: Callable[[], NDArray[np.float32]]
-    """Decodes it: patches [grid's product, in_channels * temporal_patch_size * patch_size^2]."""
+    """Decodes it: patches of `shape`."""
+    shape: tuple[int, int] = (0, 0)
+    """[grid's product, in_channels * temporal_patch_size * patch_size^2]."""
+    num_source_pixels: int = 0
+    """Of the file's image, or of one frame of its video."""
 
     @property
     def num_tokens(self) -> int:
@@ -174,9 +187,11 @@ class PictureReader:
         """The kinds that it opens."""
         return ("image", "video") if self._videos else ("image",)
 
-    def open(self, kind: MediaKind, data: bytes, max_pixels: int | None = None) -> Picture:
+    def open(
+        self, kind: MediaKind, data: bytes, max_pixels: int | None = None, files: PictureFiles = images_here
+    ) -> Picture:
         """The picture in a file's bytes, which must be of the kind; `max_pixels` limits an image further."""
-        return self._open_image(data, max_pixels) if kind == "image" else self._open_video(data)
+        return self._open_image(data, max_pixels, files) if kind == "image" else self._open_video(data, files)
 
     def encode(
         self, text: str, pictures: Sequence[Picture], encode_text: Callable[[str], tuple[int, ...]]
@@ -202,33 +217,34 @@ class PictureReader:
         }
         return tuple(_repeated(token_ids, counts))
 
-    def _open_image(self, data: bytes, max_pixels: int | None) -> Picture:
-        cutting, image = self._images, open_image(data)
+    def _open_image(self, data: bytes, max_pixels: int | None, files: PictureFiles) -> Picture:
+        cutting, image = self._images, files.open_image(data)
         bound = min(cutting.max_pixels, max_pixels or cutting.max_pixels)
         height, width = _image_size(image.height, image.width, cutting.factor, cutting.min_pixels, bound)
 
         def read() -> NDArray[np.float32]:
-            return _cut(cutting, [_resized(cutting, to_rgb(image), height, width)])
+            return _cut(cutting, image.read(Resize(height, width, cutting.resample)))
 
-        return _picture("image", cutting, (1, height, width), (), read)
+        return _picture("image", cutting, image.height * image.width, (1, height, width), (), read)
 
-    def _open_video(self, data: bytes) -> Picture:
+    def _open_video(self, data: bytes, files: PictureFiles) -> Picture:
         cutting = self._videos
         if cutting is None:
             raise UnsupportedError("This checkpoint has no video_preprocessor_config.json: it reads no videos.")
-        clip = open_clip(data)
+        clip = files.open_clip(data)
         places = self._sampling.frames(clip)
         if len(places) < cutting.temporal_patch_size:
             raise UsageError(f"The video has {clip.num_frames} frame; send it as an image.")
         height, width = _video_size(clip.height, clip.width, len(places), cutting)
 
         def read() -> NDArray[np.float32]:
-            return _cut(cutting, [_resized(cutting, frame, height, width) for frame in clip.read(places)])
+            return _cut(cutting, clip.read(places, Resize(height, width, cutting.resample)))
 
         seconds = [place / clip.fps for place in _filled_up(places, cutting.temporal_patch_size)]
         pairs = zip(*(iter(seconds),) * cutting.temporal_patch_size, strict=True)
         timestamps = tuple((step[0] + step[-1]) / 2 for step in pairs)
-        return _picture("video", cutting, (len(timestamps), height, width), timestamps, read)
+        num_pixels = clip.height * clip.width
+        return _picture("video", cutting, num_pixels, (len(timestamps), height, width), timestamps, read)
 
 
 def _refuse_other_tower(cutting: _Cutting, vision: VisionSpec, file: str) -> None:
@@ -244,6 +260,7 @@ def _refuse_other_tower(cutting: _Cutting, vision: VisionSpec, file: str) -> Non
 def _picture(
     kind: MediaKind,
     cutting: _Cutting,
+    num_source_pixels: int,
     pixels: tuple[int, int, int],
     timestamps: tuple[float, ...],
     read: Callable[[], NDArray[np.float32]],
@@ -251,7 +268,11 @@ def _picture(
     """`pixels` are steps in time, and height and width in pixels."""
     steps, height, width = pixels
     grid = (steps, height // cutting.patch_size, width // cutting.patch_size)
-    return Picture(kind, grid, grid[1] * grid[2] // cutting.merge_size**2, timestamps, read)
+    patch_values = 3 * cutting.temporal_patch_size * cutting.patch_size**2
+    num_tokens_per_step = grid[1] * grid[2] // cutting.merge_size**2
+    return Picture(
+        kind, grid, num_tokens_per_step, timestamps, read, (math.prod(grid), patch_values), num_source_pixels
+    )
 
 
 # Sizes, as the family's processor computes them.
@@ -294,19 +315,18 @@ def _bounded_size(
 # Pixels.
 
 
-def _resized(cutting: _Cutting, image: Image.Image, height: int, width: int) -> NDArray[np.uint8]:
-    return np.asarray(image.resize((width, height), cutting.resample), dtype=np.uint8)
-
-
 def _filled_up(items: Sequence[Any], multiple: int) -> list[Any]:
     """The last one repeated until there are a multiple."""
     return [*items, *[items[-1]] * (-len(items) % multiple)]
 
 
-def _cut(cutting: _Cutting, frames: Sequence[NDArray[np.uint8]]) -> NDArray[np.float32]:
-    """Patches of frames [height, width, 3]: squares of merged patches stay together, a patch is channel by channel."""
+def _cut(cutting: _Cutting, frames: NDArray[np.uint8]) -> NDArray[np.float32]:
+    """Patches of pixels [frames, height, width, 3].
+
+    Squares of merged patches stay together, a patch is channel by channel.
+    """
     patch, merge, per_step = cutting.patch_size, cutting.merge_size, cutting.temporal_patch_size
-    stack = np.stack(_filled_up(frames, per_step))
+    stack = frames[_filled_up(range(len(frames)), per_step)]
     num_frames, height, width, channels = stack.shape
     rows, columns = height // cutting.factor, width // cutting.factor
     split = stack.reshape(num_frames // per_step, per_step, rows, merge, patch, columns, merge, patch, channels)

@@ -4,17 +4,48 @@ The family's tokenizers are byte-level: every token is a fixed string of bytes, 
 token by token without decoding twice (`stream.py` relies on it). Any other kind is refused.
 """
 
-from collections.abc import Sequence
-from functools import cache
+import json
+import os
+import re
+from collections.abc import Iterator, Sequence
+from functools import cache, cached_property
 from pathlib import Path
+from typing import Any
 
 from tokenizers import Tokenizer as _Tokenizer
 from tokenizers.pre_tokenizers import ByteLevel
 
 from onebox.spec.errors import UnreadableError, UnsupportedError, UsageError
 from onebox.spec.model import read_json
+from onebox.text.shield import Shield, refuse_half_characters
 
-__all__ = ["Tokenizer"]
+__all__ = ["Tokenizer", "TooManyTokensError"]
+
+# The library would start threads of its own, which do not survive a fork.
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+_PIECE_CHARS = 1 << 15
+"""A long text is encoded in pieces of about so many characters, and not further than a limit of tokens needs."""
+_SEARCH_CHARS = 1 << 20
+"""The place of a cut is searched in steps of so many characters: a search does not let other threads run."""
+_SPLITS = {
+    rf"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{{L}}\p{{N}}]?{letters}+|\p{{N}}| ?[^\s{marks}\p{{N}}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+    for letters, marks in ((r"\p{L}", r"\p{L}"), (r"[\p{L}\p{M}]", r"\p{L}\p{M}"))
+}
+"""How the family's tokenizers split text into words, within which tokens are merged."""
+_CUT = re.compile(
+    "(?<=[!-~\u00c0-\u167f\u3041-\ud7a3])(?= )"
+    "|(?<=[0-9A-Za-z])(?=\n)|(?<=[0-9])(?=[!-~])"
+    "|(?<=[\u3041-\u3096\u30a1-\u30fa\u4e00-\u9fff\uac00-\ud7a3])(?=[\u3001\u3002\uff0c])"
+)
+"""Places where a word ends by those rules whatever comes before and behind: between a visible character and a space,
+a letter or digit and a line break, a digit and what follows it, a letter and a comma or full stop of East Asian text.
+None lies inside what Unicode's composition joins."""
+
+
+class TooManyTokensError(UsageError):
+    """A text has more tokens than its caller can use."""
 
 
 class Tokenizer:
@@ -23,7 +54,17 @@ class Tokenizer:
     def __init__(self, tokenizer: _Tokenizer) -> None:
         self._tokenizer = tokenizer
         added = tokenizer.get_added_tokens_decoder()
+        for token in added.values():
+            if token.lstrip or token.rstrip or token.single_word:
+                raise UnsupportedError(
+                    f"tokenizer.json has a token {token.content!r} that depends on the text around it; this family's "
+                    "do not."
+                )
         self._hidden = {token_id for token_id, token in added.items() if token.special}
+        self._control_ids = {token.content: token_id for token_id, token in added.items() if token.content}
+        self.shield = Shield(self._control_ids)
+        """Covers what clients wrote in a text for `encode_rendered`."""
+        self._can_cut = _split_pattern(tokenizer) in _SPLITS
 
     @classmethod
     def load(cls, directory: Path) -> "Tokenizer":
@@ -32,10 +73,11 @@ class Tokenizer:
         if not isinstance(decoder, dict) or decoder.get("type") != "ByteLevel":
             raise UnsupportedError(f"{path} has a decoder that is not ByteLevel; this family's tokenizers are.")
         try:
-            return cls(_Tokenizer.from_file(str(path)))
+            tokenizer = _Tokenizer.from_file(str(path))
         except Exception as error:
             # The library raises bare Exceptions for whatever it finds wrong in the file.
             raise UnreadableError(f"{path} cannot be read as a tokenizer ({error}): download it again.") from None
+        return cls(tokenizer)
 
     @property
     def message_token_ids(self) -> tuple[int, ...]:
@@ -43,16 +85,59 @@ class Tokenizer:
         token_id = self._tokenizer.token_to_id("<|im_start|>")
         return () if token_id is None else (token_id,)
 
-    def encode(self, text: str) -> tuple[int, ...]:
-        """Ids of text; control tokens written out in it become those tokens, and none is added."""
-        try:
-            text.encode()
-        except UnicodeEncodeError as error:
-            # JSON can spell half of a surrogate pair.
-            raise UsageError(
-                f"The text holds U+{ord(text[error.start]):04X} by itself, which is no character."
-            ) from None
-        return tuple(self._tokenizer.encode(text, add_special_tokens=False).ids)
+    def encode(self, text: str, max_tokens: int | None = None) -> tuple[int, ...]:
+        """Ids of text; control tokens written out in it become those tokens, and none is added.
+
+        A text of more than `max_tokens` is refused with TooManyTokensError, before all of it is encoded.
+        """
+        refuse_half_characters(text)
+        return self.encode_rendered(text, max_tokens)
+
+    def encode_rendered(self, text: str, max_tokens: int | None = None) -> tuple[int, ...]:
+        """The same of a text in which the shield has covered what clients wrote: control tokens spelled there are text.
+
+        Text between two control tokens is encoded by itself, as the tokenizer library does it too, so other text has
+        the ids that `encode` gives it.
+        """
+        token_ids: list[int] = []
+        for words, control in self.shield.split(text):
+            for piece in self._pieces(words):
+                token_ids += self._encode_words(self.shield.uncover(piece))
+                if max_tokens is not None and len(token_ids) > max_tokens:
+                    raise TooManyTokensError(f"The text has more than {max_tokens} tokens.")
+            if control:
+                token_ids.append(self._control_ids[control])
+        if max_tokens is not None and len(token_ids) > max_tokens:
+            raise TooManyTokensError(f"The text has more than {max_tokens} tokens.")
+        return tuple(token_ids)
+
+    def _encode_words(self, text: str) -> list[int]:
+        """Ids of text without control tokens; what is spelled as one is encoded as text."""
+        tokenizer = self._wordwise if self.shield.is_spelled_in(text) else self._tokenizer
+        # In contrast to `encode`, the library lets other threads run meanwhile.
+        (encoding,) = tokenizer.encode_batch_fast([text], add_special_tokens=False)
+        return list(encoding.ids)
+
+    def _pieces(self, text: str) -> Iterator[str]:
+        """The text cut at ends of words, where that leaves its ids as they are."""
+        at = 0
+        while self._can_cut and len(text) - at > _PIECE_CHARS:
+            end = _find_cut(text, at + _PIECE_CHARS)
+            yield text[at:end]
+            at = end
+        if at < len(text):
+            yield text[at:]
+
+    @cached_property
+    def max_token_bytes(self) -> int:
+        """Length of the longest token: so many bytes of text, normalized, have at least one token."""
+        return max(map(len, self._tokenizer.get_vocab(with_added_tokens=True)))
+
+    @cached_property
+    def _wordwise(self) -> _Tokenizer:
+        """The tokenizer without control tokens. Few prompts need it, so it is made when the first one does."""
+        source: dict[str, Any] = json.loads(self._tokenizer.to_str())
+        return _Tokenizer.from_str(json.dumps({**source, "added_tokens": [], "post_processor": None}))
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Text of all ids at once; bytes that are no UTF-8 become U+FFFD."""
@@ -70,6 +155,29 @@ class Tokenizer:
         table = _byte_of_char()
         # An added token is written as it is, and may hold characters that are not in the byte alphabet.
         return bytes(table[char] for char in text) if all(char in table for char in text) else text.encode()
+
+
+def _split_pattern(tokenizer: _Tokenizer) -> str | None:
+    """The rule by which text is split into words, if that is the only rule."""
+    if tokenizer.pre_tokenizer is None:
+        return None
+    state = json.loads(tokenizer.pre_tokenizer.__getstate__())
+    match state.get("pretokenizers"):
+        case [
+            {"type": "Split", "pattern": {"Regex": str(pattern)}, "behavior": "Isolated", "invert": False},
+            {"type": "ByteLevel", "add_prefix_space": False, "use_regex": False},
+        ]:
+            return pattern
+        case _:
+            return None
+
+
+def _find_cut(text: str, start: int) -> int:
+    """The first place from `start` on where the text may be cut; its end if there is none."""
+    for at in range(start, len(text), _SEARCH_CHARS):
+        if found := _CUT.search(text, at, at + _SEARCH_CHARS + 1):
+            return found.start()
+    return len(text)
 
 
 @cache

@@ -1,8 +1,14 @@
 """The command line as a whole: help, wrong words, interruption, and the plan of a real directory."""
 
 import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
+
+from tests.engine.fake import wait_until
 
 VERBS = ("pull", "inspect", "build", "verify", "plan", "serve")
 
@@ -48,14 +54,66 @@ def test_ctrl_c_is_no_traceback(run_cli, monkeypatch, tmp_path):
         raise KeyboardInterrupt
 
     monkeypatch.setattr("onebox.checkpoint.inspect.inspect_checkpoint", interrupted)
-    result = run_cli("inspect", tmp_path)
-    assert result.code == 130
-    assert "Traceback" not in result.err
+    before = signal.getsignal(signal.SIGINT)
+    try:
+        result = run_cli("inspect", tmp_path)
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_DFL, "a second Ctrl-C would print a traceback"
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert (result.code, result.err.strip()) == (130, "onebox: stopped.")
+
+
+def test_ctrl_c_inside_a_library_that_makes_another_error_of_it_is_no_traceback(run_cli, monkeypatch, tmp_path):
+    def interrupted(*_, **__):
+        try:
+            raise KeyboardInterrupt
+        except KeyboardInterrupt:
+            raise ImportError("a module could not be initialized")  # noqa: B904 - as C code does
+
+    monkeypatch.setattr("onebox.checkpoint.inspect.inspect_checkpoint", interrupted)
+    before = signal.getsignal(signal.SIGINT)
+    try:
+        result = run_cli("inspect", tmp_path)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert (result.code, result.err.strip()) == (130, "onebox: stopped.")
+
+
+def test_ctrl_c_during_the_imports_is_silent():
+    script = (
+        "import os, signal, sys\n"
+        "class Finder:\n"
+        "    def find_spec(self, name, *_):\n"
+        "        if name == 'typer': os.kill(os.getpid(), signal.SIGINT)\n"
+        "sys.meta_path.insert(0, Finder())\n"
+        "from onebox.cli.entry import main; main()"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, "", "")
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_ctrl_c_while_a_model_is_loaded_is_one_line_and_leaves_no_process(checkpoint, count):
+    command = [sys.executable, "-m", "onebox.cli.main", "serve", str(checkpoint), "--port", "0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout.readline().startswith("config and tokenizer")
+        wait_until(lambda: children(process.pid))
+        left = children(process.pid)
+        for _ in range(count):
+            process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+    said = (out + err).strip()
+    assert said in ("Stopped.", "onebox: stopped.")
+    wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in left))
+
+
+def children(pid):
+    lists = Path(f"/proc/{pid}/task").glob("*/children")
+    return [int(child) for path in lists for child in path.read_text().split()]
 
 
 def test_a_directory_without_permission_is_a_sentence(run_cli, monkeypatch, tmp_path):
     """Root may read everything, so the kernel's refusal is played."""
-    from pathlib import Path
 
     def refuse(self):
         raise PermissionError(13, "Permission denied", str(self))

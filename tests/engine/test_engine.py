@@ -1,8 +1,11 @@
 """The door keeps its promises: refusals with numbers, one ending per request, from any thread or event loop."""
 
 import asyncio
+import random
 import threading
+from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
@@ -16,6 +19,7 @@ from onebox.engine.api import (
     FinishReason,
     Grammar,
     GrammarKind,
+    HealthStatus,
     QueueFullError,
     Request,
     SamplingParams,
@@ -23,11 +27,13 @@ from onebox.engine.api import (
     SpeculationMethod,
     Started,
     Tokens,
+    Vision,
 )
 from onebox.engine.engine import CommittedStep, Outbox
-from onebox.engine.step import StepPlan
+from onebox.engine.logits import Adjustment, LogitsRules
+from onebox.engine.step import EncodedImages, StepPlan
 from onebox.model.load import load_model
-from onebox.spec.errors import UnsupportedError, UsageError
+from onebox.spec.errors import MismatchError, UnsupportedError, UsageError
 from tests.engine.fake import FAILING, VOCAB_SIZE, FakeRunner, plain_answer, tokens_of, wait_until
 from tests.engine.tiny import tiny_runner
 
@@ -174,6 +180,10 @@ def test_what_exceeds_the_pages_is_refused_with_both_numbers():
         ([1], {"logit_bias": ((VOCAB_SIZE, 1.0),)}, f"logit_bias names token id {VOCAB_SIZE}"),
         ([1], {"stop_token_ids": (VOCAB_SIZE,)}, f"stop_token_ids names token id {VOCAB_SIZE}"),
         ([1], {"stop_token_ids": (-1,)}, "stop_token_ids names token id -1"),
+        ([1, 1.5], {}, "token id 1.5"),
+        ([1, 10**30], {}, "token id 10000"),
+        (["1"], {}, "token id '1'"),
+        ([1, [2, 3]], {}, r"token id \[2, 3\]"),
     ],
 )
 def test_tokens_outside_the_vocabulary_are_refused(fake, prompt, sampling, says):
@@ -181,12 +191,21 @@ def test_tokens_outside_the_vocabulary_are_refused(fake, prompt, sampling, says)
         fake[0].submit(request("a", prompt, **sampling))
 
 
+def test_a_min_tokens_that_bans_the_whole_vocabulary_is_refused(fake):
+    everything = tuple(range(VOCAB_SIZE))
+    with pytest.raises(UsageError, match="min_tokens is 2 and all 48 tokens are stop tokens"):
+        fake[0].submit(request("a", [1], min_tokens=2, stop_token_ids=everything))
+    assert tokens_of(fake[0].submit(request("a", [1], stop_token_ids=everything))) == []
+    fewer = everything[1:]
+    assert tokens_of(fake[0].submit(request("a", [1], min_tokens=5, stop_token_ids=fewer))) == [0] * 5
+
+
 def test_a_grammar_without_a_token_table_is_refused(fake):
     with pytest.raises(UnsupportedError, match="no token table"):
         fake[0].submit(request("a", [1], grammar=Grammar(GrammarKind.REGEX, "a*")))
 
 
-NAN = float("nan")
+NAN, INF = float("nan"), float("inf")
 
 
 @pytest.mark.parametrize(
@@ -194,7 +213,19 @@ NAN = float("nan")
     [
         {"temperature": -1},
         {"temperature": NAN},
+        {"temperature": 1e-309},
+        {"temperature": 1e-11},
+        {"temperature": 1e300},
+        {"temperature": 10**400},
+        {"temperature": INF},
+        {"temperature": "1"},
         {"top_p": 0},
+        {"top_p": 5e-324},
+        {"top_p": NAN},
+        {"top_k": 1.5},
+        {"seed": 1.5},
+        {"max_tokens": 2.5},
+        {"min_tokens": NAN},
         {"top_p": 1.1},
         {"top_k": -1},
         {"min_p": 1.5},
@@ -203,8 +234,18 @@ NAN = float("nan")
         {"min_tokens": 3, "max_tokens": 2},
         {"presence_penalty": 2.5},
         {"frequency_penalty": NAN},
+        {"frequency_penalty": -INF},
+        {"presence_penalty": 1e300},
         {"repetition_penalty": 0},
+        {"repetition_penalty": 1e-308},
+        {"repetition_penalty": 1e308},
+        {"repetition_penalty": NAN},
         {"logit_bias": ((1, 101.0),)},
+        {"logit_bias": ((1, -INF),)},
+        {"logit_bias": ((1, NAN),)},
+        {"logit_bias": ((1, "2"),)},
+        {"logit_bias": tuple((token_id, 1.0) for token_id in range(5000))},
+        {"stop_token_ids": tuple(range(5000))},
         {"logprobs": 21},
         {"prompt_logprobs": -1},
     ],
@@ -215,7 +256,7 @@ def test_impossible_parameters_are_refused_by_name(bad):
         SamplingParams(**bad)
 
 
-@pytest.mark.parametrize("timeout_s", [0, -1, NAN])
+@pytest.mark.parametrize("timeout_s", [0, -1, NAN, INF, 10**400, "1"])
 def test_an_impossible_timeout_is_refused(timeout_s):
     with pytest.raises(UsageError, match="timeout_s"):
         Request("a", (1,), timeout_s=timeout_s)
@@ -286,18 +327,21 @@ def test_abort_ends_a_request_wherever_it_is(fake):
     assert sum(len(batch.rows) for batch in runner.plans) <= 4 + 2, "an aborted answer went on"
 
 
-def test_after_all_are_aborted_the_stats_show_nobody(fake):
-    engine, runner = fake
-    runner.gate.clear()
-    handles = [engine.submit(request(name, range(9), max_tokens=100)) for name in "ab"]
-    wait_until(lambda: not engine._submitted)
-    for name in "ab":
-        engine.abort(name)
-    runner.gate.set()
-    for handle in handles:
-        list(handle)
-    stats = engine.stats()
-    assert (stats.num_running, stats.num_waiting) == (0, 0)
+def test_the_stats_that_come_with_an_abort_no_longer_count_it():
+    runner, counted = FakeRunner(config()), []
+
+    def deliver(deliveries, stats, _):
+        counted.extend(stats.num_running for _, event in deliveries if isinstance(event, Finished))
+
+    with Engine(runner, runner.config, deliver=deliver) as engine:
+        runner.gate.clear()
+        engine.submit_all([request(name, range(9), max_tokens=100) for name in "ab"])
+        wait_until(lambda: not engine._submitted)
+        for name in "ab":
+            engine.abort(name)
+        runner.gate.set()
+        wait_until(lambda: len(counted) == 2)
+    assert counted == [1, 0]
 
 
 def test_an_abort_that_comes_too_late_does_not_meet_the_next_request_of_that_name(fake):
@@ -362,6 +406,190 @@ def test_a_model_that_computes_nonsense_fails_the_request_and_not_the_engine(che
         assert isinstance(list(engine.submit(request("b", [1], temperature=0)))[-1], Finished)
 
 
+def test_the_least_and_largest_settings_are_computed(checkpoint):
+    model = load_model(checkpoint, torch.device("cpu"), torch.float32)
+    ways = [
+        {"temperature": 1e-10},
+        {"temperature": 1e10},
+        {"temperature": 1e-10, "top_p": 1e-10, "min_p": 5e-324, "top_k": 2**31 - 1},
+        {"repetition_penalty": 1e-10, "temperature": 1e-10},
+        {"repetition_penalty": 1e10},
+        {"logit_bias": tuple((token_id, -100.0) for token_id in range(model.spec.vocab_size))[:4096]},
+        {"presence_penalty": 2, "frequency_penalty": -2, "top_p": 1e-10},
+    ]
+    with Engine(tiny_runner(model, config()), config()) as engine:
+        for way in ways:
+            *_, last = engine.submit(request("a", [1, 2, 3], seed=1, ignore_eos=True, **way))
+            assert isinstance(last, Finished), (way, last)
+
+
+@pytest.mark.parametrize("place", ["mask", "logprobs", "prompt logprobs"])
+def test_a_row_that_cannot_be_computed_fails_its_request_and_no_other(checkpoint, monkeypatch, place):
+    model = load_model(checkpoint, torch.device("cpu"), torch.float32)
+    sampling = {"temperature": 0, "ignore_eos": True, "max_tokens": 12}
+    with Engine(tiny_runner(model, config()), config()) as engine:
+        alone = tokens_of(engine.submit(request("alone", range(20), **sampling)))
+        if place == "mask":
+            adjust = LogitsRules.adjust
+            nothing = np.zeros(-(-model.spec.vocab_size // 32), dtype=np.int32)
+            empty = Adjustment(None, None, np.empty(0, dtype=np.int64), nothing)
+
+            def adjust_badly(rules, drafts):
+                if rules._sampling.seed != 13 or rules._num_sampled < 3:
+                    return adjust(rules, drafts)
+                return drafts, (empty,) * (1 + len(drafts))
+
+            monkeypatch.setattr(LogitsRules, "adjust", adjust_badly)
+        else:
+
+            def fail(*_):
+                raise torch.OutOfMemoryError("no more")
+
+            monkeypatch.setattr("onebox.engine.logits.RowLogprobs.of", fail)
+        asked = {"mask": {}, "logprobs": {"logprobs": 2}, "prompt logprobs": {"prompt_logprobs": 1}}[place]
+        bad = engine.submit(request("bad", range(30), **sampling, **asked, seed=13))
+        good = engine.submit(request("good", range(20), **sampling))
+        *events, last = bad
+        assert isinstance(last, Failed)
+        assert ("not finite numbers" if place == "mask" else "not enough memory") in last.message
+        assert len(tokens_of(events)) == (3 if place == "mask" else 0)
+        assert tokens_of(good) == alone
+        assert engine.stats().totals.num_failed == 1
+        assert engine.stats().is_alive
+
+
+def test_a_prompt_without_memory_to_prefill_fails_and_the_answers_beside_it_go_on(checkpoint, monkeypatch):
+    model = load_model(checkpoint, torch.device("cpu"), torch.float32)
+    runner, sampling = tiny_runner(model, config()), {"temperature": 0, "ignore_eos": True, "max_tokens": 60}
+    with Engine(runner, config()) as engine:
+        alone = tokens_of(engine.submit(request("alone", range(20), **sampling)))
+        good = engine.submit(request("good", range(20), **sampling))
+        events = iter(good)
+        first = [next(events), next(events)]
+
+        def fail(*_, **__):
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.")
+
+        monkeypatch.setattr("onebox.engine.runner.prefill", fail)
+        *_, last = engine.submit(request("bad", range(100), **sampling))
+        assert last == Failed("bad", "The model could not compute this request: there is not enough memory for it.")
+        assert tokens_of([*first, *events]) == alone
+
+
+@pytest.mark.parametrize(
+    ("error", "says"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory."), "not enough memory"),
+        (MismatchError("The prompt has 3 pad tokens for 4 embeddings."), "The prompt has 3 pad tokens"),
+        (RuntimeError("a fault"), "internal error"),
+        (KeyError("a fault"), "internal error"),
+    ],
+)
+def test_images_that_cannot_be_encoded_fail_their_request_alone_and_are_counted(fake, error, says):
+    engine, runner = fake
+
+    def encode(prompt, vision):
+        raise error
+
+    runner.encode_images = encode
+    good = engine.submit(request("good", [1]))
+    (last,) = engine.submit(replace(request("bad", [2]), vision=Vision()))
+    assert isinstance(last, Failed)
+    assert says in last.message
+    assert last.is_refusal == isinstance(error, MismatchError)
+    assert tokens_of(good) == answer([1])
+    assert (engine.stats().totals.num_failed, engine.stats().num_waiting) == (1, 0)
+
+
+def test_images_are_encoded_for_one_request_in_a_step_and_only_when_it_is_next():
+    runner = FakeRunner(config(max_num_seqs=2, max_num_waiting=8))
+    encoded = []
+
+    def encode(prompt, vision):
+        encoded.append(len(runner.plans))
+        positions = np.tile(np.arange(len(prompt)), (3, 1))
+        return EncodedImages(positions, len(prompt), prompt, np.empty(0, dtype=np.int64), None)
+
+    runner.encode_images = encode
+    with Engine(runner, runner.config) as engine:
+        runner.gate.clear()
+        asked = [replace(request(str(i), [i], max_tokens=20), vision=Vision()) for i in range(6)]
+        handles = engine.submit_all(asked)
+        wait_until(lambda: engine.stats().num_waiting < 6)
+        assert len(encoded) <= 1
+        runner.gate.set()
+        assert [tokens_of(handle) for handle in handles] == [answer([i], 20) for i in range(6)]
+    assert len(set(encoded)) == 6, "two were encoded before one step"
+    assert encoded[3] > 15, "one was encoded long before there was a slot for it"
+
+
+def test_an_observer_that_fails_keeps_nobody_from_their_events(fake, caplog):
+    engine, _ = fake
+
+    def watch(event, started_at):
+        raise ValueError("a fault")
+
+    engine.observer = lambda _: watch
+    assert tokens_of(engine.submit(request("a", [1]))) == answer([1])
+    assert "an observer of request a failed" in caplog.text
+
+
+def test_a_request_whose_events_cannot_be_delivered_fails_alone():
+    undelivered, told = set(), {}
+
+    def deliver(deliveries, stats, started_at):
+        failed = []
+        for handle, event in deliveries:
+            if handle.request_id in undelivered and isinstance(event, Tokens):
+                failed.append(Failed(handle.request_id, "It could not be sent."))
+            else:
+                told.setdefault(handle.request_id, []).append(event)
+        return failed
+
+    runner = FakeRunner(config())
+    with Engine(runner, runner.config, deliver=deliver) as engine:
+        undelivered.update(["bad", "last"])
+        engine.submit_all(
+            [request("bad", [1], max_tokens=90), request("good", [2]), request("last", [3], max_tokens=1)]
+        )
+        wait_until(lambda: len(told) == 3 and all(isinstance(e[-1], Finished | Failed) for e in told.values()))
+        assert told["bad"][-1] == Failed("bad", "It could not be sent.")
+        assert tokens_of(told["good"]) == answer([2])
+        # One of them had ended when its events could not be sent; it failed all the same.
+        wait_until(lambda: engine._scheduler.stats().totals.num_failed == 2)
+        assert engine.stats().is_alive
+        assert engine._scheduler.stats().num_running == 0
+        engine._scheduler.check()
+
+
+def test_thousands_of_submissions_and_aborts_leave_nothing_behind():
+    runner = FakeRunner(config(max_num_seqs=4, max_num_waiting=60))
+    numbers = random.Random(3)
+    with Engine(runner, runner.config) as engine:
+        runner.scheduler = engine._scheduler
+        reader = engine.submit(request("reader", range(30), max_tokens=400))
+        handles = []
+        for number in range(5_000):
+            prompt = [numbers.randrange(40) for _ in range(numbers.choice([1, 5, 70]))]
+            try:
+                handles.append(engine.submit(request(str(number), prompt, max_tokens=50)))
+            except QueueFullError:
+                handles.append(None)
+            if numbers.random() < 0.95 and handles[-1]:
+                engine.abort(handles[-1].request_id)
+        ends = [list(handle)[-1] for handle in handles if handle]
+        assert tokens_of(reader) == answer(range(30), 400)
+        assert all(isinstance(end, Finished) for end in ends)
+        assert len(ends) > 100
+        wait_until(lambda: engine.stats().num_running == 0)
+        assert (len(engine._open), engine._aborted, len(engine._submitted)) == (0, set(), 0)
+        assert engine.stats().num_finished == len(ends) + 1
+        engine._scheduler.check()
+        engine._scheduler.clear_cache()
+        assert engine._scheduler.stats().num_free_pages == 30
+        assert not engine._speculator._drafting
+
+
 def test_close_fails_what_is_open_and_refuses_what_comes_later(fake):
     engine, runner = fake
     runner.gate.clear()
@@ -372,6 +600,7 @@ def test_close_fails_what_is_open_and_refuses_what_comes_later(fake):
     runner.gate.set()
     closer.join()
     assert list(handle)[-1] == Failed("a", "The engine was closed before this request was done.")
+    assert engine.stats().totals.num_failed == 1
     engine.close()
     with pytest.raises(EngineStoppedError, match="has stopped"):
         engine.submit(request("b", [1]))
@@ -390,9 +619,33 @@ def test_an_engine_that_dies_fails_everyone_and_says_so(fake, monkeypatch, caplo
     for handle in handles:
         assert list(handle)[-1] == Failed(handle.request_id, "The engine died: no more.")
     assert not engine.stats().is_alive
+    assert engine.stats().totals.num_failed == 4
     with pytest.raises(EngineStoppedError):
         engine.submit(request("b", [1]))
     assert "the engine died" in caplog.text
+
+
+def test_an_engine_that_died_says_so_before_its_requests_are_failed(fake, monkeypatch):
+    engine, runner = fake
+    seen = []
+
+    def die(batch):
+        raise MemoryError("no more.")
+
+    monkeypatch.setattr(runner, "_chunk", die)
+    engine.observer = lambda _: lambda event, _: seen.append((type(event), engine.health().status))
+    list(engine.submit(request("a", [1])))
+    assert seen == [(Failed, HealthStatus.FAILED)]
+
+
+def test_stats_follow_an_abort_though_no_step_comes_after_it(fake):
+    engine, _runner = fake
+    handle = engine.submit(request("a", [1], max_tokens=400))
+    next(iter(handle))
+    engine.abort("a")
+    list(handle)
+    stats = engine.stats()
+    assert (stats.num_running, stats.totals.finished) == (0, {FinishReason.ABORT: 1})
 
 
 def test_an_engine_that_dies_tells_first_what_the_step_before_gave(fake, monkeypatch):

@@ -16,6 +16,7 @@ from onebox.engine.grammar import Grammar, GrammarCompiler
 from onebox.engine.logits import LogitsRules, apply_adjustments
 from onebox.engine.request import SamplingParams
 from onebox.engine.step import DecodeRows, DraftCheck, Draw
+from onebox.spec.errors import UnsupportedError
 from onebox.spec.vocabulary import TokenTable
 
 VOCAB_SIZE = 300
@@ -206,3 +207,63 @@ def test_sequences_in_a_step_do_not_touch_each_others_rows():
 def test_a_request_that_asks_for_nothing_costs_nothing():
     assert adjuster({}, ANSWER).adjust(DRAFTS) == (DRAFTS, ())
     assert adjuster({"min_tokens": 5}, ANSWER).adjust(DRAFTS) == (DRAFTS, ())
+
+
+# What cannot be computed.
+
+
+class Walked:
+    """A grammar that gives the masks that it is told, one for each draft and one more."""
+
+    def __init__(self, *masks):
+        self.masks = masks
+
+    def masks_for(self, drafts):
+        return drafts, self.masks[: 1 + len(drafts)]
+
+
+def mask_of(*token_ids):
+    words = np.zeros(-(-VOCAB_SIZE // 32), dtype=np.uint32)
+    for token_id in token_ids:
+        words[token_id // 32] |= np.uint32(1 << token_id % 32)
+    return words.view(np.int32)
+
+
+def test_a_mask_that_allows_nothing_is_an_error_and_never_a_token():
+    with pytest.raises(UnsupportedError, match="allows no token"):
+        adjuster({}, constraint=Walked(mask_of())).adjust(())
+
+
+def test_a_draft_after_which_nothing_is_allowed_is_not_tried():
+    constraint = Walked(mask_of(9), mask_of(5), mask_of(), mask_of(1))
+    drafts, adjustments = adjuster({}, constraint=constraint).adjust((9, 5, 200))
+    assert drafts == (9,)
+    assert len(adjustments) == 2
+
+
+def test_a_mask_of_another_vocabulary_fails_its_own_row_alone():
+    good, bad = mask_of(3), np.full(99, -1, dtype=np.int32)
+    values = logits(3)
+    parts = [entry(adjuster({}, constraint=Walked(mask)).adjust(())[1], 1) for mask in (good, bad, good)]
+    failed = apply_adjustments(values, parts)
+    assert list(failed) == [1]
+    assert [row.isfinite().nonzero()[:, 0].tolist() for row in values[::2]] == [[3], [3]]
+    assert torch.equal(values[1], logits(3)[1])
+
+
+def test_the_bias_of_a_token_that_is_named_twice_is_the_sum():
+    got = adjusted(logits(), {"logit_bias": ((9, 3.5), (4, 1.0), (9, -1.5))})
+    expected = logits()
+    expected[0, 9] += 2.0
+    expected[0, 4] += 1.0
+    assert torch.equal(got, expected)
+
+
+def test_a_row_with_a_long_prompt_does_not_widen_the_others(monkeypatch):
+    monkeypatch.setattr("onebox.engine.logits._NARROW", 6)
+    ways = [{"repetition_penalty": 2.0}, {"presence_penalty": 1.0}, {"repetition_penalty": 0.5}]
+    values = logits(3)
+    parts = [entry(adjuster(way, ANSWER).adjust(())[1], 1) for way in ways]
+    expected = torch.cat([adjusted(values[place : place + 1], way, ANSWER) for place, way in enumerate(ways)])
+    apply_adjustments(values, parts)
+    assert torch.equal(values, expected)

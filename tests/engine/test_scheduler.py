@@ -6,7 +6,8 @@ import random
 import pytest
 
 from onebox.engine.config import EngineConfig, SpeculationConfig, SpeculationMethod
-from onebox.engine.request import Finished, FinishReason, Request, SamplingParams, Started, Tokens
+from onebox.engine.request import Failed, Finished, FinishReason, Request, SamplingParams, Started, Tokens
+from onebox.spec.errors import UnsupportedError
 from tests.engine.fake import FAILING, VOCAB_SIZE, Stand, plain_answer
 
 LONG = 100_000
@@ -129,6 +130,49 @@ def test_equals_never_send_each_other_out():
     assert it.scheduler.stats().totals.num_preempted == 0
 
 
+def test_nobody_is_preempted_where_that_makes_no_room():
+    it = stand(num_pages=12, max_num_seqs=4, num_checkpoints=0)
+    it.ask("best", prompt(450), priority=0, max_tokens=60, ignore_eos=True)
+    it.ask("lesser", prompt(100, seed=1), priority=2, max_tokens=60, ignore_eos=True)
+    it.step()
+    assert running(it) == {"best", "lesser"}
+    it.ask("too large for now", prompt(450, seed=2), priority=1, max_tokens=60, ignore_eos=True)
+    while not isinstance(it.events["lesser"][-1], Finished):
+        it.step()
+        assert "too large for now" not in running(it)
+    it.drain()
+    assert it.scheduler.stats().totals.num_preempted == 0
+
+
+def test_pages_that_others_share_do_not_count_as_room():
+    it = stand(num_pages=16, max_num_seqs=4, num_checkpoints=4)
+    shared = prompt(640)
+    it.ask("first", shared, priority=0, max_tokens=100, ignore_eos=True)
+    while not it.token_ids("first"):
+        it.step()
+    it.ask("lesser", (*shared, 1), priority=5, max_tokens=20, ignore_eos=True)
+    it.step()
+    assert it.sequences["lesser"].num_cached == 640, "it should share the first one's pages"
+    it.ask("urgent", prompt(400, seed=3), priority=1, max_tokens=20, ignore_eos=True)
+    it.step()
+    assert running(it) == {"first", "lesser"}, "the lesser one holds one page of its own; ten more are the first one's"
+    it.drain()
+    assert it.scheduler.stats().totals.num_preempted == 0
+
+
+def test_only_those_whose_pages_make_room_are_preempted():
+    it = stand(num_pages=14, max_num_seqs=4, num_checkpoints=0)
+    it.ask("wide", prompt(500), priority=5, max_tokens=10, ignore_eos=True)
+    it.ask("narrow", prompt(20, seed=1), priority=6, max_tokens=10, ignore_eos=True)
+    it.step()
+    it.ask("urgent", prompt(600, seed=2), priority=0, max_tokens=10, ignore_eos=True)
+    it.step()
+    assert running(it) == {"narrow", "urgent"}, "the narrow one's page is not needed"
+    it.drain()
+    for name, sequence in it.sequences.items():
+        assert it.token_ids(name) == plain_answer(sequence.request.prompt, 10).token_ids
+
+
 def test_out_of_pages_the_last_in_order_is_preempted_and_every_answer_is_still_the_plain_one():
     it = stand("ngram", 3, num_pages=9, max_num_seqs=4, num_checkpoints=2)
     for i in range(4):
@@ -243,7 +287,92 @@ def test_a_failing_prompt_ends_its_request_alone_and_what_it_reserved_is_free_ag
     assert it.scheduler.stats().prefix.num_checkpoints == 1
 
 
+def test_a_first_mask_that_fails_leaves_no_checkpoint_reserved():
+    it = stand(num_checkpoints=1)
+    sequence = it.ask("bad", prompt(200), max_tokens=2)
+
+    def fail(_drafts):
+        raise UnsupportedError("The grammar is too large.")
+
+    sequence.logits_rules.adjust = fail
+    it.drain()
+    assert it.events["bad"] == [Failed("bad", "The grammar is too large.", is_refusal=True)]
+    assert not it.scheduler._prefix.reserved
+    it.ask("good", prompt(200), max_tokens=2)
+    it.drain()
+    assert it.scheduler.stats().prefix.num_checkpoints == 1
+
+
+def test_a_reservation_that_nobody_owns_is_noticed():
+    it = stand()
+    it.scheduler._prefix.reserve()
+    with pytest.raises(RuntimeError, match="are reserved"):
+        it.scheduler.check()
+
+
+def test_accounts_that_do_not_add_up_after_a_fault_end_the_engine():
+    it = stand()
+    sequence = it.ask("bad", prompt(10), max_tokens=9)
+
+    def lose_a_page(_token_ids):
+        it.scheduler._pool.take(1)
+        raise KeyError("a fault")
+
+    sequence.append = lose_a_page
+    with pytest.raises(RuntimeError, match="counts 1 holders where 0"):
+        it.step()
+
+
 # The prefix cache, as requests meet it.
+
+
+def test_what_a_prompt_left_in_the_cache_is_gone_when_its_end_cannot_be_computed():
+    it = stand(max_num_batched_tokens=64, checkpoint_spacing=64)
+    bad = (*prompt(200), FAILING)
+    it.ask("bad", bad, max_tokens=2)
+    while it.sequences["bad"].num_computed < 128:
+        it.step()
+    assert it.scheduler.stats().prefix.num_checkpoints == 2
+    it.drain()
+    assert isinstance(it.events["bad"][-1], Failed)
+    stats = it.scheduler.stats()
+    assert (stats.prefix.num_checkpoints, stats.num_free_pages) == (0, stats.num_pages)
+    it.ask("good", prompt(200), max_tokens=2, ignore_eos=True)
+    it.drain()
+    assert it.end("good").counts.cached_tokens == 0
+    assert it.token_ids("good") == plain_answer(prompt(200), 2).token_ids
+
+
+def test_a_request_whose_answer_fails_leaves_its_prompt_in_the_cache():
+    it = stand()
+    sequence = it.ask("bad", prompt(200), max_tokens=9)
+    it.step()
+
+    def fail(_token_ids):
+        raise FloatingPointError("a fault")
+
+    sequence.append = fail
+    it.drain()
+    assert isinstance(it.events["bad"][-1], Failed)
+    assert it.scheduler.stats().prefix.num_checkpoints == 1
+
+
+def test_prefixes_whose_pages_running_requests_hold_outlive_those_that_nobody_holds():
+    it = stand(num_pages=14, max_num_seqs=2, num_checkpoints=4)
+    it.ask("old", prompt(200), max_tokens=1)
+    it.drain()
+    it.ask("unused", prompt(200, seed=1), max_tokens=1)
+    it.drain()
+    # The least recently used prefix is held by a request that runs on; its eviction would free nothing.
+    it.ask("holder", (*prompt(192), 5), max_tokens=90, ignore_eos=True)
+    it.step()
+    it.scheduler._prefix._use(next(n for n in it.scheduler._prefix._owners.values() if n.tokens[0] != prompt(192)[128]))
+    it.ask("large", prompt(450, seed=2), max_tokens=10, ignore_eos=True)
+    it.step()
+    assert running(it) == {"holder", "large"}
+    assert it.scheduler._prefix.find((*prompt(192), 5)) is not None
+    assert it.scheduler._prefix.find((*prompt(192, seed=1), 5)) is None
+    it.drain()
 
 
 def test_the_same_prompt_again_is_computed_from_its_last_grid_point():

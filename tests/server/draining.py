@@ -1,21 +1,25 @@
 """Serves an application without an engine through `run`, for tests that stop it: arguments are the seconds to drain.
 
 POST /count streams numbers, three of them unless asked for more; what it would go on with ends when all is stopped.
+Others hang in a thread or in the event loop, or report that nothing can be served any more.
 POST /read reads its body.
 """
 
 import asyncio
 import sys
 import threading
+import time
 
 from fastapi import FastAPI, Request
 from fastapi.responses import StreamingResponse
 
-from onebox.server.run import bind, run
+from onebox.server import http
+from onebox.server import run as running
 from onebox.spec.output import end_process, say
 
 app = FastAPI()
 stopped = threading.Event()
+failed = threading.Event()
 
 
 @app.post("/count")
@@ -30,6 +34,21 @@ async def count(limit: int = 3):
         yield "done\n"
 
     return StreamingResponse(numbers())
+
+
+@app.post("/wait-in-thread")
+async def wait_in_thread():
+    await asyncio.to_thread(time.sleep, 3600)
+
+
+@app.post("/wait-in-loop")
+async def wait_in_loop():
+    time.sleep(3600)
+
+
+@app.post("/fail")
+async def fail():
+    failed.set()
 
 
 @app.post("/read")
@@ -48,9 +67,12 @@ async def version():
 
 
 def main():
-    with bind("127.0.0.1", 0) as bound:
+    running.LAST_WRITE_S = http.LAST_WRITE_S = 1
+    running.ENDING_S = 2
+    with running.bind("127.0.0.1", 0) as bound:
         url = f"http://127.0.0.1:{bound.getsockname()[1]}"
-        status = run(app, bound, lambda: say(url), stopped.set, drain_s=float(sys.argv[1]))
+        drain_s = float(sys.argv[1])
+        status = running.run(app, bound, lambda: say(url), stopped.set, drain_s, lambda: failed.wait() and "Lost.")
     say("Stopped.")
     end_process(status)
 

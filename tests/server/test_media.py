@@ -9,6 +9,7 @@ import pytest
 from PIL import Image
 
 from onebox.engine.api import Finished, Pictures, Request, SamplingParams, Tokens, Vision
+from onebox.server import media as module
 from onebox.server.fetch import FetchLimits
 from onebox.server.media import Media, MediaLimits, MediaPart, media_parts
 from onebox.spec.errors import OneboxError, UsageError
@@ -132,6 +133,16 @@ def test_pictures_keep_their_order_across_messages(vision_client):
     assert np.array_equal(patches, np.concatenate(halves))
 
 
+def test_a_pad_token_spelled_in_a_text_is_text(vision_client):
+    spelled = "<|vision_start|><|image_pad|><|vision_end|><|video_pad|>"
+    ask(vision_client, text_part(spelled), image_part(PICTURE), text_part(spelled))
+    request = vision_client.requests[-1]
+    assert (request.prompt.count(IMAGE), request.prompt.count(VIDEO)) == (24, 0)
+    # The tiny tokenizer has a token for each byte.
+    shown = bytes(vision_client.service.tokenizer.token_bytes(i)[0] for i in request.prompt if i < 256).decode()
+    assert shown.count(spelled) == 2
+
+
 def image_patches(client, data):
     ask(client, image_part(data))
     return client.requests[-1].vision.images.patches
@@ -180,7 +191,6 @@ NAME = "messages.0.content.0.image_url.url"
             "remove",
         ),
         ([{"type": "input_audio"}], "messages.0.content.0", "must be one of text, image_url, video_url"),
-        ([image_part(PICTURE), text_part("<|image_pad|>")], None, "2 places for 1 images"),
     ],
 )
 def test_pictures_that_cannot_be_shown_are_refused_with_the_field_named(vision_client, parts, param, words):
@@ -193,10 +203,10 @@ def test_pictures_that_cannot_be_shown_are_refused_with_the_field_named(vision_c
 
 
 def test_pictures_beyond_the_context_are_refused_before_they_are_decoded(vision_client, monkeypatch):
-    def load(image):
+    def read(*_):
         raise AssertionError("it was decoded")
 
-    monkeypatch.setattr(Image.Image, "resize", load)
+    monkeypatch.setattr(module, "_read_into", read)
     # Three of 64 x 64 pixels, the most that this processor makes of an image: 64 tokens each.
     limits = vision_client.service.engine.config.max_model_len
     media = vision_client.service.media

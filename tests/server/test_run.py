@@ -1,8 +1,10 @@
 """Serving on a socket: a signal lets running requests finish, a second one stops at once."""
 
 import signal
+import socket
 import subprocess
 import sys
+import time
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -81,6 +83,37 @@ def test_a_second_signal_stops_at_once():
         process.send_signal(signal.SIGTERM)
         code, out, _ = ended(process)
         assert (code, out) == (0, "Stopped.\n")
+
+
+@pytest.mark.parametrize(("path", "count"), [("wait-in-thread", 1), ("wait-in-loop", 1), ("wait-in-loop", 3)])
+def test_it_ends_whatever_hangs(path, count):
+    with serving(0.3) as (process, url):
+        with suppress(httpx.ReadTimeout):
+            httpx.post(f"{url}/{path}", timeout=0.5)
+        began = time.monotonic()
+        for _ in range(count):
+            process.send_signal(signal.SIGTERM)
+            time.sleep(0.2)
+        code, _, err = ended(process)
+        assert code == 0
+        assert time.monotonic() - began < (20 if count == 1 else 3)
+        assert "Traceback" not in err
+
+
+def test_a_reader_that_reads_nothing_does_not_keep_it():
+    with serving(0.3) as (process, url), socket.create_connection(("127.0.0.1", httpx.URL(url).port)) as connection:
+        connection.sendall(b"POST /count?limit=1000000 HTTP/1.1\r\nHost: a\r\nContent-Length: 0\r\n\r\n")
+        with socket.create_connection(("127.0.0.1", httpx.URL(url).port)) as half:
+            half.sendall(b"POST /count HTTP/1.1\r\nHost: a\r\nContent-Length: 10\r\n\r\nabc")
+            wait_until(lambda: httpx.get(f"{url}/health").status_code == 200)
+            process.send_signal(signal.SIGTERM)
+            assert ended(process)[0] == 0
+
+
+def test_when_nothing_can_be_served_any_more_it_exits_so_that_it_is_restarted():
+    with serving(3600) as (process, url):
+        assert httpx.post(f"{url}/fail").status_code == 200
+        assert ended(process) == (70, "Stopped.\n", "onebox: Lost.\n")
 
 
 def test_headers_are_bounded():

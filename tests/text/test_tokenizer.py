@@ -4,11 +4,12 @@ import json
 import shutil
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from onebox.spec.errors import UnreadableError, UnsupportedError, UsageError
-from onebox.text.tokenizer import Tokenizer
+from onebox.text import tokenizer as module
+from onebox.text.tokenizer import Tokenizer, TooManyTokensError
 
 # Control tokens written out become tokens without text; hypothesis finds their names in our source.
 ORDINARY = st.text().filter(lambda text: "<|" not in text)
@@ -66,3 +67,76 @@ def test_transformers_reads_the_same_tokenizer(checkpoint, tokenizer, tmp_path, 
     text = "<|im_start|>Grüße, 世界 🙂<|im_end|></think>\n"
     assert tuple(theirs.encode(text, add_special_tokens=False)) == tokenizer.encode(text)
     assert theirs.vocab_size + len(theirs.get_added_vocab()) >= 282
+
+
+WORDS = st.lists(
+    st.sampled_from(
+        [
+            *(" ", "  ", "\n", "\r\n", "\t", "\u00a0", "\u3000", "\u0085", "\x1c", "a", "Word", "'s", "'LL", "1", "23"),
+            *(
+                "é",
+                "e\u0301",
+                "=",
+                "\u0338",
+                "\u1100",
+                "\u1161",
+                "\u11a8",
+                "世",
+                "界",
+                "，",
+                "。",
+                "テ",
+                "\u3099",
+                "한",
+            ),
+            *("!", "...", "<", "<think>", "</think>", "<|im_end|>", "_", "-", "🙂", "\u200d", "\u0660", "²", "ⅷ", "ͅ"),
+        ]
+    ),
+    max_size=30,
+).map("".join) | st.text(max_size=30)
+
+
+@settings(max_examples=300)
+@given(WORDS, st.integers(1, 5))
+@example("a \u0301b  1", 1)
+def test_a_long_text_in_pieces_has_the_ids_of_the_whole(merging_tokenizer, text, piece_chars):
+    whole = merging_tokenizer._tokenizer.encode(text, add_special_tokens=False).ids
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "_PIECE_CHARS", piece_chars)
+        patch.setattr(module, "_SEARCH_CHARS", 3)
+        assert list(merging_tokenizer.encode(text)) == whole
+
+
+def test_ordinary_text_is_cut_into_pieces(merging_tokenizer):
+    texts = ("The quick brown fox. ", "世界，你好。", "0123456789", "line\n", "def f(x): return x\n")
+    for text in texts:
+        pieces = list(merging_tokenizer._pieces(text * 20_000))
+        assert max(map(len, pieces)) < 2 * module._PIECE_CHARS
+        assert "".join(pieces) == text * 20_000
+
+
+def test_a_text_beyond_a_limit_is_refused_before_all_of_it_is_encoded(merging_tokenizer, monkeypatch):
+    encoded = []
+    encode_words = merging_tokenizer._encode_words
+    monkeypatch.setattr(merging_tokenizer, "_encode_words", lambda text: (encoded.append(text), encode_words(text))[1])
+    with pytest.raises(TooManyTokensError, match="more than 1000 tokens"):
+        merging_tokenizer.encode("one two three " * 100_000, max_tokens=1000)
+    assert len(encoded) == 1
+    for text, count in (("a b", 2), ("<|im_end|>" * 3, 3)):
+        assert len(merging_tokenizer.encode(text, max_tokens=count)) == count
+        with pytest.raises(TooManyTokensError):
+            merging_tokenizer.encode(text, max_tokens=count - 1)
+
+
+def test_no_text_is_longer_than_its_tokens_allow(merging_tokenizer):
+    longest = merging_tokenizer.max_token_bytes
+    tokens = (merging_tokenizer.shown_bytes(token_id) for token_id in range(8192))
+    assert max(map(len, tokens)) <= longest < 100
+
+
+def test_a_token_that_depends_on_the_text_around_it_is_refused(checkpoint, tmp_path):
+    source = json.loads((checkpoint / "tokenizer.json").read_text())
+    source["added_tokens"][0]["lstrip"] = True
+    (tmp_path / "tokenizer.json").write_text(json.dumps(source))
+    with pytest.raises(UnsupportedError, match="depends on the text around it"):
+        Tokenizer.load(tmp_path)

@@ -4,7 +4,6 @@ Three threads. The main one starts the engine and then waits for its end; one re
 the events of each step. It never outlives its parent: the kernel kills it with the parent, and a closed socket ends it.
 """
 
-import ctypes
 import gc
 import logging
 import os
@@ -17,6 +16,7 @@ from typing import Any, NoReturn
 
 from onebox.engine.client import Deliveries, HealthStatus
 from onebox.engine.engine import Engine
+from onebox.engine.remote.lifetime import end_with_parent
 from onebox.engine.remote.messages import (
     Abort,
     EngineDied,
@@ -35,7 +35,6 @@ from onebox.spec.output import end_process, log_in_background
 __all__ = ["ParentConnection", "main"]
 
 _log = logging.getLogger(__name__)
-_PR_SET_PDEATHSIG = 1
 
 
 class ParentConnection:
@@ -94,7 +93,9 @@ def _unsent(event: Event) -> Failed:
 
 
 def main(socket: int, parent_id: int) -> None:
-    _end_with(parent_id)
+    end_with_parent()
+    if os.getppid() != parent_id:
+        _exit()
     # The parent decides when the engine ends: a terminal's Ctrl-C and a service manager's SIGTERM reach this process
     # too, while the parent lets running requests finish.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -152,14 +153,6 @@ def _submit(engine: Engine, parent: ParentConnection, message: Submit) -> None:
     else:
         if message.has_grammar:
             parent.send(SubmitReply(message.number, request_ids, None))
-
-
-def _end_with(parent_id: int) -> None:
-    """Has the kernel kill this process when its parent ends, however that happens."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent_id:
-        _exit()
 
 
 def _exit() -> NoReturn:

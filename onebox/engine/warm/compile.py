@@ -27,7 +27,7 @@ import torch
 import triton
 
 from onebox.engine.config import EngineConfig
-from onebox.engine.remote.supervise import end_with_parent
+from onebox.engine.remote.lifetime import end_with_parent
 from onebox.engine.warm.launches import launch_all
 from onebox.kernels.common.ahead import CompiledLaunch, compile_only
 from onebox.kernels.common.target import AbsentGpu, gpu_name

@@ -2,6 +2,7 @@
 
 import asyncio
 import secrets
+from collections.abc import Iterable, Sequence
 
 from fastapi import APIRouter
 from fastapi.responses import Response
@@ -38,8 +39,9 @@ def chat_router(service: Service, settings: ServerSettings) -> APIRouter:
             objects = ("chat.completion", "chat.completion.chunk")
             return OpenAIReply(answers, choices, body, service.model_name, objects, extra)
 
-        submitted = service.submit([prompt], "chatcmpl", body.n or 1)
-        return AnswerResponse(submitted, form, settings, is_stream=bool(body.stream))
+        is_stream = bool(body.stream)
+        submitted = service.submit([prompt], "chatcmpl", body.n or 1, is_stream=is_stream)
+        return AnswerResponse(submitted, form, settings, is_stream=is_stream)
 
     return router
 
@@ -51,7 +53,7 @@ class ChatChoice:
         self._tokenizer = tokenizer
         self._has_logprobs = bool(body.logprobs)
         self._has_token_ids = bool(body.return_token_ids)
-        self._held = AnswerChunk()
+        self._held: list[AnswerChunk] = []
         """Tokens without text to show yet."""
 
     def whole(self, chunk: AnswerChunk) -> Json:
@@ -64,19 +66,20 @@ class ChatChoice:
             message["tool_calls"] = calls
         return {"message": message, **self._beside(chunk)}
 
-    def begin(self) -> Json:
-        return {"delta": {"role": "assistant", "content": ""}, "logprobs": None}
+    def begin(self) -> Iterable[Json]:
+        yield {"delta": {"role": "assistant", "content": ""}, "logprobs": None}
 
     def chunk(self, chunk: AnswerChunk) -> Json | None:
         # Ids wait for text: clients that count them look only at chunks that show some.
-        chunk = AnswerChunk.join([self._held, chunk])
-        is_shown = chunk.deltas or (chunk.token_ids and self._has_logprobs)
-        self._held = AnswerChunk() if is_shown else chunk
-        return {"delta": _fields(chunk.deltas), **self._beside(chunk)} if is_shown else None
+        self._held.append(chunk)
+        if not (chunk.deltas or (chunk.token_ids and self._has_logprobs)):
+            return None
+        chunk, self._held = AnswerChunk.join(self._held), []
+        return {"delta": _fields(chunk.deltas), **self._beside(chunk)}
 
     def end(self) -> Json:
-        ids = {"token_ids": list(self._held.token_ids)} if self._has_token_ids else {}
-        return {"delta": {}, "logprobs": None, **ids}
+        held = AnswerChunk.join(self._held)
+        return {"delta": {}, "logprobs": None, **({"token_ids": list(held.token_ids)} if self._has_token_ids else {})}
 
     def _beside(self, chunk: AnswerChunk) -> Json:
         beside: Json = {"logprobs": chat_logprobs(self._tokenizer, chunk.logprobs) if self._has_logprobs else None}
@@ -85,21 +88,27 @@ class ChatChoice:
         return beside
 
 
-def _fields(deltas: tuple[Delta, ...]) -> Json:
+def _fields(deltas: Sequence[Delta]) -> Json:
     """Deltas as the fields of a chunk's delta; those of a whole answer are the fields of its message."""
-    fields: Json = {}
+    texts: dict[str, list[str]] = {}
+    arguments: dict[int, list[str]] = {}
     calls: dict[int, Json] = {}
     for delta in deltas:
         match delta:
             case Reasoning(text):
-                fields["reasoning_content"] = fields["reasoning"] = fields.get("reasoning", "") + text
+                texts.setdefault("reasoning", []).append(text)
             case Content(text):
-                fields["content"] = fields.get("content", "") + text
+                texts.setdefault("content", []).append(text)
             case ToolCallStart(index, name):
                 call_id = f"call_{secrets.token_hex(12)}"
-                function = {"name": name, "arguments": ""}
-                calls[index] = {"index": index, "id": call_id, "type": "function", "function": function}
+                calls[index] = {"index": index, "id": call_id, "type": "function", "function": {"name": name}}
+                arguments.setdefault(index, [])
             case ToolCallArguments(index, text):
-                call = calls.setdefault(index, {"index": index, "function": {"arguments": ""}})
-                call["function"]["arguments"] += text
+                calls.setdefault(index, {"index": index, "function": {}})
+                arguments.setdefault(index, []).append(text)
+    for index, call in calls.items():
+        call["function"]["arguments"] = "".join(arguments[index])
+    fields: Json = {name: "".join(parts) for name, parts in texts.items()}
+    if "reasoning" in fields:
+        fields["reasoning_content"] = fields["reasoning"]
     return {**fields, "tool_calls": [*calls.values()]} if calls else fields

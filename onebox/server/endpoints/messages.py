@@ -3,7 +3,7 @@
 import asyncio
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,6 +14,7 @@ from onebox.engine.api import PAGE_TOKENS, ContextTooLongError, EngineConfig
 from onebox.server.answer import Answer, AnswerChunk, Answers
 from onebox.server.anthropic_errors import AnthropicErrorReply, anthropic_error
 from onebox.server.body import JsonRoute
+from onebox.server.pieces import JsonParts
 from onebox.server.prompt import Prompt
 from onebox.server.reply import STREAMABLE, AnswerResponse
 from onebox.server.schemas.anthropic import CountTokensRequest, MessagesRequest
@@ -93,9 +94,9 @@ class MessageReply:
     def _answer(self) -> Answer:
         return self.answers.answers[0]
 
-    async def whole(self) -> Json:
-        self._sections.add((await self._answer.whole()).deltas)
-        content = [self._blocks.whole(section) for section in self._sections.all]
+    def whole(self, chunks: Sequence[AnswerChunk]) -> Json:
+        self._sections.add(chunks[0].deltas)
+        content = JsonParts(self._blocks.whole(section) for section in self._sections.all)
         return {**self._head, "content": content, **self._end(), "usage": _usage(self.answers.usage), **self._tail}
 
     def begin(self) -> Iterator[str]:

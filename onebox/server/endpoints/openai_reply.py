@@ -1,11 +1,12 @@
 """OpenAI's envelope around choices, which chat and completions share: one JSON object, or chunks and [DONE]."""
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Protocol
 
 from onebox.server.answer import AnswerChunk, Answers
 from onebox.server.errors import error_body
+from onebox.server.pieces import JsonParts
 from onebox.server.schemas.common import GenerationFields, Json
 from onebox.server.sse import COMMENT, sse_event
 from onebox.server.usage import Usage
@@ -21,8 +22,8 @@ class ChoiceForm(Protocol):
 
     def whole(self, chunk: AnswerChunk) -> Json: ...
 
-    def begin(self) -> Json | None:
-        """Before the first chunk; None: nothing."""
+    def begin(self) -> Iterable[Json]:
+        """Before the first chunk."""
         ...
 
     def chunk(self, chunk: AnswerChunk) -> Json | None:
@@ -59,16 +60,15 @@ class OpenAIReply:
         self._created = int(time.time())
         self._begun: set[int] = set()
 
-    async def whole(self) -> Json:
-        chunks = await self.answers.whole()
-        choices = [
+    def whole(self, chunks: Sequence[AnswerChunk]) -> Json:
+        choices = (
             {"index": place, **choice.whole(chunk), "finish_reason": answer.finish_reason}
             for place, (choice, chunk, answer) in enumerate(
                 zip(self._choices, chunks, self.answers.answers, strict=True)
             )
-        ]
+        )
         head = self._head(self._objects[0])
-        return {**head, "choices": choices, "usage": _usage(self.answers.usage), **self._extra}
+        return {**head, "choices": JsonParts(choices), "usage": _usage(self.answers.usage), **self._extra}
 
     def begin(self) -> Iterator[str]:
         """Nothing: clients that measure take the first chunk for the end of the prompt."""
@@ -94,9 +94,10 @@ class OpenAIReply:
         yield _DONE
 
     def _begin_choice(self, place: int) -> Iterator[str]:
-        if place not in self._begun and (begin := self._choices[place].begin()) is not None:
-            yield self._event(place, begin)
-        self._begun.add(place)
+        if place not in self._begun:
+            self._begun.add(place)
+            for part in self._choices[place].begin():
+                yield self._event(place, part)
 
     def _head(self, kind: str) -> Json:
         return {"id": self.answers.request_id, "object": kind, "created": self._created, "model": self._model}
@@ -106,21 +107,20 @@ class OpenAIReply:
         body = {**self._head(self._objects[1]), **self._extra, "choices": choices}
         self._extra = {}
         if self._body.has_continuous_usage:
-            body["usage"] = _plain_usage(self.answers.usage)
+            body["usage"] = _plain_usage(*self.answers.num_tokens)
         elif self._body.includes_usage:
             body["usage"] = None
         return sse_event(body)
 
 
-def _plain_usage(usage: Usage) -> Json:
-    prompt, completion = usage.prompt_tokens, usage.completion_tokens
+def _plain_usage(prompt: int, completion: int) -> Json:
     return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
 
 
 def _usage(usage: Usage) -> Json:
     """In OpenAI's names; drafts of speculative decoding are its predictions."""
     return {
-        **_plain_usage(usage),
+        **_plain_usage(usage.prompt_tokens, usage.completion_tokens),
         "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
         "completion_tokens_details": {
             "reasoning_tokens": usage.reasoning_tokens,

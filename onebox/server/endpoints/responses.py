@@ -3,7 +3,7 @@
 import asyncio
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from fastapi import APIRouter
 from fastapi.responses import Response
@@ -12,6 +12,7 @@ from onebox.engine.api import SamplingParams
 from onebox.server.answer import Answer, AnswerChunk, Answers
 from onebox.server.body import JsonRoute
 from onebox.server.errors import FieldError, error_body
+from onebox.server.pieces import JsonParts
 from onebox.server.prompt import Prompt
 from onebox.server.reply import STREAMABLE, AnswerResponse
 from onebox.server.schemas.common import Json
@@ -76,8 +77,8 @@ class ResponseReply:
     def _answer(self) -> Answer:
         return self.answers.answers[0]
 
-    async def whole(self) -> Json:
-        self._sections.add((await self._answer.whole()).deltas)
+    def whole(self, chunks: Sequence[AnswerChunk]) -> Json:
+        self._sections.add(chunks[0].deltas)
         return self._final()
 
     def begin(self) -> Iterator[str]:
@@ -132,7 +133,7 @@ class ResponseReply:
         incomplete_details: Json | None = None,
     ) -> Json:
         state = {"status": status, "error": error, "incomplete_details": incomplete_details}
-        return {**self._head, **state, "output": output, "usage": usage}
+        return {**self._head, **state, "output": JsonParts(output), "usage": usage}
 
 
 def _echo(body: ResponsesRequest, sampling: SamplingParams) -> Json:

@@ -47,6 +47,14 @@ def test_an_index_that_grew_is_one_that_was_built_at_once(pieces):
         assert grown.propose(6) == NgramIndex(tokens).propose(6)
 
 
+@given(TEXTS, TEXTS)
+def test_a_prompt_and_what_was_added_to_it_are_one_text(prompt, answer):
+    index = NgramIndex(prompt)
+    index.extend(answer)
+    assert index.match_length == NgramIndex([*prompt, *answer]).match_length
+    assert index.propose(6) == NgramIndex([*prompt, *answer]).propose(6)
+
+
 @given(TEXTS, st.integers(0, 6), st.integers(0, 6))
 def test_a_shallower_draft_is_the_beginning_of_a_deeper_one(tokens, depth, more):
     index = NgramIndex(tokens)

@@ -4,11 +4,35 @@ import math
 
 import pytest
 
+from onebox.engine.api import LogprobRows, TokenLogprob
 from onebox.server.logprobs import token_text
+from tests.engine.scripted import ScriptedRunner
 from tests.server.conftest import events, wait_until
 from tests.server.test_errors import refused
 
 TEXT = "Grüße"
+
+
+class LogprobRunner(ScriptedRunner):
+    """With log-probabilities of what it says and of its prompts."""
+
+    def _chunk(self, chunk):
+        result = super()._chunk(chunk)
+        following = [*chunk.token_ids[1:], *([] if chunk.following is None else [chunk.following])]
+        rows = [self._logprob(token_id) for token_id in following]
+        told = LogprobRows.pack(rows) if chunk.prompt_logprobs is not None else ()
+        return result._replace(logprobs=self._told(chunk.draw, result), prompt_logprobs=told)
+
+    def _rows(self, rows):
+        result = super()._rows(rows)
+        return result._replace(logprobs=self._told(rows.draw, result))
+
+    def _told(self, draw, result):
+        is_asked = draw is not None and draw.sampling.logprobs is not None
+        return tuple(map(self._logprob, result.token_ids)) if is_asked else ()
+
+    def _logprob(self, token_id):
+        return TokenLogprob(token_id, -0.5, 1, ((token_id, -0.5), (token_id + 1, -float("inf"))))
 
 
 def joined(chunks):
@@ -175,3 +199,37 @@ def test_usage_so_far_is_streamed_when_asked_for(scripted):
     options = {"include_usage": True, "continuous_usage_stats": True}
     chunks = events(scripted("abc").complete(stream=True, stream_options=options))
     assert [chunk["usage"]["completion_tokens"] for chunk in chunks] == [1, 2, 3, 4, 4]
+
+
+def test_a_long_prompt_is_echoed_in_parts(scripted):
+    client = scripted("ok", max_model_len=300_000, num_pages=20_000)
+    client.runner.__class__ = LogprobRunner
+    options = {"echo": True, "logprobs": 2, "max_tokens": 0}
+    prompt = "ab" * 1000
+    response = client.complete(prompt, **options, stream=True)
+    chunks = events(response)
+    assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == prompt
+    assert max(len(chunk["choices"][0]["logprobs"]["tokens"]) for chunk in chunks) <= 64
+    (choice,) = client.complete(prompt, **options).json()["choices"]
+    assert joined(chunks) == choice["logprobs"]
+    assert len(choice["logprobs"]["tokens"]) == 2000
+
+
+def test_log_probabilities_are_limited_by_their_number(scripted):
+    client = scripted("ok", max_model_len=300_000, num_pages=20_000)
+    prompt = [5] * 50_000
+    message = refused(client.complete(prompt, prompt_logprobs=20), 400, "prompt_logprobs")
+    assert "1050000 log-probabilities are asked for" in message
+    refused(client.complete(prompt, echo=True, logprobs=10, n=2, stream=True), 400, "prompt_logprobs")
+    refused(client.complete(logprobs=20, max_tokens=60_000), 400, "logprobs")
+    refused(client.chat(logprobs=True, top_logprobs=20, max_tokens=3000, n=20), 400, "logprobs")
+    assert client.complete(logprobs=20, max_tokens=60_000, stream=True).status_code == 200
+    assert not client.service.engine._open
+
+
+def test_an_answer_without_a_limit_ends_where_its_log_probabilities_are_too_many(scripted, monkeypatch):
+    monkeypatch.setattr("onebox.server.answer.MAX_LOGPROB_VALUES", 500)
+    client = scripted("x" * 1000, max_model_len=3000, num_pages=300)
+    client.runner.__class__ = LogprobRunner
+    assert "exceed 500 values" in refused(client.chat(logprobs=True, top_logprobs=1), 400, "logprobs")
+    wait_until(lambda: not client.service.engine._open)

@@ -1,0 +1,86 @@
+"""Log-probabilities of tokens, one by one and as arrays."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, overload
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["LogprobRows", "TokenLogprob"]
+
+
+class TokenLogprob(NamedTuple):
+    """The natural logarithm of a token's probability under the model itself, before temperature, limits and masks."""
+
+    token_id: int
+    logprob: float
+    rank: int
+    """1 for the likeliest token."""
+    top: tuple[tuple[int, float], ...] = ()
+    """The likeliest tokens with theirs, as many as were asked for."""
+
+
+@dataclass(frozen=True, eq=False)
+class LogprobRows(Sequence[TokenLogprob]):
+    """Log-probabilities of n tokens with k alternatives each, as arrays.
+
+    As tuples they take ten times the memory, and both processes' other threads would wait while they are pickled.
+    """
+
+    token_ids: NDArray[np.int32]
+    """[n], as are the next two."""
+    logprobs: NDArray[np.float32]
+    ranks: NDArray[np.int32]
+    top_ids: NDArray[np.int32]
+    """[n, k]."""
+    top_logprobs: NDArray[np.float32]
+    """[n, k]."""
+
+    @classmethod
+    def pack(cls, rows: Sequence[TokenLogprob]) -> "LogprobRows":
+        """Of rows with equally many alternatives."""
+        num_top = len(rows[0].top) if rows else 0
+        tops = [top for row in rows for top in row.top]
+        return cls(
+            np.array([row.token_id for row in rows], np.int32),
+            np.array([row.logprob for row in rows], np.float32),
+            np.array([row.rank for row in rows], np.int32),
+            np.array([token_id for token_id, _ in tops], np.int32).reshape(len(rows), num_top),
+            np.array([logprob for _, logprob in tops], np.float32).reshape(len(rows), num_top),
+        )
+
+    @classmethod
+    def join(cls, parts: Sequence["LogprobRows"]) -> "LogprobRows":
+        """One after the other, with equally many alternatives."""
+        if not parts:
+            return cls.pack(())
+        return cls(*map(np.concatenate, zip(*(part._arrays for part in parts), strict=True)))
+
+    @property
+    def num_values(self) -> int:
+        return self.token_ids.size + self.top_ids.size
+
+    @property
+    def _arrays(self) -> tuple[NDArray[Any], ...]:
+        return self.token_ids, self.logprobs, self.ranks, self.top_ids, self.top_logprobs
+
+    def __len__(self) -> int:
+        return len(self.token_ids)
+
+    @overload
+    def __getitem__(self, place: int) -> TokenLogprob: ...
+    @overload
+    def __getitem__(self, place: slice) -> "LogprobRows": ...
+    def __getitem__(self, place: int | slice) -> "TokenLogprob | LogprobRows":
+        if isinstance(place, slice):
+            return LogprobRows(*(array[place] for array in self._arrays))
+        token_id, logprob, rank, top_ids, top_logprobs = (array[place].tolist() for array in self._arrays)
+        return TokenLogprob(token_id, logprob, rank, tuple(zip(top_ids, top_logprobs, strict=True)))
+
+    def __iter__(self) -> Iterator[TokenLogprob]:
+        # Piece by piece, so that the numbers of all rows are never Python objects at once.
+        for start in range(0, len(self), 64):
+            lists = (array[start : start + 64].tolist() for array in self._arrays)
+            for token_id, logprob, rank, top_ids, top_logprobs in zip(*lists, strict=True):
+                yield TokenLogprob(token_id, logprob, rank, tuple(zip(top_ids, top_logprobs, strict=True)))
