@@ -147,12 +147,12 @@ def run_workers(job: CompileJob, num_workers: int, report: ReportKernels) -> tup
                 worker.start()
             while any(worker.is_alive() for worker in workers):
                 time.sleep(_POLL_S)
-                report(len(os.listdir(claims)))
+                report(len(list(claims.iterdir())))
         finally:
             for worker in workers:
                 worker.kill()
                 worker.join()
-        num_kernels = len(os.listdir(claims))
+        num_kernels = len(list(claims.iterdir()))
     num_failed = sum(worker.exitcode != 0 for worker in workers)
     if num_failed:
         _log.warning("%d of %d compile workers failed; the engine compiles the rest", num_failed, num_workers)
