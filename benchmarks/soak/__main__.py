@@ -20,7 +20,11 @@ def main(arguments: list[str] | None = None) -> int:
     directory = given.directory or Path(tempfile.mkdtemp(prefix="onebox-soak-"))
     directory.mkdir(parents=True, exist_ok=True)
     size = LoadSize(
-        given.clients, 0 if given.no_hostile else max(1, given.clients // 2), has_sockets=not given.no_hostile
+        given.clients,
+        0 if given.no_hostile else max(1, given.clients // 2),
+        has_sockets=not given.no_hostile,
+        only=given.only,
+        without=given.without,
     )
     options = SoakOptions(given.seconds, given.seed, size, directory, has_faults=not given.no_faults)
     print(f"seed {given.seed}, {given.seconds:.0f} s, log and failed bodies in {directory}", flush=True)
@@ -50,6 +54,8 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--clients", type=int, default=6, help="ordinary clients; half as many hostile ones")
     parser.add_argument("--no-faults", action="store_true", help="plant no operator's faults: one steady life")
     parser.add_argument("--no-hostile", action="store_true", help="ordinary clients alone")
+    parser.add_argument("--only", default="", help="pattern of the kinds of hostile requests to send")
+    parser.add_argument("--without", default="", help="pattern of those to leave out")
     parser.add_argument("--json", type=Path, help="write the record here")
     parser.add_argument("--directory", type=Path, help="for the server's log and the bodies of failed requests")
     return parser.parse_args(arguments)

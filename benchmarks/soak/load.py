@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+import re
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable
@@ -29,6 +30,12 @@ class LoadSize:
     num_hostile: int
     has_floods: bool = True
     has_sockets: bool = True
+    only: str = ""
+    without: str = ""
+    """Patterns of the kinds of hostile requests that are sent, or left out."""
+
+    def sends(self, kind: str) -> bool:
+        return bool(re.search(self.only, kind)) and not (self.without and re.search(self.without, kind))
 
 
 class Load:
@@ -40,6 +47,7 @@ class Load:
         self._references = references
         self._ledger = ledger
         self._seed = seed
+        self._size = size
         self._go = asyncio.Event()
         self._num_busy = 0
         self._hostile: deque[tuple[float, float, str]] = deque(maxlen=4000)
@@ -98,6 +106,9 @@ class Load:
             await asyncio.sleep(0.02 if self._life.is_alive else 0.5)
 
     async def _ordinary(self, random_: random.Random) -> None:
+        if self._ledger.is_excused("errors", time.monotonic(), time.monotonic()):
+            # Told to come back later.
+            await asyncio.sleep(0.3)
         choice = random_.random()
         if choice < 0.4:
             await send_reference(self._references, random_, self._address, self._ledger)
@@ -125,7 +136,7 @@ class Load:
         requests = hostile_requests(random.Random(f"{self._seed} hostile {index}"), self._address)
 
         async def one(_: random.Random) -> None:
-            request = next(requests)
+            request = next(request for request in requests if self._size.sends(request.kind))
             began = time.monotonic()
             self._under_way[index] = began, request.kind
             reply = await call(self._address, request.sent)
@@ -134,6 +145,9 @@ class Load:
             seconds = reply.ended - reply.began
             self._ledger.slowest[request.kind] = max(seconds, self._ledger.slowest.get(request.kind, 0.0))
             judge(self._ledger, request.kind, request.sent, reply, request.allowed, request.check)
+            if reply.status == 503:
+                # An engine that restarts refuses everything: the next case waits for it.
+                await asyncio.sleep(1)
 
         await self._repeat(f"hostile {index}", one)
 

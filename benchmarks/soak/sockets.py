@@ -18,7 +18,7 @@ HOLD_LIMIT_S = 100.0
 """The server promises to drop a client that neither sends nor reads for 60 s."""
 _BODY = json.dumps({"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 4}).encode()
 _SENT = Sent(CHAT, _BODY)
-_LONG = {"prompt": "a", "max_tokens": 2500, "ignore_eos": True, "stream": True, "n": 3, "logprobs": 5}
+_LONG = {"prompt": "a", "max_tokens": 1500, "ignore_eos": True, "stream": True, "n": 3, "logprobs": 5}
 _GARBAGE = (
     b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
     b"GET /\r\n\r\n",

@@ -15,7 +15,8 @@ from onebox.engine.client import (
 )
 from onebox.engine.config import EngineConfig, SpeculationConfig, SpeculationMethod
 from onebox.engine.engine import Deliver, Engine
-from onebox.engine.grammar import Grammar, GrammarKind
+from onebox.engine.grammar.bounds import MAX_GRAMMAR_BYTES
+from onebox.engine.grammar.value import Grammar, GrammarError, GrammarKind
 from onebox.engine.logprobs import LogprobRows, TokenLogprob
 from onebox.engine.prefix import PrefixStats
 from onebox.engine.remote.messages import DeviceMemory, Planned, Progress, StartDetail, StartPhase
@@ -45,6 +46,7 @@ from onebox.spec.kv import PAGE_TOKENS
 from onebox.spec.vocabulary import TokenTable
 
 __all__ = [
+    "MAX_GRAMMAR_BYTES",
     "PAGE_TOKENS",
     "AcceptanceCounts",
     "CheckpointStarter",
@@ -67,6 +69,7 @@ __all__ = [
     "Finished",
     "FrozenTotals",
     "Grammar",
+    "GrammarError",
     "GrammarKind",
     "Health",
     "HealthStatus",

@@ -10,6 +10,7 @@ import logging
 import queue
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Sequence
+from concurrent.futures import Future
 from dataclasses import replace
 from enum import StrEnum
 from numbers import Integral
@@ -18,6 +19,7 @@ from typing import NamedTuple, Self
 import numpy as np
 
 from onebox.engine.config import EngineConfig
+from onebox.engine.grammar.value import Grammar
 from onebox.engine.request import (
     ContextTooLongError,
     EngineStoppedError,
@@ -90,6 +92,13 @@ class EngineClient(ABC):
     @abstractmethod
     def submit_all(self, requests: list[Request]) -> tuple["RequestHandle", ...]:
         """Accepts all of these or none."""
+
+    @abstractmethod
+    def check_grammar(self, grammar: Grammar) -> "Future[None]":
+        """Done when it is known that the grammar can be used, or failed with why not; cancelling it changes nothing.
+
+        Known grammars are answered at once. A submission checks its grammar too, and waits for it.
+        """
 
     @abstractmethod
     def abort(self, request_id: str) -> None:

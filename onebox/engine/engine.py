@@ -4,14 +4,16 @@ Callers know no tensors and no steps. A Request goes in, Events come out; both a
 runs in a process of its own (`onebox.engine.remote`). Nothing in this module imports torch.
 """
 
+import itertools
 import logging
 import secrets
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import replace
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from onebox.engine.client import (
     Deliveries,
@@ -24,9 +26,12 @@ from onebox.engine.client import (
 )
 from onebox.engine.config import EngineConfig
 from onebox.engine.draft.speculate import Speculator
-from onebox.engine.grammar import Constraint, Grammar, GrammarCompiler
+from onebox.engine.grammar.compiler import LIBRARY_STACK_BYTES, GrammarCompiler
+from onebox.engine.grammar.constraint import Constraint
+from onebox.engine.grammar.library import start_thread
+from onebox.engine.grammar.value import Grammar
 from onebox.engine.logits import LogitsRules
-from onebox.engine.request import EngineStoppedError, Event, Failed, Request
+from onebox.engine.request import EngineStoppedError, Event, Failed, Finished, FinishReason, Request
 from onebox.engine.scheduler import Scheduler
 from onebox.engine.sequence import Sequence
 from onebox.engine.stats import EngineStats
@@ -42,6 +47,7 @@ failure for each request whose events could not be delivered: that request ends 
 
 _CLOSED = "The engine was closed before this request was done."
 _log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 
 class CommittedStep(NamedTuple):
@@ -96,7 +102,10 @@ class Engine(EngineClient):
         self._config = config
         self._deliver = deliver or _deliver_to_handles
         self._runner = runner
-        self._grammars = GrammarCompiler(token_table, runner.vocab_size) if token_table else None
+        self._grammars: GrammarCompiler | None = None
+        if token_table:
+            has_drafts = config.speculation.max_drafts > 0
+            self._grammars = GrammarCompiler(token_table, runner.vocab_size, has_drafts=has_drafts)
         self._speculator = Speculator(config.speculation)
         self._scheduler = Scheduler(config)
         self._outbox = Outbox(self._send)
@@ -106,11 +115,12 @@ class Engine(EngineClient):
         # Guards all below; the engine thread waits on it when nothing is open.
         self._changed = threading.Condition()
         self._open = OpenRequests()
+        self._compiling: dict[str, Sequence] = {}
+        """Accepted, but for their grammars."""
         self._submitted: deque[Sequence] = deque()
         self._aborted: set[str] = set()
         self._stopped: str | None = None
-        self._thread = threading.Thread(target=self._loop, name="onebox-engine", daemon=True)
-        self._thread.start()
+        self._thread = start_thread(self._loop, "onebox-engine", LIBRARY_STACK_BYTES)
 
     # Called from any thread.
 
@@ -119,14 +129,38 @@ class Engine(EngineClient):
         return self._config
 
     def submit_all(self, requests: list[Request]) -> tuple[RequestHandle, ...]:
+        return self.submit_later(requests).result()
+
+    def submit_later(self, requests: list[Request]) -> "Future[tuple[RequestHandle, ...]]":
+        """As `submit_all`, without waiting for grammars: their refusals are the future's, all others are raised."""
+        grammars = [request.sampling.grammar for request in requests]
+        has_grammar = any(grammars)
+        if has_grammar:
+            self._compiler()
         sequences = [self._sequence(request) for request in requests]
         with self._changed:
             if self._stopped is not None:
                 raise EngineStoppedError("The engine has stopped and accepts nothing more.")
             handles = self._open.accept(requests, self._config, self.observer)
-            self._submitted += sequences
-            self._changed.notify()
-        return handles
+            if has_grammar:
+                self._compiling.update((sequence.request.request_id, sequence) for sequence in sequences)
+            else:
+                self._submitted += sequences
+                self._changed.notify()
+        accepted: Future[tuple[RequestHandle, ...]] = Future()
+        if has_grammar:
+            self._constrain(sequences, lambda error: _settle(accepted, handles, error))
+        else:
+            accepted.set_result(handles)
+        return accepted
+
+    def check_grammar(self, grammar: Grammar) -> "Future[None]":
+        return self._compiler().check(grammar)
+
+    def warm_up_grammars(self) -> None:
+        """Prepares for the first grammar, in the background."""
+        if self._grammars:
+            self._grammars.warm_up()
 
     def abort(self, request_id: str) -> None:
         with self._changed:
@@ -137,7 +171,7 @@ class Engine(EngineClient):
     def stats(self) -> EngineStats:
         """As of the last delivered step, with the requests submitted since."""
         with self._changed:
-            num_submitted, is_alive = len(self._submitted), self._stopped is None
+            num_submitted, is_alive = len(self._submitted) + len(self._compiling), self._stopped is None
             latest = self._stats
         return replace(latest, is_alive=is_alive, num_waiting=latest.num_waiting + num_submitted)
 
@@ -155,6 +189,8 @@ class Engine(EngineClient):
 
     def close(self) -> None:
         self._stop(_CLOSED)
+        if self._grammars:
+            self._grammars.close()
         self._thread.join()
 
     def _sequence(self, request: Request) -> Sequence:
@@ -169,17 +205,46 @@ class Engine(EngineClient):
             request,
             max_tokens,
             stop_token_ids,
-            LogitsRules(sampling, request.prompt, stop_token_ids, self._constraint(sampling.grammar)),
+            LogitsRules(sampling, request.prompt, stop_token_ids),
             self._speculator.start(request.prompt, sampling.seed),
             deadline=None if request.timeout_s is None else time.monotonic() + request.timeout_s,
         )
 
-    def _constraint(self, grammar: Grammar | None) -> Constraint | None:
-        if grammar is None:
-            return None
+    def _compiler(self) -> GrammarCompiler:
         if self._grammars is None:
             raise UnsupportedError("This engine has no token table, so it cannot hold an answer to a grammar.")
-        return self._grammars.constrain(grammar)
+        return self._grammars
+
+    def _constrain(self, sequences: list[Sequence], done: Callable[[BaseException | None], None]) -> None:
+        """Queues the sequences once the last of their grammars is compiled, or none where one is refused."""
+        grammars = [(sequence, sequence.request.sampling.grammar) for sequence in sequences]
+        compiled = [(s, self._compiler().constrain_later(grammar)) for s, grammar in grammars if grammar]
+        num_left = itertools.count(len(compiled) - 1, -1)
+
+        def count(_: "Future[Constraint]") -> None:
+            if next(num_left) == 0:
+                done(self._queue_compiled(sequences, compiled))
+
+        for _, constrained in compiled:
+            constrained.add_done_callback(count)
+
+    def _queue_compiled(
+        self, sequences: list[Sequence], compiled: "list[tuple[Sequence, Future[Constraint]]]"
+    ) -> BaseException | None:
+        """Returns why a grammar was refused. Sequences that were aborted meanwhile are left out."""
+        error = next((refused for _, constrained in compiled if (refused := constrained.exception())), None)
+        if error is None:
+            for sequence, constrained in compiled:
+                sequence.logits_rules.constrain(constrained.result())
+        with self._changed:
+            request_ids = [sequence.request.request_id for sequence in sequences]
+            kept = [found for request_id in request_ids if (found := self._compiling.pop(request_id, None))]
+            if error:
+                self._open.remove(sequence.request.request_id for sequence in kept)
+            else:
+                self._submitted += kept
+                self._changed.notify()
+        return error
 
     def _stop(self, message: str) -> None:
         with self._changed:
@@ -198,6 +263,8 @@ class Engine(EngineClient):
             self._stop(f"The engine died: {str(error).rstrip('.')}.")
         finally:
             self._fail_open()
+            if self._grammars:
+                self._grammars.close()
 
     def _step(self) -> None:
         """One step: plan, run, commit, deliver. `Outbox` says why a step is delivered during the next one."""
@@ -236,11 +303,13 @@ class Engine(EngineClient):
             if self._scheduler.is_idle:
                 self._changed.wait_for(self._has_changes)
             submitted, aborted = [*self._submitted], [*self._aborted]
+            uncompiled = [self._compiling.pop(request_id) for request_id in aborted if request_id in self._compiling]
             self._submitted.clear()
             self._aborted.clear()
             is_running = self._stopped is None
         for sequence in submitted:
             self._scheduler.add(sequence)
+        self._deliver_now([Finished(s.request.request_id, FinishReason.ABORT, s.counts) for s in uncompiled])
         for request_id in aborted:
             self._deliver_now(self._scheduler.abort(request_id))
         return is_running
@@ -299,6 +368,7 @@ class Engine(EngineClient):
             _log.exception("the last step's events could not be delivered")
         with self._changed:
             request_ids, message = self._open.ids(), self._stopped or "The engine stopped."
+            self._compiling.clear()
             self._scheduler.count_failed(len(request_ids))
         self._route([Failed(request_id, message) for request_id in request_ids], time.monotonic())
 
@@ -307,3 +377,10 @@ def _deliver_to_handles(deliveries: Deliveries, _stats: EngineStats, started_at:
     for handle, event in deliveries:
         handle.deliver(event, started_at)
     return []
+
+
+def _settle(accepted: "Future[T]", value: T, error: BaseException | None) -> None:
+    if error:
+        accepted.set_exception(error)
+    else:
+        accepted.set_result(value)

@@ -12,7 +12,7 @@ from numbers import Integral, Real
 import numpy as np
 from numpy.typing import NDArray
 
-from onebox.engine.grammar import Grammar
+from onebox.engine.grammar.value import Grammar
 from onebox.engine.logprobs import TokenLogprob
 from onebox.spec.errors import OneboxError, UsageError
 

@@ -129,7 +129,7 @@ def checkpoint_positions(prompt: tuple[int, ...], config: EngineConfig, after: i
     """
     if not config.num_checkpoints:
         return ()
-    opened = [place for place, token_id in enumerate(prompt) if token_id in config.boundary_token_ids]
+    opened = np.flatnonzero(np.isin(np.array(prompt), config.boundary_token_ids)).tolist()
     wanted = {len(prompt), *opened[1:2], *opened[-1:]}
     points = {position // PAGE_TOKENS * PAGE_TOKENS for position in wanted}
     points |= set(range(config.checkpoint_spacing, len(prompt), config.checkpoint_spacing))

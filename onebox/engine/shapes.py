@@ -1,8 +1,8 @@
 """The few shapes that decode steps are rounded up to: each is captured once, before the engine is ready.
 
 A shape is a number of rows, a number of sequences and a width of the page table; what lies beyond a step's own rows and
-sequences is blank and costs little: no expert is read for it. Together with the depth of drafting that makes 44
-forward graphs and 110 sampling graphs for eight sequences with four drafts. One sequence alone gets the exact number of
+sequences is blank and costs little: no expert is read for it. Together with the depth of drafting that makes 34
+forward graphs and 68 sampling graphs for eight sequences with four drafts. One sequence alone gets the exact number of
 rows, because its speed is what a single user sees.
 """
 
@@ -20,6 +20,8 @@ MAX_STEP_ROWS = 64
 """Rows that the decode kernels take at once; a larger step is computed in groups, with the same bits."""
 _ROWS = (2, 4, 6, 8, 12, 16, 24, 40, MAX_STEP_ROWS)
 """Rows of several sequences. The kernels' own classes end at 4, 8, 16, 32 and 64; blank rows within one cost little."""
+_SEQUENCES_FACTOR = 4
+"""From one number of sequences to the next."""
 _NARROW_PAGES = 128
 """Columns of the narrow page table: 8,192 tokens, 64 pieces of attention. The wide one holds the longest context."""
 
@@ -41,10 +43,11 @@ class StepShapes:
         if not speculation.with_mtp:
             depths: tuple[int, ...] = (0,)
         elif speculation.method is SpeculationMethod.MTP:
-            # Near its end a sequence needs fewer drafts; those beyond are made and not used.
+            # Near its end a sequence needs fewer drafts; those beyond are made and not used, here and below.
             depths = (speculation.max_drafts,)
         else:
-            depths = tuple(range(speculation.max_drafts + 1))
+            fewer = (depth for depth in (0, 1, 2, 4) if depth < speculation.max_drafts)
+            depths = (*fewer, speculation.max_drafts)
         num_pages = (config.max_model_len + config.rows_per_sequence) // PAGE_TOKENS + 1
         return cls(config.max_num_seqs, config.rows_per_sequence, num_pages, depths)
 
@@ -61,7 +64,7 @@ class StepShapes:
         while previous < min(self.max_num_seqs, MAX_STEP_ROWS):
             count = min(count, self.max_num_seqs, MAX_STEP_ROWS)
             found[count] = self._rows_between(previous + 1, min(count * self.rows_per_sequence, MAX_STEP_ROWS))
-            previous, count = count, 2 * count
+            previous, count = count, _SEQUENCES_FACTOR * count
         return found
 
     def _rows_between(self, least: int, most: int) -> tuple[int, ...]:

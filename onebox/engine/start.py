@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from onebox.engine.config import EngineConfig, SpeculationConfig, SpeculationMethod
 from onebox.engine.engine import Deliver, Engine
 from onebox.engine.remote.messages import DeviceMemory, Planned, ReportStart, StartDetail, timed
+from onebox.engine.warm.early import initialise_cuda
 from onebox.planner.memory import DEFAULT_UTILIZATION, MemoryPlan, MemoryRequest, plan_memory
 from onebox.spec.errors import UnsupportedError, UsageError
 from onebox.spec.hardware import GIB, Box, detect_box
@@ -274,6 +275,8 @@ class CheckpointStarter:
     """Threads of computation on a CPU; None: torch's default."""
 
     def plan(self, report: ReportStart) -> Planned:
+        if self.options.device != "cpu":
+            initialise_cuda()
         with timed("import", report):
             import onebox.engine.runner  # noqa: F401 - and with it torch, the model and the kernels
         with timed("memory plan", report):

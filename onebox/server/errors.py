@@ -10,7 +10,13 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
-from onebox.engine.api import ContextTooLongError, EngineRestartingError, EngineStoppedError, QueueFullError
+from onebox.engine.api import (
+    ContextTooLongError,
+    EngineRestartingError,
+    EngineStoppedError,
+    GrammarError,
+    QueueFullError,
+)
 from onebox.spec.errors import OneboxError, UnsupportedError, UsageError
 
 __all__ = [
@@ -104,6 +110,8 @@ _KINDS: tuple[tuple[type[OneboxError], _Kind], ...] = (
 )
 
 
+_MAX_TEXT_CHARACTERS = 1000
+
 _PROMPT_FIELDS = {
     "/v1/chat/completions": "messages",
     "/v1/completions": "prompt",
@@ -134,13 +142,26 @@ def error_response(error: OneboxError) -> JSONResponse:
 
 def _kind(error: OneboxError) -> _Kind:
     kind = next(kind for cls, kind in _KINDS if isinstance(error, cls))
-    return kind._replace(param=error.param) if isinstance(error, FieldError) else kind
+    match error:
+        case FieldError():
+            return kind._replace(param=error.param)
+        case GrammarError():
+            return kind._replace(param=error.field_name or None)
+    return kind
 
 
 def _body(message: str, kind: _Kind) -> dict[str, Any]:
     error = {"message": message, "type": kind.type, "param": kind.param, "code": kind.code}
     # A request can contain lone surrogates, which cannot be encoded as UTF-8.
-    return {"error": {name: text and text.encode(errors="replace").decode() for name, text in error.items()}}
+    return {"error": {name: text and _shorten(text).encode(errors="replace").decode() for name, text in error.items()}}
+
+
+def _shorten(text: str) -> str:
+    """A refusal names what it refuses, and does not send back megabytes of it: the beginning and the end stay."""
+    if len(text) <= _MAX_TEXT_CHARACTERS:
+        return text
+    half = _MAX_TEXT_CHARACTERS // 2
+    return f"{text[:half]} [{len(text) - 2 * half} characters left out] {text[-half:]}"
 
 
 async def _refused(request: Request, error: Exception) -> JSONResponse:

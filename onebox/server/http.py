@@ -2,9 +2,13 @@
 
 import asyncio
 import contextlib
+import errno
+import logging
+import math
 import socket
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from typing import Any
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -13,6 +17,12 @@ from onebox.server.connection import BoundedConnection, raise_descriptor_limit
 from onebox.server.settings import ConnectionLimits
 
 __all__ = ["LAST_WRITE_S", "HttpServer"]
+
+_log = logging.getLogger(__name__)
+
+_EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+TELL_S = 60.0
+"""Between two lines about connections that cannot be accepted."""
 
 BACKLOG = 256
 """Connections that wait to be accepted, and those accepted in one turn of the event loop."""
@@ -47,6 +57,7 @@ class HttpServer(uvicorn.Server):
         self._on_ready = on_ready
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        asyncio.get_running_loop().set_exception_handler(_LoopErrors())
         await super().startup(sockets)
         self._on_ready()
 
@@ -68,3 +79,18 @@ class HttpServer(uvicorn.Server):
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
+
+
+class _LoopErrors:
+    """What asyncio reports of itself. Out of descriptors, it reports every attempt to accept, thousands a second."""
+
+    def __init__(self) -> None:
+        self._last_told = -math.inf
+
+    def __call__(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        error = context.get("exception")
+        if not (isinstance(error, OSError) and error.errno in _EXHAUSTED and "accept" in context["message"]):
+            loop.default_exception_handler(context)
+        elif loop.time() - self._last_told >= TELL_S:
+            self._last_told = loop.time()
+            _log.warning("new connections wait: %s; give the process more with `ulimit -n`", error.strerror)

@@ -16,6 +16,7 @@ RESUBMIT_TIMEOUT_S = 30.0
 
 # So that a request without a grammar does not wait for a thread behind those whose grammar is compiled.
 _quick_threads = ThreadPoolExecutor(2, "onebox-submit")
+_grammar_threads = ThreadPoolExecutor(4, "onebox-submit-grammar")
 
 
 class Submission:
@@ -72,7 +73,11 @@ class Submission:
     async def _in_thread(
         self, request: Request, submit: Callable[[], tuple[RequestHandle, ...]]
     ) -> tuple[RequestHandle, ...]:
-        threads = None if request.sampling.grammar else _quick_threads
+        grammar = request.sampling.grammar
+        if grammar:
+            # Without a thread that waits: a new grammar may take a while, and many may come at once.
+            await asyncio.wrap_future(self._engine.check_grammar(grammar))
+        threads = _grammar_threads if grammar else _quick_threads
         return await asyncio.get_running_loop().run_in_executor(threads, self._own, submit)
 
     def _own(self, submit: Callable[[], tuple[RequestHandle, ...]]) -> tuple[RequestHandle, ...]:

@@ -132,7 +132,7 @@ def _special(first_seed: int) -> Iterator[Case]:
 
 
 def _grammar_cases(first_seed: int) -> Iterator[Case]:
-    from onebox.engine.grammar import Grammar
+    from onebox.engine.grammar.value import Grammar
 
     schema = {
         "type": "object",

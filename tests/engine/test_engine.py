@@ -445,7 +445,7 @@ def test_a_row_that_cannot_be_computed_fails_its_request_and_no_other(checkpoint
             def fail(*_):
                 raise torch.OutOfMemoryError("no more")
 
-            monkeypatch.setattr("onebox.engine.logits.RowLogprobs.of", fail)
+            monkeypatch.setattr("onebox.engine.logits.RowLogprobs._found", fail)
         asked = {"mask": {}, "logprobs": {"logprobs": 2}, "prompt logprobs": {"prompt_logprobs": 1}}[place]
         bad = engine.submit(request("bad", range(30), **sampling, **asked, seed=13))
         good = engine.submit(request("good", range(20), **sampling))

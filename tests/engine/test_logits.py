@@ -12,7 +12,8 @@ from transformers import (
     SuppressTokensLogitsProcessor,
 )
 
-from onebox.engine.grammar import Grammar, GrammarCompiler
+from onebox.engine.grammar.compiler import GrammarCompiler
+from onebox.engine.grammar.value import Grammar
 from onebox.engine.logits import LogitsRules, apply_adjustments
 from onebox.engine.request import SamplingParams
 from onebox.engine.step import DecodeRows, DraftCheck, Draw

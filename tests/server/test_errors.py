@@ -163,6 +163,22 @@ def test_other_paths_and_methods_are_refused_in_the_same_shape(client):
     assert "GET /v1/completions" in refused(client.request("GET", "/v1/completions"), 405)
 
 
+def test_a_refusal_does_not_send_back_what_it_refuses(client):
+    """A model's name, a path, a field's name: the sentence keeps its beginning and its end."""
+    large = "x" * 50_000
+    message = {"model": large, "max_tokens": 1, "messages": [{"role": "user", "content": "Hi"}]}
+    for response in (
+        client.chat(model=large),
+        client.chat(**{large: 1}),
+        client.request("POST", "/v1/messages", json_body=message),
+        client.request("GET", f"/{large}"),
+    ):
+        assert 400 <= response.status_code < 500
+        assert len(response.content) < 5000
+        assert "characters left out] xxx" in response.json()["error"]["message"]
+        assert response.json()["error"]["message"].endswith(".")
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_full_queue_is_429_with_a_time_to_come_back(scripted, stream):
     from onebox.engine.api import Request

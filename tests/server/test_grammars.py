@@ -4,10 +4,10 @@ import json
 
 import pytest
 
-from onebox.engine.api import Grammar
-from onebox.engine.grammar import GrammarCompiler
+from onebox.engine.api import Grammar, GrammarError
+from onebox.engine.grammar.compiler import GrammarCompiler
 from onebox.server.grammars import after_reasoning, either, tool_calls
-from onebox.spec.errors import UsageError
+from onebox.spec.errors import UnsupportedError, UsageError
 from onebox.text.parser import AnswerParser
 from onebox.text.toolcalls import ToolCallArguments, ToolCallStart, ToolDefinition
 from onebox.text.vocabulary import token_table
@@ -37,7 +37,9 @@ PONG = "<tool_call>\n<function=ping>\n" + END
 
 @pytest.fixture(scope="module")
 def vocabulary(tokenizer):
-    return GrammarCompiler(token_table(tokenizer, (258,)), 384)
+    compiler = GrammarCompiler(token_table(tokenizer, (258,)), 384)
+    yield compiler
+    compiler.close()
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +51,7 @@ def takes(vocabulary, tokenizer):
         try:
             for token_id in (*tokenizer.encode(text), 258):
                 constraint.advance(token_id)
-        except ValueError:
+        except UnsupportedError:
             return False
         return True
 
@@ -134,8 +136,37 @@ def test_either_of_two_is_taken(takes):
     assert not takes(grammar, "a")
 
 
-def test_a_schema_that_is_none_is_refused():
+def test_many_values_of_a_parameter_are_no_burden(takes):
+    names = [f"name {place}" for place in range(3000)]
+    tool = ToolDefinition("pick", {"properties": {"name": {"enum": names}}, "required": ["name"]})
+    call = "<tool_call>\n<function=pick>\n<parameter=name>\n{}\n</parameter>\n</function>\n</tool_call>"
+    grammar = tool_calls([tool], is_one=True)
+    assert takes(grammar, call.format("name 2999"))
+    assert not takes(grammar, call.format("name 3000"))
+
+
+def test_schemas_that_are_too_long_together_are_refused_before_they_are_written():
+    definitions = {"a": {"enum": ["x" * 90] * 1000}}
+    properties = {f"p{place}": {"type": "array", "items": {"$ref": "#/$defs/a"}} for place in range(5000)}
+    tool = ToolDefinition("f", {"properties": properties, "$defs": definitions})
+    with pytest.raises(UsageError, match="tools' schemas are too long in all: at most 524288 bytes"):
+        tool_calls([tool], is_one=True)
+
+
+def test_a_part_s_refusal_names_the_field_that_asked_for_it(vocabulary):
+    tools = tool_calls([ToolDefinition("f", {"properties": {"x": {"type": "object", "not": {}}}})], is_one=True)
+    asked = Grammar.json_schema({"type": "object"}).named("response_format")
+    with pytest.raises(GrammarError, match="JSON schema cannot be used") as refusal:
+        vocabulary.constrain(after_reasoning(either(tools, asked)))
+    assert refusal.value.field_name == "tools"
+    with pytest.raises(GrammarError, match="JSON schema cannot be used") as refusal:
+        vocabulary.constrain(after_reasoning(Grammar.json_schema({"not": {}}).named("guided_json")))
+    assert refusal.value.field_name == "guided_json"
+
+
+def test_a_schema_that_is_none_is_refused(vocabulary):
     with pytest.raises(UsageError, match="tool 'f' are no JSON schema of an object"):
         tool_calls([ToolDefinition("f", {"properties": []})], is_one=True)
-    with pytest.raises(UsageError, match="JSON schema cannot be used"):
-        tool_calls([ToolDefinition("f", {"properties": {"x": {"type": "integer", "minimum": "a"}}})], is_one=True)
+    parameters = {"properties": {"x": {"type": "integer", "minimum": "a"}}}
+    with pytest.raises(GrammarError, match="JSON schema cannot be used"):
+        vocabulary.constrain(tool_calls([ToolDefinition("f", parameters)], is_one=True))

@@ -11,6 +11,9 @@ import pickle
 import signal
 import sys
 import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any, NoReturn
 
@@ -19,6 +22,7 @@ from onebox.engine.engine import Engine
 from onebox.engine.remote.lifetime import end_with_parent
 from onebox.engine.remote.messages import (
     Abort,
+    CheckGrammar,
     EngineDied,
     Ready,
     StartEngine,
@@ -102,12 +106,16 @@ def main(socket: int, parent_id: int) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     log_in_background()
     parent = ParentConnection(Connection(socket))
+    # Starting creates objects that stay; collections would walk them again and again.
+    gc.disable()
     engine = parent.engine = _start(parent)
     if engine:
         # What was loaded stays. Without this, a collection walks all of it: a tenth of a second in some step.
+        gc.enable()
         gc.collect()
         gc.freeze()
         parent.send(Ready(engine.stats()))
+        engine.warm_up_grammars()
         threading.Thread(target=_receive_all, args=(engine, parent), daemon=True).start()
         parent.send(EngineDied(engine.wait_stopped()))
     _exit()
@@ -136,23 +144,42 @@ def _receive_all(engine: Engine, parent: ParentConnection) -> None:
         message = parent.receive()
         if isinstance(message, Abort):
             engine.abort(message.request_id)
+        elif isinstance(message, CheckGrammar):
+            _answer(parent, message.number, (), partial(engine.check_grammar, message.grammar))
         else:
             _submit(engine, parent, message)
 
 
 def _submit(engine: Engine, parent: ParentConnection, message: Submit) -> None:
     request_ids = tuple(request.request_id for request in message.requests)
+    submit = partial(engine.submit_later, list(message.requests))
+    _answer(parent, message.number, request_ids, submit, only_errors=not message.has_grammar)
+
+
+def _answer(
+    parent: ParentConnection,
+    number: int,
+    request_ids: tuple[str, ...],
+    begin: Callable[[], "Future[Any]"],
+    *,
+    only_errors: bool = False,
+) -> None:
+    """Replies when what is begun is done; what comes in meanwhile does not wait for it."""
+
+    def reply(done: "Future[Any]") -> None:
+        error = done.exception()
+        if error is not None and not isinstance(error, OneboxError):
+            _log.error("a request could not be accepted", exc_info=error)
+            error = OneboxError(f"The engine could not accept the request: {error}.")
+        if error or not only_errors:
+            parent.send(SubmitReply(number, request_ids, error))
+
     try:
-        engine.submit_all(list(message.requests))
-    except OneboxError as error:
-        parent.send(SubmitReply(message.number, request_ids, error))
-    except BaseException as error:  # a panic of the grammar library, too
-        _log.exception("a request could not be accepted")
-        refusal = OneboxError(f"The engine could not accept the request: {error}.")
-        parent.send(SubmitReply(message.number, request_ids, refusal))
-    else:
-        if message.has_grammar:
-            parent.send(SubmitReply(message.number, request_ids, None))
+        begun = begin()
+    except BaseException as error:
+        begun = Future()
+        begun.set_exception(error)
+    begun.add_done_callback(reply)
 
 
 def _exit() -> NoReturn:

@@ -11,6 +11,7 @@ from typing import NamedTuple, Protocol
 
 from onebox.engine.config import EngineConfig
 from onebox.engine.engine import Deliver, Engine
+from onebox.engine.grammar.value import Grammar
 from onebox.engine.request import Event, Request
 from onebox.engine.stats import EngineStats
 from onebox.planner.memory import MemoryPlan
@@ -18,6 +19,7 @@ from onebox.spec.errors import OneboxError
 
 __all__ = [
     "Abort",
+    "CheckGrammar",
     "DeviceMemory",
     "EngineDied",
     "EngineStarter",
@@ -102,6 +104,14 @@ class Submit:
     @property
     def has_grammar(self) -> bool:
         return any(request.sampling.grammar for request in self.requests)
+
+
+@dataclass(frozen=True)
+class CheckGrammar:
+    """Answered by a SubmitReply without requests, once it is known whether the grammar can be used."""
+
+    number: int
+    grammar: Grammar
 
 
 @dataclass(frozen=True)

@@ -24,8 +24,10 @@ from onebox.engine.client import (
     check_request,
 )
 from onebox.engine.config import EngineConfig
+from onebox.engine.grammar.value import Grammar
 from onebox.engine.remote.messages import (
     Abort,
+    CheckGrammar,
     DeviceMemory,
     EngineDied,
     EngineStarter,
@@ -149,6 +151,19 @@ class EngineProcess(EngineClient):
             child.send(pickled)
         reply.result()
         return handles
+
+    def check_grammar(self, grammar: Grammar) -> "Future[None]":
+        check = CheckGrammar(next(self._numbers), grammar)
+        pickled = _pickled(check)
+        reply: Future[None] = Future()
+        # Whoever waits may give up; the reply comes all the same.
+        reply.set_running_or_notify_cancel()
+        with self._changed:
+            child = self._running_child()
+            child.check_room(len(pickled))
+            self._replies[check.number] = reply
+            child.send(pickled)
+        return reply
 
     def abort(self, request_id: str) -> None:
         with self._changed:
@@ -402,7 +417,7 @@ def _fail(handles: list[RequestHandle], message: str) -> None:
         handle.deliver(Failed(handle.request_id, message), time.monotonic())
 
 
-def _pickled(submit: Submit) -> bytes:
+def _pickled(submit: Submit | CheckGrammar) -> bytes:
     """Before anything is accepted, on the caller's thread: what cannot be pickled concerns the caller alone."""
     try:
         return pickle.dumps(submit)

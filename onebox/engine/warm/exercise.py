@@ -29,7 +29,7 @@ _SPARE_BYTES = 128 * MIB
 def exercise(runner: Runner, config: EngineConfig, *, fully: bool) -> None:
     """Runs prompts and a few steps, with one slot and with all slots taken.
 
-    `fully`: also the largest prompt chunk, cached prefixes, log-probabilities, penalties and biases. On an engine of
+    `fully`: also the largest prompt chunk, a cached prefix, log-probabilities, penalties and biases. On an engine of
     its own, so that neither counts nor cached prefixes remain.
     """
     plain = SamplingParams(max_tokens=_NUM_TOKENS, ignore_eos=True)
@@ -37,15 +37,18 @@ def exercise(runner: Runner, config: EngineConfig, *, fully: bool) -> None:
     if short is None:
         return
     with Engine(runner, config) as engine:
-        for count in sorted({1, config.max_num_seqs}):
-            _run(engine, short, count)
-        if fully:
-            for request in _special_requests(runner, config, plain):
-                _run(engine, request, 1)
+        _run(engine, short, 1)
+        _run(
+            engine, _request(runner, config, PAGE_TOKENS + 1, _adjusted(plain)) if fully else short, config.max_num_seqs
+        )
+        longest = _request(runner, config, config.max_num_batched_tokens + PAGE_TOKENS + 1, plain, cache_prompt=True)
+        for _ in range(2 if fully else 0):  # the second time from the prefix cache
+            _run(engine, longest, 1)
 
 
-def _special_requests(runner: Runner, config: EngineConfig, plain: SamplingParams) -> list[Request]:
-    adjusted = replace(
+def _adjusted(plain: SamplingParams) -> SamplingParams:
+    """With everything that is done to logits, and log-probabilities of the prompt and of the answer."""
+    return replace(
         plain,
         temperature=0.7,
         top_p=0.9,
@@ -54,16 +57,8 @@ def _special_requests(runner: Runner, config: EngineConfig, plain: SamplingParam
         logit_bias=((0, 1.0),),
         min_tokens=2,
         logprobs=5,
+        prompt_logprobs=5,
     )
-    longest = config.max_num_batched_tokens + PAGE_TOKENS + 1
-    asked = [
-        _request(runner, config, longest, plain, cache_prompt=True),
-        # Once more, now from the prefix cache.
-        _request(runner, config, longest, plain, cache_prompt=True),
-        _request(runner, config, PAGE_TOKENS + 1, adjusted),
-        _request(runner, config, config.max_num_batched_tokens, replace(plain, prompt_logprobs=5)),
-    ]
-    return [request for request in asked if request]
 
 
 def _request(
@@ -79,8 +74,8 @@ def _request(
     return Request("warm-up", prompt, sampling, cache_prompt=cache_prompt)
 
 
-def _run(engine: Engine, request: Request, count: int) -> None:
-    for handle in engine.submit_copies(request, count):
+def _run(engine: Engine, request: Request | None, count: int) -> None:
+    for handle in engine.submit_copies(request, count) if request else ():
         *_, last = handle
         if isinstance(last, Failed):
             raise OneboxError(f"The model was loaded and cannot be run. {last.message}")

@@ -209,7 +209,7 @@ class OutputFormat(Strict):
     @property
     def grammar(self) -> Grammar:
         try:
-            return Grammar.json_schema(self.schema_)
+            return Grammar.json_schema(self.schema_).named("output_config.format.schema")
         except UsageError as error:
             raise FieldError(str(error), "output_config.format.schema") from None
 
@@ -250,7 +250,7 @@ class CountTokensRequest(StrictWithNulls):
         return self.thinking is not None and self.thinking.display == "omitted"
 
     def chat_input(self, defaults: GenerationDefaults) -> ChatInput:
-        """Compiles the grammar, which may be slow: to be called beside the event loop."""
+        """Checks a grammar's bounds, which may be slow: to be called beside the event loop."""
         choice, config = self.tool_choice, self.output_config
         return ChatInput(
             messages=self._turns(),

@@ -193,7 +193,7 @@ class ChatRequest(GenerationFields):
         return self.max_completion_tokens or self.max_tokens
 
     def chat_input(self, defaults: GenerationDefaults) -> ChatInput:
-        """Compiles the grammar, which may be slow: to be called beside the event loop."""
+        """Checks a grammar's bounds, which may be slow: to be called beside the event loop."""
         options = dict(self.chat_template_kwargs or {})
         options.pop("thinking_budget", None)
         if self.enable_thinking is not None:

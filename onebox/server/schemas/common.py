@@ -168,7 +168,7 @@ class GrammarFields(Strict):
             raise FieldError(f"{names} both say what the answer must be; give one.", asked[1][0])
         for name, kind, value in asked:
             try:
-                return _make_grammar(kind, value)
+                return _make_grammar(kind, value).named(name)
             except UsageError as error:
                 raise FieldError(str(error), name) from None
         return None
@@ -219,7 +219,7 @@ def _schema(value: dict[str, Any] | str) -> Any:
         return value
     try:
         return json.loads(value)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UsageError(f"The JSON schema is a text that is not JSON ({error}).") from None
 
 

@@ -56,7 +56,7 @@ class CompletionRequest(GenerationFields):
         return texts or [[item for item in self.prompt if isinstance(item, int)]]
 
     def completion_input(self, defaults: GenerationDefaults) -> CompletionInput:
-        """Compiles the grammar, which may be slow: to be called beside the event loop."""
+        """Checks a grammar's bounds, which may be slow: to be called beside the event loop."""
         echoed = self.logprobs if self.echo else None
         asked = [count for count in (echoed, self.prompt_logprobs) if count is not None]
         return CompletionInput(

@@ -208,7 +208,9 @@ class TextFormat(StrictWithNulls):
     @property
     def grammar(self) -> Grammar | None:
         try:
-            return Grammar.json_schema(self.schema_) if self.schema_ is not None else self._free_grammar()
+            if self.schema_ is None:
+                return self._free_grammar()
+            return Grammar.json_schema(self.schema_).named("text.format.schema")
         except UsageError as error:
             raise FieldError(str(error), "text.format.schema") from None
 
@@ -274,7 +276,7 @@ class ResponsesRequest(HarmlessFields):
         return bool(self.include)
 
     def chat_input(self, defaults: GenerationDefaults) -> ChatInput:
-        """Compiles the grammar, which may be slow: to be called beside the event loop."""
+        """Checks a grammar's bounds, which may be slow: to be called beside the event loop."""
         limits = GenerationFields(temperature=self.temperature, top_p=self.top_p, max_tokens=self.max_output_tokens)
         return ChatInput(
             messages=self._messages(),

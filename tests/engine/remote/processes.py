@@ -17,6 +17,7 @@ HANGING = FAILING - 2
 SLOW = FAILING - 3
 HALVING = FAILING - 4
 FORKING = FAILING - 5
+UNSENDABLE = FAILING - 6
 CONFIG = EngineConfig(max_model_len=500, num_pages=30, num_checkpoints=4, max_num_seqs=4, max_num_waiting=2)
 
 
@@ -25,6 +26,7 @@ class DeadlyRunner(FakeRunner):
 
     DYING raises, HANGING never ends, SLOW makes this step and all later ones take a while, HALVING sends half a
     message and then hangs, FORKING leaves a process that holds the socket, writes its id to `left` and then hangs.
+    UNSENDABLE gives an event that cannot be pickled.
     """
 
     step_s = 0.0
@@ -49,6 +51,10 @@ class DeadlyRunner(FakeRunner):
         if DYING in prompts:
             raise MemoryError("no more")
         return super().run(plan)
+
+    def _chunk(self, chunk):
+        result = super()._chunk(chunk)
+        return result._replace(logprobs=(lambda: None,)) if UNSENDABLE in chunk.token_ids else result
 
 
 @dataclass(frozen=True)

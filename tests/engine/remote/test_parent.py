@@ -41,7 +41,7 @@ from onebox.engine.request import Pictures, Vision
 from onebox.engine.start import CheckpointStarter, EngineOptions, TokenInfo
 from onebox.spec.errors import DoesNotFitError, OneboxError, UsageError
 from tests.engine.fake import FAILING, FakeRunner, plain_answer, tokens_of, wait_until
-from tests.engine.remote.processes import CONFIG, DYING, FORKING, HALVING, HANGING, SLOW, FakeStarter
+from tests.engine.remote.processes import CONFIG, DYING, FORKING, HALVING, HANGING, SLOW, UNSENDABLE, FakeStarter
 
 SOON = RestartPolicy(first_wait_s=0.01)
 
@@ -247,6 +247,35 @@ def test_an_exception_in_a_step_fails_everyone_with_its_words_and_it_serves_agai
     wait_ok(engine)
     assert tokens_of(engine.submit(request("a", [1]))) == answer([1])
     assert "MemoryError: no more" in capfd.readouterr().err
+
+
+def test_failed_requests_are_counted_once_whoever_failed_them(start):
+    engine = start()
+    list(engine.submit(request("alone", [1, FAILING])))
+    for handle in engine.submit_all([request(str(i), [i, DYING]) for i in range(3)]):
+        list(handle)
+    wait_until(lambda: engine.health().num_restarts == 1)
+    wait_ok(engine)
+    assert engine.stats().totals.num_failed == 4
+    handle = engine.submit(request("killed", [SLOW, 1], max_tokens=400))
+    next(iter(handle))
+    os.kill(engine.pid, signal.SIGKILL)
+    assert isinstance(list(handle)[-1], Failed)
+    assert engine.stats().totals.num_failed == 5
+
+
+def test_a_request_whose_events_cannot_be_pickled_fails_and_no_other(start, capfd):
+    engine = start()
+    good, bad = engine.submit_all([request("good", [1], max_tokens=30), request("bad", [2, UNSENDABLE], max_tokens=30)])
+    events = list(bad)
+    assert events[-1] == Failed("bad", "What the engine computed for this request could not be sent to the server.")
+    assert tokens_of(events) == []
+    assert tokens_of(good) == answer([1], 30)
+    again = engine.submit(request("bad", [3]))
+    assert tokens_of(again) == answer([3])
+    stats = engine.stats()
+    assert (stats.num_running, stats.totals.num_failed, engine.health().num_restarts) == (0, 1, 0)
+    assert "an event of request bad cannot be sent" in capfd.readouterr().err
 
 
 def test_a_stuck_step_is_ended_but_a_long_start_is_not(start):

@@ -1,0 +1,21 @@
+"""What a starting process can do beside importing torch, which takes seconds. Imports nothing that is slow."""
+
+import contextlib
+import ctypes
+import threading
+
+__all__ = ["initialise_cuda"]
+
+
+def initialise_cuda() -> None:
+    """Creates the CUDA context that torch will use on a thread of its own; does nothing where there is no GPU."""
+    threading.Thread(target=_create_context, name="onebox-cuda", daemon=True).start()
+
+
+def _create_context() -> None:
+    # Errors are left to torch, which reports them with their reason.
+    with contextlib.suppress(OSError, AttributeError):
+        driver = ctypes.CDLL("libcuda.so.1")  # releases Python's lock during its calls
+        device, context = ctypes.c_int(), ctypes.c_void_p()
+        if driver.cuInit(0) == 0 and driver.cuDeviceGet(ctypes.byref(device), 0) == 0:
+            driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), device)
