@@ -324,8 +324,11 @@ class RowLogprobs:
 
         self._vocab_size = logits.shape[1]
         missing = -logits.shape[1] % _ALIGNED
-        groups = (pad(rows.to(torch.float64), (0, missing), value=float("-inf")) for rows in logits.split(_TOGETHER))
-        self._values = torch.cat([torch.log_softmax(group, dim=-1) for group in groups])
+
+        def log_softmax(rows: "Tensor") -> "Tensor":
+            return torch.log_softmax(pad(rows.to(torch.float64), (0, missing), value=float("-inf")), dim=-1)
+
+        self._values = torch.cat([log_softmax(rows) for rows in torch.split(logits, _TOGETHER)])
 
     def of(self, rows: list[int], token_ids: list[int], num_top: int) -> tuple[TokenLogprob, ...]:
         """The logprobs of one token in each of these rows, with `num_top` alternatives each.

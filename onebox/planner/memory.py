@@ -192,7 +192,7 @@ def checkpoint_bytes(spec: ModelSpec, activation_bytes: int = 2) -> int:
 
 
 def workspace_bytes(spec: ModelSpec, request: MemoryRequest) -> int:
-    """An estimate: the runtime, a decode step's logits and sums, the largest use of prefill or logprobs, a scratch page.
+    """An estimate: the runtime, a decode step's logits and sums, the larger of prefill and logprobs, a scratch page.
 
     Rows without a sequence write to the scratch page. The engine sets all of it aside before it is ready.
     """

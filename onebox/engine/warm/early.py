@@ -4,12 +4,25 @@ import contextlib
 import ctypes
 import threading
 
-__all__ = ["initialise_cuda"]
+__all__ = ["initialise_cuda", "initialise_triton"]
 
 
 def initialise_cuda() -> None:
     """Creates the CUDA context that torch will use on a thread of its own; does nothing where there is no GPU."""
     threading.Thread(target=_create_context, name="onebox-cuda", daemon=True).start()
+
+
+def initialise_triton() -> None:
+    """Computes on a thread of its own what Triton computes once a process: the digest of its library, for its cache."""
+    threading.Thread(target=_compute_key, name="onebox-triton", daemon=True).start()
+
+
+def _compute_key() -> None:
+    # A function of Triton's own: where it is missing, the first launch takes longer.
+    with contextlib.suppress(ImportError):
+        from triton.runtime.cache import triton_key
+
+        triton_key()
 
 
 def _create_context() -> None:

@@ -38,9 +38,8 @@ def exercise(runner: Runner, config: EngineConfig, *, fully: bool) -> None:
         return
     with Engine(runner, config) as engine:
         _run(engine, short, 1)
-        _run(
-            engine, _request(runner, config, PAGE_TOKENS + 1, _adjusted(plain)) if fully else short, config.max_num_seqs
-        )
+        adjusted = _request(runner, config, PAGE_TOKENS + 1, _adjusted(plain))
+        _run(engine, adjusted if fully else short, config.max_num_seqs)
         longest = _request(runner, config, config.max_num_batched_tokens + PAGE_TOKENS + 1, plain, cache_prompt=True)
         for _ in range(2 if fully else 0):  # the second time from the prefix cache
             _run(engine, longest, 1)
