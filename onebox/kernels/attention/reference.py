@@ -13,6 +13,7 @@ from onebox.kernels.common.invariant import add_in_order, pair_sum, sigmoid
 from onebox.kernels.common.rows import FixedRows, unscaled_rows
 
 __all__ = [
+    "MAX_ROWS",
     "attention_gate",
     "attention_gate_fused",
     "kv_write",
