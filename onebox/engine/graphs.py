@@ -156,6 +156,7 @@ class GraphDecoder:
         """Slots whose accepted tokens a discarded forward pass has folded into the state."""
         if device.type == "cuda":
             self._pool = torch.cuda.graph_pool_handle()
+            self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
             self._done = torch.cuda.Event()  # type: ignore[no-untyped-call]
 
     def capture(self, report: Callable[[int, int], None]) -> None:
@@ -166,6 +167,8 @@ class GraphDecoder:
         sizes = [(rows, count) for count, choices in self._limits.rows.items() for rows in choices]
         for place, (num_rows, num_sequences) in enumerate(sorted(sizes, reverse=True)):
             shape = self._new_shape(num_rows, num_sequences)
+            if not place:
+                self._run_once(shape)
             for num_pages in reversed(self._limits.widths):
                 self._capture_forward(shape, num_pages)
             for depth in reversed(self._limits.depths):
@@ -237,6 +240,12 @@ class GraphDecoder:
         self._shapes[num_rows, num_sequences] = shape
         return shape
 
+    def _run_once(self, shape: _Shape) -> None:
+        """Runs a shape without graphs: what is made once and kept, such as tables, must not be made in a capture."""
+        self._decoder.forward(shape.inputs().batch).copy_to(shape.forwarded)
+        self._decoder.sample(shape.forwarded, shape.inputs(), self._limits.depths[-1])
+        torch.cuda.synchronize(self._device)
+
     def _capture_forward(self, shape: _Shape, num_pages: int) -> None:
         # The words are split inside the graph: what is computed outside of it would stay as it was at capture.
         def work() -> None:
@@ -256,9 +265,14 @@ class GraphDecoder:
     def _record(self, work: Callable[[], T]) -> tuple[torch.cuda.CUDAGraph, T]:
         """A graph of the work, and the tensors it writes."""
         graph = torch.cuda.CUDAGraph(keep_graph=True)
-        # Relaxed: the first launch of a kernel loads its code, which a stricter mode forbids during a capture.
-        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="relaxed"):
-            result = work()
+        # Not by `torch.cuda.graph`, which collects garbage and empties the cache each time.
+        with torch.cuda.stream(self._stream):
+            # Relaxed: the first launch of a kernel loads its code, which a stricter mode forbids during a capture.
+            graph.capture_begin(pool=self._pool, capture_error_mode="relaxed")
+            try:
+                result = work()
+            finally:
+                graph.capture_end()
         graph.instantiate()
         return graph, result
 
