@@ -5,7 +5,8 @@
 Starts an engine as `onebox serve` does (plan, kernels, weights, graphs, warm-up) with random weights, then lets clients
 send prompts of 10 to 20,000 tokens (log-uniform) with answers of 16 to 300, a fifth of them aborted, and a tenth with
 log-probabilities or penalties. Prints JSON: the phases of the start; then device memory when ready and at its highest
-afterwards, kernels that Triton was asked for after that, the waits between tokens, and what waited without need.
+afterwards, kernels that Triton was asked for after that, the waits between tokens, what waited without need, and the
+median step of one stream alone.
 
 A step's work is known from its like: steps are grouped by their prompt tokens, context and rows, and a step is late if
 it took 50 ms longer than the slowest tenth of its group. Time between two steps while requests run is a wait, too.
@@ -16,6 +17,7 @@ import gc
 import json
 import math
 import random
+import statistics
 import tempfile
 import threading
 import time
@@ -221,6 +223,12 @@ def main() -> None:
     with Engine(runner, config) as engine:
         clients = [Client(engine, number, runner.vocab_size) for number in range(given.clients)]
         highest = serve(clients, given.seconds)
+        num_served = len(runner.steps)
+        alone = Request("alone", tuple(range(32)), SamplingParams(temperature=0, max_tokens=128, ignore_eos=True))
+        for _ in engine.submit(alone):
+            pass
+    decode_s = [step.seconds for step in runner.steps[num_served:] if not step.num_prompt]
+    del runner.steps[num_served:]
     late = late_steps(runner.steps)
     between = sorted((later.began - earlier.ended for earlier, later in pairwise(runner.steps)), reverse=True)
     found = {
@@ -230,6 +238,7 @@ def main() -> None:
         "failures": [message for client in clients for message in client.failures][:3],
         "first_token_s": quantiles([seconds for client in clients for seconds in client.first_s]),
         "between_tokens_s": quantiles([seconds for client in clients for seconds in client.gaps_s]),
+        "one_stream_step_ms": round(1e3 * statistics.median(decode_s), 3),
         "steps": len(runner.steps),
         "late_steps": [(round(beyond, 4), *step[2:]) for beyond, step in late[:10]],
         "num_late_steps": len(late),

@@ -29,7 +29,7 @@ import triton
 from onebox.engine.config import EngineConfig
 from onebox.engine.remote.lifetime import end_with_parent
 from onebox.engine.warm.launches import launch_all
-from onebox.kernels.common.ahead import CompiledLaunch, compile_only
+from onebox.kernels.common.ahead import CompiledLaunch, compile_only, settle_cache_keys
 from onebox.kernels.common.target import AbsentGpu, gpu_name
 from onebox.kernels.common.tuning import known_options
 from onebox.model.layers.fused import FusedStack
@@ -73,6 +73,7 @@ def compile_kernels(
     report: ReportKernels,
 ) -> int:
     """Compiles what this engine launches on this machine's GPU; the number of its kernels, 0 if all were there."""
+    settle_cache_keys()
     mark = kernel_mark(_digest(directory, load_format, dtype, memory_shape, config))
     if mark.exists():
         return 0

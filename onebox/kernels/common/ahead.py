@@ -5,6 +5,8 @@ compile at once, before a model is loaded, and for a GPU that is not there.
 """
 
 from collections.abc import Callable
+from importlib import import_module
+from pkgutil import walk_packages
 from typing import Any, NamedTuple
 
 import triton
@@ -12,7 +14,23 @@ from triton.runtime.jit import JITFunction
 
 from onebox.kernels.common.target import AbsentGpu, use_absent_gpu
 
-__all__ = ["CompiledLaunch", "compile_only"]
+__all__ = ["CompiledLaunch", "compile_only", "settle_cache_keys"]
+
+
+def settle_cache_keys() -> None:
+    """Has Triton compute the cache keys of all kernels in a fixed order, so that every process finds the same ones.
+
+    Triton 3.6 leaves the globals of a called function out of its caller's key unless the function's own key was
+    computed before: which key a kernel has, and so whether it is found in the cache, depends on what ran earlier.
+    """
+    package = import_module("onebox.kernels")
+    found: dict[str, JITFunction[Any]] = {}
+    for module in walk_packages(package.__path__, "onebox.kernels."):
+        if not module.name.endswith((".cases", ".case")):
+            own = vars(import_module(module.name)).values()
+            found |= {f"{value.module}.{value.__name__}": value for value in own if isinstance(value, JITFunction)}
+    for name in sorted(found):
+        _ = found[name].cache_key
 
 
 class CompiledLaunch(NamedTuple):
