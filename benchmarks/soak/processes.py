@@ -61,13 +61,18 @@ def read_use(pid: int) -> ProcessUse | None:
 
 
 def tree_use(server_pid: int) -> dict[str, ProcessUse]:
-    """The server, its engine, and its other children by the last part of their command."""
-    uses = {"server": read_use(server_pid)}
-    for pid in children(server_pid):
-        command = command_line(pid)
-        name = "engine" if _ENGINE in command else f"helper {pid}"
-        uses[name] = read_use(pid)
+    """The server, its engine, and all that they have started together as "helpers"."""
+    engine = engine_pid(server_pid)
+    uses = {"server": read_use(server_pid), "engine": read_use(engine) if engine else None}
+    others = [use for pid in _descendants(server_pid) if pid != engine and (use := read_use(pid))]
+    if others:
+        uses["helpers"] = ProcessUse(others[0].pid, *(sum(use[place] for use in others) for place in range(1, 5)))
     return {name: use for name, use in uses.items() if use is not None}
+
+
+def _descendants(pid: int) -> list[int]:
+    below = children(pid)
+    return below + [further for child in below for further in _descendants(child)]
 
 
 def run_delay_s(pid: int | str) -> float:

@@ -96,12 +96,17 @@ def _serve(options: _Options) -> int:
     """Binds, loads, serves; binds first, so that a port in use is reported before a model is loaded."""
     began = time.perf_counter()
     from onebox.server.app import create_app
+    from onebox.server.keys import callers_of
     from onebox.server.run import bind, run
 
     with contextlib.closing(bind(options.http.host, options.http.port)) as bound:
         service, engine = _load(options)
         host = f"[{options.http.host}]" if ":" in options.http.host else options.http.host
         url = f"http://{host}:{bound.getsockname()[1]}"
+
+        keys = ", ".join(f"{key.name} ({key.max_share:.2g})" for key in callers_of(options.settings.api_keys))
+        if len(options.settings.api_keys) > 1:
+            say(f"API keys and their shares of the places for requests: {keys}.")
 
         def say_ready() -> None:
             say(f"Ready after {time.perf_counter() - began:.1f} s: {service.model_name} at {url}/v1, page at {url}/")

@@ -3,7 +3,9 @@
 Names are those of vLLM, so that a launch command works with the program's name replaced.
 """
 
+import ipaddress
 import json
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,6 +16,7 @@ from onebox.spec.errors import UsageError
 
 if TYPE_CHECKING:
     from onebox.engine.api import EngineOptions
+    from onebox.server.keys import ApiKey
     from onebox.server.media import MediaLimits
     from onebox.server.settings import ServerSettings
 
@@ -27,6 +30,7 @@ __all__ = [
     "engine_options",
 ]
 
+_KEY_VARIABLE = "ONEBOX_API_KEY"
 _KV_NAMES = {"auto": "bf16", "bfloat16": "bf16", "fp8_e4m3": "fp8"}
 _METHODS = {"qwen3_next_mtp": "mtp", "qwen3_5_mtp": "mtp"}
 # Flags of vLLM without effect here, and why.
@@ -51,9 +55,26 @@ class HttpOptions:
         str | None, typer.Option(help="The model's name in the API; default: the directory's name.")
     ] = None
     api_key: Annotated[
-        str | None,
-        typer.Option(envvar="ONEBOX_API_KEY", help="API key that clients must send; default: no key is required."),
+        list[str] | None,
+        typer.Option(envvar=_KEY_VARIABLE, help="API key that clients must send; may be given several times."),
     ] = None
+    api_key_file: Annotated[
+        Path | None,
+        typer.Option(
+            help="File of API keys: one a line; or .toml or .json, where each has a name, a priority and a share of "
+            "the queue."
+        ),
+    ] = None
+    allow_open_server: Annotated[
+        bool, typer.Option("--allow-open-server", help="Listen beyond this machine without an API key.")
+    ] = False
+    allowed_hosts: Annotated[
+        str,
+        typer.Option(
+            help="JSON list of host names by which clients may call, beside addresses and this machine's own names; "
+            '["*"] for all. With an API key all are allowed unless given.'
+        ),
+    ] = "[]"
     allowed_origins: Annotated[
         str, typer.Option(help='JSON list of origins whose pages may call the API, such as ["*"] for all.')
     ] = "[]"
@@ -67,8 +88,26 @@ class HttpOptions:
     def settings(self) -> "ServerSettings":
         from onebox.server.settings import ServerSettings
 
-        origins = _json("--allowed-origins", self.allowed_origins, list)
-        return ServerSettings(api_key=self.api_key, allowed_origins=tuple(origins))
+        return ServerSettings(
+            api_keys=self._keys(),
+            allowed_hosts=_names("--allowed-hosts", self.allowed_hosts),
+            allowed_origins=_names("--allowed-origins", self.allowed_origins),
+        )
+
+    def _keys(self) -> "tuple[ApiKey, ...]":
+        """Refuses empty keys, and an open server beyond this machine unless it is asked for."""
+        from onebox.server.keys import plain_keys, read_key_file, unique_keys
+
+        if not os.environ.get(_KEY_VARIABLE, "set").strip():
+            raise UsageError(f"{_KEY_VARIABLE} is empty, which would leave the server open; set a key, or unset it.")
+        keys = plain_keys(self.api_key or [])
+        keys += read_key_file(self.api_key_file) if self.api_key_file else []
+        if not keys and not self.allow_open_server and not _is_loopback(self.host):
+            raise UsageError(
+                f"--host {self.host} lets other machines call this server, and it has no API key; set one with "
+                "--api-key or --api-key-file, or allow everybody with --allow-open-server."
+            )
+        return unique_keys(keys)
 
 
 @option_group("Model")
@@ -227,6 +266,21 @@ def engine_options(model: ModelOptions, memory: MemoryOptions, media: MediaOptio
         num_speculative_tokens=drafts,
         **vars(memory) | {"kv_cache_dtype": _KV_NAMES.get(memory.kv_cache_dtype, memory.kv_cache_dtype)},
     )
+
+
+def _names(flag: str, text: str) -> tuple[str, ...]:
+    names = _json(flag, text, list)
+    wrong = next((name for name in names if not isinstance(name, str) or not name.strip()), None)
+    if wrong is not None:
+        raise UsageError(f"{flag} holds {wrong!r}; it takes names as text.")
+    return tuple(names)
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host.lower() == "localhost"
 
 
 def _json(flag: str, text: str, kind: type) -> Any:

@@ -24,6 +24,7 @@ from onebox.engine.remote.parent import EngineProcess
 from onebox.engine.remote.supervise import RestartPolicy
 from onebox.engine.request import (
     AcceptanceCounts,
+    ClientShare,
     ContextTooLongError,
     Counts,
     EngineStoppedError,
@@ -36,6 +37,7 @@ from onebox.engine.request import (
     QueueFullError,
     Request,
     SamplingParams,
+    ShareFullError,
     Started,
     Tokens,
     Vision,
@@ -50,6 +52,7 @@ __all__ = [
     "PAGE_TOKENS",
     "AcceptanceCounts",
     "CheckpointStarter",
+    "ClientShare",
     "ContextTooLongError",
     "Counts",
     "Deliver",
@@ -85,6 +88,7 @@ __all__ = [
     "RequestHandle",
     "RestartPolicy",
     "SamplingParams",
+    "ShareFullError",
     "SpeculationConfig",
     "SpeculationMethod",
     "StartDetail",

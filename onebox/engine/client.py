@@ -9,6 +9,7 @@ import contextlib
 import logging
 import queue
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
@@ -21,6 +22,7 @@ import numpy as np
 from onebox.engine.config import EngineConfig
 from onebox.engine.grammar.value import Grammar
 from onebox.engine.request import (
+    ClientShare,
     ContextTooLongError,
     EngineStoppedError,
     Event,
@@ -29,6 +31,7 @@ from onebox.engine.request import (
     FinishReason,
     QueueFullError,
     Request,
+    ShareFullError,
 )
 from onebox.engine.stats import EngineStats
 from onebox.spec.errors import UsageError
@@ -187,6 +190,8 @@ class OpenRequests:
 
     def __init__(self) -> None:
         self._handles: dict[str, RequestHandle] = {}
+        self._clients: dict[str, ClientShare] = {}
+        """Of the open requests that have one, by request id."""
 
     def __len__(self) -> int:
         return len(self._handles)
@@ -200,10 +205,12 @@ class OpenRequests:
     def accept(
         self, requests: list[Request], config: EngineConfig, observer: Observer | None
     ) -> tuple[RequestHandle, ...]:
-        """Opens all of the requests, or refuses all where an id or the queue is taken."""
+        """Opens all of the requests, or refuses all where an id, the queue or the client's share of it is taken."""
         check_capacity([request.request_id for request in requests], self._handles, config)
+        self._check_shares(requests)
         handles = tuple(RequestHandle(r.request_id, observer(r) if observer else None) for r in requests)
         self._handles.update((handle.request_id, handle) for handle in handles)
+        self._clients.update((r.request_id, r.client) for r in requests if r.client)
         return handles
 
     def route(self, events: Iterable[Event]) -> Deliveries:
@@ -211,14 +218,31 @@ class OpenRequests:
         handles, deliveries = self._handles, Deliveries()
         for event in events:
             is_last = isinstance(event, (Finished, Failed))
-            handle = handles.pop(event.request_id, None) if is_last else handles.get(event.request_id)
+            handle = self._close(event.request_id) if is_last else handles.get(event.request_id)
             if handle:
                 deliveries.append((handle, event))
         return deliveries
 
     def remove(self, request_ids: Iterable[str]) -> list[RequestHandle]:
         """Closes these; ids that are closed already are left out."""
-        return [self._handles.pop(request_id) for request_id in request_ids if request_id in self._handles]
+        closed = [self._close(request_id) for request_id in request_ids]
+        return [handle for handle in closed if handle]
+
+    def _close(self, request_id: str) -> RequestHandle | None:
+        self._clients.pop(request_id, None)
+        return self._handles.pop(request_id, None)
+
+    def _check_shares(self, requests: list[Request]) -> None:
+        asked = Counter(request.client for request in requests)
+        for client, count in asked.items():
+            if client is None:
+                continue
+            num_held = sum(open_one.name == client.name for open_one in self._clients.values())
+            if num_held + count > client.max_places:
+                raise ShareFullError(
+                    f"Of the {client.max_places} places that are the share of the API key {client.name!r}, {num_held} "
+                    f"are taken and {count} more are asked for; try again when one of its requests has ended."
+                )
 
 
 def _copies_of(request: Request, count: int) -> list[Request]:

@@ -274,6 +274,7 @@ class Engine(EngineClient):
         started_at = time.monotonic()
         run = self._runner.start(plan)
         self._outbox.deliver()  # the step before this one, while the device computes this one
+        self._scheduler.catch_up()
         output = run.finish()
         seconds = time.monotonic() - started_at
         events = self._drop_undelivered(self._scheduler.commit(plan, output))

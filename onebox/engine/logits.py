@@ -156,6 +156,16 @@ class LogitsRules:
             for token_id in token_ids:
                 self._constraint.advance(token_id)
 
+    def catch_up(self) -> None:
+        """Does what can wait until the device computes."""
+        if self._constraint:
+            self._constraint.catch_up()
+
+    def finish(self, sampled: tuple[int, ...]) -> None:
+        """Called with the tokens that end the answer, instead of `advance`; raises if it broke a grammar's limits."""
+        if self._constraint:
+            self._constraint.finish(sampled)
+
     def adjust(self, drafts: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[Adjustment, ...]]:
         """(the drafts that the grammar allows, the adjustments of the row before them and of each draft's own row).
 

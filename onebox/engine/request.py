@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import zip_longest
 from numbers import Integral, Real
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +19,7 @@ from onebox.spec.errors import OneboxError, UsageError
 
 __all__ = [
     "AcceptanceCounts",
+    "ClientShare",
     "ContextTooLongError",
     "Counts",
     "EngineStoppedError",
@@ -30,6 +32,7 @@ __all__ = [
     "QueueFullError",
     "Request",
     "SamplingParams",
+    "ShareFullError",
     "Started",
     "TokenLogprob",
     "Tokens",
@@ -53,6 +56,10 @@ class QueueFullError(OneboxError):
     """All slots and the whole queue are taken; the request was not accepted."""
 
     retry_after_s = 1
+
+
+class ShareFullError(QueueFullError):
+    """The client's share of the places is taken; the request was not accepted, others' may be."""
 
 
 class ContextTooLongError(UsageError):
@@ -169,6 +176,14 @@ class Vision:
     videos: Pictures | None = None
 
 
+class ClientShare(NamedTuple):
+    """Whose a request is, where several clients share the engine. In the queue they take turns."""
+
+    name: str
+    max_places: int
+    """Of the places for requests, slots and queue together, those that this client may hold."""
+
+
 @dataclass(frozen=True)
 class Request:
     """One prompt as token ids. The id is unique among all open requests."""
@@ -185,6 +200,7 @@ class Request:
     pin_prompt: bool = False
     """Whether what it adds to the cache stays until nothing else is left to evict."""
     vision: Vision | None = None
+    client: ClientShare | None = None
 
     def __post_init__(self) -> None:
         if self.timeout_s is not None and not (_is_number(self.timeout_s) and 0 < self.timeout_s < _MAX_TIMEOUT_S):

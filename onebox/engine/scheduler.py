@@ -133,6 +133,11 @@ class Scheduler:
             num_rows = sum(len(rows.token_ids) for rows in plan.rows)
             speculator.observe(num_rows, max(rows.draw.depth for rows in plan.rows), seconds)
 
+    def catch_up(self) -> None:
+        """Does what can wait until the device computes."""
+        for sequence in self._running.values():
+            sequence.logits_rules.catch_up()
+
     def commit(self, plan: StepPlan, output: StepOutput) -> list[Event]:
         """Updates the sequences with the step's results; returns the events to deliver, in order."""
         events, self._ended = self._ended, []

@@ -106,7 +106,9 @@ class Sequence:
                 break
         self.tokens += delivered
         taken = tuple(delivered)
-        if reason is None:
+        if reason:
+            self.logits_rules.finish((*taken, token_id) if reason is FinishReason.STOP else taken)
+        else:
             self.logits_rules.advance(taken)
             self.speculation.extend(taken)
         return taken, reason

@@ -16,6 +16,7 @@ from onebox.engine.engine import Deliver, Engine
 from onebox.engine.remote.messages import DeviceMemory, Planned, ReportStart, StartDetail, timed
 from onebox.engine.warm.early import initialise_cuda, initialise_triton
 from onebox.planner.memory import DEFAULT_UTILIZATION, MemoryPlan, MemoryRequest, plan_memory
+from onebox.spec.cache import redirect_kernel_cache
 from onebox.spec.errors import UnsupportedError, UsageError
 from onebox.spec.hardware import GIB, Box, detect_box
 from onebox.spec.kv import PAGE_TOKENS, KVFormat
@@ -203,6 +204,7 @@ def warm_runner(plan: EnginePlan, report: ReportStart = lambda _: None) -> "Mode
     """The model loaded, its kernels compiled, its graphs captured and its workspace set aside: ready for requests."""
     is_gpu = plan.device.type == "cuda"
     if is_gpu:
+        redirect_kernel_cache()
         initialise_triton()
         with timed("kernels", report):
             compile_ahead(plan, report)

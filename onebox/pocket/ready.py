@@ -1,30 +1,58 @@
 """The pocket model as `onebox serve` runs it: a quantized build of the shipped master, made once and cached."""
 
+import contextlib
 import hashlib
+import logging
+import os
 import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import onebox
-from onebox.spec.cache import user_cache_directory
-from onebox.spec.errors import WriteError
+from onebox.spec.cache import temporary_cache_directory, user_cache_directory
+from onebox.spec.errors import DoesNotFitError, WriteError
 
 __all__ = ["MODEL_DIRECTORY", "SERVED_BUILD", "pocket_checkpoint"]
 
 SERVED_BUILD = "hybrid-int8-head-int4-mtp"
+_log = logging.getLogger(__name__)
 _HERE = Path(__file__).parent
 MODEL_DIRECTORY = _HERE / "model"
 """The BF16 master, as it ships."""
 
 
 def pocket_checkpoint(cache_home: Path | None = None, build: str = SERVED_BUILD) -> Path:
-    """The directory of a build of the pocket model in the user's cache; makes the build if it is not there."""
-    cache = user_cache_directory() if cache_home is None else cache_home / "onebox"
-    target = cache / f"pocket-{build}-{_content_hash()}"
-    if not target.exists():
-        _make(build, target)
-    return target
+    """The directory of a build of the pocket model in the user's cache; makes the build if it is not there.
+
+    Where the cache cannot hold it, the build is in the temporary directory.
+    """
+    name = f"pocket-{build}-{_content_hash()}"
+    targets = [cache / name for cache in _caches(cache_home)]
+    found = next((target for target in targets if os.path.exists(target)), None)  # noqa: PTH110 - Path's may raise
+    if found:
+        return found
+    problem: WriteError | None = None
+    for target in targets:
+        try:
+            _make(build, target)
+        except WriteError as error:
+            problem = problem or error
+        else:
+            if problem:
+                _log.warning("%s The pocket model is in %s instead.", problem, target)
+            return target
+    raise problem or WriteError("There is neither a home nor a temporary directory to hold the pocket model.")
+
+
+def _caches(cache_home: Path | None) -> list[Path]:
+    if cache_home is not None:
+        return [cache_home / "onebox"]
+    found: list[Path] = []
+    for directory in (user_cache_directory, temporary_cache_directory):
+        with contextlib.suppress(OSError, RuntimeError):
+            found.append(directory())
+    return found
 
 
 def _make(name: str, target: Path) -> None:
@@ -45,6 +73,10 @@ def _make(name: str, target: Path) -> None:
     try:
         build(name, MODEL_DIRECTORY, scratch / "build")
         (scratch / "build").rename(target)
+    except DoesNotFitError:
+        raise WriteError(
+            f"{target.parent} has no room for the pocket model; free some, or set XDG_CACHE_HOME to another directory."
+        ) from None
     except OSError as error:
         # If another process has put the same build there meanwhile, use that one.
         if not target.exists():

@@ -4,7 +4,7 @@ Every endpoint reads the same `Answer`, streamed or not, so the joined chunks of
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 
@@ -25,10 +25,11 @@ from onebox.server.submission import Submission
 from onebox.server.thinking import CLOSING_TEXT, ThinkingLimit
 from onebox.server.usage import Usage, UsageCount
 from onebox.spec.errors import UsageError
-from onebox.text.parser import Delta
-from onebox.text.stream import TextStream
+from onebox.text.marks import with_stand_ins
+from onebox.text.parser import Content, Delta, Reasoning
+from onebox.text.stream import Detokenizer, StopStrings
 from onebox.text.tokenizer import Tokenizer
-from onebox.text.toolcalls import ToolCallStart
+from onebox.text.toolcalls import ToolCallArguments, ToolCallStart
 
 __all__ = ["MAX_LOGPROB_VALUES", "Answer", "AnswerChunk", "AnswerText", "Answers", "WholeAnswer"]
 
@@ -91,14 +92,23 @@ class WholeAnswer:
 
 
 class AnswerText:
-    """Token ids to deltas. Ends the answer at a stop string, and before a second tool call where one is allowed."""
+    """Token ids to deltas. Ends the answer at a stop string, and before a second tool call where one is allowed.
+
+    Stop strings are searched in reasoning and content, not in tool calls, which are read by programs. A call's start is
+    held until its arguments begin: one that is cut off before is not shown at all, and one that is cut off later has
+    arguments that are no valid JSON.
+    """
 
     def __init__(self, tokenizer: Tokenizer, prompt: Prompt) -> None:
-        self.num_calls = 0
         self.cut_reason = ""
         """stop or tool_calls: the answer ends here, whatever the engine generates; "" while it continues."""
-        self._stream = TextStream(tokenizer, prompt.stops)
+        self._detokenizer = Detokenizer(tokenizer, has_marks=True)
         self._parser = prompt.parser()
+        self._stops = StopStrings(prompt.stops)
+        self._written: type[Reasoning | Content] = Content
+        """What the stop strings were last searched in."""
+        self._start: ToolCallStart | None = None
+        self._num_starts = self._num_shown = 0
         self._is_one_call = prompt.is_one_call
 
     @property
@@ -108,37 +118,73 @@ class AnswerText:
     @property
     def can_close_reasoning(self) -> bool:
         """Inside reasoning, and no character is incomplete."""
-        return not self.cut_reason and self._parser.in_reasoning and self._stream.is_whole
+        return not self.cut_reason and self._parser.in_reasoning and self._detokenizer.is_whole
+
+    @property
+    def has_calls(self) -> bool:
+        """The answer has calls, and all of them are complete."""
+        return self._parser.num_calls > 0 and not self._parser.is_call_cut
+
+    @property
+    def ends_in_call(self) -> bool:
+        """The last call that was shown is incomplete."""
+        return self._parser.is_call_cut and self._num_shown > self._parser.num_calls
 
     @property
     def stop_string(self) -> str | None:
         """The one that ended the answer."""
-        return self._stream.stopped_by
+        return self._stops.stopped_by
 
     def push(self, token_id: int) -> list[Delta]:
-        deltas = self._limit_calls(self._parser.push(self._stream.push([token_id])))
-        if self._stream.is_stopped and not self.cut_reason:
-            self.cut_reason = "stop"
-            deltas += self._limit_calls(self._parser.flush())
-        return deltas
+        return self._shown(self._parser.push(self._detokenizer.push([token_id])))
 
     def close_reasoning(self) -> list[Delta]:
         """Appends the closing text, in which stop strings are not searched: the model did not write it."""
-        return self._limit_calls(self._parser.push(self._stream.flush()) + self._parser.push(CLOSING_TEXT))
+        before = self._shown(self._parser.push(self._detokenizer.flush())) + self._flush_stops()
+        return before + self._parser.push(with_stand_ins(CLOSING_TEXT))
 
-    def flush(self) -> list[Delta]:
-        """What was held back when the engine ended the answer."""
-        return self._limit_calls([*self._parser.push(self._stream.flush()), *self._parser.flush()])
+    def flush(self, *, is_cut: bool) -> list[Delta]:
+        """What was held back when the engine ended the answer. `is_cut`: not the model ended it."""
+        held = [*self._parser.push(self._detokenizer.flush()), *self._parser.flush(is_cut=is_cut)]
+        return self._shown(held) + self._flush_stops()
 
-    def _limit_calls(self, deltas: list[Delta]) -> list[Delta]:
-        """All deltas, or those before the call that is not allowed."""
-        for place, delta in enumerate(deltas):
-            if isinstance(delta, ToolCallStart):
-                if self._is_one_call and self.num_calls:
-                    self.cut_reason = "tool_calls"
-                    return deltas[:place]
-                self.num_calls += 1
-        return deltas
+    def _shown(self, deltas: Iterable[Delta]) -> list[Delta]:
+        """What of the deltas is part of the answer and certain."""
+        shown: list[Delta] = []
+        for delta in deltas:
+            if self.cut_reason:
+                break
+            match delta:
+                case Reasoning() | Content():
+                    shown += self._searched(delta)
+                case ToolCallStart():
+                    shown += self._flush_stops()
+                    self._begin_call(delta)
+                case ToolCallArguments():
+                    self._num_shown += self._start is not None
+                    shown += [self._start, delta] if self._start else [delta]
+                    self._start = None
+        return shown
+
+    def _searched(self, delta: Reasoning | Content) -> list[Delta]:
+        held = [] if isinstance(delta, self._written) else self._flush_stops()
+        self._written = type(delta)
+        text = self._stops.push(delta.text)
+        if self._stops.is_stopped:
+            self.cut_reason = "stop"
+        return [*held, self._written(text)] if text else held
+
+    def _flush_stops(self) -> list[Delta]:
+        """The possible start of a stop string, behind which something else comes."""
+        text = self._stops.flush()
+        return [self._written(text)] if text else []
+
+    def _begin_call(self, start: ToolCallStart) -> None:
+        if self._is_one_call and self._num_starts:
+            self.cut_reason = "tool_calls"
+            return
+        self._num_starts += 1
+        self._start = start
 
 
 class Answer:
@@ -187,6 +233,11 @@ class Answer:
         """The one that ended the answer."""
         return self._text.stop_string
 
+    @property
+    def ends_in_call(self) -> bool:
+        """The answer was cut off inside its last call, whose arguments are incomplete."""
+        return self._text.ends_in_call
+
     async def chunks(self) -> AsyncIterator[AnswerChunk]:
         """In order."""
         while True:
@@ -207,9 +258,9 @@ class Answer:
                 break
             yield await self._continue()
         if not self._cut_reason:
-            yield AnswerChunk(tuple(self._text.flush()))
+            yield AnswerChunk(tuple(self._text.flush(is_cut=self._is_cut_off)))
         reason = self._cut_reason or self.finish_reason
-        self.finish_reason = "tool_calls" if reason == "stop" and self._text.num_calls else reason
+        self.finish_reason = "tool_calls" if reason == "stop" and self._text.has_calls else reason
 
     async def whole(self) -> AnswerChunk:
         whole = WholeAnswer()
@@ -221,6 +272,11 @@ class Answer:
     def _cut_reason(self) -> str:
         """Why the server ends the answer itself; "" where it does not. Later tokens of the engine are discarded."""
         return "length" if self.prompt.is_only_read else self._text.cut_reason
+
+    @property
+    def _is_cut_off(self) -> bool:
+        """The engine may have ended the answer in the middle: at its limit, or at a token that the client named."""
+        return self.finish_reason == FinishReason.LENGTH or bool(self.prompt.sampling.stop_token_ids)
 
     def _is_ended(self) -> bool:
         return bool(self._cut_reason) or self._thinking.is_reached

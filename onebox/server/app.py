@@ -6,6 +6,7 @@ from fastapi import APIRouter, FastAPI
 from starlette.middleware.cors import CORSMiddleware
 
 from onebox import __version__
+from onebox.server.access import ApiKeyGuard, HostGuard, HostNames, OriginGuard
 from onebox.server.anthropic_errors import AnthropicErrors
 from onebox.server.budget import ByteBudget
 from onebox.server.endpoints.chat import chat_router
@@ -17,7 +18,7 @@ from onebox.server.endpoints.page import page_router
 from onebox.server.endpoints.responses import responses_router
 from onebox.server.endpoints.tokens import tokens_router
 from onebox.server.errors import ErrorReply, install_error_handlers
-from onebox.server.guard import ApiKeyGuard, BodyGuard
+from onebox.server.guard import BodyGuard
 from onebox.server.service import Service
 from onebox.server.settings import ServerSettings
 
@@ -62,8 +63,12 @@ def _install_guards(app: FastAPI, settings: ServerSettings) -> None:
     """The last one added runs first: a browser's preflight request carries no key."""
     budget = ByteBudget(settings.max_bodies_bytes, "The bodies")
     app.add_middleware(BodyGuard, max_bytes=settings.max_body_bytes, budget=budget)
-    if settings.api_key is not None:
-        app.add_middleware(ApiKeyGuard, api_key=settings.api_key)
+    if settings.api_keys:
+        app.add_middleware(ApiKeyGuard, api_keys=settings.api_keys)
+    else:
+        app.add_middleware(OriginGuard, allowed_origins=settings.allowed_origins)
+    if settings.allowed_hosts or not settings.api_keys:
+        app.add_middleware(HostGuard, names=HostNames(settings.allowed_hosts))
     app.add_middleware(AnthropicErrors)
     if settings.allowed_origins:
         app.add_middleware(

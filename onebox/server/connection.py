@@ -9,7 +9,8 @@ twice a second for every connection, closes those that are late. How many connec
 import ipaddress
 import json
 import resource
-from typing import Any, cast
+import socket
+from typing import Any, ClassVar, cast
 
 import h11
 from starlette.types import Receive, Scope, Send
@@ -31,6 +32,8 @@ LINGER_S = 2.0
 RESERVE = 32
 """Connections beyond the limit that are answered: /health from this machine as usual, everything else with 503."""
 MAX_DESCRIPTORS = 65536
+UNSENT_BYTES = 64 << 10
+"""That the kernel holds beyond what is on its way."""
 
 
 def raise_descriptor_limit() -> int:
@@ -110,9 +113,15 @@ class _Progress:
 
 
 class BoundedConnection(H11Protocol):
-    """`limits` is set on a subclass, since uvicorn makes the instances."""
+    """`limits` and `incomplete` are set on a subclass for each server, since uvicorn makes the instances."""
 
     limits = ConnectionLimits()
+    incomplete: ClassVar[dict["BoundedConnection", None]] = {}
+    """Those whose next request has not completely arrived; the one that has waited longest is the first."""
+
+    @classmethod
+    def of_server(cls, limits: ConnectionLimits) -> type["BoundedConnection"]:
+        return type("_Connection", (cls,), {"limits": limits, "incomplete": {}})
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -129,9 +138,11 @@ class BoundedConnection(H11Protocol):
     # Phases.
 
     def connection_made(self, transport: Any) -> None:
-        is_full = len(self.connections) >= self.limits.max_connections and not self._evict_waiting()
+        is_full = len(self.connections) >= self.limits.max_connections and not self._evict_oldest()
         super().connection_made(transport)
+        _limit_unsent(transport.get_extra_info("socket"))
         self._header_since = self._checked_at
+        self.incomplete[self] = None
         if not is_full:
             return
         if len(self.connections) > self.limits.max_connections + RESERVE:
@@ -139,42 +150,48 @@ class BoundedConnection(H11Protocol):
             return
         self.app = cast("Any", _Full(self.app))
 
-    def _evict_waiting(self) -> bool:
-        """Closes the connection that has waited longest for a request to come, if there is one."""
-        waiting = [other for other in self.connections if isinstance(other, BoundedConnection) and other.is_waiting]
-        oldest = min(waiting, key=lambda other: other.waiting_since, default=None)
-        if oldest is not None:
-            oldest.abort()
-        return oldest is not None
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.incomplete.pop(self, None)
+        super().connection_lost(exc)
 
-    @property
-    def is_waiting(self) -> bool:
-        """For a request's header; nothing is computed or written."""
-        return self.conn.their_state is h11.IDLE and not self.transport.is_closing()
-
-    @property
-    def waiting_since(self) -> float:
-        return self._header_since if self._header_since is not None else self._checked_at
-
-    @property
-    def is_incomplete(self) -> bool:
-        """Whether the client has not sent a complete request that is still to be answered."""
-        return self.conn.their_state in (h11.IDLE, h11.SEND_BODY)
+    def _evict_oldest(self) -> bool:
+        """Makes room: closes the connection that has waited longest for its request, if one waits."""
+        oldest = next(iter(self.incomplete), None)
+        if oldest is None:
+            return False
+        del self.incomplete[oldest]
+        # Counted no longer; the transport closes in the loop's next turn.
+        self.connections.discard(oldest)
+        oldest.transport.abort()
+        return True
 
     def data_received(self, data: bytes) -> None:
         if self.conn.their_state is h11.IDLE and self._header_since is None:
             self._header_since = self.loop.time()
+            self._begin_waiting()
         for start in range(0, len(data), PIECE_BYTES):
             if self.conn.their_state is h11.ERROR or self.transport.is_closing():
                 return
             super().data_received(data[start : start + PIECE_BYTES])
         if self.conn.their_state is not h11.IDLE:
             self._header_since = None
+        if not self._is_incomplete:
+            self.incomplete.pop(self, None)
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
         self._body = None
         self._header_since = self.loop.time() if self.conn.has_partial_header else None
+        if self._is_incomplete and not self.transport.is_closing():
+            self._begin_waiting()
+
+    def _begin_waiting(self) -> None:
+        self.incomplete.pop(self, None)
+        self.incomplete[self] = None
+
+    @property
+    def _is_incomplete(self) -> bool:
+        return self.conn.their_state in (h11.IDLE, h11.SEND_BODY)
 
     # Limits.
 
@@ -228,12 +245,9 @@ class BoundedConnection(H11Protocol):
 
     # Endings.
 
-    def abort(self) -> None:
-        self.transport.abort()
-
     def close_incomplete(self) -> None:
         """For a server that stops: a request that has not arrived is not waited for."""
-        if self.is_incomplete and not self.transport.is_closing():
+        if self._is_incomplete and not self.transport.is_closing():
             self.transport.close()
 
     def shutdown(self) -> None:
@@ -266,6 +280,12 @@ class BoundedConnection(H11Protocol):
             ):
                 self.transport.write(self.conn.send(event) or b"")
         self.transport.close()
+
+
+def _limit_unsent(connection: socket.socket) -> None:
+    """The kernel would take megabytes for a client that reads nothing, which hides for minutes that it does not."""
+    if connection.family in (socket.AF_INET, socket.AF_INET6) and hasattr(socket, "TCP_NOTSENT_LOWAT"):
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES)
 
 
 class _Full:

@@ -16,6 +16,8 @@ from onebox.engine.api import (
     EngineStoppedError,
     GrammarError,
     QueueFullError,
+    SamplingParams,
+    ShareFullError,
 )
 from onebox.spec.errors import OneboxError, UnsupportedError, UsageError
 
@@ -24,12 +26,15 @@ __all__ = [
     "CompressedBodyError",
     "ErrorReply",
     "FieldError",
+    "ForeignOriginError",
     "GenerationError",
     "ModelNotFoundError",
     "ServerBusyError",
     "UnauthorizedError",
+    "UnknownHostError",
     "error_body",
     "error_response",
+    "excerpt",
     "install_error_handlers",
 ]
 
@@ -46,6 +51,14 @@ class FieldError(UsageError):
     def __init__(self, message: str, param: str) -> None:
         super().__init__(message)
         self.param = param
+
+
+class UnknownHostError(UsageError):
+    """The request's Host is not a name of this server."""
+
+
+class ForeignOriginError(UsageError):
+    """The request was sent by a web page of another origin."""
 
 
 class UnauthorizedError(UsageError):
@@ -96,8 +109,11 @@ _SERVER_ERROR = _Kind(500, "server_error")
 # The first row that matches decides, so a class comes before its base classes.
 _KINDS: tuple[tuple[type[OneboxError], _Kind], ...] = (
     (ModelNotFoundError, _Kind(404, "invalid_request_error", "model_not_found", "model")),
+    (UnknownHostError, _Kind(421, "invalid_request_error", "host_not_allowed")),
+    (ForeignOriginError, _Kind(403, "invalid_request_error", "origin_not_allowed")),
     (UnauthorizedError, _Kind(401, "invalid_request_error", "invalid_api_key")),
     (ContextTooLongError, _Kind(400, "invalid_request_error", "context_length_exceeded")),
+    (ShareFullError, _Kind(429, "rate_limit_error", "key_share_full")),
     (QueueFullError, _Kind(429, "rate_limit_error", "queue_full")),
     (ServerBusyError, _Kind(429, "rate_limit_error", "server_busy")),
     (EngineRestartingError, _Kind(503, "server_error", "engine_restarting")),
@@ -111,7 +127,11 @@ _KINDS: tuple[tuple[type[OneboxError], _Kind], ...] = (
 
 
 _MAX_TEXT_CHARACTERS = 1000
+_MAX_PATH_CHARACTERS = 200
+_MAX_NAME_CHARACTERS = 64
+"""Of a field's path in a refusal, and of each name in it."""
 
+_SAMPLING_FIELDS = frozenset(SamplingParams.__dataclass_fields__)
 _PROMPT_FIELDS = {
     "/v1/chat/completions": "messages",
     "/v1/completions": "prompt",
@@ -140,6 +160,14 @@ def error_response(error: OneboxError) -> JSONResponse:
     return JSONResponse(error_body(error), _kind(error).status, headers)
 
 
+def excerpt(value: object, limit: int = 60) -> str:
+    """How a message repeats what a client sent: quoted, and no more of it than tells which it was."""
+    if not isinstance(value, str):
+        value = "..." if isinstance(value, dict | list) and len(value) > limit else repr(value)
+        return value[:limit]
+    return repr(value) if len(value) <= limit else f"{value[:limit]!r}... ({len(value)} characters)"
+
+
 def _kind(error: OneboxError) -> _Kind:
     kind = next(kind for cls, kind in _KINDS if isinstance(error, cls))
     match error:
@@ -147,7 +175,9 @@ def _kind(error: OneboxError) -> _Kind:
             return kind._replace(param=error.param)
         case GrammarError():
             return kind._replace(param=error.field_name or None)
-    return kind
+    # The engine's refusals begin with the name of the parameter that they are about.
+    name = str(error).partition(" ")[0]
+    return kind._replace(param=name) if kind is _BAD_REQUEST and name in _SAMPLING_FIELDS else kind
 
 
 def _body(message: str, kind: _Kind) -> dict[str, Any]:
@@ -186,14 +216,14 @@ async def _http(request: Request, error: Exception) -> JSONResponse:
 
 
 async def _internal(request: Request, error: Exception) -> JSONResponse:
-    _log.error("%s %s failed", request.method, request.url.path, exc_info=error)
+    _log.error("%s %s failed", request.method, request.url.path[:_MAX_PATH_CHARACTERS], exc_info=error)
     return JSONResponse(_body("The server made an error; its log says more.", _SERVER_ERROR), _SERVER_ERROR.status)
 
 
 def _param(location: Sequence[str | int]) -> str | None:
     """The field's path, such as messages.0.content, without the <tag>s of unions."""
-    names = [str(part) for part in location[1:] if not str(part).startswith("<")]
-    return ".".join(names) or None
+    names = [str(part)[:_MAX_NAME_CHARACTERS] for part in location[1:] if not str(part).startswith("<")]
+    return ".".join(names)[:_MAX_PATH_CHARACTERS] or None
 
 
 def _sentence(error: dict[str, Any], param: str | None) -> str:
@@ -203,5 +233,7 @@ def _sentence(error: dict[str, Any], param: str | None) -> str:
         return f"The body is not valid JSON: {error.get('ctx', {}).get('error', error['msg'])}."
     if error["type"] == "missing":
         return f"{param} is missing." if param else "The body is missing; send a JSON object."
+    if error["type"] == "string_unicode" and param:
+        return f"{param}: it is not valid Unicode; it holds half of a surrogate pair."
     message = error["msg"].removeprefix("Value error, ")
     return f"{param}: {message}." if param else f"{message[0].upper()}{message[1:]}."

@@ -11,12 +11,17 @@ import ipaddress
 import os
 import socket
 import stat
+import string
+import threading
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 import httpx
 
+from onebox.server.budget import HeldBytes
+from onebox.server.errors import ServerBusyError
+from onebox.server.pool import WorkPool
 from onebox.spec.errors import UsageError
 from onebox.text.patches import MediaKind
 
@@ -29,8 +34,17 @@ _UNKNOWN_TYPES = ("", "application/octet-stream", "binary/octet-stream")
 """Content types without information."""
 _TYPES: dict[MediaKind, tuple[str, ...]] = {"image": ("image/",), "video": ("video/", "image/")}
 """Prefixes of content types; an animated image may be used as a video."""
+_SPACES = string.whitespace.encode()
 _FAILURES = (httpx.HTTPError, httpx.InvalidURL, UnicodeError)
 _NAT64 = ipaddress.ip_network("64:ff9b::/96")
+
+MAX_FETCHES = 64
+"""URLs being fetched at once, of all requests."""
+
+# A name server that does not answer keeps a thread for longer than the URL's time.
+_lookups = WorkPool("the lookup of host names", num_threads=8, max_waiting=64)
+_files = WorkPool("the reading of images and videos", num_threads=2, max_waiting=256)
+_fetches = threading.BoundedSemaphore(MAX_FETCHES)
 
 _Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
@@ -52,10 +66,11 @@ class FetchLimits:
 
 
 class Allowance:
-    """Counts the bytes that one request loads."""
+    """Counts the bytes that one request loads; `held` are those of all requests."""
 
-    def __init__(self, limits: FetchLimits) -> None:
+    def __init__(self, limits: FetchLimits, held: HeldBytes | None = None) -> None:
         self._limits = limits
+        self._held = held
         self._num_bytes = 0
 
     def take(self, num_new: int, num_before: int = 0) -> None:
@@ -67,21 +82,27 @@ class Allowance:
             raise UsageError(
                 f"The request's images and videos are longer than {self._limits.max_total_bytes} bytes together."
             )
+        if self._held is not None:
+            self._held.add(num_new)
 
 
 async def fetch(kind: MediaKind, url: str, limits: FetchLimits, allowance: Allowance) -> bytes:
     """The bytes at the URL, not yet known to be an image or video. A refusal is a UsageError."""
     scheme = url[: url.find(":")].lower() if ":" in url else ""
     if scheme == "data":
-        return await asyncio.to_thread(_from_data_url, kind, url, allowance)
+        return await _files.run(_from_data_url, kind, url, allowance)
     if scheme == "file":
-        return await asyncio.to_thread(_from_file, url, limits, allowance)
+        return await _files.run(_from_file, url, limits, allowance)
     if scheme in ("http", "https"):
+        if not _fetches.acquire(blocking=False):
+            raise ServerBusyError(f"{MAX_FETCHES} URLs are being fetched, the most at once; try again in a moment.")
         try:
             async with asyncio.timeout(limits.timeout_s):
                 return await _from_http(kind, url, limits, allowance)
         except TimeoutError:
             raise UsageError(f"{_shown(url)} did not answer within {limits.timeout_s:g} seconds.") from None
+        finally:
+            _fetches.release()
     raise UsageError(f"{_shown(url)} is no URL of a kind that is fetched here: data, http, https or file.")
 
 
@@ -105,7 +126,8 @@ def _from_data_url(kind: MediaKind, url: str, allowance: Allowance) -> bytes:
         raise UsageError("The data URL is not of the form data:image/png;base64,... .")
     _refuse_other_type(kind, content_type, "The data URL's content")
     try:
-        data = base64.b64decode("".join(payload.split()), validate=True)
+        # Not by `split`, which would make an object of every character between two spaces.
+        data = base64.b64decode(payload.encode("ascii").translate(None, _SPACES), validate=True)
     except (binascii.Error, ValueError) as error:
         raise UsageError(f"The data URL's base64 cannot be decoded ({error}).") from None
     allowance.take(len(data))
@@ -177,10 +199,10 @@ async def _request(client: httpx.AsyncClient, url: str, limits: FetchLimits) -> 
 
 
 async def _checked_address(target: httpx.URL, limits: FetchLimits) -> str:
-    loop = asyncio.get_running_loop()
     port = target.port or (443 if target.scheme == "https" else 80)
     try:
-        found = await loop.getaddrinfo(target.raw_host.decode("ascii"), port, type=socket.SOCK_STREAM)
+        host = target.raw_host.decode("ascii")
+        found = await _lookups.run(socket.getaddrinfo, host, port, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError):
         raise UsageError(f"The host of {_shown(str(target))} is not known.") from None
     addresses = [str(place[0]) for _, _, _, _, place in found]

@@ -1,46 +1,15 @@
-"""Middleware in front of the routes: the API key and the limit of bodies."""
-
-import hmac
+"""Middleware in front of the routes: the limits of bodies."""
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from onebox.server.budget import ByteBudget
-from onebox.server.errors import BodyTooLongError, CompressedBodyError, UnauthorizedError, error_response
+from onebox.server.errors import BodyTooLongError, CompressedBodyError, error_response
 from onebox.spec.errors import OneboxError
 
-__all__ = ["ApiKeyGuard", "BodyGuard"]
+__all__ = ["BodyGuard"]
 
 MAX_LENGTH_DIGITS = 18
-
-_OPEN_PATHS = frozenset({"/", "/docs", "/health", "/version"})
-_OPEN_FOLDER = "/static/"
-
-
-class ApiKeyGuard:
-    """Refuses requests without the key.
-
-    Open without a key: health and version, for monitoring, and the pages, which ask the user for it.
-    """
-
-    def __init__(self, app: ASGIApp, api_key: str) -> None:
-        self._app = app
-        self._api_key = api_key.encode()
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        is_open = scope["type"] != "http" or scope["path"] in _OPEN_PATHS or scope["path"].startswith(_OPEN_FOLDER)
-        if is_open or self._holds_key(Headers(scope=scope)):
-            await self._app(scope, receive, send)
-            return
-        error = UnauthorizedError(
-            "The API key is missing or wrong; send it as `Authorization: Bearer KEY` or as `x-api-key: KEY`."
-        )
-        await error_response(error)(scope, receive, send)
-
-    def _holds_key(self, headers: Headers) -> bool:
-        scheme, _, token = headers.get("authorization", "").partition(" ")
-        given = [token.strip() if scheme.lower() == "bearer" else "", headers.get("x-api-key", "")]
-        return any(hmac.compare_digest(key.encode(), self._api_key) for key in given)
 
 
 class BodyGuard:

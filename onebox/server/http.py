@@ -24,8 +24,8 @@ _EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 TELL_S = 60.0
 """Between two lines about connections that cannot be accepted."""
 
-BACKLOG = 256
-"""Connections that wait to be accepted, and those accepted in one turn of the event loop."""
+MAX_BACKLOG = 2048
+"""Connections that wait to be accepted. Beyond it clients try again only after a second or three."""
 CHECK_TICKS = 5
 """uvicorn's ticks, each a tenth of a second, between two checks of the connections' limits."""
 LAST_WRITE_S = 5
@@ -39,14 +39,15 @@ class HttpServer(uvicorn.Server):
     """
 
     def __init__(self, app: ASGIApp, on_ready: Callable[[], None], limits: ConnectionLimits) -> None:
-        num_connections = min(limits.max_connections, raise_descriptor_limit() // 2)
-        limits = replace(limits, max_connections=num_connections)
+        num_descriptors = raise_descriptor_limit()
+        limits = replace(limits, max_connections=min(limits.max_connections, num_descriptors // 2))
         config = uvicorn.Config(
             app,
-            http=type("_Connection", (BoundedConnection,), {"limits": limits}),
+            http=BoundedConnection.of_server(limits),
             # An upgrade would take the connection out of its limits.
             ws="none",
-            backlog=BACKLOG,
+            # As many are accepted at once, and have a descriptor until they are counted.
+            backlog=min(MAX_BACKLOG, num_descriptors // 4),
             log_config=None,
             # Below it are lines that any client can cause, as many as it likes.
             log_level="error",

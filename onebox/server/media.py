@@ -31,6 +31,8 @@ __all__ = ["LoadedMedia", "Media", "MediaLimits", "MediaPart", "media_parts"]
 
 _LOW_DETAIL_PIXELS = 512 * 512
 """Of an image whose detail is low, as in the OpenAI API."""
+FETCHES_AT_ONCE = 4
+"""Of one request."""
 MAX_PATCHES_BYTES = 2 << 30
 """Of the patches of all requests together; a token's are 24 KiB in the published models."""
 
@@ -40,6 +42,7 @@ _pools: dict[MediaKind, WorkPool] = {
     "video": WorkPool("the decoding of videos", num_threads=2, max_waiting=16),
 }
 _decoders = DecoderProcesses()
+_files_budget = ByteBudget(512 << 20, "The files of images and videos")
 _patches_budget = ByteBudget(MAX_PATCHES_BYTES, "The pictures")
 
 
@@ -135,16 +138,17 @@ class Media:
         if isinstance(self._reader, OneboxError):
             raise FieldError(str(self._reader), parts[0].param)
         self._refuse_too_many(parts)
-        pictures = await self._open(self._reader, parts)
-        self._refuse_too_large(parts, pictures, max_tokens)
-        vision = Vision(await _read("image", parts, pictures), await _read("video", parts, pictures))
         reader = self._reader
+        with _files_budget.hold() as held:
+            pictures = await self._open(reader, parts, Allowance(self._limits.fetch, held))
+            self._refuse_too_large(parts, pictures, max_tokens)
+            vision = Vision(await _read("image", parts, pictures), await _read("video", parts, pictures))
         return LoadedMedia(vision, lambda text, encode: reader.encode(text, pictures, encode))
 
-    async def _open(self, reader: PictureReader, parts: Sequence[MediaPart]) -> list[Picture]:
-        """Fetches all, then opens one after the other. A picture keeps its file until it has been read."""
-        allowance = Allowance(self._limits.fetch)
-        tasks = [asyncio.create_task(self._fetch(part, allowance)) for part in parts]
+    async def _open(self, reader: PictureReader, parts: Sequence[MediaPart], allowance: Allowance) -> list[Picture]:
+        """Fetches all, a few at once, then opens one after the other."""
+        turns = asyncio.Semaphore(FETCHES_AT_ONCE)
+        tasks = [asyncio.create_task(self._fetch(part, allowance, turns)) for part in parts]
         try:
             files = await asyncio.gather(*tasks)
         finally:
@@ -189,9 +193,10 @@ class Media:
                 parts[-1].param,
             )
 
-    async def _fetch(self, part: MediaPart, allowance: Allowance) -> bytes:
+    async def _fetch(self, part: MediaPart, allowance: Allowance, turns: asyncio.Semaphore) -> bytes:
         with _naming(part):
-            return await fetch(part.kind, part.url, self._limits.fetch, allowance)
+            async with turns:
+                return await fetch(part.kind, part.url, self._limits.fetch, allowance)
 
 
 def _patches_bytes(picture: Picture) -> int:

@@ -74,6 +74,9 @@ class Metrics:
             "vllm:prompt_tokens", "Tokens of prompts read.", ("model_name",), registry=self.registry
         )
         self._prompt_tokens = prompt_tokens.labels(model_name)
+        self._by_key = Counter(
+            "onebox:requests_by_key", "Requests accepted, by API key.", ("model_name", "key"), registry=self.registry
+        )
         self._successes = self._outcomes(
             "vllm:request_success", "Requests answered.", "finished_reason", [reason.value for reason in _SUCCESSES]
         )
@@ -99,6 +102,8 @@ class Metrics:
 
     def watch(self, request: Request) -> Watch:
         """Called when a request is accepted; the result is called with each of its events."""
+        if request.client:
+            self._by_key.labels(self._model_name, request.client.name).inc()
         return _RequestWatch(self, len(request.prompt))
 
     def observe(self, name: str, value: float) -> None:

@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any, Literal, NamedTuple
 
 from onebox.engine.api import ContextTooLongError, Grammar, SamplingParams, Vision
-from onebox.server.errors import FieldError
+from onebox.server.errors import FieldError, excerpt
 from onebox.server.grammars import after_reasoning, either, tool_calls
 from onebox.server.lanes import TextLanes, is_small
 from onebox.server.media import LoadedMedia, Media, media_parts
@@ -130,8 +130,6 @@ class _ChatText(NamedTuple):
 
 
 _SPARE_TOKENS = 1 << 16
-_COMPOSED_CHARS = 4
-"""Characters of text that Unicode's composition may join to one, before the text is tokenised."""
 
 
 @dataclass(frozen=True)
@@ -194,7 +192,7 @@ class PromptBuilder:
                 self._template_options(chat),
                 tools=offered,
                 shield=self.tokenizer.shield,
-                max_chars=max_tokens * self.tokenizer.max_token_bytes * _COMPOSED_CHARS,
+                max_chars=self.tokenizer.max_chars(max_tokens),
             )
             encode = partial(self.tokenizer.encode_rendered, max_tokens=max_tokens)
             token_ids = media.encode(text, encode) if media else encode(text)
@@ -216,7 +214,13 @@ class PromptBuilder:
             text.token_ids,
             replace(chat.sampling, grammar=after_reasoning(grammar) if grammar and text.in_reasoning else grammar),
             chat.stops,
-            parser=partial(AnswerParser, in_reasoning=text.in_reasoning, tools=text.tools),
+            parser=partial(
+                AnswerParser,
+                in_reasoning=text.in_reasoning,
+                tools=text.tools,
+                spelled=self.tokenizer.spelled_marks,
+                is_constrained=grammar is not None,
+            ),
             thinking=ThinkingBudget(budget, grammar) if budget and text.in_reasoning else None,
             is_one_call=not chat.has_parallel_calls,
             priority=chat.priority,
@@ -300,7 +304,7 @@ def _grammar(chat: ChatInput, tools: Sequence[ToolDefinition]) -> Grammar | None
         case NamedTool(name):
             chosen = [tool for tool in tools if tool.name == name]
             if not chosen:
-                raise FieldError(f"tool_choice names {name!r}, which is not among the tools.", "tool_choice")
+                raise FieldError(f"tool_choice names {excerpt(name)}, which is not among the tools.", "tool_choice")
     if chat.grammar:
         raise FieldError("response_format and a tool_choice that asks for a call exclude each other.", "tool_choice")
     return _calls(chosen, is_one=is_one or isinstance(chat.tool_choice, NamedTool))

@@ -6,9 +6,10 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from onebox.engine.api import EngineClient, Request, RequestHandle
+from onebox.engine.api import ClientShare, EngineClient, Request, RequestHandle
 from onebox.server.answer import MAX_LOGPROB_VALUES, Answer, Answers
-from onebox.server.errors import FieldError, ModelNotFoundError
+from onebox.server.errors import FieldError, ModelNotFoundError, excerpt
+from onebox.server.keys import current_caller
 from onebox.server.lanes import TextLanes
 from onebox.server.media import Media
 from onebox.server.prompt import Prompt, PromptBuilder
@@ -58,7 +59,7 @@ class Service:
 
     def refuse_other_model(self, model: str | None) -> None:
         if model not in (None, self.model_name):
-            raise ModelNotFoundError(f"The model {model!r} is not served here; {self.model_name!r} is.")
+            raise ModelNotFoundError(f"The model {excerpt(model)} is not served here; {self.model_name!r} is.")
 
     @asynccontextmanager
     async def submit(
@@ -75,7 +76,7 @@ class Service:
         try:
             answers: list[Answer] = []
             for place, prompt in enumerate(prompts):
-                request = _request(f"{request_id}/{place}", prompt)
+                request = self._request(f"{request_id}/{place}", prompt)
                 handles = await submission.submit_copies(request, n)
                 copies = (_copy(request, handle, copy) for copy, handle in enumerate(handles))
                 answers += (Answer(submission, self.tokenizer, prompt, *copy) for copy in copies)
@@ -83,12 +84,35 @@ class Service:
         finally:
             submission.close()
 
+    def _request(self, request_id: str, prompt: Prompt) -> Request:
+        caller, client = current_caller.get(), self._client
+        return Request(
+            request_id,
+            prompt.token_ids,
+            prompt.sampling,
+            priority=caller.priority_of(prompt.priority) if caller else prompt.priority,
+            cache_prompt=prompt.cache_prompt,
+            vision=prompt.vision,
+            client=client,
+        )
+
+    @property
+    def _client(self) -> ClientShare | None:
+        """Of the HTTP request that is being handled."""
+        caller = current_caller.get()
+        return ClientShare(caller.name, max(1, int(caller.max_share * self._num_places))) if caller else None
+
+    @property
+    def _num_places(self) -> int:
+        return self.engine.config.max_num_seqs + self.engine.config.max_num_waiting
+
     def _refuse_beyond_places(self, num_prompts: int, n: int) -> None:
-        config, count = self.engine.config, num_prompts * n
-        places = config.max_num_seqs + config.max_num_waiting
+        client, count = self._client, num_prompts * n
+        places = client.max_places if client else self._num_places
         if count > places:
             name = "n" if num_prompts == 1 else "prompt"
-            raise FieldError(f"{count} answers are asked for at once; this server has {places} places.", name)
+            whose = f"the API key {client.name!r}" if client and places < self._num_places else "this server"
+            raise FieldError(f"{count} answers are asked for at once; {whose} has {places} places.", name)
 
 
 def _refuse_long_replies(prompts: Sequence[Prompt], n: int, *, is_stream: bool) -> None:
@@ -114,14 +138,3 @@ def _copy(request: Request, handle: RequestHandle, copy: int) -> tuple[Request, 
     seed = request.sampling.seed
     sampling = replace(request.sampling, seed=None if seed is None else seed + copy)
     return replace(request, request_id=handle.request_id, sampling=sampling), handle
-
-
-def _request(request_id: str, prompt: Prompt) -> Request:
-    return Request(
-        request_id,
-        prompt.token_ids,
-        prompt.sampling,
-        priority=prompt.priority,
-        cache_prompt=prompt.cache_prompt,
-        vision=prompt.vision,
-    )

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass, field
 
+from onebox.server.keys import ApiKey
+
 __all__ = ["ConnectionLimits", "ServerSettings"]
 
 
@@ -10,8 +12,8 @@ class ConnectionLimits:
     """Limits of connections, whatever their headers say. Beyond one, the connection is closed."""
 
     max_connections: int = 1000
-    """At once; at most half of the process's file descriptors. Beyond it the connection that has waited longest for a
-    request is closed; if all are in use, new ones get 503, except /health from this machine."""
+    """At once; at most half of the process's file descriptors. Beyond it, the connection that has waited longest for a
+    complete request is closed; if all are being answered, new ones get 503, except /health from this machine."""
     max_headers: int = 100
     max_header_bytes: int = 64 << 10
     """Of a request's target and header fields; more get 431."""
@@ -31,8 +33,13 @@ class ConnectionLimits:
 class ServerSettings:
     """Frozen for the server's life."""
 
-    api_key: str | None = None
-    """Required except for /health, /version and the pages, as `Authorization: Bearer KEY` or `x-api-key: KEY`."""
+    api_keys: tuple[ApiKey, ...] = ()
+    """One is required, except for /health, /version and the pages, as `Authorization: Bearer KEY` or `x-api-key: KEY`.
+    None: everybody may call."""
+    allowed_hosts: tuple[str, ...] = ()
+    """Names in the Host header beside addresses and the machine's own; "*.name" for all below one, "*" for all.
+
+    Checked where there is no API key, and with one only if given."""
     allowed_origins: tuple[str, ...] = ()
     """Origins whose pages may call the API from a browser; "*" allows all, none is the default."""
     max_body_bytes: int = 64 << 20

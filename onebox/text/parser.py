@@ -2,15 +2,16 @@
 
 Qwen3.5's template opens <think> in the prompt, so the answer starts inside the reasoning and only </think> appears in
 it. A tool call is recognized anywhere, inside the reasoning too; the reasoning then continues until </think>. A mark
-that is only mentioned, such as <tool_call> without a function after it, is text. The joined deltas do not depend on how
-the text was split into chunks.
+that is only mentioned, such as <tool_call> without a function after it, is text, and so is one that is spelled out
+where the tokenizer has a token for it (`marks.py`). The joined deltas do not depend on how the text was split into
+chunks.
 """
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from onebox.text.marks import MarkReader, Undecided
+from onebox.text.marks import MARKS, STAND_INS, MarkReader, Undecided, with_spellings
 from onebox.text.toolcalls import ToolCallArguments, ToolCallReader, ToolCallStart, ToolDefinition, without_cut_mark
 
 __all__ = [
@@ -52,20 +53,26 @@ class TextParser(Protocol):
 
     in_reasoning: bool
     """Whether the text so far ends inside reasoning."""
+    num_calls: int
+    """Complete ones."""
+    is_call_cut: bool
+    """The text was cut off inside a call, of which the arguments, if any, are no valid JSON."""
 
     def push(self, text: str) -> list[Delta]: ...
-    def flush(self) -> list[Delta]: ...
+    def flush(self, *, is_cut: bool = False) -> list[Delta]: ...
 
 
 class PlainTextParser:
     """All text is content: for endpoints without a chat template."""
 
     in_reasoning = False
+    num_calls = 0
+    is_call_cut = False
 
     def push(self, text: str) -> list[Delta]:
-        return [Content(text)] if text else []
+        return [Content(with_spellings(text))] if text else []
 
-    def flush(self) -> list[Delta]:
+    def flush(self, *, is_cut: bool = False) -> list[Delta]:  # noqa: ARG002 - there are no calls
         return []
 
 
@@ -76,12 +83,29 @@ class AnswerParser:
     belong to no delta.
     """
 
-    def __init__(self, *, in_reasoning: bool, tools: Sequence[ToolDefinition] = ()) -> None:
+    def __init__(
+        self,
+        *,
+        in_reasoning: bool,
+        tools: Sequence[ToolDefinition] = (),
+        spelled: frozenset[str] = frozenset(MARKS),
+        is_constrained: bool = False,
+    ) -> None:
+        """`spelled` are the marks that count as text, since they are no tokens.
+
+        `is_constrained`: a grammar determines what follows the reasoning. It does not care how its marks are divided
+        into tokens, so they also count spelled out where it has them: </think> at the end of the reasoning, calls
+        before any content.
+        """
         self.in_reasoning = in_reasoning
+        self.num_calls = 0
+        self.is_call_cut = False
         self._tools = {tool.name: tool for tool in tools}
+        self._spelled = spelled
+        self._is_constrained = is_constrained
         self._flows = {Reasoning: _Flow(Reasoning), Content: _Flow(Content)}
         self._call: ToolCallReader | None = None
-        self._num_calls = 0
+        self._num_begun = 0
         self._is_start = True
         self._is_line_start = True
         self._held = ""
@@ -89,8 +113,11 @@ class AnswerParser:
     def push(self, text: str) -> list[Delta]:
         return _joined(self._read(MarkReader(self._held + text, is_last=False)))
 
-    def flush(self) -> list[Delta]:
-        """What was held back. A truncated call is closed, so that its arguments are valid JSON."""
+    def flush(self, *, is_cut: bool = False) -> list[Delta]:
+        """What was held back. A call that the model left open is complete, unless the answer was cut off in it."""
+        self.is_call_cut = is_cut and (self._call is not None or self._held.startswith(STAND_INS["<tool_call>"]))
+        if self.is_call_cut:
+            return []
         held = without_cut_mark(self._held) if self._call else self._held
         deltas = self._read(MarkReader(held, is_last=True))
         if self._call:
@@ -102,7 +129,7 @@ class AnswerParser:
     def _read(self, reader: MarkReader) -> list[Delta]:
         deltas: list[Delta] = []
         while not reader.is_done:
-            start = reader.at
+            start, reader.spelled = reader.at, self._spelled_here()
             try:
                 deltas += self._read_call(reader, self._call) if self._call else self._read_text(reader)
             except Undecided:
@@ -110,6 +137,16 @@ class AnswerParser:
                 break
         self._held = reader.text[reader.at :]
         return deltas
+
+    def _spelled_here(self) -> frozenset[str]:
+        """The marks that count here where they are spelled out."""
+        if not self._is_constrained:
+            return self._spelled
+        if self._call:
+            return frozenset(MARKS)
+        if self.in_reasoning:
+            return self._spelled | {"</think>"}
+        return self._spelled if self._flows[Content].has_text else self._spelled | {"<tool_call>"}
 
     def _read_text(self, reader: MarkReader) -> Sequence[Delta]:
         if plain := reader.take_plain():
@@ -122,8 +159,8 @@ class AnswerParser:
             self._flows[Reasoning].mark_edge()
             return []
         if self._tools and (name := self._take_call(reader)):
-            self._call = ToolCallReader(self._num_calls, self._tools.get(name) or ToolDefinition(name, {}))
-            self._num_calls += 1
+            self._call = ToolCallReader(self._num_begun, self._tools.get(name) or ToolDefinition(name, {}))
+            self._num_begun += 1
             self._is_start = False
             return [ToolCallStart(self._call.index, name)]
         return self._write(reader.take_one())
@@ -131,13 +168,15 @@ class AnswerParser:
     def _take_call(self, reader: MarkReader) -> str:
         """Consumes the opening of a call and returns the function's name; "" where there is no call.
 
-        Models sometimes omit <tool_call>; then only a known function at the start of a line is a call.
+        Where <tool_call> is no token, models that omit it are understood: a known function at the start of a line is a
+        call then.
         """
         start = reader.at
+        name = ""
         if reader.takes("<tool_call>"):
             reader.skip_space()
             name = reader.take_name("<function=")
-        else:
+        elif "<tool_call>" in self._spelled:
             name = reader.take_name("<function=")
             name = name if name in self._tools and self._is_line_start else ""
         if not name:
@@ -150,6 +189,7 @@ class AnswerParser:
 
     def _end_call(self, call: ToolCallReader) -> Sequence[Delta]:
         self._call = None
+        self.num_calls += 1
         self._is_line_start = True
         deltas: list[Delta] = [*call.close()]
         for flow in self._flows.values():
@@ -174,7 +214,7 @@ class _Flow:
     def __init__(self, kind: Callable[[str], Reasoning | Content]) -> None:
         self._kind = kind
         self._num_held = 0
-        self._has_text = False
+        self.has_text = False
         self._is_edge = False
 
     def mark_edge(self) -> None:
@@ -188,9 +228,9 @@ class _Flow:
             self._num_held += num_breaks
             return []
         shown = "\n" * num_held + shown
-        if self._is_edge and not self._has_text:
+        if self._is_edge and not self.has_text:
             shown = shown.lstrip("\n")
-        self._num_held, self._has_text, self._is_edge = num_breaks, True, False
+        self._num_held, self.has_text, self._is_edge = num_breaks, True, False
         return [self._kind(shown)]
 
     def flush(self) -> Sequence[Delta]:

@@ -1,25 +1,36 @@
-"""Token ids to text as they come: UTF-8 held back until whole, stop strings held back until decided.
+"""Token ids to text as they come, UTF-8 held back until whole; and text up to a stop string.
 
-Pieces joined are what decoding all ids at once gives, cut at the first stop string, whatever the chunking.
+Pieces joined are what decoding all ids at once gives, whatever the chunking, and so is the text up to the stop string.
 """
 
 import codecs
 from collections.abc import Iterable, Sequence
 
+from onebox.text.marks import STAND_INS
 from onebox.text.tokenizer import Tokenizer
 
-__all__ = ["Detokenizer", "StopStrings", "TextStream"]
+__all__ = ["Detokenizer", "StopStrings"]
 
 
 class Detokenizer:
-    """Ids in, whole characters out; the bytes of an unfinished character wait for the next ids."""
+    """Ids in, whole characters out; the bytes of an unfinished character wait for the next ids.
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    `has_marks`: a token that is a mark, such as </think>, comes as the mark's stand-in (`marks.py`).
+    """
+
+    def __init__(self, tokenizer: Tokenizer, *, has_marks: bool = False) -> None:
         self._tokenizer = tokenizer
+        self._marks = tokenizer.mark_ids if has_marks else {}
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
 
     def push(self, token_ids: Iterable[int]) -> str:
-        return self._decoder.decode(b"".join(map(self._tokenizer.token_bytes, token_ids)))
+        return "".join(map(self._decode, token_ids))
+
+    def _decode(self, token_id: int) -> str:
+        text = self._decoder.decode(self._tokenizer.token_bytes(token_id))
+        mark = self._marks.get(token_id)
+        # An unfinished character may come before it.
+        return text if mark is None else text.removesuffix(mark) + STAND_INS[mark]
 
     @property
     def is_whole(self) -> bool:
@@ -69,39 +80,3 @@ class StopStrings:
             if any(stop.startswith(text[-length:]) for stop in self._stops):
                 return length
         return 0
-
-
-class TextStream:
-    """One answer's ids to its text. Counts the tokens used: none after the one that completed a stop string."""
-
-    def __init__(self, tokenizer: Tokenizer, stops: Sequence[str] = ()) -> None:
-        self._detokenizer = Detokenizer(tokenizer)
-        self._stops = StopStrings(stops)
-        self.num_tokens = 0
-
-    @property
-    def is_stopped(self) -> bool:
-        return self._stops.is_stopped
-
-    @property
-    def stopped_by(self) -> str | None:
-        """The stop string that was found."""
-        return self._stops.stopped_by
-
-    @property
-    def is_whole(self) -> bool:
-        return self._detokenizer.is_whole
-
-    def push(self, token_ids: Iterable[int]) -> str:
-        text = ""
-        for token_id in token_ids:
-            if self.is_stopped:
-                break
-            self.num_tokens += 1
-            text += self._stops.push(self._detokenizer.push([token_id]))
-        return text
-
-    def flush(self) -> str:
-        if self.is_stopped:
-            return ""
-        return self._stops.push(self._detokenizer.flush()) + self._stops.flush()

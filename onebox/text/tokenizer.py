@@ -17,6 +17,7 @@ from tokenizers.pre_tokenizers import ByteLevel
 
 from onebox.spec.errors import UnreadableError, UnsupportedError, UsageError
 from onebox.spec.model import read_json
+from onebox.text.marks import MARKS
 from onebox.text.shield import Shield, refuse_half_characters
 
 __all__ = ["Tokenizer", "TooManyTokensError"]
@@ -26,7 +27,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 _PIECE_CHARS = 1 << 15
 """A long text is encoded in pieces of about so many characters, and not further than a limit of tokens needs."""
-_SEARCH_CHARS = 1 << 20
+_SEARCH_CHARS = 1 << 15
 """The place of a cut is searched in steps of so many characters: a search does not let other threads run."""
 _SPLITS = {
     rf"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{{L}}\p{{N}}]?{letters}+|\p{{N}}| ?[^\s{marks}\p{{N}}]+[\r\n]*"
@@ -35,13 +36,17 @@ _SPLITS = {
 }
 """How the family's tokenizers split text into words, within which tokens are merged."""
 _CUT = re.compile(
-    "(?<=[!-~\u00c0-\u167f\u3041-\ud7a3])(?= )"
-    "|(?<=[0-9A-Za-z])(?=\n)|(?<=[0-9])(?=[!-~])"
+    r"(?<=[0-9])(?=[\n -~])|(?<=[A-Za-z])(?=[\n -@\[-`{-~])"
+    "|(?<=[!-~\u00c0-\u167f\u3041-\ud7a3])(?= )"
     "|(?<=[\u3041-\u3096\u30a1-\u30fa\u4e00-\u9fff\uac00-\ud7a3])(?=[\u3001\u3002\uff0c])"
 )
-"""Places where a word ends by those rules whatever comes before and behind: between a visible character and a space,
-a letter or digit and a line break, a digit and what follows it, a letter and a comma or full stop of East Asian text.
-None lies inside what Unicode's composition joins."""
+"""Places where a word ends by those rules whatever comes before and behind: behind an ASCII digit, between an ASCII
+letter and what is none, before a space, between a letter and a comma or full stop of East Asian text. None lies inside
+what Unicode's composition joins."""
+_MAX_WORD_CHARS = 1 << 18
+"""Without a place to cut, the time grows faster than the length; no word is as long as this."""
+_COMPOSED_CHARS = 4
+"""Characters that Unicode's composition may join to one, before text is split into words."""
 
 
 class TooManyTokensError(UsageError):
@@ -64,6 +69,8 @@ class Tokenizer:
         self._control_ids = {token.content: token_id for token_id, token in added.items() if token.content}
         self.shield = Shield(self._control_ids)
         """Covers what clients wrote in a text for `encode_rendered`."""
+        self.mark_ids = {self._control_ids[mark]: mark for mark in MARKS if mark in self._control_ids}
+        """The marks of an answer that are tokens, by id."""
         self._can_cut = _split_pattern(tokenizer) in _SPLITS
 
     @classmethod
@@ -85,10 +92,16 @@ class Tokenizer:
         token_id = self._tokenizer.token_to_id("<|im_start|>")
         return () if token_id is None else (token_id,)
 
+    @property
+    def spelled_marks(self) -> frozenset[str]:
+        """The marks for which there is no token, so that an answer spells them."""
+        return frozenset(MARKS) - set(self.mark_ids.values())
+
     def encode(self, text: str, max_tokens: int | None = None) -> tuple[int, ...]:
         """Ids of text; control tokens written out in it become those tokens, and none is added.
 
-        A text of more than `max_tokens` is refused with TooManyTokensError, before all of it is encoded.
+        A text of more than `max_tokens` is refused with TooManyTokensError, before all of it is encoded, and so is one
+        that would take very long, with a UsageError.
         """
         refuse_half_characters(text)
         return self.encode_rendered(text, max_tokens)
@@ -99,9 +112,11 @@ class Tokenizer:
         Text between two control tokens is encoded by itself, as the tokenizer library does it too, so other text has
         the ids that `encode` gives it.
         """
+        if max_tokens is not None and len(text) > self.max_chars(max_tokens):
+            raise TooManyTokensError(f"The text has more than {max_tokens} tokens.")
         token_ids: list[int] = []
         for words, control in self.shield.split(text):
-            for piece in self._pieces(words):
+            for piece in self._pieces(words, is_bounded=max_tokens is not None):
                 token_ids += self._encode_words(self.shield.uncover(piece))
                 if max_tokens is not None and len(token_ids) > max_tokens:
                     raise TooManyTokensError(f"The text has more than {max_tokens} tokens.")
@@ -118,19 +133,23 @@ class Tokenizer:
         (encoding,) = tokenizer.encode_batch_fast([text], add_special_tokens=False)
         return list(encoding.ids)
 
-    def _pieces(self, text: str) -> Iterator[str]:
-        """The text cut at ends of words, where that leaves its ids as they are."""
+    def _pieces(self, text: str, *, is_bounded: bool) -> Iterator[str]:
+        """The text cut at ends of words, where that leaves its ids as they are; `is_bounded` refuses endless words."""
         at = 0
         while self._can_cut and len(text) - at > _PIECE_CHARS:
-            end = _find_cut(text, at + _PIECE_CHARS)
+            start = at + _PIECE_CHARS
+            end = _find_cut(text, start, start + _MAX_WORD_CHARS if is_bounded else len(text))
             yield text[at:end]
             at = end
         if at < len(text):
             yield text[at:]
 
+    def max_chars(self, num_tokens: int) -> int:
+        """A text of more characters certainly has more tokens."""
+        return num_tokens * self._max_token_bytes * _COMPOSED_CHARS
+
     @cached_property
-    def max_token_bytes(self) -> int:
-        """Length of the longest token: so many bytes of text, normalized, have at least one token."""
+    def _max_token_bytes(self) -> int:
         return max(map(len, self._tokenizer.get_vocab(with_added_tokens=True)))
 
     @cached_property
@@ -172,11 +191,16 @@ def _split_pattern(tokenizer: _Tokenizer) -> str | None:
             return None
 
 
-def _find_cut(text: str, start: int) -> int:
-    """The first place from `start` on where the text may be cut; its end if there is none."""
-    for at in range(start, len(text), _SEARCH_CHARS):
+def _find_cut(text: str, start: int, end: int) -> int:
+    """The first place from `start` on where the text may be cut, or its end; refused if it lies beyond `end`."""
+    for at in range(start, min(end, len(text)), _SEARCH_CHARS):
         if found := _CUT.search(text, at, at + _SEARCH_CHARS + 1):
             return found.start()
+    if end < len(text):
+        raise UsageError(
+            f"The text holds more than {_MAX_WORD_CHARS} characters without a place where a word ends, such as a "
+            "space; break them up."
+        )
     return len(text)
 
 

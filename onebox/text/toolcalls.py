@@ -10,6 +10,8 @@
 
 Nothing in a value is escaped, so a closing mark ends a value only where the form can continue after it: a value may
 contain text that looks like marks. Models omit closing marks; a value then ends where the next part of the form begins.
+Where </tool_call> is a token, the end of a call in a value's text, however it is spelled, is text unless that token
+follows it.
 """
 
 from collections.abc import Sequence
@@ -117,11 +119,13 @@ class ToolCallReader:
         start = reader.at
         if reader.takes("</parameter>"):
             behind = reader.at
-            ends = _continues(reader, "<parameter=", "</function>", "</tool_call>", "</think>", *_OPENS)
+            ends = _continues(reader, "<parameter=", "</tool_call>", "</think>", *_opens(reader)) or (
+                reader.takes("</function>") and (_is_spelled(reader) or _closes(reader))
+            )
             reader.at = behind if ends else start
             return ends
         if reader.takes("</function>"):
-            ends = _continues(reader, "</tool_call>", *_OPENS)
+            ends = _closes(reader)
         elif reader.takes("</tool_call>"):
             ends = _continues(reader, "<tool_call>")
         else:
@@ -209,10 +213,27 @@ def _takes_end(reader: MarkReader) -> bool:
             reader.at = behind
         return True
     start = reader.at
-    if reader.takes_any("</think>", *_OPENS):
+    if reader.takes_any("</think>", *_opens(reader)):
         reader.at = start
         return True
     return reader.takes("</tool_call>")
+
+
+def _closes(reader: MarkReader) -> bool:
+    """Whether what follows </function> shows that it is the form's."""
+    return _continues(reader, "</tool_call>", *_opens(reader)) or (
+        not _is_spelled(reader) and _continues(reader, "</think>")
+    )
+
+
+def _opens(reader: MarkReader) -> tuple[str, ...]:
+    """The marks with which a call may begin."""
+    return _OPENS if _is_spelled(reader) else ("<tool_call>",)
+
+
+def _is_spelled(reader: MarkReader) -> bool:
+    """Whether the form is text alone, so that nothing in it is certain."""
+    return "</tool_call>" in reader.spelled
 
 
 def _continues(reader: MarkReader, *marks: str) -> bool:

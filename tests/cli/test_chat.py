@@ -16,6 +16,7 @@ from starlette.applications import Starlette
 from starlette.responses import JSONResponse, PlainTextResponse
 from starlette.routing import Route
 
+from onebox.server.keys import ApiKey
 from onebox.server.run import bind
 from onebox.server.settings import ServerSettings
 from tests.server.conftest import Client, listening, make_service, scripted, wait_until
@@ -183,7 +184,7 @@ def test_a_server_of_another_kind_is_one_sentence(talk):
 
 
 def test_the_key_is_sent(scripted, talk):
-    app = Client(scripted(ANSWER).service, ServerSettings(api_key="s3cret")).app
+    app = Client(scripted(ANSWER).service, ServerSettings(api_keys=(ApiKey("test", "s3cret"),))).app
     with listening(app) as url:
         assert "It is 42." in talk(url, "Hi", options=("--api-key", "s3cret")).out
         refused = talk(url, "Hi")

@@ -1,5 +1,6 @@
 """The pieces of compiled layers against numpy and torch, and the way they are compiled."""
 
+import errno
 import math
 import subprocess
 import sys
@@ -189,6 +190,7 @@ def test_rows_on_several_threads_are_the_rows_on_one(monkeypatch):
 def test_a_cache_that_cannot_be_written_is_done_without(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "file"))
     jit.cache_directory.cache_clear()
     try:
         assert jit.cache_directory() is None
@@ -226,3 +228,25 @@ def test_nothing_is_compiled_where_there_is_no_numba():
     )
     answer = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True, check=True)
     assert answer.stdout.strip() == "False"
+
+
+class BrokenCache:
+    """A cache on a full disk whose files are damaged."""
+
+    def load_overload(self, *_):
+        raise EOFError("Ran out of input")
+
+    def save_overload(self, *_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_a_cache_that_cannot_be_read_or_written_stops_nothing(caplog):
+    def doubled(value):
+        return 2 * value
+
+    made = jit.compiled(doubled)
+    made._cache = BrokenCache()
+    jit._forgive(made._cache)
+    assert made(21) == 42
+    assert "compiled again" in caplog.text
+    assert "cannot be cached: [Errno 28]" in caplog.text

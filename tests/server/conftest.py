@@ -12,7 +12,16 @@ import openai
 import pytest
 import uvicorn
 
-from onebox.engine.api import Engine, EngineConfig, EngineOptions, TokenInfo, plan_engine, start_engine
+from onebox.engine.api import (
+    Engine,
+    EngineConfig,
+    EngineOptions,
+    LogprobRows,
+    TokenInfo,
+    TokenLogprob,
+    plan_engine,
+    start_engine,
+)
 from onebox.server.app import create_app
 from onebox.server.fetch import FetchLimits
 from onebox.server.media import Media, MediaLimits
@@ -22,6 +31,28 @@ from onebox.text.chat import ChatTemplate
 from onebox.text.generation import GenerationDefaults
 from onebox.text.vocabulary import token_table
 from tests.engine.scripted import ScriptedRunner
+
+
+class LogprobRunner(ScriptedRunner):
+    """With log-probabilities of what it says and of its prompts."""
+
+    def _chunk(self, chunk):
+        result = super()._chunk(chunk)
+        following = [*chunk.token_ids[1:], *([] if chunk.following is None else [chunk.following])]
+        rows = [self._logprob(token_id) for token_id in following]
+        told = LogprobRows.pack(rows) if chunk.prompt_logprobs is not None else ()
+        return result._replace(logprobs=self._told(chunk.draw, result), prompt_logprobs=told)
+
+    def _rows(self, rows):
+        result = super()._rows(rows)
+        return result._replace(logprobs=self._told(rows.draw, result))
+
+    def _told(self, draw, result):
+        is_asked = draw is not None and draw.sampling.logprobs is not None
+        return tuple(map(self._logprob, result.token_ids)) if is_asked else ()
+
+    def _logprob(self, token_id):
+        return TokenLogprob(token_id, -0.5, 1, ((token_id, -0.5), (token_id + 1, -float("inf"))))
 
 
 class Client:
@@ -44,7 +75,7 @@ class Client:
 
         async def send():
             transport = httpx.ASGITransport(self.app, raise_app_exceptions=False)
-            async with httpx.AsyncClient(transport=transport, base_url="http://onebox") as client:
+            async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
                 return await client.request(method, path, **options)
 
         return asyncio.run(send())

@@ -12,6 +12,7 @@ import pytest
 from fastapi import FastAPI, Request
 from fastapi.responses import Response
 
+from onebox.server.app import create_app
 from onebox.server.http import HttpServer
 from onebox.server.run import bind
 from onebox.server.settings import ConnectionLimits
@@ -217,3 +218,29 @@ def test_a_request_that_has_not_arrived_does_not_delay_the_stop():
         process.terminate()
         assert ended(process)[0] == 0
         assert time.monotonic() - began < FOREVER_S / 2
+
+
+STREAMS = {
+    "/v1/completions": {"prompt": "Hi", "max_tokens": 2900},
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2900},
+    "/v1/responses": {"input": "Hi", "max_output_tokens": 2900},
+    "/v1/messages": {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2900},
+}
+
+
+def test_streams_whose_clients_read_nothing_are_cut_off_and_their_requests_ended(scripted):
+    client = scripted("x" * 2900, max_model_len=3000, num_pages=1000)
+    engine = client.service.engine
+    with bounded(create_app(client.service), **SHORT) as (server, address), ExitStack() as stack:
+        opened = []
+        for path, fields in STREAMS.items():
+            body = json.dumps({**fields, "stream": True}).encode()
+            head = f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
+            request = head.encode() + b"Content-Length: %d\r\n\r\n" % len(body) + body
+            opened.append(stack.enter_context(connected(address, request, receive_bytes=2048)))
+        wait_until(lambda: engine.stats().totals.completion_tokens > 1000)
+        wait_until(lambda: not server.server_state.connections and not engine._open)
+        ends = (b"[DONE]", b"response.completed", b"message_stop")
+        received = [rest(connection) for connection in opened]
+        assert not any(end in data for data in received for end in ends)
+        assert client.complete(max_tokens=3).status_code == 200

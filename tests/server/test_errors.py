@@ -55,12 +55,12 @@ def test_a_field_that_would_not_be_honoured_is_refused_by_name(client, field, en
         ({"store": True}, "store", "False"),
         ({"logit_bias": {"x": 1}}, "logit_bias", "'x' is no token id"),
         ({"logit_bias": {"5": 101}}, "logit_bias.5", "less than or equal to 100"),
-        ({"logit_bias": {"384": 1}}, None, "logit_bias names token id 384"),
-        ({"stop_token_ids": [384]}, None, "stop_token_ids names token id 384"),
+        ({"logit_bias": {"384": 1}}, "logit_bias", "logit_bias names token id 384"),
+        ({"stop_token_ids": [384]}, "stop_token_ids", "stop_token_ids names token id 384"),
         ({"presence_penalty": 2.5}, "presence_penalty", "less than or equal to 2"),
         ({"min_p": 1.5}, "min_p", "less than or equal to 1"),
         ({"repetition_penalty": 0}, "repetition_penalty", "greater than 0"),
-        ({"max_tokens": 3, "min_tokens": 4}, None, "min_tokens is 4"),
+        ({"max_tokens": 3, "min_tokens": 4}, "min_tokens", "min_tokens is 4"),
         ({"top_logprobs": 3}, None, "without logprobs"),
         ({"logprobs": True, "top_logprobs": 21}, "top_logprobs", "less than or equal to 20"),
         ({"reasoning_effort": "huge"}, "reasoning_effort", "'none'"),
@@ -111,7 +111,7 @@ def test_a_field_that_would_not_be_honoured_is_refused_by_name(client, field, en
         ({"messages": [{"role": "user", "content": "", "reasoning_content": "x"}]}, "messages.0", "only an assistant"),
         ({"messages": [{"role": "assistant", "content": "x"}]}, None, "no question"),
         ({"chat_template_kwargs": {"thinking": 1}}, None, "chat_template_kwargs.thinking"),
-        ({"messages": [{"role": "user", "content": "a\ud800"}]}, None, "U+D800"),
+        ({"messages": [{"role": "user", "content": "a\ud800"}]}, "messages.0.content", "half of a surrogate pair"),
         ({"chat_template_kwargs": {"\ud800": 1}}, None, "chat_template_kwargs.? is not read"),
         ({"\ud800": 1}, None, "valid string"),
     ],
@@ -164,7 +164,7 @@ def test_other_paths_and_methods_are_refused_in_the_same_shape(client):
 
 
 def test_a_refusal_does_not_send_back_what_it_refuses(client):
-    """A model's name, a path, a field's name: the sentence keeps its beginning and its end."""
+    """A model's name, a path, a field's name: some of it tells which it was."""
     large = "x" * 50_000
     message = {"model": large, "max_tokens": 1, "messages": [{"role": "user", "content": "Hi"}]}
     for response in (
@@ -174,8 +174,8 @@ def test_a_refusal_does_not_send_back_what_it_refuses(client):
         client.request("GET", f"/{large}"),
     ):
         assert 400 <= response.status_code < 500
-        assert len(response.content) < 5000
-        assert "characters left out] xxx" in response.json()["error"]["message"]
+        assert len(response.content) < 2500
+        assert "x" * 50 in response.text or "model: String should have at most 512 characters" in response.text
         assert response.json()["error"]["message"].endswith(".")
 
 

@@ -4,14 +4,16 @@ import asyncio
 import base64
 import os
 import socket
+import time
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from threading import Event, Thread
+from threading import BoundedSemaphore, Event, Thread
 
 import httpx
 import pytest
 
 from onebox.server import fetch as module
+from onebox.server.errors import ServerBusyError
 from onebox.server.fetch import Allowance, FetchLimits, fetch
 from onebox.spec.errors import UsageError
 
@@ -196,10 +198,10 @@ def test_a_redirect_to_a_private_address_is_refused(monkeypatch):
 
 
 def test_a_name_with_one_private_address_among_others_is_refused(monkeypatch):
-    async def getaddrinfo(loop, host, port, **_):
+    def getaddrinfo(host, port, **_):
         return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (ip, port)) for ip in ("93.184.216.34", "10.0.0.1")]
 
-    monkeypatch.setattr("asyncio.base_events.BaseEventLoop.getaddrinfo", getaddrinfo)
+    monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
     assert "private address" in refusal("http://example.org/", FetchLimits())
 
 
@@ -265,3 +267,58 @@ def test_a_host_that_does_not_exist_is_named():
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
         assert "cannot be fetched" in refusal(f"http://127.0.0.1:{closed.getsockname()[1]}/")
+
+
+def test_a_name_server_that_hangs_costs_the_urls_own_time_and_nobody_elses(monkeypatch):
+    answered = Event()
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: answered.wait(60))
+    impatient = FetchLimits(timeout_s=0.2)
+
+    async def fetch_all():
+        urls = [f"http://{place}.example/" for place in range(20)]
+        tasks = [fetch("image", url, impatient, Allowance(impatient)) for url in urls]
+        refusals = await asyncio.gather(*tasks, return_exceptions=True)
+        assert all("within 0.2 seconds" in str(refused) for refused in refusals)
+        # The threads that everything else uses are free.
+        await asyncio.wait_for(asyncio.to_thread(int), 30)
+
+    try:
+        asyncio.run(fetch_all())
+    finally:
+        answered.set()
+
+
+def test_an_answer_that_drips_has_the_same_time_as_a_silent_one():
+    def drip():
+        while True:
+            time.sleep(0.05)
+            yield b"x"
+
+    with site(lambda *_: (200, {"content-type": "image/png"}, drip())) as url:
+        assert "within 0.5 seconds" in refusal(url, FetchLimits(allows_private=True, timeout_s=0.5))
+
+
+def test_only_so_many_urls_are_fetched_at_once(monkeypatch):
+    monkeypatch.setattr(module, "_fetches", BoundedSemaphore(1))
+    waiting = Event()
+
+    def slow(*_):
+        waiting.wait(30)
+        return 200, {"content-type": "image/png"}, [b"x"]
+
+    async def two(url):
+        first = asyncio.create_task(fetch("image", url, PRIVATE, Allowance(PRIVATE)))
+        await asyncio.sleep(0.1)
+        with pytest.raises(ServerBusyError):
+            await fetch("image", url, PRIVATE, Allowance(PRIVATE))
+        waiting.set()
+        assert await first == b"x"
+        assert await fetch("image", url, PRIVATE, Allowance(PRIVATE)) == b"x"
+
+    with site(slow) as url:
+        asyncio.run(two(url))
+
+
+def test_spaces_in_a_data_url_are_left_out():
+    assert get("data:;base64,a G\tk\n=") == b"hi"
+    assert len(get("data:;base64," + "A " * 4_000_000)) == 3_000_000

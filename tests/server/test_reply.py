@@ -52,7 +52,7 @@ def test_a_closed_connection_frees_its_slot(scripted, stream):
     with listening(client.app) as url:
         address = (httpx.URL(url).host, httpx.URL(url).port)
         body = json.dumps({"prompt": "Hi", "max_tokens": 300, "stream": stream})
-        head = "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json"
+        head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json"
         with socket.create_connection(address) as connection:
             connection.sendall(f"{head}\r\nContent-Length: {len(body)}\r\n\r\n{body}".encode())
             wait_until(lambda: engine._open)

@@ -41,6 +41,57 @@ def test_thinking_can_be_turned_off_in_every_way_that_clients_know(scripted, fie
     assert body["usage"]["completion_tokens_details"]["reasoning_tokens"] == 0
 
 
+ON = [
+    {"enable_thinking": True},
+    {"chat_template_kwargs": {"enable_thinking": True}},
+    {"reasoning_effort": "low"},
+    {"thinking_budget": 5},
+]
+OFF = [
+    {"enable_thinking": False},
+    {"chat_template_kwargs": {"enable_thinking": False}},
+    {"reasoning_effort": "none"},
+    {"max_reasoning_tokens": 0},
+    {"chat_template_kwargs": {"thinking_budget": 0}},
+]
+
+
+# Pairs of different fields. Two budgets that differ are refused by themselves.
+PAIRS = [(on, off) for on in ON for off in OFF if on.keys() != off.keys() and "budget" not in f"{on}" + f"{off}"]
+PAIRS += [(on, off) for on in ON[:3] for off in OFF[3:]] + [(ON[3], off) for off in OFF[:3]]
+
+
+@pytest.mark.parametrize(("on", "off"), PAIRS)
+def test_a_request_that_turns_thinking_on_and_off_is_refused_with_both_fields(scripted, on, off):
+    both = {**on.get("chat_template_kwargs", {}), **off.get("chat_template_kwargs", {})}
+    fields = {**on, **off, **({"chat_template_kwargs": both} if both else {})}
+    names = [
+        f"{name}.{next(iter(value))}" if isinstance(value, dict) else name
+        for name, value in (*on.items(), *off.items())
+    ]
+    response = scripted("Yes.").chat(**fields)
+    assert response.status_code == 400
+    assert f"turned on by {names[0]} and off by {names[1]}" in response.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("value", ["false", "true", 0, 1, [], {}, 0.0])
+def test_a_switch_of_the_template_is_true_or_false(scripted, value):
+    for fields in ({"chat_template_kwargs": {"enable_thinking": value}}, {"enable_thinking": value}):
+        response = scripted("Yes.").chat(**fields)
+        assert response.status_code == 400
+        assert "enable_thinking" in response.json()["error"]["message"]
+    body = {"messages": [{"role": "user", "content": "Hi"}], "chat_template_kwargs": {"enable_thinking": value}}
+    response = scripted("Yes.").request("POST", "/tokenize", json_body=body)
+    assert response.status_code == 400
+    assert "chat_template_kwargs.enable_thinking is true or false" in response.json()["error"]["message"]
+
+
+def test_null_leaves_thinking_as_it_is(scripted):
+    client = scripted("Yes.")
+    body = client.chat(chat_template_kwargs={"enable_thinking": None}, enable_thinking=False).json()
+    assert body["choices"][0]["message"]["content"] == "Yes."
+
+
 def test_a_request_goes_before_the_servers_default(scripted):
     client = scripted("Yes.")
     object.__setattr__(client.service, "template_options", {"enable_thinking": False})

@@ -29,9 +29,9 @@ class Parsed(NamedTuple):
     """Names, and the JSON of the arguments."""
 
 
-def parse(pieces, *, in_reasoning=False, tools=(WEATHER,)):
+def parse(pieces, *, in_reasoning=False, tools=(WEATHER,), **options):
     """The answer whose text comes in these pieces."""
-    parser = AnswerParser(in_reasoning=in_reasoning, tools=tools)
+    parser = AnswerParser(in_reasoning=in_reasoning, tools=tools, **options)
     return put_together([delta for piece in pieces for delta in parser.push(piece)] + parser.flush())
 
 

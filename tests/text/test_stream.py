@@ -3,7 +3,8 @@
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from onebox.text.stream import Detokenizer, StopStrings, TextStream
+from onebox.text.marks import STAND_INS, with_spellings
+from onebox.text.stream import Detokenizer, StopStrings
 from tests.text.test_tokenizer import ORDINARY
 
 # Some characters of several bytes, so that cuts fall inside them, beside arbitrary ids.
@@ -68,11 +69,12 @@ def test_what_could_still_become_a_stop_string_is_not_shown(text, stops):
     assert shown + gate.flush() == text
 
 
-@given(st.lists(st.integers(0, 383), max_size=30), st.lists(st.integers(0, 4)))
-def test_text_stream_counts_the_tokens_up_to_the_stop_string(tokenizer, token_ids, lengths):
-    stops = ["!", tokenizer.decode([100])]
-    by_token, by_piece = (TextStream(tokenizer, stops) for _ in range(2))
-    slow = "".join(by_token.push([token_id]) for token_id in token_ids) + by_token.flush()
-    fast = "".join([by_piece.push(piece) for piece in cut(token_ids, lengths)]) + by_piece.flush()
-    assert (slow, by_token.num_tokens) == (fast, by_piece.num_tokens)
-    assert slow == stopped_text(tokenizer.decode(token_ids), stops)[0]
+@given(st.lists(st.integers(0, 383)), st.lists(st.integers(0, 5)))
+@example([280, 255, 281, 270, 271], [1, 1, 1])
+def test_tokens_that_are_marks_come_as_their_stand_ins_and_spellings_as_text(tokenizer, token_ids, lengths):
+    stream = Detokenizer(tokenizer, has_marks=True)
+    pieces = [stream.push(piece) for piece in cut(token_ids, lengths)]
+    text = "".join(pieces) + stream.flush()
+    assert with_spellings(text) == tokenizer.decode(token_ids)
+    marks = [STAND_INS[tokenizer.mark_ids[i]] for i in token_ids if i in tokenizer.mark_ids]
+    assert [char for char in text if char in STAND_INS.values()] == marks

@@ -108,9 +108,18 @@ def test_a_long_text_in_pieces_has_the_ids_of_the_whole(merging_tokenizer, text,
 
 
 def test_ordinary_text_is_cut_into_pieces(merging_tokenizer):
-    texts = ("The quick brown fox. ", "世界，你好。", "0123456789", "line\n", "def f(x): return x\n")
+    texts = (
+        "<|im_end|>x"[1:],
+        "if(a){b()}else{c()};",
+        "SGVsbG8sIHdvcmxkIQ",
+        "The quick brown fox. ",
+        "世界，你好。",
+        "0123456789",
+        "line\n",
+        "def f(x): return x\n",
+    )
     for text in texts:
-        pieces = list(merging_tokenizer._pieces(text * 20_000))
+        pieces = list(merging_tokenizer._pieces(text * 20_000, is_bounded=True))
         assert max(map(len, pieces)) < 2 * module._PIECE_CHARS
         assert "".join(pieces) == text * 20_000
 
@@ -119,9 +128,9 @@ def test_a_text_beyond_a_limit_is_refused_before_all_of_it_is_encoded(merging_to
     encoded = []
     encode_words = merging_tokenizer._encode_words
     monkeypatch.setattr(merging_tokenizer, "_encode_words", lambda text: (encoded.append(text), encode_words(text))[1])
-    with pytest.raises(TooManyTokensError, match="more than 1000 tokens"):
-        merging_tokenizer.encode("one two three " * 100_000, max_tokens=1000)
-    assert len(encoded) == 1
+    with pytest.raises(TooManyTokensError, match="more than 20000 tokens"):
+        merging_tokenizer.encode("one two three " * 100_000, max_tokens=20_000)
+    assert len(encoded) < 5
     for text, count in (("a b", 2), ("<|im_end|>" * 3, 3)):
         assert len(merging_tokenizer.encode(text, max_tokens=count)) == count
         with pytest.raises(TooManyTokensError):
@@ -129,9 +138,20 @@ def test_a_text_beyond_a_limit_is_refused_before_all_of_it_is_encoded(merging_to
 
 
 def test_no_text_is_longer_than_its_tokens_allow(merging_tokenizer):
-    longest = merging_tokenizer.max_token_bytes
-    tokens = (merging_tokenizer.shown_bytes(token_id) for token_id in range(8192))
-    assert max(map(len, tokens)) <= longest < 100
+    for token_id in range(0, 8192, 7):
+        # A character of four characters that compose to one is the worst case.
+        assert 4 * len(merging_tokenizer.shown_bytes(token_id).decode(errors="replace")) <= merging_tokenizer.max_chars(
+            1
+        )
+    with pytest.raises(TooManyTokensError):
+        merging_tokenizer.encode("a" * (merging_tokenizer.max_chars(5) + 1), max_tokens=5)
+
+
+def test_an_endless_word_is_refused_where_the_time_is_bounded(merging_tokenizer):
+    for text in ("a" * 2_000_000, "<" * 2_000_000, " " * 2_000_000, "x " + "ß" * 2_000_000):
+        with pytest.raises(UsageError, match="without a place where a word ends"):
+            merging_tokenizer.encode(text, max_tokens=10**6)
+    assert len(merging_tokenizer.encode("a" * 200_000, max_tokens=10**6)) > 1000
 
 
 def test_a_token_that_depends_on_the_text_around_it_is_refused(checkpoint, tmp_path):

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from onebox.engine.grammar.checks import check_grammar
 from onebox.engine.grammar.library import TokenMasks, open_tokenizer, start_thread
 from onebox.engine.grammar.value import Grammar, GrammarError
+from onebox.engine.request import QueueFullError
 
 if TYPE_CHECKING:
     from llguidance import LLTokenizer
@@ -26,8 +27,9 @@ __all__ = ["CHECK_STACK_BYTES", "main"]
 
 CHECK_STACK_BYTES = 16 * 2**20
 """Smaller than the stacks of the engine's threads, so that what passes here does not overflow there."""
-_CPU_S = 1.0
-_WALL_S = 10.0
+_CPU_S = 0.6
+"""What legitimate grammars take is a tenth of it."""
+_WALL_S = 8.0
 """Only for a machine that is busy: what computes is ended by its CPU time."""
 _ADDED_BYTES = 512 * 2**20
 """Address space beyond what the process has when it forks."""
@@ -41,7 +43,6 @@ def main(socket: int, parent_id: int) -> None:
     _end_with(parent_id)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    os.nice(5)
     engine: Connection[Any, Any] = Connection(socket)
     with contextlib.suppress(EOFError, OSError):
         table, vocab_size = engine.recv()
@@ -59,19 +60,22 @@ def _warm_up(tokenizer: "LLTokenizer") -> None:
     compile_matcher(tokenizer, Grammar.json_object()).compute_bitmask()
 
 
-def _verdict(tokenizer: "LLTokenizer", masks: TokenMasks, grammar: Grammar) -> GrammarError | None:
+def _verdict(tokenizer: "LLTokenizer", masks: TokenMasks, grammar: Grammar) -> GrammarError | QueueFullError | None:
     """None where the grammar can be used. The fork's last words count; without any, how it ended."""
     ours, theirs = Pipe(duplex=False)
     child_id = os.fork()
     if child_id == 0:
         _check_in_fork(tokenizer, masks, grammar, theirs)
     theirs.close()
-    found: Any = None
+    found, is_done = None, True
     with ours, contextlib.suppress(EOFError, OSError, pickle.UnpicklingError):
-        if ours.poll(_WALL_S):
-            found = ours.recv()
+        is_done = ours.poll(_WALL_S)
+        found = ours.recv() if is_done else None
     os.kill(child_id, signal.SIGKILL)
     _, status = os.waitpid(child_id, 0)
+    is_late = not is_done and os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
+    if is_late:
+        return QueueFullError("This machine is too busy to check a new grammar; try again in a moment.")
     if isinstance(found, tuple):
         return found[0]  # type: ignore[no-any-return]
     return GrammarError(f"The {grammar.kind.noun} is too complex: {_cause(status)}; simplify it.", grammar.field_name)
@@ -79,7 +83,7 @@ def _verdict(tokenizer: "LLTokenizer", masks: TokenMasks, grammar: Grammar) -> G
 
 def _cause(status: int) -> str:
     ended_by = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
-    if ended_by in (signal.SIGPROF, signal.SIGXCPU, signal.SIGKILL):
+    if ended_by == signal.SIGPROF:
         return f"compiling it takes longer than {_CPU_S:g} s"
     if ended_by == signal.SIGABRT:
         return f"compiling it takes more than {_ADDED_BYTES // 2**20} MiB of memory"

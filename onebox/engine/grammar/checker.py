@@ -75,7 +75,9 @@ class GrammarChecker:
         if self._connection is None:
             raise EOFError
         self._connection.send(grammar)
-        verdict: GrammarError | None = self._receive(_REPLY_S)
+        verdict: GrammarError | QueueFullError | None = self._receive(_REPLY_S)
+        if isinstance(verdict, QueueFullError):
+            raise verdict
         return verdict
 
     def _receive(self, timeout_s: float) -> Any:

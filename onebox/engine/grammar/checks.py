@@ -24,7 +24,7 @@ __all__ = ["check_grammar"]
 _NUM_WALKS = 8
 """At most. Two that end well are enough."""
 _WALK_TOKENS = 48
-_WALKS_S = 0.3
+_WALKS_S = 0.15
 """Seconds of CPU for all walks; what they have found by then counts."""
 _MASK_S = 0.25
 """Seconds of CPU for one mask or one token: everybody's answers wait for it."""

@@ -147,10 +147,11 @@ class TokenMasks:
         self.eos = _words(self.eos_token_ids, vocab_size)
         text_ids = {token_id for token_id, token in enumerate(table.tokens) if token} - table.special_ids
         self.text = _words(text_ids, vocab_size)
+        self._sampled = self.text | self.eos
 
     def finish(self, words: Words) -> Words:
         """The library's mask without tokens that have no text; the end tokens where nothing would be left."""
-        allowed = words & (self.text | self.eos)
+        allowed = words & self._sampled
         return allowed if allowed.any() else self.eos.copy()
 
 

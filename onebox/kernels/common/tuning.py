@@ -6,6 +6,7 @@ the measured GPUs ship in `kernels/tuned/<gpu>.json`; `onebox tune` writes one i
 precedence. Without an entry the kernel's own defaults apply.
 """
 
+import contextlib
 import json
 import re
 from functools import cache
@@ -109,7 +110,10 @@ def _table() -> dict[str, LaunchOptions]:
     if gpu is None:
         return {}
     found: dict[str, LaunchOptions] = {}
-    for path in (_SHIPPED / table_name(gpu), user_table(gpu)):
+    paths = [_SHIPPED / table_name(gpu)]
+    with contextlib.suppress(RuntimeError):  # no home
+        paths.append(user_table(gpu))
+    for path in paths:
         if path.is_file():
             found.update(json.loads(path.read_text())["options"])
     return found

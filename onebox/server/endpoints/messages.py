@@ -96,7 +96,9 @@ class MessageReply:
 
     def whole(self, chunks: Sequence[AnswerChunk]) -> Json:
         self._sections.add(chunks[0].deltas)
-        content = JsonParts(self._blocks.whole(section) for section in self._sections.all)
+        # The API has no form for a call without its end, so it is left out; the stop reason says why it is missing.
+        sections = self._sections.all[:-1] if self._answer.ends_in_call else self._sections.all
+        content = JsonParts(self._blocks.whole(section) for section in sections)
         return {**self._head, "content": content, **self._end(), "usage": _usage(self.answers.usage), **self._tail}
 
     def begin(self) -> Iterator[str]:

@@ -6,14 +6,20 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 
 from onebox.engine.api import Grammar, SamplingParams
-from onebox.server.errors import FieldError
+from onebox.server.errors import FieldError, excerpt
 from onebox.server.prompt import ChatInput, NamedTool, ToolChoice
 from onebox.server.schemas.common import (
+    LISTED,
     FunctionName,
     GenerationFields,
+    JsonObject,
+    LongText,
+    MediaText,
+    Name,
     Strict,
     StrictWithNulls,
     Text,
+    TokenLimit,
     by_type,
     refuse_unless_paired,
     text_or_list,
@@ -30,13 +36,13 @@ it is removed, since no prompt would ever be found in the prefix cache otherwise
 
 
 class AnthropicBlock(StrictWithNulls):
-    cache_control: dict[str, Any] | None = None
+    cache_control: JsonObject | None = None
     """Accepted without effect: every prompt is cached, as far as there is room."""
 
 
 class TextBlock(AnthropicBlock):
     type: Literal["text"]
-    text: str
+    text: LongText
     citations: Annotated[list[Any], Field(max_length=0)] | None = None
 
     def for_template(self) -> dict[str, Any]:
@@ -46,12 +52,12 @@ class TextBlock(AnthropicBlock):
 class Base64Source(Strict):
     type: Literal["base64"]
     media_type: Literal["image/jpeg", "image/png", "image/gif", "image/webp"]
-    data: str
+    data: MediaText
 
 
 class UrlSource(Strict):
     type: Literal["url"]
-    url: str
+    url: MediaText
 
 
 class ImageBlock(AnthropicBlock):
@@ -69,16 +75,16 @@ class ImageBlock(AnthropicBlock):
 
 class ThinkingBlock(AnthropicBlock):
     type: Literal["thinking"]
-    thinking: str
-    signature: str | None = None
+    thinking: LongText
+    signature: LongText | None = None
     """Not checked: clients may send any thinking."""
 
 
 class ToolUseBlock(AnthropicBlock):
     type: Literal["tool_use"]
-    id: str
+    id: Name
     name: FunctionName
-    input: dict[str, Any]
+    input: JsonObject
 
 
 _ResultBlock = Annotated[
@@ -88,8 +94,11 @@ _ResultBlock = Annotated[
 
 class ToolResultBlock(AnthropicBlock):
     type: Literal["tool_result"]
-    tool_use_id: str
-    content: Annotated[Text | Annotated[list[_ResultBlock], Tag("<list>")], Discriminator(text_or_list)] = ""
+    tool_use_id: Name
+    content: Annotated[
+        Text | Annotated[list[_ResultBlock], LISTED, Tag("<list>")],
+        Discriminator(text_or_list),
+    ] = ""
     is_error: bool | None = None
 
     def add_to(self, turns: Turns) -> None:
@@ -118,7 +127,10 @@ _HOLDS = {
 class AnthropicMessage(Strict):
     role: Literal["user", "assistant", "system"]
     """A system message among the others keeps its place."""
-    content: Annotated[Text | Annotated[list[_AnyBlock], Tag("<list>")], Discriminator(text_or_list)]
+    content: Annotated[
+        Text | Annotated[list[_AnyBlock], LISTED, Tag("<list>")],
+        Discriminator(text_or_list),
+    ]
 
     @property
     def blocks(self) -> Sequence[TextBlock | ImageBlock | ThinkingBlock | ToolUseBlock | ToolResultBlock]:
@@ -158,9 +170,9 @@ class AnthropicMessage(Strict):
 class AnthropicTool(StrictWithNulls):
     type: Literal["custom"] | None = None
     name: FunctionName
-    description: str | None = None
-    input_schema: dict[str, Any]
-    cache_control: dict[str, Any] | None = None
+    description: LongText | None = None
+    input_schema: JsonObject
+    cache_control: JsonObject | None = None
     strict: bool | None = None
     """Accepted without effect: arguments are always typed by the schema, and constrained to it where tool_choice asks
     for a call."""
@@ -175,7 +187,7 @@ class AnthropicTool(StrictWithNulls):
 
 class AnthropicToolChoice(Strict):
     type: Literal["auto", "any", "tool", "none"]
-    name: str | None = None
+    name: Name | None = None
     disable_parallel_tool_use: bool | None = None
 
     @model_validator(mode="after")
@@ -192,7 +204,7 @@ class AnthropicToolChoice(Strict):
 
 class AnthropicThinking(Strict):
     type: Literal["enabled", "adaptive", "disabled"]
-    budget_tokens: Annotated[int, Field(ge=1)] | None = None
+    budget_tokens: TokenLimit | None = None
     display: Literal["summarized", "omitted"] | None = None
     """`omitted` leaves out the text of the thinking; otherwise all of it is sent, nothing is summarised."""
 
@@ -204,7 +216,7 @@ class AnthropicThinking(Strict):
 
 class OutputFormat(Strict):
     type: Literal["json_schema"]
-    schema_: Annotated[dict[str, Any], Field(alias="schema")]
+    schema_: Annotated[JsonObject, Field(alias="schema")]
 
     @property
     def grammar(self) -> Grammar:
@@ -223,17 +235,20 @@ class OutputConfig(Strict):
 class CountTokensRequest(StrictWithNulls):
     """The fields that make up the prompt."""
 
-    model: str
-    messages: Annotated[list[AnthropicMessage], Field(min_length=1)]
-    system: Annotated[Text | Annotated[list[TextBlock], Tag("<list>")], Discriminator(text_or_list)] = ""
-    tools: Annotated[list[AnthropicTool], Field(max_length=512)] | None = None
+    model: Name
+    messages: Annotated[list[AnthropicMessage], LISTED, Field(min_length=1)]
+    system: Annotated[
+        Text | Annotated[list[TextBlock], LISTED, Tag("<list>")],
+        Discriminator(text_or_list),
+    ] = ""
+    tools: Annotated[list[AnthropicTool], Field(max_length=512, fail_fast=True)] | None = None
     tool_choice: AnthropicToolChoice | None = None
     thinking: AnthropicThinking | None = None
     """Off unless asked for here, by output_config.effort, or by the server's own default."""
     output_config: OutputConfig | None = None
-    context_management: dict[str, Any] | None = None
+    context_management: JsonObject | None = None
     """No edits are applied, and the reply reports that."""
-    cache_control: dict[str, Any] | None = None
+    cache_control: JsonObject | None = None
 
     @field_validator("tools", mode="before")
     @classmethod
@@ -241,7 +256,8 @@ class CountTokensRequest(StrictWithNulls):
         for place, tool in enumerate(value if isinstance(value, list) else ()):
             if isinstance(tool, dict) and tool.get("type") not in (None, "custom"):
                 raise ValueError(
-                    f"tool {place} is of the type {tool['type']!r}; only custom tools are supported, so remove it"
+                    f"tool {place} is of the type {excerpt(tool['type'])}; only custom tools are supported, so "
+                    "remove it"
                 )
         return value
 
@@ -285,16 +301,16 @@ class CountTokensRequest(StrictWithNulls):
 
 
 class AnthropicMetadata(Strict):
-    user_id: str | None = None
+    user_id: Name | None = None
 
 
 _StopSequence = Annotated[str, Field(min_length=1, max_length=1024)]
 
 
 class MessagesRequest(CountTokensRequest):
-    max_tokens: Annotated[int, Field(ge=1)]
+    max_tokens: TokenLimit
     """Thinking included. A limit beyond the context is lowered to what fits."""
-    stop_sequences: Annotated[list[_StopSequence], Field(max_length=16)] | None = None
+    stop_sequences: Annotated[list[_StopSequence], Field(max_length=16, fail_fast=True)] | None = None
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     top_k: Annotated[int, Field(ge=0, lt=2**31)] | None = None

@@ -6,10 +6,16 @@ from pydantic import Discriminator, Field, Tag, model_validator
 
 from onebox.server.prompt import ChatInput, Effort, NamedTool, ToolChoice
 from onebox.server.schemas.common import (
+    LISTED,
     FunctionName,
     GenerationFields,
+    JsonObject,
+    LongText,
+    MediaText,
+    Name,
     Strict,
     Text,
+    TokenLimit,
     ToolChoiceWord,
     by_type,
     refuse_choice_without_tools,
@@ -20,17 +26,17 @@ from onebox.text.generation import GenerationDefaults
 
 __all__ = ["ChatMessage", "ChatRequest", "ChatTool", "FunctionDefinition"]
 
-_Budget = Annotated[int, Field(ge=0)]
+_Budget = Annotated[int, Field(ge=0, lt=2**31)]
 _BUDGETS = ("thinking_budget", "max_reasoning_tokens", "thinking_token_budget")
 
 
 class ChatTextPart(Strict):
     type: Literal["text"]
-    text: str
+    text: LongText
 
 
 class ImageUrl(Strict):
-    url: str
+    url: MediaText
     """http(s), a data URL, or a file: URL where the operator allows it."""
     detail: Literal["auto", "low", "high"] | None = None
     """low: at most 512 x 512 pixels are used; otherwise the limit of the checkpoint's processor files."""
@@ -42,7 +48,7 @@ class ChatImagePart(Strict):
 
 
 class VideoUrl(Strict):
-    url: str
+    url: MediaText
 
 
 class ChatVideoPart(Strict):
@@ -56,22 +62,22 @@ _Part = Annotated[
     | Annotated[ChatVideoPart, Tag("<video_url>")],
     by_type("text", "image_url", "video_url"),
 ]
-_Content = Annotated[Text | Annotated[list[_Part], Tag("<list>")], Discriminator(text_or_list)]
+_Content = Annotated[Text | Annotated[list[_Part], LISTED, Tag("<list>")], Discriminator(text_or_list)]
 
 
 class CalledFunction(Strict):
     name: FunctionName
-    arguments: str
+    arguments: LongText
     """The JSON of an object."""
 
 
 class ChatToolCall(Strict):
     """A call in an earlier answer."""
 
-    id: str | None = None
+    id: Name | None = None
     type: Literal["function"] = "function"
     function: CalledFunction
-    index: int | None = None
+    index: Annotated[int, Field(ge=0, lt=2**31)] | None = None
     """Left in by clients that join streams; without effect."""
 
 
@@ -80,12 +86,12 @@ class ChatMessage(Strict):
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: _Content | None = None
-    reasoning_content: str | None = None
-    reasoning: str | None = None
+    reasoning_content: LongText | None = None
+    reasoning: LongText | None = None
     """The same under its other name."""
-    tool_calls: list[ChatToolCall] | None = None
-    tool_call_id: str | None = None
-    name: str | None = None
+    tool_calls: Annotated[list[ChatToolCall], LISTED] | None = None
+    tool_call_id: Name | None = None
+    name: Name | None = None
     """Of a tool; without effect, since tool_call_id identifies the call."""
     refusal: None = None
     audio: None = None
@@ -111,8 +117,8 @@ class ChatMessage(Strict):
 
 class FunctionDefinition(Strict):
     name: FunctionName
-    description: str | None = None
-    parameters: dict[str, Any] | None = None
+    description: LongText | None = None
+    parameters: JsonObject | None = None
     strict: bool | None = None
     """Accepted without effect: arguments are always typed by the schema, and constrained to it where tool_choice asks
     for a call."""
@@ -128,7 +134,7 @@ class ChatTool(Strict):
 
 
 class _ChosenFunction(Strict):
-    name: str
+    name: Name
 
 
 class ChatChosenTool(Strict):
@@ -140,13 +146,13 @@ _ToolChoice = Annotated[ToolChoiceWord | Annotated[ChatChosenTool, Tag("<object>
 
 
 class ChatRequest(GenerationFields):
-    messages: Annotated[list[ChatMessage], Field(min_length=1)]
-    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    messages: Annotated[list[ChatMessage], LISTED, Field(min_length=1)]
+    max_completion_tokens: TokenLimit | None = None
     """The newer name of max_tokens."""
     logprobs: bool | None = None
     """Of every token of the answer, reasoning included."""
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
-    tools: Annotated[list[ChatTool], Field(max_length=512)] | None = None
+    tools: Annotated[list[ChatTool], Field(max_length=512, fail_fast=True)] | None = None
     tool_choice: _ToolChoice | None = None
     parallel_tool_calls: bool | None = None
     reasoning_effort: Effort | None = None
@@ -161,8 +167,8 @@ class ChatRequest(GenerationFields):
     """vLLM's name of thinking_budget."""
     enable_thinking: bool | None = None
     """Short for chat_template_kwargs.enable_thinking."""
-    chat_template_kwargs: dict[str, Any] | None = None
-    modalities: list[Literal["text"]] | None = None
+    chat_template_kwargs: JsonObject | None = None
+    modalities: Annotated[list[Literal["text"]], Field(max_length=8, fail_fast=True)] | None = None
 
     @model_validator(mode="after")
     def _one_limit(self) -> Self:
@@ -173,8 +179,22 @@ class ChatRequest(GenerationFields):
 
     @model_validator(mode="after")
     def _one_budget(self) -> Self:
-        if len(set(self._budgets())) > 1:
+        if len(set(self._budgets().values())) > 1:
             raise ValueError(f"{', '.join(_BUDGETS)} are names of one limit and differ; give one")
+        return self
+
+    @model_validator(mode="after")
+    def _thinks_or_not(self) -> Self:
+        """Fields that turn thinking on and fields that turn it off exclude each other."""
+        inner = (self.chat_template_kwargs or {}).get("enable_thinking")
+        if inner is not None and not isinstance(inner, bool):
+            raise ValueError("chat_template_kwargs.enable_thinking must be true or false")
+        said = [("enable_thinking", self.enable_thinking), ("chat_template_kwargs.enable_thinking", inner)]
+        said += [("reasoning_effort", self.reasoning_effort and self.reasoning_effort != "none")]
+        said += [(name, budget > 0) for name, budget in self._budgets().items()]
+        turns_on, turns_off = ([name for name, thinks in said if thinks is value] for value in (True, False))
+        if turns_on and turns_off:
+            raise ValueError(f"thinking is turned on by {turns_on[0]} and off by {turns_off[0]}; give one of them")
         return self
 
     @model_validator(mode="after")
@@ -196,8 +216,8 @@ class ChatRequest(GenerationFields):
         """Checks a grammar's bounds, which may be slow: to be called beside the event loop."""
         options = dict(self.chat_template_kwargs or {})
         options.pop("thinking_budget", None)
-        if self.enable_thinking is not None:
-            options.setdefault("enable_thinking", self.enable_thinking)
+        if options.get("enable_thinking") is None and self.enable_thinking is not None:
+            options["enable_thinking"] = self.enable_thinking
         return ChatInput(
             messages=[message.for_template() for message in self.messages],
             sampling=self.sampling(defaults, logprobs=(self.top_logprobs or 0) if self.logprobs else None),
@@ -207,7 +227,7 @@ class ChatRequest(GenerationFields):
             grammar=self.grammar,
             template_options=options,
             effort=self.reasoning_effort,
-            thinking_budget=next(iter(self._budgets()), None),
+            thinking_budget=next(iter(self._budgets().values()), None),
             stops=self.stops,
             priority=self.priority or 0,
             cache_prompt=self.cache_prompt is not False,
@@ -217,8 +237,10 @@ class ChatRequest(GenerationFields):
         choice = self.tool_choice
         return NamedTool(choice.function.name) if isinstance(choice, ChatChosenTool) else choice or "auto"
 
-    def _budgets(self) -> list[int]:
+    def _budgets(self) -> dict[str, int]:
+        """Those given, by field."""
         inner = (self.chat_template_kwargs or {}).get("thinking_budget")
-        if inner is not None and (not isinstance(inner, int) or isinstance(inner, bool) or inner < 0):
-            raise ValueError("chat_template_kwargs.thinking_budget must be a whole number from 0 up")
-        return [budget for budget in (inner, *(getattr(self, name) for name in _BUDGETS)) if budget is not None]
+        if inner is not None and (not isinstance(inner, int) or isinstance(inner, bool) or not 0 <= inner < 2**31):
+            raise ValueError("chat_template_kwargs.thinking_budget must be a whole number from 0 up, below 2^31")
+        given = {"chat_template_kwargs.thinking_budget": inner, **{name: getattr(self, name) for name in _BUDGETS}}
+        return {name: budget for name, budget in given.items() if budget is not None}

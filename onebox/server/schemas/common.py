@@ -1,26 +1,44 @@
 """Fields that several dialects share. Unknown fields are refused by name, and so are values without an effect."""
 
 import json
+import math
 from collections.abc import Sized
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+    field_validator,
+    model_validator,
+)
 
 from onebox.engine.api import Grammar, SamplingParams
-from onebox.server.errors import FieldError
+from onebox.server.errors import FieldError, excerpt
 from onebox.spec.errors import UsageError
 from onebox.text.generation import GenerationDefaults
 
 __all__ = [
+    "LISTED",
     "MAX_CHOICES",
     "FunctionName",
     "GenerationFields",
     "HarmlessFields",
     "Json",
+    "JsonObject",
+    "JsonValues",
+    "LongText",
+    "MediaText",
+    "Name",
     "StreamOptions",
     "Strict",
     "StrictWithNulls",
     "Text",
+    "TextOrObject",
+    "TokenLimit",
     "ToolChoiceWord",
     "by_type",
     "refuse_choice_without_tools",
@@ -33,6 +51,14 @@ __all__ = [
 Json = dict[str, Any]
 
 MAX_CHOICES = 128
+LISTED: Any = Field(max_length=1 << 16, fail_fast=True)
+"""Of lists of messages, parts or blocks. After the first wrong item no other is looked at."""
+_MAX_FIELDS = 256
+_MAX_TEXT = 16 << 20
+_MAX_MEDIA = 64 << 20
+_MAX_DEPTH = 100
+_MAX_VALUES = 1 << 17
+_MAX_INTEGER = 10**300
 # Room for the seeds of all choices, which count up from the one given.
 _MAX_SEED = 2**63 - MAX_CHOICES
 
@@ -42,6 +68,14 @@ class Strict(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, use_attribute_docstrings=True)
 
+    @model_validator(mode="before")
+    @classmethod
+    def _few_fields(cls, value: Any) -> Any:
+        # Each unknown field would become an error of its own.
+        if isinstance(value, dict) and len(value) > _MAX_FIELDS:
+            raise ValueError(f"an object here has at most {_MAX_FIELDS} fields, and this one has {len(value)}")
+        return value
+
 
 class StrictWithNulls(Strict):
     """The same, where null means absent: clients add nulls to what they send back of an answer."""
@@ -50,6 +84,48 @@ class StrictWithNulls(Strict):
     @classmethod
     def _without_nulls(cls, value: Any) -> Any:
         return {name: held for name, held in value.items() if held is not None} if isinstance(value, dict) else value
+
+
+# Bounds. Every text, list and object has one, whatever the limit of the body.
+
+Name = Annotated[str, Field(max_length=512)]
+"""A name, an id or a word."""
+LongText = Annotated[str, Field(max_length=_MAX_TEXT)]
+MediaText = Annotated[str, Field(max_length=_MAX_MEDIA)]
+"""A URL, or an image or a video as text."""
+TokenLimit = Annotated[int, Field(ge=1, lt=2**31)]
+
+
+def _bounded_json(value: Any) -> Any:
+    """Refuses what nests too deep, has too many values, or holds numbers that cannot be computed with or written."""
+    num_values, depth, level = 0, 0, [value]
+    while level:
+        depth += 1
+        num_values += len(level)
+        if depth > _MAX_DEPTH:
+            raise ValueError(f"it nests deeper than {_MAX_DEPTH} levels")
+        if num_values > _MAX_VALUES:
+            raise ValueError(f"it holds more than {_MAX_VALUES} values")
+        for held in level:
+            _refuse_bad_number(held)
+        level = [inner for held in level for inner in _inner(held)]
+    return value
+
+
+def _inner(value: Any) -> list[Any]:
+    return [*value.values()] if isinstance(value, dict) else value if isinstance(value, list) else []
+
+
+def _refuse_bad_number(value: Any) -> None:
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ValueError(f"it holds {value}, which is not a JSON number")
+    if isinstance(value, int) and abs(value) >= _MAX_INTEGER:
+        raise ValueError("it holds an integer of more than 300 digits")
+
+
+JsonObject = Annotated[dict[str, Any], BeforeValidator(_bounded_json)]
+"""An object of a form that is not ours, such as a schema."""
+JsonValues = Annotated[list[Any], BeforeValidator(_bounded_json)]
 
 
 # Unions. A discriminator chooses the member to validate against, so that an error is about that member alone.
@@ -73,7 +149,10 @@ def by_type(*types: str) -> Discriminator:
     return Discriminator(type_tag, custom_error_type="type_tag", custom_error_message=message)
 
 
-Text = Annotated[str, Tag("<text>")]
+Text = Annotated[LongText, Tag("<text>")]
+TextOrObject = Annotated[
+    Annotated[LongText, Tag("<word>")] | Annotated[JsonObject, Tag("<object>")], Discriminator(word_or_object)
+]
 ToolChoiceWord = Annotated[Literal["none", "auto", "required"], Tag("<word>")]
 # What the XML form of a call can carry: it ends at ">" and has no escapes.
 FunctionName = Annotated[str, Field(pattern=r"^[^<>\s]{1,128}$")]
@@ -93,10 +172,21 @@ def refuse_choice_without_tools(choice: object, tools: Sized | None) -> None:
 # Bounded, because each new token is compared with all of it.
 _Stop = Annotated[str, Field(min_length=1, max_length=1024)]
 _Stops = Annotated[
-    Annotated[_Stop, Tag("<text>")] | Annotated[list[_Stop], Field(max_length=16), Tag("<list>")],
+    Annotated[_Stop, Tag("<text>")] | Annotated[list[_Stop], Field(max_length=16, fail_fast=True), Tag("<list>")],
     Discriminator(text_or_list),
 ]
-_TokenId = Annotated[int, Field(ge=0)]
+_TokenId = Annotated[int, Field(ge=0, lt=2**31)]
+_Choices = Annotated[list[LongText], LISTED]
+_MAX_BIASES = 1024
+
+
+def _few_biases(value: Any) -> Any:
+    if isinstance(value, dict) and len(value) > _MAX_BIASES:
+        raise ValueError(f"it names {len(value)} tokens, and {_MAX_BIASES} are the limit")
+    return value
+
+
+_Biases = Annotated[dict[str, Annotated[float, Field(ge=-100, le=100)]], BeforeValidator(_few_biases)]
 _Penalty = Annotated[float, Field(ge=-2, le=2)]
 
 
@@ -110,9 +200,9 @@ class StreamOptions(Strict):
 class JsonSchemaFormat(Strict):
     """OpenAI's wrapping of a schema. The answer always follows it, whatever `strict` is."""
 
-    name: str | None = None
-    description: str | None = None
-    schema_: Annotated[dict[str, Any], Field(alias="schema")]
+    name: Name | None = None
+    description: LongText | None = None
+    schema_: Annotated[JsonObject, Field(alias="schema")]
     strict: bool | None = None
 
 
@@ -129,20 +219,20 @@ class ResponseFormat(Strict):
 class StructuredOutputs(Strict):
     """vLLM's constraints of an answer: one of these."""
 
-    json_: Annotated[dict[str, Any] | str | None, Field(alias="json")] = None
-    regex: str | None = None
-    choice: list[str] | None = None
-    grammar: str | None = None
+    json_: Annotated[TextOrObject | None, Field(alias="json")] = None
+    regex: LongText | None = None
+    choice: _Choices | None = None
+    grammar: LongText | None = None
     json_object: bool | None = None
 
 
 class HarmlessFields(Strict):
     """Fields that clients send and that have no effect on the answer, here or elsewhere."""
 
-    user: str | None = None
-    metadata: dict[str, Any] | None = None
-    safety_identifier: str | None = None
-    prompt_cache_key: str | None = None
+    user: Name | None = None
+    metadata: JsonObject | None = None
+    safety_identifier: Name | None = None
+    prompt_cache_key: Name | None = None
     service_tier: Literal["auto", "default"] | None = None
     store: Literal[False] | None = None
     """Nothing is stored."""
@@ -153,10 +243,10 @@ class GrammarFields(Strict):
 
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
-    guided_json: dict[str, Any] | str | None = None
-    guided_regex: str | None = None
-    guided_choice: list[str] | None = None
-    guided_grammar: str | None = None
+    guided_json: TextOrObject | None = None
+    guided_regex: LongText | None = None
+    guided_choice: _Choices | None = None
+    guided_grammar: LongText | None = None
     """In Lark's notation."""
 
     @property
@@ -226,7 +316,7 @@ def _schema(value: dict[str, Any] | str) -> Any:
 class GenerationFields(HarmlessFields, GrammarFields):
     """The fields that chat and completions share. Null means absent, as in OpenAI's API."""
 
-    model: str | None = None
+    model: Name | None = None
     """None: the served model."""
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
@@ -236,14 +326,14 @@ class GenerationFields(HarmlessFields, GrammarFields):
     presence_penalty: _Penalty | None = None
     frequency_penalty: _Penalty | None = None
     repetition_penalty: Annotated[float, Field(gt=0)] | None = None
-    logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = None
+    logit_bias: _Biases | None = None
     """Token id, as text, to what is added to its logit."""
     seed: Annotated[int, Field(ge=-(2**63), lt=_MAX_SEED)] | None = None
     stop: _Stops | None = None
     """The answer, reasoning included, ends before the first of these texts."""
-    stop_token_ids: Annotated[list[_TokenId], Field(max_length=128)] | None = None
-    max_tokens: Annotated[int, Field(ge=1)] | None = None
-    min_tokens: Annotated[int, Field(ge=0)] | None = None
+    stop_token_ids: Annotated[list[_TokenId], Field(max_length=128, fail_fast=True)] | None = None
+    max_tokens: TokenLimit | None = None
+    min_tokens: Annotated[int, Field(ge=0, lt=2**31)] | None = None
     ignore_eos: bool | None = None
     n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
     stream: bool | None = None
@@ -259,8 +349,8 @@ class GenerationFields(HarmlessFields, GrammarFields):
     @classmethod
     def _token_ids_as_keys(cls, value: dict[str, float] | None) -> dict[str, float] | None:
         for key in value or {}:
-            if not (key.isascii() and key.isdigit()):
-                raise ValueError(f"{key!r} is no token id")
+            if not (len(key) <= 10 and key.isascii() and key.isdigit()):
+                raise ValueError(f"{excerpt(key)} is no token id")
         return value
 
     @model_validator(mode="after")

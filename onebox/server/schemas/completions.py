@@ -5,7 +5,7 @@ from typing import Annotated, Any, Self
 from pydantic import Discriminator, Field, Tag, model_validator
 
 from onebox.server.prompt import CompletionInput
-from onebox.server.schemas.common import GenerationFields, Text, text_or_list
+from onebox.server.schemas.common import LISTED, GenerationFields, Text, text_or_list
 from onebox.text.generation import GenerationDefaults
 
 __all__ = ["CompletionRequest"]
@@ -20,17 +20,19 @@ def _which_prompt(value: Any) -> str:
     return "<list>" if any(isinstance(item, str | list) for item in value) else "<ids>"
 
 
-_Ids = list[int]
+_TokenId = Annotated[int, Field(ge=0, lt=2**31)]
+_Ids = Annotated[list[_TokenId], Field(max_length=1 << 20, fail_fast=True)]
 _OnePrompt = Annotated[Text | Annotated[_Ids, Tag("<list>")], Discriminator(text_or_list)]
 _Prompts = Annotated[
-    Text | Annotated[_Ids, Tag("<ids>")] | Annotated[list[_OnePrompt], Tag("<list>")], Discriminator(_which_prompt)
+    Text | Annotated[_Ids, Tag("<ids>")] | Annotated[list[_OnePrompt], LISTED, Tag("<list>")],
+    Discriminator(_which_prompt),
 ]
 
 
 class CompletionRequest(GenerationFields):
     prompt: _Prompts
     """A text, token ids, or a list of both; each element of a list is answered separately."""
-    max_tokens: Annotated[int, Field(ge=0)] | None = None
+    max_tokens: Annotated[int, Field(ge=0, lt=2**31)] | None = None
     """Default 16. 0 generates nothing: with echo and logprobs, it scores the prompt."""
     echo: bool | None = None
     """The text begins with the prompt, and logprobs with the prompt's."""

@@ -7,16 +7,23 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 
 from onebox.engine.api import Grammar
-from onebox.server.errors import FieldError
+from onebox.server.errors import FieldError, excerpt
 from onebox.server.prompt import ChatInput, Effort, NamedTool, ToolChoice
 from onebox.server.schemas.chat import FunctionDefinition
 from onebox.server.schemas.common import (
+    LISTED,
     FunctionName,
     GenerationFields,
     HarmlessFields,
+    JsonObject,
+    JsonValues,
+    LongText,
+    MediaText,
+    Name,
     Strict,
     StrictWithNulls,
     Text,
+    TokenLimit,
     ToolChoiceWord,
     refuse_choice_without_tools,
     refuse_unless_paired,
@@ -41,7 +48,7 @@ def sealed(reasoning: str) -> str:
 
 class ResponsesTextPart(StrictWithNulls):
     type: Literal["input_text", "output_text"]
-    text: str
+    text: LongText
     annotations: _Nothing | None = None
     logprobs: _Nothing | None = None
 
@@ -51,7 +58,7 @@ class ResponsesTextPart(StrictWithNulls):
 
 class ResponsesImagePart(StrictWithNulls):
     type: Literal["input_image"]
-    image_url: str
+    image_url: MediaText
     """A URL, or the image itself as a data URL."""
     detail: Literal["auto", "low", "high"] | None = None
     """low: at most 512 x 512 pixels are used."""
@@ -68,7 +75,7 @@ _Part = Annotated[
     Annotated[ResponsesTextPart, Tag("<text>")] | Annotated[ResponsesImagePart, Tag("<image>")],
     Discriminator(_part_tag),
 ]
-_Parts = Annotated[Text | Annotated[list[_Part], Tag("<list>")], Discriminator(text_or_list)]
+_Parts = Annotated[Text | Annotated[list[_Part], LISTED, Tag("<list>")], Discriminator(text_or_list)]
 
 
 def _template_parts(content: str | list[ResponsesTextPart | ResponsesImagePart]) -> list[dict[str, Any]]:
@@ -79,7 +86,7 @@ class ResponsesMessage(StrictWithNulls):
     type: Literal["message"] = "message"
     role: Literal["user", "assistant", "system", "developer"]
     content: _Parts
-    id: str | None = None
+    id: Name | None = None
     status: _Status | None = None
     phase: Literal["commentary", "final_answer"] | None = None
     """Without effect: the model has no phases."""
@@ -97,16 +104,16 @@ class ResponsesMessage(StrictWithNulls):
 
 class ReasoningText(StrictWithNulls):
     type: Literal["reasoning_text"]
-    text: str
+    text: LongText
 
 
 class ReasoningItem(StrictWithNulls):
     type: Literal["reasoning"]
-    id: str | None = None
-    summary: list[Any] | None = None
+    id: Name | None = None
+    summary: JsonValues | None = None
     """Not read: ours is always empty."""
-    content: list[ReasoningText] | None = None
-    encrypted_content: str | None = None
+    content: Annotated[list[ReasoningText], LISTED] | None = None
+    encrypted_content: LongText | None = None
     """As `sealed` made it; read where there is no content."""
     status: _Status | None = None
 
@@ -124,10 +131,10 @@ class ReasoningItem(StrictWithNulls):
 
 class FunctionCallItem(StrictWithNulls):
     type: Literal["function_call"]
-    call_id: str
+    call_id: Name
     name: FunctionName
-    arguments: str
-    id: str | None = None
+    arguments: LongText
+    id: Name | None = None
     status: _Status | None = None
 
     def add_to(self, turns: Turns) -> None:
@@ -136,9 +143,9 @@ class FunctionCallItem(StrictWithNulls):
 
 class FunctionOutputItem(StrictWithNulls):
     type: Literal["function_call_output"]
-    call_id: str
+    call_id: Name
     output: _Parts
-    id: str | None = None
+    id: Name | None = None
     status: _Status | None = None
 
     def add_to(self, turns: Turns) -> None:
@@ -165,7 +172,7 @@ _Item = Annotated[
     ),
 ]
 _Input = Annotated[
-    Text | Annotated[list[_Item], Field(min_length=1), Tag("<list>")],
+    Text | Annotated[list[_Item], LISTED, Field(min_length=1), Tag("<list>")],
     Discriminator(text_or_list),
 ]
 
@@ -179,7 +186,7 @@ class ResponsesTool(FunctionDefinition):
 
 class ResponsesChosenTool(Strict):
     type: Literal["function"]
-    name: str
+    name: Name
 
 
 _ToolChoice = Annotated[ToolChoiceWord | Annotated[ResponsesChosenTool, Tag("<object>")], Discriminator(word_or_object)]
@@ -194,9 +201,9 @@ class ReasoningField(Strict):
 
 class TextFormat(StrictWithNulls):
     type: Literal["text", "json_object", "json_schema"]
-    name: str | None = None
-    description: str | None = None
-    schema_: Annotated[dict[str, Any] | None, Field(alias="schema")] = None
+    name: Name | None = None
+    description: LongText | None = None
+    schema_: Annotated[JsonObject | None, Field(alias="schema")] = None
     strict: bool | None = None
     """The answer always follows the schema."""
 
@@ -225,28 +232,28 @@ class TextField(Strict):
 
 
 class ResponsesRequest(HarmlessFields):
-    model: str | None = None
+    model: Name | None = None
     """None: the served model."""
     input: _Input
-    instructions: str | None = None
+    instructions: LongText | None = None
     """A system message before the input."""
-    tools: Annotated[list[ResponsesTool], Field(max_length=512)] | None = None
+    tools: Annotated[list[ResponsesTool], Field(max_length=512, fail_fast=True)] | None = None
     tool_choice: _ToolChoice | None = None
     parallel_tool_calls: bool | None = None
     reasoning: ReasoningField | None = None
     text: TextField | None = None
-    max_output_tokens: Annotated[int, Field(ge=1)] | None = None
+    max_output_tokens: TokenLimit | None = None
     """Reasoning included."""
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     stream: bool | None = None
-    include: list[Literal["reasoning.encrypted_content"]] | None = None
+    include: Annotated[list[Literal["reasoning.encrypted_content"]], Field(max_length=16, fail_fast=True)] | None = None
     """Adds encrypted_content to reasoning items; their text is always sent too."""
     previous_response_id: None = None
     """Nothing is stored: send the earlier items in the input."""
     background: Literal[False] | None = None
     truncation: Literal["disabled"] | None = None
-    client_metadata: dict[str, Any] | None = None
+    client_metadata: JsonObject | None = None
     """Sent by some agents; not read."""
 
     @field_validator("previous_response_id", mode="before")
@@ -262,7 +269,8 @@ class ResponsesRequest(HarmlessFields):
         for place, tool in enumerate(value if isinstance(value, list) else ()):
             if isinstance(tool, dict) and tool.get("type") != "function":
                 raise ValueError(
-                    f"tool {place} is of the type {tool.get('type')!r}; only function tools are supported, so remove it"
+                    f"tool {place} is of the type {excerpt(tool.get('type'))}; only function tools are supported, so "
+                    "remove it"
                 )
         return value
 

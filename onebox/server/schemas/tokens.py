@@ -1,13 +1,13 @@
 """The bodies of /tokenize and /detokenize, in vLLM's shapes."""
 
-from typing import Annotated, Any, Self
+from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
 from onebox.engine.api import SamplingParams
 from onebox.server.prompt import ChatInput
 from onebox.server.schemas.chat import ChatMessage, ChatTool
-from onebox.server.schemas.common import Strict
+from onebox.server.schemas.common import LISTED, JsonObject, LongText, Name, Strict
 
 __all__ = ["DetokenizeRequest", "TokenizeRequest"]
 
@@ -15,11 +15,11 @@ __all__ = ["DetokenizeRequest", "TokenizeRequest"]
 class TokenizeRequest(Strict):
     """Of a text, or of a conversation as the chat template writes it."""
 
-    model: str | None = None
-    prompt: str | None = None
-    messages: Annotated[list[ChatMessage], Field(min_length=1)] | None = None
-    tools: list[ChatTool] | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
+    model: Name | None = None
+    prompt: LongText | None = None
+    messages: Annotated[list[ChatMessage], LISTED, Field(min_length=1)] | None = None
+    tools: Annotated[list[ChatTool], Field(max_length=512, fail_fast=True)] | None = None
+    chat_template_kwargs: JsonObject | None = None
     add_special_tokens: bool | None = None
     """Without effect: the family's tokenizers add none."""
     return_token_strs: bool | None = None
@@ -42,5 +42,5 @@ class TokenizeRequest(Strict):
 
 
 class DetokenizeRequest(Strict):
-    model: str | None = None
-    tokens: list[Annotated[int, Field(ge=0, lt=2**31)]]
+    model: Name | None = None
+    tokens: Annotated[list[Annotated[int, Field(ge=0, lt=2**31)]], Field(max_length=1 << 20, fail_fast=True)]

@@ -1,6 +1,8 @@
 """A grammar's masks: whatever is drawn from them is what was asked for, and drafts never decide anything."""
 
+import contextlib
 import json
+import random
 import re
 
 import numpy as np
@@ -163,6 +165,49 @@ def test_masks_for_drafts_are_the_masks_on_the_way_and_the_place_stays(compiler,
         assert np.array_equal(mask, constraint.mask())
         if token_id is not None:
             constraint.advance(token_id)
+
+
+def test_drafts_that_meet_a_limit_are_cut_and_leave_no_trace(compiler):
+    # The lexer cannot learn all of these states; the answer needs none of them.
+    grammar = Grammar.regex("ab(x{20}|y([a-z]{1,1000}){1,1000})")
+    drafting, plain = compiler.constrain(grammar), compiler.constrain(grammar)
+    rng, num_kept = random.Random(0), []
+    for token_id in start_of("abx" + "x" * 19):
+        drafts = start_of("aby" + "".join(rng.choices("abcdefgh", k=600)))
+        kept, masks = drafting.masks_for(tuple(drafts[len(num_kept) :]))
+        num_kept.append(len(kept))
+        assert len(masks) == len(kept) + 1
+        assert np.array_equal(masks[0], plain.mask())
+        drafting.advance(token_id)
+        plain.advance(token_id)
+    assert 3 <= num_kept[0] < 603
+    assert set(num_kept[3:]) == {0}
+    assert drafting.is_complete
+
+
+def test_a_limit_is_met_at_the_same_token_with_drafts_and_without(compiler):
+    grammar = Grammar.regex("([a-z]{1,1000}){1,1000}")
+    path = start_of("".join(random.Random(2).choices("abcdefgh", k=2000)))
+    plain = GrammarCompiler(TABLE, VOCAB_SIZE, has_drafts=False)
+    alone, limit = plain.constrain(grammar), 0
+    plain.close()
+    with contextlib.suppress(UnsupportedError):
+        for token_id in path:
+            alone.mask()
+            alone.advance(token_id)
+            limit += 1
+    assert 10 < limit < len(path)
+    # The scout would come further, because it shares what others have learnt.
+    drafting = compiler.constrain(grammar)
+    for place in range(0, limit // 5 * 5, 5):
+        kept, _ = drafting.masks_for(tuple(path[place : place + 4]))
+        assert len(kept) in (0, 4)
+        for token_id in path[place : place + 5]:
+            drafting.advance(token_id)
+        drafting.catch_up()
+    drafting.finish(tuple(path[limit // 5 * 5 : limit]))
+    with pytest.raises(UnsupportedError, match="any longer"):
+        drafting.finish(tuple(path[limit - 1 : limit + 2]))
 
 
 def test_two_sequences_of_one_grammar_do_not_disturb_each_other(compiler):

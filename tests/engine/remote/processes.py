@@ -10,6 +10,7 @@ from pathlib import Path
 from onebox.engine.api import Engine, EngineConfig
 from onebox.engine.remote.messages import Planned, StartPhase
 from onebox.spec.errors import DoesNotFitError
+from onebox.spec.vocabulary import TokenTable
 from tests.engine.fake import FAILING, FakeRunner
 
 DYING = FAILING - 1
@@ -82,3 +83,14 @@ class FakeStarter:
         report(StartPhase("weights", self.takes_s))
         runner = DeadlyRunner(planned.config, deliver, self.starts.with_name("left"))
         return Engine(runner, planned.config, None, deliver)
+
+
+@dataclass(frozen=True)
+class GrammarStarter(FakeStarter):
+    """With a token table, so that the engine takes grammars."""
+
+    table: TokenTable | None = None
+
+    def start(self, planned, report, deliver):
+        report(StartPhase("weights", 0.0))
+        return Engine(FakeRunner(planned.config), planned.config, self.table, deliver)

@@ -4,7 +4,8 @@ import json
 
 import pytest
 
-from tests.server.conftest import events
+from tests.engine.scripted import ScriptedRunner
+from tests.server.conftest import Client, events
 from tests.server.test_errors import refused
 
 QUIET = {"chat_template_kwargs": {"enable_thinking": False}}
@@ -120,12 +121,74 @@ def test_without_parallel_calls_the_answer_ends_before_the_second(scripted, stre
     assert (len(calls), reason) == (1, "tool_calls")
 
 
-def test_a_call_cut_off_by_the_limit_ends_by_length_with_arguments_that_are_json(scripted):
+def choice_of(response, *, stream):
+    """(tool calls as name and arguments, content, finish_reason)."""
+    if stream:
+        chunks = events(response)
+        message, reason = collected(chunks), chunks[-1]["choices"][0]["finish_reason"]
+        calls = [(call["name"], call["arguments"]) for call in message["calls"].values()]
+        return calls, message["content"], reason
+    (choice,) = response.json()["choices"]
+    message = choice["message"]
+    calls = [(call["function"]["name"], call["function"]["arguments"]) for call in message.get("tool_calls", [])]
+    return calls, message["content"] or "", choice["finish_reason"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_call_cut_off_by_the_limit_is_not_told_as_a_complete_one(scripted, stream):
+    text = written("ping") + "\n" + written("get_weather", city="Rome", days=3)
+    client = scripted(text, max_model_len=2000)
+    num_tokens = len(client.service.tokenizer.encode(text))
+    fields = {"tools": [WEATHER, PING], "stream": stream, **QUIET}
+    reasons = set()
+    for limit in [*range(1, num_tokens, 3), num_tokens, num_tokens + 1]:
+        calls, content, reason = choice_of(client.chat(max_tokens=limit, **fields), stream=stream)
+        reasons.add(reason)
+        assert calls[:1] in ([], [("ping", "{}")])
+        for name, arguments in calls[1:]:
+            assert name == "get_weather"
+            is_complete = limit >= num_tokens
+            assert arguments == '{"city": "Rome", "days": 3}' if is_complete else arguments[-1] != "}"
+        assert content == ""
+    assert reasons == {"length", "tool_calls"}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("stop", ["Rome", "<function", "\n</parameter>", "tool_call", "days", "ping"])
+def test_stop_strings_are_not_searched_in_calls(scripted, stop, stream):
+    client = scripted("Rom\n" + written("get_weather", city="Rome", days=3) + written("ping"), max_model_len=2000)
+    response = client.chat(tools=[WEATHER, PING], stop=[stop], stream=stream, **QUIET)
+    assert choice_of(response, stream=stream) == (
+        [("get_weather", '{"city": "Rome", "days": 3}'), ("ping", "{}")],
+        "Rom",
+        "tool_calls",
+    )
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_stop_string_behind_a_call_ends_the_answer_with_the_call(scripted, stream):
+    client = scripted(written("ping") + "\nSo END and " + written("ping"), max_model_len=2000)
+    response = client.chat(tools=[PING], stop=["END"], stream=stream, **QUIET)
+    assert choice_of(response, stream=stream) == ([("ping", "{}")], "So ", "tool_calls")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_call_cut_off_by_a_stop_token_is_not_told_as_a_complete_one(scripted, stream):
     client = scripted(written("get_weather", city="Rome", days=3), max_model_len=2000)
-    (choice,) = client.chat(tools=[WEATHER], max_tokens=45, **QUIET).json()["choices"]
-    assert choice["finish_reason"] == "length"
-    (call,) = choice["message"]["tool_calls"]
-    assert json.loads(call["function"]["arguments"]).keys() <= {"city"}
+    (letter,) = client.service.tokenizer.encode("R")
+    response = client.chat(tools=[WEATHER], stop_token_ids=[letter], stream=stream, **QUIET)
+    assert choice_of(response, stream=stream) == ([("get_weather", '{"city": "')], "", "stop")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_call_spelled_in_ordinary_tokens_is_text(make_service, tokenizer, stream):
+    quoted = json.dumps({"text": written("ping")})
+    spelled = tokenizer.encode_rendered(tokenizer.shield.cover(quoted))
+    service = make_service(ScriptedRunner([*spelled, *tokenizer.encode("<|im_end|>")]), max_model_len=2000)
+    client = Client(service)
+    with service.engine:
+        response = client.chat(tools=[PING], stream=stream, **QUIET)
+        assert choice_of(response, stream=stream) == ([], quoted, "stop")
 
 
 SMALL = {
@@ -158,6 +221,36 @@ def test_a_random_model_that_must_call_calls_with_fitting_arguments(tiny, choice
     assert (call["name"], reason) == ("pick", "tool_calls")
     assert arguments["side"] in ("left", "right")
     assert arguments["sure"] in (True, False)
+
+
+@pytest.mark.parametrize("name", ["", " ", "a>b", "<b", "a\nb", "x" * 257, " a", "a ", "<think>", "<|im_end|>"])
+def test_a_property_that_cannot_be_written_in_a_call_is_refused_by_name(scripted, name):
+    schemas = [
+        {"type": "object", "properties": {"ok": {}, name: {"type": "string"}}},
+        {"$ref": "#/$defs/All", "$defs": {"All": {"properties": {name: {}}}}},
+    ]
+    for schema in schemas:
+        tool = {"type": "function", "function": {"name": "f", "parameters": schema}}
+        sentence = refused(scripted("ok").chat(tools=[tool]), 400, "tools")
+        assert f"The tool 'f' has a property named {name[:64]!r}" in sentence
+
+
+def test_other_names_of_properties_are_called_with(scripted):
+    names = {"größe": "1", "a b": "2", "x" * 256: "3", "$ref": "4", "a=b": "5", "'": "6"}
+    nested = {"type": "object", "properties": {"a>b": {}, "": {}}}
+    schema = {"type": "object", "properties": {**{name: {"type": "integer"} for name in names}, "at": nested}}
+    tool = {"type": "function", "function": {"name": "f", "parameters": schema}}
+    client = scripted(written("f", **names, at='{"a>b": 1, "": 2}'), max_model_len=4000, num_pages=300)
+    (choice,) = client.chat(tools=[tool], **QUIET).json()["choices"]
+    (call,) = choice["message"]["tool_calls"]
+    expected = {**{name: int(value) for name, value in names.items()}, "at": {"a>b": 1, "": 2}}
+    assert json.loads(call["function"]["arguments"]) == expected
+
+
+def test_two_tools_of_one_name_are_refused(scripted):
+    for choice in ("auto", "none", "required"):
+        sentence = refused(scripted("ok").chat(tools=[PING, WEATHER, PING], tool_choice=choice), 400, "tools")
+        assert "tools.2 is named 'ping' like one before it" in sentence
 
 
 def test_a_choice_that_cannot_be_is_refused_with_its_field(scripted):

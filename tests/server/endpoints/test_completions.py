@@ -4,35 +4,11 @@ import math
 
 import pytest
 
-from onebox.engine.api import LogprobRows, TokenLogprob
 from onebox.server.logprobs import token_text
-from tests.engine.scripted import ScriptedRunner
-from tests.server.conftest import events, wait_until
+from tests.server.conftest import LogprobRunner, events, wait_until
 from tests.server.test_errors import refused
 
 TEXT = "Grüße"
-
-
-class LogprobRunner(ScriptedRunner):
-    """With log-probabilities of what it says and of its prompts."""
-
-    def _chunk(self, chunk):
-        result = super()._chunk(chunk)
-        following = [*chunk.token_ids[1:], *([] if chunk.following is None else [chunk.following])]
-        rows = [self._logprob(token_id) for token_id in following]
-        told = LogprobRows.pack(rows) if chunk.prompt_logprobs is not None else ()
-        return result._replace(logprobs=self._told(chunk.draw, result), prompt_logprobs=told)
-
-    def _rows(self, rows):
-        result = super()._rows(rows)
-        return result._replace(logprobs=self._told(rows.draw, result))
-
-    def _told(self, draw, result):
-        is_asked = draw is not None and draw.sampling.logprobs is not None
-        return tuple(map(self._logprob, result.token_ids)) if is_asked else ()
-
-    def _logprob(self, token_id):
-        return TokenLogprob(token_id, -0.5, 1, ((token_id, -0.5), (token_id + 1, -float("inf"))))
 
 
 def joined(chunks):

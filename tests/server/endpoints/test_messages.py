@@ -6,6 +6,7 @@ import json
 import anthropic
 import pytest
 
+from onebox.server.keys import ApiKey
 from onebox.server.schemas.anthropic import CountTokensRequest, MessagesRequest
 from onebox.server.settings import ServerSettings
 from tests.server import test_media as media
@@ -289,7 +290,9 @@ def test_refusals_have_anthropics_shape_and_name_the_field(scripted, fields, say
 
 
 def test_the_official_client_understands_refusals(anthropic_client):
-    client = anthropic_client("ok", ServerSettings(api_key="none", max_body_bytes=4000), max_model_len=100)
+    client = anthropic_client(
+        "ok", ServerSettings(api_keys=(ApiKey("test", "none"),), max_body_bytes=4000), max_model_len=100
+    )
     with pytest.raises(anthropic.NotFoundError, match="is not served here"):
         ask(client, model="other")
     with pytest.raises(anthropic.BadRequestError, match=r"prompt is too long: 2\d\d tokens > 99 maximum"):
@@ -336,3 +339,24 @@ def test_no_value_of_any_field_is_a_failure(tiny, path):
             response = post(tiny, path, **{**base, "max_tokens": base.get("max_tokens", 1), field: value})
             assert response.status_code < 500, (field, value, response.text)
             assert response.status_code == 200 or response.json()["error"]["message"].endswith(".")
+
+
+@pytest.mark.parametrize("limit", [20, 30, 60, 75])
+def test_a_call_cut_off_by_the_limit_is_not_told_as_a_complete_one(anthropic_client, limit):
+    text = "Well.\n" + written("get_weather", city="Rome, the city on the Tiber, of seven hills", days=3)
+    client = anthropic_client(text)
+    whole = ask(client, tools=TOOLS, max_tokens=limit)
+    assert (whole.stop_reason, without_ids(whole.content)) == ("max_tokens", [{"type": "text", "text": "Well."}])
+    events = list(ask(client, tools=TOOLS, max_tokens=limit, stream=True))
+    deltas = [event.delta for event in events if event.type == "content_block_delta"]
+    written_json = "".join(delta.partial_json for delta in deltas if delta.type == "input_json_delta")
+    assert "}" not in written_json
+    starts = [event.content_block.type for event in events if event.type == "content_block_start"]
+    assert starts == (["text", "tool_use"] if written_json else ["text"])
+    assert next(event.delta.stop_reason for event in events if event.type == "message_delta") == "max_tokens"
+
+
+def test_stop_sequences_are_not_searched_in_calls(anthropic_client):
+    message = ask(anthropic_client(written("get_weather", city="Rome", days=3)), tools=TOOLS, stop_sequences=["Rome"])
+    assert (message.stop_reason, message.stop_sequence) == ("tool_use", None)
+    assert message.content[0].input == {"city": "Rome", "days": 3}

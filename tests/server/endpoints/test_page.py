@@ -11,6 +11,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, StreamingRespon
 from starlette.routing import Route
 
 import onebox.server
+from onebox.server.keys import ApiKey
 from onebox.server.settings import ServerSettings
 from tests.server.browser import needs_chromium, open_browser
 from tests.server.conftest import Client, listening
@@ -63,7 +64,7 @@ def test_only_the_pages_own_files_are_given_out(scripted, path):
 
 
 def test_the_page_opens_without_the_key_and_what_it_asks_for_does_not(scripted):
-    client = Client(scripted("ok").service, ServerSettings(api_key="s3cret"))
+    client = Client(scripted("ok").service, ServerSettings(api_keys=(ApiKey("test", "s3cret"),)))
     assert client.request("GET", "/").status_code == client.request("GET", "/static/app.js").status_code == 200
     for path in ("/v1/models", "/metrics", "/static", "/staticx"):
         assert client.request("GET", path).status_code == 401
@@ -213,7 +214,7 @@ def test_the_conversation_and_the_settings_outlive_the_page(opened):
 
 @needs_chromium
 def test_without_the_key_the_page_says_what_it_needs_and_with_it_it_works(opened):
-    page = opened(f"{ANSWER}Fine.", settings=ServerSettings(api_key="s3cret"), allowed=("401",))
+    page = opened(f"{ANSWER}Fine.", settings=ServerSettings(api_keys=(ApiKey("test", "s3cret"),)), allowed=("401",))
     page.wait("document.querySelector('#notice').textContent.includes('API key')")
     page.wait("document.querySelector('#live-problem').textContent.includes('need the API key')")
     page.click("#show-settings")

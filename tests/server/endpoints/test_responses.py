@@ -234,3 +234,20 @@ def test_no_value_of_any_field_is_a_failure(tiny):
             response = post(tiny, **{"max_output_tokens": 1, field: value})
             assert response.status_code < 500, (field, value, response.text)
             assert response.status_code == 200 or response.json()["error"]["message"].endswith(".")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_call_cut_off_by_the_limit_is_incomplete(openai_client, stream):
+    tools = [{"type": "function", **WEATHER["function"]}]
+    client = openai_client(written("ping") + written("get_weather", city="Rome", days=3))
+    options = {"tools": tools, "max_output_tokens": 75, **QUIET}
+    if stream:
+        *_, last = client.responses.create(model="tiny", input="Hi", stream=True, **options)
+        response = last.response
+    else:
+        response = ask(client, **options)
+    first, second = response.output
+    assert (first.name, first.arguments, first.status) == ("ping", "{}", "completed")
+    assert (second.name, second.status, response.status) == ("get_weather", "incomplete", "incomplete")
+    assert second.arguments.startswith('{"city": "')
+    assert "}" not in second.arguments
