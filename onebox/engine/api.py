@@ -42,7 +42,15 @@ from onebox.engine.request import (
     Tokens,
     Vision,
 )
-from onebox.engine.start import CheckpointStarter, EngineOptions, EnginePlan, TokenInfo, plan_engine, start_engine
+from onebox.engine.start import (
+    CheckpointStarter,
+    EngineOptions,
+    EnginePlan,
+    TokenInfo,
+    compile_ahead,
+    plan_engine,
+    start_engine,
+)
 from onebox.engine.stats import EngineStats, FrozenTotals
 from onebox.spec.kv import PAGE_TOKENS
 from onebox.spec.vocabulary import TokenTable
@@ -100,6 +108,7 @@ __all__ = [
     "Tokens",
     "Vision",
     "Watch",
+    "compile_ahead",
     "plan_engine",
     "start_engine",
 ]

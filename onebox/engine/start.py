@@ -7,6 +7,7 @@ another one for an engine never loads it.
 """
 
 import pickle
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -204,10 +205,9 @@ def warm_runner(plan: EnginePlan, report: ReportStart = lambda _: None) -> "Mode
     """The model loaded, its kernels compiled, its graphs captured and its workspace set aside: ready for requests."""
     is_gpu = plan.device.type == "cuda"
     if is_gpu:
-        redirect_kernel_cache()
         initialise_triton()
         with timed("kernels", report):
-            compile_ahead(plan, report)
+            compile_ahead(plan, lambda count: report(StartDetail("kernels", f"{count} compiled")))
     with timed("weights", report):
         runner = load_runner(plan)
     if is_gpu:
@@ -218,18 +218,15 @@ def warm_runner(plan: EnginePlan, report: ReportStart = lambda _: None) -> "Mode
     return runner
 
 
-def compile_ahead(plan: EnginePlan, report: ReportStart) -> int:
-    """Compiles the kernels of this engine that are not in Triton's cache; returns how many those were."""
+def compile_ahead(plan: EnginePlan, report: Callable[[int], None]) -> int:
+    """Compiles the kernels of this engine for this machine's GPU; returns their number, 0 if all were compiled before.
+
+    `report` is called with the number so far. No weights are read.
+    """
+    redirect_kernel_cache()
     from onebox.engine.warm.compile import compile_kernels
 
-    return compile_kernels(
-        plan.directory,
-        plan.load_format,
-        plan.dtype,
-        plan.memory_shape,
-        plan.config,
-        lambda count: report(StartDetail("kernels", f"{count} compiled")),
-    )
+    return compile_kernels(plan.directory, plan.load_format, plan.dtype, plan.memory_shape, plan.config, report)
 
 
 def _warm_up(runner: "ModelRunner", plan: EnginePlan, report: ReportStart) -> None:
