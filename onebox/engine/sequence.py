@@ -25,6 +25,8 @@ class Sequence:
     logits_rules: LogitsRules
     speculation: SequenceDrafts
     arrival: int = 0
+    turn: int = 0
+    """Among the clients, see `turns.py`."""
     deadline: float | None = None
     """On the engine's clock."""
     tokens: list[int] = field(default_factory=list)
@@ -56,9 +58,9 @@ class Sequence:
         self.num_prompt = len(self.tokens)
 
     @property
-    def order(self) -> tuple[int, int]:
+    def order(self) -> tuple[int, int, int]:
         """The lower one is scheduled first and preempted last."""
-        return self.request.priority, self.arrival
+        return self.request.priority, self.turn, self.arrival
 
     @property
     def cache_tokens(self) -> tuple[int, ...]:

@@ -66,7 +66,12 @@ class HttpServer(uvicorn.Server):
         if counter % CHECK_TICKS == 0:
             now = asyncio.get_running_loop().time()
             for connection in self._connections():
-                connection.check(now)
+                try:
+                    connection.check(now)
+                except Exception:
+                    # One connection's error must not end the loop that holds the others to their limits.
+                    _log.exception("a connection's limits could not be checked; it is closed")
+                    connection.transport.abort()
         return await super().on_tick(counter)
 
     def close_incomplete(self) -> None:

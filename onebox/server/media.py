@@ -36,11 +36,14 @@ FETCHES_AT_ONCE = 4
 MAX_PATCHES_BYTES = 2 << 30
 """Of the patches of all requests together; a token's are 24 KiB in the published models."""
 
-# Shared by all: what they bound is this process's. Videos, which take long, do not keep images waiting.
-_pools: dict[MediaKind, WorkPool] = {
-    "image": WorkPool("the decoding of images", num_threads=2, max_waiting=64),
-    "video": WorkPool("the decoding of videos", num_threads=2, max_waiting=16),
-}
+SMALL_PIXELS = 1 << 22
+"""Images up to this size, 4 million pixels, are decoded in a fraction of a second."""
+
+# Shared by all: what they bound is this process's. What is quick does not wait for what is slow.
+_headers_pool = WorkPool("the headers of images", num_threads=1, max_waiting=256)
+_small_pool = WorkPool("the decoding of images", num_threads=1, max_waiting=256)
+_large_pool = WorkPool("the decoding of large images", num_threads=2, max_waiting=64)
+_videos_pool = WorkPool("the decoding of videos", num_threads=2, max_waiting=16)
 _decoders = DecoderProcesses()
 _files_budget = ByteBudget(512 << 20, "The files of images and videos")
 _patches_budget = ByteBudget(MAX_PATCHES_BYTES, "The pictures")
@@ -157,7 +160,7 @@ class Media:
         pictures = []
         for part, data in zip(parts, files, strict=True):
             with _naming(part):
-                pool = _pools[part.kind]
+                pool = _headers_pool if part.kind == "image" else _videos_pool
                 pictures.append(await pool.run(reader.open, part.kind, data, part.max_pixels, _decoders))
         return pictures
 
@@ -216,9 +219,15 @@ async def _read(kind: MediaKind, parts: Sequence[MediaPart], pictures: Sequence[
     start = 0
     for part, picture in chosen:
         with _naming(part):
-            await _pools[kind].run(_read_into, joined[start : start + picture.shape[0]], picture)
+            await _reading_pool(picture).run(_read_into, joined[start : start + picture.shape[0]], picture)
         start += picture.shape[0]
     return Pictures(joined, tuple(picture.grid for _, picture in chosen))
+
+
+def _reading_pool(picture: Picture) -> WorkPool:
+    if picture.kind == "video":
+        return _videos_pool
+    return _small_pool if picture.num_source_pixels <= SMALL_PIXELS else _large_pool
 
 
 def _read_into(target: NDArray[np.float32], picture: Picture) -> None:

@@ -282,8 +282,8 @@ class Stand:
         self.scheduler.add(sequence)
         return sequence
 
-    def ask(self, name: str, prompt, *, priority: int = 0, **sampling) -> Sequence:
-        return self.submit(Request(name, tuple(prompt), SamplingParams(**sampling), priority))
+    def ask(self, name: str, prompt, *, priority: int = 0, client=None, **sampling) -> Sequence:
+        return self.submit(Request(name, tuple(prompt), SamplingParams(**sampling), priority, client=client))
 
     def step(self, seconds: float = 0.01) -> StepPlan:
         """One step, after which every invariant holds; no test needs more than MAX_STEPS of them."""

@@ -6,7 +6,8 @@ import random
 import pytest
 
 from onebox.engine.config import EngineConfig, SpeculationConfig, SpeculationMethod
-from onebox.engine.request import Failed, Finished, FinishReason, Request, SamplingParams, Started, Tokens
+from onebox.engine.request import ClientShare, Failed, Finished, FinishReason, Request, SamplingParams, Started, Tokens
+from onebox.engine.turns import Turns
 from onebox.spec.errors import UnsupportedError
 from tests.engine.fake import FAILING, VOCAB_SIZE, Stand, plain_answer
 
@@ -93,6 +94,31 @@ def test_the_first_to_come_goes_first_among_equals():
     it.scheduler.commit, commit = lambda *step: order.extend(found := commit(*step)) or found, it.scheduler.commit
     it.drain()
     assert [event.request_id for event in order if isinstance(event, Started)] == ["a", "b", "c"]
+
+
+def test_clients_take_turns_and_nobody_waits_for_all_that_another_has_queued():
+    it = stand(max_num_seqs=1)
+    order = []
+    it.scheduler.commit, commit = lambda *step: order.extend(found := commit(*step)) or found, it.scheduler.commit
+    shares = {name: ClientShare(name, 10) for name in "ab"}
+    for number in range(4):
+        it.ask(f"a{number}", prompt(5), client=shares["a"], max_tokens=3, ignore_eos=True)
+    it.step()
+    for number in range(2):
+        it.ask(f"b{number}", prompt(5), client=shares["b"], max_tokens=3, ignore_eos=True)
+    it.drain()
+    started = [event.request_id for event in order if isinstance(event, Started)]
+    assert started == ["a0", "b0", "a1", "b1", "a2", "a3"]
+
+
+def test_a_client_that_comes_again_and_again_does_not_keep_another_waiting():
+    turns, busy, rare = Turns(), ClientShare("busy", 10), ClientShare("rare", 10)
+    waiting = [turns.give(busy) for _ in range(5)]
+    for turn in waiting:
+        asked = turns.give(rare)
+        turns.serve(asked)
+        assert asked <= turn + 1
+        turns.serve(turn)
 
 
 def test_the_lower_priority_number_goes_first_whenever_it_came():
