@@ -278,7 +278,7 @@ class GraphDecoder:
 
 
 def predict_inputs(batch: Batch, outcome: OutcomeTensors) -> None:
-    """Turns a step's inputs, in place, into those of the step that follows from its outcome, on the device."""
+    """QueueTurns a step's inputs, in place, into those of the step that follows from its outcome, on the device."""
     next_inputs(
         StepTensors(batch.token_ids, batch.positions[0], batch.slot_mapping, batch.num_accepted, batch.seen),
         batch.cu_rows,
