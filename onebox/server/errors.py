@@ -34,6 +34,7 @@ __all__ = [
     "UnknownHostError",
     "error_body",
     "error_response",
+    "error_status",
     "excerpt",
     "install_error_handlers",
 ]
@@ -145,6 +146,11 @@ _PROMPT_FIELDS = {
 def error_body(error: OneboxError) -> dict[str, Any]:
     """The body of a response, or an event in a stream that has begun."""
     return _body(str(error), _kind(error))
+
+
+def error_status(error: OneboxError) -> int:
+    """The HTTP status that the error has, or would have if the stream had not begun."""
+    return _kind(error).status
 
 
 def install_error_handlers(app: FastAPI) -> None:
