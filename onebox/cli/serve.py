@@ -130,6 +130,7 @@ def _load(options: _Options) -> "tuple[Service, EngineProcess]":
     defaults = GenerationDefaults.load(directory).overridden(options.generation_overrides)
     tokenizer = Tokenizer.load(directory)
     template = ChatTemplate.load(directory, options.chat_template)
+    template.check_options(options.template_options)
     tokens = TokenInfo(
         defaults.eos_token_ids, tokenizer.message_token_ids, token_table(tokenizer, defaults.eos_token_ids)
     )
