@@ -29,7 +29,7 @@ from onebox.engine.request import Event, Failed, Finished, FinishReason, PromptL
 from onebox.engine.sequence import Sequence, checkpoint_positions
 from onebox.engine.stats import EngineStats, Totals
 from onebox.engine.step import DecodeRows, DraftCheck, Draw, PromptChunk, Result, StateSave, StepOutput, StepPlan
-from onebox.engine.turns import Turns
+from onebox.engine.turns import QueueTurns
 from onebox.spec.errors import OneboxError
 from onebox.spec.kv import PAGE_TOKENS
 
@@ -57,7 +57,7 @@ class Scheduler:
         self._refused: tuple[Sequence, int] | None = None
         """The sequence that was last found to have no room, and the pool's `num_changes` then."""
         self._num_arrived = 0
-        self._turns = Turns()
+        self._turns = QueueTurns()
         self._totals = Totals()
         self._cleared: list[int] = []
         self._restored: list[tuple[int, int]] = []

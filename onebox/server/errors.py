@@ -105,6 +105,8 @@ class _Kind(NamedTuple):
     param: str | None = None
 
 
+_SHOWN = 80
+"""Characters of a method or path that a message repeats."""
 _BAD_REQUEST = _Kind(400, "invalid_request_error")
 _SERVER_ERROR = _Kind(500, "server_error")
 # The first row that matches decides, so a class comes before its base classes.
@@ -217,7 +219,7 @@ async def _invalid(_: Request, error: Exception) -> JSONResponse:
 
 async def _http(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, HTTPException)  # noqa: S101 - as above
-    message = f"{error.detail}: {request.method} {request.url.path}."
+    message = f"{error.detail}: {request.method[:_SHOWN]} {request.url.path[:_SHOWN]}."
     return JSONResponse(_body(message, _Kind(error.status_code, "invalid_request_error")), error.status_code)
 
 

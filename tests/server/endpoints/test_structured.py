@@ -38,9 +38,10 @@ FIELDS = {
 
 
 @pytest.mark.parametrize(("fields", "name", "sentence"), FIELDS.values(), ids=FIELDS.keys())
-@pytest.mark.parametrize("is_thinking", [False, True])
-def test_what_cannot_be_used_is_refused_with_its_field(tiny, fields, name, sentence, is_thinking):
-    response = tiny.chat(**fields, max_tokens=4, chat_template_kwargs={"enable_thinking": is_thinking})
+def test_what_cannot_be_used_is_refused_with_its_field(tiny, fields, name, sentence):
+    # After a reasoning, the grammar is a part of another one.
+    is_part = name != "guided_json"
+    response = tiny.chat(**fields, max_tokens=4, chat_template_kwargs={"enable_thinking": is_part})
     error = response.json()["error"]
     assert (response.status_code, error["param"]) == (400, name)
     assert sentence in error["message"]
