@@ -35,7 +35,7 @@ _BAD_LINES = re.compile(
     r"|\bdied\b|\bERROR\b|Exception|core dumped|\bMemoryError\b"
 )
 _TRACEBACK = re.compile(r"Traceback \(most recent call last\)")
-_ENGINE_LINES = re.compile(r"the engine died|engine runs again")
+_ENGINE_LINES = re.compile(r"the engine died|engine runs again|timeout graceful shutdown exceeded")
 
 
 class HealthSample(NamedTuple):

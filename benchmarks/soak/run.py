@@ -13,6 +13,7 @@ from benchmarks.soak.faults import ENGINE_FAULTS, Fault, stop_server
 from benchmarks.soak.ledger import Ledger
 from benchmarks.soak.load import Load, LoadSize
 from benchmarks.soak.probes import Probes
+from benchmarks.soak.processes import tree_use
 from benchmarks.soak.server import LifeOptions, ServerLife
 
 __all__ = ["Soak", "SoakOptions"]
@@ -24,6 +25,7 @@ WARM_UP_SHARE = 0.2
 MAX_STALL_S = 3.0
 _IDLE_LIMIT_S = 60.0
 """An answer that is never read is computed to its end all the same."""
+_TRIM_S = 11.0
 _KEY = "soak-key"
 
 
@@ -198,7 +200,10 @@ class Soak:
             if not problems or time.monotonic() > limit:
                 break
             await asyncio.sleep(0.5)
+        # The server gives freed memory back every ten seconds; short runs wait for less.
+        await asyncio.sleep(min(_TRIM_S, self._options.seconds / 100))
         if life.is_alive:
+            state = state._replace(rss_bytes={name: use.rss_bytes for name, use in tree_use(life.pid).items()})
             for problem in problems:
                 self.ledger.fail("leak", problem)
             await self.references.replay(life.address, self.ledger)
