@@ -25,13 +25,15 @@ from onebox.cli.serve_options import (
 from onebox.spec.output import end_process, flush_output, log_in_background, say
 
 if TYPE_CHECKING:
-    from onebox.engine.api import EngineOptions, EngineProcess, Progress
+    from onebox.engine.api import EngineOptions, EngineProcess, Planned, Progress
     from onebox.server.media import MediaLimits
     from onebox.server.service import Service
     from onebox.server.settings import ServerSettings
 
 __all__ = ["serve"]
 
+_DETAIL_S = 1.0
+"""Between two lines that say how far a phase is."""
 _POCKET_NAME = "pocket"
 
 
@@ -117,7 +119,7 @@ def _serve(options: _Options) -> int:
 
 def _load(options: _Options) -> "tuple[Service, EngineProcess]":
     """The checkpoint's tokenizer and template, and its engine in a separate process, loaded and warmed up."""
-    from onebox.engine.api import CheckpointStarter, EngineProcess, StartPhase, TokenInfo
+    from onebox.engine.api import CheckpointStarter, EngineProcess, StartDetail, StartPhase, TokenInfo
     from onebox.server.media import Media
     from onebox.server.service import Service
     from onebox.text.chat import ChatTemplate
@@ -130,15 +132,23 @@ def _load(options: _Options) -> "tuple[Service, EngineProcess]":
     defaults = GenerationDefaults.load(directory).overridden(options.generation_overrides)
     tokenizer = Tokenizer.load(directory)
     template = ChatTemplate.load(directory, options.chat_template)
+    template.check_options(options.template_options)
     tokens = TokenInfo(
         defaults.eos_token_ids, tokenizer.message_token_ids, token_table(tokenizer, defaults.eos_token_ids)
     )
     phases = {"config and tokenizer": time.perf_counter() - began}
     say(f"config and tokenizer: {phases['config and tokenizer']:.2f} s")
 
+    last_detail = time.perf_counter()
+
     def take(progress: "Progress") -> None:
+        nonlocal last_detail
         if isinstance(progress, StartPhase):
             phases.setdefault(progress.name, progress.seconds)
+        if isinstance(progress, StartDetail):
+            if time.perf_counter() - last_detail < _DETAIL_S:
+                return
+            last_detail = time.perf_counter()
         _say_progress(progress)
 
     # The pocket model's tensors are too small for multiple threads, which would only wait for each other.
@@ -176,12 +186,21 @@ def _pocket() -> Path:
 
 
 def _say_progress(progress: "Progress") -> None:
-    """A phase with its seconds, or the memory plan and the resolved settings."""
-    from onebox.engine.api import StartPhase
+    """A phase with its seconds or how far it is, the memory in use, or the memory plan and the resolved settings."""
+    from onebox.engine.api import DeviceMemory, StartDetail, StartPhase
 
-    if isinstance(progress, StartPhase):
-        say(f"{progress.name}: {progress.seconds:.2f} s")
-        return
+    match progress:
+        case StartPhase(name, seconds):
+            say(f"{name}: {seconds:.2f} s")
+        case StartDetail(name, text):
+            say(f"{name}: {text}")
+        case DeviceMemory(used_bytes, planned_bytes):
+            say(f"device memory: {used_bytes / 2**30:.2f} GiB in use, of {planned_bytes / 2**30:.2f} GiB in the plan")
+        case _:
+            _say_plan(progress)
+
+
+def _say_plan(progress: "Planned") -> None:
     memory = progress.memory
     say(f"{memory.box.device}, {progress.dtype} activations, {memory.request.kv.name} KV cache:")
     for part in memory.parts:

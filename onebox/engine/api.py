@@ -19,7 +19,7 @@ from onebox.engine.grammar.bounds import MAX_GRAMMAR_BYTES
 from onebox.engine.grammar.value import Grammar, GrammarError, GrammarKind
 from onebox.engine.logprobs import LogprobRows, TokenLogprob
 from onebox.engine.prefix import PrefixStats
-from onebox.engine.remote.messages import Planned, Progress, StartPhase
+from onebox.engine.remote.messages import DeviceMemory, Planned, Progress, StartDetail, StartPhase
 from onebox.engine.remote.parent import EngineProcess
 from onebox.engine.remote.supervise import RestartPolicy
 from onebox.engine.request import (
@@ -42,7 +42,15 @@ from onebox.engine.request import (
     Tokens,
     Vision,
 )
-from onebox.engine.start import CheckpointStarter, EngineOptions, EnginePlan, TokenInfo, plan_engine, start_engine
+from onebox.engine.start import (
+    CheckpointStarter,
+    EngineOptions,
+    EnginePlan,
+    TokenInfo,
+    compile_ahead,
+    plan_engine,
+    start_engine,
+)
 from onebox.engine.stats import EngineStats, FrozenTotals
 from onebox.spec.kv import PAGE_TOKENS
 from onebox.spec.vocabulary import TokenTable
@@ -56,6 +64,7 @@ __all__ = [
     "ContextTooLongError",
     "Counts",
     "Deliver",
+    "DeviceMemory",
     "Engine",
     "EngineClient",
     "EngineConfig",
@@ -90,6 +99,7 @@ __all__ = [
     "ShareFullError",
     "SpeculationConfig",
     "SpeculationMethod",
+    "StartDetail",
     "StartPhase",
     "Started",
     "TokenInfo",
@@ -98,6 +108,7 @@ __all__ = [
     "Tokens",
     "Vision",
     "Watch",
+    "compile_ahead",
     "plan_engine",
     "start_engine",
 ]

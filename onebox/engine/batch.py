@@ -1,6 +1,7 @@
 """Every `Batch` that the model computes is built here, from the parts of a StepPlan.
 
     decode_inputs    all rows of a decode step, as views of the packed buffer (`onebox.engine.inputs`)
+    exact_inputs     the same without blank rows, for a step that runs without graphs
     following_batch  the same rows one token later, for the MTP head
     chained_batch    one row per sequence, its latest draft, for the MTP head's next draft
     prefill_batch    chunks of several prompts, in segments and stages
@@ -17,8 +18,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from onebox.engine.inputs import StepSizes, split_fields
-from onebox.engine.step import PromptChunk
+from onebox.engine.inputs import InputPacker, PageTable, StepSizes, exact_sizes, split_fields
+from onebox.engine.step import DecodeRows, PromptChunk
 from onebox.kernels.step import slot_mapping
 from onebox.model.batch import Batch, ImageRows, Stage
 from onebox.spec.kv import PAGE_TOKENS
@@ -29,6 +30,7 @@ __all__ = [
     "StepInputs",
     "chained_batch",
     "decode_inputs",
+    "exact_inputs",
     "following_batch",
     "prefill_batch",
     "prefill_stages",
@@ -61,10 +63,16 @@ class DrawInputs(NamedTuple):
 class StepInputs(NamedTuple):
     batch: Batch
     draw: DrawInputs
+    num_sequences: Tensor | None
+    """int32 [1]: sequences from this number on are blank; None where none is."""
 
 
-def decode_inputs(words: Tensor, sizes: StepSizes) -> StepInputs:
-    """The inputs of a decode step, as views of the packed buffer on the model's device."""
+def decode_inputs(words: Tensor, sizes: StepSizes, page_table: Tensor, max_rows: int) -> StepInputs:
+    """The inputs of a decode step on the model's device, as views of the packed buffer.
+
+    page_table int32 [S, pages] has the step's pages, of which the first `sizes.num_pages` are used; a sequence has at
+    most `max_rows` rows.
+    """
     fields = split_fields(words, sizes, torch.int32)
     batch = Batch(
         token_ids=fields["token_ids"],
@@ -73,8 +81,10 @@ def decode_inputs(words: Tensor, sizes: StepSizes) -> StepInputs:
         slots=fields["slots"],
         num_accepted=fields["num_accepted"],
         seen=fields["seen"],
-        page_table=fields["page_table"],
+        page_table=page_table[: sizes.num_sequences, : sizes.num_pages],
         slot_mapping=fields["slot_mapping"],
+        num_rows=fields["num_rows"],
+        max_rows=max_rows,
     )
     draw = DrawInputs(
         fields["positions"],
@@ -87,7 +97,22 @@ def decode_inputs(words: Tensor, sizes: StepSizes) -> StepInputs:
         fields["top_p"].view(torch.float64),
         fields["min_p"].view(torch.float64),
     )
-    return StepInputs(batch, draw)
+    return StepInputs(batch, draw, fields["num_sequences"])
+
+
+def exact_inputs(parts: Sequence[DecodeRows], depth: int, device: torch.device) -> StepInputs:
+    """The inputs of a decode step over these parts that drafts to this depth, without blank rows or sequences.
+
+    On a GPU the numbers of rows and sequences are given all the same, so that the kernels are those of other steps.
+    """
+    sizes = exact_sizes(parts, depth)
+    table = PageTable(sizes.num_sequences, sizes.num_pages)
+    table.put(parts)
+    max_rows = max(len(part.token_ids) for part in parts)
+    inputs = decode_inputs(InputPacker(sizes).pack(parts).to(device), sizes, table.rows.to(device), max_rows)
+    if device.type == "cpu":
+        return StepInputs(replace(inputs.batch, num_rows=None), inputs.draw, None)
+    return inputs
 
 
 def following_batch(inputs: StepInputs, token_ids: Tensor) -> Batch:
@@ -95,7 +120,7 @@ def following_batch(inputs: StepInputs, token_ids: Tensor) -> Batch:
 
     Rejected rows come last in their sequence: what they write is overwritten by the next step before it is read.
     """
-    batch, draw = inputs
+    batch, draw, _ = inputs
     return replace(
         batch,
         token_ids=token_ids,
@@ -105,8 +130,9 @@ def following_batch(inputs: StepInputs, token_ids: Tensor) -> Batch:
     )
 
 
-def chained_batch(batch: Batch, drafts: Tensor, positions: Tensor, offsets: Tensor) -> Batch:
+def chained_batch(inputs: StepInputs, drafts: Tensor, positions: Tensor, offsets: Tensor) -> Batch:
     """One row per sequence: its latest draft [S], at these places [S]; offsets [S] turn places into positions."""
+    batch = inputs.batch
     sequences = torch.arange(len(drafts), device=drafts.device)
     return replace(
         batch,
@@ -115,6 +141,8 @@ def chained_batch(batch: Batch, drafts: Tensor, positions: Tensor, offsets: Tens
         cu_rows=torch.arange(len(drafts) + 1, dtype=torch.int32, device=drafts.device),
         seen=(positions + 1).to(torch.int32),
         slot_mapping=slot_mapping(batch.page_table, sequences, positions, PAGE_TOKENS),
+        num_rows=inputs.num_sequences,
+        max_rows=1,
     )
 
 

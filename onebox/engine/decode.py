@@ -38,6 +38,10 @@ class Forwarded:
     logits: Tensor
     """float32 [R, V], as the model gives them; may be adjusted in place before tokens are sampled."""
 
+    def copy_to(self, other: "Forwarded") -> None:
+        other.hidden.copy_(self.hidden)
+        other.logits.copy_(self.logits)
+
 
 class DecodeOutcome(NamedTuple):
     """What a step sampled, accepted and drafted, on the host."""
@@ -125,8 +129,19 @@ class Decoder:
         self._model = model
         self._memory = memory
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of hidden states."""
+        return self._model.dtype
+
     def forward(self, batch: Batch) -> Forwarded:
         return self.logits_for(self._model.decode(batch, self._memory))
+
+    def new_forwarded(self, num_rows: int) -> Forwarded:
+        """Uninitialised tensors for so many rows."""
+        spec, device = self._model.spec, self._model.device
+        hidden = torch.empty(num_rows, spec.hidden_size, dtype=self._model.dtype, device=device)
+        return Forwarded(hidden, torch.empty(num_rows, spec.vocab_size, dtype=torch.float32, device=device))
 
     def logits_for(self, hidden: Tensor) -> Forwarded:
         """The logits of hidden states [R, H] that are computed already."""
@@ -166,13 +181,13 @@ class Decoder:
         """int64 [S] each: tokens for the places after each sequence's last new one, from the head's rows [R, H]."""
         if self._memory.mtp is None:
             raise RuntimeError("Drafting needs the MTP head's pages.")
-        batch, draw = inputs
+        batch, draw, _ = inputs
         last = (batch.cu_rows[:-1] + num_accepted - 1).clamp(0, len(mixed) - 1)
         offsets = (batch.positions[0] - draw.positions)[last]
         chain = _Chain(mixed[last], draw.positions[last] + 2, offsets, _limits(draw, last))
         drafts = [self._sample_draft(chain)]
         for _ in range(depth - 1):
-            row = chained_batch(batch, drafts[-1], chain.positions, chain.offsets)
+            row = chained_batch(inputs, drafts[-1], chain.positions, chain.offsets)
             hidden = self._model.draft(row, chain.hidden, self._memory.mtp)
             chain = replace(chain, hidden=hidden, positions=chain.positions + 1)
             drafts.append(self._sample_draft(chain))

@@ -1,8 +1,10 @@
-"""Decode steps as CUDA graphs, captured when a shape is first met.
+"""Decode steps as CUDA graphs, all of them captured before the engine is ready.
 
-A step is two graphs: the model up to its logits, and sampling with the drafts. Both read one static buffer. A graph is
-captured over blank inputs, on which running is harmless: no row belongs to a sequence, nothing is folded into a state.
-Shapes are rounded up so that there are few; what lies beyond a step's own rows is blank as well.
+A step is two graphs: the model up to its logits, and sampling with the drafts. Shapes are rounded up so that there are
+few (`shapes.py`); what lies beyond a step's own rows is blank. All graphs read the same page table and write the same
+hidden states and logits, so that their memory does not grow with their number, and the sampling graph of a shape
+follows each of its forward graphs. A graph is captured over blank inputs, on which running is harmless: no row belongs
+to a sequence, nothing is folded into a state. A step of a shape that was not captured runs without graphs.
 
 The host waits once per step, for the outcome. Inputs and outcome are copied through pinned memory, so that the copies
 are queued with the graphs; each is overwritten by a later step only after this one's outcome was read.
@@ -25,15 +27,17 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from onebox.engine.batch import decode_inputs
+from onebox.engine.batch import StepInputs, decode_inputs
 from onebox.engine.decode import DecodeOutcome, Decoder, DecodeStep, Forwarded, OutcomeLayout, OutcomeTensors
-from onebox.engine.inputs import InputPacker, StepSizes, exact_sizes
+from onebox.engine.inputs import InputPacker, PageTable, StepSizes, exact_sizes
+from onebox.engine.shapes import StepShapes
 from onebox.engine.step import DecodeRows
 from onebox.kernels.step import next_inputs
 from onebox.kernels.step.tensors import StepTensors
+from onebox.model.batch import Batch
 from onebox.spec.kv import PAGE_TOKENS
 
-__all__ = ["GraphDecoder"]
+__all__ = ["GraphDecoder", "predict_inputs"]
 
 T = TypeVar("T")
 
@@ -55,35 +59,52 @@ class _SamplingGraph(NamedTuple):
 
 @dataclass
 class _Shape:
-    """The graphs of one shape of step, and the tensors they read and write."""
+    """The graphs of steps with so many rows and sequences, and the tensors they read and write."""
 
     sizes: StepSizes
+    """With the widest page table."""
     packer: InputPacker
     words: Tensor
-    forward: torch.cuda.CUDAGraph
+    page_table: Tensor
+    max_rows: int
     forwarded: Forwarded
+    forward: dict[int, torch.cuda.CUDAGraph] = field(default_factory=dict)
+    """By the number of the page table's columns."""
     sampling: dict[int, _SamplingGraph] = field(default_factory=dict)
     """By the depth of drafting."""
+
+    def inputs(self, num_pages: int | None = None) -> StepInputs:
+        """Views of what the graphs read, with so many columns of the page table, or all."""
+        sizes = self.sizes if num_pages is None else self.sizes._replace(num_pages=num_pages)
+        return decode_inputs(self.words, sizes, self.page_table, self.max_rows)
 
 
 class _GraphStep:
     """A step whose first graph runs; `done` is recorded behind its last copy."""
 
     def __init__(
-        self, shape: _Shape, parts: Sequence[DecodeRows], depth: int, done: torch.cuda.Event, *, continues: bool
+        self,
+        shape: _Shape,
+        forward: torch.cuda.CUDAGraph,
+        sampling: _SamplingGraph,
+        parts: Sequence[DecodeRows],
+        done: torch.cuda.Event,
+        *,
+        continues: bool,
     ) -> None:
         self.forwarded = shape.forwarded
         self.parts = parts
         self.continues = continues
         """Whether the next step's forward pass is queued with this step's sampling."""
         self._shape = shape
-        self._sampling = shape.sampling[depth]
+        self._forward = forward
+        self._sampling = sampling
         self._done = done
         self._outcome: DecodeOutcome | None = None
 
     @property
     def graphs(self) -> tuple[torch.cuda.CUDAGraph, torch.cuda.CUDAGraph]:
-        return self._shape.forward, self._sampling.graph
+        return self._forward, self._sampling.graph
 
     def sample(self) -> None:
         sampling = self._sampling
@@ -91,31 +112,17 @@ class _GraphStep:
         sampling.pinned.copy_(sampling.words, non_blocking=True)
         self._done.record()
         if self.continues:
-            self._make_next_inputs()
-            self._shape.forward.replay()
-
-    def _make_next_inputs(self) -> None:
-        """Turns this step's inputs and outcome into the next step's inputs, on the device."""
-        batch = decode_inputs(self._shape.words, self._shape.sizes).batch
-        outcome = self._sampling.outcome
-        next_inputs(
-            StepTensors(batch.token_ids, batch.positions[0], batch.slot_mapping, batch.num_accepted, batch.seen),
-            batch.cu_rows,
-            batch.page_table,
-            outcome.token_ids,
-            outcome.num_accepted,
-            outcome.drafts,
-            PAGE_TOKENS,
-        )
+            predict_inputs(self._shape.inputs().batch, self._sampling.outcome)
+            self._forward.replay()
 
     def read(self) -> DecodeOutcome:
         self._done.synchronize()
         self._outcome = self._sampling.layout.read(self._sampling.values.tolist())
         return self._outcome
 
-    def matches_prediction(self, shape: _Shape | None, parts: Sequence[DecodeRows]) -> bool:
+    def matches_prediction(self, forward: torch.cuda.CUDAGraph, parts: Sequence[DecodeRows]) -> bool:
         """Whether the forward pass queued behind this step is that of these parts."""
-        if not self.continues or shape is not self._shape or len(parts) != len(self.parts) or self._outcome is None:
+        if not self.continues or forward is not self._forward or len(parts) != len(self.parts) or self._outcome is None:
             return False
         sampled, num_accepted, drafts, _ = self._outcome
         first_row = 0
@@ -134,45 +141,84 @@ class _GraphStep:
 class GraphDecoder:
     """A decoder's steps, replayed. All graphs share a memory pool: one runs at a time, and its result is read."""
 
-    def __init__(self, decoder: Decoder, device: torch.device) -> None:
+    def __init__(self, decoder: Decoder, shapes: StepShapes, device: torch.device) -> None:
         self._decoder = decoder
         self._device = device
-        self._shapes: dict[StepSizes, _Shape] = {}
-        self._pool = torch.cuda.graph_pool_handle()
-        self._done = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        self._limits = shapes
+        largest = shapes.largest
+        self._table = PageTable(largest.num_sequences, largest.num_pages, is_pinned=device.type == "cuda")
+        self._page_table = self._table.rows.to(device)
+        self._forwarded = decoder.new_forwarded(largest.num_rows)
+        self._shapes: dict[tuple[int, int], _Shape] = {}
+        """By numbers of rows and sequences."""
         self._last: _GraphStep | None = None
         self._folded: set[int] = set()
         """Slots whose accepted tokens a discarded forward pass has folded into the state."""
+        if device.type == "cuda":
+            self._pool = torch.cuda.graph_pool_handle()
+            self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+            self._done = torch.cuda.Event()  # type: ignore[no-untyped-call]
 
-    def start(self, parts: Sequence[DecodeRows], depth: int, *, is_alone: bool, may_capture: bool) -> DecodeStep | None:
-        """Queues the model's part of a step; None, and nothing done, where a capture is needed and must wait.
+    def capture(self, report: Callable[[int, int], None]) -> None:
+        """Captures the graphs of all shapes, the largest first; reports (captured, all) after each shape.
+
+        The largest needs the most memory, which the others then share.
+        """
+        sizes = [(rows, count) for count, choices in self._limits.rows.items() for rows in choices]
+        for place, (num_rows, num_sequences) in enumerate(sorted(sizes, reverse=True)):
+            shape = self._new_shape(num_rows, num_sequences)
+            if not place:
+                self._run_once(shape)
+            for num_pages in reversed(self._limits.widths):
+                self._capture_forward(shape, num_pages)
+            for depth in reversed(self._limits.depths):
+                self._capture_sampling(shape, depth)
+            report(place + 1, len(sizes))
+
+    def start(self, parts: Sequence[DecodeRows], depth: int, *, is_alone: bool) -> DecodeStep | None:
+        """Queues the model's part of a step; None, and nothing done, where the shape was not captured.
 
         The step before must have been read. `is_alone` says that no other rows are computed before these sequences'
         next ones.
         """
-        exact = exact_sizes(parts, depth)
-        sizes = StepSizes(
-            _rounded(exact.num_rows), _rounded(exact.num_sequences), 1 << (exact.num_pages - 1).bit_length()
-        )
-        shape = self._shapes.get(sizes)
-        is_captured = shape is not None and depth in shape.sampling
-        if not (is_captured or may_capture):
+        found = self._find(parts, depth)
+        if found is None:
             return None
-        is_predicted = is_captured and self._last is not None and self._last.matches_prediction(shape, parts)
+        shape, forward, sampling = found
+        is_predicted = self._last is not None and self._last.matches_prediction(forward, parts)
         if not is_predicted:
             parts = self._without_folded(parts)
-        if shape is None or not is_captured:
-            shape = shape or self._capture(sizes)
-            self._capture_sampling(shape, depth)
         shape.words.copy_(shape.packer.pack(parts), non_blocking=True)
+        if num_changed := self._table.put(parts):
+            self._page_table[:num_changed].copy_(self._table.rows[:num_changed], non_blocking=True)
         if not is_predicted:
-            shape.forward.replay()
-        self._last = _GraphStep(shape, parts, depth, self._done, continues=is_alone and _continue(parts))
+            forward.replay()
+        continues = is_alone and _continue(parts)
+        self._last = _GraphStep(shape, forward, sampling, parts, self._done, continues=continues)
         return self._last
+
+    def leave(self, parts: Sequence[DecodeRows]) -> Sequence[DecodeRows]:
+        """The parts as a step without graphs must compute them."""
+        parts = self._without_folded(parts)
+        self._last = None
+        return parts
 
     def num_kernels(self) -> int:
         """Kernels in the graphs of the step that was started last."""
         return sum(map(_count_kernels, self._last.graphs)) if self._last else 0
+
+    def _find(
+        self, parts: Sequence[DecodeRows], depth: int
+    ) -> tuple[_Shape, torch.cuda.CUDAGraph, _SamplingGraph] | None:
+        """The captured graphs of a step over these parts."""
+        fitting_depth = self._limits.fit_depth(depth)
+        if fitting_depth is None:
+            return None
+        sizes = self._limits.fit(exact_sizes(parts, fitting_depth))
+        shape = self._shapes.get(sizes[:2]) if sizes else None
+        if sizes is None or shape is None:
+            return None
+        return shape, shape.forward[sizes.num_pages], shape.sampling[fitting_depth]
 
     def _without_folded(self, parts: Sequence[DecodeRows]) -> Sequence[DecodeRows]:
         """The parts, with num_accepted 0 where a discarded forward pass has folded the accepted tokens in already."""
@@ -184,41 +230,64 @@ class GraphDecoder:
         self._folded.difference_update(part.slot for part in parts)
         return folded
 
-    def _capture(self, sizes: StepSizes) -> _Shape:
-        packer = InputPacker(sizes, is_pinned=True)
-        words = packer.words.to(self._device)
-        graph, forwarded = self._record(lambda: self._decoder.forward(decode_inputs(words, sizes).batch))
-        shape = self._shapes[sizes] = _Shape(sizes, packer, words, graph, forwarded)
+    def _new_shape(self, num_rows: int, num_sequences: int) -> _Shape:
+        sizes = StepSizes(num_rows, num_sequences, self._limits.num_pages)
+        packer = InputPacker(sizes, is_pinned=self._device.type == "cuda")
+        forwarded = Forwarded(self._forwarded.hidden[:num_rows], self._forwarded.logits[:num_rows])
+        shape = _Shape(
+            sizes, packer, packer.words.to(self._device), self._page_table, self._limits.rows_per_sequence, forwarded
+        )
+        self._shapes[num_rows, num_sequences] = shape
         return shape
 
-    def _capture_sampling(self, shape: _Shape, depth: int) -> None:
-        shape.words.copy_(InputPacker(shape.sizes).words)
-        shape.forward.replay()
+    def _run_once(self, shape: _Shape) -> None:
+        """Runs a shape without graphs: what is made once and kept, such as tables, must not be made in a capture."""
+        self._decoder.forward(shape.inputs().batch).copy_to(shape.forwarded)
+        self._decoder.sample(shape.forwarded, shape.inputs(), self._limits.depths[-1])
+        torch.cuda.synchronize(self._device)
+
+    def _capture_forward(self, shape: _Shape, num_pages: int) -> None:
         # The words are split inside the graph: what is computed outside of it would stay as it was at capture.
-        graph, words = self._record(
-            lambda: self._decoder.sample(shape.forwarded, decode_inputs(shape.words, shape.sizes), depth)
-        )
+        def work() -> None:
+            self._decoder.forward(shape.inputs(num_pages).batch).copy_to(shape.forwarded)
+
+        shape.forward[num_pages], _ = self._record(work)
+
+    def _capture_sampling(self, shape: _Shape, depth: int) -> None:
+        graph, words = self._record(lambda: self._decoder.sample(shape.forwarded, shape.inputs(), depth))
         layout = OutcomeLayout(shape.sizes.num_rows, shape.sizes.num_sequences, depth)
         pinned = torch.empty(words.shape, dtype=words.dtype, pin_memory=True)
-        shape.sampling[depth] = _SamplingGraph(graph, layout, words, layout.split(words), pinned, pinned.numpy())
+        outcome = layout.split(words)
+        shape.sampling[depth] = _SamplingGraph(graph, layout, words, outcome, pinned, pinned.numpy())
+        # It is launched between graphs, so its code is loaded here; on blank inputs it does nothing.
+        predict_inputs(shape.inputs().batch, outcome)
 
     def _record(self, work: Callable[[], T]) -> tuple[torch.cuda.CUDAGraph, T]:
-        """A graph of the work and the tensors it writes; run once before, so that its kernels are compiled."""
-        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            work()
-        torch.cuda.current_stream().wait_stream(stream)
+        """A graph of the work, and the tensors it writes."""
         graph = torch.cuda.CUDAGraph(keep_graph=True)
-        with torch.cuda.graph(graph, pool=self._pool):
-            result = work()
+        # Not by `torch.cuda.graph`, which collects garbage and empties the cache each time.
+        with torch.cuda.stream(self._stream):
+            # Relaxed: the first launch of a kernel loads its code, which a stricter mode forbids during a capture.
+            graph.capture_begin(pool=self._pool, capture_error_mode="relaxed")
+            try:
+                result = work()
+            finally:
+                graph.capture_end()
         graph.instantiate()
         return graph, result
 
 
-def _rounded(count: int) -> int:
-    """Up to a size of which there are few: all up to 16, then every eighth."""
-    return count if count <= 16 else -(-count // 8) * 8
+def predict_inputs(batch: Batch, outcome: OutcomeTensors) -> None:
+    """QueueTurns a step's inputs, in place, into those of the step that follows from its outcome, on the device."""
+    next_inputs(
+        StepTensors(batch.token_ids, batch.positions[0], batch.slot_mapping, batch.num_accepted, batch.seen),
+        batch.cu_rows,
+        batch.page_table,
+        outcome.token_ids,
+        outcome.num_accepted,
+        outcome.drafts,
+        PAGE_TOKENS,
+    )
 
 
 def _continue(parts: Sequence[DecodeRows]) -> bool:

@@ -3,11 +3,12 @@
 One buffer means one copy to the device per step, and a captured graph finds its inputs where they were at capture. The
 device may wait while it is packed, so what the previous step left in it and still holds is not written again.
 
-The layout follows from three sizes (`StepSizes`): rows, sequences, and the width of the page table. What lies beyond a
-step's own rows and sequences is blank: rows of no sequence that write nowhere, sequences without rows. Where a sequence
-has no page, the table names page 0, the scratch page. `onebox.engine.batch` makes the model's tensors of the fields.
+The layout follows from the numbers of rows and sequences (`StepSizes`). What lies beyond a step's own rows and
+sequences is blank: rows of no sequence that write nowhere, sequences without rows. The sequences' pages are in a table
+of their own (`PageTable`), which changes in few steps. `onebox.engine.batch` makes the model's tensors of both.
 """
 
+import operator
 from collections.abc import Sequence
 from typing import Any, NamedTuple, TypeVar
 
@@ -20,7 +21,7 @@ from onebox.engine.request import SamplingParams
 from onebox.engine.step import DecodeRows, PromptChunk
 from onebox.spec.kv import PAGE_TOKENS
 
-__all__ = ["InputPacker", "StepSizes", "exact_sizes", "last_row", "split_fields"]
+__all__ = ["InputPacker", "PageTable", "StepSizes", "exact_sizes", "last_row", "split_fields"]
 
 Words = NDArray[Any]
 W = TypeVar("W", Words, Tensor)
@@ -44,7 +45,7 @@ class StepSizes(NamedTuple):
     num_rows: int
     num_sequences: int
     num_pages: int
-    """Columns of the page table."""
+    """Columns of the page table, which is not part of the packed buffer."""
 
     @property
     def wide(self) -> dict[str, int]:
@@ -55,7 +56,7 @@ class StepSizes(NamedTuple):
     def narrow(self) -> dict[str, int]:
         """The fields of 32 bits, as the kernels take them; they come after the others."""
         new = dict.fromkeys(("slots", "num_accepted", "seen"), self.num_sequences)
-        return {**new, "cu_rows": self.num_sequences + 1, "page_table": self.num_sequences * self.num_pages}
+        return {**new, "cu_rows": self.num_sequences + 1, "num_rows": 1, "num_sequences": 1}
 
     @property
     def num_words(self) -> int:
@@ -96,17 +97,11 @@ class InputPacker:
         self._fields = split_fields(self._all, sizes, np.int32)
         self._packed: list[tuple[int, SamplingParams]] = []
         """The number of rows and the sampling of each sequence, as they are in the buffer."""
-        self._pages: list[NDArray[np.int32] | None] = []
-        """The pages of each sequence, as they are in the table."""
 
     def pack(self, parts: Sequence[DecodeRows]) -> Tensor:
         """The inputs of a step over these parts: int64 words, valid until the next call."""
         if not self._has_same_rows(parts):
             self._write_settings(parts)
-        for place, part in enumerate(parts):
-            # The scheduler never changes an array that it gave away: the same array holds the same pages.
-            if part.pages is not self._pages[place]:
-                self._put_pages(place, part.pages)
         # One assignment of one list: an assignment for each field would take longer than all the rest.
         self._new_rows[:] = self._rows_of(parts)
         self._fields["slots"][: len(parts)] = [part.slot for part in parts]
@@ -149,20 +144,42 @@ class InputPacker:
         """Writes what stays while the same sequences continue with as many rows each; all else is blank."""
         self._all[:] = _blank(self._sizes)
         self._packed = [(len(part.token_ids), part.draw.sampling) for part in parts]
-        self._pages = [None] * len(parts)
         fields, first = self._fields, 0
         for place, (count, sampling) in enumerate(self._packed):
             end = first + count
             _put_settings({name: fields[name][first:end] for name in _ROW_FIELDS}, sampling)
             fields["row_sequence"][first:end] = place
             fields["cu_rows"][place + 1 :] = first = end
+        fields["num_rows"][:] = first
+        fields["num_sequences"][:] = len(parts)
 
-    def _put_pages(self, place: int, pages: NDArray[np.int32]) -> None:
-        width = min(len(pages), self._sizes.num_pages)
-        table = self._fields["page_table"]
-        table[place, :width] = pages[:width]
-        table[place, width:] = 0
-        self._pages[place] = pages
+
+class PageTable:
+    """The pages of a step's sequences on the host, int32 [sequences, pages], step after step.
+
+    Where a sequence has no page, and in the rows of blank sequences, it names page 0, the scratch page.
+    """
+
+    def __init__(self, num_sequences: int, num_pages: int, *, is_pinned: bool = False) -> None:
+        self.rows = torch.zeros(num_sequences, num_pages, dtype=torch.int32, pin_memory=is_pinned)
+        self._array: Words = self.rows.numpy()
+        self._pages: list[NDArray[np.int32]] = []
+        """The pages of each sequence, as they are in the table."""
+
+    def put(self, parts: Sequence[DecodeRows]) -> int:
+        """Writes the pages of these parts; the number of leading rows among which some changed, 0 if none did."""
+        pages = [part.pages for part in parts]
+        before, self._pages = self._pages, pages
+        # The scheduler never changes an array that it gave away: the same array holds the same pages.
+        if len(before) == len(pages) and all(map(operator.is_, before, pages)):
+            return 0
+        num_columns = self._array.shape[1]
+        for row, own in zip(self._array, pages, strict=False):
+            width = min(len(own), num_columns)
+            row[:width] = own[:width]
+            row[width:] = 0
+        self._array[len(pages) : len(before)] = 0
+        return max(len(pages), len(before))
 
 
 def _blank(sizes: StepSizes) -> Words:
@@ -184,7 +201,7 @@ def _put_settings(rows: dict[str, Words], sampling: SamplingParams) -> None:
 
 
 def split_fields(words: W, sizes: StepSizes, narrow: Any) -> dict[str, W]:
-    """Views of the words by name, the 32-bit ones in the type `narrow`; the page table as [S, pages].
+    """Views of the words by name, the 32-bit ones in the type `narrow`.
 
     Each narrow field starts at a multiple of 16 bytes, as kernels want it.
     """
@@ -196,7 +213,6 @@ def split_fields(words: W, sizes: StepSizes, narrow: Any) -> dict[str, W]:
     for name, length in sizes.narrow.items():
         fields[name] = narrow_words[start : start + length]
         start += _round_up(length, 4)
-    fields["page_table"] = fields["page_table"].reshape(sizes.num_sequences, sizes.num_pages)
     return fields
 
 

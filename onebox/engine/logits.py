@@ -35,6 +35,8 @@ _MASK_BITS = 32
 _NARROW = 2048
 """Rows with at most so many penalised tokens are sent to the device together."""
 
+_TOGETHER = 8
+"""Rows whose log-probabilities are computed at once: 70 bytes for each of a row's tokens, at 250,000 tokens 17 MB."""
 _ALIGNED = 64
 """Logprob rows are padded to a multiple of this, so that every row is summed in the same order wherever it lies."""
 
@@ -331,8 +333,12 @@ class RowLogprobs:
         from torch.nn.functional import pad
 
         self._vocab_size = logits.shape[1]
-        padded = pad(logits.to(torch.float64), (0, -logits.shape[1] % _ALIGNED), value=float("-inf"))
-        self._values = torch.log_softmax(padded, dim=-1)
+        missing = -logits.shape[1] % _ALIGNED
+
+        def log_softmax(rows: "Tensor") -> "Tensor":
+            return torch.log_softmax(pad(rows.to(torch.float64), (0, missing), value=float("-inf")), dim=-1)
+
+        self._values = torch.cat([log_softmax(rows) for rows in torch.split(logits, _TOGETHER)])
 
     def of(self, rows: list[int], token_ids: list[int], num_top: int) -> tuple[TokenLogprob, ...]:
         """The logprobs of one token in each of these rows, with `num_top` alternatives each.
@@ -358,6 +364,15 @@ class RowLogprobs:
 
         Rounded to float32: the model has no more digits than that.
         """
+        import torch
+
+        groups = [
+            self._found_together(rows[start : start + _TOGETHER], token_ids[start : start + _TOGETHER], num_top)
+            for start in range(0, len(rows), _TOGETHER)
+        ]
+        return tuple(map(torch.cat, zip(*groups, strict=True)))
+
+    def _found_together(self, rows: list[int], token_ids: list[int], num_top: int) -> tuple["Tensor", ...]:
         import torch
 
         values = self._values[rows, : self._vocab_size]

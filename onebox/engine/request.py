@@ -37,6 +37,7 @@ __all__ = [
     "TokenLogprob",
     "Tokens",
     "Vision",
+    "failure_of",
 ]
 
 MAX_LOGPROBS = 20
@@ -295,6 +296,19 @@ class Failed:
 
 
 Event = Started | PromptLogprobs | Tokens | Finished | Failed
+
+
+def failure_of(request_id: str, error: BaseException) -> Failed:
+    """How a request ends with this error."""
+    if isinstance(error, OneboxError):
+        return Failed(request_id, str(error), is_refusal=True)
+    if isinstance(error, ArithmeticError):
+        reason = str(error).rstrip(".") or "its numbers are not finite"
+    elif isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+        reason = "there is not enough memory for it"
+    else:
+        reason = f"there was an internal error ({type(error).__name__}), which the log describes"
+    return Failed(request_id, f"The model could not compute this request: {reason}.")
 
 
 def _is_number(value: object) -> bool:

@@ -10,16 +10,17 @@ from typing import NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from onebox.engine.batch import StepInputs, decode_inputs
+from onebox.engine.batch import exact_inputs
 from onebox.engine.config import EngineConfig
 from onebox.engine.decode import DecodeOutcome, Decoder, DecodeStep, PlainStep
 from onebox.engine.graphs import GraphDecoder
 from onebox.engine.images import encode_images
-from onebox.engine.inputs import InputPacker, exact_sizes, last_row
+from onebox.engine.inputs import last_row
 from onebox.engine.logits import RowLogprobs, apply_adjustments
 from onebox.engine.logprobs import LogprobRows, TokenLogprob
 from onebox.engine.prefill import prefill
 from onebox.engine.request import Vision
+from onebox.engine.shapes import MAX_STEP_ROWS, StepShapes
 from onebox.engine.step import DecodeRows, EncodedImages, PromptChunk, Result, StepOutput, StepPlan, StepRun
 from onebox.model.memory import Memory
 from onebox.model.qwen3_5 import Qwen35
@@ -27,9 +28,6 @@ from onebox.model.vision import Tower
 from onebox.spec.errors import UnsupportedError
 
 __all__ = ["ModelRunner"]
-
-MAX_ROWS = 64
-"""Rows that the decode kernels take at once; a larger step is computed in groups, with the same bits."""
 
 T = TypeVar("T")
 
@@ -43,11 +41,22 @@ class ModelRunner:
         self._config = config
         self._tower = tower
         self._decoder = Decoder(model, memory)
-        self._graphs = GraphDecoder(self._decoder, model.device) if model.device.type == "cuda" else None
+        self._graphs: GraphDecoder | None = None
 
     @property
     def vocab_size(self) -> int:
         return self._model.spec.vocab_size
+
+    def capture_graphs(self, report: Callable[[int, int], None] = lambda *_: None) -> None:
+        """Captures the graphs of all decode steps, on a GPU; before that, and on a CPU, steps run without graphs.
+
+        `report` is called with the number of captured shapes and of all.
+        """
+        if self._model.device.type == "cuda":
+            graphs = GraphDecoder(self._decoder, StepShapes.of(self._config), self._model.device)
+            with torch.inference_mode():
+                graphs.capture(report)
+            self._graphs = graphs
 
     def num_kernels(self) -> int:
         """Kernels in the graphs of the last decode step; 0 where there are no graphs."""
@@ -69,7 +78,7 @@ class ModelRunner:
             for checkpoint, slot in plan.restored:
                 self._memory.copy(self._config.max_num_seqs + checkpoint, slot)
             if self._graphs and groups and not plan.chunks:
-                queued = self._queue(groups[0], is_alone=len(groups) == 1, may_capture=False)
+                queued = self._queue_graphs(groups[0], is_alone=len(groups) == 1)
         return _ModelRun(self, plan, groups, queued)
 
     def finish(self, run: "_ModelRun") -> StepOutput:
@@ -81,10 +90,8 @@ class ModelRunner:
             is_alone = len(run.groups) == 1 and not any(chunk.draw for chunk in plan.chunks)
             results: list[Result | Exception] = []
             for parts in run.groups:
-                group = queued or self._queue(parts, is_alone=is_alone, may_capture=True)
+                group = queued or self._queue_graphs(parts, is_alone=is_alone) or self._queue_plain(parts)
                 queued = None
-                if group is None:
-                    raise RuntimeError("A group of decode rows was not queued.")
                 results += _read(group)
             return StepOutput(chunks, tuple(results))
 
@@ -112,7 +119,7 @@ class ModelRunner:
     def _sample_after(self, parts: list[DecodeRows], hidden: Tensor) -> list[Result | Exception]:
         """Results of parts of one row each whose hidden states [n, H] are computed already."""
         depth = _depth(parts)
-        inputs = self._inputs(parts, depth)
+        inputs = exact_inputs(parts, depth, self._model.device)
         return _read(_sample(parts, PlainStep(self._decoder, self._decoder.logits_for(hidden), inputs, depth)))
 
     def _chunk_result(self, chunk: PromptChunk, hidden: Tensor) -> Result | Exception:
@@ -128,26 +135,22 @@ class ModelRunner:
             return ()
         following = [*chunk.token_ids[1:], *([] if chunk.following is None else [chunk.following])]
         found: list[LogprobRows] = []
-        for start in range(0, len(following), MAX_ROWS):
-            tokens = following[start : start + MAX_ROWS]
+        for start in range(0, len(following), MAX_STEP_ROWS):
+            tokens = following[start : start + MAX_STEP_ROWS]
             values = RowLogprobs(self._model.logits(hidden[start : start + len(tokens)]))
             found.append(values.rows_of(list(range(len(tokens))), tokens, chunk.prompt_logprobs))
         return LogprobRows.join(found)
 
-    def _queue(self, parts: list[DecodeRows], *, is_alone: bool, may_capture: bool) -> "_QueuedGroup | None":
-        """Gives the device a group of rows, up to the drafts; None where graphs must be captured first and may not."""
-        depth = _depth(parts)
-        step: DecodeStep | None
-        if self._graphs:
-            step = self._graphs.start(parts, depth, is_alone=is_alone, may_capture=may_capture)
-        else:
-            inputs = self._inputs(parts, depth)
-            step = PlainStep(self._decoder, self._decoder.forward(inputs.batch), inputs, depth)
+    def _queue_graphs(self, parts: list[DecodeRows], *, is_alone: bool) -> "_QueuedGroup | None":
+        """Gives the device a group of rows, up to the drafts; None where no graphs of its shape were captured."""
+        step = self._graphs.start(parts, _depth(parts), is_alone=is_alone) if self._graphs else None
         return _sample(parts, step) if step else None
 
-    def _inputs(self, parts: Sequence[DecodeRows], depth: int) -> StepInputs:
-        sizes = exact_sizes(parts, depth)
-        return decode_inputs(InputPacker(sizes).pack(parts).to(self._model.device), sizes)
+    def _queue_plain(self, parts: list[DecodeRows]) -> "_QueuedGroup":
+        """The same without graphs."""
+        depth = _depth(parts)
+        inputs = exact_inputs(self._graphs.leave(parts) if self._graphs else parts, depth, self._model.device)
+        return _sample(parts, PlainStep(self._decoder, self._decoder.forward(inputs.batch), inputs, depth))
 
 
 class _QueuedGroup(NamedTuple):
@@ -229,11 +232,11 @@ def _depth(parts: Sequence[DecodeRows]) -> int:
 
 
 def _in_groups(parts: Sequence[T], num_rows: Callable[[T], int]) -> Iterator[list[T]]:
-    """The parts in their order, split into groups of at most MAX_ROWS rows."""
+    """The parts in their order, split into groups of at most MAX_STEP_ROWS rows."""
     group: list[T] = []
     total = 0
     for part in parts:
-        if total + num_rows(part) > MAX_ROWS:
+        if total + num_rows(part) > MAX_STEP_ROWS:
             yield group
             group, total = [], 0
         group.append(part)

@@ -20,15 +20,16 @@ from typing import ParamSpec, TypeVar
 
 import numpy as np
 
+from onebox.engine.choice import fewest, prompt_shares
 from onebox.engine.config import EngineConfig
 from onebox.engine.draft.speculate import Speculator
 from onebox.engine.pages import PagePool
 from onebox.engine.prefix import Hit, PrefixCache
-from onebox.engine.request import Event, Failed, Finished, FinishReason, PromptLogprobs, Started, Tokens
+from onebox.engine.request import Event, Failed, Finished, FinishReason, PromptLogprobs, Started, Tokens, failure_of
 from onebox.engine.sequence import Sequence, checkpoint_positions
 from onebox.engine.stats import EngineStats, Totals
 from onebox.engine.step import DecodeRows, DraftCheck, Draw, PromptChunk, Result, StateSave, StepOutput, StepPlan
-from onebox.engine.turns import Turns
+from onebox.engine.turns import QueueTurns
 from onebox.spec.errors import OneboxError
 from onebox.spec.kv import PAGE_TOKENS
 
@@ -56,7 +57,7 @@ class Scheduler:
         self._refused: tuple[Sequence, int] | None = None
         """The sequence that was last found to have no room, and the pool's `num_changes` then."""
         self._num_arrived = 0
-        self._turns = Turns()
+        self._turns = QueueTurns()
         self._totals = Totals()
         self._cleared: list[int] = []
         self._restored: list[tuple[int, int]] = []
@@ -170,7 +171,7 @@ class Scheduler:
         """Gives it the missing pages, or preempts it where not even all those after it would make room."""
         missing = self._num_missing(sequence)
         after = [other for other in self._from_last() if other.order > sequence.order]
-        victims = _fewest(after, lambda chosen: self._num_available(chosen) >= missing)
+        victims = fewest(after, lambda chosen: self._num_available(chosen) >= missing)
         for victim in [sequence] if victims is None else victims:
             self._preempt(victim)
         if victims is not None:
@@ -247,7 +248,7 @@ class Scheduler:
             has_slot = bool(self._free_slots or victims)
             return has_slot and self._num_available(victims, shared) >= missing + num_others
 
-        return _fewest(lesser, is_enough)
+        return fewest(lesser, is_enough)
 
     def _start_from(self, hit: Hit | None, sequence: Sequence) -> None:
         """Has the next step put the state of the hit, or a blank one, into the sequence's slot."""
@@ -265,7 +266,7 @@ class Scheduler:
     def _chunks(self, prefilling: list[Sequence]) -> list[PromptChunk]:
         prefilling = sorted(prefilling, key=lambda s: s.order)
         remaining = [s.num_prompt - s.num_computed for s in prefilling]
-        lengths = _shares(remaining, self._config.max_num_batched_tokens, self._totals.num_steps)
+        lengths = prompt_shares(remaining, self._config.max_num_batched_tokens, self._totals.num_steps)
         planned = [(s, length) for s, length in zip(prefilling, lengths, strict=True) if length]
         return [chunk for s, length in planned if (chunk := self._or_end(s, self._chunk, s, length))]
 
@@ -444,9 +445,7 @@ class Scheduler:
         if not isinstance(error, OneboxError | ArithmeticError):
             _log.error("request %s failed", sequence.request.request_id, exc_info=error)
             self.check()
-        if isinstance(error, OneboxError):
-            return Failed(sequence.request.request_id, str(error), is_refusal=True)
-        return Failed(sequence.request.request_id, f"The model could not compute this request: {_reason(error)}.")
+        return failure_of(sequence.request.request_id, error)
 
     def _remove(self, sequence: Sequence) -> None:
         """Frees what it holds and takes it out of the queue; one that is out already stays so."""
@@ -490,45 +489,6 @@ class Scheduler:
         reserved = sorted(number for sequence in self._running.values() for number in sequence.reserved)
         if reserved != sorted(self._prefix.reserved):
             raise RuntimeError(f"Checkpoints {sorted(self._prefix.reserved)} are reserved, by sequences {reserved}.")
-
-
-def _fewest(candidates: list[Sequence], is_enough: Callable[[list[Sequence]], bool]) -> list[Sequence] | None:
-    """The fewest candidates that are enough, earlier ones preferred; None where all of them together are not."""
-    chosen: list[Sequence] = []
-    while not is_enough(chosen):
-        if len(chosen) == len(candidates):
-            return None
-        chosen.append(candidates[len(chosen)])
-    for candidate in chosen[::-1]:
-        others = [other for other in chosen if other is not candidate]
-        if is_enough(others):
-            chosen = others
-    return chosen
-
-
-def _reason(error: BaseException) -> str:
-    """An error that is not the request's own, as the end of a sentence."""
-    if isinstance(error, ArithmeticError):
-        return str(error).rstrip(".") or "its numbers are not finite"
-    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
-        return "there is not enough memory for it"
-    return f"there was an internal error ({type(error).__name__}), which the log describes"
-
-
-def _shares(remaining: list[int], budget: int, turn: int) -> list[int]:
-    """Tokens of the budget for each prompt, in whole pages or to its end: round robin, so that no prompt is starved.
-
-    The first turn rotates with every step, for the case that there are more prompts than pages in the budget.
-    """
-    needed = [-(-tokens // PAGE_TOKENS) for tokens in remaining]
-    given = [0] * len(remaining)
-    left = budget // PAGE_TOKENS
-    while left and given != needed:
-        for place in ((turn + i) % len(remaining) for i in range(len(remaining))):
-            if left and given[place] < needed[place]:
-                given[place] += 1
-                left -= 1
-    return [min(pages * PAGE_TOKENS, tokens) for pages, tokens in zip(given, remaining, strict=True)]
 
 
 def _slot(sequence: Sequence) -> int:

@@ -1,23 +1,24 @@
-"""Starting an engine from a checkpoint: options, memory plan, weights, warm-up.
+"""Starting an engine from a checkpoint: options, memory plan, kernels, weights, graphs, warm-up.
 
-The plan comes first and reads only headers, so that what does not fit is refused before anything is loaded. Options and
+The plan comes first and reads only headers, so that what does not fit is refused before anything is loaded. Kernels are
+compiled before the weights are loaded, while the memory that the compilers need is free. Options and
 the starter cross a process boundary. Torch is imported where a plan is made or carried out: a process that only asks
 another one for an engine never loads it.
 """
 
 import pickle
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from onebox.engine.config import EngineConfig, SpeculationConfig, SpeculationMethod
 from onebox.engine.engine import Deliver, Engine
-from onebox.engine.remote.messages import Planned, ReportPhase, timed
-from onebox.engine.request import Failed, Request, SamplingParams
-from onebox.engine.step import Runner
+from onebox.engine.remote.messages import DeviceMemory, Planned, ReportStart, StartDetail, timed
+from onebox.engine.warm.early import initialise_cuda, initialise_triton
 from onebox.planner.memory import DEFAULT_UTILIZATION, MemoryPlan, MemoryRequest, plan_memory
 from onebox.spec.cache import redirect_kernel_cache
-from onebox.spec.errors import OneboxError, UnsupportedError, UsageError
+from onebox.spec.errors import UnsupportedError, UsageError
 from onebox.spec.hardware import GIB, Box, detect_box
 from onebox.spec.kv import PAGE_TOKENS, KVFormat
 from onebox.spec.model import ModelSpec
@@ -37,9 +38,11 @@ __all__ = [
     "EnginePlan",
     "TokenInfo",
     "allocate_memory",
+    "compile_ahead",
     "load_runner",
     "plan_engine",
     "start_engine",
+    "warm_runner",
 ]
 
 DEFAULT_DRAFTS = 4
@@ -47,7 +50,6 @@ DEFAULT_BATCHED_TOKENS = {"cpu": 512, "cuda": 2048}
 DEFAULT_CPU_CACHE_BYTES = 1 * GIB
 """Small models run on a CPU beside everything else on the machine, so their cache does not take all of its memory."""
 _DTYPES = ("bfloat16", "float32")
-_WARM_UP_TOKENS = 4
 
 
 @dataclass(frozen=True)
@@ -195,8 +197,49 @@ def _speculation(options: EngineOptions, found: "Footprint") -> SpeculationConfi
 
 
 def start_engine(plan: EnginePlan, tokens: TokenInfo) -> Engine:
-    """Loads and allocates what was planned, and starts the engine on a thread of this process."""
-    return Engine(load_runner(plan), plan.config, tokens.table)
+    """Loads and allocates what was planned, warms it up, and starts the engine on a thread of this process."""
+    return Engine(warm_runner(plan), plan.config, tokens.table)
+
+
+def warm_runner(plan: EnginePlan, report: ReportStart = lambda _: None) -> "ModelRunner":
+    """The model loaded, its kernels compiled, its graphs captured and its workspace set aside: ready for requests."""
+    is_gpu = plan.device.type == "cuda"
+    if is_gpu:
+        initialise_triton()
+        with timed("kernels", report):
+            compile_ahead(plan, lambda count: report(StartDetail("kernels", f"{count} compiled")))
+    with timed("weights", report):
+        runner = load_runner(plan)
+    if is_gpu:
+        with timed("graphs", report):
+            runner.capture_graphs(lambda done, total: report(StartDetail("graphs", f"{done} of {total} shapes")))
+    with timed("warm-up", report):
+        _warm_up(runner, plan, report)
+    return runner
+
+
+def compile_ahead(plan: EnginePlan, report: Callable[[int], None]) -> int:
+    """Compiles the kernels of this engine for this machine's GPU; returns their number, 0 if all were compiled before.
+
+    `report` is called with the number so far. No weights are read.
+    """
+    redirect_kernel_cache()
+    from onebox.engine.warm.compile import compile_kernels
+
+    return compile_kernels(plan.directory, plan.load_format, plan.dtype, plan.memory_shape, plan.config, report)
+
+
+def _warm_up(runner: "ModelRunner", plan: EnginePlan, report: ReportStart) -> None:
+    from onebox.engine.warm.exercise import exercise, reserve_workspace
+
+    if plan.device.type != "cuda":
+        exercise(runner, plan.config, fully=False)
+        return
+    import torch
+
+    reserve_workspace(runner, plan.config, plan.device)
+    free, total = torch.cuda.mem_get_info(plan.device)
+    report(DeviceMemory(total - free, plan.memory.box.memory_bytes - plan.memory.reserve_bytes))
 
 
 def load_runner(plan: EnginePlan) -> "ModelRunner":
@@ -231,7 +274,9 @@ class CheckpointStarter:
     num_threads: int | None = None
     """Threads of computation on a CPU; None: torch's default."""
 
-    def plan(self, report: ReportPhase) -> Planned:
+    def plan(self, report: ReportStart) -> Planned:
+        if self.options.device != "cpu":
+            initialise_cuda()
         with timed("import", report):
             import onebox.engine.runner  # noqa: F401 - and with it torch, the model and the kernels
         with timed("memory plan", report):
@@ -239,35 +284,10 @@ class CheckpointStarter:
         dtype = str(plan.dtype).removeprefix("torch.")
         return Planned(plan.config, plan.spec.vocab_size, plan.memory, dtype, pickle.dumps(plan))
 
-    def start(self, planned: Planned, report: ReportPhase, deliver: Deliver) -> Engine:
+    def start(self, planned: Planned, report: ReportStart, deliver: Deliver) -> Engine:
         import torch
 
         if self.num_threads is not None:
             torch.set_num_threads(self.num_threads)
         plan = pickle.loads(planned.plan)  # noqa: S301 - written by `plan` above, in a process like this one
-        if plan.device.type == "cuda":
-            redirect_kernel_cache()
-        with timed("weights", report):
-            runner = load_runner(plan)
-        with timed("warm-up", report):
-            _warm_up(runner, plan.config)
-        return Engine(runner, plan.config, self.tokens.table, deliver)
-
-
-def _warm_up(runner: Runner, config: EngineConfig) -> None:
-    """Runs a prompt and a few steps, with one slot and with all slots taken, so that no client waits for compilation.
-
-    On a separate engine, so that neither counts nor cached prefixes remain.
-    """
-    num_prompt = min(PAGE_TOKENS + 1, config.max_model_len // 2)
-    if not num_prompt:
-        return
-    prompt = tuple(place % runner.vocab_size for place in range(num_prompt))
-    max_tokens = min(_WARM_UP_TOKENS, config.max_model_len - num_prompt)
-    sampling = SamplingParams(max_tokens=max_tokens, ignore_eos=True)
-    with Engine(runner, config) as engine:
-        for count in sorted({1, config.max_num_seqs}):
-            for handle in engine.submit_copies(Request("warm-up", prompt, sampling, cache_prompt=False), count):
-                *_, last = handle
-                if isinstance(last, Failed):
-                    raise OneboxError(f"The model was loaded and cannot be run. {last.message}")
+        return Engine(warm_runner(plan, report), plan.config, self.tokens.table, deliver)

@@ -7,10 +7,10 @@ stay in their order.
 
 from onebox.engine.request import ClientShare
 
-__all__ = ["Turns"]
+__all__ = ["QueueTurns"]
 
 
-class Turns:
+class QueueTurns:
     """Gives out turns; the lower one goes first."""
 
     def __init__(self) -> None:

@@ -15,8 +15,7 @@ import numpy as np
 import torch
 
 from onebox.engine.api import SamplingParams
-from onebox.engine.batch import decode_inputs
-from onebox.engine.inputs import InputPacker, exact_sizes
+from onebox.engine.batch import exact_inputs
 from onebox.engine.step import DecodeRows, DraftCheck, Draw
 from onebox.kernels.common.tuning import MODES, LaunchOptions, Tunable, known_options, launched, set_options
 from onebox.model.batch import Batch
@@ -181,5 +180,4 @@ def _batch(shape: StepShape, device: torch.device) -> Batch:
         )
         for number in range(shape.streams)
     ]
-    sizes = exact_sizes(parts, depth=0)
-    return decode_inputs(InputPacker(sizes).pack(parts).to(device), sizes).batch
+    return exact_inputs(parts, 0, device).batch

@@ -5,6 +5,8 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from onebox.kernels.attention.reference import MAX_ROWS
+
 __all__ = ["Batch", "ImageRows", "Stage"]
 
 
@@ -59,6 +61,10 @@ class Batch:
     """int32 [S, pages]."""
     slot_mapping: Tensor
     """int64 [R]: where each row's keys and values are written."""
+    num_rows: Tensor | None = None
+    """int32 [1], decode only: rows from this number on belong to no sequence; None where every row belongs to one."""
+    max_rows: int = MAX_ROWS
+    """Rows of one sequence in a decode step, at most."""
     stages: tuple[Stage, ...] = ()
     """Prefill only."""
     image_rows: ImageRows | None = None

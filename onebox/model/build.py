@@ -43,7 +43,7 @@ def build_model(spec: ModelSpec, parts: Parts, dtype: torch.dtype, *, with_mtp: 
         mtp=_mtp_head(spec, parts) if with_mtp and parts.has_mtp else None,
         frequencies=rotary_frequencies(spec.rope_theta, spec.rotary_dim).to(parts.device),
     )
-    return fuse_model(model) if parts.device.type == "cuda" else model
+    return model if parts.device.type == "cpu" else fuse_model(model)
 
 
 def fuse_model(model: Qwen35) -> Qwen35:

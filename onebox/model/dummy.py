@@ -1,4 +1,7 @@
-"""A model with random weights in the kernels' layouts, drawn on the device: full-size benchmarks without files."""
+"""A model with random weights in the kernels' layouts, drawn on the device: full-size benchmarks without files.
+
+On `meta` nothing is drawn: the model has its shapes and formats alone.
+"""
 
 from collections.abc import Mapping
 
@@ -49,7 +52,7 @@ class DummyParts:
         self._spec = spec
         self._formats = formats
         self._modules: dict[str, Module] = {module.name: module for module in modules(spec)}
-        self._generator = torch.Generator(device).manual_seed(0)
+        self._generator = None if device.type == "meta" else torch.Generator(device).manual_seed(0)
 
     def linear(self, *names: str, float32_output: bool = False) -> Linear:  # noqa: ARG002 - kernels sum in float32 anyway
         first = self._modules[names[0]]
@@ -107,11 +110,11 @@ class DummyParts:
     def _normal(self, *shape: int) -> Tensor:
         dtype = torch.float32 if self.device.type == "cpu" else torch.bfloat16
         drawn = torch.empty(shape, dtype=dtype, device=self.device)
-        return drawn.normal_(0, _SPREAD, generator=self._generator)
+        return drawn.normal_(0, _SPREAD, generator=self._generator) if self._generator else drawn
 
     def _bytes(self, *shape: int, below: int = 256) -> Tensor:
         drawn = torch.empty(shape, dtype=torch.uint8, device=self.device)
-        return drawn.random_(0, below, generator=self._generator)
+        return drawn.random_(0, below, generator=self._generator) if self._generator else drawn
 
     def _scales(self, *shape: int, bits: int) -> Tensor:
         # Codes are uniform over 2^bits levels, whose spread is 2^bits / sqrt(12).

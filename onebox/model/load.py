@@ -12,7 +12,9 @@ from onebox.checkpoint.bind import Binding, bind
 from onebox.checkpoint.fast import FastReader
 from onebox.checkpoint.header import TensorEntry
 from onebox.checkpoint.source import Checkpoint, open_checkpoint
-from onebox.checkpoint.staging import StagedReader, TensorReader
+from onebox.checkpoint.staging import StagedReader, TensorReader, place_of
+from onebox.checkpoint.tensors import load as load_tensor
+from onebox.checkpoint.tensors import torch_dtype
 from onebox.checkpoint.weights import weight_tensors
 from onebox.model.build import build_model
 from onebox.model.dummy import HYBRID, dummy_model
@@ -22,7 +24,7 @@ from onebox.spec.errors import MismatchError, UsageError
 from onebox.spec.model import ModelSpec, read_json, spec_from_config
 from onebox.spec.modules import ModuleClass
 
-__all__ = ["LoadFormat", "load_model", "loading_order", "open_bound", "raise_first"]
+__all__ = ["LoadFormat", "load_model", "loading_order", "model_without_weights", "open_bound", "raise_first"]
 
 
 class LoadFormat(StrEnum):
@@ -76,6 +78,26 @@ def load_model(
     if device.type == "cuda":
         torch.cuda.empty_cache()
     return model
+
+
+def model_without_weights(
+    directory: Path, dtype: torch.dtype, load_format: LoadFormat, *, with_mtp: bool = True
+) -> Qwen35:
+    """The model as `load_model` builds it for a GPU, of tensors that have shapes and no memory (`meta`)."""
+    device = torch.device("meta")
+    if load_format is LoadFormat.DUMMY:
+        return load_model(directory, device, dtype, load_format, with_mtp=with_mtp)
+    with _collector_paused():
+        checkpoint, binding = open_bound(directory)
+
+        def read(entry: TensorEntry) -> torch.Tensor:
+            if place_of(entry, device) != device:
+                return load_tensor(entry)
+            return torch.empty(entry.shape, dtype=torch_dtype(entry.dtype), device=device)
+
+        return build_model(
+            checkpoint.spec, CheckpointParts(checkpoint, binding, read, device), dtype, with_mtp=with_mtp
+        )
 
 
 def open_bound(directory: Path) -> tuple[Checkpoint, Binding]:

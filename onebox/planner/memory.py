@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from onebox.spec.errors import DoesNotFitError, UsageError
-from onebox.spec.hardware import GIB, Box
+from onebox.spec.hardware import GIB, MIB, Box
 from onebox.spec.kv import PAGE_TOKENS, KVFormat
 from onebox.spec.model import ModelSpec
 from onebox.spec.modules import ModuleClass
@@ -42,7 +42,14 @@ _STEP_ROWS = 64
 _CHUNK = 64
 """Tokens in one chunk of DeltaNet's prefill."""
 RUNTIME_BYTES = 1 * GIB
-"""CUDA context, loaded kernels and the graph pool: an estimate; vLLM prints 0.27 to 1.29 GiB for graphs alone."""
+"""CUDA context, loaded kernels and captured graphs: an estimate; 0.77 GiB on an H200 with 102 graphs of the 122B."""
+_SPARE_BYTES = 192 * MIB
+"""What the engine sets aside beyond the largest use of a step: other sizes divide the workspace in other ways."""
+_PREFILL_MARGIN = 1.15
+"""On the estimate of a prefill's activations; measured on an H200: 1.05."""
+_LOGPROB_ROWS = 8
+"""Rows whose log-probabilities are computed at once, and the bytes that each of their tokens takes meanwhile."""
+_LOGPROB_BYTES = 70
 
 
 @dataclass(frozen=True)
@@ -135,7 +142,9 @@ class MemoryPlan:
         slots, pages = self.request.slots, f"{self.num_pages:,} pages of {self.request.page_tokens} tokens"
         return (
             MemoryPart("weights", self.weights_bytes, "as stored"),
-            MemoryPart("workspace", self.workspace_bytes, "CUDA context, graphs, activations (estimate)"),
+            MemoryPart(
+                "workspace", self.workspace_bytes, "CUDA context, graphs, activations (estimate), set aside at start"
+            ),
             MemoryPart("states", self.states_bytes, f"{slots} slots of {self.slot_bytes / 1e6:.1f} MB"),
             MemoryPart(
                 "prefix cache",
@@ -183,16 +192,17 @@ def checkpoint_bytes(spec: ModelSpec, activation_bytes: int = 2) -> int:
 
 
 def workspace_bytes(spec: ModelSpec, request: MemoryRequest) -> int:
-    """An estimate: the runtime, a prefill batch's activations, a decode step's logits and sums, a scratch page.
+    """An estimate: the runtime, a decode step's logits and sums, the larger of prefill and logprobs, a scratch page.
 
-    Rows without a sequence write to the scratch page; its size is the only exact part.
+    Rows without a sequence write to the scratch page. The engine sets all of it aside before it is ready.
     """
     rows = min(_STEP_ROWS, request.slots * (1 + request.drafts))
     pieces = piece_count(request.max_context_tokens, doublings(request.kv))
     sums = 4 * rows * pieces * spec.num_attention_heads * (spec.head_dim + 2)
     logits = 4 * rows * spec.vocab_size
-    activations = request.max_batched_tokens * _prefill_bytes(spec, request.activation_bytes)
-    return RUNTIME_BYTES + activations + logits + sums + page_bytes(spec, request)
+    activations = int(_PREFILL_MARGIN * request.max_batched_tokens * _prefill_bytes(spec, request.activation_bytes))
+    logprobs = spec.vocab_size * (_LOGPROB_ROWS * _LOGPROB_BYTES + (4 + 8) * _STEP_ROWS)
+    return RUNTIME_BYTES + max(activations, logprobs) + logits + sums + page_bytes(spec, request) + _SPARE_BYTES
 
 
 def _prefill_bytes(spec: ModelSpec, width: int) -> int:

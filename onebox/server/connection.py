@@ -67,7 +67,9 @@ class _Parser(h11.Connection):
         try:
             event = super().next_event()
         except h11.RemoteProtocolError as error:
-            self.refusal = (error.error_status_hint, f"The request is not valid HTTP/1.1: {error}.")
+            # Without the client's own bytes behind the colon; and not 501, since nothing failed here.
+            status = error.error_status_hint if error.error_status_hint < 500 else 400
+            self.refusal = (status, f"The request is not valid HTTP/1.1: {str(error).partition(':')[0]}.")
             raise
         if isinstance(event, h11.Request):
             self.num_body_bytes = self._num_chunks = 0
@@ -201,9 +203,10 @@ class BoundedConnection(H11Protocol):
         if self._is_write_late(now) or self._is_linger_late(now):
             self.transport.abort()
         elif self._is_header_late(now):
-            self._close_late("The header was not complete", self.limits.header_timeout_s)
+            self._close_late(f"The header was not complete within {self.limits.header_timeout_s:g} seconds.")
         elif self._is_body_late(now, elapsed):
-            self._close_late("The body came too slowly", self.limits.body_grace_s)
+            rate, grace_s = self.limits.min_body_bytes_per_s, self.limits.body_grace_s
+            self._close_late(f"The body came more slowly than {rate} bytes a second for {grace_s:g} seconds.")
 
     def _is_write_late(self, now: float) -> bool:
         num_waiting = self.transport.get_write_buffer_size()
@@ -237,9 +240,9 @@ class BoundedConnection(H11Protocol):
         limits = self.limits
         return self._body.is_late(now, self.conn.num_body_bytes, limits.body_grace_s, limits.min_body_bytes_per_s)
 
-    def _close_late(self, what: str, seconds: float) -> None:
+    def _close_late(self, message: str) -> None:
         if self.conn.their_state is h11.SEND_BODY or self.conn.has_partial_header:
-            self._refuse(408, f"{what} within {seconds:g} seconds.")
+            self._refuse(408, message)
         else:
             self.transport.close()
 

@@ -34,6 +34,7 @@ __all__ = [
     "UnknownHostError",
     "error_body",
     "error_response",
+    "error_status",
     "excerpt",
     "install_error_handlers",
 ]
@@ -104,6 +105,8 @@ class _Kind(NamedTuple):
     param: str | None = None
 
 
+_SHOWN = 80
+"""Characters of a method or path that a message repeats."""
 _BAD_REQUEST = _Kind(400, "invalid_request_error")
 _SERVER_ERROR = _Kind(500, "server_error")
 # The first row that matches decides, so a class comes before its base classes.
@@ -143,6 +146,11 @@ _PROMPT_FIELDS = {
 def error_body(error: OneboxError) -> dict[str, Any]:
     """The body of a response, or an event in a stream that has begun."""
     return _body(str(error), _kind(error))
+
+
+def error_status(error: OneboxError) -> int:
+    """The HTTP status that the error has, or would have if the stream had not begun."""
+    return _kind(error).status
 
 
 def install_error_handlers(app: FastAPI) -> None:
@@ -211,7 +219,7 @@ async def _invalid(_: Request, error: Exception) -> JSONResponse:
 
 async def _http(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, HTTPException)  # noqa: S101 - as above
-    message = f"{error.detail}: {request.method} {request.url.path}."
+    message = f"{error.detail}: {request.method[:_SHOWN]} {request.url.path[:_SHOWN]}."
     return JSONResponse(_body(message, _Kind(error.status_code, "invalid_request_error")), error.status_code)
 
 

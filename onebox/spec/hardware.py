@@ -12,8 +12,19 @@ from typing import NamedTuple
 
 from onebox.spec.errors import UnreadableError, UsageError
 
-__all__ = ["BOXES", "GIB", "Bandwidth", "Box", "available_memory_bytes", "box_from_reports", "detect_box", "named_box"]
+__all__ = [
+    "BOXES",
+    "GIB",
+    "MIB",
+    "Bandwidth",
+    "Box",
+    "available_memory_bytes",
+    "box_from_reports",
+    "detect_box",
+    "named_box",
+]
 
+MIB = 1024**2
 GIB = 1024**3
 
 

@@ -83,7 +83,7 @@ class ChatTemplate:
         the client's part of the text is covered. A text that grows beyond `max_chars` is refused with
         TextTooLongError.
         """
-        options = self._checked_options(options or {})
+        options = self.check_options(options or {})
         turned = [self._split_reasoning(m) for m in _template_messages(messages)]
         given = {"messages": turned, "tools": list(tools) or None, **options}
         try:
@@ -98,8 +98,8 @@ class ChatTemplate:
             reason = shield.uncover(str(error)) if shield else error
             raise UsageError(f"The chat template refused the messages: {reason}") from None
 
-    def _checked_options(self, options: Mapping[str, Any]) -> dict[str, Any]:
-        """Those that are not null; a refusal names the option."""
+    def check_options(self, options: Mapping[str, Any]) -> dict[str, Any]:
+        """The options that are not null. One that the template cannot use is refused by name."""
         for name, value in options.items():
             if name not in self.options:
                 known = ", ".join(sorted(self.options)) or "none"

@@ -332,7 +332,9 @@ def _runner(model: Qwen35, kv: str, config: EngineConfig) -> ModelRunner:
         config.rows_per_sequence,
         config.speculation.with_mtp,
     )
-    return ModelRunner(model, Memory.allocate(model.spec, shape, model.dtype, model.device), config)
+    runner = ModelRunner(model, Memory.allocate(model.spec, shape, model.dtype, model.device), config)
+    runner.capture_graphs()
+    return runner
 
 
 def _config(variant: Variant, cases: Sequence[Case]) -> EngineConfig:

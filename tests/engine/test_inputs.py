@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from onebox.engine.batch import decode_inputs
-from onebox.engine.inputs import InputPacker, StepSizes, exact_sizes, last_row
+from onebox.engine.inputs import InputPacker, PageTable, StepSizes, exact_sizes, last_row
 from onebox.engine.request import SamplingParams
 from onebox.engine.step import DecodeRows, DraftCheck, Draw, PromptChunk
 from onebox.spec.kv import PAGE_TOKENS
@@ -44,18 +44,31 @@ def parts_of_a_step(draw, layouts=LAYOUTS):
     return parts
 
 
+def packed(parts):
+    """What the model gets of a step over these parts."""
+    table = PageTable(SIZES.num_sequences, SIZES.num_pages)
+    table.put(parts)
+    return decode_inputs(InputPacker(SIZES).pack(parts), SIZES, table.rows, max_rows=3)
+
+
 @given(st.data())
 def test_nothing_is_left_of_the_steps_before(data):
     """Two layouts take turns and last for a while, as they do when sequences go on."""
     layouts = st.sampled_from([data.draw(LAYOUTS), data.draw(LAYOUTS)])
-    packing = InputPacker(SIZES)
+    packing, table = InputPacker(SIZES), PageTable(SIZES.num_sequences, SIZES.num_pages)
+    copied = table.rows.clone()
     for parts in data.draw(st.lists(parts_of_a_step(layouts), min_size=2, max_size=6)):
         assert packing.pack(parts).tolist() == InputPacker(SIZES).pack(parts).tolist()
+        num_changed = table.put(parts)
+        copied[:num_changed] = table.rows[:num_changed]
+        alone = PageTable(SIZES.num_sequences, SIZES.num_pages)
+        alone.put(parts)
+        assert copied.tolist() == alone.rows.tolist()
 
 
 @given(parts_of_a_step())
 def test_what_is_unpacked_is_what_the_step_says(parts):
-    batch, draw = decode_inputs(InputPacker(SIZES).pack(parts), SIZES)
+    batch, draw, _ = packed(parts)
     rows = [(place, part, row) for place, part in enumerate(parts) for row in range(len(part.token_ids))]
     for at, (place, part, row) in enumerate(rows):
         position, way = part.start + row, part.draw.sampling
@@ -80,8 +93,9 @@ def test_what_is_unpacked_is_what_the_step_says(parts):
 
 @given(parts_of_a_step())
 def test_blank_rows_are_of_no_sequence_and_write_nowhere(parts):
-    batch, draw = decode_inputs(InputPacker(SIZES).pack(parts), SIZES)
+    batch, draw, num_sequences = packed(parts)
     num_rows, num_parts = sum(len(part.token_ids) for part in parts), len(parts)
+    assert (batch.num_rows.tolist(), num_sequences.tolist()) == ([num_rows], [num_parts])
     assert (batch.slot_mapping[num_rows:] == -1).all()
     assert (draw.row_sequence[num_rows:] == SIZES.num_sequences).all()
     assert (batch.cu_rows[num_parts:] == num_rows).all()
@@ -93,8 +107,8 @@ def test_blank_rows_are_of_no_sequence_and_write_nowhere(parts):
 def test_what_kernels_take_in_32_bits_is_theirs_without_a_copy_and_aligned(rows, sequences, pages):
     sizes = StepSizes(rows, sequences, pages)
     words = InputPacker(sizes).words
-    batch, _ = decode_inputs(words, sizes)
-    parts = [batch.slots, batch.num_accepted, batch.seen, batch.cu_rows, batch.page_table]
+    batch, _, num_sequences = decode_inputs(words, sizes, PageTable(sequences, pages).rows, max_rows=3)
+    parts = [batch.slots, batch.num_accepted, batch.seen, batch.cu_rows, batch.num_rows, num_sequences]
     for part in parts:
         assert part.dtype is torch.int32
         assert part.is_contiguous()

@@ -1,5 +1,8 @@
 """The prefix cache finds the longest prefix that can be taken up again, and drops what was used longest ago."""
 
+import random
+from collections import Counter
+
 import pytest
 
 from onebox.engine.config import EngineConfig
@@ -145,6 +148,83 @@ def test_nothing_is_evicted_where_it_would_not_be_enough():
     assert it.cache.free_pages(4)
     assert it.found(1, 2) == 0
     assert len(held) == 2
+
+
+def hold(it, *page_ids):
+    """A sequence that runs on this prefix; returns its pages."""
+    pages = it.cache.find(text(*page_ids)).pages
+    for page in pages:
+        it.pool.share(page)
+    return pages
+
+
+def test_a_prefix_that_is_held_is_not_evicted_for_pages_though_it_is_the_oldest():
+    it = Cached(num_pages=6)
+    it.leave(1, 2)
+    it.leave(3, 4)
+    hold(it, 1, 2)
+    assert it.cache.free_pages(3)
+    assert (it.found(1, 2), it.found(3, 4)) == (2, 0)
+    assert not it.cache.free_pages(5)
+    assert it.found(1, 2) == 2
+
+
+def test_a_held_prefix_gives_way_to_a_state_that_is_needed():
+    it = Cached(num_checkpoints=1)
+    it.leave(1)
+    pages = hold(it, 1)
+    assert it.cache.reserve() == 0
+    assert it.found(1) == 0
+    assert [it.pool.num_readers(page) for page in pages] == [1]
+
+
+def test_an_older_state_on_the_way_stays_where_its_eviction_frees_nothing():
+    it = Cached(num_pages=5)
+    it.leave(1, 2)
+    it.leave(1, 2, 3)
+    it.leave(4)
+    assert it.cache.free_pages(2)
+    assert [it.found(1, 2), it.found(4)] == [2, 1], "the leaf frees a page, the state before it does not"
+
+
+def test_what_is_not_finite_is_discarded_with_all_that_leads_to_it_and_nothing_else():
+    it = Cached()
+    it.leave(1)
+    it.leave(1, 2, 3)
+    it.leave(1, 5)
+    it.cache.discard(text(1, 2, 3, 4))
+    assert [it.found(1, 2, 3), it.found(1), it.found(1, 5)] == [0, 0, 2]
+    it.check()
+    it.cache.discard(text(9))
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_pages_are_freed_exactly_where_that_is_possible(seed):
+    numbers = random.Random(seed)
+    it = Cached(num_pages=24, num_checkpoints=8)
+    held = []
+    for _ in range(60):
+        path = tuple(numbers.randrange(3) for _ in range(numbers.randrange(1, 5)))
+        match numbers.randrange(4):
+            case 0 if it.pool.num_free >= len(path):
+                number = it.cache.reserve()
+                pages = it.pool.take(len(path))
+                it.cache.insert(text(*path, tail=0), pages, number, is_pinned=numbers.random() < 0.2)
+                held.append(tuple(pages))  # computed twice, a page may be its sequence's alone
+            case 1 if it.cache.find(text(*path)):
+                held.append(hold(it, *path))
+            case 2 if held:
+                for page in held.pop(numbers.randrange(len(held))):
+                    it.pool.give_back(page)
+            case 3:
+                count = numbers.randrange(24)
+                is_possible = it.pool.num_free + it.pool.num_cached_only >= count
+                before = it.cache.stats.evicted
+                assert it.cache.free_pages(count) == is_possible
+                assert it.pool.num_free >= count or not is_possible
+                assert is_possible or it.cache.stats.evicted == before
+        it.cache.check()
+        it.pool.check(Counter([*it.cache.holders(), *(page for pages in held for page in pages)]))
 
 
 def test_a_page_that_a_sequence_reads_outlives_its_eviction():

@@ -7,7 +7,7 @@ import pytest
 
 from onebox.engine.config import EngineConfig, SpeculationConfig, SpeculationMethod
 from onebox.engine.request import ClientShare, Failed, Finished, FinishReason, Request, SamplingParams, Started, Tokens
-from onebox.engine.turns import Turns
+from onebox.engine.turns import QueueTurns
 from onebox.spec.errors import UnsupportedError
 from tests.engine.fake import FAILING, VOCAB_SIZE, Stand, plain_answer
 
@@ -112,7 +112,7 @@ def test_clients_take_turns_and_nobody_waits_for_all_that_another_has_queued():
 
 
 def test_a_client_that_comes_again_and_again_does_not_keep_another_waiting():
-    turns, busy, rare = Turns(), ClientShare("busy", 10), ClientShare("rare", 10)
+    turns, busy, rare = QueueTurns(), ClientShare("busy", 10), ClientShare("rare", 10)
     waiting = [turns.give(busy) for _ in range(5)]
     for turn in waiting:
         asked = turns.give(rare)

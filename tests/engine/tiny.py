@@ -17,7 +17,9 @@ def tiny_runner(model: Qwen35, config: EngineConfig) -> ModelRunner:
         config.rows_per_sequence,
         speculation.with_mtp,
     )
-    return ModelRunner(model, Memory.allocate(model.spec, shape, model.dtype, model.device), config)
+    runner = ModelRunner(model, Memory.allocate(model.spec, shape, model.dtype, model.device), config)
+    runner.capture_graphs()
+    return runner
 
 
 def tiny_engine(

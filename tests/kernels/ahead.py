@@ -2,8 +2,7 @@
 
     python -m tests.kernels.ahead [PACKAGE ...]
 
-A stand-in for Triton's driver says which GPU to compile for; each launch stops after compilation. Prints a JSON object
-per kernel and target: registers, bytes of spill and of shared memory.
+Prints a JSON object per kernel and target: registers, bytes of spill and of shared memory.
 """
 
 import json
@@ -14,32 +13,12 @@ from pathlib import Path
 
 import torch
 import triton
-from triton.backends.compiler import GPUTarget
-from triton.runtime.driver import driver
-from triton.runtime.jit import JITFunction
 
+from onebox.kernels.common.ahead import CompiledLaunch, compile_only
+from onebox.kernels.common.target import AbsentGpu, use_absent_gpu
 from tests.kernels.catalogue import cases, operations
 
 TARGETS = (90, 121)
-
-
-class AbsentGpu:
-    """What Triton asks of a driver in order to compile."""
-
-    def __init__(self, capability: int) -> None:
-        self.capability = capability
-
-    def get_current_target(self) -> GPUTarget:
-        return GPUTarget("cuda", self.capability, 32)
-
-    def get_current_device(self) -> int:
-        return self.capability  # kernels are cached by device, so each target is its own
-
-    def get_current_stream(self, _: int) -> int:
-        return 0
-
-    def get_active_torch_device(self) -> torch.device:
-        return torch.device("cpu")
 
 
 def resources(compiled) -> dict[str, int]:
@@ -54,22 +33,15 @@ def resources(compiled) -> dict[str, int]:
 
 
 def main() -> None:
-    compiled: list[tuple[str, object]] = []
-    run = JITFunction.run
-
-    def compile_only(self, *args, grid, warmup, **kwargs):
-        kernel = run(self, *args, grid=grid, warmup=True, **kwargs)
-        compiled.append((self.__name__, kernel))
-        return kernel
-
-    JITFunction.run = compile_only
+    compiled: list[CompiledLaunch] = []
+    compile_only(AbsentGpu(TARGETS[0]), compiled.append)
     wanted = sys.argv[1:]
     for case in cases():
         operation = operations()[case.op]
         if not case.is_full or (wanted and operation.package.rpartition(".")[2] not in wanted):
             continue
         for capability in TARGETS:
-            driver.set_active(AbsentGpu(capability))
+            use_absent_gpu(AbsentGpu(capability))
             compiled.clear()
             operation.kernel(**case.make(torch.device("cpu")))
             for name, kernel in compiled:

@@ -15,7 +15,9 @@ from onebox.server.sse import merged
 from onebox.server.submission import Submission
 from onebox.server.usage import Usage
 from onebox.text.parser import AnswerParser, Content, Reasoning
+from onebox.text.stream import Detokenizer
 from onebox.text.toolcalls import ToolCallArguments, ToolCallStart, ToolDefinition
+from tests.text.test_stream import stopped_text
 
 CALL = "<tool_call>\n<function=f>\n<parameter=x>\n世\n</parameter>\n</function>\n</tool_call>"
 FRAGMENTS = ["Hm ", "\n", "</think>", "\n\n", "世界🙂", "END", "E", "<tool_call>", "<", CALL, "a<b"]
@@ -82,6 +84,23 @@ def test_any_cutting_of_the_tokens_gives_the_same_answer(service, text, cuts, is
         made == list(token_ids) and "END" not in text and not is_cut(results)
     )
     assert not is_one_call or len(calls) <= 1
+
+
+@given(st.lists(st.integers(0, 383), max_size=30), st.lists(st.integers(1, 4), min_size=1))
+def test_an_answer_has_no_token_behind_the_one_that_completed_a_stop_string(service, token_ids, lengths):
+    stops = ("!", service.tokenizer.decode([100]))
+    chunks, at = [], 0
+    while at < len(token_ids):
+        chunks.append(tuple(token_ids[at : at + lengths[len(chunks) % len(lengths)]]))
+        at += len(chunks[-1])
+    answer = answer_of(service, Prompt((1,), Request("x", (1,)).sampling, stops), chunks)
+    (_, content, _) = said(asyncio.run(answer.whole()))
+    assert content == stopped_text(service.tokenizer.decode(token_ids), stops)[0]
+    detokenizer, text, num_tokens = Detokenizer(service.tokenizer), "", 0
+    while num_tokens < len(token_ids) and not any(stop in text for stop in stops):
+        text += detokenizer.push([token_ids[num_tokens]])
+        num_tokens += 1
+    assert answer.token_ids == token_ids[:num_tokens]
 
 
 def is_cut(results):

@@ -275,3 +275,31 @@ def test_the_requests_that_are_mutated_are_valid_themselves(client, path_and_bod
     response = client.request("POST", path, json_body=body)
     assert response.status_code == 200, response.text
     check_shape(path, response)
+
+
+SEEN = [
+    ("/v1/chat/completions", {"logit_bias": {"9" * 5000: 1}}, "logit_bias"),
+    ("/v1/chat/completions", {"repetition_penalty": 1e-308}, "repetition_penalty"),
+    ("/v1/chat/completions", {"temperature": 1e-309}, "temperature"),
+    ("/v1/chat/completions", {"metadata": nested(60)}, "metadata"),
+    ("/v1/chat/completions", {"model": "x" * 1_000_000}, "model"),
+    ("/v1/chat/completions", {str(place): 1 for place in range(5000)}, "at most 256 fields"),
+    ("/v1/chat/completions", {"messages": [{}] * 70_000}, "messages"),
+    ("/v1/chat/completions", {"seed": 10**400}, "seed"),
+    ("/v1/chat/completions", {"max_tokens": 10**400}, "max_tokens"),
+    ("/v1/completions", {"prompt": ["x"] * 100_000}, "prompt"),
+    ("/v1/completions", {"prompt": [-1]}, "prompt"),
+    ("/v1/responses", {"input": "Hi", "metadata": nested(63)}, "metadata"),
+    ("/v1/responses", {"input": "Hi", "metadata": {"a": [10**301]}}, "metadata"),
+    ("/v1/messages", {"tools": [{"name": "f", "input_schema": nested(55)}]}, "input_schema"),
+]
+
+
+@pytest.mark.parametrize(("path", "fields", "names"), SEEN)
+def test_what_is_beyond_a_bound_is_refused_with_its_name(client, path, fields, names):
+    base = {"/v1/chat/completions": {"messages": MESSAGES}, "/v1/messages": dict(BODIES[9][1])}.get(path, {})
+    response = client.request("POST", path, json_body={**base, **fields})
+    assert response.status_code in (400, 413)
+    check_shape(path, response)
+    assert names in response.text or "digits" in response.text
+    assert not client.requests

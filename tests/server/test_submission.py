@@ -13,6 +13,7 @@ from onebox.server.endpoints import messages, openai_reply, responses
 from onebox.server.errors import GenerationError
 from onebox.server.prompt import Prompt
 from onebox.server.submission import Submission
+from tests.engine.scripted import ScriptedRunner
 from tests.server.conftest import wait_until
 
 MESSAGES = [{"role": "user", "content": "Hi"}]
@@ -272,3 +273,47 @@ def test_nothing_can_be_submitted_through_a_closed_submission(endless):
     with pytest.raises(GenerationError, match="client left"):
         asyncio.run(submission.submit_copies(Request("x", (1,)), 1))
     assert not endless.requests
+
+
+# Failures after a stream has begun.
+
+
+class FailingRunner(ScriptedRunner):
+    """Cannot compute an answer's fifth token."""
+
+    def _rows(self, rows):
+        result = super()._rows(rows)
+        return ArithmeticError("a scripted failure") if self._drawn[rows.request_id] == 5 else result
+
+
+@every_dialect
+@pytest.mark.parametrize("way", ["engine", "server"])
+def test_a_failure_in_mid_stream_ends_it_with_an_error_and_without_a_finish(endless, monkeypatch, path, way):
+    if way == "engine":
+        endless.runner.__class__ = FailingRunner
+    else:
+        seen, chunk = [], form_of(path).chunk
+
+        def fail_fifth(*given):
+            seen.append(given)
+            return chunk(*given) if len(seen) < 5 else fail()
+
+        monkeypatch.setattr(form_of(path), "chunk", fail_fifth)
+    body = {**DIALECTS[path][2], "stream": True}
+    response = endless.request("POST", path, json_body=body)
+    assert response.status_code == 200
+    lines = [line.removeprefix("data: ") for line in response.text.split("\n") if line.startswith("data: ")]
+    told = [json.loads(line) for line in lines if line != "[DONE]"]
+    if path == "/v1/messages":
+        assert told[-1]["type"] == "error"
+        assert told[-1]["error"].keys() == {"type", "message"}
+        assert all(event["type"] not in ("message_delta", "message_stop") for event in told)
+    elif path == "/v1/responses":
+        assert (told[-1]["type"], told[-1]["response"]["status"]) == ("response.failed", "failed")
+        assert told[-1]["response"]["error"]["code"] == "server_error"
+        assert all(event["type"] != "response.completed" for event in told)
+    else:
+        assert lines[-1] == "[DONE]"
+        assert told[-1]["error"].keys() == {"message", "type", "param", "code"}
+        assert all(choice["finish_reason"] is None for event in told[:-1] for choice in event["choices"])
+    assert is_empty(endless.service.engine)

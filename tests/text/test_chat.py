@@ -110,6 +110,16 @@ def test_an_option_that_the_template_does_not_read_is_refused(template):
         template.render([USER], {"messages": []})
 
 
+def test_a_switch_of_the_template_takes_true_and_false_alone(template):
+    assert template.switches == {"enable_thinking"}
+    assert template.check_options({"enable_thinking": None}) == {}
+    for value in ("false", 0, 1, [], "x" * 1000):
+        with pytest.raises(UsageError, match=r"chat_template_kwargs\.enable_thinking is true or false"):
+            template.check_options({"enable_thinking": value})
+    source = "{{ a or 'x' }}{% if not b %}{% endif %}{{ 1 if c is false else 2 }}{% if d == 'x' %}{% endif %}"
+    assert ChatTemplate(source).switches == {"b", "c"}
+
+
 @pytest.mark.parametrize(
     "source",
     [

@@ -4,7 +4,6 @@ Three threads. The main one starts the engine and then waits for its end; one re
 the events of each step. It never outlives its parent: the kernel kills it with the parent, and a closed socket ends it.
 """
 
-import ctypes
 import gc
 import logging
 import os
@@ -20,6 +19,7 @@ from typing import Any, NoReturn
 
 from onebox.engine.client import Deliveries, HealthStatus
 from onebox.engine.engine import Engine
+from onebox.engine.remote.lifetime import end_with_parent
 from onebox.engine.remote.messages import (
     Abort,
     CheckGrammar,
@@ -39,7 +39,6 @@ from onebox.spec.output import end_process, log_in_background
 __all__ = ["ParentConnection", "main"]
 
 _log = logging.getLogger(__name__)
-_PR_SET_PDEATHSIG = 1
 
 
 class ParentConnection:
@@ -98,16 +97,21 @@ def _unsent(event: Event) -> Failed:
 
 
 def main(socket: int, parent_id: int) -> None:
-    _end_with(parent_id)
+    end_with_parent()
+    if os.getppid() != parent_id:
+        _exit()
     # The parent decides when the engine ends: a terminal's Ctrl-C and a service manager's SIGTERM reach this process
     # too, while the parent lets running requests finish.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     log_in_background()
     parent = ParentConnection(Connection(socket))
+    # Starting creates objects that stay; collections would walk them again and again.
+    gc.disable()
     engine = parent.engine = _start(parent)
     if engine:
         # What was loaded stays. Without this, a collection walks all of it: a tenth of a second in some step.
+        gc.enable()
         gc.collect()
         gc.freeze()
         parent.send(Ready(engine.stats()))
@@ -176,14 +180,6 @@ def _answer(
         begun = Future()
         begun.set_exception(error)
     begun.add_done_callback(reply)
-
-
-def _end_with(parent_id: int) -> None:
-    """Has the kernel kill this process when its parent ends, however that happens."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent_id:
-        _exit()
 
 
 def _exit() -> NoReturn:

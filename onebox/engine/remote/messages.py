@@ -20,12 +20,14 @@ from onebox.spec.errors import OneboxError
 __all__ = [
     "Abort",
     "CheckGrammar",
+    "DeviceMemory",
     "EngineDied",
     "EngineStarter",
     "Planned",
     "Progress",
     "Ready",
-    "ReportPhase",
+    "ReportStart",
+    "StartDetail",
     "StartEngine",
     "StartFailed",
     "StartPhase",
@@ -56,15 +58,29 @@ class Planned:
     """The whole plan, opaque to all but the engine's process."""
 
 
-Progress = StartPhase | Planned
-ReportPhase = Callable[[StartPhase], None]
+class StartDetail(NamedTuple):
+    """How far a phase of starting the engine is."""
+
+    name: str
+    text: str
+
+
+class DeviceMemory(NamedTuple):
+    """The GPU's memory in use when the engine is ready, by anyone, and what the plan leaves to onebox, in bytes."""
+
+    used_bytes: int
+    planned_bytes: int
+
+
+Progress = StartPhase | StartDetail | DeviceMemory | Planned
+ReportStart = Callable[[StartPhase | StartDetail | DeviceMemory], None]
 
 
 class EngineStarter(Protocol):
     """Plans and starts an engine inside the engine's process. Pickled on its way there."""
 
-    def plan(self, report: ReportPhase) -> Planned: ...
-    def start(self, planned: Planned, report: ReportPhase, deliver: Deliver) -> Engine: ...
+    def plan(self, report: ReportStart) -> Planned: ...
+    def start(self, planned: Planned, report: ReportStart, deliver: Deliver) -> Engine: ...
 
 
 # To the engine's process.
@@ -146,7 +162,7 @@ class EngineDied:
 
 
 @contextmanager
-def timed(name: str, report: ReportPhase) -> Iterator[None]:
+def timed(name: str, report: ReportStart) -> Iterator[None]:
     """Reports how long the block took."""
     began = time.perf_counter()
     yield

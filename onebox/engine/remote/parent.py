@@ -28,11 +28,13 @@ from onebox.engine.grammar.value import Grammar
 from onebox.engine.remote.messages import (
     Abort,
     CheckGrammar,
+    DeviceMemory,
     EngineDied,
     EngineStarter,
     Planned,
     Progress,
     Ready,
+    StartDetail,
     StartEngine,
     StartFailed,
     StartPhase,
@@ -288,7 +290,7 @@ class EngineProcess(EngineClient):
                 self._handle_reply(message)
             case Ready():
                 self._handle_ready(message)
-            case StartPhase():
+            case StartPhase() | StartDetail() | DeviceMemory():
                 self._report(message)
             case Planned():
                 with self._changed:

@@ -23,6 +23,7 @@ from onebox.kernels.attention.hadamard import hadamard, rotated_query, rotation_
 from onebox.kernels.attention.pages import num_stages, page_constants, page_tensors
 from onebox.kernels.attention.pieces import count_pieces, piece_bounds
 from onebox.kernels.attention.planes import coordinates
+from onebox.kernels.attention.reference import MAX_ROWS
 from onebox.kernels.attention.softmax import attend_tokens
 from onebox.kernels.common.arithmetic import loop_bound, rounded
 from onebox.kernels.common.dependent import launch_options, release, wait
@@ -36,17 +37,18 @@ __all__ = ["paged_attention", "paged_attention_fused"]
 
 _PIECE, _COMBINE = Tunable("attention_piece"), Tunable("attention_combine")
 
-MAX_ROWS = 9  # per sequence in a decode or verify step
 _GROUP = 128  # columns of a fixed-point group
 
 
-@triton.jit(do_not_specialize=["page_table_ptr", "context_ptr", "cu_rows_ptr", "num_pieces", "max_pages", "num_groups"])
+@triton.jit(
+    do_not_specialize=["page_table_ptr", "context_ptr", "cu_rows_ptr", "num_pieces", "table_stride", "num_groups"]
+)
 def paged_attention_piece_kernel(
     query_ptr,  # [R, Q, D], Hadamard-rotated if the keys are, in the planes of the keys
     partial_ptr,  # float32 [R, pieces, Q, D]: a piece's weighted sum of values, in the planes of the values
     best_ptr,  # float32 [R, pieces, Q]: its largest score
     total_ptr,  # float32 [R, pieces, Q]: its sum of softmax weights
-    page_table_ptr,  # int32 [S, max_pages]
+    page_table_ptr,  # int32 [S, pages], stride table_stride
     context_ptr,  # int32 [S]
     cu_rows_ptr,  # int32 [S + 1]
     key_codes_ptr,
@@ -59,7 +61,7 @@ def paged_attention_piece_kernel(
     value_table_ptr,
     scale,
     num_pieces,
-    max_pages,
+    table_stride,
     num_groups,  # tiles needed to cover a sequence's rows
     Q: tl.constexpr,
     KV: tl.constexpr,
@@ -86,7 +88,7 @@ def paged_attention_piece_kernel(
     start, end = piece_bounds(piece, DOUBLINGS)
     end = tl.minimum(end, first_sees + tl.minimum(first_of_tile + ROWS, num_rows) - 1)
     is_used = (first_of_tile < num_rows) & (start < end)
-    table_ptr = page_table_ptr + sequence * max_pages
+    table_ptr = page_table_ptr + sequence * table_stride
     page = tl.load(table_ptr + start // P, mask=is_used, other=0)
     # Everything read before this wait is an input of the step, complete before the step began.
     wait(DEPENDENT)
@@ -208,31 +210,38 @@ def paged_attention_combine_kernel(
         tl.store(out_ptr + (row.to(tl.int64) * Q + head) * D + columns, attended)
 
 
-def paged_attention(query, pages, page_table, context, cu_rows, scale):
+def paged_attention(query, pages, page_table, context, cu_rows, scale, max_rows=MAX_ROWS):
     out = torch.empty_like(query, memory_format=torch.contiguous_format)
-    pieces = _attend_pieces(query, pages, page_table, context, cu_rows, scale)
+    pieces = _attend_pieces(query, pages, page_table, context, cu_rows, scale, max_rows)
     _combine(pieces, pages, context, cu_rows, (out, None, None), None)
     return out
 
 
-def paged_attention_fused(query, pages, page_table, context, cu_rows, scale, qkv_parts):
+def paged_attention_fused(query, pages, page_table, context, cu_rows, scale, qkv_parts, max_rows=MAX_ROWS):
     num_rows, num_heads, dim = query.shape
     if dim % _GROUP:
-        return attention_gate_fused(paged_attention(query, pages, page_table, context, cu_rows, scale), qkv_parts)
+        mixed = paged_attention(query, pages, page_table, context, cu_rows, scale, max_rows)
+        return attention_gate_fused(mixed, qkv_parts)
     rows = new_rows(num_rows, num_heads * dim, query.dtype, query.device)
-    pieces = _attend_pieces(query, pages, page_table, context, cu_rows, scale)
+    pieces = _attend_pieces(query, pages, page_table, context, cu_rows, scale, max_rows)
     _combine(pieces, pages, context, cu_rows, rows, qkv_parts)
     return FixedRows(*rows, None)
 
 
 def _attend_pieces(
-    query: Tensor, pages: KVPages, page_table: Tensor, context: Tensor, cu_rows: Tensor, scale: float
+    query: Tensor,
+    pages: KVPages,
+    page_table: Tensor,
+    context: Tensor,
+    cu_rows: Tensor,
+    scale: float,
+    max_rows: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """For each piece: weighted sum of values [R, pieces, Q, D], largest score and sum of weights [R, pieces, Q]."""
     (num_rows, num_heads, dim), num_sequences = query.shape, page_table.shape[0]
     num_pieces = piece_count(page_table.shape[1] * pages.page_tokens, doublings(pages.format))
     shape = _decode_shape(query, pages)
-    num_groups = triton.cdiv(min(num_rows, MAX_ROWS), shape["ROWS"])
+    num_groups = triton.cdiv(min(num_rows, max_rows), shape["ROWS"])
     partial = query.new_empty((num_rows, num_pieces, num_heads, dim), dtype=torch.float32)
     best, total = (query.new_empty((num_rows, num_pieces, num_heads), dtype=torch.float32) for _ in range(2))
     paged_attention_piece_kernel[(pages.kv_heads * num_groups, num_pieces, num_sequences)](
@@ -246,13 +255,13 @@ def _attend_pieces(
         *page_tensors(pages, dim),
         scale * math.log2(math.e),
         num_pieces,
-        page_table.shape[1],
+        page_table.stride(0),
         num_groups,
         Q=num_heads,
         DOUBLINGS=doublings(pages.format),
         **page_constants(pages, dim),
         **shape,
-        **launch_options(query, _PIECE, num_heads),
+        **launch_options(_PIECE, num_heads),
     )
     return partial, best, total
 
@@ -292,7 +301,7 @@ def _combine(
         CHUNK=64,
         PARTS=0 if qkv_parts is None else len(qkv_parts),
         num_warps=4 if signs is None else 8,
-        **launch_options(x, _COMBINE, num_heads),
+        **launch_options(_COMBINE, num_heads),
     )
 
 

@@ -83,6 +83,6 @@ def attention_gate_fused(attended, qkv_parts):
             D=head_dim,
             PARTS=len(qkv_parts),
             num_warps=1,
-            **launch_options(attended, _GATE_FUSED, heads),
+            **launch_options(_GATE_FUSED, heads),
         )
     return FixedRows(*rows, None)

@@ -91,7 +91,7 @@ def rotated_query(query: Tensor, pages: KVPages) -> Tensor:
 
 def rotate(x: Tensor, out: Tensor, signs: Tensor, bits: int, is_inverse: bool) -> None:
     rows, dim = x.shape[0] * x.shape[1], x.shape[2]
-    launch = {"BITS": bits, "IS_INVERSE": is_inverse, "num_warps": 1, **launch_options(x, _ROTATE, x.shape[-2])}
+    launch = {"BITS": bits, "IS_INVERSE": is_inverse, "num_warps": 1, **launch_options(_ROTATE, x.shape[-2])}
     paged_attention_rotate_kernel[(rows,)](x, out, signs, **rotation_constants(dim), **launch)
 
 

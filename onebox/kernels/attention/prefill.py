@@ -17,11 +17,11 @@ from onebox.kernels.common.target import has_large_shared_memory
 __all__ = ["paged_attention_prefill"]
 
 
-@triton.jit(do_not_specialize=["page_table_ptr", "start_ptr", "cu_rows_ptr", "max_pages"])
+@triton.jit(do_not_specialize=["page_table_ptr", "start_ptr", "cu_rows_ptr", "table_stride"])
 def paged_attention_prefill_kernel(
     query_ptr,  # [T, Q, D], Hadamard-rotated if the keys are, in the planes of the keys
     out_ptr,  # [T, Q, D], Hadamard-rotated if the values are, in the planes of the values
-    page_table_ptr,  # int32 [S, max_pages]
+    page_table_ptr,  # int32 [S, pages], stride table_stride
     start_ptr,  # int32 [S]
     cu_rows_ptr,  # int32 [S + 1]
     key_codes_ptr,
@@ -33,7 +33,7 @@ def paged_attention_prefill_kernel(
     value_levels_ptr,
     value_table_ptr,
     scale,
-    max_pages,
+    table_stride,
     Q: tl.constexpr,
     KV: tl.constexpr,
     P: tl.constexpr,
@@ -56,7 +56,7 @@ def paged_attention_prefill_kernel(
         visible = tl.where(inside, positions + 1, 0)
         row_head = (first_row + positions - start).to(tl.int64) * Q + query_head
         end = tl.minimum(tile_start + QUERY_TILE, stop)
-        table_ptr = page_table_ptr + sequence * max_pages
+        table_ptr = page_table_ptr + sequence * table_stride
         _, total, mixed_low, mixed_high = attend_tokens(
             query_ptr,
             row_head,
@@ -100,7 +100,7 @@ def paged_attention_prefill(query, pages, page_table, start, cu_rows, scale):
         cu_rows,
         *page_tensors(pages, dim),
         scale * math.log2(math.e),
-        page_table.shape[1],
+        page_table.stride(0),
         Q=num_heads,
         **page_constants(pages, dim),
         **shape,

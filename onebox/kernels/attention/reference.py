@@ -13,6 +13,7 @@ from onebox.kernels.common.invariant import add_in_order, pair_sum, sigmoid
 from onebox.kernels.common.rows import FixedRows, unscaled_rows
 
 __all__ = [
+    "MAX_ROWS",
     "attention_gate",
     "attention_gate_fused",
     "kv_write",
@@ -25,6 +26,8 @@ __all__ = [
     "rotary_table",
 ]
 
+MAX_ROWS = 9
+"""Rows of one sequence in a decode step."""
 _QUERIES = 64
 """Query rows that prefill computes at once."""
 _TILE = 8
@@ -46,16 +49,22 @@ class _Layout(NamedTuple):
 
 
 def paged_attention(
-    query: Tensor, pages: KVPages, page_table: Tensor, context: Tensor, cu_rows: Tensor, scale: float
+    query: Tensor,
+    pages: KVPages,
+    page_table: Tensor,
+    context: Tensor,
+    cu_rows: Tensor,
+    scale: float,
+    max_rows: int = MAX_ROWS,  # noqa: ARG001 - decides the size of a launch
 ) -> Tensor:
-    """Decode and verification: attention outputs [R, Q, D] of query [R, Q, D], at most 9 rows per sequence.
+    """Decode and verification: attention outputs [R, Q, D] of query [R, Q, D], at most `max_rows` rows per sequence.
 
     Sequence s has the rows cu_rows[s] .. cu_rows[s+1] - 1 (int32 [S+1]) and the pages page_table[s] (int32
     [S, max_pages], token p is in its page p // P). Its last row attends to context[s] tokens (int32 [S]), the row
     before to one fewer, and so on; the pages already hold all of them. The output is zero for a row without visible
     tokens or without a sequence. A row's bits depend on its query and its visible tokens, not on other rows, sequences
-    or page numbers. D is a power of two, at least 32. The workspace grows with max_pages, so pass a table no wider than
-    the longest sequence.
+    or page numbers. D is a power of two, at least 32. Launch and workspace grow with the table's width and max_rows, at
+    most 9: pass a table not much wider than the longest sequence. Its rows may be strided.
     """
     group = query.shape[1] // pages.kv_heads
     tile_rows = max(1, _TILE // group)
@@ -131,12 +140,14 @@ def paged_attention_fused(
     cu_rows: Tensor,
     scale: float,
     qkv_parts: Tensor,
+    max_rows: int = MAX_ROWS,
 ) -> FixedRows:
     """`attention_gate_fused` of `paged_attention`: gated, as fixed-point rows for the output projection.
 
     qkv_parts float32 [parts, R, N] as for `attention_gate_fused`. Q * D is a multiple of 128.
     """
-    return attention_gate_fused(paged_attention(query, pages, page_table, context, cu_rows, scale), qkv_parts)
+    mixed = paged_attention(query, pages, page_table, context, cu_rows, scale, max_rows)
+    return attention_gate_fused(mixed, qkv_parts)
 
 
 def paged_attention_prefill(

@@ -15,7 +15,8 @@ __all__ = ["fused_heads", "qk_norm_rope", "qk_norm_rope_fused", "rotary_table"]
 _ROPE_FUSED = Tunable("qk_norm_rope_fused")
 
 
-@triton.jit
+# Not specialised: the number of rows, which decides the stride and the alignment, must not compile it anew.
+@triton.jit(do_not_specialize=["positions_ptr", "axis_stride"])
 def rotary_table_kernel(
     positions_ptr,  # integers [3, R], strides axis_stride and row_stride
     frequencies_ptr,  # float32 [F]
@@ -293,6 +294,6 @@ def fused_heads(
             P=page_tokens,
             num_warps=1,
             maxnreg=168,  # without a limit the compiler saves registers by delaying loads
-            **launch_options(qkv_parts, _ROPE_FUSED, num_heads),
+            **launch_options(_ROPE_FUSED, num_heads),
         )
     return query

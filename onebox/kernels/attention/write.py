@@ -218,7 +218,7 @@ def kv_write(pages, key, value, slots):
         VALUE_BITS=pages.format.value_bits,
         num_warps=1,
         enable_fp_fusion=False,
-        **launch_options(key, _WRITE, key.shape[1]),
+        **launch_options(_WRITE, key.shape[1]),
     )
 
 

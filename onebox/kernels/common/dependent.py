@@ -12,14 +12,11 @@ loads of its weights already in flight, saves one microsecond per kernel. The ru
 Neither changes a bit of a result. GPUs before SM90 and the interpreter have no such launch: there both do nothing.
 """
 
-from functools import cache
-
-import torch
 import triton
 import triton.language as tl
-from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from onebox.kernels.common.target import has_dependent_launch
 from onebox.kernels.common.tuning import Tunable
 
 __all__ = ["launch_options", "release", "wait"]
@@ -39,8 +36,8 @@ def release(DEPENDENT: tl.constexpr):
         gdc_launch_dependents()
 
 
-def launch_options(tensor: Tensor, kernel: Tunable, shape: object, **default: int) -> dict[str, int | bool]:
-    """Launch options of a kernel with the constexpr DEPENDENT on the device of `tensor`; `default` has its others.
+def launch_options(kernel: Tunable, shape: object, **default: int) -> dict[str, int | bool]:
+    """Launch options of a kernel with the constexpr DEPENDENT; `default` has its others.
 
     DEPENDENT is 0: launched when the previous kernel has ended; 1: launched early; 2: launched early without letting
     the next kernel start early, because programs that only wait occupy resources that others could use.
@@ -49,11 +46,6 @@ def launch_options(tensor: Tensor, kernel: Tunable, shape: object, **default: in
     mode = options.pop("dependent")
     if triton.knobs.runtime.interpret:
         return {**options, "DEPENDENT": 0}
-    if tensor.is_cuda and not _is_able(tensor.device.index):
+    if not has_dependent_launch():
         mode = 0
     return {**options, "DEPENDENT": mode, "launch_pdl": mode > 0}
-
-
-@cache
-def _is_able(index: int) -> bool:
-    return torch.cuda.get_device_capability(index) >= (9, 0)

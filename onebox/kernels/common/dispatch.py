@@ -17,6 +17,8 @@ T = TypeVar("T")
 class Operation(Generic[P, T]):
     """Calls the Triton kernel for CUDA tensors, else the CPU form or the twin; all have the twin's name and signature.
 
+    Tensors on `meta` go to the kernel too, which is then compiled and not launched (`ahead.py`).
+
     The twin is the definition. Kernel modules import Triton, so they are imported at the first call with a CUDA tensor.
     """
 
@@ -66,9 +68,12 @@ class Operation(Generic[P, T]):
 
 
 def _is_on_gpu(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether the first tensor, or first in a tuple of tensors, is on a GPU; an operation's tensors share a device."""
+    """Whether the first tensor, or first in a tuple of tensors, is on a GPU or stands for one on a GPU (`meta`).
+
+    An operation's tensors share a device.
+    """
     for value in (*args, *kwargs.values()):
         first = value[0] if isinstance(value, tuple) else value
         if isinstance(first, Tensor):
-            return first.is_cuda
+            return first.is_cuda or first.is_meta
     raise TypeError("An operation was called without a tensor.")

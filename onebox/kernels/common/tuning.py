@@ -12,8 +12,7 @@ import re
 from functools import cache
 from pathlib import Path
 
-import torch
-
+from onebox.kernels.common.target import gpu_name
 from onebox.spec.cache import user_cache_directory
 
 __all__ = [
@@ -107,9 +106,9 @@ def user_table(gpu: str) -> Path:
 @cache
 def _table() -> dict[str, LaunchOptions]:
     """The shipped entries, overridden by the user's."""
-    if not torch.cuda.is_available():
+    gpu = gpu_name()
+    if gpu is None:
         return {}
-    gpu = torch.cuda.get_device_name()
     found: dict[str, LaunchOptions] = {}
     paths = [_SHIPPED / table_name(gpu)]
     with contextlib.suppress(RuntimeError):  # no home

@@ -113,6 +113,6 @@ def gated_norm_fused(mixed, z_parts, weight, eps, dtype):
             DV=value_dim,
             PARTS=len(z_parts),
             num_warps=1,
-            **launch_options(mixed, _NORM_FUSED, heads),
+            **launch_options(_NORM_FUSED, heads),
         )
     return FixedRows(*rows, None)

@@ -355,7 +355,7 @@ def _step(
         GATE_PARTS=len(a) if a.dim() == 3 else 1,
         num_warps=1,
         maxnreg=168,  # without a limit the compiler saves registers by delaying loads
-        **launch_options(qkv, _PREPARE, heads),
+        **launch_options(_PREPARE, heads),
     )
     out = qkv.new_empty(num_rows, heads, value_dim, dtype=dtype)
     delta_net_recur_kernel[(triton.cdiv(value_dim, _STRIPE), heads, num_sequences)](
@@ -375,6 +375,6 @@ def _step(
         BLOCK_K=triton.next_power_of_2(key_dim),
         STRIPE=_STRIPE,
         num_warps=1,
-        **launch_options(qkv, _RECUR, heads),
+        **launch_options(_RECUR, heads),
     )
     return out

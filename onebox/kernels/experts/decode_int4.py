@@ -355,7 +355,7 @@ def _split(inner: Tensor, planes: Tensor, scale: Tensor, shared_inner: Tensor | 
         0 if shared_inner is None else len(shared_inner),
         GROUPS=groups,
         **launch.constants,
-        **launch_options(inner, _PLANES, groups),
+        **launch_options(_PLANES, groups),
     )
 
 
@@ -385,6 +385,6 @@ def _down(
 def _options(ids: Tensor, kernel: Tunable, groups: int) -> dict[str, int | bool]:
     """Launch options by the number of rows; the number of groups in flight must divide `groups`."""
     crowd = "one" if len(ids) == 1 else "few" if len(ids) <= 4 else "many"
-    options = launch_options(ids, kernel, f"{crowd}_{groups}", UNROLL=4, maxnreg=128, PREFETCH=1)
+    options = launch_options(kernel, f"{crowd}_{groups}", UNROLL=4, maxnreg=128, PREFETCH=1)
     unroll = max(count for count in range(1, options["UNROLL"] + 1) if groups % count == 0)
     return {**options, "UNROLL": unroll}

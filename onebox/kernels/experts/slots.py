@@ -25,13 +25,15 @@ def _next_sharer(ids, pairs, expert, after, none):
 def pair_of_program(ids_ptr, num_pairs, PAIRS: tl.constexpr, ALONE: tl.constexpr):
     """(the program's pair, its expert, all pairs, their experts, the first pair with the same expert).
 
-    With ALONE (one row, so all experts differ) there is no search, here or in `sharers`.
+    With ALONE (one row, so all experts differ) there is no search, here or in `sharers`. A pair of a row without a
+    sequence has expert -1 and no first pair, so that its program returns at once.
     """
     pair = tl.program_id(1)
     expert = tl.load(ids_ptr + pair)
     pairs = tl.arange(0, PAIRS)
     ids = tl.load(ids_ptr + pairs, mask=pairs < num_pairs, other=-1)
     first = pair if ALONE else _next_sharer(ids, pairs, expert, -1, num_pairs)
+    first = tl.where(expert < 0, -1, first)
     return pair, expert, pairs, ids, first
 
 

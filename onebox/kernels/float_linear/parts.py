@@ -356,6 +356,6 @@ def float_parts(rows, weight):
             len(rows.x),
             rows.eps,
             **launch.constants,
-            **launch_options(rows.x, _PARTS, f"{launch.arguments[4]}x{rows.x.shape[1]}"),
+            **launch_options(_PARTS, f"{launch.arguments[4]}x{rows.x.shape[1]}"),
         )
     return cast(Tensor, launch.out)

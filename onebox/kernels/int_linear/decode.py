@@ -140,7 +140,7 @@ def fixed_point(x):
         K=columns,
         GROUPS=groups,
         num_warps=groups,
-        **launch_options(x, _FIXED_POINT, num_groups),
+        **launch_options(_FIXED_POINT, num_groups),
     )
     return planes, scale
 
@@ -181,7 +181,7 @@ def _linear(
         PARTS=count,
         BLOCK=block,
         num_warps=4,
-        **launch_options(planes, _SUM, num_columns),
+        **launch_options(_SUM, num_columns),
     )
     return out
 
@@ -241,7 +241,7 @@ def _options(weight: Tensor, bits: int, columns: int, groups: int) -> dict[str, 
     if columns <= 32:
         # With more registers the compiler would delay the loads until their values are used.
         default["maxnreg"] = 128 if columns < 32 else 168
-    options = launch_options(weight, _LINEARS[bits], f"{columns}_{len(weight)}", **default)
+    options = launch_options(_LINEARS[bits], f"{columns}_{len(weight)}", **default)
     return {**options, "UNROLL": _divisor(groups, options["UNROLL"])}
 
 

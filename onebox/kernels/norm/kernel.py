@@ -174,6 +174,6 @@ def add_rms_norm_fused(residual, parts, weight, eps, dtype, shared=None, share=N
             SHARED=0 if shared is None else len(shared),
             num_warps=1,
             maxnreg=128,  # without a limit the compiler saves registers and loads one part after another
-            **launch_options(parts, _ADD_FUSED, weight.shape[0]),
+            **launch_options(_ADD_FUSED, weight.shape[0]),
         )
     return FixedRows(x, planes, scale, squares, eps), total

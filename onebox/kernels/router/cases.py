@@ -12,20 +12,32 @@ from onebox.kernels.int_linear.cases import fixed_rows
 __all__ = ["CASES"]
 
 
-def _inputs(device: torch.device, rows: int, experts: int, k: int, step: float) -> dict[str, Any]:
+def _inputs(device: torch.device, rows: int, experts: int, k: int, step: float, blank: int) -> dict[str, Any]:
     logits = 3 * torch.randn(rows, experts, generator=generator(rows * experts + k))
     if step:  # a coarse grid makes many ties, and both zeros
         logits = (logits / step).round() * step
-    return {"logits": logits.to(device), "k": k}
+    return {"logits": logits.to(device), "k": k, "num_rows": _num_rows(rows, blank, device)}
 
 
-def _case(rows: int, experts: int, k: int, step: float = 0.0, is_full: bool = False) -> Case:
-    make = partial(_inputs, rows=rows, experts=experts, k=k, step=step)
-    return Case("route", f"{rows}x{experts}-top{k}{'-ties' if step else ''}", make, is_full)
+def _num_rows(rows: int, blank: int, device: torch.device) -> torch.Tensor | None:
+    return torch.tensor([rows - blank], dtype=torch.int32, device=device) if blank else None
+
+
+def _case(rows: int, experts: int, k: int, step: float = 0.0, blank: int = 0, is_full: bool = False) -> Case:
+    make = partial(_inputs, rows=rows, experts=experts, k=k, step=step, blank=blank)
+    name = f"{rows}x{experts}-top{k}{'-ties' if step else ''}{f'-{blank}-blank' if blank else ''}"
+    return Case("route", name, make, is_full)
 
 
 def _shared_inputs(
-    device: torch.device, rows: int, width: int, experts: int, parts: int, k: int, shared: tuple[str, int] | None
+    device: torch.device,
+    rows: int,
+    width: int,
+    experts: int,
+    parts: int,
+    k: int,
+    shared: tuple[str, int] | None,
+    blank: int,
 ) -> dict[str, Any]:
     draw = partial(torch.randn, generator=generator(rows + experts + width))
     # Quarters add up exactly, so that there are ties.
@@ -34,6 +46,7 @@ def _shared_inputs(
         "router_parts": router.to(device),
         "k": k,
         "rows": fixed_rows(rows, width, torch.bfloat16).to(device),
+        "num_rows": _num_rows(rows, blank, device),
     }
     if shared:
         kind, columns = shared
@@ -49,10 +62,14 @@ def _shared_case(
     k: int,
     shared: tuple[str, int] | None = None,
     *,
+    blank: int = 0,
     is_full: bool = False,
 ) -> Case:
-    make = partial(_shared_inputs, rows=rows, width=width, experts=experts, parts=parts, k=k, shared=shared)
+    make = partial(
+        _shared_inputs, rows=rows, width=width, experts=experts, parts=parts, k=k, shared=shared, blank=blank
+    )
     name = "alone" if shared is None else f"{shared[0]}{shared[1]}"
+    name += f"-{blank}-blank" if blank else ""
     return Case("route_fused", f"{rows}x{width}-top{k}of{experts}-parts{parts}-{name}", make, is_full)
 
 
@@ -64,17 +81,20 @@ CASES = [
     _case(2, 60, 16),
     _case(2, 1, 1),
     _case(0, 8, 2),
+    _case(5, 37, 3, blank=2),
     _case(1, 256, 8, is_full=True),
     _case(64, 256, 8, is_full=True),
     _case(2048, 256, 8, step=0.25, is_full=True),
     _shared_case(1, 128, 8, 1, 2),
     _shared_case(3, 256, 37, 2, 4, ("block", 256)),
     _shared_case(2, 128, 8, 3, 1, ("nvfp4", 64)),
+    _shared_case(4, 128, 8, 2, 3, ("block", 256), blank=3),
     _shared_case(5, 256, 16, 2, 16, ("row", 32)),
     _shared_case(0, 128, 8, 2, 2, ("bf16", 64)),
     _shared_case(1, 3072, 256, 12, 8, ("block", 2048), is_full=True),
     _shared_case(12, 3072, 256, 12, 8, ("block", 2048), is_full=True),
     _shared_case(64, 3072, 256, 12, 8, ("block", 2048), is_full=True),
+    _shared_case(16, 3072, 256, 12, 8, ("block", 2048), blank=5, is_full=True),
     _shared_case(3, 2048, 256, 8, 8, ("nvfp4", 1024), is_full=True),
     _shared_case(3, 2048, 256, 8, 8, is_full=True),
 ]

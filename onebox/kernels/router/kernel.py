@@ -24,6 +24,7 @@ _ROUTE_FUSED = Tunable("route_fused")
 def _choose(
     logits,  # float32 [BLOCK], of E experts
     row,
+    num_rows_ptr,  # int32 [1], or None
     ids_ptr,  # int32 [R, CHOSEN]
     weights_ptr,  # float32 [R, CHOSEN]
     E,
@@ -57,13 +58,16 @@ def _choose(
     logit = ordered_bits(values).to(tl.float32, bitcast=True)
     top = tl.sum(tl.where(places == 0, logit, 0.0), 0)
     share = tl.where(chosen, tl.exp(logit - top), 0.0)
+    if num_rows_ptr is not None:
+        ids = tl.where(row < tl.load(num_rows_ptr), ids, -1)
     tl.store(ids_ptr + row * CHOSEN + places, ids, mask=chosen)
     tl.store(weights_ptr + row * CHOSEN + places, share / tl.sum(share, 0), mask=chosen)
 
 
-@triton.jit(do_not_specialize=["rounds"])
+@triton.jit(do_not_specialize=["num_rows_ptr", "rounds"])
 def route_kernel(
     logits_ptr,  # float32 [R, E]
+    num_rows_ptr,  # int32 [1]: rows from this number on choose nothing; None: all rows choose
     ids_ptr,  # int32 [R, CHOSEN]
     weights_ptr,  # float32 [R, CHOSEN]
     E,
@@ -75,14 +79,15 @@ def route_kernel(
     row = tl.program_id(0).to(tl.int64)
     experts = tl.arange(0, BLOCK)
     logits = tl.load(logits_ptr + row * E + experts, mask=experts < E, other=0.0)
-    _choose(logits, row, ids_ptr, weights_ptr, E, rounds, CHOSEN, CHOSEN_BLOCK, BLOCK)
+    _choose(logits, row, num_rows_ptr, ids_ptr, weights_ptr, E, rounds, CHOSEN, CHOSEN_BLOCK, BLOCK)
 
 
-def route(logits, k):
+def route(logits, k, num_rows=None):
     rows, experts = logits.shape
     ids, weights = _new_choice(logits, rows, experts, k)
     route_kernel[(rows,)](
         logits,
+        num_rows,
         ids,
         weights,
         experts,
@@ -95,9 +100,10 @@ def route(logits, k):
     return ids, weights
 
 
-@triton.jit(do_not_specialize=["R", "rounds"])
+@triton.jit(do_not_specialize=["num_rows_ptr", "R", "rounds"])
 def route_fused_kernel(
     router_ptr,  # float32 [ROUTER_PARTS, R, E + 1]
+    num_rows_ptr,  # int32 [1], as in `route_kernel`
     ids_ptr,  # int32 [R, CHOSEN]
     weights_ptr,  # float32 [R, CHOSEN]
     share_ptr,  # float32 [R]
@@ -137,7 +143,7 @@ def route_fused_kernel(
         share = sum_parts(router_ptr, router_stride, row * (E + 1) + E, True, ROUTER_PARTS)
         logits = sum_parts(router_ptr, router_stride, row * (E + 1) + experts, experts < E, ROUTER_PARTS)
         tl.store(share_ptr + row, tl.sigmoid(share))
-        _choose(logits, row, ids_ptr, weights_ptr, E, rounds, CHOSEN, CHOSEN_BLOCK, EXPERTS_BLOCK)
+        _choose(logits, row, num_rows_ptr, ids_ptr, weights_ptr, E, rounds, CHOSEN, CHOSEN_BLOCK, EXPERTS_BLOCK)
     elif FORMAT is not None:
         parts_tile(
             program - R,
@@ -161,14 +167,15 @@ def route_fused_kernel(
         )
 
 
-def route_fused(router_parts, k, rows, gate_up=None):
-    num_router_parts, num_rows, logits = router_parts.shape
-    ids, weights = _new_choice(router_parts, num_rows, logits - 1, k)
-    share = torch.empty(num_rows, dtype=torch.float32, device=router_parts.device)
+def route_fused(router_parts, k, rows, gate_up=None, num_rows=None):
+    num_router_parts, count, logits = router_parts.shape
+    ids, weights = _new_choice(router_parts, count, logits - 1, k)
+    share = torch.empty(count, dtype=torch.float32, device=router_parts.device)
     launch = TileLaunch.of(rows.x, gate_up)
-    if num_rows:
-        route_fused_kernel[(num_rows + launch.programs,)](
+    if count:
+        route_fused_kernel[(count + launch.programs,)](
             router_parts,
+            num_rows,
             ids,
             weights,
             share,
@@ -177,7 +184,7 @@ def route_fused(router_parts, k, rows, gate_up=None):
             rows.x,
             rows.squares,
             *launch.arguments,
-            num_rows,
+            count,
             rows.eps,
             E=logits - 1,
             ROUTER_PARTS=num_router_parts,
@@ -185,7 +192,7 @@ def route_fused(router_parts, k, rows, gate_up=None):
             CHOSEN_BLOCK=triton.next_power_of_2(k),
             EXPERTS_BLOCK=triton.next_power_of_2(logits - 1),
             **launch.constants,
-            **launch_options(router_parts, _ROUTE_FUSED, rows.x.shape[1]),
+            **launch_options(_ROUTE_FUSED, rows.x.shape[1]),
         )
     return ids, weights, share, launch.out
 

@@ -339,7 +339,8 @@ def sample_choose_kernel(
     tl.store(token_ids_ptr + row, tl.where(is_number, chosen, -1))
 
 
-@triton.jit
+# Not specialised: neither the number of tokens nor of rows, which moves the last three, may compile it anew.
+@triton.jit(do_not_specialize=["presence_ptr", "frequency_ptr", "repetition_ptr", "N"])
 def apply_penalties_kernel(
     logits_ptr,  # float32 [R, V], written in place
     token_ids_ptr,  # [R, N]

@@ -11,7 +11,7 @@ _MAX_ROWS = 64
 """The most rows of a sequence in a step."""
 
 
-@triton.jit(do_not_specialize=["num_tokens", "num_sequences", "num_pages"])
+@triton.jit(do_not_specialize=["num_tokens", "num_sequences", "num_pages", "table_stride"])
 def slot_mapping_kernel(
     page_table_ptr,  # int32 [S, num_pages]
     sequences_ptr,  # int64 [T], and so the next two
@@ -20,6 +20,7 @@ def slot_mapping_kernel(
     num_tokens,
     num_sequences,
     num_pages,
+    table_stride,
     P: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
@@ -28,7 +29,8 @@ def slot_mapping_kernel(
     sequence = tl.load(sequences_ptr + token, mask=inside, other=0)
     position = tl.load(positions_ptr + token, mask=inside, other=0)
     has_slot = (sequence < num_sequences) & (position < num_pages.to(tl.int64) * P)
-    page = tl.load(page_table_ptr + sequence * num_pages + position // P, mask=inside & has_slot, other=0).to(tl.int64)
+    at = page_table_ptr + sequence * table_stride + position // P
+    page = tl.load(at, mask=inside & has_slot, other=0).to(tl.int64)
     tl.store(slots_ptr + token, tl.where(has_slot, page * P + position % P, -1), mask=inside)
 
 
@@ -42,6 +44,7 @@ def slot_mapping(page_table, sequences, positions, page_tokens):
             slots,
             len(slots),
             *page_table.shape,
+            page_table.stride(0),
             P=page_tokens,
             BLOCK=_BLOCK,
             num_warps=1,
@@ -84,7 +87,7 @@ def verify_drafts(verified, sampled, next_ids, checks, cu_rows):
     )
 
 
-@triton.jit(do_not_specialize=["num_pages", "depth"])
+@triton.jit(do_not_specialize=["num_pages", "table_stride", "depth"])
 def next_inputs_kernel(
     step_token_ids_ptr,  # int64 [R], and so the next two; the first five are written in place
     positions_ptr,
@@ -97,6 +100,7 @@ def next_inputs_kernel(
     num_accepted_ptr,  # int64 [S]
     drafts_ptr,  # int64 [S, depth]
     num_pages,
+    table_stride,
     depth,
     P: tl.constexpr,
     BLOCK: tl.constexpr,  # at least a sequence's rows
@@ -118,7 +122,7 @@ def next_inputs_kernel(
         tl.store(positions_ptr + rows, position + accepted, mask=inside)
         at = seen - num_rows + accepted + place
         has_slot = at < num_pages.to(tl.int64) * P
-        page = tl.load(page_table_ptr + sequence * num_pages + at // P, mask=inside & has_slot, other=0).to(tl.int64)
+        page = tl.load(page_table_ptr + sequence * table_stride + at // P, mask=inside & has_slot, other=0).to(tl.int64)
         tl.store(slot_mapping_ptr + rows, tl.where(has_slot, page * P + at % P, -1), mask=inside)
         tl.store(step_num_accepted_ptr + sequence, accepted.to(tl.int32))
         tl.store(seen_ptr + sequence, (seen + accepted).to(tl.int32))
@@ -136,6 +140,7 @@ def next_inputs(step, cu_rows, page_table, token_ids, num_accepted, drafts, page
             num_accepted,
             drafts,
             num_pages,
+            page_table.stride(0),
             depth,
             P=page_tokens,
             BLOCK=triton.next_power_of_2(1 + depth),

@@ -69,7 +69,9 @@ class FusedAttention:
         pages = require_pages(memory)
         qkv, query = self.write_kv(rows, pages, batch, table)
         scale = self.plain.spec.head_dim**-0.5
-        mixed = paged_attention_fused(query, pages, batch.page_table, batch.seen, batch.cu_rows, scale, qkv)
+        mixed = paged_attention_fused(
+            query, pages, batch.page_table, batch.seen, batch.cu_rows, scale, qkv, batch.max_rows
+        )
         return self.o_proj.parts(mixed)
 
     def write_kv(self, rows: FixedRows, pages: KVPages, batch: Batch, table: RotaryTable) -> tuple[Tensor, Tensor]:
@@ -113,10 +115,12 @@ class FusedMixture:
     stored_gate_up: FloatWeight | None
     stored_down: FloatWeight | None
 
-    def decode(self, rows: FixedRows, residual: Tensor) -> FusedStream:
+    def decode(self, rows: FixedRows, residual: Tensor, batch: Batch) -> FusedStream:
         """The stream after the experts, from their input and the stream before it."""
         router_parts = self.router.parts(rows)
-        ids, weights, share, gate_up = route_fused(router_parts, self.num_experts_per_tok, rows, self.stored_gate_up)
+        ids, weights, share, gate_up = route_fused(
+            router_parts, self.num_experts_per_tok, rows, self.stored_gate_up, batch.num_rows
+        )
         if gate_up is None:
             gate_up = self.shared_gate_up.parts(rows)
         slots, inner, shared = routed_experts_int4_fused(
@@ -140,7 +144,7 @@ class FusedLayer:
         rows, residual = self.input_rows(stream)
         parts = self.mixer.decode(rows, memory, batch, table)
         rows, residual = add_up(FusedStream(residual, parts), self.plain.post_norm, self.plain.eps, self.dtype)
-        return self.mixture.decode(rows, residual)
+        return self.mixture.decode(rows, residual, batch)
 
     def prefill(self, stream: Stream, memory: LayerMemory, batch: Batch, table: RotaryTable) -> Stream:
         return self.plain.prefill(stream, memory, batch, table)

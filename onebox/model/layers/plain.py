@@ -56,7 +56,8 @@ class Attention:
     def decode(self, rows: DecodeActivations, memory: LayerMemory, batch: Batch, table: RotaryTable) -> Tensor:
         pages = require_pages(memory)
         query, gate = self.write_kv(self.qkv_proj.decode(rows), pages, batch, table)
-        mixed = paged_attention(query, pages, batch.page_table, batch.seen, batch.cu_rows, self.spec.head_dim**-0.5)
+        scale = self.spec.head_dim**-0.5
+        mixed = paged_attention(query, pages, batch.page_table, batch.seen, batch.cu_rows, scale, batch.max_rows)
         return self.o_proj.decode(DecodeActivations(attention_gate(mixed, gate)))
 
     def prefill(self, x: Tensor, memory: LayerMemory, batch: Batch, table: RotaryTable) -> Tensor:
@@ -142,9 +143,10 @@ class Mixture:
     def linears(self) -> tuple[Linear, ...]:
         return self.router, self.shared_gate_up, self.shared_down
 
-    def decode(self, rows: DecodeActivations) -> Tensor:
+    def decode(self, rows: DecodeActivations, num_rows: Tensor | None = None) -> Tensor:
+        """Rows from num_rows (int32 [1]) on belong to no sequence: no expert is read for them."""
         logits = self.router.decode(rows, torch.float32)
-        routed = self.experts.decode(rows, *self._route(logits))
+        routed = self.experts.decode(rows, *self._route(logits, num_rows))
         shared = self.shared_down.decode(DecodeActivations(swiglu(self.shared_gate_up.decode(rows))))
         return add_shared(routed, shared, logits[:, self.spec.num_experts])
 
@@ -154,9 +156,9 @@ class Mixture:
         shared = self.shared_down.prefill(swiglu(self.shared_gate_up.prefill(x)))
         return add_shared(routed, shared, logits[:, self.spec.num_experts])
 
-    def _route(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+    def _route(self, logits: Tensor, num_rows: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """(expert ids, weights) [R, k]."""
-        return route(logits[:, : self.spec.num_experts].contiguous(), self.spec.num_experts_per_tok)
+        return route(logits[:, : self.spec.num_experts].contiguous(), self.spec.num_experts_per_tok, num_rows)
 
 
 M = TypeVar("M", bound=Mixer, covariant=True)  # a layer is frozen
@@ -179,7 +181,8 @@ class PlainLayer(Generic[M]):
         normed, residual = self.input_rows(stream)
         added = self.mixer.decode(DecodeActivations(normed), memory, batch, table)
         normed, residual = add_rms_norm(added, residual, self.post_norm, self.eps)
-        return Stream(self.mixture.decode(DecodeActivations(normed)).to(normed.dtype), residual)
+        mixed = self.mixture.decode(DecodeActivations(normed), batch.num_rows)
+        return Stream(mixed.to(normed.dtype), residual)
 
     def prefill(self, stream: Stream, memory: LayerMemory, batch: Batch, table: RotaryTable) -> Stream:
         added, residual = self.prefill_mixer(stream, memory, batch, table)

@@ -14,6 +14,7 @@ from onebox.engine.api import PAGE_TOKENS, ContextTooLongError, EngineConfig
 from onebox.server.answer import Answer, AnswerChunk, Answers
 from onebox.server.anthropic_errors import AnthropicErrorReply, anthropic_error
 from onebox.server.body import JsonRoute
+from onebox.server.errors import error_body, error_status
 from onebox.server.pieces import JsonParts
 from onebox.server.prompt import Prompt
 from onebox.server.reply import STREAMABLE, AnswerResponse
@@ -119,7 +120,7 @@ class MessageReply:
         yield _event({"type": "message_stop"})
 
     def fail(self, error: OneboxError) -> Iterator[str]:
-        yield _event(anthropic_error(500, str(error)))
+        yield _event(anthropic_error(error_status(error), error_body(error)["error"]["message"]))
 
     def _section_events(self, events: Iterator[SectionEvent]) -> Iterator[str]:
         for event in events:

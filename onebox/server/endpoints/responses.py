@@ -11,7 +11,7 @@ from fastapi.responses import Response
 from onebox.engine.api import SamplingParams
 from onebox.server.answer import Answer, AnswerChunk, Answers
 from onebox.server.body import JsonRoute
-from onebox.server.errors import FieldError, error_body
+from onebox.server.errors import FieldError, error_body, error_status
 from onebox.server.pieces import JsonParts
 from onebox.server.prompt import Prompt
 from onebox.server.reply import STREAMABLE, AnswerResponse
@@ -96,7 +96,8 @@ class ResponseReply:
         yield self._event(f"response.{final['status']}", {"response": final})
 
     def fail(self, error: OneboxError) -> Iterator[str]:
-        details = {"code": "server_error", "message": error_body(error)["error"]["message"]}
+        code = "rate_limit_exceeded" if error_status(error) == 429 else "server_error"
+        details = {"code": code, "message": error_body(error)["error"]["message"]}
         failed = self._response("failed", self._output("incomplete"), None, error=details)
         yield self._event("response.failed", {"response": failed})
 
