@@ -14,6 +14,7 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from onebox.server.connection import BoundedConnection, raise_descriptor_limit
+from onebox.server.heap import start_trimming
 from onebox.server.settings import ConnectionLimits
 
 __all__ = ["LAST_WRITE_S", "HttpServer"]
@@ -59,6 +60,7 @@ class HttpServer(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         asyncio.get_running_loop().set_exception_handler(_LoopErrors())
+        start_trimming()
         await super().startup(sockets)
         self._on_ready()
 
