@@ -44,10 +44,8 @@ def launch_all(model: Qwen35, memory: Memory, config: EngineConfig) -> None:
 
 def _decode_sizes(shapes: StepShapes) -> Iterator[StepSizes]:
     """Each number of rows and each number of sequences once, the largest first: no kernel depends on both."""
-    pairs = {
-        (rows, max(own for own, all_rows in shapes.rows.items() if rows in all_rows)) for rows in _all_rows(shapes)
-    }
-    pairs |= {(choices[0], count) for count, choices in shapes.rows.items()}
+    most_sequences = {rows: count for count, choices in shapes.rows.items() for rows in choices}
+    pairs = {*most_sequences.items(), *((choices[0], count) for count, choices in shapes.rows.items())}
     for num_rows, num_sequences in sorted(pairs, reverse=True):
         yield StepSizes(num_rows, num_sequences, shapes.num_pages)
 
