@@ -107,7 +107,9 @@ class EngineProcess(EngineClient):
     def wait_ready(self) -> None:
         """Returns when the first process accepts requests, or raises why it does not."""
         with self._changed:
-            self._changed.wait_for(lambda: self._health.status is not HealthStatus.STARTING)
+            # In short waits: Ctrl-C that arrives just before a wait is noticed only after it.
+            while not self._changed.wait_for(lambda: self._health.status is not HealthStatus.STARTING, _POLL_S):
+                pass
             if self._start_error:
                 raise self._start_error
 

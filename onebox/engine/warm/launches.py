@@ -30,20 +30,22 @@ META = torch.device("meta")
 
 
 def launch_all(model: Qwen35, memory: Memory, config: EngineConfig) -> None:
-    """Makes the launches; the largest decode steps, whose kernels take longest to compile, come first."""
+    """Makes the launches; those whose kernels take longest to compile come first."""
     with torch.inference_mode():
         shapes, decoder = StepShapes.of(config), Decoder(model, memory)
-        for sizes in _decode_sizes(shapes):
-            _launch_decode(decoder, shapes, sizes)
         _launch_prefill(model, memory, config)
         for count in _row_counts(min(config.max_num_seqs, MAX_STEP_ROWS)):
             _launch_first_tokens(decoder, shapes, count, model.spec.hidden_size)
+        for sizes in _decode_sizes(shapes):
+            _launch_decode(decoder, shapes, sizes)
         for count in _row_counts(MAX_STEP_ROWS):
             model.logits(torch.empty(count, model.spec.hidden_size, dtype=model.dtype, device=META))
 
 
 def _decode_sizes(shapes: StepShapes) -> Iterator[StepSizes]:
-    pairs = [(rows, count) for count, choices in shapes.rows.items() for rows in choices]
+    """Each number of rows and each number of sequences once, the largest first: no kernel depends on both."""
+    most_sequences = {rows: count for count, choices in shapes.rows.items() for rows in choices}
+    pairs = {*most_sequences.items(), *((choices[0], count) for count, choices in shapes.rows.items())}
     for num_rows, num_sequences in sorted(pairs, reverse=True):
         yield StepSizes(num_rows, num_sequences, shapes.num_pages)
 

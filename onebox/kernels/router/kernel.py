@@ -100,7 +100,7 @@ def route(logits, k, num_rows=None):
     return ids, weights
 
 
-@triton.jit(do_not_specialize=["num_rows_ptr", "R", "rounds"])
+@triton.jit(do_not_specialize=["num_rows_ptr", "router_stride", "R", "rounds"])
 def route_fused_kernel(
     router_ptr,  # float32 [ROUTER_PARTS, R, E + 1]
     num_rows_ptr,  # int32 [1], as in `route_kernel`

@@ -33,6 +33,10 @@ _HIGHEST_KEY = tl.constexpr(2**31 - 1)
 _NO_LIMIT = tl.constexpr(2**63 - 1)
 
 
+# One number a row, read one by one: how they are aligned depends on the number of rows and must not compile anew.
+_ROW_VALUES = ["temperature_ptr", "top_k_ptr", "top_p_ptr", "min_p_ptr", "seeds_ptr", "positions_ptr"]
+
+
 @triton.jit
 def _load_limits(row, temperature_ptr, top_k_ptr, top_p_ptr, min_p_ptr):
     """A row's (temperature, top_k, top_p, min_p, is_sorted, is_cut)."""
@@ -91,7 +95,7 @@ def _is_kept(keys, ids, cut_key, cut_id):
     return (keys > cut_key) | ((keys == cut_key) & (ids <= cut_id))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=_ROW_VALUES)
 def sample_peak_kernel(
     logits_ptr,  # float32 [R, V]
     temperature_ptr,  # [R]; so are the next three
@@ -111,7 +115,7 @@ def sample_peak_kernel(
         tl.store(peaks_ptr + row * tl.num_programs(1) + chunk, tl.max(logits, 0))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=_ROW_VALUES)
 def sample_share_kernel(
     logits_ptr,  # float32 [R, V]
     temperature_ptr,  # [R]; so are the next three
@@ -195,7 +199,7 @@ def _move_cut(
     return tl.where(is_tighter, high, cut_key), tl.where(is_tighter, last_id, cut_id)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=_ROW_VALUES)
 def sample_cut_kernel(
     logits_ptr,  # float32 [R, V]
     temperature_ptr,  # [R]; so are the next three
@@ -234,7 +238,7 @@ def sample_cut_kernel(
     tl.store(cuts_ptr + 2 * row + 1, cut_id)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=_ROW_VALUES)
 def sample_chunk_kernel(
     logits_ptr,  # float32 [R, V]
     temperature_ptr,  # [R]; so are the next three
@@ -305,7 +309,7 @@ def _draw_sorted(
     return tl.min(tl.where(values == tl.max(values, 0), ids, _NO_LIMIT), 0)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=_ROW_VALUES)
 def sample_choose_kernel(
     temperature_ptr,  # [R]; so are the next three
     top_k_ptr,

@@ -52,7 +52,7 @@ def slot_mapping(page_table, sequences, positions, page_tokens):
     return slots
 
 
-@triton.jit(do_not_specialize=["R", "S"])
+@triton.jit(do_not_specialize=["sampled_ptr", "next_ids_ptr", "checks_ptr", "R", "S"])
 def verify_drafts_kernel(
     verified_ptr,  # int64 [2 R + S]: token_ids, num_accepted, is_finite
     sampled_ptr,  # int64 [R], and so the next two
@@ -87,7 +87,12 @@ def verify_drafts(verified, sampled, next_ids, checks, cu_rows):
     )
 
 
-@triton.jit(do_not_specialize=["num_pages", "table_stride", "depth"])
+@triton.jit(
+    do_not_specialize=[
+        *("step_token_ids_ptr", "positions_ptr", "slot_mapping_ptr", "token_ids_ptr", "num_accepted_ptr", "drafts_ptr"),
+        *("num_pages", "table_stride", "depth"),
+    ]
+)
 def next_inputs_kernel(
     step_token_ids_ptr,  # int64 [R], and so the next two; the first five are written in place
     positions_ptr,
