@@ -58,7 +58,7 @@ class AnswerResponse(Response):
             await response(scope, receive, send)
 
     def _events(self, form: ReplyForm) -> Response:
-        return EventStream(answer_events(form, self._settings.heartbeat_s), self._settings.send_timeout_s)
+        return EventStream(answer_events(form, self._settings.heartbeat_s))
 
 
 async def _whole_or_gone(form: ReplyForm, receive: Receive) -> Response:

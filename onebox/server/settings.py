@@ -25,7 +25,8 @@ class ConnectionLimits:
     """A body may take so long, and longer at `min_body_bytes_per_s`; a slower one gets 408."""
     min_body_bytes_per_s: int = 32 << 10
     send_timeout_s: float = 60.0
-    """A client may take nothing of its answer for so long, and longer at `min_send_bytes_per_s`."""
+    """A client may take nothing of its answer for so long, and longer at `min_send_bytes_per_s`; then it is cut off
+    and its request ended. It never blocks the engine: its tokens wait in memory, at most those of its own answer."""
     min_send_bytes_per_s: int = 4 << 10
 
 
@@ -48,9 +49,4 @@ class ServerSettings:
     """Of all requests being answered together, small bodies not counted; beyond it a request gets 429."""
     heartbeat_s: float = 15.0
     """A stream that was silent for so long sends a heartbeat; idle limits of clients and proxies begin at a minute."""
-    send_timeout_s: float = 60.0
-    """A client that reads nothing of its stream for so long is cut off and its request ended.
-
-    A slow client never blocks the engine: its tokens wait in memory, at most those of its own answer. The limit keeps
-    clients that stopped reading from accumulating."""
     connections: ConnectionLimits = field(default_factory=ConnectionLimits)

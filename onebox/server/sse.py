@@ -2,12 +2,13 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
+from contextlib import aclosing
 from typing import Any, Protocol, TypeVar
 
 from fastapi.responses import StreamingResponse
 from starlette.requests import ClientDisconnect
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
 from onebox.server.answer import AnswerChunk, Answers
 from onebox.server.errors import GenerationError
@@ -48,7 +49,7 @@ class EventForm(Protocol):
         ...
 
 
-async def answer_events(form: EventForm, heartbeat_s: float) -> AsyncIterator[str]:
+async def answer_events(form: EventForm, heartbeat_s: float) -> AsyncGenerator[str]:
     """All events of one reply.
 
     Clients and proxies close a connection that stays silent while a long prompt is read, so a heartbeat is sent
@@ -57,12 +58,13 @@ async def answer_events(form: EventForm, heartbeat_s: float) -> AsyncIterator[st
     try:
         for event in form.begin():
             yield event
-        async for item in merged([answer.chunks() for answer in form.answers.answers], heartbeat_s):
-            for place, event in enumerate((form.heartbeat,) if item is None else _item_events(form, *item)):
-                if place:
-                    # An item may be many events, as a long prompt that is echoed, and others wait for the loop.
-                    await asyncio.sleep(0)
-                yield event
+        async with aclosing(merged([answer.chunks() for answer in form.answers.answers], heartbeat_s)) as items:
+            async for item in items:
+                for place, event in enumerate((form.heartbeat,) if item is None else _item_events(form, *item)):
+                    if place:
+                        # An item may be many events, as a long prompt that is echoed, and others wait for the loop.
+                        await asyncio.sleep(0)
+                    yield event
         for event in form.end():
             yield event
     except OneboxError as error:
@@ -78,7 +80,9 @@ def _item_events(form: EventForm, place: int, chunk: AnswerChunk | None) -> Iter
     return form.end_answer(place) if chunk is None else form.chunk(place, chunk)
 
 
-async def merged(streams: Sequence[AsyncIterator[T]], heartbeat_s: float) -> AsyncIterator[tuple[int, T | None] | None]:
+async def merged(
+    streams: Sequence[AsyncIterator[T]], heartbeat_s: float
+) -> AsyncGenerator[tuple[int, T | None] | None]:
     """The items of all streams as they come, each with the place of its stream; (place, None) is a stream's end.
 
     None alone: no item has come for `heartbeat_s` seconds. An error of a stream is raised after the items before it. A
@@ -107,6 +111,7 @@ async def merged(streams: Sequence[AsyncIterator[T]], heartbeat_s: float) -> Asy
     finally:
         for reader in readers:
             reader.cancel()
+        await asyncio.gather(*readers, return_exceptions=True)
 
 
 async def _read(
@@ -126,21 +131,19 @@ async def _read(
 
 
 class EventStream(StreamingResponse):
-    """The response. A client that takes nothing for `send_timeout_s` seconds is cut off; see `ServerSettings`."""
+    """The response. A client that takes nothing of it is cut off by its connection (`ConnectionLimits`)."""
 
     media_type = "text/event-stream"
 
-    def __init__(self, events: AsyncIterator[str], send_timeout_s: float) -> None:
+    def __init__(self, events: AsyncGenerator[str]) -> None:
         super().__init__(events, headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
-        self._send_timeout_s = send_timeout_s
+        self._events = events
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async def send_in_time(message: Message) -> None:
-            async with asyncio.timeout(self._send_timeout_s):
-                await send(message)
-
         try:
-            await super().__call__(scope, receive, send_in_time)
-        except (ClientDisconnect, TimeoutError):
-            # The client stopped reading; leaving the response incomplete closes the connection.
+            await super().__call__(scope, receive, send)
+        except ClientDisconnect:
             return
+        finally:
+            # A stream that is left where it is would be ended by the garbage collector, and its readers with it.
+            await self._events.aclose()

@@ -1,6 +1,7 @@
 """One stream under all dialects: items keep their order, silence sends heartbeats, and no client is disturbed."""
 
 import asyncio
+import contextlib
 import gc
 from contextlib import contextmanager
 
@@ -197,14 +198,36 @@ def test_several_choices_share_one_stream_with_heartbeats(scripted):
 
 
 @pytest.mark.parametrize("spec_version", ["2.3", "2.4"])
-def test_a_reader_that_takes_nothing_is_cut_off(spec_version):
+def test_a_stream_whose_client_is_gone_leaves_no_reader_behind(spec_version):
+    ended = []
+
+    async def endless():
+        try:
+            while True:
+                yield "data: x\n\n"
+        finally:
+            ended.append(True)
+
     async def events():
-        while True:
-            yield "data: x\n\n"
+        async with contextlib.aclosing(merged([endless(), endless()], heartbeat_s=60)) as items:
+            async for item in items:
+                yield item[1]
 
-    async def never(*_):
-        await asyncio.Event().wait()
+    async def leave_in_the_middle():
+        sent = []
 
-    stream = EventStream(events(), send_timeout_s=0.01)
-    reply = stream({"type": "http", "asgi": {"spec_version": spec_version}}, never, never)
-    asyncio.run(asyncio.wait_for(reply, 60))
+        async def send(message):
+            sent.append(message)
+            if len(sent) > 3:
+                raise OSError
+
+        async def receive():
+            await asyncio.Event().wait()
+
+        # Before version 2.4 the error of a lost connection is the server's own to handle.
+        with contextlib.suppress(OSError, ExceptionGroup):
+            await EventStream(events())({"type": "http", "asgi": {"spec_version": spec_version}}, receive, send)
+        return len(asyncio.all_tasks())
+
+    assert asyncio.run(asyncio.wait_for(leave_in_the_middle(), 60)) <= 2
+    assert ended == [True, True]
