@@ -142,9 +142,7 @@ class MemoryPlan:
         slots, pages = self.request.slots, f"{self.num_pages:,} pages of {self.request.page_tokens} tokens"
         return (
             MemoryPart("weights", self.weights_bytes, "as stored"),
-            MemoryPart(
-                "workspace", self.workspace_bytes, "CUDA context, graphs, activations (estimate), set aside at start"
-            ),
+            MemoryPart("workspace", self.workspace_bytes, "CUDA context, graphs, activations (estimate)"),
             MemoryPart("states", self.states_bytes, f"{slots} slots of {self.slot_bytes / 1e6:.1f} MB"),
             MemoryPart(
                 "prefix cache",

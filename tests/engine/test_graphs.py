@@ -104,6 +104,7 @@ def over_graphs(runner):
         Variant("bf16", drafts="none", load="eight", pages="few"),
         Variant("fp8", drafts="mtp3", load="random", aborts="aborts"),
         Variant("turboquant", "warm", "oracle4", "two"),
+        Variant("bf16", "warm", "auto", "random", aborts="aborts"),
     ],
     ids=str,
 )
@@ -120,7 +121,7 @@ def test_inputs_that_are_packed_over_those_of_the_step_before_give_the_same_bits
     [
         Variant("bf16", drafts="none", load="random", aborts="aborts", pages="few"),
         Variant("bf16", drafts="mtp2", load="two"),
-        Variant("bf16", "warm", "auto", "eight", aborts="aborts"),
+        Variant("bf16", "warm", "mtp2", "eight", aborts="aborts"),
     ],
     ids=str,
 )

@@ -246,7 +246,8 @@ def test_an_exception_in_a_step_fails_everyone_with_its_words_and_it_serves_agai
     wait_until(lambda: engine.health().num_restarts == 1)
     wait_ok(engine)
     assert tokens_of(engine.submit(request("a", [1]))) == answer([1])
-    assert "MemoryError: no more" in capfd.readouterr().err
+    written = []
+    wait_until(lambda: written.append(capfd.readouterr().err) or "MemoryError: no more" in "".join(written))
 
 
 def test_failed_requests_are_counted_once_whoever_failed_them(start):
