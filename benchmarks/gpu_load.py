@@ -185,7 +185,7 @@ def start(options: EngineOptions, shape: str) -> tuple[TimedRunner, Any, dict[st
 
     with dummy_checkpoint(shape) as directory:
         plan = plan_engine(directory, options, TokenInfo())
-        runner = TimedRunner(warm_runner(plan, report))
+        runner = TimedRunner(warm_runner(plan, report, owns_process=True))
     gc.enable()
     gc.collect()
     gc.freeze()

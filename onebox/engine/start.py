@@ -201,8 +201,11 @@ def start_engine(plan: EnginePlan, tokens: TokenInfo) -> Engine:
     return Engine(warm_runner(plan), plan.config, tokens.table)
 
 
-def warm_runner(plan: EnginePlan, report: ReportStart = lambda _: None) -> "ModelRunner":
-    """The model loaded, its kernels compiled, its graphs captured and its workspace set aside: ready for requests."""
+def warm_runner(plan: EnginePlan, report: ReportStart = lambda _: None, *, owns_process: bool = False) -> "ModelRunner":
+    """The model loaded, its kernels compiled, its graphs captured and its workspace set aside: ready for requests.
+
+    In a process of its own it then takes no more of the GPU's memory.
+    """
     is_gpu = plan.device.type == "cuda"
     if is_gpu:
         initialise_triton()
@@ -214,7 +217,7 @@ def warm_runner(plan: EnginePlan, report: ReportStart = lambda _: None) -> "Mode
         with timed("graphs", report):
             runner.capture_graphs(lambda done, total: report(StartDetail("graphs", f"{done} of {total} shapes")))
     with timed("warm-up", report):
-        _warm_up(runner, plan, report)
+        _warm_up(runner, plan, report, owns_process=owns_process)
     return runner
 
 
@@ -229,7 +232,7 @@ def compile_ahead(plan: EnginePlan, report: Callable[[int], None]) -> int:
     return compile_kernels(plan.directory, plan.load_format, plan.dtype, plan.memory_shape, plan.config, report)
 
 
-def _warm_up(runner: "ModelRunner", plan: EnginePlan, report: ReportStart) -> None:
+def _warm_up(runner: "ModelRunner", plan: EnginePlan, report: ReportStart, *, owns_process: bool) -> None:
     from onebox.engine.warm.exercise import exercise, reserve_workspace
 
     if plan.device.type != "cuda":
@@ -237,7 +240,7 @@ def _warm_up(runner: "ModelRunner", plan: EnginePlan, report: ReportStart) -> No
         return
     import torch
 
-    reserve_workspace(runner, plan.config, plan.device)
+    reserve_workspace(runner, plan.config, plan.device, owns_process=owns_process)
     free, total = torch.cuda.mem_get_info(plan.device)
     report(DeviceMemory(total - free, plan.memory.box.memory_bytes - plan.memory.reserve_bytes))
 
@@ -290,4 +293,5 @@ class CheckpointStarter:
         if self.num_threads is not None:
             torch.set_num_threads(self.num_threads)
         plan = pickle.loads(planned.plan)  # noqa: S301 - written by `plan` above, in a process like this one
-        return Engine(warm_runner(plan, report), plan.config, self.tokens.table, deliver)
+        runner = warm_runner(plan, report, owns_process=True)
+        return Engine(runner, plan.config, self.tokens.table, deliver)

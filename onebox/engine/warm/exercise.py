@@ -1,8 +1,8 @@
 """Uses an engine once in every way before it is ready, and sets aside the memory that this took.
 
 What a GPU does lazily (loading code, growing workspaces) then happens here. After `reserve_workspace` the engine's
-process takes no more device memory: what a step needs beyond the model and its memory comes from the reserved block,
-and an allocation that does not fit there fails its own request instead of growing.
+own process takes no more device memory: what a step needs beyond the model and its memory comes from the reserved
+block, and an allocation that does not fit there fails its own request instead of growing.
 """
 
 from dataclasses import replace
@@ -78,10 +78,11 @@ def _run(engine: Engine, request: Request | None, count: int) -> None:
             raise OneboxError(f"The model was loaded and cannot be run. {last.message}")
 
 
-def reserve_workspace(runner: Runner, config: EngineConfig, device: torch.device) -> int:
-    """Sets aside what steps take beyond model, memory and graphs; the bytes that torch holds on the device from now on.
+def reserve_workspace(runner: Runner, config: EngineConfig, device: torch.device, *, owns_process: bool) -> None:
+    """Sets aside what steps take beyond model, memory and graphs.
 
-    Measured by a run whose largest use is that of any later step: a whole chunk of prompt tokens, with logprobs.
+    Measured by a run whose largest use is that of any later step: a whole chunk of prompt tokens, with logprobs. In a
+    process of the engine's own, torch may take no more than it holds then; others may have more work for it.
     """
     torch.cuda.synchronize(device)
     torch.cuda.reset_peak_memory_stats(device)
@@ -93,7 +94,6 @@ def reserve_workspace(runner: Runner, config: EngineConfig, device: torch.device
     block = torch.empty(peak + _SPARE_BYTES, dtype=torch.uint8, device=device)
     small = [torch.empty(MIB, dtype=torch.uint8, device=device) for _ in range(_SMALL_BYTES // MIB)]
     del block, small
-    held = torch.cuda.memory_reserved(device)
-    total = torch.cuda.get_device_properties(device).total_memory
-    torch.cuda.set_per_process_memory_fraction(min(1.0, held / total), device.index or 0)
-    return held
+    if owns_process:
+        held, total = torch.cuda.memory_reserved(device), torch.cuda.get_device_properties(device).total_memory
+        torch.cuda.set_per_process_memory_fraction(min(1.0, held / total), device.index or 0)
