@@ -25,6 +25,8 @@ from onebox.spec.modules import ModuleClass
 __all__ = ["Pixels", "Tower", "embeddings_for", "load_tower", "positions_for"]
 
 _ROOT = "model.visual"
+_PIECE_PATCHES = 16_384
+"""Patches of a video that the tower computes at once; a frame is not divided."""
 
 
 @dataclass(frozen=True)
@@ -58,9 +60,27 @@ class Tower:
         if pixels.grids[:, 1:].remainder(merge).any():
             raise MismatchError(f"A grid is not made of {merge} x {merge} squares: the processor's merge_size is off.")
         with torch.no_grad():
-            out = self.model(pixels.patches.to(self.model.dtype), grid_thw=pixels.grids)
+            return torch.cat([self._encode(piece) for piece in _pieces(pixels)])
+
+    def _encode(self, pixels: Pixels) -> Tensor:
+        out = self.model(pixels.patches.to(self.model.dtype), grid_thw=pixels.grids)
         merged: Tensor = out.pooler_output.to(torch.float32)
         return merged
+
+
+def _pieces(pixels: Pixels) -> Iterator[Pixels]:
+    """Each picture by itself, a long video by some of its frames, which do not attend to each other.
+
+    So the memory does not grow with their number, and an image's embeddings do not depend on the others of its prompt.
+    """
+    first = 0
+    for time, height, width in pixels.grids.tolist():
+        most = max(1, _PIECE_PATCHES // (height * width))
+        for start in range(0, time, most):
+            count = min(most, time - start)
+            end = first + count * height * width
+            yield Pixels(pixels.patches[first:end], pixels.grids.new_tensor([[count, height, width]]))
+            first = end
 
 
 def load_tower(

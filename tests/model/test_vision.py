@@ -210,6 +210,18 @@ def test_the_tower_equals_that_of_transformers_and_in_bfloat16_nearly(checkpoint
     assert_close(narrow.encode(pixels), theirs, torch.bfloat16)
 
 
+def test_a_picture_is_encoded_by_itself_and_a_long_video_by_some_of_its_frames(checkpoint, monkeypatch):
+    tower = load_tower(checkpoint)
+    grids = torch.tensor([[1, 4, 6], [5, 2, 4], [1, 2, 2]])
+    patches = torch.randn(24 + 40 + 4, PATCH_SIZE, generator=torch.Generator().manual_seed(3))
+    theirs = tower.model(patches, grid_thw=grids).pooler_output
+    assert_close(tower.encode(Pixels(patches, grids)), theirs)
+    alone = tower.encode(Pixels(patches[24:64], grids[1:2]))
+    assert torch.equal(tower.encode(Pixels(patches, grids))[6:16], alone)
+    monkeypatch.setattr("onebox.model.vision._PIECE_PATCHES", 16)
+    assert_close(tower.encode(Pixels(patches, grids)), theirs)
+
+
 @pytest.mark.parametrize("name", ["qwen3.5-122b-a10b", "qwen3.5-35b-a3b"])
 def test_a_published_tower_has_333_tensors_and_they_are_those_of_transformers(name):
     config = SHAPES[name]
