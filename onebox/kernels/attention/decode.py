@@ -28,6 +28,7 @@ from onebox.kernels.attention.softmax import attend_tokens
 from onebox.kernels.common.arithmetic import loop_bound, rounded
 from onebox.kernels.common.dependent import launch_options, release, wait
 from onebox.kernels.common.fixed_point import store_groups
+from onebox.kernels.common.launch import ceil_div, next_power_of_2
 from onebox.kernels.common.parts import sum_parts
 from onebox.kernels.common.rows import FixedRows, new_rows
 from onebox.kernels.common.tuning import Tunable
@@ -241,7 +242,7 @@ def _attend_pieces(
     (num_rows, num_heads, dim), num_sequences = query.shape, page_table.shape[0]
     num_pieces = piece_count(page_table.shape[1] * pages.page_tokens, doublings(pages.format))
     shape = _decode_shape(query, pages)
-    num_groups = triton.cdiv(min(num_rows, max_rows), shape["ROWS"])
+    num_groups = ceil_div(min(num_rows, max_rows), shape["ROWS"])
     partial = query.new_empty((num_rows, num_pieces, num_heads, dim), dtype=torch.float32)
     best, total = (query.new_empty((num_rows, num_pieces, num_heads), dtype=torch.float32) for _ in range(2))
     paged_attention_piece_kernel[(pages.kv_heads * num_groups, num_pieces, num_sequences)](
@@ -316,5 +317,5 @@ def _decode_shape(query: Tensor, pages: KVPages) -> dict[str, int]:
     heads = query.shape[1] // pages.kv_heads
     is_narrow = max(pages.format.key_bits, pages.format.value_bits) < FP8_BITS
     block, num_warps = (16, 2) if is_narrow else (32, 4)
-    shape = {"ROWS": max(1, block // heads), "BLOCK_M": max(block, triton.next_power_of_2(heads))}
+    shape = {"ROWS": max(1, block // heads), "BLOCK_M": max(block, next_power_of_2(heads))}
     return {**shape, "TILE": PAGE_MULTIPLE, "num_warps": num_warps, "num_stages": num_stages(query, 3)}

@@ -12,6 +12,7 @@ from onebox.kernels.attention.hadamard import rotate, rotated_query, rotation_si
 from onebox.kernels.attention.pages import num_stages, page_constants, page_tensors
 from onebox.kernels.attention.softmax import attend_tokens
 from onebox.kernels.common.arithmetic import rounded
+from onebox.kernels.common.launch import ceil_div
 from onebox.kernels.common.target import has_large_shared_memory
 
 __all__ = ["paged_attention_prefill"]
@@ -91,7 +92,7 @@ def paged_attention_prefill(query, pages, page_table, start, cu_rows, scale):
     out = torch.empty_like(query, memory_format=torch.contiguous_format)
     mixed = out if signs is None else query.new_empty(query.shape, dtype=torch.float32)
     shape = _prefill_shape(query, pages)
-    num_tiles = triton.cdiv(num_tokens, shape["QUERY_TILE"]) + 1  # one more if the first position is inside a tile
+    num_tiles = ceil_div(num_tokens, shape["QUERY_TILE"]) + 1  # one more if the first position is inside a tile
     paged_attention_prefill_kernel[(num_tiles, num_heads, page_table.shape[0])](
         rotated_query(query, pages),
         mixed,

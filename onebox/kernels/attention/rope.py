@@ -7,6 +7,7 @@ from torch import Tensor
 
 from onebox.kernels.common.arithmetic import rounded
 from onebox.kernels.common.dependent import launch_options, release, wait
+from onebox.kernels.common.launch import next_power_of_2
 from onebox.kernels.common.parts import sum_parts
 from onebox.kernels.common.tuning import Tunable
 
@@ -162,7 +163,7 @@ def rotary_table(positions, frequencies, mrope_section):
             3 * mrope_section[1],
             3 * mrope_section[2],
             F=num_pairs,
-            BLOCK=triton.next_power_of_2(num_pairs),
+            BLOCK=next_power_of_2(num_pairs),
             num_warps=1,
         )
     return cos, sin
@@ -192,7 +193,7 @@ def qk_norm_rope(q_gate, k, q_weight, k_weight, cos, sin, eps):
             KV=num_kv_heads,
             D=head_dim,
             HALF=cos.shape[1],
-            BLOCK=triton.next_power_of_2(head_dim),
+            BLOCK=next_power_of_2(head_dim),
             num_warps=1,
         )
     return query, gate, key
@@ -289,7 +290,7 @@ def fused_heads(
             KV=num_kv_heads,
             D=head_dim,
             HALF=turning[2].shape[1],
-            BLOCK=triton.next_power_of_2(head_dim),
+            BLOCK=next_power_of_2(head_dim),
             PARTS=num_parts,
             P=page_tokens,
             num_warps=1,

@@ -17,6 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 from onebox.kernels.common.arithmetic import IS_INTERPRETED
+from onebox.kernels.common.launch import ceil_div
 
 __all__ = ["WORDS", "in_tile_order", "sum_tiles", "tile_order_64"]
 
@@ -171,7 +172,7 @@ def in_tile_order(x: Tensor) -> Tensor:
         x = x.contiguous()
     out = torch.empty((num_tokens, columns), dtype=x.dtype, device=x.device)
     if num_tokens:
-        tile_order_kernel[(columns // 128, triton.cdiv(num_tokens, _PERMUTED_TOKENS))](
+        tile_order_kernel[(columns // 128, ceil_div(num_tokens, _PERMUTED_TOKENS))](
             x, out, num_tokens, x.stride(0), K=columns, TOKENS=_PERMUTED_TOKENS, num_warps=4
         )
     return out

@@ -1,13 +1,21 @@
-"""The launch of elementwise kernels: one program per row and block of columns."""
+"""Sizes of launches: the host's part of a kernel is called hundreds of times a step, so it is plain Python."""
 
-import triton
-
-__all__ = ["ELEMENTWISE_BLOCK", "elementwise_grid"]
+__all__ = ["ELEMENTWISE_BLOCK", "ceil_div", "elementwise_grid", "next_power_of_2"]
 
 ELEMENTWISE_BLOCK = 1024
 """Columns per program: 8 bfloat16 values, one 16-byte load, per lane of its four warps."""
 
 
+def ceil_div(count: int, size: int) -> int:
+    """Programs of `size` that cover `count`."""
+    return -(-count // size)
+
+
+def next_power_of_2(count: int) -> int:
+    """The least power of two that is not below `count`."""
+    return 1 << max(0, count - 1).bit_length()
+
+
 def elementwise_grid(rows: int, width: int) -> tuple[int, int]:
-    """The grid over rows [rows, width]."""
-    return rows, triton.cdiv(width, ELEMENTWISE_BLOCK)
+    """The grid over rows [rows, width] of elementwise kernels: one program per row and block of columns."""
+    return rows, ceil_div(width, ELEMENTWISE_BLOCK)

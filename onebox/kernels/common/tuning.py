@@ -60,13 +60,23 @@ class Tunable:
         _tunables[name] = self
         self.name = name
         self.tried = tried
+        self._found: dict[tuple[object, ...], tuple[str, LaunchOptions]] = {}
+        """Table keys and options by shape and defaults: a step asks for the same ones hundreds of times."""
 
     def options(self, shape: object, default: LaunchOptions) -> LaunchOptions:
-        """The options of `default` with their values for this shape on this GPU."""
-        key = f"{self.name}_{shape}"
+        """The options of `default` with their values for this shape on this GPU. The caller must not change them."""
+        asked = (shape, *default.items())
+        if asked not in self._found:
+            key = f"{self.name}_{shape}"
+            chosen = _set.get(key) or _table().get(key, {})
+            self._found[asked] = key, {name: chosen.get(name, value) for name, value in default.items()}
+        key, options = self._found[asked]
         _launched[key] = self
-        chosen = _set.get(key) or _table().get(key, {})
-        return {name: chosen.get(name, value) for name, value in default.items()}
+        return options
+
+    def forget(self) -> None:
+        """Looks options up anew from now on."""
+        self._found.clear()
 
 
 def tunables() -> dict[str, Tunable]:
@@ -91,6 +101,8 @@ def set_options(values: dict[str, LaunchOptions]) -> None:
     """Sets options for this process that override every table and any set before. For tuning."""
     _set.clear()
     _set.update(values)
+    for tunable in _tunables.values():
+        tunable.forget()
 
 
 def table_name(gpu: str) -> str:

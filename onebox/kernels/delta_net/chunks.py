@@ -18,6 +18,7 @@ import triton.language as tl
 from torch import Tensor
 
 from onebox.kernels.common.arithmetic import loop_bound
+from onebox.kernels.common.launch import ceil_div, next_power_of_2
 from onebox.kernels.common.target import has_large_shared_memory
 from onebox.kernels.delta_net.memory import DeltaPool
 
@@ -265,14 +266,14 @@ def scan_chunks(
     key_heads, key_dim = pool.num_key_heads, pool.matrices.shape[2]
     sizes = {"KEY_HEADS": key_heads, "HEADS": heads, "DK": key_dim, "DV": value_dim}
     sizes["WIDE"] = out.dtype == torch.float32
-    block_k = max(16, triton.next_power_of_2(key_dim))
+    block_k = max(16, next_power_of_2(key_dim))
     total = torch.empty_like(log_decay)
     halves = 2 if sizes["WIDE"] else 1
     queries, keys = (mixed.new_empty((n, num_rows, key_heads, key_dim), dtype=torch.float16) for n in (halves, 2))
     scores, inverse = (mixed.new_empty((n, num_rows, heads, CHUNK.value), dtype=torch.float16) for n in (halves, 2))
     # Sequence lengths are known only on the device: the grid has enough chunks for one sequence with all tokens, and
     # programs without tokens return at once.
-    delta_net_chunk_kernel[(triton.cdiv(num_rows, CHUNK.value), key_heads, len(slots))](
+    delta_net_chunk_kernel[(ceil_div(num_rows, CHUNK.value), key_heads, len(slots))](
         mixed,
         log_decay,
         write,
@@ -291,7 +292,7 @@ def scan_chunks(
     # A warp group's product has 64 rows; without shared memory to prefetch the next chunk, short stripes hide its loads
     # better.
     stripe, stages = (64, 2) if has_large_shared_memory() else (16, 1)
-    delta_net_scan_kernel[(triton.cdiv(value_dim, stripe), heads, len(slots))](
+    delta_net_scan_kernel[(ceil_div(value_dim, stripe), heads, len(slots))](
         mixed,
         total,
         write,

@@ -5,6 +5,7 @@ import triton.language as tl
 
 from onebox.kernels.common.dependent import launch_options, release, wait
 from onebox.kernels.common.fixed_point import store_group
+from onebox.kernels.common.launch import ceil_div, next_power_of_2
 from onebox.kernels.common.parts import sum_parts
 from onebox.kernels.common.rows import FixedRows, new_rows
 from onebox.kernels.common.tuning import Tunable
@@ -47,7 +48,7 @@ def gated_norm_kernel(
 def gated_norm(o, z, weight, eps):
     rows, heads, value_dim = o.shape
     out = z.new_empty(rows, heads * value_dim)
-    gated_norm_kernel[(rows, triton.cdiv(heads, _HEADS))](
+    gated_norm_kernel[(rows, ceil_div(heads, _HEADS))](
         o,
         z,
         weight,
@@ -56,7 +57,7 @@ def gated_norm(o, z, weight, eps):
         z.stride(0),
         HEADS=heads,
         DV=value_dim,
-        BLOCK=triton.next_power_of_2(value_dim),
+        BLOCK=next_power_of_2(value_dim),
         TILE=_HEADS,
         num_warps=2,
     )

@@ -6,6 +6,7 @@ import triton.language as tl
 from torch import Tensor
 
 from onebox.kernels.common.arithmetic import rounded
+from onebox.kernels.common.launch import ceil_div, next_power_of_2
 from onebox.kernels.delta_net.chunks import scan_chunks
 from onebox.kernels.delta_net.memory import DeltaPool, DeltaWeights
 from onebox.kernels.delta_net.step import softplus
@@ -135,7 +136,7 @@ def _prepare(
     _, heads, key_dim, value_dim = pool.matrices.shape
     mixed = qkv.new_empty(num_tokens, conv_dim, dtype=torch.float32)
     log_decay, write = (qkv.new_empty(num_tokens, heads, dtype=torch.float32) for _ in range(2))
-    grid = (triton.cdiv(num_tokens, _TILE), slots.shape[0], 2 * pool.num_key_heads + heads)
+    grid = (ceil_div(num_tokens, _TILE), slots.shape[0], 2 * pool.num_key_heads + heads)
     delta_net_prepare_kernel[grid](
         qkv,
         a,
@@ -155,7 +156,7 @@ def _prepare(
         DK=key_dim,
         DV=value_dim,
         TAPS=taps,
-        BLOCK=triton.next_power_of_2(max(key_dim, value_dim)),
+        BLOCK=next_power_of_2(max(key_dim, value_dim)),
         TOKENS=_TILE,
         num_warps=4,
     )

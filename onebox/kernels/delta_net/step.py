@@ -15,6 +15,7 @@ from torch import Tensor
 
 from onebox.kernels.common.arithmetic import rounded
 from onebox.kernels.common.dependent import launch_options, release, wait
+from onebox.kernels.common.launch import ceil_div, next_power_of_2
 from onebox.kernels.common.parts import sum_parts
 from onebox.kernels.common.tuning import Tunable
 from onebox.kernels.delta_net.memory import DeltaPool, DeltaWeights
@@ -350,7 +351,7 @@ def _step(
         TAPS=taps,
         TAPS_BLOCK=4 if taps <= 4 else 8,
         M=max_tokens,
-        BLOCK=triton.next_power_of_2(max(key_dim, value_dim)),
+        BLOCK=next_power_of_2(max(key_dim, value_dim)),
         PARTS=len(qkv) if qkv.dim() == 3 else 1,
         GATE_PARTS=len(a) if a.dim() == 3 else 1,
         num_warps=1,
@@ -358,7 +359,7 @@ def _step(
         **launch_options(_PREPARE, heads),
     )
     out = qkv.new_empty(num_rows, heads, value_dim, dtype=dtype)
-    delta_net_recur_kernel[(triton.cdiv(value_dim, _STRIPE), heads, num_sequences)](
+    delta_net_recur_kernel[(ceil_div(value_dim, _STRIPE), heads, num_sequences)](
         mixed,
         log_decay,
         write,
@@ -372,7 +373,7 @@ def _step(
         DK=key_dim,
         DV=value_dim,
         M=max_tokens,
-        BLOCK_K=triton.next_power_of_2(key_dim),
+        BLOCK_K=next_power_of_2(key_dim),
         STRIPE=_STRIPE,
         num_warps=1,
         **launch_options(_RECUR, heads),

@@ -8,6 +8,7 @@ import triton
 import triton.language as tl
 
 from onebox.kernels.common.arithmetic import dot_bf16, swiglu
+from onebox.kernels.common.launch import ceil_div
 from onebox.kernels.experts.slots import pair_of_program, sharers, sharing, spread, sum_slots, workspace
 
 __all__ = ["routed_experts_bf16"]
@@ -124,8 +125,8 @@ def routed_experts_bf16(x, ids, weights, gate_up, down):
     hidden, inner_size = down.shape[1:]
     inner, slots = workspace(ids, inner_size, hidden)
     sizes = {"H": hidden, "I": inner_size, "BLOCK_N": 32, "BLOCK_K": 128, "ROWS": 8, "num_warps": 2, **sharing(ids)}
-    experts_gate_up_bf16_kernel[(triton.cdiv(inner_size, 32), rows * k)](
+    experts_gate_up_bf16_kernel[(ceil_div(inner_size, 32), rows * k)](
         x, ids, gate_up, inner, rows * k, SLOTS=k, **sizes
     )
-    experts_down_bf16_kernel[(triton.cdiv(hidden, 32), rows * k)](inner, ids, weights, down, slots, rows * k, **sizes)
+    experts_down_bf16_kernel[(ceil_div(hidden, 32), rows * k)](inner, ids, weights, down, slots, rows * k, **sizes)
     return sum_slots(slots, torch.float32)

@@ -8,6 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from onebox.kernels.common.launch import ceil_div
 from onebox.kernels.experts.float_tiles import (
     StoredExperts,
     dot_with_rows,
@@ -127,10 +128,10 @@ def _decode(x: Tensor, ids: Tensor, weights: Tensor, weight: StoredExperts, inne
     }
     # 128 bytes of a weight row at a time; NVFP4 would spill registers with float32 rows, which are three terms.
     block_k = 256 if weight.kind == "nvfp4" and x.dtype == torch.bfloat16 else 128
-    experts_float_gate_up_kernel[(triton.cdiv(inner_size, 16), rows * k)](
+    experts_float_gate_up_kernel[(ceil_div(inner_size, 16), rows * k)](
         x, ids, *weight.gate_up, inner, rows * k, SLOTS=k, BLOCK_K=block_k, **shape
     )
-    experts_float_down_kernel[(triton.cdiv(hidden, 32), rows * k)](
+    experts_float_down_kernel[(ceil_div(hidden, 32), rows * k)](
         inner, ids, weights, *weight.down, slots, rows * k, BLOCK_K=128, **shape
     )
     return sum_slots(slots, torch.float32)

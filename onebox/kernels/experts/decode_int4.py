@@ -22,6 +22,7 @@ from torch import Tensor
 from onebox.kernels.common.arithmetic import rounded, swiglu
 from onebox.kernels.common.dependent import launch_options, release, wait
 from onebox.kernels.common.fixed_point import load_squares, row_factors
+from onebox.kernels.common.launch import ceil_div, next_power_of_2
 from onebox.kernels.common.parts import sum_parts
 from onebox.kernels.common.rows import FixedRows
 from onebox.kernels.common.tuning import WEIGHT_LOADS, Tunable
@@ -330,9 +331,9 @@ def _gate_up(
         rows.eps,
         SHARED=shared_size,
         SHARED_PARTS=num_parts,
-        SHARED_BLOCK=triton.next_power_of_2(triton.cdiv(shared_size, ids.shape[1])),
+        SHARED_BLOCK=next_power_of_2(ceil_div(shared_size, ids.shape[1])),
         GROUPS=groups,
-        GROUPS_BLOCK=triton.next_power_of_2(groups),
+        GROUPS_BLOCK=next_power_of_2(groups),
         TILES=tiles,
         SLOTS=ids.shape[1],
         ROWS=4,

@@ -4,6 +4,7 @@ import triton
 import triton.language as tl
 
 from onebox.kernels.common.arithmetic import dot_bf16, rounded, swiglu
+from onebox.kernels.common.launch import ceil_div
 from onebox.kernels.experts.blocks import BLOCK_M, block_pairs, group_by_expert, prefill_workspace
 from onebox.kernels.experts.slots import sum_slots
 
@@ -90,10 +91,10 @@ def prefill_experts_bf16(x, ids, weights, gate_up, down):
     blocks = group_by_expert(ids, experts)
     inner, slots = prefill_workspace(ids, inner_size, hidden)
     shape = {"BLOCK_M": BLOCK_M, "BLOCK_K": 64, "num_warps": 4}
-    experts_prefill_gate_up_bf16_kernel[(triton.cdiv(inner_size, 64), len(blocks.expert))](
+    experts_prefill_gate_up_bf16_kernel[(ceil_div(inner_size, 64), len(blocks.expert))](
         x, gate_up, inner, *blocks, experts, H=hidden, I=inner_size, SLOTS=ids.shape[1], BLOCK_N=64, **shape
     )
-    experts_prefill_down_bf16_kernel[(triton.cdiv(hidden, 128), len(blocks.expert))](
+    experts_prefill_down_bf16_kernel[(ceil_div(hidden, 128), len(blocks.expert))](
         inner, weights, down, slots, *blocks, experts, H=hidden, I=inner_size, BLOCK_N=128, **shape
     )
     return sum_slots(slots, x.dtype)

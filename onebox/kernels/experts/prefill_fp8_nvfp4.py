@@ -5,6 +5,7 @@ import triton.language as tl
 from torch import Tensor
 
 from onebox.kernels.common.arithmetic import rounded
+from onebox.kernels.common.launch import ceil_div
 from onebox.kernels.experts.blocks import BLOCK_M, block_pairs, group_by_expert, prefill_workspace
 from onebox.kernels.experts.float_tiles import (
     StoredExperts,
@@ -115,10 +116,10 @@ def _prefill(x: Tensor, ids: Tensor, weights: Tensor, weight: StoredExperts, inn
         "num_warps": 4,
         "num_stages": 3,
     }
-    experts_float_prefill_gate_up_kernel[(triton.cdiv(inner_size, 64), len(blocks.expert))](
+    experts_float_prefill_gate_up_kernel[(ceil_div(inner_size, 64), len(blocks.expert))](
         x, *weight.gate_up, inner, *blocks, experts, SLOTS=ids.shape[1], **shape
     )
-    experts_float_prefill_down_kernel[(triton.cdiv(hidden, 128), len(blocks.expert))](
+    experts_float_prefill_down_kernel[(ceil_div(hidden, 128), len(blocks.expert))](
         inner, weights, *weight.down, slots, *blocks, experts, **shape
     )
     return sum_slots(slots, x.dtype)

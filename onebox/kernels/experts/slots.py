@@ -11,6 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 from onebox.kernels.common.arithmetic import rounded
+from onebox.kernels.common.launch import ceil_div, next_power_of_2
 
 __all__ = ["pair_of_program", "sharers", "sharing", "spread", "sum_slots", "workspace"]
 
@@ -77,7 +78,7 @@ def sum_slots(slots: Tensor, dtype: torch.dtype) -> Tensor:
     """The slots float32 [R, k, H] added over k in order: float32 or, rounded once, bfloat16 [R, H]."""
     rows, k, hidden = slots.shape
     out = torch.empty((rows, hidden), dtype=dtype, device=slots.device)
-    experts_sum_kernel[(rows, triton.cdiv(hidden, 512))](slots, out, hidden, SLOTS=k, BLOCK=512, num_warps=4)
+    experts_sum_kernel[(rows, ceil_div(hidden, 512))](slots, out, hidden, SLOTS=k, BLOCK=512, num_warps=4)
     return out
 
 
@@ -90,4 +91,4 @@ def workspace(ids: Tensor, inner_size: int, hidden: int) -> tuple[Tensor, Tensor
 
 def sharing(ids: Tensor) -> dict[str, int | bool]:
     """Constexprs of the search for sharers; powers of two from 64 keep the number of compiled variants small."""
-    return {"PAIRS": max(64, triton.next_power_of_2(ids.numel())), "ALONE": ids.shape[0] == 1}
+    return {"PAIRS": max(64, next_power_of_2(ids.numel())), "ALONE": ids.shape[0] == 1}

@@ -17,6 +17,7 @@ from torch import Tensor
 from onebox.kernels.common.arithmetic import dot_split
 from onebox.kernels.common.float_codes import E2M1_IN_MULTIPLIER, decode_e4m3, load_nvfp4
 from onebox.kernels.common.float_weight import SCALE_BLOCK, FloatWeight
+from onebox.kernels.common.launch import ceil_div
 from onebox.kernels.common.target import has_large_shared_memory
 from onebox.kernels.float_linear.tiles import Tile, decode_tile
 
@@ -174,7 +175,7 @@ def _launch(x: Tensor, weight: FloatWeight, tile: Tile, out_dtype: torch.dtype |
     if rows == 0:
         return out
     parts = out if tile.split == 1 else torch.empty(tile.split, rows, n, dtype=torch.float32, device=x.device)
-    grid = (triton.cdiv(rows, tile.block_r), triton.cdiv(n, tile.block_n), tile.split)
+    grid = (ceil_div(rows, tile.block_r), ceil_div(n, tile.block_n), tile.split)
     float_linear_kernel[grid](
         x,
         weight.codes,
@@ -195,7 +196,7 @@ def _launch(x: Tensor, weight: FloatWeight, tile: Tile, out_dtype: torch.dtype |
         num_stages=tile.num_stages,
     )
     if tile.split > 1:
-        float_linear_sum_kernel[(triton.cdiv(out.numel(), 256),)](
+        float_linear_sum_kernel[(ceil_div(out.numel(), 256),)](
             parts, out, out.numel(), PARTS=tile.split, COUNT=256, num_warps=2
         )
     return out

@@ -15,6 +15,7 @@ from onebox.kernels.common.dependent import launch_options, release, wait
 from onebox.kernels.common.fixed_point import load_squares, row_factors
 from onebox.kernels.common.float_codes import decode_e4m3
 from onebox.kernels.common.float_weight import FloatWeight
+from onebox.kernels.common.launch import next_power_of_2
 from onebox.kernels.common.tuning import Tunable
 from onebox.kernels.float_linear.kernel import BLOCK, linear_tile, store_tile
 from onebox.kernels.float_linear.tiles import PART_BLOCK, num_parts
@@ -334,9 +335,9 @@ class TileLaunch(NamedTuple):
             "K": width,
             "FORMAT": kind,
             "PARTS": split,
-            "BLOCK_R": max(8, triton.next_power_of_2(num_rows)),
+            "BLOCK_R": max(8, next_power_of_2(num_rows)),
             "BLOCK_K": PART_BLOCK,
-            "GROUPS_BLOCK": triton.next_power_of_2(width // 128),
+            "GROUPS_BLOCK": next_power_of_2(width // 128),
             "num_warps": 1,
             "num_stages": 1,
             # Without a limit the compiler saves registers by delaying the loads of rows, one memory round trip after

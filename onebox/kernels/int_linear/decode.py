@@ -8,6 +8,7 @@ from torch import Tensor
 from onebox.formats.fragments import TILE_COLUMNS
 from onebox.kernels.common.dependent import launch_options, release, wait
 from onebox.kernels.common.fixed_point import LARGEST, SMALLEST_ABSMAX, store_planes
+from onebox.kernels.common.launch import ceil_div, next_power_of_2
 from onebox.kernels.common.rows import FixedRows
 from onebox.kernels.common.tuning import WEIGHT_LOADS, Tunable
 from onebox.kernels.int_linear.groups import sum_groups
@@ -133,7 +134,7 @@ def fixed_point(x):
     planes = torch.empty((rows, 2, columns), dtype=torch.int8, device=x.device)
     scale = torch.empty((rows, num_groups), dtype=torch.float32, device=x.device)
     groups = 4
-    fixed_point_split_kernel[(triton.cdiv(num_groups, groups), rows)](
+    fixed_point_split_kernel[(ceil_div(num_groups, groups), rows)](
         x,
         planes,
         scale,
@@ -173,7 +174,7 @@ def _linear(
     count, num_rows, num_columns = parts.shape
     out = torch.empty((num_rows, num_columns), dtype=dtype, device=planes.device)
     block = 512
-    linear_sum_kernel[(triton.cdiv(num_columns, block), num_rows)](
+    linear_sum_kernel[(ceil_div(num_columns, block), num_rows)](
         parts,
         out,
         num_rows,
@@ -196,7 +197,7 @@ def _parts(
     parts = torch.empty((count, num_rows, num_columns), dtype=dtype, device=weight.device)
     shape = _decode_shape(num_rows)
     options = _options(weight, bits, shape["COLUMNS"], num_groups // count)
-    linear_part_kernel[(triton.cdiv(num_tiles, shape["TILES"]), count)](
+    linear_part_kernel[(ceil_div(num_tiles, shape["TILES"]), count)](
         rows.planes,
         rows.scale,
         weight,
@@ -210,7 +211,7 @@ def _parts(
         K=num_groups * TILE_COLUMNS,
         BITS=bits,
         PARTS=count,
-        GROUPS_BLOCK=triton.next_power_of_2(num_groups),
+        GROUPS_BLOCK=next_power_of_2(num_groups),
         **shape,
         **options,
     )
@@ -221,7 +222,7 @@ def _decode_columns(rows: int) -> int:
     """Columns of the MMA: two planes per row, rounded up to a power of two."""
     if rows > _MAX_ROWS:
         raise MismatchError(f"A decode step has at most {_MAX_ROWS} rows, not {rows}: use the matmul for more.")
-    columns: int = max(8, triton.next_power_of_2(2 * rows))
+    columns: int = max(8, next_power_of_2(2 * rows))
     return columns
 
 

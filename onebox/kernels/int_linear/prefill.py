@@ -10,6 +10,7 @@ from torch import Tensor
 
 from onebox.formats.fragments import TILE_COLUMNS
 from onebox.kernels.common.int_tiles import WORDS, in_tile_order, sum_tiles
+from onebox.kernels.common.launch import ceil_div
 
 __all__ = ["int4_matmul", "int8_matmul"]
 
@@ -76,7 +77,7 @@ def _matmul(x: Tensor, weight: Tensor, weight_scale: Tensor, bits: int) -> Tenso
     num_groups, num_tiles = weight.shape[:2]
     out = torch.empty((num_tokens, num_columns), dtype=x.dtype, device=x.device)
     shape = _block_shape(x.dtype)
-    blocks = triton.cdiv(num_tokens, shape["TOKENS"]) * triton.cdiv(num_tiles, shape["TILES"])
+    blocks = ceil_div(num_tokens, shape["TOKENS"]) * ceil_div(num_tiles, shape["TILES"])
     if blocks:
         matmul_kernel[(blocks,)](
             in_tile_order(x),

@@ -10,6 +10,7 @@ import triton.language as tl
 
 from onebox.kernels.common.dependent import launch_options, release, wait
 from onebox.kernels.common.fixed_point import store_group
+from onebox.kernels.common.launch import next_power_of_2
 from onebox.kernels.common.rows import FixedRows, new_rows
 from onebox.kernels.common.tuning import Tunable
 
@@ -100,7 +101,7 @@ def concat_rms_norm(embedding, hidden, embedding_weight, hidden_weight, eps):
 
 def _block(hidden: int) -> dict[str, int]:
     """A row's block size and warps, which fix the order of summation; they depend on its width alone."""
-    block = triton.next_power_of_2(hidden)
+    block = next_power_of_2(hidden)
     return {"BLOCK": block, "num_warps": 4 if block <= 4096 else 8}
 
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from onebox.kernels.common.arithmetic import ordered_bits
 from onebox.kernels.common.dependent import launch_options, release, wait
+from onebox.kernels.common.launch import next_power_of_2
 from onebox.kernels.common.parts import sum_parts
 from onebox.kernels.common.tuning import Tunable
 from onebox.kernels.float_linear.parts import TileLaunch, parts_tile
@@ -93,8 +94,8 @@ def route(logits, k, num_rows=None):
         experts,
         k,
         CHOSEN=k,
-        CHOSEN_BLOCK=triton.next_power_of_2(k),
-        BLOCK=triton.next_power_of_2(experts),
+        CHOSEN_BLOCK=next_power_of_2(k),
+        BLOCK=next_power_of_2(experts),
         num_warps=1,
     )
     return ids, weights
@@ -189,8 +190,8 @@ def route_fused(router_parts, k, rows, gate_up=None, num_rows=None):
             E=logits - 1,
             ROUTER_PARTS=num_router_parts,
             CHOSEN=k,
-            CHOSEN_BLOCK=triton.next_power_of_2(k),
-            EXPERTS_BLOCK=triton.next_power_of_2(logits - 1),
+            CHOSEN_BLOCK=next_power_of_2(k),
+            EXPERTS_BLOCK=next_power_of_2(logits - 1),
             **launch.constants,
             **launch_options(_ROUTE_FUSED, rows.x.shape[1]),
         )

@@ -14,6 +14,7 @@ import triton
 import triton.language as tl
 
 from onebox.kernels.common.arithmetic import ordered_bits
+from onebox.kernels.common.launch import ceil_div, next_power_of_2
 
 __all__ = ["apply_mask", "apply_penalties", "sample"]
 
@@ -391,16 +392,16 @@ def sample(logits, temperature, top_k, top_p, min_p, seeds, positions):
     token_ids = torch.empty(rows, dtype=torch.int64, device=logits.device)
     if not rows:
         return token_ids
-    chunk = max(_MIN_CHUNK, triton.next_power_of_2(triton.cdiv(vocabulary, _MAX_CHUNKS)))
-    grid = rows, triton.cdiv(vocabulary, chunk)
-    chunks = triton.next_power_of_2(grid[1])
+    chunk = max(_MIN_CHUNK, next_power_of_2(ceil_div(vocabulary, _MAX_CHUNKS)))
+    grid = rows, ceil_div(vocabulary, chunk)
+    chunks = next_power_of_2(grid[1])
     limits = temperature, top_k, top_p, min_p
     peaks = logits.new_empty(grid)
     shares = torch.empty(rows, vocabulary, dtype=torch.int64, device=logits.device)
     cuts = token_ids.new_empty(rows, 2)
     sample_peak_kernel[grid](logits, *limits, peaks, V=vocabulary, CHUNK=chunk)
     sample_share_kernel[grid](logits, *limits, peaks, shares, V=vocabulary, CHUNK=chunk, CHUNKS=chunks)
-    block = min(_CUT_BLOCK, triton.next_power_of_2(vocabulary))
+    block = min(_CUT_BLOCK, next_power_of_2(vocabulary))
     sample_cut_kernel[(rows,)](logits, *limits, shares, cuts, V=vocabulary, BLOCK=block, num_warps=32)
     candidates = token_ids.new_empty(*grid, _NUM_SORTED.value)
     values, ids = torch.empty(grid, dtype=torch.float64, device=logits.device), token_ids.new_empty(grid)
@@ -416,7 +417,7 @@ def sample(logits, temperature, top_k, top_p, min_p, seeds, positions):
 def apply_penalties(logits, token_ids, counts, presence, frequency, repetition):
     rows, length = token_ids.shape
     if rows and length:
-        apply_penalties_kernel[(rows, triton.cdiv(length, _BLOCK))](
+        apply_penalties_kernel[(rows, ceil_div(length, _BLOCK))](
             logits, token_ids, counts, presence, frequency, repetition, V=logits.shape[1], N=length, BLOCK=_BLOCK
         )
 
@@ -424,6 +425,6 @@ def apply_penalties(logits, token_ids, counts, presence, frequency, repetition):
 def apply_mask(logits, bitmask):
     rows, vocabulary = logits.shape
     if rows:
-        apply_mask_kernel[(rows, triton.cdiv(vocabulary, _BLOCK))](
+        apply_mask_kernel[(rows, ceil_div(vocabulary, _BLOCK))](
             logits, bitmask, V=vocabulary, WORDS=bitmask.shape[1], BLOCK=_BLOCK
         )

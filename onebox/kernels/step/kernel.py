@@ -4,6 +4,8 @@ import torch
 import triton
 import triton.language as tl
 
+from onebox.kernels.common.launch import ceil_div, next_power_of_2
+
 __all__ = ["next_inputs", "slot_mapping", "verify_drafts"]
 
 _BLOCK = 64
@@ -37,7 +39,7 @@ def slot_mapping_kernel(
 def slot_mapping(page_table, sequences, positions, page_tokens):
     slots = torch.empty_like(positions)
     if len(slots):
-        slot_mapping_kernel[(triton.cdiv(len(slots), _BLOCK),)](
+        slot_mapping_kernel[(ceil_div(len(slots), _BLOCK),)](
             page_table,
             sequences,
             positions,
@@ -148,6 +150,6 @@ def next_inputs(step, cu_rows, page_table, token_ids, num_accepted, drafts, page
             page_table.stride(0),
             depth,
             P=page_tokens,
-            BLOCK=triton.next_power_of_2(1 + depth),
+            BLOCK=next_power_of_2(1 + depth),
             num_warps=1,
         )
