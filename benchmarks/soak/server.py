@@ -23,10 +23,10 @@ START_LIMIT_S = 240
 # Small enough that prefixes are evicted and requests preempted within minutes.
 _ARGUMENTS = ("--port", "0", "--max-model-len", "4096", "--kv-cache-memory-bytes", str(24 << 20))
 _QUEUE = ("--max-num-seqs", "6", "--max-num-waiting", "24", "--shutdown-timeout", "8")
-# A cache directory on a file system of 64 KiB, seen by the server alone.
+# A cache directory on a file system of 64 KiB, seen by the server alone; the shell becomes the server.
 _FULL_DISK = (
-    'mount -t tmpfs -o size=64k none "$XDG_CACHE_HOME" && (head -c 1000000 /dev/zero > "$XDG_CACHE_HOME/full" 2>&-; '
-    'exec "$0" "$@")'
+    'mount -t tmpfs -o size=64k none "$XDG_CACHE_HOME" && { head -c 1000000 /dev/zero > "$XDG_CACHE_HOME/full" 2>&-; '
+    'exec "$0" "$@"; }'
 )
 
 
