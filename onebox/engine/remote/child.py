@@ -34,7 +34,7 @@ from onebox.engine.remote.messages import (
 from onebox.engine.request import Event, Failed
 from onebox.engine.stats import EngineStats
 from onebox.spec.errors import OneboxError
-from onebox.spec.output import end_process, log_in_background
+from onebox.spec.output import end_process, flush_output, log_in_background
 
 __all__ = ["ParentConnection", "main"]
 
@@ -117,7 +117,10 @@ def main(socket: int, parent_id: int) -> None:
         parent.send(Ready(engine.stats()))
         engine.warm_up_grammars()
         threading.Thread(target=_receive_all, args=(engine, parent), daemon=True).start()
-        parent.send(EngineDied(engine.wait_stopped()))
+        message = engine.wait_stopped()
+        # The parent ends this process when it is told, so the log says why before that.
+        flush_output()
+        parent.send(EngineDied(message))
     _exit()
 
 
