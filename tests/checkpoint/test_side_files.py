@@ -56,6 +56,8 @@ def test_a_template_counts_wherever_it_is_kept(directory):
 
 
 def test_missing_preprocessors_are_notes_of_a_model_with_a_tower_only(directory):
+    for name in ("preprocessor_config.json", "video_preprocessor_config.json"):
+        (directory / name).unlink()
     notes = found(directory)
     assert "images are refused and text works" in notes["preprocessor_config.json"].message
     assert "videos are refused and text works" in notes["video_preprocessor_config.json"].message
