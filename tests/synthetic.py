@@ -290,6 +290,7 @@ def write_checkpoint(
     (directory / "config.json").write_text(json.dumps(config, indent=2))
     (directory / "generation_config.json").write_text(json.dumps({"eos_token_id": [482, 480]}))
     (directory / "tokenizer.json").write_text("{}")
+    (directory / "chat_template.jinja").write_text("{{ messages[0].content }}")
     return directory
 
 
