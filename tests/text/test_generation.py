@@ -22,7 +22,7 @@ def test_neutral_defaults_keep_the_checkpoints_end_tokens(checkpoint):
 def test_another_directorys_defaults_replace_the_checkpoints(checkpoint, tmp_path):
     (tmp_path / "generation_config.json").write_text('{"temperature": 0.6, "top_k": 5}')
     assert GenerationDefaults.load(checkpoint, str(tmp_path)) == GenerationDefaults((258, 256), 0.6, 1.0, 5)
-    with pytest.raises(UnreadableError, match="give auto, vllm or a directory with generation_config.json"):
+    with pytest.raises(UnreadableError, match="give auto, vllm or a directory with generation_config"):
         GenerationDefaults.load(checkpoint, str(tmp_path / "gone"))
 
 
