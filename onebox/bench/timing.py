@@ -58,9 +58,9 @@ def _chunk_tokens(request: RequestRecord) -> Sequence[float]:
     if request.arrival_tokens:
         return request.arrival_tokens
     made, chunks = request.completion_tokens or 0, len(request.arrivals_s)
-    if len(request.arrival_chars) == chunks and sum(request.arrival_chars):
-        scale = made / sum(request.arrival_chars)
-        return [scale * chars for chars in request.arrival_chars]
+    num_chars = sum(request.arrival_chars)
+    if len(request.arrival_chars) == chunks and num_chars:
+        return [made * chars / num_chars for chars in request.arrival_chars]
     return [1.0] * (chunks - 1) + [max(made - chunks + 1, 0)] if chunks else []
 
 
