@@ -32,6 +32,7 @@ class ProblemKind(StrEnum):
     MTP = "mtp"
     VALUE = "value"
     UNUSED = "unused"
+    SIDE_FILE = "side file"
 
 
 @dataclass(frozen=True)

@@ -19,9 +19,10 @@ from onebox.engine.warm.early import initialise_cuda, initialise_triton
 from onebox.planner.memory import DEFAULT_UTILIZATION, MemoryPlan, MemoryRequest, plan_memory
 from onebox.spec.cache import redirect_kernel_cache
 from onebox.spec.errors import UnsupportedError, UsageError
-from onebox.spec.hardware import GIB, Box, detect_box
+from onebox.spec.hardware import GIB, Box, detect_box, detect_host, nvidia_driver
 from onebox.spec.kv import PAGE_TOKENS, KVFormat
 from onebox.spec.model import ModelSpec
+from onebox.spec.torch_build import TorchBuild, refuse_unusable_torch
 from onebox.spec.vocabulary import TokenTable
 
 if TYPE_CHECKING:
@@ -38,6 +39,7 @@ __all__ = [
     "EnginePlan",
     "TokenInfo",
     "allocate_memory",
+    "check_torch",
     "compile_ahead",
     "load_runner",
     "plan_engine",
@@ -118,7 +120,8 @@ def plan_engine(directory: Path, options: EngineOptions, tokens: TokenInfo, box:
     from onebox.model.footprint import footprint
     from onebox.model.load import LoadFormat
 
-    device = _device(options.device)
+    box = box or (detect_host() if options.device == "cpu" else detect_box())
+    device = _device(options.device, box)
     dtype = _dtype(options.dtype, device)
     load_format = LoadFormat.parse(options.load_format)
     found = footprint(directory, device, dtype, load_format)
@@ -141,7 +144,7 @@ def plan_engine(directory: Path, options: EngineOptions, tokens: TokenInfo, box:
         cache_bytes=cache_bytes,
         with_prefix_cache=options.enable_prefix_caching,
     )
-    memory = plan_memory(found.spec, found.weight_bytes, box or detect_box(), request)
+    memory = plan_memory(found.spec, found.weight_bytes, box, request)
     config = EngineConfig(
         max_model_len=request.max_context_tokens,
         num_pages=memory.num_pages,
@@ -156,15 +159,33 @@ def plan_engine(directory: Path, options: EngineOptions, tokens: TokenInfo, box:
     return EnginePlan(directory, found.spec, device, dtype, load_format, memory, config)
 
 
-def _device(asked: str) -> "torch.device":
+def _device(asked: str, box: Box) -> "torch.device":
+    """As asked; `auto` is the GPU. A GPU in the box that torch cannot use is refused unless the CPU is asked for."""
     import torch
 
     if asked not in ("auto", "cpu", "cuda"):
         raise UsageError(f"--device {asked!r} is not known; give auto, cuda or cpu.")
     has_cuda = torch.cuda.is_available()
+    if asked != "cpu":
+        check_torch(box)
     if asked == "cuda" and not has_cuda:
         raise UnsupportedError("--device cuda was asked for, but torch finds no CUDA device here; give cpu or auto.")
     return torch.device("cuda" if has_cuda and asked != "cpu" else "cpu")
+
+
+def check_torch(box: Box) -> str:
+    """Refuses a torch that cannot use the GPU of `box`, with the line that installs the right one; else its version."""
+    import torch
+
+    has_device = torch.cuda.is_available()
+    build = TorchBuild(
+        torch.__version__,
+        torch.version.cuda,
+        has_device,
+        tuple(torch.cuda.get_arch_list()) if has_device else (),
+    )
+    refuse_unusable_torch(box, nvidia_driver() if box.compute_capability else "", build)
+    return build.version
 
 
 def _dtype(asked: str, device: "torch.device") -> "torch.dtype":

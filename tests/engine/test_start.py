@@ -9,7 +9,7 @@ from onebox import LLM, SamplingParams
 from onebox.engine.config import SpeculationMethod
 from onebox.engine.start import EngineOptions, TokenInfo, allocate_memory, plan_engine
 from onebox.model.load import load_model
-from onebox.spec.errors import DoesNotFitError, UsageError
+from onebox.spec.errors import DoesNotFitError, UnsupportedError, UsageError
 from onebox.spec.hardware import GIB, detect_box
 from tests.synthetic import tiny_config, write_checkpoint
 
@@ -82,6 +82,32 @@ def test_a_plan_that_does_not_fit_is_refused_with_its_table(checkpoint):
     box = replace(detect_box(), memory_bytes=2 * GIB, available_bytes=None)
     with pytest.raises(DoesNotFitError, match=r"(?s)too large.*weights.*KV of one 32,768-token sequence"):
         plan_engine(checkpoint, replace(SMALL, max_model_len=32768, kv_cache_memory_bytes=1 << 20), NO_WORDS, box)
+
+
+@pytest.fixture
+def box_with_gpu(tmp_path, monkeypatch):
+    """A machine whose nvidia-smi reports a GB10; torch finds no GPU, as in this test's own process."""
+    program = tmp_path / "bin" / "nvidia-smi"
+    program.parent.mkdir()
+    program.write_text(
+        "#!/bin/sh\ncase $1 in *driver*) echo 580.95.05;; *) echo 'NVIDIA GB10, 12.1, [N/A], [N/A]';; esac\n"
+    )
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{program.parent}:/usr/bin:/bin")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.version, "cuda", None)
+    monkeypatch.setattr(torch, "__version__", "2.13.0+cpu")
+
+
+@pytest.mark.parametrize("device", ["auto", "cuda"])
+def test_a_gpu_that_torch_cannot_use_is_refused_with_what_to_install(checkpoint, box_with_gpu, device):
+    with pytest.raises(UnsupportedError, match=r"GB10 .*driver 580\.95\.05.*is a build for CPUs(?s:.*)/whl/cu130"):
+        plan_for(checkpoint, device=device)
+
+
+def test_the_cpu_beside_a_gpu_is_planned_as_a_cpu(checkpoint, box_with_gpu):
+    plan = plan_for(checkpoint, device="cpu")
+    assert (plan.device.type, plan.memory.box.device) == ("cpu", "CPU only")
 
 
 def test_what_is_left_open_is_resolved(checkpoint):
