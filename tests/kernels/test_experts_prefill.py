@@ -42,6 +42,32 @@ def check_slices(function, given):
     assert torch.equal(function(**take(given, backwards)), whole[backwards])
 
 
+@pytest.mark.parametrize(("tokens", "k", "experts"), [(1, 1, 1), (9, 2, 3), (65, 2, 4), (200, 8, 256)])
+def test_each_pair_is_in_one_block_of_its_expert_in_its_order(tokens, k, experts, device):
+    from onebox.kernels.experts.blocks import BLOCK_M, group_by_expert  # imports Triton
+
+    ids, _ = draw_routing(tokens, k, experts, torch.Generator().manual_seed(tokens))
+    ids[tokens // 2 :: 7] = -1  # rows without a sequence
+    found = group_by_expert(ids.to(device), experts)
+    expected = {expert: (ids.flatten() == expert).nonzero().flatten().tolist() for expert in range(experts)}
+    blocks = [
+        (expert, own[start : start + BLOCK_M])
+        for expert, own in expected.items()
+        for start in range(0, len(own), BLOCK_M)
+    ]
+    assert found.expert.tolist() == [expert for expert, _ in blocks] + [experts] * (len(found.expert) - len(blocks))
+    for (_, own), places in zip(blocks, found.pairs.view(-1, BLOCK_M).tolist(), strict=False):
+        assert places == own + [-1] * (BLOCK_M - len(own))
+
+
+@pytest.mark.parametrize("op", OPERATIONS)
+def test_rows_without_a_sequence_do_not_disturb_the_others(op, device, poison):
+    given = arguments(op, 70, 2, 3, 128, 128, device)
+    alone = kernel(op)(**take(given, slice(0, 50)))
+    given["ids"][50:] = -1
+    assert torch.equal(kernel(op)(**given)[:50], alone)
+
+
 @pytest.mark.parametrize("op", OPERATIONS)
 def test_a_token_does_not_depend_on_the_others(op, device):
     check_slices(kernel(op), arguments(op, 130, 2, 3, 128, 128, device))

@@ -1,7 +1,8 @@
 """The pairs of a prefill in blocks of one expert each, for all prefill kernels of routed experts.
 
-A pair is a token and one of its k expert slots. Pairs are sorted by expert and each expert's pairs are cut into blocks
-of 64. The number of blocks depends on the tokens, the shape of a block does not.
+A pair is a token and one of its k expert slots. Each expert's pairs, in their order, are cut into blocks of 64. The
+number of blocks depends on the tokens, the shape of a block does not. Pairs of rows without a sequence (expert -1) are
+in no block.
 """
 
 from typing import NamedTuple
@@ -11,37 +12,106 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-__all__ = ["BLOCK_M", "block_pairs", "group_by_expert", "prefill_workspace"]
+from onebox.kernels.common.arithmetic import loop_bound
+from onebox.kernels.common.launch import next_power_of_2
+
+__all__ = ["BLOCK_M", "Blocks", "block_pairs", "group_by_expert", "prefill_workspace"]
 
 BLOCK_M = 64  # pairs in a block
+_TILE = 1024
+"""Pairs that a program looks at together."""
 
 
 class Blocks(NamedTuple):
     """The pairs and the expert of each block, on the device: the number of blocks is known only there."""
 
-    pairs: Tensor  # int64 [blocks * BLOCK_M]: -1 for unused places of an expert's last block
+    pairs: Tensor  # int32 [blocks * BLOCK_M]: -1 for unused places of an expert's last block; unset in unused blocks
     expert: Tensor  # int64 [blocks]: E for unused blocks
 
 
+@triton.jit(do_not_specialize=["num_pairs"])
+def count_pairs_kernel(
+    ids_ptr,  # int32 [pairs]
+    counts_ptr,  # int32 [E]
+    num_pairs,
+    TILE: tl.constexpr,
+):
+    """Program e counts the pairs of expert e."""
+    expert = tl.program_id(0)
+    lanes = tl.arange(0, TILE)
+    found = tl.zeros((TILE,), tl.int32)
+    for start in range(0, loop_bound(num_pairs), TILE):
+        pairs = start + lanes
+        found += (tl.load(ids_ptr + pairs, mask=pairs < num_pairs, other=-1) == expert).to(tl.int32)
+    tl.store(counts_ptr + expert, tl.sum(found, 0))
+
+
+@triton.jit(do_not_specialize=["num_pairs", "num_blocks"])
+def place_pairs_kernel(
+    ids_ptr,  # int32 [pairs]
+    counts_ptr,  # int32 [E]
+    pairs_ptr,  # int32 [blocks * BLOCK_M]
+    expert_ptr,  # int64 [blocks]
+    num_pairs,
+    num_blocks,
+    E: tl.constexpr,
+    EXPERTS: tl.constexpr,  # E rounded up to a power of two
+    BLOCK_M: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    """Program e writes the blocks of expert e; program E marks the unused blocks."""
+    expert = tl.program_id(0)
+    experts = tl.arange(0, EXPERTS)
+    counts = tl.load(counts_ptr + experts, mask=experts < E, other=0)
+    blocks = (counts + BLOCK_M - 1) // BLOCK_M
+    first = tl.sum(tl.where(experts < expert, blocks, 0), 0)
+    count = tl.sum(tl.where(experts == expert, counts, 0), 0)
+    end = tl.where(expert == E, num_blocks, first + (count + BLOCK_M - 1) // BLOCK_M)
+    lanes = tl.arange(0, TILE)
+    for start in range(loop_bound(first), loop_bound(end), TILE):
+        tl.store(expert_ptr + start + lanes, expert, mask=start + lanes < end)
+    if expert < E:
+        own_ptr = pairs_ptr + first * BLOCK_M
+        places = tl.arange(0, BLOCK_M)
+        unused = count // BLOCK_M * BLOCK_M + places
+        tl.store(own_ptr + unused, -1, mask=(unused >= count) & (unused < (end - first) * BLOCK_M))
+        rank = tl.full([], 0, tl.int32)
+        # An expert without pairs has nothing to look for.
+        for start in range(0, loop_bound(tl.where(count > 0, num_pairs, 0)), TILE):
+            pairs = start + lanes
+            is_own = (tl.load(ids_ptr + pairs, mask=pairs < num_pairs, other=-1) == expert).to(tl.int32)
+            at = rank + tl.cumsum(is_own, 0) - 1
+            tl.store(own_ptr + at, pairs, mask=is_own > 0)
+            rank += tl.sum(is_own, 0)
+
+
 def group_by_expert(ids: Tensor, experts: int) -> Blocks:
-    """Cuts the pairs of ids [T, k] into blocks of one expert each."""
-    pairs = ids.numel()
-    ranked, order = ids.flatten().sort(stable=True)
-    first = torch.searchsorted(ranked, torch.arange(experts + 1, dtype=ids.dtype, device=ids.device))
-    counts = (first.diff() + BLOCK_M - 1) // BLOCK_M
-    ends = counts.cumsum(0)
-    most = pairs // BLOCK_M + min(experts, pairs)  # one block per 64 pairs, plus a partial one per expert
-    expert = torch.searchsorted(ends, torch.arange(most, device=ids.device), right=True)
-    # A pair's offset from its expert's first block equals its rank among the expert's pairs.
-    places = ((ends - counts) * BLOCK_M - first[:-1])[ranked.to(torch.int64)] + torch.arange(pairs, device=ids.device)
-    table = torch.full((most * BLOCK_M,), -1, dtype=torch.int64, device=ids.device)
-    return Blocks(table.scatter_(0, places, order), expert)
+    """Cuts the pairs of ids int32 [T, k] into blocks of one expert each."""
+    num_pairs = ids.numel()
+    num_blocks = num_pairs // BLOCK_M + min(experts, num_pairs)  # one per 64 pairs, plus a partial one per expert
+    counts, pairs = (ids.new_empty(size, dtype=torch.int32) for size in (experts, num_blocks * BLOCK_M))
+    expert = ids.new_empty(num_blocks, dtype=torch.int64)
+    count_pairs_kernel[(experts,)](ids, counts, num_pairs, TILE=_TILE, num_warps=4)
+    place_pairs_kernel[(experts + 1,)](
+        ids,
+        counts,
+        pairs,
+        expert,
+        num_pairs,
+        num_blocks,
+        E=experts,
+        EXPERTS=next_power_of_2(experts),
+        BLOCK_M=BLOCK_M,
+        TILE=_TILE,
+        num_warps=4,
+    )
+    return Blocks(pairs, expert)
 
 
 @triton.jit
 def block_pairs(pairs_ptr, block, BLOCK_M: tl.constexpr):
     """(pairs int64 [BLOCK_M] of the block, 0 for unused places; which places are used)."""
-    found = tl.load(pairs_ptr + block * BLOCK_M + tl.arange(0, BLOCK_M))
+    found = tl.load(pairs_ptr + block * BLOCK_M + tl.arange(0, BLOCK_M)).to(tl.int64)
     return tl.maximum(found, 0), found >= 0
 
 
