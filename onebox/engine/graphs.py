@@ -20,7 +20,7 @@ state, which the next step of those slots must not do again.
 import ctypes
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -28,6 +28,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from onebox.engine.batch import StepInputs, decode_inputs
+from onebox.engine.capture import GraphRecorder
 from onebox.engine.decode import DecodeOutcome, Decoder, DecodeStep, Forwarded, OutcomeLayout, OutcomeTensors
 from onebox.engine.inputs import InputPacker, PageTable, StepSizes, exact_sizes
 from onebox.engine.shapes import StepShapes
@@ -38,8 +39,6 @@ from onebox.model.batch import Batch
 from onebox.spec.kv import PAGE_TOKENS
 
 __all__ = ["GraphDecoder", "predict_inputs"]
-
-T = TypeVar("T")
 
 _KERNEL_NODE = 0  # CU_GRAPH_NODE_TYPE_KERNEL
 
@@ -139,11 +138,12 @@ class _GraphStep:
 
 
 class GraphDecoder:
-    """A decoder's steps, replayed. All graphs share a memory pool: one runs at a time, and its result is read."""
+    """A decoder's steps, replayed."""
 
-    def __init__(self, decoder: Decoder, shapes: StepShapes, device: torch.device) -> None:
+    def __init__(self, decoder: Decoder, shapes: StepShapes, recorder: GraphRecorder) -> None:
         self._decoder = decoder
-        self._device = device
+        self._recorder = recorder
+        self._device = device = recorder.device
         self._limits = shapes
         largest = shapes.largest
         self._table = PageTable(largest.num_sequences, largest.num_pages, is_pinned=device.type == "cuda")
@@ -154,18 +154,16 @@ class GraphDecoder:
         self._last: _GraphStep | None = None
         self._folded: set[int] = set()
         """Slots whose accepted tokens a discarded forward pass has folded into the state."""
-        if device.type == "cuda":
-            self._pool = torch.cuda.graph_pool_handle()
-            self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-            self._done = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        self._done = recorder.new_event()
 
-    def capture(self, report: Callable[[int, int], None]) -> None:
-        """Captures the graphs of all shapes, the largest first; reports (captured, all) after each shape.
+    @property
+    def sizes(self) -> list[tuple[int, int]]:
+        """The numbers of rows and sequences of all shapes, the largest first."""
+        return sorted(((rows, count) for count, choices in self._limits.rows.items() for rows in choices), reverse=True)
 
-        The largest needs the most memory, which the others then share.
-        """
-        sizes = [(rows, count) for count, choices in self._limits.rows.items() for rows in choices]
-        for place, (num_rows, num_sequences) in enumerate(sorted(sizes, reverse=True)):
+    def capture(self, report: Callable[[], None]) -> None:
+        """Captures the graphs of all shapes; reports after each."""
+        for place, (num_rows, num_sequences) in enumerate(self.sizes):
             shape = self._new_shape(num_rows, num_sequences)
             if not place:
                 self._run_once(shape)
@@ -173,7 +171,7 @@ class GraphDecoder:
                 self._capture_forward(shape, num_pages)
             for depth in reversed(self._limits.depths):
                 self._capture_sampling(shape, depth)
-            report(place + 1, len(sizes))
+            report()
 
     def start(self, parts: Sequence[DecodeRows], depth: int, *, is_alone: bool) -> DecodeStep | None:
         """Queues the model's part of a step; None, and nothing done, where the shape was not captured.
@@ -188,13 +186,24 @@ class GraphDecoder:
         is_predicted = self._last is not None and self._last.matches_prediction(forward, parts)
         if not is_predicted:
             parts = self._without_folded(parts)
-        shape.words.copy_(shape.packer.pack(parts), non_blocking=True)
-        if num_changed := self._table.put(parts):
-            self._page_table[:num_changed].copy_(self._table.rows[:num_changed], non_blocking=True)
+        self._put(shape, parts)
         if not is_predicted:
             forward.replay()
         continues = is_alone and _continue(parts)
         self._last = _GraphStep(shape, forward, sampling, parts, self._done, continues=continues)
+        return self._last
+
+    def start_after(self, parts: Sequence[DecodeRows], depth: int, hidden: Tensor) -> DecodeStep | None:
+        """`start` for parts of one row each whose hidden states [n, H] are computed already: only sampling is left."""
+        found = self._find(parts, depth)
+        if found is None:
+            return None
+        shape, forward, sampling = found
+        parts = self._without_folded(parts)
+        own = Forwarded(shape.forwarded.hidden[: len(parts)], shape.forwarded.logits[: len(parts)])
+        self._decoder.logits_for(hidden).copy_to(own)
+        self._put(shape, parts)
+        self._last = _GraphStep(shape, forward, sampling, parts, self._done, continues=False)
         return self._last
 
     def leave(self, parts: Sequence[DecodeRows]) -> Sequence[DecodeRows]:
@@ -206,6 +215,12 @@ class GraphDecoder:
     def num_kernels(self) -> int:
         """Kernels in the graphs of the step that was started last."""
         return sum(map(_count_kernels, self._last.graphs)) if self._last else 0
+
+    def _put(self, shape: _Shape, parts: Sequence[DecodeRows]) -> None:
+        """Queues the copies of a step's inputs to the device."""
+        shape.words.copy_(shape.packer.pack(parts), non_blocking=True)
+        if num_changed := self._table.put(parts):
+            self._page_table[:num_changed].copy_(self._table.rows[:num_changed], non_blocking=True)
 
     def _find(
         self, parts: Sequence[DecodeRows], depth: int
@@ -251,10 +266,10 @@ class GraphDecoder:
         def work() -> None:
             self._decoder.forward(shape.inputs(num_pages).batch).copy_to(shape.forwarded)
 
-        shape.forward[num_pages], _ = self._record(work)
+        shape.forward[num_pages], _ = self._recorder.record(work)
 
     def _capture_sampling(self, shape: _Shape, depth: int) -> None:
-        graph, words = self._record(lambda: self._decoder.sample(shape.forwarded, shape.inputs(), depth))
+        graph, words = self._recorder.record(lambda: self._decoder.sample(shape.forwarded, shape.inputs(), depth))
         layout = OutcomeLayout(shape.sizes.num_rows, shape.sizes.num_sequences, depth)
         pinned = torch.empty(words.shape, dtype=words.dtype, pin_memory=True)
         outcome = layout.split(words)
@@ -262,23 +277,9 @@ class GraphDecoder:
         # It is launched between graphs, so its code is loaded here; on blank inputs it does nothing.
         predict_inputs(shape.inputs().batch, outcome)
 
-    def _record(self, work: Callable[[], T]) -> tuple[torch.cuda.CUDAGraph, T]:
-        """A graph of the work, and the tensors it writes."""
-        graph = torch.cuda.CUDAGraph(keep_graph=True)
-        # Not by `torch.cuda.graph`, which collects garbage and empties the cache each time.
-        with torch.cuda.stream(self._stream):
-            # Relaxed: the first launch of a kernel loads its code, which a stricter mode forbids during a capture.
-            graph.capture_begin(pool=self._pool, capture_error_mode="relaxed")
-            try:
-                result = work()
-            finally:
-                graph.capture_end()
-        graph.instantiate()
-        return graph, result
-
 
 def predict_inputs(batch: Batch, outcome: OutcomeTensors) -> None:
-    """QueueTurns a step's inputs, in place, into those of the step that follows from its outcome, on the device."""
+    """Turns a step's inputs, in place, into those of the step that follows from its outcome, on the device."""
     next_inputs(
         StepTensors(batch.token_ids, batch.positions[0], batch.slot_mapping, batch.num_accepted, batch.seen),
         batch.cu_rows,

@@ -166,7 +166,7 @@ class PageTable:
         self._pages: list[NDArray[np.int32]] = []
         """The pages of each sequence, as they are in the table."""
 
-    def put(self, parts: Sequence[DecodeRows]) -> int:
+    def put(self, parts: Sequence[DecodeRows] | Sequence[PromptChunk]) -> int:
         """Writes the pages of these parts; the number of leading rows among which some changed, 0 if none did."""
         pages = [part.pages for part in parts]
         before, self._pages = self._pages, pages

@@ -1,52 +1,129 @@
-"""Prefill: chunks of several prompts in one pass over the model, their states saved at the planned places."""
+"""Prefill: chunks of several prompts in one pass over the model, their states saved at the planned places.
 
-from collections.abc import Sequence
+On a GPU a short prefill is bound by its launches, hundreds of them, so up to 1,024 rows it is a captured graph
+of the next larger of a few numbers of rows. Its pass over the weights takes about as long whatever that number;
+a longer prefill keeps the device busy while the host launches. Both compute the same bits: a row's do not depend on the
+number of rows.
+"""
 
-import numpy as np
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from onebox.engine.batch import PrefillSegment, prefill_batch, prefill_stages
+from onebox.engine.capture import GraphRecorder
+from onebox.engine.config import EngineConfig
+from onebox.engine.inputs import PageTable
+from onebox.engine.prompts import PromptInputs, PromptPacker, PromptSizes, exact_prompt_inputs, prompt_inputs
 from onebox.engine.step import PromptChunk
 from onebox.model.memory import Memory
 from onebox.model.qwen3_5 import Qwen35
 
-__all__ = ["prefill"]
+__all__ = ["PrefillGraphs", "Prefiller"]
+
+_GRAPH_ROWS = (64, 128, 192, 256, 384, 512, 768, 1024)
+"""Rows of captured prefills. Up to 64 most experts are not yet read; from then on rows cost little."""
+_MAX_CHUNKS = 8
+"""Of a captured prefill: each takes programs in every launch, also where it is blank."""
+_SAVES_PER_CHUNK = 3
 
 
-def prefill(
-    model: Qwen35, memory: Memory, chunks: Sequence[PromptChunk], first_checkpoint: int, *, with_mtp: bool
-) -> list[Tensor]:
-    """Computes the chunks into memory; returns the hidden states of each one's tokens, [n, H].
+@dataclass(frozen=True)
+class Prefiller:
+    """Computes prompts into memory. Checkpoint c is the memory's row first_checkpoint + c."""
 
-    Checkpoint c is the memory's row first_checkpoint + c. With the MTP head, its KV entries are written too.
-    """
-    stages = prefill_stages(chunks)
-    segments = [segment for stage in stages for segment in stage]
-    batch = prefill_batch(chunks, stages, first_checkpoint, model.device)
-    hidden = model.prefill(batch, memory)
-    if with_mtp and model.mtp and memory.mtp:
-        previous = _previous_rows(chunks, segments, len(memory.hidden), model.device)
-        model.prefill_draft_kv(batch, torch.cat([memory.hidden, hidden])[previous], memory.mtp)
-    results: list[list[Tensor]] = [[] for _ in chunks]
-    for segment in segments:
-        rows = hidden[segment.first_row : segment.end_row]
-        results[segment.chunk].append(rows)
-        memory.hidden[chunks[segment.chunk].slot] = rows[-1]
-        if segment.checkpoint is not None:
-            memory.hidden[first_checkpoint + segment.checkpoint] = rows[-1]
-    return [parts[0] if len(parts) == 1 else torch.cat(parts) for parts in results]
+    model: Qwen35
+    memory: Memory
+    first_checkpoint: int
+    with_mtp: bool
+    """Whether the MTP head's KV entries are written too."""
+
+    def run(self, chunks: Sequence[PromptChunk]) -> Tensor:
+        """Computes the chunks without graphs; the hidden states of their tokens, [R, H]."""
+        num_hidden = len(self.memory.hidden)
+        return self.forward(exact_prompt_inputs(chunks, self.first_checkpoint, num_hidden, self.model.device))
+
+    def forward(self, inputs: PromptInputs) -> Tensor:
+        """The hidden states [R, H]; asks the device for no value, so that it can be captured."""
+        model, memory = self.model, self.memory
+        hidden = model.prefill(inputs.batch, memory)
+        if self.with_mtp and model.mtp and memory.mtp:
+            previous = torch.cat([memory.hidden, hidden])[inputs.previous]
+            model.prefill_draft_kv(inputs.batch, previous, memory.mtp)
+        memory.hidden[inputs.kept_to] = hidden[inputs.kept_from]
+        return hidden
 
 
-def _previous_rows(
-    chunks: Sequence[PromptChunk], segments: list[PrefillSegment], num_saved: int, device: torch.device
-) -> Tensor:
-    """int64 [T]: for each row the index of the hidden state before it, in the saved ones and then the batch's own."""
-    last_row = {place: chunk.slot for place, chunk in enumerate(chunks)}
-    previous: list[NDArray[np.int64]] = []
-    for segment in segments:
-        first, end = num_saved + segment.first_row, num_saved + segment.end_row
-        previous.append(np.concatenate([[last_row[segment.chunk]], np.arange(first, end - 1)]))
-        last_row[segment.chunk] = end - 1
-    return torch.from_numpy(np.concatenate(previous).astype(np.int64)).to(device)
+@dataclass(frozen=True)
+class _PrefillGraph:
+    """A captured prefill of so many rows, what it reads and what it writes."""
+
+    packer: PromptPacker
+    words: Tensor
+    graph: torch.cuda.CUDAGraph
+    hidden: Tensor
+    """[R, H]."""
+
+
+class PrefillGraphs:
+    """Short prefills, replayed."""
+
+    def __init__(self, prefiller: Prefiller, recorder: GraphRecorder, config: EngineConfig, num_pages: int) -> None:
+        self._prefiller = prefiller
+        self._recorder = recorder
+        self.num_rows = _GRAPH_ROWS[: bisect_left(_GRAPH_ROWS, config.max_num_batched_tokens) + 1]
+        """Of each graph, ascending."""
+        self._max_chunks = min(config.max_num_seqs, _MAX_CHUNKS)
+        self._num_kept = self._max_chunks * (1 + _SAVES_PER_CHUNK)
+        self._table = PageTable(self._max_chunks, num_pages, is_pinned=recorder.device.type == "cuda")
+        self._page_table = self._table.rows.to(recorder.device)
+        self._copied = recorder.new_event()
+        self._graphs: dict[int, _PrefillGraph] = {}
+        """By number of rows."""
+
+    def capture(self, report: Callable[[], None]) -> None:
+        """Captures all, the largest first; reports after each."""
+        for num_rows in reversed(self.num_rows):
+            self._graphs[num_rows] = self._capture(num_rows, is_first=not self._graphs)
+            report()
+
+    def start(self, chunks: Sequence[PromptChunk]) -> Tensor | None:
+        """Queues a prefill of these chunks; the hidden states of their tokens, [R, H], valid until the next one.
+
+        None, and nothing done, where no graph holds them.
+        """
+        graph = self._find(chunks)
+        if graph is None:
+            return None
+        # Nothing may be read of a prefill in the middle of a prompt: its inputs may still be on their way.
+        self._copied.synchronize()
+        prefiller = self._prefiller
+        packed = graph.packer.pack(chunks, prefiller.first_checkpoint, len(prefiller.memory.hidden))
+        graph.words.copy_(packed, non_blocking=True)
+        if num_changed := self._table.put(chunks):
+            self._page_table[:num_changed].copy_(self._table.rows[:num_changed], non_blocking=True)
+        self._copied.record()
+        graph.graph.replay()
+        return graph.hidden
+
+    def _find(self, chunks: Sequence[PromptChunk]) -> _PrefillGraph | None:
+        sizes = PromptSizes.of(chunks)
+        if sizes.num_chunks > self._max_chunks or sizes.num_kept > self._num_kept or any(c.images for c in chunks):
+            return None
+        place = bisect_left(self.num_rows, sizes.num_rows)
+        return self._graphs[self.num_rows[place]] if place < len(self.num_rows) else None
+
+    def _capture(self, num_rows: int, *, is_first: bool) -> _PrefillGraph:
+        sizes = PromptSizes(num_rows, self._max_chunks, self._num_kept)
+        packer = PromptPacker(sizes, is_pinned=True)
+        words = packer.words.to(self._page_table.device)
+
+        def work() -> Tensor:
+            return self._prefiller.forward(prompt_inputs(words, sizes, self._page_table))
+
+        if is_first:
+            work()  # what is made once and kept, such as tables, must not be made in a capture
+        graph, hidden = self._recorder.record(work)
+        return _PrefillGraph(packer, words, graph, hidden)

@@ -4,6 +4,7 @@ Owns the model's memory. On a GPU a decode step is two captured graphs, the mode
 them for what the host does to logits; on a CPU the same functions are called one by one.
 """
 
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple, TypeVar
 
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor
 
 from onebox.engine.batch import exact_inputs
+from onebox.engine.capture import GraphRecorder
 from onebox.engine.config import EngineConfig
 from onebox.engine.decode import DecodeOutcome, Decoder, DecodeStep, PlainStep
 from onebox.engine.graphs import GraphDecoder
@@ -18,7 +20,7 @@ from onebox.engine.images import encode_images
 from onebox.engine.inputs import last_row
 from onebox.engine.logits import RowLogprobs, apply_adjustments
 from onebox.engine.logprobs import LogprobRows, TokenLogprob
-from onebox.engine.prefill import prefill
+from onebox.engine.prefill import Prefiller, PrefillGraphs
 from onebox.engine.request import Vision
 from onebox.engine.shapes import MAX_STEP_ROWS, StepShapes
 from onebox.engine.step import DecodeRows, EncodedImages, PromptChunk, Result, StepOutput, StepPlan, StepRun
@@ -40,7 +42,10 @@ class ModelRunner:
         self._memory = memory
         self._config = config
         self._tower = tower
+        with_mtp = config.speculation.with_mtp and model.mtp is not None
+        self._prefiller = Prefiller(model, memory, config.max_num_seqs, with_mtp)
         self._decoder = Decoder(model, memory)
+        self._prefill_graphs: PrefillGraphs | None = None
         self._graphs: GraphDecoder | None = None
 
     @property
@@ -48,15 +53,20 @@ class ModelRunner:
         return self._model.spec.vocab_size
 
     def capture_graphs(self, report: Callable[[int, int], None] = lambda *_: None) -> None:
-        """Captures the graphs of all decode steps, on a GPU; before that, and on a CPU, steps run without graphs.
+        """Captures the graphs of short prefills and of all decode steps, on a GPU; without them, steps run without.
 
         `report` is called with the number of captured shapes and of all.
         """
-        if self._model.device.type == "cuda":
-            graphs = GraphDecoder(self._decoder, StepShapes.of(self._config), self._model.device)
-            with torch.inference_mode():
-                graphs.capture(report)
-            self._graphs = graphs
+        if self._model.device.type != "cuda":
+            return
+        recorder, shapes = GraphRecorder(self._model.device), StepShapes.of(self._config)
+        prefills = PrefillGraphs(self._prefiller, recorder, self._config, shapes.num_pages)
+        graphs = GraphDecoder(self._decoder, shapes, recorder)
+        captured, total = itertools.count(1), len(prefills.num_rows) + len(graphs.sizes)
+        with torch.inference_mode():
+            for part in (prefills, graphs):
+                part.capture(lambda: report(next(captured), total))
+        self._prefill_graphs, self._graphs = prefills, graphs
 
     def num_kernels(self) -> int:
         """Kernels in the graphs of the last decode step; 0 where there are no graphs."""
@@ -77,31 +87,44 @@ class ModelRunner:
                 self._memory.clear(slot)
             for checkpoint, slot in plan.restored:
                 self._memory.copy(self._config.max_num_seqs + checkpoint, slot)
-            if self._graphs and groups and not plan.chunks:
-                queued = self._queue_graphs(groups[0], is_alone=len(groups) == 1)
+            if self._graphs and groups:
+                queued = self._queue_graphs(groups[0], is_alone=_is_alone(plan, groups))
         return _ModelRun(self, plan, groups, queued)
 
     def finish(self, run: "_ModelRun") -> StepOutput:
-        """Computes what `start` did not queue, and reads all results."""
+        """Computes what `start` did not queue, and reads all results.
+
+        The prompts are queued behind the first group of rows, so that the device has work while that is read.
+        """
         plan, queued = run.plan, run.queued
         with torch.inference_mode():
-            chunks = self._run_chunks(plan.chunks) if plan.chunks else ()
-            # A sequence at the end of its prompt is in the next step too.
-            is_alone = len(run.groups) == 1 and not any(chunk.draw for chunk in plan.chunks)
+            hidden = self._queue_chunks(plan.chunks) if plan.chunks else ()
             results: list[Result | Exception] = []
             for parts in run.groups:
+                is_alone = _is_alone(plan, run.groups)
                 group = queued or self._queue_graphs(parts, is_alone=is_alone) or self._queue_plain(parts)
                 queued = None
                 results += _read(group)
+            chunks = self._chunk_results(plan.chunks, hidden) if plan.chunks else ()
             return StepOutput(chunks, tuple(results))
 
-    def _run_chunks(self, chunks: tuple[PromptChunk, ...]) -> tuple[Result | Exception, ...]:
-        with_mtp = self._config.speculation.with_mtp and self._model.mtp is not None
+    def _queue_chunks(self, chunks: tuple[PromptChunk, ...]) -> "Sequence[Tensor] | Exception":
+        """The hidden states of each chunk's tokens, [n, H], valid until the next call; or why there are none."""
         try:
-            hidden = prefill(self._model, self._memory, chunks, self._config.max_num_seqs, with_mtp=with_mtp)
+            hidden = self._prefill_graphs.start(chunks) if self._prefill_graphs else None
+            if hidden is None:
+                hidden = self._prefiller.run(chunks)
         except torch.OutOfMemoryError as error:
             # Only their own slots, pages and checkpoints were written: the answers beside them can go on.
-            return (error,) * len(chunks)
+            return error
+        lengths = [len(chunk.token_ids) for chunk in chunks]
+        return torch.split(hidden[: sum(lengths)], lengths)
+
+    def _chunk_results(
+        self, chunks: tuple[PromptChunk, ...], hidden: "Sequence[Tensor] | Exception"
+    ) -> tuple[Result | Exception, ...]:
+        if isinstance(hidden, Exception):
+            return (hidden,) * len(chunks)
         results = [self._chunk_result(chunk, rows) for chunk, rows in zip(chunks, hidden, strict=True)]
         drawing = [place for place, chunk in enumerate(chunks) if chunk.draw]
         for group in _in_groups(drawing, lambda _: 1):
@@ -119,8 +142,11 @@ class ModelRunner:
     def _sample_after(self, parts: list[DecodeRows], hidden: Tensor) -> list[Result | Exception]:
         """Results of parts of one row each whose hidden states [n, H] are computed already."""
         depth = _depth(parts)
-        inputs = exact_inputs(parts, depth, self._model.device)
-        return _read(_sample(parts, PlainStep(self._decoder, self._decoder.logits_for(hidden), inputs, depth)))
+        step = self._graphs.start_after(parts, depth, hidden) if self._graphs else None
+        if step is None:
+            inputs = exact_inputs(parts, depth, self._model.device)
+            step = PlainStep(self._decoder, self._decoder.logits_for(hidden), inputs, depth)
+        return _read(_sample(parts, step))
 
     def _chunk_result(self, chunk: PromptChunk, hidden: Tensor) -> Result | Exception:
         """The result of a chunk whose hidden states [n, H] are computed, before anything is sampled after it."""
@@ -225,6 +251,11 @@ def _result(group: _QueuedGroup, place: int, first_row: int, outcome: DecodeOutc
             raise logprobs
         values = logprobs.of(list(range(first_new, end)), token_ids, num_top)
     return Result(tuple(token_ids), num_accepted, tuple(outcome.drafts[place][: draw.depth]), values)
+
+
+def _is_alone(plan: StepPlan, groups: list[list[DecodeRows]]) -> bool:
+    """Whether the next step's rows follow from one group of this step: a sequence at its prompt's end joins them."""
+    return len(groups) == 1 and not any(chunk.draw for chunk in plan.chunks)
 
 
 def _depth(parts: Sequence[DecodeRows]) -> int:

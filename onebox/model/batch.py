@@ -6,28 +6,9 @@ from typing import NamedTuple
 from torch import Tensor
 
 from onebox.kernels.attention.reference import MAX_ROWS
+from onebox.spec.errors import MismatchError
 
-__all__ = ["Batch", "ImageRows", "Stage"]
-
-
-@dataclass(frozen=True)
-class Stage:
-    """Consecutive segments of a prefill batch whose DeltaNet states are computed together, before the next stage's.
-
-    A prompt whose state is saved at several positions is split into several segments, one per stage. After the stage
-    the states in the slots `copy_from` are copied into the slots `copy_to`.
-    """
-
-    first_row: int
-    end_row: int
-    cu_rows: Tensor
-    """int32 [n + 1], from 0: the rows of the stage's n segments."""
-    slots: Tensor
-    """int32 [n]."""
-    copy_from: Tensor
-    """int64 [m]."""
-    copy_to: Tensor
-    """int64 [m]."""
+__all__ = ["Batch", "ImageRows"]
 
 
 class ImageRows(NamedTuple):
@@ -42,7 +23,7 @@ class Batch:
     """R rows in S segments, for `Qwen35.decode` or `Qwen35.prefill`. Integer tensors are on the model's device.
 
     Segment s has the rows cu_rows[s] .. cu_rows[s + 1] - 1. In decode every sequence has one segment, and its rows'
-    tokens stay pending until the next step's `num_accepted`. Prefill takes its DeltaNet slots from `stages`.
+    tokens stay pending until the next step's `num_accepted`. In prefill a segment is a chunk of a prompt.
     """
 
     token_ids: Tensor
@@ -62,9 +43,16 @@ class Batch:
     slot_mapping: Tensor
     """int64 [R]: where each row's keys and values are written."""
     num_rows: Tensor | None = None
-    """int32 [1], decode only: rows from this number on belong to no sequence; None where every row belongs to one."""
+    """int32 [1]: rows from this number on belong to no sequence; None where every row belongs to one."""
     max_rows: int = MAX_ROWS
     """Rows of one sequence in a decode step, at most."""
-    stages: tuple[Stage, ...] = ()
-    """Prefill only."""
+    saves: Tensor | None = None
+    """int32 [R], prefill only: the pool row in which the DeltaNet state after a row is saved; -1: not saved."""
     image_rows: ImageRows | None = None
+
+    @property
+    def required_saves(self) -> Tensor:
+        """`saves` of a prefill batch."""
+        if self.saves is None:
+            raise MismatchError("A batch for prefill needs `saves`: which states are saved.")
+        return self.saves

@@ -11,6 +11,8 @@ from onebox.engine.batch import StepInputs
 from onebox.engine.decode import OutcomeLayout
 from onebox.engine.graphs import GraphDecoder, _SamplingGraph
 from onebox.engine.inputs import exact_sizes
+from onebox.engine.prefill import PrefillGraphs, _PrefillGraph
+from onebox.engine.prompts import PromptPacker, PromptSizes, prompt_inputs
 from onebox.engine.shapes import StepShapes
 from onebox.model.load import load_model
 from tests.engine.gate import Variant
@@ -42,12 +44,44 @@ class Clock:
         self.happened.append("read")
 
 
+class CalledRecorder:
+    """Records nothing: what is replayed is made by the classes below."""
+
+    device = torch.device("cpu")
+
+    def __init__(self):
+        self.clock = Clock()
+
+    def new_event(self):
+        return self.clock
+
+
+class CalledPrefills(PrefillGraphs):
+    """Captures nothing, for the CPU's twins do not take blank rows: each prefill gets its own shape, when it is met."""
+
+    def _find(self, chunks):
+        if any(chunk.images for chunk in chunks):
+            return None
+        sizes = PromptSizes.of(chunks)
+        return self._graphs.setdefault(sizes, self._called(sizes))
+
+    def _called(self, sizes):
+        packer, model = PromptPacker(sizes), self._prefiller.model
+        words = packer.words.clone()
+        hidden = torch.empty(sizes.num_rows, model.spec.hidden_size, dtype=model.dtype)
+
+        def work():
+            inputs = prompt_inputs(words, sizes, self._page_table[: sizes.num_chunks])
+            hidden.copy_(self._prefiller.forward(inputs._replace(batch=replace(inputs.batch, num_rows=None))))
+
+        return _PrefillGraph(packer, words, CalledGraph(work), hidden)
+
+
 class CalledGraphs(GraphDecoder):
     """Captures nothing, for the CPU's twins do not take blank rows: each step gets its own shape, when it is met."""
 
     def __init__(self, decoder, config):
-        super().__init__(decoder, StepShapes.of(config), torch.device("cpu"))
-        self._done = Clock()
+        super().__init__(decoder, StepShapes.of(config), CalledRecorder())
         self.was_predicted = []
         """Of each step behind which one was queued: whether it was the next one."""
         self.widths = set()
@@ -94,7 +128,9 @@ def exact(shape, num_pages=None):
 
 
 def over_graphs(runner):
-    runner._graphs = CalledGraphs(runner._decoder, runner._config)
+    graphs = runner._graphs = CalledGraphs(runner._decoder, runner._config)
+    num_pages = graphs._limits.num_pages
+    runner._prefill_graphs = CalledPrefills(runner._prefiller, CalledRecorder(), runner._config, num_pages)
     return runner
 
 
@@ -114,6 +150,7 @@ def test_inputs_that_are_packed_over_those_of_the_step_before_give_the_same_bits
     report = gate.run(variant, cases, wrap=lambda runner: used.append(runner) or over_graphs(runner))
     assert not report.differences, "\n".join(report.differences)
     assert len(used[0]._graphs.widths) > 1
+    assert sum(graph.graph.num_replays for graph in used[0]._prefill_graphs._graphs.values()) > 2
 
 
 @pytest.mark.parametrize(
@@ -152,6 +189,7 @@ def test_what_a_step_gave_is_told_while_the_device_computes_the_next_one(checkpo
         assert done.wait(timeout=60), "the last step was never delivered"
     # The last one waits for nobody.
     assert happened == [
+        *("given", "read"),
         *("given", (Started, Tokens), "read"),
         *("given", (Tokens,), "read"),
         *("given", (Tokens,), "read"),

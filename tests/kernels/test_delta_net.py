@@ -81,7 +81,7 @@ def check_rejection(module, device, layer, dtype):
 def alone(given, sequence):
     """The arguments of one of the batch's sequences, with a pool of its own."""
     first, end = given["cu_rows"][sequence : sequence + 2].tolist()
-    only = {name: given[name][first:end] for name in ("qkv", "a", "b")}
+    only = {name: given[name][first:end] for name in ("qkv", "a", "b", "saves") if name in given}
     only |= {name: given[name][sequence : sequence + 1] for name in ("slots", "num_accepted") if name in given}
     edges = torch.tensor([0, end - first], dtype=torch.int32, device=given["qkv"].device)
     return {**only, "cu_rows": edges, "weights": given["weights"], "pool": copy_of(given["pool"])}, slice(first, end)
@@ -97,8 +97,9 @@ def check_company(module, device, op, sequences, **inputs):
     for sequence in sequences:
         only, rows = alone(given, sequence)
         assert torch.equal(function(**only), together[rows])
-        slot = int(given["slots"][sequence])
-        assert_equal_bits([part[slot] for part in only["pool"]], [part[slot] for part in pool])
+        saved = [slot for slot in only["saves"].tolist() if slot >= 0] if "saves" in only else []
+        for slot in (int(given["slots"][sequence]), *saved):
+            assert_equal_bits([part[slot] for part in only["pool"]], [part[slot] for part in pool])
 
 
 def check_split_prefill(module, device, layer, dtype):
@@ -108,7 +109,7 @@ def check_split_prefill(module, device, layer, dtype):
         given = delta_inputs(device, layer, (200,), dtype)
         outputs, first = [], 0
         for size in sizes:
-            rows = {name: given[name][first : first + size] for name in ("qkv", "a", "b")}
+            rows = {name: given[name][first : first + size] for name in ("qkv", "a", "b", "saves")}
             edges = torch.tensor([0, size], dtype=torch.int32, device=device)
             outputs.append(forms(module).delta_net_prefill(**{**given, **rows, "cu_rows": edges}))
             first += size
@@ -147,6 +148,31 @@ def test_a_sequence_does_not_depend_on_its_company(module):
     step = {"lengths": (1, 3, 2), "num_accepted": (2, 0, 1)}
     check_company(module, CPU, "delta_net_step", range(3), shape=TINY, dtype=torch.bfloat16, **step)
     check_company(module, CPU, "delta_net_prefill", range(2), shape=TINY, dtype=torch.float32, lengths=(2, 65))
+
+
+def check_saved_states(module, device, layer, dtype):
+    """A saved state is the one that a prompt of so many tokens ends with."""
+    given = delta_inputs(device, layer, (200, 70), dtype)
+    saves = {row: int(slot) for row, slot in enumerate(given["saves"]) if slot >= 0}
+    assert set(saves) == {63, 191, 263}
+    pool = copy_of(given["pool"])
+    forms(module).delta_net_prefill(**{**given, "pool": pool})
+    for row, save in saves.items():
+        sequence = int(row >= 200)
+        only, _ = alone(given, sequence)
+        count = row + 1 - 200 * sequence
+        rows = {name: only[name][:count] for name in ("qkv", "a", "b", "saves")}
+        edges = torch.tensor([0, count], dtype=torch.int32, device=device)
+        forms(module).delta_net_prefill(**{**only, **rows, "cu_rows": edges})
+        slot = int(only["slots"])
+        for part, expected in zip(pool[:2], only["pool"][:2], strict=True):
+            assert torch.equal(part[save], expected[slot]), row
+
+
+@both
+@in_the_interpreter
+def test_a_saved_state_is_the_one_that_a_shorter_prompt_ends_with(module):
+    check_saved_states(module, CPU, replace(TINY, num_heads=1), torch.float32)
 
 
 @both
@@ -203,7 +229,7 @@ def test_the_chunked_twin_is_the_recurrence(num_tokens):
     layer = DeltaShape(2, 4, 32, 48, 150)
     given = delta_inputs(CPU, layer, (num_tokens,), torch.float32, num_accepted=(0,))
     outputs, state = walk("reference", given, grouped(num_tokens))
-    del given["num_accepted"]
+    given["saves"] = torch.full_like(given.pop("num_accepted"), -1).expand(num_tokens)
     assert_same(reference.delta_net_prefill(**given), outputs[0])
     slot = int(given["slots"][0])
     assert_same([given["pool"].matrices[slot], given["pool"].conv_rows[slot]], list(state))
@@ -226,7 +252,8 @@ def test_the_twins_are_the_models_delta_net():
     )
     qkv, a, b, z = (F.linear(x, w[f"in_proj_{name}.weight"]) for name in ("qkv", "a", "b", "z"))
     edges, slots, none = (torch.tensor(data, dtype=torch.int32) for data in ([0, 66], [0], [0]))
-    mixed = [reference.delta_net_prefill(qkv[:66], a[:66], b[:66], weights, pool, edges, slots)]
+    unsaved = torch.full((66,), -1, dtype=torch.int32)
+    mixed = [reference.delta_net_prefill(qkv[:66], a[:66], b[:66], weights, pool, edges, slots, unsaved)]
     edges = torch.tensor([0, 4], dtype=torch.int32)
     mixed.append(reference.delta_net_step(qkv[66:], a[66:], b[66:], weights, pool, edges, slots, none))
     gated = reference.gated_norm(torch.cat(mixed), z, w["norm.weight"], spec.rms_norm_eps)
@@ -243,6 +270,7 @@ def test_promises_hold_on_the_gpu(device, dtype):
     check_grouping("kernel", device, QWEN_122B, dtype)
     check_rejection("kernel", device, QWEN_122B, dtype)
     check_split_prefill("kernel", device, QWEN_122B, dtype)
+    check_saved_states("kernel", device, QWEN_122B, dtype)
     check_norm_rows("kernel", device, 64, 128, (2, 3, 8, 17, 64))
 
 

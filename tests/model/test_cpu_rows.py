@@ -11,7 +11,7 @@ from itertools import pairwise
 import pytest
 import torch
 
-from onebox.model.batch import Batch, Stage
+from onebox.model.batch import Batch
 from onebox.model.load import load_model
 from onebox.model.memory import Memory, MemoryShape
 from onebox.model.qwen3_5 import Qwen35
@@ -91,7 +91,6 @@ class Company:
         ]
         cu_rows = torch.tensor([0, *counts]).cumsum(0).to(torch.int32)
         slots = torch.tensor([s.slot for s in sequences], dtype=torch.int32)
-        none = torch.empty(0, dtype=torch.int64)
         batch = Batch(
             token_ids=torch.tensor([token for _, token_ids in parts for token in token_ids]),
             positions=torch.cat(places).expand(3, -1),
@@ -101,7 +100,7 @@ class Company:
             seen=torch.tensor([int(p[-1]) + 1 for p in places], dtype=torch.int32),
             page_table=torch.stack([s.pages for s in sequences]).to(torch.int32),
             slot_mapping=torch.cat(slot_mapping),
-            stages=(Stage(0, sum(counts), cu_rows, slots, none, none),),
+            saves=torch.full((sum(counts),), -1, dtype=torch.int32),
         )
         return list(run(batch, self.memory).split(counts))
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from onebox.model import reference
-from onebox.model.batch import Batch, Stage
+from onebox.model.batch import Batch
 from onebox.model.load import load_model
 from onebox.model.memory import Memory, MemoryShape
 from onebox.model.qwen3_5 import Qwen35
@@ -49,7 +49,6 @@ class Session:
         slots = self.pages[places // PAGE_TOKENS] * PAGE_TOKENS + places % PAGE_TOKENS
         as_int = {"dtype": torch.int32, "device": device}
         cu_rows, own = torch.tensor([0, count], **as_int), torch.tensor([self.slot], **as_int)
-        none = torch.empty(0, dtype=torch.int64, device=device)
         return Batch(
             token_ids=torch.tensor(token_ids, device=device),
             positions=places.expand(3, -1).to(device),
@@ -59,7 +58,7 @@ class Session:
             seen=torch.tensor([self.num_tokens + count], **as_int),
             page_table=self.pages[None].to(**as_int),
             slot_mapping=slots.to(device),
-            stages=(Stage(0, count, cu_rows, own, none, none),),
+            saves=torch.full((count,), -1, **as_int),
         )
 
     def prefill(self, token_ids: list[int]) -> torch.Tensor:

@@ -16,7 +16,7 @@ from onebox.engine.decode import Decoder, OutcomeLayout
 from onebox.engine.graphs import predict_inputs
 from onebox.engine.inputs import InputPacker, StepSizes
 from onebox.engine.logits import Adjustment, Bias, Penalties, apply_adjustments
-from onebox.engine.prefill import prefill
+from onebox.engine.prefill import Prefiller
 from onebox.engine.request import SamplingParams
 from onebox.engine.shapes import MAX_STEP_ROWS, StepShapes
 from onebox.engine.step import DecodeRows, DraftCheck, Draw, PromptChunk, StateSave
@@ -90,9 +90,7 @@ def _launch_prefill(model: Qwen35, memory: Memory, config: EngineConfig) -> None
     saves = (StateSave(PAGE_TOKENS, 0),) if config.num_checkpoints else ()
     pages = np.arange(1, 3, dtype=np.int32)
     chunk = PromptChunk("warm", 0, (0,) * (PAGE_TOKENS + 1), 0, pages, saves, None)
-    prefill(
-        model, memory, [chunk], config.max_num_seqs, with_mtp=config.speculation.with_mtp and memory.mtp is not None
-    )
+    Prefiller(model, memory, config.max_num_seqs, config.speculation.with_mtp).run([chunk])
 
 
 def _launch_first_tokens(decoder: Decoder, shapes: StepShapes, count: int, hidden_size: int) -> None:

@@ -29,6 +29,8 @@ class DeltaShape:
         return 2 * self.num_key_heads * self.key_dim + self.num_heads * self.value_dim
 
 
+_CHUNK = 64
+
 TINY = DeltaShape(1, 2, 16, 16, 5)
 _ODD = DeltaShape(2, 4, 12, 20, 3)
 _MATCHED = DeltaShape(2, 2, 32, 64, 9)
@@ -44,7 +46,10 @@ def delta_inputs(
     num_accepted: tuple[int, ...] | None = None,
     is_strided: bool = False,
 ) -> dict[str, Any]:
-    """Arguments of a step, or of a prefill without `num_accepted`: lengths[s] rows each, slots in reverse order."""
+    """Arguments of a step, or of a prefill without `num_accepted`: lengths[s] rows each, slots in reverse order.
+
+    A prefill saves states in slots of their own: after each sequence's last whole chunk, and the first one's first.
+    """
     rows, heads = sum(lengths), shape.num_heads
     draw = partial(torch.randn, generator=generator(shape.conv_dim + rows))
     # Columns of one projection: qkv, a and b. Decays range from almost none to almost all.
@@ -61,13 +66,26 @@ def delta_inputs(
             torch.linspace(-4, 1.5, heads).to(device),
             draw(heads).to(torch.bfloat16).to(device),
         ),
-        "pool": _pool(shape, len(lengths) + 1, dtype, draw(1 << 16), device),
+        "pool": _pool(shape, 2 * len(lengths) + 2, dtype, draw(1 << 16), device),
         "cu_rows": cu_rows.to(device),
         "slots": torch.arange(len(lengths), 0, -1, dtype=torch.int32, device=device),
     }
     if num_accepted is not None:
         arguments["num_accepted"] = torch.tensor(num_accepted, dtype=torch.int32, device=device)
+    else:
+        arguments["saves"] = _saves(lengths).to(device)
     return arguments
+
+
+def _saves(lengths: tuple[int, ...]) -> Tensor:
+    saves, first = torch.full((sum(lengths),), -1, dtype=torch.int32), 0
+    for sequence, length in enumerate(lengths):
+        if length >= _CHUNK:
+            saves[first + length // _CHUNK * _CHUNK - 1] = len(lengths) + 1 + sequence
+        first += length
+    if lengths[0] >= 2 * _CHUNK:
+        saves[_CHUNK - 1] = 2 * len(lengths) + 1
+    return saves
 
 
 def _pool(shape: DeltaShape, slots: int, dtype: torch.dtype, noise: Tensor, device: torch.device) -> DeltaPool:

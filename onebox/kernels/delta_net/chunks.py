@@ -198,6 +198,7 @@ def delta_net_scan_kernel(
     matrices_ptr,  # float32 [slots, HEADS, DK, DV]
     cu_rows_ptr,  # int32 [S + 1]
     slots_ptr,  # int32 [S]
+    saves_ptr,  # int32 [T]
     out_ptr,  # [T, HEADS, DV]
     num_rows,
     KEY_HEADS: tl.constexpr,
@@ -251,13 +252,16 @@ def delta_net_scan_kernel(
 
         high, low, size = _scaled_halves(corrections * tl.exp(last - total)[None, :])
         state = state * tl.exp(last) + _dot(high, low, tl.trans(k_high), tl.trans(k_low)) * size[:, None]
+        save = tl.load(saves_ptr + first + start + CHUNK - 1, mask=start + CHUNK <= count, other=-1).to(tl.int64)
+        if save >= 0:
+            tl.store(state_at + (save - slot) * (HEADS * DK * DV), state, mask=has_key & has_column)
     tl.store(state_at, state, mask=has_key & has_column & (count > 0))
 
 
 def scan_chunks(
-    scratch: tuple[Tensor, Tensor, Tensor], pool: DeltaPool, cu_rows: Tensor, slots: Tensor, out: Tensor
+    scratch: tuple[Tensor, Tensor, Tensor], pool: DeltaPool, cu_rows: Tensor, slots: Tensor, saves: Tensor, out: Tensor
 ) -> None:
-    """Writes out [T, HEADS, DV] and updates the slots' states with all tokens of their sequences.
+    """Writes out [T, HEADS, DV], updates the slots' states with all tokens of their sequences, and saves some.
 
     `scratch` is the result of `prepare` for the T tokens: (mixed, log decay, write), float32.
     """
@@ -303,6 +307,7 @@ def scan_chunks(
         pool.matrices,
         cu_rows,
         slots,
+        saves,
         out,
         num_rows,
         **sizes,

@@ -14,7 +14,7 @@ from onebox.kernels.delta_net.step import softplus
 __all__ = ["delta_net_prefill"]
 
 _TILE = 16
-"""Tokens per program of `prepare`."""
+"""Tokens per program of `prepare`; divides the chunks of 64 after which states may be saved."""
 
 
 @triton.jit
@@ -38,6 +38,29 @@ def _load_rows(
 
 
 @triton.jit
+def _save_rows(
+    shift,  # from the sequence's slot to the one that is written
+    position,  # number of tokens before the saved state
+    end,
+    inside,
+    qkv_ptr,  # this and the following as in `_load_rows`
+    conv_rows_ptr,
+    qkv_stride,
+    CONV_DIM: tl.constexpr,
+    TAPS: tl.constexpr,
+    TOKENS: tl.constexpr,
+):
+    """Writes the conv rows of the state after `position` tokens."""
+    places = tl.arange(0, TOKENS)
+    recent = position - (TAPS - 1) + places
+    rows = _load_rows(recent, end, inside, qkv_ptr, conv_rows_ptr, qkv_stride, CONV_DIM, TAPS)
+    # A thread may write other elements than it reads: all reads come first.
+    tl.debug_barrier()
+    at = conv_rows_ptr[None, :] + (shift * (TAPS - 1) + places)[:, None] * CONV_DIM
+    tl.store(at, rows.to(conv_rows_ptr.dtype.element_ty), mask=(places < TAPS - 1)[:, None] & inside[None, :])
+
+
+@triton.jit
 def delta_net_prepare_kernel(
     qkv_ptr,  # [T, CONV_DIM]
     a_ptr,  # [T, HEADS]
@@ -48,6 +71,7 @@ def delta_net_prepare_kernel(
     conv_rows_ptr,  # [slots, TAPS - 1, CONV_DIM]
     cu_rows_ptr,  # int32 [S + 1]
     slots_ptr,  # int32 [S]
+    saves_ptr,  # int32 [T]
     mixed_ptr,  # float32 [T, CONV_DIM]
     log_decay_ptr,  # float32 [T, HEADS]
     write_ptr,  # float32 [T, HEADS]
@@ -104,32 +128,37 @@ def delta_net_prepare_kernel(
             gate_at = (first + tokens) * HEADS + value_head
             tl.store(log_decay_ptr + gate_at, -rate * softplus(a + bias), mask=wanted)
             tl.store(write_ptr + gate_at, tl.sigmoid(b), mask=wanted)
+        # TOKENS divides the chunks after which states are saved.
+        save = tl.load(saves_ptr + first + base + TOKENS - 1, mask=base + TOKENS <= end, other=-1).to(tl.int64)
+        if save >= 0:
+            _save_rows(save - slot, base + TOKENS, end, inside, qkv_at, conv_at, qkv_stride, CONV_DIM, TAPS, TOKENS)
         base += tl.num_programs(0) * TOKENS
 
     # Updates the slot's conv rows to the end of all tokens.
     if (tl.program_id(0) == 0) & (end > 0):
-        places = tl.arange(0, TOKENS)
-        recent = end - (TAPS - 1) + places
-        rows = _load_rows(recent, end, inside, qkv_at, conv_at, qkv_stride, CONV_DIM, TAPS)
-        # A thread may write other elements than it reads: all reads come first.
-        tl.debug_barrier()
-        at = conv_at[None, :] + places[:, None] * CONV_DIM
-        tl.store(at, rows.to(conv_rows_ptr.dtype.element_ty), mask=(places < TAPS - 1)[:, None] & inside[None, :])
+        _save_rows(0, end, end, inside, qkv_at, conv_at, qkv_stride, CONV_DIM, TAPS, TOKENS)
 
 
-def delta_net_prefill(qkv, a, b, weights, pool, cu_rows, slots):
+def delta_net_prefill(qkv, a, b, weights, pool, cu_rows, slots, saves):
     num_tokens = len(qkv)
     _, heads, _, value_dim = pool.matrices.shape
     out = qkv.new_empty(num_tokens, heads, value_dim)
     if not num_tokens:
         return out
-    mixed, log_decay, write = _prepare(qkv, a, b, weights, pool, cu_rows, slots)
-    scan_chunks((mixed, log_decay, write), pool, cu_rows, slots, out)
+    mixed, log_decay, write = _prepare(qkv, a, b, weights, pool, cu_rows, slots, saves)
+    scan_chunks((mixed, log_decay, write), pool, cu_rows, slots, saves, out)
     return out
 
 
 def _prepare(
-    qkv: Tensor, a: Tensor, b: Tensor, weights: DeltaWeights, pool: DeltaPool, cu_rows: Tensor, slots: Tensor
+    qkv: Tensor,
+    a: Tensor,
+    b: Tensor,
+    weights: DeltaWeights,
+    pool: DeltaPool,
+    cu_rows: Tensor,
+    slots: Tensor,
+    saves: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Results of `prepare`: (mixed, log_decay, write), float32."""
     num_tokens, (conv_dim, taps) = len(qkv), weights.conv.shape
@@ -145,6 +174,7 @@ def _prepare(
         pool.conv_rows,
         cu_rows,
         slots,
+        saves,
         mixed,
         log_decay,
         write,

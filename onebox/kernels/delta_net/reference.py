@@ -108,15 +108,24 @@ def _layout(edges: tuple[int, ...], num_accepted: tuple[int, ...], taps: int) ->
 
 
 def delta_net_prefill(
-    qkv: Tensor, a: Tensor, b: Tensor, weights: DeltaWeights, pool: DeltaPool, cu_rows: Tensor, slots: Tensor
+    qkv: Tensor,
+    a: Tensor,
+    b: Tensor,
+    weights: DeltaWeights,
+    pool: DeltaPool,
+    cu_rows: Tensor,
+    slots: Tensor,
+    saves: Tensor,
 ) -> Tensor:
     """Outputs [T, heads, DV], in the dtype of qkv, of a prefill; all tokens are folded into the pool at once.
 
     Arguments as for `delta_net_step`, with any number of rows per sequence; pending tokens are neither read nor
     written. Tokens are processed in chunks of 64 from each sequence's first row on: a prompt split at multiples of 64
-    gives the same bits as the whole prompt.
+    gives the same bits as the whole prompt. After row r the state of its sequence is also saved in the slot saves[r]
+    (int32 [T]) unless that is negative; only after a multiple of 64 of the sequence's rows. Rows behind the last
+    sequence's belong to none, and their outputs are not set.
     """
-    edges = cu_rows.tolist()
+    edges, saved = cu_rows.tolist(), saves.tolist()
     outputs = qkv.new_empty(qkv.shape[0], *pool.matrices.shape[1::2])
     for sequence, slot in enumerate(slots.tolist()):
         new = slice(edges[sequence], edges[sequence + 1])
@@ -127,6 +136,10 @@ def delta_net_prefill(
             chunk = _Tokens(*(part[start : start + _CHUNK].transpose(0, 1).contiguous() for part in tokens))
             mixed, pool.matrices[slot] = _delta_chunk(chunk, pool.matrices[slot])
             outputs[new][start : start + _CHUNK] = mixed.transpose(0, 1)
+            end = start + _CHUNK
+            if end <= gates.shape[0] and (save := saved[new.start + end - 1]) >= 0:
+                pool.matrices[save] = pool.matrices[slot]
+                pool.conv_rows[save] = extended[end : end + len(pool.conv_rows[slot])]
         pool.conv_rows[slot] = extended[gates.shape[0] :]
     return outputs
 

@@ -14,11 +14,11 @@ from torch import Tensor
 from onebox.formats.kv_pages import KVPages
 from onebox.kernels.attention import attention_gate, kv_write, paged_attention, paged_attention_prefill, qk_norm_rope
 from onebox.kernels.delta_net import delta_net_prefill, delta_net_step, gated_norm
-from onebox.kernels.delta_net.memory import DeltaPool, DeltaWeights
+from onebox.kernels.delta_net.memory import DeltaWeights
 from onebox.kernels.experts import add_shared, swiglu
 from onebox.kernels.norm import add_rms_norm
 from onebox.kernels.router import route
-from onebox.model.batch import Batch, Stage
+from onebox.model.batch import Batch
 from onebox.model.experts import Experts
 from onebox.model.layers import Layer, RotaryTable, Stream
 from onebox.model.linear import DecodeActivations, Linear
@@ -107,7 +107,7 @@ class DeltaNet:
         pool = require_pool(memory)
         joined = self.qkvz_proj.prefill(x)
         qkv, z, a, b = self._split(joined, self.gates_proj.prefill(x) if self.gates_proj else None)
-        mixed = torch.cat([self._prefill_stage(qkv, a, b, pool, stage) for stage in batch.stages])
+        mixed = delta_net_prefill(qkv, a, b, self.weights, pool, batch.cu_rows, batch.slots, batch.required_saves)
         return self.out_proj.prefill(gated_norm(mixed, z, self.norm, self.spec.rms_norm_eps))
 
     def _split(self, joined: Tensor, gates: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -116,14 +116,6 @@ class DeltaNet:
         qkv, z, rest = joined.tensor_split(edges, dim=-1)
         b, a = (rest if gates is None else gates).chunk(2, dim=-1)
         return qkv, z, a, b
-
-    def _prefill_stage(self, qkv: Tensor, a: Tensor, b: Tensor, pool: DeltaPool, stage: Stage) -> Tensor:
-        rows = slice(stage.first_row, stage.end_row)
-        mixed = delta_net_prefill(qkv[rows], a[rows], b[rows], self.weights, pool, stage.cu_rows, stage.slots)
-        if len(stage.copy_to):
-            pool.matrices[stage.copy_to] = pool.matrices[stage.copy_from]
-            pool.conv_rows[stage.copy_to] = pool.conv_rows[stage.copy_from]
-        return mixed
 
 
 @dataclass(frozen=True)
@@ -150,9 +142,10 @@ class Mixture:
         shared = self.shared_down.decode(DecodeActivations(swiglu(self.shared_gate_up.decode(rows))))
         return add_shared(routed, shared, logits[:, self.spec.num_experts])
 
-    def prefill(self, x: Tensor) -> Tensor:
+    def prefill(self, x: Tensor, num_rows: Tensor | None = None) -> Tensor:
+        """`num_rows` as for `decode`."""
         logits = self.router.prefill(x, torch.float32)
-        routed = self.experts.prefill(x, *self._route(logits))
+        routed = self.experts.prefill(x, *self._route(logits, num_rows))
         shared = self.shared_down.prefill(swiglu(self.shared_gate_up.prefill(x)))
         return add_shared(routed, shared, logits[:, self.spec.num_experts])
 
@@ -187,7 +180,7 @@ class PlainLayer(Generic[M]):
     def prefill(self, stream: Stream, memory: LayerMemory, batch: Batch, table: RotaryTable) -> Stream:
         added, residual = self.prefill_mixer(stream, memory, batch, table)
         normed, residual = add_rms_norm(added, residual, self.post_norm, self.eps)
-        return Stream(self.mixture.prefill(normed).to(normed.dtype), residual)
+        return Stream(self.mixture.prefill(normed, batch.num_rows).to(normed.dtype), residual)
 
     def prefill_mixer(self, stream: Stream, memory: LayerMemory, batch: Batch, table: RotaryTable) -> Stream:
         """The stream after the mixer: what the experts read."""

@@ -12,7 +12,7 @@ from random import Random
 import torch
 from torch import Tensor
 
-from onebox.model.batch import Batch, Stage
+from onebox.model.batch import Batch
 from onebox.model.memory import Memory, MemoryShape
 from onebox.model.qwen3_5 import Qwen35
 from onebox.spec.kv import PAGE_TOKENS, KVFormat
@@ -151,7 +151,7 @@ def _prefill_batch(ids: tuple[int, ...], num_pages: int, device: torch.device) -
     count = len(ids)
     places = torch.arange(count, device=device)
     cu_rows = torch.tensor([0, count], dtype=torch.int32, device=device)
-    none, nowhere = torch.zeros(1, dtype=torch.int32, device=device), torch.empty(0, dtype=torch.int64, device=device)
+    none = torch.zeros(1, dtype=torch.int32, device=device)
     return Batch(
         token_ids=torch.tensor(ids, device=device),
         positions=places.expand(3, -1).contiguous(),
@@ -161,5 +161,5 @@ def _prefill_batch(ids: tuple[int, ...], num_pages: int, device: torch.device) -
         seen=cu_rows[1:],
         page_table=torch.arange(1, num_pages + 1, dtype=torch.int32, device=device)[None],
         slot_mapping=places + PAGE_TOKENS,
-        stages=(Stage(0, count, cu_rows, none, nowhere, nowhere),),
+        saves=torch.full((count,), -1, dtype=torch.int32, device=device),
     )

@@ -12,7 +12,7 @@ import json, random, sys
 import numpy as np, torch
 from onebox.engine.config import EngineConfig, SpeculationConfig, SpeculationMethod
 from onebox.engine.inputs import StepSizes
-from onebox.engine.prefill import prefill
+from onebox.engine.prefill import Prefiller
 from onebox.engine.shapes import StepShapes
 from onebox.engine.step import PromptChunk, StateSave
 from onebox.engine.decode import Decoder
@@ -53,7 +53,7 @@ with torch.inference_mode():
             pages = np.arange(1, 2 + (start + length) // 64, dtype=np.int32)
             saves = (StateSave(start + 64, 0),) if length > 64 and draw.random() < 0.5 else ()
             chunks.append(PromptChunk(str(slot), slot, (0,) * length, start, pages, saves, None))
-        prefill(model, memory, chunks, 8, with_mtp=memory.mtp is not None)
+        Prefiller(model, memory, 8, memory.mtp is not None).run(chunks)
     for count in range(1, 65):
         model.logits(torch.empty(count, spec.hidden_size, dtype=torch.bfloat16, device=meta))
 print(json.dumps({"known": known, "new": asked[known:]}))
