@@ -1,11 +1,14 @@
-"""Two choices of the scheduler, as functions of plain values: who shares a step's prompt tokens, whom to preempt."""
+"""Choices of the scheduler, as functions of plain values: who goes first, whom to preempt."""
 
 from collections.abc import Callable
 from typing import TypeVar
 
 from onebox.spec.kv import PAGE_TOKENS
 
-__all__ = ["fewest", "prompt_shares"]
+__all__ = ["MAX_OVERTAKEN", "fewest", "next_in_queue", "prompt_shares"]
+
+MAX_OVERTAKEN = 16
+"""So many later requests may go before an earlier one of the same client, because they have less to compute."""
 
 T = TypeVar("T")
 
@@ -24,17 +27,25 @@ def fewest(candidates: list[T], is_enough: Callable[[list[T]], bool]) -> list[T]
     return chosen
 
 
-def prompt_shares(remaining: list[int], budget: int, turn: int) -> list[int]:
-    """Tokens of the budget for each prompt, in whole pages or to its end: round robin, so that no prompt is starved.
+def prompt_shares(remaining: list[int], budget: int) -> list[int]:
+    """Tokens of the budget for each prompt, in whole pages or to its end: least remaining first.
 
-    The first turn rotates with every step, for the case that there are more prompts than pages in the budget.
+    The prompts come in the order of their requests. A quarter is the first one's before all others, so that it is not
+    starved by shorter ones that keep coming.
     """
     needed = [-(-tokens // PAGE_TOKENS) for tokens in remaining]
-    given = [0] * len(remaining)
     left = budget // PAGE_TOKENS
-    while left and given != needed:
-        for place in ((turn + i) % len(remaining) for i in range(len(remaining))):
-            if left and given[place] < needed[place]:
-                given[place] += 1
-                left -= 1
+    given = [0] * len(remaining)
+    given[0] = min(needed[0], max(1, left // 4))
+    left -= given[0]
+    for place in sorted(range(len(remaining)), key=remaining.__getitem__):
+        more = min(left, needed[place] - given[place])
+        given[place] += more
+        left -= more
     return [min(pages * PAGE_TOKENS, tokens) for pages, tokens in zip(given, remaining, strict=True)]
+
+
+def next_in_queue(queue: list[T], length: Callable[[T], int], num_overtaken: Callable[[T], int]) -> T:
+    """Of those waiting, in their order: the shortest, or the first once so many others have gone before it."""
+    first = queue[0]
+    return first if num_overtaken(first) >= MAX_OVERTAKEN else min(queue, key=length)

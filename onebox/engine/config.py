@@ -59,6 +59,8 @@ class EngineConfig:
     max_num_waiting: int = 64
     max_num_batched_tokens: int = 2048
     """Prompt tokens computed in one step: no running answer waits longer than these take."""
+    max_answer_wait_s: float | None = None
+    """How long running answers may wait for a step with prompts, as far as such steps can be cut; None: any time."""
     checkpoint_spacing: int = 4096
     """Tokens between the prefix states that are saved inside a long stretch without a message boundary."""
     eos_token_ids: tuple[int, ...] = ()

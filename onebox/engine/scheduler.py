@@ -2,7 +2,8 @@
 
 Pure bookkeeping over token ids: no tensors, no threads, no clock of its own. In each step, every running sequence
 advances: those in their prompt share a budget of tokens, all others add their latest token and their drafts. So a long
-prompt never delays the answers beside it for longer than one budget takes.
+prompt never delays the answers beside it for longer than one budget takes (`pace.py`). Short prompts go before long
+ones, within bounds: most first tokens come sooner, and no request waits for ever (`choice.py`).
 
 Prompts are cut at multiples of PAGE_TOKENS only, and a sequence's bits do not depend on what is computed beside it.
 That makes preemption simple: a preempted sequence loses its slot and pages, and when it is admitted again, its prompt
@@ -20,9 +21,10 @@ from typing import ParamSpec, TypeVar
 
 import numpy as np
 
-from onebox.engine.choice import fewest, prompt_shares
+from onebox.engine.choice import fewest, next_in_queue, prompt_shares
 from onebox.engine.config import EngineConfig
 from onebox.engine.draft.speculate import Speculator
+from onebox.engine.pace import PromptPace
 from onebox.engine.pages import PagePool
 from onebox.engine.prefix import Hit, PrefixCache
 from onebox.engine.request import Event, Failed, Finished, FinishReason, PromptLogprobs, Started, Tokens, failure_of
@@ -58,6 +60,7 @@ class Scheduler:
         """The sequence that was last found to have no room, and the pool's `num_changes` then."""
         self._num_arrived = 0
         self._turns = QueueTurns()
+        self._pace = PromptPace(config.max_num_batched_tokens, config.max_answer_wait_s)
         self._totals = Totals()
         self._cleared: list[int] = []
         self._restored: list[tuple[int, int]] = []
@@ -83,6 +86,8 @@ class Scheduler:
         self._num_arrived += 1
         sequence.arrival = self._num_arrived
         sequence.turn = self._turns.give(sequence.request.client)
+        hit = self._prefix.find(sequence.cache_tokens) if sequence.is_cached else None
+        sequence.num_left = sequence.num_prompt - (hit.num_tokens if hit else 0)
         insort(self._waiting, sequence, key=lambda s: s.order)
 
     def abort(self, request_id: str) -> list[Event]:
@@ -114,7 +119,8 @@ class Scheduler:
 
         Those behind it have to wait: their embeddings would take memory for as long as they are in the queue.
         """
-        return self._waiting[0] if self._waiting and self._waiting[0].needs_images else None
+        following = self._next_waiting()
+        return following if following and following.needs_images else None
 
     def _open_ones(self, request_id: str) -> list[Sequence]:
         return [s for s in [*self._waiting, *self._running.values()] if s.request.request_id == request_id]
@@ -132,8 +138,10 @@ class Scheduler:
         return plan
 
     def observe(self, plan: StepPlan, seconds: float, speculator: Speculator) -> None:
-        """Reports to the drafting policy what a step without prompts cost."""
-        if plan.rows and not plan.chunks:
+        """Reports what a step cost: to the drafting policy without prompts, to the pace of prompts with them."""
+        if plan.chunks:
+            self._pace.observe(sum(len(chunk.token_ids) for chunk in plan.chunks), seconds)
+        elif plan.rows:
             num_rows = sum(len(rows.token_ids) for rows in plan.rows)
             speculator.observe(num_rows, max(rows.draw.depth for rows in plan.rows), seconds)
 
@@ -201,14 +209,24 @@ class Scheduler:
         insort(self._waiting, sequence, key=lambda s: s.order)
 
     def _admit(self) -> None:
-        """Admits the queue in order until one has to wait; none behind it is admitted before it."""
-        while self._waiting and not self._waiting[0].needs_images:
-            sequence = self._waiting[0]
+        """Admits the queue until one has to wait; none behind it is admitted before it."""
+        while (sequence := self._next_waiting()) and not sequence.needs_images:
             if self._refused == (sequence, self._pool.num_changes):
                 return  # matching a long prompt against the cache in every step would delay those that run
             if self._or_end(sequence, self._try_admit, sequence) is False:
                 self._refused = sequence, self._pool.num_changes
                 return
+
+    def _next_waiting(self) -> Sequence | None:
+        """Who is admitted next: of the first one's client and priority the one with the least prompt to compute.
+
+        A sequence that has begun goes before those that have not, as does one whose images are encoded.
+        """
+        if not self._waiting:
+            return None
+        rivals = [s for s in self._waiting if s.has_same_turns(self._waiting[0])]
+        begun = next((s for s in rivals if s.is_started or s.images), None)
+        return begun or next_in_queue(rivals, lambda s: s.num_left, lambda s: s.num_overtaken)
 
     def _try_admit(self, sequence: Sequence) -> bool:
         """Gives the sequence a slot and pages, from its longest cached prefix on; False where there is no room."""
@@ -227,6 +245,8 @@ class Scheduler:
         self._free_pages(missing)
         sequence.pages = np.array([*shared, *self._pool.take(missing)], dtype=np.int32)
         self._waiting.remove(sequence)
+        for other in self._waiting:
+            other.num_overtaken += other.order < sequence.order
         self._turns.serve(sequence.turn)
         self._running[sequence.request.request_id] = sequence
         sequence.slot = self._free_slots.pop()
@@ -266,7 +286,8 @@ class Scheduler:
     def _chunks(self, prefilling: list[Sequence]) -> list[PromptChunk]:
         prefilling = sorted(prefilling, key=lambda s: s.order)
         remaining = [s.num_prompt - s.num_computed for s in prefilling]
-        lengths = prompt_shares(remaining, self._config.max_num_batched_tokens, self._totals.num_steps)
+        budget = self._pace.budget(has_answers=len(prefilling) < len(self._running))
+        lengths = prompt_shares(remaining, budget)
         planned = [(s, length) for s, length in zip(prefilling, lengths, strict=True) if length]
         return [chunk for s, length in planned if (chunk := self._or_end(s, self._chunk, s, length))]
 

@@ -34,6 +34,10 @@ class Sequence:
     num_sampled: int = 0
     """Tokens sampled, a stop token included."""
     num_cached: int = 0
+    num_overtaken: int = 0
+    """Later requests that were admitted before it."""
+    num_left: int = 0
+    """Prompt tokens that were not in the prefix cache when it came."""
     is_started: bool = False
     images: EncodedImages | None = None
     num_prompt_logprobs: int = 0
@@ -61,6 +65,11 @@ class Sequence:
     def order(self) -> tuple[int, int, int]:
         """The lower one is scheduled first and preempted last."""
         return self.request.priority, self.turn, self.arrival
+
+    def has_same_turns(self, other: "Sequence") -> bool:
+        """Whether their order is the client's own affair: requests of one client with one priority."""
+        one, two = self.request, other.request
+        return one.priority == two.priority and one.client == two.client
 
     @property
     def cache_tokens(self) -> tuple[int, ...]:

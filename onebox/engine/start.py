@@ -53,6 +53,8 @@ _log = logging.getLogger(__name__)
 
 DEFAULT_DRAFTS = 4
 DEFAULT_BATCHED_TOKENS = {"cpu": 512, "cuda": 2048}
+_ANSWER_WAIT_S = 0.05
+"""A reader does not notice; less would cost throughput, since each step reads the weights once."""
 DEFAULT_CPU_CACHE_BYTES = 1 * GIB
 """Small models run on a CPU beside everything else on the machine, so their cache does not take all of its memory."""
 _DTYPES = ("bfloat16", "float32")
@@ -153,6 +155,7 @@ def plan_engine(directory: Path, options: EngineOptions, tokens: TokenInfo, box:
         max_num_seqs=options.max_num_seqs,
         max_num_waiting=options.max_num_waiting,
         max_num_batched_tokens=batched,
+        max_answer_wait_s=_ANSWER_WAIT_S if device.type == "cuda" else None,
         eos_token_ids=tokens.eos_token_ids,
         boundary_token_ids=tokens.boundary_token_ids,
         speculation=speculation,

@@ -470,7 +470,7 @@ def test_a_prompt_without_memory_to_prefill_fails_and_the_answers_beside_it_go_o
         def fail(*_, **__):
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.")
 
-        monkeypatch.setattr("onebox.engine.runner.prefill", fail)
+        monkeypatch.setattr("onebox.engine.prefill.Prefiller.run", fail)
         *_, last = engine.submit(request("bad", range(100), **sampling))
         assert last == Failed("bad", "The model could not compute this request: there is not enough memory for it.")
         assert tokens_of([*first, *events]) == alone

@@ -5,6 +5,7 @@ import random
 
 import pytest
 
+from onebox.engine.choice import MAX_OVERTAKEN
 from onebox.engine.config import EngineConfig, SpeculationConfig, SpeculationMethod
 from onebox.engine.request import ClientShare, Failed, Finished, FinishReason, Request, SamplingParams, Started, Tokens
 from onebox.engine.turns import QueueTurns
@@ -94,6 +95,22 @@ def test_the_first_to_come_goes_first_among_equals():
     it.scheduler.commit, commit = lambda *step: order.extend(found := commit(*step)) or found, it.scheduler.commit
     it.drain()
     assert [event.request_id for event in order if isinstance(event, Started)] == ["a", "b", "c"]
+
+
+def test_the_shorter_of_one_clients_requests_goes_first_and_another_clients_not_before_its_turn():
+    it = stand(max_num_seqs=1, num_pages=40, max_model_len=2000)
+    order = []
+    it.scheduler.commit, commit = lambda *step: order.extend(found := commit(*step)) or found, it.scheduler.commit
+    shares = {name: ClientShare(name, 10) for name in "ab"}
+    it.ask("running", prompt(5), client=shares["a"], max_tokens=3, ignore_eos=True)
+    it.step()
+    it.ask("a long", prompt(900, seed=1), client=shares["a"], max_tokens=2)
+    it.ask("a short", prompt(9, seed=2), client=shares["a"], max_tokens=2)
+    it.ask("a urgent", prompt(900, seed=3), client=shares["a"], max_tokens=2, priority=-1)
+    it.ask("b short", prompt(5, seed=4), client=shares["b"], max_tokens=2)
+    it.drain()
+    started = [event.request_id for event in order if isinstance(event, Started)]
+    assert started == ["running", "a urgent", "b short", "a short", "a long"]
 
 
 def test_clients_take_turns_and_nobody_waits_for_all_that_another_has_queued():
@@ -227,11 +244,17 @@ def test_a_preempted_request_goes_on_before_those_that_came_after_it():
     assert "second" in running(it)
 
 
-def test_nobody_overtakes_the_head_of_the_queue():
+def test_nobody_overtakes_one_who_has_waited_for_enough_others_though_there_is_room_for_them():
     it = stand(num_pages=10, max_num_seqs=4)
     it.ask("large", prompt(400), max_tokens=60, ignore_eos=True)
     it.step()
     it.ask("too large for now", prompt(500, seed=1), max_tokens=2)
+    it.ask("shorter", prompt(10, seed=2), max_tokens=2)
+    it.step()
+    assert running(it) == {"large", "shorter"}
+    it.sequences["too large for now"].num_overtaken = MAX_OVERTAKEN
+    while "shorter" in running(it):
+        it.step()
     it.ask("would fit", prompt(10, seed=2), max_tokens=2)
     while "large" in running(it):
         assert running(it) == {"large"}
