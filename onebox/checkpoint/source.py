@@ -4,7 +4,7 @@ Handles files and tensor names. Modules are bound in `bind.py`, packed bytes are
 """
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -46,8 +46,11 @@ class Checkpoint:
         return 0 if config.get("checkpoint_format") == "gptq_v2" else 1
 
 
-def open_checkpoint(directory: Path) -> Checkpoint:
-    """Reads config.json, the index and the header of every *.safetensors file in `directory`. Reads no tensor."""
+def open_checkpoint(directory: Path, overrides: Mapping[str, Any] | None = None) -> Checkpoint:
+    """Reads config.json, the index and the header of every *.safetensors file in `directory`. Reads no tensor.
+
+    `overrides` are those of `--hf-overrides`; they change the spec, not `config`.
+    """
     shards = _shards(directory)
     config = read_json(directory / "config.json")
     tensors: dict[str, TensorEntry] = {}
@@ -57,7 +60,8 @@ def open_checkpoint(directory: Path) -> Checkpoint:
             first = tensors.setdefault(entry.name, entry)
             if first is not entry:
                 duplicates[entry.name] = (first.path.name, shard.name)
-    return Checkpoint(directory, config, spec_from_config(config), shards, tensors, duplicates, _index(directory))
+    spec = spec_from_config(config, overrides)
+    return Checkpoint(directory, config, spec, shards, tensors, duplicates, _index(directory))
 
 
 def _shards(directory: Path) -> tuple[Path, ...]:
