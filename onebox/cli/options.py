@@ -85,7 +85,8 @@ def json_option(flag: str, text: str, kind: type) -> Any:
     try:
         given = json.loads(text)
     except json.JSONDecodeError as error:
-        raise UsageError(f"{flag} is not JSON ({error}).") from None
+        why = "it has typographic quotes, write straight ones" if set(text) & set("“”‘’") else str(error)
+        raise UsageError(f"{flag} is not JSON ({why}).") from None
     if not isinstance(given, kind):
         raise UsageError(f"{flag} must be a JSON {'object' if kind is dict else 'list'}, not {text}.")
     return given
