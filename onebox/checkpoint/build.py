@@ -19,6 +19,7 @@ from onebox.checkpoint import inputs as inputs_of_build
 from onebox.checkpoint.convert import Unit, make_units
 from onebox.checkpoint.describe import describe, is_native, settle
 from onebox.checkpoint.disk import require_disk
+from onebox.checkpoint.hybrid import HYBRID_KEY
 from onebox.checkpoint.inputs import build_inputs, side_files, stamps
 from onebox.checkpoint.manifest import (
     MANIFEST_NAME,
@@ -120,6 +121,7 @@ def plan_build(recipe: Recipe, sources: BuildSources, shard_bytes: int = DEFAULT
 def _config(choices: list[ModuleChoice], sources: BuildSources, *, native: bool) -> dict[str, Any]:
     config = dict(sources.base.checkpoint.config)
     config.pop("quantization_config", None)
+    config.pop(HYBRID_KEY, None)
     if any(choice.module.module_class.in_mtp for choice in choices) and "text_config" in config:
         config["text_config"] = {**config["text_config"], "mtp_num_hidden_layers": 1}
     quantization = describe(choices, sources.base, native=native)

@@ -198,6 +198,7 @@ _TOP_READ = {
     "quantization_config",
     "eos_token_id",
     "language_model_only",
+    "_hybrid_quant_info",  # held against the tensors in checkpoint/hybrid.py
 }
 _ROPE_KEYS = {"rope_type", "rope_theta", "partial_rotary_factor", "mrope_section", "mrope_interleaved"}
 _VISION_SIZES = tuple(VisionSpec.__dataclass_fields__)
