@@ -289,7 +289,9 @@ def write_checkpoint(
         save_file(_contiguous(extra), directory / "model_extra_tensors.safetensors", {"format": "pt"})
     (directory / "config.json").write_text(json.dumps(config, indent=2))
     (directory / "generation_config.json").write_text(json.dumps({"eos_token_id": [482, 480]}))
-    (directory / "tokenizer.json").write_text("{}")
+    for name in ("tokenizer.json", "preprocessor_config.json", "video_preprocessor_config.json"):
+        (directory / name).write_text("{}")
+    (directory / "chat_template.jinja").write_text("{{ messages[0].content }}")
     return directory
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from onebox.checkpoint.bind import Binding, Problem, ProblemKind, bind
+from onebox.checkpoint.side_files import side_file_problems
 from onebox.checkpoint.source import Checkpoint, open_checkpoint
 from onebox.spec.model import ModelSpec
 from onebox.spec.modules import ModuleClass, modules
@@ -69,6 +70,8 @@ def inspect_checkpoint(
     """
     checkpoint = open_checkpoint(directory)
     binding = bind(checkpoint)
+    has_tower = any(bound.module.module_class is ModuleClass.VISION for bound in binding.modules.values())
+    binding.problems += side_file_problems(directory, checkpoint.spec, has_tower=has_tower)
     if deep:
         from onebox.checkpoint.values import check_values  # imports torch, which headers do not need
 

@@ -1,17 +1,16 @@
 """The options of `onebox serve` by topic, and their conversion to engine and server settings.
 
-Names are those of vLLM, so that a launch command works with the program's name replaced.
+Names are those of vLLM, so that a launch command works with the program's name replaced (`launch_line.py`).
 """
 
 import ipaddress
-import json
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from onebox.cli.options import option_group
+from onebox.cli.options import json_option, option_group
 from onebox.spec.errors import UsageError
 
 if TYPE_CHECKING:
@@ -22,7 +21,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "HttpOptions",
-    "IgnoredOptions",
     "MediaOptions",
     "MemoryOptions",
     "ModelOptions",
@@ -33,16 +31,6 @@ __all__ = [
 _KEY_VARIABLE = "ONEBOX_API_KEY"
 _KV_NAMES = {"auto": "bf16", "bfloat16": "bf16", "fp8_e4m3": "fp8"}
 _METHODS = {"qwen3_next_mtp": "mtp", "qwen3_5_mtp": "mtp"}
-# Flags of vLLM without effect here, and why.
-_NOTICES = {
-    "trust_remote_code": "--trust-remote-code: code from a checkpoint is never run.",
-    "enable_auto_tool_choice": "--enable-auto-tool-choice: tool calls are always parsed if a request has tools.",
-    "tool_call_parser": "--tool-call-parser: the family has one tool call format, which is always parsed.",
-    "reasoning_parser": "--reasoning-parser: the family has one reasoning format, which is always parsed.",
-    "tensor_parallel_size": "--tensor-parallel-size 1: onebox runs on one GPU.",
-    "enforce_eager": "--enforce-eager: graphs are captured in seconds, so they are always used.",
-    "enable_chunked_prefill": "--enable-chunked-prefill: prompts always share steps with running answers.",
-}
 
 
 @option_group("HTTP")
@@ -129,10 +117,27 @@ class ModelOptions:
         ),
     ] = None
 
+    hf_overrides: Annotated[
+        str,
+        typer.Option(
+            help='JSON of values in place of config.json\'s, as in vLLM: {"text_config": {"rope_parameters": {...}}} '
+            "stretches the context with YaRN."
+        ),
+    ] = "{}"
+
+    def overrides(self) -> dict[str, Any]:
+        given: dict[str, Any] = json_option("--hf-overrides", self.hf_overrides, dict)
+        return given
+
     def speculation(self) -> tuple[str | None, int | None]:
         """(method, drafts) of --speculative-config; None for values it does not set."""
-        given = _json("--speculative-config", self.speculative_config or "{}", dict)
-        unknown = given.keys() - {"method", "num_speculative_tokens"}
+        given = json_option("--speculative-config", self.speculative_config or "{}", dict)
+        if given.get("model") is not None:
+            raise UsageError(
+                f"--speculative-config names the model {given['model']!r}; drafts come from the MTP head of the served "
+                "checkpoint. Leave it out, or build a checkpoint with another head: `onebox build --mtp-from`."
+            )
+        unknown = given.keys() - {"method", "model", "num_speculative_tokens"}
         if unknown:
             raise UsageError(
                 f"--speculative-config holds {sorted(unknown)[0]!r}; it takes method and num_speculative_tokens."
@@ -195,7 +200,7 @@ class MediaOptions:
         from onebox.server.media import MediaLimits
 
         return MediaLimits.of_counts(
-            _json("--limit-mm-per-prompt", self.limit_mm_per_prompt, dict),
+            json_option("--limit-mm-per-prompt", self.limit_mm_per_prompt, dict),
             FetchLimits(local_path=self.allowed_local_media_path, allows_private=self.allow_private_media),
         )
 
@@ -210,6 +215,13 @@ class PromptOptions:
     default_chat_template_kwargs: Annotated[
         str, typer.Option(help='JSON of template variables that a request may override: {"enable_thinking": false}.')
     ] = "{}"
+    generation_config: Annotated[
+        str,
+        typer.Option(
+            help="Where sampling defaults come from: auto (the checkpoint's generation_config.json), vllm (neutral "
+            "ones), or a directory with that file."
+        ),
+    ] = "auto"
     override_generation_config: Annotated[
         str,
         typer.Option(
@@ -218,38 +230,12 @@ class PromptOptions:
     ] = "{}"
 
     def template_kwargs(self) -> dict[str, Any]:
-        given: dict[str, Any] = _json("--default-chat-template-kwargs", self.default_chat_template_kwargs, dict)
+        given: dict[str, Any] = json_option("--default-chat-template-kwargs", self.default_chat_template_kwargs, dict)
         return given
 
     def generation_overrides(self) -> dict[str, Any]:
-        given: dict[str, Any] = _json("--override-generation-config", self.override_generation_config, dict)
+        given: dict[str, Any] = json_option("--override-generation-config", self.override_generation_config, dict)
         return given
-
-
-@option_group("Without effect")
-class IgnoredOptions:
-    """Flags of vLLM without effect here: accepted, and explained in one line when given."""
-
-    trust_remote_code: Annotated[bool, typer.Option("--trust-remote-code", hidden=True)] = False
-    enable_auto_tool_choice: Annotated[bool, typer.Option("--enable-auto-tool-choice", hidden=True)] = False
-    tool_call_parser: Annotated[str | None, typer.Option(hidden=True)] = None
-    reasoning_parser: Annotated[str | None, typer.Option(hidden=True)] = None
-    tensor_parallel_size: Annotated[int | None, typer.Option(hidden=True)] = None
-    enforce_eager: Annotated[bool, typer.Option("--enforce-eager", hidden=True)] = False
-    enable_chunked_prefill: Annotated[bool | None, typer.Option(hidden=True)] = None
-
-    def print_notices(self) -> None:
-        """Prints why each given flag has no effect; refuses more than one GPU and prefill without chunks."""
-        for name, notice in _NOTICES.items():
-            if getattr(self, name):
-                typer.echo(notice)
-        if self.tensor_parallel_size not in (None, 1):
-            raise UsageError(f"--tensor-parallel-size is {self.tensor_parallel_size}; onebox runs on one GPU.")
-        if self.enable_chunked_prefill is False:
-            raise UsageError(
-                "--no-enable-chunked-prefill is not supported: prompts are always prefilled in chunks that share steps "
-                "with running answers. Remove the flag; --max-num-batched-tokens sets the prompt tokens per step."
-            )
 
 
 def engine_options(model: ModelOptions, memory: MemoryOptions, media: MediaOptions) -> "EngineOptions":
@@ -264,12 +250,13 @@ def engine_options(model: ModelOptions, memory: MemoryOptions, media: MediaOptio
         language_model_only=media.language_model_only,
         speculation=method,
         num_speculative_tokens=drafts,
+        hf_overrides=model.overrides(),
         **vars(memory) | {"kv_cache_dtype": _KV_NAMES.get(memory.kv_cache_dtype, memory.kv_cache_dtype)},
     )
 
 
 def _names(flag: str, text: str) -> tuple[str, ...]:
-    names = _json(flag, text, list)
+    names = json_option(flag, text, list)
     wrong = next((name for name in names if not isinstance(name, str) or not name.strip()), None)
     if wrong is not None:
         raise UsageError(f"{flag} holds {wrong!r}; it takes names as text.")
@@ -281,13 +268,3 @@ def _is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host.lower() == "localhost"
-
-
-def _json(flag: str, text: str, kind: type) -> Any:
-    try:
-        given = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise UsageError(f"{flag} is not JSON ({error}).") from None
-    if not isinstance(given, kind):
-        raise UsageError(f"{flag} must be a JSON {'object' if kind is dict else 'list'}, not {text}.")
-    return given

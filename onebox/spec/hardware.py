@@ -21,7 +21,9 @@ __all__ = [
     "available_memory_bytes",
     "box_from_reports",
     "detect_box",
+    "detect_host",
     "named_box",
+    "nvidia_driver",
 ]
 
 MIB = 1024**2
@@ -105,6 +107,16 @@ def detect_box() -> Box:
     return box_from_reports(_nvidia_smi(), _meminfo())
 
 
+def detect_host() -> Box:
+    """The local machine without its GPU: what a model on the CPU has."""
+    return box_from_reports(None, _meminfo())
+
+
+def nvidia_driver() -> str:
+    """The version of the NVIDIA driver, such as 580.95.05; "" without one."""
+    return (_nvidia_smi("driver_version") or "").strip().partition("\n")[0]
+
+
 def available_memory_bytes() -> int:
     """Host memory that can be allocated without swapping, by the kernel's estimate."""
     return _meminfo_bytes(_meminfo(), "MemAvailable")
@@ -151,11 +163,11 @@ def _known_by_device(device: str) -> Box | None:
     return matches[0] if matches else None
 
 
-def _nvidia_smi() -> str | None:
+def _nvidia_smi(fields: str = _NVIDIA_SMI_FIELDS) -> str | None:
     program = shutil.which("nvidia-smi")
     if program is None:
         return None
-    command = [program, f"--query-gpu={_NVIDIA_SMI_FIELDS}", "--format=csv,noheader,nounits"]
+    command = [program, f"--query-gpu={fields}", "--format=csv,noheader,nounits"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:

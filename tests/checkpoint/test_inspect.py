@@ -295,6 +295,8 @@ def full_size_autoround(directory: Path) -> None:
         with path.open("r+b") as file:
             file.truncate(len(header) + sum(size for _, _, size in part))
     (directory / "config.json").write_text(json.dumps(SHAPES["qwen3.5-122b-a10b"]))
+    for name in ("tokenizer.json", "chat_template.jinja"):
+        (directory / name).write_text("{}")
 
 
 def test_a_122b_checkpoint_is_looked_over_from_its_headers_alone(tmp_path):

@@ -3,6 +3,8 @@
 import json
 import re
 import shutil
+import sys
+import time
 
 import httpx
 import pytest
@@ -53,7 +55,7 @@ def damaged(tmp_path_factory):
 
 def test_a_server_held_against_itself_shows_no_difference(run_cli, url, texts, tmp_path):
     output = tmp_path / "same.json"
-    checks = ("--checks", "tools,schema,likelihood", "--count", "3", "--output", output)
+    checks = ("--checks", "tools,schema,likelihood", "--count", "5", "--output", output)
     result = run_cli("eval", url, url, *checks, *texts)
     assert result.code == 0, result.out + result.err
     assert "Verdict: no difference seen" in result.out
@@ -61,12 +63,12 @@ def test_a_server_held_against_itself_shows_no_difference(run_cli, url, texts, t
     texts_found = found["comparison"]["texts"]
     assert texts_found["divergence"]["estimate"] == 0
     assert texts_found["same_likeliest"]["estimate"] == 1
-    assert found["comparison"]["pairs"][-1]["same_text"] == 6
+    assert found["comparison"]["pairs"][-1]["same_text"] == 10
     # The pocket model reads invoices and calls tools: a harness that scores it at nothing would be at fault.
     assert found["tallies"][0][-1]["right"] >= 3
     report = run_cli("report", output, "--output", tmp_path / "same.html")
     assert report.code == 0, report.err
-    assert "No difference seen on 6 answers" in (tmp_path / "same.html").read_text()
+    assert "No difference seen on 10 answers" in (tmp_path / "same.html").read_text()
 
 
 def test_a_damaged_build_is_told_apart_and_its_server_is_stopped(run_cli, url, texts, damaged, tmp_path):
@@ -116,3 +118,21 @@ def test_hidden_keys_have_their_length_in_the_servers_tokens(run_cli, url, tmp_p
 def test_an_address_is_taken_as_it_is():
     with opened("http://example.org:1/v1") as address:
         assert address == "http://example.org:1/v1"
+
+
+def test_a_server_may_write_more_than_a_pipe_holds(tmp_path, monkeypatch):
+    """A server that logs while it serves must not stop because nobody reads it."""
+    script = tmp_path / "python"
+    written = tmp_path / "written"
+    script.write_text(
+        f"#!{sys.executable}\nimport time\nprint('Ready in 1 s at http://127.0.0.1:1/v1', flush=True)\n"
+        f"for _ in range(3000): print('x' * 99, flush=True)\nopen({str(written)!r}, 'w').close()\ntime.sleep(60)\n"
+    )
+    script.chmod(0o755)
+    monkeypatch.setattr("onebox.eval.target.sys.executable", str(script))
+    with opened("pocket") as address:
+        assert address == "http://127.0.0.1:1"
+        end = time.monotonic() + 30
+        while not written.exists():
+            assert time.monotonic() < end, "the server waits for its output to be read"
+            time.sleep(0.02)
