@@ -9,10 +9,10 @@ another one for an engine never loads it.
 import importlib.util
 import logging
 import pickle
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from onebox.engine.config import EngineConfig, SpeculationConfig, SpeculationMethod
 from onebox.engine.engine import Deliver, Engine
@@ -78,6 +78,8 @@ class EngineOptions:
     speculation: str | None = None
     num_speculative_tokens: int | None = None
     synthetic_acceptance: tuple[float, ...] = ()
+    hf_overrides: Mapping[str, Any] = field(default_factory=dict)
+    """Values in place of config.json's, in vLLM's form: text_config.rope_parameters and max_position_embeddings."""
 
 
 @dataclass(frozen=True)
@@ -103,6 +105,7 @@ class EnginePlan:
     load_format: "LoadFormat"
     memory: MemoryPlan
     config: EngineConfig
+    hf_overrides: Mapping[str, Any]
 
     @property
     def memory_shape(self) -> "MemoryShape":
@@ -127,11 +130,11 @@ def plan_engine(directory: Path, options: EngineOptions, tokens: TokenInfo, box:
     device = _device(options.device, box)
     dtype = _dtype(options.dtype, device)
     load_format = _load_format(options.load_format)
-    found = footprint(directory, device, dtype, load_format)
+    found = footprint(directory, device, dtype, load_format, options.hf_overrides)
     speculation = _speculation(options, found)
     batched = options.max_num_batched_tokens or DEFAULT_BATCHED_TOKENS[device.type]
     request = MemoryRequest(
-        max_context_tokens=options.max_model_len or found.spec.max_position_embeddings,
+        max_context_tokens=options.max_model_len or found.spec.max_context_tokens,
         slots=options.max_num_seqs,
         kv=KVFormat.parse(options.kv_cache_dtype),
         drafts=speculation.max_drafts,
@@ -157,7 +160,7 @@ def plan_engine(directory: Path, options: EngineOptions, tokens: TokenInfo, box:
         boundary_token_ids=tokens.boundary_token_ids,
         speculation=speculation,
     )
-    return EnginePlan(directory, found.spec, device, dtype, load_format, memory, config)
+    return EnginePlan(directory, found.spec, device, dtype, load_format, memory, config, options.hf_overrides)
 
 
 def _device(asked: str, box: Box) -> "torch.device":
@@ -287,8 +290,14 @@ def load_runner(plan: EnginePlan) -> "ModelRunner":
     from onebox.model.load import load_model
     from onebox.model.vision import load_tower
 
-    with_mtp = plan.config.speculation.with_mtp
-    model = load_model(plan.directory, plan.device, plan.dtype, plan.load_format, with_mtp=with_mtp)
+    model = load_model(
+        plan.directory,
+        plan.device,
+        plan.dtype,
+        plan.load_format,
+        with_mtp=plan.config.speculation.with_mtp,
+        overrides=plan.hf_overrides,
+    )
     tower = load_tower(plan.directory, plan.dtype, plan.device) if plan.memory.request.with_vision else None
     return ModelRunner(model, allocate_memory(plan), plan.config, tower)
 
