@@ -13,6 +13,7 @@ import threading
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
@@ -26,7 +27,7 @@ from onebox.checkpoint.part import PartFile, gaps
 from onebox.checkpoint.partial import sample_norms, tensors_of
 from onebox.checkpoint.remote import CONFIG_FILES, RemoteHeaders
 from onebox.checkpoint.repository import HubId, RemoteFile, RemoteRepository, describe_remote, endpoint_url
-from onebox.checkpoint.source import INDEX_NAME
+from onebox.checkpoint.source import INDEX_NAME, Checkpoint, open_checkpoint
 from onebox.checkpoint.transfer import Transfer
 from onebox.spec.errors import UnreadableError, UsageError, WriteError
 from onebox.spec.model import spec_from_config
@@ -61,10 +62,33 @@ class FetchPlan:
     def is_complete(self) -> bool:
         return self.origin.is_complete
 
+    @property
+    def repo(self) -> str:
+        return str(self.origin.hub_id)
+
+    @property
+    def commit(self) -> str:
+        return self.origin.commit
+
+    @cached_property
+    def checkpoint(self) -> Checkpoint:
+        """The checkpoint that `directory` will hold, from headers alone; of chosen tensors, with these only."""
+        if self.is_complete:
+            return open_checkpoint(self.directory)
+        headers = RemoteHeaders(self.repository)
+        chosen = {file.name: list(file.tensors) for file in self.origin.files if file.tensors is not None}
+        return headers.open(self.directory, chosen or None)
+
+    @property
+    def repository(self) -> RemoteRepository:
+        """The files on the hub that are fetched, or parts of which are."""
+        files = {file.name: file.remote for file in self.origin.files}
+        return RemoteRepository(endpoint_url(), self.origin.hub_id.repo, self.origin.commit, files)
+
 
 def plan_whole(source: str | HubId, directory: Path) -> FetchPlan:
     """Plans to fetch all files of a checkpoint. Asks the hub only if no earlier run has."""
-    hub_id = _parse(source)
+    hub_id = HubId.checked(source)
     known = _known(hub_id, directory, ())
     if known:
         return known
@@ -77,7 +101,7 @@ def plan_whole(source: str | HubId, directory: Path) -> FetchPlan:
 
 def plan_tensors(source: str | HubId, classes: Iterable[ModuleClass], directory: Path) -> FetchPlan:
     """Plans to fetch the tensors of `classes` and the files that describe them. Reads headers, once."""
-    hub_id, wanted = _parse(source), frozenset(classes)
+    hub_id, wanted = HubId.checked(source), frozenset(classes)
     only = tuple(sorted(kind.value for kind in wanted))
     known = _known(hub_id, directory, only)
     if known:
@@ -100,13 +124,6 @@ def plan_tensors(source: str | HubId, classes: Iterable[ModuleClass], directory:
             files.append(SourceFile(headers.repository.files[shard], taken))
     _check_all_found(hub_id, chosen, files)
     return FetchPlan(Origin(hub_id, headers.repository.commit, only, tuple(files)), directory)
-
-
-def _parse(source: str | HubId) -> HubId:
-    hub_id = source if isinstance(source, HubId) else HubId.parse(source)
-    if hub_id is None:
-        raise UsageError(f"{source!r} is not a repository on the hub: write owner/name or owner/name@revision.")
-    return hub_id
 
 
 def _known(hub_id: HubId, directory: Path, only: tuple[str, ...]) -> FetchPlan | None:
@@ -201,11 +218,9 @@ class _Fetch:
 
     def __init__(self, plan: FetchPlan, on_bytes: Callable[[int], None], on_wait: Callable[[str], None]) -> None:
         self._plan, self._on_bytes = plan, on_bytes
-        self._directory, origin = plan.directory, plan.origin
-        files = {file.name: file.remote for file in origin.files}
-        repository = RemoteRepository(endpoint_url(), origin.hub_id.repo, origin.commit, files)
+        self._directory = plan.directory
         self._stop = threading.Event()
-        self._transfer = Transfer(repository, self._stop, on_wait)
+        self._transfer = Transfer(plan.repository, self._stop, on_wait)
         self._lock = threading.Lock()
         self._jobs_left: dict[str, int] = {}
         self._parts: list[PartFile] = []

@@ -122,12 +122,15 @@ class ModuleChoice:
     action: Action
 
 
-def classes_used(recipe: Recipe, role: str, *, has_mtp_source: bool) -> frozenset[ModuleClass]:
-    """The module classes that a build takes from the source in `role`, "fp8" or "mtp"."""
+def classes_used(recipe: Recipe, role: str, *, has_mtp_source: bool) -> frozenset[ModuleClass] | None:
+    """The module classes that a build may take from the source in `role`; None: all, which the base must have."""
+    if role == "base":
+        return None
     if role == "mtp":
         return MTP_CLASSES
     fp8 = {kind for kind, field in _FIELD_OF.items() if getattr(recipe, field) is TargetFormat.FP8}
-    return frozenset(fp8 - MTP_CLASSES if has_mtp_source else fp8)
+    head = MTP_CLASSES if fp8 & MTP_CLASSES and not has_mtp_source else frozenset()
+    return frozenset(fp8 - MTP_CLASSES) | head
 
 
 def open_source(role: str, directory: Path, uses: frozenset[ModuleClass] | None = None) -> BuildSource:

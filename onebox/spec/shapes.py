@@ -8,7 +8,7 @@ from typing import Any
 from onebox.spec.errors import UsageError
 from onebox.spec.model import ModelSpec, spec_from_config
 
-__all__ = ["SHAPES", "family_config", "named_spec"]
+__all__ = ["SHAPES", "family_config", "is_known", "named_spec"]
 
 
 def family_config(
@@ -114,7 +114,15 @@ SHAPES["qwen3.6-35b-a3b"] = SHAPES["qwen3.5-35b-a3b"]
 
 def named_spec(name: str) -> ModelSpec:
     """The spec of a published model by its short name, with or without `Qwen/` and in any case."""
-    key = name.lower().removeprefix("qwen/")
-    if key not in SHAPES:
+    if not is_known(name):
         raise UsageError(f"{name!r} is neither a directory nor a known model; the known ones are {', '.join(SHAPES)}.")
-    return spec_from_config(SHAPES[key])
+    return spec_from_config(SHAPES[_key(name)])
+
+
+def is_known(name: str) -> bool:
+    """Whether `named_spec` knows a model of this name."""
+    return _key(name) in SHAPES
+
+
+def _key(name: str) -> str:
+    return name.lower().removeprefix("qwen/")
