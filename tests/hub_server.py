@@ -127,6 +127,7 @@ class HubServer:
             for path in sorted(directory.rglob("*"))
             if path.is_file()
         }
+        assert files, f"{directory} holds no file"
         stored = self.repositories.setdefault(repository, StoredRepository())
         text = json.dumps([len(stored.commits), {name: file.etag for name, file in files.items()}])
         commit = hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()

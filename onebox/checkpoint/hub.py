@@ -6,10 +6,10 @@ What is nowhere on this machine is an error that says what to pull, how large it
 import queue
 import tempfile
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from onebox.checkpoint.fetch import plan_tensors
 from onebox.checkpoint.hub_errors import RefusedError
@@ -65,8 +65,15 @@ def model_name(source: str | Path) -> str:
     return Path(source).resolve().name if hub_id is None or Path(source).exists() else hub_id.repo
 
 
-def inspect_remote(source: str | Path, on_wait: Callable[[str], None] = lambda _: None) -> InspectReport:
-    """The report on a checkpoint that is on the hub alone. Reads its headers and small files."""
+def inspect_remote(
+    source: str | Path,
+    overrides: Mapping[str, Any] | None = None,
+    on_wait: Callable[[str], None] = lambda _: None,
+) -> InspectReport:
+    """The report on a checkpoint that is on the hub alone. Reads its headers and small files.
+
+    `overrides` are those of `--hf-overrides`.
+    """
     hub_id = HubId.checked(source)
     try:
         headers = RemoteHeaders(describe_remote(hub_id), on_wait)
@@ -74,7 +81,7 @@ def inspect_remote(source: str | Path, on_wait: Callable[[str], None] = lambda _
         raise UnreadableError(f"{_absent(hub_id)}. {error}") from error
     with tempfile.TemporaryDirectory(prefix="onebox-inspect-") as directory:
         headers.copy_side_files(Path(directory))
-        report = inspect_opened(headers.open(Path(directory)))
+        report = inspect_opened(headers.open(Path(directory), overrides=overrides))
     return replace(report, directory=Path(str(hub_id)))
 
 

@@ -2,7 +2,7 @@
 
 import json
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -93,7 +93,12 @@ class RemoteHeaders:
                 f"{self.repository.repo} has no {name} in its top directory, so onebox cannot read it."
             ) from None
 
-    def open(self, directory: Path, chosen: dict[str, list[TensorEntry]] | None = None) -> Checkpoint:
+    def open(
+        self,
+        directory: Path,
+        chosen: dict[str, list[TensorEntry]] | None = None,
+        overrides: Mapping[str, Any] | None = None,
+    ) -> Checkpoint:
         """The checkpoint, as if it lay in `directory`; with `chosen` tensors by shard, these alone."""
         config = dict(self.config)
         side = CONFIG_FILES[1]
@@ -103,7 +108,7 @@ class RemoteHeaders:
         tensors, duplicates = join_shards(by_shard.values())
         index = self.index if chosen is None else {name: entry.path.name for name, entry in tensors.items()}
         shards = tuple(directory / name for name in by_shard)
-        return Checkpoint(directory, config, spec_from_config(config), shards, tensors, duplicates, index)
+        return Checkpoint(directory, config, spec_from_config(config, overrides), shards, tensors, duplicates, index)
 
 
 def open_remote(source: str | HubId, on_wait: Callable[[str], None] = lambda _: None) -> Checkpoint:

@@ -117,6 +117,7 @@ def build(
 def _print_plan(plan: "BuildPlan", out: Path) -> None:
     from rich.console import Console
 
+    from onebox.checkpoint.match import shares_norms
     from onebox.spec.traffic import class_step_bytes
 
     sizes = plan.class_bytes
@@ -133,6 +134,18 @@ def _print_plan(plan: "BuildPlan", out: Path) -> None:
         f"{plain / 1e9:.3f} GB of weights read per token in plain decoding; {described}.",
         highlight=False,
     )
+    for source in plan.sources.all():
+        if not any(choice.source is source for choice in plan.choices):
+            console.print(
+                f"The {source.role} checkpoint {source.checkpoint.directory} gives no module of this build.",
+                highlight=False,
+            )
+        if not shares_norms(plan.sources.base, source):
+            console.print(
+                f"The {source.role} checkpoint {source.checkpoint.directory} shares no norm with the base: only "
+                "their configs tell that they are one model.",
+                highlight=False,
+            )
     if not any(unit.module_class.in_mtp for unit in plan.units):
         console.print("The output has no MTP head: give a source with --mtp-from.", highlight=False)
 

@@ -38,7 +38,7 @@ def inspect(
 
     found = resolve_source(directory) if deep else find_source(directory)
     if found is None:
-        report = inspect_remote(directory, lambda sentence: typer.echo(sentence, err=True))
+        report = inspect_remote(directory, on_wait=lambda sentence: typer.echo(sentence, err=True))
     elif deep:
         total = sum(path.stat().st_size for path in found.glob("*.safetensors"))
         with byte_progress("reading values", total) as on_bytes:
