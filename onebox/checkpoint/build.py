@@ -26,9 +26,10 @@ from onebox.checkpoint.recipe import BuildSources, ModuleChoice, Recipe, choose
 from onebox.checkpoint.shard import Shard, read_record, split_shards, write_shard
 from onebox.checkpoint.source import INDEX_NAME
 from onebox.spec.errors import MismatchError, WriteError
+from onebox.spec.model import ModelSpec
 from onebox.spec.modules import ModuleClass
 
-__all__ = ["BuildPlan", "plan_build", "run_build"]
+__all__ = ["BuildPlan", "can_resume", "output_bytes", "plan_build", "run_build"]
 
 DEFAULT_SHARD_BYTES = 2 << 30
 _MAX_WRITERS = 4
@@ -245,3 +246,23 @@ def _write_error(error: OSError, out: Path) -> WriteError:
             "same command again to resume."
         )
     return WriteError(f"{where} cannot be written: {error.strerror}; existing files in {out} are unchanged.")
+
+
+def output_bytes(recipe: Recipe, sources: BuildSources) -> tuple[ModelSpec, dict[ModuleClass, int]]:
+    """The model's shape and the bytes per class of a build, from headers alone: the sources' files need not be here."""
+    chosen = choose(recipe, sources)
+    native = is_native(chosen, sources.base)
+    sizes: dict[ModuleClass, int] = {}
+    for unit in make_units(settle(chosen, native=native), relabel=not native):
+        sizes[unit.module_class] = sizes.get(unit.module_class, 0) + unit.nbytes
+    return sources.base.checkpoint.spec, sizes
+
+
+def can_resume(plan: BuildPlan, out: Path) -> bool:
+    """Whether what an unfinished build has left of `out` is of this plan, or nothing is left."""
+    staging = out.with_name(out.name + ".partial")
+    if not staging.exists():
+        return True
+    marker = staging / _PLAN_NAME
+    known = json.loads(marker.read_text()) if marker.exists() else {}
+    return bool(known.get("fingerprint") == plan.fingerprint)

@@ -4,7 +4,7 @@ A recipe is one target format per module class. `choose` turns it, with the open
 or raises an error if a target is not possible. No tensor is read here.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -60,6 +60,13 @@ class Recipe:
     shared: TargetFormat = TargetFormat.KEEP
     mtp: TargetFormat = TargetFormat.KEEP
     lm_head: TargetFormat = TargetFormat.KEEP
+
+    @classmethod
+    def completed(cls, given: Mapping[str, TargetFormat], *, has_fp8: bool) -> "Recipe":
+        """The given targets with the defaults of the others: DeltaNet as attention, FP8 shared experts with `has_fp8`."""
+        shared = TargetFormat.FP8 if has_fp8 else TargetFormat.KEEP
+        delta = given.get("attention", TargetFormat.KEEP)
+        return cls(**{"shared": shared, "delta": delta, **given})
 
     def target_of(self, module: Module) -> TargetFormat:
         """The target of one module. Routers, norms, gates, mtp.fc, embedding and vision always keep their format."""
