@@ -1,8 +1,8 @@
 """Confidence intervals and tests for small samples.
 
 Right-or-wrong answers of two servers to the same questions are compared by McNemar's exact test on the questions where
-they differ, and by Tango's score interval, which remains valid if they never differ. Other figures are resampled. All
-resampling is seeded: the same numbers give the same interval. Independent of servers, questions and files.
+they differ, and by Tango's score interval, which remains valid if they never differ. Ratios of medians are
+resampled, seeded: the same numbers give the same interval. Independent of servers, questions and files.
 """
 
 import math
@@ -17,22 +17,20 @@ __all__ = [
     "CONFIDENCE",
     "Interval",
     "adjusted",
-    "bootstrap",
     "bootstrap_ratio_of_medians",
-    "flip_test",
     "mcnemar",
     "paired_difference",
     "plain_json",
+    "quantile_of_normal",
+    "quantile_of_t",
     "score_interval",
     "share_interval",
+    "student_t",
     "welch",
 ]
 
 CONFIDENCE = 0.95
 RESAMPLES = 10_000
-FLIPS = 20_000
-EXACT_FLIPS_UP_TO = 14
-"""Up to this many pairs, all sign patterns are enumerated."""
 _SEED = 20_261
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(64)
 
@@ -65,18 +63,18 @@ def plain_json(result: Any) -> Any:
     return None if isinstance(result, float) and not math.isfinite(result) else result
 
 
-def _quantile_of_normal(probability: float) -> float:
+def quantile_of_normal(probability: float) -> float:
     """Quantile z of the standard normal distribution for this probability."""
     from statistics import NormalDist
 
     return NormalDist().inv_cdf(probability)
 
 
-def share_interval(successes: int, total: int, confidence: float = CONFIDENCE) -> Interval:
+def share_interval(successes: float, total: float, confidence: float = CONFIDENCE) -> Interval:
     """Wilson's interval for a share: within 0 to 1, and of positive width if all or none succeeded."""
     if total == 0:
         return Interval(math.nan, 0.0, 1.0)
-    z = _quantile_of_normal(0.5 + confidence / 2)
+    z = quantile_of_normal(0.5 + confidence / 2)
     share, scale = successes / total, 1 + z * z / total
     middle = (share + z * z / (2 * total)) / scale
     half = z / scale * math.sqrt(share * (1 - share) / total + z * z / (4 * total * total))
@@ -92,7 +90,7 @@ def mcnemar(only_first: int, only_second: int) -> float:
 
 def paired_difference(only_first: int, only_second: int, total: int, confidence: float = CONFIDENCE) -> Interval:
     """Share of the second minus share of the first, by Tango's score interval for answers to the same questions."""
-    return score_interval(only_first, only_second, total, _quantile_of_normal(0.5 + confidence / 2))
+    return score_interval(only_first, only_second, total, quantile_of_normal(0.5 + confidence / 2))
 
 
 def score_interval(only_first: int, only_second: int, total: int, z: float) -> Interval:
@@ -142,23 +140,6 @@ def adjusted(p_values: Sequence[float]) -> list[float]:
     return result
 
 
-def bootstrap(
-    numerators: Sequence[float], denominators: Sequence[float] | None = None, confidence: float = CONFIDENCE
-) -> Interval:
-    """Bootstrap interval of sum(numerators) / sum(denominators) over whole items; of the mean without denominators.
-
-    An item is an independent unit (a passage, a question), not a token in it.
-    """
-    above = np.asarray(numerators, dtype=np.float64)
-    below = np.ones_like(above) if denominators is None else np.asarray(denominators, dtype=np.float64)
-    if not len(above):
-        return Interval(math.nan, math.nan, math.nan)
-    rng = np.random.default_rng(_SEED)
-    picks = rng.integers(0, len(above), size=(RESAMPLES, len(above)))
-    low, high = _ends(above[picks].sum(1) / below[picks].sum(1), confidence)
-    return Interval(float(above.sum() / below.sum()), low, high)
-
-
 def bootstrap_ratio_of_medians(
     first: Sequence[float], second: Sequence[float], confidence: float = CONFIDENCE
 ) -> Interval:
@@ -180,19 +161,6 @@ def _ends(drawn: Floats, confidence: float) -> tuple[float, float]:
     return float(low), float(high)
 
 
-def flip_test(differences: Sequence[float]) -> float:
-    """Two-sided p-value of paired differences by sign flipping: without an effect, each sign is equally likely."""
-    values = np.asarray(differences, dtype=np.float64)
-    if not len(values) or not values.any():
-        return 1.0
-    seen = abs(values.sum()) * (1 - 1e-12)
-    if len(values) <= EXACT_FLIPS_UP_TO:
-        patterns = (np.arange(2 ** len(values))[:, None] >> np.arange(len(values))) & 1
-        return float(np.mean(abs((1 - 2 * patterns) @ values) >= seen))
-    signs = np.random.default_rng(_SEED).choice((-1.0, 1.0), size=(FLIPS, len(values)))
-    return float((np.count_nonzero(abs(signs @ values) >= seen) + 1) / (FLIPS + 1))
-
-
 def welch(first: Sequence[float], second: Sequence[float], confidence: float = CONFIDENCE) -> Interval:
     """Interval of mean(second) - mean(first) of two independent samples of unequal variance (Welch)."""
     one, two = (np.asarray(values, dtype=np.float64) for values in (first, second))
@@ -203,20 +171,26 @@ def welch(first: Sequence[float], second: Sequence[float], confidence: float = C
     if error == 0:
         return Interval(difference, difference, difference)
     freedom = sum(parts) ** 2 / (parts[0] ** 2 / (len(one) - 1) + parts[1] ** 2 / (len(two) - 1))
-    half = _quantile_of_t(0.5 + confidence / 2, freedom) * error
+    half = quantile_of_t(0.5 + confidence / 2, freedom) * error
     return Interval(difference, difference - half, difference + half)
 
 
-def _quantile_of_t(probability: float, freedom: float) -> float:
-    """Quantile of Student's t above the median, by bisection of its distribution function."""
-    low, high = 0.0, 1e6
+def quantile_of_t(probability: float, freedom: float) -> float:
+    """Quantile of Student's t above the median, by Newton's method.
+
+    The distribution function is concave there, so that the steps from the smaller normal quantile never overshoot.
+    """
+    t = quantile_of_normal(probability)
+    scale = math.exp(math.lgamma((freedom + 1) / 2) - math.lgamma(freedom / 2)) / math.sqrt(freedom * math.pi)
     for _ in range(100):
-        middle = (low + high) / 2
-        low, high = (middle, high) if _t_below(middle, freedom) < probability else (low, middle)
-    return (low + high) / 2
+        step = (probability - student_t(t, freedom)) / (scale * (1 + t * t / freedom) ** (-(freedom + 1) / 2))
+        t += step
+        if abs(step) <= 1e-10 * t:
+            break
+    return t
 
 
-def _t_below(t: float, freedom: float) -> float:
+def student_t(t: float, freedom: float) -> float:
     """P(T <= t) for t >= 0, by Gauss-Legendre quadrature after substituting t = sqrt(freedom) tan(angle)."""
     end = math.atan(t / math.sqrt(freedom))
     angles = (_NODES + 1) * end / 2

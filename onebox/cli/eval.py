@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 __all__ = ["eval_command"]
 
-FAILED, WORSE = 1, 3
+FAILED, WORSE, UNTOLD = 1, 3, 4
 """Exit codes; 0: no failures and no loss seen; 2: wrong arguments."""
 _CHECKS = ("facts", "languages", "invoices", "schema", "tools", "keys", "ocr", "likelihood")
 
@@ -103,7 +103,8 @@ def eval_command(
 ) -> None:
     """Send the same questions to one or two servers and test whether B is worse than A.
 
-    Exit code: 0 no loss seen, 1 something failed, 2 wrong arguments, 3 B is worse.
+    Exit code: 0 no loss seen, 1 something failed, 2 wrong arguments, 3 B is worse, 4 too few questions or passages to
+    tell, or none that could show a loss.
     """
     from onebox.eval.run import Evaluation
 
@@ -164,8 +165,13 @@ def exit_code(run: "EvalRun") -> int:
 
     if not run.is_success:
         return FAILED
-    worse = (ComparisonOutcome.WORSE, ComparisonOutcome.MIXED)
-    return WORSE if run.comparison is not None and run.comparison.outcome in worse else 0
+    codes = {
+        ComparisonOutcome.WORSE: WORSE,
+        ComparisonOutcome.MIXED: WORSE,
+        ComparisonOutcome.TOO_FEW: UNTOLD,
+        ComparisonOutcome.UNKNOWN: UNTOLD,
+    }
+    return codes.get(run.comparison.outcome, 0) if run.comparison else 0
 
 
 def summary(run: "EvalRun") -> dict[str, object]:

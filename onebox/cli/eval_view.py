@@ -1,5 +1,6 @@
 """Terminal output of `onebox eval`: progress bars during the run, tables after it. Failures always come first."""
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -8,6 +9,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.table import Table
 
+    from onebox.bench.statistics import Interval
     from onebox.eval.compared import Pair
     from onebox.eval.run import EvalRun
     from onebox.eval.verdict import Comparison
@@ -122,14 +124,25 @@ def _text_lines(run: "EvalRun", side: int) -> "list[RenderableType]":
     found = run.texts[side]
     if found is None:
         return []
-    interval = f"{found.perplexity.low:.2f} to {found.perplexity.high:.2f}"
+    interval = _ends(found.perplexity, ".2f")
     kinds = ", ".join(f"{kind} {value:.2f}" for kind, value in found.kinds.items())
     return [
         Text(
-            f"perplexity {found.perplexity.estimate:.3f} ({interval} over {found.passages} passages, "
+            f"perplexity {found.perplexity.estimate:.3f} ({interval}; {found.passages} passages, "
             f"{found.tokens:,} tokens), {found.bits_per_byte:.4f} bits per byte; {kinds}"
         )
     ]
+
+
+def _known(value: float, form: str) -> str:
+    """A figure, or a dash if it could not be computed."""
+    return "-" if math.isnan(value) else format(value, form)
+
+
+def _ends(interval: "Interval", form: str) -> str:
+    if math.isnan(interval.low):
+        return "too few for an interval"
+    return f"{interval.low:{form}} to {interval.high:{form}}"
 
 
 def _pair_table(pairs: "Sequence[Pair]") -> "Table":
@@ -159,9 +172,9 @@ def _comparison_lines(comparison: "Comparison") -> "list[RenderableType]":
         ratio, kl, same = texts.perplexity_ratio, texts.divergence, texts.same_likeliest
         lines.append(
             Text(
-                f"perplexity B / A {ratio.estimate:.4f} ({ratio.low:.4f} to {ratio.high:.4f}), p {texts.p_value:.2g}; "
-                f"KL(A||B) {kl.estimate:.5f} nats per token ({kl.low:.5f} to {kl.high:.5f}); "
-                f"same top token {same.estimate:.2%} ({same.low:.2%} to {same.high:.2%})"
+                f"perplexity B / A {ratio.estimate:.4f} ({_ends(ratio, '.4f')}), p {_known(texts.p_value, '.2g')}; "
+                f"KL(A||B) {kl.estimate:.5f} nats per token ({_ends(kl, '.5f')}); "
+                f"same top token {same.estimate:.2%} ({_ends(same, '.2%')})"
             )
         )
         lines.append(
@@ -171,6 +184,7 @@ def _comparison_lines(comparison: "Comparison") -> "list[RenderableType]":
             lines.append(
                 Text(f"{texts.other_tokens} passages are tokenized differently and are excluded.", style="yellow")
             )
-    colour = {"no difference seen": "green", "B is better": "green"}.get(comparison.outcome.value, "red")
+    colours = {"no difference seen": "green", "B is better": "green", "too few to tell": "yellow"}
+    colour = colours.get(comparison.outcome.value, "red")
     lines.append(Text(f"\nVerdict: {comparison.outcome.value}", style=f"bold {colour}"))
     return lines + [Text(sentence) for sentence in comparison.sentences]

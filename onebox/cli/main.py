@@ -17,6 +17,7 @@ from onebox.cli.build import build
 from onebox.cli.chat import chat
 from onebox.cli.eval import eval_command
 from onebox.cli.inspect import inspect
+from onebox.cli.launch_line import LaunchCommand
 from onebox.cli.plan import plan
 from onebox.cli.pull import pull
 from onebox.cli.report import report
@@ -41,7 +42,8 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 for verb in (up, pull, inspect, build, verify, plan, serve, chat, tune, warm):
-    app.command()(verb)
+    # A launch line is given to both: `warm` compiles what `serve` will need.
+    app.command(cls=LaunchCommand if verb in (serve, warm) else None)(verb)
 app.add_typer(bench_app, name="bench")
 app.command("eval")(eval_command)
 app.command()(report)

@@ -1,6 +1,6 @@
 """`onebox serve`: serves a checkpoint with the OpenAI API; without one, the pocket model that ships with onebox.
 
-A vLLM flag without effect here is explained in one line when given (`serve_options.py`).
+A launch line of `vllm serve` works with the program's name replaced (`launch_line.py`).
 """
 
 import contextlib
@@ -15,7 +15,6 @@ import typer
 from onebox.cli.options import grouped
 from onebox.cli.serve_options import (
     HttpOptions,
-    IgnoredOptions,
     MediaOptions,
     MemoryOptions,
     ModelOptions,
@@ -47,6 +46,7 @@ class _Options:
     settings: "ServerSettings"
     chat_template: Path | None
     template_options: dict[str, Any]
+    generation_config: str
     generation_overrides: dict[str, Any]
     media: "MediaLimits"
 
@@ -58,13 +58,11 @@ def serve(
     memory: MemoryOptions,
     media: MediaOptions,
     prompts: PromptOptions,
-    ignored: IgnoredOptions,
     model: Annotated[
         Path | None, typer.Argument(help="Checkpoint directory. Without it: the pocket model, which ships with onebox.")
     ] = None,
 ) -> None:
     """Serve a model on an OpenAI-compatible HTTP API."""
-    ignored.print_notices()
     options = _Options(
         model=model,
         http=http,
@@ -72,6 +70,7 @@ def serve(
         settings=http.settings(),
         chat_template=prompts.chat_template,
         template_options=prompts.template_kwargs(),
+        generation_config=prompts.generation_config,
         generation_overrides=prompts.generation_overrides(),
         media=media.limits(),
     )
@@ -129,7 +128,8 @@ def _load(options: _Options) -> "tuple[Service, EngineProcess]":
 
     directory = options.model or _pocket()
     began = time.perf_counter()
-    defaults = GenerationDefaults.load(directory).overridden(options.generation_overrides)
+    defaults = GenerationDefaults.load(directory, options.generation_config)
+    defaults = defaults.overridden(options.generation_overrides)
     tokenizer = Tokenizer.load(directory)
     template = ChatTemplate.load(directory, options.chat_template)
     template.check_options(options.template_options)

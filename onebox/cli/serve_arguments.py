@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 import typer
 from typer.main import get_command
 
+from onebox.cli.launch_line import read_launch_line
 from onebox.cli.serve import serve
 from onebox.cli.serve_options import HttpOptions, MediaOptions, MemoryOptions, ModelOptions, engine_options
 from onebox.spec.errors import UsageError
@@ -40,7 +41,7 @@ class ServeArguments:
             _parse(own)
         except _WRONG_ARGUMENTS as error:
             raise UsageError(f"{recipe.path}: [serve]: {error.format_message()}") from None
-        arguments = (*own, *given)
+        arguments = (*own, *_translated(given))
         values = _parse(arguments)
         if values["model"] is not None:
             raise UsageError(f"{values['model']} after `--` is no option of onebox serve; the recipe sets the model.")
@@ -84,6 +85,22 @@ def _command() -> Any:
     app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
     app.command()(serve)
     return get_command(app)
+
+
+def _translated(given: Sequence[str]) -> list[str]:
+    """The given words in our spelling; what they mean for nothing here is said, what cannot be honoured is refused."""
+    takes_value = {
+        name: not option.is_flag
+        for option in _command().params
+        if option.param_type_name == "option"
+        for name in (*option.opts, *option.secondary_opts)
+    }
+    line = read_launch_line(given, takes_value)
+    if line.refusals:
+        raise UsageError("\n".join(line.refusals))
+    for notice in line.notices:
+        typer.echo(notice)
+    return line.arguments
 
 
 def _parse(arguments: Sequence[str]) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """The options of `onebox serve` by topic, and their conversion to engine and server settings.
 
-Names are those of vLLM, so that a launch command works with the program's name replaced.
+Names are those of vLLM, so that a launch command works with the program's name replaced (`launch_line.py`).
 """
 
 import ipaddress
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "HttpOptions",
-    "IgnoredOptions",
     "MediaOptions",
     "MemoryOptions",
     "ModelOptions",
@@ -33,16 +32,6 @@ __all__ = [
 _KEY_VARIABLE = "ONEBOX_API_KEY"
 _KV_NAMES = {"auto": "bf16", "bfloat16": "bf16", "fp8_e4m3": "fp8"}
 _METHODS = {"qwen3_next_mtp": "mtp", "qwen3_5_mtp": "mtp"}
-# Flags of vLLM without effect here, and why.
-_NOTICES = {
-    "trust_remote_code": "--trust-remote-code: code from a checkpoint is never run.",
-    "enable_auto_tool_choice": "--enable-auto-tool-choice: tool calls are always parsed if a request has tools.",
-    "tool_call_parser": "--tool-call-parser: the family has one tool call format, which is always parsed.",
-    "reasoning_parser": "--reasoning-parser: the family has one reasoning format, which is always parsed.",
-    "tensor_parallel_size": "--tensor-parallel-size 1: onebox runs on one GPU.",
-    "enforce_eager": "--enforce-eager: graphs are captured in seconds, so they are always used.",
-    "enable_chunked_prefill": "--enable-chunked-prefill: prompts always share steps with running answers.",
-}
 
 
 @option_group("HTTP")
@@ -132,7 +121,12 @@ class ModelOptions:
     def speculation(self) -> tuple[str | None, int | None]:
         """(method, drafts) of --speculative-config; None for values it does not set."""
         given = _json("--speculative-config", self.speculative_config or "{}", dict)
-        unknown = given.keys() - {"method", "num_speculative_tokens"}
+        if given.get("model") is not None:
+            raise UsageError(
+                f"--speculative-config names the model {given['model']!r}; drafts come from the MTP head of the served "
+                "checkpoint. Leave it out, or build a checkpoint with another head: `onebox build --mtp-from`."
+            )
+        unknown = given.keys() - {"method", "model", "num_speculative_tokens"}
         if unknown:
             raise UsageError(
                 f"--speculative-config holds {sorted(unknown)[0]!r}; it takes method and num_speculative_tokens."
@@ -210,6 +204,13 @@ class PromptOptions:
     default_chat_template_kwargs: Annotated[
         str, typer.Option(help='JSON of template variables that a request may override: {"enable_thinking": false}.')
     ] = "{}"
+    generation_config: Annotated[
+        str,
+        typer.Option(
+            help="Where sampling defaults come from: auto (the checkpoint's generation_config.json), vllm (neutral "
+            "ones), or a directory with that file."
+        ),
+    ] = "auto"
     override_generation_config: Annotated[
         str,
         typer.Option(
@@ -224,32 +225,6 @@ class PromptOptions:
     def generation_overrides(self) -> dict[str, Any]:
         given: dict[str, Any] = _json("--override-generation-config", self.override_generation_config, dict)
         return given
-
-
-@option_group("Without effect")
-class IgnoredOptions:
-    """Flags of vLLM without effect here: accepted, and explained in one line when given."""
-
-    trust_remote_code: Annotated[bool, typer.Option("--trust-remote-code", hidden=True)] = False
-    enable_auto_tool_choice: Annotated[bool, typer.Option("--enable-auto-tool-choice", hidden=True)] = False
-    tool_call_parser: Annotated[str | None, typer.Option(hidden=True)] = None
-    reasoning_parser: Annotated[str | None, typer.Option(hidden=True)] = None
-    tensor_parallel_size: Annotated[int | None, typer.Option(hidden=True)] = None
-    enforce_eager: Annotated[bool, typer.Option("--enforce-eager", hidden=True)] = False
-    enable_chunked_prefill: Annotated[bool | None, typer.Option(hidden=True)] = None
-
-    def print_notices(self) -> None:
-        """Prints why each given flag has no effect; refuses more than one GPU and prefill without chunks."""
-        for name, notice in _NOTICES.items():
-            if getattr(self, name):
-                typer.echo(notice)
-        if self.tensor_parallel_size not in (None, 1):
-            raise UsageError(f"--tensor-parallel-size is {self.tensor_parallel_size}; onebox runs on one GPU.")
-        if self.enable_chunked_prefill is False:
-            raise UsageError(
-                "--no-enable-chunked-prefill is not supported: prompts are always prefilled in chunks that share steps "
-                "with running answers. Remove the flag; --max-num-batched-tokens sets the prompt tokens per step."
-            )
 
 
 def engine_options(model: ModelOptions, memory: MemoryOptions, media: MediaOptions) -> "EngineOptions":
@@ -287,7 +262,8 @@ def _json(flag: str, text: str, kind: type) -> Any:
     try:
         given = json.loads(text)
     except json.JSONDecodeError as error:
-        raise UsageError(f"{flag} is not JSON ({error}).") from None
+        why = "it has typographic quotes, write straight ones" if set(text) & set("“”‘’") else str(error)
+        raise UsageError(f"{flag} is not JSON ({why}).") from None
     if not isinstance(given, kind):
         raise UsageError(f"{flag} must be a JSON {'object' if kind is dict else 'list'}, not {text}.")
     return given

@@ -9,8 +9,6 @@ from dataclasses import dataclass
 
 from onebox.bench.statistics import (
     Interval,
-    bootstrap,
-    flip_test,
     mcnemar,
     paired_difference,
     score_interval,
@@ -19,6 +17,7 @@ from onebox.bench.statistics import (
 from onebox.eval.likelihood import Likelihoods, agreement
 from onebox.eval.passages import Passage
 from onebox.eval.question import Question, QuestionResult
+from onebox.eval.weighted import WeightedMean, weighted_mean
 
 __all__ = [
     "ALL",
@@ -28,6 +27,7 @@ __all__ = [
     "TextTally",
     "compare_answers",
     "compare_texts",
+    "most_worse",
     "tally_answers",
     "tally_texts",
 ]
@@ -72,6 +72,11 @@ class Pair:
     p_value: float
     """Exact (McNemar), two-sided, adjusted for the number of comparisons (Holm)."""
 
+    @property
+    def neither(self) -> int:
+        """Pairs of two wrong answers."""
+        return self.num_pairs - self.both - self.only_first - self.only_second
+
 
 @dataclass(frozen=True)
 class TextTally:
@@ -94,13 +99,15 @@ class TextPair:
     """Passages that the two tokenize differently, which are excluded."""
     tokens: int
     perplexity_ratio: Interval
-    """second / first; above 1 the second predicts worse."""
+    """second / first; above 1 the second predicts worse. Like every interval here, without ends below 3 passages."""
     divergence: Interval
     """Mean KL(first || second) in nats per token, over the shared top tokens: a lower bound."""
     same_likeliest: Interval
     """Share of positions with the same top token."""
     p_value: float
-    """p-value of the difference in loss, by sign flipping over whole passages; adjusted like those of the answers."""
+    """Of the difference in loss, by Student's t over whole passages; adjusted like those of the answers."""
+    change: WeightedMean
+    """Loss of the second minus that of the first, in nats per token."""
 
 
 def tally_answers(questions: Sequence[Question], replies: Iterable[QuestionResult]) -> list[CheckTally]:
@@ -151,7 +158,6 @@ def compare_answers(
 def _pair(name: str, pairs: Sequence[tuple[QuestionResult, QuestionResult]]) -> Pair:
     outcomes = [(bool(a.judgement and a.judgement.right), bool(b.judgement and b.judgement.right)) for a, b in pairs]
     only_first, only_second = outcomes.count((True, False)), outcomes.count((False, True))
-    bound = score_interval(only_first, only_second, len(pairs), _ONE_SIDED)
     return Pair(
         check=name,
         num_pairs=len(pairs),
@@ -160,9 +166,14 @@ def _pair(name: str, pairs: Sequence[tuple[QuestionResult, QuestionResult]]) -> 
         only_second=only_second,
         same_text=sum(_words(one) == _words(other) for one, other in pairs),
         difference=paired_difference(only_first, only_second, len(pairs)),
-        at_most_worse=max(0.0, -bound.low),
+        at_most_worse=most_worse(only_first, only_second, len(pairs)),
         p_value=mcnemar(only_first, only_second),
     )
+
+
+def most_worse(only_first: int, only_second: int, num_pairs: int) -> float:
+    """Upper bound on how much lower the second's share of right answers is, with 95% confidence."""
+    return max(0.0, -score_interval(only_first, only_second, num_pairs, _ONE_SIDED).low)
 
 
 def _words(reply: QuestionResult) -> object:
@@ -183,7 +194,7 @@ def tally_texts(passages: Sequence[Passage], found: Iterable[Likelihoods]) -> Te
     return TextTally(
         len(whole),
         sum(counts),
-        _exponential(bootstrap(losses, counts)),
+        _exponential(weighted_mean(losses, counts).interval()),
         sum(losses) / math.log(2) / num_bytes,
         {
             kind: math.exp(sum(losses[index] for index in chosen) / sum(counts[index] for index in chosen))
@@ -201,17 +212,18 @@ def compare_texts(first: Iterable[Likelihoods], second: Iterable[Likelihoods]) -
     if not found:
         return None
     counts = [one.num_tokens for one in found]
-    differences = [one.second_loss - one.first_loss for one in found]
+    change = weighted_mean([one.second_loss - one.first_loss for one in found], counts)
     return TextPair(
         passages=len(found),
         other_tokens=len(compared) - len(found),
         tokens=sum(counts),
-        perplexity_ratio=_exponential(bootstrap(differences, counts)),
-        divergence=bootstrap([one.divergence for one in found], counts),
-        same_likeliest=bootstrap([float(one.num_same) for one in found], counts),
-        p_value=flip_test(differences),
+        perplexity_ratio=_exponential(change.interval()),
+        divergence=weighted_mean([one.divergence for one in found], counts).positive_interval(),
+        same_likeliest=weighted_mean([one.num_same for one in found], counts).share_interval(),
+        p_value=change.p_value,
+        change=change,
     )
 
 
 def _exponential(interval: Interval) -> Interval:
-    return Interval(math.exp(interval.estimate), math.exp(interval.low), math.exp(interval.high))
+    return Interval(*(math.exp(min(end, 700.0)) for end in (interval.estimate, interval.low, interval.high)))

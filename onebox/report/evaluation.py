@@ -114,7 +114,7 @@ def _text_pair(source: ResultFile) -> Iterator[Block]:
     yield Table(("of all tokens", "seen", "from", "to"), tuple(rows))
     yield Sentence(
         "The divergence is a lower bound: it is computed over the top tokens that both servers list, with all other "
-        "tokens merged into one. Intervals (95%) are resampled over whole passages.",
+        "tokens merged into one. Intervals (95%) are Student's, over whole passages.",
         is_note=True,
     )
 

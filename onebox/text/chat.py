@@ -57,7 +57,10 @@ class ChatTemplate:
             try:
                 return cls(file.read_text(encoding="utf-8"))
             except OSError as error:
-                raise UnreadableError(f"The chat template {file} cannot be read: {error.strerror}.") from None
+                raise UnreadableError(
+                    f"The chat template {file} cannot be read ({error.strerror}); give a file that is there, or leave "
+                    "--chat-template out to use the checkpoint's own."
+                ) from None
         path = directory / "chat_template.jinja"
         if path.exists():
             return cls(path.read_text(encoding="utf-8"))

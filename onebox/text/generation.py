@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from onebox.spec.errors import UnsupportedError, UsageError
+from onebox.spec.errors import UnreadableError, UnsupportedError, UsageError
 from onebox.spec.model import read_config, read_json
 
 __all__ = ["GenerationDefaults"]
@@ -38,8 +38,27 @@ class GenerationDefaults:
     repetition_penalty: float = 1.0
 
     @classmethod
-    def load(cls, directory: Path) -> "GenerationDefaults":
-        """Read from the checkpoint; without the file, plain sampling and config.json's own end token."""
+    def load(cls, directory: Path, source: str = "auto") -> "GenerationDefaults":
+        """Those of `--generation-config`: the checkpoint's (auto), neutral ones (vllm), or those of a directory.
+
+        The tokens that end an answer are the checkpoint's unless a directory's file names others.
+        """
+        own = cls._of_checkpoint(directory)
+        if source == "auto":
+            return own
+        if source == "vllm":
+            return cls(own.eos_token_ids)
+        path = Path(source) / _FILE
+        if not path.is_file():
+            raise UnreadableError(
+                f"--generation-config {source}: there is no {path}; give auto, vllm or a directory with {_FILE}."
+            )
+        given = cls.from_config(read_json(path))
+        return given if given.eos_token_ids else replace(given, eos_token_ids=own.eos_token_ids)
+
+    @classmethod
+    def _of_checkpoint(cls, directory: Path) -> "GenerationDefaults":
+        """Without the file, plain sampling and config.json's own end token."""
         if (directory / _FILE).exists():
             return cls.from_config(read_json(directory / _FILE))
         eos = read_config(directory).eos_token_id

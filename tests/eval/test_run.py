@@ -4,6 +4,7 @@ import asyncio
 import base64
 import io
 import json
+import re
 
 import pytest
 from PIL import Image
@@ -11,8 +12,9 @@ from PIL import Image
 from onebox.bench.client import Client, Connection
 from onebox.bench.record import Failure, Reason
 from onebox.eval.asking import Manner, ask_all
-from onebox.eval.compared import compare_answers, tally_answers
-from onebox.eval.facts import fact_questions
+from onebox.eval.compared import compare_answers, compare_texts, tally_answers
+from onebox.eval.facts import fact_questions, language_questions
+from onebox.eval.likelihood import Likelihoods, Place
 from onebox.eval.question import GivenAnswer, Judgement, QuestionResult
 from onebox.eval.verdict import ComparisonOutcome, conclude
 from tests.bench.faulty import faulty
@@ -80,7 +82,7 @@ def test_what_a_server_does_not_offer_is_said_and_is_no_failure(run_cli):
     with faulty(max_model_len=600) as server:
         checks = ("--checks", "keys,ocr,likelihood", "--lengths", "400,4096", "--repeats", "1", "--count", "2")
         result = run_cli("eval", server.url, server.url, *checks)
-    assert result.code == 0, result.err
+    assert result.code == 4, result.err  # nothing was answered right, so that no loss could be seen
     assert "not run: keys at 4,096 tokens: the context of 600 tokens has no room for them" in result.out
     assert "not run: ocr: the server takes no images" in result.out
     assert "not run: likelihood: the server returns no log-probabilities of a prompt" in result.out
@@ -92,7 +94,7 @@ def test_a_server_with_a_shorter_context_is_not_asked_what_it_cannot_hold(run_cl
     with faulty(max_model_len=4096) as long, faulty(max_model_len=600) as short:
         options = ("--checks", "keys", "--lengths", "400,1024", "--repeats", "1", "--output", output)
         result = run_cli("eval", long.url, short.url, *options)
-    assert result.code == 0, result.out
+    assert result.code == 4, result.out  # nothing was answered right
     found = json.loads(output.read_text())
     assert [len(side["replies"]) for side in found["sides"]] == [6, 3]
     assert [list(side["skipped"]) for side in found["sides"]] == [[], ["keys at 1,024 tokens"]]
@@ -189,3 +191,87 @@ def test_the_verdict_goes_with_the_evidence():
 def test_failures_are_the_first_thing_that_a_verdict_says():
     pairs = compare_answers(fact_questions(), replies_of([True]), replies_of([True]))
     assert conclude(pairs, None, 3, []).sentences[0].startswith("3 requests failed")
+
+
+def texts_of(changes, num_tokens=50):
+    """Two servers on passages of which the second predicts every token worse by so many nats; kinds of text differ."""
+    sides = []
+    for shift in (0.0, 1.0):
+        found = []
+        for number, change in enumerate(changes):
+            loss = 1.0 + 0.2 * (number % 4) + shift * change
+            place = Place("5", -loss, {"5": -loss, "6": -9.0})
+            found.append(Likelihoods(f"en/{number}", "prompt_logprobs", (place,) * (num_tokens + number)))
+        sides.append(found)
+    return compare_texts(*sides)
+
+
+@pytest.mark.parametrize("num_passages", [1, 2])
+def test_one_or_two_passages_are_too_few_to_tell_whatever_they_show(num_passages):
+    for change in (0.0, 1.0):
+        found = conclude([], texts_of([change] * num_passages), 0, [])
+        assert found.outcome is ComparisonOutcome.TOO_FEW
+        assert "too few to tell: it takes 3 or more" in found.sentences[0]
+
+
+@pytest.mark.parametrize("num_passages", [3, 4, 5, 9])
+def test_a_server_that_is_one_nat_worse_on_every_token_is_worse_from_three_passages_up(num_passages):
+    spread = [1.0 + 0.02 * (-1) ** number for number in range(num_passages)]
+    assert conclude([], texts_of(spread), 0, []).outcome is ComparisonOutcome.WORSE
+    assert conclude([], texts_of([-change for change in spread]), 0, []).outcome is ComparisonOutcome.BETTER
+    alike = conclude([], texts_of([0.01 * (-1) ** number for number in range(num_passages)]), 0, [])
+    assert alike.outcome is ComparisonOutcome.SAME
+
+
+def test_a_wide_interval_is_too_few_to_tell_and_the_number_that_it_takes_settles_it():
+    """Changes of 1 nat with a deviation of 0.7: nothing is significant with three, and nothing is ruled out."""
+    changes = [0.3, 1.0, 1.7]
+    found = conclude([], texts_of(changes), 0, [])
+    assert found.outcome is ComparisonOutcome.TOO_FEW
+    assert found.texts is not None
+    assert found.texts.p_value > 0.05
+    told = re.search(
+        r"3 passages are too few to tell: B's perplexity may be [\d,]+% higher\. It takes about (\d+)\.",
+        found.sentences[0],
+    )
+    assert told, found.sentences
+    needed = int(told.group(1))
+    assert 4 <= needed <= 12
+    again = (changes * needed)[:needed]
+    assert conclude([], texts_of(again), 0, []).outcome is ComparisonOutcome.WORSE
+
+
+@pytest.mark.parametrize("num_answers", [1, 5, 8])
+def test_few_answers_are_too_few_to_tell_even_if_all_are_alike(num_answers):
+    found = verdict_of([True] * num_answers, [True] * num_answers)
+    assert found.outcome is ComparisonOutcome.TOO_FEW
+    assert found.sentences[0].endswith("It takes about 9 questions.")
+    assert verdict_of([True] * 9, [True] * 9).outcome is ComparisonOutcome.SAME
+
+
+def test_six_losses_of_six_are_told_and_five_of_five_are_not():
+    """One check is one comparison: its answers are not counted a second time as all answers."""
+    assert verdict_of([True] * 5, [False] * 5).outcome is ComparisonOutcome.TOO_FEW
+    assert verdict_of([True] * 6, [False] * 6).outcome is ComparisonOutcome.WORSE
+
+
+def test_a_check_too_small_to_tell_does_not_raise_the_bar_for_the_others():
+    questions = [*fact_questions()[:6], *language_questions()[:5]]
+    replies = [
+        [
+            QuestionResult(question.id, GivenAnswer(""), Judgement(right))
+            for question in questions[: len(rights)]
+            for right in [rights[questions.index(question)]]
+        ]
+        for rights in ([True] * 11, [False] * 6 + [True] * 5)
+    ]
+    facts, languages, overall = conclude(compare_answers(questions, *replies), None, 0, []).pairs
+    assert (facts.p_value, languages.p_value, overall.p_value) == (2 * 0.03125, 1.0, 2 * 0.03125)
+
+
+def test_an_eval_that_cannot_tell_does_not_end_as_if_all_were_well(run_cli):
+    with faulty() as server:
+        options = ("--checks", "keys", "--lengths", "400", "--repeats", "1")
+        result = run_cli("eval", server.url, server.url, *options)
+    assert result.code == 4, result.out + result.err
+    assert "Verdict: no verdict" in result.out

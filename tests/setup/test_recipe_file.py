@@ -101,6 +101,16 @@ def test_given_options_come_after_the_recipes_and_hold(tmp_path):
     assert (options.max_model_len, options.max_num_seqs, options.enable_prefix_caching) == (2048, 3, False)
 
 
+def test_a_launch_line_of_vllm_is_taken_and_its_notices_are_said_once(capsys):
+    given = ["--max-model-len", "32K", "--trust-remote-code"]
+    arguments = ServeArguments.resolve(find_recipe("qwen3.5-35b-a3b"), given)
+    assert arguments.values["max_model_len"] == 32768
+    assert "--trust-remote-code" in capsys.readouterr().out
+    assert "--trust-remote-code" not in arguments.arguments
+    with pytest.raises(UsageError, match=r"--prot is no option.*did you mean --port"):
+        ServeArguments.resolve(find_recipe("qwen3.5-35b-a3b"), ["--prot", "1"])
+
+
 def test_an_api_key_is_not_shown():
     arguments = ServeArguments.resolve(find_recipe("qwen3.5-35b-a3b"), ["--api-key", "secret", "--api-key=geheim"])
     shown = arguments.shell_text(Path("models/x"))

@@ -2,7 +2,7 @@
 
 import pytest
 
-from onebox.spec.errors import UnsupportedError, UsageError
+from onebox.spec.errors import UnreadableError, UnsupportedError, UsageError
 from onebox.text.generation import GenerationDefaults
 
 
@@ -13,6 +13,17 @@ def test_the_makers_defaults_are_read(checkpoint):
 def test_without_the_file_the_config_names_the_end(checkpoint, tmp_path):
     (tmp_path / "config.json").write_text((checkpoint / "config.json").read_text())
     assert GenerationDefaults.load(tmp_path) == GenerationDefaults((256,))
+
+
+def test_neutral_defaults_keep_the_checkpoints_end_tokens(checkpoint):
+    assert GenerationDefaults.load(checkpoint, "vllm") == GenerationDefaults((258, 256))
+
+
+def test_another_directorys_defaults_replace_the_checkpoints(checkpoint, tmp_path):
+    (tmp_path / "generation_config.json").write_text('{"temperature": 0.6, "top_k": 5}')
+    assert GenerationDefaults.load(checkpoint, str(tmp_path)) == GenerationDefaults((258, 256), 0.6, 1.0, 5)
+    with pytest.raises(UnreadableError, match="give auto, vllm or a directory with generation_config"):
+        GenerationDefaults.load(checkpoint, str(tmp_path / "gone"))
 
 
 def test_no_sampling_is_temperature_zero_and_neutral_settings_pass():

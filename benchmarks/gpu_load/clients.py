@@ -1,0 +1,74 @@
+"""The clients: one request after the other, until the time is over."""
+
+import math
+import random
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+from onebox.engine.client import EngineClient
+from onebox.engine.request import Failed, Request, SamplingParams, Tokens
+
+__all__ = ["Client", "quantiles", "serve"]
+
+
+class Client:
+    """Sends one request after the other, and notes its waits."""
+
+    def __init__(self, engine: EngineClient, number: int, vocab_size: int) -> None:
+        self._engine = engine
+        self._number = number
+        self._draw = random.Random(number)
+        self._vocab_size = vocab_size
+        self.first_s: list[float] = []
+        self.gaps_s: list[float] = []
+        self.num_tokens = 0
+        self.failures: list[str] = []
+
+    def run(self, until: float) -> None:
+        count = 0
+        while time.time() < until:
+            count += 1
+            self._ask(f"{self._number}-{count}")
+
+    def _ask(self, name: str) -> None:
+        draw, kind = self._draw, self._draw.random()
+        num_prompt = int(math.exp(draw.uniform(math.log(10), math.log(20_000))))
+        prompt = tuple(draw.randrange(self._vocab_size) for _ in range(num_prompt))
+        max_tokens = draw.randint(16, 300)
+        sampling = SamplingParams(
+            max_tokens=max_tokens,
+            ignore_eos=True,
+            temperature=draw.choice([0.0, 0.8]),
+            seed=draw.randrange(2**31),
+            logprobs=5 if kind < 0.05 else None,
+            repetition_penalty=1.1 if 0.05 <= kind < 0.1 else 1.0,
+        )
+        self._read(name, prompt, sampling, draw.randint(1, max_tokens) if draw.random() < 0.2 else None)
+
+    def _read(self, name: str, prompt: tuple[int, ...], sampling: SamplingParams, abort_after: int | None) -> None:
+        last, num_read = time.perf_counter(), 0
+        for event in self._engine.submit(Request(name, prompt, sampling)):
+            now = time.perf_counter()
+            if isinstance(event, Failed):
+                self.failures.append(event.message)
+            if isinstance(event, Tokens):
+                (self.gaps_s if num_read else self.first_s).append(now - last)
+                last, num_read = now, num_read + len(event.token_ids)
+                if abort_after is not None and num_read >= abort_after:
+                    self._engine.abort(name)
+                    abort_after = None
+        self.num_tokens += num_read
+
+
+def serve(clients: list[Client], seconds: float) -> None:
+    """Runs the clients; what one of them raises is raised."""
+    until = time.time() + seconds
+    with ThreadPoolExecutor(len(clients)) as pool:
+        for done in [pool.submit(client.run, until) for client in clients]:
+            done.result()
+
+
+def quantiles(values: list[float]) -> dict[str, float]:
+    ordered = sorted(values) or [0.0]
+    places = (("p50", 0.5), ("p90", 0.9), ("p99", 0.99), ("worst", 1.0))
+    return {name: round(ordered[int(place * (len(ordered) - 1))], 4) for name, place in places}

@@ -1,0 +1,148 @@
+"""What the engine's process notes of its steps, line by line in a file, and what they say. Imports no torch."""
+
+import json
+import pickle
+import time
+from collections import defaultdict
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import IO, Any, NamedTuple
+
+from onebox.engine.engine import Deliver, Engine
+from onebox.engine.remote.messages import Planned, ReportStart
+from onebox.engine.start import CheckpointStarter, warm_runner
+from onebox.engine.step import Runner, StepOutput, StepPlan, StepRun
+
+__all__ = ["Notes", "Step", "TimedStarter", "late_steps", "longest_between", "read_notes"]
+
+LATE_S = 0.05
+_MEMORY_EVERY_S = 0.5
+
+
+class Step(NamedTuple):
+    """A step: when it began and ended, its prompt tokens, the end of its furthest chunk, its decode rows."""
+
+    began: float
+    ended: float
+    num_prompt: int
+    context: int
+    num_rows: int
+
+    @property
+    def seconds(self) -> float:
+        return self.ended - self.began
+
+    @property
+    def like(self) -> tuple[int, ...]:
+        return -(-self.num_prompt // 256), -(-self.context // 4096), -(-self.num_rows // 8)
+
+
+class Notes(NamedTuple):
+    """What the engine's process noted, in its order."""
+
+    steps: list[Step]
+    used_bytes: list[int]
+    """Device memory in use, by anyone; the first when ready."""
+    num_segments: list[int]
+    """Blocks that torch had taken from the device since its start; the first when ready."""
+    kernels: list[str]
+    """That Triton was asked to load after the engine was ready."""
+
+
+class NoteWriter:
+    """Writes each note at once: the engine's process is ended without notice."""
+
+    def __init__(self, file: IO[str]) -> None:
+        self._file = file
+        self._memory_at = 0.0
+
+    def note(self, kind: str, value: Any) -> None:
+        self._file.write(json.dumps([kind, value]) + "\n")
+
+    def note_memory(self, now: float) -> None:
+        if now - self._memory_at < _MEMORY_EVERY_S:
+            return
+        import torch
+
+        self._memory_at = now
+        free, total = torch.cuda.mem_get_info()
+        self.note("memory", [total - free, torch.cuda.memory_stats()["segment.all.allocated"]])
+
+
+class TimedRun(NamedTuple):
+    run: StepRun
+    plan: StepPlan
+    began: float
+    notes: NoteWriter
+
+    def finish(self) -> StepOutput:
+        output = self.run.finish()
+        ended = time.perf_counter()
+        chunks = self.plan.chunks
+        num_prompt = sum(len(chunk.token_ids) for chunk in chunks)
+        num_rows = sum(len(part.token_ids) for part in self.plan.rows)
+        context = max((chunk.end for chunk in chunks), default=0)
+        self.notes.note("step", Step(self.began, ended, num_prompt, context, num_rows))
+        self.notes.note_memory(ended)
+        return output
+
+
+class TimedRunner:
+    """A runner that notes each step."""
+
+    def __init__(self, runner: Runner, notes: NoteWriter) -> None:
+        self._runner = runner
+        self._notes = notes
+        self.vocab_size = runner.vocab_size
+        self.encode_images = runner.encode_images
+
+    def start(self, plan: StepPlan) -> TimedRun:
+        began = time.perf_counter()
+        return TimedRun(self._runner.start(plan), plan, began, self._notes)
+
+
+@dataclass(frozen=True)
+class TimedStarter(CheckpointStarter):
+    """Starts an engine that notes each of its steps in a file."""
+
+    notes: Path = Path("steps")
+
+    def start(self, planned: Planned, report: ReportStart, deliver: Deliver) -> Engine:
+        import triton
+
+        plan = pickle.loads(planned.plan)  # noqa: S301 - written by this class's own `plan`
+        runner = warm_runner(plan, report, owns_process=True)
+        notes = NoteWriter(self.notes.open("w", buffering=1))
+        notes.note_memory(time.perf_counter())
+        triton.knobs.runtime.jit_post_compile_hook = lambda **known: notes.note("kernel", known["fn"].name)
+        return Engine(TimedRunner(runner, notes), plan.config, self.tokens.table, deliver)
+
+
+def read_notes(path: Path) -> Notes:
+    notes = Notes([], [], [], [])
+    for kind, value in map(json.loads, path.read_text().splitlines()):
+        if kind == "step":
+            notes.steps.append(Step(*value))
+        elif kind == "memory":
+            notes.used_bytes.append(value[0])
+            notes.num_segments.append(value[1])
+        else:
+            notes.kernels.append(value)
+    return notes
+
+
+def late_steps(steps: list[Step]) -> list[tuple[float, Step]]:
+    """Steps that took longer than their like, with the seconds beyond, the latest first."""
+    groups: dict[tuple[int, ...], list[float]] = defaultdict(list)
+    for step in steps:
+        groups[step.like].append(step.seconds)
+    slow = {like: sorted(times)[int(0.9 * (len(times) - 1))] for like, times in groups.items()}
+    late = [(step.seconds - slow[step.like], step) for step in steps if step.seconds - slow[step.like] > LATE_S]
+    return sorted(late, reverse=True)
+
+
+def longest_between(steps: list[Step]) -> list[float]:
+    """The longest times between two steps, in seconds."""
+    between = (later.began - earlier.ended for earlier, later in pairwise(steps))
+    return sorted(between, reverse=True)[:5]

@@ -1,0 +1,151 @@
+"""Flags of `vllm serve` that `onebox serve` does not have, as data: why each has no effect here, or why it is refused.
+
+Names are without their dashes. Options of `onebox serve` itself are not listed: they have vLLM's names and meaning.
+"""
+
+from typing import NamedTuple
+
+__all__ = ["FLAGS", "KV_NAMES", "SHORT_NAMES", "VllmFlag"]
+
+
+class VllmFlag(NamedTuple):
+    """One flag of vLLM."""
+
+    reason: str
+    takes_value: bool = True
+    accepted: frozenset[str] | None = None
+    """Values that mean what happens here anyway; others are refused. None: all of them."""
+
+
+_ONE_GPU = "onebox runs on one GPU of one machine"
+_OWN_KERNELS = "onebox has its own kernels, chosen when the model is loaded"
+_OWN_STATES = "onebox stores DeltaNet states in float32 and caches them with their prefixes"
+_NO_REQUEST_LOG = "requests are not logged; `/metrics` counts them"
+_UNCHANGED_CONFIG = "config.json is used as it is; change it in the checkpoint"
+_TLS = "onebox speaks HTTP; put a reverse proxy with TLS in front of it"
+_ONE_FORMAT = "the family has one {} format, which is always parsed"
+
+_NO_EFFECT_SWITCHES = {
+    "trust-remote-code": "code from a checkpoint is never run",
+    "enable-auto-tool-choice": "tool calls are always parsed if a request has tools",
+    "enforce-eager": "graphs are captured in seconds, so they are always used",
+    "enable-chunked-prefill": "prompts always share steps with running answers",
+    "enable-flashinfer-autotune": _OWN_KERNELS,
+    "async-scheduling": "a step's tokens are always delivered while the next step is computed",
+    "disable-hybrid-kv-cache-manager": "KV pages and DeltaNet states always have pools of their own",
+    "calculate-kv-scales": "every stored vector has a scale of its own",
+    "disable-log-requests": _NO_REQUEST_LOG,
+    "enable-log-requests": _NO_REQUEST_LOG,
+    "disable-uvicorn-access-log": _NO_REQUEST_LOG,
+    "disable-custom-all-reduce": _ONE_GPU,
+    "disable-frontend-multiprocessing": "the engine always has a process of its own",
+}
+_NO_EFFECT_VALUES = {
+    "tool-call-parser": _ONE_FORMAT.format("tool call"),
+    "reasoning-parser": _ONE_FORMAT.format("reasoning"),
+    "reasoning-config": "a reasoning over its budget is closed in the words that the model's makers give for it",
+    "attention-backend": _OWN_KERNELS,
+    "attention-config": _OWN_KERNELS,
+    "moe-backend": _OWN_KERNELS,
+    "linear-backend": _OWN_KERNELS,
+    "mamba-backend": _OWN_KERNELS,
+    "gdn-prefill-backend": _OWN_KERNELS,
+    "mm-encoder-attn-backend": _OWN_KERNELS,
+    "compilation-config": "nothing is traced by torch.compile; `onebox warm` compiles the kernels ahead",
+    "optimization-level": "nothing is traced by torch.compile; `onebox warm` compiles the kernels ahead",
+    "max-seq-len-to-capture": "graphs are captured for every length",
+    "turboquant-metadata-path": "no file is needed: rotation and codebooks are the same for every model",
+    "mamba-cache-mode": _OWN_STATES,
+    "mamba-cache-dtype": _OWN_STATES,
+    "mamba-ssm-cache-dtype": _OWN_STATES,
+    "mamba-block-size": _OWN_STATES,
+    "block-size": "a KV page has 64 tokens",
+    "swap-space": "nothing is swapped: a preempted request is computed again, with the same tokens",
+    "quantization": "formats are read from the checkpoint, tensor by tensor",
+    "distributed-executor-backend": _ONE_GPU,
+    "safetensors-load-strategy": "files are read ahead through one bounded buffer",
+    "structured-outputs-config": "constrained answers always use llguidance",
+    "guided-decoding-backend": "constrained answers always use llguidance",
+    "chat-template-content-format": "content is always passed in the form that the template reads",
+    "scheduling-policy": "requests of equal priority are served in their order",
+    "stream-interval": "tokens are sent after each step",
+    "mm-processor-cache-gb": "pictures are cached with the prefix that holds them",
+    "mm-processor-cache-type": "pictures are cached with the prefix that holds them",
+    "mm-encoder-tp-mode": _ONE_GPU,
+    "uvicorn-log-level": _NO_REQUEST_LOG,
+    "max-log-len": _NO_REQUEST_LOG,
+    "seed": "a request gives its own `seed`; without one it is drawn anew",
+}
+_ONE = frozenset({"1"})
+_ONLY = {
+    "tensor-parallel-size": (_ONE, _ONE_GPU),
+    "pipeline-parallel-size": (_ONE, _ONE_GPU),
+    "data-parallel-size": (_ONE, _ONE_GPU),
+    "decode-context-parallel-size": (_ONE, _ONE_GPU),
+    "nnodes": (_ONE, _ONE_GPU),
+    "node-rank": (frozenset({"0"}), _ONE_GPU),
+    "api-server-count": (_ONE, "one process serves HTTP"),
+    "cpu-offload-gb": (frozenset({"0"}), "weights are never offloaded; `onebox plan` says what fits"),
+    "task": (frozenset({"generate", "auto"}), "onebox generates text"),
+    "runner": (frozenset({"generate", "auto"}), "onebox generates text"),
+    "tokenizer-mode": (frozenset({"auto", "hf"}), "the checkpoint's tokenizer.json is used"),
+    "config-format": (frozenset({"auto", "hf"}), "the checkpoint's config.json is used"),
+}
+_REFUSED_SWITCHES = {
+    "no-enable-chunked-prefill": (
+        "prompts are always prefilled in chunks that share steps with running answers; remove the flag, "
+        "--max-num-batched-tokens sets the prompt tokens per step"
+    ),
+    "headless": _ONE_GPU,
+    "enable-expert-parallel": _ONE_GPU,
+    "enable-sleep-mode": "onebox has no sleep mode; stop the server instead",
+    "enable-lora": "onebox serves checkpoints without adapters",
+}
+_REFUSED_VALUES = {
+    "master-addr": _ONE_GPU,
+    "master-port": _ONE_GPU,
+    "num-gpu-blocks-override": "give the size in bytes with --kv-cache-memory-bytes",
+    "hf-overrides": _UNCHANGED_CONFIG,
+    "rope-scaling": _UNCHANGED_CONFIG,
+    "rope-theta": _UNCHANGED_CONFIG,
+    "tokenizer": "the checkpoint's own tokenizer is used; put another one into its directory",
+    "download-dir": "set HF_HOME to move the Hugging Face cache",
+    "kv-transfer-config": "the KV cache is not shared with other servers",
+    "kv-offloading-size": "the KV cache is not offloaded",
+    "ssl-keyfile": _TLS,
+    "ssl-certfile": _TLS,
+    "ssl-ca-certs": _TLS,
+}
+_NONE: frozenset[str] = frozenset()
+
+FLAGS: dict[str, VllmFlag] = {
+    **{name: VllmFlag(why, takes_value=False) for name, why in _NO_EFFECT_SWITCHES.items()},
+    **{f"no-{name}": VllmFlag(why, takes_value=False) for name, why in _NO_EFFECT_SWITCHES.items()},
+    **{name: VllmFlag(why) for name, why in _NO_EFFECT_VALUES.items()},
+    **{name: VllmFlag(why, accepted=values) for name, (values, why) in _ONLY.items()},
+    **{name: VllmFlag(why, takes_value=False, accepted=_NONE) for name, why in _REFUSED_SWITCHES.items()},
+    **{name: VllmFlag(why, accepted=_NONE) for name, why in _REFUSED_VALUES.items()},
+}
+"""By name; a later table holds where two have a name."""
+SHORT_NAMES = {
+    "-tp": "--tensor-parallel-size",
+    "-pp": "--pipeline-parallel-size",
+    "-dp": "--data-parallel-size",
+    "-n": "--nnodes",
+    "-r": "--node-rank",
+    "-q": "--quantization",
+    "-ac": "--attention-config",
+    "-cc": "--compilation-config",
+    "-O": "--optimization-level",
+}
+KV_NAMES = {
+    "turboquant35": ("turboquant_k4v4", "130 bytes a vector of 256, where theirs has 128"),
+    "turboquant_asym": ("turboquant_k4v4", "130 bytes a vector of 256, where theirs has 128"),
+    "turboquant25": ("turboquant_k3v3", "98 bytes a vector of 256, where theirs has 108"),
+    "turboquant_q8k_tq35v": ("turboquant_k8v4", "keys in 8 bits, values in 4 instead of 3.5"),
+    "turboquant_q8k_tq25v": ("turboquant_k8v3", "keys in 8 bits, values in 3 instead of 2.5"),
+    "turboquant_4bit_nc": ("turboquant_k4v4", "the same widths"),
+    "turboquant_k3v4_nc": ("turboquant_k3v4", "the same widths"),
+    "turboquant_3bit_nc": ("turboquant_k3v3", "the same widths"),
+}
+"""Names that vLLM and its patches have for TurboQuant: the format here that has at least as many bits, and why."""

@@ -1,0 +1,203 @@
+"""Launch lines of vLLM: every published one starts, or says in one line per flag why not."""
+
+import json
+import shlex
+import tomllib
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import onebox.cli.serve as command
+from onebox.cli.launch_line import read_launch_line
+from onebox.cli.vllm_flags import FLAGS, KV_NAMES, SHORT_NAMES
+from onebox.engine.start import TokenInfo, plan_engine
+from onebox.spec.kv import KVFormat
+from tests.server.launching import started
+
+LINES = tomllib.loads((Path(__file__).parent / "launch_lines.toml").read_text())["line"]
+STARTING = [line for line in LINES if not line["refused"]]
+REPLACED = {"--host": "127.0.0.1", "--port": "0", "--max-model-len": "2048"}
+OPTIONS = {
+    "--port": True,
+    "--max-model-len": True,
+    "--kv-cache-memory-bytes": True,
+    "--kv-cache-dtype": True,
+    "--speculative-config": True,
+    "--limit-mm-per-prompt": True,
+    "--enable-prefix-caching": False,
+    "--no-enable-prefix-caching": False,
+}
+
+
+def read(text: str):
+    return read_launch_line(shlex.split(text), OPTIONS)
+
+
+def words_of(line: dict, model: Path) -> list[str]:
+    """The line's words behind `vllm serve`, with model, host, port and length replaced."""
+    words = shlex.split(line["command"].replace("\\\n", " "))
+    words = words[words.index("serve") + 1 :]
+    words = [word.replace(words[0], str(model)) for word in words]
+    for flag, value in REPLACED.items():
+        if flag in words:
+            words[words.index(flag) + 1] = value
+    return words
+
+
+@pytest.fixture
+def parsed(run_cli, monkeypatch, tmp_path, checkpoint):
+    """Runs `onebox serve` up to where the server would be started: (what was printed, the options)."""
+    found = []
+    monkeypatch.setattr(command, "_serve", lambda options: found.append(options) or 0)
+    monkeypatch.setattr(command, "log_in_background", lambda: None)
+    monkeypatch.setattr(command.signal, "signal", lambda *_: None)
+    monkeypatch.setattr(command, "end_process", lambda status: (_ for _ in ()).throw(SystemExit(status)))
+    # In their containers this file lies in the working directory.
+    (tmp_path / "unsloth.jinja").write_text((checkpoint / "chat_template.jinja").read_text())
+    monkeypatch.chdir(tmp_path)
+
+    def run(words):
+        result = run_cli("serve", *words)
+        return result, found[-1] if found else None
+
+    return run
+
+
+def is_foreign(word: str) -> bool:
+    name = SHORT_NAMES.get(word, word).split(".")[0].lstrip("-").replace("_", "-")
+    return word.startswith("-") and (name in FLAGS or name == "enable-turboquant")
+
+
+@pytest.mark.parametrize("line", STARTING, ids=[line["source"] for line in STARTING])
+def test_a_published_launch_line_is_planned_and_each_flag_without_effect_is_explained(parsed, checkpoint, line):
+    words = words_of(line, checkpoint)
+    result, options = parsed(words)
+    assert result.code == 0, result.err
+    foreign = [word for word in words if is_foreign(word)]
+    said = result.out.splitlines()
+    assert [sum(text.startswith(word) for text in said) for word in foreign] == [1] * len(foreign), result.out
+    assert options.model == checkpoint
+    small = replace(options.engine, device="cpu", max_num_batched_tokens=512, load_format="auto")
+    plan = plan_engine(checkpoint, small, TokenInfo())
+    if "--speculative-config" in words:
+        asked = json.loads(words[words.index("--speculative-config") + 1])
+        assert plan.config.speculation.max_drafts == asked["num_speculative_tokens"]
+        assert plan.config.speculation.with_mtp
+
+
+@pytest.mark.parametrize("line", [line for line in LINES if line["refused"]], ids=lambda line: line["source"])
+def test_a_published_launch_line_that_cannot_be_honoured_says_why_in_one_line_per_flag(parsed, checkpoint, line):
+    result, options = parsed(words_of(line, checkpoint))
+    assert (result.code, options) == (2, None)
+    said = result.err.removeprefix("onebox: ").splitlines()
+    assert len(said) == len(line["refused"])
+    for flag, text in zip(line["refused"], said, strict=True):
+        assert text.startswith(flag)
+        assert text.endswith(".")
+
+
+@pytest.mark.parametrize("name", ["run-qwen.sh"])
+def test_the_pocket_model_starts_with_a_published_line(tmp_path, name):
+    """One that says much: drafts, generation defaults, a loader of its own."""
+    from onebox.pocket.ready import pocket_checkpoint
+
+    model = pocket_checkpoint()
+    (tmp_path / "unsloth.jinja").write_text((model / "chat_template.jinja").read_text())
+    (line,) = (line for line in LINES if name in line["source"])
+    words = [word for word in words_of(line, model) if word not in ("--port", "0")]
+    with started(*words, cwd=tmp_path) as (process, url):
+        assert url.startswith("http://127.0.0.1:")
+        assert process.poll() is None
+
+
+def test_underscores_and_short_names_are_the_same_flags():
+    line = read("DIR --max_model_len=32K --trust_remote_code -tp 1 -O3 --no-enable-prefix-caching")
+    assert line.arguments == ["--max-model-len", "32768", "--no-enable-prefix-caching", "--", "DIR"]
+    assert [notice.split(":")[0] for notice in line.notices] == ["--trust_remote_code", "-tp 1", "-O"]
+    assert not line.refusals
+
+
+@pytest.mark.parametrize(
+    ("given", "read_as"), [("32k", "32000"), ("1.5K", "1536"), ("25G", str(25 << 30)), ("4096", "4096"), ("x", "x")]
+)
+def test_counts_are_read_as_vllm_reads_them(given, read_as):
+    assert read(f"--kv-cache-memory-bytes {given}").arguments[-1] == read_as
+
+
+def test_a_length_left_to_vllm_is_the_models_own():
+    line = read("--max-model-len -1")
+    assert not line.arguments
+    assert line.notices == ["--max-model-len -1: the model's limit, which is the default here."]
+
+
+def test_parts_of_a_config_are_put_together():
+    line = read(
+        "--speculative-config.method mtp --speculative-config.num_speculative_tokens 2 --attention-config.backend x"
+    )
+    assert line.arguments[0] == "--speculative-config"
+    assert json.loads(line.arguments[1]) == {"method": "mtp", "num_speculative_tokens": 2}
+
+
+def test_the_model_may_be_given_by_name_or_behind_flags_with_values():
+    assert read("--model DIR --port 1").arguments == ["--port", "1", "--", "DIR"]
+    assert read("--attention-backend FLASHINFER DIR").arguments == ["--", "DIR"]
+
+
+@pytest.mark.parametrize("name", KV_NAMES)
+def test_a_turboquant_name_of_vllm_is_a_format_with_at_least_its_bits(name):
+    line = read(f"--kv-cache-dtype {name} --enable-turboquant --turboquant-metadata-path /models/kv.json")
+    kv = KVFormat.parse(line.arguments[1])
+    least = {"35": 3.5, "25": 2.5, "asym": 3.5, "4bit": 4, "3bit": 3}
+    bits = next((bits for part, bits in least.items() if part in name), 4)
+    assert kv.value_bits >= bits
+    assert kv.key_bits >= (8 if "q8k" in name else 3 if "k3" in name else bits)
+    assert len(line.notices) == 3
+
+
+def test_turboquant_alone_is_a_kv_format_and_beside_another_one_a_contradiction():
+    assert read("--enable-turboquant").arguments == ["--kv-cache-dtype", "turboquant"]
+    (refusal,) = read("--enable-turboquant --kv-cache-dtype fp8").refusals
+    assert refusal.startswith("--enable-turboquant contradicts --kv-cache-dtype fp8")
+
+
+def test_everything_that_is_wrong_is_said_at_once():
+    line = read("DIR --tensor-parallel-size 2 --frobnicate 7 --no-enable-chunked-prefill --max-mode-len 3 --port")
+    assert [text.split(" is ")[0] for text in line.refusals] == [
+        "--tensor-parallel-size 2",
+        "--frobnicate",
+        "--no-enable-chunked-prefill",
+        "--max-mode-len",
+        "--port needs a value.",
+    ]
+    assert "did you mean --max-model-len?" in line.refusals[3]
+
+
+def test_an_mtp_head_of_another_model_is_refused_and_the_served_ones_is_not(parsed, checkpoint):
+    drafts = {"method": "mtp", "num_speculative_tokens": 1}
+    own = json.dumps({**drafts, "model": str(checkpoint)})
+    assert parsed([checkpoint, "--speculative-config", own])[0].code == 0
+    result, _ = parsed([checkpoint, "--speculative-config", json.dumps({**drafts, "model": "other"})])
+    assert result.code == 2
+    assert "names the model 'other'" in result.err
+    assert "--mtp-from" in result.err
+
+
+def test_quotes_of_a_forum_are_named(parsed, checkpoint):
+    result, _ = parsed([checkpoint, "--speculative-config", "{“method”:“mtp”}"])
+    assert "--speculative-config is not JSON (it has typographic quotes, write straight ones)" in result.err
+
+
+def test_no_flag_of_vllm_hides_an_option_of_ours():
+    from typer.main import get_command
+
+    from onebox.cli.main import app
+
+    own = {name for option in get_command(app).commands["serve"].params for name in option.opts}
+    assert not own & {f"--{name}" for name in FLAGS}
+
+
+def test_a_missing_chat_template_says_what_to_do(run_cli, checkpoint):
+    result = run_cli("serve", checkpoint, "--port", "0", "--chat-template", "gone.jinja")
+    assert result.code == 2
+    assert "gone.jinja cannot be read (No such file or directory); give a file" in result.err
