@@ -111,3 +111,13 @@ def tokenizer(checkpoint):
     from onebox.text.tokenizer import Tokenizer
 
     return Tokenizer.load(checkpoint)
+
+
+@pytest.fixture
+def hub(monkeypatch, tmp_path_factory):
+    """A running hub without repositories, which huggingface_hub and onebox use with an empty cache."""
+    from tests.hub_server import HubServer
+
+    with HubServer() as server:
+        server.use(monkeypatch, tmp_path_factory.mktemp("hub-home"))
+        yield server

@@ -17,11 +17,19 @@ from typing import Any
 from onebox.spec.errors import UnreadableError
 from onebox.spec.weights import DTYPE_BITS, StoredTensor
 
-__all__ = ["MAX_HEADER_BYTES", "TensorEntry", "read_header", "write_header"]
+__all__ = [
+    "LENGTH_BYTES",
+    "MAX_HEADER_BYTES",
+    "TensorEntry",
+    "header_length",
+    "parse_header",
+    "read_header",
+    "write_header",
+]
 
 # The safetensors library's own limit; a header of 113,000 tensors takes about 15 MB.
 MAX_HEADER_BYTES = 100_000_000
-_LENGTH_BYTES = 8
+LENGTH_BYTES = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,12 +53,17 @@ def read_header(path: Path) -> list[TensorEntry]:
     try:
         with path.open("rb") as file:
             size = os.fstat(file.fileno()).st_size
-            length = _header_length(path, file.read(_LENGTH_BYTES), size)
+            length = header_length(path, file.read(LENGTH_BYTES), size)
             raw = file.read(length)
     except OSError as error:
         raise UnreadableError(f"{path} cannot be read: {error.strerror}.") from None
+    return parse_header(path, raw, size)
+
+
+def parse_header(path: Path, raw: bytes, size: int) -> list[TensorEntry]:
+    """The tensors that the header `raw` of a file of `size` bytes declares. `path` need not be on this machine."""
     header = _parse(path, raw)
-    data_begin = _LENGTH_BYTES + length
+    data_begin = LENGTH_BYTES + len(raw)
     entries = [_entry(path, name, value, data_begin) for name, value in header.items() if name != "__metadata__"]
     entries.sort(key=lambda entry: (entry.begin, entry.nbytes))
     _check_coverage(path, entries, data_begin, size)
@@ -66,20 +79,21 @@ def write_header(tensors: list[tuple[str, StoredTensor, int]], metadata: dict[st
         begin += nbytes
     raw = json.dumps(header, separators=(",", ":")).encode()
     raw += b" " * (-len(raw) % 8)
-    return len(raw).to_bytes(_LENGTH_BYTES, "little") + raw
+    return len(raw).to_bytes(LENGTH_BYTES, "little") + raw
 
 
 def _broken(path: Path, what: str) -> UnreadableError:
     return UnreadableError(f"{path} is not a whole safetensors file: {what}; download or copy this file again.")
 
 
-def _header_length(path: Path, prefix: bytes, size: int) -> int:
-    if len(prefix) < _LENGTH_BYTES:
-        raise _broken(path, f"it has {size} bytes, fewer than the {_LENGTH_BYTES} of its length field")
+def header_length(path: Path, prefix: bytes, size: int) -> int:
+    """The length of a header, from the first bytes of a file of `size` bytes."""
+    if len(prefix) < LENGTH_BYTES:
+        raise _broken(path, f"it has {size} bytes, fewer than the {LENGTH_BYTES} of its length field")
     length = int.from_bytes(prefix, "little")
     if length > MAX_HEADER_BYTES:
         raise _broken(path, f"its header claims {length:,} bytes, more than the allowed {MAX_HEADER_BYTES:,}")
-    if length > size - _LENGTH_BYTES:
+    if length > size - LENGTH_BYTES:
         raise _broken(path, f"its header claims {length:,} bytes, past the end of the file ({size:,} bytes)")
     return length
 

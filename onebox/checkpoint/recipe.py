@@ -11,13 +11,24 @@ from pathlib import Path
 from typing import NamedTuple
 
 from onebox.checkpoint.bind import Binding, Bound, bind
+from onebox.checkpoint.partial import MTP_CLASSES, narrow
 from onebox.checkpoint.source import Checkpoint, open_checkpoint
 from onebox.spec.errors import MismatchError, UnsupportedError, UsageError
 from onebox.spec.model import ModelSpec
 from onebox.spec.modules import Module, ModuleClass, modules
 from onebox.spec.weights import NVFP4_GROUP, Layout, Stored, WeightFormat
 
-__all__ = ["Action", "BuildSource", "BuildSources", "ModuleChoice", "Recipe", "TargetFormat", "choose", "open_source"]
+__all__ = [
+    "Action",
+    "BuildSource",
+    "BuildSources",
+    "ModuleChoice",
+    "Recipe",
+    "TargetFormat",
+    "choose",
+    "classes_used",
+    "open_source",
+]
 
 GROUP_SIZE = 128
 
@@ -118,10 +129,23 @@ class ModuleChoice:
     action: Action
 
 
-def open_source(role: str, directory: Path) -> BuildSource:
-    """Opens a checkpoint as a build source. Raises `MismatchError` with the first fatal problem, if any."""
+def classes_used(recipe: Recipe, role: str, *, has_mtp_source: bool) -> frozenset[ModuleClass]:
+    """The module classes that a build takes from the source in `role`, "fp8" or "mtp"."""
+    if role == "mtp":
+        return MTP_CLASSES
+    fp8 = {kind for kind, field in _FIELD_OF.items() if getattr(recipe, field) is TargetFormat.FP8}
+    return frozenset(fp8 - MTP_CLASSES if has_mtp_source else fp8)
+
+
+def open_source(role: str, directory: Path, uses: frozenset[ModuleClass] | None = None) -> BuildSource:
+    """Opens a checkpoint as a build source. Raises `MismatchError` with the first fatal problem, if any.
+
+    With `uses`, modules of other classes may be absent.
+    """
     checkpoint = open_checkpoint(directory)
     binding = bind(checkpoint)
+    if uses is not None:
+        checkpoint, binding = narrow(checkpoint, binding, uses)
     fatal = [problem for problem in binding.problems if problem.is_fatal]
     if fatal:
         more = f" ({len(fatal)} problems in all: run `onebox inspect {directory}`)" if len(fatal) > 1 else ""

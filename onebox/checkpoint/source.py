@@ -4,7 +4,7 @@ Handles files and tensor names. Modules are bound in `bind.py`, packed bytes are
 """
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,16 @@ from onebox.checkpoint.header import TensorEntry, read_header
 from onebox.spec.errors import UnreadableError
 from onebox.spec.model import ModelSpec, read_json, spec_from_config
 
-__all__ = ["INDEX_NAME", "Checkpoint", "open_checkpoint", "read_chunks", "read_into", "read_tensor"]
+__all__ = [
+    "INDEX_NAME",
+    "Checkpoint",
+    "join_shards",
+    "open_checkpoint",
+    "read_chunks",
+    "read_index",
+    "read_into",
+    "read_tensor",
+]
 
 INDEX_NAME = "model.safetensors.index.json"
 
@@ -50,14 +59,21 @@ def open_checkpoint(directory: Path) -> Checkpoint:
     """Reads config.json, the index and the header of every *.safetensors file in `directory`. Reads no tensor."""
     shards = _shards(directory)
     config = read_json(directory / "config.json")
+    tensors, duplicates = join_shards(read_header(shard) for shard in shards)
+    return Checkpoint(directory, config, spec_from_config(config), shards, tensors, duplicates, read_index(directory))
+
+
+def join_shards(
+    headers: Iterable[list[TensorEntry]],
+) -> tuple[dict[str, TensorEntry], dict[str, tuple[str, str]]]:
+    """All tensors of the shards' headers by name, and the two files of each that is stored twice."""
     tensors: dict[str, TensorEntry] = {}
     duplicates: dict[str, tuple[str, str]] = {}
-    for shard in shards:
-        for entry in read_header(shard):
-            first = tensors.setdefault(entry.name, entry)
-            if first is not entry:
-                duplicates[entry.name] = (first.path.name, shard.name)
-    return Checkpoint(directory, config, spec_from_config(config), shards, tensors, duplicates, _index(directory))
+    for entry in (entry for header in headers for entry in header):
+        first = tensors.setdefault(entry.name, entry)
+        if first is not entry:
+            duplicates[entry.name] = (first.path.name, entry.path.name)
+    return tensors, duplicates
 
 
 def _shards(directory: Path) -> tuple[Path, ...]:
@@ -74,7 +90,8 @@ def _shards(directory: Path) -> tuple[Path, ...]:
     return shards
 
 
-def _index(directory: Path) -> dict[str, str] | None:
+def read_index(directory: Path) -> dict[str, str] | None:
+    """The map from tensor to file in the index of `directory`, or None if it has no index."""
     path = directory / INDEX_NAME
     if not path.exists():
         return None
