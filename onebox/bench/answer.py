@@ -68,6 +68,9 @@ class StreamedAnswer:
     has_token_ids: bool = False
     arrivals_s: list[float] = field(default_factory=list)
     arrival_tokens: list[int] = field(default_factory=list)
+    arrival_chars: list[int] = field(default_factory=list)
+    responded_s: float | None = None
+    """Arrival time of the first event with a choice; it may hold no content."""
     usage: dict[str, Any] | None = None
     finish_reason: str | None = None
     is_done: bool = False
@@ -123,6 +126,7 @@ class StreamedAnswer:
         is_repeat = data == self._previous
         self._previous = data
         for choice in chunk.get("choices") or ():
+            self.responded_s = now_s if self.responded_s is None else self.responded_s
             self._take_choice(choice, now_s, is_repeat)
 
     def _take_choice(self, choice: dict[str, Any], now_s: float, is_repeat: bool) -> None:
@@ -140,25 +144,28 @@ class StreamedAnswer:
                 self.fail(Reason.MALFORMED, "Text arrived after the event with the finish_reason.")
             self.arrivals_s.append(now_s)
             self.arrival_tokens.append(len(ids or ()))
+            self.arrival_chars.append(shown)
             self._repeated_events += is_repeat
             self._repeated_tokens += len(ids or ()) if is_repeat else 0
         if choice.get("finish_reason"):
             self.finish_reason = choice["finish_reason"]
             self._num_finishes += 1
 
-    def _take_delta(self, delta: dict[str, Any]) -> bool:
-        """Adds a delta; returns whether it held content."""
+    def _take_delta(self, delta: dict[str, Any]) -> int:
+        """Adds a delta; returns its characters, at least 1 for a tool call."""
         # Servers use either name for reasoning; onebox sends both.
         reasoning = delta.get("reasoning_content") or delta.get("reasoning") or ""
         content = delta.get("content") or ""
         self.reasoning += reasoning
         self.content += content
+        num_chars = len(reasoning) + len(content)
         for part in delta.get("tool_calls") or ():
             call, said = self.calls.setdefault(part.get("index") or 0, StreamedToolCall()), part.get("function") or {}
             call.id = call.id or part.get("id") or ""
             call.name += said.get("name") or ""
             call.arguments += said.get("arguments") or ""
-        return bool(reasoning or content or delta.get("tool_calls"))
+            num_chars += max(len(said.get("name") or "") + len(said.get("arguments") or ""), 1)
+        return num_chars
 
     def check(self) -> None:
         """Checks a stream that has ended; an earlier failure is kept."""
@@ -205,18 +212,24 @@ class StreamedAnswer:
         elif sent + _END_TOKENS < made and self.shows_all:
             self.fail(Reason.WRONG_USAGE, f"usage counts {made} tokens and only {sent} token ids were sent.")
 
-    def recorded(self, role: Role, began_at: float, *, turn: int = 0, run: int = 0) -> RequestRecord:
+    def recorded(
+        self, role: Role, began_at: float, *, turn: int = 0, run: int = 0, late_s: float | None = None
+    ) -> RequestRecord:
         """The request as stored in the record; `began_at` is the start of the workload."""
         usage = self.usage or {}
         prompt_details = usage.get("prompt_tokens_details") or {}
         details = usage.get("completion_tokens_details") or {}
+        num_prompt = _number(usage, "prompt_tokens")
         return RequestRecord(
             role=role,
             start_s=self.sent_at - began_at,
             total_s=self.total_s,
             arrivals_s=tuple(self.arrivals_s),
             arrival_tokens=tuple(self.arrival_tokens) if self.has_token_ids else (),
-            prompt_tokens=_number(usage, "prompt_tokens"),
+            arrival_chars=() if self.has_token_ids else tuple(self.arrival_chars),
+            responded_s=self.responded_s,
+            # Without usage the server's tokenizer has counted the prompt, where it has one.
+            prompt_tokens=self.ask.prompt_tokens if num_prompt is None else num_prompt,
             completion_tokens=self.completion_tokens,
             counted_by="usage" if _number(usage, "completion_tokens") is not None else "token_ids",
             cached_tokens=_number(prompt_details, "cached_tokens"),
@@ -228,6 +241,7 @@ class StreamedAnswer:
             label=self.ask.label,
             turn=turn,
             run=run,
+            late_s=late_s,
             failure=self.failure,
         )
 

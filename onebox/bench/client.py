@@ -8,6 +8,7 @@ workloads.
 import asyncio
 import base64
 import io
+import statistics
 import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, replace
@@ -25,6 +26,7 @@ __all__ = ["Client", "Connection", "picture_part", "server_address"]
 _CONNECT_S = 10.0
 _QUICK_S = 60.0
 """Timeout of requests that generate nothing: models, tokenize, metrics."""
+_LATENCY_TRIALS = 3
 _FIELDS = ("return_token_ids", "ignore_eos", "min_tokens", "chat_template_kwargs")
 """Non-OpenAI fields that make a measurement more exact, sent where the server supports them."""
 _TRIAL_VALUES: dict[str, Any] = {
@@ -289,6 +291,15 @@ class Client:
         ids = (found or {}).get("tokens")
         return ids if isinstance(ids, list) else None
 
+    async def latency_s(self) -> float:
+        """Mean time of a request that computes nothing (GET /v1/models), of three."""
+        times = []
+        for _ in range(_LATENCY_TRIALS):
+            sent_at = time.perf_counter()
+            await self._quick("GET", "/v1/models")
+            times.append(time.perf_counter() - sent_at)
+        return statistics.fmean(times)
+
     async def metrics(self) -> str | None:
         """The text of /metrics, if available."""
         try:
@@ -307,11 +318,33 @@ class Client:
         return found if isinstance(found, dict) else None
 
 
+class _ReadClock:
+    """The time of the socket read that a block of bytes came from.
+
+    One read may hold several blocks (HTTP chunks). They come without the event loop running in between, and so share
+    the read's time, however long it takes to parse them.
+    """
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._has_waited = True
+        self._read_at = 0.0
+
+    def read_at(self) -> float:
+        if self._has_waited:
+            self._has_waited, self._read_at = False, time.perf_counter()
+            self._loop.call_soon(self._wait)
+        return self._read_at
+
+    def _wait(self) -> None:
+        self._has_waited = True
+
+
 async def _events(response: httpx.Response) -> AsyncIterator[tuple[str, float]]:
     """The data of each server-sent event, with the arrival time of its last bytes."""
-    held = b""
+    held, clock = b"", _ReadClock()
     async for block in response.aiter_bytes():
-        arrived_at = time.perf_counter()
+        arrived_at = clock.read_at()
         *lines, held = (held + block).split(b"\n")
         for line in lines:
             if line.startswith(b"data:"):

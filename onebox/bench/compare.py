@@ -13,9 +13,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from onebox.bench.figures import CONTEXT_LABEL, batch_tok_s, batches, decode_tok_s, e2e_tok_s
+from onebox.bench.figures import CONTEXT_LABEL
 from onebox.bench.record import RequestRecord, Role, Run, WorkloadKind, WorkloadRecord
 from onebox.bench.statistics import CONFIDENCE, Interval, bootstrap_ratio_of_medians, welch
+from onebox.bench.timing import batch_tok_s, batches, decode_tok_s, e2e_tok_s
 from onebox.spec.errors import MismatchError
 
 __all__ = ["Change", "ComparedFigure", "RunComparison", "compare_runs"]

@@ -9,22 +9,13 @@ import statistics
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from onebox.bench.figures import (
-    CONTEXT_LABEL,
-    batch_tok_s,
-    batches,
-    decode_tok_s,
-    gaps_s,
-    percentile,
-    tpot_s,
-)
+from onebox.bench.benchy import BENCHY_SPEEDS, BENCHY_TIMES, benchy_values, peak_tok_s
+from onebox.bench.figures import CONTEXT_LABEL, percentile
 from onebox.bench.record import RequestRecord, Role, Run, WorkloadKind, WorkloadRecord
+from onebox.bench.timing import gaps_s, tpot_s
 from onebox.spec.errors import UsageError
 
 __all__ = ["as_llama_benchy", "as_vllm_bench"]
-
-_WINDOW_S = 1.0
-"""Window over which a peak speed is computed."""
 
 
 def as_llama_benchy(run: Run) -> dict[str, Any]:
@@ -43,8 +34,8 @@ def as_llama_benchy(run: Run) -> dict[str, Any]:
     return {
         "version": f"onebox {run.versions.get('onebox', '')}".strip(),
         "timestamp": run.started,
-        "latency_mode": "none",
-        "latency_ms": 0.0,
+        "latency_mode": "api" if any("latency_s" in cell.settings for cell in cells) else "none",
+        "latency_ms": 1000 * max(cell.settings.get("latency_s", 0.0) for cell in cells),
         "model": run.server.model,
         "prefix_caching_enabled": any(cell.settings["depth"] for cell in cells),
         "max_concurrency": max(cell.settings["concurrency"] for cell in cells),
@@ -53,61 +44,22 @@ def as_llama_benchy(run: Run) -> dict[str, Any]:
 
 
 def _benchy_run(cell: WorkloadRecord, requests: Sequence[RequestRecord], *, is_load: bool) -> dict[str, Any]:
-    settings, groups = cell.settings, batches(requests)
+    settings = cell.settings
     size = settings["depth"] if is_load else settings["prompt"]
-    firsts = [request.first_s for request in requests if request.first_s]
-    together = _metric(_known(map(batch_tok_s, groups)))
-    each = _metric(_known(map(decode_tok_s, requests)))
-    read_each = _metric([size / first for first in firsts])
-    read_together = _metric([size * len(group) / _read_s(group) for group in groups if _read_s(group) > 0])
-    is_alone = settings["concurrency"] == 1
-    milliseconds = _metric([first * 1000 for first in firsts])
+    values = benchy_values(requests, size, settings["concurrency"], settings.get("latency_s", 0.0))
+    names = {"pp": "pp_throughput", "tg": "tg_throughput", "peak": "peak_throughput"}
+    names |= {f"{name}_req": f"{name}_req_throughput" for name in names}
     return {
         "concurrency": settings["concurrency"],
         "context_size": settings["depth"],
         "prompt_size": settings["prompt"],
         "response_size": settings["answer"],
         "is_context_prefill_phase": is_load,
-        "pp_throughput": read_each if is_alone else read_together,
-        "pp_req_throughput": read_each,
-        "tg_throughput": each if is_alone else together,
-        "tg_req_throughput": each,
-        "peak_throughput": _metric(_known(map(_peak, groups))),
-        "peak_req_throughput": _metric(_known(_peak([request]) for request in requests)),
-        "ttfr": milliseconds,
-        "est_ppt": milliseconds,
-        "e2e_ttft": milliseconds,
+        **{names[name]: _metric(values[name]) for name in BENCHY_SPEEDS},
+        **{name: _metric([value * 1000 for value in values[name]]) for name in BENCHY_TIMES},
         "throughput_over_time": None,
         "requests_throughput_over_time": None,
     }
-
-
-def _read_s(group: Sequence[RequestRecord]) -> float:
-    """Time until every concurrent request has its first chunk."""
-    answered = [request for request in group if request.arrivals_s]
-    if not answered:
-        return 0.0
-    return max(r.start_s + r.arrivals_s[0] for r in answered) - min(r.start_s for r in answered)
-
-
-def _peak(group: Sequence[RequestRecord]) -> float | None:
-    """The most tokens received within one second; None if the server sent no token ids."""
-    times = sorted(
-        request.start_s + arrived
-        for request in group
-        for arrived, tokens in zip(request.arrivals_s, request.arrival_tokens, strict=False)
-        for _ in range(tokens)
-    )
-    if len(times) < 2 or times[-1] <= times[0]:
-        return None
-    if times[-1] - times[0] < _WINDOW_S:
-        return len(times) / (times[-1] - times[0])
-    first, most = 0, 0
-    for last, time in enumerate(times):
-        while times[first] <= time - _WINDOW_S:
-            first += 1
-        most = max(most, last - first + 1)
-    return most / _WINDOW_S
 
 
 def _metric(values: Sequence[float]) -> dict[str, Any] | None:
@@ -158,7 +110,9 @@ def as_vllm_bench(run: Run, name: str | None = None) -> dict[str, Any]:
 
 def _vllm_totals(load: WorkloadRecord, sent: Sequence[RequestRecord], good: Sequence[RequestRecord]) -> dict[str, Any]:
     duration = load.duration_s
-    read, made = (sum(getattr(r, f"{kind}_tokens") or 0 for r in good) for kind in ("prompt", "completion"))
+    prompts = _known(request.prompt_tokens for request in good)
+    read = sum(prompts) if len(prompts) == len(good) else None
+    made = sum(request.completion_tokens or 0 for request in good)
     return {
         "duration": duration,
         "completed": len(good),
@@ -168,15 +122,15 @@ def _vllm_totals(load: WorkloadRecord, sent: Sequence[RequestRecord], good: Sequ
         "request_throughput": len(good) / duration,
         "request_goodput": load.figures.get("goodput_req_s"),
         "output_throughput": made / duration,
-        "total_token_throughput": (read + made) / duration,
-        "max_output_tokens_per_s": _peak(good),
+        "total_token_throughput": None if read is None else (read + made) / duration,
+        "max_output_tokens_per_s": peak_tok_s(good),
         "max_concurrent_requests": _most_at_once(sent),
     }
 
 
 def _vllm_lists(sent: Sequence[RequestRecord]) -> dict[str, Any]:
     return {
-        "input_lens": [request.prompt_tokens or 0 for request in sent],
+        "input_lens": [request.prompt_tokens for request in sent],
         "output_lens": [(request.completion_tokens or 0) if request.is_ok else 0 for request in sent],
         "ttfts": [request.first_s or 0.0 for request in sent],
         "itls": [gaps_s(request) for request in sent],

@@ -6,20 +6,23 @@ Figure names are a stable interface for readers of a record:
 |---|---|
 | `ttft_cold_*_s`, `ttft_warm_*_s`, `ttft_*_s` | time to the first chunk: unique prompt, prompt sent before, all |
 | `prefill_tok_s` | prompt tokens divided by the median cold time to the first chunk |
-| `decode_*_tok_s` | a request's tokens after those of its first chunk, divided by the time after it |
+| `decode_*_tok_s` | a request's tokens after its first delivery, divided by the time after it |
 | `e2e_*_tok_s` | a request's tokens divided by its total time, prompt included |
+| `decode_warm_*_tok_s`, `e2e_warm_*_tok_s` | the same of the warm requests |
 | `itl_*_s` | gaps between two deliveries of one request; a delivery may hold several tokens |
-| `tpot_*_s` | a request's mean time per token after the first chunk |
+| `tpot_*_s` | a request's mean time per token after the first delivery |
 | `latency_*_s` | a request's total time |
+| `late_*_s` | open loop: from a request's planned arrival to its sending |
 | `aggregate_tok_s` | tokens of complete answers divided by the duration; in a sweep, by the time from first to last |
 | `ttft_turnN_p50_s` | in conversations: the median of turn N |
 | `cached_share` | share of prompt tokens that the server reports as cached |
 | `goodput_req_s`, `slo_share` | requests per second that met the SLO, and their share of all requests sent |
 
-`*` is p50, p95, p99, min, max or std. Times are seconds, speeds tokens per second.
+`*` is p50, p95, p99, min, max, mean or std (of a sample, absent for one value). Times are seconds, speeds tokens per
+second. `timing.py` defines a delivery, and when an answer is too short to have a decode speed. A sweep's cell also has
+the figures of `benchy.py`. A figure that cannot be known is absent, never 0.
 """
 
-import itertools
 import math
 import re
 import statistics
@@ -27,23 +30,12 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from onebox.bench.benchy import benchy_figures, benchy_values
 from onebox.bench.record import Figures, RequestRecord, Role, WorkloadKind, WorkloadRecord
+from onebox.bench.timing import batch_tok_s, batches, decode_tok_s, e2e_tok_s, gaps_s, tpot_s
 from onebox.spec.errors import UsageError
 
-__all__ = [
-    "CONTEXT_LABEL",
-    "Slo",
-    "batch_tok_s",
-    "batches",
-    "decode_tok_s",
-    "e2e_tok_s",
-    "failure_counts",
-    "figures",
-    "gaps_s",
-    "percentile",
-    "tokens_after_first",
-    "tpot_s",
-]
+__all__ = ["CONTEXT_LABEL", "Slo", "failure_counts", "figures", "percentile", "speed_notes"]
 
 CONTEXT_LABEL = "context"
 """Label of a sweep request that only loads a context: excluded from the cell's figures."""
@@ -56,33 +48,6 @@ def percentile(values: Sequence[float], share: float) -> float:
     below = math.floor(place)
     above = min(below + 1, len(ordered) - 1)
     return ordered[below] + (ordered[above] - ordered[below]) * (place - below)
-
-
-def gaps_s(request: RequestRecord) -> list[float]:
-    """Gaps between consecutive deliveries."""
-    return [later - earlier for earlier, later in itertools.pairwise(request.arrivals_s)]
-
-
-def tokens_after_first(request: RequestRecord) -> int:
-    """Tokens after the first chunk. Without token ids the first chunk counts as one token."""
-    first = request.arrival_tokens[0] if request.arrival_tokens else 1
-    return max((request.completion_tokens or 0) - max(first, 1), 0)
-
-
-def decode_tok_s(request: RequestRecord) -> float | None:
-    """None if nothing was decoded after the first chunk."""
-    seconds = request.arrivals_s[-1] - request.arrivals_s[0] if request.arrivals_s else 0.0
-    made = tokens_after_first(request)
-    return made / seconds if made and seconds > 0 else None
-
-
-def tpot_s(request: RequestRecord) -> float | None:
-    speed = decode_tok_s(request)
-    return 1 / speed if speed else None
-
-
-def e2e_tok_s(request: RequestRecord) -> float | None:
-    return (request.completion_tokens or 0) / request.total_s if request.total_s > 0 else None
 
 
 @dataclass(frozen=True)
@@ -127,10 +92,10 @@ def figures(workload: WorkloadRecord, slo: Slo | None = None) -> Figures:
     measured = [request for request in workload.measured if request.label != CONTEXT_LABEL]
     if not measured:
         return {}
-    found: Figures = {
-        "prompt_tokens": statistics.median(request.prompt_tokens or 0 for request in measured),
-        "completion_tokens": statistics.median(request.completion_tokens or 0 for request in _whole(measured)),
-    }
+    found: Figures = {"completion_tokens": statistics.median(r.completion_tokens or 0 for r in _cold(measured))}
+    prompts = _known(request.prompt_tokens for request in measured)
+    if prompts:
+        found["prompt_tokens"] = statistics.median(prompts)
     match workload.kind:
         case WorkloadKind.LOAD:
             return found | _load_figures(workload, measured, slo)
@@ -139,21 +104,31 @@ def figures(workload: WorkloadRecord, slo: Slo | None = None) -> Figures:
     return found | _single_figures(measured)
 
 
-def _whole(requests: Sequence[RequestRecord]) -> Sequence[RequestRecord]:
-    """Requests with full-length answers. Warm requests are excluded: they measure only the first token."""
+def speed_notes(workload: WorkloadRecord) -> list[str]:
+    """Says how many answers are too short to have a decode speed."""
+    measured = [request for request in workload.measured if request.label != CONTEXT_LABEL]
+    short = sum(decode_tok_s(request) is None for request in measured)
+    if not short:
+        return []
+    return [f"{short} of {len(measured)} answers are too short to have a decode speed"]
+
+
+def _cold(requests: Sequence[RequestRecord]) -> Sequence[RequestRecord]:
+    """Without the warm requests, whose speeds are figures of their own."""
     return [request for request in requests if request.role is not Role.WARM] or requests
 
 
 def _single_figures(measured: Sequence[RequestRecord]) -> Figures:
-    whole = _whole(measured)
-    cold, warm = (_firsts(measured, role) for role in (Role.COLD, Role.WARM))
-    found = _spread("ttft_cold", "s", cold) | _spread("ttft_warm", "s", warm)
-    if cold:
-        prompts = [request.prompt_tokens or 0 for request in measured if request.role is Role.COLD]
-        found["prefill_tok_s"] = statistics.median(prompts) / statistics.median(cold)
-    found |= _spread("decode", "tok_s", _known(decode_tok_s(request) for request in whole))
-    found |= _spread("e2e", "tok_s", _known(e2e_tok_s(request) for request in whole))
-    found |= _percentiles("itl", [gap for request in whole for gap in gaps_s(request)])
+    cold, warm = ([request for request in measured if request.role is role] for role in (Role.COLD, Role.WARM))
+    first_cold, first_warm = (_known(request.first_s for request in requests) for requests in (cold, warm))
+    found = _spread("ttft_cold", "s", first_cold) | _spread("ttft_warm", "s", first_warm)
+    prompts = _known(request.prompt_tokens for request in cold)
+    if first_cold and prompts:
+        found["prefill_tok_s"] = statistics.median(prompts) / statistics.median(first_cold)
+    for suffix, requests in (("", _cold(measured)), ("_warm", warm)):
+        found |= _spread(f"decode{suffix}", "tok_s", _known(map(decode_tok_s, requests)))
+        found |= _spread(f"e2e{suffix}", "tok_s", _known(map(e2e_tok_s, requests)))
+    found |= _percentiles("itl", [gap for request in _cold(measured) for gap in gaps_s(request)])
     return found
 
 
@@ -164,14 +139,19 @@ def _load_figures(workload: WorkloadRecord, measured: Sequence[RequestRecord], s
         "failed": float(sent - len(measured)),
         "requests_s": len(measured) / workload.duration_s,
         "aggregate_tok_s": _aggregate(workload, measured),
-        "input_tok_s": sum(request.prompt_tokens or 0 for request in measured) / workload.duration_s,
     }
+    prompts = _known(request.prompt_tokens for request in measured)
+    if len(prompts) == len(measured):
+        found["input_tok_s"] = sum(prompts) / workload.duration_s
     found |= _percentiles("ttft", _known(request.first_s for request in measured))
     found |= _percentiles("itl", [gap for request in measured for gap in gaps_s(request)])
     found |= _percentiles("tpot", _known(tpot_s(request) for request in measured))
     found |= _percentiles("latency", [request.total_s for request in measured])
     found |= _spread("decode", "tok_s", _known(decode_tok_s(request) for request in measured))
     found |= _spread("e2e", "tok_s", _known(e2e_tok_s(request) for request in measured))
+    late = _known(request.late_s for request in measured)
+    if late:
+        found |= _percentiles("late", late) | {"late_max_s": max(late)}
     found |= _turn_figures(measured)
     if slo and slo.is_set:
         good = sum(slo.holds(request) for request in measured)
@@ -196,41 +176,24 @@ def _cell_figures(workload: WorkloadRecord, measured: Sequence[RequestRecord]) -
     """One cell of a sweep: the prompt tokens exclude the context."""
     firsts = _known(request.first_s for request in measured)
     found = _spread("ttft", "s", firsts)
-    if firsts:
-        found["prefill_tok_s"] = float(workload.settings.get("prompt", 0)) / statistics.median(firsts)
-    found |= _spread("decode", "tok_s", _known(decode_tok_s(request) for request in measured))
+    if firsts and "prompt" in workload.settings:
+        found["prefill_tok_s"] = float(workload.settings["prompt"]) / statistics.median(firsts)
+    found |= _spread("decode", "tok_s", _known(map(decode_tok_s, measured)))
     found |= _percentiles("itl", [gap for request in measured for gap in gaps_s(request)])
     speeds = _known(batch_tok_s(batch) for batch in batches(measured))
     if speeds:
         found["aggregate_tok_s"] = statistics.median(speeds)
+    loads = [request for request in workload.measured if request.label == CONTEXT_LABEL]
+    for prefix, requests, size in (("", measured, "prompt"), ("ctx_", loads, "depth")):
+        if requests and workload.settings.get(size):
+            together, latency_s = workload.settings.get("concurrency", 1), workload.settings.get("latency_s", 0.0)
+            values = benchy_values(requests, workload.settings[size], together, latency_s)
+            found |= benchy_figures(values, prefix)
     return found
-
-
-def batches(requests: Sequence[RequestRecord]) -> list[list[RequestRecord]]:
-    """Requests sent together, grouped by run."""
-    found: dict[int, list[RequestRecord]] = {}
-    for request in requests:
-        found.setdefault(request.run, []).append(request)
-    return list(found.values())
-
-
-def batch_tok_s(batch: Sequence[RequestRecord]) -> float | None:
-    """Tokens after each request's first chunk, divided by the time from the earliest first chunk to the last chunk."""
-    answered = [request for request in batch if request.arrivals_s]
-    if not answered:
-        return None
-    begins = min(request.start_s + request.arrivals_s[0] for request in answered)
-    ends = max(request.start_s + request.arrivals_s[-1] for request in answered)
-    made = sum(tokens_after_first(request) for request in answered)
-    return made / (ends - begins) if made and ends > begins else None
 
 
 def _aggregate(workload: WorkloadRecord, measured: Sequence[RequestRecord]) -> float:
     return sum(request.completion_tokens or 0 for request in measured) / workload.duration_s
-
-
-def _firsts(requests: Sequence[RequestRecord], role: Role) -> list[float]:
-    return _known(request.first_s for request in requests if request.role is role)
 
 
 def _known(values: Iterable[float | None]) -> list[float]:
@@ -240,13 +203,15 @@ def _known(values: Iterable[float | None]) -> list[float]:
 def _spread(name: str, unit: str, values: Sequence[float]) -> Figures:
     if not values:
         return {}
-    deviation = statistics.stdev(values) if len(values) > 1 else 0.0
-    return {
+    found = {
         f"{name}_p50_{unit}": statistics.median(values),
         f"{name}_min_{unit}": min(values),
         f"{name}_max_{unit}": max(values),
-        f"{name}_std_{unit}": deviation,
+        f"{name}_mean_{unit}": statistics.fmean(values),
     }
+    if len(values) > 1:
+        found[f"{name}_std_{unit}"] = statistics.stdev(values)
+    return found
 
 
 def _percentiles(name: str, values: Sequence[float]) -> Figures:

@@ -9,15 +9,15 @@ import asyncio
 import random
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, Protocol
+from dataclasses import asdict, dataclass, replace
+from typing import Any, NamedTuple, Protocol
 
-from onebox.bench.answer import Ask
+from onebox.bench.answer import Ask, StreamedAnswer
 from onebox.bench.record import Role, WorkloadKind, WorkloadRecord
 from onebox.bench.session import Prepared, Session
 from onebox.bench.single import WARM_UP_PROMPT, warm_up
 from onebox.bench.tally import WorkloadTally
-from onebox.bench.tasks import TASKS, Task, ready_ask
+from onebox.bench.tasks import TASKS, Task
 from onebox.bench.texts import AGENT_TASK, QUESTIONS, agent_result
 from onebox.spec.errors import UsageError
 
@@ -63,6 +63,21 @@ class Loop:
         return f"{mix} c={self.concurrency}" if self.rate is None else f"{mix} {self.rate:g}/s"
 
 
+class _Arrival(NamedTuple):
+    """One turn of a client; times on the clock of time.perf_counter."""
+
+    number: int
+    lane: int
+    """The client of a closed loop; the number of the arrival in an open loop."""
+    end_at: float | None
+    """No request starts after this."""
+    planned_at: float | None = None
+    """Open loop: when it should be sent."""
+
+    def late_s(self, answer: StreamedAnswer) -> float | None:
+        return None if self.planned_at is None else answer.sent_at - self.planned_at
+
+
 class _Clients(Protocol):
     """The requests of a mix."""
 
@@ -79,8 +94,12 @@ class _Clients(Protocol):
         """Sends warm-up requests, for first-time work of the server."""
         ...
 
-    async def send(self, number: int, lane: int, end_at: float | None) -> None:
-        """Sends the requests of arrival `number`. No request starts after `end_at`."""
+    async def send(self, arrival: "_Arrival") -> None:
+        """Sends the requests of one arrival."""
+        ...
+
+    def end_notes(self) -> Sequence[str]:
+        """Notes on what was not sent, after the load."""
         ...
 
 
@@ -94,7 +113,7 @@ async def run_load(session: Session, mix: str, loop: Loop) -> WorkloadRecord:
     tally = session.open(
         WorkloadTally(title, WorkloadKind.LOAD, {"mix": mix, **asdict(loop), "seed": session.settings.seed})
     )
-    clients: _Clients = _Agents(session, tally) if mix == "agent" else _Mix(session, tally, _LANES[mix])
+    clients: _Clients = _Agents(session, tally) if mix == "agent" else _Mix(session, tally, mix, loop)
     tally.notes += await clients.prepare()
     if clients.is_empty:
         session.tally = None
@@ -103,6 +122,7 @@ async def run_load(session: Session, mix: str, loop: Loop) -> WorkloadRecord:
     before = await session.drafts()
     await (_closed if loop.rate is None else _open)(clients, loop, session.settings.seed)
     tally.count_drafts(before, await session.drafts())
+    tally.notes += clients.end_notes()
     return await session.close(tally)
 
 
@@ -118,7 +138,7 @@ async def _closed(clients: _Clients, loop: Loop, seed: int) -> None:  # noqa: AR
             if number is None:
                 return
             sent += 1
-            await clients.send(number, lane, end_at)
+            await clients.send(_Arrival(number, lane, end_at))
 
     async with asyncio.TaskGroup() as group:
         for lane in range(loop.concurrency):
@@ -136,24 +156,28 @@ async def _open(clients: _Clients, loop: Loop, seed: int) -> None:
                 return
             # Arrival times are fixed in advance: a late request does not delay later arrivals.
             await asyncio.sleep(max(arrives_at - time.perf_counter(), 0))
-            group.create_task(clients.send(number, number, end_at))
+            group.create_task(clients.send(_Arrival(number, number, end_at, arrives_at)))
             number += 1
 
 
 class _Mix:
     """Independent requests."""
 
-    def __init__(self, session: Session, tally: WorkloadTally, lanes: Sequence[Sequence[Task]]) -> None:
+    def __init__(self, session: Session, tally: WorkloadTally, mix: str, loop: Loop) -> None:
         self._session = session
         self._tally = tally
-        self._lanes = lanes
+        self._mix = mix
+        self._lanes: Sequence[tuple[Task, ...]] = _LANES[mix]
+        self._num_clients = loop.concurrency if loop.rate is None else None
         self._prepared: dict[str, Prepared] = {}
+        self._num_sent: dict[tuple[str, ...], int] = {}
+        self._sent: set[str] = set()
 
     async def prepare(self) -> Sequence[str]:
         tasks = {task.key: task for lane in self._lanes for task in lane}.values()
         every = [await self._session.prepare(task) for task in tasks]
         self._prepared = {made.task.key: made for made in every if not made.too_long}
-        kept = [[task for task in lane if task.key in self._prepared] for lane in self._lanes]
+        kept = [tuple(task for task in lane if task.key in self._prepared) for lane in self._lanes]
         self._lanes = [lane for lane in kept if lane]
         self._tally.settings["prompts"] = {key: made.settings for key, made in self._prepared.items()}
         left_out = [f"{made.task.title}: left out, {made.too_long}" for made in every if made.too_long]
@@ -170,11 +194,22 @@ class _Mix:
                 for _ in range(self._session.settings.warm_ups):
                     await warm_up(self._session, self._tally, made)
 
-    async def send(self, number: int, lane: int, end_at: float | None) -> None:  # noqa: ARG002 - one request cannot stop
-        tasks = self._lanes[lane % len(self._lanes)]
-        prepared = self._prepared[tasks[number % len(tasks)].key]
-        ask = ready_ask(prepared.ask(self._session.nonce()), ignore_eos=self._session.settings.ignore_eos)
-        self._tally.add(await self._session.send(ask), Role.LOAD, run=number)
+    async def send(self, arrival: _Arrival) -> None:
+        tasks = self._lanes[arrival.lane % len(self._lanes)]
+        # Lanes with the same tasks share one turn, so that each task is sent equally often whoever sends it.
+        keys = tuple(task.key for task in tasks)
+        turn = self._num_sent[keys] = self._num_sent.get(keys, -1) + 1
+        prepared = self._prepared[keys[turn % len(keys)]]
+        self._sent.add(prepared.task.key)
+        ask = replace(prepared.ask(self._session.nonce()), ignore_eos=self._session.settings.ignore_eos)
+        answer = await self._session.send(ask)
+        self._tally.add(answer, Role.LOAD, run=arrival.number, late_s=arrival.late_s(answer))
+
+    def end_notes(self) -> Sequence[str]:
+        missing = [made.task for key, made in self._prepared.items() if key not in self._sent]
+        few = self._num_clients is not None and self._num_clients < len(self._lanes)
+        why = f"{self._mix} needs {len(self._lanes)} clients for it" if few else "the load ended before its turn"
+        return [f"{task.title} ({task.prompt_tokens:,} tokens) was never sent: {why}" for task in missing]
 
 
 class _Agents:
@@ -214,13 +249,18 @@ class _Agents:
             answer = await self._session.send(self._ask(self._opening(self._session.nonce())))
             self._tally.add(answer, Role.WARM_UP)
 
-    async def send(self, number: int, lane: int, end_at: float | None) -> None:  # noqa: ARG002 - all lanes are identical
+    def end_notes(self) -> Sequence[str]:
+        return ()
+
+    async def send(self, arrival: _Arrival) -> None:
         messages = self._opening(self._session.nonce())
         for turn in range(self._turns):
-            if end_at is not None and time.perf_counter() >= end_at:
+            if arrival.end_at is not None and time.perf_counter() >= arrival.end_at:
                 return
             answer = await self._session.send(self._ask(messages))
-            self._tally.add(answer, Role.LOAD, turn=turn + 1, run=number)
+            # Later turns follow an answer, not a plan.
+            late_s = None if turn else arrival.late_s(answer)
+            self._tally.add(answer, Role.LOAD, turn=turn + 1, run=arrival.number, late_s=late_s)
             if answer.failure:
                 return
             said = answer.content or "(A call without words.)"
@@ -233,5 +273,5 @@ class _Agents:
         return {"role": "user", "content": agent_result(turn, _AGENT_WORDS)}
 
     def _ask(self, messages: list[dict[str, Any]]) -> Ask:
-        ask = Ask(tuple(messages), max_tokens=_AGENT_TOKENS, thinking=False, label="agent")
-        return ready_ask(ask, ignore_eos=self._session.settings.ignore_eos)
+        ignore_eos = self._session.settings.ignore_eos
+        return Ask(tuple(messages), max_tokens=_AGENT_TOKENS, ignore_eos=ignore_eos, thinking=False, label="agent")

@@ -127,6 +127,12 @@ class RequestRecord:
     """Turn of a conversation; 0 for single-turn requests."""
     run: int = 0
     """Index of the repetition."""
+    arrival_chars: tuple[int, ...] = ()
+    """Characters in each chunk with content if the server sends no token ids; else empty."""
+    responded_s: float | None = None
+    """Arrival time of the first event of the answer, with or without content."""
+    late_s: float | None = None
+    """Open loop: seconds from the planned arrival to the sending."""
     failure: Failure | None = None
 
     @property

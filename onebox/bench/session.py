@@ -103,6 +103,7 @@ class Session:
         """Requests of the running workload."""
         self.warmed: set[str] = set()
         """Tasks for which the server is warmed up."""
+        self._latency_s: float | None = None
         self._draw = random.Random(settings.seed)  # noqa: S311 - repeatable, not secret
 
     @property
@@ -174,6 +175,12 @@ class Session:
         ids = await self.client.token_ids(answer.text)
         if ids is not None:
             check_text_count(answer, len(ids))
+
+    async def latency_s(self) -> float:
+        """Measured once in a run."""
+        if self._latency_s is None:
+            self._latency_s = await self.client.latency_s()
+        return self._latency_s
 
     async def drafts(self) -> DraftCounters | None:
         return draft_counters(await self.client.metrics())

@@ -1,7 +1,7 @@
 """Single stream: one request at a time, warm-up first, then cold and warm prompts in turn.
 
-A cold request's prompt begins with a nonce, so none of it can be cached. The warm request that follows has the same
-prompt and a limit of a few tokens, because it measures only the TTFT. Speeds are those of the cold requests.
+A cold request's prompt begins with a nonce, so none of it can be cached. The warm request that follows is the same
+request again, at full length: its TTFT and its speeds are figures of their own.
 """
 
 from dataclasses import replace
@@ -9,7 +9,7 @@ from dataclasses import replace
 from onebox.bench.record import Role, WorkloadKind, WorkloadRecord
 from onebox.bench.session import Prepared, Session
 from onebox.bench.tally import WorkloadTally
-from onebox.bench.tasks import Task, ready_ask
+from onebox.bench.tasks import Task
 
 __all__ = ["WARM_UP_PROMPT", "run_single", "warm_up"]
 
@@ -46,9 +46,9 @@ async def run_single(session: Session, task: Task) -> WorkloadRecord:
     for run in range(settings.runs):
         if tally.is_over(settings.limit_s, run, settings.runs):
             break
-        ask = prepared.ask(session.nonce())
+        ask = replace(prepared.ask(session.nonce()), ignore_eos=settings.ignore_eos)
         before = await session.drafts()
-        tally.add(await session.send(ready_ask(ask, ignore_eos=settings.ignore_eos)), Role.COLD, run=run)
+        tally.add(await session.send(ask), Role.COLD, run=run)
         tally.count_drafts(before, await session.drafts())
-        tally.add(await session.send(ready_ask(ask, ignore_eos=False, is_warm=True)), Role.WARM, run=run)
+        tally.add(await session.send(ask), Role.WARM, run=run)
     return await session.close(tally)

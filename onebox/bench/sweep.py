@@ -62,9 +62,8 @@ async def run_cell(session: Session, cell: Cell) -> WorkloadRecord:
     each = cell.concurrency * (2 if cell.depth else 1)
     session.watch.begin(cell.name, each * (settings.runs + settings.warm_ups))
     writer = await _Writer.made(session, cell)
-    tally = session.open(
-        WorkloadTally(cell.name, WorkloadKind.SWEEP, {**cell._asdict(), "runs": settings.runs}, list(writer.notes))
-    )
+    kept = {**cell._asdict(), "runs": settings.runs, "latency_s": await session.latency_s()}
+    tally = session.open(WorkloadTally(cell.name, WorkloadKind.SWEEP, kept, list(writer.notes)))
     for run in range(-settings.warm_ups, settings.runs):
         if run > 0 and tally.is_over(settings.limit_s, run, settings.runs):
             break

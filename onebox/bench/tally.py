@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from onebox.bench.answer import StreamedAnswer
-from onebox.bench.figures import Slo, figures
+from onebox.bench.figures import Slo, figures, percentile, speed_notes
 from onebox.bench.metrics import DraftCounters, acceptance
 from onebox.bench.record import RequestRecord, Role, WorkloadKind, WorkloadRecord
 
@@ -19,6 +19,8 @@ _CACHED_SHARE = 0.1
 """Cached share above which a cold prompt is noted as not cold."""
 _CACHED_TOKENS = 64
 """Tokens that all prompts may share: the beginning of the template."""
+_LATE_S = 0.1
+"""Lateness of sends above which the arrivals are not those that were planned."""
 
 
 @dataclass
@@ -27,6 +29,7 @@ class _Entry:
     role: Role
     turn: int
     run: int
+    late_s: float | None
 
 
 @dataclass
@@ -47,8 +50,10 @@ class WorkloadTally:
     def answers(self) -> list[StreamedAnswer]:
         return [entry.answer for entry in self._entries]
 
-    def add(self, answer: StreamedAnswer, role: Role, *, turn: int = 0, run: int = 0) -> None:
-        self._entries.append(_Entry(answer, role, turn, run))
+    def add(
+        self, answer: StreamedAnswer, role: Role, *, turn: int = 0, run: int = 0, late_s: float | None = None
+    ) -> None:
+        self._entries.append(_Entry(answer, role, turn, run, late_s))
 
     def is_over(self, limit_s: float | None, run: int, runs: int) -> bool:
         """Whether the time limit has passed, so that run number `run` must not start; if so, adds a note."""
@@ -65,7 +70,8 @@ class WorkloadTally:
         """The workload so far, with its figures."""
         entries = self._entries
         requests = tuple(
-            entry.answer.recorded(entry.role, self.began_at, turn=entry.turn, run=entry.run) for entry in entries
+            entry.answer.recorded(entry.role, self.began_at, turn=entry.turn, run=entry.run, late_s=entry.late_s)
+            for entry in entries
         )
         timed = [request for request in requests if request.role is not Role.WARM_UP]
         made = WorkloadRecord(
@@ -77,7 +83,8 @@ class WorkloadTally:
             notes=(*self.notes, *_cache_notes(timed), *_tool_notes(self.answers)),
             acceptance=acceptance((r for r in timed if r.role is not Role.WARM), self.counted),
         )
-        return replace(made, figures=figures(made, self.slo))
+        notes = (*made.notes, *speed_notes(made), *_late_notes(timed), *_differing_notes(made))
+        return replace(made, figures=figures(made, self.slo), notes=notes)
 
 
 def _duration(timed: list[RequestRecord]) -> float:
@@ -93,6 +100,24 @@ def _cache_notes(timed: list[RequestRecord]) -> Iterable[str]:
         if request.role is Role.COLD and cached > max(_CACHED_TOKENS, _CACHED_SHARE * (request.prompt_tokens or 0)):
             yield f"a cold prompt had {cached:,} tokens in the server's cache"
             return
+
+
+def _late_notes(timed: list[RequestRecord]) -> Iterable[str]:
+    late = [request.late_s for request in timed if request.late_s is not None]
+    if late and percentile(late, 95) > _LATE_S:
+        yield f"requests were sent late, 5% of them by {percentile(late, 95):.2f} s or more: the client was too busy"
+
+
+def _differing_notes(workload: WorkloadRecord) -> Iterable[str]:
+    """Greedy answers to the same prompt, cold and warm, should be the same text."""
+    if workload.kind is not WorkloadKind.SINGLE or workload.settings.get("temperature") != 0:
+        return
+    texts: dict[int, set[str]] = {}
+    for request in workload.measured:
+        texts.setdefault(request.run, set()).add(request.text_sha256)
+    differing = sum(len(found) > 1 for found in texts.values())
+    if differing:
+        yield f"{differing} of {len(texts)} warm answers differ from the cold one to the same prompt, at temperature 0"
 
 
 def _tool_notes(answers: list[StreamedAnswer]) -> Iterable[str]:

@@ -8,7 +8,7 @@ targets in the server's own tokens; `fit.py` makes them exact. Independent of an
 import io
 import itertools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from onebox.bench.answer import Ask
@@ -16,10 +16,7 @@ from onebox.bench.client import picture_part
 from onebox.bench.texts import ASIDE, INVOICE, KEY_SENTENCE, QUESTIONS, TOOLS, contract_words
 from onebox.spec.errors import UsageError
 
-__all__ = ["SETS", "TASKS", "Padding", "Task", "Wanted", "chosen_tasks", "document_picture", "ready_ask"]
-
-_WARM_TOKENS = 16
-"""Token limit of a warm request, which measures only the TTFT."""
+__all__ = ["SETS", "TASKS", "Padding", "Task", "Wanted", "chosen_tasks", "document_picture"]
 
 
 @dataclass(frozen=True)
@@ -94,13 +91,6 @@ class Task:
             extra=dict(self.extra),
             label=self.key,
         )
-
-
-def ready_ask(ask: Ask, *, ignore_eos: bool, is_warm: bool = False) -> Ask:
-    """The request to send: full length on request, or a short limit for TTFT only."""
-    if is_warm:
-        return replace(ask, max_tokens=min(ask.max_tokens, _WARM_TOKENS))
-    return replace(ask, ignore_eos=ignore_eos)
 
 
 def _aside() -> Iterator[str]:

@@ -17,12 +17,13 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from onebox.bench.answer import StreamedAnswer
+    from onebox.bench.record import Figures
 
 __all__ = ["Bars", "bars", "json_line", "show"]
 
 _MESSAGE_CHARS = 160
 _FILE_WIDTH = 200
-_WIDE_SINGLE, _WIDE_LOAD, _WIDE_SWEEP = 118, 150, 100
+_WIDE_SINGLE, _WIDE_LOAD, _WIDE_SWEEP = 140, 158, 150
 """Terminal width from which the less important columns of a table are shown too."""
 _LESS = ("accepted\nby position",)
 
@@ -192,7 +193,7 @@ def _of_kind(run: Run, kind: WorkloadKind) -> list[WorkloadRecord]:
 
 def _single_table(run: Run, console: "Console") -> "Table | None":
     found = [(_name(workload), _single_cells(workload)) for workload in _of_kind(run, WorkloadKind.SINGLE)]
-    left_out = () if console.width >= _WIDE_SINGLE else ("prefill\ntok/s", "min-max", *_LESS)
+    left_out = () if console.width >= _WIDE_SINGLE else ("prefill\ntok/s", "min-max", "mean ± std", *_LESS)
     return _filled("single stream", found, left_out) if found else None
 
 
@@ -206,7 +207,9 @@ def _single_cells(workload: WorkloadRecord) -> dict[str, str]:
         "prefill\ntok/s": _speed(get("prefill_tok_s")),
         "decode\ntok/s": _speed(get("decode_p50_tok_s")),
         "min-max": _range(workload),
+        "mean ± std": _mean(workload.figures, "decode", "tok_s"),
         "e2e\ntok/s": _speed(get("e2e_p50_tok_s")),
+        "e2e\nwarm": _speed(get("e2e_warm_p50_tok_s")),
         **_draft_cells(workload),
     }
 
@@ -228,7 +231,7 @@ def _range(workload: WorkloadRecord) -> str:
 
 def _load_table(run: Run, console: "Console") -> "Table | None":
     found = [(_name(workload), _load_cells(workload)) for workload in _of_kind(run, WorkloadKind.LOAD)]
-    narrow = ("TTFT\np99", "ITL\np99", "goodput\nreq/s", "drafts\naccepted", "tokens\na step", *_LESS)
+    narrow = ("late\np95", "TTFT\np99", "ITL\np99", "goodput\nreq/s", "drafts\naccepted", "tokens\na step", *_LESS)
     return _filled("load", found, () if console.width >= _WIDE_LOAD else narrow) if found else None
 
 
@@ -247,25 +250,60 @@ def _load_cells(workload: WorkloadRecord) -> dict[str, str]:
         },
         "goodput\nreq/s": "-" if good is None else f"{good:.2f}",
         "in SLO": "-" if share is None else f"{share:.0%}",
+        "late\np95": _seconds(get("late_p95_s")),
         **_draft_cells(workload),
     }
 
 
 def _sweep_table(run: Run, console: "Console") -> "Table | None":
-    found = [(_name(workload), _sweep_cells(workload)) for workload in _of_kind(run, WorkloadKind.SWEEP)]
-    return _filled("sweep", found, () if console.width >= _WIDE_SWEEP else ("min-max", *_LESS)) if found else None
+    """llama-benchy's table: a row for prompts and one for answers, mean and deviation."""
+    cells = _of_kind(run, WorkloadKind.SWEEP)
+    together = max((cell.settings.get("concurrency", 1) for cell in cells), default=1) > 1
+    found = [
+        row for cell in cells for row in _sweep_rows(cell, f" (c{cell.settings.get('concurrency', 1)})" * together)
+    ]
+    left_out = () if together else ("t/s\n(req)", "peak t/s\n(req)")
+    narrow = () if console.width >= _WIDE_SWEEP else ("peak t/s\n(req)", "drafts\naccepted", *_LESS)
+    return _filled("sweep", found, (*left_out, *narrow)) if found else None
 
 
-def _sweep_cells(workload: WorkloadRecord) -> dict[str, str]:
-    get = workload.figures.get
+def _sweep_rows(workload: WorkloadRecord, suffix: str) -> Iterator[tuple[str, dict[str, str]]]:
+    if workload.skipped or not workload.figures:
+        yield _name(workload), _benchy_cells({}, ("", "")) | dict.fromkeys(_draft_cells(workload), "")
+        return
+    failed = f" (FAILED: {len(workload.failed)})" if workload.failed else ""
+    prompt, answer, depth = (workload.settings[name] for name in ("prompt", "answer", "depth"))
+    place = f" @ d{depth}{suffix}" if depth else suffix
+    no_drafts = dict.fromkeys(_draft_cells(workload), "")
+    if "ctx_pp_mean_tok_s" in workload.figures:
+        yield f"ctx_pp{place}", _benchy_cells(workload.figures, ("ctx_pp", "")) | no_drafts
+    yield f"pp{prompt}{place}{failed}", _benchy_cells(workload.figures, ("pp", "")) | no_drafts
+    yield f"tg{answer}{place}{failed}", _benchy_cells(workload.figures, ("tg", "peak")) | _draft_cells(workload)
+
+
+def _benchy_cells(figures: "Figures", names: tuple[str, str]) -> dict[str, str]:
+    """A row of speeds (`names`: the speed and the peak) and, of a prompt, its times."""
+    speed, peak = names
+    prefix = "ctx_" if speed.startswith("ctx_") else ""
+    times = () if peak else ("ttfr", "est_ppt", "e2e_ttft")
     return {
-        "pp\ntok/s": _speed(get("prefill_tok_s")),
-        "TTFT": _seconds(get("ttft_p50_s")),
-        "tg\ntok/s": _speed(get("aggregate_tok_s")),
-        "each\ntok/s": _speed(get("decode_p50_tok_s")),
-        "min-max": _range(workload),
-        **_draft_cells(workload),
+        "t/s": _mean(figures, speed, "tok_s"),
+        "t/s\n(req)": _mean(figures, f"{speed}_req", "tok_s"),
+        "peak t/s": _mean(figures, peak, "tok_s"),
+        "peak t/s\n(req)": _mean(figures, f"{peak}_req", "tok_s"),
+        **{
+            f"{name}\n(ms)": _mean(figures, f"{prefix}{name}", "s", 1000) if name in times else ""
+            for name in ("ttfr", "est_ppt", "e2e_ttft")
+        },
     }
+
+
+def _mean(figures: "Figures", name: str, unit: str, scale: float = 1.0) -> str:
+    """Mean and deviation as llama-benchy prints them; empty if absent."""
+    mean, deviation = (figures.get(f"{name}_{kind}_{unit}") for kind in ("mean", "std"))
+    if mean is None:
+        return ""
+    return f"{mean * scale:.2f}" if deviation is None else f"{mean * scale:.2f} ± {deviation * scale:.2f}"
 
 
 def _name(workload: WorkloadRecord) -> str:

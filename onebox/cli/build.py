@@ -125,6 +125,12 @@ def _print_plan(plan: "BuildPlan", out: Path) -> None:
         f"{plain / 1e9:.3f} GB of weights read per token in plain decoding; {described}.",
         highlight=False,
     )
+    for source in plan.sources.all():
+        if not any(choice.source is source for choice in plan.choices):
+            console.print(
+                f"The {source.role} checkpoint {source.checkpoint.directory} gives no module of this build.",
+                highlight=False,
+            )
     if not any(unit.module_class.in_mtp for unit in plan.units):
         console.print("The output has no MTP head: give a source with --mtp-from.", highlight=False)
 

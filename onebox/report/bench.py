@@ -2,9 +2,9 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from itertools import pairwise
 from typing import Any
 
+from onebox.bench.timing import DELIVERY_S
 from onebox.report import plots
 from onebox.report.document import Block, Cell, Plot, ReportSection, Sentence, Table
 from onebox.report.source import ResultFile, pointer
@@ -22,7 +22,10 @@ _SINGLE: tuple[_Column, ...] = (
     ("decode tok/s", "figures/decode_p50_tok_s", ",.1f"),
     ("lowest", "figures/decode_min_tok_s", ",.1f"),
     ("highest", "figures/decode_max_tok_s", ",.1f"),
+    ("mean", "figures/decode_mean_tok_s", ",.1f"),
+    ("deviation", "figures/decode_std_tok_s", ",.2f"),
     ("end to end tok/s", "figures/e2e_p50_tok_s", ",.1f"),
+    ("end to end, warm", "figures/e2e_warm_p50_tok_s", ",.1f"),
     ("first token, cold", "figures/ttft_cold_p50_s", "s"),
     ("first token, warm", "figures/ttft_warm_p50_s", "s"),
     ("prefill tok/s", "figures/prefill_tok_s", ",.0f"),
@@ -37,6 +40,7 @@ _LOAD: tuple[_Column, ...] = (
     *((f"between tokens p{share}", f"figures/itl_p{share}_s", "s") for share in (50, 95, 99)),
     ("goodput requests/s", "figures/goodput_req_s", ",.3g"),
     ("within SLO", "figures/slo_share", ".1%"),
+    ("sent late p95", "figures/late_p95_s", "s"),
 )
 _SWEEP: tuple[_Column, ...] = (
     ("prompt", "settings/prompt", ",d"),
@@ -47,6 +51,18 @@ _SWEEP: tuple[_Column, ...] = (
     ("first token", "figures/ttft_p50_s", "s"),
     ("decode tok/s each", "figures/decode_p50_tok_s", ",.1f"),
     ("decode tok/s together", "figures/aggregate_tok_s", ",.1f"),
+    *(
+        (f"{title}{kind}", f"figures/{name}_{key}", form)
+        for title, name, unit, form in (
+            ("pp t/s", "pp", "tok_s", ",.2f"),
+            ("tg t/s", "tg", "tok_s", ",.2f"),
+            ("peak t/s", "peak", "tok_s", ",.2f"),
+            ("ttfr", "ttfr", "s", "s"),
+            ("est_ppt", "est_ppt", "s", "s"),
+            ("e2e_ttft", "e2e_ttft", "s", "s"),
+        )
+        for kind, key in (("", f"mean_{unit}"), (" ±", f"std_{unit}"))
+    ),
 )
 _DRAFTS: tuple[_Column, ...] = (
     ("tokens a step", "acceptance/tokens_per_step", ".2f"),
@@ -201,8 +217,7 @@ def _latencies(sources: Sequence[ResultFile]) -> Iterator[Block]:
             arrivals = request["arrivals_s"]
             if request["failure"] is None and request["role"] != "warm-up" and arrivals:
                 firsts.setdefault(name, []).append(arrivals[0])
-                gaps.setdefault(name, []).extend(later - earlier for earlier, later in pairwise(arrivals))
-    gaps = {name: [gap for gap in values if gap > 0] for name, values in gaps.items()}
+                gaps.setdefault(name, []).extend(_gaps(arrivals))
     gaps = {name: values for name, values in gaps.items() if values}
     keys = "/workloads/*/requests/*/arrivals_s"
     if firsts:
@@ -215,6 +230,15 @@ def _latencies(sources: Sequence[ResultFile]) -> Iterator[Block]:
             f"Gaps between deliveries of one request, over all requests ({keys}). A delivery may hold several tokens."
         )
         yield Plot(plots.distributions(gaps, "seconds between deliveries"), caption)
+
+
+def _gaps(arrivals: Sequence[float]) -> Iterator[float]:
+    """Gaps between deliveries: chunks within `DELIVERY_S` are one."""
+    last = arrivals[0]
+    for arrived in arrivals:
+        if arrived - last >= DELIVERY_S:
+            yield arrived - last
+            last = arrived
 
 
 def _sweep(sources: Sequence[ResultFile]) -> Iterator[Block]:

@@ -34,7 +34,8 @@ def roofline_section(sources: Sequence[ResultFile], ceiling: Ceiling) -> Iterato
     for source in sources:
         for number, workload in enumerate(source.body["workloads"]):
             speed = source.value(pointer("workloads", number, "figures", "decode_p50_tok_s"), ",.1f")
-            if workload["kind"] != "single" or not isinstance(speed, Value):
+            has_length = "prompt_tokens" in workload["figures"]
+            if workload["kind"] != "single" or not isinstance(speed, Value) or not has_length:
                 continue
             planned = _planned(workload)
             projection = project(ceiling.weights.spec, ceiling.weights.stored, ceiling.box, ceiling.kv, planned)

@@ -6,27 +6,27 @@ fetched: the tensors that the build takes, and no more.
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from onebox.checkpoint.bind import bind
 from onebox.checkpoint.build import BuildPlan, output_bytes, plan_build
-from onebox.checkpoint.fetch import FetchPlan, plan_tensors, plan_whole, run_fetch
-from onebox.checkpoint.hub import find_source
+from onebox.checkpoint.fetch import FetchPlan, foresee_checkpoint, plan_tensors, plan_whole, run_fetch
+from onebox.checkpoint.hub import HubId, find_local
 from onebox.checkpoint.inspect import report_on
-from onebox.checkpoint.partial import classes_used
-from onebox.checkpoint.recipe import BuildSource, BuildSources, Recipe, open_source
-from onebox.checkpoint.source import open_checkpoint
+from onebox.checkpoint.origin import Origin, read_origin
+from onebox.checkpoint.recipe import BuildSource, BuildSources, Recipe, classes_used, open_source
 from onebox.setup.place import Place
 from onebox.setup.recipe_file import RecipeSource
-from onebox.spec.errors import UnreadableError
 from onebox.spec.model import ModelSpec
 from onebox.spec.modules import ModuleClass
 
-__all__ = ["ReportProgress", "Sources", "locate_sources"]
+__all__ = ["ReportProgress", "Sources", "locate_sources", "size_text"]
 
 ReportProgress = Callable[[str, int], AbstractContextManager[Callable[[int], None]]]
 """Called with what is done and its bytes; its context gives the function to be called with the bytes that are done."""
+_MANY_CLASSES = 4
+"""So many classes of modules are not listed one by one."""
 Uses = frozenset[ModuleClass] | None
 """The module classes that are taken from a source; None: all."""
 
@@ -46,13 +46,13 @@ class _Located:
         return self.fetch.missing_bytes if self.fetch else 0
 
     def opened(self) -> BuildSource:
-        return open_source(self.source.role, self.directory)
+        return open_source(self.source.role, self.directory, self.uses)
 
     def foreseen(self) -> BuildSource:
         """As `opened`, before it is fetched: from the headers alone."""
         if self.fetch is None or self.fetch.is_complete:
             return self.opened()
-        checkpoint = self.fetch.checkpoint
+        checkpoint = foresee_checkpoint(self.fetch)
         return BuildSource(self.source.role, checkpoint, bind(checkpoint))
 
 
@@ -71,8 +71,8 @@ class Sources:
     def describe_missing(self) -> list[str]:
         """Each source of which something is missing, with sizes."""
         return [
-            f"{one.missing_bytes / 1e9:.2f} GB of {one.fetch.repo}"
-            + ("" if one.uses is None else f" ({', '.join(sorted(one.uses))})" if len(one.uses) < 4 else "")
+            f"{size_text(one.missing_bytes)} of {one.source}"
+            + (f" ({', '.join(sorted(one.uses))})" if one.uses and len(one.uses) < _MANY_CLASSES else "")
             for one in self.located
             if one.fetch and one.missing_bytes
         ]
@@ -89,7 +89,7 @@ class Sources:
         """Fetches what is missing, one source after the other."""
         for one in self.located:
             if one.fetch and not one.fetch.is_complete:
-                with progress(f"fetching {one.fetch.repo}", one.fetch.nbytes) as on_bytes:
+                with progress(f"fetching {one.source}", one.fetch.nbytes) as on_bytes:
                     run_fetch(one.fetch, on_bytes, say)
 
     def build_plan(self) -> BuildPlan:
@@ -110,25 +110,46 @@ def locate_sources(place: Place) -> Sources:
     roles = {source.role for source in recipe.sources}
     located = []
     for source in recipe.sources:
-        uses = None if recipe.formats is None else classes_used(recipe.formats, source.role, roles)
+        uses = None
+        if recipe.formats:
+            uses = classes_used(recipe.formats, source.role, has_fp8="fp8" in roles, has_mtp_source="mtp" in roles)
         located.append(_locate(place, source, uses))
     return Sources(tuple(located), recipe.formats)
 
 
 def _locate(place: Place, source: RecipeSource, uses: Uses) -> _Located:
-    if source.directory is not None:
-        if not source.directory.is_dir():
-            raise UnreadableError(
-                f"{source.directory}, the {source.role} source of {place.recipe.path}, is not a directory."
-            )
-        open_checkpoint(source.directory)
-        return _Located(source, uses, source.directory)
-    text = str(source.hub_id)
-    directory = place.source_directory(source.hub_id)
-    cached = None if directory.is_dir() else find_source(text, uses)
+    if source.hub_id is None:
+        return _Located(source, uses, source.directory or Path())
+    fetched = _fetched(place, source.hub_id, uses)
+    if fetched:
+        return _Located(source, uses, fetched.directory, fetched)
+    cached = find_local(source.hub_id, uses)
     if cached:
         return _Located(source, uses, cached)
+    directory = place.source_directory(source.hub_id)
     if uses is None:
-        return _Located(source, uses, directory, plan_whole(text, directory))
-    with_side_files = source.role == "base"
-    return _Located(source, uses, directory, plan_tensors(text, uses, directory, with_side_files=with_side_files))
+        return _Located(source, uses, directory, plan_whole(source.hub_id, directory))
+    return _Located(source, uses, directory, plan_tensors(source.hub_id, uses, directory))
+
+
+def _fetched(place: Place, hub_id: HubId, uses: Uses) -> FetchPlan | None:
+    """What an earlier run has fetched, or begun to fetch, if it has all of `uses`."""
+    directory = place.source_directory(hub_id)
+    origin = read_origin(directory)
+    if origin is None or origin.hub_id != hub_id:
+        return None
+    wanted = None if uses is None else {kind.value for kind in uses}
+    if origin.only and (wanted is None or not wanted <= set(origin.only)):
+        return None
+    plan = FetchPlan(origin, directory)
+    # Files that were removed since are fetched again.
+    return replace(plan, origin=replace(origin, is_complete=plan.is_complete and _is_there(origin, directory)))
+
+
+def _is_there(origin: Origin, directory: Path) -> bool:
+    return all((directory / file.name).is_file() for file in origin.files)
+
+
+def size_text(nbytes: int) -> str:
+    """Bytes for people: 71.03 GB, 4.2 MB."""
+    return f"{nbytes / 1e9:.2f} GB" if nbytes >= 1e8 else f"{nbytes / 1e6:.1f} MB"

@@ -16,12 +16,12 @@ from onebox.checkpoint.verify import verify_checkpoint
 from onebox.engine.api import EngineOptions, EnginePlan, TokenInfo, compile_ahead, kernels_are_compiled, plan_engine
 from onebox.setup.machine import Machine, describe_memory, find_machine
 from onebox.setup.place import Place, file_stamps
-from onebox.setup.sources import ReportProgress, Sources, locate_sources
+from onebox.setup.sources import ReportProgress, Sources, locate_sources, size_text
 from onebox.spec.errors import MismatchError
 from onebox.spec.model import ModelSpec
 from onebox.spec.modules import ModuleClass
 
-__all__ = ["Outlook", "Setup", "SetupStep", "size_text"]
+__all__ = ["Outlook", "Setup", "SetupStep"]
 
 _MARGIN_BYTES = 320 << 20
 """Beyond the bytes that are fetched and written: what a file system needs, journals, kernels."""
@@ -66,24 +66,25 @@ class Setup:
 
     def outlook(self, step: SetupStep) -> Outlook:
         """What is left of a step, in one line; writes nothing. Steps before it may still be to do."""
-        return {
+        outlooks = {
             SetupStep.CHECK: self._check_outlook,
             SetupStep.FETCH: self._fetch_outlook,
             SetupStep.BUILD: self._build_outlook,
             SetupStep.VERIFY: self._verify_outlook,
             SetupStep.WARM: self._warm_outlook,
-            SetupStep.SERVE: lambda: Outlook(False, f"{self.place.output}"),
-        }[step]()
+        }
+        return outlooks[step]()
 
     def run(self, step: SetupStep) -> str:
         """Does a step, all before it being done; returns what was done, in one line. A killed run is resumed."""
-        return {
+        work = {
             SetupStep.CHECK: self._check,
             SetupStep.FETCH: self._fetch,
             SetupStep.BUILD: self._build,
             SetupStep.VERIFY: self._verify,
             SetupStep.WARM: self._warm,
-        }[step]()
+        }
+        return work[step]()
 
     # Check: the machine, the memory and the disk for what is about to come.
 
@@ -210,11 +211,6 @@ class Setup:
     def _warm(self) -> str:
         count = compile_ahead(self._plan(), lambda done: self._say(f"{done} kernels compiled"))
         return f"{count} kernels compiled"
-
-
-def size_text(nbytes: int) -> str:
-    """Bytes for people: 71.03 GB, 4.2 MB."""
-    return f"{nbytes / 1e9:.2f} GB" if nbytes >= 1e8 else f"{nbytes / 1e6:.1f} MB"
 
 
 def _duration(seconds: float) -> str:

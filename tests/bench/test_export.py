@@ -1,6 +1,7 @@
 """Records in the neighbours' forms. llama-benchy's own reader judges, too, under `make conformance-test`."""
 
 import json
+import re
 import subprocess
 from dataclasses import replace
 from pathlib import Path
@@ -22,8 +23,10 @@ from onebox.bench.record import (
     WorkloadKind,
     WorkloadRecord,
     write_json,
+    write_run,
 )
 from onebox.spec.errors import UsageError
+from tests.bench.benchy import COMPUTE, GOLDEN, as_input, recorded_cells
 
 BENCHY_PYTHON = Path(__file__).parents[2] / ".venv-conformance" / "bin" / "python"
 
@@ -72,8 +75,9 @@ def test_a_cell_is_llama_benchys_run_with_the_context_as_a_phase_of_its_own():
     assert together["pp_throughput"]["values"] == pytest.approx([128 / 2.5])
     assert together["tg_throughput"]["values"] == pytest.approx([16 / 3.0])
     assert together["tg_req_throughput"]["values"] == pytest.approx([8.0, 8 / 1.5])
-    # Within the second up to 2 s came the chunks at 1.5 s and 2 s: eight tokens.
-    assert together["peak_req_throughput"]["values"][0] == pytest.approx(8.0)
+    # A delivery's tokens are spread over the time since the one before. Within the second up to 1.875 s came the two
+    # of the first delivery, the four of the second and three of the last.
+    assert together["peak_req_throughput"]["values"][0] == pytest.approx(9.0)
 
 
 def test_a_load_is_vllm_benchs_result_with_its_failures():
@@ -104,6 +108,54 @@ def test_one_of_several_loads_has_to_be_named():
         as_vllm_bench(SWEEP)
     with pytest.raises(UsageError, match="this run has none"):
         as_llama_benchy(both)
+
+
+def test_the_table_of_a_sweep_is_llama_benchys():
+    """The golden file is llama-benchy's own computation over the same recorded times."""
+    golden, cells = json.loads(GOLDEN.read_text()), recorded_cells()
+    ours = as_llama_benchy(run_of(*cells))["benchmarks"]
+    assert len(ours) == len(golden["runs"]) == 5
+    for mine, theirs in zip(ours, golden["runs"], strict=True):
+        for name, value in theirs.items():
+            if name.startswith("peak") and theirs["is_context_prefill_phase"]:
+                assert mine[name] is None  # an answer of one token has no peak, whatever one divides by
+            elif isinstance(value, dict):
+                for key in value:
+                    assert mine[name][key] == pytest.approx(value[key], rel=1e-9), (name, key)
+            else:
+                assert mine[name] == value, name
+
+
+def test_the_printed_table_of_a_sweep_has_llama_benchys_rows_and_columns(run_cli, tmp_path):
+    write_run(run_of(*recorded_cells()), tmp_path / "run.json")
+    shown = run_cli("bench", "show", tmp_path / "run.json")
+    assert shown.code == 0, shown.err
+    lines = shown.out.splitlines()
+    head = next(place for place, line in enumerate(lines) if line.startswith(("sweep", "     ")) and "ttfr" in line)
+    assert re.findall(r"t/s|peak t/s|ttfr|est_ppt|e2e_ttft", lines[head])[-3:] == ["ttfr", "est_ppt", "e2e_ttft"]
+    for name, *cells in json.loads(GOLDEN.read_text())["table"]:
+        if name.startswith("ctx_tg"):
+            continue
+        wanted = [cell for cell in cells if cell]
+        rows = [line for line in lines if line.startswith(name)]
+        found = [re.findall(r"[\d.]+ ± [\d.]+", row) for row in rows]
+        assert wanted in found, (name, wanted, found)
+
+
+@pytest.mark.conformance
+def test_the_golden_file_is_what_llama_benchy_computes():
+    assert BENCHY_PYTHON.exists(), f"{BENCHY_PYTHON} is not there: `make conformance-test` makes its environment first"
+    done = subprocess.run(
+        [BENCHY_PYTHON, "-c", COMPUTE], input=as_input(recorded_cells()), capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout.splitlines()[-1]) == json.loads(GOLDEN.read_text())
+
+
+def test_an_unknown_prompt_is_null_and_not_zero():
+    unknown = replace(LOAD, requests=tuple(replace(one, prompt_tokens=None) for one in LOAD.requests))
+    made = as_vllm_bench(run_of(unknown))
+    assert (made["total_input_tokens"], made["total_token_throughput"], made["input_lens"]) == (None, None, [None] * 3)
 
 
 READ = """

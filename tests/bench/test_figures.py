@@ -7,9 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from onebox.bench.figures import CONTEXT_LABEL, Slo, decode_tok_s, failure_counts, figures, gaps_s, percentile, tpot_s
+from onebox.bench.figures import CONTEXT_LABEL, Slo, failure_counts, figures, percentile
 from onebox.bench.metrics import DraftCounters, acceptance, draft_counters, memory_bytes, startup_seconds
 from onebox.bench.record import Failure, Reason, RequestRecord, Role, WorkloadKind, WorkloadRecord
+from onebox.bench.timing import decode_tok_s, gaps_s, tpot_s
 from onebox.spec.errors import UsageError
 
 # Ten tokens: two in the first chunk after a second, four each at 1.5 s and 2 s; the stream ends at 2.1 s.

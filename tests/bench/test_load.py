@@ -6,6 +6,7 @@ import random
 import signal
 import socket
 import sys
+import time
 from dataclasses import replace
 
 import pytest
@@ -47,13 +48,16 @@ def test_single_stream_is_warm_up_then_cold_and_warm_in_turn():
     assert openings[1] == openings[2]
     assert openings[3] == openings[4]
     assert len(set(openings)) == 3
-    assert [body["max_tokens"] for body in server.bodies] == [32, 256, 16, 256, 16]
+    assert [body["max_tokens"] for body in server.bodies] == [32, 256, 256, 256, 256]
     assert {request.prompt_tokens for request in made.requests} == {64}
     assert made.figures["completion_tokens"] == 12
     # Two cold answers of 12 tokens, 6 of them drafts each; every step of the metrics keeps its first draft.
     assert (made.acceptance.accepted, made.acceptance.drafted, made.acceptance.tokens_per_step) == (12, 18, 2.0)
     assert made.acceptance.by_position == (1.0, 0.5)
-    assert made.notes == ()
+    # The server writes its answers at once: they have no decode speed, and that is said.
+    assert made.notes == ("4 of 4 answers are too short to have a decode speed",)
+    assert {"ttft_warm_p50_s", "e2e_warm_p50_tok_s"} < made.figures.keys()
+    assert "decode_p50_tok_s" not in made.figures
 
 
 def test_the_same_seed_sends_the_same_prompts():
@@ -68,7 +72,7 @@ def test_the_same_seed_sends_the_same_prompts():
 def test_a_cold_prompt_that_was_cached_is_told():
     with faulty(cached_tokens=90) as server:
         made = done(server, lambda session: run_single(session, TASKS["json"]))
-    assert made.notes == ("a cold prompt had 90 tokens in the server's cache",)
+    assert made.notes[0] == "a cold prompt had 90 tokens in the server's cache"
 
 
 def test_a_workload_that_takes_too_long_has_fewer_runs_and_says_so():
@@ -186,7 +190,7 @@ def test_long_prompts_fill_a_small_context_and_say_so():
     with faulty(max_model_len=3000) as server:
         made = done(server, lambda session: run_load(session, "long_only", Loop(2, count=2)), NO_WARM_UP)
     assert {request.prompt_tokens for request in made.requests} == {3000 - 256}
-    assert made.notes == ("Long: scaled down to 2,744 + 256 tokens from 108,000 + 256: the context holds 3,000",)
+    assert made.notes[:1] == ("Long: scaled down to 2,744 + 256 tokens from 108,000 + 256: the context holds 3,000",)
 
 
 def test_what_does_not_fit_at_all_is_left_out_and_said():
@@ -220,7 +224,7 @@ def test_an_agent_has_fewer_turns_in_a_small_context():
         made = done(server, lambda session: run_load(session, "agent", Loop(1, count=1)), NO_WARM_UP)
     assert len(made.requests) == 2
     assert not made.failed
-    assert made.notes == ("scaled down to 2 turns from 6: the context holds 1,024 tokens",)
+    assert made.notes[:1] == ("scaled down to 2 turns from 6: the context holds 1,024 tokens",)
 
 
 def test_failures_under_load_are_kept_with_their_reasons_and_leave_the_figures():
@@ -268,7 +272,7 @@ def test_a_cell_that_would_be_another_one_is_skipped():
 def test_a_server_that_ends_answers_early_all_the_same_is_told():
     with faulty("ends early") as server:
         made = done(server, lambda session: run_cell(session, Cell(64, 24)))
-    assert made.notes == ("answers have 12 tokens, not 24: the server does not follow ignore_eos",)
+    assert made.notes[:1] == ("answers have 12 tokens, not 24: the server does not follow ignore_eos",)
 
 
 def test_cells_are_the_product_shallow_first():
@@ -348,3 +352,75 @@ def test_a_server_that_does_not_come_up_is_told_in_its_own_words():
         asyncio.run(measure(replace(plan, launch="/no/such/program"), Silence(), ()))
     with faulty() as server, pytest.raises(UsageError, match="already answers"):
         asyncio.run(measure(replace(plan, connection=Connection(server.url)), Silence(), ()))
+
+
+def test_an_open_loop_sends_every_task_of_its_mix_and_says_how_late():
+    with faulty(max_model_len=9000) as server:
+        made = done(server, lambda session: run_load(session, "mixed_typical", Loop(rate=400.0, count=16)), NO_WARM_UP)
+    labels = [request.label for request in made.requests]
+    assert {label: labels.count(label) for label in set(labels)} == {
+        **dict.fromkeys(("docai-qa", "docai-code", "docai-kie", "docai-hungarian"), 3),
+        "rag-8k": 4,
+    }
+    late = [request.late_s for request in made.requests]
+    assert all(value >= -1e-3 for value in late)
+    assert made.figures["late_max_s"] == pytest.approx(max(late))
+    assert made.figures["late_p50_s"] <= made.figures["late_p95_s"] <= made.figures["late_max_s"]
+    with faulty() as server:
+        closed = done(server, lambda session: run_load(session, "uniform_short", Loop(2, count=4)), NO_WARM_UP)
+    assert {request.late_s for request in closed.requests} == {None}
+    assert not [name for name in closed.figures if name.startswith("late_")]
+
+
+def test_a_client_that_cannot_keep_its_arrivals_says_so():
+    class Busy(Silence):
+        def answered(self, answer):  # noqa: ARG002 - it only takes time
+            time.sleep(0.15)
+
+    with faulty() as server:
+        load = ("uniform_short", Loop(rate=200.0, count=6))
+        made = done(server, lambda session: run_load(session, *load), NO_WARM_UP, watch=Busy())
+    assert made.figures["late_max_s"] > 0.1
+    assert any("sent late" in note for note in made.notes)
+
+
+@pytest.mark.parametrize(
+    ("loop", "why"),
+    [(Loop(3, count=8), "mixed_typical needs 4 clients for it"), (Loop(4, count=3), "the load ended before its turn")],
+)
+def test_a_mix_that_cannot_send_its_long_prompt_says_so(loop, why):
+    with faulty(max_model_len=9000, chunk_delay_s=0.002) as server:
+        made = done(server, lambda session: run_load(session, "mixed_typical", loop), NO_WARM_UP)
+        whole = done(server, lambda session: run_load(session, "mixed_typical", Loop(4, count=16)), NO_WARM_UP)
+    assert f"Long-RAG-8K (7,936 tokens) was never sent: {why}" in made.notes
+    assert not any("was never sent" in note for note in whole.notes)
+
+
+def test_a_server_that_counts_no_prompt_has_no_prompt_figures():
+    """Neither usage nor a tokenizer: token ids count the answer, and nothing counts the prompt."""
+    with faulty("no usage", tokenizer="") as server:
+        single = done(server, lambda session: run_single(session, TASKS["qa"]))
+        load = done(server, lambda session: run_load(session, "uniform_short", Loop(2, count=4)), NO_WARM_UP)
+    assert not single.failed
+    assert {request.prompt_tokens for request in single.requests} == {None}
+    assert not {"prompt_tokens", "prefill_tok_s", "input_tok_s"} & (single.figures.keys() | load.figures.keys())
+    assert single.figures["ttft_cold_p50_s"] > 0
+    with faulty("no usage") as server:
+        counted = done(server, lambda session: run_single(session, TASKS["qa"]))
+    assert counted.figures["prompt_tokens"] == 64
+    assert counted.figures["prefill_tok_s"] > 0
+
+
+def test_a_warm_answer_that_is_another_one_is_told():
+    class Renamed(Silence):
+        count = 0
+
+        def answered(self, answer):
+            self.count += 1
+            answer.content += f" {self.count}"
+
+    with faulty() as server:
+        made = done(server, lambda session: run_single(session, TASKS["qa"]), watch=Renamed())
+        same = done(server, lambda session: run_single(session, TASKS["qa"]))
+    assert "2 of 2 warm answers differ from the cold one to the same prompt, at temperature 0" in made.notes
+    assert not any("differ" in note for note in same.notes)

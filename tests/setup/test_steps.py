@@ -53,5 +53,4 @@ def test_killed_at_every_step_it_ends_in_the_same_bytes(recipe, nursery, built, 
             break
         assert ended.code == -9, ended.err
         assert attempt < 100
-    print(attempt, steps)
     assert digest(tmp_path / "models" / "small-hybrid") == built[0]
