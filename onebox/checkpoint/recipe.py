@@ -74,7 +74,7 @@ class Recipe:
 
     @classmethod
     def completed(cls, given: Mapping[str, TargetFormat], *, has_fp8: bool) -> "Recipe":
-        """The given targets and the others' defaults: DeltaNet as attention, shared experts FP8 where there is a source."""
+        """The given targets and the defaults: DeltaNet as attention, FP8 shared experts if FP8 is a source."""
         shared = TargetFormat.FP8 if has_fp8 else TargetFormat.KEEP
         delta = given.get("attention", TargetFormat.KEEP)
         return cls(**{"shared": shared, "delta": delta, **given})

@@ -23,7 +23,7 @@ def up(
     model: Annotated[str, typer.Argument(help="A model that has a recipe, such as qwen3.5-122b-a10b.")],
     serve_arguments: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[-- SERVE_OPTIONS...]", help="Options of `onebox serve`, after `--`."),
+        typer.Argument(metavar="-- SERVE_OPTIONS", help="Options of `onebox serve`, after `--`."),
     ] = None,
     recipe: Annotated[
         str, typer.Option(help="The recipe: hybrid, another one that ships for the model, or a file NAME.toml.")
@@ -42,14 +42,14 @@ def up(
     Steps that are done are skipped; a run that was stopped, however it was, is resumed by the same command.
     """
     from onebox.cli.serve_arguments import ServeArguments
-    from onebox.setup.place import Place
+    from onebox.setup.place import SetupPlace
     from onebox.setup.recipe_file import find_recipe
     from onebox.setup.steps import Setup
 
     chosen = find_recipe(model, recipe)
     last = _last_step(until, no_serve=no_serve)
     arguments = ServeArguments.resolve(chosen, serve_arguments or [])
-    place = Place(directory, chosen)
+    place = SetupPlace(directory, chosen)
     setup = Setup(place, arguments.engine_options(), byte_progress, typer.echo)
     typer.echo(f"{chosen.model}, recipe {chosen.name}: {chosen.summary}")
     if dry_run:

@@ -24,13 +24,13 @@ from onebox.setup.recipe_file import RecipeSource, SetupRecipe
 from onebox.spec.errors import OneboxError, UnreadableError, WriteError
 from onebox.spec.model import read_json
 
-__all__ = ["Place", "file_stamps"]
+__all__ = ["SetupPlace", "file_stamps"]
 
 _LOCK_NAME = ".onebox_up.lock"
 
 
 @dataclass(frozen=True)
-class Place:
+class SetupPlace:
     """The directory of `--dir`, and what one recipe has in it."""
 
     directory: Path

@@ -16,7 +16,7 @@ from onebox.checkpoint.hub import HubId, find_local
 from onebox.checkpoint.inspect import report_on
 from onebox.checkpoint.origin import Origin, read_origin
 from onebox.checkpoint.recipe import BuildSource, BuildSources, Recipe, classes_used, open_source
-from onebox.setup.place import Place
+from onebox.setup.place import SetupPlace
 from onebox.setup.recipe_file import RecipeSource
 from onebox.spec.model import ModelSpec
 from onebox.spec.modules import ModuleClass
@@ -104,7 +104,7 @@ def _build_sources(opened: list[BuildSource]) -> BuildSources:
     return BuildSources(by_role["base"], by_role.get("fp8"), by_role.get("mtp"))
 
 
-def locate_sources(place: Place) -> Sources:
+def locate_sources(place: SetupPlace) -> Sources:
     """Finds every source of the recipe; asks the hub only for those of which nothing is known here."""
     recipe = place.recipe
     roles = {source.role for source in recipe.sources}
@@ -117,7 +117,7 @@ def locate_sources(place: Place) -> Sources:
     return Sources(tuple(located), recipe.formats)
 
 
-def _locate(place: Place, source: RecipeSource, uses: Uses) -> _Located:
+def _locate(place: SetupPlace, source: RecipeSource, uses: Uses) -> _Located:
     if source.hub_id is None:
         return _Located(source, uses, source.directory or Path())
     fetched = _fetched(place, source.hub_id, uses)
@@ -132,7 +132,7 @@ def _locate(place: Place, source: RecipeSource, uses: Uses) -> _Located:
     return _Located(source, uses, directory, plan_tensors(source.hub_id, uses, directory))
 
 
-def _fetched(place: Place, hub_id: HubId, uses: Uses) -> FetchPlan | None:
+def _fetched(place: SetupPlace, hub_id: HubId, uses: Uses) -> FetchPlan | None:
     """What an earlier run has fetched, or begun to fetch, if it has all of `uses`."""
     directory = place.source_directory(hub_id)
     origin = read_origin(directory)

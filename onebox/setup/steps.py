@@ -15,7 +15,7 @@ from onebox.checkpoint.inspect import inspect_checkpoint
 from onebox.checkpoint.verify import verify_checkpoint
 from onebox.engine.api import EngineOptions, EnginePlan, TokenInfo, compile_ahead, kernels_are_compiled, plan_engine
 from onebox.setup.machine import Machine, describe_memory, find_machine
-from onebox.setup.place import Place, file_stamps
+from onebox.setup.place import SetupPlace, file_stamps
 from onebox.setup.sources import ReportProgress, Sources, locate_sources, size_text
 from onebox.spec.errors import MismatchError
 from onebox.spec.model import ModelSpec
@@ -57,7 +57,7 @@ class Setup:
     """
 
     def __init__(
-        self, place: Place, options: EngineOptions, progress: ReportProgress, say: Callable[[str], None]
+        self, place: SetupPlace, options: EngineOptions, progress: ReportProgress, say: Callable[[str], None]
     ) -> None:
         self.place = place
         self.options = options
