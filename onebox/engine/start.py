@@ -6,6 +6,8 @@ the starter cross a process boundary. Torch is imported where a plan is made or 
 another one for an engine never loads it.
 """
 
+import importlib.util
+import logging
 import pickle
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -49,6 +51,8 @@ __all__ = [
     "start_engine",
     "warm_runner",
 ]
+
+_log = logging.getLogger(__name__)
 
 DEFAULT_DRAFTS = 4
 DEFAULT_BATCHED_TOKENS = {"cpu": 512, "cuda": 2048}
@@ -121,12 +125,11 @@ class EnginePlan:
 def plan_engine(directory: Path, options: EngineOptions, tokens: TokenInfo, box: Box | None = None) -> EnginePlan:
     """Decides sizes and formats for this machine, or for `box`; refuses what does not fit, with a table."""
     from onebox.model.footprint import footprint
-    from onebox.model.load import LoadFormat
 
     box = box or (detect_host() if options.device == "cpu" else detect_box())
     device = _device(options.device, box)
     dtype = _dtype(options.dtype, device)
-    load_format = LoadFormat.parse(options.load_format)
+    load_format = _load_format(options.load_format)
     found = footprint(directory, device, dtype, load_format)
     speculation = _speculation(options, found)
     request = _memory_request(options, found, speculation, device, dtype)
@@ -166,9 +169,6 @@ def _memory_request(
     device: "torch.device",
     dtype: "torch.dtype",
 ) -> MemoryRequest:
-    cache_bytes = options.kv_cache_memory_bytes
-    if cache_bytes is None and device.type == "cpu":
-        cache_bytes = DEFAULT_CPU_CACHE_BYTES
     return MemoryRequest(
         max_context_tokens=options.max_model_len or found.spec.max_position_embeddings,
         slots=options.max_num_seqs,
@@ -180,7 +180,8 @@ def _memory_request(
         max_batched_tokens=options.max_num_batched_tokens or DEFAULT_BATCHED_TOKENS[device.type],
         with_vision=found.has_tower and not options.language_model_only,
         activation_bytes=dtype.itemsize,
-        cache_bytes=cache_bytes,
+        cache_bytes=options.kv_cache_memory_bytes,
+        default_cache_bytes=DEFAULT_CPU_CACHE_BYTES if device.type == "cpu" else None,
         with_prefix_cache=options.enable_prefix_caching,
     )
 
@@ -224,6 +225,20 @@ def _dtype(asked: str, device: "torch.device") -> "torch.dtype":
     if asked not in _DTYPES:
         raise UsageError(f"--dtype {asked!r} is not known; give auto, {' or '.join(_DTYPES)}.")
     return torch.bfloat16 if asked == "bfloat16" else torch.float32
+
+
+def _load_format(asked: str) -> "LoadFormat":
+    """As asked; without the fastsafetensors package, which is optional, onebox's own reader is used."""
+    from onebox.model.load import LoadFormat
+
+    load_format = LoadFormat.parse(asked)
+    if load_format is LoadFormat.FASTSAFETENSORS and importlib.util.find_spec("fastsafetensors") is None:
+        _log.warning(
+            "the package fastsafetensors is not installed: the weights are read by onebox's own reader, which also "
+            "reads ahead without mmap; `pip install fastsafetensors` for the other one"
+        )
+        return LoadFormat.SAFETENSORS
+    return load_format
 
 
 def _speculation(options: EngineOptions, found: "Footprint") -> SpeculationConfig:

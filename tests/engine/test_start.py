@@ -1,5 +1,6 @@
 """The engine allocates what the plan says, refuses what does not fit, and resolves what was left open."""
 
+import importlib.util
 from dataclasses import replace
 
 import pytest
@@ -8,7 +9,7 @@ import torch
 from onebox import LLM, SamplingParams
 from onebox.engine.config import SpeculationMethod
 from onebox.engine.start import EngineOptions, TokenInfo, allocate_memory, plan_engine
-from onebox.model.load import load_model
+from onebox.model.load import LoadFormat, load_model
 from onebox.spec.errors import DoesNotFitError, UnsupportedError, UsageError
 from onebox.spec.hardware import GIB, detect_box
 from tests.synthetic import tiny_config, write_checkpoint
@@ -79,9 +80,26 @@ def test_the_weights_take_what_was_planned_for_them(checkpoint, speculation, dty
 
 
 def test_a_plan_that_does_not_fit_is_refused_with_its_table(checkpoint):
-    box = replace(detect_box(), memory_bytes=2 * GIB, available_bytes=None)
+    box = replace(detect_box(), memory_bytes=1 * GIB, available_bytes=None)
     with pytest.raises(DoesNotFitError, match=r"(?s)too large.*weights.*KV of one 32,768-token sequence"):
-        plan_engine(checkpoint, replace(SMALL, max_model_len=32768, kv_cache_memory_bytes=1 << 20), NO_WORDS, box)
+        plan_engine(checkpoint, replace(SMALL, max_model_len=32768), NO_WORDS, box)
+
+
+def test_a_cache_beyond_the_box_is_refused(checkpoint):
+    box = replace(detect_box(), memory_bytes=4 * GIB, available_bytes=None)
+    with pytest.raises(DoesNotFitError, match=r"--kv-cache-memory-bytes \d+ asks for 400.00 GiB, but .* or less"):
+        plan_engine(checkpoint, replace(SMALL, kv_cache_memory_bytes=400 * GIB), NO_WORDS, box)
+
+
+def test_a_reader_that_is_not_installed_is_replaced_by_our_own_and_that_is_said(checkpoint, monkeypatch, caplog):
+    find_spec = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name, *_: None if name == "fastsafetensors" else find_spec(name)
+    )
+    plan = plan_for(checkpoint, load_format="fastsafetensors")
+    assert plan.load_format is LoadFormat.SAFETENSORS
+    assert "fastsafetensors is not installed" in caplog.text
+    assert "`pip install fastsafetensors`" in caplog.text
 
 
 @pytest.fixture
