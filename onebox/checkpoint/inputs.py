@@ -37,7 +37,8 @@ def side_files(base: BuildSource, *, is_native: bool) -> list[Path]:
 
 def _is_side_file(path: Path) -> bool:
     is_weights = path.suffix in {".safetensors", ".bin", ".pt", ".gguf"} or path.name.endswith(".index.json")
-    return not is_weights and path.stat().st_size <= _MAX_SIDE_FILE_BYTES
+    is_unfinished = path.suffix in {".part", ".journal", ".tmp"}
+    return not is_weights and not is_unfinished and path.stat().st_size <= _MAX_SIDE_FILE_BYTES
 
 
 def build_inputs(recipe: Recipe, sources: BuildSources, shard_bytes: int, copied: list[Path]) -> dict[str, str]:

@@ -133,10 +133,8 @@ def classes_used(recipe: Recipe, role: str, *, has_fp8: bool = True, has_mtp_sou
     """The module classes that a build takes from the source in `role`: "base", "fp8" or "mtp"."""
     if role == "mtp":
         return MTP_CLASSES
-    fp8 = {kind for kind, field in _FIELD_OF.items() if getattr(recipe, field) is TargetFormat.FP8}
-    if recipe.mtp is TargetFormat.FP8:
-        fp8 |= MTP_CLASSES  # an MTP head is of one source
-    fp8 -= MTP_CLASSES if has_mtp_source else frozenset()
+    fields = [name for name, target in vars(recipe).items() if target is TargetFormat.FP8]
+    fp8 = {kind for name in fields for kind in _classes_of(name)} - (MTP_CLASSES if has_mtp_source else frozenset())
     if role == "fp8":
         return frozenset(fp8)
     return frozenset(ModuleClass) - (fp8 if has_fp8 else set()) - (MTP_CLASSES if has_mtp_source else frozenset())
@@ -209,7 +207,7 @@ def _origins(recipe: Recipe, sources: BuildSources, wanted: list[Module]) -> dic
 def _classes_of(field: str) -> set[ModuleClass]:
     """The classes that one source gives for a field of the recipe: for the MTP layer, the whole head."""
     if field == "mtp":
-        return {kind for kind in ModuleClass if kind.in_mtp}
+        return set(MTP_CLASSES)
     return {kind for kind, name in _FIELD_OF.items() if name == field}
 
 

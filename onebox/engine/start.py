@@ -10,9 +10,9 @@ import importlib.util
 import logging
 import pickle
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from onebox.engine.config import EngineConfig, SpeculationConfig, SpeculationMethod
 from onebox.engine.engine import Deliver, Engine
@@ -81,6 +81,8 @@ class EngineOptions:
     speculation: str | None = None
     num_speculative_tokens: int | None = None
     synthetic_acceptance: tuple[float, ...] = ()
+    hf_overrides: Mapping[str, Any] = field(default_factory=dict)
+    """Values in place of config.json's, in vLLM's form: text_config.rope_parameters and max_position_embeddings."""
 
 
 @dataclass(frozen=True)
@@ -106,6 +108,7 @@ class EnginePlan:
     load_format: "LoadFormat"
     memory: MemoryPlan
     config: EngineConfig
+    hf_overrides: Mapping[str, Any]
 
     @property
     def memory_shape(self) -> "MemoryShape":
@@ -130,7 +133,7 @@ def plan_engine(directory: Path, options: EngineOptions, tokens: TokenInfo, box:
     device = _device(options.device, box)
     dtype = _dtype(options.dtype, device)
     load_format = _load_format(options.load_format)
-    found = footprint(directory, device, dtype, load_format)
+    found = footprint(directory, device, dtype, load_format, options.hf_overrides)
     speculation = _speculation(options, found)
     request = _memory_request(options, found, speculation, device, dtype)
     memory = plan_memory(found.spec, found.weight_bytes, box, request)
@@ -145,7 +148,7 @@ def plan_engine(directory: Path, options: EngineOptions, tokens: TokenInfo, box:
         boundary_token_ids=tokens.boundary_token_ids,
         speculation=speculation,
     )
-    return EnginePlan(directory, found.spec, device, dtype, load_format, memory, config)
+    return EnginePlan(directory, found.spec, device, dtype, load_format, memory, config, options.hf_overrides)
 
 
 def foresee_memory(
@@ -170,7 +173,7 @@ def _memory_request(
     dtype: "torch.dtype",
 ) -> MemoryRequest:
     return MemoryRequest(
-        max_context_tokens=options.max_model_len or found.spec.max_position_embeddings,
+        max_context_tokens=options.max_model_len or found.spec.max_context_tokens,
         slots=options.max_num_seqs,
         kv=KVFormat.parse(options.kv_cache_dtype),
         drafts=speculation.max_drafts,
@@ -321,8 +324,14 @@ def load_runner(plan: EnginePlan) -> "ModelRunner":
     from onebox.model.load import load_model
     from onebox.model.vision import load_tower
 
-    with_mtp = plan.config.speculation.with_mtp
-    model = load_model(plan.directory, plan.device, plan.dtype, plan.load_format, with_mtp=with_mtp)
+    model = load_model(
+        plan.directory,
+        plan.device,
+        plan.dtype,
+        plan.load_format,
+        with_mtp=plan.config.speculation.with_mtp,
+        overrides=plan.hf_overrides,
+    )
     tower = load_tower(plan.directory, plan.dtype, plan.device) if plan.memory.request.with_vision else None
     return ModelRunner(model, allocate_memory(plan), plan.config, tower)
 

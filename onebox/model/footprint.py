@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -26,10 +26,19 @@ class Footprint(NamedTuple):
     has_tower: bool
 
 
-def footprint(directory: Path, device: torch.device, dtype: torch.dtype, load_format: LoadFormat) -> Footprint:
-    """Reads headers only. On a CPU weights are plain numbers (`cpu.py`); on a GPU they keep their stored size."""
+def footprint(
+    directory: Path,
+    device: torch.device,
+    dtype: torch.dtype,
+    load_format: LoadFormat,
+    overrides: Mapping[str, Any] | None = None,
+) -> Footprint:
+    """Reads headers only. On a CPU weights are plain numbers (`cpu.py`); on a GPU they keep their stored size.
+
+    `overrides` are those of `--hf-overrides`.
+    """
     if load_format is LoadFormat.DUMMY:
-        spec = read_config(directory)
+        spec = read_config(directory, overrides)
         sizes = (
             _cpu_bytes(spec, torch.float32, torch.float32)
             if device.type == "cpu"
@@ -38,7 +47,7 @@ def footprint(directory: Path, device: torch.device, dtype: torch.dtype, load_fo
         # Dummy weights have no vision tower.
         sizes.pop(ModuleClass.VISION, None)
         return Footprint(spec, sizes, spec.mtp_num_hidden_layers > 0, has_tower=False)
-    checkpoint, binding = open_bound(directory)
+    checkpoint, binding = open_bound(directory, overrides)
     stored = report_on(checkpoint, binding, is_deep=False).class_bytes
     if device.type == "cpu":
         sizes = _cpu_bytes(checkpoint.spec, dtype, head_dtype(binding, dtype))

@@ -3,11 +3,12 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from onebox.engine.api import EngineOptions, TokenInfo, check_torch, foresee_memory, plan_engine
 from onebox.planner.memory import MemoryPlan
 from onebox.spec.hardware import GIB, Box, detect_box, detect_host, nvidia_driver
-from onebox.spec.model import ModelSpec
+from onebox.spec.model import spec_from_config
 from onebox.spec.modules import ModuleClass
 
 __all__ = ["Machine", "describe_memory", "find_machine"]
@@ -36,10 +37,10 @@ class Machine:
         return plan_engine(directory, options, TokenInfo(), self.box).memory
 
     def plan_future(
-        self, spec: ModelSpec, class_bytes: Mapping[ModuleClass, int], options: EngineOptions
+        self, config: Mapping[str, Any], class_bytes: Mapping[ModuleClass, int], options: EngineOptions
     ) -> MemoryPlan:
         """The memory plan of a checkpoint that is yet to be fetched or built. Raises `DoesNotFitError`."""
-        return foresee_memory(spec, class_bytes, options, self.box)
+        return foresee_memory(spec_from_config(config, options.hf_overrides), class_bytes, options, self.box)
 
 
 def find_machine(options: EngineOptions) -> Machine:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from onebox.checkpoint.bind import bind
 from onebox.checkpoint.build import BuildPlan, output_bytes, plan_build
@@ -18,7 +19,6 @@ from onebox.checkpoint.origin import Origin, read_origin
 from onebox.checkpoint.recipe import BuildSource, BuildSources, Recipe, classes_used, open_source
 from onebox.setup.place import SetupPlace
 from onebox.setup.recipe_file import RecipeSource
-from onebox.spec.model import ModelSpec
 from onebox.spec.modules import ModuleClass
 
 __all__ = ["ReportProgress", "Sources", "locate_sources", "size_text"]
@@ -77,12 +77,12 @@ class Sources:
             if one.fetch and one.missing_bytes
         ]
 
-    def output(self) -> tuple[ModelSpec, dict[ModuleClass, int]]:
-        """The model's shape and the bytes per class of what will be served, from headers alone."""
+    def output(self) -> tuple[dict[str, Any], dict[ModuleClass, int]]:
+        """The config and the bytes per class of what will be served, from headers alone."""
         opened = [one.foreseen() for one in self.located]
         base = opened[0]
         if self.formats is None:
-            return base.checkpoint.spec, report_on(base.checkpoint, base.binding, is_deep=False).class_bytes
+            return base.checkpoint.config, report_on(base.checkpoint, base.binding, is_deep=False).class_bytes
         return output_bytes(self.formats, _build_sources(opened))
 
     def fetch(self, progress: ReportProgress, say: Callable[[str], None]) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
+from typing import Any
 
 from onebox.checkpoint.build import can_resume, run_build
 from onebox.checkpoint.disk import require_disk
@@ -18,7 +19,6 @@ from onebox.setup.machine import Machine, describe_memory, find_machine
 from onebox.setup.place import SetupPlace, file_stamps
 from onebox.setup.sources import ReportProgress, Sources, locate_sources, size_text
 from onebox.spec.errors import MismatchError
-from onebox.spec.model import ModelSpec
 from onebox.spec.modules import ModuleClass
 
 __all__ = ["Outlook", "Setup", "SetupStep"]
@@ -97,7 +97,8 @@ class Setup:
         return locate_sources(self.place)
 
     @cached_property
-    def _future(self) -> tuple[ModelSpec, dict[ModuleClass, int]]:
+    def _future(self) -> tuple[dict[str, Any], dict[ModuleClass, int]]:
+        """The config and the bytes per class of the checkpoint that is yet to come."""
         return self._sources.output()
 
     @property
@@ -115,7 +116,8 @@ class Setup:
         if self._is_ready:
             memory = self._machine.plan_checkpoint(self.place.output, self.options)
         else:
-            memory = self._machine.plan_future(*self._future, self.options)
+            config, class_bytes = self._future
+            memory = self._machine.plan_future(config, class_bytes, self.options)
             needed = self._sources.missing_bytes + self._left_to_write() + _MARGIN_BYTES
             require_disk("What is to be fetched and built", self.place.directory, needed, "--dir")
             lines.append(f"{size_text(needed)} of disk are needed, and free")
