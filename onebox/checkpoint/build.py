@@ -5,40 +5,58 @@ if a build is interrupted. Shards that an interrupted build has finished are not
 """
 
 import errno
-import hashlib
-import json
 import os
-import shutil
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import onebox
+from onebox.checkpoint import inputs as inputs_of_build
 from onebox.checkpoint.convert import Unit, make_units
 from onebox.checkpoint.describe import describe, is_native, settle
 from onebox.checkpoint.disk import require_disk
-from onebox.checkpoint.manifest import MANIFEST_NAME, Manifest, TensorRecord, read_manifest, write_json
+from onebox.checkpoint.hybrid import HYBRID_KEY
+from onebox.checkpoint.inputs import build_inputs, side_files, stamps
+from onebox.checkpoint.manifest import (
+    MANIFEST_NAME,
+    FileRecord,
+    Manifest,
+    TensorRecord,
+    json_bytes,
+    read_manifest,
+    write_bytes,
+    write_json,
+)
 from onebox.checkpoint.match import check_same_model
+from onebox.checkpoint.output import (
+    MARKER_NAME,
+    build_lock,
+    discard,
+    is_empty,
+    output_directory,
+    read_marker,
+    staging_of,
+    sync_directory,
+    write_marker,
+)
 from onebox.checkpoint.recipe import BuildSources, ModuleChoice, Recipe, choose
-from onebox.checkpoint.shard import Shard, read_record, split_shards, write_shard
+from onebox.checkpoint.shard import Shard, read_record, record_name, split_shards, write_shard
 from onebox.checkpoint.source import INDEX_NAME
-from onebox.spec.errors import MismatchError, WriteError
+from onebox.checkpoint.verify import changed_files
+from onebox.spec.errors import MismatchError, UnreadableError, WriteError
 from onebox.spec.modules import ModuleClass
 
-__all__ = ["BuildPlan", "plan_build", "run_build"]
+__all__ = ["BuildPlan", "can_resume", "output_bytes", "plan_build", "run_build"]
 
 DEFAULT_SHARD_BYTES = 2 << 30
 _MAX_WRITERS = 4
-_PLAN_NAME = "onebox_build.json"
 # Space that the file system may need in addition to the data.
 _DISK_MARGIN_BYTES = 64 << 20
-_NOT_COPIED = {"config.json", INDEX_NAME, MANIFEST_NAME}
-# Some tools describe the quantisation in a separate file, a few only there. It remains valid in a native build.
-_OWN_DESCRIPTIONS = {"quantization_config.json", "hf_quant_config.json"}
-_MAX_SIDE_FILE_BYTES = 64 << 20
+_CONFIG_NAME = "config.json"
 
 
 @dataclass(frozen=True)
@@ -51,7 +69,17 @@ class BuildPlan:
     shards: list[Shard]
     config: dict[str, Any]
     is_native: bool
-    fingerprint: str
+    side_files: list[Path]
+    """The base's files that are copied."""
+    inputs: dict[str, str]
+    """A digest of each input by name (`inputs.py`)."""
+    stamps: dict[str, int]
+    """When each shard of the sources was last changed."""
+
+    @property
+    def fingerprint(self) -> str:
+        """Identifies recipe and sources."""
+        return inputs_of_build.fingerprint(self.inputs)
 
     @property
     def nbytes(self) -> int:
@@ -75,8 +103,7 @@ def plan_build(recipe: Recipe, sources: BuildSources, shard_bytes: int = DEFAULT
 
     Rejects sources of different models and conversions that are not possible.
     """
-    for other in sources.all()[1:]:
-        check_same_model(sources.base, other)
+    check_same_model(sources.all())
     if sources.mtp and not any(sources.mtp.binding.of_class(*(kind for kind in ModuleClass if kind.in_mtp))):
         raise MismatchError(
             f"{sources.mtp.checkpoint.directory} holds no MTP head (mtp.*) to graft: name another source."
@@ -86,28 +113,19 @@ def plan_build(recipe: Recipe, sources: BuildSources, shard_bytes: int = DEFAULT
     choices = settle(chosen, native=native)
     shards = split_shards(make_units(choices, relabel=not native), shard_bytes)
     config = _config(choices, sources, native=native)
-    return BuildPlan(recipe, sources, choices, shards, config, native, _fingerprint(recipe, sources, shard_bytes))
+    copied = side_files(sources.base, is_native=native)
+    inputs = build_inputs(recipe, sources, shard_bytes, copied)
+    return BuildPlan(recipe, sources, choices, shards, config, native, copied, inputs, stamps(sources))
 
 
 def _config(choices: list[ModuleChoice], sources: BuildSources, *, native: bool) -> dict[str, Any]:
     config = dict(sources.base.checkpoint.config)
     config.pop("quantization_config", None)
+    config.pop(HYBRID_KEY, None)
     if any(choice.module.module_class.in_mtp for choice in choices) and "text_config" in config:
         config["text_config"] = {**config["text_config"], "mtp_num_hidden_layers": 1}
     quantization = describe(choices, sources.base, native=native)
     return {**config, "quantization_config": quantization} if quantization else config
-
-
-def _fingerprint(recipe: Recipe, sources: BuildSources, shard_bytes: int) -> str:
-    """Identifies recipe and sources: an interrupted build is resumed only if both are unchanged."""
-    files = [
-        (source.role, shard.name, stat.st_size, stat.st_mtime_ns)
-        for source in sources.all()
-        for shard in source.checkpoint.shards
-        for stat in [shard.stat()]
-    ]
-    text = json.dumps([onebox.__version__, asdict(recipe), shard_bytes, files])
-    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def run_build(
@@ -115,49 +133,94 @@ def run_build(
 ) -> Manifest:
     """Writes the planned checkpoint to `out`. Resumes an interrupted build of the same plan; `restart` discards it."""
     try:
+        out = output_directory(out)
+        # Before the lock too: a complete build may lie where nothing can be written.
         done = _finished(plan, out)
-        if done:
-            on_bytes(plan.nbytes)
-            return done
-        staging = _staging(plan, out, restart=restart)
-        records = _write_shards(plan, staging, on_bytes)
-        manifest = _finish(plan, staging, records)
-        staging.rename(out)
-        return manifest
+        if done is None:
+            with build_lock(out):
+                done = _finished(plan, out)
+                if done is None:
+                    return _build(plan, out, restart=restart, on_bytes=on_bytes)
+        on_bytes(plan.nbytes)
+        return done
     except OSError as error:
         raise _write_error(error, out) from error
 
 
+def _build(plan: BuildPlan, out: Path, *, restart: bool, on_bytes: Callable[[int], None]) -> Manifest:
+    staging = staging_of(out)
+    manifest = None if restart else _complete(plan, staging)
+    if manifest is None:
+        _prepare(plan, staging, restart=restart)
+        records = _write_shards(plan, staging, on_bytes)
+        manifest = _finish(plan, staging, records)
+    else:
+        on_bytes(plan.nbytes)
+    _remove_traces(plan, staging)
+    staging.rename(out)
+    sync_directory(out.parent)
+    return manifest
+
+
 def _finished(plan: BuildPlan, out: Path) -> Manifest | None:
     """The manifest of `out` if this build is already complete. Raises `WriteError` if `out` holds anything else."""
-    if not out.exists():
+    if not out.exists() or (out.is_dir() and not any(out.iterdir())):
         return None
-    if out.is_dir() and not any(out.iterdir()):
-        return None
-    if (out / MANIFEST_NAME).exists():
-        manifest = read_manifest(out)
-        if manifest.fingerprint == plan.fingerprint:
-            return manifest
-    raise WriteError(f"{out} already exists and is not this build: choose another --out, or remove it first.")
+    if not (out / MANIFEST_NAME).exists():
+        raise WriteError(f"{out} already exists and is not this build: choose another --out, or remove it first.")
+    manifest = read_manifest(out)
+    if manifest.fingerprint != plan.fingerprint:
+        other = inputs_of_build.difference(manifest.inputs, plan.inputs) if manifest.inputs else "another recipe"
+        raise WriteError(
+            f"{out} already exists and is not this build, which has {other}: choose another --out, or remove it first."
+        )
+    built_ns = (out / MANIFEST_NAME).stat().st_mtime_ns
+    newer = next((name for name, changed_ns in plan.stamps.items() if changed_ns > built_ns), None)
+    if newer:
+        raise WriteError(
+            f"{out} already exists and is not this build: {newer} was written after it; choose another --out, or "
+            "remove it first."
+        )
+    problems = changed_files(out, manifest)
+    if problems:
+        raise WriteError(f"{out} is this build, but has been changed: {problems[0].message}")
+    return manifest
 
 
-def _staging(plan: BuildPlan, out: Path, *, restart: bool) -> Path:
-    """The directory the output is written to, new or from an interrupted build of the same plan."""
-    staging = out.with_name(out.name + ".partial")
-    if restart and staging.exists():
-        shutil.rmtree(staging)
-    marker = staging / _PLAN_NAME
+def _complete(plan: BuildPlan, staging: Path) -> Manifest | None:
+    """The manifest of `staging` if an earlier run wrote all of this build and was stopped before the last rename."""
+    with suppress(UnreadableError):
+        if (staging / _CONFIG_NAME).exists() and (staging / MANIFEST_NAME).exists():
+            manifest = read_manifest(staging)
+            left = {problem.tensor for problem in changed_files(staging, manifest)} - _traces(plan, staging)
+            return manifest if manifest.fingerprint == plan.fingerprint and not left else None
+    return None
+
+
+def _prepare(plan: BuildPlan, staging: Path, *, restart: bool) -> None:
+    """Makes `staging` the directory of this build, new or from an interrupted run of the same plan."""
     if staging.exists():
-        known = json.loads(marker.read_text()) if marker.exists() else {}
-        if known.get("fingerprint") != plan.fingerprint:
+        marker = read_marker(staging)
+        if restart or marker == {}:
+            discard(staging)
+        elif marker != _marker(plan) and not is_empty(staging):
             raise WriteError(
-                f"{staging} holds an unfinished build of another recipe or of sources that have changed since: "
-                "finish that one, or pass --restart to discard it."
+                f"{staging} holds an unfinished build of another recipe or of sources that have changed since"
+                f"{_named_difference(marker, plan)}: finish that one, or pass --restart to discard it."
             )
     _check_disk(plan, staging)
     staging.mkdir(parents=True, exist_ok=True)
-    write_json(marker, {"fingerprint": plan.fingerprint})
-    return staging
+    write_marker(staging, _marker(plan))
+
+
+def _marker(plan: BuildPlan) -> dict[str, Any]:
+    return {"inputs": plan.inputs, "stamps": plan.stamps}
+
+
+def _named_difference(marker: dict[str, Any] | None, plan: BuildPlan) -> str:
+    known = (marker or {}).get("inputs")
+    other = inputs_of_build.difference(known, plan.inputs) if isinstance(known, dict) else ""
+    return f" (this one has {other})" if other else ""
 
 
 def _check_disk(plan: BuildPlan, staging: Path) -> None:
@@ -198,43 +261,54 @@ class _StoppedError(Exception):
 
 
 def _finish(plan: BuildPlan, staging: Path, records: dict[str, TensorRecord]) -> Manifest:
-    """Writes side files, index, manifest and config.json, and removes the build's own records."""
-    base = plan.sources.base.checkpoint.directory
-    left_behind = _NOT_COPIED if plan.is_native else _NOT_COPIED | _OWN_DESCRIPTIONS
-    for path in sorted(base.iterdir()):
-        if path.is_file() and path.name not in left_behind and _is_side_file(path):
-            shutil.copy2(path, staging / path.name)
+    """Writes side files, index, manifest and, last of all, config.json, without which nothing is a checkpoint."""
+    if stamps(plan.sources) != plan.stamps:
+        raise MismatchError(f"A shard of the sources changed while {staging} was written: run again with --restart.")
+    contents = {path.name: _unchanged(plan, path) for path in plan.side_files}
     if len(plan.shards) > 1:
         weight_map = {name: record.file for name, record in records.items()}
-        write_json(staging / INDEX_NAME, {"metadata": {"total_size": plan.nbytes}, "weight_map": weight_map})
+        contents[INDEX_NAME] = json_bytes({"metadata": {"total_size": plan.nbytes}, "weight_map": weight_map})
+    config = json_bytes(plan.config)
     manifest = Manifest(
         onebox_version=onebox.__version__,
         fingerprint=plan.fingerprint,
         recipe={key: str(value) for key, value in asdict(plan.recipe).items()},
         sources={source.role: source.checkpoint.directory.resolve().name for source in plan.sources.all()},
         tensors=records,
+        inputs=plan.inputs,
+        shards={
+            shard.name: FileRecord(len(shard.header) + shard.nbytes, FileRecord.of(shard.header).sha256)
+            for shard in plan.shards
+        },
+        files={name: FileRecord.of(content) for name, content in [*contents.items(), (_CONFIG_NAME, config)]},
     )
+    for name, content in contents.items():
+        write_bytes(staging / name, content)
     write_json(staging / MANIFEST_NAME, manifest.to_json())
-    write_json(staging / "config.json", plan.config)
-    for shard in plan.shards:
-        (staging / f"{shard.name}.json").unlink(missing_ok=True)
-    (staging / _PLAN_NAME).unlink(missing_ok=True)
-    _sync_directory(staging)
+    write_bytes(staging / _CONFIG_NAME, config)
+    sync_directory(staging)
     return manifest
 
 
-def _is_side_file(path: Path) -> bool:
-    """Whether a file is not weights: tokenizer, templates, processors, licence."""
-    is_weights = path.suffix in {".safetensors", ".bin", ".pt", ".gguf"} or path.name.endswith(".index.json")
-    return not is_weights and path.stat().st_size <= _MAX_SIDE_FILE_BYTES
+def _unchanged(plan: BuildPlan, path: Path) -> bytes:
+    content = path.read_bytes()
+    if FileRecord.of(content).sha256 != plan.inputs[f"{plan.sources.base.role}/{path.name}"]:
+        raise MismatchError(f"{path} changed while the build was running: run again with --restart.")
+    return content
 
 
-def _sync_directory(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+def _traces(plan: BuildPlan, staging: Path) -> set[str]:
+    """The names in `staging` that only an unfinished build has."""
+    kept = {MANIFEST_NAME, INDEX_NAME, _CONFIG_NAME, *(path.name for path in plan.side_files)}
+    kept |= {shard.name for shard in plan.shards}
+    own = {MARKER_NAME, *map(record_name, plan.shards)}
+    return {path.name for path in staging.iterdir() if path.name in own | {f"{name}.tmp" for name in kept | own}}
+
+
+def _remove_traces(plan: BuildPlan, staging: Path) -> None:
+    for name in _traces(plan, staging):
+        (staging / name).unlink(missing_ok=True)
+    sync_directory(staging)
 
 
 def _write_error(error: OSError, out: Path) -> WriteError:
@@ -245,3 +319,22 @@ def _write_error(error: OSError, out: Path) -> WriteError:
             "same command again to resume."
         )
     return WriteError(f"{where} cannot be written: {error.strerror}; existing files in {out} are unchanged.")
+
+
+def output_bytes(recipe: Recipe, sources: BuildSources) -> tuple[dict[str, Any], dict[ModuleClass, int]]:
+    """The config and the bytes per class of a build, from headers alone: the sources' files need not be here."""
+    chosen = choose(recipe, sources)
+    native = is_native(chosen, sources.base)
+    choices = settle(chosen, native=native)
+    sizes: dict[ModuleClass, int] = {}
+    for unit in make_units(choices, relabel=not native):
+        sizes[unit.module_class] = sizes.get(unit.module_class, 0) + unit.nbytes
+    return _config(choices, sources, native=native), sizes
+
+
+def can_resume(plan: BuildPlan, out: Path) -> bool:
+    """Whether what an unfinished build has left of `out` is of this plan, or nothing is left."""
+    staging = staging_of(output_directory(out))
+    if not staging.exists() or is_empty(staging):
+        return True
+    return read_marker(staging) in (_marker(plan), {}) or _complete(plan, staging) is not None

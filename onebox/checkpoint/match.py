@@ -1,9 +1,10 @@
-"""Checks that two checkpoints are the same model: sizes from their configs, then norms, which both store unquantised.
+"""Checks that checkpoints are the same model: sizes from their configs, then norms, which all store unquantised.
 
 Different models of one shape exist (Qwen3.5 and Qwen3.6 35B-A3B), so equal shapes are not enough; equal norms are.
 """
 
 from dataclasses import fields
+from itertools import combinations
 
 import torch
 
@@ -23,34 +24,40 @@ _MAX_SAMPLES = 24
 _CAST_TOLERANCE = 2.0**-8
 
 
-def check_same_model(base: BuildSource, other: BuildSource) -> None:
-    """Raises `MismatchError` with the first difference between the two, if any."""
-    one, two = base.checkpoint, other.checkpoint
-    where = f"the base {one.directory} and the {other.role} checkpoint {two.directory}"
+def check_same_model(sources: list[BuildSource]) -> None:
+    """Raises `MismatchError` with the first difference between any two of `sources`, if any."""
+    for one, two in combinations(sources, 2):
+        _check_pair(one, two)
+
+
+def _check_pair(one: BuildSource, two: BuildSource) -> None:
+    where = " and ".join(f"the {source.role} checkpoint {source.checkpoint.directory}" for source in (one, two))
     for field in fields(ModelSpec):
-        values = getattr(one.spec, field.name), getattr(two.spec, field.name)
+        values = getattr(one.checkpoint.spec, field.name), getattr(two.checkpoint.spec, field.name)
         if field.name not in _MAY_DIFFER and values[0] != values[1]:
             raise MismatchError(
                 f"Not the same model: {where} have {field.name} {values[0]} and {values[1]}; use one model."
             )
-    for name in _common_norms(base, other):
-        if not _same_numbers(base.binding.modules[name], other.binding.modules[name]):
+    for name in _common_norms(one, two):
+        if not _same_numbers(one.binding.modules[name], two.binding.modules[name]):
             raise MismatchError(
                 f"Not the same model: {name} differs between {where}, though their shapes agree; "
-                "use two checkpoints of one model and one revision."
+                "use checkpoints of one model and one revision."
             )
 
 
-def _common_norms(base: BuildSource, other: BuildSource) -> list[str]:
-    """Up to a few dozen norms that both contain, spread over the model's depth."""
-    small = (ModuleClass.SMALL, ModuleClass.MTP_SMALL)
-    names = [
-        bound.module.name
-        for bound in base.binding.of_class(*small)
-        if bound.module.name in other.binding.modules and len(bound.module.shape) == 1
-    ]
-    step = max(1, len(names) // _MAX_SAMPLES)
-    return names[::step]
+def _common_norms(one: BuildSource, two: BuildSource) -> list[str]:
+    """A few dozen norms that both contain, spread over the model's depth, and all those of the MTP head."""
+    common = {
+        kind: [
+            bound.module.name
+            for bound in one.binding.of_class(kind)
+            if bound.module.name in two.binding.modules and len(bound.module.shape) == 1
+        ]
+        for kind in (ModuleClass.SMALL, ModuleClass.MTP_SMALL)
+    }
+    step = max(1, len(common[ModuleClass.SMALL]) // _MAX_SAMPLES)
+    return common[ModuleClass.SMALL][::step] + common[ModuleClass.MTP_SMALL]
 
 
 def _same_numbers(one: Bound, two: Bound) -> bool:

@@ -4,7 +4,7 @@ A recipe is one target format per module class. `choose` turns it, with the open
 or raises an error if a target is not possible. No tensor is read here.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -72,6 +72,13 @@ class Recipe:
     mtp: TargetFormat = TargetFormat.KEEP
     lm_head: TargetFormat = TargetFormat.KEEP
 
+    @classmethod
+    def completed(cls, given: Mapping[str, TargetFormat], *, has_fp8: bool) -> "Recipe":
+        """The given targets and the defaults: DeltaNet as attention, FP8 shared experts if FP8 is a source."""
+        shared = TargetFormat.FP8 if has_fp8 else TargetFormat.KEEP
+        delta = given.get("attention", TargetFormat.KEEP)
+        return cls(**{"shared": shared, "delta": delta, **given})
+
     def target_of(self, module: Module) -> TargetFormat:
         """The target of one module. Routers, norms, gates, mtp.fc, embedding and vision always keep their format."""
         field = _FIELD_OF.get(module.module_class)
@@ -122,12 +129,15 @@ class ModuleChoice:
     action: Action
 
 
-def classes_used(recipe: Recipe, role: str, *, has_mtp_source: bool) -> frozenset[ModuleClass]:
-    """The module classes that a build takes from the source in `role`, "fp8" or "mtp"."""
+def classes_used(recipe: Recipe, role: str, *, has_fp8: bool = True, has_mtp_source: bool) -> frozenset[ModuleClass]:
+    """The module classes that a build takes from the source in `role`: "base", "fp8" or "mtp"."""
     if role == "mtp":
         return MTP_CLASSES
-    fp8 = {kind for kind, field in _FIELD_OF.items() if getattr(recipe, field) is TargetFormat.FP8}
-    return frozenset(fp8 - MTP_CLASSES if has_mtp_source else fp8)
+    fields = [name for name, target in vars(recipe).items() if target is TargetFormat.FP8]
+    fp8 = {kind for name in fields for kind in _classes_of(name)} - (MTP_CLASSES if has_mtp_source else frozenset())
+    if role == "fp8":
+        return frozenset(fp8)
+    return frozenset(ModuleClass) - (fp8 if has_fp8 else set()) - (MTP_CLASSES if has_mtp_source else frozenset())
 
 
 def open_source(role: str, directory: Path, uses: frozenset[ModuleClass] | None = None) -> BuildSource:
@@ -165,11 +175,62 @@ def _refuse_idle_targets(recipe: Recipe, choices: list[ModuleChoice]) -> None:
 
 
 def _choices(recipe: Recipe, sources: BuildSources) -> Iterator[ModuleChoice]:
-    for module in modules(_richest_spec(sources)):
-        own = sources.mtp if sources.mtp and module.module_class.in_mtp else sources.base
-        bound = own.binding.modules.get(module.name)
+    wanted = list(modules(_richest_spec(sources)))
+    origins = _origins(recipe, sources, wanted)
+    for module in wanted:
+        source = origins[module.module_class]
+        bound = source.binding.modules.get(module.name)
         if bound is not None:
-            yield _choose_one(recipe.target_of(module), module, own, bound, sources.fp8)
+            yield _choose_one(recipe.target_of(module), module, source, bound)
+
+
+def _origins(recipe: Recipe, sources: BuildSources, wanted: list[Module]) -> dict[ModuleClass, BuildSource]:
+    """The source of each class: one for all its modules, and one for the whole MTP head.
+
+    A class that becomes FP8 comes from the FP8 checkpoint if that holds it in FP8 and its own source does not. A head
+    that --mtp-from names is never exchanged.
+    """
+    origins = {kind: sources.mtp if sources.mtp and kind.in_mtp else sources.base for kind in ModuleClass}
+    for name, target in vars(recipe).items():
+        if target is not TargetFormat.FP8 or sources.fp8 is None or (name == "mtp" and sources.mtp):
+            continue
+        kinds = _classes_of(name)
+        asked = [module.name for module in wanted if module.module_class in kinds]
+        names = [each for each in asked if each in sources.base.binding.modules]
+        # A base of which only the classes that it gives were fetched has none of the others.
+        is_absent = not names and any(each in sources.fp8.binding.modules for each in asked)
+        if is_absent or _is_from_fp8(name, names, sources.base, sources.fp8):
+            origins |= dict.fromkeys(kinds, sources.fp8)
+    return origins
+
+
+def _classes_of(field: str) -> set[ModuleClass]:
+    """The classes that one source gives for a field of the recipe: for the MTP layer, the whole head."""
+    if field == "mtp":
+        return set(MTP_CLASSES)
+    return {kind for kind, name in _FIELD_OF.items() if name == field}
+
+
+def _is_from_fp8(field: str, names: list[str], own: BuildSource, fp8: BuildSource) -> bool:
+    """Whether the modules `names` of `own`, which become FP8, come from the FP8 checkpoint; all of them or none."""
+    held = [fp8.binding.modules[name] for name in names if name in fp8.binding.modules]
+    to_convert = [own.binding.modules[name] for name in names if _FIELD_OF.get(_class_of(own, name)) == field]
+    if all(bound.stored.format is WeightFormat.FP8 for bound in to_convert):
+        return False
+    if not any(bound.stored.format is WeightFormat.FP8 for bound in held):
+        return False
+    if len(held) < len(names):
+        missing = next(name for name in names if name not in fp8.binding.modules)
+        raise MismatchError(
+            f"--{field.replace('_', '-')} fp8 would mix the base {own.checkpoint.directory} and the fp8 checkpoint "
+            f"{fp8.checkpoint.directory}, which has no {missing}: such modules come from one source; complete the fp8 "
+            "checkpoint, or leave it out."
+        )
+    return True
+
+
+def _class_of(source: BuildSource, name: str) -> ModuleClass:
+    return source.binding.modules[name].module.module_class
 
 
 def _richest_spec(sources: BuildSources) -> ModelSpec:
@@ -179,18 +240,11 @@ def _richest_spec(sources: BuildSources) -> ModelSpec:
     return base if base.mtp_num_hidden_layers else mtp
 
 
-def _choose_one(
-    target: TargetFormat, module: Module, own: BuildSource, bound: Bound, fp8: BuildSource | None
-) -> ModuleChoice:
-    if target is TargetFormat.KEEP or bound.stored.format.value == target.value:
-        return ModuleChoice(module, own, bound, bound.stored, Action.MOVE)
-    if target is TargetFormat.BF16 and bound.is_plain:
-        return ModuleChoice(module, own, bound, bound.stored, Action.MOVE)
-    if target is TargetFormat.FP8 and fp8:
-        official = fp8.binding.modules.get(module.name)
-        if official and official.stored.format is WeightFormat.FP8:
-            return ModuleChoice(module, fp8, official, official.stored, Action.MOVE)
-    return ModuleChoice(module, own, bound, _quantised(target, module, bound), Action.QUANTIZE)
+def _choose_one(target: TargetFormat, module: Module, source: BuildSource, bound: Bound) -> ModuleChoice:
+    is_kept = target is TargetFormat.KEEP or bound.stored.format.value == target.value
+    if is_kept or (target is TargetFormat.BF16 and bound.is_plain):
+        return ModuleChoice(module, source, bound, bound.stored, Action.MOVE)
+    return ModuleChoice(module, source, bound, _quantised(target, module, bound), Action.QUANTIZE)
 
 
 def _quantised(target: TargetFormat, module: Module, bound: Bound) -> Stored:

@@ -8,7 +8,8 @@ import itertools
 import os
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TypeAlias
 
@@ -17,10 +18,10 @@ from onebox.checkpoint.header import TensorEntry, write_header
 from onebox.checkpoint.manifest import TensorRecord, write_json
 from onebox.checkpoint.rounding import TensorChunk
 from onebox.checkpoint.source import read_into
-from onebox.spec.errors import MismatchError
+from onebox.spec.errors import MismatchError, UnreadableError
 from onebox.spec.model import read_json
 
-__all__ = ["Shard", "read_record", "split_shards", "write_shard"]
+__all__ = ["Shard", "read_record", "record_name", "split_shards", "write_shard"]
 
 # Small enough that the buffer is still in the CPU cache when it is hashed and written.
 _BUFFER_BYTES = 1 << 20
@@ -44,6 +45,11 @@ class Shard:
     def nbytes(self) -> int:
         return sum(unit.nbytes for unit in self.units)
 
+    @cached_property
+    def header(self) -> bytes:
+        """The first bytes of the file: the length field and the header."""
+        return write_header([(tensor.name, tensor.stored, tensor.nbytes) for _, tensor in self.tensors], _METADATA)
+
 
 def split_shards(units: list[Unit], shard_bytes: int) -> list[Shard]:
     """Splits the units, in order, into shards of at most `shard_bytes`, unless one unit alone is larger."""
@@ -63,24 +69,37 @@ def split_shards(units: list[Unit], shard_bytes: int) -> list[Shard]:
     ]
 
 
-def _record_path(directory: Path, shard: Shard) -> Path:
-    return directory / f"{shard.name}.json"
+def record_name(shard: Shard) -> str:
+    """The file that holds the hashes of a finished shard until the manifest does."""
+    return f"{shard.name}.json"
 
 
 def read_record(directory: Path, shard: Shard) -> dict[str, TensorRecord] | None:
     """The records of a shard that an earlier run completed, or None if it must be written."""
     path = directory / shard.name
-    if not path.exists() or not _record_path(directory, shard).exists():
+    if not path.exists() or not (directory / record_name(shard)).exists():
         return None
-    saved = read_json(_record_path(directory, shard))
+    try:
+        saved = read_json(directory / record_name(shard))
+    except UnreadableError:
+        return None
     if saved.get("file_bytes") != path.stat().st_size:
         return None
-    return {name: TensorRecord(**record) for name, record in saved["tensors"].items()}
+    return _records(shard, saved["sha256"])
+
+
+def _records(shard: Shard, digests: list[str]) -> dict[str, TensorRecord]:
+    return {
+        tensor.name: TensorRecord(
+            shard.name, tensor.nbytes, digest, unit.action.value, unit.origin, tensor.stored.dtype, tensor.stored.shape
+        )
+        for (unit, tensor), digest in zip(shard.tensors, digests, strict=True)
+    }
 
 
 def write_shard(directory: Path, shard: Shard, on_bytes: Callable[[int], None]) -> dict[str, TensorRecord]:
     """Writes `shard` into `directory` and returns its tensors' records; calls `on_bytes` after each write."""
-    header = write_header([(tensor.name, tensor.stored, tensor.nbytes) for _, tensor in shard.tensors], _METADATA)
+    header = shard.header
     temporary = directory / f"{shard.name}.tmp"
     try:
         with (
@@ -95,15 +114,11 @@ def write_shard(directory: Path, shard: Shard, on_bytes: Callable[[int], None]) 
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
-    records = {
-        tensor.name: TensorRecord(shard.name, tensor.nbytes, digest, unit.action.value, unit.origin)
-        for (unit, tensor), digest in zip(shard.tensors, digests, strict=True)
-    }
     # The record is written first: a shard under its final name always has one.
-    saved = {"file_bytes": len(header) + shard.nbytes, "tensors": {n: asdict(r) for n, r in records.items()}}
-    write_json(_record_path(directory, shard), saved)
+    saved = {"file_bytes": len(header) + shard.nbytes, "sha256": digests}
+    write_json(directory / record_name(shard), saved)
     temporary.replace(directory / shard.name)
-    return records
+    return _records(shard, digests)
 
 
 class _Writer:

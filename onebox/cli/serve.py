@@ -21,10 +21,12 @@ from onebox.cli.serve_options import (
     PromptOptions,
     engine_options,
 )
+from onebox.cli.start_view import progress_lines
+from onebox.spec.heap import bound_heap
 from onebox.spec.output import end_process, flush_output, log_in_background, say
 
 if TYPE_CHECKING:
-    from onebox.engine.api import EngineOptions, EngineProcess, Planned, Progress
+    from onebox.engine.api import EngineOptions, EngineProcess, Progress
     from onebox.server.media import MediaLimits
     from onebox.server.service import Service
     from onebox.server.settings import ServerSettings
@@ -63,6 +65,7 @@ def serve(
     ] = None,
 ) -> None:
     """Serve a model on an OpenAI-compatible HTTP API."""
+    bound_heap(maps_large_blocks=True)
     options = _Options(
         model=model,
         http=http,
@@ -128,6 +131,7 @@ def _load(options: _Options) -> "tuple[Service, EngineProcess]":
 
     directory = options.model or _pocket()
     began = time.perf_counter()
+    _check_side_files(directory, options)
     defaults = GenerationDefaults.load(directory, options.generation_config)
     defaults = defaults.overridden(options.generation_overrides)
     tokenizer = Tokenizer.load(directory)
@@ -149,7 +153,8 @@ def _load(options: _Options) -> "tuple[Service, EngineProcess]":
             if time.perf_counter() - last_detail < _DETAIL_S:
                 return
             last_detail = time.perf_counter()
-        _say_progress(progress)
+        for line in progress_lines(progress):
+            say(line)
 
     # The pocket model's tensors are too small for multiple threads, which would only wait for each other.
     starter = CheckpointStarter(directory, options.engine, tokens, num_threads=None if options.model else 1)
@@ -185,24 +190,19 @@ def _pocket() -> Path:
     return directory
 
 
-def _say_progress(progress: "Progress") -> None:
-    """A phase with its seconds or how far it is, the memory in use, or the memory plan and the resolved settings."""
-    from onebox.engine.api import DeviceMemory, StartDetail, StartPhase
+def _check_side_files(directory: Path, options: _Options) -> None:
+    """Refuses a checkpoint that cannot be served for lack of a file, and says what it cannot do for lack of others."""
+    from onebox.checkpoint.side_files import side_file_problems
+    from onebox.spec.errors import UnreadableError
+    from onebox.spec.model import read_config
 
-    match progress:
-        case StartPhase(name, seconds):
-            say(f"{name}: {seconds:.2f} s")
-        case StartDetail(name, text):
-            say(f"{name}: {text}")
-        case DeviceMemory(used_bytes, planned_bytes):
-            say(f"device memory: {used_bytes / 2**30:.2f} GiB in use, of {planned_bytes / 2**30:.2f} GiB in the plan")
-        case _:
-            _say_plan(progress)
-
-
-def _say_plan(progress: "Planned") -> None:
-    memory = progress.memory
-    say(f"{memory.box.device}, {progress.dtype} activations, {memory.request.kv.name} KV cache:")
-    for part in memory.parts:
-        say(f"  {part.name:<13}{part.bytes / 2**30:9.3f} GiB  {part.note}")
-    say(str(progress.config))
+    problems = side_file_problems(
+        directory,
+        read_config(directory),
+        has_tower=not options.engine.language_model_only,
+        has_template=options.chat_template is not None,
+    )
+    for problem in problems:
+        if problem.is_fatal:
+            raise UnreadableError(f"{directory} cannot be served: {problem.message}")
+        say(problem.message)

@@ -13,12 +13,12 @@ __all__ = ["verify"]
 def verify(
     directory: Annotated[Path, typer.Argument(help="A checkpoint that `onebox build` wrote.")],
 ) -> None:
-    """Re-read a built checkpoint and compare every tensor with the manifest's sha256.
+    """Re-read a built checkpoint and compare every file and every tensor with the manifest.
 
-    Exit code: 0 all tensors match, 1 a tensor differs, 2 unreadable.
+    Exit code: 0 all match, 1 something differs, 2 unreadable.
     """
     from onebox.checkpoint.manifest import read_manifest
-    from onebox.checkpoint.verify import verify_checkpoint
+    from onebox.checkpoint.verify import unproved, verify_checkpoint
 
     manifest = read_manifest(directory)
     total = sum(record.nbytes for record in manifest.tensors.values())
@@ -26,7 +26,16 @@ def verify(
         problems = verify_checkpoint(directory, on_bytes)
     for problem in problems:
         typer.echo(f"problem: {problem.message}")
+    unknown = unproved(directory, manifest)
+    if unknown:
+        typer.echo(f"note: {unknown}")
     if problems:
-        typer.echo(f"{len(problems):,} of {len(manifest.tensors):,} tensors differ from the manifest.")
+        num_tensors = sum(problem.tensor in manifest.tensors for problem in problems)
+        typer.echo(
+            f"{num_tensors:,} of {len(manifest.tensors):,} tensors and {len(problems) - num_tensors:,} files or other "
+            "tensors differ from the manifest."
+        )
         raise typer.Exit(1)
-    typer.echo(f"{len(manifest.tensors):,} tensors, {total / 1e9:.2f} GB: all match the manifest.")
+    num_files = len(manifest.files) + len(manifest.shards)
+    what = "all tensors" if unknown else f"all tensors, headers and {num_files} files"
+    typer.echo(f"{len(manifest.tensors):,} tensors, {total / 1e9:.2f} GB: {what} match the manifest.")

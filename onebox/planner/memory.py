@@ -11,6 +11,7 @@
 Computes sizes only: the engine allocates according to a `MemoryPlan`.
 """
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -70,7 +71,9 @@ class MemoryRequest:
     activation_bytes: int = 2
     """2 for bfloat16, 4 for float32."""
     cache_bytes: int | None = None
-    """For KV pages and prefix checkpoints together; None: all remaining memory."""
+    """For KV pages and prefix checkpoints together; more than there is, is refused. None: all remaining memory."""
+    default_cache_bytes: int | None = None
+    """Where `cache_bytes` is None: not more than this."""
     with_prefix_cache: bool = True
 
     def __post_init__(self) -> None:
@@ -225,19 +228,21 @@ def page_bytes(spec: ModelSpec, request: MemoryRequest) -> int:
 
 def plan_memory(spec: ModelSpec, stored: Mapping[ModuleClass, int], box: Box, request: MemoryRequest) -> MemoryPlan:
     """Divides the box. Raises `DoesNotFitError` with a table if one sequence of the full context does not fit."""
-    if request.max_context_tokens > spec.max_position_embeddings:
+    if request.max_context_tokens > spec.max_context_tokens:
         raise UsageError(
-            f"--max-model-len {request.max_context_tokens:,} is more than the {spec.max_position_embeddings:,} tokens "
-            "that the model supports; give that or less."
+            f"--max-model-len {request.max_context_tokens:,} is more than the {spec.max_context_tokens:,} tokens "
+            f"that the model supports; give that or less{_stretch_advice(spec, request.max_context_tokens)}."
         )
     page = page_bytes(spec, request)
     weights = loaded_weight_bytes(stored, with_mtp=request.with_mtp, with_vision=request.with_vision)
     slot = slot_bytes(spec, request.drafts, request.activation_bytes)
     workspace, reserve = workspace_bytes(spec, request), _reserve(box, request)
     left = box.memory_bytes - reserve - weights - workspace - request.slots * slot
-    if request.cache_bytes is not None:
-        left = min(left, request.cache_bytes)
     one_context = _pages(request.max_context_tokens, request.page_tokens) * page
+    limit = request.default_cache_bytes if request.cache_bytes is None else request.cache_bytes
+    if limit is not None and left >= one_context:
+        _refuse_cache(request, limit, left, one_context)
+        left = min(left, limit)
     checkpoint = checkpoint_bytes(spec, request.activation_bytes)
     share = PREFIX_SHARE if request.with_prefix_cache else 0.0
     num_checkpoints = max(0, int(min(share * left, left - one_context)) // checkpoint)
@@ -258,6 +263,24 @@ def plan_memory(spec: ModelSpec, stored: Mapping[ModuleClass, int], box: Box, re
     return plan
 
 
+def _stretch_advice(spec: ModelSpec, tokens: int) -> str:
+    """How a model without YaRN is stretched to `tokens`, where YaRN's usual factor of 4 reaches that far."""
+    factor = -(-tokens // spec.max_context_tokens)
+    if spec.yarn is not None or factor > 4:
+        return ""
+    rope = {
+        "mrope_interleaved": True,
+        "mrope_section": list(spec.mrope_section),
+        "rope_type": "yarn",
+        "rope_theta": spec.rope_theta,
+        "partial_rotary_factor": spec.partial_rotary_factor,
+        "factor": float(factor),
+        "original_max_position_embeddings": spec.max_position_embeddings,
+    }
+    overrides = {"rope_parameters": rope} if spec.is_text_only else {"text_config": {"rope_parameters": rope}}
+    return f", or stretch it with YaRN: --hf-overrides '{json.dumps(overrides)}'"
+
+
 def asked_reserve_bytes(box: Box, request: MemoryRequest) -> int:
     """The reserve requested by the flags; a plan's reserve is larger if other programs use more than that."""
     if request.reserve_bytes is not None:
@@ -272,7 +295,8 @@ def _reserve(box: Box, request: MemoryRequest) -> int:
 
 
 def _unused_note(request: MemoryRequest) -> str:
-    return "less than a page" if request.cache_bytes is None else "beyond the cache's own limit"
+    is_limited = request.cache_bytes is not None or request.default_cache_bytes is not None
+    return "beyond the cache's own limit" if is_limited else "less than a page"
 
 
 def _reserve_note(box: Box) -> str:
@@ -292,6 +316,21 @@ def _does_not_fit(plan: MemoryPlan, one_context: int, short_bytes: int) -> DoesN
         f"The plan is {short_bytes / GIB:.2f} GiB too large for {box.name}: use smaller weights, a smaller "
         "--max-model-len or --max-num-seqs, a packed --kv-cache-dtype, or a smaller reserve.\n" + "\n".join(table)
     )
+
+
+def _refuse_cache(request: MemoryRequest, limit: int, left: int, one_context: int) -> None:
+    """A cache that is larger than what is left, or smaller than one sequence of the full context."""
+    if limit < one_context:
+        raise DoesNotFitError(
+            f"The cache of {limit / GIB:.2f} GiB is too small: the KV of one {request.max_context_tokens:,}-token "
+            f"sequence takes {one_context / GIB:.2f} GiB. Give --kv-cache-memory-bytes {one_context} or more (up to "
+            f"{left}), or a smaller --max-model-len."
+        )
+    if request.cache_bytes is not None and limit > left:
+        raise DoesNotFitError(
+            f"--kv-cache-memory-bytes {limit} asks for {limit / GIB:.2f} GiB, but weights, workspace, states and the "
+            f"reserve leave {left / GIB:.2f} GiB: give {left} or less, or leave it out to use all that is left."
+        )
 
 
 def _pages(tokens: int, page_tokens: int) -> int:

@@ -172,7 +172,10 @@ class PictureReader:
         name, video_name = "preprocessor_config.json", "video_preprocessor_config.json"
         config = _config(directory, name, "image_processor")
         if config is None:
-            raise UnsupportedError(f"{directory} has no {name}, which says how images become patches.")
+            raise UnsupportedError(
+                f"This checkpoint has no {name}, which says how images become patches: it reads text only; send no "
+                "pictures."
+            )
         images = _Cutting.read(config, name)
         _refuse_other_tower(images, spec.vision, name)
         video_config = _config(directory, video_name, "video_processor")

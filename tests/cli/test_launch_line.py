@@ -2,6 +2,7 @@
 
 import json
 import shlex
+import shutil
 import tomllib
 from dataclasses import replace
 from pathlib import Path
@@ -201,3 +202,13 @@ def test_a_missing_chat_template_says_what_to_do(run_cli, checkpoint):
     result = run_cli("serve", checkpoint, "--port", "0", "--chat-template", "gone.jinja")
     assert result.code == 2
     assert "gone.jinja cannot be read (No such file or directory); give a file" in result.err
+
+
+def test_a_missing_tokenizer_is_said_before_anything_is_loaded(run_cli, checkpoint, tmp_path):
+    broken = tmp_path / "broken"
+    shutil.copytree(checkpoint, broken)
+    (broken / "tokenizer.json").unlink()
+    result = run_cli("serve", broken, "--port", "0")
+    assert result.code == 2
+    assert "cannot be served: tokenizer.json is missing, so no text can be served: " in result.err
+    assert "copy it from the model" in result.err

@@ -1,5 +1,9 @@
 """The engine allocates what the plan says, refuses what does not fit, and resolves what was left open."""
 
+import importlib.util
+import json
+import re
+import shutil
 from dataclasses import replace
 
 import pytest
@@ -8,7 +12,7 @@ import torch
 from onebox import LLM, SamplingParams
 from onebox.engine.config import SpeculationMethod
 from onebox.engine.start import EngineOptions, TokenInfo, allocate_memory, plan_engine
-from onebox.model.load import load_model
+from onebox.model.load import LoadFormat, load_model
 from onebox.spec.errors import DoesNotFitError, UnsupportedError, UsageError
 from onebox.spec.hardware import GIB, detect_box
 from tests.synthetic import tiny_config, write_checkpoint
@@ -79,9 +83,26 @@ def test_the_weights_take_what_was_planned_for_them(checkpoint, speculation, dty
 
 
 def test_a_plan_that_does_not_fit_is_refused_with_its_table(checkpoint):
-    box = replace(detect_box(), memory_bytes=2 * GIB, available_bytes=None)
+    box = replace(detect_box(), memory_bytes=1 * GIB, available_bytes=None)
     with pytest.raises(DoesNotFitError, match=r"(?s)too large.*weights.*KV of one 32,768-token sequence"):
-        plan_engine(checkpoint, replace(SMALL, max_model_len=32768, kv_cache_memory_bytes=1 << 20), NO_WORDS, box)
+        plan_engine(checkpoint, replace(SMALL, max_model_len=32768), NO_WORDS, box)
+
+
+def test_a_cache_beyond_the_box_is_refused(checkpoint):
+    box = replace(detect_box(), memory_bytes=4 * GIB, available_bytes=None)
+    with pytest.raises(DoesNotFitError, match=r"--kv-cache-memory-bytes \d+ asks for 400.00 GiB, but .* or less"):
+        plan_engine(checkpoint, replace(SMALL, kv_cache_memory_bytes=400 * GIB), NO_WORDS, box)
+
+
+def test_a_reader_that_is_not_installed_is_replaced_by_our_own_and_that_is_said(checkpoint, monkeypatch, caplog):
+    find_spec = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name, *_: None if name == "fastsafetensors" else find_spec(name)
+    )
+    plan = plan_for(checkpoint, load_format="fastsafetensors")
+    assert plan.load_format is LoadFormat.SAFETENSORS
+    assert "fastsafetensors is not installed" in caplog.text
+    assert "`pip install fastsafetensors`" in caplog.text
 
 
 @pytest.fixture
@@ -134,6 +155,47 @@ def test_what_is_left_open_is_resolved(checkpoint):
 def test_a_wrong_option_is_one_sentence(checkpoint, options, says):
     with pytest.raises(UsageError, match=says):
         plan_for(checkpoint, **options)
+
+
+def stretched(config, factor=4.0):
+    """The override that stretches this config's context."""
+    text = config["text_config"]
+    rope = {**text["rope_parameters"], "rope_type": "yarn", "factor": factor}
+    return {"text_config": {"rope_parameters": {**rope, "original_max_position_embeddings": 512}}}
+
+
+def test_an_override_of_the_rotation_computes_what_the_same_config_does(checkpoint, tmp_path):
+    config = json.loads((checkpoint / "config.json").read_text())
+    overrides = stretched({**config, "text_config": {**config["text_config"], "max_position_embeddings": 512}})
+    overrides["text_config"]["max_position_embeddings"] = 512
+    changed = tmp_path / "changed"
+    shutil.copytree(checkpoint, changed)
+    config["text_config"] |= overrides["text_config"]
+    (changed / "config.json").write_text(json.dumps(config))
+
+    answers = []
+    for model, given in [(checkpoint, overrides), (changed, {}), (checkpoint, {})]:
+        options = {"device": "cpu", "kv_cache_memory_bytes": 32 << 20, "hf_overrides": given}
+        with LLM(model, **options) as llm:
+            (answer,) = llm.generate(["Once upon a time"], SamplingParams(max_tokens=8, temperature=0, logprobs=1))
+            answers.append((llm.engine.config.max_model_len, answer.logprobs))
+    overridden, stored, plain = answers
+    assert overridden == stored
+    assert overridden[0] == 2048
+    assert plain[0] == 32768
+    assert plain[1] != stored[1]
+
+
+def test_a_length_beyond_the_model_is_refused_with_the_stretch_that_reaches_it(tmp_path):
+    config = tiny_config(max_position_embeddings=512)
+    model = write_checkpoint(tmp_path / "model", "bf16-fused", config=config)
+    with pytest.raises(UsageError, match=r"1,500 is more than the 512 tokens") as caught:
+        plan_for(model, max_model_len=1500)
+    advised = json.loads(re.search("--hf-overrides '(.*)'", str(caught.value))[1])
+    assert advised == stretched(config, factor=3.0)
+    assert plan_for(model, max_model_len=1500, hf_overrides=advised).config.max_model_len == 1500
+    with pytest.raises(UsageError, match=r"2,049 is more than the 2,048 tokens that the model supports; give that or"):
+        plan_for(model, max_model_len=2049, hf_overrides=stretched(config))
 
 
 def test_offline_answers_come_in_the_order_of_the_prompts(checkpoint, tokenizer):

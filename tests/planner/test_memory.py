@@ -150,3 +150,30 @@ def test_a_context_beyond_the_model_is_refused_by_flag():
 def test_an_unknown_preset_is_refused_by_flag():
     with pytest.raises(UsageError, match="--weights 'q4' is not known; the known ones are bf16, fp8"):
         named_preset("q4")
+
+
+def test_a_cache_beyond_the_box_is_refused_with_what_there_is():
+    left = plan_memory(SPEC, STORED, SPARK, REQUEST)
+    most = left.prefix_bytes + left.kv_bytes + left.unused_bytes
+    with pytest.raises(DoesNotFitError) as caught:
+        plan_memory(SPEC, STORED, SPARK, replace(REQUEST, cache_bytes=400 * GIB))
+    message = str(caught.value)
+    assert message.startswith(f"--kv-cache-memory-bytes {400 * GIB} asks for 400.00 GiB, but ")
+    assert f"leave {most / GIB:.2f} GiB: give {most} or less, or leave it out" in message
+    exact = plan_memory(SPEC, STORED, SPARK, replace(REQUEST, cache_bytes=most))
+    assert exact.num_pages == left.num_pages
+    with pytest.raises(DoesNotFitError):
+        plan_memory(SPEC, STORED, SPARK, replace(REQUEST, cache_bytes=most + 1))
+
+
+def test_a_cache_below_one_context_says_how_much_that_needs():
+    needed = 131072 // 64 * plan_memory(SPEC, STORED, SPARK, REQUEST).page_bytes
+    for limits in ({"cache_bytes": GIB}, {"default_cache_bytes": GIB}):
+        with pytest.raises(DoesNotFitError, match=f"Give --kv-cache-memory-bytes {needed} or more"):
+            plan_memory(SPEC, STORED, SPARK, replace(REQUEST, **limits))
+    assert plan_memory(SPEC, STORED, SPARK, replace(REQUEST, cache_bytes=needed)).num_pages == 131072 // 64
+
+
+def test_a_default_limit_beyond_the_box_is_no_error():
+    limited = plan_memory(SPEC, STORED, SPARK, replace(REQUEST, default_cache_bytes=400 * GIB))
+    assert limited.num_pages == plan_memory(SPEC, STORED, SPARK, REQUEST).num_pages
