@@ -214,7 +214,7 @@ def simulated(draw, speed=100.0, clients=4, duration_s=90.0, **server):
 
 
 def test_two_loads_of_one_server_are_told_apart_no_more_often_than_chance_allows():
-    """At 95% confidence, 5% of the trials: here at most 7%, whether a shared speed lasts less than a request or more."""
+    """At 95% confidence, 5% of the trials: here at most 7%, whether a shared speed lasts shortly or long."""
     servers = (
         {"renewal_s": 1.0},
         {"renewal_s": 5.0},
