@@ -279,7 +279,7 @@ class Tokens:
 
     request_id: str
     token_ids: tuple[int, ...]
-    logprobs: tuple[TokenLogprob, ...] = ()
+    logprobs: Sequence[TokenLogprob] = ()
 
 
 @dataclass(frozen=True)

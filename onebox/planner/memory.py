@@ -11,6 +11,7 @@
 Computes sizes only: the engine allocates according to a `MemoryPlan`.
 """
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -227,10 +228,10 @@ def page_bytes(spec: ModelSpec, request: MemoryRequest) -> int:
 
 def plan_memory(spec: ModelSpec, stored: Mapping[ModuleClass, int], box: Box, request: MemoryRequest) -> MemoryPlan:
     """Divides the box. Raises `DoesNotFitError` with a table if one sequence of the full context does not fit."""
-    if request.max_context_tokens > spec.max_position_embeddings:
+    if request.max_context_tokens > spec.max_context_tokens:
         raise UsageError(
-            f"--max-model-len {request.max_context_tokens:,} is more than the {spec.max_position_embeddings:,} tokens "
-            "that the model supports; give that or less."
+            f"--max-model-len {request.max_context_tokens:,} is more than the {spec.max_context_tokens:,} tokens "
+            f"that the model supports; give that or less{_stretch_advice(spec, request.max_context_tokens)}."
         )
     page = page_bytes(spec, request)
     weights = loaded_weight_bytes(stored, with_mtp=request.with_mtp, with_vision=request.with_vision)
@@ -260,6 +261,24 @@ def plan_memory(spec: ModelSpec, stored: Mapping[ModuleClass, int], box: Box, re
     if left < one_context:
         raise _does_not_fit(plan, one_context, one_context - left)
     return plan
+
+
+def _stretch_advice(spec: ModelSpec, tokens: int) -> str:
+    """How a model without YaRN is stretched to `tokens`, where YaRN's usual factor of 4 reaches that far."""
+    factor = -(-tokens // spec.max_context_tokens)
+    if spec.yarn is not None or factor > 4:
+        return ""
+    rope = {
+        "mrope_interleaved": True,
+        "mrope_section": list(spec.mrope_section),
+        "rope_type": "yarn",
+        "rope_theta": spec.rope_theta,
+        "partial_rotary_factor": spec.partial_rotary_factor,
+        "factor": float(factor),
+        "original_max_position_embeddings": spec.max_position_embeddings,
+    }
+    overrides = {"rope_parameters": rope} if spec.is_text_only else {"text_config": {"rope_parameters": rope}}
+    return f", or stretch it with YaRN: --hf-overrides '{json.dumps(overrides)}'"
 
 
 def asked_reserve_bytes(box: Box, request: MemoryRequest) -> int:

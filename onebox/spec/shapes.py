@@ -3,6 +3,7 @@
 Values and structure are those of the published config.json files, so that `model.py` parses both.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 from onebox.spec.errors import UsageError
@@ -112,9 +113,12 @@ SHAPES: dict[str, dict[str, Any]] = {
 SHAPES["qwen3.6-35b-a3b"] = SHAPES["qwen3.5-35b-a3b"]
 
 
-def named_spec(name: str) -> ModelSpec:
-    """The spec of a published model by its short name, with or without `Qwen/` and in any case."""
+def named_spec(name: str, overrides: Mapping[str, Any] | None = None) -> ModelSpec:
+    """The spec of a published model by its short name, with or without `Qwen/` and in any case.
+
+    `overrides` are those of `--hf-overrides`.
+    """
     key = name.lower().removeprefix("qwen/")
     if key not in SHAPES:
         raise UsageError(f"{name!r} is neither a directory nor a known model; the known ones are {', '.join(SHAPES)}.")
-    return spec_from_config(SHAPES[key])
+    return spec_from_config(SHAPES[key], overrides)

@@ -62,7 +62,7 @@ def test_layer_types_follow_from_the_interval_when_absent():
         (with_text(layer_types=["full_attention"]), "1 entries for 48 layers"),
         (with_text(layer_types=["mamba"] * 48), "layer_types holds 'mamba'"),
         (with_text(rope_parameters=None), "no text_config.rope_parameters"),
-        (with_text(rope_parameters={"rope_type": "yarn"}), "rope_type is 'yarn'"),
+        (with_text(rope_parameters={"rope_type": "dynamic"}), "rope_type is 'dynamic'"),
         ({**SHAPES["qwen3.5-35b-a3b"], "extra": {}}, "the key extra"),
         ({**SHAPES["qwen3.5-35b-a3b"], "vision_config": {"depth": 1, "fancy": 2}}, r"vision_config\.fancy"),
     ],
