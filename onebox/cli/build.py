@@ -40,8 +40,9 @@ class SourceOptions:
         from onebox.checkpoint.recipe import BuildSource, BuildSources, classes_used, open_source
 
         def opened(role: str, given: Path) -> BuildSource:
-            uses = classes_used(recipe, role, has_mtp_source=self.mtp_from is not None)
-            return open_source(role, resolve_source(given, uses), uses)
+            has = {"has_fp8": self.fp8 is not None, "has_mtp_source": self.mtp_from is not None}
+            uses = classes_used(recipe, role, **has)
+            return open_source(role, resolve_source(given, None if role == "base" else uses), uses)
 
         return BuildSources(
             base=opened("base", self.base),
@@ -66,14 +67,15 @@ class FormatOptions:
     def recipe(self, *, has_fp8: bool) -> "Recipe":
         from onebox.checkpoint.recipe import Recipe
 
-        return Recipe(
-            experts=_target("--experts", self.experts),
-            attention=_target("--attention", self.attention),
-            delta=_target("--delta", self.attention if self.delta is None else self.delta),
-            shared=_target("--shared", self.shared or ("fp8" if has_fp8 else "keep")),
-            mtp=_target("--mtp", self.mtp),
-            lm_head=_target("--lm-head", self.lm_head, ("keep", "bf16", "int8")),
-        )
+        given = {
+            "experts": _target("--experts", self.experts),
+            "attention": _target("--attention", self.attention),
+            "delta": _target("--delta", self.delta) if self.delta else None,
+            "shared": _target("--shared", self.shared) if self.shared else None,
+            "mtp": _target("--mtp", self.mtp),
+            "lm_head": _target("--lm-head", self.lm_head, ("keep", "bf16", "int8")),
+        }
+        return Recipe.completed({name: target for name, target in given.items() if target}, has_fp8=has_fp8)
 
 
 def _target(flag: str, value: str, allowed: Sequence[str] = ()) -> "TargetFormat":

@@ -209,7 +209,6 @@ def test_a_build_from_ids_is_the_build_from_directories(hub, fp8, checkpoints, r
 @pytest.mark.parametrize(
     ("recipe", "role", "has_mtp_source", "expected"),
     [
-        (Recipe(), "base", False, None),
         (Recipe(), "mtp", True, MTP_CLASSES),
         (Recipe(shared=TargetFormat.FP8), "fp8", False, SHARED),
         (Recipe(shared=TargetFormat.FP8, mtp=TargetFormat.FP8), "fp8", True, SHARED),
