@@ -23,6 +23,7 @@ import numpy as np
 from onebox.engine.choice import fewest, prompt_shares
 from onebox.engine.config import EngineConfig
 from onebox.engine.draft.speculate import Speculator
+from onebox.engine.logprobs import PackedLogprobs
 from onebox.engine.pages import PagePool
 from onebox.engine.prefix import Hit, PrefixCache
 from onebox.engine.request import Event, Failed, Finished, FinishReason, PromptLogprobs, Started, Tokens, failure_of
@@ -410,6 +411,9 @@ class Scheduler:
             accepted = len(result.token_ids) - 1
             sequence.speculation.observe(drafted, accepted)
             self._totals.drafts.add(drafted, accepted)
+            if sequence.speculation.takes_head_sample():
+                self._totals.head_samples += 1
+                self._totals.head_accepted += accepted > 0
         sequence.speculation.offer(result.drafts)
         self._append(sequence, result, events)
 
@@ -418,7 +422,9 @@ class Scheduler:
         delivered, reason = sequence.append(result.token_ids)
         self._totals.completion_tokens += sequence.num_sampled - num_before
         if delivered:
-            events.append(Tokens(sequence.request.request_id, delivered, result.logprobs[: len(delivered)]))
+            logprobs = result.logprobs[: len(delivered)]
+            packed = PackedLogprobs.pack(logprobs) if logprobs else ()
+            events.append(Tokens(sequence.request.request_id, delivered, packed))
         if reason:
             events.append(self._finish(sequence, reason))
 
