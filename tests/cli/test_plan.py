@@ -152,7 +152,7 @@ def test_a_stretched_model_is_planned_to_a_million_tokens():
     assert "at 1,048,576" in run(*overrides), "the stretched length is the default"
     with pytest.raises(UsageError, match=r"1,048,577 is more than the 1,048,576 tokens that the model supports; give"):
         run(*overrides, "--max-model-len", "1048577")
-    with pytest.raises(UsageError, match="1,010,000 is more than the 262,144 .* --hf-overrides"):
+    with pytest.raises(UsageError, match=r"1,010,000 is more than the 262,144 .* --hf-overrides"):
         run("--max-model-len", "1010000")
     with pytest.raises(UsageError, match="--hf-overrides is not JSON"):
         run("--hf-overrides", "{")
