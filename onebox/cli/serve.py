@@ -103,6 +103,7 @@ def _serve(options: _Options) -> int:
     from onebox.server.activity import ActivityLog
     from onebox.server.app import create_app
     from onebox.server.keys import callers_of
+    from onebox.server.manager import tell_manager
     from onebox.server.run import bind, run
 
     with contextlib.closing(bind(options.http.host, options.http.port)) as bound:
@@ -115,6 +116,7 @@ def _serve(options: _Options) -> int:
             say(f"API keys and their shares of the places for requests: {keys}.")
 
         def say_ready() -> None:
+            tell_manager("READY=1")
             say(f"Ready after {time.perf_counter() - began:.1f} s: {service.model_name} at {url}/v1, page at {url}/")
 
         activity = ActivityLog(
