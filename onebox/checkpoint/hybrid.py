@@ -1,4 +1,4 @@
-"""`_hybrid_quant_info`: the note that build-hybrid-checkpoint.py (albond, rmstxrx) leaves in config.json.
+"""`_hybrid_quant_info`: the note that albond's script build-hybrid-checkpoint leaves in config.json.
 
 The script puts matrices of the official FP8 checkpoint, with their `weight_scale_inv`, in the place of BF16 ones of an
 INT4 checkpoint (AutoRound or GPTQ). It leaves quantization_config as it was, which says nothing of FP8, and describes

@@ -6,8 +6,9 @@ import sys
 from typing import Any, NoReturn
 
 if __name__ == "__main__":
-    # As in `entry.py`.
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    from onebox.cli.entry import prepare
+
+    prepare()
 
 import typer
 

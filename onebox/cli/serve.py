@@ -22,6 +22,7 @@ from onebox.cli.serve_options import (
     engine_options,
 )
 from onebox.cli.start_view import progress_lines
+from onebox.spec.heap import bound_heap
 from onebox.spec.output import end_process, flush_output, log_in_background, say
 
 if TYPE_CHECKING:
@@ -64,6 +65,7 @@ def serve(
     ] = None,
 ) -> None:
     """Serve a model on an OpenAI-compatible HTTP API."""
+    bound_heap(maps_large_blocks=True)
     options = _Options(
         model=model,
         http=http,

@@ -273,7 +273,7 @@ class Tokens:
 
     request_id: str
     token_ids: tuple[int, ...]
-    logprobs: tuple[TokenLogprob, ...] = ()
+    logprobs: Sequence[TokenLogprob] = ()
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,7 @@ import numpy as np
 from onebox.engine.choice import fewest, prompt_shares
 from onebox.engine.config import EngineConfig
 from onebox.engine.draft.speculate import Speculator
+from onebox.engine.logprobs import PackedLogprobs
 from onebox.engine.pages import PagePool
 from onebox.engine.prefix import Hit, PrefixCache
 from onebox.engine.request import Event, Failed, Finished, FinishReason, PromptLogprobs, Started, Tokens, failure_of
@@ -418,7 +419,9 @@ class Scheduler:
         delivered, reason = sequence.append(result.token_ids)
         self._totals.completion_tokens += sequence.num_sampled - num_before
         if delivered:
-            events.append(Tokens(sequence.request.request_id, delivered, result.logprobs[: len(delivered)]))
+            logprobs = result.logprobs[: len(delivered)]
+            packed = PackedLogprobs.pack(logprobs) if logprobs else ()
+            events.append(Tokens(sequence.request.request_id, delivered, packed))
         if reason:
             events.append(self._finish(sequence, reason))
 

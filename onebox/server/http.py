@@ -14,8 +14,8 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from onebox.server.connection import BoundedConnection, raise_descriptor_limit
-from onebox.server.heap import start_trimming
 from onebox.server.settings import ConnectionLimits
+from onebox.spec.heap import start_trimming
 
 __all__ = ["LAST_WRITE_S", "HttpServer"]
 

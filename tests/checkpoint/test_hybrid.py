@@ -1,4 +1,4 @@
-"""Hybrids of build-hybrid-checkpoint.py: served as they are, and what their config says is held against the tensors."""
+"""Hybrids of albond's script: served as they are, and what their config says is held against the tensors."""
 
 import json
 from collections.abc import Callable
