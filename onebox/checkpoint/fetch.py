@@ -26,13 +26,13 @@ from onebox.checkpoint.part import PartFile, gaps
 from onebox.checkpoint.partial import sample_norms, tensors_of
 from onebox.checkpoint.remote import CONFIG_FILES, RemoteHeaders
 from onebox.checkpoint.repository import HubId, RemoteFile, RemoteRepository, describe_remote, endpoint_url
-from onebox.checkpoint.source import INDEX_NAME
+from onebox.checkpoint.source import INDEX_NAME, Checkpoint, join_shards
 from onebox.checkpoint.transfer import Transfer
 from onebox.spec.errors import UnreadableError, UsageError, WriteError
 from onebox.spec.model import spec_from_config
 from onebox.spec.modules import ModuleClass
 
-__all__ = ["FetchPlan", "plan_tensors", "plan_whole", "run_fetch"]
+__all__ = ["FetchPlan", "foresee_checkpoint", "plan_tensors", "plan_whole", "run_fetch"]
 
 REQUEST_BYTES = 64 << 20
 RECORD_BYTES = 4 << 20
@@ -76,7 +76,10 @@ def plan_whole(source: str | HubId, directory: Path) -> FetchPlan:
 
 
 def plan_tensors(source: str | HubId, classes: Iterable[ModuleClass], directory: Path) -> FetchPlan:
-    """Plans to fetch the tensors of `classes` and the files that describe them. Reads headers, once."""
+    """Plans to fetch the tensors of `classes` and the files that describe them. Reads headers, once.
+
+    With the embedding, as for the base of a build, come the files that a build copies: tokenizer, templates, licence.
+    """
     hub_id, wanted = _parse(source), frozenset(classes)
     only = tuple(sorted(kind.value for kind in wanted))
     known = _known(hub_id, directory, only)
@@ -93,13 +96,36 @@ def plan_tensors(source: str | HubId, classes: Iterable[ModuleClass], directory:
         raise UnreadableError(f"{hub_id} holds no tensor of: {', '.join(only)}.")
     chosen = used | sample_norms(spec, names)
     read = headers.read({*unindexed, *(file for name, file in index.items() if name in chosen)})
-    files = [SourceFile(file) for name in CONFIG_FILES if (file := headers.repository.files.get(name))]
+    files = [SourceFile(file) for file in headers.repository.files.values() if _is_described_by(file, wanted)]
     for shard, entries in read.items():
         taken = tuple(entry for entry in entries if entry.name in chosen)
         if taken:
             files.append(SourceFile(headers.repository.files[shard], taken))
     _check_all_found(hub_id, chosen, files)
     return FetchPlan(Origin(hub_id, headers.repository.commit, only, tuple(files)), directory)
+
+
+def _is_described_by(file: RemoteFile, wanted: frozenset[ModuleClass]) -> bool:
+    """Whether a file that holds no weights comes with the tensors of `wanted`."""
+    is_side_file = not file.name.endswith((".safetensors", ".index.json"))
+    return file.name in CONFIG_FILES or (is_side_file and ModuleClass.EMBEDDING in wanted)
+
+
+def foresee_checkpoint(plan: FetchPlan) -> Checkpoint:
+    """The checkpoint as it will lie in the plan's directory, before it is fetched; its tensors cannot be read."""
+    files = {file.name: file.remote for file in plan.origin.files}
+    headers = RemoteHeaders(RemoteRepository(endpoint_url(), plan.origin.hub_id.repo, plan.origin.commit, files))
+    if plan.origin.only:
+        shards = {file.name: list(file.tensors) for file in plan.origin.files if file.tensors}
+    else:
+        shards = headers.read(headers.shards)
+    config = dict(headers.config)
+    side = headers.quantization_config()
+    if side and not isinstance(config.get("quantization_config"), dict):
+        config["quantization_config"] = side
+    tensors, duplicates = join_shards(shards.values())
+    paths = tuple(plan.directory / name for name in shards)
+    return Checkpoint(plan.directory, config, spec_from_config(config), paths, tensors, duplicates)
 
 
 def _parse(source: str | HubId) -> HubId:

@@ -57,14 +57,15 @@ class FormatOptions:
     def recipe(self, *, has_fp8: bool) -> "Recipe":
         from onebox.checkpoint.recipe import Recipe
 
-        return Recipe(
-            experts=_target("--experts", self.experts),
-            attention=_target("--attention", self.attention),
-            delta=_target("--delta", self.attention if self.delta is None else self.delta),
-            shared=_target("--shared", self.shared or ("fp8" if has_fp8 else "keep")),
-            mtp=_target("--mtp", self.mtp),
-            lm_head=_target("--lm-head", self.lm_head, ("keep", "bf16", "int8")),
-        )
+        given = {
+            "experts": _target("--experts", self.experts),
+            "attention": _target("--attention", self.attention),
+            "delta": _target("--delta", self.delta) if self.delta else None,
+            "shared": _target("--shared", self.shared) if self.shared else None,
+            "mtp": _target("--mtp", self.mtp),
+            "lm_head": _target("--lm-head", self.lm_head, ("keep", "bf16", "int8")),
+        }
+        return Recipe.completed({name: target for name, target in given.items() if target}, has_fp8=has_fp8)
 
 
 def _target(flag: str, value: str, allowed: Sequence[str] = ()) -> "TargetFormat":
