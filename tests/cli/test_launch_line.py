@@ -3,10 +3,12 @@
 import json
 import shlex
 import shutil
+import time
 import tomllib
 from dataclasses import replace
 from pathlib import Path
 
+import httpx
 import pytest
 
 import onebox.cli.serve as command
@@ -19,6 +21,7 @@ from tests.server.launching import started
 LINES = tomllib.loads((Path(__file__).parent / "launch_lines.toml").read_text())["line"]
 STARTING = [line for line in LINES if not line["refused"]]
 REPLACED = {"--host": "127.0.0.1", "--port": "0", "--max-model-len": "2048"}
+QUESTION = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 24}
 OPTIONS = {
     "--port": True,
     "--max-model-len": True,
@@ -99,16 +102,22 @@ def test_a_published_launch_line_that_cannot_be_honoured_says_why_in_one_line_pe
 
 
 @pytest.mark.parametrize("name", ["run-qwen.sh"])
-def test_the_pocket_model_starts_with_a_published_line(tmp_path, name):
+def test_the_pocket_model_serves_with_a_published_line_and_tells_its_speeds(name):
     """One that says much: drafts, generation defaults, a loader of its own."""
     from onebox.pocket.ready import pocket_checkpoint
 
     model = pocket_checkpoint()
-    (tmp_path / "unsloth.jinja").write_text((model / "chat_template.jinja").read_text())
     (line,) = (line for line in LINES if name in line["source"])
     words = [word for word in words_of(line, model) if word not in ("--port", "0")]
-    with started(*words, cwd=tmp_path) as (process, url):
-        assert url.startswith("http://127.0.0.1:")
+    with started(*words, "--log-stats-interval", "0.1") as (process, url):
+        assert httpx.post(f"{url}/v1/chat/completions", json=QUESTION).status_code == 200
+        said = next(line for line in process.stdout if "Mean acceptance length: " in line)
+        assert "Avg generation throughput: " in said
+        # Nobody reads any more; the lines still to come hold up no answer.
+        process.stdout.close()
+        for _ in range(3):
+            assert httpx.post(f"{url}/v1/chat/completions", json=QUESTION).status_code == 200
+            time.sleep(0.2)
         assert process.poll() is None
 
 
