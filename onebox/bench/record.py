@@ -60,6 +60,8 @@ class Reason(StrEnum):
     """Neither usage nor token ids: tokens cannot be counted."""
     WRONG_USAGE = "wrong usage"
     DUPLICATE = "duplicate chunks"
+    UNJUDGED = "no judgement"
+    """Another server, asked to judge the answer, gave no judgement (`onebox eval --judge`)."""
 
 
 @dataclass(frozen=True)

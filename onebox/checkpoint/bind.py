@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from onebox.checkpoint.header import TensorEntry
+from onebox.checkpoint.hybrid import HYBRID_KEY, hybrid_contradictions, hybrid_notes
 from onebox.checkpoint.source import INDEX_NAME, Checkpoint
 from onebox.spec.modules import FusedExperts, Module, ModuleClass, fused_experts, modules
 from onebox.spec.weights import DTYPE_BITS, Layout, Stored, identify, plain_layout
@@ -33,6 +34,7 @@ class ProblemKind(StrEnum):
     VALUE = "value"
     UNUSED = "unused"
     SIDE_FILE = "side file"
+    CONFIG = "config"
 
 
 @dataclass(frozen=True)
@@ -92,6 +94,10 @@ def bind(checkpoint: Checkpoint) -> Binding:
             _bind_module(binding, module, parts, source)
     _report_missing(binding, wanted)
     binding.problems += _index_problems(checkpoint)
+    config, bound = checkpoint.config, binding.modules
+    binding.problems += [Problem(ProblemKind.CONFIG, HYBRID_KEY, text) for text in hybrid_contradictions(config, bound)]
+    notes = hybrid_notes(config, bound)
+    binding.problems += [Problem(ProblemKind.CONFIG, HYBRID_KEY, text, is_fatal=False) for text in notes]
     return binding
 
 

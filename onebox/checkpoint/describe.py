@@ -8,6 +8,7 @@ import re
 from dataclasses import replace
 from typing import Any
 
+from onebox.checkpoint.hybrid import HYBRID_KEY
 from onebox.checkpoint.recipe import Action, BuildSource, ModuleChoice
 from onebox.spec.errors import UnsupportedError
 from onebox.spec.modules import ModuleClass
@@ -31,8 +32,13 @@ _ALWAYS_PLAIN = [r"re:.*mlp\.gate$", r"re:.*mlp\.shared_expert_gate$", "re:.*vis
 
 
 def is_native(choices: list[ModuleChoice], base: BuildSource) -> bool:
-    """Whether every quantised module stays as the base stores it, so that the base's description is still valid."""
-    return all(choice.action is Action.MOVE and (choice.source is base or choice.bound.is_plain) for choice in choices)
+    """Whether every quantised module stays as the base stores it, so that the base's description is still valid.
+
+    A hybrid whose FP8 matrices its quantization_config does not mention has none that is.
+    """
+    return HYBRID_KEY not in base.checkpoint.config and all(
+        choice.action is Action.MOVE and (choice.source is base or choice.bound.is_plain) for choice in choices
+    )
 
 
 def settle(choices: list[ModuleChoice], *, native: bool) -> list[ModuleChoice]:

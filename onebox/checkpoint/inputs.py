@@ -13,6 +13,7 @@ from pathlib import Path
 
 import onebox
 from onebox.checkpoint.manifest import MANIFEST_NAME
+from onebox.checkpoint.origin import ORIGIN_NAME
 from onebox.checkpoint.recipe import BuildSource, BuildSources, Recipe
 from onebox.checkpoint.source import INDEX_NAME
 from onebox.spec.errors import UnreadableError
@@ -21,7 +22,7 @@ __all__ = ["build_inputs", "difference", "fingerprint", "side_files", "stamps"]
 
 _SAMPLES = 16
 _SAMPLE_BYTES = 64 << 10
-_NOT_COPIED = {"config.json", INDEX_NAME, MANIFEST_NAME}
+_NOT_COPIED = {"config.json", INDEX_NAME, MANIFEST_NAME, ORIGIN_NAME}
 # Some tools describe the quantisation in a separate file, a few only there. It remains valid in a native build.
 _OWN_DESCRIPTIONS = {"quantization_config.json", "hf_quant_config.json"}
 _MAX_SIDE_FILE_BYTES = 64 << 20
@@ -36,7 +37,8 @@ def side_files(base: BuildSource, *, is_native: bool) -> list[Path]:
 
 def _is_side_file(path: Path) -> bool:
     is_weights = path.suffix in {".safetensors", ".bin", ".pt", ".gguf"} or path.name.endswith(".index.json")
-    return not is_weights and path.stat().st_size <= _MAX_SIDE_FILE_BYTES
+    is_unfinished = path.suffix in {".part", ".journal", ".tmp"}
+    return not is_weights and not is_unfinished and path.stat().st_size <= _MAX_SIDE_FILE_BYTES
 
 
 def build_inputs(recipe: Recipe, sources: BuildSources, shard_bytes: int, copied: list[Path]) -> dict[str, str]:

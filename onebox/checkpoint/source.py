@@ -4,7 +4,7 @@ Handles files and tensor names. Modules are bound in `bind.py`, packed bytes are
 """
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -55,12 +55,16 @@ class Checkpoint:
         return 0 if config.get("checkpoint_format") == "gptq_v2" else 1
 
 
-def open_checkpoint(directory: Path) -> Checkpoint:
-    """Reads config.json, the index and the header of every *.safetensors file in `directory`. Reads no tensor."""
+def open_checkpoint(directory: Path, overrides: Mapping[str, Any] | None = None) -> Checkpoint:
+    """Reads config.json, the index and the header of every *.safetensors file in `directory`. Reads no tensor.
+
+    `overrides` are those of `--hf-overrides`; they change the spec, not `config`.
+    """
     shards = _shards(directory)
     config = read_json(directory / "config.json")
     tensors, duplicates = join_shards(read_header(shard) for shard in shards)
-    return Checkpoint(directory, config, spec_from_config(config), shards, tensors, duplicates, read_index(directory))
+    spec = spec_from_config(config, overrides)
+    return Checkpoint(directory, config, spec, shards, tensors, duplicates, read_index(directory))
 
 
 def join_shards(

@@ -11,22 +11,40 @@ from onebox.cli.options import grouped, option_group
 from onebox.spec.errors import OneboxError, UsageError
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from onebox.eval.run import EvalRun, EvalSettings, EvalTarget, Evaluation
 
 __all__ = ["eval_command"]
 
 FAILED, WORSE, UNTOLD = 1, 3, 4
 """Exit codes; 0: no failures and no loss seen; 2: wrong arguments."""
-_CHECKS = ("facts", "languages", "invoices", "schema", "tools", "keys", "ocr", "likelihood")
+_CHECKS = ("facts", "languages", "invoices", "schema", "tools", "keys", "ocr", "scans", "likelihood")
+_OWN = ("questions", "pictures")
+"""Checks of the user's own, which an option of the same name gives."""
 
 
 @option_group("Questions")
 class QuestionOptions:
     """The checks and their settings."""
 
-    checks: Annotated[str, typer.Option(help=f"Checks to run, of {', '.join(_CHECKS)}.")] = "all"
+    checks: Annotated[
+        str,
+        typer.Option(help=f"Checks to run, of {', '.join(_CHECKS)}; questions or pictures alone: only your own."),
+    ] = "all"
+    questions: Annotated[
+        Path | None,
+        typer.Option(
+            help="Your own questions, one JSON object a line, run beside the checks; docs/eval.md has the format."
+        ),
+    ] = None
+    pictures: Annotated[
+        Path | None,
+        typer.Option(help="A directory of your own images, each with NAME.json (fields) or NAME.txt (text)."),
+    ] = None
     count: Annotated[
-        int, typer.Option(min=1, help="Number of questions of each generated check: invoices, schema, tools, ocr.")
+        int,
+        typer.Option(min=1, help="Number of questions of each generated check: invoices, schema, tools, ocr, scans."),
     ] = 24
     lengths: Annotated[str, typer.Option(help="Prompt lengths for the hidden keys, in tokens.")] = "1024,4096"
     repeats: Annotated[int, typer.Option(min=1, help="Hidden keys for each length and each of three depths.")] = 3
@@ -42,7 +60,7 @@ class QuestionOptions:
         from onebox.eval.run import EvalSettings
 
         return EvalSettings(
-            checks=_chosen(self.checks),
+            checks=_chosen(self.checks, {"questions": self.questions, "pictures": self.pictures}),
             count=self.count,
             lengths=_lengths(self.lengths),
             repeats=self.repeats,
@@ -51,6 +69,8 @@ class QuestionOptions:
             thinking=self.thinking,
             num_top=self.top_logprobs,
             texts=tuple(map(str, self.text or ())),
+            questions=str(self.questions or ""),
+            pictures=str(self.pictures or ""),
             stall_s=stall_s,
         )
 
@@ -66,6 +86,14 @@ class TargetOptions:
     model_a: Annotated[str | None, typer.Option(help="Model name on A; default: the first listed.")] = None
     model_b: Annotated[str | None, typer.Option(help="Model name on B.")] = None
     api_key: Annotated[str | None, typer.Option(envvar="ONEBOX_API_KEY", help="API key for servers given by URL.")] = (
+        None
+    )
+    judge: Annotated[
+        str | None,
+        typer.Option(help="The server that judges answers by a rubric: a URL, a directory to serve, or pocket."),
+    ] = None
+    judge_model: Annotated[str | None, typer.Option(help="Model name on the judge; default: the first listed.")] = None
+    judge_api_key: Annotated[str | None, typer.Option(envvar="ONEBOX_JUDGE_API_KEY", help="The judge's API key.")] = (
         None
     )
     stall: Annotated[
@@ -84,6 +112,18 @@ class TargetOptions:
         for target in found:
             refuse_wrong_target(target.place, target.serve_arguments)
         return found
+
+    def judging(self) -> "EvalTarget | None":
+        """The server that judges by rubrics, if one is given."""
+        from onebox.eval.run import EvalTarget
+        from onebox.eval.target import refuse_wrong_target
+
+        if self.judge is None:
+            if self.judge_model:
+                raise UsageError("--judge-model needs --judge, which is not given.")
+            return None
+        refuse_wrong_target(self.judge, "")
+        return EvalTarget("judge", self.judge, "", self.judge_api_key, self.judge_model)
 
 
 @grouped
@@ -111,7 +151,7 @@ def eval_command(
     targets = servers.targets(first, second)
     if output is not None and not output.absolute().parent.is_dir():
         raise UsageError(f"--output {output}: the directory {output.parent} does not exist.")
-    _carry_out(Evaluation(targets, questions.settings(servers.stall)), output, as_json)
+    _carry_out(Evaluation(targets, questions.settings(servers.stall), servers.judging()), output, as_json)
 
 
 def _carry_out(evaluation: "Evaluation", output: Path | None, as_json: bool) -> None:
@@ -140,14 +180,17 @@ def _carry_out(evaluation: "Evaluation", output: Path | None, as_json: bool) -> 
     raise typer.Exit(exit_code(run))
 
 
-def _chosen(checks: str) -> tuple[str, ...]:
+def _chosen(checks: str, own: "Mapping[str, Path | None]") -> tuple[str, ...]:
+    """The named checks, and those that are the user's own."""
     names = _CHECKS if checks == "all" else tuple(name.strip() for name in checks.split(",") if name.strip())
     for name in names:
-        if name not in _CHECKS:
-            raise UsageError(f"--checks holds {name!r}; the checks are {', '.join(_CHECKS)}.")
+        if name not in (*_CHECKS, *_OWN):
+            raise UsageError(f"--checks holds {name!r}; the checks are {', '.join((*_CHECKS, *_OWN))}.")
+        if name in own and not own[name]:
+            raise UsageError(f"--checks holds {name!r}, which --{name} gives; it is not given.")
     if not names:
-        raise UsageError(f"--checks is empty; the checks are {', '.join(_CHECKS)}.")
-    return names
+        raise UsageError(f"--checks is empty; the checks are {', '.join((*_CHECKS, *_OWN))}.")
+    return tuple(dict.fromkeys((*names, *(name for name, given in own.items() if given))))
 
 
 def _lengths(text: str) -> tuple[int, ...]:

@@ -25,7 +25,13 @@ _COUNT = re.compile(r"(\d+(?:\.\d+)?)([kmgtKMGT])")
 _POWERS = {"k": 1, "m": 2, "g": 3, "t": 4}
 _KV_FLAG = "--kv-cache-dtype"
 _DRAFT_FLAG = "--speculative-config"
-_JSON = {_DRAFT_FLAG, "--limit-mm-per-prompt", "--default-chat-template-kwargs", "--override-generation-config"}
+_JSON = {
+    _DRAFT_FLAG,
+    "--hf-overrides",
+    "--limit-mm-per-prompt",
+    "--default-chat-template-kwargs",
+    "--override-generation-config",
+}
 _DRAFT_MODELS = {"dflash", "draft_model", "eagle", "eagle3", "medusa", "mlp_speculator", "suffix"}
 _DRAFT_NOTICES = {
     "attention_backend": "onebox has its own kernels",

@@ -15,12 +15,15 @@ that command other defaults.
 
 import copy
 import inspect
+import json
 from collections.abc import Callable, Iterator
 from dataclasses import MISSING, dataclass, fields
 from functools import wraps
 from typing import Annotated, Any, TypeVar, dataclass_transform, get_args, get_type_hints
 
-__all__ = ["grouped", "option_group"]
+from onebox.spec.errors import UsageError
+
+__all__ = ["grouped", "json_option", "option_group"]
 
 Group = TypeVar("Group")
 _PANEL = "_help_panel"
@@ -75,3 +78,15 @@ def _field_parameters(group: Any, defaults: Any) -> Iterator[inspect.Parameter]:
 
 def _keyword(name: str, annotation: Any, default: Any) -> inspect.Parameter:
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=annotation, default=default)
+
+
+def json_option(flag: str, text: str, kind: type) -> Any:
+    """The value of an option that takes JSON: an object (dict) or a list."""
+    try:
+        given = json.loads(text)
+    except json.JSONDecodeError as error:
+        why = "it has typographic quotes, write straight ones" if set(text) & set("“”‘’") else str(error)
+        raise UsageError(f"{flag} is not JSON ({why}).") from None
+    if not isinstance(given, kind):
+        raise UsageError(f"{flag} must be a JSON {'object' if kind is dict else 'list'}, not {text}.")
+    return given

@@ -1,12 +1,13 @@
 """`onebox plan`: what fits on a box and its projected speed, before downloading or loading a model."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from onebox.cli.options import grouped, option_group
+from onebox.cli.options import grouped, json_option, option_group
 from onebox.spec.errors import UsageError
 
 if TYPE_CHECKING:
@@ -73,11 +74,19 @@ class SpeedOptions:
 def plan(
     memory: CapacityOptions,
     speed: SpeedOptions,
-    model: Annotated[str, typer.Argument(help="A checkpoint directory, or a known model such as qwen3.5-122b-a10b.")],
+    model: Annotated[
+        str,
+        typer.Argument(
+            help="A checkpoint directory, a repository on the hub, or a known model such as qwen3.5-122b-a10b."
+        ),
+    ],
     box: Annotated[str, typer.Option(help="dgx-spark, h200, or auto for this machine.")] = "dgx-spark",
     weights: Annotated[
         str | None, typer.Option(help="Formats to assume for a model by name: hybrid, autoround-int4, nvfp4, ...")
     ] = None,
+    hf_overrides: Annotated[
+        str, typer.Option(help="JSON of values in place of config.json's, such as YaRN's, as for `onebox serve`.")
+    ] = "{}",
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
 ) -> None:
     """Show what fits on a box and its projected speed. Computed from bytes; nothing is loaded or measured."""
@@ -88,8 +97,8 @@ def plan(
     from onebox.spec.kv import KVFormat
 
     kv, chosen_box, accepted = KVFormat.parse(memory.kv_cache_dtype), named_box(box), speed.accepted()
-    planned = planned_weights(model, weights)
-    longest = planned.spec.max_position_embeddings if memory.max_model_len is None else memory.max_model_len
+    planned = planned_weights(model, weights, json_option("--hf-overrides", hf_overrides, dict))
+    longest = planned.spec.max_context_tokens if memory.max_model_len is None else memory.max_model_len
     utilization = memory.gpu_memory_utilization
     request = MemoryRequest(
         max_context_tokens=longest,
@@ -113,29 +122,45 @@ def plan(
         console.print(renderable)
 
 
-def planned_weights(model: str, preset: str | None) -> "Weights":
+def planned_weights(model: str, preset: str | None, overrides: Mapping[str, Any] | None = None) -> "Weights":
     from onebox.planner.presets import named_preset
     from onebox.planner.report import Weights
     from onebox.spec.shapes import named_spec
 
-    if Path(model).is_dir():
+    if Path(model).is_dir() or _is_repository(model, preset):
         if preset is not None:
             raise UsageError(
                 f"--weights {preset} is for a model by name; the directory {model} has weights of its own."
             )
-        return _inspected(Path(model))
-    spec = named_spec(model)
+        return _inspected(model, overrides)
+    spec = named_spec(model, overrides)
     chosen = named_preset("hybrid" if preset is None else preset)
-    return Weights(model, f"{chosen.name} (predicted): {chosen.summary}", spec, chosen.weight_bytes(spec))
+    source = f"{chosen.name} (predicted): {chosen.summary}"
+    return Weights(model, source, spec, chosen.weight_bytes(spec), label=chosen.name)
 
 
-def _inspected(directory: Path) -> "Weights":
+def _is_repository(model: str, preset: str | None) -> bool:
+    """Whether `model` is meant as a checkpoint on the hub: one that is also known by name is, if it lies here."""
+    from onebox.checkpoint.hub import find_source
+    from onebox.spec.shapes import is_known
+
+    if "/" not in model or preset is not None:
+        return False
+    return not is_known(model) or find_source(model) is not None
+
+
+def _inspected(source: str, overrides: Mapping[str, Any] | None) -> "Weights":
+    from onebox.checkpoint.hub import find_source, inspect_remote
     from onebox.checkpoint.inspect import inspect_checkpoint
     from onebox.planner.report import Weights
+    from onebox.spec.model import read_config
 
-    found = inspect_checkpoint(directory)
+    here = find_source(source)
+    found = inspect_remote(source, overrides) if here is None else inspect_checkpoint(here)
+    spec = found.spec if here is None else read_config(here, overrides)
     problems = tuple(problem.message for problem in found.problems)
-    return Weights(directory.name, f"{directory} (read from its headers)", found.spec, found.class_bytes, problems)
+    origin = f"{found.directory} (read from its headers)"
+    return Weights(Path(source).name, origin, spec, found.class_bytes, problems)
 
 
 def render(report: "PlanReport") -> "list[RenderableType]":

@@ -4,14 +4,13 @@ Names are those of vLLM, so that a launch command works with the program's name 
 """
 
 import ipaddress
-import json
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from onebox.cli.options import option_group
+from onebox.cli.options import json_option, option_group
 from onebox.spec.errors import UsageError
 
 if TYPE_CHECKING:
@@ -74,6 +73,13 @@ class HttpOptions:
         ),
     ] = 30.0
 
+    disable_log_stats: Annotated[
+        bool, typer.Option("--disable-log-stats", help="Do not print speeds while serving.")
+    ] = False
+    log_stats_interval: Annotated[
+        float, typer.Option(min=0.1, help="Seconds between two lines of speeds; nothing is printed when idle.")
+    ] = 10.0
+
     def settings(self) -> "ServerSettings":
         from onebox.server.settings import ServerSettings
 
@@ -118,9 +124,21 @@ class ModelOptions:
         ),
     ] = None
 
+    hf_overrides: Annotated[
+        str,
+        typer.Option(
+            help='JSON of values in place of config.json\'s, as in vLLM: {"text_config": {"rope_parameters": {...}}} '
+            "stretches the context with YaRN."
+        ),
+    ] = "{}"
+
+    def overrides(self) -> dict[str, Any]:
+        given: dict[str, Any] = json_option("--hf-overrides", self.hf_overrides, dict)
+        return given
+
     def speculation(self) -> tuple[str | None, int | None]:
         """(method, drafts) of --speculative-config; None for values it does not set."""
-        given = _json("--speculative-config", self.speculative_config or "{}", dict)
+        given = json_option("--speculative-config", self.speculative_config or "{}", dict)
         if given.get("model") is not None:
             raise UsageError(
                 f"--speculative-config names the model {given['model']!r}; drafts come from the MTP head of the served "
@@ -189,7 +207,7 @@ class MediaOptions:
         from onebox.server.media import MediaLimits
 
         return MediaLimits.of_counts(
-            _json("--limit-mm-per-prompt", self.limit_mm_per_prompt, dict),
+            json_option("--limit-mm-per-prompt", self.limit_mm_per_prompt, dict),
             FetchLimits(local_path=self.allowed_local_media_path, allows_private=self.allow_private_media),
         )
 
@@ -219,11 +237,11 @@ class PromptOptions:
     ] = "{}"
 
     def template_kwargs(self) -> dict[str, Any]:
-        given: dict[str, Any] = _json("--default-chat-template-kwargs", self.default_chat_template_kwargs, dict)
+        given: dict[str, Any] = json_option("--default-chat-template-kwargs", self.default_chat_template_kwargs, dict)
         return given
 
     def generation_overrides(self) -> dict[str, Any]:
-        given: dict[str, Any] = _json("--override-generation-config", self.override_generation_config, dict)
+        given: dict[str, Any] = json_option("--override-generation-config", self.override_generation_config, dict)
         return given
 
 
@@ -239,12 +257,13 @@ def engine_options(model: ModelOptions, memory: MemoryOptions, media: MediaOptio
         language_model_only=media.language_model_only,
         speculation=method,
         num_speculative_tokens=drafts,
+        hf_overrides=model.overrides(),
         **vars(memory) | {"kv_cache_dtype": _KV_NAMES.get(memory.kv_cache_dtype, memory.kv_cache_dtype)},
     )
 
 
 def _names(flag: str, text: str) -> tuple[str, ...]:
-    names = _json(flag, text, list)
+    names = json_option(flag, text, list)
     wrong = next((name for name in names if not isinstance(name, str) or not name.strip()), None)
     if wrong is not None:
         raise UsageError(f"{flag} holds {wrong!r}; it takes names as text.")
@@ -256,14 +275,3 @@ def _is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host.lower() == "localhost"
-
-
-def _json(flag: str, text: str, kind: type) -> Any:
-    try:
-        given = json.loads(text)
-    except json.JSONDecodeError as error:
-        why = "it has typographic quotes, write straight ones" if set(text) & set("“”‘’") else str(error)
-        raise UsageError(f"{flag} is not JSON ({why}).") from None
-    if not isinstance(given, kind):
-        raise UsageError(f"{flag} must be a JSON {'object' if kind is dict else 'list'}, not {text}.")
-    return given

@@ -21,7 +21,7 @@ _ONE_GPU = "onebox runs on one GPU of one machine"
 _OWN_KERNELS = "onebox has its own kernels, chosen when the model is loaded"
 _OWN_STATES = "onebox stores DeltaNet states in float32 and caches them with their prefixes"
 _NO_REQUEST_LOG = "requests are not logged; `/metrics` counts them"
-_UNCHANGED_CONFIG = "config.json is used as it is; change it in the checkpoint"
+_ROPE = "the rotary embedding is changed as in newer vLLM, with --hf-overrides and text_config.rope_parameters"
 _TLS = "onebox speaks HTTP; put a reverse proxy with TLS in front of it"
 _ONE_FORMAT = "the family has one {} format, which is always parsed"
 
@@ -105,9 +105,8 @@ _REFUSED_VALUES = {
     "master-addr": _ONE_GPU,
     "master-port": _ONE_GPU,
     "num-gpu-blocks-override": "give the size in bytes with --kv-cache-memory-bytes",
-    "hf-overrides": _UNCHANGED_CONFIG,
-    "rope-scaling": _UNCHANGED_CONFIG,
-    "rope-theta": _UNCHANGED_CONFIG,
+    "rope-scaling": _ROPE,
+    "rope-theta": _ROPE,
     "tokenizer": "the checkpoint's own tokenizer is used; put another one into its directory",
     "download-dir": "set HF_HOME to move the Hugging Face cache",
     "kv-transfer-config": "the KV cache is not shared with other servers",

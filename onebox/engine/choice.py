@@ -5,7 +5,7 @@ from typing import TypeVar
 
 from onebox.spec.kv import PAGE_TOKENS
 
-__all__ = ["MAX_OVERTAKEN", "fewest", "next_in_queue", "prompt_shares"]
+__all__ = ["MAX_OVERTAKEN", "fewest", "prompt_shares", "shortest_first"]
 
 MAX_OVERTAKEN = 16
 """So many later requests may go before an earlier one of the same client, because they have less to compute."""
@@ -45,7 +45,7 @@ def prompt_shares(remaining: list[int], budget: int) -> list[int]:
     return [min(pages * PAGE_TOKENS, tokens) for pages, tokens in zip(given, remaining, strict=True)]
 
 
-def next_in_queue(queue: list[T], length: Callable[[T], int], num_overtaken: Callable[[T], int]) -> T:
+def shortest_first(queue: list[T], length: Callable[[T], int], num_overtaken: Callable[[T], int]) -> T:
     """Of those waiting, in their order: the shortest, or the first once so many others have gone before it."""
     first = queue[0]
     return first if num_overtaken(first) >= MAX_OVERTAKEN else min(queue, key=length)

@@ -21,14 +21,16 @@ from typing import ParamSpec, TypeVar
 
 import numpy as np
 
-from onebox.engine.choice import fewest, next_in_queue, prompt_shares
+from onebox.engine.choice import fewest, prompt_shares, shortest_first
 from onebox.engine.config import EngineConfig
 from onebox.engine.draft.speculate import Speculator
+from onebox.engine.logprobs import PackedLogprobs
 from onebox.engine.pace import PromptPace
 from onebox.engine.pages import PagePool
 from onebox.engine.prefix import Hit, PrefixCache
 from onebox.engine.request import Event, Failed, Finished, FinishReason, PromptLogprobs, Started, Tokens, failure_of
 from onebox.engine.sequence import Sequence, checkpoint_positions
+from onebox.engine.shares import beyond_shares, next_in_queue
 from onebox.engine.stats import EngineStats, Totals
 from onebox.engine.step import DecodeRows, DraftCheck, Draw, PromptChunk, Result, StateSave, StepOutput, StepPlan
 from onebox.engine.turns import QueueTurns
@@ -218,15 +220,16 @@ class Scheduler:
                 return
 
     def _next_waiting(self) -> Sequence | None:
-        """Who is admitted next: of the first one's client and priority the one with the least prompt to compute.
+        """Who is admitted next: of the client whose turn it is the request with the least prompt to compute.
 
         A sequence that has begun goes before those that have not, as does one whose images are encoded.
         """
-        if not self._waiting:
+        first = next_in_queue(self._waiting, self._running.values())
+        if first is None:
             return None
-        rivals = [s for s in self._waiting if s.has_same_turns(self._waiting[0])]
+        rivals = [s for s in self._waiting if s.has_same_turns(first)]
         begun = next((s for s in rivals if s.is_started or s.images), None)
-        return begun or next_in_queue(rivals, lambda s: s.num_left, lambda s: s.num_overtaken)
+        return begun or shortest_first(rivals, lambda s: s.num_left, lambda s: s.num_overtaken)
 
     def _try_admit(self, sequence: Sequence) -> bool:
         """Gives the sequence a slot and pages, from its longest cached prefix on; False where there is no room."""
@@ -257,11 +260,12 @@ class Scheduler:
         return True
 
     def _victims_for(self, sequence: Sequence, shared: tuple[int, ...], missing: int) -> list[Sequence] | None:
-        """Whom to preempt so that this one can be admitted: nobody, some of less priority, or None if it must wait.
+        """Whom to preempt so that this one can be admitted: nobody, some of less right, or None if it must wait.
 
         One page for each of the others stays free: what is admitted now should not be preempted in the next step.
         """
         lesser = [s for s in self._from_last() if s.request.priority > sequence.request.priority]
+        lesser += beyond_shares(sequence, self._from_last())
 
         def is_enough(victims: list[Sequence]) -> bool:
             num_others = len(self._running) - len(victims)
@@ -431,6 +435,9 @@ class Scheduler:
             accepted = len(result.token_ids) - 1
             sequence.speculation.observe(drafted, accepted)
             self._totals.drafts.add(drafted, accepted)
+            if sequence.speculation.takes_head_sample():
+                self._totals.head_samples += 1
+                self._totals.head_accepted += accepted > 0
         sequence.speculation.offer(result.drafts)
         self._append(sequence, result, events)
 
@@ -439,7 +446,9 @@ class Scheduler:
         delivered, reason = sequence.append(result.token_ids)
         self._totals.completion_tokens += sequence.num_sampled - num_before
         if delivered:
-            events.append(Tokens(sequence.request.request_id, delivered, result.logprobs[: len(delivered)]))
+            logprobs = result.logprobs[: len(delivered)]
+            packed = PackedLogprobs.pack(logprobs) if logprobs else ()
+            events.append(Tokens(sequence.request.request_id, delivered, packed))
         if reason:
             events.append(self._finish(sequence, reason))
 

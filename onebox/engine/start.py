@@ -9,10 +9,10 @@ another one for an engine never loads it.
 import importlib.util
 import logging
 import pickle
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from onebox.engine.config import EngineConfig, SpeculationConfig, SpeculationMethod
 from onebox.engine.engine import Deliver, Engine
@@ -24,6 +24,7 @@ from onebox.spec.errors import UnsupportedError, UsageError
 from onebox.spec.hardware import GIB, Box, detect_box, detect_host, nvidia_driver
 from onebox.spec.kv import PAGE_TOKENS, KVFormat
 from onebox.spec.model import ModelSpec
+from onebox.spec.modules import ModuleClass
 from onebox.spec.torch_build import TorchBuild, refuse_unusable_torch
 from onebox.spec.vocabulary import TokenTable
 
@@ -43,6 +44,8 @@ __all__ = [
     "allocate_memory",
     "check_torch",
     "compile_ahead",
+    "foresee_memory",
+    "kernels_are_compiled",
     "load_runner",
     "plan_engine",
     "start_engine",
@@ -80,6 +83,8 @@ class EngineOptions:
     speculation: str | None = None
     num_speculative_tokens: int | None = None
     synthetic_acceptance: tuple[float, ...] = ()
+    hf_overrides: Mapping[str, Any] = field(default_factory=dict)
+    """Values in place of config.json's, in vLLM's form: text_config.rope_parameters and max_position_embeddings."""
 
 
 @dataclass(frozen=True)
@@ -105,6 +110,7 @@ class EnginePlan:
     load_format: "LoadFormat"
     memory: MemoryPlan
     config: EngineConfig
+    hf_overrides: Mapping[str, Any]
 
     @property
     def memory_shape(self) -> "MemoryShape":
@@ -129,24 +135,9 @@ def plan_engine(directory: Path, options: EngineOptions, tokens: TokenInfo, box:
     device = _device(options.device, box)
     dtype = _dtype(options.dtype, device)
     load_format = _load_format(options.load_format)
-    found = footprint(directory, device, dtype, load_format)
+    found = footprint(directory, device, dtype, load_format, options.hf_overrides)
     speculation = _speculation(options, found)
-    batched = options.max_num_batched_tokens or DEFAULT_BATCHED_TOKENS[device.type]
-    request = MemoryRequest(
-        max_context_tokens=options.max_model_len or found.spec.max_position_embeddings,
-        slots=options.max_num_seqs,
-        kv=KVFormat.parse(options.kv_cache_dtype),
-        drafts=speculation.max_drafts,
-        drafts_with_mtp=speculation.with_mtp,
-        gpu_memory_utilization=options.gpu_memory_utilization,
-        page_tokens=PAGE_TOKENS,
-        max_batched_tokens=batched,
-        with_vision=found.has_tower and not options.language_model_only,
-        activation_bytes=dtype.itemsize,
-        cache_bytes=options.kv_cache_memory_bytes,
-        default_cache_bytes=DEFAULT_CPU_CACHE_BYTES if device.type == "cpu" else None,
-        with_prefix_cache=options.enable_prefix_caching,
-    )
+    request = _memory_request(options, found, speculation, device, dtype)
     memory = plan_memory(found.spec, found.weight_bytes, box, request)
     config = EngineConfig(
         max_model_len=request.max_context_tokens,
@@ -154,13 +145,51 @@ def plan_engine(directory: Path, options: EngineOptions, tokens: TokenInfo, box:
         num_checkpoints=memory.num_checkpoints,
         max_num_seqs=options.max_num_seqs,
         max_num_waiting=options.max_num_waiting,
-        max_num_batched_tokens=batched,
+        max_num_batched_tokens=request.max_batched_tokens,
         max_answer_wait_s=_ANSWER_WAIT_S if device.type == "cuda" else None,
         eos_token_ids=tokens.eos_token_ids,
         boundary_token_ids=tokens.boundary_token_ids,
         speculation=speculation,
     )
-    return EnginePlan(directory, found.spec, device, dtype, load_format, memory, config)
+    return EnginePlan(directory, found.spec, device, dtype, load_format, memory, config, options.hf_overrides)
+
+
+def foresee_memory(
+    spec: ModelSpec, class_bytes: Mapping[ModuleClass, int], options: EngineOptions, box: Box | None = None
+) -> MemoryPlan:
+    """The memory plan of a checkpoint that is not here yet, from the bytes that it will store per class of modules."""
+    from onebox.model.footprint import expected_footprint
+
+    box = box or (detect_host() if options.device == "cpu" else detect_box())
+    device = _device(options.device, box)
+    dtype = _dtype(options.dtype, device)
+    found = expected_footprint(spec, class_bytes, device, dtype)
+    request = _memory_request(options, found, _speculation(options, found), device, dtype)
+    return plan_memory(spec, found.weight_bytes, box, request)
+
+
+def _memory_request(
+    options: EngineOptions,
+    found: "Footprint",
+    speculation: SpeculationConfig,
+    device: "torch.device",
+    dtype: "torch.dtype",
+) -> MemoryRequest:
+    return MemoryRequest(
+        max_context_tokens=options.max_model_len or found.spec.max_context_tokens,
+        slots=options.max_num_seqs,
+        kv=KVFormat.parse(options.kv_cache_dtype),
+        drafts=speculation.max_drafts,
+        drafts_with_mtp=speculation.with_mtp,
+        gpu_memory_utilization=options.gpu_memory_utilization,
+        page_tokens=PAGE_TOKENS,
+        max_batched_tokens=options.max_num_batched_tokens or DEFAULT_BATCHED_TOKENS[device.type],
+        with_vision=found.has_tower and not options.language_model_only,
+        activation_bytes=dtype.itemsize,
+        cache_bytes=options.kv_cache_memory_bytes,
+        default_cache_bytes=DEFAULT_CPU_CACHE_BYTES if device.type == "cpu" else None,
+        with_prefix_cache=options.enable_prefix_caching,
+    )
 
 
 def _device(asked: str, box: Box) -> "torch.device":
@@ -271,6 +300,14 @@ def compile_ahead(plan: EnginePlan, report: Callable[[int], None]) -> int:
     return compile_kernels(plan.directory, plan.load_format, plan.dtype, plan.memory_shape, plan.config, report)
 
 
+def kernels_are_compiled(plan: EnginePlan) -> bool:
+    """Whether `compile_ahead` has nothing to do, because an engine of this plan was compiled before."""
+    redirect_kernel_cache()
+    from onebox.engine.warm.compile import are_compiled
+
+    return are_compiled(plan.directory, plan.load_format, plan.dtype, plan.memory_shape, plan.config)
+
+
 def _warm_up(runner: "ModelRunner", plan: EnginePlan, report: ReportStart, *, owns_process: bool) -> None:
     from onebox.engine.warm.exercise import exercise, reserve_workspace
 
@@ -290,8 +327,14 @@ def load_runner(plan: EnginePlan) -> "ModelRunner":
     from onebox.model.load import load_model
     from onebox.model.vision import load_tower
 
-    with_mtp = plan.config.speculation.with_mtp
-    model = load_model(plan.directory, plan.device, plan.dtype, plan.load_format, with_mtp=with_mtp)
+    model = load_model(
+        plan.directory,
+        plan.device,
+        plan.dtype,
+        plan.load_format,
+        with_mtp=plan.config.speculation.with_mtp,
+        overrides=plan.hf_overrides,
+    )
     tower = load_tower(plan.directory, plan.dtype, plan.device) if plan.memory.request.with_vision else None
     return ModelRunner(model, allocate_memory(plan), plan.config, tower)
 

@@ -11,7 +11,7 @@ from onebox.bench.client import Client
 from onebox.eval.judge import judge
 from onebox.eval.question import GivenAnswer, Question, QuestionResult
 
-__all__ = ["Manner", "ask_all", "request_of"]
+__all__ = ["Manner", "ask_all", "ask_patiently", "request_of"]
 
 _BUSY = (429, 503)
 _THINKING_TOKENS = 4096
@@ -57,14 +57,19 @@ async def ask_all(
             group.create_task(one(question))
 
 
-async def _reply(client: Client, question: Question, manner: Manner) -> QuestionResult:
-    asked = request_of(question, manner)
+async def ask_patiently(client: Client, asked: Ask, manner: Manner) -> tuple[StreamedAnswer, int]:
+    """The answer, and how often a busy server was asked again for it."""
     answer, retries = await client.ask(asked), 0
     for wait_s in manner.waits_s:
         if answer.failure is None or answer.failure.status not in _BUSY:
             break
         await asyncio.sleep(wait_s)
         answer, retries = await client.ask(asked), retries + 1
+    return answer, retries
+
+
+async def _reply(client: Client, question: Question, manner: Manner) -> QuestionResult:
+    answer, retries = await ask_patiently(client, request_of(question, manner), manner)
     if answer.failure is not None:
         return QuestionResult(question.id, failure=answer.failure)
     given = _given(answer, retries)

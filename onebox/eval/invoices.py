@@ -10,7 +10,15 @@ from typing import Any
 
 from onebox.eval.question import Check, Json, Question, Truth, TruthKind, one_turn
 
-__all__ = ["Invoice", "invoice_questions", "make_invoice", "schema_questions"]
+__all__ = [
+    "Invoice",
+    "company_name",
+    "invoice_questions",
+    "make_invoice",
+    "person_name",
+    "schema_questions",
+    "shown_day",
+]
 
 LANGUAGES = ("en", "hu", "tr")
 _MAX_TOKENS = 400
@@ -110,8 +118,8 @@ def make_invoice(seed: int, language: str) -> Invoice:
     issued = date(2019, 1, 1) + timedelta(days=rng.randrange(2500))
     due = issued + timedelta(days=rng.choice((8, 14, 30)))
     truth = {
-        "vendor": _company(rng, language),
-        "customer": _person(rng, language),
+        "vendor": company_name(rng, language),
+        "customer": person_name(rng, language),
         "invoice_number": f"{rng.choice('ABEKMRST')}{rng.choice('CDFGHLNP')}-{rng.randrange(10_000, 99_999)}",
         "date": issued.isoformat(),
         "due_date": due.isoformat(),
@@ -120,7 +128,7 @@ def make_invoice(seed: int, language: str) -> Invoice:
         "tax": _number(tax),
         "total": _number(net + tax),
     }
-    shown = {"date": _day(issued, language), "due_date": _day(due, language)}
+    shown = {"date": shown_day(issued, language), "due_date": shown_day(due, language)}
     for key, cents in (("subtotal", net), ("tax", tax), ("total", net + tax)):
         shown[key] = f"{_amount(cents, language, is_whole)} {currency}"
     label = dict(_LABELS[language], tax=f"{_LABELS[language]['tax']} ({percent}%)")
@@ -133,11 +141,11 @@ def make_invoice(seed: int, language: str) -> Invoice:
     return Invoice(language, truth, tuple(lines))
 
 
-def _company(rng: Random, language: str) -> str:
+def company_name(rng: Random, language: str) -> str:
     return rng.choice(_FORMS[language]).format(rng.choice(_FAMILIES[language]))
 
 
-def _person(rng: Random, language: str) -> str:
+def person_name(rng: Random, language: str) -> str:
     given, family = rng.choice(_GIVEN[language]), rng.choice(_FAMILIES[language])
     return f"{family} {given}" if language == "hu" else f"{given} {family}"
 
@@ -153,7 +161,7 @@ def _amount(cents: int, language: str, is_whole: bool) -> str:
     return units if is_whole else f"{units}{point}{cents % 100:02d}"
 
 
-def _day(day: date, language: str) -> str:
+def shown_day(day: date, language: str) -> str:
     return {"en": day.isoformat(), "hu": f"{day:%Y. %m. %d.}", "tr": f"{day:%d.%m.%Y}"}[language]
 
 

@@ -1,4 +1,4 @@
-"""Scores an answer by fixed rules; no model is used as a judge.
+"""Scores an answer by fixed rules. Only a rubric needs a model as a judge; that is `rubric.py`.
 
 Accents count: "Becs" is not "Bécs". Each rule states what it tolerates; everything else is wrong.
 """
@@ -9,12 +9,13 @@ import unicodedata
 from collections.abc import Callable
 from typing import Any
 
+from onebox.eval.pictures import MOST_ERRORS, character_errors
 from onebox.eval.question import GivenAnswer, Judgement, Truth, TruthKind
 
 __all__ = ["folded", "judge", "schema_problem"]
 
 _QUOTES = "\"'`“”„‘’«»*"
-_FENCE = re.compile(r"\A```(?:json)?\s*\n(.*?)\n?```\Z", re.S)
+_FENCE = re.compile(r"\A```(?:json|text)?\s*\n(.*?)\n?```\Z", re.S)
 _TYPES: dict[str, tuple[type, ...]] = {
     "object": (dict,),
     "array": (list,),
@@ -25,8 +26,9 @@ _TYPES: dict[str, tuple[type, ...]] = {
 }
 
 
-def judge(truth: Truth, answer: GivenAnswer) -> Judgement:
-    return _RULES[truth.kind](truth, answer)
+def judge(truth: Truth, answer: GivenAnswer) -> Judgement | None:
+    """None for a rubric, which another server judges."""
+    return _RULES[truth.kind](truth, answer) if truth.kind in _RULES else None
 
 
 def folded(text: str, language: str = "en") -> str:
@@ -65,8 +67,10 @@ def _json(truth: Truth, answer: GivenAnswer) -> Judgement:
         return Judgement(False, {"valid": 0.0, "fields": 0.0}, f"is not JSON ({error})")
     if not isinstance(value, dict):
         return Judgement(False, {"valid": 1.0, "fields": 0.0}, "is JSON, but not an object")
-    wrong = [key for key, expected in truth.value.items() if key not in value or not _same(value[key], expected)]
-    extra = [key for key in value if key not in truth.value]
+    same, extra = _same, [key for key in value if key not in truth.value]
+    if truth.kind is TruthKind.FIELDS:
+        same, extra = _holds_fields, []
+    wrong = [key for key, expected in truth.value.items() if key not in value or not same(value[key], expected)]
     scores = {"valid": 1.0, "fields": 1 - len(wrong) / max(1, len(truth.value))}
     problem = None
     if truth.schema is not None:
@@ -75,6 +79,31 @@ def _json(truth: Truth, answer: GivenAnswer) -> Judgement:
     complaints = [f"{key} is {value.get(key)!r}, not {truth.value[key]!r}" for key in wrong[:2]]
     complaints += [f"{key} was not requested" for key in extra[:1]] + ([problem] if problem else [])
     return Judgement(not (wrong or extra or problem), scores, "; ".join(complaints))
+
+
+def _holds_fields(value: Any, expected: Any) -> bool:
+    """Equality in which objects may have more keys than expected."""
+    if isinstance(expected, dict) and isinstance(value, dict):
+        return all(key in value and _holds_fields(value[key], part) for key, part in expected.items())
+    if isinstance(expected, list) and isinstance(value, list):
+        return len(value) == len(expected) and all(map(_holds_fields, value, expected))
+    return _same(value, expected)
+
+
+def _pattern(truth: Truth, answer: GivenAnswer) -> Judgement:
+    """Searched anywhere in the answer, in composed Unicode; `^` and `$` are the ends of the answer."""
+    said = unicodedata.normalize("NFC", answer.text).strip()
+    if re.search(unicodedata.normalize("NFC", truth.value), said):
+        return Judgement(True)
+    return Judgement(False, why=f"does not match {truth.value!r}")
+
+
+def _transcript(truth: Truth, answer: GivenAnswer) -> Judgement:
+    """Tolerates a Markdown fence, line breaks for spaces, and `MOST_ERRORS` wrong characters."""
+    fenced = _FENCE.match(answer.text.strip())
+    errors = character_errors(fenced.group(1) if fenced else answer.text, truth.value[0])
+    scores = {"characters": max(0.0, 1 - errors)}
+    return Judgement(errors <= MOST_ERRORS, scores, "" if errors <= MOST_ERRORS else f"{errors:.1%} character errors")
 
 
 def _refuse_constant(name: str) -> None:
@@ -154,5 +183,8 @@ _RULES: dict[TruthKind, Callable[[Truth, GivenAnswer], Judgement]] = {
     TruthKind.HOLDS: _holds,
     TruthKind.TEXT: _text,
     TruthKind.JSON: _json,
+    TruthKind.FIELDS: _json,
+    TruthKind.PATTERN: _pattern,
+    TruthKind.TRANSCRIPT: _transcript,
     TruthKind.CALLS: _calls,
 }

@@ -7,13 +7,18 @@ located without importing it. PIL is imported on first use.
 import base64
 import importlib.util
 import io
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from onebox.eval.invoices import LANGUAGES, Invoice, make_invoice
 from onebox.eval.question import Check, Question, Truth, TruthKind
 from onebox.spec.errors import UnsupportedError
 
-__all__ = ["draw", "ocr_questions"]
+if TYPE_CHECKING:
+    from PIL import Image
+
+__all__ = ["draw", "drawn_page", "font_file", "ocr_questions"]
 
 _WIDTH, _MARGIN, _LINE, _LETTER = 720, 40, 34, 22
 _KEYS = ("invoice_number", "vendor", "customer", "total")
@@ -22,20 +27,25 @@ _MAX_TOKENS = 400
 
 
 def draw(invoice: Invoice) -> bytes:
-    """The invoice as a PNG: black letters on white."""
-    from PIL import Image, ImageDraw, ImageFont
-
-    font = ImageFont.truetype(str(_font_file()), _LETTER)
-    picture = Image.new("L", (_WIDTH, 2 * _MARGIN + _LINE * len(invoice.lines)), 255)
-    pen = ImageDraw.Draw(picture)
-    for row, line in enumerate(invoice.lines):
-        pen.text((_MARGIN, _MARGIN + row * _LINE), line, fill=0, font=font)
+    """The invoice as a PNG."""
     buffer = io.BytesIO()
-    picture.save(buffer, "PNG")
+    drawn_page(invoice.lines).save(buffer, "PNG")
     return buffer.getvalue()
 
 
-def _font_file() -> Path:
+def drawn_page(lines: Sequence[str]) -> "Image.Image":
+    """Black letters on white, in shades of grey."""
+    from PIL import Image, ImageDraw, ImageFont
+
+    font = ImageFont.truetype(str(font_file()), _LETTER)
+    picture = Image.new("L", (_WIDTH, 2 * _MARGIN + _LINE * len(lines)), 255)
+    pen = ImageDraw.Draw(picture)
+    for row, line in enumerate(lines):
+        pen.text((_MARGIN, _MARGIN + row * _LINE), line, fill=0, font=font)
+    return picture
+
+
+def font_file() -> Path:
     found = importlib.util.find_spec("matplotlib")
     path = Path(found.origin).parent / "mpl-data/fonts/ttf/DejaVuSans.ttf" if found and found.origin else None
     if path is None or not path.is_file():

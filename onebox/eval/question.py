@@ -30,6 +30,12 @@ class Check(StrEnum):
     """A key hidden in a long text."""
     OCR = "ocr"
     """A document image to read."""
+    SCANS = "scans"
+    """The same as a noisy scan."""
+    QUESTIONS = "questions"
+    """The user's own questions."""
+    PICTURES = "pictures"
+    """The user's own pictures."""
 
 
 class TruthKind(StrEnum):
@@ -41,6 +47,14 @@ class TruthKind(StrEnum):
     """The answer is exactly one of the values."""
     JSON = "json"
     """The answer is JSON with these values."""
+    FIELDS = "fields"
+    """The answer is JSON that holds at least these values."""
+    PATTERN = "pattern"
+    """The answer holds a match of this regular expression."""
+    TRANSCRIPT = "transcript"
+    """The answer is this text, up to a few characters."""
+    RUBRIC = "rubric"
+    """Another server finds that the answer meets these criteria (see `rubric.py`)."""
     CALLS = "calls"
     """The answer calls these tools with these arguments; an empty list means no call."""
 
@@ -74,6 +88,12 @@ class Question:
     truth: Truth
     max_tokens: int = 256
 
+    @property
+    def has_picture(self) -> bool:
+        contents = [message.get("content") for message in self.body["messages"]]
+        parts = [part for content in contents if isinstance(content, list) for part in content]
+        return any(isinstance(part, dict) and part.get("type") == "image_url" for part in parts)
+
 
 @dataclass(frozen=True)
 class GivenAnswer:
@@ -103,7 +123,7 @@ class Judgement:
 
 @dataclass(frozen=True)
 class QuestionResult:
-    """Result of one question on one server: an answer and its score, or a failure."""
+    """Result of one question on one server: an answer and its score, or a failure, which may be that of the judge."""
 
     question_id: str
     answer: GivenAnswer | None = None

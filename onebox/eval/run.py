@@ -31,11 +31,16 @@ from onebox.eval.invoices import invoice_questions, schema_questions
 from onebox.eval.keys import key_questions, parse_lengths
 from onebox.eval.likelihood import Likelihoods, NotOfferedError, read_likelihoods
 from onebox.eval.ocr import ocr_questions
+from onebox.eval.own import own_questions
 from onebox.eval.passages import Passage, file_passages, shipped_passages
+from onebox.eval.pictures import picture_questions
 from onebox.eval.question import Check, Json, Question, QuestionResult, Truth, TruthKind
+from onebox.eval.rubric import judge_all, needs_judge
+from onebox.eval.scans import scan_questions
 from onebox.eval.target import opened
 from onebox.eval.tools import tool_questions
 from onebox.eval.verdict import Comparison, conclude
+from onebox.spec.errors import UsageError
 
 __all__ = ["FORMAT", "LIKELIHOOD", "EvalRun", "EvalSettings", "EvalTarget", "Evaluation", "Side", "write_eval"]
 
@@ -63,7 +68,7 @@ class EvalSettings:
 
     checks: tuple[str, ...]
     count: int = 24
-    """Number of questions of each generated check: invoices, schema, tools, documents."""
+    """Number of questions of each generated check: invoices, schema, tools, ocr, scans."""
     lengths: tuple[int, ...] = (1024, 4096)
     repeats: int = 3
     """Hidden keys for each length and depth."""
@@ -73,6 +78,10 @@ class EvalSettings:
     num_top: int = 20
     texts: tuple[str, ...] = ()
     """User files that replace the built-in passages."""
+    questions: str = ""
+    """A file of own questions (`own.py`)."""
+    pictures: str = ""
+    """A directory of own pictures (`pictures.py`)."""
     stall_s: float = 120.0
 
     @property
@@ -108,6 +117,8 @@ class EvalRun(RunOrigin):
     failures: tuple[Json, ...]
     """Every failure: side, question, reason, status and message; first in every report."""
     interrupted: bool = False
+    judge: Json | None = None
+    """The server that judged answers by a rubric: its target, and what it said of itself."""
     format: str = FORMAT
 
     @property
@@ -127,11 +138,15 @@ OnProgress = Callable[[str, int, int], None]
 class Evaluation:
     """A running evaluation."""
 
-    def __init__(self, targets: Sequence[EvalTarget], settings: EvalSettings) -> None:
+    def __init__(self, targets: Sequence[EvalTarget], settings: EvalSettings, judge: EvalTarget | None = None) -> None:
         self.settings = settings
         self.sides = [Side(target) for target in targets]
+        self.judge = Side(judge) if judge else None
         self.questions: list[Question] = []
         self.passages: list[Passage] = []
+        self._own = own_questions(Path(settings.questions)) if settings.questions else []
+        self._pictures = picture_questions(Path(settings.pictures)) if settings.pictures else []
+        _refuse_wrong_judge(self._own, judge)
         self._hardware = hardware()
         self._started = datetime.now(UTC).isoformat(timespec="seconds")
         if LIKELIHOOD in settings.checks:
@@ -149,6 +164,9 @@ class Evaluation:
                     asyncio.run(self._side(side, url, report))
                 finally:
                     side.seconds = round(time.perf_counter() - began, 2)
+        if self.judge is not None:
+            with opened(self.judge.target.place, self.judge.target.serve_arguments) as url:
+                asyncio.run(self._judge(self.judge, url, report))
 
     @property
     def has_answers(self) -> bool:
@@ -166,6 +184,30 @@ class Evaluation:
             if self.passages:
                 await self._predict(client, side, server, report)
 
+    async def _judge(self, judge: Side, url: str, report: OnProgress) -> None:
+        """Has the answers to questions with a rubric judged and puts the judgements in place."""
+        by_id = {question.id: question for question in self.questions if needs_judge(question)}
+        places = [
+            (side, place)
+            for side in self.sides
+            for place, reply in enumerate(side.replies)
+            if reply.question_id in by_id and reply.answer is not None
+        ]
+        asked = [(by_id[side.replies[place].question_id], side.replies[place]) for side, place in places]
+        done = 0
+
+        def keep(number: int, reply: QuestionResult) -> None:
+            nonlocal done
+            side, place = places[number]
+            side.replies[place], done = reply, done + 1
+            report("judge: answers", done, len(asked))
+
+        connection = Connection(url, judge.target.api_key, judge.target.model, stall_s=self.settings.stall_s)
+        async with Client(connection) as client:
+            judge.server = await client.discover()
+            report("judge: answers", 0, len(asked))
+            await judge_all(client, asked, self.settings.manner, keep)
+
     async def _make_questions(self, client: Client, server: Server) -> list[Question]:
         """All questions of the chosen checks; lengths are in the first server's tokens."""
         settings, found = self.settings, []
@@ -176,6 +218,9 @@ class Evaluation:
             Check.SCHEMA: lambda: schema_questions(settings.count, settings.seed),
             Check.TOOLS: lambda: tool_questions(settings.count, settings.seed),
             Check.OCR: lambda: ocr_questions(settings.count, settings.seed),
+            Check.SCANS: lambda: scan_questions(settings.count, settings.seed),
+            Check.QUESTIONS: lambda: self._own,
+            Check.PICTURES: lambda: self._pictures,
         }
         for check in Check:
             if check.value not in settings.checks:
@@ -199,9 +244,10 @@ class Evaluation:
     def _askable(self, side: Side, server: Server) -> list[Question]:
         """The questions that this server supports; the others are noted with the reason."""
         questions = self.questions
-        if Check.OCR.value in self.settings.checks and "image" not in server.modalities:
-            side.skipped[Check.OCR.value] = "the server takes no images"
-            questions = [question for question in questions if question.check is not Check.OCR]
+        if "image" not in server.modalities:
+            for check in dict.fromkeys(question.check for question in questions if question.has_picture):
+                side.skipped[_with_pictures(check)] = "the server takes no images"
+            questions = [question for question in questions if not question.has_picture]
         too_long = parse_lengths(self.settings.lengths, server.max_model_len).too_long
         if Check.KEYS.value in self.settings.checks and too_long:
             named = ", ".join(f"{length:,}" for length in too_long)
@@ -266,7 +312,31 @@ class Evaluation:
             comparison=comparison,
             failures=tuple(failures),
             interrupted=interrupted,
+            judge=_judge_record(self.judge),
         )
+
+
+def _with_pictures(check: Check) -> str:
+    return "questions with an image" if check is Check.QUESTIONS else check.value
+
+
+def _refuse_wrong_judge(own: Sequence[Question], judge: EvalTarget | None) -> None:
+    """Early check: a rubric needs a judge, and a judge a rubric."""
+    needing = [question for question in own if needs_judge(question)]
+    if needing and judge is None:
+        named = needing[0].id.partition("/")[2]
+        raise UsageError(f"Question {named!r} has a rubric, which another server must judge; give --judge URL.")
+    if judge is not None and not needing:
+        raise UsageError("--judge is given, but no question of --questions has a rubric.")
+
+
+def _judge_record(judge: Side | None) -> Json | None:
+    if judge is None:
+        return None
+    return {
+        "target": asdict(replace(judge.target, api_key=None)),
+        "server": asdict(judge.server) if judge.server else None,
+    }
 
 
 def _failures(side: Side) -> list[Json]:

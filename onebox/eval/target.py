@@ -6,6 +6,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import threading
 from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -62,7 +63,10 @@ def opened(target: str, serve_arguments: str = "") -> Iterator[str]:
         start_new_session=True,
     ) as process:
         try:
-            yield _url_when_ready(target, process.stdout or ())
+            url = _url_when_ready(target, process.stdout or ())
+            # A full pipe would stop the server at its next line of log.
+            threading.Thread(target=deque, args=(process.stdout, 0), daemon=True).start()
+            yield url
         finally:
             _stop(process)
 
@@ -79,7 +83,7 @@ def _url_when_ready(target: str, lines: Iterable[str]) -> str:
 
 
 def _stop(process: subprocess.Popen[str]) -> None:
-    """Stops the server. It prints little while serving, so its pipe cannot fill up; remaining output is not read."""
+    """Stops the server; after a while by force."""
     if process.poll() is None:
         process.send_signal(signal.SIGTERM)
         try:

@@ -41,7 +41,7 @@ def build_model(spec: ModelSpec, parts: Parts, dtype: torch.dtype, *, with_mtp: 
             parts.tied_head(embedding) if spec.tie_word_embeddings else parts.linear("lm_head", float32_output=True)
         ),
         mtp=_mtp_head(spec, parts) if with_mtp and parts.has_mtp else None,
-        frequencies=rotary_frequencies(spec.rope_theta, spec.rotary_dim).to(parts.device),
+        frequencies=rotary_frequencies(spec.rope_theta, spec.rotary_dim, spec.yarn).to(parts.device),
     )
     return model if parts.device.type == "cpu" else fuse_model(model)
 

@@ -1,7 +1,8 @@
 """The bytes a model will take on a device, before any of it is loaded."""
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -13,7 +14,7 @@ from onebox.spec.model import ModelSpec, read_config
 from onebox.spec.modules import ModuleClass, modules
 from onebox.spec.traffic import predicted_weight_bytes
 
-__all__ = ["Footprint", "footprint"]
+__all__ = ["Footprint", "expected_footprint", "footprint"]
 
 
 class Footprint(NamedTuple):
@@ -25,10 +26,19 @@ class Footprint(NamedTuple):
     has_tower: bool
 
 
-def footprint(directory: Path, device: torch.device, dtype: torch.dtype, load_format: LoadFormat) -> Footprint:
-    """Reads headers only. On a CPU weights are plain numbers (`cpu.py`); on a GPU they keep their stored size."""
+def footprint(
+    directory: Path,
+    device: torch.device,
+    dtype: torch.dtype,
+    load_format: LoadFormat,
+    overrides: Mapping[str, Any] | None = None,
+) -> Footprint:
+    """Reads headers only. On a CPU weights are plain numbers (`cpu.py`); on a GPU they keep their stored size.
+
+    `overrides` are those of `--hf-overrides`.
+    """
     if load_format is LoadFormat.DUMMY:
-        spec = read_config(directory)
+        spec = read_config(directory, overrides)
         sizes = (
             _cpu_bytes(spec, torch.float32, torch.float32)
             if device.type == "cpu"
@@ -37,13 +47,24 @@ def footprint(directory: Path, device: torch.device, dtype: torch.dtype, load_fo
         # Dummy weights have no vision tower.
         sizes.pop(ModuleClass.VISION, None)
         return Footprint(spec, sizes, spec.mtp_num_hidden_layers > 0, has_tower=False)
-    checkpoint, binding = open_bound(directory)
+    checkpoint, binding = open_bound(directory, overrides)
     stored = report_on(checkpoint, binding, is_deep=False).class_bytes
     if device.type == "cpu":
         sizes = _cpu_bytes(checkpoint.spec, dtype, head_dtype(binding, dtype))
         stored = {kind: sizes[kind] for kind in stored}
     has_tower = ModuleClass.VISION in stored
     return Footprint(checkpoint.spec, stored, "mtp.fc" in binding.modules, has_tower)
+
+
+def expected_footprint(
+    spec: ModelSpec, class_bytes: Mapping[ModuleClass, int], device: torch.device, dtype: torch.dtype
+) -> Footprint:
+    """As `footprint`, of a checkpoint of which only the bytes per class are known. On a CPU it is an upper bound."""
+    sizes = dict(class_bytes)
+    if device.type == "cpu":
+        plain = _cpu_bytes(spec, dtype, torch.float32)
+        sizes = {kind: plain[kind] for kind in class_bytes}
+    return Footprint(spec, sizes, ModuleClass.MTP_FC in class_bytes, ModuleClass.VISION in class_bytes)
 
 
 def _cpu_bytes(spec: ModelSpec, dtype: torch.dtype, wide: torch.dtype) -> dict[ModuleClass, int]:

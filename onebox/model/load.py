@@ -1,10 +1,11 @@
 """Loads a checkpoint onto a device for serving: opened, checked, read ahead and built into the model (`build.py`)."""
 
 import gc
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -21,7 +22,7 @@ from onebox.model.dummy import HYBRID, dummy_model
 from onebox.model.parts import CheckpointParts, CpuParts, DryRunParts, Parts
 from onebox.model.qwen3_5 import Qwen35
 from onebox.spec.errors import MismatchError, UsageError
-from onebox.spec.model import ModelSpec, read_json, spec_from_config
+from onebox.spec.model import ModelSpec, read_config
 from onebox.spec.modules import ModuleClass
 
 __all__ = ["LoadFormat", "load_model", "loading_order", "model_without_weights", "open_bound", "raise_first"]
@@ -55,18 +56,20 @@ def load_model(
     load_format: LoadFormat = LoadFormat.AUTO,
     *,
     with_mtp: bool = True,
+    overrides: Mapping[str, Any] | None = None,
 ) -> Qwen35:
     """The model in `directory` on `device`, with activations in `dtype`, without the vision tower.
 
     The MTP head is loaded if `with_mtp` and the checkpoint has one. Headers are checked first, each tensor is bound
     once, and leftover or missing tensors are errors. Beyond the model itself, loading takes at most the reader's
-    staging buffer and the stored tensors of the module that is being repacked.
+    staging buffer and the stored tensors of the module that is being repacked. `overrides` are those of
+    `--hf-overrides`.
     """
     if load_format is LoadFormat.DUMMY:
-        spec = spec_from_config(read_json(directory / "config.json"))
+        spec = read_config(directory, overrides)
         return dummy_model(spec, {} if device.type == "cpu" else HYBRID, device, dtype, with_mtp=with_mtp)
     with _collector_paused():
-        checkpoint, binding = open_bound(directory)
+        checkpoint, binding = open_bound(directory, overrides)
         order = loading_order(checkpoint.spec, binding, with_mtp=with_mtp)
         with _reader(checkpoint, order, device, load_format) as reader:
             parts: Parts = (
@@ -100,12 +103,12 @@ def model_without_weights(
         )
 
 
-def open_bound(directory: Path) -> tuple[Checkpoint, Binding]:
+def open_bound(directory: Path, overrides: Mapping[str, Any] | None = None) -> tuple[Checkpoint, Binding]:
     """The checkpoint in `directory` with its tensors bound to modules; its first fatal problem is raised.
 
     Only headers are read.
     """
-    checkpoint = open_checkpoint(directory)
+    checkpoint = open_checkpoint(directory, overrides)
     binding = bind(checkpoint)
     raise_first(directory, [problem.message for problem in binding.problems if problem.is_fatal])
     return checkpoint, binding

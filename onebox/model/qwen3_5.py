@@ -35,6 +35,7 @@ class Qwen35:
     lm_head: Linear
     mtp: DraftHead | None
     frequencies: Tensor
+    """float32 [rotary_dim / 2]: angle per position."""
 
     @property
     def device(self) -> torch.device:
@@ -86,4 +87,5 @@ class Qwen35:
         return embedded
 
     def _rotation(self, batch: Batch) -> RotaryTable:
-        return rotary_table(batch.positions, self.frequencies, self.spec.mrope_section)
+        scale = self.spec.yarn.attention_factor if self.spec.yarn else 1.0
+        return rotary_table(batch.positions, self.frequencies, self.spec.mrope_section, scale)

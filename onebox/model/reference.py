@@ -195,12 +195,18 @@ def rotary(spec: ModelSpec, positions: Tensor) -> tuple[Tensor, Tensor]:
     Frequency j belongs to axis j % 3 (time, height, width) while j < 3 * that axis' section, and to time afterwards.
     """
     num_frequencies = spec.rotary_dim // 2
-    frequencies = spec.rope_theta ** -(torch.arange(num_frequencies) / num_frequencies)
+    frequencies = 1.0 / spec.rope_theta ** (torch.arange(num_frequencies) / num_frequencies)
+    scale = 1.0
+    if spec.yarn is not None:
+        first, last = spec.yarn.mixed_pairs(spec.rope_theta, spec.rotary_dim)
+        stretched = ((torch.arange(num_frequencies) - first) / (last - first)).clamp(0, 1)
+        frequencies = frequencies * (1 - stretched) + frequencies / spec.yarn.factor * stretched
+        scale = spec.yarn.attention_factor
     axis = torch.zeros(num_frequencies, dtype=torch.long)
     for index in (1, 2):
         axis[index : 3 * spec.mrope_section[index] : 3] = index
     angles = positions.float()[axis].T * frequencies
-    return angles.cos(), angles.sin()
+    return angles.cos() * scale, angles.sin() * scale
 
 
 def rotate(x: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:

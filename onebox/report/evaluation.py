@@ -12,6 +12,14 @@ __all__ = ["eval_failures", "eval_sections"]
 
 _SHOWN_FAILURES = 20
 _SHOWN_WRONG = 12
+_OWN = ("questions/", "pictures/")
+_FINER = {
+    "valid": "valid JSON",
+    "fields": "fields",
+    "follows_schema": "follows schema",
+    "characters": "characters",
+    "criteria": "criteria met",
+}
 
 
 def eval_failures(source: ResultFile) -> Iterator[Block]:
@@ -133,12 +141,13 @@ def _scores(source: ResultFile) -> Iterator[Block]:
             base = pointer("tallies", number, index)
             counts = [source.value(f"{base}/{key}", ",d") for key in ("right", "answered", "asked", "cut")]
             shares = [source.value(f"{base}/share/{key}", ".1%") for key in ("estimate", "low", "high")]
-            finer = [
-                source.value(base + pointer("scores", key), ".1%") for key in ("valid", "fields", "follows_schema")
-            ]
+            finer = [source.value(base + pointer("scores", key), ".1%") for key in _FINER]
             rows_made.append((_name(side), tally["check"], *counts, *shares, *finer))
     columns = ("server", "check", "right", "answered", "asked", "cut", "share", "from", "to")
-    yield Table((*columns, "valid JSON", "fields", "follows schema"), tuple(rows_made))
+    yield Table((*columns, *_FINER.values()), tuple(rows_made))
+    if judge := source.body.get("judge"):
+        named = (judge["server"] or {}).get("model") or "no server that answered"
+        yield Sentence(f"Answers with a rubric were judged by {named} at {judge['target']['place']}.", is_note=True)
     yield from _groups(source)
 
 
@@ -175,10 +184,11 @@ def _texts(source: ResultFile) -> Iterator[Block]:
 
 
 def _wrong(source: ResultFile) -> Iterator[Block]:
-    """A few wrong answers of each server, as examples."""
+    """A few wrong answers of each server, as examples; those to the user's own questions first."""
     for number, side in enumerate(source.body["sides"]):
         rows: list[tuple[Cell, ...]] = []
-        for index, reply in enumerate(side["replies"]):
+        replies = sorted(enumerate(side["replies"]), key=lambda one: not one[1]["question_id"].startswith(_OWN))
+        for index, reply in replies:
             judgement = reply["judgement"]
             if judgement and not judgement["right"] and len(rows) < _SHOWN_WRONG:
                 base = pointer("sides", number, "replies", index)

@@ -10,7 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from onebox.spec.errors import UnreadableError, UnsupportedError
+from onebox.spec.errors import UnreadableError, UnsupportedError, UsageError
+from onebox.spec.overrides import apply_overrides
+from onebox.spec.yarn import MAX_POSITION, YARN_KEYS, Yarn, yarn_from_rope
 
 __all__ = ["FULL", "ModelSpec", "VisionSpec", "read_config", "read_json", "spec_from_config"]
 
@@ -67,6 +69,16 @@ class ModelSpec:
     vision: VisionSpec | None
     is_text_only: bool
     """True for a bare text config: tensors are then named `model.layers.N`, without `language_model`."""
+    yarn: Yarn | None = None
+
+    @property
+    def max_context_tokens(self) -> int:
+        """The longest sequence: max_position_embeddings, or what YaRN stretches it to unless it is that already."""
+        if self.yarn is None:
+            return self.max_position_embeddings
+        is_stretched = self.max_position_embeddings > self.yarn.original_max_position_embeddings
+        stretched = self.yarn.max_context_tokens
+        return min(stretched, self.max_position_embeddings) if is_stretched else stretched
 
     @property
     def linear_layers(self) -> tuple[int, ...]:
@@ -186,6 +198,7 @@ _TOP_READ = {
     "quantization_config",
     "eos_token_id",
     "language_model_only",
+    "_hybrid_quant_info",  # held against the tensors in checkpoint/hybrid.py
 }
 _ROPE_KEYS = {"rope_type", "rope_theta", "partial_rotary_factor", "mrope_section", "mrope_interleaved"}
 _VISION_SIZES = tuple(VisionSpec.__dataclass_fields__)
@@ -213,13 +226,25 @@ def read_json(path: Path) -> dict[str, Any]:
     return value
 
 
-def read_config(directory: Path) -> ModelSpec:
+def read_config(directory: Path, overrides: Mapping[str, Any] | None = None) -> ModelSpec:
     """The spec of the checkpoint in `directory`, from its config.json."""
-    return spec_from_config(read_json(directory / "config.json"))
+    return spec_from_config(read_json(directory / "config.json"), overrides)
 
 
-def spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
-    """The spec of a parsed config.json. Unknown keys and unsupported values are rejected by name."""
+def spec_from_config(config: Mapping[str, Any], overrides: Mapping[str, Any] | None = None) -> ModelSpec:
+    """The spec of a parsed config.json, with the values of `--hf-overrides` in place of its own.
+
+    Unknown keys and unsupported values are rejected by name.
+    """
+    if not overrides:
+        return _spec(config)
+    try:
+        return _spec(apply_overrides(config, overrides))
+    except UnsupportedError as error:
+        raise UsageError(f"With --hf-overrides, {error}") from None
+
+
+def _spec(config: Mapping[str, Any]) -> ModelSpec:
     model_type = config.get("model_type")
     if model_type == "qwen3_5_moe_text":
         return _text_spec(config, config, None, is_text_only=True)
@@ -243,6 +268,11 @@ def _text_spec(
     _refuse_unknown(text, known | (_TOP_READ if is_text_only else set()), where)
     _refuse_other_values(text, _TEXT_FIXED, where)
     sizes: dict[str, Any] = {key: _positive_int(text, key, where) for key in _TEXT_SIZES}
+    if sizes["max_position_embeddings"] > MAX_POSITION:
+        raise UnsupportedError(
+            f"config.json: {where}max_position_embeddings is {sizes['max_position_embeddings']:,}; onebox computes "
+            f"positions below {MAX_POSITION:,}."
+        )
     rope = _rope(text, where)
     mtp_layers = text.get("mtp_num_hidden_layers", 0)
     if mtp_layers not in (0, 1):
@@ -286,13 +316,21 @@ def _rope(text: Mapping[str, Any], where: str) -> dict[str, Any]:
         raise UnsupportedError(
             f"config.json has no {where}rope_parameters object: rotary constants are read from there."
         )
-    _refuse_unknown(rope, _ROPE_KEYS, f"{where}rope_parameters.")
-    _refuse_other_values(rope, {"rope_type": "default", "mrope_interleaved": True}, f"{where}rope_parameters.")
+    inside = f"{where}rope_parameters."
+    rope_type = rope.get("rope_type", "default")
+    if rope_type not in ("default", "yarn"):
+        raise UnsupportedError(
+            f"config.json: {inside}rope_type is {rope_type!r}; onebox supports 'default' and 'yarn'."
+        )
+    is_yarn = rope_type == "yarn"
+    _refuse_unknown(rope, _ROPE_KEYS | (YARN_KEYS if is_yarn else set()), inside)
+    _refuse_other_values(rope, {"mrope_interleaved": True}, inside)
     factor = rope.get("partial_rotary_factor", text.get("partial_rotary_factor", 0.25))
     return {
         "rope_theta": float(rope.get("rope_theta", 10_000_000)),
         "partial_rotary_factor": float(factor),
         "mrope_section": tuple(rope.get("mrope_section", (11, 11, 10))),
+        "yarn": yarn_from_rope(rope, inside) if is_yarn else None,
     }
 
 

@@ -6,6 +6,7 @@ Written on plain asyncio, so that a connection can be cut, held or fed byte by b
 import asyncio
 import hashlib
 import json
+import re
 import threading
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -25,6 +26,8 @@ class Behaviour:
     fault: str = ""
     fault_of: object = None
     """Called with the number of a request; gives its fault. Trials before a run are not counted."""
+    answer_of: object = None
+    """Called with the body of a chat; gives the answer's text. None: the words that every answer has."""
     knows: set = field(default_factory=lambda: set(EXTRA_FIELDS))
     tokenizer: str = "vllm"
     max_model_len: int | None = 4096
@@ -175,8 +178,11 @@ class FaultyServer:
         be = self.behaviour
         limit = body["max_tokens"]
         made = limit if body.get("ignore_eos") and fault != "ends early" else min(limit, be.answer_tokens)
-        self._num_steps += made
         words = [f"{WORDS[place % len(WORDS)]} " for place in range(made)]
+        if be.answer_of:
+            words = re.findall(r"\S+\s*|^\s+", be.answer_of(body))[:limit]
+            made = len(words)
+        self._num_steps += made
         writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n")
         if fault == "cut early":
             return

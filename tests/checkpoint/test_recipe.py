@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file
 
 from onebox.checkpoint.build import plan_build, run_build
-from onebox.checkpoint.recipe import BuildSources, Recipe, TargetFormat, open_source
+from onebox.checkpoint.recipe import BuildSources, Recipe, TargetFormat, classes_used, open_source
 from onebox.formats import quantize_fp8_block
 from onebox.spec.errors import MismatchError
 from onebox.spec.modules import ModuleClass
@@ -137,3 +137,9 @@ def test_the_command_names_a_source_that_gives_nothing(checkpoints, tmp_path, ru
     result = run_cli("build", *arguments, "--out", tmp_path / "out", "--dry-run")
     assert result.code == 0
     assert f"The fp8 checkpoint {checkpoints / 'fp8'} gives no module of this build." in result.out
+
+
+def test_what_is_fetched_of_an_fp8_checkpoint_is_what_a_build_takes_from_it():
+    assert classes_used(TO_FP8, "fp8", has_mtp_source=False) == {*HEAD, ModuleClass.SHARED}
+    assert classes_used(TO_FP8, "fp8", has_mtp_source=True) == {ModuleClass.SHARED}
+    assert classes_used(TO_FP8, "mtp", has_mtp_source=True) == HEAD

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from onebox.engine.choice import MAX_OVERTAKEN, fewest, next_in_queue, prompt_shares
+from onebox.engine.choice import MAX_OVERTAKEN, fewest, prompt_shares, shortest_first
 from onebox.spec.kv import PAGE_TOKENS
 
 
@@ -43,7 +43,7 @@ def test_a_prompt_is_overtaken_by_shorter_ones_and_not_for_ever():
     for length in range(1, 100):
         queue.append(length)
         overtaken[length] = 0
-        chosen = next_in_queue(queue, lambda s: s, overtaken.__getitem__)
+        chosen = shortest_first(queue, lambda s: s, overtaken.__getitem__)
         served.append(chosen)
         for other in queue[: queue.index(chosen)]:
             overtaken[other] += 1

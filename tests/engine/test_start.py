@@ -1,6 +1,9 @@
 """The engine allocates what the plan says, refuses what does not fit, and resolves what was left open."""
 
 import importlib.util
+import json
+import re
+import shutil
 from dataclasses import replace
 
 import pytest
@@ -152,6 +155,47 @@ def test_what_is_left_open_is_resolved(checkpoint):
 def test_a_wrong_option_is_one_sentence(checkpoint, options, says):
     with pytest.raises(UsageError, match=says):
         plan_for(checkpoint, **options)
+
+
+def stretched(config, factor=4.0):
+    """The override that stretches this config's context."""
+    text = config["text_config"]
+    rope = {**text["rope_parameters"], "rope_type": "yarn", "factor": factor}
+    return {"text_config": {"rope_parameters": {**rope, "original_max_position_embeddings": 512}}}
+
+
+def test_an_override_of_the_rotation_computes_what_the_same_config_does(checkpoint, tmp_path):
+    config = json.loads((checkpoint / "config.json").read_text())
+    overrides = stretched({**config, "text_config": {**config["text_config"], "max_position_embeddings": 512}})
+    overrides["text_config"]["max_position_embeddings"] = 512
+    changed = tmp_path / "changed"
+    shutil.copytree(checkpoint, changed)
+    config["text_config"] |= overrides["text_config"]
+    (changed / "config.json").write_text(json.dumps(config))
+
+    answers = []
+    for model, given in [(checkpoint, overrides), (changed, {}), (checkpoint, {})]:
+        options = {"device": "cpu", "kv_cache_memory_bytes": 32 << 20, "hf_overrides": given}
+        with LLM(model, **options) as llm:
+            (answer,) = llm.generate(["Once upon a time"], SamplingParams(max_tokens=8, temperature=0, logprobs=1))
+            answers.append((llm.engine.config.max_model_len, answer.logprobs))
+    overridden, stored, plain = answers
+    assert overridden == stored
+    assert overridden[0] == 2048
+    assert plain[0] == 32768
+    assert plain[1] != stored[1]
+
+
+def test_a_length_beyond_the_model_is_refused_with_the_stretch_that_reaches_it(tmp_path):
+    config = tiny_config(max_position_embeddings=512)
+    model = write_checkpoint(tmp_path / "model", "bf16-fused", config=config)
+    with pytest.raises(UsageError, match=r"1,500 is more than the 512 tokens") as caught:
+        plan_for(model, max_model_len=1500)
+    advised = json.loads(re.search("--hf-overrides '(.*)'", str(caught.value))[1])
+    assert advised == stretched(config, factor=3.0)
+    assert plan_for(model, max_model_len=1500, hf_overrides=advised).config.max_model_len == 1500
+    with pytest.raises(UsageError, match=r"2,049 is more than the 2,048 tokens that the model supports; give that or"):
+        plan_for(model, max_model_len=2049, hf_overrides=stretched(config))
 
 
 def test_offline_answers_come_in_the_order_of_the_prompts(checkpoint, tokenizer):

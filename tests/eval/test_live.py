@@ -3,6 +3,8 @@
 import json
 import re
 import shutil
+import sys
+import time
 
 import httpx
 import pytest
@@ -116,3 +118,21 @@ def test_hidden_keys_have_their_length_in_the_servers_tokens(run_cli, url, tmp_p
 def test_an_address_is_taken_as_it_is():
     with opened("http://example.org:1/v1") as address:
         assert address == "http://example.org:1/v1"
+
+
+def test_a_server_may_write_more_than_a_pipe_holds(tmp_path, monkeypatch):
+    """A server that logs while it serves must not stop because nobody reads it."""
+    script = tmp_path / "python"
+    written = tmp_path / "written"
+    script.write_text(
+        f"#!{sys.executable}\nimport time\nprint('Ready in 1 s at http://127.0.0.1:1/v1', flush=True)\n"
+        f"for _ in range(3000): print('x' * 99, flush=True)\nopen({str(written)!r}, 'w').close()\ntime.sleep(60)\n"
+    )
+    script.chmod(0o755)
+    monkeypatch.setattr("onebox.eval.target.sys.executable", str(script))
+    with opened("pocket") as address:
+        assert address == "http://127.0.0.1:1"
+        end = time.monotonic() + 30
+        while not written.exists():
+            assert time.monotonic() < end, "the server waits for its output to be read"
+            time.sleep(0.02)

@@ -11,7 +11,7 @@ from onebox.eval.facts import fact_questions, language_questions
 from onebox.eval.invoices import LANGUAGES, invoice_questions, make_invoice, schema_questions
 from onebox.eval.judge import judge
 from onebox.eval.keys import DEPTHS, key_questions, parse_lengths
-from onebox.eval.ocr import _font_file, draw, ocr_questions
+from onebox.eval.ocr import draw, font_file, ocr_questions
 from onebox.eval.passages import file_passages, shipped_passages
 from onebox.eval.question import GivenAnswer, TruthKind
 from onebox.eval.tools import tool_questions
@@ -116,7 +116,7 @@ def test_a_drawn_document_has_ink_where_its_lines_are():
 
 
 def test_the_font_has_every_letter_that_is_drawn():
-    font = ImageFont.truetype(str(_font_file()), 22)
+    font = ImageFont.truetype(str(font_file()), 22)
     missing = bytes(font.getmask("\uffff"))
     drawn = {letter for language in LANGUAGES for seed in range(40) for letter in make_invoice(seed, language).text}
     assert {"ő", "ű", "ş", "ğ", "İ", "ı"} <= drawn

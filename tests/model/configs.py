@@ -70,6 +70,18 @@ CONFIGS = {
     "all rotates": tiny_config(
         {"head_dim": 32, "linear_conv_kernel_dim": 6, "rope_parameters": _rope(1.0, [8, 4, 4], 50)}
     ),
+    # a trained length so short that the mix of frequencies falls among the 16 of this head, and prompts go beyond it
+    "yarn": tiny_config(
+        {
+            "layer_types": [LINEAR, FULL] * 2,
+            "rope_parameters": {
+                **_rope(0.5, [6, 5, 5], 10_000),
+                "rope_type": "yarn",
+                "factor": 4.0,
+                "original_max_position_embeddings": 300,
+            },
+        }
+    ),
     "tied head, one expert": tiny_config({"num_experts": 5, "num_experts_per_tok": 1}, tie_word_embeddings=True),
     "text only": TINY["text_config"],
     # ratio 4, alternating, half rotates slowly; prompts with images and videos: test_vision.py

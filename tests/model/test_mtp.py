@@ -4,6 +4,7 @@ The formulas share no function with `reference.py`: no cache, every expert compu
 numbers, one head at a time. They draft by starting over with a longer sequence each time.
 """
 
+import math
 from functools import cache
 
 import pytest
@@ -19,7 +20,7 @@ from tests.model.configs import CONFIGS
 from tests.model.oracle import assert_close, loud_model, token_ids, transformers_model
 
 pytestmark = pytest.mark.usefixtures("no_gradients")
-NAMES = ["family pattern", "alternating", "full first", "half rotates", "all rotates", "tied head, one expert"]
+NAMES = ["family pattern", "alternating", "full first", "half rotates", "all rotates", "yarn", "tied head, one expert"]
 EPS = 1e-6
 
 
@@ -80,10 +81,22 @@ class Formulas:
         turned = x.clone()
         for i in range(n // 2):
             axis = 1 if i % 3 == 1 and i < 3 * height else 2 if i % 3 == 2 and i < 3 * width else 0
-            angle = positions[axis].double() * self.rope["rope_theta"] ** (-2 * i / n)
+            angle = positions[axis].double() * self.frequency(i, n)
             number = torch.complex(x[:, i], x[:, i + n // 2]) * torch.polar(torch.ones_like(angle), angle)
+            number *= 1 + 0.1 * math.log(self.rope.get("factor", 1))
             turned[:, i], turned[:, i + n // 2] = number.real, number.imag
         return turned
+
+    def frequency(self, i, n):
+        """Of pair i; with YaRN mixed by how often it turns in the trained length: 32 times or more, once or less."""
+        theta, frequency = self.rope["rope_theta"], self.rope["rope_theta"] ** (-2 * i / n)
+        if self.rope["rope_type"] != "yarn":
+            return frequency
+        length = self.rope["original_max_position_embeddings"] / (2 * math.pi)
+        first, last = (n / 2 * math.log(length / turns) / math.log(theta) for turns in (32, 1))
+        first, last = max(math.floor(first), 0), min(math.ceil(last), n - 1)
+        stretched = min(max((i - first) / (last - first), 0), 1)
+        return frequency * (1 - stretched) + frequency / self.rope["factor"] * stretched
 
     def experts(self, x):
         name = "mtp.layers.0.mlp"

@@ -15,6 +15,7 @@ from onebox.model.memory import Memory, MemoryShape
 from onebox.model.qwen3_5 import Qwen35
 from onebox.model.reference_weights import load_weights
 from onebox.spec.kv import PAGE_TOKENS, KVFormat
+from onebox.spec.shapes import SHAPES
 from tests.synthetic import tiny_config, write_checkpoint
 
 KINDS = ("bf16-fused", "fp8", "autoround", "gptq", "nvfp4-llmc", "nvfp4-modelopt", "modelopt-mixed")
@@ -37,8 +38,8 @@ def smooth_checkpoints(tmp_path_factory) -> Path:
 class Session:
     """One sequence on the model: its slot, its pages (in an order of their own), and what it has seen."""
 
-    def __init__(self, model: Qwen35, memory: Memory, slot: int, pages: list[int]) -> None:
-        self.model, self.memory, self.slot = model, memory, slot
+    def __init__(self, model: Qwen35, memory: Memory, slot: int, pages: list[int], first_position: int = 0) -> None:
+        self.model, self.memory, self.slot, self.first_position = model, memory, slot, first_position
         self.pages = torch.tensor(pages)
         self.num_tokens = 0
         self.keep = 0
@@ -51,7 +52,7 @@ class Session:
         cu_rows, own = torch.tensor([0, count], **as_int), torch.tensor([self.slot], **as_int)
         return Batch(
             token_ids=torch.tensor(token_ids, device=device),
-            positions=places.expand(3, -1).to(device),
+            positions=(self.first_position + places).expand(3, -1).to(device),
             cu_rows=cu_rows,
             slots=own,
             num_accepted=torch.tensor([self.keep], **as_int),
@@ -74,14 +75,22 @@ class Session:
         return hidden
 
 
-def start(model: Qwen35, kv: str = "bf16", slot: int = 1, pages: tuple[int, ...] = (4, 1, 3, 0, 2, 5)) -> Session:
+def start(
+    model: Qwen35,
+    kv: str = "bf16",
+    slot: int = 1,
+    pages: tuple[int, ...] = (4, 1, 3, 0, 2, 5),
+    first_position: int = 0,
+) -> Session:
     shape = MemoryShape(KVFormat.parse(kv), 6, SLOTS, 0, PENDING, with_mtp=model.mtp is not None)
-    return Session(model, Memory.allocate(model.spec, shape, model.dtype, model.device), slot, list(pages))
+    memory = Memory.allocate(model.spec, shape, model.dtype, model.device)
+    return Session(model, memory, slot, list(pages), first_position)
 
 
-def expected_logits(directory: Path, token_ids: list[int]) -> torch.Tensor:
+def expected_logits(directory: Path, token_ids: list[int], first_position: int = 0) -> torch.Tensor:
     loaded = load_weights(directory)
-    hidden = reference.forward(loaded.spec, loaded.weights, torch.tensor(token_ids), reference.Cache.empty(loaded.spec))
+    cache, positions = reference.Cache.empty(loaded.spec), reference.text_positions(first_position, len(token_ids))
+    hidden = reference.forward(loaded.spec, loaded.weights, torch.tensor(token_ids), cache, positions)
     return reference.lm_head(loaded.spec, loaded.weights, hidden)
 
 
@@ -93,12 +102,12 @@ def assert_near(found: torch.Tensor, expected: torch.Tensor, dtype: torch.dtype)
 PROMPT = [(7 * i * i + 3 * i + 1) % 480 for i in range(150)]
 
 
-def check_model(directory: Path, device: torch.device, dtype: torch.dtype) -> None:
+def check_model(directory: Path, device: torch.device, dtype: torch.dtype, first_position: int = 0) -> None:
     """A prompt in two pieces, then steps of one and of three rows, some of them rejected: every row's logits."""
     with torch.inference_mode():
-        expected = expected_logits(directory, PROMPT)
+        expected = expected_logits(directory, PROMPT, first_position)
         model = load_model(directory, device, dtype)
-        session = start(model)
+        session = start(model, first_position=first_position)
         assert_near(model.logits(session.prefill(PROMPT[:128])[-64:]), expected[64:128], dtype)
         assert_near(model.logits(session.prefill(PROMPT[128:140])), expected[128:140], dtype)
         assert_near(model.logits(session.step([PROMPT[140]], keep=1)), expected[140:141], dtype)
@@ -118,6 +127,36 @@ def test_logits_are_those_of_the_reference_on_the_cpu(smooth_checkpoints, kind, 
 @pytest.mark.parametrize("kind", KINDS)
 def test_logits_are_those_of_the_reference_on_the_gpu(smooth_checkpoints, kind):
     check_model(smooth_checkpoints / kind, torch.device("cuda"), torch.bfloat16)
+
+
+@pytest.fixture(scope="module")
+def stretched_checkpoint(tmp_path_factory) -> Path:
+    """With the published rotation, base and stretch to 1,010,000 tokens."""
+    published = SHAPES["qwen3.5-122b-a10b"]["text_config"]["rope_parameters"]
+    stretch = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 262_144}
+    rope = {**published, "partial_rotary_factor": 1.0, **stretch}
+    config = tiny_config(num_experts_per_tok=4, rope_parameters=rope)
+    return write_checkpoint(tmp_path_factory.mktemp("stretched") / "model", "autoround", config=config)
+
+
+@pytest.mark.parametrize("first_position", [0, 1_009_850])
+def test_logits_with_yarn_are_those_of_the_reference_up_to_a_million_tokens(stretched_checkpoint, first_position):
+    check_model(stretched_checkpoint, torch.device("cpu"), torch.float32, first_position)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("first_position", [0, 1_009_850])
+def test_logits_with_yarn_are_those_of_the_reference_on_the_gpu(stretched_checkpoint, first_position):
+    check_model(stretched_checkpoint, torch.device("cuda"), torch.bfloat16, first_position)
+
+
+def test_drafts_with_yarn_are_those_of_the_reference(stretched_checkpoint):
+    check_drafts(stretched_checkpoint, torch.device("cpu"), torch.bfloat16)
+
+
+@pytest.mark.gpu
+def test_drafts_with_yarn_are_those_of_the_reference_on_the_gpu(stretched_checkpoint):
+    check_drafts(stretched_checkpoint, torch.device("cuda"), torch.bfloat16)
 
 
 @pytest.mark.parametrize("kv", ["fp8", "turboquant_k8v4", "turboquant"])

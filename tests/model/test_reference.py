@@ -1,5 +1,6 @@
 """The plain twin computes what transformers computes, however the tokens are fed to it."""
 
+from dataclasses import replace
 from functools import cache
 
 import pytest
@@ -8,6 +9,7 @@ import torch
 from onebox.model import reference
 from onebox.model.random import TINY
 from onebox.model.reference import Cache
+from onebox.spec.model import FULL, LINEAR
 from onebox.spec.modules import fused_experts
 from tests.model.configs import CONFIGS
 from tests.model.oracle import (
@@ -96,6 +98,29 @@ def test_image_positions_turn_the_frequencies_of_their_axes():
     theirs = transformers_model(config, weights)(ids[None], position_ids=hf_positions).logits[0]
     assert_close(our_logits(spec, weights, ids, positions=positions), theirs)
     assert (our_logits(spec, weights, ids) - theirs).abs().max() > 1e-3, "the axes made no difference"
+
+
+def test_logits_beyond_the_trained_length_equal_those_of_transformers():
+    """The published stretch to 1,010,000 tokens, in the published rotation: 64 elements, base 10,000,000."""
+    rope = {"partial_rotary_factor": 1.0, "mrope_section": [11, 11, 10], "rope_theta": 10_000_000}
+    stretch = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 262_144}
+    rope = {**TINY["text_config"]["rope_parameters"], **rope, **stretch}
+    config = tiny_config({"layer_types": [LINEAR, FULL] * 2, "head_dim": 64, "rope_parameters": rope})
+    spec, weights = loud_model(config)
+    assert spec.rotary_dim == 64
+    ids = token_ids(60, seed=11)
+    # Text at the far end, with an image's three axes in its middle.
+    places = torch.arange(1_009_940, 1_010_000)
+    positions = torch.stack([places, places, places])
+    positions[1, 20:30] -= 7
+    positions[2, 20:30] += 5
+    hf_positions = torch.cat([torch.arange(60).expand(1, 60), positions])[:, None]
+    theirs = transformers_model(config, weights)(ids[None], position_ids=hf_positions).logits[0]
+    assert_close(our_logits(spec, weights, ids, positions=positions), theirs)
+    near = our_logits(spec, weights, ids, positions=positions - 1_009_940)
+    assert (near - theirs).abs().max() < 0.5 * theirs.abs().max(), "only distances matter, up to the angles' float32"
+    plain = our_logits(replace(spec, yarn=None), weights, ids, positions=positions)
+    assert (plain - theirs).abs().max() > 1e-2 * theirs.abs().max(), "the stretch made no difference"
 
 
 @pytest.mark.parametrize("split", [1, 2, 7, 64, 100])

@@ -26,6 +26,12 @@ COMMANDS = {
         '--speculative-config {{"method":"mtp","num_speculative_tokens":2}} '
         '--default-chat-template-kwargs {{"enable_thinking":false}}'
     ),
+    # The model card's, to which the length of the tiny model's own pages is added.
+    "a million tokens": (
+        '--hf-overrides {{"text_config":{{"rope_parameters":{{"mrope_interleaved":true,"mrope_section":[11,11,10],'
+        '"rope_type":"yarn","rope_theta":10000000,"partial_rotary_factor":0.25,"factor":4.0,'
+        '"original_max_position_embeddings":262144}}}}}} --max-model-len 1010000 --kv-cache-memory-bytes 3000000000'
+    ),
 }
 
 

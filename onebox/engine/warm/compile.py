@@ -39,7 +39,7 @@ from onebox.model.memory import Memory, MemoryShape
 from onebox.model.qwen3_5 import Qwen35
 from onebox.spec.hardware import GIB, available_memory_bytes
 
-__all__ = ["CompileJob", "compile_kernels", "kernel_mark", "run_workers"]
+__all__ = ["CompileJob", "are_compiled", "compile_kernels", "kernel_mark", "run_workers"]
 
 ReportKernels = Callable[[int], None]
 """Called with the number of kernels that were claimed so far."""
@@ -73,10 +73,9 @@ def compile_kernels(
     report: ReportKernels,
 ) -> int:
     """Compiles what this engine launches on this machine's GPU; the number of its kernels, 0 if all were there."""
-    settle_cache_keys()
-    mark = kernel_mark(_digest(directory, load_format, dtype, memory_shape, config))
-    if mark.exists():
+    if are_compiled(directory, load_format, dtype, memory_shape, config):
         return 0
+    mark = kernel_mark(_digest(directory, load_format, dtype, memory_shape, config))
     model = model_without_weights(directory, dtype, load_format, with_mtp=config.speculation.with_mtp)
     memory = Memory.allocate(model.spec, memory_shape, dtype, torch.device("meta"))
     major, minor = torch.cuda.get_device_capability()
@@ -87,6 +86,14 @@ def compile_kernels(
         with contextlib.suppress(OSError):
             mark.touch()
     return num_kernels
+
+
+def are_compiled(
+    directory: Path, load_format: LoadFormat, dtype: torch.dtype, memory_shape: MemoryShape, config: EngineConfig
+) -> bool:
+    """Whether all kernels of this engine are in Triton's cache."""
+    settle_cache_keys()
+    return kernel_mark(_digest(directory, load_format, dtype, memory_shape, config)).exists()
 
 
 def kernel_mark(digest: str) -> Path:

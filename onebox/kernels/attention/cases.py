@@ -9,6 +9,7 @@ from onebox.formats.kv_pages import allocate, write_tokens
 from onebox.kernels.attention.frequencies import rotary_frequencies
 from onebox.kernels.common.case import Case, fused_rows_cases, generator
 from onebox.spec.kv import PAGE_TOKENS, KVFormat
+from onebox.spec.yarn import Yarn
 
 __all__ = ["CASES", "make_inputs"]
 
@@ -106,23 +107,26 @@ _PAGED_CASES = [
 
 
 _THETA = 1e7
-_LAST_POSITION = 262_143
+_TRAINED_TOKENS = 262_144
+_YARN = Yarn(4.0, _TRAINED_TOKENS, attention_factor=1.1386294361119891)
+_YARN_TOKENS = 1_010_000
 
 
-def _positions(rows: int, is_image: bool) -> torch.Tensor:
+def _positions(rows: int, is_image: bool, num_tokens: int) -> torch.Tensor:
     """[3, R]: for text all axes equal, up to the longest context; for an image the axes differ."""
     if is_image:
-        return torch.randint(0, _LAST_POSITION + 1, (3, rows), generator=generator(rows))
-    return torch.arange(_LAST_POSITION + 1 - rows, _LAST_POSITION + 1).expand(3, rows)
+        return torch.randint(0, num_tokens, (3, rows), generator=generator(rows))
+    return torch.arange(num_tokens - rows, num_tokens).expand(3, rows)
 
 
 def _table(
-    device: torch.device, rows: int, rotary_dim: int, section: tuple[int, ...], is_image: bool
+    device: torch.device, rows: int, rotary_dim: int, section: tuple[int, ...], is_image: bool, is_yarn: bool
 ) -> dict[str, Any]:
     return {
-        "positions": _positions(rows, is_image).to(device),
-        "frequencies": rotary_frequencies(_THETA, rotary_dim).to(device),
+        "positions": _positions(rows, is_image, _YARN_TOKENS if is_yarn else _TRAINED_TOKENS).to(device),
+        "frequencies": rotary_frequencies(_THETA, rotary_dim, _YARN if is_yarn else None).to(device),
         "mrope_section": section,
+        "scale": _YARN.attention_factor if is_yarn else 1.0,
     }
 
 
@@ -155,17 +159,19 @@ _ROPE_CASES = [
     *(
         Case(
             "rotary_table",
-            f"{rows}x{rotary_dim}-{'image' if is_image else 'text'}",
-            partial(_table, rows=rows, rotary_dim=rotary_dim, section=section, is_image=is_image),
+            f"{rows}x{rotary_dim}-{'image' if is_image else 'text'}{'-yarn' if is_yarn else ''}",
+            partial(_table, rows=rows, rotary_dim=rotary_dim, section=section, is_image=is_image, is_yarn=is_yarn),
             is_full,
         )
-        for rows, rotary_dim, section, is_image, is_full in [
-            (1, 8, (2, 1, 1), False, False),
-            (5, 16, (4, 2, 2), True, False),
-            (3, 64, (11, 11, 10), True, False),
-            (0, 8, (2, 1, 1), False, False),
-            (3, 64, (11, 11, 10), False, True),
-            (512, 64, (11, 11, 10), True, True),
+        for rows, rotary_dim, section, is_image, is_yarn, is_full in [
+            (1, 8, (2, 1, 1), False, False, False),
+            (5, 16, (4, 2, 2), True, False, False),
+            (3, 64, (11, 11, 10), True, False, False),
+            (3, 64, (11, 11, 10), True, True, False),
+            (0, 8, (2, 1, 1), False, False, False),
+            (3, 64, (11, 11, 10), False, False, True),
+            (512, 64, (11, 11, 10), True, False, True),
+            (512, 64, (11, 11, 10), False, True, True),
         ]
     ),
     _rotation_case(1, (4, 2), (32, 8), torch.bfloat16, False),

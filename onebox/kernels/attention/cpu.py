@@ -11,13 +11,13 @@ from onebox.kernels.common.arrays import Array, array, inverse_rms, quietly, sig
 __all__ = ["attention_gate", "qk_norm_rope", "rotary_table"]
 
 
-def rotary_table(positions, frequencies, mrope_section):
+def rotary_table(positions, frequencies, mrope_section, scale):
     places: Array = positions.numpy().T.astype(np.float32)
     angles = places.take(_axes(len(frequencies), *mrope_section[1:]), axis=1)
     angles *= array(frequencies)
     # Computed in float64, as in the twin: the last bit of a cosine is then the same on every device.
     wide = angles.astype(np.float64)
-    cos, sin = (turn(wide).astype(np.float32) for turn in (np.cos, np.sin))
+    cos, sin = (turn(wide).astype(np.float32) * np.float32(scale) for turn in (np.cos, np.sin))
     return torch.from_numpy(cos), torch.from_numpy(sin)
 
 

@@ -205,13 +205,15 @@ def _read(pages: KVPages, numbers: Tensor) -> tuple[Tensor, Tensor]:
     return key, value
 
 
-def rotary_table(positions: Tensor, frequencies: Tensor, mrope_section: Sequence[int]) -> tuple[Tensor, Tensor]:
-    """Cosines and sines, float32 [R, F] each, of positions [3, R]: time, height, width.
+def rotary_table(
+    positions: Tensor, frequencies: Tensor, mrope_section: Sequence[int], scale: float
+) -> tuple[Tensor, Tensor]:
+    """Cosines and sines times `scale`, float32 [R, F] each, of positions [3, R]: time, height, width.
 
     Positions are integers below 2^24 with any strides; frequencies [F] float32 come from `rotary_frequencies`.
     Frequency j multiplies the height if j % 3 == 1 and j < 3 * mrope_section[1], the width if j % 3 == 2 and
     j < 3 * mrope_section[2], else the time. An angle is one float32 product, as in the model's own code; its cosine and
-    sine are exact to float32, and the same bits on every device.
+    sine are exact to float32, and the same bits on every device. `scale` is YaRN's attention factor, else 1.
     """
     axis = torch.zeros(frequencies.shape[0], dtype=torch.long)
     for index in (1, 2):
@@ -219,7 +221,7 @@ def rotary_table(positions: Tensor, frequencies: Tensor, mrope_section: Sequence
     angles = positions.to(torch.float32)[axis].T * frequencies
     # In float64: a float32 cosine's last bit depends on the device, and on a CPU on the place in the tensor.
     wide = angles.to(torch.float64)
-    return wide.cos().to(torch.float32), wide.sin().to(torch.float32)
+    return wide.cos().to(torch.float32) * scale, wide.sin().to(torch.float32) * scale
 
 
 def qk_norm_rope(

@@ -27,6 +27,7 @@ def rotary_table_kernel(
     row_stride,
     height_end,  # three times the height's section: its frequencies are below this index
     width_end,  # the same for the width
+    scale,  # float32, of cosines and sines
     F: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
@@ -38,10 +39,10 @@ def rotary_table_kernel(
     axis = tl.where(is_height, 1, tl.where(is_width, 2, 0))
     position = tl.load(positions_ptr + axis * axis_stride + row * row_stride, mask=inside, other=0)
     angle = position.to(tl.float32) * tl.load(frequencies_ptr + pairs, mask=inside, other=0.0)
-    # float64 has an exact range reduction at 262,144 turns, and rounds to the twin's float32 bits on every device.
+    # float64 has an exact range reduction at a million turns, and rounds to the twin's float32 bits on every device.
     wide = angle.to(tl.float64)
-    tl.store(cos_ptr + row * F + pairs, tl.cos(wide).to(tl.float32), mask=inside)
-    tl.store(sin_ptr + row * F + pairs, tl.sin(wide).to(tl.float32), mask=inside)
+    tl.store(cos_ptr + row * F + pairs, tl.cos(wide).to(tl.float32) * scale, mask=inside)
+    tl.store(sin_ptr + row * F + pairs, tl.sin(wide).to(tl.float32) * scale, mask=inside)
 
 
 @triton.jit
@@ -149,7 +150,7 @@ def qk_norm_rope_kernel(
         _norm_and_rotate(in_ptr, k_weight_ptr, cos_ptr, sin_ptr, key_ptr + out, eps, D, HALF, BLOCK)
 
 
-def rotary_table(positions, frequencies, mrope_section):
+def rotary_table(positions, frequencies, mrope_section, scale):
     rows, num_pairs = positions.shape[1], frequencies.shape[0]
     cos, sin = torch.empty(2, rows, num_pairs, dtype=torch.float32, device=positions.device)
     if rows:
@@ -162,6 +163,7 @@ def rotary_table(positions, frequencies, mrope_section):
             positions.stride(1),
             3 * mrope_section[1],
             3 * mrope_section[2],
+            scale,
             F=num_pairs,
             BLOCK=next_power_of_2(num_pairs),
             num_warps=1,
