@@ -17,6 +17,10 @@ _TILE = 16
 """Tokens per program of `prepare`; divides the chunks of 64 after which states may be saved."""
 
 
+_LEAST_PROGRAMS = 8
+"""Of each sequence and head in `prepare`, where it has so many tiles."""
+
+
 @triton.jit
 def _load_rows(
     tokens,  # [N]; negative: the slot's conv rows
@@ -165,7 +169,10 @@ def _prepare(
     _, heads, key_dim, value_dim = pool.matrices.shape
     mixed = qkv.new_empty(num_tokens, conv_dim, dtype=torch.float32)
     log_decay, write = (qkv.new_empty(num_tokens, heads, dtype=torch.float32) for _ in range(2))
-    grid = (ceil_div(num_tokens, _TILE), slots.shape[0], 2 * pool.num_key_heads + heads)
+    # The programs of a sequence share its tiles; there are fewer of them where there is room for several sequences.
+    num_tiles = ceil_div(num_tokens, _TILE)
+    num_programs = min(num_tiles, max(_LEAST_PROGRAMS, ceil_div(num_tiles, len(slots))))
+    grid = (num_programs, len(slots), 2 * pool.num_key_heads + heads)
     delta_net_prepare_kernel[grid](
         qkv,
         a,

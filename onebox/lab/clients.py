@@ -1,4 +1,4 @@
-"""The clients: one request after the other, until the time is over."""
+"""Clients that load an engine: one request after the other, until the time is over."""
 
 import math
 import random
@@ -8,16 +8,24 @@ from concurrent.futures import ThreadPoolExecutor
 from onebox.engine.client import EngineClient
 from onebox.engine.request import Failed, Request, SamplingParams, Tokens
 
-__all__ = ["Client", "quantiles", "serve"]
+__all__ = ["LoadClient", "quantiles", "serve"]
 
 
-class Client:
-    """Sends one request after the other, and notes its waits."""
+_PROMPT_TOKENS = (10, 20_000)
+_ANSWER_TOKENS = (16, 300)
+
+
+class LoadClient:
+    """Sends requests that differ in all ways, and notes its waits.
+
+    Prompts of 10 to 20,000 tokens (log-uniform), answers of 16 to 300, a fifth of them aborted, and a tenth with
+    log-probabilities or penalties.
+    """
 
     def __init__(self, engine: EngineClient, number: int, vocab_size: int) -> None:
         self._engine = engine
         self._number = number
-        self._draw = random.Random(number)
+        self._draw = random.Random(number)  # noqa: S311 - a load, not a secret
         self._vocab_size = vocab_size
         self.first_s: list[float] = []
         self.gaps_s: list[float] = []
@@ -32,9 +40,9 @@ class Client:
 
     def _ask(self, name: str) -> None:
         draw, kind = self._draw, self._draw.random()
-        num_prompt = int(math.exp(draw.uniform(math.log(10), math.log(20_000))))
+        num_prompt = int(math.exp(draw.uniform(*map(math.log, _PROMPT_TOKENS))))
         prompt = tuple(draw.randrange(self._vocab_size) for _ in range(num_prompt))
-        max_tokens = draw.randint(16, 300)
+        max_tokens = draw.randint(*_ANSWER_TOKENS)
         sampling = SamplingParams(
             max_tokens=max_tokens,
             ignore_eos=True,
@@ -60,7 +68,7 @@ class Client:
         self.num_tokens += num_read
 
 
-def serve(clients: list[Client], seconds: float) -> None:
+def serve(clients: list[LoadClient], seconds: float) -> None:
     """Runs the clients; what one of them raises is raised."""
     until = time.time() + seconds
     with ThreadPoolExecutor(len(clients)) as pool:

@@ -1,5 +1,11 @@
-"""What the engine's process notes of its steps, line by line in a file, and what they say. Imports no torch."""
+"""What the engine's process notes of its steps, line by line in a file, and what they say. Imports no torch.
 
+A step's work is known from its like: steps are grouped by their prompt tokens, context, rows and first tokens, and a
+step is late if it took 50 ms longer than the slowest tenth of its group. Time between two steps while requests run is a
+wait, too.
+"""
+
+import gc
 import json
 import pickle
 import time
@@ -21,13 +27,22 @@ _MEMORY_EVERY_S = 0.5
 
 
 class Step(NamedTuple):
-    """A step: when it began and ended, its prompt tokens, the end of its furthest chunk, its decode rows."""
+    """A step as it was noted. Times in seconds, on a clock that all processes share."""
 
     began: float
     ended: float
     num_prompt: int
+    """Prompt tokens."""
     context: int
+    """The end of its furthest prompt."""
     num_rows: int
+    """Decode rows."""
+    num_first: int
+    """Prompts that end in it, whose first token is sampled."""
+    cpu_s: float
+    """Of the engine's thread: what is missing to the step's own time the system gave to others."""
+    collecting_s: float
+    """Of Python's garbage collector."""
 
     @property
     def seconds(self) -> float:
@@ -35,7 +50,16 @@ class Step(NamedTuple):
 
     @property
     def like(self) -> tuple[int, ...]:
-        return -(-self.num_prompt // 256), -(-self.context // 4096), -(-self.num_rows // 8)
+        return -(-self.num_prompt // 256), -(-self.context // 4096), -(-self.num_rows // 8), self.num_first
+
+    def as_text(self, late_s: float) -> str:
+        """How late it was, and what it did."""
+        off_s = self.seconds - self.cpu_s
+        return (
+            f"{1e3 * late_s:.0f} ms beyond its like: {self.num_prompt} prompt tokens up to {self.context}, "
+            f"{self.num_rows} rows, {self.num_first} first tokens; {1e3 * off_s:.0f} ms not on a CPU, "
+            f"{1e3 * self.collecting_s:.0f} ms collecting garbage"
+        )
 
 
 class Notes(NamedTuple):
@@ -70,21 +94,38 @@ class NoteWriter:
         self.note("memory", [total - free, torch.cuda.memory_stats()["segment.all.allocated"]])
 
 
+class CollectorClock:
+    """Adds up the time that the garbage collector takes on the thread that made this."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self._began = 0.0
+        gc.callbacks.append(self._note)
+
+    def _note(self, phase: str, _: dict[str, int]) -> None:
+        if phase == "start":
+            self._began = time.perf_counter()
+        else:
+            self.seconds += time.perf_counter() - self._began
+
+
+class Clocks(NamedTuple):
+    """The time, that of this thread on a CPU, and that of the garbage collector."""
+
+    now: float
+    cpu: float
+    collecting: float
+
+
 class TimedRun(NamedTuple):
     run: StepRun
     plan: StepPlan
-    began: float
-    notes: NoteWriter
+    began: Clocks
+    runner: "TimedRunner"
 
     def finish(self) -> StepOutput:
         output = self.run.finish()
-        ended = time.perf_counter()
-        chunks = self.plan.chunks
-        num_prompt = sum(len(chunk.token_ids) for chunk in chunks)
-        num_rows = sum(len(part.token_ids) for part in self.plan.rows)
-        context = max((chunk.end for chunk in chunks), default=0)
-        self.notes.note("step", Step(self.began, ended, num_prompt, context, num_rows))
-        self.notes.note_memory(ended)
+        self.runner.note(self.plan, self.began)
         return output
 
 
@@ -94,12 +135,32 @@ class TimedRunner:
     def __init__(self, runner: Runner, notes: NoteWriter) -> None:
         self._runner = runner
         self._notes = notes
+        self._collector = CollectorClock()
         self.vocab_size = runner.vocab_size
         self.encode_images = runner.encode_images
 
     def start(self, plan: StepPlan) -> TimedRun:
-        began = time.perf_counter()
-        return TimedRun(self._runner.start(plan), plan, began, self._notes)
+        began = self._clocks()
+        return TimedRun(self._runner.start(plan), plan, began, self)
+
+    def note(self, plan: StepPlan, began: Clocks) -> None:
+        """Notes a step that has ended."""
+        ended, chunks = self._clocks(), plan.chunks
+        step = Step(
+            began.now,
+            ended.now,
+            num_prompt=sum(len(chunk.token_ids) for chunk in chunks),
+            context=max((chunk.end for chunk in chunks), default=0),
+            num_rows=sum(len(part.token_ids) for part in plan.rows),
+            num_first=sum(chunk.draw is not None for chunk in chunks),
+            cpu_s=ended.cpu - began.cpu,
+            collecting_s=ended.collecting - began.collecting,
+        )
+        self._notes.note("step", step)
+        self._notes.note_memory(ended.now)
+
+    def _clocks(self) -> Clocks:
+        return Clocks(time.perf_counter(), time.thread_time(), self._collector.seconds)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,42 @@
+"""`onebox bench mixed`: random arrivals, lengths and aborts against the engine on this GPU."""
+
+import json
+import time
+from typing import Annotated
+
+import typer
+
+from onebox.spec.errors import UnsupportedError, UsageError
+
+__all__ = ["mixed"]
+
+
+def mixed(
+    shape: Annotated[str, typer.Option(help="A known model, such as qwen3.5-122b-a10b.")] = "qwen3.5-122b-a10b",
+    seconds: Annotated[float, typer.Option(help="How long the clients send.")] = 60,
+    clients: Annotated[int, typer.Option(help="Requests open at a time.")] = 12,
+    max_num_seqs: Annotated[int, typer.Option(help="Sequences that run at a time.")] = 8,
+    kv_cache_dtype: Annotated[str, typer.Option(help="bf16, fp8 or a width of TurboQuant.")] = "bf16",
+) -> None:
+    """Load the complete engine at full size with requests that differ in all ways: waits by percentile, and memory.
+
+    Starts the engine with random weights in a process of its own, as serve does. Each client sends one request after
+    the other: prompts of 10 to 20,000 tokens (log-uniform), answers of 16 to 300, a fifth of them aborted, a tenth with
+    log-probabilities or penalties. Prints two lines of JSON: the start, and what was measured.
+    """
+    began = time.time()
+    from onebox.engine.start import EngineOptions
+    from onebox.lab.mixed import MixedLoad
+    from onebox.spec.hardware import detect_box
+    from onebox.spec.shapes import SHAPES
+
+    if shape not in SHAPES:
+        raise UsageError(f"--shape {shape} is not known: use {', '.join(SHAPES)}.")
+    if seconds <= 0 or clients < 1:
+        raise UsageError("--seconds and --clients must be above 0.")
+    if not detect_box().compute_capability:
+        raise UnsupportedError("onebox bench mixed needs a CUDA GPU, and this machine has none.")
+    options = EngineOptions(load_format="dummy", max_num_seqs=max_num_seqs, kv_cache_dtype=kv_cache_dtype)
+    with MixedLoad.open(shape, options, began) as load:
+        typer.echo(json.dumps({"shape": shape, "start": load.start}))
+        typer.echo(json.dumps(load.run(clients, seconds)))
