@@ -1,7 +1,8 @@
 """`onebox bench decode`: decode speed of the complete engine at a model's full shape, random weights, on this GPU."""
 
 import json
-from typing import TYPE_CHECKING, Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -14,7 +15,8 @@ if TYPE_CHECKING:
 
 __all__ = ["decode"]
 
-_DEFAULT_ROWS = "plain,mtp2,plain-8k,mtp2-8k,plain-x4,mtp2-x4"
+_DEFAULT_ROWS = "plain,mtp2,plain-8k,mtp2-8k,plain-x4,mtp2-x4,plain-x32,mtp2-x32,first-32,first-512,first-2048"
+_COMPARED = ("step_ms", "tokens_per_second", "whole_tokens_per_second", "first_token_s")
 
 
 def decode(
@@ -22,8 +24,14 @@ def decode(
     weights: Annotated[str, typer.Option(help="dummy: random weights in the formats of the hybrid build.")] = "dummy",
     rows: Annotated[
         str,
-        typer.Option(help="Rows, comma-separated: plain, mtp2, either with -8k or -x4, {plain,turboquant,fp8}-128k."),
+        typer.Option(
+            help="Rows, comma-separated, or all: plain, mtp2, either with -8k, -x4, -x8, -x16 or -x32, "
+            "first-{32,512,2048,8000} for first tokens, {plain,turboquant,fp8}-128k."
+        ),
     ] = _DEFAULT_ROWS,
+    compared: Annotated[
+        Path | None, typer.Option("--compare", help="The output of an earlier run: each figure beside its own.")
+    ] = None,
     profile: Annotated[
         bool, typer.Option("--profile", help="Also print the GPU time of each kernel, measured last.")
     ] = False,
@@ -38,6 +46,7 @@ def decode(
     if weights != "dummy":
         raise UsageError(f"--weights {weights} is not known: use dummy; a checkpoint is measured by onebox bench run.")
     spec, chosen = named_spec(shape), _chosen(rows)
+    before = _read_rows(compared) if compared else {}
     versions = _gpu()
     from onebox.lab.decode import copy_speed, measure, random_model, start_seconds
 
@@ -53,6 +62,7 @@ def decode(
     for row in chosen:
         measured = measure(model, row, ceiling)
         _print_row(measured)
+        _print_compared(measured, before.get(measured.row))
         found.append(measured.as_dict())
     if profile:
         _print_kernels(model, chosen)
@@ -64,6 +74,8 @@ def _chosen(rows: str) -> "list[DecodeRow]":
     from onebox.lab.decode import ROWS
 
     known = {row.name: row for row in ROWS}
+    if rows == "all":
+        return list(ROWS)
     for name in rows.split(","):
         if name not in known:
             raise UsageError(f"--rows has {name!r}, which is not a row: use {', '.join(known)}.")
@@ -80,22 +92,43 @@ def _gpu() -> dict[str, str]:
     return {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__, "triton": triton.__version__}
 
 
+def _read_rows(path: Path) -> dict[str, dict[str, Any]]:
+    """The rows of an earlier run's output, whose last line is JSON, by name."""
+    try:
+        *_, last = path.read_text().splitlines()
+        return {row["row"]: row for row in json.loads(last)["rows"]}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UsageError(f"--compare {path} is not the output of onebox bench decode ({error}).") from None
+
+
+def _print_compared(measured: "Measured", before: dict[str, Any] | None) -> None:
+    if before:
+        now = measured.as_dict()
+        pairs = [(name, before.get(name), now[name]) for name in _COMPARED]
+        figures = [f"{name} {old} -> {new} ({new / old - 1:+.1%})" for name, old, new in pairs if old and new]
+        typer.echo(f"{'':16} {', '.join(figures)}")
+
+
 def _print_ceiling(spec: "ModelSpec", rows: "list[DecodeRow]", ceiling: float) -> None:
     from onebox.lab.decode import ACCEPTANCE, row_bytes
 
     typer.echo(f"ceiling: a copy moves {ceiling / 1e12:.2f} TB/s; at that speed")
-    for row in rows:
+    for row in (row for row in rows if not row.is_prompt):
         seconds = row_bytes(spec, row) / ceiling
         most = row.streams * (1 + sum(ACCEPTANCE[: row.drafts])) / seconds
         typer.echo(f"  {row.name:16} {row_bytes(spec, row) / 1e9:6.2f} GB a step, {most:7.0f} tok/s")
 
 
 def _print_row(measured: "Measured") -> None:
+    first = f"first token {1e3 * measured.first_token_s:.1f} ms"
+    if measured.step_ms is None or measured.bytes_per_step is None:
+        typer.echo(f"{measured.row:16} {first}")
+        return
     typer.echo(
         f"{measured.row:16} {measured.step_ms:8.3f} ms a step  {measured.tokens_per_second:8.1f} tok/s  "
-        f"{measured.bytes_per_step / 1e9:6.2f} GB  {measured.share_of_copy:6.1%} of the copy  "
-        f"{measured.tokens_per_step:.2f} tokens a step  {measured.kernels_per_step} kernels  "
-        f"first token {measured.first_token_s:.3f} s"
+        f"{measured.whole_tokens_per_second:8.1f} with the first  {measured.bytes_per_step / 1e9:6.2f} GB  "
+        f"{measured.share_of_copy:6.1%} of the copy  {measured.tokens_per_step:.2f} tokens a step  "
+        f"{measured.kernels_per_step} kernels  {first}"
     )
 
 

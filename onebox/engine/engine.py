@@ -128,6 +128,10 @@ class Engine(EngineClient):
     def config(self) -> EngineConfig:
         return self._config
 
+    @property
+    def vocab_size(self) -> int:
+        return self._runner.vocab_size
+
     def submit_all(self, requests: list[Request]) -> tuple[RequestHandle, ...]:
         return self.submit_later(requests).result()
 

@@ -5,12 +5,14 @@ between two events of one stream; the bytes that a step must read, at the speed 
 """
 
 import os
+import random
 import statistics
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from time import perf_counter
+from typing import NamedTuple
 
 import torch
 
@@ -28,10 +30,9 @@ from onebox.engine.runner import ModelRunner
 from onebox.model.dummy import HYBRID, dummy_model
 from onebox.model.memory import Memory, MemoryShape
 from onebox.model.qwen3_5 import Qwen35
-from onebox.planner.presets import named_preset
 from onebox.spec.kv import PAGE_TOKENS, KVFormat
 from onebox.spec.model import ModelSpec
-from onebox.spec.traffic import Routing, TrafficStep, step_traffic
+from onebox.spec.traffic import PACKINGS, Routing, TrafficStep, predicted_weight_bytes, step_traffic
 
 __all__ = [
     "ACCEPTANCE",
@@ -54,6 +55,7 @@ LONG = 100_000
 """Contexts from here on run once, without warm-up: their first token's time includes compilation."""
 _COPY_BYTES = 8 << 30
 _COPIES = 20
+_FIRST_RUNS = 5
 
 
 @dataclass(frozen=True)
@@ -67,6 +69,14 @@ class DecodeRow:
     kv: str = "bf16"
     num_tokens: int = 128
 
+    @property
+    def is_prompt(self) -> bool:
+        """Whether it times first tokens alone."""
+        return self.num_tokens == 1
+
+
+_FIRST_TOKENS = (32, 512, 2048, 8000)
+_MANY_STREAMS = (8, 16, 32)
 
 ROWS = (
     DecodeRow("plain"),
@@ -75,6 +85,9 @@ ROWS = (
     DecodeRow("mtp2-8k", context=8000, drafts=2, num_tokens=256),
     DecodeRow("plain-x4", streams=4),
     DecodeRow("mtp2-x4", streams=4, drafts=2, num_tokens=256),
+    *(DecodeRow(f"plain-x{count}", streams=count) for count in _MANY_STREAMS),
+    *(DecodeRow(f"mtp2-x{count}", streams=count, drafts=2, num_tokens=256) for count in _MANY_STREAMS),
+    *(DecodeRow(f"first-{count}", context=count, drafts=2, num_tokens=1) for count in _FIRST_TOKENS),
     DecodeRow("plain-128k", context=128_000, num_tokens=48),
     DecodeRow("turboquant-128k", context=128_000, kv="turboquant", num_tokens=48),
     DecodeRow("fp8-128k", context=128_000, kv="fp8", num_tokens=48),
@@ -83,23 +96,30 @@ ROWS = (
 
 @dataclass(frozen=True)
 class Measured:
-    """The result of one row. `tokens_per_second` is over all streams, `tokens_per_step` of one."""
+    """The result of one row. `tokens_per_second` is over all streams, `tokens_per_step` of one.
+
+    A row of first tokens has no steps: all that is about them is None.
+    """
 
     row: str
     streams: int
     context: int
     kv: str
     drafts: int
-    step_ms: float
-    tokens_per_second: float
-    tokens_per_step: float
-    bytes_per_step: int
-    share_of_copy: float
-    kernels_per_step: int
     first_token_s: float
     first_run_s: float
+    step_ms: float | None = None
+    tokens_per_second: float | None = None
+    """Of the steps after the first token."""
+    whole_tokens_per_second: float | None = None
+    """Of the whole call, first tokens included."""
+    tokens_per_step: float | None = None
+    bytes_per_step: int | None = None
+    """If tokens choose their experts independently."""
+    share_of_copy: float | None = None
+    kernels_per_step: int | None = None
 
-    def as_dict(self) -> dict[str, str | int | float]:
+    def as_dict(self) -> dict[str, str | int | float | None]:
         return asdict(self)
 
 
@@ -137,41 +157,51 @@ def copy_speed() -> float:
 
 def row_bytes(spec: ModelSpec, row: DecodeRow) -> int:
     """Bytes that a step of this row moves, if its tokens choose their experts independently."""
-    stored = named_preset("hybrid").weight_bytes(spec)
+    stored = predicted_weight_bytes(spec, HYBRID, PACKINGS)
     step = TrafficStep(row.streams, row.drafts, row.context, drafter_is_mtp=row.drafts > 0)
     return step_traffic(spec, stored, step, KVFormat.parse(row.kv), Routing.EXPECTED).total_bytes
 
 
 def measure(model: Qwen35, row: DecodeRow, ceiling: float) -> Measured:
-    """Runs the row twice and times the second run; a long context runs once."""
+    """Runs the row twice and times the second run; a long context runs once, first tokens five times more."""
     runner, config = _runner(model, row)
     with Engine(runner, config) as engine:
         began = perf_counter()
         if row.context < LONG:
             generate(engine, row, "warm")
         first_run = perf_counter() - began
-        first_token, events = generate(engine, row, "run")
-    # Only the first stream is read as it is generated; the events of the others wait in their queues.
-    times = [at for at, _ in events]
-    median = statistics.median(later - earlier for earlier, later in pairwise(times))
-    num_tokens = sum(count for _, count in events[1:])
-    # The only run of a long context compiles kernels, so its speed is that of the median step.
-    seconds = times[-1] - times[0] if row.context < LONG else median * (len(times) - 1)
-    num_bytes = row_bytes(model.spec, row)
-    return Measured(
+        runs = [generate(engine, row, f"run-{place}") for place in range(_FIRST_RUNS if row.is_prompt else 1)]
+    first_token = statistics.median(run.first_token_s for run in runs)
+    found = Measured(
         row=row.name,
         streams=row.streams,
         context=row.context,
         kv=row.kv,
         drafts=row.drafts,
+        first_token_s=round(first_token, 4),
+        first_run_s=round(first_run, 2),
+    )
+    return found if row.is_prompt else _with_steps(found, runs[0], row, row_bytes(model.spec, row), ceiling, runner)
+
+
+def _with_steps(
+    found: Measured, run: "Generated", row: DecodeRow, num_bytes: int, ceiling: float, runner: ModelRunner
+) -> Measured:
+    # Only the first stream is read as it is generated; the events of the others wait in their queues.
+    times = [at for at, _ in run.events]
+    median = statistics.median(later - earlier for earlier, later in pairwise(times))
+    num_tokens = sum(count for _, count in run.events[1:])
+    # The only run of a long context compiles kernels, so its speed is that of the median step.
+    seconds = times[-1] - times[0] if row.context < LONG else median * (len(times) - 1)
+    return replace(
+        found,
         step_ms=round(median * 1e3, 3),
         tokens_per_second=round(row.streams * num_tokens / seconds, 1),
+        whole_tokens_per_second=round(row.streams * row.num_tokens / run.seconds, 1),
         tokens_per_step=round(num_tokens / (len(times) - 1), 3),
         bytes_per_step=num_bytes,
         share_of_copy=round(num_bytes / ceiling / median, 3),
         kernels_per_step=runner.num_kernels(),
-        first_token_s=round(first_token, 4),
-        first_run_s=round(first_run, 2),
     )
 
 
@@ -219,9 +249,19 @@ def _runner(model: Qwen35, row: DecodeRow) -> tuple[ModelRunner, EngineConfig]:
     return runner, config
 
 
-def generate(engine: Engine, row: DecodeRow, name: str) -> tuple[float, list[tuple[float, int]]]:
-    """(seconds to the first token, the times and sizes of the first stream's events)."""
-    prompts = [tuple((7 * i * i + 3 * i + 11 * s) % 500 for i in range(row.context)) for s in range(row.streams)]
+class Generated(NamedTuple):
+    """A run of a row."""
+
+    first_token_s: float
+    seconds: float
+    """Until all streams have ended."""
+    events: list[tuple[float, int]]
+    """The times and sizes of the first stream's."""
+
+
+def generate(engine: Engine, row: DecodeRow, name: str) -> Generated:
+    """Runs the row once. Its prompts are random, and so differ from stream to stream as users' do."""
+    prompts = [_prompt(engine, row, f"{name}-{stream}") for stream in range(row.streams)]
     sampling = SamplingParams(temperature=0, seed=1, max_tokens=row.num_tokens, ignore_eos=True)
     began = perf_counter()
     handles = engine.submit_all(
@@ -236,4 +276,9 @@ def generate(engine: Engine, row: DecodeRow, name: str) -> tuple[float, list[tup
             if isinstance(event, Tokens):
                 times.append((perf_counter(), len(event.token_ids)))
         streams.append(times)
-    return streams[0][0][0] - began, streams[0]
+    return Generated(streams[0][0][0] - began, perf_counter() - began, streams[0])
+
+
+def _prompt(engine: Engine, row: DecodeRow, name: str) -> tuple[int, ...]:
+    draw = random.Random(name)  # noqa: S311 - a load, not a secret
+    return tuple(draw.choices(range(engine.vocab_size), k=row.context))

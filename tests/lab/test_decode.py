@@ -44,6 +44,31 @@ def test_every_stream_counts(model):
     assert found.tokens_per_second == 3000
 
 
+def test_streams_have_prompts_of_their_own(model):
+    from onebox.lab.decode import generate, open_engine
+
+    asked = []
+    row = DecodeRow("plain-x3", streams=3, context=20, num_tokens=2)
+    with open_engine(model, row) as engine:
+        submit_all = engine.submit_all
+        engine.submit_all = lambda requests: asked.extend(requests) or submit_all(requests)
+        generate(engine, row, "a")
+        generate(engine, row, "b")
+    assert len({request.prompt for request in asked}) == 6
+
+
+def test_a_row_of_first_tokens_tells_their_median_and_no_steps(model):
+    found = measure(model, DecodeRow("first-9", context=9, drafts=2, num_tokens=1), ceiling=1e10)
+    assert found.first_token_s == pytest.approx(1e-3)
+    assert found.step_ms is None
+    assert found.tokens_per_second is None
+
+
+def test_the_bytes_are_those_of_the_weights_that_are_run():
+    spec, (mtp2,) = named_spec("qwen3.5-122b-a10b"), [row for row in ROWS if row.name == "mtp2"]
+    assert row_bytes(spec, mtp2) < 11.2e9, "the drafting layer is INT4, not BF16"
+
+
 def test_a_plain_step_of_the_122b_moves_what_the_planner_says():
     (plain,) = [row for row in ROWS if row.name == "plain"]
     assert row_bytes(named_spec("qwen3.5-122b-a10b"), plain) == pytest.approx(5.63e9, rel=0.01)
