@@ -48,7 +48,7 @@ def decode(
     spec, chosen = named_spec(shape), _chosen(rows)
     before = _read_rows(compared) if compared else {}
     versions = _gpu()
-    from onebox.lab.decode import copy_speed, measure, random_model, start_seconds
+    from onebox.lab.decode import copy_speed, measure, random_model, start_seconds, with_experts
 
     model = random_model(spec)
     start = start_seconds(model)
@@ -60,7 +60,7 @@ def decode(
     _print_ceiling(spec, chosen, ceiling)
     found = []
     for row in chosen:
-        measured = measure(model, row, ceiling)
+        measured = with_experts(measure(model, row, ceiling), model, row)
         _print_row(measured)
         _print_compared(measured, before.get(measured.row))
         found.append(measured.as_dict())
@@ -128,8 +128,14 @@ def _print_row(measured: "Measured") -> None:
         f"{measured.row:16} {measured.step_ms:8.3f} ms a step  {measured.tokens_per_second:8.1f} tok/s  "
         f"{measured.whole_tokens_per_second:8.1f} with the first  {measured.bytes_per_step / 1e9:6.2f} GB  "
         f"{measured.share_of_copy:6.1%} of the copy  {measured.tokens_per_step:.2f} tokens a step  "
-        f"{measured.kernels_per_step} kernels  {first}"
+        f"{_experts(measured)}{measured.kernels_per_step} kernels  {first}"
     )
+
+
+def _experts(measured: "Measured") -> str:
+    if measured.experts_per_layer is None:
+        return ""
+    return f"{measured.experts_per_layer:.1f} experts a layer ({measured.expected_experts:.1f} expected)  "
 
 
 def _print_kernels(model: "Qwen35", rows: "list[DecodeRow]") -> None:

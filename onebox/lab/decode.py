@@ -27,6 +27,7 @@ from onebox.engine.api import (
     Tokens,
 )
 from onebox.engine.runner import ModelRunner
+from onebox.lab.routing import count_experts
 from onebox.model.dummy import HYBRID, dummy_model
 from onebox.model.memory import Memory, MemoryShape
 from onebox.model.qwen3_5 import Qwen35
@@ -47,6 +48,7 @@ __all__ = [
     "random_model",
     "row_bytes",
     "start_seconds",
+    "with_experts",
 ]
 
 ACCEPTANCE = (0.9, 0.72)
@@ -56,6 +58,8 @@ LONG = 100_000
 _COPY_BYTES = 8 << 30
 _COPIES = 20
 _FIRST_RUNS = 5
+_COUNTED_TOKENS, _COUNTED_CONTEXT = 12, 200
+"""Of the run in which experts are counted."""
 
 
 @dataclass(frozen=True)
@@ -117,6 +121,9 @@ class Measured:
     bytes_per_step: int | None = None
     """If tokens choose their experts independently."""
     share_of_copy: float | None = None
+    experts_per_layer: float | None = None
+    """Distinct experts that a layer read in a step, counted."""
+    expected_experts: float | None = None
     kernels_per_step: int | None = None
 
     def as_dict(self) -> dict[str, str | int | float | None]:
@@ -205,6 +212,19 @@ def _with_steps(
     )
 
 
+def with_experts(found: Measured, model: Qwen35, row: DecodeRow) -> Measured:
+    """The result of a row with the experts that its steps read, counted in a short run of its own without graphs."""
+    if row.is_prompt:
+        return found
+    short = replace(row, num_tokens=_COUNTED_TOKENS, context=min(row.context, _COUNTED_CONTEXT))
+    runner, config = _runner(model, short, with_graphs=False)
+    with count_experts(model.spec, row.streams * (1 + row.drafts)) as counted, Engine(runner, config) as engine:
+        generate(engine, short, "count")
+    if not counted:
+        return found
+    return replace(found, experts_per_layer=round(counted[0].mean, 2), expected_experts=round(counted[0].expected, 2))
+
+
 def kernel_times(model: Qwen35, row: DecodeRow) -> Iterator[tuple[str, float, float]]:
     """(kernel, its microseconds a step, its launches a step) of a short run, prefill included, largest first.
 
@@ -227,7 +247,7 @@ def open_engine(model: Qwen35, row: DecodeRow) -> Engine:
     return Engine(*_runner(model, row))
 
 
-def _runner(model: Qwen35, row: DecodeRow) -> tuple[ModelRunner, EngineConfig]:
+def _runner(model: Qwen35, row: DecodeRow, *, with_graphs: bool = True) -> tuple[ModelRunner, EngineConfig]:
     """The runner and the config of that engine."""
     drafts = row.drafts
     method = SpeculationMethod.MTP if drafts else SpeculationMethod.NONE
@@ -245,7 +265,8 @@ def _runner(model: Qwen35, row: DecodeRow) -> tuple[ModelRunner, EngineConfig]:
     with torch.inference_mode():
         memory = Memory.allocate(model.spec, shape, model.dtype, model.device)
     runner = ModelRunner(model, memory, config)
-    runner.capture_graphs()
+    if with_graphs:
+        runner.capture_graphs()
     return runner, config
 
 
