@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from onebox.spec.errors import UnsupportedError, UsageError
+from onebox.spec.errors import MismatchError, UnsupportedError, UsageError
 
 if TYPE_CHECKING:
     from onebox.lab.decode import DecodeRow, Measured
@@ -29,6 +29,9 @@ def decode(
             "first-{32,512,2048,8000} for first tokens, {plain,turboquant,fp8}-128k."
         ),
     ] = _DEFAULT_ROWS,
+    gate: Annotated[
+        bool, typer.Option("--gate/--no-gate", help="First check that answers are the same alone and in company.")
+    ] = True,
     compared: Annotated[
         Path | None, typer.Option("--compare", help="The output of an earlier run: each figure beside its own.")
     ] = None,
@@ -56,6 +59,8 @@ def decode(
     typer.echo(
         f"first token {start:.2f} s after the start of this process; including kernel compilation not in the cache"
     )
+    if gate:
+        _check_answers(model)
     ceiling = copy_speed()
     _print_ceiling(spec, chosen, ceiling)
     found = []
@@ -90,6 +95,15 @@ def _gpu() -> dict[str, str]:
     import triton
 
     return {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__, "triton": triton.__version__}
+
+
+def _check_answers(model: "Qwen35") -> None:
+    from onebox.lab.gate import find_differences
+
+    differences = find_differences(model)
+    if differences:
+        raise MismatchError("Answers of this engine are not reproducible on this GPU: " + " ".join(differences[:5]))
+    typer.echo("gate: answers are the same alone, in company, with drafts and from cached prefixes")
 
 
 def _read_rows(path: Path) -> dict[str, dict[str, Any]]:
