@@ -130,7 +130,8 @@ def planned_weights(model: str, preset: str | None, overrides: Mapping[str, Any]
         return _inspected(Path(model), overrides)
     spec = named_spec(model, overrides)
     chosen = named_preset("hybrid" if preset is None else preset)
-    return Weights(model, f"{chosen.name} (predicted): {chosen.summary}", spec, chosen.weight_bytes(spec))
+    source = f"{chosen.name} (predicted): {chosen.summary}"
+    return Weights(model, source, spec, chosen.weight_bytes(spec), label=chosen.name)
 
 
 def _inspected(directory: Path, overrides: Mapping[str, Any] | None) -> "Weights":

@@ -97,8 +97,10 @@ def serve(
 def _serve(options: _Options) -> int:
     """Binds, loads, serves; binds first, so that a port in use is reported before a model is loaded."""
     began = time.perf_counter()
+    from onebox.server.activity import ActivityLog
     from onebox.server.app import create_app
     from onebox.server.keys import callers_of
+    from onebox.server.manager import tell_manager
     from onebox.server.run import bind, run
 
     with contextlib.closing(bind(options.http.host, options.http.port)) as bound:
@@ -111,9 +113,16 @@ def _serve(options: _Options) -> int:
             say(f"API keys and their shares of the places for requests: {keys}.")
 
         def say_ready() -> None:
+            tell_manager("READY=1")
             say(f"Ready after {time.perf_counter() - began:.1f} s: {service.model_name} at {url}/v1, page at {url}/")
 
-        with engine:
+        activity = ActivityLog(
+            engine,
+            options.http.log_stats_interval,
+            is_quiet=options.http.disable_log_stats,
+            judges_head=options.engine.load_format != "dummy",
+        )
+        with engine, activity:
             app = create_app(service, options.settings)
             drain_s, limits = options.http.shutdown_timeout, options.settings.connections
             return run(app, bound, say_ready, engine.close, drain_s, engine.wait_failed, limits)

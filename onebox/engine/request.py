@@ -102,6 +102,12 @@ class SamplingParams:
     """The same of each token of the prompt but the first. The prompt is then computed whole, without the cache."""
     grammar: Grammar | None = None
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether tokens are drawn from the model's distribution or a sharper one, with nothing added to its logits."""
+        has_penalty = bool(self.presence_penalty or self.frequency_penalty or self.repetition_penalty != 1)
+        return self.temperature <= 1 and not has_penalty and not self.logit_bias and self.grammar is None
+
     def __post_init__(self) -> None:
         self._refuse_other_types()
         if self.temperature != 0 and not _LEAST <= self.temperature <= _LARGEST:

@@ -411,6 +411,9 @@ class Scheduler:
             accepted = len(result.token_ids) - 1
             sequence.speculation.observe(drafted, accepted)
             self._totals.drafts.add(drafted, accepted)
+            if sequence.speculation.takes_head_sample():
+                self._totals.head_samples += 1
+                self._totals.head_accepted += accepted > 0
         sequence.speculation.offer(result.drafts)
         self._append(sequence, result, events)
 

@@ -99,6 +99,19 @@ SHAPES: dict[str, dict[str, Any]] = {
             "shared_expert_intermediate_size": 1024,
         }
     ),
+    # Its size decides what a box can hold; the values are those of its model card (Qwen/Qwen3.5-397B-A17B).
+    "qwen3.5-397b-a17b": family_config(
+        text={
+            "hidden_size": 4096,
+            "num_hidden_layers": 60,
+            "num_attention_heads": 32,
+            "linear_num_value_heads": 64,
+            "num_experts": 512,
+            "num_experts_per_tok": 10,
+            "moe_intermediate_size": 1024,
+            "shared_expert_intermediate_size": 1024,
+        }
+    ),
     "qwen3.5-35b-a3b": family_config(
         text={
             "hidden_size": 2048,
