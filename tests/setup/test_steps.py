@@ -5,8 +5,10 @@ import signal
 
 import pytest
 
+from onebox.checkpoint.build import plan_build, run_build
+from onebox.checkpoint.manifest import read_manifest
 from onebox.checkpoint.partial import class_finder
-from onebox.checkpoint.recipe import Recipe, TargetFormat, classes_used
+from onebox.checkpoint.recipe import BuildSources, Recipe, TargetFormat, classes_used, open_source
 from onebox.checkpoint.source import open_checkpoint
 from onebox.setup.place import SetupPlace
 from onebox.setup.recipe_file import read_recipe
@@ -31,10 +33,12 @@ def again(first, box):
     return box
 
 
-def used_bytes(directory, role: str) -> int:
+HYBRID = Recipe(shared=TargetFormat.FP8, lm_head=TargetFormat.INT8, mtp=TargetFormat.INT4)
+
+
+def used_bytes(directory, role: str, recipe: Recipe = HYBRID) -> int:
     """Bytes of the tensors that the build takes from one source."""
     checkpoint = open_checkpoint(directory)
-    recipe = Recipe(shared=TargetFormat.FP8, lm_head=TargetFormat.INT8, mtp=TargetFormat.INT4)
     classes = classes_used(recipe, role, has_mtp_source=False)
     find = class_finder(checkpoint.spec)
     return sum(entry.nbytes for name, entry in checkpoint.tensors.items() if find(name) in classes)
@@ -76,10 +80,9 @@ def test_stopped_again_and_again_in_every_step_it_ends_in_the_same_bytes(box, fi
             assert ended.err == ("onebox: stopped.\n" if code == 130 else "")
             num_stops += 1
         assert num_stops
-        print(step, num_stops)
     assert box.up().redone == {"check"}
     assert box.digest == first[0].digest
-    assert not list(box.directory.glob("models/*.partial*"))
+    assert not list(box.directory.glob("models/*.partial"))
 
 
 def test_a_connection_that_is_cut_is_taken_up_again(box, first):
@@ -165,11 +168,21 @@ def test_an_unfinished_build_of_another_recipe_is_given_up(again, first):
     assert again.digest == first[0].digest
 
 
-def test_more_classes_of_a_source_are_fetched_when_a_recipe_needs_them(again):
+def test_a_recipe_that_needs_more_of_a_source_fetches_the_rest(again, small_sources):
+    """The other recipe needs less of the base and more of FP8; its build is the same as from whole sources."""
     again.write_recipe('lm_head = "int8"', 'attention = "fp8"')
+    again.hub.requests.clear()
     ended = again.up()
     assert ended.code == 0, ended.err
     assert ended.redone == {"check", "fetch", "build", "verify"}
+    recipe = Recipe.completed({"attention": TargetFormat.FP8, "mtp": TargetFormat.INT4}, has_fp8=True)
+    more = used_bytes(small_sources / "fp8", "fp8", recipe) - used_bytes(small_sources / "fp8", "fp8")
+    assert 0 < again.hub.bytes_sent(r"safetensors$") < 1.2 * more
+    sources = BuildSources(open_source("base", small_sources / "int4"), open_source("fp8", small_sources / "fp8"))
+    whole = run_build(plan_build(recipe, sources), again.directory / "whole")
+    assert read_manifest(again.built).tensors == whole.tensors
+    again.write_recipe()
+    assert again.up().redone == {"check", "build", "verify"}
 
 
 def test_the_sources_may_be_removed_after_the_build(again):
