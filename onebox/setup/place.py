@@ -73,6 +73,13 @@ class SetupPlace:
             return False
         return _agree(self._read_marks().get("inputs"), self._inputs())
 
+    def check_output(self) -> None:
+        """Refuses a directory in the build's place that onebox did not build."""
+        if self.recipe.formats is not None and self.output.exists() and not (self.output / MANIFEST_NAME).is_file():
+            raise WriteError(
+                f"{self.output} exists and was not built by onebox: move it away, or choose another --dir."
+            )
+
     @property
     def partial_bytes(self) -> int:
         """What an unfinished build of this recipe has written."""
@@ -84,16 +91,13 @@ class SetupPlace:
     def begin_build(self) -> bool:
         """Makes room for this recipe's build; True if an unfinished one of it may be resumed.
 
-        What an earlier recipe built is moved aside. A directory that onebox did not build is refused.
+        What an earlier recipe built is moved aside.
         """
         inputs = self._inputs()
         is_same = _agree(self._read_marks().get("inputs"), inputs)
         with _writing(self.directory):
             if self.output.exists() and not self.is_built:
-                if not (self.output / MANIFEST_NAME).is_file():
-                    raise WriteError(
-                        f"{self.output} exists and was not built by onebox: move it away, or choose another --dir."
-                    )
+                self.check_output()
                 shutil.rmtree(self.replaced, ignore_errors=True)
                 self.output.rename(self.replaced)
             self._write_marks({"inputs": inputs})
