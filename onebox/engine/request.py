@@ -189,6 +189,8 @@ class ClientShare(NamedTuple):
     name: str
     max_places: int
     """Of the places for requests, slots and queue together, those that this client may hold."""
+    max_slots: int | None = None
+    """Of the slots, those that it may hold while another client waits for one; None: all of them."""
 
 
 @dataclass(frozen=True)
