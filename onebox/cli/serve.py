@@ -61,7 +61,10 @@ def serve(
     media: MediaOptions,
     prompts: PromptOptions,
     model: Annotated[
-        Path | None, typer.Argument(help="Checkpoint directory. Without it: the pocket model, which ships with onebox.")
+        Path | None,
+        typer.Argument(
+            help="Checkpoint directory, or owner/name on the hub. Without it: the pocket model that ships with onebox."
+        ),
     ] = None,
 ) -> None:
     """Serve a model on an OpenAI-compatible HTTP API."""
@@ -130,6 +133,7 @@ def _serve(options: _Options) -> int:
 
 def _load(options: _Options) -> "tuple[Service, EngineProcess]":
     """The checkpoint's tokenizer and template, and its engine in a separate process, loaded and warmed up."""
+    from onebox.checkpoint.hub import model_name, resolve_source
     from onebox.engine.api import CheckpointStarter, EngineProcess, StartDetail, StartPhase, TokenInfo
     from onebox.server.media import Media
     from onebox.server.service import Service
@@ -138,7 +142,7 @@ def _load(options: _Options) -> "tuple[Service, EngineProcess]":
     from onebox.text.tokenizer import Tokenizer
     from onebox.text.vocabulary import token_table
 
-    directory = options.model or _pocket()
+    directory = resolve_source(options.model) if options.model else _pocket()
     began = time.perf_counter()
     _check_side_files(directory, options)
     defaults = GenerationDefaults.load(directory, options.generation_config)
@@ -173,7 +177,7 @@ def _load(options: _Options) -> "tuple[Service, EngineProcess]":
     except BaseException:
         engine.close()
         raise
-    name = options.http.served_model_name or (directory.resolve().name if options.model else _POCKET_NAME)
+    name = options.http.served_model_name or (model_name(options.model) if options.model else _POCKET_NAME)
     media = Media.open(directory, options.media, has_tower=engine.planned.memory.request.with_vision)
     memory = {part.name: part.bytes for part in engine.planned.memory.parts}
     service = Service(
