@@ -9,7 +9,7 @@ import signal
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any
@@ -18,7 +18,7 @@ from onebox.bench.client import Client, Connection
 from onebox.bench.launch import Launched, launched
 from onebox.bench.load import Loop, run_load
 from onebox.bench.machine import PowerMeter, commit, gpu_memory_bytes, hardware, versions
-from onebox.bench.metrics import memory_bytes, startup_seconds
+from onebox.bench.metrics import kv_tokens, memory_bytes, startup_seconds
 from onebox.bench.record import Run, WorkloadRecord
 from onebox.bench.session import BenchSettings, Session, Watch
 from onebox.bench.single import run_single
@@ -40,6 +40,8 @@ class BenchPlan:
     cells: tuple[Cell, ...] = ()
     launch: str = ""
     launch_patience_s: float = 1800.0
+    ladder: dict[str, Any] = field(default_factory=dict)
+    """For the record of a rung: what it is and how it was measured."""
 
     @property
     def config(self) -> dict[str, Any]:
@@ -55,6 +57,7 @@ class BenchPlan:
             "loads": [{"mix": mix, **asdict(loop)} for mix, loop in self.loads],
             "cells": [cell.name for cell in self.cells],
             "launch": self.launch,
+            **({"ladder": self.ladder} if self.ladder else {}),
         }
 
     def parts(self, session: Session) -> Iterator[Callable[[], Awaitable[WorkloadRecord]]]:
@@ -125,6 +128,7 @@ async def _measured(plan: BenchPlan, session: Session, command: tuple[str, ...],
         workloads=tuple(workloads),
         startup_s=startup,
         memory_bytes=memory,
+        kv_tokens=kv_tokens(text),
         power=meter.power,
         interrupted=is_interrupted,
     )

@@ -259,6 +259,8 @@ class Run(RunOrigin):
     workloads: tuple[WorkloadRecord, ...] = ()
     startup_s: dict[str, float] = field(default_factory=dict)
     memory_bytes: dict[str, int] = field(default_factory=dict)
+    kv_tokens: int | None = None
+    """Tokens that the server's KV cache holds, if reported."""
     power: Power | None = None
     notes: tuple[str, ...] = ()
     interrupted: bool = False

@@ -23,6 +23,7 @@ from onebox.cli.bench_options import (
 )
 from onebox.cli.compare import compare
 from onebox.cli.decode import decode
+from onebox.cli.ladder import ladder
 from onebox.cli.options import grouped
 from onebox.spec.errors import UsageError
 
@@ -40,6 +41,7 @@ bench_app = typer.Typer(
 )
 bench_app.command()(compare)
 bench_app.command()(decode)
+bench_app.command()(ladder)
 
 
 @bench_app.callback(invoke_without_command=True)
