@@ -262,9 +262,9 @@ def _show(rows: "list[LadderRow]", device: str, accepted: tuple[float, ...]) -> 
     console.print()
     console.print(_workload_table(rows))
     console.print(
-        f"tok/s is the mean of the workloads' decode speeds. Projected by `onebox plan` for {device}: first at an "
-        f"acceptance of {', '.join(f'{share:g}' for share in accepted)}, then as it was measured. In brackets: where the gain lies with 95% confidence, "
-        "over the runs.",
+        f"tok/s is the mean of the workloads' decode speeds; in brackets, where the gain lies with 95% confidence, over "
+        f"the runs. Projected by `onebox plan` for {device}: first at an acceptance of "
+        f"{', '.join(f'{share:g}' for share in accepted)}, then as it was measured.",
         markup=False,
         soft_wrap=True,
     )
