@@ -262,7 +262,7 @@ def _show(rows: "list[LadderRow]", device: str, accepted: tuple[float, ...]) -> 
     console.print()
     console.print(_workload_table(rows))
     console.print(
-        f"tok/s is the mean of the workloads' decode speeds; in brackets, where the gain lies with 95% confidence, over "
+        f"tok/s is the mean of the workloads' decode speeds; in brackets, the 95% interval of a gain over "
         f"the runs. Projected by `onebox plan` for {device}: first at an acceptance of "
         f"{', '.join(f'{share:g}' for share in accepted)}, then as it was measured.",
         markup=False,
