@@ -26,7 +26,7 @@ from onebox.checkpoint.part import PartFile, gaps
 from onebox.checkpoint.partial import sample_norms, tensors_of
 from onebox.checkpoint.remote import CONFIG_FILES, RemoteHeaders
 from onebox.checkpoint.repository import HubId, RemoteFile, RemoteRepository, describe_remote, endpoint_url
-from onebox.checkpoint.source import INDEX_NAME, Checkpoint, join_shards
+from onebox.checkpoint.source import INDEX_NAME, Checkpoint
 from onebox.checkpoint.transfer import Transfer
 from onebox.spec.errors import UnreadableError, UsageError, WriteError
 from onebox.spec.model import spec_from_config
@@ -61,10 +61,24 @@ class FetchPlan:
     def is_complete(self) -> bool:
         return self.origin.is_complete
 
+    @property
+    def repo(self) -> str:
+        return str(self.origin.hub_id)
+
+    @property
+    def commit(self) -> str:
+        return self.origin.commit
+
+    @property
+    def repository(self) -> RemoteRepository:
+        """The files on the hub that are fetched, or parts of which are."""
+        files = {file.name: file.remote for file in self.origin.files}
+        return RemoteRepository(endpoint_url(), self.origin.hub_id.repo, self.origin.commit, files)
+
 
 def plan_whole(source: str | HubId, directory: Path) -> FetchPlan:
     """Plans to fetch all files of a checkpoint. Asks the hub only if no earlier run has."""
-    hub_id = _parse(source)
+    hub_id = HubId.checked(source)
     known = _known(hub_id, directory, ())
     if known:
         return known
@@ -80,7 +94,7 @@ def plan_tensors(source: str | HubId, classes: Iterable[ModuleClass], directory:
 
     With the embedding, as for the base of a build, come the files that a build copies: tokenizer, templates, licence.
     """
-    hub_id, wanted = _parse(source), frozenset(classes)
+    hub_id, wanted = HubId.checked(source), frozenset(classes)
     only = tuple(sorted(kind.value for kind in wanted))
     known = _known(hub_id, directory, only)
     if known:
@@ -113,26 +127,8 @@ def _is_described_by(file: RemoteFile, wanted: frozenset[ModuleClass]) -> bool:
 
 def foresee_checkpoint(plan: FetchPlan) -> Checkpoint:
     """The checkpoint as it will lie in the plan's directory, before it is fetched; its tensors cannot be read."""
-    files = {file.name: file.remote for file in plan.origin.files}
-    headers = RemoteHeaders(RemoteRepository(endpoint_url(), plan.origin.hub_id.repo, plan.origin.commit, files))
-    if plan.origin.only:
-        shards = {file.name: list(file.tensors) for file in plan.origin.files if file.tensors}
-    else:
-        shards = headers.read(headers.shards)
-    config = dict(headers.config)
-    side = headers.quantization_config()
-    if side and not isinstance(config.get("quantization_config"), dict):
-        config["quantization_config"] = side
-    tensors, duplicates = join_shards(shards.values())
-    paths = tuple(plan.directory / name for name in shards)
-    return Checkpoint(plan.directory, config, spec_from_config(config), paths, tensors, duplicates)
-
-
-def _parse(source: str | HubId) -> HubId:
-    hub_id = source if isinstance(source, HubId) else HubId.parse(source)
-    if hub_id is None:
-        raise UsageError(f"{source!r} is not a repository on the hub: write owner/name or owner/name@revision.")
-    return hub_id
+    chosen = {file.name: list(file.tensors) for file in plan.origin.files if file.tensors is not None}
+    return RemoteHeaders(plan.repository).open(plan.directory, chosen or None)
 
 
 def _known(hub_id: HubId, directory: Path, only: tuple[str, ...]) -> FetchPlan | None:
@@ -227,11 +223,9 @@ class _Fetch:
 
     def __init__(self, plan: FetchPlan, on_bytes: Callable[[int], None], on_wait: Callable[[str], None]) -> None:
         self._plan, self._on_bytes = plan, on_bytes
-        self._directory, origin = plan.directory, plan.origin
-        files = {file.name: file.remote for file in origin.files}
-        repository = RemoteRepository(endpoint_url(), origin.hub_id.repo, origin.commit, files)
+        self._directory = plan.directory
         self._stop = threading.Event()
-        self._transfer = Transfer(repository, self._stop, on_wait)
+        self._transfer = Transfer(plan.repository, self._stop, on_wait)
         self._lock = threading.Lock()
         self._jobs_left: dict[str, int] = {}
         self._parts: list[PartFile] = []

@@ -14,7 +14,7 @@ from onebox.checkpoint.source import Checkpoint, open_checkpoint
 from onebox.spec.model import ModelSpec
 from onebox.spec.modules import ModuleClass, modules
 
-__all__ = ["ClassRow", "InspectReport", "MtpHeadReport", "inspect_checkpoint", "report_on"]
+__all__ = ["ClassRow", "InspectReport", "MtpHeadReport", "inspect_checkpoint", "inspect_opened", "report_on"]
 
 
 @dataclass(frozen=True)
@@ -68,10 +68,16 @@ def inspect_checkpoint(
 
     `deep` also reads every value and calls `on_bytes` with the bytes read.
     """
-    checkpoint = open_checkpoint(directory)
+    return inspect_opened(open_checkpoint(directory), deep=deep, on_bytes=on_bytes)
+
+
+def inspect_opened(
+    checkpoint: Checkpoint, *, deep: bool = False, on_bytes: Callable[[int], None] = lambda _: None
+) -> InspectReport:
+    """As `inspect_checkpoint`, of a checkpoint whose headers have been read."""
     binding = bind(checkpoint)
     has_tower = any(bound.module.module_class is ModuleClass.VISION for bound in binding.modules.values())
-    binding.problems += side_file_problems(directory, checkpoint.spec, has_tower=has_tower)
+    binding.problems += side_file_problems(checkpoint.directory, checkpoint.spec, has_tower=has_tower)
     if deep:
         from onebox.checkpoint.values import check_values  # imports torch, which headers do not need
 

@@ -1,8 +1,10 @@
 """Launch lines of vLLM: every published one starts, or says in one line per flag why not."""
 
 import json
+import re
 import shlex
 import shutil
+import socket
 import time
 import tomllib
 from dataclasses import replace
@@ -102,14 +104,19 @@ def test_a_published_launch_line_that_cannot_be_honoured_says_why_in_one_line_pe
 
 
 @pytest.mark.parametrize("name", ["run-qwen.sh"])
-def test_the_pocket_model_serves_with_a_published_line_and_tells_its_speeds(name):
+def test_the_pocket_model_serves_with_a_published_line_and_tells_its_speeds(name, monkeypatch):
     """One that says much: drafts, generation defaults, a loader of its own."""
     from onebox.pocket.ready import pocket_checkpoint
 
     model = pocket_checkpoint()
     (line,) = (line for line in LINES if name in line["source"])
     words = [word for word in words_of(line, model) if word not in ("--port", "0")]
-    with started(*words, "--log-stats-interval", "0.1") as (process, url):
+    manager = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    manager.bind("")  # to a name that is free
+    monkeypatch.setenv("NOTIFY_SOCKET", "@" + manager.getsockname()[1:].decode())
+    with manager, started(*words, "--log-stats-interval", "0.1") as (process, url):
+        manager.settimeout(30)
+        assert manager.recv(100) == b"READY=1"
         assert httpx.post(f"{url}/v1/chat/completions", json=QUESTION).status_code == 200
         said = next(line for line in process.stdout if "Mean acceptance length: " in line)
         assert "Avg generation throughput: " in said
@@ -221,3 +228,15 @@ def test_a_missing_tokenizer_is_said_before_anything_is_loaded(run_cli, checkpoi
     assert result.code == 2
     assert "cannot be served: tokenizer.json is missing, so no text can be served: " in result.err
     assert "copy it from the model" in result.err
+
+
+def test_the_unit_in_the_docs_starts_what_it_says(parsed, tmp_path):
+    text = (Path(__file__).parents[2] / "docs" / "operating.md").read_text()
+    unit = text.split("```ini\n")[1].split("```")[0]
+    (line,) = re.findall(r"^ExecStart=\S+/onebox serve (.*)$", unit, re.MULTILINE)
+    (tmp_path / "keys.toml").write_text('[[keys]]\nname = "smoke"\nkey = "sk-smoke"\n')
+    result, options = parsed(shlex.split(line.replace("/etc/onebox", str(tmp_path))))
+    assert result.code == 0, result.err
+    assert options.settings.api_keys[0].name == "smoke"
+    stop_s = int(re.search(r"^TimeoutStopSec=(\d+)$", unit, re.MULTILINE)[1])
+    assert stop_s >= options.http.shutdown_timeout + 10
