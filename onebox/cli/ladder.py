@@ -163,13 +163,14 @@ def _planned(sources: SourceOptions, options: LadderOptions, directory: Path) ->
 
     if options.mtp not in [target.value for target in TargetFormat]:
         raise UsageError(f"--mtp is {options.mtp!r}; it must be one of {', '.join(TargetFormat)}.")
-    opened, mtp = sources.opened(), TargetFormat(options.mtp)
+    mtp = TargetFormat(options.mtp)
     recipes = {
         "hybrid": Recipe(shared=TargetFormat.FP8, mtp=mtp),
         "head": Recipe(shared=TargetFormat.FP8, mtp=mtp, lm_head=TargetFormat.INT8),
     }
-    plans = {name: plan_build(recipe, opened) for name, recipe in recipes.items()}
-    return _Checkpoints(Path(sources.base), directory, plans)
+    plans = {name: plan_build(recipe, sources.opened(recipe)) for name, recipe in recipes.items()}
+    # The base may be named as on the hub; this is where it lies.
+    return _Checkpoints(plans["head"].sources.base.checkpoint.directory, directory, plans)
 
 
 def _possible(rungs: "tuple[Rung, ...]", checkpoints: _Checkpoints) -> "Iterator[Rung]":
