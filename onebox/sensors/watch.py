@@ -41,11 +41,14 @@ class SensorWatch:
         return found if is_recent else None
 
     def _keep_reading(self) -> None:
-        while True:
-            self._latest = self._read()
-            self._has_read.set()
-            time.sleep(self._interval_s)
-            with self._lock:
-                if time.monotonic() - self._asked_at > _IDLE_S:
-                    self._thread = None
-                    return
+        try:
+            while True:
+                self._latest = self._read()
+                self._has_read.set()
+                time.sleep(self._interval_s)
+                with self._lock:
+                    if time.monotonic() - self._asked_at > _IDLE_S:
+                        return
+        finally:
+            # Also after an error, so that the next question starts it again.
+            self._thread = None
