@@ -27,6 +27,8 @@ __all__ = ["Meter"]
 
 _INTERVAL_S = 1.0
 _LEAST_SAMPLES = 2
+_LEAST_CPU_S = 1.0
+"""A process's CPU time is counted in hundredths of a second: in less than this there is no share."""
 
 
 class _Sample(NamedTuple):
@@ -157,7 +159,7 @@ def _throttled(samples: Sequence[_Sample]) -> dict[str, float]:
 def _cpu_cores(samples: Sequence[_Sample]) -> float | None:
     """CPU seconds per second between the first and the last sample that has them."""
     told = [(sample.reading.at_s, sample.cpu_s) for sample in samples if sample.cpu_s is not None]
-    if len(told) < _LEAST_SAMPLES or told[-1][0] <= told[0][0]:
+    if len(told) < _LEAST_SAMPLES or told[-1][0] - told[0][0] < _LEAST_CPU_S:
         return None
     return max((told[-1][1] - told[0][1]) / (told[-1][0] - told[0][0]), 0.0)
 

@@ -115,11 +115,12 @@ def test_a_record_of_other_settings_is_no_rung_of_this_ladder(tmp_path):
         read_rung(tmp_path, rung, {"runs": 5})
 
 
-def test_a_ladder_of_small_checkpoints_is_built_served_and_measured_once(run_cli, small_sources, tmp_path):
+def test_a_ladder_of_small_checkpoints_is_built_served_and_measured_once(run_cli, small_sources, tmp_path, monkeypatch):
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)  # a server on a CPU needs no Triton
     arguments = (
         *("bench", "ladder", "--base", small_sources / "int4", "--fp8", small_sources / "fp8", "--dir", tmp_path),
         *("--rungs", "mtp-2", "--workloads", "math", "--runs", "1", "--warm-ups", "0", "--ignore-eos"),
-        *("--max-context", "256", "--serve-options", "--max-model-len 512", "--json"),
+        *("--max-context", "256", "--serve-options", "--max-model-len 512", "--idle", "0", "--json"),
     )
     made = run_cli(*arguments)
     assert made.code == 0, made.out + made.err

@@ -4,7 +4,6 @@ import asyncio
 import itertools
 import os
 import time
-from dataclasses import replace
 
 import pytest
 
@@ -54,13 +53,28 @@ def test_a_workload_has_the_watts_of_its_own_time():
     assert (found["gpu_mean_w"], found["gpu_peak_w"], found["box_mean_w"]) == (150.0, 150.0, 300.0)
     assert found["box_j_per_token"] == pytest.approx(300.0 * 0.14 / 50)
     assert (found["gpu_max_c"], found["gpu_sm_mean_mhz"], found["throttled_share"]) == (75.0, 1500.0, 1.0)
-    assert found["server_cpu_cores"] >= 0
+    assert "server_cpu_cores" not in found  # too short for a share
     assert (meter.power.idle_w, meter.power.mean_w) == (10.0, 150.0)
     sensed = meter.sensed
     assert (sensed.power_w["box"].idle, sensed.power_w["box"].mean) == (40.0, 300.0)
     assert sensed.throttled == {"GPU 0: any": 1.0}
     # Before the first sample there is nothing to tell.
     assert meter.figures(workload(0.1), began_at - 100) == {}
+
+
+def test_the_cpu_share_of_a_process_is_told_idle_and_at_work():
+    """The process is this one: idle in its first second, then it computes."""
+    meter = Meter(os.getpid(), scripted([{}]), interval_s=0.1)
+
+    async def run():
+        async with meter.running(1.1):
+            end = time.process_time() + 0.8
+            while time.process_time() < end:
+                await asyncio.sleep(0)
+            await asyncio.sleep(0.3)
+
+    asyncio.run(run())
+    assert 0 <= meter.sensed.idle_cpu_cores < meter.sensed.cpu_cores
 
 
 def test_a_workload_too_short_for_two_samples_has_no_watts():

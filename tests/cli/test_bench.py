@@ -213,7 +213,7 @@ def test_watts_heat_and_cost_are_shown_where_the_machine_tells_them(run_cli, tmp
     record = tmp_path / "run.json"
     prices = ("--price-kwh", "0.30", "--price-hardware", "4000", "--price-api", "10")
     with faulty(chunk_delay_s=0.02, answer_tokens=24) as server:
-        options = ("--url", server.url, "--workloads", "qa", "--runs", "2", "--idle", "0.2", *prices)
+        options = ("--url", server.url, "--workloads", "qa", "--runs", "2", "--idle", "1.1", *prices)
         shown = run_cli("bench", "run", *options, "--output", record)
     assert shown.code == 0, shown.err
     assert "power: box mean 180.0 W, peak 180.0, idle 180.0; GPU 0 mean 100.0 W" in shown.out
