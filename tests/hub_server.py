@@ -101,6 +101,9 @@ class HubServer:
         self.signatures_left: int | None = None
         """How many more requests a signed address answers before it expires; None: any number."""
         self.sends_etag = True
+        self.ignores_ranges = False
+        self.damages: str | None = None
+        """Pattern of the paths whose content is changed on the way, though its size and hash are told as they are."""
         self.closing = threading.Event()
         self._faults: list[PlannedFault] = []
         self._lock = threading.Lock()
@@ -275,8 +278,10 @@ class _Handler(BaseHTTPRequestHandler):
         """The file, or the one range that is asked for."""
         etag = {"ETag": f'"{file.etag}"'} if self.hub.sends_etag else {}
         headers = {"Accept-Ranges": "bytes", **etag, **headers}
+        if self.hub.damages and re.search(self.hub.damages, unquote(self.path)):
+            file = StoredFile(file.content[:-1] + bytes([file.content[-1] ^ 1]), file.is_lfs)
         size, wanted = len(file.content), re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", ""))
-        if not wanted:
+        if not wanted or self.hub.ignores_ranges:
             self.send(200, file.content, headers)
             return
         begin, end = int(wanted[1]), min(int(wanted[2] or size - 1), size - 1)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from onebox.bench.figures import failure_counts
 from onebox.bench.record import Run, WorkloadKind, WorkloadRecord
-from onebox.cli.power_view import power_cells, power_lines, prices_of
+from onebox.cli.power_view import cost_notes, power_cells, power_lines, prices_of
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -104,14 +104,15 @@ def show(run: Run, prices: "Prices | None" = None) -> None:
     _show_failures(console, run)
     for line in _head(run):
         say(line)
-    power = power_cells(run, prices or prices_of(run))
+    prices = prices or prices_of(run)
+    power = power_cells(run, prices)
     tables = [_single_table(run, console), _load_table(run, console), _sweep_table(run, console)]
     tables.append(_filled("power and cost", power, ()) if power else None)
     for table in tables:
         if table is not None:
             say()
             console.print(table)
-    notes = list(_notes(run))
+    notes = [*_notes(run), *cost_notes(run, prices)]
     if notes:
         say()
     for note in notes:

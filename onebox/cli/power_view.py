@@ -8,7 +8,7 @@ from onebox.bench.record import Run, SensorSpread, WorkloadRecord
 if TYPE_CHECKING:
     from onebox.bench.cost import Prices
 
-__all__ = ["power_cells", "power_lines", "prices_of"]
+__all__ = ["cost_notes", "power_cells", "power_lines", "prices_of"]
 
 _FIGURES = ("gpu_mean_w", "box_mean_w", "gpu_max_c", "server_cpu_cores")
 
@@ -54,7 +54,16 @@ def power_cells(run: Run, prices: "Prices") -> list[tuple[str, dict[str, str]]]:
     is_told = any(name in workload.figures for workload in workloads for name in _FIGURES)
     if not is_told and not prices.is_set:
         return []
-    return [(workload.name, _cells(workload) | _cost_cells(workload, prices)) for workload in workloads]
+    rows = [(workload.name, _cells(workload) | _cost_cells(workload, prices)) for workload in workloads]
+    told = {column for _, cells in rows for column, cell in cells.items() if cell != "-"}
+    return [(name, {column: cell for column, cell in cells.items() if column in told}) for name, cells in rows]
+
+
+def cost_notes(run: Run, prices: "Prices") -> Iterator[str]:
+    """A price that could not be applied."""
+    told = any(f"{name}_j_per_token" in workload.figures for workload in run.workloads for name in ("box", "gpu"))
+    if prices.kwh is not None and not told:
+        yield "no cost of energy: no sensor of the server's machine tells its watts"
 
 
 def _cells(workload: WorkloadRecord) -> dict[str, str]:

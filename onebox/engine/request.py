@@ -189,6 +189,8 @@ class ClientShare(NamedTuple):
     name: str
     max_places: int
     """Of the places for requests, slots and queue together, those that this client may hold."""
+    max_slots: int | None = None
+    """Of the slots, those that it may hold while another client waits for one; None: all of them."""
 
 
 @dataclass(frozen=True)
@@ -273,7 +275,7 @@ class PromptLogprobs:
     """`LogprobRows`, where a model computed them."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Tokens:
     """New tokens in order: one or more per step, never the stop token. Log-probabilities where they were asked for."""
 

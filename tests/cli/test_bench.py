@@ -235,6 +235,17 @@ def test_watts_heat_and_cost_are_shown_where_the_machine_tells_them(run_cli, tmp
     assert "Power and heat" in (tmp_path / "report.html").read_text()
 
 
+def test_a_price_without_watts_is_said(run_cli, monkeypatch):
+    monkeypatch.setattr(meter.Meter.__init__, "__defaults__", (lambda: SensorReading(time.perf_counter()), 0.05))
+    with faulty() as server:
+        options = ("--url", server.url, "--workloads", "math", *QUICK, "--price-kwh", "0.3", "--price-hardware", "4000")
+        shown = run_cli("bench", "run", *options)
+    assert shown.code == 0, shown.err
+    assert "no cost of energy: no sensor of the server's machine tells its watts" in shown.out
+    assert "J/token" not in shown.out
+    assert "hardware" in shown.out
+
+
 def steady_reading():
     return SensorReading(
         time.perf_counter(),
