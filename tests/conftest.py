@@ -120,7 +120,7 @@ def small_sources(checkpoint, tmp_path_factory) -> Path:
         "fp8": Recipe(experts=fp8, attention=fp8, delta=fp8, shared=fp8, mtp=fp8),
     }
     for name, recipe in recipes.items():
-        plan = plan_build(recipe, BuildSources(open_source("base", checkpoint)), shard_bytes=1 << 20)
+        plan = plan_build(recipe, BuildSources(open_source("base", checkpoint)), shard_bytes=2 << 20)
         run_build(plan, root / name)
         (root / name / "onebox_manifest.json").unlink()
     return root
