@@ -1,7 +1,6 @@
 """Sensors while requests run: what belongs to a workload, and what a million tokens cost."""
 
 import asyncio
-import itertools
 import os
 import time
 
@@ -14,22 +13,25 @@ from onebox.sensors import SensorReading
 from onebox.spec.errors import UsageError
 
 
-def scripted(readings):
-    """Gives one reading after the other, then the last again and again."""
-    left = itertools.chain(readings, itertools.repeat(readings[-1]))
+class Machine:
+    """Sensors that tell one thing while idle and another while requests run."""
 
-    def read():
-        told = dict(next(left))
-        return SensorReading(time.perf_counter(), **told)
+    def __init__(self, busy, idle=None):
+        self.told, self._busy = busy if idle is None else idle, busy
 
-    return read
+    def read(self):
+        return SensorReading(time.perf_counter(), **self.told)
+
+    def work(self):
+        self.told = self._busy
 
 
-def metered(meter, seconds=0.15, idle_s=0.05):
-    """Runs for a time; gives when it began and ended."""
+def metered(meter, machine, seconds=0.3):
+    """Runs for a time; gives when it began."""
 
     async def run():
-        async with meter.running(idle_s):
+        async with meter.running():
+            machine.work()
             began_at = time.perf_counter()
             await asyncio.sleep(seconds)
             return began_at
@@ -46,12 +48,12 @@ def test_a_workload_has_the_watts_of_its_own_time():
     busy = {"power_w": {"GPU 0": 100.0, "GPU 1": 50.0, "box": 300.0}, "temperature_c": {"GPU 0": 70.0, "GPU 1": 75.0}}
     clocks = {"clock_mhz": {"GPU 0 SM": 1500.0, "GPU 0 memory": 3000.0}, "throttled": {"GPU 0: any": True}}
     idle = {"power_w": {"GPU 0": 5.0, "GPU 1": 5.0, "box": 40.0}}
-    # A long interval while idle: the two readings before the first request are the idle ones.
-    meter = Meter(os.getpid(), scripted([idle, idle, {**busy, **clocks}]), interval_s=0.02)
-    began_at = metered(meter, idle_s=0.0)
-    found = meter.figures(workload(0.14), began_at)
+    machine = Machine({**busy, **clocks}, idle)
+    meter = Meter(os.getpid(), machine.read, interval_s=0.02)
+    began_at = metered(meter, machine)
+    found = meter.figures(workload(0.25), began_at)
     assert (found["gpu_mean_w"], found["gpu_peak_w"], found["box_mean_w"]) == (150.0, 150.0, 300.0)
-    assert found["box_j_per_token"] == pytest.approx(300.0 * 0.14 / 50)
+    assert found["box_j_per_token"] == pytest.approx(300.0 * 0.25 / 50)
     assert (found["gpu_max_c"], found["gpu_sm_mean_mhz"], found["throttled_share"]) == (75.0, 1500.0, 1.0)
     assert "server_cpu_cores" not in found  # too short for a share
     assert (meter.power.idle_w, meter.power.mean_w) == (10.0, 150.0)
@@ -64,7 +66,7 @@ def test_a_workload_has_the_watts_of_its_own_time():
 
 def test_the_cpu_share_of_a_process_is_told_idle_and_at_work():
     """The process is this one: idle in its first second, then it computes."""
-    meter = Meter(os.getpid(), scripted([{}]), interval_s=0.1)
+    meter = Meter(os.getpid(), Machine({}).read, interval_s=0.1)
 
     async def run():
         async with meter.running(1.1):
@@ -78,15 +80,17 @@ def test_the_cpu_share_of_a_process_is_told_idle_and_at_work():
 
 
 def test_a_workload_too_short_for_two_samples_has_no_watts():
-    meter = Meter(None, scripted([{"power_w": {"GPU 0": 100.0}}]), interval_s=5.0)
-    began_at = metered(meter)
+    machine = Machine({"power_w": {"GPU 0": 100.0}})
+    meter = Meter(None, machine.read, interval_s=60.0)
+    began_at = metered(meter, machine)
     assert meter.figures(workload(0.1), began_at) == {}
 
 
 def test_a_machine_that_tells_nothing_has_no_figures():
-    meter = Meter(None, scripted([{}]), interval_s=0.02)
-    began_at = metered(meter)
-    assert meter.figures(workload(0.14), began_at) == {}
+    machine = Machine({})
+    meter = Meter(None, machine.read, interval_s=0.02)
+    began_at = metered(meter, machine)
+    assert meter.figures(workload(0.25), began_at) == {}
     assert (meter.power, meter.sensed) == (None, None)
 
 
