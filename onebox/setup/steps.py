@@ -53,16 +53,29 @@ class Outlook:
 class Setup:
     """One recipe in one directory: what is left of each step, and its doing.
 
-    `progress` shows how far a step is; `say` takes a line that cannot wait for the step's end.
+    `progress` shows how far a step is; `say` takes a line that cannot wait for the step's end. Without `will_serve`,
+    memory that other programs use now is no hindrance.
     """
 
     def __init__(
-        self, place: SetupPlace, options: EngineOptions, progress: ReportProgress, say: Callable[[str], None]
+        self,
+        place: SetupPlace,
+        options: EngineOptions,
+        progress: ReportProgress,
+        say: Callable[[str], None],
+        *,
+        will_serve: bool = True,
     ) -> None:
         self.place = place
         self.options = options
         self._progress = progress
         self._say = say
+        self._will_serve = will_serve
+
+    def tidy(self) -> None:
+        """Removes what a run that was stopped at the wrong moment has left of an earlier build."""
+        if self.place.is_built:
+            self.place.end_build()
 
     def outlook(self, step: SetupStep) -> Outlook:
         """What is left of a step, in one line; writes nothing. Steps before it may still be to do."""
@@ -90,7 +103,7 @@ class Setup:
 
     @cached_property
     def _machine(self) -> Machine:
-        return find_machine(self.options)
+        return find_machine(self.options, is_shared=self._will_serve)
 
     @cached_property
     def _sources(self) -> Sources:
