@@ -88,7 +88,7 @@ def _show(setup: "Setup", arguments: "ServeArguments", last: "SetupStep") -> Non
             if step is SetupStep.CHECK:
                 _line(step, setup.run(step))
             elif step is SetupStep.SERVE:
-                _line(step, f"onebox serve {arguments.shell_text(setup.place.output)}")
+                _line(step, f"onebox serve {arguments.shell_text(setup.checkpoint)}")
             else:
                 outlook = setup.outlook(step)
                 _line(step, f"{'done' if outlook.is_done else 'to do'}: {outlook.text}")
@@ -107,8 +107,8 @@ def _do(setup: "Setup", arguments: "ServeArguments", last: "SetupStep", name_ste
     for step in _steps(last):
         name_step(step)
         if step is SetupStep.SERVE:
-            _line(step, f"onebox serve {arguments.shell_text(setup.place.output)}")
-            arguments.serve(setup.place.output)
+            _line(step, f"onebox serve {arguments.shell_text(setup.checkpoint)}")
+            arguments.serve(setup.checkpoint)
         outlook = setup.outlook(step)
         if outlook.is_done:
             _line(step, f"done: {outlook.text}")

@@ -1,5 +1,6 @@
 """`onebox up` against a hub: every step once, only what is needed, and the same bytes however it was stopped."""
 
+import json
 import re
 import shutil
 import signal
@@ -199,6 +200,18 @@ def test_the_sources_may_be_removed_after_the_build(again):
     assert again.hub.requests == []
 
 
+def test_a_fetch_that_was_stopped_just_before_its_end_is_ended(again, first):
+    """All bytes have arrived, and the fetch has not said so."""
+    shutil.rmtree(again.built)
+    path = again.directory / "models" / "sources" / "Qwen--Small-FP8" / "onebox_source.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "is_complete": False}))
+    again.hub.requests.clear()
+    assert again.up().redone == {"check", "fetch", "build", "verify"}
+    assert again.hub.bytes_sent(r"safetensors$") == 0
+    assert json.loads(path.read_text())["is_complete"]
+    assert again.digest == first[0].digest
+
+
 def test_a_removed_file_is_fetched_again_and_no_other(again, first):
     shutil.rmtree(again.built)
     removed = again.directory / "models" / "sources" / "Qwen--Small-FP8" / "model-00001-of-00002.safetensors"
@@ -283,6 +296,22 @@ def test_without_a_build_table_the_fetched_checkpoint_is_served_as_it_is(box, sm
     for path in (small_sources / "int4").iterdir():
         assert (fetched / path.name).read_bytes() == path.read_bytes()
     assert box.up().redone == {"check"}
+
+
+def test_what_lies_in_the_hugging_face_cache_is_used_from_there(box, small_sources, tmp_path_factory):
+    home = tmp_path_factory.mktemp("full-home")
+    repository = home / "hub" / "models--Intel--Small-int4"
+    commit = box.hub.repositories["Intel/Small-int4"].revisions["main"]
+    (repository / "refs").mkdir(parents=True)
+    (repository / "refs" / "main").write_text(commit)
+    shutil.copytree(small_sources / "int4", repository / "snapshots" / commit)
+    recipe = 'model = "small"\n[sources]\nbase = "Intel/Small-int4"\n[serve]\nmax_model_len = 2048\n'
+    (box.directory / "hybrid.toml").write_text(recipe)
+    box.hub.requests.clear()
+    ended = box.up("--dry-run", serves=True, environment={"HF_HUB_CACHE": str(home / "hub")})
+    assert ended.code == 0, ended.out
+    assert "snapshots" in ended.steps["serve"]
+    assert box.hub.requests == []
 
 
 def test_local_directories_are_sources_like_any_other(box, small_sources, first):
