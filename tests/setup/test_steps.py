@@ -46,9 +46,9 @@ def used_bytes(directory, role: str, recipe: Recipe = HYBRID) -> int:
     return sum(entry.nbytes for name, entry in checkpoint.tensors.items() if find(name) in classes)
 
 
-def test_little_more_is_fetched_than_the_tensors_that_are_used(first, small_sources):
-    used = used_bytes(small_sources / "int4", "base") + used_bytes(small_sources / "fp8", "fp8")
-    whole = sum(path.stat().st_size for path in small_sources.glob("*/*.safetensors"))
+def test_little_more_is_fetched_than_the_tensors_that_are_used(first, tiny_sources):
+    used = used_bytes(tiny_sources / "int4", "base") + used_bytes(tiny_sources / "fp8", "fp8")
+    whole = sum(path.stat().st_size for path in tiny_sources.glob("*/*.safetensors"))
     assert used < first[2] <= 1.05 * used < 0.6 * whole
 
 
@@ -176,7 +176,7 @@ def test_an_unfinished_build_of_another_recipe_is_given_up(again, first):
     assert again.digest == first[0].digest
 
 
-def test_a_recipe_that_needs_more_of_a_source_fetches_the_rest(again, small_sources):
+def test_a_recipe_that_needs_more_of_a_source_fetches_the_rest(again, tiny_sources):
     """The other recipe needs less of the base and more of FP8; its build is the same as from whole sources."""
     again.write_recipe('lm_head = "int8"', 'attention = "fp8"')
     again.hub.requests.clear()
@@ -184,9 +184,9 @@ def test_a_recipe_that_needs_more_of_a_source_fetches_the_rest(again, small_sour
     assert ended.code == 0, ended.err
     assert ended.redone == {"check", "fetch", "build", "verify"}
     recipe = Recipe.completed({"attention": TargetFormat.FP8, "mtp": TargetFormat.INT4}, has_fp8=True)
-    more = used_bytes(small_sources / "fp8", "fp8", recipe) - used_bytes(small_sources / "fp8", "fp8")
+    more = used_bytes(tiny_sources / "fp8", "fp8", recipe) - used_bytes(tiny_sources / "fp8", "fp8")
     assert 0 < again.hub.bytes_sent(r"safetensors$") < 1.2 * more
-    sources = BuildSources(open_source("base", small_sources / "int4"), open_source("fp8", small_sources / "fp8"))
+    sources = BuildSources(open_source("base", tiny_sources / "int4"), open_source("fp8", tiny_sources / "fp8"))
     whole = run_build(plan_build(recipe, sources), again.directory / "whole")
     assert read_manifest(again.built).tensors == whole.tensors
     again.write_recipe()
@@ -286,25 +286,25 @@ def test_what_does_not_fit_into_memory_is_refused_before_anything_is_fetched(box
     assert dry.steps["build"].startswith("to do:")
 
 
-def test_without_a_build_table_the_fetched_checkpoint_is_served_as_it_is(box, small_sources):
+def test_without_a_build_table_the_fetched_checkpoint_is_served_as_it_is(box, tiny_sources):
     recipe = 'model = "small"\n[sources]\nbase = "Intel/Small-int4"\n[serve]\nmax_model_len = 2048\n'
     (box.directory / "hybrid.toml").write_text(recipe)
     ended = box.up()
     assert ended.code == 0, ended.err
     assert "served as it is" in ended.steps["build"]
     fetched = box.directory / "models" / "sources" / "Intel--Small-int4"
-    for path in (small_sources / "int4").iterdir():
+    for path in (tiny_sources / "int4").iterdir():
         assert (fetched / path.name).read_bytes() == path.read_bytes()
     assert box.up().redone == {"check"}
 
 
-def test_what_lies_in_the_hugging_face_cache_is_used_from_there(box, small_sources, tmp_path_factory):
+def test_what_lies_in_the_hugging_face_cache_is_used_from_there(box, tiny_sources, tmp_path_factory):
     home = tmp_path_factory.mktemp("full-home")
     repository = home / "hub" / "models--Intel--Small-int4"
     commit = box.hub.repositories["Intel/Small-int4"].revisions["main"]
     (repository / "refs").mkdir(parents=True)
     (repository / "refs" / "main").write_text(commit)
-    shutil.copytree(small_sources / "int4", repository / "snapshots" / commit)
+    shutil.copytree(tiny_sources / "int4", repository / "snapshots" / commit)
     recipe = 'model = "small"\n[sources]\nbase = "Intel/Small-int4"\n[serve]\nmax_model_len = 2048\n'
     (box.directory / "hybrid.toml").write_text(recipe)
     box.hub.requests.clear()
@@ -314,10 +314,10 @@ def test_what_lies_in_the_hugging_face_cache_is_used_from_there(box, small_sourc
     assert box.hub.requests == []
 
 
-def test_local_directories_are_sources_like_any_other(box, small_sources, first):
+def test_local_directories_are_sources_like_any_other(box, tiny_sources, first):
     recipe = (box.directory / "hybrid.toml").read_text()
-    shutil.copytree(small_sources / "int4", box.directory / "int4")
-    text = recipe.replace("Intel/Small-int4", "./int4").replace("Qwen/Small-FP8", f"{small_sources}/fp8")
+    shutil.copytree(tiny_sources / "int4", box.directory / "int4")
+    text = recipe.replace("Intel/Small-int4", "./int4").replace("Qwen/Small-FP8", f"{tiny_sources}/fp8")
     (box.directory / "hybrid.toml").write_text(text)
     box.hub.requests.clear()
     assert box.up().redone == {"check", "build", "verify"}
