@@ -166,9 +166,11 @@ def test_bytes_that_are_changed_on_the_way_do_not_get_their_name(hub, fp8, tmp_p
     assert files_of(tmp_path / "out") == files_of(fp8)
 
 
-def test_a_range_that_the_hub_does_not_have(hub, fp8, tmp_path):
-    hub.fail(Fault.STATUS, status=416, path=WEIGHTS)
-    assert "is smaller on the hub than it said before" in sentence(lambda: run_fetch(plan_whole(REPO, tmp_path / "a")))
+def test_a_range_that_the_storage_refuses(hub, fp8, tmp_path):
+    hub.fail(Fault.STATUS, status=416, path=WEIGHTS, times=1000)
+    text = sentence(lambda: run_fetch(plan_whole(REPO, tmp_path / "out")))
+    assert "refuses a range of model-0000" in text
+    assert "hf auth login" in text
 
 
 def test_a_server_that_knows_no_ranges_is_named(hub, fp8, tmp_path):
