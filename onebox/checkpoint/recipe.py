@@ -4,7 +4,7 @@ A recipe is one target format per module class. `choose` turns it, with the open
 or raises an error if a target is not possible. No tensor is read here.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from onebox.checkpoint.bind import Binding, Bound, bind
 from onebox.checkpoint.partial import MTP_CLASSES, narrow
-from onebox.checkpoint.source import Checkpoint, open_checkpoint
+from onebox.checkpoint.source import Checkpoint, join_checkpoints, open_checkpoint
 from onebox.spec.errors import MismatchError, UnsupportedError, UsageError
 from onebox.spec.model import ModelSpec
 from onebox.spec.modules import Module, ModuleClass, modules
@@ -140,12 +140,14 @@ def classes_used(recipe: Recipe, role: str, *, has_fp8: bool = True, has_mtp_sou
     return frozenset(ModuleClass) - (fp8 if has_fp8 else set()) - (MTP_CLASSES if has_mtp_source else frozenset())
 
 
-def open_source(role: str, directory: Path, uses: frozenset[ModuleClass] | None = None) -> BuildSource:
+def open_source(
+    role: str, directory: Path, uses: frozenset[ModuleClass] | None = None, others: Sequence[Path] = ()
+) -> BuildSource:
     """Opens a checkpoint as a build source. Raises `MismatchError` with the first fatal problem, if any.
 
-    With `uses`, modules of other classes may be absent.
+    With `uses`, modules of other classes may be absent. `others` are directories with more tensors of the checkpoint.
     """
-    checkpoint = open_checkpoint(directory)
+    checkpoint = join_checkpoints(open_checkpoint(directory), [open_checkpoint(other) for other in others])
     binding = bind(checkpoint)
     if uses is not None:
         checkpoint, binding = narrow(checkpoint, binding, uses)

@@ -51,7 +51,7 @@ def up(
     arguments = ServeArguments.resolve(chosen, serve_arguments or [])
     place = SetupPlace(directory, chosen)
     setup = Setup(place, arguments.engine_options(), byte_progress, typer.echo)
-    typer.echo(f"{chosen.model}, recipe {chosen.name}: {chosen.summary}")
+    typer.echo(f"{chosen.model}, recipe {chosen.name}" + (f": {chosen.summary}" if chosen.summary else ""))
     if dry_run:
         _show(setup, arguments, last)
         return

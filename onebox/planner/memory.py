@@ -341,9 +341,11 @@ def _refuse_cache(request: MemoryRequest, limit: int, left: int, one_context: in
             f"{left}), or a smaller --max-model-len."
         )
     if request.cache_bytes is not None and limit > left:
+        default = request.default_cache_bytes
+        otherwise = "to use all that is left" if default is None else f"for {min(default, left) / GIB:.2f} GiB"
         raise DoesNotFitError(
             f"--kv-cache-memory-bytes {limit} asks for {limit / GIB:.2f} GiB, but weights, workspace, states and the "
-            f"reserve leave {left / GIB:.2f} GiB: give {left} or less, or leave it out to use all that is left."
+            f"reserve leave {left / GIB:.2f} GiB: give {left} or less, or leave it out {otherwise}."
         )
 
 

@@ -112,6 +112,7 @@ class Setup:
         return Outlook(False, "this machine, its memory and its disk")
 
     def _check(self) -> str:
+        self.place.check_output()
         lines = [str(self._machine)]
         if self._is_ready:
             memory = self._machine.plan_checkpoint(self.place.output, self.options)

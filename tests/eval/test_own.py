@@ -196,7 +196,7 @@ def test_a_server_without_images_is_not_asked_own_questions_that_have_one(run_cl
         (("--checks", "questions"), "which --questions gives; it is not given"),
         (("--questions", "none.jsonl"), "none.jsonl cannot be read"),
         (("--pictures", "none"), "none is not a directory"),
-        (("--judge", "localhost:1"), "no question of --questions has a rubric"),
+        (("--judge", "localhost:1"), "no question that is asked has a rubric"),
         (("--judge-model", "x"), "--judge-model needs --judge"),
         (("--questions", "OWN"), "Question 'no' has a rubric, which another server must judge"),
     ],
