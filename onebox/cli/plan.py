@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from onebox.cli.options import grouped, json_option, option_group
+from onebox.spec.conversion import AS_STORED, CONVERSION_BYTES, LoadConversion
 from onebox.spec.errors import UsageError
 
 if TYPE_CHECKING:
@@ -82,6 +83,10 @@ def plan(
     hf_overrides: Annotated[
         str, typer.Option(help="JSON of values in place of config.json's, such as YaRN's, as for `onebox serve`.")
     ] = "{}",
+    lm_head: Annotated[
+        str, typer.Option(help="LM head as serve would convert it while loading: keep or int8.")
+    ] = "keep",
+    mtp_format: Annotated[str, typer.Option(help="MTP layer, likewise: keep, int4 or fp8.")] = "keep",
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
 ) -> None:
     """Show what fits on a box and its projected speed. Computed from bytes; nothing is loaded or measured."""
@@ -92,7 +97,8 @@ def plan(
     from onebox.spec.kv import KVFormat
 
     kv, chosen_box, accepted = KVFormat.parse(memory.kv_cache_dtype), named_box(box), speed.accepted()
-    planned = planned_weights(model, weights, json_option("--hf-overrides", hf_overrides, dict))
+    conversion = LoadConversion.parse(lm_head, mtp_format)
+    planned = planned_weights(model, weights, json_option("--hf-overrides", hf_overrides, dict), conversion)
     longest = planned.spec.max_context_tokens if memory.max_model_len is None else memory.max_model_len
     utilization = memory.gpu_memory_utilization
     request = MemoryRequest(
@@ -103,6 +109,7 @@ def plan(
         gpu_memory_utilization=DEFAULT_UTILIZATION if utilization is None else utilization,
         reserve_bytes=memory.reserve_bytes(),
         with_vision=not memory.language_model_only,
+        loading_bytes=CONVERSION_BYTES if conversion else 0,
     )
     context = min(DEFAULT_CONTEXT_TOKENS, longest) if speed.context is None else speed.context
     workload = Workload(speed.streams, speed.speculative_tokens, context, accepted)
@@ -117,7 +124,12 @@ def plan(
         console.print(renderable)
 
 
-def planned_weights(model: str, preset: str | None, overrides: Mapping[str, Any] | None = None) -> "Weights":
+def planned_weights(
+    model: str,
+    preset: str | None,
+    overrides: Mapping[str, Any] | None = None,
+    conversion: LoadConversion = AS_STORED,
+) -> "Weights":
     from onebox.planner.presets import named_preset
     from onebox.planner.report import Weights
     from onebox.spec.shapes import named_spec
@@ -127,21 +139,28 @@ def planned_weights(model: str, preset: str | None, overrides: Mapping[str, Any]
             raise UsageError(
                 f"--weights {preset} is for a model by name; the directory {model} has weights of its own."
             )
-        return _inspected(Path(model), overrides)
+        return _inspected(Path(model), overrides, conversion)
     spec = named_spec(model, overrides)
     chosen = named_preset("hybrid" if preset is None else preset)
-    return Weights(model, f"{chosen.name} (predicted): {chosen.summary}", spec, chosen.weight_bytes(spec))
+    source = f"{chosen.name} (predicted): {chosen.summary}{_converted(conversion)}"
+    return Weights(model, source, spec, chosen.weight_bytes(spec, conversion))
 
 
-def _inspected(directory: Path, overrides: Mapping[str, Any] | None) -> "Weights":
+def _inspected(directory: Path, overrides: Mapping[str, Any] | None, conversion: LoadConversion) -> "Weights":
     from onebox.checkpoint.inspect import inspect_checkpoint
     from onebox.planner.report import Weights
     from onebox.spec.model import read_config
 
-    found = inspect_checkpoint(directory)
+    found = inspect_checkpoint(directory, conversion=conversion)
     spec = read_config(directory, overrides)
     problems = tuple(problem.message for problem in found.problems)
-    return Weights(directory.name, f"{directory} (read from its headers)", spec, found.class_bytes, problems)
+    source = f"{directory} (read from its headers{_converted(conversion)})"
+    return Weights(directory.name, source, spec, found.class_bytes, problems)
+
+
+def _converted(conversion: LoadConversion) -> str:
+    flags = list(dict.fromkeys(conversion.flags.values()))
+    return f"; converted while loading: {', '.join(flags)}" if flags else ""
 
 
 def render(report: "PlanReport") -> "list[RenderableType]":
