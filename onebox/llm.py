@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from onebox.checkpoint.hub import resolve_source
 from onebox.engine.api import (
     Counts,
     EngineOptions,
@@ -55,7 +56,7 @@ class LLM:
         unknown = options.keys() - EngineOptions.__dataclass_fields__.keys()
         if unknown:
             raise UsageError(f"LLM has no option {sorted(unknown)[0]!r}.")
-        directory = Path(model)
+        directory = resolve_source(model)
         self.tokenizer = Tokenizer.load(directory)
         defaults = GenerationDefaults.load(directory)
         tokens = TokenInfo(

@@ -9,6 +9,7 @@ which refuses a token. Every other file is answered in place, compressed for who
 commits; `add` makes a new one and moves `main`.
 """
 
+import contextlib
 import gzip
 import hashlib
 import json
@@ -100,9 +101,14 @@ class HubServer:
         self.signatures_left: int | None = None
         """How many more requests a signed address answers before it expires; None: any number."""
         self.sends_etag = True
+        self.ignores_ranges = False
+        self.damages: str | None = None
+        """Pattern of the paths whose content is changed on the way, though its size and hash are told as they are."""
         self.closing = threading.Event()
         self._faults: list[PlannedFault] = []
         self._lock = threading.Lock()
+        self._ended = threading.Condition()
+        self._num_answering = 0
         self._signed: dict[str, list[int | None]] = {}
         self._servers = [_start(self, handler, certificate) for handler in (_HubHandler, _StorageHandler)]
         scheme = "http" if certificate is None else "https"
@@ -124,6 +130,7 @@ class HubServer:
             for path in sorted(directory.rglob("*"))
             if path.is_file()
         }
+        assert files, f"{directory} holds no file"
         stored = self.repositories.setdefault(repository, StoredRepository())
         text = json.dumps([len(stored.commits), {name: file.etag for name, file in files.items()}])
         commit = hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
@@ -195,6 +202,22 @@ class HubServer:
         with self._lock:
             self.requests.append(served)
 
+    @contextlib.contextmanager
+    def answering(self):
+        with self._ended:
+            self._num_answering += 1
+        try:
+            yield
+        finally:
+            with self._ended:
+                self._num_answering -= 1
+                self._ended.notify_all()
+
+    def settle(self) -> None:
+        """Waits until no answer is being sent: those to a client that was killed end, and count, a little later."""
+        with self._ended:
+            assert self._ended.wait_for(lambda: not self._num_answering, 30)
+
     def sign(self, path: str) -> str:
         """A signed address of a path of this hub, on the storage's origin."""
         with self._lock:
@@ -231,14 +254,19 @@ class _Handler(BaseHTTPRequestHandler):
     def log_message(self, *_: object) -> None:
         pass
 
+    def handle(self) -> None:
+        with contextlib.suppress(OSError):  # of a client that was killed
+            super().handle()
+
     def do_HEAD(self) -> None:
         self.do_GET()
 
     def do_GET(self) -> None:
-        try:
-            self.answer(unquote(urlsplit(self.path).path))
-        except (OSError, ssl.SSLError):
-            self.close_connection = True
+        with self.hub.answering():
+            try:
+                self.answer(unquote(urlsplit(self.path).path))
+            except OSError:
+                self.close_connection = True
 
     def answer(self, path: str) -> None:
         raise NotImplementedError
@@ -250,8 +278,10 @@ class _Handler(BaseHTTPRequestHandler):
         """The file, or the one range that is asked for."""
         etag = {"ETag": f'"{file.etag}"'} if self.hub.sends_etag else {}
         headers = {"Accept-Ranges": "bytes", **etag, **headers}
+        if self.hub.damages and re.search(self.hub.damages, unquote(self.path)):
+            file = StoredFile(file.content[:-1] + bytes([file.content[-1] ^ 1]), file.is_lfs)
         size, wanted = len(file.content), re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", ""))
-        if not wanted:
+        if not wanted or self.hub.ignores_ranges:
             self.send(200, file.content, headers)
             return
         begin, end = int(wanted[1]), min(int(wanted[2] or size - 1), size - 1)

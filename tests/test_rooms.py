@@ -26,6 +26,7 @@ ROOMS: dict[str, set[str]] = {
     "eval": {"spec", "planner", "text", "bench"},
     "report": {"spec", "planner", "bench", "eval"},
     "lab": {"spec", "formats", "kernels", "model", "planner", "engine"},
+    "setup": {"spec", "checkpoint", "planner", "engine"},
     "cli": {
         "spec",
         "formats",
@@ -41,12 +42,14 @@ ROOMS: dict[str, set[str]] = {
         "eval",
         "report",
         "lab",
+        "setup",
     },
 }
 # Of these rooms only the named modules may be imported by the given room: the narrow doors.
 DOORS = {
     ("server", "engine"): {"onebox.engine.api"},
     ("cli", "engine"): {"onebox.engine.api"},
+    ("setup", "engine"): {"onebox.engine.api"},
 }
 TORCH_FREE = {"spec", "planner", "bench", "eval", "report"}
 STDLIB_ONLY = {"spec"}

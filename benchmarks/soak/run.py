@@ -201,7 +201,7 @@ class Soak:
                 break
             await asyncio.sleep(0.5)
         # The server gives freed memory back every ten seconds; short runs wait for less.
-        await asyncio.sleep(min(_TRIM_S, self._options.seconds / 100))
+        await asyncio.sleep(min(_TRIM_S, self._options.seconds / 20))
         if life.is_alive:
             state = state._replace(rss_bytes={name: use.rss_bytes for name, use in tree_use(life.pid).items()})
             for problem in problems:

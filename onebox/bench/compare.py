@@ -1,27 +1,27 @@
 """Comparison of two `onebox bench` runs: the ratio of each figure with its confidence interval.
 
-The intervals are computed from the individual requests of both runs: medians are resampled if there are enough
-requests, else Welch's interval of the logarithms is used. All intervals hold jointly with 95% confidence (Bonferroni),
-so that in a table of many rows none looks significant by chance. Runs with different requests are refused unless
---allow-different is given; then the differences are listed first.
+The intervals are Welch's, over the independent units of both runs (`units.py`): runs of a single stream, batches of a
+sweep, blocks of time of a load, where requests overlap. All intervals hold jointly with 95% confidence (Bonferroni), so
+that in a table of many rows none looks significant by chance. Too few units is a verdict of its own. Runs with
+different requests are refused unless --allow-different is given; then the differences are listed first.
 """
 
 import math
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
+from typing import Any, NamedTuple
 
 from onebox.bench.figures import CONTEXT_LABEL
 from onebox.bench.record import RequestRecord, Role, Run, WorkloadKind, WorkloadRecord
-from onebox.bench.statistics import CONFIDENCE, Interval, bootstrap_ratio_of_medians, welch
+from onebox.bench.statistics import CONFIDENCE, Interval, welch
 from onebox.bench.timing import batch_tok_s, batches, decode_tok_s, e2e_tok_s
+from onebox.bench.units import RequestFigure, Units, batch_units, least_duration_s, make_units
 from onebox.spec.errors import MismatchError
 
 __all__ = ["Change", "ComparedFigure", "RunComparison", "compare_runs"]
 
-_ENOUGH_FOR_MEDIANS = 8
 _SHOWN = 6
 
 
@@ -29,11 +29,12 @@ class Change(StrEnum):
     FASTER = "faster"
     SLOWER = "slower"
     NONE = "no difference seen"
-    UNKNOWN = "too few requests"
+    TOO_FEW = "too few to tell"
+    """Fewer independent units than an interval needs."""
 
 
 _SHARED_CONFIG = ("ignore_eos", "max_context", "slo")
-_NOT_SAMPLED = ("seed", "runs", "warm_ups", "count", "duration_s")
+_NOT_SAMPLED = ("seed", "runs", "warm_ups", "count", "duration_s", "latency_s")
 """Settings that select the number and choice of requests, not their kind."""
 
 
@@ -48,9 +49,12 @@ class ComparedFigure:
     second: float
     num_first: int
     num_second: int
+    """Requests, or batches of a figure of batches."""
+    units: str
+    """The independent units: "run", "batch" or "block"."""
+    num_units: tuple[int, int]
     ratio: Interval
-    """second / first."""
-    method: str
+    """second / first, of geometric means over the units."""
     change: Change
 
 
@@ -65,6 +69,12 @@ class RunComparison:
     """Differences between the servers and machines: usually the subject of the comparison."""
     num_failures: tuple[int, int]
     interrupted: tuple[bool, bool]
+    advice: tuple[str, ...] = ()
+    """How to measure what could not be told."""
+
+    @property
+    def untold(self) -> tuple[ComparedFigure, ...]:
+        return tuple(row for row in self.rows if row.change is Change.TOO_FEW)
 
     @property
     def slower(self) -> tuple[ComparedFigure, ...]:
@@ -73,10 +83,26 @@ class RunComparison:
 
 @dataclass(frozen=True)
 class _Figure:
+    """A figure of each request with a role (None: of all), or of each batch."""
+
     name: str
     unit: str
     is_better_high: bool
-    sample: Callable[[WorkloadRecord], Sequence[float]]
+    of_request: RequestFigure | None = None
+    role: Role | None = None
+    of_batch: Callable[[Sequence[RequestRecord]], float | None] | None = None
+
+    def values(self, workload: WorkloadRecord) -> list[float]:
+        measured = [request for request in workload.measured if request.label != CONTEXT_LABEL]
+        if self.of_batch:
+            return [value for value in map(self.of_batch, batches(measured)) if value]
+        chosen = [request for request in measured if self.role in (None, request.role)]
+        return [value for value in map(self.of_request, chosen) if value] if self.of_request else []
+
+    def units(self, first: WorkloadRecord, second: WorkloadRecord) -> Units:
+        if self.of_batch:
+            return batch_units(first, second, self.of_batch)
+        return make_units(first, second, self.of_request or _first_s, self.role)
 
 
 def compare_runs(first: Run, second: Run, *, allow_different: bool = False) -> RunComparison:
@@ -89,50 +115,75 @@ def compare_runs(first: Run, second: Run, *, allow_different: bool = False) -> R
             f"The two runs sent different requests: {shown}{more}. Measure both alike, or compare what they share "
             "with --allow-different."
         )
-    named = {workload.name: workload for workload in second.workloads}
-    found = [
-        (workload, named[workload.name], figure)
-        for workload in first.workloads
-        if workload.name in named and workload.kind is named[workload.name].kind
-        for figure in _FIGURES[workload.kind]
-    ]
-    samples = [(one, figure, figure.sample(one), figure.sample(two)) for one, two, figure in found]
-    kept = [sample for sample in samples if sample[2] and sample[3]]
-    confidence = 1 - (1 - CONFIDENCE) / max(1, len(kept))
+    pairs = list(_pairs(first, second))
+    # Rows that cannot be told anyway take no share of the confidence.
+    confidence = 1 - (1 - CONFIDENCE) / max(1, sum(pair.units.is_enough for pair in pairs))
     return RunComparison(
-        tuple(_row(workload.name, figure, one, two, confidence) for workload, figure, one, two in kept),
+        tuple(_row(pair, confidence) for pair in pairs),
         tuple(differences),
         tuple(_machines(first, second)),
         (len(first.failed), len(second.failed)),
         (first.interrupted, second.interrupted),
+        tuple(dict.fromkeys(_advice(pair) for pair in pairs if not pair.units.is_enough)),
     )
 
 
-def _row(
-    workload: str, figure: _Figure, one: Sequence[float], two: Sequence[float], confidence: float
-) -> ComparedFigure:
-    if min(len(one), len(two)) >= _ENOUGH_FOR_MEDIANS:
-        ratio, method = bootstrap_ratio_of_medians(one, two, confidence), "medians, resampled"
-    else:
-        logs = welch([math.log(value) for value in one], [math.log(value) for value in two], confidence)
-        ratio, method = Interval(*(math.exp(end) for end in (logs.estimate, logs.low, logs.high))), "means, Welch"
+class _Pair(NamedTuple):
+    """One figure of one workload in both runs."""
+
+    first: WorkloadRecord
+    second: WorkloadRecord
+    figure: _Figure
+    values: tuple[list[float], list[float]]
+    units: Units
+
+
+def _pairs(first: Run, second: Run) -> Iterator[_Pair]:
+    """What both runs measured."""
+    named = {workload.name: workload for workload in second.workloads}
+    for one in first.workloads:
+        two = named.get(one.name)
+        if two is None or one.kind is not two.kind:
+            continue
+        for figure in _FIGURES[one.kind]:
+            values = figure.values(one), figure.values(two)
+            if all(values):
+                yield _Pair(one, two, figure, values, figure.units(one, two))
+
+
+def _row(pair: _Pair, confidence: float) -> ComparedFigure:
+    figure, units = pair.figure, pair.units
+    first, second = (statistics.median(values) for values in pair.values)
+    ratio = Interval(second / first, math.nan, math.nan)
+    if units.is_enough:
+        logs = welch(units.first, units.second, confidence, is_series=units.kind == "block")
+        ratio = Interval(*(math.exp(end) for end in (logs.estimate, logs.low, logs.high)))
     return ComparedFigure(
-        workload,
+        pair.first.name,
         figure.name,
         figure.unit,
-        statistics.median(one),
-        statistics.median(two),
-        len(one),
-        len(two),
+        first,
+        second,
+        len(pair.values[0]),
+        len(pair.values[1]),
+        units.kind,
+        (len(units.first), len(units.second)),
         ratio,
-        method,
         _change(ratio, figure.is_better_high),
     )
 
 
+def _advice(pair: _Pair) -> str:
+    name = pair.first.name
+    if pair.units.kind != "block":
+        return f"{name}: measure with --runs {pair.units.least} or more"
+    least_s = least_duration_s(pair.first, pair.second)
+    return f"{name}: its requests overlap; measure with --duration {least_s:.0f} or more"
+
+
 def _change(ratio: Interval, is_better_high: bool) -> Change:
     if math.isnan(ratio.low):
-        return Change.UNKNOWN
+        return Change.TOO_FEW
     if ratio.low <= 1 <= ratio.high:
         return Change.NONE
     return Change.FASTER if (ratio.low > 1) is is_better_high else Change.SLOWER
@@ -183,40 +234,28 @@ def _machines(first: Run, second: Run) -> list[str]:
     return [line for name, (one, two) in pairs.items() for line in _differing(name, one, two)]
 
 
-def _of(role: Role | None, figure: Callable[[RequestRecord], float | None]) -> Callable[[WorkloadRecord], list[float]]:
-    """The figure of every measured request with a role; of all requests if the role is None."""
-
-    def sample(workload: WorkloadRecord) -> list[float]:
-        chosen = [request for request in workload.measured if role is None or request.role is role]
-        values = (figure(request) for request in chosen if request.label != CONTEXT_LABEL)
-        return [value for value in values if value]
-
-    return sample
-
-
-def _batch_speeds(workload: WorkloadRecord) -> list[float]:
-    measured = [request for request in workload.measured if request.label != CONTEXT_LABEL]
-    return [speed for speed in map(batch_tok_s, batches(measured)) if speed]
-
-
 def _first_s(request: RequestRecord) -> float | None:
     return request.first_s
 
 
+def _total_s(request: RequestRecord) -> float | None:
+    return request.total_s
+
+
 _FIGURES: dict[WorkloadKind, tuple[_Figure, ...]] = {
     WorkloadKind.SINGLE: (
-        _Figure("decode", "tok/s", True, _of(Role.COLD, decode_tok_s)),
-        _Figure("end to end", "tok/s", True, _of(Role.COLD, e2e_tok_s)),
-        _Figure("first token, cold", "s", False, _of(Role.COLD, _first_s)),
-        _Figure("first token, warm", "s", False, _of(Role.WARM, _first_s)),
+        _Figure("decode", "tok/s", True, decode_tok_s, Role.COLD),
+        _Figure("end to end", "tok/s", True, e2e_tok_s, Role.COLD),
+        _Figure("first token, cold", "s", False, _first_s, Role.COLD),
+        _Figure("first token, warm", "s", False, _first_s, Role.WARM),
     ),
     WorkloadKind.LOAD: (
-        _Figure("decode of a request", "tok/s", True, _of(None, decode_tok_s)),
-        _Figure("first token", "s", False, _of(None, _first_s)),
-        _Figure("whole answer", "s", False, _of(None, lambda request: request.total_s)),
+        _Figure("decode of a request", "tok/s", True, decode_tok_s),
+        _Figure("first token", "s", False, _first_s),
+        _Figure("whole answer", "s", False, _total_s),
     ),
     WorkloadKind.SWEEP: (
-        _Figure("decode together", "tok/s", True, _batch_speeds),
-        _Figure("first token", "s", False, _of(None, _first_s)),
+        _Figure("decode together", "tok/s", True, of_batch=batch_tok_s),
+        _Figure("first token", "s", False, _first_s),
     ),
 }

@@ -33,6 +33,7 @@ __all__ = [
     "WorkloadKind",
     "WorkloadRecord",
     "read_run",
+    "read_value",
     "write_json",
     "write_run",
 ]
@@ -318,8 +319,13 @@ def read_run(path: Path) -> Run:
             f"{path} is not a result of this onebox: its format is {found!r}, not {FORMAT!r}. Measure again with "
             "`onebox bench`."
         )
+    return typing.cast(Run, read_value(Run, value, path, "run"))
+
+
+def read_value(kind: Any, value: Any, path: Path, place: str) -> Any:
+    """A JSON value of a result file as a dataclass, or another annotated type; a misfit is named with its place."""
     try:
-        return typing.cast(Run, _made(Run, value, "run"))
+        return _made(kind, value, place)
     except _MisfitError as misfit:
         raise UnreadableError(f"{path} is damaged: {misfit}.") from None
 

@@ -1,8 +1,8 @@
 """Confidence intervals and tests for small samples.
 
 Right-or-wrong answers of two servers to the same questions are compared by McNemar's exact test on the questions where
-they differ, and by Tango's score interval, which remains valid if they never differ. Ratios of medians are
-resampled, seeded: the same numbers give the same interval. Independent of servers, questions and files.
+they differ, and by Tango's score interval, which remains valid if they never differ. Means are compared by Student's
+and Welch's intervals. Independent of servers, questions and files.
 """
 
 import math
@@ -17,7 +17,6 @@ __all__ = [
     "CONFIDENCE",
     "Interval",
     "adjusted",
-    "bootstrap_ratio_of_medians",
     "mcnemar",
     "paired_difference",
     "plain_json",
@@ -30,8 +29,7 @@ __all__ = [
 ]
 
 CONFIDENCE = 0.95
-RESAMPLES = 10_000
-_SEED = 20_261
+_MOST_CORRELATED = 0.9
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(64)
 
 Floats = NDArray[np.float64]
@@ -140,39 +138,40 @@ def adjusted(p_values: Sequence[float]) -> list[float]:
     return result
 
 
-def bootstrap_ratio_of_medians(
-    first: Sequence[float], second: Sequence[float], confidence: float = CONFIDENCE
+def welch(
+    first: Sequence[float], second: Sequence[float], confidence: float = CONFIDENCE, *, is_series: bool = False
 ) -> Interval:
-    """Interval of median(second) / median(first) of two independent samples."""
-    rng = np.random.default_rng(_SEED)
-    one, two = (np.asarray(values, dtype=np.float64) for values in (first, second))
-    if not len(one) or not len(two) or np.median(one) == 0:
-        return Interval(math.nan, math.nan, math.nan)
-    drawn_one, drawn_two = (
-        np.median(values[rng.integers(0, len(values), size=(RESAMPLES, len(values)))], axis=1) for values in (one, two)
-    )
-    with np.errstate(divide="ignore", invalid="ignore"):
-        low, high = _ends(drawn_two / drawn_one, confidence)
-    return Interval(float(np.median(two) / np.median(one)), low, high)
+    """Interval of mean(second) - mean(first) of two independent samples of unequal variance (Welch).
 
-
-def _ends(drawn: Floats, confidence: float) -> tuple[float, float]:
-    low, high = np.quantile(drawn, [0.5 - confidence / 2, 0.5 + confidence / 2])
-    return float(low), float(high)
-
-
-def welch(first: Sequence[float], second: Sequence[float], confidence: float = CONFIDENCE) -> Interval:
-    """Interval of mean(second) - mean(first) of two independent samples of unequal variance (Welch)."""
+    The values of a series follow each other in time and may depend on the value before: its variance is increased and
+    its degrees of freedom reduced by the correlation of neighbours.
+    """
     one, two = (np.asarray(values, dtype=np.float64) for values in (first, second))
     if len(one) < 2 or len(two) < 2:
         return Interval(math.nan, math.nan, math.nan)
-    parts = [float(values.var(ddof=1)) / len(values) for values in (one, two)]
+    excess = [_excess(values) if is_series else 1.0 for values in (one, two)]
+    parts = [float(values.var(ddof=1)) * times / len(values) for values, times in zip((one, two), excess, strict=True)]
     difference, error = float(two.mean() - one.mean()), math.sqrt(sum(parts))
     if error == 0:
         return Interval(difference, difference, difference)
-    freedom = sum(parts) ** 2 / (parts[0] ** 2 / (len(one) - 1) + parts[1] ** 2 / (len(two) - 1))
+    free = [max(len(values) / times - 1, 1.0) for values, times in zip((one, two), excess, strict=True)]
+    freedom = sum(parts) ** 2 / sum(part**2 / each for part, each in zip(parts, free, strict=True))
     half = quantile_of_t(0.5 + confidence / 2, freedom) * error
     return Interval(difference, difference - half, difference + half)
+
+
+def _excess(values: Floats) -> float:
+    """How much larger the variance of the mean is than that of independent values: (1 + r) / (1 - r).
+
+    r is the correlation of neighbours, corrected for its bias in short series: its expectation is r - (1 + 3r) / n.
+    """
+    off = values - values.mean()
+    total = float((off * off).sum())
+    if total == 0:
+        return 1.0
+    seen = float((off[1:] * off[:-1]).sum()) / total
+    r = min(max(seen + (1 + 3 * seen) / len(values), 0.0), _MOST_CORRELATED)
+    return (1 + r) / (1 - r)
 
 
 def quantile_of_t(probability: float, freedom: float) -> float:

@@ -50,7 +50,7 @@ from onebox.checkpoint.verify import changed_files
 from onebox.spec.errors import MismatchError, UnreadableError, WriteError
 from onebox.spec.modules import ModuleClass
 
-__all__ = ["BuildPlan", "plan_build", "run_build"]
+__all__ = ["BuildPlan", "can_resume", "output_bytes", "plan_build", "run_build"]
 
 DEFAULT_SHARD_BYTES = 2 << 30
 _MAX_WRITERS = 4
@@ -319,3 +319,22 @@ def _write_error(error: OSError, out: Path) -> WriteError:
             "same command again to resume."
         )
     return WriteError(f"{where} cannot be written: {error.strerror}; existing files in {out} are unchanged.")
+
+
+def output_bytes(recipe: Recipe, sources: BuildSources) -> tuple[dict[str, Any], dict[ModuleClass, int]]:
+    """The config and the bytes per class of a build, from headers alone: the sources' files need not be here."""
+    chosen = choose(recipe, sources)
+    native = is_native(chosen, sources.base)
+    choices = settle(chosen, native=native)
+    sizes: dict[ModuleClass, int] = {}
+    for unit in make_units(choices, relabel=not native):
+        sizes[unit.module_class] = sizes.get(unit.module_class, 0) + unit.nbytes
+    return _config(choices, sources, native=native), sizes
+
+
+def can_resume(plan: BuildPlan, out: Path) -> bool:
+    """Whether what an unfinished build has left of `out` is of this plan, or nothing is left."""
+    staging = staging_of(output_directory(out))
+    if not staging.exists() or is_empty(staging):
+        return True
+    return read_marker(staging) in (_marker(plan), {}) or _complete(plan, staging) is not None

@@ -8,8 +8,8 @@ from onebox.spec.errors import DoesNotFitError
 __all__ = ["require_disk"]
 
 
-def require_disk(what: str, directory: Path, needed_bytes: int) -> None:
-    """Raises `DoesNotFitError`, with both sizes, if the file system of `directory` has less space free."""
+def require_disk(what: str, directory: Path, needed_bytes: int, flag: str = "--out") -> None:
+    """Raises `DoesNotFitError`, with both sizes, if the file system of `directory`, set by `flag`, has less free."""
     where = directory.absolute()
     while not where.exists():
         where = where.parent
@@ -17,5 +17,5 @@ def require_disk(what: str, directory: Path, needed_bytes: int) -> None:
     if free_bytes < needed_bytes:
         raise DoesNotFitError(
             f"{what} needs {needed_bytes / 1e9:.2f} GB in {where} and {free_bytes / 1e9:.2f} GB are free: "
-            "free some space or choose another --out."
+            f"free some space or choose another {flag}."
         )

@@ -26,17 +26,16 @@ from onebox.checkpoint.part import PartFile, gaps
 from onebox.checkpoint.partial import sample_norms, tensors_of
 from onebox.checkpoint.remote import CONFIG_FILES, RemoteHeaders
 from onebox.checkpoint.repository import HubId, RemoteFile, RemoteRepository, describe_remote, endpoint_url
-from onebox.checkpoint.source import INDEX_NAME
+from onebox.checkpoint.source import INDEX_NAME, Checkpoint
 from onebox.checkpoint.transfer import Transfer
 from onebox.spec.errors import UnreadableError, UsageError, WriteError
 from onebox.spec.model import spec_from_config
 from onebox.spec.modules import ModuleClass
 
-__all__ = ["FetchPlan", "plan_tensors", "plan_whole", "run_fetch"]
+__all__ = ["FetchPlan", "foresee_checkpoint", "plan_tensors", "plan_whole", "run_fetch"]
 
 REQUEST_BYTES = 64 << 20
-RECORD_BYTES = 4 << 20
-"""What a kill loses at most of each connection."""
+_READ_BYTES = 4 << 20
 _MARGIN_BYTES = 256 << 20
 
 
@@ -61,10 +60,24 @@ class FetchPlan:
     def is_complete(self) -> bool:
         return self.origin.is_complete
 
+    @property
+    def repo(self) -> str:
+        return str(self.origin.hub_id)
+
+    @property
+    def commit(self) -> str:
+        return self.origin.commit
+
+    @property
+    def repository(self) -> RemoteRepository:
+        """The files on the hub that are fetched, or parts of which are."""
+        files = {file.name: file.remote for file in self.origin.files}
+        return RemoteRepository(endpoint_url(), self.origin.hub_id.repo, self.origin.commit, files)
+
 
 def plan_whole(source: str | HubId, directory: Path) -> FetchPlan:
     """Plans to fetch all files of a checkpoint. Asks the hub only if no earlier run has."""
-    hub_id = _parse(source)
+    hub_id = HubId.checked(source)
     known = _known(hub_id, directory, ())
     if known:
         return known
@@ -76,8 +89,11 @@ def plan_whole(source: str | HubId, directory: Path) -> FetchPlan:
 
 
 def plan_tensors(source: str | HubId, classes: Iterable[ModuleClass], directory: Path) -> FetchPlan:
-    """Plans to fetch the tensors of `classes` and the files that describe them. Reads headers, once."""
-    hub_id, wanted = _parse(source), frozenset(classes)
+    """Plans to fetch the tensors of `classes` and the files that describe them. Reads headers, once.
+
+    With the embedding, as for the base of a build, come the files that a build copies: tokenizer, templates, licence.
+    """
+    hub_id, wanted = HubId.checked(source), frozenset(classes)
     only = tuple(sorted(kind.value for kind in wanted))
     known = _known(hub_id, directory, only)
     if known:
@@ -93,7 +109,7 @@ def plan_tensors(source: str | HubId, classes: Iterable[ModuleClass], directory:
         raise UnreadableError(f"{hub_id} holds no tensor of: {', '.join(only)}.")
     chosen = used | sample_norms(spec, names)
     read = headers.read({*unindexed, *(file for name, file in index.items() if name in chosen)})
-    files = [SourceFile(file) for name in CONFIG_FILES if (file := headers.repository.files.get(name))]
+    files = [SourceFile(file) for file in headers.repository.files.values() if _is_described_by(file, wanted)]
     for shard, entries in read.items():
         taken = tuple(entry for entry in entries if entry.name in chosen)
         if taken:
@@ -102,11 +118,16 @@ def plan_tensors(source: str | HubId, classes: Iterable[ModuleClass], directory:
     return FetchPlan(Origin(hub_id, headers.repository.commit, only, tuple(files)), directory)
 
 
-def _parse(source: str | HubId) -> HubId:
-    hub_id = source if isinstance(source, HubId) else HubId.parse(source)
-    if hub_id is None:
-        raise UsageError(f"{source!r} is not a repository on the hub: write owner/name or owner/name@revision.")
-    return hub_id
+def _is_described_by(file: RemoteFile, wanted: frozenset[ModuleClass]) -> bool:
+    """Whether a file that holds no weights comes with the tensors of `wanted`."""
+    is_side_file = not file.name.endswith((".safetensors", ".index.json"))
+    return file.name in CONFIG_FILES or (is_side_file and ModuleClass.EMBEDDING in wanted)
+
+
+def foresee_checkpoint(plan: FetchPlan) -> Checkpoint:
+    """The checkpoint as it will lie in the plan's directory, before it is fetched; its tensors cannot be read."""
+    chosen = {file.name: list(file.tensors) for file in plan.origin.files if file.tensors is not None}
+    return RemoteHeaders(plan.repository).open(plan.directory, chosen or None)
 
 
 def _known(hub_id: HubId, directory: Path, only: tuple[str, ...]) -> FetchPlan | None:
@@ -201,11 +222,9 @@ class _Fetch:
 
     def __init__(self, plan: FetchPlan, on_bytes: Callable[[int], None], on_wait: Callable[[str], None]) -> None:
         self._plan, self._on_bytes = plan, on_bytes
-        self._directory, origin = plan.directory, plan.origin
-        files = {file.name: file.remote for file in origin.files}
-        repository = RemoteRepository(endpoint_url(), origin.hub_id.repo, origin.commit, files)
+        self._directory = plan.directory
         self._stop = threading.Event()
-        self._transfer = Transfer(repository, self._stop, on_wait)
+        self._transfer = Transfer(plan.repository, self._stop, on_wait)
         self._lock = threading.Lock()
         self._jobs_left: dict[str, int] = {}
         self._parts: list[PartFile] = []
@@ -247,8 +266,8 @@ class _Fetch:
         self._parts.append(part)
         header = file.header
         if header and gaps(part.done, 0, len(header)):
-            part.write(0, header)
-            part.record(0, len(header), zlib.crc32(header))
+            with part.writer(0) as write:
+                write(header)
         self._on_bytes(file.nbytes - sum(end - begin for begin, end in gaps(part.done, 0, file.nbytes)))
         jobs = [
             _Job(file, part, begin, min(begin + REQUEST_BYTES, gap_end), remote_begin + begin - local_begin)
@@ -283,28 +302,14 @@ class _Fetch:
         self._on_bytes(len(content))
 
     def _fetch_range(self, job: _Job) -> None:
-        """Writes the bytes as they come, and records them every few MiB."""
-        recorded = position = job.begin
-        crc32 = 0
+        remote_end = job.remote_begin + job.end - job.begin
+        with job.part.writer(job.begin) as write:
 
-        def record() -> None:
-            nonlocal recorded, crc32
-            if position > recorded:
-                job.part.record(recorded, position - recorded, crc32)
-            recorded, crc32 = position, 0
+            def take(data: bytes) -> None:
+                write(data)
+                self._on_bytes(len(data))
 
-        def take(data: bytes) -> None:
-            nonlocal position, crc32
-            job.part.write(position, data)
-            position, crc32 = position + len(data), zlib.crc32(data, crc32)
-            if position - recorded >= RECORD_BYTES:
-                record()
-            self._on_bytes(len(data))
-
-        try:
-            self._transfer.stream(job.file.remote, job.remote_begin, job.remote_begin + job.end - job.begin, take)
-        finally:
-            record()
+            self._transfer.stream(job.file.remote, job.remote_begin, remote_end, take)
 
     def _finish(self, file: SourceFile, part: PartFile) -> None:
         if file.tensors is None and not _has_hash(file.remote, part.read(0, file.nbytes)):
@@ -353,7 +358,7 @@ def _local_entries(file: SourceFile, path: Path) -> list[TensorEntry]:
 
 def _read(path: Path) -> Iterator[bytes]:
     with path.open("rb", buffering=0) as file:
-        while data := file.read(RECORD_BYTES):
+        while data := file.read(_READ_BYTES):
             yield data
 
 

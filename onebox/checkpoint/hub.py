@@ -4,22 +4,36 @@ What is nowhere on this machine is an error that says what to pull, how large it
 """
 
 import queue
+import tempfile
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from onebox.checkpoint.fetch import plan_tensors
 from onebox.checkpoint.hub_errors import RefusedError
+from onebox.checkpoint.inspect import InspectReport, inspect_opened
 from onebox.checkpoint.origin import ORIGIN_NAME, Origin, read_origin
 from onebox.checkpoint.partial import tensors_of, words_for
+from onebox.checkpoint.remote import RemoteHeaders
 from onebox.checkpoint.repository import PATTERNS, HubId, RemoteRepository, describe_remote
 from onebox.checkpoint.source import read_index
+from onebox.spec.conversion import AS_STORED, LoadConversion
 from onebox.spec.errors import OneboxError, UnreadableError
 from onebox.spec.model import read_config
 from onebox.spec.modules import ModuleClass
 
-__all__ = ["HubId", "default_directory", "describe_remote", "find_local", "resolve_source"]
+__all__ = [
+    "HubId",
+    "default_directory",
+    "describe_remote",
+    "find_local",
+    "find_source",
+    "inspect_remote",
+    "model_name",
+    "resolve_source",
+]
 
 MODELS = Path("models")
 """Where `onebox pull` puts what it fetches, from the working directory."""
@@ -32,13 +46,45 @@ def resolve_source(source: str | Path, uses: frozenset[ModuleClass] | None = Non
 
     With `uses`, a copy that holds the modules of these classes is enough.
     """
+    found = find_source(source, uses)
+    if found is None:
+        raise UnreadableError(_what_to_pull(HubId.checked(source), uses))
+    return found
+
+
+def find_source(source: str | Path, uses: frozenset[ModuleClass] | None = None) -> Path | None:
+    """As `resolve_source`; None for a repository of which nothing that suffices is on this machine."""
     hub_id = HubId.parse(str(source))
     if Path(source).exists() or hub_id is None:
         return Path(source)
-    found = find_local(hub_id, uses)
-    if found is None:
-        raise UnreadableError(_what_to_pull(hub_id, uses))
-    return found
+    return find_local(hub_id, uses)
+
+
+def model_name(source: str | Path) -> str:
+    """What a served checkpoint is called if nothing else is said: the repository, or the directory's name."""
+    hub_id = HubId.parse(str(source))
+    return Path(source).resolve().name if hub_id is None or Path(source).exists() else hub_id.repo
+
+
+def inspect_remote(
+    source: str | Path,
+    overrides: Mapping[str, Any] | None = None,
+    on_wait: Callable[[str], None] = lambda _: None,
+    conversion: LoadConversion = AS_STORED,
+) -> InspectReport:
+    """The report on a checkpoint that is on the hub alone. Reads its headers and small files.
+
+    `overrides` are those of `--hf-overrides`; with a `conversion`, the report is on what is loaded.
+    """
+    hub_id = HubId.checked(source)
+    try:
+        headers = RemoteHeaders(describe_remote(hub_id), on_wait)
+    except OneboxError as error:
+        raise UnreadableError(f"{_absent(hub_id)}. {error}") from error
+    with tempfile.TemporaryDirectory(prefix="onebox-inspect-") as directory:
+        headers.copy_side_files(Path(directory))
+        report = inspect_opened(headers.open(Path(directory), overrides=overrides), conversion=conversion)
+    return replace(report, directory=Path(str(hub_id)))
 
 
 def find_local(hub_id: HubId, uses: frozenset[ModuleClass] | None = None) -> Path | None:
@@ -105,9 +151,7 @@ def _suffices(origin: Origin, uses: frozenset[ModuleClass] | None) -> bool:
 
 def _what_to_pull(hub_id: HubId, uses: frozenset[ModuleClass] | None) -> str:
     """The sentence for a repository that is not on this machine."""
-    from huggingface_hub import constants
-
-    absent = f"{hub_id} is no directory here and not in the Hugging Face cache ({constants.HF_HUB_CACHE})"
+    absent = _absent(hub_id)
     words = words_for(uses) if uses else []
     part = f" --only {','.join(words)}" if words else ""
     pull = f"`onebox pull {hub_id}{part}`"
@@ -125,6 +169,12 @@ def _what_to_pull(hub_id: HubId, uses: frozenset[ModuleClass] | None) -> str:
     except OneboxError:
         return f"{absent}: {pull} fetches what is needed of its {_size(remote)}{unfinished}."
     return f"{absent}: {pull} fetches what is needed, {wanted / 1e9:.2f} GB of {_size(remote)}{unfinished}."
+
+
+def _absent(hub_id: HubId) -> str:
+    from huggingface_hub import constants
+
+    return f"{hub_id} is no directory here and not in the Hugging Face cache ({constants.HF_HUB_CACHE})"
 
 
 def _size(remote: RemoteRepository) -> str:

@@ -17,7 +17,7 @@ from onebox.spec.conversion import AS_STORED, LoadConversion
 from onebox.spec.model import ModelSpec
 from onebox.spec.modules import ModuleClass, modules
 
-__all__ = ["ClassRow", "InspectReport", "MtpHeadReport", "inspect_checkpoint", "report_on"]
+__all__ = ["ClassRow", "InspectReport", "MtpHeadReport", "inspect_checkpoint", "inspect_opened", "report_on"]
 
 
 @dataclass(frozen=True)
@@ -75,10 +75,20 @@ def inspect_checkpoint(
 
     `deep` also reads every value and calls `on_bytes` with the bytes read.
     """
-    checkpoint = open_checkpoint(directory)
+    return inspect_opened(open_checkpoint(directory), deep=deep, on_bytes=on_bytes, conversion=conversion)
+
+
+def inspect_opened(
+    checkpoint: Checkpoint,
+    *,
+    deep: bool = False,
+    on_bytes: Callable[[int], None] = lambda _: None,
+    conversion: LoadConversion = AS_STORED,
+) -> InspectReport:
+    """As `inspect_checkpoint`, of a checkpoint whose headers have been read."""
     binding = bind(checkpoint)
     has_tower = any(bound.module.module_class is ModuleClass.VISION for bound in binding.modules.values())
-    binding.problems += side_file_problems(directory, checkpoint.spec, has_tower=has_tower)
+    binding.problems += side_file_problems(checkpoint.directory, checkpoint.spec, has_tower=has_tower)
     formats = ((bound.module.module_class, bound.stored) for bound in binding.modules.values())
     limits = stock_limits(checkpoint.quantization_config, formats)
     binding.problems += [Problem(ProblemKind.OTHER_TOOLS, "config.json", text, is_fatal=False) for text in limits]

@@ -15,7 +15,7 @@ from onebox.spec.errors import MismatchError
 from onebox.spec.model import ModelSpec
 from onebox.spec.modules import ModuleClass
 
-__all__ = ["check_same_model"]
+__all__ = ["check_same_model", "shares_norms"]
 
 # Fields that may differ between two quantisations of one model: a text-only config, a missing MTP head.
 _MAY_DIFFER = {"vision", "mtp_num_hidden_layers", "eos_token_id", "image_token_id", "video_token_id"}
@@ -28,6 +28,11 @@ def check_same_model(sources: list[BuildSource]) -> None:
     """Raises `MismatchError` with the first difference between any two of `sources`, if any."""
     for one, two in combinations(sources, 2):
         _check_pair(one, two)
+
+
+def shares_norms(one: BuildSource, two: BuildSource) -> bool:
+    """Whether two sources have a norm in common to be compared by; of parts of checkpoints they may have none."""
+    return bool(_common_norms(one, two))
 
 
 def _check_pair(one: BuildSource, two: BuildSource) -> None:

@@ -21,7 +21,6 @@ PART_WORDS: dict[str, frozenset[ModuleClass]] = {
     "mtp": MTP_CLASSES,
 }
 """Module classes by the word that `onebox build` has for them."""
-_SMALL = (ModuleClass.SMALL, ModuleClass.MTP_SMALL)
 _NUM_NORMS = 24
 _ABSENCES = (ProblemKind.MISSING, ProblemKind.INDEX, ProblemKind.MTP)
 
@@ -73,7 +72,7 @@ def sample_norms(spec: ModelSpec, names: Iterable[str]) -> set[str]:
     norms = [
         module.plain_tensor
         for module in modules(spec)
-        if module.module_class in _SMALL and len(module.shape) == 1 and module.plain_tensor in present
+        if module.module_class is ModuleClass.SMALL and len(module.shape) == 1 and module.plain_tensor in present
     ]
     return set(norms[:: max(1, len(norms) // _NUM_NORMS)])
 
@@ -84,10 +83,11 @@ def narrow(checkpoint: Checkpoint, binding: Binding, uses: frozenset[ModuleClass
     Returns both unchanged if all is there, or if anything is wrong other than an absence.
     """
     fatal = [problem for problem in binding.problems if problem.is_fatal]
-    if not fatal or not all(problem.kind in _ABSENCES for problem in fatal):
+    lost = {name.rpartition(".")[0] for name in checkpoint.index or {} if name not in checkpoint.tensors}
+    if not fatal or not all(problem.kind in _ABSENCES or _module_of(problem) & lost for problem in fatal):
         return checkpoint, binding
     find = class_finder(checkpoint.spec)
-    kept = {*uses, *_SMALL}
+    kept = {*uses, ModuleClass.SMALL}
     # The other shard of a weight whose parts two shards hold may be absent: neither part is bound then.
     tensors = {name: entry for name, entry in checkpoint.tensors.items() if find(name) in kept}
     index = checkpoint.index
@@ -96,14 +96,18 @@ def narrow(checkpoint: Checkpoint, binding: Binding, uses: frozenset[ModuleClass
     narrowed = replace(checkpoint, tensors=tensors, index=index)
     bound = bind(narrowed)
     wanted = {module.name for module in modules(checkpoint.spec) if module.module_class in uses}
-    bound.problems = [problem for problem in bound.problems if _concerns(problem, wanted, bound)]
+    is_head_alone = uses <= MTP_CLASSES and any(bound.of_class(*MTP_CLASSES))
+    bound.problems = [
+        problem
+        for problem in bound.problems
+        # "model": not one tensor of the language model is there.
+        if not problem.is_fatal or (not is_head_alone if problem.tensor == "model" else _module_of(problem) & wanted)
+    ]
+    # The file that is missing says more than the tensors that are incomplete without it.
+    bound.problems.sort(key=lambda problem: problem.kind is not ProblemKind.INDEX)
     return narrowed, bound
 
 
-def _concerns(problem: Problem, wanted: set[str], binding: Binding) -> bool:
-    """Whether a problem is one of the modules that are needed, or no absence."""
-    if not problem.is_fatal or problem.kind not in _ABSENCES:
-        return True
-    if problem.tensor == "model":  # no tensor of the language model at all
-        return not any(name.startswith("mtp.") for name in binding.modules) or not wanted
-    return problem.tensor in wanted or problem.tensor.rpartition(".")[0] in wanted
+def _module_of(problem: Problem) -> set[str]:
+    """The names that the module of a problem may have: that of its tensor, with and without a suffix."""
+    return {problem.tensor, problem.tensor.rpartition(".")[0]}

@@ -4,7 +4,7 @@ A recipe is one target format per module class. `choose` turns it, with the open
 or raises an error if a target is not possible. No tensor is read here.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from onebox.checkpoint.bind import Binding, Bound, bind
 from onebox.checkpoint.partial import MTP_CLASSES, narrow
-from onebox.checkpoint.source import Checkpoint, open_checkpoint
+from onebox.checkpoint.source import Checkpoint, join_checkpoints, open_checkpoint
 from onebox.spec.errors import MismatchError, UnsupportedError, UsageError
 from onebox.spec.model import ModelSpec
 from onebox.spec.modules import Module, ModuleClass, modules
@@ -74,6 +74,13 @@ class Recipe:
     mtp: TargetFormat = TargetFormat.KEEP
     lm_head: TargetFormat = TargetFormat.KEEP
 
+    @classmethod
+    def completed(cls, given: Mapping[str, TargetFormat], *, has_fp8: bool) -> "Recipe":
+        """The given targets and the defaults: DeltaNet as attention, FP8 shared experts if FP8 is a source."""
+        shared = TargetFormat.FP8 if has_fp8 else TargetFormat.KEEP
+        delta = given.get("attention", TargetFormat.KEEP)
+        return cls(**{"shared": shared, "delta": delta, **given})
+
     def target_of(self, module: Module) -> TargetFormat:
         """The target of one module. Routers, norms, gates, mtp.fc, embedding and vision always keep their format."""
         field = _FIELD_OF.get(module.module_class)
@@ -124,21 +131,25 @@ class ModuleChoice:
     action: Action
 
 
-def classes_used(recipe: Recipe, role: str, *, has_mtp_source: bool) -> frozenset[ModuleClass]:
-    """The module classes that a build takes from the source in `role`, "fp8" or "mtp"."""
+def classes_used(recipe: Recipe, role: str, *, has_fp8: bool = True, has_mtp_source: bool) -> frozenset[ModuleClass]:
+    """The module classes that a build takes from the source in `role`: "base", "fp8" or "mtp"."""
     if role == "mtp":
         return MTP_CLASSES
     fields = [name for name, target in vars(recipe).items() if target is TargetFormat.FP8]
-    fp8 = {kind for name in fields for kind in _classes_of(name)}
-    return frozenset(fp8 - MTP_CLASSES if has_mtp_source else fp8)
+    fp8 = {kind for name in fields for kind in _classes_of(name)} - (MTP_CLASSES if has_mtp_source else frozenset())
+    if role == "fp8":
+        return frozenset(fp8)
+    return frozenset(ModuleClass) - (fp8 if has_fp8 else set()) - (MTP_CLASSES if has_mtp_source else frozenset())
 
 
-def open_source(role: str, directory: Path, uses: frozenset[ModuleClass] | None = None) -> BuildSource:
+def open_source(
+    role: str, directory: Path, uses: frozenset[ModuleClass] | None = None, others: Sequence[Path] = ()
+) -> BuildSource:
     """Opens a checkpoint as a build source. Raises `MismatchError` with the first fatal problem, if any.
 
-    With `uses`, modules of other classes may be absent.
+    With `uses`, modules of other classes may be absent. `others` are directories with more tensors of the checkpoint.
     """
-    checkpoint = open_checkpoint(directory)
+    checkpoint = join_checkpoints(open_checkpoint(directory), [open_checkpoint(other) for other in others])
     binding = bind(checkpoint)
     if uses is not None:
         checkpoint, binding = narrow(checkpoint, binding, uses)
@@ -188,12 +199,11 @@ def _origins(recipe: Recipe, sources: BuildSources, wanted: list[Module]) -> dic
         if target is not TargetFormat.FP8 or sources.fp8 is None or (name == "mtp" and sources.mtp):
             continue
         kinds = _classes_of(name)
-        names = [
-            module.name
-            for module in wanted
-            if module.module_class in kinds and module.name in origins[module.module_class].binding.modules
-        ]
-        if _is_from_fp8(name, names, sources.base, sources.fp8):
+        asked = [module.name for module in wanted if module.module_class in kinds]
+        names = [each for each in asked if each in sources.base.binding.modules]
+        # A base of which only the classes that it gives were fetched has none of the others.
+        is_absent = not names and any(each in sources.fp8.binding.modules for each in asked)
+        if is_absent or _is_from_fp8(name, names, sources.base, sources.fp8):
             origins |= dict.fromkeys(kinds, sources.fp8)
     return origins
 

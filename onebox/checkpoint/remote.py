@@ -2,7 +2,7 @@
 
 import json
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ __all__ = ["CONFIG_FILES", "RemoteHeaders", "open_remote"]
 
 CONFIG_FILES = ("config.json", "quantization_config.json", "hf_quant_config.json")
 """Files that describe the weights."""
+_MAX_SMALL_BYTES = 256 << 10
 
 
 class RemoteHeaders:
@@ -59,6 +60,13 @@ class RemoteHeaders:
         run_parallel(self._read_header, iter([name for name in wanted if name not in self._headers]), self._stop)
         return {name: self._headers[name] for name in wanted}
 
+    def copy_side_files(self, directory: Path) -> None:
+        """Writes the files beside the weights to `directory`; of large ones, such as a tokenizer, an empty object."""
+        for name, file in self.repository.files.items():
+            if not name.endswith((".safetensors", ".index.json", ".md")):
+                is_small = file.nbytes <= _MAX_SMALL_BYTES
+                (directory / name).write_bytes(self._transfer.read_whole(file) if is_small else b"{}")
+
     def _read_header(self, name: str) -> None:
         file, path = self._file(name), Path(name)
         prefix = self._transfer.read(file, 0, min(LENGTH_BYTES, file.nbytes))
@@ -85,18 +93,24 @@ class RemoteHeaders:
                 f"{self.repository.repo} has no {name} in its top directory, so onebox cannot read it."
             ) from None
 
-    def quantization_config(self) -> dict[str, Any] | None:
-        """The separate file in which some tools describe the quantisation."""
-        return self._read_json(CONFIG_FILES[1]) if CONFIG_FILES[1] in self.repository.files else None
+    def open(
+        self,
+        directory: Path,
+        chosen: dict[str, list[TensorEntry]] | None = None,
+        overrides: Mapping[str, Any] | None = None,
+    ) -> Checkpoint:
+        """The checkpoint, as if it lay in `directory`; with `chosen` tensors by shard, these alone."""
+        config = dict(self.config)
+        side = CONFIG_FILES[1]
+        if side in self.repository.files and not isinstance(config.get("quantization_config"), dict):
+            config["quantization_config"] = self._read_json(side)
+        by_shard = self.read(self.shards) if chosen is None else chosen
+        tensors, duplicates = join_shards(by_shard.values())
+        index = self.index if chosen is None else {name: entry.path.name for name, entry in tensors.items()}
+        shards = tuple(directory / name for name in by_shard)
+        return Checkpoint(directory, config, spec_from_config(config, overrides), shards, tensors, duplicates, index)
 
 
-def open_remote(text: str | HubId, on_wait: Callable[[str], None] = lambda _: None) -> Checkpoint:
+def open_remote(source: str | HubId, on_wait: Callable[[str], None] = lambda _: None) -> Checkpoint:
     """A checkpoint on the hub, as `open_checkpoint` opens a directory; its tensors can be named but not read."""
-    headers = RemoteHeaders(describe_remote(text), on_wait)
-    config = dict(headers.config)
-    side = headers.quantization_config()
-    if side and not isinstance(config.get("quantization_config"), dict):
-        config["quantization_config"] = side
-    tensors, duplicates = join_shards(headers.read(headers.shards).values())
-    shards = tuple(Path(name) for name in headers.shards)
-    return Checkpoint(Path(str(text)), config, spec_from_config(config), shards, tensors, duplicates, headers.index)
+    return RemoteHeaders(describe_remote(source), on_wait).open(Path(str(source)))

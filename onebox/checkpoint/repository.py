@@ -4,11 +4,12 @@ import fnmatch
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 from onebox.checkpoint.hub_errors import hub_error, is_transient, is_unreachable
 from onebox.checkpoint.retry import Retries
-from onebox.spec.errors import UnreadableError
+from onebox.spec.errors import UnreadableError, UsageError
 
 __all__ = ["HubId", "RemoteFile", "RemoteRepository", "describe_remote", "endpoint_url"]
 
@@ -30,6 +31,14 @@ class HubId(NamedTuple):
         """The id in `owner/name[@revision]`, or None if `text` has another form."""
         found = _ID.fullmatch(text)
         return HubId(found["repo"], found["revision"]) if found else None
+
+    @staticmethod
+    def checked(source: "str | Path | HubId") -> "HubId":
+        """The id that `source` is or names. Raises `UsageError` if it has another form."""
+        hub_id = source if isinstance(source, HubId) else HubId.parse(str(source))
+        if hub_id is None:
+            raise UsageError(f"{source!r} is not a repository on the hub: write owner/name or owner/name@revision.")
+        return hub_id
 
     @property
     def name(self) -> str:
@@ -69,11 +78,9 @@ def endpoint_url() -> str:
     return constants.ENDPOINT
 
 
-def describe_remote(text: str | HubId, timeout_s: float = _TIMEOUT_S) -> RemoteRepository:
-    """Asks the hub for the commit that `text` names now, and for its files with their sizes and hashes."""
-    hub_id = text if isinstance(text, HubId) else HubId.parse(text)
-    if hub_id is None:
-        raise UnreadableError(f"{text!r} is not a repository name on the hub: write owner/name or owner/name@revision.")
+def describe_remote(source: str | HubId, timeout_s: float = _TIMEOUT_S) -> RemoteRepository:
+    """Asks the hub for the commit that `source` names now, and for its files with their sizes and hashes."""
+    hub_id = HubId.checked(source)
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HFValidationError
 

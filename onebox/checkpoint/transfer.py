@@ -136,12 +136,12 @@ class Transfer:
                 self._check_pinned(file, response)
             if response.status_code not in _REDIRECTS:
                 self._check_etag(file, response)
+                if not self._is_hub(url) and response.status_code < 400:
+                    with self._lock:
+                        self._signed[file.name] = url
                 return response
             url = urljoin(url, response.headers.get("Location", ""))
             response.close()
-            if not self._is_hub(url):
-                with self._lock:
-                    self._signed[file.name] = url
         raise UnreadableError(f"{self._name(file)} is redirected more than {_MAX_REDIRECTS} times: check HF_ENDPOINT.")
 
     def _send(self, url: str, wanted: tuple[int, int] | None) -> Any:

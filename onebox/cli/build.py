@@ -22,7 +22,10 @@ _FORMAT = "keep, bf16, fp8, int8, int4 or nvfp4"
 class SourceOptions:
     """Source checkpoints of the modules."""
 
-    base: Annotated[Path, typer.Option(help="The base checkpoint: source of all modules without another source.")]
+    base: Annotated[
+        Path,
+        typer.Option(help="The base checkpoint, a directory or owner/name on the hub: source of all other modules."),
+    ]
     fp8: Annotated[
         Path | None,
         typer.Option(
@@ -31,13 +34,20 @@ class SourceOptions:
     ] = None
     mtp_from: Annotated[Path | None, typer.Option(help="The checkpoint to take the MTP head from.")] = None
 
-    def opened(self) -> "BuildSources":
-        from onebox.checkpoint.recipe import BuildSources, open_source
+    def opened(self, recipe: "Recipe") -> "BuildSources":
+        """The opened sources. Those beside the base need no more than what `recipe` takes from them."""
+        from onebox.checkpoint.hub import resolve_source
+        from onebox.checkpoint.recipe import BuildSource, BuildSources, classes_used, open_source
+
+        def opened(role: str, given: Path) -> BuildSource:
+            has = {"has_fp8": self.fp8 is not None, "has_mtp_source": self.mtp_from is not None}
+            uses = classes_used(recipe, role, **has)
+            return open_source(role, resolve_source(given, None if role == "base" else uses), uses)
 
         return BuildSources(
-            base=open_source("base", self.base),
-            fp8=open_source("fp8", self.fp8) if self.fp8 else None,
-            mtp=open_source("mtp", self.mtp_from) if self.mtp_from else None,
+            base=opened("base", self.base),
+            fp8=opened("fp8", self.fp8) if self.fp8 else None,
+            mtp=opened("mtp", self.mtp_from) if self.mtp_from else None,
         )
 
 
@@ -57,14 +67,15 @@ class FormatOptions:
     def recipe(self, *, has_fp8: bool) -> "Recipe":
         from onebox.checkpoint.recipe import Recipe
 
-        return Recipe(
-            experts=_target("--experts", self.experts),
-            attention=_target("--attention", self.attention),
-            delta=_target("--delta", self.attention if self.delta is None else self.delta),
-            shared=_target("--shared", self.shared or ("fp8" if has_fp8 else "keep")),
-            mtp=_target("--mtp", self.mtp),
-            lm_head=_target("--lm-head", self.lm_head, ("keep", "bf16", "int8")),
-        )
+        given = {
+            "experts": _target("--experts", self.experts),
+            "attention": _target("--attention", self.attention),
+            "delta": _target("--delta", self.delta) if self.delta else None,
+            "shared": _target("--shared", self.shared) if self.shared else None,
+            "mtp": _target("--mtp", self.mtp),
+            "lm_head": _target("--lm-head", self.lm_head, ("keep", "bf16", "int8")),
+        }
+        return Recipe.completed({name: target for name, target in given.items() if target}, has_fp8=has_fp8)
 
 
 def _target(flag: str, value: str, allowed: Sequence[str] = ()) -> "TargetFormat":
@@ -96,7 +107,7 @@ def build(
     recipe = formats.recipe(has_fp8=sources.fp8 is not None)
     if shard_gib <= 0:
         raise typer.BadParameter("must be above 0", param_hint="--shard-gib")
-    plan = plan_build(recipe, sources.opened(), shard_bytes=int(shard_gib * 2**30))
+    plan = plan_build(recipe, sources.opened(recipe), shard_bytes=int(shard_gib * 2**30))
     _print_plan(plan, out)
     if dry_run:
         return
@@ -108,6 +119,7 @@ def build(
 def _print_plan(plan: "BuildPlan", out: Path) -> None:
     from rich.console import Console
 
+    from onebox.checkpoint.match import shares_norms
     from onebox.checkpoint.stock import stock_limits
     from onebox.spec.traffic import class_step_bytes
 
@@ -132,6 +144,12 @@ def _print_plan(plan: "BuildPlan", out: Path) -> None:
         if not any(choice.source is source for choice in plan.choices):
             console.print(
                 f"The {source.role} checkpoint {source.checkpoint.directory} gives no module of this build.",
+                highlight=False,
+            )
+        if not shares_norms(plan.sources.base, source):
+            console.print(
+                f"The {source.role} checkpoint {source.checkpoint.directory} shares no norm with the base: only "
+                "their configs tell that they are one model.",
                 highlight=False,
             )
     if not any(unit.module_class.in_mtp for unit in plan.units):

@@ -14,8 +14,9 @@ if TYPE_CHECKING:
 
 __all__ = ["compare"]
 
-WIDTH = 120
-FAILED, SLOWER = 1, 3
+WIDTH = 140
+_PLURALS = {"run": "runs", "batch": "batches", "block": "blocks"}
+FAILED, SLOWER, UNTOLD = 1, 3, 4
 
 
 def compare(
@@ -31,7 +32,9 @@ def compare(
 ) -> None:
     """Compare two runs: ratios with intervals that hold jointly with 95% confidence.
 
-    Exit code: 0 nothing is slower, 1 a run has failures or is incomplete, 2 wrong arguments, 3 something is slower.
+    Overlapping requests are not independent: a load is compared by blocks of time, a sweep by batches, single requests
+    by runs. Exit code: 0 nothing is slower, 1 a run has failures or is incomplete, 2 wrong arguments, 3 something is
+    slower, 4 nothing is, but some rows are too few to tell.
     """
     from rich.console import Console
 
@@ -48,7 +51,9 @@ def compare(
             console.print(line)
     if any(found.num_failures) or any(found.interrupted):
         raise typer.Exit(FAILED)
-    raise typer.Exit(SLOWER if found.slower else 0)
+    if found.slower:
+        raise typer.Exit(SLOWER)
+    raise typer.Exit(UNTOLD if found.untold else 0)
 
 
 def render(found: "RunComparison", first: Path, second: Path) -> "list[RenderableType]":
@@ -67,7 +72,16 @@ def render(found: "RunComparison", first: Path, second: Path) -> "list[Renderabl
     lines += [Text(line, style="dim") for line in found.machines]
     lines += [_table(found), Text("Rows without a remark: no difference seen.", style="dim")]
     told = "; ".join(f"{row.workload}: {row.figure}" for row in found.slower)
-    lines.append(Text(f"B is slower: {told}." if told else "Nothing is slower in B beyond chance.", style="bold"))
+    if found.untold:
+        advice = "; ".join(found.advice)
+        lines.append(
+            Text(f"{len(found.untold)} of {len(found.rows)} rows are too few to tell: {advice}.", style="yellow")
+        )
+    if told:
+        lines.append(Text(f"B is slower: {told}.", style="bold"))
+    elif len(found.untold) < len(found.rows):
+        rest = " of the other rows" if found.untold else ""
+        lines.append(Text(f"Nothing{rest} is slower in B beyond chance.", style="bold"))
     return lines
 
 
@@ -76,22 +90,22 @@ def _table(found: "RunComparison") -> "Table":
     from rich.table import Table
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
-    for name in ("workload", "figure", "A", "B", "requests", "B / A", "interval", ""):
+    for name in ("workload", "figure", "A", "B", "requests", "units", "B / A", "interval", ""):
         table.add_column(name, justify="left" if name in ("workload", "figure", "") else "right")
     previous = ""
     for row in found.rows:
         interval = f"{row.ratio.low:.3f} to {row.ratio.high:.3f}" if row.ratio.low == row.ratio.low else "-"
-        estimate = f"{row.ratio.estimate:.3f}" if row.ratio.low == row.ratio.low else f"{row.second / row.first:.3f}"
         table.add_row(
             row.workload if row.workload != previous else "",
             row.figure,
             f"{row.first:,.4g} {row.unit}",
             f"{row.second:,.4g} {row.unit}",
             f"{row.num_first}, {row.num_second}",
-            estimate,
+            f"{row.num_units[0]}, {row.num_units[1]} {_PLURALS[row.units]}",
+            f"{row.ratio.estimate:.3f}",
             interval,
             "" if row.change.value == "no difference seen" else row.change.value,
-            style={"slower": "red", "faster": "green"}.get(row.change.value, ""),
+            style={"slower": "red", "faster": "green", "too few to tell": "yellow"}.get(row.change.value, ""),
         )
         previous = row.workload
     return table

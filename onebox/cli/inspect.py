@@ -18,7 +18,12 @@ SHOWN_PER_KIND = 6
 
 
 def inspect(
-    directory: Annotated[Path, typer.Argument(help="A checkpoint directory: config.json and .safetensors files.")],
+    directory: Annotated[
+        Path,
+        typer.Argument(
+            help="A checkpoint directory, or owner/name on the hub, whose headers are read if it is not here."
+        ),
+    ],
     deep: Annotated[
         bool, typer.Option("--deep", help="Also read every value: finite, not constant, scales positive.")
     ] = False,
@@ -28,14 +33,18 @@ def inspect(
 
     Exit code: 0 servable, 1 not servable, 2 unreadable.
     """
+    from onebox.checkpoint.hub import find_source, inspect_remote, resolve_source
     from onebox.checkpoint.inspect import inspect_checkpoint
 
-    if deep:
-        total = sum(path.stat().st_size for path in directory.glob("*.safetensors"))
+    found = resolve_source(directory) if deep else find_source(directory)
+    if found is None:
+        report = inspect_remote(directory, on_wait=lambda sentence: typer.echo(sentence, err=True))
+    elif deep:
+        total = sum(path.stat().st_size for path in found.glob("*.safetensors"))
         with byte_progress("reading values", total) as on_bytes:
-            report = inspect_checkpoint(directory, deep=True, on_bytes=on_bytes)
+            report = inspect_checkpoint(found, deep=True, on_bytes=on_bytes)
     else:
-        report = inspect_checkpoint(directory)
+        report = inspect_checkpoint(found)
     if as_json:
         typer.echo(json.dumps(to_json(report), indent=2))
     else:

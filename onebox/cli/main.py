@@ -6,8 +6,9 @@ import sys
 from typing import Any, NoReturn
 
 if __name__ == "__main__":
-    # As in `entry.py`.
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    from onebox.cli.entry import prepare
+
+    prepare()
 
 import typer
 
@@ -23,6 +24,7 @@ from onebox.cli.pull import pull
 from onebox.cli.report import report
 from onebox.cli.serve import serve
 from onebox.cli.tune import tune
+from onebox.cli.up import up
 from onebox.cli.verify import verify
 from onebox.cli.warm import warm
 from onebox.spec.errors import OneboxError
@@ -40,7 +42,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for verb in (pull, inspect, build, verify, plan, serve, chat, tune, warm):
+for verb in (up, pull, inspect, build, verify, plan, serve, chat, tune, warm):
     # A launch line is given to both: `warm` compiles what `serve` will need.
     app.command(cls=LaunchCommand if verb in (serve, warm) else None)(verb)
 app.add_typer(bench_app, name="bench")

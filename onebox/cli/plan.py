@@ -75,7 +75,12 @@ class SpeedOptions:
 def plan(
     memory: CapacityOptions,
     speed: SpeedOptions,
-    model: Annotated[str, typer.Argument(help="A checkpoint directory, or a known model such as qwen3.5-122b-a10b.")],
+    model: Annotated[
+        str,
+        typer.Argument(
+            help="A checkpoint directory, a repository on the hub, or a known model such as qwen3.5-122b-a10b."
+        ),
+    ],
     box: Annotated[str, typer.Option(help="dgx-spark, h200, or auto for this machine.")] = "dgx-spark",
     weights: Annotated[
         str | None, typer.Option(help="Formats to assume for a model by name: hybrid, autoround-int4, nvfp4, ...")
@@ -134,28 +139,43 @@ def planned_weights(
     from onebox.planner.report import Weights
     from onebox.spec.shapes import named_spec
 
-    if Path(model).is_dir():
+    if Path(model).is_dir() or _is_repository(model, preset):
         if preset is not None:
             raise UsageError(
                 f"--weights {preset} is for a model by name; the directory {model} has weights of its own."
             )
-        return _inspected(Path(model), overrides, conversion)
+        return _inspected(model, overrides, conversion)
     spec = named_spec(model, overrides)
     chosen = named_preset("hybrid" if preset is None else preset)
     source = f"{chosen.name} (predicted): {chosen.summary}{_converted(conversion)}"
-    return Weights(model, source, spec, chosen.weight_bytes(spec, conversion))
+    return Weights(model, source, spec, chosen.weight_bytes(spec, conversion), label=chosen.name)
 
 
-def _inspected(directory: Path, overrides: Mapping[str, Any] | None, conversion: LoadConversion) -> "Weights":
+def _is_repository(model: str, preset: str | None) -> bool:
+    """Whether `model` is meant as a checkpoint on the hub: one that is also known by name is, if it lies here."""
+    from onebox.checkpoint.hub import find_source
+    from onebox.spec.shapes import is_known
+
+    if "/" not in model or preset is not None:
+        return False
+    return not is_known(model) or find_source(model) is not None
+
+
+def _inspected(source: str, overrides: Mapping[str, Any] | None, conversion: LoadConversion) -> "Weights":
+    from onebox.checkpoint.hub import find_source, inspect_remote
     from onebox.checkpoint.inspect import inspect_checkpoint
     from onebox.planner.report import Weights
     from onebox.spec.model import read_config
 
-    found = inspect_checkpoint(directory, conversion=conversion)
-    spec = read_config(directory, overrides)
+    here = find_source(source)
+    if here is None:
+        found = inspect_remote(source, overrides, conversion=conversion)
+    else:
+        found = inspect_checkpoint(here, conversion=conversion)
+    spec = found.spec if here is None else read_config(here, overrides)
     problems = tuple(problem.message for problem in found.problems)
-    source = f"{directory} (read from its headers{_converted(conversion)})"
-    return Weights(directory.name, source, spec, found.class_bytes, problems)
+    origin = f"{found.directory} (read from its headers{_converted(conversion)})"
+    return Weights(Path(source).name, origin, spec, found.class_bytes, problems)
 
 
 def _converted(conversion: LoadConversion) -> str:

@@ -30,9 +30,7 @@ def pull(
     from onebox.checkpoint.hub import HubId, default_directory
     from onebox.checkpoint.partial import classes_named
 
-    hub_id = HubId.parse(repo)
-    if hub_id is None:
-        raise UsageError(f"{repo!r} is not a repository on the hub: write owner/name or owner/name@revision.")
+    hub_id = HubId.checked(repo)
     if revision is not None:
         if hub_id.revision not in (None, revision):
             raise UsageError(f"{repo} and --revision {revision} name two revisions; give one of them.")

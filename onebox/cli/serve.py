@@ -22,6 +22,7 @@ from onebox.cli.serve_options import (
     engine_options,
 )
 from onebox.cli.start_view import progress_lines
+from onebox.spec.heap import bound_heap
 from onebox.spec.output import end_process, flush_output, log_in_background, say
 
 if TYPE_CHECKING:
@@ -60,10 +61,14 @@ def serve(
     media: MediaOptions,
     prompts: PromptOptions,
     model: Annotated[
-        Path | None, typer.Argument(help="Checkpoint directory. Without it: the pocket model, which ships with onebox.")
+        Path | None,
+        typer.Argument(
+            help="Checkpoint directory, or owner/name on the hub. Without it: the pocket model that ships with onebox."
+        ),
     ] = None,
 ) -> None:
     """Serve a model on an OpenAI-compatible HTTP API."""
+    bound_heap(maps_large_blocks=True)
     options = _Options(
         model=model,
         http=http,
@@ -95,8 +100,10 @@ def serve(
 def _serve(options: _Options) -> int:
     """Binds, loads, serves; binds first, so that a port in use is reported before a model is loaded."""
     began = time.perf_counter()
+    from onebox.server.activity import ActivityLog
     from onebox.server.app import create_app
     from onebox.server.keys import callers_of
+    from onebox.server.manager import tell_manager
     from onebox.server.run import bind, run
 
     with contextlib.closing(bind(options.http.host, options.http.port)) as bound:
@@ -109,9 +116,16 @@ def _serve(options: _Options) -> int:
             say(f"API keys and their shares of the places for requests: {keys}.")
 
         def say_ready() -> None:
+            tell_manager("READY=1")
             say(f"Ready after {time.perf_counter() - began:.1f} s: {service.model_name} at {url}/v1, page at {url}/")
 
-        with engine:
+        activity = ActivityLog(
+            engine,
+            options.http.log_stats_interval,
+            is_quiet=options.http.disable_log_stats,
+            judges_head=options.engine.load_format != "dummy",
+        )
+        with engine, activity:
             app = create_app(service, options.settings)
             drain_s, limits = options.http.shutdown_timeout, options.settings.connections
             return run(app, bound, say_ready, engine.close, drain_s, engine.wait_failed, limits)
@@ -119,6 +133,7 @@ def _serve(options: _Options) -> int:
 
 def _load(options: _Options) -> "tuple[Service, EngineProcess]":
     """The checkpoint's tokenizer and template, and its engine in a separate process, loaded and warmed up."""
+    from onebox.checkpoint.hub import model_name, resolve_source
     from onebox.engine.api import CheckpointStarter, EngineProcess, StartDetail, StartPhase, TokenInfo
     from onebox.server.media import Media
     from onebox.server.service import Service
@@ -127,7 +142,7 @@ def _load(options: _Options) -> "tuple[Service, EngineProcess]":
     from onebox.text.tokenizer import Tokenizer
     from onebox.text.vocabulary import token_table
 
-    directory = options.model or _pocket()
+    directory = resolve_source(options.model) if options.model else _pocket()
     began = time.perf_counter()
     _check_side_files(directory, options)
     defaults = GenerationDefaults.load(directory, options.generation_config)
@@ -162,7 +177,7 @@ def _load(options: _Options) -> "tuple[Service, EngineProcess]":
     except BaseException:
         engine.close()
         raise
-    name = options.http.served_model_name or (directory.resolve().name if options.model else _POCKET_NAME)
+    name = options.http.served_model_name or (model_name(options.model) if options.model else _POCKET_NAME)
     media = Media.open(directory, options.media, has_tower=engine.planned.memory.request.with_vision)
     memory = {part.name: part.bytes for part in engine.planned.memory.parts}
     service = Service(

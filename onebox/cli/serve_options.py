@@ -73,6 +73,13 @@ class HttpOptions:
         ),
     ] = 30.0
 
+    disable_log_stats: Annotated[
+        bool, typer.Option("--disable-log-stats", help="Do not print speeds while serving.")
+    ] = False
+    log_stats_interval: Annotated[
+        float, typer.Option(min=0.1, help="Seconds between two lines of speeds; nothing is printed when idle.")
+    ] = 10.0
+
     def settings(self) -> "ServerSettings":
         from onebox.server.settings import ServerSettings
 

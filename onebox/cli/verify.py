@@ -11,15 +11,17 @@ __all__ = ["verify"]
 
 
 def verify(
-    directory: Annotated[Path, typer.Argument(help="A checkpoint that `onebox build` wrote.")],
+    directory: Annotated[Path, typer.Argument(help="A checkpoint that `onebox build` wrote, or its id on the hub.")],
 ) -> None:
     """Re-read a built checkpoint and compare every file and every tensor with the manifest.
 
     Exit code: 0 all match, 1 something differs, 2 unreadable.
     """
+    from onebox.checkpoint.hub import resolve_source
     from onebox.checkpoint.manifest import read_manifest
     from onebox.checkpoint.verify import unproved, verify_checkpoint
 
+    directory = resolve_source(directory)
     manifest = read_manifest(directory)
     total = sum(record.nbytes for record in manifest.tensors.values())
     with byte_progress("verifying", total) as on_bytes:

@@ -18,16 +18,17 @@ def warm(
     model_options: ModelOptions,
     memory: MemoryOptions,
     media: MediaOptions,
-    model: Annotated[Path, typer.Argument(help="Checkpoint directory. No weights are read.")],
+    model: Annotated[Path, typer.Argument(help="Checkpoint directory, or owner/name on the hub. No weights are read.")],
 ) -> None:
     """Compile the kernels of a model for this GPU, in parallel; give the options that serve will be given.
 
     `onebox serve` does the same at its first start. The kernels are stored in Triton's cache, about 100 for one
     model.
     """
+    from onebox.checkpoint.hub import resolve_source
     from onebox.engine.api import TokenInfo, compile_ahead, plan_engine
 
-    plan = plan_engine(model, engine_options(model_options, memory, media), TokenInfo())
+    plan = plan_engine(resolve_source(model), engine_options(model_options, memory, media), TokenInfo())
     if plan.device.type != "cuda":
         raise UnsupportedError(
             "onebox warm compiles kernels for a GPU; this model would run on the CPU, which has none."

@@ -49,6 +49,8 @@ from onebox.engine.start import (
     TokenInfo,
     check_torch,
     compile_ahead,
+    foresee_memory,
+    kernels_are_compiled,
     plan_engine,
     start_engine,
 )
@@ -111,6 +113,8 @@ __all__ = [
     "Watch",
     "check_torch",
     "compile_ahead",
+    "foresee_memory",
+    "kernels_are_compiled",
     "plan_engine",
     "start_engine",
 ]

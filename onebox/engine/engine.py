@@ -206,7 +206,7 @@ class Engine(EngineClient):
             max_tokens,
             stop_token_ids,
             LogitsRules(sampling, request.prompt, stop_token_ids),
-            self._speculator.start(request.prompt, sampling.seed),
+            self._speculator.start(request.prompt, sampling.seed, is_plain=sampling.is_plain),
             deadline=None if request.timeout_s is None else time.monotonic() + request.timeout_s,
         )
 

@@ -1,13 +1,15 @@
 """Log-probabilities of tokens, one by one and as arrays."""
 
+import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, NamedTuple, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["LogprobRows", "TokenLogprob"]
+__all__ = ["LogprobRows", "PackedLogprobs", "TokenLogprob"]
 
 
 class TokenLogprob(NamedTuple):
@@ -19,6 +21,50 @@ class TokenLogprob(NamedTuple):
     """1 for the likeliest token."""
     top: tuple[tuple[int, float], ...] = ()
     """The likeliest tokens with theirs, as many as were asked for."""
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class PackedLogprobs(Sequence[TokenLogprob]):
+    """Log-probabilities of a few tokens, float32, as bytes until they are read.
+
+    A stream whose client stops reading is computed to its end all the same: with 20 alternatives, a token that waits
+    takes 200 bytes and not 4 kB.
+    """
+
+    num_top: int
+    rows: bytes
+    """For each token: id, logprob, rank, and id and logprob of each alternative."""
+
+    @classmethod
+    def pack(cls, rows: Sequence[TokenLogprob]) -> "PackedLogprobs":
+        """Of rows with equally many alternatives."""
+        num_top = len(rows[0].top) if rows else 0
+        values = ((row.token_id, row.logprob, row.rank, *(value for top in row.top for value in top)) for row in rows)
+        return cls(num_top, b"".join(_row_struct(num_top).pack(*row) for row in values))
+
+    def __len__(self) -> int:
+        return len(self.rows) // _row_struct(self.num_top).size
+
+    @overload
+    def __getitem__(self, place: int) -> TokenLogprob: ...
+    @overload
+    def __getitem__(self, place: slice) -> tuple[TokenLogprob, ...]: ...
+    def __getitem__(self, place: int | slice) -> TokenLogprob | tuple[TokenLogprob, ...]:
+        return tuple(self)[place]
+
+    def __iter__(self) -> Iterator[TokenLogprob]:
+        for token_id, logprob, rank, *top in _row_struct(self.num_top).iter_unpack(self.rows):
+            yield TokenLogprob(token_id, logprob, rank, tuple(zip(top[::2], top[1::2], strict=True)))
+
+    def __eq__(self, other: object) -> bool:
+        return tuple(self) == (tuple(other) if isinstance(other, PackedLogprobs) else other)
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+@lru_cache(maxsize=64)
+def _row_struct(num_top: int) -> struct.Struct:
+    return struct.Struct("=ifi" + "if" * num_top)
 
 
 @dataclass(frozen=True, eq=False)

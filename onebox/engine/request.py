@@ -102,6 +102,12 @@ class SamplingParams:
     """The same of each token of the prompt but the first. The prompt is then computed whole, without the cache."""
     grammar: Grammar | None = None
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether tokens are drawn from the model's distribution or a sharper one, with nothing added to its logits."""
+        has_penalty = bool(self.presence_penalty or self.frequency_penalty or self.repetition_penalty != 1)
+        return self.temperature <= 1 and not has_penalty and not self.logit_bias and self.grammar is None
+
     def __post_init__(self) -> None:
         self._refuse_other_types()
         if self.temperature != 0 and not _LEAST <= self.temperature <= _LARGEST:
@@ -183,6 +189,8 @@ class ClientShare(NamedTuple):
     name: str
     max_places: int
     """Of the places for requests, slots and queue together, those that this client may hold."""
+    max_slots: int | None = None
+    """Of the slots, those that it may hold while another client waits for one; None: all of them."""
 
 
 @dataclass(frozen=True)
@@ -267,13 +275,13 @@ class PromptLogprobs:
     """`LogprobRows`, where a model computed them."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Tokens:
     """New tokens in order: one or more per step, never the stop token. Log-probabilities where they were asked for."""
 
     request_id: str
     token_ids: tuple[int, ...]
-    logprobs: tuple[TokenLogprob, ...] = ()
+    logprobs: Sequence[TokenLogprob] = ()
 
 
 @dataclass(frozen=True)

@@ -23,10 +23,12 @@ import numpy as np
 from onebox.engine.choice import fewest, prompt_shares
 from onebox.engine.config import EngineConfig
 from onebox.engine.draft.speculate import Speculator
+from onebox.engine.logprobs import PackedLogprobs
 from onebox.engine.pages import PagePool
 from onebox.engine.prefix import Hit, PrefixCache
 from onebox.engine.request import Event, Failed, Finished, FinishReason, PromptLogprobs, Started, Tokens, failure_of
 from onebox.engine.sequence import Sequence, checkpoint_positions
+from onebox.engine.shares import beyond_shares, next_in_queue
 from onebox.engine.stats import EngineStats, Totals
 from onebox.engine.step import DecodeRows, DraftCheck, Draw, PromptChunk, Result, StateSave, StepOutput, StepPlan
 from onebox.engine.turns import QueueTurns
@@ -114,7 +116,8 @@ class Scheduler:
 
         Those behind it have to wait: their embeddings would take memory for as long as they are in the queue.
         """
-        return self._waiting[0] if self._waiting and self._waiting[0].needs_images else None
+        sequence = next_in_queue(self._waiting, self._running.values())
+        return sequence if sequence and sequence.needs_images else None
 
     def _open_ones(self, request_id: str) -> list[Sequence]:
         return [s for s in [*self._waiting, *self._running.values()] if s.request.request_id == request_id]
@@ -202,8 +205,7 @@ class Scheduler:
 
     def _admit(self) -> None:
         """Admits the queue in order until one has to wait; none behind it is admitted before it."""
-        while self._waiting and not self._waiting[0].needs_images:
-            sequence = self._waiting[0]
+        while (sequence := next_in_queue(self._waiting, self._running.values())) and not sequence.needs_images:
             if self._refused == (sequence, self._pool.num_changes):
                 return  # matching a long prompt against the cache in every step would delay those that run
             if self._or_end(sequence, self._try_admit, sequence) is False:
@@ -237,11 +239,12 @@ class Scheduler:
         return True
 
     def _victims_for(self, sequence: Sequence, shared: tuple[int, ...], missing: int) -> list[Sequence] | None:
-        """Whom to preempt so that this one can be admitted: nobody, some of less priority, or None if it must wait.
+        """Whom to preempt so that this one can be admitted: nobody, some of less right, or None if it must wait.
 
         One page for each of the others stays free: what is admitted now should not be preempted in the next step.
         """
         lesser = [s for s in self._from_last() if s.request.priority > sequence.request.priority]
+        lesser += beyond_shares(sequence, self._from_last())
 
         def is_enough(victims: list[Sequence]) -> bool:
             num_others = len(self._running) - len(victims)
@@ -410,6 +413,9 @@ class Scheduler:
             accepted = len(result.token_ids) - 1
             sequence.speculation.observe(drafted, accepted)
             self._totals.drafts.add(drafted, accepted)
+            if sequence.speculation.takes_head_sample():
+                self._totals.head_samples += 1
+                self._totals.head_accepted += accepted > 0
         sequence.speculation.offer(result.drafts)
         self._append(sequence, result, events)
 
@@ -418,7 +424,9 @@ class Scheduler:
         delivered, reason = sequence.append(result.token_ids)
         self._totals.completion_tokens += sequence.num_sampled - num_before
         if delivered:
-            events.append(Tokens(sequence.request.request_id, delivered, result.logprobs[: len(delivered)]))
+            logprobs = result.logprobs[: len(delivered)]
+            packed = PackedLogprobs.pack(logprobs) if logprobs else ()
+            events.append(Tokens(sequence.request.request_id, delivered, packed))
         if reason:
             events.append(self._finish(sequence, reason))
 

@@ -25,6 +25,7 @@ from onebox.spec.errors import UnsupportedError, UsageError
 from onebox.spec.hardware import GIB, Box, detect_box, detect_host, nvidia_driver
 from onebox.spec.kv import PAGE_TOKENS, KVFormat
 from onebox.spec.model import ModelSpec
+from onebox.spec.modules import ModuleClass
 from onebox.spec.torch_build import TorchBuild, refuse_unusable_torch
 from onebox.spec.vocabulary import TokenTable
 
@@ -44,6 +45,8 @@ __all__ = [
     "allocate_memory",
     "check_torch",
     "compile_ahead",
+    "foresee_memory",
+    "kernels_are_compiled",
     "load_runner",
     "plan_engine",
     "start_engine",
@@ -143,23 +146,7 @@ def plan_engine(directory: Path, options: EngineOptions, tokens: TokenInfo, box:
         raise UsageError(
             f"--mtp-format {conversion.mtp} has nothing to act on: drafts by {speculation.method} do not load the head."
         )
-    batched = options.max_num_batched_tokens or DEFAULT_BATCHED_TOKENS[device.type]
-    request = MemoryRequest(
-        max_context_tokens=options.max_model_len or found.spec.max_context_tokens,
-        slots=options.max_num_seqs,
-        kv=KVFormat.parse(options.kv_cache_dtype),
-        drafts=speculation.max_drafts,
-        drafts_with_mtp=speculation.with_mtp,
-        gpu_memory_utilization=options.gpu_memory_utilization,
-        page_tokens=PAGE_TOKENS,
-        max_batched_tokens=batched,
-        with_vision=found.has_tower and not options.language_model_only,
-        activation_bytes=dtype.itemsize,
-        cache_bytes=options.kv_cache_memory_bytes,
-        default_cache_bytes=DEFAULT_CPU_CACHE_BYTES if device.type == "cpu" else None,
-        with_prefix_cache=options.enable_prefix_caching,
-        loading_bytes=CONVERSION_BYTES if conversion else 0,
-    )
+    request = _memory_request(options, found, speculation, device, dtype)
     memory = plan_memory(found.spec, found.weight_bytes, box, request)
     config = EngineConfig(
         max_model_len=request.max_context_tokens,
@@ -167,13 +154,52 @@ def plan_engine(directory: Path, options: EngineOptions, tokens: TokenInfo, box:
         num_checkpoints=memory.num_checkpoints,
         max_num_seqs=options.max_num_seqs,
         max_num_waiting=options.max_num_waiting,
-        max_num_batched_tokens=batched,
+        max_num_batched_tokens=request.max_batched_tokens,
         eos_token_ids=tokens.eos_token_ids,
         boundary_token_ids=tokens.boundary_token_ids,
         speculation=speculation,
     )
     return EnginePlan(
         directory, found.spec, device, dtype, load_format, memory, config, options.hf_overrides, conversion
+    )
+
+
+def foresee_memory(
+    spec: ModelSpec, class_bytes: Mapping[ModuleClass, int], options: EngineOptions, box: Box | None = None
+) -> MemoryPlan:
+    """The memory plan of a checkpoint that is not here yet, from the bytes that it will store per class of modules."""
+    from onebox.model.footprint import expected_footprint
+
+    box = box or (detect_host() if options.device == "cpu" else detect_box())
+    device = _device(options.device, box)
+    dtype = _dtype(options.dtype, device)
+    found = expected_footprint(spec, class_bytes, device, dtype)
+    request = _memory_request(options, found, _speculation(options, found), device, dtype)
+    return plan_memory(spec, found.weight_bytes, box, request)
+
+
+def _memory_request(
+    options: EngineOptions,
+    found: "Footprint",
+    speculation: SpeculationConfig,
+    device: "torch.device",
+    dtype: "torch.dtype",
+) -> MemoryRequest:
+    return MemoryRequest(
+        max_context_tokens=options.max_model_len or found.spec.max_context_tokens,
+        slots=options.max_num_seqs,
+        kv=KVFormat.parse(options.kv_cache_dtype),
+        drafts=speculation.max_drafts,
+        drafts_with_mtp=speculation.with_mtp,
+        gpu_memory_utilization=options.gpu_memory_utilization,
+        page_tokens=PAGE_TOKENS,
+        max_batched_tokens=options.max_num_batched_tokens or DEFAULT_BATCHED_TOKENS[device.type],
+        with_vision=found.has_tower and not options.language_model_only,
+        activation_bytes=dtype.itemsize,
+        cache_bytes=options.kv_cache_memory_bytes,
+        default_cache_bytes=DEFAULT_CPU_CACHE_BYTES if device.type == "cpu" else None,
+        with_prefix_cache=options.enable_prefix_caching,
+        loading_bytes=CONVERSION_BYTES if LoadConversion.parse(options.lm_head, options.mtp_format) else 0,
     )
 
 
@@ -284,6 +310,15 @@ def compile_ahead(plan: EnginePlan, report: Callable[[int], None]) -> int:
 
     weights = WeightSource(plan.directory, plan.load_format, plan.conversion)
     return compile_kernels(weights, plan.dtype, plan.memory_shape, plan.config, report)
+
+
+def kernels_are_compiled(plan: EnginePlan) -> bool:
+    """Whether `compile_ahead` has nothing to do, because an engine of this plan was compiled before."""
+    redirect_kernel_cache()
+    from onebox.engine.warm.compile import WeightSource, are_compiled
+
+    weights = WeightSource(plan.directory, plan.load_format, plan.conversion)
+    return are_compiled(weights, plan.dtype, plan.memory_shape, plan.config)
 
 
 def _warm_up(runner: "ModelRunner", plan: EnginePlan, report: ReportStart, *, owns_process: bool) -> None:

@@ -47,6 +47,9 @@ class FrozenTotals:
     """Computed ones, without those from the prefix cache."""
     completion_tokens: int
     drafts: AcceptanceCounts
+    head_samples: int = 0
+    """First drafts of the MTP head that tell how good it is (`SequenceDrafts.takes_head_sample`)."""
+    head_accepted: int = 0
 
 
 @dataclass
@@ -60,6 +63,8 @@ class Totals:
     prompt_tokens: int = 0
     completion_tokens: int = 0
     drafts: AcceptanceTally = field(default_factory=AcceptanceTally)
+    head_samples: int = 0
+    head_accepted: int = 0
 
     def frozen(self) -> FrozenTotals:
         return FrozenTotals(
@@ -70,6 +75,8 @@ class Totals:
             self.prompt_tokens,
             self.completion_tokens,
             self.drafts.counts,
+            self.head_samples,
+            self.head_accepted,
         )
 
 
@@ -103,6 +110,8 @@ def add_past(stats: EngineStats, past: EngineStats | None) -> EngineStats:
         prompt_tokens=now.prompt_tokens + then.prompt_tokens,
         completion_tokens=now.completion_tokens + then.completion_tokens,
         drafts=now.drafts + then.drafts,
+        head_samples=now.head_samples + then.head_samples,
+        head_accepted=now.head_accepted + then.head_accepted,
     )
     return replace(stats, totals=totals, prefix=_add_prefix(stats.prefix, past.prefix))
 

@@ -17,7 +17,7 @@ from onebox.spec.model import ModelSpec, read_config
 from onebox.spec.modules import ModuleClass, modules
 from onebox.spec.traffic import predicted_weight_bytes
 
-__all__ = ["Footprint", "footprint"]
+__all__ = ["Footprint", "expected_footprint", "footprint"]
 
 
 class Footprint(NamedTuple):
@@ -62,6 +62,17 @@ def footprint(
         stored = {kind: sizes[kind] for kind in stored}
     has_tower = ModuleClass.VISION in stored
     return Footprint(checkpoint.spec, stored, "mtp.fc" in binding.modules, has_tower)
+
+
+def expected_footprint(
+    spec: ModelSpec, class_bytes: Mapping[ModuleClass, int], device: torch.device, dtype: torch.dtype
+) -> Footprint:
+    """As `footprint`, of a checkpoint of which only the bytes per class are known. On a CPU it is an upper bound."""
+    sizes = dict(class_bytes)
+    if device.type == "cpu":
+        plain = _cpu_bytes(spec, dtype, torch.float32)
+        sizes = {kind: plain[kind] for kind in class_bytes}
+    return Footprint(spec, sizes, ModuleClass.MTP_FC in class_bytes, ModuleClass.VISION in class_bytes)
 
 
 def _cpu_bytes(spec: ModelSpec, dtype: torch.dtype, wide: torch.dtype) -> dict[ModuleClass, int]:

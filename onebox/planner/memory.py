@@ -29,9 +29,12 @@ __all__ = [
     "MemoryPlan",
     "MemoryRequest",
     "checkpoint_bytes",
+    "context_pages_bytes",
     "loaded_weight_bytes",
     "plan_memory",
+    "reserve_bytes",
     "slot_bytes",
+    "workspace_bytes",
 ]
 
 DEFAULT_UTILIZATION = 0.90
@@ -230,6 +233,11 @@ def page_bytes(spec: ModelSpec, request: MemoryRequest) -> int:
     return request.page_tokens * request.kv.bytes_per_token(spec, with_mtp=request.with_mtp)
 
 
+def context_pages_bytes(spec: ModelSpec, request: MemoryRequest) -> int:
+    """The pages of one sequence of the full length."""
+    return _pages(request.max_context_tokens, request.page_tokens) * page_bytes(spec, request)
+
+
 def plan_memory(spec: ModelSpec, stored: Mapping[ModuleClass, int], box: Box, request: MemoryRequest) -> MemoryPlan:
     """Divides the box. Raises `DoesNotFitError` with a table if one sequence of the full context does not fit."""
     if request.max_context_tokens > spec.max_context_tokens:
@@ -240,9 +248,9 @@ def plan_memory(spec: ModelSpec, stored: Mapping[ModuleClass, int], box: Box, re
     page = page_bytes(spec, request)
     weights = loaded_weight_bytes(stored, with_mtp=request.with_mtp, with_vision=request.with_vision)
     slot = slot_bytes(spec, request.drafts, request.activation_bytes)
-    workspace, reserve = workspace_bytes(spec, request), _reserve(box, request)
+    workspace, reserve = workspace_bytes(spec, request), reserve_bytes(box, request)
     left = box.memory_bytes - reserve - weights - workspace - request.slots * slot
-    one_context = _pages(request.max_context_tokens, request.page_tokens) * page
+    one_context = context_pages_bytes(spec, request)
     limit = request.default_cache_bytes if request.cache_bytes is None else request.cache_bytes
     if limit is not None and left >= one_context:
         _refuse_cache(request, limit, left, one_context)
@@ -292,7 +300,8 @@ def asked_reserve_bytes(box: Box, request: MemoryRequest) -> int:
     return box.memory_bytes - int(box.memory_bytes * request.gpu_memory_utilization)
 
 
-def _reserve(box: Box, request: MemoryRequest) -> int:
+def reserve_bytes(box: Box, request: MemoryRequest) -> int:
+    """Left alone by the plan: what the flags ask for, or more if other programs hold more."""
     # Memory that other programs use on the detected machine is not available.
     held_by_others = box.memory_bytes - box.available_bytes if box.available_bytes is not None else 0
     return max(asked_reserve_bytes(box, request), held_by_others)
@@ -320,10 +329,15 @@ def _does_not_fit(plan: MemoryPlan, one_context: int, short_bytes: int) -> DoesN
     table = [f"  {name:<{width}} {size / GIB:8.2f} GiB" for name, size in rows]
     table.append(f"  {'needed':<{width}} {needed / GIB:8.2f} GiB")
     table.append(f"  {box.name + ' has':<{width}} {box.memory_bytes / GIB:8.2f} GiB")
-    return DoesNotFitError(
-        f"The plan is {short_bytes / GIB:.2f} GiB too large for {box.name}: use smaller weights, a smaller "
-        "--max-model-len or --max-num-seqs, a packed --kv-cache-dtype, or a smaller reserve.\n" + "\n".join(table)
-    )
+    if plan.weights_bytes + plan.workspace_bytes > box.memory_bytes - plan.reserve_bytes:
+        advice = "the weights leave no room for any context; use smaller weights or a larger box"
+    else:
+        advice = (
+            "use smaller weights, a smaller --max-model-len or --max-num-seqs, a packed --kv-cache-dtype, or a smaller "
+            "reserve"
+        )
+    lines = [f"The plan is {short_bytes / GIB:.2f} GiB too large for {box.name}: {advice}.", *table]
+    return DoesNotFitError("\n".join(lines))
 
 
 def _refuse_cache(request: MemoryRequest, limit: int, left: int, one_context: int) -> None:
@@ -335,9 +349,11 @@ def _refuse_cache(request: MemoryRequest, limit: int, left: int, one_context: in
             f"{left}), or a smaller --max-model-len."
         )
     if request.cache_bytes is not None and limit > left:
+        default = request.default_cache_bytes
+        otherwise = "to use all that is left" if default is None else f"for {min(default, left) / GIB:.2f} GiB"
         raise DoesNotFitError(
             f"--kv-cache-memory-bytes {limit} asks for {limit / GIB:.2f} GiB, but weights, workspace, states and the "
-            f"reserve leave {left / GIB:.2f} GiB: give {left} or less, or leave it out to use all that is left."
+            f"reserve leave {left / GIB:.2f} GiB: give {left} or less, or leave it out {otherwise}."
         )
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from onebox.planner.memory import MemoryPlan, MemoryRequest, asked_reserve_bytes, plan_memory
 from onebox.planner.roofline import Projection, Rate, Workload, project
+from onebox.planner.sizing import size_formats, sizing_lines
 from onebox.spec.errors import DoesNotFitError, UsageError
 from onebox.spec.hardware import Bandwidth, Box
 from onebox.spec.kv import KVFormat
@@ -28,6 +29,8 @@ class Weights:
     spec: ModelSpec
     stored: Mapping[ModuleClass, int]
     problems: tuple[str, ...] = ()
+    label: str = "this checkpoint"
+    """In a table of formats: a preset's name."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +69,12 @@ def make_report(weights: Weights, box: Box, request: MemoryRequest, workload: Wo
             f"--streams {workload.streams} is more than --max-num-seqs {request.slots}; "
             "each running sequence needs a slot."
         )
-    memory = plan_memory(weights.spec, weights.stored, box, request)
+    try:
+        memory = plan_memory(weights.spec, weights.stored, box, request)
+    except DoesNotFitError as error:
+        stored = {weights.label: weights.stored}
+        sizings = size_formats(weights.spec, stored, box, request, workload.context_tokens)
+        raise DoesNotFitError("\n".join([str(error), *sizing_lines(sizings, box)])) from None
     workloads = [replace(workload, drafts=0, acceptance=None)]
     if workload.drafts:
         workloads.append(workload)

@@ -21,6 +21,7 @@ from starlette.requests import ClientDisconnect
 from onebox.server.errors import BodyTooLongError
 from onebox.server.pool import WorkPool
 from onebox.spec.errors import UsageError
+from onebox.spec.heap import collections_paused
 
 __all__ = ["JsonRoute", "measure_json", "parse_json"]
 
@@ -57,13 +58,17 @@ class JsonRoute(APIRoute):
             if len(data) <= INLINE_BYTES:
                 body = self._validated(data) if data else None
             else:
-                body = await _pool.run(self._validated, data)
+                body = await _pool.run(self._validated_large, data)
             # The handler runs for as long as the answer is computed: it does not keep the bytes.
             is_empty = not data
             del data
             return await handle(_ParsedRequest(request, body, is_empty=is_empty))
 
         return handle_parsed
+
+    def _validated_large(self, data: bytes) -> Any:
+        with collections_paused():
+            return self._validated(data)
 
     def _validated(self, data: bytes) -> Any:
         field = self.body_field

@@ -8,14 +8,14 @@ import math
 import socket
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import uvicorn
 from starlette.types import ASGIApp
 
 from onebox.server.connection import BoundedConnection, raise_descriptor_limit
-from onebox.server.heap import start_trimming
 from onebox.server.settings import ConnectionLimits
+from onebox.spec.heap import start_trimming
 
 __all__ = ["LAST_WRITE_S", "HttpServer"]
 
@@ -29,8 +29,9 @@ MAX_BACKLOG = 2048
 """Connections that wait to be accepted. Beyond it clients try again only after a second or three."""
 CHECK_TICKS = 5
 """uvicorn's ticks, each a tenth of a second, between two checks of the connections' limits."""
-LAST_WRITE_S = 5
-"""Connections still open when the server stops may write for so long before they are closed."""
+LAST_WRITE_S = 1.5
+"""Connections still open when the server stops may write for so long before they are closed: time to say why, which
+takes half a second. Who reads slowly has had the time for running requests."""
 
 
 class HttpServer(uvicorn.Server):
@@ -53,7 +54,8 @@ class HttpServer(uvicorn.Server):
             # Below it are lines that any client can cause, as many as it likes.
             log_level="error",
             access_log=False,
-            timeout_graceful_shutdown=LAST_WRITE_S,
+            # It is only given to asyncio.wait_for.
+            timeout_graceful_shutdown=cast("int", LAST_WRITE_S),
         )
         super().__init__(config)
         self._on_ready = on_ready

@@ -100,7 +100,12 @@ class Service:
     def _client(self) -> ClientShare | None:
         """Of the HTTP request that is being handled."""
         caller = current_caller.get()
-        return ClientShare(caller.name, max(1, int(caller.max_share * self._num_places))) if caller else None
+        if caller is None:
+            return None
+        places, slots = (
+            max(1, int(caller.max_share * count)) for count in (self._num_places, self.engine.config.max_num_seqs)
+        )
+        return ClientShare(caller.name, places, slots)
 
     @property
     def _num_places(self) -> int:

@@ -4,6 +4,7 @@
 a plan prints "unknown" for it. Independent of the model. Stdlib only.
 """
 
+import os
 import shutil
 import subprocess
 from dataclasses import dataclass, replace
@@ -103,7 +104,12 @@ def named_box(name: str) -> Box:
 
 
 def detect_box() -> Box:
-    """The local machine, from nvidia-smi and /proc/meminfo. Creates no CUDA context."""
+    """The local machine, from nvidia-smi and /proc/meminfo. Creates no CUDA context.
+
+    Without its GPU if CUDA_VISIBLE_DEVICES hides it, which nvidia-smi does not heed.
+    """
+    if os.environ.get("CUDA_VISIBLE_DEVICES", "0").strip() in ("", "-1"):
+        return detect_host()
     return box_from_reports(_nvidia_smi(), _meminfo())
 
 

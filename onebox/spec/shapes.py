@@ -9,7 +9,7 @@ from typing import Any
 from onebox.spec.errors import UsageError
 from onebox.spec.model import ModelSpec, spec_from_config
 
-__all__ = ["SHAPES", "family_config", "named_spec"]
+__all__ = ["SHAPES", "family_config", "is_known", "named_spec"]
 
 
 def family_config(
@@ -99,6 +99,19 @@ SHAPES: dict[str, dict[str, Any]] = {
             "shared_expert_intermediate_size": 1024,
         }
     ),
+    # Its size decides what a box can hold; the values are those of its model card (Qwen/Qwen3.5-397B-A17B).
+    "qwen3.5-397b-a17b": family_config(
+        text={
+            "hidden_size": 4096,
+            "num_hidden_layers": 60,
+            "num_attention_heads": 32,
+            "linear_num_value_heads": 64,
+            "num_experts": 512,
+            "num_experts_per_tok": 10,
+            "moe_intermediate_size": 1024,
+            "shared_expert_intermediate_size": 1024,
+        }
+    ),
     "qwen3.5-35b-a3b": family_config(
         text={
             "hidden_size": 2048,
@@ -118,7 +131,15 @@ def named_spec(name: str, overrides: Mapping[str, Any] | None = None) -> ModelSp
 
     `overrides` are those of `--hf-overrides`.
     """
-    key = name.lower().removeprefix("qwen/")
-    if key not in SHAPES:
+    if not is_known(name):
         raise UsageError(f"{name!r} is neither a directory nor a known model; the known ones are {', '.join(SHAPES)}.")
-    return spec_from_config(SHAPES[key], overrides)
+    return spec_from_config(SHAPES[_key(name)], overrides)
+
+
+def is_known(name: str) -> bool:
+    """Whether `named_spec` knows a model of this name."""
+    return _key(name) in SHAPES
+
+
+def _key(name: str) -> str:
+    return name.lower().removeprefix("qwen/")

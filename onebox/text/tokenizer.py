@@ -45,6 +45,10 @@ letter and what is none, before a space, between a letter and a comma or full st
 what Unicode's composition joins."""
 _MAX_WORD_CHARS = 1 << 18
 """Without a place to cut, the time grows faster than the length; no word is as long as this."""
+_CACHED_WORDS = 1024
+"""Words whose ids the library keeps; it never forgets one. Its own 10,000 take 68 MB where clients send words of 200
+characters, and save less than a fifth of the time.
+"""
 _COMPOSED_CHARS = 4
 """Characters that Unicode's composition may join to one, before text is split into words."""
 
@@ -57,7 +61,7 @@ class Tokenizer:
     """tokenizer.json of one checkpoint. Control tokens such as <|im_end|> have no text; <think> does."""
 
     def __init__(self, tokenizer: _Tokenizer) -> None:
-        self._tokenizer = tokenizer
+        self._tokenizer = _bounded(tokenizer)
         added = tokenizer.get_added_tokens_decoder()
         for token in added.values():
             if token.lstrip or token.rstrip or token.single_word:
@@ -156,7 +160,7 @@ class Tokenizer:
     def _wordwise(self) -> _Tokenizer:
         """The tokenizer without control tokens. Few prompts need it, so it is made when the first one does."""
         source: dict[str, Any] = json.loads(self._tokenizer.to_str())
-        return _Tokenizer.from_str(json.dumps({**source, "added_tokens": [], "post_processor": None}))
+        return _bounded(_Tokenizer.from_str(json.dumps({**source, "added_tokens": [], "post_processor": None})))
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Text of all ids at once; bytes that are no UTF-8 become U+FFFD."""
@@ -174,6 +178,14 @@ class Tokenizer:
         table = _byte_of_char()
         # An added token is written as it is, and may hold characters that are not in the byte alphabet.
         return bytes(table[char] for char in text) if all(char in table for char in text) else text.encode()
+
+
+def _bounded(tokenizer: _Tokenizer) -> _Tokenizer:
+    """The tokenizer with a small cache of words, where its kind has one."""
+    resize = getattr(tokenizer.model, "_resize_cache", None)
+    if resize:
+        resize(_CACHED_WORDS)
+    return tokenizer
 
 
 def _split_pattern(tokenizer: _Tokenizer) -> str | None:

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from onebox.bench.statistics import (
     adjusted,
-    bootstrap_ratio_of_medians,
     mcnemar,
     paired_difference,
     plain_json,
@@ -95,7 +94,6 @@ def test_a_result_becomes_json_that_any_reader_takes():
 
 def test_one_value_has_no_interval():
     assert math.isnan(welch([1.0], [2.0, 3.0]).low)
-    assert math.isnan(bootstrap_ratio_of_medians([], [1.0]).estimate)
 
 
 def test_holm_gives_what_its_textbook_example_gives():
@@ -110,10 +108,13 @@ def test_an_adjusted_p_value_is_never_smaller_and_keeps_the_order(values):
     assert [found[i] for i in sorted(range(len(values)), key=values.__getitem__)] == sorted(found)
 
 
-def test_a_ratio_of_medians_is_found_and_the_same_numbers_give_the_same_interval():
-    first = [10.0 + number % 5 for number in range(20)]
-    second = [value * 1.5 for value in first]
-    interval = bootstrap_ratio_of_medians(first, second)
-    assert interval.estimate == pytest.approx(1.5)
-    assert 1.2 < interval.low < 1.5 < interval.high < 1.9
-    assert interval == bootstrap_ratio_of_medians(first, second)
+def test_a_series_whose_values_repeat_each_other_has_a_wider_interval():
+    """Ten values, each twice, are worth little more than the ten."""
+    draw = np.random.default_rng(3)
+    first, second = draw.normal(0, 1, 10), draw.normal(0, 1, 10)
+    alone = welch(first, second)
+    twice = welch(np.repeat(first, 2), np.repeat(second, 2), is_series=True)
+    taken_for_independent = welch(np.repeat(first, 2), np.repeat(second, 2))
+    assert twice.estimate == pytest.approx(alone.estimate)
+    assert twice.high - twice.low > 0.95 * (alone.high - alone.low)
+    assert taken_for_independent.high - taken_for_independent.low < 0.75 * (alone.high - alone.low)

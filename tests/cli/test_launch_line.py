@@ -1,12 +1,16 @@
 """Launch lines of vLLM: every published one starts, or says in one line per flag why not."""
 
 import json
+import re
 import shlex
 import shutil
+import socket
+import time
 import tomllib
 from dataclasses import replace
 from pathlib import Path
 
+import httpx
 import pytest
 
 import onebox.cli.serve as command
@@ -19,6 +23,7 @@ from tests.server.launching import started
 LINES = tomllib.loads((Path(__file__).parent / "launch_lines.toml").read_text())["line"]
 STARTING = [line for line in LINES if not line["refused"]]
 REPLACED = {"--host": "127.0.0.1", "--port": "0", "--max-model-len": "2048"}
+QUESTION = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 24}
 OPTIONS = {
     "--port": True,
     "--max-model-len": True,
@@ -99,16 +104,27 @@ def test_a_published_launch_line_that_cannot_be_honoured_says_why_in_one_line_pe
 
 
 @pytest.mark.parametrize("name", ["run-qwen.sh"])
-def test_the_pocket_model_starts_with_a_published_line(tmp_path, name):
+def test_the_pocket_model_serves_with_a_published_line_and_tells_its_speeds(name, monkeypatch):
     """One that says much: drafts, generation defaults, a loader of its own."""
     from onebox.pocket.ready import pocket_checkpoint
 
     model = pocket_checkpoint()
-    (tmp_path / "unsloth.jinja").write_text((model / "chat_template.jinja").read_text())
     (line,) = (line for line in LINES if name in line["source"])
     words = [word for word in words_of(line, model) if word not in ("--port", "0")]
-    with started(*words, cwd=tmp_path) as (process, url):
-        assert url.startswith("http://127.0.0.1:")
+    manager = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    manager.bind("")  # to a name that is free
+    monkeypatch.setenv("NOTIFY_SOCKET", "@" + manager.getsockname()[1:].decode())
+    with manager, started(*words, "--log-stats-interval", "0.1") as (process, url):
+        manager.settimeout(30)
+        assert manager.recv(100) == b"READY=1"
+        assert httpx.post(f"{url}/v1/chat/completions", json=QUESTION).status_code == 200
+        said = next(line for line in process.stdout if "Mean acceptance length: " in line)
+        assert "Avg generation throughput: " in said
+        # Nobody reads any more; the lines still to come hold up no answer.
+        process.stdout.close()
+        for _ in range(3):
+            assert httpx.post(f"{url}/v1/chat/completions", json=QUESTION).status_code == 200
+            time.sleep(0.2)
         assert process.poll() is None
 
 
@@ -184,6 +200,15 @@ def test_an_mtp_head_of_another_model_is_refused_and_the_served_ones_is_not(pars
     assert "--mtp-from" in result.err
 
 
+def test_variables_of_vllm_are_said_to_have_no_effect(parsed, checkpoint, monkeypatch):
+    monkeypatch.setenv("VLLM_MARLIN_USE_ATOMIC_ADD", "1")
+    monkeypatch.setenv("VLLM_API_KEY", "secret")
+    result, _ = parsed([checkpoint])
+    names = "VLLM_API_KEY, VLLM_MARLIN_USE_ATOMIC_ADD"
+    assert f"{names}: settings of vLLM in the environment, which onebox does not read." in result.out
+    assert "secret" not in result.out
+
+
 def test_quotes_of_a_forum_are_named(parsed, checkpoint):
     result, _ = parsed([checkpoint, "--speculative-config", "{“method”:“mtp”}"])
     assert "--speculative-config is not JSON (it has typographic quotes, write straight ones)" in result.err
@@ -212,3 +237,33 @@ def test_a_missing_tokenizer_is_said_before_anything_is_loaded(run_cli, checkpoi
     assert result.code == 2
     assert "cannot be served: tokenizer.json is missing, so no text can be served: " in result.err
     assert "copy it from the model" in result.err
+
+
+def test_the_unit_in_the_docs_starts_what_it_says(parsed, tmp_path):
+    text = (Path(__file__).parents[2] / "docs" / "operating.md").read_text()
+    unit = text.split("```ini\n")[1].split("```")[0]
+    (line,) = re.findall(r"^ExecStart=\S+/onebox serve (.*)$", unit, re.MULTILINE)
+    (tmp_path / "keys.toml").write_text('[[keys]]\nname = "smoke"\nkey = "sk-smoke"\n')
+    result, options = parsed(shlex.split(line.replace("/etc/onebox", str(tmp_path))))
+    assert result.code == 0, result.err
+    assert options.settings.api_keys[0].name == "smoke"
+    stop_s = int(re.search(r"^TimeoutStopSec=(\d+)$", unit, re.MULTILINE)[1])
+    assert stop_s >= options.http.shutdown_timeout + 10
+
+
+def test_a_missing_picture_preprocessor_is_said_and_text_is_served(parsed, checkpoints, tmp_path, monkeypatch):
+    directory = tmp_path / "model"
+    shutil.copytree(checkpoints / "autoround", directory)
+    (directory / "preprocessor_config.json").unlink()
+    said = []
+    monkeypatch.setattr(command, "say", lambda line, **_: said.append(line))
+    _, options = parsed([directory])
+    said.clear()
+    command._check_side_files(directory, options)
+    assert len(said) == 1
+    assert said[0].startswith("preprocessor_config.json is missing, so images are refused and text works: ")
+    said.clear()
+    _, options = parsed([directory, "--language-model-only"])
+    said.clear()
+    command._check_side_files(directory, options)
+    assert not said

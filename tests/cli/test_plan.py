@@ -1,8 +1,10 @@
 """`onebox plan` as people type it, and that it runs on a laptop without torch."""
 
 import json
+import re
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 import typer
@@ -10,6 +12,7 @@ from typer.testing import CliRunner
 
 from onebox.cli.plan import plan
 from onebox.spec.errors import DoesNotFitError, UsageError
+from onebox.spec.shapes import SHAPES
 
 MODEL = "qwen3.5-122b-a10b"
 
@@ -115,6 +118,44 @@ def test_a_preset_for_a_directory_is_refused(tmp_path):
 def test_weights_that_do_not_fit_are_refused_with_a_table():
     with pytest.raises(DoesNotFitError, match=r"weights +232.99 GiB"):
         run("--weights", "bf16", "--speculative-tokens", "2")
+
+
+def test_what_a_model_that_does_not_fit_would_take_is_said():
+    with pytest.raises(DoesNotFitError) as caught:
+        run(model="Qwen/Qwen3.5-397B-A17B")
+    text = str(caught.value)
+    assert "the weights leave no room for any context" in text
+    assert re.search(r"hybrid +195\.0 +206\.6 +2 ", text)
+    assert "No format fits one dgx-spark, and onebox runs on one box" in text
+    with pytest.raises(DoesNotFitError, match=r"hybrid, hybrid-mtp4, autoround-int4, .* would fit: give --weights"):
+        run("--weights", "bf16")
+
+
+def test_a_directory_that_does_not_fit_is_one_row_of_the_table(checkpoints, monkeypatch):
+    from onebox.spec import hardware
+
+    small = replace(hardware.BOXES["dgx-spark"], memory_bytes=1 << 30)
+    monkeypatch.setitem(hardware.BOXES, "dgx-spark", small)
+    with pytest.raises(DoesNotFitError, match=r"this checkpoint +0\.0 "):
+        run(model=str(checkpoints / "fp8"))
+
+
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 262144}
+
+
+def test_a_stretched_model_is_planned_to_a_million_tokens():
+    rope = {**SHAPES[MODEL]["text_config"]["rope_parameters"], **YARN}
+    overrides = ("--hf-overrides", json.dumps({"text_config": {"rope_parameters": rope}}))
+    found = json.loads(run(*overrides, "--max-model-len", "1010000", "--kv-cache-dtype", "fp8", "--json"))
+    assert found["memory"]["max_model_len_tokens"] == 1_010_000
+    assert "at 1,010,000" in run(*overrides, "--max-model-len", "1010000")
+    assert "at 1,048,576" in run(*overrides), "the stretched length is the default"
+    with pytest.raises(UsageError, match=r"1,048,577 is more than the 1,048,576 tokens that the model supports; give"):
+        run(*overrides, "--max-model-len", "1048577")
+    with pytest.raises(UsageError, match=r"1,010,000 is more than the 262,144 .* --hf-overrides"):
+        run("--max-model-len", "1010000")
+    with pytest.raises(UsageError, match="--hf-overrides is not JSON"):
+        run("--hf-overrides", "{")
 
 
 def test_planning_loads_no_torch():

@@ -1,11 +1,13 @@
 """Log-probabilities are those of the model itself: against torch on given logits, against transformers on the model."""
 
+import pickle
 import random
 
 import pytest
 import torch
 
 from onebox.engine.logits import RowLogprobs
+from onebox.engine.logprobs import PackedLogprobs, TokenLogprob
 from onebox.engine.request import PromptLogprobs, Request, SamplingParams, Tokens
 from onebox.model.load import load_model
 from onebox.model.random import TINY, random_weights
@@ -133,3 +135,20 @@ def test_logprobs_are_those_of_the_model_before_anything_is_done_to_its_logits(m
     assert other != token_id
     assert of_other.top == told.top
     assert of_other.logprob == dict(told.top)[other]
+
+
+def test_packed_logprobs_are_the_same_and_small():
+    top = tuple((1000 + place, -0.125 * place) for place in range(20))
+    rows = tuple(TokenLogprob(70_000 + place, -0.75, place + 1, top) for place in range(5))
+    packed = pickle.loads(pickle.dumps(PackedLogprobs.pack(rows)))  # noqa: S301 - our own
+    assert tuple(packed) == rows
+    assert (len(packed), packed[1], packed[-1], packed[1:3]) == (5, rows[1], rows[4], rows[1:3])
+    assert len(packed.rows) < 5 * 200
+
+
+@pytest.mark.parametrize("rows", [(), (TokenLogprob(3, float("-inf"), 9),)])
+def test_packed_logprobs_may_be_none_and_without_alternatives(rows):
+    packed = PackedLogprobs.pack(rows)
+    assert packed == rows
+    assert packed == PackedLogprobs.pack(list(rows))
+    assert packed != (TokenLogprob(4, 0.0, 1),)

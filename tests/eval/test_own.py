@@ -159,6 +159,14 @@ def test_own_questions_and_pictures_stand_beside_the_suites_in_report_and_verdic
     assert "judged by fake" in page
 
 
+def test_a_judge_that_takes_a_schema_is_asked_in_it_and_only_once(run_cli, tmp_path):
+    with faulty(answer_of=answering) as one, faulty(answer_of=answering, knows={"response_format"}) as judging:
+        options = ("--checks", "questions", "--questions", written(tmp_path, [RUBRIC]), "--judge", judging.url)
+        assert run_cli("eval", one.url, *options).code == 0
+    (body,) = judging.bodies
+    assert body["response_format"]["json_schema"]["schema"]["properties"]["met"]["maxItems"] == 2
+
+
 @pytest.mark.parametrize("said", ["I like it.", '{"met": [true]}', '{"met": ["yes", "no"]}', "{{", "[]"])
 def test_a_judge_that_gives_no_judgement_is_a_failure_and_no_wrong_answer(run_cli, tmp_path, said):
     output = tmp_path / "eval.json"
@@ -188,7 +196,7 @@ def test_a_server_without_images_is_not_asked_own_questions_that_have_one(run_cl
         (("--checks", "questions"), "which --questions gives; it is not given"),
         (("--questions", "none.jsonl"), "none.jsonl cannot be read"),
         (("--pictures", "none"), "none is not a directory"),
-        (("--judge", "localhost:1"), "no question of --questions has a rubric"),
+        (("--judge", "localhost:1"), "no question that is asked has a rubric"),
         (("--judge-model", "x"), "--judge-model needs --judge"),
         (("--questions", "OWN"), "Question 'no' has a rubric, which another server must judge"),
     ],

@@ -4,8 +4,10 @@ import pytest
 import torch
 
 from onebox.formats.kv_pages import KVPages
+from onebox.kernels.attention import reference
 from onebox.kernels.attention.cases import make_inputs
 from onebox.spec.kv import PAGE_TOKENS
+from tests.kernels.tolerance import assert_same
 
 NAMES = ["bf16", "fp8", "turboquant_k4v4", "turboquant_k8v4"]
 EACH_FORMAT = pytest.mark.parametrize("name", NAMES)
@@ -79,6 +81,18 @@ def test_gated_rows_are_those_of_attention_and_gate_at_full_size(name, device, p
 
 def test_a_row_does_not_see_the_other_sequences(device, poison):
     assert_every_row_is_as_alone(make_inputs(device, "turboquant_k8v4", TINY, lengths=[130, 3, 65], rows=[2, 1, 3]))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["bf16", "turboquant_k4v4"])
+def test_rows_at_the_end_of_a_million_tokens_are_the_twins(name, device, poison):
+    """1,010,000 tokens, as far as YaRN stretches the published models: 1,123 or 2,053 pieces, the last step's rows."""
+    arguments = make_inputs(device, name, (16, 1, 128), lengths=[1_010_000], rows=[3])
+    assert_same(decode(**arguments), reference.paged_attention(**arguments), "decode", "paged_attention")
+    del arguments["context"]
+    arguments["start"] = int32([1_010_000 - 3], device)
+    expected = reference.paged_attention_prefill(**arguments)
+    assert_same(prefill(**arguments), expected, "prefill", "paged_attention_prefill")
 
 
 @pytest.mark.gpu

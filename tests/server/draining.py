@@ -13,7 +13,6 @@ import time
 from fastapi import FastAPI, Request
 from fastapi.responses import StreamingResponse
 
-from onebox.server import http
 from onebox.server import run as running
 from onebox.spec.output import end_process, say
 
@@ -67,7 +66,6 @@ async def version():
 
 
 def main():
-    running.LAST_WRITE_S = http.LAST_WRITE_S = 1
     running.ENDING_S = 2
     with running.bind("127.0.0.1", 0) as bound:
         url = f"http://127.0.0.1:{bound.getsockname()[1]}"

@@ -5,6 +5,7 @@ import asyncio
 import httpx
 import pytest
 
+from onebox.engine.api import ClientShare
 from onebox.server.access import HostNames
 from onebox.server.keys import ApiKey
 from onebox.server.settings import ServerSettings
@@ -120,6 +121,8 @@ def test_a_key_beyond_its_share_is_429_while_others_are_served(scripted):
     assert "retry-after" in full.headers
     assert "the API key 'alice' has 3 places" in refused(never, 400, param="n")
     assert {response.status_code for response in (*served, after)} == {200}
+    # Two slots and four places in the queue.
+    assert {request.client for request in client.requests} == {ClientShare("alice", 3, 1), ClientShare("bob", 3, 1)}
     metrics = client.request("GET", "/metrics", headers={"x-api-key": "key-a"}).text
     assert 'onebox:requests_by_key_total{key="alice",model_name="tiny"} 4.0' in metrics
     assert "key-a" not in metrics

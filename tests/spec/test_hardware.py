@@ -75,6 +75,13 @@ def test_this_machine_can_be_detected(monkeypatch):
     assert 0 < box.available_bytes <= box.memory_bytes
 
 
+@pytest.mark.parametrize(("visible", "device"), [("", "CPU only"), ("-1", "CPU only"), ("0", "NVIDIA GB10")])
+def test_a_gpu_that_is_hidden_on_purpose_is_not_there(monkeypatch, visible, device):
+    monkeypatch.setattr(hardware, "_nvidia_smi", lambda *_: "NVIDIA GB10, 12.1, [N/A], [N/A]\n")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert detect_box().device == device
+
+
 def test_a_failing_nvidia_smi_is_said_in_a_sentence(monkeypatch):
     monkeypatch.setattr(hardware.shutil, "which", lambda _: "/usr/bin/nvidia-smi")
     failed = subprocess.CompletedProcess([], 9, stdout="NVIDIA-SMI has failed\nmore\n", stderr="")

@@ -1,12 +1,14 @@
 """config.json becomes a ModelSpec, or is refused by the key that stands in the way."""
 
 import json
+from collections import Counter
 
 import pytest
 from transformers.models.qwen3_5_moe import Qwen3_5MoeConfig, Qwen3_5MoeTextConfig
 
 from onebox.spec.errors import UnreadableError, UnsupportedError, UsageError
 from onebox.spec.model import read_config, spec_from_config
+from onebox.spec.modules import ModuleClass, modules
 from onebox.spec.shapes import SHAPES, named_spec
 
 
@@ -22,6 +24,22 @@ def test_sizes_of_the_122b_are_those_of_the_published_config():
     assert (spec.key_dim, spec.value_dim, spec.conv_dim) == (2048, 8192, 12288)
     assert spec.rotary_dim == 64
     assert spec.state_bytes_per_sequence == 36 * (4_194_304 + 73_728)
+
+
+@pytest.mark.parametrize(
+    ("name", "total", "active"),
+    [("qwen3.5-397b-a17b", 397, 17), ("qwen3.5-122b-a10b", 122, 10), ("qwen3.5-35b-a3b", 35, 3)],
+)
+def test_the_parameters_come_to_what_the_name_says(name, total, active):
+    """In billions, without the tower and the MTP head; active: the experts of one token and all the rest."""
+    spec = named_spec(name)
+    counts = Counter()
+    for module in modules(spec):
+        counts[module.module_class] += module.numel
+    counted = sum(count for kind, count in counts.items() if not kind.in_mtp and kind is not ModuleClass.VISION)
+    idle = counts[ModuleClass.EXPERTS] * (1 - spec.num_experts_per_tok / spec.num_experts)
+    assert counted / 1e9 == pytest.approx(total, abs=0.7)
+    assert (counted - idle) / 1e9 == pytest.approx(active, abs=0.5)
 
 
 @pytest.mark.parametrize("name", SHAPES)

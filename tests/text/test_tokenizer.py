@@ -1,12 +1,15 @@
 """Text and ids, there and back."""
 
+import ctypes
 import json
+import random
 import shutil
 
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from onebox.pocket.ready import MODEL_DIRECTORY
 from onebox.spec.errors import UnreadableError, UnsupportedError, UsageError
 from onebox.text import tokenizer as module
 from onebox.text.tokenizer import Tokenizer, TooManyTokensError
@@ -160,3 +163,28 @@ def test_a_token_that_depends_on_the_text_around_it_is_refused(checkpoint, tmp_p
     (tmp_path / "tokenizer.json").write_text(json.dumps(source))
     with pytest.raises(UnsupportedError, match="depends on the text around it"):
         Tokenizer.load(tmp_path)
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallinfo2"), reason="memory in use is asked of glibc")
+def test_many_long_words_are_not_kept():
+    """The library's own cache would hold 10,000 of them, 7 kB each."""
+    tokenizer = Tokenizer.load(MODEL_DIRECTORY)
+    words = random.Random(0)
+    before = _used_bytes()
+    for _ in range(12):
+        text = " ".join("".join(words.choices("abcdefgh", k=200)) for _ in range(1000))
+        tokenizer.encode(text)
+    assert _used_bytes() - before < 20e6
+
+
+class _Use(ctypes.Structure):
+    """glibc's struct mallinfo2."""
+
+    _fields_ = tuple((name, ctypes.c_size_t) for name in ("a", "b", "c", "d", "mapped", "e", "f", "used", "g", "h"))
+
+
+def _used_bytes():
+    library = ctypes.CDLL(None)
+    library.mallinfo2.restype = _Use
+    use = library.mallinfo2()
+    return use.used + use.mapped

@@ -18,6 +18,8 @@ __all__ = ["SequenceDrafts", "Speculator"]
 _PRIOR = CostPrior(row=0.15, draft=0.1)
 """A further row reads other experts' weights, about a seventh of a step on the large models; a draft reads one layer of
 49 and the head. The first measured steps replace it."""
+_HEAD_SAMPLES = 32
+"""Of one request, at most: a text that nothing can predict, such as random digits, says little about the head."""
 
 
 class Speculator:
@@ -28,8 +30,9 @@ class Speculator:
         self.costs = StepCosts(_PRIOR)
         self._drafting: dict[SequenceDrafts, tuple[DraftChoice, float]] = {}
 
-    def start(self, prompt: tuple[int, ...], seed: int | None) -> "SequenceDrafts":
-        return SequenceDrafts(self, prompt, seed)
+    def start(self, prompt: tuple[int, ...], seed: int | None, *, is_plain: bool = False) -> "SequenceDrafts":
+        """`is_plain`: nothing is added to the model's logits that the MTP head does not know of."""
+        return SequenceDrafts(self, prompt, seed, is_plain=is_plain)
 
     def note(self, drafts: "SequenceDrafts", choice: DraftChoice, expected_tokens: float) -> None:
         """Records what a sequence plans for its next step."""
@@ -57,7 +60,7 @@ class Speculator:
 class SequenceDrafts:
     """One sequence's drafts: offered by the MTP head or looked up in its own text."""
 
-    def __init__(self, speculator: Speculator, prompt: tuple[int, ...], seed: int | None) -> None:
+    def __init__(self, speculator: Speculator, prompt: tuple[int, ...], seed: int | None, *, is_plain: bool) -> None:
         self._speculator = speculator
         self._config = speculator.config
         self._seed = seed
@@ -69,6 +72,7 @@ class SequenceDrafts:
         """The plan behind this step's drafts; `_plan` is already that of the next step."""
         self._offered: tuple[int, ...] = ()
         self._tally = AcceptanceTally()
+        self._num_samples_left = _HEAD_SAMPLES if is_plain and not self._config.synthetic_acceptance else 0
 
     @property
     def counts(self) -> AcceptanceCounts:
@@ -125,6 +129,17 @@ class SequenceDrafts:
         self._tally.add(num_proposed, num_accepted)
         if self._auto:
             self._auto.observe(self._checked, num_proposed, num_accepted)
+
+    def takes_head_sample(self) -> bool:
+        """Whether this step's drafts tell how good the MTP head is. Called once after each `observe`.
+
+        They do if the head made them for a plain request; of each request only the first ones count.
+        """
+        is_mtp = self._config.method is SpeculationMethod.MTP
+        if not self._num_samples_left or not (is_mtp or self._checked.drafter is Drafter.MTP):
+            return False
+        self._num_samples_left -= 1
+        return True
 
     def checks(self, position: int, count: int) -> tuple[DraftCheck, ...]:
         """How `count` drafts from `position` on are verified: by the model, or at a benchmark's synthetic rates."""

@@ -15,6 +15,7 @@ from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from onebox.engine.grammar.checker import CheckLateError
 from onebox.engine.grammar.checks import check_grammar
 from onebox.engine.grammar.library import TokenMasks, open_tokenizer, start_thread
 from onebox.engine.grammar.value import Grammar, GrammarError
@@ -27,9 +28,11 @@ __all__ = ["CHECK_STACK_BYTES", "main"]
 
 CHECK_STACK_BYTES = 16 * 2**20
 """Smaller than the stacks of the engine's threads, so that what passes here does not overflow there."""
+_FIRST_CPU_S = 0.1
+"""Of a first try. Most legitimate grammars take less."""
 _CPU_S = 0.6
-"""What legitimate grammars take is a tenth of it."""
-_WALL_S = 8.0
+"""Of a long one."""
+_FIRST_WALL_S, _WALL_S = 2.0, 8.0
 """Only for a machine that is busy: what computes is ended by its CPU time."""
 _ADDED_BYTES = 512 * 2**20
 """Address space beyond what the process has when it forks."""
@@ -50,7 +53,8 @@ def main(socket: int, parent_id: int) -> None:
         _warm_up(tokenizer)
         engine.send(None)
         while True:
-            engine.send(_verdict(tokenizer, masks, engine.recv()))
+            grammar, is_long = engine.recv()
+            engine.send(_verdict(tokenizer, masks, grammar, is_long=is_long))
 
 
 def _warm_up(tokenizer: "LLTokenizer") -> None:
@@ -60,29 +64,32 @@ def _warm_up(tokenizer: "LLTokenizer") -> None:
     compile_matcher(tokenizer, Grammar.json_object()).compute_bitmask()
 
 
-def _verdict(tokenizer: "LLTokenizer", masks: TokenMasks, grammar: Grammar) -> GrammarError | QueueFullError | None:
+def _verdict(
+    tokenizer: "LLTokenizer", masks: TokenMasks, grammar: Grammar, *, is_long: bool
+) -> GrammarError | QueueFullError | CheckLateError | None:
     """None where the grammar can be used. The fork's last words count; without any, how it ended."""
     ours, theirs = Pipe(duplex=False)
     child_id = os.fork()
     if child_id == 0:
-        _check_in_fork(tokenizer, masks, grammar, theirs)
+        _check_in_fork(tokenizer, masks, grammar, theirs, _CPU_S if is_long else _FIRST_CPU_S)
     theirs.close()
     found, is_done = None, True
     with ours, contextlib.suppress(EOFError, OSError, pickle.UnpicklingError):
-        is_done = ours.poll(_WALL_S)
+        is_done = ours.poll(_WALL_S if is_long else _FIRST_WALL_S)
         found = ours.recv() if is_done else None
     os.kill(child_id, signal.SIGKILL)
     _, status = os.waitpid(child_id, 0)
-    is_late = not is_done and os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
-    if is_late:
-        return QueueFullError("This machine is too busy to check a new grammar; try again in a moment.")
+    ended_by = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
     if isinstance(found, tuple):
         return found[0]  # type: ignore[no-any-return]
-    return GrammarError(f"The {grammar.kind.noun} is too complex: {_cause(status)}; simplify it.", grammar.field_name)
+    if not is_long and (ended_by == signal.SIGPROF or not is_done):
+        return CheckLateError()
+    if not is_done and ended_by == signal.SIGKILL:
+        return QueueFullError("This machine is too busy to check a new grammar; try again in a moment.")
+    return GrammarError(f"The {grammar.kind.noun} is too complex: {_cause(ended_by)}; simplify it.", grammar.field_name)
 
 
-def _cause(status: int) -> str:
-    ended_by = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
+def _cause(ended_by: int) -> str:
     if ended_by == signal.SIGPROF:
         return f"compiling it takes longer than {_CPU_S:g} s"
     if ended_by == signal.SIGABRT:
@@ -94,7 +101,7 @@ def _cause(status: int) -> str:
 
 
 def _check_in_fork(
-    tokenizer: "LLTokenizer", masks: TokenMasks, grammar: Grammar, reply: "Connection[Any, Any]"
+    tokenizer: "LLTokenizer", masks: TokenMasks, grammar: Grammar, reply: "Connection[Any, Any]", cpu_s: float
 ) -> NoReturn:
     """Sends (the error or None,) and ends the process."""
     try:
@@ -104,7 +111,7 @@ def _check_in_fork(
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         own_bytes = _bound_memory()
         signal.signal(signal.SIGPROF, signal.SIG_DFL)
-        signal.setitimer(signal.ITIMER_PROF, _CPU_S)
+        signal.setitimer(signal.ITIMER_PROF, cpu_s)
 
         def check() -> None:
             error: GrammarError | None = None

@@ -13,12 +13,16 @@ from onebox.engine.grammar.value import Grammar, GrammarError
 from onebox.engine.request import EngineStoppedError, QueueFullError
 from onebox.spec.vocabulary import TokenTable
 
-__all__ = ["GrammarChecker"]
+__all__ = ["CheckLateError", "GrammarChecker"]
 
 _START_S = 60.0
 """The interpreter, the library, and the table of all tokens."""
 _REPLY_S = 20.0
 """More than a check may take: only a stuck process is this late."""
+
+
+class CheckLateError(Exception):
+    """A first try was not enough."""
 
 
 class GrammarChecker:
@@ -58,25 +62,28 @@ class GrammarChecker:
             )
         self._connection.send((self._table, self._vocab_size))
 
-    def check(self, grammar: Grammar) -> GrammarError | None:
-        """None where the grammar can be used, else why not. Raises QueueFullError where no process answers."""
+    def check(self, grammar: Grammar, *, is_long: bool) -> GrammarError | None:
+        """None where the grammar can be used, else why not.
+
+        Raises CheckLateError where it takes longer than a first try may, QueueFullError where no process answers.
+        """
         for _ in range(2):
             try:
-                return self._ask(grammar)
+                return self._ask(grammar, is_long=is_long)
             except (EOFError, OSError, subprocess.SubprocessError):
                 self.stop()  # it was killed from outside: the next one is asked again
         raise QueueFullError("The grammar cannot be checked at the moment; try again.")
 
-    def _ask(self, grammar: Grammar) -> GrammarError | None:
+    def _ask(self, grammar: Grammar, *, is_long: bool) -> GrammarError | None:
         self.start()
         if not self._is_ready:
             self._receive(_START_S)
             self._is_ready = True
         if self._connection is None:
             raise EOFError
-        self._connection.send(grammar)
-        verdict: GrammarError | QueueFullError | None = self._receive(_REPLY_S)
-        if isinstance(verdict, QueueFullError):
+        self._connection.send((grammar, is_long))
+        verdict: GrammarError | QueueFullError | CheckLateError | None = self._receive(_REPLY_S)
+        if isinstance(verdict, QueueFullError | CheckLateError):
             raise verdict
         return verdict
 

@@ -1,8 +1,9 @@
 """Verdicts on grammars and compiled grammars, made on threads of their own: neither intake nor steps wait for them.
 
-A grammar that was not seen before waits for one of two checkers, which try it in a process of their own. After a good
-verdict it is compiled here, once for each sequence that asks for it: the library's copies of a compiled grammar share a
-lexer, and a lexer that failed for one would fail for all.
+A grammar that was not seen before waits for one of two checkers, which try it in a process of their own; only one of
+them takes those that need long (`check_queue.py`). After a good verdict it is compiled here, once for each sequence
+that asks for it: the library's copies of a compiled grammar share a lexer, and a lexer that failed for one would fail
+for all.
 """
 
 import logging
@@ -11,10 +12,12 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Future
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
-from onebox.engine.grammar.checker import GrammarChecker
+from onebox.engine.grammar.check_queue import CheckQueue, GrammarCheck, Verdict
+from onebox.engine.grammar.checker import CheckLateError, GrammarChecker
 from onebox.engine.grammar.constraint import Constraint
 from onebox.engine.grammar.library import (
     TokenMasks,
@@ -37,16 +40,12 @@ LIBRARY_STACK_BYTES = 64 * 2**20
 """Of every thread that calls the library; more than the checker's, where deeper grammars end."""
 _NUM_CHECKERS = 2
 _NUM_COMPILERS = 2
-_MAX_UNCHECKED = 16
-"""Grammars that are being checked or wait for it; one takes at most about a second."""
 _NUM_VERDICTS = 4096
 _NUM_SCOUTS = 32
 """Compiled grammars kept for drafts. One takes from a few kilobytes to a few megabytes; clients repeat theirs."""
 
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
-
-Verdict = GrammarError | None
 
 
 class GrammarCompiler:
@@ -68,9 +67,8 @@ class GrammarCompiler:
         self._is_closed = False
         self._threads: list[threading.Thread] = []
         self._checkers: list[GrammarChecker] = []
-        self._checks: queue.SimpleQueue[Callable[[GrammarChecker], None] | None] = queue.SimpleQueue()
+        self._checks = CheckQueue()
         self._compiles: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._num_unchecked = 0
         self._verdicts: OrderedDict[bytes, Future[Verdict]] = OrderedDict()
         self._scouts: OrderedDict[bytes, LLMatcher] = OrderedDict()
 
@@ -113,8 +111,9 @@ class GrammarCompiler:
             for checker in self._checkers:
                 checker.close()
             for _ in threads:
-                self._checks.put(None)
                 self._compiles.put(None)
+        for check in self._checks.close():
+            check.verdict.set_exception(_stopped())
         for thread in threads:
             if thread is not threading.current_thread():
                 thread.join(timeout=5)
@@ -130,36 +129,45 @@ class GrammarCompiler:
             verdict: Future[Verdict] = _future()
             if self._is_closed:
                 verdict.set_exception(_stopped())
-            elif self._num_unchecked >= _MAX_UNCHECKED:
-                waiting = f"{self._num_unchecked} new grammars wait to be checked"
-                verdict.set_exception(QueueFullError(f"{waiting}; try again in a moment."))
             else:
-                self._num_unchecked += 1
-                self._verdicts[key] = verdict
-                if len(self._verdicts) > _NUM_VERDICTS:
-                    self._verdicts.popitem(last=False)
-                self._start_threads()
-                self._checks.put(lambda checker: self._check(checker, grammar, verdict))
+                self._begin_check(GrammarCheck(grammar, verdict))
         return verdict
 
-    def _check(self, checker: GrammarChecker, grammar: Grammar, verdict: "Future[Verdict]") -> None:
-        found: Verdict = None
-        error: Exception | None = None
+    def _begin_check(self, check: GrammarCheck) -> None:
+        """Called with `_lock` held."""
         try:
-            found = checker.check(grammar)
-        except OneboxError as caught:
-            error = caught
-        except Exception as caught:
+            self._checks.put(check)
+        except QueueFullError as error:
+            check.verdict.set_exception(error)
+            return
+        self._verdicts[check.grammar.key] = check.verdict
+        if len(self._verdicts) > _NUM_VERDICTS:
+            self._verdicts.popitem(last=False)
+        self._start_threads()
+
+    def _check(self, checker: GrammarChecker, check: GrammarCheck) -> None:
+        try:
+            check.verdict.set_result(checker.check(check.grammar, is_long=check.is_long))
+        except CheckLateError:
+            self._check_longer(check)
+        except OneboxError as error:
+            self._fail_check(check, error)
+        except Exception as error:
             _log.exception("a grammar could not be checked")
-            error = OneboxError(f"The grammar could not be checked: {caught}.")
+            self._fail_check(check, OneboxError(f"The grammar could not be checked: {error}."))
+
+    def _check_longer(self, check: GrammarCheck) -> None:
+        try:
+            self._checks.put(replace(check, is_long=True))
+        except OneboxError as error:
+            self._fail_check(check, error)
+
+    def _fail_check(self, check: GrammarCheck, error: OneboxError) -> None:
+        """It is no verdict: the grammar may be checked again."""
         with self._lock:
-            self._num_unchecked -= 1
-            if error and self._verdicts.get(grammar.key) is verdict:
-                del self._verdicts[grammar.key]
-        if error:
-            verdict.set_exception(error)
-        else:
-            verdict.set_result(found)
+            if self._verdicts.get(check.grammar.key) is check.verdict:
+                del self._verdicts[check.grammar.key]
+        check.verdict.set_exception(error)
 
     # Compiling, on the threads for it.
 
@@ -194,14 +202,14 @@ class GrammarCompiler:
             return
         self._checkers = [GrammarChecker(self._table, self._vocab_size) for _ in range(_NUM_CHECKERS)]
         work: list[Callable[[], None]] = [
-            *(partial(self._check_all, checker) for checker in self._checkers),
+            *(partial(self._check_all, checker, takes_long=place == 0) for place, checker in enumerate(self._checkers)),
             *[self._compile_all] * _NUM_COMPILERS,
         ]
         self._threads = [start_thread(target, "onebox-grammars", LIBRARY_STACK_BYTES) for target in work]
 
-    def _check_all(self, checker: GrammarChecker) -> None:
-        while (task := self._checks.get()) is not None:
-            task(checker)
+    def _check_all(self, checker: GrammarChecker, *, takes_long: bool) -> None:
+        while (check := self._checks.take(takes_long=takes_long)) is not None:
+            self._check(checker, check)
         checker.stop()
 
     def _compile_all(self) -> None:

@@ -34,6 +34,7 @@ from onebox.engine.remote.messages import (
 from onebox.engine.request import Event, Failed
 from onebox.engine.stats import EngineStats
 from onebox.spec.errors import OneboxError
+from onebox.spec.heap import bound_heap, start_trimming
 from onebox.spec.output import end_process, flush_output, log_in_background
 
 __all__ = ["ParentConnection", "main"]
@@ -97,6 +98,7 @@ def _unsent(event: Event) -> Failed:
 
 
 def main(socket: int, parent_id: int) -> None:
+    bound_heap(maps_large_blocks=False)
     end_with_parent()
     if os.getppid() != parent_id:
         _exit()
@@ -110,10 +112,9 @@ def main(socket: int, parent_id: int) -> None:
     gc.disable()
     engine = parent.engine = _start(parent)
     if engine:
-        # What was loaded stays. Without this, a collection walks all of it: a tenth of a second in some step.
+        # What was loaded stays: a collection that walks all of it takes a tenth of a second in some step.
         gc.enable()
-        gc.collect()
-        gc.freeze()
+        start_trimming()
         parent.send(Ready(engine.stats()))
         engine.warm_up_grammars()
         threading.Thread(target=_receive_all, args=(engine, parent), daemon=True).start()

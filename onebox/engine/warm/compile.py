@@ -40,7 +40,7 @@ from onebox.model.qwen3_5 import Qwen35
 from onebox.spec.conversion import AS_STORED, LoadConversion
 from onebox.spec.hardware import GIB, available_memory_bytes
 
-__all__ = ["CompileJob", "WeightSource", "compile_kernels", "kernel_mark", "run_workers"]
+__all__ = ["CompileJob", "WeightSource", "are_compiled", "compile_kernels", "kernel_mark", "run_workers"]
 
 ReportKernels = Callable[[int], None]
 """Called with the number of kernels that were claimed so far."""
@@ -81,10 +81,9 @@ def compile_kernels(
     report: ReportKernels,
 ) -> int:
     """Compiles what this engine launches on this machine's GPU; the number of its kernels, 0 if all were there."""
-    settle_cache_keys()
-    mark = kernel_mark(_digest(weights, dtype, memory_shape, config))
-    if mark.exists():
+    if are_compiled(weights, dtype, memory_shape, config):
         return 0
+    mark = kernel_mark(_digest(weights, dtype, memory_shape, config))
     directory, load_format, conversion = weights
     with_mtp = config.speculation.with_mtp
     model = model_without_weights(directory, dtype, load_format, with_mtp=with_mtp, conversion=conversion)
@@ -97,6 +96,12 @@ def compile_kernels(
         with contextlib.suppress(OSError):
             mark.touch()
     return num_kernels
+
+
+def are_compiled(weights: WeightSource, dtype: torch.dtype, memory_shape: MemoryShape, config: EngineConfig) -> bool:
+    """Whether all kernels of this engine are in Triton's cache."""
+    settle_cache_keys()
+    return kernel_mark(_digest(weights, dtype, memory_shape, config)).exists()
 
 
 def kernel_mark(digest: str) -> Path:

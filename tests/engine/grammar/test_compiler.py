@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from onebox.engine.grammar import check_queue
 from onebox.engine.grammar.compiler import GrammarCompiler
 from onebox.engine.grammar.value import Grammar, GrammarError
 from onebox.engine.request import EngineStoppedError, QueueFullError
@@ -155,19 +156,25 @@ def test_a_killed_checker_is_replaced(compiler):
     assert allowed(compiler.constrain(Grammar.regex("after")).mask())
 
 
-def test_new_grammars_beyond_the_queue_are_refused_and_known_ones_are_not(monkeypatch):
-    monkeypatch.setattr("onebox.engine.grammar.compiler._MAX_UNCHECKED", 2)
+def test_many_slow_grammars_hold_up_neither_known_nor_quick_ones(monkeypatch):
+    """Those that need long wait for each other, and are refused beyond some; the others pass them."""
+    monkeypatch.setattr(check_queue, "MAX_LONG", 1)
     compiler = GrammarCompiler(TABLE, VOCAB_SIZE)
     known = Grammar.regex("known")
     compiler.constrain(known)
-    waiting = [compiler.check(slow(f"queued {i}")) for i in range(2)]
-    with pytest.raises(QueueFullError, match=r"2 new grammars wait to be checked; try again in a moment\."):
-        compiler.check(Grammar.regex("new")).result(timeout=20)
+    waiting = [compiler.check(slow(f"queued {i}")) for i in range(5)]
+    quick = compiler.constrain_later(Grammar.regex("new"))
     assert allowed(compiler.constrain(known).mask())
-    for checked in waiting:
-        with pytest.raises(UsageError):
-            checked.result(timeout=30)
-    assert allowed(compiler.constrain(Grammar.regex("new")).mask())
+    assert allowed(quick.result(timeout=20).mask())
+    errors = [checked.exception(timeout=30) for checked in waiting]
+    full = [error for error in errors if isinstance(error, QueueFullError)]
+    assert 1 <= len(full) <= 4
+    assert {str(error) for error in full} == {"1 new grammars that take long to check wait; try again in a moment."}
+    assert all(isinstance(error, GrammarError) for error in errors if error not in full)
+    # A full queue is no verdict.
+    refused = compiler.check(slow(f"queued {errors.index(full[0])}"))
+    with pytest.raises(GrammarError, match=r"takes longer than 0\.6 s"):
+        refused.result(timeout=30)
     compiler.close()
 
 

@@ -55,7 +55,7 @@ class DeadlyRunner(FakeRunner):
 
     def _chunk(self, chunk):
         result = super()._chunk(chunk)
-        return result._replace(logprobs=(lambda: None,)) if UNSENDABLE in chunk.token_ids else result
+        return result._replace(prompt_logprobs=(lambda: None,)) if UNSENDABLE in chunk.token_ids else result
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,1 @@
+"""From a bare box to a served model: recipes, and the steps that `onebox up` goes through."""
