@@ -23,7 +23,7 @@ from onebox.formats import (
 from onebox.spec.errors import UnsupportedError
 from onebox.spec.weights import DTYPE_BITS, FP8_BLOCK, Layout, WeightFormat
 
-__all__ = ["read_weight", "slice_rows", "weight_tensors"]
+__all__ = ["can_slice_rows", "read_weight", "slice_rows", "weight_tensors"]
 
 # Activation scales: unused, because onebox does not quantise activations below 16 bits.
 _UNUSED_SUFFIXES = {"input_scale", "input_global_scale"}
@@ -74,6 +74,11 @@ _ROWS_COVERED = {
     Layout.FP8_TENSOR: {"weight": 1, "weight_scale": 0},
     Layout.INT8_ROW: {"weight": 1, "weight_scale": 1},
 }
+
+
+def can_slice_rows(bound: Bound) -> bool:
+    """Whether rows of this matrix lie together, so that some of them can be read alone."""
+    return bound.stored.layout in _ROWS_COVERED
 
 
 def slice_rows(bound: Bound, begin: int, end: int) -> Bound:
