@@ -16,9 +16,9 @@ __all__ = ["bound_heap", "collections_paused", "start_trimming"]
 INTERVAL_S = 10.0
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8
 """Parameters of glibc's mallopt."""
-_MMAP_BYTES = 64 << 10
-"""Larger blocks are the system's again as soon as they are freed, and leave no holes that small ones would fill."""
-_TRIM_BYTES = 1 << 20
+_MMAP_BYTES = 1 << 20
+"""Larger blocks are the system's again as soon as they are freed."""
+_TRIM_BYTES = 4 << 20
 
 
 def bound_heap(*, maps_large_blocks: bool) -> None:
