@@ -100,6 +100,8 @@ class HubServer:
         """How fast a body is sent; 0 is without limit."""
         self.signatures_left: int | None = None
         """How many more requests a signed address answers before it expires; None: any number."""
+        self.num_bytes_sent = 0
+        """Bytes of all bodies so far; `requests` counts those of an answer when it has ended."""
         self.sends_etag = True
         self.ignores_ranges = False
         self.damages: str | None = None
@@ -314,7 +316,9 @@ class _Handler(BaseHTTPRequestHandler):
     def _send_body(self, body: bytes) -> None:
         began = time.monotonic()
         while self._sent < len(body):
-            self._sent += self.connection.send(body[self._sent : self._sent + _CHUNK_BYTES])
+            count = self.connection.send(body[self._sent : self._sent + _CHUNK_BYTES])
+            self._sent += count
+            self.hub.num_bytes_sent += count
             speed = self.hub.bytes_per_second
             if speed and self.hub.closing.wait(max(0.0, self._sent / speed - (time.monotonic() - began))):
                 raise ConnectionAbortedError

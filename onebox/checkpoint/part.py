@@ -113,13 +113,17 @@ class PartFile:
 
     def close(self) -> None:
         """Records what is arriving and closes the files; a thread that still writes gets an error."""
-        with _writing(self._journal), self._lock:
-            for arrival in self._arriving:
-                self._record(arrival)
-            if self._file >= 0:
+        with self._lock:
+            if self._file < 0:
+                return
+            # On a full disk nothing can be recorded: it is fetched again.
+            with contextlib.suppress(OSError):
+                for arrival in self._arriving:
+                    self._record(arrival)
+            with contextlib.suppress(OSError):
                 self._log.close()
-                os.close(self._file)
-                self._file = -1
+            os.close(self._file)
+            self._file = -1
 
     def _restore(self, identity: str) -> list[Stretch]:
         """The stretches of an earlier run that are on disk as they were written."""

@@ -23,7 +23,7 @@ _CONNECT_TIMEOUT_S = 10.0
 _MAX_REDIRECTS = 8
 _REDIRECTS = (301, 302, 303, 307, 308)
 # What a signed address answers once it has expired.
-_EXPIRED = (401, 403, 404, 410)
+_EXPIRED = (401, 403, 404, 410, 416)
 
 
 class StoppedError(Exception):

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from onebox.cli.options import grouped, json_option, option_group
+from onebox.cli.vllm_flags import own_kv_name
 from onebox.spec.errors import UsageError
 
 if TYPE_CHECKING:
@@ -28,9 +29,15 @@ DEFAULT_CONTEXT_TOKENS = 8192
 class CapacityOptions:
     """Memory settings."""
 
-    kv_cache_dtype: Annotated[str, typer.Option(help="bf16, fp8, turboquant or turboquant_kXvY.")] = "bf16"
+    kv_cache_dtype: Annotated[
+        str, typer.Option(help="bf16, fp8, turboquant or turboquant_kXvY, or vLLM's name for one of them.")
+    ] = "bf16"
     max_model_len: Annotated[int | None, typer.Option(help="Longest sequence in tokens; default: the model's.")] = None
     max_num_seqs: Annotated[int, typer.Option(help="Concurrent sequences.")] = 4
+    max_num_batched_tokens: Annotated[
+        int,
+        typer.Option(help="Prompt tokens in one step, which decide the workspace; serve's default is 2048."),
+    ] = 8192
     gpu_memory_utilization: Annotated[
         float | None, typer.Option(help="Share of the memory that onebox may use; default: 0.9.")
     ] = None
@@ -96,7 +103,7 @@ def plan(
     from onebox.spec.hardware import named_box
     from onebox.spec.kv import KVFormat
 
-    kv, chosen_box, accepted = KVFormat.parse(memory.kv_cache_dtype), named_box(box), speed.accepted()
+    kv, chosen_box, accepted = KVFormat.parse(own_kv_name(memory.kv_cache_dtype)), named_box(box), speed.accepted()
     planned = planned_weights(model, weights, json_option("--hf-overrides", hf_overrides, dict))
     longest = planned.spec.max_context_tokens if memory.max_model_len is None else memory.max_model_len
     utilization = memory.gpu_memory_utilization
@@ -105,6 +112,7 @@ def plan(
         slots=memory.max_num_seqs,
         kv=kv,
         drafts=speed.speculative_tokens,
+        max_batched_tokens=memory.max_num_batched_tokens,
         gpu_memory_utilization=DEFAULT_UTILIZATION if utilization is None else utilization,
         reserve_bytes=memory.reserve_bytes(),
         with_vision=not memory.language_model_only,

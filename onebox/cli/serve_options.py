@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from onebox.cli.options import json_option, option_group
+from onebox.cli.vllm_flags import own_kv_name
 from onebox.spec.errors import UsageError
 
 if TYPE_CHECKING:
@@ -29,7 +30,6 @@ __all__ = [
 ]
 
 _KEY_VARIABLE = "ONEBOX_API_KEY"
-_KV_NAMES = {"auto": "bf16", "bfloat16": "bf16", "fp8_e4m3": "fp8"}
 _METHODS = {"qwen3_next_mtp": "mtp", "qwen3_5_mtp": "mtp"}
 
 
@@ -258,7 +258,7 @@ def engine_options(model: ModelOptions, memory: MemoryOptions, media: MediaOptio
         speculation=method,
         num_speculative_tokens=drafts,
         hf_overrides=model.overrides(),
-        **vars(memory) | {"kv_cache_dtype": _KV_NAMES.get(memory.kv_cache_dtype, memory.kv_cache_dtype)},
+        **vars(memory) | {"kv_cache_dtype": own_kv_name(memory.kv_cache_dtype)},
     )
 
 

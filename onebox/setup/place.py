@@ -39,11 +39,8 @@ class SetupPlace:
 
     @property
     def output(self) -> Path:
-        """The checkpoint that will be served."""
-        if self.recipe.formats is not None:
-            return self.directory / self.recipe.output_name
-        base = self.recipe.sources[0]
-        return base.directory or self.source_directory(base.hub_id)
+        """Where the recipe's build goes."""
+        return self.directory / self.recipe.output_name
 
     @property
     def replaced(self) -> Path:
@@ -114,15 +111,14 @@ class SetupPlace:
 
     # Verification.
 
-    @property
-    def is_verified(self) -> bool:
-        """Whether the output was verified, and no file of it has been written since."""
+    def is_verified(self, checkpoint: Path) -> bool:
+        """Whether the checkpoint was verified, and no file of it has been written since."""
         known = self._read_marks().get("verified")
-        return known is not None and self.output.is_dir() and known == file_stamps(self.output)
+        return known is not None and checkpoint.is_dir() and known == file_stamps(checkpoint)
 
-    def mark_verified(self) -> None:
+    def mark_verified(self, checkpoint: Path) -> None:
         with _writing(self.directory):
-            self._write_marks({**self._read_marks(), "verified": file_stamps(self.output)})
+            self._write_marks({**self._read_marks(), "verified": file_stamps(checkpoint)})
 
     def _read_marks(self) -> dict[str, Any]:
         """The marks; none if there are none or they cannot be read, which redoes their steps."""

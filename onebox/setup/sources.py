@@ -70,9 +70,18 @@ class Sources:
     formats: Recipe | None
 
     @property
+    def is_complete(self) -> bool:
+        """Whether nothing is left to fetch."""
+        return all(plan.is_complete for one in self.located for plan in one.fetches)
+
+    @property
     def missing_bytes(self) -> int:
-        """Bytes that are still to be fetched."""
+        """Bytes that are still to be fetched; it may be that only the end of a fetch is missing."""
         return sum(one.missing_bytes for one in self.located)
+
+    @property
+    def base_directory(self) -> Path:
+        return self.located[0].directory
 
     def describe_missing(self) -> list[str]:
         """Each source of which something is missing, with sizes."""

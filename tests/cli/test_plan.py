@@ -158,6 +158,16 @@ def test_a_stretched_model_is_planned_to_a_million_tokens():
         run("--hf-overrides", "{")
 
 
+@pytest.mark.parametrize(("name", "ours"), [("auto", "bf16"), ("fp8_e4m3", "fp8"), ("turboquant35", "turboquant_k4v4")])
+def test_a_kv_format_may_have_its_name_in_vllm(name, ours):
+    assert run("--kv-cache-dtype", name) == run("--kv-cache-dtype", ours)
+
+
+def test_fewer_prompt_tokens_in_a_step_leave_more_memory_for_kv():
+    sizes = [json.loads(run("--max-num-batched-tokens", count, "--json"))["memory"] for count in ("2048", "8192")]
+    assert sizes[0]["kv_tokens"] > sizes[1]["kv_tokens"]
+
+
 def test_planning_loads_no_torch():
     script = (
         "import sys\n"

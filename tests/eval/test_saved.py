@@ -68,10 +68,11 @@ def test_answers_that_were_judged_need_no_judge_again(run_cli, tmp_path):
 
 
 def test_what_cannot_be_taken_is_said(run_cli, tmp_path):
+    few = ("--checks", "tools", "--count", "4")
     with faulty(answer_of=answering) as server:
-        asked(run_cli, server.url, tmp_path / "a.json", "--checks", "facts")
-        asked(run_cli, server.url, tmp_path / "thought.json", "--checks", "facts", "--thinking")
-        asked(run_cli, server.url, tmp_path / "two.json", "--checks", "facts", server=server.url)
+        asked(run_cli, server.url, tmp_path / "a.json", *few)
+        asked(run_cli, server.url, tmp_path / "thought.json", *few, "--thinking")
+        asked(run_cli, server.url, tmp_path / "two.json", *few, server=server.url)
     body = json.loads((tmp_path / "a.json").read_text())
     body["questions"][3]["max_tokens"] = "many"
     (tmp_path / "damaged.json").write_text(json.dumps(body))

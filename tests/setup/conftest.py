@@ -1,4 +1,4 @@
-"""Small sources of one model, a hub that has them, and a process to run commands in."""
+"""A hub that has the small sources of one model, and a process to run commands in."""
 
 import hashlib
 from collections.abc import Iterator
@@ -9,34 +9,26 @@ import pytest
 
 from tests.hub_server import HubServer
 from tests.setup.nursery import Ended, Nursery
+from tests.synthetic import tiny_config, write_checkpoint
 
 
 @pytest.fixture(scope="session")
-def small_sources(checkpoint, tmp_path_factory) -> Path:
-    """A directory with one small model three times: `bf16`, `int4` (experts and projections) and `fp8`."""
-    from onebox.checkpoint.build import plan_build, run_build
-    from onebox.checkpoint.recipe import BuildSources, Recipe, TargetFormat, open_source
-
-    root = tmp_path_factory.mktemp("small_sources")
-    (root / "bf16").symlink_to(checkpoint)
-    int4, fp8 = TargetFormat.INT4, TargetFormat.FP8
-    recipes = {
-        "int4": Recipe(experts=int4, attention=int4, delta=int4),
-        "fp8": Recipe(experts=fp8, attention=fp8, delta=fp8, shared=fp8, mtp=fp8),
-    }
-    for name, recipe in recipes.items():
-        plan = plan_build(recipe, BuildSources(open_source("base", checkpoint)), shard_bytes=2 << 20)
-        run_build(plan, root / name)
-        (root / name / "onebox_manifest.json").unlink()
+def tiny_sources(tmp_path_factory) -> Path:
+    """A directory with one small model twice: `int4` as AutoRound writes it, and `fp8`."""
+    root = tmp_path_factory.mktemp("tiny_sources")
+    layers = {"num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"]}
+    config = tiny_config(**layers, num_experts=2, num_experts_per_tok=1)
+    write_checkpoint(root / "int4", "autoround", shards=2, config=config)
+    write_checkpoint(root / "fp8", "fp8", shards=2, config=config)
     return root
 
 
 @pytest.fixture(scope="session")
-def small_hub(small_sources) -> Iterator[HubServer]:
+def small_hub(tiny_sources) -> Iterator[HubServer]:
     """A hub with the small sources as Intel/Small-int4 and Qwen/Small-FP8. Tests heal what they break."""
     with HubServer() as hub:
-        hub.add("Intel/Small-int4", small_sources / "int4")
-        hub.add("Qwen/Small-FP8", small_sources / "fp8")
+        hub.add("Intel/Small-int4", tiny_sources / "int4")
+        hub.add("Qwen/Small-FP8", tiny_sources / "fp8")
         yield hub
 
 

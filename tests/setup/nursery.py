@@ -48,7 +48,8 @@ def watch(event, arguments):
 def run():
     os.chdir(job["directory"])
     os.environ.update(job["environment"])
-    huggingface_hub.constants.ENDPOINT = job["environment"].get("HF_ENDPOINT")
+    huggingface_hub.constants.ENDPOINT = os.environ["HF_ENDPOINT"]
+    huggingface_hub.constants.HF_HUB_CACHE = os.environ["HF_HUB_CACHE"]
     for number, name in ((1, "out"), (2, "err")):
         os.dup2(os.open(job["files"] + name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
     if job["max_file_bytes"]:
