@@ -9,8 +9,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from onebox.checkpoint.bind import Binding, Problem, ProblemKind, bind
+from onebox.checkpoint.conversion import convert_binding
 from onebox.checkpoint.side_files import side_file_problems
 from onebox.checkpoint.source import Checkpoint, open_checkpoint
+from onebox.checkpoint.stock import stock_limits
+from onebox.spec.conversion import AS_STORED, LoadConversion
 from onebox.spec.model import ModelSpec
 from onebox.spec.modules import ModuleClass, modules
 
@@ -69,28 +72,40 @@ class InspectReport:
 
 
 def inspect_checkpoint(
-    directory: Path, *, deep: bool = False, on_bytes: Callable[[int], None] = lambda _: None
+    directory: Path,
+    *,
+    deep: bool = False,
+    on_bytes: Callable[[int], None] = lambda _: None,
+    conversion: LoadConversion = AS_STORED,
 ) -> InspectReport:
-    """Opens and binds the checkpoint in `directory`.
+    """Opens and binds the checkpoint in `directory`; with a `conversion`, as it is after loading.
 
     `deep` also reads every value and calls `on_bytes` with the bytes read.
     """
-    return inspect_opened(open_checkpoint(directory), deep=deep, on_bytes=on_bytes)
+    return inspect_opened(open_checkpoint(directory), deep=deep, on_bytes=on_bytes, conversion=conversion)
 
 
 def inspect_opened(
-    checkpoint: Checkpoint, *, deep: bool = False, on_bytes: Callable[[int], None] = lambda _: None
+    checkpoint: Checkpoint,
+    *,
+    deep: bool = False,
+    on_bytes: Callable[[int], None] = lambda _: None,
+    conversion: LoadConversion = AS_STORED,
 ) -> InspectReport:
     """As `inspect_checkpoint`, of a checkpoint whose headers have been read."""
     binding = bind(checkpoint)
     has_tower = any(bound.module.module_class is ModuleClass.VISION for bound in binding.modules.values())
     binding.problems += side_file_problems(checkpoint.directory, checkpoint.spec, has_tower=has_tower)
+    formats = ((bound.module.module_class, bound.stored) for bound in binding.modules.values())
+    limits = stock_limits(checkpoint.quantization_config, formats)
+    binding.problems += [Problem(ProblemKind.OTHER_TOOLS, "config.json", text, is_fatal=False) for text in limits]
+    loaded, _ = convert_binding(binding, conversion)
     if not deep:
-        return report_on(checkpoint, binding, is_deep=False)
+        return report_on(checkpoint, loaded, is_deep=False)
     from onebox.checkpoint.values import check_values  # imports torch, which headers do not need
 
     binding.problems += check_values(binding, on_bytes)
-    report = report_on(checkpoint, binding, is_deep=True)
+    report = report_on(checkpoint, loaded, is_deep=True)
     return _judged(report, checkpoint, binding) if report.is_servable and report.mtp.is_complete else report
 
 

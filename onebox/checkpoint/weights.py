@@ -104,5 +104,9 @@ def _rows(entry: TensorEntry, begin: int, end: int) -> TensorEntry:
         row_bits *= size
     row_bytes = row_bits // 8
     return replace(
-        entry, shape=(end - begin, *inner), begin=entry.begin + begin * row_bytes, nbytes=(end - begin) * row_bytes
+        entry,
+        name=f"{entry.name}[{begin}:{end}]",
+        shape=(end - begin, *inner),
+        begin=entry.begin + begin * row_bytes,
+        nbytes=(end - begin) * row_bytes,
     )

@@ -116,6 +116,12 @@ class ModelOptions:
     load_format: Annotated[
         str, typer.Option(help="How weights are read: auto, safetensors, fastsafetensors, or dummy (random weights).")
     ] = "auto"
+    lm_head: Annotated[
+        str, typer.Option(help="LM head: keep, or int8 to convert a BF16 one while loading, as `onebox build` would.")
+    ] = "keep"
+    mtp_format: Annotated[
+        str, typer.Option(help="MTP layer: keep, or int4 or fp8 to convert a BF16 one while loading.")
+    ] = "keep"
     speculative_config: Annotated[
         str | None,
         typer.Option(
@@ -254,6 +260,8 @@ def engine_options(model: ModelOptions, memory: MemoryOptions, media: MediaOptio
         device=model.device,
         dtype=model.dtype,
         load_format=model.load_format,
+        lm_head=model.lm_head,
+        mtp_format=model.mtp_format,
         language_model_only=media.language_model_only,
         speculation=method,
         num_speculative_tokens=drafts,

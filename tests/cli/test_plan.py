@@ -180,3 +180,22 @@ def test_planning_loads_no_torch():
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_heads_converted_while_loading_are_counted_so(checkpoints):
+    """By name and from a directory: fewer bytes of weights, and more tokens of KV."""
+    for model, extra in ((MODEL, ("--weights", "autoround-int4")), (str(checkpoints / "autoround"), ())):
+        kept, converted = (
+            json.loads(run("--json", "--speculative-tokens", "2", *extra, *flags, model=model))
+            for flags in ((), ("--lm-head", "int8", "--mtp-format", "int4"))
+        )
+        classes = [plan["weights"]["class_bytes"] for plan in (kept, converted)]
+        assert classes[1]["lm head"] < 0.52 * classes[0]["lm head"]
+        assert classes[1]["mtp experts"] < 0.27 * classes[0]["mtp experts"]
+        assert classes[1]["experts"] == classes[0]["experts"]
+        assert "--lm-head int8, --mtp-format int4" in converted["weights"]["source"]
+
+
+def test_a_conversion_of_what_is_quantised_otherwise_is_refused():
+    with pytest.raises(UsageError, match="--mtp-format int4 has nothing to act on: fp8 stores its mtp"):
+        run("--weights", "fp8", "--mtp-format", "int4")
