@@ -169,7 +169,7 @@ class Oracle(Speculator):
         super().__init__(config)
         self._answers = answers
 
-    def start(self, prompt: tuple[int, ...], seed: int | None) -> SequenceDrafts:
+    def start(self, prompt: tuple[int, ...], seed: int | None, *, is_plain: bool = False) -> SequenceDrafts:  # noqa: ARG002
         return _OracleDrafts(self, prompt, seed, self._answers.get(seed or 0, ()))
 
 
