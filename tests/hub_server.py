@@ -100,7 +100,12 @@ class HubServer:
         """How fast a body is sent; 0 is without limit."""
         self.signatures_left: int | None = None
         """How many more requests a signed address answers before it expires; None: any number."""
+        self.num_bytes_sent = 0
+        """Bytes of all bodies so far; `requests` counts those of an answer when it has ended."""
         self.sends_etag = True
+        self.ignores_ranges = False
+        self.damages: str | None = None
+        """Pattern of the paths whose content is changed on the way, though its size and hash are told as they are."""
         self.closing = threading.Event()
         self._faults: list[PlannedFault] = []
         self._lock = threading.Lock()
@@ -275,8 +280,10 @@ class _Handler(BaseHTTPRequestHandler):
         """The file, or the one range that is asked for."""
         etag = {"ETag": f'"{file.etag}"'} if self.hub.sends_etag else {}
         headers = {"Accept-Ranges": "bytes", **etag, **headers}
+        if self.hub.damages and re.search(self.hub.damages, unquote(self.path)):
+            file = StoredFile(file.content[:-1] + bytes([file.content[-1] ^ 1]), file.is_lfs)
         size, wanted = len(file.content), re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", ""))
-        if not wanted:
+        if not wanted or self.hub.ignores_ranges:
             self.send(200, file.content, headers)
             return
         begin, end = int(wanted[1]), min(int(wanted[2] or size - 1), size - 1)
@@ -309,7 +316,9 @@ class _Handler(BaseHTTPRequestHandler):
     def _send_body(self, body: bytes) -> None:
         began = time.monotonic()
         while self._sent < len(body):
-            self._sent += self.connection.send(body[self._sent : self._sent + _CHUNK_BYTES])
+            count = self.connection.send(body[self._sent : self._sent + _CHUNK_BYTES])
+            self._sent += count
+            self.hub.num_bytes_sent += count
             speed = self.hub.bytes_per_second
             if speed and self.hub.closing.wait(max(0.0, self._sent / speed - (time.monotonic() - began))):
                 raise ConnectionAbortedError

@@ -13,6 +13,7 @@ ROOT = Path(onebox.__file__).parent
 # room -> rooms it may import. The order is the order of the floors: a room never imports one listed after it.
 ROOMS: dict[str, set[str]] = {
     "spec": set(),
+    "sensors": set(),
     "formats": {"spec"},
     "kernels": {"spec", "formats"},
     "checkpoint": {"spec", "formats"},
@@ -21,8 +22,8 @@ ROOMS: dict[str, set[str]] = {
     "engine": {"spec", "planner", "model", "kernels"},
     "text": {"spec"},
     "pocket": {"spec", "checkpoint"},
-    "server": {"spec", "text", "engine"},
-    "bench": {"spec", "planner", "text"},
+    "server": {"spec", "sensors", "text", "engine"},
+    "bench": {"spec", "sensors", "planner", "text"},
     "eval": {"spec", "planner", "text", "bench"},
     "report": {"spec", "planner", "bench", "eval"},
     "lab": {"spec", "formats", "kernels", "model", "planner", "engine"},
@@ -51,8 +52,8 @@ DOORS = {
     ("cli", "engine"): {"onebox.engine.api"},
     ("setup", "engine"): {"onebox.engine.api"},
 }
-TORCH_FREE = {"spec", "planner", "bench", "eval", "report"}
-STDLIB_ONLY = {"spec"}
+TORCH_FREE = {"spec", "sensors", "planner", "bench", "eval", "report"}
+STDLIB_ONLY = {"spec", "sensors"}
 
 
 def source_files() -> list[Path]:

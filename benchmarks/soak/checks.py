@@ -36,6 +36,8 @@ _BAD_LINES = re.compile(
 )
 _TRACEBACK = re.compile(r"Traceback \(most recent call last\)")
 _ENGINE_LINES = re.compile(r"the engine died|engine runs again|timeout graceful shutdown exceeded")
+_OUT_OF_MEMORY = re.compile(r"MemoryError|[Cc]an(?:'t|not) allocate memory")
+"""What an engine that is refused memory may die of."""
 
 
 class HealthSample(NamedTuple):
@@ -138,7 +140,7 @@ class LogScan:
             if not text or text[0].isspace() or text.startswith("|"):
                 return None
             self._in_traceback = False
-            return f"traceback: {text}"
+            return None if engine_may_die and _OUT_OF_MEMORY.search(text) else f"traceback: {text}"
         if not _BAD_LINES.search(text) or (engine_may_die and _ENGINE_LINES.search(text)):
             return None
         return text

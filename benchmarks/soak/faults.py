@@ -21,7 +21,7 @@ Fault = Callable[[ServerLife, Ledger], Awaitable[None]]
 RECOVERY_LIMIT_S = 90.0
 _STOPPED_S = 4.0
 _STARVED_S = 4.0
-STOP_LIMIT_S = 25.0
+STOP_LIMIT_S = 15.0
 """--shutdown-timeout of a life, the last writes, and a busy machine."""
 
 

@@ -192,6 +192,7 @@ class Soak:
         """Stops the load, waits for an idle server, and compares it with what it was before the load."""
         self.probes.send_canaries(False)
         await load.pause()
+        await load.holders.end_unread()
         self._take_canaries(load)
         limit = time.monotonic() + _IDLE_LIMIT_S
         while life.is_alive:

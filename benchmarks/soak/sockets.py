@@ -17,6 +17,8 @@ __all__ = ["HOLD_LIMIT_S", "Holders"]
 
 HOLD_LIMIT_S = 100.0
 """The server promises to drop a client that neither sends nor reads for 60 s."""
+_PATIENCE_S = 30.0
+"""At a quiet point, streams older than this are waited for, until the server drops them; younger ones are left."""
 _BODY = json.dumps({"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 4}).encode()
 _SENT = Sent(CHAT, _BODY)
 # More than the kernel's buffers hold.
@@ -43,6 +45,8 @@ class Holders:
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
         self._held: set[asyncio.Task[None]] = set()
+        self._unread: dict[asyncio.Task[None], float] = {}
+        """Those of them that never read a stream, with their beginnings."""
 
     @property
     def num_held(self) -> int:
@@ -56,12 +60,26 @@ class Holders:
             task = asyncio.ensure_future(self._hold(name, held_case(address), address))
             self._held.add(task)
             task.add_done_callback(self._held.discard)
+            if held_case is _unread_stream:
+                self._unread[task] = time.monotonic()
+                task.add_done_callback(self._unread.pop)
             return name
         with contextlib.suppress(OSError, asyncio.IncompleteReadError, ValueError, TimeoutError):
             async with asyncio.timeout(20), Connection(address) as connection:
                 await case(random_, connection, address)
         self._ledger.count(f"connection: {name}", "done")
         return name
+
+    async def end_unread(self) -> None:
+        """Returns when no answer waits for a client that does not read: the server holds it for as long.
+
+        So memory is compared without what clients still hold.
+        """
+        now = time.monotonic()
+        for task, began in self._unread.items():
+            if now - began < _PATIENCE_S:
+                task.cancel()
+        await asyncio.gather(*self._unread, return_exceptions=True)
 
     async def close(self) -> None:
         """Leaves all connections."""

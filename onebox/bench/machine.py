@@ -1,23 +1,19 @@
-"""The client's machine: hardware, software versions, power. Values that cannot be read are omitted."""
+"""The client's machine: hardware and software versions. Values that cannot be read are omitted."""
 
-import asyncio
 import contextlib
 import importlib.metadata
 import os
 import platform
 import re
 import shutil
-import statistics
 import subprocess
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import onebox
-from onebox.bench.record import Hardware, Power
+from onebox.bench.record import Hardware
 
-__all__ = ["PowerMeter", "commit", "gpu_memory_bytes", "hardware", "resident_bytes", "versions"]
+__all__ = ["commit", "gpu_memory_bytes", "hardware", "resident_bytes", "versions"]
 
-_INTERVAL_S = 1.0
 _QUICK_S = 10.0
 
 
@@ -94,48 +90,3 @@ def resident_bytes(process_id: int) -> int:
             for task in Path(f"/proc/{current}/task").iterdir():
                 waiting += map(int, (task / "children").read_text().split())
     return total
-
-
-class PowerMeter:
-    """Polls nvidia-smi once per second. No figure without nvidia-smi or a GPU that reports power."""
-
-    def __init__(self, is_local: bool) -> None:
-        self._is_used = is_local and shutil.which("nvidia-smi") is not None
-        self._samples: list[float] = []
-
-    @contextlib.asynccontextmanager
-    async def running(self) -> AsyncIterator[None]:
-        if not self._is_used:
-            yield
-            return
-        self._samples += await self._read()
-        reading = asyncio.create_task(self._keep_reading())
-        try:
-            yield
-        finally:
-            reading.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await reading
-
-    @property
-    def power(self) -> Power | None:
-        """None without at least one reading before the run and one during it."""
-        idle, *during = self._samples or [0.0]
-        if not during:
-            return None
-        return Power(statistics.fmean(during), max(during), idle, len(during), _INTERVAL_S)
-
-    async def _keep_reading(self) -> None:
-        while True:
-            await asyncio.sleep(_INTERVAL_S)
-            self._samples += await self._read()
-
-    async def _read(self) -> list[float]:
-        """The sum over all GPUs, or None."""
-        query = ("--query-gpu=power.draw", "--format=csv,noheader,nounits")
-        text = await asyncio.to_thread(_output, "nvidia-smi", *query)
-        try:
-            draws = [float(line) for line in text.splitlines()]
-        except ValueError:
-            return []
-        return [sum(draws)] if draws else []

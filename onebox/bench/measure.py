@@ -9,21 +9,24 @@ import signal
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any
+from urllib.parse import urlsplit
 
-from onebox.bench.client import Client, Connection
+from onebox.bench.client import Client, Connection, server_address
 from onebox.bench.launch import Launched, launched
 from onebox.bench.load import Loop, run_load
-from onebox.bench.machine import PowerMeter, commit, gpu_memory_bytes, hardware, versions
-from onebox.bench.metrics import memory_bytes, startup_seconds
+from onebox.bench.machine import commit, gpu_memory_bytes, hardware, versions
+from onebox.bench.meter import Meter
+from onebox.bench.metrics import kv_tokens, memory_bytes, startup_seconds
 from onebox.bench.record import Run, WorkloadRecord
 from onebox.bench.session import BenchSettings, Session, Watch
 from onebox.bench.single import run_single
 from onebox.bench.sweep import Cell, run_cell
 from onebox.bench.tasks import Task
+from onebox.sensors import listening_process
 
 __all__ = ["BenchPlan", "measure"]
 
@@ -40,6 +43,8 @@ class BenchPlan:
     cells: tuple[Cell, ...] = ()
     launch: str = ""
     launch_patience_s: float = 1800.0
+    ladder: dict[str, Any] = field(default_factory=dict)
+    """For the record of a rung: what it is and how it was measured."""
 
     @property
     def config(self) -> dict[str, Any]:
@@ -55,6 +60,7 @@ class BenchPlan:
             "loads": [{"mix": mix, **asdict(loop)} for mix, loop in self.loads],
             "cells": [cell.name for cell in self.cells],
             "launch": self.launch,
+            **({"ladder": self.ladder} if self.ladder else {}),
         }
 
     def parts(self, session: Session) -> Iterator[Callable[[], Awaitable[WorkloadRecord]]]:
@@ -102,18 +108,18 @@ async def _measured(plan: BenchPlan, session: Session, command: tuple[str, ...],
         commit=commit(),
         notes=_notes(client),
     )
-    meter = PowerMeter(run.server.is_local)
+    meter = session.meter = _meter(plan, server) if run.server.is_local else None
     workloads: list[WorkloadRecord] = []
     is_interrupted = False
     try:
-        async with meter.running():
+        async with meter.running(plan.settings.idle_s) if meter else contextlib.nullcontext():
             for part in plan.parts(session):
                 # One at a time: an interruption keeps the completed ones.
                 workloads += [await part()]
     except asyncio.CancelledError:
         is_interrupted = True
         if session.tally is not None:
-            workloads.append(session.tally.workload())
+            workloads.append(session.measured(session.tally))
     text = None if is_interrupted else await client.metrics()
     startup = startup_seconds(text) | (server.startup_s if server else {})
     memory = memory_bytes(text) | (gpu_memory_bytes() if run.server.is_local else {})
@@ -125,9 +131,19 @@ async def _measured(plan: BenchPlan, session: Session, command: tuple[str, ...],
         workloads=tuple(workloads),
         startup_s=startup,
         memory_bytes=memory,
-        power=meter.power,
+        kv_tokens=kv_tokens(text),
+        power=meter.power if meter else None,
+        sensed=meter.sensed if meter else None,
         interrupted=is_interrupted,
     )
+
+
+def _meter(plan: BenchPlan, server: Launched | None) -> Meter:
+    """Sensors of this machine, and CPU time of the server: the one that was launched, or that listens on its port."""
+    if server is not None:
+        return Meter(server.process.pid)
+    address = urlsplit(server_address(plan.connection.url))
+    return Meter(listening_process(address.port or (443 if address.scheme == "https" else 80)))
 
 
 def _notes(client: Client) -> tuple[str, ...]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from onebox.bench.record import Acceptance, RequestRecord
 
-__all__ = ["DraftCounters", "acceptance", "draft_counters", "memory_bytes", "startup_seconds"]
+__all__ = ["DraftCounters", "acceptance", "draft_counters", "kv_tokens", "memory_bytes", "startup_seconds"]
 
 _LINE = re.compile(r"^([a-zA-Z_:][\w:]*)(?:\{(.*)\})?\s+(\S+)")
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
@@ -108,6 +108,16 @@ def memory_bytes(text: str | None) -> dict[str, int]:
         for name, labels, value in _samples(text or "")
         if name == "onebox:memory_bytes" and "part" in labels
     }
+
+
+def kv_tokens(text: str | None) -> int | None:
+    """Tokens that the KV cache holds (vLLM's cache_config_info), if reported."""
+    for name, labels, _ in _samples(text or ""):
+        if name.removesuffix("_info") == "vllm:cache_config":
+            blocks, size = labels.get("num_gpu_blocks", ""), labels.get("block_size", "")
+            if blocks.isdigit() and size.isdigit():
+                return int(blocks) * int(size)
+    return None
 
 
 def startup_seconds(text: str | None) -> dict[str, float]:

@@ -29,10 +29,13 @@ __all__ = [
     "Role",
     "Run",
     "RunOrigin",
+    "Sensed",
+    "SensorSpread",
     "Server",
     "WorkloadKind",
     "WorkloadRecord",
     "read_run",
+    "read_value",
     "write_json",
     "write_run",
 ]
@@ -231,9 +234,36 @@ class Power:
     mean_w: float
     peak_w: float
     idle_w: float
-    """Immediately before the first request."""
+    """Before the first request."""
     num_samples: int
     interval_s: float
+
+
+@dataclass(frozen=True)
+class SensorSpread:
+    """One sensor while requests ran, and before the first."""
+
+    mean: float
+    lowest: float
+    highest: float
+    idle: float | None = None
+
+
+@dataclass(frozen=True)
+class Sensed:
+    """What the sensors of the server's machine told while requests ran. A sensor that does not tell is absent."""
+
+    interval_s: float
+    num_samples: int
+    power_w: dict[str, SensorSpread] = field(default_factory=dict)
+    """By source; "box" is the whole machine."""
+    temperature_c: dict[str, SensorSpread] = field(default_factory=dict)
+    clock_mhz: dict[str, SensorSpread] = field(default_factory=dict)
+    throttled: dict[str, float] = field(default_factory=dict)
+    """Reason -> share of the samples."""
+    idle_cpu_cores: float | None = None
+    cpu_cores: float | None = None
+    """CPU time of the server's processes per second, before the first request and while requests ran."""
 
 
 @dataclass(frozen=True)
@@ -259,7 +289,10 @@ class Run(RunOrigin):
     workloads: tuple[WorkloadRecord, ...] = ()
     startup_s: dict[str, float] = field(default_factory=dict)
     memory_bytes: dict[str, int] = field(default_factory=dict)
+    kv_tokens: int | None = None
+    """Tokens that the server's KV cache holds, if reported."""
     power: Power | None = None
+    sensed: Sensed | None = None
     notes: tuple[str, ...] = ()
     interrupted: bool = False
     format: str = FORMAT
@@ -318,8 +351,13 @@ def read_run(path: Path) -> Run:
             f"{path} is not a result of this onebox: its format is {found!r}, not {FORMAT!r}. Measure again with "
             "`onebox bench`."
         )
+    return typing.cast(Run, read_value(Run, value, path, "run"))
+
+
+def read_value(kind: Any, value: Any, path: Path, place: str) -> Any:
+    """A JSON value of a result file as a dataclass, or another annotated type; a misfit is named with its place."""
     try:
-        return typing.cast(Run, _made(Run, value, "run"))
+        return _made(kind, value, place)
     except _MisfitError as misfit:
         raise UnreadableError(f"{path} is damaged: {misfit}.") from None
 

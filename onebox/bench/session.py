@@ -6,8 +6,10 @@ from typing import NamedTuple, Protocol
 
 from onebox.bench.answer import Ask, StreamedAnswer, check_text_count
 from onebox.bench.client import Client
+from onebox.bench.cost import Prices
 from onebox.bench.figures import Slo
 from onebox.bench.fit import PromptFit, fit
+from onebox.bench.meter import Meter
 from onebox.bench.metrics import DraftCounters, draft_counters
 from onebox.bench.record import WorkloadKind, WorkloadRecord
 from onebox.bench.tally import WorkloadTally
@@ -61,6 +63,9 @@ class BenchSettings:
     max_context: int | None = None
     """Upper limit on the server's context."""
     slo: Slo = field(default_factory=Slo)
+    idle_s: float = 0.0
+    """Time before the first request in which the sensors of an idle server are read."""
+    prices: Prices = field(default_factory=Prices)
 
 
 class Prepared(NamedTuple):
@@ -95,8 +100,9 @@ class Prepared(NamedTuple):
 class Session:
     """Shared by the workloads of a run, which run one after the other."""
 
-    def __init__(self, client: Client, settings: BenchSettings, watch: Watch) -> None:
+    def __init__(self, client: Client, settings: BenchSettings, watch: Watch, meter: Meter | None = None) -> None:
         self.client = client
+        self.meter = meter
         self.settings = settings
         self.watch = watch
         self.tally: WorkloadTally | None = None
@@ -158,10 +164,16 @@ class Session:
         """Checks the answers after timing and returns the workload."""
         for answer in tally.answers:
             await self._judge(answer)
-        workload = tally.workload()
+        workload = self.measured(tally)
         self.tally = None
         self.watch.end(workload)
         return workload
+
+    def measured(self, tally: WorkloadTally) -> WorkloadRecord:
+        """The workload so far, with the figures of the sensors where there are any."""
+        workload = tally.workload()
+        sensed = self.meter.figures(workload, tally.began_at) if self.meter else {}
+        return replace(workload, figures={**workload.figures, **sensed}) if workload.figures else workload
 
     def skipped(self, name: str, kind: WorkloadKind, reason: str) -> WorkloadRecord:
         workload = WorkloadRecord(name, kind, skipped=reason)

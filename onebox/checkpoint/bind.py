@@ -35,6 +35,7 @@ class ProblemKind(StrEnum):
     UNUSED = "unused"
     SIDE_FILE = "side file"
     CONFIG = "config"
+    OTHER_TOOLS = "other tools"
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,8 @@ import torch
 
 from onebox.checkpoint.bind import Bound
 from onebox.checkpoint.header import TensorEntry
-from onebox.checkpoint.recipe import Action, ModuleChoice
-from onebox.checkpoint.rounding import SharedScale, TensorChunk, round_matrix, rounded_tensors, shared_scales
+from onebox.checkpoint.recipe import Action, ModuleChoice, rounded_tensors
+from onebox.checkpoint.rounding import SharedScale, TensorChunk, round_matrix, shared_scales
 from onebox.checkpoint.tensors import load, to_bytes
 from onebox.formats import gptq_to_packed, pack_quantized, unpack_gptq
 from onebox.spec.errors import MismatchError, OneboxError, UnsupportedError

@@ -35,8 +35,7 @@ from onebox.spec.modules import ModuleClass
 __all__ = ["FetchPlan", "foresee_checkpoint", "plan_tensors", "plan_whole", "run_fetch"]
 
 REQUEST_BYTES = 64 << 20
-RECORD_BYTES = 4 << 20
-"""What a kill loses at most of each connection."""
+_READ_BYTES = 4 << 20
 _MARGIN_BYTES = 256 << 20
 
 
@@ -267,8 +266,8 @@ class _Fetch:
         self._parts.append(part)
         header = file.header
         if header and gaps(part.done, 0, len(header)):
-            part.write(0, header)
-            part.record(0, len(header), zlib.crc32(header))
+            with part.writer(0) as write:
+                write(header)
         self._on_bytes(file.nbytes - sum(end - begin for begin, end in gaps(part.done, 0, file.nbytes)))
         jobs = [
             _Job(file, part, begin, min(begin + REQUEST_BYTES, gap_end), remote_begin + begin - local_begin)
@@ -303,28 +302,14 @@ class _Fetch:
         self._on_bytes(len(content))
 
     def _fetch_range(self, job: _Job) -> None:
-        """Writes the bytes as they come, and records them every few MiB."""
-        recorded = position = job.begin
-        crc32 = 0
+        remote_end = job.remote_begin + job.end - job.begin
+        with job.part.writer(job.begin) as write:
 
-        def record() -> None:
-            nonlocal recorded, crc32
-            if position > recorded:
-                job.part.record(recorded, position - recorded, crc32)
-            recorded, crc32 = position, 0
+            def take(data: bytes) -> None:
+                write(data)
+                self._on_bytes(len(data))
 
-        def take(data: bytes) -> None:
-            nonlocal position, crc32
-            job.part.write(position, data)
-            position, crc32 = position + len(data), zlib.crc32(data, crc32)
-            if position - recorded >= RECORD_BYTES:
-                record()
-            self._on_bytes(len(data))
-
-        try:
-            self._transfer.stream(job.file.remote, job.remote_begin, job.remote_begin + job.end - job.begin, take)
-        finally:
-            record()
+            self._transfer.stream(job.file.remote, job.remote_begin, remote_end, take)
 
     def _finish(self, file: SourceFile, part: PartFile) -> None:
         if file.tensors is None and not _has_hash(file.remote, part.read(0, file.nbytes)):
@@ -373,7 +358,7 @@ def _local_entries(file: SourceFile, path: Path) -> list[TensorEntry]:
 
 def _read(path: Path) -> Iterator[bytes]:
     with path.open("rb", buffering=0) as file:
-        while data := file.read(RECORD_BYTES):
+        while data := file.read(_READ_BYTES):
             yield data
 
 

@@ -42,6 +42,8 @@ class TensorEntry:
     path: Path
     begin: int
     nbytes: int
+    on_host: bool = False
+    """Whether it is loaded to host memory, whatever the model's device."""
 
     @property
     def stored(self) -> StoredTensor:

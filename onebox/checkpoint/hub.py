@@ -19,6 +19,7 @@ from onebox.checkpoint.partial import tensors_of, words_for
 from onebox.checkpoint.remote import RemoteHeaders
 from onebox.checkpoint.repository import PATTERNS, HubId, RemoteRepository, describe_remote
 from onebox.checkpoint.source import read_index
+from onebox.spec.conversion import AS_STORED, LoadConversion
 from onebox.spec.errors import OneboxError, UnreadableError
 from onebox.spec.model import read_config
 from onebox.spec.modules import ModuleClass
@@ -69,10 +70,11 @@ def inspect_remote(
     source: str | Path,
     overrides: Mapping[str, Any] | None = None,
     on_wait: Callable[[str], None] = lambda _: None,
+    conversion: LoadConversion = AS_STORED,
 ) -> InspectReport:
     """The report on a checkpoint that is on the hub alone. Reads its headers and small files.
 
-    `overrides` are those of `--hf-overrides`.
+    `overrides` are those of `--hf-overrides`; with a `conversion`, the report is on what is loaded.
     """
     hub_id = HubId.checked(source)
     try:
@@ -81,7 +83,7 @@ def inspect_remote(
         raise UnreadableError(f"{_absent(hub_id)}. {error}") from error
     with tempfile.TemporaryDirectory(prefix="onebox-inspect-") as directory:
         headers.copy_side_files(Path(directory))
-        report = inspect_opened(headers.open(Path(directory), overrides=overrides))
+        report = inspect_opened(headers.open(Path(directory), overrides=overrides), conversion=conversion)
     return replace(report, directory=Path(str(hub_id)))
 
 

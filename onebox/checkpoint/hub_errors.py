@@ -107,7 +107,8 @@ def _refusal(response: Any, what: str, endpoint: str) -> RefusedError:
         case (403, _):
             text = f"The hub forbids {what}{said}: check that your token may read it, or {login}"
         case (416, _):
-            text = f"{what} is smaller on the hub than it said before: {_AGAIN}, into an empty directory if this stays"
+            # What the hub's storage answers to anonymous clients at times, and to a range past the end of a file.
+            text = f"The hub's storage refuses a range of {what} (HTTP 416): {login}, and {_AGAIN}"
         case (429, _):
             text = f"The hub throttles {what}: {_throttled(response)}; {login} for a higher limit"
         case (407, _):

@@ -8,6 +8,7 @@ shards' times of change, for edits that the samples miss.
 import hashlib
 import json
 import os
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 
@@ -49,8 +50,15 @@ def build_inputs(recipe: Recipe, sources: BuildSources, shard_bytes: int, copied
         names = {"config.json", *(name for name in _OWN_DESCRIPTIONS if (directory / name).exists())}
         small = {directory / name for name in names} | set(copied if source is sources.base else [])
         inputs |= {f"{source.role}/{path.name}": _whole_digest(path) for path in sorted(small)}
-        inputs |= {f"{source.role}/{path.name}": _sampled_digest(path) for path in source.checkpoint.shards}
+        inputs |= {name: _sampled_digest(path) for name, path in _named_shards(source)}
     return inputs
+
+
+def _named_shards(source: BuildSource) -> Iterator[tuple[str, Path]]:
+    """The source's shards, each with a name of its own also where two directories have files of one name."""
+    for number, path in enumerate(source.checkpoint.shards):
+        is_first = all(other.name != path.name for other in source.checkpoint.shards[:number])
+        yield f"{source.role}/{path.name}" if is_first else f"{source.role}/{path.name} of {path.parent.name}", path
 
 
 def fingerprint(inputs: dict[str, str]) -> str:
@@ -60,11 +68,7 @@ def fingerprint(inputs: dict[str, str]) -> str:
 
 def stamps(sources: BuildSources) -> dict[str, int]:
     """The time of the last change of each shard, in nanoseconds."""
-    return {
-        f"{source.role}/{path.name}": path.stat().st_mtime_ns
-        for source in sources.all()
-        for path in source.checkpoint.shards
-    }
+    return {name: path.stat().st_mtime_ns for source in sources.all() for name, path in _named_shards(source)}
 
 
 def difference(before: dict[str, str], after: dict[str, str]) -> str:

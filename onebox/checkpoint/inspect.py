@@ -5,12 +5,15 @@ Reads headers only, without torch; `deep` also reads the values.
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from onebox.checkpoint.bind import Binding, Problem, ProblemKind, bind
+from onebox.checkpoint.conversion import convert_binding
 from onebox.checkpoint.side_files import side_file_problems
 from onebox.checkpoint.source import Checkpoint, open_checkpoint
+from onebox.checkpoint.stock import stock_limits
+from onebox.spec.conversion import AS_STORED, LoadConversion
 from onebox.spec.model import ModelSpec
 from onebox.spec.modules import ModuleClass, modules
 
@@ -33,8 +36,15 @@ class MtpHeadReport:
     is_configured: bool
     is_present: bool
     is_complete: bool
+    """Every tensor is there and can be read; what the values are is said below."""
     is_indexed: bool
     has_sound_values: bool | None
+    num_missing: int = 0
+    """Modules of the head without tensors."""
+    compared: str | None = None
+    """With which of the model's own matrices it was compared; None if it was not."""
+    looks_trained: bool | None = None
+    """Whether it looks trained, and for this model; None if it was not compared."""
 
 
 @dataclass(frozen=True)
@@ -62,27 +72,58 @@ class InspectReport:
 
 
 def inspect_checkpoint(
-    directory: Path, *, deep: bool = False, on_bytes: Callable[[int], None] = lambda _: None
+    directory: Path,
+    *,
+    deep: bool = False,
+    on_bytes: Callable[[int], None] = lambda _: None,
+    conversion: LoadConversion = AS_STORED,
 ) -> InspectReport:
-    """Opens and binds the checkpoint in `directory`.
+    """Opens and binds the checkpoint in `directory`; with a `conversion`, as it is after loading.
 
     `deep` also reads every value and calls `on_bytes` with the bytes read.
     """
-    return inspect_opened(open_checkpoint(directory), deep=deep, on_bytes=on_bytes)
+    return inspect_opened(open_checkpoint(directory), deep=deep, on_bytes=on_bytes, conversion=conversion)
 
 
 def inspect_opened(
-    checkpoint: Checkpoint, *, deep: bool = False, on_bytes: Callable[[int], None] = lambda _: None
+    checkpoint: Checkpoint,
+    *,
+    deep: bool = False,
+    on_bytes: Callable[[int], None] = lambda _: None,
+    conversion: LoadConversion = AS_STORED,
 ) -> InspectReport:
     """As `inspect_checkpoint`, of a checkpoint whose headers have been read."""
     binding = bind(checkpoint)
     has_tower = any(bound.module.module_class is ModuleClass.VISION for bound in binding.modules.values())
     binding.problems += side_file_problems(checkpoint.directory, checkpoint.spec, has_tower=has_tower)
-    if deep:
-        from onebox.checkpoint.values import check_values  # imports torch, which headers do not need
+    formats = ((bound.module.module_class, bound.stored) for bound in binding.modules.values())
+    limits = stock_limits(checkpoint.quantization_config, formats)
+    binding.problems += [Problem(ProblemKind.OTHER_TOOLS, "config.json", text, is_fatal=False) for text in limits]
+    loaded, _ = convert_binding(binding, conversion)
+    if not deep:
+        return report_on(checkpoint, loaded, is_deep=False)
+    from onebox.checkpoint.values import check_values  # imports torch, which headers do not need
 
-        binding.problems += check_values(binding, on_bytes)
-    return report_on(checkpoint, binding, is_deep=deep)
+    binding.problems += check_values(binding, on_bytes)
+    report = report_on(checkpoint, loaded, is_deep=True)
+    return _judged(report, checkpoint, binding) if report.is_servable and report.mtp.is_complete else report
+
+
+def _judged(report: InspectReport, checkpoint: Checkpoint, binding: Binding) -> InspectReport:
+    """The report with what the head's values look like beside the model's own; all values are finite."""
+    from onebox.checkpoint.head import judge_head
+
+    judgement = judge_head(checkpoint, binding)
+    mtp = replace(report.mtp, compared=judgement.compared, looks_trained=judgement.complaint is None)
+    if judgement.complaint is None:
+        return replace(report, mtp=mtp)
+    message = (
+        f"The MTP head will draft in vain: {judgement.complaint}. Drafts are then rejected, and answers stay right but "
+        "come slower than without it: graft the model's own head with `onebox build --base DIR --mtp-from OTHER --out "
+        'NEW`, or serve with --speculative-config \'{"method": "ngram"}\'.'
+    )
+    problem = Problem(ProblemKind.MTP, "mtp", message, is_fatal=False)
+    return replace(report, mtp=mtp, problems=(*report.problems, problem))
 
 
 def report_on(checkpoint: Checkpoint, binding: Binding, *, is_deep: bool) -> InspectReport:
@@ -115,12 +156,14 @@ def _mtp_head(checkpoint: Checkpoint, binding: Binding, *, is_deep: bool) -> Mtp
     wanted = {module.name for module in modules(checkpoint.spec) if module.module_class.in_mtp}
     found = {name for name in wanted if name in binding.modules}
     of_mtp = [problem for problem in binding.problems if problem.tensor.startswith("mtp")]
+    unreadable = [problem for problem in of_mtp if problem.is_fatal and problem.kind is not ProblemKind.VALUE]
     return MtpHeadReport(
         is_configured=bool(wanted),
         is_present=bool(found),
-        is_complete=bool(found) and found == wanted and not any(problem.is_fatal for problem in of_mtp),
+        is_complete=bool(found) and found == wanted and not unreadable,
         is_indexed=bool(found) and not any(problem.kind is ProblemKind.UNINDEXED for problem in of_mtp),
         has_sound_values=not any(problem.kind is ProblemKind.VALUE for problem in of_mtp)
         if is_deep and found
         else None,
+        num_missing=len(wanted - found),
     )

@@ -8,6 +8,7 @@ A range counts from the start of the hub's file. A file without `tensors` is the
 """
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,7 @@ class SourceFile:
     def name(self) -> str:
         return self.remote.name
 
-    @property
+    @cached_property
     def header(self) -> bytes:
         """What the local file begins with: a header of the fetched tensors alone."""
         if self.tensors is None:

@@ -11,16 +11,28 @@ import contextlib
 import os
 import threading
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from onebox.checkpoint.hub_errors import write_error
 
 __all__ = ["PartFile", "Stretch", "gaps"]
 
+RECORD_BYTES = 4 << 20
+"""What a kill loses at most of each connection."""
 _READ_BYTES = 4 << 20
 Stretch = tuple[int, int]
 """Begin and end of bytes in a file."""
+
+
+@dataclass
+class _Arrival:
+    """A stretch of bytes that is growing."""
+
+    begin: int
+    end: int
+    crc32: int = 0
 
 
 class PartFile:
@@ -32,6 +44,7 @@ class PartFile:
         self._part = path.with_name(f"{path.name}.part")
         self._journal = path.with_name(f"{path.name}.part.journal")
         self._lock = threading.Lock()
+        self._arriving: list[_Arrival] = []
         with _writing(self._part):
             self.done = self._restore(identity)
             if not self.done:
@@ -44,22 +57,37 @@ class PartFile:
             self._log.write("\n" if self.done else f"{identity}\n")
             self._log.flush()
 
-    def write(self, begin: int, data: bytes) -> None:
-        """Puts bytes at their place; they count once they are recorded."""
+    @contextlib.contextmanager
+    def writer(self, begin: int) -> Iterator[Callable[[bytes], None]]:
+        """A function that takes the bytes from `begin` on, one after the other."""
+        arrival = _Arrival(begin, begin)
+        with self._lock:
+            self._arriving.append(arrival)
+        try:
+            yield lambda data: self._write(arrival, data)
+        finally:
+            with _writing(self._journal), self._lock:
+                self._record(arrival)
+
+    def _write(self, arrival: "_Arrival", data: bytes) -> None:
         with _writing(self._part), self._lock:
-            self._check_open()
+            if self._file < 0:
+                raise ValueError(f"{self._part} is closed")
             view = memoryview(data)
             while view:
-                count = os.pwrite(self._file, view, begin)
-                view, begin = view[count:], begin + count
+                count = os.pwrite(self._file, view, arrival.end)
+                arrival.crc32 = zlib.crc32(view[:count], arrival.crc32)
+                view, arrival.end = view[count:], arrival.end + count
+            if arrival.end - arrival.begin >= RECORD_BYTES:
+                self._record(arrival)
 
-    def record(self, begin: int, nbytes: int, crc32: int) -> None:
-        """Notes that a stretch has arrived and been written."""
-        with _writing(self._journal), self._lock:
-            self._check_open()
-            self.done.append((begin, begin + nbytes))
-            self._log.write(f"{begin} {nbytes} {crc32}\n")
+    def _record(self, arrival: "_Arrival") -> None:
+        """Notes what has come of a stretch; what comes after it is another one."""
+        if self._file >= 0 and arrival.end > arrival.begin:
+            self.done.append((arrival.begin, arrival.end))
+            self._log.write(f"{arrival.begin} {arrival.end - arrival.begin} {arrival.crc32}\n")
             self._log.flush()
+            arrival.begin, arrival.crc32 = arrival.end, 0
 
     def finish(self) -> None:
         """Gives the complete file its name."""
@@ -84,16 +112,18 @@ class PartFile:
                 yield data
 
     def close(self) -> None:
-        """Closes the files; a thread that still writes gets an error, not another file's descriptor."""
+        """Records what is arriving and closes the files; a thread that still writes gets an error."""
         with self._lock:
-            if self._file >= 0:
+            if self._file < 0:
+                return
+            # On a full disk nothing can be recorded: it is fetched again.
+            with contextlib.suppress(OSError):
+                for arrival in self._arriving:
+                    self._record(arrival)
+            with contextlib.suppress(OSError):
                 self._log.close()
-                os.close(self._file)
-                self._file = -1
-
-    def _check_open(self) -> None:
-        if self._file < 0:
-            raise ValueError(f"{self._part} is closed")
+            os.close(self._file)
+            self._file = -1
 
     def _restore(self, identity: str) -> list[Stretch]:
         """The stretches of an earlier run that are on disk as they were written."""

@@ -4,7 +4,7 @@ A recipe is one target format per module class. `choose` turns it, with the open
 or raises an error if a target is not possible. No tensor is read here.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -12,11 +12,11 @@ from typing import NamedTuple
 
 from onebox.checkpoint.bind import Binding, Bound, bind
 from onebox.checkpoint.partial import MTP_CLASSES, narrow
-from onebox.checkpoint.source import Checkpoint, open_checkpoint
+from onebox.checkpoint.source import Checkpoint, join_checkpoints, open_checkpoint
 from onebox.spec.errors import MismatchError, UnsupportedError, UsageError
 from onebox.spec.model import ModelSpec
 from onebox.spec.modules import Module, ModuleClass, modules
-from onebox.spec.weights import NVFP4_GROUP, Layout, Stored, WeightFormat
+from onebox.spec.weights import FP8_BLOCK, NVFP4_GROUP, Layout, Stored, StoredTensor, WeightFormat
 
 __all__ = [
     "Action",
@@ -28,6 +28,8 @@ __all__ = [
     "choose",
     "classes_used",
     "open_source",
+    "rounded_form",
+    "rounded_tensors",
 ]
 
 GROUP_SIZE = 128
@@ -140,12 +142,14 @@ def classes_used(recipe: Recipe, role: str, *, has_fp8: bool = True, has_mtp_sou
     return frozenset(ModuleClass) - (fp8 if has_fp8 else set()) - (MTP_CLASSES if has_mtp_source else frozenset())
 
 
-def open_source(role: str, directory: Path, uses: frozenset[ModuleClass] | None = None) -> BuildSource:
+def open_source(
+    role: str, directory: Path, uses: frozenset[ModuleClass] | None = None, others: Sequence[Path] = ()
+) -> BuildSource:
     """Opens a checkpoint as a build source. Raises `MismatchError` with the first fatal problem, if any.
 
-    With `uses`, modules of other classes may be absent.
+    With `uses`, modules of other classes may be absent. `others` are directories with more tensors of the checkpoint.
     """
-    checkpoint = open_checkpoint(directory)
+    checkpoint = join_checkpoints(open_checkpoint(directory), [open_checkpoint(other) for other in others])
     binding = bind(checkpoint)
     if uses is not None:
         checkpoint, binding = narrow(checkpoint, binding, uses)
@@ -244,11 +248,12 @@ def _choose_one(target: TargetFormat, module: Module, source: BuildSource, bound
     is_kept = target is TargetFormat.KEEP or bound.stored.format.value == target.value
     if is_kept or (target is TargetFormat.BF16 and bound.is_plain):
         return ModuleChoice(module, source, bound, bound.stored, Action.MOVE)
-    return ModuleChoice(module, source, bound, _quantised(target, module, bound), Action.QUANTIZE)
+    return ModuleChoice(module, source, bound, rounded_form(target, bound), Action.QUANTIZE)
 
 
-def _quantised(target: TargetFormat, module: Module, bound: Bound) -> Stored:
+def rounded_form(target: TargetFormat, bound: Bound) -> Stored:
     """The format of `bound` after rounding to `target`. Rejects conversions that cannot restore the lost precision."""
+    module = bound.module
     is_eight_bit = bound.stored.format is WeightFormat.FP8 or bound.stored.layout is Layout.INT8_ROW
     if target is TargetFormat.BF16 or not (bound.is_plain or (is_eight_bit and target in _COLUMNS_PER_GROUP)):
         official = " or name the official FP8 checkpoint with --fp8" if target is TargetFormat.FP8 else ""
@@ -268,3 +273,23 @@ def _quantised(target: TargetFormat, module: Module, bound: Bound) -> Stored:
         TargetFormat.INT4: Stored(WeightFormat.INT4, Layout.PACKED, GROUP_SIZE),
         TargetFormat.NVFP4: Stored(WeightFormat.NVFP4, Layout.NVFP4_DIVIDES, NVFP4_GROUP),
     }[target]
+
+
+def rounded_tensors(target: Stored, rows: int, columns: int) -> dict[str, StoredTensor]:
+    """The tensors of a quantised matrix by suffix, codes first, then scales."""
+    scale = "BF16"  # `rounding.py` has the reason
+    if target.format is WeightFormat.FP8:
+        blocks = (-(-rows // FP8_BLOCK), -(-columns // FP8_BLOCK))
+        return {"weight": StoredTensor("F8_E4M3", (rows, columns)), "weight_scale": StoredTensor(scale, blocks)}
+    if target.format is WeightFormat.NVFP4:
+        return {
+            "weight_packed": StoredTensor("U8", (rows, columns // 2)),
+            "weight_scale": StoredTensor("F8_E4M3", (rows, columns // NVFP4_GROUP)),
+            "weight_global_scale": StoredTensor("F32", (1,)),
+        }
+    bits = 4 if target.format is WeightFormat.INT4 else 8
+    return {
+        "weight_packed": StoredTensor("I32", (rows, -(-columns * bits // 32))),
+        "weight_scale": StoredTensor(scale, (rows, -(-columns // (target.group_size or columns)))),
+        "weight_shape": StoredTensor("I64", (2,)),
+    }

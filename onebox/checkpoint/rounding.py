@@ -13,12 +13,12 @@ from torch import Tensor
 
 from onebox.checkpoint.bind import Bound
 from onebox.checkpoint.recipe import Action, ModuleChoice
-from onebox.checkpoint.tensors import dtype_name, to_bytes
+from onebox.checkpoint.tensors import to_bytes
 from onebox.checkpoint.weights import read_weight, slice_rows
 from onebox.formats import Dialect, nvfp4_global_scale, pack_quantized, quantize, quantize_fp8_block, quantize_nvfp4
-from onebox.spec.weights import FP8_BLOCK, NVFP4_GROUP, Stored, StoredTensor, WeightFormat
+from onebox.spec.weights import FP8_BLOCK, Stored, WeightFormat
 
-__all__ = ["SharedScale", "TensorChunk", "round_matrix", "rounded_tensors", "shared_scales"]
+__all__ = ["SharedScale", "TensorChunk", "round_matrix", "round_slab", "shared_scales", "slabs"]
 
 # Scales of what onebox quantises. Other tools cast scales to the model's dtype, bfloat16, so bfloat16 scales make all
 # tools dequantise to the same bits; codes are rounded against the stored scale, so no accuracy is lost by it.
@@ -45,7 +45,9 @@ class SharedScale:
             if self._value is None:
                 # Non-finite weights are skipped here: quantising them raises an error with the name of their module.
                 sizes = [
-                    slab.abs_().nan_to_num_(0.0, 0.0, 0.0).max() for bound in self.members for slab in _slabs(bound)
+                    read_weight(slab).abs_().nan_to_num_(0.0, 0.0, 0.0).max()
+                    for bound in self.members
+                    for slab in slabs(bound)
                 ]
                 self._value = nvfp4_global_scale(torch.stack(sizes), Dialect.LLM_COMPRESSOR)
             return self._value
@@ -68,31 +70,11 @@ def _fused_name(name: str) -> str:
     return _FUSED.sub(lambda found: f".{found.lastgroup}", name)
 
 
-def rounded_tensors(target: Stored, rows: int, columns: int) -> dict[str, StoredTensor]:
-    """The tensors of a quantised matrix by suffix, in the order of the indices that `round_matrix` yields."""
-    scale = dtype_name(_SCALE_DTYPE)
-    if target.format is WeightFormat.FP8:
-        blocks = (-(-rows // FP8_BLOCK), -(-columns // FP8_BLOCK))
-        return {"weight": StoredTensor("F8_E4M3", (rows, columns)), "weight_scale": StoredTensor(scale, blocks)}
-    if target.format is WeightFormat.NVFP4:
-        return {
-            "weight_packed": StoredTensor("U8", (rows, columns // 2)),
-            "weight_scale": StoredTensor("F8_E4M3", (rows, columns // NVFP4_GROUP)),
-            "weight_global_scale": StoredTensor("F32", (1,)),
-        }
-    bits = 4 if target.format is WeightFormat.INT4 else 8
-    return {
-        "weight_packed": StoredTensor("I32", (rows, -(-columns * bits // 32))),
-        "weight_scale": StoredTensor(scale, (rows, -(-columns // (target.group_size or columns)))),
-        "weight_shape": StoredTensor("I64", (2,)),
-    }
-
-
 def round_matrix(choice: ModuleChoice, shared: SharedScale | None) -> Iterator[TensorChunk]:
     """The bytes of `rounded_tensors`: codes and scales slab by slab, then the global scale or the shape."""
     scale = shared.value() if shared else None
-    for slab in _slabs(choice.bound):
-        codes, scales = _round_slab(slab, choice.target, scale)
+    for slab in slabs(choice.bound):
+        codes, scales = round_slab(read_weight(slab), choice.target, scale)
         yield 0, to_bytes(codes)
         yield 1, to_bytes(scales)
     if scale is not None:
@@ -101,15 +83,15 @@ def round_matrix(choice: ModuleChoice, shared: SharedScale | None) -> Iterator[T
         yield 2, to_bytes(torch.tensor(choice.module.shape, dtype=torch.int64))
 
 
-def _slabs(bound: Bound) -> Iterator[Tensor]:
-    """The matrix in float32 in slabs of rows, which are independent (for FP8, in blocks), to bound memory."""
+def slabs(bound: Bound) -> list[Bound]:
+    """The matrix in slabs of rows, which are independent (for FP8, in blocks), to bound memory."""
     rows, columns = bound.module.shape
     step = max(FP8_BLOCK, _SLAB_BYTES // (4 * columns) // FP8_BLOCK * FP8_BLOCK)
-    for begin in range(0, rows, step):
-        yield read_weight(slice_rows(bound, begin, min(rows, begin + step)))
+    return [slice_rows(bound, begin, min(rows, begin + step)) for begin in range(0, rows, step)]
 
 
-def _round_slab(weight: Tensor, target: Stored, global_scale: Tensor | None) -> tuple[Tensor, Tensor]:
+def round_slab(weight: Tensor, target: Stored, global_scale: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Codes and scales of float32 rows; NVFP4 needs a global scale."""
     if target.format is WeightFormat.FP8:
         return quantize_fp8_block(weight, FP8_BLOCK, _SCALE_DTYPE)
     if target.format is WeightFormat.NVFP4:

@@ -4,8 +4,8 @@ Handles files and tensor names. Modules are bound in `bind.py`, packed bytes are
 """
 
 import os
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from onebox.spec.model import ModelSpec, read_json, spec_from_config
 __all__ = [
     "INDEX_NAME",
     "Checkpoint",
+    "join_checkpoints",
     "join_shards",
     "open_checkpoint",
     "read_chunks",
@@ -78,6 +79,16 @@ def join_shards(
         if first is not entry:
             duplicates[entry.name] = (first.path.name, entry.path.name)
     return tensors, duplicates
+
+
+def join_checkpoints(first: Checkpoint, others: Sequence[Checkpoint]) -> Checkpoint:
+    """One checkpoint whose tensors lie in several directories; of a tensor that two have, the first one's is taken."""
+    if not others:
+        return first
+    parts = (first, *others)
+    tensors = {name: entry for part in reversed(parts) for name, entry in part.tensors.items()}
+    shards = tuple(shard for part in parts for shard in part.shards)
+    return replace(first, shards=shards, tensors=tensors, index=None)
 
 
 def _shards(directory: Path) -> tuple[Path, ...]:

@@ -29,8 +29,8 @@ Read = Callable[[TensorEntry], Tensor]
 
 
 def place_of(entry: TensorEntry, device: torch.device) -> torch.device:
-    """The device of a tensor of a model on `device`: the CPU for a `weight_shape`."""
-    return torch.device("cpu") if entry.name.endswith(_HOST_SUFFIX) else device
+    """The device of a tensor of a model on `device`: the CPU for a `weight_shape` and what is converted there."""
+    return torch.device("cpu") if entry.on_host or entry.name.endswith(_HOST_SUFFIX) else device
 
 
 class TensorReader(Protocol):

@@ -23,7 +23,7 @@ _CONNECT_TIMEOUT_S = 10.0
 _MAX_REDIRECTS = 8
 _REDIRECTS = (301, 302, 303, 307, 308)
 # What a signed address answers once it has expired.
-_EXPIRED = (401, 403, 404, 410)
+_EXPIRED = (401, 403, 404, 410, 416)
 
 
 class StoppedError(Exception):
@@ -136,12 +136,12 @@ class Transfer:
                 self._check_pinned(file, response)
             if response.status_code not in _REDIRECTS:
                 self._check_etag(file, response)
+                if not self._is_hub(url) and response.status_code < 400:
+                    with self._lock:
+                        self._signed[file.name] = url
                 return response
             url = urljoin(url, response.headers.get("Location", ""))
             response.close()
-            if not self._is_hub(url):
-                with self._lock:
-                    self._signed[file.name] = url
         raise UnreadableError(f"{self._name(file)} is redirected more than {_MAX_REDIRECTS} times: check HF_ENDPOINT.")
 
     def _send(self, url: str, wanted: tuple[int, int] | None) -> Any:

@@ -8,6 +8,7 @@ from pathlib import Path
 from onebox.checkpoint.bind import Problem, ProblemKind
 from onebox.checkpoint.header import TensorEntry, read_header
 from onebox.checkpoint.manifest import MANIFEST_NAME, FileRecord, Manifest, TensorRecord, read_manifest
+from onebox.checkpoint.origin import ORIGIN_NAME
 from onebox.checkpoint.source import INDEX_NAME, read_chunks
 from onebox.spec.errors import UnreadableError
 from onebox.spec.model import read_json
@@ -16,6 +17,8 @@ __all__ = ["changed_files", "unproved", "verify_checkpoint"]
 
 _CHUNK_BYTES = 16 << 20
 _LENGTH_BYTES = 8
+# What a hub and its tools put beside a build; nothing reads them.
+_HUB_FILES = {ORIGIN_NAME, ".cache", ".gitattributes", "README.md"}
 
 
 def verify_checkpoint(directory: Path, on_bytes: Callable[[int], None] = lambda _: None) -> list[Problem]:
@@ -141,7 +144,7 @@ def _sha256(entry: TensorEntry, on_bytes: Callable[[int], None]) -> str:
 
 
 def _file_problems(directory: Path, manifest: Manifest) -> list[Problem]:
-    known = {MANIFEST_NAME, *manifest.files, *_shards(manifest)}
+    known = {MANIFEST_NAME, *manifest.files, *_shards(manifest), *_HUB_FILES}
     problems = [
         Problem(ProblemKind.UNEXPECTED, path.name, f"{path.name} is not in the manifest: remove it.")
         for path in sorted(directory.iterdir())

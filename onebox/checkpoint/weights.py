@@ -23,7 +23,7 @@ from onebox.formats import (
 from onebox.spec.errors import UnsupportedError
 from onebox.spec.weights import DTYPE_BITS, FP8_BLOCK, Layout, WeightFormat
 
-__all__ = ["read_weight", "slice_rows", "weight_tensors"]
+__all__ = ["can_slice_rows", "read_weight", "slice_rows", "weight_tensors"]
 
 # Activation scales: unused, because onebox does not quantise activations below 16 bits.
 _UNUSED_SUFFIXES = {"input_scale", "input_global_scale"}
@@ -76,6 +76,11 @@ _ROWS_COVERED = {
 }
 
 
+def can_slice_rows(bound: Bound) -> bool:
+    """Whether rows of this matrix lie together, so that some of them can be read alone."""
+    return bound.stored.layout in _ROWS_COVERED
+
+
 def slice_rows(bound: Bound, begin: int, end: int) -> Bound:
     """Rows begin..end of a matrix as a separate bound module; `begin` is a multiple of the FP8 block.
 
@@ -99,5 +104,9 @@ def _rows(entry: TensorEntry, begin: int, end: int) -> TensorEntry:
         row_bits *= size
     row_bytes = row_bits // 8
     return replace(
-        entry, shape=(end - begin, *inner), begin=entry.begin + begin * row_bytes, nbytes=(end - begin) * row_bytes
+        entry,
+        name=f"{entry.name}[{begin}:{end}]",
+        shape=(end - begin, *inner),
+        begin=entry.begin + begin * row_bytes,
+        nbytes=(end - begin) * row_bytes,
     )

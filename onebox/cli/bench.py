@@ -14,6 +14,7 @@ from onebox.cli.bench_options import (
     Concurrency,
     ConnectionOptions,
     LoadOptions,
+    PriceOptions,
     RecordOptions,
     RepeatOptions,
     RequestOptions,
@@ -23,6 +24,7 @@ from onebox.cli.bench_options import (
 )
 from onebox.cli.compare import compare
 from onebox.cli.decode import decode
+from onebox.cli.ladder import ladder
 from onebox.cli.mixed import mixed
 from onebox.cli.options import grouped
 from onebox.spec.errors import UsageError
@@ -41,6 +43,7 @@ bench_app = typer.Typer(
 )
 bench_app.command()(compare)
 bench_app.command()(decode)
+bench_app.command()(ladder)
 bench_app.command()(mixed)
 
 
@@ -63,6 +66,7 @@ def run(
     requests: RequestOptions,
     answers: AnswerOptions,
     load: LoadOptions,
+    cost: PriceOptions,
     record: RecordOptions,
     workloads: Annotated[
         str,
@@ -75,7 +79,7 @@ def run(
     from onebox.bench.measure import BenchPlan
     from onebox.bench.tasks import chosen_tasks
 
-    settings = bench_settings(requests, repeats, answers)
+    settings = bench_settings(requests, repeats, answers, cost)
     loads = load.loads() if load.mixes else ()
     tasks = chosen_tasks(parse_names(workloads))
     _carry_out(BenchPlan(server.connection(), settings, tasks, loads, launch=server.launch), record)
@@ -87,6 +91,7 @@ def load(
     server: ConnectionOptions,
     requests: RequestOptions,
     answers: AnswerOptions,
+    cost: PriceOptions,
     record: RecordOptions,
     load: LoadOptions = LoadOptions(mixes="uniform_short,mixed_typical"),
     rate: Annotated[
@@ -96,7 +101,7 @@ def load(
     """Concurrent requests: aggregate speed, latency percentiles, goodput under an SLO."""
     from onebox.bench.measure import BenchPlan
 
-    settings = bench_settings(requests, RepeatOptions(runs=1), answers)
+    settings = bench_settings(requests, RepeatOptions(runs=1), answers, cost)
     _carry_out(BenchPlan(server.connection(), settings, loads=load.loads(rate), launch=server.launch), record)
 
 
@@ -106,6 +111,7 @@ def sweep(
     server: ConnectionOptions,
     repeats: RepeatOptions,
     requests: RequestOptions,
+    cost: PriceOptions,
     record: RecordOptions,
     pp: Annotated[str, typer.Option(help="Prompt tokens; comma-separated.")] = "2048",
     tg: Annotated[str, typer.Option(help="Answer tokens, generated exactly; comma-separated.")] = "128",
@@ -121,7 +127,7 @@ def sweep(
     depths = ARENA_DEPTHS if depth == "arena" else parse_numbers("--depth", depth, 0)
     clients = parse_numbers("--concurrency", concurrency)
     table = cells(parse_numbers("--pp", pp), parse_numbers("--tg", tg), depths, clients)
-    settings = bench_settings(requests, repeats, AnswerOptions(ignore_eos=True))
+    settings = bench_settings(requests, repeats, AnswerOptions(ignore_eos=True), cost)
     _carry_out(BenchPlan(server.connection(), settings, cells=table, launch=server.launch), record)
 
 
@@ -130,6 +136,7 @@ def sweep(
 def measure_all(
     server: ConnectionOptions,
     requests: RequestOptions,
+    cost: PriceOptions,
     record: RecordOptions,
     repeats: RepeatOptions = RepeatOptions(limit=30.0),
     answers: AnswerOptions = AnswerOptions(slo="ttft=2s,itl=100ms"),
@@ -150,7 +157,7 @@ def measure_all(
     )
     plan = BenchPlan(
         server.connection(),
-        bench_settings(requests, repeats, answers),
+        bench_settings(requests, repeats, answers, cost),
         chosen_tasks(["all"]),
         loads,
         cells((2048,), (128,), (0, 4096), (1, 2)),
@@ -160,12 +167,17 @@ def measure_all(
 
 
 @bench_app.command()
-def show(record: Annotated[Path, typer.Argument(help="A record written by --output.")]) -> None:
-    """Show a record's tables again."""
+@grouped
+def show(
+    cost: PriceOptions,
+    record: Annotated[Path, typer.Argument(help="A record written by --output.")],
+) -> None:
+    """Show a record's tables again, with other prices if given."""
     from onebox.bench.record import read_run
     from onebox.cli import bench_view
 
-    bench_view.show(read_run(record))
+    given = cost.prices()
+    bench_view.show(read_run(record), given if given.is_set else None)
 
 
 @bench_app.command()

@@ -12,6 +12,7 @@ from onebox.spec.errors import UsageError
 
 if TYPE_CHECKING:
     from onebox.bench.client import Connection
+    from onebox.bench.cost import Prices
     from onebox.bench.load import Loop
     from onebox.bench.session import BenchSettings
 
@@ -20,6 +21,7 @@ __all__ = [
     "Concurrency",
     "ConnectionOptions",
     "LoadOptions",
+    "PriceOptions",
     "RecordOptions",
     "RepeatOptions",
     "RequestOptions",
@@ -69,6 +71,10 @@ class RequestOptions:
     max_context: Annotated[int | None, typer.Option(min=256, help="Limit prompt plus answer to this many tokens.")] = (
         None
     )
+    idle: Annotated[
+        float,
+        typer.Option(min=0, help="Seconds before the first request in which a local server's watts and CPU are read."),
+    ] = 3.0
     seed: Annotated[
         int | None,
         typer.Option(min=0, help="Seed of prompts and arrival times; default: random, so that no prompt is cached."),
@@ -96,6 +102,28 @@ class AnswerOptions:
     slo: Annotated[str, typer.Option("--slo", help="SLO limits of a request: ttft=2s,itl=100ms,tpot=50ms,e2e=30s.")] = (
         ""
     )
+
+
+@option_group("Cost")
+class PriceOptions:
+    """Prices, all in one currency."""
+
+    price_kwh: Annotated[
+        float | None, typer.Option(min=0, help="Price of a kWh, for the cost of a million tokens, in any currency.")
+    ] = None
+    price_hardware: Annotated[float | None, typer.Option(min=0, help="Price of the box, spread over its lifetime.")] = (
+        None
+    )
+    lifetime_years: Annotated[float, typer.Option(min=0.01, help="Lifetime of the box.")] = 3.0
+    price_api: Annotated[
+        float | None,
+        typer.Option(min=0, help="Price of a million tokens elsewhere: after how many days the box is paid for."),
+    ] = None
+
+    def prices(self) -> "Prices":
+        from onebox.bench.cost import Prices
+
+        return Prices(self.price_kwh, self.price_hardware, self.lifetime_years, self.price_api)
 
 
 @option_group("Load")
@@ -156,8 +184,11 @@ class RecordOptions:
             raise UsageError(f"--output is {path}, which cannot be written; name a file in a directory that exists.")
 
 
-def bench_settings(requests: RequestOptions, repeats: RepeatOptions, answers: AnswerOptions) -> "BenchSettings":
+def bench_settings(
+    requests: RequestOptions, repeats: RepeatOptions, answers: AnswerOptions, cost: PriceOptions | None = None
+) -> "BenchSettings":
     """Settings shared by all workloads of a run."""
+    from onebox.bench.cost import Prices
     from onebox.bench.figures import Slo
     from onebox.bench.session import BenchSettings
 
@@ -169,6 +200,8 @@ def bench_settings(requests: RequestOptions, repeats: RepeatOptions, answers: An
         limit_s=repeats.limit,
         max_context=requests.max_context,
         slo=Slo.parse(answers.slo),
+        idle_s=requests.idle,
+        prices=cost.prices() if cost else Prices(),
     )
 
 

@@ -6,10 +6,12 @@ Figures are taken from the record; only their number formats are chosen here.
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from onebox.bench.figures import failure_counts
 from onebox.bench.record import Run, WorkloadKind, WorkloadRecord
+from onebox.cli.power_view import cost_notes, power_cells, power_lines, prices_of
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from onebox.bench.answer import StreamedAnswer
+    from onebox.bench.cost import Prices
     from onebox.bench.record import Figures
 
 __all__ = ["Bars", "bars", "json_line", "show"]
@@ -86,8 +89,8 @@ def _line(workload: WorkloadRecord) -> str:
     return f"{workload.name}: {len(workload.requests)} requests" + (f", {speed:.1f} tok/s" if speed else "")
 
 
-def show(run: Run) -> None:
-    """Prints the complete report on stdout."""
+def show(run: Run, prices: "Prices | None" = None) -> None:
+    """Prints the complete report on stdout, at other prices than those it was measured with if given."""
     from rich.console import Console
 
     console = Console(highlight=False)
@@ -101,11 +104,15 @@ def show(run: Run) -> None:
     _show_failures(console, run)
     for line in _head(run):
         say(line)
-    for table in (_single_table(run, console), _load_table(run, console), _sweep_table(run, console)):
+    prices = prices or prices_of(run)
+    power = power_cells(run, prices)
+    tables = [_single_table(run, console), _load_table(run, console), _sweep_table(run, console)]
+    tables.append(_filled("power and cost", power, ()) if power else None)
+    for table in tables:
         if table is not None:
             say()
             console.print(table)
-    notes = list(_notes(run))
+    notes = [*_notes(run), *cost_notes(run, prices)]
     if notes:
         say()
     for note in notes:
@@ -163,9 +170,7 @@ def _head(run: Run) -> Iterator[str]:
         yield "start-up: " + ", ".join(f"{phase} {seconds:.2f} s" for phase, seconds in run.startup_s.items())
     if run.memory_bytes:
         yield "memory: " + ", ".join(f"{part} {size / 2**30:.3f} GiB" for part, size in run.memory_bytes.items())
-    if run.power:
-        power = run.power
-        yield f"power: mean {power.mean_w:.0f} W, peak {power.peak_w:.0f} W, idle before {power.idle_w:.0f} W"
+    yield from power_lines(run)
 
 
 def _table(*columns: str) -> "Table":
@@ -368,6 +373,7 @@ def json_line(run: Run) -> str:
         "server": {"url": run.server.url, "model": run.server.model, "kind": run.server.kind},
         "started": run.started,
         "duration_s": run.duration_s,
+        "sensed": None if run.sensed is None else asdict(run.sensed),
         "workloads": workloads,
     }
     return json.dumps(told, ensure_ascii=False)

@@ -120,6 +120,7 @@ def _print_plan(plan: "BuildPlan", out: Path) -> None:
     from rich.console import Console
 
     from onebox.checkpoint.match import shares_norms
+    from onebox.checkpoint.stock import stock_limits
     from onebox.spec.traffic import class_step_bytes
 
     sizes = plan.class_bytes
@@ -136,6 +137,9 @@ def _print_plan(plan: "BuildPlan", out: Path) -> None:
         f"{plain / 1e9:.3f} GB of weights read per token in plain decoding; {described}.",
         highlight=False,
     )
+    formats = ((choice.module.module_class, choice.target) for choice in plan.choices)
+    for limit in stock_limits(plan.config.get("quantization_config"), formats):
+        console.print(f"note: {limit} onebox reads it.", highlight=False)
     for source in plan.sources.all():
         if not any(choice.source is source for choice in plan.choices):
             console.print(

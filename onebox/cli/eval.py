@@ -56,6 +56,15 @@ class QuestionOptions:
     concurrency: Annotated[int, typer.Option(min=1, help="Concurrent questions.")] = 4
     seed: Annotated[int, typer.Option(min=0, help="Seed of the generated questions.")] = 1
 
+    def refuse_beside_saved(self) -> None:
+        """A saved result brings its own questions."""
+        defaults = type(self)()
+        given = [name for name in vars(self) if (getattr(self, name) or None) != (getattr(defaults, name) or None)]
+        given = [name for name in given if name != "concurrency"]
+        if given:
+            named = f"--{given[0].replace('_', '-')}"
+            raise UsageError(f"{named} cannot be given beside a saved result, which brings its questions.")
+
     def settings(self, stall_s: float) -> "EvalSettings":
         from onebox.eval.run import EvalSettings
 
@@ -132,7 +141,10 @@ def eval_command(
     servers: TargetOptions,
     first: Annotated[
         str,
-        typer.Argument(metavar="A", help="A server's URL, a checkpoint directory to serve, or pocket."),
+        typer.Argument(
+            metavar="A",
+            help="A server's URL, a checkpoint to serve (directory or hub id), pocket, or a result of --output.",
+        ),
     ],
     second: Annotated[
         str | None,
@@ -147,8 +159,11 @@ def eval_command(
     tell, or none that could show a loss.
     """
     from onebox.eval.run import Evaluation
+    from onebox.eval.saved import is_saved
 
     targets = servers.targets(first, second)
+    if any(is_saved(target.place) for target in targets):
+        questions.refuse_beside_saved()
     if output is not None and not output.absolute().parent.is_dir():
         raise UsageError(f"--output {output}: the directory {output.parent} does not exist.")
     _carry_out(Evaluation(targets, questions.settings(servers.stall), servers.judging()), output, as_json)

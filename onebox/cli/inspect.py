@@ -25,7 +25,12 @@ def inspect(
         ),
     ],
     deep: Annotated[
-        bool, typer.Option("--deep", help="Also read every value: finite, not constant, scales positive.")
+        bool,
+        typer.Option(
+            "--deep",
+            help="Also read every value (finite, not constant, scales positive) and compare the MTP head with the "
+            "model's own layers.",
+        ),
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
 ) -> None:
@@ -133,10 +138,14 @@ def _mtp_sentence(mtp: "MtpHeadReport") -> str:
         return "none in config.json"
     if not mtp.is_present:
         return "missing"
-    complete = "complete" if mtp.is_complete else "INCOMPLETE"
+    complete = "complete" if mtp.is_complete else "with tensors that CANNOT BE READ"
+    if mtp.num_missing:
+        complete = f"INCOMPLETE ({mtp.num_missing} of its modules are missing)"
     indexed = "indexed" if mtp.is_indexed else "not in the index"
-    values = {None: "values not read", True: "values finite and not constant", False: "values DAMAGED"}
-    return f"present, {complete}, {indexed}, {values[mtp.has_sound_values]}"
+    values = {None: "values not read", True: "values finite and not constant", False: "values DAMAGED (see below)"}
+    looks = {None: "", True: ", looks trained", False: ", DRAFTS IN VAIN (see below)"}[mtp.looks_trained]
+    compared = f"\n  compared: {mtp.compared}" if mtp.compared else ""
+    return f"present, {complete}, {indexed}, {values[mtp.has_sound_values]}{looks}{compared}"
 
 
 def _problem_lines(problems: "tuple[Problem, ...]") -> list[str]:

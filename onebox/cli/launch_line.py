@@ -7,6 +7,7 @@ with one line for each.
 
 import difflib
 import json
+import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -57,7 +58,7 @@ class LaunchCommand(TyperCommand):
         if line.refusals:
             raise UsageError("\n".join(line.refusals))
         rest = super().parse_args(ctx, line.arguments)
-        for notice in line.notices:
+        for notice in (*line.notices, *_variable_notices(os.environ)):
             typer.echo(notice)
         return rest
 
@@ -224,6 +225,12 @@ class _Reader:
             del drafts[key]
             self._line.notices.append(f"{_DRAFT_FLAG} {key}: {_DRAFT_NOTICES[key]}.")
         self._values[_DRAFT_FLAG] = json.dumps(drafts)
+
+
+def _variable_notices(environment: Mapping[str, str]) -> Iterator[str]:
+    names = sorted(name for name in environment if name.startswith("VLLM_"))
+    if names:
+        yield f"{', '.join(names)}: settings of vLLM in the environment, which onebox does not read."
 
 
 def _part_value(text: str) -> Any:

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from onebox.cli.options import grouped, json_option, option_group
+from onebox.cli.vllm_flags import own_kv_name
+from onebox.spec.conversion import AS_STORED, CONVERSION_BYTES, LoadConversion
 from onebox.spec.errors import UsageError
 
 if TYPE_CHECKING:
@@ -28,9 +30,15 @@ DEFAULT_CONTEXT_TOKENS = 8192
 class CapacityOptions:
     """Memory settings."""
 
-    kv_cache_dtype: Annotated[str, typer.Option(help="bf16, fp8, turboquant or turboquant_kXvY.")] = "bf16"
+    kv_cache_dtype: Annotated[
+        str, typer.Option(help="bf16, fp8, turboquant or turboquant_kXvY, or vLLM's name for one of them.")
+    ] = "bf16"
     max_model_len: Annotated[int | None, typer.Option(help="Longest sequence in tokens; default: the model's.")] = None
     max_num_seqs: Annotated[int, typer.Option(help="Concurrent sequences.")] = 4
+    max_num_batched_tokens: Annotated[
+        int,
+        typer.Option(help="Prompt tokens in one step, which decide the workspace; serve's default is 2048."),
+    ] = 8192
     gpu_memory_utilization: Annotated[
         float | None, typer.Option(help="Share of the memory that onebox may use; default: 0.9.")
     ] = None
@@ -87,6 +95,10 @@ def plan(
     hf_overrides: Annotated[
         str, typer.Option(help="JSON of values in place of config.json's, such as YaRN's, as for `onebox serve`.")
     ] = "{}",
+    lm_head: Annotated[
+        str, typer.Option(help="LM head as serve would convert it while loading: keep or int8.")
+    ] = "keep",
+    mtp_format: Annotated[str, typer.Option(help="MTP layer, likewise: keep, int4 or fp8.")] = "keep",
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
 ) -> None:
     """Show what fits on a box and its projected speed. Computed from bytes; nothing is loaded or measured."""
@@ -96,8 +108,9 @@ def plan(
     from onebox.spec.hardware import named_box
     from onebox.spec.kv import KVFormat
 
-    kv, chosen_box, accepted = KVFormat.parse(memory.kv_cache_dtype), named_box(box), speed.accepted()
-    planned = planned_weights(model, weights, json_option("--hf-overrides", hf_overrides, dict))
+    kv, chosen_box, accepted = KVFormat.parse(own_kv_name(memory.kv_cache_dtype)), named_box(box), speed.accepted()
+    conversion = LoadConversion.parse(lm_head, mtp_format)
+    planned = planned_weights(model, weights, json_option("--hf-overrides", hf_overrides, dict), conversion)
     longest = planned.spec.max_context_tokens if memory.max_model_len is None else memory.max_model_len
     utilization = memory.gpu_memory_utilization
     request = MemoryRequest(
@@ -105,9 +118,11 @@ def plan(
         slots=memory.max_num_seqs,
         kv=kv,
         drafts=speed.speculative_tokens,
+        max_batched_tokens=memory.max_num_batched_tokens,
         gpu_memory_utilization=DEFAULT_UTILIZATION if utilization is None else utilization,
         reserve_bytes=memory.reserve_bytes(),
         with_vision=not memory.language_model_only,
+        loading_bytes=CONVERSION_BYTES if conversion else 0,
     )
     context = min(DEFAULT_CONTEXT_TOKENS, longest) if speed.context is None else speed.context
     workload = Workload(speed.streams, speed.speculative_tokens, context, accepted)
@@ -122,7 +137,12 @@ def plan(
         console.print(renderable)
 
 
-def planned_weights(model: str, preset: str | None, overrides: Mapping[str, Any] | None = None) -> "Weights":
+def planned_weights(
+    model: str,
+    preset: str | None,
+    overrides: Mapping[str, Any] | None = None,
+    conversion: LoadConversion = AS_STORED,
+) -> "Weights":
     from onebox.planner.presets import named_preset
     from onebox.planner.report import Weights
     from onebox.spec.shapes import named_spec
@@ -132,11 +152,11 @@ def planned_weights(model: str, preset: str | None, overrides: Mapping[str, Any]
             raise UsageError(
                 f"--weights {preset} is for a model by name; the directory {model} has weights of its own."
             )
-        return _inspected(model, overrides)
+        return _inspected(model, overrides, conversion)
     spec = named_spec(model, overrides)
     chosen = named_preset("hybrid" if preset is None else preset)
-    source = f"{chosen.name} (predicted): {chosen.summary}"
-    return Weights(model, source, spec, chosen.weight_bytes(spec), label=chosen.name)
+    source = f"{chosen.name} (predicted): {chosen.summary}{_converted(conversion)}"
+    return Weights(model, source, spec, chosen.weight_bytes(spec, conversion), label=chosen.name)
 
 
 def _is_repository(model: str, preset: str | None) -> bool:
@@ -149,18 +169,26 @@ def _is_repository(model: str, preset: str | None) -> bool:
     return not is_known(model) or find_source(model) is not None
 
 
-def _inspected(source: str, overrides: Mapping[str, Any] | None) -> "Weights":
+def _inspected(source: str, overrides: Mapping[str, Any] | None, conversion: LoadConversion) -> "Weights":
     from onebox.checkpoint.hub import find_source, inspect_remote
     from onebox.checkpoint.inspect import inspect_checkpoint
     from onebox.planner.report import Weights
     from onebox.spec.model import read_config
 
     here = find_source(source)
-    found = inspect_remote(source, overrides) if here is None else inspect_checkpoint(here)
+    if here is None:
+        found = inspect_remote(source, overrides, conversion=conversion)
+    else:
+        found = inspect_checkpoint(here, conversion=conversion)
     spec = found.spec if here is None else read_config(here, overrides)
     problems = tuple(problem.message for problem in found.problems)
-    origin = f"{found.directory} (read from its headers)"
+    origin = f"{found.directory} (read from its headers{_converted(conversion)})"
     return Weights(Path(source).name, origin, spec, found.class_bytes, problems)
+
+
+def _converted(conversion: LoadConversion) -> str:
+    flags = list(dict.fromkeys(conversion.flags.values()))
+    return f"; converted while loading: {', '.join(flags)}" if flags else ""
 
 
 def render(report: "PlanReport") -> "list[RenderableType]":

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from onebox.cli.options import json_option, option_group
+from onebox.cli.vllm_flags import own_kv_name
 from onebox.spec.errors import UsageError
 
 if TYPE_CHECKING:
@@ -29,7 +30,6 @@ __all__ = [
 ]
 
 _KEY_VARIABLE = "ONEBOX_API_KEY"
-_KV_NAMES = {"auto": "bf16", "bfloat16": "bf16", "fp8_e4m3": "fp8"}
 _METHODS = {"qwen3_next_mtp": "mtp", "qwen3_5_mtp": "mtp"}
 
 
@@ -116,6 +116,12 @@ class ModelOptions:
     load_format: Annotated[
         str, typer.Option(help="How weights are read: auto, safetensors, fastsafetensors, or dummy (random weights).")
     ] = "auto"
+    lm_head: Annotated[
+        str, typer.Option(help="LM head: keep, or int8 to convert a BF16 one while loading, as `onebox build` would.")
+    ] = "keep"
+    mtp_format: Annotated[
+        str, typer.Option(help="MTP layer: keep, or int4 or fp8 to convert a BF16 one while loading.")
+    ] = "keep"
     speculative_config: Annotated[
         str | None,
         typer.Option(
@@ -254,11 +260,13 @@ def engine_options(model: ModelOptions, memory: MemoryOptions, media: MediaOptio
         device=model.device,
         dtype=model.dtype,
         load_format=model.load_format,
+        lm_head=model.lm_head,
+        mtp_format=model.mtp_format,
         language_model_only=media.language_model_only,
         speculation=method,
         num_speculative_tokens=drafts,
         hf_overrides=model.overrides(),
-        **vars(memory) | {"kv_cache_dtype": _KV_NAMES.get(memory.kv_cache_dtype, memory.kv_cache_dtype)},
+        **vars(memory) | {"kv_cache_dtype": own_kv_name(memory.kv_cache_dtype)},
     )
 
 

@@ -44,18 +44,20 @@ def up(
     from onebox.cli.serve_arguments import ServeArguments
     from onebox.setup.place import SetupPlace
     from onebox.setup.recipe_file import find_recipe
-    from onebox.setup.steps import Setup
+    from onebox.setup.steps import Setup, SetupStep
 
     chosen = find_recipe(model, recipe)
     last = _last_step(until, no_serve=no_serve)
     arguments = ServeArguments.resolve(chosen, serve_arguments or [])
     place = SetupPlace(directory, chosen)
-    setup = Setup(place, arguments.engine_options(), byte_progress, typer.echo)
-    typer.echo(f"{chosen.model}, recipe {chosen.name}: {chosen.summary}")
+    will_serve = last is SetupStep.SERVE
+    setup = Setup(place, arguments.engine_options(), byte_progress, typer.echo, will_serve=will_serve)
+    typer.echo(f"{chosen.model}, recipe {chosen.name}" + (f": {chosen.summary}" if chosen.summary else ""))
     if dry_run:
         _show(setup, arguments, last)
         return
     with place.locked() as name_step:
+        setup.tidy()
         _do(setup, arguments, last, name_step)
 
 
@@ -86,13 +88,15 @@ def _show(setup: "Setup", arguments: "ServeArguments", last: "SetupStep") -> Non
             if step is SetupStep.CHECK:
                 _line(step, setup.run(step))
             elif step is SetupStep.SERVE:
-                _line(step, f"onebox serve {arguments.shell_text(setup.place.output)}")
+                _line(step, f"onebox serve {arguments.shell_text(setup.checkpoint)}")
             else:
                 outlook = setup.outlook(step)
                 _line(step, f"{'done' if outlook.is_done else 'to do'}: {outlook.text}")
         except OneboxError as error:
             _line(step, f"would be refused: {error}")
             refused = True
+            if step is SetupStep.FETCH:  # of sources that cannot be read, nothing more is known
+                break
     if refused:
         raise typer.Exit(1)
 
@@ -103,8 +107,8 @@ def _do(setup: "Setup", arguments: "ServeArguments", last: "SetupStep", name_ste
     for step in _steps(last):
         name_step(step)
         if step is SetupStep.SERVE:
-            _line(step, f"onebox serve {arguments.shell_text(setup.place.output)}")
-            arguments.serve(setup.place.output)
+            _line(step, f"onebox serve {arguments.shell_text(setup.checkpoint)}")
+            arguments.serve(setup.checkpoint)
         outlook = setup.outlook(step)
         if outlook.is_done:
             _line(step, f"done: {outlook.text}")

@@ -5,7 +5,7 @@ Names are without their dashes. Options of `onebox serve` itself are not listed:
 
 from typing import NamedTuple
 
-__all__ = ["FLAGS", "KV_NAMES", "SHORT_NAMES", "VllmFlag"]
+__all__ = ["FLAGS", "KV_NAMES", "SHORT_NAMES", "VllmFlag", "own_kv_name"]
 
 
 class VllmFlag(NamedTuple):
@@ -148,3 +148,9 @@ KV_NAMES = {
     "turboquant_3bit_nc": ("turboquant_k3v3", "the same widths"),
 }
 """Names that vLLM and its patches have for TurboQuant: the format here that has at least as many bits, and why."""
+_PLAIN_KV_NAMES = {"auto": "bf16", "bfloat16": "bf16", "fp8_e4m3": "fp8"}
+
+
+def own_kv_name(name: str) -> str:
+    """Our name of a KV format that may have one of vLLM's."""
+    return KV_NAMES[name][0] if name in KV_NAMES else _PLAIN_KV_NAMES.get(name, name)

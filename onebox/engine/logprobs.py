@@ -25,10 +25,10 @@ class TokenLogprob(NamedTuple):
 
 @dataclass(frozen=True, eq=False, slots=True)
 class PackedLogprobs(Sequence[TokenLogprob]):
-    """Log-probabilities of a few tokens, as bytes until they are read.
+    """Log-probabilities of a few tokens, float32, as bytes until they are read.
 
     A stream whose client stops reading is computed to its end all the same: with 20 alternatives, a token that waits
-    takes 300 bytes and not 4 kB.
+    takes 200 bytes and not 4 kB.
     """
 
     num_top: int
@@ -64,7 +64,7 @@ class PackedLogprobs(Sequence[TokenLogprob]):
 
 @lru_cache(maxsize=64)
 def _row_struct(num_top: int) -> struct.Struct:
-    return struct.Struct("=idi" + "id" * num_top)
+    return struct.Struct("=ifi" + "if" * num_top)
 
 
 @dataclass(frozen=True, eq=False)

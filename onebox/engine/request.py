@@ -275,7 +275,7 @@ class PromptLogprobs:
     """`LogprobRows`, where a model computed them."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Tokens:
     """New tokens in order: one or more per step, never the stop token. Log-probabilities where they were asked for."""
 

@@ -20,6 +20,7 @@ from onebox.engine.remote.messages import DeviceMemory, Planned, ReportStart, St
 from onebox.engine.warm.early import initialise_cuda, initialise_triton
 from onebox.planner.memory import DEFAULT_UTILIZATION, MemoryPlan, MemoryRequest, plan_memory
 from onebox.spec.cache import redirect_kernel_cache
+from onebox.spec.conversion import CONVERSION_BYTES, LoadConversion
 from onebox.spec.errors import UnsupportedError, UsageError
 from onebox.spec.hardware import GIB, Box, detect_box, detect_host, nvidia_driver
 from onebox.spec.kv import PAGE_TOKENS, KVFormat
@@ -70,6 +71,10 @@ class EngineOptions:
     device: str = "auto"
     dtype: str = "auto"
     load_format: str = "auto"
+    lm_head: str = "keep"
+    """keep or int8: a BF16 LM head is converted while it is loaded."""
+    mtp_format: str = "keep"
+    """keep, int4 or fp8: a BF16 MTP layer is converted while it is loaded."""
     kv_cache_dtype: str = "bf16"
     max_model_len: int | None = None
     max_num_seqs: int = 8
@@ -111,6 +116,7 @@ class EnginePlan:
     memory: MemoryPlan
     config: EngineConfig
     hf_overrides: Mapping[str, Any]
+    conversion: LoadConversion
 
     @property
     def memory_shape(self) -> "MemoryShape":
@@ -135,8 +141,13 @@ def plan_engine(directory: Path, options: EngineOptions, tokens: TokenInfo, box:
     device = _device(options.device, box)
     dtype = _dtype(options.dtype, device)
     load_format = _load_format(options.load_format)
-    found = footprint(directory, device, dtype, load_format, options.hf_overrides)
+    conversion = LoadConversion.parse(options.lm_head, options.mtp_format)
+    found = footprint(directory, device, dtype, load_format, options.hf_overrides, conversion)
     speculation = _speculation(options, found)
+    if conversion.mtp and not speculation.with_mtp:
+        raise UsageError(
+            f"--mtp-format {conversion.mtp} has nothing to act on: drafts by {speculation.method} do not load the head."
+        )
     request = _memory_request(options, found, speculation, device, dtype)
     memory = plan_memory(found.spec, found.weight_bytes, box, request)
     config = EngineConfig(
@@ -151,7 +162,9 @@ def plan_engine(directory: Path, options: EngineOptions, tokens: TokenInfo, box:
         boundary_token_ids=tokens.boundary_token_ids,
         speculation=speculation,
     )
-    return EnginePlan(directory, found.spec, device, dtype, load_format, memory, config, options.hf_overrides)
+    return EnginePlan(
+        directory, found.spec, device, dtype, load_format, memory, config, options.hf_overrides, conversion
+    )
 
 
 def foresee_memory(
@@ -189,6 +202,7 @@ def _memory_request(
         cache_bytes=options.kv_cache_memory_bytes,
         default_cache_bytes=DEFAULT_CPU_CACHE_BYTES if device.type == "cpu" else None,
         with_prefix_cache=options.enable_prefix_caching,
+        loading_bytes=CONVERSION_BYTES if LoadConversion.parse(options.lm_head, options.mtp_format) else 0,
     )
 
 
@@ -295,17 +309,19 @@ def compile_ahead(plan: EnginePlan, report: Callable[[int], None]) -> int:
     `report` is called with the number so far. No weights are read.
     """
     redirect_kernel_cache()
-    from onebox.engine.warm.compile import compile_kernels
+    from onebox.engine.warm.compile import WeightSource, compile_kernels
 
-    return compile_kernels(plan.directory, plan.load_format, plan.dtype, plan.memory_shape, plan.config, report)
+    weights = WeightSource(plan.directory, plan.load_format, plan.conversion)
+    return compile_kernels(weights, plan.dtype, plan.memory_shape, plan.config, report)
 
 
 def kernels_are_compiled(plan: EnginePlan) -> bool:
     """Whether `compile_ahead` has nothing to do, because an engine of this plan was compiled before."""
     redirect_kernel_cache()
-    from onebox.engine.warm.compile import are_compiled
+    from onebox.engine.warm.compile import WeightSource, are_compiled
 
-    return are_compiled(plan.directory, plan.load_format, plan.dtype, plan.memory_shape, plan.config)
+    weights = WeightSource(plan.directory, plan.load_format, plan.conversion)
+    return are_compiled(weights, plan.dtype, plan.memory_shape, plan.config)
 
 
 def _warm_up(runner: "ModelRunner", plan: EnginePlan, report: ReportStart, *, owns_process: bool) -> None:
@@ -334,6 +350,7 @@ def load_runner(plan: EnginePlan) -> "ModelRunner":
         plan.load_format,
         with_mtp=plan.config.speculation.with_mtp,
         overrides=plan.hf_overrides,
+        conversion=plan.conversion,
     )
     tower = load_tower(plan.directory, plan.dtype, plan.device) if plan.memory.request.with_vision else None
     return ModelRunner(model, allocate_memory(plan), plan.config, tower)

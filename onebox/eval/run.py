@@ -7,7 +7,7 @@ other. An interrupted run keeps the answers received so far.
 import asyncio
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -17,7 +17,7 @@ from onebox.bench.client import Client, Connection
 from onebox.bench.machine import commit, hardware, versions
 from onebox.bench.record import RunOrigin, Server, write_json
 from onebox.bench.statistics import plain_json
-from onebox.eval.asking import Manner, ask_all, request_of
+from onebox.eval.asking import ask_all, request_of
 from onebox.eval.compared import (
     CheckTally,
     TextTally,
@@ -29,14 +29,16 @@ from onebox.eval.compared import (
 from onebox.eval.facts import fact_questions, language_questions
 from onebox.eval.invoices import invoice_questions, schema_questions
 from onebox.eval.keys import key_questions, parse_lengths
-from onebox.eval.likelihood import Likelihoods, NotOfferedError, read_likelihoods
+from onebox.eval.likelihood import NotOfferedError, read_likelihoods
 from onebox.eval.ocr import ocr_questions
 from onebox.eval.own import own_questions
 from onebox.eval.passages import Passage, file_passages, shipped_passages
 from onebox.eval.pictures import picture_questions
 from onebox.eval.question import Check, Json, Question, QuestionResult, Truth, TruthKind
 from onebox.eval.rubric import judge_all, needs_judge
+from onebox.eval.saved import SavedEval, is_saved, read_saved, shared_part
 from onebox.eval.scans import scan_questions
+from onebox.eval.side import FORMAT, EvalSettings, EvalTarget, Side
 from onebox.eval.target import opened
 from onebox.eval.tools import tool_questions
 from onebox.eval.verdict import Comparison, conclude
@@ -44,62 +46,9 @@ from onebox.spec.errors import UsageError
 
 __all__ = ["FORMAT", "LIKELIHOOD", "EvalRun", "EvalSettings", "EvalTarget", "Evaluation", "Side", "write_eval"]
 
-FORMAT = "onebox-eval/1"
-"""Format version in every file; changes whenever an old reader would misread the file."""
 LIKELIHOOD = "likelihood"
 """The check without questions: it measures how well texts are predicted."""
 _WHOLE_S = 1800.0
-
-
-@dataclass(frozen=True)
-class EvalTarget:
-    """One side as given: a URL, or a directory with arguments for `onebox serve`."""
-
-    name: str
-    place: str
-    serve_arguments: str = ""
-    api_key: str | None = None
-    model: str | None = None
-
-
-@dataclass(frozen=True)
-class EvalSettings:
-    """The checks and their settings."""
-
-    checks: tuple[str, ...]
-    count: int = 24
-    """Number of questions of each generated check: invoices, schema, tools, ocr, scans."""
-    lengths: tuple[int, ...] = (1024, 4096)
-    repeats: int = 3
-    """Hidden keys for each length and depth."""
-    seed: int = 1
-    concurrency: int = 4
-    thinking: bool = False
-    num_top: int = 20
-    texts: tuple[str, ...] = ()
-    """User files that replace the built-in passages."""
-    questions: str = ""
-    """A file of own questions (`own.py`)."""
-    pictures: str = ""
-    """A directory of own pictures (`pictures.py`)."""
-    stall_s: float = 120.0
-
-    @property
-    def manner(self) -> Manner:
-        return Manner(self.concurrency, self.thinking)
-
-
-@dataclass
-class Side:
-    """The answers of one server so far."""
-
-    target: EvalTarget
-    server: Server | None = None
-    replies: list[QuestionResult] = field(default_factory=list)
-    likelihoods: list[Likelihoods] = field(default_factory=list)
-    skipped: dict[str, str] = field(default_factory=dict)
-    """Check -> why it did not run here."""
-    seconds: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -141,21 +90,35 @@ class Evaluation:
     def __init__(self, targets: Sequence[EvalTarget], settings: EvalSettings, judge: EvalTarget | None = None) -> None:
         self.settings = settings
         self.sides = [Side(target) for target in targets]
+        saved = {number: read_saved(target) for number, target in enumerate(targets) if is_saved(target.place)}
         self.judge = Side(judge) if judge else None
         self.questions: list[Question] = []
         self.passages: list[Passage] = []
         self._own = own_questions(Path(settings.questions)) if settings.questions else []
         self._pictures = picture_questions(Path(settings.pictures)) if settings.pictures else []
-        _refuse_wrong_judge(self._own, judge)
+        if saved:
+            self._take_saved(saved)
+        _refuse_wrong_judge(self._own or self.questions, judge, is_asking=len(saved) < len(targets))
         self._hardware = hardware()
         self._started = datetime.now(UTC).isoformat(timespec="seconds")
-        if LIKELIHOOD in settings.checks:
+        if LIKELIHOOD in settings.checks and not saved:
             own = [passage for path in settings.texts for passage in file_passages(Path(path))]
             self.passages = own or shipped_passages()
 
+    def _take_saved(self, saved: dict[int, SavedEval]) -> None:
+        """Takes the answers of saved results, and their questions for the other side."""
+        kept = shared_part(list(saved.values()))
+        for number, one in zip(saved, kept, strict=True):
+            self.sides[number] = one.side
+        self.questions, self.passages = list(kept[0].questions), list(kept[0].passages)
+        asked = kept[0].settings
+        self.settings = replace(asked, concurrency=self.settings.concurrency, stall_s=self.settings.stall_s)
+
     def run(self, report: OnProgress) -> None:
-        """Runs all checks on every side. An interruption keeps earlier replies."""
+        """Runs all checks on every side that is not saved. An interruption keeps earlier replies."""
         for side in self.sides:
+            if is_saved(side.target.place):
+                continue
             began = time.perf_counter()
             report(f"{side.target.name}: starting", 0, 1)
             with opened(side.target.place, side.target.serve_arguments) as url:
@@ -164,9 +127,16 @@ class Evaluation:
                     asyncio.run(self._side(side, url, report))
                 finally:
                     side.seconds = round(time.perf_counter() - began, 2)
-        if self.judge is not None:
+        if self.judge is not None and self._num_unjudged:
             with opened(self.judge.target.place, self.judge.target.serve_arguments) as url:
                 asyncio.run(self._judge(self.judge, url, report))
+
+    @property
+    def _num_unjudged(self) -> int:
+        """Answers that wait for a judge; those of a saved result have their judgement."""
+        return sum(
+            reply.answer is not None and reply.judgement is None for side in self.sides for reply in side.replies
+        )
 
     @property
     def has_answers(self) -> bool:
@@ -191,7 +161,7 @@ class Evaluation:
             (side, place)
             for side in self.sides
             for place, reply in enumerate(side.replies)
-            if reply.question_id in by_id and reply.answer is not None
+            if reply.question_id in by_id and reply.answer is not None and reply.judgement is None
         ]
         asked = [(by_id[side.replies[place].question_id], side.replies[place]) for side, place in places]
         done = 0
@@ -320,14 +290,14 @@ def _with_pictures(check: Check) -> str:
     return "questions with an image" if check is Check.QUESTIONS else check.value
 
 
-def _refuse_wrong_judge(own: Sequence[Question], judge: EvalTarget | None) -> None:
-    """Early check: a rubric needs a judge, and a judge a rubric."""
-    needing = [question for question in own if needs_judge(question)]
+def _refuse_wrong_judge(questions: Sequence[Question], judge: EvalTarget | None, *, is_asking: bool) -> None:
+    """Early check: a rubric needs a judge if answers are still to come, and a judge a rubric."""
+    needing = [question for question in questions if needs_judge(question) and is_asking]
     if needing and judge is None:
         named = needing[0].id.partition("/")[2]
         raise UsageError(f"Question {named!r} has a rubric, which another server must judge; give --judge URL.")
     if judge is not None and not needing:
-        raise UsageError("--judge is given, but no question of --questions has a rubric.")
+        raise UsageError("--judge is given, but no question that is asked has a rubric.")
 
 
 def _judge_record(judge: Side | None) -> Json | None:

@@ -18,18 +18,23 @@ __all__ = ["opened", "refuse_wrong_target"]
 
 _POCKET = "pocket"
 """The model that ships with onebox: `onebox serve` without a directory."""
+_HUB_ID = re.compile(r"[\w-][\w.-]*/[\w.-]+(@[\w./-]+)?")
+"""owner/name or owner/name@revision; `onebox serve` says whether it has it."""
 _STOP_S = 30.0
 _LAST_LINES = 5
 
 
 def refuse_wrong_target(target: str, serve_arguments: str) -> None:
-    """Early check: a target is a URL, a directory or "pocket"; arguments are allowed for the last two."""
-    if _is_address(target):
+    """Early check: a target is a URL, a saved result, or what `onebox serve` takes, with arguments for it."""
+    is_result = target.endswith(".json") and Path(target).is_file()
+    if _is_address(target) or is_result:
         if serve_arguments:
-            raise UsageError(f"{target} is a running server; arguments for `onebox serve` need a directory.")
-    elif target != _POCKET and not Path(target).is_dir():
+            what = "a saved result" if is_result else "a running server"
+            raise UsageError(f"{target} is {what}; arguments for `onebox serve` need a directory.")
+    elif target != _POCKET and not Path(target).is_dir() and not _HUB_ID.fullmatch(target):
         raise UsageError(
-            f"{target} is neither a URL (http://...), nor a checkpoint directory, nor {_POCKET!r}; give one."
+            f"{target} is neither a URL (http://...), nor a checkpoint directory, nor {_POCKET!r}, nor the result of "
+            "an earlier run (.json); give one."
         )
     try:
         shlex.split(serve_arguments)

@@ -6,10 +6,13 @@ from typing import Any, NamedTuple
 
 import torch
 
+from onebox.checkpoint.conversion import convert_binding
 from onebox.checkpoint.inspect import report_on
 from onebox.model.cpu import has_float32_output, head_dtype
 from onebox.model.dummy import HYBRID
 from onebox.model.load import LoadFormat, open_bound
+from onebox.spec.conversion import AS_STORED, LoadConversion
+from onebox.spec.errors import UsageError
 from onebox.spec.model import ModelSpec, read_config
 from onebox.spec.modules import ModuleClass, modules
 from onebox.spec.traffic import predicted_weight_bytes
@@ -32,12 +35,16 @@ def footprint(
     dtype: torch.dtype,
     load_format: LoadFormat,
     overrides: Mapping[str, Any] | None = None,
+    conversion: LoadConversion = AS_STORED,
 ) -> Footprint:
     """Reads headers only. On a CPU weights are plain numbers (`cpu.py`); on a GPU they keep their stored size.
 
-    `overrides` are those of `--hf-overrides`.
+    `overrides` are those of `--hf-overrides`. Modules of a `conversion` are counted in their new formats.
     """
     if load_format is LoadFormat.DUMMY:
+        if conversion:
+            flag = next(iter(conversion.flags.values()))
+            raise UsageError(f"{flag} has nothing to act on: dummy weights are drawn in the formats of a build.")
         spec = read_config(directory, overrides)
         sizes = (
             _cpu_bytes(spec, torch.float32, torch.float32)
@@ -47,7 +54,8 @@ def footprint(
         # Dummy weights have no vision tower.
         sizes.pop(ModuleClass.VISION, None)
         return Footprint(spec, sizes, spec.mtp_num_hidden_layers > 0, has_tower=False)
-    checkpoint, binding = open_bound(directory, overrides)
+    checkpoint, as_stored = open_bound(directory, overrides)
+    binding, _ = convert_binding(as_stored, conversion)
     stored = report_on(checkpoint, binding, is_deep=False).class_bytes
     if device.type == "cpu":
         sizes = _cpu_bytes(checkpoint.spec, dtype, head_dtype(binding, dtype))

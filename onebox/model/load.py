@@ -10,6 +10,8 @@ from typing import Any
 import torch
 
 from onebox.checkpoint.bind import Binding, bind
+from onebox.checkpoint.conversion import convert_binding
+from onebox.checkpoint.converting import Converter, converted_order, shape_tensor
 from onebox.checkpoint.fast import FastReader
 from onebox.checkpoint.header import TensorEntry
 from onebox.checkpoint.source import Checkpoint, open_checkpoint
@@ -21,6 +23,7 @@ from onebox.model.build import build_model
 from onebox.model.dummy import HYBRID, dummy_model
 from onebox.model.parts import CheckpointParts, CpuParts, DryRunParts, Parts
 from onebox.model.qwen3_5 import Qwen35
+from onebox.spec.conversion import AS_STORED, LoadConversion
 from onebox.spec.errors import MismatchError, UsageError
 from onebox.spec.model import ModelSpec, read_config
 from onebox.spec.modules import ModuleClass
@@ -57,25 +60,30 @@ def load_model(
     *,
     with_mtp: bool = True,
     overrides: Mapping[str, Any] | None = None,
+    conversion: LoadConversion = AS_STORED,
 ) -> Qwen35:
     """The model in `directory` on `device`, with activations in `dtype`, without the vision tower.
 
     The MTP head is loaded if `with_mtp` and the checkpoint has one. Headers are checked first, each tensor is bound
     once, and leftover or missing tensors are errors. Beyond the model itself, loading takes at most the reader's
     staging buffer and the stored tensors of the module that is being repacked. `overrides` are those of
-    `--hf-overrides`.
+    `--hf-overrides`. With a `conversion` the model is the one that a build with these formats would load as.
     """
     if load_format is LoadFormat.DUMMY:
         spec = read_config(directory, overrides)
         return dummy_model(spec, {} if device.type == "cpu" else HYBRID, device, dtype, with_mtp=with_mtp)
     with _collector_paused():
-        checkpoint, binding = open_bound(directory, overrides)
+        checkpoint, stored = open_bound(directory, overrides)
+        binding, converted = convert_binding(stored, conversion)
         order = loading_order(checkpoint.spec, binding, with_mtp=with_mtp)
-        with _reader(checkpoint, order, device, load_format) as reader:
+        with (
+            _reader(checkpoint, converted_order(order, converted), device, load_format) as reader,
+            Converter(reader.read, converted, order, device) as converter,
+        ):
             parts: Parts = (
-                CpuParts(checkpoint, binding, reader.read, dtype)
+                CpuParts(checkpoint, binding, converter.read, dtype)
                 if device.type == "cpu"
-                else CheckpointParts(checkpoint, binding, reader.read, device)
+                else CheckpointParts(checkpoint, binding, converter.read, device)
             )
             model = build_model(checkpoint.spec, parts, dtype, with_mtp=with_mtp)
     if device.type == "cuda":
@@ -84,18 +92,24 @@ def load_model(
 
 
 def model_without_weights(
-    directory: Path, dtype: torch.dtype, load_format: LoadFormat, *, with_mtp: bool = True
+    directory: Path,
+    dtype: torch.dtype,
+    load_format: LoadFormat,
+    *,
+    with_mtp: bool = True,
+    conversion: LoadConversion = AS_STORED,
 ) -> Qwen35:
     """The model as `load_model` builds it for a GPU, of tensors that have shapes and no memory (`meta`)."""
     device = torch.device("meta")
     if load_format is LoadFormat.DUMMY:
         return load_model(directory, device, dtype, load_format, with_mtp=with_mtp)
     with _collector_paused():
-        checkpoint, binding = open_bound(directory)
+        checkpoint, stored = open_bound(directory)
+        binding, converted = convert_binding(stored, conversion)
 
         def read(entry: TensorEntry) -> torch.Tensor:
             if place_of(entry, device) != device:
-                return load_tensor(entry)
+                return shape_tensor(converted[entry.name]) if entry.name in converted else load_tensor(entry)
             return torch.empty(entry.shape, dtype=torch_dtype(entry.dtype), device=device)
 
         return build_model(

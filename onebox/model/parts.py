@@ -155,7 +155,8 @@ class DryRunParts(BoundParts):
     def experts(self, name: str) -> Experts:
         of_layer = self._experts_under(name)
         for batch in expert_batches(of_layer, self._num_experts):
-            self._record(of_layer(index, part) for index in batch for part in EXPERT_PARTS)
+            # In the order of `make_experts`, so that a conversion has few stored matrices in memory.
+            self._record(of_layer(index, part) for part in EXPERT_PARTS for index in batch)
         return PlainExperts(_PLACEHOLDER, _PLACEHOLDER)
 
     def small(self, name: str) -> Tensor:

@@ -78,6 +78,8 @@ class MemoryRequest:
     default_cache_bytes: int | None = None
     """Where `cache_bytes` is None: not more than this."""
     with_prefix_cache: bool = True
+    loading_bytes: int = 0
+    """Memory that loading takes beyond the weights, for a conversion: before anything else is allocated."""
 
     def __post_init__(self) -> None:
         _refuse_below(1, "--max-model-len", self.max_context_tokens)
@@ -147,7 +149,7 @@ class MemoryPlan:
     def parts(self) -> tuple[MemoryPart, ...]:
         slots, pages = self.request.slots, f"{self.num_pages:,} pages of {self.request.page_tokens} tokens"
         return (
-            MemoryPart("weights", self.weights_bytes, "as stored"),
+            MemoryPart("weights", self.weights_bytes, _weights_note(self.request)),
             MemoryPart("workspace", self.workspace_bytes, "CUDA context, graphs, activations (estimate)"),
             MemoryPart("states", self.states_bytes, f"{slots} slots of {self.slot_bytes / 1e6:.1f} MB"),
             MemoryPart(
@@ -196,9 +198,10 @@ def checkpoint_bytes(spec: ModelSpec, activation_bytes: int = 2) -> int:
 
 
 def workspace_bytes(spec: ModelSpec, request: MemoryRequest) -> int:
-    """An estimate: the runtime, a decode step's logits and sums, the larger of prefill and logprobs, a scratch page.
+    """An estimate: the runtime, a decode step's logits and sums, the largest of prefill and logprobs, a scratch page.
 
-    Rows without a sequence write to the scratch page. The engine sets all of it aside before it is ready.
+    Rows without a sequence write to the scratch page. The engine sets all of it aside before it is ready; while weights
+    are loaded it is free, and has room for what converting them takes.
     """
     rows = min(_STEP_ROWS, request.slots * (1 + request.drafts))
     pieces = piece_count(request.max_context_tokens, doublings(request.kv))
@@ -206,7 +209,8 @@ def workspace_bytes(spec: ModelSpec, request: MemoryRequest) -> int:
     logits = 4 * rows * spec.vocab_size
     activations = int(_PREFILL_MARGIN * request.max_batched_tokens * _prefill_bytes(spec, request.activation_bytes))
     logprobs = spec.vocab_size * (_LOGPROB_ROWS * _LOGPROB_BYTES + (4 + 8) * _STEP_ROWS)
-    return RUNTIME_BYTES + max(activations, logprobs) + logits + sums + page_bytes(spec, request) + _SPARE_BYTES
+    largest = max(activations, logprobs, request.loading_bytes)
+    return RUNTIME_BYTES + largest + logits + sums + page_bytes(spec, request) + _SPARE_BYTES
 
 
 def _prefill_bytes(spec: ModelSpec, width: int) -> int:
@@ -303,6 +307,10 @@ def reserve_bytes(box: Box, request: MemoryRequest) -> int:
     return max(asked_reserve_bytes(box, request), held_by_others)
 
 
+def _weights_note(request: MemoryRequest) -> str:
+    return "as stored, or as converted while loading" if request.loading_bytes else "as stored"
+
+
 def _unused_note(request: MemoryRequest) -> str:
     is_limited = request.cache_bytes is not None or request.default_cache_bytes is not None
     return "beyond the cache's own limit" if is_limited else "less than a page"
@@ -341,9 +349,11 @@ def _refuse_cache(request: MemoryRequest, limit: int, left: int, one_context: in
             f"{left}), or a smaller --max-model-len."
         )
     if request.cache_bytes is not None and limit > left:
+        default = request.default_cache_bytes
+        otherwise = "to use all that is left" if default is None else f"for {min(default, left) / GIB:.2f} GiB"
         raise DoesNotFitError(
             f"--kv-cache-memory-bytes {limit} asks for {limit / GIB:.2f} GiB, but weights, workspace, states and the "
-            f"reserve leave {left / GIB:.2f} GiB: give {left} or less, or leave it out to use all that is left."
+            f"reserve leave {left / GIB:.2f} GiB: give {left} or less, or leave it out {otherwise}."
         )
 
 

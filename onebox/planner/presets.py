@@ -7,6 +7,7 @@ predictions with published sizes.
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from onebox.spec.conversion import AS_STORED, LoadConversion
 from onebox.spec.errors import UsageError
 from onebox.spec.model import ModelSpec
 from onebox.spec.modules import ModuleClass
@@ -27,9 +28,21 @@ class WeightPreset:
     formats: Formats
     packings: Mapping[WeightFormat, MatrixPacking] = field(default_factory=lambda: PACKINGS)
 
-    def weight_bytes(self, spec: ModelSpec) -> dict[ModuleClass, int]:
-        """Bytes per module class of the whole checkpoint, MTP head and vision tower included."""
-        return predicted_weight_bytes(spec, self.formats, self.packings)
+    def weight_bytes(self, spec: ModelSpec, conversion: LoadConversion = AS_STORED) -> dict[ModuleClass, int]:
+        """Bytes per module class of the whole checkpoint, MTP head and vision tower included.
+
+        With a `conversion`, as it is after loading; raises `UsageError` where a class is quantised otherwise already.
+        """
+        stored = predicted_weight_bytes(spec, self.formats, self.packings)
+        converted = predicted_weight_bytes(spec, conversion.formats, _WRITTEN_PACKINGS)
+        for kind, wanted in conversion.formats.items():
+            held = self.formats.get(kind, WeightFormat.BF16)
+            if kind not in stored or held not in (WeightFormat.BF16, wanted):
+                what = f"stores its {kind.value} in {held}" if kind in stored else f"has no {kind.value}"
+                raise UsageError(f"{conversion.flags[kind]} has nothing to act on: {self.name} {what}.")
+            if held is not wanted:
+                stored[kind] = converted[kind]
+        return stored
 
 
 def _all(weight_format: WeightFormat, *kinds: ModuleClass) -> dict[ModuleClass, WeightFormat]:
@@ -40,6 +53,13 @@ _C = ModuleClass
 _INT4, _FP8, _NVFP4 = WeightFormat.INT4, WeightFormat.FP8, WeightFormat.NVFP4
 # Qwen's GPTQ files contain the column-to-group table (g_idx), AutoRound's do not.
 _GPTQ_WITH_TABLE = MatrixPacking(Layout.GPTQ, 4, group_size=128, scale_dtype="F16", optional=("g_idx",))
+
+# What `onebox build`, and a conversion while loading, write.
+_WRITTEN_PACKINGS = {
+    _INT4: MatrixPacking(Layout.PACKED, 4, group_size=128),
+    WeightFormat.INT8: MatrixPacking(Layout.PACKED, 8),
+    _FP8: MatrixPacking(Layout.FP8_BLOCK, 8),
+}
 
 _AUTOROUND = _all(_INT4, _C.EXPERTS, _C.ATTENTION, _C.DELTA, _C.DELTA_GATES)
 _HYBRID = {**_AUTOROUND, _C.SHARED: _FP8, _C.LM_HEAD: WeightFormat.INT8}

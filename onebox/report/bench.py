@@ -64,6 +64,19 @@ _SWEEP: tuple[_Column, ...] = (
         for kind, key in (("", f"mean_{unit}"), (" ±", f"std_{unit}"))
     ),
 )
+_SENSED = (("power_w", " W", ".1f"), ("temperature_c", " °C", ".0f"), ("clock_mhz", " MHz", ",.0f"))
+"""Key of a record's `sensed`, unit, format."""
+_POWER: tuple[_Column, ...] = (
+    ("GPU mean W", "figures/gpu_mean_w", ",.1f"),
+    ("GPU peak W", "figures/gpu_peak_w", ",.1f"),
+    ("box mean W", "figures/box_mean_w", ",.1f"),
+    ("GPU J/token", "figures/gpu_j_per_token", ".3g"),
+    ("box J/token", "figures/box_j_per_token", ".3g"),
+    ("GPU max °C", "figures/gpu_max_c", ".0f"),
+    ("SM MHz", "figures/gpu_sm_mean_mhz", ",.0f"),
+    ("throttled", "figures/throttled_share", ".0%"),
+    ("server's cores", "figures/server_cpu_cores", ".2f"),
+)
 _DRAFTS: tuple[_Column, ...] = (
     ("tokens a step", "acceptance/tokens_per_step", ".2f"),
     ("accepted", "acceptance/accepted", ",d"),
@@ -110,7 +123,8 @@ def bench_sections(sources: Sequence[ResultFile]) -> Iterator[ReportSection]:
         ("Distribution of latencies", _latencies),
         ("Sweep", _sweep),
         ("Memory", _memory),
-        ("Start and power", _start),
+        ("Start", _start),
+        ("Power and heat", _power),
         ("Skipped and scaled", _notes),
     ]
     for title, make in parts:
@@ -269,11 +283,39 @@ def _memory(sources: Sequence[ResultFile]) -> Iterator[Block]:
 def _start(sources: Sequence[ResultFile]) -> Iterator[Block]:
     rows: list[tuple[Cell, ...]] = []
     for source in sources:
-        phases, power = source.body["startup_s"], ("idle_w", "mean_w", "peak_w") if source.body["power"] else ()
-        rows += [(source.name, f"start: {phase}", source.value(pointer("startup_s", phase), "s")) for phase in phases]
-        rows += [(source.name, f"power: {key[:-2]}", source.value(pointer("power", key), ".1f", " W")) for key in power]
+        phases = source.body["startup_s"]
+        rows += [(source.name, phase, source.value(pointer("startup_s", phase), "s")) for phase in phases]
     if rows:
         yield Table(("run", "what", "measured"), tuple(rows))
+
+
+def _power(sources: Sequence[ResultFile]) -> Iterator[Block]:
+    """What the sensors told: over the run, and by workload."""
+    rows: list[tuple[Cell, ...]] = []
+    for source in sources:
+        sensed = source.body.get("sensed")
+        if not sensed and source.body["power"]:
+            keys = (pointer("power", key) for key in ("idle_w", "mean_w", "peak_w"))
+            idle, mean, peak = (source.value(key, ".1f", " W") for key in keys)
+            rows.append((source.name, "all GPUs", idle, mean, "-", peak))
+        for kind, unit, form in (
+            ("power_w", " W", ".1f"),
+            ("temperature_c", " °C", ".0f"),
+            ("clock_mhz", " MHz", ",.0f"),
+        ):
+            for name in (sensed or {}).get(kind, {}):
+                ends = ("idle", "mean", "lowest", "highest")
+                cells = (source.value(pointer("sensed", kind, name, end), form, unit) for end in ends)
+                rows.append((source.name, name, *cells))
+        for reason in (sensed or {}).get("throttled", {}):
+            share = source.value(pointer("sensed", "throttled", reason), ".0%")
+            rows.append((source.name, f"throttled: {reason}", "-", share, "-", "-"))
+        idle, busy = (source.value(pointer("sensed", key), ".1%") for key in ("idle_cpu_cores", "cpu_cores"))
+        if idle != "-" or busy != "-":
+            rows.append((source.name, "server's CPU, of a core", idle, busy, "-", "-"))
+    if rows:
+        yield Table(("run", "sensor", "idle", "mean", "lowest", "highest"), tuple(rows))
+    yield from _table(sources, None, _POWER)
 
 
 def _notes(sources: Sequence[ResultFile]) -> Iterator[Block]:

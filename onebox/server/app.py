@@ -6,6 +6,7 @@ from fastapi import APIRouter, FastAPI
 from starlette.middleware.cors import CORSMiddleware
 
 from onebox import __version__
+from onebox.sensors import SensorWatch
 from onebox.server.access import ApiKeyGuard, HostGuard, HostNames, OriginGuard
 from onebox.server.anthropic_errors import AnthropicErrors
 from onebox.server.budget import ByteBudget
@@ -54,7 +55,7 @@ def create_routers(service: Service, settings: ServerSettings) -> tuple[APIRoute
         messages_router(service, settings),
         tokens_router(service),
         models_router(service),
-        metrics_router(service.engine, service.model_name, service.memory_bytes, service.startup_s),
+        metrics_router(service.engine, service.model_name, service.memory_bytes, service.startup_s, SensorWatch()),
         page_router(),
     )
 

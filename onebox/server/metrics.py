@@ -27,6 +27,8 @@ from onebox.engine.api import (
     Tokens,
     Watch,
 )
+from onebox.sensors import SensorWatch
+from onebox.server.machine import MachineCollector
 
 __all__ = ["Metrics"]
 
@@ -62,9 +64,11 @@ _FAILURES = [reason.value for reason in FinishReason if reason not in _SUCCESSES
 class Metrics:
     """All metrics of one engine, in their own registry."""
 
-    def __init__(self, engine: EngineClient, model_name: str) -> None:
+    def __init__(self, engine: EngineClient, model_name: str, sensors: SensorWatch | None = None) -> None:
         self.registry = CollectorRegistry()
         self.registry.register(_EngineCollector(engine, model_name))
+        if sensors is not None:
+            self.registry.register(MachineCollector(sensors, model_name))
         self._model_name = model_name
         self._histograms = {
             name: Histogram(name, text, ("model_name",), buckets=buckets, registry=self.registry).labels(model_name)

@@ -1,7 +1,7 @@
 """The first step: whether this machine can run what the recipe makes, before anything large is fetched."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -43,17 +43,21 @@ class Machine:
         return foresee_memory(spec_from_config(config, options.hf_overrides), class_bytes, options, self.box)
 
 
-def find_machine(options: EngineOptions) -> Machine:
-    """Looks at GPU, driver and torch; raises `UnsupportedError` for a torch that cannot use the GPU."""
+def find_machine(options: EngineOptions, *, is_shared: bool = True) -> Machine:
+    """Looks at GPU, driver and torch; raises `UnsupportedError` for a torch that cannot use the GPU.
+
+    With `is_shared`, memory that other programs use now is not available.
+    """
     box = detect_host() if options.device == "cpu" else detect_box()
     version = check_torch(box)
+    box = box if is_shared else replace(box, available_bytes=None)
     return Machine(box, nvidia_driver() if box.compute_capability else "", version)
 
 
 def describe_memory(plan: MemoryPlan) -> str:
     """One line of what the plan takes."""
-    weights, total = plan.weights_bytes / GIB, plan.box.memory_bytes / GIB
+    kv = plan.request.kv.name
     return (
-        f"{weights:.1f} GiB of weights and {plan.kv_tokens:,} tokens of {plan.request.kv.name} KV cache fit into "
-        f"{total:.1f} GiB of memory"
+        f"{plan.weights_bytes / GIB:.2f} GiB of weights and {plan.kv_tokens:,} tokens of {kv} KV cache "
+        f"fit into {plan.box.memory_bytes / GIB:.1f} GiB of memory"
     )

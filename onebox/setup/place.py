@@ -1,7 +1,7 @@
 """Where a recipe's files lie below one directory, and the two marks that say what cannot be seen from the files alone.
 
     DIR/.onebox_up.lock                 held while `onebox up` runs in DIR; names the process that holds it
-    DIR/sources/OWNER--NAME[@REVISION]  what was fetched of a repository
+    DIR/sources/OWNER--NAME[@REVISION]  what was fetched of a repository; +2 what another recipe needs in addition
     DIR/MODEL-RECIPE                    the built checkpoint; .partial while it is written
     DIR/MODEL-RECIPE.old                an earlier build, until the one that replaces it is complete
     DIR/.MODEL-RECIPE.json              the marks: of what the build is made, and which files were verified
@@ -15,6 +15,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -38,11 +39,8 @@ class SetupPlace:
 
     @property
     def output(self) -> Path:
-        """The checkpoint that will be served."""
-        if self.recipe.formats is not None:
-            return self.directory / self.recipe.output_name
-        base = self.recipe.sources[0]
-        return base.directory or self.source_directory(base.hub_id)
+        """Where the recipe's build goes."""
+        return self.directory / self.recipe.output_name
 
     @property
     def replaced(self) -> Path:
@@ -55,7 +53,13 @@ class SetupPlace:
 
     def source_directory(self, hub_id: HubId | None) -> Path:
         """Where the files of a repository go; `hub_id` is not None."""
-        return self.directory / "sources" / str(hub_id).replace("/", "--")
+        return next(self.source_directories(hub_id))
+
+    def source_directories(self, hub_id: HubId | None) -> Iterator[Path]:
+        """That directory, and those for tensors that another recipe needs in addition, without end."""
+        first = self.directory / "sources" / str(hub_id).replace("/", "--")
+        yield first
+        yield from (first.with_name(f"{first.name}+{number}") for number in count(2))
 
     # The build.
 
@@ -65,6 +69,13 @@ class SetupPlace:
         if self.recipe.formats is None or not (self.output / MANIFEST_NAME).is_file():
             return False
         return _agree(self._read_marks().get("inputs"), self._inputs())
+
+    def check_output(self) -> None:
+        """Refuses a directory in the build's place that onebox did not build."""
+        if self.recipe.formats is not None and self.output.exists() and not (self.output / MANIFEST_NAME).is_file():
+            raise WriteError(
+                f"{self.output} exists and was not built by onebox: move it away, or choose another --dir."
+            )
 
     @property
     def partial_bytes(self) -> int:
@@ -77,16 +88,13 @@ class SetupPlace:
     def begin_build(self) -> bool:
         """Makes room for this recipe's build; True if an unfinished one of it may be resumed.
 
-        What an earlier recipe built is moved aside. A directory that onebox did not build is refused.
+        What an earlier recipe built is moved aside.
         """
         inputs = self._inputs()
         is_same = _agree(self._read_marks().get("inputs"), inputs)
         with _writing(self.directory):
             if self.output.exists() and not self.is_built:
-                if not (self.output / MANIFEST_NAME).is_file():
-                    raise WriteError(
-                        f"{self.output} exists and was not built by onebox: move it away, or choose another --dir."
-                    )
+                self.check_output()
                 shutil.rmtree(self.replaced, ignore_errors=True)
                 self.output.rename(self.replaced)
             self._write_marks({"inputs": inputs})
@@ -103,15 +111,14 @@ class SetupPlace:
 
     # Verification.
 
-    @property
-    def is_verified(self) -> bool:
-        """Whether the output was verified, and no file of it has been written since."""
+    def is_verified(self, checkpoint: Path) -> bool:
+        """Whether the checkpoint was verified, and no file of it has been written since."""
         known = self._read_marks().get("verified")
-        return known is not None and self.output.is_dir() and known == file_stamps(self.output)
+        return known is not None and checkpoint.is_dir() and known == file_stamps(checkpoint)
 
-    def mark_verified(self) -> None:
+    def mark_verified(self, checkpoint: Path) -> None:
         with _writing(self.directory):
-            self._write_marks({**self._read_marks(), "verified": file_stamps(self.output)})
+            self._write_marks({**self._read_marks(), "verified": file_stamps(checkpoint)})
 
     def _read_marks(self) -> dict[str, Any]:
         """The marks; none if there are none or they cannot be read, which redoes their steps."""

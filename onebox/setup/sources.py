@@ -17,6 +17,7 @@ from onebox.checkpoint.hub import HubId, find_local
 from onebox.checkpoint.inspect import report_on
 from onebox.checkpoint.origin import Origin, read_origin
 from onebox.checkpoint.recipe import BuildSource, BuildSources, Recipe, classes_used, open_source
+from onebox.checkpoint.source import join_checkpoints, open_checkpoint
 from onebox.setup.place import SetupPlace
 from onebox.setup.recipe_file import RecipeSource
 from onebox.spec.modules import ModuleClass
@@ -33,26 +34,31 @@ Uses = frozenset[ModuleClass] | None
 
 @dataclass(frozen=True)
 class _Located:
-    """One source: the directory where it lies or will lie, and how it gets there."""
+    """One source: the directory where it lies, or how it gets to one or more of them."""
 
     source: RecipeSource
     uses: Uses
     directory: Path
-    fetch: FetchPlan | None = None
-    """None: it lies there."""
+    fetches: tuple[FetchPlan, ...] = ()
+    """Each with its directory, the first being `directory`; empty if the source lies there."""
 
     @property
     def missing_bytes(self) -> int:
-        return self.fetch.missing_bytes if self.fetch else 0
+        return sum(fetch.missing_bytes for fetch in self.fetches)
 
     def opened(self) -> BuildSource:
-        return open_source(self.source.role, self.directory, self.uses)
+        others = [fetch.directory for fetch in self.fetches[1:]]
+        return open_source(self.source.role, self.directory, self.uses, others)
 
     def foreseen(self) -> BuildSource:
         """As `opened`, before it is fetched: from the headers alone."""
-        if self.fetch is None or self.fetch.is_complete:
+        if all(fetch.is_complete for fetch in self.fetches):
             return self.opened()
-        checkpoint = foresee_checkpoint(self.fetch)
+        first, *others = (
+            open_checkpoint(fetch.directory) if fetch.is_complete else foresee_checkpoint(fetch)
+            for fetch in self.fetches
+        )
+        checkpoint = join_checkpoints(first, others)
         return BuildSource(self.source.role, checkpoint, bind(checkpoint))
 
 
@@ -64,9 +70,18 @@ class Sources:
     formats: Recipe | None
 
     @property
+    def is_complete(self) -> bool:
+        """Whether nothing is left to fetch."""
+        return all(plan.is_complete for one in self.located for plan in one.fetches)
+
+    @property
     def missing_bytes(self) -> int:
-        """Bytes that are still to be fetched."""
+        """Bytes that are still to be fetched; it may be that only the end of a fetch is missing."""
         return sum(one.missing_bytes for one in self.located)
+
+    @property
+    def base_directory(self) -> Path:
+        return self.located[0].directory
 
     def describe_missing(self) -> list[str]:
         """Each source of which something is missing, with sizes."""
@@ -74,7 +89,7 @@ class Sources:
             f"{size_text(one.missing_bytes)} of {one.source}"
             + (f" ({', '.join(sorted(one.uses))})" if one.uses and len(one.uses) < _MANY_CLASSES else "")
             for one in self.located
-            if one.fetch and one.missing_bytes
+            if one.missing_bytes
         ]
 
     def output(self) -> tuple[dict[str, Any], dict[ModuleClass, int]]:
@@ -88,9 +103,10 @@ class Sources:
     def fetch(self, progress: ReportProgress, say: Callable[[str], None]) -> None:
         """Fetches what is missing, one source after the other."""
         for one in self.located:
-            if one.fetch and not one.fetch.is_complete:
-                with progress(f"fetching {one.source}", one.fetch.nbytes) as on_bytes:
-                    run_fetch(one.fetch, on_bytes, say)
+            for plan in one.fetches:
+                if not plan.is_complete:
+                    with progress(f"fetching {one.source}", plan.nbytes) as on_bytes:
+                        run_fetch(plan, on_bytes, say)
 
     def build_plan(self) -> BuildPlan:
         """The build of these sources, which all lie here."""
@@ -120,30 +136,46 @@ def locate_sources(place: SetupPlace) -> Sources:
 def _locate(place: SetupPlace, source: RecipeSource, uses: Uses) -> _Located:
     if source.hub_id is None:
         return _Located(source, uses, source.directory or Path())
-    fetched = _fetched(place, source.hub_id, uses)
-    if fetched:
-        return _Located(source, uses, fetched.directory, fetched)
-    cached = find_local(source.hub_id, uses)
-    if cached:
-        return _Located(source, uses, cached)
-    directory = place.source_directory(source.hub_id)
+    fetches = _fetches(place, source.hub_id, uses)
+    if not fetches:
+        cached = find_local(source.hub_id, uses)
+        if cached:
+            return _Located(source, uses, cached)
+        fetches = [_new_fetch(source.hub_id, uses, place.source_directory(source.hub_id))]
+    return _Located(source, uses, fetches[0].directory, tuple(fetches))
+
+
+def _new_fetch(hub_id: HubId, uses: Uses, directory: Path) -> FetchPlan:
+    return plan_whole(hub_id, directory) if uses is None else plan_tensors(hub_id, uses, directory)
+
+
+def _fetches(place: SetupPlace, hub_id: HubId, uses: Uses) -> list[FetchPlan]:
+    """What earlier runs have fetched of a repository, or begun to, and what `uses` needs in addition.
+
+    The addition goes to a directory of its own and is of the same commit. Empty if nothing was fetched before.
+    """
+    found = []
+    for directory in place.source_directories(hub_id):
+        origin = read_origin(directory)
+        if origin is None:
+            break
+        # Files that were removed since are fetched again.
+        plan = FetchPlan(replace(origin, is_complete=origin.is_complete and _is_there(origin, directory)), directory)
+        if not origin.only:
+            return [plan]
+        found.append(plan)
+    if not found:
+        return []
     if uses is None:
-        return _Located(source, uses, directory, plan_whole(source.hub_id, directory))
-    return _Located(source, uses, directory, plan_tensors(source.hub_id, uses, directory))
-
-
-def _fetched(place: SetupPlace, hub_id: HubId, uses: Uses) -> FetchPlan | None:
-    """What an earlier run has fetched, or begun to fetch, if it has all of `uses`."""
-    directory = place.source_directory(hub_id)
-    origin = read_origin(directory)
-    if origin is None or origin.hub_id != hub_id:
-        return None
-    wanted = None if uses is None else {kind.value for kind in uses}
-    if origin.only and (wanted is None or not wanted <= set(origin.only)):
-        return None
-    plan = FetchPlan(origin, directory)
-    # Files that were removed since are fetched again.
-    return replace(plan, origin=replace(origin, is_complete=plan.is_complete and _is_there(origin, directory)))
+        return [plan_whole(hub_id, directory)]
+    first, *others = found
+    held = {name for plan in found for name in plan.origin.only}
+    others = [plan for plan in others if uses & {ModuleClass(name) for name in plan.origin.only}]
+    missing = frozenset(kind for kind in uses if kind.value not in held)
+    if missing:
+        same = HubId(hub_id.repo, first.origin.commit)
+        others.append(plan_tensors(same, missing, directory))
+    return [first, *others]
 
 
 def _is_there(origin: Origin, directory: Path) -> bool:

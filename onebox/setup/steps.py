@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 from onebox.checkpoint.build import can_resume, run_build
@@ -53,16 +54,29 @@ class Outlook:
 class Setup:
     """One recipe in one directory: what is left of each step, and its doing.
 
-    `progress` shows how far a step is; `say` takes a line that cannot wait for the step's end.
+    `progress` shows how far a step is; `say` takes a line that cannot wait for the step's end. Without `will_serve`,
+    memory that other programs use now is no hindrance.
     """
 
     def __init__(
-        self, place: SetupPlace, options: EngineOptions, progress: ReportProgress, say: Callable[[str], None]
+        self,
+        place: SetupPlace,
+        options: EngineOptions,
+        progress: ReportProgress,
+        say: Callable[[str], None],
+        *,
+        will_serve: bool = True,
     ) -> None:
         self.place = place
         self.options = options
         self._progress = progress
         self._say = say
+        self._will_serve = will_serve
+
+    def tidy(self) -> None:
+        """Removes what a run that was stopped at the wrong moment has left of an earlier build."""
+        if self.place.is_built:
+            self.place.end_build()
 
     def outlook(self, step: SetupStep) -> Outlook:
         """What is left of a step, in one line; writes nothing. Steps before it may still be to do."""
@@ -90,7 +104,7 @@ class Setup:
 
     @cached_property
     def _machine(self) -> Machine:
-        return find_machine(self.options)
+        return find_machine(self.options, is_shared=self._will_serve)
 
     @cached_property
     def _sources(self) -> Sources:
@@ -102,19 +116,23 @@ class Setup:
         return self._sources.output()
 
     @property
+    def checkpoint(self) -> Path:
+        """The directory that will be served."""
+        return self._sources.base_directory if self.place.recipe.formats is None else self.place.output
+
+    @property
     def _is_ready(self) -> bool:
         """Whether the checkpoint to serve lies here."""
-        if self.place.recipe.formats is not None:
-            return self.place.is_built
-        return not self._sources.missing_bytes
+        return self._sources.is_complete if self.place.recipe.formats is None else self.place.is_built
 
     def _check_outlook(self) -> Outlook:
         return Outlook(False, "this machine, its memory and its disk")
 
     def _check(self) -> str:
+        self.place.check_output()
         lines = [str(self._machine)]
         if self._is_ready:
-            memory = self._machine.plan_checkpoint(self.place.output, self.options)
+            memory = self._machine.plan_checkpoint(self.checkpoint, self.options)
         else:
             config, class_bytes = self._future
             memory = self._machine.plan_future(config, class_bytes, self.options)
@@ -133,10 +151,10 @@ class Setup:
     def _fetch_outlook(self) -> Outlook:
         if self._is_ready:
             return Outlook(True, "nothing is needed")
-        missing = self._sources.missing_bytes
-        if not missing:
+        if self._sources.is_complete:
             return Outlook(True, "all sources are here")
-        what = ", ".join(self._sources.describe_missing())
+        missing = self._sources.missing_bytes
+        what = ", ".join(self._sources.describe_missing()) or "only to be named"
         return Outlook(False, f"{what}; {_duration(missing / _FETCH_BYTES_PER_S)} at 100 MB/s")
 
     def _fetch(self) -> str:
@@ -152,7 +170,7 @@ class Setup:
 
     def _build_outlook(self) -> Outlook:
         if self.place.recipe.formats is None:
-            return Outlook(True, f"nothing to build: {self.place.output} is served as it is")
+            return Outlook(True, f"nothing to build: {self.checkpoint} is served as it is")
         if self.place.is_built:
             return Outlook(True, f"{self.place.output}")
         size, left = sum(self._future[1].values()), self._left_to_write()
@@ -175,16 +193,16 @@ class Setup:
     # Verify.
 
     def _verify_outlook(self) -> Outlook:
-        if self._is_ready and self.place.is_verified:
-            return Outlook(True, f"{self.place.output} is unchanged since")
+        if self._is_ready and self.place.is_verified(self.checkpoint):
+            return Outlook(True, f"{self.checkpoint} is unchanged since")
         size = sum(self._future[1].values()) if not self._is_ready else self._output_bytes()
         return Outlook(False, f"{size_text(size)} to read; {_duration(size / _BUILD_BYTES_PER_S)} at 1 GB/s")
 
     def _output_bytes(self) -> int:
-        return sum(size for size, _ in file_stamps(self.place.output).values())
+        return sum(size for size, _ in file_stamps(self.checkpoint).values())
 
     def _verify(self) -> str:
-        output = self.place.output
+        output = self.checkpoint
         with self._progress("verifying", self._output_bytes()) as on_bytes:
             if self.place.recipe.formats is None:
                 report = inspect_checkpoint(output, deep=True, on_bytes=on_bytes)
@@ -195,13 +213,13 @@ class Setup:
                 advice = f"remove {output} and run the same command again to build it anew."
         if problems:
             raise MismatchError(f"{output} is not sound: {problems[0].message} ({len(problems):,} in all); {advice}")
-        self.place.mark_verified()
+        self.place.mark_verified(output)
         return f"{output}: {size_text(self._output_bytes())}, every tensor is as it should be"
 
     # Warm.
 
     def _plan(self) -> EnginePlan:
-        return plan_engine(self.place.output, self.options, TokenInfo(), self._machine.box)
+        return plan_engine(self.checkpoint, self.options, TokenInfo(), self._machine.box)
 
     def _warm_outlook(self) -> Outlook:
         if not self._machine.uses_gpu:

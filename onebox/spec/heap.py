@@ -45,6 +45,8 @@ def start_trimming() -> None:
     gc.collect()
     gc.freeze()
     trim = getattr(ctypes.CDLL(None), "malloc_trim", _leave)
+    # Now, while nobody waits: what loading has freed may be much.
+    trim(0)
     threading.Thread(target=_trim_forever, args=(trim,), name="onebox-heap", daemon=True).start()
 
 

@@ -1,6 +1,5 @@
 """The machine is described by what it tells itself; what it does not tell is absent."""
 
-import asyncio
 import os
 import shutil
 import subprocess
@@ -9,55 +8,23 @@ from pathlib import Path
 
 import pytest
 
-from onebox.bench import machine
-from onebox.bench.machine import PowerMeter, commit, gpu_memory_bytes, hardware, resident_bytes, versions
+from onebox.bench.machine import commit, gpu_memory_bytes, hardware, resident_bytes, versions
 
 ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
 def nvidia_smi(tmp_path, monkeypatch):
-    """A program of that name that reports two GPUs, drawing more with each call."""
+    """A program of that name that reports two GPUs."""
     script = tmp_path / "nvidia-smi"
     script.write_text(
         f"#!{sys.executable}\n"
-        "import pathlib, sys\n"
-        f"counter = pathlib.Path({str(tmp_path / 'calls')!r})\n"
-        "calls = int(counter.read_text()) if counter.exists() else 0\n"
-        "counter.write_text(str(calls + 1))\n"
-        "draw = f'{10 + 50 * calls}.00'\n"
-        "told = {'name': 'GPU A\\nGPU B', 'power.draw': f'{draw}\\n{draw}', 'memory.used': '512\\n[N/A]'}\n"
+        "import sys\n"
+        "told = {'name': 'GPU A\\nGPU B', 'memory.used': '512\\n[N/A]'}\n"
         "print(told[sys.argv[1].partition('=')[2]])\n"
     )
     script.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    monkeypatch.setattr(machine, "_INTERVAL_S", 0.01)
-    return tmp_path / "calls"
-
-
-def metered(meter, until):
-    async def run():
-        async with meter.running():
-            while not until():
-                await asyncio.sleep(0.01)
-
-    asyncio.run(run())
-    return meter.power
-
-
-def test_power_is_the_sum_of_all_gpus_before_and_during_the_run(nvidia_smi):
-    meter = PowerMeter(is_local=True)
-    power = metered(meter, lambda: meter.power is not None and meter.power.num_samples >= 3)
-    # 20 W before, then 120, 220 and so on.
-    assert power.idle_w == 20
-    assert power.num_samples >= 2
-    assert power.peak_w == 20 + 100 * power.num_samples
-    assert power.mean_w == pytest.approx(20 + 100 * (1 + power.num_samples) / 2)
-
-
-def test_a_server_elsewhere_has_no_power_of_ours(nvidia_smi):
-    assert metered(PowerMeter(is_local=False), lambda: True) is None
-    assert not nvidia_smi.exists()
 
 
 def test_gpus_are_named_where_there_are_any(nvidia_smi, monkeypatch):
@@ -66,7 +33,6 @@ def test_gpus_are_named_where_there_are_any(nvidia_smi, monkeypatch):
     monkeypatch.setenv("PATH", "/nowhere")
     assert hardware().gpus == ()
     assert gpu_memory_bytes() == {}
-    assert metered(PowerMeter(is_local=True), lambda: True) is None
 
 
 def test_the_machine_is_what_the_system_says():

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
-from onebox.checkpoint import fetch, retry
+from onebox.checkpoint import fetch, part, retry
 from onebox.checkpoint.fetch import plan_tensors, plan_whole, run_fetch
 from onebox.checkpoint.partial import MTP_CLASSES
 from onebox.checkpoint.source import open_checkpoint, read_tensor
@@ -35,7 +35,7 @@ def _hurry(monkeypatch):
     """Retries without their pauses, and stretches that the small checkpoints have several of."""
     monkeypatch.setattr(retry, "FIRST_DELAY_S", 0.01)
     monkeypatch.setattr(fetch, "REQUEST_BYTES", 200_000)
-    monkeypatch.setattr(fetch, "RECORD_BYTES", 20_000)
+    monkeypatch.setattr(part, "RECORD_BYTES", 20_000)
 
 
 def whole_files(directory: Path) -> dict[str, bytes]:
@@ -165,9 +165,9 @@ def test_a_complete_directory_needs_no_network(hub, fp8, tmp_path):
 _FETCH = """
 import sys
 from pathlib import Path
-from onebox.checkpoint import fetch
+from onebox.checkpoint import fetch, part
 from onebox.checkpoint.partial import MTP_CLASSES
-fetch.RECORD_BYTES = 20_000
+part.RECORD_BYTES = 20_000
 plan = fetch.plan_tensors(sys.argv[1], MTP_CLASSES, Path(sys.argv[2]))
 print("planned", flush=True)
 fetch.run_fetch(plan)

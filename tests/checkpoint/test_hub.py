@@ -206,6 +206,17 @@ def test_a_build_from_ids_is_the_build_from_directories(hub, fp8, checkpoints, r
     assert not Path("from-ids/onebox_source.json").exists()
 
 
+def test_a_build_that_was_on_the_hub_is_verified_by_its_id(hub, fp8, checkpoints, run_cli):
+    assert run_cli("build", "--base", checkpoints / "fp8", "--out", "built").code == 0
+    Path("built/.gitattributes").write_text("*.safetensors filter=lfs")
+    hub.add("Me/Built", Path("built"))
+    assert run_cli("pull", "Me/Built").code == 0
+    result = run_cli("verify", "Me/Built")
+    assert (result.code, result.err) == (0, ""), result.out
+    snapshot_download("Me/Built")
+    assert run_cli("verify", "Me/Built").code == 0
+
+
 @pytest.mark.parametrize(
     ("recipe", "role", "has_mtp_source", "expected"),
     [

@@ -58,6 +58,7 @@ def build_and_die(plan: BuildPlan, out: Path, point: int, *, restart: bool = Fal
                 if left[0] < 0:
                     os.kill(os.getpid(), signal.SIGKILL)
 
+        signal.alarm(60)
         try:
             sys.addaudithook(watch)
             run_build(plan, out, restart=restart)

@@ -12,11 +12,12 @@ from safetensors.torch import load_file
 from transformers import AutoModelForImageTextToText, CompressedTensorsConfig
 
 from onebox.checkpoint.build import plan_build, run_build
+from onebox.checkpoint.inspect import inspect_checkpoint
 from onebox.checkpoint.recipe import BuildSources, Recipe, TargetFormat, open_source
 from onebox.formats import dequantize, dequantize_fp8_block, unpack_gptq, unpack_quantized
 from onebox.spec.model import spec_from_config
 from onebox.spec.modules import ModuleClass, modules
-from tests.synthetic import Tensors, fuse, random_weights, tiny_config
+from tests.synthetic import Tensors, fuse, gptq_int4_asymmetric, random_weights, tiny_config, write_checkpoint
 
 pytestmark = [
     # transformers says that it takes our loading attributes beside the checkpoint's own description: that is the point.
@@ -143,3 +144,70 @@ def test_compressed_tensors_reads_every_quantised_module_the_mtp_head_too(hybrid
         assert torch.equal(theirs, ours[module.plain_tensor].to(theirs.dtype)), module.name
         compared.add(module.module_class)
     assert {ModuleClass.EXPERTS, ModuleClass.SHARED, ModuleClass.LM_HEAD} <= compared
+
+
+# --- what stock transformers cannot open ---------------------------------------------------------------------------
+
+FP8, INT8, NVFP4 = TargetFormat.FP8, TargetFormat.INT8, TargetFormat.NVFP4
+STOPPED = {
+    "fp8 experts": ("bf16-fused", Recipe(experts=FP8, lm_head=INT8), "cannot open FP8 experts"),
+    "fp8 alone": ("bf16-fused", Recipe(*[FP8] * 5), "cannot open FP8 experts"),
+    "asymmetric experts": ("asymmetric", Recipe(lm_head=INT8), "cannot open asymmetric INT4"),
+}
+
+
+def limits(directory: Path) -> str:
+    kinds = [problem for problem in inspect_checkpoint(directory).problems if problem.kind == "other tools"]
+    return " ".join(problem.message for problem in kinds)
+
+
+def asymmetric(root: Path, *parts: str) -> Path:
+    """An AutoRound checkpoint whose modules with one of `parts` in their names have zero points."""
+
+    def change(tensors: Tensors) -> None:
+        for name in [name.removesuffix(".qweight") for name in tensors if name.endswith(".qweight")]:
+            if any(part in name for part in parts):
+                words, rows = tensors[f"{name}.qweight"].shape
+                made = gptq_int4_asymmetric(torch.randn(rows, 8 * words) * 0.03)
+                tensors.update({f"{name}.{suffix}": tensor for suffix, tensor in made.items()})
+
+    base = write_checkpoint(root / "asymmetric", "autoround", change=change)
+    config = json.loads((base / "config.json").read_text())
+    config["quantization_config"]["sym"] = False
+    (base / "config.json").write_text(json.dumps(config))
+    return base
+
+
+@pytest.mark.parametrize("case", STOPPED)
+def test_what_transformers_stops_at_is_said(checkpoints, tmp_path, case, run_cli):
+    """If this fails because transformers opens one of them, the sentence is to go."""
+    kind, recipe, words = STOPPED[case]
+    base = asymmetric(tmp_path, ".experts.") if kind == "asymmetric" else checkpoints / kind
+    out = tmp_path / "out"
+    run_build(plan_build(recipe, BuildSources(open_source("base", base))), out)
+    with pytest.raises(RuntimeError):
+        AutoModelForImageTextToText.from_pretrained(
+            out, dtype=torch.float32, quantization_config=CompressedTensorsConfig(dequantize=True)
+        )
+    assert words in limits(out)
+    flags = [f"--{name.replace('_', '-')}={target}" for name, target in vars(recipe).items()]
+    assert words in run_cli("build", "--base", base, "--out", out, *flags, "--dry-run").out
+
+
+def test_nvfp4_experts_are_opened_with_wrong_numbers_which_is_said(checkpoints, tmp_path):
+    out = tmp_path / "out"
+    run_build(plan_build(Recipe(experts=NVFP4), BuildSources(open_source("base", checkpoints / "bf16-fused"))), out)
+    model = AutoModelForImageTextToText.from_pretrained(
+        out, dtype=torch.float32, quantization_config=CompressedTensorsConfig(dequantize=True)
+    )
+    name = "model.language_model.layers.0.mlp.experts.down_proj"
+    original = all_tensors(checkpoints / "bf16-fused")[name].float()
+    error = (model.state_dict()[name].float() - original).norm() / original.norm()
+    assert error > 1, "it reads their global scales now: the sentence is to go"
+    assert "ignores their global scales" in limits(out)
+
+
+def test_nothing_is_said_of_what_transformers_opens(checkpoints, hybrid):
+    """The builds of the tests above, and official FP8 as it is described by its own config."""
+    assert limits(hybrid) == ""
+    assert limits(checkpoints / "fp8") == ""

@@ -10,13 +10,15 @@ import time
 
 import pytest
 
+from onebox.bench import meter
 from onebox.bench.record import read_run
+from onebox.sensors import SensorReading
 from tests.bench.faulty import faulty
 from tests.server.conftest import listening, make_service, tiny
 
 __all__ = ["make_service", "tiny"]
 
-QUICK = ("--runs", "2", "--seed", "7")
+QUICK = ("--runs", "2", "--seed", "7", "--idle", "0")
 
 
 def test_a_good_run_is_a_table_a_record_and_status_0(run_cli, tmp_path):
@@ -99,7 +101,7 @@ def test_the_last_line_is_json_where_it_is_asked_for(run_cli):
 
 def test_a_sweep_and_a_load_are_exported_in_the_neighbours_forms(run_cli, tmp_path):
     with faulty() as server:
-        common = ("--url", server.url, "--seed", "1")
+        common = ("--url", server.url, "--seed", "1", "--idle", "0")
         sizes = ("--pp", "64", "--tg", "8", "--depth", "0,128", "--runs", "2")
         assert run_cli("bench", "sweep", *common, *sizes, "--output", tmp_path / "sweep.json").code == 0
         loads = ("--mixes", "uniform_short", "--count", "5", "--rate", "100")
@@ -190,7 +192,7 @@ def test_it_measures_onebox_itself(run_cli, tiny, tmp_path):
     """The real server with a tiny random model, whose context is small: prompts are scaled and stay exact."""
     record = tmp_path / "run.json"
     with listening(tiny.app) as url:
-        options = ("--workloads", "qa,tools", "--ignore-eos", "--max-context", "256", "--runs", "1")
+        options = ("--workloads", "qa,tools", "--ignore-eos", "--max-context", "256", "--runs", "1", "--idle", "0")
         result = run_cli("bench", "run", "--url", url, *options, "--output", record)
     assert result.code == 0, result.out + result.err
     run = read_run(record)
@@ -203,3 +205,52 @@ def test_it_measures_onebox_itself(run_cli, tiny, tmp_path):
     assert f"the answer is cut to {256 - length} tokens from 256" in first.notes[0]
     assert re.fullmatch(r"its prompt has 1,\d+ tokens and the context holds 256", tools.skipped)
     assert all(request.completion_tokens == sum(request.arrival_tokens) for request in first.measured)
+
+
+def test_watts_heat_and_cost_are_shown_where_the_machine_tells_them(run_cli, tmp_path, monkeypatch):
+    """A machine whose GPU draws 100 W and whose box draws 180 W."""
+    monkeypatch.setattr(meter.Meter.__init__, "__defaults__", (steady_reading, 0.05))
+    record = tmp_path / "run.json"
+    prices = ("--price-kwh", "0.30", "--price-hardware", "4000", "--price-api", "10")
+    with faulty(chunk_delay_s=0.02, answer_tokens=24) as server:
+        options = ("--url", server.url, "--workloads", "qa", "--runs", "2", "--idle", "1.1", *prices)
+        shown = run_cli("bench", "run", *options, "--output", record)
+    assert shown.code == 0, shown.err
+    assert "power: box mean 180.0 W, peak 180.0, idle 180.0; GPU 0 mean 100.0 W" in shown.out
+    assert "throttled: GPU 0: any in 100% of the samples; GPU 0: software power cap in 100%" in shown.out
+    assert "server's CPU: idle" in shown.out
+    run = read_run(record)
+    assert run.power.mean_w == 100
+    (workload,) = run.workloads
+    made = sum(request.completion_tokens for request in workload.measured)
+    assert workload.figures["box_j_per_token"] == pytest.approx(180 * workload.duration_s / made, rel=1e-6)
+    energy = workload.figures["box_j_per_token"] / 3.6 * 0.30
+    row = next(line for line in shown.out.splitlines() if line.startswith("Q&A") and "box" in line)
+    assert f"{energy:.4g}" in row.split()
+    # Other prices, without measuring again.
+    again = run_cli("bench", "show", record, "--price-kwh", "0.60")
+    assert f"{2 * energy:.4g}" in again.out
+    page = run_cli("report", record, "--output", tmp_path / "report.html")
+    assert page.code == 0, page.err
+    assert "Power and heat" in (tmp_path / "report.html").read_text()
+
+
+def test_a_price_without_watts_is_said(run_cli, monkeypatch):
+    monkeypatch.setattr(meter.Meter.__init__, "__defaults__", (lambda: SensorReading(time.perf_counter()), 0.05))
+    with faulty() as server:
+        options = ("--url", server.url, "--workloads", "math", *QUICK, "--price-kwh", "0.3", "--price-hardware", "4000")
+        shown = run_cli("bench", "run", *options)
+    assert shown.code == 0, shown.err
+    assert "no cost of energy: no sensor of the server's machine tells its watts" in shown.out
+    assert "J/token" not in shown.out
+    assert "hardware" in shown.out
+
+
+def steady_reading():
+    return SensorReading(
+        time.perf_counter(),
+        {"box": 180.0, "GPU 0": 100.0},
+        {"GPU 0": 64.0},
+        {"GPU 0 SM": 2100.0},
+        {"GPU 0: any": True, "GPU 0: software power cap": True},
+    )

@@ -200,6 +200,15 @@ def test_an_mtp_head_of_another_model_is_refused_and_the_served_ones_is_not(pars
     assert "--mtp-from" in result.err
 
 
+def test_variables_of_vllm_are_said_to_have_no_effect(parsed, checkpoint, monkeypatch):
+    monkeypatch.setenv("VLLM_MARLIN_USE_ATOMIC_ADD", "1")
+    monkeypatch.setenv("VLLM_API_KEY", "secret")
+    result, _ = parsed([checkpoint])
+    names = "VLLM_API_KEY, VLLM_MARLIN_USE_ATOMIC_ADD"
+    assert f"{names}: settings of vLLM in the environment, which onebox does not read." in result.out
+    assert "secret" not in result.out
+
+
 def test_quotes_of_a_forum_are_named(parsed, checkpoint):
     result, _ = parsed([checkpoint, "--speculative-config", "{“method”:“mtp”}"])
     assert "--speculative-config is not JSON (it has typographic quotes, write straight ones)" in result.err
@@ -240,3 +249,21 @@ def test_the_unit_in_the_docs_starts_what_it_says(parsed, tmp_path):
     assert options.settings.api_keys[0].name == "smoke"
     stop_s = int(re.search(r"^TimeoutStopSec=(\d+)$", unit, re.MULTILINE)[1])
     assert stop_s >= options.http.shutdown_timeout + 10
+
+
+def test_a_missing_picture_preprocessor_is_said_and_text_is_served(parsed, checkpoints, tmp_path, monkeypatch):
+    directory = tmp_path / "model"
+    shutil.copytree(checkpoints / "autoround", directory)
+    (directory / "preprocessor_config.json").unlink()
+    said = []
+    monkeypatch.setattr(command, "say", lambda line, **_: said.append(line))
+    _, options = parsed([directory])
+    said.clear()
+    command._check_side_files(directory, options)
+    assert len(said) == 1
+    assert said[0].startswith("preprocessor_config.json is missing, so images are refused and text works: ")
+    said.clear()
+    _, options = parsed([directory, "--language-model-only"])
+    said.clear()
+    command._check_side_files(directory, options)
+    assert not said

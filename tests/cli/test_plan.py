@@ -158,6 +158,16 @@ def test_a_stretched_model_is_planned_to_a_million_tokens():
         run("--hf-overrides", "{")
 
 
+@pytest.mark.parametrize(("name", "ours"), [("auto", "bf16"), ("fp8_e4m3", "fp8"), ("turboquant35", "turboquant_k4v4")])
+def test_a_kv_format_may_have_its_name_in_vllm(name, ours):
+    assert run("--kv-cache-dtype", name) == run("--kv-cache-dtype", ours)
+
+
+def test_fewer_prompt_tokens_in_a_step_leave_more_memory_for_kv():
+    sizes = [json.loads(run("--max-num-batched-tokens", count, "--json"))["memory"] for count in ("2048", "8192")]
+    assert sizes[0]["kv_tokens"] > sizes[1]["kv_tokens"]
+
+
 def test_planning_loads_no_torch():
     script = (
         "import sys\n"
@@ -170,3 +180,22 @@ def test_planning_loads_no_torch():
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_heads_converted_while_loading_are_counted_so(checkpoints):
+    """By name and from a directory: fewer bytes of weights, and more tokens of KV."""
+    for model, extra in ((MODEL, ("--weights", "autoround-int4")), (str(checkpoints / "autoround"), ())):
+        kept, converted = (
+            json.loads(run("--json", "--speculative-tokens", "2", *extra, *flags, model=model))
+            for flags in ((), ("--lm-head", "int8", "--mtp-format", "int4"))
+        )
+        classes = [plan["weights"]["class_bytes"] for plan in (kept, converted)]
+        assert classes[1]["lm head"] < 0.52 * classes[0]["lm head"]
+        assert classes[1]["mtp experts"] < 0.27 * classes[0]["mtp experts"]
+        assert classes[1]["experts"] == classes[0]["experts"]
+        assert "--lm-head int8, --mtp-format int4" in converted["weights"]["source"]
+
+
+def test_a_conversion_of_what_is_quantised_otherwise_is_refused():
+    with pytest.raises(UsageError, match="--mtp-format int4 has nothing to act on: fp8 stores its mtp"):
+        run("--weights", "fp8", "--mtp-format", "int4")

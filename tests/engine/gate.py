@@ -169,13 +169,21 @@ class Oracle(Speculator):
         super().__init__(config)
         self._answers = answers
 
-    def start(self, prompt: tuple[int, ...], seed: int | None) -> SequenceDrafts:
-        return _OracleDrafts(self, prompt, seed, self._answers.get(seed or 0, ()))
+    def start(self, prompt: tuple[int, ...], seed: int | None, *, is_plain: bool = False) -> SequenceDrafts:
+        return _OracleDrafts(self, prompt, seed, self._answers.get(seed or 0, ()), is_plain=is_plain)
 
 
 class _OracleDrafts(SequenceDrafts):
-    def __init__(self, speculator: Oracle, prompt: tuple[int, ...], seed: int | None, answer: tuple[int, ...]) -> None:
-        super().__init__(speculator, prompt, seed)
+    def __init__(
+        self,
+        speculator: Oracle,
+        prompt: tuple[int, ...],
+        seed: int | None,
+        answer: tuple[int, ...],
+        *,
+        is_plain: bool,
+    ) -> None:
+        super().__init__(speculator, prompt, seed, is_plain=is_plain)
         self._answer = answer
         self._num_sampled = 0
         self._rng = random.Random(seed)

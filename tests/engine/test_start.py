@@ -10,14 +10,20 @@ import pytest
 import torch
 
 from onebox import LLM, SamplingParams
+from onebox.checkpoint.build import plan_build, run_build
+from onebox.checkpoint.inspect import inspect_checkpoint
+from onebox.checkpoint.recipe import BuildSources, Recipe, TargetFormat, open_source
 from onebox.engine.config import SpeculationMethod
 from onebox.engine.start import EngineOptions, TokenInfo, allocate_memory, plan_engine
 from onebox.model.load import LoadFormat, load_model
+from onebox.spec.conversion import CONVERSION_BYTES
 from onebox.spec.errors import DoesNotFitError, UnsupportedError, UsageError
 from onebox.spec.hardware import GIB, detect_box
+from onebox.spec.modules import ModuleClass
 from tests.synthetic import tiny_config, write_checkpoint
 
 NO_WORDS = TokenInfo()
+HEADS = {"lm_head": "int8", "mtp_format": "int4"}
 SMALL = EngineOptions(device="cpu", max_model_len=2048, kv_cache_memory_bytes=8 << 20)
 
 
@@ -196,6 +202,53 @@ def test_a_length_beyond_the_model_is_refused_with_the_stretch_that_reaches_it(t
     assert plan_for(model, max_model_len=1500, hf_overrides=advised).config.max_model_len == 1500
     with pytest.raises(UsageError, match=r"2,049 is more than the 2,048 tokens that the model supports; give that or"):
         plan_for(model, max_model_len=2049, hf_overrides=stretched(config))
+
+
+def test_heads_converted_while_loading_answer_as_those_of_a_build(checkpoint, tmp_path):
+    """With their drafts: the same tokens, logprobs and accepted drafts; without the flags, others."""
+    recipe = Recipe(lm_head=TargetFormat.INT8, mtp=TargetFormat.INT4)
+    run_build(plan_build(recipe, BuildSources(open_source("base", checkpoint))), tmp_path / "built")
+    params = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True, logprobs=1, prompt_logprobs=0)
+    answers = []
+    for model, given in [(checkpoint, HEADS), (tmp_path / "built", {}), (tmp_path / "built", HEADS), (checkpoint, {})]:
+        options = {"device": "cpu", "max_model_len": 256, "kv_cache_memory_bytes": 8 << 20, "speculation": "mtp"}
+        with LLM(model, **options, **given) as llm:
+            (answer,) = llm.generate(["Once upon a time"], params)
+            answers.append((answer.token_ids, answer.logprobs, answer.prompt_logprobs, answer.counts))
+    converted, built, built_again, stored = answers
+    assert converted == built == built_again
+    assert converted[2] != stored[2]
+
+
+def test_the_plan_counts_converted_weights_and_what_converting_takes(tmp_path, monkeypatch):
+    """On a GPU, where weights keep their stored size: the sizes of a build; a box without room for it is refused."""
+    model = write_checkpoint(tmp_path / "model", "bf16-fused")
+    monkeypatch.setattr("onebox.engine.start._device", lambda *_: torch.device("cuda"))
+    kept, converted = plan_for(model, dtype="bfloat16"), plan_for(model, dtype="bfloat16", **HEADS)
+    found = inspect_checkpoint(model, conversion=converted.conversion).class_bytes
+    loaded = sum(size for kind, size in found.items() if kind is not ModuleClass.VISION)
+    with_tower = loaded + found[ModuleClass.VISION]
+    assert converted.memory.weights_bytes in (loaded, with_tower)
+    assert converted.memory.weights_bytes < kept.memory.weights_bytes
+    assert kept.memory.request.loading_bytes == 0
+    assert converted.memory.request.loading_bytes == CONVERSION_BYTES
+    assert converted.memory.workspace_bytes - kept.memory.workspace_bytes > CONVERSION_BYTES // 2
+    assert "converted while loading" in converted.memory.parts[0].note
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"lm_head": "int4"}, "--lm-head int4 is not known while loading"),
+        ({"mtp_format": "int8"}, "--mtp-format int8 is not known while loading"),
+        ({"mtp_format": "int4", "speculation": "none"}, "--mtp-format int4 has nothing to act on: drafts by none"),
+        ({"mtp_format": "int4", "speculation": "ngram"}, "--mtp-format int4 has nothing to act on: drafts by ngram"),
+        ({"lm_head": "int8", "load_format": "dummy"}, "--lm-head int8 has nothing to act on: dummy weights"),
+    ],
+)
+def test_a_conversion_without_effect_is_refused(checkpoint, changes, words):
+    with pytest.raises(UsageError, match=words):
+        plan_for(checkpoint, **changes)
 
 
 def test_offline_answers_come_in_the_order_of_the_prompts(checkpoint, tokenizer):

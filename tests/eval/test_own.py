@@ -138,14 +138,15 @@ def test_own_questions_and_pictures_stand_beside_the_suites_in_report_and_verdic
         Image.new("L", (40, 30), 255).save(pictures / f"{name[0]}.png")
     output = tmp_path / "eval.json"
     with faulty(answer_of=answering, modalities=("text", "image")) as one, faulty(answer_of=answering) as judging:
-        options = ("--checks", "facts", "--questions", path, "--pictures", pictures, "--judge", judging.url)
+        options = ("--checks", "tools", "--count", "3", "--questions", path, "--pictures", pictures)
+        options = (*options, "--judge", judging.url)
         result = run_cli("eval", one.url, one.url, *options, "--judge-model", "fake", "--output", output)
     assert result.code == 0, result.out + result.err
     found = json.loads(output.read_text())
     rows = {row["check"]: (row["right"], row["answered"]) for row in found["tallies"][0]}
-    assert (rows["questions"], rows["pictures"], rows["facts"][1]) == ((2, 5), (2, 2), 36)
+    assert (rows["questions"], rows["pictures"], rows["tools"][1]) == ((2, 5), (2, 2), 3)
     assert found["judge"]["server"]["model"] == "fake"
-    assert [pair["check"] for pair in found["comparison"]["pairs"]] == ["facts", "questions", "pictures", "all answers"]
+    assert [pair["check"] for pair in found["comparison"]["pairs"]] == ["tools", "questions", "pictures", "all answers"]
     replies = {reply["question_id"]: reply["judgement"] for reply in found["sides"][1]["replies"]}
     assert replies["questions/yes"]["scores"] == {"criteria": 0.5}
     assert "does not meet 'declines'" in replies["questions/yes"]["why"]
@@ -196,7 +197,7 @@ def test_a_server_without_images_is_not_asked_own_questions_that_have_one(run_cl
         (("--checks", "questions"), "which --questions gives; it is not given"),
         (("--questions", "none.jsonl"), "none.jsonl cannot be read"),
         (("--pictures", "none"), "none is not a directory"),
-        (("--judge", "localhost:1"), "no question of --questions has a rubric"),
+        (("--judge", "localhost:1"), "no question that is asked has a rubric"),
         (("--judge-model", "x"), "--judge-model needs --judge"),
         (("--questions", "OWN"), "Question 'no' has a rubric, which another server must judge"),
     ],

@@ -42,8 +42,9 @@ def likeness(one, two):
     return max(np.corrcoef(np.roll(one, shift, (0, 1)).ravel(), two.ravel())[0, 1] for shift in shifts)
 
 
-@pytest.mark.parametrize("kind", MAKERS)
-@pytest.mark.parametrize("language", LANGUAGES)
+@pytest.mark.parametrize(
+    ("kind", "language"), [("invoice", "en"), ("circular", "hu"), ("invoice", "tr"), ("circular", "tr")]
+)
 def test_each_level_is_noisier_and_the_last_still_shows_every_line_and_the_stamp(kind, language):
     scans = {level: make_scan(MAKERS[kind](9, language), level, 9) for level in LEVELS}
     clean = grey(scans["light"].clean)

@@ -7,12 +7,15 @@ from pathlib import Path
 import torch
 
 from onebox.checkpoint.bind import Binding, bind
+from onebox.checkpoint.conversion import convert_binding
+from onebox.checkpoint.converting import Converter, converted_order
 from onebox.checkpoint.source import Checkpoint, open_checkpoint
 from onebox.checkpoint.staging import StagedReader
 from onebox.model.build import build_model
 from onebox.model.load import loading_order
 from onebox.model.parts import CheckpointParts
 from onebox.model.qwen3_5 import Qwen35
+from onebox.spec.conversion import AS_STORED, LoadConversion
 
 CPU = torch.device("cpu")
 LAYER = "model.language_model.layers.0"
@@ -23,11 +26,16 @@ def opened(directory: Path) -> tuple[Checkpoint, Binding]:
     return checkpoint, bind(checkpoint)
 
 
-def packed_model(directory: Path) -> Qwen35:
+def packed_model(directory: Path, conversion: LoadConversion = AS_STORED) -> Qwen35:
     """The model with packed weights, as on a GPU, with float32 activations and plain layers."""
-    checkpoint, binding = opened(directory)
-    with StagedReader(loading_order(checkpoint.spec, binding), CPU) as reader:
-        return build_model(checkpoint.spec, CheckpointParts(checkpoint, binding, reader.read, CPU), torch.float32)
+    checkpoint, stored = opened(directory)
+    binding, converted = convert_binding(stored, conversion)
+    order = loading_order(checkpoint.spec, binding)
+    with (
+        StagedReader(converted_order(order, converted), CPU) as reader,
+        Converter(reader.read, converted, order, CPU) as converter,
+    ):
+        return build_model(checkpoint.spec, CheckpointParts(checkpoint, binding, converter.read, CPU), torch.float32)
 
 
 def tensors_in(part: object) -> Iterator[torch.Tensor]:

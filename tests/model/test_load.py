@@ -6,21 +6,26 @@ them, and a reader that stays on the CPU brings the tensors.
 
 import dataclasses
 import json
+import pickle
 import subprocess
 import sys
 
 import pytest
 import torch
 
+from onebox.checkpoint.build import plan_build, run_build
+from onebox.checkpoint.recipe import BuildSources, Recipe, TargetFormat, open_source
 from onebox.model.compiled.blocks import to_blocks
 from onebox.model.linear import DecodeActivations
-from onebox.model.load import LoadFormat, load_model, loading_order
+from onebox.model.load import LoadFormat, load_model, loading_order, model_without_weights
+from onebox.spec.conversion import LoadConversion
 from onebox.spec.errors import MismatchError, UnreadableError, UsageError
 from onebox.spec.model import spec_from_config
-from tests.model.opened import CPU, LAYER, opened, tensors_in
+from tests.model.opened import CPU, LAYER, opened, packed_model, tensors_in
 from tests.synthetic import KINDS, random_weights, tiny_config, write_checkpoint
 
 GPU = torch.device("cuda")
+HEADS = LoadConversion.parse("int8", "int4")
 
 
 @pytest.mark.parametrize("kind", [*KINDS, "fp8-sharded"])
@@ -65,6 +70,63 @@ def test_numbers_are_at_their_places(checkpoints, kind):
     assert torch.equal(model.embedding, weights["model.language_model.embed_tokens.weight"].float())
     each_column = DecodeActivations(torch.eye(model.spec.hidden_size))
     assert torch.equal(model.lm_head.decode(each_column).T, weights["lm_head.weight"].float())
+
+
+@pytest.fixture(scope="module")
+def built_heads(checkpoints, tmp_path_factory):
+    """The BF16 checkpoint with an INT8 LM head and an INT4 MTP layer, as `onebox build` writes it."""
+    out = tmp_path_factory.mktemp("heads") / "out"
+    recipe = Recipe(lm_head=TargetFormat.INT8, mtp=TargetFormat.INT4)
+    run_build(plan_build(recipe, BuildSources(open_source("base", checkpoints / "bf16-fused"))), out)
+    return out
+
+
+def check_same_tensors(one, two):
+    pairs = list(zip(tensors_in(one), tensors_in(two), strict=True))
+    assert len(pairs) > 50
+    for a, b in pairs:
+        assert (a.dtype, a.shape) == (b.dtype, b.shape)
+        assert torch.equal(a.reshape(-1).view(torch.uint8), b.reshape(-1).view(torch.uint8))
+
+
+def test_heads_converted_while_loading_are_those_of_a_build(checkpoints, built_heads):
+    """As a CPU computes with them, and in the layouts of the kernels."""
+    base = checkpoints / "bf16-fused"
+    on_cpu = [load_model(base, CPU, torch.float32, conversion=HEADS), load_model(built_heads, CPU, torch.float32)]
+    check_same_tensors(*on_cpu)
+    check_same_tensors(packed_model(base, HEADS), packed_model(built_heads))
+    plain = load_model(base, CPU, torch.float32)
+    each_column = DecodeActivations(torch.eye(plain.spec.hidden_size))
+    assert not torch.equal(plain.lm_head.decode(each_column), on_cpu[0].lm_head.decode(each_column))
+
+
+@pytest.mark.parametrize("name", ["safetensors", "fastsafetensors"])
+def test_heads_are_converted_whatever_reads_them(checkpoints, built_heads, name):
+    if name == "fastsafetensors":
+        pytest.importorskip("fastsafetensors")
+    base, load_format = checkpoints / "bf16-fused-sharded", LoadFormat.parse(name)
+    model = load_model(base, CPU, torch.float32, load_format, conversion=HEADS)
+    check_same_tensors(model, load_model(built_heads, CPU, torch.float32))
+
+
+def test_kernels_are_compiled_for_the_formats_after_loading(checkpoints, built_heads):
+    """Without weights: the same shapes and dtypes as those of a build."""
+    models = [
+        model_without_weights(checkpoints / "bf16-fused", torch.bfloat16, LoadFormat.AUTO, conversion=HEADS),
+        model_without_weights(built_heads, torch.bfloat16, LoadFormat.AUTO),
+    ]
+    assert pickle.dumps(models[0]) == pickle.dumps(models[1])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kind", ["bf16-fused", "bf16-per-expert", "autoround", "nvfp4-llmc"])
+@pytest.mark.parametrize("mtp", ["int4", "fp8"])
+def test_a_gpu_converts_to_the_bits_of_a_build(checkpoints, tmp_path, kind, mtp):
+    """Rounded on the CPU in both, and brought to the GPU by different ways."""
+    recipe = Recipe(lm_head=TargetFormat.INT8, mtp=TargetFormat(mtp))
+    run_build(plan_build(recipe, BuildSources(open_source("base", checkpoints / kind))), tmp_path / "out")
+    conversion = LoadConversion.parse("int8", mtp)
+    check_same_tensors(load_model(checkpoints / kind, GPU, conversion=conversion), load_model(tmp_path / "out", GPU))
 
 
 def test_absent_and_leftover_tensors_are_errors_by_name(tmp_path):

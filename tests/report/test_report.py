@@ -107,12 +107,13 @@ def failing_run():
     return replace(made, workloads=(made.workloads[0], loaded, *made.workloads[2:]))
 
 
-def eval_run(second, *, likelihoods=True):
+def eval_run(second, *, likelihoods=True, num_passages=None):
     evaluation = Evaluation(
         [EvalTarget("A", "http://a", api_key="secret"), EvalTarget("B", "http://b")],
         EvalSettings(("facts", "likelihood")),
     )
     evaluation.questions = fact_questions()
+    evaluation.passages = evaluation.passages[:num_passages]
     for side, rights, worse in zip(evaluation.sides, ([True] * 36, second), (0.0, 0.5), strict=True):
         side.server = Server("http://a", "pocket", "onebox", "0.1.0")
         side.replies = replies_of(rights)
@@ -234,6 +235,15 @@ def test_markdown_links_every_figure_to_its_key(results):
     for before, line in pairwise(rows):
         if set(line) <= set("|- "):
             assert before.count(" | ") == line.count(" | ")
+
+
+def test_two_passages_have_no_interval_and_are_too_few_to_tell(tmp_path):
+    path = tmp_path / "two.json"
+    write_eval(eval_run([True] * 36, num_passages=2), path)
+    assert json.loads(path.read_text())["comparison"]["texts"]["perplexity_ratio"]["low"] is None
+    words = " ".join(Page(made.__wrapped__(tmp_path, "two.json").html).words)
+    assert "Too few to tell." in words
+    assert "2 passages are too few to tell: it takes 3 or more" in words
 
 
 def test_the_verdict_of_an_eval_and_what_was_not_looked_at_are_told(results):

@@ -227,6 +227,15 @@ def test_a_model_without_a_tower_refuses_pictures_in_a_sentence(scripted, vision
         asyncio.run(text_only.load([MediaPart("image", data_url(PICTURE), NAME)], 1000))
 
 
+def test_a_checkpoint_without_a_preprocessor_refuses_pictures_with_that_reason(vision_checkpoint, tmp_path):
+    (tmp_path / "config.json").write_text((vision_checkpoint / "config.json").read_text())
+    media = Media.open(tmp_path, has_tower=True)
+    assert asyncio.run(media.load([], 1000)) is None
+    with pytest.raises(OneboxError, match=r"has no preprocessor_config\.json.* it reads text only") as caught:
+        asyncio.run(media.load([MediaPart("image", data_url(PICTURE), NAME)], 1000))
+    assert str(tmp_path) not in str(caught.value), "clients are not told where files lie"
+
+
 def test_other_apis_show_images_too(vision_client):
     url = data_url(PICTURE)
     told = {

@@ -10,6 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from starlette.testclient import TestClient
 
 from onebox.engine.api import Engine, EngineConfig, Request, SamplingParams, SpeculationConfig, SpeculationMethod
+from onebox.sensors import SensorReading, SensorWatch
 from onebox.server.endpoints.metrics import metrics_router
 from tests.engine.fake import FAILING, FakeRunner, tokens_of
 from tests.server.conftest import wait_until
@@ -217,3 +218,34 @@ def test_a_prompt_asked_again_is_a_hit_in_the_cache(engine, scrape):
 def test_a_stopped_engine_is_told_as_down(engine, scrape):
     engine.close()
     assert scrape()("onebox:engine_up") == 0
+
+
+def test_the_machine_is_told_where_it_tells_and_nothing_is_zero_elsewhere(machine_metrics):
+    told = SensorReading(
+        time.perf_counter(), {"box": 25.4, "GPU 0": 4.5}, {"GPU 0": 38.0}, {"GPU 0 SM": 208.0}, {"GPU 0: any": False}
+    )
+    found = machine_metrics(told)
+    assert {s.labels["source"]: s.value for s in found.families["onebox:power_watts"].samples} == {
+        "box": 25.4,
+        "GPU 0": 4.5,
+    }
+    assert found.families["onebox:clock_hertz"].samples[0].value == 208e6
+    assert found.families["onebox:throttled"].samples[0].value == 0
+    assert found.families["onebox:cpu_seconds"].samples[0].value > 0
+    nothing = machine_metrics(SensorReading(time.perf_counter()))
+    names = ("power_watts", "temperature_celsius", "clock_hertz", "throttled")
+    assert not {f"onebox:{name}" for name in names} & nothing.families.keys()
+
+
+@pytest.fixture
+def machine_metrics():
+    """One scrape of a server whose machine tells this."""
+    with Engine(FakeRunner(CONFIG), CONFIG) as engine:
+
+        def scraped(reading):
+            app = FastAPI()
+            app.include_router(metrics_router(engine, "fake", sensors=SensorWatch(lambda: reading)))
+            with TestClient(app) as client:
+                return Scraped(client.get("/metrics"))
+
+        yield scraped

@@ -111,3 +111,12 @@ def test_lines_that_should_not_be_in_a_log_are_found():
     assert scan("Fatal Python error: Segmentation fault")
     assert not scan("the engine died: its process was killed by SIGKILL", "the engine runs again", may_die=True)
     assert not scan("Ready after 3.1 s: pocket at http://127.0.0.1:8000/v1", "weights: 0.38 s")
+
+
+def test_an_engine_may_die_of_the_memory_that_it_is_refused_and_of_nothing_else():
+    lines = ["Traceback (most recent call last):", '  File "a.py", line 1, in f', "    g()"]
+    refused = "RuntimeError: DefaultCPUAllocator: can't allocate memory: you tried to allocate 2097152 bytes."
+    assert not scan(*lines, refused, may_die=True)
+    assert not scan(*lines, "MemoryError", may_die=True)
+    assert scan(*lines, refused) == [f"traceback: {refused}"]
+    assert scan(*lines, "KeyError: 3", may_die=True) == ["traceback: KeyError: 3"]

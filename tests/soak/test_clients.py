@@ -3,6 +3,7 @@
 import asyncio
 import json
 import random
+import time
 from contextlib import asynccontextmanager
 
 import pytest
@@ -14,6 +15,7 @@ from benchmarks.soak.http import Address, Reply, Sent, call
 from benchmarks.soak.ledger import Ledger
 from benchmarks.soak.malformed import malformed
 from benchmarks.soak.scenarios import COMPLETIONS, draw, reference_scenarios
+from benchmarks.soak.sockets import Holders
 
 SENT = Sent(COMPLETIONS, b"{}")
 CHOICE = {"index": 0, "text": "Hi", "finish_reason": "stop", "token_ids": [7], "logprobs": None}
@@ -154,3 +156,19 @@ def test_a_reply_without_an_end_says_so(raw, stays, problem):
     reply = asyncio.run(ask())
     assert reply.status is None
     assert reply.problem == problem
+
+
+def test_at_a_quiet_point_no_client_holds_an_unread_answer(ledger):
+    """Young ones leave; the server has to drop the others."""
+
+    async def end() -> list[bool]:
+        holders, dropped = Holders(ledger), asyncio.Event()
+        young, old = (asyncio.ensure_future(wait()) for wait in (asyncio.Event().wait, dropped.wait))
+        holders._unread = {young: time.monotonic(), old: time.monotonic() - 40}
+        ending = asyncio.ensure_future(holders.end_unread())
+        done, _ = await asyncio.wait([ending], timeout=0.1)
+        dropped.set()
+        await asyncio.wait_for(ending, 20)
+        return [bool(done), young.cancelled(), old.done() and not old.cancelled()]
+
+    assert asyncio.run(end()) == [False, True, True]

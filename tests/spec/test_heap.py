@@ -52,19 +52,24 @@ def test_all_threads_share_one_heap_once_it_is_bound(how, is_one):
 
 
 def test_the_heap_is_trimmed_now_and_then(monkeypatch):
-    was_called = threading.Event()
+    calls, was_repeated = [], threading.Event()
 
     class Library:
         @staticmethod
         def malloc_trim(_):
-            was_called.set()
+            calls.append(threading.current_thread())
+            if len(calls) > 2:
+                was_repeated.set()
 
     monkeypatch.setattr(heap.ctypes, "CDLL", lambda _: Library)
     monkeypatch.setattr(heap, "INTERVAL_S", 0.01)
     heap.start_trimming()
     # The thread ends with the process; it must not spin until then.
-    assert was_called.wait(20)
+    assert was_repeated.wait(20)
     monkeypatch.setattr(heap, "INTERVAL_S", 3600.0)
+    # At once, before anybody waits, and then on a thread of its own.
+    assert calls[0] is threading.current_thread()
+    assert calls[1] is not calls[0]
 
 
 class _Node:

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from importlib import resources
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 import triton
@@ -37,9 +37,10 @@ from onebox.model.layers.plain import PlainStack
 from onebox.model.load import LoadFormat, model_without_weights
 from onebox.model.memory import Memory, MemoryShape
 from onebox.model.qwen3_5 import Qwen35
+from onebox.spec.conversion import AS_STORED, LoadConversion
 from onebox.spec.hardware import GIB, available_memory_bytes
 
-__all__ = ["CompileJob", "are_compiled", "compile_kernels", "kernel_mark", "run_workers"]
+__all__ = ["CompileJob", "WeightSource", "are_compiled", "compile_kernels", "kernel_mark", "run_workers"]
 
 ReportKernels = Callable[[int], None]
 """Called with the number of kernels that were claimed so far."""
@@ -64,19 +65,28 @@ class CompileJob:
     gpu: AbsentGpu
 
 
+class WeightSource(NamedTuple):
+    """Where a model's weights come from, and the formats that they get while they are loaded."""
+
+    directory: Path
+    load_format: LoadFormat
+    conversion: LoadConversion = AS_STORED
+
+
 def compile_kernels(
-    directory: Path,
-    load_format: LoadFormat,
+    weights: WeightSource,
     dtype: torch.dtype,
     memory_shape: MemoryShape,
     config: EngineConfig,
     report: ReportKernels,
 ) -> int:
     """Compiles what this engine launches on this machine's GPU; the number of its kernels, 0 if all were there."""
-    if are_compiled(directory, load_format, dtype, memory_shape, config):
+    if are_compiled(weights, dtype, memory_shape, config):
         return 0
-    mark = kernel_mark(_digest(directory, load_format, dtype, memory_shape, config))
-    model = model_without_weights(directory, dtype, load_format, with_mtp=config.speculation.with_mtp)
+    mark = kernel_mark(_digest(weights, dtype, memory_shape, config))
+    directory, load_format, conversion = weights
+    with_mtp = config.speculation.with_mtp
+    model = model_without_weights(directory, dtype, load_format, with_mtp=with_mtp, conversion=conversion)
     memory = Memory.allocate(model.spec, memory_shape, dtype, torch.device("meta"))
     major, minor = torch.cuda.get_device_capability()
     job = CompileJob(*_distinct_layers(model, memory), config, AbsentGpu(10 * major + minor, gpu_name() or ""))
@@ -88,12 +98,10 @@ def compile_kernels(
     return num_kernels
 
 
-def are_compiled(
-    directory: Path, load_format: LoadFormat, dtype: torch.dtype, memory_shape: MemoryShape, config: EngineConfig
-) -> bool:
+def are_compiled(weights: WeightSource, dtype: torch.dtype, memory_shape: MemoryShape, config: EngineConfig) -> bool:
     """Whether all kernels of this engine are in Triton's cache."""
     settle_cache_keys()
-    return kernel_mark(_digest(directory, load_format, dtype, memory_shape, config)).exists()
+    return kernel_mark(_digest(weights, dtype, memory_shape, config)).exists()
 
 
 def kernel_mark(digest: str) -> Path:
@@ -101,15 +109,20 @@ def kernel_mark(digest: str) -> Path:
     return Path(triton.knobs.cache.dir) / f"onebox-{digest}"
 
 
-def _digest(
-    directory: Path, load_format: LoadFormat, dtype: torch.dtype, memory_shape: MemoryShape, config: EngineConfig
-) -> str:
+def _digest(weights: WeightSource, dtype: torch.dtype, memory_shape: MemoryShape, config: EngineConfig) -> str:
     """A digest of everything that decides which kernels are compiled."""
-    files = sorted((path.name, path.stat().st_size) for path in directory.glob("*.safetensors"))
+    files = sorted((path.name, path.stat().st_size) for path in weights.directory.glob("*.safetensors"))
     parts = (
-        (directory / "config.json").read_bytes(),
+        (weights.directory / "config.json").read_bytes(),
         files,
-        (load_format, dtype, memory_shape.kv, memory_shape.max_pending, memory_shape.with_mtp),
+        (
+            weights.load_format,
+            weights.conversion,
+            dtype,
+            memory_shape.kv,
+            memory_shape.max_pending,
+            memory_shape.with_mtp,
+        ),
         (config.max_num_seqs, config.speculation, config.num_checkpoints > 0),
         (gpu_name(), sorted(known_options().items()), triton.__version__, torch.__version__),
         [source.read_bytes() for source in _sources()],

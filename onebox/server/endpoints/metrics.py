@@ -7,6 +7,7 @@ from fastapi.responses import Response
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from onebox.engine.api import EngineClient
+from onebox.sensors import SensorWatch
 from onebox.server.metrics import Metrics
 
 __all__ = ["metrics_router"]
@@ -17,12 +18,14 @@ def metrics_router(
     model_name: str,
     memory_bytes: Mapping[str, int] | None = None,
     startup_s: Mapping[str, float] | None = None,
+    sensors: SensorWatch | None = None,
 ) -> APIRouter:
     """Observes the engine's requests from now on.
 
-    `memory_bytes` is the memory plan by part; `startup_s` are the seconds of each phase of the start.
+    `memory_bytes` is the memory plan by part; `startup_s` are the seconds of each phase of the start; without `sensors`
+    there is nothing about the machine.
     """
-    metrics = Metrics(engine, model_name)
+    metrics = Metrics(engine, model_name, sensors)
     engine.observer = metrics.watch
     metrics.set_constant("onebox:memory_bytes", "The memory plan, by part.", "part", memory_bytes or {})
     metrics.set_constant("onebox:startup_seconds", "The start, by phase.", "phase", startup_s or {})
