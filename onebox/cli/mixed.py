@@ -25,7 +25,7 @@ def mixed(
     log-probabilities or penalties. Prints two lines of JSON: the start, and what was measured.
     """
     began = time.time()
-    from onebox.engine.start import EngineOptions
+    from onebox.engine.api import EngineOptions
     from onebox.lab.mixed import MixedLoad
     from onebox.spec.hardware import detect_box
     from onebox.spec.shapes import SHAPES
