@@ -43,6 +43,8 @@ PREFIX_SHARE = 0.10
 """Share for prefix checkpoints of what remains after weights, workspace, states and reserve; KV gets the rest."""
 _STEP_ROWS = 64
 """Rows that a decode step computes at once; a larger step is computed in parts."""
+_CAPTURED_PREFILL_ROWS = 1024
+"""Rows of the largest captured prefill, whose activations are set aside beside those of longer ones."""
 _CHUNK = 64
 """Tokens in one chunk of DeltaNet's prefill."""
 RUNTIME_BYTES = 1 * GIB
@@ -198,7 +200,8 @@ def checkpoint_bytes(spec: ModelSpec, activation_bytes: int = 2) -> int:
 
 
 def workspace_bytes(spec: ModelSpec, request: MemoryRequest) -> int:
-    """An estimate: the runtime, a decode step's logits and sums, the largest of prefill and logprobs, a scratch page.
+    """An estimate: the runtime, a decode step's logits and sums, the largest of prefill and logprobs, the captured
+    prefills, a scratch page.
 
     Rows without a sequence write to the scratch page. The engine sets all of it aside before it is ready; while weights
     are loaded it is free, and has room for what converting them takes.
@@ -207,10 +210,12 @@ def workspace_bytes(spec: ModelSpec, request: MemoryRequest) -> int:
     pieces = piece_count(request.max_context_tokens, doublings(request.kv))
     sums = 4 * rows * pieces * spec.num_attention_heads * (spec.head_dim + 2)
     logits = 4 * rows * spec.vocab_size
-    activations = int(_PREFILL_MARGIN * request.max_batched_tokens * _prefill_bytes(spec, request.activation_bytes))
+    token_bytes = _PREFILL_MARGIN * _prefill_bytes(spec, request.activation_bytes)
+    activations = int(token_bytes * request.max_batched_tokens)
+    captured = int(token_bytes * min(_CAPTURED_PREFILL_ROWS, request.max_batched_tokens))
     logprobs = spec.vocab_size * (_LOGPROB_ROWS * _LOGPROB_BYTES + (4 + 8) * _STEP_ROWS)
     largest = max(activations, logprobs, request.loading_bytes)
-    return RUNTIME_BYTES + largest + logits + sums + page_bytes(spec, request) + _SPARE_BYTES
+    return RUNTIME_BYTES + largest + captured + logits + sums + page_bytes(spec, request) + _SPARE_BYTES
 
 
 def _prefill_bytes(spec: ModelSpec, width: int) -> int:
