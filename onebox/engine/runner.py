@@ -47,6 +47,11 @@ class ModelRunner:
     def vocab_size(self) -> int:
         return self._model.spec.vocab_size
 
+    @property
+    def memory(self) -> Memory:
+        """Steps write into it; others may touch only pages and checkpoints that the scheduler holds for them."""
+        return self._memory
+
     def capture_graphs(self, report: Callable[[int, int], None] = lambda *_: None) -> None:
         """Captures the graphs of all decode steps, on a GPU; before that, and on a CPU, steps run without graphs.
 

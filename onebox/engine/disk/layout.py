@@ -7,18 +7,23 @@ Every tensor is seen as bytes, [pages or rows, bytes of one], so that all KV for
 are of contiguous stretches only: nothing is allocated, on a device neither.
 """
 
+import mmap
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from onebox.formats.kv_pages import KVPages
 from onebox.model.memory import Memory
+from onebox.planner.memory import MemoryRequest, checkpoint_bytes, page_bytes
+from onebox.spec.model import ModelSpec
 from onebox.store.chunk import Chunk, ChunkKind
 from onebox.store.entry import RUN_PAGES, ChunkLayout
 
-__all__ = ["PrefixLayout", "state_parts"]
+__all__ = ["NUM_READERS", "PrefixLayout", "staging_bytes", "state_parts"]
+
+NUM_READERS = {"cpu": 4, "cuda": 8}
+"""Threads that read, by device: a checksum takes about as long as a fast disk's read, so several are needed."""
 
 LEAST_PART_BYTES = 1 << 20
 """A state is not split into parts smaller than this."""
@@ -30,6 +35,13 @@ def state_parts(state_bytes: int, page_bytes: int) -> tuple[int, ...]:
     num_parts = -(-state_bytes // most)
     whole = -(-state_bytes // num_parts)
     return tuple(min(whole, state_bytes - whole * place) for place in range(num_parts))
+
+
+def staging_bytes(spec: ModelSpec, request: MemoryRequest, device_type: str) -> int:
+    """The bytes of all staging buffers: one for each reader, one for the writer."""
+    page = page_bytes(spec, request)
+    largest = max(RUN_PAGES * page, *state_parts(checkpoint_bytes(spec, request.activation_bytes), page))
+    return (NUM_READERS[device_type] + 1) * (-(-largest // mmap.PAGESIZE) * mmap.PAGESIZE)
 
 
 class _Stretch(NamedTuple):
@@ -45,7 +57,7 @@ class _Run(NamedTuple):
 
     place: int
     page: int
-    count: int
+    num_pages: int
 
 
 class PrefixLayout:
@@ -54,10 +66,8 @@ class PrefixLayout:
     def __init__(self, memory: Memory, first_checkpoint: int) -> None:
         """Checkpoint c is the memory's row first_checkpoint + c."""
         self._first_checkpoint = first_checkpoint
-        pools = [layer for layer in (*memory.layers, memory.mtp) if isinstance(layer, KVPages)]
-        self._page_planes = [_bytes_of(tensor) for pool in pools for tensor in pool[1:] if isinstance(tensor, Tensor)]
-        layers = [*memory.matrices, *memory.conv_rows, memory.hidden]
-        self._state_planes = [_bytes_of(tensor) for tensor in layers]
+        self._page_planes = [_bytes_of(tensor) for tensor in memory.page_tensors]
+        self._state_planes = [_bytes_of(tensor) for tensor in (*memory.matrices, *memory.conv_rows, memory.hidden)]
         page_bytes = sum(plane.shape[1] for plane in self._page_planes)
         state_bytes = sum(plane.shape[1] for plane in self._state_planes)
         self.chunks = ChunkLayout(page_bytes, state_parts(state_bytes, page_bytes))
@@ -120,8 +130,8 @@ def _runs(pages: Sequence[int], first: int) -> list[_Run]:
     """The stretches of ascending page numbers from place `first` on."""
     runs: list[_Run] = []
     for place in range(first, len(pages)):
-        if runs and pages[place] == runs[-1].page + runs[-1].count:
-            runs[-1] = runs[-1]._replace(count=runs[-1].count + 1)
+        if runs and pages[place] == runs[-1].page + runs[-1].num_pages:
+            runs[-1] = runs[-1]._replace(num_pages=runs[-1].num_pages + 1)
         else:
             runs.append(_Run(place, pages[place], 1))
     return runs

@@ -1,12 +1,13 @@
 """Copies between memory and staging buffers, by threads of the disk tier, beside the engine's steps.
 
 On a GPU the copies are queued on a stream of their own, behind a fence that the engine's thread put after the steps
-queued so far: pages that a prefix is read into may have been another's until then. Whoever copies waits for the copy, so
-that what the engine's thread queues after it was told comes after it.
+queued so far: pages that a prefix is read into may have been another's until then. Whoever copies waits for the copy,
+so that what the engine's thread queues after it was told comes after it.
 """
 
 import mmap
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -68,7 +69,7 @@ class PrefixTransfer:
         self, chunk: Chunk, pages: Sequence[int], checkpoint: int, buffer: StagingBuffer, fence: Fence
     ) -> memoryview:
         """The chunk's bytes in the buffer."""
-        with torch.inference_mode(), torch.cuda.stream(self._stream):
+        with torch.inference_mode(), self._on_stream():
             self._wait(fence)
             self.layout.gather(chunk, pages, checkpoint, buffer.tensor[: chunk.num_bytes])
             self._finish()
@@ -84,11 +85,14 @@ class PrefixTransfer:
         first_page: int = 0,
     ) -> None:
         """Puts the chunk's bytes from the buffer into memory, but for pages before `first_page`."""
-        with torch.inference_mode(), torch.cuda.stream(self._stream):
+        with torch.inference_mode(), self._on_stream():
             self._wait(fence)
             source: Tensor = buffer.tensor[: chunk.num_bytes]
             self.layout.scatter(chunk, pages, checkpoint, source, first_page)
             self._finish()
+
+    def _on_stream(self) -> AbstractContextManager[Any]:
+        return nullcontext() if self._stream is None else torch.cuda.stream(self._stream)
 
     def _wait(self, fence: Fence) -> None:
         if self._stream is not None and fence is not None:

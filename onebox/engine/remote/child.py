@@ -23,6 +23,7 @@ from onebox.engine.remote.lifetime import end_with_parent
 from onebox.engine.remote.messages import (
     Abort,
     CheckGrammar,
+    CloseEngine,
     EngineDied,
     Ready,
     StartEngine,
@@ -148,6 +149,8 @@ def _receive_all(engine: Engine, parent: ParentConnection) -> None:
         message = parent.receive()
         if isinstance(message, Abort):
             engine.abort(message.request_id)
+        elif isinstance(message, CloseEngine):
+            engine.close()
         elif isinstance(message, CheckGrammar):
             _answer(parent, message.number, (), partial(engine.check_grammar, message.grammar))
         else:

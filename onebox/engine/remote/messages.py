@@ -20,6 +20,7 @@ from onebox.spec.errors import OneboxError
 __all__ = [
     "Abort",
     "CheckGrammar",
+    "CloseEngine",
     "DeviceMemory",
     "EngineDied",
     "EngineStarter",
@@ -129,6 +130,11 @@ class CheckGrammar:
 @dataclass(frozen=True)
 class Abort:
     request_id: str
+
+
+@dataclass(frozen=True)
+class CloseEngine:
+    """The last message: the engine writes what is to be kept, and ends."""
 
 
 # From the engine's process, beside StartPhase and Planned.
