@@ -52,6 +52,11 @@ class ModelRunner:
         """Steps write into it; others may touch only pages and checkpoints that the scheduler holds for them."""
         return self._memory
 
+    @property
+    def first_checkpoint(self) -> int:
+        """The memory's row of checkpoint 0: slots come before."""
+        return self._config.max_num_seqs
+
     def capture_graphs(self, report: Callable[[int, int], None] = lambda *_: None) -> None:
         """Captures the graphs of all decode steps, on a GPU; before that, and on a CPU, steps run without graphs.
 

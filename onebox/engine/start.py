@@ -315,7 +315,7 @@ def open_disk(plan: EnginePlan, runner: "ModelRunner", report: ReportStart = lam
     from onebox.store.directory import PrefixDirectory
 
     with timed("prefixes on disk", report):
-        layout = PrefixLayout(runner.memory, plan.config.max_num_seqs)
+        layout = PrefixLayout(runner.memory, runner.first_checkpoint)
         label = {"model": plan.directory.name, "path": str(plan.directory)}
         parts, root = fingerprint_parts(plan), Path(config.directory)
         directory = PrefixDirectory(root, parts, layout.chunks, config.max_bytes, label=label)

@@ -15,6 +15,7 @@ from onebox.engine.request import SamplingParams
 from onebox.engine.step import StepOutput
 from tests.engine.gate import (
     DIMENSIONS,
+    ON_DISK,
     Variant,
     all_variants,
     check_nothing_leaks,
@@ -45,6 +46,10 @@ def check(gate, variant, cases):
         assert report.stats.prefix.hit_tokens > 0
     if variant.cache == "evicted":
         assert report.stats.prefix.evicted > 0
+    disk = report.stats.disk
+    assert (disk is not None) == (variant.cache in ON_DISK)
+    if disk and variant.pages == "ample":
+        assert (disk.num_damaged if variant.cache == "damaged" else disk.num_hits) > 0
     drafts = report.stats.totals.drafts
     if variant.drafts.startswith("mtp"):
         assert drafts.num_drafted > 0
@@ -167,7 +172,7 @@ def test_the_sample_covers_every_two_values_and_deals_every_case():
 
 def test_the_whole_product_has_every_combination_once():
     points = {tuple(vars(variant).values())[:-1] for variant in all_variants()}
-    assert len(points) == len(all_variants()) == 3 * 3 * 9 * 4 * 2 * 3
+    assert len(points) == len(all_variants()) == 3 * 6 * 9 * 4 * 2 * 3
 
 
 class BrokenRunner:
