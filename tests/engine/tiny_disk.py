@@ -1,6 +1,7 @@
 """Prefixes on disk under an engine that was put together by hand."""
 
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from onebox.engine.api import Engine, PrefixDiskConfig
@@ -35,18 +36,22 @@ def open_tier(runner: ModelRunner, root: Path, parts: dict[str, str], rates: Dis
     return DiskTier(directory, PrefixTransfer(layout, runner.memory.hidden.device), 3, rates or EagerRates())
 
 
-def wait_written(engine: Engine) -> None:
-    """Until an engine that computes nothing has written all that it holds; the limit is for a defect."""
+def wait_written(engine: Engine, then: Callable[[], None] = lambda: None) -> None:
+    """Until an engine that computes nothing has written all that it holds; then calls, while its thread waits."""
     scheduler, limit = engine._scheduler, time.monotonic() + 120
-    while not scheduler.is_idle or scheduler._prefix._unwritten or scheduler._disk.is_busy:
+    while True:
+        with engine._changed:
+            is_waiting = bool(engine._changed._waiters)
+            if is_waiting and scheduler.is_idle and not scheduler._prefix._unwritten and not scheduler._disk.is_busy:
+                then()
+                return
         assert time.monotonic() < limit, "it is never written"
         time.sleep(0.002)
 
 
 def forget_memory(engine: Engine) -> None:
     """Evicts every prefix from memory, once all are on disk."""
-    wait_written(engine)
-    engine._scheduler._prefix.clear()
+    wait_written(engine, engine._scheduler._prefix.clear)
 
 
 def damage_files(root: Path) -> int:
