@@ -18,12 +18,13 @@ from onebox.engine.engine import Deliver, Engine
 from onebox.engine.grammar.bounds import MAX_GRAMMAR_BYTES
 from onebox.engine.grammar.value import Grammar, GrammarError, GrammarKind
 from onebox.engine.logprobs import LogprobRows, TokenLogprob
-from onebox.engine.prefix import PrefixStats
+from onebox.engine.prefix import PrefixLookup, PrefixStats
 from onebox.engine.remote.messages import DeviceMemory, Planned, Progress, StartDetail, StartPhase
 from onebox.engine.remote.parent import EngineProcess
 from onebox.engine.remote.supervise import RestartPolicy
 from onebox.engine.request import (
     AcceptanceCounts,
+    CacheTier,
     ClientShare,
     ContextTooLongError,
     Counts,
@@ -62,6 +63,7 @@ __all__ = [
     "MAX_GRAMMAR_BYTES",
     "PAGE_TOKENS",
     "AcceptanceCounts",
+    "CacheTier",
     "CheckpointStarter",
     "ClientShare",
     "ContextTooLongError",
@@ -91,6 +93,7 @@ __all__ = [
     "Observer",
     "Pictures",
     "Planned",
+    "PrefixLookup",
     "PrefixStats",
     "Progress",
     "PromptLogprobs",

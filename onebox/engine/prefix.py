@@ -11,11 +11,32 @@ back as history. Knows numbers, not tensors: the runner copies the state of a ch
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from onebox.engine.pages import PagePool
+from onebox.engine.request import CacheTier
 from onebox.spec.kv import PAGE_TOKENS
 
-__all__ = ["Hit", "PrefixCache", "PrefixStats"]
+__all__ = ["Hit", "PrefixCache", "PrefixLookup", "PrefixStats"]
+
+
+class PrefixLookup(NamedTuple):
+    """What a request with this prompt would find cached if it were admitted now."""
+
+    memory_tokens: int = 0
+    disk_tokens: int = 0
+    """Above 0 only where reading them beats computing them."""
+
+    @property
+    def cached_tokens(self) -> int:
+        return max(self)
+
+    @property
+    def tier(self) -> CacheTier | None:
+        """Memory's, where both hold the same."""
+        if self.cached_tokens == 0:
+            return None
+        return CacheTier.DISK if self.disk_tokens > self.memory_tokens else CacheTier.MEMORY
 
 
 @dataclass
@@ -78,6 +99,14 @@ class PrefixCache:
         if best is None or best.checkpoint is None:
             return None
         return Hit(best.depth * PAGE_TOKENS, tuple(node.page for node in self._up(best))[::-1], best.checkpoint)
+
+    def peek(self, prompt: tuple[int, ...]) -> int:
+        """Tokens that `find` would find. Changes nothing, and may be called by any thread.
+
+        It reads one dict entry and one attribute at a time: beside a change, some of the result is from before it.
+        """
+        path = self._path(prompt[: len(prompt) - 1])
+        return max((node.depth * PAGE_TOKENS for node in path if node.checkpoint is not None), default=0)
 
     def touch(self, prompt: tuple[int, ...], hit: Hit | None) -> None:
         """Counts a prompt that was admitted with this result of `find`, and marks the hit as just used."""

@@ -19,6 +19,7 @@ from onebox.spec.errors import OneboxError, UsageError
 
 __all__ = [
     "AcceptanceCounts",
+    "CacheTier",
     "ClientShare",
     "ContextTooLongError",
     "Counts",
@@ -219,6 +220,11 @@ class Request:
         if not _is_integer(self.priority):
             raise UsageError(f"priority is {_brief(self.priority)}; it must be an integer.")
 
+    @property
+    def uses_cache(self) -> bool:
+        """Whether its prompt may use the prefix cache and enter it: log-probabilities of a prompt need all of it."""
+        return self.cache_prompt and self.sampling.prompt_logprobs is None
+
 
 class FinishReason(StrEnum):
     STOP = "stop"
@@ -246,6 +252,13 @@ class AcceptanceCounts:
             self.num_accepted + other.num_accepted,
             tuple(first + second for first, second in pairs),
         )
+
+
+class CacheTier(StrEnum):
+    """Where a cached prefix is held."""
+
+    MEMORY = "memory"
+    DISK = "disk"
 
 
 @dataclass(frozen=True)
