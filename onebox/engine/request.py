@@ -270,6 +270,8 @@ class Counts:
     cached_tokens: int = 0
     """Prompt tokens that came from the prefix cache."""
     drafts: AcceptanceCounts = field(default_factory=AcceptanceCounts)
+    cached_tier: CacheTier | None = None
+    """Where the cached tokens were found: on disk, where they were read from it for this request."""
 
 
 @dataclass(frozen=True)

@@ -36,6 +36,7 @@ from onebox.engine.remote.messages import (
     Lookup,
     LookupReply,
     Planned,
+    PrefixDiskOpened,
     Progress,
     Ready,
     StartDetail,
@@ -321,7 +322,7 @@ class EngineProcess(EngineClient):
                 self._handle_lookup(message)
             case Ready():
                 self._handle_ready(message)
-            case StartPhase() | StartDetail() | DeviceMemory():
+            case StartPhase() | StartDetail() | DeviceMemory() | PrefixDiskOpened():
                 self._report(message)
             case Planned():
                 with self._changed:
