@@ -53,6 +53,7 @@ from onebox.engine.start import (
     foresee_memory,
     kernels_are_compiled,
     plan_engine,
+    prefix_disk,
     start_engine,
 )
 from onebox.engine.stats import DiskStats, EngineStats, FrozenTotals
@@ -122,5 +123,6 @@ __all__ = [
     "foresee_memory",
     "kernels_are_compiled",
     "plan_engine",
+    "prefix_disk",
     "start_engine",
 ]

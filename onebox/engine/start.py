@@ -26,6 +26,7 @@ from onebox.spec.hardware import GIB, Box, detect_box, detect_host, nvidia_drive
 from onebox.spec.kv import PAGE_TOKENS, KVFormat
 from onebox.spec.model import ModelSpec
 from onebox.spec.modules import ModuleClass
+from onebox.spec.prefix_place import prefix_directory
 from onebox.spec.torch_build import TorchBuild, refuse_unusable_torch
 from onebox.spec.vocabulary import TokenTable
 
@@ -49,6 +50,7 @@ __all__ = [
     "kernels_are_compiled",
     "load_runner",
     "plan_engine",
+    "prefix_disk",
     "start_engine",
     "warm_runner",
 ]
@@ -82,8 +84,8 @@ class EngineOptions:
     gpu_memory_utilization: float = DEFAULT_UTILIZATION
     kv_cache_memory_bytes: int | None = None
     enable_prefix_caching: bool = True
-    prefix_dir: Path | None = None
-    """Where prefixes are kept on disk; None: in memory only."""
+    prefix_dir: str | Path | None = None
+    """Where prefixes are kept on disk: a path, or `auto`; None and `none`: in memory only."""
     prefix_disk_bytes: int | None = None
     """Of the prefix directory, at most; None: 200 GB."""
     language_model_only: bool = False
@@ -163,20 +165,23 @@ def plan_engine(directory: Path, options: EngineOptions, tokens: TokenInfo, box:
         eos_token_ids=tokens.eos_token_ids,
         boundary_token_ids=tokens.boundary_token_ids,
         speculation=speculation,
-        prefix_disk=_prefix_disk(options),
+        prefix_disk=prefix_disk(options),
     )
     return EnginePlan(
         directory, found.spec, device, dtype, load_format, memory, config, options.hf_overrides, conversion
     )
 
 
-def _prefix_disk(options: EngineOptions) -> PrefixDiskConfig | None:
-    if options.prefix_dir is None:
+def prefix_disk(options: EngineOptions) -> PrefixDiskConfig | None:
+    directory = prefix_directory(options.prefix_dir)
+    if directory is None:
+        if options.prefix_disk_bytes is not None:
+            raise UsageError("--prefix-disk-bytes has nothing to act on without --prefix-dir; give a directory.")
         return None
     if not options.enable_prefix_caching:
         raise UsageError("--prefix-dir has nothing to act on with --no-enable-prefix-caching; leave one of them out.")
     limit = DEFAULT_PREFIX_DISK_BYTES if options.prefix_disk_bytes is None else options.prefix_disk_bytes
-    return PrefixDiskConfig(str(options.prefix_dir.absolute()), limit)
+    return PrefixDiskConfig(str(directory), limit)
 
 
 def foresee_memory(
