@@ -65,7 +65,7 @@ class Hit:
 
 @dataclass(frozen=True)
 class PrefixStats:
-    """Totals since the start; the last three are current."""
+    """Totals since the start; numbers of checkpoints, pages and pins are current."""
 
     queried_tokens: int
     hit_tokens: int
@@ -74,6 +74,8 @@ class PrefixStats:
     num_checkpoints: int
     num_pages: int
     num_pinned: int
+    num_hits: int = 0
+    """A total, too: prompts that were admitted with a cached prefix."""
 
 
 class PrefixCache:
@@ -88,7 +90,7 @@ class PrefixCache:
         self._reserved: set[int] = set()
         self._clock = 0
         self._num_pages = self._num_pinned = 0
-        self._queried_tokens = self._hit_tokens = self._saved = self._evicted = 0
+        self._queried_tokens = self._num_hits = self._hit_tokens = self._saved = self._evicted = 0
 
     def find(self, prompt: tuple[int, ...]) -> Hit | None:
         """The deepest checkpoint on the prompt's path that leaves at least one token to compute."""
@@ -112,6 +114,7 @@ class PrefixCache:
         """Counts a prompt that was admitted with this result of `find`, and marks the hit as just used."""
         self._queried_tokens += len(prompt)
         if hit:
+            self._num_hits += 1
             self._hit_tokens += hit.num_tokens
             # Freeing pages for the prompt may have evicted the hit; the prompt itself then holds its pages.
             if hit.checkpoint in self._owners:
@@ -194,6 +197,7 @@ class PrefixCache:
             len(self._owners),
             self._num_pages,
             self._num_pinned,
+            self._num_hits,
         )
 
     def holders(self) -> Iterator[int]:
