@@ -15,7 +15,7 @@ _GIB = 2**30
 
 def progress_lines(progress: "Progress") -> Iterator[str]:
     """A phase with its seconds or how far it is, the memory in use, or the memory plan and the resolved settings."""
-    from onebox.engine.api import DeviceMemory, StartDetail, StartPhase
+    from onebox.engine.api import DeviceMemory, PrefixDiskOpened, StartDetail, StartPhase
 
     match progress:
         case StartPhase(name, seconds):
@@ -24,6 +24,9 @@ def progress_lines(progress: "Progress") -> Iterator[str]:
             yield f"{name}: {text}"
         case DeviceMemory(used_bytes, planned_bytes):
             yield f"device memory: {used_bytes / _GIB:.2f} GiB in use, of {planned_bytes / _GIB:.2f} GiB in the plan"
+        case PrefixDiskOpened(path, num_entries, num_bytes, num_foreign_bytes):
+            foreign = f", and {num_foreign_bytes / _GIB:.2f} GiB of other models" if num_foreign_bytes else ""
+            yield f"prefixes on disk: {num_entries:,} of {num_bytes / _GIB:.2f} GiB in {path}{foreign}"
         case _:
             yield from plan_lines(progress)
 

@@ -19,6 +19,7 @@ from onebox.spec.errors import OneboxError, UsageError
 
 __all__ = [
     "AcceptanceCounts",
+    "CacheTier",
     "ClientShare",
     "ContextTooLongError",
     "Counts",
@@ -248,6 +249,13 @@ class AcceptanceCounts:
         )
 
 
+class CacheTier(StrEnum):
+    """Where a prefix was found."""
+
+    MEMORY = "memory"
+    DISK = "disk"
+
+
 @dataclass(frozen=True)
 class Counts:
     """Prompt and generated tokens; the token that ended the answer is counted though it is not delivered."""
@@ -257,6 +265,8 @@ class Counts:
     cached_tokens: int = 0
     """Prompt tokens that came from the prefix cache."""
     drafts: AcceptanceCounts = field(default_factory=AcceptanceCounts)
+    cached_tier: CacheTier | None = None
+    """Where the cached tokens were found: on disk, where they were read from it for this request."""
 
 
 @dataclass(frozen=True)

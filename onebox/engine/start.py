@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from onebox.engine.config import EngineConfig, SpeculationConfig, SpeculationMethod
+from onebox.engine.config import EngineConfig, PrefixDiskConfig, SpeculationConfig, SpeculationMethod
 from onebox.engine.engine import Deliver, Engine
 from onebox.engine.remote.messages import DeviceMemory, Planned, ReportStart, StartDetail, timed
 from onebox.engine.warm.early import initialise_cuda, initialise_triton
@@ -66,6 +66,7 @@ _log = logging.getLogger(__name__)
 _BATCHED_TOKENS = {"cpu": 512, "cuda": DEFAULT_BATCHED_TOKENS}
 DEFAULT_CPU_CACHE_BYTES = 1 * GIB
 """Small models run on a CPU beside everything else on the machine, so their cache does not take all of its memory."""
+DEFAULT_PREFIX_DISK_BYTES = 200 * 10**9
 _DTYPES = ("bfloat16", "float32")
 
 
@@ -88,6 +89,10 @@ class EngineOptions:
     gpu_memory_utilization: float = DEFAULT_UTILIZATION
     kv_cache_memory_bytes: int | None = None
     enable_prefix_caching: bool = True
+    prefix_dir: Path | None = None
+    """Where prefixes are kept on disk; None: in memory only."""
+    prefix_disk_bytes: int | None = None
+    """Of the prefix directory, at most; None: 200 GB."""
     language_model_only: bool = False
     """Leaves the vision tower out, where the checkpoint has one."""
     speculation: str | None = None
@@ -165,10 +170,20 @@ def plan_engine(directory: Path, options: EngineOptions, tokens: TokenInfo, box:
         eos_token_ids=tokens.eos_token_ids,
         boundary_token_ids=tokens.boundary_token_ids,
         speculation=speculation,
+        prefix_disk=_prefix_disk(options),
     )
     return EnginePlan(
         directory, found.spec, device, dtype, load_format, memory, config, options.hf_overrides, conversion
     )
+
+
+def _prefix_disk(options: EngineOptions) -> PrefixDiskConfig | None:
+    if options.prefix_dir is None:
+        return None
+    if not options.enable_prefix_caching:
+        raise UsageError("--prefix-dir has nothing to act on with --no-enable-prefix-caching; leave one of them out.")
+    limit = DEFAULT_PREFIX_DISK_BYTES if options.prefix_disk_bytes is None else options.prefix_disk_bytes
+    return PrefixDiskConfig(str(options.prefix_dir.absolute()), limit)
 
 
 def foresee_memory(

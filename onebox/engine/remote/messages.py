@@ -24,6 +24,7 @@ __all__ = [
     "EngineDied",
     "EngineStarter",
     "Planned",
+    "PrefixDiskOpened",
     "Progress",
     "Ready",
     "ReportStart",
@@ -72,8 +73,19 @@ class DeviceMemory(NamedTuple):
     planned_bytes: int
 
 
-Progress = StartPhase | StartDetail | DeviceMemory | Planned
-ReportStart = Callable[[StartPhase | StartDetail | DeviceMemory], None]
+class PrefixDiskOpened(NamedTuple):
+    """What the prefix directory holds when the engine starts."""
+
+    path: str
+    num_entries: int
+    """Prefixes that this engine can use."""
+    num_bytes: int
+    num_foreign_bytes: int
+    """Of other models, or of another version of this engine."""
+
+
+Progress = StartPhase | StartDetail | DeviceMemory | PrefixDiskOpened | Planned
+ReportStart = Callable[[StartPhase | StartDetail | DeviceMemory | PrefixDiskOpened], None]
 
 
 class EngineStarter(Protocol):

@@ -32,6 +32,7 @@ from onebox.engine.remote.messages import (
     EngineDied,
     EngineStarter,
     Planned,
+    PrefixDiskOpened,
     Progress,
     Ready,
     StartDetail,
@@ -290,7 +291,7 @@ class EngineProcess(EngineClient):
                 self._handle_reply(message)
             case Ready():
                 self._handle_ready(message)
-            case StartPhase() | StartDetail() | DeviceMemory():
+            case StartPhase() | StartDetail() | DeviceMemory() | PrefixDiskOpened():
                 self._report(message)
             case Planned():
                 with self._changed:
