@@ -18,7 +18,15 @@ from onebox.engine.config import EngineConfig, PrefixDiskConfig, SpeculationConf
 from onebox.engine.engine import Deliver, Engine
 from onebox.engine.remote.messages import DeviceMemory, Planned, ReportStart, StartDetail, timed
 from onebox.engine.warm.early import initialise_cuda, initialise_triton
-from onebox.planner.memory import DEFAULT_UTILIZATION, MemoryPlan, MemoryRequest, plan_memory
+from onebox.planner.memory import (
+    DEFAULT_BATCHED_TOKENS,
+    DEFAULT_DRAFTS,
+    DEFAULT_SEQUENCES,
+    DEFAULT_UTILIZATION,
+    MemoryPlan,
+    MemoryRequest,
+    plan_memory,
+)
 from onebox.spec.cache import redirect_kernel_cache
 from onebox.spec.conversion import CONVERSION_BYTES, LoadConversion
 from onebox.spec.errors import UnsupportedError, UsageError
@@ -57,8 +65,7 @@ __all__ = [
 
 _log = logging.getLogger(__name__)
 
-DEFAULT_DRAFTS = 4
-DEFAULT_BATCHED_TOKENS = {"cpu": 512, "cuda": 2048}
+_BATCHED_TOKENS = {"cpu": 512, "cuda": DEFAULT_BATCHED_TOKENS}
 DEFAULT_CPU_CACHE_BYTES = 1 * GIB
 """Small models run on a CPU beside everything else on the machine, so their cache does not take all of its memory."""
 DEFAULT_PREFIX_DISK_BYTES = 200 * 10**9
@@ -78,7 +85,7 @@ class EngineOptions:
     """keep, int4 or fp8: a BF16 MTP layer is converted while it is loaded."""
     kv_cache_dtype: str = "bf16"
     max_model_len: int | None = None
-    max_num_seqs: int = 8
+    max_num_seqs: int = DEFAULT_SEQUENCES
     max_num_waiting: int = 64
     max_num_batched_tokens: int | None = None
     gpu_memory_utilization: float = DEFAULT_UTILIZATION
@@ -213,7 +220,7 @@ def _memory_request(
         drafts_with_mtp=speculation.with_mtp,
         gpu_memory_utilization=options.gpu_memory_utilization,
         page_tokens=PAGE_TOKENS,
-        max_batched_tokens=options.max_num_batched_tokens or DEFAULT_BATCHED_TOKENS[device.type],
+        max_batched_tokens=options.max_num_batched_tokens or _BATCHED_TOKENS[device.type],
         with_vision=found.has_tower and not options.language_model_only,
         activation_bytes=dtype.itemsize,
         cache_bytes=options.kv_cache_memory_bytes,
