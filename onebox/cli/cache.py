@@ -23,7 +23,7 @@ cache_app = typer.Typer(
 )
 
 _Dir = Annotated[
-    Path | None, typer.Option("--dir", help="The directory of --prefix-dir; default: prefixes in the user's cache.")
+    Path | None, typer.Option("--dir", help="The directory of --prefix-dir; default: that of --prefix-dir auto.")
 ]
 _Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
 _Keys = Annotated[
@@ -142,12 +142,9 @@ def unpin_entries(keys: _Keys, directory: _Dir = None) -> None:
 
 
 def _directory(given: Path | None) -> Path:
-    from onebox.spec.cache import user_cache_directory
+    from onebox.spec.prefix_place import default_prefix_directory
 
-    try:
-        return given or user_cache_directory() / "prefixes"
-    except RuntimeError:
-        raise UsageError("There is no home directory to find the cache in: give --dir.") from None
+    return given or default_prefix_directory()
 
 
 def _survey(given: Path | None) -> "PrefixSurvey":

@@ -140,8 +140,6 @@ class PrefixDirectory:
         if not self.is_writing:
             raise NotStoredError("paused", f"{self._root} cannot be written at the moment.")
         entry = new_entry(keys, self._layout)
-        if self.has(entry.key):
-            raise NotStoredError("exists", "The prefix is on disk.")
         needed = entry.file_bytes + sum(chunk.file_bytes for chunk in entry.chunks)
         if needed > self._room.budget_bytes:
             raise NotStoredError(

@@ -51,7 +51,7 @@ def test_no_bit_of_a_file_can_be_flipped_unnoticed(tmp_path):
     chunk = chunk_of(300)
     path = write(tmp_path, chunk, [memoryview(payload_of(chunk))])
     whole = path.read_bytes()
-    for position in range(0, len(whole), 61):
+    for position in range(0, len(whole), 127):
         damaged = bytearray(whole)
         damaged[position] ^= 1 << position % 8
         path.write_bytes(damaged)
