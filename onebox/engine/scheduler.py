@@ -27,18 +27,8 @@ from onebox.engine.disk.traffic import DiskTraffic
 from onebox.engine.draft.speculate import Speculator
 from onebox.engine.logprobs import PackedLogprobs
 from onebox.engine.pages import PagePool
-from onebox.engine.prefix import Hit, PrefixCache
-from onebox.engine.request import (
-    CacheTier,
-    Event,
-    Failed,
-    Finished,
-    FinishReason,
-    PromptLogprobs,
-    Started,
-    Tokens,
-    failure_of,
-)
+from onebox.engine.prefix import Hit, PrefixCache, PrefixLookup
+from onebox.engine.request import Event, Failed, Finished, FinishReason, PromptLogprobs, Started, Tokens, failure_of
 from onebox.engine.rows import decode_rows, prompt_chunk, slot_of
 from onebox.engine.sequence import Sequence, checkpoint_positions
 from onebox.engine.shares import beyond_shares, next_in_queue
@@ -96,6 +86,11 @@ class Scheduler:
             prefix=self._prefix.stats,
             disk=self._disk.stats(),
         )
+
+    def lookup(self, cache_tokens: tuple[int, ...]) -> PrefixLookup:
+        """What is cached of a prompt. Changes and counts nothing, and may be called by any thread."""
+        memory_tokens = self._prefix.peek(cache_tokens)
+        return PrefixLookup(memory_tokens, self._disk.peek(cache_tokens, memory_tokens))
 
     def add(self, sequence: Sequence) -> None:
         self._num_arrived += 1
@@ -317,10 +312,9 @@ class Scheduler:
             sequence.num_computed = hit.num_tokens
         else:
             self._cleared.append(slot)
-        is_loaded = self._disk.count_hit(sequence, hit)
+        tier = self._disk.count_hit(sequence, hit)
         if not sequence.is_started:
-            sequence.num_cached = sequence.num_computed
-            sequence.cached_tier = (CacheTier.DISK if is_loaded else CacheTier.MEMORY) if hit else None
+            sequence.num_cached, sequence.cached_tier = sequence.num_computed, tier
 
     # Planning the step.
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from onebox.planner.memory import MemoryPlan, MemoryRequest, asked_reserve_bytes, plan_memory
+from onebox.planner.prompts import NEW_TOKENS, PROMPT_LENGTHS, PromptTimes, prompt_times
 from onebox.planner.roofline import Projection, Rate, Workload, project
 from onebox.planner.sizing import size_formats, sizing_lines
 from onebox.spec.errors import DoesNotFitError, UsageError
@@ -54,6 +55,8 @@ class PlanReport:
     fits: tuple[Fit, ...]
     projections: tuple[Projection, ...]
     """First without drafts; then the workload with drafts, if any."""
+    prompts: tuple[PromptTimes, ...]
+    """Of this engine; none where the box's speeds are not known."""
     notes: tuple[str, ...]
 
 
@@ -80,7 +83,9 @@ def make_report(weights: Weights, box: Box, request: MemoryRequest, workload: Wo
         workloads.append(workload)
     projections = tuple(project(weights.spec, weights.stored, box, request.kv, each) for each in workloads)
     fits = tuple(_fit(weights, box, request, kv) for kv in _compared_kv(request.kv))
-    return PlanReport(weights, box, memory, fits, projections, _notes(weights, box, memory, workload))
+    lengths = [length for length in PROMPT_LENGTHS if length <= request.max_context_tokens]
+    prompts = prompt_times(weights.spec, weights.stored, box, request.kv, request.max_batched_tokens, lengths)
+    return PlanReport(weights, box, memory, fits, projections, prompts, _notes(weights, box, memory, workload))
 
 
 def _compared_kv(chosen: KVFormat) -> list[KVFormat]:
@@ -149,6 +154,7 @@ def to_json(report: PlanReport) -> dict[str, Any]:
             for fit in report.fits
         ],
         "projected": [_projection_json(projection) for projection in report.projections],
+        "prompts": [_prompt_json(times) for times in report.prompts],
         "notes": list(report.notes),
     }
 
@@ -189,6 +195,16 @@ def _projection_json(projection: Projection) -> dict[str, Any]:
         "engine": _rate_json(projection.engine_rate),
         "compute_seconds": projection.compute_seconds,
         "binds": projection.binds,
+    }
+
+
+def _prompt_json(times: PromptTimes) -> dict[str, float]:
+    return {
+        "tokens": times.num_tokens,
+        "cold_seconds": times.cold_seconds,
+        "tokens_per_second": times.tokens_per_second,
+        "new_tokens_behind_a_cached_prefix": min(NEW_TOKENS, times.num_tokens),
+        "cached_seconds": times.cached_seconds,
     }
 
 

@@ -15,13 +15,13 @@ _WINDOW_TOKENS = 16_384.0
 """The speed of computing is that of about so many of the latest tokens."""
 _READ_WEIGHT = 0.3
 """Of the latest read in the speed of reading."""
-_HOPE = 1.02
-"""A disk that was found too slow is taken to be so much faster every time it is passed over, so that it gets another
-chance."""
+_HOPE = 1.1
+"""A disk that was found slow is taken to be so much faster after every window of tokens that was computed, up to the
+default, so that it gets another chance."""
 
 
 class DiskRates:
-    """Both speeds. Any thread may call; `saved` and `restore` carry them from one start to the next."""
+    """Both speeds. Any thread may call; `saved` carries them from one start to the next."""
 
     def __init__(self, saved: Mapping[str, float] | None = None) -> None:
         self._lock = threading.Lock()
@@ -45,6 +45,8 @@ class DiskRates:
             kept = max(0.0, 1 - num_tokens / _WINDOW_TOKENS) if self._tokens >= _WINDOW_TOKENS else 1.0
             self._tokens = self._tokens * kept + num_tokens
             self._seconds = self._seconds * kept + seconds
+            if self._read_bytes_per_s < _DEFAULT_READ_BYTES_PER_S:
+                self._read_bytes_per_s *= _HOPE ** (num_tokens / _WINDOW_TOKENS)
 
     def observe_read(self, num_bytes: int, seconds: float) -> None:
         if num_bytes < _LEAST_READ_BYTES:
@@ -64,7 +66,4 @@ class DiskRates:
         if compute is None:
             return True
         with self._lock:
-            pays = _READ_LATENCY_S + num_bytes / self._read_bytes_per_s < compute
-            if not pays and num_bytes / _DEFAULT_READ_BYTES_PER_S < compute:
-                self._read_bytes_per_s *= _HOPE
-            return pays
+            return _READ_LATENCY_S + num_bytes / self._read_bytes_per_s < compute

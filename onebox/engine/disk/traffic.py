@@ -11,6 +11,7 @@ from dataclasses import replace
 from onebox.engine.disk.jobs import STATE_PART, LoadJob, PrefixDisk, WriteJob
 from onebox.engine.pages import PagePool
 from onebox.engine.prefix import Hit, PrefixCache, UnwrittenPrefix
+from onebox.engine.request import CacheTier
 from onebox.engine.sequence import Sequence as EngineSequence
 from onebox.engine.stats import DiskStats
 from onebox.spec.kv import PAGE_TOKENS
@@ -157,17 +158,19 @@ class DiskTraffic:
             sequence.num_loads = MAX_LOADS
         return late
 
-    def count_hit(self, sequence: EngineSequence, hit: Hit | None) -> bool:
-        """Counts an admission with this hit; whether the hit was loaded for it."""
+    def count_hit(self, sequence: EngineSequence, hit: Hit | None) -> CacheTier | None:
+        """Counts an admission with this hit; returns where it was found: on disk, where it was loaded for it."""
         job, sequence.loaded = sequence.loaded, None
-        is_loaded = job is not None and hit is not None and hit.num_tokens == len(job.tokens)
-        if job and hit and is_loaded:
+        if hit is None:
+            return None
+        if job and hit.num_tokens == len(job.tokens):
             self._num_hits += 1
             self._hit_tokens += hit.num_tokens
             self._saved_s += max(0.0, self._compute_seconds(hit.num_tokens - job.num_known) - job.seconds)
-        elif hit and self._disk:
+            return CacheTier.DISK
+        if self._disk:
             self._disk.touch(keys_of(sequence)[hit.num_tokens // PAGE_TOKENS - 1])
-        return is_loaded
+        return CacheTier.MEMORY
 
     def _compute_seconds(self, num_tokens: int) -> float:
         return (self._disk.compute_seconds(num_tokens) if self._disk else None) or 0.0
