@@ -319,5 +319,5 @@ def test_states_are_kept_where_prompts_part(opens, length, positions):
 
 def test_states_that_are_there_already_are_not_asked_for_again():
     prompt = (0,) * 9000
-    assert checkpoint_positions(prompt, limits(), 4096) == (8192, 8960)
+    assert checkpoint_positions(prompt, limits(), 4096) == (8192, 8448, 8960)
     assert checkpoint_positions(prompt, limits(num_checkpoints=0), 0) == ()
