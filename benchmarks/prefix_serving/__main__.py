@@ -1,4 +1,4 @@
-"""A server with prefixes on disk is stopped or killed and asked again: `python -m benchmarks.prefix_serving restart`."""
+"""A server with prefixes on disk is stopped or killed, and asked again (`-m benchmarks.prefix_serving restart`)."""
 
 import argparse
 import json
