@@ -1,7 +1,10 @@
 """What `onebox serve` says while it starts: phases, the memory plan, and how many users of which length it serves."""
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
+
+from onebox.spec.prefix_place import prefix_directory_line
 
 if TYPE_CHECKING:
     from onebox.engine.api import EngineConfig, Planned, Progress, SpeculationConfig
@@ -42,6 +45,8 @@ def plan_lines(planned: "Planned") -> Iterator[str]:
     yield f"Maximum concurrency for {full:,} tokens per request: {memory.kv_tokens / full:.2f}x"
     yield _users(planned)
     yield _step_limits(config)
+    if config.prefix_disk:
+        yield prefix_directory_line(Path(config.prefix_disk.directory), config.prefix_disk.max_bytes)
 
 
 def _users(planned: "Planned") -> str:

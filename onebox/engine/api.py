@@ -18,7 +18,7 @@ from onebox.engine.engine import Deliver, Engine
 from onebox.engine.grammar.bounds import MAX_GRAMMAR_BYTES
 from onebox.engine.grammar.value import Grammar, GrammarError, GrammarKind
 from onebox.engine.logprobs import LogprobRows, TokenLogprob
-from onebox.engine.prefix import PrefixStats
+from onebox.engine.prefix import PrefixLookup, PrefixStats
 from onebox.engine.remote.messages import DeviceMemory, Planned, PrefixDiskOpened, Progress, StartDetail, StartPhase
 from onebox.engine.remote.parent import EngineProcess
 from onebox.engine.remote.supervise import RestartPolicy
@@ -53,6 +53,7 @@ from onebox.engine.start import (
     foresee_memory,
     kernels_are_compiled,
     plan_engine,
+    prefix_disk,
     start_engine,
 )
 from onebox.engine.stats import DiskStats, EngineStats, FrozenTotals
@@ -96,6 +97,7 @@ __all__ = [
     "Planned",
     "PrefixDiskConfig",
     "PrefixDiskOpened",
+    "PrefixLookup",
     "PrefixStats",
     "Progress",
     "PromptLogprobs",
@@ -121,5 +123,6 @@ __all__ = [
     "foresee_memory",
     "kernels_are_compiled",
     "plan_engine",
+    "prefix_disk",
     "start_engine",
 ]

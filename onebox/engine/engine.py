@@ -31,6 +31,7 @@ from onebox.engine.grammar.constraint import Constraint
 from onebox.engine.grammar.library import start_thread
 from onebox.engine.grammar.value import Grammar
 from onebox.engine.logits import LogitsRules
+from onebox.engine.prefix import PrefixLookup
 from onebox.engine.request import EngineStoppedError, Event, Failed, Finished, FinishReason, Request
 from onebox.engine.scheduler import Scheduler
 from onebox.engine.sequence import Sequence
@@ -156,6 +157,16 @@ class Engine(EngineClient):
 
     def check_grammar(self, grammar: Grammar) -> "Future[None]":
         return self._compiler().check(grammar)
+
+    def lookup(self, request: Request) -> PrefixLookup:
+        check_request(request, self._config, self._runner.vocab_size)
+        with self._changed:
+            if self._stopped is not None:
+                raise EngineStoppedError("The engine has stopped and accepts nothing more.")
+        if not request.uses_cache:
+            return PrefixLookup()
+        prompt, vision = request.prompt, request.vision
+        return self._scheduler.lookup(self._runner.cache_tokens(prompt, vision) if vision else prompt)
 
     def warm_up_grammars(self) -> None:
         """Prepares for the first grammar, in the background."""

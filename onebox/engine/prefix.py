@@ -11,11 +11,32 @@ back as history. Knows numbers, not tensors: the runner copies the state of a ch
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from onebox.engine.pages import PagePool
+from onebox.engine.request import CacheTier
 from onebox.spec.kv import PAGE_TOKENS
 
-__all__ = ["Hit", "PrefixCache", "PrefixStats"]
+__all__ = ["Hit", "PrefixCache", "PrefixLookup", "PrefixStats"]
+
+
+class PrefixLookup(NamedTuple):
+    """What a request with this prompt would find cached if it were admitted now."""
+
+    memory_tokens: int = 0
+    disk_tokens: int = 0
+    """Above 0 only where reading them beats computing them."""
+
+    @property
+    def cached_tokens(self) -> int:
+        return max(self)
+
+    @property
+    def tier(self) -> CacheTier | None:
+        """Memory's, where both hold the same."""
+        if self.cached_tokens == 0:
+            return None
+        return CacheTier.DISK if self.disk_tokens > self.memory_tokens else CacheTier.MEMORY
 
 
 @dataclass
@@ -44,7 +65,7 @@ class Hit:
 
 @dataclass(frozen=True)
 class PrefixStats:
-    """Totals since the start; the last three are current."""
+    """Totals since the start; numbers of checkpoints, pages and pins are current."""
 
     queried_tokens: int
     hit_tokens: int
@@ -53,6 +74,8 @@ class PrefixStats:
     num_checkpoints: int
     num_pages: int
     num_pinned: int
+    num_hits: int = 0
+    """A total, too: prompts that were admitted with a cached prefix."""
 
 
 class PrefixCache:
@@ -67,7 +90,7 @@ class PrefixCache:
         self._reserved: set[int] = set()
         self._clock = 0
         self._num_pages = self._num_pinned = 0
-        self._queried_tokens = self._hit_tokens = self._saved = self._evicted = 0
+        self._queried_tokens = self._num_hits = self._hit_tokens = self._saved = self._evicted = 0
 
     def find(self, prompt: tuple[int, ...]) -> Hit | None:
         """The deepest checkpoint on the prompt's path that leaves at least one token to compute."""
@@ -79,10 +102,19 @@ class PrefixCache:
             return None
         return Hit(best.depth * PAGE_TOKENS, tuple(node.page for node in self._up(best))[::-1], best.checkpoint)
 
+    def peek(self, prompt: tuple[int, ...]) -> int:
+        """Tokens that `find` would find. Changes nothing, and may be called by any thread.
+
+        It reads one dict entry and one attribute at a time: beside a change, some of the result is from before it.
+        """
+        path = self._path(prompt[: len(prompt) - 1])
+        return max((node.depth * PAGE_TOKENS for node in path if node.checkpoint is not None), default=0)
+
     def touch(self, prompt: tuple[int, ...], hit: Hit | None) -> None:
         """Counts a prompt that was admitted with this result of `find`, and marks the hit as just used."""
         self._queried_tokens += len(prompt)
         if hit:
+            self._num_hits += 1
             self._hit_tokens += hit.num_tokens
             # Freeing pages for the prompt may have evicted the hit; the prompt itself then holds its pages.
             if hit.checkpoint in self._owners:
@@ -165,6 +197,7 @@ class PrefixCache:
             len(self._owners),
             self._num_pages,
             self._num_pinned,
+            self._num_hits,
         )
 
     def holders(self) -> Iterator[int]:

@@ -220,6 +220,11 @@ class Request:
         if not _is_integer(self.priority):
             raise UsageError(f"priority is {_brief(self.priority)}; it must be an integer.")
 
+    @property
+    def uses_cache(self) -> bool:
+        """Whether its prompt may use the prefix cache and enter it: log-probabilities of a prompt need all of it."""
+        return self.cache_prompt and self.sampling.prompt_logprobs is None
+
 
 class FinishReason(StrEnum):
     STOP = "stop"
@@ -250,7 +255,7 @@ class AcceptanceCounts:
 
 
 class CacheTier(StrEnum):
-    """Where a prefix was found."""
+    """Where a cached prefix is held."""
 
     MEMORY = "memory"
     DISK = "disk"

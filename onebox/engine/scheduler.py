@@ -25,7 +25,7 @@ from onebox.engine.config import EngineConfig
 from onebox.engine.draft.speculate import Speculator
 from onebox.engine.logprobs import PackedLogprobs
 from onebox.engine.pages import PagePool
-from onebox.engine.prefix import Hit, PrefixCache
+from onebox.engine.prefix import Hit, PrefixCache, PrefixLookup
 from onebox.engine.request import Event, Failed, Finished, FinishReason, PromptLogprobs, Started, Tokens, failure_of
 from onebox.engine.sequence import Sequence, checkpoint_positions
 from onebox.engine.shares import beyond_shares, next_in_queue
@@ -80,6 +80,10 @@ class Scheduler:
             totals=self._totals.frozen(),
             prefix=self._prefix.stats,
         )
+
+    def lookup(self, cache_tokens: tuple[int, ...]) -> PrefixLookup:
+        """What is cached of a prompt. Changes and counts nothing, and may be called by any thread."""
+        return PrefixLookup(memory_tokens=self._prefix.peek(cache_tokens))
 
     def add(self, sequence: Sequence) -> None:
         self._num_arrived += 1

@@ -75,7 +75,7 @@ class Sequence:
     @property
     def is_cached(self) -> bool:
         """Whether its prompt may use the prefix cache and enter it."""
-        return self.request.cache_prompt and self.request.sampling.prompt_logprobs is None
+        return self.request.uses_cache
 
     def is_late(self, now: float) -> bool:
         return self.deadline is not None and self.deadline <= now

@@ -18,7 +18,15 @@ from onebox.engine.config import EngineConfig, PrefixDiskConfig, SpeculationConf
 from onebox.engine.engine import Deliver, Engine
 from onebox.engine.remote.messages import DeviceMemory, Planned, ReportStart, StartDetail, timed
 from onebox.engine.warm.early import initialise_cuda, initialise_triton
-from onebox.planner.memory import DEFAULT_UTILIZATION, MemoryPlan, MemoryRequest, plan_memory
+from onebox.planner.memory import (
+    DEFAULT_BATCHED_TOKENS,
+    DEFAULT_DRAFTS,
+    DEFAULT_SEQUENCES,
+    DEFAULT_UTILIZATION,
+    MemoryPlan,
+    MemoryRequest,
+    plan_memory,
+)
 from onebox.spec.cache import redirect_kernel_cache
 from onebox.spec.conversion import CONVERSION_BYTES, LoadConversion
 from onebox.spec.errors import UnsupportedError, UsageError
@@ -26,6 +34,7 @@ from onebox.spec.hardware import GIB, Box, detect_box, detect_host, nvidia_drive
 from onebox.spec.kv import PAGE_TOKENS, KVFormat
 from onebox.spec.model import ModelSpec
 from onebox.spec.modules import ModuleClass
+from onebox.spec.prefix_place import prefix_directory
 from onebox.spec.torch_build import TorchBuild, refuse_unusable_torch
 from onebox.spec.vocabulary import TokenTable
 
@@ -49,14 +58,14 @@ __all__ = [
     "kernels_are_compiled",
     "load_runner",
     "plan_engine",
+    "prefix_disk",
     "start_engine",
     "warm_runner",
 ]
 
 _log = logging.getLogger(__name__)
 
-DEFAULT_DRAFTS = 4
-DEFAULT_BATCHED_TOKENS = {"cpu": 512, "cuda": 2048}
+_BATCHED_TOKENS = {"cpu": 512, "cuda": DEFAULT_BATCHED_TOKENS}
 DEFAULT_CPU_CACHE_BYTES = 1 * GIB
 """Small models run on a CPU beside everything else on the machine, so their cache does not take all of its memory."""
 DEFAULT_PREFIX_DISK_BYTES = 200 * 10**9
@@ -76,14 +85,14 @@ class EngineOptions:
     """keep, int4 or fp8: a BF16 MTP layer is converted while it is loaded."""
     kv_cache_dtype: str = "bf16"
     max_model_len: int | None = None
-    max_num_seqs: int = 8
+    max_num_seqs: int = DEFAULT_SEQUENCES
     max_num_waiting: int = 64
     max_num_batched_tokens: int | None = None
     gpu_memory_utilization: float = DEFAULT_UTILIZATION
     kv_cache_memory_bytes: int | None = None
     enable_prefix_caching: bool = True
-    prefix_dir: Path | None = None
-    """Where prefixes are kept on disk; None: in memory only."""
+    prefix_dir: str | Path | None = None
+    """Where prefixes are kept on disk: a path, or `auto`; None and `none`: in memory only."""
     prefix_disk_bytes: int | None = None
     """Of the prefix directory, at most; None: 200 GB."""
     language_model_only: bool = False
@@ -163,20 +172,23 @@ def plan_engine(directory: Path, options: EngineOptions, tokens: TokenInfo, box:
         eos_token_ids=tokens.eos_token_ids,
         boundary_token_ids=tokens.boundary_token_ids,
         speculation=speculation,
-        prefix_disk=_prefix_disk(options),
+        prefix_disk=prefix_disk(options),
     )
     return EnginePlan(
         directory, found.spec, device, dtype, load_format, memory, config, options.hf_overrides, conversion
     )
 
 
-def _prefix_disk(options: EngineOptions) -> PrefixDiskConfig | None:
-    if options.prefix_dir is None:
+def prefix_disk(options: EngineOptions) -> PrefixDiskConfig | None:
+    directory = prefix_directory(options.prefix_dir)
+    if directory is None:
+        if options.prefix_disk_bytes is not None:
+            raise UsageError("--prefix-disk-bytes has nothing to act on without --prefix-dir; give a directory.")
         return None
     if not options.enable_prefix_caching:
         raise UsageError("--prefix-dir has nothing to act on with --no-enable-prefix-caching; leave one of them out.")
     limit = DEFAULT_PREFIX_DISK_BYTES if options.prefix_disk_bytes is None else options.prefix_disk_bytes
-    return PrefixDiskConfig(str(options.prefix_dir.absolute()), limit)
+    return PrefixDiskConfig(str(directory), limit)
 
 
 def foresee_memory(
@@ -208,7 +220,7 @@ def _memory_request(
         drafts_with_mtp=speculation.with_mtp,
         gpu_memory_utilization=options.gpu_memory_utilization,
         page_tokens=PAGE_TOKENS,
-        max_batched_tokens=options.max_num_batched_tokens or DEFAULT_BATCHED_TOKENS[device.type],
+        max_batched_tokens=options.max_num_batched_tokens or _BATCHED_TOKENS[device.type],
         with_vision=found.has_tower and not options.language_model_only,
         activation_bytes=dtype.itemsize,
         cache_bytes=options.kv_cache_memory_bytes,

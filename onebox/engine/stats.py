@@ -147,6 +147,7 @@ def _add_prefix(now: PrefixStats, then: PrefixStats) -> PrefixStats:
     return replace(
         now,
         queried_tokens=now.queried_tokens + then.queried_tokens,
+        num_hits=now.num_hits + then.num_hits,
         hit_tokens=now.hit_tokens + then.hit_tokens,
         saved=now.saved + then.saved,
         evicted=now.evicted + then.evicted,

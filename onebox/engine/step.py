@@ -185,3 +185,6 @@ class Runner(Protocol):
 
     def encode_images(self, prompt: tuple[int, ...], vision: Vision) -> EncodedImages:
         """Runs the vision tower. Refuses what does not fit the prompt or the model with a OneboxError."""
+
+    def cache_tokens(self, prompt: tuple[int, ...], vision: Vision) -> tuple[int, ...]:
+        """The prompt as the prefix cache keys it, without running the tower. May be called by any thread."""

@@ -25,6 +25,9 @@ from onebox.spec.modules import ModuleClass
 from onebox.spec.pieces import doublings, piece_count
 
 __all__ = [
+    "DEFAULT_BATCHED_TOKENS",
+    "DEFAULT_DRAFTS",
+    "DEFAULT_SEQUENCES",
     "DEFAULT_UTILIZATION",
     "MemoryPart",
     "MemoryPlan",
@@ -41,6 +44,11 @@ __all__ = [
 
 DEFAULT_UTILIZATION = 0.90
 """Share of the box's memory that onebox uses by default."""
+DEFAULT_SEQUENCES = 8
+DEFAULT_DRAFTS = 4
+"""Where the weights have an MTP head."""
+DEFAULT_BATCHED_TOKENS = 2048
+"""Prompt tokens of a step on a GPU."""
 PREFIX_SHARE = 0.10
 """Share for prefix checkpoints of what remains after weights, workspace, states and reserve; KV gets the rest."""
 _STEP_ROWS = 64
@@ -71,7 +79,7 @@ class MemoryRequest:
     gpu_memory_utilization: float = DEFAULT_UTILIZATION
     reserve_bytes: int | None = None
     page_tokens: int = PAGE_TOKENS
-    max_batched_tokens: int = 8192
+    max_batched_tokens: int = DEFAULT_BATCHED_TOKENS
     with_vision: bool = True
     activation_bytes: int = 2
     """2 for bfloat16, 4 for float32."""

@@ -13,14 +13,16 @@ import os
 import stat
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
 
 from onebox.store.chunk import BLOCK_BYTES, Chunk, ChunkError, Damage, check_header, make_header, stored_bytes
 
-__all__ = ["aligned_buffer", "open_file", "read_chunk", "read_whole", "require_length", "write_chunk"]
+__all__ = ["aligned_buffer", "check_chunk", "open_file", "read_chunk", "read_whole", "require_length", "write_chunk"]
 
 _DIRECT = getattr(os, "O_DIRECT", 0)  # absent on macOS
+_PIECE_BYTES = 4 << 20
 _MAX_PARTS = 512
 """Buffers in one call; the kernel takes 1,024."""
 _PASSING = ("EMFILE", "ENFILE", "ENOMEM", "EINTR", "EAGAIN", "ESTALE", "ETIMEDOUT", "EHOSTDOWN", "ENOTCONN")
@@ -70,6 +72,27 @@ def read_chunk(path: Path, fingerprint: bytes, chunk: Chunk, into: memoryview) -
         raise ChunkError(Damage.DIGEST, path)
 
 
+def check_chunk(path: Path, fingerprint: bytes, chunk: Chunk) -> None:
+    """Reads a chunk's file piece by piece and checks all of it, as `read_chunk` does. Raises `ChunkError`."""
+    descriptor, num_bytes = open_file(path)
+    try:
+        require_length(path, num_bytes, chunk.file_bytes)
+        expected = check_header(os.pread(descriptor, BLOCK_BYTES, 0), fingerprint, chunk, path)
+        digest, offset, left = sha256(), BLOCK_BYTES, chunk.num_bytes
+        while left:
+            piece = os.pread(descriptor, min(_PIECE_BYTES, left), offset)
+            if not piece:
+                raise ChunkError(Damage.TRUNCATED, path)
+            digest.update(piece)
+            offset, left = offset + len(piece), left - len(piece)
+        if digest.digest() != expected or any(os.pread(descriptor, BLOCK_BYTES, offset)):
+            raise ChunkError(Damage.DIGEST, path)
+    except OSError as error:
+        raise _unreadable(error, path) from None
+    finally:
+        os.close(descriptor)
+
+
 def open_file(path: Path) -> tuple[int, int]:
     """A descriptor of a regular file, and its length. Raises `ChunkError`."""
     # A symbolic link is not followed, and a pipe does not block.
@@ -111,7 +134,7 @@ def write_chunk(descriptor: int, fingerprint: bytes, chunk: Chunk, parts: Sequen
         views.append(memoryview(bytes(BLOCK_BYTES - rest)))
     _write_all(descriptor, [header, *(view for view in views if len(view))])
     os.fsync(descriptor)
-    if hasattr(os, "posix_fadvise"):
+    with suppress(OSError, AttributeError):  # absent on macOS
         os.posix_fadvise(descriptor, 0, stored_bytes(chunk.num_bytes), os.POSIX_FADV_DONTNEED)
 
 

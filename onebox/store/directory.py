@@ -121,6 +121,7 @@ class PrefixDirectory:
         """Begins to write the prefix that ends with the last key, and makes room for it. Raises `NotStoredError`."""
         with self._pause.guard():
             entry = self._admit(keys)
+            make_directory(self._root)
             with self._room.exclusive():
                 self._prepare()
                 self._room.follow()
@@ -139,8 +140,6 @@ class PrefixDirectory:
         if not self.is_writing:
             raise NotStoredError("paused", f"{self._root} cannot be written at the moment.")
         entry = new_entry(keys, self._layout)
-        if self.has(entry.key):
-            raise NotStoredError("exists", "The prefix is on disk.")
         needed = entry.file_bytes + sum(chunk.file_bytes for chunk in entry.chunks)
         if needed > self._room.budget_bytes:
             raise NotStoredError(
@@ -158,7 +157,6 @@ class PrefixDirectory:
     def _prepare(self) -> None:
         """Makes the directories, and says what they are for."""
         family = self._family.path
-        make_directory(self._root)
         for folder in (family, *(family / name for name in ("entries", "pins", "chunks", "tmp"))):
             make_directory(folder)
         tag = self._root / _TAG
@@ -233,6 +231,7 @@ class PrefixDirectory:
             with suppress(OSError, NotStoredError), self._room.exclusive():
                 if self._family.path.is_dir():
                     self._room.use.hold()
+                self._room.follow()
                 self._room.clear_leftovers()
                 self._room.make_room()
 

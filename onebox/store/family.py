@@ -94,7 +94,7 @@ class Family:
 
     @property
     def num_pinned(self) -> int:
-        return sum(self.is_pinned(key) for key in list(self.entries))
+        return len(self._pins.sizes)
 
     def pin(self, key: bytes) -> bool:
         """Marks an entry as pinned; False where the disk refuses. By any thread."""
@@ -144,10 +144,10 @@ class Family:
                 continue
             try:
                 self.add(*read_entry(self.entry_path(key), self.fingerprint, key))
-                self.refused.pop(name, None)
             except ChunkError as error:
-                self.refuse(key, error.reason)
-                yield error
+                if error.reason is not Damage.MISSING:  # else removed since it was listed
+                    self.refuse(key, error.reason)
+                    yield error
 
     def _refresh_chunks(self) -> None:
         if self._folder_names.refresh():
@@ -164,6 +164,7 @@ class Family:
             if entry.key not in self.entries:
                 self._references.update(chunk.file_name for chunk in entry.chunks)
             self.entries[entry.key] = EntryRecord(entry, last_used, is_checked)
+        self.refused.pop(entry.key.hex(), None)
 
     def forget(self, key: bytes) -> EntryRecord | None:
         """No longer knows an entry; its files stay. By any thread."""
@@ -241,8 +242,11 @@ class Family:
         records = list(self.entries.values()) if gone else []
         return [record.entry for record in records if any(chunk.file_name in gone for chunk in record.entry.chunks)]
 
-    def remove_all(self) -> None:
-        """Removes every file and directory of the family, and nothing that has another name."""
+    def remove_all(self, *, keep_folders: bool = False) -> None:
+        """Removes every file and directory of the family, and nothing that has another name.
+
+        The directories, the lock and what describes the family stay with `keep_folders`: a server uses them.
+        """
         for name in list(self._names.sizes):
             remove_file(self.path / "entries" / name)
         for key in list(self.entries):
@@ -250,6 +254,8 @@ class Family:
         self.refused.clear()
         self.refresh()
         self.remove_leftovers((), 0.0)
+        if keep_folders:
+            return
         for name in _FILES:
             remove_file(self.path / name)
         folders = [self.path / "chunks" / name for name in self._folders]

@@ -26,7 +26,7 @@ __all__ = [
 
 MAX_JSON_BYTES = 1 << 16
 LOCK_WAIT_S = 10.0
-_LOCK_POLL_S = 0.005
+_LOCK_POLL_S = 0.001
 ABANDONED_S = 3600.0
 """Age at which a temporary file is its dead writer's, on a file system without locks."""
 

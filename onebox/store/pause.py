@@ -59,7 +59,9 @@ class WritePause:
             self.counts[reason] += 1
             if error.errno not in _PASSING:
                 self._stop(error)
-            raise NotStoredError(reason, f"A prefix was not written to {self._root} ({error.strerror}).") from error
+            raise NotStoredError(
+                reason, f"A prefix was not written to {self._root} ({error.strerror or error})."
+            ) from error
 
     def succeed(self) -> None:
         """Takes note that an entry was written."""
@@ -76,6 +78,6 @@ class WritePause:
                 "Prefixes are no longer written to %s (%s); those on it are still read, and writing is tried again "
                 "every %.0f s.",
                 self._root,
-                error.strerror,
+                error.strerror or error,
                 self._retry_s,
             )

@@ -1,9 +1,11 @@
 """The bytes of a directory: kept under its budget, shared with other processes, cleared of what nobody will read."""
 
+import errno
+import os
 import threading
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from onebox.store.chunk import ChunkError, Damage
@@ -19,6 +21,9 @@ __all__ = ["ORPHAN_GRACE_S", "Room"]
 ORPHAN_GRACE_S = 900.0
 """Age at which a chunk of no entry is removed, where another server might be about to write its entry."""
 
+SPARE_BYTES = 1 << 30
+"""Left free on the disk, or a twentieth of a small one: others write to it too."""
+
 
 class Room:
     """One family of this process and all others in its directory.
@@ -31,8 +36,10 @@ class Room:
         self._own = own
         self._tally = tally
         self._care = threading.RLock()
+        self._depth = 0
         self._others: dict[Path, Family] = {}
         self.budget_bytes = budget_bytes
+        self._allowed_bytes = budget_bytes
         self.use = FamilyUse(own.path)
         self.total_bytes = 0
         """Of all families, as last listed."""
@@ -72,8 +79,14 @@ class Room:
     @contextmanager
     def exclusive(self) -> Iterator[None]:
         """Makes this thread the only one of all processes that adds or removes entries. Raises OSError."""
-        with self._care, directory_lock(self._root / "lock"):
-            yield
+        with self._care, ExitStack() as stack:
+            if not self._depth:  # else this thread is inside already
+                stack.enter_context(directory_lock(self._root / "lock"))
+            self._depth += 1
+            try:
+                yield
+            finally:
+                self._depth -= 1
 
     def follow(self) -> None:
         """Takes note of what changed on disk; entries of the own family that are damaged are removed."""
@@ -86,11 +99,17 @@ class Room:
             self._others = {path: self._others.get(path) or Family(path) for path in paths}
             for family in self._others.values():
                 family.refresh()
-            self.total_bytes = sum(family.num_bytes for family in (self._own, *self._others.values()))
+            self._add_up()
+
+    def _add_up(self) -> None:
+        self.total_bytes = sum(family.num_bytes for family in (self._own, *self._others.values()))
 
     def make_room(self) -> None:
-        """Evicts until all bytes and the reserved ones fit. Raises `NotStoredError`."""
-        self.follow()
+        """Evicts until all bytes and the reserved ones fit budget and disk. Raises `NotStoredError` and OSError.
+
+        Call `follow` before it.
+        """
+        self._allowed_bytes, is_disk_full = self._measure()
         if self._excess_bytes() > 0:
             unused = {path for path in self._others if not is_in_use(path)}
             for path in unused:
@@ -98,6 +117,8 @@ class Room:
                     self._remove_family(self._others[path])  # nothing in it can be read by this version
             self._evict(unused)
         if self._excess_bytes() > 0:
+            if is_disk_full:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             raise NotStoredError("no_room", f"What {self._root} holds is being read or written: nothing was evicted.")
 
     def _evict(self, unused: set[Path]) -> None:
@@ -109,11 +130,17 @@ class Room:
         self._tally.evicted(num_removed)
 
     def _excess_bytes(self) -> int:
-        return self.total_bytes + self._reserved_bytes - self.budget_bytes
+        return self.total_bytes + self._reserved_bytes - self._allowed_bytes
+
+    def _measure(self) -> tuple[int, bool]:
+        """The bytes that all families may have now, and whether it is the disk that limits them."""
+        found = os.statvfs(self._root)
+        spare = found.f_bavail * found.f_frsize - min(SPARE_BYTES, found.f_blocks * found.f_frsize // 20)
+        available = self.total_bytes + spare
+        return min(self.budget_bytes, available), available < self.budget_bytes
 
     def clear_leftovers(self) -> None:
-        """Removes what nobody will read, here and in families that nobody uses."""
-        self.follow()
+        """Removes what nobody will read, here and in families that nobody uses. Call `follow` before it."""
         for entry in self._own.incomplete():
             self._tally.damage(ChunkError(Damage.MISSING, self._own.entry_path(entry.key), "of its chunks"))
             self._own.remove(entry.key, self.kept)
@@ -124,6 +151,7 @@ class Room:
                 family.remove_leftovers((), 0.0)
                 if not family.num_files:
                     self._remove_family(family)
+        self._add_up()
 
     def _remove_family(self, family: Family) -> None:
         self.total_bytes -= family.num_bytes

@@ -81,7 +81,8 @@ class EntryWriter:
                     self._family.add(self.entry, time.time(), is_checked=True)
                     self._finish()
                     # Another process may have written at the same time.
-                    with suppress(NotStoredError):
+                    with suppress(NotStoredError, OSError):
+                        self._room.follow()
                         self._room.make_room()
         self._tally.stored()
         self._pause.succeed()

@@ -78,6 +78,20 @@ def test_at_least_one_token_is_left_to_compute():
     assert it.found(1, tail=0) == 0
 
 
+def test_peeking_finds_the_same_and_changes_nothing():
+    it = Cached(num_checkpoints=2)
+    it.leave(1, 2)
+    it.leave(3)
+    before = it.cache.stats
+    for prompt in (text(1, 2), text(1, 2, tail=0), text(1, 9), text(3, 4), text(tail=0), text(tail=5)):
+        hit = it.cache.find(prompt)
+        assert it.cache.peek(prompt) == (hit.num_tokens if hit else 0)
+    it.cache.peek(text(1, 2))
+    assert it.cache.stats == before
+    it.leave(5)
+    assert (it.found(1, 2), it.found(3)) == (0, 1), "peeking counted as a use"
+
+
 def test_a_shared_beginning_is_kept_once():
     it = Cached()
     it.leave(1, 2, 3)

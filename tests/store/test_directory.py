@@ -3,10 +3,10 @@ import threading
 
 import pytest
 
+from benchmarks.prefix_store.making import LAYOUT, files_in, keys_of, opened, payload_of, read_back, store
 from onebox.store.chunk import ChunkError, Damage
 from onebox.store.directory import NotStoredError
 from onebox.store.entry import RUN_PAGES, plan_chunks
-from tests.store.making import LAYOUT, files_in, keys_of, opened, payload_of, read_back, store
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ from typing import NamedTuple, Protocol
 from onebox.engine.config import EngineConfig
 from onebox.engine.engine import Deliver, Engine
 from onebox.engine.grammar.value import Grammar
+from onebox.engine.prefix import PrefixLookup
 from onebox.engine.request import Event, Request
 from onebox.engine.stats import EngineStats
 from onebox.planner.memory import MemoryPlan
@@ -23,6 +24,8 @@ __all__ = [
     "DeviceMemory",
     "EngineDied",
     "EngineStarter",
+    "Lookup",
+    "LookupReply",
     "Planned",
     "PrefixDiskOpened",
     "Progress",
@@ -127,6 +130,14 @@ class CheckGrammar:
 
 
 @dataclass(frozen=True)
+class Lookup:
+    """Answered by a LookupReply."""
+
+    number: int
+    request: Request
+
+
+@dataclass(frozen=True)
 class Abort:
     request_id: str
 
@@ -152,6 +163,13 @@ class SubmitReply(NamedTuple):
     number: int
     request_ids: tuple[str, ...]
     error: OneboxError | None
+
+
+class LookupReply(NamedTuple):
+    """Answers the Lookup of that number."""
+
+    number: int
+    found: PrefixLookup | OneboxError
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import replace
+from typing import Any
 
 from onebox.engine.client import (
     EngineClient,
@@ -25,12 +26,15 @@ from onebox.engine.client import (
 )
 from onebox.engine.config import EngineConfig
 from onebox.engine.grammar.value import Grammar
+from onebox.engine.prefix import PrefixLookup
 from onebox.engine.remote.messages import (
     Abort,
     CheckGrammar,
     DeviceMemory,
     EngineDied,
     EngineStarter,
+    Lookup,
+    LookupReply,
     Planned,
     PrefixDiskOpened,
     Progress,
@@ -44,7 +48,7 @@ from onebox.engine.remote.messages import (
     SubmitReply,
 )
 from onebox.engine.remote.supervise import ChildProcess, Deaths, RestartPolicy
-from onebox.engine.request import EngineStoppedError, Failed, Request
+from onebox.engine.request import EngineStoppedError, Failed, QueueFullError, Request
 from onebox.engine.stats import EngineStats, add_past
 from onebox.spec.errors import OneboxError, UsageError
 
@@ -52,6 +56,8 @@ __all__ = ["EngineProcess"]
 
 _POLL_S = 0.5
 """How often a process that sends nothing is checked for a hang."""
+_LOOKUP_S = 10.0
+"""How long a lookup waits for its reply. No step is waited for, so it takes milliseconds."""
 _CLOSE_S = 30.0
 """How long `close` waits for a process that cannot be killed, such as one inside a wedged driver."""
 
@@ -89,6 +95,8 @@ class EngineProcess(EngineClient):
         self._open = OpenRequests()
         self._replies: dict[int, Future[None]] = {}
         """By the number of the Submit that waits for its reply."""
+        self._lookups: dict[int, Future[PrefixLookup]] = {}
+        """By the number of the Lookup that waits for its reply."""
         self._busy_since = 0.0
         """When the first of the requests open now came, or the last step was received, whichever is later."""
         self._ready_at: float | None = None
@@ -167,6 +175,27 @@ class EngineProcess(EngineClient):
             self._replies[check.number] = reply
             child.send(pickled)
         return reply
+
+    def lookup(self, request: Request) -> PrefixLookup:
+        planned = self.planned
+        check_request(request, planned.config, planned.vocab_size)
+        message = Lookup(next(self._numbers), request)
+        pickled = _pickled(message)
+        reply: Future[PrefixLookup] = Future()
+        with self._changed:
+            child = self._running_child()
+            child.check_room(len(pickled))
+            self._lookups[message.number] = reply
+            child.send(pickled)
+        try:
+            return reply.result(_LOOKUP_S)
+        except TimeoutError:
+            raise QueueFullError(
+                f"The engine did not say within {_LOOKUP_S:g} s what it has cached; try again in a moment."
+            ) from None
+        finally:
+            with self._changed:
+                self._lookups.pop(message.number, None)
 
     def abort(self, request_id: str) -> None:
         with self._changed:
@@ -289,6 +318,8 @@ class EngineProcess(EngineClient):
                 self._deliver(message)
             case SubmitReply():
                 self._handle_reply(message)
+            case LookupReply():
+                self._handle_lookup(message)
             case Ready():
                 self._handle_ready(message)
             case StartPhase() | StartDetail() | DeviceMemory() | PrefixDiskOpened():
@@ -359,6 +390,14 @@ class EngineProcess(EngineClient):
         else:
             _fail(handles, str(reply.error))
 
+    def _handle_lookup(self, reply: LookupReply) -> None:
+        with self._changed:
+            waiting, found = self._lookups.pop(reply.number, None), reply.found
+        if waiting and isinstance(found, OneboxError):
+            waiting.set_exception(found)
+        elif waiting and isinstance(found, PrefixLookup):
+            waiting.set_result(found)
+
     # The end of a process.
 
     def _handle_exit(self, reason: str, verdict: str | None, *, has_run: bool = True) -> None:
@@ -383,7 +422,8 @@ class EngineProcess(EngineClient):
     def _fail_open(self, message: str) -> None:
         with self._changed:
             handles = self._open.remove(self._open.ids())
-            waiting, self._replies = list(self._replies.values()), {}
+            waiting: list[Future[Any]] = [*self._replies.values(), *self._lookups.values()]
+            self._replies, self._lookups = {}, {}
             self._num_failed_here += len(handles)
             self._add_totals()
         for reply in waiting:
@@ -420,7 +460,7 @@ def _fail(handles: list[RequestHandle], message: str) -> None:
         handle.deliver(Failed(handle.request_id, message), time.monotonic())
 
 
-def _pickled(submit: Submit | CheckGrammar) -> bytes:
+def _pickled(submit: Submit | CheckGrammar | Lookup) -> bytes:
     """Before anything is accepted, on the caller's thread: what cannot be pickled concerns the caller alone."""
     try:
         return pickle.dumps(submit)

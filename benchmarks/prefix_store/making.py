@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Sequence
+from functools import cache
 from hashlib import blake2b
 from pathlib import Path
 
@@ -28,6 +29,7 @@ def tokens_of(seed: int, num_pages: int, shared_pages: int = 0) -> list[int]:
     return shared + [own.randrange(1 << 40) for _ in range((num_pages - shared_pages) * PAGE_TOKENS)]
 
 
+@cache
 def keys_of(seed: int, num_pages: int, shared_pages: int = 0) -> list[bytes]:
     return prefix_keys(tokens_of(seed, num_pages, shared_pages))
 
@@ -51,7 +53,12 @@ def read_back(directory: PrefixDirectory, entry: PrefixEntry) -> None:
         for chunk in entry.chunks:
             into = aligned_buffer(chunk.num_bytes)
             reader.read_chunk(chunk, into)
-            assert bytes(into) == payload_of(chunk)
+            require(bytes(into) == payload_of(chunk), f"{chunk.file_name} was read with wrong bytes.")
+
+
+def require(condition: bool, message: str) -> None:
+    if not condition:
+        raise AssertionError(message)
 
 
 def files_in(root: Path) -> list[str]:
