@@ -25,7 +25,7 @@ class PrefixLookup(NamedTuple):
 
     memory_tokens: int = 0
     disk_tokens: int = 0
-    """Above 0 only where reading them beats computing them."""
+    """Above 0 only where they are more than memory's and reading them beats computing the rest."""
 
     @property
     def cached_tokens(self) -> int:
