@@ -19,7 +19,8 @@ ROOMS: dict[str, set[str]] = {
     "checkpoint": {"spec", "formats"},
     "model": {"spec", "formats", "kernels", "checkpoint"},
     "planner": {"spec"},
-    "engine": {"spec", "planner", "model", "kernels"},
+    "store": {"spec"},
+    "engine": {"spec", "planner", "store", "model", "kernels"},
     "text": {"spec"},
     "pocket": {"spec", "checkpoint"},
     "server": {"spec", "sensors", "text", "engine"},
@@ -35,6 +36,7 @@ ROOMS: dict[str, set[str]] = {
         "checkpoint",
         "model",
         "planner",
+        "store",
         "engine",
         "text",
         "pocket",
@@ -52,8 +54,8 @@ DOORS = {
     ("cli", "engine"): {"onebox.engine.api"},
     ("setup", "engine"): {"onebox.engine.api"},
 }
-TORCH_FREE = {"spec", "sensors", "planner", "bench", "eval", "report"}
-STDLIB_ONLY = {"spec", "sensors"}
+TORCH_FREE = {"spec", "sensors", "planner", "store", "bench", "eval", "report"}
+STDLIB_ONLY = {"spec", "sensors", "store"}
 
 
 def source_files() -> list[Path]:

@@ -32,10 +32,14 @@ def _leave_pymalloc() -> None:
     Python's own allocator gives memory back by the megabyte, when nothing lives in one any more. A server whose clients
     send large bodies kept half as much again as it used, and more after each body that was larger than those before.
     """
+    from onebox.spec.heap import bound_thread_caches, free_thread_caches
+
     if os.environ.pop(_RESTARTED, None):
         # Not for the processes that this one starts.
         del os.environ["PYTHONMALLOC"]
+        free_thread_caches(os.environ)
     elif "PYTHONMALLOC" not in os.environ:
+        environment = {**os.environ, "PYTHONMALLOC": "malloc", _RESTARTED: "1"}
+        bound_thread_caches(environment)
         with contextlib.suppress(OSError):
-            environment = {**os.environ, "PYTHONMALLOC": "malloc", _RESTARTED: "1"}
             os.execve(sys.executable, sys.orig_argv, environment)  # noqa: S606 - the command that is running

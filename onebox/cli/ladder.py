@@ -69,7 +69,7 @@ class ProjectionOptions:
     def accepted(self) -> tuple[float, ...]:
         from onebox.planner.roofline import parse_acceptance
 
-        return parse_acceptance(self.acceptance, self.acceptance.count(",") + 1)
+        return parse_acceptance(self.acceptance)
 
 
 @dataclass

@@ -21,7 +21,13 @@ from onebox.spec.errors import UsageError
 
 __all__ = ["LaunchCommand", "LaunchLine", "read_launch_line"]
 
-_COUNTS = {"--max-model-len", "--max-num-batched-tokens", "--max-num-seqs", "--kv-cache-memory-bytes"}
+_COUNTS = {
+    "--max-model-len",
+    "--max-num-batched-tokens",
+    "--max-num-seqs",
+    "--kv-cache-memory-bytes",
+    "--prefix-disk-bytes",
+}
 _COUNT = re.compile(r"(\d+(?:\.\d+)?)([kmgtKMGT])")
 _POWERS = {"k": 1, "m": 2, "g": 3, "t": 4}
 _KV_FLAG = "--kv-cache-dtype"

@@ -15,6 +15,7 @@ import typer
 import onebox
 from onebox.cli.bench import bench_app
 from onebox.cli.build import build
+from onebox.cli.cache import cache_app
 from onebox.cli.chat import chat
 from onebox.cli.eval import eval_command
 from onebox.cli.inspect import inspect
@@ -45,6 +46,7 @@ app = typer.Typer(
 for verb in (up, pull, inspect, build, verify, plan, serve, chat, tune, warm):
     # A launch line is given to both: `warm` compiles what `serve` will need.
     app.command(cls=LaunchCommand if verb in (serve, warm) else None)(verb)
+app.add_typer(cache_app, name="cache")
 app.add_typer(bench_app, name="bench")
 app.command("eval")(eval_command)
 app.command()(report)

@@ -34,11 +34,11 @@ class CapacityOptions:
         str, typer.Option(help="bf16, fp8, turboquant or turboquant_kXvY, or vLLM's name for one of them.")
     ] = "bf16"
     max_model_len: Annotated[int | None, typer.Option(help="Longest sequence in tokens; default: the model's.")] = None
-    max_num_seqs: Annotated[int, typer.Option(help="Concurrent sequences.")] = 4
+    max_num_seqs: Annotated[int, typer.Option(help="Concurrent sequences.")] = 8
     max_num_batched_tokens: Annotated[
         int,
-        typer.Option(help="Prompt tokens in one step, which decide the workspace; serve's default is 2048."),
-    ] = 8192
+        typer.Option(help="Prompt tokens in one step, which decide the workspace."),
+    ] = 2048
     gpu_memory_utilization: Annotated[
         float | None, typer.Option(help="Share of the memory that onebox may use; default: 0.9.")
     ] = None
@@ -63,7 +63,13 @@ class CapacityOptions:
 class SpeedOptions:
     """The workload for which speed is projected."""
 
-    speculative_tokens: Annotated[int, typer.Option(help="MTP tokens drafted per step.")] = 0
+    speculative_tokens: Annotated[
+        int | None,
+        typer.Option(
+            help="MTP tokens drafted per step; default: as many as --acceptance has, or 4 where the weights have an "
+            "MTP head, as serve does."
+        ),
+    ] = None
     acceptance: Annotated[
         str | None, typer.Option(help="Acceptance rate of each draft over all steps, such as 0.9,0.72.")
     ] = None
@@ -71,11 +77,30 @@ class SpeedOptions:
         int | None, typer.Option(help="Context in tokens for which speed is projected; default: 8192 or the longest.")
     ] = None
     streams: Annotated[int, typer.Option(help="Sequences decoded at once for which speed is projected.")] = 1
+    disk_gb_per_second: Annotated[
+        float, typer.Option(help="The disk's reading speed, for prefixes that `serve --prefix-dir` keeps there.")
+    ] = 5.0
+
+    def disk_bytes_per_second(self) -> float:
+        if not 0 < self.disk_gb_per_second < float("inf"):
+            raise UsageError(f"--disk-gb-per-second is {self.disk_gb_per_second}; give a number above 0.")
+        return self.disk_gb_per_second * 1e9
 
     def accepted(self) -> tuple[float, ...] | None:
         from onebox.planner.roofline import parse_acceptance
 
         return None if self.acceptance is None else parse_acceptance(self.acceptance, self.speculative_tokens)
+
+    def drafts(self, weights: "Weights") -> int:
+        from onebox.planner.memory import DEFAULT_DRAFTS
+        from onebox.spec.modules import ModuleClass
+
+        if self.speculative_tokens is not None:
+            return self.speculative_tokens
+        accepted = self.accepted()
+        if accepted is not None:
+            return len(accepted)
+        return DEFAULT_DRAFTS if weights.stored.get(ModuleClass.MTP_EXPERTS) else 0
 
 
 @grouped
@@ -112,12 +137,12 @@ def plan(
     conversion = LoadConversion.parse(lm_head, mtp_format)
     planned = planned_weights(model, weights, json_option("--hf-overrides", hf_overrides, dict), conversion)
     longest = planned.spec.max_context_tokens if memory.max_model_len is None else memory.max_model_len
-    utilization = memory.gpu_memory_utilization
+    utilization, drafts = memory.gpu_memory_utilization, speed.drafts(planned)
     request = MemoryRequest(
         max_context_tokens=longest,
         slots=memory.max_num_seqs,
         kv=kv,
-        drafts=speed.speculative_tokens,
+        drafts=drafts,
         max_batched_tokens=memory.max_num_batched_tokens,
         gpu_memory_utilization=DEFAULT_UTILIZATION if utilization is None else utilization,
         reserve_bytes=memory.reserve_bytes(),
@@ -125,8 +150,8 @@ def plan(
         loading_bytes=CONVERSION_BYTES if conversion else 0,
     )
     context = min(DEFAULT_CONTEXT_TOKENS, longest) if speed.context is None else speed.context
-    workload = Workload(speed.streams, speed.speculative_tokens, context, accepted)
-    report = make_report(planned, chosen_box, request, workload)
+    workload = Workload(speed.streams, drafts, context, accepted)
+    report = make_report(planned, chosen_box, request, workload, speed.disk_bytes_per_second())
     if as_json:
         typer.echo(json.dumps(to_json(report), indent=2))
         return
@@ -192,7 +217,7 @@ def _converted(conversion: LoadConversion) -> str:
 
 
 def render(report: "PlanReport") -> "list[RenderableType]":
-    """The readable report: about 45 lines of 100 columns."""
+    """The readable report: about 50 lines of 100 columns."""
     from rich.text import Text
 
     weights, box = report.weights, report.box
@@ -207,6 +232,8 @@ def render(report: "PlanReport") -> "list[RenderableType]":
         ("Speed, projected, tok/s over all streams", _speed_table(report)),
     ):
         lines += [Text(f"\n{heading}", style="bold cyan"), table]
+    if report.prompts:
+        lines += [Text(f"\n{_prompts_heading(report)}", style="bold cyan"), _prompts_table(report)]
     lines.append(Text.assemble(("\nBinds ", "bold cyan"), report.projections[-1].binds))
     return lines + [Text(f"note: {note}", style="yellow") for note in report.notes]
 
@@ -301,4 +328,25 @@ def _speed_table(report: "PlanReport") -> "Table":
             for rate in rates
         ]
         table.add_row(name, f"{workload.streams * workload.tokens_per_step:.2f}", *cells)
+    return table
+
+
+def _prompts_heading(report: "PlanReport") -> str:
+    step, disk = report.memory.request.max_batched_tokens, report.disk_bytes_per_second / 1e9
+    return f"First tokens, projected for this engine, {step:,} prompt tokens a step; a disk of {disk:g} GB/s"
+
+
+def _prompts_table(report: "PlanReport") -> "Table":
+    from onebox.planner.prompts import NEW_TOKENS
+
+    table = _table()
+    table.add_column("prompt")
+    for times in report.prompts:
+        table.add_column(f"{times.num_tokens:,} tokens", justify="right")
+    cold = [f"{times.cold_seconds:,.2f} s  ({times.tokens_per_second:,.0f}/s)" for times in report.prompts]
+    table.add_row("nothing cached", *cold)
+    table.add_row(f"all but {NEW_TOKENS} cached", *[f"{times.cached_seconds:,.2f} s" for times in report.prompts])
+    disk = [f"{prefix.first_token_seconds:,.2f} s  ({prefix.num_bytes / 1e9:.2f} GB)" for prefix in report.prefixes]
+    missing = [""] * (len(report.prompts) - len(disk))
+    table.add_row("the same on disk", *missing, *disk)
     return table

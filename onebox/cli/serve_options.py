@@ -188,6 +188,18 @@ class MemoryOptions:
         bool,
         typer.Option(help="Cache prompts (KV pages, DeltaNet states), so that shared prefixes are not recomputed."),
     ] = True
+    prefix_dir: Annotated[
+        str,
+        typer.Option(
+            metavar="DIR",
+            help="Directory that keeps cached prefixes through eviction and restarts; auto: in the user's cache "
+            "directory; none: in memory only.",
+        ),
+    ] = "none"
+    prefix_disk_bytes: Annotated[
+        int | None,
+        typer.Option(min=1, help="Bytes that the prefix directory may hold, such as 200G; default: 200 GB."),
+    ] = None
 
 
 @option_group("Images and video")
@@ -253,10 +265,10 @@ class PromptOptions:
 
 def engine_options(model: ModelOptions, memory: MemoryOptions, media: MediaOptions) -> "EngineOptions":
     """The engine's options."""
-    from onebox.engine.api import EngineOptions
+    from onebox.engine.api import EngineOptions, prefix_disk
 
     method, drafts = model.speculation()
-    return EngineOptions(
+    options = EngineOptions(
         device=model.device,
         dtype=model.dtype,
         load_format=model.load_format,
@@ -268,6 +280,8 @@ def engine_options(model: ModelOptions, memory: MemoryOptions, media: MediaOptio
         hf_overrides=model.overrides(),
         **vars(memory) | {"kv_cache_dtype": own_kv_name(memory.kv_cache_dtype)},
     )
+    prefix_disk(options)  # refuses a directory that cannot be used, before anything is loaded
+    return options
 
 
 def _names(flag: str, text: str) -> tuple[str, ...]:

@@ -1,7 +1,10 @@
 """What `onebox serve` says while it starts: phases, the memory plan, and how many users of which length it serves."""
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
+
+from onebox.spec.prefix_place import prefix_directory_line
 
 if TYPE_CHECKING:
     from onebox.engine.api import EngineConfig, Planned, Progress, SpeculationConfig
@@ -15,7 +18,7 @@ _GIB = 2**30
 
 def progress_lines(progress: "Progress") -> Iterator[str]:
     """A phase with its seconds or how far it is, the memory in use, or the memory plan and the resolved settings."""
-    from onebox.engine.api import DeviceMemory, StartDetail, StartPhase
+    from onebox.engine.api import DeviceMemory, PrefixDiskOpened, StartDetail, StartPhase
 
     match progress:
         case StartPhase(name, seconds):
@@ -24,6 +27,9 @@ def progress_lines(progress: "Progress") -> Iterator[str]:
             yield f"{name}: {text}"
         case DeviceMemory(used_bytes, planned_bytes):
             yield f"device memory: {used_bytes / _GIB:.2f} GiB in use, of {planned_bytes / _GIB:.2f} GiB in the plan"
+        case PrefixDiskOpened(path, num_entries, num_bytes, num_foreign_bytes):
+            foreign = f", and {num_foreign_bytes / _GIB:.2f} GiB of other models" if num_foreign_bytes else ""
+            yield f"prefixes on disk: {num_entries:,} of {num_bytes / _GIB:.2f} GiB in {path}{foreign}"
         case _:
             yield from plan_lines(progress)
 
@@ -39,6 +45,8 @@ def plan_lines(planned: "Planned") -> Iterator[str]:
     yield f"Maximum concurrency for {full:,} tokens per request: {memory.kv_tokens / full:.2f}x"
     yield _users(planned)
     yield _step_limits(config)
+    if config.prefix_disk:
+        yield prefix_directory_line(Path(config.prefix_disk.directory), config.prefix_disk.max_bytes)
 
 
 def _users(planned: "Planned") -> str:

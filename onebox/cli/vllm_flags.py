@@ -22,6 +22,7 @@ _OWN_KERNELS = "onebox has its own kernels, chosen when the model is loaded"
 _OWN_STATES = "onebox stores DeltaNet states in float32 and caches them with their prefixes"
 _NO_REQUEST_LOG = "requests are not logged; `/metrics` counts them"
 _ROPE = "the rotary embedding is changed as in newer vLLM, with --hf-overrides and text_config.rope_parameters"
+_ON_DISK = "prefixes are kept on disk, exactly, with --prefix-dir DIR and --prefix-disk-bytes"
 _TLS = "onebox speaks HTTP; put a reverse proxy with TLS in front of it"
 _ONE_FORMAT = "the family has one {} format, which is always parsed"
 
@@ -109,8 +110,9 @@ _REFUSED_VALUES = {
     "rope-theta": _ROPE,
     "tokenizer": "the checkpoint's own tokenizer is used; put another one into its directory",
     "download-dir": "set HF_HOME to move the Hugging Face cache",
-    "kv-transfer-config": "the KV cache is not shared with other servers",
-    "kv-offloading-size": "the KV cache is not offloaded",
+    "kv-transfer-config": f"there are no connectors; {_ON_DISK}, and servers of one model may share the directory",
+    "kv-offloading-size": f"nothing is offloaded to host memory; {_ON_DISK}",
+    "kv-offloading-backend": f"nothing is offloaded to host memory; {_ON_DISK}",
     "ssl-keyfile": _TLS,
     "ssl-certfile": _TLS,
     "ssl-ca-certs": _TLS,

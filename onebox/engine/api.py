@@ -13,17 +13,18 @@ from onebox.engine.client import (
     RequestHandle,
     Watch,
 )
-from onebox.engine.config import EngineConfig, SpeculationConfig, SpeculationMethod
+from onebox.engine.config import EngineConfig, PrefixDiskConfig, SpeculationConfig, SpeculationMethod
 from onebox.engine.engine import Deliver, Engine
 from onebox.engine.grammar.bounds import MAX_GRAMMAR_BYTES
 from onebox.engine.grammar.value import Grammar, GrammarError, GrammarKind
 from onebox.engine.logprobs import LogprobRows, TokenLogprob
-from onebox.engine.prefix import PrefixStats
-from onebox.engine.remote.messages import DeviceMemory, Planned, Progress, StartDetail, StartPhase
+from onebox.engine.prefix import PrefixLookup, PrefixStats
+from onebox.engine.remote.messages import DeviceMemory, Planned, PrefixDiskOpened, Progress, StartDetail, StartPhase
 from onebox.engine.remote.parent import EngineProcess
 from onebox.engine.remote.supervise import RestartPolicy
 from onebox.engine.request import (
     AcceptanceCounts,
+    CacheTier,
     ClientShare,
     ContextTooLongError,
     Counts,
@@ -52,9 +53,10 @@ from onebox.engine.start import (
     foresee_memory,
     kernels_are_compiled,
     plan_engine,
+    prefix_disk,
     start_engine,
 )
-from onebox.engine.stats import EngineStats, FrozenTotals
+from onebox.engine.stats import DiskStats, EngineStats, FrozenTotals
 from onebox.spec.kv import PAGE_TOKENS
 from onebox.spec.vocabulary import TokenTable
 
@@ -62,12 +64,14 @@ __all__ = [
     "MAX_GRAMMAR_BYTES",
     "PAGE_TOKENS",
     "AcceptanceCounts",
+    "CacheTier",
     "CheckpointStarter",
     "ClientShare",
     "ContextTooLongError",
     "Counts",
     "Deliver",
     "DeviceMemory",
+    "DiskStats",
     "Engine",
     "EngineClient",
     "EngineConfig",
@@ -91,6 +95,9 @@ __all__ = [
     "Observer",
     "Pictures",
     "Planned",
+    "PrefixDiskConfig",
+    "PrefixDiskOpened",
+    "PrefixLookup",
     "PrefixStats",
     "Progress",
     "PromptLogprobs",
@@ -116,5 +123,6 @@ __all__ = [
     "foresee_memory",
     "kernels_are_compiled",
     "plan_engine",
+    "prefix_disk",
     "start_engine",
 ]

@@ -21,6 +21,7 @@ import numpy as np
 
 from onebox.engine.config import EngineConfig
 from onebox.engine.grammar.value import Grammar
+from onebox.engine.prefix import PrefixLookup
 from onebox.engine.request import (
     ClientShare,
     ContextTooLongError,
@@ -106,6 +107,14 @@ class EngineClient(ABC):
     @abstractmethod
     def abort(self, request_id: str) -> None:
         """Ends an open request at the next step, with a Finished event of reason abort; others are not affected."""
+
+    @abstractmethod
+    def lookup(self, request: Request) -> PrefixLookup:
+        """What the prefix cache holds of the request's prompt, up to its last token but one.
+
+        Refuses what `submit` would refuse for its prompt. Nothing is computed, loaded or counted as a hit, and no step
+        is waited for; an engine that does not answer in time all the same raises QueueFullError.
+        """
 
     @abstractmethod
     def stats(self) -> EngineStats: ...

@@ -6,7 +6,7 @@ from enum import StrEnum
 from onebox.spec.errors import UsageError
 from onebox.spec.kv import PAGE_TOKENS
 
-__all__ = ["MAX_DRAFTS", "EngineConfig", "SpeculationConfig", "SpeculationMethod"]
+__all__ = ["MAX_DRAFTS", "EngineConfig", "PrefixDiskConfig", "SpeculationConfig", "SpeculationMethod"]
 
 MAX_DRAFTS = 8
 """Drafts of one sequence in a step; the attention kernel takes at most nine rows of one sequence."""
@@ -47,6 +47,23 @@ class SpeculationConfig:
 
 
 @dataclass(frozen=True)
+class PrefixDiskConfig:
+    """Where prefixes are kept on disk."""
+
+    directory: str
+    max_bytes: int
+    """Of all files in the directory, those of other models included."""
+    flush_s: float = 10.0
+    """How long closing the engine may write what is not on disk yet."""
+
+    def __post_init__(self) -> None:
+        if self.max_bytes < 1:
+            raise UsageError(f"The prefix directory may hold {self.max_bytes} bytes; give at least 1.")
+        if self.flush_s < 0:
+            raise UsageError(f"flush_s is {self.flush_s}; it cannot be negative.")
+
+
+@dataclass(frozen=True)
 class EngineConfig:
     """Limits that hold for the engine's life."""
 
@@ -67,6 +84,8 @@ class EngineConfig:
     boundary_token_ids: tuple[int, ...] = ()
     """Tokens that open a message: prefixes are saved up to them."""
     speculation: SpeculationConfig = field(default_factory=SpeculationConfig)
+    prefix_disk: PrefixDiskConfig | None = None
+    """None: prefixes are kept in memory only."""
 
     def __post_init__(self) -> None:
         for name in ("max_model_len", "max_num_seqs", "num_pages"):

@@ -19,6 +19,7 @@ from onebox.spec.errors import OneboxError, UsageError
 
 __all__ = [
     "AcceptanceCounts",
+    "CacheTier",
     "ClientShare",
     "ContextTooLongError",
     "Counts",
@@ -219,6 +220,11 @@ class Request:
         if not _is_integer(self.priority):
             raise UsageError(f"priority is {_brief(self.priority)}; it must be an integer.")
 
+    @property
+    def uses_cache(self) -> bool:
+        """Whether its prompt may use the prefix cache and enter it: log-probabilities of a prompt need all of it."""
+        return self.cache_prompt and self.sampling.prompt_logprobs is None
+
 
 class FinishReason(StrEnum):
     STOP = "stop"
@@ -248,6 +254,13 @@ class AcceptanceCounts:
         )
 
 
+class CacheTier(StrEnum):
+    """Where a cached prefix is held."""
+
+    MEMORY = "memory"
+    DISK = "disk"
+
+
 @dataclass(frozen=True)
 class Counts:
     """Prompt and generated tokens; the token that ended the answer is counted though it is not delivered."""
@@ -257,6 +270,8 @@ class Counts:
     cached_tokens: int = 0
     """Prompt tokens that came from the prefix cache."""
     drafts: AcceptanceCounts = field(default_factory=AcceptanceCounts)
+    cached_tier: CacheTier | None = None
+    """Where the cached tokens were found: on disk, where they were read from it for this request."""
 
 
 @dataclass(frozen=True)

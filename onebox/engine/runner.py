@@ -16,7 +16,7 @@ from onebox.engine.capture import GraphRecorder
 from onebox.engine.config import EngineConfig
 from onebox.engine.decode import DecodeOutcome, Decoder, DecodeStep, PlainStep
 from onebox.engine.graphs import GraphDecoder
-from onebox.engine.images import encode_images
+from onebox.engine.images import content_tokens, encode_images
 from onebox.engine.inputs import last_row
 from onebox.engine.logits import RowLogprobs, apply_adjustments
 from onebox.engine.logprobs import LogprobRows, TokenLogprob
@@ -52,6 +52,16 @@ class ModelRunner:
     def vocab_size(self) -> int:
         return self._model.spec.vocab_size
 
+    @property
+    def memory(self) -> Memory:
+        """Steps write into it; others may touch only pages and checkpoints that the scheduler holds for them."""
+        return self._memory
+
+    @property
+    def first_checkpoint(self) -> int:
+        """The memory's row of checkpoint 0: slots come before."""
+        return self._config.max_num_seqs
+
     def capture_graphs(self, report: Callable[[int, int], None] = lambda *_: None) -> None:
         """Captures the graphs of short prefills and of all decode steps, on a GPU; without them, steps run without.
 
@@ -73,10 +83,16 @@ class ModelRunner:
         return self._graphs.num_kernels() if self._graphs else 0
 
     def encode_images(self, prompt: tuple[int, ...], vision: Vision) -> EncodedImages:
+        with torch.inference_mode():
+            return encode_images(self._model.spec, self._vision_tower(), prompt, vision, self._model.device)
+
+    def cache_tokens(self, prompt: tuple[int, ...], vision: Vision) -> tuple[int, ...]:
+        return content_tokens(self._model.spec, self._vision_tower(), prompt, vision)
+
+    def _vision_tower(self) -> Tower:
         if self._tower is None:
             raise UnsupportedError("This model was started without its vision tower; send text only.")
-        with torch.inference_mode():
-            return encode_images(self._model.spec, self._tower, prompt, vision, self._model.device)
+        return self._tower
 
     def start(self, plan: StepPlan) -> StepRun:
         """Prepares the slots and queues the first group of decode rows, where captured graphs make that quick."""

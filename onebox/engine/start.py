@@ -10,15 +10,23 @@ import importlib.util
 import logging
 import pickle
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from onebox.engine.config import EngineConfig, SpeculationConfig, SpeculationMethod
+from onebox.engine.config import EngineConfig, PrefixDiskConfig, SpeculationConfig, SpeculationMethod
 from onebox.engine.engine import Deliver, Engine
-from onebox.engine.remote.messages import DeviceMemory, Planned, ReportStart, StartDetail, timed
+from onebox.engine.remote.messages import DeviceMemory, Planned, PrefixDiskOpened, ReportStart, StartDetail, timed
 from onebox.engine.warm.early import initialise_cuda, initialise_triton
-from onebox.planner.memory import DEFAULT_UTILIZATION, MemoryPlan, MemoryRequest, plan_memory
+from onebox.planner.memory import (
+    DEFAULT_BATCHED_TOKENS,
+    DEFAULT_DRAFTS,
+    DEFAULT_SEQUENCES,
+    DEFAULT_UTILIZATION,
+    MemoryPlan,
+    MemoryRequest,
+    plan_memory,
+)
 from onebox.spec.cache import redirect_kernel_cache
 from onebox.spec.conversion import CONVERSION_BYTES, LoadConversion
 from onebox.spec.errors import UnsupportedError, UsageError
@@ -26,12 +34,14 @@ from onebox.spec.hardware import GIB, Box, detect_box, detect_host, nvidia_drive
 from onebox.spec.kv import PAGE_TOKENS, KVFormat
 from onebox.spec.model import ModelSpec
 from onebox.spec.modules import ModuleClass
+from onebox.spec.prefix_place import prefix_directory
 from onebox.spec.torch_build import TorchBuild, refuse_unusable_torch
 from onebox.spec.vocabulary import TokenTable
 
 if TYPE_CHECKING:
     import torch
 
+    from onebox.engine.disk.tier import DiskTier
     from onebox.engine.runner import ModelRunner
     from onebox.model.footprint import Footprint
     from onebox.model.load import LoadFormat
@@ -48,19 +58,21 @@ __all__ = [
     "foresee_memory",
     "kernels_are_compiled",
     "load_runner",
+    "open_disk",
     "plan_engine",
+    "prefix_disk",
     "start_engine",
     "warm_runner",
 ]
 
 _log = logging.getLogger(__name__)
 
-DEFAULT_DRAFTS = 4
-DEFAULT_BATCHED_TOKENS = {"cpu": 512, "cuda": 2048}
+_BATCHED_TOKENS = {"cpu": 512, "cuda": DEFAULT_BATCHED_TOKENS}
 _ANSWER_WAIT_S = 0.05
 """A reader does not notice; less would cost throughput, since each step reads the weights once."""
 DEFAULT_CPU_CACHE_BYTES = 1 * GIB
 """Small models run on a CPU beside everything else on the machine, so their cache does not take all of its memory."""
+DEFAULT_PREFIX_DISK_BYTES = 200 * 10**9
 _DTYPES = ("bfloat16", "float32")
 
 
@@ -77,12 +89,16 @@ class EngineOptions:
     """keep, int4 or fp8: a BF16 MTP layer is converted while it is loaded."""
     kv_cache_dtype: str = "bf16"
     max_model_len: int | None = None
-    max_num_seqs: int = 8
+    max_num_seqs: int = DEFAULT_SEQUENCES
     max_num_waiting: int = 64
     max_num_batched_tokens: int | None = None
     gpu_memory_utilization: float = DEFAULT_UTILIZATION
     kv_cache_memory_bytes: int | None = None
     enable_prefix_caching: bool = True
+    prefix_dir: str | Path | None = None
+    """Where prefixes are kept on disk: a path, or `auto`; None and `none`: in memory only."""
+    prefix_disk_bytes: int | None = None
+    """Of the prefix directory, at most; None: 200 GB."""
     language_model_only: bool = False
     """Leaves the vision tower out, where the checkpoint has one."""
     speculation: str | None = None
@@ -161,10 +177,23 @@ def plan_engine(directory: Path, options: EngineOptions, tokens: TokenInfo, box:
         eos_token_ids=tokens.eos_token_ids,
         boundary_token_ids=tokens.boundary_token_ids,
         speculation=speculation,
+        prefix_disk=prefix_disk(options),
     )
     return EnginePlan(
         directory, found.spec, device, dtype, load_format, memory, config, options.hf_overrides, conversion
     )
+
+
+def prefix_disk(options: EngineOptions) -> PrefixDiskConfig | None:
+    directory = prefix_directory(options.prefix_dir)
+    if directory is None:
+        if options.prefix_disk_bytes is not None:
+            raise UsageError("--prefix-disk-bytes has nothing to act on without --prefix-dir; give a directory.")
+        return None
+    if not options.enable_prefix_caching:
+        raise UsageError("--prefix-dir has nothing to act on with --no-enable-prefix-caching; leave one of them out.")
+    limit = DEFAULT_PREFIX_DISK_BYTES if options.prefix_disk_bytes is None else options.prefix_disk_bytes
+    return PrefixDiskConfig(str(directory), limit)
 
 
 def foresee_memory(
@@ -188,7 +217,7 @@ def _memory_request(
     device: "torch.device",
     dtype: "torch.dtype",
 ) -> MemoryRequest:
-    return MemoryRequest(
+    request = MemoryRequest(
         max_context_tokens=options.max_model_len or found.spec.max_context_tokens,
         slots=options.max_num_seqs,
         kv=KVFormat.parse(options.kv_cache_dtype),
@@ -196,7 +225,7 @@ def _memory_request(
         drafts_with_mtp=speculation.with_mtp,
         gpu_memory_utilization=options.gpu_memory_utilization,
         page_tokens=PAGE_TOKENS,
-        max_batched_tokens=options.max_num_batched_tokens or DEFAULT_BATCHED_TOKENS[device.type],
+        max_batched_tokens=options.max_num_batched_tokens or _BATCHED_TOKENS[device.type],
         with_vision=found.has_tower and not options.language_model_only,
         activation_bytes=dtype.itemsize,
         cache_bytes=options.kv_cache_memory_bytes,
@@ -204,6 +233,11 @@ def _memory_request(
         with_prefix_cache=options.enable_prefix_caching,
         loading_bytes=CONVERSION_BYTES if LoadConversion.parse(options.lm_head, options.mtp_format) else 0,
     )
+    if prefix_disk(options) is None:
+        return request
+    from onebox.engine.disk.layout import staging_bytes
+
+    return replace(request, staging_bytes=staging_bytes(found.spec, request, device.type))
 
 
 def _device(asked: str, box: Box) -> "torch.device":
@@ -280,7 +314,29 @@ def _speculation(options: EngineOptions, found: "Footprint") -> SpeculationConfi
 
 def start_engine(plan: EnginePlan, tokens: TokenInfo) -> Engine:
     """Loads and allocates what was planned, warms it up, and starts the engine on a thread of this process."""
-    return Engine(warm_runner(plan), plan.config, tokens.table)
+    runner = warm_runner(plan)
+    return Engine(runner, plan.config, tokens.table, disk=open_disk(plan, runner))
+
+
+def open_disk(plan: EnginePlan, runner: "ModelRunner", report: ReportStart = lambda _: None) -> "DiskTier | None":
+    """The prefixes on disk that this engine can use, and the threads that read and write them."""
+    config = plan.config.prefix_disk
+    if config is None or not plan.config.num_checkpoints:
+        return None
+    from onebox.engine.disk.fingerprint import fingerprint_parts
+    from onebox.engine.disk.layout import NUM_READERS, PrefixLayout
+    from onebox.engine.disk.tier import DiskTier
+    from onebox.engine.disk.transfer import PrefixTransfer
+    from onebox.store.directory import PrefixDirectory
+
+    with timed("prefixes on disk", report):
+        layout = PrefixLayout(runner.memory, runner.first_checkpoint)
+        label = {"model": plan.directory.name, "path": str(plan.directory)}
+        parts, root = fingerprint_parts(plan), Path(config.directory)
+        directory = PrefixDirectory(root, parts, layout.chunks, config.max_bytes, label=label)
+        stats = directory.stats()
+    report(PrefixDiskOpened(str(root), stats.num_entries, stats.num_bytes, stats.total_bytes - stats.num_bytes))
+    return DiskTier(directory, PrefixTransfer(layout, plan.device), NUM_READERS[plan.device.type])
 
 
 def warm_runner(plan: EnginePlan, report: ReportStart = lambda _: None, *, owns_process: bool = False) -> "ModelRunner":
@@ -393,4 +449,5 @@ class CheckpointStarter:
             torch.set_num_threads(self.num_threads)
         plan = pickle.loads(planned.plan)  # noqa: S301 - written by `plan` above, in a process like this one
         runner = warm_runner(plan, report, owns_process=True)
-        return Engine(runner, plan.config, self.tokens.table, deliver)
+        disk = open_disk(plan, runner, report)
+        return Engine(runner, plan.config, self.tokens.table, deliver, disk)

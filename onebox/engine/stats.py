@@ -1,13 +1,13 @@
 """The engine's statistics: current counts, and totals since the start."""
 
 from collections import Counter
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from itertools import accumulate
 
 from onebox.engine.prefix import PrefixStats
 from onebox.engine.request import AcceptanceCounts, FinishReason
 
-__all__ = ["AcceptanceTally", "EngineStats", "FrozenTotals", "Totals", "add_past"]
+__all__ = ["AcceptanceTally", "DiskStats", "EngineStats", "FrozenTotals", "Totals", "add_past"]
 
 
 class AcceptanceTally:
@@ -81,6 +81,30 @@ class Totals:
 
 
 @dataclass(frozen=True)
+class DiskStats:
+    """Prefixes on disk: totals since the start; the last three are current."""
+
+    num_hits: int = 0
+    """Prompts that were admitted with a prefix that was read from disk for them."""
+    hit_tokens: int = 0
+    """Of PrefixStats.hit_tokens, those of these prompts."""
+    read_bytes: int = 0
+    written_bytes: int = 0
+    saved_s: float = 0.0
+    """What computing the hits would have taken, as measured, less what reading them took."""
+    num_damaged: int = 0
+    """Files that were torn, changed or missing: each a miss."""
+    num_dropped: int = 0
+    """Prefixes that were evicted from memory before they could be written."""
+    num_evicted: int = 0
+    """Prefixes removed from disk to keep within its bytes."""
+    num_entries: int = 0
+    used_bytes: int = 0
+    is_writing: bool = True
+    """False while the disk is full or cannot be written."""
+
+
+@dataclass(frozen=True)
 class EngineStats:
     """The engine's state after a step."""
 
@@ -91,6 +115,8 @@ class EngineStats:
     num_free_pages: int
     totals: FrozenTotals
     prefix: PrefixStats
+    disk: DiskStats | None = None
+    """None without a prefix directory."""
 
     @property
     def num_finished(self) -> int:
@@ -113,14 +139,21 @@ def add_past(stats: EngineStats, past: EngineStats | None) -> EngineStats:
         head_samples=now.head_samples + then.head_samples,
         head_accepted=now.head_accepted + then.head_accepted,
     )
-    return replace(stats, totals=totals, prefix=_add_prefix(stats.prefix, past.prefix))
+    disk = _add_disk(stats.disk, past.disk) if stats.disk and past.disk else stats.disk
+    return replace(stats, totals=totals, prefix=_add_prefix(stats.prefix, past.prefix), disk=disk)
 
 
 def _add_prefix(now: PrefixStats, then: PrefixStats) -> PrefixStats:
     return replace(
         now,
         queried_tokens=now.queried_tokens + then.queried_tokens,
+        num_hits=now.num_hits + then.num_hits,
         hit_tokens=now.hit_tokens + then.hit_tokens,
         saved=now.saved + then.saved,
         evicted=now.evicted + then.evicted,
     )
+
+
+def _add_disk(now: DiskStats, then: DiskStats) -> DiskStats:
+    totals = [field.name for field in fields(DiskStats)][:-3]
+    return replace(now, **{name: getattr(now, name) + getattr(then, name) for name in totals})

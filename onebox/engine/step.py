@@ -142,6 +142,10 @@ class StepPlan(NamedTuple):
     chunks: tuple[PromptChunk, ...] = ()
     rows: tuple[DecodeRows, ...] = ()
 
+    @property
+    def is_empty(self) -> bool:
+        return not self.chunks and not self.rows
+
 
 class Result(NamedTuple):
     """The outcome of a prompt chunk or of a sequence's rows."""
@@ -185,3 +189,6 @@ class Runner(Protocol):
 
     def encode_images(self, prompt: tuple[int, ...], vision: Vision) -> EncodedImages:
         """Runs the vision tower. Refuses what does not fit the prompt or the model with a OneboxError."""
+
+    def cache_tokens(self, prompt: tuple[int, ...], vision: Vision) -> tuple[int, ...]:
+        """The prompt as the prefix cache keys it, without running the tower. May be called by any thread."""

@@ -4,6 +4,7 @@
     workspace    CUDA context and graphs, activations of the largest prefill batch, logits
     states       one slot per running sequence: DeltaNet state, convolution rows, rows awaiting verification
     prefix       checkpoints (a state and the last hidden vector) of reusable prefixes
+    staging      on unified memory, the buffers between prefixes on disk and in memory
     KV pages     the remainder, limited by --kv-cache-memory-bytes, in whole pages
     reserve      not used by onebox: OS, desktop, page cache and, on unified memory, the loader's staging buffer
     unused       the remainder after rounding down to whole pages and checkpoints
@@ -24,6 +25,9 @@ from onebox.spec.modules import ModuleClass
 from onebox.spec.pieces import doublings, piece_count
 
 __all__ = [
+    "DEFAULT_BATCHED_TOKENS",
+    "DEFAULT_DRAFTS",
+    "DEFAULT_SEQUENCES",
     "DEFAULT_UTILIZATION",
     "MemoryPart",
     "MemoryPlan",
@@ -31,6 +35,7 @@ __all__ = [
     "checkpoint_bytes",
     "context_pages_bytes",
     "loaded_weight_bytes",
+    "page_bytes",
     "plan_memory",
     "reserve_bytes",
     "slot_bytes",
@@ -39,6 +44,11 @@ __all__ = [
 
 DEFAULT_UTILIZATION = 0.90
 """Share of the box's memory that onebox uses by default."""
+DEFAULT_SEQUENCES = 8
+DEFAULT_DRAFTS = 4
+"""Where the weights have an MTP head."""
+DEFAULT_BATCHED_TOKENS = 2048
+"""Prompt tokens of a step on a GPU."""
 PREFIX_SHARE = 0.10
 """Share for prefix checkpoints of what remains after weights, workspace, states and reserve; KV gets the rest."""
 _STEP_ROWS = 64
@@ -71,7 +81,7 @@ class MemoryRequest:
     gpu_memory_utilization: float = DEFAULT_UTILIZATION
     reserve_bytes: int | None = None
     page_tokens: int = PAGE_TOKENS
-    max_batched_tokens: int = 8192
+    max_batched_tokens: int = DEFAULT_BATCHED_TOKENS
     with_vision: bool = True
     activation_bytes: int = 2
     """2 for bfloat16, 4 for float32."""
@@ -82,6 +92,8 @@ class MemoryRequest:
     with_prefix_cache: bool = True
     loading_bytes: int = 0
     """Memory that loading takes beyond the weights, for a conversion: before anything else is allocated."""
+    staging_bytes: int = 0
+    """Host memory between prefixes on disk and in memory: part of the box where it is unified."""
 
     def __post_init__(self) -> None:
         _refuse_below(1, "--max-model-len", self.max_context_tokens)
@@ -145,7 +157,11 @@ class MemoryPlan:
     @property
     def unused_bytes(self) -> int:
         owned = self.weights_bytes + self.workspace_bytes + self.states_bytes + self.prefix_bytes + self.kv_bytes
-        return self.box.memory_bytes - self.reserve_bytes - owned
+        return self.box.memory_bytes - self.reserve_bytes - self.staging_bytes - owned
+
+    @property
+    def staging_bytes(self) -> int:
+        return _staging_bytes(self.box, self.request)
 
     @property
     def parts(self) -> tuple[MemoryPart, ...]:
@@ -159,6 +175,7 @@ class MemoryPlan:
                 self.prefix_bytes,
                 f"{self.num_checkpoints:,} checkpoints of {self.checkpoint_bytes / 1e6:.1f} MB",
             ),
+            *([MemoryPart("disk staging", self.staging_bytes, "prefixes on disk")] if self.staging_bytes else []),
             MemoryPart("KV pages", self.kv_bytes, pages),
             MemoryPart("reserve", self.reserve_bytes, _reserve_note(self.box)),
             MemoryPart("unused", self.unused_bytes, _unused_note(self.request)),
@@ -254,7 +271,7 @@ def plan_memory(spec: ModelSpec, stored: Mapping[ModuleClass, int], box: Box, re
     weights = loaded_weight_bytes(stored, with_mtp=request.with_mtp, with_vision=request.with_vision)
     slot = slot_bytes(spec, request.drafts, request.activation_bytes)
     workspace, reserve = workspace_bytes(spec, request), reserve_bytes(box, request)
-    left = box.memory_bytes - reserve - weights - workspace - request.slots * slot
+    left = box.memory_bytes - reserve - weights - workspace - request.slots * slot - _staging_bytes(box, request)
     one_context = context_pages_bytes(spec, request)
     limit = request.default_cache_bytes if request.cache_bytes is None else request.cache_bytes
     if limit is not None and left >= one_context:
@@ -310,6 +327,11 @@ def reserve_bytes(box: Box, request: MemoryRequest) -> int:
     # Memory that other programs use on the detected machine is not available.
     held_by_others = box.memory_bytes - box.available_bytes if box.available_bytes is not None else 0
     return max(asked_reserve_bytes(box, request), held_by_others)
+
+
+def _staging_bytes(box: Box, request: MemoryRequest) -> int:
+    """Of the box: with a GPU of its own memory, staging takes the host's."""
+    return request.staging_bytes if box.unified else 0
 
 
 def _weights_note(request: MemoryRequest) -> str:

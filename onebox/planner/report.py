@@ -5,6 +5,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from onebox.planner.memory import MemoryPlan, MemoryRequest, asked_reserve_bytes, plan_memory
+from onebox.planner.prefixes import DISK_BYTES_PER_SECOND, PrefixOnDisk, prefixes_on_disk
+from onebox.planner.prompts import NEW_TOKENS, PROMPT_LENGTHS, PromptTimes, prompt_times
 from onebox.planner.roofline import Projection, Rate, Workload, project
 from onebox.planner.sizing import size_formats, sizing_lines
 from onebox.spec.errors import DoesNotFitError, UsageError
@@ -54,10 +56,21 @@ class PlanReport:
     fits: tuple[Fit, ...]
     projections: tuple[Projection, ...]
     """First without drafts; then the workload with drafts, if any."""
+    prompts: tuple[PromptTimes, ...]
+    """Of this engine; none where the box's speeds are not known."""
+    prefixes: tuple[PrefixOnDisk, ...]
+    """Of the same prompts, for a disk of this speed."""
+    disk_bytes_per_second: float
     notes: tuple[str, ...]
 
 
-def make_report(weights: Weights, box: Box, request: MemoryRequest, workload: Workload) -> PlanReport:
+def make_report(
+    weights: Weights,
+    box: Box,
+    request: MemoryRequest,
+    workload: Workload,
+    disk_bytes_per_second: float = DISK_BYTES_PER_SECOND,
+) -> PlanReport:
     """Plans memory and projects speed. `request` and `workload` must have the same number of drafts."""
     if workload.context_tokens > request.max_context_tokens:
         raise UsageError(
@@ -80,7 +93,11 @@ def make_report(weights: Weights, box: Box, request: MemoryRequest, workload: Wo
         workloads.append(workload)
     projections = tuple(project(weights.spec, weights.stored, box, request.kv, each) for each in workloads)
     fits = tuple(_fit(weights, box, request, kv) for kv in _compared_kv(request.kv))
-    return PlanReport(weights, box, memory, fits, projections, _notes(weights, box, memory, workload))
+    lengths = [length for length in PROMPT_LENGTHS if length <= request.max_context_tokens]
+    prompts = prompt_times(weights.spec, weights.stored, box, request.kv, request.max_batched_tokens, lengths)
+    prefixes = prefixes_on_disk(weights.spec, request, prompts, disk_bytes_per_second)
+    notes = _notes(weights, box, memory, workload)
+    return PlanReport(weights, box, memory, fits, projections, prompts, prefixes, disk_bytes_per_second, notes)
 
 
 def _compared_kv(chosen: KVFormat) -> list[KVFormat]:
@@ -149,6 +166,9 @@ def to_json(report: PlanReport) -> dict[str, Any]:
             for fit in report.fits
         ],
         "projected": [_projection_json(projection) for projection in report.projections],
+        "prompts": [_prompt_json(times) for times in report.prompts],
+        "disk_bytes_per_second": report.disk_bytes_per_second,
+        "prefixes_on_disk": [prefix._asdict() for prefix in report.prefixes],
         "notes": list(report.notes),
     }
 
@@ -189,6 +209,16 @@ def _projection_json(projection: Projection) -> dict[str, Any]:
         "engine": _rate_json(projection.engine_rate),
         "compute_seconds": projection.compute_seconds,
         "binds": projection.binds,
+    }
+
+
+def _prompt_json(times: PromptTimes) -> dict[str, float]:
+    return {
+        "tokens": times.num_tokens,
+        "cold_seconds": times.cold_seconds,
+        "tokens_per_second": times.tokens_per_second,
+        "new_tokens_behind_a_cached_prefix": min(NEW_TOKENS, times.num_tokens),
+        "cached_seconds": times.cached_seconds,
     }
 
 

@@ -116,13 +116,13 @@ def tokens_per_step(acceptance: Sequence[float]) -> float:
     return 1.0 + sum(acceptance)
 
 
-def parse_acceptance(text: str, drafts: int) -> tuple[float, ...]:
+def parse_acceptance(text: str, drafts: int | None = None) -> tuple[float, ...]:
     """`--acceptance 0.9,0.72`: one share of all steps per draft position, so the values never rise."""
     try:
         values = tuple(float(part) for part in text.split(","))
     except ValueError:
         raise UsageError(f"--acceptance {text!r} is not a list of numbers; give for instance 0.9,0.72.") from None
-    _check_acceptance(values, drafts)
+    _check_acceptance(values, len(values) if drafts is None else drafts)
     return values
 
 

@@ -1,11 +1,21 @@
-"""The builds of the pocket model that `onebox build` can make, by name."""
+"""The builds of the pocket model that `onebox build` can make, by name.
 
+As a program, with a name, the master's directory and an output directory, it makes one of them.
+"""
+
+import sys
 from pathlib import Path
+
+import torch
 
 from onebox.checkpoint.build import plan_build, run_build
 from onebox.checkpoint.recipe import BuildSources, Recipe, TargetFormat, open_source
+from onebox.spec.errors import DoesNotFitError
 
-__all__ = ["BUILDS", "build"]
+__all__ = ["BUILDS", "NO_ROOM", "build"]
+
+NO_ROOM = 3
+"""The program's exit status where the disk is too small. What else the system refuses is printed, with status 1."""
 
 _HYBRID = {
     "experts": TargetFormat.INT4,
@@ -35,3 +45,21 @@ nvfp4-int8-head-nvfp4-mtp also quantizes both heads; int4 is INT4 in all layers.
 def build(name: str, master: Path, out: Path) -> None:
     """Makes the build of this name from the BF16 master in `out`, unless it is there already."""
     run_build(plan_build(BUILDS[name], BuildSources(base=open_source("base", master))), out)
+
+
+def _main() -> int:
+    # The matrices are too small for parallel work: with one thread per core a build takes five times as long.
+    torch.set_num_threads(1)
+    name, master, out = sys.argv[1:]
+    try:
+        build(name, Path(master), Path(out))
+    except DoesNotFitError:
+        return NO_ROOM
+    except OSError as error:
+        sys.stdout.write(f"{error.strerror or error}\n")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(_main())

@@ -5,13 +5,15 @@ import hashlib
 import logging
 import os
 import shutil
+import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import onebox
 from onebox.spec.cache import temporary_cache_directory, user_cache_directory
-from onebox.spec.errors import DoesNotFitError, WriteError
+from onebox.spec.errors import WriteError
 
 __all__ = ["MODEL_DIRECTORY", "SERVED_BUILD", "pocket_checkpoint"]
 
@@ -20,6 +22,8 @@ _log = logging.getLogger(__name__)
 _HERE = Path(__file__).parent
 MODEL_DIRECTORY = _HERE / "model"
 """The BF16 master, as it ships."""
+_NO_ROOM = 3
+"""`builds.NO_ROOM`, whose module imports torch."""
 
 
 def pocket_checkpoint(cache_home: Path | None = None, build: str = SERVED_BUILD) -> Path:
@@ -57,33 +61,47 @@ def _caches(cache_home: Path | None) -> list[Path]:
 
 def _make(name: str, target: Path) -> None:
     """Builds in a temporary directory and renames it, so that two processes can do it at the same time."""
-    # Building imports torch; a process that finds the build in the cache does not need it.
-    import torch
-
-    from onebox.pocket.builds import build
-
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         scratch = Path(tempfile.mkdtemp(prefix=f"{target.name}.", dir=target.parent))
     except OSError as error:
         raise WriteError(f"{target.parent} cannot hold the pocket model: {error.strerror}.") from None
-    num_threads = torch.get_num_threads()
-    # The matrices are too small for parallel work: with one thread per core a build takes five times as long.
-    torch.set_num_threads(1)
     try:
-        build(name, MODEL_DIRECTORY, scratch / "build")
-        (scratch / "build").rename(target)
-    except DoesNotFitError:
-        raise WriteError(
-            f"{target.parent} has no room for the pocket model; free some, or set XDG_CACHE_HOME to another directory."
-        ) from None
+        problem = _build_apart(name, scratch / "build", target.parent)
+        if not problem:
+            (scratch / "build").rename(target)
     except OSError as error:
-        # If another process has put the same build there meanwhile, use that one.
-        if not target.exists():
-            raise WriteError(f"{target} could not be written: {error.strerror}.") from None
+        problem = f"{target} could not be written: {error.strerror}."
     finally:
-        torch.set_num_threads(num_threads)
         shutil.rmtree(scratch, ignore_errors=True)
+    # If another process has put the same build there meanwhile, use that one.
+    if problem and not target.exists():
+        raise WriteError(problem)
+
+
+def _build_apart(name: str, out: Path, cache: Path) -> str | None:
+    """Builds in a process of its own, and returns what went wrong.
+
+    Building needs torch, and a server that had imported it would hold 200 MB more for as long as it runs.
+    """
+    command = [sys.executable, "-P", "-m", "onebox.pocket.builds", name, str(MODEL_DIRECTORY), str(out)]
+    path = os.pathsep.join(entry or str(Path.cwd()) for entry in sys.path)
+    # In a group of its own: Ctrl-C is for this process, which then ends that one.
+    ended = subprocess.run(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": path},
+        process_group=0,
+        check=False,
+    )
+    if ended.returncode == _NO_ROOM:
+        return f"{cache} has no room for the pocket model; free some, or set XDG_CACHE_HOME to another directory."
+    if ended.returncode:
+        reason = ended.stdout.strip() or f"the process that builds it ended with status {ended.returncode}"
+        return f"The pocket model could not be built in {cache}: {reason}."
+    return None
 
 
 def _content_hash() -> str:

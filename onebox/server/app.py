@@ -10,6 +10,7 @@ from onebox.sensors import SensorWatch
 from onebox.server.access import ApiKeyGuard, HostGuard, HostNames, OriginGuard
 from onebox.server.anthropic_errors import AnthropicErrors
 from onebox.server.budget import ByteBudget
+from onebox.server.endpoints.cache import cache_router
 from onebox.server.endpoints.chat import chat_router
 from onebox.server.endpoints.completions import completions_router
 from onebox.server.endpoints.messages import messages_router
@@ -53,6 +54,7 @@ def create_routers(service: Service, settings: ServerSettings) -> tuple[APIRoute
         completions_router(service, settings),
         responses_router(service, settings),
         messages_router(service, settings),
+        cache_router(service),
         tokens_router(service),
         models_router(service),
         metrics_router(service.engine, service.model_name, service.memory_bytes, service.startup_s, SensorWatch()),

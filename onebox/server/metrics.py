@@ -14,6 +14,8 @@ from prometheus_client.registry import Collector
 
 from onebox.engine.api import (
     PAGE_TOKENS,
+    CacheTier,
+    DiskStats,
     EngineClient,
     EngineStats,
     EngineStoppedError,
@@ -192,6 +194,9 @@ class _EngineCollector(Collector):
         yield from self._load(stats)
         yield from self._totals(stats)
         yield from self._drafts(stats)
+        yield from self._tiers(stats)
+        if stats.disk:
+            yield from self._disk(stats.disk)
         yield self._cache_config()
 
     def _load(self, stats: EngineStats) -> Iterator[Metric]:
@@ -226,6 +231,34 @@ class _EngineCollector(Collector):
             kept = drafts.accepted_by_position[place] if place < len(drafts.accepted_by_position) else 0
             by_place.add_metric((self._model_name, str(place)), kept)
         yield by_place
+
+    def _tiers(self, stats: EngineStats) -> Iterator[Metric]:
+        """What was found, by where it was: on disk only where there is a directory for it."""
+        disk, prefix = stats.disk or DiskStats(), stats.prefix
+        figures = {
+            "prefix_tier_hits": ("Prompts with a cached prefix", disk.num_hits, prefix.num_hits),
+            "prefix_tier_hit_tokens": ("Prompt tokens found", disk.hit_tokens, prefix.hit_tokens),
+        }
+        for name, (text, on_disk, all_hits) in figures.items():
+            labels = ("model_name", "tier")
+            family = CounterMetricFamily(f"onebox:{name}", f"{text}, by the tier that held it.", labels=labels)
+            family.add_metric((self._model_name, CacheTier.MEMORY), all_hits - on_disk)
+            if stats.disk:
+                family.add_metric((self._model_name, CacheTier.DISK), on_disk)
+            yield family
+
+    def _disk(self, disk: DiskStats) -> Iterator[Metric]:
+        name = "onebox:prefix_disk"
+        yield self._counter(f"{name}_read_bytes", "Bytes of prefixes read from disk.", disk.read_bytes)
+        yield self._counter(f"{name}_written_bytes", "Bytes of prefixes written to disk.", disk.written_bytes)
+        saved = "What computing the prefixes found on disk would have taken, less what reading them took."
+        yield self._counter(f"{name}_saved_seconds", saved, disk.saved_s)
+        yield self._counter(f"{name}_damaged", "Files that were torn, changed or missing: misses.", disk.num_damaged)
+        yield self._counter(f"{name}_dropped", "Prefixes that were not written.", disk.num_dropped)
+        yield self._counter(f"{name}_evicted", "Prefixes removed to keep within the limit.", disk.num_evicted)
+        yield self._gauge(f"{name}_entries", "Prefixes of this model on disk.", disk.num_entries)
+        yield self._gauge(f"{name}_bytes", "Bytes that the prefix directory holds.", disk.used_bytes)
+        yield self._gauge(f"{name}_writing", "0 while the disk is full or cannot be written.", disk.is_writing)
 
     def _cache_config(self) -> Metric:
         config = self._engine.config

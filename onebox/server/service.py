@@ -6,12 +6,13 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from onebox.engine.api import ClientShare, EngineClient, Request, RequestHandle
+from onebox.engine.api import ClientShare, EngineClient, PrefixLookup, Request, RequestHandle
 from onebox.server.answer import MAX_LOGPROB_VALUES, Answer, Answers
 from onebox.server.errors import FieldError, ModelNotFoundError, excerpt
 from onebox.server.keys import current_caller
 from onebox.server.lanes import TextLanes
 from onebox.server.media import Media
+from onebox.server.pool import WorkPool
 from onebox.server.prompt import Prompt, PromptBuilder
 from onebox.server.submission import RESUBMIT_TIMEOUT_S, Submission
 from onebox.text.chat import ChatTemplate
@@ -19,6 +20,8 @@ from onebox.text.generation import GenerationDefaults
 from onebox.text.tokenizer import Tokenizer
 
 __all__ = ["Service"]
+
+_lookup_pool = WorkPool("lookups in the cache", num_threads=2, max_waiting=256)
 
 
 @dataclass(frozen=True)
@@ -83,6 +86,11 @@ class Service:
             yield Answers(request_id, tuple(answers), n)
         finally:
             submission.close()
+
+    async def lookup(self, prompt: Prompt) -> PrefixLookup:
+        """What the prefix cache holds of a prompt; refuses what could not be submitted for its length."""
+        short = replace(prompt, sampling=replace(prompt.sampling, max_tokens=1, min_tokens=0))
+        return await _lookup_pool.run(self.engine.lookup, self._request(f"lookup-{uuid.uuid4().hex}", short))
 
     def _request(self, request_id: str, prompt: Prompt) -> Request:
         caller, client = current_caller.get(), self._client

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, replace
 
-from onebox.engine.api import AcceptanceCounts, Counts
+from onebox.engine.api import AcceptanceCounts, CacheTier, Counts
 
 __all__ = ["Usage", "UsageCount"]
 
@@ -22,13 +22,23 @@ class Usage:
     """Part of the completion."""
     accepted_draft_tokens: int = 0
     rejected_draft_tokens: int = 0
+    cached_tier: CacheTier | None = None
+    """Where the cached tokens were found; of several prompts, the first that had any."""
 
     def __add__(self, other: "Usage") -> "Usage":
-        return Usage(*(getattr(self, name) + getattr(other, name) for name in self.__dataclass_fields__))
+        counts = [name for name in self.__dataclass_fields__ if name != "cached_tier"]
+        sums = {name: getattr(self, name) + getattr(other, name) for name in counts}
+        return Usage(**sums, cached_tier=self.cached_tier or other.cached_tier)
 
     @property
     def without_prompt(self) -> "Usage":
-        return replace(self, prompt_tokens=0, cached_tokens=0)
+        return replace(self, prompt_tokens=0, cached_tokens=0, cached_tier=None)
+
+    @property
+    def cached_details(self) -> dict[str, int | str]:
+        """What OpenAI's details of a prompt hold: cached tokens, and their tier where there are any."""
+        tier: dict[str, int | str] = {"cached_tier": self.cached_tier} if self.cached_tier else {}
+        return {"cached_tokens": self.cached_tokens, **tier}
 
 
 class UsageCount:
@@ -39,6 +49,7 @@ class UsageCount:
         self.num_reasoning = 0
         self._num_prompt = num_prompt
         self._num_cached: int | None = None
+        self._cached_tier: CacheTier | None = None
         self._drafts = AcceptanceCounts()
 
     def add_request(self, counts: Counts) -> None:
@@ -46,6 +57,7 @@ class UsageCount:
         if self._num_cached is None:
             # A resubmitted answer finds its own first part in the cache: that is not the client's prompt.
             self._num_cached = counts.cached_tokens
+            self._cached_tier = counts.cached_tier if counts.cached_tokens else None
         self._drafts += counts.drafts
 
     @property
@@ -57,4 +69,5 @@ class UsageCount:
             reasoning_tokens=self.num_reasoning,
             accepted_draft_tokens=self._drafts.num_accepted,
             rejected_draft_tokens=self._drafts.num_drafted - self._drafts.num_accepted,
+            cached_tier=self._cached_tier,
         )

@@ -3,15 +3,19 @@
 By default the C library has a heap for each thread, and raises its thresholds with the largest block that was ever
 freed. So what clients send leaves free memory in many places: after five minutes of hostile bodies a server had 150 MB
 of it, half of it resident, and `malloc_trim` does not reach the end of such a heap.
+
+What is left then are pages held by something small. Two caches put such things all over the heap and fill up within an
+hour: the C library's of each thread (`bound_thread_caches`), and the interpreter's of attribute lookups.
 """
 
 import ctypes
 import gc
+import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, MutableMapping
 from contextlib import contextmanager
 
-__all__ = ["bound_heap", "collections_paused", "start_trimming"]
+__all__ = ["bound_heap", "bound_thread_caches", "collections_paused", "free_thread_caches", "start_trimming"]
 
 INTERVAL_S = 10.0
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8
@@ -19,6 +23,27 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8
 _MMAP_BYTES = 1 << 20
 """Larger blocks are the system's again as soon as they are freed."""
 _TRIM_BYTES = 4 << 20
+_TUNABLES = "GLIBC_TUNABLES"
+_THREAD_CACHES = "glibc.malloc.tcache_max=128"
+"""By default a thread keeps seven freed blocks of each of 64 sizes, up to 1 KiB, and `malloc_trim` leaves them alone:
+30 threads 13,000 blocks. Now it keeps those of 8 sizes. (None at all would take 9 to 25% more time.)"""
+
+
+def bound_thread_caches(environment: MutableMapping[str, str]) -> None:
+    """Bounds what each thread keeps of its freed blocks, in a process that is started with this environment.
+
+    The C library reads this when a process starts, and nowhere else. What the operator has set there comes later in the
+    line, and so counts.
+    """
+    given = environment.get(_TUNABLES)
+    environment[_TUNABLES] = f"{_THREAD_CACHES}:{given}" if given else _THREAD_CACHES
+
+
+def free_thread_caches(environment: MutableMapping[str, str]) -> None:
+    """Undoes that for the processes that are started next."""
+    given = environment.pop(_TUNABLES, "").removeprefix(_THREAD_CACHES).removeprefix(":")
+    if given:
+        environment[_TUNABLES] = given
 
 
 def bound_heap(*, maps_large_blocks: bool) -> None:
@@ -37,7 +62,7 @@ def bound_heap(*, maps_large_blocks: bool) -> None:
 
 
 def start_trimming() -> None:
-    """Starts a thread that collects garbage and trims the heap now and then.
+    """Starts a thread that collects garbage, forgets attribute lookups and trims the heap now and then.
 
     What exists by now stays: later collections do not walk it. Those of the interpreter come with new objects, so
     an idle process would keep for hours what its last clients left.
@@ -60,8 +85,20 @@ def _trim_forever(trim: Callable[[int], int]) -> None:
     while not pause.wait(INTERVAL_S):
         if not _pauses.count:
             gc.collect()
+        _forget_lookups()
         # Takes milliseconds, and other Python threads run meanwhile.
         trim(0)
+
+
+def _forget_lookups() -> None:
+    """Empties the interpreter's cache of attribute lookups, which the next lookups fill again.
+
+    It keeps the names of 4,096 lookups, also those made for a single one, as `json.loads`, `pickle` and `match` do all
+    the time. Where such a name lies in memory decides on its place in the cache, so they drive out all others in time.
+    """
+    forget = getattr(sys, "_clear_internal_caches", None) or getattr(sys, "_clear_type_cache", None)
+    if forget:
+        forget()
 
 
 class _Pauses:

@@ -16,7 +16,8 @@ def started(monkeypatch):
     """The environments of the commands that the process became."""
     given = []
     monkeypatch.setattr(os, "execve", lambda _, __, environment: given.append(environment))
-    monkeypatch.delenv("PYTHONMALLOC", raising=False)
+    for name in ("PYTHONMALLOC", "GLIBC_TUNABLES"):
+        monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(sys, "argv", ["onebox", "serve", "--port", "0"])
     before = signal.getsignal(signal.SIGINT)
     yield given
@@ -27,11 +28,12 @@ def test_a_server_keeps_its_objects_in_the_heap_of_the_c_library(started, monkey
     entry.prepare()
     (environment,) = started
     assert environment["PYTHONMALLOC"] == "malloc"
+    assert environment["GLIBC_TUNABLES"] == "glibc.malloc.tcache_max=128"
     # The one that was started: once, and what it starts has Python's allocator.
     monkeypatch.setattr(os, "environ", environment)
     entry.prepare()
     assert len(started) == 1
-    assert "PYTHONMALLOC" not in environment
+    assert not environment.keys() & {"PYTHONMALLOC", "GLIBC_TUNABLES", "ONEBOX_RESTARTED"}
 
 
 def test_an_allocator_that_was_asked_for_stays(started, monkeypatch):

@@ -11,6 +11,8 @@ import typer
 from typer.testing import CliRunner
 
 from onebox.cli.plan import plan
+from onebox.engine.api import EngineOptions
+from onebox.planner.memory import DEFAULT_DRAFTS
 from onebox.spec.errors import DoesNotFitError, UsageError
 from onebox.spec.shapes import SHAPES
 
@@ -33,7 +35,7 @@ def run(*arguments: str, model: str = MODEL) -> str:
 @pytest.mark.parametrize("extra", [(), ("--speculative-tokens", "2", "--acceptance", "0.9,0.72")])
 def test_the_plan_fits_one_screen(extra):
     lines = run(*extra).splitlines()
-    assert len(lines) <= 45
+    assert len(lines) <= 53
     assert max(len(line) for line in lines) <= 100
 
 
@@ -65,6 +67,34 @@ def test_a_box_of_unknown_bandwidth_says_so(monkeypatch):
     assert "other programs use that much memory now" in text
 
 
+def test_without_flags_it_plans_what_serve_would_do():
+    options, plan = EngineOptions(), json.loads(run("--json"))
+    assert plan["memory"]["max_num_seqs"] == options.max_num_seqs
+    assert [projected["drafts"] for projected in plan["projected"]] == [0, DEFAULT_DRAFTS]
+    assert json.loads(run("--json", "--max-num-batched-tokens", "2048"))["memory"] == plan["memory"]
+
+
+def test_the_acceptance_says_how_many_drafts():
+    assert json.loads(run("--json", "--acceptance", "0.9,0.72"))["projected"][1]["drafts"] == 2
+
+
+def test_first_tokens_of_lengths_beyond_the_context_are_left_out():
+    lengths = [times["tokens"] for times in json.loads(run("--json", "--max-model-len", "10000"))["prompts"]]
+    assert lengths == [2048, 8192]
+
+
+def test_prefixes_on_disk_have_their_bytes_and_the_seconds_to_read_them():
+    plan = json.loads(run("--json", "--disk-gb-per-second", "2"))
+    memory, prefix = plan["memory"], plan["prefixes_on_disk"][-1]
+    assert prefix["num_tokens"] == (100_000 - 512) // 64 * 64
+    pages_bytes = prefix["num_tokens"] // memory["page_tokens"] * memory["page_bytes"]
+    assert 0 < prefix["num_bytes"] - pages_bytes < 500e6, "the state beside the pages"
+    assert prefix["read_seconds"] == prefix["num_bytes"] / 2e9
+    assert prefix["first_token_seconds"] < plan["prompts"][-1]["cold_seconds"] / 10
+    (row,) = [line for line in run().splitlines() if line.startswith("the same on disk ")]
+    assert f"({prefix['num_bytes'] / 1e9:.2f} GB)" in row
+
+
 def test_unknown_acceptance_says_so():
     assert "Give --acceptance for an expectation" in run("--speculative-tokens", "2")
 
@@ -74,7 +104,7 @@ def test_a_chosen_format_that_is_not_compared_is_added():
 
 
 def test_a_format_that_does_not_fit_is_marked():
-    text = run("--kv-cache-dtype", "turboquant", "--reserve-gib", "54.5")
+    text = run("--kv-cache-dtype", "turboquant", "--reserve-gib", "50")
     assert "does not fit" in text
 
 
@@ -82,6 +112,7 @@ def test_a_format_that_does_not_fit_is_marked():
     ("arguments", "sentence"),
     [
         (("--box", "h100"), "--box 'h100' is not known"),
+        (("--disk-gb-per-second", "0"), "--disk-gb-per-second is 0.0"),
         (("--weights", "q4"), "--weights 'q4' is not known"),
         (("--kv-cache-dtype", "int4"), "--kv-cache-dtype 'int4' is not known"),
         (("--max-model-len", "0"), "--max-model-len is 0"),
@@ -92,11 +123,11 @@ def test_a_format_that_does_not_fit_is_marked():
         (("--reserve-gib", "nan"), "--reserve-gib is nan"),
         (("--reserve-gib", "9", "--gpu-memory-utilization", "0.9"), "give one of them"),
         (("--speculative-tokens", "-1"), "--speculative-tokens is -1"),
-        (("--acceptance", "0.9"), "--acceptance has 1 values for --speculative-tokens 0"),
+        (("--acceptance", "0.9", "--speculative-tokens", "2"), "--acceptance has 1 values for --speculative-tokens 2"),
         (("--context", "-1"), "--context is -1"),
         (("--context", "9000", "--max-model-len", "8192"), "--context 9,000 is more than --max-model-len 8,192"),
         (("--streams", "0"), "--streams is 0"),
-        (("--streams", "5"), "--streams 5 is more than --max-num-seqs 4"),
+        (("--streams", "9"), "--streams 9 is more than --max-num-seqs 8"),
     ],
 )
 def test_a_wrong_value_is_refused_by_flag(arguments, sentence):
@@ -122,12 +153,12 @@ def test_weights_that_do_not_fit_are_refused_with_a_table():
 
 def test_what_a_model_that_does_not_fit_would_take_is_said():
     with pytest.raises(DoesNotFitError) as caught:
-        run(model="Qwen/Qwen3.5-397B-A17B")
+        run("--speculative-tokens", "0", model="Qwen/Qwen3.5-397B-A17B")
     text = str(caught.value)
     assert "the weights leave no room for any context" in text
-    assert re.search(r"hybrid +195\.0 +206\.9 +2 ", text)
+    assert re.search(r"hybrid +195\.0 +206\.1 +2 ", text)
     assert "No format fits one dgx-spark, and onebox runs on one box" in text
-    with pytest.raises(DoesNotFitError, match=r"hybrid, hybrid-mtp4, autoround-int4, .* would fit: give --weights"):
+    with pytest.raises(DoesNotFitError, match=r"hybrid-mtp4, hybrid, autoround-int4, .* would fit: give --weights"):
         run("--weights", "bf16")
 
 

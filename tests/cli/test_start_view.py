@@ -5,12 +5,20 @@ from dataclasses import replace
 
 import pytest
 
-from onebox.cli.start_view import plan_lines
-from onebox.engine.api import EngineConfig, Planned, SpeculationConfig, SpeculationMethod
+from onebox.cli.start_view import plan_lines, progress_lines
+from onebox.engine.api import (
+    EngineConfig,
+    Planned,
+    PrefixDiskConfig,
+    PrefixDiskOpened,
+    SpeculationConfig,
+    SpeculationMethod,
+)
 from onebox.planner.memory import MemoryRequest, plan_memory
 from onebox.planner.presets import named_preset
 from onebox.spec.hardware import BOXES
 from onebox.spec.kv import KVFormat
+from onebox.spec.prefix_place import prefix_directory_line
 from onebox.spec.shapes import named_spec
 
 SPEC = named_spec("qwen3.5-122b-a10b")
@@ -58,3 +66,12 @@ def test_nothing_is_printed_as_python_writes_it():
     text = "\n".join(plan_lines(replace(plan, dtype="float32")))
     assert not re.search(r"\w+\(|None|True|False|<|'|=", text), text
     assert "Prefix cache: off." in text
+
+
+def test_prefixes_on_disk_are_told_with_what_was_found(tmp_path):
+    disk = PrefixDiskConfig(str(tmp_path), 10**11)
+    told = [line for line in plan_lines(planned(prefix_disk=disk)) if line.startswith("Prefixes on disk")]
+    assert told == [prefix_directory_line(tmp_path, 10**11)]
+    assert not [line for line in plan_lines(planned()) if "on disk" in line]
+    (found,) = progress_lines(PrefixDiskOpened("/kept", 1200, 3 << 30, 1 << 30))
+    assert found == "prefixes on disk: 1,200 of 3.00 GiB in /kept, and 1.00 GiB of other models"

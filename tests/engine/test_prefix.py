@@ -78,6 +78,20 @@ def test_at_least_one_token_is_left_to_compute():
     assert it.found(1, tail=0) == 0
 
 
+def test_peeking_finds_the_same_and_changes_nothing():
+    it = Cached(num_checkpoints=2)
+    it.leave(1, 2)
+    it.leave(3)
+    before = it.cache.stats
+    for prompt in (text(1, 2), text(1, 2, tail=0), text(1, 9), text(3, 4), text(tail=0), text(tail=5)):
+        hit = it.cache.find(prompt)
+        assert it.cache.peek(prompt) == (hit.num_tokens if hit else 0)
+    it.cache.peek(text(1, 2))
+    assert it.cache.stats == before
+    it.leave(5)
+    assert (it.found(1, 2), it.found(3)) == (0, 1), "peeking counted as a use"
+
+
 def test_a_shared_beginning_is_kept_once():
     it = Cached()
     it.leave(1, 2, 3)
@@ -291,7 +305,11 @@ def limits(**changes):
         ((0, 130), 200, (128, 192)),
         ((0, 130, 300, 500), 700, (128, 448, 640)),
         ((0, 10, 20), 100, (64,)),
-        ((), 9000, (4096, 8192, 8960)),
+        ((), 9000, (4096, 8192, 8448, 8960)),
+        # One document and its question: another question finds what is before the earlier cut.
+        ((0, 2000), 2047, (1984,)),
+        ((0, 2040), 2048, (1472, 1984, 2048)),
+        ((0, 130, 3000), 3010, (128, 2432, 2944, 3008)),
     ],
 )
 def test_states_are_kept_where_prompts_part(opens, length, positions):
@@ -301,5 +319,5 @@ def test_states_are_kept_where_prompts_part(opens, length, positions):
 
 def test_states_that_are_there_already_are_not_asked_for_again():
     prompt = (0,) * 9000
-    assert checkpoint_positions(prompt, limits(), 4096) == (8192, 8960)
+    assert checkpoint_positions(prompt, limits(), 4096) == (8192, 8448, 8960)
     assert checkpoint_positions(prompt, limits(num_checkpoints=0), 0) == ()

@@ -31,6 +31,7 @@ requests = st.builds(
     page_tokens=st.sampled_from([16, 64, 256]),
     max_batched_tokens=st.integers(1, 16384),
     with_vision=st.booleans(),
+    staging_bytes=st.sampled_from([0, 200 << 20]),
 )
 
 
@@ -65,6 +66,14 @@ def test_the_parts_are_what_the_request_says():
     assert plan.prefix_bytes == plan.num_checkpoints * checkpoint_bytes(SPEC)
     left = plan.prefix_bytes + plan.kv_bytes + plan.unused_bytes
     assert 0.1 * left - checkpoint_bytes(SPEC) < plan.prefix_bytes <= 0.1 * left
+
+
+def test_staging_takes_memory_of_the_box_only_where_the_host_shares_it():
+    request = replace(REQUEST, staging_bytes=1 * GIB)
+    for name, expected in (("dgx-spark", 1 * GIB), ("h200", 0)):
+        plan = plan_memory(SPEC, STORED, BOXES[name], request)
+        assert sum(part.bytes for part in plan.parts if part.name == "disk staging") == expected == plan.staging_bytes
+        assert sum(part.bytes for part in plan.parts) == BOXES[name].memory_bytes
 
 
 def test_a_slot_is_a_state_and_the_rows_awaiting_verification():

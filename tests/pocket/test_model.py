@@ -2,6 +2,9 @@
 
 import json
 import re
+import subprocess
+import sys
+from pathlib import Path
 from random import Random
 
 import pytest
@@ -43,11 +46,26 @@ WEATHER = {
         },
     },
 }
+# Prints the directory of the build, and whether this process has imported torch to make it.
+_MAKE = """
+import sys
+from pathlib import Path
+from onebox.pocket.ready import pocket_checkpoint
+print(pocket_checkpoint(Path(sys.argv[1])))
+print("torch" in sys.modules)
+"""
 
 
 @pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory):
-    return pocket_checkpoint(tmp_path_factory.mktemp("cache"))
+def printed(tmp_path_factory):
+    """What a process prints that makes the build as a server does."""
+    command = [sys.executable, "-c", _MAKE, str(tmp_path_factory.mktemp("cache"))]
+    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=240).stdout.splitlines()
+
+
+@pytest.fixture(scope="module")
+def checkpoint(printed):
+    return Path(printed[0])
 
 
 @pytest.fixture(scope="module")
@@ -117,6 +135,11 @@ def test_the_first_draft_is_mostly_right_in_json(answers_to, template):
     drafts = sum((answer.counts.drafts for answer in answers), AcceptanceCounts())
     assert drafts.num_steps > 50
     assert drafts.accepted_by_position[0] >= 0.85 * drafts.num_steps
+
+
+def test_a_server_that_makes_its_build_does_not_import_torch(printed):
+    """It would hold 200 MB more for as long as it runs."""
+    assert printed[1] == "False"
 
 
 def test_a_build_is_made_once(checkpoint):

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from onebox.pocket import ready
+from onebox.pocket import builds, ready
 from onebox.spec.errors import WriteError
 
 
@@ -45,3 +45,45 @@ def test_without_room_anywhere_it_is_a_sentence(caches, monkeypatch):
     monkeypatch.setattr(ready, "temporary_cache_directory", lambda: caches[0] / "below")
     with pytest.raises(WriteError, match="has no room for the pocket model"):
         ready.pocket_checkpoint()
+
+
+@pytest.fixture
+def build_ends(monkeypatch, tmp_path):
+    """Makes every build end as the given shell commands do."""
+
+    def replace(commands: str) -> Path:
+        program = tmp_path / "program"
+        program.write_text(f"#!/bin/sh\n{commands}\n")
+        program.chmod(0o755)
+        monkeypatch.setattr(ready.sys, "executable", str(program))
+        return tmp_path / "cache"
+
+    return replace
+
+
+@pytest.mark.parametrize(
+    ("commands", "message"),
+    [
+        (f"exit {builds.NO_ROOM}", "onebox has no room for the pocket model; free some, or set XDG_CACHE_HOME"),
+        ("echo No space left on device; exit 1", "could not be built in .*onebox: No space left on device"),
+        ("kill -9 $$", "the process that builds it ended with status -9"),
+        ("exit 0", "could not be written: No such file"),
+    ],
+)
+def test_a_build_that_fails_is_a_sentence_and_leaves_nothing(build_ends, commands, message):
+    cache = build_ends(commands)
+    with pytest.raises(WriteError, match=message):
+        ready.pocket_checkpoint(cache)
+    assert list((cache / "onebox").iterdir()) == []
+
+
+def test_a_build_that_another_process_has_made_meanwhile_is_used(build_ends, monkeypatch):
+    cache = build_ends("exit 1")
+    made = cache / "onebox" / "pocket-x-0"
+    monkeypatch.setattr(ready, "_content_hash", lambda: "0")
+    build_ends(f"mkdir {made}; echo Directory not empty; exit 1")
+    assert ready.pocket_checkpoint(cache, "x") == made
+
+
+def test_the_exit_status_for_a_full_disk_has_one_meaning():
+    assert ready._NO_ROOM == builds.NO_ROOM

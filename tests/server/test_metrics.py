@@ -2,6 +2,7 @@
 
 import math
 import time
+from dataclasses import replace
 
 import httpx
 import pytest
@@ -9,7 +10,15 @@ from fastapi import FastAPI
 from prometheus_client.parser import text_string_to_metric_families
 from starlette.testclient import TestClient
 
-from onebox.engine.api import Engine, EngineConfig, Request, SamplingParams, SpeculationConfig, SpeculationMethod
+from onebox.engine.api import (
+    DiskStats,
+    Engine,
+    EngineConfig,
+    Request,
+    SamplingParams,
+    SpeculationConfig,
+    SpeculationMethod,
+)
 from onebox.sensors import SensorReading, SensorWatch
 from onebox.server.endpoints.metrics import metrics_router
 from tests.engine.fake import FAILING, FakeRunner, tokens_of
@@ -49,6 +58,13 @@ VLLM_NAMES = {
     "vllm:request_prompt_tokens": "histogram",
     "vllm:request_generation_tokens": "histogram",
 }
+
+DISK_COUNTERS = ("read_bytes", "written_bytes", "saved_seconds", "damaged", "dropped", "evicted")
+DISK_GAUGES = ("entries", "bytes", "writing")
+DISK_NAMES = [
+    *(f"onebox:prefix_disk_{name}_total" for name in DISK_COUNTERS),
+    *(f"onebox:prefix_disk_{name}" for name in DISK_GAUGES),
+]
 
 
 class Scraped:
@@ -213,6 +229,46 @@ def test_a_prompt_asked_again_is_a_hit_in_the_cache(engine, scrape):
     assert metrics("onebox:prompt_tokens_computed_total") == 200 - 64
     assert metrics("vllm:prompt_tokens_total") == 200
     assert metrics("vllm:cache_config_info", block_size="64", num_gpu_blocks="30") == 1
+
+
+def test_what_llm_ds_endpoint_picker_reads_is_one_gauge_each_with_whole_numbers(engine, scrape):
+    """It takes the last series of each family and parses these labels as integers."""
+    list(engine.submit(request("a")))
+    metrics = scrape()
+    for name in ("num_requests_waiting", "num_requests_running", "kv_cache_usage_perc", "cache_config_info"):
+        family = metrics.families[f"vllm:{name}"]
+        assert (family.type, [sample.name for sample in family.samples]) == ("gauge", [f"vllm:{name}"])
+    labels = metrics.families["vllm:cache_config_info"].samples[0].labels
+    assert int(labels["block_size"]) * int(labels["num_gpu_blocks"]) == 64 * CONFIG.num_pages
+    assert 0 <= metrics("vllm:kv_cache_usage_perc") <= 1
+
+
+def test_hits_are_told_by_their_tier_and_the_disk_where_there_is_one(engine, scrape, monkeypatch):
+    for name in ("first", "second", "third"):
+        list(engine.submit(request(name)))
+    metrics = scrape()
+    assert metrics("onebox:prefix_tier_hits_total", tier="memory") == 2
+    assert metrics("onebox:prefix_tier_hit_tokens_total", tier="memory") == 128
+    assert not [sample for sample in metrics.samples if "disk" in (sample.name, sample.labels.get("tier"))]
+    assert not [name for name in metrics.families if name.startswith("onebox:prefix_disk")]
+    disk = DiskStats(1, 64, 300, 200, 1.5, 3, 4, 5, 6, 700, is_writing=False)
+    stats = replace(engine.stats(), disk=disk)
+    monkeypatch.setattr(engine, "stats", lambda: stats)
+    metrics = scrape()
+    assert [metrics("onebox:prefix_tier_hits_total", tier=tier) for tier in ("memory", "disk")] == [1, 1]
+    assert [metrics("onebox:prefix_tier_hit_tokens_total", tier=tier) for tier in ("memory", "disk")] == [64, 64]
+    told = {name.removeprefix("onebox:prefix_disk_"): metrics(name) for name in DISK_NAMES}
+    assert told == {
+        "read_bytes_total": 300,
+        "written_bytes_total": 200,
+        "saved_seconds_total": 1.5,
+        "damaged_total": 3,
+        "dropped_total": 4,
+        "evicted_total": 5,
+        "entries": 6,
+        "bytes": 700,
+        "writing": 0,
+    }
 
 
 def test_a_stopped_engine_is_told_as_down(engine, scrape):

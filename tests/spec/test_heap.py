@@ -1,6 +1,7 @@
 """Freed memory goes back to the system."""
 
 import gc
+import os
 import subprocess
 import sys
 import threading
@@ -36,6 +37,31 @@ with tempfile.NamedTemporaryFile() as target:
     print(target.read().count(b"<heap "))
 """
 
+# Prints how many bytes are in use, by the C library's count, because 20 threads once freed blocks of up to 1,000 bytes.
+_COUNT_KEPT = """
+import ctypes, threading
+library = ctypes.CDLL(None)
+library.malloc.restype = ctypes.c_void_p
+library.free.argtypes = [ctypes.c_void_p]
+class Usage(ctypes.Structure):
+    names = "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost"
+    _fields_ = [(name, ctypes.c_size_t) for name in names.split()]
+library.mallinfo2.restype = Usage
+gate = threading.Barrier(21)
+def free_blocks():
+    for size in range(200, 1000, 16):
+        for block in [library.malloc(size) for _ in range(7)]:
+            library.free(block)
+    gate.wait()
+    gate.wait()
+threads = [threading.Thread(target=free_blocks) for _ in range(20)]
+before = library.mallinfo2().uordblks
+for thread in threads: thread.start()
+gate.wait()
+print(library.mallinfo2().uordblks - before)
+gate.wait()
+"""
+
 
 @pytest.fixture(autouse=True)
 def _unfrozen():
@@ -49,6 +75,59 @@ def test_all_threads_share_one_heap_once_it_is_bound(how, is_one):
     command = [sys.executable, "-c", _COUNT_HEAPS, how]
     printed = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
     assert (int(printed) == 1) is is_one
+
+
+@linux
+@pytest.mark.parametrize(("how", "is_much"), [("bound", False), ("free", True), ("bound by the operator", True)])
+def test_threads_keep_few_freed_blocks_once_their_caches_are_bound(how, is_much):
+    """What they keep is nowhere near the end of the heap, so each block holds a page that cannot be given back."""
+    if not hasattr(heap.ctypes.CDLL(None), "mallinfo2"):
+        pytest.skip("an older glibc does not count as much")
+    environment = dict(os.environ)
+    environment.pop("GLIBC_TUNABLES", None)
+    # Objects are blocks of the C library's too, as in a server.
+    environment |= {"PYTHONMALLOC": "malloc", "MALLOC_ARENA_MAX": "1"}
+    if how == "bound by the operator":
+        environment["GLIBC_TUNABLES"] = "glibc.malloc.tcache_max=1000"
+    if how != "free":
+        heap.bound_thread_caches(environment)
+    command = [sys.executable, "-c", _COUNT_KEPT]
+    printed = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=60).stdout
+    # 20 threads, 50 sizes of 600 bytes on average, 7 blocks each: 4.2 MB.
+    assert (int(printed) > 3_000_000) is is_much
+    assert is_much or int(printed) < 1_000_000
+
+
+@pytest.mark.parametrize("given", [None, "glibc.malloc.check=0", "glibc.malloc.tcache_max=64"])
+def test_bounds_of_thread_caches_leave_an_operators_settings_as_they_were(given):
+    environment = {"GLIBC_TUNABLES": given} if given else {}
+    before = dict(environment)
+    heap.bound_thread_caches(environment)
+    bound = environment["GLIBC_TUNABLES"].split(":")
+    # The last one counts.
+    assert bound[0] == "glibc.malloc.tcache_max=128"
+    assert bound[1:] == ([given] if given else [])
+    heap.free_thread_caches(environment)
+    assert environment == before
+
+
+def test_names_of_single_lookups_are_not_kept(monkeypatch):
+    """The interpreter's cache of lookups would keep 4,096 of them, each in a page of its own."""
+    monkeypatch.setattr(heap.ctypes, "CDLL", lambda _: object())
+    monkeypatch.setattr(heap, "INTERVAL_S", 0.01)
+    name = "".join(["made_for_", "one_lookup"])
+    num_before = sys.getrefcount(name)
+    getattr(_Node(), name, None)
+    if sys.getrefcount(name) == num_before:
+        pytest.skip("this interpreter's cache does not hold names")
+    heap.start_trimming()
+    until = time.monotonic() + 20
+    try:
+        while sys.getrefcount(name) > num_before and time.monotonic() < until:
+            time.sleep(0.01)
+        assert sys.getrefcount(name) == num_before
+    finally:
+        monkeypatch.setattr(heap, "INTERVAL_S", 3600.0)
 
 
 def test_the_heap_is_trimmed_now_and_then(monkeypatch):

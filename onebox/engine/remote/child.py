@@ -12,18 +12,22 @@ import signal
 import sys
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any, NoReturn
 
 from onebox.engine.client import Deliveries, HealthStatus
 from onebox.engine.engine import Engine
+from onebox.engine.prefix import PrefixLookup
 from onebox.engine.remote.lifetime import end_with_parent
 from onebox.engine.remote.messages import (
     Abort,
     CheckGrammar,
+    CloseEngine,
     EngineDied,
+    Lookup,
+    LookupReply,
     Ready,
     StartEngine,
     StartFailed,
@@ -144,14 +148,31 @@ def _start(parent: ParentConnection) -> Engine | None:
 
 def _receive_all(engine: Engine, parent: ParentConnection) -> None:
     """Passes the parent's messages to the engine, until the parent is gone."""
+    lookups = ThreadPoolExecutor(1, "onebox-lookup")
     while True:
         message = parent.receive()
         if isinstance(message, Abort):
             engine.abort(message.request_id)
+        elif isinstance(message, CloseEngine):
+            engine.close()
+        elif isinstance(message, Lookup):
+            # On a thread of its own: digests of images take a while.
+            lookups.submit(_look_up, engine, parent, message)
         elif isinstance(message, CheckGrammar):
             _answer(parent, message.number, (), partial(engine.check_grammar, message.grammar))
         else:
             _submit(engine, parent, message)
+
+
+def _look_up(engine: Engine, parent: ParentConnection, message: Lookup) -> None:
+    try:
+        found: PrefixLookup | OneboxError = engine.lookup(message.request)
+    except OneboxError as error:
+        found = error
+    except Exception as error:
+        _log.exception("a lookup failed")
+        found = OneboxError(f"The engine could not look the prompt up: {error}.")
+    parent.send(LookupReply(message.number, found))
 
 
 def _submit(engine: Engine, parent: ParentConnection, message: Submit) -> None:

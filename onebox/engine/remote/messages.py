@@ -12,6 +12,7 @@ from typing import NamedTuple, Protocol
 from onebox.engine.config import EngineConfig
 from onebox.engine.engine import Deliver, Engine
 from onebox.engine.grammar.value import Grammar
+from onebox.engine.prefix import PrefixLookup
 from onebox.engine.request import Event, Request
 from onebox.engine.stats import EngineStats
 from onebox.planner.memory import MemoryPlan
@@ -20,10 +21,14 @@ from onebox.spec.errors import OneboxError
 __all__ = [
     "Abort",
     "CheckGrammar",
+    "CloseEngine",
     "DeviceMemory",
     "EngineDied",
     "EngineStarter",
+    "Lookup",
+    "LookupReply",
     "Planned",
+    "PrefixDiskOpened",
     "Progress",
     "Ready",
     "ReportStart",
@@ -72,8 +77,19 @@ class DeviceMemory(NamedTuple):
     planned_bytes: int
 
 
-Progress = StartPhase | StartDetail | DeviceMemory | Planned
-ReportStart = Callable[[StartPhase | StartDetail | DeviceMemory], None]
+class PrefixDiskOpened(NamedTuple):
+    """What the prefix directory holds when the engine starts."""
+
+    path: str
+    num_entries: int
+    """Prefixes that this engine can use."""
+    num_bytes: int
+    num_foreign_bytes: int
+    """Of other models, or of another version of this engine."""
+
+
+Progress = StartPhase | StartDetail | DeviceMemory | PrefixDiskOpened | Planned
+ReportStart = Callable[[StartPhase | StartDetail | DeviceMemory | PrefixDiskOpened], None]
 
 
 class EngineStarter(Protocol):
@@ -115,8 +131,21 @@ class CheckGrammar:
 
 
 @dataclass(frozen=True)
+class Lookup:
+    """Answered by a LookupReply."""
+
+    number: int
+    request: Request
+
+
+@dataclass(frozen=True)
 class Abort:
     request_id: str
+
+
+@dataclass(frozen=True)
+class CloseEngine:
+    """The last message: the engine writes what is to be kept, and ends."""
 
 
 # From the engine's process, beside StartPhase and Planned.
@@ -140,6 +169,13 @@ class SubmitReply(NamedTuple):
     number: int
     request_ids: tuple[str, ...]
     error: OneboxError | None
+
+
+class LookupReply(NamedTuple):
+    """Answers the Lookup of that number."""
+
+    number: int
+    found: PrefixLookup | OneboxError
 
 
 @dataclass(frozen=True)

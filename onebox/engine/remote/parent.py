@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import replace
+from typing import Any
 
 from onebox.engine.client import (
     EngineClient,
@@ -25,13 +26,18 @@ from onebox.engine.client import (
 )
 from onebox.engine.config import EngineConfig
 from onebox.engine.grammar.value import Grammar
+from onebox.engine.prefix import PrefixLookup
 from onebox.engine.remote.messages import (
     Abort,
     CheckGrammar,
+    CloseEngine,
     DeviceMemory,
     EngineDied,
     EngineStarter,
+    Lookup,
+    LookupReply,
     Planned,
+    PrefixDiskOpened,
     Progress,
     Ready,
     StartDetail,
@@ -43,7 +49,7 @@ from onebox.engine.remote.messages import (
     SubmitReply,
 )
 from onebox.engine.remote.supervise import ChildProcess, Deaths, RestartPolicy
-from onebox.engine.request import EngineStoppedError, Failed, Request
+from onebox.engine.request import EngineStoppedError, Failed, QueueFullError, Request
 from onebox.engine.stats import EngineStats, add_past
 from onebox.spec.errors import OneboxError, UsageError
 
@@ -51,6 +57,10 @@ __all__ = ["EngineProcess"]
 
 _POLL_S = 0.5
 """How often a process that sends nothing is checked for a hang."""
+_FLUSHED_S = 3.0
+"""What a process that writes its prefixes to disk may take beyond the limit for that: a step, and one file."""
+_LOOKUP_S = 10.0
+"""How long a lookup waits for its reply. No step is waited for, so it takes milliseconds."""
 _CLOSE_S = 30.0
 """How long `close` waits for a process that cannot be killed, such as one inside a wedged driver."""
 
@@ -88,6 +98,8 @@ class EngineProcess(EngineClient):
         self._open = OpenRequests()
         self._replies: dict[int, Future[None]] = {}
         """By the number of the Submit that waits for its reply."""
+        self._lookups: dict[int, Future[PrefixLookup]] = {}
+        """By the number of the Lookup that waits for its reply."""
         self._busy_since = 0.0
         """When the first of the requests open now came, or the last step was received, whichever is later."""
         self._ready_at: float | None = None
@@ -97,6 +109,8 @@ class EngineProcess(EngineClient):
         """Those of a process that has done nothing yet."""
         self._past: EngineStats | None = None
         """The totals of the processes that ended."""
+        self._flush_until = 0.0
+        """Until when the process that is being closed may write prefixes to disk."""
         self._num_failed_here = 0
         """Requests that failed without a process counting them."""
         self._thread = threading.Thread(target=self._supervise, name="onebox-engine-supervisor", daemon=True)
@@ -167,6 +181,27 @@ class EngineProcess(EngineClient):
             child.send(pickled)
         return reply
 
+    def lookup(self, request: Request) -> PrefixLookup:
+        planned = self.planned
+        check_request(request, planned.config, planned.vocab_size)
+        message = Lookup(next(self._numbers), request)
+        pickled = _pickled(message)
+        reply: Future[PrefixLookup] = Future()
+        with self._changed:
+            child = self._running_child()
+            child.check_room(len(pickled))
+            self._lookups[message.number] = reply
+            child.send(pickled)
+        try:
+            return reply.result(_LOOKUP_S)
+        except TimeoutError:
+            raise QueueFullError(
+                f"The engine did not say within {_LOOKUP_S:g} s what it has cached; try again in a moment."
+            ) from None
+        finally:
+            with self._changed:
+                self._lookups.pop(message.number, None)
+
     def abort(self, request_id: str) -> None:
         with self._changed:
             if request_id in self._open and self._child:
@@ -187,9 +222,22 @@ class EngineProcess(EngineClient):
         with self._changed:
             return self._health
 
+    @property
+    def close_s(self) -> float:
+        """What `close` may take while the engine writes its prefixes to disk."""
+        disk = self._planned.config.prefix_disk if self._planned else None
+        return disk.flush_s + _FLUSHED_S if disk else 0.0
+
     def close(self) -> None:
         with self._changed:
+            if self._health.status is HealthStatus.OK and self._child and self.close_s:
+                self._flush_until = time.monotonic() + self.close_s
+                self._child.send(pickle.dumps(CloseEngine()))
             self._set_health(HealthStatus.STOPPED, "The engine has stopped and accepts nothing more.")
+            flush_s = self._flush_until - time.monotonic()
+        if flush_s > 0:
+            self._thread.join(flush_s)
+        with self._changed:
             if self._child:
                 self._child.kill()
         self._thread.join(_CLOSE_S)
@@ -288,9 +336,11 @@ class EngineProcess(EngineClient):
                 self._deliver(message)
             case SubmitReply():
                 self._handle_reply(message)
+            case LookupReply():
+                self._handle_lookup(message)
             case Ready():
                 self._handle_ready(message)
-            case StartPhase() | StartDetail() | DeviceMemory():
+            case StartPhase() | StartDetail() | DeviceMemory() | PrefixDiskOpened():
                 self._report(message)
             case Planned():
                 with self._changed:
@@ -358,6 +408,14 @@ class EngineProcess(EngineClient):
         else:
             _fail(handles, str(reply.error))
 
+    def _handle_lookup(self, reply: LookupReply) -> None:
+        with self._changed:
+            waiting, found = self._lookups.pop(reply.number, None), reply.found
+        if waiting and isinstance(found, OneboxError):
+            waiting.set_exception(found)
+        elif waiting and isinstance(found, PrefixLookup):
+            waiting.set_result(found)
+
     # The end of a process.
 
     def _handle_exit(self, reason: str, verdict: str | None, *, has_run: bool = True) -> None:
@@ -382,7 +440,8 @@ class EngineProcess(EngineClient):
     def _fail_open(self, message: str) -> None:
         with self._changed:
             handles = self._open.remove(self._open.ids())
-            waiting, self._replies = list(self._replies.values()), {}
+            waiting: list[Future[Any]] = [*self._replies.values(), *self._lookups.values()]
+            self._replies, self._lookups = {}, {}
             self._num_failed_here += len(handles)
             self._add_totals()
         for reply in waiting:
@@ -419,7 +478,7 @@ def _fail(handles: list[RequestHandle], message: str) -> None:
         handle.deliver(Failed(handle.request_id, message), time.monotonic())
 
 
-def _pickled(submit: Submit | CheckGrammar) -> bytes:
+def _pickled(submit: Submit | CheckGrammar | Lookup) -> bytes:
     """Before anything is accepted, on the caller's thread: what cannot be pickled concerns the caller alone."""
     try:
         return pickle.dumps(submit)

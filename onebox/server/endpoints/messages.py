@@ -14,11 +14,13 @@ from onebox.engine.api import PAGE_TOKENS, ContextTooLongError, EngineConfig
 from onebox.server.answer import Answer, AnswerChunk, Answers
 from onebox.server.anthropic_errors import AnthropicErrorReply, anthropic_error
 from onebox.server.body import JsonRoute
+from onebox.server.endpoints.cache import lookup_reply
 from onebox.server.errors import error_body, error_status
 from onebox.server.pieces import JsonParts
 from onebox.server.prompt import Prompt
 from onebox.server.reply import STREAMABLE, AnswerResponse
-from onebox.server.schemas.anthropic import CountTokensRequest, MessagesRequest
+from onebox.server.schemas.anthropic import CountTokensRequest, MessagesLookupRequest, MessagesRequest
+from onebox.server.schemas.cache import CacheLookupReply
 from onebox.server.schemas.common import Json
 from onebox.server.sections import AnswerSection, AnswerSections, SectionEvent
 from onebox.server.service import Service
@@ -53,6 +55,11 @@ def messages_router(service: Service, settings: ServerSettings) -> APIRouter:
         if body.context_management is not None:
             counted["context_management"] = {"original_input_tokens": num_tokens}
         return counted
+
+    @router.post("/v1/messages/cache_lookup")
+    async def cache_lookup(body: MessagesLookupRequest) -> CacheLookupReply:
+        """The same as `/v1/cache/lookup` for a request to `/v1/messages`"""
+        return await lookup_reply(service, await _prompt(service, body))
 
     return router
 

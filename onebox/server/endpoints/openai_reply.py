@@ -121,7 +121,7 @@ def _usage(usage: Usage) -> Json:
     """In OpenAI's names; drafts of speculative decoding are its predictions."""
     return {
         **_plain_usage(usage.prompt_tokens, usage.completion_tokens),
-        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
+        "prompt_tokens_details": usage.cached_details,
         "completion_tokens_details": {
             "reasoning_tokens": usage.reasoning_tokens,
             "accepted_prediction_tokens": usage.accepted_draft_tokens,

@@ -255,7 +255,7 @@ def _usage(usage: Usage) -> Json:
     """In this API's names; drafts of speculative decoding are predictions, as in chat completions."""
     return {
         "input_tokens": usage.prompt_tokens,
-        "input_tokens_details": {"cached_tokens": usage.cached_tokens},
+        "input_tokens_details": usage.cached_details,
         "output_tokens": usage.completion_tokens,
         "output_tokens_details": {
             "reasoning_tokens": usage.reasoning_tokens,

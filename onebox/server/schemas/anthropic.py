@@ -1,6 +1,7 @@
 """The bodies of Anthropic's Messages API, and their conversion to a chat."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Discriminator, Field, Tag, field_validator, model_validator
@@ -28,7 +29,7 @@ from onebox.server.schemas.turns import Turns, image_part, text_part
 from onebox.spec.errors import UsageError
 from onebox.text.generation import GenerationDefaults
 
-__all__ = ["CountTokensRequest", "MessagesRequest"]
+__all__ = ["CountTokensRequest", "MessagesLookupRequest", "MessagesRequest"]
 
 _BILLING = "x-anthropic-billing-header:"
 """Begins a line that agents put before their system prompt. It is for accounting and differs from request to request;
@@ -300,6 +301,16 @@ class CountTokensRequest(StrictWithNulls):
         return turns.messages
 
 
+class MessagesLookupRequest(CountTokensRequest):
+    """A cache lookup: the fields that make up the prompt."""
+
+    cache_prompt: bool | None = None
+    """False, as in the request that will be sent: nothing is found."""
+
+    def chat_input(self, defaults: GenerationDefaults) -> ChatInput:
+        return replace(super().chat_input(defaults), cache_prompt=self.cache_prompt is not False)
+
+
 class AnthropicMetadata(Strict):
     user_id: Name | None = None
 
@@ -307,7 +318,9 @@ class AnthropicMetadata(Strict):
 _StopSequence = Annotated[str, Field(min_length=1, max_length=1024)]
 
 
-class MessagesRequest(CountTokensRequest):
+class MessagesRequest(MessagesLookupRequest):
+    cache_prompt: bool | None = None
+    """False: the prompt is neither looked up in the prefix cache nor stored there. Not in Anthropic's API."""
     max_tokens: TokenLimit
     """Thinking included. A limit beyond the context is lowered to what fits."""
     stop_sequences: Annotated[list[_StopSequence], Field(max_length=16, fail_fast=True)] | None = None

@@ -1,9 +1,11 @@
 """The body of a chat completion: messages, tools, thinking, and the generation fields."""
 
+from dataclasses import replace
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
+from onebox.engine.api import SamplingParams
 from onebox.server.prompt import ChatInput, Effort, NamedTool, ToolChoice
 from onebox.server.schemas.common import (
     LISTED,
@@ -24,7 +26,7 @@ from onebox.server.schemas.common import (
 )
 from onebox.text.generation import GenerationDefaults
 
-__all__ = ["ChatMessage", "ChatRequest", "ChatTool", "FunctionDefinition"]
+__all__ = ["ChatMessage", "ChatPromptFields", "ChatRequest", "ChatTool", "FunctionDefinition"]
 
 _Budget = Annotated[int, Field(ge=0, lt=2**31)]
 _BUDGETS = ("thinking_budget", "max_reasoning_tokens", "thinking_token_budget")
@@ -145,16 +147,12 @@ class ChatChosenTool(Strict):
 _ToolChoice = Annotated[ToolChoiceWord | Annotated[ChatChosenTool, Tag("<object>")], Discriminator(word_or_object)]
 
 
-class ChatRequest(GenerationFields):
+class ChatPromptFields(Strict):
+    """The fields that make up a chat's prompt."""
+
     messages: Annotated[list[ChatMessage], LISTED, Field(min_length=1)]
-    max_completion_tokens: TokenLimit | None = None
-    """The newer name of max_tokens."""
-    logprobs: bool | None = None
-    """Of every token of the answer, reasoning included."""
-    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     tools: Annotated[list[ChatTool], Field(max_length=512, fail_fast=True)] | None = None
     tool_choice: _ToolChoice | None = None
-    parallel_tool_calls: bool | None = None
     reasoning_effort: Effort | None = None
     """A thinking budget by name: minimal 512, low 2048, medium 8192, high 32768 tokens, xhigh and max without limit;
     none turns thinking off."""
@@ -168,14 +166,6 @@ class ChatRequest(GenerationFields):
     enable_thinking: bool | None = None
     """Short for chat_template_kwargs.enable_thinking."""
     chat_template_kwargs: JsonObject | None = None
-    modalities: Annotated[list[Literal["text"]], Field(max_length=8, fail_fast=True)] | None = None
-
-    @model_validator(mode="after")
-    def _one_limit(self) -> Self:
-        given = {self.max_tokens, self.max_completion_tokens} - {None}
-        if len(given) > 1:
-            raise ValueError("max_tokens and max_completion_tokens are two names of one limit and differ; give one")
-        return self
 
     @model_validator(mode="after")
     def _one_budget(self) -> Self:
@@ -198,39 +188,24 @@ class ChatRequest(GenerationFields):
         return self
 
     @model_validator(mode="after")
-    def _alternatives_of_something(self) -> Self:
-        if self.top_logprobs is not None and not self.logprobs:
-            raise ValueError("top_logprobs is given without logprobs; set logprobs to true")
-        return self
-
-    @model_validator(mode="after")
     def _a_choice_of_something(self) -> Self:
         refuse_choice_without_tools(self.tool_choice, self.tools)
         return self
 
-    @property
-    def token_limit(self) -> int | None:
-        return self.max_completion_tokens or self.max_tokens
-
-    def chat_input(self, defaults: GenerationDefaults) -> ChatInput:
-        """Checks a grammar's bounds, which may be slow: to be called beside the event loop."""
+    def chat_prompt(self) -> ChatInput:
+        """The chat, with the sampling of a request that names none."""
         options = dict(self.chat_template_kwargs or {})
         options.pop("thinking_budget", None)
         if options.get("enable_thinking") is None and self.enable_thinking is not None:
             options["enable_thinking"] = self.enable_thinking
         return ChatInput(
             messages=[message.for_template() for message in self.messages],
-            sampling=self.sampling(defaults, logprobs=(self.top_logprobs or 0) if self.logprobs else None),
+            sampling=SamplingParams(),
             tools=[tool.for_template() for tool in self.tools or ()],
             tool_choice=self._chosen(),
-            has_parallel_calls=self.parallel_tool_calls is not False,
-            grammar=self.grammar,
             template_options=options,
             effort=self.reasoning_effort,
             thinking_budget=next(iter(self._budgets().values()), None),
-            stops=self.stops,
-            priority=self.priority or 0,
-            cache_prompt=self.cache_prompt is not False,
         )
 
     def _chosen(self) -> ToolChoice:
@@ -244,3 +219,42 @@ class ChatRequest(GenerationFields):
             raise ValueError("chat_template_kwargs.thinking_budget must be a whole number from 0 up, below 2^31")
         given = {"chat_template_kwargs.thinking_budget": inner, **{name: getattr(self, name) for name in _BUDGETS}}
         return {name: budget for name, budget in given.items() if budget is not None}
+
+
+class ChatRequest(GenerationFields, ChatPromptFields):
+    max_completion_tokens: TokenLimit | None = None
+    """The newer name of max_tokens."""
+    logprobs: bool | None = None
+    """Of every token of the answer, reasoning included."""
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    parallel_tool_calls: bool | None = None
+    modalities: Annotated[list[Literal["text"]], Field(max_length=8, fail_fast=True)] | None = None
+
+    @model_validator(mode="after")
+    def _one_limit(self) -> Self:
+        given = {self.max_tokens, self.max_completion_tokens} - {None}
+        if len(given) > 1:
+            raise ValueError("max_tokens and max_completion_tokens are two names of one limit and differ; give one")
+        return self
+
+    @model_validator(mode="after")
+    def _alternatives_of_something(self) -> Self:
+        if self.top_logprobs is not None and not self.logprobs:
+            raise ValueError("top_logprobs is given without logprobs; set logprobs to true")
+        return self
+
+    @property
+    def token_limit(self) -> int | None:
+        return self.max_completion_tokens or self.max_tokens
+
+    def chat_input(self, defaults: GenerationDefaults) -> ChatInput:
+        """Checks a grammar's bounds, which may be slow: to be called beside the event loop."""
+        return replace(
+            self.chat_prompt(),
+            sampling=self.sampling(defaults, logprobs=(self.top_logprobs or 0) if self.logprobs else None),
+            has_parallel_calls=self.parallel_tool_calls is not False,
+            grammar=self.grammar,
+            stops=self.stops,
+            priority=self.priority or 0,
+            cache_prompt=self.cache_prompt is not False,
+        )

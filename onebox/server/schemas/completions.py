@@ -8,7 +8,7 @@ from onebox.server.prompt import CompletionInput
 from onebox.server.schemas.common import LISTED, GenerationFields, Text, text_or_list
 from onebox.text.generation import GenerationDefaults
 
-__all__ = ["CompletionRequest"]
+__all__ = ["CompletionRequest", "OnePrompt"]
 
 _DEFAULT_TOKENS = 16
 """As in OpenAI's API."""
@@ -22,9 +22,9 @@ def _which_prompt(value: Any) -> str:
 
 _TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 _Ids = Annotated[list[_TokenId], Field(max_length=1 << 20, fail_fast=True)]
-_OnePrompt = Annotated[Text | Annotated[_Ids, Tag("<list>")], Discriminator(text_or_list)]
+OnePrompt = Annotated[Text | Annotated[_Ids, Tag("<list>")], Discriminator(text_or_list)]
 _Prompts = Annotated[
-    Text | Annotated[_Ids, Tag("<ids>")] | Annotated[list[_OnePrompt], LISTED, Tag("<list>")],
+    Text | Annotated[_Ids, Tag("<ids>")] | Annotated[list[OnePrompt], LISTED, Tag("<list>")],
     Discriminator(_which_prompt),
 ]
 

@@ -9,12 +9,14 @@ import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from onebox.engine.api import (
+    ContextTooLongError,
     Counts,
     Engine,
     EngineClient,
@@ -33,7 +35,7 @@ from onebox.engine.api import (
     Started,
     Tokens,
 )
-from onebox.engine.remote import supervise
+from onebox.engine.remote import parent, supervise
 from onebox.engine.remote.messages import Planned, StartPhase
 from onebox.engine.remote.parent import EngineProcess
 from onebox.engine.remote.supervise import RestartPolicy
@@ -116,6 +118,23 @@ def test_events_can_be_awaited(calm):
     assert asyncio.run(read()) == answer(range(30))
 
 
+def test_a_lookup_tells_what_the_next_request_finds(calm):
+    prompt = [*range(30, 10, -1)] * 10
+    asked = request("asked", prompt)
+    before = calm.lookup(asked)
+    list(calm.submit(asked))
+    counted = calm.stats().prefix
+    after = calm.lookup(asked)
+    assert calm.stats().prefix == counted, "a lookup was counted"
+    again = list(calm.submit(request("again", prompt)))[-1]
+    assert (before.cached_tokens, before.tier) == (0, None)
+    assert (after.cached_tokens, after.tier) == (again.counts.cached_tokens, "memory") == (192, "memory")
+    assert calm.lookup(replace(asked, cache_prompt=False)).cached_tokens == 0
+    assert calm.lookup(request("scored", prompt, prompt_logprobs=0)).cached_tokens == 0
+    with pytest.raises(ContextTooLongError):
+        calm.lookup(request("long", [1] * 500))
+
+
 @pytest.mark.parametrize(
     "refused",
     [
@@ -171,6 +190,28 @@ def test_a_full_queue_refuses_at_once(start):
     with pytest.raises(QueueFullError, match="Of 6 places for requests 6 are taken"):
         engine.submit(request("a", [1]))
     assert engine.stats().num_waiting + engine.stats().num_running == 6
+
+
+def test_a_lookup_waits_for_no_step_and_for_no_dead_process(start, monkeypatch):
+    engine = start(RestartPolicy(first_wait_s=600))
+    prompt = [7] * 100
+    list(engine.submit(request("computed", prompt)))
+    for i in range(6):
+        engine.submit(request(str(i), [HANGING]))
+    assert engine.lookup(request("a", prompt)).cached_tokens == 64
+    os.kill(engine.pid, signal.SIGSTOP)
+    monkeypatch.setattr(parent, "_LOOKUP_S", 0.05)
+    with pytest.raises(QueueFullError, match="did not say within"):
+        engine.lookup(request("a", prompt))
+    monkeypatch.setattr(parent, "_LOOKUP_S", 60)
+    with ThreadPoolExecutor(1) as thread:
+        late = thread.submit(engine.lookup, request("a", prompt))
+        wait_until(lambda: engine._lookups)
+        os.kill(engine.pid, signal.SIGKILL)
+        with pytest.raises(EngineStoppedError):
+            late.result()
+    with pytest.raises(EngineRestartingError):
+        engine.lookup(request("a", prompt))
 
 
 def test_a_step_is_one_message_however_many_requests_are_in_it(calm, monkeypatch):
