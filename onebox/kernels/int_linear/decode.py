@@ -8,7 +8,7 @@ from torch import Tensor
 from onebox.formats.fragments import TILE_COLUMNS
 from onebox.kernels.common.dependent import launch_options, release, wait
 from onebox.kernels.common.fixed_point import LARGEST, SMALLEST_ABSMAX, store_planes
-from onebox.kernels.common.launch import ceil_div, next_power_of_2
+from onebox.kernels.common.launch import ceil_div, divisor, next_power_of_2
 from onebox.kernels.common.rows import FixedRows
 from onebox.kernels.common.tuning import WEIGHT_LOADS, Tunable
 from onebox.kernels.int_linear.groups import sum_groups
@@ -243,8 +243,4 @@ def _options(weight: Tensor, bits: int, columns: int, groups: int) -> dict[str, 
         # With more registers the compiler would delay the loads until their values are used.
         default["maxnreg"] = 128 if columns < 32 else 168
     options = launch_options(_LINEARS[bits], f"{columns}_{len(weight)}", **default)
-    return {**options, "UNROLL": _divisor(groups, options["UNROLL"])}
-
-
-def _divisor(number: int, at_most: int) -> int:
-    return max(divisor for divisor in range(1, at_most + 1) if number % divisor == 0)
+    return {**options, "UNROLL": divisor(groups, options["UNROLL"])}
