@@ -41,8 +41,10 @@ DEFAULT_UTILIZATION = 0.90
 """Share of the box's memory that onebox uses by default."""
 PREFIX_SHARE = 0.10
 """Share for prefix checkpoints of what remains after weights, workspace, states and reserve; KV gets the rest."""
-_STEP_ROWS = 64
+_STEP_ROWS = 128
 """Rows that a decode step computes at once; a larger step is computed in parts."""
+_PROMPT_ROWS = 64
+"""Tokens of a prompt whose log-probabilities are computed together."""
 _CHUNK = 64
 """Tokens in one chunk of DeltaNet's prefill."""
 RUNTIME_BYTES = 1 * GIB
@@ -206,9 +208,10 @@ def workspace_bytes(spec: ModelSpec, request: MemoryRequest) -> int:
     rows = min(_STEP_ROWS, request.slots * (1 + request.drafts))
     pieces = piece_count(request.max_context_tokens, doublings(request.kv))
     sums = 4 * rows * pieces * spec.num_attention_heads * (spec.head_dim + 2)
-    logits = 4 * rows * spec.vocab_size
+    # Where sampling reads them, and as the model computes them or, twice as large, the shares of top-p.
+    logits = (4 + 8) * rows * spec.vocab_size
     activations = int(_PREFILL_MARGIN * request.max_batched_tokens * _prefill_bytes(spec, request.activation_bytes))
-    logprobs = spec.vocab_size * (_LOGPROB_ROWS * _LOGPROB_BYTES + (4 + 8) * _STEP_ROWS)
+    logprobs = spec.vocab_size * (_LOGPROB_ROWS * _LOGPROB_BYTES + (4 + 8) * max(rows, _PROMPT_ROWS))
     largest = max(activations, logprobs, request.loading_bytes)
     return RUNTIME_BYTES + largest + logits + sums + page_bytes(spec, request) + _SPARE_BYTES
 

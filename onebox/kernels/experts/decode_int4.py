@@ -28,7 +28,7 @@ from onebox.kernels.common.rows import FixedRows
 from onebox.kernels.common.tuning import WEIGHT_LOADS, Tunable
 from onebox.kernels.experts.grouped_int4 import grouped_down, grouped_gate_up
 from onebox.kernels.experts.int4_tiles import GROUP, TILE_BYTES, tile_row_dot
-from onebox.kernels.experts.lists import pair_lists, shared_inner
+from onebox.kernels.experts.lists import pair_lists, shared_slice
 from onebox.kernels.experts.slots import is_grouped, pair_of_program, sharers, sharing, spread, sum_slots, workspace
 from onebox.kernels.float_linear.parts import TileLaunch, parts_tile
 
@@ -38,25 +38,6 @@ _GATE_UP, _DOWN = Tunable("gate_up", WEIGHT_LOADS), Tunable("down", WEIGHT_LOADS
 _PLANES = Tunable("planes")
 
 # `num_pairs` is not specialised: another row count must not recompile, and the loop over sharers needs a runtime value.
-
-
-@triton.jit
-def _shared_slice(
-    parts_ptr,  # float32 [PARTS, R, 2 * SIZE]
-    inner_ptr,  # [R, SIZE]
-    R,
-    SIZE: tl.constexpr,
-    PARTS: tl.constexpr,
-    SLOTS: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
-    """SiLU(gate) * up of the shared expert: each of the SLOTS pairs of a row computes a slice of the values."""
-    pair = tl.program_id(1)
-    OWN: tl.constexpr = (SIZE + SLOTS - 1) // SLOTS
-    place = tl.arange(0, BLOCK)
-    column = pair % SLOTS * OWN + place
-    inside = (place < OWN) & (column < SIZE)
-    shared_inner(parts_ptr, inner_ptr, (pair // SLOTS).to(tl.int64), R, column, inside, SIZE, PARTS)
 
 
 @triton.jit(do_not_specialize=["num_pairs"])
@@ -94,7 +75,7 @@ def experts_gate_up_kernel(
     if tile == TILES:
         if SHARED_PARTS > 0:
             rows = num_pairs // SLOTS
-            _shared_slice(shared_ptr, shared_inner_ptr, rows, SHARED, SHARED_PARTS, SLOTS, SHARED_BLOCK)
+            shared_slice(shared_ptr, shared_inner_ptr, rows, SHARED, SHARED_PARTS, SLOTS, SHARED_BLOCK)
         return
     pair, expert, pairs, ids, first = pair_of_program(ids_ptr, num_pairs, PAIRS, ALONE)
     if pair != first:
@@ -182,8 +163,9 @@ def experts_planes_kernel(
     K: tl.constexpr,
     FORMAT: tl.constexpr,  # None without a shared expert
     PARTS: tl.constexpr,
+    TILES: tl.constexpr,
     BLOCK_R: tl.constexpr,
-    BLOCK_K: tl.constexpr,
+    CHUNKED: tl.constexpr,
     GROUPS_BLOCK: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
@@ -208,8 +190,9 @@ def experts_planes_kernel(
             0.0,
             K,
             FORMAT,
+            TILES,
             BLOCK_R,
-            BLOCK_K,
+            CHUNKED,
             PARTS,
             GROUPS_BLOCK,
             DEPENDENT,

@@ -18,7 +18,7 @@ from onebox.kernels.common.launch import ceil_div, next_power_of_2
 from onebox.kernels.common.parts import sum_parts
 from onebox.kernels.common.tuning import Tunable
 
-__all__ = ["ExpertLists", "listed_pairs", "pair_lists", "shared_inner"]
+__all__ = ["ExpertLists", "listed_pairs", "pair_lists", "shared_slice"]
 
 _LISTS = Tunable("expert_lists")
 
@@ -34,7 +34,7 @@ class ExpertLists(NamedTuple):
 
 
 @triton.jit
-def shared_inner(
+def _shared_inner(
     parts_ptr,  # float32 [PARTS, R, 2 * SIZE]
     inner_ptr,  # [R, SIZE]
     row,  # int64
@@ -50,6 +50,25 @@ def shared_inner(
     up = sum_parts(parts_ptr, R * (2 * SIZE), at + SIZE, inside, PARTS)
     inner = rounded(swiglu(gate, up), inner_ptr.dtype.element_ty)
     tl.store(inner_ptr + row * SIZE + column, inner, mask=inside)
+
+
+@triton.jit
+def shared_slice(
+    parts_ptr,  # float32 [PARTS, R, 2 * SIZE]
+    inner_ptr,  # [R, SIZE]
+    R,
+    SIZE: tl.constexpr,
+    PARTS: tl.constexpr,
+    SLOTS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """The shared expert's inner values in a launch over pairs: each of a row's SLOTS pairs computes a slice of them."""
+    pair = tl.program_id(1)
+    OWN: tl.constexpr = (SIZE + SLOTS - 1) // SLOTS
+    place = tl.arange(0, BLOCK)
+    column = pair % SLOTS * OWN + place
+    inside = (place < OWN) & (column < SIZE)
+    _shared_inner(parts_ptr, inner_ptr, (pair // SLOTS).to(tl.int64), R, column, inside, SIZE, PARTS)
 
 
 @triton.jit(do_not_specialize=["num_pairs", "R"])
@@ -83,7 +102,7 @@ def expert_lists_kernel(
         SLICES: tl.constexpr = (SHARED + SLICE - 1) // SLICE
         column = (program - E) % SLICES * SLICE + tl.arange(0, SLICE)
         row = ((program - E) // SLICES).to(tl.int64)
-        shared_inner(shared_ptr, shared_inner_ptr, row, R, column, column < SHARED, SHARED, SHARED_PARTS)
+        _shared_inner(shared_ptr, shared_inner_ptr, row, R, column, column < SHARED, SHARED, SHARED_PARTS)
 
 
 @triton.jit
