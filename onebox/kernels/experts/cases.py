@@ -12,7 +12,16 @@ from onebox.kernels.common.case import Case, generator
 from onebox.kernels.float_linear.cases import float_weight
 from onebox.kernels.int_linear.cases import fixed_rows
 
-__all__ = ["CASES", "arguments", "draw_routing", "fixed_point", "float_experts", "int4_experts", "stored_experts"]
+__all__ = [
+    "CASES",
+    "arguments",
+    "draw_routing",
+    "fixed_point",
+    "float_experts",
+    "fused_arguments",
+    "int4_experts",
+    "stored_experts",
+]
 
 _Shape = tuple[int, int, int, int, int]  # rows, k, experts, hidden, inner
 
@@ -86,9 +95,10 @@ def _prefill_inputs(device: torch.device, shape: _Shape, scale_dtype: torch.dtyp
     return {name: tensor.to(device) for name, tensor in arguments.items()}
 
 
-def _slots_inputs(
+def fused_arguments(
     device: torch.device, kind: str, shape: _Shape, shared: str | None, dtype: torch.dtype
 ) -> dict[str, Any]:
+    """Arguments of a fused operation with experts of a `kind`: "int4", "block", "row", "nvfp4" or "bf16"."""
     rows, k, experts, hidden, inner = shape
     draw = generator(rows * hidden + inner)
     ids, weights = draw_routing(rows, k, experts, draw)
@@ -122,7 +132,7 @@ def _slots_case(
     kind: str = "int4",
 ) -> Case:
     """`shared` is the format of the shared expert's down, "other" one without a float weight; `kind` the experts'."""
-    make = partial(_slots_inputs, kind=kind, shape=shape, shared=shared, dtype=dtype)
+    make = partial(fused_arguments, kind=kind, shape=shape, shared=shared, dtype=dtype)
     name = {"block": "fp8", "row": "fp8"}.get(kind, kind)
     return Case(f"routed_experts_{name}_fused", f"{kind}-{_name(shape)}-{shared}-{dtype}", make, is_full)
 

@@ -548,7 +548,8 @@ def _shared_down(values: Tensor | None, weight: FloatWeight | None) -> Tensor | 
     """A launch of its own: with many rows it needs twice the registers of the experts' programs."""
     if values is None or weight is None:
         return None
-    return float_parts(FixedRows(values, values, values, None), weight)
+    parts: Tensor = float_parts(FixedRows(values, values, values, None), weight)
+    return parts
 
 
 def _gate_up(

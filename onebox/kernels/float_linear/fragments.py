@@ -77,14 +77,12 @@ def load_block(
         # A thread's 32 columns have two scales, which it loads itself.
         scale_row = _inside(matrix_row(first_row, threads // 4, STEP, SECOND), last_row)
         scale_at = scale_ptr + scale_row * (K // 16) + column // 16 + threads % 4 * 2 + tl.arange(0, 2)[None, :]
-        loaded = (tl.load(at, eviction_policy="evict_first"), tl.load(scale_at))
+        loaded = (tl.load(at, eviction_policy="evict_first"), tl.load(scale_at))  # type: ignore[assignment]
     else:
         n = _inside(matrix_row(first_row, tl.arange(0, 16 * TILES)[:, None], STEP, SECOND), last_row)
         at = weight_ptr + n * K + column + tl.arange(0, 64)[None, :]
-        loaded = (
-            tl.load(at, eviction_policy="evict_first"),
-            tl.load(at + 64, eviction_policy="evict_first"),
-        )
+        first = tl.load(at, eviction_policy="evict_first")
+        loaded = (first, tl.load(at + 64, eviction_policy="evict_first"))  # type: ignore[assignment]
     return loaded
 
 
@@ -118,7 +116,7 @@ def operands(loaded, FORMAT: tl.constexpr):
     if FORMAT == "bf16":
         result = (_pair_operand(loaded[0], loaded[1]), _pair_operand(loaded[2], loaded[3]))
     elif FORMAT == "nvfp4":
-        result = (_nibble_operand(loaded[0], loaded[1]),)
+        result = (_nibble_operand(loaded[0], loaded[1]),)  # type: ignore[assignment]
     else:
         result = (_byte_operand(loaded[0]), _byte_operand(loaded[1]))
     return result
@@ -159,7 +157,7 @@ def row_operands(loaded, FORMAT: tl.constexpr):
         split = tl.reshape(joined, (ROWS, 4, 8, 2, 2))  # row t j s0 s1
         result = (tl.reshape(tl.permute(split, (4, 3, 1, 2, 0)), (128, ROWS)),)  # s1 s0 t j | row
     else:
-        result = (_half_rows(loaded[0], loaded[1]), _half_rows(loaded[2], loaded[3]))
+        result = (_half_rows(loaded[0], loaded[1]), _half_rows(loaded[2], loaded[3]))  # type: ignore[assignment]
     return result
 
 
