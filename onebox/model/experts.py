@@ -33,7 +33,7 @@ __all__ = [
     "EXPERT_PARTS",
     "ExpertOf",
     "Experts",
-    "FusedExperts",
+    "PartExperts",
     "expert_batches",
     "make_experts",
     "plain_expert",
@@ -64,7 +64,7 @@ FusedResult = tuple[Tensor, Tensor | None, Tensor | None]
 
 
 @runtime_checkable
-class FusedExperts(Experts, Protocol):
+class PartExperts(Experts, Protocol):
     """Experts that leave their sum to the next operation and compute the shared expert beside them."""
 
     def fused(self, rows: FixedRows, ids: Tensor, weights: Tensor, shared: SharedExpert) -> FusedResult: ...

@@ -20,24 +20,16 @@ from torch import Tensor
 from onebox.kernels.common.arithmetic import swiglu
 from onebox.kernels.common.dependent import launch_options, release, wait
 from onebox.kernels.common.fixed_point import load_squares, row_factors
-from onebox.kernels.common.float_codes import E2M1_IN_MULTIPLIER
 from onebox.kernels.common.float_weight import FloatWeight
 from onebox.kernels.common.launch import ceil_div, divisor, next_power_of_2
 from onebox.kernels.common.rows import FixedRows
 from onebox.kernels.common.tuning import MODES, Tunable
+from onebox.kernels.experts.float_dots import expert_dot, expert_weights, factor_pointers
 from onebox.kernels.experts.float_tiles import StoredExperts, bf16_experts, fp8_experts, nvfp4_experts
-from onebox.kernels.experts.lists import ExpertLists, listed_pairs, pair_lists, shared_slice
+from onebox.kernels.experts.lists import ExpertLists, listed_pairs, pair_lists, shared_down, shared_slice
 from onebox.kernels.experts.slots import is_grouped, pair_of_program, sharers, sharing, spread
-from onebox.kernels.float_linear.fragments import (
-    load_block,
-    load_rows,
-    matrix_row,
-    operands,
-    row_operands,
-    sum_block,
-    thread_columns,
-)
-from onebox.kernels.float_linear.parts import TileLaunch, float_parts, parts_tile
+from onebox.kernels.float_linear.fragments import matrix_row, thread_columns
+from onebox.kernels.float_linear.parts import TileLaunch, parts_tile
 
 __all__ = ["routed_experts_bf16_fused", "routed_experts_fp8_fused", "routed_experts_nvfp4_fused"]
 
@@ -49,126 +41,6 @@ _ROWS = tl.constexpr(8)
 """Pairs of a round: the columns of one MMA."""
 _TERMS = tl.constexpr(3)
 """bfloat16 terms of an inner value."""
-
-
-@triton.jit
-def _load_blocks(
-    weight_ptr,
-    scale_ptr,
-    first_row,
-    block,
-    K: tl.constexpr,
-    FORMAT: tl.constexpr,
-    TILES: tl.constexpr,
-    STEP: tl.constexpr,
-    SECOND: tl.constexpr,
-    UNROLL: tl.constexpr,
-):
-    """The codes of UNROLL blocks, all loads issued before the first is used."""
-    loaded = ()
-    for i in tl.static_range(UNROLL):
-        column = (block + i) * 128
-        own = load_block(weight_ptr, scale_ptr, first_row, None, column, K, FORMAT, TILES, STEP, SECOND)
-        loaded += (own,)  # type: ignore[assignment]
-    return loaded
-
-
-@triton.jit
-def _add_blocks(
-    total,
-    weights,
-    factor_ptrs,
-    x_at,
-    is_there,
-    block,
-    FORMAT: tl.constexpr,
-    TERMS: tl.constexpr,
-    TERM_STRIDE: tl.constexpr,
-    UNROLL: tl.constexpr,
-):
-    """Total plus the products of UNROLL blocks with loaded weights, one after another, the smallest term first."""
-    for i in tl.static_range(UNROLL):
-        weight = operands(weights[i], FORMAT)
-        sums = tl.zeros_like(total)
-        for term in tl.static_range(TERMS - 1, -1, -1):
-            x = load_rows(x_at + term * TERM_STRIDE + (block + i) * 128, is_there, FORMAT)
-            sums = sum_block(weight, row_operands(x, FORMAT), sums, FORMAT)
-        # The fused multiply-add keeps Triton from adding inside the MMA, where the sum is truncated instead of rounded.
-        if FORMAT == "block":
-            factor = tl.load(factor_ptrs + block + i).to(tl.float32)
-            total = tl.fma(sums, tl.broadcast_to(factor[:, None], sums.shape), total)
-        else:
-            total = tl.fma(sums, 1.0, total)
-    return total
-
-
-@triton.jit
-def _expert_dot(
-    weight_ptr,  # of one expert: uint8 [N, K], nvfp4: uint8 [N, K/2], bf16: bfloat16 [N, K]
-    scale_ptr,  # nvfp4, of one expert: uint8 [N, K/16]
-    factor_ptrs,  # [16 * TILES]: block: each row's first scale; row: its scale; nvfp4: its multiplier
-    first_row,
-    x_at,  # [4 * ROWS, 8], of `thread_columns`
-    is_there,
-    K: tl.constexpr,
-    FORMAT: tl.constexpr,
-    TILES: tl.constexpr,
-    STEP: tl.constexpr,
-    SECOND: tl.constexpr,
-    TERMS: tl.constexpr,
-    TERM_STRIDE: tl.constexpr,
-    UNROLL: tl.constexpr,
-    DEPENDENT: tl.constexpr,
-):
-    """float32 [16 * TILES, ROWS]: matrix rows of an expert times rows of x; waits for x after its first loads."""
-    BLOCKS: tl.constexpr = K // 128
-    total = tl.zeros((16 * TILES, x_at.shape[0] // 4), tl.float32)
-    weights = _load_blocks(weight_ptr, scale_ptr, first_row, 0, K, FORMAT, TILES, STEP, SECOND, UNROLL)
-    if FORMAT == "row" or FORMAT == "nvfp4":
-        factor = tl.load(factor_ptrs).to(tl.float32)
-    wait(DEPENDENT)
-    total = _add_blocks(total, weights, factor_ptrs, x_at, is_there, 0, FORMAT, TERMS, TERM_STRIDE, UNROLL)
-    for block in tl.range(UNROLL, BLOCKS, UNROLL, num_stages=1):
-        weights = _load_blocks(weight_ptr, scale_ptr, first_row, block, K, FORMAT, TILES, STEP, SECOND, UNROLL)
-        total = _add_blocks(total, weights, factor_ptrs, x_at, is_there, block, FORMAT, TERMS, TERM_STRIDE, UNROLL)
-    if FORMAT == "nvfp4":
-        total *= E2M1_IN_MULTIPLIER
-    if FORMAT == "row" or FORMAT == "nvfp4":
-        total *= factor[:, None]
-    return total
-
-
-@triton.jit
-def _expert_base(weight_ptr, scale_ptr, expert, N: tl.constexpr, K: tl.constexpr, FORMAT: tl.constexpr):
-    """(weights, nvfp4 scales) of one expert."""
-    weight_ptr += expert.to(tl.int64) * (N * (K // 2 if FORMAT == "nvfp4" else K))
-    if FORMAT == "nvfp4":
-        scale_ptr += expert.to(tl.int64) * (N * (K // 16))
-    return weight_ptr, scale_ptr
-
-
-@triton.jit
-def _factor_ptrs(
-    scale_ptr,  # block: [E, PARTS * SIZE / 128, K / 128]; row: [E, PARTS * SIZE]
-    multiplier_ptr,  # nvfp4: float32 [E, 3], at the matrix of part 0
-    expert,
-    part,  # [rows]: gate 0, up 1
-    row,  # [rows], of the part
-    PARTS: tl.constexpr,
-    SIZE: tl.constexpr,
-    K: tl.constexpr,
-    FORMAT: tl.constexpr,
-):
-    """`factor_ptrs` of `_expert_dot`."""
-    if FORMAT == "block":
-        result = scale_ptr + ((expert * PARTS + part) * (SIZE // 128) + row // 128) * (K // 128)
-    elif FORMAT == "row":
-        result = scale_ptr + (expert * PARTS + part) * SIZE + row
-    elif FORMAT == "nvfp4":
-        result = multiplier_ptr + expert * 3 + part
-    else:
-        result = row
-    return result
 
 
 @triton.jit
@@ -196,15 +68,17 @@ def _gate_up_round(
 ):
     """The inner values of 8 * TILES columns and some pairs."""
     _, column = thread_columns(_ROWS, FORMAT)
-    own_weight_ptr, own_scale_ptr = _expert_base(weight_ptr, scale_ptr, expert, 2 * I, H, FORMAT)
+    own_scale_ptr = scale_ptr
+    if FORMAT == "nvfp4":
+        own_scale_ptr += expert.to(tl.int64) * (2 * I * (H // 16))
     place = tl.arange(0, 16 * TILES)
     part = place // 8 % 2
     row = matrix_row(tile * 8, place, 8, 0)
-    factor_ptrs = _factor_ptrs(scale_ptr, multiplier_ptr, expert, part, row, 2, I, H, FORMAT)
+    factor_ptrs = factor_pointers(scale_ptr, multiplier_ptr, expert, part, row, 2, I, H, FORMAT)
     if squares_ptr is not None:
         squares = load_squares(squares_ptr, place_pair // SLOTS, R, H, GROUPS_BLOCK)
-    total = _expert_dot(
-        own_weight_ptr,
+    total = expert_dot(
+        expert_weights(weight_ptr, expert, 2 * I, H, FORMAT),
         own_scale_ptr,
         factor_ptrs,
         tile * 8,
@@ -353,12 +227,14 @@ def _down_round(
 ):
     """The weighted output of 16 * TILES columns and some pairs."""
     _, column = thread_columns(_ROWS, FORMAT)
-    own_weight_ptr, own_scale_ptr = _expert_base(weight_ptr, scale_ptr, expert, H, I, FORMAT)
+    own_scale_ptr = scale_ptr
+    if FORMAT == "nvfp4":
+        own_scale_ptr += expert.to(tl.int64) * (H * (I // 16))
     row = tile * 16 + tl.arange(0, 16 * TILES)
-    factor_ptrs = _factor_ptrs(scale_ptr, multiplier_ptr, expert, tl.zeros_like(row), row, 1, H, I, FORMAT)
+    factor_ptrs = factor_pointers(scale_ptr, multiplier_ptr, expert, tl.zeros_like(row), row, 1, H, I, FORMAT)
     share = tl.load(weights_ptr + place_pair, mask=place_pair < num_pairs, other=0.0)
-    total = _expert_dot(
-        own_weight_ptr,
+    total = expert_dot(
+        expert_weights(weight_ptr, expert, H, I, FORMAT),
         own_scale_ptr,
         factor_ptrs,
         tile * 16,
@@ -536,20 +412,12 @@ def _fused(
         lists = pair_lists(ids, len(stored.gate_up[0]), parts, shared_values)
         _gate_up(rows, ids, lists, stored, inner, None, None)
         _down(inner, ids, lists, weights, stored, slots, None, TileLaunch.of(rows.x, None))
-        return slots, shared_values, _shared_down(shared_values, down_weight)
+        return slots, shared_values, shared_down(shared_values, down_weight)
     launch = TileLaunch.of(rows.x if shared_values is None else shared_values, down_weight)
     if num_rows:
         _gate_up(rows, ids, None, stored, inner, parts, shared_values)
         _down(inner, ids, None, weights, stored, slots, shared_values, launch)
     return slots, shared_values, launch.out
-
-
-def _shared_down(values: Tensor | None, weight: FloatWeight | None) -> Tensor | None:
-    """A launch of its own: with many rows it needs twice the registers of the experts' programs."""
-    if values is None or weight is None:
-        return None
-    parts: Tensor = float_parts(FixedRows(values, values, values, None), weight)
-    return parts
 
 
 def _gate_up(

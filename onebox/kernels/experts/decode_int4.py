@@ -12,7 +12,7 @@ A pair is a row and one of its k expert slots. The program of the first pair wit
 expert (its sharers) and the other programs return at once, so an expert's weights are loaded from memory once per
 launch. More sharers than an MMA has columns for take further rounds over the same weights, from the cache. The shared
 expert's SwiGLU runs in the gate_up launch and its down in the planes launch, which have idle resources. A step of many
-rows lists each expert's pairs first, one launch more (`lists.py`, `grouped_int4.py`).
+rows lists each expert's pairs first and computes the shared expert's down last (`lists.py`, `grouped_int4.py`).
 """
 
 import torch
@@ -28,7 +28,7 @@ from onebox.kernels.common.rows import FixedRows
 from onebox.kernels.common.tuning import WEIGHT_LOADS, Tunable
 from onebox.kernels.experts.grouped_int4 import grouped_down, grouped_gate_up
 from onebox.kernels.experts.int4_tiles import GROUP, TILE_BYTES, tile_row_dot
-from onebox.kernels.experts.lists import pair_lists, shared_slice
+from onebox.kernels.experts.lists import pair_lists, shared_down, shared_slice
 from onebox.kernels.experts.slots import is_grouped, pair_of_program, sharers, sharing, spread, sum_slots, workspace
 from onebox.kernels.float_linear.parts import TileLaunch, parts_tile
 
@@ -272,13 +272,14 @@ def routed_experts_int4_fused(rows, ids, weights, gate_up, gate_up_scale, down, 
     shared = None if gate_up_parts is None else _room_for_inner(gate_up_parts, rows.x.dtype)
     planes = torch.empty((num_pairs, 4, inner.shape[1]), dtype=torch.int8, device=ids.device)
     scale = torch.empty((num_pairs, down.shape[2]), dtype=torch.float32, device=ids.device)
-    launch = TileLaunch.of(rows.x if shared is None else shared, down_weight)
     if is_grouped(ids):
         lists = pair_lists(ids, len(gate_up), gate_up_parts, shared)
         grouped_gate_up(rows, lists, ids.shape[1], gate_up, gate_up_scale, inner)
-        _split(inner, planes, scale, shared, launch)
+        _split(inner, planes, scale, None, TileLaunch.of(rows.x, None))
         grouped_down(planes, scale, lists, weights, down, down_scale, slots)
-    elif num_pairs:
+        return slots, shared, shared_down(shared, down_weight)
+    launch = TileLaunch.of(rows.x if shared is None else shared, down_weight)
+    if num_pairs:
         _gate_up(rows, ids, gate_up, gate_up_scale, inner, gate_up_parts, shared)
         _split(inner, planes, scale, shared, launch)
         _down(planes, scale, ids, weights, down, down_scale, slots)

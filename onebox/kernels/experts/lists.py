@@ -14,11 +14,14 @@ from torch import Tensor
 
 from onebox.kernels.common.arithmetic import rounded, swiglu
 from onebox.kernels.common.dependent import launch_options, release, wait
+from onebox.kernels.common.float_weight import FloatWeight
 from onebox.kernels.common.launch import ceil_div, next_power_of_2
 from onebox.kernels.common.parts import sum_parts
+from onebox.kernels.common.rows import FixedRows
 from onebox.kernels.common.tuning import Tunable
+from onebox.kernels.float_linear.parts import float_parts
 
-__all__ = ["ExpertLists", "listed_pairs", "pair_lists", "shared_slice"]
+__all__ = ["ExpertLists", "listed_pairs", "pair_lists", "shared_down", "shared_slice"]
 
 _LISTS = Tunable("expert_lists")
 
@@ -138,3 +141,14 @@ def pair_lists(
         **launch_options(_LISTS, experts),
     )
     return ExpertLists(counts, pairs)
+
+
+def shared_down(values: Tensor | None, weight: FloatWeight | None) -> Tensor | None:
+    """The shared expert's down of its inner values [R, J], as parts, in a launch of its own.
+
+    With many rows it takes twice the registers that other programs of a launch would, and so their places.
+    """
+    if values is None or weight is None:
+        return None
+    parts: Tensor = float_parts(FixedRows(values, values, values, None), weight)
+    return parts

@@ -118,8 +118,8 @@ def linear_many_kernel(
         row_scales = tl.load(weight_scale_ptr + columns, mask=columns_inside, other=0.0).to(tl.float32)[:, None]
     for chunk in tl.static_range(CHUNKS):
         row = chunk * ROWS + rows
-        total = totals[chunk]
-        total *= 0.0625 if BITS == 4 else row_scales
+        total = totals[chunk]  # type: ignore[var-annotated]
+        total *= 0.0625 if BITS == 4 else row_scales  # type: ignore[assignment]
         if squares_ptr is not None:
             squares = load_squares(squares_ptr, row, R, K, GROUPS_BLOCK)
             total *= row_factors(squares, eps, K)[None, :]

@@ -21,7 +21,7 @@ from onebox.kernels.delta_net import delta_net_step_fused, gated_norm_fused
 from onebox.kernels.norm import add_rms_norm_fused, rms_norm
 from onebox.kernels.router import route_fused
 from onebox.model.batch import Batch
-from onebox.model.experts import FusedExperts
+from onebox.model.experts import PartExperts
 from onebox.model.layers import Layer, RotaryTable, Stream
 from onebox.model.layers.plain import Attention, DeltaNet, Mixer, Mixture, PlainLayer, PlainStack
 from onebox.model.linear import FloatLinear, PartLinear
@@ -108,7 +108,7 @@ class FusedMixture:
 
     num_experts_per_tok: int
     router: PartLinear
-    experts: FusedExperts
+    experts: PartExperts
     shared_gate_up: PartLinear
     shared_down: PartLinear
     stored_gate_up: FloatWeight | None
@@ -227,7 +227,7 @@ def _fuse_mixture(mixture: Mixture) -> FusedMixture | None:
         return None
     if not (isinstance(router, PartLinear) and isinstance(gate_up, PartLinear) and isinstance(down, PartLinear)):
         return None
-    if not isinstance(experts, FusedExperts):
+    if not isinstance(experts, PartExperts):
         return None
     stored = [linear.stored if isinstance(linear, FloatLinear) else None for linear in (gate_up, down)]
     return FusedMixture(spec.num_experts_per_tok, router, experts, gate_up, down, *stored)
