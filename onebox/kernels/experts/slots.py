@@ -17,8 +17,8 @@ from onebox.kernels.common.tuning import Tunable
 __all__ = ["is_grouped", "pair_of_program", "sharers", "sharing", "spread", "sum_slots", "workspace"]
 
 _GROUPING = Tunable("experts_grouping", ({"GROUPED": 0}, {"GROUPED": 1}))
-_ALWAYS_GROUPED = 17
-"""Rows from which pairs are always listed by expert before the experts' kernels; below it is a matter of speed."""
+_FEW_ROWS = 16
+"""Up to so many rows the search costs less than a launch for lists, unless this GPU's table says otherwise."""
 
 
 @triton.jit
@@ -102,6 +102,7 @@ def sharing(ids: Tensor) -> dict[str, int | bool]:
 def is_grouped(ids: Tensor) -> bool:
     """Whether each expert's pairs are listed before its kernels (`lists.py`), instead of looked for by them."""
     num_rows = len(ids)
-    if num_rows < 2 or num_rows >= _ALWAYS_GROUPED:
-        return num_rows >= _ALWAYS_GROUPED
-    return bool(_GROUPING.options(max(4, next_power_of_2(num_rows)), {"GROUPED": 0})["GROUPED"])
+    if num_rows < 2:
+        return False
+    default = {"GROUPED": int(num_rows > _FEW_ROWS)}
+    return bool(_GROUPING.options(max(4, next_power_of_2(num_rows)), default)["GROUPED"])
