@@ -32,7 +32,8 @@ __all__ = ["TileLaunch", "float_parts", "parts_tile"]
 _PARTS = Tunable("float_parts")
 
 _FEW_ROWS = 16
-"""Rows that a program computes at once. With more, it has 32 columns: the rows' bytes count, not the weights'."""
+"""Rows that a program computes at once. With more, the rows' bytes count, not the weights': it has 32 columns where
+their weights fit its registers."""
 
 
 @triton.jit
@@ -67,7 +68,7 @@ def _part_operands(weights, FORMAT: tl.constexpr, BLOCKS: tl.constexpr):
 
 @triton.jit
 def _sum_rows(
-    weights,  # operands of each block
+    weights,  # of each block: operands with KEPT, else codes
     scales,  # of each block, in the block format
     row_scales,  # [16 * TILES], in the row format
     multiplier,  # nvfp4
@@ -82,6 +83,7 @@ def _sum_rows(
     BLOCK_R: tl.constexpr,
     BLOCKS: tl.constexpr,
     GROUPS_BLOCK: tl.constexpr,
+    KEPT: tl.constexpr,
 ):
     """float32 [16 * TILES, BLOCK_R]: the product of a part's blocks and some rows."""
     if squares_ptr is not None:
@@ -93,7 +95,8 @@ def _sum_rows(
         x += (load_rows(x_at + block * 128, start + place < R, FORMAT),)  # type: ignore[assignment]
     total = tl.zeros((16 * TILES, BLOCK_R), tl.float32)
     for block in tl.static_range(BLOCKS):
-        sums = sum_block(weights[block], row_operands(x[block], FORMAT), tl.zeros_like(total), FORMAT)
+        weight = weights[block] if KEPT else operands(weights[block], FORMAT)
+        sums = sum_block(weight, row_operands(x[block], FORMAT), tl.zeros_like(total), FORMAT)
         # The fused multiply-add keeps Triton from adding inside the MMA, where the sum is truncated instead of rounded.
         if FORMAT == "block":
             total = tl.fma(sums, tl.broadcast_to(scales[block].to(tl.float32), sums.shape), total)
@@ -155,9 +158,11 @@ def parts_tile(
     x_ptr += first
     r = tl.arange(0, BLOCK_R)
     wait(DEPENDENT)
-    weight = _part_operands(weights, FORMAT, BLOCKS)
     start = 0
     if CHUNKED:
+        # Decoded once, where there are registers for it.
+        KEPT: tl.constexpr = BLOCKS * TILES <= 4
+        weight = _part_operands(weights, FORMAT, BLOCKS) if KEPT else weights
         while start < R:
             total = _sum_rows(
                 weight,
@@ -175,12 +180,13 @@ def parts_tile(
                 BLOCK_R,
                 BLOCKS,
                 GROUPS_BLOCK,
+                KEPT,
             )
             store_tile(total, start + r, tile, part, out_ptr, R, N, 16 * TILES)
             start += BLOCK_R
     else:
         total = _sum_rows(
-            weight,
+            weights,
             scales,
             row_scales,
             multiplier,
@@ -195,6 +201,7 @@ def parts_tile(
             BLOCK_R,
             BLOCKS,
             GROUPS_BLOCK,
+            False,
         )
         store_tile(total, r, tile, part, out_ptr, R, N, 16 * TILES)
 
@@ -260,10 +267,12 @@ class TileLaunch(NamedTuple):
         """For rows x [R, K]; without a weight there are no tiles, and FORMAT is None."""
         num_rows, width = (0, PART_BLOCK) if weight is None else x.shape
         out, split, programs, kind = None, 1, 0, None
-        tiles = 1 if num_rows <= _FEW_ROWS else 2
+        tiles = 1
         arguments: tuple[Tensor | int | None, ...] = (None, None, None, None, 0, 0)
         if weight is not None:
             split, columns, kind = num_parts(width, weight), len(weight.codes), weight.kind
+            if num_rows > _FEW_ROWS and width // PART_BLOCK // split <= 2:
+                tiles = 2
             programs = ceil_div(columns, 16 * tiles) * split
             out = torch.empty((split, num_rows, columns), dtype=torch.float32, device=x.device)
             is_one_scale = weight.scale is None or weight.scale.numel() == 1
