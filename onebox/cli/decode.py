@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from onebox.spec.errors import MismatchError, UnsupportedError, UsageError
+from onebox.spec.errors import DoesNotFitError, MismatchError, UnsupportedError, UsageError
 
 if TYPE_CHECKING:
-    from onebox.lab.decode import DecodeRow, Measured
+    from onebox.lab.decode import DecodeRow, Formats, Measured
     from onebox.model.qwen3_5 import Qwen35
     from onebox.spec.model import ModelSpec
 
@@ -21,7 +21,13 @@ _COMPARED = ("step_ms", "tokens_per_second", "whole_tokens_per_second", "first_t
 
 def decode(
     shape: Annotated[str, typer.Option(help="A known model, such as qwen3.5-122b-a10b.")] = "qwen3.5-122b-a10b",
-    weights: Annotated[str, typer.Option(help="dummy: random weights in the formats of the hybrid build.")] = "dummy",
+    weights: Annotated[
+        str,
+        typer.Option(
+            help="Formats of the random weights: hybrid, nvfp4 (the hybrid with NVFP4 experts), or int4, fp8, bf16 as "
+            "published; several, comma-separated, one after the other. What does not fit this GPU is left out."
+        ),
+    ] = "hybrid",
     rows: Annotated[
         str,
         typer.Option(
@@ -46,33 +52,82 @@ def decode(
     """
     from onebox.spec.shapes import named_spec
 
-    if weights != "dummy":
-        raise UsageError(f"--weights {weights} is not known: use dummy; a checkpoint is measured by onebox bench run.")
-    spec, chosen = named_spec(shape), _chosen(rows)
+    spec, chosen, formats = named_spec(shape), _chosen(rows), _formats(weights)
     before = _read_rows(compared) if compared else {}
     versions = _gpu()
-    from onebox.lab.decode import copy_speed, measure, random_model, start_seconds, with_experts
+    from onebox.lab.decode import copy_speed, random_model, start_seconds
 
-    model = random_model(spec)
-    start = start_seconds(model)
     typer.echo(f"{versions['gpu']}, torch {versions['torch']}, triton {versions['triton']}")
-    typer.echo(
-        f"first token {start:.2f} s after the start of this process; including kernel compilation not in the cache"
-    )
-    if gate:
-        _check_answers(model)
-    ceiling = copy_speed()
-    _print_ceiling(spec, chosen, ceiling)
-    found = []
-    for row in chosen:
-        measured = with_experts(measure(model, row, ceiling), model, row)
-        _print_row(measured)
-        _print_compared(measured, before.get(measured.row))
-        found.append(measured.as_dict())
-    if profile:
-        _print_kernels(model, chosen)
-    figures = {"copy_tb_per_s": round(ceiling / 1e12, 3), "start_to_first_token_s": round(start, 2)}
+    found, figures = list[dict[str, Any]](), dict[str, float]()
+    for name in formats:
+        try:
+            model = random_model(spec, formats[name])
+        except DoesNotFitError as error:
+            if len(formats) == 1:
+                raise
+            typer.echo(f"{name} is left out. {error}")
+            continue
+        if not figures:
+            figures["start_to_first_token_s"] = round(start_seconds(model), 2)
+            typer.echo(
+                f"first token {figures['start_to_first_token_s']:.2f} s after the start of this process; "
+                "including kernel compilation not in the cache"
+            )
+        if gate:
+            _check_answers(model)
+        if "copy_tb_per_s" not in figures:
+            figures["copy_tb_per_s"] = round(copy_speed() / 1e12, 3)
+        found += _measure(model, name, formats[name], chosen, 1e12 * figures["copy_tb_per_s"], before)
+        if profile:
+            _print_kernels(model, chosen)
+        del model
+        _empty_cache()
     typer.echo(json.dumps({"shape": shape, **versions, **figures, "rows": found}))
+
+
+def _measure(
+    model: "Qwen35",
+    name: str,
+    formats: "Formats",
+    rows: "list[DecodeRow]",
+    ceiling: float,
+    before: dict[tuple[str, str], dict[str, Any]],
+) -> list[dict[str, Any]]:
+    """Times and prints all rows of one model."""
+    from onebox.lab.decode import measure, weight_bytes, with_experts
+
+    typer.echo(f"weights: {name}, {weight_bytes(model.spec, formats) / 1e9:.1f} GB")
+    _print_ceiling(model.spec, rows, ceiling, formats)
+    found = []
+    for row in rows:
+        measured = with_experts(measure(model, row, ceiling, formats), model, row)
+        _print_row(measured)
+        _print_compared(measured, before.get((name, measured.row)))
+        found.append({"weights": name, **measured.as_dict()})
+    return found
+
+
+def _formats(weights: str) -> "dict[str, Formats]":
+    """The chosen formats by name, in order."""
+    from onebox.model.dummy import DUMMY_FORMATS
+
+    for name in weights.split(","):
+        if name not in DUMMY_FORMATS:
+            raise UsageError(
+                f"--weights has {name!r}, which is not known: use {', '.join(DUMMY_FORMATS)}; "
+                "a checkpoint is measured by onebox bench run."
+            )
+    return {name: DUMMY_FORMATS[name] for name in weights.split(",")}
+
+
+def _empty_cache() -> None:
+    """Gives a model's memory back, for the next."""
+    import gc
+
+    import torch
+
+    gc.collect()
+    torch.cuda.empty_cache()
 
 
 def _chosen(rows: str) -> "list[DecodeRow]":
@@ -106,11 +161,11 @@ def _check_answers(model: "Qwen35") -> None:
     typer.echo("gate: answers are the same alone, in company, with drafts and from cached prefixes")
 
 
-def _read_rows(path: Path) -> dict[str, dict[str, Any]]:
-    """The rows of an earlier run's output, whose last line is JSON, by name."""
+def _read_rows(path: Path) -> dict[tuple[str, str], dict[str, Any]]:
+    """The rows of an earlier run's output, whose last line is JSON, by weights and name."""
     try:
         *_, last = path.read_text().splitlines()
-        return {row["row"]: row for row in json.loads(last)["rows"]}
+        return {(row.get("weights", "hybrid"), row["row"]): row for row in json.loads(last)["rows"]}
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UsageError(f"--compare {path} is not the output of onebox bench decode ({error}).") from None
 
@@ -123,14 +178,15 @@ def _print_compared(measured: "Measured", before: dict[str, Any] | None) -> None
         typer.echo(f"{'':16} {', '.join(figures)}")
 
 
-def _print_ceiling(spec: "ModelSpec", rows: "list[DecodeRow]", ceiling: float) -> None:
+def _print_ceiling(spec: "ModelSpec", rows: "list[DecodeRow]", ceiling: float, formats: "Formats") -> None:
     from onebox.lab.decode import ACCEPTANCE, row_bytes
 
     typer.echo(f"ceiling: a copy moves {ceiling / 1e12:.2f} TB/s; at that speed")
     for row in (row for row in rows if not row.is_prompt):
-        seconds = row_bytes(spec, row) / ceiling
+        num_bytes = row_bytes(spec, row, formats)
+        seconds = num_bytes / ceiling
         most = row.streams * (1 + sum(ACCEPTANCE[: row.drafts])) / seconds
-        typer.echo(f"  {row.name:16} {row_bytes(spec, row) / 1e9:6.2f} GB a step, {most:7.0f} tok/s")
+        typer.echo(f"  {row.name:16} {num_bytes / 1e9:6.2f} GB a step, {most:7.0f} tok/s")
 
 
 def _print_row(measured: "Measured") -> None:

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from onebox.spec.errors import UnsupportedError
+from onebox.spec.errors import UnsupportedError, UsageError
 
 __all__ = ["tune"]
 
@@ -17,6 +17,16 @@ def tune(
     shape: Annotated[str, typer.Option(help="The model whose layers are timed.")] = "qwen3.5-122b-a10b",
     seconds: Annotated[float, typer.Option(min=10, help="Time limit in seconds.")] = 100.0,
     layers: Annotated[int, typer.Option(min=4, help="Number of layers; more need more memory and time.")] = _LAYERS,
+    weights: Annotated[
+        str, typer.Option(help="Formats of the random weights: hybrid, nvfp4, int4, fp8 or bf16, as in bench decode.")
+    ] = "hybrid",
+    steps: Annotated[
+        str | None,
+        typer.Option(help="Kinds of steps, comma-separated: streams x rows, and a KV format: 32x3,1x1:turboquant."),
+    ] = None,
+    kernels: Annotated[
+        str, typer.Option(help="Only kernels whose names begin so, comma-separated, as in grouped,int4_many.")
+    ] = "",
     output: Annotated[
         Path | None, typer.Option(help="Write the table here; default: the path that onebox reads.")
     ] = None,
@@ -34,11 +44,16 @@ def tune(
     spec = named_spec(shape)
     if not torch.cuda.is_available():
         raise UnsupportedError("onebox tune needs a CUDA GPU, and torch finds none on this machine.")
-    from onebox.lab.tune import few_layers
+    from onebox.lab.tune import STEPS, StepShape, Tuning, few_layers
     from onebox.lab.tune import tune as find
+    from onebox.model.dummy import DUMMY_FORMATS
 
+    if weights not in DUMMY_FORMATS:
+        raise UsageError(f"--weights {weights} is not known: use {', '.join(DUMMY_FORMATS)}.")
+    chosen = tuple(map(StepShape.parse, steps.split(","))) if steps else STEPS
     gpu = torch.cuda.get_device_name()
-    found = find(few_layers(spec, layers), seconds, lambda name, taken: typer.echo(f"  {taken:7.3f} ms  {name}"))
+    tuning = Tuning(few_layers(spec, layers), seconds, DUMMY_FORMATS[weights], chosen, tuple(kernels.split(",")))
+    found = find(tuning, lambda name, taken: typer.echo(f"  {taken:7.3f} ms  {name}"))
     for name, before in found.before_ms.items():
         typer.echo(f"{name} (streams x rows, KV format): {before:.3f} ms, now {found.after_ms[name]:.3f} ms")
     path = user_table(gpu) if output is None else output

@@ -33,6 +33,9 @@ __all__ = ["ModelRunner"]
 
 T = TypeVar("T")
 
+_LOGPROB_ROWS = 64
+"""Tokens of a prompt whose log-probabilities are computed together: the memory plan has room for so many."""
+
 
 class ModelRunner:
     """The model, its memory, and the graphs of its decode steps."""
@@ -177,8 +180,8 @@ class ModelRunner:
             return ()
         following = [*chunk.token_ids[1:], *([] if chunk.following is None else [chunk.following])]
         found: list[LogprobRows] = []
-        for start in range(0, len(following), MAX_STEP_ROWS):
-            tokens = following[start : start + MAX_STEP_ROWS]
+        for start in range(0, len(following), _LOGPROB_ROWS):
+            tokens = following[start : start + _LOGPROB_ROWS]
             values = RowLogprobs(self._model.logits(hidden[start : start + len(tokens)]))
             found.append(values.rows_of(list(range(len(tokens))), tokens, chunk.prompt_logprobs))
         return LogprobRows.join(found)

@@ -7,7 +7,7 @@ between two events of one stream; the bytes that a step must read, at the speed 
 import os
 import random
 import statistics
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from pathlib import Path
@@ -31,9 +31,13 @@ from onebox.lab.routing import count_experts
 from onebox.model.dummy import HYBRID, dummy_model
 from onebox.model.memory import Memory, MemoryShape
 from onebox.model.qwen3_5 import Qwen35
+from onebox.spec.errors import DoesNotFitError
+from onebox.spec.hardware import GIB
 from onebox.spec.kv import PAGE_TOKENS, KVFormat
 from onebox.spec.model import ModelSpec
+from onebox.spec.modules import ModuleClass
 from onebox.spec.traffic import PACKINGS, Routing, TrafficStep, predicted_weight_bytes, step_traffic
+from onebox.spec.weights import WeightFormat
 
 __all__ = [
     "ACCEPTANCE",
@@ -48,8 +52,11 @@ __all__ = [
     "random_model",
     "row_bytes",
     "start_seconds",
+    "weight_bytes",
     "with_experts",
 ]
+
+Formats = Mapping[ModuleClass, WeightFormat]
 
 ACCEPTANCE = (0.9, 0.72)
 """Forced acceptance: how often each draft is accepted, over all steps."""
@@ -130,10 +137,16 @@ class Measured:
         return asdict(self)
 
 
-def random_model(spec: ModelSpec) -> Qwen35:
-    """INT4 experts and projections, FP8 shared expert, INT8 head, quantised MTP layer, on the GPU."""
+def random_model(spec: ModelSpec, formats: Formats = HYBRID) -> Qwen35:
+    """Random weights in these formats, on the GPU; what does not fit it is refused."""
+    needed, (free, _) = weight_bytes(spec, formats), torch.cuda.mem_get_info()
+    if needed > free:
+        raise DoesNotFitError(
+            f"The weights take {needed / GIB:.1f} GiB, and {free / GIB:.1f} GiB of this GPU are free: "
+            "choose a smaller --shape or another --weights."
+        )
     with torch.inference_mode():
-        model = dummy_model(spec, HYBRID, torch.device("cuda"))
+        model = dummy_model(spec, formats, torch.device("cuda"))
     torch.cuda.synchronize()
     return model
 
@@ -162,14 +175,20 @@ def copy_speed() -> float:
     return 2 * source.nbytes / statistics.median(times)
 
 
-def row_bytes(spec: ModelSpec, row: DecodeRow) -> int:
+def weight_bytes(spec: ModelSpec, formats: Formats) -> int:
+    """Of the whole model on the device, which has no vision tower."""
+    sizes = predicted_weight_bytes(spec, formats, PACKINGS)
+    return sum(size for kind, size in sizes.items() if kind is not ModuleClass.VISION)
+
+
+def row_bytes(spec: ModelSpec, row: DecodeRow, formats: Formats = HYBRID) -> int:
     """Bytes that a step of this row moves, if its tokens choose their experts independently."""
-    stored = predicted_weight_bytes(spec, HYBRID, PACKINGS)
+    stored = predicted_weight_bytes(spec, formats, PACKINGS)
     step = TrafficStep(row.streams, row.drafts, row.context, drafter_is_mtp=row.drafts > 0)
     return step_traffic(spec, stored, step, KVFormat.parse(row.kv), Routing.EXPECTED).total_bytes
 
 
-def measure(model: Qwen35, row: DecodeRow, ceiling: float) -> Measured:
+def measure(model: Qwen35, row: DecodeRow, ceiling: float, formats: Formats = HYBRID) -> Measured:
     """Runs the row twice and times the second run; a long context runs once, first tokens five times more."""
     runner, config = _runner(model, row)
     with Engine(runner, config) as engine:
@@ -188,7 +207,8 @@ def measure(model: Qwen35, row: DecodeRow, ceiling: float) -> Measured:
         first_token_s=round(first_token, 4),
         first_run_s=round(first_run, 2),
     )
-    return found if row.is_prompt else _with_steps(found, runs[0], row, row_bytes(model.spec, row), ceiling, runner)
+    num_bytes = row_bytes(model.spec, row, formats)
+    return found if row.is_prompt else _with_steps(found, runs[0], row, num_bytes, ceiling, runner)
 
 
 def _with_steps(

@@ -6,26 +6,33 @@ Which kernels there are follows from the model: a first run of the step launches
 (`kernels/common/tuning.py`) says what is tried for it. No option changes a bit of any result, so only time is compared.
 """
 
+import math
+import re
 import statistics
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
+from triton.runtime.errors import OutOfResources
 
 from onebox.engine.api import SamplingParams
 from onebox.engine.batch import exact_inputs
+from onebox.engine.shapes import MAX_STEP_ROWS
 from onebox.engine.step import DecodeRows, DraftCheck, Draw
 from onebox.kernels.common.tuning import MODES, LaunchOptions, Tunable, known_options, launched, set_options
 from onebox.model.batch import Batch
 from onebox.model.dummy import HYBRID, dummy_model
 from onebox.model.memory import Memory, MemoryShape
 from onebox.model.qwen3_5 import Qwen35
+from onebox.spec.errors import UsageError
 from onebox.spec.kv import PAGE_TOKENS, KVFormat
 from onebox.spec.model import ModelSpec
+from onebox.spec.modules import ModuleClass
+from onebox.spec.weights import WeightFormat
 
-__all__ = ["STEPS", "StepShape", "Tuned", "few_layers", "trials", "tune"]
+__all__ = ["STEPS", "StepShape", "Tuned", "Tuning", "few_layers", "trials", "tune"]
 
 _REPLAYS = 7
 _LEAST_GAIN = 0.0015
@@ -46,8 +53,26 @@ class StepShape:
     def __str__(self) -> str:
         return f"{self.streams}x{self.rows} {self.kv}"
 
+    @classmethod
+    def parse(cls, text: str) -> "StepShape":
+        """From `32x3` or `1x1:turboquant`."""
+        found = re.fullmatch(r"([1-9]\d*)x([1-9]\d*)(?::(\w+))?", text)
+        if not found or int(found[1]) * int(found[2]) > MAX_STEP_ROWS:
+            raise UsageError(
+                f"{text!r} is no kind of step: write streams x rows, up to {MAX_STEP_ROWS} rows in all, as in 32x3."
+            )
+        return cls(int(found[1]), int(found[2]), KVFormat.parse(found[3] or "bf16").name)
 
-STEPS = (StepShape(1, 1), StepShape(1, 3), StepShape(4, 3), StepShape(1, 1, "turboquant"))
+
+STEPS = (
+    StepShape(1, 1),
+    StepShape(1, 3),
+    StepShape(4, 3),
+    StepShape(8, 3),
+    StepShape(32, 1),
+    StepShape(32, 3),
+    StepShape(1, 1, "turboquant"),
+)
 
 
 @dataclass(frozen=True)
@@ -64,17 +89,27 @@ def few_layers(spec: ModelSpec, count: int) -> ModelSpec:
     return replace(spec, num_hidden_layers=count, layer_types=spec.layer_types[:count])
 
 
-def tune(
-    spec: ModelSpec, seconds: float, report: Callable[[str, float], None] = lambda _name, _milliseconds: None
-) -> Tuned:
-    """Tries options for about `seconds`; `report` gets each one that is kept and the step's milliseconds with it."""
-    deadline = time.monotonic() + seconds
+@dataclass(frozen=True)
+class Tuning:
+    """What is tuned, and for how long."""
+
+    spec: ModelSpec
+    seconds: float
+    formats: Mapping[ModuleClass, WeightFormat] = field(default_factory=lambda: HYBRID)
+    steps: tuple[StepShape, ...] = STEPS
+    kernels: tuple[str, ...] = ("",)
+    """How the names of tuned kernels begin."""
+
+
+def tune(tuning: Tuning, report: Callable[[str, float], None] = lambda _name, _milliseconds: None) -> Tuned:
+    """Tries options for about that long; `report` gets each one that is kept and the step's milliseconds with it."""
+    deadline = time.monotonic() + tuning.seconds
     with torch.inference_mode():
-        model = dummy_model(spec, HYBRID, torch.device("cuda"))
+        model = dummy_model(tuning.spec, tuning.formats, torch.device("cuda"))
         options, tuned = known_options(), list[_TimedStep]()
-        for number, shape in enumerate(STEPS):
-            share = time.monotonic() + (deadline - time.monotonic()) / (len(STEPS) - number)
-            step = _TimedStep(model, shape, options)
+        for number, shape in enumerate(tuning.steps):
+            share = time.monotonic() + (deadline - time.monotonic()) / (len(tuning.steps) - number)
+            step = _TimedStep(model, shape, options, tuning.kernels)
             options = _descend(step, tuned, options, share, report)
             tuned.append(step)
         for step in tuned:
@@ -121,9 +156,10 @@ def trials(kernels: dict[str, Tunable]) -> Iterator[tuple[str, LaunchOptions]]:
 class _TimedStep:
     """A step of one kind, with one draft, timed as a captured graph."""
 
-    def __init__(self, model: Qwen35, shape: StepShape, options: Options) -> None:
-        """Timed with `options` at first."""
+    def __init__(self, model: Qwen35, shape: StepShape, options: Options, kernels: tuple[str, ...]) -> None:
+        """Timed with `options` at first; `kernels` as in `Tuning`."""
         self.shape = shape
+        self._wanted = kernels
         self._model = model
         self._batch = _batch(shape, model.device)
         sizes = MemoryShape(
@@ -131,7 +167,7 @@ class _TimedStep:
         )
         self._memory = Memory.allocate(model.spec, sizes, model.dtype, model.device)
         self.kernels: dict[str, Tunable] = {}
-        """What the step launches, by table key."""
+        """What the step launches and is tuned, by table key."""
         self.first_ms = self.best_ms = self.milliseconds(options)
 
     def is_slower(self, key: str, options: Options) -> bool:
@@ -142,8 +178,11 @@ class _TimedStep:
         """The step's median time under these options."""
         set_options(options)
         launched(forget=True)
-        self._run()
-        self.kernels = launched()
+        try:
+            self._run()
+        except OutOfResources:
+            return math.inf  # more shared memory than a program may have
+        self.kernels = {key: kernel for key, kernel in launched().items() if key.startswith(self._wanted)}
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):

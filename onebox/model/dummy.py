@@ -11,17 +11,17 @@ from torch import Tensor
 from onebox.formats.fragments import TILE_COLUMNS, TILE_ROWS
 from onebox.model.build import build_model
 from onebox.model.cpu import cpu_experts, cpu_layer, cpu_linear
-from onebox.model.experts import Experts, Int4Experts, PlainExperts
+from onebox.model.experts import Experts, Fp8Experts, Int4Experts, Nvfp4Experts, PlainExperts
 from onebox.model.layers import Layer, Stream
 from onebox.model.layers.plain import Mixer, PlainLayer
-from onebox.model.linear import Fp8Linear, IntLinear, Linear, PlainLinear
+from onebox.model.linear import Fp8Linear, IntLinear, Linear, Nvfp4Linear, PlainLinear
 from onebox.model.qwen3_5 import Qwen35
 from onebox.spec.errors import UnsupportedError
 from onebox.spec.model import ModelSpec
 from onebox.spec.modules import Module, ModuleClass, modules
 from onebox.spec.weights import FP8_BLOCK, WeightFormat
 
-__all__ = ["HYBRID", "DummyParts", "dummy_model"]
+__all__ = ["DUMMY_FORMATS", "HYBRID", "DummyParts", "dummy_model"]
 
 # What `onebox build` makes of the 122B for one box: INT4 where most bytes are, more bits where quality needs them.
 HYBRID = {
@@ -36,8 +36,26 @@ HYBRID = {
     ModuleClass.MTP_ATTENTION: WeightFormat.INT4,
 }
 
+_PROJECTIONS = (ModuleClass.EXPERTS, ModuleClass.ATTENTION, ModuleClass.DELTA)
+_OF_MTP = (ModuleClass.MTP_EXPERTS, ModuleClass.MTP_SHARED, ModuleClass.MTP_ATTENTION)
+_NVFP4_EXPERTS = dict.fromkeys((ModuleClass.EXPERTS, ModuleClass.MTP_EXPERTS), WeightFormat.NVFP4)
+
+DUMMY_FORMATS: Mapping[str, Mapping[ModuleClass, WeightFormat]] = {
+    "hybrid": HYBRID,
+    # As published: projections and experts alone, the rest BF16.
+    "int4": dict.fromkeys((*_PROJECTIONS, ModuleClass.DELTA_GATES), WeightFormat.INT4),
+    "nvfp4": {**HYBRID, **_NVFP4_EXPERTS},
+    "fp8": dict.fromkeys((*_PROJECTIONS, ModuleClass.SHARED, *_OF_MTP), WeightFormat.FP8),
+    "bf16": {},
+}
+"""By name: formats of classes of modules; other classes are BF16. `nvfp4` is the hybrid with other experts."""
+
 # A weight's spread, as the model's own initialisation has it.
 _SPREAD = 0.02
+_E2M1_SPREAD = 2.93
+"""Of all E2M1 codes alike."""
+
+_EXPERT_FORMATS = (WeightFormat.INT4, WeightFormat.FP8, WeightFormat.NVFP4)
 
 
 class DummyParts:
@@ -63,13 +81,12 @@ class DummyParts:
         if chosen is WeightFormat.BF16:
             return self.tied_head(self._normal(rows, columns))
         if chosen is WeightFormat.FP8:
-            blocks = (-(-rows // FP8_BLOCK), -(-columns // FP8_BLOCK))
-            # Codes below 0x70 are finite, up to 128; a scale brings them back to the spread.
-            codes = self._bytes(rows, columns, below=0x70).view(torch.float8_e4m3fn)
-            return Fp8Linear(True, codes, torch.full(blocks, _SPREAD / 32, dtype=torch.bfloat16, device=self.device))
+            return Fp8Linear(True, *self._fp8(rows, columns))
+        if chosen is WeightFormat.NVFP4:
+            return Nvfp4Linear(*self._nvfp4(rows, columns), self._full(_SPREAD / _E2M1_SPREAD, 1))
         bits = 4 if chosen is WeightFormat.INT4 else 8
         if chosen not in (WeightFormat.INT4, WeightFormat.INT8):
-            raise UnsupportedError(f"Dummy weights are BF16, FP8, INT8 or INT4, not {chosen.value}.")
+            raise UnsupportedError(f"Dummy weights are BF16, FP8, NVFP4, INT8 or INT4, not {chosen.value}.")
         groups = columns // TILE_COLUMNS
         tiles = self._bytes(groups, -(-rows // TILE_ROWS), 256 * bits)
         return IntLinear(bits, tiles, self._scales(*((groups, rows) if bits == 4 else (rows,)), bits=bits))
@@ -85,11 +102,16 @@ class DummyParts:
     def experts(self, name: str) -> Experts:
         count, hidden, inner = self._spec.num_experts, self._spec.hidden_size, self._spec.moe_intermediate_size
         chosen = self._formats.get(self._modules[f"{name}.0.gate_proj"].module_class)
-        if chosen is not WeightFormat.INT4 or hidden % TILE_COLUMNS or inner % TILE_COLUMNS:
+        if hidden % TILE_COLUMNS or inner % TILE_COLUMNS or chosen not in _EXPERT_FORMATS:
             if self.device.type == "cpu":
                 each = ((self._normal(1, hidden, 2 * inner), self._normal(1, inner, hidden)) for _ in range(count))
                 return cpu_experts(each, count)
             return PlainExperts(self._normal(count, 2 * inner, hidden), self._normal(count, hidden, inner))
+        if chosen is WeightFormat.FP8:
+            return Fp8Experts(*self._fp8(count, 2 * inner, hidden), *self._fp8(count, hidden, inner))
+        if chosen is WeightFormat.NVFP4:
+            multipliers = self._full(_SPREAD / _E2M1_SPREAD, count, 3)
+            return Nvfp4Experts(*self._nvfp4(count, 2 * inner, hidden), *self._nvfp4(count, hidden, inner), multipliers)
         up, down = (2 * inner // TILE_ROWS, hidden // TILE_COLUMNS), (hidden // TILE_ROWS, inner // TILE_COLUMNS)
         return Int4Experts(
             self._bytes(count, *up, 1024),
@@ -115,6 +137,24 @@ class DummyParts:
     def _bytes(self, *shape: int, below: int = 256) -> Tensor:
         drawn = torch.empty(shape, dtype=torch.uint8, device=self.device)
         return drawn.random_(0, below, generator=self._generator) if self._generator else drawn
+
+    def _fp8(self, *shape: int) -> tuple[Tensor, Tensor]:
+        """(codes [..., N, K], block scales)."""
+        # Codes whose magnitude is below 0x70 are finite, up to 128; a scale brings them back to the spread.
+        codes = self._bytes(*shape, below=0xE0)
+        codes += (codes >= 0x70).to(torch.uint8) * 0x10
+        blocks = (*shape[:-2], *(-(-size // FP8_BLOCK) for size in shape[-2:]))
+        scale = torch.full(blocks, _SPREAD / 32, dtype=torch.bfloat16, device=self.device)
+        return codes.view(torch.float8_e4m3fn), scale
+
+    def _nvfp4(self, *shape: int) -> tuple[Tensor, Tensor]:
+        """(codes [..., N, K/2], scales [..., N, K/16], all 1)."""
+        *rows, columns = shape
+        scale = torch.full((*rows, columns // 16), 0x38, dtype=torch.uint8, device=self.device)
+        return self._bytes(*rows, columns // 2), scale.view(torch.float8_e4m3fn)
+
+    def _full(self, value: float, *shape: int) -> Tensor:
+        return torch.full(shape, value, dtype=torch.float32, device=self.device)
 
     def _scales(self, *shape: int, bits: int) -> Tensor:
         # Codes are uniform over 2^bits levels, whose spread is 2^bits / sqrt(12).

@@ -1,7 +1,7 @@
 """The routed experts of one layer, in the formats that have kernels: INT4 in groups of 128, FP8, NVFP4, and BF16."""
 
 from collections.abc import Callable, Iterator
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -10,20 +10,35 @@ from onebox.checkpoint.bind import Bound
 from onebox.checkpoint.staging import Read
 from onebox.checkpoint.weights import read_weight, weight_tensors
 from onebox.formats.expert_tiles import pack_down, pack_gate_up
+from onebox.kernels.common.float_weight import FloatWeight
+from onebox.kernels.common.rows import FixedRows
 from onebox.kernels.experts import (
     prefill_experts_bf16,
     prefill_experts_fp8,
     prefill_experts_int4,
     prefill_experts_nvfp4,
     routed_experts_bf16,
+    routed_experts_bf16_fused,
     routed_experts_fp8,
+    routed_experts_fp8_fused,
     routed_experts_int4,
+    routed_experts_int4_fused,
     routed_experts_nvfp4,
+    routed_experts_nvfp4_fused,
 )
 from onebox.model.linear import DecodeActivations, group_int_of, nvfp4_tensors
 from onebox.spec.weights import Layout, WeightFormat
 
-__all__ = ["EXPERT_PARTS", "ExpertOf", "Experts", "expert_batches", "make_experts", "plain_expert", "stack"]
+__all__ = [
+    "EXPERT_PARTS",
+    "ExpertOf",
+    "Experts",
+    "PartExperts",
+    "expert_batches",
+    "make_experts",
+    "plain_expert",
+    "stack",
+]
 
 ExpertOf = Callable[[int, str], Bound]
 """The matrix of an expert by its index and part."""
@@ -42,6 +57,19 @@ class Experts(Protocol):
     def prefill(self, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor: ...
 
 
+SharedExpert = tuple[Tensor, FloatWeight | None]
+"""The shared expert's parts of gate_up, float32 [P, R, 2J], and its down weight where that is a float one."""
+FusedResult = tuple[Tensor, Tensor | None, Tensor | None]
+"""(each slot's weighted output, float32 [R, k, H]; the shared expert's inner values [R, J]; its output as parts)."""
+
+
+@runtime_checkable
+class PartExperts(Experts, Protocol):
+    """Experts that leave their sum to the next operation and compute the shared expert beside them."""
+
+    def fused(self, rows: FixedRows, ids: Tensor, weights: Tensor, shared: SharedExpert) -> FusedResult: ...
+
+
 # The formats' tensors, in the order in which their operations take them.
 
 
@@ -55,6 +83,9 @@ class Int4Experts(NamedTuple):
 
     def decode(self, rows: DecodeActivations, ids: Tensor, weights: Tensor) -> Tensor:
         return routed_experts_int4(*rows.fixed_point, ids, weights, *self)
+
+    def fused(self, rows: FixedRows, ids: Tensor, weights: Tensor, shared: SharedExpert) -> FusedResult:
+        return routed_experts_int4_fused(rows, ids, weights, *self, shared)
 
     def prefill(self, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
         return prefill_experts_int4(x.to(torch.bfloat16), ids, weights, *self).to(torch.float32)
@@ -70,6 +101,9 @@ class Fp8Experts(NamedTuple):
 
     def decode(self, rows: DecodeActivations, ids: Tensor, weights: Tensor) -> Tensor:
         return routed_experts_fp8(rows.x, ids, weights, *self)
+
+    def fused(self, rows: FixedRows, ids: Tensor, weights: Tensor, shared: SharedExpert) -> FusedResult:
+        return routed_experts_fp8_fused(rows, ids, weights, *self, shared)
 
     def prefill(self, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
         return prefill_experts_fp8(x.to(torch.bfloat16), ids, weights, *self).to(torch.float32)
@@ -87,6 +121,9 @@ class Nvfp4Experts(NamedTuple):
     def decode(self, rows: DecodeActivations, ids: Tensor, weights: Tensor) -> Tensor:
         return routed_experts_nvfp4(rows.x, ids, weights, *self)
 
+    def fused(self, rows: FixedRows, ids: Tensor, weights: Tensor, shared: SharedExpert) -> FusedResult:
+        return routed_experts_nvfp4_fused(rows, ids, weights, *self, shared)
+
     def prefill(self, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
         return prefill_experts_nvfp4(x.to(torch.bfloat16), ids, weights, *self).to(torch.float32)
 
@@ -99,6 +136,9 @@ class PlainExperts(NamedTuple):
 
     def decode(self, rows: DecodeActivations, ids: Tensor, weights: Tensor) -> Tensor:
         return routed_experts_bf16(rows.x.to(torch.bfloat16), ids, weights, *self).to(torch.float32)
+
+    def fused(self, rows: FixedRows, ids: Tensor, weights: Tensor, shared: SharedExpert) -> FusedResult:
+        return routed_experts_bf16_fused(rows, ids, weights, *self, shared)
 
     def prefill(self, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
         return prefill_experts_bf16(x.to(torch.bfloat16), ids, weights, *self).to(torch.float32)

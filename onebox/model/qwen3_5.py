@@ -52,7 +52,7 @@ class Qwen35:
         return self.stack.prefill(self._embed(batch), memory.layers, batch, table)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """float32 [R, V] of hidden states [R, H], at most 64 rows: only rows that draw a token need them."""
+        """float32 [R, V] of hidden states [R, H], at most 128 rows: only rows that draw a token need them."""
         return self.lm_head.decode(DecodeActivations(hidden), torch.float32)
 
     def draft(self, batch: Batch, hidden: Tensor, pages: KVPages) -> Tensor:

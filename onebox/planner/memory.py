@@ -51,10 +51,12 @@ DEFAULT_BATCHED_TOKENS = 2048
 """Prompt tokens of a step on a GPU."""
 PREFIX_SHARE = 0.10
 """Share for prefix checkpoints of what remains after weights, workspace, states and reserve; KV gets the rest."""
-_STEP_ROWS = 64
+_STEP_ROWS = 128
 """Rows that a decode step computes at once; a larger step is computed in parts."""
 _CAPTURED_PREFILL_ROWS = 1024
 """Rows of the largest captured prefill, whose activations are set aside beside those of longer ones."""
+_PROMPT_ROWS = 64
+"""Tokens of a prompt whose log-probabilities are computed together."""
 _CHUNK = 64
 """Tokens in one chunk of DeltaNet's prefill."""
 RUNTIME_BYTES = 1 * GIB
@@ -226,11 +228,12 @@ def workspace_bytes(spec: ModelSpec, request: MemoryRequest) -> int:
     rows = min(_STEP_ROWS, request.slots * (1 + request.drafts))
     pieces = piece_count(request.max_context_tokens, doublings(request.kv))
     sums = 4 * rows * pieces * spec.num_attention_heads * (spec.head_dim + 2)
-    logits = 4 * rows * spec.vocab_size
+    # Where sampling reads them, and as the model computes them or, twice as large, the shares of top-p.
+    logits = (4 + 8) * rows * spec.vocab_size
     token_bytes = _PREFILL_MARGIN * _prefill_bytes(spec, request.activation_bytes)
     activations = int(token_bytes * request.max_batched_tokens)
     captured = int(token_bytes * min(_CAPTURED_PREFILL_ROWS, request.max_batched_tokens))
-    logprobs = spec.vocab_size * (_LOGPROB_ROWS * _LOGPROB_BYTES + (4 + 8) * _STEP_ROWS)
+    logprobs = spec.vocab_size * (_LOGPROB_ROWS * _LOGPROB_BYTES + (4 + 8) * max(rows, _PROMPT_ROWS))
     largest = max(activations, logprobs, request.loading_bytes)
     return RUNTIME_BYTES + largest + captured + logits + sums + page_bytes(spec, request) + _SPARE_BYTES
 

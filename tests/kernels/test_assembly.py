@@ -5,7 +5,14 @@ import torch
 import triton
 import triton.language as tl
 
-from onebox.kernels.common.float_codes import e2m1_by_assembly, e2m1_plainly, e4m3_by_assembly, e4m3_plainly
+from onebox.kernels.common.float_codes import (
+    e2m1_by_assembly,
+    e2m1_plainly,
+    e2m1_quads_by_assembly,
+    e2m1_quads_plainly,
+    e4m3_by_assembly,
+    e4m3_plainly,
+)
 from onebox.kernels.common.int_planes import int4_halves_by_assembly, int4_halves_plainly
 
 BYTES = 256
@@ -26,6 +33,15 @@ def decode_kernel(bytes_ptr, scale_ptr, out_ptr, WAY: tl.constexpr, BLOCK: tl.co
         first, second = e2m1_by_assembly(codes, tl.load(scale_ptr + at))
     elif WAY == "e2m1-plain":
         first, second = e2m1_plainly(codes, tl.load(scale_ptr + at))
+    elif WAY == "quads-assembly" or WAY == "quads-plain":
+        rows = tl.reshape(codes, (BLOCK // 16, 16))
+        scale = tl.reshape(tl.load(scale_ptr + at // 4 * 4), (BLOCK // 16, 16))
+        if WAY == "quads-assembly":
+            first, second = e2m1_quads_by_assembly(rows, scale)
+        else:
+            first, second = e2m1_quads_plainly(rows, scale)
+        first = tl.reshape(first, (BLOCK,))
+        second = tl.reshape(second, (BLOCK,))
     elif WAY == "int4-assembly":
         first, second = int4_halves_by_assembly(codes)
     else:
@@ -35,7 +51,7 @@ def decode_kernel(bytes_ptr, scale_ptr, out_ptr, WAY: tl.constexpr, BLOCK: tl.co
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("code", ["e4m3", "e2m1", "int4"])
+@pytest.mark.parametrize("code", ["e4m3", "e2m1", "quads", "int4"])
 def test_assembly_and_plain_decoding_give_the_same_bits_for_every_byte(code, device):
     assert device.type == "cuda", "this machine has no GPU that torch can use"
     codes = torch.arange(BYTES, device=device).to(torch.uint8)

@@ -12,7 +12,8 @@ from onebox.spec.errors import MismatchError
 from tests.kernels.catalogue import forms
 from tests.kernels.tolerance import assert_same
 
-ROW_COUNTS = (1, 2, 3, 8, 17, 64)  # every width of the decode kernel: 8, 16, 32, 64 and 128 columns
+ROWS = 128
+ROW_COUNTS = (1, 5, 16, 17, 64, 96)  # every width of the kernel for few rows, and 1 to 4 chunks of the one for many
 
 
 @pytest.fixture
@@ -21,8 +22,8 @@ def kernel():
 
 
 def linear_inputs(shape: tuple[int, int], bits: int, device: torch.device) -> list[torch.Tensor]:
-    """The planes and scale of 64 rows, tiles and weight scales."""
-    planes, scale = reference.fixed_point(activations(64, shape[1], torch.float32))
+    """The planes and scale of 128 rows, tiles and weight scales."""
+    planes, scale = reference.fixed_point(activations(ROWS, shape[1], torch.float32))
     return [tensor.to(device) for tensor in (planes, scale, *matrix(*shape, bits))]
 
 
@@ -30,9 +31,9 @@ def check_rows_alone_and_together(linear, shape, bits, device):
     planes, scale, weight, weight_scale = linear_inputs(shape, bits, device)
     together = linear(planes, scale, weight, weight_scale)
     for count in ROW_COUNTS:
-        first = 64 - count
+        first = ROWS - count
         assert torch.equal(linear(planes[first:], scale[first:], weight, weight_scale), together[first:]), count
-    order = torch.randperm(64, generator=torch.Generator().manual_seed(1)).to(device)
+    order = torch.randperm(ROWS, generator=torch.Generator().manual_seed(1)).to(device)
     assert torch.equal(linear(planes[order], scale[order], weight, weight_scale), together[order])
     scale[1:] = float("nan")
     assert torch.equal(linear(planes, scale, weight, weight_scale)[0], together[0])
@@ -151,5 +152,5 @@ def test_extreme_codes_and_planes_do_not_overflow(bits, kernel, device, poison):
 
 def test_more_rows_than_a_decode_step_has_are_refused(kernel, device):
     planes, scale, weight, weight_scale = linear_inputs((16, 128), 4, device)
-    with pytest.raises(MismatchError, match="at most 64 rows, not 128"):
+    with pytest.raises(MismatchError, match="at most 128 rows, not 256"):
         kernel.int4_linear(planes.repeat(2, 1, 1), scale.repeat(2, 1), weight, weight_scale)

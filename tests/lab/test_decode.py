@@ -6,8 +6,18 @@ from time import monotonic, thread_time
 import pytest
 import torch
 
-from onebox.lab.decode import ACCEPTANCE, ROWS, DecodeRow, measure, row_bytes, start_seconds
-from onebox.model.dummy import dummy_model
+from onebox.lab.decode import (
+    ACCEPTANCE,
+    ROWS,
+    DecodeRow,
+    measure,
+    random_model,
+    row_bytes,
+    start_seconds,
+    weight_bytes,
+)
+from onebox.model.dummy import DUMMY_FORMATS, dummy_model
+from onebox.spec.errors import DoesNotFitError
 from onebox.spec.model import spec_from_config
 from onebox.spec.shapes import named_spec
 from tests.synthetic import tiny_config
@@ -67,6 +77,23 @@ def test_a_row_of_first_tokens_tells_their_median_and_no_steps(model):
 def test_the_bytes_are_those_of_the_weights_that_are_run():
     spec, (mtp2,) = named_spec("qwen3.5-122b-a10b"), [row for row in ROWS if row.name == "mtp2"]
     assert row_bytes(spec, mtp2) < 11.2e9, "the drafting layer is INT4, not BF16"
+
+
+def test_other_formats_have_bytes_of_their_own():
+    spec, (plain,) = named_spec("qwen3.5-122b-a10b"), [row for row in ROWS if row.name == "plain"]
+    hybrid, nvfp4, fp8, bf16 = (
+        row_bytes(spec, plain, DUMMY_FORMATS[name]) for name in ("hybrid", "nvfp4", "fp8", "bf16")
+    )
+    assert 1.02 < nvfp4 / hybrid < 1.06, "a scale of one byte for 16 columns instead of two for 128, in the experts"
+    assert 1.7 < fp8 / hybrid < 2.2
+    assert 1.8 < bf16 / fp8 < 2
+    assert weight_bytes(spec, DUMMY_FORMATS["bf16"]) > 240e9
+
+
+def test_weights_that_do_not_fit_are_refused_with_both_sizes(monkeypatch):
+    monkeypatch.setattr("torch.cuda.mem_get_info", lambda: (139 << 30, 140 << 30))
+    with pytest.raises(DoesNotFitError, match=r"take 2\d\d\.\d GiB, and 139\.0 GiB of this GPU are free"):
+        random_model(named_spec("qwen3.5-122b-a10b"), DUMMY_FORMATS["bf16"])
 
 
 def test_a_plain_step_of_the_122b_moves_what_the_planner_says():

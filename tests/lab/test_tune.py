@@ -1,10 +1,12 @@
 """What `onebox tune` tries follows from the kernels that a step launches, and no kind of step pays for another."""
 
+import pytest
 import torch
 
 from onebox.kernels.common.tuning import MODES, WEIGHT_LOADS
 from onebox.lab import tune
 from onebox.lab.tune import StepShape, few_layers, trials
+from onebox.spec.errors import UsageError
 from onebox.spec.shapes import named_spec
 
 
@@ -56,3 +58,11 @@ def test_the_timed_steps_rows_follow_a_page_of_context_each_in_pages_of_its_own(
     assert batch.seen.tolist() == [67] * 4
     assert batch.positions[0].tolist() == [64, 65, 66] * 4
     assert batch.slot_mapping.tolist() == [64 * page + place for page in (2, 4, 6, 8) for place in range(3)]
+
+
+def test_a_kind_of_step_is_written_as_streams_by_rows_and_a_kv_format():
+    assert StepShape.parse("32x3") == StepShape(32, 3)
+    assert StepShape.parse("1x1:turboquant") == StepShape(1, 1, "turboquant")
+    for wrong in ("32", "0x3", "64x3", "1x1:fp3"):
+        with pytest.raises(UsageError):
+            StepShape.parse(wrong)

@@ -105,4 +105,4 @@ def _launch_first_tokens(decoder: Decoder, shapes: StepShapes, count: int, hidde
 
 def _row_counts(most: int) -> list[int]:
     """A number of rows in each class of the kernels, and both parities: the fields of odd numbers are less aligned."""
-    return [count for count in (1, 2, 3, 4, 5, 6, 9, 10, 17, 18, 33, 34, 64) if count <= most]
+    return [count for count in (1, 2, 3, 4, 5, 6, 9, 10, 17, 18, 33, 34, 65, 66, 97, 98, 128) if count <= most]

@@ -10,9 +10,12 @@ from onebox.kernels.common.arithmetic import IS_INTERPRETED
 
 __all__ = [
     "E2M1_IN_MULTIPLIER",
+    "decode_e2m1_quads",
     "decode_e4m3",
     "e2m1_by_assembly",
     "e2m1_plainly",
+    "e2m1_quads_by_assembly",
+    "e2m1_quads_plainly",
     "e4m3_by_assembly",
     "e4m3_plainly",
     "load_nvfp4",
@@ -124,6 +127,64 @@ def e2m1_by_assembly(packed, scale):
         mul.rn.bf16x2 $1, c, $6;
         mul.rn.bf16x2 $2, b, $5;
         mul.rn.bf16x2 $3, d, $6;
+        }""",
+        "=&r,=&r,=&r,=&r,r,r,r",
+        [packed, scale],
+        dtype=(tl.bfloat16, tl.bfloat16),
+        is_pure=True,
+        pack=4,
+    )
+
+
+@triton.jit
+def decode_e2m1_quads(packed, scale):
+    """Bytes of two codes [N, 4 * n] and bfloat16 scales, one for each four bytes, to bfloat16: value * scale / 2^126.
+
+    The eight numbers of four bytes are (first, second)[:, 4 * i : 4 * i + 4] in their order: neighbours stay together.
+    """
+    if IS_INTERPRETED:
+        return e2m1_quads_plainly(packed, scale)
+    else:
+        return e2m1_quads_by_assembly(packed, scale)
+
+
+@triton.jit
+def e2m1_quads_plainly(packed, scale):
+    N: tl.constexpr = packed.shape[0]
+    QUADS: tl.constexpr = packed.shape[1] // 4
+    even, odd = e2m1_plainly(packed, scale)
+    columns = tl.reshape(tl.join(even, odd), (N, QUADS, 2, 4))
+    first, second = tl.split(tl.permute(columns, (0, 1, 3, 2)))
+    return tl.reshape(first, (N, 4 * QUADS)), tl.reshape(second, (N, 4 * QUADS))
+
+
+@triton.jit
+def e2m1_quads_by_assembly(packed, scale):
+    """As `e2m1_by_assembly`, with both codes of a byte in one register."""
+    return tl.inline_asm_elementwise(
+        """{
+        .reg .b32 w, a, b, c, d, s, t, u, v;
+        shl.b32 w, $4, 4;
+        prmt.b32 a, w, $4, 0x4404;
+        prmt.b32 b, w, $4, 0x5414;
+        prmt.b32 c, w, $4, 0x6424;
+        prmt.b32 d, w, $4, 0x7434;
+        shr.u32 s, a, 6;
+        shr.u32 t, b, 6;
+        shr.u32 u, c, 6;
+        shr.u32 v, d, 6;
+        and.b32 s, s, 0x01C001C0;
+        and.b32 t, t, 0x01C001C0;
+        and.b32 u, u, 0x01C001C0;
+        and.b32 v, v, 0x01C001C0;
+        lop3.b32 a, a, 0x80008000, s, 0xEA;
+        lop3.b32 b, b, 0x80008000, t, 0xEA;
+        lop3.b32 c, c, 0x80008000, u, 0xEA;
+        lop3.b32 d, d, 0x80008000, v, 0xEA;
+        mul.rn.bf16x2 $0, a, $5;
+        mul.rn.bf16x2 $1, b, $5;
+        mul.rn.bf16x2 $2, c, $5;
+        mul.rn.bf16x2 $3, d, $5;
         }""",
         "=&r,=&r,=&r,=&r,r,r,r",
         [packed, scale],

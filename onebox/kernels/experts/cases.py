@@ -12,7 +12,16 @@ from onebox.kernels.common.case import Case, generator
 from onebox.kernels.float_linear.cases import float_weight
 from onebox.kernels.int_linear.cases import fixed_rows
 
-__all__ = ["CASES", "arguments", "draw_routing", "fixed_point", "float_experts", "int4_experts", "stored_experts"]
+__all__ = [
+    "CASES",
+    "arguments",
+    "draw_routing",
+    "fixed_point",
+    "float_experts",
+    "fused_arguments",
+    "int4_experts",
+    "stored_experts",
+]
 
 _Shape = tuple[int, int, int, int, int]  # rows, k, experts, hidden, inner
 
@@ -86,12 +95,21 @@ def _prefill_inputs(device: torch.device, shape: _Shape, scale_dtype: torch.dtyp
     return {name: tensor.to(device) for name, tensor in arguments.items()}
 
 
-def _slots_inputs(device: torch.device, shape: _Shape, shared: str | None, dtype: torch.dtype) -> dict[str, Any]:
+def fused_arguments(
+    device: torch.device, kind: str, shape: _Shape, shared: str | None, dtype: torch.dtype
+) -> dict[str, Any]:
+    """Arguments of a fused operation with experts of a `kind`: "int4", "block", "row", "nvfp4" or "bf16"."""
     rows, k, experts, hidden, inner = shape
     draw = generator(rows * hidden + inner)
     ids, weights = draw_routing(rows, k, experts, draw)
     given = fixed_rows(rows, hidden, dtype)
-    arguments = {"ids": ids, "weights": weights, **int4_experts(experts, hidden, inner, torch.float16, draw)}
+    if kind == "int4":
+        stored = int4_experts(experts, hidden, inner, torch.float16, draw)
+    elif kind == "bf16":
+        stored = float_experts(experts, hidden, inner, draw)
+    else:
+        stored = stored_experts(kind, experts, hidden, inner, draw, torch.float32)
+    arguments = {"ids": ids, "weights": weights, **stored}
     moved: dict[str, Any] = {name: tensor.to(device) for name, tensor in arguments.items()}
     moved["rows"] = given.to(device)
     if shared:
@@ -107,11 +125,16 @@ def _slots_inputs(device: torch.device, shape: _Shape, shared: str | None, dtype
 
 
 def _slots_case(
-    shape: _Shape, shared: str | None = None, is_full: bool = False, dtype: torch.dtype = torch.bfloat16
+    shape: _Shape,
+    shared: str | None = None,
+    is_full: bool = False,
+    dtype: torch.dtype = torch.bfloat16,
+    kind: str = "int4",
 ) -> Case:
-    """`shared` is the format of the shared expert's down, "other" one without a float weight."""
-    make = partial(_slots_inputs, shape=shape, shared=shared, dtype=dtype)
-    return Case("routed_experts_int4_fused", f"{_name(shape)}-{shared}-{dtype}", make, is_full)
+    """`shared` is the format of the shared expert's down, "other" one without a float weight; `kind` the experts'."""
+    make = partial(fused_arguments, kind=kind, shape=shape, shared=shared, dtype=dtype)
+    name = {"block": "fp8", "row": "fp8"}.get(kind, kind)
+    return Case(f"routed_experts_{name}_fused", f"{kind}-{_name(shape)}-{shared}-{dtype}", make, is_full)
 
 
 def _case(
@@ -134,11 +157,13 @@ _INT4_CASES = [
     _slots_case((0, 2, 4, 128, 128), "bf16"),
     _slots_case((2, 3, 4, 128, 128), "row", dtype=torch.float32),
     _slots_case((1, 2, 4, 128, 128), "other"),
+    _slots_case((18, 2, 3, 128, 256), "block"),  # listed by expert, with more pairs than a round takes
     _case((1, 2, 4, 128, 64)),
     _case((3, 2, 3, 200, 72)),
     _case((9, 1, 1, 72, 40)),
     _slots_case((1, 8, 16, 3072, 1024), "block", True),
     _slots_case((12, 8, 32, 3072, 1024), "block", True),
+    _slots_case((96, 8, 32, 3072, 1024), "block", True),
     _slots_case((3, 8, 16, 2048, 512), "nvfp4", True),
     _case((1, 8, 16, 3072, 1024), torch.float16, True),
     _case((3, 8, 16, 3072, 1024), torch.float16, True),
@@ -265,6 +290,22 @@ _FLOAT_CASES = [
 ]
 
 
+_FUSED_FLOAT_CASES = [
+    _slots_case((1, 2, 4, 256, 128), kind="nvfp4"),
+    _slots_case((18, 2, 4, 128, 128), "nvfp4", kind="nvfp4"),
+    _slots_case((0, 2, 4, 128, 128), "bf16", kind="nvfp4"),
+    _slots_case((2, 3, 4, 128, 128), "row", dtype=torch.float32, kind="nvfp4"),
+    _slots_case((17, 1, 1, 256, 128), "block", kind="block"),
+    _slots_case((1, 2, 4, 128, 128), "other", kind="row"),
+    _slots_case((2, 2, 3, 256, 128), "bf16", kind="bf16"),
+    *(_slots_case((rows, 8, 16, 3072, 1024), "block", True, kind="nvfp4") for rows in (1, 4, 12, 96)),
+    *(_slots_case((rows, 8, 16, 3072, 1024), "block", True, kind="block") for rows in (1, 96)),
+    _slots_case((4, 8, 16, 3072, 1024), "row", True, kind="row"),
+    _slots_case((3, 8, 16, 2048, 512), "nvfp4", True, kind="nvfp4"),
+    *(_slots_case((rows, 8, 16, 2048, 512), "bf16", True, kind="bf16") for rows in (1, 32)),
+]
+
+
 _PREFILL_CASES = [
     _case(shape, scale_dtype, is_full, is_prefill=True)
     for shape, scale_dtype, is_full in [
@@ -321,4 +362,4 @@ def _gate_case(op: str, rows: int, width: int, dtype: torch.dtype, is_full: bool
 _GATE_CASES = [_gate_case(op, *shape) for op, full in _FULL.items() for shape in _SMALL + full]
 
 
-CASES = [*_INT4_CASES, *_FLOAT_CASES, *_PREFILL_CASES, *_GATE_CASES]
+CASES = [*_INT4_CASES, *_FLOAT_CASES, *_FUSED_FLOAT_CASES, *_PREFILL_CASES, *_GATE_CASES]

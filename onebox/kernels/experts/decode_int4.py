@@ -11,7 +11,8 @@ added group after group (`int4_tiles.py`), so they do not depend on which rows s
 A pair is a row and one of its k expert slots. The program of the first pair with an expert computes all pairs with that
 expert (its sharers) and the other programs return at once, so an expert's weights are loaded from memory once per
 launch. More sharers than an MMA has columns for take further rounds over the same weights, from the cache. The shared
-expert's SwiGLU runs in the gate_up launch and its down in the planes launch, which have idle resources.
+expert's SwiGLU runs in the gate_up launch and its down in the planes launch, which have idle resources. A step of many
+rows lists each expert's pairs first and computes the shared expert's down last (`lists.py`, `grouped_int4.py`).
 """
 
 import torch
@@ -19,15 +20,16 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from onebox.kernels.common.arithmetic import rounded, swiglu
+from onebox.kernels.common.arithmetic import swiglu
 from onebox.kernels.common.dependent import launch_options, release, wait
 from onebox.kernels.common.fixed_point import load_squares, row_factors
-from onebox.kernels.common.launch import ceil_div, next_power_of_2
-from onebox.kernels.common.parts import sum_parts
+from onebox.kernels.common.launch import ceil_div, divisor, next_power_of_2
 from onebox.kernels.common.rows import FixedRows
 from onebox.kernels.common.tuning import WEIGHT_LOADS, Tunable
+from onebox.kernels.experts.grouped_int4 import grouped_down, grouped_gate_up
 from onebox.kernels.experts.int4_tiles import GROUP, TILE_BYTES, tile_row_dot
-from onebox.kernels.experts.slots import pair_of_program, sharers, sharing, spread, sum_slots, workspace
+from onebox.kernels.experts.lists import pair_lists, shared_down, shared_slice
+from onebox.kernels.experts.slots import is_grouped, pair_of_program, sharers, sharing, spread, sum_slots, workspace
 from onebox.kernels.float_linear.parts import TileLaunch, parts_tile
 
 __all__ = ["routed_experts_int4", "routed_experts_int4_fused"]
@@ -36,30 +38,6 @@ _GATE_UP, _DOWN = Tunable("gate_up", WEIGHT_LOADS), Tunable("down", WEIGHT_LOADS
 _PLANES = Tunable("planes")
 
 # `num_pairs` is not specialised: another row count must not recompile, and the loop over sharers needs a runtime value.
-
-
-@triton.jit
-def _shared_inner(
-    parts_ptr,  # float32 [PARTS, R, 2 * SIZE]
-    inner_ptr,  # [R, SIZE]
-    R,
-    SIZE: tl.constexpr,
-    PARTS: tl.constexpr,
-    SLOTS: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
-    """SiLU(gate) * up of the shared expert: each of the SLOTS pairs of a row computes a slice of the values."""
-    pair = tl.program_id(1)
-    row = (pair // SLOTS).to(tl.int64)
-    OWN: tl.constexpr = (SIZE + SLOTS - 1) // SLOTS
-    place = tl.arange(0, BLOCK)
-    column = pair % SLOTS * OWN + place
-    inside = (place < OWN) & (column < SIZE)
-    at = row * (2 * SIZE) + column
-    gate = sum_parts(parts_ptr, R * (2 * SIZE), at, inside, PARTS)
-    up = sum_parts(parts_ptr, R * (2 * SIZE), at + SIZE, inside, PARTS)
-    inner = rounded(swiglu(gate, up), inner_ptr.dtype.element_ty)
-    tl.store(inner_ptr + row * SIZE + column, inner, mask=inside)
 
 
 @triton.jit(do_not_specialize=["num_pairs"])
@@ -97,7 +75,7 @@ def experts_gate_up_kernel(
     if tile == TILES:
         if SHARED_PARTS > 0:
             rows = num_pairs // SLOTS
-            _shared_inner(shared_ptr, shared_inner_ptr, rows, SHARED, SHARED_PARTS, SLOTS, SHARED_BLOCK)
+            shared_slice(shared_ptr, shared_inner_ptr, rows, SHARED, SHARED_PARTS, SLOTS, SHARED_BLOCK)
         return
     pair, expert, pairs, ids, first = pair_of_program(ids_ptr, num_pairs, PAIRS, ALONE)
     if pair != first:
@@ -185,8 +163,9 @@ def experts_planes_kernel(
     K: tl.constexpr,
     FORMAT: tl.constexpr,  # None without a shared expert
     PARTS: tl.constexpr,
+    TILES: tl.constexpr,
     BLOCK_R: tl.constexpr,
-    BLOCK_K: tl.constexpr,
+    CHUNKED: tl.constexpr,
     GROUPS_BLOCK: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
@@ -211,8 +190,9 @@ def experts_planes_kernel(
             0.0,
             K,
             FORMAT,
+            TILES,
             BLOCK_R,
-            BLOCK_K,
+            CHUNKED,
             PARTS,
             GROUPS_BLOCK,
             DEPENDENT,
@@ -289,15 +269,21 @@ def routed_experts_int4_fused(rows, ids, weights, gate_up, gate_up_scale, down, 
     num_pairs = ids.numel()
     inner, slots = workspace(ids, gate_up.shape[1] * 8, down.shape[1] * 16)
     gate_up_parts, down_weight = shared or (None, None)
-    shared_inner = None if gate_up_parts is None else _room_for_inner(gate_up_parts, rows.x.dtype)
+    shared = None if gate_up_parts is None else _room_for_inner(gate_up_parts, rows.x.dtype)
     planes = torch.empty((num_pairs, 4, inner.shape[1]), dtype=torch.int8, device=ids.device)
     scale = torch.empty((num_pairs, down.shape[2]), dtype=torch.float32, device=ids.device)
-    launch = TileLaunch.of(rows.x if shared_inner is None else shared_inner, down_weight)
+    if is_grouped(ids):
+        lists = pair_lists(ids, len(gate_up), gate_up_parts, shared)
+        grouped_gate_up(rows, lists, ids.shape[1], gate_up, gate_up_scale, inner)
+        _split(inner, planes, scale, None, TileLaunch.of(rows.x, None))
+        grouped_down(planes, scale, lists, weights, down, down_scale, slots)
+        return slots, shared, shared_down(shared, down_weight)
+    launch = TileLaunch.of(rows.x if shared is None else shared, down_weight)
     if num_pairs:
-        _gate_up(rows, ids, gate_up, gate_up_scale, inner, gate_up_parts, shared_inner)
-        _split(inner, planes, scale, shared_inner, launch)
+        _gate_up(rows, ids, gate_up, gate_up_scale, inner, gate_up_parts, shared)
+        _split(inner, planes, scale, shared, launch)
         _down(planes, scale, ids, weights, down, down_scale, slots)
-    return slots, shared_inner, launch.out
+    return slots, shared, launch.out
 
 
 def _room_for_inner(gate_up_parts: Tensor, dtype: torch.dtype) -> Tensor:
@@ -387,5 +373,4 @@ def _options(ids: Tensor, kernel: Tunable, groups: int) -> dict[str, int | bool]
     """Launch options by the number of rows; the number of groups in flight must divide `groups`."""
     crowd = "one" if len(ids) == 1 else "few" if len(ids) <= 4 else "many"
     options = launch_options(kernel, f"{crowd}_{groups}", UNROLL=4, maxnreg=128, PREFETCH=1)
-    unroll = max(count for count in range(1, options["UNROLL"] + 1) if groups % count == 0)
-    return {**options, "UNROLL": unroll}
+    return {**options, "UNROLL": divisor(groups, options["UNROLL"])}

@@ -19,7 +19,7 @@ from onebox.kernels.common.arithmetic import dot_split, swiglu
 from onebox.kernels.common.float_codes import E2M1_IN_MULTIPLIER, decode_e4m3, load_nvfp4
 from onebox.kernels.common.float_weight import SCALE_BLOCK
 
-__all__ = ["StoredExperts", "dot_with_rows", "fp8_experts", "gate_up_inner", "nvfp4_experts"]
+__all__ = ["StoredExperts", "bf16_experts", "dot_with_rows", "fp8_experts", "gate_up_inner", "nvfp4_experts"]
 
 BLOCK = tl.constexpr(SCALE_BLOCK)
 
@@ -137,8 +137,12 @@ class StoredExperts(NamedTuple):
     """The stored matrices [E, ...] as arguments of the kernels."""
 
     kind: str  # the kernels' FORMAT
-    gate_up: tuple[Tensor, Tensor, Tensor | None]  # codes, scale, multiplier
-    down: tuple[Tensor, Tensor, Tensor | None]
+    gate_up: tuple[Tensor, Tensor | None, Tensor | None]  # codes, scale, multiplier
+    down: tuple[Tensor, Tensor | None, Tensor | None]
+
+
+def bf16_experts(gate_up: Tensor, down: Tensor) -> StoredExperts:
+    return StoredExperts("bf16", (gate_up, None, None), (down, None, None))
 
 
 def fp8_experts(gate_up: Tensor, gate_up_scale: Tensor, down: Tensor, down_scale: Tensor) -> StoredExperts:

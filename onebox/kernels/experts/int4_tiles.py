@@ -1,4 +1,4 @@
-"""A row of an INT4 expert's tiles times the planes of a few rows, exact integers per group, for gate_up and down."""
+"""Rows of an INT4 expert's tiles times the planes of a few rows, exact integers per group, for gate_up and down."""
 
 import triton
 import triton.language as tl
@@ -36,12 +36,13 @@ def _add_groups(
     scale_used,
     UNROLL: tl.constexpr,
     COLUMNS: tl.constexpr,
+    TILES: tl.constexpr,
 ):
     for i in tl.static_range(UNROLL):
         before = tl.load(x_ptrs + i * GROUP, mask=used, other=0)
         behind = tl.load(x_ptrs + i * GROUP + 64, mask=used, other=0)
         low, high = int4_halves(packed[i])
-        dots = group_dot(low, high, plane_operand(before, COLUMNS), plane_operand(behind, COLUMNS), 1, COLUMNS)
+        dots = group_dot(low, high, plane_operand(before, COLUMNS), plane_operand(behind, COLUMNS), TILES, COLUMNS)
         x_scale = tl.load(x_scale_ptrs + i, mask=scale_used, other=0.0)
         # An explicit fused multiply-add, so that all variants of this kernel round alike.
         total = tl.fma(dots, scales[i].to(tl.float32)[:, None] * x_scale[None, :], total)
@@ -50,8 +51,8 @@ def _add_groups(
 
 @triton.jit
 def tile_row_dot(
-    tile_ptrs,
-    scale_ptr,  # [GROUPS, 16]
+    tile_ptrs,  # [1024], or [TILES, 1024] of neighbouring rows of tiles
+    scale_ptr,  # [TILES, GROUPS, 16]
     x_ptrs,
     used,
     x_scale_ptrs,
@@ -61,16 +62,19 @@ def tile_row_dot(
     COLUMNS: tl.constexpr,
     PREFETCH: tl.constexpr,
     DEPENDENT: tl.constexpr,
+    TILES: tl.constexpr = 1,
 ):
-    """A row of tiles times COLUMNS planes, group after group: float32 [16, COLUMNS / 2].
+    """TILES rows of tiles times COLUMNS planes, group after group: float32 [16 * TILES, COLUMNS / 2].
 
     The loads of the first weights are issued before the wait for the planes.
     """
-    total = tl.zeros((16, COLUMNS // 2), tl.float32)
+    total = tl.zeros((16 * TILES, COLUMNS // 2), tl.float32)
     if PREFETCH and not IS_INTERPRETED and GROUPS > UNROLL:
         # The compiler has no registers for all scales at once and loads most of them last.
-        prefetch(scale_ptr + tl.minimum(tl.arange(0, 32), GROUPS - 1) * 16)
-    tile_scale_ptrs = scale_ptr + tl.arange(0, 16)
+        lane = tl.arange(0, 32 * TILES)
+        prefetch(scale_ptr + lane // 32 * (GROUPS * 16) + tl.minimum(lane % 32, GROUPS - 1) * 16)
+    row = tl.arange(0, 16 * TILES)
+    tile_scale_ptrs = scale_ptr + row // 16 * (GROUPS * 16) + row % 16
     packed, scales = _load_groups(tile_ptrs, tile_scale_ptrs, 0, UNROLL)
     wait(DEPENDENT)
     if GROUPS <= 4 * UNROLL:
@@ -89,10 +93,11 @@ def tile_row_dot(
                 scale_used,
                 UNROLL,
                 COLUMNS,
+                TILES,
             )
             packed, scales = next_packed, next_scales
     else:
-        total = _add_groups(total, packed, scales, x_ptrs, used, x_scale_ptrs, scale_used, UNROLL, COLUMNS)
+        total = _add_groups(total, packed, scales, x_ptrs, used, x_scale_ptrs, scale_used, UNROLL, COLUMNS, TILES)
         for start in tl.range(UNROLL, GROUPS, UNROLL, num_stages=1):
             packed, scales = _load_groups(tile_ptrs, tile_scale_ptrs, start, UNROLL)
             total = _add_groups(
@@ -105,5 +110,6 @@ def tile_row_dot(
                 scale_used,
                 UNROLL,
                 COLUMNS,
+                TILES,
             )
     return total * 0.0625

@@ -23,10 +23,13 @@ __all__ = [
     "prefill_experts_int4",
     "prefill_experts_nvfp4",
     "routed_experts_bf16",
+    "routed_experts_bf16_fused",
     "routed_experts_fp8",
+    "routed_experts_fp8_fused",
     "routed_experts_int4",
     "routed_experts_int4_fused",
     "routed_experts_nvfp4",
+    "routed_experts_nvfp4_fused",
     "slots_of_experts",
     "swiglu",
 ]
@@ -78,13 +81,65 @@ def routed_experts_int4_fused(
     """
     high, low = rows.planes.to(torch.float32).unbind(1)
     x = rows.scaled((high * 256 + low) * rows.scale.repeat_interleave(128, dim=-1))
-    matrices = _int4_matrices(gate_up, gate_up_scale, down, down_scale)
-    slots = slots_of_experts(x, ids, weights, matrices, torch.float32)
+    slots = slots_of_experts(x, ids, weights, _int4_matrices(gate_up, gate_up_scale, down, down_scale), torch.float32)
+    return slots, *_shared_expert(rows.x.dtype, shared)
+
+
+def _shared_expert(
+    dtype: torch.dtype, shared: tuple[Tensor, FloatWeight | None] | None
+) -> tuple[Tensor | None, Tensor | None]:
+    """The second and third result of `routed_experts_int4_fused`."""
     if shared is None:
-        return slots, None, None
+        return None, None
     gate_up_parts, weight = shared
-    inner = swiglu(add_in_order(gate_up_parts)).to(rows.x.dtype)
-    return slots, inner, None if weight is None else float_parts(FixedRows(inner, inner, inner, None), weight)
+    inner = swiglu(add_in_order(gate_up_parts)).to(dtype)
+    return inner, None if weight is None else float_parts(FixedRows(inner, inner, inner, None), weight)
+
+
+def routed_experts_fp8_fused(
+    rows: FixedRows,
+    ids: Tensor,
+    weights: Tensor,
+    gate_up: Tensor,
+    gate_up_scale: Tensor,
+    down: Tensor,
+    down_scale: Tensor,
+    shared: tuple[Tensor, FloatWeight | None] | None = None,
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """The results of `routed_experts_int4_fused` with FP8 weights and the rows' x; H and I are multiples of 128."""
+    matrices = _fp8_matrices(gate_up, gate_up_scale, down, down_scale)
+    slots = slots_of_experts(rows.scaled(rows.x), ids, weights, matrices, torch.float32)
+    return slots, *_shared_expert(rows.x.dtype, shared)
+
+
+def routed_experts_nvfp4_fused(
+    rows: FixedRows,
+    ids: Tensor,
+    weights: Tensor,
+    gate_up: Tensor,
+    gate_up_scale: Tensor,
+    down: Tensor,
+    down_scale: Tensor,
+    multipliers: Tensor,
+    shared: tuple[Tensor, FloatWeight | None] | None = None,
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """`routed_experts_fp8_fused` with NVFP4 weights."""
+    matrices = _nvfp4_matrices(gate_up, gate_up_scale, down, down_scale, multipliers)
+    slots = slots_of_experts(rows.scaled(rows.x), ids, weights, matrices, torch.float32)
+    return slots, *_shared_expert(rows.x.dtype, shared)
+
+
+def routed_experts_bf16_fused(
+    rows: FixedRows,
+    ids: Tensor,
+    weights: Tensor,
+    gate_up: Tensor,
+    down: Tensor,
+    shared: tuple[Tensor, FloatWeight | None] | None = None,
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """`routed_experts_fp8_fused` with bfloat16 weights."""
+    slots = slots_of_experts(rows.scaled(rows.x), ids, weights, _bf16_matrices(gate_up, down), torch.float32)
+    return slots, *_shared_expert(rows.x.dtype, shared)
 
 
 def routed_experts_bf16(x: Tensor, ids: Tensor, weights: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:

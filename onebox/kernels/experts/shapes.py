@@ -4,9 +4,18 @@ import torch
 from torch import Tensor
 
 from onebox.kernels.common.float_weight import SCALE_BLOCK
+from onebox.kernels.common.rows import FixedRows
 from onebox.spec.errors import MismatchError
 
-__all__ = ["MOST_PAIRS", "check_fp8", "check_nvfp4", "check_prefill", "check_routed"]
+__all__ = [
+    "MOST_PAIRS",
+    "check_fp8",
+    "check_fused_fp8",
+    "check_fused_nvfp4",
+    "check_nvfp4",
+    "check_prefill",
+    "check_routed",
+]
 
 MOST_PAIRS = 1024  # rows times slots in `routed_...`; use `prefill_...` for more
 GROUP = 16  # columns that share an NVFP4 scale
@@ -51,6 +60,26 @@ def check_nvfp4(
     _check("down_scale", down_scale, (experts, hidden, inner // GROUP), torch.float8_e4m3fn)
     _check("multipliers", multipliers, (experts, 3), torch.float32)
     _check_rows(x, hidden)
+
+
+def check_fused_fp8(rows: FixedRows, gate_up: Tensor, gate_up_scale: Tensor, down: Tensor, down_scale: Tensor) -> None:
+    _check_whole_blocks(down.shape[1], down.shape[2])
+    check_fp8(rows.x, gate_up, gate_up_scale, down, down_scale)
+
+
+def check_fused_nvfp4(
+    rows: FixedRows, gate_up: Tensor, gate_up_scale: Tensor, down: Tensor, down_scale: Tensor, multipliers: Tensor
+) -> None:
+    _check_whole_blocks(down.shape[1], 2 * down.shape[2])
+    check_nvfp4(rows.x, gate_up, gate_up_scale, down, down_scale, multipliers)
+
+
+def _check_whole_blocks(hidden: int, inner: int) -> None:
+    if hidden % SCALE_BLOCK or inner % SCALE_BLOCK:
+        raise MismatchError(
+            f"Fused float experts need sizes that are multiples of {SCALE_BLOCK}, not {hidden} x {inner}; "
+            "use the operation without `_fused`."
+        )
 
 
 def _check(name: str, tensor: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> None:

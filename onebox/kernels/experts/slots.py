@@ -12,8 +12,13 @@ from torch import Tensor
 
 from onebox.kernels.common.arithmetic import rounded
 from onebox.kernels.common.launch import ceil_div, next_power_of_2
+from onebox.kernels.common.tuning import Tunable
 
-__all__ = ["pair_of_program", "sharers", "sharing", "spread", "sum_slots", "workspace"]
+__all__ = ["is_grouped", "pair_of_program", "sharers", "sharing", "spread", "sum_slots", "workspace"]
+
+_GROUPING = Tunable("experts_grouping", ({"GROUPED": 0}, {"GROUPED": 1}))
+_FEW_ROWS = 16
+"""Up to so many rows the search costs less than a launch for lists, unless this GPU's table says otherwise."""
 
 
 @triton.jit
@@ -92,3 +97,12 @@ def workspace(ids: Tensor, inner_size: int, hidden: int) -> tuple[Tensor, Tensor
 def sharing(ids: Tensor) -> dict[str, int | bool]:
     """Constexprs of the search for sharers; powers of two from 64 keep the number of compiled variants small."""
     return {"PAIRS": max(64, next_power_of_2(ids.numel())), "ALONE": ids.shape[0] == 1}
+
+
+def is_grouped(ids: Tensor) -> bool:
+    """Whether each expert's pairs are listed before its kernels (`lists.py`), instead of looked for by them."""
+    num_rows = len(ids)
+    if num_rows < 2:
+        return False
+    default = {"GROUPED": int(num_rows > _FEW_ROWS)}
+    return bool(_GROUPING.options(max(4, next_power_of_2(num_rows)), default)["GROUPED"])

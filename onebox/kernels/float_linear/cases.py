@@ -164,6 +164,9 @@ CASES = [
     _parts_case(2, 512, "nvfp4", 40, normed=False),
     _parts_case(9, 384, "block", 200, normed=False),
     _parts_case(0, 128, "bf16", 8),
+    _parts_case(33, 256, "block", 40),
+    _parts_case(17, 256, "bf16", 33, torch.float32),
+    _parts_case(20, 512, "nvfp4", 40),
     _parts_case(1, 3072, "bf16", 257, is_full=True),
     _parts_case(12, 3072, "bf16", 257, is_full=True),
     _parts_case(1, 3072, "block", 2048, is_full=True),
@@ -171,4 +174,7 @@ CASES = [
     _parts_case(3, 1024, "block", 3072, normed=False, is_full=True),
     _parts_case(3, 2048, "bf16", 257, is_full=True),
     _parts_case(3, 2048, "nvfp4", 1024, is_full=True),
+    *(_parts_case(96, 3072, kind, columns, is_full=True) for kind, columns in (("bf16", 257), ("block", 2048))),
+    _parts_case(96, 3072, "nvfp4", 2048, is_full=True),
+    _parts_case(32, 6144, "bf16", 3072, normed=False, is_full=True),  # mtp.fc
 ]

@@ -1,4 +1,4 @@
-"""The float linears as parts (partial sums over slices of K), in Triton: one warp per 16 columns and part.
+"""The float linears as parts (partial sums over slices of K), in Triton: one warp per 16 or 32 columns and part.
 
 `parts_tile` is also called by kernels that compute a linear in the same launch as other work (`TileLaunch`).
 """
@@ -10,97 +10,116 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from onebox.kernels.common.arithmetic import dot_split
 from onebox.kernels.common.dependent import launch_options, release, wait
 from onebox.kernels.common.fixed_point import load_squares, row_factors
-from onebox.kernels.common.float_codes import decode_e4m3
+from onebox.kernels.common.float_codes import E2M1_IN_MULTIPLIER
 from onebox.kernels.common.float_weight import FloatWeight
-from onebox.kernels.common.launch import next_power_of_2
+from onebox.kernels.common.launch import ceil_div, next_power_of_2
 from onebox.kernels.common.tuning import Tunable
-from onebox.kernels.float_linear.kernel import BLOCK, linear_tile, store_tile
+from onebox.kernels.float_linear.fragments import (
+    load_block,
+    load_rows,
+    operands,
+    row_operands,
+    sum_block,
+    thread_columns,
+)
+from onebox.kernels.float_linear.kernel import BLOCK, store_tile
 from onebox.kernels.float_linear.tiles import PART_BLOCK, num_parts
 
 __all__ = ["TileLaunch", "float_parts", "parts_tile"]
 
 _PARTS = Tunable("float_parts")
 
-
-@triton.jit
-def _byte_operand(weight):
-    """One-byte weights [16, 64] with permuted columns: each thread loads exactly its elements of the MMA operand.
-
-    A thread loads 16 neighbouring columns of a row, and an MMA takes four neighbours from each thread. Weights and rows
-    use the same permutation, so their product does not change.
-    """
-    split = tl.reshape(weight, (16, 4, 4, 4))  # row t s j
-    return tl.reshape(tl.permute(split, (0, 2, 1, 3)), (16, 64))  # row | s t j
+_FEW_ROWS = 16
+"""Rows that a program computes at once. With more, the rows' bytes count, not the weights': it has 32 columns where
+their weights fit its registers."""
 
 
 @triton.jit
-def _pair_operand(low, high):
-    """Two-byte weights [16, 64], permuted likewise, from each thread's first and last 8 columns, each [64, 8]."""
-    split = tl.reshape(tl.join(low, high), (16, 4, 2, 4, 2))  # row t s j half
-    return tl.reshape(tl.permute(split, (0, 4, 2, 1, 3)), (16, 64))  # row | half s t j
+def _load_part(
+    weight_ptr,
+    scale_ptr,
+    tile,
+    first,
+    N,
+    K: tl.constexpr,
+    FORMAT: tl.constexpr,
+    BLOCKS: tl.constexpr,
+    TILES: tl.constexpr,
+):
+    """The codes of a part's blocks, all loads issued at once."""
+    first_row, last_row = tile.to(tl.int64) * (16 * TILES), tl.full([], N - 1, tl.int64)
+    blocks = ()
+    for block in tl.static_range(BLOCKS):
+        loaded = load_block(weight_ptr, scale_ptr, first_row, last_row, first + block * 128, K, FORMAT, TILES, 16, 8)
+        blocks += (loaded,)  # type: ignore[assignment]
+    return blocks
 
 
 @triton.jit
-def _row_operand(low, high, ROWS: tl.constexpr):
-    """Rows, [64, ROWS] in the order of the weights' operand, from columns as in `_pair_operand`: [4 * ROWS, 8]."""
-    split = tl.reshape(tl.join(low, high), (ROWS, 4, 2, 4, 2))  # row t s j half
-    return tl.reshape(tl.permute(split, (4, 2, 1, 3, 0)), (64, ROWS))  # half s t j | row
-
-
-@triton.jit
-def _load_halves(weight_ptr, tile, first, N, K: tl.constexpr, FORMAT: tl.constexpr, COUNT: tl.constexpr):
-    """(codes,) or (low, high) of COUNT blocks of 64 columns of 16 rows from `first` on, all loads issued at once."""
-    halves = ()
-    if FORMAT == "bf16":
-        threads = tl.arange(0, 64)[:, None]
-        n = tile * 16 + threads // 4
-        at = weight_ptr + n.to(tl.int64) * K + first + threads % 4 * 16 + tl.arange(0, 8)[None, :]
-        for half in tl.static_range(COUNT):
-            low = tl.load(at + half * 64, mask=n < N, other=0.0, eviction_policy="evict_first")
-            high = tl.load(at + half * 64 + 8, mask=n < N, other=0.0, eviction_policy="evict_first")
-            halves += ((low, high),)  # type: ignore[assignment]
-    else:
-        n = tile * 16 + tl.arange(0, 16)[:, None]
-        at = weight_ptr + n.to(tl.int64) * K + first + tl.arange(0, 64)[None, :]
-        for half in tl.static_range(COUNT):
-            codes = tl.load(at + half * 64, mask=n < N, other=0, eviction_policy="evict_first")
-            halves += ((codes,),)  # type: ignore[assignment]
-    return halves
-
-
-@triton.jit
-def _load_rows(x_at, is_there, COUNT: tl.constexpr):
-    """(low, high) of COUNT blocks of 64 columns of the rows."""
-    halves = ()
-    for half in tl.static_range(COUNT):
-        low = tl.load(x_at + half * 64, mask=is_there, other=0.0)
-        high = tl.load(x_at + half * 64 + 8, mask=is_there, other=0.0)
-        halves += ((low, high),)  # type: ignore[assignment]
-    return halves
-
-
-@triton.jit
-def _half_dot(weight, x, total, FORMAT: tl.constexpr, BLOCK_R: tl.constexpr):
-    """Total plus the product of 64 columns of weights and rows."""
-    rows = _row_operand(x[0], x[1], BLOCK_R)
-    if FORMAT == "bf16":
-        result = dot_split(_pair_operand(weight[0], weight[1]), rows, total)
-    else:
-        codes = decode_e4m3(weight[0])
-        result = dot_split(_byte_operand(codes), rows, total)
+def _part_operands(weights, FORMAT: tl.constexpr, BLOCKS: tl.constexpr):
+    """The left operands of a part's blocks."""
+    result = ()
+    for block in tl.static_range(BLOCKS):
+        result += (operands(weights[block], FORMAT),)  # type: ignore[assignment]
     return result
 
 
 @triton.jit
-def _fragment_tile(
-    program,
+def _sum_rows(
+    weights,  # of each block: operands with KEPT, else codes
+    scales,  # of each block, in the block format
+    row_scales,  # [16 * TILES], in the row format
+    multiplier,  # nvfp4
+    x_ptr,  # at the part's first column
+    squares_ptr,
+    start,  # the first of BLOCK_R rows
+    R,
+    eps,
+    K: tl.constexpr,
+    FORMAT: tl.constexpr,
+    TILES: tl.constexpr,
+    BLOCK_R: tl.constexpr,
+    BLOCKS: tl.constexpr,
+    GROUPS_BLOCK: tl.constexpr,
+    KEPT: tl.constexpr,
+):
+    """float32 [16 * TILES, BLOCK_R]: the product of a part's blocks and some rows."""
+    if squares_ptr is not None:
+        squares = load_squares(squares_ptr, start + tl.arange(0, BLOCK_R), R, K, GROUPS_BLOCK)
+    place, column = thread_columns(BLOCK_R, FORMAT)
+    x_at = x_ptr + (start + place).to(tl.int64) * K + column
+    x = ()
+    for block in tl.static_range(BLOCKS):
+        x += (load_rows(x_at + block * 128, start + place < R, FORMAT),)  # type: ignore[assignment]
+    total = tl.zeros((16 * TILES, BLOCK_R), tl.float32)
+    for block in tl.static_range(BLOCKS):
+        weight = weights[block] if KEPT else operands(weights[block], FORMAT)
+        sums = sum_block(weight, row_operands(x[block], FORMAT), tl.zeros_like(total), FORMAT)
+        # The fused multiply-add keeps Triton from adding inside the MMA, where the sum is truncated instead of rounded.
+        if FORMAT == "block":
+            total = tl.fma(sums, tl.broadcast_to(scales[block].to(tl.float32), sums.shape), total)
+        else:
+            total = tl.fma(sums, 1.0, total)
+    if FORMAT == "row":
+        total *= row_scales.to(tl.float32)[:, None]
+    if FORMAT == "nvfp4":
+        total *= E2M1_IN_MULTIPLIER
+        total *= multiplier
+    if squares_ptr is not None:
+        total *= row_factors(squares, eps, K)[None, :]
+    return total
+
+
+@triton.jit
+def parts_tile(
+    program,  # index of the tile of 16 * TILES columns: all tiles of one part, then of the next
     x_ptr,
     squares_ptr,
     weight_ptr,
     scale_ptr,
+    multiplier_ptr,
     out_ptr,  # float32 [PARTS, R, N]
     R,
     N,
@@ -108,161 +127,83 @@ def _fragment_tile(
     eps,
     K: tl.constexpr,
     FORMAT: tl.constexpr,
+    TILES: tl.constexpr,
     BLOCK_R: tl.constexpr,
+    CHUNKED: tl.constexpr,
     PARTS: tl.constexpr,
     GROUPS_BLOCK: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
-    """16 columns of a linear over one part of K, by one warp and without shared memory.
+    """Some columns of a linear over one part of K, by one warp and without shared memory; waits for the rows.
 
-    All loads of the part's weights are issued before the wait for the rows.
+    All loads of the part's weights are issued before the wait. With CHUNKED there are more than BLOCK_R rows: chunks of
+    so many are computed one after another with the weights that are loaded.
     """
     BLOCKS: tl.constexpr = K // 128 // PARTS
-    tiles = (N + 15) // 16
+    tiles = (N + 16 * TILES - 1) // (16 * TILES)
     tile = program % tiles
     part = program // tiles
-    weights = _load_halves(weight_ptr, tile, part * (BLOCKS * 128), N, K, FORMAT, 2 * BLOCKS)
+    first = part * (BLOCKS * 128)
+    weights = _load_part(weight_ptr, scale_ptr, tile, first, N, K, FORMAT, BLOCKS, TILES)
+    scales = ()
     if FORMAT == "block":
-        scale_at = scale_ptr + tile * 16 // BLOCK * (K // BLOCK) + part * BLOCKS
-        scales = ()
+        scale_at = scale_ptr + tile * (16 * TILES) // BLOCK * (K // BLOCK) + part * BLOCKS
         for block in tl.static_range(BLOCKS):
             scales += (tl.load(scale_at + block),)  # type: ignore[assignment]
+    row_scales = None
     if FORMAT == "row":
-        n = tile * 16 + tl.arange(0, 16)
-        row_scales = tl.load(scale_ptr + n * scale_stride, n < N, other=0.0)
-    threads = tl.arange(0, BLOCK_R * 4)[:, None]
-    x_at = x_ptr + (threads // 4).to(tl.int64) * K + part * (BLOCKS * 128) + threads % 4 * 16 + tl.arange(0, 8)[None, :]
-    is_there = threads // 4 < R
-    total = tl.zeros((16, BLOCK_R), tl.float32)
+        n = tl.minimum(tile * (16 * TILES) + tl.arange(0, 16 * TILES), N - 1)
+        row_scales = tl.load(scale_ptr + n * scale_stride)
+    multiplier = tl.load(multiplier_ptr) if FORMAT == "nvfp4" else None
+    x_ptr += first
     r = tl.arange(0, BLOCK_R)
     wait(DEPENDENT)
-    if squares_ptr is not None:
-        squares = load_squares(squares_ptr, r, R, K, GROUPS_BLOCK)
-    x = _load_rows(x_at, is_there, 2 * BLOCKS)
-    for block in tl.static_range(BLOCKS):
-        sums = _half_dot(weights[2 * block], x[2 * block], tl.zeros_like(total), FORMAT, BLOCK_R)
-        sums = _half_dot(weights[2 * block + 1], x[2 * block + 1], sums, FORMAT, BLOCK_R)
-        if FORMAT == "block":
-            sums *= scales[block].to(tl.float32)
-        total += sums
-    if FORMAT == "row":
-        total *= row_scales.to(tl.float32)[:, None]
-    if squares_ptr is not None:
-        total *= row_factors(squares, eps, K)[None, :]
-    store_tile(total, r, tile, part, out_ptr, R, N, 16)
-
-
-@triton.jit
-def _plain_tile(
-    program,
-    x_ptr,
-    squares_ptr,
-    weight_ptr,
-    scale_ptr,
-    multiplier_ptr,
-    out_ptr,
-    R,
-    N,
-    eps,
-    K: tl.constexpr,
-    FORMAT: tl.constexpr,
-    BLOCK_R: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    PARTS: tl.constexpr,
-    GROUPS_BLOCK: tl.constexpr,
-    DEPENDENT: tl.constexpr,
-):
-    """16 columns of a linear over one part of K by `linear_tile`, for NVFP4, which has no fragment layout."""
-    wait(DEPENDENT)
-    r = tl.arange(0, BLOCK_R)
-    if squares_ptr is not None:
-        squares = load_squares(squares_ptr, r, R, K, GROUPS_BLOCK)
-    tiles = (N + 15) // 16
-    total = linear_tile(
-        r,
-        program % tiles,
-        program // tiles,
-        x_ptr,
-        weight_ptr,
-        scale_ptr,
-        multiplier_ptr,
-        R,
-        N,
-        K,
-        1,
-        K,
-        FORMAT,
-        16,
-        BLOCK_R,
-        BLOCK_K,
-        PARTS,
-    )
-    if squares_ptr is not None:
-        total *= row_factors(squares, eps, K)[None, :]
-    store_tile(total, r, program % tiles, program // tiles, out_ptr, R, N, 16)
-
-
-@triton.jit
-def parts_tile(
-    program,  # index of the tile of 16 columns: all tiles of one part, then of the next
-    x_ptr,
-    squares_ptr,
-    weight_ptr,
-    scale_ptr,
-    multiplier_ptr,
-    out_ptr,
-    R,
-    N,
-    scale_stride,
-    eps,
-    K: tl.constexpr,
-    FORMAT: tl.constexpr,
-    BLOCK_R: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    PARTS: tl.constexpr,
-    GROUPS_BLOCK: tl.constexpr,
-    DEPENDENT: tl.constexpr,
-):
-    """A tile of a linear's parts; waits for the rows."""
-    if FORMAT == "nvfp4":
-        _plain_tile(
-            program,
-            x_ptr,
-            squares_ptr,
-            weight_ptr,
-            scale_ptr,
-            multiplier_ptr,
-            out_ptr,
-            R,
-            N,
-            eps,
-            K,
-            FORMAT,
-            BLOCK_R,
-            BLOCK_K,
-            PARTS,
-            GROUPS_BLOCK,
-            DEPENDENT,
-        )
+    start = 0
+    if CHUNKED:
+        # Decoded once, where there are registers for it.
+        KEPT: tl.constexpr = BLOCKS * TILES <= 4
+        weight = _part_operands(weights, FORMAT, BLOCKS) if KEPT else weights
+        while start < R:
+            total = _sum_rows(
+                weight,
+                scales,
+                row_scales,
+                multiplier,
+                x_ptr,
+                squares_ptr,
+                start,
+                R,
+                eps,
+                K,
+                FORMAT,
+                TILES,
+                BLOCK_R,
+                BLOCKS,
+                GROUPS_BLOCK,
+                KEPT,
+            )
+            store_tile(total, start + r, tile, part, out_ptr, R, N, 16 * TILES)
+            start += BLOCK_R
     else:
-        _fragment_tile(
-            program,
+        total = _sum_rows(
+            weights,
+            scales,
+            row_scales,
+            multiplier,
             x_ptr,
             squares_ptr,
-            weight_ptr,
-            scale_ptr,
-            out_ptr,
+            start,
             R,
-            N,
-            scale_stride,
             eps,
             K,
             FORMAT,
+            TILES,
             BLOCK_R,
-            PARTS,
+            BLOCKS,
             GROUPS_BLOCK,
-            DEPENDENT,
+            False,
         )
+        store_tile(total, r, tile, part, out_ptr, R, N, 16 * TILES)
 
 
 @triton.jit(do_not_specialize=["R"])
@@ -280,8 +221,9 @@ def float_parts_kernel(
     K: tl.constexpr,
     FORMAT: tl.constexpr,
     PARTS: tl.constexpr,
+    TILES: tl.constexpr,
     BLOCK_R: tl.constexpr,
-    BLOCK_K: tl.constexpr,
+    CHUNKED: tl.constexpr,
     GROUPS_BLOCK: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
@@ -300,8 +242,9 @@ def float_parts_kernel(
         eps,
         K,
         FORMAT,
+        TILES,
         BLOCK_R,
-        BLOCK_K,
+        CHUNKED,
         PARTS,
         GROUPS_BLOCK,
         DEPENDENT,
@@ -324,10 +267,13 @@ class TileLaunch(NamedTuple):
         """For rows x [R, K]; without a weight there are no tiles, and FORMAT is None."""
         num_rows, width = (0, PART_BLOCK) if weight is None else x.shape
         out, split, programs, kind = None, 1, 0, None
+        tiles = 1
         arguments: tuple[Tensor | int | None, ...] = (None, None, None, None, 0, 0)
         if weight is not None:
             split, columns, kind = num_parts(width, weight), len(weight.codes), weight.kind
-            programs = -(-columns // 16) * split
+            if num_rows > _FEW_ROWS and width // PART_BLOCK // split <= 2:
+                tiles = 2
+            programs = ceil_div(columns, 16 * tiles) * split
             out = torch.empty((split, num_rows, columns), dtype=torch.float32, device=x.device)
             is_one_scale = weight.scale is None or weight.scale.numel() == 1
             arguments = weight.codes, weight.scale, weight.multiplier, out, columns, 0 if is_one_scale else 1
@@ -335,14 +281,15 @@ class TileLaunch(NamedTuple):
             "K": width,
             "FORMAT": kind,
             "PARTS": split,
-            "BLOCK_R": max(8, next_power_of_2(num_rows)),
-            "BLOCK_K": PART_BLOCK,
+            "TILES": tiles,
+            "BLOCK_R": max(8, next_power_of_2(min(num_rows, _FEW_ROWS))),
+            "CHUNKED": num_rows > _FEW_ROWS,
             "GROUPS_BLOCK": next_power_of_2(width // 128),
             "num_warps": 1,
             "num_stages": 1,
             # Without a limit the compiler saves registers by delaying the loads of rows, one memory round trip after
             # another.
-            "maxnreg": 168 if num_rows <= 16 else 255,
+            "maxnreg": 168 if num_rows <= _FEW_ROWS else 255,
         }
         return cls(out, programs, arguments, constants)
 

@@ -15,7 +15,7 @@ __all__ = [
     "check_plain",
 ]
 
-DECODE_ROWS = 64  # the most rows of `..._linear`; more rows are prefill, for `..._matmul`
+DECODE_ROWS = 128  # the most rows of `..._linear`; more rows are prefill, for `..._matmul`
 
 
 def check_decode_rows(x: Tensor) -> None:

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from onebox.kernels.common.float_weight import FloatWeight
+from onebox.kernels.common.launch import next_power_of_2
 
 __all__ = ["PART_BLOCK", "Tile", "decode_tile", "num_parts"]
 
@@ -33,7 +34,7 @@ def decode_tile(x: Tensor, n: int, kind: str) -> Tile:
         block_k //= 2  # saves registers for the three terms of 64 rows
     steps, columns = -(-x.shape[1] // block_k), -(-n // block_n)
     split = max(parts for parts in range(1, steps + 1) if parts == 1 or _is_good_split(parts, steps, columns))
-    block_r = max(8, 1 << (x.shape[0] - 1).bit_length()) if x.shape[0] else 8
+    block_r = min(64, max(8, next_power_of_2(x.shape[0])))
     return Tile(block_n, block_k, split, block_r, num_warps=2, num_stages=4 if block_r <= 16 else 3)
 
 

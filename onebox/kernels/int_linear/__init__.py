@@ -2,7 +2,7 @@
 
 Weights are tiles of 16 rows and 128 columns (a group) in fragment order (`onebox.formats.fragments`), used in two ways:
 
-- Decode, at most 64 rows: `fixed_point` makes activations 16-bit fixed point in two int8 planes, so that a group's
+- Decode, at most 128 rows: `fixed_point` makes activations 16-bit fixed point in two int8 planes, so that a group's
   dot product is an exact integer from the int8 tensor cores. `int4_linear` and `int8_linear` scale and add the groups
   in float32, in order: a row's bits do not depend on the number of rows. `int4_parts` and `int8_parts` cut K into parts
   and leave the addition of these partial sums to the next operation; they also apply a pending norm division.

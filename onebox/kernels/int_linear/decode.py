@@ -1,4 +1,4 @@
-"""Fixed point and the integer linears of a decode step, in Triton; the products are in `groups.py`."""
+"""Fixed point and the integer linears of a decode step, in Triton; products are in `groups.py` and `many.py`."""
 
 import torch
 import triton
@@ -8,10 +8,11 @@ from torch import Tensor
 from onebox.formats.fragments import TILE_COLUMNS
 from onebox.kernels.common.dependent import launch_options, release, wait
 from onebox.kernels.common.fixed_point import LARGEST, SMALLEST_ABSMAX, store_planes
-from onebox.kernels.common.launch import ceil_div, next_power_of_2
+from onebox.kernels.common.launch import ceil_div, divisor, next_power_of_2
 from onebox.kernels.common.rows import FixedRows
 from onebox.kernels.common.tuning import WEIGHT_LOADS, Tunable
 from onebox.kernels.int_linear.groups import sum_groups
+from onebox.kernels.int_linear.many import launch_many
 from onebox.kernels.int_linear.reference import num_parts
 from onebox.spec.errors import MismatchError
 
@@ -26,7 +27,9 @@ __all__ = [
 _LINEARS = {4: Tunable("int4", WEIGHT_LOADS), 8: Tunable("int8", WEIGHT_LOADS)}
 _FIXED_POINT, _SUM = Tunable("fixed_point"), Tunable("linear_sum")
 
-_MAX_ROWS = 64
+_MAX_ROWS = 128
+_FEW_ROWS = 16
+"""Up to so many rows the weights' bytes decide, and one warp computes one tile."""
 
 
 @triton.jit
@@ -67,7 +70,6 @@ def linear_part_kernel(
     BITS: tl.constexpr,
     PARTS: tl.constexpr,
     COLUMNS: tl.constexpr,
-    TILES: tl.constexpr,
     UNROLL: tl.constexpr,
     GROUPS_BLOCK: tl.constexpr,
     PREFETCH: tl.constexpr,
@@ -75,7 +77,7 @@ def linear_part_kernel(
 ):
     GROUPS: tl.constexpr = K // 128 // PARTS
     release(DEPENDENT)
-    first_tile = tl.program_id(0) * TILES
+    tile = tl.program_id(0)
     part = tl.program_id(1)
     total = sum_groups(
         planes_ptr,
@@ -86,20 +88,19 @@ def linear_part_kernel(
         R,
         N,
         num_tiles,
-        first_tile,
+        tile,
         part * GROUPS,
         eps,
         K,
         BITS,
         GROUPS,
         COLUMNS,
-        TILES,
         UNROLL,
         GROUPS_BLOCK,
         PREFETCH,
         DEPENDENT,
     )
-    columns = first_tile * 16 + tl.arange(0, 16 * TILES)
+    columns = tile * 16 + tl.arange(0, 16)
     rows = tl.arange(0, COLUMNS // 2)
     at = out_ptr + (part * R + rows).to(tl.int64)[None, :] * N + columns[:, None]
     inside = (rows < R)[None, :] & (columns < N)[:, None]
@@ -195,9 +196,13 @@ def _parts(
     num_groups, num_tiles = weight.shape[:2]
     count = num_parts(weight)
     parts = torch.empty((count, num_rows, num_columns), dtype=dtype, device=weight.device)
-    shape = _decode_shape(num_rows)
-    options = _options(weight, bits, shape["COLUMNS"], num_groups // count)
-    linear_part_kernel[(ceil_div(num_tiles, shape["TILES"]), count)](
+    if num_rows > _MAX_ROWS:
+        raise MismatchError(f"A decode step has at most {_MAX_ROWS} rows, not {num_rows}: use the matmul for more.")
+    if num_rows > _FEW_ROWS:
+        launch_many(rows, weight, weight_scale, bits, parts)
+        return parts
+    columns = max(8, next_power_of_2(2 * num_rows))  # of the MMA: two planes per row
+    linear_part_kernel[(num_tiles, count)](
         rows.planes,
         rows.scale,
         weight,
@@ -212,39 +217,17 @@ def _parts(
         BITS=bits,
         PARTS=count,
         GROUPS_BLOCK=next_power_of_2(num_groups),
-        **shape,
-        **options,
+        COLUMNS=columns,
+        num_warps=1,
+        num_stages=1,
+        **_options(weight, bits, columns, num_groups // count),
     )
     return parts
 
 
-def _decode_columns(rows: int) -> int:
-    """Columns of the MMA: two planes per row, rounded up to a power of two."""
-    if rows > _MAX_ROWS:
-        raise MismatchError(f"A decode step has at most {_MAX_ROWS} rows, not {rows}: use the matmul for more.")
-    columns: int = max(8, next_power_of_2(2 * rows))
-    return columns
-
-
-def _decode_shape(rows: int) -> dict[str, int]:
-    """Tiles and warps of a decode program. They change its speed, never its result.
-
-    Up to 16 rows one warp computes one tile; with more rows, more tiles and warps share the planes that are loaded.
-    """
-    columns = _decode_columns(rows)
-    tiles, warps = (1, 1) if columns <= 32 else (8, 8)
-    return {"COLUMNS": columns, "TILES": tiles, "num_warps": warps, "num_stages": 1}
-
-
 def _options(weight: Tensor, bits: int, columns: int, groups: int) -> dict[str, int | bool]:
     """Launch options of a decode program that adds `groups` groups."""
-    default = {"UNROLL": {8: 4, 16: 4, 32: 2}.get(columns, 1), "PREFETCH": 1}
-    if columns <= 32:
-        # With more registers the compiler would delay the loads until their values are used.
-        default["maxnreg"] = 128 if columns < 32 else 168
+    # With more registers the compiler would delay the loads until their values are used.
+    default = {"UNROLL": 4 if columns < 32 else 2, "PREFETCH": 1, "maxnreg": 128 if columns < 32 else 168}
     options = launch_options(_LINEARS[bits], f"{columns}_{len(weight)}", **default)
-    return {**options, "UNROLL": _divisor(groups, options["UNROLL"])}
-
-
-def _divisor(number: int, at_most: int) -> int:
-    return max(divisor for divisor in range(1, at_most + 1) if number % divisor == 0)
+    return {**options, "UNROLL": divisor(groups, options["UNROLL"])}

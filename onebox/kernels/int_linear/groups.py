@@ -1,7 +1,7 @@
-"""A few tiles of an integer matrix times all rows of a decode step, group after group, in Triton.
+"""A tile of an integer matrix times the few rows of a decode step, group after group, in Triton.
 
-One program computes a few tiles (16 matrix rows each). Up to 8 rows, where a program is one warp, almost nothing goes
-through shared memory (`common/int_planes.py`).
+One warp computes one tile (16 matrix rows), and almost nothing goes through shared memory (`common/int_planes.py`).
+`many.py` is for more rows.
 """
 
 import triton
@@ -16,16 +16,16 @@ __all__ = ["sum_groups"]
 
 
 @triton.jit
-def _load_tiles(tiles_ptr, inside, stride, UNROLL: tl.constexpr, BITS: tl.constexpr):
+def _load_tiles(tiles_ptr, stride, UNROLL: tl.constexpr, BITS: tl.constexpr):
     """Bytes of UNROLL groups, all loads issued before the first use; INT4 has firsts only, both halves in each byte."""
     firsts = ()
     seconds = ()
     for step in tl.static_range(UNROLL):
         at = tiles_ptr + step * stride
-        first = tl.load(at, mask=inside, other=0, eviction_policy="evict_first")
+        first = tl.load(at, eviction_policy="evict_first")
         firsts += (first,)  # type: ignore[assignment]
         if BITS == 8:
-            second = tl.load(at + 1024, mask=inside, other=0, eviction_policy="evict_first")
+            second = tl.load(at + 1024, eviction_policy="evict_first")
             seconds += (second,)  # type: ignore[assignment]
     return firsts, seconds
 
@@ -52,7 +52,6 @@ def _add_groups(
     rows_inside,
     BITS: tl.constexpr,
     UNROLL: tl.constexpr,
-    TILES: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
     """Total plus the dots of UNROLL groups with loaded weights, one group after another."""
@@ -68,7 +67,7 @@ def _add_groups(
         at = plane_ptrs + step * 128
         before = plane_operand(tl.load(at, mask=planes_inside, other=0), COLUMNS)
         behind = plane_operand(tl.load(at + 64, mask=planes_inside, other=0), COLUMNS)
-        dots = group_dot(first, second, before, behind, TILES, COLUMNS)
+        dots = group_dot(first, second, before, behind, 1, COLUMNS)
         # An explicit fused multiply-add, so that all variants of this kernel round alike.
         total = tl.fma(dots, scale, total)
     return total
@@ -84,31 +83,28 @@ def sum_groups(
     R,
     N,
     num_tiles,
-    first_tile,
+    tile,
     first_group,
     eps,
     K: tl.constexpr,
     BITS: tl.constexpr,
     GROUPS: tl.constexpr,
     COLUMNS: tl.constexpr,
-    TILES: tl.constexpr,
     UNROLL: tl.constexpr,
     GROUPS_BLOCK: tl.constexpr,
     PREFETCH: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
-    """float32 [16 * TILES, COLUMNS / 2]: the linear over GROUPS groups from `first_group`, in order.
+    """float32 [16, COLUMNS / 2]: the linear over GROUPS groups from `first_group`, in order.
 
     Loads of the first weights are issued before the wait for the rows. Values used at the end are loaded at the start:
     otherwise a program would end by waiting for one or two numbers.
     """
     TILE_BYTES: tl.constexpr = 256 * BITS
-    tiles = first_tile + tl.arange(0, TILES)
-    tiles_inside = (tiles < num_tiles)[:, None]
     tile_stride = num_tiles.to(tl.int64) * TILE_BYTES
-    tile_ptrs = weight_ptr + tiles.to(tl.int64)[:, None] * TILE_BYTES + tl.arange(0, 1024)[None, :]
+    tile_ptrs = weight_ptr + tile.to(tl.int64) * TILE_BYTES + tl.arange(0, 1024)[None, :]
     tile_ptrs += first_group * tile_stride
-    columns = first_tile * 16 + tl.arange(0, 16 * TILES)
+    columns = tile * 16 + tl.arange(0, 16)
     columns_inside = columns < N
     weight_scale_ptrs = weight_scale_ptr + first_group * N + columns
     planes = tl.arange(0, COLUMNS)
@@ -116,13 +112,13 @@ def sum_groups(
     plane_ptrs = planes_ptr + planes[:, None] * K + first_group * 128 + tl.arange(0, 64)[None, :]
     rows = tl.arange(0, COLUMNS // 2)
     scale_ptrs = scale_ptr + rows * (K // 128) + first_group
-    total = tl.zeros((16 * TILES, COLUMNS // 2), tl.float32)
-    if PREFETCH and not IS_INTERPRETED and BITS == 4 and TILES == 1 and GROUPS > UNROLL:
+    total = tl.zeros((16, COLUMNS // 2), tl.float32)
+    if PREFETCH and not IS_INTERPRETED and BITS == 4 and GROUPS > UNROLL:
         # The compiler has no registers for all scales at once and loads most of them last.
         groups = tl.minimum(tl.arange(0, 32), GROUPS - 1)
-        prefetch(weight_scale_ptr + (first_group + groups) * N + first_tile * 16)
+        prefetch(weight_scale_ptr + (first_group + groups) * N + tile * 16)
     scales = _load_scales(weight_scale_ptrs, columns_inside, N, UNROLL, BITS)
-    firsts, seconds = _load_tiles(tile_ptrs, tiles_inside, tile_stride, UNROLL, BITS)
+    firsts, seconds = _load_tiles(tile_ptrs, tile_stride, UNROLL, BITS)
     if BITS == 8:
         row_scales = tl.load(weight_scale_ptr + columns, mask=columns_inside, other=0.0)
     wait(DEPENDENT)
@@ -139,14 +135,13 @@ def sum_groups(
         rows < R,
         BITS,
         UNROLL,
-        TILES,
         COLUMNS,
     )
     if squares_ptr is not None:
         factors = row_factors(squares, eps, K)
     for group in tl.range(UNROLL, GROUPS, UNROLL, num_stages=1):
         scales = _load_scales(weight_scale_ptrs + group * N, columns_inside, N, UNROLL, BITS)
-        firsts, seconds = _load_tiles(tile_ptrs + group * tile_stride, tiles_inside, tile_stride, UNROLL, BITS)
+        firsts, seconds = _load_tiles(tile_ptrs + group * tile_stride, tile_stride, UNROLL, BITS)
         total = _add_groups(
             total,
             firsts,
@@ -158,7 +153,6 @@ def sum_groups(
             rows < R,
             BITS,
             UNROLL,
-            TILES,
             COLUMNS,
         )
     if BITS == 4:

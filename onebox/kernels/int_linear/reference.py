@@ -36,7 +36,7 @@ def fixed_point(x: Tensor) -> tuple[Tensor, Tensor]:
 def int4_linear(
     planes: Tensor, scale: Tensor, weight: Tensor, weight_scale: Tensor, dtype: torch.dtype = torch.float32
 ) -> Tensor:
-    """[R, N] of `dtype`: fixed-point rows, R <= 64, times the transposed INT4 matrix [N, K].
+    """[R, N] of `dtype`: fixed-point rows, R <= 128, times the transposed INT4 matrix [N, K].
 
     planes int8 [R, 2, K] and scale float32 [R, K/128] from `fixed_point`; weight uint8 [K/128, ceil(N/16), 1024];
     weight_scale [K/128, N], float16 or bfloat16 or float32.
@@ -47,7 +47,7 @@ def int4_linear(
 def int8_linear(
     planes: Tensor, scale: Tensor, weight: Tensor, weight_scale: Tensor, dtype: torch.dtype = torch.float32
 ) -> Tensor:
-    """[R, N] of `dtype`: fixed-point rows, R <= 64, times the transposed INT8 matrix [N, K].
+    """[R, N] of `dtype`: fixed-point rows, R <= 128, times the transposed INT8 matrix [N, K].
 
     Rows as in `int4_linear`; weight uint8 [K/128, ceil(N/16), 2048]; weight_scale [N].
     """

@@ -128,8 +128,9 @@ def route_fused_kernel(
     K: tl.constexpr,
     FORMAT: tl.constexpr,  # None without a shared expert
     PARTS: tl.constexpr,
+    TILES: tl.constexpr,
     BLOCK_R: tl.constexpr,
-    BLOCK_K: tl.constexpr,
+    CHUNKED: tl.constexpr,
     GROUPS_BLOCK: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
@@ -160,8 +161,9 @@ def route_fused_kernel(
             eps,
             K,
             FORMAT,
+            TILES,
             BLOCK_R,
-            BLOCK_K,
+            CHUNKED,
             PARTS,
             GROUPS_BLOCK,
             DEPENDENT,

@@ -9,8 +9,8 @@ from onebox.kernels.common.launch import ceil_div, next_power_of_2
 __all__ = ["next_inputs", "slot_mapping", "verify_drafts"]
 
 _BLOCK = 64
-_MAX_ROWS = 64
-"""The most rows of a sequence in a step."""
+_MAX_ROWS = 128
+"""The most rows of a sequence, or of none, in a step."""
 
 
 @triton.jit(do_not_specialize=["num_tokens", "num_sequences", "num_pages", "table_stride"])

@@ -29,7 +29,7 @@ def verify_drafts(verified: Tensor, sampled: Tensor, next_ids: Tensor, checks: T
     sampled int64 [R]: the token sampled from each row, -1 where its logits were not finite. next_ids int64 [R]: the
     token known or drafted to follow the row. checks int64 [R]: 0, that token is right if it was sampled; 1, it is
     right; 2, it is wrong. A row's token_id is its next_id where that is right, else the sampled token, or 0 for -1.
-    Accepted are, of the rows cu_rows[s] .. cu_rows[s + 1] - 1 of a sequence, at most 64, all up to and including the
+    Accepted are, of the rows cu_rows[s] .. cu_rows[s + 1] - 1 of a sequence, at most 128, all up to and including the
     first one whose next token is wrong. cu_rows int32 [S + 1]; rows of no sequence come last and are written too.
     """
     rows = list(zip(sampled.tolist(), next_ids.tolist(), checks.tolist(), strict=True))

@@ -18,11 +18,10 @@ from onebox.kernels.attention import kv_write_fused, paged_attention_fused
 from onebox.kernels.common.float_weight import FloatWeight
 from onebox.kernels.common.rows import FixedRows
 from onebox.kernels.delta_net import delta_net_step_fused, gated_norm_fused
-from onebox.kernels.experts import routed_experts_int4_fused
 from onebox.kernels.norm import add_rms_norm_fused, rms_norm
 from onebox.kernels.router import route_fused
 from onebox.model.batch import Batch
-from onebox.model.experts import Int4Experts
+from onebox.model.experts import PartExperts
 from onebox.model.layers import Layer, RotaryTable, Stream
 from onebox.model.layers.plain import Attention, DeltaNet, Mixer, Mixture, PlainLayer, PlainStack
 from onebox.model.linear import FloatLinear, PartLinear
@@ -109,7 +108,7 @@ class FusedMixture:
 
     num_experts_per_tok: int
     router: PartLinear
-    experts: Int4Experts
+    experts: PartExperts
     shared_gate_up: PartLinear
     shared_down: PartLinear
     stored_gate_up: FloatWeight | None
@@ -123,9 +122,7 @@ class FusedMixture:
         )
         if gate_up is None:
             gate_up = self.shared_gate_up.parts(rows)
-        slots, inner, shared = routed_experts_int4_fused(
-            rows, ids, weights, *self.experts, shared=(gate_up, self.stored_down)
-        )
+        slots, inner, shared = self.experts.fused(rows, ids, weights, (gate_up, self.stored_down))
         if shared is None and inner is not None:
             shared = self.shared_down.parts(self.shared_down.rows_of(inner))
         return FusedStream(residual, slots.transpose(0, 1), shared, share)
@@ -198,7 +195,7 @@ def fuse_stack(stack: PlainStack, dtype: torch.dtype) -> FusedStack | None:
 
 
 def fuse_layer(layer: Layer[Stream], dtype: torch.dtype) -> FusedLayer | None:
-    """The layer with its decode fused, if it has INT4 experts, linears with parts and groups of 128 columns."""
+    """The layer with its decode fused, if its linears have parts and its columns are whole groups of 128."""
     if not isinstance(layer, PlainLayer):
         return None
     mixer = fuse_attention(layer.mixer) if isinstance(layer.mixer, Attention) else _fuse_delta_net(layer.mixer)
@@ -224,11 +221,13 @@ def _fuse_delta_net(mixer: DeltaNet) -> FusedDeltaNet | None:
 
 def _fuse_mixture(mixture: Mixture) -> FusedMixture | None:
     spec, experts, (router, gate_up, down) = mixture.spec, mixture.experts, mixture.linears
-    if spec.hidden_size % _GROUP or spec.shared_expert_intermediate_size % _GROUP:
+    if any(
+        size % _GROUP for size in (spec.hidden_size, spec.moe_intermediate_size, spec.shared_expert_intermediate_size)
+    ):
         return None
     if not (isinstance(router, PartLinear) and isinstance(gate_up, PartLinear) and isinstance(down, PartLinear)):
         return None
-    if not isinstance(experts, Int4Experts):
+    if not isinstance(experts, PartExperts):
         return None
     stored = [linear.stored if isinstance(linear, FloatLinear) else None for linear in (gate_up, down)]
     return FusedMixture(spec.num_experts_per_tok, router, experts, gate_up, down, *stored)
