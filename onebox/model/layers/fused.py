@@ -17,7 +17,8 @@ from onebox.formats.kv_pages import KVPages
 from onebox.kernels.attention import kv_write_fused, paged_attention_fused
 from onebox.kernels.common.float_weight import FloatWeight
 from onebox.kernels.common.rows import FixedRows
-from onebox.kernels.delta_net import delta_net_step_fused, gated_norm_fused
+from onebox.kernels.delta_net import delta_net_step_fused
+from onebox.kernels.delta_net.memory import DeltaParts, GatedNorm
 from onebox.kernels.experts import routed_experts_int4_fused
 from onebox.kernels.norm import add_rms_norm_fused, rms_norm
 from onebox.kernels.router import route_fused
@@ -96,8 +97,9 @@ class FusedDeltaNet:
         qkv, z, *rest = joined.tensor_split([spec.conv_dim, spec.conv_dim + spec.value_dim], dim=-1)
         gates = self.gates_proj.parts(rows) if self.gates_proj else rest[0]
         b, a = gates.chunk(2, dim=-1)
-        mixed = delta_net_step_fused(qkv, a, b, plain.weights, pool, batch.cu_rows, batch.slots, batch.num_accepted)
-        return self.out_proj.parts(gated_norm_fused(mixed, z, plain.norm, spec.rms_norm_eps, rows.x.dtype))
+        norm, sequences = GatedNorm(plain.norm, spec.rms_norm_eps), (batch.cu_rows, batch.slots, batch.num_accepted)
+        parts = DeltaParts(qkv, z, a, b)
+        return self.out_proj.parts(delta_net_step_fused(parts, plain.weights, norm, pool, *sequences, rows.x.dtype))
 
 
 @dataclass(frozen=True)
