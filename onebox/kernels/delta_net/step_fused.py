@@ -270,9 +270,9 @@ def delta_net_step_fused_kernel(
             tl.store(new_at + key_channels, key_row.to(pending_rows_ptr.dtype.element_ty), mask=is_own)
         if (token < num_accepted) | (token + 1 < end):
             state += key * correction[None, :, None, :]
-        query_window = query_window[1:] + (query_row,)  # type: ignore[assignment]  # noqa: RUF005 - no starred tuples
-        key_window = key_window[1:] + (key_row,)  # type: ignore[assignment]  # noqa: RUF005
-        value_window = value_window[1:] + (value_row,)  # type: ignore[assignment]  # noqa: RUF005
+        query_window = query_window[1:] + (query_row,)  # noqa: RUF005 - no starred tuples
+        key_window = key_window[1:] + (key_row,)  # noqa: RUF005
+        value_window = value_window[1:] + (value_row,)  # noqa: RUF005
         query_row, key_row, value_row, a, b = next_query_row, next_key_row, next_value_row, next_a, next_b
         token += 1
 
@@ -288,7 +288,7 @@ def delta_net_step_fused(parts, weights, norm, pool, cu_rows, slots, num_accepte
     if value_dim != _GROUP or key_dim < _LOW or next_power_of_2(key_dim) != key_dim:
         # A group has several heads, or the matrix is no power of two: a launch for each operation.
         mixed = step_from_parts(parts, weights, pool, cu_rows, slots, num_accepted)
-        return gated_norm_fused(mixed, parts.z, *norm, dtype)
+        return gated_norm_fused(mixed, parts.z, norm.weight, norm.eps, dtype)
     num_rows, num_sequences = parts.qkv.shape[1], len(slots)
     rows = new_rows(num_rows, heads * value_dim, dtype, parts.qkv.device)
     taps = weights.conv.shape[1]

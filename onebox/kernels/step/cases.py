@@ -114,24 +114,22 @@ def _chain(device: torch.device, counts: list[int], padding: int, depth: int, hi
     places = torch.randint(0, pages * _PAGE_TOKENS - depth, (rows,), generator=draw)
     places[edges[-1] - 1 :] = pages * _PAGE_TOKENS - 2
     positions, seen = places + torch.arange(rows), torch.zeros(len(counts), dtype=torch.int32)
+    limits = (
+        torch.rand(rows, generator=draw, dtype=torch.float64),
+        torch.arange(rows) * 40 % 130,
+        torch.rand(rows, generator=draw, dtype=torch.float64),
+        torch.rand(rows, generator=draw, dtype=torch.float64),
+        torch.randint(-(2**62), 2**62, (rows,), generator=draw),
+    )
     tensors = {
         "mixed": torch.randn(rows, hidden, generator=draw).to(torch.bfloat16),
-        "following": FollowingRows(places, positions, places, seen),
-        "limits": DraftLimits(
-            torch.rand(rows, generator=draw, dtype=torch.float64),
-            torch.arange(rows) * 40 % 130,
-            torch.rand(rows, generator=draw, dtype=torch.float64),
-            torch.rand(rows, generator=draw, dtype=torch.float64),
-            torch.randint(-(2**62), 2**62, (rows,), generator=draw),
-        ),
         "cu_rows": edges.to(torch.int32),
         "num_accepted": torch.tensor([(count + 1) // 2 for count in counts]),
         "page_table": torch.randint(1, 99, (len(counts), pages), generator=draw, dtype=torch.int32),
     }
-    moved: dict[str, Any] = {
-        name: type(value)(*(part.to(device) for part in value)) if isinstance(value, tuple) else value.to(device)
-        for name, value in tensors.items()
-    }
+    moved: dict[str, Any] = {name: tensor.to(device) for name, tensor in tensors.items()}
+    moved["following"] = FollowingRows(*(part.to(device) for part in (places, positions, places, seen)))
+    moved["limits"] = DraftLimits(*(part.to(device) for part in limits))
     return moved | {"depth": depth, "page_tokens": _PAGE_TOKENS}
 
 

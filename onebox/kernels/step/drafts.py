@@ -79,7 +79,8 @@ def following_rows(page_table, row_sequence, places, positions, seen, page_token
         BLOCK=_BLOCK,
         num_warps=2,
     )
-    return FollowingRows(*out, out_seen)
+    own_places, own_positions, slots = out
+    return FollowingRows(own_places, own_positions, slots, out_seen)
 
 
 @triton.jit(
@@ -183,5 +184,6 @@ def chain_rows(mixed, following, limits, cu_rows, num_accepted, page_table, dept
         BLOCK=_HIDDEN_BLOCK,
         num_warps=4,
     )
-    (temperature, top_p, min_p), (top_k, seeds) = kept, numbers
-    return ChainRows(hidden, *rows, seen, own_rows, DraftLimits(temperature, top_k, top_p, min_p, seeds))
+    (places, positions, slots), (temperature, top_p, min_p), (top_k, seeds) = rows, kept, numbers
+    chosen = DraftLimits(temperature, top_k, top_p, min_p, seeds)
+    return ChainRows(hidden, places, positions, slots, seen, own_rows, chosen)
