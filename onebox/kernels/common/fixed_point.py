@@ -8,6 +8,7 @@ import triton
 import triton.language as tl
 
 from onebox.kernels.common import rows
+from onebox.kernels.common.arithmetic import rounded
 
 __all__ = [
     "LARGEST",
@@ -48,7 +49,7 @@ def store_groups(
 ):
     """Writes groups to x, planes and scale."""
     columns = first_group * 128 + offsets
-    tl.store(x_ptr + row * K + columns, values.to(x_ptr.dtype.element_ty))
+    tl.store(x_ptr + row * K + columns, rounded(values, x_ptr.dtype.element_ty))
     # Magnitudes have the order of their bits, and a GPU has one instruction for the largest integer of a warp.
     bits = values.to(tl.int32, bitcast=True) & 0x7FFFFFFF
     factor = tl.zeros_like(values)
@@ -88,7 +89,7 @@ def store_scaled_group(
 ):
     """`store_group` where the largest magnitude is known; NaN if one of the values is."""
     columns = group * 128 + tl.arange(0, 128)
-    tl.store(x_ptr + row * K + columns, values.to(x_ptr.dtype.element_ty))
+    tl.store(x_ptr + row * K + columns, rounded(values, x_ptr.dtype.element_ty))
     largest = tl.maximum(largest, SMALLEST_ABSMAX, propagate_nan=tl.PropagateNan.ALL)
     tl.store(scale_ptr + row * (K // 128) + group, largest / LARGEST)
     store_planes(values * (LARGEST / largest), planes_ptr, row, columns, K)
