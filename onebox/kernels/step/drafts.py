@@ -27,7 +27,7 @@ def _slots(page_table_ptr, sequence, place, is_there, num_sequences, num_pages, 
 @triton.jit(
     do_not_specialize=[
         *("row_sequence_ptr", "places_ptr", "positions_ptr", "seen_ptr", "out_ptr", "out_seen_ptr"),
-        *("num_rows", "num_sequences", "num_pages", "table_stride"),
+        *("num_rows", "out_stride", "num_sequences", "num_pages", "table_stride"),
     ]
 )
 def following_rows_kernel(
@@ -36,9 +36,10 @@ def following_rows_kernel(
     places_ptr,
     positions_ptr,
     seen_ptr,  # int32 [S]
-    out_ptr,  # int64 [3, R]: places, positions, slots
+    out_ptr,  # int64 [3, R], row stride out_stride: places, positions, slots
     out_seen_ptr,  # int32 [S]
     num_rows,
+    out_stride,
     num_sequences,
     num_pages,
     table_stride,
@@ -53,15 +54,20 @@ def following_rows_kernel(
     position = tl.load(positions_ptr + row, mask=inside, other=0) + 1
     seen = tl.load(seen_ptr + row, mask=row < num_sequences, other=0)
     tl.store(out_ptr + row, place, mask=inside)
-    tl.store(out_ptr + num_rows + row, position, mask=inside)
+    tl.store(out_ptr + out_stride + row, position, mask=inside)
     slots = _slots(page_table_ptr, sequence, place, inside, num_sequences, num_pages, table_stride, P)
-    tl.store(out_ptr + 2 * num_rows + row, slots, mask=inside)
+    tl.store(out_ptr + 2 * out_stride + row, slots, mask=inside)
     tl.store(out_seen_ptr + row, seen + 1, mask=row < num_sequences)
+
+
+def _aligned(count: int) -> int:
+    """A row length with which every row starts at a multiple of 16 bytes, as kernels that read it were compiled for."""
+    return ceil_div(count, 4) * 4
 
 
 def following_rows(page_table, row_sequence, places, positions, seen, page_tokens):
     num_rows, (num_sequences, num_pages) = len(places), page_table.shape
-    out = torch.empty((3, num_rows), dtype=torch.int64, device=places.device)
+    out = torch.empty((3, _aligned(num_rows)), dtype=torch.int64, device=places.device)
     out_seen = torch.empty_like(seen)
     following_rows_kernel[(max(1, ceil_div(max(num_rows, num_sequences), _BLOCK)),)](
         page_table,
@@ -72,6 +78,7 @@ def following_rows(page_table, row_sequence, places, positions, seen, page_token
         out,
         out_seen,
         num_rows,
+        out.stride(0),
         num_sequences,
         num_pages,
         page_table.stride(0),
@@ -79,7 +86,7 @@ def following_rows(page_table, row_sequence, places, positions, seen, page_token
         BLOCK=_BLOCK,
         num_warps=2,
     )
-    own_places, own_positions, slots = out
+    own_places, own_positions, slots = out[:, :num_rows]
     return FollowingRows(own_places, own_positions, slots, out_seen)
 
 
@@ -87,7 +94,7 @@ def following_rows(page_table, row_sequence, places, positions, seen, page_token
     do_not_specialize=[
         *("mixed_ptr", "places_ptr", "positions_ptr", "temperature_ptr", "top_k_ptr", "top_p_ptr", "min_p_ptr"),
         *("seeds_ptr", "num_accepted_ptr", "hidden_ptr", "rows_ptr", "seen_ptr", "out_cu_rows_ptr", "out_limits_ptr"),
-        *("out_numbers_ptr", "num_rows", "num_sequences", "num_pages", "table_stride", "depth"),
+        *("out_numbers_ptr", "num_rows", "chain_stride", "num_sequences", "num_pages", "table_stride", "depth"),
     ]
 )
 def chain_rows_kernel(
@@ -103,12 +110,13 @@ def chain_rows_kernel(
     num_accepted_ptr,  # int64 [S]
     page_table_ptr,  # int32 [S, num_pages]
     hidden_ptr,  # [S, H]
-    rows_ptr,  # int64 [3, depth, S]: places, positions, slots
-    seen_ptr,  # int32 [depth, S]
+    rows_ptr,  # int64 [3, depth, S], stride over depth chain_stride: places, positions, slots
+    seen_ptr,  # int32 [depth, S], the same stride
     out_cu_rows_ptr,  # int32 [S + 1]
     out_limits_ptr,  # float64 [3, S]: temperature, top_p, min_p
     out_numbers_ptr,  # int64 [2, S]: top_k, seeds
     num_rows,
+    chain_stride,
     num_sequences,
     num_pages,
     table_stride,
@@ -132,8 +140,8 @@ def chain_rows_kernel(
         draft = tl.arange(0, DEPTH)
         inside = draft < depth
         place = before + 1 + draft
-        at = draft * num_sequences + sequence
-        size = depth * num_sequences
+        at = draft * chain_stride + sequence
+        size = depth * chain_stride
         slots = _slots(page_table_ptr, sequence, place, inside, num_sequences, num_pages, table_stride, P)
         tl.store(rows_ptr + at, place, mask=inside)
         tl.store(rows_ptr + size + at, place + offset, mask=inside)
@@ -153,8 +161,9 @@ def chain_rows(mixed, following, limits, cu_rows, num_accepted, page_table, dept
     (num_rows, width), (num_sequences, num_pages) = mixed.shape, page_table.shape
     mixed, device = mixed.contiguous(), mixed.device
     hidden = torch.empty((num_sequences, width), dtype=mixed.dtype, device=device)
-    rows = torch.empty((3, depth, num_sequences), dtype=torch.int64, device=device)
-    seen = torch.empty((depth, num_sequences), dtype=torch.int32, device=device)
+    stride = _aligned(num_sequences)
+    rows = torch.empty((3, depth, stride), dtype=torch.int64, device=device)
+    seen = torch.empty((depth, stride), dtype=torch.int32, device=device)
     own_rows = torch.empty(num_sequences + 1, dtype=torch.int32, device=device)
     kept = torch.empty((3, num_sequences), dtype=torch.float64, device=device)
     numbers = torch.empty((2, num_sequences), dtype=torch.int64, device=device)
@@ -173,6 +182,7 @@ def chain_rows(mixed, following, limits, cu_rows, num_accepted, page_table, dept
         kept,
         numbers,
         num_rows,
+        stride,
         num_sequences,
         num_pages,
         page_table.stride(0),
@@ -184,6 +194,6 @@ def chain_rows(mixed, following, limits, cu_rows, num_accepted, page_table, dept
         BLOCK=_HIDDEN_BLOCK,
         num_warps=4,
     )
-    (places, positions, slots), (temperature, top_p, min_p), (top_k, seeds) = rows, kept, numbers
+    (places, positions, slots), (temperature, top_p, min_p), (top_k, seeds) = rows[:, :, :num_sequences], kept, numbers
     chosen = DraftLimits(temperature, top_k, top_p, min_p, seeds)
-    return ChainRows(hidden, places, positions, slots, seen, own_rows, chosen)
+    return ChainRows(hidden, places, positions, slots, seen[:, :num_sequences], own_rows, chosen)
