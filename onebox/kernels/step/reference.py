@@ -105,17 +105,17 @@ def chain_rows(
     num_accepted int64 [S]. top_k is cut to 64, and 64 stands for 0: a wider choice costs more than it gains.
     """
     last = (cu_rows[:-1] + num_accepted - 1).clamp(0, len(mixed) - 1)
-    first = following.places[last] + 1
-    places = torch.stack([first + draft for draft in range(depth)])
-    sequences = torch.arange(len(last), device=last.device)
-    slots = [slot_mapping(page_table, sequences, row, page_tokens) for row in places]
+    drafts = torch.arange(1, depth + 1, device=last.device).unsqueeze(1)
+    places = following.places[last] + drafts
+    sequences = torch.arange(len(last), device=last.device).repeat(depth)
+    slots = slot_mapping(page_table, sequences, places.flatten(), page_tokens)
     chosen = DraftLimits(*(limit[last] for limit in limits))
     top_k = torch.where(chosen.top_k > 0, chosen.top_k, MAX_TOP_K).clamp(max=MAX_TOP_K)
     return ChainRows(
         mixed[last],
         places,
         places + (following.positions - following.places)[last],
-        torch.stack(slots),
+        slots.view(places.shape),
         (places + 1).to(torch.int32),
         torch.arange(len(last) + 1, dtype=torch.int32, device=last.device),
         chosen._replace(top_k=top_k),
