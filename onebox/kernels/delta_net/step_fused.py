@@ -37,6 +37,7 @@ _STRIPES = 8
 _LOW = 8
 """Rows of the matrix side by side in the lanes of a warp."""
 _MAX_SEQUENCES = 256
+_FEW_PROGRAMS = 128
 
 
 @triton.jit
@@ -328,6 +329,12 @@ def delta_net_step_fused(parts, weights, norm, pool, cu_rows, slots, num_accepte
         STRIPES=_STRIPES,
         LOW=_LOW,
         num_warps=_STRIPES,
-        **launch_options(_STEP, heads, maxnreg=168),
+        **_options(heads, num_sequences),
     )
     return FixedRows(*rows, None)
+
+
+def _options(heads: int, num_sequences: int) -> dict[str, int | bool]:
+    """With more programs than multiprocessors two should share one, so that one loads while the other computes."""
+    is_few = heads * num_sequences <= _FEW_PROGRAMS
+    return launch_options(_STEP, f"{'few' if is_few else 'many'}_{heads}", maxnreg=168 if is_few else 128)
