@@ -134,7 +134,7 @@ CASES = [
     _norm_case(12, 3072, 257, 8, is_full=True),
     _norm_case(64, 3072, 257, 8, is_full=True),
     _norm_case(3, 2048, 257, 8, torch.float32, is_full=True),
-    _shared_case(3, 3072, 256, 24, 8, ("block", 2048), is_divided=False, is_full=True),
+    _shared_case(3, 3072, 256, 12, 8, ("block", 2048), is_divided=False, is_full=True),
     _shared_case(1, 3072, 256, 12, 8, ("block", 2048), is_full=True),
     _shared_case(12, 3072, 256, 12, 8, ("block", 2048), is_full=True),
     _shared_case(64, 3072, 256, 12, 8, ("block", 2048), is_full=True),
