@@ -1,11 +1,14 @@
-"""Times the prefill of one long prompt at full size with random weights on one GPU, through the real engine.
+"""Times the prefill of one prompt at full size with random weights on one GPU, through the real engine.
 
-    python benchmarks/prefill.py [--shape qwen3.5-122b-a10b] [--tokens 8000] [--runs 5] [--profile]
+    python benchmarks/prefill.py [--shape qwen3.5-122b-a10b] [--tokens 8000 ...] [--runs 5] [--profile]
+
+`--tokens 8000 512 --runs 1 --profile` tells within half a minute (kernels cached) where the time of both goes.
 
 The weights are those of `onebox bench decode`: INT4 experts and projections, FP8 shared expert, INT8 head. A run's time
 is that from submitting the prompt to its first token, scheduler and drawing included; the first run compiles and is
 told apart.
-`--profile` prints GPU time by kernel, with the arithmetic of the matrix products over that time. The last line is JSON.
+`--profile` prints GPU time by kernel, with the arithmetic of the matrix products over that time, and how long the GPU
+had nothing to do between the first kernel and the last. The last line is JSON.
 """
 
 import argparse
@@ -52,7 +55,10 @@ def profile(engine: Engine, row: DecodeRow, spec: ModelSpec) -> list[dict]:
         torch.cuda.synchronize()
     events = sorted(profiler.key_averages(), key=lambda event: -event.self_device_time_total)
     total = sum(event.self_device_time_total for event in events)
-    print(f"profile: {total / 1e3:.1f} ms of kernels")
+    ranges = [event.time_range for event in profiler.events() if event.self_device_time_total]
+    span = max(found.end for found in ranges) - min(found.start for found in ranges)
+    calls = sum(event.count for event in events)
+    print(f"profile of {row.context} tokens: {total / 1e3:.1f} ms of {calls} kernels and copies in {span / 1e3:.1f} ms")
     known, rows = operations(spec, row.context), []
     for event in events[:24]:
         taken = event.self_device_time_total
@@ -64,28 +70,37 @@ def profile(engine: Engine, row: DecodeRow, spec: ModelSpec) -> list[dict]:
     return rows
 
 
+def measure(engine: Engine, row: DecodeRow, spec: ModelSpec, arguments: argparse.Namespace) -> dict:
+    """Times a prompt and, if asked, profiles it."""
+    work = sum(operations(spec, row.context).values()) / 1e12
+    first = generate(engine, row, "first")[0]
+    times = [generate(engine, row, f"run{run}")[0] for run in range(arguments.runs)]
+    median = statistics.median(times)
+    print(
+        f"{row.context} tokens, {work:.1f} TFLOP in matrix products: first {first:.2f} s, then "
+        f"{[round(t, 4) for t in times]}: median {median:.4f} s, {work / median:.0f} TFLOP/s",
+        flush=True,
+    )
+    kernels = profile(engine, row, spec) if arguments.profile else []
+    result = {"tokens": row.context, "first_s": round(first, 2), "median_s": round(median, 4)}
+    return {**result, "tflop": round(work, 1), "kernels": kernels}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--shape", default="qwen3.5-122b-a10b")
-    parser.add_argument("--tokens", type=int, default=8000)
+    parser.add_argument("--tokens", type=int, nargs="+", default=[8000])
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--profile", action="store_true")
     arguments = parser.parse_args()
     spec = named_spec(arguments.shape)
     model = random_model(spec)
     versions = {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__, "triton": triton.__version__}
-    work = sum(operations(spec, arguments.tokens).values())
-    print(f"{versions}; {work / 1e12:.1f} TFLOP in matrix products", flush=True)
-    row = DecodeRow("prefill", context=arguments.tokens, num_tokens=1)
-    with open_engine(model, row) as engine:
-        first = generate(engine, row, "first")[0]
-        times = [generate(engine, row, f"run{run}")[0] for run in range(arguments.runs)]
-        median = statistics.median(times)
-        rate = work / median / 1e12
-        print(f"first {first:.2f} s, then {[round(t, 4) for t in times]}: median {median:.4f} s, {rate:.0f} TFLOP/s")
-        kernels = profile(engine, row, spec) if arguments.profile else []
-    result = {"shape": arguments.shape, "tokens": arguments.tokens, **versions, "first_s": round(first, 2)}
-    print(json.dumps({**result, "median_s": round(median, 4), "tflop": round(work / 1e12, 1), "kernels": kernels}))
+    print(versions, flush=True)
+    rows = [DecodeRow("prefill", context=tokens, num_tokens=1) for tokens in arguments.tokens]
+    with open_engine(model, max(rows, key=lambda row: row.context)) as engine:
+        results = [measure(engine, row, spec, arguments) for row in rows]
+    print(json.dumps({"shape": arguments.shape, **versions, "prompts": results}))
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
     decode_inputs    all rows of a decode step, as views of the packed buffer (`onebox.engine.inputs`)
     exact_inputs     the same without blank rows, for a step that runs without graphs
     following_batch  the same rows one token later, for the MTP head
-    chained_batch    one row per sequence, its latest draft, for the MTP head's next draft
+    chained_batch    one row per sequence, one of its drafts, for the MTP head's next draft
 
 Nothing here asks the device for a value: all but `exact_inputs` run inside captured graphs.
 """
@@ -17,7 +17,8 @@ from torch import Tensor
 
 from onebox.engine.inputs import InputPacker, PageTable, StepSizes, exact_sizes, split_fields
 from onebox.engine.step import DecodeRows
-from onebox.kernels.step import slot_mapping
+from onebox.kernels.step import chain_rows, following_rows
+from onebox.kernels.step.tensors import ChainRows, DraftLimits, FollowingRows
 from onebox.model.batch import Batch
 from onebox.spec.kv import PAGE_TOKENS
 
@@ -28,10 +29,9 @@ __all__ = [
     "decode_inputs",
     "exact_inputs",
     "following_batch",
+    "following_rows_of",
+    "start_chain",
 ]
-
-_DRAFT_TOP_K = 64
-"""Drafts are sampled from so many tokens at most: a wider choice costs more than it gains."""
 
 
 class DrawInputs(NamedTuple):
@@ -48,10 +48,6 @@ class DrawInputs(NamedTuple):
     temperature: Tensor
     top_p: Tensor
     min_p: Tensor
-
-    @property
-    def draft_top_k(self) -> Tensor:
-        return torch.where(self.top_k > 0, self.top_k, _DRAFT_TOP_K).clamp(max=_DRAFT_TOP_K)
 
 
 class StepInputs(NamedTuple):
@@ -109,32 +105,46 @@ def exact_inputs(parts: Sequence[DecodeRows], depth: int, device: torch.device) 
     return inputs
 
 
-def following_batch(inputs: StepInputs, token_ids: Tensor) -> Batch:
+def following_rows_of(inputs: StepInputs) -> FollowingRows:
+    """The rows one token later."""
+    batch, draw, _ = inputs
+    return following_rows(
+        batch.page_table, draw.row_sequence, draw.positions, batch.positions[0], batch.seen, PAGE_TOKENS
+    )
+
+
+def following_batch(inputs: StepInputs, following: FollowingRows, token_ids: Tensor) -> Batch:
     """What the MTP head takes: for each row the token [R] after it, at that token's place.
 
     Rejected rows come last in their sequence: what they write is overwritten by the next step before it is read.
     """
-    batch, draw, _ = inputs
     return replace(
-        batch,
+        inputs.batch,
         token_ids=token_ids,
-        positions=batch.positions + 1,
-        seen=batch.seen + 1,
-        slot_mapping=slot_mapping(batch.page_table, draw.row_sequence, draw.positions + 1, PAGE_TOKENS),
+        positions=following.positions.expand(3, -1),
+        seen=following.seen,
+        slot_mapping=following.slot_mapping,
     )
 
 
-def chained_batch(inputs: StepInputs, drafts: Tensor, positions: Tensor, offsets: Tensor) -> Batch:
-    """One row per sequence: its latest draft [S], at these places [S]; offsets [S] turn places into positions."""
-    batch = inputs.batch
-    sequences = torch.arange(len(drafts), device=drafts.device)
+def start_chain(
+    inputs: StepInputs, following: FollowingRows, mixed: Tensor, num_accepted: Tensor, depth: int
+) -> ChainRows:
+    """The rows of `depth` drafts after each sequence's last accepted row, from the head's output for all rows."""
+    batch, draw, _ = inputs
+    limits = DraftLimits(draw.temperature, draw.top_k, draw.top_p, draw.min_p, draw.seeds)
+    return chain_rows(mixed, following, limits, batch.cu_rows, num_accepted, batch.page_table, depth, PAGE_TOKENS)
+
+
+def chained_batch(inputs: StepInputs, chain: ChainRows, draft: int, token_ids: Tensor) -> Batch:
+    """One row per sequence: the chain's draft of this number, whose tokens are token_ids [S]."""
     return replace(
-        batch,
-        token_ids=drafts,
-        positions=(positions + offsets).expand(3, -1),
-        cu_rows=torch.arange(len(drafts) + 1, dtype=torch.int32, device=drafts.device),
-        seen=(positions + 1).to(torch.int32),
-        slot_mapping=slot_mapping(batch.page_table, sequences, positions, PAGE_TOKENS),
+        inputs.batch,
+        token_ids=token_ids,
+        positions=chain.positions[draft].expand(3, -1),
+        cu_rows=chain.cu_rows,
+        seen=chain.seen[draft],
+        slot_mapping=chain.slot_mapping[draft],
         num_rows=inputs.num_sequences,
         max_rows=1,
     )

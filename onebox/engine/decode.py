@@ -5,15 +5,17 @@ accepted if it is that token. So the answer is the one without drafts, token for
 a value, so that each half can be captured into a graph.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
-from onebox.engine.batch import DrawInputs, StepInputs, chained_batch, following_batch
-from onebox.kernels.sampling import sample
+from onebox.engine.batch import StepInputs, chained_batch, following_batch, following_rows_of, start_chain
+from onebox.formats.kv_pages import KVPages
+from onebox.kernels.sampling import sample, sample_drafts
 from onebox.kernels.step import verify_drafts
+from onebox.kernels.step.tensors import ChainRows
 from onebox.model.batch import Batch
 from onebox.model.memory import Memory
 from onebox.model.qwen3_5 import Qwen35
@@ -149,7 +151,7 @@ class Decoder:
 
     def sample(self, forwarded: Forwarded, inputs: StepInputs, depth: int) -> Tensor:
         """Samples, verifies and drafts: int64 words in the `OutcomeLayout` of these inputs and depth."""
-        draw = inputs.draw
+        draw, following = inputs.draw, following_rows_of(inputs)
         sampled = sample(
             forwarded.logits,
             draw.temperature,
@@ -157,7 +159,7 @@ class Decoder:
             draw.top_p,
             draw.min_p,
             draw.seeds,
-            draw.positions + 1,
+            following.places,
         )
         layout = OutcomeLayout(len(sampled), len(inputs.batch.slots), depth)
         words = torch.empty(layout.size, dtype=torch.int64, device=sampled.device)
@@ -165,39 +167,30 @@ class Decoder:
         verify_drafts(outcome.verified, sampled, draw.next_ids, draw.checks, inputs.batch.cu_rows)
         pages = self._memory.mtp
         if self._model.mtp and pages:
-            following = following_batch(inputs, outcome.token_ids)
+            batch = following_batch(inputs, following, outcome.token_ids)
             if depth:
-                mixed = self._model.draft(following, forwarded.hidden, pages)
-                drafts = self._drafts(mixed, inputs, outcome.num_accepted, depth)
-                torch.stack(drafts, dim=1, out=outcome.drafts)
+                mixed = self._model.draft(batch, forwarded.hidden, pages)
+                chain = start_chain(inputs, following, mixed, outcome.num_accepted, depth)
+                torch.stack(self._drafts(inputs, chain, pages, depth), dim=1, out=outcome.drafts)
             else:
                 # A later step that drafts needs the head's KV entries of the tokens decoded without drafts, too.
-                self._model.write_draft_kv(following, forwarded.hidden, pages)
+                self._model.write_draft_kv(batch, forwarded.hidden, pages)
         elif depth:
             raise RuntimeError("Drafts were asked of a model without an MTP head.")
         return words
 
-    def _drafts(self, mixed: Tensor, inputs: StepInputs, num_accepted: Tensor, depth: int) -> list[Tensor]:
-        """int64 [S] each: tokens for the places after each sequence's last new one, from the head's rows [R, H]."""
-        if self._memory.mtp is None:
-            raise RuntimeError("Drafting needs the MTP head's pages.")
-        batch, draw, _ = inputs
-        last = (batch.cu_rows[:-1] + num_accepted - 1).clamp(0, len(mixed) - 1)
-        offsets = (batch.positions[0] - draw.positions)[last]
-        chain = _Chain(mixed[last], draw.positions[last] + 2, offsets, _limits(draw, last))
-        drafts = [self._sample_draft(chain)]
-        for _ in range(depth - 1):
-            row = chained_batch(inputs, drafts[-1], chain.positions, chain.offsets)
-            hidden = self._model.draft(row, chain.hidden, self._memory.mtp)
-            chain = replace(chain, hidden=hidden, positions=chain.positions + 1)
-            drafts.append(self._sample_draft(chain))
-        return drafts
+    def _drafts(self, inputs: StepInputs, chain: ChainRows, pages: KVPages, depth: int) -> list[Tensor]:
+        """int64 [S] each: tokens for the places after each sequence's last new one.
 
-    def _sample_draft(self, chain: "_Chain") -> Tensor:
-        """The head's tokens at the chain's positions, with the noise that the model's own tokens get there."""
-        token_ids = sample(self._model.logits(chain.hidden), *chain.limits, chain.positions)
-        # Nothing is sampled from logits that are not finite (-1); a draft must be a token all the same.
-        return token_ids.clamp(min=0)
+        They are sampled with the noise that the model's own tokens get there.
+        """
+        hidden, drafts = chain.hidden, list[Tensor]()
+        for place in range(depth):
+            if place:
+                batch = chained_batch(inputs, chain, place - 1, drafts[-1])
+                hidden = self._model.draft(batch, hidden, pages)
+            drafts.append(sample_drafts(self._model.logits(hidden), *chain.limits, chain.places[place]))
+        return drafts
 
 
 class PlainStep:
@@ -217,25 +210,3 @@ class PlainStep:
         if self._words is None:
             raise RuntimeError("A step was read before anything was sampled.")
         return self._layout.read(self._words.tolist())
-
-
-@dataclass(frozen=True)
-class _Chain:
-    """Drafting from draft to draft, one row per sequence."""
-
-    hidden: Tensor
-    """[S, H]: the head's own output so far."""
-    positions: Tensor
-    """int64 [S]: the place of the next draft."""
-    offsets: Tensor
-    """int64 [S]: what is added to a place to give the position it is rotated by."""
-    limits: "_Limits"
-    """[S] each: temperature, top_k, top_p, min_p and seed, as `sample` takes them."""
-
-
-_Limits = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
-
-
-def _limits(draw: DrawInputs, rows: Tensor) -> _Limits:
-    """How drafts are sampled for sequences whose settings are those of these rows [S]."""
-    return draw.temperature[rows], draw.draft_top_k[rows], draw.top_p[rows], draw.min_p[rows], draw.seeds[rows]

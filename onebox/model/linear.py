@@ -32,6 +32,7 @@ __all__ = [
     "IntLinear",
     "Linear",
     "PartLinear",
+    "PlainLinear",
     "can_join",
     "group_int_of",
     "make_linear",

@@ -49,6 +49,7 @@ def check_rows_are_independent(module: str, device: torch.device, counts: tuple[
         slots, inner, down_parts = forms(module).routed_experts_int4_fused(
             fixed, ids, weights, **tensors, shared=(gate_up_parts, down)
         )
+        normed, same_total, undivided = forms(module).add_rms_norm_router(*given[:5], router.codes)
         linears = forms(module)
         heads = total.view(len(total), HIDDEN // 128, 128)
         gated = forms(module).gated_norm_fused(heads, parts[:, chosen], weight[:128], EPS, dtype)
@@ -66,6 +67,9 @@ def check_rows_are_independent(module: str, device: torch.device, counts: tuple[
             slots,
             by_row(down_parts),
             *_parts_of(gated),
+            *_parts_of(normed),
+            same_total,
+            by_row(undivided),
         ]
 
     assert_rows_stand_alone(outputs, counts)

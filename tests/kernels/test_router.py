@@ -7,7 +7,9 @@ import torch
 
 from onebox.kernels.router import reference
 from onebox.spec.errors import MismatchError
+from tests.conftest import HAS_GPU
 from tests.kernels.catalogue import forms
+from tests.kernels.company import assert_rows_stand_alone
 
 ROWS = (2, 3, 8, 17, 64)
 
@@ -67,3 +69,29 @@ def test_a_row_does_not_depend_on_the_others(device):
 @pytest.mark.gpu
 def test_a_row_does_not_depend_on_the_others_at_full_size(device):
     check_rows_alone(partial(kernel().route, k=8), draw(64, 256).to(device))
+
+
+def check_norm_company(device: torch.device, counts: tuple[int, ...], hidden: int, outputs: int) -> None:
+    """One launch for few rows, two for many."""
+    draw = torch.Generator().manual_seed(hidden)
+    count = max(counts)
+    residual, weight = (torch.randn(*shape, generator=draw).to(device) for shape in ((count, hidden), (hidden,)))
+    parts = torch.randn(3, count, hidden, generator=draw).to(device)
+    router = torch.randn(outputs, hidden, generator=draw).to(device, torch.bfloat16)
+
+    def results(chosen: slice) -> list[torch.Tensor]:
+        given = residual[chosen], parts[:, chosen], 0.1 * weight, 1e-6, torch.bfloat16, router
+        rows, total, products = forms("kernel").add_rms_norm_router(*given)
+        return [rows.x, rows.planes, rows.scale, rows.squares, total, products.transpose(0, 1)]
+
+    assert_rows_stand_alone(results, counts)
+
+
+@pytest.mark.skipif(HAS_GPU, reason="there the same runs on the GPU")
+def test_a_row_of_the_norm_with_the_router_does_not_depend_on_its_company():
+    check_norm_company(torch.device("cpu"), (5, 17), 256, 9)
+
+
+@pytest.mark.gpu
+def test_a_row_of_the_norm_with_the_router_does_not_depend_on_its_company_on_the_gpu(device):
+    check_norm_company(device, (2, 4, 5, 16, 17, 64), 3072, 257)

@@ -86,9 +86,10 @@ def test_a_shipped_table_names_its_gpu_and_only_options_that_are_tried(path):
         assert set(options) <= {name for kernel in owners for tried in kernel.tried for name in tried}, key
 
 
-def test_every_tunable_kernel_is_tried_in_all_modes_of_launch():
+def test_every_tunable_kernel_of_a_step_is_tried_in_all_modes_of_launch():
     for operation in operations().values():
         assert operation.kernel
-    assert len(tuning.tunables()) >= 15
-    for kernel in tuning.tunables().values():
+    of_steps = [kernel for kernel in tuning.tunables().values() if not kernel.name.startswith("prefill_")]
+    assert len(of_steps) >= 15
+    for kernel in of_steps:
         assert set(map(str, MODES)) <= set(map(str, kernel.tried)), kernel.name

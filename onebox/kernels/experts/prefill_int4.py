@@ -13,13 +13,18 @@ import triton.language as tl
 from onebox.kernels.common.arithmetic import rounded, swiglu
 from onebox.kernels.common.int_tiles import WORDS, in_tile_order, sum_tiles, tile_order_64
 from onebox.kernels.common.target import has_large_shared_memory
+from onebox.kernels.common.tuning import LaunchOptions, Tunable
 from onebox.kernels.experts.blocks import BLOCK_M, block_pairs, group_by_expert, prefill_workspace
 from onebox.kernels.experts.slots import sum_slots
 
 __all__ = ["prefill_experts_int4"]
 
 GATE_UP_TILES = 8  # tiles of 16 weight rows per program: gate and up of 64 inner values, half a group
-DOWN_TILES = 4  # small programs, so that several share a multiprocessor and one multiplies while another stores
+_GATE_UP = Tunable("prefill_gate_up", ({"num_stages": 2}, {"num_stages": 4}, {"maxnreg": 168}))
+_DOWN = Tunable(
+    "prefill_down",
+    ({"maxnreg": 144}, {"maxnreg": 168}, {"num_stages": 2}, {"num_stages": 4}, {"TILES": 8, "num_warps": 8}),
+)
 GROUP = tl.constexpr(128)
 TILE_WORDS = tl.constexpr(256)
 
@@ -119,9 +124,8 @@ def prefill_experts_int4(x, ids, weights, gate_up, gate_up_scale, down, down_sca
     hidden_tiles, inner_groups = down.shape[1:3]
     blocks = group_by_expert(ids, experts)
     inner, slots = prefill_workspace(ids, inner_tiles * 8, hidden_tiles * 16)
-    shape = {"BLOCK_M": BLOCK_M, "num_stages": 3}
-    if has_large_shared_memory():
-        shape["maxnreg"] = 128  # so that two programs share a multiprocessor: one multiplies while the other stores
+    # Small programs in `down`, so that several share a multiprocessor and one multiplies while another stores.
+    options = _options(_DOWN, inner_groups, {"TILES": 4, "num_warps": 4, "num_stages": 3})
     experts_prefill_gate_up_kernel[(inner_tiles // GATE_UP_TILES, len(blocks.expert))](
         in_tile_order(x),
         gate_up.view(torch.int32),
@@ -132,11 +136,12 @@ def prefill_experts_int4(x, ids, weights, gate_up, gate_up_scale, down, down_sca
         experts,
         GROUPS=hidden_groups,
         SLOTS=ids.shape[1],
+        BLOCK_M=BLOCK_M,
         TILES=GATE_UP_TILES,
         num_warps=8,
-        **shape,
+        **_options(_GATE_UP, hidden_groups, {"num_stages": 3}),
     )
-    experts_prefill_down_kernel[(hidden_tiles // DOWN_TILES, len(blocks.expert))](
+    experts_prefill_down_kernel[(hidden_tiles // options["TILES"], len(blocks.expert))](
         inner,
         weights,
         down.view(torch.int32),
@@ -146,8 +151,12 @@ def prefill_experts_int4(x, ids, weights, gate_up, gate_up_scale, down, down_sca
         hidden_tiles,
         experts,
         GROUPS=inner_groups,
-        TILES=DOWN_TILES,
-        num_warps=4,
-        **shape,
+        BLOCK_M=BLOCK_M,
+        **options,
     )
     return sum_slots(slots, x.dtype)
+
+
+def _options(kernel: Tunable, groups: int, default: LaunchOptions) -> LaunchOptions:
+    """Launch options; with much shared memory registers are limited, so that two programs share a multiprocessor."""
+    return kernel.options(groups, {**default, "maxnreg": 128} if has_large_shared_memory() else default)

@@ -38,6 +38,7 @@ def _shared_inputs(
     k: int,
     shared: tuple[str, int] | None,
     blank: int,
+    is_divided: bool,
 ) -> dict[str, Any]:
     draw = partial(torch.randn, generator=generator(rows + experts + width))
     # Quarters add up exactly, so that there are ties.
@@ -47,6 +48,7 @@ def _shared_inputs(
         "k": k,
         "rows": fixed_rows(rows, width, torch.bfloat16).to(device),
         "num_rows": _num_rows(rows, blank, device),
+        "is_divided": is_divided,
     }
     if shared:
         kind, columns = shared
@@ -63,14 +65,44 @@ def _shared_case(
     shared: tuple[str, int] | None = None,
     *,
     blank: int = 0,
+    is_divided: bool = True,
     is_full: bool = False,
 ) -> Case:
     make = partial(
-        _shared_inputs, rows=rows, width=width, experts=experts, parts=parts, k=k, shared=shared, blank=blank
+        _shared_inputs,
+        rows=rows,
+        width=width,
+        experts=experts,
+        parts=parts,
+        k=k,
+        shared=shared,
+        blank=blank,
+        is_divided=is_divided,
     )
     name = "alone" if shared is None else f"{shared[0]}{shared[1]}"
+    name += "" if is_divided else "-undivided"
     name += f"-{blank}-blank" if blank else ""
     return Case("route_fused", f"{rows}x{width}-top{k}of{experts}-parts{parts}-{name}", make, is_full)
+
+
+def _norm_inputs(
+    device: torch.device, rows: int, hidden: int, outputs: int, parts: int, dtype: torch.dtype
+) -> dict[str, Any]:
+    draw = partial(torch.randn, generator=generator(rows + hidden + outputs))
+    tensors = {
+        "residual": 3 * draw(rows, hidden),
+        "parts": draw(parts, rows, hidden),
+        "weight": 0.1 * draw(hidden),
+        "router": (draw(outputs, hidden) * hidden**-0.5).to(torch.bfloat16),
+    }
+    return {name: tensor.to(device) for name, tensor in tensors.items()} | {"eps": 1e-6, "dtype": dtype}
+
+
+def _norm_case(
+    rows: int, hidden: int, outputs: int, parts: int, dtype: torch.dtype = torch.bfloat16, is_full: bool = False
+) -> Case:
+    make = partial(_norm_inputs, rows=rows, hidden=hidden, outputs=outputs, parts=parts, dtype=dtype)
+    return Case("add_rms_norm_router", f"{rows}x{hidden}-{outputs}-parts{parts}-{dtype}", make, is_full)
 
 
 CASES = [
@@ -91,6 +123,18 @@ CASES = [
     _shared_case(4, 128, 8, 2, 3, ("block", 256), blank=3),
     _shared_case(5, 256, 16, 2, 16, ("row", 32)),
     _shared_case(0, 128, 8, 2, 2, ("bf16", 64)),
+    _shared_case(3, 256, 37, 2, 4, ("block", 256), is_divided=False),
+    _shared_case(2, 128, 8, 1, 2, blank=1, is_divided=False),
+    _norm_case(1, 128, 9, 1),
+    _norm_case(6, 256, 17, 3),
+    _norm_case(2, 384, 33, 2, torch.float32),
+    _norm_case(0, 128, 9, 2),
+    _norm_case(18, 256, 17, 2),
+    _norm_case(1, 3072, 257, 8, is_full=True),
+    _norm_case(12, 3072, 257, 8, is_full=True),
+    _norm_case(64, 3072, 257, 8, is_full=True),
+    _norm_case(3, 2048, 257, 8, torch.float32, is_full=True),
+    _shared_case(3, 3072, 256, 12, 8, ("block", 2048), is_divided=False, is_full=True),
     _shared_case(1, 3072, 256, 12, 8, ("block", 2048), is_full=True),
     _shared_case(12, 3072, 256, 12, 8, ("block", 2048), is_full=True),
     _shared_case(64, 3072, 256, 12, 8, ("block", 2048), is_full=True),

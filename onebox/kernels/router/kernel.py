@@ -125,6 +125,9 @@ def route_fused_kernel(
     CHOSEN: tl.constexpr,
     CHOSEN_BLOCK: tl.constexpr,
     EXPERTS_BLOCK: tl.constexpr,
+    DIVIDED: tl.constexpr,  # whether the router's parts have the rows' norm division
+    H: tl.constexpr,  # the rows' columns
+    HIDDEN_GROUPS: tl.constexpr,  # their groups, rounded up to a power of two
     K: tl.constexpr,
     FORMAT: tl.constexpr,  # None without a shared expert
     PARTS: tl.constexpr,
@@ -144,6 +147,12 @@ def route_fused_kernel(
         # Both are loaded before the choice, which takes long, so that no load follows it.
         share = sum_parts(router_ptr, router_stride, row * (E + 1) + E, True, ROUTER_PARTS)
         logits = sum_parts(router_ptr, router_stride, row * (E + 1) + experts, experts < E, ROUTER_PARTS)
+        if not DIVIDED:
+            groups = tl.arange(0, HIDDEN_GROUPS)
+            squares = tl.load(squares_ptr + row * (H // 128) + groups, mask=groups < H // 128, other=0.0)
+            factor = tl.rsqrt(tl.sum(squares, 0) / H + eps)
+            share *= factor
+            logits *= factor
         tl.store(share_ptr + row, tl.sigmoid(share))
         _choose(logits, row, num_rows_ptr, ids_ptr, weights_ptr, E, rounds, CHOSEN, CHOSEN_BLOCK, EXPERTS_BLOCK)
     elif FORMAT is not None:
@@ -170,7 +179,7 @@ def route_fused_kernel(
         )
 
 
-def route_fused(router_parts, k, rows, gate_up=None, num_rows=None):
+def route_fused(router_parts, k, rows, gate_up=None, num_rows=None, is_divided=True):
     num_router_parts, count, logits = router_parts.shape
     ids, weights = _new_choice(router_parts, count, logits - 1, k)
     share = torch.empty(count, dtype=torch.float32, device=router_parts.device)
@@ -194,6 +203,9 @@ def route_fused(router_parts, k, rows, gate_up=None, num_rows=None):
             CHOSEN=k,
             CHOSEN_BLOCK=next_power_of_2(k),
             EXPERTS_BLOCK=next_power_of_2(logits - 1),
+            DIVIDED=is_divided or rows.squares is None,
+            H=rows.x.shape[1],
+            HIDDEN_GROUPS=next_power_of_2(max(1, rows.x.shape[1] // 128)),
             **launch.constants,
             **launch_options(_ROUTE_FUSED, rows.x.shape[1]),
         )

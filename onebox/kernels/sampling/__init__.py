@@ -8,8 +8,9 @@ or batch that computes it, and a draft is accepted exactly if it equals that tok
 from onebox.kernels.common.dispatch import Operation
 from onebox.kernels.sampling import reference
 
-__all__ = ["apply_mask", "apply_penalties", "sample"]
+__all__ = ["apply_mask", "apply_penalties", "sample", "sample_drafts"]
 
 sample = Operation(reference.sample, "kernel", cpu="cpu")
+sample_drafts = Operation(reference.sample_drafts, "kernel", cpu="cpu")
 apply_penalties = Operation(reference.apply_penalties, "kernel")
 apply_mask = Operation(reference.apply_mask, "kernel")

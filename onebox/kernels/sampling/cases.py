@@ -81,6 +81,12 @@ def _sample_case(kind: str, vocabulary: int, limits: list[_Limits], name: str, i
     return Case("sample", f"{name}-{kind}-{vocabulary}", make, is_full)
 
 
+def _drafts_case(kind: str, vocabulary: int, is_full: bool = False) -> Case:
+    limits = [_Limits(0.0, top_k=64), _Limits(0.6, 20, 0.95), _Limits(top_k=64), _Limits(1.3, 1, 0.5, 0.1)]
+    make = partial(_sample, kind=kind, vocabulary=vocabulary, limits=limits)
+    return Case("sample_drafts", f"{kind}-{vocabulary}", make, is_full)
+
+
 CASES = [
     _sample_case("spread", 180, [_GREEDY, _PLAIN, _COMMON, *_CUT], "mixed"),
     _sample_case("ties", 257, [_GREEDY, _PLAIN, *_CUT], "mixed"),
@@ -94,6 +100,9 @@ CASES = [
     _sample_case("ties", _VOCABULARY, [_GREEDY, _PLAIN, _COMMON, *_CUT, *_EDGES], "mixed", is_full=True),
     _sample_case("refused", _VOCABULARY, [_COMMON] * 3, "common", is_full=True),
     _sample_case("broken", _VOCABULARY, [_GREEDY] * 4 + [_PLAIN] * 4 + [_COMMON] * 4, "mixed", is_full=True),
+    _drafts_case("spread", 180),
+    _drafts_case("broken", 150),
+    _drafts_case("spread", _VOCABULARY, is_full=True),
     *(
         Case("apply_penalties", f"{rows}x{vocabulary}x{length}", make, is_full, mutates=("logits",))
         for rows, vocabulary, length, is_full in [

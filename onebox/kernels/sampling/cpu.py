@@ -6,7 +6,7 @@ import torch
 from onebox.kernels.sampling import reference
 from onebox.kernels.sampling.reference import apply_mask, apply_penalties
 
-__all__ = ["apply_mask", "apply_penalties", "sample"]
+__all__ = ["apply_mask", "apply_penalties", "sample", "sample_drafts"]
 
 
 def sample(logits, temperature, top_k, top_p, min_p, seeds, positions):
@@ -17,3 +17,7 @@ def sample(logits, temperature, top_k, top_p, min_p, seeds, positions):
     # In a row with NaNs the first NaN is the largest, as in torch.
     token_ids[~np.isfinite(rows[np.arange(len(rows)), token_ids])] = -1
     return torch.from_numpy(token_ids)
+
+
+def sample_drafts(logits, temperature, top_k, top_p, min_p, seeds, positions):
+    return sample(logits, temperature, top_k, top_p, min_p, seeds, positions).clamp(min=0)

@@ -12,11 +12,12 @@ All sums are sums of integers, so the order of summation does not change them.
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
 from onebox.kernels.common.arithmetic import ordered_bits
 from onebox.kernels.common.launch import ceil_div, next_power_of_2
 
-__all__ = ["apply_mask", "apply_penalties", "sample"]
+__all__ = ["apply_mask", "apply_penalties", "sample", "sample_drafts"]
 
 _NUM_SORTED = tl.constexpr(64)
 """The largest top_k that is computed by sorting candidates."""
@@ -248,7 +249,7 @@ def sample_chunk_kernel(
     min_p_ptr,
     seeds_ptr,  # int64 [R]
     positions_ptr,  # int64 [R]
-    cuts_ptr,  # int64 [R, 2]
+    cuts_ptr,  # int64 [R, 2], or None if no row is cut
     candidates_ptr,  # int64 [R, chunks, 64]: (key, falling id) of a chunk's best; written for rows that sort
     values_ptr,  # float64 [R, chunks]: the best logit with its noise; written for the other rows
     ids_ptr,  # int64 [R, chunks]: the id of that token
@@ -274,7 +275,9 @@ def sample_chunk_kernel(
         values = logits.to(tl.float64)
         if temperature > 0:
             values = values / temperature + _gumbel(tl.load(seeds_ptr + row), tl.load(positions_ptr + row), ids)
-        kept = (ids < V) & _is_kept(keys, ids, tl.load(cuts_ptr + 2 * row), tl.load(cuts_ptr + 2 * row + 1))
+        kept = ids < V
+        if cuts_ptr is not None:
+            kept &= _is_kept(keys, ids, tl.load(cuts_ptr + 2 * row), tl.load(cuts_ptr + 2 * row + 1))
         values = tl.where(kept, values, float("-inf"))
         best_value = tl.max(values, 0)
         tl.store(values_ptr + out, best_value)
@@ -325,6 +328,7 @@ def sample_choose_kernel(
     token_ids_ptr,  # int64 [R]
     num_chunks,
     CHUNKS: tl.constexpr,  # the number of chunks, rounded up to a power of two
+    NO_TOKEN: tl.constexpr,  # where nothing can be sampled
 ):
     row = tl.program_id(0).to(tl.int64)
     chunks = tl.arange(0, CHUNKS)
@@ -341,7 +345,7 @@ def sample_choose_kernel(
         values = tl.load(values_ptr + out, mask=chunks < num_chunks, other=float("-inf"))
         ids = tl.load(ids_ptr + out, mask=chunks < num_chunks, other=_NO_LIMIT)
         chosen = tl.min(tl.where(values == tl.max(values, 0), ids, _NO_LIMIT), 0)
-    tl.store(token_ids_ptr + row, tl.where(is_number, chosen, -1))
+    tl.store(token_ids_ptr + row, tl.where(is_number, chosen, NO_TOKEN))
 
 
 # Not specialised: neither the number of tokens nor of rows, which moves the last three, may compile it anew.
@@ -388,30 +392,70 @@ def apply_mask_kernel(
 
 
 def sample(logits, temperature, top_k, top_p, min_p, seeds, positions):
+    limits = temperature, top_k, top_p, min_p
+    return _choose(logits, limits, seeds, positions, _find_cuts(logits, limits), no_token=-1)
+
+
+def sample_drafts(logits, temperature, top_k, top_p, min_p, seeds, positions):
+    # A top_k of 1 to 64 is sorted: no row is cut.
+    return _choose(logits, (temperature, top_k, top_p, min_p), seeds, positions, None, no_token=0)
+
+
+_Limits = tuple[Tensor, Tensor, Tensor, Tensor]
+"""Temperature, top_k, top_p and min_p of the rows."""
+
+
+def _find_cuts(logits: Tensor, limits: _Limits) -> Tensor | None:
+    """int64 [R, 2]: key and id of each row's last kept token."""
+    rows, vocabulary = logits.shape
+    if not rows:
+        return None
+    grid, chunk = _chunks(rows, vocabulary)
+    peaks = logits.new_empty(grid)
+    shares = torch.empty(rows, vocabulary, dtype=torch.int64, device=logits.device)
+    cuts = shares.new_empty(rows, 2)
+    sample_peak_kernel[grid](logits, *limits, peaks, V=vocabulary, CHUNK=chunk)
+    chunks = next_power_of_2(grid[1])
+    sample_share_kernel[grid](logits, *limits, peaks, shares, V=vocabulary, CHUNK=chunk, CHUNKS=chunks)
+    block = min(_CUT_BLOCK, next_power_of_2(vocabulary))
+    sample_cut_kernel[(rows,)](logits, *limits, shares, cuts, V=vocabulary, BLOCK=block, num_warps=32)
+    return cuts
+
+
+def _choose(
+    logits: Tensor, limits: _Limits, seeds: Tensor, positions: Tensor, cuts: Tensor | None, *, no_token: int
+) -> Tensor:
+    """Each row's token, int64 [R]; `cuts` may be None if no row is cut."""
     rows, vocabulary = logits.shape
     token_ids = torch.empty(rows, dtype=torch.int64, device=logits.device)
     if not rows:
         return token_ids
-    chunk = max(_MIN_CHUNK, next_power_of_2(ceil_div(vocabulary, _MAX_CHUNKS)))
-    grid = rows, ceil_div(vocabulary, chunk)
-    chunks = next_power_of_2(grid[1])
-    limits = temperature, top_k, top_p, min_p
-    peaks = logits.new_empty(grid)
-    shares = torch.empty(rows, vocabulary, dtype=torch.int64, device=logits.device)
-    cuts = token_ids.new_empty(rows, 2)
-    sample_peak_kernel[grid](logits, *limits, peaks, V=vocabulary, CHUNK=chunk)
-    sample_share_kernel[grid](logits, *limits, peaks, shares, V=vocabulary, CHUNK=chunk, CHUNKS=chunks)
-    block = min(_CUT_BLOCK, next_power_of_2(vocabulary))
-    sample_cut_kernel[(rows,)](logits, *limits, shares, cuts, V=vocabulary, BLOCK=block, num_warps=32)
+    grid, chunk = _chunks(rows, vocabulary)
     candidates = token_ids.new_empty(*grid, _NUM_SORTED.value)
     values, ids = torch.empty(grid, dtype=torch.float64, device=logits.device), token_ids.new_empty(grid)
+    peaks = logits.new_empty(grid)
     sample_chunk_kernel[grid](
         logits, *limits, seeds, positions, cuts, candidates, values, ids, peaks, V=vocabulary, CHUNK=chunk, num_warps=8
     )
+    found = candidates, values, ids, peaks
     sample_choose_kernel[(rows,)](
-        *limits, seeds, positions, candidates, values, ids, peaks, token_ids, grid[1], CHUNKS=chunks, num_warps=8
+        *limits,
+        seeds,
+        positions,
+        *found,
+        token_ids,
+        grid[1],
+        CHUNKS=next_power_of_2(grid[1]),
+        NO_TOKEN=no_token,
+        num_warps=8,
     )
     return token_ids
+
+
+def _chunks(rows: int, vocabulary: int) -> tuple[tuple[int, int], int]:
+    """((rows, chunks), tokens of a chunk)."""
+    chunk: int = max(_MIN_CHUNK, next_power_of_2(ceil_div(vocabulary, _MAX_CHUNKS)))
+    return (rows, ceil_div(vocabulary, chunk)), chunk
 
 
 def apply_penalties(logits, token_ids, counts, presence, frequency, repetition):

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-__all__ = ["apply_mask", "apply_penalties", "gumbel", "sample"]
+__all__ = ["apply_mask", "apply_penalties", "gumbel", "sample", "sample_drafts"]
 
 _SHARE_BITS = 44
 """A share is a token's probability relative to the most likely token's, in fixed point, exact to 2^-44. The sum of
@@ -35,6 +35,13 @@ def sample(
             *(part[is_drawn] for part in (logits, temperature, top_k, top_p, min_p, seeds, positions))
         )
     return token_ids.masked_fill(~likeliest.isfinite(), -1)
+
+
+def sample_drafts(
+    logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor, seeds: Tensor, positions: Tensor
+) -> Tensor:
+    """`sample` for drafts: every top_k is 1 to 64, and the token is 0 where nothing can be sampled."""
+    return sample(logits, temperature, top_k, top_p, min_p, seeds, positions).clamp(min=0)
 
 
 def _drawn(

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from onebox.kernels.common.case import Case, generator
-from onebox.kernels.step.tensors import StepTensors
+from onebox.kernels.step.tensors import DraftLimits, FollowingRows, StepTensors
 
 __all__ = ["CASES"]
 
@@ -89,6 +89,55 @@ def _next_case(sequences: int, depth: int, pages: int, padding: int = 0, is_full
     return Case("next_inputs", name, make, is_full, ("step",))
 
 
+def _following(device: torch.device, rows: int, sequences: int, pages: int) -> dict[str, Any]:
+    draw = generator(rows + sequences)
+    arguments = _mapping(device, rows, sequences, pages)
+    places = arguments.pop("positions")
+    seen = torch.randint(0, pages * _PAGE_TOKENS, (sequences,), generator=draw, dtype=torch.int32)
+    return {
+        **{"row_sequence" if name == "sequences" else name: value for name, value in arguments.items()},
+        "places": places,
+        "positions": places + 5,
+        "seen": seen.to(device),
+    }
+
+
+def _following_case(rows: int, sequences: int, pages: int, is_full: bool = False) -> Case:
+    make = partial(_following, rows=rows, sequences=sequences, pages=pages)
+    return Case("following_rows", f"{rows}-rows-{sequences}x{pages}-pages", make, is_full)
+
+
+def _chain(device: torch.device, counts: list[int], padding: int, depth: int, hidden: int) -> dict[str, Any]:
+    """Sequences of so many rows, then `padding` rows of none; the last sequence ends beyond the page table."""
+    draw, rows, pages = generator(sum(counts) + depth), sum(counts) + padding, 3
+    edges = torch.tensor([0, *counts]).cumsum(0)
+    places = torch.randint(0, pages * _PAGE_TOKENS - depth, (rows,), generator=draw)
+    places[edges[-1] - 1 :] = pages * _PAGE_TOKENS - 2
+    positions, seen = places + torch.arange(rows), torch.zeros(len(counts), dtype=torch.int32)
+    limits = (
+        torch.rand(rows, generator=draw, dtype=torch.float64),
+        torch.arange(rows) * 40 % 130,
+        torch.rand(rows, generator=draw, dtype=torch.float64),
+        torch.rand(rows, generator=draw, dtype=torch.float64),
+        torch.randint(-(2**62), 2**62, (rows,), generator=draw),
+    )
+    tensors = {
+        "mixed": torch.randn(rows, hidden, generator=draw).to(torch.bfloat16),
+        "cu_rows": edges.to(torch.int32),
+        "num_accepted": torch.tensor([(count + 1) // 2 for count in counts]),
+        "page_table": torch.randint(1, 99, (len(counts), pages), generator=draw, dtype=torch.int32),
+    }
+    moved: dict[str, Any] = {name: tensor.to(device) for name, tensor in tensors.items()}
+    moved["following"] = FollowingRows(*(part.to(device) for part in (places, positions, places, seen)))
+    moved["limits"] = DraftLimits(*(part.to(device) for part in limits))
+    return moved | {"depth": depth, "page_tokens": _PAGE_TOKENS}
+
+
+def _chain_case(counts: list[int], padding: int, depth: int, hidden: int, is_full: bool = False) -> Case:
+    make = partial(_chain, counts=counts, padding=padding, depth=depth, hidden=hidden)
+    return Case("chain_rows", f"{len(counts)}-sequences-{padding}-padding-{depth}-deep-{hidden}", make, is_full)
+
+
 CASES = [
     _mapping_case(1, 1, 1),
     _mapping_case(9, 3, 4),
@@ -107,4 +156,13 @@ CASES = [
     _next_case(4, 4, 2, padding=1),
     _next_case(1, 2, 4096, is_full=True),
     _next_case(16, 3, 128, padding=3, is_full=True),
+    _following_case(1, 1, 1),
+    _following_case(9, 3, 4),
+    _following_case(70, 8, 2),
+    _following_case(2, 66, 2),
+    _following_case(64, 16, 4096, is_full=True),
+    _chain_case([1], 0, 1, 64),
+    _chain_case([3, 0, 2, 0], 2, 3, 1030),
+    _chain_case([3], 0, 2, 3072, is_full=True),
+    _chain_case([5] * 12, 4, 4, 2048, is_full=True),
 ]

@@ -5,9 +5,12 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from onebox.kernels.step.tensors import StepTensors
+from onebox.kernels.step.tensors import ChainRows, DraftLimits, FollowingRows, StepTensors
 
-__all__ = ["next_inputs", "slot_mapping", "verify_drafts"]
+__all__ = ["MAX_TOP_K", "chain_rows", "following_rows", "next_inputs", "slot_mapping", "verify_drafts"]
+
+MAX_TOP_K = 64
+"""Drafts are sampled from so many tokens at most."""
 
 _COMPARE, _ACCEPT = 0, 1
 
@@ -73,3 +76,47 @@ def next_inputs(
         step.slot_mapping[first:end] = torch.where(has_slot, pages * page_tokens + places % page_tokens, -1)
         step.num_accepted[sequence] = accepted
         step.seen[sequence] += accepted
+
+
+def following_rows(
+    page_table: Tensor, row_sequence: Tensor, places: Tensor, positions: Tensor, seen: Tensor, page_tokens: int
+) -> FollowingRows:
+    """A step's rows one token later; the arguments are those of its rows now, and row_sequence int64 [R] as in
+    `slot_mapping`.
+    """
+    following = places + 1
+    slots = slot_mapping(page_table, row_sequence, following, page_tokens)
+    return FollowingRows(following, positions + 1, slots, seen + 1)
+
+
+def chain_rows(
+    mixed: Tensor,
+    following: FollowingRows,
+    limits: DraftLimits,
+    cu_rows: Tensor,
+    num_accepted: Tensor,
+    page_table: Tensor,
+    depth: int,
+    page_tokens: int,
+) -> ChainRows:
+    """`depth` drafts after each sequence's last accepted row, from the head's output for all rows, mixed [R, H].
+
+    `following` has the rows' following tokens, `limits` how each row's token is sampled [R]; cu_rows int32 [S + 1],
+    num_accepted int64 [S]. top_k is cut to 64, and 64 stands for 0: a wider choice costs more than it gains.
+    """
+    last = (cu_rows[:-1] + num_accepted - 1).clamp(0, len(mixed) - 1)
+    drafts = torch.arange(1, depth + 1, device=last.device).unsqueeze(1)
+    places = following.places[last] + drafts
+    sequences = torch.arange(len(last), device=last.device).repeat(depth)
+    slots = slot_mapping(page_table, sequences, places.flatten(), page_tokens)
+    chosen = DraftLimits(*(limit[last] for limit in limits))
+    top_k = torch.where(chosen.top_k > 0, chosen.top_k, MAX_TOP_K).clamp(max=MAX_TOP_K)
+    return ChainRows(
+        mixed[last],
+        places,
+        places + (following.positions - following.places)[last],
+        slots.view(places.shape),
+        (places + 1).to(torch.int32),
+        torch.arange(len(last) + 1, dtype=torch.int32, device=last.device),
+        chosen._replace(top_k=top_k),
+    )

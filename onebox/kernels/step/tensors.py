@@ -1,10 +1,10 @@
-"""The inputs of a decode step that change from one step to the next."""
+"""The inputs of a decode step that change from one step to the next, and those of its drafts."""
 
 from typing import NamedTuple
 
 from torch import Tensor
 
-__all__ = ["StepTensors"]
+__all__ = ["ChainRows", "DraftLimits", "FollowingRows", "StepTensors"]
 
 
 class StepTensors(NamedTuple):
@@ -20,3 +20,48 @@ class StepTensors(NamedTuple):
     """int32 [S]: rows of the step before that were accepted."""
     seen: Tensor
     """int32 [S]: tokens that a sequence's last row attends to, this step's included."""
+
+
+class FollowingRows(NamedTuple):
+    """The rows of a step one token later, as the MTP head takes them."""
+
+    places: Tensor
+    """int64 [R]: in the sequence's tokens."""
+    positions: Tensor
+    """int64 [R]: what the token is rotated by."""
+    slot_mapping: Tensor
+    """int64 [R]."""
+    seen: Tensor
+    """int32 [S]."""
+
+
+class DraftLimits(NamedTuple):
+    """How tokens are sampled, [R] or [S] each."""
+
+    temperature: Tensor
+    """float64, and so top_p and min_p."""
+    top_k: Tensor
+    """int64."""
+    top_p: Tensor
+    min_p: Tensor
+    seeds: Tensor
+    """int64."""
+
+
+class ChainRows(NamedTuple):
+    """Drafting from draft to draft, one row per sequence: of draft d the row d of each tensor [depth, S]."""
+
+    hidden: Tensor
+    """[S, H]: the head's output from which the first draft is sampled."""
+    places: Tensor
+    """int64: where the draft is sampled for; as a row, it lies there."""
+    positions: Tensor
+    """int64: what it is rotated by."""
+    slot_mapping: Tensor
+    """int64."""
+    seen: Tensor
+    """int32: tokens that its row attends to, itself included."""
+    cu_rows: Tensor
+    """int32 [S + 1]: one row per sequence."""
+    limits: DraftLimits
+    """[S] each."""

@@ -17,14 +17,15 @@ from onebox.formats.kv_pages import KVPages
 from onebox.kernels.attention import kv_write_fused, paged_attention_fused
 from onebox.kernels.common.float_weight import FloatWeight
 from onebox.kernels.common.rows import FixedRows
-from onebox.kernels.delta_net import delta_net_step_fused, gated_norm_fused
+from onebox.kernels.delta_net import delta_net_step_fused
+from onebox.kernels.delta_net.memory import DeltaParts, GatedNorm
 from onebox.kernels.norm import add_rms_norm_fused, rms_norm
-from onebox.kernels.router import route_fused
+from onebox.kernels.router import add_rms_norm_router, route_fused
 from onebox.model.batch import Batch
 from onebox.model.experts import PartExperts
 from onebox.model.layers import Layer, RotaryTable, Stream
 from onebox.model.layers.plain import Attention, DeltaNet, Mixer, Mixture, PlainLayer, PlainStack
-from onebox.model.linear import FloatLinear, PartLinear
+from onebox.model.linear import FloatLinear, PartLinear, PlainLinear
 from onebox.model.memory import LayerMemory, require_pages, require_pool
 
 __all__ = [
@@ -32,6 +33,7 @@ __all__ = [
     "FusedLayer",
     "FusedStack",
     "FusedStream",
+    "RowNorm",
     "add_up",
     "final_norm",
     "fuse_attention",
@@ -54,6 +56,14 @@ class FusedStream(NamedTuple):
     """float32 [S, R, H]: the shared expert's output."""
     share: Tensor | None = None
     """float32 [R]: its gate."""
+
+
+class RowNorm(NamedTuple):
+    """A norm of the stream, and the dtype of its rows."""
+
+    weight: Tensor
+    eps: float
+    dtype: torch.dtype
 
 
 @dataclass(frozen=True)
@@ -95,30 +105,39 @@ class FusedDeltaNet:
         qkv, z, *rest = joined.tensor_split([spec.conv_dim, spec.conv_dim + spec.value_dim], dim=-1)
         gates = self.gates_proj.parts(rows) if self.gates_proj else rest[0]
         b, a = gates.chunk(2, dim=-1)
-        mixed = delta_net_step_fused(qkv, a, b, plain.weights, pool, batch.cu_rows, batch.slots, batch.num_accepted)
-        return self.out_proj.parts(gated_norm_fused(mixed, z, plain.norm, spec.rms_norm_eps, rows.x.dtype))
+        norm, sequences = GatedNorm(plain.norm, spec.rms_norm_eps), (batch.cu_rows, batch.slots, batch.num_accepted)
+        parts = DeltaParts(qkv, z, a, b)
+        return self.out_proj.parts(delta_net_step_fused(parts, plain.weights, norm, pool, *sequences, rows.x.dtype))
 
 
 @dataclass(frozen=True)
 class FusedMixture:
-    """The router's choice goes together with the shared expert's first product, the experts' last with its second.
+    """The norm goes with the router's product, its choice with the shared expert's gate_up, the planes with its down.
 
-    That is, where the shared expert's weights are floats; integer ones are products of their own.
+    That is, where the router is stored in BF16 and the shared expert's weights are floats; others are products of their
+    own.
     """
 
     num_experts_per_tok: int
     router: PartLinear
+    stored_router: Tensor | None
+    """bfloat16 [E + 1, H], if it is stored so: its product then goes together with the norm before it."""
     experts: PartExperts
     shared_gate_up: PartLinear
     shared_down: PartLinear
     stored_gate_up: FloatWeight | None
     stored_down: FloatWeight | None
 
-    def decode(self, rows: FixedRows, residual: Tensor, batch: Batch) -> FusedStream:
-        """The stream after the experts, from their input and the stream before it."""
-        router_parts = self.router.parts(rows)
+    def decode(self, before: Tensor, parts: Tensor, norm: RowNorm, batch: Batch) -> FusedStream:
+        """The stream after the experts, from that before the mixer, the mixer's parts and the norm of their sum."""
+        rows, residual, router_parts = self._router_parts(before, parts, norm)
         ids, weights, share, gate_up = route_fused(
-            router_parts, self.num_experts_per_tok, rows, self.stored_gate_up, batch.num_rows
+            router_parts,
+            self.num_experts_per_tok,
+            rows,
+            self.stored_gate_up,
+            batch.num_rows,
+            is_divided=self.stored_router is None,
         )
         if gate_up is None:
             gate_up = self.shared_gate_up.parts(rows)
@@ -126,6 +145,13 @@ class FusedMixture:
         if shared is None and inner is not None:
             shared = self.shared_down.parts(self.shared_down.rows_of(inner))
         return FusedStream(residual, slots.transpose(0, 1), shared, share)
+
+    def _router_parts(self, before: Tensor, parts: Tensor, norm: RowNorm) -> tuple[FixedRows, Tensor, Tensor]:
+        """(the experts' input, the stream before it, parts of the router's logits)."""
+        if self.stored_router is not None:
+            return add_rms_norm_router(before, parts, *norm, self.stored_router)
+        rows, residual = add_up(FusedStream(before, parts), *norm)
+        return rows, residual, self.router.parts(rows)
 
 
 @dataclass(frozen=True)
@@ -140,8 +166,8 @@ class FusedLayer:
     def decode(self, stream: FusedStream, memory: LayerMemory, batch: Batch, table: RotaryTable) -> FusedStream:
         rows, residual = self.input_rows(stream)
         parts = self.mixer.decode(rows, memory, batch, table)
-        rows, residual = add_up(FusedStream(residual, parts), self.plain.post_norm, self.plain.eps, self.dtype)
-        return self.mixture.decode(rows, residual, batch)
+        norm = RowNorm(self.plain.post_norm, self.plain.eps, self.dtype)
+        return self.mixture.decode(residual, parts, norm, batch)
 
     def prefill(self, stream: Stream, memory: LayerMemory, batch: Batch, table: RotaryTable) -> Stream:
         return self.plain.prefill(stream, memory, batch, table)
@@ -230,4 +256,5 @@ def _fuse_mixture(mixture: Mixture) -> FusedMixture | None:
     if not isinstance(experts, PartExperts):
         return None
     stored = [linear.stored if isinstance(linear, FloatLinear) else None for linear in (gate_up, down)]
-    return FusedMixture(spec.num_experts_per_tok, router, experts, gate_up, down, *stored)
+    stored_router = router.weight if isinstance(router, PlainLinear) else None
+    return FusedMixture(spec.num_experts_per_tok, router, stored_router, experts, gate_up, down, *stored)
