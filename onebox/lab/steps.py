@@ -138,6 +138,7 @@ class TimedRunner:
         self._collector = CollectorClock()
         self.vocab_size = runner.vocab_size
         self.encode_images = runner.encode_images
+        self.cache_tokens = runner.cache_tokens
 
     def start(self, plan: StepPlan) -> TimedRun:
         began = self._clocks()
