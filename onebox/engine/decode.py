@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from onebox.engine.batch import StepInputs, chained_batch, following_batch, following_rows_of, start_chain
-from onebox.formats.kv_pages import KVPages
 from onebox.kernels.sampling import sample, sample_drafts
 from onebox.kernels.step import verify_drafts
 from onebox.kernels.step.tensors import ChainRows
@@ -171,7 +170,7 @@ class Decoder:
             if depth:
                 mixed = self._model.draft(batch, forwarded.hidden, pages)
                 chain = start_chain(inputs, following, mixed, outcome.num_accepted, depth)
-                torch.stack(self._drafts(inputs, chain, pages, depth), dim=1, out=outcome.drafts)
+                torch.stack(self._drafts(inputs, chain, depth), dim=1, out=outcome.drafts)
             else:
                 # A later step that drafts needs the head's KV entries of the tokens decoded without drafts, too.
                 self._model.write_draft_kv(batch, forwarded.hidden, pages)
@@ -179,16 +178,18 @@ class Decoder:
             raise RuntimeError("Drafts were asked of a model without an MTP head.")
         return words
 
-    def _drafts(self, inputs: StepInputs, chain: ChainRows, pages: KVPages, depth: int) -> list[Tensor]:
+    def _drafts(self, inputs: StepInputs, chain: ChainRows, depth: int) -> list[Tensor]:
         """int64 [S] each: tokens for the places after each sequence's last new one.
 
         They are sampled with the noise that the model's own tokens get there.
         """
+        if self._memory.mtp is None:
+            raise RuntimeError("Drafting needs the MTP head's pages.")
         hidden, drafts = chain.hidden, list[Tensor]()
         for place in range(depth):
             if place:
                 batch = chained_batch(inputs, chain, place - 1, drafts[-1])
-                hidden = self._model.draft(batch, hidden, pages)
+                hidden = self._model.draft(batch, hidden, self._memory.mtp)
             drafts.append(sample_drafts(self._model.logits(hidden), *chain.limits, chain.places[place]))
         return drafts
 
