@@ -91,4 +91,5 @@ def test_every_tunable_kernel_is_tried_in_all_modes_of_launch():
         assert operation.kernel
     assert len(tuning.tunables()) >= 15
     for kernel in tuning.tunables().values():
-        assert set(map(str, MODES)) <= set(map(str, kernel.tried)), kernel.name
+        if kernel.name != "experts_grouping":  # which kernels are launched, not how
+            assert set(map(str, MODES)) <= set(map(str, kernel.tried)), kernel.name
