@@ -43,6 +43,7 @@ __all__ = [
     "ACCEPTANCE",
     "ROWS",
     "DecodeRow",
+    "Formats",
     "Measured",
     "copy_speed",
     "generate",

@@ -89,7 +89,8 @@ def test_a_shipped_table_names_its_gpu_and_only_options_that_are_tried(path):
 def test_every_tunable_kernel_of_a_step_is_tried_in_all_modes_of_launch():
     for operation in operations().values():
         assert operation.kernel
-    of_steps = [kernel for kernel in tuning.tunables().values() if not kernel.name.startswith("prefill_")]
+    choices = ("prefill_", "experts_grouping")  # the latter is which kernels are launched, not how
+    of_steps = [kernel for kernel in tuning.tunables().values() if not kernel.name.startswith(choices)]
     assert len(of_steps) >= 15
     for kernel in of_steps:
         assert set(map(str, MODES)) <= set(map(str, kernel.tried)), kernel.name
