@@ -172,6 +172,31 @@ def test_a_prompt_split_anywhere_gives_the_same_bits(name, splits, device, poiso
     assert_splits_do_not_matter(name, (1, 1, 32), splits, device)
 
 
+def assert_slices_do_not_matter(monkeypatch, name, heads, lengths, rows, device):
+    """Packed pages read as they are, and decoded before in slices of 128 tokens."""
+    from onebox.kernels.attention import prefill as module
+
+    arguments = make_inputs(device, name, heads, lengths=lengths, rows=rows)
+    del arguments["context"]
+    starts = int32([length - count for length, count in zip(lengths, rows, strict=True)], device)
+    expected = prefill(**arguments, start=starts)
+    monkeypatch.setattr(module, "_DIRECT_TOKENS", 0)
+    monkeypatch.setattr(module, "slice_tokens", lambda _: 128)
+    assert torch.equal(prefill(**arguments, start=starts), expected)
+
+
+@pytest.mark.parametrize("name", ["fp8", "turboquant_k4v4"])
+def test_pages_decoded_before_give_the_same_bits(name, device, poison, monkeypatch):
+    """The second sequence ends in the first slice, and has a tile of queries that does not see the second."""
+    assert_slices_do_not_matter(monkeypatch, name, (1, 1, 64), [300, 90], [70, 30], device)
+
+
+@pytest.mark.gpu
+@EACH_FORMAT
+def test_pages_decoded_before_give_the_same_bits_at_full_size(name, device, poison, monkeypatch):
+    assert_slices_do_not_matter(monkeypatch, name, FULL, [1500, 90, 700], [300, 30, 700], device)
+
+
 @pytest.mark.gpu
 @EACH_FORMAT
 def test_a_prompt_split_anywhere_gives_the_same_bits_at_full_size(name, device, poison):
