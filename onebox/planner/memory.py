@@ -21,7 +21,7 @@ from onebox.spec.hardware import GIB, MIB, Box
 from onebox.spec.kv import PAGE_TOKENS, KVFormat
 from onebox.spec.model import ModelSpec
 from onebox.spec.modules import ModuleClass
-from onebox.spec.pieces import doublings, piece_count
+from onebox.spec.pieces import DIRECT_TOKENS, SLICE_TOKENS, doublings, piece_count
 
 __all__ = [
     "DEFAULT_UTILIZATION",
@@ -208,9 +208,18 @@ def workspace_bytes(spec: ModelSpec, request: MemoryRequest) -> int:
     sums = 4 * rows * pieces * spec.num_attention_heads * (spec.head_dim + 2)
     logits = 4 * rows * spec.vocab_size
     activations = int(_PREFILL_MARGIN * request.max_batched_tokens * _prefill_bytes(spec, request.activation_bytes))
+    activations += _decoded_bytes(spec, request)
     logprobs = spec.vocab_size * (_LOGPROB_ROWS * _LOGPROB_BYTES + (4 + 8) * _STEP_ROWS)
     largest = max(activations, logprobs, request.loading_bytes)
     return RUNTIME_BYTES + largest + logits + sums + page_bytes(spec, request) + _SPARE_BYTES
+
+
+def _decoded_bytes(spec: ModelSpec, request: MemoryRequest) -> int:
+    """What a prefill of many tokens takes to decode packed KV: a slice of it, and all tokens' sums between slices."""
+    if max(request.kv.key_bits, request.kv.value_bits) > 8 or request.max_batched_tokens <= DIRECT_TOKENS:
+        return 0
+    slices = SLICE_TOKENS * spec.num_key_value_heads * 2 * (2 * spec.head_dim + 4)
+    return slices + 4 * request.max_batched_tokens * spec.num_attention_heads * (spec.head_dim + 2)
 
 
 def _prefill_bytes(spec: ModelSpec, width: int) -> int:

@@ -71,7 +71,9 @@ def planes_kernel(
     value_dtype: tl.constexpr = value_ptr.dtype.element_ty
     key_table, value_table = load_tables(table_ptr, table_ptr, bits, bits)
     token = tl.arange(0, tile)
-    store_decoded(key_ptr, token, load_keys((codes_ptr, None, levels_ptr, key_table), token, dim, bits, dtype, False), dim)
+    store_decoded(
+        key_ptr, token, load_keys((codes_ptr, None, levels_ptr, key_table), token, dim, bits, dtype, False), dim
+    )
     stored = (codes_ptr, None, levels_ptr, value_table)
     store_decoded(value_ptr, token, load_values(stored, token, None, dim, bits, value_dtype, 0), dim)
 

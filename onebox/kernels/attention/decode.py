@@ -6,7 +6,8 @@ size for one row and for nine, because another tile shape could sum in another o
 weight of exactly zero and do not enter the maximum, so tokens past a row's end do not change it. Sizes and tables that
 vary between calls are arguments that Triton does not specialise on: calls of one shape share machine code.
 
-Packed codes are decoded in the registers of the tensor cores' operands (`planes.py`). A tile's page number is loaded one tile ahead, so that prefetching a tile never waits for it.
+Packed codes are decoded in the registers of the tensor cores' operands (`planes.py`). A tile's page number is loaded
+one tile ahead, so that prefetching a tile never waits for it.
 """
 
 import math
@@ -21,7 +22,7 @@ from onebox.kernels.attention.gate import attention_gate_fused
 from onebox.kernels.attention.hadamard import hadamard, rotated_query, rotation_constants, rotation_signs
 from onebox.kernels.attention.pages import num_stages, page_constants, page_tensors
 from onebox.kernels.attention.pieces import count_pieces, piece_bounds
-from onebox.kernels.attention.planes import join_planes, load_query, load_tables
+from onebox.kernels.attention.planes import join_planes, load_query, load_tables, num_planes
 from onebox.kernels.attention.reference import MAX_ROWS
 from onebox.kernels.attention.softmax import attend_tokens, begin, finish, operand_dtype
 from onebox.kernels.common.arithmetic import loop_bound, rounded
@@ -109,7 +110,7 @@ def paged_attention_piece_kernel(
         best, total, mixed = attend_tokens(
             query,
             visible,
-            begin(BLOCK_M, D, VALUE_BITS),
+            begin(BLOCK_M, D, num_planes(D, VALUE_BITS)),
             start,
             end,
             table_ptr,

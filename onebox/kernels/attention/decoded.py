@@ -1,10 +1,10 @@
-"""Packed pages decoded for a prefill of many tokens: keys and values of a slice of the context, in its order, in Triton.
+"""Packed pages decoded for a prefill of many tokens, in Triton: keys and values of a slice of the context, in order.
 
-    key, value         [S, KV, tokens of a slice, D]    in the planes of `planes.py` and the dtype of their products
-    key, value scale   float16 [S, KV, tokens]          of each vector, as stored
+    key, value    [S, KV, tokens of a slice, D]    plane after plane (`planes.py`), in the dtype of their products
+    factors       float32 [S, KV, tokens]          of scores and of softmax weights: stored scales times constants
 
-What tensor cores multiply is here bit for bit what a kernel that reads the pages gives them: levels or codes without their
-scale. The slices of all sequences have `SLICE_TOKENS` tokens together, so the space does not grow with the context.
+What tensor cores multiply is here bit for bit what a kernel that reads the pages gives them: levels or codes without
+their scale. The slices of all sequences have `SLICE_TOKENS` tokens together: the space does not grow with the context.
 """
 
 from typing import NamedTuple
@@ -16,10 +16,10 @@ from torch import Tensor
 
 from onebox.formats.kv_pages import FP8_BITS, KVPages
 from onebox.kernels.attention.pages import page_constants, page_tensors
-from onebox.kernels.attention.planes import load_keys, load_tables, load_values, store_decoded
+from onebox.kernels.attention.planes import WEIGHT_SHIFT, load_keys, load_tables, load_values, store_decoded
 from onebox.spec.pieces import SLICE_TOKENS
 
-__all__ = ["Decoded", "decode_slice", "slice_tokens"]
+__all__ = ["Decoded", "decode_slice", "new_slice", "slice_tokens"]
 
 _BLOCK = 32
 """Tokens per program."""
@@ -31,9 +31,9 @@ class Decoded(NamedTuple):
     """A slice of each sequence, in the layout of the module's docstring."""
 
     key: Tensor
-    key_scale: Tensor
+    key_factor: Tensor
     value: Tensor
-    value_scale: Tensor
+    value_factor: Tensor
 
 
 @triton.jit(do_not_specialize=["page_table_ptr", "start_ptr", "cu_rows_ptr", "first", "num_tokens", "table_stride"])
@@ -53,6 +53,7 @@ def paged_attention_decode_slice_kernel(
     key_factor_ptr,
     value_ptr,
     value_factor_ptr,
+    scale,  # of scores
     first,  # the slice's first token
     num_tokens,  # of the slice
     table_stride,
@@ -79,8 +80,9 @@ def paged_attention_decode_slice_kernel(
         store_decoded(
             value_ptr, out, load_values(value, vectors, None, D, VALUE_BITS, value_ptr.dtype.element_ty, 0), D
         )
-        tl.store(key_factor_ptr + out, tl.load(key_scale_ptr + vectors))
-        tl.store(value_factor_ptr + out, tl.load(value_scale_ptr + vectors))
+        tl.store(key_factor_ptr + out, tl.load(key_scale_ptr + vectors).to(tl.float32) * scale)
+        factor = tl.load(value_scale_ptr + vectors).to(tl.float32)
+        tl.store(value_factor_ptr + out, factor * WEIGHT_SHIFT if VALUE_BITS == 8 else factor)
 
 
 def slice_tokens(num_sequences: int) -> int:
@@ -88,24 +90,30 @@ def slice_tokens(num_sequences: int) -> int:
     return max(_MULTIPLE, SLICE_TOKENS // num_sequences // _MULTIPLE * _MULTIPLE)
 
 
-def decode_slice(
-    pages: KVPages, page_table: Tensor, start: Tensor, cu_rows: Tensor, first: int, num_tokens: int, query: Tensor
-) -> Decoded:
-    """The tokens from `first` on that rows of a prefill see (arguments as there), at most `num_tokens` of a sequence."""
-    num_sequences, kv_heads, dim = page_table.shape[0], pages.kv_heads, query.shape[2]
-    shape = num_sequences, kv_heads, num_tokens
-    decoded = Decoded(
-        query.new_empty((*shape, dim), dtype=_dtype(query, pages.format.key_bits, is_key=True)),
-        query.new_empty(shape, dtype=torch.float16),
-        query.new_empty((*shape, dim), dtype=_dtype(query, pages.format.value_bits, is_key=False)),
-        query.new_empty(shape, dtype=torch.float16),
+def new_slice(pages: KVPages, num_sequences: int, num_tokens: int, query: Tensor) -> Decoded:
+    """Space for `num_tokens` of each sequence."""
+    shape = num_sequences, pages.kv_heads, num_tokens
+    wide = *shape, query.shape[2]
+    return Decoded(
+        query.new_empty(wide, dtype=_dtype(query, pages.format.key_bits, is_key=True)),
+        query.new_empty(shape, dtype=torch.float32),
+        query.new_empty(wide, dtype=_dtype(query, pages.format.value_bits, is_key=False)),
+        query.new_empty(shape, dtype=torch.float32),
     )
+
+
+def decode_slice(
+    pages: KVPages, page_table: Tensor, start: Tensor, cu_rows: Tensor, first: int, scale: float, decoded: Decoded
+) -> None:
+    """Decodes the tokens from `first` on that rows of a prefill see (arguments as there) into `decoded`."""
+    num_sequences, kv_heads, num_tokens, dim = decoded.key.shape
     paged_attention_decode_slice_kernel[(num_tokens // _BLOCK, kv_heads, num_sequences)](
         page_table,
         start,
         cu_rows,
         *page_tensors(pages, dim),
         *decoded,
+        scale,
         first,
         num_tokens,
         page_table.stride(0),
@@ -113,7 +121,6 @@ def decode_slice(
         BLOCK=_BLOCK,
         num_warps=4,
     )
-    return decoded
 
 
 def _dtype(query: Tensor, bits: int, *, is_key: bool) -> torch.dtype:

@@ -54,10 +54,8 @@ def paged_attention_rotate_kernel(
     signs = tl.load(signs_ptr + columns)
     wait(DEPENDENT)
     x = tl.load(x_ptr + at).to(tl.float32)
-    if IS_INVERSE:
-        x = hadamard(x, D, LOG_D, INVERSE_ROOT) * signs
-    else:
-        x = hadamard(x * signs, D, LOG_D, INVERSE_ROOT)
+    x = hadamard(x if IS_INVERSE else x * signs, D, LOG_D, INVERSE_ROOT)
+    x = x * signs if IS_INVERSE else x
     tl.store(out_ptr + at, rounded(x, out_ptr.dtype.element_ty))
 
 

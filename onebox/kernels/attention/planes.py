@@ -4,16 +4,17 @@ Dot products add the planes, so coordinates are never interleaved. A plane has t
 out of the stored codes:
 
     bits                   planes                                        read as
-    16, 3, 2               the two halves of a head                      values, bytes
+    16                     one, the whole head                           values
+    3, 2                   the two halves of a head                      bytes
     8                      even and odd coordinates                      words of 16 bits, two codes each
     4, heads from 64 on    coordinates by their remainder mod 4          words of 16 bits, four codes each
     4, shorter heads       even and odd coordinates                      bytes
 
 Planes of words are decoded in the registers from which the tensor cores take them: the layout of an operand goes back
 through pure assembly to the load, so that a code passes through shared memory once, packed. For this the words of a
-vector are taken in another order (ORDERED: `_key_order`, `_value_order`): each lane then reads neighbouring words, and 16-bit
-words are what a lane's operand pairs up. The codes are defined in `onebox.formats`. This file does not depend on pages,
-pieces or softmax.
+vector are taken in another order (ORDERED: `_key_order`, `_value_order`): each lane then reads neighbouring words, and
+16-bit words are what a lane's operand pairs up. The codes are defined in `onebox.formats`. This file does not depend on
+pages, pieces or softmax.
 """
 
 from functools import lru_cache
@@ -30,8 +31,8 @@ __all__ = [
     "VALUE_SHIFT",
     "WEIGHT_SHIFT",
     "are_words",
+    "decoded_columns",
     "join_planes",
-    "load_decoded",
     "load_keys",
     "load_query",
     "load_tables",
@@ -132,6 +133,8 @@ def are_words(dim, bits):
 @triton.constexpr_function
 def num_planes(dim, bits):
     """Planes of a head of `dim` coordinates."""
+    if bits == 16:
+        return 1
     return 4 if bits == 4 and dim >= 64 else 2
 
 
@@ -164,8 +167,8 @@ def _load_table(table_ptr, BITS: tl.constexpr):
 def _key_order(x):
     """The columns of x [rows, N] as lanes hold them in the tensor cores' operands, four neighbouring lanes a row.
 
-    In a product over 16 columns a lane has two neighbours and the two that are 8 further. It is given eight columns in a
-    row, 16 bytes, and then the next four lanes' turn is over: the four together read neighbours too.
+    In a product over 16 columns a lane has two neighbours and the two that are 8 further. It is given eight columns in
+    a row, 16 bytes, and the next lane the next eight: the four together read neighbours too.
     """
     ROWS: tl.constexpr = x.shape[0]
     N: tl.constexpr = x.shape[1]
@@ -211,6 +214,9 @@ def load_query(query_ptr, row, inside, D: tl.constexpr, BITS: tl.constexpr, DTYP
         else:
             planes = tl.split(tl.reshape(x, [M, D // 2, 2]))
         return _keys_in_order(planes, ORDERED and are_words(D, BITS))
+    elif BITS == 16:
+        at = query_ptr + row[:, None] * D + tl.arange(0, D)[None, :]
+        return (tl.load(at, mask=inside[:, None], other=0.0).to(DTYPE),)
     else:
         at = query_ptr + row[:, None] * D + tl.arange(0, D // 2)[None, :]
         low = tl.load(at, mask=inside[:, None], other=0.0).to(DTYPE)
@@ -248,6 +254,8 @@ def join_planes(planes, D: tl.constexpr, BITS: tl.constexpr, WARPS: tl.constexpr
         even = tl.join(_undo_value_order(planes[0], W), _undo_value_order(planes[2], W))
         odd = tl.join(_undo_value_order(planes[1], W), _undo_value_order(planes[3], W))
         return tl.reshape(tl.join(even, odd), [M, D])
+    elif BITS == 16:
+        return planes[0]
     else:
         first, second = _undo_value_order(planes[0], W), _undo_value_order(planes[1], W)
         joined = tl.join(first, second)
@@ -347,7 +355,13 @@ def _two_planes(words, DTYPE: tl.constexpr, IS_VALUE: tl.constexpr, ORDERED: tl.
 
 @triton.jit
 def _load_codes(
-    stored, vectors, D: tl.constexpr, BITS: tl.constexpr, DTYPE: tl.constexpr, IS_VALUE: tl.constexpr, ORDERED: tl.constexpr
+    stored,
+    vectors,
+    D: tl.constexpr,
+    BITS: tl.constexpr,
+    DTYPE: tl.constexpr,
+    IS_VALUE: tl.constexpr,
+    ORDERED: tl.constexpr,
 ):
     """The planes of codes of 8 bits or fewer. Any code is a number, so nothing is masked: whole pages are readable."""
     codes_ptr, _, levels_ptr, table = stored
@@ -377,8 +391,7 @@ def load_keys(
 ):
     """The planes of keys [tokens, D], in the order of `load_query`; whoever reads masks their scores."""
     if BITS == 16:
-        at = stored[0] + vectors[:, None] * D + tl.arange(0, D // 2)[None, :]
-        return tl.load(at).to(DTYPE), tl.load(at + D // 2).to(DTYPE)
+        return (tl.load(stored[0] + vectors[:, None] * D + tl.arange(0, D)[None, :]).to(DTYPE),)
     else:
         planes = _load_codes(stored, vectors, D, BITS, DTYPE, False, ORDERED)
         return _keys_in_order(planes, ORDERED and are_words(D, BITS))
@@ -399,31 +412,27 @@ def load_values(
     Those of FP8 are `VALUE_SHIFT` times as large as the codes say.
     """
     if BITS == 16:
-        at = stored[0] + vectors[:, None] * D + tl.arange(0, D // 2)[None, :]
+        at = stored[0] + vectors[:, None] * D + tl.arange(0, D)[None, :]
         if loaded is None:
-            return tl.load(at).to(DTYPE), tl.load(at + D // 2).to(DTYPE)
+            return (tl.load(at).to(DTYPE),)
         else:
-            low = tl.load(at, mask=loaded[:, None], other=0.0).to(DTYPE)
-            return low, tl.load(at + D // 2, mask=loaded[:, None], other=0.0).to(DTYPE)
+            return (tl.load(at, mask=loaded[:, None], other=0.0).to(DTYPE),)
     else:
         planes = _load_codes(stored, vectors, D, BITS, DTYPE, True, WARPS > 0)
         return _values_in_order(planes, WARPS if are_words(D, BITS) else 0)
 
 
 @triton.jit
-def load_decoded(decoded_ptr, vectors, D: tl.constexpr, BITS: tl.constexpr):
-    """The planes of vectors that were decoded from BITS before, [vectors, planes, D / planes]."""
+def decoded_columns(D: tl.constexpr, BITS: tl.constexpr):
+    """[D]: the coordinate of a head at each place of vectors that `store_decoded` stored: plane after plane."""
     N: tl.constexpr = D // num_planes(D, BITS)
-    at = decoded_ptr + vectors[:, None] * D + tl.arange(0, N)[None, :]
-    if num_planes(D, BITS) == 4:
-        return tl.load(at), tl.load(at + N), tl.load(at + 2 * N), tl.load(at + 3 * N)
-    else:
-        return tl.load(at), tl.load(at + N)
+    place = tl.arange(0, D)
+    return (place % N) * (D // N) + place // N if _is_interleaved(BITS) else place
 
 
 @triton.jit
 def store_decoded(decoded_ptr, vectors, planes, D: tl.constexpr):
-    """Stores planes as `load_decoded` reads them."""
+    """Stores planes one after the other, [vectors, D]. Whoever adds over all of them adds plane by plane."""
     N: tl.constexpr = planes[0].shape[1]
     at = decoded_ptr + vectors[:, None] * D + tl.arange(0, N)[None, :]
     for plane in tl.static_range(len(planes)):

@@ -1,9 +1,10 @@
 """Prefill attention in Triton: a program computes a tile of query positions of one head over the tokens before them.
 
 Few tokens, and any number over plain pages, read the pages as they are. Many tokens over packed pages would decode each
-page again for every tile and head, 256 times for 2,048 tokens and 16 query heads a KV head: there pages are decoded once
-(`decoded.py`), a slice of the context at a time, and the running softmax of all tiles is kept in memory between slices.
-Both sum the same numbers in the same order, so a row's bits do not depend on how many tokens are computed with it.
+page again for every tile and head, 256 times for 2,048 tokens and 16 query heads a KV head: there pages are decoded
+once (`decoded.py`), a slice of the context at a time, and the running softmax of all tiles is kept in memory between
+slices. Both give tensor cores the same numbers in the same order, so a row's bits do not depend on how many tokens are
+computed with it.
 """
 
 import math
@@ -14,19 +15,17 @@ import triton.language as tl
 from torch import Tensor
 
 from onebox.formats.kv_pages import PAGE_MULTIPLE, PLAIN_BITS, KVPages
-from onebox.kernels.attention.decoded import Decoded, decode_slice, slice_tokens
+from onebox.kernels.attention.decoded import decode_slice, new_slice, slice_tokens
 from onebox.kernels.attention.hadamard import rotate, rotated_query, rotation_signs
 from onebox.kernels.attention.pages import num_stages, page_constants, page_tensors
-from onebox.kernels.attention.planes import join_planes, load_query, load_tables, num_planes
+from onebox.kernels.attention.planes import decoded_columns, join_planes, load_query, load_tables, num_planes
 from onebox.kernels.attention.softmax import attend_decoded, attend_tokens, begin, finish, operand_dtype
 from onebox.kernels.common.arithmetic import rounded
 from onebox.kernels.common.launch import ceil_div
 from onebox.kernels.common.target import has_large_shared_memory
+from onebox.spec.pieces import DIRECT_TOKENS
 
 __all__ = ["paged_attention_prefill"]
-
-_DIRECT_TOKENS = 1024
-"""So many new tokens read packed pages themselves: captured prefills, whose page table is as wide as the context."""
 
 
 @triton.jit
@@ -42,17 +41,12 @@ def _tile(start, stop, QUERY_TILE: tl.constexpr):
 
 
 @triton.jit
-def _store_output(out_ptr, row_head, inside, total, mixed, D: tl.constexpr, VALUE_BITS: tl.constexpr):
-    share = 1.0 / tl.where(total > 0, total, 1.0)
-    mixed = finish(mixed, share, VALUE_BITS)
-    at = out_ptr + row_head[:, None] * D
-    if VALUE_BITS == 16:
-        columns = tl.arange(0, D // 2)[None, :]
-        tl.store(at + columns, rounded(mixed[0], out_ptr.dtype.element_ty), mask=inside[:, None])
-        tl.store(at + D // 2 + columns, rounded(mixed[1], out_ptr.dtype.element_ty), mask=inside[:, None])
-    else:
-        joined = join_planes(mixed, D, VALUE_BITS, 0)
-        tl.store(at + tl.arange(0, D)[None, :], rounded(joined, out_ptr.dtype.element_ty), mask=inside[:, None])
+def _store_output(out_ptr, row_head, inside, total, mixed, columns, VALUE_BITS: tl.constexpr, D: tl.constexpr):
+    """The weighted sums, planes or [M, D] in the order of `columns`, divided by the sums of their weights."""
+    mixed = finish(mixed, 1.0 / tl.where(total > 0, total, 1.0), VALUE_BITS)
+    joined = mixed[0] if len(mixed) == 1 else join_planes(mixed, D, VALUE_BITS, 0)
+    at = out_ptr + row_head[:, None] * D + columns[None, :]
+    tl.store(at, rounded(joined, out_ptr.dtype.element_ty), mask=inside[:, None])
 
 
 @triton.jit(do_not_specialize=["page_table_ptr", "start_ptr", "cu_rows_ptr", "table_stride"])
@@ -97,7 +91,7 @@ def paged_attention_prefill_kernel(
         key = key_codes_ptr, key_scale_ptr, key_levels_ptr, key_table
         value = value_codes_ptr, value_scale_ptr, value_levels_ptr, value_table
         table_ptr = page_table_ptr + sequence * table_stride
-        state = begin(QUERY_TILE, D, VALUE_BITS)
+        state = begin(QUERY_TILE, D, num_planes(D, VALUE_BITS))
         # Every row of the tile sees all tokens before the tile; only those of the tile itself need a mask.
         state = attend_tokens(
             query,
@@ -143,36 +137,25 @@ def paged_attention_prefill_kernel(
             0,
             True,
         )
-        _store_output(out_ptr, row_head, inside, total, mixed, D, VALUE_BITS)
+        _store_output(out_ptr, row_head, inside, total, mixed, tl.arange(0, D), VALUE_BITS, D)
 
 
 @triton.jit
-def _load_state(state_ptr, cell, inside, D: tl.constexpr, VALUE_BITS: tl.constexpr):
-    """What `_store_state` stored; the planes stay in their order."""
-    N: tl.constexpr = D // num_planes(D, VALUE_BITS)
+def _load_state(state_ptr, cell, inside, D: tl.constexpr):
+    """What `_store_state` stored."""
     at = state_ptr + cell * (D + 2)
     best = tl.load(at, mask=inside, other=float("-inf"))
     total = tl.load(at + 1, mask=inside, other=0.0)
-    places, mask = at[:, None] + 2 + tl.arange(0, N)[None, :], inside[:, None]
-    first, second = tl.load(places, mask=mask, other=0.0), tl.load(places + N, mask=mask, other=0.0)
-    if num_planes(D, VALUE_BITS) == 4:
-        third = tl.load(places + 2 * N, mask=mask, other=0.0)
-        fourth = tl.load(places + 3 * N, mask=mask, other=0.0)
-        return best, total, (first, second, third, fourth)
-    else:
-        return best, total, (first, second)
+    mixed = tl.load(at[:, None] + 2 + tl.arange(0, D)[None, :], mask=inside[:, None], other=0.0)
+    return best, total, (mixed,)
 
 
 @triton.jit
 def _store_state(state_ptr, cell, inside, state, D: tl.constexpr):
-    best, total, mixed = state
-    N: tl.constexpr = mixed[0].shape[1]
     at = state_ptr + cell * (D + 2)
-    tl.store(at, best, mask=inside)
-    tl.store(at + 1, total, mask=inside)
-    for plane in tl.static_range(len(mixed)):
-        places = at[:, None] + 2 + plane * N + tl.arange(0, N)[None, :]
-        tl.store(places, mixed[plane], mask=inside[:, None])
+    tl.store(at, state[0], mask=inside)
+    tl.store(at + 1, state[1], mask=inside)
+    tl.store(at[:, None] + 2 + tl.arange(0, D)[None, :], state[2][0], mask=inside[:, None])
 
 
 @triton.jit(do_not_specialize=["start_ptr", "cu_rows_ptr", "slice_start", "slice_stop", "slice_stride"])
@@ -183,10 +166,9 @@ def paged_attention_slice_kernel(
     start_ptr,  # int32 [S]
     cu_rows_ptr,  # int32 [S + 1]
     key_ptr,  # [S, KV, slice_stride, D]: decoded planes; so is the value
-    key_scale_ptr,  # float16 [S, KV, slice_stride]; so is the value's
+    key_factor_ptr,  # float32 [S, KV, slice_stride]; so is the value's
     value_ptr,
-    value_scale_ptr,
-    scale,
+    value_factor_ptr,
     slice_start,  # the slice's first token, a multiple of QUERY_TILE
     slice_stop,
     slice_stride,  # tokens of a slice
@@ -208,12 +190,14 @@ def paged_attention_slice_kernel(
         row_head = (first_row + positions - start).to(tl.int64) * Q + query_head
         KEY_DTYPE: tl.constexpr = key_ptr.dtype.element_ty
         VALUE_DTYPE: tl.constexpr = value_ptr.dtype.element_ty
-        query = load_query(query_ptr, row_head, inside, D, KEY_BITS, KEY_DTYPE, False)
+        # In the order of the decoded keys, as one plane.
+        at = query_ptr + row_head[:, None] * D + decoded_columns(D, KEY_BITS)[None, :]
+        query = (tl.load(at, mask=inside[:, None], other=0.0).to(KEY_DTYPE),)
         first = (sequence * KV + query_head // (Q // KV)) * slice_stride - slice_start
-        key, value = (key_ptr, key_scale_ptr), (value_ptr, value_scale_ptr)
-        state = begin(QUERY_TILE, D, VALUE_BITS)
+        key, value = (key_ptr, key_factor_ptr), (value_ptr, value_factor_ptr)
+        state = begin(QUERY_TILE, D, 1)
         if slice_start > 0:
-            state = _load_state(state_ptr, row_head, inside, D, VALUE_BITS)
+            state = _load_state(state_ptr, row_head, inside, D)
         whole_end = tl.maximum(tl.minimum(tile_start, slice_stop), slice_start)
         state = attend_decoded(
             query,
@@ -224,7 +208,6 @@ def paged_attention_slice_kernel(
             first,
             key,
             value,
-            scale,
             D,
             KEY_BITS,
             VALUE_BITS,
@@ -241,7 +224,6 @@ def paged_attention_slice_kernel(
             first,
             key,
             value,
-            scale,
             D,
             KEY_BITS,
             VALUE_BITS,
@@ -250,7 +232,8 @@ def paged_attention_slice_kernel(
             True,
         )
         if end <= slice_stop:
-            _store_output(out_ptr, row_head, inside, state[1], state[2], D, VALUE_BITS)
+            columns = decoded_columns(D, VALUE_BITS)
+            _store_output(out_ptr, row_head, inside, state[1], state[2], columns, VALUE_BITS, D)
         else:
             _store_state(state_ptr, row_head, inside, state, D)
 
@@ -264,7 +247,7 @@ def paged_attention_prefill(query, pages, page_table, start, cu_rows, scale):
     num_tiles = ceil_div(num_tokens, shape["QUERY_TILE"]) + 1  # one more if the first position is inside a tile
     grid = num_tiles, num_heads, page_table.shape[0]
     turned, log2_scale = rotated_query(query, pages), scale * math.log2(math.e)
-    if num_tokens <= _DIRECT_TOKENS or max(pages.format.key_bits, pages.format.value_bits) == PLAIN_BITS:
+    if num_tokens <= DIRECT_TOKENS or max(pages.format.key_bits, pages.format.value_bits) == PLAIN_BITS:
         paged_attention_prefill_kernel[grid](
             turned,
             mixed,
@@ -280,48 +263,49 @@ def paged_attention_prefill(query, pages, page_table, start, cu_rows, scale):
             num_warps=8,
         )
     else:
-        state = query.new_empty((num_tokens, num_heads, dim + 2), dtype=torch.float32)
-        each = slice_tokens(page_table.shape[0])
-        for first in range(0, page_table.shape[1] * pages.page_tokens, each):
-            decoded = decode_slice(pages, page_table, start, cu_rows, first, each, query)
-            _attend_slice(turned, mixed, state, start, cu_rows, decoded, log2_scale, pages, (first, each), grid, shape)
+        _attend_slices(turned, mixed, page_table, start, cu_rows, log2_scale, pages, grid, shape)
     if signs is not None:
         rotate(mixed, out, signs, is_inverse=True)
     return out
 
 
-def _attend_slice(
+def _attend_slices(
     query: Tensor,
     out: Tensor,
-    state: Tensor,
+    page_table: Tensor,
     start: Tensor,
     cu_rows: Tensor,
-    decoded: Decoded,
     scale: float,
     pages: KVPages,
-    bounds: tuple[int, int],
     grid: tuple[int, int, int],
     shape: dict[str, int],
 ) -> None:
-    """One slice of the context, its first token and number of tokens in `bounds`, for all rows that see any of it."""
-    constants = page_constants(pages, query.shape[2])
+    """Slice by slice of the context: decodes it, and adds it to all rows that see any of it."""
+    num_tokens, num_heads, dim = query.shape
+    constants = page_constants(pages, dim)
     del constants["P"]
-    paged_attention_slice_kernel[grid](
-        query,
-        out,
-        state,
-        start,
-        cu_rows,
-        *decoded,
-        scale,
-        bounds[0],
-        sum(bounds),
-        bounds[1],
-        Q=query.shape[1],
-        **constants,
-        **shape,
-        num_warps=8,
-    )
+    if query.dtype == torch.bfloat16:
+        query = query.to(torch.float16)  # as FP8 keys are; in the kernel it would keep the query out of shared memory
+    state = query.new_empty((num_tokens, num_heads, dim + 2), dtype=torch.float32)
+    each = slice_tokens(page_table.shape[0])
+    decoded = new_slice(pages, page_table.shape[0], each, query)
+    for first in range(0, page_table.shape[1] * pages.page_tokens, each):
+        decode_slice(pages, page_table, start, cu_rows, first, scale, decoded)
+        paged_attention_slice_kernel[grid](
+            query,
+            out,
+            state,
+            start,
+            cu_rows,
+            *decoded,
+            first,
+            first + each,
+            each,
+            Q=num_heads,
+            **constants,
+            **shape,
+            num_warps=8,
+        )
 
 
 def _prefill_shape(query: Tensor, pages: KVPages) -> dict[str, int]:

@@ -6,10 +6,8 @@ import triton.language as tl
 from onebox.kernels.attention.planes import (
     VALUE_SHIFT,
     WEIGHT_SHIFT,
-    load_decoded,
     load_keys,
     load_values,
-    num_planes,
 )
 from onebox.kernels.common.arithmetic import IS_INTERPRETED, loop_bound, rounded
 
@@ -29,9 +27,9 @@ def _dot(a, b, total):
 def operand_dtype(query_dtype, stored_dtype, bits, is_key):
     """The dtype of keys, or of values, in products.
 
-    Queries and codebook levels are not exact in bfloat16; float16 has three more bits, and they are far inside its range:
-    queries are normed, levels below one. E4M3 is exact in both. Softmax weights times the scales of FP8 values are not
-    inside float16's range, so those products are bfloat16's.
+    Queries and codebook levels are not exact in bfloat16; float16 has three more bits, and they are far inside its
+    range: queries are normed, levels below one. E4M3 is exact in both. Softmax weights times the scales of FP8 values
+    are not inside float16's range, so those products are bfloat16's.
     """
     if query_dtype == tl.float32:
         return query_dtype
@@ -41,14 +39,16 @@ def operand_dtype(query_dtype, stored_dtype, bits, is_key):
 
 
 @triton.jit
-def begin(M: tl.constexpr, D: tl.constexpr, VALUE_BITS: tl.constexpr):
+def begin(M: tl.constexpr, D: tl.constexpr, PLANES: tl.constexpr):
     """The state of `attend_tokens` before the first token."""
     best, total = tl.full([M], float("-inf"), tl.float32), tl.zeros([M], tl.float32)
-    mixed = tl.zeros([M, D // num_planes(D, VALUE_BITS)], tl.float32)
-    if num_planes(D, VALUE_BITS) == 4:
+    mixed = tl.zeros([M, D // PLANES], tl.float32)
+    if PLANES == 4:
         return best, total, (mixed, mixed, mixed, mixed)
-    else:
+    elif PLANES == 2:
         return best, total, (mixed, mixed)
+    else:
+        return best, total, (mixed,)
 
 
 @triton.jit
@@ -59,22 +59,25 @@ def finish(mixed, factor, VALUE_BITS: tl.constexpr):
     if len(mixed) == 4:
         first, second = mixed[0] * factor[:, None], mixed[1] * factor[:, None]
         return first, second, mixed[2] * factor[:, None], mixed[3] * factor[:, None]
-    else:
+    elif len(mixed) == 2:
         return mixed[0] * factor[:, None], mixed[1] * factor[:, None]
+    else:
+        return (mixed[0] * factor[:, None],)
 
 
 @triton.jit
 def _mix(weights, values, mixed, fade):
     """Plane by plane, mixed * fade + weights @ values."""
-    if len(mixed) == 4:
-        first = _dot(weights, values[0], mixed[0] * fade[:, None])
-        second = _dot(weights, values[1], mixed[1] * fade[:, None])
-        third = _dot(weights, values[2], mixed[2] * fade[:, None])
-        fourth = _dot(weights, values[3], mixed[3] * fade[:, None])
-        return first, second, third, fourth
+    first = _dot(weights, values[0], mixed[0] * fade[:, None])
+    if len(mixed) == 1:
+        return (first,)
     else:
-        first = _dot(weights, values[0], mixed[0] * fade[:, None])
-        return first, _dot(weights, values[1], mixed[1] * fade[:, None])
+        second = _dot(weights, values[1], mixed[1] * fade[:, None])
+        if len(mixed) == 2:
+            return first, second
+        else:
+            third = _dot(weights, values[2], mixed[2] * fade[:, None])
+            return first, second, third, _dot(weights, values[3], mixed[3] * fade[:, None])
 
 
 @triton.jit
@@ -95,21 +98,22 @@ def _attend_tile(
     TILE: tl.constexpr,
     WARPS: tl.constexpr,
     IS_MASKED: tl.constexpr,
-    IS_DECODED: tl.constexpr,
+    IS_DECODED: tl.constexpr,  # all planes one after the other: where a token is not loaded, its factor is zero
 ):
     """One step of the running softmax over TILE tokens."""
     best, total, mixed = state
     offset = tl.arange(0, TILE)
     if IS_DECODED:
-        keys = load_decoded(key[0], vectors, D, KEY_BITS)
+        keys = load_keys(key, vectors, D, 16, query[0].dtype, False)
     else:
         keys = load_keys(key, vectors, D, KEY_BITS, query[0].dtype, WARPS > 0)
     scores = tl.zeros([query[0].shape[0], TILE], tl.float32)
-    for plane in tl.static_range(num_planes(D, KEY_BITS)):
+    for plane in tl.static_range(len(query)):
         scores = _dot(query[plane], tl.trans(keys[plane]), scores)
     # Scales are loaded without a mask, which would keep these few bytes from being prefetched; pages are readable.
     if key[1] is not None:
-        scores = scores * (tl.load(key[1] + vectors).to(tl.float32) * scale)[None, :]
+        key_factor = tl.load(key[1] + vectors).to(tl.float32)
+        scores = scores * (key_factor if IS_DECODED else key_factor * scale)[None, :]
     if IS_MASKED:
         scores = tl.where((position + offset)[None, :] < visible[:, None], scores, float("-inf"))
     # Without a factor for each token, one for all is part of the exponent's multiply-add.
@@ -122,14 +126,14 @@ def _attend_tile(
     total = total * fade + tl.sum(shares, 1)
     loaded = (position + offset < end) if IS_MASKED else None
     if IS_DECODED:
-        values = load_decoded(value[0], vectors, D, VALUE_BITS)
+        values = load_values(value, vectors, None, D, 16, VALUE_DTYPE, 0)
     else:
         values = load_values(value, vectors, loaded, D, VALUE_BITS, VALUE_DTYPE, WARPS)
     if value[1] is not None:
         factor = tl.load(value[1] + vectors).to(tl.float32)
         if IS_MASKED:
             factor = tl.where(loaded, factor, 0.0)
-        if VALUE_BITS == 8:
+        if VALUE_BITS == 8 and not IS_DECODED:
             factor = factor * WEIGHT_SHIFT
         shares = shares * factor[None, :]  # a softmax weight is at most 1 and a factor is float16
     return new_best, total, _mix(rounded(shares, VALUE_DTYPE), values, mixed, fade)
@@ -201,9 +205,8 @@ def attend_decoded(
     start,
     end,
     first,  # int64: the vector of token 0, if it were there
-    key,  # pointers to decoded planes and scales; so is the next
+    key,  # pointers to decoded planes and factors; so is the next
     value,
-    scale,
     D: tl.constexpr,
     KEY_BITS: tl.constexpr,
     VALUE_BITS: tl.constexpr,
@@ -222,7 +225,7 @@ def attend_decoded(
             tl.multiple_of(first + position, TILE) + tl.arange(0, TILE),
             key,
             value,
-            scale,
+            1.0,
             D,
             KEY_BITS,
             VALUE_BITS,
