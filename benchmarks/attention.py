@@ -4,7 +4,7 @@
                                    [--shapes TILE,WARPS,STAGES,REGISTERS ...]
 
 Pages hold random bytes with scales of about one; the page table is shuffled. Decode is one layer as a captured graph,
-us and TB/s of the bytes it must read; `--shapes` times a decode of packed KV also with other launch shapes (0 registers:
+us and TB/s of the bytes it must read; `--shapes` times a decode of packed KV also with other shapes (0 registers:
 no limit). Prefill is the chunk that ends at `--tokens`, ms and TFLOP/s. The last line is JSON.
 """
 
