@@ -22,7 +22,7 @@ from onebox.spec.hardware import GIB, MIB, Box
 from onebox.spec.kv import PAGE_TOKENS, KVFormat
 from onebox.spec.model import ModelSpec
 from onebox.spec.modules import ModuleClass
-from onebox.spec.pieces import doublings, piece_count
+from onebox.spec.pieces import DIRECT_TOKENS, SLICE_TOKENS, doublings, piece_count
 
 __all__ = [
     "DEFAULT_BATCHED_TOKENS",
@@ -231,11 +231,19 @@ def workspace_bytes(spec: ModelSpec, request: MemoryRequest) -> int:
     # Where sampling reads them, and as the model computes them or, twice as large, the shares of top-p.
     logits = (4 + 8) * rows * spec.vocab_size
     token_bytes = _PREFILL_MARGIN * _prefill_bytes(spec, request.activation_bytes)
-    activations = int(token_bytes * request.max_batched_tokens)
+    activations = int(token_bytes * request.max_batched_tokens) + _decoded_bytes(spec, request)
     captured = int(token_bytes * min(_CAPTURED_PREFILL_ROWS, request.max_batched_tokens))
     logprobs = spec.vocab_size * (_LOGPROB_ROWS * _LOGPROB_BYTES + (4 + 8) * max(rows, _PROMPT_ROWS))
     largest = max(activations, logprobs, request.loading_bytes)
     return RUNTIME_BYTES + largest + captured + logits + sums + page_bytes(spec, request) + _SPARE_BYTES
+
+
+def _decoded_bytes(spec: ModelSpec, request: MemoryRequest) -> int:
+    """What a prefill of many tokens takes to decode packed KV: a slice of it, and all tokens' sums between slices."""
+    if max(request.kv.key_bits, request.kv.value_bits) > 8 or request.max_batched_tokens <= DIRECT_TOKENS:
+        return 0
+    slices = SLICE_TOKENS * spec.num_key_value_heads * 2 * (2 * spec.head_dim + 4)
+    return slices + 4 * request.max_batched_tokens * spec.num_attention_heads * (spec.head_dim + 2)
 
 
 def _prefill_bytes(spec: ModelSpec, width: int) -> int:

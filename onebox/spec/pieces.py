@@ -9,18 +9,22 @@ describe how pieces are computed and why they grow. Stdlib only.
 
 from onebox.spec.kv import KVFormat
 
-__all__ = ["FIRST_PIECE", "SAME_PIECES", "doublings", "piece_count"]
+__all__ = ["DIRECT_TOKENS", "FIRST_PIECE", "SAME_PIECES", "SLICE_TOKENS", "doublings", "piece_count"]
 
 FIRST_PIECE = 128
 """Tokens in each of the first pieces."""
 SAME_PIECES = 64
 """Pieces of one length, before the length doubles."""
+DIRECT_TOKENS = 1024
+"""So many new tokens of a prefill read packed KV themselves: captured prefills, whose page tables are always full."""
+SLICE_TOKENS = 65_536
+"""Tokens of packed KV that a longer prefill decodes at a time, those of all its sequences together."""
 _SPAN = FIRST_PIECE * SAME_PIECES
 
 
 def doublings(kv: KVFormat) -> int:
-    """How often the piece length doubles: once less below 8 bits, where decoding needs more programs in flight."""
-    return 2 if min(kv.key_bits, kv.value_bits) < 8 else 3
+    """How often the piece length doubles: once less for packed KV, where decoding needs more programs in flight."""
+    return 2 if min(kv.key_bits, kv.value_bits) <= 8 else 3
 
 
 def piece_count(tokens: int, times: int) -> int:

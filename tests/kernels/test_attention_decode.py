@@ -172,6 +172,37 @@ def test_a_prompt_split_anywhere_gives_the_same_bits(name, splits, device, poiso
     assert_splits_do_not_matter(name, (1, 1, 32), splits, device)
 
 
+def by_slices(monkeypatch, name, heads, lengths, rows, device):
+    """Outputs over packed pages: read as they are, decoded before in slices of 128 tokens, and in one slice."""
+    from onebox.kernels.attention import prefill as module
+
+    arguments = make_inputs(device, name, heads, lengths=lengths, rows=rows)
+    del arguments["context"]
+    starts = int32([length - count for length, count in zip(lengths, rows, strict=True)], device)
+    outputs = [prefill(**arguments, start=starts)]
+    monkeypatch.setattr(module, "DIRECT_TOKENS", 0)
+    for tokens in (128, 2048):
+        monkeypatch.setattr(module, "slice_tokens", lambda _, tokens=tokens: tokens)
+        outputs.append(prefill(**arguments, start=starts))
+    return outputs
+
+
+@pytest.mark.parametrize("name", ["fp8", "turboquant_k4v4"])
+def test_pages_decoded_in_any_slices_give_the_same_bits(name, device, poison, monkeypatch):
+    """The second sequence ends in the first slice. The interpreter sums several planes and one in different orders."""
+    direct, sliced, whole = by_slices(monkeypatch, name, (1, 1, 64), [150, 40], [20, 10], device)
+    assert torch.equal(sliced, whole)
+    assert_same(sliced, direct, "decoded before", "paged_attention_prefill")
+
+
+@pytest.mark.gpu
+@EACH_FORMAT
+def test_pages_decoded_before_give_the_same_bits_at_full_size(name, device, poison, monkeypatch):
+    direct, sliced, whole = by_slices(monkeypatch, name, FULL, [1500, 90, 700], [300, 30, 700], device)
+    assert torch.equal(direct, sliced)
+    assert torch.equal(sliced, whole)
+
+
 @pytest.mark.gpu
 @EACH_FORMAT
 def test_a_prompt_split_anywhere_gives_the_same_bits_at_full_size(name, device, poison):

@@ -11,7 +11,18 @@ from onebox.formats.bits import pack_bits
 from onebox.formats.kv_pages import turboquant_tables
 from onebox.formats.kv_turboquant import turboquant_levels
 from onebox.kernels.attention.pieces import count_pieces, piece_bounds
-from onebox.kernels.attention.planes import LOOKUP_3, LOOKUP_4, load_planes, load_tables, lookup_table
+from onebox.kernels.attention.planes import (
+    E4M3_TO_BFLOAT16,
+    LOOKUP_3,
+    LOOKUP_4,
+    are_words,
+    load_keys,
+    load_tables,
+    load_values,
+    lookup_table,
+    num_planes,
+    store_decoded,
+)
 from onebox.spec.kv import PAGE_TOKENS
 from onebox.spec.pieces import piece_count
 
@@ -47,44 +58,60 @@ def test_each_token_is_in_one_piece_and_the_counts_agree(doublings, device):
 @triton.jit
 def planes_kernel(
     codes_ptr,
-    scale_ptr,
     levels_ptr,
     table_ptr,
-    low_ptr,
-    high_ptr,
-    factor_ptr,
-    end,
+    key_ptr,
+    value_ptr,
     dim: tl.constexpr,
     bits: tl.constexpr,
     tile: tl.constexpr,
 ):
-    dtype: tl.constexpr = low_ptr.dtype.element_ty
-    tables = load_tables(table_ptr, table_ptr, bits, bits, dtype)
+    """Decodes codes as keys and as values, and stores their planes."""
+    dtype: tl.constexpr = key_ptr.dtype.element_ty
+    value_dtype: tl.constexpr = value_ptr.dtype.element_ty
+    key_table, value_table = load_tables(table_ptr, table_ptr, bits, bits)
     token = tl.arange(0, tile)
-    stored = (codes_ptr, scale_ptr, levels_ptr, tables[0])
-    low, high, factor = load_planes(stored, token, token < end, dim, bits, dtype)
-    at = token[:, None] * (dim // 2) + tl.arange(0, dim // 2)[None, :]
-    tl.store(low_ptr + at, low)
-    tl.store(high_ptr + at, high)
-    tl.store(factor_ptr + token, factor)
+    store_decoded(
+        key_ptr, token, load_keys((codes_ptr, None, levels_ptr, key_table), token, dim, bits, dtype, False), dim
+    )
+    stored = (codes_ptr, None, levels_ptr, value_table)
+    store_decoded(value_ptr, token, load_values(stored, token, None, dim, bits, value_dtype, 0), dim)
 
 
-@pytest.mark.parametrize("bits", [2, 3, 4])
+def planes_of(x, bits):
+    """Vectors [tokens, dim] as the planes of `planes.py`, one after the other."""
+    tokens, dim = x.shape
+    count = num_planes(dim, bits)
+    return x.view(tokens, dim // count, count).transpose(1, 2).reshape(tokens, dim) if bits in (4, 8) else x
+
+
+@pytest.mark.parametrize(("dim", "bits"), [(256, 2), (256, 3), (256, 4), (32, 4)])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
-def test_planes_are_the_codecs_levels_exactly(bits, dtype, device):
+def test_planes_are_the_codecs_levels_exactly(dim, bits, dtype, device):
     """On a GPU the float16 ones come from the assembly, in the interpreter from plain operations: the same bits."""
-    tokens, dim, end = 32, 256, 29
+    tokens = 32
     indices = torch.randint(0, 1 << bits, (tokens, dim), generator=torch.Generator().manual_seed(bits))
-    codes, scale = pack_bits(indices.to(torch.uint8), bits).to(device), torch.rand(tokens).half().to(device)
-    low, high = (torch.zeros(tokens, dim // 2, dtype=dtype, device=device) for _ in range(2))
-    factor = torch.zeros(tokens, device=device)
+    codes = pack_bits(indices.to(torch.uint8), bits).to(device)
+    found = [torch.zeros(tokens, dim, dtype=dtype, device=device) for _ in range(2)]
     levels, table = turboquant_tables(dim, bits, device).levels, lookup_table(dim, bits, device)
-    planes_kernel[(1,)](codes, scale, levels, table, low, high, factor, end, dim=dim, bits=bits, tile=tokens)
-    expected = turboquant_levels(dim, bits).to(dtype)[indices]
-    halves = (expected[:, ::2], expected[:, 1::2]) if bits == 4 else expected.split(dim // 2, dim=1)
-    for found, wanted in zip((low, high), halves, strict=True):
-        assert torch.equal(found.cpu()[:end], wanted[:end])
-    assert torch.equal(factor[:end], scale[:end].float())
+    read = codes.view(torch.int16) if are_words(dim, bits) else codes
+    planes_kernel[(1,)](read, levels, table, *found, dim=dim, bits=bits, tile=tokens)
+    expected = planes_of(turboquant_levels(dim, bits).to(dtype)[indices], bits)
+    for planes in found:
+        assert torch.equal(planes.cpu(), expected)
+
+
+@pytest.mark.parametrize("is_float32", [False, True])
+def test_planes_of_fp8_are_the_codes_exactly(is_float32, device):
+    """All codes but the two NaN, which come with a scale that is NaN."""
+    codes = torch.arange(256, dtype=torch.uint8).repeat(16, 1)
+    codes[:, 0x7F] = codes[:, 0xFF] = 0
+    dtypes = [torch.float32] * 2 if is_float32 else [torch.float16, torch.bfloat16]
+    found = [torch.zeros(codes.shape, dtype=dtype, device=device) for dtype in dtypes]
+    planes_kernel[(1,)](codes.view(torch.int16).to(device), None, None, *found, dim=256, bits=8, tile=16)
+    expected = planes_of(codes.view(torch.float8_e4m3fn).to(torch.float32), 8)
+    assert torch.equal(found[0].cpu().to(torch.float32), expected)
+    assert torch.equal(found[1].cpu().to(torch.float64), expected.to(torch.float64) * 2.0**-120)
 
 
 def prmt(a, b, selector):
@@ -106,6 +133,8 @@ INSTRUCTIONS = {
     "prmt.b32": prmt,
     "lop3.b32": lop3,
     "shr.u32": lambda a, by: a >> by,
+    "shl.b32": lambda a, by: a << by,
+    "and.b32": lambda a, b: a & b,
     "mul.lo.u32": lambda a, b: a * b,
     "mad.lo.u32": lambda a, b, c: a * b + c,
 }
@@ -131,16 +160,26 @@ def halves_of(words):
 
 
 def test_the_assembly_of_4_bits_gives_the_levels_exactly():
+    """Each result has one code of either word."""
     levels = turboquant_levels(256, 4).half().view(torch.uint16)
     assert torch.equal(turboquant_levels(256, 4), -turboquant_levels(256, 4).flip(0))
-    table = {f"${5 + 4 * index}": word for index, word in enumerate(words_of(256, 4))}
+    table = {f"${5 + 2 * index}": word for index, word in enumerate(words_of(256, 4))}
     for first in range(256):
         stored = [first, (first * 7 + 3) % 256, (first * 11 + 5) % 256, 255 - first]
         found = executed(LOOKUP_4.value, {**table, "$4": int.from_bytes(stored, "little")})
-        low, high = (halves_of([found[name] for name in names]) for names in (("$0", "$1"), ("$2", "$3")))
-        codes = torch.tensor(stored)
-        assert torch.equal(low.int(), levels.int()[codes & 15])
-        assert torch.equal(high.int(), levels.int()[codes >> 4])
+        codes = torch.tensor(stored).view(2, 2)
+        nibbles = torch.stack([codes & 15, codes >> 4], dim=-1).view(2, 4)
+        for plane in range(4):
+            assert torch.equal(halves_of([found[f"${plane}"]]).int(), levels.int()[nibbles[:, plane]])
+
+
+def test_the_assembly_of_fp8_moves_bits_to_those_of_bfloat16():
+    for first in range(256):
+        stored = [first, (first * 7 + 3) % 256, (first * 11 + 5) % 256, 255 - first]
+        found = executed(E4M3_TO_BFLOAT16.value, {"$2": int.from_bytes(stored, "little")})
+        for plane, codes in enumerate((stored[::2], stored[1::2])):
+            bits = [(code & 0x80) << 8 | (code & 0x7F) << 4 for code in codes]
+            assert halves_of([found[f"${plane}"]]).tolist() == bits
 
 
 @pytest.mark.parametrize("bits", [2, 3])

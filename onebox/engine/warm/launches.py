@@ -23,6 +23,7 @@ from onebox.engine.step import DecodeRows, DraftCheck, Draw, PromptChunk, StateS
 from onebox.model.memory import Memory
 from onebox.model.qwen3_5 import Qwen35
 from onebox.spec.kv import PAGE_TOKENS
+from onebox.spec.pieces import DIRECT_TOKENS
 
 __all__ = ["launch_all"]
 
@@ -87,10 +88,13 @@ def _launch_prediction(inputs: StepInputs, depth: int) -> None:
 
 
 def _launch_prefill(model: Qwen35, memory: Memory, config: EngineConfig) -> None:
+    """A short one and, where it may have more tokens than read packed pages themselves, a long one."""
     saves = (StateSave(PAGE_TOKENS, 0),) if config.num_checkpoints else ()
-    pages = np.arange(1, 3, dtype=np.int32)
-    chunk = PromptChunk("warm", 0, (0,) * (PAGE_TOKENS + 1), 0, pages, saves, None)
-    Prefiller(model, memory, config.max_num_seqs, config.speculation.with_mtp).run([chunk])
+    prefiller = Prefiller(model, memory, config.max_num_seqs, config.speculation.with_mtp)
+    for num_tokens in (PAGE_TOKENS + 1, DIRECT_TOKENS + PAGE_TOKENS + 1):
+        if num_tokens <= max(config.max_num_batched_tokens, PAGE_TOKENS + 1):
+            pages = np.arange(1, 2 + num_tokens // PAGE_TOKENS, dtype=np.int32)
+            prefiller.run([PromptChunk("warm", 0, (0,) * num_tokens, 0, pages, saves, None)])
 
 
 def _launch_first_tokens(decoder: Decoder, shapes: StepShapes, count: int, hidden_size: int) -> None:

@@ -96,6 +96,7 @@ _PAGED_CASES = [
     _prefill("narrow", name="turboquant_k2v3", heads=(2, 1, 32), starts=[0], rows=[9], dtype=torch.float32),
     *(_decode("decode", True, name=name, heads=_122B, lengths=[1300, 700], rows=[3, 3]) for name in _FORMATS),
     *(_prefill("prefill", True, name=name, heads=_122B, starts=[64], rows=[130]) for name in _FORMATS),
+    *(_prefill("many", True, name=name, heads=_122B, starts=[64], rows=[1100]) for name in ("fp8", "turboquant_k4v4")),
     *(_decode("long", True, name=name, heads=_122B, lengths=[15000], rows=[1]) for name in _FORMATS),
     # One visible token: nothing is rounded in bfloat16, so codes can be compared.
     _rows("gated", True, name="bf16", heads=_122B, lengths=[1, 1, 1], rows=[1, 1, 1]),

@@ -6,8 +6,8 @@ size for one row and for nine, because another tile shape could sum in another o
 weight of exactly zero and do not enter the maximum, so tokens past a row's end do not change it. Sizes and tables that
 vary between calls are arguments that Triton does not specialise on: calls of one shape share machine code.
 
-A head's coordinates are stored as two planes of D/2 (`planes.py`); all intermediate tensors of this file hold the first
-plane, then the second. A tile's page number is loaded one tile ahead, so that prefetching a tile never waits for it.
+Packed codes are decoded in the registers of the tensor cores' operands (`planes.py`). A tile's page number is loaded
+one tile ahead, so that prefetching a tile never waits for it.
 """
 
 import math
@@ -22,22 +22,25 @@ from onebox.kernels.attention.gate import attention_gate_fused
 from onebox.kernels.attention.hadamard import hadamard, rotated_query, rotation_constants, rotation_signs
 from onebox.kernels.attention.pages import num_stages, page_constants, page_tensors
 from onebox.kernels.attention.pieces import count_pieces, piece_bounds
-from onebox.kernels.attention.planes import coordinates
+from onebox.kernels.attention.planes import join_planes, load_query, load_tables, num_planes
 from onebox.kernels.attention.reference import MAX_ROWS
-from onebox.kernels.attention.softmax import attend_tokens
+from onebox.kernels.attention.softmax import attend_tokens, begin, finish, operand_dtype
 from onebox.kernels.common.arithmetic import loop_bound, rounded
 from onebox.kernels.common.dependent import launch_options, release, wait
 from onebox.kernels.common.fixed_point import store_groups
 from onebox.kernels.common.launch import ceil_div, next_power_of_2
 from onebox.kernels.common.parts import sum_parts
 from onebox.kernels.common.rows import FixedRows, new_rows
-from onebox.kernels.common.tuning import Tunable
+from onebox.kernels.common.tuning import MODES, Tunable
 from onebox.spec.pieces import doublings, piece_count
 
 __all__ = ["paged_attention", "paged_attention_fused"]
 
 _PIECE, _COMBINE = Tunable("attention_piece"), Tunable("attention_combine")
+_PACKED = Tunable("attention_packed", (*MODES, *({"maxnreg": count} for count in (160, 168, 184, 200, 255))))
+"""Over packed pages: 65,536 registers hold five programs of 64 threads with 200, six with 168, four with 255."""
 
+_MOST_REGISTERS = 200  # of a thread over packed pages
 _GROUP = 128  # columns of a fixed-point group
 
 
@@ -45,8 +48,8 @@ _GROUP = 128  # columns of a fixed-point group
     do_not_specialize=["page_table_ptr", "context_ptr", "cu_rows_ptr", "num_pieces", "table_stride", "num_groups"]
 )
 def paged_attention_piece_kernel(
-    query_ptr,  # [R, Q, D], Hadamard-rotated if the keys are, in the planes of the keys
-    partial_ptr,  # float32 [R, pieces, Q, D]: a piece's weighted sum of values, in the planes of the values
+    query_ptr,  # [R, Q, D], Hadamard-rotated if the keys are
+    partial_ptr,  # float32 [R, pieces, Q, D]: a piece's weighted sum of values, Hadamard-rotated if they are
     best_ptr,  # float32 [R, pieces, Q]: its largest score
     total_ptr,  # float32 [R, pieces, Q]: its sum of softmax weights
     page_table_ptr,  # int32 [S, pages], stride table_stride
@@ -74,6 +77,7 @@ def paged_attention_piece_kernel(
     ROWS: tl.constexpr,  # rows in a tile
     TILE: tl.constexpr,  # tokens loaded at a time, all in one page
     BLOCK_M: tl.constexpr,
+    WARPS: tl.constexpr,  # of a program
     DEPENDENT: tl.constexpr,
 ):
     GROUP_HEADS: tl.constexpr = Q // KV
@@ -99,32 +103,37 @@ def paged_attention_piece_kernel(
         inside = (index < ROWS * GROUP_HEADS) & (row < num_rows)
         visible = tl.where(inside, first_sees + row, 0)
         row_head = (first_row + row).to(tl.int64) * Q + head * GROUP_HEADS + index % GROUP_HEADS
-        best, total, mixed_low, mixed_high = attend_tokens(
-            query_ptr,
-            row_head,
-            inside,
+        query_dtype: tl.constexpr = query_ptr.dtype.element_ty
+        KEY_DTYPE: tl.constexpr = operand_dtype(query_dtype, key_codes_ptr.dtype.element_ty, KEY_BITS, True)
+        query = load_query(query_ptr, row_head, inside, D, KEY_BITS, KEY_DTYPE, True)
+        key_table, value_table = load_tables(key_table_ptr, value_table_ptr, KEY_BITS, VALUE_BITS)
+        best, total, mixed = attend_tokens(
+            query,
             visible,
+            begin(BLOCK_M, D, num_planes(D, VALUE_BITS)),
             start,
             end,
             table_ptr,
             page,
             head,
-            (key_codes_ptr, key_scale_ptr, key_levels_ptr, key_table_ptr),
-            (value_codes_ptr, value_scale_ptr, value_levels_ptr, value_table_ptr),
+            (key_codes_ptr, key_scale_ptr, key_levels_ptr, key_table),
+            (value_codes_ptr, value_scale_ptr, value_levels_ptr, value_table),
             scale,
             KV,
             P,
             D,
             KEY_BITS,
             VALUE_BITS,
+            operand_dtype(query_dtype, value_codes_ptr.dtype.element_ty, VALUE_BITS, False),
             TILE,
+            WARPS,
+            True,
         )
         cell = ((first_row + row).to(tl.int64) * num_pieces + piece) * Q + head * GROUP_HEADS + index % GROUP_HEADS
         tl.store(best_ptr + cell, best, mask=inside)
         tl.store(total_ptr + cell, total, mask=inside)
-        at = partial_ptr + cell[:, None] * D + tl.arange(0, D // 2)[None, :]
-        tl.store(at, mixed_low, mask=inside[:, None])
-        tl.store(at + D // 2, mixed_high, mask=inside[:, None])
+        mixed = join_planes(finish(mixed, tl.full([BLOCK_M], 1.0, tl.float32), VALUE_BITS), D, VALUE_BITS, WARPS)
+        tl.store(partial_ptr + cell[:, None] * D + tl.arange(0, D)[None, :], mixed, mask=inside[:, None])
 
 
 @triton.jit(do_not_specialize=["context_ptr", "cu_rows_ptr", "num_sequences", "num_pieces"])
@@ -169,9 +178,8 @@ def paged_attention_combine_kernel(
     first_cell = row.to(tl.int64) * num_pieces * Q + head
     # Everything read before this wait is an input of the step, complete before the step began.
     wait(DEPENDENT)
-    places = tl.program_id(2) * COLUMNS + tl.arange(0, COLUMNS)
+    columns = tl.program_id(2) * COLUMNS + tl.arange(0, COLUMNS)
     is_rotated: tl.constexpr = VALUE_BITS < 8
-    columns = coordinates(D, VALUE_BITS) if is_rotated else places
     if PARTS > 0:
         gate_at = row.to(tl.int64) * row_stride + head * (2 * D) + D + columns
         gate = sum_parts(qkv_ptr, part_stride, gate_at, True, PARTS)
@@ -184,7 +192,7 @@ def paged_attention_combine_kernel(
         cell = first_cell + piece * Q
         bests = tl.load(best_ptr + cell, mask=inside, other=float("-inf"))
         totals = tl.load(total_ptr + cell, mask=inside, other=0.0)
-        parts = tl.load(partial_ptr + cell[:, None] * D + places[None, :], mask=inside[:, None], other=0.0)
+        parts = tl.load(partial_ptr + cell[:, None] * D + columns[None, :], mask=inside[:, None], other=0.0)
         new_best = tl.maximum(best, tl.max(bests, 0))
         fade = tl.exp2(best - new_best)
         weight = tl.exp2(bests - new_best)
@@ -262,9 +270,16 @@ def _attend_pieces(
         DOUBLINGS=doublings(pages.format),
         **page_constants(pages, dim),
         **shape,
-        **launch_options(_PIECE, num_heads),
+        **_piece_options(num_heads, pages),
     )
     return partial, best, total
+
+
+def _piece_options(num_heads: int, pages: KVPages) -> dict[str, int | bool]:
+    bits = pages.format.key_bits, pages.format.value_bits
+    if max(bits) > FP8_BITS:
+        return launch_options(_PIECE, num_heads)
+    return launch_options(_PACKED, f"{num_heads}_{bits[0]}_{bits[1]}", maxnreg=_MOST_REGISTERS)
 
 
 def _combine(
@@ -310,12 +325,12 @@ def _decode_shape(query: Tensor, pages: KVPages) -> dict[str, int]:
     """Query heads x rows per decode program, tokens it loads at a time, and its compile options.
 
     Depends on the format and the dtype only, as in `_prefill_shape`. Where a token is 1 KB, loads dominate: as many
-    rows as fit share them, and two tiles of 32 KB are in flight. Quantised codes are few bytes to load and many
+    rows as fit share them, and two tiles of 32 KB are in flight. Packed codes are few bytes to load and many
     instructions to decode: programs are small, so that many of them, each in a different phase, keep a multiprocessor
     busy.
     """
     heads = query.shape[1] // pages.kv_heads
-    is_narrow = max(pages.format.key_bits, pages.format.value_bits) < FP8_BITS
-    block, num_warps = (16, 2) if is_narrow else (32, 4)
-    shape = {"ROWS": max(1, block // heads), "BLOCK_M": max(block, next_power_of_2(heads))}
+    is_packed = max(pages.format.key_bits, pages.format.value_bits) <= FP8_BITS
+    block, num_warps = (16, 2) if is_packed else (32, 4)
+    shape = {"ROWS": max(1, block // heads), "BLOCK_M": max(block, next_power_of_2(heads)), "WARPS": num_warps}
     return {**shape, "TILE": PAGE_MULTIPLE, "num_warps": num_warps, "num_stages": num_stages(query, 3)}

@@ -1,8 +1,7 @@
 """TurboQuant's rotation in Triton: signs, then a Walsh-Hadamard transform over a head's D coordinates.
 
 It preserves inner products and is linear: the query is rotated once, values are summed in the rotated space and the
-result is rotated back once. The Hadamard matrix stays the same when its rows and columns are both permuted by permuting
-the bits of the index, so the planes (`planes.py`) are rotated without interleaving them.
+result is rotated back once.
 """
 
 import torch
@@ -11,7 +10,6 @@ import triton.language as tl
 from torch import Tensor
 
 from onebox.formats.kv_pages import FP8_BITS, KVPages, turboquant_tables
-from onebox.kernels.attention.planes import coordinates
 from onebox.kernels.common.arithmetic import rounded
 from onebox.kernels.common.dependent import launch_options, release, wait
 from onebox.kernels.common.tuning import Tunable
@@ -41,28 +39,24 @@ def hadamard(x, D: tl.constexpr, LOG_D: tl.constexpr, INVERSE_ROOT: tl.constexpr
 
 @triton.jit
 def paged_attention_rotate_kernel(
-    x_ptr,  # [rows, D], in planes if IS_INVERSE
-    out_ptr,  # [rows, D], in planes if not IS_INVERSE
+    x_ptr,  # [rows, D]
+    out_ptr,  # [rows, D]
     signs_ptr,  # float32 [D]
     D: tl.constexpr,
     LOG_D: tl.constexpr,
     INVERSE_ROOT: tl.constexpr,
-    BITS: tl.constexpr,
     IS_INVERSE: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
     release(DEPENDENT)
-    first = tl.program_id(0).to(tl.int64) * D
-    planes = first + tl.arange(0, D)
-    places = coordinates(D, BITS)
-    signs = tl.load(signs_ptr + places)
+    columns = tl.arange(0, D)
+    at = tl.program_id(0).to(tl.int64) * D + columns
+    signs = tl.load(signs_ptr + columns)
     wait(DEPENDENT)
-    if IS_INVERSE:
-        x = hadamard(tl.load(x_ptr + planes).to(tl.float32), D, LOG_D, INVERSE_ROOT) * signs
-        tl.store(out_ptr + first + places, rounded(x, out_ptr.dtype.element_ty))
-    else:
-        x = hadamard(tl.load(x_ptr + first + places).to(tl.float32) * signs, D, LOG_D, INVERSE_ROOT)
-        tl.store(out_ptr + planes, rounded(x, out_ptr.dtype.element_ty))
+    x = tl.load(x_ptr + at).to(tl.float32)
+    x = hadamard(x if IS_INVERSE else x * signs, D, LOG_D, INVERSE_ROOT)
+    x = x * signs if IS_INVERSE else x
+    tl.store(out_ptr + at, rounded(x, out_ptr.dtype.element_ty))
 
 
 def rotation_signs(bits: int, dim: int, device: torch.device) -> Tensor | None:
@@ -71,27 +65,19 @@ def rotation_signs(bits: int, dim: int, device: torch.device) -> Tensor | None:
 
 
 def rotated_query(query: Tensor, pages: KVPages) -> Tensor:
-    """The query as the kernels read it: Hadamard-rotated if the keys are, and in the dtype of the products.
-
-    A rotated query and the codebooks' levels are not exact in bfloat16. float16 has three more bits for them, and all
-    operands here are far inside its range: queries are normed, levels below one, scales stored as float16.
-    """
-    dtype = (
-        torch.float16
-        if min(pages.format.key_bits, pages.format.value_bits) < FP8_BITS and query.dtype == torch.bfloat16
-        else query.dtype
-    )
+    """The query as the kernels read it: Hadamard-rotated if the keys are, and then float16 instead of bfloat16."""
     signs = rotation_signs(pages.format.key_bits, query.shape[-1], query.device)
     if signs is None:
-        return query.to(dtype).contiguous()
+        return query.contiguous()
+    dtype = torch.float16 if query.dtype == torch.bfloat16 else query.dtype
     rotated = torch.empty_like(query, dtype=dtype, memory_format=torch.contiguous_format)
-    rotate(query.contiguous(), rotated, signs, pages.format.key_bits, is_inverse=False)
+    rotate(query.contiguous(), rotated, signs, is_inverse=False)
     return rotated
 
 
-def rotate(x: Tensor, out: Tensor, signs: Tensor, bits: int, is_inverse: bool) -> None:
+def rotate(x: Tensor, out: Tensor, signs: Tensor, *, is_inverse: bool) -> None:
     rows, dim = x.shape[0] * x.shape[1], x.shape[2]
-    launch = {"BITS": bits, "IS_INVERSE": is_inverse, "num_warps": 1, **launch_options(_ROTATE, x.shape[-2])}
+    launch = {"IS_INVERSE": is_inverse, "num_warps": 1, **launch_options(_ROTATE, x.shape[-2])}
     paged_attention_rotate_kernel[(rows,)](x, out, signs, **rotation_constants(dim), **launch)
 
 

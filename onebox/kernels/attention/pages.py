@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor
 
-from onebox.formats.kv_pages import FP8_BITS, KVPages, turboquant_tables
-from onebox.kernels.attention.planes import lookup_table
+from onebox.formats.kv_pages import FP8_BITS, PLAIN_BITS, KVPages, turboquant_tables
+from onebox.kernels.attention.planes import are_words, lookup_table
 
 __all__ = ["num_stages", "page_constants", "page_tensors"]
 
@@ -19,7 +19,8 @@ def page_tensors(pages: KVPages, dim: int) -> list[Tensor | None]:
         is_packed = bits < FP8_BITS
         levels = turboquant_tables(dim, bits, codes.device).levels if is_packed else None
         table = lookup_table(dim, bits, codes.device) if is_packed else None
-        arguments += [codes.view(torch.float8_e4m3fn) if bits == FP8_BITS else codes, scale, levels, table]
+        is_in_words = bits < PLAIN_BITS and are_words(dim, bits)
+        arguments += [codes.view(torch.int16) if is_in_words else codes, scale, levels, table]
     return arguments
 
 
