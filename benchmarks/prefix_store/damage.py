@@ -23,7 +23,7 @@ def damage(draw: random.Random, root: Path) -> list[str]:
     chosen = draw.choices(DAMAGES, k=draw.randint(1, 4))
     for each in chosen:
         # What an earlier one removed cannot be damaged.
-        with suppress(FileNotFoundError, NotADirectoryError, FileExistsError, IsADirectoryError, IndexError):
+        with suppress(OSError, IndexError):
             each(draw, root)
     return [each.__name__ for each in chosen]
 
@@ -35,8 +35,9 @@ def _files(root: Path) -> list[Path]:
 
 
 def _blocks(root: Path, *names: str) -> list[Path]:
-    """Entry and chunk files."""
-    return [path for path in _files(root) if path.parent.name in names or path.parent.parent.name in names]
+    """Entry and chunk files that have a header at least."""
+    found = [path for path in _files(root) if path.parent.name in names or path.parent.parent.name in names]
+    return [path for path in found if path.stat().st_size >= BLOCK_BYTES and len(path.name) >= 40]
 
 
 def _any_block(draw: random.Random, root: Path) -> Path:
