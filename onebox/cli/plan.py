@@ -77,6 +77,14 @@ class SpeedOptions:
         int | None, typer.Option(help="Context in tokens for which speed is projected; default: 8192 or the longest.")
     ] = None
     streams: Annotated[int, typer.Option(help="Sequences decoded at once for which speed is projected.")] = 1
+    disk_gb_per_second: Annotated[
+        float, typer.Option(help="The disk's reading speed, for prefixes that `serve --prefix-dir` keeps there.")
+    ] = 5.0
+
+    def disk_bytes_per_second(self) -> float:
+        if not 0 < self.disk_gb_per_second < float("inf"):
+            raise UsageError(f"--disk-gb-per-second is {self.disk_gb_per_second}; give a number above 0.")
+        return self.disk_gb_per_second * 1e9
 
     def accepted(self) -> tuple[float, ...] | None:
         from onebox.planner.roofline import parse_acceptance
@@ -143,7 +151,7 @@ def plan(
     )
     context = min(DEFAULT_CONTEXT_TOKENS, longest) if speed.context is None else speed.context
     workload = Workload(speed.streams, drafts, context, accepted)
-    report = make_report(planned, chosen_box, request, workload)
+    report = make_report(planned, chosen_box, request, workload, speed.disk_bytes_per_second())
     if as_json:
         typer.echo(json.dumps(to_json(report), indent=2))
         return
@@ -324,7 +332,8 @@ def _speed_table(report: "PlanReport") -> "Table":
 
 
 def _prompts_heading(report: "PlanReport") -> str:
-    return f"First tokens, projected for this engine, {report.memory.request.max_batched_tokens:,} prompt tokens a step"
+    step, disk = report.memory.request.max_batched_tokens, report.disk_bytes_per_second / 1e9
+    return f"First tokens, projected for this engine, {step:,} prompt tokens a step; a disk of {disk:g} GB/s"
 
 
 def _prompts_table(report: "PlanReport") -> "Table":
@@ -334,7 +343,10 @@ def _prompts_table(report: "PlanReport") -> "Table":
     table.add_column("prompt")
     for times in report.prompts:
         table.add_column(f"{times.num_tokens:,} tokens", justify="right")
-    table.add_row("nothing cached", *[f"{times.cold_seconds:,.2f} s" for times in report.prompts])
-    table.add_row("  tokens a second", *[f"{times.tokens_per_second:,.0f}" for times in report.prompts])
+    cold = [f"{times.cold_seconds:,.2f} s  ({times.tokens_per_second:,.0f}/s)" for times in report.prompts]
+    table.add_row("nothing cached", *cold)
     table.add_row(f"all but {NEW_TOKENS} cached", *[f"{times.cached_seconds:,.2f} s" for times in report.prompts])
+    disk = [f"{prefix.first_token_seconds:,.2f} s  ({prefix.num_bytes / 1e9:.2f} GB)" for prefix in report.prefixes]
+    missing = [""] * (len(report.prompts) - len(disk))
+    table.add_row("the same on disk", *missing, *disk)
     return table

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from onebox.planner.memory import MemoryPlan, MemoryRequest, asked_reserve_bytes, plan_memory
+from onebox.planner.prefixes import DISK_BYTES_PER_SECOND, PrefixOnDisk, prefixes_on_disk
 from onebox.planner.prompts import NEW_TOKENS, PROMPT_LENGTHS, PromptTimes, prompt_times
 from onebox.planner.roofline import Projection, Rate, Workload, project
 from onebox.planner.sizing import size_formats, sizing_lines
@@ -57,10 +58,19 @@ class PlanReport:
     """First without drafts; then the workload with drafts, if any."""
     prompts: tuple[PromptTimes, ...]
     """Of this engine; none where the box's speeds are not known."""
+    prefixes: tuple[PrefixOnDisk, ...]
+    """Of the same prompts, for a disk of this speed."""
+    disk_bytes_per_second: float
     notes: tuple[str, ...]
 
 
-def make_report(weights: Weights, box: Box, request: MemoryRequest, workload: Workload) -> PlanReport:
+def make_report(
+    weights: Weights,
+    box: Box,
+    request: MemoryRequest,
+    workload: Workload,
+    disk_bytes_per_second: float = DISK_BYTES_PER_SECOND,
+) -> PlanReport:
     """Plans memory and projects speed. `request` and `workload` must have the same number of drafts."""
     if workload.context_tokens > request.max_context_tokens:
         raise UsageError(
@@ -85,7 +95,9 @@ def make_report(weights: Weights, box: Box, request: MemoryRequest, workload: Wo
     fits = tuple(_fit(weights, box, request, kv) for kv in _compared_kv(request.kv))
     lengths = [length for length in PROMPT_LENGTHS if length <= request.max_context_tokens]
     prompts = prompt_times(weights.spec, weights.stored, box, request.kv, request.max_batched_tokens, lengths)
-    return PlanReport(weights, box, memory, fits, projections, prompts, _notes(weights, box, memory, workload))
+    prefixes = prefixes_on_disk(weights.spec, request, prompts, disk_bytes_per_second)
+    notes = _notes(weights, box, memory, workload)
+    return PlanReport(weights, box, memory, fits, projections, prompts, prefixes, disk_bytes_per_second, notes)
 
 
 def _compared_kv(chosen: KVFormat) -> list[KVFormat]:
@@ -155,6 +167,8 @@ def to_json(report: PlanReport) -> dict[str, Any]:
         ],
         "projected": [_projection_json(projection) for projection in report.projections],
         "prompts": [_prompt_json(times) for times in report.prompts],
+        "disk_bytes_per_second": report.disk_bytes_per_second,
+        "prefixes_on_disk": [prefix._asdict() for prefix in report.prefixes],
         "notes": list(report.notes),
     }
 

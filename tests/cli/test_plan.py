@@ -83,6 +83,18 @@ def test_first_tokens_of_lengths_beyond_the_context_are_left_out():
     assert lengths == [2048, 8192]
 
 
+def test_prefixes_on_disk_have_their_bytes_and_the_seconds_to_read_them():
+    plan = json.loads(run("--json", "--disk-gb-per-second", "2"))
+    memory, prefix = plan["memory"], plan["prefixes_on_disk"][-1]
+    assert prefix["num_tokens"] == (100_000 - 512) // 64 * 64
+    pages_bytes = prefix["num_tokens"] // memory["page_tokens"] * memory["page_bytes"]
+    assert 0 < prefix["num_bytes"] - pages_bytes < 500e6, "the state beside the pages"
+    assert prefix["read_seconds"] == prefix["num_bytes"] / 2e9
+    assert prefix["first_token_seconds"] < plan["prompts"][-1]["cold_seconds"] / 10
+    (row,) = [line for line in run().splitlines() if line.startswith("the same on disk ")]
+    assert f"({prefix['num_bytes'] / 1e9:.2f} GB)" in row
+
+
 def test_unknown_acceptance_says_so():
     assert "Give --acceptance for an expectation" in run("--speculative-tokens", "2")
 
@@ -100,6 +112,7 @@ def test_a_format_that_does_not_fit_is_marked():
     ("arguments", "sentence"),
     [
         (("--box", "h100"), "--box 'h100' is not known"),
+        (("--disk-gb-per-second", "0"), "--disk-gb-per-second is 0.0"),
         (("--weights", "q4"), "--weights 'q4' is not known"),
         (("--kv-cache-dtype", "int4"), "--kv-cache-dtype 'int4' is not known"),
         (("--max-model-len", "0"), "--max-model-len is 0"),

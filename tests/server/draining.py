@@ -1,7 +1,9 @@
-"""Serves an application without an engine through `run`, for tests that stop it: arguments are the seconds to drain.
+"""Serves an application without an engine through `run`, for tests that stop it: arguments are the seconds to
+drain, and those until a server that does not end is ended.
 
 POST /count streams numbers, three of them unless asked for more; what it would go on with ends when all is stopped.
-Others hang in a thread or in the event loop, or report that nothing can be served any more.
+POST /flood streams without end. Others hang in a thread or in the event loop, or report that nothing can be served any
+more.
 POST /read reads its body.
 """
 
@@ -40,6 +42,15 @@ async def wait_in_thread():
     await asyncio.to_thread(time.sleep, 3600)
 
 
+@app.post("/flood")
+async def flood():
+    async def blocks():
+        while True:
+            yield b"x" * 65536
+
+    return StreamingResponse(blocks())
+
+
 @app.post("/wait-in-loop")
 async def wait_in_loop():
     time.sleep(3600)
@@ -66,7 +77,7 @@ async def version():
 
 
 def main():
-    running.ENDING_S = 2
+    running.ENDING_S = float(sys.argv[2])
     with running.bind("127.0.0.1", 0) as bound:
         url = f"http://127.0.0.1:{bound.getsockname()[1]}"
         drain_s = float(sys.argv[1])

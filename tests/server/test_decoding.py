@@ -4,7 +4,7 @@ import asyncio
 import base64
 import os
 import struct
-import time
+import threading
 import zlib
 from pathlib import Path
 
@@ -18,6 +18,7 @@ from onebox.server.decoding import DecoderProcesses
 from onebox.server.errors import ServerBusyError
 from onebox.server.fetch import FetchLimits
 from onebox.server.media import Media, MediaLimits, MediaPart
+from onebox.server.pool import WorkPool
 from onebox.spec.errors import UsageError
 from onebox.text import images
 from onebox.text.images import Resize
@@ -162,14 +163,17 @@ def test_pixels_of_a_request_and_patches_of_all_are_limited(media, monkeypatch):
 
 
 def test_a_slow_file_does_not_keep_others_waiting(media, monkeypatch):
-    """One request with many pictures, and one with a single picture that comes later."""
-    ends = []
+    """Four requests with many pictures, and one with a single picture that comes later."""
+    pool, ends = WorkPool("a test", num_threads=1, max_waiting=64), []
+    begun, go = threading.Event(), threading.Event()
     read_into = module._read_into
 
     def slow(target, picture):
-        time.sleep(0.05)
+        begun.set()
+        go.wait(60)
         read_into(target, picture)
 
+    monkeypatch.setattr(module, "_small_pool", pool)
     monkeypatch.setattr(module, "_read_into", slow)
     data = base64.b64encode(file_of(noise(64, 64))).decode()
     reader = media()
@@ -179,11 +183,19 @@ def test_a_slow_file_does_not_keep_others_waiting(media, monkeypatch):
         await reader.load(parts, 1 << 30)
         ends.append(name)
 
+    async def wait_for_reads(number):
+        """Until so many pictures wait for the one that is being read."""
+        async with asyncio.timeout(60):
+            while not begun.is_set() or pool._waiting.qsize() < number:
+                await asyncio.sleep(0.001)
+
     async def both():
         many = [asyncio.create_task(load("many", 16)) for _ in range(4)]
-        await asyncio.sleep(0.3)
-        await load("one", 1)
-        await asyncio.gather(*many)
+        await wait_for_reads(3)
+        one = asyncio.create_task(load("one", 1))
+        await wait_for_reads(4)
+        go.set()
+        await asyncio.gather(one, *many)
 
     asyncio.run(both())
     assert ends[0] == "one"

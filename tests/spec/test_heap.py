@@ -78,7 +78,7 @@ def test_all_threads_share_one_heap_once_it_is_bound(how, is_one):
 
 
 @linux
-@pytest.mark.parametrize(("how", "is_much"), [("bound", False), ("free", True)])
+@pytest.mark.parametrize(("how", "is_much"), [("bound", False), ("free", True), ("bound by the operator", True)])
 def test_threads_keep_few_freed_blocks_once_their_caches_are_bound(how, is_much):
     """What they keep is nowhere near the end of the heap, so each block holds a page that cannot be given back."""
     if not hasattr(heap.ctypes.CDLL(None), "mallinfo2"):
@@ -87,7 +87,9 @@ def test_threads_keep_few_freed_blocks_once_their_caches_are_bound(how, is_much)
     environment.pop("GLIBC_TUNABLES", None)
     # Objects are blocks of the C library's too, as in a server.
     environment |= {"PYTHONMALLOC": "malloc", "MALLOC_ARENA_MAX": "1"}
-    if how == "bound":
+    if how == "bound by the operator":
+        environment["GLIBC_TUNABLES"] = "glibc.malloc.tcache_max=1000"
+    if how != "free":
         heap.bound_thread_caches(environment)
     command = [sys.executable, "-c", _COUNT_KEPT]
     printed = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=60).stdout

@@ -7,6 +7,8 @@ import { History, WINDOW, parseMetrics } from "./metrics.js";
 const PERIOD_MS = 1000;
 const DRAFTS = "vllm:spec_decode_num_drafts_total";
 const ACCEPTED = "vllm:spec_decode_num_accepted_tokens_per_pos_total";
+const TIER = "onebox:prefix_tier";
+const DISK = "onebox:prefix_disk";
 const GIB = 2 ** 30;
 
 /** Starts reading. `key` gives the API key of the moment; `isWanted` says whether the view is open. */
@@ -29,10 +31,13 @@ class LiveView {
   #pages = new Figure("KV pages used");
   #drafts = new Bars("Drafts accepted, by position");
   #memory = new Bars("Memory");
+  #tiers = new Bars("Cached prefixes, hits by tier");
+  #disk = new Figure("Prefixes on disk");
 
   constructor() {
     const figures = [this.#speed, this.#first, this.#requests, this.#waiting, this.#cache, this.#pages];
-    byId("live-figures").append(...[...figures, this.#drafts, this.#memory].map(({ element }) => element));
+    const all = [...figures, this.#tiers, this.#disk, this.#drafts, this.#memory];
+    byId("live-figures").append(...all.map(({ element }) => element));
   }
 
   async refresh(key) {
@@ -68,6 +73,8 @@ class LiveView {
     this.#waiting.show(waiting.at(-1), waiting);
     this.#cache.show(percent(history.ratio("vllm:prefix_cache_hits_total", "vllm:prefix_cache_queries_total")));
     this.#showPages(history);
+    this.#showTiers(history.byLabel(`${TIER}_hits_total`, "tier"), history.byLabel(`${TIER}_hit_tokens_total`, "tier"));
+    this.#showDisk(history);
     const places = history.byLabel(ACCEPTED, "position").map(([place]) => place);
     const shares = places.map((place) => [Number(place) + 1, history.ratio(ACCEPTED, DRAFTS, ["position", place])]);
     const known = shares.filter(([, share]) => share !== null);
@@ -84,12 +91,33 @@ class LiveView {
     return this.#pages.show(`${Math.round(shares.at(-1) * total)} of ${total}${kept}`, shares, 1);
   }
 
+  /** Of a server without a directory for prefixes, memory is the only tier: the hits above say it all. */
+  #showTiers(hits, tokens) {
+    const total = hits.reduce((sum, [, count]) => sum + count, 0);
+    const known = hits.length > 1 && total ? hits : [];
+    const found = new Map(tokens);
+    this.#tiers.show(known.map(([tier, count]) => [tier, count / total, `${count}, ${found.get(tier) ?? 0} tokens`]));
+  }
+
+  #showDisk(history) {
+    const used = history.value(`${DISK}_bytes`);
+    this.#disk.element.hidden = used === null;
+    if (used === null) return;
+    const [read, written, saved] = ["read_bytes_total", "written_bytes_total", "saved_seconds"].map(
+      (name) => history.value(`${DISK}_${name}`) ?? 0,
+    );
+    const stopped = history.value(`${DISK}_writing`) === 0 ? "; not writing" : "";
+    const moved = `${gib(read)} read, ${gib(written)} written`;
+    this.#disk.show(`${gib(used)}, ${moved}, ${saved.toFixed(1)} s saved${stopped}`);
+  }
+
   #showMemory(parts) {
     const most = Math.max(...parts.map(([, bytes]) => bytes));
-    this.#memory.show(parts.map(([name, bytes]) => [name, bytes / most, `${(bytes / GIB).toFixed(2)} GiB`]));
+    this.#memory.show(parts.map(([name, bytes]) => [name, bytes / most, gib(bytes)]));
   }
 }
 
+const gib = (bytes) => `${(bytes / GIB).toFixed(2)} GiB`;
 const percent = (share) => (share === null ? undefined : `${(100 * share).toFixed(0)} %`);
 const seconds = (value) => (value === null ? undefined : `${value.toPrecision(3)} s`);
 

@@ -3,6 +3,7 @@
 import base64
 import json
 import re
+import threading
 from pathlib import Path
 
 import pytest
@@ -319,7 +320,7 @@ def test_images_are_attached_where_the_server_has_vision(opened, modalities, is_
     ]
 
 
-def registry_of(step):
+def registry_of(step, *, has_disk=False):
     """Metrics of a server that makes 100 tokens between two looks, written by Prometheus' own library."""
     registry, names = CollectorRegistry(), ("model_name",)
 
@@ -339,16 +340,26 @@ def registry_of(step):
     Gauge("vllm:cache_config_info", "", ("num_gpu_blocks",), registry=registry).labels("400").set(1)
     memory = Gauge("onebox:memory_bytes", "", (*names, "part"), registry=registry)
     memory.labels("tiny", 'weights, "INT4"').set(3 << 30)
+    tiers = {"memory": (6, 1000), "disk": (2, 60000)} if has_disk else {"memory": (6, 1000)}
+    for place, name in enumerate(("hits", "hit_tokens")):
+        family = Counter(f"onebox:prefix_tier_{name}", "", (*names, "tier"), registry=registry)
+        for tier, counts in tiers.items():
+            family.labels("tiny", tier).inc(counts[place])
+    if has_disk:
+        counter("onebox:prefix_disk_read_bytes", 1 << 30)
+        counter("onebox:prefix_disk_written_bytes", 5 << 30)
+        for name, value in {"bytes": 7 << 30, "saved_seconds": 93.26, "writing": 0}.items():
+            Gauge(f"onebox:prefix_disk_{name}", "", names, registry=registry).labels("tiny").set(value)
     return registry
 
 
 @needs_chromium
 def test_the_live_view_shows_what_the_metrics_say(opened):
-    steps = []
+    steps, with_disk = [], threading.Event()
 
     async def metrics(request):
         steps.append(request)
-        return PlainTextResponse(generate_latest(registry_of(len(steps))))
+        return PlainTextResponse(generate_latest(registry_of(len(steps), has_disk=with_disk.is_set())))
 
     page = opened("ok", route=Route("/metrics", metrics))
     page.wait("document.querySelector('.figure polyline').points.length > 1")
@@ -356,7 +367,7 @@ def test_the_live_view_shows_what_the_metrics_say(opened):
         figure.split("\n")[:2]
         for figure in json.loads(
             page.run("""JSON.stringify(
-        [...document.querySelectorAll('.figure')].map((e) => e.innerText))""")
+        [...document.querySelectorAll('.figure:not([hidden])')].map((e) => e.innerText))""")
         )
     ]
     speed = float(dict(shown)["Tokens per second"])
@@ -368,8 +379,13 @@ def test_the_live_view_shows_what_the_metrics_say(opened):
         "Prefix-cache hits": "25 %",
         "KV pages used": "100 of 400",
     }
-    bars = " ".join(page.text(".bars").split())
+    bars = " ".join(page.text(".bars:not([hidden])").split())
     assert bars == 'Drafts accepted, by position 1 90 % 2 40 % Memory weights, "INT4" 3.00 GiB'
+    with_disk.set()
+    page.wait("document.querySelector('#live').innerText.includes('on disk')")
+    live = " ".join(page.text("#live").split())
+    assert "Cached prefixes, hits by tier memory 6, 1000 tokens disk 2, 60000 tokens" in live
+    assert "Prefixes on disk 7.00 GiB, 1.00 GiB read, 5.00 GiB written, 93.3 s saved; not writing" in live
 
 
 @needs_chromium
