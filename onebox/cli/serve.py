@@ -128,7 +128,7 @@ def _serve(options: _Options) -> int:
         with engine, activity:
             app = create_app(service, options.settings)
             drain_s, limits = options.http.shutdown_timeout, options.settings.connections
-            return run(app, bound, say_ready, engine.close, drain_s, engine.wait_failed, limits)
+            return run(app, bound, say_ready, engine.close, drain_s, engine.wait_failed, limits, engine.close_s)
 
 
 def _load(options: _Options) -> "tuple[Service, EngineProcess]":

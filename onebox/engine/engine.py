@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import replace
-from typing import NamedTuple, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from onebox.engine.client import (
     Deliveries,
@@ -36,9 +36,13 @@ from onebox.engine.request import EngineStoppedError, Event, Failed, Finished, F
 from onebox.engine.scheduler import Scheduler
 from onebox.engine.sequence import Sequence
 from onebox.engine.stats import EngineStats
-from onebox.engine.step import Runner, StepPlan
+from onebox.engine.step import Runner, StepOutput, StepPlan
 from onebox.spec.errors import UnsupportedError
 from onebox.spec.vocabulary import TokenTable
+from onebox.store.keys import prefix_keys
+
+if TYPE_CHECKING:
+    from onebox.engine.disk.tier import DiskTier
 
 __all__ = ["CommittedStep", "Deliver", "Engine", "Outbox"]
 
@@ -46,6 +50,8 @@ Deliver = Callable[[Deliveries, EngineStats, float], list[Failed]]
 """Called with the events of one step, the stats after it, and when it started on time.monotonic's clock. Returns a
 failure for each request whose events could not be delivered: that request ends with it."""
 
+_REST_S = 0.5
+"""How long the engine's thread waits for the disk before it looks at deadlines."""
 _CLOSED = "The engine was closed before this request was done."
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -94,11 +100,12 @@ class Engine(EngineClient):
         config: EngineConfig,
         token_table: TokenTable | None = None,
         deliver: Deliver | None = None,
+        disk: "DiskTier | None" = None,
     ) -> None:
         """The token table gives each token's bytes; without one, requests with a grammar are refused.
 
         `deliver` is called on the engine's thread once a step, also where the step has no events. Unless given, events
-        go to their handles.
+        go to their handles. `disk` keeps prefixes; it is closed with the engine.
         """
         self._config = config
         self._deliver = deliver or _deliver_to_handles
@@ -108,7 +115,8 @@ class Engine(EngineClient):
             has_drafts = config.speculation.max_drafts > 0
             self._grammars = GrammarCompiler(token_table, runner.vocab_size, has_drafts=has_drafts)
         self._speculator = Speculator(config.speculation)
-        self._scheduler = Scheduler(config)
+        self._scheduler = Scheduler(config, disk)
+        self._disk = disk
         self._outbox = Outbox(self._send)
         self._undelivered: set[str] = set()
         """Requests that were failed because their events could not be delivered; the scheduler may have them yet."""
@@ -121,6 +129,8 @@ class Engine(EngineClient):
         self._submitted: deque[Sequence] = deque()
         self._aborted: set[str] = set()
         self._stopped: str | None = None
+        if disk:
+            disk.on_news = self._wake
         self._thread = start_thread(self._loop, "onebox-engine", LIBRARY_STACK_BYTES)
 
     # Called from any thread.
@@ -219,6 +229,8 @@ class Engine(EngineClient):
             LogitsRules(sampling, request.prompt, stop_token_ids),
             self._speculator.start(request.prompt, sampling.seed, is_plain=sampling.is_plain),
             deadline=None if request.timeout_s is None else time.monotonic() + request.timeout_s,
+            # Here, on the caller's thread. With images they follow from the pixels, which are encoded later.
+            prefix_keys=prefix_keys(request.prompt) if self._disk and request.vision is None else None,
         )
 
     def _compiler(self) -> GrammarCompiler:
@@ -257,6 +269,10 @@ class Engine(EngineClient):
                 self._changed.notify()
         return error
 
+    def _wake(self) -> None:
+        with self._changed:
+            self._changed.notify()
+
     def _stop(self, message: str) -> None:
         with self._changed:
             if self._stopped is None:
@@ -274,6 +290,8 @@ class Engine(EngineClient):
             self._stop(f"The engine died: {str(error).rstrip('.')}.")
         finally:
             self._fail_open()
+            if self._disk:
+                self._close_disk(self._disk)
             if self._grammars:
                 self._grammars.close()
 
@@ -282,6 +300,9 @@ class Engine(EngineClient):
         self._deliver_now(self._scheduler.expire(time.monotonic()))
         self._encode_next()
         plan = self._scheduler.plan()
+        if plan.is_empty:
+            self._rest(plan)
+            return
         started_at = time.monotonic()
         run = self._runner.start(plan)
         self._outbox.deliver()  # the step before this one, while the device computes this one
@@ -294,6 +315,32 @@ class Engine(EngineClient):
             self._scheduler.check()
             self._outbox.deliver()  # there is no next step to overlap with
             self._drop_undelivered([])
+            self._scheduler.tend_disk()
+
+    def _rest(self, plan: StepPlan) -> None:
+        """Nothing can be computed: everybody failed while the step was planned, or waits for the disk."""
+        events = self._drop_undelivered(self._scheduler.commit(plan, StepOutput()))
+        self._outbox.deliver()
+        self._route(events, time.monotonic())  # without events, too: what the disk did is in the stats
+        self._drop_undelivered([])
+        with self._changed:
+            if not self._scheduler.is_idle:
+                self._changed.wait_for(self._has_changes, _REST_S)
+
+    def _close_disk(self, disk: "DiskTier") -> None:
+        """Writes what memory holds, within a limit, unless the engine died: then nobody knows what it holds."""
+        limit = self._config.prefix_disk.flush_s if self._config.prefix_disk and self._stopped == _CLOSED else 0.0
+        until = time.monotonic() + limit
+        disk.hurry()
+        try:
+            while time.monotonic() < until and self._scheduler.tend_disk(is_closing=True):
+                with self._changed:
+                    self._changed.wait_for(lambda: disk.has_news, max(0.0, until - time.monotonic()))
+        finally:
+            disk.close()
+            self._scheduler.tend_disk(is_closing=True)  # takes back what it held
+            with self._changed:
+                self._stats = self._scheduler.stats()
 
     def _encode_next(self) -> None:
         """Encodes the images of the request that is admitted next: one request's in a step, so that answers go on."""
@@ -327,7 +374,7 @@ class Engine(EngineClient):
         return is_running
 
     def _has_changes(self) -> bool:
-        return bool(self._submitted or self._aborted or self._stopped)
+        return bool(self._submitted or self._aborted or self._stopped or (self._disk and self._disk.has_news))
 
     # Delivery, on the engine thread.
 

@@ -9,7 +9,7 @@ Only what prefill computed is cached. What decoding computed differs in the last
 back as history. Knows numbers, not tensors: the runner copies the state of a checkpoint's number.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -17,7 +17,7 @@ from onebox.engine.pages import PagePool
 from onebox.engine.request import CacheTier
 from onebox.spec.kv import PAGE_TOKENS
 
-__all__ = ["Hit", "PrefixCache", "PrefixLookup", "PrefixStats"]
+__all__ = ["Hit", "PrefixCache", "PrefixLookup", "PrefixStats", "UnwrittenPrefix"]
 
 
 class PrefixLookup(NamedTuple):
@@ -25,7 +25,7 @@ class PrefixLookup(NamedTuple):
 
     memory_tokens: int = 0
     disk_tokens: int = 0
-    """Above 0 only where reading them beats computing them."""
+    """Above 0 only where they are more than memory's and reading them beats computing the rest."""
 
     @property
     def cached_tokens(self) -> int:
@@ -52,6 +52,20 @@ class _Node:
     checkpoint: int | None = None
     last_used: int = 0
     is_pinned: bool = False
+    unwritten_as: int | None = None
+    """Its number among the prefixes that have yet to be written to disk."""
+
+
+@dataclass(frozen=True)
+class UnwrittenPrefix:
+    """A cached prefix that is not on disk yet."""
+
+    number: int
+    """Unlike the checkpoint's, never another's."""
+    page_tokens: list[tuple[int, ...]]
+    pages: tuple[int, ...]
+    checkpoint: int
+    is_pinned: bool
 
 
 @dataclass(frozen=True)
@@ -81,8 +95,18 @@ class PrefixStats:
 class PrefixCache:
     """A tree of pages with at most `num_checkpoints` checkpoints, numbered from 0; evicts the least recently used."""
 
-    def __init__(self, pool: PagePool, num_checkpoints: int) -> None:
+    def __init__(self, pool: PagePool, num_checkpoints: int, *, with_disk: bool = False) -> None:
+        """With a disk, what is inserted counts as unwritten until `mark_written`, and is evicted after the rest."""
         self._pool = pool
+        self._with_disk = with_disk
+        self._unwritten: dict[int, _Node] = {}
+        """By their numbers, in the order in which they are to be written."""
+        self.writing: int | None = None
+        """The number of the one that is being written: evicting it loses nothing."""
+        self._held: set[int] = set()
+        """Numbers that are being copied: not free, even where their prefix was evicted."""
+        self.num_dropped = 0
+        """Prefixes that were evicted before they were written."""
         self._root = _Node(None, (), 0, 0)
         self._free = list(range(num_checkpoints - 1, -1, -1))
         self._num_checkpoints = num_checkpoints
@@ -101,6 +125,10 @@ class PrefixCache:
         if best is None or best.checkpoint is None:
             return None
         return Hit(best.depth * PAGE_TOKENS, tuple(node.page for node in self._up(best))[::-1], best.checkpoint)
+
+    def pages_on_path(self, tokens: tuple[int, ...]) -> tuple[int, ...]:
+        """The cached pages of the tokens, from the first on: some may lead beyond the last checkpoint."""
+        return tuple(node.page for node in self._path(tokens))
 
     def peek(self, prompt: tuple[int, ...]) -> int:
         """Tokens that `find` would find. Changes nothing, and may be called by any thread.
@@ -134,9 +162,10 @@ class PrefixCache:
     def reserve(self) -> int | None:
         """A checkpoint number to save a state under, evicting the least recently used one if none is free."""
         if not self._free:
-            if not self._owners:
+            oldest = self._oldest()
+            if oldest is None:
                 return None
-            self._evict(self._oldest())
+            self._evict(oldest)
         number = self._free.pop()
         self._reserved.add(number)
         return number
@@ -146,8 +175,19 @@ class PrefixCache:
         self._reserved.remove(checkpoint)
         self._free.append(checkpoint)
 
-    def insert(self, tokens: tuple[int, ...], pages: list[int], checkpoint: int, *, is_pinned: bool) -> None:
-        """Adds the prefix `tokens`, whole pages, whose state was saved under the reserved number."""
+    def insert(
+        self,
+        tokens: tuple[int, ...],
+        pages: Sequence[int],
+        checkpoint: int,
+        *,
+        is_pinned: bool,
+        is_written: bool = False,
+    ) -> None:
+        """Adds the prefix `tokens`, whole pages, whose state was saved under the reserved number.
+
+        `is_written`: it came from disk.
+        """
         node = self._root
         for depth, page in enumerate(pages, start=1):
             key = tokens[(depth - 1) * PAGE_TOKENS : depth * PAGE_TOKENS]
@@ -163,6 +203,9 @@ class PrefixCache:
             node.checkpoint = checkpoint
             self._owners[checkpoint] = node
             self._saved += 1
+            if self._with_disk and not is_written:
+                node.unwritten_as = self._saved
+                self._unwritten[self._saved] = node
         else:
             self._free.append(checkpoint)
         if is_pinned:
@@ -184,8 +227,42 @@ class PrefixCache:
 
     def clear(self) -> None:
         """Evicts everything."""
-        while self._owners:
-            self._evict(self._oldest())
+        for node in [*self._owners.values()]:
+            self._evict(node)
+
+    def next_unwritten(self, *, is_last: bool = False) -> UnwrittenPrefix | None:
+        """The first of the prefixes that are not on disk yet, or the last."""
+        number = next(reversed(self._unwritten) if is_last else iter(self._unwritten), None)
+        if number is None:
+            return None
+        path = [*self._up(self._unwritten[number])][::-1]
+        checkpoint, pages = path[-1].checkpoint, tuple(node.page for node in path)
+        if checkpoint is None:
+            raise RuntimeError("A prefix without a checkpoint has yet to be written.")
+        return UnwrittenPrefix(number, [node.tokens for node in path], pages, checkpoint, path[-1].is_pinned)
+
+    def is_unwritten(self, number: int) -> bool:
+        return number in self._unwritten
+
+    def mark_written(self, number: int) -> None:
+        """It is on disk, or not worth it; one that was evicted meanwhile is ignored."""
+        node = self._unwritten.pop(number, None)
+        if node:
+            node.unwritten_as = None
+
+    def put_off(self, number: int) -> None:
+        """It is written after the others; one that was evicted meanwhile is ignored."""
+        if number in self._unwritten:
+            self._unwritten[number] = self._unwritten.pop(number)
+
+    def hold(self, checkpoint: int) -> None:
+        """Keeps a cached state's number from being given to another until `release`."""
+        self._held.add(checkpoint)
+
+    def release(self, checkpoint: int) -> None:
+        self._held.remove(checkpoint)
+        if checkpoint not in self._owners:
+            self._free.append(checkpoint)
 
     @property
     def stats(self) -> PrefixStats:
@@ -211,7 +288,7 @@ class PrefixCache:
 
     def check(self) -> None:
         """Raises unless each number is free, reserved or owned once and the tree is consistent with its counts."""
-        numbers = sorted([*self._free, *self._reserved, *self._owners])
+        numbers = sorted([*self._free, *self._reserved, *{*self._owners, *self._held}])
         if numbers != list(range(self._num_checkpoints)):
             raise RuntimeError(f"Checkpoints are lost or held twice: {numbers}.")
         nodes = list(self._nodes())
@@ -223,6 +300,9 @@ class PrefixCache:
                 raise RuntimeError(f"The cached page {node.page} leads to no checkpoint.")
             if node.checkpoint is not None and self._owners.get(node.checkpoint) is not node:
                 raise RuntimeError(f"Checkpoint {node.checkpoint} does not know its page {node.page}.")
+        for number, node in self._unwritten.items():
+            if node.unwritten_as != number or node.checkpoint not in self._owners:
+                raise RuntimeError(f"Prefix {number} was evicted and has yet to be written.")
 
     def _path(self, tokens: tuple[int, ...]) -> Iterator[_Node]:
         """The cached nodes of the tokens' whole pages, from the first on."""
@@ -256,11 +336,12 @@ class PrefixCache:
         node.last_used = self._clock
 
     def _by_age(self) -> list[_Node]:
-        """The nodes with a checkpoint: the least recently used first, pinned ones last."""
-        return sorted(self._owners.values(), key=lambda node: (node.is_pinned, node.last_used))
+        """The nodes with a checkpoint: the least recently used first, those not on disk yet later, pinned ones last."""
+        return sorted(self._owners.values(), key=_age)
 
-    def _oldest(self) -> _Node:
-        return min(self._owners.values(), key=lambda node: (node.is_pinned, node.last_used))
+    def _oldest(self) -> _Node | None:
+        """The first of these whose number can be given to another."""
+        return min((node for number, node in self._owners.items() if number not in self._held), key=_age, default=None)
 
     def _freeing(self) -> _Node:
         """The least recently used checkpoint whose eviction frees a page, pinned ones last.
@@ -291,10 +372,18 @@ class PrefixCache:
         if checkpoint is None:
             raise RuntimeError("A node without a checkpoint is registered as the owner of one.")
         del self._owners[checkpoint]
-        self._free.append(checkpoint)
+        if checkpoint not in self._held:
+            self._free.append(checkpoint)
         self._evicted += 1
+        if node.unwritten_as is not None:
+            self.num_dropped += node.unwritten_as != self.writing
+            self.mark_written(node.unwritten_as)
         while node.parent is not None and not node.children and node.checkpoint is None:
             self._pool.give_back_from_cache(node.page)
             del node.parent.children[node.tokens]
             self._num_pages -= 1
             node = node.parent
+
+
+def _age(node: _Node) -> tuple[bool, bool, int]:
+    return node.is_pinned, node.unwritten_as is not None, node.last_used

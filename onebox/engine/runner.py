@@ -47,6 +47,16 @@ class ModelRunner:
     def vocab_size(self) -> int:
         return self._model.spec.vocab_size
 
+    @property
+    def memory(self) -> Memory:
+        """Steps write into it; others may touch only pages and checkpoints that the scheduler holds for them."""
+        return self._memory
+
+    @property
+    def first_checkpoint(self) -> int:
+        """The memory's row of checkpoint 0: slots come before."""
+        return self._config.max_num_seqs
+
     def capture_graphs(self, report: Callable[[int, int], None] = lambda *_: None) -> None:
         """Captures the graphs of all decode steps, on a GPU; before that, and on a CPU, steps run without graphs.
 

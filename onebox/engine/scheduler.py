@@ -22,15 +22,18 @@ import numpy as np
 
 from onebox.engine.choice import fewest, prompt_shares
 from onebox.engine.config import EngineConfig
+from onebox.engine.disk.jobs import PrefixDisk
+from onebox.engine.disk.traffic import DiskTraffic
 from onebox.engine.draft.speculate import Speculator
 from onebox.engine.logprobs import PackedLogprobs
 from onebox.engine.pages import PagePool
 from onebox.engine.prefix import Hit, PrefixCache, PrefixLookup
 from onebox.engine.request import Event, Failed, Finished, FinishReason, PromptLogprobs, Started, Tokens, failure_of
+from onebox.engine.rows import decode_rows, prompt_chunk, slot_of
 from onebox.engine.sequence import Sequence, checkpoint_positions
 from onebox.engine.shares import beyond_shares, next_in_queue
 from onebox.engine.stats import EngineStats, Totals
-from onebox.engine.step import DecodeRows, DraftCheck, Draw, PromptChunk, Result, StateSave, StepOutput, StepPlan
+from onebox.engine.step import DecodeRows, PromptChunk, Result, StateSave, StepOutput, StepPlan
 from onebox.engine.turns import QueueTurns
 from onebox.spec.errors import OneboxError
 from onebox.spec.kv import PAGE_TOKENS
@@ -46,13 +49,14 @@ _log = logging.getLogger(__name__)
 class Scheduler:
     """The queue, the slots and the pages of all open requests."""
 
-    def __init__(self, config: EngineConfig) -> None:
+    def __init__(self, config: EngineConfig, disk: PrefixDisk | None = None) -> None:
         self._config = config
         self._rows_per_sequence = config.rows_per_sequence
         self._ahead = 2 * config.speculation.max_drafts + 1
         """Tokens beyond the certain ones whose pages a step may need: its drafts, and the next step's rows."""
         self._pool = PagePool(config.num_pages)
-        self._prefix = PrefixCache(self._pool, config.num_checkpoints)
+        self._prefix = PrefixCache(self._pool, config.num_checkpoints, with_disk=disk is not None)
+        self._disk = DiskTraffic(disk, self._pool, self._prefix)
         self._waiting: list[Sequence] = []
         self._running: dict[str, Sequence] = {}
         self._free_slots = list(range(config.max_num_seqs - 1, -1, -1))
@@ -71,19 +75,22 @@ class Scheduler:
         return not self._running and not self._waiting
 
     def stats(self) -> EngineStats:
+        num_loading = sum(sequence.load is not None for sequence in self._running.values())
         return EngineStats(
             is_alive=True,
-            num_running=len(self._running),
-            num_waiting=len(self._waiting),
+            num_running=len(self._running) - num_loading,
+            num_waiting=len(self._waiting) + num_loading,
             num_pages=self._pool.num_pages,
             num_free_pages=self._pool.num_free,
             totals=self._totals.frozen(),
             prefix=self._prefix.stats,
+            disk=self._disk.stats(),
         )
 
     def lookup(self, cache_tokens: tuple[int, ...]) -> PrefixLookup:
         """What is cached of a prompt. Changes and counts nothing, and may be called by any thread."""
-        return PrefixLookup(memory_tokens=self._prefix.peek(cache_tokens))
+        memory_tokens = self._prefix.peek(cache_tokens)
+        return PrefixLookup(memory_tokens, self._disk.peek(cache_tokens, memory_tokens))
 
     def add(self, sequence: Sequence) -> None:
         self._num_arrived += 1
@@ -110,7 +117,9 @@ class Scheduler:
         self._totals.num_failed += count
 
     def expire(self, now: float) -> list[Event]:
-        """Ends the requests whose deadline has passed, waiting ones too."""
+        """Ends the requests whose deadline has passed, waiting ones too; loads that take too long are given up."""
+        for sequence in self._disk.take_late(now):
+            self._requeue(sequence)
         everyone = [*self._waiting, *self._running.values()]
         late = [sequence for sequence in everyone if self._or_end(sequence, sequence.is_late, now)]
         return [self._end(sequence, FinishReason.TIMEOUT) for sequence in late]
@@ -127,19 +136,37 @@ class Scheduler:
         return [s for s in [*self._waiting, *self._running.values()] if s.request.request_id == request_id]
 
     def plan(self) -> StepPlan:
-        """The next step. Running answers get their pages first; waiting requests are admitted with what is left."""
+        """The next step. Running answers get their pages first; waiting requests are admitted with what is left.
+
+        It is empty where everybody waits for the disk.
+        """
+        self.tend_disk()
         self._grow()
         self._admit()
-        running = list(self._running.values())
+        running = [s for s in self._running.values() if s.load is None]
         prefilling = [s for s in running if s.is_prefilling]
         chunks = self._chunks(prefilling) if prefilling else []
-        rows = [rows for s in running if not s.is_prefilling and (rows := self._or_end(s, self._rows, s))]
+        decoding = [s for s in running if not s.is_prefilling]
+        rows = [rows for s in decoding if (rows := self._or_end(s, decode_rows, s, self._rows_per_sequence))]
         plan = StepPlan(tuple(self._cleared), tuple(self._restored), tuple(chunks), tuple(rows))
         self._cleared, self._restored = [], []
+        if not plan.restored:
+            self._disk.start_loads()  # else after the step: it may read a state that a load is going to overwrite
         return plan
 
+    def tend_disk(self, *, is_closing: bool = False) -> bool:
+        """Takes in what the disk has done, and has it write the next prefix; whether one is being written.
+
+        When no step will follow, the latest prefixes are written first.
+        """
+        for sequence in self._disk.take_loaded():
+            self._requeue(sequence)
+        return self._disk.write_next(is_idle=is_closing or self.is_idle, is_last=is_closing)
+
     def observe(self, plan: StepPlan, seconds: float, speculator: Speculator) -> None:
-        """Reports to the drafting policy what a step without prompts cost."""
+        """Reports what a step cost: to the drafting policy one without prompts, to the disk's one with prompts."""
+        if plan.chunks:
+            self._disk.observe_prefill(sum(len(chunk.token_ids) for chunk in plan.chunks), seconds)
         if plan.rows and not plan.chunks:
             num_rows = sum(len(rows.token_ids) for rows in plan.rows)
             speculator.observe(num_rows, max(rows.draw.depth for rows in plan.rows), seconds)
@@ -156,7 +183,8 @@ class Scheduler:
             events += self._commit(self._commit_chunk, self._running[chunk.request_id], chunk, result)
         for rows, result in zip(plan.rows, output.rows, strict=True):
             events += self._commit(self._commit_rows, self._running[rows.request_id], rows, result)
-        self._totals.num_steps += 1
+        self._totals.num_steps += not plan.is_empty
+        self._disk.start_loads()
         return events
 
     # Pages and slots.
@@ -177,6 +205,7 @@ class Scheduler:
     def _ensure_pages(self, sequence: Sequence) -> None:
         """Gives it the missing pages, or preempts it where not even all those after it would make room."""
         missing = self._num_missing(sequence)
+        self._recall_pages(missing)
         after = [other for other in self._from_last() if other.order > sequence.order]
         victims = fewest(after, lambda chosen: self._num_available(chosen) >= missing)
         for victim in [sequence] if victims is None else victims:
@@ -197,6 +226,11 @@ class Scheduler:
         num_kept = sum(self._pool.num_readers(page) == 0 for page in kept_pages)
         return self._pool.num_free + self._pool.num_cached_only - num_kept + num_released
 
+    def _recall_pages(self, count: int, kept: tuple[int, ...] = ()) -> None:
+        """Has the disk give back pages that are only being written, where so many are not available otherwise."""
+        if self._num_available([], kept) < count:
+            self._disk.stop_writing()
+
     def _free_pages(self, count: int) -> None:
         """Evicts until so many pages are free, where `_num_available` said that it is possible."""
         if not self._prefix.free_pages(count):
@@ -204,6 +238,10 @@ class Scheduler:
 
     def _preempt(self, sequence: Sequence) -> None:
         self._totals.num_preempted += 1
+        self._requeue(sequence)
+
+    def _requeue(self, sequence: Sequence) -> None:
+        """Takes its slot and pages; it waits for admission again, in its old place."""
         self._release(sequence)
         insort(self._waiting, sequence, key=lambda s: s.order)
 
@@ -228,19 +266,26 @@ class Scheduler:
             return False
         for victim in victims:
             self._preempt(victim)
-        for page in shared:
-            self._pool.share(page)
-        self._free_pages(missing)
-        sequence.pages = np.array([*shared, *self._pool.take(missing)], dtype=np.int32)
+        if not (is_cached and self._load(sequence, hit)):
+            for page in shared:
+                self._pool.share(page)
+            self._free_pages(missing)
+            sequence.pages = np.array([*shared, *self._pool.take(missing)], dtype=np.int32)
         self._waiting.remove(sequence)
         self._turns.serve(sequence.turn)
         self._running[sequence.request.request_id] = sequence
         sequence.slot = self._free_slots.pop()
-        self._start_from(hit, sequence)
-        sequence.save_positions = positions
-        if is_cached:
-            self._prefix.touch(prompt, hit)
+        if sequence.load is None:
+            self._start_from(hit, sequence)
+            sequence.save_positions = positions
+            if is_cached:
+                self._prefix.touch(prompt, hit)
         return True
+
+    def _load(self, sequence: Sequence, hit: Hit | None) -> bool:
+        """Has it wait in its slot for a longer prefix from disk, if there is one; it is admitted again afterwards."""
+        entry = self._disk.find(sequence, hit)
+        return entry is not None and self._disk.load(sequence, entry, hit)
 
     def _victims_for(self, sequence: Sequence, shared: tuple[int, ...], missing: int) -> list[Sequence] | None:
         """Whom to preempt so that this one can be admitted: nobody, some of less right, or None if it must wait.
@@ -249,6 +294,8 @@ class Scheduler:
         """
         lesser = [s for s in self._from_last() if s.request.priority > sequence.request.priority]
         lesser += beyond_shares(sequence, self._from_last())
+        if self._free_slots or lesser:
+            self._recall_pages(missing + len(self._running), shared)
 
         def is_enough(victims: list[Sequence]) -> bool:
             num_others = len(self._running) - len(victims)
@@ -259,14 +306,15 @@ class Scheduler:
 
     def _start_from(self, hit: Hit | None, sequence: Sequence) -> None:
         """Has the next step put the state of the hit, or a blank one, into the sequence's slot."""
-        slot = _slot(sequence)
+        slot = slot_of(sequence)
         if hit:
             self._restored.append((hit.checkpoint, slot))
             sequence.num_computed = hit.num_tokens
         else:
             self._cleared.append(slot)
+        tier = self._disk.count_hit(sequence, hit)
         if not sequence.is_started:
-            sequence.num_cached = sequence.num_computed
+            sequence.num_cached, sequence.cached_tier = sequence.num_computed, tier
 
     # Planning the step.
 
@@ -278,23 +326,7 @@ class Scheduler:
         return [chunk for s, length in planned if (chunk := self._or_end(s, self._chunk, s, length))]
 
     def _chunk(self, sequence: Sequence, length: int) -> PromptChunk:
-        prompt, start = sequence.request.prompt, sequence.num_computed
-        end = start + length
-        is_last = end == len(prompt)
-        wants_logprobs = end - 1 > sequence.num_prompt_logprobs
-        draw = self._draw_after_prompt(sequence) if is_last else None
-        return PromptChunk(
-            request_id=sequence.request.request_id,
-            slot=_slot(sequence),
-            token_ids=prompt[start:end],
-            start=start,
-            pages=sequence.pages,
-            saves=self._saves(sequence, end),
-            draw=draw,
-            prompt_logprobs=sequence.request.sampling.prompt_logprobs if wants_logprobs else None,
-            following=None if is_last else prompt[end],
-            images=sequence.images,
-        )
+        return prompt_chunk(sequence, length, self._saves(sequence, sequence.num_computed + length))
 
     def _saves(self, sequence: Sequence, end: int) -> tuple[StateSave, ...]:
         saves: list[StateSave] = []
@@ -311,13 +343,6 @@ class Scheduler:
                     saves.append(StateSave(position, checkpoint))
         return tuple(saves)
 
-    def _draw_after_prompt(self, sequence: Sequence) -> Draw:
-        sampling, depth = sequence.request.sampling, sequence.speculation.depth(self._max_drafts(sequence))
-        if len(sequence.tokens) > sequence.num_prompt:
-            return Draw(sampling, (sequence.tokens[sequence.num_prompt],), (DraftCheck.ACCEPT,), first_new=1)
-        _, adjustments = sequence.logits_rules.adjust(())
-        return Draw(sampling, (-1,), (DraftCheck.COMPARE,), 0, adjustments, depth)
-
     def _or_end(self, sequence: Sequence, make: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | None:
         """What `make` returns; whatever it raises ends the sequence, and its event comes with the next commit."""
         try:
@@ -325,47 +350,6 @@ class Scheduler:
         except BaseException as error:
             self._ended.append(self._fail(sequence, error))
             return None
-
-    def _rows(self, sequence: Sequence) -> DecodeRows:
-        certain = sequence.tokens[sequence.num_computed :]
-        limit, speculation = self._rows_per_sequence, sequence.speculation
-        if len(certain) > limit:
-            token_ids = tuple(certain[:limit])
-            draw = Draw(
-                sequence.request.sampling, tuple(certain[1 : limit + 1]), (DraftCheck.ACCEPT,) * limit, first_new=limit
-            )
-        else:
-            max_drafts = self._max_drafts(sequence)
-            proposed = speculation.propose(min(limit - len(certain), max_drafts))
-            drafts, adjustments = sequence.logits_rules.adjust(proposed)
-            token_ids = (*certain, *drafts)
-            draw = Draw(
-                sampling=sequence.request.sampling,
-                next_ids=(*token_ids[1:], -1),
-                checks=(
-                    *[DraftCheck.ACCEPT] * (len(certain) - 1),
-                    *speculation.checks(len(sequence.tokens), len(drafts)),
-                    DraftCheck.COMPARE,
-                ),
-                first_new=len(certain) - 1,
-                adjustments=adjustments,
-                depth=speculation.depth(max_drafts),
-                continues=max_drafts > 0 and speculation.is_from_head,
-            )
-        return DecodeRows(
-            sequence.request.request_id,
-            _slot(sequence),
-            token_ids,
-            sequence.num_computed,
-            sequence.num_accepted,
-            sequence.pages,
-            draw,
-            sequence.images.position_offset if sequence.images else 0,
-        )
-
-    def _max_drafts(self, sequence: Sequence) -> int:
-        """Drafts that can still be used: the row before them gives a token by itself."""
-        return max(0, sequence.max_tokens - sequence.num_sampled - 1)
 
     # Committing the step.
 
@@ -386,6 +370,7 @@ class Scheduler:
             if sequence.is_prefilling and sequence.is_cached and isinstance(error, ArithmeticError):
                 # One of the states that this prompt was continued from, or left behind, is not finite.
                 self._prefix.discard(sequence.cache_tokens)
+                self._disk.discard(sequence)
             events.append(self._fail(sequence, error))
         return events
 
@@ -468,7 +453,7 @@ class Scheduler:
 
     def _release(self, sequence: Sequence) -> None:
         """Frees a running sequence's slot, pages and reserved checkpoints."""
-        slot = _slot(sequence)
+        slot = slot_of(sequence)
         del self._running[sequence.request.request_id]
         self._free_slots.append(slot)
         # It may have been admitted for this very step.
@@ -478,6 +463,7 @@ class Scheduler:
             self._pool.give_back(page)
         for checkpoint in sequence.reserved:
             self._prefix.cancel(checkpoint)
+        self._disk.leave(sequence)
         sequence.forget()
         try:
             sequence.speculation.forget()
@@ -485,25 +471,22 @@ class Scheduler:
             _log.exception("the drafts of request %s could not be dropped", sequence.request.request_id)
 
     def clear_cache(self) -> None:
-        """Drops every cached prefix."""
+        """Drops every cached prefix, on disk too."""
         self._prefix.clear()
+        self._disk.clear()
 
     def check(self) -> None:
         """Raises unless every slot, page and checkpoint is either free or held by its known holders."""
-        held = [_slot(sequence) for sequence in self._running.values()]
+        held = [slot_of(sequence) for sequence in self._running.values()]
         if sorted(held + self._free_slots) != list(range(self._config.max_num_seqs)):
             raise RuntimeError(f"Slots are lost or held twice: held {held}, free {self._free_slots}.")
         holders = Counter(self._prefix.holders())
         for sequence in self._running.values():
             holders.update(sequence.pages.tolist())
+        holders.update(self._disk.holders())
+        reserved = [number for sequence in self._running.values() for number in sequence.reserved]
+        reserved += self._disk.reserved()
         self._pool.check(holders)
         self._prefix.check()
-        reserved = sorted(number for sequence in self._running.values() for number in sequence.reserved)
-        if reserved != sorted(self._prefix.reserved):
+        if sorted(reserved) != sorted(self._prefix.reserved):
             raise RuntimeError(f"Checkpoints {sorted(self._prefix.reserved)} are reserved, by sequences {reserved}.")
-
-
-def _slot(sequence: Sequence) -> int:
-    if sequence.slot is None:
-        raise RuntimeError(f"Request {sequence.request.request_id} has no slot.")
-    return sequence.slot

@@ -1,6 +1,7 @@
 """An open request as the scheduler sees it: its tokens so far, what memory holds of them, and what ends it."""
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -8,11 +9,19 @@ from numpy.typing import NDArray
 from onebox.engine.config import EngineConfig
 from onebox.engine.draft.speculate import SequenceDrafts
 from onebox.engine.logits import LogitsRules
-from onebox.engine.request import Counts, FinishReason, Request
+from onebox.engine.request import CacheTier, Counts, FinishReason, Request
 from onebox.engine.step import EncodedImages
 from onebox.spec.kv import PAGE_TOKENS
 
+if TYPE_CHECKING:
+    from onebox.engine.disk.jobs import LoadJob
+
 __all__ = ["Sequence", "checkpoint_positions"]
+
+_EARLIER_TOKENS = 512
+"""The earlier cut is so far before the last message: longer than most questions about a document."""
+_LEAST_EARLIER_TOKENS = 2048
+"""Prompts that are shorter get none: computing them again costs little more than the state is worth."""
 
 
 @dataclass(eq=False)
@@ -34,6 +43,7 @@ class Sequence:
     num_sampled: int = 0
     """Tokens sampled, a stop token included."""
     num_cached: int = 0
+    cached_tier: CacheTier | None = None
     is_started: bool = False
     images: EncodedImages | None = None
     num_prompt_logprobs: int = 0
@@ -50,6 +60,15 @@ class Sequence:
     """Where the prompt's state is to be saved, in rising order."""
     reserved: set[int] = field(default_factory=set)
     """Checkpoint numbers that this step saves states under, until they are in the prefix cache."""
+
+    # With prefixes on disk.
+    prefix_keys: list[bytes] | None = None
+    """Of the prompt's pages; None: not computed yet."""
+    load: "LoadJob | None" = None
+    """Under way for it: it has a slot, and nothing else."""
+    loaded: "LoadJob | None" = None
+    """Complete, and its prefix in the cache when it was last looked at."""
+    num_loads: int = 0
 
     num_prompt: int = field(init=False)
 
@@ -86,7 +105,8 @@ class Sequence:
 
     @property
     def counts(self) -> Counts:
-        return Counts(self.num_prompt, self.num_sampled, self.num_cached, self.speculation.counts)
+        counts = self.num_prompt, self.num_sampled, self.num_cached, self.speculation.counts
+        return Counts(*counts, cached_tier=self.cached_tier)
 
     def num_pages_needed(self, ahead: int) -> int:
         """Pages for the tokens that are certain and `ahead` more, but never more than the request can fill."""
@@ -128,13 +148,16 @@ def checkpoint_positions(prompt: tuple[int, ...], config: EngineConfig, after: i
 
     The last one before the last message opens: the next turn's prompt leaves this one there, because the answer comes
     back without its reasoning. The last one before the second message: the system prompt, which others share. The last
-    one of the prompt, for a request that continues or repeats it. Long stretches between get one every
-    `checkpoint_spacing` tokens.
+    one of the prompt, for a request that continues or repeats it. In a long prompt one that is earlier than the last
+    message by a question's length: the same document comes back with another question at its end. Long stretches
+    between get one every `checkpoint_spacing` tokens.
     """
     if not config.num_checkpoints:
         return ()
     opened = np.flatnonzero(np.isin(np.array(prompt), config.boundary_token_ids)).tolist()
     wanted = {len(prompt), *opened[1:2], *opened[-1:]}
+    if len(prompt) >= _LEAST_EARLIER_TOKENS:
+        wanted.add((opened[-1] if opened else len(prompt)) - _EARLIER_TOKENS)
     points = {position // PAGE_TOKENS * PAGE_TOKENS for position in wanted}
     points |= set(range(config.checkpoint_spacing, len(prompt), config.checkpoint_spacing))
     return tuple(sorted(point for point in points if point > after))

@@ -10,13 +10,13 @@ import importlib.util
 import logging
 import pickle
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from onebox.engine.config import EngineConfig, PrefixDiskConfig, SpeculationConfig, SpeculationMethod
 from onebox.engine.engine import Deliver, Engine
-from onebox.engine.remote.messages import DeviceMemory, Planned, ReportStart, StartDetail, timed
+from onebox.engine.remote.messages import DeviceMemory, Planned, PrefixDiskOpened, ReportStart, StartDetail, timed
 from onebox.engine.warm.early import initialise_cuda, initialise_triton
 from onebox.planner.memory import (
     DEFAULT_BATCHED_TOKENS,
@@ -41,6 +41,7 @@ from onebox.spec.vocabulary import TokenTable
 if TYPE_CHECKING:
     import torch
 
+    from onebox.engine.disk.tier import DiskTier
     from onebox.engine.runner import ModelRunner
     from onebox.model.footprint import Footprint
     from onebox.model.load import LoadFormat
@@ -57,6 +58,7 @@ __all__ = [
     "foresee_memory",
     "kernels_are_compiled",
     "load_runner",
+    "open_disk",
     "plan_engine",
     "prefix_disk",
     "start_engine",
@@ -212,7 +214,7 @@ def _memory_request(
     device: "torch.device",
     dtype: "torch.dtype",
 ) -> MemoryRequest:
-    return MemoryRequest(
+    request = MemoryRequest(
         max_context_tokens=options.max_model_len or found.spec.max_context_tokens,
         slots=options.max_num_seqs,
         kv=KVFormat.parse(options.kv_cache_dtype),
@@ -228,6 +230,11 @@ def _memory_request(
         with_prefix_cache=options.enable_prefix_caching,
         loading_bytes=CONVERSION_BYTES if LoadConversion.parse(options.lm_head, options.mtp_format) else 0,
     )
+    if prefix_disk(options) is None:
+        return request
+    from onebox.engine.disk.layout import staging_bytes
+
+    return replace(request, staging_bytes=staging_bytes(found.spec, request, device.type))
 
 
 def _device(asked: str, box: Box) -> "torch.device":
@@ -304,7 +311,29 @@ def _speculation(options: EngineOptions, found: "Footprint") -> SpeculationConfi
 
 def start_engine(plan: EnginePlan, tokens: TokenInfo) -> Engine:
     """Loads and allocates what was planned, warms it up, and starts the engine on a thread of this process."""
-    return Engine(warm_runner(plan), plan.config, tokens.table)
+    runner = warm_runner(plan)
+    return Engine(runner, plan.config, tokens.table, disk=open_disk(plan, runner))
+
+
+def open_disk(plan: EnginePlan, runner: "ModelRunner", report: ReportStart = lambda _: None) -> "DiskTier | None":
+    """The prefixes on disk that this engine can use, and the threads that read and write them."""
+    config = plan.config.prefix_disk
+    if config is None or not plan.config.num_checkpoints:
+        return None
+    from onebox.engine.disk.fingerprint import fingerprint_parts
+    from onebox.engine.disk.layout import NUM_READERS, PrefixLayout
+    from onebox.engine.disk.tier import DiskTier
+    from onebox.engine.disk.transfer import PrefixTransfer
+    from onebox.store.directory import PrefixDirectory
+
+    with timed("prefixes on disk", report):
+        layout = PrefixLayout(runner.memory, runner.first_checkpoint)
+        label = {"model": plan.directory.name, "path": str(plan.directory)}
+        parts, root = fingerprint_parts(plan), Path(config.directory)
+        directory = PrefixDirectory(root, parts, layout.chunks, config.max_bytes, label=label)
+        stats = directory.stats()
+    report(PrefixDiskOpened(str(root), stats.num_entries, stats.num_bytes, stats.total_bytes - stats.num_bytes))
+    return DiskTier(directory, PrefixTransfer(layout, plan.device), NUM_READERS[plan.device.type])
 
 
 def warm_runner(plan: EnginePlan, report: ReportStart = lambda _: None, *, owns_process: bool = False) -> "ModelRunner":
@@ -417,4 +446,5 @@ class CheckpointStarter:
             torch.set_num_threads(self.num_threads)
         plan = pickle.loads(planned.plan)  # noqa: S301 - written by `plan` above, in a process like this one
         runner = warm_runner(plan, report, owns_process=True)
-        return Engine(runner, plan.config, self.tokens.table, deliver)
+        disk = open_disk(plan, runner, report)
+        return Engine(runner, plan.config, self.tokens.table, deliver, disk)

@@ -142,6 +142,10 @@ class StepPlan(NamedTuple):
     chunks: tuple[PromptChunk, ...] = ()
     rows: tuple[DecodeRows, ...] = ()
 
+    @property
+    def is_empty(self) -> bool:
+        return not self.chunks and not self.rows
+
 
 class Result(NamedTuple):
     """The outcome of a prompt chunk or of a sequence's rows."""

@@ -91,9 +91,15 @@ class Memory:
         )
 
     @property
-    def page_pool_bytes(self) -> int:
+    def page_tensors(self) -> tuple[Tensor, ...]:
+        """Codes and scales of all KV pages, [pages, ...] each: layer by layer, the MTP head's last."""
         pools = [layer for layer in (*self.layers, self.mtp) if isinstance(layer, KVPages)]
-        return sum(pool.total_bytes for pool in pools)
+        parts = [(pool.key_codes, pool.key_scale, pool.value_codes, pool.value_scale) for pool in pools]
+        return tuple(tensor for tensors in parts for tensor in tensors if tensor is not None)
+
+    @property
+    def page_pool_bytes(self) -> int:
+        return sum(tensor.numel() * tensor.element_size() for tensor in self.page_tensors)
 
     @property
     def state_bytes(self) -> int:

@@ -53,20 +53,22 @@ def run(
     drain_s: float = 0.0,
     wait_failed: Callable[[], str | None] | None = None,
     limits: ConnectionLimits | None = None,
+    stop_s: float = 0.0,
 ) -> int:
     """Serves until a signal, then lets running requests finish for at most `drain_s` seconds; returns the exit status.
 
-    `on_stop`, on a thread of its own, then ends what is still running, so that its clients receive an error.
+    `on_stop`, on a thread of its own, then ends what is still running, so that its clients receive an error. It may
+    take `stop_s` seconds, to save what is to be kept.
     `wait_failed`, on another, returns why nothing can be served any more, or None: then the server ends with GIVEN_UP.
-    Whatever threads and connections wait for, the process ends within `drain_s` + LAST_WRITE_S + ENDING_S seconds of
-    the first signal. The caller ends the process; threads may be left.
+    Whatever threads and connections wait for, the process ends within `drain_s` + `stop_s` + LAST_WRITE_S +
+    ENDING_S seconds of the first signal. The caller ends the process; threads may be left.
     """
     gate = Gate(app)
     logging.getLogger("uvicorn.error").addFilter(_is_no_cancellation)
     # Neither closed nor asked to wait for its threads: one that hangs would keep the process.
     loop = asyncio.new_event_loop()
     server = HttpServer(gate, on_ready, limits or ConnectionLimits())
-    ending = _Ending(loop, server, gate, on_stop, drain_s)
+    ending = _Ending(loop, server, gate, on_stop, drain_s, stop_s)
     if wait_failed:
         threading.Thread(target=ending.watch, args=(wait_failed,), name="onebox-failure", daemon=True).start()
     loop.run_until_complete(server.serve(sockets=[bound]))
@@ -88,6 +90,7 @@ class _Ending:
         gate: "Gate",
         on_stop: Callable[[], None],
         drain_s: float,
+        stop_s: float,
     ) -> None:
         self._loop = loop
         self._server = server
@@ -95,7 +98,7 @@ class _Ending:
         self._on_stop = on_stop
         self._drain_s = drain_s
         self._draining: asyncio.Task[None] | None = None
-        self._signals = SignalWatch(self._take_signal, (drain_s + LAST_WRITE_S + ENDING_S, ENDING_S))
+        self._signals = SignalWatch(self._take_signal, (drain_s + stop_s + LAST_WRITE_S + ENDING_S, ENDING_S))
 
     @property
     def status(self) -> int:

@@ -102,6 +102,10 @@ class PrefixDirectory:
         """Whether an entry ends with this key."""
         return key in self._family.entries
 
+    def entry_keys(self) -> list[bytes]:
+        """Those of all entries."""
+        return list(self._family.entries)
+
     def _is_right(self, record: EntryRecord, keys: Sequence[bytes]) -> bool:
         """Whether an entry's chunks are those of the keys: a file with a right digest may still be made up."""
         if not record.is_checked:

@@ -9,12 +9,14 @@ import random
 import threading
 import time
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
 
 from onebox.engine.config import EngineConfig
+from onebox.engine.disk.jobs import PrefixDisk
 from onebox.engine.draft.speculate import Speculator
 from onebox.engine.logits import LogitsRules
 from onebox.engine.request import Event, Finished, FinishReason, Request, SamplingParams, TokenLogprob, Tokens
@@ -247,8 +249,9 @@ def _logprobs(draw: Draw, token_ids: tuple[int, ...]) -> tuple[TokenLogprob, ...
 
 
 def holders(scheduler: Scheduler) -> Counter[int]:
-    """Page -> how many hold it, sequences and the prefix cache together."""
+    """Page -> how many hold it, sequences, the prefix cache and the disk together."""
     counts = Counter(scheduler._prefix.holders())
+    counts.update(scheduler._disk.holders())
     for sequence in scheduler._running.values():
         counts.update(sequence.pages.tolist())
     return counts
@@ -265,10 +268,16 @@ def wait_until(condition) -> None:
 class Stand:
     """A scheduler on the fake runner, step by step and without threads; what clients hear is kept by request."""
 
-    def __init__(self, config: EngineConfig, draft_accuracy: float = 0.7, seed: int = 0) -> None:
+    def __init__(
+        self,
+        config: EngineConfig,
+        draft_accuracy: float = 0.7,
+        seed: int = 0,
+        open_disk: Callable[[FakeRunner], PrefixDisk] | None = None,
+    ) -> None:
         self.config = config
-        self.scheduler = Scheduler(config)
         self.runner = FakeRunner(config, draft_accuracy, seed)
+        self.scheduler = Scheduler(config, open_disk(self.runner) if open_disk else None)
         self.runner.scheduler = self.scheduler
         self.speculator = Speculator(config.speculation)
         self.events: dict[str, list[Event]] = {}
@@ -294,7 +303,8 @@ class Stand:
         self.scheduler.observe(plan, seconds, self.speculator)
         self.hear(self.scheduler.commit(plan, output))
         self.scheduler.check()
-        assert not self.scheduler._prefix.reserved, "a checkpoint's number is kept for nothing"
+        reserved = self.scheduler._prefix.reserved - set(self.scheduler._disk.reserved())
+        assert not reserved, "a checkpoint's number is kept for nothing"
         return plan
 
     def drain(self, limit: int = 5000) -> None:

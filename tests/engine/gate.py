@@ -9,10 +9,12 @@ aborts come at the same moments every time.
 """
 
 import random
+import tempfile
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import astuple, dataclass, fields, replace
 from itertools import combinations, product
+from pathlib import Path
 
 from onebox.engine.api import Engine, EngineConfig, EngineStats, RequestHandle, SpeculationConfig, SpeculationMethod
 from onebox.engine.draft.speculate import SequenceDrafts, Speculator
@@ -23,10 +25,11 @@ from onebox.model.memory import Memory, MemoryShape
 from onebox.model.qwen3_5 import Qwen35
 from onebox.spec.kv import PAGE_TOKENS, KVFormat
 from tests.engine.gate_prompts import BOUNDARY, EOS, HAS_GRAMMARS, TOKEN_TABLE, Case, message, text
+from tests.engine.tiny_disk import damage_files, disk_config, forget_memory, open_tier
 
 DIMENSIONS = {
     "kv": ("bf16", "fp8", "turboquant"),
-    "cache": ("cold", "warm", "evicted"),
+    "cache": ("cold", "warm", "evicted", "disk", "restarted", "damaged"),
     "drafts": ("none", "mtp1", "mtp2", "mtp3", "mtp4", "ngram", "auto", "oracle4", "oracle8"),
     "load": ("alone", "two", "eight", "random"),
     "aborts": ("calm", "aborts"),
@@ -45,7 +48,11 @@ SPECULATION = {
 }
 SLOTS = {"alone": 1, "two": 2, "eight": 8, "random": 4}
 CHUNK = {"64": 64, "512": 512, "whole": 32768}
-NUM_CHECKPOINTS = {"cold": 128, "warm": 128, "evicted": 3}
+NUM_CHECKPOINTS = {"evicted": 3}
+"""Of cache states that have another number than MANY."""
+MANY = 128
+ON_DISK = ("disk", "restarted", "damaged")
+"""Cache states with prefixes on disk: dropped from memory, read by another engine, and read where files are damaged."""
 MAX_PAGES = 1024
 MAX_OTHERS = 5
 """Requests beside those of a round that are aborted."""
@@ -282,24 +289,53 @@ class Gate:
     ) -> GateReport:
         """Asks the cases as the variant says. `wrap` may come between the engine and its runner."""
         expected = self.reference(variant.kv, cases)
-        engine, stepped = self.open(variant, cases, wrap)
-        with engine:
-            client = Client(engine, variant, cases)
-            stepped.before_step = client.before_step
-            for requests in _rounds_before(variant, cases):
-                client.ask(requests)
-            answers = client.ask([case.request(case.name) for case in cases])
-        check_nothing_leaks(engine)
+        rounds, questions = _rounds_before(variant, cases), [case.request(case.name) for case in cases]
+        with tempfile.TemporaryDirectory() as root:
+            if variant.cache in ("restarted", "damaged"):
+                self._ask(variant, cases, wrap, Path(root), rounds)
+                rounds = []
+            if variant.cache == "damaged":
+                damage_files(Path(root))
+            engine, answers = self._ask(variant, cases, wrap, Path(root), [*rounds, questions])
         found = {name: difference(expected[name], answer) for name, answer in sorted(answers.items())}
         return GateReport([f"{variant}, {name}: {what}" for name, what in found.items() if what], engine.stats())
 
+    def _ask(
+        self,
+        variant: Variant,
+        cases: Sequence[Case],
+        wrap: Callable[[Runner], Runner],
+        root: Path,
+        rounds: Sequence[Sequence[Request]],
+    ) -> tuple[Engine, dict[str, Answer]]:
+        """An engine that was asked round after round and closed, and the answers of the last one."""
+        engine, stepped = self.open(variant, cases, wrap, root)
+        answers: dict[str, Answer] = {}
+        with engine:
+            client = Client(engine, variant, cases)
+            stepped.before_step = client.before_step
+            for requests in rounds:
+                if variant.cache == "disk":
+                    forget_memory(engine)
+                answers = client.ask(requests)
+        check_nothing_leaks(engine)
+        return engine, answers
+
     def open(
-        self, variant: Variant, cases: Sequence[Case], wrap: Callable[[Runner], Runner] = lambda runner: runner
+        self,
+        variant: Variant,
+        cases: Sequence[Case],
+        wrap: Callable[[Runner], Runner] = lambda runner: runner,
+        root: Path | None = None,
     ) -> tuple[Engine, SteppedRunner]:
-        """An engine for these cases; close it."""
+        """An engine for these cases, with prefixes on disk under `root` where the variant has them; close it."""
         config = _config(variant, cases)
-        stepped = SteppedRunner(wrap(self._runner(variant.kv, config)))
-        engine = Engine(stepped, config, TOKEN_TABLE if HAS_GRAMMARS else None)
+        runner, disk = self._runner(variant.kv, config), None
+        if root and variant.cache in ON_DISK:
+            config = replace(config, prefix_disk=disk_config(root))
+            disk = open_tier(runner, root, {"kv": variant.kv, "mtp": str(config.speculation.with_mtp)})
+        stepped = SteppedRunner(wrap(runner))
+        engine = Engine(stepped, config, TOKEN_TABLE if HAS_GRAMMARS else None, disk=disk)
         if variant.drafts.startswith("oracle"):
             expected = self.reference(variant.kv, cases)
             known = {case.sampling.seed or 0: expected[case.name].token_ids for case in cases}
@@ -324,7 +360,7 @@ class Gate:
             widest = EngineConfig(
                 4608,
                 MAX_PAGES,
-                num_checkpoints=max(NUM_CHECKPOINTS.values()),
+                num_checkpoints=MANY,
                 speculation=SpeculationConfig(SpeculationMethod.AUTO, 8),
             )
             self._shared[kv] = _runner(self._model, kv, widest)
@@ -352,7 +388,7 @@ def _config(variant: Variant, cases: Sequence[Case]) -> EngineConfig:
     return EngineConfig(
         max_model_len=4608,
         num_pages=num_pages,
-        num_checkpoints=NUM_CHECKPOINTS[variant.cache],
+        num_checkpoints=NUM_CHECKPOINTS.get(variant.cache, MANY),
         max_num_seqs=SLOTS[variant.load],
         max_num_waiting=200,
         max_num_batched_tokens=CHUNK[variant.chunk],
@@ -370,7 +406,7 @@ def _rounds_before(variant: Variant, cases: Sequence[Case]) -> list[list[Request
     ]
     prompts = [message(70, f"filler {i}") + message(115, f"filling {i}") for i in range(4)]
     driving = [Request(f"filler {i}", prompt, SamplingParams(max_tokens=1)) for i, prompt in enumerate(prompts)]
-    return {"cold": [], "warm": [warming], "evicted": [warming, driving]}[variant.cache]
+    return {"cold": [], "evicted": [warming, driving]}.get(variant.cache, [warming])
 
 
 def check_nothing_leaks(engine: Engine) -> None:

@@ -15,6 +15,7 @@ from onebox.engine.request import SamplingParams
 from onebox.engine.step import StepOutput
 from tests.engine.gate import (
     DIMENSIONS,
+    ON_DISK,
     Variant,
     all_variants,
     check_nothing_leaks,
@@ -45,6 +46,11 @@ def check(gate, variant, cases):
         assert report.stats.prefix.hit_tokens > 0
     if variant.cache == "evicted":
         assert report.stats.prefix.evicted > 0
+    disk = report.stats.disk
+    assert (disk is not None) == (variant.cache in ON_DISK)
+    if disk and variant.pages == "ample":
+        # A prompt may have been computed again, and be in memory, before the next one needs what is on disk.
+        assert disk.num_hits + disk.num_damaged + report.stats.prefix.hit_tokens > 0
     drafts = report.stats.totals.drafts
     if variant.drafts.startswith("mtp"):
         assert drafts.num_drafted > 0
@@ -87,6 +93,20 @@ def test_who_is_sent_out_for_one_of_higher_priority_goes_on_as_if_nothing_was(ga
     cases = cases_named("length 63", "length 127", "prompt logprobs", "grammar: regex" if HAS_GRAMMARS else "length 64")
     report = check(gate, Variant("turboquant", "warm", "oracle4", "alone", "aborts", "64"), cases)
     assert report.stats.totals.num_preempted > 0
+
+
+@pytest.mark.parametrize(
+    "variant",
+    [
+        Variant("bf16", "disk", "mtp2", "two"),
+        Variant("fp8", "restarted", "none", "eight", "aborts", "64"),
+        Variant("turboquant", "damaged", "mtp1", "two", "calm", "512"),
+    ],
+    ids=str,
+)
+def test_answers_from_disk_are_the_same_bits_and_do_come_from_there(gate, variant):
+    disk = check(gate, variant, cases_named("length 500", "base and 20", "turn 2")).stats.disk
+    assert (disk.num_damaged if variant.cache == "damaged" else disk.num_hits) > 0
 
 
 def test_a_drafter_that_knows_the_answer_is_believed_to_its_full_depth(gate):
@@ -167,7 +187,7 @@ def test_the_sample_covers_every_two_values_and_deals_every_case():
 
 def test_the_whole_product_has_every_combination_once():
     points = {tuple(vars(variant).values())[:-1] for variant in all_variants()}
-    assert len(points) == len(all_variants()) == 3 * 3 * 9 * 4 * 2 * 3
+    assert len(points) == len(all_variants()) == 3 * 6 * 9 * 4 * 2 * 3
 
 
 class BrokenRunner:

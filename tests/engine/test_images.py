@@ -5,7 +5,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from onebox.engine.api import Failed, Finished, Pictures, Request, SamplingParams, Tokens, Vision
+from onebox.engine.api import CacheTier, Failed, Finished, Pictures, Request, SamplingParams, Tokens, Vision
+from onebox.engine.disk.rates import DiskRates
 from onebox.engine.start import EngineOptions, TokenInfo, plan_engine, start_engine
 from onebox.model.vision import Tower
 from tests.model.test_vision import PROMPTS, Prompt, case, save
@@ -103,6 +104,24 @@ def test_a_lookup_knows_pictures_apart_without_the_tower(engine, monkeypatch):
     again = ask(engine, "again", prompt, vision_of(prompt))[2]
     assert (seen.cached_tokens, seen.tier) == (again.counts.cached_tokens, "memory")
     assert (unseen.cached_tokens, unseen.tier) == (0, None)
+
+
+def test_prefixes_with_pictures_come_back_from_disk_after_a_restart(directory, engine, tmp_path, monkeypatch):
+    """And those of another picture do not."""
+    monkeypatch.setattr(DiskRates, "read_pays", lambda *_: True)  # which is faster depends on the machine
+    prompt = Prompt(20, ("image", (1, 12, 8)), 220)
+    vision = vision_of(prompt)
+    other = Vision(replace(vision.images, patches=vision.images.patches * 2))
+    expected = ask(engine, "without a disk", prompt, vision)[:2]
+    plan = plan_engine(directory, replace(OPTIONS, prefix_dir=tmp_path), TokenInfo())
+    with start_engine(plan, TokenInfo()) as before:
+        assert ask(before, "before", prompt, vision)[:2] == expected
+    with start_engine(plan, TokenInfo()) as after:
+        assert after.lookup(Request("seen", tuple(prompt.ids), vision=vision)).tier is CacheTier.DISK
+        tokens, logprobs, end = ask(after, "after", prompt, vision)
+        assert after.lookup(Request("unseen", tuple(prompt.ids), vision=other)).cached_tokens == 0
+    assert (tokens, logprobs) == expected
+    assert (end.counts.cached_tokens, end.counts.cached_tier) == (256, CacheTier.DISK)
 
 
 def test_pads_without_a_picture_end_the_request_in_a_sentence(engine):

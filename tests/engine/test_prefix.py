@@ -305,7 +305,11 @@ def limits(**changes):
         ((0, 130), 200, (128, 192)),
         ((0, 130, 300, 500), 700, (128, 448, 640)),
         ((0, 10, 20), 100, (64,)),
-        ((), 9000, (4096, 8192, 8960)),
+        ((), 9000, (4096, 8192, 8448, 8960)),
+        # One document and its question: another question finds what is before the earlier cut.
+        ((0, 2000), 2047, (1984,)),
+        ((0, 2040), 2048, (1472, 1984, 2048)),
+        ((0, 130, 3000), 3010, (128, 2432, 2944, 3008)),
     ],
 )
 def test_states_are_kept_where_prompts_part(opens, length, positions):
@@ -315,5 +319,5 @@ def test_states_are_kept_where_prompts_part(opens, length, positions):
 
 def test_states_that_are_there_already_are_not_asked_for_again():
     prompt = (0,) * 9000
-    assert checkpoint_positions(prompt, limits(), 4096) == (8192, 8960)
+    assert checkpoint_positions(prompt, limits(), 4096) == (8192, 8448, 8960)
     assert checkpoint_positions(prompt, limits(num_checkpoints=0), 0) == ()

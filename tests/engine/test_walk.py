@@ -79,8 +79,8 @@ def sabotage(sequence, place, error, num_good):
 class Walk:
     """A stand on which anything may happen, with a clock that moves a second a step."""
 
-    def __init__(self, settings, seed=0, fault_rate=0.0):
-        self.stand = Stand(settings, draft_accuracy=0.6, seed=seed)
+    def __init__(self, settings, seed=0, fault_rate=0.0, open_disk=None):
+        self.stand = Stand(settings, draft_accuracy=0.6, seed=seed, open_disk=open_disk)
         self.random = random.Random(seed)
         self.now = 0.0
         self.aborted = set()

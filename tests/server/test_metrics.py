@@ -59,8 +59,8 @@ VLLM_NAMES = {
     "vllm:request_generation_tokens": "histogram",
 }
 
-DISK_COUNTERS = ("read_bytes", "written_bytes", "damaged", "dropped", "evicted")
-DISK_GAUGES = ("saved_seconds", "entries", "bytes", "writing")
+DISK_COUNTERS = ("read_bytes", "written_bytes", "saved_seconds", "damaged", "dropped", "evicted")
+DISK_GAUGES = ("entries", "bytes", "writing")
 DISK_NAMES = [
     *(f"onebox:prefix_disk_{name}_total" for name in DISK_COUNTERS),
     *(f"onebox:prefix_disk_{name}" for name in DISK_GAUGES),
@@ -261,7 +261,7 @@ def test_hits_are_told_by_their_tier_and_the_disk_where_there_is_one(engine, scr
     assert told == {
         "read_bytes_total": 300,
         "written_bytes_total": 200,
-        "saved_seconds": 1.5,
+        "saved_seconds_total": 1.5,
         "damaged_total": 3,
         "dropped_total": 4,
         "evicted_total": 5,

@@ -24,6 +24,7 @@ from onebox.engine.remote.lifetime import end_with_parent
 from onebox.engine.remote.messages import (
     Abort,
     CheckGrammar,
+    CloseEngine,
     EngineDied,
     Lookup,
     LookupReply,
@@ -152,6 +153,8 @@ def _receive_all(engine: Engine, parent: ParentConnection) -> None:
         message = parent.receive()
         if isinstance(message, Abort):
             engine.abort(message.request_id)
+        elif isinstance(message, CloseEngine):
+            engine.close()
         elif isinstance(message, Lookup):
             # On a thread of its own: digests of images take a while.
             lookups.submit(_look_up, engine, parent, message)

@@ -21,6 +21,7 @@ from onebox.spec.errors import OneboxError
 __all__ = [
     "Abort",
     "CheckGrammar",
+    "CloseEngine",
     "DeviceMemory",
     "EngineDied",
     "EngineStarter",
@@ -140,6 +141,11 @@ class Lookup:
 @dataclass(frozen=True)
 class Abort:
     request_id: str
+
+
+@dataclass(frozen=True)
+class CloseEngine:
+    """The last message: the engine writes what is to be kept, and ends."""
 
 
 # From the engine's process, beside StartPhase and Planned.

@@ -30,6 +30,7 @@ from onebox.engine.prefix import PrefixLookup
 from onebox.engine.remote.messages import (
     Abort,
     CheckGrammar,
+    CloseEngine,
     DeviceMemory,
     EngineDied,
     EngineStarter,
@@ -56,6 +57,8 @@ __all__ = ["EngineProcess"]
 
 _POLL_S = 0.5
 """How often a process that sends nothing is checked for a hang."""
+_FLUSHED_S = 3.0
+"""What a process that writes its prefixes to disk may take beyond the limit for that: a step, and one file."""
 _LOOKUP_S = 10.0
 """How long a lookup waits for its reply. No step is waited for, so it takes milliseconds."""
 _CLOSE_S = 30.0
@@ -106,6 +109,8 @@ class EngineProcess(EngineClient):
         """Those of a process that has done nothing yet."""
         self._past: EngineStats | None = None
         """The totals of the processes that ended."""
+        self._flush_until = 0.0
+        """Until when the process that is being closed may write prefixes to disk."""
         self._num_failed_here = 0
         """Requests that failed without a process counting them."""
         self._thread = threading.Thread(target=self._supervise, name="onebox-engine-supervisor", daemon=True)
@@ -217,9 +222,22 @@ class EngineProcess(EngineClient):
         with self._changed:
             return self._health
 
+    @property
+    def close_s(self) -> float:
+        """What `close` may take while the engine writes its prefixes to disk."""
+        disk = self._planned.config.prefix_disk if self._planned else None
+        return disk.flush_s + _FLUSHED_S if disk else 0.0
+
     def close(self) -> None:
         with self._changed:
+            if self._health.status is HealthStatus.OK and self._child and self.close_s:
+                self._flush_until = time.monotonic() + self.close_s
+                self._child.send(pickle.dumps(CloseEngine()))
             self._set_health(HealthStatus.STOPPED, "The engine has stopped and accepts nothing more.")
+            flush_s = self._flush_until - time.monotonic()
+        if flush_s > 0:
+            self._thread.join(flush_s)
+        with self._changed:
             if self._child:
                 self._child.kill()
         self._thread.join(_CLOSE_S)

@@ -70,4 +70,4 @@ class CacheLookupReply(BaseModel):
     memory_tokens: int
     """Of the longest prefix in memory."""
     disk_tokens: int
-    """Of the longest prefix on disk, 0 where reading it would take longer than computing it."""
+    """Of the longest prefix on disk; 0 where memory has as much, or where computing it is quicker than reading it."""

@@ -103,7 +103,7 @@ class LiveView {
     const used = history.value(`${DISK}_bytes`);
     this.#disk.element.hidden = used === null;
     if (used === null) return;
-    const [read, written, saved] = ["read_bytes_total", "written_bytes_total", "saved_seconds"].map(
+    const [read, written, saved] = ["read_bytes_total", "written_bytes_total", "saved_seconds_total"].map(
       (name) => history.value(`${DISK}_${name}`) ?? 0,
     );
     const stopped = history.value(`${DISK}_writing`) === 0 ? "; not writing" : "";
