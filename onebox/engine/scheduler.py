@@ -235,7 +235,7 @@ class Scheduler:
 
     def _recall_pages(self, count: int, kept: tuple[int, ...] = ()) -> None:
         """Has the disk give back pages that are only being written, where so many are not available otherwise."""
-        if self._num_available([], kept) < count:
+        if self._disk.is_busy and self._num_available([], kept) < count:
             self._disk.stop_writing()
 
     def _free_pages(self, count: int) -> None:

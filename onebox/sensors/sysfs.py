@@ -1,7 +1,7 @@
 """Linux's own sensors: hwmon (board, PSU, a Spark's power telemetry), RAPL, thermal zones, CPU clocks and throttling.
 
 Paths are below a root, so that a test can give a tree of its own. A file that is missing or cannot be read (RAPL often
-needs root) is a sensor that does not tell.
+needs root, a process may be out of descriptors) is a sensor that does not tell.
 """
 
 from pathlib import Path
@@ -18,6 +18,13 @@ _NOT_TEMPERATURES = ("tj_max_c",)
 _COOLEST_C, _HOTTEST_C = -40.0, 150.0
 """Outside, a sensor is not connected."""
 _MOST = 32
+
+
+def _paths(directory: Path, pattern: str) -> list[Path]:
+    try:
+        return sorted(directory.glob(pattern))
+    except OSError:
+        return []
 
 
 def _text(path: Path) -> str | None:
@@ -37,10 +44,10 @@ def _value(path: Path) -> float | None:
 def _channels(root: Path, kind: str, endings: tuple[str, ...]) -> list[tuple[str, str, float]]:
     """(device, label, raw value) of every hwmon channel of a kind, such as power1_average; at most `_MOST`."""
     found: list[tuple[str, str, float]] = []
-    for device in sorted((root / "sys/class/hwmon").glob("hwmon*")):
+    for device in _paths(root / "sys/class/hwmon", "hwmon*"):
         name = _text(device / "name") or device.name
         for ending in endings:
-            for path in sorted(device.glob(f"{kind}*_{ending}")):
+            for path in _paths(device, f"{kind}*_{ending}"):
                 channel = path.name.removesuffix(f"_{ending}")
                 value = _value(path)
                 label = _text(device / f"{channel}_label") or channel
@@ -68,7 +75,7 @@ def hwmon_power_w(root: Path) -> dict[str, float]:
 def energy_j(root: Path) -> dict[str, tuple[float, float]]:
     """RAPL counters: name -> (joules, joules at which the counter starts again). "box" is the platform's (psys)."""
     found = {}
-    for zone in sorted((root / "sys/class/powercap").glob("*rapl*:*")):
+    for zone in _paths(root / "sys/class/powercap", "*rapl*:*"):
         name, joules = _text(zone / "name"), _value(zone / "energy_uj")
         most = _value(zone / "max_energy_range_uj")
         if name and joules is not None and zone.name.count(":") == 1:
@@ -84,9 +91,8 @@ def temperatures_c(root: Path) -> dict[str, float]:
         for device, label, value in _channels(root, "temp", ("input",))
         if label not in _NOT_TEMPERATURES
     }
-    for zone in sorted(
-        (root / "sys/class/thermal").glob("thermal_zone*"), key=lambda path: (len(path.name), path.name)
-    ):
+    zones = _paths(root / "sys/class/thermal", "thermal_zone*")
+    for zone in sorted(zones, key=lambda path: (len(path.name), path.name)):
         value, kind = _value(zone / "temp"), _text(zone / "type") or "zone"
         if value is not None:
             found[f"{kind} {zone.name.removeprefix('thermal_zone')}"] = value / 1000
@@ -96,21 +102,21 @@ def temperatures_c(root: Path) -> dict[str, float]:
 
 def cpu_clock_mhz(root: Path) -> float | None:
     """Mean over the cores."""
-    paths = (root / "sys/devices/system/cpu").glob("cpu[0-9]*/cpufreq/scaling_cur_freq")
+    paths = _paths(root / "sys/devices/system/cpu", "cpu[0-9]*/cpufreq/scaling_cur_freq")
     clocks = [value / 1000 for path in paths if (value := _value(path)) is not None]
     return sum(clocks) / len(clocks) if clocks else None
 
 
 def throttle_counts(root: Path) -> float | None:
     """How often the CPU packages were throttled for heat since the start; None if not told."""
-    paths = (root / "sys/devices/system/cpu").glob("cpu[0-9]*/thermal_throttle/package_throttle_count")
+    paths = _paths(root / "sys/devices/system/cpu", "cpu[0-9]*/thermal_throttle/package_throttle_count")
     counts = [value for path in paths if (value := _value(path)) is not None]
     return max(counts) if counts else None
 
 
 def platform_throttled(root: Path) -> bool | None:
     """Whether a Spark's firmware holds PROCHOT; None if not told."""
-    states = [_value(path) for path in (root / "sys/class/hwmon").glob("hwmon*/prochot")]
-    states += [_value(path) for path in (root / "sys/class/hwmon").glob("hwmon*/device/prochot")]
+    hwmon = root / "sys/class/hwmon"
+    states = [_value(path) for path in _paths(hwmon, "hwmon*/prochot") + _paths(hwmon, "hwmon*/device/prochot")]
     known = [state for state in states if state is not None]
     return any(known) if known else None

@@ -257,7 +257,7 @@ class _EngineCollector(Collector):
         yield self._counter(f"{name}_dropped", "Prefixes that were not written.", disk.num_dropped)
         yield self._counter(f"{name}_evicted", "Prefixes removed to keep within the limit.", disk.num_evicted)
         yield self._gauge(f"{name}_entries", "Prefixes of this model on disk.", disk.num_entries)
-        yield self._gauge(f"{name}_bytes", "Bytes that the prefix directory holds.", disk.used_bytes)
+        yield self._gauge(f"{name}_bytes", "Bytes of this model's prefixes on disk.", disk.used_bytes)
         yield self._gauge(f"{name}_writing", "0 while the disk is full or cannot be written.", disk.is_writing)
 
     def _cache_config(self) -> Metric:

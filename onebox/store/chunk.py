@@ -54,6 +54,9 @@ class ChunkKind(IntEnum):
     ENTRY = 3
 
 
+_WORDS = {kind: kind.name.lower() for kind in ChunkKind}
+
+
 class Damage(StrEnum):
     """Why a file was not read. Each makes the request a miss."""
 
@@ -121,7 +124,7 @@ class Chunk:
 
     @property
     def file_name(self) -> str:
-        return f"{self.key.hex()}-{self.kind.name.lower()}{self.count:02d}"
+        return f"{self.key.hex()}-{_WORDS[self.kind]}{self.count:02d}"
 
     @property
     def file_bytes(self) -> int:

@@ -66,7 +66,7 @@ def read_chunk(path: Path, fingerprint: bytes, chunk: Chunk, into: memoryview) -
     digest = check_header(bytes(header), fingerprint, chunk, path)
     if whole < len(target):
         target[whole:] = tail[: len(target) - whole]
-        if any(tail[len(target) - whole :]):
+        if bytes(tail[len(target) - whole :]).strip(b"\0"):
             raise ChunkError(Damage.DIGEST, path, "after its end")
     if sha256(target).digest() != digest:
         raise ChunkError(Damage.DIGEST, path)
@@ -85,7 +85,7 @@ def check_chunk(path: Path, fingerprint: bytes, chunk: Chunk) -> None:
                 raise ChunkError(Damage.TRUNCATED, path)
             digest.update(piece)
             offset, left = offset + len(piece), left - len(piece)
-        if digest.digest() != expected or any(os.pread(descriptor, BLOCK_BYTES, offset)):
+        if digest.digest() != expected or os.pread(descriptor, BLOCK_BYTES, offset).strip(b"\0"):
             raise ChunkError(Damage.DIGEST, path)
     except OSError as error:
         raise _unreadable(error, path) from None

@@ -207,7 +207,7 @@ class PrefixDirectory:
     def _drop(self, entry: PrefixEntry, chunk: Chunk, error: ChunkError) -> ChunkError:
         """Takes out every entry with a chunk that cannot be read; returns the error, which is counted and said."""
         path = self._family.entry_path(entry.key)
-        if error.reason is Damage.MISSING and not path.exists():
+        if error.reason is Damage.MISSING and not os.path.lexists(path):
             error = ChunkError(Damage.EVICTED, error.path)
         self._tally.damage(error)
         for user in self._family.users_of(chunk):
@@ -237,7 +237,7 @@ class PrefixDirectory:
                     self._room.use.hold()
                 self._room.follow()
                 self._room.clear_leftovers()
-                self._room.make_room()
+                self._room.make_room(spares_disk=False)
 
     def _remove_suspects(self) -> None:
         while self._suspects:

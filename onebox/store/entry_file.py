@@ -20,7 +20,7 @@ def read_entry(path: Path, fingerprint: bytes, key: bytes) -> tuple[PrefixEntry,
     digest = check_header(header, fingerprint, chunk, path)
     require_length(path, len(data), chunk.file_bytes)
     payload = data[BLOCK_BYTES : BLOCK_BYTES + chunk.num_bytes]
-    if sha256(payload).digest() != digest or any(data[BLOCK_BYTES + chunk.num_bytes :]):
+    if sha256(payload).digest() != digest or data[BLOCK_BYTES + chunk.num_bytes :].strip(b"\0"):
         raise ChunkError(Damage.DIGEST, path)
     return decode_entry(payload, key, path), last_used
 

@@ -24,7 +24,7 @@ from pathlib import Path
 from onebox.store.chunk import Chunk, ChunkError, Damage
 from onebox.store.entry import PrefixEntry
 from onebox.store.entry_file import read_entry
-from onebox.store.files import is_writer_dead, list_names, make_directory, remove_file
+from onebox.store.files import is_directory, is_writer_dead, list_names, make_directory, remove_file
 from onebox.store.listing import Listing
 
 __all__ = ["EntryRecord", "Family", "list_families"]
@@ -226,7 +226,7 @@ class Family:
         for name in [name for name in list(self._pins.sizes) if name not in self._names.sizes]:
             remove_file(self.path / "pins" / name)
         for name in list(self._orphans(keep)):
-            if _age_s(self.chunk_path(name)) >= min_age_s:
+            if abs(_age_s(self.chunk_path(name))) >= min_age_s:  # a time far ahead is no writer's of now
                 self.remove_chunk(name)
 
     def _orphans(self, keep: Collection[str]) -> Iterator[str]:
@@ -275,4 +275,4 @@ def _age_s(path: Path) -> float:
 def list_families(root: Path) -> list[Path]:
     """The directories in `root` that have a family's name."""
     names = sorted(name for name in list_names(root) if _FINGERPRINT.fullmatch(name))
-    return [root / name for name in names if (root / name).is_dir() and not (root / name).is_symlink()]
+    return [root / name for name in names if is_directory(root / name)]

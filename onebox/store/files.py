@@ -16,6 +16,7 @@ from typing import Any, Self
 __all__ = [
     "PendingFile",
     "directory_lock",
+    "is_directory",
     "is_writer_dead",
     "list_names",
     "make_directory",
@@ -130,12 +131,18 @@ def make_directory(path: Path) -> None:
         raise NotADirectoryError(errno.ENOTDIR, "It is no directory", str(path))
 
 
+def is_directory(path: Path) -> bool:
+    """Whether it is a directory and no link; False where the system does not tell."""
+    try:
+        return stat.S_ISDIR(path.lstat().st_mode)
+    except OSError:
+        return False
+
+
 def list_names(path: Path) -> list[str]:
     """The names in a directory; none where it is absent, a link, or cannot be listed."""
     try:
-        if not stat.S_ISDIR(path.lstat().st_mode):
-            return []
-        return [file.name for file in path.iterdir()]
+        return [file.name for file in path.iterdir()] if is_directory(path) else []
     except OSError:
         return []
 

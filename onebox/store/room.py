@@ -104,20 +104,22 @@ class Room:
     def _add_up(self) -> None:
         self.total_bytes = sum(family.num_bytes for family in (self._own, *self._others.values()))
 
-    def make_room(self) -> None:
-        """Evicts until all bytes and the reserved ones fit budget and disk. Raises `NotStoredError` and OSError.
+    def make_room(self, *, spares_disk: bool = True) -> None:
+        """Evicts until all bytes and the reserved ones fit the budget, and the disk if `spares_disk`.
 
-        Call `follow` before it.
+        Raises `NotStoredError` and OSError where they cannot. Call `follow` before it.
         """
-        self._allowed_bytes, is_disk_full = self._measure()
-        if self._excess_bytes() > 0:
+        available = self._available_bytes() if spares_disk else self.budget_bytes
+        self._allowed_bytes = min(self.budget_bytes, available)
+        # What cannot fit must not cost what is there.
+        if self._excess_bytes() > 0 and self._reserved_bytes <= self._allowed_bytes:
             unused = {path for path in self._others if not is_in_use(path)}
             for path in unused:
                 if self._excess_bytes() > 0 and not self._others[path].entries:
                     self._remove_family(self._others[path])  # nothing in it can be read by this version
             self._evict(unused)
         if self._excess_bytes() > 0:
-            if is_disk_full:
+            if available < self.budget_bytes:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             raise NotStoredError("no_room", f"What {self._root} holds is being read or written: nothing was evicted.")
 
@@ -132,12 +134,11 @@ class Room:
     def _excess_bytes(self) -> int:
         return self.total_bytes + self._reserved_bytes - self._allowed_bytes
 
-    def _measure(self) -> tuple[int, bool]:
-        """The bytes that all families may have now, and whether it is the disk that limits them."""
+    def _available_bytes(self) -> int:
+        """What all families may have on this disk."""
         found = os.statvfs(self._root)
         spare = found.f_bavail * found.f_frsize - min(SPARE_BYTES, found.f_blocks * found.f_frsize // 20)
-        available = self.total_bytes + spare
-        return min(self.budget_bytes, available), available < self.budget_bytes
+        return self.total_bytes + spare
 
     def clear_leftovers(self) -> None:
         """Removes what nobody will read, here and in families that nobody uses. Call `follow` before it."""

@@ -1,5 +1,6 @@
 """What a directory holds, and its repair by hand, with servers running or not."""
 
+import os
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -89,7 +90,9 @@ class PrefixSurvey:
                 try:
                     check_chunk(family.chunk_path(chunk.file_name), family.fingerprint, chunk)
                 except ChunkError as error:
-                    if any(family.entry_path(key).exists() for key in keys):  # else evicted by a server meanwhile
+                    if any(
+                        os.path.lexists(family.entry_path(key)) for key in keys
+                    ):  # else evicted by a server meanwhile
                         yield _problem(family, error, keys)
                 on_bytes(chunk.file_bytes)
 
@@ -135,6 +138,7 @@ class PrefixSurvey:
         count = freed = 0
         with _locked(self._root):
             for family in families:
+                family.refresh()
                 count, freed = count + len(family.entries), freed + family.num_bytes
                 family.remove_all(keep_folders=is_in_use(family.path))
         return count, freed

@@ -104,7 +104,7 @@ def test_a_chosen_format_that_is_not_compared_is_added():
 
 
 def test_a_format_that_does_not_fit_is_marked():
-    text = run("--kv-cache-dtype", "turboquant", "--reserve-gib", "50")
+    text = run("--kv-cache-dtype", "turboquant", "--reserve-gib", "49")
     assert "does not fit" in text
 
 

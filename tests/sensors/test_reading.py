@@ -1,6 +1,9 @@
 """Sensors tell what the system tells: a fake tree of sysfs, and recorded answers of nvidia-smi."""
 
+import errno
+import os
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -94,6 +97,21 @@ def test_a_machine_that_tells_nothing_has_no_zeros(tmp_path, smi, text):
     found = Sensors(tmp_path).read()
     assert (found.power_w, found.temperature_c, found.clock_mhz, found.throttled) == ({}, {}, {}, {})
     assert (found.gpu_w, found.box_w) == (None, None)
+
+
+def test_a_process_that_can_open_nothing_has_no_sensors_and_no_error(tmp_path, smi, monkeypatch):
+    """Such as a server that is out of descriptors, whose metrics are asked for."""
+    root = plant(tmp_path, SPARK)
+    assert Sensors(root).read().box_w is not None
+
+    def refuse(*_, **__):
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "scandir", refuse)
+        patch.setattr(Path, "read_text", refuse)
+        found = Sensors(root).read()
+    assert (found.power_w, found.temperature_c, found.clock_mhz, found.throttled) == ({}, {}, {}, {})
 
 
 def test_one_gpu_that_does_not_tell_its_power_leaves_no_sum_of_the_others(tmp_path, smi):

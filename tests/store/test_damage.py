@@ -10,7 +10,7 @@ from benchmarks.prefix_store.making import LAYOUT, files_in, keys_of, opened, re
 from onebox.store.chunk import BLOCK_BYTES, Chunk, ChunkError, ChunkKind
 from onebox.store.entry import PrefixEntry, encode_entry, plan_chunks
 
-NUM_FUZZED = 40
+NUM_FUZZED = 25
 """`python -m benchmarks.prefix_store fuzz` runs 10,000."""
 
 

@@ -289,3 +289,16 @@ def test_a_killed_writer_leaves_whole_entries_and_nothing_else(root):
 def test_opening_writes_nothing_but_a_lock(root):
     opened(root)
     assert files_in(root) == ["lock"]
+
+
+def test_a_disk_that_others_filled_costs_nothing_that_is_kept(root, monkeypatch, caplog):
+    directory = opened(root)
+    store(directory, keys_of(1, 20))
+    real = os.statvfs(root)
+    monkeypatch.setattr("onebox.store.room.os.statvfs", lambda _: os.statvfs_result((*real[:3], 0, 0, *real[5:])))
+    with pytest.raises(NotStoredError) as caught:
+        directory.write(keys_of(2, 20))
+    assert caught.value.reason == "failed"
+    assert not directory.is_writing
+    assert os.strerror(errno.ENOSPC) in caplog.text
+    read_back(directory, directory.find(keys_of(1, 20)))

@@ -57,8 +57,8 @@ class DiskTier:
         self._is_hurried = False
         self._loaded: queue.SimpleQueue[LoadJob] = queue.SimpleQueue()
         self._has_news = False
-        self._last_stats: DirectoryStats | None = None
-        """Once it is closed."""
+        self._latest: DirectoryStats = directory.stats()
+        """As of the last event and the last second: counting takes longer than a step should wait."""
         self._touched: dict[bytes, float] = {}
         self._read_buffers: queue.SimpleQueue[StagingBuffer] = queue.SimpleQueue()
         self._buffers = [transfer.new_buffer() for _ in range(num_readers + 1)]
@@ -128,7 +128,7 @@ class DiskTier:
         self._orders.put(self._remove_all)
 
     def stats(self) -> DiskStats:
-        stats = self._last_stats or self._directory.stats()
+        stats = self._latest
         return DiskStats(
             read_bytes=stats.read_bytes,
             written_bytes=stats.written_bytes,
@@ -151,7 +151,7 @@ class DiskTier:
         for thread in self._threads:
             thread.join()
         self._directory.save_rates(self._rates.saved)
-        self._last_stats = self._directory.stats()
+        self._latest = self._directory.stats()
         self._directory.close()
         for buffer in self._buffers:
             buffer.close()
@@ -204,6 +204,7 @@ class DiskTier:
         self._tell()
 
     def _tell(self) -> None:
+        self._latest = self._directory.stats()
         self._has_news = True
         self.on_news()
 
@@ -282,6 +283,7 @@ class DiskTier:
         while not self._is_closing.wait(_TEND_S):
             try:
                 self._directory.tend()
+                self._latest = self._directory.stats()
             except BaseException:
                 _log.exception("the prefixes on disk could not be tended")
 

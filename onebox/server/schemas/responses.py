@@ -255,6 +255,8 @@ class ResponsesRequest(HarmlessFields):
     truncation: Literal["disabled"] | None = None
     client_metadata: JsonObject | None = None
     """Sent by some agents; not read."""
+    cache_prompt: bool | None = None
+    """False: the prompt is neither looked up in the prefix cache nor stored there. Not in OpenAI's API."""
 
     @field_validator("previous_response_id", mode="before")
     @classmethod
@@ -294,6 +296,7 @@ class ResponsesRequest(HarmlessFields):
             has_parallel_calls=self.parallel_tool_calls is not False,
             grammar=self.text.format.grammar if self.text and self.text.format else None,
             effort=self.reasoning.effort if self.reasoning else None,
+            cache_prompt=self.cache_prompt is not False,
         )
 
     def _messages(self) -> list[dict[str, Any]]:

@@ -4,6 +4,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from dataclasses import replace
 
 import pytest
@@ -117,7 +118,7 @@ def test_the_engine_thread_sleeps_while_a_prefix_is_read_and_an_abort_wakes_it(p
 
     monkeypatch.setattr(EntryReader, "read_chunk", read_later)
     with start_engine(plan, TokenInfo()) as engine:
-        plans = []
+        plans, began = [], time.monotonic()
         plan_step = engine._scheduler.plan
         monkeypatch.setattr(engine._scheduler, "plan", lambda: plans.append(1) or plan_step())
         handle = engine.submit(REQUEST)
@@ -126,8 +127,8 @@ def test_the_engine_thread_sleeps_while_a_prefix_is_read_and_an_abort_wakes_it(p
         assert answer(engine, Request("beside", (1, 2, 3), SamplingParams(max_tokens=3, ignore_eos=True)))[0]
         engine.abort(handle.request_id)
         assert [*handle][-1].reason == "abort"
-        num_plans = len(plans)
-        assert num_plans < 20
+        # A few for the steps, and two a second for deadlines.
+        assert len(plans) < 20 + 4 * (time.monotonic() - began)
         gate.set()
         wait_written(engine)
         assert answer(engine, REQUEST)[2].cached_tokens == NUM_CACHED

@@ -327,13 +327,15 @@ def test_a_state_that_the_step_restores_is_not_overwritten_by_a_load_of_the_same
     it.warm(PROMPT)
     it.ask("kept", (5,) * 130, max_tokens=1)
     it.drain()
+    it.rest()
     it.ask("restoring", (*(5,) * 128, 1, 2), max_tokens=4, ignore_eos=True)
     it.ask("loading", PROMPT, max_tokens=1)
     plan = it.scheduler.plan()
-    assert plan.restored
-    started = [*it.disk._loads]
+    ((restored, _),) = plan.restored
+    assert it.scheduler._disk.reserved() == [restored]
+    it.disk.turn()
+    it.disk.turn()
     it.hear(it.scheduler.commit(plan, it.runner.run(plan)))
-    assert not started
     it.disk.settle()
     it.drain()
     assert it.token_ids("restoring") == plain_answer((*(5,) * 128, 1, 2), 4).token_ids

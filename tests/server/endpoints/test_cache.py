@@ -115,6 +115,23 @@ def test_anthropics_shape_has_its_own_path_and_its_own_rendering(tiny, fields):
     assert (counts[1] > 400) == ("cache_prompt" not in fields)
 
 
+def test_every_dialect_can_opt_out(tiny):
+    bodies = {
+        "/v1/responses": {"input": document(), "max_output_tokens": 2},
+        "/v1/messages": {"model": "tiny", "max_tokens": 2, "messages": question(document())["messages"]},
+        "/v1/chat/completions": {**question(document()), "max_tokens": 2},
+        "/v1/completions": {"prompt": document(), "max_tokens": 2},
+    }
+    for path, body in bodies.items():
+        hits = []
+        for cache_prompt in (False, False, True, True):
+            before = tiny.service.engine.stats().prefix.num_hits
+            answer = tiny.request("POST", path, json_body={**body, "cache_prompt": cache_prompt})
+            assert answer.status_code == 200, answer.text
+            hits.append(tiny.service.engine.stats().prefix.num_hits - before)
+        assert hits == [0, 0, 0, 1], path
+
+
 def test_pictures_are_part_of_the_prompt(vision_client):
     def chat(colour):
         data = io.BytesIO()
