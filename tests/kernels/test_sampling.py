@@ -169,7 +169,7 @@ def test_penalties_touch_only_the_tokens_named_and_in_the_documented_order(modul
 @pytest.mark.skipif(HAS_GPU, reason="the cases run there in full size")
 def test_penalties_and_mask_of_a_row_do_not_depend_on_its_company(module):
     for case in cases.CASES:
-        if case.op == "sample" or case.is_full:
+        if case.op.startswith("sample") or case.is_full:
             continue
         together, parts = case.make(torch.device("cpu")), case.make(torch.device("cpu"))
         getattr(chosen(module), case.op)(**together)
