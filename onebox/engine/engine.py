@@ -320,6 +320,8 @@ class Engine(EngineClient):
             self._outbox.deliver()  # there is no next step to overlap with
             self._drop_undelivered([])
             self._scheduler.tend_disk()
+            if self._disk:
+                self._route([], time.monotonic())  # what the disk has done is in the stats, as in `_rest`
 
     def _rest(self, plan: StepPlan) -> None:
         """Nothing can be computed: everybody failed while the step was planned, or waits for the disk."""

@@ -77,6 +77,8 @@ class PrefixDirectory:
         self._room = Room(self._root, self._family, budget_bytes, self._tally)
         self._pause = WritePause(self._root)
         self._suspects: list[PrefixEntry] = []
+        self._doubted: set[str] = set()
+        """Files of chunks of an entry that had a damaged one: reading ended there, so the others may be damaged too."""
         self._next_follow = self._next_clear = 0.0
         self.tend()
 
@@ -152,7 +154,10 @@ class PrefixDirectory:
         return entry
 
     def _reuse(self, chunk: Chunk) -> bool:
-        """Whether a chunk is on disk; it then counts as new, so that no process takes it for a leftover."""
+        """Whether a chunk is on disk and not in doubt; it then counts as new, so that no process removes it."""
+        if chunk.file_name in self._doubted:
+            self._doubted.discard(chunk.file_name)
+            self._family.remove_chunk(chunk.file_name)
         if not self._family.has_chunk(chunk):
             return False
         os.utime(self._family.chunk_path(chunk.file_name), follow_symlinks=False)
@@ -216,6 +221,7 @@ class PrefixDirectory:
                 remove_file(self._family.entry_path(user.key))
         if error.reason.is_lasting:
             remove_file(error.path)
+            self._doubted.update(other.file_name for other in entry.chunks)
         return error
 
     def tend(self) -> None:

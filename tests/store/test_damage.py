@@ -49,6 +49,21 @@ def test_a_damaged_chunk_is_a_miss_once_and_is_written_again(root, caplog, index
     read_back(directory, directory.find(keys))
 
 
+def test_where_one_chunk_is_damaged_the_others_are_written_again_too(root):
+    directory = opened(root)
+    keys = keys_of(1, 40)
+    store(directory, keys)
+    for path in chunk_files(root):
+        data = bytearray(path.read_bytes())
+        data[BLOCK_BYTES] ^= 1
+        path.write_bytes(data)
+    with pytest.raises(ChunkError):
+        read_back(directory, directory.find(keys))
+    assert directory.stats().damaged == {"digest": 1}
+    store(directory, keys)
+    read_back(directory, directory.find(keys))
+
+
 def test_a_damaged_chunk_takes_every_entry_that_shares_it(root):
     directory = opened(root)
     both = [keys_of(seed, 40, 16) for seed in (1, 2)]
