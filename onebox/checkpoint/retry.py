@@ -28,6 +28,8 @@ class Retries:
 
     def wait(self, error: BaseException) -> bool:
         """Waits before the next attempt after `error`; False if there should be none."""
+        if self._stop.is_set():
+            return False  # the error may well come from stopping: nothing is said of it
         asked = retry_after_s(error)
         if self._done >= MAX_RETRIES or (asked or 0.0) > MAX_RETRY_AFTER_S:
             return False
