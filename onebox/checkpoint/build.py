@@ -16,6 +16,7 @@ from typing import Any
 
 import onebox
 from onebox.checkpoint import inputs as inputs_of_build
+from onebox.checkpoint.calibrated import Calibration
 from onebox.checkpoint.convert import Unit, make_units
 from onebox.checkpoint.describe import describe, is_native, settle
 from onebox.checkpoint.disk import require_disk
@@ -50,7 +51,7 @@ from onebox.checkpoint.verify import changed_files
 from onebox.spec.errors import MismatchError, UnreadableError, WriteError
 from onebox.spec.modules import ModuleClass
 
-__all__ = ["BuildPlan", "can_resume", "output_bytes", "plan_build", "run_build"]
+__all__ = ["BuildPlan", "can_resume", "finished_build", "output_bytes", "plan_build", "run_build"]
 
 DEFAULT_SHARD_BYTES = 2 << 30
 _MAX_WRITERS = 4
@@ -75,6 +76,7 @@ class BuildPlan:
     """A digest of each input by name (`inputs.py`)."""
     stamps: dict[str, int]
     """When each shard of the sources was last changed."""
+    calibration: Calibration | None = None
 
     @property
     def fingerprint(self) -> str:
@@ -98,7 +100,12 @@ class BuildPlan:
         return result
 
 
-def plan_build(recipe: Recipe, sources: BuildSources, shard_bytes: int = DEFAULT_SHARD_BYTES) -> BuildPlan:
+def plan_build(
+    recipe: Recipe,
+    sources: BuildSources,
+    shard_bytes: int = DEFAULT_SHARD_BYTES,
+    calibration: Calibration | None = None,
+) -> BuildPlan:
     """Selects the source and format of each module and splits the output into shards.
 
     Rejects sources of different models and conversions that are not possible.
@@ -111,11 +118,11 @@ def plan_build(recipe: Recipe, sources: BuildSources, shard_bytes: int = DEFAULT
     chosen = choose(recipe, sources)
     native = is_native(chosen, sources.base)
     choices = settle(chosen, native=native)
-    shards = split_shards(make_units(choices, relabel=not native), shard_bytes)
+    shards = split_shards(make_units(choices, relabel=not native, calibration=calibration), shard_bytes)
     config = _config(choices, sources, native=native)
     copied = side_files(sources.base, is_native=native)
-    inputs = build_inputs(recipe, sources, shard_bytes, copied)
-    return BuildPlan(recipe, sources, choices, shards, config, native, copied, inputs, stamps(sources))
+    inputs = build_inputs(recipe, sources, shard_bytes, copied) | (calibration.inputs if calibration else {})
+    return BuildPlan(recipe, sources, choices, shards, config, native, copied, inputs, stamps(sources), calibration)
 
 
 def _config(choices: list[ModuleChoice], sources: BuildSources, *, native: bool) -> dict[str, Any]:
@@ -135,10 +142,10 @@ def run_build(
     try:
         out = output_directory(out)
         # Before the lock too: a complete build may lie where nothing can be written.
-        done = _finished(plan, out)
+        done = finished_build(plan, out)
         if done is None:
             with build_lock(out):
-                done = _finished(plan, out)
+                done = finished_build(plan, out)
                 if done is None:
                     return _build(plan, out, restart=restart, on_bytes=on_bytes)
         on_bytes(plan.nbytes)
@@ -162,7 +169,7 @@ def _build(plan: BuildPlan, out: Path, *, restart: bool, on_bytes: Callable[[int
     return manifest
 
 
-def _finished(plan: BuildPlan, out: Path) -> Manifest | None:
+def finished_build(plan: BuildPlan, out: Path) -> Manifest | None:
     """The manifest of `out` if this build is already complete. Raises `WriteError` if `out` holds anything else."""
     if not out.exists() or (out.is_dir() and not any(out.iterdir())):
         return None
@@ -281,6 +288,7 @@ def _finish(plan: BuildPlan, staging: Path, records: dict[str, TensorRecord]) ->
             for shard in plan.shards
         },
         files={name: FileRecord.of(content) for name, content in [*contents.items(), (_CONFIG_NAME, config)]},
+        calibration=plan.calibration.report if plan.calibration else [],
     )
     for name, content in contents.items():
         write_bytes(staging / name, content)

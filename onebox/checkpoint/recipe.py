@@ -57,6 +57,8 @@ class Action(StrEnum):
     """The same codes with NVFP4's global scale inverted, which rounds one float32 value per weight."""
     QUANTIZE = "quantised"
     """Rounded to nearest."""
+    CALIBRATE = "calibrated"
+    """Rounded by a calibration (`onebox quantize`)."""
 
 
 _COLUMNS_PER_GROUP = {TargetFormat.INT4: GROUP_SIZE, TargetFormat.NVFP4: NVFP4_GROUP}

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from onebox.checkpoint.build import BuildPlan
     from onebox.checkpoint.recipe import BuildSources, Recipe, TargetFormat
 
-__all__ = ["build"]
+__all__ = ["FormatOptions", "SourceOptions", "build", "print_plan"]
 
 _FORMAT = "keep, bf16, fp8, int8, int4 or nvfp4"
 
@@ -108,7 +108,7 @@ def build(
     if shard_gib <= 0:
         raise typer.BadParameter("must be above 0", param_hint="--shard-gib")
     plan = plan_build(recipe, sources.opened(recipe), shard_bytes=int(shard_gib * 2**30))
-    _print_plan(plan, out)
+    print_plan(plan, out)
     if dry_run:
         return
     with byte_progress("building", plan.nbytes) as on_bytes:
@@ -116,7 +116,7 @@ def build(
     typer.echo(f"{out}: {len(manifest.tensors):,} tensors, {plan.nbytes / 1e9:.2f} GB, each with its sha256.")
 
 
-def _print_plan(plan: "BuildPlan", out: Path) -> None:
+def print_plan(plan: "BuildPlan", out: Path) -> None:
     from rich.console import Console
 
     from onebox.checkpoint.match import shares_norms
