@@ -11,7 +11,7 @@ from torch import Tensor
 from onebox.formats.fragments import TILE_COLUMNS, TILE_ROWS
 from onebox.model.build import build_model
 from onebox.model.cpu import cpu_experts, cpu_layer, cpu_linear
-from onebox.model.experts import Experts, Fp8Experts, Int4Experts, Nvfp4Experts, PlainExperts
+from onebox.model.experts import Experts, Fp8Experts, IntExperts, Nvfp4Experts, PlainExperts
 from onebox.model.layers import Layer, Stream
 from onebox.model.layers.plain import Mixer, PlainLayer
 from onebox.model.linear import Fp8Linear, IntLinear, Linear, Nvfp4Linear, PlainLinear

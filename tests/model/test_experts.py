@@ -20,7 +20,7 @@ from onebox.model.cpu import CpuExperts
 from onebox.model.experts import (
     ExpertOf,
     Fp8Experts,
-    Int4Experts,
+    IntExperts,
     Nvfp4Experts,
     PlainExperts,
     make_experts,
@@ -150,7 +150,7 @@ def test_int4_experts_hold_the_stored_numbers(checkpoints, packed, monkeypatch, 
     stored_bytes = sum(expert(0, part).nbytes for part in experts_module.EXPERT_PARTS)
     monkeypatch.setattr(experts_module, "_BATCH_BYTES", batch * stored_bytes)
     made = make_experts(expert, checkpoint.spec.num_experts, load)
-    assert isinstance(made, Int4Experts)
+    assert isinstance(made, IntExperts)
     for unpacked, parts in (
         (unpack_gate_up(made.gate_up, made.gate_up_scale), ("gate_proj", "up_proj")),
         (unpack_down(made.down, made.down_scale), ("down_proj",)),
