@@ -39,7 +39,11 @@ RECIPES = {
         ),
     ),
     "gptq": ("gptq", None, Recipe(lm_head=TargetFormat.INT8, shared=TargetFormat.FP8, mtp=TargetFormat.FP8)),
-    "3 bits": ("bf16-fused", None, Recipe(experts=TargetFormat.INT3, lm_head=TargetFormat.INT8)),
+    "3 bits": (
+        "bf16-fused",
+        None,
+        Recipe(experts=TargetFormat.INT3, shared=TargetFormat.FP8, lm_head=TargetFormat.INT8),
+    ),
     "all rounded by us": (
         "bf16-fused",
         None,
