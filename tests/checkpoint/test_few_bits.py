@@ -238,6 +238,7 @@ def test_the_command_takes_mixed_recipes(checkpoints, tmp_path, run_cli):
     assert "Stock transformers (5.22) takes one format for all routed experts" in result.out
 
 
+@pytest.mark.filterwarnings("ignore:You passed `quantization_config`:UserWarning")
 def test_transformers_stops_at_mixed_experts_which_is_said(checkpoints, tmp_path):
     """If this fails because transformers opens them, the sentence is to go."""
     out = build(checkpoints / "bf16-fused", tmp_path / "out", RECIPES["3 and 4"])

@@ -35,7 +35,16 @@ class CpuDummy(DummyParts):
         super().__init__(spec, formats, CPU)
 
 
-@pytest.mark.parametrize(("name", "kind"), [("nvfp4", Nvfp4Experts), ("fp8", Fp8Experts), ("int4", IntExperts)])
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("nvfp4", Nvfp4Experts),
+        ("fp8", Fp8Experts),
+        ("int4", IntExperts),
+        ("hybrid-int34", IntExperts),
+        ("hybrid-int2", IntExperts),
+    ],
+)
 def test_dummy_experts_of_every_format_have_the_spread_of_a_weight(name, kind):
     spec = spec_from_config(tiny_config(mtp_num_hidden_layers=0))
     experts = build_model(spec, CpuDummy(spec, DUMMY_FORMATS[name]), torch.float32).stack.layers[0].mixture.experts
