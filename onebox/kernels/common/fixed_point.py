@@ -105,5 +105,18 @@ def load_squares(squares_ptr, rows, R, K: tl.constexpr, GROUPS_BLOCK: tl.constex
 
 @triton.jit
 def row_factors(squares, eps, K: tl.constexpr):
-    """float32 [rows]: one over the root mean square of rows with these `squares`, from `load_squares`."""
-    return tl.rsqrt(tl.sum(squares, 1) / K + eps)
+    """float32 [rows]: one over the root mean square of rows with these `squares`, from `load_squares`.
+
+    Half is added to half until one number is left: the order of a sum over more than two depends on the layout, which
+    depends on the number of rows.
+    """
+    ROWS: tl.constexpr = squares.shape[0]
+    total = squares
+    for _ in tl.static_range(_num_halvings(squares.shape[1])):
+        total = tl.sum(tl.reshape(total, (ROWS, 2, total.shape[1] // 2)), 1)
+    return tl.rsqrt(tl.reshape(total, (ROWS,)) / K + eps)
+
+
+@triton.constexpr_function
+def _num_halvings(length):
+    return length.bit_length() - 1
