@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 __all__ = ["quantize"]
 
+_SMALL_HIDDEN_SIZE = 512
+
 
 @option_group("Calibration")
 class CalibrationOptions:
@@ -70,7 +72,9 @@ def quantize(
     library_version()  # what is missing is said before anything is read
     recipe = formats.recipe(has_fp8=sources.fp8 is not None)
     text = index_files(calibration.data)
-    plan = plan_quantize(recipe, sources.opened(recipe), text, settings, chosen, int(shard_gib * 2**30))
+    opened = sources.opened(recipe)
+    _use_threads(opened.base.checkpoint.spec.hidden_size)
+    plan = plan_quantize(recipe, opened, text, settings, chosen, int(shard_gib * 2**30))
     print_plan(plan.build, out)
     _print_calibration(plan)
     if dry_run:
@@ -96,6 +100,14 @@ def _device(name: str) -> Any:
         torch.set_float32_matmul_precision("high")
         return torch.device("cuda")
     return torch.device("cpu")
+
+
+def _use_threads(hidden_size: int) -> None:
+    """One thread for a small model: its matrices are computed sooner than threads can wait for each other."""
+    import torch
+
+    if hidden_size <= _SMALL_HIDDEN_SIZE:
+        torch.set_num_threads(1)
 
 
 def _print_calibration(plan: "QuantizePlan") -> None:

@@ -13,13 +13,13 @@ from onebox.checkpoint.tensors import tensor_of
 from onebox.checkpoint.weights import read_weight
 from onebox.spec.model import FULL, ModelSpec
 from onebox.spec.modules import ModuleClass
-from onebox.spec.weights import Layout, WeightFormat, tensor_bytes
+from onebox.spec.weights import INTEGER_BITS, Layout, tensor_bytes
 
 __all__ = ["Block", "BlockWeights", "blocks_of", "tuned_bits", "weights_of"]
 
 _EXPERTS = (ModuleClass.EXPERTS, ModuleClass.MTP_EXPERTS)
-_TUNED_BITS = {WeightFormat.INT4: 4}
-"""Bits of the formats whose rounding is tuned."""
+_MAX_TUNED_BITS = 4
+"""With more bits there is nothing to gain by tuning."""
 
 
 @dataclass(frozen=True)
@@ -61,8 +61,9 @@ def blocks_of(spec: ModelSpec, choices: Sequence[ModuleChoice]) -> list[Block]:
 
 def tuned_bits(choice: ModuleChoice) -> int | None:
     """The bits of a matrix whose rounding is tuned; None for one that is kept or rounded otherwise."""
+    bits = INTEGER_BITS.get(choice.target.format)
     is_grouped = choice.target.layout is Layout.PACKED and choice.target.group_size > 0
-    return _TUNED_BITS.get(choice.target.format) if choice.action is Action.QUANTIZE and is_grouped else None
+    return bits if bits and bits <= _MAX_TUNED_BITS and choice.action is Action.QUANTIZE and is_grouped else None
 
 
 @dataclass(frozen=True)
