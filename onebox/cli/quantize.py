@@ -137,7 +137,9 @@ def _print_report(blocks: list[dict[str, Any]]) -> None:
     from rich.table import Table
 
     names = ("block", "error rounded", "error tuned", "tuned", "few tokens", "not better", "fewest tokens")
-    table = Table(*names, box=None, pad_edge=False)
+    table = Table(box=None, pad_edge=False)
+    for name in names:
+        table.add_column(name, no_wrap=True)
     for column in table.columns[1:]:
         column.justify = "right"
     for block in blocks:

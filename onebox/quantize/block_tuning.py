@@ -2,7 +2,8 @@
 
 Two streams run through the model: the source's, of the source's weights, and the build's, of weights as the build will
 have them. A block is tuned on the build's stream towards the source's, so it also makes up for the blocks before it:
-first the projections of its mixer, if the recipe makes integers of them, then its experts in groups.
+first the projections of its mixer, if the recipe makes integers of them, then its experts in groups. The error of a
+token is relative to its stream's mean square, because what reads the stream norms it first.
 """
 
 from collections.abc import Callable, Iterator
@@ -33,7 +34,7 @@ class Streams:
 
 @dataclass
 class BlockReport:
-    """What was tuned in a block. Errors are squared errors relative to the block's squared output."""
+    """What was tuned in a block. Errors are squared and relative to the stream, means over all tokens."""
 
     name: str
     num_tuned: int = 0
@@ -75,9 +76,8 @@ class BlockTuning:
         built = self._tune_mixer(report)
         self._mix(self.streams.built, built)
         self._tune_experts(report, dense, built)
-        power = float(self.streams.source.square().sum(dtype=torch.float64))
-        report.rounded_error /= power
-        report.tuned_error /= power
+        report.rounded_error /= self.streams.source.numel()
+        report.tuned_error /= self.streams.source.numel()
         return report
 
     # The mixer.
@@ -112,7 +112,8 @@ class BlockTuning:
 
         def error(weights: dict[str, Tensor], number: int) -> Tensor:
             found = self._mixed({**dense, **weights}, self.streams.built[number])
-            return (found - self.streams.source[number].to(found.device)).square()
+            wanted = self.streams.source[number].to(found.device)
+            return (found - wanted).square() * _row_weights(wanted)[:, None]
 
         def losses() -> Iterator[Tensor]:
             self.on_step()
@@ -155,7 +156,7 @@ class BlockTuning:
                 inputs.add(residual, branch, (gate, up, down), -1.0)
         report.num_rounded += sum(len(self._tuned_modules(branch.modules)) for branch in few)
         report.fewest_tokens = min(len(branch.rows) for branch in branches)
-        tuning = ExpertTuning(self.weights, inputs, residual, self.settings, self.generator)
+        tuning = ExpertTuning(self.weights, inputs, residual, _row_weights(source), self.settings, self.generator)
         for begin in range(0, len(groups), self.settings.experts_at_once):
             group = groups[begin : begin + self.settings.experts_at_once]
             done = tuning.run(group, self.on_step)
@@ -172,3 +173,8 @@ class BlockTuning:
 
     def _tuned_modules(self, names: list[str]) -> list[str]:
         return [name for name in names if tuned_bits(self.weights.block.choices[name])]
+
+
+def _row_weights(stream: Tensor) -> Tensor:
+    """The inverse mean square of each row [rows]."""
+    return stream.square().mean(dim=-1).clamp_(min=torch.finfo(torch.float32).tiny).reciprocal()

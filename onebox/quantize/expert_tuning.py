@@ -22,7 +22,7 @@ __all__ = ["ExpertTuning", "TunedGroup"]
 
 @dataclass(frozen=True)
 class TunedGroup:
-    """The codes of the tuned matrices by module name, and the squared errors summed over all rows.
+    """The codes of the tuned matrices by module name, and the weighted squared errors summed over all rows.
 
     There are no codes where rounding to nearest has the smaller error.
     """
@@ -40,6 +40,8 @@ class ExpertTuning:
     inputs: ExpertInput
     residual: Tensor
     """float32 [rows, hidden], in host memory: what the block should give minus what it gives; changed in place."""
+    row_weights: Tensor
+    """float32 [rows]: by what a row's squared error is multiplied."""
     settings: CalibrationSettings
     generator: torch.Generator
 
@@ -92,7 +94,7 @@ class ExpertTuning:
         return rows[torch.randperm(len(rows), generator=self.generator)[:count]].sort().values
 
     def _errors(self, branches: Sequence[Branch], matrices: Sequence[Matrices], rows: Tensor) -> Tensor:
-        """Squared errors [n, hidden] of the branches' sum at these rows."""
+        """Weighted squared errors [n, hidden] of the branches' sum at these rows."""
         place = torch.full((len(self.residual),), -1)
         place[rows] = torch.arange(len(rows))
         parts = []
@@ -100,7 +102,8 @@ class ExpertTuning:
             at = place[branch.rows]
             parts.append((at[at >= 0], branch.factors[at >= 0]))
         x = self.inputs.at(rows)
-        return (self.residual[rows].to(x.device) - branch_sum(x, parts, matrices)).square()
+        errors = (self.residual[rows].to(x.device) - branch_sum(x, parts, matrices)).square()
+        return errors * self.row_weights[rows].to(x.device)[:, None]
 
     def _total(self, branches: Sequence[Branch], matrices: Sequence[Matrices], rows: Tensor) -> float:
         return sum(float(self._errors(branches, matrices, rows[part]).sum()) for part in row_chunks(len(rows)))
