@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F  # noqa: N812 - the name the whole torch world uses
 from torch import Tensor
 
 from onebox.formats import GroupInt
@@ -77,13 +78,27 @@ class ExpertTuning:
         """Adds the branches' output to the residual. Returns their matrices to tune, by module name."""
         tuned = {}
         for branch, matrices in zip(branches, self._read(branches, self.weights.before_tuning), strict=True):
-            self.inputs.add(self.residual, branch, matrices)
-            for name, weight in zip(branch.modules, matrices, strict=True):
+            with torch.no_grad():
+                self.inputs.add(self.residual, branch, matrices)
+                importances = self._importances(branch, matrices)
+            for name, weight, importance in zip(branch.modules, matrices, importances, strict=True):
                 choice = self.weights.block.choices[name]
                 bits = tuned_bits(choice)
                 if bits:
-                    tuned[name] = TunedMatrix(weight, bits, choice.target.group_size)
+                    tuned[name] = TunedMatrix(weight, bits, choice.target.group_size, importance)
         return tuned
+
+    def _importances(self, branch: Branch, matrices: Matrices) -> tuple[Tensor, Tensor, Tensor]:
+        """Sums of squares of what each of the branch's matrices reads, by column, weighted as the errors are."""
+        gate, up, _ = matrices
+        outer, inner = torch.zeros_like(gate[0]), torch.zeros_like(gate[:, 0])
+        for part in row_chunks(len(branch.rows)):
+            rows = branch.rows[part]
+            x = self.inputs.at(rows)
+            weights = (branch.factors[part].square() * self.row_weights[rows]).to(x.device)[:, None]
+            outer += (weights * x.square()).sum(dim=0)
+            inner += (weights * (F.silu(F.linear(x, gate)) * F.linear(x, up)).square()).sum(dim=0)
+        return outer, outer, inner
 
     def _read(self, branches: Sequence[Branch], read: Callable[[str], Tensor]) -> list[Matrices]:
         return [(read(gate), read(up), read(down)) for gate, up, down in (branch.modules for branch in branches)]

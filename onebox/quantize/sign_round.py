@@ -1,8 +1,11 @@
 """The auto-round library's optimiser (SignRound) on single matrices: what is tuned, and the loop that tunes it.
 
-A matrix becomes codes and scales, as round-to-nearest does it, but with two things to tune: an offset in -0.5..0.5 that
-is added to each weight before it is rounded, and a factor for the range of each group. Rounding passes gradients
-through, and each step moves every offset by the sign of its gradient. The library is an optional dependency.
+A matrix becomes codes and scales, as round-to-nearest does it, but its scales are first searched for the least squared
+error, weighted by how large each column's inputs are, and two things are then tuned: an offset in -0.5..0.5 that is
+added to each weight before it is rounded, and a factor for the scale of each group. Rounding passes gradients through,
+and each step moves every offset by the sign of its gradient. (The library calls this SignRoundV2.) Scales may be
+negative: the largest weight of a group becomes the code of the largest size, which is negative. The library is an
+optional dependency.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -34,10 +37,13 @@ def library_version() -> str:
 
 
 class TunedMatrix:
-    """A weight, float32 [out, in], whose rounding to `bits` in groups of `group_size` columns is tuned."""
+    """A weight, float32 [out, in], whose rounding to `bits` in groups of `group_size` columns is tuned.
 
-    def __init__(self, weight: Tensor, bits: int, group_size: int) -> None:
-        from auto_round.wrapper import WrapperLinear
+    `importance` [in] is the sum of squares of each column's inputs.
+    """
+
+    def __init__(self, weight: Tensor, bits: int, group_size: int, importance: Tensor | None = None) -> None:
+        from auto_round.algorithms.quantization.sign_roundv2.quantizer import SignRoundOptimizedWrapperLinear
 
         self.bits, self.group_size = bits, group_size
         layer = torch.nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
@@ -45,7 +51,12 @@ class TunedMatrix:
         described = {"bits": bits, "group_size": group_size, "sym": True, "data_type": "int", "act_bits": 16}
         for name, value in {**described, "scale_dtype": _SCALE_DTYPE}.items():
             setattr(layer, name, value)
-        self._tuned: Any = WrapperLinear(layer, enable_torch_compile=False, device=str(weight.device))
+        if importance is not None:
+            layer.imatrix = importance
+        with torch.no_grad():
+            self._tuned: Any = SignRoundOptimizedWrapperLinear(
+                layer, enable_torch_compile=False, device=str(weight.device)
+            )
 
     @property
     def offsets(self) -> Tensor:
@@ -54,12 +65,13 @@ class TunedMatrix:
         return found
 
     @property
-    def ranges(self) -> list[Tensor]:
-        """The factors of each group's smallest and largest weight."""
-        return [self._tuned.min_scale, self._tuned.max_scale]
+    def factors(self) -> Tensor:
+        """Of the scale of every group."""
+        found: Tensor = self._tuned.max_scale
+        return found
 
     def weight(self) -> Tensor:
-        """The rounded weight, float32 [out, in], through which gradients reach offsets and ranges."""
+        """The rounded weight, float32 [out, in], through which gradients reach offsets and factors."""
         rounded: Tensor = self._rounded()[0]
         return rounded
 
@@ -84,7 +96,7 @@ def tune(matrices: Sequence[TunedMatrix], losses: Callable[[], Iterable[Tensor]]
     """
     from auto_round.algorithms.quantization.sign_round.sign_sgd import SignSGD
 
-    parameters = [tensor for matrix in matrices for tensor in (matrix.offsets, *matrix.ranges)]
+    parameters = [tensor for matrix in matrices for tensor in (matrix.offsets, matrix.factors)]
     # The library's rates: the steps together can move an offset through half of its range.
     optimizer = SignSGD(parameters, lr=1.0 / num_steps)
     schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, total_iters=num_steps)
