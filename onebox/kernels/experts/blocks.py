@@ -27,7 +27,7 @@ _TILE = 1024
 class Blocks(NamedTuple):
     """The pairs and the expert of each block, on the device: the number of blocks is known only there."""
 
-    pairs: Tensor  # int32 [blocks * pairs of a block]: -1 for unused places of an expert's last block; unset in unused blocks
+    pairs: Tensor  # int32 [blocks * size]: -1 for unused places of an expert's last block; unset in unused blocks
     expert: Tensor  # int64 [blocks]: E for unused blocks
 
 
