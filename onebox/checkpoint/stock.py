@@ -28,7 +28,7 @@ def stock_limits(quantization: Mapping[str, Any] | None, formats: Iterable[tuple
         )
     if len(stored_experts) > 1:
         limits.append(
-            "Stock transformers (5.22) takes one format for all routed experts, and here there are several: its numbers "
+            "Stock transformers (5.22) takes one format for all routed experts; here there are several: its numbers "
             "are wrong. vLLM takes one format for the experts of a layer, and stops at others."
         )
     if any(stored.has_zero_points for stored in stored_experts):

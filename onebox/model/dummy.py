@@ -166,9 +166,8 @@ class DummyParts:
     def _scales(self, *shape: int, bits: int) -> Tensor:
         """Of either sign: codes have one negative level more, and a mean of all weights would make all tokens alike."""
         # Codes are uniform over 2^bits levels, whose spread is 2^bits / sqrt(12).
-        signs = self._bytes(*shape, below=2).to(torch.float16) * 2 - 1
-        scales: Tensor = signs * (_SPREAD * 12**0.5 / 2**bits)
-        return scales
+        signs: Tensor = self._bytes(*shape, below=2).to(torch.float16) * 2 - 1
+        return signs.mul_(_SPREAD * 12**0.5 / 2**bits)
 
 
 def dummy_model(

@@ -10,16 +10,7 @@ import triton.language as tl
 from onebox.kernels.common import rows
 from onebox.kernels.common.arithmetic import rounded
 
-__all__ = [
-    "LARGEST",
-    "SMALLEST_ABSMAX",
-    "load_squares",
-    "row_factors",
-    "store_group",
-    "store_groups",
-    "store_planes",
-    "store_scaled_group",
-]
+__all__ = ["LARGEST", "SMALLEST_ABSMAX", "load_squares", "row_factors", "store_group", "store_groups", "store_planes"]
 
 LARGEST = tl.constexpr(float(rows.LARGEST))
 SMALLEST_ABSMAX = tl.constexpr(rows.SMALLEST_ABSMAX)
@@ -74,25 +65,6 @@ def store_group(
 ):
     """Writes one group to x, planes and scale."""
     store_groups(values, tl.arange(0, 128), row, group, x_ptr, planes_ptr, scale_ptr, K)
-
-
-@triton.jit
-def store_scaled_group(
-    values,  # float32 [128]: a group of a row
-    largest,  # their largest magnitude
-    row,
-    group,
-    x_ptr,  # this and the next two as in `store_groups`
-    planes_ptr,
-    scale_ptr,
-    K: tl.constexpr,
-):
-    """`store_group` where the largest magnitude is known; NaN if one of the values is."""
-    columns = group * 128 + tl.arange(0, 128)
-    tl.store(x_ptr + row * K + columns, rounded(values, x_ptr.dtype.element_ty))
-    largest = tl.maximum(largest, SMALLEST_ABSMAX, propagate_nan=tl.PropagateNan.ALL)
-    tl.store(scale_ptr + row * (K // 128) + group, largest / LARGEST)
-    store_planes(values * (LARGEST / largest), planes_ptr, row, columns, K)
 
 
 @triton.jit
