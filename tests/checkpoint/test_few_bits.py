@@ -24,11 +24,13 @@ from onebox.formats import pack_gptq, quantize
 from onebox.spec.errors import MismatchError, UnreadableError, UnsupportedError, UsageError
 from onebox.spec.model import spec_from_config
 from onebox.spec.modules import ModuleClass, modules
-from onebox.spec.weights import INTEGER_BITS, StoredTensor, identify
+from onebox.spec.traffic import PACKINGS, MatrixPacking, predicted_weight_bytes
+from onebox.spec.weights import INTEGER_BITS, ExpertFormats, Layout, StoredTensor, WeightFormat, identify
 from tests.synthetic import Tensors, tiny_config, write_checkpoint
 
 INT2, INT3, INT4, INT8 = TargetFormat.INT2, TargetFormat.INT3, TargetFormat.INT4, TargetFormat.INT8
 SPEC = spec_from_config(tiny_config())
+PACKED_INT4 = {WeightFormat.INT4: MatrixPacking(Layout.PACKED, 4, group_size=128)}
 RECIPES = {
     "3": Recipe(experts=INT3, lm_head=INT8),
     "2": Recipe(experts=INT2),
@@ -99,6 +101,15 @@ def test_a_build_has_exactly_three_bits_and_a_scale_per_group(checkpoints, tmp_p
     assert list(row.formats) == ["int3 g128 [pack-quantized]"]
     assert report.is_servable
     assert verify_checkpoint(out) == []
+
+
+@pytest.mark.parametrize("name", ["3", "2", "3 and 4"])
+def test_the_planner_predicts_the_bytes_of_a_build(checkpoints, name):
+    recipe = RECIPES[name]
+    plan = plan_build(recipe, BuildSources(open_source("base", checkpoints / "bf16-fused")))
+    formats = ExpertFormats(WeightFormat(recipe.experts), WeightFormat(recipe.experts_down or recipe.experts))
+    predicted = predicted_weight_bytes(SPEC, {ModuleClass.EXPERTS: formats}, {**PACKINGS, **PACKED_INT4})
+    assert plan.class_bytes[ModuleClass.EXPERTS] == predicted[ModuleClass.EXPERTS]
 
 
 # --- other tools' 3-bit checkpoints ---------------------------------------------------------------------------------
