@@ -1,4 +1,4 @@
-"""`python -m recipes.pocket.expert_bits [DIR] [--examples 8] [--sensitivity FILE]`: what fewer bits in experts cost.
+"""`python -m recipes.pocket.expert_bits [DIR] [--sensitivity FILE]`: what fewer bits in experts cost.
 
 Two Markdown tables. The first has each layer's sensitivity: the KL of the model whose experts have 3 bits in this layer
 and are BF16 in all others; `--sensitivity` writes it as the JSON file that `onebox build --expert-layers` reads. The
@@ -39,17 +39,16 @@ from recipes.pocket.evaluation.predictions import (
 __all__ = ["main"]
 
 _DOCUMENTS = Path(__file__).parents[2] / "docs"
-_PASSAGE_TOKENS = 768
 _SENSITIVE = 2
 """Layers that keep 4 bits in the build by sensitivity."""
 
 
-def _passages(master: Path, num_examples: int) -> list[HeldOutPassage]:
-    """The first tokens of each document, and right answers to examples of each workload."""
+def _passages(master: Path, num_examples: int, num_tokens: int) -> list[HeldOutPassage]:
+    """The first tokens of each document, and right answers to examples of each workload that are no longer."""
     tokenizer, template = Tokenizer.load(master), ChatTemplate.load(master)
     texts = (path.read_text(encoding="utf-8") for path in sorted(_DOCUMENTS.glob("*.md")))
-    documents = [HeldOutPassage("documents", tuple(tokenizer.encode(text)[:_PASSAGE_TOKENS]), 1) for text in texts]
-    return [*documents, *example_passages(tokenizer, template, num_examples, _PASSAGE_TOKENS)]
+    documents = [HeldOutPassage("documents", tuple(tokenizer.encode(text)[:num_tokens]), 1) for text in texts]
+    return [*documents, *example_passages(tokenizer, template, num_examples, num_tokens)]
 
 
 def _scores(
@@ -90,8 +89,7 @@ def _builds(sensitivity: Path) -> dict[str, Recipe]:
     }
 
 
-def _tables(master: Path, num_examples: int, sensitivity: Path) -> Iterator[str]:
-    passages = _passages(master, num_examples)
+def _tables(master: Path, passages: Sequence[HeldOutPassage], sensitivity: Path) -> Iterator[str]:
     layers = _sensitivity(master, passages)
     sensitivity.write_text(json.dumps({layer: round(each.mean_divergence, 6) for layer, each in layers.items()}))
     yield "| layer with experts of 3 bits | perplexity | mean KL to the master |"
@@ -114,6 +112,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m recipes.pocket.expert_bits", description=__doc__)
     parser.add_argument("directory", type=Path, nargs="?", default=MODEL_DIRECTORY, help="the BF16 checkpoint")
     parser.add_argument("--examples", type=int, default=8, help="right answers of each workload")
+    parser.add_argument("--tokens", type=int, default=768, help="of each passage")
     parser.add_argument("--sensitivity", type=Path, help="also write each layer's sensitivity to this file")
     given = parser.parse_args(arguments)
 
@@ -121,7 +120,8 @@ def main(arguments: list[str] | None = None) -> int:
         torch.set_num_threads(1)
         with tempfile.TemporaryDirectory(prefix="pocket-sensitivity-") as scratch:
             file = given.sensitivity or Path(scratch) / "sensitivity.json"
-            for line in _tables(given.directory, given.examples, file):
+            passages = _passages(given.directory, given.examples, given.tokens)
+            for line in _tables(given.directory, passages, file):
                 sys.stdout.write(f"{line}\n")
                 sys.stdout.flush()
         return 0
