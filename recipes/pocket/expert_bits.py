@@ -55,7 +55,8 @@ def _scores(
     recipes: Mapping[str, Recipe], master: Path, passages: Sequence[HeldOutPassage], kv_formats: Sequence[str]
 ) -> tuple[dict[str, PredictionScores], dict[str, int]]:
     """Of every build with every KV format, compared with the first; and the bytes of each build's tensors."""
-    variants, sizes = {}, {}
+    variants: dict[str, ModelVariant] = {}
+    sizes: dict[str, int] = {}
     with tempfile.TemporaryDirectory(prefix="pocket-bits-") as scratch:
         for number, (name, recipe) in enumerate(recipes.items()):
             made = Path(scratch) / str(number)

@@ -16,6 +16,7 @@ from onebox.checkpoint.bind import bind
 from onebox.checkpoint.build import plan_build, run_build
 from onebox.checkpoint.inspect import inspect_checkpoint
 from onebox.checkpoint.layer_targets import parse_layer_target
+from onebox.checkpoint.manifest import read_manifest
 from onebox.checkpoint.recipe import BuildSources, LayerTarget, Recipe, TargetFormat, open_source
 from onebox.checkpoint.source import open_checkpoint
 from onebox.checkpoint.verify import verify_checkpoint
@@ -94,6 +95,7 @@ def test_mixed_experts_are_described_by_patterns_not_by_name(checkpoints):
 def test_a_build_has_exactly_three_bits_and_a_scale_per_group(checkpoints, tmp_path):
     out = build(checkpoints / "bf16-fused", tmp_path / "out", Recipe(experts=INT3))
     report = inspect_checkpoint(out)
+    assert read_manifest(out).recipe == {**Recipe().texts, "experts": "int3"}
     (row,) = [row for row in report.rows if row.module_class is ModuleClass.EXPERTS]
     count = sum(module.numel for module in modules(SPEC) if module.module_class is ModuleClass.EXPERTS)
     num_modules = sum(module.module_class is ModuleClass.EXPERTS for module in modules(SPEC))
