@@ -79,6 +79,9 @@ class LayerTarget(NamedTuple):
     layers: tuple[int, ...]
     target: TargetFormat
 
+    def __str__(self) -> str:
+        return f"{','.join(map(str, self.layers))}={self.target.value}"
+
 
 @dataclass(frozen=True)
 class Recipe:
@@ -112,6 +115,14 @@ class Recipe:
     def targets(self) -> dict[str, TargetFormat]:
         """The targets that are set for whole classes, by field."""
         return {name: value for name, value in vars(self).items() if isinstance(value, TargetFormat)}
+
+    @property
+    def texts(self) -> dict[str, str]:
+        """What is set, by field, as manifests and digests have it."""
+        texts = {name: target.value for name, target in self.targets.items()}
+        if self.expert_layers:
+            texts["expert_layers"] = " ".join(str(each) for each in self.expert_layers)
+        return texts
 
     @classmethod
     def completed(cls, given: Mapping[str, Any], *, has_fp8: bool) -> "Recipe":
