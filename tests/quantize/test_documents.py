@@ -74,7 +74,7 @@ def test_a_line_of_another_kind_is_named_by_its_place(tokenizer, tmp_path, line)
     path = tmp_path / "log.jsonl"
     path.write_text('{"text": "good"}\n' + line + "\n")
     with pytest.raises(
-        UnreadableError, match="The line at byte 17 of .*log.jsonl is neither a text nor a conversation"
+        UnreadableError, match=r"The line at byte 17 of .*log.jsonl is neither a text nor a conversation"
     ):
         index_files([path]).tokens(tokenizer, TEMPLATE, SETTINGS)
 
