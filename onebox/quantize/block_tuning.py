@@ -67,6 +67,8 @@ class BlockTuning:
     on_step: Callable[[], None]
     codes: dict[str, GroupInt] = field(default_factory=dict)
     """Of the matrices that are better tuned than rounded, by module name."""
+    num_steps: int = 0
+    """Taken so far."""
 
     def run(self) -> BlockReport:
         """Tunes the block and takes both streams through it."""
@@ -79,6 +81,10 @@ class BlockTuning:
         report.rounded_error /= self.streams.source.numel()
         report.tuned_error /= self.streams.source.numel()
         return report
+
+    def _count_step(self) -> None:
+        self.num_steps += 1
+        self.on_step()
 
     # The mixer.
 
@@ -116,7 +122,7 @@ class BlockTuning:
             return (found - wanted).square() * _row_weights(wanted)[:, None]
 
         def losses() -> Iterator[Tensor]:
-            self.on_step()
+            self._count_step()
             for number in torch.randperm(len(self.streams.built), generator=self.generator)[:num_sequences].tolist():
                 yield error({name: matrix.weight() for name, matrix in tuned.items()}, number).mean()
 
@@ -159,11 +165,11 @@ class BlockTuning:
         tuning = ExpertTuning(self.weights, inputs, residual, _row_weights(source), self.settings, self.generator)
         for begin in range(0, len(groups), self.settings.experts_at_once):
             group = groups[begin : begin + self.settings.experts_at_once]
-            done = tuning.run(group, self.on_step)
+            done = tuning.run(group, self._count_step)
             self.codes |= done.codes
             modules = [module for branch in group for module in branch.modules]
             report.add(len(self._tuned_modules(modules)), done.codes, (done.rounded_error, done.tuned_error))
-        stream.copy_(source - residual)
+        torch.sub(source, residual, out=stream)
 
     def _add_source_experts(self, out: Tensor, inputs: ExpertInput) -> None:
         """Adds the output of all of the source's experts to `out`."""
@@ -177,4 +183,5 @@ class BlockTuning:
 
 def _row_weights(stream: Tensor) -> Tensor:
     """The inverse mean square of each row [rows]."""
-    return stream.square().mean(dim=-1).clamp_(min=torch.finfo(torch.float32).tiny).reciprocal()
+    squares = torch.linalg.vector_norm(stream, dim=-1).square_() / stream.shape[-1]
+    return squares.clamp_(min=torch.finfo(torch.float32).tiny).reciprocal_()

@@ -76,7 +76,7 @@ def _routed(name: str, num_experts: int, shares: Tensor, chosen: Tensor) -> Iter
     """The experts' branches, of each row's shares and chosen experts [rows, k]."""
     order = chosen.flatten().argsort(stable=True)
     counts = chosen.flatten().bincount(minlength=num_experts).tolist()
-    for expert, places in enumerate(order.split(counts)):
+    for expert, places in enumerate(order.split(counts)):  # type: ignore[no-untyped-call]
         yield Branch(f"{name}.{expert}", places // chosen.shape[1], shares.flatten()[places])
 
 

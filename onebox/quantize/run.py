@@ -147,17 +147,14 @@ def _calibrate(plan: QuantizePlan, work: CalibrationWork, on_step: Callable[[int
     for number, block in enumerate(plan.blocks[done:], start=done):
         if block.in_mtp:
             streams = _mtp_streams(plan, streams)
-        tuning = BlockTuning(
-            plan.spec,
-            BlockWeights(block, scales, plan.device),
-            streams,
-            plan.settings,
-            torch.Generator().manual_seed(plan.settings.seed * 100_003 + number),
-            lambda: on_step(1),
-        )
+        # Of its own for each block: a run that goes on draws what one that was not stopped draws.
+        generator = torch.Generator().manual_seed(plan.settings.seed * 100_003 + number)
+        weights = BlockWeights(block, scales, plan.device)
+        tuning = BlockTuning(plan.spec, weights, streams, plan.settings, generator, lambda: on_step(1))
         report = tuning.run()
         is_last = number + 1 == len(plan.blocks)
         work.finish_block(number, tuning.codes, report, None if is_last else streams)
+        on_step(plan.num_steps([block]) - tuning.num_steps)
 
 
 def _require_room(plan: QuantizePlan, work: CalibrationWork) -> None:
