@@ -133,14 +133,12 @@ def test_a_run_stopped_anywhere_goes_on_at_the_last_finished_block(planned, tmp_
     plan, out = planned(), tmp_path / "out"
     total = plan.num_steps(plan.blocks)
     per_block = total // len(plan.blocks)
-    computed = 0
     for number in (3, 2 * per_block + 5, total - 4):
         done = 0
 
         def stop(count: int, at: int = number) -> None:
-            nonlocal done, computed
+            nonlocal done
             done += count
-            computed += count == 1
             if done >= at:
                 raise StoppedError
 
