@@ -19,7 +19,15 @@ from onebox.engine.grammar.bounds import MAX_GRAMMAR_BYTES
 from onebox.engine.grammar.value import Grammar, GrammarError, GrammarKind
 from onebox.engine.logprobs import LogprobRows, TokenLogprob
 from onebox.engine.prefix import PrefixLookup, PrefixStats
-from onebox.engine.remote.messages import DeviceMemory, Planned, PrefixDiskOpened, Progress, StartDetail, StartPhase
+from onebox.engine.remote.messages import (
+    DeviceMemory,
+    DraftVocabOpened,
+    Planned,
+    PrefixDiskOpened,
+    Progress,
+    StartDetail,
+    StartPhase,
+)
 from onebox.engine.remote.parent import EngineProcess
 from onebox.engine.remote.supervise import RestartPolicy
 from onebox.engine.request import (
@@ -56,7 +64,7 @@ from onebox.engine.start import (
     prefix_disk,
     start_engine,
 )
-from onebox.engine.stats import DiskStats, EngineStats, FrozenTotals
+from onebox.engine.stats import DiskStats, DraftVocabStats, EngineStats, FrozenTotals
 from onebox.spec.kv import PAGE_TOKENS
 from onebox.spec.vocabulary import TokenTable
 
@@ -72,6 +80,8 @@ __all__ = [
     "Deliver",
     "DeviceMemory",
     "DiskStats",
+    "DraftVocabOpened",
+    "DraftVocabStats",
     "Engine",
     "EngineClient",
     "EngineConfig",
