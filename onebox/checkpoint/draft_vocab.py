@@ -1,13 +1,22 @@
 """A checkpoint's own draft vocabulary: the tensor `mtp.d2t`, int64 [D], read without torch."""
 
 from array import array
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from onebox.checkpoint.header import TensorEntry
 from onebox.checkpoint.source import read_tensor
-from onebox.spec.draft_vocab import d2t_offsets, tokens_of_d2t
-from onebox.spec.errors import MismatchError
+from onebox.spec.draft_vocab import D2T_TENSOR, d2t_offsets, tokens_of_d2t
+from onebox.spec.errors import MismatchError, UsageError
+from onebox.spec.modules import ModuleClass
+from onebox.spec.weights import StoredTensor
 
-__all__ = ["d2t_bytes", "read_draft_vocab"]
+if TYPE_CHECKING:
+    from onebox.checkpoint.convert import Unit
+    from onebox.checkpoint.recipe import ModuleChoice
+    from onebox.checkpoint.rounding import TensorChunk
+
+__all__ = ["chosen_draft_vocab", "draft_vocab_unit", "read_draft_vocab"]
 
 
 def read_draft_vocab(entry: TensorEntry, vocab_size: int) -> tuple[int, ...]:
@@ -22,6 +31,27 @@ def read_draft_vocab(entry: TensorEntry, vocab_size: int) -> tuple[int, ...]:
     return tuple(tokens)
 
 
-def d2t_bytes(token_ids: tuple[int, ...]) -> bytes:
-    """The tensor's bytes for the tokens of draft indices 0, 1, ..."""
-    return array("q", d2t_offsets(token_ids)).tobytes()
+def chosen_draft_vocab(asked: Sequence[int] | None, choices: "list[ModuleChoice]") -> tuple[int, ...]:
+    """The list of a build's output: as asked, else that of the checkpoint which gives the MTP head; empty: none."""
+    source = next((choice.source for choice in choices if choice.module.module_class is ModuleClass.MTP_FC), None)
+    if source is None:
+        if asked:
+            raise UsageError("--draft-vocab has nothing to act on: no source holds an MTP head; name one that does.")
+        return ()
+    if asked is not None:
+        return tuple(asked)
+    entry = source.binding.draft_vocab
+    return read_draft_vocab(entry, source.checkpoint.spec.vocab_size) if entry else ()
+
+
+def draft_vocab_unit(token_ids: tuple[int, ...]) -> "Unit":
+    """The list as a unit of the output."""
+    from onebox.checkpoint.convert import OutputTensor, Unit
+    from onebox.checkpoint.recipe import Action
+
+    tensor = OutputTensor(D2T_TENSOR, StoredTensor("I64", (len(token_ids),)))
+
+    def make() -> "Iterator[TensorChunk]":
+        yield 0, memoryview(array("q", d2t_offsets(token_ids)).tobytes())
+
+    return Unit((tensor,), Action.LIST, ModuleClass.MTP_SMALL, "draft vocabulary", make)

@@ -14,6 +14,7 @@ from onebox.engine.client import (
     Watch,
 )
 from onebox.engine.config import EngineConfig, PrefixDiskConfig, SpeculationConfig, SpeculationMethod
+from onebox.engine.draft.vocabulary_start import kept_counts_path
 from onebox.engine.engine import Deliver, Engine
 from onebox.engine.grammar.bounds import MAX_GRAMMAR_BYTES
 from onebox.engine.grammar.value import Grammar, GrammarError, GrammarKind
@@ -131,6 +132,7 @@ __all__ = [
     "check_torch",
     "compile_ahead",
     "foresee_memory",
+    "kept_counts_path",
     "kernels_are_compiled",
     "plan_engine",
     "prefix_disk",
