@@ -63,6 +63,8 @@ class Action(StrEnum):
     """Rounded to nearest."""
     CALIBRATE = "calibrated"
     """Rounded by a calibration (`onebox quantize`)."""
+    LIST = "listed"
+    """Token ids, not values: the draft vocabulary."""
 
 
 _TILED = (TargetFormat.INT4, TargetFormat.INT3, TargetFormat.INT2)

@@ -87,7 +87,7 @@ def plan_quantize(
         "torch": torch.__version__,
         "device": device.type,
     }
-    build = plan_build(recipe, sources, shard_bytes, Calibration(inputs))
+    build = plan_build(recipe, sources, shard_bytes, calibration=Calibration(inputs))
     base = sources.base.checkpoint.directory
     template = None
     with suppress(UnreadableError):
@@ -119,7 +119,7 @@ def calibrate(
         _calibrate(plan, work, on_step)
     inputs = plan.build.calibration.inputs if plan.build.calibration else {}
     found = Calibration(inputs, work.tensors(), [_rounded_figures(report) for report in work.reports()])
-    return plan_build(plan.build.recipe, plan.build.sources, plan.shard_bytes, found)
+    return plan_build(plan.build.recipe, plan.build.sources, plan.shard_bytes, calibration=found)
 
 
 def build_calibrated(
