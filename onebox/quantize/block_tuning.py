@@ -150,21 +150,17 @@ class BlockTuning:
             branches = inputs.branches(name)
             residual = source - stream
             wanted = set(self.weights.block.branches_tuned)
-            groups, few = [], []
+            few = {branch.name for branch in branches if len(branch.rows) < self.settings.min_tokens} & wanted
             for branch in branches:
-                if branch.name not in wanted:
-                    read = self.weights.before_tuning
-                elif len(branch.rows) < self.settings.min_tokens:
-                    read, few = self.weights.built, [*few, branch]
-                else:
-                    read, groups = self.weights.before_tuning, [*groups, branch]
+                read = self.weights.built if branch.name in few else self.weights.before_tuning
                 gate, up, down = (read(module) for module in branch.modules)
                 inputs.add(residual, branch, (gate, up, down), -1.0)
-        report.num_rounded += sum(len(self._tuned_modules(branch.modules)) for branch in few)
+        to_tune = [branch for branch in branches if branch.name in wanted - few]
+        report.num_rounded = sum(len(self._tuned_modules(branch.modules)) for branch in branches if branch.name in few)
         report.fewest_tokens = min(len(branch.rows) for branch in branches)
         tuning = ExpertTuning(self.weights, inputs, residual, _row_weights(source), self.settings, self.generator)
-        for begin in range(0, len(groups), self.settings.experts_at_once):
-            group = groups[begin : begin + self.settings.experts_at_once]
+        for begin in range(0, len(to_tune), self.settings.experts_at_once):
+            group = to_tune[begin : begin + self.settings.experts_at_once]
             done = tuning.run(group, self._count_step)
             self.codes |= done.codes
             modules = [module for branch in group for module in branch.modules]
@@ -183,5 +179,5 @@ class BlockTuning:
 
 def _row_weights(stream: Tensor) -> Tensor:
     """The inverse mean square of each row [rows]."""
-    squares = torch.linalg.vector_norm(stream, dim=-1).square_() / stream.shape[-1]
+    squares: Tensor = torch.linalg.vector_norm(stream, dim=-1).square_() / stream.shape[-1]
     return squares.clamp_(min=torch.finfo(torch.float32).tiny).reciprocal_()

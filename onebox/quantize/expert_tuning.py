@@ -48,7 +48,7 @@ class ExpertTuning:
 
     def run(self, branches: Sequence[Branch], on_step: Callable[[], None]) -> TunedGroup:
         """Tunes these branches together, by the input's rows that reach at least one of them."""
-        rows = torch.cat([branch.rows for branch in branches]).unique()
+        rows: Tensor = torch.cat([branch.rows for branch in branches]).unique()  # type: ignore[no-untyped-call]
         tuned = self._start(branches)
         rounded = self._read(branches, self.weights.built)
 
