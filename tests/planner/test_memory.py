@@ -13,6 +13,7 @@ from onebox.spec.hardware import BOXES, GIB
 from onebox.spec.kv import KVFormat
 from onebox.spec.modules import ModuleClass
 from onebox.spec.shapes import named_spec
+from onebox.spec.states import StateDtype
 
 SPEC = named_spec("qwen3.5-122b-a10b")
 SPARK = BOXES["dgx-spark"]
@@ -77,8 +78,9 @@ def test_staging_takes_memory_of_the_box_only_where_the_host_shares_it():
 
 
 def test_a_slot_is_a_state_and_the_rows_awaiting_verification():
-    assert SPEC.state_bytes_per_sequence == 36 * (73_728 + 4_194_304)
-    assert checkpoint_bytes(SPEC) == SPEC.state_bytes_per_sequence + 2 * 3072
+    state = SPEC.state_bytes_per_sequence(StateDtype.FLOAT32)
+    assert state == 36 * (73_728 + 4_194_304)
+    assert checkpoint_bytes(SPEC) == state + 2 * 3072
     row = 36 * (2 * 12288 + 4 * 2 * 64)
     assert slot_bytes(SPEC, 0) == checkpoint_bytes(SPEC) + row
     assert slot_bytes(SPEC, 2) == checkpoint_bytes(SPEC) + 3 * row
