@@ -70,6 +70,12 @@ class InspectReport:
     def class_bytes(self) -> dict[ModuleClass, int]:
         return {row.module_class: row.nbytes for row in self.rows}
 
+    @property
+    def class_formats(self) -> dict[ModuleClass, str]:
+        """The format of each class by name, such as int4; `int3/int4` where there are two."""
+        ways = {row.module_class: {way.split()[0] for way in row.formats} for row in self.rows}
+        return {kind: "/".join(sorted(names)) for kind, names in ways.items()}
+
 
 def inspect_checkpoint(
     directory: Path,
