@@ -165,6 +165,8 @@ def _draft_vocabulary(setting: Setting) -> Iterator[_Change]:
         return
     rows, whole = setting.workload.draft_vocab_size, setting.spec.vocab_size
     other = default_draft_vocab_size(whole) if rows is None else None
+    if rows == other:  # a vocabulary too small to trim
+        return
     how = f"--draft-vocab {'auto' if other else 'full'}"
     changed = setting.with_workload(draft_vocab_size=other)
     yield _Change("LM head for drafts", f"{rows or whole:,} rows", f"{other or whole:,} rows", how, changed)
