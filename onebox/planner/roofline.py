@@ -34,15 +34,16 @@ __all__ = [
     "tokens_per_step",
 ]
 
-KERNEL_SECONDS = 1.75e-6
+KERNEL_SECONDS = 1.9e-6
 """Overhead of a step per kernel, beyond its bytes: launch and waiting for the previous kernel.
 
-Measured with the whole engine on an H200, 122B shape, 2026-11-15: 589 kernels took 2.34 ms where a copy moves the bytes
-in 1.32; with two drafts 670 took 3.67 ms, against 2.68. That other boxes have the same overhead is an assumption.
+Measured with the whole engine on an H200, 122B shape, 2026-11-16: 541 kernels took 2.349 ms where a copy moves the bytes
+in 1.32. With two drafts 585 took 4.056 ms, 0.34 more than this gives: kernels of three rows do not reach a copy's speed
+there. That other boxes have the same overhead is an assumption.
 """
-_LAYER_KERNELS = 12
+_LAYER_KERNELS = 11
 _OTHER_KERNELS = 13
-_DRAFT_KERNELS = 40
+_DRAFT_KERNELS = 22
 _SHARED_KERNELS = 2
 
 

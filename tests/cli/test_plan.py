@@ -53,7 +53,7 @@ def test_a_spark_reaches_its_goals_with_the_assumptions_as_they_were():
     assert engine_speed("--weights", "hybrid-int3") > 66
     found = json.loads(run("--json", *SPARK_RECORD))
     assert found["assumptions"][:3] == ["acceptance 0.9, 0.72", "225 GB/s", "experts chosen independently"]
-    assert found["assumptions"][3].endswith("kernels at 1.75 us each")
+    assert found["assumptions"][3] == "585 kernels at 1.9 us each"
 
 
 FLAGS = {
