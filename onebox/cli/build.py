@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 __all__ = ["build"]
 
 _FORMAT = "keep, bf16, fp8, int8, int4 or nvfp4"
+_EXPERT_FORMAT = "keep, bf16, fp8, int8, int4, int3, int2 or nvfp4"
 
 
 @option_group("Sources")
@@ -56,7 +57,18 @@ class FormatOptions:
     """The format of each module class in the output."""
 
     lm_head: Annotated[str, typer.Option(help="LM head: keep, bf16 or int8.")] = "keep"
-    experts: Annotated[str, typer.Option(help=f"Routed experts: {_FORMAT}.")] = "keep"
+    experts: Annotated[str, typer.Option(help=f"Routed experts: {_EXPERT_FORMAT}.")] = "keep"
+    experts_down: Annotated[
+        str | None,
+        typer.Option(help="Their down projections, if different from --experts: int4, int3 or int2 beside another."),
+    ] = None
+    expert_layers: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Routed experts of some layers, if different: 0-3,44-47=int4, or '8 of FILE=int4' for the 8 layers "
+            "with the largest numbers of a JSON file (layer: number). Repeatable.",
+        ),
+    ] = None
     attention: Annotated[str, typer.Option(help=f"Attention and DeltaNet projections: {_FORMAT}.")] = "keep"
     delta: Annotated[str | None, typer.Option(help="DeltaNet projections, if different from --attention.")] = None
     shared: Annotated[
@@ -71,10 +83,17 @@ class FormatOptions:
     ] = "auto"
 
     def recipe(self, *, has_fp8: bool) -> "Recipe":
+<<<<<<< HEAD
         from onebox.checkpoint.recipe import Recipe, TargetFormat
+=======
+        from onebox.checkpoint.layer_targets import parse_layer_target
+        from onebox.checkpoint.recipe import Recipe
+>>>>>>> bits3
 
         given = {
             "experts": _target("--experts", self.experts),
+            "experts_down": _target("--experts-down", self.experts_down) if self.experts_down else None,
+            "expert_layers": tuple(parse_layer_target(text) for text in self.expert_layers or ()),
             "attention": _target("--attention", self.attention),
             "delta": _target("--delta", self.delta) if self.delta else None,
             "shared": _target("--shared", self.shared) if self.shared else None,

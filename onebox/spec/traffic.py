@@ -38,6 +38,7 @@ from onebox.spec.weights import (
 
 __all__ = [
     "PACKINGS",
+    "ClassFormats",
     "MatrixPacking",
     "Routing",
     "Traffic",
@@ -52,6 +53,8 @@ __all__ = [
 ]
 
 ClassBytes = Mapping[ModuleClass, int]
+ClassFormats = Mapping[ModuleClass, WeightFormat | ExpertFormats]
+"""The format of each class; of routed experts also two, where down projections differ."""
 _PLAIN_DTYPES = {WeightFormat.BF16: "BF16", WeightFormat.FP16: "F16", WeightFormat.FP32: "F32"}
 
 
@@ -96,7 +99,7 @@ def _is_scale(suffix: str, dtypes: tuple[str, ...], packing: MatrixPacking) -> b
 
 def predicted_weight_bytes(
     spec: ModelSpec,
-    formats: Mapping[ModuleClass, WeightFormat | ExpertFormats],
+    formats: ClassFormats,
     packings: Mapping[WeightFormat, MatrixPacking] = PACKINGS,
 ) -> dict[ModuleClass, int]:
     """Predicted bytes per module class of a checkpoint; classes not in `formats` are BF16.
@@ -123,9 +126,8 @@ def _module_bytes(
     formats: WeightFormat | ExpertFormats,
     packings: Mapping[WeightFormat, MatrixPacking],
 ) -> int:
-    chosen = formats
-    if isinstance(formats, ExpertFormats):
-        chosen = formats.down if group.is_down else formats.gate_up
+    pair = formats if isinstance(formats, ExpertFormats) else ExpertFormats(formats, formats)
+    chosen = pair.down if group.is_down else pair.gate_up
     if group.is_matrix and chosen in packings:
         return matrix_bytes(packings[chosen], group.shape[0], group.shape[1])
     dtype = _PLAIN_DTYPES[chosen] if group.is_matrix else "BF16"

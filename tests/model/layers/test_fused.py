@@ -25,11 +25,11 @@ from tests.synthetic import tiny_config, write_checkpoint
 CPU = torch.device("cpu")
 
 
-@pytest.fixture(scope="module")
-def directory(tmp_path_factory) -> Path:
-    """INT4 experts, attention and DeltaNet, whose rows go to every expert."""
-    root = tmp_path_factory.mktemp("fused") / "autoround"
-    write_checkpoint(root, "autoround", config=tiny_config(num_experts_per_tok=4))
+@pytest.fixture(scope="module", params=["autoround", "packed-int3"])
+def directory(request, tmp_path_factory) -> Path:
+    """INT4 experts, attention and DeltaNet, or INT3 with INT4 in the experts' down; rows go to every expert."""
+    root = tmp_path_factory.mktemp("fused") / request.param
+    write_checkpoint(root, request.param, config=tiny_config(num_experts_per_tok=4))
     return root
 
 
