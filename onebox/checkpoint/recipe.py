@@ -130,13 +130,8 @@ class Recipe:
         return texts
 
     @classmethod
-<<<<<<< HEAD
-    def completed(cls, given: Mapping[str, TargetFormat], *, has_fp8: bool) -> "Recipe":
-        """The given targets and the defaults: DeltaNet as attention, FP8 shared experts if there is FP8, MTP auto."""
-=======
     def completed(cls, given: Mapping[str, Any], *, has_fp8: bool) -> "Recipe":
-        """The given targets and the defaults: DeltaNet as attention, FP8 shared experts if FP8 is a source."""
->>>>>>> bits3
+        """The given targets and the defaults: DeltaNet as attention, FP8 shared experts if there is FP8, MTP auto."""
         shared = TargetFormat.FP8 if has_fp8 else TargetFormat.KEEP
         delta = given.get("attention", TargetFormat.KEEP)
         return cls(**{"shared": shared, "delta": delta, "mtp": TargetFormat.AUTO, **given})
@@ -244,13 +239,8 @@ def choose(recipe: Recipe, sources: BuildSources) -> list[ModuleChoice]:
 def _refuse_idle_targets(recipe: Recipe, choices: list[ModuleChoice]) -> None:
     """Rejects a target that applies to no module of the output, which would otherwise be ignored silently."""
     used = {_FIELD_OF.get(choice.module.module_class) for choice in choices}
-<<<<<<< HEAD
-    for name, target in vars(recipe).items():
-        if target not in (TargetFormat.KEEP, TargetFormat.AUTO) and name not in used:
-=======
     for name, target in recipe.targets.items():
-        if target is not TargetFormat.KEEP and name.removesuffix("_down") not in used:
->>>>>>> bits3
+        if target not in (TargetFormat.KEEP, TargetFormat.AUTO) and name.removesuffix("_down") not in used:
             raise UsageError(
                 f"--{name.replace('_', '-')} {target} has nothing to act on: no source holds such modules; "
                 "leave it out or name a source that does."

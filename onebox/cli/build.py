@@ -83,12 +83,8 @@ class FormatOptions:
     ] = "auto"
 
     def recipe(self, *, has_fp8: bool) -> "Recipe":
-<<<<<<< HEAD
-        from onebox.checkpoint.recipe import Recipe, TargetFormat
-=======
         from onebox.checkpoint.layer_targets import parse_layer_target
-        from onebox.checkpoint.recipe import Recipe
->>>>>>> bits3
+        from onebox.checkpoint.recipe import Recipe, TargetFormat
 
         given = {
             "experts": _target("--experts", self.experts),

@@ -25,12 +25,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-<<<<<<< HEAD
-from onebox.checkpoint.recipe import FORMATS, Recipe, TargetFormat
-=======
 from onebox.checkpoint.layer_targets import parse_layer_target
-from onebox.checkpoint.recipe import Recipe, TargetFormat
->>>>>>> bits3
+from onebox.checkpoint.recipe import FORMATS, Recipe, TargetFormat
 from onebox.checkpoint.repository import HubId
 from onebox.spec.errors import UnreadableError, UsageError
 
@@ -41,18 +37,10 @@ _SHIPPED = Path(__file__).parent / "recipes"
 _KEYS = {"summary": str, "model": str, "sources": dict, "build": dict, "serve": dict}
 _ROLES = {"base": "base", "fp8": "fp8", "mtp_from": "mtp"}
 """Key in the file -> role in a build."""
-<<<<<<< HEAD
 _BUILD: Mapping[str, Sequence[str]] = {
-    **dict.fromkeys(("experts", "attention", "delta", "shared"), FORMATS),
+    **dict.fromkeys(("experts", "experts_down", "attention", "delta", "shared"), FORMATS),
     "mtp": tuple(TargetFormat),
     "lm_head": ("keep", "bf16", "int8"),
-=======
-_FORMATS = tuple(target.value for target in TargetFormat)
-_LM_HEAD_FORMATS = ("keep", "bf16", "int8")
-_BUILD = {
-    name: _LM_HEAD_FORMATS if name == "lm_head" else _FORMATS
-    for name in ("experts", "experts_down", "attention", "delta", "shared", "mtp", "lm_head")
->>>>>>> bits3
 }
 _LAYERS = "expert_layers"
 
