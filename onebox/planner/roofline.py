@@ -37,9 +37,9 @@ __all__ = [
 KERNEL_SECONDS = 1.9e-6
 """Overhead of a step per kernel, beyond its bytes: launch and waiting for the previous kernel.
 
-Measured with the whole engine on an H200, 122B shape, 2026-11-16: 541 kernels took 2.349 ms where a copy moves the bytes
-in 1.32. With two drafts 585 took 4.056 ms, 0.34 more than this gives: kernels of three rows do not reach a copy's speed
-there. That other boxes have the same overhead is an assumption.
+Measured with the whole engine on an H200, 122B shape, 2026-11-16: 541 kernels took 2.349 ms where a copy moves the
+bytes in 1.32. With two drafts 585 took 4.056 ms, 0.34 more than this gives: kernels of three rows do not reach a copy's
+speed there. That other boxes have the same overhead is an assumption.
 """
 _LAYER_KERNELS = 11
 _OTHER_KERNELS = 13
