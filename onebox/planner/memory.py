@@ -174,7 +174,11 @@ class MemoryPlan:
         return (
             MemoryPart("weights", self.weights_bytes, _weights_note(self.request)),
             MemoryPart("workspace", self.workspace_bytes, "CUDA context, graphs, activations (estimate)"),
-            MemoryPart("states", self.states_bytes, f"{slots} slots of {self.slot_bytes / 1e6:.1f} MB, {self.request.state_dtype}"),
+            MemoryPart(
+                "states",
+                self.states_bytes,
+                f"{slots} slots of {self.slot_bytes / 1e6:.1f} MB, {self.request.state_dtype}",
+            ),
             MemoryPart(
                 "prefix cache",
                 self.prefix_bytes,
@@ -216,9 +220,7 @@ def slot_bytes(
     return checkpoint_bytes(spec, activation_bytes, state_dtype) + (1 + drafts) * len(spec.linear_layers) * row
 
 
-def checkpoint_bytes(
-    spec: ModelSpec, activation_bytes: int = 2, state_dtype: StateDtype = StateDtype.FLOAT32
-) -> int:
+def checkpoint_bytes(spec: ModelSpec, activation_bytes: int = 2, state_dtype: StateDtype = StateDtype.FLOAT32) -> int:
     """A reusable prefix without its KV pages: states, convolution rows, and the hidden vector the MTP head needs."""
     conv_rows = (spec.linear_conv_kernel_dim - 1) * spec.conv_dim * activation_bytes
     layer = spec.recurrent_state_bytes(state_dtype) + conv_rows

@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from onebox.kernels.common.arithmetic import IS_INTERPRETED
+from onebox.kernels.common.arithmetic import IS_INTERPRETED, rounded
 from onebox.kernels.common.dependent import launch_options, release, wait
 from onebox.kernels.common.fixed_point import store_scaled_group
 from onebox.kernels.common.launch import next_power_of_2
@@ -108,7 +108,7 @@ def delta_net_step_fused_kernel(
     a_log_ptr,  # [HEADS]
     dt_bias_ptr,  # [HEADS]
     norm_ptr,  # [DV]
-    matrices_ptr,  # float32 [slots, HEADS, DK, DV]
+    matrices_ptr,  # float32, bfloat16 or float16 [slots, HEADS, DK, DV]
     conv_rows_ptr,  # [slots, TAPS - 1, CONV_DIM]
     pending_rows_ptr,  # [slots, M, CONV_DIM]
     pending_gates_ptr,  # float32 [slots, M, 2, HEADS]
@@ -144,8 +144,8 @@ def delta_net_step_fused_kernel(
     """Accepted and new tokens go through one loop with the same instructions.
 
     So a token's bits do not depend on whether the tokens before it were folded in by an earlier step or are computed in
-    this one. The iteration of the first new token, which comes also without new tokens, waits and brings the pool up to
-    date.
+    this one; the state is rounded after each to the dtype that it is stored in. The iteration of the first new token,
+    which comes also without new tokens, waits and brings the pool up to date.
     """
     CONV_DIM: tl.constexpr = 2 * KEY_HEADS * DK + HEADS * DV
     RATIO: tl.constexpr = HEADS // KEY_HEADS
@@ -171,8 +171,10 @@ def delta_net_step_fused_kernel(
     # become lanes, stripes warps, and high rows registers, so that a sum over rows stays in a warp.
     matrix_rows = tl.arange(0, LOW)[:, None, None, None] * HIGH + tl.arange(0, HIGH)[None, None, :, None]
     matrix_columns = stripes[None, :, None, None] * WIDTH + tl.arange(0, WIDTH)[None, None, None, :]
+    # Four columns a thread, of 16 bits too: with eight, sums over rows would cross more lanes.
+    matrix_columns = tl.max_contiguous(matrix_columns, (1, 1, 1, 4))
     state_at = matrices_ptr + (slot * HEADS + head) * (DK * DV) + matrix_rows * DV + matrix_columns
-    state = tl.load(state_at, mask=is_alive, other=0.0)
+    state = tl.load(state_at, mask=is_alive, other=0.0).to(tl.float32)
     conv_at = conv_rows_ptr + slot * ((TAPS - 1) * CONV_DIM)
     query_window = _load_window(conv_at + query_channels, is_alive, CONV_DIM, TAPS)
     key_window = _load_window(conv_at + key_channels, is_alive, CONV_DIM, TAPS)
@@ -222,7 +224,7 @@ def delta_net_step_fused_kernel(
                 # One thread counts. Were the address the same for all, the compiler would have the warp wait for it.
                 at = arrivals_at + tl.where(is_alive, 0, threads)
                 arrived = tl.atomic_add(at, 1, mask=(threads == 0) & is_alive, sem="relaxed")
-            tl.store(state_at, state, mask=has_pending)
+            tl.store(state_at, state.to(matrices_ptr.dtype.element_ty), mask=has_pending)
             _store_window(conv_at + value_channels, value_window, has_pending, CONV_DIM, TAPS)
         # The next token's loads are in flight while this token is computed. The first new one is loaded above.
         is_next = (token + 1 < end) & (token + 1 != num_accepted)
@@ -271,6 +273,7 @@ def delta_net_step_fused_kernel(
             tl.store(new_at + key_channels, key_row.to(pending_rows_ptr.dtype.element_ty), mask=is_own)
         if (token < num_accepted) | (token + 1 < end):
             state += key * correction[None, :, None, :]
+            state = rounded(state, matrices_ptr.dtype.element_ty).to(tl.float32)
         query_window = query_window[1:] + (query_row,)  # noqa: RUF005 - no starred tuples
         key_window = key_window[1:] + (key_row,)  # noqa: RUF005
         value_window = value_window[1:] + (value_row,)  # noqa: RUF005
