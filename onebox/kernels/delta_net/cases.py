@@ -207,8 +207,15 @@ def _step_case(
     state_dtype: torch.dtype = torch.float32,
     is_full: bool = False,
 ) -> Case:
-    sizes = {"shape": shape, "lengths": lengths, "num_accepted": num_accepted, "parts": parts}
-    make = partial(step_inputs, **sizes, dtype=dtype, state_dtype=state_dtype)
+    make = partial(
+        step_inputs,
+        shape=shape,
+        lengths=lengths,
+        num_accepted=num_accepted,
+        parts=parts,
+        dtype=dtype,
+        state_dtype=state_dtype,
+    )
     return Case("delta_net_step_fused", f"{name}-{parts}-{dtype}", make, is_full, mutates=("pool",))
 
 
