@@ -1,6 +1,6 @@
 """What DeltaNet states of 16 bits cost in quality: the pocket model over 32,768 tokens, beside states of float32.
 
-    python benchmarks/state_dtype.py [--phase decode|prefill] [--tokens 32768] [--passages 2] [--dtype float32]
+    python benchmarks/state_dtype.py [--phase decode|prefill] [--tokens 32768] [--passages 2] [--states-only]
 
 A passage is held-out conversations of the pocket model's workloads, one after the other. Every variant is fed the same
 tokens, in lockstep: as prompts in pieces of 512 (the state is rounded every 64 tokens), or as accepted tokens of decode
@@ -107,7 +107,7 @@ def passages(count: int, num_tokens: int) -> Iterator[tuple[int, ...]]:
     """Held-out conversations of all workloads in random order, cut after `num_tokens`."""
     tokenizer, template = Tokenizer.load(MODEL_DIRECTORY), ChatTemplate.load(MODEL_DIRECTORY)
     for number in range(count):
-        draw, ids = Random(HELD_OUT_SEED + number), list[int]()  # noqa: S311 - which examples, not secrets
+        draw, ids = Random(HELD_OUT_SEED + number), list[int]()
         while len(ids) < num_tokens:
             ids += render(draw.choice([*MEASURED.values()])(draw), tokenizer, template)[0]
         yield tuple(ids[:num_tokens])
@@ -147,12 +147,14 @@ def main() -> None:
     parser.add_argument("--passages", type=int, default=2)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16"])
+    parser.add_argument("--states-only", action="store_true", help="leave out the two variants that are for scale")
     given = parser.parse_args()
     device, dtype = torch.device(given.device), getattr(torch, given.dtype)
     model = load_model(MODEL_DIRECTORY, device, dtype)
     streams = [Stream(f"states {kind}", model, "bf16", kind, given.tokens) for kind in StateDtype]
-    streams.append(Stream("KV fp8", model, "fp8", StateDtype.FLOAT32, given.tokens))
-    if dtype is torch.float32:
+    if not given.states_only:
+        streams.append(Stream("KV fp8", model, "fp8", StateDtype.FLOAT32, given.tokens))
+    if not given.states_only and dtype is torch.float32:
         narrow = load_model(MODEL_DIRECTORY, device, torch.bfloat16)
         streams.append(Stream("activations bfloat16", narrow, "bf16", StateDtype.FLOAT32, given.tokens))
     for passage in passages(given.passages, given.tokens):

@@ -54,9 +54,8 @@ def _size(
     divided = weights + memory + context_pages_bytes(spec, request)
     usable = box.memory_bytes - reserve_bytes(box, request) - workspace
     count = next((count for count in _COUNTS if divided <= count * usable), None)
-    limit = project(
-        spec, stored, box, request.kv, Workload(context_tokens=context, state_dtype=request.state_dtype)
-    ).limit
+    workload = Workload(context_tokens=context, state_dtype=request.state_dtype)
+    limit = project(spec, stored, box, request.kv, workload).limit
     rate = None if limit is None or count is None else count * limit.tokens_per_second
     return Sizing(name, weights, divided + workspace, count, rate)
 

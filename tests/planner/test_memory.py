@@ -86,6 +86,18 @@ def test_a_slot_is_a_state_and_the_rows_awaiting_verification():
     assert slot_bytes(SPEC, 2) == checkpoint_bytes(SPEC) + 3 * row
 
 
+@pytest.mark.parametrize("state_dtype", [StateDtype.BFLOAT16, StateDtype.FLOAT16])
+def test_states_of_16_bits_halve_the_matrices_of_slots_and_checkpoints(state_dtype):
+    half = 36 * 4_194_304 // 2
+    assert checkpoint_bytes(SPEC, 2, state_dtype) == checkpoint_bytes(SPEC) - half
+    whole = plan_memory(SPEC, STORED, SPARK, REQUEST)
+    narrow = plan_memory(SPEC, STORED, SPARK, replace(REQUEST, state_dtype=state_dtype))
+    assert narrow.slot_bytes == whole.slot_bytes - half
+    assert narrow.checkpoint_bytes == whole.checkpoint_bytes - half
+    assert narrow.num_checkpoints > 1.9 * whole.num_checkpoints
+    assert state_dtype in next(part.note for part in narrow.parts if part.name == "states")
+
+
 def test_the_mtp_head_and_the_tower_are_loaded_only_when_used():
     everything = sum(STORED.values())
     mtp = sum(size for kind, size in STORED.items() if kind.in_mtp)

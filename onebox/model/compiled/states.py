@@ -50,7 +50,7 @@ def _widen_state(stored: Any) -> Any:
 
 
 @overload(narrow_state)  # type: ignore[untyped-decorator]
-def _narrow_state(state: Any, stored: Any) -> Any:
+def _narrow_state(state: Any, stored: Any) -> Any:  # noqa: ARG001 - the shape of what it makes
     def copied(state: Any, stored: Any) -> None:
         for i in range(state.shape[0]):
             for j in range(state.shape[1]):
@@ -63,11 +63,11 @@ def _narrow_state(state: Any, stored: Any) -> Any:
 
 
 @overload(state_number, inline="always")  # type: ignore[untyped-decorator]
-def _state_number(number: Any, stored: Any) -> Any:
+def _state_number(number: Any, stored: Any) -> Any:  # noqa: ARG001
     def through_bits(number: Any, stored: Any) -> Any:
         return _number_of(_bits_stored(number, stored))
 
-    def as_it_is(number: Any, stored: Any) -> Any:
+    def as_it_is(number: Any, stored: Any) -> Any:  # noqa: ARG001
         return number
 
     return as_it_is if stored.dtype == types.float32 else through_bits
@@ -93,11 +93,11 @@ def _bits_stored(number: Any, stored: Any) -> Any:
 
 
 @overload(_bits_stored, inline="always")  # type: ignore[untyped-decorator]
-def _bits_of_number(number: Any, stored: Any) -> Any:
+def _bits_of_number(number: Any, stored: Any) -> Any:  # noqa: ARG001
     def as_bfloat16(number: Any, stored: Any) -> Any:
         return rounded(number, stored)
 
-    def as_float16(number: Any, stored: Any) -> Any:
+    def as_float16(number: Any, stored: Any) -> Any:  # noqa: ARG001
         return _float16_bits(number)
 
     return as_float16 if stored.dtype == types.int16 else as_bfloat16
