@@ -10,6 +10,7 @@ import argparse
 import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -38,22 +39,20 @@ __all__ = ["HEADS", "SHARED", "main"]
 _FP8, _INT4, _INT8 = TargetFormat.FP8, TargetFormat.INT4, TargetFormat.INT8
 
 
-def _body(**others: TargetFormat) -> Recipe:
-    """INT4 experts, FP8 attention, DeltaNet and shared experts, INT8 LM head, unless given otherwise."""
-    return Recipe(**{"experts": _INT4, "attention": _FP8, "delta": _FP8, "shared": _FP8, "lm_head": _INT8, **others})
+_BODY = Recipe(experts=_INT4, attention=_FP8, delta=_FP8, shared=_FP8, lm_head=_INT8)
 
 
 HEADS = {
-    "bf16": _body(),
-    "fp8": _body(mtp=_FP8),
-    "auto: int4 experts, fp8 rest": _body(mtp=TargetFormat.AUTO),
-    "int4": _body(mtp=_INT4),
+    "bf16": _BODY,
+    "fp8": replace(_BODY, mtp=_FP8),
+    "auto: int4 experts, fp8 rest": replace(_BODY, mtp=TargetFormat.AUTO),
+    "int4": replace(_BODY, mtp=_INT4),
 }
 SHARED = {
     "master": Recipe(),
-    "shared experts bf16": _body(shared=TargetFormat.KEEP),
-    "shared experts fp8": _body(),
-    "shared experts int4": _body(shared=_INT4),
+    "shared experts bf16": replace(_BODY, shared=TargetFormat.KEEP),
+    "shared experts fp8": _BODY,
+    "shared experts int4": replace(_BODY, shared=_INT4),
 }
 _DOCUMENTS = Path(__file__).parents[2] / "docs"
 _PASSAGE_TOKENS = 768
