@@ -68,6 +68,8 @@ class Action(StrEnum):
     """The same codes with NVFP4's global scale inverted, which rounds one float32 value per weight."""
     QUANTIZE = "quantised"
     """Rounded to nearest."""
+    LIST = "listed"
+    """Token ids, not values: the draft vocabulary."""
 
 
 _TILED = (TargetFormat.INT4, TargetFormat.INT3, TargetFormat.INT2)
