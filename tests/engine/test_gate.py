@@ -29,7 +29,7 @@ from tests.engine.gate import (
 from tests.engine.gate_prompts import HAS_GRAMMARS, Case, all_cases, hands, text
 from tests.engine.scripted import DeferredRun
 
-HAND = 6
+HAND = 4
 """Cases that a variant of the sample is asked."""
 VARIANTS = covering_sample()
 SAMPLE = [*zip(VARIANTS, hands([variant.kv for variant in VARIANTS], HAND), strict=True)]
@@ -55,8 +55,11 @@ def check(gate, variant, cases):
         # A prompt may have been computed again, and be in memory, before the next one needs what is on disk.
         assert disk.num_hits + disk.num_damaged + report.stats.prefix.hit_tokens > 0
     drafts = report.stats.totals.drafts
-    if variant.drafts.startswith("mtp"):
+    if variant.drafts.startswith(("mtp", "listed")):
         assert drafts.num_drafted > 0
+    if variant.drafts.startswith("listed"):
+        assert report.stats.draft_vocab.num_renewals > 0
+        assert 0 < report.stats.draft_vocab.num_listed < report.stats.draft_vocab.num_said
     if variant.drafts.startswith("oracle"):
         assert 0 < drafts.num_accepted < drafts.num_drafted
     return report
@@ -200,7 +203,7 @@ def test_the_sample_covers_every_two_values_and_deals_every_case():
 
 def test_the_whole_product_has_every_combination_once():
     points = {tuple(vars(variant).values())[:-1] for variant in all_variants()}
-    assert len(points) == len(all_variants()) == 3 * 6 * 9 * 4 * 2 * 3
+    assert len(points) == len(all_variants()) == 3 * 6 * 10 * 4 * 2 * 3
 
 
 class BrokenRunner:
