@@ -192,13 +192,14 @@ def weight_bytes(spec: ModelSpec, formats: Formats) -> int:
 def row_bytes(spec: ModelSpec, row: DecodeRow, formats: Formats = HYBRID) -> int:
     """Bytes that a step of this row moves, if its tokens choose their experts independently."""
     stored = predicted_weight_bytes(spec, formats, PACKINGS)
+    size, with_mtp = draft_vocab_size(spec, row), row.drafts > 0
     step = TrafficStep(
         row.streams,
         row.drafts,
         row.context,
-        drafter_is_mtp=row.drafts > 0,
+        drafter_is_mtp=with_mtp,
+        draft_vocab_size=size,
         state_dtype=row.state_dtype,
-        draft_vocab_size=draft_vocab_size(spec, row),
     )
     return step_traffic(spec, stored, step, KVFormat.parse(row.kv), Routing.EXPECTED).total_bytes
 

@@ -176,9 +176,9 @@ class TrafficStep(NamedTuple):
     """Tokens per stream and step, on average: accepted drafts plus one. The MTP layer's first pass processes these."""
     drafter_is_mtp: bool = True
     """False counts no bytes for drafting: n-gram, or a drafter of unknown size (then a bound, not a forecast)."""
-    state_dtype: StateDtype = StateDtype.FLOAT32
     draft_vocab_size: int | None = None
     """Rows of the LM head that a draft reads; None: all."""
+    state_dtype: StateDtype = StateDtype.FLOAT32
 
     @property
     def rows(self) -> int:
