@@ -19,10 +19,12 @@ from enum import StrEnum
 from functools import lru_cache
 from typing import NamedTuple
 
+from onebox.spec.draft_vocab import draft_head_bytes
 from onebox.spec.errors import UsageError
 from onebox.spec.kv import KVFormat
 from onebox.spec.model import ModelSpec
 from onebox.spec.modules import ModuleClass, modules
+from onebox.spec.states import StateDtype
 from onebox.spec.weights import (
     DTYPE_BITS,
     PARTS,
@@ -157,6 +159,9 @@ class TrafficStep(NamedTuple):
     """Tokens per stream and step, on average: accepted drafts plus one. The MTP layer's first pass processes these."""
     drafter_is_mtp: bool = True
     """False counts no bytes for drafting: n-gram, or a drafter of unknown size (then a bound, not a forecast)."""
+    draft_vocab_size: int | None = None
+    """Rows of the LM head that a draft reads; None: all."""
+    state_dtype: StateDtype = StateDtype.FLOAT32
 
     @property
     def rows(self) -> int:
@@ -207,7 +212,8 @@ def step_traffic(spec: ModelSpec, stored: ClassBytes, step: TrafficStep, kv: KVF
     ]
     if step.drafts and step.drafter_is_mtp:
         parts.append(("MTP layer", _mtp_bytes(spec, stored, step, kv, routing)))
-        parts.append(("LM head for drafts", step.drafts * _head_bytes(spec, stored)))
+        head = draft_head_bytes(_head_bytes(spec, stored), spec.vocab_size, step.draft_vocab_size)
+        parts.append(("LM head for drafts", step.drafts * head))
     return Traffic(tuple(TrafficPart(name, size) for name, size in parts))
 
 
@@ -226,7 +232,7 @@ def _head_bytes(spec: ModelSpec, stored: ClassBytes) -> int:
 def _state_bytes(spec: ModelSpec, step: TrafficStep) -> int:
     """One read and one write of each stream's matrix state; the convolution reads its rows and writes the new rows."""
     written_conv_bytes = (1 + step.drafts) * 2 * spec.conv_dim
-    matrix_bytes_both_ways = 2 * spec.recurrent_state_bytes_per_layer
+    matrix_bytes_both_ways = 2 * spec.recurrent_state_bytes(step.state_dtype)
     per_layer = matrix_bytes_both_ways + spec.conv_state_bytes_per_layer + written_conv_bytes
     return step.streams * len(spec.linear_layers) * per_layer
 
