@@ -28,8 +28,6 @@ LOW_CENTRE = 1.5
 
 _LOW_BITS = 2
 _NIBBLE_BYTES = 1024
-_BLOCK_ROWS = 16_384
-"""Rows that are split at once: what is made on the way takes several times their bytes."""
 
 
 def split_planes(codes: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -40,18 +38,9 @@ def split_planes(codes: Tensor) -> tuple[Tensor, Tensor, Tensor]:
             f"Planes need int8 codes in whole tiles of {TILE_ROWS} x {TILE_COLUMNS}, "
             f"not {codes.dtype} {list(codes.shape)}."
         )
-    tiles = (num_columns // TILE_COLUMNS, num_rows // TILE_ROWS, HIGH_TILE_BYTES)
-    high = torch.empty(tiles, dtype=torch.uint8, device=codes.device)
-    low = torch.empty((num_rows, num_columns // 4), dtype=torch.uint8, device=codes.device)
-    radius = torch.empty(num_rows, dtype=torch.float32, device=codes.device)
-    for start in range(0, num_rows, _BLOCK_ROWS):
-        block = codes[start : start + _BLOCK_ROWS]
-        end = start + len(block)
-        rest = block & 3
-        high[:, start // TILE_ROWS : end // TILE_ROWS] = _pack_high(block >> _LOW_BITS)
-        low[start:end] = _pack_low(rest)
-        radius[start:end] = (rest.to(torch.float32) - LOW_CENTRE).square_().sum(1).sqrt_()
-    return high, low, radius
+    rest = codes & 3
+    radius = (rest.to(torch.float32) - LOW_CENTRE).square().sum(1).sqrt()
+    return _pack_high(codes >> _LOW_BITS), _pack_low(rest), radius
 
 
 def join_planes(high: Tensor, low: Tensor) -> Tensor:
@@ -70,22 +59,25 @@ def high_codes(high: Tensor) -> Tensor:
 
 def low_codes(low: Tensor) -> Tensor:
     """l, int8 [N, K]."""
-    by_group = low.unflatten(1, (-1, TILE_COLUMNS // 4))
+    num_rows, width = low.shape
+    by_group = low.reshape(num_rows, -1, TILE_COLUMNS // 4)
     fields = [(by_group >> (_LOW_BITS * field)) & 3 for field in range(4)]
-    return torch.stack(fields, dim=2).flatten(1).view(torch.int8)
+    return torch.stack(fields, dim=2).reshape(num_rows, 4 * width).view(torch.int8)
 
 
 def _pack_high(codes: Tensor) -> Tensor:
     """Tiles of h, int8 [N, K]."""
     upper = to_fragments(codes >> 2, 4)
-    lower = to_fragments(codes & 3, 8).unflatten(2, (2, 2, -1))  # j kt
-    first, second = lower[:, :, 0], lower[:, :, 1]
+    lower = to_fragments(codes & 3, 8)
+    groups, num_tiles, _ = lower.shape
+    first, second = lower.reshape(groups, num_tiles, 2, 2, -1).unbind(2)  # j; then kt
     by_kt = first | (second << 2)
     return torch.cat((upper, by_kt[:, :, 0] | (by_kt[:, :, 1] << 4)), dim=2)
 
 
 def _pack_low(codes: Tensor) -> Tensor:
     """uint8 [N, K/4] of l, int8 [N, K]."""
-    fields = codes.view(torch.uint8).unflatten(1, (-1, 4, TILE_COLUMNS // 4)).unbind(2)
+    num_rows, width = codes.shape
+    fields = codes.view(torch.uint8).reshape(num_rows, -1, 4, TILE_COLUMNS // 4).unbind(2)
     packed = fields[0] | (fields[1] << 2) | (fields[2] << 4) | (fields[3] << 6)
-    return packed.flatten(1)
+    return packed.reshape(num_rows, width // 4)

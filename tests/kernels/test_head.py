@@ -27,9 +27,10 @@ class Head:
         self.kernel, self.device = forms("kernel"), device
         self.high, self.planes, self.scale = high.to(device), planes.to(device), scale.to(device)
         self.plane = LowPlane(*(tensor.to(device) for tensor in plane))
+        self.started = self.kernel.int6_linear(self.planes, self.scale, self.high, self.plane.scale)
 
     def incomplete(self, rows=slice(None)):
-        return self.kernel.int6_linear(self.planes[rows], self.scale[rows], self.high, self.plane.scale)
+        return self.started[rows].clone()
 
     def complete(self, rows=slice(None)):
         logits = self.incomplete(rows)
@@ -52,7 +53,7 @@ class Head:
         return sample(logits.cpu(), temperature, top_k, top_p, none, seeds, places)
 
 
-def typical_head(device, num_rows=6, num_tokens=330, width=128):
+def typical_head(device, num_rows=6, num_tokens=200, width=128):
     high, plane, planes, scale, _ = head_inputs(num_rows, num_tokens, width)
     return Head(device, high, plane, planes, scale)
 
@@ -71,19 +72,19 @@ def test_the_tokens_are_those_of_complete_logits(device, poison):
     assert shares[:4].max() == shares[:4].min()  # rows of one step are completed together
 
 
-@pytest.mark.parametrize("setting", SETTINGS[:3], ids=str)
-def test_fewer_than_all_are_completed_for_greedy_and_small_top_k(setting, device, poison):
-    head = typical_head(device, num_rows=2)
-    assert check_tokens_are_the_same(head, [setting] * 2).max() < (0.05 if setting[1] < 2 else 0.9)
+@pytest.mark.parametrize(("setting", "most"), [((0.0, 0, 1.0), 0.1), ((1.0, 3, 1.0), 0.4)], ids=["greedy", "top_k"])
+def test_only_some_are_completed_for_greedy_and_small_top_k(setting, most, device, poison):
+    head = typical_head(device, num_rows=1)
+    assert 0 < check_tokens_are_the_same(head, [setting])[0] < most
 
 
 @pytest.mark.parametrize("setting", SETTINGS[4:], ids=str)
 def test_all_are_completed_where_all_may_be_sampled(setting, device, poison):
-    head = typical_head(device, num_rows=1, num_tokens=70)
+    head = typical_head(device, num_rows=1, num_tokens=40)
     assert torch.equal(head.candidates([setting]), head.complete())
 
 
-def opposed_head(device, width=128, num_tokens=160):
+def opposed_head(device, width=128, num_tokens=80):
     """High planes are equal; low codes agree with the row's signs, most for the last tokens: only they decide."""
     draw = torch.Generator().manual_seed(3)
     x = torch.where(torch.rand(width, generator=draw) < 0.5, -1.0, 1.0)
@@ -112,8 +113,8 @@ def test_a_logits_bits_do_not_depend_on_the_number_of_rows(device, poison):
 
 
 def test_blank_rows_are_no_reason_to_complete_anything(device, poison):
-    head = typical_head(device, num_rows=4, num_tokens=130)
-    head.planes[2:], head.scale[2:] = 0, 1.0  # everything ties
+    head = typical_head(device, num_rows=4, num_tokens=64)
+    head.planes[2:], head.started[2:] = 0, 0.0  # everything ties
     settings = [SETTINGS[0]] * 4
     counted = torch.tensor([2], dtype=torch.int32, device=device)
     found = head.candidates(settings, num_rows=counted)
@@ -128,9 +129,9 @@ def test_logits_that_are_complete_are_left_alone(device, poison):
 
 
 def test_a_row_that_is_not_finite_gets_no_token_and_others_keep_theirs(device, poison):
-    head = typical_head(device, num_rows=3, num_tokens=70)
+    head = typical_head(device, num_rows=3, num_tokens=40)
     settings = [SETTINGS[0], SETTINGS[1], SETTINGS[0]]
     expected = head.sample(head.complete(), settings)
-    head.scale[1] = float("nan")
+    head.scale[1], head.started[1] = float("nan"), float("nan")
     found = head.sample(head.candidates(settings), settings)
     assert found.tolist() == [int(expected[0]), -1, int(expected[2])]

@@ -93,7 +93,8 @@ def head_peak_kernel(
         tl.store(peaks_ptr + rows * tl.num_programs(0) + chunk, peaks, mask=rows < R)
 
 
-@triton.jit
+# Views of a step's packed inputs: how they are aligned depends on the number of rows and must not compile anew.
+@triton.jit(do_not_specialize=["temperature_ptr", "top_k_ptr"])
 def head_bound_kernel(
     planes_ptr,  # int8 [R, 2, K]
     scale_ptr,  # float32 [R, K/128]
@@ -133,7 +134,7 @@ def head_bound_kernel(
         scale = tl.load(scale_ptr + row * (K // 128) + groups, mask=groups * 128 < K, other=0.0)
         centre = _CENTRE * tl.sum(tl.sum(steps, 1).to(tl.float32) * scale, 0)
         # Relative to the largest scale: the square of a small one would be zero.
-        largest = tl.max(scale, 0)
+        largest = tl.max(tl.where(scale == scale, scale, 1.0), 0)
         squares = tl.sum(steps.to(tl.float32) * steps.to(tl.float32), 1)
         length = largest * tl.sqrt(tl.sum(squares * (scale / largest) * (scale / largest), 0))
         at = bounds_ptr + row * 3
@@ -163,7 +164,7 @@ def _is_candidate(
     return tl.max((is_candidate & rows_inside[:, None]).to(tl.int32), 0) > 0
 
 
-@triton.jit(do_not_specialize=["R"])
+@triton.jit(do_not_specialize=["num_rows_ptr", "R"])
 def head_complete_kernel(
     logits_ptr,  # float32 [R, V]
     planes_ptr,  # int8 [R, 2, K]
