@@ -4,7 +4,7 @@
 the low plane. `complete_logits` adds those to all logits. `complete_candidates` adds them only where the result can be
 among a row's best, and reads no more than that of the low plane: a logit is at most
 
-    incomplete + scale (1.5 sum x + radius |x|)        `onebox.formats.head_planes`
+    incomplete + 1.5 scale sum x + |scale| radius |x|        `onebox.formats.head_planes`
 
 and one that stays below the row's k-th best, k = 1 for greedy sampling, is never sampled, complete or not. A complete
 logit has the same bits by either way and in any company.

@@ -11,13 +11,16 @@ import triton.language as tl
 from torch import Tensor
 
 from onebox.kernels.common.arithmetic import loop_bound, ordered_bits
-from onebox.kernels.common.launch import ceil_div, next_power_of_2
+from onebox.kernels.common.launch import ceil_div, divisor, next_power_of_2
 from onebox.kernels.head.reference import MAX_TOP_K, SLACK, LowPlane, chunk_rows
 
 __all__ = ["complete_candidates", "complete_logits"]
 
 _MAX_ROWS = 16
 """Rows of a program: their planes are the columns of one MMA."""
+
+_MAX_CHUNK = 64
+"""Tokens of a program that completes: all of them against 16 places have to fit in its registers."""
 
 _MAX_TOP_K = tl.constexpr(MAX_TOP_K)
 _SLACK = tl.constexpr(SLACK)
@@ -37,6 +40,7 @@ def _low_sums(
     R,
     K: tl.constexpr,
     COLUMNS: tl.constexpr,
+    UNROLL: tl.constexpr,
 ):
     """float32 [16, COLUMNS / 2]: the low plane's sums of these tokens for the rows from `first_row` on."""
     columns = 2 * first_row + tl.arange(0, COLUMNS)
@@ -45,16 +49,21 @@ def _low_sums(
     plane_ptrs = planes_ptr + columns[None, :] * K + tl.arange(0, 32)[:, None]
     columns_inside = (columns < 2 * R)[None, :]
     total = tl.zeros((_TOKENS, COLUMNS // 2), tl.float32)
-    for group in range(K // 128):
-        packed = tl.load(low_ptrs + group * 32, mask=inside[:, None], other=0)
-        dots = tl.zeros((_TOKENS, COLUMNS), tl.int32)
-        for field in tl.static_range(4):
-            codes = ((packed >> (2 * field)) & 3).to(tl.int8)
-            planes = tl.load(plane_ptrs + group * 128 + field * 32, mask=columns_inside, other=0)
-            dots = tl.dot(codes, planes, dots, out_dtype=tl.int32)
-        high, low = tl.split(tl.reshape(dots, (_TOKENS, COLUMNS // 2, 2)))
-        scale = tl.load(scale_ptr + rows * (K // 128) + group, mask=rows < R, other=0.0)
-        total = tl.fma((high * 256 + low).to(tl.float32), tl.broadcast_to(scale[None, :], total.shape), total)
+    for first in range(0, K // 128, UNROLL):
+        packed = ()
+        # All loads are issued before the first use: a program has few bytes to read and waits for each of them.
+        for step in tl.static_range(UNROLL):
+            packed += (tl.load(low_ptrs + (first + step) * 32, mask=inside[:, None], other=0),)  # type: ignore[assignment]
+        for step in tl.static_range(UNROLL):
+            group = first + step
+            dots = tl.zeros((_TOKENS, COLUMNS), tl.int32)
+            for field in tl.static_range(4):
+                codes = ((packed[step] >> (2 * field)) & 3).to(tl.int8)
+                planes = tl.load(plane_ptrs + group * 128 + field * 32, mask=columns_inside, other=0)
+                dots = tl.dot(codes, planes, dots, out_dtype=tl.int32)
+            high, low = tl.split(tl.reshape(dots, (_TOKENS, COLUMNS // 2, 2)))
+            scale = tl.load(scale_ptr + rows * (K // 128) + group, mask=rows < R, other=0.0)
+            total = tl.fma((high * 256 + low).to(tl.float32), tl.broadcast_to(scale[None, :], total.shape), total)
     return total
 
 
@@ -72,6 +81,7 @@ def head_peak_kernel(
     K: tl.constexpr,
     CHUNK: tl.constexpr,
     COLUMNS: tl.constexpr,
+    UNROLL: tl.constexpr,
 ):
     ROWS: tl.constexpr = COLUMNS // 2
     if tl.load(is_complete_ptr) == 0:
@@ -86,7 +96,7 @@ def head_peak_kernel(
         # The peak of row i is the i-th token of the operand; rows may be fewer than 16.
         is_own = tl.arange(0, _TOKENS)[:, None] == tl.arange(0, ROWS)[None, :]
         own = chunk * CHUNK + tl.sum(tl.where(is_own, places[None, :], 0), 1)
-        sums = _low_sums(own, own < V, planes_ptr, scale_ptr, low_ptr, first_row, R, K, COLUMNS)
+        sums = _low_sums(own, own < V, planes_ptr, scale_ptr, low_ptr, first_row, R, K, COLUMNS, UNROLL)
         added = tl.sum(tl.where(is_own, sums, 0.0), 0)
         token = tl.minimum(chunk * CHUNK + places, V - 1)
         peaks = tl.fma(added, tl.load(weight_scale_ptr + token).to(tl.float32), peaks)
@@ -158,7 +168,8 @@ def _is_candidate(
     least = tl.load(bounds_ptr + rows * 3, mask=rows_inside, other=0.0)
     centre = tl.load(bounds_ptr + rows * 3 + 1, mask=rows_inside, other=0.0)
     length = tl.load(bounds_ptr + rows * 3 + 2, mask=rows_inside, other=0.0)
-    most = logits + weight_scale[None, :] * (centre[:, None] + radius[None, :] * length[:, None])
+    reach = tl.abs(weight_scale) * radius
+    most = logits + (weight_scale[None, :] * centre[:, None] + reach[None, :] * length[:, None])
     # So that what is not a number is a candidate.
     is_candidate = (most >= least[:, None]) | (most != most) | (least != least)[:, None]
     return tl.max((is_candidate & rows_inside[:, None]).to(tl.int32), 0) > 0
@@ -180,6 +191,7 @@ def head_complete_kernel(
     K: tl.constexpr,
     CHUNK: tl.constexpr,
     COLUMNS: tl.constexpr,
+    UNROLL: tl.constexpr,
 ):
     ROWS: tl.constexpr = COLUMNS // 2
     first_row = tl.program_id(1) * ROWS
@@ -199,7 +211,7 @@ def head_complete_kernel(
         is_own = (places[None, :] == place[:, None]) & is_wanted[None, :]
         own = tl.sum(tl.where(is_own, tokens[None, :], 0), 1)
         inside = place < count
-        sums = _low_sums(own, inside, planes_ptr, scale_ptr, low_ptr, first_row, R, K, COLUMNS)
+        sums = _low_sums(own, inside, planes_ptr, scale_ptr, low_ptr, first_row, R, K, COLUMNS, UNROLL)
         weight_scale = tl.load(weight_scale_ptr + own, mask=inside, other=0.0).to(tl.float32)
         at = logits_ptr + rows.to(tl.int64)[None, :] * V + own[:, None]
         are_inside = inside[:, None] & (rows < R)[None, :]
@@ -248,8 +260,9 @@ def _complete(
     num_rows: Tensor | None,
     is_complete: Tensor | None,
 ) -> None:
-    grid, options = _grid(logits, planes)
-    head_complete_kernel[grid](
+    (_, num_parts), options = _grid(logits, planes)
+    chunk = min(_MAX_CHUNK, options["CHUNK"])
+    head_complete_kernel[(ceil_div(logits.shape[1], chunk), num_parts)](
         logits,
         planes,
         scale,
@@ -260,7 +273,7 @@ def _complete(
         num_rows,
         is_complete,
         len(logits),
-        **options,
+        **{**options, "CHUNK": chunk},
     )
 
 
@@ -270,10 +283,12 @@ def _grid(logits: Tensor, planes: Tensor) -> tuple[tuple[int, int], dict[str, in
     chunk = chunk_rows(vocabulary)
     columns = max(8, 2 * min(_MAX_ROWS, next_power_of_2(rows)))  # two planes per row
     grid = ceil_div(vocabulary, chunk), ceil_div(rows, columns // 2)
+    width = planes.shape[2]
     return grid, {
         "V": vocabulary,
-        "K": planes.shape[2],
+        "K": width,
         "CHUNK": chunk,
         "COLUMNS": columns,
+        "UNROLL": divisor(width // 128, 8),
         "num_warps": 1 if columns < 32 else 2,
     }

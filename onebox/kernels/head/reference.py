@@ -68,7 +68,7 @@ def complete_candidates(
     x = fixed_values(planes, scale)
     centre, length = LOW_CENTRE * x.sum(1, keepdim=True), SLACK * x.norm(dim=1, keepdim=True)
     weight_scale, radius = plane.scale.to(torch.float32), plane.radius[:num_tokens]
-    is_candidate = ~(logits + weight_scale * (centre + radius * length) < least)
+    is_candidate = ~(logits + (weight_scale * centre + weight_scale.abs() * radius * length) < least)
     if num_rows is not None:
         is_candidate[int(num_rows) :] = False
     # A token is completed for all rows of a chunk of rows.
