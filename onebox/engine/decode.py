@@ -206,7 +206,7 @@ class Decoder:
             if place:
                 batch = chained_batch(inputs, chain, place - 1, drafts[-1])
                 hidden = self._model.draft(batch, hidden, self._memory.mtp)
-            drafts.append(sample_drafts(self._model.logits(hidden), *chain.limits, chain.places[place]))
+            drafts.append(sample_drafts(self._model.start_logits(hidden), *chain.limits, chain.places[place]))
         return drafts
 
 

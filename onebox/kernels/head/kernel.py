@@ -289,6 +289,7 @@ def _grid(logits: Tensor, planes: Tensor) -> tuple[tuple[int, int], dict[str, in
         "K": width,
         "CHUNK": chunk,
         "COLUMNS": columns,
-        "UNROLL": divisor(width // 128, 8),
+        "UNROLL": divisor(width // 128, 8 if columns < 32 else 4),
         "num_warps": 1 if columns < 32 else 2,
+        "num_stages": 1,
     }
