@@ -15,13 +15,14 @@ import torch
 from torch import Tensor
 
 from onebox.formats.fragments import TILE_ROWS, from_fragments
-from onebox.formats.head_planes import HIGH_TILE_BYTES, split_planes
+from onebox.formats.head_planes import HIGH_TILE_BYTES, copy_high_rows, split_planes
 from onebox.kernels import int_linear
 from onebox.kernels.head import complete_candidates, complete_logits
 from onebox.kernels.head.reference import LowPlane
 from onebox.model.linear import DecodeActivations, IntLinear
+from onebox.spec.errors import MismatchError
 
-__all__ = ["PlaneHead", "SampledRows"]
+__all__ = ["HighRows", "PlaneHead", "SampledRows"]
 
 _TILES_AT_ONCE = 1024
 """Tiles of all groups that are split at once: what is made on the way takes several times their bytes."""
@@ -38,6 +39,33 @@ class SampledRows(NamedTuple):
     """int32 [1]: rows from this number on are blank; None where none is."""
     is_complete: Tensor
     """int32 [1]: not 0 where `PlaneHead.complete` was called for these logits."""
+
+
+@dataclass(frozen=True)
+class HighRows:
+    """Some rows of a head in two planes, by their high plane alone: enough for drafts, which need not be exact."""
+
+    high: Tensor
+    """uint8 [H/128, ceil(N/16), 1536]."""
+    scales: Tensor
+    """[N]."""
+
+    def decode(self, rows: DecodeActivations, out_dtype: torch.dtype | None = None) -> Tensor:
+        """[R, N]; at most 128 rows."""
+        return int_linear.int6_linear(*rows.fixed_point, self.high, self.scales, out_dtype or rows.x.dtype)
+
+    def blank(self, num_rows: int) -> "HighRows":
+        groups, _, width = self.high.shape
+        high = self.high.new_zeros(groups, -(-num_rows // TILE_ROWS), width)
+        return HighRows(high, self.scales.new_empty(num_rows))
+
+    def copy_rows(self, source: object, rows: Tensor, places: Tensor) -> None:
+        """Of another of its kind, or of a head in two planes."""
+        given = HighRows(source.high, source.plane.scale) if isinstance(source, PlaneHead) else source
+        if not isinstance(given, HighRows):
+            raise MismatchError(f"Rows of a {type(source).__name__} cannot be copied into a HighRows.")
+        copy_high_rows(self.high, places, given.high, rows)
+        self.scales[places] = given.scales[rows]
 
 
 @dataclass(frozen=True)
@@ -71,6 +99,18 @@ class PlaneHead:
     def prefill(self, x: Tensor, out_dtype: torch.dtype | None = None) -> Tensor:
         parts = [self.decode(DecodeActivations(some), out_dtype) for some in torch.split(x, 128)]
         return torch.cat(parts)
+
+    def blank(self, num_rows: int) -> HighRows:
+        """So many rows into which rows of this head can be copied; their numbers are anything."""
+        return HighRows(self.high, self.plane.scale).blank(num_rows)
+
+    def copy_rows(self, source: object, rows: Tensor, places: Tensor) -> None:
+        """Of another head in two planes, complete."""
+        if not isinstance(source, PlaneHead):
+            raise MismatchError(f"Rows of a {type(source).__name__} cannot be copied into a PlaneHead.")
+        copy_high_rows(self.high, places, source.high, rows)
+        for own, given in zip(self.plane, source.plane, strict=True):
+            own[places] = given[rows]
 
     def start(self, rows: DecodeActivations) -> Tensor:
         """float32 [R, V], incomplete."""
