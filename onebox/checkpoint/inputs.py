@@ -27,6 +27,12 @@ _NOT_COPIED = {"config.json", INDEX_NAME, MANIFEST_NAME, ORIGIN_NAME}
 # Some tools describe the quantisation in a separate file, a few only there. It remains valid in a native build.
 _OWN_DESCRIPTIONS = {"quantization_config.json", "hf_quant_config.json"}
 _MAX_SIDE_FILE_BYTES = 64 << 20
+_NAMED_INPUTS = {
+    "onebox": "version of onebox",
+    "recipe": "recipe",
+    "shard_bytes": "--shard-gib",
+    "draft_vocab": "draft vocabulary",
+}
 
 
 def side_files(base: BuildSource, *, is_native: bool) -> list[Path]:
@@ -75,9 +81,8 @@ def difference(before: dict[str, str], after: dict[str, str]) -> str:
     """The first input that differs, as the end of a sentence; empty if none does."""
     for name in sorted(before.keys() | after.keys()):
         if before.get(name) != after.get(name):
-            if name in ("onebox", "recipe", "shard_bytes"):
-                what = {"onebox": "version of onebox", "recipe": "recipe", "shard_bytes": "--shard-gib"}[name]
-                return f"another {what}"
+            if name in _NAMED_INPUTS:
+                return f"another {_NAMED_INPUTS[name]}"
             role, _, file = name.partition("/")
             how = "without" if name not in after else "with" if name not in before else "with another"
             return f"a {role} checkpoint {how} {file}"

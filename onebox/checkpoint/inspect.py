@@ -10,10 +10,13 @@ from pathlib import Path
 
 from onebox.checkpoint.bind import Binding, Problem, ProblemKind, bind
 from onebox.checkpoint.conversion import convert_binding
+from onebox.checkpoint.draft_vocab import read_draft_vocab
 from onebox.checkpoint.side_files import side_file_problems
 from onebox.checkpoint.source import Checkpoint, open_checkpoint
 from onebox.checkpoint.stock import stock_limits
 from onebox.spec.conversion import AS_STORED, LoadConversion
+from onebox.spec.draft_vocab import D2T_TENSOR
+from onebox.spec.errors import MismatchError
 from onebox.spec.model import ModelSpec
 from onebox.spec.modules import ModuleClass, modules
 
@@ -45,6 +48,8 @@ class MtpHeadReport:
     """With which of the model's own matrices it was compared; None if it was not."""
     looks_trained: bool | None = None
     """Whether it looks trained, and for this model; None if it was not compared."""
+    draft_vocab_size: int | None = None
+    """Tokens that it drafts from, as listed in the checkpoint; None: it lists none."""
 
 
 @dataclass(frozen=True)
@@ -105,6 +110,13 @@ def inspect_opened(
     from onebox.checkpoint.values import check_values  # imports torch, which headers do not need
 
     binding.problems += check_values(binding, on_bytes)
+    if binding.draft_vocab and not any(
+        problem.tensor == D2T_TENSOR and problem.is_fatal for problem in binding.problems
+    ):
+        try:
+            read_draft_vocab(binding.draft_vocab, checkpoint.spec.vocab_size)
+        except MismatchError as error:
+            binding.problems.append(Problem(ProblemKind.VALUE, D2T_TENSOR, str(error)))
     report = report_on(checkpoint, loaded, is_deep=True)
     return _judged(report, checkpoint, binding) if report.is_servable and report.mtp.is_complete else report
 
@@ -166,4 +178,5 @@ def _mtp_head(checkpoint: Checkpoint, binding: Binding, *, is_deep: bool) -> Mtp
         if is_deep and found
         else None,
         num_missing=len(wanted - found),
+        draft_vocab_size=binding.draft_vocab.shape[0] if binding.draft_vocab and binding.draft_vocab.shape else None,
     )

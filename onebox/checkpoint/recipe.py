@@ -57,6 +57,8 @@ class Action(StrEnum):
     """The same codes with NVFP4's global scale inverted, which rounds one float32 value per weight."""
     QUANTIZE = "quantised"
     """Rounded to nearest."""
+    LIST = "listed"
+    """Token ids, not values: the draft vocabulary."""
 
 
 _COLUMNS_PER_GROUP = {TargetFormat.INT4: GROUP_SIZE, TargetFormat.NVFP4: NVFP4_GROUP}

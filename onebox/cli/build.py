@@ -92,6 +92,14 @@ def build(
     sources: SourceOptions,
     formats: FormatOptions,
     out: Annotated[Path, typer.Option(help="The output directory.")],
+    draft_vocab: Annotated[
+        str,
+        typer.Option(
+            metavar="keep|none|FILE",
+            help="Tokens that the MTP head drafts from: keep (the list of the head's source, if it has one), none, or "
+            "a file of token ids, one a line, such as `onebox draft-vocab` writes.",
+        ),
+    ] = "keep",
     shard_gib: Annotated[float, typer.Option(help="Size of an output file in GiB.")] = 2.0,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the planned output with sizes, and exit.")] = False,
     restart: Annotated[
@@ -107,13 +115,29 @@ def build(
     recipe = formats.recipe(has_fp8=sources.fp8 is not None)
     if shard_gib <= 0:
         raise typer.BadParameter("must be above 0", param_hint="--shard-gib")
-    plan = plan_build(recipe, sources.opened(recipe), shard_bytes=int(shard_gib * 2**30))
+    opened = sources.opened(recipe)
+    listed = _draft_vocab(draft_vocab, opened.base.checkpoint.spec.vocab_size)
+    plan = plan_build(recipe, opened, int(shard_gib * 2**30), listed)
     _print_plan(plan, out)
     if dry_run:
         return
     with byte_progress("building", plan.nbytes) as on_bytes:
         manifest = run_build(plan, out, restart=restart, on_bytes=on_bytes)
     typer.echo(f"{out}: {len(manifest.tensors):,} tensors, {plan.nbytes / 1e9:.2f} GB, each with its sha256.")
+
+
+def _draft_vocab(given: str, vocab_size: int) -> list[int] | None:
+    """The tokens of a file; None: as in the source, empty: none."""
+    from onebox.spec.token_counts import read_token_list
+
+    if given in ("keep", "none"):
+        return None if given == "keep" else []
+    try:
+        return read_token_list(Path(given), vocab_size)
+    except FileNotFoundError:
+        raise typer.BadParameter(
+            f"{given} is neither keep nor none, and there is no such file", param_hint="--draft-vocab"
+        ) from None
 
 
 def _print_plan(plan: "BuildPlan", out: Path) -> None:
@@ -152,6 +176,8 @@ def _print_plan(plan: "BuildPlan", out: Path) -> None:
                 "their configs tell that they are one model.",
                 highlight=False,
             )
+    if plan.draft_vocab:
+        console.print(f"The MTP head drafts from {len(plan.draft_vocab):,} listed tokens.", highlight=False)
     if not any(unit.module_class.in_mtp for unit in plan.units):
         console.print("The output has no MTP head: give a source with --mtp-from.", highlight=False)
 

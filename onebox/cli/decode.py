@@ -31,7 +31,8 @@ def decode(
     rows: Annotated[
         str,
         typer.Option(
-            help="Rows, comma-separated, or all: plain, mtp2, either with -8k, -x4, -x8, -x16 or -x32, "
+            help="Rows, comma-separated, or all: plain, mtp2, either with -8k, -x4, -x8, -x16 or -x32, mtp2-full "
+            "(drafts from all tokens), "
             "first-{32,512,2048,8000} for first tokens, {plain,turboquant,fp8}-128k."
         ),
     ] = _DEFAULT_ROWS,

@@ -144,8 +144,9 @@ def _mtp_sentence(mtp: "MtpHeadReport") -> str:
     indexed = "indexed" if mtp.is_indexed else "not in the index"
     values = {None: "values not read", True: "values finite and not constant", False: "values DAMAGED (see below)"}
     looks = {None: "", True: ", looks trained", False: ", DRAFTS IN VAIN (see below)"}[mtp.looks_trained]
+    listed = f", drafts from {mtp.draft_vocab_size:,} listed tokens" if mtp.draft_vocab_size else ""
     compared = f"\n  compared: {mtp.compared}" if mtp.compared else ""
-    return f"present, {complete}, {indexed}, {values[mtp.has_sound_values]}{looks}{compared}"
+    return f"present, {complete}, {indexed}, {values[mtp.has_sound_values]}{looks}{listed}{compared}"
 
 
 def _problem_lines(problems: "tuple[Problem, ...]") -> list[str]:

@@ -130,6 +130,15 @@ class ModelOptions:
         ),
     ] = None
 
+    draft_vocab: Annotated[
+        str,
+        typer.Option(
+            metavar="auto|full|N|FILE",
+            help="Tokens that the MTP head drafts from: auto (a sixth, following what the model says), full, that "
+            "many, or the token ids of a file, one a line. No answer depends on it.",
+        ),
+    ] = "auto"
+
     hf_overrides: Annotated[
         str,
         typer.Option(
@@ -277,6 +286,7 @@ def engine_options(model: ModelOptions, memory: MemoryOptions, media: MediaOptio
         language_model_only=media.language_model_only,
         speculation=method,
         num_speculative_tokens=drafts,
+        draft_vocab=model.draft_vocab,
         hf_overrides=model.overrides(),
         **vars(memory) | {"kv_cache_dtype": own_kv_name(memory.kv_cache_dtype)},
     )

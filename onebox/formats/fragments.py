@@ -22,7 +22,7 @@ from torch import Tensor
 
 from onebox.spec.errors import MismatchError
 
-__all__ = ["TILE_COLUMNS", "TILE_ROWS", "from_fragments", "to_fragments"]
+__all__ = ["TILE_COLUMNS", "TILE_ROWS", "from_fragments", "rows_of_tiles", "tile_index", "to_fragments"]
 
 TILE_ROWS = 16
 TILE_COLUMNS = 128
@@ -62,3 +62,16 @@ def from_fragments(tiles: Tensor, bits: int, *, group_major: bool = True) -> Ten
     split = halves.reshape(n, k, 2, 2, 8, 4, 2, 2, 4)
     # (n, r8, g, k, j, t, kt, k16, k4)
     return split.permute(0, 7, 4, 1, 2, 5, 3, 6, 8).reshape(n * 16, k * 128).contiguous()
+
+
+def rows_of_tiles(tiles: Tensor) -> Tensor:
+    """A view int32 [N/16, r8 2, g 8, ...] of group-major tiles [K/128, N/16, bytes]: `tile_index` finds rows in it."""
+    groups, count, width = tiles.shape
+    # Four neighbouring codes of a row, or of its two halves, are one word: (k, n, (j, kt), g, t, k16, r8).
+    words = tiles.view(torch.int32).view(groups, count, width // 512, 8, 4, 2, 2)
+    return words.permute(1, 6, 3, 0, 2, 4, 5)
+
+
+def tile_index(rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Where rows, int64 [n], are in `rows_of_tiles`."""
+    return rows // TILE_ROWS, rows % TILE_ROWS // 8, rows % 8

@@ -23,7 +23,6 @@ from onebox.spec.errors import MismatchError
 __all__ = [
     "HIGH_TILE_BYTES",
     "LOW_CENTRE",
-    "copy_high_rows",
     "high_codes",
     "join_planes",
     "low_codes",
@@ -71,22 +70,6 @@ def low_codes(low: Tensor) -> Tensor:
     by_group = low.reshape(num_rows, -1, TILE_COLUMNS // 4)
     fields = [(by_group >> (_LOW_BITS * field)) & 3 for field in range(4)]
     return torch.stack(fields, dim=2).reshape(num_rows, 4 * width).view(torch.int8)
-
-
-def copy_high_rows(target: Tensor, places: Tensor, source: Tensor, rows: Tensor) -> None:
-    """Copies rows, int64 [n], of high tiles of the same width to `places`, int64 [n], of others."""
-    _high_rows(target)[_row_index(places)] = _high_rows(source)[_row_index(rows)]
-
-
-def _high_rows(high: Tensor) -> Tensor:
-    """A view int32 [N/16, r8 2, g 8, ...]: four neighbouring codes of a row are in one word of each of its parts."""
-    groups, num_tiles, width = high.shape
-    words = high.view(torch.int32).view(groups, num_tiles, width // 512, 8, 4, 2, 2)
-    return words.permute(1, 6, 3, 0, 2, 4, 5)
-
-
-def _row_index(rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    return rows // TILE_ROWS, rows % TILE_ROWS // 8, rows % 8
 
 
 def _pack_high(codes: Tensor) -> Tensor:

@@ -28,9 +28,11 @@ from onebox.engine.api import (
 )
 from onebox.engine.runner import ModelRunner
 from onebox.lab.routing import count_experts
+from onebox.model.build import trim_model
 from onebox.model.dummy import HYBRID, dummy_model
 from onebox.model.memory import Memory, MemoryShape
 from onebox.model.qwen3_5 import Qwen35
+from onebox.spec.draft_vocab import default_draft_vocab_size
 from onebox.spec.errors import DoesNotFitError
 from onebox.spec.hardware import GIB
 from onebox.spec.kv import PAGE_TOKENS, KVFormat
@@ -78,6 +80,8 @@ class DecodeRow:
     streams: int = 1
     context: int = 32
     drafts: int = 0
+    is_trimmed: bool = True
+    """Whether drafts have a head of their own, over the default number of tokens."""
     kv: str = "bf16"
     num_tokens: int = 128
 
@@ -94,6 +98,7 @@ ROWS = (
     DecodeRow("plain"),
     DecodeRow("mtp2", drafts=2, num_tokens=256),
     DecodeRow("plain-8k", context=8000),
+    DecodeRow("mtp2-full", drafts=2, is_trimmed=False, num_tokens=256),
     DecodeRow("mtp2-8k", context=8000, drafts=2, num_tokens=256),
     DecodeRow("plain-x4", streams=4),
     DecodeRow("mtp2-x4", streams=4, drafts=2, num_tokens=256),
@@ -185,8 +190,14 @@ def weight_bytes(spec: ModelSpec, formats: Formats) -> int:
 def row_bytes(spec: ModelSpec, row: DecodeRow, formats: Formats = HYBRID) -> int:
     """Bytes that a step of this row moves, if its tokens choose their experts independently."""
     stored = predicted_weight_bytes(spec, formats, PACKINGS)
-    step = TrafficStep(row.streams, row.drafts, row.context, drafter_is_mtp=row.drafts > 0)
+    size = draft_vocab_size(spec, row)
+    step = TrafficStep(row.streams, row.drafts, row.context, drafter_is_mtp=row.drafts > 0, draft_vocab_size=size)
     return step_traffic(spec, stored, step, KVFormat.parse(row.kv), Routing.EXPECTED).total_bytes
+
+
+def draft_vocab_size(spec: ModelSpec, row: DecodeRow) -> int | None:
+    """Tokens that the row's drafts are chosen from; None: all, or there are no drafts."""
+    return default_draft_vocab_size(spec.vocab_size) if row.drafts and row.is_trimmed else None
 
 
 def measure(model: Qwen35, row: DecodeRow, ceiling: float, formats: Formats = HYBRID) -> Measured:
@@ -272,7 +283,12 @@ def _runner(model: Qwen35, row: DecodeRow, *, with_graphs: bool = True) -> tuple
     """The runner and the config of that engine."""
     drafts = row.drafts
     method = SpeculationMethod.MTP if drafts else SpeculationMethod.NONE
-    speculation = SpeculationConfig(method, drafts, synthetic_acceptance=ACCEPTANCE[:drafts])
+    size = draft_vocab_size(model.spec, row)
+    if size:
+        # Acceptance is forced, so any tokens will do.
+        model = trim_model(model, torch.arange(size))
+    acceptance = ACCEPTANCE[:drafts]
+    speculation = SpeculationConfig(method, drafts, synthetic_acceptance=acceptance, draft_vocab_size=size)
     length = row.context + row.num_tokens + 16
     pages = row.streams * (-(-length // PAGE_TOKENS) + 1)
     config = EngineConfig(

@@ -14,13 +14,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from onebox.formats.fragments import TILE_ROWS, from_fragments
-from onebox.formats.head_planes import HIGH_TILE_BYTES, copy_high_rows, split_planes
+from onebox.formats.fragments import TILE_ROWS, from_fragments, rows_of_tiles, tile_index
+from onebox.formats.head_planes import HIGH_TILE_BYTES, split_planes
 from onebox.kernels import int_linear
 from onebox.kernels.head import complete_candidates, complete_logits
 from onebox.kernels.head.reference import LowPlane
-from onebox.model.linear import DecodeActivations, IntLinear
-from onebox.spec.errors import MismatchError
+from onebox.model.linear import DecodeActivations, IntLinear, RowLinear, same_kind
 
 __all__ = ["HighRows", "PlaneHead", "SampledRows"]
 
@@ -59,12 +58,11 @@ class HighRows:
         high = self.high.new_zeros(groups, -(-num_rows // TILE_ROWS), width)
         return HighRows(high, self.scales.new_empty(num_rows))
 
-    def copy_rows(self, source: object, rows: Tensor, places: Tensor) -> None:
+    def copy_rows(self, source: RowLinear, rows: Tensor, places: Tensor) -> None:
         """Of another of its kind, or of a head in two planes."""
-        given = HighRows(source.high, source.plane.scale) if isinstance(source, PlaneHead) else source
-        if not isinstance(given, HighRows):
-            raise MismatchError(f"Rows of a {type(source).__name__} cannot be copied into a HighRows.")
-        copy_high_rows(self.high, places, given.high, rows)
+        is_head = isinstance(source, PlaneHead)
+        given = HighRows(source.high, source.plane.scale) if is_head else same_kind(self, source)
+        rows_of_tiles(self.high)[tile_index(places)] = rows_of_tiles(given.high)[tile_index(rows)]
         self.scales[places] = given.scales[rows]
 
 
@@ -104,13 +102,12 @@ class PlaneHead:
         """So many rows into which rows of this head can be copied; their numbers are anything."""
         return HighRows(self.high, self.plane.scale).blank(num_rows)
 
-    def copy_rows(self, source: object, rows: Tensor, places: Tensor) -> None:
+    def copy_rows(self, source: RowLinear, rows: Tensor, places: Tensor) -> None:
         """Of another head in two planes, complete."""
-        if not isinstance(source, PlaneHead):
-            raise MismatchError(f"Rows of a {type(source).__name__} cannot be copied into a PlaneHead.")
-        copy_high_rows(self.high, places, source.high, rows)
-        for own, given in zip(self.plane, source.plane, strict=True):
-            own[places] = given[rows]
+        given = same_kind(self, source)
+        rows_of_tiles(self.high)[tile_index(places)] = rows_of_tiles(given.high)[tile_index(rows)]
+        for own, other in zip(self.plane, given.plane, strict=True):
+            own[places] = other[rows]
 
     def start(self, rows: DecodeActivations) -> Tensor:
         """float32 [R, V], incomplete."""

@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, reduce
-from typing import Protocol, runtime_checkable
+from typing import Protocol, TypeVar, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -18,13 +18,13 @@ from onebox.checkpoint.bind import Bound
 from onebox.checkpoint.staging import Read
 from onebox.checkpoint.weights import weight_tensors
 from onebox.formats import GroupInt, int8_rows_to_group_int, unpack_gptq, unpack_quantized
-from onebox.formats.fragments import TILE_COLUMNS, TILE_ROWS, to_fragments
+from onebox.formats.fragments import TILE_COLUMNS, TILE_ROWS, rows_of_tiles, tile_index, to_fragments
 from onebox.kernels import float_linear, int_linear
 from onebox.kernels.common.float_weight import FloatWeight
 from onebox.kernels.common.rows import FixedRows
 from onebox.kernels.float_linear import float_parts
 from onebox.spec.errors import MismatchError, UnsupportedError
-from onebox.spec.weights import Layout, WeightFormat
+from onebox.spec.weights import FP8_BLOCK, Layout, WeightFormat
 
 __all__ = [
     "DecodeActivations",
@@ -33,10 +33,12 @@ __all__ = [
     "Linear",
     "PartLinear",
     "PlainLinear",
+    "RowLinear",
     "can_join",
     "group_int_of",
     "make_linear",
     "nvfp4_tensors",
+    "same_kind",
 ]
 
 
@@ -62,6 +64,20 @@ class Linear(Protocol):
 
     def prefill(self, x: Tensor, out_dtype: torch.dtype | None = None) -> Tensor:
         """Many rows of prompts."""
+
+
+@runtime_checkable
+class RowLinear(Protocol):
+    """A linear of decode steps whose rows can be copied as they are stored: some rows of a head make another head."""
+
+    def decode(self, rows: DecodeActivations, out_dtype: torch.dtype | None = None) -> Tensor:
+        """As a `Linear`."""
+
+    def blank(self, num_rows: int) -> "RowLinear":
+        """One of so many rows into which rows of this one can be copied; its numbers are anything."""
+
+    def copy_rows(self, source: "RowLinear", rows: Tensor, places: Tensor) -> None:
+        """Copies rows, int64 [n], of the linear that this one is a `blank` of to `places`, int64 [n], of this one."""
 
 
 @runtime_checkable
@@ -97,6 +113,16 @@ class IntLinear:
 
     def rows_of(self, x: Tensor) -> FixedRows:
         return FixedRows(x, *int_linear.fixed_point(x), None)
+
+    def blank(self, num_rows: int) -> "IntLinear":
+        groups, _, width = self.tiles.shape
+        tiles = self.tiles.new_zeros(groups, -(-num_rows // TILE_ROWS), width)
+        return IntLinear(self.bits, tiles, self.scales.new_empty(*self.scales.shape[:-1], num_rows))
+
+    def copy_rows(self, source: "RowLinear", rows: Tensor, places: Tensor) -> None:
+        given = same_kind(self, source)
+        rows_of_tiles(self.tiles)[tile_index(places)] = rows_of_tiles(given.tiles)[tile_index(rows)]
+        self.scales[..., places] = given.scales[..., rows]
 
 
 class FloatLinear(ABC):
@@ -140,6 +166,40 @@ class Fp8Linear(FloatLinear):
         run = float_linear.fp8_block_matmul if self.is_block else float_linear.fp8_row_matmul
         return run(x, self.weight, self.scale, out_dtype)
 
+    def blank(self, num_rows: int) -> "RowLinear":
+        weight = self.weight.new_empty(num_rows, self.weight.shape[1])
+        if self.is_block:
+            return Fp8RowBlockLinear(weight, self.scale.new_empty(num_rows, self.scale.shape[1]))
+        return Fp8Linear(False, weight, self.scale.new_empty(num_rows))
+
+    def copy_rows(self, source: "RowLinear", rows: Tensor, places: Tensor) -> None:
+        given = same_kind(self, source)
+        self.weight.view(torch.uint8)[places] = given.weight.view(torch.uint8)[rows]
+        self.scale[places] = given.scale[rows] if given.scale.numel() > 1 else given.scale
+
+
+@dataclass(frozen=True)
+class Fp8RowBlockLinear:
+    """Rows of a matrix in blocks of 128x128: E4M3 with a scale [N, ceil(K/128)] for 128 columns of each row."""
+
+    weight: Tensor
+    scale: Tensor
+
+    def decode(self, rows: DecodeActivations, out_dtype: torch.dtype | None = None) -> Tensor:
+        return float_linear.fp8_row_block_linear(rows.x, self.weight, self.scale, out_dtype)
+
+    def blank(self, num_rows: int) -> "Fp8RowBlockLinear":
+        weight = self.weight.new_empty(num_rows, self.weight.shape[1])
+        return Fp8RowBlockLinear(weight, self.scale.new_empty(num_rows, self.scale.shape[1]))
+
+    def copy_rows(self, source: "RowLinear", rows: Tensor, places: Tensor) -> None:
+        """Of another of its kind, or of the matrix in blocks."""
+        if not isinstance(source, Fp8Linear | Fp8RowBlockLinear):
+            raise _other_kind(self, source)
+        self.weight.view(torch.uint8)[places] = source.weight.view(torch.uint8)[rows]
+        in_blocks = isinstance(source, Fp8Linear)
+        self.scale[places] = source.scale[rows // FP8_BLOCK if in_blocks else rows]
+
 
 @dataclass(frozen=True)
 class Nvfp4Linear(FloatLinear):
@@ -159,6 +219,15 @@ class Nvfp4Linear(FloatLinear):
     def prefill(self, x: Tensor, out_dtype: torch.dtype | None = None) -> Tensor:
         return float_linear.nvfp4_matmul(x, self.packed, self.scale, self.multiplier, out_dtype)
 
+    def blank(self, num_rows: int) -> "Nvfp4Linear":
+        packed = self.packed.new_empty(num_rows, self.packed.shape[1])
+        return Nvfp4Linear(packed, self.scale.new_empty(num_rows, self.scale.shape[1]), self.multiplier)
+
+    def copy_rows(self, source: "RowLinear", rows: Tensor, places: Tensor) -> None:
+        given = same_kind(self, source)
+        self.packed[places] = given.packed[rows]
+        self.scale.view(torch.uint8)[places] = given.scale.view(torch.uint8)[rows]
+
 
 @dataclass(frozen=True)
 class PlainLinear(FloatLinear):
@@ -175,6 +244,26 @@ class PlainLinear(FloatLinear):
 
     def prefill(self, x: Tensor, out_dtype: torch.dtype | None = None) -> Tensor:
         return float_linear.bf16_matmul(x, self.weight, out_dtype)
+
+    def blank(self, num_rows: int) -> "PlainLinear":
+        return PlainLinear(self.weight.new_empty(num_rows, self.weight.shape[1]))
+
+    def copy_rows(self, source: "RowLinear", rows: Tensor, places: Tensor) -> None:
+        self.weight[places] = same_kind(self, source).weight[rows]
+
+
+L = TypeVar("L")
+
+
+def same_kind(own: L, source: RowLinear) -> L:
+    """The linear that rows are taken from."""
+    if not isinstance(source, type(own)):
+        raise _other_kind(own, source)
+    return source
+
+
+def _other_kind(own: object, source: RowLinear) -> MismatchError:
+    return MismatchError(f"Rows of a {type(source).__name__} cannot be copied into a {type(own).__name__}.")
 
 
 @dataclass(frozen=True)

@@ -170,6 +170,7 @@ _HARMLESS = {
     "attention_dropout",
     "bos_token_id",
     "chunk_size_feed_forward",
+    "draft_vocab_size",  # of the tensor mtp.d2t, which is read with its own size
     "dtype",
     "id2label",
     "initializer_range",

@@ -19,6 +19,7 @@ from enum import StrEnum
 from functools import lru_cache
 from typing import NamedTuple
 
+from onebox.spec.draft_vocab import draft_head_bytes
 from onebox.spec.errors import UsageError
 from onebox.spec.kv import KVFormat
 from onebox.spec.model import ModelSpec
@@ -157,6 +158,8 @@ class TrafficStep(NamedTuple):
     """Tokens per stream and step, on average: accepted drafts plus one. The MTP layer's first pass processes these."""
     drafter_is_mtp: bool = True
     """False counts no bytes for drafting: n-gram, or a drafter of unknown size (then a bound, not a forecast)."""
+    draft_vocab_size: int | None = None
+    """Rows of the LM head that a draft reads; None: all."""
 
     @property
     def rows(self) -> int:
@@ -207,7 +210,8 @@ def step_traffic(spec: ModelSpec, stored: ClassBytes, step: TrafficStep, kv: KVF
     ]
     if step.drafts and step.drafter_is_mtp:
         parts.append(("MTP layer", _mtp_bytes(spec, stored, step, kv, routing)))
-        parts.append(("LM head for drafts", step.drafts * _head_bytes(spec, stored)))
+        head = draft_head_bytes(_head_bytes(spec, stored), spec.vocab_size, step.draft_vocab_size)
+        parts.append(("LM head for drafts", step.drafts * head))
     return Traffic(tuple(TrafficPart(name, size) for name, size in parts))
 
 
