@@ -60,8 +60,7 @@ class HighRows:
 
     def copy_rows(self, source: RowLinear, rows: Tensor, places: Tensor) -> None:
         """Of another of its kind, or of a head in two planes."""
-        is_head = isinstance(source, PlaneHead)
-        given = HighRows(source.high, source.plane.scale) if is_head else same_kind(self, source)
+        given = source.high_rows() if isinstance(source, PlaneHead) else same_kind(self, source)
         rows_of_tiles(self.high)[tile_index(places)] = rows_of_tiles(given.high)[tile_index(rows)]
         self.scales[places] = given.scales[rows]
 
@@ -98,9 +97,13 @@ class PlaneHead:
         parts = [self.decode(DecodeActivations(some), out_dtype) for some in torch.split(x, 128)]
         return torch.cat(parts)
 
+    def high_rows(self) -> HighRows:
+        """All its rows by their high plane, without a copy."""
+        return HighRows(self.high, self.plane.scale)
+
     def blank(self, num_rows: int) -> HighRows:
         """So many rows into which rows of this head can be copied; their numbers are anything."""
-        return HighRows(self.high, self.plane.scale).blank(num_rows)
+        return self.high_rows().blank(num_rows)
 
     def copy_rows(self, source: RowLinear, rows: Tensor, places: Tensor) -> None:
         """Of another head in two planes, complete."""
