@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -298,7 +298,7 @@ def _finish(plan: BuildPlan, staging: Path, records: dict[str, TensorRecord]) ->
     manifest = Manifest(
         onebox_version=onebox.__version__,
         fingerprint=plan.fingerprint,
-        recipe={key: str(value) for key, value in asdict(plan.recipe).items()},
+        recipe=plan.recipe.texts,
         sources={source.role: source.checkpoint.directory.resolve().name for source in plan.sources.all()},
         tensors=records,
         inputs=plan.inputs,
