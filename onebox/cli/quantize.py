@@ -136,7 +136,7 @@ def _print_report(blocks: list[dict[str, Any]]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    names = ("block", "error rounded", "error tuned", "tuned", "few tokens", "not better", "fewest tokens")
+    names = ("block", "rounded", "tuned", "matrices", "few tokens", "no better", "fewest tokens")
     table = Table(box=None, pad_edge=False)
     for name in names:
         table.add_column(name, no_wrap=True)
@@ -144,12 +144,13 @@ def _print_report(blocks: list[dict[str, Any]]) -> None:
         column.justify = "right"
     for block in blocks:
         table.add_row(
-            block["name"],
+            block["name"].removeprefix("model.").removeprefix("language_model."),
             f"{block['rounded_error']:.2e}",
             f"{block['tuned_error']:.2e}",
             *(f"{block[key]:,}" for key in ("num_tuned", "num_rounded", "num_not_better", "fewest_tokens")),
         )
     console = Console(soft_wrap=True, highlight=False)
+    console.print("Squared errors of each block, relative to its stream, rounded to nearest and tuned:")
     console.print(table)
     tuned, few, kept = (sum(block[key] for block in blocks) for key in ("num_tuned", "num_rounded", "num_not_better"))
     console.print(

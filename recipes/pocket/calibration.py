@@ -121,7 +121,10 @@ def _compare(given: argparse.Namespace) -> None:
     unknown = set(given.workloads) - set(MEASURED)
     if unknown:
         raise UsageError(f"{', '.join(sorted(unknown))} is no workload; there are {', '.join(MEASURED)}.")
-    for table in (_prediction_table(builds, _passages(given)), _task_table(builds, given.workloads, given.answers)):
+    tables = [_prediction_table(builds, _passages(given))] if given.passages else []
+    if given.workloads:
+        tables.append(_task_table(builds, given.workloads, given.answers))
+    for table in tables:
         for line in table:
             sys.stdout.write(f"{line}\n")
             sys.stdout.flush()
@@ -139,7 +142,9 @@ def main(arguments: list[str] | None = None) -> int:
     text.add_argument("--tokens", type=int, default=60_000, help="of documents, by source")
     measured = kinds.add_parser("compare")
     measured.add_argument("builds", nargs="+", help="NAME=DIR")
-    measured.add_argument("--passages", type=int, default=2, help="texts of each source, answers of each workload")
+    measured.add_argument(
+        "--passages", type=int, default=2, help="texts of each source, answers of each workload; 0: no predictions"
+    )
     measured.add_argument("--tokens", type=int, default=768, help="of a passage")
     measured.add_argument("--workloads", nargs="*", default=list(MEASURED))
     measured.add_argument("--answers", type=int, default=20)
