@@ -33,6 +33,9 @@ class CapacityOptions:
     kv_cache_dtype: Annotated[
         str, typer.Option(help="bf16, fp8, turboquant or turboquant_kXvY, or vLLM's name for one of them.")
     ] = "bf16"
+    mamba_ssm_cache_dtype: Annotated[
+        str, typer.Option(help="DeltaNet states: auto (float32), float32, bfloat16 or float16; arithmetic is float32.")
+    ] = "auto"
     max_model_len: Annotated[int | None, typer.Option(help="Longest sequence in tokens; default: the model's.")] = None
     max_num_seqs: Annotated[int, typer.Option(help="Concurrent sequences.")] = 8
     max_num_batched_tokens: Annotated[
@@ -132,6 +135,7 @@ def plan(
     from onebox.planner.roofline import Workload
     from onebox.spec.hardware import named_box
     from onebox.spec.kv import KVFormat
+    from onebox.spec.states import StateDtype
 
     kv, chosen_box, accepted = KVFormat.parse(own_kv_name(memory.kv_cache_dtype)), named_box(box), speed.accepted()
     conversion = LoadConversion.parse(lm_head, mtp_format)
@@ -148,9 +152,10 @@ def plan(
         reserve_bytes=memory.reserve_bytes(),
         with_vision=not memory.language_model_only,
         loading_bytes=CONVERSION_BYTES if conversion else 0,
+        state_dtype=StateDtype.parse(memory.mamba_ssm_cache_dtype),
     )
     context = min(DEFAULT_CONTEXT_TOKENS, longest) if speed.context is None else speed.context
-    workload = Workload(speed.streams, drafts, context, accepted)
+    workload = Workload(speed.streams, drafts, context, accepted, state_dtype=request.state_dtype)
     report = make_report(planned, chosen_box, request, workload, speed.disk_bytes_per_second())
     if as_json:
         typer.echo(json.dumps(to_json(report), indent=2))

@@ -177,6 +177,9 @@ class MemoryOptions:
     kv_cache_dtype: Annotated[
         str, typer.Option(help="KV cache: auto (bf16), bf16, fp8, turboquant, or turboquant_kXvY (X, Y of 8, 4, 3, 2).")
     ] = "auto"
+    mamba_ssm_cache_dtype: Annotated[
+        str, typer.Option(help="DeltaNet states: auto (float32), float32, bfloat16 or float16; arithmetic is float32.")
+    ] = "auto"
     max_model_len: Annotated[
         int | None, typer.Option(min=1, help="Tokens of prompt and answer together; default: the model's limit.")
     ] = None

@@ -43,6 +43,7 @@ from onebox.spec.kv import PAGE_TOKENS, KVFormat
 from onebox.spec.model import ModelSpec
 from onebox.spec.modules import ModuleClass
 from onebox.spec.prefix_place import prefix_directory
+from onebox.spec.states import StateDtype
 from onebox.spec.torch_build import TorchBuild, refuse_unusable_torch
 from onebox.spec.vocabulary import TokenTable
 
@@ -96,6 +97,8 @@ class EngineOptions:
     mtp_format: str = "keep"
     """keep, int4 or fp8: a BF16 MTP layer is converted while it is loaded."""
     kv_cache_dtype: str = "bf16"
+    mamba_ssm_cache_dtype: str = "auto"
+    """How DeltaNet states are stored: float32, bfloat16, float16, or auto."""
     max_model_len: int | None = None
     max_num_seqs: int = DEFAULT_SEQUENCES
     max_num_waiting: int = 64
@@ -159,6 +162,7 @@ class EnginePlan:
             num_checkpoints=self.config.num_checkpoints,
             max_pending=self.config.rows_per_sequence,
             with_mtp=self.config.speculation.with_mtp,
+            state_dtype=self.memory.request.state_dtype,
         )
 
 
@@ -261,6 +265,7 @@ def _memory_request(
         cache_bytes=options.kv_cache_memory_bytes,
         default_cache_bytes=DEFAULT_CPU_CACHE_BYTES if device.type == "cpu" else None,
         with_prefix_cache=options.enable_prefix_caching,
+        state_dtype=StateDtype.parse(options.mamba_ssm_cache_dtype),
         loading_bytes=CONVERSION_BYTES if LoadConversion.parse(options.lm_head, options.mtp_format) else 0,
     )
     if prefix_disk(options) is None:

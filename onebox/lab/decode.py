@@ -38,6 +38,7 @@ from onebox.spec.hardware import GIB
 from onebox.spec.kv import PAGE_TOKENS, KVFormat
 from onebox.spec.model import ModelSpec
 from onebox.spec.modules import ModuleClass
+from onebox.spec.states import StateDtype
 from onebox.spec.traffic import PACKINGS, ClassFormats, Routing, TrafficStep, predicted_weight_bytes, step_traffic
 
 __all__ = [
@@ -83,6 +84,7 @@ class DecodeRow:
     """Whether drafts have a head of their own, over the default number of tokens."""
     kv: str = "bf16"
     num_tokens: int = 128
+    state_dtype: StateDtype = StateDtype.FLOAT32
 
     @property
     def is_prompt(self) -> bool:
@@ -122,6 +124,7 @@ class Measured:
     context: int
     kv: str
     drafts: int
+    state_dtype: str
     first_token_s: float
     first_run_s: float
     step_ms: float | None = None
@@ -189,8 +192,15 @@ def weight_bytes(spec: ModelSpec, formats: Formats) -> int:
 def row_bytes(spec: ModelSpec, row: DecodeRow, formats: Formats = HYBRID) -> int:
     """Bytes that a step of this row moves, if its tokens choose their experts independently."""
     stored = predicted_weight_bytes(spec, formats, PACKINGS)
-    size = draft_vocab_size(spec, row)
-    step = TrafficStep(row.streams, row.drafts, row.context, drafter_is_mtp=row.drafts > 0, draft_vocab_size=size)
+    size, with_mtp = draft_vocab_size(spec, row), row.drafts > 0
+    step = TrafficStep(
+        row.streams,
+        row.drafts,
+        row.context,
+        drafter_is_mtp=with_mtp,
+        draft_vocab_size=size,
+        state_dtype=row.state_dtype,
+    )
     return step_traffic(spec, stored, step, KVFormat.parse(row.kv), Routing.EXPECTED).total_bytes
 
 
@@ -215,6 +225,7 @@ def measure(model: Qwen35, row: DecodeRow, ceiling: float, formats: Formats = HY
         context=row.context,
         kv=row.kv,
         drafts=row.drafts,
+        state_dtype=row.state_dtype.value,
         first_token_s=round(first_token, 4),
         first_run_s=round(first_run, 2),
     )
@@ -297,7 +308,8 @@ def _runner(model: Qwen35, row: DecodeRow, *, with_graphs: bool = True) -> tuple
         max_num_batched_tokens=8192,
         speculation=speculation,
     )
-    shape = MemoryShape(KVFormat.parse(row.kv), pages + 1, row.streams, 0, 1 + drafts, speculation.with_mtp)
+    kv, with_mtp = KVFormat.parse(row.kv), speculation.with_mtp
+    shape = MemoryShape(kv, pages + 1, row.streams, 0, 1 + drafts, with_mtp, row.state_dtype)
     with torch.inference_mode():
         memory = Memory.allocate(model.spec, shape, model.dtype, model.device)
     runner = ModelRunner(model, memory, config)

@@ -25,6 +25,7 @@ from onebox.spec.kv import PAGE_TOKENS, KVFormat
 from onebox.spec.model import ModelSpec
 from onebox.spec.modules import ModuleClass
 from onebox.spec.pieces import DIRECT_TOKENS, SLICE_TOKENS, doublings, piece_count
+from onebox.spec.states import StateDtype
 
 __all__ = [
     "DEFAULT_BATCHED_TOKENS",
@@ -92,6 +93,8 @@ class MemoryRequest:
     with_vision: bool = True
     activation_bytes: int = 2
     """2 for bfloat16, 4 for float32."""
+    state_dtype: StateDtype = StateDtype.FLOAT32
+    """Of DeltaNet's recurrent states, in slots and in checkpoints."""
     cache_bytes: int | None = None
     """For KV pages and prefix checkpoints together; more than there is, is refused. None: all remaining memory."""
     default_cache_bytes: int | None = None
@@ -179,7 +182,11 @@ class MemoryPlan:
             MemoryPart("weights", self.weights_bytes, _weights_note(self.request)),
             *self._draft_vocab_part,
             MemoryPart("workspace", self.workspace_bytes, "CUDA context, graphs, activations (estimate)"),
-            MemoryPart("states", self.states_bytes, f"{slots} slots of {self.slot_bytes / 1e6:.1f} MB"),
+            MemoryPart(
+                "states",
+                self.states_bytes,
+                f"{slots} slots of {self.slot_bytes / 1e6:.1f} MB, {self.request.state_dtype}",
+            ),
             MemoryPart(
                 "prefix cache",
                 self.prefix_bytes,
@@ -224,20 +231,22 @@ def draft_vocab_bytes(spec: ModelSpec, stored: Mapping[ModuleClass, int], reques
     return draft_head_bytes(head, spec.vocab_size, request.draft_vocab_size) + 8 * request.draft_vocab_size
 
 
-def slot_bytes(spec: ModelSpec, drafts: int, activation_bytes: int = 2) -> int:
+def slot_bytes(
+    spec: ModelSpec, drafts: int, activation_bytes: int = 2, state_dtype: StateDtype = StateDtype.FLOAT32
+) -> int:
     """One sequence's slot: the contents of a checkpoint, and per row of a step the inputs that update the state.
 
     Stored per row until it is folded into the state: its convolution input and its two gates (float32); key, value and
     decay are computed from these.
     """
     row = activation_bytes * spec.conv_dim + 4 * 2 * spec.linear_num_value_heads
-    return checkpoint_bytes(spec, activation_bytes) + (1 + drafts) * len(spec.linear_layers) * row
+    return checkpoint_bytes(spec, activation_bytes, state_dtype) + (1 + drafts) * len(spec.linear_layers) * row
 
 
-def checkpoint_bytes(spec: ModelSpec, activation_bytes: int = 2) -> int:
+def checkpoint_bytes(spec: ModelSpec, activation_bytes: int = 2, state_dtype: StateDtype = StateDtype.FLOAT32) -> int:
     """A reusable prefix without its KV pages: states, convolution rows, and the hidden vector the MTP head needs."""
     conv_rows = (spec.linear_conv_kernel_dim - 1) * spec.conv_dim * activation_bytes
-    layer = spec.recurrent_state_bytes_per_layer + conv_rows
+    layer = spec.recurrent_state_bytes(state_dtype) + conv_rows
     return len(spec.linear_layers) * layer + activation_bytes * spec.hidden_size
 
 
@@ -304,7 +313,7 @@ def plan_memory(spec: ModelSpec, stored: Mapping[ModuleClass, int], box: Box, re
     page = page_bytes(spec, request)
     weights = loaded_weight_bytes(stored, with_mtp=request.with_mtp, with_vision=request.with_vision)
     draft_vocab = draft_vocab_bytes(spec, stored, request)
-    slot = slot_bytes(spec, request.drafts, request.activation_bytes)
+    slot = slot_bytes(spec, request.drafts, request.activation_bytes, request.state_dtype)
     workspace, reserve = workspace_bytes(spec, request), reserve_bytes(box, request)
     left = (
         box.memory_bytes
@@ -320,7 +329,7 @@ def plan_memory(spec: ModelSpec, stored: Mapping[ModuleClass, int], box: Box, re
     if limit is not None and left >= one_context:
         _refuse_cache(request, limit, left, one_context)
         left = min(left, limit)
-    checkpoint = checkpoint_bytes(spec, request.activation_bytes)
+    checkpoint = checkpoint_bytes(spec, request.activation_bytes, request.state_dtype)
     share = PREFIX_SHARE if request.with_prefix_cache else 0.0
     num_checkpoints = max(0, int(min(share * left, left - one_context)) // checkpoint)
     plan = MemoryPlan(

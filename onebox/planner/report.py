@@ -147,6 +147,7 @@ def to_json(report: PlanReport) -> dict[str, Any]:
             "total_bytes": report.box.memory_bytes,
             "parts": [{"name": part.name, "bytes": part.bytes, "note": part.note} for part in memory.parts],
             "kv_cache_dtype": memory.request.kv.name,
+            "mamba_ssm_cache_dtype": memory.request.state_dtype.value,
             "max_model_len_tokens": memory.request.max_context_tokens,
             "max_num_seqs": memory.request.slots,
             "page_tokens": memory.request.page_tokens,

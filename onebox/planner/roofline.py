@@ -19,6 +19,7 @@ from onebox.spec.hardware import Bandwidth, Box
 from onebox.spec.kv import KVFormat
 from onebox.spec.model import ModelSpec
 from onebox.spec.modules import ModuleClass
+from onebox.spec.states import StateDtype
 from onebox.spec.traffic import Routing, Traffic, TrafficStep, class_parameters, step_traffic
 
 __all__ = [
@@ -58,6 +59,7 @@ class Workload:
     context_tokens: int = 0
     acceptance: tuple[float, ...] | None = None
     drafter_is_mtp: bool = True
+    state_dtype: StateDtype = StateDtype.FLOAT32
 
     def __post_init__(self) -> None:
         if self.streams < 1:
@@ -174,6 +176,7 @@ def project(
         context_tokens=workload.context_tokens,
         kept_tokens=workload.tokens_per_step,
         drafter_is_mtp=workload.drafter_is_mtp,
+        state_dtype=workload.state_dtype,
     )
     least = step_traffic(spec, stored, step, kv, Routing.LEAST)
     expected = step_traffic(spec, stored, step, kv, Routing.EXPECTED)

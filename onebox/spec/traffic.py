@@ -24,6 +24,7 @@ from onebox.spec.errors import UsageError
 from onebox.spec.kv import KVFormat
 from onebox.spec.model import ModelSpec
 from onebox.spec.modules import ModuleClass, modules
+from onebox.spec.states import StateDtype
 from onebox.spec.weights import (
     DTYPE_BITS,
     PARTS,
@@ -177,6 +178,7 @@ class TrafficStep(NamedTuple):
     """False counts no bytes for drafting: n-gram, or a drafter of unknown size (then a bound, not a forecast)."""
     draft_vocab_size: int | None = None
     """Rows of the LM head that a draft reads; None: all."""
+    state_dtype: StateDtype = StateDtype.FLOAT32
 
     @property
     def rows(self) -> int:
@@ -247,7 +249,7 @@ def _head_bytes(spec: ModelSpec, stored: ClassBytes) -> int:
 def _state_bytes(spec: ModelSpec, step: TrafficStep) -> int:
     """One read and one write of each stream's matrix state; the convolution reads its rows and writes the new rows."""
     written_conv_bytes = (1 + step.drafts) * 2 * spec.conv_dim
-    matrix_bytes_both_ways = 2 * spec.recurrent_state_bytes_per_layer
+    matrix_bytes_both_ways = 2 * spec.recurrent_state_bytes(step.state_dtype)
     per_layer = matrix_bytes_both_ways + spec.conv_state_bytes_per_layer + written_conv_bytes
     return step.streams * len(spec.linear_layers) * per_layer
 

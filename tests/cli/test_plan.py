@@ -115,6 +115,7 @@ def test_a_format_that_does_not_fit_is_marked():
         (("--disk-gb-per-second", "0"), "--disk-gb-per-second is 0.0"),
         (("--weights", "q4"), "--weights 'q4' is not known"),
         (("--kv-cache-dtype", "int4"), "--kv-cache-dtype 'int4' is not known"),
+        (("--mamba-ssm-cache-dtype", "fp8"), "--mamba-ssm-cache-dtype 'fp8' is not known"),
         (("--max-model-len", "0"), "--max-model-len is 0"),
         (("--max-model-len", "300000"), "--max-model-len 300,000 is more than"),
         (("--max-num-seqs", "0"), "--max-num-seqs is 0"),
@@ -192,6 +193,15 @@ def test_a_stretched_model_is_planned_to_a_million_tokens():
 @pytest.mark.parametrize(("name", "ours"), [("auto", "bf16"), ("fp8_e4m3", "fp8"), ("turboquant35", "turboquant_k4v4")])
 def test_a_kv_format_may_have_its_name_in_vllm(name, ours):
     assert run("--kv-cache-dtype", name) == run("--kv-cache-dtype", ours)
+
+
+def test_states_of_16_bits_are_planned_and_projected_so():
+    whole, narrow = (json.loads(run("--json", *flags)) for flags in ((), ("--mamba-ssm-cache-dtype", "float16")))
+    assert [found["memory"]["mamba_ssm_cache_dtype"] for found in (whole, narrow)] == ["float32", "float16"]
+    half = 36 * 4_194_304 // 2
+    assert whole["memory"]["slot_bytes"] - narrow["memory"]["slot_bytes"] == half
+    totals = [found["projected"][0]["expected_bytes"]["total"] for found in (whole, narrow)]
+    assert totals[0] - totals[1] == 2 * half
 
 
 def test_fewer_prompt_tokens_in_a_step_leave_more_memory_for_kv():

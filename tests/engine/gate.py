@@ -2,7 +2,7 @@
 
 A `Variant` is one point of the product of all that may not matter: cache, drafts, company, aborts, chunks, memory. A
 `Gate` asks its cases of an engine set up as a variant says and compares with the reference: one request at a time, in
-one piece, nothing cached, nothing drafted. Within one KV format: formats differ, as they should.
+one piece, nothing cached, nothing drafted. Within one format of KV and states: formats differ, as they should.
 
 The engine is the real one. The test acts between its steps, on its own thread (`SteppedRunner`), so that arrivals and
 aborts come at the same moments every time.
@@ -28,6 +28,7 @@ from onebox.model.build import trim_model
 from onebox.model.memory import Memory, MemoryShape
 from onebox.model.qwen3_5 import Qwen35
 from onebox.spec.kv import PAGE_TOKENS, KVFormat
+from onebox.spec.states import StateDtype
 from tests.engine.gate_prompts import BOUNDARY, EOS, HAS_GRAMMARS, TOKEN_TABLE, Case, message, text
 from tests.engine.tiny_disk import damage_files, disk_config, forget_memory, open_tier
 
@@ -40,6 +41,9 @@ DIMENSIONS = {
     "chunk": ("64", "512", "whole"),
     "pages": ("ample", "few"),
 }
+STATES = {"bf16": StateDtype.FLOAT32, "fp8": StateDtype.BFLOAT16, "turboquant": StateDtype.FLOAT16}
+"""The dtype of DeltaNet states beside each KV format. So every dtype meets every value of the other dimensions, and a
+variant is still compared with one of three references."""
 SPECULATION = {
     "none": SpeculationConfig(),
     **{f"mtp{depth}": SpeculationConfig(SpeculationMethod.MTP, depth) for depth in (1, 2, 3, 4)},
@@ -401,6 +405,7 @@ def _runner(model: Qwen35, kv: str, config: EngineConfig) -> ModelRunner:
         config.num_checkpoints,
         config.rows_per_sequence,
         config.speculation.with_mtp,
+        STATES[kv],
     )
     if size := config.speculation.draft_vocab_size:
         model = trim_model(model, torch.arange(size))

@@ -13,9 +13,12 @@ import torch
 
 from onebox.engine.request import SamplingParams
 from onebox.engine.step import StepOutput
+from onebox.spec.states import StateDtype
 from tests.engine.gate import (
     DIMENSIONS,
     ON_DISK,
+    STATES,
+    Gate,
     Variant,
     all_variants,
     check_nothing_leaks,
@@ -171,6 +174,14 @@ def test_kv_formats_answer_each_in_their_own_way(gate):
     assert all(difference(one, other) for one, other in combinations(answers, 2))
 
 
+def test_dtypes_of_states_answer_each_in_their_own_way(gate, monkeypatch):
+    cases, answers = cases_named("length 500"), []
+    for state_dtype in StateDtype:
+        monkeypatch.setitem(STATES, "bf16", state_dtype)
+        answers.append(Gate(gate._model).reference("bf16", cases)["length 500"])
+    assert all(difference(one, other) for one, other in combinations(answers, 2))
+
+
 # That the gate covers what it says, and can fail.
 
 
@@ -182,6 +193,8 @@ def test_the_prompts_are_as_many_and_as_long_as_promised():
 
 
 def test_the_sample_covers_every_two_values_and_deals_every_case():
+    assert {*STATES} == {*DIMENSIONS["kv"]}
+    assert {*STATES.values()} == {*StateDtype}
     for first, second in combinations(DIMENSIONS, 2):
         met = {(getattr(variant, first), getattr(variant, second)) for variant, _ in SAMPLE}
         assert len(met) == len(DIMENSIONS[first]) * len(DIMENSIONS[second])
