@@ -77,6 +77,12 @@ class InspectReport:
         """Bytes of each class on a GPU, which a step reads."""
         return {row.module_class: row.loaded_bytes for row in self.rows}
 
+    @property
+    def class_formats(self) -> dict[ModuleClass, str]:
+        """The format of each class by name, such as int4; `int3/int4` where there are two."""
+        ways = {row.module_class: {way.split()[0] for way in row.formats} for row in self.rows}
+        return {kind: "/".join(sorted(names)) for kind, names in ways.items()}
+
 
 def inspect_checkpoint(
     directory: Path,

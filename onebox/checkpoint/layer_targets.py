@@ -5,7 +5,7 @@ import math
 import re
 from pathlib import Path
 
-from onebox.checkpoint.recipe import LayerTarget, TargetFormat
+from onebox.checkpoint.recipe import FORMATS, LayerTarget, TargetFormat
 from onebox.spec.errors import UnreadableError, UsageError
 
 __all__ = ["parse_layer_target"]
@@ -21,7 +21,7 @@ def parse_layer_target(text: str) -> LayerTarget:
     object of a number for each layer, of which the largest are taken.
     """
     layers, found, name = text.rpartition("=")
-    if not found or name not in [target.value for target in TargetFormat]:
+    if not found or name not in FORMATS:
         raise UsageError(
             f"--expert-layers {text!r} is not understood: give layers and a format, as in 0-3,44-47=int4, or a number "
             f"of the most sensitive layers of a file, as in '8 of sensitivity.json=int4'. {_formats()}"
@@ -32,7 +32,7 @@ def parse_layer_target(text: str) -> LayerTarget:
 
 
 def _formats() -> str:
-    return f"Formats are {', '.join(TargetFormat)}."
+    return f"Formats are {', '.join(FORMATS)}."
 
 
 def _ranges(text: str) -> tuple[int, ...]:

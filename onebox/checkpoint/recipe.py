@@ -20,6 +20,7 @@ from onebox.spec.modules import Module, ModuleClass, modules
 from onebox.spec.weights import FP8_BLOCK, INTEGER_BITS, NVFP4_GROUP, Layout, Stored, StoredTensor, WeightFormat
 
 __all__ = [
+    "FORMATS",
     "Action",
     "BuildSource",
     "BuildSources",
@@ -48,6 +49,12 @@ class TargetFormat(StrEnum):
     INT3 = "int3"
     INT2 = "int2"
     NVFP4 = "nvfp4"
+    AUTO = "auto"
+    """Of the MTP layer alone: what is stored in BF16 is quantised as the model's own layers are (`_mtp_target`)."""
+
+
+FORMATS = tuple(target for target in TargetFormat if target is not TargetFormat.AUTO)
+"""The targets of any class."""
 
 
 class Action(StrEnum):
@@ -126,10 +133,10 @@ class Recipe:
 
     @classmethod
     def completed(cls, given: Mapping[str, Any], *, has_fp8: bool) -> "Recipe":
-        """The given targets and the defaults: DeltaNet as attention, FP8 shared experts if FP8 is a source."""
+        """The given targets and the defaults: DeltaNet as attention, FP8 shared experts if there is FP8, MTP auto."""
         shared = TargetFormat.FP8 if has_fp8 else TargetFormat.KEEP
         delta = given.get("attention", TargetFormat.KEEP)
-        return cls(**{"shared": shared, "delta": delta, **given})
+        return cls(**{"shared": shared, "delta": delta, "mtp": TargetFormat.AUTO, **given})
 
     def target_of(self, module: Module) -> TargetFormat:
         """The target of one module. Routers, norms, gates, mtp.fc, embedding and vision always keep their format."""
@@ -235,7 +242,7 @@ def _refuse_idle_targets(recipe: Recipe, choices: list[ModuleChoice]) -> None:
     """Rejects a target that applies to no module of the output, which would otherwise be ignored silently."""
     used = {_FIELD_OF.get(choice.module.module_class) for choice in choices}
     for name, target in recipe.targets.items():
-        if target is not TargetFormat.KEEP and name.removesuffix("_down") not in used:
+        if target not in (TargetFormat.KEEP, TargetFormat.AUTO) and name.removesuffix("_down") not in used:
             raise UsageError(
                 f"--{name.replace('_', '-')} {target} has nothing to act on: no source holds such modules; "
                 "leave it out or name a source that does."
@@ -253,11 +260,45 @@ def _refuse_idle_targets(recipe: Recipe, choices: list[ModuleChoice]) -> None:
 def _choices(recipe: Recipe, sources: BuildSources) -> Iterator[ModuleChoice]:
     wanted = list(modules(_richest_spec(sources)))
     origins = _origins(recipe, sources, wanted)
+    body: dict[ModuleClass, WeightFormat] = {}
     for module in wanted:
         source = origins[module.module_class]
         bound = source.binding.modules.get(module.name)
         if bound is not None:
-            yield _choose_one(recipe.target_of(module), module, source, bound)
+            target = recipe.target_of(module)
+            # The MTP layer's modules come after the body's.
+            target = _mtp_target(bound, body) if target is TargetFormat.AUTO else target
+            choice = _choose_one(target, module, source, bound)
+            if module.is_matrix:
+                body.setdefault(module.module_class, choice.target.format)
+            yield choice
+
+
+_BODY_OF = {
+    ModuleClass.MTP_EXPERTS: ModuleClass.EXPERTS,
+    ModuleClass.MTP_SHARED: ModuleClass.SHARED,
+    ModuleClass.MTP_ATTENTION: ModuleClass.ATTENTION,
+}
+_PLAIN = (WeightFormat.BF16, WeightFormat.FP16, WeightFormat.FP32)
+_FOUR_BITS = {WeightFormat.INT4: TargetFormat.INT4, WeightFormat.NVFP4: TargetFormat.NVFP4}
+
+
+def _mtp_target(bound: Bound, body: Mapping[ModuleClass, WeightFormat]) -> TargetFormat:
+    """The target of one matrix of the MTP layer, from the formats of the body's classes.
+
+    Experts are INT4, or FP8 or NVFP4 where the body's are; attention and the shared expert have the body's four-bit
+    format or FP8. What is quantised already is kept, and so is the head of a body whose experts are not quantised.
+    """
+    experts = body.get(ModuleClass.EXPERTS, WeightFormat.BF16)
+    if experts in _PLAIN or not bound.is_plain:
+        return TargetFormat.KEEP
+    own = body.get(_BODY_OF[bound.module.module_class], WeightFormat.BF16)
+    if bound.module.module_class is ModuleClass.MTP_EXPERTS:
+        target = TargetFormat.FP8 if own is WeightFormat.FP8 else _FOUR_BITS.get(own, TargetFormat.INT4)
+    else:
+        target = _FOUR_BITS.get(own, TargetFormat.FP8)
+    is_whole = bound.module.shape[1] % _COLUMNS_PER_GROUP.get(target, 1) == 0
+    return target if is_whole else TargetFormat.FP8
 
 
 def _origins(recipe: Recipe, sources: BuildSources, wanted: list[Module]) -> dict[ModuleClass, BuildSource]:

@@ -74,11 +74,17 @@ class FormatOptions:
     shared: Annotated[
         str | None, typer.Option(help=f"Shared experts: {_FORMAT}; default fp8 with --fp8, else keep.")
     ] = None
-    mtp: Annotated[str, typer.Option(help=f"The MTP layer's experts and projections: {_FORMAT}.")] = "keep"
+    mtp: Annotated[
+        str,
+        typer.Option(
+            help=f"The MTP layer's experts and projections: auto, {_FORMAT}. auto quantises BF16 ones as the model's "
+            "own layers are; keep leaves them."
+        ),
+    ] = "auto"
 
     def recipe(self, *, has_fp8: bool) -> "Recipe":
         from onebox.checkpoint.layer_targets import parse_layer_target
-        from onebox.checkpoint.recipe import Recipe
+        from onebox.checkpoint.recipe import Recipe, TargetFormat
 
         given = {
             "experts": _target("--experts", self.experts),
@@ -87,16 +93,16 @@ class FormatOptions:
             "attention": _target("--attention", self.attention),
             "delta": _target("--delta", self.delta) if self.delta else None,
             "shared": _target("--shared", self.shared) if self.shared else None,
-            "mtp": _target("--mtp", self.mtp),
+            "mtp": _target("--mtp", self.mtp, tuple(TargetFormat)),
             "lm_head": _target("--lm-head", self.lm_head, ("keep", "bf16", "int8")),
         }
         return Recipe.completed({name: target for name, target in given.items() if target}, has_fp8=has_fp8)
 
 
 def _target(flag: str, value: str, allowed: Sequence[str] = ()) -> "TargetFormat":
-    from onebox.checkpoint.recipe import TargetFormat
+    from onebox.checkpoint.recipe import FORMATS, TargetFormat
 
-    allowed = allowed or [target.value for target in TargetFormat]
+    allowed = allowed or FORMATS
     if value not in allowed:
         raise typer.BadParameter(f"{value!r} is not one of {', '.join(allowed)}", param_hint=flag)
     return TargetFormat(value)

@@ -20,13 +20,13 @@ Recipes that ship are `recipes/MODEL/NAME.toml`. Unknown keys and wrong values a
 """
 
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from onebox.checkpoint.layer_targets import parse_layer_target
-from onebox.checkpoint.recipe import Recipe, TargetFormat
+from onebox.checkpoint.recipe import FORMATS, Recipe, TargetFormat
 from onebox.checkpoint.repository import HubId
 from onebox.spec.errors import UnreadableError, UsageError
 
@@ -37,11 +37,10 @@ _SHIPPED = Path(__file__).parent / "recipes"
 _KEYS = {"summary": str, "model": str, "sources": dict, "build": dict, "serve": dict}
 _ROLES = {"base": "base", "fp8": "fp8", "mtp_from": "mtp"}
 """Key in the file -> role in a build."""
-_FORMATS = tuple(target.value for target in TargetFormat)
-_LM_HEAD_FORMATS = ("keep", "bf16", "int8")
-_BUILD = {
-    name: _LM_HEAD_FORMATS if name == "lm_head" else _FORMATS
-    for name in ("experts", "experts_down", "attention", "delta", "shared", "mtp", "lm_head")
+_BUILD: Mapping[str, Sequence[str]] = {
+    **dict.fromkeys(("experts", "experts_down", "attention", "delta", "shared"), FORMATS),
+    "mtp": tuple(TargetFormat),
+    "lm_head": ("keep", "bf16", "int8"),
 }
 _LAYERS = "expert_layers"
 
