@@ -66,6 +66,7 @@ FLAGS = {
     "build --experts int3 --experts-down int4": ("--weights", "hybrid-int34"),
     "build --experts int2": ("--weights", "hybrid-int2"),
     "build --shared int4": (),
+    "temperature 0 or top_k up to 64": (),
 }
 
 
@@ -93,7 +94,7 @@ def test_without_an_acceptance_levers_have_milliseconds():
 
 def test_a_plan_without_drafts_has_no_levers_of_drafting():
     parts = {lever["part"] for lever in json.loads(run("--json", "--speculative-tokens", "0"))["levers"]}
-    assert parts == {"DeltaNet state", "KV cache", "routed experts", "shared experts"}
+    assert parts == {"DeltaNet state", "KV cache", "routed experts", "shared experts", "LM head"}
 
 
 def test_a_head_in_bf16_is_said_with_its_cost_and_the_command():
