@@ -140,6 +140,10 @@ def test_without_flags_it_plans_what_serve_would_do():
     options, plan = EngineOptions(), json.loads(run("--json"))
     assert plan["memory"]["max_num_seqs"] == options.max_num_seqs
     assert [projected["drafts"] for projected in plan["projected"]] == [0, DEFAULT_DRAFTS]
+    assert (options.draft_vocab, options.mamba_ssm_cache_dtype) == ("auto", "auto")
+    assert plan["projected"][1]["draft_vocab_size"] == 40_960
+    auto = json.loads(run("--json", "--draft-vocab", "auto", "--mamba-ssm-cache-dtype", "auto"))
+    assert auto["projected"] == plan["projected"]
     assert json.loads(run("--json", "--max-num-batched-tokens", "2048"))["memory"] == plan["memory"]
 
 
