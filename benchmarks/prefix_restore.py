@@ -3,13 +3,15 @@
     python benchmarks/prefix_restore.py [--shape qwen3.5-122b-a10b] [--tokens 100000] [--rounds 3] [--directory DIR]
 
 Random weights at full size, the engine as it serves, all in one process. "write" compares four streams alone with the
-same four while a prompt's prefix is written behind them. "restore" drops every prefix from memory and its files from
-the page cache and asks for the prompt again: bytes read over the time to its first token. "disk" reads the same files
-with direct reads, as many at a time as is fastest, and drops the bytes. The last line is JSON.
+same four for as long as a prompt's prefix is written behind them. "restore" drops every prefix from memory and its
+files from the page cache and asks for the prompt again: bytes read over the time to its first token. "disk" reads the
+same files with direct reads, as many at a time as is fastest, and drops the bytes. The last line is JSON.
 """
 
 import argparse
+import itertools
 import json
+import math
 import mmap
 import os
 import random
@@ -25,7 +27,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from onebox.engine.api import Engine, EngineConfig, PrefixDiskConfig, Request, SamplingParams, Tokens
+from onebox.engine.api import Engine, EngineConfig, PrefixDiskConfig, Request, RequestHandle, SamplingParams, Tokens
 from onebox.engine.disk.layout import PrefixLayout
 from onebox.engine.disk.tier import DiskTier
 from onebox.engine.disk.transfer import PrefixTransfer
@@ -37,7 +39,7 @@ from onebox.spec.shapes import named_spec
 from onebox.store.directory import PrefixDirectory
 
 GOALS = {"restore_over_disk": 0.7, "write_cost": 0.02}
-STREAMS, STREAM_TOKENS = 4, 1500
+STREAMS, STREAM_TOKENS = 4, 700
 NUM_READERS = 3
 BUDGET_BYTES = 32 << 30
 
@@ -72,26 +74,33 @@ def first_token_seconds(engine: Engine, tokens: tuple[int, ...]) -> float:
     return time.perf_counter() - began
 
 
-def stream_speed(engine: Engine, name: str) -> float:
-    """Tokens a second of the streams together, prefill excluded."""
+def stream_events(engine: Engine, name: str) -> list[tuple[float, int]]:
+    """(time, tokens) of everything that the streams say together, in order."""
     sampling = SamplingParams(temperature=0, max_tokens=STREAM_TOKENS, ignore_eos=True)
     requests = [
         Request(f"{name}-{stream}", prompt(engine, 32, f"{name}-{stream}"), sampling, cache_prompt=False)
         for stream in range(STREAMS)
     ]
-    times, count = [], 0
-    for handle in engine.submit_all(requests):
-        for event in handle:
-            if isinstance(event, Tokens):
-                times.append(time.perf_counter())
-                count += len(event.token_ids)
-    return count / (max(times) - min(times))
+
+    def listen(handle: RequestHandle) -> list[tuple[float, int]]:
+        return [(time.perf_counter(), len(event.token_ids)) for event in handle if isinstance(event, Tokens)]
+
+    with ThreadPoolExecutor(STREAMS) as pool:
+        return sorted(itertools.chain(*pool.map(listen, engine.submit_all(requests))))
 
 
-def wait_written(engine: Engine) -> None:
+def speed(events: list[tuple[float, int]], until: float = math.inf) -> float:
+    """Tokens a second after the first ones."""
+    inside = [(at, count) for at, count in events if at <= until]
+    return sum(count for _, count in inside[STREAMS:]) / (inside[-1][0] - inside[STREAMS - 1][0])
+
+
+def wait_written(engine: Engine) -> float:
+    """The time at which everything was on disk."""
     scheduler = engine._scheduler
     while scheduler._prefix._unwritten or scheduler._disk.is_busy:
         time.sleep(0.01)
+    return time.perf_counter()
 
 
 def drop_page_cache(files: list[Path]) -> None:
@@ -125,16 +134,18 @@ def disk_speed(files: list[Path]) -> float:
 
 
 def run(engine: Engine, root: Path, num_tokens: int, rounds: int) -> dict[str, object]:
-    stream_speed(engine, "warm")
+    stream_events(engine, "warm")
     costs, restores, disks, cold = [], [], [], []
     for number in range(rounds):
         tokens = prompt(engine, num_tokens, f"long-{number}")
-        alone = stream_speed(engine, f"alone-{number}")
+        alone = speed(stream_events(engine, f"alone-{number}"))
         written = engine.stats().disk.written_bytes
         cold.append(first_token_seconds(engine, tokens))
-        costs.append(1 - stream_speed(engine, f"beside-{number}") / alone)
+        with ThreadPoolExecutor(1) as pool:
+            end = pool.submit(wait_written, engine)
+            beside = stream_events(engine, f"beside-{number}")
+            costs.append(1 - speed(beside, end.result()) / alone)
         during = engine.stats().disk.written_bytes - written
-        wait_written(engine)
         engine._scheduler._prefix.clear()
         files = [path for path in root.glob("*/chunks/*/*") if path.is_file()]
         drop_page_cache(files)
