@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from onebox.kernels.experts import reference
-from onebox.kernels.experts.cases import draw_routing, fixed_point, float_experts, int4_experts
+from onebox.kernels.experts.cases import draw_routing, fixed_point, float_experts, int_experts
 from tests.kernels.catalogue import forms
 
 OPERATIONS = ("prefill_experts_int4", "prefill_experts_bf16")
@@ -21,7 +21,7 @@ def arguments(op, tokens, k, experts, hidden, inner, device=None):
     ids, weights = draw_routing(tokens, k, experts, draw)
     x = torch.randn(tokens, hidden, generator=draw).to(torch.bfloat16)
     if op == "prefill_experts_int4":
-        matrices = int4_experts(experts, hidden, inner, torch.float16, draw)
+        matrices = int_experts(experts, hidden, inner, torch.float16, draw)
     else:
         matrices = float_experts(experts, hidden, inner, draw)
     given = {"x": x, "ids": ids, "weights": weights, **matrices}
