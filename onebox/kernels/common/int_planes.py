@@ -96,13 +96,12 @@ def _int2_half(a, b, TILES: tl.constexpr):
 def code_halves(tiles, rest, BITS: tl.constexpr, TILES: tl.constexpr):
     """Codes of both halves times 2^(8 - BITS), int8, in the order of INT4's bytes, from the bytes of TILES tiles.
 
-    `tiles` are the first 512 bytes of each (INT4: all 1,024); `rest` the other 256 of INT3, not read otherwise.
+    `tiles` are the first 512 bytes of each (INT4: all 1,024); `rest` [32, TILES, 8] the other 256 of INT3, else None.
     """
     if BITS == 3:
         both = tl.permute(tl.reshape(tiles, (TILES, 32, 2, 8)), (0, 1, 3, 2))
         first, second = tl.split(both)
-        third = tl.reshape(rest, (TILES, 32, 8))
-        a, b, c, d, e, f, g, h = int3_bytes(first, second, third)
+        a, b, c, d, e, f, g, h = int3_bytes(first, second, tl.permute(rest, (1, 0, 2)))
         return _int3_half(a, b, c, d, TILES), _int3_half(e, f, g, h, TILES)
     elif BITS == 2:
         a, b, c, d = int2_bytes(tiles)

@@ -25,7 +25,7 @@ __all__ = [
 
 _Shape = tuple[int, int, int, int, int]  # rows, k, experts, hidden, inner
 _Bits = tuple[int, int]  # of gate_up, of down
-_INTEGERS: dict[str, _Bits] = {"int4": (4, 4), "int3": (3, 3), "int34": (3, 4), "int2": (2, 2)}
+_INTEGERS: dict[str, _Bits] = {"int4": (4, 4), "int3": (3, 3), "int34": (3, 4), "int32": (3, 2), "int2": (2, 2)}
 
 
 def _name(shape: _Shape) -> str:
@@ -161,7 +161,7 @@ def _case(
     return Case(op, f"{'' if kind == 'int4' else f'{kind}-'}{_name(shape)}-{scale_dtype}", make, is_full)
 
 
-_INT4_CASES = [
+_INT_CASES = [
     _case((1, 2, 4, 128, 128), torch.float16),
     _case((2, 2, 2, 256, 256), torch.bfloat16),
     _case((5, 1, 1, 128, 128), torch.float16),
@@ -173,9 +173,8 @@ _INT4_CASES = [
     _slots_case((2, 3, 4, 128, 128), "row", dtype=torch.float32),
     _slots_case((1, 2, 4, 128, 128), "other"),
     _slots_case((18, 2, 3, 128, 256), "block"),  # listed by expert, with more pairs than a round takes
-    _case((5, 1, 1, 128, 128), torch.bfloat16, kind="int2"),
-    _slots_case((2, 2, 3, 256, 128), "block", kind="int3"),
-    _slots_case((18, 2, 3, 128, 256), kind="int34"),  # listed by expert
+    _case((1, 1, 1, 128, 128), torch.bfloat16, kind="int2"),
+    _slots_case((17, 1, 1, 128, 128), kind="int34"),  # listed by expert
     _case((1, 2, 4, 128, 64)),
     _case((3, 2, 3, 200, 72)),
     _case((9, 1, 1, 72, 40)),
@@ -183,10 +182,8 @@ _INT4_CASES = [
     _slots_case((12, 8, 32, 3072, 1024), "block", True),
     _slots_case((96, 8, 32, 3072, 1024), "block", True),
     _slots_case((3, 8, 16, 2048, 512), "nvfp4", True),
-    *(_slots_case((rows, 8, 16, 3072, 1024), "block", True, kind="int3") for rows in (1, 4, 12, 96)),
-    _slots_case((3, 8, 16, 2048, 512), "block", True, kind="int3"),
-    _slots_case((12, 8, 16, 3072, 1024), "block", True, kind="int34"),
-    *(_slots_case((rows, 8, 16, 3072, 1024), "block", True, kind="int2") for rows in (1, 96)),
+    _slots_case((1, 8, 8, 3072, 1024), "block", True, kind="int3"),
+    _slots_case((96, 8, 8, 3072, 1024), "block", True, kind="int32"),
     _case((1, 8, 16, 3072, 1024), torch.float16, True),
     _case((3, 8, 16, 3072, 1024), torch.float16, True),
     _case((64, 8, 16, 3072, 1024), torch.bfloat16, True),
@@ -345,11 +342,9 @@ _PREFILL_CASES = [
     ]
 ]
 _PREFILL_CASES += [
-    _case((70, 2, 3, 256, 128), torch.bfloat16, is_prefill=True, kind="int3"),
-    _case((65, 1, 1, 128, 256), torch.float16, is_prefill=True, kind="int2"),
-    _case((200, 8, 16, 3072, 1024), torch.bfloat16, True, is_prefill=True, kind="int3"),
-    _case((200, 8, 16, 3072, 1024), torch.bfloat16, True, is_prefill=True, kind="int34"),
-    _case((333, 8, 16, 2048, 512), torch.bfloat16, True, is_prefill=True, kind="int2"),
+    _case((3, 1, 2, 256, 128), torch.bfloat16, is_prefill=True, kind="int3"),
+    _case((1, 1, 1, 128, 128), torch.float16, is_prefill=True, kind="int2"),
+    _case((200, 8, 8, 3072, 1024), torch.bfloat16, True, is_prefill=True, kind="int32"),
 ]
 
 
@@ -391,4 +386,4 @@ def _gate_case(op: str, rows: int, width: int, dtype: torch.dtype, is_full: bool
 _GATE_CASES = [_gate_case(op, *shape) for op, full in _FULL.items() for shape in _SMALL + full]
 
 
-CASES = [*_INT4_CASES, *_FLOAT_CASES, *_FUSED_FLOAT_CASES, *_PREFILL_CASES, *_GATE_CASES]
+CASES = [*_INT_CASES, *_FLOAT_CASES, *_FUSED_FLOAT_CASES, *_PREFILL_CASES, *_GATE_CASES]

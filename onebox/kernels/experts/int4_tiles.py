@@ -13,13 +13,20 @@ GROUP = tl.constexpr(128)
 
 
 @triton.jit
-def _byte_ptrs(tiles_ptr, GROUPS: tl.constexpr, BITS: tl.constexpr, TILES: tl.constexpr, COUNT: tl.constexpr):
-    """Pointers to the first COUNT bytes of TILES neighbouring rows of tiles: [COUNT] of one, else [TILES, COUNT]."""
+def _tile_ptrs(tiles_ptr, GROUPS: tl.constexpr, BITS: tl.constexpr, TILES: tl.constexpr):
+    """Pointers to the first 512 bytes (INT4: all 1,024) of rows of tiles: [TILES, bytes], or [bytes] of one row."""
+    BYTES: tl.constexpr = 1024 if BITS == 4 else 512
     if TILES == 1:
-        return tiles_ptr + tl.arange(0, COUNT)
+        return tiles_ptr + tl.arange(0, BYTES)
     else:
-        rows = tl.arange(0, TILES)[:, None] * (GROUPS * 256 * BITS)
-        return tiles_ptr + rows + tl.arange(0, COUNT)[None, :]
+        return tiles_ptr + tl.arange(0, TILES)[:, None] * (GROUPS * 256 * BITS) + tl.arange(0, BYTES)[None, :]
+
+
+@triton.jit
+def _rest_ptrs(tiles_ptr, GROUPS: tl.constexpr, BITS: tl.constexpr, TILES: tl.constexpr):
+    """Pointers to the last 256 bytes of INT3's: [32, TILES, 8], in the order in which Triton gives a thread eight."""
+    rows = tl.arange(0, TILES)[None, :, None] * (GROUPS * 256 * BITS)
+    return tiles_ptr + 512 + rows + tl.arange(0, 32)[:, None, None] * 8 + tl.arange(0, 8)[None, None, :]
 
 
 @triton.jit
@@ -87,8 +94,8 @@ def tile_row_dot(
     The loads of the first weights are issued before the wait for the planes.
     """
     total = tl.zeros((16 * TILES, COLUMNS // 2), tl.float32)
-    tile_ptrs = _byte_ptrs(tiles_ptr, GROUPS, BITS, TILES, 1024 if BITS == 4 else 512)
-    rest_ptrs = _byte_ptrs(tiles_ptr + 512, GROUPS, BITS, TILES, 256)
+    tile_ptrs = _tile_ptrs(tiles_ptr, GROUPS, BITS, TILES)
+    rest_ptrs = _rest_ptrs(tiles_ptr, GROUPS, BITS, TILES)
     if PREFETCH and not IS_INTERPRETED and GROUPS > UNROLL:
         # The compiler has no registers for all scales at once and loads most of them last.
         lane = tl.arange(0, 32 * TILES)
