@@ -11,6 +11,7 @@ import errno
 import fcntl
 import mmap
 import os
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -171,9 +172,13 @@ class _Buffer:
         self._copied: torch.cuda.Event | None = None
         if device.type == "cuda":
             # Not torch's pinned memory, which is rounded up to a power of two and never returned to the system.
-            code = int(_cuda_runtime().cudaHostRegister(self.tensor.data_ptr(), nbytes, 0))
+            address = self.tensor.data_ptr()
+            code = int(_cuda_runtime().cudaHostRegister(address, nbytes, 0))
             if code:
                 raise DoesNotFitError(f"{nbytes >> 20} MiB could not be pinned for reading ahead: CUDA error {code}.")
+            # Also if nobody closes it: the addresses of memory that was returned pinned could not be pinned again.
+            self._unpin = weakref.finalize(self, _cuda_runtime().cudaHostUnregister, address)
+            self._unpin.atexit = False
 
     def note_copies(self) -> None:
         """Records an event after the copies out of the buffer that were queued on the current stream."""
@@ -188,7 +193,7 @@ class _Buffer:
     def close(self) -> None:
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
-            _cuda_runtime().cudaHostUnregister(self.tensor.data_ptr())
+            self._unpin()
 
 
 def _cuda_runtime() -> Any:

@@ -157,8 +157,10 @@ class DummyParts:
         return torch.full(shape, value, dtype=torch.float32, device=self.device)
 
     def _scales(self, *shape: int, bits: int) -> Tensor:
+        """Of either sign: codes have one negative level more, and a mean of all weights would make all tokens alike."""
         # Codes are uniform over 2^bits levels, whose spread is 2^bits / sqrt(12).
-        return torch.full(shape, _SPREAD * 12**0.5 / 2**bits, dtype=torch.float16, device=self.device)
+        signs: Tensor = self._bytes(*shape, below=2).to(torch.float16) * 2 - 1
+        return signs.mul_(_SPREAD * 12**0.5 / 2**bits)
 
 
 def dummy_model(

@@ -1,13 +1,8 @@
-"""`onebox build`: recipes, bits that are only moved, resuming, and what happens when it cannot go on."""
+"""`onebox build`: recipes, bits that are only moved, what is refused, and what the command says."""
 
-import errno
 import json
-import os
-import resource
 import subprocess
 import sys
-from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -16,44 +11,19 @@ from safetensors.torch import load_file, save_file
 from onebox.checkpoint.build import plan_build, run_build
 from onebox.checkpoint.inspect import inspect_checkpoint
 from onebox.checkpoint.recipe import BuildSources, Recipe, TargetFormat, open_source
-from onebox.checkpoint.verify import verify_checkpoint
 from onebox.formats import pack_quantized, quantize, quantize_fp8_block, unpack_gptq, unpack_quantized
-from onebox.spec.errors import DoesNotFitError, MismatchError, UnreadableError, UnsupportedError, UsageError, WriteError
+from onebox.spec.errors import MismatchError, UnsupportedError, UsageError
 from onebox.spec.modules import ModuleClass
+from tests.checkpoint.building import HYBRID, all_tensors, build, same_bits, sources
 from tests.synthetic import Tensors, gptq_int4_asymmetric, tiny_config, write_checkpoint
 
 EXPERT = "model.language_model.layers.1.mlp.experts.2.up_proj"
+
+
 SHARED = "model.language_model.layers.0.mlp.shared_expert.gate_proj"
+
+
 MTP_EXPERT = "mtp.layers.0.mlp.experts.3.down_proj"
-
-
-def all_tensors(directory: Path) -> Tensors:
-    return {name: tensor for path in directory.glob("*.safetensors") for name, tensor in load_file(path).items()}
-
-
-def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
-    if a.dtype != b.dtype or a.shape != b.shape:
-        return False
-    return torch.equal(a.reshape(-1).view(torch.uint8), b.reshape(-1).view(torch.uint8))
-
-
-def sources(root: Path, base: str, fp8: str | None = None, mtp: str | None = None) -> BuildSources:
-    return BuildSources(
-        open_source("base", root / base),
-        open_source("fp8", root / fp8) if fp8 else None,
-        open_source("mtp", root / mtp) if mtp else None,
-    )
-
-
-def build(root: Path, out: Path, recipe: Recipe, base: str, shard_bytes: int = 1 << 30, **others: str) -> Tensors:
-    run_build(plan_build(recipe, sources(root, base, **others), shard_bytes), out)
-    assert verify_checkpoint(out) == []
-    report = inspect_checkpoint(out, deep=True)
-    assert report.is_servable, report.problems
-    return all_tensors(out)
-
-
-HYBRID = Recipe(shared=TargetFormat.FP8, lm_head=TargetFormat.INT8)
 
 
 def test_the_seeds_hybrid_moves_every_number_it_does_not_quantise(checkpoints, tmp_path):
@@ -281,161 +251,6 @@ def test_a_damaged_source_is_refused_before_anything_is_written(tmp_path):
     write_checkpoint(tmp_path / "base", "bf16-fused", change=lambda tensors: tensors.pop("lm_head.weight"))
     with pytest.raises(MismatchError, match=r"The base checkpoint .* lm_head.weight is missing"):
         open_source("base", tmp_path / "base")
-
-
-# --- stopping and going on ----------------------------------------------------------------------------------------
-
-KILLED_BUILD = """
-import os, signal, sys
-from pathlib import Path
-from onebox.checkpoint.build import plan_build, run_build
-from onebox.checkpoint.recipe import Recipe, BuildSources, TargetFormat, open_source
-root, out, limit = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
-sources = BuildSources(open_source("base", root / "autoround"), open_source("fp8", root / "fp8"))
-plan = plan_build(Recipe(shared=TargetFormat.FP8, lm_head=TargetFormat.INT8), sources, 500_000)
-done = 0
-def on_bytes(count):
-    global done
-    done += count
-    if done >= limit:
-        os.kill(os.getpid(), signal.SIGKILL)
-run_build(plan, out, on_bytes=on_bytes)
-"""
-
-
-def test_a_build_killed_at_any_point_looks_unfinished_and_goes_on(checkpoints, tmp_path):
-    out = tmp_path / "out"
-    partial = tmp_path / "out.partial"
-    total = plan_build(HYBRID, sources(checkpoints, "autoround", fp8="fp8"), 500_000).nbytes
-    finished: dict[str, int] = {}
-    for limit in (1, total // 3, total // 2, total - 1):
-        command = [sys.executable, "-c", KILLED_BUILD, str(checkpoints), str(out), str(limit)]
-        assert subprocess.run(command, check=False).returncode == -9
-        assert not out.exists()
-        with pytest.raises(UnreadableError):
-            inspect_checkpoint(partial)  # no config.json yet: nobody can take it for a checkpoint
-        for path in partial.glob("*.safetensors"):
-            load_file(path)  # whole under its final name
-        for name, written in finished.items():
-            assert (partial / name).stat().st_mtime_ns == written, "a finished shard was written again"
-        finished = {path.name: path.stat().st_mtime_ns for path in partial.glob("*.safetensors")}
-    assert finished
-    made = build(checkpoints, out, HYBRID, "autoround", shard_bytes=500_000, fp8="fp8")
-    assert not partial.exists()
-    whole = build(checkpoints, tmp_path / "whole", HYBRID, "autoround", shard_bytes=500_000, fp8="fp8")
-    assert made.keys() == whole.keys()
-    assert all(same_bits(made[name], tensor) for name, tensor in whole.items())
-    assert {path.name for path in out.iterdir()} == {path.name for path in (tmp_path / "whole").iterdir()}
-
-
-def test_an_unfinished_build_of_another_recipe_is_not_mixed_in(checkpoints, tmp_path):
-    out = tmp_path / "out"
-    plan = plan_build(HYBRID, sources(checkpoints, "autoround", fp8="fp8"), 500_000)
-
-    def stop(_: int) -> None:
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        run_build(plan, out, on_bytes=stop)
-    other = plan_build(Recipe(), sources(checkpoints, "autoround"), 500_000)
-    with pytest.raises(WriteError, match="--restart"):
-        run_build(other, out)
-    run_build(other, out, restart=True)
-    assert verify_checkpoint(out) == []
-
-
-def test_an_existing_directory_is_left_alone(checkpoints, tmp_path):
-    out = tmp_path / "out"
-    out.mkdir()
-    (out / "precious.txt").write_text("mine")
-    with pytest.raises(WriteError, match="already exists and is not this build"):
-        run_build(plan_build(Recipe(), sources(checkpoints, "autoround")), out)
-    assert (out / "precious.txt").read_text() == "mine"
-    assert not (tmp_path / "out.partial").exists()
-
-
-def test_building_again_finds_the_work_done(checkpoints, tmp_path):
-    plan = plan_build(Recipe(), sources(checkpoints, "fp8"))
-    first = run_build(plan, tmp_path / "out")
-    written = (tmp_path / "out" / "model.safetensors").stat().st_mtime_ns
-    assert run_build(plan, tmp_path / "out") == first
-    assert (tmp_path / "out" / "model.safetensors").stat().st_mtime_ns == written
-
-
-def test_a_disk_without_room_is_refused_with_the_numbers(checkpoints, tmp_path, monkeypatch):
-    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=1000))
-    with pytest.raises(DoesNotFitError, match=r"needs 0\.07 GB .* 0\.00 GB are free"):
-        run_build(plan_build(Recipe(), sources(checkpoints, "fp8")), tmp_path / "out")
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_disk_that_fills_midway_keeps_what_is_finished(checkpoints, tmp_path):
-    """The kernel itself refuses the write: a limit on file size stands in for a full disk."""
-    out = tmp_path / "out"
-    plan = plan_build(Recipe(), sources(checkpoints, "fp8"), 500_000)
-    largest = max(shard.nbytes for shard in plan.shards)
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (largest - 1000, limits[1]))
-    try:
-        with pytest.raises(WriteError, match="The disk is full"):
-            run_build(plan, out)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    assert not out.exists()
-    assert not list((tmp_path / "out.partial").glob("*.tmp"))
-    run_build(plan, out)
-    assert verify_checkpoint(out) == []
-
-
-@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT, errno.EIO])
-def test_any_error_of_the_disk_is_a_sentence(checkpoints, tmp_path, monkeypatch, code):
-    def refuse(*_: object) -> int:
-        raise OSError(code, os.strerror(code), "/disk/file")
-
-    plan = plan_build(Recipe(), sources(checkpoints, "fp8"))
-    monkeypatch.setattr("os.pwrite", refuse)
-    with pytest.raises(WriteError, match="cannot be written" if code == errno.EIO else "disk is full"):
-        run_build(plan, tmp_path / "out")
-
-
-def test_a_place_that_cannot_be_written_is_a_sentence(checkpoints, tmp_path, run_cli):
-    (tmp_path / "file").write_text("")
-    result = run_cli("build", "--base", checkpoints / "fp8", "--out", tmp_path / "file" / "out")
-    assert result.code == 1
-    assert "cannot be written: Not a directory" in result.err
-
-
-# --- verify, manifest, command line -------------------------------------------------------------------------------
-
-
-def test_verify_names_the_tensor_that_changed(checkpoints, tmp_path, run_cli):
-    out = tmp_path / "out"
-    run_build(plan_build(Recipe(), sources(checkpoints, "fp8")), out)
-    assert run_cli("verify", out).code == 0
-    path = out / "model.safetensors"
-    content = bytearray(path.read_bytes())
-    content[-1] ^= 1
-    path.write_bytes(content)
-    result = run_cli("verify", out)
-    assert result.code == 1
-    assert "has changed since the build" in result.out
-    assert "1 of" in result.out
-
-
-def test_verify_finds_missing_and_extra_tensors(checkpoints, tmp_path):
-    out = tmp_path / "out"
-    run_build(plan_build(Recipe(), sources(checkpoints, "fp8")), out)
-    tensors = load_file(out / "model.safetensors")
-    tensors["extra"] = tensors.pop("lm_head.weight")
-    save_file(tensors, out / "model.safetensors")
-    kinds = {problem.tensor: problem.kind.value for problem in verify_checkpoint(out)}
-    assert kinds == {"lm_head.weight": "missing", "extra": "unexpected"}
-
-
-def test_verify_of_a_checkpoint_that_onebox_did_not_build_is_a_sentence(checkpoints, run_cli):
-    result = run_cli("verify", checkpoints / "fp8")
-    assert result.code == 2
-    assert "onebox inspect --deep" in result.err
 
 
 def test_dry_run_tells_size_and_bytes_per_token_and_writes_nothing(checkpoints, tmp_path, run_cli):

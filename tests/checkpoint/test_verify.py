@@ -16,6 +16,7 @@ from onebox.checkpoint.manifest import MANIFEST_NAME, read_manifest
 from onebox.checkpoint.recipe import BuildSources, Recipe, open_source
 from onebox.checkpoint.source import INDEX_NAME
 from onebox.checkpoint.verify import verify_checkpoint
+from tests.checkpoint.building import sources
 from tests.synthetic import write_checkpoint
 
 
@@ -223,3 +224,33 @@ def test_a_manifest_of_a_later_version_is_refused(out, run_cli):
     result = run_cli("verify", out)
     assert result.code == 2
     assert "version 3" in result.err
+
+
+def test_verify_names_the_tensor_that_changed(checkpoints, tmp_path, run_cli):
+    out = tmp_path / "out"
+    run_build(plan_build(Recipe(), sources(checkpoints, "fp8")), out)
+    assert run_cli("verify", out).code == 0
+    path = out / "model.safetensors"
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    result = run_cli("verify", out)
+    assert result.code == 1
+    assert "has changed since the build" in result.out
+    assert "1 of" in result.out
+
+
+def test_verify_finds_missing_and_extra_tensors(checkpoints, tmp_path):
+    out = tmp_path / "out"
+    run_build(plan_build(Recipe(), sources(checkpoints, "fp8")), out)
+    tensors = load_file(out / "model.safetensors")
+    tensors["extra"] = tensors.pop("lm_head.weight")
+    save_file(tensors, out / "model.safetensors")
+    kinds = {problem.tensor: problem.kind.value for problem in verify_checkpoint(out)}
+    assert kinds == {"lm_head.weight": "missing", "extra": "unexpected"}
+
+
+def test_verify_of_a_checkpoint_that_onebox_did_not_build_is_a_sentence(checkpoints, run_cli):
+    result = run_cli("verify", checkpoints / "fp8")
+    assert result.code == 2
+    assert "onebox inspect --deep" in result.err

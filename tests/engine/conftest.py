@@ -1,11 +1,14 @@
-"""Models that the engine's tests share."""
+"""Models and engines that the engine's tests share."""
 
 import pytest
 import torch
 
+from onebox.engine.engine import Engine
 from onebox.model.load import load_model
 from tests.conftest import HAS_GPU
+from tests.engine.fake import FakeRunner
 from tests.engine.gate import Gate
+from tests.engine.small import config
 
 
 @pytest.fixture(scope="session")
@@ -20,3 +23,13 @@ def gate(checkpoint) -> Gate:
 def gpu_gate(request, checkpoints) -> Gate:
     """The same over checkpoints of other formats, on the GPU."""
     return Gate(load_model(checkpoints / request.param, torch.device("cuda"), torch.bfloat16))
+
+
+@pytest.fixture
+def fake():
+    """(engine, runner) with two slots and two places in the queue."""
+    runner = FakeRunner(config())
+    with Engine(runner, runner.config) as engine:
+        runner.scheduler = engine._scheduler
+        yield engine, runner
+        runner.gate.set()

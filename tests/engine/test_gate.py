@@ -26,7 +26,7 @@ from tests.engine.gate import (
 from tests.engine.gate_prompts import HAS_GRAMMARS, Case, all_cases, hands, text
 from tests.engine.scripted import DeferredRun
 
-HAND = 6
+HAND = 4
 """Cases that a variant of the sample is asked."""
 VARIANTS = covering_sample()
 SAMPLE = [*zip(VARIANTS, hands([variant.kv for variant in VARIANTS], HAND), strict=True)]

@@ -1,31 +1,67 @@
-"""Compiles kernels for a GPU that is not there, through their own host functions. Runs as a process of its own.
+"""Compiles kernels for GPUs that are not there, through their own host functions. Runs as a process of its own.
 
     python -m tests.kernels.ahead [PACKAGE ...]
 
-Prints a JSON object per kernel and target: registers, bytes of spill and of shared memory.
+For sm_121 every case at a published model's shape. For sm_90, where all of them also run (`-m gpu`), each kernel once
+for each list of argument types, and whatever is launched otherwise there than on sm_121. Prints a JSON object per
+kernel and target: registers, bytes of spill and of shared memory.
 """
 
 import json
+import re
 import subprocess
 import sys
 import tempfile
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import torch
 import triton
 
 from onebox.kernels.common.ahead import CompiledLaunch, compile_only
+from onebox.kernels.common.case import Case
 from onebox.kernels.common.target import AbsentGpu, use_absent_gpu
 from tests.kernels.catalogue import cases, operations
 
-TARGETS = (90, 121)
+TARGETS = (121, 90)
+META = torch.device("meta")
 
 
-def resources(compiled) -> dict[str, int]:
+def arguments(case: Case) -> dict[str, Any]:
+    """Without numbers: they are not even drawn, unless the case looks at some of them."""
+    try:
+        with META:
+            return case.make(META)
+    except (NotImplementedError, RuntimeError):
+        return case.make(META)
+
+
+class Choice:
+    """What is compiled for the target at hand, by the keys of Triton's specialisations."""
+
+    def __init__(self) -> None:
+        self.target = TARGETS[0]
+        self._elsewhere: set[str] = set()
+        self._types: set[tuple[str, ...]] = set()
+
+    def wants(self, key: str) -> bool:
+        if self.target == TARGETS[0]:
+            self._elsewhere.add(key)
+            return True
+        # The kernel, and of each argument "('*bf16'" or, if it is a constant string, "('constexpr', 'e4m3'".
+        types = (key.split()[0], *re.findall(r"\('(?:\*?\w+)'(?:, '\w\w+')?", key))
+        is_new = types not in self._types
+        self._types.add(types)
+        return is_new or key not in self._elsewhere
+
+
+@cache
+def resources(cubin: bytes) -> dict[str, int]:
     """Registers and bytes of spill (stack and local) of a cubin, as cuobjdump tells them."""
     tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(compiled.asm["cubin"])
+        file.write(cubin)
         file.flush()
         text = subprocess.run([tool, "-res-usage", file.name], capture_output=True, text=True, check=True).stdout
     fields = dict(part.split(":") for part in text.split() if part.count(":") == 1 and part.split(":")[1].isdigit())
@@ -34,16 +70,22 @@ def resources(compiled) -> dict[str, int]:
 
 def main() -> None:
     compiled: list[CompiledLaunch] = []
-    compile_only(AbsentGpu(TARGETS[0]), compiled.append)
+    choice = Choice()
+    compile_only(AbsentGpu(TARGETS[0]), compiled.append, choice.wants)
     wanted = sys.argv[1:]
-    for case in cases():
-        operation = operations()[case.op]
-        if not case.is_full or (wanted and operation.package.rpartition(".")[2] not in wanted):
-            continue
-        for capability in TARGETS:
-            use_absent_gpu(AbsentGpu(capability))
+    full = [case for case in cases() if case.is_full]
+    given = [(case, operations()[case.op]) for case in full]
+    chosen = [
+        (case, operation, arguments(case))
+        for case, operation in given
+        if not wanted or operation.package.rpartition(".")[2] in wanted
+    ]
+    for capability in TARGETS:
+        choice.target = capability
+        use_absent_gpu(AbsentGpu(capability))
+        for case, operation, inputs in chosen:
             compiled.clear()
-            operation.kernel(**case.make(torch.device("cpu")))
+            operation.kernel(**inputs)
             for name, kernel in compiled:
                 report = {
                     "case": str(case),
@@ -51,7 +93,7 @@ def main() -> None:
                     "target": capability,
                     "shared_bytes": kernel.metadata.shared,
                 }
-                sys.stdout.write(json.dumps({**report, **resources(kernel)}) + "\n")
+                sys.stdout.write(json.dumps({**report, **resources(kernel.asm["cubin"])}) + "\n")
                 sys.stdout.flush()
 
 

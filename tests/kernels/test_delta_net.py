@@ -6,9 +6,9 @@ import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
 
-from onebox.kernels.delta_net import reference, step_fused
-from onebox.kernels.delta_net.cases import GROUPED, QWEN_122B, TINY, DeltaShape, delta_inputs
-from onebox.kernels.delta_net.memory import DeltaParts, DeltaPool, DeltaWeights, GatedNorm
+from onebox.kernels.delta_net import reference
+from onebox.kernels.delta_net.cases import QWEN_122B, TINY, DeltaShape, delta_inputs
+from onebox.kernels.delta_net.memory import DeltaPool, DeltaWeights
 from onebox.model.reference import DeltaState, gated_delta_net
 from onebox.spec.model import spec_from_config
 from tests.conftest import HAS_GPU
@@ -30,29 +30,13 @@ def assert_equal_bits(found, expected):
         assert torch.equal(a, b)
 
 
-def step_of(module):
-    """`delta_net_step` in one of its forms; "fused" is the fused kernel, with its rows as numbers."""
-    return fused_step if module == "fused" else forms(module).delta_net_step
-
-
-def fused_step(qkv, a, b, weights, pool, cu_rows, slots, num_accepted):
-    _, heads, _, value_dim = pool.matrices.shape
-    z = qkv[:, -heads * value_dim :]
-    parts = DeltaParts(*(part.to(torch.float32).unsqueeze(0) for part in (qkv, z, a, b)))
-    norm = GatedNorm(torch.linspace(0.5, 1.5, value_dim, device=qkv.device), 1e-6)
-    rows = forms("kernel").delta_net_step_fused(
-        parts, weights, norm, pool, cu_rows, slots, num_accepted, torch.bfloat16
-    )
-    return torch.cat([rows.x.float(), rows.planes.flatten(1).float(), rows.scale], dim=1)
-
-
 def walk(module, given, steps):
     """Outputs of one sequence's steps (its rows' numbers, how many pending tokens are accepted), its final state."""
     pool, device = copy_of(given["pool"]), given["qkv"].device
     outputs = []
     for rows, num_accepted in steps:
         outputs.append(
-            step_of(module)(
+            forms(module).delta_net_step(
                 *(given[name][rows] for name in ("qkv", "a", "b")),
                 given["weights"],
                 pool,
@@ -107,7 +91,7 @@ def check_company(module, device, op, sequences, **inputs):
     """Each of `sequences` gives the same bits alone as in the batch, and a slot that is not named stays as it was."""
     given = delta_inputs(device, **inputs)
     before = copy_of(given["pool"])
-    function = step_of(module) if op == "delta_net_step" else getattr(forms(module), op)
+    function = getattr(forms(module), op)
     together = function(**{**given, "pool": (pool := copy_of(before))})
     assert_equal_bits([part[0] for part in pool], [part[0] for part in before])
     for sequence in sequences:
@@ -164,27 +148,6 @@ def test_a_sequence_does_not_depend_on_its_company(module):
     step = {"lengths": (1, 3, 2), "num_accepted": (2, 0, 1)}
     check_company(module, CPU, "delta_net_step", range(3), shape=TINY, dtype=torch.bfloat16, **step)
     check_company(module, CPU, "delta_net_prefill", range(2), shape=TINY, dtype=torch.float32, lengths=(2, 65))
-
-
-@in_the_interpreter
-def test_the_step_in_one_launch_keeps_the_promises_of_a_step():
-    check_grouping("fused", CPU, GROUPED, torch.bfloat16)
-    check_rejection("fused", CPU, GROUPED, torch.float32)
-    step = {"lengths": (1, 3, 0, 2), "num_accepted": (2, 0, 3, 1)}
-    check_company("fused", CPU, "delta_net_step", range(4), shape=GROUPED, dtype=torch.bfloat16, **step)
-
-
-def test_the_rows_of_a_key_head_are_written_when_all_its_heads_have_read_them(device):
-    """Whoever counts last writes: the counters are at zero again, and queries' and keys' rows are the twin's."""
-    layer = replace(GROUPED, num_heads=3)
-    found, expected = (
-        delta_inputs(where, layer, (2, 0, 1), torch.float32, num_accepted=(4, 2, 0)) for where in (device, CPU)
-    )
-    fused_step(**found)
-    reference.delta_net_step(**expected)
-    assert_equal_bits([part.cpu() for part in found["pool"][1:]], expected["pool"][1:])
-    counters = step_fused.arrivals(device, layer.num_key_heads)
-    assert not counters.any()
 
 
 def check_saved_states(module, device, layer, dtype):
@@ -306,8 +269,6 @@ def test_the_twins_are_the_models_delta_net():
 def test_promises_hold_on_the_gpu(device, dtype):
     check_grouping("kernel", device, QWEN_122B, dtype)
     check_rejection("kernel", device, QWEN_122B, dtype)
-    check_grouping("fused", device, QWEN_122B, dtype)
-    check_rejection("fused", device, QWEN_122B, dtype)
     check_split_prefill("kernel", device, QWEN_122B, dtype)
     check_saved_states("kernel", device, QWEN_122B, dtype)
     check_norm_rows("kernel", device, 64, 128, (2, 3, 8, 17, 64))
@@ -320,7 +281,6 @@ def test_a_sequence_does_not_depend_on_its_company_on_the_gpu(device, count):
     lengths = tuple(1 + s % 4 for s in range(count))
     num_accepted = tuple((s + 2) % 5 for s in range(count))
     inputs = {"shape": layer, "dtype": torch.bfloat16, "lengths": lengths}
-    for module in ("kernel", "fused"):
-        check_company(module, device, "delta_net_step", some, **inputs, num_accepted=num_accepted)
+    check_company("kernel", device, "delta_net_step", some, **inputs, num_accepted=num_accepted)
     inputs["lengths"] = tuple(1 + 37 * s % 150 for s in range(count))
     check_company("kernel", device, "delta_net_prefill", some, **inputs)

@@ -57,7 +57,7 @@ def test_every_format_arrives_as_nearly_the_same_model(checkpoints, kind):
 
 def test_quantised_numbers_are_those_that_the_bits_mean(checkpoints):
     from onebox.formats import dequantize_fp8_block
-    from tests.checkpoint.test_build import all_tensors
+    from tests.checkpoint.building import all_tensors
 
     raw = all_tensors(checkpoints / "fp8")
     name = "model.language_model.layers.0.mlp.shared_expert.gate_proj"

@@ -6,6 +6,7 @@ so that what the engine's thread queues after it was told comes after it.
 """
 
 import mmap
+import weakref
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -31,19 +32,22 @@ class StagingBuffer:
         memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         self.bytes = memoryview(memory)
         self.tensor = torch.frombuffer(memory, dtype=torch.uint8)
-        self._is_pinned = device.type == "cuda"
-        if self._is_pinned:
-            code = int(_cuda_runtime().cudaHostRegister(self.tensor.data_ptr(), size, 0))
+        self._unpin: weakref.finalize[..., StagingBuffer] | None = None
+        if device.type == "cuda":
+            address = self.tensor.data_ptr()
+            code = int(_cuda_runtime().cudaHostRegister(address, size, 0))
             if code:
                 raise DoesNotFitError(f"{size >> 20} MiB could not be pinned for prefixes on disk: CUDA error {code}.")
+            # Also if nobody closes it: the addresses of memory that was returned pinned could not be pinned again.
+            self._unpin = weakref.finalize(self, _cuda_runtime().cudaHostUnregister, address)
+            self._unpin.atexit = False
         else:
             self.tensor.zero_()  # taken from the system now, not when a request waits
 
     def close(self) -> None:
         """After the last copy."""
-        if self._is_pinned:
-            self._is_pinned = False
-            _cuda_runtime().cudaHostUnregister(self.tensor.data_ptr())
+        if self._unpin:
+            self._unpin()
 
 
 class PrefixTransfer:

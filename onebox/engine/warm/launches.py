@@ -88,10 +88,11 @@ def _launch_prediction(inputs: StepInputs, depth: int) -> None:
 
 
 def _launch_prefill(model: Qwen35, memory: Memory, config: EngineConfig) -> None:
-    """A short one and, where it may have more tokens than read packed pages themselves, a long one."""
+    """Several lengths, since kernels for few tokens differ, and one with more than read packed pages themselves."""
     saves = (StateSave(PAGE_TOKENS, 0),) if config.num_checkpoints else ()
     prefiller = Prefiller(model, memory, config.max_num_seqs, config.speculation.with_mtp)
-    for num_tokens in (PAGE_TOKENS + 1, DIRECT_TOKENS + PAGE_TOKENS + 1):
+    shorter = (PAGE_TOKENS * count + 1 for count in (1, 2, 4, 8))
+    for num_tokens in (*shorter, DIRECT_TOKENS + PAGE_TOKENS + 1):
         if num_tokens <= max(config.max_num_batched_tokens, PAGE_TOKENS + 1):
             pages = np.arange(1, 2 + num_tokens // PAGE_TOKENS, dtype=np.int32)
             prefiller.run([PromptChunk("warm", 0, (0,) * num_tokens, 0, pages, saves, None)])

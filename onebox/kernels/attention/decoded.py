@@ -63,13 +63,15 @@ def paged_attention_decode_slice_kernel(
     KEY_BITS: tl.constexpr,
     VALUE_BITS: tl.constexpr,
     BLOCK: tl.constexpr,
+    TILE: tl.constexpr,  # tokens that attention reads at a time, a divisor of P
 ):
     sequence = tl.program_id(2).to(tl.int64)
     head = tl.program_id(1)
     rows = tl.load(cu_rows_ptr + sequence + 1) - tl.load(cu_rows_ptr + sequence)
     stop = tl.load(start_ptr + sequence) + rows
     place = tl.program_id(0) * BLOCK
-    if (first + place < stop) & (rows > 0):
+    # To the end of the last tile that is read: a weight of zero times what memory happened to hold could be NaN.
+    if (first + place // TILE * TILE < stop) & (rows > 0):
         page = tl.load(page_table_ptr + sequence * table_stride + (first + place) // P).to(tl.int64)
         vectors = tl.multiple_of((page * KV + head) * P + (first + place) % P, BLOCK) + tl.arange(0, BLOCK)
         out = (sequence * KV + head) * num_tokens + place + tl.arange(0, BLOCK)
@@ -103,9 +105,19 @@ def new_slice(pages: KVPages, num_sequences: int, num_tokens: int, query: Tensor
 
 
 def decode_slice(
-    pages: KVPages, page_table: Tensor, start: Tensor, cu_rows: Tensor, first: int, scale: float, decoded: Decoded
+    pages: KVPages,
+    page_table: Tensor,
+    start: Tensor,
+    cu_rows: Tensor,
+    first: int,
+    scale: float,
+    decoded: Decoded,
+    tile: int,
 ) -> None:
-    """Decodes the tokens from `first` on that rows of a prefill see (arguments as there) into `decoded`."""
+    """Decodes the tokens from `first` on that rows of a prefill see (arguments as there) into `decoded`.
+
+    Whole tiles of `tile` tokens, a divisor of a page's.
+    """
     num_sequences, kv_heads, num_tokens, dim = decoded.key.shape
     paged_attention_decode_slice_kernel[(num_tokens // _BLOCK, kv_heads, num_sequences)](
         page_table,
@@ -119,6 +131,7 @@ def decode_slice(
         page_table.stride(0),
         **page_constants(pages, dim),
         BLOCK=_BLOCK,
+        TILE=tile,
         num_warps=4,
     )
 

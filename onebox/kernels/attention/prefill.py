@@ -290,7 +290,7 @@ def _attend_slices(
     each = slice_tokens(page_table.shape[0])
     decoded = new_slice(pages, page_table.shape[0], each, query)
     for first in range(0, page_table.shape[1] * pages.page_tokens, each):
-        decode_slice(pages, page_table, start, cu_rows, first, scale, decoded)
+        decode_slice(pages, page_table, start, cu_rows, first, scale, decoded, shape["TILE"])
         paged_attention_slice_kernel[grid](
             query,
             out,

@@ -10,16 +10,7 @@ import triton.language as tl
 from onebox.kernels.common import rows
 from onebox.kernels.common.arithmetic import rounded
 
-__all__ = [
-    "LARGEST",
-    "SMALLEST_ABSMAX",
-    "load_squares",
-    "row_factors",
-    "store_group",
-    "store_groups",
-    "store_planes",
-    "store_scaled_group",
-]
+__all__ = ["LARGEST", "SMALLEST_ABSMAX", "load_squares", "row_factors", "store_group", "store_groups", "store_planes"]
 
 LARGEST = tl.constexpr(float(rows.LARGEST))
 SMALLEST_ABSMAX = tl.constexpr(rows.SMALLEST_ABSMAX)
@@ -77,25 +68,6 @@ def store_group(
 
 
 @triton.jit
-def store_scaled_group(
-    values,  # float32 [128]: a group of a row
-    largest,  # their largest magnitude
-    row,
-    group,
-    x_ptr,  # this and the next two as in `store_groups`
-    planes_ptr,
-    scale_ptr,
-    K: tl.constexpr,
-):
-    """`store_group` where the largest magnitude is known; NaN if one of the values is."""
-    columns = group * 128 + tl.arange(0, 128)
-    tl.store(x_ptr + row * K + columns, rounded(values, x_ptr.dtype.element_ty))
-    largest = tl.maximum(largest, SMALLEST_ABSMAX, propagate_nan=tl.PropagateNan.ALL)
-    tl.store(scale_ptr + row * (K // 128) + group, largest / LARGEST)
-    store_planes(values * (LARGEST / largest), planes_ptr, row, columns, K)
-
-
-@triton.jit
 def load_squares(squares_ptr, rows, R, K: tl.constexpr, GROUPS_BLOCK: tl.constexpr):
     """float32 [rows, GROUPS_BLOCK]: sums of squares per group, from `squares` [R, K/128]."""
     groups = tl.arange(0, GROUPS_BLOCK)
@@ -105,5 +77,18 @@ def load_squares(squares_ptr, rows, R, K: tl.constexpr, GROUPS_BLOCK: tl.constex
 
 @triton.jit
 def row_factors(squares, eps, K: tl.constexpr):
-    """float32 [rows]: one over the root mean square of rows with these `squares`, from `load_squares`."""
-    return tl.rsqrt(tl.sum(squares, 1) / K + eps)
+    """float32 [rows]: one over the root mean square of rows with these `squares`, from `load_squares`.
+
+    Half is added to half until one number is left: the order of a sum over more than two depends on the layout, which
+    depends on the number of rows.
+    """
+    ROWS: tl.constexpr = squares.shape[0]
+    total = squares
+    for _ in tl.static_range(_num_halvings(squares.shape[1])):
+        total = tl.sum(tl.reshape(total, (ROWS, 2, total.shape[1] // 2)), 1)
+    return tl.rsqrt(tl.reshape(total, (ROWS,)) / K + eps)
+
+
+@triton.constexpr_function
+def _num_halvings(length):
+    return length.bit_length() - 1

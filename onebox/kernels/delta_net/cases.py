@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from onebox.kernels.common.case import Case, fused_rows_cases, generator
-from onebox.kernels.delta_net.memory import DeltaParts, DeltaPool, DeltaWeights, GatedNorm
+from onebox.kernels.delta_net.memory import DeltaPool, DeltaWeights
 
-__all__ = ["CASES", "GROUPED", "QWEN_122B", "TINY", "DeltaShape", "delta_inputs", "step_inputs"]
+__all__ = ["CASES", "QWEN_122B", "TINY", "DeltaShape", "delta_inputs"]
 
 
 @dataclass(frozen=True)
@@ -32,9 +32,6 @@ class DeltaShape:
 _CHUNK = 64
 
 TINY = DeltaShape(1, 2, 16, 16, 5)
-GROUPED = DeltaShape(1, 2, 16, 128, 5)
-"""A head fills a group: the fused step is one launch."""
-_HALVES = DeltaShape(1, 2, 16, 64, 5)
 _ODD = DeltaShape(2, 4, 12, 20, 3)
 _MATCHED = DeltaShape(2, 2, 32, 64, 9)
 QWEN_122B = DeltaShape(16, 64, 128, 128, 9)
@@ -151,7 +148,7 @@ _NET_CASES = [
 ]
 
 
-def step_inputs(
+def _inputs(
     device: torch.device,
     shape: DeltaShape,
     lengths: tuple[int, ...],
@@ -159,22 +156,16 @@ def step_inputs(
     parts: tuple[int, int],
     dtype: torch.dtype,
 ) -> dict[str, Any]:
-    """Arguments of a fused step, with so many parts of qkv and z, and of the gates."""
     arguments = delta_inputs(device, shape, lengths, dtype, num_accepted)
     qkv, a, b = (arguments.pop(name).to(torch.float32) for name in ("qkv", "a", "b"))
-    heads, width = shape.num_heads, shape.num_heads * shape.value_dim
-    draw = partial(torch.randn, generator=generator(width))
-    z = draw(len(qkv), width).to(device)
-    norm = GatedNorm((1 + 0.1 * draw(shape.value_dim)).to(device), 1e-6)
+    heads = shape.num_heads
     if parts[0] == parts[1]:  # one projection for all of them
-        joined = _cut(torch.cat([qkv, z, b, a], dim=1), parts[0])
-        cut = joined.split([shape.conv_dim, width, heads, heads], dim=2)
+        joined = _cut(torch.cat([qkv, b, a], dim=1), parts[0])
+        cut_qkv, cut_b, cut_a = joined.tensor_split([shape.conv_dim, shape.conv_dim + heads], dim=2)
     else:
-        cut_z, cut_qkv = _cut(torch.cat([z, qkv], dim=1), parts[0]).tensor_split([width], dim=2)
+        cut_qkv = _cut(qkv, parts[0])
         cut_b, cut_a = _cut(torch.cat([b, a], dim=1), parts[1]).tensor_split([heads], dim=2)
-        cut = (cut_qkv, cut_z, cut_b, cut_a)
-    cut_qkv, cut_z, cut_b, cut_a = cut
-    return {"parts": DeltaParts(cut_qkv, cut_z, cut_a, cut_b), "norm": norm, "dtype": dtype, **arguments}
+    return {"qkv_parts": cut_qkv, "a_parts": cut_a, "b_parts": cut_b, **arguments}
 
 
 def _cut(whole: Tensor, count: int) -> Tensor:
@@ -193,21 +184,17 @@ def _step_case(
     *,
     is_full: bool = False,
 ) -> Case:
-    make = partial(step_inputs, shape=shape, lengths=lengths, num_accepted=num_accepted, parts=parts, dtype=dtype)
+    make = partial(_inputs, shape=shape, lengths=lengths, num_accepted=num_accepted, parts=parts, dtype=dtype)
     return Case("delta_net_step_fused", f"{name}-{parts}-{dtype}", make, is_full, mutates=("pool",))
 
 
 _STEP_CASES = [
-    _step_case("one-token", _HALVES, (1,), (0,), (1, 1)),
-    _step_case("one-token-after-five", _HALVES, (1,), (5,), (3, 3), torch.float32),
-    _step_case("mixed", _HALVES, (1, 3, 0, 2), (2, 0, 3, 1), (2, 4)),
-    _step_case("one-launch", GROUPED, (1,), (1,), (2, 2)),
-    _step_case("one-launch-mixed", GROUPED, (1, 3, 0, 2, 0), (2, 0, 3, 1, 0), (2, 4), torch.float32),
-    _step_case("one-launch-six-taps", replace(GROUPED, num_heads=1, taps=6), (3, 1), (4, 0), (1, 1)),
+    _step_case("one-token", TINY, (1,), (0,), (1, 1)),
+    _step_case("one-token-after-five", TINY, (1,), (5,), (3, 3), torch.float32),
+    _step_case("mixed", TINY, (1, 3, 0, 2), (2, 0, 3, 1), (2, 4)),
     _step_case("122b-one-row", QWEN_122B, (1,), (1,), (3, 3), is_full=True),
     _step_case("122b-4x3-rows", QWEN_122B, (3, 3, 3, 3), (3, 1, 2, 0), (3, 3), is_full=True),
     _step_case("122b-own-gates", QWEN_122B, (2,), (1,), (3, 12), torch.float32, is_full=True),
-    _step_case("35b-3-rows", _QWEN_35B, (3,), (2,), (2, 2), is_full=True),
 ]
 
 

@@ -1,31 +1,10 @@
-"""The projections, the small weights and the state of a DeltaNet layer, as arguments of the operations."""
+"""The small weights and the state of a DeltaNet layer, as arguments of the operations."""
 
 from typing import NamedTuple
 
 from torch import Tensor
 
-__all__ = ["DeltaParts", "DeltaPool", "DeltaWeights", "GatedNorm"]
-
-
-class DeltaParts(NamedTuple):
-    """A layer's projections of R rows as parts (partial sums), float32; strides over parts and rows are free."""
-
-    qkv: Tensor
-    """[parts, R, conv_dim], before the convolution."""
-    z: Tensor
-    """[parts, R, heads * DV]: the gate of the outputs."""
-    a: Tensor
-    """[gate parts, R, heads], before its activation; as b it has the same stride over parts."""
-    b: Tensor
-    """[gate parts, R, heads]."""
-
-
-class GatedNorm(NamedTuple):
-    """The norm of a layer's outputs."""
-
-    weight: Tensor
-    """[DV], not an offset from one."""
-    eps: float
+__all__ = ["DeltaPool", "DeltaWeights"]
 
 
 class DeltaWeights(NamedTuple):

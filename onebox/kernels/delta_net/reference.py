@@ -9,7 +9,7 @@ from torch import Tensor
 from onebox.kernels.common.invariant import add_in_order, sigmoid, silu, softplus
 from onebox.kernels.common.rows import FixedRows, unscaled_rows
 from onebox.kernels.delta_net.layout import place_tokens
-from onebox.kernels.delta_net.memory import DeltaParts, DeltaPool, DeltaWeights, GatedNorm
+from onebox.kernels.delta_net.memory import DeltaPool, DeltaWeights
 
 __all__ = ["delta_net_prefill", "delta_net_step", "delta_net_step_fused", "gated_norm", "gated_norm_fused"]
 
@@ -233,24 +233,24 @@ def _delta_chunk(tokens: _Tokens, matrices: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def delta_net_step_fused(
-    parts: DeltaParts,
+    qkv_parts: Tensor,
+    a_parts: Tensor,
+    b_parts: Tensor,
     weights: DeltaWeights,
-    norm: GatedNorm,
     pool: DeltaPool,
     cu_rows: Tensor,
     slots: Tensor,
     num_accepted: Tensor,
-    dtype: torch.dtype,
-) -> FixedRows:
-    """`delta_net_step` and its gated norm, from parts that are added in order, as rows [R, heads * DV] of `dtype`.
+) -> Tensor:
+    """`delta_net_step` with outputs float32 [R, heads, DV], from parts (partial sums) that are added in order.
 
-    DV divides 128. A row of qkv is rounded to the pool's dtype before it is used, so that a later step reads the same
+    qkv_parts float32 [parts, R, conv_dim]; a_parts and b_parts float32 [gate parts, R, heads], with the same stride
+    over parts. A row of qkv is rounded to the pool's dtype before it is used, so that a later step reads the same
     number from the pool.
     """
-    qkv = add_in_order(parts.qkv).to(pool.pending_rows.dtype).to(torch.float32)
-    a, b = add_in_order(parts.a), add_in_order(parts.b)
-    mixed = delta_net_step(qkv, a, b, weights, pool, cu_rows, slots, num_accepted)
-    return gated_norm_fused(mixed, parts.z, norm.weight, norm.eps, dtype)
+    qkv = add_in_order(qkv_parts).to(pool.pending_rows.dtype).to(torch.float32)
+    a, b = add_in_order(a_parts), add_in_order(b_parts)
+    return delta_net_step(qkv, a, b, weights, pool, cu_rows, slots, num_accepted)
 
 
 def gated_norm_fused(mixed: Tensor, z_parts: Tensor, weight: Tensor, eps: float, dtype: torch.dtype) -> FixedRows:

@@ -18,17 +18,9 @@ from onebox.kernels.common.dependent import launch_options, release, wait
 from onebox.kernels.common.launch import ceil_div, next_power_of_2
 from onebox.kernels.common.parts import sum_parts
 from onebox.kernels.common.tuning import Tunable
-from onebox.kernels.delta_net.memory import DeltaParts, DeltaPool, DeltaWeights
+from onebox.kernels.delta_net.memory import DeltaPool, DeltaWeights
 
-__all__ = [
-    "convolve",
-    "delta_net_step",
-    "load_gates",
-    "load_row",
-    "softplus",
-    "split_taps",
-    "step_from_parts",
-]
+__all__ = ["delta_net_step", "delta_net_step_fused", "softplus"]
 
 _PREPARE, _RECUR = Tunable("delta_prepare"), Tunable("delta_recur")
 
@@ -47,11 +39,11 @@ def softplus(x):
 
 
 @triton.jit
-def split_taps(all_taps, TAPS: tl.constexpr, BLOCK: tl.constexpr):
+def _split_taps(all_taps, TAPS: tl.constexpr, BLOCK: tl.constexpr):
     """The first TAPS columns of [BLOCK, 4 or 8], each float32 [BLOCK]."""
     if TAPS > 4:
         low, high = tl.split(tl.permute(tl.reshape(all_taps, (BLOCK, 2, 4)), (0, 2, 1)))
-        taps = split_taps(low, 4, BLOCK) + split_taps(high, TAPS - 4, BLOCK)
+        taps = _split_taps(low, 4, BLOCK) + _split_taps(high, TAPS - 4, BLOCK)
     else:
         even, odd = tl.split(tl.reshape(all_taps.to(tl.float32), (BLOCK, 2, 2)))
         first, third = tl.split(even)
@@ -61,17 +53,7 @@ def split_taps(all_taps, TAPS: tl.constexpr, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def convolve(taps, window, row, TAPS: tl.constexpr):
-    """SiLU of the convolution at `row`, behind the TAPS - 1 rows of `window`."""
-    mixed = taps[0] * window[0]
-    for tap in tl.static_range(1, TAPS - 1):
-        mixed = tl.fma(taps[tap], window[tap], mixed)
-    mixed = tl.fma(taps[TAPS - 1], row, mixed)
-    return mixed * tl.sigmoid(mixed)
-
-
-@triton.jit
-def load_row(
+def _load_row(
     token,  # below num_accepted: a pending token, else a row of this call
     num_accepted,
     is_there,  # [C]
@@ -88,8 +70,8 @@ def load_row(
 
 
 @triton.jit
-def load_gates(
-    token,  # as in `load_row`
+def _load_gates(
+    token,  # as in `_load_row`
     num_accepted,
     is_there,
     source,  # a and b at the sequence's first row, pending gates at the slot's, row strides of a and b, part stride
@@ -179,17 +161,21 @@ def delta_net_step_prepare_kernel(
     pending_gates_ptr += slot * (M * 2 * HEADS) + value_head
     row_source = (qkv_ptr, pending_at, qkv_stride, part_stride)
     gate_source = (a_ptr, b_ptr, pending_gates_ptr, a_stride, b_stride, gate_part_stride)
-    row = load_row(0, num_accepted, inside & (end > 0), row_source, CONV_DIM, PARTS)
-    a, b = load_gates(0, num_accepted, is_value & (end > 0), gate_source, HEADS, GATE_PARTS)
-    taps = split_taps(all_taps, TAPS, BLOCK)  # not earlier: it waits for the taps to exchange them
+    row = _load_row(0, num_accepted, inside & (end > 0), row_source, CONV_DIM, PARTS)
+    a, b = _load_gates(0, num_accepted, is_value & (end > 0), gate_source, HEADS, GATE_PARTS)
+    taps = _split_taps(all_taps, TAPS, BLOCK)  # not earlier: it waits for the taps to exchange them
     work = sequence.to(tl.int64) * (2 * M)
     token = 0
     while token < end:
         # The next token's loads are in flight while this token is computed.
         is_next = token + 1 < end
-        next_row = load_row(token + 1, num_accepted, inside & is_next, row_source, CONV_DIM, PARTS)
-        next_a, next_b = load_gates(token + 1, num_accepted, is_value & is_next, gate_source, HEADS, GATE_PARTS)
-        mixed = convolve(taps, window, row, TAPS)
+        next_row = _load_row(token + 1, num_accepted, inside & is_next, row_source, CONV_DIM, PARTS)
+        next_a, next_b = _load_gates(token + 1, num_accepted, is_value & is_next, gate_source, HEADS, GATE_PARTS)
+        mixed = taps[0] * window[0]  # type: ignore[misc]
+        for tap in tl.static_range(1, TAPS - 1):
+            mixed = tl.fma(taps[tap], window[tap], mixed)
+        mixed = tl.fma(taps[TAPS - 1], row, mixed)
+        mixed *= tl.sigmoid(mixed)
         scale = tl.rsqrt(tl.sum(mixed * mixed, 0) + 1e-6) * tl.where(head < KEY_HEADS, DK**-0.5, 1.0)
         mixed *= tl.where(is_value, 1.0, scale)
         tl.store(mixed_ptr + (work + token) * CONV_DIM + channels, mixed, mask=inside)
@@ -316,11 +302,8 @@ def delta_net_step(qkv, a, b, weights, pool, cu_rows, slots, num_accepted):
     return _step((qkv, a, b), weights, pool, (cu_rows, slots, num_accepted), qkv.dtype)
 
 
-def step_from_parts(
-    parts: DeltaParts, weights: DeltaWeights, pool: DeltaPool, cu_rows: Tensor, slots: Tensor, num_accepted: Tensor
-) -> Tensor:
-    """`delta_net_step` with outputs float32 [R, heads, DV], from parts that are added in order."""
-    return _step((parts.qkv, parts.a, parts.b), weights, pool, (cu_rows, slots, num_accepted), torch.float32)
+def delta_net_step_fused(qkv_parts, a_parts, b_parts, weights, pool, cu_rows, slots, num_accepted):
+    return _step((qkv_parts, a_parts, b_parts), weights, pool, (cu_rows, slots, num_accepted), torch.float32)
 
 
 def _step(

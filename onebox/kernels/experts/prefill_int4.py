@@ -16,7 +16,7 @@ from onebox.kernels.common.arithmetic import rounded, swiglu
 from onebox.kernels.common.int_tiles import WORDS, in_tile_order, sum_tiles, tile_order_64
 from onebox.kernels.common.target import has_large_shared_memory
 from onebox.kernels.common.tuning import LaunchOptions, Tunable
-from onebox.kernels.experts.blocks import BLOCK_M, block_pairs, group_by_expert, prefill_workspace
+from onebox.kernels.experts.blocks import block_pairs, block_size, group_by_expert, prefill_workspace
 from onebox.kernels.experts.slots import sum_slots, tiles_key
 
 __all__ = ["prefill_experts_int4"]
@@ -130,7 +130,8 @@ def experts_prefill_down_kernel(
 def prefill_experts_int4(x, ids, weights, gate_up, gate_up_scale, down, down_scale):
     experts, inner_tiles, hidden_groups = gate_up.shape[:3]
     hidden_tiles, inner_groups = down.shape[1:3]
-    blocks = group_by_expert(ids, experts)
+    size = block_size(ids.numel(), experts)
+    blocks = group_by_expert(ids, experts, size)
     inner, slots = prefill_workspace(ids, inner_tiles * 8, hidden_tiles * 16)
     # Small programs in `down`, so that several share a multiprocessor and one multiplies while another stores.
     options = _options(_DOWN, down, {"TILES": 4, "num_warps": 4, "num_stages": 3})
@@ -145,7 +146,7 @@ def prefill_experts_int4(x, ids, weights, gate_up, gate_up_scale, down, down_sca
         BITS=tile_bits(gate_up),
         GROUPS=hidden_groups,
         SLOTS=ids.shape[1],
-        BLOCK_M=BLOCK_M,
+        BLOCK_M=size,
         TILES=GATE_UP_TILES,
         num_warps=8,
         **_options(_GATE_UP, gate_up, {"num_stages": 3}),
@@ -161,7 +162,7 @@ def prefill_experts_int4(x, ids, weights, gate_up, gate_up_scale, down, down_sca
         experts,
         BITS=tile_bits(down),
         GROUPS=inner_groups,
-        BLOCK_M=BLOCK_M,
+        BLOCK_M=size,
         **options,
     )
     return sum_slots(slots, x.dtype)

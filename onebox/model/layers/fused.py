@@ -17,8 +17,7 @@ from onebox.formats.kv_pages import KVPages
 from onebox.kernels.attention import kv_write_fused, paged_attention_fused
 from onebox.kernels.common.float_weight import FloatWeight
 from onebox.kernels.common.rows import FixedRows
-from onebox.kernels.delta_net import delta_net_step_fused
-from onebox.kernels.delta_net.memory import DeltaParts, GatedNorm
+from onebox.kernels.delta_net import delta_net_step_fused, gated_norm_fused
 from onebox.kernels.norm import add_rms_norm_fused, rms_norm
 from onebox.kernels.router import add_rms_norm_router, route_fused
 from onebox.model.batch import Batch
@@ -105,9 +104,8 @@ class FusedDeltaNet:
         qkv, z, *rest = joined.tensor_split([spec.conv_dim, spec.conv_dim + spec.value_dim], dim=-1)
         gates = self.gates_proj.parts(rows) if self.gates_proj else rest[0]
         b, a = gates.chunk(2, dim=-1)
-        norm, sequences = GatedNorm(plain.norm, spec.rms_norm_eps), (batch.cu_rows, batch.slots, batch.num_accepted)
-        parts = DeltaParts(qkv, z, a, b)
-        return self.out_proj.parts(delta_net_step_fused(parts, plain.weights, norm, pool, *sequences, rows.x.dtype))
+        mixed = delta_net_step_fused(qkv, a, b, plain.weights, pool, batch.cu_rows, batch.slots, batch.num_accepted)
+        return self.out_proj.parts(gated_norm_fused(mixed, z, plain.norm, spec.rms_norm_eps, rows.x.dtype))
 
 
 @dataclass(frozen=True)

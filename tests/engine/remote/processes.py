@@ -1,4 +1,4 @@
-"""An engine's process without a model: how tests open one, and the tokens that make it hang or die."""
+"""An engine's process without a model: how tests open and watch one, and the tokens that make it hang or die."""
 
 import os
 import subprocess
@@ -7,11 +7,12 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from onebox.engine.api import Engine, EngineConfig
+from onebox.engine.api import Engine, EngineConfig, HealthStatus
 from onebox.engine.remote.messages import Planned, StartPhase
+from onebox.engine.remote.supervise import RestartPolicy
 from onebox.spec.errors import DoesNotFitError
 from onebox.spec.vocabulary import TokenTable
-from tests.engine.fake import FAILING, FakeRunner
+from tests.engine.fake import FAILING, FakeRunner, wait_until
 
 DYING = FAILING - 1
 HANGING = FAILING - 2
@@ -20,6 +21,19 @@ HALVING = FAILING - 4
 FORKING = FAILING - 5
 UNSENDABLE = FAILING - 6
 CONFIG = EngineConfig(max_model_len=500, num_pages=30, num_checkpoints=4, max_num_seqs=4, max_num_waiting=2)
+SOON = RestartPolicy(first_wait_s=0.01)
+
+
+def wait_ok(engine):
+    wait_until(lambda: engine.health().status is HealthStatus.OK)
+
+
+def is_running(pid):
+    """Whether the process computes; one that is dead and not yet collected does not."""
+    try:
+        return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
+    except FileNotFoundError:
+        return False
 
 
 class DeadlyRunner(FakeRunner):
