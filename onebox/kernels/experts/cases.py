@@ -112,7 +112,8 @@ def fused_arguments(
     ids, weights = draw_routing(rows, k, experts, draw)
     given = fixed_rows(rows, hidden, dtype)
     if kind in _INTEGERS:
-        stored = int_experts(experts, hidden, inner, torch.float16, draw, _INTEGERS[kind])
+        scale_dtype = torch.float16 if kind == "int4" else torch.bfloat16
+        stored = int_experts(experts, hidden, inner, scale_dtype, draw, _INTEGERS[kind])
     elif kind == "bf16":
         stored = float_experts(experts, hidden, inner, draw)
     else:
@@ -182,8 +183,8 @@ _INT_CASES = [
     _slots_case((12, 8, 32, 3072, 1024), "block", True),
     _slots_case((96, 8, 32, 3072, 1024), "block", True),
     _slots_case((3, 8, 16, 2048, 512), "nvfp4", True),
-    _slots_case((1, 8, 8, 3072, 1024), "block", True, kind="int3"),
-    _slots_case((96, 8, 8, 3072, 1024), "block", True, kind="int32"),
+    _slots_case((1, 8, 8, 3072, 1024), None, True, kind="int3"),
+    _slots_case((96, 8, 8, 3072, 1024), None, True, kind="int32"),
     _case((1, 8, 16, 3072, 1024), torch.float16, True),
     _case((3, 8, 16, 3072, 1024), torch.float16, True),
     _case((64, 8, 16, 3072, 1024), torch.bfloat16, True),
@@ -344,7 +345,7 @@ _PREFILL_CASES = [
 _PREFILL_CASES += [
     _case((3, 1, 2, 256, 128), torch.bfloat16, is_prefill=True, kind="int3"),
     _case((1, 1, 1, 128, 128), torch.float16, is_prefill=True, kind="int2"),
-    _case((200, 8, 8, 3072, 1024), torch.bfloat16, True, is_prefill=True, kind="int32"),
+    _case((200, 8, 8, 3072, 1024), torch.float32, True, is_prefill=True, kind="int32"),
 ]
 
 

@@ -1,6 +1,6 @@
-"""Routed experts of a decode or verify step in Triton, INT4 weights.
+"""Routed experts of a decode or verify step in Triton, weights of 4, 3 or 2 bits.
 
-INT4 takes four launches. Rows share MMAs, but a row's results are exact integer dots with a group's weights, scaled and
+They take four launches. Rows share MMAs, but a row's results are exact integer dots with a group's weights, scaled and
 added group after group (`int4_tiles.py`), so they do not depend on which rows share an MMA:
 
     gate_up   (tile of 8 inner values, pair)   int8 MMA over the row's two planes, SiLU(gate) * up   -> float32 [R*k, I]

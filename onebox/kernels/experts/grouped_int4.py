@@ -1,4 +1,4 @@
-"""INT4 experts of a step with many rows: programs (rows of tiles, expert) over the lists of `lists.py`.
+"""Integer experts of a step with many rows: programs (rows of tiles, expert) over the lists of `lists.py`.
 
 The arithmetic is that of `decode_int4.py`, integer for integer, so a row's bits are the same. What differs is who
 computes what: with up to hundreds of active experts of a few pairs each, a program has several neighbouring rows of
