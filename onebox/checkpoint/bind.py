@@ -12,8 +12,9 @@ from enum import StrEnum
 from onebox.checkpoint.header import TensorEntry
 from onebox.checkpoint.hybrid import HYBRID_KEY, hybrid_contradictions, hybrid_notes
 from onebox.checkpoint.source import INDEX_NAME, Checkpoint
+from onebox.spec.draft_vocab import D2T_TENSOR, DRAFT_VOCAB_KEY
 from onebox.spec.modules import FusedExperts, Module, ModuleClass, fused_experts, modules
-from onebox.spec.weights import DTYPE_BITS, Layout, Stored, identify, plain_layout
+from onebox.spec.weights import DTYPE_BITS, INTEGER_BITS, Layout, Stored, identify, plain_layout
 
 __all__ = ["Binding", "Bound", "Problem", "ProblemKind", "bind"]
 
@@ -36,6 +37,7 @@ class ProblemKind(StrEnum):
     SIDE_FILE = "side file"
     CONFIG = "config"
     OTHER_TOOLS = "other tools"
+    WIDENED = "widened"
 
 
 @dataclass(frozen=True)
@@ -66,6 +68,18 @@ class Bound:
     def nbytes(self) -> int:
         return sum(entry.nbytes for entry in self.tensors.values())
 
+    @property
+    def is_widened(self) -> bool:
+        """Whether a GPU holds it as INT4: fewer bits have kernels for routed experts alone."""
+        is_expert = self.module.module_class in (ModuleClass.EXPERTS, ModuleClass.MTP_EXPERTS)
+        return not is_expert and INTEGER_BITS.get(self.stored.format, 4) < 4
+
+    @property
+    def loaded_bytes(self) -> int:
+        """Bytes on a GPU: as stored, unless it is widened."""
+        missing = 4 - INTEGER_BITS[self.stored.format] if self.is_widened else 0
+        return self.nbytes + self.module.numel * missing // 8
+
 
 @dataclass
 class Binding:
@@ -73,6 +87,8 @@ class Binding:
 
     modules: dict[str, Bound] = field(default_factory=dict)
     problems: list[Problem] = field(default_factory=list)
+    draft_vocab: TensorEntry | None = None
+    """The tokens that the MTP head drafts from (`d2t`), where the checkpoint lists them."""
 
     def of_class(self, *classes: ModuleClass) -> Iterable[Bound]:
         return (bound for bound in self.modules.values() if bound.module.module_class in classes)
@@ -83,7 +99,7 @@ def bind(checkpoint: Checkpoint) -> Binding:
     wanted = {module.name: module for module in modules(checkpoint.spec)}
     fused = {item.tensor: item for item in fused_experts(checkpoint.spec)}
     found, slices, problems = _sort_tensors(checkpoint, wanted, fused)
-    binding = Binding(problems=problems)
+    binding = Binding(problems=problems, draft_vocab=checkpoint.tensors.get(D2T_TENSOR))
     for name, module in wanted.items():
         parts, source = found.get(name, {}), None
         if name in slices:
@@ -128,12 +144,29 @@ def _sort_tensors(
             found[plain[name].name]["weight"] = entry
         elif stem in wanted and wanted[stem].is_matrix:
             found[stem][suffix] = entry
+        elif name == D2T_TENSOR:
+            problems += _draft_vocab_problems(entry, checkpoint)
         elif suffix in _UNUSED_SUFFIXES:
             note = f"{name} is a scale for the KV cache, which onebox does not use: it computes its own."
             problems.append(Problem(ProblemKind.UNUSED, name, note, is_fatal=False))
         else:
             problems.append(_unexpected(name, stem in wanted))
     return found, slices, problems
+
+
+def _draft_vocab_problems(entry: TensorEntry, checkpoint: Checkpoint) -> list[Problem]:
+    """Of the list of tokens that the MTP head drafts from; its values are read where they are used."""
+    if entry.dtype != "I64" or len(entry.shape) != 1 or not 1 <= entry.shape[0] <= checkpoint.spec.vocab_size:
+        return [_misshapen(f"{entry.name} is {entry.dtype} {list(entry.shape)} where I64 [tokens] is expected")]
+    text = checkpoint.config.get("text_config", checkpoint.config)
+    size = text.get(DRAFT_VOCAB_KEY)
+    if size == entry.shape[0]:
+        return []
+    message = (
+        f"config.json has {DRAFT_VOCAB_KEY} {size}, but {entry.name} lists {entry.shape[0]:,} tokens: onebox takes "
+        "these; `onebox build --base DIR --out NEW` writes both alike."
+    )
+    return [Problem(ProblemKind.CONFIG, entry.name, message, is_fatal=False)]
 
 
 def _unexpected(name: str, is_known_module: bool) -> Problem:

@@ -5,12 +5,13 @@ if a build is interrupted. Shards that an interrupted build has finished are not
 """
 
 import errno
+import hashlib
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from onebox.checkpoint import inputs as inputs_of_build
 from onebox.checkpoint.convert import Unit, make_units
 from onebox.checkpoint.describe import describe, is_native, settle
 from onebox.checkpoint.disk import require_disk
+from onebox.checkpoint.draft_vocab import chosen_draft_vocab, draft_vocab_unit
 from onebox.checkpoint.hybrid import HYBRID_KEY
 from onebox.checkpoint.inputs import build_inputs, side_files, stamps
 from onebox.checkpoint.manifest import (
@@ -47,6 +49,7 @@ from onebox.checkpoint.recipe import BuildSources, ModuleChoice, Recipe, choose
 from onebox.checkpoint.shard import Shard, read_record, record_name, split_shards, write_shard
 from onebox.checkpoint.source import INDEX_NAME
 from onebox.checkpoint.verify import changed_files
+from onebox.spec.draft_vocab import DRAFT_VOCAB_KEY
 from onebox.spec.errors import MismatchError, UnreadableError, WriteError
 from onebox.spec.modules import ModuleClass
 
@@ -75,6 +78,8 @@ class BuildPlan:
     """A digest of each input by name (`inputs.py`)."""
     stamps: dict[str, int]
     """When each shard of the sources was last changed."""
+    draft_vocab: tuple[int, ...] = ()
+    """The tokens that the MTP head drafts from, as listed in the output; empty: it lists none."""
 
     @property
     def fingerprint(self) -> str:
@@ -98,10 +103,16 @@ class BuildPlan:
         return result
 
 
-def plan_build(recipe: Recipe, sources: BuildSources, shard_bytes: int = DEFAULT_SHARD_BYTES) -> BuildPlan:
+def plan_build(
+    recipe: Recipe,
+    sources: BuildSources,
+    shard_bytes: int = DEFAULT_SHARD_BYTES,
+    draft_vocab: Sequence[int] | None = None,
+) -> BuildPlan:
     """Selects the source and format of each module and splits the output into shards.
 
-    Rejects sources of different models and conversions that are not possible.
+    Rejects sources of different models and conversions that are not possible. `draft_vocab` are the tokens that the MTP
+    head drafts from; None: as in its source, empty: no list.
     """
     check_same_model(sources.all())
     if sources.mtp and not any(sources.mtp.binding.of_class(*(kind for kind in ModuleClass if kind.in_mtp))):
@@ -111,11 +122,26 @@ def plan_build(recipe: Recipe, sources: BuildSources, shard_bytes: int = DEFAULT
     chosen = choose(recipe, sources)
     native = is_native(chosen, sources.base)
     choices = settle(chosen, native=native)
-    shards = split_shards(make_units(choices, relabel=not native), shard_bytes)
-    config = _config(choices, sources, native=native)
+    listed = chosen_draft_vocab(draft_vocab, choices)
+    units = make_units(choices, relabel=not native)
+    if listed:
+        last = max(place for place, unit in enumerate(units) if unit.module_class.in_mtp)
+        units.insert(last + 1, draft_vocab_unit(listed))
+    shards = split_shards(units, shard_bytes)
+    config = _with_draft_vocab(_config(choices, sources, native=native), len(listed))
     copied = side_files(sources.base, is_native=native)
     inputs = build_inputs(recipe, sources, shard_bytes, copied)
-    return BuildPlan(recipe, sources, choices, shards, config, native, copied, inputs, stamps(sources))
+    if draft_vocab is not None:
+        inputs["draft_vocab"] = hashlib.sha256(repr(listed).encode()).hexdigest()
+    return BuildPlan(recipe, sources, choices, shards, config, native, copied, inputs, stamps(sources), listed)
+
+
+def _with_draft_vocab(config: dict[str, Any], size: int) -> dict[str, Any]:
+    """The config with the size of the list, beside the MTP head's number of layers; 0: with none."""
+    if "text_config" in config:
+        return {**config, "text_config": _with_draft_vocab(config["text_config"], size)}
+    own = {key: value for key, value in config.items() if key != DRAFT_VOCAB_KEY}
+    return {**own, DRAFT_VOCAB_KEY: size} if size else own
 
 
 def _config(choices: list[ModuleChoice], sources: BuildSources, *, native: bool) -> dict[str, Any]:
@@ -272,7 +298,7 @@ def _finish(plan: BuildPlan, staging: Path, records: dict[str, TensorRecord]) ->
     manifest = Manifest(
         onebox_version=onebox.__version__,
         fingerprint=plan.fingerprint,
-        recipe={key: str(value) for key, value in asdict(plan.recipe).items()},
+        recipe=plan.recipe.texts,
         sources={source.role: source.checkpoint.directory.resolve().name for source in plan.sources.all()},
         tensors=records,
         inputs=plan.inputs,

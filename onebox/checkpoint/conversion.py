@@ -50,7 +50,7 @@ def convert_binding(binding: Binding, conversion: LoadConversion) -> tuple[Bindi
         modules[name] = replace(bound, stored=target, tensors=_new_tensors(bound, target), fused=None)
         converted |= {entry.name: ConvertedModule(bound, target) for entry in modules[name].tensors.values()}
     _refuse_idle(binding.modules.values(), conversion)
-    return Binding(modules, binding.problems), converted
+    return Binding(modules, binding.problems, binding.draft_vocab), converted
 
 
 def _target(bound: Bound, wanted: WeightFormat, flag: str) -> Stored:

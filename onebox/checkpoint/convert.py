@@ -16,9 +16,10 @@ from onebox.checkpoint.recipe import Action, ModuleChoice, rounded_tensors
 from onebox.checkpoint.rounding import SharedScale, TensorChunk, round_matrix, shared_scales
 from onebox.checkpoint.tensors import load, to_bytes
 from onebox.formats import gptq_to_packed, pack_quantized, unpack_gptq
+from onebox.formats.bits import pack_words
 from onebox.spec.errors import MismatchError, OneboxError, UnsupportedError
 from onebox.spec.modules import ModuleClass
-from onebox.spec.weights import Layout, StoredTensor, WeightFormat, tensor_bytes
+from onebox.spec.weights import INTEGER_BITS, Layout, StoredTensor, tensor_bytes
 
 __all__ = ["OutputTensor", "Unit", "make_units"]
 
@@ -127,7 +128,7 @@ def _gptq_unit(choice: ModuleChoice) -> Unit:
             f"The {choice.source.role} checkpoint was quantised with desc_act (act-order), which compressed-tensors "
             "cannot describe together with other formats: keep its format, or start from the BF16 checkpoint."
         )
-    bits = 8 if stored.format is WeightFormat.INT8 else 4
+    bits = INTEGER_BITS[stored.format]
     groups = -(-columns // (stored.group_size or columns))
     tensors = {
         "weight_packed": StoredTensor("I32", (rows, columns * bits // 32)),
@@ -142,11 +143,9 @@ def _gptq_unit(choice: ModuleChoice) -> Unit:
 
 
 def _repack_symmetric(bound: Bound, bits: int, offset: int) -> Iterator[TensorChunk]:
-    """Transposes GPTQ words into packed words, which hold the same nibbles; all zero points must be the middle."""
+    """Transposes GPTQ words into packed words, which hold the same codes; all zero points must be the middle."""
     _check_trivial_index(bound)
-    middle = (1 << (bits - 1)) - offset
-    word = int.from_bytes(bytes([middle * 17 if bits == 4 else middle]) * 4, "little", signed=True)
-    if not bool((load(bound.tensors["qzeros"]) == word).all()):
+    if not bool((load(bound.tensors["qzeros"]) == _equal_zeros(-offset, bound.module.shape[0], bits)).all()):
         raise MismatchError("its qzeros hold other zero points than the symmetric one, though its config sets sym.")
     tensors = {
         "weight_packed": gptq_to_packed(load(bound.tensors["qweight"])),
@@ -162,11 +161,14 @@ def _repack_asymmetric(bound: Bound, bits: int, offset: int) -> Iterator[TensorC
     matrix = unpack_gptq(**parts, zeros_offset=offset, bits=bits, group_size=bound.stored.group_size or None)
     tensors = pack_quantized(matrix)
     if matrix.zeros is None:
-        middle = (1 << (bits - 1)) * (0x11 if bits == 4 else 1)
         rows, groups = matrix.scales.shape
-        word = int.from_bytes(bytes([middle]) * 4, "little", signed=True)
-        tensors["weight_zero_point"] = torch.full((rows * bits // 32, groups), word, dtype=torch.int32)
+        tensors["weight_zero_point"] = _equal_zeros(0, rows, bits).t().expand(-1, groups).contiguous()
     yield from _pieces(tensors, ["weight_packed", "weight_scale", "weight_shape", "weight_zero_point"])
+
+
+def _equal_zeros(zero: int, rows: int, bits: int) -> torch.Tensor:
+    """The words [1, rows * bits / 32] of one signed zero point for all rows."""
+    return pack_words(torch.full((1, rows), zero, dtype=torch.int8), bits)
 
 
 def _check_trivial_index(bound: Bound) -> None:

@@ -9,7 +9,6 @@ import hashlib
 import json
 import os
 from collections.abc import Iterator
-from dataclasses import asdict
 from pathlib import Path
 
 import onebox
@@ -27,6 +26,12 @@ _NOT_COPIED = {"config.json", INDEX_NAME, MANIFEST_NAME, ORIGIN_NAME}
 # Some tools describe the quantisation in a separate file, a few only there. It remains valid in a native build.
 _OWN_DESCRIPTIONS = {"quantization_config.json", "hf_quant_config.json"}
 _MAX_SIDE_FILE_BYTES = 64 << 20
+_NAMED_INPUTS = {
+    "onebox": "version of onebox",
+    "recipe": "recipe",
+    "shard_bytes": "--shard-gib",
+    "draft_vocab": "draft vocabulary",
+}
 
 
 def side_files(base: BuildSource, *, is_native: bool) -> list[Path]:
@@ -44,7 +49,7 @@ def _is_side_file(path: Path) -> bool:
 
 def build_inputs(recipe: Recipe, sources: BuildSources, shard_bytes: int, copied: list[Path]) -> dict[str, str]:
     """A digest, or the value itself where it is short, of each input by name; `copied` are the base's side files."""
-    inputs = {"onebox": onebox.__version__, "recipe": json.dumps(asdict(recipe)), "shard_bytes": str(shard_bytes)}
+    inputs = {"onebox": onebox.__version__, "recipe": json.dumps(recipe.texts), "shard_bytes": str(shard_bytes)}
     for source in sources.all():
         directory = source.checkpoint.directory
         names = {"config.json", *(name for name in _OWN_DESCRIPTIONS if (directory / name).exists())}
@@ -75,9 +80,8 @@ def difference(before: dict[str, str], after: dict[str, str]) -> str:
     """The first input that differs, as the end of a sentence; empty if none does."""
     for name in sorted(before.keys() | after.keys()):
         if before.get(name) != after.get(name):
-            if name in ("onebox", "recipe", "shard_bytes"):
-                what = {"onebox": "version of onebox", "recipe": "recipe", "shard_bytes": "--shard-gib"}[name]
-                return f"another {what}"
+            if name in _NAMED_INPUTS:
+                return f"another {_NAMED_INPUTS[name]}"
             role, _, file = name.partition("/")
             how = "without" if name not in after else "with" if name not in before else "with another"
             return f"a {role} checkpoint {how} {file}"

@@ -4,16 +4,19 @@ Reads headers only, without torch; `deep` also reads the values.
 """
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from onebox.checkpoint.bind import Binding, Problem, ProblemKind, bind
 from onebox.checkpoint.conversion import convert_binding
+from onebox.checkpoint.draft_vocab import read_draft_vocab
 from onebox.checkpoint.side_files import side_file_problems
 from onebox.checkpoint.source import Checkpoint, open_checkpoint
 from onebox.checkpoint.stock import stock_limits
 from onebox.spec.conversion import AS_STORED, LoadConversion
+from onebox.spec.draft_vocab import D2T_TENSOR
+from onebox.spec.errors import MismatchError
 from onebox.spec.model import ModelSpec
 from onebox.spec.modules import ModuleClass, modules
 
@@ -22,11 +25,12 @@ __all__ = ["ClassRow", "InspectReport", "MtpHeadReport", "inspect_checkpoint", "
 
 @dataclass(frozen=True)
 class ClassRow:
-    """One module class of a checkpoint: number of modules per format, and bytes."""
+    """One module class of a checkpoint: number of modules per format, and bytes, as stored and on a GPU."""
 
     module_class: ModuleClass
     formats: dict[str, int]
     nbytes: int
+    loaded_bytes: int
 
 
 @dataclass(frozen=True)
@@ -45,6 +49,8 @@ class MtpHeadReport:
     """With which of the model's own matrices it was compared; None if it was not."""
     looks_trained: bool | None = None
     """Whether it looks trained, and for this model; None if it was not compared."""
+    draft_vocab_size: int | None = None
+    """Tokens that it drafts from, as listed in the checkpoint; None: it lists none."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +74,14 @@ class InspectReport:
 
     @property
     def class_bytes(self) -> dict[ModuleClass, int]:
-        return {row.module_class: row.nbytes for row in self.rows}
+        """Bytes of each class on a GPU, which a step reads."""
+        return {row.module_class: row.loaded_bytes for row in self.rows}
+
+    @property
+    def class_formats(self) -> dict[ModuleClass, str]:
+        """The format of each class by name, such as int4; `int3/int4` where there are two."""
+        ways = {row.module_class: {way.split()[0] for way in row.formats} for row in self.rows}
+        return {kind: "/".join(sorted(names)) for kind, names in ways.items()}
 
 
 def inspect_checkpoint(
@@ -99,12 +112,20 @@ def inspect_opened(
     formats = ((bound.module.module_class, bound.stored) for bound in binding.modules.values())
     limits = stock_limits(checkpoint.quantization_config, formats)
     binding.problems += [Problem(ProblemKind.OTHER_TOOLS, "config.json", text, is_fatal=False) for text in limits]
+    binding.problems += _widened(binding)
     loaded, _ = convert_binding(binding, conversion)
     if not deep:
         return report_on(checkpoint, loaded, is_deep=False)
     from onebox.checkpoint.values import check_values  # imports torch, which headers do not need
 
     binding.problems += check_values(binding, on_bytes)
+    if binding.draft_vocab and not any(
+        problem.tensor == D2T_TENSOR and problem.is_fatal for problem in binding.problems
+    ):
+        try:
+            read_draft_vocab(binding.draft_vocab, checkpoint.spec.vocab_size)
+        except MismatchError as error:
+            binding.problems.append(Problem(ProblemKind.VALUE, D2T_TENSOR, str(error)))
     report = report_on(checkpoint, loaded, is_deep=True)
     return _judged(report, checkpoint, binding) if report.is_servable and report.mtp.is_complete else report
 
@@ -146,10 +167,26 @@ def report_on(checkpoint: Checkpoint, binding: Binding, *, is_deep: bool) -> Ins
 def _class_rows(binding: Binding) -> tuple[ClassRow, ...]:
     formats: dict[ModuleClass, Counter[str]] = {kind: Counter() for kind in ModuleClass}
     nbytes: Counter[ModuleClass] = Counter()
+    loaded: Counter[ModuleClass] = Counter()
     for bound in binding.modules.values():
         formats[bound.module.module_class][str(bound.stored)] += 1
         nbytes[bound.module.module_class] += bound.nbytes
-    return tuple(ClassRow(kind, dict(formats[kind]), nbytes[kind]) for kind in ModuleClass if formats[kind])
+        loaded[bound.module.module_class] += bound.loaded_bytes
+    return tuple(
+        ClassRow(kind, dict(formats[kind]), nbytes[kind], loaded[kind]) for kind in ModuleClass if formats[kind]
+    )
+
+
+def _widened(binding: Binding) -> Iterator[Problem]:
+    """A note on matrices that take more memory than their files say."""
+    bounds = [bound for bound in binding.modules.values() if bound.is_widened]
+    if bounds:
+        more = sum(bound.loaded_bytes - bound.nbytes for bound in bounds)
+        text = (
+            f"{len(bounds):,} matrices that are no routed experts, such as {bounds[0].module.name}, have fewer than 4 "
+            f"bits: a GPU holds them as INT4, the same values in {more / 1e9:.3f} GB more than is stored."
+        )
+        yield Problem(ProblemKind.WIDENED, bounds[0].module.name, text, is_fatal=False)
 
 
 def _mtp_head(checkpoint: Checkpoint, binding: Binding, *, is_deep: bool) -> MtpHeadReport:
@@ -166,4 +203,5 @@ def _mtp_head(checkpoint: Checkpoint, binding: Binding, *, is_deep: bool) -> Mtp
         if is_deep and found
         else None,
         num_missing=len(wanted - found),
+        draft_vocab_size=binding.draft_vocab.shape[0] if binding.draft_vocab and binding.draft_vocab.shape else None,
     )

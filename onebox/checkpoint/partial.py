@@ -5,6 +5,7 @@ from dataclasses import replace
 
 from onebox.checkpoint.bind import Binding, Problem, ProblemKind, bind
 from onebox.checkpoint.source import Checkpoint
+from onebox.spec.draft_vocab import D2T_TENSOR
 from onebox.spec.errors import UsageError
 from onebox.spec.model import ModelSpec
 from onebox.spec.modules import ModuleClass, fused_experts, modules
@@ -48,6 +49,7 @@ def words_for(classes: Iterable[ModuleClass]) -> list[str]:
 def class_finder(spec: ModelSpec) -> Callable[[str], ModuleClass | None]:
     """A function from a tensor's name, in any storage format, to the class of its module; None if it has none."""
     matrices, others = {}, {item.tensor: item.module_class for item in fused_experts(spec)}
+    others[D2T_TENSOR] = ModuleClass.MTP_SMALL
     for module in modules(spec):
         if module.is_matrix:
             matrices[module.name] = module.module_class

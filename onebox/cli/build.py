@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 __all__ = ["build"]
 
 _FORMAT = "keep, bf16, fp8, int8, int4 or nvfp4"
+_EXPERT_FORMAT = "keep, bf16, fp8, int8, int4, int3, int2 or nvfp4"
 
 
 @option_group("Sources")
@@ -56,32 +57,52 @@ class FormatOptions:
     """The format of each module class in the output."""
 
     lm_head: Annotated[str, typer.Option(help="LM head: keep, bf16 or int8.")] = "keep"
-    experts: Annotated[str, typer.Option(help=f"Routed experts: {_FORMAT}.")] = "keep"
+    experts: Annotated[str, typer.Option(help=f"Routed experts: {_EXPERT_FORMAT}.")] = "keep"
+    experts_down: Annotated[
+        str | None,
+        typer.Option(help="Their down projections, if different from --experts: int4, int3 or int2 beside another."),
+    ] = None
+    expert_layers: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Routed experts of some layers, if different: 0-3,44-47=int4, or '8 of FILE=int4' for the 8 layers "
+            "with the largest numbers of a JSON file (layer: number). Repeatable.",
+        ),
+    ] = None
     attention: Annotated[str, typer.Option(help=f"Attention and DeltaNet projections: {_FORMAT}.")] = "keep"
     delta: Annotated[str | None, typer.Option(help="DeltaNet projections, if different from --attention.")] = None
     shared: Annotated[
         str | None, typer.Option(help=f"Shared experts: {_FORMAT}; default fp8 with --fp8, else keep.")
     ] = None
-    mtp: Annotated[str, typer.Option(help=f"The MTP layer's experts and projections: {_FORMAT}.")] = "keep"
+    mtp: Annotated[
+        str,
+        typer.Option(
+            help=f"The MTP layer's experts and projections: auto, {_FORMAT}. auto quantises BF16 ones as the model's "
+            "own layers are; keep leaves them."
+        ),
+    ] = "auto"
 
     def recipe(self, *, has_fp8: bool) -> "Recipe":
-        from onebox.checkpoint.recipe import Recipe
+        from onebox.checkpoint.layer_targets import parse_layer_target
+        from onebox.checkpoint.recipe import Recipe, TargetFormat
 
         given = {
             "experts": _target("--experts", self.experts),
+            "experts_down": _target("--experts-down", self.experts_down) if self.experts_down else None,
+            "expert_layers": tuple(parse_layer_target(text) for text in self.expert_layers or ()),
             "attention": _target("--attention", self.attention),
             "delta": _target("--delta", self.delta) if self.delta else None,
             "shared": _target("--shared", self.shared) if self.shared else None,
-            "mtp": _target("--mtp", self.mtp),
+            "mtp": _target("--mtp", self.mtp, tuple(TargetFormat)),
             "lm_head": _target("--lm-head", self.lm_head, ("keep", "bf16", "int8")),
         }
         return Recipe.completed({name: target for name, target in given.items() if target}, has_fp8=has_fp8)
 
 
 def _target(flag: str, value: str, allowed: Sequence[str] = ()) -> "TargetFormat":
-    from onebox.checkpoint.recipe import TargetFormat
+    from onebox.checkpoint.recipe import FORMATS, TargetFormat
 
-    allowed = allowed or [target.value for target in TargetFormat]
+    allowed = allowed or FORMATS
     if value not in allowed:
         raise typer.BadParameter(f"{value!r} is not one of {', '.join(allowed)}", param_hint=flag)
     return TargetFormat(value)
@@ -92,6 +113,14 @@ def build(
     sources: SourceOptions,
     formats: FormatOptions,
     out: Annotated[Path, typer.Option(help="The output directory.")],
+    draft_vocab: Annotated[
+        str,
+        typer.Option(
+            metavar="keep|none|FILE",
+            help="Tokens that the MTP head drafts from: keep (the list of the head's source, if it has one), none, or "
+            "a file of token ids, one a line, such as `onebox draft-vocab` writes.",
+        ),
+    ] = "keep",
     shard_gib: Annotated[float, typer.Option(help="Size of an output file in GiB.")] = 2.0,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the planned output with sizes, and exit.")] = False,
     restart: Annotated[
@@ -107,13 +136,29 @@ def build(
     recipe = formats.recipe(has_fp8=sources.fp8 is not None)
     if shard_gib <= 0:
         raise typer.BadParameter("must be above 0", param_hint="--shard-gib")
-    plan = plan_build(recipe, sources.opened(recipe), shard_bytes=int(shard_gib * 2**30))
+    opened = sources.opened(recipe)
+    listed = _draft_vocab(draft_vocab, opened.base.checkpoint.spec.vocab_size)
+    plan = plan_build(recipe, opened, int(shard_gib * 2**30), listed)
     _print_plan(plan, out)
     if dry_run:
         return
     with byte_progress("building", plan.nbytes) as on_bytes:
         manifest = run_build(plan, out, restart=restart, on_bytes=on_bytes)
     typer.echo(f"{out}: {len(manifest.tensors):,} tensors, {plan.nbytes / 1e9:.2f} GB, each with its sha256.")
+
+
+def _draft_vocab(given: str, vocab_size: int) -> list[int] | None:
+    """The tokens of a file; None: as in the source, empty: none."""
+    from onebox.spec.token_counts import read_token_list
+
+    if given in ("keep", "none"):
+        return None if given == "keep" else []
+    try:
+        return read_token_list(Path(given), vocab_size)
+    except FileNotFoundError:
+        raise typer.BadParameter(
+            f"{given} is neither keep nor none, and there is no such file", param_hint="--draft-vocab"
+        ) from None
 
 
 def _print_plan(plan: "BuildPlan", out: Path) -> None:
@@ -152,6 +197,8 @@ def _print_plan(plan: "BuildPlan", out: Path) -> None:
                 "their configs tell that they are one model.",
                 highlight=False,
             )
+    if plan.draft_vocab:
+        console.print(f"The MTP head drafts from {len(plan.draft_vocab):,} listed tokens.", highlight=False)
     if not any(unit.module_class.in_mtp for unit in plan.units):
         console.print("The output has no MTP head: give a source with --mtp-from.", highlight=False)
 

@@ -1,6 +1,7 @@
 """`onebox bench decode`: decode speed of the complete engine at a model's full shape, random weights, on this GPU."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,6 +13,7 @@ if TYPE_CHECKING:
     from onebox.lab.decode import DecodeRow, Formats, Measured
     from onebox.model.qwen3_5 import Qwen35
     from onebox.spec.model import ModelSpec
+    from onebox.spec.states import StateDtype
 
 __all__ = ["decode"]
 
@@ -24,17 +26,22 @@ def decode(
     weights: Annotated[
         str,
         typer.Option(
-            help="Formats of the random weights: hybrid, nvfp4 (the hybrid with NVFP4 experts), or int4, fp8, bf16 as "
-            "published; several, comma-separated, one after the other. What does not fit this GPU is left out."
+            help="Formats of the random weights: hybrid, the hybrid with other experts (hybrid-int3; hybrid-int34: "
+            "gate and up of 3 bits, down of 4; hybrid-int2; nvfp4), or int4, fp8, bf16 as published; several, "
+            "comma-separated, one after the other. What does not fit this GPU is left out."
         ),
     ] = "hybrid",
     rows: Annotated[
         str,
         typer.Option(
-            help="Rows, comma-separated, or all: plain, mtp2, either with -8k, -x4, -x8, -x16 or -x32, "
+            help="Rows, comma-separated, or all: plain, mtp2, either with -8k, -x4, -x8, -x16 or -x32, mtp2-full "
+            "(drafts from all tokens), "
             "first-{32,512,2048,8000} for first tokens, {plain,turboquant,fp8}-128k."
         ),
     ] = _DEFAULT_ROWS,
+    mamba_ssm_cache_dtype: Annotated[
+        str, typer.Option(help="DeltaNet states of all rows: auto (float32), float32, bfloat16 or float16.")
+    ] = "auto",
     gate: Annotated[
         bool, typer.Option("--gate/--no-gate", help="First check that answers are the same alone and in company.")
     ] = True,
@@ -51,8 +58,11 @@ def decode(
     draft is accepted in 0.9 and the second in 0.72 of all steps, independent of the model's output.
     """
     from onebox.spec.shapes import named_spec
+    from onebox.spec.states import StateDtype
 
-    spec, chosen, formats = named_spec(shape), _chosen(rows), _formats(weights)
+    state_dtype = StateDtype.parse(mamba_ssm_cache_dtype)
+    chosen = [replace(row, state_dtype=state_dtype) for row in _chosen(rows)]
+    spec, formats = named_spec(shape), _formats(weights)
     before = _read_rows(compared) if compared else {}
     versions = _gpu()
     from onebox.lab.decode import copy_speed, random_model, start_seconds
@@ -74,7 +84,7 @@ def decode(
                 "including kernel compilation not in the cache"
             )
         if gate:
-            _check_answers(model)
+            _check_answers(model, state_dtype)
         if "copy_tb_per_s" not in figures:
             figures["copy_tb_per_s"] = round(copy_speed() / 1e12, 3)
         found += _measure(model, name, formats[name], chosen, 1e12 * figures["copy_tb_per_s"], before)
@@ -152,10 +162,10 @@ def _gpu() -> dict[str, str]:
     return {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__, "triton": triton.__version__}
 
 
-def _check_answers(model: "Qwen35") -> None:
+def _check_answers(model: "Qwen35", state_dtype: "StateDtype") -> None:
     from onebox.lab.gate import find_differences
 
-    differences = find_differences(model)
+    differences = find_differences(model, state_dtype=state_dtype)
     if differences:
         raise MismatchError("Answers of this engine are not reproducible on this GPU: " + " ".join(differences[:5]))
     typer.echo("gate: answers are the same alone, in company, with drafts and from cached prefixes")

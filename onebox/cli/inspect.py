@@ -83,7 +83,7 @@ def to_json(report: "InspectReport") -> dict[str, Any]:
         ],
         "step_bytes": sum(size for kind, size in step.items() if not kind.in_mtp),
         "draft_bytes": sum(size for kind, size in step.items() if kind.in_mtp),
-        "mtp": asdict(report.mtp),
+        "mtp": {**asdict(report.mtp), "cost": _mtp_cost(report)},
         "problems": [asdict(problem) for problem in report.problems],
     }
 
@@ -99,7 +99,8 @@ def _print(report: "InspectReport") -> None:
     )
     console.print(_table(report))
     console.print(f"MTP head: {_mtp_sentence(report.mtp)}", highlight=False)
-    for line in _problem_lines(report.problems):
+    cost = _mtp_cost(report)
+    for line in [*_problem_lines(report.problems), *([f"note: {cost}"] if cost else [])]:
         console.print(line, highlight=False, markup=False)
     verdict = "servable" if report.is_servable else "NOT servable"
     console.print(f"[bold]{verdict}[/bold]{'' if report.is_deep else ' (headers only; --deep also reads the values)'}")
@@ -133,6 +134,22 @@ def _table(report: "InspectReport") -> Any:
     return table
 
 
+def _mtp_cost(report: "InspectReport") -> str | None:
+    """A sentence on what an MTP head in BF16 costs, for one stream on the box that this engine was made for."""
+    from onebox.planner.levers import Setting, mtp_head_cost
+    from onebox.planner.roofline import Workload
+    from onebox.spec.draft_vocab import default_draft_vocab_size
+    from onebox.spec.hardware import named_box
+    from onebox.spec.kv import KVFormat
+
+    if not report.mtp.is_complete:
+        return None
+    rows = default_draft_vocab_size(report.spec.vocab_size)
+    workload = Workload(drafts=2, context_tokens=2048, acceptance=(0.9, 0.72), draft_vocab_size=rows)
+    box, kv = named_box("dgx-spark"), KVFormat.parse("bf16")
+    return mtp_head_cost(Setting(report.spec, report.class_bytes, report.class_formats, box, kv, workload))
+
+
 def _mtp_sentence(mtp: "MtpHeadReport") -> str:
     if not mtp.is_configured:
         return "none in config.json"
@@ -144,8 +161,9 @@ def _mtp_sentence(mtp: "MtpHeadReport") -> str:
     indexed = "indexed" if mtp.is_indexed else "not in the index"
     values = {None: "values not read", True: "values finite and not constant", False: "values DAMAGED (see below)"}
     looks = {None: "", True: ", looks trained", False: ", DRAFTS IN VAIN (see below)"}[mtp.looks_trained]
+    listed = f", drafts from {mtp.draft_vocab_size:,} listed tokens" if mtp.draft_vocab_size else ""
     compared = f"\n  compared: {mtp.compared}" if mtp.compared else ""
-    return f"present, {complete}, {indexed}, {values[mtp.has_sound_values]}{looks}{compared}"
+    return f"present, {complete}, {indexed}, {values[mtp.has_sound_values]}{looks}{listed}{compared}"
 
 
 def _problem_lines(problems: "tuple[Problem, ...]") -> list[str]:

@@ -17,6 +17,7 @@ from onebox.cli.bench import bench_app
 from onebox.cli.build import build
 from onebox.cli.cache import cache_app
 from onebox.cli.chat import chat
+from onebox.cli.draft_vocab import draft_vocab
 from onebox.cli.eval import eval_command
 from onebox.cli.inspect import inspect
 from onebox.cli.launch_line import LaunchCommand
@@ -43,7 +44,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for verb in (up, pull, inspect, build, verify, plan, serve, chat, tune, warm):
+for verb in (up, pull, inspect, build, verify, plan, serve, chat, tune, warm, draft_vocab):
     # A launch line is given to both: `warm` compiles what `serve` will need.
     app.command(cls=LaunchCommand if verb in (serve, warm) else None)(verb)
 app.add_typer(cache_app, name="cache")

@@ -17,6 +17,7 @@ def mixed(
     clients: Annotated[int, typer.Option(help="Requests open at a time.")] = 12,
     max_num_seqs: Annotated[int, typer.Option(help="Sequences that run at a time.")] = 8,
     kv_cache_dtype: Annotated[str, typer.Option(help="bf16, fp8 or a width of TurboQuant.")] = "bf16",
+    mamba_ssm_cache_dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "auto",
 ) -> None:
     """Load the complete engine at full size with requests that differ in all ways: waits by percentile, and memory.
 
@@ -36,7 +37,12 @@ def mixed(
         raise UsageError("--seconds and --clients must be above 0.")
     if not detect_box().compute_capability:
         raise UnsupportedError("onebox bench mixed needs a CUDA GPU, and this machine has none.")
-    options = EngineOptions(load_format="dummy", max_num_seqs=max_num_seqs, kv_cache_dtype=kv_cache_dtype)
+    options = EngineOptions(
+        load_format="dummy",
+        max_num_seqs=max_num_seqs,
+        kv_cache_dtype=kv_cache_dtype,
+        mamba_ssm_cache_dtype=mamba_ssm_cache_dtype,
+    )
     with MixedLoad.open(shape, options, began) as load:
         typer.echo(json.dumps({"shape": shape, "start": load.start}))
         typer.echo(json.dumps(load.run(clients, seconds)))

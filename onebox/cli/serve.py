@@ -151,7 +151,10 @@ def _load(options: _Options) -> "tuple[Service, EngineProcess]":
     template = ChatTemplate.load(directory, options.chat_template)
     template.check_options(options.template_options)
     tokens = TokenInfo(
-        defaults.eos_token_ids, tokenizer.message_token_ids, token_table(tokenizer, defaults.eos_token_ids)
+        defaults.eos_token_ids,
+        tokenizer.message_token_ids,
+        token_table(tokenizer, defaults.eos_token_ids),
+        tokenizer.added_token_ids,
     )
     phases = {"config and tokenizer": time.perf_counter() - began}
     say(f"config and tokenizer: {phases['config and tokenizer']:.2f} s")

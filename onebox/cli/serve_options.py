@@ -130,6 +130,15 @@ class ModelOptions:
         ),
     ] = None
 
+    draft_vocab: Annotated[
+        str,
+        typer.Option(
+            metavar="auto|full|N|FILE",
+            help="Tokens that the MTP head drafts from: auto (a sixth, following what the model says), full, that "
+            "many, or the token ids of a file, one a line. No answer depends on it.",
+        ),
+    ] = "auto"
+
     hf_overrides: Annotated[
         str,
         typer.Option(
@@ -167,6 +176,9 @@ class MemoryOptions:
 
     kv_cache_dtype: Annotated[
         str, typer.Option(help="KV cache: auto (bf16), bf16, fp8, turboquant, or turboquant_kXvY (X, Y of 8, 4, 3, 2).")
+    ] = "auto"
+    mamba_ssm_cache_dtype: Annotated[
+        str, typer.Option(help="DeltaNet states: auto (float32), float32, bfloat16 or float16; arithmetic is float32.")
     ] = "auto"
     max_model_len: Annotated[
         int | None, typer.Option(min=1, help="Tokens of prompt and answer together; default: the model's limit.")
@@ -277,6 +289,7 @@ def engine_options(model: ModelOptions, memory: MemoryOptions, media: MediaOptio
         language_model_only=media.language_model_only,
         speculation=method,
         num_speculative_tokens=drafts,
+        draft_vocab=model.draft_vocab,
         hf_overrides=model.overrides(),
         **vars(memory) | {"kv_cache_dtype": own_kv_name(memory.kv_cache_dtype)},
     )

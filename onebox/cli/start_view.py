@@ -18,7 +18,7 @@ _GIB = 2**30
 
 def progress_lines(progress: "Progress") -> Iterator[str]:
     """A phase with its seconds or how far it is, the memory in use, or the memory plan and the resolved settings."""
-    from onebox.engine.api import DeviceMemory, PrefixDiskOpened, StartDetail, StartPhase
+    from onebox.engine.api import DeviceMemory, DraftVocabOpened, PrefixDiskOpened, StartDetail, StartPhase
 
     match progress:
         case StartPhase(name, seconds):
@@ -30,6 +30,9 @@ def progress_lines(progress: "Progress") -> Iterator[str]:
         case PrefixDiskOpened(path, num_entries, num_bytes, num_foreign_bytes):
             foreign = f", and {num_foreign_bytes / _GIB:.2f} GiB of other models" if num_foreign_bytes else ""
             yield f"prefixes on disk: {num_entries:,} of {num_bytes / _GIB:.2f} GiB in {path}{foreign}"
+        case DraftVocabOpened(size, vocab_size, num_counted, coverage):
+            said = "nothing was counted yet" if coverage is None else f"{coverage:.1%} of {num_counted:,} tokens said"
+            yield f"draft vocabulary: {size:,} of {vocab_size:,} tokens, {said}"
         case _:
             yield from plan_lines(progress)
 

@@ -20,6 +20,7 @@ def verify(
     from onebox.checkpoint.hub import resolve_source
     from onebox.checkpoint.manifest import read_manifest
     from onebox.checkpoint.verify import unproved, verify_checkpoint
+    from onebox.spec.draft_vocab import D2T_TENSOR
 
     directory = resolve_source(directory)
     manifest = read_manifest(directory)
@@ -38,6 +39,9 @@ def verify(
             "tensors differ from the manifest."
         )
         raise typer.Exit(1)
+    listed = manifest.tensors.get(D2T_TENSOR)
+    if listed and listed.shape:
+        typer.echo(f"The MTP head drafts from {listed.shape[0]:,} listed tokens ({D2T_TENSOR}).")
     num_files = len(manifest.files) + len(manifest.shards)
     what = "all tensors" if unknown else f"all tensors, headers and {num_files} files"
     typer.echo(f"{len(manifest.tensors):,} tensors, {total / 1e9:.2f} GB: {what} match the manifest.")

@@ -19,7 +19,7 @@ class VllmFlag(NamedTuple):
 
 _ONE_GPU = "onebox runs on one GPU of one machine"
 _OWN_KERNELS = "onebox has its own kernels, chosen when the model is loaded"
-_OWN_STATES = "onebox stores DeltaNet states in float32 and caches them with their prefixes"
+_OWN_STATES = "onebox keeps DeltaNet states in pools of their own and caches them with their prefixes"
 _NO_REQUEST_LOG = "requests are not logged; `/metrics` counts them"
 _ROPE = "the rotary embedding is changed as in newer vLLM, with --hf-overrides and text_config.rope_parameters"
 _ON_DISK = "prefixes are kept on disk, exactly, with --prefix-dir DIR and --prefix-disk-bytes"
@@ -57,8 +57,7 @@ _NO_EFFECT_VALUES = {
     "max-seq-len-to-capture": "graphs are captured for every length",
     "turboquant-metadata-path": "no file is needed: rotation and codebooks are the same for every model",
     "mamba-cache-mode": _OWN_STATES,
-    "mamba-cache-dtype": _OWN_STATES,
-    "mamba-ssm-cache-dtype": _OWN_STATES,
+    "mamba-cache-dtype": "convolution rows have the dtype of activations; --mamba-ssm-cache-dtype is that of states",
     "mamba-block-size": _OWN_STATES,
     "block-size": "a KV page has 64 tokens",
     "swap-space": "nothing is swapped: a preempted request is computed again, with the same tokens",

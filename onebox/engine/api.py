@@ -14,12 +14,21 @@ from onebox.engine.client import (
     Watch,
 )
 from onebox.engine.config import EngineConfig, PrefixDiskConfig, SpeculationConfig, SpeculationMethod
+from onebox.engine.draft.vocabulary_start import kept_counts_path
 from onebox.engine.engine import Deliver, Engine
 from onebox.engine.grammar.bounds import MAX_GRAMMAR_BYTES
 from onebox.engine.grammar.value import Grammar, GrammarError, GrammarKind
 from onebox.engine.logprobs import LogprobRows, TokenLogprob
 from onebox.engine.prefix import PrefixLookup, PrefixStats
-from onebox.engine.remote.messages import DeviceMemory, Planned, PrefixDiskOpened, Progress, StartDetail, StartPhase
+from onebox.engine.remote.messages import (
+    DeviceMemory,
+    DraftVocabOpened,
+    Planned,
+    PrefixDiskOpened,
+    Progress,
+    StartDetail,
+    StartPhase,
+)
 from onebox.engine.remote.parent import EngineProcess
 from onebox.engine.remote.supervise import RestartPolicy
 from onebox.engine.request import (
@@ -56,7 +65,7 @@ from onebox.engine.start import (
     prefix_disk,
     start_engine,
 )
-from onebox.engine.stats import DiskStats, EngineStats, FrozenTotals
+from onebox.engine.stats import DiskStats, DraftVocabStats, EngineStats, FrozenTotals
 from onebox.spec.kv import PAGE_TOKENS
 from onebox.spec.vocabulary import TokenTable
 
@@ -72,6 +81,8 @@ __all__ = [
     "Deliver",
     "DeviceMemory",
     "DiskStats",
+    "DraftVocabOpened",
+    "DraftVocabStats",
     "Engine",
     "EngineClient",
     "EngineConfig",
@@ -121,6 +132,7 @@ __all__ = [
     "check_torch",
     "compile_ahead",
     "foresee_memory",
+    "kept_counts_path",
     "kernels_are_compiled",
     "plan_engine",
     "prefix_disk",

@@ -31,6 +31,8 @@ class SpeculationConfig:
     synthetic_acceptance: tuple[float, ...] = ()
     """For benchmarks on random weights: the i-th draft is accepted in this share of the steps, whatever the
     model computes. The text is then meaningless."""
+    draft_vocab_size: int | None = None
+    """Tokens that the MTP head's drafts are chosen from; None: all."""
 
     def __post_init__(self) -> None:
         least = 0 if self.method is SpeculationMethod.NONE else 1
@@ -40,6 +42,8 @@ class SpeculationConfig:
             )
         if any(not 0 <= rate <= 1 for rate in self.synthetic_acceptance):
             raise UsageError(f"Synthetic acceptance {self.synthetic_acceptance} must hold probabilities.")
+        if self.draft_vocab_size is not None and self.draft_vocab_size < 1:
+            raise UsageError(f"A draft vocabulary has at least one token, not {self.draft_vocab_size}.")
 
     @property
     def with_mtp(self) -> bool:

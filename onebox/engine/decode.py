@@ -190,7 +190,8 @@ class Decoder:
             if place:
                 batch = chained_batch(inputs, chain, place - 1, drafts[-1])
                 hidden = self._model.draft(batch, hidden, self._memory.mtp)
-            drafts.append(sample_drafts(self._model.logits(hidden), *chain.limits, chain.places[place]))
+            logits, token_ids = self._model.draft_logits(hidden)
+            drafts.append(sample_drafts(logits, *chain.limits, chain.places[place], token_ids))
         return drafts
 
 

@@ -32,7 +32,7 @@ from onebox.engine.grammar.library import start_thread
 from onebox.engine.grammar.value import Grammar
 from onebox.engine.logits import LogitsRules
 from onebox.engine.prefix import PrefixLookup
-from onebox.engine.request import EngineStoppedError, Event, Failed, Finished, FinishReason, Request
+from onebox.engine.request import EngineStoppedError, Event, Failed, Finished, FinishReason, Request, Tokens
 from onebox.engine.scheduler import Scheduler
 from onebox.engine.sequence import Sequence
 from onebox.engine.stats import EngineStats
@@ -43,6 +43,7 @@ from onebox.store.keys import prefix_keys
 
 if TYPE_CHECKING:
     from onebox.engine.disk.tier import DiskTier
+    from onebox.engine.draft.vocabulary import DraftVocabulary
 
 __all__ = ["CommittedStep", "Deliver", "Engine", "Outbox"]
 
@@ -101,11 +102,13 @@ class Engine(EngineClient):
         token_table: TokenTable | None = None,
         deliver: Deliver | None = None,
         disk: "DiskTier | None" = None,
+        draft_vocabulary: "DraftVocabulary | None" = None,
     ) -> None:
         """The token table gives each token's bytes; without one, requests with a grammar are refused.
 
         `deliver` is called on the engine's thread once a step, also where the step has no events. Unless given, events
-        go to their handles. `disk` keeps prefixes; it is closed with the engine.
+        go to their handles. `disk` keeps prefixes; it is closed with the engine, as is `draft_vocabulary`, the list of
+        the runner's head for drafts.
         """
         self._config = config
         self._deliver = deliver or _deliver_to_handles
@@ -117,10 +120,11 @@ class Engine(EngineClient):
         self._speculator = Speculator(config.speculation)
         self._scheduler = Scheduler(config, disk)
         self._disk = disk
+        self._draft_vocabulary = draft_vocabulary
         self._outbox = Outbox(self._send)
         self._undelivered: set[str] = set()
         """Requests that were failed because their events could not be delivered; the scheduler may have them yet."""
-        self._stats = self._scheduler.stats()
+        self._stats = self._latest_stats()
         # Guards all below; the engine thread waits on it when nothing is open.
         self._changed = threading.Condition()
         self._open = OpenRequests()
@@ -296,8 +300,14 @@ class Engine(EngineClient):
             self._fail_open()
             if self._disk:
                 self._close_disk(self._disk)
+            if self._draft_vocabulary:
+                self._draft_vocabulary.close()
             if self._grammars:
                 self._grammars.close()
+
+    def _latest_stats(self) -> EngineStats:
+        stats = self._scheduler.stats()
+        return replace(stats, draft_vocab=self._draft_vocabulary.stats) if self._draft_vocabulary else stats
 
     def _step(self) -> None:
         """One step: plan, run, commit, deliver. `Outbox` says why a step is delivered during the next one."""
@@ -307,6 +317,8 @@ class Engine(EngineClient):
         if plan.is_empty:
             self._rest(plan)
             return
+        if self._draft_vocabulary:
+            self._draft_vocabulary.tend(self._runner.put_draft_rows)
         started_at = time.monotonic()
         run = self._runner.start(plan)
         self._outbox.deliver()  # the step before this one, while the device computes this one
@@ -346,7 +358,7 @@ class Engine(EngineClient):
             disk.close()
             self._scheduler.tend_disk(is_closing=True)  # takes back what it held
             with self._changed:
-                self._stats = self._scheduler.stats()
+                self._stats = self._latest_stats()
 
     def _encode_next(self) -> None:
         """Encodes the images of the request that is admitted next: one request's in a step, so that answers go on."""
@@ -385,8 +397,12 @@ class Engine(EngineClient):
     # Delivery, on the engine thread.
 
     def _send(self, step: CommittedStep) -> None:
-        """Delivers a committed step: its cost to the drafting policy, its stats, its events."""
+        """Delivers a committed step: its cost to the drafting policy, its tokens to the counts, its stats, events."""
         self._scheduler.observe(step.plan, step.seconds, self._speculator)
+        if self._draft_vocabulary:
+            for event in step.events:
+                if isinstance(event, Tokens):
+                    self._draft_vocabulary.count(event.token_ids)
         self._route(step.events, step.started_at)
 
     def _deliver_now(self, events: list[Event]) -> None:
@@ -398,7 +414,7 @@ class Engine(EngineClient):
 
     def _route(self, events: list[Event], started_at: float) -> None:
         with self._changed:
-            self._stats = self._scheduler.stats()
+            self._stats = self._latest_stats()
             deliveries = self._open.route(events)
             # An id is free after its last event: a late abort must not hit the next request of that id.
             self._aborted = {request_id for request_id in self._aborted if request_id in self._open}

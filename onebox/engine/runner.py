@@ -15,6 +15,7 @@ from onebox.engine.batch import exact_inputs
 from onebox.engine.capture import GraphRecorder
 from onebox.engine.config import EngineConfig
 from onebox.engine.decode import DecodeOutcome, Decoder, DecodeStep, PlainStep
+from onebox.engine.draft.vocabulary import ROWS_PER_STEP
 from onebox.engine.graphs import GraphDecoder
 from onebox.engine.images import content_tokens, encode_images
 from onebox.engine.inputs import last_row
@@ -50,6 +51,8 @@ class ModelRunner:
         self._decoder = Decoder(model, memory)
         self._prefill_graphs: PrefillGraphs | None = None
         self._graphs: GraphDecoder | None = None
+        is_pinned = model.device.type == "cuda"
+        self._row_numbers = torch.empty(2 * ROWS_PER_STEP, dtype=torch.int64, pin_memory=is_pinned)
 
     @property
     def vocab_size(self) -> int:
@@ -80,6 +83,20 @@ class ModelRunner:
             for part in (prefills, graphs):
                 part.capture(lambda: report(next(captured), total))
         self._prefill_graphs, self._graphs = prefills, graphs
+
+    def put_draft_rows(self, places: Sequence[int], token_ids: Sequence[int]) -> None:
+        """On the device's queue, between two steps: at most ROWS_PER_STEP rows. The host does not wait for it."""
+        # The buffer was read before the outcome of the step that followed the last call.
+        numbers = self._row_numbers[: 2 * len(places)].view(2, -1)
+        numbers.copy_(torch.tensor([*places, *token_ids]).view(2, -1))
+        with torch.inference_mode():
+            self._model.put_draft_rows(*numbers.to(self._model.device, non_blocking=True))
+
+    def rehearse_draft_rows(self) -> None:
+        """Replaces rows by themselves, so that what `put_draft_rows` needs is loaded before it is called."""
+        if head := self._model.draft_head:
+            token_ids = head.token_ids[:ROWS_PER_STEP].tolist()
+            self.put_draft_rows(range(len(token_ids)), token_ids)
 
     def num_kernels(self) -> int:
         """Kernels in the graphs of the last decode step; 0 where there are no graphs."""

@@ -15,6 +15,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from onebox.engine.config import EngineConfig, PrefixDiskConfig, SpeculationConfig, SpeculationMethod
+from onebox.engine.draft.vocabulary import DraftVocabulary
+from onebox.engine.draft.vocabulary_start import (
+    DraftVocabPlan,
+    foreseen_draft_vocab_size,
+    new_draft_vocabulary,
+    open_draft_vocabulary,
+    plan_draft_vocab,
+)
 from onebox.engine.engine import Deliver, Engine
 from onebox.engine.remote.messages import DeviceMemory, Planned, PrefixDiskOpened, ReportStart, StartDetail, timed
 from onebox.engine.warm.early import initialise_cuda, initialise_triton
@@ -35,6 +43,7 @@ from onebox.spec.kv import PAGE_TOKENS, KVFormat
 from onebox.spec.model import ModelSpec
 from onebox.spec.modules import ModuleClass
 from onebox.spec.prefix_place import prefix_directory
+from onebox.spec.states import StateDtype
 from onebox.spec.torch_build import TorchBuild, refuse_unusable_torch
 from onebox.spec.vocabulary import TokenTable
 
@@ -88,6 +97,8 @@ class EngineOptions:
     mtp_format: str = "keep"
     """keep, int4 or fp8: a BF16 MTP layer is converted while it is loaded."""
     kv_cache_dtype: str = "bf16"
+    mamba_ssm_cache_dtype: str = "auto"
+    """How DeltaNet states are stored: float32, bfloat16, float16, or auto."""
     max_model_len: int | None = None
     max_num_seqs: int = DEFAULT_SEQUENCES
     max_num_waiting: int = 64
@@ -104,6 +115,8 @@ class EngineOptions:
     speculation: str | None = None
     num_speculative_tokens: int | None = None
     synthetic_acceptance: tuple[float, ...] = ()
+    draft_vocab: str = "auto"
+    """Tokens that the MTP head's drafts are chosen from: auto, full, a number of tokens, or a file of token ids."""
     hf_overrides: Mapping[str, Any] = field(default_factory=dict)
     """Values in place of config.json's, in vLLM's form: text_config.rope_parameters and max_position_embeddings."""
 
@@ -115,6 +128,8 @@ class TokenInfo:
     eos_token_ids: tuple[int, ...] = ()
     boundary_token_ids: tuple[int, ...] = ()
     table: TokenTable | None = None
+    added_token_ids: tuple[int, ...] = ()
+    """Tokens beside those of the byte-pair vocabulary, such as <think>: the model says some of them often."""
 
 
 # Plan.
@@ -133,6 +148,7 @@ class EnginePlan:
     config: EngineConfig
     hf_overrides: Mapping[str, Any]
     conversion: LoadConversion
+    draft_vocab: DraftVocabPlan | None = None
 
     @property
     def memory_shape(self) -> "MemoryShape":
@@ -146,6 +162,7 @@ class EnginePlan:
             num_checkpoints=self.config.num_checkpoints,
             max_pending=self.config.rows_per_sequence,
             with_mtp=self.config.speculation.with_mtp,
+            state_dtype=self.memory.request.state_dtype,
         )
 
 
@@ -160,6 +177,9 @@ def plan_engine(directory: Path, options: EngineOptions, tokens: TokenInfo, box:
     conversion = LoadConversion.parse(options.lm_head, options.mtp_format)
     found = footprint(directory, device, dtype, load_format, options.hf_overrides, conversion)
     speculation = _speculation(options, found)
+    draft_vocab = plan_draft_vocab(options.draft_vocab, found, speculation, load_format)
+    if draft_vocab:
+        speculation = replace(speculation, draft_vocab_size=draft_vocab.size)
     if conversion.mtp and not speculation.with_mtp:
         raise UsageError(
             f"--mtp-format {conversion.mtp} has nothing to act on: drafts by {speculation.method} do not load the head."
@@ -180,7 +200,16 @@ def plan_engine(directory: Path, options: EngineOptions, tokens: TokenInfo, box:
         prefix_disk=prefix_disk(options),
     )
     return EnginePlan(
-        directory, found.spec, device, dtype, load_format, memory, config, options.hf_overrides, conversion
+        directory,
+        found.spec,
+        device,
+        dtype,
+        load_format,
+        memory,
+        config,
+        options.hf_overrides,
+        conversion,
+        draft_vocab,
     )
 
 
@@ -206,7 +235,11 @@ def foresee_memory(
     device = _device(options.device, box)
     dtype = _dtype(options.dtype, device)
     found = expected_footprint(spec, class_bytes, device, dtype)
-    request = _memory_request(options, found, _speculation(options, found), device, dtype)
+    speculation = _speculation(options, found)
+    if speculation.with_mtp:
+        size = foreseen_draft_vocab_size(options.draft_vocab, spec.vocab_size)
+        speculation = replace(speculation, draft_vocab_size=size)
+    request = _memory_request(options, found, speculation, device, dtype)
     return plan_memory(spec, found.weight_bytes, box, request)
 
 
@@ -223,6 +256,7 @@ def _memory_request(
         kv=KVFormat.parse(options.kv_cache_dtype),
         drafts=speculation.max_drafts,
         drafts_with_mtp=speculation.with_mtp,
+        draft_vocab_size=speculation.draft_vocab_size,
         gpu_memory_utilization=options.gpu_memory_utilization,
         page_tokens=PAGE_TOKENS,
         max_batched_tokens=options.max_num_batched_tokens or _BATCHED_TOKENS[device.type],
@@ -231,6 +265,7 @@ def _memory_request(
         cache_bytes=options.kv_cache_memory_bytes,
         default_cache_bytes=DEFAULT_CPU_CACHE_BYTES if device.type == "cpu" else None,
         with_prefix_cache=options.enable_prefix_caching,
+        state_dtype=StateDtype.parse(options.mamba_ssm_cache_dtype),
         loading_bytes=CONVERSION_BYTES if LoadConversion.parse(options.lm_head, options.mtp_format) else 0,
     )
     if prefix_disk(options) is None:
@@ -314,8 +349,9 @@ def _speculation(options: EngineOptions, found: "Footprint") -> SpeculationConfi
 
 def start_engine(plan: EnginePlan, tokens: TokenInfo) -> Engine:
     """Loads and allocates what was planned, warms it up, and starts the engine on a thread of this process."""
-    runner = warm_runner(plan)
-    return Engine(runner, plan.config, tokens.table, disk=open_disk(plan, runner))
+    vocabulary = open_draft_vocabulary(plan, tokens.added_token_ids)
+    runner = warm_runner(plan, draft_vocabulary=vocabulary)
+    return Engine(runner, plan.config, tokens.table, disk=open_disk(plan, runner), draft_vocabulary=vocabulary)
 
 
 def open_disk(plan: EnginePlan, runner: "ModelRunner", report: ReportStart = lambda _: None) -> "DiskTier | None":
@@ -339,10 +375,17 @@ def open_disk(plan: EnginePlan, runner: "ModelRunner", report: ReportStart = lam
     return DiskTier(directory, PrefixTransfer(layout, plan.device), NUM_READERS[plan.device.type])
 
 
-def warm_runner(plan: EnginePlan, report: ReportStart = lambda _: None, *, owns_process: bool = False) -> "ModelRunner":
+def warm_runner(
+    plan: EnginePlan,
+    report: ReportStart = lambda _: None,
+    *,
+    owns_process: bool = False,
+    draft_vocabulary: DraftVocabulary | None = None,
+) -> "ModelRunner":
     """The model loaded, its kernels compiled, its graphs captured and its workspace set aside: ready for requests.
 
-    In a process of its own it then takes no more of the GPU's memory.
+    In a process of its own it then takes no more of the GPU's memory. Without a list of tokens for drafts, where the
+    plan has one, it is that of a model that has said nothing yet.
     """
     is_gpu = plan.device.type == "cuda"
     if is_gpu:
@@ -350,7 +393,7 @@ def warm_runner(plan: EnginePlan, report: ReportStart = lambda _: None, *, owns_
         with timed("kernels", report):
             compile_ahead(plan, lambda count: report(StartDetail("kernels", f"{count} compiled")))
     with timed("weights", report):
-        runner = load_runner(plan)
+        runner = load_runner(plan, draft_vocabulary)
     if is_gpu:
         with timed("graphs", report):
             runner.capture_graphs(lambda done, total: report(StartDetail("graphs", f"{done} of {total} shapes")))
@@ -383,6 +426,7 @@ def kernels_are_compiled(plan: EnginePlan) -> bool:
 def _warm_up(runner: "ModelRunner", plan: EnginePlan, report: ReportStart, *, owns_process: bool) -> None:
     from onebox.engine.warm.exercise import exercise, reserve_workspace
 
+    runner.rehearse_draft_rows()
     if plan.device.type != "cuda":
         exercise(runner, plan.config, fully=False)
         return
@@ -393,9 +437,12 @@ def _warm_up(runner: "ModelRunner", plan: EnginePlan, report: ReportStart, *, ow
     report(DeviceMemory(total - free, plan.memory.box.memory_bytes - plan.memory.reserve_bytes))
 
 
-def load_runner(plan: EnginePlan) -> "ModelRunner":
+def load_runner(plan: EnginePlan, draft_vocabulary: DraftVocabulary | None = None) -> "ModelRunner":
     """Reads the weights and allocates the memory, as planned."""
+    import torch
+
     from onebox.engine.runner import ModelRunner
+    from onebox.model.build import trim_model
     from onebox.model.load import load_model
     from onebox.model.vision import load_tower
 
@@ -408,6 +455,9 @@ def load_runner(plan: EnginePlan) -> "ModelRunner":
         overrides=plan.hf_overrides,
         conversion=plan.conversion,
     )
+    if plan.draft_vocab:
+        listed = (draft_vocabulary or new_draft_vocabulary(plan.draft_vocab)).token_ids
+        model = trim_model(model, torch.tensor(listed))
     tower = load_tower(plan.directory, plan.dtype, plan.device) if plan.memory.request.with_vision else None
     return ModelRunner(model, allocate_memory(plan), plan.config, tower)
 
@@ -448,6 +498,7 @@ class CheckpointStarter:
         if self.num_threads is not None:
             torch.set_num_threads(self.num_threads)
         plan = pickle.loads(planned.plan)  # noqa: S301 - written by `plan` above, in a process like this one
-        runner = warm_runner(plan, report, owns_process=True)
+        vocabulary = open_draft_vocabulary(plan, self.tokens.added_token_ids, report)
+        runner = warm_runner(plan, report, owns_process=True, draft_vocabulary=vocabulary)
         disk = open_disk(plan, runner, report)
-        return Engine(runner, plan.config, self.tokens.table, deliver, disk)
+        return Engine(runner, plan.config, self.tokens.table, deliver, disk, vocabulary)

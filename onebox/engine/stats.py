@@ -7,7 +7,7 @@ from itertools import accumulate
 from onebox.engine.prefix import PrefixStats
 from onebox.engine.request import AcceptanceCounts, FinishReason
 
-__all__ = ["AcceptanceTally", "DiskStats", "EngineStats", "FrozenTotals", "Totals", "add_past"]
+__all__ = ["AcceptanceTally", "DiskStats", "DraftVocabStats", "EngineStats", "FrozenTotals", "Totals", "add_past"]
 
 
 class AcceptanceTally:
@@ -105,6 +105,20 @@ class DiskStats:
 
 
 @dataclass(frozen=True)
+class DraftVocabStats:
+    """The tokens that drafts are chosen from, and how many of those said were among them, since the start."""
+
+    size: int
+    vocab_size: int
+    num_said: int = 0
+    """Tokens of answers."""
+    num_listed: int = 0
+    """Of these, the ones that were listed when they were said."""
+    num_renewals: int = 0
+    """Times that the list was renewed from the counts."""
+
+
+@dataclass(frozen=True)
 class EngineStats:
     """The engine's state after a step."""
 
@@ -117,6 +131,8 @@ class EngineStats:
     prefix: PrefixStats
     disk: DiskStats | None = None
     """None without a prefix directory."""
+    draft_vocab: DraftVocabStats | None = None
+    """None where drafts are chosen from all tokens, or there are none."""
 
     @property
     def num_finished(self) -> int:
@@ -140,7 +156,9 @@ def add_past(stats: EngineStats, past: EngineStats | None) -> EngineStats:
         head_accepted=now.head_accepted + then.head_accepted,
     )
     disk = _add_disk(stats.disk, past.disk) if stats.disk and past.disk else stats.disk
-    return replace(stats, totals=totals, prefix=_add_prefix(stats.prefix, past.prefix), disk=disk)
+    vocab = _add_vocab(stats.draft_vocab, past.draft_vocab) if stats.draft_vocab and past.draft_vocab else None
+    prefix = _add_prefix(stats.prefix, past.prefix)
+    return replace(stats, totals=totals, prefix=prefix, disk=disk, draft_vocab=vocab or stats.draft_vocab)
 
 
 def _add_prefix(now: PrefixStats, then: PrefixStats) -> PrefixStats:
@@ -156,4 +174,9 @@ def _add_prefix(now: PrefixStats, then: PrefixStats) -> PrefixStats:
 
 def _add_disk(now: DiskStats, then: DiskStats) -> DiskStats:
     totals = [field.name for field in fields(DiskStats)][:-3]
+    return replace(now, **{name: getattr(now, name) + getattr(then, name) for name in totals})
+
+
+def _add_vocab(now: DraftVocabStats, then: DraftVocabStats) -> DraftVocabStats:
+    totals = [field.name for field in fields(DraftVocabStats)][2:]
     return replace(now, **{name: getattr(now, name) + getattr(then, name) for name in totals})

@@ -190,5 +190,8 @@ class Runner(Protocol):
     def encode_images(self, prompt: tuple[int, ...], vision: Vision) -> EncodedImages:
         """Runs the vision tower. Refuses what does not fit the prompt or the model with a OneboxError."""
 
+    def put_draft_rows(self, places: Sequence[int], token_ids: Sequence[int]) -> None:
+        """Has the head for drafts hold the rows of these tokens at these places; later steps draft from them."""
+
     def cache_tokens(self, prompt: tuple[int, ...], vision: Vision) -> tuple[int, ...]:
         """The prompt as the prefix cache keys it, without running the tower. May be called by any thread."""

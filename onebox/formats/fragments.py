@@ -31,7 +31,7 @@ from torch import Tensor
 
 from onebox.spec.errors import MismatchError
 
-__all__ = ["TILE_COLUMNS", "TILE_ROWS", "from_fragments", "to_fragments"]
+__all__ = ["TILE_COLUMNS", "TILE_ROWS", "from_fragments", "rows_of_tiles", "tile_index", "to_fragments"]
 
 TILE_ROWS = 16
 TILE_COLUMNS = 128
@@ -68,6 +68,19 @@ def from_fragments(tiles: Tensor, bits: int, *, group_major: bool = True) -> Ten
     return words.permute(0, 7, 5, 1, 2, 6, 3, 4, 8).reshape(n * 16, k * 128)
 
 
+def rows_of_tiles(tiles: Tensor) -> Tensor:
+    """A view int32 [N/16, r8 2, g 8, ...] of group-major tiles [K/128, N/16, bytes]: `tile_index` finds rows in it."""
+    groups, count, width = tiles.shape
+    # Four neighbouring codes of a row, or of its two halves, are one word: (k, n, (j, kt), g, t, k16, r8).
+    words = tiles.view(torch.int32).view(groups, count, width // 512, 8, 4, 2, 2)
+    return words.permute(1, 6, 3, 0, 2, 4, 5)
+
+
+def tile_index(rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Where rows, int64 [n], are in `rows_of_tiles`."""
+    return rows // TILE_ROWS, rows % TILE_ROWS // 8, rows % 8
+
+
 # Packed bytes from codes uint8 [n, k, j, kt, k16, g, t, r8, k4], and the int8 codes back.
 
 
@@ -76,7 +89,7 @@ def _pack_int8(words: Tensor) -> Tensor:
 
 
 def _unpack_int8(tiles: Tensor) -> Tensor:
-    return tiles.view(torch.int8).unflatten(2, (2, 2, 8, 4, 2, 2, 4)).permute(0, 1, 2, 3, 6, 4, 5, 7, 8)
+    return _split(tiles.view(torch.int8), 2, 2, 8, 4, 2, 2, 4).permute(0, 1, 2, 3, 6, 4, 5, 7, 8)
 
 
 def _pack_int4(words: Tensor) -> Tensor:
@@ -85,7 +98,7 @@ def _pack_int4(words: Tensor) -> Tensor:
 
 
 def _unpack_int4(tiles: Tensor) -> Tensor:
-    bytes_ = tiles.unflatten(2, (2, 8, 4, 2, 2, 4))
+    bytes_ = _split(tiles, 2, 8, 4, 2, 2, 4)
     return torch.stack((_top(bytes_ << 4, 4), _top(bytes_, 4)), dim=2).permute(0, 1, 2, 3, 6, 4, 5, 7, 8)
 
 
@@ -99,12 +112,12 @@ def _pack_int3(words: Tensor) -> Tensor:
 
 
 def _unpack_int3(tiles: Tensor) -> Tensor:
-    first, second = tiles[..., :512].unflatten(2, (8, 4, 2, 2, 4)).unbind(4)
-    third = tiles[..., 512:].unflatten(2, (8, 4, 2, 4))
+    first, second = _split(tiles[..., :512], 8, 4, 2, 2, 4).unbind(4)
+    third = _split(tiles[..., 512:], 8, 4, 2, 4)
     codes = [_top(byte << shift, 3) for byte in (first, second, third) for shift in (0, 3)]
     codes.append(_top((first << 6) | ((second & 2) << 4), 3))
     codes.append(_top((third << 6) | ((second & 1) << 5), 3))
-    return torch.stack(codes, dim=2).unflatten(2, (2, 2, 2))
+    return _split(torch.stack(codes, dim=2), 2, 2, 2)
 
 
 def _pack_int2(words: Tensor) -> Tensor:
@@ -113,9 +126,14 @@ def _pack_int2(words: Tensor) -> Tensor:
 
 
 def _unpack_int2(tiles: Tensor) -> Tensor:
-    bytes_ = tiles.unflatten(2, (8, 4, 2, 2, 4))
+    bytes_ = _split(tiles, 8, 4, 2, 2, 4)
     codes = torch.stack([_top(bytes_ << shift, 2) for shift in (0, 2, 4, 6)], dim=2)
-    return codes.unflatten(2, (2, 2)).permute(0, 1, 2, 3, 6, 4, 5, 7, 8)
+    return _split(codes, 2, 2).permute(0, 1, 2, 3, 6, 4, 5, 7, 8)
+
+
+def _split(tensor: Tensor, *sizes: int) -> Tensor:
+    """[n, k, a, ...] with a cut into dimensions of these sizes."""
+    return tensor.reshape(*tensor.shape[:2], *sizes, *tensor.shape[3:])
 
 
 def _top(bytes_: Tensor, bits: int) -> Tensor:

@@ -7,7 +7,7 @@ between two events of one stream; the bytes that a step must read, at the speed 
 import os
 import random
 import statistics
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from pathlib import Path
@@ -28,16 +28,18 @@ from onebox.engine.api import (
 )
 from onebox.engine.runner import ModelRunner
 from onebox.lab.routing import count_experts
+from onebox.model.build import trim_model
 from onebox.model.dummy import HYBRID, dummy_model
 from onebox.model.memory import Memory, MemoryShape
 from onebox.model.qwen3_5 import Qwen35
+from onebox.spec.draft_vocab import default_draft_vocab_size
 from onebox.spec.errors import DoesNotFitError
 from onebox.spec.hardware import GIB
 from onebox.spec.kv import PAGE_TOKENS, KVFormat
 from onebox.spec.model import ModelSpec
 from onebox.spec.modules import ModuleClass
-from onebox.spec.traffic import PACKINGS, Routing, TrafficStep, predicted_weight_bytes, step_traffic
-from onebox.spec.weights import WeightFormat
+from onebox.spec.states import StateDtype
+from onebox.spec.traffic import PACKINGS, ClassFormats, Routing, TrafficStep, predicted_weight_bytes, step_traffic
 
 __all__ = [
     "ACCEPTANCE",
@@ -57,7 +59,7 @@ __all__ = [
     "with_experts",
 ]
 
-Formats = Mapping[ModuleClass, WeightFormat]
+Formats = ClassFormats
 
 ACCEPTANCE = (0.9, 0.72)
 """Forced acceptance: how often each draft is accepted, over all steps."""
@@ -78,8 +80,11 @@ class DecodeRow:
     streams: int = 1
     context: int = 32
     drafts: int = 0
+    is_trimmed: bool = True
+    """Whether drafts have a head of their own, over the default number of tokens."""
     kv: str = "bf16"
     num_tokens: int = 128
+    state_dtype: StateDtype = StateDtype.FLOAT32
 
     @property
     def is_prompt(self) -> bool:
@@ -94,6 +99,7 @@ ROWS = (
     DecodeRow("plain"),
     DecodeRow("mtp2", drafts=2, num_tokens=256),
     DecodeRow("plain-8k", context=8000),
+    DecodeRow("mtp2-full", drafts=2, is_trimmed=False, num_tokens=256),
     DecodeRow("mtp2-8k", context=8000, drafts=2, num_tokens=256),
     DecodeRow("plain-x4", streams=4),
     DecodeRow("mtp2-x4", streams=4, drafts=2, num_tokens=256),
@@ -118,6 +124,7 @@ class Measured:
     context: int
     kv: str
     drafts: int
+    state_dtype: str
     first_token_s: float
     first_run_s: float
     step_ms: float | None = None
@@ -185,8 +192,21 @@ def weight_bytes(spec: ModelSpec, formats: Formats) -> int:
 def row_bytes(spec: ModelSpec, row: DecodeRow, formats: Formats = HYBRID) -> int:
     """Bytes that a step of this row moves, if its tokens choose their experts independently."""
     stored = predicted_weight_bytes(spec, formats, PACKINGS)
-    step = TrafficStep(row.streams, row.drafts, row.context, drafter_is_mtp=row.drafts > 0)
+    size, with_mtp = draft_vocab_size(spec, row), row.drafts > 0
+    step = TrafficStep(
+        row.streams,
+        row.drafts,
+        row.context,
+        drafter_is_mtp=with_mtp,
+        draft_vocab_size=size,
+        state_dtype=row.state_dtype,
+    )
     return step_traffic(spec, stored, step, KVFormat.parse(row.kv), Routing.EXPECTED).total_bytes
+
+
+def draft_vocab_size(spec: ModelSpec, row: DecodeRow) -> int | None:
+    """Tokens that the row's drafts are chosen from; None: all, or there are no drafts."""
+    return default_draft_vocab_size(spec.vocab_size) if row.drafts and row.is_trimmed else None
 
 
 def measure(model: Qwen35, row: DecodeRow, ceiling: float, formats: Formats = HYBRID) -> Measured:
@@ -205,6 +225,7 @@ def measure(model: Qwen35, row: DecodeRow, ceiling: float, formats: Formats = HY
         context=row.context,
         kv=row.kv,
         drafts=row.drafts,
+        state_dtype=row.state_dtype.value,
         first_token_s=round(first_token, 4),
         first_run_s=round(first_run, 2),
     )
@@ -272,7 +293,12 @@ def _runner(model: Qwen35, row: DecodeRow, *, with_graphs: bool = True) -> tuple
     """The runner and the config of that engine."""
     drafts = row.drafts
     method = SpeculationMethod.MTP if drafts else SpeculationMethod.NONE
-    speculation = SpeculationConfig(method, drafts, synthetic_acceptance=ACCEPTANCE[:drafts])
+    size = draft_vocab_size(model.spec, row)
+    if size:
+        # Acceptance is forced, so any tokens will do.
+        model = trim_model(model, torch.arange(size))
+    acceptance = ACCEPTANCE[:drafts]
+    speculation = SpeculationConfig(method, drafts, synthetic_acceptance=acceptance, draft_vocab_size=size)
     length = row.context + row.num_tokens + 16
     pages = row.streams * (-(-length // PAGE_TOKENS) + 1)
     config = EngineConfig(
@@ -282,7 +308,8 @@ def _runner(model: Qwen35, row: DecodeRow, *, with_graphs: bool = True) -> tuple
         max_num_batched_tokens=8192,
         speculation=speculation,
     )
-    shape = MemoryShape(KVFormat.parse(row.kv), pages + 1, row.streams, 0, 1 + drafts, speculation.with_mtp)
+    kv, with_mtp = KVFormat.parse(row.kv), speculation.with_mtp
+    shape = MemoryShape(kv, pages + 1, row.streams, 0, 1 + drafts, with_mtp, row.state_dtype)
     with torch.inference_mode():
         memory = Memory.allocate(model.spec, shape, model.dtype, model.device)
     runner = ModelRunner(model, memory, config)

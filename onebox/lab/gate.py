@@ -24,6 +24,7 @@ from onebox.engine.runner import ModelRunner
 from onebox.model.memory import Memory, MemoryShape
 from onebox.model.qwen3_5 import Qwen35
 from onebox.spec.kv import PAGE_TOKENS, KVFormat
+from onebox.spec.states import StateDtype
 
 __all__ = ["find_differences"]
 
@@ -36,20 +37,22 @@ _CHECKPOINTS = 16
 Answers = dict[str, tuple[int, ...]]
 
 
-def find_differences(model: Qwen35, kv: str = "bf16") -> list[str]:
+def find_differences(model: Qwen35, kv: str = "bf16", state_dtype: StateDtype = StateDtype.FLOAT32) -> list[str]:
     """A sentence for each answer that is not the one computed alone, without drafts and cache."""
     requests = _requests(model.spec.vocab_size)
     expected: Answers = {}
-    with _engine(model, kv, num_seqs=1, drafts=0) as engine:
+    formats = KVFormat.parse(kv), state_dtype
+    with _engine(model, formats, num_seqs=1, drafts=0) as engine:
         for request in requests:
             expected |= _run(engine, [request])
     found = []
     for drafts in (0, _DRAFTS) if model.mtp else (0,):
-        with _engine(model, kv, num_seqs=len(requests), drafts=drafts) as engine:
+        with _engine(model, formats, num_seqs=len(requests), drafts=drafts) as engine:
             for name, cached in (("in company", False), ("into the prefix cache", True), ("from it", True)):
                 answers = _run(engine, [replace(request, cache_prompt=cached) for request in requests])
                 wrong = [request_id for request_id, answer in answers.items() if answer != expected[request_id]]
-                found += [f"{request_id} differs {name}, with {drafts} drafts, {kv} KV." for request_id in wrong]
+                how = f"with {drafts} drafts, {kv} KV, {state_dtype} states"
+                found += [f"{request_id} differs {name}, {how}." for request_id in wrong]
     return found
 
 
@@ -66,7 +69,7 @@ def _requests(vocab_size: int) -> list[Request]:
 
 
 @contextmanager
-def _engine(model: Qwen35, kv: str, num_seqs: int, drafts: int) -> Iterator[Engine]:
+def _engine(model: Qwen35, formats: tuple[KVFormat, StateDtype], num_seqs: int, drafts: int) -> Iterator[Engine]:
     method = SpeculationMethod.MTP if drafts else SpeculationMethod.NONE
     length = max(_PROMPT_TOKENS) + _ANSWER_TOKENS + 16
     num_pages = num_seqs * (-(-length // PAGE_TOKENS) + 1)
@@ -78,7 +81,8 @@ def _engine(model: Qwen35, kv: str, num_seqs: int, drafts: int) -> Iterator[Engi
         speculation=SpeculationConfig(method, drafts),
     )
     with_mtp = config.speculation.with_mtp
-    shape = MemoryShape(KVFormat.parse(kv), num_pages + 1, num_seqs, _CHECKPOINTS, 1 + drafts, with_mtp)
+    kv, state_dtype = formats
+    shape = MemoryShape(kv, num_pages + 1, num_seqs, _CHECKPOINTS, 1 + drafts, with_mtp, state_dtype)
     with torch.inference_mode():
         memory = Memory.allocate(model.spec, shape, model.dtype, model.device)
     runner = ModelRunner(model, memory, config)

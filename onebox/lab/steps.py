@@ -139,6 +139,7 @@ class TimedRunner:
         self.vocab_size = runner.vocab_size
         self.encode_images = runner.encode_images
         self.cache_tokens = runner.cache_tokens
+        self.put_draft_rows = runner.put_draft_rows
 
     def start(self, plan: StepPlan) -> TimedRun:
         began = self._clocks()

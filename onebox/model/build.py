@@ -17,9 +17,10 @@ from onebox.model.layers.plain import Attention, DeltaNet, Mixer, Mixture, Plain
 from onebox.model.mtp import MtpHead, fuse_head
 from onebox.model.parts import Parts
 from onebox.model.qwen3_5 import Qwen35
+from onebox.model.trimmed_head import TrimmedHead
 from onebox.spec.model import ModelSpec
 
-__all__ = ["build_model", "fuse_model"]
+__all__ = ["build_model", "fuse_model", "trim_model"]
 
 M = TypeVar("M", bound=Mixer)
 
@@ -54,6 +55,12 @@ def fuse_model(model: Qwen35) -> Qwen35:
     if isinstance(head, MtpHead):
         head = fuse_head(head, model.dtype) or head
     return replace(model, stack=stack, mtp=head)
+
+
+def trim_model(model: Qwen35, token_ids: torch.Tensor) -> Qwen35:
+    """The same model with a head of its own for drafts, over these tokens, int64 [D]."""
+    with torch.inference_mode():
+        return replace(model, draft_head=TrimmedHead.of(model.lm_head, token_ids.to(model.device)))
 
 
 def _layer(spec: ModelSpec, parts: Parts, name: str, make_mixer: Callable[[ModelSpec, Parts, str], M]) -> PlainLayer[M]:

@@ -22,7 +22,7 @@ from onebox.model import compiled
 from onebox.model.experts import Experts, stack
 from onebox.model.layers import Layer, Stream
 from onebox.model.layers.plain import Mixer, PlainLayer
-from onebox.model.linear import DecodeActivations, Linear
+from onebox.model.linear import DecodeActivations, Linear, RowLinear, same_kind
 
 __all__ = ["CpuExperts", "CpuLinear", "cpu_experts", "cpu_layer", "cpu_linear", "has_float32_output", "head_dtype"]
 
@@ -88,6 +88,12 @@ class CpuLinear:
 
     def prefill(self, x: Tensor, out_dtype: torch.dtype | None = None) -> Tensor:
         return product(x.to(self.weight.dtype), self.weight).to(out_dtype or x.dtype)
+
+    def blank(self, num_rows: int) -> "CpuLinear":
+        return CpuLinear(self.weight.new_empty(self.weight.shape[1], num_rows).T)
+
+    def copy_rows(self, source: RowLinear, rows: Tensor, places: Tensor) -> None:
+        self.weight[places] = same_kind(self, source).weight[rows]
 
 
 @dataclass(frozen=True)

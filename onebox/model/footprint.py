@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import torch
 
 from onebox.checkpoint.conversion import convert_binding
+from onebox.checkpoint.draft_vocab import read_draft_vocab
 from onebox.checkpoint.inspect import report_on
 from onebox.model.cpu import has_float32_output, head_dtype
 from onebox.model.dummy import HYBRID
@@ -27,6 +28,8 @@ class Footprint(NamedTuple):
     weight_bytes: dict[ModuleClass, int]
     has_mtp: bool
     has_tower: bool
+    draft_vocab: tuple[int, ...] | None = None
+    """The tokens of the checkpoint's own draft vocabulary, where it has one."""
 
 
 def footprint(
@@ -61,7 +64,9 @@ def footprint(
         sizes = _cpu_bytes(checkpoint.spec, dtype, head_dtype(binding, dtype))
         stored = {kind: sizes[kind] for kind in stored}
     has_tower = ModuleClass.VISION in stored
-    return Footprint(checkpoint.spec, stored, "mtp.fc" in binding.modules, has_tower)
+    listed = as_stored.draft_vocab
+    draft_vocab = read_draft_vocab(listed, checkpoint.spec.vocab_size) if listed else None
+    return Footprint(checkpoint.spec, stored, "mtp.fc" in binding.modules, has_tower, draft_vocab)
 
 
 def expected_footprint(

@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, reduce
-from typing import Protocol, runtime_checkable
+from typing import Protocol, TypeVar, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -18,13 +18,13 @@ from onebox.checkpoint.bind import Bound
 from onebox.checkpoint.staging import Read
 from onebox.checkpoint.weights import weight_tensors
 from onebox.formats import GroupInt, int8_rows_to_group_int, unpack_gptq, unpack_quantized
-from onebox.formats.fragments import TILE_COLUMNS, TILE_ROWS, to_fragments
+from onebox.formats.fragments import TILE_COLUMNS, TILE_ROWS, rows_of_tiles, tile_index, to_fragments
 from onebox.kernels import float_linear, int_linear
 from onebox.kernels.common.float_weight import FloatWeight
 from onebox.kernels.common.rows import FixedRows
 from onebox.kernels.float_linear import float_parts
 from onebox.spec.errors import MismatchError, UnsupportedError
-from onebox.spec.weights import Layout, WeightFormat
+from onebox.spec.weights import FP8_BLOCK, INTEGER_BITS, Layout, WeightFormat
 
 __all__ = [
     "DecodeActivations",
@@ -33,10 +33,12 @@ __all__ = [
     "Linear",
     "PartLinear",
     "PlainLinear",
+    "RowLinear",
     "can_join",
     "group_int_of",
     "make_linear",
     "nvfp4_tensors",
+    "same_kind",
 ]
 
 
@@ -65,6 +67,20 @@ class Linear(Protocol):
 
 
 @runtime_checkable
+class RowLinear(Protocol):
+    """A linear of decode steps whose rows can be copied as they are stored: some rows of a head make another head."""
+
+    def decode(self, rows: DecodeActivations, out_dtype: torch.dtype | None = None) -> Tensor:
+        """As a `Linear`."""
+
+    def blank(self, num_rows: int) -> "RowLinear":
+        """One of so many rows into which rows of this one can be copied; its numbers are anything."""
+
+    def copy_rows(self, source: "RowLinear", rows: Tensor, places: Tensor) -> None:
+        """Copies rows, int64 [n], of the linear that this one is a `blank` of to `places`, int64 [n], of this one."""
+
+
+@runtime_checkable
 class PartLinear(Linear, Protocol):
     """A linear that can leave its last sum to the operation that reads it."""
 
@@ -77,7 +93,7 @@ class PartLinear(Linear, Protocol):
 
 @dataclass(frozen=True)
 class IntLinear:
-    """INT4 in groups of 128, or INT8 with a scale a row, in fragment order."""
+    """INT4 in groups of 128, or INT8 with a scale a row, in fragment order; fewer bits are widened to INT4."""
 
     bits: int
     tiles: Tensor
@@ -97,6 +113,16 @@ class IntLinear:
 
     def rows_of(self, x: Tensor) -> FixedRows:
         return FixedRows(x, *int_linear.fixed_point(x), None)
+
+    def blank(self, num_rows: int) -> "IntLinear":
+        groups, _, width = self.tiles.shape
+        tiles = self.tiles.new_zeros(groups, -(-num_rows // TILE_ROWS), width)
+        return IntLinear(self.bits, tiles, self.scales.new_empty(*self.scales.shape[:-1], num_rows))
+
+    def copy_rows(self, source: "RowLinear", rows: Tensor, places: Tensor) -> None:
+        given = same_kind(self, source)
+        rows_of_tiles(self.tiles)[tile_index(places)] = rows_of_tiles(given.tiles)[tile_index(rows)]
+        self.scales[..., places] = given.scales[..., rows]
 
 
 class FloatLinear(ABC):
@@ -140,6 +166,40 @@ class Fp8Linear(FloatLinear):
         run = float_linear.fp8_block_matmul if self.is_block else float_linear.fp8_row_matmul
         return run(x, self.weight, self.scale, out_dtype)
 
+    def blank(self, num_rows: int) -> "RowLinear":
+        weight = self.weight.new_empty(num_rows, self.weight.shape[1])
+        if self.is_block:
+            return Fp8RowBlockLinear(weight, self.scale.new_empty(num_rows, self.scale.shape[1]))
+        return Fp8Linear(False, weight, self.scale.new_empty(num_rows))
+
+    def copy_rows(self, source: "RowLinear", rows: Tensor, places: Tensor) -> None:
+        given = same_kind(self, source)
+        self.weight.view(torch.uint8)[places] = given.weight.view(torch.uint8)[rows]
+        self.scale[places] = given.scale[rows] if given.scale.numel() > 1 else given.scale
+
+
+@dataclass(frozen=True)
+class Fp8RowBlockLinear:
+    """Rows of a matrix in blocks of 128x128: E4M3 with a scale [N, ceil(K/128)] for 128 columns of each row."""
+
+    weight: Tensor
+    scale: Tensor
+
+    def decode(self, rows: DecodeActivations, out_dtype: torch.dtype | None = None) -> Tensor:
+        return float_linear.fp8_row_block_linear(rows.x, self.weight, self.scale, out_dtype)
+
+    def blank(self, num_rows: int) -> "Fp8RowBlockLinear":
+        weight = self.weight.new_empty(num_rows, self.weight.shape[1])
+        return Fp8RowBlockLinear(weight, self.scale.new_empty(num_rows, self.scale.shape[1]))
+
+    def copy_rows(self, source: "RowLinear", rows: Tensor, places: Tensor) -> None:
+        """Of another of its kind, or of the matrix in blocks."""
+        if not isinstance(source, Fp8Linear | Fp8RowBlockLinear):
+            raise _other_kind(self, source)
+        self.weight.view(torch.uint8)[places] = source.weight.view(torch.uint8)[rows]
+        in_blocks = isinstance(source, Fp8Linear)
+        self.scale[places] = source.scale[rows // FP8_BLOCK if in_blocks else rows]
+
 
 @dataclass(frozen=True)
 class Nvfp4Linear(FloatLinear):
@@ -159,6 +219,15 @@ class Nvfp4Linear(FloatLinear):
     def prefill(self, x: Tensor, out_dtype: torch.dtype | None = None) -> Tensor:
         return float_linear.nvfp4_matmul(x, self.packed, self.scale, self.multiplier, out_dtype)
 
+    def blank(self, num_rows: int) -> "Nvfp4Linear":
+        packed = self.packed.new_empty(num_rows, self.packed.shape[1])
+        return Nvfp4Linear(packed, self.scale.new_empty(num_rows, self.scale.shape[1]), self.multiplier)
+
+    def copy_rows(self, source: "RowLinear", rows: Tensor, places: Tensor) -> None:
+        given = same_kind(self, source)
+        self.packed[places] = given.packed[rows]
+        self.scale.view(torch.uint8)[places] = given.scale.view(torch.uint8)[rows]
+
 
 @dataclass(frozen=True)
 class PlainLinear(FloatLinear):
@@ -175,6 +244,26 @@ class PlainLinear(FloatLinear):
 
     def prefill(self, x: Tensor, out_dtype: torch.dtype | None = None) -> Tensor:
         return float_linear.bf16_matmul(x, self.weight, out_dtype)
+
+    def blank(self, num_rows: int) -> "PlainLinear":
+        return PlainLinear(self.weight.new_empty(num_rows, self.weight.shape[1]))
+
+    def copy_rows(self, source: "RowLinear", rows: Tensor, places: Tensor) -> None:
+        self.weight[places] = same_kind(self, source).weight[rows]
+
+
+L = TypeVar("L")
+
+
+def same_kind(own: L, source: RowLinear) -> L:
+    """The linear that rows are taken from."""
+    if not isinstance(source, type(own)):
+        raise _other_kind(own, source)
+    return source
+
+
+def _other_kind(own: object, source: RowLinear) -> MismatchError:
+    return MismatchError(f"Rows of a {type(source).__name__} cannot be copied into a {type(own).__name__}.")
 
 
 @dataclass(frozen=True)
@@ -207,7 +296,7 @@ def make_linear(bounds: list[Bound], read: Read, zeros_offset: int = 1) -> PartL
     stored = bounds[0].stored
     if stored.layout is Layout.PLAIN:
         return PlainLinear(_join([read(bound.tensors["weight"]).to(torch.bfloat16) for bound in bounds]))
-    if stored.format in (WeightFormat.INT4, WeightFormat.INT8):
+    if stored.format in INTEGER_BITS:
         return _int_linear(group_int_of(bounds, read, zeros_offset))
     if stored.format is WeightFormat.NVFP4:
         parts = tuple(Nvfp4Linear(*nvfp4_tensors(bound, read)) for bound in bounds)
@@ -218,7 +307,7 @@ def make_linear(bounds: list[Bound], read: Read, zeros_offset: int = 1) -> PartL
 def can_join(bounds: Sequence[Bound]) -> bool:
     """Whether the rows of all `bounds` can be one matrix: integers or plain numbers, stored alike."""
     stored = bounds[0].stored
-    is_joinable = stored.layout is Layout.PLAIN or stored.format in (WeightFormat.INT4, WeightFormat.INT8)
+    is_joinable = stored.layout is Layout.PLAIN or stored.format in INTEGER_BITS
     return is_joinable and all(bound.stored == stored for bound in bounds)
 
 
@@ -228,7 +317,7 @@ def group_int_of(bounds: Sequence[Bound], read: Read, zeros_offset: int) -> Grou
     Zero points and reordered columns have no kernel and are errors.
     """
     stored, columns = bounds[0].stored, bounds[0].module.shape[1]
-    bits, size = 8 if stored.format is WeightFormat.INT8 else 4, stored.group_size or None
+    bits, size = INTEGER_BITS[stored.format], stored.group_size or None
     parts = _read_joined(bounds, read)
     if stored.layout is Layout.GPTQ:
         matrix = unpack_gptq(**parts, zeros_offset=zeros_offset, bits=bits, group_size=size)
@@ -236,7 +325,7 @@ def group_int_of(bounds: Sequence[Bound], read: Read, zeros_offset: int) -> Grou
         matrix = unpack_quantized(**parts, bits=bits, group_size=size)
     else:
         matrix = int8_rows_to_group_int(parts["weight"], parts["weight_scale"])
-    fits = matrix.group_size == (TILE_COLUMNS if bits == 4 else columns) and columns % TILE_COLUMNS == 0
+    fits = matrix.group_size == (columns if bits == 8 else TILE_COLUMNS) and columns % TILE_COLUMNS == 0
     if matrix.zeros is not None or matrix.group_index is not None or not fits:
         raise _no_kernel(bounds[0])
     return matrix
@@ -281,8 +370,9 @@ def _joined_shape(bounds: Sequence[Bound], shapes: list[Tensor]) -> Tensor:
 
 def _no_kernel(bound: Bound) -> UnsupportedError:
     return UnsupportedError(
-        f"{bound.module.name} is stored as {bound.stored}; kernels take symmetric INT4 in groups of 128 and INT8 "
-        "with a scale a row, in columns that are a multiple of 128: build from the BF16 checkpoint instead."
+        f"{bound.module.name} is stored as {bound.stored}; kernels take symmetric INT4, INT3 and INT2 in groups of "
+        "128 and INT8 with a scale a row, in columns that are a multiple of 128: build from the BF16 checkpoint "
+        "instead."
     )
 
 
@@ -294,8 +384,10 @@ def _join(tensors: list[Tensor], dimension: int = 0) -> Tensor:
 def _int_linear(matrix: GroupInt) -> IntLinear:
     # The last tile is padded with rows of zeros; the scales' length is the number of real rows.
     codes = pad(matrix.codes, (0, 0, 0, -len(matrix.codes) % TILE_ROWS))
-    by_group = matrix.scales.t().contiguous() if matrix.bits == 4 else matrix.scales.reshape(-1)
-    return IntLinear(matrix.bits, to_fragments(codes, matrix.bits), by_group)
+    by_group = matrix.scales.reshape(-1) if matrix.bits == 8 else matrix.scales.t().contiguous()
+    # Codes of 3 and 2 bits are INT4 codes too, with the same scales: the values do not change.
+    bits = max(4, matrix.bits)
+    return IntLinear(bits, to_fragments(codes, bits), by_group)
 
 
 def _fp8_linear(bounds: list[Bound], read: Read) -> PartLinear:

@@ -14,6 +14,7 @@ from onebox.kernels.delta_net.memory import DeltaPool
 from onebox.spec.errors import MismatchError
 from onebox.spec.kv import PAGE_TOKENS, KVFormat
 from onebox.spec.model import ModelSpec
+from onebox.spec.states import StateDtype
 
 __all__ = ["LayerMemory", "Memory", "MemoryShape", "require_pages", "require_pool"]
 
@@ -45,6 +46,7 @@ class MemoryShape:
     """Rows of one sequence in a step."""
     with_mtp: bool
     """Whether the MTP head has pages of its own."""
+    state_dtype: StateDtype = StateDtype.FLOAT32
 
 
 @dataclass(frozen=True)
@@ -54,7 +56,7 @@ class Memory:
     layers: tuple[LayerMemory, ...]
     mtp: KVPages | None
     matrices: Tensor
-    """float32 [DeltaNet layers, slots + checkpoints, heads, Dk, Dv]; the pools hold its layers."""
+    """Of the state's dtype, [DeltaNet layers, slots + checkpoints, heads, Dk, Dv]; the pools hold its layers."""
     conv_rows: Tensor
     """[DeltaNet layers, slots + checkpoints, taps - 1, conv_dim]."""
     hidden: Tensor
@@ -62,11 +64,12 @@ class Memory:
 
     @classmethod
     def allocate(cls, spec: ModelSpec, shape: MemoryShape, dtype: torch.dtype, device: torch.device) -> "Memory":
-        """Zeroed memory; `dtype` is that of activations."""
+        """Zeroed memory; `dtype` is that of activations and convolution rows."""
         rows, num_layers = shape.num_slots + shape.num_checkpoints, len(spec.linear_layers)
         heads, taps = spec.linear_num_value_heads, spec.linear_conv_kernel_dim - 1
         head = (spec.linear_key_head_dim, spec.linear_value_head_dim)
-        matrices = torch.zeros(num_layers, rows, heads, *head, dtype=torch.float32, device=device)
+        state_dtype = getattr(torch, shape.state_dtype.value)
+        matrices = torch.zeros(num_layers, rows, heads, *head, dtype=state_dtype, device=device)
         conv_rows = torch.zeros(num_layers, rows, taps, spec.conv_dim, dtype=dtype, device=device)
 
         def pages() -> KVPages:

@@ -14,8 +14,9 @@ from onebox.formats.kv_pages import KVPages
 from onebox.kernels.attention import rotary_table
 from onebox.model.batch import Batch
 from onebox.model.layers import DraftHead, LayerStack, RotaryTable
-from onebox.model.linear import DecodeActivations, Linear
+from onebox.model.linear import DecodeActivations, Linear, RowLinear
 from onebox.model.memory import Memory
+from onebox.model.trimmed_head import TrimmedHead
 from onebox.spec.errors import MismatchError
 from onebox.spec.model import ModelSpec
 
@@ -36,6 +37,8 @@ class Qwen35:
     mtp: DraftHead | None
     frequencies: Tensor
     """float32 [rotary_dim / 2]: angle per position."""
+    draft_head: TrimmedHead | None = None
+    """What draft tokens are read from; None: the LM head."""
 
     @property
     def device(self) -> torch.device:
@@ -55,8 +58,19 @@ class Qwen35:
         """float32 [R, V] of hidden states [R, H], at most 128 rows: only rows that draw a token need them."""
         return self.lm_head.decode(DecodeActivations(hidden), torch.float32)
 
+    def draft_logits(self, hidden: Tensor) -> tuple[Tensor, Tensor | None]:
+        """(float32 [R, D] of the MTP head's hidden states [R, H], the tokens int64 [D]); None: all tokens, D is V."""
+        head = self.draft_head
+        return (head.logits(hidden), head.token_ids) if head else (self.logits(hidden), None)
+
+    def put_draft_rows(self, places: Tensor, token_ids: Tensor) -> None:
+        """Has the head for drafts hold the rows of `token_ids` at `places`, both int64 [n]; its memory stays."""
+        if self.draft_head is None or not isinstance(self.lm_head, RowLinear):
+            raise MismatchError("This model drafts over its whole vocabulary: there are no rows to replace.")
+        self.draft_head.put(self.lm_head, places, token_ids)
+
     def draft(self, batch: Batch, hidden: Tensor, pages: KVPages) -> Tensor:
-        """The MTP head's hidden states [R, H] of a decode step; `logits` of them give draft tokens.
+        """The MTP head's hidden states [R, H] of a decode step; `draft_logits` of them give draft tokens.
 
         Row r has the token at p + 1 and the model's hidden state [H] at p. The batch's positions and slot mapping are
         those of p + 1, because the head's KV entry depends on that token.

@@ -1,6 +1,7 @@
 """The memory plan: every byte of the box is assigned before anything is loaded, and the parts sum to the box.
 
     weights      the classes that will be loaded, as stored
+    drafts       the draft vocabulary's rows of the LM head
     workspace    CUDA context and graphs, activations of the largest prefill batch, logits
     states       one slot per running sequence: DeltaNet state, convolution rows, rows awaiting verification
     prefix       checkpoints (a state and the last hidden vector) of reusable prefixes
@@ -17,12 +18,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from onebox.spec.draft_vocab import draft_head_bytes
 from onebox.spec.errors import DoesNotFitError, UsageError
 from onebox.spec.hardware import GIB, MIB, Box
 from onebox.spec.kv import PAGE_TOKENS, KVFormat
 from onebox.spec.model import ModelSpec
 from onebox.spec.modules import ModuleClass
 from onebox.spec.pieces import DIRECT_TOKENS, SLICE_TOKENS, doublings, piece_count
+from onebox.spec.states import StateDtype
 
 __all__ = [
     "DEFAULT_BATCHED_TOKENS",
@@ -34,6 +37,7 @@ __all__ = [
     "MemoryRequest",
     "checkpoint_bytes",
     "context_pages_bytes",
+    "draft_vocab_bytes",
     "loaded_weight_bytes",
     "page_bytes",
     "plan_memory",
@@ -80,6 +84,8 @@ class MemoryRequest:
     drafts: int = 0
     drafts_with_mtp: bool = True
     """Whether drafts come from the MTP head, which needs weights and pages; n-gram drafts need neither."""
+    draft_vocab_size: int | None = None
+    """Rows of the LM head that drafts have a copy of; None: they read the head itself."""
     gpu_memory_utilization: float = DEFAULT_UTILIZATION
     reserve_bytes: int | None = None
     page_tokens: int = PAGE_TOKENS
@@ -87,6 +93,8 @@ class MemoryRequest:
     with_vision: bool = True
     activation_bytes: int = 2
     """2 for bfloat16, 4 for float32."""
+    state_dtype: StateDtype = StateDtype.FLOAT32
+    """Of DeltaNet's recurrent states, in slots and in checkpoints."""
     cache_bytes: int | None = None
     """For KV pages and prefix checkpoints together; more than there is, is refused. None: all remaining memory."""
     default_cache_bytes: int | None = None
@@ -138,6 +146,7 @@ class MemoryPlan:
     page_bytes: int
     num_pages: int
     reserve_bytes: int
+    draft_vocab_bytes: int = 0
 
     @property
     def states_bytes(self) -> int:
@@ -159,6 +168,7 @@ class MemoryPlan:
     @property
     def unused_bytes(self) -> int:
         owned = self.weights_bytes + self.workspace_bytes + self.states_bytes + self.prefix_bytes + self.kv_bytes
+        owned += self.draft_vocab_bytes
         return self.box.memory_bytes - self.reserve_bytes - self.staging_bytes - owned
 
     @property
@@ -170,8 +180,13 @@ class MemoryPlan:
         slots, pages = self.request.slots, f"{self.num_pages:,} pages of {self.request.page_tokens} tokens"
         return (
             MemoryPart("weights", self.weights_bytes, _weights_note(self.request)),
+            *self._draft_vocab_part,
             MemoryPart("workspace", self.workspace_bytes, "CUDA context, graphs, activations (estimate)"),
-            MemoryPart("states", self.states_bytes, f"{slots} slots of {self.slot_bytes / 1e6:.1f} MB"),
+            MemoryPart(
+                "states",
+                self.states_bytes,
+                f"{slots} slots of {self.slot_bytes / 1e6:.1f} MB, {self.request.state_dtype}",
+            ),
             MemoryPart(
                 "prefix cache",
                 self.prefix_bytes,
@@ -182,6 +197,13 @@ class MemoryPlan:
             MemoryPart("reserve", self.reserve_bytes, _reserve_note(self.box)),
             MemoryPart("unused", self.unused_bytes, _unused_note(self.request)),
         )
+
+    @property
+    def _draft_vocab_part(self) -> tuple[MemoryPart, ...]:
+        size = self.request.draft_vocab_size
+        if not self.draft_vocab_bytes or size is None:
+            return ()
+        return (MemoryPart("draft vocab", self.draft_vocab_bytes, f"{size:,} rows of the LM head"),)
 
     def context_bytes(self, context_tokens: int) -> int:
         """Bytes of one more sequence of that length: its pages and one slot."""
@@ -201,20 +223,30 @@ def loaded_weight_bytes(stored: Mapping[ModuleClass, int], *, with_mtp: bool, wi
     )
 
 
-def slot_bytes(spec: ModelSpec, drafts: int, activation_bytes: int = 2) -> int:
+def draft_vocab_bytes(spec: ModelSpec, stored: Mapping[ModuleClass, int], request: MemoryRequest) -> int:
+    """The copy of some rows of the LM head that drafts read, and the token of each, as int64."""
+    if request.draft_vocab_size is None or not request.with_mtp:
+        return 0
+    head = stored.get(ModuleClass.LM_HEAD) or stored.get(ModuleClass.EMBEDDING, 0)
+    return draft_head_bytes(head, spec.vocab_size, request.draft_vocab_size) + 8 * request.draft_vocab_size
+
+
+def slot_bytes(
+    spec: ModelSpec, drafts: int, activation_bytes: int = 2, state_dtype: StateDtype = StateDtype.FLOAT32
+) -> int:
     """One sequence's slot: the contents of a checkpoint, and per row of a step the inputs that update the state.
 
     Stored per row until it is folded into the state: its convolution input and its two gates (float32); key, value and
     decay are computed from these.
     """
     row = activation_bytes * spec.conv_dim + 4 * 2 * spec.linear_num_value_heads
-    return checkpoint_bytes(spec, activation_bytes) + (1 + drafts) * len(spec.linear_layers) * row
+    return checkpoint_bytes(spec, activation_bytes, state_dtype) + (1 + drafts) * len(spec.linear_layers) * row
 
 
-def checkpoint_bytes(spec: ModelSpec, activation_bytes: int = 2) -> int:
+def checkpoint_bytes(spec: ModelSpec, activation_bytes: int = 2, state_dtype: StateDtype = StateDtype.FLOAT32) -> int:
     """A reusable prefix without its KV pages: states, convolution rows, and the hidden vector the MTP head needs."""
     conv_rows = (spec.linear_conv_kernel_dim - 1) * spec.conv_dim * activation_bytes
-    layer = spec.recurrent_state_bytes_per_layer + conv_rows
+    layer = spec.recurrent_state_bytes(state_dtype) + conv_rows
     return len(spec.linear_layers) * layer + activation_bytes * spec.hidden_size
 
 
@@ -280,15 +312,24 @@ def plan_memory(spec: ModelSpec, stored: Mapping[ModuleClass, int], box: Box, re
         )
     page = page_bytes(spec, request)
     weights = loaded_weight_bytes(stored, with_mtp=request.with_mtp, with_vision=request.with_vision)
-    slot = slot_bytes(spec, request.drafts, request.activation_bytes)
+    draft_vocab = draft_vocab_bytes(spec, stored, request)
+    slot = slot_bytes(spec, request.drafts, request.activation_bytes, request.state_dtype)
     workspace, reserve = workspace_bytes(spec, request), reserve_bytes(box, request)
-    left = box.memory_bytes - reserve - weights - workspace - request.slots * slot - _staging_bytes(box, request)
+    left = (
+        box.memory_bytes
+        - reserve
+        - weights
+        - draft_vocab
+        - workspace
+        - request.slots * slot
+        - _staging_bytes(box, request)
+    )
     one_context = context_pages_bytes(spec, request)
     limit = request.default_cache_bytes if request.cache_bytes is None else request.cache_bytes
     if limit is not None and left >= one_context:
         _refuse_cache(request, limit, left, one_context)
         left = min(left, limit)
-    checkpoint = checkpoint_bytes(spec, request.activation_bytes)
+    checkpoint = checkpoint_bytes(spec, request.activation_bytes, request.state_dtype)
     share = PREFIX_SHARE if request.with_prefix_cache else 0.0
     num_checkpoints = max(0, int(min(share * left, left - one_context)) // checkpoint)
     plan = MemoryPlan(
@@ -302,6 +343,7 @@ def plan_memory(spec: ModelSpec, stored: Mapping[ModuleClass, int], box: Box, re
         page_bytes=page,
         num_pages=(left - num_checkpoints * checkpoint) // page,
         reserve_bytes=reserve,
+        draft_vocab_bytes=draft_vocab,
     )
     if left < one_context:
         raise _does_not_fit(plan, one_context, one_context - left)

@@ -35,7 +35,7 @@ def prefixes_on_disk(
     for times in prompts:
         num_pages = (times.num_tokens - NEW_TOKENS) // request.page_tokens
         if num_pages > 0:
-            state_bytes = checkpoint_bytes(spec, request.activation_bytes)
+            state_bytes = checkpoint_bytes(spec, request.activation_bytes, request.state_dtype)
             num_bytes = num_pages * page_bytes(spec, request) + state_bytes
             seconds = num_bytes / bytes_per_second
             found.append(

@@ -50,11 +50,12 @@ def _size(
 ) -> Sizing:
     weights = loaded_weight_bytes(stored, with_mtp=request.with_mtp, with_vision=request.with_vision)
     workspace = workspace_bytes(spec, request)
-    memory = request.slots * slot_bytes(spec, request.drafts, request.activation_bytes)
+    memory = request.slots * slot_bytes(spec, request.drafts, request.activation_bytes, request.state_dtype)
     divided = weights + memory + context_pages_bytes(spec, request)
     usable = box.memory_bytes - reserve_bytes(box, request) - workspace
     count = next((count for count in _COUNTS if divided <= count * usable), None)
-    limit = project(spec, stored, box, request.kv, Workload(context_tokens=context)).limit
+    workload = Workload(context_tokens=context, state_dtype=request.state_dtype)
+    limit = project(spec, stored, box, request.kv, workload).limit
     rate = None if limit is None or count is None else count * limit.tokens_per_second
     return Sizing(name, weights, divided + workspace, count, rate)
 

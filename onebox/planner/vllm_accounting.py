@@ -13,6 +13,7 @@ so the token figure is a quarter of what the same memory holds. For comparison o
 from dataclasses import dataclass
 
 from onebox.spec.model import ModelSpec
+from onebox.spec.states import StateDtype
 
 __all__ = ["VllmCache", "vllm_cache"]
 
@@ -59,7 +60,7 @@ def vllm_cache(spec: ModelSpec, bytes_per_token_layer: int, drafts: int, *, pref
     part grows by one row per draft. A request owns 2 + drafts states with prefix caching, 1 + drafts without.
     """
     conv_bytes = 2 * (spec.linear_conv_kernel_dim - 1 + drafts) * spec.conv_dim
-    state_bytes = conv_bytes + spec.recurrent_state_bytes_per_layer
+    state_bytes = conv_bytes + spec.recurrent_state_bytes(StateDtype.FLOAT32)
     blocks_of_alignment = -(-state_bytes // (_ALIGNMENT_TOKENS * bytes_per_token_layer))
     attention_layers = len(spec.full_layers) + (spec.mtp_num_hidden_layers if drafts else 0)
     return VllmCache(

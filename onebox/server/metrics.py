@@ -16,6 +16,7 @@ from onebox.engine.api import (
     PAGE_TOKENS,
     CacheTier,
     DiskStats,
+    DraftVocabStats,
     EngineClient,
     EngineStats,
     EngineStoppedError,
@@ -197,6 +198,8 @@ class _EngineCollector(Collector):
         yield from self._tiers(stats)
         if stats.disk:
             yield from self._disk(stats.disk)
+        if stats.draft_vocab:
+            yield from self._draft_vocab(stats.draft_vocab)
         yield self._cache_config()
 
     def _load(self, stats: EngineStats) -> Iterator[Metric]:
@@ -231,6 +234,14 @@ class _EngineCollector(Collector):
             kept = drafts.accepted_by_position[place] if place < len(drafts.accepted_by_position) else 0
             by_place.add_metric((self._model_name, str(place)), kept)
         yield by_place
+
+    def _draft_vocab(self, vocab: DraftVocabStats) -> Iterator[Metric]:
+        name = "onebox:draft_vocab"
+        yield self._gauge(f"{name}_size", "Tokens that drafts of the MTP head are chosen from.", vocab.size)
+        said = "Tokens of answers; with those that were listed, the draft vocabulary's coverage."
+        yield self._counter(f"{name}_said_tokens", said, vocab.num_said)
+        yield self._counter(f"{name}_listed_tokens", "Tokens of answers that were listed.", vocab.num_listed)
+        yield self._counter(f"{name}_renewals", "Times that the list was renewed from counts.", vocab.num_renewals)
 
     def _tiers(self, stats: EngineStats) -> Iterator[Metric]:
         """What was found, by where it was: on disk only where there is a directory for it."""

@@ -12,6 +12,7 @@ from typing import Any
 
 from onebox.spec.errors import UnreadableError, UnsupportedError, UsageError
 from onebox.spec.overrides import apply_overrides
+from onebox.spec.states import StateDtype
 from onebox.spec.yarn import MAX_POSITION, YARN_KEYS, Yarn, yarn_from_rope
 
 __all__ = ["FULL", "ModelSpec", "VisionSpec", "read_config", "read_json", "spec_from_config"]
@@ -108,19 +109,18 @@ class ModelSpec:
     def text_prefix(self) -> str:
         return "model." if self.is_text_only else "model.language_model."
 
-    @property
-    def recurrent_state_bytes_per_layer(self) -> int:
-        """One sequence's DeltaNet matrix state in one layer, float32."""
-        return 4 * self.linear_num_value_heads * self.linear_key_head_dim * self.linear_value_head_dim
+    def recurrent_state_bytes(self, state_dtype: StateDtype) -> int:
+        """One sequence's DeltaNet matrix state in one layer."""
+        count = self.linear_num_value_heads * self.linear_key_head_dim * self.linear_value_head_dim
+        return state_dtype.num_bytes * count
 
     @property
     def conv_state_bytes_per_layer(self) -> int:
         """One sequence's convolution rows in one layer: the last kernel-1 inputs, bfloat16."""
         return 2 * (self.linear_conv_kernel_dim - 1) * self.conv_dim
 
-    @property
-    def state_bytes_per_sequence(self) -> int:
-        return len(self.linear_layers) * (self.recurrent_state_bytes_per_layer + self.conv_state_bytes_per_layer)
+    def state_bytes_per_sequence(self, state_dtype: StateDtype) -> int:
+        return len(self.linear_layers) * (self.recurrent_state_bytes(state_dtype) + self.conv_state_bytes_per_layer)
 
 
 # Keys of text_config that hold a size; copied unchanged.
@@ -170,6 +170,7 @@ _HARMLESS = {
     "attention_dropout",
     "bos_token_id",
     "chunk_size_feed_forward",
+    "draft_vocab_size",  # of the tensor mtp.d2t, which is read with its own size
     "dtype",
     "id2label",
     "initializer_range",

@@ -19,13 +19,16 @@ from enum import StrEnum
 from functools import lru_cache
 from typing import NamedTuple
 
+from onebox.spec.draft_vocab import draft_head_bytes
 from onebox.spec.errors import UsageError
 from onebox.spec.kv import KVFormat
 from onebox.spec.model import ModelSpec
 from onebox.spec.modules import ModuleClass, modules
+from onebox.spec.states import StateDtype
 from onebox.spec.weights import (
     DTYPE_BITS,
     PARTS,
+    ExpertFormats,
     Geometry,
     Layout,
     StoredTensor,
@@ -35,6 +38,7 @@ from onebox.spec.weights import (
 
 __all__ = [
     "PACKINGS",
+    "ClassFormats",
     "MatrixPacking",
     "Routing",
     "Traffic",
@@ -49,6 +53,8 @@ __all__ = [
 ]
 
 ClassBytes = Mapping[ModuleClass, int]
+ClassFormats = Mapping[ModuleClass, WeightFormat | ExpertFormats]
+"""The format of each class; of routed experts also two, where down projections differ."""
 _PLAIN_DTYPES = {WeightFormat.BF16: "BF16", WeightFormat.FP16: "F16", WeightFormat.FP32: "F32"}
 
 
@@ -69,6 +75,8 @@ PACKINGS: Mapping[WeightFormat, MatrixPacking] = {
     WeightFormat.FP8: MatrixPacking(Layout.FP8_BLOCK_INV, 8),
     WeightFormat.INT8: MatrixPacking(Layout.INT8_ROW, 8),
     WeightFormat.INT4: MatrixPacking(Layout.GPTQ, 4, group_size=128, scale_dtype="F16"),
+    WeightFormat.INT3: MatrixPacking(Layout.PACKED, 3, group_size=128),
+    WeightFormat.INT2: MatrixPacking(Layout.PACKED, 2, group_size=128),
     WeightFormat.NVFP4: MatrixPacking(Layout.NVFP4_DIVIDES, 4, group_size=16),
 }
 
@@ -91,7 +99,7 @@ def _is_scale(suffix: str, dtypes: tuple[str, ...], packing: MatrixPacking) -> b
 
 def predicted_weight_bytes(
     spec: ModelSpec,
-    formats: Mapping[ModuleClass, WeightFormat],
+    formats: ClassFormats,
     packings: Mapping[WeightFormat, MatrixPacking] = PACKINGS,
 ) -> dict[ModuleClass, int]:
     """Predicted bytes per module class of a checkpoint; classes not in `formats` are BF16.
@@ -101,25 +109,35 @@ def predicted_weight_bytes(
     result: dict[ModuleClass, int] = {}
     for kind, shapes in _class_shapes(spec).items():
         chosen = formats.get(kind, WeightFormat.BF16)
-        result[kind] = sum(
-            count * _module_bytes(shape, is_matrix, chosen, packings) for (shape, is_matrix), count in shapes.items()
-        )
+        result[kind] = sum(count * _module_bytes(group, chosen, packings) for group, count in shapes.items())
     return result
 
 
+class _ModuleGroup(NamedTuple):
+    """What modules that take the same bytes have in common."""
+
+    shape: tuple[int, ...]
+    is_matrix: bool
+    is_down: bool
+
+
 def _module_bytes(
-    shape: tuple[int, ...], is_matrix: bool, chosen: WeightFormat, packings: Mapping[WeightFormat, MatrixPacking]
+    group: _ModuleGroup,
+    formats: WeightFormat | ExpertFormats,
+    packings: Mapping[WeightFormat, MatrixPacking],
 ) -> int:
-    if is_matrix and chosen in packings:
-        return matrix_bytes(packings[chosen], shape[0], shape[1])
-    dtype = _PLAIN_DTYPES[chosen] if is_matrix else "BF16"
-    return _numel(shape) * DTYPE_BITS[dtype] // 8
+    pair = formats if isinstance(formats, ExpertFormats) else ExpertFormats(formats, formats)
+    chosen = pair.down if group.is_down else pair.gate_up
+    if group.is_matrix and chosen in packings:
+        return matrix_bytes(packings[chosen], group.shape[0], group.shape[1])
+    dtype = _PLAIN_DTYPES[chosen] if group.is_matrix else "BF16"
+    return _numel(group.shape) * DTYPE_BITS[dtype] // 8
 
 
 def class_parameters(spec: ModelSpec) -> dict[ModuleClass, int]:
     """The number of parameters per class."""
     return {
-        kind: sum(count * _numel(shape) for (shape, _), count in shapes.items())
+        kind: sum(count * _numel(group.shape) for group, count in shapes.items())
         for kind, shapes in _class_shapes(spec).items()
     }
 
@@ -132,11 +150,12 @@ def _numel(shape: tuple[int, ...]) -> int:
 
 
 @lru_cache(maxsize=8)
-def _class_shapes(spec: ModelSpec) -> dict[ModuleClass, Counter[tuple[tuple[int, ...], bool]]]:
-    """The number of modules per (shape, is_matrix) and class. 39,000 modules have a few dozen shapes: counted once."""
-    result: dict[ModuleClass, Counter[tuple[tuple[int, ...], bool]]] = {}
+def _class_shapes(spec: ModelSpec) -> dict[ModuleClass, Counter[_ModuleGroup]]:
+    """The number of modules per group and class. 39,000 modules have a few dozen shapes: counted once."""
+    result: dict[ModuleClass, Counter[_ModuleGroup]] = {}
     for module in modules(spec):
-        result.setdefault(module.module_class, Counter())[module.shape, module.is_matrix] += 1
+        group = _ModuleGroup(module.shape, module.is_matrix, module.name.endswith(".down_proj"))
+        result.setdefault(module.module_class, Counter())[group] += 1
     return result
 
 
@@ -157,6 +176,9 @@ class TrafficStep(NamedTuple):
     """Tokens per stream and step, on average: accepted drafts plus one. The MTP layer's first pass processes these."""
     drafter_is_mtp: bool = True
     """False counts no bytes for drafting: n-gram, or a drafter of unknown size (then a bound, not a forecast)."""
+    draft_vocab_size: int | None = None
+    """Rows of the LM head that a draft reads; None: all."""
+    state_dtype: StateDtype = StateDtype.FLOAT32
 
     @property
     def rows(self) -> int:
@@ -207,7 +229,8 @@ def step_traffic(spec: ModelSpec, stored: ClassBytes, step: TrafficStep, kv: KVF
     ]
     if step.drafts and step.drafter_is_mtp:
         parts.append(("MTP layer", _mtp_bytes(spec, stored, step, kv, routing)))
-        parts.append(("LM head for drafts", step.drafts * _head_bytes(spec, stored)))
+        head = draft_head_bytes(_head_bytes(spec, stored), spec.vocab_size, step.draft_vocab_size)
+        parts.append(("LM head for drafts", step.drafts * head))
     return Traffic(tuple(TrafficPart(name, size) for name, size in parts))
 
 
@@ -226,7 +249,7 @@ def _head_bytes(spec: ModelSpec, stored: ClassBytes) -> int:
 def _state_bytes(spec: ModelSpec, step: TrafficStep) -> int:
     """One read and one write of each stream's matrix state; the convolution reads its rows and writes the new rows."""
     written_conv_bytes = (1 + step.drafts) * 2 * spec.conv_dim
-    matrix_bytes_both_ways = 2 * spec.recurrent_state_bytes_per_layer
+    matrix_bytes_both_ways = 2 * spec.recurrent_state_bytes(step.state_dtype)
     per_layer = matrix_bytes_both_ways + spec.conv_state_bytes_per_layer + written_conv_bytes
     return step.streams * len(spec.linear_layers) * per_layer
 

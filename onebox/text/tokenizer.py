@@ -91,6 +91,11 @@ class Tokenizer:
         return cls(tokenizer)
 
     @property
+    def added_token_ids(self) -> tuple[int, ...]:
+        """Of all tokens beside the byte-pair vocabulary, such as <|im_end|> and <think>."""
+        return tuple(sorted(self._control_ids.values()))
+
+    @property
     def message_token_ids(self) -> tuple[int, ...]:
         """The token that opens a message in the family's chat format, if this tokenizer has it."""
         token_id = self._tokenizer.token_to_id("<|im_start|>")

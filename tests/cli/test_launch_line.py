@@ -172,6 +172,12 @@ def test_a_turboquant_name_of_vllm_is_a_format_with_at_least_its_bits(name):
     assert len(line.notices) == 3
 
 
+def test_the_dtype_of_states_reaches_the_engine(parsed, checkpoint):
+    words = [str(checkpoint), "--mamba-ssm-cache-dtype", "float16", "--mamba-cache-dtype", "auto"]
+    result, options = parsed(words)
+    assert options.engine.mamba_ssm_cache_dtype == "float16", result.output
+
+
 def test_turboquant_alone_is_a_kv_format_and_beside_another_one_a_contradiction():
     assert read("--enable-turboquant").arguments == ["--kv-cache-dtype", "turboquant"]
     (refusal,) = read("--enable-turboquant --kv-cache-dtype fp8").refusals

@@ -7,6 +7,7 @@ import pytest
 
 from onebox.cli.start_view import plan_lines, progress_lines
 from onebox.engine.api import (
+    DraftVocabOpened,
     EngineConfig,
     Planned,
     PrefixDiskConfig,
@@ -75,3 +76,11 @@ def test_prefixes_on_disk_are_told_with_what_was_found(tmp_path):
     assert not [line for line in plan_lines(planned()) if "on disk" in line]
     (found,) = progress_lines(PrefixDiskOpened("/kept", 1200, 3 << 30, 1 << 30))
     assert found == "prefixes on disk: 1,200 of 3.00 GiB in /kept, and 1.00 GiB of other models"
+
+
+def test_the_draft_vocabulary_is_told_with_what_it_covers():
+    assert [*progress_lines(DraftVocabOpened(40_960, 248_320, 0, None))] == [
+        "draft vocabulary: 40,960 of 248,320 tokens, nothing was counted yet"
+    ]
+    (line,) = progress_lines(DraftVocabOpened(40_960, 248_320, 1_200_000, 0.9751))
+    assert line == "draft vocabulary: 40,960 of 248,320 tokens, 97.5% of 1,200,000 tokens said"

@@ -2,7 +2,7 @@
 
 A `Variant` is one point of the product of all that may not matter: cache, drafts, company, aborts, chunks, memory. A
 `Gate` asks its cases of an engine set up as a variant says and compares with the reference: one request at a time, in
-one piece, nothing cached, nothing drafted. Within one KV format: formats differ, as they should.
+one piece, nothing cached, nothing drafted. Within one format of KV and states: formats differ, as they should.
 
 The engine is the real one. The test acts between its steps, on its own thread (`SteppedRunner`), so that arrivals and
 aborts come at the same moments every time.
@@ -16,29 +16,39 @@ from dataclasses import astuple, dataclass, fields, replace
 from itertools import combinations, product
 from pathlib import Path
 
+import torch
+
 from onebox.engine.api import Engine, EngineConfig, EngineStats, RequestHandle, SpeculationConfig, SpeculationMethod
 from onebox.engine.draft.speculate import SequenceDrafts, Speculator
+from onebox.engine.draft.vocabulary import DraftVocabulary, PutRows, Renewal
 from onebox.engine.request import Failed, Finished, PromptLogprobs, Request, SamplingParams, TokenLogprob, Tokens
 from onebox.engine.runner import ModelRunner
 from onebox.engine.step import Runner, StepPlan, StepRun
+from onebox.model.build import trim_model
 from onebox.model.memory import Memory, MemoryShape
 from onebox.model.qwen3_5 import Qwen35
 from onebox.spec.kv import PAGE_TOKENS, KVFormat
+from onebox.spec.states import StateDtype
 from tests.engine.gate_prompts import BOUNDARY, EOS, HAS_GRAMMARS, TOKEN_TABLE, Case, message, text
 from tests.engine.tiny_disk import damage_files, disk_config, forget_memory, open_tier
 
 DIMENSIONS = {
     "kv": ("bf16", "fp8", "turboquant"),
     "cache": ("cold", "warm", "evicted", "disk", "restarted", "damaged"),
-    "drafts": ("none", "mtp1", "mtp2", "mtp3", "mtp4", "ngram", "auto", "oracle4", "oracle8"),
+    "drafts": ("none", "mtp1", "mtp2", "mtp3", "mtp4", "listed3", "ngram", "auto", "oracle4", "oracle8"),
     "load": ("alone", "two", "eight", "random"),
     "aborts": ("calm", "aborts"),
     "chunk": ("64", "512", "whole"),
     "pages": ("ample", "few"),
 }
+STATES = {"bf16": StateDtype.FLOAT32, "fp8": StateDtype.BFLOAT16, "turboquant": StateDtype.FLOAT16}
+"""The dtype of DeltaNet states beside each KV format. So every dtype meets every value of the other dimensions, and a
+variant is still compared with one of three references."""
 SPECULATION = {
     "none": SpeculationConfig(),
     **{f"mtp{depth}": SpeculationConfig(SpeculationMethod.MTP, depth) for depth in (1, 2, 3, 4)},
+    # From a list of tokens that changes before every step.
+    "listed3": SpeculationConfig(SpeculationMethod.MTP, 3, draft_vocab_size=50),
     "ngram": SpeculationConfig(SpeculationMethod.NGRAM, 4),
     "auto": SpeculationConfig(SpeculationMethod.AUTO, 4),
     # The head drafts, but the oracle mostly speaks in its place.
@@ -167,6 +177,22 @@ class SteppedRunner:
         self.before_step()
         return self._runner.start(plan)
 
+    def put_draft_rows(self, places: Sequence[int], token_ids: Sequence[int]) -> None:
+        self._runner.put_draft_rows(places, token_ids)
+
+
+class RestlessVocabulary(DraftVocabulary):
+    """Lists other tokens before every step, whatever was said."""
+
+    def __init__(self, size: int, vocab_size: int) -> None:
+        self._rng = random.Random(size)
+        super().__init__(range(vocab_size), size, vocab_size, {})
+
+    def tend(self, put_rows: PutRows) -> None:
+        others = [token_id for token_id in range(len(self._counts)) if not self._is_listed[token_id]]
+        places = self._rng.sample(range(len(self._token_ids)), 7)
+        self._put_some(Renewal(places, self._rng.sample(others, 7)), put_rows)
+
 
 class Oracle(Speculator):
     """Drafts what is known to come, spoilt here and there: long acceptances, and wrong drafts at every depth."""
@@ -282,7 +308,7 @@ class Gate:
     def __init__(self, model: Qwen35) -> None:
         self._model = model
         self._references: dict[tuple[str, str], Answer] = {}
-        self._shared: dict[str, ModelRunner] = {}
+        self._shared: dict[tuple[str, int | None], ModelRunner] = {}
 
     def run(
         self, variant: Variant, cases: Sequence[Case], wrap: Callable[[Runner], Runner] = lambda runner: runner
@@ -335,7 +361,10 @@ class Gate:
             config = replace(config, prefix_disk=disk_config(root))
             disk = open_tier(runner, root, {"kv": variant.kv, "mtp": str(config.speculation.with_mtp)})
         stepped = SteppedRunner(wrap(runner))
-        engine = Engine(stepped, config, TOKEN_TABLE if HAS_GRAMMARS else None, disk=disk)
+        size = config.speculation.draft_vocab_size
+        listed = RestlessVocabulary(size, runner.vocab_size) if size else None
+        table = TOKEN_TABLE if HAS_GRAMMARS else None
+        engine = Engine(stepped, config, table, disk=disk, draft_vocabulary=listed)
         if variant.drafts.startswith("oracle"):
             expected = self.reference(variant.kv, cases)
             known = {case.sampling.seed or 0: expected[case.name].token_ids for case in cases}
@@ -356,15 +385,16 @@ class Gate:
         """On a GPU all variants of a KV format share one: its graphs are dear, and its memory is then never clean."""
         if self._model.device.type == "cpu":
             return _runner(self._model, kv, config)
-        if kv not in self._shared:
+        size = config.speculation.draft_vocab_size
+        if (kv, size) not in self._shared:
             widest = EngineConfig(
                 4608,
                 MAX_PAGES,
                 num_checkpoints=MANY,
-                speculation=SpeculationConfig(SpeculationMethod.AUTO, 8),
+                speculation=SpeculationConfig(SpeculationMethod.AUTO, 8, draft_vocab_size=size),
             )
-            self._shared[kv] = _runner(self._model, kv, widest)
-        return self._shared[kv]
+            self._shared[kv, size] = _runner(self._model, kv, widest)
+        return self._shared[kv, size]
 
 
 def _runner(model: Qwen35, kv: str, config: EngineConfig) -> ModelRunner:
@@ -375,7 +405,10 @@ def _runner(model: Qwen35, kv: str, config: EngineConfig) -> ModelRunner:
         config.num_checkpoints,
         config.rows_per_sequence,
         config.speculation.with_mtp,
+        STATES[kv],
     )
+    if size := config.speculation.draft_vocab_size:
+        model = trim_model(model, torch.arange(size))
     runner = ModelRunner(model, Memory.allocate(model.spec, shape, model.dtype, model.device), config)
     runner.capture_graphs()
     return runner

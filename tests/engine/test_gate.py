@@ -13,9 +13,12 @@ import torch
 
 from onebox.engine.request import SamplingParams
 from onebox.engine.step import StepOutput
+from onebox.spec.states import StateDtype
 from tests.engine.gate import (
     DIMENSIONS,
     ON_DISK,
+    STATES,
+    Gate,
     Variant,
     all_variants,
     check_nothing_leaks,
@@ -52,8 +55,11 @@ def check(gate, variant, cases):
         # A prompt may have been computed again, and be in memory, before the next one needs what is on disk.
         assert disk.num_hits + disk.num_damaged + report.stats.prefix.hit_tokens > 0
     drafts = report.stats.totals.drafts
-    if variant.drafts.startswith("mtp"):
+    if variant.drafts.startswith(("mtp", "listed")):
         assert drafts.num_drafted > 0
+    if variant.drafts.startswith("listed"):
+        assert report.stats.draft_vocab.num_renewals > 0
+        assert 0 < report.stats.draft_vocab.num_listed < report.stats.draft_vocab.num_said
     if variant.drafts.startswith("oracle"):
         assert 0 < drafts.num_accepted < drafts.num_drafted
     return report
@@ -168,6 +174,14 @@ def test_kv_formats_answer_each_in_their_own_way(gate):
     assert all(difference(one, other) for one, other in combinations(answers, 2))
 
 
+def test_dtypes_of_states_answer_each_in_their_own_way(gate, monkeypatch):
+    cases, answers = cases_named("length 500"), []
+    for state_dtype in StateDtype:
+        monkeypatch.setitem(STATES, "bf16", state_dtype)
+        answers.append(Gate(gate._model).reference("bf16", cases)["length 500"])
+    assert all(difference(one, other) for one, other in combinations(answers, 2))
+
+
 # That the gate covers what it says, and can fail.
 
 
@@ -179,6 +193,8 @@ def test_the_prompts_are_as_many_and_as_long_as_promised():
 
 
 def test_the_sample_covers_every_two_values_and_deals_every_case():
+    assert {*STATES} == {*DIMENSIONS["kv"]}
+    assert {*STATES.values()} == {*StateDtype}
     for first, second in combinations(DIMENSIONS, 2):
         met = {(getattr(variant, first), getattr(variant, second)) for variant, _ in SAMPLE}
         assert len(met) == len(DIMENSIONS[first]) * len(DIMENSIONS[second])
@@ -187,7 +203,7 @@ def test_the_sample_covers_every_two_values_and_deals_every_case():
 
 def test_the_whole_product_has_every_combination_once():
     points = {tuple(vars(variant).values())[:-1] for variant in all_variants()}
-    assert len(points) == len(all_variants()) == 3 * 6 * 9 * 4 * 2 * 3
+    assert len(points) == len(all_variants()) == 3 * 6 * 10 * 4 * 2 * 3
 
 
 class BrokenRunner:

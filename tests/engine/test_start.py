@@ -46,6 +46,14 @@ def test_what_is_allocated_on_the_cpu_is_what_was_planned_to_the_byte(checkpoint
     check_allocated_is_planned(plan_for(checkpoint, kv_cache_dtype=kv, dtype=dtype, speculation=speculation))
 
 
+@pytest.mark.parametrize("state_dtype", ["float32", "bfloat16", "float16"])
+def test_states_are_allocated_in_the_dtype_that_was_asked_for(checkpoint, state_dtype):
+    plan = plan_for(checkpoint, mamba_ssm_cache_dtype=state_dtype)
+    memory = check_allocated_is_planned(plan)
+    assert str(memory.matrices.dtype) == f"torch.{state_dtype}"
+    assert plan.memory_shape.state_dtype == plan.memory.request.state_dtype == state_dtype
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("kv", ["bf16", "fp8", "turboquant"])
 def test_what_the_gpu_hands_out_is_what_was_planned(tmp_path, kv):
@@ -156,6 +164,7 @@ def test_what_is_left_open_is_resolved(checkpoint):
         ({"speculation": "mtp", "num_speculative_tokens": 9}, "1 to 8 drafts per step, not 9"),
         ({"max_num_batched_tokens": 100}, "multiple of 64"),
         ({"kv_cache_dtype": "int3"}, "'int3' is not known"),
+        ({"mamba_ssm_cache_dtype": "fp8"}, "--mamba-ssm-cache-dtype 'fp8' is not known"),
     ],
 )
 def test_a_wrong_option_is_one_sentence(checkpoint, options, says):

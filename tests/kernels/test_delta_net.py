@@ -17,6 +17,7 @@ from tests.kernels.tolerance import assert_same
 from tests.synthetic import random_weights, tiny_config
 
 CPU = torch.device("cpu")
+STATE_DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 both = pytest.mark.parametrize("module", ["reference", "cpu", "kernel"])
 in_the_interpreter = pytest.mark.skipif(HAS_GPU, reason="the GPU runs the full shapes")
 
@@ -58,8 +59,8 @@ def grouped(*sizes):
     return steps
 
 
-def check_grouping(module, device, layer, dtype):
-    given = delta_inputs(device, layer, (6,), dtype, num_accepted=(0,))
+def check_grouping(module, device, layer, dtype, state_dtype=torch.float32):
+    given = delta_inputs(device, layer, (6,), dtype, num_accepted=(0,), state_dtype=state_dtype)
     outputs, state = walk(module, given, grouped(1, 1, 1, 1, 1, 1))
     for sizes in [(3, 3), (1, 5), (2, 1, 3)]:
         found, found_state = walk(module, given, grouped(*sizes))
@@ -67,9 +68,9 @@ def check_grouping(module, device, layer, dtype):
         assert_equal_bits(found_state, state)
 
 
-def check_rejection(module, device, layer, dtype):
+def check_rejection(module, device, layer, dtype, state_dtype=torch.float32):
     """Rows 0..3 are the sequence; 4, 5 and 6 are drafts that were rejected."""
-    given = delta_inputs(device, layer, (7,), dtype, num_accepted=(0,))
+    given = delta_inputs(device, layer, (7,), dtype, num_accepted=(0,), state_dtype=state_dtype)
     plain, state = walk(module, given, grouped(1, 1, 1, 1))
     drafted, drafted_state = walk(module, given, [([0, 4, 5], 0), ([1, 2, 6], 1), ([5], 0), ([1, 2, 3], 0), ([], 3)])
     assert torch.equal(drafted[0][0], plain[0][0])
@@ -102,11 +103,11 @@ def check_company(module, device, op, sequences, **inputs):
             assert_equal_bits([part[slot] for part in only["pool"]], [part[slot] for part in pool])
 
 
-def check_split_prefill(module, device, layer, dtype):
+def check_split_prefill(module, device, layer, dtype, state_dtype=torch.float32):
     """200 tokens at once, and in two calls that meet at a multiple of 64."""
     results = []
     for sizes in [(200,), (64, 136), (128, 72)]:
-        given = delta_inputs(device, layer, (200,), dtype)
+        given = delta_inputs(device, layer, (200,), dtype, state_dtype=state_dtype)
         outputs, first = [], 0
         for size in sizes:
             rows = {name: given[name][first : first + size] for name in ("qkv", "a", "b", "saves")}
@@ -133,7 +134,7 @@ def check_norm_rows(module, device, heads, value_dim, counts):
 @both
 @in_the_interpreter
 def test_grouping_tokens_into_steps_does_not_change_a_bit(module):
-    check_grouping(module, CPU, TINY, torch.bfloat16)
+    check_grouping(module, CPU, TINY, torch.bfloat16, torch.bfloat16)
 
 
 @both
@@ -150,9 +151,9 @@ def test_a_sequence_does_not_depend_on_its_company(module):
     check_company(module, CPU, "delta_net_prefill", range(2), shape=TINY, dtype=torch.float32, lengths=(2, 65))
 
 
-def check_saved_states(module, device, layer, dtype):
+def check_saved_states(module, device, layer, dtype, state_dtype=torch.float32):
     """A saved state is the one that a prompt of so many tokens ends with."""
-    given = delta_inputs(device, layer, (200, 70), dtype)
+    given = delta_inputs(device, layer, (200, 70), dtype, state_dtype=state_dtype)
     saves = {row: int(slot) for row, slot in enumerate(given["saves"]) if slot >= 0}
     assert set(saves) == {63, 191, 263}
     pool = copy_of(given["pool"])
@@ -178,7 +179,17 @@ def test_a_saved_state_is_the_one_that_a_shorter_prompt_ends_with(module):
 @both
 @in_the_interpreter
 def test_a_prompt_split_at_chunks_gives_the_bits_of_the_whole(module):
-    check_split_prefill(module, CPU, replace(TINY, num_heads=1), torch.float32)
+    check_split_prefill(module, CPU, replace(TINY, num_heads=1), torch.float32, torch.float16)
+
+
+@pytest.mark.parametrize("module", ["reference", "cpu"])
+@pytest.mark.parametrize("state_dtype", STATE_DTYPES)
+def test_the_promises_hold_for_states_of_16_bits(module, state_dtype):
+    """The kernels' tests above have some promises with each dtype; the GPU's have all of them."""
+    check_grouping(module, CPU, TINY, torch.bfloat16, state_dtype)
+    check_rejection(module, CPU, TINY, torch.float32, state_dtype)
+    check_split_prefill(module, CPU, TINY, torch.float32, state_dtype)
+    check_saved_states(module, CPU, TINY, torch.bfloat16, state_dtype)
 
 
 @both
@@ -266,21 +277,23 @@ def test_the_twins_are_the_models_delta_net():
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_promises_hold_on_the_gpu(device, dtype):
-    check_grouping("kernel", device, QWEN_122B, dtype)
-    check_rejection("kernel", device, QWEN_122B, dtype)
-    check_split_prefill("kernel", device, QWEN_122B, dtype)
-    check_saved_states("kernel", device, QWEN_122B, dtype)
+@pytest.mark.parametrize("state_dtype", STATE_DTYPES)
+def test_promises_hold_on_the_gpu(device, dtype, state_dtype):
+    check_grouping("kernel", device, QWEN_122B, dtype, state_dtype)
+    check_rejection("kernel", device, QWEN_122B, dtype, state_dtype)
+    check_split_prefill("kernel", device, QWEN_122B, dtype, state_dtype)
+    check_saved_states("kernel", device, QWEN_122B, dtype, state_dtype)
     check_norm_rows("kernel", device, 64, 128, (2, 3, 8, 17, 64))
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("count", [2, 3, 8, 17, 64])
-def test_a_sequence_does_not_depend_on_its_company_on_the_gpu(device, count):
+@pytest.mark.parametrize("state_dtype", [torch.float32, torch.bfloat16])
+def test_a_sequence_does_not_depend_on_its_company_on_the_gpu(device, count, state_dtype):
     layer, some = replace(QWEN_122B, max_step_tokens=4), {0, 1, count - 1}
     lengths = tuple(1 + s % 4 for s in range(count))
     num_accepted = tuple((s + 2) % 5 for s in range(count))
-    inputs = {"shape": layer, "dtype": torch.bfloat16, "lengths": lengths}
+    inputs = {"shape": layer, "dtype": torch.bfloat16, "lengths": lengths, "state_dtype": state_dtype}
     check_company("kernel", device, "delta_net_step", some, **inputs, num_accepted=num_accepted)
     inputs["lengths"] = tuple(1 + 37 * s % 150 for s in range(count))
     check_company("kernel", device, "delta_net_prefill", some, **inputs)

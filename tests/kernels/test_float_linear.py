@@ -11,7 +11,7 @@ from onebox.spec.errors import MismatchError
 from tests.kernels.catalogue import forms
 
 BF16, F32 = torch.bfloat16, torch.float32
-DECODE = ("fp8_block_linear", "fp8_row_linear", "nvfp4_linear", "bf16_linear")
+DECODE = ("fp8_block_linear", "fp8_row_block_linear", "fp8_row_linear", "nvfp4_linear", "bf16_linear")
 PREFILL = ("fp8_block_matmul", "fp8_row_matmul", "nvfp4_matmul", "bf16_matmul")
 # Operation, output columns, input columns, dtype of x: the published 122B shapes.
 FULL_DECODE = [

@@ -38,7 +38,7 @@ def settings(rows, device="cpu", temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)
 @pytest.mark.parametrize("position", [0, 1, 262_143])
 def test_the_noise_is_that_of_the_plain_sampler(position):
     seeds = torch.tensor(SEEDS)
-    found = reference.gumbel(seeds, torch.full_like(seeds, position), 5000)
+    found = reference.gumbel(seeds, torch.full_like(seeds, position), torch.arange(5000))
     expected = np.stack([plain_sampler.gumbel(seed, position, np.arange(5000)) for seed in SEEDS])
     # One bit of the 53 that is not the same moves the noise by more than this; two libraries' logarithms do not.
     np.testing.assert_allclose(found.numpy(), expected, rtol=1e-15, atol=4e-16)
@@ -177,3 +177,18 @@ def test_penalties_and_mask_of_a_row_do_not_depend_on_its_company(module):
             alone = {name: tensor[row : row + 1] for name, tensor in parts.items()}
             getattr(chosen(module), case.op)(**alone)
         assert torch.equal(parts["logits"], together["logits"])
+
+
+@pytest.mark.parametrize("module", [*MODULES, "cpu"])
+@pytest.mark.parametrize("limits", [{"temperature": 0.0, "top_k": 64}, {"top_k": 64}, {"top_k": 5, "top_p": 0.9}])
+def test_a_draft_from_a_list_is_the_draft_from_all_tokens_without_the_others(module, limits, place):
+    draw = torch.Generator().manual_seed(3)
+    logits = 3 * torch.randn(6, 500, generator=draw)
+    listed = torch.randperm(500, generator=draw)[:90]
+    masked = torch.full_like(logits, float("-inf")).scatter(1, listed.expand(6, -1), logits[:, listed])
+    seeds, positions = torch.arange(6).to(place), torch.arange(6).to(place) * 7
+    common = {**settings(6, place, **limits), "seeds": seeds, "positions": positions}
+    drafts = chosen(module).sample_drafts
+    found = drafts(logits[:, listed].contiguous().to(place), **common, token_ids=listed.to(place))
+    assert torch.equal(found, drafts(masked.to(place), **common))
+    assert not torch.equal(found, drafts(logits.to(place), **common))

@@ -16,8 +16,10 @@ from onebox.model.compiled.arithmetic import add_norm, dot, exp, product, rounde
 from onebox.model.compiled.attention import Projected, attend
 from onebox.model.compiled.delta_net import _read_state, _update_state
 from onebox.model.compiled.jit import compiled as as_machine_code
+from onebox.model.compiled.states import narrow_state, widen_state
 
 ULP = float(np.finfo(np.float32).eps)
+STATE_DTYPES = [(torch.bfloat16, np.uint16), (torch.float16, np.int16)]
 
 
 @as_machine_code
@@ -49,8 +51,14 @@ def look_up(asked, state, found):
 
 
 @as_machine_code
-def take_in(before, state, key, wanted, decay, asked, found):
-    _update_state(before, state, key, wanted, decay, asked, found)
+def take_in(before, state, key, wanted, decay, asked, found, stored):
+    _update_state(before, state, key, wanted, decay, asked, found, stored)
+
+
+@as_machine_code
+def through_state(x, stored, out):
+    narrow_state(x, stored)
+    out[:] = widen_state(stored)
 
 
 def drawn(seed: int, *shape: int) -> np.ndarray:
@@ -129,14 +137,43 @@ def test_a_state_takes_a_key_in_and_then_holds_what_is_found_under_others(shape)
     before, key, wanted = drawn(1, *shape), drawn(2, shape[0]), drawn(3, shape[1])
     asked, found, again = drawn(4, 2, shape[0]), drawn(5, 2, shape[1]), drawn(6, 2, shape[1])
     state, decay = np.full(shape, np.nan, dtype=np.float32), np.float32(0.75)
-    take_in(before, state, key, wanted, decay, asked, found)
+    take_in(before, state, key, wanted, decay, asked, found, state)
     exact = before.astype(np.float64) * decay + np.outer(key, wanted)
     assert np.allclose(state, exact, rtol=1e-5, atol=1e-6)
     assert np.allclose(found, asked @ exact, rtol=1e-4, atol=1e-5)
     look_up(asked, state, again)
     assert np.array_equal(found, again), "one step later the same bits are found"
-    take_in(before, before, key, wanted, decay, asked, found)
+    take_in(before, before, key, wanted, decay, asked, found, before)
     assert np.array_equal(before, state), "in place or beside it"
+
+
+@pytest.mark.parametrize(("dtype", "stored_dtype"), STATE_DTYPES)
+@pytest.mark.parametrize("shape", [(64, 64), (3, 33)])
+def test_a_state_of_16_bits_is_rounded_before_anything_is_found_in_it(shape, dtype, stored_dtype):
+    before, key, wanted = drawn(1, *shape), drawn(2, shape[0]), drawn(3, shape[1])
+    # Every size that float16 has: too large, normal, with fewer bits, too small.
+    before *= (10.0 ** np.linspace(-9, 6, shape[1])).astype(np.float32)
+    before[0, :4] = np.nan, np.inf, -np.inf, -0.0
+    asked, found, again = drawn(4, 2, shape[0]), drawn(5, 2, shape[1]), drawn(6, 2, shape[1])
+    exact, state = np.empty(shape, dtype=np.float32), np.empty(shape, dtype=np.float32)
+    take_in(before, exact, key, wanted * 0, np.float32(0.75), asked, found, exact)
+    stored = np.zeros(shape, dtype=stored_dtype)
+    take_in(before, state, key, wanted * 0, np.float32(0.75), asked, found, stored)
+    assert np.array_equal(state, torch.from_numpy(exact).to(dtype).float().numpy(), equal_nan=True)
+    look_up(asked, state, again)
+    assert np.array_equal(found, again, equal_nan=True)
+    through_state(state, stored, again := np.empty(shape, dtype=np.float32))
+    assert np.array_equal(again, state, equal_nan=True)
+
+
+@pytest.mark.parametrize(("dtype", "stored_dtype"), STATE_DTYPES)
+def test_every_number_of_16_bits_is_stored_and_read_as_torch_has_it(dtype, stored_dtype):
+    bits = torch.arange(1 << 16).to(torch.int32).to(torch.int16).view(256, 256)
+    expected, out = bits.view(dtype).float().numpy(), np.empty((256, 256), dtype=np.float32)
+    through_state(expected, stored := np.empty((256, 256), dtype=stored_dtype), out)
+    assert np.array_equal(out, expected, equal_nan=True)
+    is_number = ~np.isnan(expected)
+    assert np.array_equal(stored.view(np.int16)[is_number], bits.numpy()[is_number])
 
 
 @pytest.mark.parametrize("dim", [64, 40, 16])

@@ -16,13 +16,15 @@ from onebox.model.load import load_model
 from onebox.model.memory import Memory, MemoryShape
 from onebox.model.qwen3_5 import Qwen35
 from onebox.spec.kv import PAGE_TOKENS, KVFormat
+from onebox.spec.states import StateDtype
 
 CPU = torch.device("cpu")
 PAGES_EACH = 4
 SLOTS = 8
 MOST_ROWS = 9
 DTYPES = [torch.float32, torch.bfloat16]
-FORMATS = ["bf16", "fp8", "turboquant"]
+FORMATS = {"bf16": StateDtype.FLOAT32, "fp8": StateDtype.BFLOAT16, "turboquant": StateDtype.FLOAT16}
+"""KV formats, each with a dtype of DeltaNet states beside it."""
 
 
 def tokens_of(seed: int, count: int) -> list[int]:
@@ -63,7 +65,8 @@ class Company:
     """Sequences on one model and one memory, in batches that say who takes part and in which order."""
 
     def __init__(self, model: Qwen35, kv: str) -> None:
-        shape = MemoryShape(KVFormat.parse(kv), SLOTS * PAGES_EACH, SLOTS, 0, MOST_ROWS, with_mtp=True)
+        num_pages = SLOTS * PAGES_EACH
+        shape = MemoryShape(KVFormat.parse(kv), num_pages, SLOTS, 0, MOST_ROWS, with_mtp=True, state_dtype=FORMATS[kv])
         self.model = model
         self.memory = Memory.allocate(model.spec, shape, model.dtype, CPU)
 

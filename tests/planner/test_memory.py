@@ -13,6 +13,7 @@ from onebox.spec.hardware import BOXES, GIB
 from onebox.spec.kv import KVFormat
 from onebox.spec.modules import ModuleClass
 from onebox.spec.shapes import named_spec
+from onebox.spec.states import StateDtype
 
 SPEC = named_spec("qwen3.5-122b-a10b")
 SPARK = BOXES["dgx-spark"]
@@ -77,11 +78,24 @@ def test_staging_takes_memory_of_the_box_only_where_the_host_shares_it():
 
 
 def test_a_slot_is_a_state_and_the_rows_awaiting_verification():
-    assert SPEC.state_bytes_per_sequence == 36 * (73_728 + 4_194_304)
-    assert checkpoint_bytes(SPEC) == SPEC.state_bytes_per_sequence + 2 * 3072
+    state = SPEC.state_bytes_per_sequence(StateDtype.FLOAT32)
+    assert state == 36 * (73_728 + 4_194_304)
+    assert checkpoint_bytes(SPEC) == state + 2 * 3072
     row = 36 * (2 * 12288 + 4 * 2 * 64)
     assert slot_bytes(SPEC, 0) == checkpoint_bytes(SPEC) + row
     assert slot_bytes(SPEC, 2) == checkpoint_bytes(SPEC) + 3 * row
+
+
+@pytest.mark.parametrize("state_dtype", [StateDtype.BFLOAT16, StateDtype.FLOAT16])
+def test_states_of_16_bits_halve_the_matrices_of_slots_and_checkpoints(state_dtype):
+    half = 36 * 4_194_304 // 2
+    assert checkpoint_bytes(SPEC, 2, state_dtype) == checkpoint_bytes(SPEC) - half
+    whole = plan_memory(SPEC, STORED, SPARK, REQUEST)
+    narrow = plan_memory(SPEC, STORED, SPARK, replace(REQUEST, state_dtype=state_dtype))
+    assert narrow.slot_bytes == whole.slot_bytes - half
+    assert narrow.checkpoint_bytes == whole.checkpoint_bytes - half
+    assert narrow.num_checkpoints > 1.9 * whole.num_checkpoints
+    assert state_dtype in next(part.note for part in narrow.parts if part.name == "states")
 
 
 def test_the_mtp_head_and_the_tower_are_loaded_only_when_used():

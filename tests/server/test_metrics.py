@@ -12,6 +12,7 @@ from starlette.testclient import TestClient
 
 from onebox.engine.api import (
     DiskStats,
+    DraftVocabStats,
     Engine,
     EngineConfig,
     Request,
@@ -305,3 +306,12 @@ def machine_metrics():
                 return Scraped(client.get("/metrics"))
 
         yield scraped
+
+
+def test_the_draft_vocabulary_is_told_where_there_is_one(engine, scrape, monkeypatch):
+    assert not [name for name in scrape().families if name.startswith("onebox:draft_vocab")]
+    stats = replace(engine.stats(), draft_vocab=DraftVocabStats(40_960, 248_320, 1000, 975, 3))
+    monkeypatch.setattr(engine, "stats", lambda: stats)
+    metrics = scrape()
+    names = ("size", "said_tokens_total", "listed_tokens_total", "renewals_total")
+    assert [metrics(f"onebox:draft_vocab_{name}") for name in names] == [40_960, 1000, 975, 3]

@@ -10,6 +10,7 @@ from onebox.spec.errors import UnreadableError, UnsupportedError, UsageError
 from onebox.spec.model import read_config, spec_from_config
 from onebox.spec.modules import ModuleClass, modules
 from onebox.spec.shapes import SHAPES, named_spec
+from onebox.spec.states import StateDtype
 
 
 def with_text(**changes):
@@ -23,7 +24,7 @@ def test_sizes_of_the_122b_are_those_of_the_published_config():
     assert len(spec.linear_layers) == 36
     assert (spec.key_dim, spec.value_dim, spec.conv_dim) == (2048, 8192, 12288)
     assert spec.rotary_dim == 64
-    assert spec.state_bytes_per_sequence == 36 * (4_194_304 + 73_728)
+    assert spec.state_bytes_per_sequence(StateDtype.FLOAT32) == 36 * (4_194_304 + 73_728)
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from onebox.spec.errors import UsageError
 from onebox.spec.kv import KVFormat
 from onebox.spec.modules import ModuleClass, modules
 from onebox.spec.shapes import named_spec
+from onebox.spec.states import StateDtype
 from onebox.spec.traffic import (
     PACKINGS,
     MatrixPacking,
@@ -124,6 +125,12 @@ def test_a_plain_step_reads_each_part_once():
     assert parts["KV cache"] == 1000 * 24576
     assert parts["DeltaNet state"] == 36 * (2 * 4194304 + 4 * 12288 * 2)
     assert "MTP layer" not in parts
+
+
+def test_states_of_16_bits_are_half_the_traffic_of_matrices():
+    steps = [TrafficStep(streams=16, state_dtype=dtype) for dtype in (StateDtype.FLOAT32, StateDtype.BFLOAT16)]
+    whole, narrow = (step_traffic(SPEC, STORED, step, BF16, Routing.LEAST) for step in steps)
+    assert whole.total_bytes - narrow.total_bytes == 16 * 36 * 4194304
 
 
 def test_a_draft_reads_the_mtp_layer_and_the_head_once_more():

@@ -29,7 +29,7 @@ def fingerprint_parts(plan: "EnginePlan") -> dict[str, str]:
         "device": _device_name(plan.device),
         "dtype": str(plan.dtype).removeprefix("torch."),
         "kv_format": f"keys {kv.key_bits} bits, values {kv.value_bits} bits",
-        "state_dtype": "float32",
+        "state_dtype": plan.memory.request.state_dtype.value,
         "mtp": "with the MTP head's pages" if plan.config.speculation.with_mtp else "without the MTP head's pages",
     }
 

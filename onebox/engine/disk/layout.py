@@ -40,7 +40,8 @@ def state_parts(state_bytes: int, page_bytes: int) -> tuple[int, ...]:
 def staging_bytes(spec: ModelSpec, request: MemoryRequest, device_type: str) -> int:
     """The bytes of all staging buffers: one for each reader, one for the writer."""
     page = page_bytes(spec, request)
-    largest = max(RUN_PAGES * page, *state_parts(checkpoint_bytes(spec, request.activation_bytes), page))
+    state = checkpoint_bytes(spec, request.activation_bytes, request.state_dtype)
+    largest = max(RUN_PAGES * page, *state_parts(state, page))
     return (NUM_READERS[device_type] + 1) * (-(-largest // mmap.PAGESIZE) * mmap.PAGESIZE)
 
 

@@ -23,6 +23,7 @@ __all__ = [
     "CheckGrammar",
     "CloseEngine",
     "DeviceMemory",
+    "DraftVocabOpened",
     "EngineDied",
     "EngineStarter",
     "Lookup",
@@ -88,8 +89,19 @@ class PrefixDiskOpened(NamedTuple):
     """Of other models, or of another version of this engine."""
 
 
-Progress = StartPhase | StartDetail | DeviceMemory | PrefixDiskOpened | Planned
-ReportStart = Callable[[StartPhase | StartDetail | DeviceMemory | PrefixDiskOpened], None]
+class DraftVocabOpened(NamedTuple):
+    """The tokens that drafts are chosen from when the engine starts."""
+
+    size: int
+    vocab_size: int
+    num_counted: int
+    """Tokens of answers that were counted, by this engine's predecessors."""
+    coverage: float | None
+    """The share of them that are listed; None if none was counted."""
+
+
+Progress = StartPhase | StartDetail | DeviceMemory | PrefixDiskOpened | DraftVocabOpened | Planned
+ReportStart = Callable[[StartPhase | StartDetail | DeviceMemory | PrefixDiskOpened | DraftVocabOpened], None]
 
 
 class EngineStarter(Protocol):

@@ -32,6 +32,7 @@ from onebox.engine.remote.messages import (
     CheckGrammar,
     CloseEngine,
     DeviceMemory,
+    DraftVocabOpened,
     EngineDied,
     EngineStarter,
     Lookup,
@@ -340,7 +341,7 @@ class EngineProcess(EngineClient):
                 self._handle_lookup(message)
             case Ready():
                 self._handle_ready(message)
-            case StartPhase() | StartDetail() | DeviceMemory() | PrefixDiskOpened():
+            case StartPhase() | StartDetail() | DeviceMemory() | PrefixDiskOpened() | DraftVocabOpened():
                 self._report(message)
             case Planned():
                 with self._changed:

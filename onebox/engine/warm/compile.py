@@ -32,6 +32,7 @@ from onebox.engine.warm.launches import launch_all
 from onebox.kernels.common.ahead import CompiledLaunch, compile_only, settle_cache_keys
 from onebox.kernels.common.target import AbsentGpu, gpu_name
 from onebox.kernels.common.tuning import known_options
+from onebox.model.build import trim_model
 from onebox.model.layers.fused import FusedStack
 from onebox.model.layers.plain import PlainStack
 from onebox.model.load import LoadFormat, model_without_weights
@@ -87,6 +88,8 @@ def compile_kernels(
     directory, load_format, conversion = weights
     with_mtp = config.speculation.with_mtp
     model = model_without_weights(directory, dtype, load_format, with_mtp=with_mtp, conversion=conversion)
+    if size := config.speculation.draft_vocab_size:
+        model = trim_model(model, torch.empty(size, dtype=torch.int64, device="meta"))
     memory = Memory.allocate(model.spec, memory_shape, dtype, torch.device("meta"))
     major, minor = torch.cuda.get_device_capability()
     job = CompileJob(*_distinct_layers(model, memory), config, AbsentGpu(10 * major + minor, gpu_name() or ""))

@@ -8,9 +8,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from onebox.kernels.common.array_types import Array, Stored
+from onebox.kernels.common.array_types import Array, Stored, StoredState
 
-__all__ = ["Array", "Stored", "array", "inverse_rms", "quietly", "sigmoid", "silu", "stored", "tensor"]
+__all__ = ["Array", "Stored", "array", "inverse_rms", "quietly", "sigmoid", "silu", "stored", "stored_state", "tensor"]
 
 quietly = np.errstate(all="ignore")
 """Decorator of an operation: overflow gives infinity and undefined results NaN, as in torch, without a warning."""
@@ -32,6 +32,11 @@ def stored(x: Tensor) -> Stored:
     """A view of the tensor's memory."""
     found: Stored = (x.view(torch.uint16) if x.dtype is torch.bfloat16 else x).numpy()
     return found
+
+
+def stored_state(x: Tensor) -> StoredState:
+    """The same of a tensor that may also be float16."""
+    return x.view(torch.int16).numpy() if x.dtype is torch.float16 else stored(x)
 
 
 def sigmoid(x: Array) -> Array:

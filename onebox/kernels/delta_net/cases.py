@@ -45,6 +45,7 @@ def delta_inputs(
     dtype: torch.dtype,
     num_accepted: tuple[int, ...] | None = None,
     is_strided: bool = False,
+    state_dtype: torch.dtype = torch.float32,
 ) -> dict[str, Any]:
     """Arguments of a step, or of a prefill without `num_accepted`: lengths[s] rows each, slots in reverse order.
 
@@ -66,7 +67,7 @@ def delta_inputs(
             torch.linspace(-4, 1.5, heads).to(device),
             draw(heads).to(torch.bfloat16).to(device),
         ),
-        "pool": _pool(shape, 2 * len(lengths) + 2, dtype, draw(1 << 16), device),
+        "pool": _pool(shape, 2 * len(lengths) + 2, (dtype, state_dtype), draw(1 << 16), device),
         "cu_rows": cu_rows.to(device),
         "slots": torch.arange(len(lengths), 0, -1, dtype=torch.int32, device=device),
     }
@@ -88,13 +89,18 @@ def _saves(lengths: tuple[int, ...]) -> Tensor:
     return saves
 
 
-def _pool(shape: DeltaShape, slots: int, dtype: torch.dtype, noise: Tensor, device: torch.device) -> DeltaPool:
+def _pool(
+    shape: DeltaShape, slots: int, dtypes: tuple[torch.dtype, torch.dtype], noise: Tensor, device: torch.device
+) -> DeltaPool:
+    """A pool of so many slots; `dtypes` are those of rows and of matrices."""
+    dtype, state_dtype = dtypes
+
     def filled(*shape: int) -> Tensor:
         count = torch.Size(shape).numel()
         return noise.repeat(count // noise.numel() + 1)[:count].view(shape).to(device)
 
     return DeltaPool(
-        0.1 * filled(slots, shape.num_heads, shape.key_dim, shape.value_dim),
+        (0.1 * filled(slots, shape.num_heads, shape.key_dim, shape.value_dim)).to(state_dtype),
         filled(slots, shape.taps - 1, shape.conv_dim).to(dtype),
         filled(slots, shape.max_step_tokens, shape.conv_dim).to(dtype),
         filled(slots, shape.max_step_tokens, 2, shape.num_heads),
@@ -121,7 +127,7 @@ def _norm_case(rows: int, heads: int, value_dim: int, dtype: torch.dtype, is_ful
     return Case("gated_norm", f"{rows}x{heads}x{value_dim}-{dtype}", make, is_full)
 
 
-_F32, _BF16 = torch.float32, torch.bfloat16
+_F32, _BF16, _F16 = torch.float32, torch.bfloat16, torch.float16
 
 _NET_CASES = [
     _case("one-token", TINY, lengths=(1,), num_accepted=(0,), dtype=_BF16),
@@ -135,6 +141,11 @@ _NET_CASES = [
     _case("mixed-odd-heads", _ODD, lengths=(65, 0, 2), dtype=_F32, is_strided=True),
     _case("two-chunks-and-a-bit", _MATCHED, lengths=(130,), dtype=_F32),
     _case("whole-chunk", TINY, lengths=(64, 3), dtype=_BF16),
+    # Where kernel and twin round a state to either side of a tie, results in float32 would show it.
+    _case("bf16-state", TINY, lengths=(2, 1), num_accepted=(1, 3), dtype=_BF16, state_dtype=_BF16),
+    _case("fp16-state-odd-heads", _ODD, lengths=(1, 3), num_accepted=(2, 0), dtype=_BF16, state_dtype=_F16),
+    _case("bf16-state", replace(TINY, num_heads=1), lengths=(65,), dtype=_BF16, state_dtype=_BF16),
+    _case("fp16-state", replace(TINY, num_heads=1), lengths=(66,), dtype=_BF16, state_dtype=_F16),
     _norm_case(1, 2, 16, _BF16),
     _norm_case(3, 5, 20, _F32),
     _case("122b-2x3-rows", QWEN_122B, is_full=True, lengths=(3, 3), num_accepted=(3, 1), dtype=_BF16, is_strided=True),
@@ -142,6 +153,7 @@ _NET_CASES = [
     _case("35b-2x3-rows", _QWEN_35B, is_full=True, lengths=(3, 3), num_accepted=(2, 0), dtype=_BF16, is_strided=True),
     _case("122b-192-tokens", QWEN_122B, is_full=True, lengths=(192,), dtype=_BF16, is_strided=True),
     _case("122b-float32", QWEN_122B, is_full=True, lengths=(100, 29), dtype=_F32),
+    _case("122b-bf16-state", QWEN_122B, is_full=True, lengths=(100, 29), dtype=_BF16, state_dtype=_BF16),
     _case("35b-192-tokens", _QWEN_35B, is_full=True, lengths=(192,), dtype=_BF16, is_strided=True),
     _norm_case(3, 64, 128, _BF16, is_full=True),
     _norm_case(192, 32, 128, _BF16, is_full=True),
@@ -155,8 +167,9 @@ def _inputs(
     num_accepted: tuple[int, ...],
     parts: tuple[int, int],
     dtype: torch.dtype,
+    state_dtype: torch.dtype = torch.float32,
 ) -> dict[str, Any]:
-    arguments = delta_inputs(device, shape, lengths, dtype, num_accepted)
+    arguments = delta_inputs(device, shape, lengths, dtype, num_accepted, state_dtype=state_dtype)
     qkv, a, b = (arguments.pop(name).to(torch.float32) for name in ("qkv", "a", "b"))
     heads = shape.num_heads
     if parts[0] == parts[1]:  # one projection for all of them
@@ -182,9 +195,18 @@ def _step_case(
     parts: tuple[int, int],
     dtype: torch.dtype = torch.bfloat16,
     *,
+    state_dtype: torch.dtype = torch.float32,
     is_full: bool = False,
 ) -> Case:
-    make = partial(_inputs, shape=shape, lengths=lengths, num_accepted=num_accepted, parts=parts, dtype=dtype)
+    make = partial(
+        _inputs,
+        shape=shape,
+        lengths=lengths,
+        num_accepted=num_accepted,
+        parts=parts,
+        dtype=dtype,
+        state_dtype=state_dtype,
+    )
     return Case("delta_net_step_fused", f"{name}-{parts}-{dtype}", make, is_full, mutates=("pool",))
 
 
@@ -192,9 +214,14 @@ _STEP_CASES = [
     _step_case("one-token", TINY, (1,), (0,), (1, 1)),
     _step_case("one-token-after-five", TINY, (1,), (5,), (3, 3), torch.float32),
     _step_case("mixed", TINY, (1, 3, 0, 2), (2, 0, 3, 1), (2, 4)),
+    # A float32 result shows on which side of a tie a state was rounded: one sequence has it, the other its state.
+    _step_case("bf16-state", TINY, (2, 0), (0, 3), (2, 2), state_dtype=_BF16),
+    _step_case("fp16-state", TINY, (2, 0), (0, 3), (1, 1), state_dtype=_F16),
     _step_case("122b-one-row", QWEN_122B, (1,), (1,), (3, 3), is_full=True),
     _step_case("122b-4x3-rows", QWEN_122B, (3, 3, 3, 3), (3, 1, 2, 0), (3, 3), is_full=True),
     _step_case("122b-own-gates", QWEN_122B, (2,), (1,), (3, 12), torch.float32, is_full=True),
+    _step_case("122b-bf16-state", QWEN_122B, (1, 0), (0, 1), (3, 3), state_dtype=_BF16, is_full=True),
+    _step_case("122b-fp16-state", QWEN_122B, (1, 0), (0, 1), (3, 3), state_dtype=_F16, is_full=True),
 ]
 
 

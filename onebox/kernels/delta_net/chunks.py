@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from onebox.kernels.common.arithmetic import loop_bound
+from onebox.kernels.common.arithmetic import loop_bound, rounded
 from onebox.kernels.common.launch import ceil_div, next_power_of_2
 from onebox.kernels.common.target import has_large_shared_memory
 from onebox.kernels.delta_net.memory import DeltaPool
@@ -195,7 +195,7 @@ def delta_net_scan_kernel(
     keys_ptr,  # float16 [2, T, KEY_HEADS, DK]
     inverse_ptr,  # float16 [2, T, HEADS, CHUNK]
     scores_ptr,  # float16 [1 + WIDE, T, HEADS, CHUNK]
-    matrices_ptr,  # float32 [slots, HEADS, DK, DV]
+    matrices_ptr,  # float32, bfloat16 or float16 [slots, HEADS, DK, DV]
     cu_rows_ptr,  # int32 [S + 1]
     slots_ptr,  # int32 [S]
     saves_ptr,  # int32 [T]
@@ -209,7 +209,7 @@ def delta_net_scan_kernel(
     STRIPE: tl.constexpr,
     WIDE: tl.constexpr,  # results are float32; for bfloat16 results, high halves alone have three extra bits
 ):
-    """Program (stripe, head, sequence)."""
+    """Program (stripe, head, sequence). After each chunk the state is rounded to the dtype that it is stored in."""
     CONV_DIM: tl.constexpr = 2 * KEY_HEADS * DK + HEADS * DV
     columns = tl.program_id(0) * STRIPE + tl.arange(0, STRIPE)
     head, sequence = tl.program_id(1), tl.program_id(2)
@@ -223,7 +223,7 @@ def delta_net_scan_kernel(
     key_size = num_rows.to(tl.int64) * (KEY_HEADS * DK)
     square_size = num_rows.to(tl.int64) * (HEADS * CHUNK)
     state_at = matrices_ptr + (slot * HEADS + head) * (DK * DV) + keys[None, :] * DV + columns[:, None]
-    state = tl.load(state_at, mask=has_key & has_column & (count > 0), other=0.0)
+    state = tl.load(state_at, mask=has_key & has_column & (count > 0), other=0.0).to(tl.float32)
     for start in range(0, loop_bound(count), CHUNK):
         is_there = start + places < count
         rows = first + start + places
@@ -252,10 +252,12 @@ def delta_net_scan_kernel(
 
         high, low, size = _scaled_halves(corrections * tl.exp(last - total)[None, :])
         state = state * tl.exp(last) + _dot(high, low, tl.trans(k_high), tl.trans(k_low)) * size[:, None]
+        stored = rounded(state, matrices_ptr.dtype.element_ty)
+        state = stored.to(tl.float32)
         save = tl.load(saves_ptr + first + start + CHUNK - 1, mask=start + CHUNK <= count, other=-1).to(tl.int64)
         if save >= 0:
-            tl.store(state_at + (save - slot) * (HEADS * DK * DV), state, mask=has_key & has_column)
-    tl.store(state_at, state, mask=has_key & has_column & (count > 0))
+            tl.store(state_at + (save - slot) * (HEADS * DK * DV), stored, mask=has_key & has_column)
+    tl.store(state_at, state.to(matrices_ptr.dtype.element_ty), mask=has_key & has_column & (count > 0))
 
 
 def scan_chunks(

@@ -179,12 +179,14 @@ def _fade(gates: Array, constants: _Constants, layout: _Layout) -> tuple[Array, 
 def _recur(tokens: _Tokens, states: Tensor, layout: _Layout) -> Array:
     """Outputs [N * S, heads, DV] of the new tokens; updates states [slots, heads, DK, DV] with the accepted tokens.
 
-    For each token a head's matrix decays, is multiplied by the key, and is corrected by a fraction of the error. The
-    output (query times the corrected matrix) follows from the matrix before its correction, so the correction of the
-    last token is not written.
+    For each token a head's matrix decays, is multiplied by the key, is corrected by a fraction of the error, and is
+    rounded to the dtype of states. The output (query times the corrected matrix, not yet rounded) follows from the
+    matrix before its correction, so the correction of the last token is not written.
     """
     most_accepted, num_tokens = layout.most_accepted, layout.most_accepted + layout.num_new
-    matrices = _matrices(states, layout)
+    is_view = layout.block is not None and states.dtype is torch.float32
+    matrices = (states[layout.block] if is_view else states.index_select(0, layout.own)).flatten(0, 1)
+    matrices = matrices.to(torch.float32)
     outputs = np.empty((layout.num_new, *tokens.value.shape[1:]), dtype=np.float32)
     for t in range(num_tokens):
         asked, decay, write = tokens.key_query[t], tokens.decay[t], tokens.write[t]
@@ -195,18 +197,12 @@ def _recur(tokens: _Tokens, states: Tensor, layout: _Layout) -> Array:
         if t >= most_accepted:
             np.multiply(tokens.overlap[t], correction, outputs[t - most_accepted])
             outputs[t - most_accepted] += found[:, 1]
-        if t == most_accepted and t < num_tokens - 1 and layout.block:
+        if t == most_accepted and t < num_tokens - 1 and is_view:
             matrices = matrices.clone()
         if t < max(most_accepted, num_tokens - 1):
             matrices.mul_(torch.from_numpy(decay[:, :, None]))
             matrices.baddbmm_(torch.from_numpy(asked[:, :1]).mT, torch.from_numpy(correction[:, None]))
-        if t == most_accepted - 1 and not layout.block:
-            states.index_copy_(0, layout.own, matrices.view(-1, *states.shape[1:]))
+            matrices = matrices.to(states.dtype).to(torch.float32)
+        if t == most_accepted - 1 and not is_view:
+            states.index_copy_(0, layout.own, matrices.view(-1, *states.shape[1:]).to(states.dtype))
     return outputs.reshape(-1, *states.shape[1::2])
-
-
-def _matrices(states: Tensor, layout: _Layout) -> Tensor:
-    """[S * heads, DK, DV]: a view of the pool if the slots are adjacent, else a copy."""
-    if layout.block:
-        return states[layout.block].flatten(0, 1)
-    return states.index_select(0, layout.own).flatten(0, 1)

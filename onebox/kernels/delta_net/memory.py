@@ -26,11 +26,15 @@ class DeltaPool(NamedTuple):
     (its row before the convolution, its a and b): key, value and gates are recomputed from these by the same operations
     in the same order, so they are not stored. A rollback is a smaller number of accepted tokens.
 
+    Arithmetic on matrices is float32. In a pool of 16 bits they are rounded to its dtype, to nearest even, after every
+    token of a step and after every chunk of a prefill, whether they are stored there or stay in registers: so what
+    follows does not tell how tokens were grouped into calls. Outputs are computed before the rounding.
+
     conv_dim is key heads x DK (queries), key heads x DK (keys), heads x DV (values).
     """
 
     matrices: Tensor
-    """float32 [slots, heads, DK, DV]: a head's matrix maps keys to values."""
+    """float32, bfloat16 or float16 [slots, heads, DK, DV]: a head's matrix maps keys to values."""
     conv_rows: Tensor
     """[slots, taps - 1, conv_dim], the dtype of qkv or float32: the rows before the slot's position, oldest first."""
     pending_rows: Tensor

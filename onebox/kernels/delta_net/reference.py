@@ -134,7 +134,7 @@ def delta_net_prefill(
         tokens = _tokens(extended, gates, weights, pool)
         for start in range(0, gates.shape[0], _CHUNK):
             chunk = _Tokens(*(part[start : start + _CHUNK].transpose(0, 1).contiguous() for part in tokens))
-            mixed, pool.matrices[slot] = _delta_chunk(chunk, pool.matrices[slot])
+            mixed, pool.matrices[slot] = _delta_chunk(chunk, pool.matrices[slot].to(torch.float32))
             outputs[new][start : start + _CHUNK] = mixed.transpose(0, 1)
             end = start + _CHUNK
             if end <= gates.shape[0] and (save := saved[new.start + end - 1]) >= 0:
@@ -184,11 +184,11 @@ def _unit(x: Tensor) -> Tensor:
 def _recur(tokens: _Tokens, states: Tensor, own: Tensor, layout: _Layout) -> Tensor:
     """Outputs [N * S, heads, DV] of the new tokens; states [slots, heads, DK, DV] of `own` take in the accepted tokens.
 
-    For each token a head's matrix decays, is multiplied by the key, and is corrected by a fraction of the error. The
-    output (query times the corrected matrix) follows from the matrix before its correction, so the correction of the
-    last token is not written.
+    For each token a head's matrix decays, is multiplied by the key, is corrected by a fraction of the error, and is
+    rounded to the dtype of states. The output (query times the corrected matrix, not yet rounded) follows from the
+    matrix before its correction, so the correction of the last token is not written.
     """
-    matrices = states.index_select(0, own).flatten(0, 1)
+    matrices = states.index_select(0, own).flatten(0, 1).to(torch.float32)
     decay, write = tokens.log_decay.exp(), tokens.write
     if layout.filled is not None:
         decay, write = decay.masked_fill(layout.filled, 1.0), write.masked_fill(layout.filled, 0.0)
@@ -205,6 +205,7 @@ def _recur(tokens: _Tokens, states: Tensor, own: Tensor, layout: _Layout) -> Ten
             outputs.append(answer + shared.unsqueeze(-1) * correction)
         if t < max(layout.most_accepted, num_tokens - 1):
             matrices.mul_(faded.view(-1, 1, 1)).baddbmm_(asked[:, :1].mT, correction.unsqueeze(1))
+            matrices = matrices.to(states.dtype).to(torch.float32)
         if t == layout.most_accepted - 1:
             for slot, matrix in zip(own.tolist(), torch.split(matrices, heads), strict=True):
                 states[slot].copy_(matrix)

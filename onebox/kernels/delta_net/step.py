@@ -230,7 +230,7 @@ def delta_net_recur_kernel(
     mixed_ptr,  # float32 [S * 2 M, CONV_DIM]
     log_decay_ptr,  # float32 [S * 2 M, HEADS]
     write_ptr,  # float32 [S * 2 M, HEADS]
-    matrices_ptr,  # float32 [slots, HEADS, DK, DV]
+    matrices_ptr,  # float32, bfloat16 or float16 [slots, HEADS, DK, DV]
     cu_rows_ptr,  # int32 [S + 1]
     slots_ptr,  # int32 [S]
     num_accepted_ptr,  # int32 [S]
@@ -247,7 +247,8 @@ def delta_net_recur_kernel(
     """Program (stripe, head, sequence).
 
     Accepted and new tokens go through one loop with the same instructions, so a token's bits do not depend on whether
-    the tokens before it were folded in by an earlier step or are computed in this one.
+    the tokens before it were folded in by an earlier step or are computed in this one. For the same reason the state is
+    rounded after each token to the dtype that it is stored in, also where it stays in registers.
     """
     release(DEPENDENT)
     columns = tl.program_id(0) * STRIPE + tl.arange(0, STRIPE)
@@ -259,9 +260,11 @@ def delta_net_recur_kernel(
     end = num_accepted + count
     keys = tl.arange(0, BLOCK_K)
     inside = (keys < DK)[:, None] & (columns < DV)[None, :]
-    state_at = matrices_ptr + (slot * HEADS + head) * (DK * DV) + keys[:, None] * DV + columns[None, :]
+    # Four columns a thread, of 16 bits too: with eight, sums over keys would cross more lanes.
+    state_columns = tl.max_contiguous(columns, 4)[None, :]
+    state_at = matrices_ptr + (slot * HEADS + head) * (DK * DV) + keys[:, None] * DV + state_columns
     # States and the step's inputs were complete before the step began, so they are loaded before the wait.
-    state = tl.load(state_at, mask=inside & (end > 0), other=0.0)
+    state = tl.load(state_at, mask=inside & (end > 0), other=0.0).to(tl.float32)
     wait(DEPENDENT)
 
     work = sequence.to(tl.int64) * (2 * M)
@@ -290,8 +293,10 @@ def delta_net_recur_kernel(
         correction = write * (value - recalled)
         state += key[:, None] * correction[None, :]
         out = tl.sum(state * query[:, None], 0)
+        stored = rounded(state, matrices_ptr.dtype.element_ty)
         if t == num_accepted - 1:
-            tl.store(state_at, state, mask=inside)
+            tl.store(state_at, stored, mask=inside)
+        state = stored.to(tl.float32)
         out_at = out_ptr + ((first + t - num_accepted) * HEADS + head) * DV + columns
         tl.store(out_at, out.to(out_ptr.dtype.element_ty), mask=(columns < DV) & (t >= num_accepted))
         query, key, value, decay, write = next_query, next_key, next_value, next_decay, next_write

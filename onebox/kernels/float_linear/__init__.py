@@ -15,6 +15,7 @@ from onebox.kernels.float_linear.shapes import (
     check_decode_rows,
     check_fp8_block,
     check_fp8_row,
+    check_fp8_row_block,
     check_nvfp4,
     check_plain,
 )
@@ -25,6 +26,7 @@ __all__ = [
     "float_parts",
     "fp8_block_linear",
     "fp8_block_matmul",
+    "fp8_row_block_linear",
     "fp8_row_linear",
     "fp8_row_matmul",
     "nvfp4_linear",
@@ -33,6 +35,9 @@ __all__ = [
 
 fp8_block_linear = Operation(reference.fp8_block_linear, "kernel", checks=(check_decode_rows, check_fp8_block))
 fp8_block_matmul = Operation(reference.fp8_block_linear, "kernel", checks=(check_fp8_block,), name="fp8_block_matmul")
+fp8_row_block_linear = Operation(
+    reference.fp8_row_block_linear, "kernel", checks=(check_decode_rows, check_fp8_row_block)
+)
 fp8_row_linear = Operation(reference.fp8_row_linear, "kernel", checks=(check_decode_rows, check_fp8_row))
 fp8_row_matmul = Operation(reference.fp8_row_linear, "kernel", checks=(check_fp8_row,), name="fp8_row_matmul")
 nvfp4_linear = Operation(reference.nvfp4_linear, "kernel", checks=(check_decode_rows, check_nvfp4))

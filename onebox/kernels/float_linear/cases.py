@@ -14,7 +14,7 @@ from onebox.formats import (
     quantize_nvfp4,
 )
 from onebox.kernels.common.case import Case, generator
-from onebox.kernels.common.float_weight import FloatWeight
+from onebox.kernels.common.float_weight import SCALE_BLOCK, FloatWeight
 from onebox.kernels.int_linear.cases import fixed_rows
 
 __all__ = ["CASES", "arguments", "float_weight"]
@@ -25,7 +25,9 @@ BF16, F32 = torch.bfloat16, torch.float32
 def arguments(
     device: torch.device, op: str, rows: int, n: int, k: int, dtype: torch.dtype, **options: Any
 ) -> dict[str, Any]:
-    """Keyword arguments of `op` ("fp8_block", "fp8_row", "nvfp4" or "bf16" and the variant) for x [rows, k], W [n, k].
+    """Keyword arguments of `op` for x [rows, k], W [n, k].
+
+    An op is "fp8_block", "fp8_row_block", "fp8_row", "nvfp4" or "bf16" and the variant.
 
     Options: `scale_dtype`, `per_tensor` (one FP8 scale) and `out_dtype`.
     """
@@ -45,6 +47,14 @@ def _stored(op: str, weight: Tensor, scale_dtype: torch.dtype, per_tensor: bool)
         return {"packed": packed, "scale": scale, "multiplier": multiplier}
     if kind == "fp8_block":
         codes, scale = quantize_fp8_block(weight, scale_dtype=scale_dtype)
+    elif kind == "fp8_row_block":
+        codes, scale = quantize_fp8_block(weight, scale_dtype=scale_dtype)
+        rows = torch.arange(0, 7 * len(weight), 7) % len(weight)  # of another matrix each, as in a gathered head
+        codes, scale = (
+            codes.view(torch.uint8)[rows].view(codes.dtype),
+            scale[rows // SCALE_BLOCK] * (1 + rows % 3)[:, None],
+        )
+        scale = scale.to(scale_dtype)
     elif per_tensor:
         codes, scale = quantize_fp8_tensor(weight, scale_dtype)
     else:
@@ -65,6 +75,8 @@ _SMALL: list[_Input] = [
     ("fp8_block_linear", 1, 200, 520, BF16, {"scale_dtype": BF16}),  # edge blocks both ways, K in no multiple of 16
     ("fp8_block_linear", 17, 33, 512, F32, {}),
     ("fp8_block_linear", 0, 32, 128, BF16, {}),
+    ("fp8_row_block_linear", 3, 200, 520, BF16, {"scale_dtype": BF16}),
+    ("fp8_row_block_linear", 2, 33, 256, F32, {}),
     ("fp8_row_linear", 5, 40, 1024, BF16, {}),
     ("fp8_row_linear", 2, 32, 200, F32, {"per_tensor": True}),
     ("nvfp4_linear", 2, 40, 512, BF16, {}),
@@ -91,6 +103,7 @@ _FULL: list[_Input] = [
     ("fp8_block_linear", 8, 3072, 8192, F32, {}),
     ("fp8_row_linear", 3, 3072, 8192, BF16, {}),
     ("fp8_row_linear", 17, 2048, 4096, BF16, {"per_tensor": True}),  # 35B, attention output
+    ("fp8_row_block_linear", 3, 40_960, 3072, BF16, {"scale_dtype": BF16, "out_dtype": F32}),  # a head for drafts
     ("nvfp4_linear", 1, 1024, 3072, BF16, {}),
     ("nvfp4_linear", 64, 1024, 3072, BF16, {}),
     ("nvfp4_linear", 3, 3072, 1024, F32, {}),

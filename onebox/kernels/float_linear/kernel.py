@@ -26,6 +26,7 @@ __all__ = [
     "bf16_matmul",
     "fp8_block_linear",
     "fp8_block_matmul",
+    "fp8_row_block_linear",
     "fp8_row_linear",
     "fp8_row_matmul",
     "linear_tile",
@@ -44,17 +45,18 @@ def linear_tile(
     part,
     x_ptr,  # bfloat16 or float32 [R, K], row stride x_stride
     weight_ptr,  # e4m3: uint8 [N, K]; nvfp4: uint8 [N, K/2]; bf16: bfloat16 [N, K]
-    scale_ptr,  # block: [ceil(N/128), ceil(K/128)]; row: [N] or, with scale_stride 0, [1]; nvfp4: uint8 [N, K/16]
+    scale_ptr,  # block: [ceil(N/128), ceil(K/128)]; row_block: [N, ceil(K/128)]; row: [N] or, with scale_stride 0, [1];
+    # nvfp4: uint8 [N, K/16]
     multiplier_ptr,  # nvfp4: float32 [1]
     R,
     N,
     x_stride,
     scale_stride,
     K: tl.constexpr,
-    FORMAT: tl.constexpr,  # "block", "row", "nvfp4" or "bf16"
+    FORMAT: tl.constexpr,  # "block", "row_block", "row", "nvfp4" or "bf16"
     BLOCK_N: tl.constexpr,  # divides 128
     BLOCK_R: tl.constexpr,
-    BLOCK_K: tl.constexpr,  # divides 128 in the block format
+    BLOCK_K: tl.constexpr,  # divides 128 in the block formats
     PARTS: tl.constexpr,
 ):
     """float32 [BLOCK_N, BLOCK_R]: columns of the linear, over one part of K."""
@@ -76,6 +78,10 @@ def linear_tile(
             scale_at = (block * BLOCK_N // BLOCK) * ((K + BLOCK - 1) // BLOCK) + first // BLOCK
             scale = tl.load(scale_ptr + scale_at, first < K, other=0.0).to(tl.float32)
             total += dot_split(weight, x, tl.zeros((BLOCK_N, BLOCK_R), tl.float32)) * scale
+        elif FORMAT == "row_block":
+            scale_at = n * ((K + BLOCK - 1) // BLOCK) + first // BLOCK
+            scales = tl.load(scale_ptr + scale_at, (n < N) & (first < K), other=0.0).to(tl.float32)
+            total += dot_split(weight, x, tl.zeros((BLOCK_N, BLOCK_R), tl.float32)) * scales[:, None]
         else:
             total = dot_split(weight, x, total)
     if FORMAT == "row":
@@ -216,6 +222,10 @@ def fp8_block_linear(x, weight, scale, out_dtype=None):
 
 def fp8_block_matmul(x, weight, scale, out_dtype=None):
     return _prefill(x, FloatWeight("block", weight.view(torch.uint8), scale.contiguous()), out_dtype)
+
+
+def fp8_row_block_linear(x, weight, scale, out_dtype=None):
+    return _decode(x, FloatWeight("row_block", weight.view(torch.uint8), scale.contiguous()), out_dtype)
 
 
 def fp8_row_linear(x, weight, scale, out_dtype=None):

@@ -19,6 +19,7 @@ __all__ = [
     "bf16_linear",
     "float_parts",
     "fp8_block_linear",
+    "fp8_row_block_linear",
     "fp8_row_linear",
     "nvfp4_linear",
 ]
@@ -27,6 +28,12 @@ __all__ = [
 def fp8_block_linear(x: Tensor, weight: Tensor, scale: Tensor, out_dtype: torch.dtype | None = None) -> Tensor:
     """The weight is float8_e4m3fn [N, K], scale [ceil(N/128), ceil(K/128)] bfloat16 or float32."""
     return _linear(x, dequantize_fp8_block(weight, scale, SCALE_BLOCK), out_dtype)
+
+
+def fp8_row_block_linear(x: Tensor, weight: Tensor, scale: Tensor, out_dtype: torch.dtype | None = None) -> Tensor:
+    """The weight is float8_e4m3fn [N, K], rows of a matrix in blocks; scale [N, ceil(K/128)] bfloat16 or float32."""
+    columns = scale.to(torch.float32).repeat_interleave(SCALE_BLOCK, dim=1)[:, : weight.shape[1]]
+    return _linear(x, weight.to(torch.float32) * columns, out_dtype)
 
 
 def fp8_row_linear(x: Tensor, weight: Tensor, scale: Tensor, out_dtype: torch.dtype | None = None) -> Tensor:

@@ -11,6 +11,7 @@ __all__ = [
     "check_decode_rows",
     "check_fp8_block",
     "check_fp8_row",
+    "check_fp8_row_block",
     "check_nvfp4",
     "check_plain",
 ]
@@ -36,6 +37,15 @@ def check_fp8_row(x: Tensor, weight: Tensor, scale: Tensor) -> None:
     _check_pair(x, weight, torch.float8_e4m3fn, weight.shape[1])
     if scale.numel() not in (1, weight.shape[0]):
         raise MismatchError(f"FP8 rows {list(weight.shape)} need one scale, or one each, not {list(scale.shape)}.")
+
+
+def check_fp8_row_block(x: Tensor, weight: Tensor, scale: Tensor) -> None:
+    _check_pair(x, weight, torch.float8_e4m3fn, weight.shape[1])
+    rows, columns = weight.shape
+    if scale.shape != (rows, -(-columns // SCALE_BLOCK)):
+        raise MismatchError(
+            f"FP8 rows {list(weight.shape)} need a scale per {SCALE_BLOCK} columns, not {list(scale.shape)}."
+        )
 
 
 def check_nvfp4(x: Tensor, packed: Tensor, scale: Tensor, multiplier: Tensor) -> None:

@@ -81,10 +81,20 @@ def _sample_case(kind: str, vocabulary: int, limits: list[_Limits], name: str, i
     return Case("sample", f"{name}-{kind}-{vocabulary}", make, is_full)
 
 
-def _drafts_case(kind: str, vocabulary: int, is_full: bool = False) -> Case:
+def _drafts(device: torch.device, kind: str, vocabulary: int, num_tokens: int | None) -> dict[str, Any]:
+    """Columns of `vocabulary` tokens out of `num_tokens`, in no order; None: of all tokens."""
     limits = [_Limits(0.0, top_k=64), _Limits(0.6, 20, 0.95), _Limits(top_k=64), _Limits(1.3, 1, 0.5, 0.1)]
-    make = partial(_sample, kind=kind, vocabulary=vocabulary, limits=limits)
-    return Case("sample_drafts", f"{kind}-{vocabulary}", make, is_full)
+    arguments = _sample(device, kind, vocabulary, limits)
+    if num_tokens is not None:
+        listed = torch.randperm(num_tokens, generator=generator(num_tokens))[:vocabulary]
+        arguments["token_ids"] = listed.to(device)
+    return arguments
+
+
+def _drafts_case(kind: str, vocabulary: int, num_tokens: int | None = None, is_full: bool = False) -> Case:
+    make = partial(_drafts, kind=kind, vocabulary=vocabulary, num_tokens=num_tokens)
+    of = f"-of-{num_tokens}" if num_tokens else ""
+    return Case("sample_drafts", f"{kind}-{vocabulary}{of}", make, is_full)
 
 
 CASES = [
@@ -102,7 +112,10 @@ CASES = [
     _sample_case("broken", _VOCABULARY, [_GREEDY] * 4 + [_PLAIN] * 4 + [_COMMON] * 4, "mixed", is_full=True),
     _drafts_case("spread", 180),
     _drafts_case("broken", 150),
+    _drafts_case("spread", 96, 700),
+    _drafts_case("broken", 150, 151),
     _drafts_case("spread", _VOCABULARY, is_full=True),
+    _drafts_case("spread", 40_960, _VOCABULARY, is_full=True),
     *(
         Case("apply_penalties", f"{rows}x{vocabulary}x{length}", make, is_full, mutates=("logits",))
         for rows, vocabulary, length, is_full in [

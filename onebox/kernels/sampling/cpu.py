@@ -19,5 +19,10 @@ def sample(logits, temperature, top_k, top_p, min_p, seeds, positions):
     return torch.from_numpy(token_ids)
 
 
-def sample_drafts(logits, temperature, top_k, top_p, min_p, seeds, positions):
-    return sample(logits, temperature, top_k, top_p, min_p, seeds, positions).clamp(min=0)
+def sample_drafts(logits, temperature, top_k, top_p, min_p, seeds, positions, token_ids=None):
+    if token_ids is None:
+        return sample(logits, temperature, top_k, top_p, min_p, seeds, positions).clamp(min=0)
+    if (temperature.numpy() > 0).any():
+        return reference.sample_drafts(logits, temperature, top_k, top_p, min_p, seeds, positions, token_ids)
+    columns = sample(logits, temperature, top_k, top_p, min_p, seeds, positions)
+    return torch.where(columns < 0, 0, token_ids[columns.clamp(min=0)])

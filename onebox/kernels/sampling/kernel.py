@@ -92,6 +92,15 @@ def _gumbel(seed, position, ids):
 
 
 @triton.jit
+def _tokens(token_ids_ptr, columns, inside):
+    """The tokens of columns of the logits."""
+    tokens = columns
+    if token_ids_ptr is not None:
+        tokens = tl.load(token_ids_ptr + columns, mask=inside, other=0)
+    return tokens
+
+
+@triton.jit
 def _is_kept(keys, ids, cut_key, cut_id):
     """Whether tokens are at or before the cut, in order of falling logit, then rising id."""
     return (keys > cut_key) | ((keys == cut_key) & (ids <= cut_id))
@@ -249,6 +258,7 @@ def sample_chunk_kernel(
     min_p_ptr,
     seeds_ptr,  # int64 [R]
     positions_ptr,  # int64 [R]
+    token_ids_ptr,  # int64 [V]: the token of each column, or None if they are the same
     cuts_ptr,  # int64 [R, 2], or None if no row is cut
     candidates_ptr,  # int64 [R, chunks, 64]: (key, falling id) of a chunk's best; written for rows that sort
     values_ptr,  # float64 [R, chunks]: the best logit with its noise; written for the other rows
@@ -274,7 +284,8 @@ def sample_chunk_kernel(
     else:
         values = logits.to(tl.float64)
         if temperature > 0:
-            values = values / temperature + _gumbel(tl.load(seeds_ptr + row), tl.load(positions_ptr + row), ids)
+            tokens = _tokens(token_ids_ptr, ids, ids < V)
+            values = values / temperature + _gumbel(tl.load(seeds_ptr + row), tl.load(positions_ptr + row), tokens)
         kept = ids < V
         if cuts_ptr is not None:
             kept &= _is_kept(keys, ids, tl.load(cuts_ptr + 2 * row), tl.load(cuts_ptr + 2 * row + 1))
@@ -293,10 +304,11 @@ def _draw_sorted(
     min_p,
     seed,
     position,
+    column_tokens_ptr,
     num_chunks,
     CHUNKS: tl.constexpr,
 ):
-    """The token drawn from the first top_k of all candidates after the cuts by top_p and min_p."""
+    """The column drawn from the first top_k of all candidates after the cuts by top_p and min_p."""
     everywhere = tl.arange(0, CHUNKS * _NUM_SORTED)
     inside = everywhere < num_chunks * _NUM_SORTED
     words = tl.topk(tl.load(candidates_ptr + everywhere, mask=inside, other=_LOWEST_KEY << 32), _NUM_SORTED)
@@ -309,7 +321,8 @@ def _draw_sorted(
     before = tl.cumsum(shares, 0) - shares
     kept = kept & (before < target) & (shares.to(tl.float64) >= min_p * _ONE_SHARE)
     ids = 0xFFFFFFFF - (words & 0xFFFFFFFF)
-    values = tl.where(kept, logits.to(tl.float64) / temperature + _gumbel(seed, position, ids), float("-inf"))
+    noise = _gumbel(seed, position, _tokens(column_tokens_ptr, ids, kept))
+    values = tl.where(kept, logits.to(tl.float64) / temperature + noise, float("-inf"))
     return tl.min(tl.where(values == tl.max(values, 0), ids, _NO_LIMIT), 0)
 
 
@@ -321,6 +334,7 @@ def sample_choose_kernel(
     min_p_ptr,
     seeds_ptr,  # int64 [R]
     positions_ptr,  # int64 [R]
+    column_tokens_ptr,  # int64 [V]: the token of each column, or None if they are the same
     candidates_ptr,  # int64 [R, chunks, 64]
     values_ptr,  # float64 [R, chunks]
     ids_ptr,  # int64 [R, chunks]
@@ -340,12 +354,14 @@ def sample_choose_kernel(
     if is_sorted:
         candidates_ptr += row * num_chunks * _NUM_SORTED
         seed, position = tl.load(seeds_ptr + row), tl.load(positions_ptr + row)
-        chosen = _draw_sorted(candidates_ptr, temperature, top_k, top_p, min_p, seed, position, num_chunks, CHUNKS)
+        limits = temperature, top_k, top_p, min_p
+        chosen = _draw_sorted(candidates_ptr, *limits, seed, position, column_tokens_ptr, num_chunks, CHUNKS)
     else:
         values = tl.load(values_ptr + out, mask=chunks < num_chunks, other=float("-inf"))
         ids = tl.load(ids_ptr + out, mask=chunks < num_chunks, other=_NO_LIMIT)
         chosen = tl.min(tl.where(values == tl.max(values, 0), ids, _NO_LIMIT), 0)
-    tl.store(token_ids_ptr + row, tl.where(is_number, chosen, NO_TOKEN))
+    token = _tokens(column_tokens_ptr, chosen, is_number)
+    tl.store(token_ids_ptr + row, tl.where(is_number, token, NO_TOKEN))
 
 
 # Not specialised: neither the number of tokens nor of rows, which moves the last three, may compile it anew.
@@ -396,9 +412,10 @@ def sample(logits, temperature, top_k, top_p, min_p, seeds, positions):
     return _choose(logits, limits, seeds, positions, _find_cuts(logits, limits), no_token=-1)
 
 
-def sample_drafts(logits, temperature, top_k, top_p, min_p, seeds, positions):
+def sample_drafts(logits, temperature, top_k, top_p, min_p, seeds, positions, token_ids=None):
     # A top_k of 1 to 64 is sorted: no row is cut.
-    return _choose(logits, (temperature, top_k, top_p, min_p), seeds, positions, None, no_token=0)
+    limits = temperature, top_k, top_p, min_p
+    return _choose(logits, limits, seeds, positions, None, no_token=0, column_tokens=token_ids)
 
 
 _Limits = tuple[Tensor, Tensor, Tensor, Tensor]
@@ -423,9 +440,16 @@ def _find_cuts(logits: Tensor, limits: _Limits) -> Tensor | None:
 
 
 def _choose(
-    logits: Tensor, limits: _Limits, seeds: Tensor, positions: Tensor, cuts: Tensor | None, *, no_token: int
+    logits: Tensor,
+    limits: _Limits,
+    seeds: Tensor,
+    positions: Tensor,
+    cuts: Tensor | None,
+    *,
+    no_token: int,
+    column_tokens: Tensor | None = None,
 ) -> Tensor:
-    """Each row's token, int64 [R]; `cuts` may be None if no row is cut."""
+    """Each row's token, int64 [R]; `cuts` may be None if no row is cut, `column_tokens` if columns are tokens."""
     rows, vocabulary = logits.shape
     token_ids = torch.empty(rows, dtype=torch.int64, device=logits.device)
     if not rows:
@@ -435,13 +459,26 @@ def _choose(
     values, ids = torch.empty(grid, dtype=torch.float64, device=logits.device), token_ids.new_empty(grid)
     peaks = logits.new_empty(grid)
     sample_chunk_kernel[grid](
-        logits, *limits, seeds, positions, cuts, candidates, values, ids, peaks, V=vocabulary, CHUNK=chunk, num_warps=8
+        logits,
+        *limits,
+        seeds,
+        positions,
+        column_tokens,
+        cuts,
+        candidates,
+        values,
+        ids,
+        peaks,
+        V=vocabulary,
+        CHUNK=chunk,
+        num_warps=8,
     )
     found = candidates, values, ids, peaks
     sample_choose_kernel[(rows,)](
         *limits,
         seeds,
         positions,
+        column_tokens,
         *found,
         token_ids,
         grid[1],

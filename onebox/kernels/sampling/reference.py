@@ -28,28 +28,55 @@ def sample(
     kept tokens are the first top_k (0: all), of those the fewest with a total probability of at least top_p (1: all),
     of those the ones at least min_p times as likely as the most likely one (0: all). Ties go to the lowest id.
     """
-    is_drawn = temperature > 0
-    likeliest, token_ids = logits.max(-1)
-    if is_drawn.any():
-        token_ids[is_drawn] = _drawn(
-            *(part[is_drawn] for part in (logits, temperature, top_k, top_p, min_p, seeds, positions))
-        )
-    return token_ids.masked_fill(~likeliest.isfinite(), -1)
+    limits = temperature, top_k, top_p, min_p
+    return _sample(logits, limits, seeds, positions, torch.arange(logits.shape[1]))
 
 
 def sample_drafts(
-    logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor, seeds: Tensor, positions: Tensor
+    logits: Tensor,
+    temperature: Tensor,
+    top_k: Tensor,
+    top_p: Tensor,
+    min_p: Tensor,
+    seeds: Tensor,
+    positions: Tensor,
+    token_ids: Tensor | None = None,
 ) -> Tensor:
-    """`sample` for drafts: every top_k is 1 to 64, and the token is 0 where nothing can be sampled."""
-    return sample(logits, temperature, top_k, top_p, min_p, seeds, positions).clamp(min=0)
+    """`sample` for drafts: every top_k is 1 to 64, and the token is 0 where nothing can be sampled.
+
+    With token_ids int64 [V], column i of the logits is that of token token_ids[i]: its noise is that token's, so that a
+    draft is the token that the model draws, and the result has token ids. Ties then go to the lowest column.
+    """
+    limits = temperature, top_k, top_p, min_p
+    if token_ids is None:
+        return sample(logits, *limits, seeds, positions).clamp(min=0)
+    columns = _sample(logits, limits, seeds, positions, token_ids)
+    return torch.where(columns < 0, 0, token_ids[columns.clamp(min=0)])
+
+
+def _sample(logits: Tensor, limits: tuple[Tensor, ...], seeds: Tensor, positions: Tensor, token_ids: Tensor) -> Tensor:
+    """The column of each row; -1 where there is none."""
+    is_drawn = limits[0] > 0
+    likeliest, columns = logits.max(-1)
+    if is_drawn.any():
+        parts = [part[is_drawn] for part in (logits, *limits, seeds, positions)]
+        columns[is_drawn] = _drawn(token_ids, *parts)
+    return columns.masked_fill(~likeliest.isfinite(), -1)
 
 
 def _drawn(
-    logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor, seeds: Tensor, positions: Tensor
+    token_ids: Tensor,
+    logits: Tensor,
+    temperature: Tensor,
+    top_k: Tensor,
+    top_p: Tensor,
+    min_p: Tensor,
+    seeds: Tensor,
+    positions: Tensor,
 ) -> Tensor:
-    """The tokens of rows with a temperature other than 0."""
+    """The columns of rows with a temperature other than 0."""
     scores = logits.to(torch.float64) / temperature.to(torch.float64).unsqueeze(-1)
-    values = scores + gumbel(seeds, positions, logits.shape[1])
+    values = scores + gumbel(seeds, positions, token_ids)
     is_cut = (top_k > 0) | (top_p < 1) | (min_p > 0)
     kept = _kept(scores[is_cut], top_k[is_cut], top_p[is_cut], min_p[is_cut])
     values[is_cut] = values[is_cut].masked_fill(~kept, float("-inf"))
@@ -70,11 +97,11 @@ def _kept(scores: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Tensor
     return torch.zeros_like(kept).scatter(1, order, kept)
 
 
-def gumbel(seeds: Tensor, positions: Tensor, vocabulary: int) -> Tensor:
-    """Standard Gumbel noise, float64 [R, vocabulary], from (seed, position) [R] and every token."""
+def gumbel(seeds: Tensor, positions: Tensor, token_ids: Tensor) -> Tensor:
+    """Standard Gumbel noise, float64 [R, V], from (seed, position) [R] and each token, int64 [V]."""
     # The seed is hashed first, then the position, so that neighbouring seeds or positions share no run of the sequence.
     start = _mix(_mix(seeds) ^ positions)
-    bits = _mix(start.unsqueeze(-1) + torch.arange(1, vocabulary + 1) * _GOLDEN)
+    bits = _mix(start.unsqueeze(-1) + (token_ids + 1) * _GOLDEN)
     uniform = (_shift_right(bits, 11).to(torch.float64) + 0.5) * 2.0**-53
     return -torch.log(-torch.log(uniform))
 

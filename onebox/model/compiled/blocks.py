@@ -15,7 +15,7 @@ from torch import Tensor
 
 from onebox.model.compiled.vectors import BLOCK_COLUMNS
 
-__all__ = ["to_blocks"]
+__all__ = ["column_index", "to_blocks"]
 
 
 def to_blocks(matrix: Tensor) -> Tensor:
@@ -32,3 +32,15 @@ def to_blocks(matrix: Tensor) -> Tensor:
         out[..., place : place + size].view(block.shape).copy_(block)
         place += size
     return out
+
+
+def column_index(columns: Tensor, inner: int, num_columns: int, dtype: torch.dtype) -> Tensor:
+    """Where the numbers of some columns, int64 [n], of a matrix [inner, num_columns] are: int64 [n, inner]."""
+    in_blocks = num_columns // BLOCK_COLUMNS * BLOCK_COLUMNS
+    place = columns % BLOCK_COLUMNS
+    if dtype is torch.bfloat16:
+        place = place % (BLOCK_COLUMNS // 2) * 2 + place // (BLOCK_COLUMNS // 2)
+    is_last = columns >= in_blocks
+    first = torch.where(is_last, columns * inner, columns // BLOCK_COLUMNS * BLOCK_COLUMNS * inner + place)
+    step = torch.where(is_last, 1, BLOCK_COLUMNS)
+    return first[:, None] + step[:, None] * torch.arange(inner)

@@ -10,9 +10,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from onebox.kernels.common.array_types import Array, Stored
+from onebox.kernels.common.array_types import Array, Stored, StoredState
 from onebox.model.compiled.arithmetic import add_norm, copy, dot, inverse_rms, product, rounded, sigmoid, silu, widen
 from onebox.model.compiled.jit import compiled, inner, never_inline
+from onebox.model.compiled.states import narrow_state, state_number, widen_state
 from onebox.model.compiled.tiles import tile, update_block
 from onebox.model.compiled.vectors import BLOCK_COLUMNS
 
@@ -46,7 +47,7 @@ class DeltaArrays(NamedTuple):
 class PoolArrays(NamedTuple):
     """The layer's `DeltaPool`."""
 
-    matrices: Array
+    matrices: StoredState
     conv_rows: Stored
     pending_rows: Stored
     pending_gates: Array
@@ -161,14 +162,17 @@ def _convolve(before: Array, conv: Array, key_dim: int, value_size: int) -> Arra
 
 
 @inner
-def _recur(tokens: Array, fade: Array, state: Array, num_accepted: int, head: int, mixed: Array) -> None:
+def _recur(tokens: Array, fade: Array, stored: StoredState, num_accepted: int, head: int, mixed: Array) -> None:
     """One head: accepted tokens update its state [Dk, Dv]; the outputs of the new ones are written to mixed.
+
+    After every token the state is rounded to what `stored` stores.
 
     The state's value under the query after a correction follows from its value before, so the last token's correction
     is not written; those of the new tokens before it are, into a copy.
     """
     never_inline()
-    key_dim, value_dim = state.shape
+    key_dim, value_dim = stored.shape
+    state = kept = widen_state(stored)
     heads = fade.shape[2]
     both = tokens.shape[1] - heads * value_dim
     query_place = head * (both // 2) // (heads * key_dim) * key_dim
@@ -193,7 +197,9 @@ def _recur(tokens: Array, fade: Array, state: Array, num_accepted: int, head: in
             before = state
             if token == num_accepted:
                 state = np.empty((key_dim, value_dim), dtype=np.float32)
-            _update_state(before, state, own[0], correction, decay, following, found)
+            _update_state(before, state, own[0], correction, decay, following, found, stored)
+    if num_accepted:
+        narrow_state(kept, stored)
 
 
 @inner
@@ -225,17 +231,24 @@ def _read_state(probes: Array, state: Array, found: Array) -> None:
 
 @inner
 def _update_state(
-    before: Array, state: Array, key: Array, correction: Array, decay: float, probes: Array, found: Array
+    before: Array,
+    state: Array,
+    key: Array,
+    correction: Array,
+    decay: float,
+    probes: Array,
+    found: Array,
+    stored: StoredState,
 ) -> None:
-    """State [Dk, Dv]: `before` decayed and corrected under the key; then its values under two probes."""
+    """State [Dk, Dv]: `before` decayed and corrected under the key, rounded; then its values under two probes."""
     key_dim, value_dim = state.shape
     whole = value_dim // BLOCK_COLUMNS * BLOCK_COLUMNS
     for column in range(0, whole, BLOCK_COLUMNS):
-        update_block(before, state, column, key, correction, decay, probes, found)
+        update_block(before, state, column, key, correction, decay, probes, found, stored)
     for column in range(whole, value_dim):
         first, second = _ZERO, _ZERO
         for k in range(key_dim):
-            held = before[k, column] * decay + key[k] * correction[column]
+            held = state_number(before[k, column] * decay + key[k] * correction[column], stored)
             state[k, column] = held
             first += probes[0, k] * held
             second += probes[1, k] * held

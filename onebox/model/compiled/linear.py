@@ -8,10 +8,10 @@ from torch import Tensor
 
 from onebox.kernels.common.arrays import Stored, array, stored, tensor
 from onebox.model.compiled.arithmetic import product
-from onebox.model.compiled.blocks import to_blocks
+from onebox.model.compiled.blocks import column_index, to_blocks
 from onebox.model.compiled.mixture import routed
 from onebox.model.compiled.threads import by_rows
-from onebox.model.linear import DecodeActivations
+from onebox.model.linear import DecodeActivations, RowLinear, same_kind
 
 __all__ = ["CompiledExperts", "CompiledLinear"]
 
@@ -22,11 +22,13 @@ class CompiledLinear:
 
     numbers: Tensor
     """[K * N] in blocks."""
+    num_rows: int
+    """N."""
 
     @classmethod
     def of(cls, weight: Tensor) -> "CompiledLinear":
         """Of weight [N, K]."""
-        return cls(to_blocks(weight.T))
+        return cls(to_blocks(weight.T), len(weight))
 
     @cached_property
     def stored(self) -> Stored:
@@ -39,6 +41,18 @@ class CompiledLinear:
         numbers = array(x)
         (found,) = by_rows(lambda some: (product(numbers[some], self.stored),), len(numbers))
         return tensor(found, out_dtype or x.dtype)
+
+    def blank(self, num_rows: int) -> "CompiledLinear":
+        return CompiledLinear(self.numbers.new_empty(len(self.numbers) // self.num_rows * num_rows), num_rows)
+
+    def copy_rows(self, source: RowLinear, rows: Tensor, places: Tensor) -> None:
+        given = same_kind(self, source)
+        self.numbers[self._index(places)] = given.numbers[given._index(rows)]
+
+    def _index(self, rows: Tensor) -> Tensor:
+        """Where the numbers of rows are: int64 [n, K]."""
+        inner = len(self.numbers) // self.num_rows
+        return column_index(rows, inner, self.num_rows, self.numbers.dtype)
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ rows. Arrays are contiguous, and float32 unless they are called stored.
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from llvmlite import ir
@@ -23,6 +24,8 @@ from onebox.model.compiled.vectors import (
     load_pairs,
     multiply,
     multiply_add,
+    round_to_bfloat16,
+    round_to_float16,
     store,
     sum_lanes,
     sum_loop,
@@ -81,16 +84,32 @@ def update_block(
     decay: Any,  # noqa: ARG001 - converted to float32
     probes: Any,
     out: Any,
+    stored: Any,
 ) -> Any:
     """Updates a block of columns of a state [K, N]; then out [2, N] is the product of probes [2, K] and the state.
 
-    state = before * decay + the outer product of key [K] and correction [N]; `before` may be the same array.
+    state = before * decay + the outer product of key [K] and correction [N], rounded to what the array `stored` stores;
+    `before` may be the same array.
     """
-    return types.void(before, state, _INTEGER, key, correction, types.float32, probes, out), _lowered(_update_block)
+    kinds = before, state, _INTEGER, key, correction, types.float32, probes, out, stored
+    return types.void(*kinds), _lowered(partial(_update_block, _ROUNDING.get(stored.dtype)))
+
+
+_ROUNDING = {types.uint16: round_to_bfloat16, types.int16: round_to_float16}
 
 
 def _update_block(
-    builder: Any, before: Any, state: Any, column: Any, key: Any, correction: Any, decay: Any, probes: Any, out: Any
+    rounding: Callable[[Any, Any], Any] | None,
+    builder: Any,
+    before: Any,
+    state: Any,
+    column: Any,
+    key: Any,
+    correction: Any,
+    decay: Any,
+    probes: Any,
+    out: Any,
+    _stored: Any,
 ) -> None:
     block, fading = _block(builder, builder.gep(correction.data, [column])), broadcast(builder, decay)
     rows = [_row(builder, probes, INT64(i)) for i in range(2)]
@@ -102,6 +121,7 @@ def _update_block(
             multiply_add(builder, number, new, multiply(builder, old, fading))
             for old, new in zip(held, block, strict=True)
         ]
+        held = held if rounding is None else [rounding(builder, vector) for vector in held]
         _store_block(builder, held, builder.gep(_row(builder, state, k), [column]))
         numbers = [broadcast(builder, builder.load(builder.gep(row, [k]))) for row in rows]
         return _multiply_add_all(builder, numbers, held, sums)

@@ -20,6 +20,8 @@ __all__ = [
     "load_pairs",
     "multiply",
     "multiply_add",
+    "round_to_bfloat16",
+    "round_to_float16",
     "store",
     "sum_lanes",
     "sum_loop",
@@ -33,6 +35,9 @@ BLOCK_COLUMNS = 2 * LANES
 VECTOR, _WORDS = ir.VectorType(ir.FloatType(), LANES), ir.VectorType(INT32, LANES)
 _FUSED = ("contract",)
 _HIGH_HALF = -(1 << 16)
+_SIGN, _INFINITY = -(1 << 31), 0x7F800000
+_HALF_OVERFLOW, _HALF_SMALLEST_NORMAL = 0x47800000, 0x38800000
+"""Of float16, as float32 bits: 2^16, which its largest numbers would be rounded to, and 2^-14."""
 
 
 def is_bfloat16(data: Any) -> bool:
@@ -78,6 +83,41 @@ def multiply(builder: Any, first: Any, second: Any) -> Any:
 def multiply_add(builder: Any, first: Any, second: Any, added: Any) -> Any:
     """First * second + added, rounded once if the CPU can."""
     return builder.fadd(added, multiply(builder, first, second), flags=_FUSED)
+
+
+def round_to_bfloat16(builder: Any, vector: Any) -> Any:
+    """To the nearest bfloat16, the even one of two."""
+    return _keep_nan(builder, vector, builder.bitcast(_round_bits(builder, vector, 16), VECTOR))
+
+
+def round_to_float16(builder: Any, vector: Any) -> Any:
+    """To the nearest float16, the even one of two; infinite above float16's range."""
+    word = builder.bitcast(vector, _WORDS)
+    sign, size = (builder.and_(word, _words(mask)) for mask in (_SIGN, ~_SIGN))
+    normal = builder.and_(_round_bits(builder, vector, 13), _words(~_SIGN))
+    normal = builder.select(builder.icmp_signed(">=", normal, _words(_HALF_OVERFLOW)), _words(_INFINITY), normal)
+    # Below float16's normal numbers the step is 2^-24, as it is of float32 numbers from 0.5 to 1.
+    shift = VECTOR([0.5] * LANES)
+    small = builder.fsub(builder.fadd(builder.bitcast(size, VECTOR), shift), shift)
+    is_small = builder.icmp_signed("<", size, _words(_HALF_SMALLEST_NORMAL))
+    rounded = builder.select(is_small, builder.bitcast(small, _WORDS), normal)
+    return _keep_nan(builder, vector, builder.bitcast(builder.or_(rounded, sign), VECTOR))
+
+
+def _round_bits(builder: Any, vector: Any, count: int) -> Any:
+    """The bits of float32 numbers with the last `count` rounded away, to even."""
+    word = builder.bitcast(vector, _WORDS)
+    odd = builder.and_(builder.lshr(word, _words(count)), _words(1))
+    up = builder.add(builder.add(word, _words((1 << (count - 1)) - 1)), odd)
+    return builder.and_(up, _words(-(1 << count)))
+
+
+def _keep_nan(builder: Any, vector: Any, rounded: Any) -> Any:
+    return builder.select(builder.fcmp_unordered("uno", vector, vector), vector, rounded)
+
+
+def _words(number: int) -> Any:
+    return _WORDS([number] * LANES)
 
 
 def sum_lanes(builder: Any, vector: Any) -> Any:

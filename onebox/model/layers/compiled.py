@@ -12,7 +12,7 @@ from torch import Tensor
 
 from onebox.formats.kv_pages import PLAIN_BITS, KVPages
 from onebox.kernels.attention import kv_write, paged_attention
-from onebox.kernels.common.arrays import Array, Stored, array, stored
+from onebox.kernels.common.arrays import Array, Stored, array, stored, stored_state
 from onebox.kernels.delta_net.memory import DeltaPool
 from onebox.model.batch import Batch
 from onebox.model.compiled import ahead
@@ -78,7 +78,7 @@ class CompiledDeltaNet:
     def _pool_arrays(self, pool: DeltaPool) -> PoolArrays:
         if not self._latest or self._latest[0][0] is not pool:
             matrices, conv_rows, pending_rows, pending_gates = pool
-            arrays = PoolArrays(matrices.numpy(), stored(conv_rows), stored(pending_rows), pending_gates.numpy())
+            arrays = PoolArrays(stored_state(matrices), stored(conv_rows), stored(pending_rows), pending_gates.numpy())
             self._latest[:] = [(pool, arrays)]
         return self._latest[0][1]
 

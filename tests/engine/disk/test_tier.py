@@ -194,7 +194,7 @@ def test_a_killed_engine_leaves_right_answers_and_no_files_that_nobody_deletes(c
 
 @pytest.mark.parametrize(
     "change",
-    [{"dtype": "bfloat16"}, {"kv_cache_dtype": "fp8"}, {"speculation": "mtp"}],
+    [{"dtype": "bfloat16"}, {"kv_cache_dtype": "fp8"}, {"mamba_ssm_cache_dtype": "bfloat16"}, {"speculation": "mtp"}],
     ids=lambda change: next(iter(change)),
 )
 def test_prefixes_of_another_engine_are_another_familys(checkpoint, plan, change, tmp_path):
