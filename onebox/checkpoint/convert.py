@@ -4,13 +4,14 @@ A unit either *moves* byte ranges or *makes* tensors. All names, dtypes and size
 that a shard's header can be written first and its data streamed after it.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 
 import torch
 
 from onebox.checkpoint.bind import Bound
+from onebox.checkpoint.calibrated import Calibration, calibrated_matrix
 from onebox.checkpoint.header import TensorEntry
 from onebox.checkpoint.recipe import Action, ModuleChoice, rounded_tensors
 from onebox.checkpoint.rounding import SharedScale, TensorChunk, round_matrix, shared_scales
@@ -52,17 +53,21 @@ class Unit:
         return sum(tensor.nbytes for tensor in self.tensors)
 
 
-def make_units(choices: list[ModuleChoice], *, relabel: bool) -> list[Unit]:
+def make_units(choices: list[ModuleChoice], *, relabel: bool, calibration: Calibration | None = None) -> list[Unit]:
     """The units of all choices in order. `relabel` converts moved modules to compressed-tensors' layout.
 
-    Fused experts stay fused if they are only moved: one unit then covers all experts of a tensor.
+    Fused experts stay fused if they are only moved: one unit then covers all experts of a tensor. What `calibration`
+    holds of the modules to quantise is written; the others are rounded to nearest.
     """
     units: list[Unit] = []
     fused_done: set[str] = set()
     shared = shared_scales(choices)
+    calibrated = calibration.tensors if calibration else {}
     for choice in choices:
         fused = choice.bound.fused
-        if fused and choice.action is Action.MOVE:
+        if choice.action is Action.QUANTIZE and choice.module.name in calibrated:
+            units.append(_calibrated_unit(choice, calibrated[choice.module.name]))
+        elif fused and choice.action is Action.MOVE:
             if fused.name not in fused_done:
                 fused_done.add(fused.name)
                 units.append(_move(choice, {fused.name: fused}))
@@ -85,6 +90,14 @@ def _unit(choice: ModuleChoice, shared: SharedScale | None, *, relabel: bool) ->
         entries = {_name(choice, names.get(suffix, suffix)): entry for suffix, entry in choice.bound.tensors.items()}
         return _move(choice, entries, Action.RELABEL)
     return _move(choice, {entry.name: entry for entry in choice.bound.tensors.values()})
+
+
+def _calibrated_unit(choice: ModuleChoice, found: Mapping[str, TensorEntry]) -> Unit:
+    tensors = rounded_tensors(choice.target, *choice.module.shape)
+    entries = [found[suffix] for suffix in tensors]
+    if [entry.stored for entry in entries] != list(tensors.values()):
+        raise MismatchError(f"The calibrated tensors of {choice.module.name} are not those of {choice.target}.")
+    return _make(choice, tensors, Action.CALIBRATE, partial(calibrated_matrix, entries))
 
 
 def _name(choice: ModuleChoice, suffix: str) -> str:

@@ -31,7 +31,13 @@ _NAMED_INPUTS = {
     "recipe": "recipe",
     "shard_bytes": "--shard-gib",
     "draft_vocab": "draft vocabulary",
+    "calibration": "calibration",
+    "calibration text": "calibration text",
+    "auto-round": "version of auto-round",
+    "torch": "version of torch",
+    "device": "kind of device",
 }
+"""The inputs that are no files, and how a sentence names them."""
 
 
 def side_files(base: BuildSource, *, is_native: bool) -> list[Path]:

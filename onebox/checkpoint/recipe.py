@@ -68,6 +68,8 @@ class Action(StrEnum):
     """The same codes with NVFP4's global scale inverted, which rounds one float32 value per weight."""
     QUANTIZE = "quantised"
     """Rounded to nearest."""
+    CALIBRATE = "calibrated"
+    """Rounded by a calibration (`onebox quantize`)."""
     LIST = "listed"
     """Token ids, not values: the draft vocabulary."""
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from onebox.checkpoint.build import BuildPlan
     from onebox.checkpoint.recipe import BuildSources, Recipe, TargetFormat
 
-__all__ = ["build"]
+__all__ = ["FormatOptions", "SourceOptions", "build", "print_plan"]
 
 _FORMAT = "keep, bf16, fp8, int8, int4 or nvfp4"
 _EXPERT_FORMAT = "keep, bf16, fp8, int8, int4, int3, int2 or nvfp4"
@@ -139,7 +139,7 @@ def build(
     opened = sources.opened(recipe)
     listed = _draft_vocab(draft_vocab, opened.base.checkpoint.spec.vocab_size)
     plan = plan_build(recipe, opened, int(shard_gib * 2**30), listed)
-    _print_plan(plan, out)
+    print_plan(plan, out)
     if dry_run:
         return
     with byte_progress("building", plan.nbytes) as on_bytes:
@@ -161,7 +161,7 @@ def _draft_vocab(given: str, vocab_size: int) -> list[int] | None:
         ) from None
 
 
-def _print_plan(plan: "BuildPlan", out: Path) -> None:
+def print_plan(plan: "BuildPlan", out: Path) -> None:
     from rich.console import Console
 
     from onebox.checkpoint.match import shares_norms

@@ -146,6 +146,10 @@ def _lm_head(setting: Setting) -> Iterator[_Change]:
     now = setting.formats.get(_C.LM_HEAD)
     if now in _PLAIN and setting.stored.get(_C.LM_HEAD):
         yield _Change("LM head", now, "int8", "--lm-head int8", setting.with_formats({_C.LM_HEAD: _F.INT8}))
+    if now == _F.INT8.value and not setting.workload.reads_candidates:
+        # The engine does it by itself; whether it can depends on the requests, so the projection does not count on it.
+        changed = setting.with_workload(reads_candidates=True)
+        yield _Change("LM head", "int8, whole", "int8, candidates", "temperature 0 or top_k up to 64", changed)
 
 
 def _mtp(setting: Setting) -> Iterator[_Change]:

@@ -55,6 +55,8 @@ class Workload:
     rate.
     `drafter_is_mtp` False counts no bytes for drafting (n-gram, or a drafter of unknown size).
     `draft_vocab_size` is the rows of the LM head that a draft reads; None: all.
+    `reads_candidates`: the LM head is INT8 in two planes and all rows are greedy or have a top_k of at most 64, without
+    penalties, grammars or log-probabilities.
     """
 
     streams: int = 1
@@ -64,6 +66,7 @@ class Workload:
     drafter_is_mtp: bool = True
     state_dtype: StateDtype = StateDtype.FLOAT32
     draft_vocab_size: int | None = None
+    reads_candidates: bool = False
 
     def __post_init__(self) -> None:
         if self.streams < 1:
@@ -203,6 +206,7 @@ def project(
         drafter_is_mtp=workload.drafter_is_mtp,
         state_dtype=workload.state_dtype,
         draft_vocab_size=workload.draft_vocab_size,
+        reads_candidates=workload.reads_candidates,
     )
     least = step_traffic(spec, stored, step, kv, Routing.LEAST)
     expected = step_traffic(spec, stored, step, kv, Routing.EXPECTED)

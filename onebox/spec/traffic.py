@@ -21,6 +21,7 @@ from typing import NamedTuple
 
 from onebox.spec.draft_vocab import draft_head_bytes
 from onebox.spec.errors import UsageError
+from onebox.spec.head_planes import HIGH_SHARE, head_read_share
 from onebox.spec.kv import KVFormat
 from onebox.spec.model import ModelSpec
 from onebox.spec.modules import ModuleClass, modules
@@ -179,6 +180,8 @@ class TrafficStep(NamedTuple):
     draft_vocab_size: int | None = None
     """Rows of the LM head that a draft reads; None: all."""
     state_dtype: StateDtype = StateDtype.FLOAT32
+    reads_candidates: bool = False
+    """Of a head in two planes, the second is read for tokens that can be sampled, and not for drafts."""
 
     @property
     def rows(self) -> int:
@@ -225,12 +228,12 @@ def step_traffic(spec: ModelSpec, stored: ClassBytes, step: TrafficStep, kv: KVF
         ("routed experts", _expert_bytes(spec, stored.get(kind.EXPERTS, 0), step.rows, routing)),
         ("shared experts", stored.get(kind.SHARED, 0)),
         ("router, norms, small", stored.get(kind.ROUTER, 0) + stored.get(kind.SMALL, 0)),
-        ("LM head", _head_bytes(spec, stored)),
+        ("LM head", round(_head_bytes(spec, stored) * (head_read_share(step.rows) if step.reads_candidates else 1))),
     ]
     if step.drafts and step.drafter_is_mtp:
         parts.append(("MTP layer", _mtp_bytes(spec, stored, step, kv, routing)))
         head = draft_head_bytes(_head_bytes(spec, stored), spec.vocab_size, step.draft_vocab_size)
-        parts.append(("LM head for drafts", step.drafts * head))
+        parts.append(("LM head for drafts", round(step.drafts * head * (HIGH_SHARE if step.reads_candidates else 1))))
     return Traffic(tuple(TrafficPart(name, size) for name, size in parts))
 
 

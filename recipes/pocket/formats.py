@@ -34,7 +34,7 @@ from recipes.pocket.evaluation.predictions import (
 from recipes.pocket.evaluation.tasks import TaskResult, continue_text, workload_task
 from recipes.pocket.synthetic.workloads import MEASURED
 
-__all__ = ["HEADS", "SHARED", "main"]
+__all__ = ["HEADS", "SHARED", "acceptance_table", "main"]
 
 _FP8, _INT4, _INT8 = TargetFormat.FP8, TargetFormat.INT4, TargetFormat.INT8
 
@@ -75,13 +75,14 @@ def _make(recipes: Mapping[str, Recipe], master: Path, scratch: Path) -> dict[st
 
 def _drafted(directory: Path, num_examples: int) -> Iterator[TaskResult]:
     """The answers to every workload, and the continued documents, with two drafts a step."""
-    with onebox.LLM(directory, speculation="mtp", num_speculative_tokens=2, max_num_seqs=32) as llm:
+    options = {"num_speculative_tokens": 2, "max_num_seqs": 32, "draft_vocab": "full"}
+    with onebox.LLM(directory, speculation="mtp", **options) as llm:
         for name in MEASURED:
             yield workload_task(llm, directory, name, num_examples, 512)
         yield continue_text(llm, "documents, continued", _documents(llm.tokenizer), _CONTINUED_TOKENS)
 
 
-def _acceptance_table(found: Mapping[str, list[TaskResult]]) -> Iterator[str]:
+def acceptance_table(found: Mapping[str, list[TaskResult]]) -> Iterator[str]:
     yield "| 1st / 2nd draft accepted | " + " | ".join(found) + " |"
     yield "|---" * (len(found) + 1) + "|"
     for row in zip(*found.values(), strict=True):
@@ -122,7 +123,7 @@ def _tables(master: Path, num_examples: int) -> Iterator[str]:
         for name, directory in heads.items():
             found[name] = list(_drafted(directory, num_examples))
             log_progress(f"drafted with the head in {name}")
-        yield from _acceptance_table(found)
+        yield from acceptance_table(found)
         yield ""
         (Path(scratch) / "shared").mkdir()
         bodies = _make(SHARED, master, Path(scratch) / "shared")

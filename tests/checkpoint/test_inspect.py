@@ -135,6 +135,13 @@ def test_a_spoilt_checkpoint_is_not_servable_and_the_tensor_is_named(tmp_path, r
     assert any(words in problem["message"] and problem["is_fatal"] for problem in told["problems"])
 
 
+def test_negative_scales_of_integers_are_no_problem(tmp_path, run_cli):
+    """AutoRound writes them: the largest weight of a group becomes the code -8, whatever its sign."""
+    directory = spoilt(tmp_path, "autoround", lambda t: t[f"{EXPERT}.scales"].neg_())
+    found = json.loads(run_cli("inspect", directory, "--deep", "--json").out)
+    assert not [problem for problem in found["problems"] if problem["kind"] == "value"]
+
+
 def nan(tensor: torch.Tensor) -> torch.Tensor:
     tensor.view(-1)[3] = float("nan")
     return tensor
@@ -150,6 +157,11 @@ VALUE_SPOILS = {
         "fp8",
         lambda t: t[f"{SHARED}.weight_scale_inv"].zero_(),
         f"{SHARED}.weight_scale_inv holds scales that are not positive",
+    ),
+    "zero scale of integers": (
+        "autoround",
+        lambda t: t[f"{EXPERT}.scales"].zero_(),
+        f"{EXPERT}.scales holds scales of zero",
     ),
     "negative global scale": (
         "nvfp4-llmc",

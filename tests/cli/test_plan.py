@@ -66,6 +66,7 @@ FLAGS = {
     "build --experts int3 --experts-down int4": ("--weights", "hybrid-int34"),
     "build --experts int2": ("--weights", "hybrid-int2"),
     "build --shared int4": (),
+    "temperature 0 or top_k up to 64": (),
 }
 
 
@@ -93,7 +94,7 @@ def test_without_an_acceptance_levers_have_milliseconds():
 
 def test_a_plan_without_drafts_has_no_levers_of_drafting():
     parts = {lever["part"] for lever in json.loads(run("--json", "--speculative-tokens", "0"))["levers"]}
-    assert parts == {"DeltaNet state", "KV cache", "routed experts", "shared experts"}
+    assert parts == {"DeltaNet state", "KV cache", "routed experts", "shared experts", "LM head"}
 
 
 def test_a_head_in_bf16_is_said_with_its_cost_and_the_command():
@@ -139,6 +140,10 @@ def test_without_flags_it_plans_what_serve_would_do():
     options, plan = EngineOptions(), json.loads(run("--json"))
     assert plan["memory"]["max_num_seqs"] == options.max_num_seqs
     assert [projected["drafts"] for projected in plan["projected"]] == [0, DEFAULT_DRAFTS]
+    assert (options.draft_vocab, options.mamba_ssm_cache_dtype) == ("auto", "auto")
+    assert plan["projected"][1]["draft_vocab_size"] == 40_960
+    auto = json.loads(run("--json", "--draft-vocab", "auto", "--mamba-ssm-cache-dtype", "auto"))
+    assert auto["projected"] == plan["projected"]
     assert json.loads(run("--json", "--max-num-batched-tokens", "2048"))["memory"] == plan["memory"]
 
 

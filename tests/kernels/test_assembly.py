@@ -13,7 +13,12 @@ from onebox.kernels.common.float_codes import (
     e4m3_by_assembly,
     e4m3_plainly,
 )
-from onebox.kernels.common.int_planes import int4_halves_by_assembly, int4_halves_plainly
+from onebox.kernels.common.int_planes import (
+    int4_halves_by_assembly,
+    int4_halves_plainly,
+    int6_quarters_by_assembly,
+    int6_quarters_plainly,
+)
 
 BYTES = 256
 
@@ -63,3 +68,30 @@ def test_assembly_and_plain_decoding_give_the_same_bits_for_every_byte(code, dev
         for way, result in zip(("assembly", "plain"), out, strict=True):
             decode_kernel[(1,)](codes, scale.to(torch.bfloat16), result, WAY=f"{code}-{way}", BLOCK=BYTES, num_warps=1)
         assert torch.equal(out[0].view(torch.uint8), out[1].view(torch.uint8))
+
+
+@triton.jit
+def quarters_kernel(upper_ptr, pairs_ptr, out_ptr, BY_ASSEMBLY: tl.constexpr, BLOCK: tl.constexpr):  # noqa: N803
+    """Writes the four results of a decoding; kt 1 has the upper bits of kt 0 in the opposite order."""
+    at = tl.arange(0, BLOCK)
+    first = tl.load(upper_ptr + at)
+    second = tl.load(upper_ptr + BLOCK - 1 - at)
+    pairs = tl.load(pairs_ptr + at)
+    a, b, c, d = (
+        int6_quarters_by_assembly(first, second, pairs) if BY_ASSEMBLY else int6_quarters_plainly(first, second, pairs)
+    )
+    tl.store(out_ptr + at, a)
+    tl.store(out_ptr + BLOCK + at, b)
+    tl.store(out_ptr + 2 * BLOCK + at, c)
+    tl.store(out_ptr + 3 * BLOCK + at, d)
+
+
+@pytest.mark.gpu
+def test_assembly_and_plain_decoding_give_the_same_codes_of_six_bits(device):
+    assert device.type == "cuda", "this machine has no GPU that torch can use"
+    upper = torch.arange(BYTES, device=device).to(torch.uint8)
+    for rolled in range(0, BYTES, 5):
+        out = torch.empty(2, 4, BYTES, dtype=torch.int8, device=device)
+        for by_assembly, result in zip((True, False), out, strict=True):
+            quarters_kernel[(1,)](upper, upper.roll(rolled), result, BY_ASSEMBLY=by_assembly, BLOCK=BYTES)
+        assert torch.equal(out[0], out[1])

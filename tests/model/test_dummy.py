@@ -9,7 +9,8 @@ from onebox.model.build import build_model
 from onebox.model.compiled.linear import CompiledLinear
 from onebox.model.dummy import DUMMY_FORMATS, HYBRID, DummyParts
 from onebox.model.experts import Fp8Experts, IntExperts, Nvfp4Experts
-from onebox.model.linear import DecodeActivations, Fp8Linear, IntLinear
+from onebox.model.head import PlaneHead
+from onebox.model.linear import DecodeActivations, Fp8Linear
 from onebox.model.load import LoadFormat, load_model
 from onebox.spec.errors import UnreadableError
 from onebox.spec.model import spec_from_config
@@ -66,4 +67,4 @@ def test_dummy_weights_are_hybrid_where_their_sizes_have_tiles(sizes):
     mixture = model.stack.layers[0].mixture
     assert isinstance(mixture.experts, IntExperts) == (not sizes)
     assert isinstance(mixture.shared_gate_up, Fp8Linear)
-    assert isinstance(model.lm_head, CompiledLinear if sizes else IntLinear)
+    assert isinstance(model.lm_head, CompiledLinear if sizes else PlaneHead)

@@ -68,3 +68,13 @@ def test_the_assumptions_name_the_kernels_of_this_step():
     blind = replace(setting(), box=box)
     assert not any("GB/s" in clause for clause in assumptions(blind))
     assert all(lever.step_seconds is None and lever.saved_bytes for lever in find_levers(blind))
+
+
+def test_an_int8_head_read_for_candidates_saves_a_quarter_of_it_less_what_three_rows_complete():
+    found = [lever for lever in find_levers(setting(draft_vocab_size=40_960)) if lever.part == "LM head"]
+    (lever,) = found
+    head = setting().stored[ModuleClass.LM_HEAD]
+    drafts = 2 * head * 40_960 / 248_320
+    assert lever.saved_bytes == pytest.approx(0.25 * (head * 0.975**3 + drafts), rel=0.001)
+    assert not [lever for lever in find_levers(setting(reads_candidates=True)) if lever.part == "LM head"]
+    assert not [lever for lever in find_levers(setting("autoround-int4")) if lever.instead == "int8, candidates"]
