@@ -75,7 +75,8 @@ def _make(recipes: Mapping[str, Recipe], master: Path, scratch: Path) -> dict[st
 
 def _drafted(directory: Path, num_examples: int) -> Iterator[TaskResult]:
     """The answers to every workload, and the continued documents, with two drafts a step."""
-    with onebox.LLM(directory, speculation="mtp", num_speculative_tokens=2, max_num_seqs=32) as llm:
+    options = {"num_speculative_tokens": 2, "max_num_seqs": 32, "draft_vocab": "full"}
+    with onebox.LLM(directory, speculation="mtp", **options) as llm:
         for name in MEASURED:
             yield workload_task(llm, directory, name, num_examples, 512)
         yield continue_text(llm, "documents, continued", _documents(llm.tokenizer), _CONTINUED_TOKENS)
