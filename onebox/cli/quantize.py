@@ -59,7 +59,7 @@ def quantize(
     """Build a checkpoint as `onebox build` does, its integer matrices rounded by a calibration on your text.
 
     Works through the model block by block, so it may be larger than memory. Running the same command again goes on at
-    the last finished block. Needs the auto-round library: pip install 'onebox[quantize]'.
+    the last finished block. Needs the auto-round library, which onebox's extra `quantize` installs.
     """
     from onebox.quantize.documents import index_files
     from onebox.quantize.run import build_calibrated, calibrate, plan_quantize
