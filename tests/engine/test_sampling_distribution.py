@@ -57,8 +57,17 @@ class MarkovModel:
 
     prefill = decode
 
-    def logits(self, hidden):
+    def start_logits(self, hidden):
         return hidden @ self.table
+
+    def complete_logits(self, hidden, logits):
+        """They are complete from the start."""
+
+    def complete_candidates(self, hidden, logits, sampled):
+        """So are those that are sampled from."""
+
+    def draft_logits(self, hidden):
+        return self.start_logits(hidden), None
 
     def draft(self, batch, _hidden, _pages):
         return one_hot(batch.token_ids, VOCAB_SIZE).float() @ self.mtp.mixes
