@@ -14,7 +14,15 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from onebox.formats import Dialect, pack_gptq, quantize, quantize_fp8_block, quantize_fp8_tensor, quantize_nvfp4
+from onebox.formats import (
+    Dialect,
+    pack_gptq,
+    pack_quantized,
+    quantize,
+    quantize_fp8_block,
+    quantize_fp8_tensor,
+    quantize_nvfp4,
+)
 from onebox.spec.model import ModelSpec, spec_from_config
 from onebox.spec.modules import Module, ModuleClass, fused_experts, modules
 from onebox.spec.shapes import family_config
@@ -76,6 +84,17 @@ def fuse(spec: ModelSpec, tensors: Tensors, *, only_main: bool = False) -> Tenso
             for expert in range(spec.num_experts)
         ]
         result[fused.tensor] = torch.stack([torch.cat([result.pop(name) for name in row]) for row in names])
+    return result
+
+
+def packed_int3(spec: ModelSpec, weights: Tensors) -> Tensors:
+    """Projections and experts of 3 bits, the experts' down projections of 4, as compressed-tensors packs them."""
+    result = dict(weights)
+    for module in modules(spec):
+        if module.module_class in EXPERTS | PROJECTIONS:
+            is_down = module.name.endswith("down_proj")
+            made = pack_quantized(quantize(result.pop(module.plain_tensor), 4 if is_down else 3, 128))
+            result |= {f"{module.name}.{suffix}": tensor for suffix, tensor in made.items()}
     return result
 
 
@@ -220,6 +239,17 @@ MODELOPT_CONFIG = {
     "kv_cache_scheme": {"num_bits": 8, "type": "float", "dynamic": False},
 }
 
+_PACKED = {"type": "int", "symmetric": True, "strategy": "group", "group_size": 128, "dynamic": False}
+PACKED_CONFIG = {
+    "quant_method": "compressed-tensors",
+    "format": "pack-quantized",
+    "config_groups": {
+        "group_0": {"targets": ["Linear"], "weights": {**_PACKED, "num_bits": 3}},
+        "group_1": {"targets": [r"re:.*experts\.\d+\.down_proj$"], "weights": {**_PACKED, "num_bits": 4}},
+    },
+    "ignore": ["lm_head", "re:.*visual.*", "re:.*mlp.gate$", "re:.*shared_expert.*", "re:^mtp.*"],
+}
+
 KINDS = (
     "bf16-fused",
     "bf16-per-expert",
@@ -229,6 +259,7 @@ KINDS = (
     "nvfp4-llmc",
     "nvfp4-modelopt",
     "modelopt-mixed",
+    "packed-int3",
 )
 
 
@@ -255,6 +286,8 @@ def tensors_of(kind: str, spec: ModelSpec, weights: Tensors) -> tuple[Tensors, d
         dense = quantised(spec, weights, PROJECTIONS, fp8_tensor)
         four = EXPERTS | {ModuleClass.SHARED, ModuleClass.LM_HEAD}
         return quantised(spec, dense, four, nvfp4_modelopt), {**MODELOPT_CONFIG, "quant_algo": "MIXED_PRECISION"}
+    if kind == "packed-int3":
+        return packed_int3(spec, weights), PACKED_CONFIG
     raise ValueError(kind)
 
 

@@ -16,6 +16,7 @@ from onebox.bench.statistics import welch
 from onebox.bench.timing import decode_tok_s
 from onebox.planner.report import Weights
 from onebox.planner.roofline import Workload, project
+from onebox.spec.draft_vocab import default_draft_vocab_size
 from onebox.spec.errors import MismatchError, UsageError
 from onebox.spec.hardware import Box
 from onebox.spec.kv import KVFormat
@@ -218,7 +219,9 @@ def _projected(
     context = _context_tokens(run)
     if weights is None or context is None or acceptance is None or len(acceptance) != rung.drafts:
         return None, None
-    found = project(weights.spec, weights.stored, box, rung.kv, Workload(1, rung.drafts, context, acceptance or None))
+    rows = default_draft_vocab_size(weights.spec.vocab_size)
+    workload = Workload(1, rung.drafts, context, acceptance or None, draft_vocab_size=rows)
+    found = project(weights.spec, weights.stored, box, rung.kv, workload)
     rate = found.engine_rate
     return (rate.tokens_per_second if rate else None), float(found.least.total_bytes)
 

@@ -14,7 +14,7 @@ from onebox.checkpoint.hybrid import HYBRID_KEY, hybrid_contradictions, hybrid_n
 from onebox.checkpoint.source import INDEX_NAME, Checkpoint
 from onebox.spec.draft_vocab import D2T_TENSOR, DRAFT_VOCAB_KEY
 from onebox.spec.modules import FusedExperts, Module, ModuleClass, fused_experts, modules
-from onebox.spec.weights import DTYPE_BITS, Layout, Stored, identify, plain_layout
+from onebox.spec.weights import DTYPE_BITS, INTEGER_BITS, Layout, Stored, identify, plain_layout
 
 __all__ = ["Binding", "Bound", "Problem", "ProblemKind", "bind"]
 
@@ -37,6 +37,7 @@ class ProblemKind(StrEnum):
     SIDE_FILE = "side file"
     CONFIG = "config"
     OTHER_TOOLS = "other tools"
+    WIDENED = "widened"
 
 
 @dataclass(frozen=True)
@@ -66,6 +67,18 @@ class Bound:
     @property
     def nbytes(self) -> int:
         return sum(entry.nbytes for entry in self.tensors.values())
+
+    @property
+    def is_widened(self) -> bool:
+        """Whether a GPU holds it as INT4: fewer bits have kernels for routed experts alone."""
+        is_expert = self.module.module_class in (ModuleClass.EXPERTS, ModuleClass.MTP_EXPERTS)
+        return not is_expert and INTEGER_BITS.get(self.stored.format, 4) < 4
+
+    @property
+    def loaded_bytes(self) -> int:
+        """Bytes on a GPU: as stored, unless it is widened."""
+        missing = 4 - INTEGER_BITS[self.stored.format] if self.is_widened else 0
+        return self.nbytes + self.module.numel * missing // 8
 
 
 @dataclass

@@ -11,12 +11,13 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import onebox
 from onebox.checkpoint import inputs as inputs_of_build
+from onebox.checkpoint.calibrated import Calibration
 from onebox.checkpoint.convert import Unit, make_units
 from onebox.checkpoint.describe import describe, is_native, settle
 from onebox.checkpoint.disk import require_disk
@@ -53,7 +54,7 @@ from onebox.spec.draft_vocab import DRAFT_VOCAB_KEY
 from onebox.spec.errors import MismatchError, UnreadableError, WriteError
 from onebox.spec.modules import ModuleClass
 
-__all__ = ["BuildPlan", "can_resume", "output_bytes", "plan_build", "run_build"]
+__all__ = ["BuildPlan", "can_resume", "finished_build", "output_bytes", "plan_build", "run_build"]
 
 DEFAULT_SHARD_BYTES = 2 << 30
 _MAX_WRITERS = 4
@@ -80,6 +81,7 @@ class BuildPlan:
     """When each shard of the sources was last changed."""
     draft_vocab: tuple[int, ...] = ()
     """The tokens that the MTP head drafts from, as listed in the output; empty: it lists none."""
+    calibration: Calibration | None = None
 
     @property
     def fingerprint(self) -> str:
@@ -108,6 +110,7 @@ def plan_build(
     sources: BuildSources,
     shard_bytes: int = DEFAULT_SHARD_BYTES,
     draft_vocab: Sequence[int] | None = None,
+    calibration: Calibration | None = None,
 ) -> BuildPlan:
     """Selects the source and format of each module and splits the output into shards.
 
@@ -123,17 +126,19 @@ def plan_build(
     native = is_native(chosen, sources.base)
     choices = settle(chosen, native=native)
     listed = chosen_draft_vocab(draft_vocab, choices)
-    units = make_units(choices, relabel=not native)
+    units = make_units(choices, relabel=not native, calibration=calibration)
     if listed:
         last = max(place for place, unit in enumerate(units) if unit.module_class.in_mtp)
         units.insert(last + 1, draft_vocab_unit(listed))
     shards = split_shards(units, shard_bytes)
     config = _with_draft_vocab(_config(choices, sources, native=native), len(listed))
     copied = side_files(sources.base, is_native=native)
-    inputs = build_inputs(recipe, sources, shard_bytes, copied)
+    inputs = build_inputs(recipe, sources, shard_bytes, copied) | (calibration.inputs if calibration else {})
     if draft_vocab is not None:
         inputs["draft_vocab"] = hashlib.sha256(repr(listed).encode()).hexdigest()
-    return BuildPlan(recipe, sources, choices, shards, config, native, copied, inputs, stamps(sources), listed)
+    return BuildPlan(
+        recipe, sources, choices, shards, config, native, copied, inputs, stamps(sources), listed, calibration
+    )
 
 
 def _with_draft_vocab(config: dict[str, Any], size: int) -> dict[str, Any]:
@@ -161,10 +166,10 @@ def run_build(
     try:
         out = output_directory(out)
         # Before the lock too: a complete build may lie where nothing can be written.
-        done = _finished(plan, out)
+        done = finished_build(plan, out)
         if done is None:
             with build_lock(out):
-                done = _finished(plan, out)
+                done = finished_build(plan, out)
                 if done is None:
                     return _build(plan, out, restart=restart, on_bytes=on_bytes)
         on_bytes(plan.nbytes)
@@ -188,7 +193,7 @@ def _build(plan: BuildPlan, out: Path, *, restart: bool, on_bytes: Callable[[int
     return manifest
 
 
-def _finished(plan: BuildPlan, out: Path) -> Manifest | None:
+def finished_build(plan: BuildPlan, out: Path) -> Manifest | None:
     """The manifest of `out` if this build is already complete. Raises `WriteError` if `out` holds anything else."""
     if not out.exists() or (out.is_dir() and not any(out.iterdir())):
         return None
@@ -298,7 +303,7 @@ def _finish(plan: BuildPlan, staging: Path, records: dict[str, TensorRecord]) ->
     manifest = Manifest(
         onebox_version=onebox.__version__,
         fingerprint=plan.fingerprint,
-        recipe={key: str(value) for key, value in asdict(plan.recipe).items()},
+        recipe=plan.recipe.texts,
         sources={source.role: source.checkpoint.directory.resolve().name for source in plan.sources.all()},
         tensors=records,
         inputs=plan.inputs,
@@ -307,6 +312,7 @@ def _finish(plan: BuildPlan, staging: Path, records: dict[str, TensorRecord]) ->
             for shard in plan.shards
         },
         files={name: FileRecord.of(content) for name, content in [*contents.items(), (_CONFIG_NAME, config)]},
+        calibration=plan.calibration.report if plan.calibration else [],
     )
     for name, content in contents.items():
         write_bytes(staging / name, content)

@@ -4,21 +4,23 @@ A unit either *moves* byte ranges or *makes* tensors. All names, dtypes and size
 that a shard's header can be written first and its data streamed after it.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 
 import torch
 
 from onebox.checkpoint.bind import Bound
+from onebox.checkpoint.calibrated import Calibration, calibrated_matrix
 from onebox.checkpoint.header import TensorEntry
 from onebox.checkpoint.recipe import Action, ModuleChoice, rounded_tensors
 from onebox.checkpoint.rounding import SharedScale, TensorChunk, round_matrix, shared_scales
 from onebox.checkpoint.tensors import load, to_bytes
 from onebox.formats import gptq_to_packed, pack_quantized, unpack_gptq
+from onebox.formats.bits import pack_words
 from onebox.spec.errors import MismatchError, OneboxError, UnsupportedError
 from onebox.spec.modules import ModuleClass
-from onebox.spec.weights import Layout, StoredTensor, WeightFormat, tensor_bytes
+from onebox.spec.weights import INTEGER_BITS, Layout, StoredTensor, tensor_bytes
 
 __all__ = ["OutputTensor", "Unit", "make_units"]
 
@@ -51,17 +53,21 @@ class Unit:
         return sum(tensor.nbytes for tensor in self.tensors)
 
 
-def make_units(choices: list[ModuleChoice], *, relabel: bool) -> list[Unit]:
+def make_units(choices: list[ModuleChoice], *, relabel: bool, calibration: Calibration | None = None) -> list[Unit]:
     """The units of all choices in order. `relabel` converts moved modules to compressed-tensors' layout.
 
-    Fused experts stay fused if they are only moved: one unit then covers all experts of a tensor.
+    Fused experts stay fused if they are only moved: one unit then covers all experts of a tensor. What `calibration`
+    holds of the modules to quantise is written; the others are rounded to nearest.
     """
     units: list[Unit] = []
     fused_done: set[str] = set()
     shared = shared_scales(choices)
+    calibrated = calibration.tensors if calibration else {}
     for choice in choices:
         fused = choice.bound.fused
-        if fused and choice.action is Action.MOVE:
+        if choice.action is Action.QUANTIZE and choice.module.name in calibrated:
+            units.append(_calibrated_unit(choice, calibrated[choice.module.name]))
+        elif fused and choice.action is Action.MOVE:
             if fused.name not in fused_done:
                 fused_done.add(fused.name)
                 units.append(_move(choice, {fused.name: fused}))
@@ -84,6 +90,14 @@ def _unit(choice: ModuleChoice, shared: SharedScale | None, *, relabel: bool) ->
         entries = {_name(choice, names.get(suffix, suffix)): entry for suffix, entry in choice.bound.tensors.items()}
         return _move(choice, entries, Action.RELABEL)
     return _move(choice, {entry.name: entry for entry in choice.bound.tensors.values()})
+
+
+def _calibrated_unit(choice: ModuleChoice, found: Mapping[str, TensorEntry]) -> Unit:
+    tensors = rounded_tensors(choice.target, *choice.module.shape)
+    entries = [found[suffix] for suffix in tensors]
+    if [entry.stored for entry in entries] != list(tensors.values()):
+        raise MismatchError(f"The calibrated tensors of {choice.module.name} are not those of {choice.target}.")
+    return _make(choice, tensors, Action.CALIBRATE, partial(calibrated_matrix, entries))
 
 
 def _name(choice: ModuleChoice, suffix: str) -> str:
@@ -127,7 +141,7 @@ def _gptq_unit(choice: ModuleChoice) -> Unit:
             f"The {choice.source.role} checkpoint was quantised with desc_act (act-order), which compressed-tensors "
             "cannot describe together with other formats: keep its format, or start from the BF16 checkpoint."
         )
-    bits = 8 if stored.format is WeightFormat.INT8 else 4
+    bits = INTEGER_BITS[stored.format]
     groups = -(-columns // (stored.group_size or columns))
     tensors = {
         "weight_packed": StoredTensor("I32", (rows, columns * bits // 32)),
@@ -142,11 +156,9 @@ def _gptq_unit(choice: ModuleChoice) -> Unit:
 
 
 def _repack_symmetric(bound: Bound, bits: int, offset: int) -> Iterator[TensorChunk]:
-    """Transposes GPTQ words into packed words, which hold the same nibbles; all zero points must be the middle."""
+    """Transposes GPTQ words into packed words, which hold the same codes; all zero points must be the middle."""
     _check_trivial_index(bound)
-    middle = (1 << (bits - 1)) - offset
-    word = int.from_bytes(bytes([middle * 17 if bits == 4 else middle]) * 4, "little", signed=True)
-    if not bool((load(bound.tensors["qzeros"]) == word).all()):
+    if not bool((load(bound.tensors["qzeros"]) == _equal_zeros(-offset, bound.module.shape[0], bits)).all()):
         raise MismatchError("its qzeros hold other zero points than the symmetric one, though its config sets sym.")
     tensors = {
         "weight_packed": gptq_to_packed(load(bound.tensors["qweight"])),
@@ -162,11 +174,14 @@ def _repack_asymmetric(bound: Bound, bits: int, offset: int) -> Iterator[TensorC
     matrix = unpack_gptq(**parts, zeros_offset=offset, bits=bits, group_size=bound.stored.group_size or None)
     tensors = pack_quantized(matrix)
     if matrix.zeros is None:
-        middle = (1 << (bits - 1)) * (0x11 if bits == 4 else 1)
         rows, groups = matrix.scales.shape
-        word = int.from_bytes(bytes([middle]) * 4, "little", signed=True)
-        tensors["weight_zero_point"] = torch.full((rows * bits // 32, groups), word, dtype=torch.int32)
+        tensors["weight_zero_point"] = _equal_zeros(0, rows, bits).t().expand(-1, groups).contiguous()
     yield from _pieces(tensors, ["weight_packed", "weight_scale", "weight_shape", "weight_zero_point"])
+
+
+def _equal_zeros(zero: int, rows: int, bits: int) -> torch.Tensor:
+    """The words [1, rows * bits / 32] of one signed zero point for all rows."""
+    return pack_words(torch.full((1, rows), zero, dtype=torch.int8), bits)
 
 
 def _check_trivial_index(bound: Bound) -> None:

@@ -5,6 +5,7 @@ that is not requantised is converted to compressed-tensors' layout and described
 """
 
 import re
+from collections import Counter
 from dataclasses import replace
 from typing import Any
 
@@ -12,7 +13,7 @@ from onebox.checkpoint.hybrid import HYBRID_KEY
 from onebox.checkpoint.recipe import Action, BuildSource, ModuleChoice
 from onebox.spec.errors import UnsupportedError
 from onebox.spec.modules import ModuleClass
-from onebox.spec.weights import FP8_BLOCK, Layout, Stored, WeightFormat
+from onebox.spec.weights import FP8_BLOCK, INTEGER_BITS, Layout, Stored, WeightFormat
 
 __all__ = ["describe", "is_native", "settle"]
 
@@ -110,15 +111,49 @@ def _pattern(module_class: ModuleClass) -> str:
 
 
 def _targets(members: list[ModuleChoice], choices: list[ModuleChoice]) -> list[str]:
-    """One pattern per class if all its modules have one format, else the modules by name."""
+    """One pattern per class if all its modules have one format; experts by layer and part; else modules by name."""
     targets = []
     for module_class in sorted(_classes(members)):
-        ways = {_way(choice) for choice in choices if choice.module.module_class is module_class}
-        if len(ways) == 1:
+        alike = [choice for choice in choices if choice.module.module_class is module_class]
+        own = [choice for choice in members if choice.module.module_class is module_class]
+        if len({_way(choice) for choice in alike}) == 1:
             targets.append(_pattern(module_class))
+        elif module_class is ModuleClass.EXPERTS:
+            targets += _expert_targets(own, alike)
         else:
-            targets += [choice.module.name for choice in members if choice.module.module_class is module_class]
+            targets += [choice.module.name for choice in own]
     return targets
+
+
+_EXPERT = re.compile(r"layers\.(\d+)\.mlp\.experts\.\d+\.(gate|up|down)_proj$")
+
+
+def _expert_targets(members: list[ModuleChoice], all_experts: list[ModuleChoice]) -> list[str]:
+    """Patterns of whole layers' gate, up or down projections, and by name those of layers that are not alike."""
+    count: Counter[tuple[str, ...]] = Counter(_layer_and_part(choice) for choice in all_experts)
+    found: Counter[tuple[str, ...]] = Counter(_layer_and_part(choice) for choice in members)
+    layers_of: dict[str, list[str]] = {}
+    for layer, part in (key for key in found if found[key] == count[key]):
+        layers_of.setdefault(part, []).append(layer)
+    parts_of: dict[tuple[str, ...], list[str]] = {}
+    for part, layers in layers_of.items():
+        parts_of.setdefault(tuple(sorted(layers, key=int)), []).append(part)
+    num_layers = len({layer for layer, _ in count})
+    patterns = [
+        rf"re:^(?!mtp\.).*layers\.{_any_of(layers, num_layers)}\.mlp\.experts\.\d+\.({'|'.join(parts)})_proj$"
+        for layers, parts in parts_of.items()
+    ]
+    single = [choice for choice in members if found[_layer_and_part(choice)] < count[_layer_and_part(choice)]]
+    return patterns + [choice.module.name for choice in single]
+
+
+def _layer_and_part(choice: ModuleChoice) -> tuple[str, ...]:
+    found = _EXPERT.search(choice.module.name)
+    return found.groups() if found else ("", "")
+
+
+def _any_of(layers: tuple[str, ...], num_layers: int) -> str:
+    return r"\d+" if len(layers) == num_layers else f"({'|'.join(layers)})"
 
 
 def _ignored(choices: list[ModuleChoice]) -> list[str]:
@@ -137,7 +172,7 @@ def _scheme(stored: Stored, has_inputs: bool) -> dict[str, Any]:
     if stored.format is WeightFormat.NVFP4:
         return _nvfp4_scheme(has_inputs)
     if stored.layout is Layout.PACKED:
-        bits = 4 if stored.format is WeightFormat.INT4 else 8
+        bits = INTEGER_BITS[stored.format]
         # One scale per row is what compressed-tensors calls a channel.
         size = {"strategy": "group", "group_size": stored.group_size} if stored.group_size else {"strategy": "channel"}
         weights = {"num_bits": bits, "type": "int", "symmetric": not stored.has_zero_points, "dynamic": False, **size}

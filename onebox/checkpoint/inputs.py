@@ -9,7 +9,6 @@ import hashlib
 import json
 import os
 from collections.abc import Iterator
-from dataclasses import asdict
 from pathlib import Path
 
 import onebox
@@ -32,7 +31,13 @@ _NAMED_INPUTS = {
     "recipe": "recipe",
     "shard_bytes": "--shard-gib",
     "draft_vocab": "draft vocabulary",
+    "calibration": "calibration",
+    "calibration text": "calibration text",
+    "auto-round": "version of auto-round",
+    "torch": "version of torch",
+    "device": "kind of device",
 }
+"""The inputs that are no files, and how a sentence names them."""
 
 
 def side_files(base: BuildSource, *, is_native: bool) -> list[Path]:
@@ -50,7 +55,7 @@ def _is_side_file(path: Path) -> bool:
 
 def build_inputs(recipe: Recipe, sources: BuildSources, shard_bytes: int, copied: list[Path]) -> dict[str, str]:
     """A digest, or the value itself where it is short, of each input by name; `copied` are the base's side files."""
-    inputs = {"onebox": onebox.__version__, "recipe": json.dumps(asdict(recipe)), "shard_bytes": str(shard_bytes)}
+    inputs = {"onebox": onebox.__version__, "recipe": json.dumps(recipe.texts), "shard_bytes": str(shard_bytes)}
     for source in sources.all():
         directory = source.checkpoint.directory
         names = {"config.json", *(name for name in _OWN_DESCRIPTIONS if (directory / name).exists())}

@@ -4,7 +4,7 @@ Reads headers only, without torch; `deep` also reads the values.
 """
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -25,11 +25,12 @@ __all__ = ["ClassRow", "InspectReport", "MtpHeadReport", "inspect_checkpoint", "
 
 @dataclass(frozen=True)
 class ClassRow:
-    """One module class of a checkpoint: number of modules per format, and bytes."""
+    """One module class of a checkpoint: number of modules per format, and bytes, as stored and on a GPU."""
 
     module_class: ModuleClass
     formats: dict[str, int]
     nbytes: int
+    loaded_bytes: int
 
 
 @dataclass(frozen=True)
@@ -73,7 +74,14 @@ class InspectReport:
 
     @property
     def class_bytes(self) -> dict[ModuleClass, int]:
-        return {row.module_class: row.nbytes for row in self.rows}
+        """Bytes of each class on a GPU, which a step reads."""
+        return {row.module_class: row.loaded_bytes for row in self.rows}
+
+    @property
+    def class_formats(self) -> dict[ModuleClass, str]:
+        """The format of each class by name, such as int4; `int3/int4` where there are two."""
+        ways = {row.module_class: {way.split()[0] for way in row.formats} for row in self.rows}
+        return {kind: "/".join(sorted(names)) for kind, names in ways.items()}
 
 
 def inspect_checkpoint(
@@ -104,6 +112,7 @@ def inspect_opened(
     formats = ((bound.module.module_class, bound.stored) for bound in binding.modules.values())
     limits = stock_limits(checkpoint.quantization_config, formats)
     binding.problems += [Problem(ProblemKind.OTHER_TOOLS, "config.json", text, is_fatal=False) for text in limits]
+    binding.problems += _widened(binding)
     loaded, _ = convert_binding(binding, conversion)
     if not deep:
         return report_on(checkpoint, loaded, is_deep=False)
@@ -158,10 +167,26 @@ def report_on(checkpoint: Checkpoint, binding: Binding, *, is_deep: bool) -> Ins
 def _class_rows(binding: Binding) -> tuple[ClassRow, ...]:
     formats: dict[ModuleClass, Counter[str]] = {kind: Counter() for kind in ModuleClass}
     nbytes: Counter[ModuleClass] = Counter()
+    loaded: Counter[ModuleClass] = Counter()
     for bound in binding.modules.values():
         formats[bound.module.module_class][str(bound.stored)] += 1
         nbytes[bound.module.module_class] += bound.nbytes
-    return tuple(ClassRow(kind, dict(formats[kind]), nbytes[kind]) for kind in ModuleClass if formats[kind])
+        loaded[bound.module.module_class] += bound.loaded_bytes
+    return tuple(
+        ClassRow(kind, dict(formats[kind]), nbytes[kind], loaded[kind]) for kind in ModuleClass if formats[kind]
+    )
+
+
+def _widened(binding: Binding) -> Iterator[Problem]:
+    """A note on matrices that take more memory than their files say."""
+    bounds = [bound for bound in binding.modules.values() if bound.is_widened]
+    if bounds:
+        more = sum(bound.loaded_bytes - bound.nbytes for bound in bounds)
+        text = (
+            f"{len(bounds):,} matrices that are no routed experts, such as {bounds[0].module.name}, have fewer than 4 "
+            f"bits: a GPU holds them as INT4, the same values in {more / 1e9:.3f} GB more than is stored."
+        )
+        yield Problem(ProblemKind.WIDENED, bounds[0].module.name, text, is_fatal=False)
 
 
 def _mtp_head(checkpoint: Checkpoint, binding: Binding, *, is_deep: bool) -> MtpHeadReport:

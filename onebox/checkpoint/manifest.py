@@ -67,10 +67,14 @@ class Manifest:
     shards: dict[str, FileRecord] = field(default_factory=dict)
     files: dict[str, FileRecord] = field(default_factory=dict)
     """Every other file but the manifest."""
+    calibration: list[dict[str, Any]] = field(default_factory=list)
+    """What `onebox quantize` tuned in each block; absent from the file if nothing was."""
     version: int = _VERSION
 
     def to_json(self) -> dict[str, Any]:
         value = asdict(self)
+        if not self.calibration:
+            del value["calibration"]
         return _sealed({"manifest_version": value.pop("version"), **value})
 
 

@@ -4,11 +4,12 @@ A recipe is one target format per module class. `choose` turns it, with the open
 or raises an error if a target is not possible. No tensor is read here.
 """
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from onebox.checkpoint.bind import Binding, Bound, bind
 from onebox.checkpoint.partial import MTP_CLASSES, narrow
@@ -16,12 +17,14 @@ from onebox.checkpoint.source import Checkpoint, join_checkpoints, open_checkpoi
 from onebox.spec.errors import MismatchError, UnsupportedError, UsageError
 from onebox.spec.model import ModelSpec
 from onebox.spec.modules import Module, ModuleClass, modules
-from onebox.spec.weights import FP8_BLOCK, NVFP4_GROUP, Layout, Stored, StoredTensor, WeightFormat
+from onebox.spec.weights import FP8_BLOCK, INTEGER_BITS, NVFP4_GROUP, Layout, Stored, StoredTensor, WeightFormat
 
 __all__ = [
+    "FORMATS",
     "Action",
     "BuildSource",
     "BuildSources",
+    "LayerTarget",
     "ModuleChoice",
     "Recipe",
     "TargetFormat",
@@ -43,7 +46,15 @@ class TargetFormat(StrEnum):
     FP8 = "fp8"
     INT8 = "int8"
     INT4 = "int4"
+    INT3 = "int3"
+    INT2 = "int2"
     NVFP4 = "nvfp4"
+    AUTO = "auto"
+    """Of the MTP layer alone: what is stored in BF16 is quantised as the model's own layers are (`_mtp_target`)."""
+
+
+FORMATS = tuple(target for target in TargetFormat if target is not TargetFormat.AUTO)
+"""The targets of any class."""
 
 
 class Action(StrEnum):
@@ -57,12 +68,28 @@ class Action(StrEnum):
     """The same codes with NVFP4's global scale inverted, which rounds one float32 value per weight."""
     QUANTIZE = "quantised"
     """Rounded to nearest."""
+    CALIBRATE = "calibrated"
+    """Rounded by a calibration (`onebox quantize`)."""
     LIST = "listed"
     """Token ids, not values: the draft vocabulary."""
 
 
-_COLUMNS_PER_GROUP = {TargetFormat.INT4: GROUP_SIZE, TargetFormat.NVFP4: NVFP4_GROUP}
-"""Columns per scale of the four-bit targets."""
+_TILED = (TargetFormat.INT4, TargetFormat.INT3, TargetFormat.INT2)
+"""The formats of experts that one kernel reads, in which gate and up may differ from down."""
+_FEW_BITS = (TargetFormat.INT3, TargetFormat.INT2)
+_COLUMNS_PER_GROUP = {**dict.fromkeys(_TILED, GROUP_SIZE), TargetFormat.NVFP4: NVFP4_GROUP}
+"""Columns per scale of the targets of at most four bits."""
+_LAYER = re.compile(r"\blayers\.(\d+)\.")
+
+
+class LayerTarget(NamedTuple):
+    """The target of the routed experts of some layers."""
+
+    layers: tuple[int, ...]
+    target: TargetFormat
+
+    def __str__(self) -> str:
+        return f"{','.join(map(str, self.layers))}={self.target.value}"
 
 
 @dataclass(frozen=True)
@@ -75,19 +102,63 @@ class Recipe:
     shared: TargetFormat = TargetFormat.KEEP
     mtp: TargetFormat = TargetFormat.KEEP
     lm_head: TargetFormat = TargetFormat.KEEP
+    experts_down: TargetFormat | None = None
+    """Of the routed experts' down projections; None: as their gate and up projections."""
+    expert_layers: tuple[LayerTarget, ...] = ()
+    """Of the routed experts of single layers, whatever the others have; the first that names a layer counts."""
+
+    def __post_init__(self) -> None:
+        for name, target in self.targets.items():
+            if target in _FEW_BITS and not name.startswith("experts"):
+                raise UsageError(
+                    f"--{name.replace('_', '-')} {target}: {target.value.upper()} is a format of routed experts "
+                    "(--experts, --experts-down, --expert-layers); use int4."
+                )
+        if self.experts_down and not {self.experts, self.experts_down} <= set(_TILED):
+            raise UsageError(
+                f"--experts-down {self.experts_down} beside --experts {self.experts}: down projections can have "
+                f"another format than gate and up only among {', '.join(_TILED)}, which one kernel reads."
+            )
+
+    @property
+    def targets(self) -> dict[str, TargetFormat]:
+        """The targets that are set for whole classes, by field."""
+        return {name: value for name, value in vars(self).items() if isinstance(value, TargetFormat)}
+
+    @property
+    def texts(self) -> dict[str, str]:
+        """What is set, by field, as manifests and digests have it."""
+        texts = {name: target.value for name, target in self.targets.items()}
+        if self.expert_layers:
+            texts["expert_layers"] = " ".join(str(each) for each in self.expert_layers)
+        return texts
 
     @classmethod
-    def completed(cls, given: Mapping[str, TargetFormat], *, has_fp8: bool) -> "Recipe":
-        """The given targets and the defaults: DeltaNet as attention, FP8 shared experts if FP8 is a source."""
+    def completed(cls, given: Mapping[str, Any], *, has_fp8: bool) -> "Recipe":
+        """The given targets and the defaults: DeltaNet as attention, FP8 shared experts if there is FP8, MTP auto."""
         shared = TargetFormat.FP8 if has_fp8 else TargetFormat.KEEP
         delta = given.get("attention", TargetFormat.KEEP)
-        return cls(**{"shared": shared, "delta": delta, **given})
+        return cls(**{"shared": shared, "delta": delta, "mtp": TargetFormat.AUTO, **given})
 
     def target_of(self, module: Module) -> TargetFormat:
         """The target of one module. Routers, norms, gates, mtp.fc, embedding and vision always keep their format."""
         field = _FIELD_OF.get(module.module_class)
+        if module.module_class is ModuleClass.EXPERTS:
+            return self._expert_target(module.name)
         target: TargetFormat = getattr(self, field) if field and module.is_matrix else TargetFormat.KEEP
         return target
+
+    def _expert_target(self, name: str) -> TargetFormat:
+        layer = _layer_of(name)
+        own = next((each.target for each in self.expert_layers if layer in each.layers), None)
+        if own is None and name.endswith(".down_proj"):
+            own = self.experts_down
+        return own or self.experts
+
+
+def _layer_of(name: str) -> int:
+    found = _LAYER.search(name)
+    return int(found.group(1)) if found else -1
 
 
 _FIELD_OF = {
@@ -137,7 +208,7 @@ def classes_used(recipe: Recipe, role: str, *, has_fp8: bool = True, has_mtp_sou
     """The module classes that a build takes from the source in `role`: "base", "fp8" or "mtp"."""
     if role == "mtp":
         return MTP_CLASSES
-    fields = [name for name, target in vars(recipe).items() if target is TargetFormat.FP8]
+    fields = [name for name, target in recipe.targets.items() if target is TargetFormat.FP8]
     fp8 = {kind for name in fields for kind in _classes_of(name)} - (MTP_CLASSES if has_mtp_source else frozenset())
     if role == "fp8":
         return frozenset(fp8)
@@ -172,22 +243,64 @@ def choose(recipe: Recipe, sources: BuildSources) -> list[ModuleChoice]:
 def _refuse_idle_targets(recipe: Recipe, choices: list[ModuleChoice]) -> None:
     """Rejects a target that applies to no module of the output, which would otherwise be ignored silently."""
     used = {_FIELD_OF.get(choice.module.module_class) for choice in choices}
-    for name, target in vars(recipe).items():
-        if target is not TargetFormat.KEEP and name not in used:
+    for name, target in recipe.targets.items():
+        if target not in (TargetFormat.KEEP, TargetFormat.AUTO) and name.removesuffix("_down") not in used:
             raise UsageError(
                 f"--{name.replace('_', '-')} {target} has nothing to act on: no source holds such modules; "
                 "leave it out or name a source that does."
+            )
+    held = {_layer_of(choice.module.name) for choice in choices if choice.module.module_class is ModuleClass.EXPERTS}
+    for layers, target in recipe.expert_layers:
+        unknown = [layer for layer in layers if layer not in held]
+        if unknown:
+            raise UsageError(
+                f"--expert-layers names layer {unknown[0]} for {target}, but the model has routed experts in layers "
+                f"{min(held, default=0)} to {max(held, default=0)}."
             )
 
 
 def _choices(recipe: Recipe, sources: BuildSources) -> Iterator[ModuleChoice]:
     wanted = list(modules(_richest_spec(sources)))
     origins = _origins(recipe, sources, wanted)
+    body: dict[ModuleClass, WeightFormat] = {}
     for module in wanted:
         source = origins[module.module_class]
         bound = source.binding.modules.get(module.name)
         if bound is not None:
-            yield _choose_one(recipe.target_of(module), module, source, bound)
+            target = recipe.target_of(module)
+            # The MTP layer's modules come after the body's.
+            target = _mtp_target(bound, body) if target is TargetFormat.AUTO else target
+            choice = _choose_one(target, module, source, bound)
+            if module.is_matrix:
+                body.setdefault(module.module_class, choice.target.format)
+            yield choice
+
+
+_BODY_OF = {
+    ModuleClass.MTP_EXPERTS: ModuleClass.EXPERTS,
+    ModuleClass.MTP_SHARED: ModuleClass.SHARED,
+    ModuleClass.MTP_ATTENTION: ModuleClass.ATTENTION,
+}
+_PLAIN = (WeightFormat.BF16, WeightFormat.FP16, WeightFormat.FP32)
+_FOUR_BITS = {WeightFormat.INT4: TargetFormat.INT4, WeightFormat.NVFP4: TargetFormat.NVFP4}
+
+
+def _mtp_target(bound: Bound, body: Mapping[ModuleClass, WeightFormat]) -> TargetFormat:
+    """The target of one matrix of the MTP layer, from the formats of the body's classes.
+
+    Experts are INT4, or FP8 or NVFP4 where the body's are; attention and the shared expert have the body's four-bit
+    format or FP8. What is quantised already is kept, and so is the head of a body whose experts are not quantised.
+    """
+    experts = body.get(ModuleClass.EXPERTS, WeightFormat.BF16)
+    if experts in _PLAIN or not bound.is_plain:
+        return TargetFormat.KEEP
+    own = body.get(_BODY_OF[bound.module.module_class], WeightFormat.BF16)
+    if bound.module.module_class is ModuleClass.MTP_EXPERTS:
+        target = TargetFormat.FP8 if own is WeightFormat.FP8 else _FOUR_BITS.get(own, TargetFormat.INT4)
+    else:
+        target = _FOUR_BITS.get(own, TargetFormat.FP8)
+    is_whole = bound.module.shape[1] % _COLUMNS_PER_GROUP.get(target, 1) == 0
+    return target if is_whole else TargetFormat.FP8
 
 
 def _origins(recipe: Recipe, sources: BuildSources, wanted: list[Module]) -> dict[ModuleClass, BuildSource]:
@@ -197,7 +310,7 @@ def _origins(recipe: Recipe, sources: BuildSources, wanted: list[Module]) -> dic
     that --mtp-from names is never exchanged.
     """
     origins = {kind: sources.mtp if sources.mtp and kind.in_mtp else sources.base for kind in ModuleClass}
-    for name, target in vars(recipe).items():
+    for name, target in recipe.targets.items():
         if target is not TargetFormat.FP8 or sources.fp8 is None or (name == "mtp" and sources.mtp):
             continue
         kinds = _classes_of(name)
@@ -273,6 +386,8 @@ def rounded_form(target: TargetFormat, bound: Bound) -> Stored:
         TargetFormat.FP8: Stored(WeightFormat.FP8, Layout.FP8_BLOCK),
         TargetFormat.INT8: Stored(WeightFormat.INT8, Layout.PACKED),
         TargetFormat.INT4: Stored(WeightFormat.INT4, Layout.PACKED, GROUP_SIZE),
+        TargetFormat.INT3: Stored(WeightFormat.INT3, Layout.PACKED, GROUP_SIZE),
+        TargetFormat.INT2: Stored(WeightFormat.INT2, Layout.PACKED, GROUP_SIZE),
         TargetFormat.NVFP4: Stored(WeightFormat.NVFP4, Layout.NVFP4_DIVIDES, NVFP4_GROUP),
     }[target]
 
@@ -289,9 +404,8 @@ def rounded_tensors(target: Stored, rows: int, columns: int) -> dict[str, Stored
             "weight_scale": StoredTensor("F8_E4M3", (rows, columns // NVFP4_GROUP)),
             "weight_global_scale": StoredTensor("F32", (1,)),
         }
-    bits = 4 if target.format is WeightFormat.INT4 else 8
     return {
-        "weight_packed": StoredTensor("I32", (rows, -(-columns * bits // 32))),
+        "weight_packed": StoredTensor("I32", (rows, -(-columns * INTEGER_BITS[target.format] // 32))),
         "weight_scale": StoredTensor(scale, (rows, -(-columns // (target.group_size or columns)))),
         "weight_shape": StoredTensor("I64", (2,)),
     }

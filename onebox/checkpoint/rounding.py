@@ -16,7 +16,7 @@ from onebox.checkpoint.recipe import Action, ModuleChoice
 from onebox.checkpoint.tensors import to_bytes
 from onebox.checkpoint.weights import read_weight, slice_rows
 from onebox.formats import Dialect, nvfp4_global_scale, pack_quantized, quantize, quantize_fp8_block, quantize_nvfp4
-from onebox.spec.weights import FP8_BLOCK, Stored, WeightFormat
+from onebox.spec.weights import FP8_BLOCK, INTEGER_BITS, Stored, WeightFormat
 
 __all__ = ["SharedScale", "TensorChunk", "round_matrix", "round_slab", "shared_scales", "slabs"]
 
@@ -97,6 +97,6 @@ def round_slab(weight: Tensor, target: Stored, global_scale: Tensor | None = Non
     if target.format is WeightFormat.NVFP4:
         packed, scale, _ = quantize_nvfp4(weight, Dialect.LLM_COMPRESSOR, global_scale)
         return packed, scale
-    bits = 4 if target.format is WeightFormat.INT4 else 8
+    bits = INTEGER_BITS[target.format]
     tensors = pack_quantized(quantize(weight, bits, target.group_size or None, _SCALE_DTYPE))
     return tensors["weight_packed"], tensors["weight_scale"]

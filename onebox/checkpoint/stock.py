@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from onebox.spec.modules import ModuleClass
-from onebox.spec.weights import Stored, WeightFormat
+from onebox.spec.weights import Layout, Stored, WeightFormat
 
 __all__ = ["stock_limits"]
 
@@ -25,6 +25,11 @@ def stock_limits(quantization: Mapping[str, Any] | None, formats: Iterable[tuple
     if WeightFormat.NVFP4 in experts:
         limits.append(
             "Stock transformers (5.22) opens NVFP4 experts and ignores their global scales: its numbers are wrong."
+        )
+    if sum(stored.layout is not Layout.PLAIN for stored in stored_experts) > 1:
+        limits.append(
+            "Stock transformers (5.22) takes one format for all routed experts; here there are several: its numbers "
+            "are wrong. vLLM takes one format for the experts of a layer, and stops at others."
         )
     if any(stored.has_zero_points for stored in stored_experts):
         limits.append("Stock transformers (5.22) cannot open asymmetric INT4 (symmetric: false) experts: it stops.")

@@ -19,6 +19,8 @@ _CHUNK_BYTES = 16 << 20
 _SCALES = {"scales", "weight_scale", "weight_scale_inv", "weight_global_scale", "weight_scale_2"}
 _WEIGHTS = {"weight", "weight_packed", "qweight"}
 _GROUP_INDICES = {"g_idx", "weight_g_idx"}
+# AutoRound's scales are negative where the largest weight of a group is positive: its code is then -8, never 7.
+_SIGNED_SCALES = {Layout.GPTQ, Layout.PACKED}
 # NVFP4 tools store a zero scale for a group of zeros; everywhere else a scale of zero is corruption.
 _ZERO_SCALES = {Layout.NVFP4_DIVIDES: {"weight_scale"}, Layout.NVFP4_MULTIPLIES: {"weight_scale"}}
 _INT_OF = {
@@ -61,6 +63,8 @@ def _complaint(bound: Bound, suffix: str, entry: TensorEntry) -> str | None:
 def _chunk_complaint(bound: Bound, suffix: str, values: torch.Tensor) -> str | None:
     if values.is_floating_point() and not _is_finite(values):
         return "holds values that are not finite"
+    if suffix in _SCALES and bound.stored.layout in _SIGNED_SCALES:
+        return None if bool((values != 0).all()) else "holds scales of zero"
     if suffix in _SCALES and not _are_good_scales(
         values, may_be_zero=suffix in _ZERO_SCALES.get(bound.stored.layout, ())
     ):

@@ -21,7 +21,7 @@ from onebox.formats import (
     unpack_quantized,
 )
 from onebox.spec.errors import UnsupportedError
-from onebox.spec.weights import DTYPE_BITS, FP8_BLOCK, Layout, WeightFormat
+from onebox.spec.weights import DTYPE_BITS, FP8_BLOCK, INTEGER_BITS, Layout
 
 __all__ = ["can_slice_rows", "read_weight", "slice_rows", "weight_tensors"]
 
@@ -43,7 +43,7 @@ def read_weight(bound: Bound, *, zeros_offset: int = 1, read: Callable[[TensorEn
     layout = bound.stored.layout
     if layout is Layout.PLAIN:
         return parts["weight"].to(torch.float32)
-    bits, size = 8 if bound.stored.format is WeightFormat.INT8 else 4, bound.stored.group_size or None
+    bits, size = INTEGER_BITS.get(bound.stored.format, 0), bound.stored.group_size or None
     if layout is Layout.GPTQ:
         return dequantize(unpack_gptq(**parts, zeros_offset=zeros_offset, bits=bits, group_size=size))
     if layout is Layout.PACKED:

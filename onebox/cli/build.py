@@ -13,9 +13,10 @@ if TYPE_CHECKING:
     from onebox.checkpoint.build import BuildPlan
     from onebox.checkpoint.recipe import BuildSources, Recipe, TargetFormat
 
-__all__ = ["build"]
+__all__ = ["FormatOptions", "SourceOptions", "build", "print_plan"]
 
 _FORMAT = "keep, bf16, fp8, int8, int4 or nvfp4"
+_EXPERT_FORMAT = "keep, bf16, fp8, int8, int4, int3, int2 or nvfp4"
 
 
 @option_group("Sources")
@@ -56,32 +57,52 @@ class FormatOptions:
     """The format of each module class in the output."""
 
     lm_head: Annotated[str, typer.Option(help="LM head: keep, bf16 or int8.")] = "keep"
-    experts: Annotated[str, typer.Option(help=f"Routed experts: {_FORMAT}.")] = "keep"
+    experts: Annotated[str, typer.Option(help=f"Routed experts: {_EXPERT_FORMAT}.")] = "keep"
+    experts_down: Annotated[
+        str | None,
+        typer.Option(help="Their down projections, if different from --experts: int4, int3 or int2 beside another."),
+    ] = None
+    expert_layers: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Routed experts of some layers, if different: 0-3,44-47=int4, or '8 of FILE=int4' for the 8 layers "
+            "with the largest numbers of a JSON file (layer: number). Repeatable.",
+        ),
+    ] = None
     attention: Annotated[str, typer.Option(help=f"Attention and DeltaNet projections: {_FORMAT}.")] = "keep"
     delta: Annotated[str | None, typer.Option(help="DeltaNet projections, if different from --attention.")] = None
     shared: Annotated[
         str | None, typer.Option(help=f"Shared experts: {_FORMAT}; default fp8 with --fp8, else keep.")
     ] = None
-    mtp: Annotated[str, typer.Option(help=f"The MTP layer's experts and projections: {_FORMAT}.")] = "keep"
+    mtp: Annotated[
+        str,
+        typer.Option(
+            help=f"The MTP layer's experts and projections: auto, {_FORMAT}. auto quantises BF16 ones as the model's "
+            "own layers are; keep leaves them."
+        ),
+    ] = "auto"
 
     def recipe(self, *, has_fp8: bool) -> "Recipe":
-        from onebox.checkpoint.recipe import Recipe
+        from onebox.checkpoint.layer_targets import parse_layer_target
+        from onebox.checkpoint.recipe import Recipe, TargetFormat
 
         given = {
             "experts": _target("--experts", self.experts),
+            "experts_down": _target("--experts-down", self.experts_down) if self.experts_down else None,
+            "expert_layers": tuple(parse_layer_target(text) for text in self.expert_layers or ()),
             "attention": _target("--attention", self.attention),
             "delta": _target("--delta", self.delta) if self.delta else None,
             "shared": _target("--shared", self.shared) if self.shared else None,
-            "mtp": _target("--mtp", self.mtp),
+            "mtp": _target("--mtp", self.mtp, tuple(TargetFormat)),
             "lm_head": _target("--lm-head", self.lm_head, ("keep", "bf16", "int8")),
         }
         return Recipe.completed({name: target for name, target in given.items() if target}, has_fp8=has_fp8)
 
 
 def _target(flag: str, value: str, allowed: Sequence[str] = ()) -> "TargetFormat":
-    from onebox.checkpoint.recipe import TargetFormat
+    from onebox.checkpoint.recipe import FORMATS, TargetFormat
 
-    allowed = allowed or [target.value for target in TargetFormat]
+    allowed = allowed or FORMATS
     if value not in allowed:
         raise typer.BadParameter(f"{value!r} is not one of {', '.join(allowed)}", param_hint=flag)
     return TargetFormat(value)
@@ -118,7 +139,7 @@ def build(
     opened = sources.opened(recipe)
     listed = _draft_vocab(draft_vocab, opened.base.checkpoint.spec.vocab_size)
     plan = plan_build(recipe, opened, int(shard_gib * 2**30), listed)
-    _print_plan(plan, out)
+    print_plan(plan, out)
     if dry_run:
         return
     with byte_progress("building", plan.nbytes) as on_bytes:
@@ -140,7 +161,7 @@ def _draft_vocab(given: str, vocab_size: int) -> list[int] | None:
         ) from None
 
 
-def _print_plan(plan: "BuildPlan", out: Path) -> None:
+def print_plan(plan: "BuildPlan", out: Path) -> None:
     from rich.console import Console
 
     from onebox.checkpoint.match import shares_norms

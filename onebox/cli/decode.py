@@ -26,8 +26,9 @@ def decode(
     weights: Annotated[
         str,
         typer.Option(
-            help="Formats of the random weights: hybrid, nvfp4 (the hybrid with NVFP4 experts), or int4, fp8, bf16 as "
-            "published; several, comma-separated, one after the other. What does not fit this GPU is left out."
+            help="Formats of the random weights: hybrid, the hybrid with other experts (hybrid-int3; hybrid-int34: "
+            "gate and up of 3 bits, down of 4; hybrid-int2; nvfp4), or int4, fp8, bf16 as published; several, "
+            "comma-separated, one after the other. What does not fit this GPU is left out."
         ),
     ] = "hybrid",
     rows: Annotated[

@@ -83,7 +83,7 @@ def to_json(report: "InspectReport") -> dict[str, Any]:
         ],
         "step_bytes": sum(size for kind, size in step.items() if not kind.in_mtp),
         "draft_bytes": sum(size for kind, size in step.items() if kind.in_mtp),
-        "mtp": asdict(report.mtp),
+        "mtp": {**asdict(report.mtp), "cost": _mtp_cost(report)},
         "problems": [asdict(problem) for problem in report.problems],
     }
 
@@ -99,7 +99,8 @@ def _print(report: "InspectReport") -> None:
     )
     console.print(_table(report))
     console.print(f"MTP head: {_mtp_sentence(report.mtp)}", highlight=False)
-    for line in _problem_lines(report.problems):
+    cost = _mtp_cost(report)
+    for line in [*_problem_lines(report.problems), *([f"note: {cost}"] if cost else [])]:
         console.print(line, highlight=False, markup=False)
     verdict = "servable" if report.is_servable else "NOT servable"
     console.print(f"[bold]{verdict}[/bold]{'' if report.is_deep else ' (headers only; --deep also reads the values)'}")
@@ -131,6 +132,22 @@ def _table(report: "InspectReport") -> Any:
     if draft:
         table.add_row("a draft pass reads", "MTP layer, without the LM head", "", "", f"{draft / 1e6:,.1f}")
     return table
+
+
+def _mtp_cost(report: "InspectReport") -> str | None:
+    """A sentence on what an MTP head in BF16 costs, for one stream on the box that this engine was made for."""
+    from onebox.planner.levers import Setting, mtp_head_cost
+    from onebox.planner.roofline import Workload
+    from onebox.spec.draft_vocab import default_draft_vocab_size
+    from onebox.spec.hardware import named_box
+    from onebox.spec.kv import KVFormat
+
+    if not report.mtp.is_complete:
+        return None
+    rows = default_draft_vocab_size(report.spec.vocab_size)
+    workload = Workload(drafts=2, context_tokens=2048, acceptance=(0.9, 0.72), draft_vocab_size=rows)
+    box, kv = named_box("dgx-spark"), KVFormat.parse("bf16")
+    return mtp_head_cost(Setting(report.spec, report.class_bytes, report.class_formats, box, kv, workload))
 
 
 def _mtp_sentence(mtp: "MtpHeadReport") -> str:

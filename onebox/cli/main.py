@@ -23,6 +23,7 @@ from onebox.cli.inspect import inspect
 from onebox.cli.launch_line import LaunchCommand
 from onebox.cli.plan import plan
 from onebox.cli.pull import pull
+from onebox.cli.quantize import quantize
 from onebox.cli.report import report
 from onebox.cli.serve import serve
 from onebox.cli.tune import tune
@@ -44,7 +45,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for verb in (up, pull, inspect, build, verify, plan, serve, chat, tune, warm, draft_vocab):
+for verb in (up, pull, inspect, build, quantize, verify, plan, serve, chat, tune, warm, draft_vocab):
     # A launch line is given to both: `warm` compiles what `serve` will need.
     app.command(cls=LaunchCommand if verb in (serve, warm) else None)(verb)
 app.add_typer(cache_app, name="cache")

@@ -13,15 +13,11 @@ from onebox.spec.conversion import AS_STORED, CONVERSION_BYTES, LoadConversion
 from onebox.spec.errors import UsageError
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
-    from rich.table import Table
-
-    from onebox.planner.report import PlanReport, Weights
+    from onebox.planner.report import Weights
 
 __all__ = ["plan", "planned_weights"]
 
 GIB = 1024**3
-BAR_CELLS = 24
 WIDTH = 100
 DEFAULT_CONTEXT_TOKENS = 8192
 
@@ -80,6 +76,9 @@ class SpeedOptions:
         int | None, typer.Option(help="Context in tokens for which speed is projected; default: 8192 or the longest.")
     ] = None
     streams: Annotated[int, typer.Option(help="Sequences decoded at once for which speed is projected.")] = 1
+    draft_vocab: Annotated[
+        str, typer.Option(help="Tokens that drafts are chosen from: auto (a sixth of them), full, or a number.")
+    ] = "auto"
     disk_gb_per_second: Annotated[
         float, typer.Option(help="The disk's reading speed, for prefixes that `serve --prefix-dir` keeps there.")
     ] = 5.0
@@ -133,6 +132,7 @@ def plan(
     from onebox.planner.memory import DEFAULT_UTILIZATION, MemoryRequest
     from onebox.planner.report import make_report, to_json
     from onebox.planner.roofline import Workload
+    from onebox.spec.draft_vocab import parse_draft_vocab
     from onebox.spec.hardware import named_box
     from onebox.spec.kv import KVFormat
     from onebox.spec.states import StateDtype
@@ -153,14 +153,23 @@ def plan(
         with_vision=not memory.language_model_only,
         loading_bytes=CONVERSION_BYTES if conversion else 0,
         state_dtype=StateDtype.parse(memory.mamba_ssm_cache_dtype),
+        draft_vocab_size=parse_draft_vocab(speed.draft_vocab, planned.spec.vocab_size),
     )
-    context = min(DEFAULT_CONTEXT_TOKENS, longest) if speed.context is None else speed.context
-    workload = Workload(speed.streams, drafts, context, accepted, state_dtype=request.state_dtype)
+    workload = Workload(
+        streams=speed.streams,
+        drafts=drafts,
+        context_tokens=min(DEFAULT_CONTEXT_TOKENS, longest) if speed.context is None else speed.context,
+        acceptance=accepted,
+        state_dtype=request.state_dtype,
+        draft_vocab_size=request.draft_vocab_size,
+    )
     report = make_report(planned, chosen_box, request, workload, speed.disk_bytes_per_second())
     if as_json:
         typer.echo(json.dumps(to_json(report), indent=2))
         return
     from rich.console import Console
+
+    from onebox.cli.plan_view import render
 
     console = Console(width=WIDTH) if not Console().is_terminal else Console()
     for renderable in render(report):
@@ -186,7 +195,8 @@ def planned_weights(
     spec = named_spec(model, overrides)
     chosen = named_preset("hybrid" if preset is None else preset)
     source = f"{chosen.name} (predicted): {chosen.summary}{_converted(conversion)}"
-    return Weights(model, source, spec, chosen.weight_bytes(spec, conversion), label=chosen.name)
+    stored = chosen.weight_bytes(spec, conversion)
+    return Weights(model, source, spec, stored, label=chosen.name, formats=chosen.format_names(conversion))
 
 
 def _is_repository(model: str, preset: str | None) -> bool:
@@ -213,145 +223,9 @@ def _inspected(source: str, overrides: Mapping[str, Any] | None, conversion: Loa
     spec = found.spec if here is None else read_config(here, overrides)
     problems = tuple(problem.message for problem in found.problems)
     origin = f"{found.directory} (read from its headers{_converted(conversion)})"
-    return Weights(Path(source).name, origin, spec, found.class_bytes, problems)
+    return Weights(Path(source).name, origin, spec, found.class_bytes, problems, formats=found.class_formats)
 
 
 def _converted(conversion: LoadConversion) -> str:
     flags = list(dict.fromkeys(conversion.flags.values()))
     return f"; converted while loading: {', '.join(flags)}" if flags else ""
-
-
-def render(report: "PlanReport") -> "list[RenderableType]":
-    """The readable report: about 50 lines of 100 columns."""
-    from rich.text import Text
-
-    weights, box = report.weights, report.box
-    shared = "unified memory" if box.unified else "its own memory"
-    title = Text.assemble((weights.model, "bold"), " on ", (box.name, "bold"), f" ({box.device}, {shared})")
-    lines: list[RenderableType] = [title, Text(f"weights: {weights.source}", style="dim")]
-    # Titles are lines of their own: a table's own title would wrap at the table's width.
-    for heading, table in (
-        ("Memory", _memory_table(report)),
-        ("What fits: tokens of KV, and sequences at once of each length", _fit_table(report)),
-        (_traffic_heading(report), _traffic_table(report)),
-        ("Speed, projected, tok/s over all streams", _speed_table(report)),
-    ):
-        lines += [Text(f"\n{heading}", style="bold cyan"), table]
-    if report.prompts:
-        lines += [Text(f"\n{_prompts_heading(report)}", style="bold cyan"), _prompts_table(report)]
-    lines.append(Text.assemble(("\nBinds ", "bold cyan"), report.projections[-1].binds))
-    return lines + [Text(f"note: {note}", style="yellow") for note in report.notes]
-
-
-def _table() -> "Table":
-    from rich import box
-    from rich.table import Table
-
-    return Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
-
-
-def _bar(share: float) -> str:
-    eighths = round(max(0.0, min(1.0, share)) * BAR_CELLS * 8)
-    full, rest = divmod(eighths, 8)
-    return "█" * full + ("▏▎▍▌▋▊▉"[rest - 1] if rest else "")
-
-
-def _memory_table(report: "PlanReport") -> "Table":
-    memory = report.memory
-    table = _table()
-    table.add_column("part")
-    table.add_column("GiB", justify="right")
-    table.add_column("", width=BAR_CELLS, no_wrap=True)
-    table.add_column("", style="dim")
-    total = report.box.memory_bytes
-    for part in memory.parts:
-        if part.name == "unused" and part.bytes < 0.005 * GIB:
-            continue
-        table.add_row(part.name, f"{part.bytes / GIB:.2f}", _bar(part.bytes / total), part.note)
-    table.add_section()
-    table.add_row("total", f"{total / GIB:.2f}", "", report.box.memory_source, style="bold")
-    return table
-
-
-def _fit_table(report: "PlanReport") -> "Table":
-    chosen = report.memory.request.kv
-    table = _table()
-    for name in ("KV cache", "bytes a token", "tokens"):
-        table.add_column(name, justify="left" if name == "KV cache" else "right")
-    for length in report.fits[0].users:
-        table.add_column(f"at {length:,}", justify="right")
-    for fit in report.fits:
-        marked = fit.kv == chosen
-        figures = ["does not fit" if users is None else f"{users:,}" for users in fit.users.values()]
-        tokens = "-" if fit.kv_tokens is None else f"{fit.kv_tokens:,}"
-        name = f"{fit.kv.name} (chosen)" if marked else fit.kv.name
-        table.add_row(name, f"{fit.bytes_per_token:,}", tokens, *figures, style="bold" if marked else "")
-    return table
-
-
-def _traffic_heading(report: "PlanReport") -> str:
-    workload = report.projections[-1].workload
-    many = f"{workload.streams} stream{'s' if workload.streams > 1 else ''}"
-    drafts = f", {workload.drafts} MTP drafts" if workload.drafts else ""
-    return f"Bytes a step: {many}{drafts}, {workload.context_tokens:,} tokens of context"
-
-
-def _traffic_table(report: "PlanReport") -> "Table":
-    projection = report.projections[-1]
-    table = _table()
-    table.add_column("part")
-    table.add_column("least GB", justify="right")
-    table.add_column("expected GB", justify="right")
-    table.add_column("", width=BAR_CELLS, no_wrap=True)
-    total = projection.expected.total_bytes
-    for least, expected in zip(projection.least.parts, projection.expected.parts, strict=True):
-        if expected.bytes < 0.5e6:  # would print as 0.000: the embedding's few rows, or no context
-            continue
-        table.add_row(
-            least.name, f"{least.bytes / 1e9:.3f}", f"{expected.bytes / 1e9:.3f}", _bar(expected.bytes / total)
-        )
-    table.add_section()
-    table.add_row("total", f"{projection.least.total_bytes / 1e9:.3f}", f"{total / 1e9:.3f}", "", style="bold")
-    return table
-
-
-def _speed_table(report: "PlanReport") -> "Table":
-    box = report.box
-    table = _table()
-    table.add_column("")
-    table.add_column("tokens a step", justify="right")
-    for name, bandwidth in (("limit", box.peak), ("expected", box.usable)):
-        at = "bandwidth unknown" if bandwidth is None else f"at {bandwidth.bytes_per_second / 1e9:,.0f} GB/s"
-        table.add_column(f"{name} {at}", justify="right")
-    table.add_column("this engine", justify="right")
-    for projection in report.projections:
-        workload = projection.workload
-        name = f"MTP, {workload.drafts} drafts" if workload.drafts else "plain"
-        rates = (projection.limit, projection.expected_rate, projection.engine_rate)
-        cells = [
-            "-" if rate is None else f"{rate.tokens_per_second:,.1f}  ({rate.step_seconds * 1e3:.1f} ms)"
-            for rate in rates
-        ]
-        table.add_row(name, f"{workload.streams * workload.tokens_per_step:.2f}", *cells)
-    return table
-
-
-def _prompts_heading(report: "PlanReport") -> str:
-    step, disk = report.memory.request.max_batched_tokens, report.disk_bytes_per_second / 1e9
-    return f"First tokens, projected for this engine, {step:,} prompt tokens a step; a disk of {disk:g} GB/s"
-
-
-def _prompts_table(report: "PlanReport") -> "Table":
-    from onebox.planner.prompts import NEW_TOKENS
-
-    table = _table()
-    table.add_column("prompt")
-    for times in report.prompts:
-        table.add_column(f"{times.num_tokens:,} tokens", justify="right")
-    cold = [f"{times.cold_seconds:,.2f} s  ({times.tokens_per_second:,.0f}/s)" for times in report.prompts]
-    table.add_row("nothing cached", *cold)
-    table.add_row(f"all but {NEW_TOKENS} cached", *[f"{times.cached_seconds:,.2f} s" for times in report.prompts])
-    disk = [f"{prefix.first_token_seconds:,.2f} s  ({prefix.num_bytes / 1e9:.2f} GB)" for prefix in report.prefixes]
-    missing = [""] * (len(report.prompts) - len(disk))
-    table.add_row("the same on disk", *missing, *disk)
-    return table

@@ -18,7 +18,7 @@ def tune(
     seconds: Annotated[float, typer.Option(min=10, help="Time limit in seconds.")] = 100.0,
     layers: Annotated[int, typer.Option(min=4, help="Number of layers; more need more memory and time.")] = _LAYERS,
     weights: Annotated[
-        str, typer.Option(help="Formats of the random weights: hybrid, nvfp4, int4, fp8 or bf16, as in bench decode.")
+        str, typer.Option(help="Formats of the random weights: hybrid, hybrid-int3, nvfp4, ..., as in bench decode.")
     ] = "hybrid",
     steps: Annotated[
         str | None,

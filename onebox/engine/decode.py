@@ -16,6 +16,7 @@ from onebox.kernels.sampling import sample, sample_drafts
 from onebox.kernels.step import verify_drafts
 from onebox.kernels.step.tensors import ChainRows
 from onebox.model.batch import Batch
+from onebox.model.head import SampledRows
 from onebox.model.memory import Memory
 from onebox.model.qwen3_5 import Qwen35
 
@@ -37,7 +38,7 @@ class Forwarded:
     hidden: Tensor
     """[R, H]."""
     logits: Tensor
-    """float32 [R, V], as the model gives them; may be adjusted in place before tokens are sampled."""
+    """float32 [R, V], as the model starts them; may be adjusted in place before tokens are sampled, once complete."""
 
     def copy_to(self, other: "Forwarded") -> None:
         other.hidden.copy_(self.hidden)
@@ -116,6 +117,9 @@ class DecodeStep(Protocol):
     @property
     def forwarded(self) -> Forwarded: ...
 
+    def complete(self) -> None:
+        """Queues what logits lack that are read or adjusted before tokens are sampled from them."""
+
     def sample(self) -> None:
         """Queues the rest: tokens are sampled, verified and drafted. Does not wait for the device."""
 
@@ -129,6 +133,8 @@ class Decoder:
     def __init__(self, model: Qwen35, memory: Memory) -> None:
         self._model = model
         self._memory = memory
+        self._is_complete = torch.zeros(1, dtype=torch.int32, device=model.device)
+        """On the device: not 0 between `complete` and the end of the sampling that follows."""
 
     @property
     def dtype(self) -> torch.dtype:
@@ -146,11 +152,21 @@ class Decoder:
 
     def logits_for(self, hidden: Tensor) -> Forwarded:
         """The logits of hidden states [R, H] that are computed already."""
-        return Forwarded(hidden, self._model.logits(hidden))
+        return Forwarded(hidden, self._model.start_logits(hidden))
+
+    def complete(self, forwarded: Forwarded) -> None:
+        """Completes logits that are not sampled from as they are; `end_complete` must follow their sampling."""
+        self._model.complete_logits(forwarded.hidden, forwarded.logits)
+        self._is_complete.fill_(1)
+
+    def end_complete(self) -> None:
+        self._is_complete.zero_()
 
     def sample(self, forwarded: Forwarded, inputs: StepInputs, depth: int) -> Tensor:
         """Samples, verifies and drafts: int64 words in the `OutcomeLayout` of these inputs and depth."""
         draw, following = inputs.draw, following_rows_of(inputs)
+        rows = SampledRows(draw.temperature, draw.top_k, inputs.batch.num_rows, self._is_complete)
+        self._model.complete_candidates(forwarded.hidden, forwarded.logits, rows)
         sampled = sample(
             forwarded.logits,
             draw.temperature,
@@ -205,8 +221,12 @@ class PlainStep:
         self._layout = OutcomeLayout(len(inputs.batch.token_ids), len(inputs.batch.slots), depth)
         self._words: Tensor | None = None
 
+    def complete(self) -> None:
+        self._decoder.complete(self.forwarded)
+
     def sample(self) -> None:
         self._words = self._decoder.sample(self.forwarded, self._inputs, self._layout.depth)
+        self._decoder.end_complete()
 
     def read(self) -> DecodeOutcome:
         if self._words is None:

@@ -83,6 +83,7 @@ class _GraphStep:
 
     def __init__(
         self,
+        decoder: Decoder,
         shape: _Shape,
         forward: torch.cuda.CUDAGraph,
         sampling: _SamplingGraph,
@@ -95,19 +96,27 @@ class _GraphStep:
         self.parts = parts
         self.continues = continues
         """Whether the next step's forward pass is queued with this step's sampling."""
+        self._decoder = decoder
         self._shape = shape
         self._forward = forward
         self._sampling = sampling
         self._done = done
         self._outcome: DecodeOutcome | None = None
+        self._is_complete = False
 
     @property
     def graphs(self) -> tuple[torch.cuda.CUDAGraph, torch.cuda.CUDAGraph]:
         return self._forward, self._sampling.graph
 
+    def complete(self) -> None:
+        self._decoder.complete(self.forwarded)
+        self._is_complete = True
+
     def sample(self) -> None:
         sampling = self._sampling
         sampling.graph.replay()
+        if self._is_complete:
+            self._decoder.end_complete()
         sampling.pinned.copy_(sampling.words, non_blocking=True)
         self._done.record()
         if self.continues:
@@ -190,7 +199,7 @@ class GraphDecoder:
         if not is_predicted:
             forward.replay()
         continues = is_alone and _continue(parts)
-        self._last = _GraphStep(shape, forward, sampling, parts, self._done, continues=continues)
+        self._last = _GraphStep(self._decoder, shape, forward, sampling, parts, self._done, continues=continues)
         return self._last
 
     def start_after(self, parts: Sequence[DecodeRows], depth: int, hidden: Tensor) -> DecodeStep | None:
@@ -203,7 +212,7 @@ class GraphDecoder:
         own = Forwarded(shape.forwarded.hidden[: len(parts)], shape.forwarded.logits[: len(parts)])
         self._decoder.logits_for(hidden).copy_to(own)
         self._put(shape, parts)
-        self._last = _GraphStep(shape, forward, sampling, parts, self._done, continues=False)
+        self._last = _GraphStep(self._decoder, shape, forward, sampling, parts, self._done, continues=False)
         return self._last
 
     def leave(self, parts: Sequence[DecodeRows]) -> Sequence[DecodeRows]:

@@ -243,6 +243,8 @@ def _sample(parts: list[DecodeRows], step: DecodeStep) -> _QueuedGroup:
     """Queues the sampling of a step whose forward pass is queued."""
     num_rows = sum(len(part.token_ids) for part in parts)
     has_logprobs = any(part.draw.sampling.logprobs is not None for part in parts)
+    if has_logprobs or any(part.draw.adjustments for part in parts):
+        step.complete()
     logprobs = _logprobs(step.forwarded.logits[:num_rows]) if has_logprobs else None
     failed_rows = apply_adjustments(step.forwarded.logits, parts)
     step.sample()

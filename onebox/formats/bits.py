@@ -9,9 +9,12 @@ Code i of a row is at bits i*b .. i*b+b-1 of that row, bit 0 being the lowest bi
     4 bit    1 1 1 1 0 0 0 0   3 3 3 3 2 2 2 2   5 5 5 5 4 4 4 4   7 7 7 7 6 6 6 6     8 codes = 4 bytes
     8 bit    0 0 0 0 0 0 0 0   1 1 1 1 1 1 1 1   2 2 2 2 2 2 2 2   3 3 3 3 3 3 3 3     4 codes = 4 bytes
 
-A word is four such bytes, little endian, so nibble i of an int32 is code i. All machines that onebox runs on are
-little endian; the byte views below rely on it. In words the codes are signed: stored = code + 2**(bits-1).
+A word is four such bytes, little endian, so nibble i of an int32 is code i, and 32 codes of 3 bits fill three words
+without a gap: codes 10 and 21 straddle two of them. All machines that onebox runs on are little endian; the byte views
+below rely on it. In words the codes are signed: stored = code + 2**(bits-1).
 """
+
+import math
 
 import torch
 from torch import Tensor
@@ -60,27 +63,30 @@ def unpack_bits(packed: Tensor, bits: int) -> Tensor:
 
 
 def pack_words(codes: Tensor, bits: int) -> Tensor:
-    """Signed codes, int8 [rows, n], to int32 [rows, ceil(n*bits/32)]; bits 4 or 8, the unused end of a row is 0."""
-    _check_width(bits, (4, 8))
+    """Signed codes, int8 [rows, n], to int32 [rows, ceil(n*bits/32)]; the unused end of a row is 0."""
+    _check_width(bits, (2, 3, 4, 8))
     offset = 1 << (bits - 1)
     if codes.dtype != torch.int8 or _out_of_range(codes, offset):
         raise MismatchError(f"{bits}-bit codes must be int8 in {-offset}..{offset - 1} to be packed.")
     unsigned = codes.view(torch.uint8) + offset  # wraps modulo 256, as negative codes require
-    padding = -codes.shape[-1] % (32 // bits)
+    padding = -codes.shape[-1] % (32 // math.gcd(32, bits))
     if padding:
         unsigned = torch.nn.functional.pad(unsigned, (0, padding))
-    return _reinterpret(pack_bits(unsigned, bits), torch.int32)
+    words = _reinterpret(pack_bits(unsigned, bits), torch.int32)
+    return words[..., : _num_words(codes.shape[-1], bits)].contiguous()
 
 
 def unpack_words(words: Tensor, bits: int, count: int) -> Tensor:
     """The first `count` signed codes of each row: int32 [rows, ceil(count*bits/32)] to int8 [rows, count]."""
-    _check_width(bits, (4, 8))
-    num_words = -(-count * bits // 32)
+    _check_width(bits, (2, 3, 4, 8))
+    num_words = _num_words(count, bits)
     if words.dtype != torch.int32 or words.shape[-1] != num_words:
         raise MismatchError(
             f"{count} codes of {bits} bits need {num_words} int32 words a row, "
             f"but the tensor is {words.dtype} of shape {list(words.shape)}."
         )
+    if num_words % _words_per_unit(bits):
+        words = torch.nn.functional.pad(words, (0, -num_words % _words_per_unit(bits)))
     unsigned = unpack_bits(_reinterpret(words, torch.uint8), bits)[..., :count]
     return (unsigned - (1 << (bits - 1))).view(torch.int8)
 
@@ -97,6 +103,15 @@ def _reinterpret(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     """
     size = tensor.shape[-1] * tensor.element_size() // dtype.itemsize
     return tensor.reshape(-1).view(dtype).reshape(*tensor.shape[:-1], size)
+
+
+def _num_words(count: int, bits: int) -> int:
+    return -(-count * bits // 32)
+
+
+def _words_per_unit(bits: int) -> int:
+    """The smallest number of words that whole codes fill."""
+    return bits // math.gcd(32, bits)
 
 
 def _codes_per_unit(bits: int) -> int:

@@ -1,4 +1,4 @@
-"""GPTQ and AutoRound ("auto_gptq") packing of 4-bit and 8-bit matrices, shown for 4 bits.
+"""GPTQ and AutoRound ("auto_gptq") packing of 2-, 3-, 4- and 8-bit matrices, shown for 4 bits.
 
     qweight int32 [in/8, out]      word (r, o): columns 8r..8r+7 of output row o, lowest nibble first
     qzeros  int32 [groups, out/8]  word (g, c): stored zero of output rows 8c..8c+7 in group g, lowest nibble first
@@ -14,8 +14,11 @@ zeros_offset is 1 in GPTQ v1 and AutoRound ("stored is zp - 1"; symmetric words 
 
 Eight consecutive input columns of one output row share a word, as in compressed-tensors' `weight_packed` [out, in/8],
 and both store code + 8. So the words are equal and the matrix of words is transposed: `gptq_to_packed` is a transpose.
-The same holds for qzeros at offset 0 and `weight_zero_point`, and for 8 bits.
+The same holds for qzeros at offset 0 and `weight_zero_point`, and for the other widths: at 3 bits, 32 input columns of
+one output row are 96 bits in three words of a column of qweight [3 in/32, out], lowest bits first.
 """
+
+import math
 
 import torch
 from torch import Tensor
@@ -70,9 +73,9 @@ def unpack_gptq(
 def pack_gptq(matrix: GroupInt, zeros_offset: int = 1) -> dict[str, Tensor]:
     """`qweight`, `qzeros`, `scales`, and `g_idx` when the matrix has a group index: the inverse of `unpack_gptq`."""
     rows, columns = matrix.codes.shape
-    per_word = 32 // matrix.bits
-    if rows % per_word or columns % per_word:
-        raise UnsupportedError(f"GPTQ packs whole words only: [{rows}, {columns}] must be multiples of {per_word}.")
+    per_unit = 32 // math.gcd(32, matrix.bits)
+    if rows % per_unit or columns % per_unit:
+        raise UnsupportedError(f"GPTQ packs whole words only: [{rows}, {columns}] must be multiples of {per_unit}.")
     _check_offset(zeros_offset)
     zeros = torch.zeros_like(matrix.scales, dtype=torch.int8) if matrix.zeros is None else matrix.zeros
     stored = zeros.to(torch.int16) - zeros_offset

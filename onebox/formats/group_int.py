@@ -2,7 +2,7 @@
 
     W[o, k] = (codes[o, k] - zeros[o, g]) * scales[o, g]        g = k // group_size, or group_index[k]
 
-    codes   int8 [out, in]       o ┌ group 0 ┬ group 1 ┬ ... ┬ last ┐     signed: 4 bit -8..7, 8 bit -128..127
+    codes   int8 [out, in]       o ┌ group 0 ┬ group 1 ┬ ... ┬ last ┐     signed: 3 bit -4..3, 4 bit -8..7, ...
     scales  any  [out, groups]     │   s00   │   s01   │     │ short│     the stored dtype, never cast
     zeros   int8 [out, groups]     └─────────┴─────────┴─────┴──────┘     None: symmetric, every zero is 0
 
@@ -38,8 +38,8 @@ class GroupInt:
     bits: int
 
     def __post_init__(self) -> None:
-        if self.bits not in (4, 8):
-            raise UnsupportedError(f"Integer weights have 4 or 8 bits here, not {self.bits}.")
+        if self.bits not in (2, 3, 4, 8):
+            raise UnsupportedError(f"Integer weights have 2, 3, 4 or 8 bits here, not {self.bits}.")
         if self.codes.dtype != torch.int8 or self.codes.ndim != 2 or self.group_size < 1:
             raise MismatchError(f"Codes must be an int8 matrix, not {self.codes.dtype} {list(self.codes.shape)}.")
         rows, columns = self.codes.shape
@@ -70,7 +70,8 @@ def quantize(
 ) -> GroupInt:
     """Round a weight [out, in] to nearest (ties to even), symmetric; one group per row if `group_size` is None or -1.
 
-    4 bit: scale = absmax / 7.5, codes -8..7, a zero scale becomes the dtype's epsilon: compressed-tensors' rule.
+    4 bit: scale = absmax / 7.5, codes -8..7, a zero scale becomes the dtype's epsilon: compressed-tensors' rule; so at
+    3 bits scale = absmax / 3.5 and codes -4..3, at 2 bits absmax / 1.5 and -2..1.
     8 bit: scale = max(absmax / 127, 1e-12), codes -127..127: the rule of the per-row INT8 language-model heads.
     Scales are computed in float32 and rounded to `scale_dtype`; codes are computed from the rounded scales, in float32.
     """
@@ -87,12 +88,14 @@ def _quantize_rows(rows: Tensor, bits: int, size: int, scale_dtype: torch.dtype)
     """Codes int8 [n, in] and scales [n, groups] of float32 rows."""
     groups = _split_groups(rows, size)
     largest = absmax(groups, -1)
-    if bits == 4:
-        scales, low, high = store_scale(largest / 7.5, scale_dtype, torch.finfo(scale_dtype).eps), -8, 7
+    if bits in (2, 3, 4):
+        middle = 1 << (bits - 1)
+        scales = store_scale(largest / (middle - 0.5), scale_dtype, torch.finfo(scale_dtype).eps)
+        low, high = -middle, middle - 1
     elif bits == 8:
         scales, low, high = _int8_scale(largest, scale_dtype), -127, 127
     else:
-        raise UnsupportedError(f"Integer weights have 4 or 8 bits here, not {bits}.")
+        raise UnsupportedError(f"Integer weights have 2, 3, 4 or 8 bits here, not {bits}.")
     levels = (groups / scales.unsqueeze(-1).to(torch.float32)).clamp_(low, high).round_()
     return levels.to(torch.int8).reshape(len(rows), -1)[:, : rows.shape[1]].contiguous(), scales
 

@@ -1,4 +1,4 @@
-"""compressed-tensors `pack-quantized`: INT4 and INT8 matrices in 32-bit words, shown for 4 bits.
+"""compressed-tensors `pack-quantized`: integer matrices in 32-bit words, shown for 4 bits.
 
 weight_packed      int32 [out, ceil(in/8)]      word (o, c): columns 8c..8c+7, lowest nibble first
 weight_scale       any   [out, groups]          groups = 1 if there is one scale per row
@@ -10,6 +10,10 @@ bit of weight_packed[o, c]   31..28  27..24  23..20  19..16  15..12  11..8    7.
 input column k                8c+7    8c+6    8c+5    8c+4    8c+3    8c+2    8c+1     8c
 
 stored = code + 8 (INT8: code + 128, four to a word), zero points likewise;  W = (code - zero) * scale
+
+At 3 bits (stored = code + 4) and 2 bits (code + 2) the codes of a row are one stream of bits too: column k is at bits
+3k..3k+2 of the row, 32 columns in three words, and a row is ceil(3 in/32) words (`bits.py`). compressed-tensors packs
+so from 0.17 on; earlier versions put 10 codes of 3 bits in a word, which is not read.
 """
 
 import torch

@@ -7,7 +7,7 @@ between two events of one stream; the bytes that a step must read, at the speed 
 import os
 import random
 import statistics
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from pathlib import Path
@@ -39,8 +39,7 @@ from onebox.spec.kv import PAGE_TOKENS, KVFormat
 from onebox.spec.model import ModelSpec
 from onebox.spec.modules import ModuleClass
 from onebox.spec.states import StateDtype
-from onebox.spec.traffic import PACKINGS, Routing, TrafficStep, predicted_weight_bytes, step_traffic
-from onebox.spec.weights import WeightFormat
+from onebox.spec.traffic import PACKINGS, ClassFormats, Routing, TrafficStep, predicted_weight_bytes, step_traffic
 
 __all__ = [
     "ACCEPTANCE",
@@ -60,7 +59,7 @@ __all__ = [
     "with_experts",
 ]
 
-Formats = Mapping[ModuleClass, WeightFormat]
+Formats = ClassFormats
 
 ACCEPTANCE = (0.9, 0.72)
 """Forced acceptance: how often each draft is accepted, over all steps."""

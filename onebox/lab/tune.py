@@ -10,7 +10,7 @@ import math
 import re
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -29,8 +29,7 @@ from onebox.model.qwen3_5 import Qwen35
 from onebox.spec.errors import UsageError
 from onebox.spec.kv import PAGE_TOKENS, KVFormat
 from onebox.spec.model import ModelSpec
-from onebox.spec.modules import ModuleClass
-from onebox.spec.weights import WeightFormat
+from onebox.spec.traffic import ClassFormats
 
 __all__ = ["STEPS", "StepShape", "Tuned", "Tuning", "few_layers", "trials", "tune"]
 
@@ -95,7 +94,7 @@ class Tuning:
 
     spec: ModelSpec
     seconds: float
-    formats: Mapping[ModuleClass, WeightFormat] = field(default_factory=lambda: HYBRID)
+    formats: ClassFormats = field(default_factory=lambda: HYBRID)
     steps: tuple[StepShape, ...] = STEPS
     kernels: tuple[str, ...] = ("",)
     """How the names of tuned kernels begin."""

@@ -12,8 +12,10 @@ import torch
 
 from onebox.kernels.attention.frequencies import rotary_frequencies
 from onebox.kernels.delta_net.memory import DeltaWeights
+from onebox.model.head import PlaneHead
 from onebox.model.layers.fused import fuse_stack
 from onebox.model.layers.plain import Attention, DeltaNet, Mixer, Mixture, PlainLayer, PlainStack
+from onebox.model.linear import IntLinear, Linear
 from onebox.model.mtp import MtpHead, fuse_head
 from onebox.model.parts import Parts
 from onebox.model.qwen3_5 import Qwen35
@@ -38,9 +40,7 @@ def build_model(spec: ModelSpec, parts: Parts, dtype: torch.dtype, *, with_mtp: 
         dtype=dtype,
         embedding=embedding,
         stack=PlainStack(spec, layers, norm=parts.small(f"{prefix}norm")),
-        lm_head=(
-            parts.tied_head(embedding) if spec.tie_word_embeddings else parts.linear("lm_head", float32_output=True)
-        ),
+        lm_head=_lm_head(spec, parts, embedding),
         mtp=_mtp_head(spec, parts) if with_mtp and parts.has_mtp else None,
         frequencies=rotary_frequencies(spec.rope_theta, spec.rotary_dim, spec.yarn).to(parts.device),
     )
@@ -108,6 +108,13 @@ def _mixture(spec: ModelSpec, parts: Parts, name: str) -> Mixture:
         shared_gate_up=parts.linear(f"{shared}.gate_proj", f"{shared}.up_proj"),
         shared_down=parts.linear(f"{shared}.down_proj"),
     )
+
+
+def _lm_head(spec: ModelSpec, parts: Parts, embedding: torch.Tensor) -> Linear:
+    if spec.tie_word_embeddings:
+        return parts.tied_head(embedding)
+    head = parts.linear("lm_head", float32_output=True)
+    return PlaneHead.of(head) if isinstance(head, IntLinear) and head.bits == 8 else head
 
 
 def _mtp_head(spec: ModelSpec, parts: Parts) -> MtpHead:

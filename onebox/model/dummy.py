@@ -11,7 +11,7 @@ from torch import Tensor
 from onebox.formats.fragments import TILE_COLUMNS, TILE_ROWS
 from onebox.model.build import build_model
 from onebox.model.cpu import cpu_experts, cpu_layer, cpu_linear
-from onebox.model.experts import Experts, Fp8Experts, Int4Experts, Nvfp4Experts, PlainExperts
+from onebox.model.experts import Experts, Fp8Experts, IntExperts, Nvfp4Experts, PlainExperts
 from onebox.model.layers import Layer, Stream
 from onebox.model.layers.plain import Mixer, PlainLayer
 from onebox.model.linear import Fp8Linear, IntLinear, Linear, Nvfp4Linear, PlainLinear
@@ -19,7 +19,8 @@ from onebox.model.qwen3_5 import Qwen35
 from onebox.spec.errors import UnsupportedError
 from onebox.spec.model import ModelSpec
 from onebox.spec.modules import Module, ModuleClass, modules
-from onebox.spec.weights import FP8_BLOCK, WeightFormat
+from onebox.spec.traffic import ClassFormats
+from onebox.spec.weights import FP8_BLOCK, INTEGER_BITS, ExpertFormats, WeightFormat
 
 __all__ = ["DUMMY_FORMATS", "HYBRID", "DummyParts", "dummy_model"]
 
@@ -40,22 +41,27 @@ _PROJECTIONS = (ModuleClass.EXPERTS, ModuleClass.ATTENTION, ModuleClass.DELTA)
 _OF_MTP = (ModuleClass.MTP_EXPERTS, ModuleClass.MTP_SHARED, ModuleClass.MTP_ATTENTION)
 _NVFP4_EXPERTS = dict.fromkeys((ModuleClass.EXPERTS, ModuleClass.MTP_EXPERTS), WeightFormat.NVFP4)
 
-DUMMY_FORMATS: Mapping[str, Mapping[ModuleClass, WeightFormat]] = {
+DUMMY_FORMATS: Mapping[str, ClassFormats] = {
     "hybrid": HYBRID,
+    "hybrid-int3": {**HYBRID, ModuleClass.EXPERTS: WeightFormat.INT3},
+    "hybrid-int34": {**HYBRID, ModuleClass.EXPERTS: ExpertFormats(WeightFormat.INT3, WeightFormat.INT4)},
+    "hybrid-int2": {**HYBRID, ModuleClass.EXPERTS: WeightFormat.INT2},
     # As published: projections and experts alone, the rest BF16.
     "int4": dict.fromkeys((*_PROJECTIONS, ModuleClass.DELTA_GATES), WeightFormat.INT4),
     "nvfp4": {**HYBRID, **_NVFP4_EXPERTS},
     "fp8": dict.fromkeys((*_PROJECTIONS, ModuleClass.SHARED, *_OF_MTP), WeightFormat.FP8),
     "bf16": {},
 }
-"""By name: formats of classes of modules; other classes are BF16. `nvfp4` is the hybrid with other experts."""
+"""By name: formats of classes of modules; other classes are BF16. `nvfp4` is the hybrid with other experts, and so are
+`hybrid-int3`, `hybrid-int34` (gate and up of 3 bits, down of 4) and `hybrid-int2`."""
 
 # A weight's spread, as the model's own initialisation has it.
 _SPREAD = 0.02
 _E2M1_SPREAD = 2.93
 """Of all E2M1 codes alike."""
 
-_EXPERT_FORMATS = (WeightFormat.INT4, WeightFormat.FP8, WeightFormat.NVFP4)
+_TILED = (WeightFormat.INT4, WeightFormat.INT3, WeightFormat.INT2)
+_EXPERT_FORMATS = (*_TILED, WeightFormat.FP8, WeightFormat.NVFP4)
 
 
 class DummyParts:
@@ -64,7 +70,7 @@ class DummyParts:
     BF16, or float32 on a CPU, if the class has no format or its sizes do not fit it.
     """
 
-    def __init__(self, spec: ModelSpec, formats: Mapping[ModuleClass, WeightFormat], device: torch.device) -> None:
+    def __init__(self, spec: ModelSpec, formats: ClassFormats, device: torch.device) -> None:
         self.device = device
         self.has_mtp = spec.mtp_num_hidden_layers > 0
         self._spec = spec
@@ -86,7 +92,7 @@ class DummyParts:
             return Nvfp4Linear(*self._nvfp4(rows, columns), self._full(_SPREAD / _E2M1_SPREAD, 1))
         bits = 4 if chosen is WeightFormat.INT4 else 8
         if chosen not in (WeightFormat.INT4, WeightFormat.INT8):
-            raise UnsupportedError(f"Dummy weights are BF16, FP8, NVFP4, INT8 or INT4, not {chosen.value}.")
+            raise UnsupportedError(f"Dummy linears are BF16, FP8, NVFP4, INT8 or INT4, not {chosen}.")
         groups = columns // TILE_COLUMNS
         tiles = self._bytes(groups, -(-rows // TILE_ROWS), 256 * bits)
         return IntLinear(bits, tiles, self._scales(*((groups, rows) if bits == 4 else (rows,)), bits=bits))
@@ -101,8 +107,9 @@ class DummyParts:
 
     def experts(self, name: str) -> Experts:
         count, hidden, inner = self._spec.num_experts, self._spec.hidden_size, self._spec.moe_intermediate_size
-        chosen = self._formats.get(self._modules[f"{name}.0.gate_proj"].module_class)
-        if hidden % TILE_COLUMNS or inner % TILE_COLUMNS or chosen not in _EXPERT_FORMATS:
+        chosen = self._formats.get(self._modules[f"{name}.0.gate_proj"].module_class, WeightFormat.BF16)
+        has_kernel = set(chosen) <= set(_TILED) if isinstance(chosen, ExpertFormats) else chosen in _EXPERT_FORMATS
+        if hidden % TILE_COLUMNS or inner % TILE_COLUMNS or not has_kernel:
             if self.device.type == "cpu":
                 each = ((self._normal(1, hidden, 2 * inner), self._normal(1, inner, hidden)) for _ in range(count))
                 return cpu_experts(each, count)
@@ -112,13 +119,13 @@ class DummyParts:
         if chosen is WeightFormat.NVFP4:
             multipliers = self._full(_SPREAD / _E2M1_SPREAD, count, 3)
             return Nvfp4Experts(*self._nvfp4(count, 2 * inner, hidden), *self._nvfp4(count, hidden, inner), multipliers)
-        up, down = (2 * inner // TILE_ROWS, hidden // TILE_COLUMNS), (hidden // TILE_ROWS, inner // TILE_COLUMNS)
-        return Int4Experts(
-            self._bytes(count, *up, 1024),
-            self._scales(count, *up, TILE_ROWS, bits=4),
-            self._bytes(count, *down, 1024),
-            self._scales(count, *down, TILE_ROWS, bits=4),
-        )
+        gate_up, down = chosen if isinstance(chosen, ExpertFormats) else (chosen, chosen)
+        return IntExperts(*self._tiles(count, 2 * inner, hidden, gate_up), *self._tiles(count, hidden, inner, down))
+
+    def _tiles(self, count: int, rows: int, columns: int, chosen: WeightFormat) -> tuple[Tensor, Tensor]:
+        """(tiles, scales) of `count` matrices [rows, columns] of integers in groups."""
+        shape, bits = (count, rows // TILE_ROWS, columns // TILE_COLUMNS), INTEGER_BITS[chosen]
+        return self._bytes(*shape, 256 * bits), self._scales(*shape, TILE_ROWS, bits=bits)
 
     def small(self, name: str) -> Tensor:
         return self._normal(*self._modules[name].shape).to(torch.float32)
@@ -165,7 +172,7 @@ class DummyParts:
 
 def dummy_model(
     spec: ModelSpec,
-    formats: Mapping[ModuleClass, WeightFormat],
+    formats: ClassFormats,
     device: torch.device,
     dtype: torch.dtype = torch.bfloat16,
     *,

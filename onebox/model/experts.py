@@ -1,4 +1,4 @@
-"""The routed experts of one layer, in the formats that have kernels: INT4 in groups of 128, FP8, NVFP4, and BF16."""
+"""The routed experts of one layer, in the formats that have kernels: INT4, INT3, INT2, FP8, NVFP4, and BF16."""
 
 from collections.abc import Callable, Iterator
 from typing import NamedTuple, Protocol, runtime_checkable
@@ -44,9 +44,13 @@ ExpertOf = Callable[[int, str], Bound]
 """The matrix of an expert by its index and part."""
 
 EXPERT_PARTS = ("gate_proj", "up_proj", "down_proj")
-# Stored bytes of the experts that are read, and repacked if INT4, together: enough to keep a GPU busy, and little
+_FEW_BITS = {WeightFormat.INT3, WeightFormat.INT2}
+_TILED = {WeightFormat.INT4} | _FEW_BITS
+# Stored bytes of the experts that are read, and repacked if integers, together: enough to keep a GPU busy, and little
 # compared with a layer.
 _BATCH_BYTES = 64 << 20
+_FEW_BITS_MEMORY = 8
+"""Memory that unpacking a stored byte of 3- or 2-bit codes takes, compared with 4-bit codes."""
 
 
 class Experts(Protocol):
@@ -73,8 +77,8 @@ class PartExperts(Experts, Protocol):
 # The formats' tensors, in the order in which their operations take them.
 
 
-class Int4Experts(NamedTuple):
-    """Groups of 128, in the tiles of `formats/expert_tiles.py`."""
+class IntExperts(NamedTuple):
+    """INT4, INT3 or INT2 in groups of 128, in the tiles of `formats/expert_tiles.py`; gate/up and down may differ."""
 
     gate_up: Tensor
     gate_up_scale: Tensor
@@ -146,15 +150,17 @@ class PlainExperts(NamedTuple):
 
 def expert_batches(expert: ExpertOf, num_experts: int) -> Iterator[range]:
     """The experts of a layer in batches that are read together."""
-    stored_bytes = sum(expert(0, part).nbytes for part in EXPERT_PARTS)
-    size = max(1, _BATCH_BYTES // stored_bytes)
+    bounds = [expert(0, part) for part in EXPERT_PARTS]
+    memory = sum(bound.nbytes * (_FEW_BITS_MEMORY if bound.stored.format in _FEW_BITS else 1) for bound in bounds)
+    size = max(1, _BATCH_BYTES // memory)
     return (range(begin, min(begin + size, num_experts)) for begin in range(0, num_experts, size))
 
 
 def make_experts(expert: ExpertOf, num_experts: int, read: Read, zeros_offset: int = 1) -> Experts:
     """The experts behind `expert(index, "gate_proj" | "up_proj" | "down_proj")`, read batch by batch.
 
-    INT8, which has no expert kernel of its own, and mixed formats become BF16.
+    INT8, which has no expert kernel of its own, and mixed formats become BF16; except that gate and up may have other
+    bits than down among INT4, INT3 and INT2.
     """
     stored_as = _format_of(expert, num_experts)
     if stored_as is WeightFormat.FP8:
@@ -163,19 +169,25 @@ def make_experts(expert: ExpertOf, num_experts: int, read: Read, zeros_offset: i
         return Nvfp4Experts(*stack((_nvfp4_expert(expert, index, read) for index in range(num_experts)), num_experts))
     if stored_as is WeightFormat.INT4:
         batches = expert_batches(expert, num_experts)
-        packed = (_int4_batch(expert, batch, read, zeros_offset) for batch in batches)
-        return Int4Experts(*stack(packed, num_experts))
+        packed = (_int_batch(expert, batch, read, zeros_offset) for batch in batches)
+        return IntExperts(*stack(packed, num_experts))
     plain = (plain_expert(expert, index, read, zeros_offset, torch.bfloat16) for index in range(num_experts))
     return PlainExperts(*stack(plain, num_experts))
 
 
 def _format_of(expert: ExpertOf, num_experts: int) -> WeightFormat:
-    """The format that all matrices of a layer's experts share; BF16, which holds any, where they differ."""
-    stored = {expert(index, part).stored for index in range(num_experts) for part in EXPERT_PARTS}
-    return stored.pop().format if len(stored) == 1 else WeightFormat.BF16
+    """The format that all matrices of a layer's experts share; BF16, which holds any, where they differ.
+
+    INT4 stands for tiles of 4, 3 or 2 bits.
+    """
+    gate_up = {expert(index, part).stored for index in range(num_experts) for part in ("gate_proj", "up_proj")}
+    down = {expert(index, "down_proj").stored for index in range(num_experts)}
+    if len(gate_up) == len(down) == 1 and {stored.format for stored in gate_up | down} <= _TILED:
+        return WeightFormat.INT4
+    return gate_up.pop().format if len(gate_up | down) == 1 else WeightFormat.BF16
 
 
-def _int4_batch(expert: ExpertOf, batch: range, read: Read, zeros_offset: int) -> tuple[Tensor, ...]:
+def _int_batch(expert: ExpertOf, batch: range, read: Read, zeros_offset: int) -> tuple[Tensor, ...]:
     """The tiles and scales of a batch of experts, [B, ...] each."""
     gate, up, down = (group_int_of([expert(i, part) for i in batch], read, zeros_offset) for part in EXPERT_PARTS)
 
@@ -184,7 +196,8 @@ def _int4_batch(expert: ExpertOf, batch: range, read: Read, zeros_offset: int) -
 
     codes = torch.cat([by_expert(gate.codes), by_expert(up.codes)], 1)
     scales = torch.cat([by_expert(gate.scales), by_expert(up.scales)], 1)
-    return (*pack_gate_up(codes, scales), *pack_down(by_expert(down.codes), by_expert(down.scales)))
+    packed_down = pack_down(by_expert(down.codes), by_expert(down.scales), down.bits)
+    return (*pack_gate_up(codes, scales, gate.bits), *packed_down)
 
 
 def _fp8_expert(expert: ExpertOf, index: int, read: Read) -> tuple[Tensor, ...]:

@@ -24,7 +24,7 @@ from onebox.kernels.common.float_weight import FloatWeight
 from onebox.kernels.common.rows import FixedRows
 from onebox.kernels.float_linear import float_parts
 from onebox.spec.errors import MismatchError, UnsupportedError
-from onebox.spec.weights import FP8_BLOCK, Layout, WeightFormat
+from onebox.spec.weights import FP8_BLOCK, INTEGER_BITS, Layout, WeightFormat
 
 __all__ = [
     "DecodeActivations",
@@ -93,7 +93,7 @@ class PartLinear(Linear, Protocol):
 
 @dataclass(frozen=True)
 class IntLinear:
-    """INT4 in groups of 128, or INT8 with a scale a row, in fragment order."""
+    """INT4 in groups of 128, or INT8 with a scale a row, in fragment order; fewer bits are widened to INT4."""
 
     bits: int
     tiles: Tensor
@@ -296,7 +296,7 @@ def make_linear(bounds: list[Bound], read: Read, zeros_offset: int = 1) -> PartL
     stored = bounds[0].stored
     if stored.layout is Layout.PLAIN:
         return PlainLinear(_join([read(bound.tensors["weight"]).to(torch.bfloat16) for bound in bounds]))
-    if stored.format in (WeightFormat.INT4, WeightFormat.INT8):
+    if stored.format in INTEGER_BITS:
         return _int_linear(group_int_of(bounds, read, zeros_offset))
     if stored.format is WeightFormat.NVFP4:
         parts = tuple(Nvfp4Linear(*nvfp4_tensors(bound, read)) for bound in bounds)
@@ -307,7 +307,7 @@ def make_linear(bounds: list[Bound], read: Read, zeros_offset: int = 1) -> PartL
 def can_join(bounds: Sequence[Bound]) -> bool:
     """Whether the rows of all `bounds` can be one matrix: integers or plain numbers, stored alike."""
     stored = bounds[0].stored
-    is_joinable = stored.layout is Layout.PLAIN or stored.format in (WeightFormat.INT4, WeightFormat.INT8)
+    is_joinable = stored.layout is Layout.PLAIN or stored.format in INTEGER_BITS
     return is_joinable and all(bound.stored == stored for bound in bounds)
 
 
@@ -317,7 +317,7 @@ def group_int_of(bounds: Sequence[Bound], read: Read, zeros_offset: int) -> Grou
     Zero points and reordered columns have no kernel and are errors.
     """
     stored, columns = bounds[0].stored, bounds[0].module.shape[1]
-    bits, size = 8 if stored.format is WeightFormat.INT8 else 4, stored.group_size or None
+    bits, size = INTEGER_BITS[stored.format], stored.group_size or None
     parts = _read_joined(bounds, read)
     if stored.layout is Layout.GPTQ:
         matrix = unpack_gptq(**parts, zeros_offset=zeros_offset, bits=bits, group_size=size)
@@ -325,7 +325,7 @@ def group_int_of(bounds: Sequence[Bound], read: Read, zeros_offset: int) -> Grou
         matrix = unpack_quantized(**parts, bits=bits, group_size=size)
     else:
         matrix = int8_rows_to_group_int(parts["weight"], parts["weight_scale"])
-    fits = matrix.group_size == (TILE_COLUMNS if bits == 4 else columns) and columns % TILE_COLUMNS == 0
+    fits = matrix.group_size == (columns if bits == 8 else TILE_COLUMNS) and columns % TILE_COLUMNS == 0
     if matrix.zeros is not None or matrix.group_index is not None or not fits:
         raise _no_kernel(bounds[0])
     return matrix
@@ -370,8 +370,9 @@ def _joined_shape(bounds: Sequence[Bound], shapes: list[Tensor]) -> Tensor:
 
 def _no_kernel(bound: Bound) -> UnsupportedError:
     return UnsupportedError(
-        f"{bound.module.name} is stored as {bound.stored}; kernels take symmetric INT4 in groups of 128 and INT8 "
-        "with a scale a row, in columns that are a multiple of 128: build from the BF16 checkpoint instead."
+        f"{bound.module.name} is stored as {bound.stored}; kernels take symmetric INT4, INT3 and INT2 in groups of "
+        "128 and INT8 with a scale a row, in columns that are a multiple of 128: build from the BF16 checkpoint "
+        "instead."
     )
 
 
@@ -383,8 +384,10 @@ def _join(tensors: list[Tensor], dimension: int = 0) -> Tensor:
 def _int_linear(matrix: GroupInt) -> IntLinear:
     # The last tile is padded with rows of zeros; the scales' length is the number of real rows.
     codes = pad(matrix.codes, (0, 0, 0, -len(matrix.codes) % TILE_ROWS))
-    by_group = matrix.scales.t().contiguous() if matrix.bits == 4 else matrix.scales.reshape(-1)
-    return IntLinear(matrix.bits, to_fragments(codes, matrix.bits), by_group)
+    by_group = matrix.scales.reshape(-1) if matrix.bits == 8 else matrix.scales.t().contiguous()
+    # Codes of 3 and 2 bits are INT4 codes too, with the same scales: the values do not change.
+    bits = max(4, matrix.bits)
+    return IntLinear(bits, to_fragments(codes, bits), by_group)
 
 
 def _fp8_linear(bounds: list[Bound], read: Read) -> PartLinear:

@@ -13,6 +13,7 @@ from torch import Tensor
 from onebox.formats.kv_pages import KVPages
 from onebox.kernels.attention import rotary_table
 from onebox.model.batch import Batch
+from onebox.model.head import PlaneHead, SampledRows
 from onebox.model.layers import DraftHead, LayerStack, RotaryTable
 from onebox.model.linear import DecodeActivations, Linear, RowLinear
 from onebox.model.memory import Memory
@@ -58,10 +59,25 @@ class Qwen35:
         """float32 [R, V] of hidden states [R, H], at most 128 rows: only rows that draw a token need them."""
         return self.lm_head.decode(DecodeActivations(hidden), torch.float32)
 
+    def start_logits(self, hidden: Tensor) -> Tensor:
+        """The same, incomplete if the head has two planes (`head.py`): one of the next two methods completes them."""
+        head = self.lm_head
+        return head.start(DecodeActivations(hidden)) if isinstance(head, PlaneHead) else self.logits(hidden)
+
+    def complete_logits(self, hidden: Tensor, logits: Tensor) -> None:
+        """Makes `start_logits` of these hidden states `logits`, in place."""
+        if isinstance(self.lm_head, PlaneHead):
+            self.lm_head.complete(DecodeActivations(hidden), logits)
+
+    def complete_candidates(self, hidden: Tensor, logits: Tensor, sampled: SampledRows) -> None:
+        """Makes `start_logits` complete where `sampled` may sample from, in place: the token is that of `logits`."""
+        if isinstance(self.lm_head, PlaneHead):
+            self.lm_head.complete_candidates(DecodeActivations(hidden), logits, sampled)
+
     def draft_logits(self, hidden: Tensor) -> tuple[Tensor, Tensor | None]:
         """(float32 [R, D] of the MTP head's hidden states [R, H], the tokens int64 [D]); None: all tokens, D is V."""
         head = self.draft_head
-        return (head.logits(hidden), head.token_ids) if head else (self.logits(hidden), None)
+        return (head.logits(hidden), head.token_ids) if head else (self.start_logits(hidden), None)
 
     def put_draft_rows(self, places: Tensor, token_ids: Tensor) -> None:
         """Has the head for drafts hold the rows of `token_ids` at `places`, both int64 [n]; its memory stays."""

@@ -22,13 +22,21 @@ __all__ = [
     "Cache",
     "DeltaState",
     "KVRows",
+    "WeightScope",
     "Weights",
+    "add_mixer",
     "chunked_delta_rule",
     "embed",
     "forward",
     "lm_head",
     "mtp_forward",
+    "mtp_input",
     "recurrent_delta_rule",
+    "rotary",
+    "route",
+    "swiglu",
+    "text_positions",
+    "zero_centred_norm",
 ]
 
 DELTA_CHUNK = 64
@@ -90,8 +98,8 @@ class Cache:
         return cls([KVRows.empty(spec) if kind == FULL else DeltaState.empty(spec) for kind in spec.layer_types])
 
 
-class _Scope:
-    """The weights under one name: `_Scope(weights, "a.b")["c.weight"]` is `weights["a.b.c.weight"]`."""
+class WeightScope:
+    """The weights under one name: `WeightScope(weights, "a.b")["c.weight"]` is `weights["a.b.c.weight"]`."""
 
     def __init__(self, weights: Weights, name: str) -> None:
         self._weights = weights
@@ -103,8 +111,8 @@ class _Scope:
     def __contains__(self, name: str) -> bool:
         return f"{self._name}.{name}" in self._weights
 
-    def under(self, name: str) -> "_Scope":
-        return _Scope(self._weights, f"{self._name}.{name}")
+    def under(self, name: str) -> "WeightScope":
+        return WeightScope(self._weights, f"{self._name}.{name}")
 
 
 # The stack.
@@ -122,7 +130,7 @@ def forward(spec: ModelSpec, weights: Weights, tokens: Tensor, cache: Cache, pos
     rotation = rotary(spec, positions)
     x = embed(spec, weights, tokens)
     for index, memory in enumerate(cache.layers):
-        x = decoder_layer(spec, _Scope(weights, f"{text}.layers.{index}"), x, memory, rotation)
+        x = decoder_layer(spec, WeightScope(weights, f"{text}.layers.{index}"), x, memory, rotation)
     cache.num_tokens += tokens.shape[0]
     cache.next_position = max(cache.next_position, int(positions.max()) + 1)
     return zero_centred_norm(x, weights[f"{text}.norm.weight"], spec.rms_norm_eps)
@@ -142,22 +150,30 @@ def lm_head(spec: ModelSpec, weights: Weights, hidden: Tensor) -> Tensor:
 
 
 def decoder_layer(
-    spec: ModelSpec, w: _Scope, x: Tensor, memory: KVRows | DeltaState, rotation: tuple[Tensor, Tensor]
+    spec: ModelSpec, w: WeightScope, x: Tensor, memory: KVRows | DeltaState, rotation: tuple[Tensor, Tensor]
 ) -> Tensor:
     """The stream x [T, H] plus its mixer's output, plus its experts' output; each reads a normed copy."""
-    normed = zero_centred_norm(x, w["input_layernorm.weight"], spec.rms_norm_eps)
-    if isinstance(memory, KVRows):
-        x = x + gated_attention(spec, w.under("self_attn"), normed, memory, rotation)
-    else:
-        x = x + gated_delta_net(spec, w.under("linear_attn"), normed, memory)
+    x = add_mixer(spec, w, x, memory, rotation)
     normed = zero_centred_norm(x, w["post_attention_layernorm.weight"], spec.rms_norm_eps)
     return x + mixture_of_experts(spec, w.under("mlp"), normed)
+
+
+def add_mixer(
+    spec: ModelSpec, w: WeightScope, x: Tensor, memory: KVRows | DeltaState, rotation: tuple[Tensor, Tensor]
+) -> Tensor:
+    """The stream x [T, H] plus the output of its attention or DeltaNet: the first half of a decoder layer."""
+    normed = zero_centred_norm(x, w["input_layernorm.weight"], spec.rms_norm_eps)
+    if isinstance(memory, KVRows):
+        return x + gated_attention(spec, w.under("self_attn"), normed, memory, rotation)
+    return x + gated_delta_net(spec, w.under("linear_attn"), normed, memory)
 
 
 # Mixer one: attention with an output gate.
 
 
-def gated_attention(spec: ModelSpec, w: _Scope, x: Tensor, rows: KVRows, rotation: tuple[Tensor, Tensor]) -> Tensor:
+def gated_attention(
+    spec: ModelSpec, w: WeightScope, x: Tensor, rows: KVRows, rotation: tuple[Tensor, Tensor]
+) -> Tensor:
     """Causal grouped-query attention over all N tokens; its output [T, H] is gated per element before `o_proj`."""
     num_tokens, head_dim, eps = x.shape[0], spec.head_dim, spec.rms_norm_eps
     # Each head's rows are its query and then its gate, head after head.
@@ -220,7 +236,7 @@ def rotate(x: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
 # Mixer two: the gated delta rule, a linear attention whose memory does not grow.
 
 
-def gated_delta_net(spec: ModelSpec, w: _Scope, x: Tensor, state: DeltaState) -> Tensor:
+def gated_delta_net(spec: ModelSpec, w: WeightScope, x: Tensor, state: DeltaState) -> Tensor:
     """Mixes x [T, H] through the layer's state and returns [T, H]; the state then includes the T tokens."""
     num_tokens, heads = x.shape[0], spec.linear_num_value_heads
     qkv = causal_conv(F.linear(x, w["in_proj_qkv.weight"]), w["conv1d.weight"], state)
@@ -305,10 +321,9 @@ def _delta_chunk(
 # Experts.
 
 
-def mixture_of_experts(spec: ModelSpec, w: _Scope, x: Tensor) -> Tensor:
+def mixture_of_experts(spec: ModelSpec, w: WeightScope, x: Tensor) -> Tensor:
     """Sends x [T, H] through each token's top experts, weighted to sum 1, plus the gated shared expert: [T, H]."""
-    shares, chosen = F.linear(x, w["gate.weight"]).softmax(dim=-1).topk(spec.num_experts_per_tok, dim=-1)
-    shares = shares / shares.sum(dim=-1, keepdim=True)
+    shares, chosen = route(spec, w, x)
     shared = swiglu(x, *_projections(w.under("shared_expert")))
     out = F.linear(x, w["shared_expert_gate.weight"]).sigmoid() * shared
     # Ascending experts: the order of a token's sum does not depend on the other tokens.
@@ -319,7 +334,13 @@ def mixture_of_experts(spec: ModelSpec, w: _Scope, x: Tensor) -> Tensor:
     return out
 
 
-def _expert(w: _Scope, expert: int) -> tuple[Tensor, Tensor, Tensor]:
+def route(spec: ModelSpec, w: WeightScope, x: Tensor) -> tuple[Tensor, Tensor]:
+    """Each token's top experts and their shares, which sum to 1: both [T, num_experts_per_tok]."""
+    shares, chosen = F.linear(x, w["gate.weight"]).softmax(dim=-1).topk(spec.num_experts_per_tok, dim=-1)
+    return shares / shares.sum(dim=-1, keepdim=True), chosen
+
+
+def _expert(w: WeightScope, expert: int) -> tuple[Tensor, Tensor, Tensor]:
     """One expert's gate, up and down matrices; in a fused tensor the gate's rows come before the up's."""
     if "gate_up_proj" not in w:
         return _projections(w.under(str(expert)))
@@ -327,7 +348,7 @@ def _expert(w: _Scope, expert: int) -> tuple[Tensor, Tensor, Tensor]:
     return gate, up, w["down_proj"][expert]
 
 
-def _projections(w: _Scope) -> tuple[Tensor, Tensor, Tensor]:
+def _projections(w: WeightScope) -> tuple[Tensor, Tensor, Tensor]:
     return w["gate_proj.weight"], w["up_proj.weight"], w["down_proj.weight"]
 
 
@@ -353,14 +374,22 @@ def mtp_forward(
     `forward`), is rotated by the position of p, and appends one KV row: row p of `rows` depends on tokens up to p + 1.
     To draft further, feed back the drafted token and this function's output, one position on.
     """
-    w, eps = _Scope(weights, "mtp"), spec.rms_norm_eps
+    w = WeightScope(weights, "mtp")
     if positions is None:
         positions = text_positions(rows.num_tokens, next_tokens.shape[0])
-    embedded = zero_centred_norm(embed(spec, weights, next_tokens), w["pre_fc_norm_embedding.weight"], eps)
-    hidden = zero_centred_norm(hidden, w["pre_fc_norm_hidden.weight"], eps)
-    x = F.linear(torch.cat([embedded, hidden], dim=-1), w["fc.weight"])
+    x = mtp_input(spec, w, embed(spec, weights, next_tokens), hidden)
     x = decoder_layer(spec, w.under("layers.0"), x, rows, rotary(spec, positions))
-    return zero_centred_norm(x, w["norm.weight"], eps)
+    return zero_centred_norm(x, w["norm.weight"], spec.rms_norm_eps)
+
+
+def mtp_input(spec: ModelSpec, w: WeightScope, embedded: Tensor, hidden: Tensor) -> Tensor:
+    """The stream [T, H] before the MTP head's layer, of the next tokens' embeddings and the hidden states, both [T, H].
+
+    `w` holds the head's weights.
+    """
+    embedded = zero_centred_norm(embedded, w["pre_fc_norm_embedding.weight"], spec.rms_norm_eps)
+    hidden = zero_centred_norm(hidden, w["pre_fc_norm_hidden.weight"], spec.rms_norm_eps)
+    return F.linear(torch.cat([embedded, hidden], dim=-1), w["fc.weight"])
 
 
 # Norms.

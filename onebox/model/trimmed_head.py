@@ -1,8 +1,9 @@
 """A head for drafts: the LM head's rows of likely tokens, so that a draft reads a sixth of the head.
 
 A draft that is wrong costs time and changes no answer, so drafts need no row of a token that the model hardly says. The
-rows are copies as stored: a listed token's logit has the LM head's bits. Which tokens are listed may change while
-the model runs; the memory does not, so that captured graphs go on reading it.
+rows are copies as stored: a listed token's logit has the LM head's bits, or those of its first plane if it has two
+(`head.py`). Which tokens are listed may change while the model runs; the memory does not, so that captured graphs go on
+reading it.
 """
 
 from dataclasses import dataclass

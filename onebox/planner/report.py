@@ -1,13 +1,14 @@
 """A complete plan as data, which `onebox plan` renders as text or JSON. Contains no text rendering."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from onebox.planner.levers import Lever, Setting, assumptions, find_levers, mtp_head_cost
 from onebox.planner.memory import MemoryPlan, MemoryRequest, asked_reserve_bytes, plan_memory
 from onebox.planner.prefixes import DISK_BYTES_PER_SECOND, PrefixOnDisk, prefixes_on_disk
 from onebox.planner.prompts import NEW_TOKENS, PROMPT_LENGTHS, PromptTimes, prompt_times
-from onebox.planner.roofline import Projection, Rate, Workload, project
+from onebox.planner.roofline import Projection, Rate, Workload
 from onebox.planner.sizing import size_formats, sizing_lines
 from onebox.spec.errors import DoesNotFitError, UsageError
 from onebox.spec.hardware import Bandwidth, Box
@@ -33,6 +34,8 @@ class Weights:
     problems: tuple[str, ...] = ()
     label: str = "this checkpoint"
     """In a table of formats: a preset's name."""
+    formats: Mapping[ModuleClass, str] = field(default_factory=dict)
+    """The format of each class by name; `int3/int4` where there are two."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +59,10 @@ class PlanReport:
     fits: tuple[Fit, ...]
     projections: tuple[Projection, ...]
     """First without drafts; then the workload with drafts, if any."""
+    levers: tuple[Lever, ...]
+    """Of the last projection."""
+    assumptions: tuple[str, ...]
+    """Of this engine's projected speed."""
     prompts: tuple[PromptTimes, ...]
     """Of this engine; none where the box's speeds are not known."""
     prefixes: tuple[PrefixOnDisk, ...]
@@ -91,13 +98,25 @@ def make_report(
     workloads = [replace(workload, drafts=0, acceptance=None)]
     if workload.drafts:
         workloads.append(workload)
-    projections = tuple(project(weights.spec, weights.stored, box, request.kv, each) for each in workloads)
+    settings = [Setting(weights.spec, weights.stored, weights.formats, box, request.kv, each) for each in workloads]
+    projections = tuple(setting.project() for setting in settings)
     fits = tuple(_fit(weights, box, request, kv) for kv in _compared_kv(request.kv))
     lengths = [length for length in PROMPT_LENGTHS if length <= request.max_context_tokens]
     prompts = prompt_times(weights.spec, weights.stored, box, request.kv, request.max_batched_tokens, lengths)
     prefixes = prefixes_on_disk(weights.spec, request, prompts, disk_bytes_per_second)
-    notes = _notes(weights, box, memory, workload)
-    return PlanReport(weights, box, memory, fits, projections, prompts, prefixes, disk_bytes_per_second, notes)
+    return PlanReport(
+        weights=weights,
+        box=box,
+        memory=memory,
+        fits=fits,
+        projections=projections,
+        levers=find_levers(settings[-1]),
+        assumptions=assumptions(settings[-1]),
+        prompts=prompts,
+        prefixes=prefixes,
+        disk_bytes_per_second=disk_bytes_per_second,
+        notes=_notes(weights, memory, settings[-1]),
+    )
 
 
 def _compared_kv(chosen: KVFormat) -> list[KVFormat]:
@@ -116,8 +135,8 @@ def _fit(weights: Weights, box: Box, request: MemoryRequest, kv: KVFormat) -> Fi
     return Fit(kv, per_token, plan.kv_tokens, {context: plan.users_at(context) for context in contexts})
 
 
-def _notes(weights: Weights, box: Box, memory: MemoryPlan, workload: Workload) -> tuple[str, ...]:
-    notes = []
+def _notes(weights: Weights, memory: MemoryPlan, setting: Setting) -> tuple[str, ...]:
+    box, workload, notes = setting.box, setting.workload, []
     if weights.problems:
         first = weights.problems[0]
         notes.append(f"The checkpoint has {len(weights.problems)} problems (first: {first}); see `onebox inspect`.")
@@ -127,6 +146,9 @@ def _notes(weights: Weights, box: Box, memory: MemoryPlan, workload: Workload) -
         notes.append(f"No measured bandwidth is known for {box.device}; only the limit is given.")
     if workload.drafts and workload.acceptance is None:
         notes.append("Acceptance is not known: the limit accepts every draft. Give --acceptance for an expectation.")
+    cost = mtp_head_cost(setting)
+    if cost:
+        notes.append(cost)
     if memory.reserve_bytes > asked_reserve_bytes(box, memory.request):
         notes.append("The reserve is larger than requested, because other programs use that much memory now.")
     return tuple(notes)
@@ -140,6 +162,7 @@ def to_json(report: PlanReport) -> dict[str, Any]:
         "weights": {
             "source": weights.source,
             "class_bytes": {kind.value: size for kind, size in weights.stored.items()},
+            "class_formats": {kind.value: weights.formats[kind] for kind in weights.stored if kind in weights.formats},
             "problems": list(weights.problems),
         },
         "box": _box_json(report.box),
@@ -167,6 +190,8 @@ def to_json(report: PlanReport) -> dict[str, Any]:
             for fit in report.fits
         ],
         "projected": [_projection_json(projection) for projection in report.projections],
+        "levers": [lever._asdict() for lever in report.levers],
+        "assumptions": list(report.assumptions),
         "prompts": [_prompt_json(times) for times in report.prompts],
         "disk_bytes_per_second": report.disk_bytes_per_second,
         "prefixes_on_disk": [prefix._asdict() for prefix in report.prefixes],
@@ -202,6 +227,8 @@ def _projection_json(projection: Projection) -> dict[str, Any]:
         "drafts": workload.drafts,
         "context_tokens": workload.context_tokens,
         "acceptance": workload.acceptance,
+        "mamba_ssm_cache_dtype": workload.state_dtype.value,
+        "draft_vocab_size": workload.draft_vocab_size,
         "tokens_per_step": workload.tokens_per_step,
         "least_bytes": _traffic_json(projection.least),
         "expected_bytes": _traffic_json(projection.expected),

@@ -34,15 +34,17 @@ __all__ = [
     "tokens_per_step",
 ]
 
-KERNEL_SECONDS = 1.75e-6
+KERNEL_SECONDS = 1.9e-6
 """Overhead of a step per kernel, beyond its bytes: launch and waiting for the previous kernel.
 
-Measured with the whole engine on an H200, 122B shape, 2026-11-15: 589 kernels took 2.34 ms where a copy moves the bytes
-in 1.32; with two drafts 670 took 3.67 ms, against 2.68. That other boxes have the same overhead is an assumption.
+Measured with the whole engine on an H200, 122B shape, 2026-11-16: 541 kernels took 2.349 ms where a copy moves the
+bytes in 1.32. With two drafts 585 took 4.056 ms, 0.34 more than this gives: kernels of three rows do not reach a copy's
+speed there. That other boxes have the same overhead is an assumption.
 """
-_LAYER_KERNELS = 12
+_LAYER_KERNELS = 11
 _OTHER_KERNELS = 13
-_DRAFT_KERNELS = 40
+_DRAFT_KERNELS = 22
+_SHARED_KERNELS = 2
 
 
 @dataclass(frozen=True)
@@ -52,6 +54,9 @@ class Workload:
     `acceptance` has one entry per draft; None: unknown. The limit then accepts every draft, and there is no expected
     rate.
     `drafter_is_mtp` False counts no bytes for drafting (n-gram, or a drafter of unknown size).
+    `draft_vocab_size` is the rows of the LM head that a draft reads; None: all.
+    `reads_candidates`: the LM head is INT8 in two planes and all rows are greedy or have a top_k of at most 64, without
+    penalties, grammars or log-probabilities.
     """
 
     streams: int = 1
@@ -60,6 +65,8 @@ class Workload:
     acceptance: tuple[float, ...] | None = None
     drafter_is_mtp: bool = True
     state_dtype: StateDtype = StateDtype.FLOAT32
+    draft_vocab_size: int | None = None
+    reads_candidates: bool = False
 
     def __post_init__(self) -> None:
         if self.streams < 1:
@@ -70,6 +77,11 @@ class Workload:
             raise UsageError(f"--speculative-tokens is {self.drafts}; give 0 or more.")
         if self.acceptance is not None:
             _check_acceptance(self.acceptance, self.drafts)
+
+    @property
+    def mtp_drafts(self) -> int:
+        """Drafts of the MTP head."""
+        return self.drafts if self.drafter_is_mtp else 0
 
     @property
     def tokens_per_step(self) -> float:
@@ -97,6 +109,8 @@ class Projection:
     engine_rate: Rate | None
     bandwidth: Bandwidth | None
     """The usable bandwidth, or the peak if none was measured; None if neither is known."""
+    engine_step_seconds: float | None
+    """Of this engine's step; known without the acceptance. None if the usable bandwidth is not known."""
     compute_seconds: float | None
     """Time of a step's arithmetic at the box's dense BF16 peak; None if no figure is known."""
 
@@ -161,15 +175,29 @@ def step_flops(spec: ModelSpec, workload: Workload) -> float:
     return 2.0 * workload.streams * total
 
 
-def step_kernels(spec: ModelSpec, drafts: int) -> int:
-    """Kernels of a step of this engine with INT4 experts: its layers, the LM head, MTP drafts."""
-    return _LAYER_KERNELS * spec.num_hidden_layers + _OTHER_KERNELS + _DRAFT_KERNELS * drafts
+def step_kernels(spec: ModelSpec, drafts: int, formats: Mapping[ModuleClass, str] | None = None) -> int:
+    """Kernels of a step of this engine with INT4 experts: its layers, the LM head, MTP drafts.
+
+    A shared expert of integers is two kernels of its own; one of FP8 or BF16 is computed beside the router's choice and
+    the experts. `formats` are names by class; FP8 where nothing is said.
+    """
+    held = formats or {}
+    layer, draft = (
+        count + (_SHARED_KERNELS if held.get(kind, "").startswith("int") else 0)
+        for count, kind in ((_LAYER_KERNELS, ModuleClass.SHARED), (_DRAFT_KERNELS, ModuleClass.MTP_SHARED))
+    )
+    return layer * spec.num_hidden_layers + _OTHER_KERNELS + draft * drafts
 
 
 def project(
-    spec: ModelSpec, stored: Mapping[ModuleClass, int], box: Box, kv: KVFormat, workload: Workload
+    spec: ModelSpec,
+    stored: Mapping[ModuleClass, int],
+    box: Box,
+    kv: KVFormat,
+    workload: Workload,
+    formats: Mapping[ModuleClass, str] | None = None,
 ) -> Projection:
-    """Traffic and speeds of `workload` on `box`, from the bytes stored per class."""
+    """Traffic and speeds of `workload` on `box`, from the bytes stored per class; `formats` as for `step_kernels`."""
     step = TrafficStep(
         streams=workload.streams,
         drafts=workload.drafts,
@@ -177,13 +205,16 @@ def project(
         kept_tokens=workload.tokens_per_step,
         drafter_is_mtp=workload.drafter_is_mtp,
         state_dtype=workload.state_dtype,
+        draft_vocab_size=workload.draft_vocab_size,
+        reads_candidates=workload.reads_candidates,
     )
     least = step_traffic(spec, stored, step, kv, Routing.LEAST)
     expected = step_traffic(spec, stored, step, kv, Routing.EXPECTED)
     compute = step_flops(spec, workload) / box.peak_bf16_flops if box.peak_bf16_flops else None
     acceptance_known = workload.drafts == 0 or workload.acceptance is not None
-    expected_rate = _rate(workload, expected, box.usable, compute or 0.0) if acceptance_known else None
-    waiting = KERNEL_SECONDS * step_kernels(spec, workload.drafts if workload.drafter_is_mtp else 0)
+    rate = _rate(workload, expected, box.usable, compute or 0.0)
+    expected_rate = rate if acceptance_known else None
+    waiting = KERNEL_SECONDS * step_kernels(spec, workload.mtp_drafts, formats)
     return Projection(
         workload=workload,
         least=least,
@@ -193,6 +224,7 @@ def project(
         expected_rate=expected_rate,
         engine_rate=None if expected_rate is None else _later(expected_rate, waiting),
         bandwidth=box.usable or box.peak,
+        engine_step_seconds=None if rate is None else rate.step_seconds + waiting,
         compute_seconds=compute,
     )
 

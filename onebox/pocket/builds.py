@@ -4,6 +4,7 @@ As a program, with a name, the master's directory and an output directory, it ma
 """
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -17,25 +18,27 @@ __all__ = ["BUILDS", "NO_ROOM", "build"]
 NO_ROOM = 3
 """The program's exit status where the disk is too small. What else the system refuses is printed, with status 1."""
 
-_HYBRID = {
-    "experts": TargetFormat.INT4,
-    "attention": TargetFormat.FP8,
-    "delta": TargetFormat.FP8,
-    "shared": TargetFormat.FP8,
-}
-_NVFP4 = dict.fromkeys(("experts", "attention", "shared"), TargetFormat.NVFP4)
-_MATRICES = ("experts", "attention", "delta", "shared", "mtp")
+_FP8, _INT8, _INT4, _INT3 = TargetFormat.FP8, TargetFormat.INT8, TargetFormat.INT4, TargetFormat.INT3
+_HYBRID = Recipe(experts=_INT4, attention=_FP8, delta=_FP8, shared=_FP8)
+_HEAD, _MTP = replace(_HYBRID, lm_head=_INT8), replace(_HYBRID, lm_head=_INT8, mtp=_INT4)
+_NVFP4 = Recipe(experts=TargetFormat.NVFP4, attention=TargetFormat.NVFP4, shared=TargetFormat.NVFP4)
 
 BUILDS: dict[str, Recipe] = {
-    "hybrid": Recipe(**_HYBRID),
-    "hybrid-int8-head": Recipe(**_HYBRID, lm_head=TargetFormat.INT8),
-    "hybrid-int8-head-int4-mtp": Recipe(**_HYBRID, lm_head=TargetFormat.INT8, mtp=TargetFormat.INT4),
-    "fp8": Recipe(**dict.fromkeys(_MATRICES, TargetFormat.FP8)),
-    "nvfp4": Recipe(**_NVFP4),
-    "nvfp4-int8-head-nvfp4-mtp": Recipe(**_NVFP4, mtp=TargetFormat.NVFP4, lm_head=TargetFormat.INT8),
-    "int4": Recipe(**dict.fromkeys(_MATRICES, TargetFormat.INT4), lm_head=TargetFormat.INT8),
+    "hybrid": _HYBRID,
+    "hybrid-int8-head": _HEAD,
+    "hybrid-int8-head-int4-mtp": _MTP,
+    "hybrid-int34": replace(_MTP, experts=_INT3, experts_down=_INT4),
+    "hybrid-int3": replace(_MTP, experts=_INT3),
+    "hybrid-int2": replace(_MTP, experts=TargetFormat.INT2),
+    "fp8": Recipe(_FP8, _FP8, _FP8, _FP8, _FP8),
+    "nvfp4": _NVFP4,
+    "nvfp4-int8-head-nvfp4-mtp": replace(_NVFP4, mtp=TargetFormat.NVFP4, lm_head=_INT8),
+    "int4": Recipe(_INT4, _INT4, _INT4, _INT4, _INT4, _INT8),
 }
 """hybrid: INT4 experts, other matrices in FP8; then also the LM head in INT8; then also the MTP head in INT4.
+
+The last of these with fewer bits in its experts: hybrid-int34 (gate and up of 3 bits, down of 4), hybrid-int3,
+hybrid-int2.
 
 fp8 and nvfp4 are as in the published checkpoints (in nvfp4, DeltaNet, the MTP head and the LM head stay BF16);
 nvfp4-int8-head-nvfp4-mtp also quantizes both heads; int4 is INT4 in all layers.

@@ -12,6 +12,7 @@ from onebox.planner.roofline import Projection, Workload, project, step_flops
 from onebox.report import plots
 from onebox.report.document import Block, Cell, Plot, ReportSection, Sentence, Table
 from onebox.report.source import ResultFile, Value, pointer
+from onebox.spec.draft_vocab import default_draft_vocab_size
 from onebox.spec.hardware import Box
 from onebox.spec.kv import KVFormat
 
@@ -37,7 +38,7 @@ def roofline_section(sources: Sequence[ResultFile], ceiling: Ceiling) -> Iterato
             has_length = "prompt_tokens" in workload["figures"]
             if workload["kind"] != "single" or not isinstance(speed, Value) or not has_length:
                 continue
-            planned = _planned(workload)
+            planned = _planned(workload, ceiling.weights.spec.vocab_size)
             projection = project(ceiling.weights.spec, ceiling.weights.stored, ceiling.box, ceiling.kv, planned)
             name = f"{source.name}: {workload['name']}" if len(sources) > 1 else workload["name"]
             rows.append((name, f"{planned.tokens_per_step:.2f}", *_row(projection, speed)))
@@ -47,10 +48,11 @@ def roofline_section(sources: Sequence[ResultFile], ceiling: Ceiling) -> Iterato
         yield ReportSection("Roofline", tuple(_blocks(ceiling, rows, points)))
 
 
-def _planned(workload: dict[str, Any]) -> Workload:
+def _planned(workload: dict[str, Any], vocab_size: int) -> Workload:
     """The workload for the planner: the context at the middle of the answer, and the drafts per step.
 
-    Drafts per step are rounded down, so that the bytes are underestimated and the limit is overestimated.
+    Drafts per step are rounded down, and each reads the rows of this engine's draft vocabulary: where another engine
+    reads more, the bytes are underestimated and the limit is overestimated.
     """
     figures, accepted = workload["figures"], workload["acceptance"]
     context = int(figures["prompt_tokens"] + figures["completion_tokens"] / 2)
@@ -60,7 +62,8 @@ def _planned(workload: dict[str, Any]) -> Workload:
     drafts = min(int(accepted["drafted"] / steps), len(accepted["by_position"])) if steps else 0
     shares = [min(1.0, share) for share in accepted["by_position"][:drafts]]
     falling = tuple(min(shares[: place + 1]) for place in range(len(shares)))
-    return Workload(1, len(falling), context, falling) if falling else Workload(1, 0, context)
+    rows = default_draft_vocab_size(vocab_size)
+    return Workload(1, len(falling), context, falling, draft_vocab_size=rows) if falling else Workload(1, 0, context)
 
 
 def _row(projection: Projection, speed: Value) -> tuple[Cell, ...]:

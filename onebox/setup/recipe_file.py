@@ -10,6 +10,7 @@
 
     [build]                                     # formats of `onebox build`; without it the base is served as it is
     lm_head = "int8"
+    expert_layers = ["0-3=int4"]
 
     [serve]                                     # options of `onebox serve`, with _ for -
     max_model_len = 131072
@@ -19,12 +20,13 @@ Recipes that ship are `recipes/MODEL/NAME.toml`. Unknown keys and wrong values a
 """
 
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from onebox.checkpoint.recipe import Recipe, TargetFormat
+from onebox.checkpoint.layer_targets import parse_layer_target
+from onebox.checkpoint.recipe import FORMATS, Recipe, TargetFormat
 from onebox.checkpoint.repository import HubId
 from onebox.spec.errors import UnreadableError, UsageError
 
@@ -35,12 +37,12 @@ _SHIPPED = Path(__file__).parent / "recipes"
 _KEYS = {"summary": str, "model": str, "sources": dict, "build": dict, "serve": dict}
 _ROLES = {"base": "base", "fp8": "fp8", "mtp_from": "mtp"}
 """Key in the file -> role in a build."""
-_FORMATS = tuple(target.value for target in TargetFormat)
-_LM_HEAD_FORMATS = ("keep", "bf16", "int8")
-_BUILD = {
-    name: _LM_HEAD_FORMATS if name == "lm_head" else _FORMATS
-    for name in ("experts", "attention", "delta", "shared", "mtp", "lm_head")
+_BUILD: Mapping[str, Sequence[str]] = {
+    **dict.fromkeys(("experts", "experts_down", "attention", "delta", "shared"), FORMATS),
+    "mtp": tuple(TargetFormat),
+    "lm_head": ("keep", "bf16", "int8"),
 }
+_LAYERS = "expert_layers"
 
 
 @dataclass(frozen=True)
@@ -168,9 +170,18 @@ def _source(path: Path, key: str, text: Any) -> RecipeSource:
 
 
 def _formats(path: Path, table: dict[str, Any], sources: tuple[RecipeSource, ...]) -> Recipe:
-    _check_keys(path, "build", table, _BUILD)
-    for key, value in table.items():
+    _check_keys(path, "build", table, (*_BUILD, _LAYERS))
+    layers = table.get(_LAYERS, [])
+    if not isinstance(layers, list) or not all(isinstance(text, str) for text in layers):
+        raise UsageError(f'{path}: [build] {_LAYERS} is {layers!r}; it takes a list of texts such as ["0-3=int4"].')
+    targets = {key: value for key, value in table.items() if key != _LAYERS}
+    for key, value in targets.items():
         if value not in _BUILD[key]:
             raise UsageError(f"{path}: [build] {key} is {value!r}; it takes one of {', '.join(_BUILD[key])}.")
     has_fp8 = any(source.role == "fp8" for source in sources)
-    return Recipe.completed({key: TargetFormat(value) for key, value in table.items()}, has_fp8=has_fp8)
+    given: dict[str, Any] = {key: TargetFormat(value) for key, value in targets.items()}
+    try:
+        given[_LAYERS] = tuple(parse_layer_target(text) for text in layers)
+        return Recipe.completed(given, has_fp8=has_fp8)
+    except UsageError as error:
+        raise UsageError(f"{path}: [build] {error}") from None

@@ -6,6 +6,8 @@ drafters, in which the token of draft index i is i + d2t[i].
 
 from collections.abc import Iterable, Sequence
 
+from onebox.spec.errors import UsageError
+
 __all__ = [
     "D2T_TENSOR",
     "DRAFT_VOCAB_KEY",
@@ -13,6 +15,7 @@ __all__ = [
     "default_draft_vocab_size",
     "draft_head_bytes",
     "first_tokens",
+    "parse_draft_vocab",
     "tokens_of_d2t",
 ]
 
@@ -34,6 +37,19 @@ def default_draft_vocab_size(vocab_size: int) -> int | None:
     size = vocab_size // _SHARE
     step = 1 << (size.bit_length() - _SIGNIFICANT_BITS)
     return size // step * step
+
+
+def parse_draft_vocab(text: str, vocab_size: int) -> int | None:
+    """`--draft-vocab auto|full|N`: the number of tokens; None for all of them."""
+    if text == "full":
+        return None
+    if text == "auto":
+        return default_draft_vocab_size(vocab_size)
+    if not text.isascii() or not text.isdecimal():
+        raise UsageError(f"--draft-vocab {text!r} is not known; give auto, full or a number of tokens.")
+    if not 1 <= int(text) <= vocab_size:
+        raise UsageError(f"--draft-vocab is {text}; give 1 to {vocab_size:,}, the tokens that the model has.")
+    return None if int(text) == vocab_size else int(text)
 
 
 def draft_head_bytes(head_bytes: int, vocab_size: int, draft_vocab_size: int | None) -> int:

@@ -21,6 +21,7 @@ from typing import NamedTuple
 
 from onebox.spec.draft_vocab import draft_head_bytes
 from onebox.spec.errors import UsageError
+from onebox.spec.head_planes import HIGH_SHARE, head_read_share
 from onebox.spec.kv import KVFormat
 from onebox.spec.model import ModelSpec
 from onebox.spec.modules import ModuleClass, modules
@@ -28,6 +29,7 @@ from onebox.spec.states import StateDtype
 from onebox.spec.weights import (
     DTYPE_BITS,
     PARTS,
+    ExpertFormats,
     Geometry,
     Layout,
     StoredTensor,
@@ -37,6 +39,7 @@ from onebox.spec.weights import (
 
 __all__ = [
     "PACKINGS",
+    "ClassFormats",
     "MatrixPacking",
     "Routing",
     "Traffic",
@@ -51,6 +54,8 @@ __all__ = [
 ]
 
 ClassBytes = Mapping[ModuleClass, int]
+ClassFormats = Mapping[ModuleClass, WeightFormat | ExpertFormats]
+"""The format of each class; of routed experts also two, where down projections differ."""
 _PLAIN_DTYPES = {WeightFormat.BF16: "BF16", WeightFormat.FP16: "F16", WeightFormat.FP32: "F32"}
 
 
@@ -71,6 +76,8 @@ PACKINGS: Mapping[WeightFormat, MatrixPacking] = {
     WeightFormat.FP8: MatrixPacking(Layout.FP8_BLOCK_INV, 8),
     WeightFormat.INT8: MatrixPacking(Layout.INT8_ROW, 8),
     WeightFormat.INT4: MatrixPacking(Layout.GPTQ, 4, group_size=128, scale_dtype="F16"),
+    WeightFormat.INT3: MatrixPacking(Layout.PACKED, 3, group_size=128),
+    WeightFormat.INT2: MatrixPacking(Layout.PACKED, 2, group_size=128),
     WeightFormat.NVFP4: MatrixPacking(Layout.NVFP4_DIVIDES, 4, group_size=16),
 }
 
@@ -93,7 +100,7 @@ def _is_scale(suffix: str, dtypes: tuple[str, ...], packing: MatrixPacking) -> b
 
 def predicted_weight_bytes(
     spec: ModelSpec,
-    formats: Mapping[ModuleClass, WeightFormat],
+    formats: ClassFormats,
     packings: Mapping[WeightFormat, MatrixPacking] = PACKINGS,
 ) -> dict[ModuleClass, int]:
     """Predicted bytes per module class of a checkpoint; classes not in `formats` are BF16.
@@ -103,25 +110,35 @@ def predicted_weight_bytes(
     result: dict[ModuleClass, int] = {}
     for kind, shapes in _class_shapes(spec).items():
         chosen = formats.get(kind, WeightFormat.BF16)
-        result[kind] = sum(
-            count * _module_bytes(shape, is_matrix, chosen, packings) for (shape, is_matrix), count in shapes.items()
-        )
+        result[kind] = sum(count * _module_bytes(group, chosen, packings) for group, count in shapes.items())
     return result
 
 
+class _ModuleGroup(NamedTuple):
+    """What modules that take the same bytes have in common."""
+
+    shape: tuple[int, ...]
+    is_matrix: bool
+    is_down: bool
+
+
 def _module_bytes(
-    shape: tuple[int, ...], is_matrix: bool, chosen: WeightFormat, packings: Mapping[WeightFormat, MatrixPacking]
+    group: _ModuleGroup,
+    formats: WeightFormat | ExpertFormats,
+    packings: Mapping[WeightFormat, MatrixPacking],
 ) -> int:
-    if is_matrix and chosen in packings:
-        return matrix_bytes(packings[chosen], shape[0], shape[1])
-    dtype = _PLAIN_DTYPES[chosen] if is_matrix else "BF16"
-    return _numel(shape) * DTYPE_BITS[dtype] // 8
+    pair = formats if isinstance(formats, ExpertFormats) else ExpertFormats(formats, formats)
+    chosen = pair.down if group.is_down else pair.gate_up
+    if group.is_matrix and chosen in packings:
+        return matrix_bytes(packings[chosen], group.shape[0], group.shape[1])
+    dtype = _PLAIN_DTYPES[chosen] if group.is_matrix else "BF16"
+    return _numel(group.shape) * DTYPE_BITS[dtype] // 8
 
 
 def class_parameters(spec: ModelSpec) -> dict[ModuleClass, int]:
     """The number of parameters per class."""
     return {
-        kind: sum(count * _numel(shape) for (shape, _), count in shapes.items())
+        kind: sum(count * _numel(group.shape) for group, count in shapes.items())
         for kind, shapes in _class_shapes(spec).items()
     }
 
@@ -134,11 +151,12 @@ def _numel(shape: tuple[int, ...]) -> int:
 
 
 @lru_cache(maxsize=8)
-def _class_shapes(spec: ModelSpec) -> dict[ModuleClass, Counter[tuple[tuple[int, ...], bool]]]:
-    """The number of modules per (shape, is_matrix) and class. 39,000 modules have a few dozen shapes: counted once."""
-    result: dict[ModuleClass, Counter[tuple[tuple[int, ...], bool]]] = {}
+def _class_shapes(spec: ModelSpec) -> dict[ModuleClass, Counter[_ModuleGroup]]:
+    """The number of modules per group and class. 39,000 modules have a few dozen shapes: counted once."""
+    result: dict[ModuleClass, Counter[_ModuleGroup]] = {}
     for module in modules(spec):
-        result.setdefault(module.module_class, Counter())[module.shape, module.is_matrix] += 1
+        group = _ModuleGroup(module.shape, module.is_matrix, module.name.endswith(".down_proj"))
+        result.setdefault(module.module_class, Counter())[group] += 1
     return result
 
 
@@ -162,6 +180,8 @@ class TrafficStep(NamedTuple):
     draft_vocab_size: int | None = None
     """Rows of the LM head that a draft reads; None: all."""
     state_dtype: StateDtype = StateDtype.FLOAT32
+    reads_candidates: bool = False
+    """Of a head in two planes, the second is read for tokens that can be sampled, and not for drafts."""
 
     @property
     def rows(self) -> int:
@@ -208,12 +228,12 @@ def step_traffic(spec: ModelSpec, stored: ClassBytes, step: TrafficStep, kv: KVF
         ("routed experts", _expert_bytes(spec, stored.get(kind.EXPERTS, 0), step.rows, routing)),
         ("shared experts", stored.get(kind.SHARED, 0)),
         ("router, norms, small", stored.get(kind.ROUTER, 0) + stored.get(kind.SMALL, 0)),
-        ("LM head", _head_bytes(spec, stored)),
+        ("LM head", round(_head_bytes(spec, stored) * (head_read_share(step.rows) if step.reads_candidates else 1))),
     ]
     if step.drafts and step.drafter_is_mtp:
         parts.append(("MTP layer", _mtp_bytes(spec, stored, step, kv, routing)))
         head = draft_head_bytes(_head_bytes(spec, stored), spec.vocab_size, step.draft_vocab_size)
-        parts.append(("LM head for drafts", step.drafts * head))
+        parts.append(("LM head for drafts", round(step.drafts * head * (HIGH_SHARE if step.reads_candidates else 1))))
     return Traffic(tuple(TrafficPart(name, size) for name, size in parts))
 
 

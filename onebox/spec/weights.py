@@ -13,8 +13,10 @@ from typing import NamedTuple
 __all__ = [
     "DTYPE_BITS",
     "FP8_BLOCK",
+    "INTEGER_BITS",
     "NVFP4_GROUP",
     "PARTS",
+    "ExpertFormats",
     "Geometry",
     "Layout",
     "Part",
@@ -65,7 +67,25 @@ class WeightFormat(StrEnum):
     FP8 = "fp8"
     INT8 = "int8"
     INT4 = "int4"
+    INT3 = "int3"
+    INT2 = "int2"
     NVFP4 = "nvfp4"
+
+
+INTEGER_BITS: Mapping[WeightFormat, int] = {
+    WeightFormat.INT8: 8,
+    WeightFormat.INT4: 4,
+    WeightFormat.INT3: 3,
+    WeightFormat.INT2: 2,
+}
+"""Bits of a code, by integer format; widest first."""
+
+
+class ExpertFormats(NamedTuple):
+    """The formats of a class of routed experts whose down projections have one of their own."""
+
+    gate_up: WeightFormat
+    down: WeightFormat
 
 
 class Layout(StrEnum):
@@ -216,6 +236,9 @@ def identify(found: Mapping[str, StoredTensor], rows: int, columns: int) -> tupl
     if guess is None:
         return None, [_unknown(found)]
     stored, geometry = guess
+    width = _unread_width(stored.layout, found, columns)
+    if width:
+        return stored, [width]
     parts = PARTS[stored.layout]
     problems = [text for part in parts for text in _check(part, found.get(part.suffix), geometry)]
     known = {part.suffix for part in parts}
@@ -262,21 +285,54 @@ def _fp8_layout(found: Mapping[str, StoredTensor], rows: int) -> Layout:
 def _guess_grouped(
     layout: Layout, found: Mapping[str, StoredTensor], rows: int, columns: int
 ) -> tuple[Stored, Geometry]:
-    """INT4 or INT8 in groups: the packed width gives the bits, the scales' width gives the group size."""
+    """Integers in groups: the packed width gives the bits, the scales' width gives the group size."""
     is_gptq = layout is Layout.GPTQ
-    packed = found["qweight" if is_gptq else "weight_packed"].shape
     scales = found.get("scales" if is_gptq else "weight_scale")
-    words = packed[0 if is_gptq else -1] if packed else 0
-    bits = 8 if words * 32 == columns * 8 else 4
+    words = _words_per_row(layout, found)
+    fmt, bits = _integer_format(words, columns)
     shape = scales.shape if scales and len(scales.shape) == 2 else (1, 1)
     groups = max(1, shape[0] if is_gptq else shape[1])
     size = _ceil(columns, groups)
     if bits == 8 and groups == 1:
         return Stored(WeightFormat.INT8, layout, 0, "weight_zero_point" in found), Geometry(rows, columns, 1, bits)
-    fmt = WeightFormat.INT8 if bits == 8 else WeightFormat.INT4
     # A group size need not divide the row; one that implies a different number of groups is a wrong shape.
     groups = _ceil(columns, size)
     return Stored(fmt, layout, size, "weight_zero_point" in found), Geometry(rows, columns, groups, bits)
+
+
+def _words_per_row(layout: Layout, found: Mapping[str, StoredTensor]) -> int:
+    is_gptq = layout is Layout.GPTQ
+    packed = found["qweight" if is_gptq else "weight_packed"].shape
+    return packed[0 if is_gptq else -1] if packed else 0
+
+
+def _unread_width(layout: Layout, found: Mapping[str, StoredTensor], columns: int) -> str | None:
+    """A clause on codes that fill their words in a way that is known and not read; None for all others."""
+    if layout not in (Layout.GPTQ, Layout.PACKED):
+        return None
+    suffix, words = "qweight" if layout is Layout.GPTQ else "weight_packed", _words_per_row(layout, found)
+    widths = {_ceil(columns * bits, 32): bits for bits in (1, 5, 6, 7)}
+    if words in {_ceil(columns * bits, 32) for bits in INTEGER_BITS.values()}:
+        return None
+    if words == _ceil(columns, 10) and layout is Layout.PACKED:
+        return (
+            f".{suffix} holds 10 codes of 3 bits in each word, as compressed-tensors before 0.17 packed them; onebox "
+            "and later versions read 32 codes in three words: quantise it again with a later version"
+        )
+    if words in widths:
+        return f".{suffix} holds {widths[words]}-bit codes; onebox reads integers of 2, 3, 4 and 8 bits"
+    return None
+
+
+def _integer_format(words: int, columns: int) -> tuple[WeightFormat, int]:
+    """The format whose codes fill `words` 32-bit words a row, and its bits; INT4 if none does, as a wrong shape.
+
+    Rows of 32 columns and more are never ambiguous.
+    """
+    for fmt, bits in INTEGER_BITS.items():
+        if words == _ceil(columns * bits, 32):
+            return fmt, bits
+    return WeightFormat.INT4, 4
 
 
 def _check(part: Part, tensor: StoredTensor | None, geometry: Geometry) -> list[str]:

@@ -2,7 +2,7 @@
 
 Prints a Markdown table: for each workload the share of first drafts that is accepted, and of second ones after it, on
 held-out examples, with drafts from all tokens and from lists of a sixth of them: the lowest ids; what an engine lists
-after answering so many other requests, and goes on listing; and what it would list had it never answered this workload.
+after answering so many other requests; and after answering none of this workload. The last two follow what is said.
 Answers are the same in all columns. The exit code is 1 if the counted list loses more than 2 points of first drafts.
 """
 
@@ -15,14 +15,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from random import Random
 
-import numpy as np
-
 import onebox
-from onebox.engine.api import AcceptanceCounts, SamplingParams
-from onebox.engine.draft.vocabulary import best_list
+from onebox.engine.api import AcceptanceCounts, SamplingParams, kept_counts_path
 from onebox.pocket.ready import pocket_checkpoint
 from onebox.spec.draft_vocab import default_draft_vocab_size, first_tokens
-from onebox.spec.token_counts import write_token_list
+from onebox.spec.model import read_config
+from onebox.spec.token_counts import KeptCounts, write_kept_counts, write_token_list
 from onebox.text.chat import ChatTemplate
 from recipes.pocket.command import log_progress, run_command
 from recipes.pocket.evaluation.tasks import TaskResult, workload_task
@@ -59,20 +57,19 @@ def _count(llm: onebox.LLM, directory: Path, num_requests: int) -> dict[str, Cou
     return said
 
 
-def _listed(said: Mapping[str, Counter[int]], without: str, added: tuple[int, ...], vocab_size: int) -> list[int]:
-    """The list that follows from the counts of all workloads but one."""
-    counts = np.zeros(vocab_size, dtype=np.int64)
-    for name, each in said.items():
-        if name != without:
-            np.add.at(counts, list(each), list(each.values()))
-    prior, size = np.array(first_tokens(vocab_size, vocab_size, added)), default_draft_vocab_size(vocab_size)
-    return [int(token_id) for token_id in best_list(counts, prior, np.array(added), size or vocab_size)]
+def _apart(directory: Path, said: Mapping[str, Counter[int]], name: str, num_examples: int) -> Results:
+    """A workload that comes to an engine which has only answered others; the list follows it as it is answered."""
+    vocab_size, others = read_config(directory).vocab_size, [each for other, each in said.items() if other != name]
+    path, model = kept_counts_path(directory)
+    write_kept_counts(path, KeptCounts(model, vocab_size, dict(sum(others, Counter()))))
+    with _open(directory, "auto") as llm:
+        return _measured(llm, directory, num_examples, [name])
 
 
-def _with_list(directory: Path, path: Path, listed: Sequence[int], num_examples: int, name: str | None) -> Results:
+def _lowest(directory: Path, path: Path, listed: Sequence[int], num_examples: int) -> Results:
     write_token_list(path, dict.fromkeys(listed, 0))
     with _open(directory, str(path)) as llm:
-        return _measured(llm, directory, num_examples, [name] if name else [*MEASURED])
+        return _measured(llm, directory, num_examples)
 
 
 def _measure(directory: Path, num_requests: int, num_examples: int, scratch: Path) -> dict[str, Results]:
@@ -83,7 +80,7 @@ def _measure(directory: Path, num_requests: int, num_examples: int, scratch: Pat
     log_progress("measured with all tokens")
     size = default_draft_vocab_size(vocab_size) or vocab_size
     lowest = first_tokens(vocab_size, size, added)
-    columns["the lowest ids"] = _with_list(directory, scratch / "lowest", lowest, num_examples, None)
+    columns["the lowest ids"] = _lowest(directory, scratch / "lowest", lowest, num_examples)
     log_progress("measured with the lowest ids")
     with _open(directory, "auto") as llm:
         said = _count(llm, directory, num_requests)
@@ -93,10 +90,9 @@ def _measure(directory: Path, num_requests: int, num_examples: int, scratch: Pat
     log_progress("measured with the counted list")
     apart: Results = {}
     for name in MEASURED:
-        listed = _listed(said, name, added, vocab_size)
-        apart |= _with_list(directory, scratch / name, listed, num_examples, name)
-        log_progress(f"measured {name} with the list of the others")
-    return columns | {"after those of other workloads": apart}
+        apart |= _apart(directory, said, name, num_examples)
+        log_progress(f"measured {name} after the others")
+    return columns | {f"after {num_requests} of other workloads": apart}
 
 
 def _total(results: Results) -> TaskResult:

@@ -82,7 +82,11 @@ def test_each_step_is_over_the_one_it_adds_to_and_beside_what_was_projected(weig
     assert low < rows["hybrid"].gain < high
     assert rows["mtp-2"].tokens_per_step == pytest.approx(2.4)
     planned = project(
-        weights["head"].spec, weights["head"].stored, box, KVFormat.parse("bf16"), Workload(1, 2, 114, (0.9, 0.72))
+        weights["head"].spec,
+        weights["head"].stored,
+        box,
+        KVFormat.parse("bf16"),
+        Workload(1, 2, 114, (0.9, 0.72), draft_vocab_size=40_960),
     )
     assert rows["mtp-2"].projected_tok_s == pytest.approx(planned.engine_rate.tokens_per_second)
     assert rows["mtp-2"].projected_as_accepted_tok_s < rows["mtp-2"].projected_tok_s

@@ -273,7 +273,7 @@ def test_dry_run_tells_size_and_bytes_per_token_and_writes_nothing(checkpoints, 
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--experts", "int3"], "--experts"),
+        (["--experts", "int5"], "--experts"),
         (["--lm-head", "fp8"], "--lm-head"),
         (["--shard-gib", "0"], "--shard-gib"),
     ],

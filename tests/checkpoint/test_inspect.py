@@ -25,6 +25,7 @@ FORMATS_OF_EXPERTS = {
     "nvfp4-llmc": "nvfp4 g16 [nvfp4 (compressed-tensors)]",
     "nvfp4-modelopt": "nvfp4 g16 [nvfp4 (modelopt)]",
     "modelopt-mixed": "nvfp4 g16 [nvfp4 (modelopt)]",
+    "packed-int3": "int3 g128 [pack-quantized]",
 }
 
 
@@ -34,7 +35,8 @@ def test_each_kind_is_servable_and_its_experts_format_is_told(checkpoints, kind,
     report = inspect_checkpoint(checkpoints / f"{kind}{sharded}", deep=True)
     assert report.is_servable, report.problems
     experts = next(row for row in report.rows if row.module_class is ModuleClass.EXPERTS)
-    assert experts.formats == {FORMATS_OF_EXPERTS[kind]: 48}
+    down = {"int4 g128 [pack-quantized]": 16} if kind == "packed-int3" else {}
+    assert experts.formats == {FORMATS_OF_EXPERTS[kind]: 48 - sum(down.values()), **down}
     assert sum(row.nbytes for row in report.rows) == report.nbytes
 
 
@@ -133,6 +135,13 @@ def test_a_spoilt_checkpoint_is_not_servable_and_the_tensor_is_named(tmp_path, r
     assert any(words in problem["message"] and problem["is_fatal"] for problem in told["problems"])
 
 
+def test_negative_scales_of_integers_are_no_problem(tmp_path, run_cli):
+    """AutoRound writes them: the largest weight of a group becomes the code -8, whatever its sign."""
+    directory = spoilt(tmp_path, "autoround", lambda t: t[f"{EXPERT}.scales"].neg_())
+    found = json.loads(run_cli("inspect", directory, "--deep", "--json").out)
+    assert not [problem for problem in found["problems"] if problem["kind"] == "value"]
+
+
 def nan(tensor: torch.Tensor) -> torch.Tensor:
     tensor.view(-1)[3] = float("nan")
     return tensor
@@ -148,6 +157,11 @@ VALUE_SPOILS = {
         "fp8",
         lambda t: t[f"{SHARED}.weight_scale_inv"].zero_(),
         f"{SHARED}.weight_scale_inv holds scales that are not positive",
+    ),
+    "zero scale of integers": (
+        "autoround",
+        lambda t: t[f"{EXPERT}.scales"].zero_(),
+        f"{EXPERT}.scales holds scales of zero",
     ),
     "negative global scale": (
         "nvfp4-llmc",
@@ -308,3 +322,17 @@ def test_a_122b_checkpoint_is_looked_over_from_its_headers_alone(tmp_path):
     assert report.num_tensors == 112_901
     assert report.nbytes > 70e9
     assert report.mtp.is_complete
+
+
+def test_a_head_in_bf16_behind_quantised_experts_is_a_note_with_its_cost(checkpoints, tmp_path, run_cli):
+    """The bytes, the projected speeds and the command; gone once that command has run."""
+    shown = run_cli("inspect", checkpoints / "autoround")
+    note = next(line for line in shown.out.splitlines() if line.startswith("note: The MTP head is stored in bf16."))
+    assert "A step with 2 drafts reads" in note
+    assert "tok/s instead of" in note
+    assert "projected for dgx-spark at acceptance 0.9, 0.72" in note
+    assert "`onebox build --base DIR --out NEW` quantises it" in note
+    assert json.loads(run_cli("inspect", checkpoints / "autoround", "--json").out)["mtp"]["cost"] in note
+    assert run_cli("build", "--base", checkpoints / "autoround", "--out", tmp_path / "new").code == 0
+    for directory in (tmp_path / "new", checkpoints / "fp8", checkpoints / "bf16-fused"):
+        assert json.loads(run_cli("inspect", directory, "--json").out)["mtp"]["cost"] is None, directory

@@ -260,7 +260,7 @@ def test_a_matrix_of_zeros_beside_others_does_not_spoil_their_scale(tmp_path):
 
 
 def test_the_command_takes_the_published_recipe_and_says_what_it_does(checkpoints, tmp_path, run_cli):
-    options = ("--experts", "nvfp4", "--shared", "nvfp4", "--attention", "nvfp4", "--delta", "keep")
+    options = ("--experts", "nvfp4", "--shared", "nvfp4", "--attention", "nvfp4", "--delta", "keep", "--mtp", "keep")
     result = run_cli("build", "--base", checkpoints / "bf16-fused", "--out", tmp_path / "out", *options)
     assert result.code == 0
     assert "bf16 -> nvfp4 g16" in result.out

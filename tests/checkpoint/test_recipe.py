@@ -143,3 +143,75 @@ def test_what_is_fetched_of_an_fp8_checkpoint_is_what_a_build_takes_from_it():
     assert classes_used(TO_FP8, "fp8", has_mtp_source=False) == {*HEAD, ModuleClass.SHARED}
     assert classes_used(TO_FP8, "fp8", has_mtp_source=True) == {ModuleClass.SHARED}
     assert classes_used(TO_FP8, "mtp", has_mtp_source=True) == HEAD
+
+
+DEFAULT = Recipe.completed({}, has_fp8=False)
+
+
+def head_formats(plan) -> dict[ModuleClass, set[str]]:
+    found: dict[ModuleClass, set[str]] = {}
+    for choice in plan.choices:
+        if choice.module.module_class.in_mtp:
+            found.setdefault(choice.module.module_class, set()).add(choice.target.format.value)
+    return found
+
+
+def with_head(kind: str, checkpoints: Path) -> BuildSources:
+    """Checkpoints of this kind as a base; those that have no head take it from the BF16 checkpoint."""
+    head = open_source("mtp", checkpoints / "bf16-per-expert") if kind == "nvfp4-modelopt" else None
+    return BuildSources(open_source("base", checkpoints / kind), mtp=head)
+
+
+@pytest.mark.parametrize(
+    ("kind", "experts", "attention", "shared"),
+    [
+        ("autoround", "int4", "int4", "fp8"),
+        ("gptq", "int4", "fp8", "fp8"),
+        ("nvfp4-modelopt", "nvfp4", "fp8", "fp8"),
+        ("nvfp4-llmc", "nvfp4", "fp8", "fp8"),
+        ("fp8", "fp8", "fp8", "fp8"),
+        ("bf16-fused", "bf16", "bf16", "bf16"),
+    ],
+)
+def test_without_a_word_the_head_is_quantised_as_the_body_is(checkpoints, kind, experts, attention, shared):
+    """Its fc, router and norms are not: they decide every draft and are small."""
+    found = head_formats(plan_build(DEFAULT, with_head(kind, checkpoints)))
+    assert found == {
+        ModuleClass.MTP_EXPERTS: {experts},
+        ModuleClass.MTP_ATTENTION: {attention},
+        ModuleClass.MTP_SHARED: {shared},
+        ModuleClass.MTP_FC: {"bf16"},
+        ModuleClass.MTP_SMALL: {"bf16"},
+    }
+
+
+def test_the_head_follows_what_the_recipe_makes_of_the_body(checkpoints):
+    def made(**given: TargetFormat) -> list[set[str]]:
+        recipe = Recipe.completed(given, has_fp8=False)
+        found = head_formats(plan_build(recipe, BuildSources(open_source("base", checkpoints / "bf16-fused"))))
+        return [found[kind] for kind in (ModuleClass.MTP_EXPERTS, ModuleClass.MTP_ATTENTION, ModuleClass.MTP_SHARED)]
+
+    int4, nvfp4, int8 = TargetFormat.INT4, TargetFormat.NVFP4, TargetFormat.INT8
+    assert made(experts=int4, shared=int4) == [{"int4"}, {"fp8"}, {"int4"}]
+    assert made(experts=nvfp4, attention=nvfp4, shared=nvfp4) == [{"nvfp4"}] * 3
+    assert made(experts=int4, attention=int8) == [{"int4"}, {"fp8"}, {"fp8"}]
+    assert made(attention=int4) == [{"bf16"}] * 3, "experts decide whether a body is quantised"
+
+
+def test_a_head_stays_as_it_is_if_asked_for(checkpoints, tmp_path, run_cli):
+    kept = Recipe.completed({"mtp": TargetFormat.KEEP}, has_fp8=False)
+    assert set().union(*head_formats(plan_build(kept, with_head("autoround", checkpoints))).values()) == {"bf16"}
+    out = tmp_path / "out"
+    assert run_cli("build", "--base", checkpoints / "autoround", "--mtp", "keep", "--out", out).code == 0
+    made, theirs = all_tensors(out), all_tensors(checkpoints / "autoround")
+    head = [name for name in theirs if name.startswith("mtp.")]
+    assert head
+    assert all(torch.equal(made[name], theirs[name]) for name in head)
+    wrong = run_cli("build", "--base", checkpoints / "autoround", "--experts", "auto", "--out", tmp_path / "no")
+    assert wrong.code == 2
+    assert "auto" in wrong.err
+    assert "is not one of keep, bf16" in " ".join(wrong.err.split())
+
+
+def test_a_body_without_a_head_is_built_without_one(checkpoints):
+    assert head_formats(plan_build(DEFAULT, BuildSources(open_source("base", checkpoints / "nvfp4-modelopt")))) == {}

@@ -39,6 +39,11 @@ RECIPES = {
         ),
     ),
     "gptq": ("gptq", None, Recipe(lm_head=TargetFormat.INT8, shared=TargetFormat.FP8, mtp=TargetFormat.FP8)),
+    "3 bits": (
+        "bf16-fused",
+        None,
+        Recipe(experts=TargetFormat.INT3, shared=TargetFormat.FP8, lm_head=TargetFormat.INT8),
+    ),
     "all rounded by us": (
         "bf16-fused",
         None,
@@ -190,7 +195,7 @@ def test_what_transformers_stops_at_is_said(checkpoints, tmp_path, case, run_cli
             out, dtype=torch.float32, quantization_config=CompressedTensorsConfig(dequantize=True)
         )
     assert words in limits(out)
-    flags = [f"--{name.replace('_', '-')}={target}" for name, target in vars(recipe).items()]
+    flags = [f"--{name.replace('_', '-')}={target}" for name, target in recipe.targets.items()]
     assert words in run_cli("build", "--base", base, "--out", out, *flags, "--dry-run").out
 
 

@@ -25,7 +25,7 @@ def test_bytes_are_the_bitstream_lowest_bit_first(bits, data):
     assert unpack_bits(packed, bits).tolist() == [codes]
 
 
-@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("bits", [2, 3, 4, 8])
 @settings(deadline=None, max_examples=30)
 @given(rows=st.integers(1, 5), columns=st.integers(1, 40), seed=st.integers(0, 2**31))
 def test_words_are_those_of_compressed_tensors(bits, rows, columns, seed):

@@ -10,18 +10,25 @@ from onebox.formats.fragments import from_fragments
 from onebox.spec.errors import MismatchError
 
 
-def draw(experts, rows, groups, dtype=torch.float16):
-    codes = torch.randint(-8, 8, (experts, rows, groups * 128), dtype=torch.int8)
+def draw(experts, rows, groups, dtype=torch.float16, bits=4):
+    middle = 2 ** (bits - 1)
+    codes = torch.randint(-middle, middle, (experts, rows, groups * 128), dtype=torch.int8)
     return codes, torch.rand(experts, rows, groups).to(dtype)
 
 
 @settings(deadline=None, max_examples=20)
-@given(st.integers(1, 3), st.integers(1, 3), st.integers(1, 3), st.sampled_from([torch.float16, torch.bfloat16]))
-def test_codes_and_scales_come_back(experts, row_tiles, groups, dtype):
-    codes, scales = draw(experts, 16 * row_tiles, groups, dtype)
+@given(
+    st.integers(1, 3),
+    st.integers(1, 3),
+    st.integers(1, 3),
+    st.sampled_from([torch.float16, torch.bfloat16]),
+    st.sampled_from([2, 3, 4]),
+)
+def test_codes_and_scales_come_back(experts, row_tiles, groups, dtype, bits):
+    codes, scales = draw(experts, 16 * row_tiles, groups, dtype, bits)
     for pack, unpack in ((pack_down, unpack_down), (pack_gate_up, unpack_gate_up)):
-        tiles, by_tile = pack(codes, scales)
-        assert tiles.shape == (experts, row_tiles, groups, 1024)
+        tiles, by_tile = pack(codes, scales, bits)
+        assert tiles.shape == (experts, row_tiles, groups, 256 * bits)
         assert by_tile.shape == (experts, row_tiles, groups, 16)
         assert by_tile.dtype == dtype
         found = unpack(tiles, by_tile)
@@ -45,3 +52,8 @@ def test_what_does_not_fit_tiles_is_refused(rows, groups):
     for pack in (pack_down, pack_gate_up):
         with pytest.raises(MismatchError):
             pack(codes, scales)
+
+
+def test_tiles_of_eight_bits_are_no_experts():
+    with pytest.raises(MismatchError, match="512, 768 or 1,024 bytes"):
+        unpack_down(torch.zeros(1, 1, 1, 2048, dtype=torch.uint8), torch.ones(1, 1, 1, 16))

@@ -49,8 +49,9 @@ def assert_same(left: GroupInt, right: GroupInt) -> None:
     assert (left.group_size, left.bits) == (right.group_size, right.bits)
 
 
+@pytest.mark.filterwarnings("ignore:To copy construct from a tensor:UserWarning")  # AutoRound's, at 3 bits
 @pytest.mark.parametrize("symmetric", [True, False])
-@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("bits", [2, 3, 4, 8])
 def test_gptq_unpacks_what_auto_round_packed(symmetric, bits):
     matrix = random_matrix(1, bits=bits, symmetric=symmetric)
     layer = auto_round_pack(matrix)
@@ -82,13 +83,14 @@ def test_weights_are_those_auto_round_multiplies_with(symmetric, permuted):
     rows=st.integers(1, 4),
     columns=st.integers(1, 9),
     group_size=st.sampled_from([1, 3, 8, 16, 100]),
-    bits=st.sampled_from([4, 8]),
+    bits=st.sampled_from([2, 3, 4, 8]),
     symmetric=st.booleans(),
     zeros_offset=st.sampled_from([0, 1]),
     seed=st.integers(0, 2**31),
 )
 def test_packing_and_unpacking_change_nothing(rows, columns, group_size, bits, symmetric, zeros_offset, seed):
-    shape = {"rows": 8 * rows, "columns": 8 * columns, "group_size": group_size}
+    unit = 32 if bits == 3 else 32 // bits  # the fewest codes that fill whole words
+    shape = {"rows": unit * rows, "columns": unit * columns, "group_size": group_size}
     matrix = random_matrix(seed, bits=bits, symmetric=symmetric, **shape)
     tensors = pack_gptq(matrix, zeros_offset)
     back = unpack_gptq(**tensors, zeros_offset=zeros_offset, bits=bits, group_size=group_size)
@@ -114,7 +116,7 @@ def test_permuting_index_survives_and_a_ragged_plain_one_is_recognised():
     assert_same(read, permuted)
 
 
-@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("bits", [2, 3, 4, 8])
 def test_repacking_for_compressed_tensors_is_a_transpose(bits):
     matrix = random_matrix(8, bits=bits, symmetric=False)
     gptq = pack_gptq(matrix, zeros_offset=0)

@@ -21,13 +21,14 @@ def args_for(bits: int, group_size: int) -> QuantizationArgs:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("bits", [2, 3, 4])
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "huge"])
-def test_int4_is_what_compressed_tensors_computes(dtype, kind):
+def test_few_bits_are_what_compressed_tensors_computes(dtype, bits, kind):
     weight = make_weight(7, 64, kind, seed=1).to(dtype)
-    args = args_for(4, 16)
+    args = args_for(bits, 16)
     groups = weight.unflatten(1, (-1, 16))
     scales, zeros = calculate_qparams(groups.amin(-1), groups.amax(-1), args)
-    ours = quantize(weight, 4, 16, dtype)
+    ours = quantize(weight, bits, 16, dtype)
     assert ours.scales.dtype == dtype
     assert torch.equal(ours.scales, scales)
     # float32 on purpose: the oracle divides in the weight's own dtype, and a bfloat16 quotient is already rounded
@@ -37,15 +38,15 @@ def test_int4_is_what_compressed_tensors_computes(dtype, kind):
 
 
 @settings(deadline=None, max_examples=60)
-@given(weight=weights(), bits=st.sampled_from([4, 8]), size=st.sampled_from([None, -1, 1, 3, 16, 200]))
+@given(weight=weights(), bits=st.sampled_from([2, 3, 4, 8]), size=st.sampled_from([None, -1, 1, 3, 16, 200]))
 def test_every_weight_comes_back_within_half_a_step(weight, bits, size):
     matrix = quantize(weight, bits, size, torch.float32)
     back, step = dequantize(matrix), matrix.scales.repeat_interleave(matrix.group_size, 1)[:, : weight.shape[1]]
     assert (matrix.scales > 0).all()
-    if bits == 4:
-        # absmax / 7.5 puts the largest positive weight half a step above level 7
-        assert matrix.codes.min() >= -8
-        assert matrix.codes.max() <= 7
+    if bits < 8:
+        # absmax / 7.5 puts the largest positive weight half a step above level 7, and so at fewer bits
+        assert matrix.codes.min() >= -(2 ** (bits - 1))
+        assert matrix.codes.max() < 2 ** (bits - 1)
     else:
         assert matrix.codes.abs().max() <= 127
     # a denormal scale may itself be a third too small, and then the largest weights saturate
@@ -55,7 +56,7 @@ def test_every_weight_comes_back_within_half_a_step(weight, bits, size):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("bits", [2, 3, 4, 8])
 @pytest.mark.parametrize("kind", KINDS)
 def test_scales_are_positive_and_finite_in_every_dtype(dtype, bits, kind):
     matrix = quantize(make_weight(5, 40, kind, seed=2), bits, 8, dtype)
@@ -114,7 +115,7 @@ def test_what_cannot_be_stored_is_refused():
     with pytest.raises(UnsupportedError, match="not as"):
         quantize(torch.ones(1, 4), 4, 4, torch.int8)
     with pytest.raises(UnsupportedError, match="4 or 8 bits"):
-        quantize(torch.ones(1, 4), 3, 4)
+        quantize(torch.ones(1, 4), 5, 4)
     with pytest.raises(MismatchError, match="matrix"):
         quantize(torch.ones(4), 4, 4)
     with pytest.raises(MismatchError, match="at least one column"):

@@ -24,7 +24,7 @@ def compress(weight, scheme):
     return PackedQuantizationCompressor.compress(state, scheme)
 
 
-@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("bits", [2, 3, 4, 8])
 @pytest.mark.parametrize("symmetric", [True, False])
 @pytest.mark.parametrize("shape", [(1, 8), (9, 24), (13, 40), (64, 128)])
 def test_reads_and_rewrites_what_compressed_tensors_wrote(bits, symmetric, shape):
@@ -43,7 +43,7 @@ def test_reads_and_rewrites_what_compressed_tensors_wrote(bits, symmetric, shape
 
 
 @settings(deadline=None, max_examples=40)
-@given(weight=weights(), bits=st.sampled_from([4, 8]), size=st.sampled_from([-1, 1, 5, 32]))
+@given(weight=weights(), bits=st.sampled_from([2, 3, 4, 8]), size=st.sampled_from([-1, 1, 5, 32]))
 def test_round_trip_keeps_every_code_of_ragged_shapes(weight, bits, size):
     matrix = quantize(weight, bits, size, torch.float32)
     back = unpack_quantized(**pack_quantized(matrix), bits=bits, group_size=matrix.group_size)

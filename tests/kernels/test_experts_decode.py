@@ -7,7 +7,7 @@ from torch.nn import functional
 from onebox.formats.expert_tiles import unpack_down, unpack_gate_up
 from onebox.formats.group_int import GroupInt, dequantize
 from onebox.kernels.experts import reference
-from onebox.kernels.experts.cases import draw_routing, fixed_point, float_experts, int4_experts
+from onebox.kernels.experts.cases import draw_routing, fixed_point, float_experts, int_experts
 from tests.kernels.catalogue import forms
 from tests.kernels.tolerance import assert_same
 
@@ -25,7 +25,7 @@ def arguments(op, rows, k, experts, hidden, inner, device=None):
     x = torch.randn(rows, hidden, generator=draw).to(torch.bfloat16)
     if op == "routed_experts_int4":
         planes, scale = fixed_point(x)
-        rest = {"planes": planes, "scale": scale, **int4_experts(experts, hidden, inner, torch.float16, draw)}
+        rest = {"planes": planes, "scale": scale, **int_experts(experts, hidden, inner, torch.float16, draw)}
     else:
         rest = {"x": x, **float_experts(experts, hidden, inner, draw)}
     return {name: tensor.to(device) for name, tensor in {"ids": ids, "weights": weights, **rest}.items()}

@@ -6,15 +6,17 @@ From 17 rows on, each expert's pairs are listed first, and other kernels compute
 import pytest
 import torch
 
+from onebox.formats.expert_tiles import pack_down, pack_gate_up, unpack_down, unpack_gate_up
 from onebox.kernels.experts.cases import draw_routing, fused_arguments
 from onebox.spec.errors import MismatchError
 from tests.kernels.catalogue import forms
 
-KINDS = ("int4", "nvfp4", "block", "row", "bf16")
+KINDS = ("int4", "int3", "int34", "int2", "nvfp4", "block", "row", "bf16")
+FORMATS = {"int3": "int4", "int34": "int4", "int2": "int4", "block": "fp8", "row": "fp8"}
 
 
 def operation(kind):
-    return getattr(forms("kernel"), f"routed_experts_{ {'block': 'fp8', 'row': 'fp8'}.get(kind, kind) }_fused")
+    return getattr(forms("kernel"), f"routed_experts_{FORMATS.get(kind, kind)}_fused")
 
 
 def arguments(kind, shape, device, shared="block"):
@@ -54,6 +56,28 @@ def test_a_row_among_many_does_not_depend_on_the_others_or_their_order_or_expert
     backwards["ids"][1:9] = backwards["ids"][0]
     backwards["ids"][9:] = -1
     assert torch.equal(operation(kind)(**backwards)[0][0], whole[0][16])
+
+
+def check_same_in_tiles_of_four_bits(kind, shape, device):
+    given = arguments(kind, shape, device, None)
+    found = operation(kind)(**given)[0]
+    for name, pack, unpack in (("gate_up", pack_gate_up, unpack_gate_up), ("down", pack_down, unpack_down)):
+        codes, scales = unpack(given[name].cpu(), given[f"{name}_scale"].cpu())
+        given[name] = pack(codes, scales, 4)[0].to(device)
+    assert torch.equal(operation("int4")(**given)[0], found)
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 1, 256, 128), (17, 1, 1, 128, 128)], ids=str)
+def test_codes_of_three_bits_give_the_same_bits_in_tiles_of_three_and_of_four(shape, device, poison):
+    check_same_in_tiles_of_four_bits("int3", shape, device)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kind", ["int3", "int34", "int2"])
+@pytest.mark.parametrize("rows", [1, 4, 12, 16, 17, 96])
+@pytest.mark.parametrize(("hidden", "inner"), [(3072, 1024), (2048, 512)])
+def test_fewer_bits_give_the_same_bits_as_in_tiles_of_four_at_full_size(kind, rows, hidden, inner, device, poison):
+    check_same_in_tiles_of_four_bits(kind, (rows, 8, 16, hidden, inner), device)
 
 
 @pytest.mark.parametrize("kind", ["int4"])

@@ -3,8 +3,9 @@
 import pytest
 import torch
 
+from onebox.formats.expert_tiles import pack_down, pack_gate_up, unpack_down, unpack_gate_up
 from onebox.kernels.experts import reference
-from onebox.kernels.experts.cases import draw_routing, fixed_point, float_experts, int4_experts
+from onebox.kernels.experts.cases import draw_routing, fixed_point, float_experts, int_experts
 from tests.kernels.catalogue import forms
 
 OPERATIONS = ("prefill_experts_int4", "prefill_experts_bf16")
@@ -16,12 +17,12 @@ def kernel(op):
     return getattr(forms("kernel"), op)
 
 
-def arguments(op, tokens, k, experts, hidden, inner, device=None):
+def arguments(op, tokens, k, experts, hidden, inner, device=None, bits=(4, 4)):
     draw = torch.Generator().manual_seed(tokens)
     ids, weights = draw_routing(tokens, k, experts, draw)
     x = torch.randn(tokens, hidden, generator=draw).to(torch.bfloat16)
     if op == "prefill_experts_int4":
-        matrices = int4_experts(experts, hidden, inner, torch.float16, draw)
+        matrices = int_experts(experts, hidden, inner, torch.float16, draw, bits)
     else:
         matrices = float_experts(experts, hidden, inner, draw)
     given = {"x": x, "ids": ids, "weights": weights, **matrices}
@@ -99,6 +100,27 @@ def test_prefill_and_decode_agree_up_to_the_rounding_of_bfloat16(op, device):
     else:
         decoded = decode.routed_experts_bf16(**given)
     assert float((found - decoded).abs().max() / decoded.abs().max()) < 8e-3
+
+
+def check_same_in_tiles_of_four_bits(bits, tokens, k, experts, hidden, inner, device):
+    op = "prefill_experts_int4"
+    given = arguments(op, tokens, k, experts, hidden, inner, device, bits)
+    found = kernel(op)(**given)
+    for name, pack, unpack in (("gate_up", pack_gate_up, unpack_gate_up), ("down", pack_down, unpack_down)):
+        codes, scales = unpack(given[name].cpu(), given[f"{name}_scale"].cpu())
+        given[name] = pack(codes, scales, 4)[0].to(device)
+    assert torch.equal(kernel(op)(**given), found)
+
+
+def test_codes_of_three_bits_give_the_same_bits_in_tiles_of_three_and_of_four(device, poison):
+    check_same_in_tiles_of_four_bits((3, 3), 2, 1, 1, 128, 128, device)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("bits", [(3, 3), (3, 4), (2, 2)], ids=str)
+@pytest.mark.parametrize(("hidden", "inner"), [(3072, 1024), (2048, 512)])
+def test_fewer_bits_give_the_same_bits_as_in_tiles_of_four_at_full_size(bits, hidden, inner, device, poison):
+    check_same_in_tiles_of_four_bits(bits, 333, 8, 16, hidden, inner, device)
 
 
 @pytest.mark.gpu

@@ -8,7 +8,7 @@ import torch
 
 from onebox.kernels.common.float_weight import FloatWeight
 from onebox.kernels.common.rows import FixedRows
-from onebox.kernels.experts.cases import int4_experts
+from onebox.kernels.experts.cases import int_experts
 from onebox.kernels.float_linear.cases import float_weight
 from onebox.kernels.int_linear.cases import matrix
 from tests.conftest import HAS_GPU
@@ -38,7 +38,7 @@ def check_rows_are_independent(module: str, device: torch.device, counts: tuple[
     gate_up = float_weight("block", normal(2 * INNER, HIDDEN).cpu() / 16, device)
     down: FloatWeight = float_weight("block", normal(HIDDEN, INNER).cpu() / 11, device)
     tensors = {
-        name: tensor.to(device) for name, tensor in int4_experts(EXPERTS, HIDDEN, INNER, torch.float16, draw).items()
+        name: tensor.to(device) for name, tensor in int_experts(EXPERTS, HIDDEN, INNER, torch.float16, draw).items()
     }
 
     def outputs(chosen: slice) -> list[torch.Tensor]:

@@ -53,7 +53,7 @@ def check_tokens_alone_and_together(matmul, shape, bits, device):
     assert torch.equal(matmul(x, weight, weight_scale)[0], together[0])
 
 
-@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("bits", [4, 6, 8])
 def test_a_rows_bits_depend_on_that_row_alone(bits, kernel, device, poison):
     check_rows_alone_and_together(getattr(kernel, f"int{bits}_linear"), (40, 384), bits, device)
 
@@ -66,7 +66,14 @@ def test_a_tokens_bits_do_not_depend_on_how_many_there_are_or_where_it_stands(bi
 @pytest.mark.gpu
 @pytest.mark.parametrize(
     ("bits", "shape"),
-    [(4, (20480, 3072)), (4, (3072, 8192)), (4, (2048, 4096)), (8, (2048, 3072)), (8, (3072, 1024))],
+    [
+        (4, (20480, 3072)),
+        (4, (3072, 8192)),
+        (4, (2048, 4096)),
+        (6, (20480, 3072)),
+        (8, (2048, 3072)),
+        (8, (3072, 1024)),
+    ],
 )
 def test_a_rows_bits_depend_on_that_row_alone_at_full_shape(bits, shape, kernel, device, poison):
     assert device.type == "cuda", "this machine has no GPU that torch can use"

@@ -8,8 +8,9 @@ import torch
 from onebox.model.build import build_model
 from onebox.model.compiled.linear import CompiledLinear
 from onebox.model.dummy import DUMMY_FORMATS, HYBRID, DummyParts
-from onebox.model.experts import Fp8Experts, Int4Experts, Nvfp4Experts
-from onebox.model.linear import DecodeActivations, Fp8Linear, IntLinear
+from onebox.model.experts import Fp8Experts, IntExperts, Nvfp4Experts
+from onebox.model.head import PlaneHead
+from onebox.model.linear import DecodeActivations, Fp8Linear
 from onebox.model.load import LoadFormat, load_model
 from onebox.spec.errors import UnreadableError
 from onebox.spec.model import spec_from_config
@@ -35,7 +36,16 @@ class CpuDummy(DummyParts):
         super().__init__(spec, formats, CPU)
 
 
-@pytest.mark.parametrize(("name", "kind"), [("nvfp4", Nvfp4Experts), ("fp8", Fp8Experts), ("int4", Int4Experts)])
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("nvfp4", Nvfp4Experts),
+        ("fp8", Fp8Experts),
+        ("int4", IntExperts),
+        ("hybrid-int34", IntExperts),
+        ("hybrid-int2", IntExperts),
+    ],
+)
 def test_dummy_experts_of_every_format_have_the_spread_of_a_weight(name, kind):
     spec = spec_from_config(tiny_config(mtp_num_hidden_layers=0))
     experts = build_model(spec, CpuDummy(spec, DUMMY_FORMATS[name]), torch.float32).stack.layers[0].mixture.experts
@@ -55,6 +65,6 @@ def test_dummy_weights_are_hybrid_where_their_sizes_have_tiles(sizes):
     model = build_model(spec, CpuDummy(spec), torch.float32)
     assert model.mtp is None
     mixture = model.stack.layers[0].mixture
-    assert isinstance(mixture.experts, Int4Experts) == (not sizes)
+    assert isinstance(mixture.experts, IntExperts) == (not sizes)
     assert isinstance(mixture.shared_gate_up, Fp8Linear)
-    assert isinstance(model.lm_head, CompiledLinear if sizes else IntLinear)
+    assert isinstance(model.lm_head, CompiledLinear if sizes else PlaneHead)

@@ -13,14 +13,14 @@ from onebox.checkpoint.header import TensorEntry
 from onebox.checkpoint.tensors import load
 from onebox.checkpoint.weights import read_weight
 from onebox.formats import quantize_fp8_block, quantize_fp8_rows
-from onebox.formats.expert_tiles import unpack_down, unpack_gate_up
+from onebox.formats.expert_tiles import tile_bits, unpack_down, unpack_gate_up
 from onebox.kernels.experts.cases import draw_routing
 from onebox.model import experts as experts_module
 from onebox.model.cpu import CpuExperts
 from onebox.model.experts import (
     ExpertOf,
     Fp8Experts,
-    Int4Experts,
+    IntExperts,
     Nvfp4Experts,
     PlainExperts,
     make_experts,
@@ -143,14 +143,16 @@ def experts_of(binding: Binding, layer: str = LAYER) -> ExpertOf:
 
 
 @pytest.mark.parametrize("batch", [1, 3, 100], ids=lambda size: f"{size} at a time")
-@pytest.mark.parametrize("kind", ["autoround", "gptq", "packed"])
-def test_int4_experts_hold_the_stored_numbers(checkpoints, packed, monkeypatch, kind, batch):
+@pytest.mark.parametrize("kind", ["autoround", "gptq", "packed", "packed-int3"])
+def test_integer_experts_hold_the_stored_numbers(checkpoints, packed, monkeypatch, kind, batch):
     checkpoint, binding = opened(packed if kind == "packed" else checkpoints / kind)
     expert = experts_of(binding)
     stored_bytes = sum(expert(0, part).nbytes for part in experts_module.EXPERT_PARTS)
     monkeypatch.setattr(experts_module, "_BATCH_BYTES", batch * stored_bytes)
     made = make_experts(expert, checkpoint.spec.num_experts, load)
-    assert isinstance(made, Int4Experts)
+    assert isinstance(made, IntExperts)
+    assert tile_bits(made.gate_up) == (3 if kind == "packed-int3" else 4)
+    assert tile_bits(made.down) == 4
     for unpacked, parts in (
         (unpack_gate_up(made.gate_up, made.gate_up_scale), ("gate_proj", "up_proj")),
         (unpack_down(made.down, made.down_scale), ("down_proj",)),

@@ -37,6 +37,16 @@ def test_int4_linears_hold_the_stored_numbers(checkpoints, packed, kind, names):
     assert torch.equal(dequantised(linear), torch.cat([read_weight(bound) for bound in bounds]))
 
 
+@pytest.mark.parametrize("names", [INT4_LINEARS[0], INT4_LINEARS[2]], ids=["joined", "one"])
+def test_linears_of_three_bits_are_widened_to_int4_without_a_change(checkpoints, names):
+    _, binding = opened(checkpoints / "packed-int3")
+    bounds = [binding.modules[name] for name in names]
+    linear = make_linear(bounds, load)
+    assert isinstance(linear, IntLinear)
+    assert linear.bits == 4
+    assert torch.equal(dequantised(linear), torch.cat([read_weight(bound) for bound in bounds]))
+
+
 def test_fp8_linears_hold_the_stored_numbers(checkpoints):
     _, binding = opened(checkpoints / "fp8")
     bounds = [binding.modules[f"{LAYER}.mlp.shared_expert.{part}"] for part in ("gate_proj", "up_proj")]

@@ -16,9 +16,10 @@ from onebox.model.qwen3_5 import Qwen35
 from onebox.model.reference_weights import load_weights
 from onebox.spec.kv import PAGE_TOKENS, KVFormat
 from onebox.spec.shapes import SHAPES
+from tests.model.opened import packed_model
 from tests.synthetic import tiny_config, write_checkpoint
 
-KINDS = ("bf16-fused", "fp8", "autoround", "gptq", "nvfp4-llmc", "nvfp4-modelopt", "modelopt-mixed")
+KINDS = ("bf16-fused", "fp8", "autoround", "gptq", "nvfp4-llmc", "nvfp4-modelopt", "modelopt-mixed", "packed-int3")
 SLOTS = 3
 PENDING = 5
 # Largest difference in logits allowed, of the largest logit. bfloat16 activations round a hundred times on the way;
@@ -123,6 +124,17 @@ def test_logits_are_those_of_the_reference_on_the_cpu(smooth_checkpoints, kind, 
     check_model(smooth_checkpoints / kind, torch.device("cpu"), dtype)
 
 
+def test_logits_of_three_bits_in_tiles_are_those_of_the_reference(smooth_checkpoints):
+    """The kernels' layouts through their twins: mixed tiles of experts, linears of 3 bits as INT4."""
+    directory = smooth_checkpoints / "packed-int3"
+    with torch.inference_mode():
+        expected = expected_logits(directory, PROMPT)
+        model = packed_model(directory)
+        session = start(model)
+        assert_near(model.logits(session.prefill(PROMPT[:128])[-64:]), expected[64:128], torch.float32)
+        assert_near(model.logits(session.step(PROMPT[128:131], keep=3)), expected[128:131], torch.float32)
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("kind", KINDS)
 def test_logits_are_those_of_the_reference_on_the_gpu(smooth_checkpoints, kind):
@@ -212,7 +224,7 @@ def test_chained_drafts_are_those_of_the_reference_on_the_gpu(smooth_checkpoints
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("kv", ["bf16", "fp8", "turboquant"])
-@pytest.mark.parametrize("kind", ["bf16-fused", "autoround", "fp8", "nvfp4-llmc"])
+@pytest.mark.parametrize("kind", ["bf16-fused", "autoround", "fp8", "nvfp4-llmc", "packed-int3"])
 def test_a_rows_bits_do_not_depend_on_how_the_work_was_cut(checkpoints, kind, kv):
     """Prompts split at multiples of 64, steps of one, two or five rows, rejected drafts among them: the same bits."""
     with torch.inference_mode():

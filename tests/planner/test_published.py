@@ -34,7 +34,7 @@ GB = 10**9
 HYBRID_BF16_HEAD = WeightPreset(
     "hybrid without the INT8 head",
     "step 1 of albond's recipe",
-    {kind: fmt for kind, fmt in PRESETS["hybrid"].formats.items() if kind is not ModuleClass.LM_HEAD},
+    {kind: fmt for kind, fmt in PRESETS["hybrid-mtp16"].formats.items() if kind is not ModuleClass.LM_HEAD},
 )
 ALL_NVFP4 = WeightPreset(
     "every matrix NVFP4", "the least that an NVFP4 engine can read", dict.fromkeys(ModuleClass, WeightFormat.NVFP4)
@@ -137,7 +137,7 @@ def mtp2(source: str, speed: float, share: float | None = None, **more) -> Speed
     return Speed(f"122B blog, {source}", speed, "nvfp4-llmc", drafts=2, kept=kept, kv="fp8", **more)
 
 
-def dflash(source: str, speed: float, drafts: int = 12, weights: str = "hybrid", **more) -> Speed:
+def dflash(source: str, speed: float, drafts: int = 12, weights: str = "hybrid-mtp16", **more) -> Speed:
     """A block drafter of unpublished size and acceptance: drafting costs nothing and all drafts are accepted."""
     return Speed(f"survey, {source}", speed, weights, drafts=drafts, is_mtp=False, **more)
 
@@ -206,10 +206,10 @@ THREAD_51 = [
     Speed("51 tok/s thread, two Sparks, MTP", 56, "autoround-int4", drafts=1, boxes=2),
 ]
 BLOG_51 = [
-    Speed("51 tok/s blog, v2: MTP-2 and INT8 head", 51, "hybrid", drafts=2),
-    Speed("51 tok/s blog, v2-tq: TurboQuant KV", 39, "hybrid", drafts=2, kv="turboquant"),
+    Speed("51 tok/s blog, v2: MTP-2 and INT8 head", 51, "hybrid-mtp16", drafts=2),
+    Speed("51 tok/s blog, v2-tq: TurboQuant KV", 39, "hybrid-mtp16", drafts=2, kv="turboquant"),
     Speed("51 tok/s blog, MTP-2 without INT8 head", 38.4, HYBRID_BF16_HEAD, drafts=2),
-    Speed("51 tok/s blog, 35B", 112, "hybrid", drafts=2, model=SMALL),
+    Speed("51 tok/s blog, 35B", 112, "hybrid-mtp16", drafts=2, model=SMALL),
 ]
 SURVEY = [
     Speed("survey, NVFP4, stock vLLM", 17, "nvfp4"),
@@ -218,17 +218,17 @@ SURVEY = [
     Speed("survey, Atlas NVFP4, tiny prompt", 32, ALL_NVFP4),
     Speed("survey, Atlas NVFP4, batch 1", 33.4, ALL_NVFP4),
     Speed("survey, Entrpi, INT4", 28.2, "autoround-int4"),
-    Speed("survey, Entrpi, FP8 shared experts and INT8 head", 36.0, "hybrid"),
-    Speed("survey, albond v2.4", 51.58, "hybrid", drafts=2),
-    Speed("survey, albond v2.4, LongCode", 54.9, "hybrid", drafts=2),
+    Speed("survey, Entrpi, FP8 shared experts and INT8 head", 36.0, "hybrid-mtp16"),
+    Speed("survey, albond v2.4", 51.58, "hybrid-mtp16", drafts=2),
+    Speed("survey, albond v2.4, LongCode", 54.9, "hybrid-mtp16", drafts=2),
     dflash("albond's harness", 59.0),
     dflash("agent turns, median", 81),
-    Speed("survey, agent turns with MTP-2", 39.9, "hybrid", drafts=2),
+    Speed("survey, agent turns with MTP-2", 39.9, "hybrid-mtp16", drafts=2),
     dflash("prose", 48.8),
     dflash("code", 66.9),
     dflash("agentic, 6K", 121.8, context=6000),
     dflash("counting", 124.5),
-    Speed("survey, 35B, INT4, INT8 head, MTP-2", 128, "hybrid", drafts=2, model=SMALL),
+    Speed("survey, 35B, INT4, INT8 head, MTP-2", 128, "hybrid-mtp16", drafts=2, model=SMALL),
     Speed("survey, 35B, Atlas NVFP4, MTP-2", 133, ALL_NVFP4, drafts=2, model=SMALL),
     dflash("3 streams, agentic", 200, streams=3),
     dflash("3 streams, code", 129, streams=3),

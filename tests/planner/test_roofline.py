@@ -114,11 +114,18 @@ def test_long_contexts_bind_on_the_kv_cache():
 
 
 def test_the_engines_own_rate_is_the_measured_one_on_the_gpu_it_was_measured_on():
-    """421.9 tok/s at context 32 on an H200 (LOG.md, 2026-11-15): the assumption gives back what it was taken from."""
+    """2.349 ms at context 32 on an H200 (LOG.md, 2026-11-16): the assumption gives back what it was taken from."""
     found = project(SPEC, STORED, BOXES["h200"], BF16, Workload(context_tokens=32))
-    assert step_kernels(SPEC, 0) == 589
-    assert found.engine_rate.tokens_per_second == pytest.approx(421.9, rel=0.01)
+    assert (step_kernels(SPEC, 0), step_kernels(SPEC, 2)) == (541, 585)
+    assert found.engine_rate.step_seconds == pytest.approx(2.349e-3, rel=0.01)
     assert found.engine_rate.tokens_per_second < found.expected_rate.tokens_per_second
+
+
+def test_with_drafts_the_engine_was_measured_a_tenth_slower_than_projected():
+    """4.056 ms with two drafts: kernels of three rows do not reach a copy's speed on an H200. The docs say so."""
+    drafted = Workload(drafts=2, context_tokens=32, acceptance=(0.9, 0.72))
+    found = project(SPEC, STORED, BOXES["h200"], BF16, drafted)
+    assert 0.9 < found.engine_rate.step_seconds / 4.056e-3 < 1
 
 
 def test_without_an_expectation_there_is_no_rate_of_the_engine():

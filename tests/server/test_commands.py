@@ -2,9 +2,11 @@
 
 import contextlib
 import json
+import os
 import shutil
 import signal
 import subprocess
+from pathlib import Path
 
 import httpx
 import pytest
@@ -58,23 +60,37 @@ def test_a_posted_launch_command_serves(long_checkpoint, name):
         assert answer.json()["usage"]["completion_tokens"] == 4
 
 
-LIMITS = ("--max-model-len", "2000", "--kv-cache-memory-bytes", "16000000")
+LIMITS = ("--max-model-len", "2000", "--kv-cache-memory-bytes", "16000000", "--log-stats-interval", "3600")
+"""No line of statistics, however long an answer takes."""
 
 
-def long_answer(url):
-    body = {"prompt": "Hi", "max_tokens": 1500, "ignore_eos": True, "stream": True}
+def long_answer(url, max_tokens):
+    body = {"prompt": "Hi", "max_tokens": max_tokens, "ignore_eos": True, "stream": True}
     return httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=120)
+
+
+@contextlib.contextmanager
+def held(process):
+    """The server's engine stands still."""
+    tasks = Path(f"/proc/{process.pid}/task")
+    (engine,) = [int(pid) for path in tasks.glob("*/children") for pid in path.read_text().split()]
+    os.kill(engine, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(engine, signal.SIGCONT)
 
 
 @pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_lets_running_answers_finish_and_takes_no_new_ones(checkpoint, stop):
     options = (checkpoint, *LIMITS, "--shutdown-timeout", "100")
-    with started(*options, stderr=subprocess.PIPE) as (process, url), long_answer(url) as answer:
+    with started(*options, stderr=subprocess.PIPE) as (process, url), long_answer(url, 400) as answer:
         lines = answer.iter_lines()
         next(lines)
-        process.send_signal(stop)
-        wait_until(lambda: httpx.get(f"{url}/health").status_code == 503)
-        refused = httpx.post(f"{url}/v1/completions", json={"prompt": "Hi"})
+        with held(process):
+            process.send_signal(stop)
+            wait_until(lambda: httpx.get(f"{url}/health").status_code == 503)
+            refused = httpx.post(f"{url}/v1/completions", json={"prompt": "Hi"})
         rest = "".join(lines)
         out, err = process.communicate(timeout=60)
     assert (refused.status_code, "Retry-After" in refused.headers) == (503, True)
@@ -84,7 +100,7 @@ def test_a_signal_lets_running_answers_finish_and_takes_no_new_ones(checkpoint, 
 
 
 def test_a_second_signal_stops_at_once(checkpoint):
-    with started(checkpoint, *LIMITS, stderr=subprocess.PIPE) as (process, url), long_answer(url) as answer:
+    with started(checkpoint, *LIMITS, stderr=subprocess.PIPE) as (process, url), long_answer(url, 1500) as answer:
         lines = answer.iter_lines()
         next(lines)
         process.send_signal(signal.SIGTERM)

@@ -300,15 +300,17 @@ def test_an_answer_that_drips_has_the_same_time_as_a_silent_one():
 
 def test_only_so_many_urls_are_fetched_at_once(monkeypatch):
     monkeypatch.setattr(module, "_fetches", BoundedSemaphore(1))
-    waiting = Event()
+    asked, waiting = Event(), Event()
 
     def slow(*_):
+        asked.set()
         waiting.wait(30)
         return 200, {"content-type": "image/png"}, [b"x"]
 
     async def two(url):
         first = asyncio.create_task(fetch("image", url, PRIVATE, Allowance(PRIVATE)))
-        await asyncio.sleep(0.1)
+        while not asked.is_set():
+            await asyncio.sleep(0.01)
         with pytest.raises(ServerBusyError):
             await fetch("image", url, PRIVATE, Allowance(PRIVATE))
         waiting.set()

@@ -32,13 +32,15 @@ def test_the_recipes_of_the_published_ladder_ship():
         "qwen3.5-35b-a3b": ["hybrid"],
     }
     formats = {name: find_recipe("qwen3.5-122b-a10b", name).formats for name in shipped_recipes()["qwen3.5-122b-a10b"]}
-    fp8, int8, int4 = TargetFormat.FP8, TargetFormat.INT8, TargetFormat.INT4
+    fp8, int8, auto = TargetFormat.FP8, TargetFormat.INT8, TargetFormat.AUTO
     assert formats == {
         "int4": None,
-        "hybrid": Recipe(shared=fp8, lm_head=int8, mtp=int4),
-        "hybrid-fp8": Recipe(shared=fp8, lm_head=int8, mtp=int4, attention=fp8, delta=fp8),
-        "nvfp4-mtp": Recipe(),
+        "hybrid": Recipe(shared=fp8, lm_head=int8, mtp=auto),
+        "hybrid-fp8": Recipe(shared=fp8, lm_head=int8, mtp=auto, attention=fp8, delta=fp8),
+        "nvfp4-mtp": Recipe(mtp=auto),
     }
+    as_published = find_recipe("qwen3.5-122b-a10b", "int4")
+    assert ServeArguments.resolve(as_published, []).values["mtp_format"] == "int4", "quantised in every recipe"
 
 
 def test_recipes_are_in_the_wheel():

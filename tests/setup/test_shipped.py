@@ -22,7 +22,7 @@ SERVED = {
     ("qwen3.5-122b-a10b", "hybrid"): ("int4", "fp8", "int4", "int8", "int4"),
     ("qwen3.5-122b-a10b", "hybrid-fp8"): ("int4", "fp8", "fp8", "int8", "int4"),
     ("qwen3.5-122b-a10b", "int4"): ("int4", "bf16", "int4", "bf16", "bf16"),
-    ("qwen3.5-122b-a10b", "nvfp4-mtp"): ("nvfp4", "bf16", "bf16", "bf16", "bf16"),
+    ("qwen3.5-122b-a10b", "nvfp4-mtp"): ("nvfp4", "bf16", "bf16", "bf16", "nvfp4"),
     ("qwen3.5-35b-a3b", "hybrid"): ("int4", "fp8", "fp8", "int8", "int4"),
 }
 

@@ -59,7 +59,7 @@ __all__ = ["EngineProcess"]
 _POLL_S = 0.5
 """How often a process that sends nothing is checked for a hang."""
 _FLUSHED_S = 3.0
-"""What a process that writes its prefixes to disk may take beyond the limit for that: a step, and one file."""
+"""What a process that writes to disk when it is closed may take beyond the limit for prefixes: a step, and one file."""
 _LOOKUP_S = 10.0
 """How long a lookup waits for its reply. No step is waited for, so it takes milliseconds."""
 _CLOSE_S = 30.0
@@ -225,9 +225,11 @@ class EngineProcess(EngineClient):
 
     @property
     def close_s(self) -> float:
-        """What `close` may take while the engine writes its prefixes to disk."""
-        disk = self._planned.config.prefix_disk if self._planned else None
-        return disk.flush_s + _FLUSHED_S if disk else 0.0
+        """What `close` may take while the engine writes its prefixes, or the counts of its tokens, to disk."""
+        if self._planned is None:
+            return 0.0
+        disk, size = self._planned.config.prefix_disk, self._planned.config.speculation.draft_vocab_size
+        return (disk.flush_s if disk else 0.0) + (_FLUSHED_S if disk or size else 0.0)
 
     def close(self) -> None:
         with self._changed:

@@ -1,6 +1,6 @@
 """Integer tiles (`onebox.formats.fragments`) as the left operand of a prefill's products, for linears and experts.
 
-A thread loads four bytes of a tile, one word: four neighbouring columns of a row. It decodes them in registers to its
+A thread loads four bytes of a tile, one word: codes of four neighbouring columns. It decodes them in registers to its
 elements of the MMA's left operand, so no weight goes through shared memory; the right operand, the tokens, is permuted
 to match. Along a group's 128 columns the order is
 
@@ -17,11 +17,12 @@ import triton.language as tl
 from torch import Tensor
 
 from onebox.kernels.common.arithmetic import IS_INTERPRETED
+from onebox.kernels.common.few_bits import int2_values, int3_pair, int3_spare
 from onebox.kernels.common.launch import ceil_div
 
 __all__ = ["WORDS", "in_tile_order", "sum_tiles", "tile_order_64"]
 
-WORDS = tl.constexpr(128)  # words of a tile that one warp loads, four words per thread
+WORDS = tl.constexpr(128)  # words of a tile that one warp loads at once, four words per thread
 _PERMUTED_TOKENS = 16
 
 
@@ -86,13 +87,62 @@ def _int8_codes(words):
 
 
 @triton.jit
+def _joined(a, b, c, d, e, f, g, h):
+    """[..., lo, hi, first four or last four]."""
+    return tl.join(tl.join(tl.join(a, b), tl.join(c, d)), tl.join(tl.join(e, f), tl.join(g, h)))
+
+
+@triton.jit
+def _int3_weights(tile_ptrs, rest_ptrs):
+    """bfloat16 [TILES * 16, 128] of one group of some INT3 tiles, columns in tile order."""
+    TILES: tl.constexpr = tile_ptrs.shape[0]
+    both = tl.permute(tl.reshape(tl.load(tile_ptrs), (TILES, 32, 2, 2)), (0, 1, 3, 2))
+    first, second = tl.split(both)  # [TILES, g t, r8]
+    third = tl.reshape(tl.load(rest_ptrs), (TILES, 32, 2))
+    a, b, c, d, e, f, g, h = int3_pair(first)
+    one = _joined(a, b, c, d, e, f, g, h)  # ... lo hi k16
+    a, b, c, d, e, f, g, h = int3_pair(second)
+    two = _joined(a, b, c, d, e, f, g, h)
+    a, b, c, d, e, f, g, h = int3_pair(third)
+    three = _joined(a, b, c, d, e, f, g, h)
+    a, b, c, d, e, f, g, h = int3_spare(first, second, third)
+    four = _joined(a, b, c, d, e, f, g, h)
+    codes = tl.join(tl.join(one, two), tl.join(three, four))
+    split = tl.reshape(codes, (TILES, 8, 4, 2, 2, 2, 2, 2, 2))  # n g t r8 lo hi k16 kt j
+    return tl.reshape(tl.permute(split, (0, 3, 1, 8, 7, 6, 5, 2, 4)), (TILES * 16, 128))
+
+
+@triton.jit
+def _int2_codes(words):
+    """[..., lo, hi, kt, j] of words of sixteen codes."""
+    a, b, c, d, e, f, g, h = int2_values(words, True)
+    first = _joined(a, b, c, d, e, f, g, h)
+    a, b, c, d, e, f, g, h = int2_values(words, False)
+    return tl.join(first, _joined(a, b, c, d, e, f, g, h))
+
+
+@triton.jit
+def _weights(tile_ptrs, rest_ptrs, BITS: tl.constexpr):
+    """bfloat16 [TILES * 16, 128] of one group of some tiles, columns in tile order."""
+    TILES: tl.constexpr = tile_ptrs.shape[0]
+    if BITS == 3:
+        return _int3_weights(tile_ptrs, rest_ptrs)
+    elif BITS == 2:
+        split = tl.reshape(_int2_codes(tl.load(tile_ptrs)), (TILES, 8, 4, 2, 2, 2, 2, 2, 2))  # n g t k16 r8 lo hi kt j
+        return tl.reshape(tl.permute(split, (0, 4, 1, 8, 7, 3, 6, 2, 5)), (TILES * 16, 128))
+    else:
+        split = tl.reshape(_group_codes(tile_ptrs, BITS), (TILES, 8, 4, 2, 2, 2, 2, 2, 2))  # n g t k16 r8 lo hi j kt
+        return tl.reshape(tl.permute(split, (0, 4, 1, 7, 8, 3, 6, 2, 5)), (TILES * 16, 128))
+
+
+@triton.jit
 def _group_codes(tile_ptrs, BITS: tl.constexpr):
-    """[TILES, WORDS, lo, hi, j, kt] of one group of some tiles."""
+    """[TILES, WORDS, lo, hi, j, kt] of one group of some tiles of INT4 or INT8."""
     if BITS == 4:
         a, b, c, d, e, f, g, h = _int4_codes(tl.load(tile_ptrs))
-        first = tl.join(tl.join(tl.join(a, b), tl.join(c, d)), tl.join(tl.join(e, f), tl.join(g, h)))
+        first = _joined(a, b, c, d, e, f, g, h)
         a, b, c, d, e, f, g, h = _int4_codes(tl.load(tile_ptrs + WORDS))
-        second = tl.join(tl.join(tl.join(a, b), tl.join(c, d)), tl.join(tl.join(e, f), tl.join(g, h)))
+        second = _joined(a, b, c, d, e, f, g, h)
     else:
         a = _int8_codes(tl.load(tile_ptrs))
         b = _int8_codes(tl.load(tile_ptrs + WORDS))
@@ -112,25 +162,27 @@ def sum_tiles(
     scale_stride,
     GROUPS: tl.constexpr,
     BITS: tl.constexpr,
+    rest_ptrs=None,  # int32 [TILES, WORDS / 2] of INT3: the last words of the tiles' first group
 ):
     """float32 [TILES * 16, TOKENS]: rows of tiles times tokens, group after group.
 
-    A group's INT4 codes are multiplied unscaled and its scale is applied to their sum: no weight is rounded. All
-    pointers are read without masks, so those of rows and tokens out of range must point to valid ones: masks would cost
-    more than the discarded results.
+    A group's codes (not INT8's) are multiplied unscaled and its scale is applied to their sum: no weight is rounded.
+    All pointers are read without masks, so those of rows and tokens out of range must point to valid ones: masks would
+    cost more than the discarded results.
     """
     TILES: tl.constexpr = tile_ptrs.shape[0]
     TOKENS: tl.constexpr = x_ptrs.shape[1]
     total = tl.zeros((TILES * 16, TOKENS), tl.float32)
     for group in range(GROUPS):
-        codes = _group_codes(tile_ptrs + group * tile_stride, BITS)
+        if BITS == 3:
+            weight = _weights(tile_ptrs + group * tile_stride, rest_ptrs + group * tile_stride, BITS)
+        else:
+            weight = _weights(tile_ptrs + group * tile_stride, None, BITS)
         x = tl.load(x_ptrs + group * 128)
-        split = tl.reshape(codes, (TILES, 8, 4, 2, 2, 2, 2, 2, 2))  # n g t k16 r8 lo hi j kt
-        weight = tl.reshape(tl.permute(split, (0, 4, 1, 7, 8, 3, 6, 2, 5)), (TILES * 16, 128))
         if IS_INTERPRETED or x.dtype == tl.float32:  # the interpreter has no bfloat16
             weight = weight.to(tl.float32)
             x = x.to(tl.float32)
-        if BITS == 4:
+        if BITS != 8:
             dots = tl.dot(weight, x, input_precision="tf32x3")
             scale = tl.load(scale_ptrs + group * scale_stride).to(tl.float32)
             total = tl.fma(dots, tl.broadcast_to(scale[:, None], total.shape), total)

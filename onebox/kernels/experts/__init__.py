@@ -1,8 +1,9 @@
 """The routed experts (SwiGLU through each row's k experts, weighted and summed) and the shared expert's operations.
 
 `routed_...` computes the few rows of a decode step, `prefill_...` any number of tokens sorted by expert; the suffix is
-the weight format. `routed_experts_..._fused` is the decode form that leaves its sums to the next operation. INT4
-weights are tiles (`formats.expert_tiles`). Other weights stay as a checkpoint stores them, stacked over experts: the E
+the weight format. `routed_experts_..._fused` is the decode form that leaves its sums to the next operation. The
+`..._int4` operations take integers of 4, 3 or 2 bits, gate_up and down each its own, as tiles that tell their bits by
+their size (`formats.expert_tiles`). Other weights stay as a checkpoint stores them, stacked over experts: the E
 matrices gate_up [2I, H], gate rows before up rows, and down [H, I]. Activations are never quantised. Every format gives
 the same sums as bfloat16 weights with the same numbers.
 

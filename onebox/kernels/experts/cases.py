@@ -19,11 +19,13 @@ __all__ = [
     "fixed_point",
     "float_experts",
     "fused_arguments",
-    "int4_experts",
+    "int_experts",
     "stored_experts",
 ]
 
 _Shape = tuple[int, int, int, int, int]  # rows, k, experts, hidden, inner
+_Bits = tuple[int, int]  # of gate_up, of down
+_INTEGERS: dict[str, _Bits] = {"int4": (4, 4), "int3": (3, 3), "int34": (3, 4), "int32": (3, 2), "int2": (2, 2)}
 
 
 def _name(shape: _Shape) -> str:
@@ -47,15 +49,17 @@ def draw_routing(rows: int, k: int, experts: int, draw: torch.Generator) -> tupl
     return ids[:, :k].to(torch.int32).contiguous(), ranked[:, :k].softmax(-1)
 
 
-def int4_experts(
-    experts: int, hidden: int, inner: int, scale_dtype: torch.dtype, draw: torch.Generator
+def int_experts(
+    experts: int, hidden: int, inner: int, scale_dtype: torch.dtype, draw: torch.Generator, bits: _Bits = (4, 4)
 ) -> dict[str, Tensor]:
-    """Random INT4 experts as tiles, under the operations' argument names."""
+    """Random integer experts as tiles, under the operations' argument names; `bits` of gate_up and of down."""
     result = {}
-    for name, rows, columns, pack in (("gate_up", 2 * inner, hidden, pack_gate_up), ("down", hidden, inner, pack_down)):
-        codes = torch.randint(-8, 8, (experts, rows, columns), dtype=torch.int8, generator=draw)
-        scales = (torch.rand(experts, rows, columns // 128, generator=draw) + 0.5) / (4 * columns**0.5)
-        result[name], result[f"{name}_scale"] = pack(codes, scales.to(scale_dtype))
+    matrices = ("gate_up", 2 * inner, hidden, pack_gate_up), ("down", hidden, inner, pack_down)
+    for (name, rows, columns, pack), num_bits in zip(matrices, bits, strict=True):
+        middle = 2 ** (num_bits - 1)
+        codes = torch.randint(-middle, middle, (experts, rows, columns), dtype=torch.int8, generator=draw)
+        scales = (torch.rand(experts, rows, columns // 128, generator=draw) + 0.5) * 2 / (middle * columns**0.5)
+        result[name], result[f"{name}_scale"] = pack(codes, scales.to(scale_dtype), num_bits)
     return result
 
 
@@ -67,7 +71,9 @@ def float_experts(experts: int, hidden: int, inner: int, draw: torch.Generator) 
     }
 
 
-def _inputs(device: torch.device, shape: _Shape, scale_dtype: torch.dtype | None) -> dict[str, Any]:
+def _inputs(
+    device: torch.device, shape: _Shape, scale_dtype: torch.dtype | None, bits: _Bits = (4, 4)
+) -> dict[str, Any]:
     rows, k, experts, hidden, inner = shape
     draw = generator(rows * hidden + inner)
     ids, weights = draw_routing(rows, k, experts, draw)
@@ -77,18 +83,20 @@ def _inputs(device: torch.device, shape: _Shape, scale_dtype: torch.dtype | None
         arguments |= {"x": x, **float_experts(experts, hidden, inner, draw)}
     else:
         arguments["planes"], arguments["scale"] = fixed_point(x)
-        arguments |= int4_experts(experts, hidden, inner, scale_dtype, draw)
+        arguments |= int_experts(experts, hidden, inner, scale_dtype, draw, bits)
     return {name: tensor.to(device) for name, tensor in arguments.items()}
 
 
-def _prefill_inputs(device: torch.device, shape: _Shape, scale_dtype: torch.dtype | None) -> dict[str, Any]:
+def _prefill_inputs(
+    device: torch.device, shape: _Shape, scale_dtype: torch.dtype | None, bits: _Bits = (4, 4)
+) -> dict[str, Any]:
     tokens, k, experts, hidden, inner = shape
     draw = generator(tokens * hidden + inner)
     ids, weights = draw_routing(tokens, k, experts, draw)
     matrices = (
         float_experts(experts, hidden, inner, draw)
         if scale_dtype is None
-        else int4_experts(experts, hidden, inner, scale_dtype, draw)
+        else int_experts(experts, hidden, inner, scale_dtype, draw, bits)
     )
     x = torch.randn(tokens, hidden, generator=draw).to(torch.bfloat16)
     arguments = {"x": x, "ids": ids, "weights": weights, **matrices}
@@ -98,13 +106,14 @@ def _prefill_inputs(device: torch.device, shape: _Shape, scale_dtype: torch.dtyp
 def fused_arguments(
     device: torch.device, kind: str, shape: _Shape, shared: str | None, dtype: torch.dtype
 ) -> dict[str, Any]:
-    """Arguments of a fused operation with experts of a `kind`: "int4", "block", "row", "nvfp4" or "bf16"."""
+    """Arguments of a fused operation with experts of a `kind`: one of _INTEGERS, "block", "row", "nvfp4" or "bf16"."""
     rows, k, experts, hidden, inner = shape
     draw = generator(rows * hidden + inner)
     ids, weights = draw_routing(rows, k, experts, draw)
     given = fixed_rows(rows, hidden, dtype)
-    if kind == "int4":
-        stored = int4_experts(experts, hidden, inner, torch.float16, draw)
+    if kind in _INTEGERS:
+        scale_dtype = torch.float16 if kind == "int4" else torch.bfloat16
+        stored = int_experts(experts, hidden, inner, scale_dtype, draw, _INTEGERS[kind])
     elif kind == "bf16":
         stored = float_experts(experts, hidden, inner, draw)
     else:
@@ -133,20 +142,27 @@ def _slots_case(
 ) -> Case:
     """`shared` is the format of the shared expert's down, "other" one without a float weight; `kind` the experts'."""
     make = partial(fused_arguments, kind=kind, shape=shape, shared=shared, dtype=dtype)
-    name = {"block": "fp8", "row": "fp8"}.get(kind, kind)
+    name = "int4" if kind in _INTEGERS else {"block": "fp8", "row": "fp8"}.get(kind, kind)
     return Case(f"routed_experts_{name}_fused", f"{kind}-{_name(shape)}-{shared}-{dtype}", make, is_full)
 
 
 def _case(
-    shape: _Shape, scale_dtype: torch.dtype | None = None, is_full: bool = False, *, is_prefill: bool = False
+    shape: _Shape,
+    scale_dtype: torch.dtype | None = None,
+    is_full: bool = False,
+    *,
+    is_prefill: bool = False,
+    kind: str = "int4",
 ) -> Case:
-    """An INT4 case with scales of a dtype, or a BF16 case without."""
+    """A case of a `kind` of _INTEGERS with scales of a dtype, or a BF16 case without."""
     op = f"{'prefill' if is_prefill else 'routed'}_experts_{'bf16' if scale_dtype is None else 'int4'}"
-    make = partial(_prefill_inputs if is_prefill else _inputs, shape=shape, scale_dtype=scale_dtype)
-    return Case(op, f"{_name(shape)}-{scale_dtype}", make, is_full)
+    make = partial(
+        _prefill_inputs if is_prefill else _inputs, shape=shape, scale_dtype=scale_dtype, bits=_INTEGERS[kind]
+    )
+    return Case(op, f"{'' if kind == 'int4' else f'{kind}-'}{_name(shape)}-{scale_dtype}", make, is_full)
 
 
-_INT4_CASES = [
+_INT_CASES = [
     _case((1, 2, 4, 128, 128), torch.float16),
     _case((2, 2, 2, 256, 256), torch.bfloat16),
     _case((5, 1, 1, 128, 128), torch.float16),
@@ -158,6 +174,8 @@ _INT4_CASES = [
     _slots_case((2, 3, 4, 128, 128), "row", dtype=torch.float32),
     _slots_case((1, 2, 4, 128, 128), "other"),
     _slots_case((18, 2, 3, 128, 256), "block"),  # listed by expert, with more pairs than a round takes
+    _case((1, 1, 1, 128, 128), torch.bfloat16, kind="int2"),
+    _slots_case((17, 1, 1, 128, 128), kind="int34"),  # listed by expert
     _case((1, 2, 4, 128, 64)),
     _case((3, 2, 3, 200, 72)),
     _case((9, 1, 1, 72, 40)),
@@ -165,6 +183,8 @@ _INT4_CASES = [
     _slots_case((12, 8, 32, 3072, 1024), "block", True),
     _slots_case((96, 8, 32, 3072, 1024), "block", True),
     _slots_case((3, 8, 16, 2048, 512), "nvfp4", True),
+    _slots_case((1, 8, 8, 3072, 1024), None, True, kind="int3"),
+    _slots_case((96, 8, 8, 3072, 1024), None, True, kind="int32"),
     _case((1, 8, 16, 3072, 1024), torch.float16, True),
     _case((3, 8, 16, 3072, 1024), torch.float16, True),
     _case((64, 8, 16, 3072, 1024), torch.bfloat16, True),
@@ -322,6 +342,11 @@ _PREFILL_CASES = [
         ((200, 8, 16, 2048, 512), None, True),
     ]
 ]
+_PREFILL_CASES += [
+    _case((3, 1, 2, 256, 128), torch.bfloat16, is_prefill=True, kind="int3"),
+    _case((1, 1, 1, 128, 128), torch.float16, is_prefill=True, kind="int2"),
+    _case((200, 8, 8, 3072, 1024), torch.float32, True, is_prefill=True, kind="int32"),
+]
 
 
 # (rows, width, dtype, is_full): the width is I of SwiGLU, H of the shared expert.
@@ -362,4 +387,4 @@ def _gate_case(op: str, rows: int, width: int, dtype: torch.dtype, is_full: bool
 _GATE_CASES = [_gate_case(op, *shape) for op, full in _FULL.items() for shape in _SMALL + full]
 
 
-CASES = [*_INT4_CASES, *_FLOAT_CASES, *_FUSED_FLOAT_CASES, *_PREFILL_CASES, *_GATE_CASES]
+CASES = [*_INT_CASES, *_FLOAT_CASES, *_FUSED_FLOAT_CASES, *_PREFILL_CASES, *_GATE_CASES]

@@ -1,6 +1,6 @@
-"""Routed experts of a decode or verify step in Triton, INT4 weights.
+"""Routed experts of a decode or verify step in Triton, weights of 4, 3 or 2 bits.
 
-INT4 takes four launches. Rows share MMAs, but a row's results are exact integer dots with a group's weights, scaled and
+They take four launches. Rows share MMAs, but a row's results are exact integer dots with a group's weights, scaled and
 added group after group (`int4_tiles.py`), so they do not depend on which rows share an MMA:
 
     gate_up   (tile of 8 inner values, pair)   int8 MMA over the row's two planes, SiLU(gate) * up   -> float32 [R*k, I]
@@ -20,6 +20,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from onebox.formats.expert_tiles import tile_bits
 from onebox.kernels.common.arithmetic import swiglu
 from onebox.kernels.common.dependent import launch_options, release, wait
 from onebox.kernels.common.fixed_point import load_squares, row_factors
@@ -27,9 +28,18 @@ from onebox.kernels.common.launch import ceil_div, divisor, next_power_of_2
 from onebox.kernels.common.rows import FixedRows
 from onebox.kernels.common.tuning import WEIGHT_LOADS, Tunable
 from onebox.kernels.experts.grouped_int4 import grouped_down, grouped_gate_up
-from onebox.kernels.experts.int4_tiles import GROUP, TILE_BYTES, tile_row_dot
+from onebox.kernels.experts.int4_tiles import GROUP, tile_row_dot
 from onebox.kernels.experts.lists import pair_lists, shared_down, shared_slice
-from onebox.kernels.experts.slots import is_grouped, pair_of_program, sharers, sharing, spread, sum_slots, workspace
+from onebox.kernels.experts.slots import (
+    is_grouped,
+    pair_of_program,
+    sharers,
+    sharing,
+    spread,
+    sum_slots,
+    tiles_key,
+    workspace,
+)
 from onebox.kernels.float_linear.parts import TileLaunch, parts_tile
 
 __all__ = ["routed_experts_int4", "routed_experts_int4_fused"]
@@ -45,7 +55,7 @@ def experts_gate_up_kernel(
     planes_ptr,  # int8 [R, 2, GROUPS * 128]
     scale_ptr,  # float32 [R, GROUPS]
     ids_ptr,  # int32 [R, SLOTS]
-    tiles_ptr,  # uint8 [E, TILES, GROUPS, 1024]
+    tiles_ptr,  # uint8 [E, TILES, GROUPS, 256 * BITS]
     tile_scale_ptr,  # [E, TILES, GROUPS, 16]
     squares_ptr,  # float32 [R, GROUPS], or None for rows without a pending norm division
     inner_ptr,  # float32 [R * SLOTS, TILES * 8]
@@ -56,6 +66,7 @@ def experts_gate_up_kernel(
     SHARED: tl.constexpr,  # the shared expert's inner values
     SHARED_PARTS: tl.constexpr,  # 0 without a shared expert
     SHARED_BLOCK: tl.constexpr,
+    BITS: tl.constexpr,
     GROUPS: tl.constexpr,
     GROUPS_BLOCK: tl.constexpr,
     TILES: tl.constexpr,
@@ -82,7 +93,6 @@ def experts_gate_up_kernel(
         return
 
     base = (expert.to(tl.int64) * TILES + tile) * GROUPS
-    tile_ptrs = tiles_ptr + base * TILE_BYTES + tl.arange(0, TILE_BYTES)
     column = tl.arange(0, 2 * ROWS)
     place = tl.arange(0, ROWS)
     while pair < num_pairs:
@@ -94,12 +104,13 @@ def experts_gate_up_kernel(
             # Loaded together with the weights, used after the last of them.
             squares = load_squares(squares_ptr, place_pair // SLOTS, num_pairs // SLOTS, GROUPS * GROUP, GROUPS_BLOCK)
         total = tile_row_dot(
-            tile_ptrs,
+            tiles_ptr + base * (256 * BITS),
             tile_scale_ptr + base * 16,
             planes_ptr + plane[:, None] * (GROUPS * GROUP) + tl.arange(0, 64)[None, :],
             (column_pair < num_pairs)[:, None],
             scale_ptr + (place_pair // SLOTS) * GROUPS,
             place_pair < num_pairs,
+            BITS,
             GROUPS,
             UNROLL,
             2 * ROWS,
@@ -205,10 +216,11 @@ def experts_down_kernel(
     scale_ptr,  # float32 [pairs, GROUPS]
     ids_ptr,  # int32 [pairs]
     weights_ptr,  # float32 [pairs]
-    tiles_ptr,  # uint8 [E, TILES, GROUPS, 1024]
+    tiles_ptr,  # uint8 [E, TILES, GROUPS, 256 * BITS]
     tile_scale_ptr,  # [E, TILES, GROUPS, 16]
     out_ptr,  # float32 [pairs, TILES * 16]
     num_pairs,
+    BITS: tl.constexpr,
     GROUPS: tl.constexpr,
     TILES: tl.constexpr,
     UNROLL: tl.constexpr,
@@ -227,7 +239,6 @@ def experts_down_kernel(
         return
 
     base = (expert.to(tl.int64) * TILES + tile) * GROUPS
-    tile_ptrs = tiles_ptr + base * TILE_BYTES + tl.arange(0, TILE_BYTES)
     column = tl.arange(0, 4 * ROWS)
     half = tl.arange(0, 2 * ROWS)
     place = tl.arange(0, ROWS)
@@ -238,12 +249,13 @@ def experts_down_kernel(
         place_pair = spread(found, place, ROWS)
         weight = tl.load(weights_ptr + place_pair, mask=place_pair < num_pairs, other=0.0)
         halves = tile_row_dot(
-            tile_ptrs,
+            tiles_ptr + base * (256 * BITS),
             tile_scale_ptr + base * 16,
             planes_ptr + (column_pair * 4 + column % 4)[:, None] * (GROUPS * GROUP) + tl.arange(0, 64)[None, :],
             (column_pair < num_pairs)[:, None],
             scale_ptr + half_pair * GROUPS,
             half_pair < num_pairs,
+            BITS,
             GROUPS,
             UNROLL,
             4 * ROWS,
@@ -318,6 +330,7 @@ def _gate_up(
         SHARED=shared_size,
         SHARED_PARTS=num_parts,
         SHARED_BLOCK=next_power_of_2(ceil_div(shared_size, ids.shape[1])),
+        BITS=tile_bits(gate_up),
         GROUPS=groups,
         GROUPS_BLOCK=next_power_of_2(groups),
         TILES=tiles,
@@ -325,7 +338,7 @@ def _gate_up(
         ROWS=4,
         num_warps=1,
         **sharing(ids),
-        **_options(ids, _GATE_UP, groups),
+        **_options(ids, _GATE_UP, gate_up),
     )
 
 
@@ -360,17 +373,18 @@ def _down(
         down_scale,
         slots,
         ids.numel(),
+        BITS=tile_bits(down),
         GROUPS=groups,
         TILES=tiles,
         ROWS=2 if len(ids) <= 4 else 4,
         num_warps=1,
         **sharing(ids),
-        **_options(ids, _DOWN, groups),
+        **_options(ids, _DOWN, down),
     )
 
 
-def _options(ids: Tensor, kernel: Tunable, groups: int) -> dict[str, int | bool]:
-    """Launch options by the number of rows; the number of groups in flight must divide `groups`."""
+def _options(ids: Tensor, kernel: Tunable, tiles: Tensor) -> dict[str, int | bool]:
+    """Launch options by the number of rows; the number of groups in flight must divide that of `tiles`."""
     crowd = "one" if len(ids) == 1 else "few" if len(ids) <= 4 else "many"
-    options = launch_options(kernel, f"{crowd}_{groups}", UNROLL=4, maxnreg=128, PREFETCH=1)
-    return {**options, "UNROLL": divisor(groups, options["UNROLL"])}
+    options = launch_options(kernel, f"{crowd}_{tiles_key(tiles)}", UNROLL=4, maxnreg=128, PREFETCH=1)
+    return {**options, "UNROLL": divisor(tiles.shape[2], options["UNROLL"])}

@@ -1,4 +1,4 @@
-"""INT4 experts of a step with many rows: programs (rows of tiles, expert) over the lists of `lists.py`.
+"""Integer experts of a step with many rows: programs (rows of tiles, expert) over the lists of `lists.py`.
 
 The arithmetic is that of `decode_int4.py`, integer for integer, so a row's bits are the same. What differs is who
 computes what: with up to hundreds of active experts of a few pairs each, a program has several neighbouring rows of
@@ -10,14 +10,16 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from onebox.formats.expert_tiles import tile_bits
 from onebox.kernels.common.arithmetic import swiglu
 from onebox.kernels.common.dependent import launch_options, release, wait
 from onebox.kernels.common.fixed_point import load_squares, row_factors
 from onebox.kernels.common.launch import divisor, next_power_of_2
 from onebox.kernels.common.rows import FixedRows
 from onebox.kernels.common.tuning import MODES, LaunchOptions, Tunable
-from onebox.kernels.experts.int4_tiles import GROUP, TILE_BYTES, tile_row_dot
+from onebox.kernels.experts.int4_tiles import GROUP, tile_row_dot
 from onebox.kernels.experts.lists import ExpertLists, listed_pairs
+from onebox.kernels.experts.slots import tiles_key
 
 __all__ = ["grouped_down", "grouped_gate_up"]
 
@@ -44,13 +46,14 @@ def experts_gate_up_grouped_kernel(
     scale_ptr,  # float32 [R, GROUPS]
     counts_ptr,  # int32 [E]
     pairs_ptr,  # int32 [E, R]
-    tiles_ptr,  # uint8 [E, ALL_TILES, GROUPS, 1024]
+    tiles_ptr,  # uint8 [E, ALL_TILES, GROUPS, 256 * BITS]
     tile_scale_ptr,  # [E, ALL_TILES, GROUPS, 16]
     squares_ptr,  # float32 [R, GROUPS], or None for rows without a pending norm division
     inner_ptr,  # float32 [num_pairs, ALL_TILES * 8]
     num_pairs,
     R,
     eps,
+    BITS: tl.constexpr,
     GROUPS: tl.constexpr,
     GROUPS_BLOCK: tl.constexpr,
     ALL_TILES: tl.constexpr,
@@ -67,8 +70,6 @@ def experts_gate_up_grouped_kernel(
     tile, expert = tl.program_id(0) * TILES, tl.program_id(1)
     count = tl.load(counts_ptr + expert)
     base = (expert.to(tl.int64) * ALL_TILES + tile) * GROUPS
-    tile_ptrs = tiles_ptr + base * TILE_BYTES + tl.arange(0, TILES)[:, None] * (GROUPS * TILE_BYTES)
-    tile_ptrs += tl.arange(0, TILE_BYTES)[None, :]
     column = tl.arange(0, 2 * ROWS)
     start = 0
     while start < count:
@@ -78,12 +79,13 @@ def experts_gate_up_grouped_kernel(
         if squares_ptr is not None:
             squares = load_squares(squares_ptr, place_pair // SLOTS, R, GROUPS * GROUP, GROUPS_BLOCK)
         total = tile_row_dot(
-            tile_ptrs,
+            tiles_ptr + base * (256 * BITS),
             tile_scale_ptr + base * 16,
             planes_ptr + plane[:, None] * (GROUPS * GROUP) + tl.arange(0, 64)[None, :],
             (column_pair < num_pairs)[:, None],
             scale_ptr + (place_pair // SLOTS) * GROUPS,
             place_pair < num_pairs,
+            BITS,
             GROUPS,
             UNROLL,
             2 * ROWS,
@@ -111,11 +113,12 @@ def experts_down_grouped_kernel(
     counts_ptr,  # int32 [E]
     pairs_ptr,  # int32 [E, R]
     weights_ptr,  # float32 [num_pairs]
-    tiles_ptr,  # uint8 [E, ALL_TILES, GROUPS, 1024]
+    tiles_ptr,  # uint8 [E, ALL_TILES, GROUPS, 256 * BITS]
     tile_scale_ptr,  # [E, ALL_TILES, GROUPS, 16]
     out_ptr,  # float32 [num_pairs, ALL_TILES * 16]
     num_pairs,
     R,
+    BITS: tl.constexpr,
     GROUPS: tl.constexpr,
     ALL_TILES: tl.constexpr,
     TILES: tl.constexpr,
@@ -130,8 +133,6 @@ def experts_down_grouped_kernel(
     tile, expert = tl.program_id(0) * TILES, tl.program_id(1)
     count = tl.load(counts_ptr + expert)
     base = (expert.to(tl.int64) * ALL_TILES + tile) * GROUPS
-    tile_ptrs = tiles_ptr + base * TILE_BYTES + tl.arange(0, TILES)[:, None] * (GROUPS * TILE_BYTES)
-    tile_ptrs += tl.arange(0, TILE_BYTES)[None, :]
     column, half = tl.arange(0, 4 * ROWS), tl.arange(0, 2 * ROWS)
     start = 0
     while start < count:
@@ -140,12 +141,13 @@ def experts_down_grouped_kernel(
         place_pair = listed_pairs(pairs_ptr, expert, start, tl.arange(0, ROWS), count, num_pairs, R)
         weight = tl.load(weights_ptr + place_pair, mask=place_pair < num_pairs, other=0.0)
         halves = tile_row_dot(
-            tile_ptrs,
+            tiles_ptr + base * (256 * BITS),
             tile_scale_ptr + base * 16,
             planes_ptr + (column_pair * 4 + column % 4)[:, None] * (GROUPS * GROUP) + tl.arange(0, 64)[None, :],
             (column_pair < num_pairs)[:, None],
             scale_ptr + half_pair * GROUPS,
             half_pair < num_pairs,
+            BITS,
             GROUPS,
             UNROLL,
             4 * ROWS,
@@ -167,7 +169,7 @@ def grouped_gate_up(
 ) -> None:
     """Writes the inner values [pairs, I] of all pairs, `slots` of each row."""
     experts, tiles, groups = gate_up.shape[:3]
-    options = _options(_GATE_UP, tiles, groups, TILES=2, ROWS=8, UNROLL=2, maxnreg=128, PREFETCH=1)
+    options = _options(_GATE_UP, gate_up, TILES=2, ROWS=8, UNROLL=2, maxnreg=128, PREFETCH=1)
     experts_gate_up_grouped_kernel[(tiles // options["TILES"], experts)](
         rows.planes,
         rows.scale,
@@ -179,6 +181,7 @@ def grouped_gate_up(
         len(inner),
         len(rows.planes),
         rows.eps,
+        BITS=tile_bits(gate_up),
         GROUPS=groups,
         GROUPS_BLOCK=next_power_of_2(groups),
         ALL_TILES=tiles,
@@ -199,7 +202,7 @@ def grouped_down(
 ) -> None:
     """Writes the weighted output of each pair into slots [R, k, H]."""
     experts, tiles, groups = down.shape[:3]
-    options = _options(_DOWN, tiles, groups, TILES=2, ROWS=4, UNROLL=2, maxnreg=128, PREFETCH=1)
+    options = _options(_DOWN, down, TILES=2, ROWS=4, UNROLL=2, maxnreg=128, PREFETCH=1)
     experts_down_grouped_kernel[(tiles // options["TILES"], experts)](
         planes,
         scale,
@@ -210,6 +213,7 @@ def grouped_down(
         slots,
         len(planes),
         lists.pairs.shape[1],
+        BITS=tile_bits(down),
         GROUPS=groups,
         ALL_TILES=tiles,
         num_warps=1,
@@ -217,7 +221,8 @@ def grouped_down(
     )
 
 
-def _options(kernel: Tunable, tiles: int, groups: int, **default: int) -> dict[str, int]:
-    """Launch options; what does not divide a shape is lowered until it does."""
-    options = launch_options(kernel, groups, **default)
+def _options(kernel: Tunable, matrix: Tensor, **default: int) -> dict[str, int]:
+    """Launch options; what does not divide the shape of a matrix [E, tiles, groups, bytes] is lowered until it does."""
+    tiles, groups = matrix.shape[1:3]
+    options = launch_options(kernel, tiles_key(matrix), **default)
     return {**options, "TILES": divisor(tiles, options["TILES"]), "UNROLL": divisor(groups, options["UNROLL"])}

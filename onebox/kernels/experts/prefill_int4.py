@@ -1,4 +1,4 @@
-"""Routed experts of a prefill in Triton, INT4 weights: gate_up, down, sum over a token's slots.
+"""Routed experts of a prefill in Triton, weights of 4, 3 or 2 bits: gate_up, down, sum over a token's slots.
 
 A block of pairs (`blocks.py`) is one operand of an MMA, its expert's weights the other; an MMA's result for one pair
 does not depend on the other pairs, so a token's bits depend on that token alone. Weights are read from the same tiles
@@ -9,13 +9,15 @@ codes and is scaled in float32: no weight is rounded.
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
+from onebox.formats.expert_tiles import tile_bits
 from onebox.kernels.common.arithmetic import rounded, swiglu
 from onebox.kernels.common.int_tiles import WORDS, in_tile_order, sum_tiles, tile_order_64
 from onebox.kernels.common.target import has_large_shared_memory
 from onebox.kernels.common.tuning import LaunchOptions, Tunable
 from onebox.kernels.experts.blocks import block_pairs, block_size, group_by_expert, prefill_workspace
-from onebox.kernels.experts.slots import sum_slots
+from onebox.kernels.experts.slots import sum_slots, tiles_key
 
 __all__ = ["prefill_experts_int4"]
 
@@ -26,14 +28,14 @@ _DOWN = Tunable(
     ({"maxnreg": 144}, {"maxnreg": 168}, {"num_stages": 2}, {"num_stages": 4}, {"TILES": 8, "num_warps": 8}),
 )
 GROUP = tl.constexpr(128)
-TILE_WORDS = tl.constexpr(256)
 
 
 @triton.jit
 def _tile_sums(
     x_ptrs,  # [128, BLOCK_M]
-    tiles_ptr,  # of the expert: int32 [tiles, GROUPS, TILE_WORDS]; TILES divides `tiles`
+    tiles_ptr,  # of the expert: int32 [tiles, GROUPS, 64 * BITS]; TILES divides `tiles`
     scale_ptr,  # of the expert: [tiles, GROUPS, 16]
+    BITS: tl.constexpr,
     GROUPS: tl.constexpr,
     TILES: tl.constexpr,
 ):
@@ -41,27 +43,30 @@ def _tile_sums(
     first = tl.program_id(0) * TILES
     tile = first + tl.arange(0, TILES)
     row = tl.arange(0, TILES * 16)
+    row_ptrs = tiles_ptr + tile[:, None] * (GROUPS * 64 * BITS)
     return sum_tiles(
         x_ptrs,
-        tiles_ptr + tile[:, None] * (GROUPS * TILE_WORDS) + tl.arange(0, WORDS)[None, :],
-        TILE_WORDS,
+        row_ptrs + tl.arange(0, WORDS)[None, :],
+        64 * BITS,
         scale_ptr + (first + row // 16) * (GROUPS * 16) + row % 16,
         16,
         GROUPS,
-        4,
+        BITS,
+        row_ptrs + WORDS + tl.arange(0, WORDS // 2)[None, :],
     )
 
 
 @triton.jit
 def experts_prefill_gate_up_kernel(
     x_ptr,  # bfloat16 [T, GROUPS * 128], in tile order
-    tiles_ptr,  # int32 [E, num_tiles, GROUPS, TILE_WORDS]
+    tiles_ptr,  # int32 [E, num_tiles, GROUPS, 64 * BITS]
     scale_ptr,  # [E, num_tiles, GROUPS, 16]
     inner_ptr,  # bfloat16 [T * SLOTS, num_tiles * 8], in tile order
     pairs_ptr,
     expert_ptr,
     num_tiles,
     num_experts,
+    BITS: tl.constexpr,
     GROUPS: tl.constexpr,
     SLOTS: tl.constexpr,
     BLOCK_M: tl.constexpr,
@@ -74,8 +79,9 @@ def experts_prefill_gate_up_kernel(
     pair, used = block_pairs(pairs_ptr, block, BLOCK_M)
     total = _tile_sums(
         x_ptr + (pair // SLOTS)[None, :] * (GROUPS * GROUP) + tl.arange(0, 128)[:, None],
-        tiles_ptr + expert * num_tiles * (GROUPS * TILE_WORDS),
+        tiles_ptr + expert * num_tiles * (GROUPS * 64 * BITS),
         scale_ptr + expert * num_tiles * (GROUPS * 16),
+        BITS,
         GROUPS,
         TILES,
     )
@@ -90,13 +96,14 @@ def experts_prefill_gate_up_kernel(
 def experts_prefill_down_kernel(
     inner_ptr,  # bfloat16 [pairs, GROUPS * 128], in tile order
     weights_ptr,  # float32 [pairs]
-    tiles_ptr,  # int32 [E, num_tiles, GROUPS, TILE_WORDS]
+    tiles_ptr,  # int32 [E, num_tiles, GROUPS, 64 * BITS]
     scale_ptr,  # [E, num_tiles, GROUPS, 16]
     slots_ptr,  # float32 [pairs, num_tiles * 16]
     pairs_ptr,
     expert_ptr,
     num_tiles,
     num_experts,
+    BITS: tl.constexpr,
     GROUPS: tl.constexpr,
     BLOCK_M: tl.constexpr,
     TILES: tl.constexpr,
@@ -109,8 +116,9 @@ def experts_prefill_down_kernel(
     weight = tl.load(weights_ptr + pair)  # before the sums: it takes fewer registers than its address
     total = _tile_sums(
         inner_ptr + pair[None, :] * (GROUPS * GROUP) + tl.arange(0, 128)[:, None],
-        tiles_ptr + expert * num_tiles * (GROUPS * TILE_WORDS),
+        tiles_ptr + expert * num_tiles * (GROUPS * 64 * BITS),
         scale_ptr + expert * num_tiles * (GROUPS * 16),
+        BITS,
         GROUPS,
         TILES,
     )
@@ -126,7 +134,7 @@ def prefill_experts_int4(x, ids, weights, gate_up, gate_up_scale, down, down_sca
     blocks = group_by_expert(ids, experts, size)
     inner, slots = prefill_workspace(ids, inner_tiles * 8, hidden_tiles * 16)
     # Small programs in `down`, so that several share a multiprocessor and one multiplies while another stores.
-    options = _options(_DOWN, inner_groups, {"TILES": 4, "num_warps": 4, "num_stages": 3})
+    options = _options(_DOWN, down, {"TILES": 4, "num_warps": 4, "num_stages": 3})
     experts_prefill_gate_up_kernel[(inner_tiles // GATE_UP_TILES, len(blocks.expert))](
         in_tile_order(x),
         gate_up.view(torch.int32),
@@ -135,12 +143,13 @@ def prefill_experts_int4(x, ids, weights, gate_up, gate_up_scale, down, down_sca
         *blocks,
         inner_tiles,
         experts,
+        BITS=tile_bits(gate_up),
         GROUPS=hidden_groups,
         SLOTS=ids.shape[1],
         BLOCK_M=size,
         TILES=GATE_UP_TILES,
         num_warps=8,
-        **_options(_GATE_UP, hidden_groups, {"num_stages": 3}),
+        **_options(_GATE_UP, gate_up, {"num_stages": 3}),
     )
     experts_prefill_down_kernel[(hidden_tiles // options["TILES"], len(blocks.expert))](
         inner,
@@ -151,6 +160,7 @@ def prefill_experts_int4(x, ids, weights, gate_up, gate_up_scale, down, down_sca
         *blocks,
         hidden_tiles,
         experts,
+        BITS=tile_bits(down),
         GROUPS=inner_groups,
         BLOCK_M=size,
         **options,
@@ -158,6 +168,6 @@ def prefill_experts_int4(x, ids, weights, gate_up, gate_up_scale, down, down_sca
     return sum_slots(slots, x.dtype)
 
 
-def _options(kernel: Tunable, groups: int, default: LaunchOptions) -> LaunchOptions:
+def _options(kernel: Tunable, tiles: Tensor, default: LaunchOptions) -> LaunchOptions:
     """Launch options; with much shared memory registers are limited, so that two programs share a multiprocessor."""
-    return kernel.options(groups, {**default, "maxnreg": 128} if has_large_shared_memory() else default)
+    return kernel.options(tiles_key(tiles), {**default, "maxnreg": 128} if has_large_shared_memory() else default)

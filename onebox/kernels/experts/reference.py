@@ -54,10 +54,10 @@ def routed_experts_int4(
     """The sum over slots s of weights[:, s] * down(SiLU(gate(x)) * up(x)) of expert ids[:, s]: float32 [R, H].
 
     x is fixed point: (256 * planes[r, 0] + planes[r, 1]) * scale, planes int8 [R, 2, H], scale float32 [R, H/128], one
-    per group. ids int32 and weights float32 [R, k], R * k at most 1,024. Weights are INT4 as in
-    `onebox.formats.expert_tiles`: gate_up uint8 [E, 2I/16, H/128, 1024] with scales [E, 2I/16, H/128, 16], down
-    [E, H/16, I/128, 1024] with [E, H/16, I/128, 16]; scales float16, bfloat16 or float32. Slots are
-    added in their order.
+    per group. ids int32 and weights float32 [R, k], R * k at most 1,024. Weights are integers of 4, 3 or 2 bits, each
+    matrix of its own, as in `onebox.formats.expert_tiles`: gate_up uint8 [E, 2I/16, H/128, 256 * bits] with scales
+    [E, 2I/16, H/128, 16], down [E, H/16, I/128, 256 * bits] with [E, H/16, I/128, 16]; scales float16, bfloat16 or
+    float32. Slots are added in their order.
     """
     rows = FixedRows(planes, planes, scale, None)
     return _slots_in_order(routed_experts_int4_fused(rows, ids, weights, gate_up, gate_up_scale, down, down_scale)[0])
@@ -318,7 +318,7 @@ def prefill_experts_int4(
 ) -> Tensor:
     """The sum over slots s of weights[:, s] * down(SiLU(gate(x)) * up(x)) of expert ids[:, s]: bfloat16 [T, H].
 
-    x bfloat16 [T, H]; ids int32 and weights float32 [T, k]; INT4 weights and their scales as in
+    x bfloat16 [T, H]; ids int32 and weights float32 [T, k]; weights and their scales as in
     `routed_experts_int4`. The inner values are rounded to bfloat16, all sums are float32. The workspace is
     4 * T * k * H + 2 * T * k * I + 2 * T * H bytes.
     """

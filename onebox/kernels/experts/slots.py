@@ -10,11 +10,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from onebox.formats.expert_tiles import tile_bits
 from onebox.kernels.common.arithmetic import rounded
 from onebox.kernels.common.launch import ceil_div, next_power_of_2
 from onebox.kernels.common.tuning import Tunable
 
-__all__ = ["is_grouped", "pair_of_program", "sharers", "sharing", "spread", "sum_slots", "workspace"]
+__all__ = ["is_grouped", "pair_of_program", "sharers", "sharing", "spread", "sum_slots", "tiles_key", "workspace"]
 
 _GROUPING = Tunable("experts_grouping", ({"GROUPED": 0}, {"GROUPED": 1}))
 _FEW_ROWS = 16
@@ -97,6 +98,12 @@ def workspace(ids: Tensor, inner_size: int, hidden: int) -> tuple[Tensor, Tensor
 def sharing(ids: Tensor) -> dict[str, int | bool]:
     """Constexprs of the search for sharers; powers of two from 64 keep the number of compiled variants small."""
     return {"PAIRS": max(64, next_power_of_2(ids.numel())), "ALONE": ids.shape[0] == 1}
+
+
+def tiles_key(tiles: Tensor) -> str:
+    """Names the shape of integer tiles [E, tiles, groups, 256 * bits] in tables of launch options."""
+    bits = tile_bits(tiles)
+    return f"{tiles.shape[2]}" if bits == 4 else f"{tiles.shape[2]}_{bits}bit"
 
 
 def is_grouped(ids: Tensor) -> bool:

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from onebox.formats.fragments import TILE_ROWS, to_fragments
+from onebox.formats.head_planes import split_planes
 from onebox.kernels.common.case import Case, generator
 from onebox.kernels.common.rows import FixedRows
 from onebox.kernels.int_linear.reference import fixed_point
@@ -34,7 +35,8 @@ def matrix(num_columns: int, depth: int, bits: int, scale_dtype: torch.dtype = t
     codes = torch.randint(-limit, limit, (padded, depth), generator=source, dtype=torch.int8)
     shape = (depth // 128, num_columns) if bits == 4 else (num_columns,)
     scales = (0.5 + torch.rand(shape, generator=source)) / (limit * depth**0.5)
-    return to_fragments(codes, bits), scales.to(scale_dtype)
+    tiles = split_planes(codes << 2)[0] if bits == 6 else to_fragments(codes, bits)
+    return tiles, scales.to(scale_dtype)
 
 
 def _fixed_point(device: torch.device, rows: int, columns: int, dtype: torch.dtype) -> dict[str, Any]:
@@ -109,6 +111,8 @@ CASES = [
     _case("int4_linear", 17, (16, 640), FLOAT),
     _case("int4_linear", 33, (72, 256), FLOAT),
     _case("int4_linear", 0, (16, 128), FLOAT),
+    _case("int6_linear", 3, (40, 256), FLOAT),
+    _case("int6_linear", 20, (17, 128), FLOAT, FLOAT),
     _case("int8_linear", 1, (17, 256), FLOAT, FLOAT),
     _case("int8_linear", 9, (80, 128), BRAIN, BRAIN),
     _case("int8_linear", 64, (48, 256), FLOAT),
@@ -132,6 +136,7 @@ CASES = [
     _case("int4_linear", 8, (2048, 4096), FLOAT, BRAIN, is_full=True),
     *(_case("int8_linear", rows, (2048, 3072), BRAIN, BRAIN, is_full=True) for rows in (1, 8, 64)),
     _case("int8_linear", 3, (3072, 1024), FLOAT, is_full=True),
+    *(_case("int6_linear", rows, (20_480, 3072), FLOAT, BRAIN, is_full=True) for rows in (3, 32)),
     *(_parts_case("int4_parts", rows, (20608, 3072), is_full=True) for rows in (1, 3, 12, 24, 96)),
     _parts_case("int4_parts", 3, (3072, 8192), is_normed=False, is_full=True),
     _parts_case("int8_parts", 3, (2048, 3072), is_full=True),

@@ -20,11 +20,12 @@ __all__ = [
     "fixed_point",
     "int4_linear",
     "int4_parts",
+    "int6_linear",
     "int8_linear",
     "int8_parts",
 ]
 
-_LINEARS = {4: Tunable("int4", WEIGHT_LOADS), 8: Tunable("int8", WEIGHT_LOADS)}
+_LINEARS = {bits: Tunable(f"int{bits}", WEIGHT_LOADS) for bits in (4, 6, 8)}
 _FIXED_POINT, _SUM = Tunable("fixed_point"), Tunable("linear_sum")
 
 _MAX_ROWS = 128
@@ -149,6 +150,10 @@ def fixed_point(x):
 
 def int4_linear(planes, scale, weight, weight_scale, dtype=torch.float32):
     return _linear(planes, scale, weight, weight_scale, dtype, 4)
+
+
+def int6_linear(planes, scale, weight, weight_scale, dtype=torch.float32):
+    return _linear(planes, scale, weight, weight_scale, dtype, 6)
 
 
 def int8_linear(planes, scale, weight, weight_scale, dtype=torch.float32):

@@ -10,16 +10,28 @@ import triton.language as tl
 from onebox.kernels.common.arithmetic import IS_INTERPRETED
 from onebox.kernels.common.dependent import wait
 from onebox.kernels.common.fixed_point import load_squares, row_factors
-from onebox.kernels.common.int_planes import group_dot, int4_halves, plane_operand, prefetch
+from onebox.kernels.common.int_planes import (
+    group_dot,
+    int4_halves,
+    int6_quarters,
+    operands_dot,
+    plane_operand,
+    prefetch,
+    quarters_operand,
+)
 
 __all__ = ["sum_groups"]
 
 
 @triton.jit
 def _load_tiles(tiles_ptr, stride, UNROLL: tl.constexpr, BITS: tl.constexpr):
-    """Bytes of UNROLL groups, all loads issued before the first use; INT4 has firsts only, both halves in each byte."""
+    """Bytes of UNROLL groups, all loads issued before the first use.
+
+    INT8: the halves j. INT4: firsts only, both halves in each byte. INT6: the upper bits of kt 0 and 1, then the lower.
+    """
     firsts = ()
     seconds = ()
+    thirds = ()
     for step in tl.static_range(UNROLL):
         at = tiles_ptr + step * stride
         first = tl.load(at, eviction_policy="evict_first")
@@ -27,12 +39,17 @@ def _load_tiles(tiles_ptr, stride, UNROLL: tl.constexpr, BITS: tl.constexpr):
         if BITS == 8:
             second = tl.load(at + 1024, eviction_policy="evict_first")
             seconds += (second,)  # type: ignore[assignment]
-    return firsts, seconds
+        if BITS == 6:
+            second = tl.load(at + 512, eviction_policy="evict_first")
+            third = tl.load(at + 1024, eviction_policy="evict_first")
+            seconds += (second,)  # type: ignore[assignment]
+            thirds += (third,)  # type: ignore[assignment]
+    return firsts, seconds, thirds
 
 
 @triton.jit
 def _load_scales(scale_ptrs, inside, stride, UNROLL: tl.constexpr, BITS: tl.constexpr):
-    """Scales of UNROLL groups of INT4 tiles; INT8 has none here."""
+    """Scales of UNROLL groups of INT4 tiles; others have none here."""
     scales = ()
     for step in tl.static_range(UNROLL):
         if BITS == 4:
@@ -45,6 +62,7 @@ def _add_groups(
     total,
     firsts,
     seconds,
+    thirds,
     weight_scales,
     plane_ptrs,
     planes_inside,
@@ -57,17 +75,23 @@ def _add_groups(
     """Total plus the dots of UNROLL groups with loaded weights, one group after another."""
     for step in tl.static_range(UNROLL):
         scale = tl.load(scale_ptrs + step, mask=rows_inside, other=0.0)[None, :]
-        if BITS == 4:
-            first, second = int4_halves(firsts[step])
-            scale = weight_scales[step].to(tl.float32)[:, None] * scale
-        else:
-            first = firsts[step].to(tl.int8, bitcast=True)
-            second = seconds[step].to(tl.int8, bitcast=True)
-            scale = tl.broadcast_to(scale, total.shape)
+        scale = (
+            weight_scales[step].to(tl.float32)[:, None] * scale if BITS == 4 else tl.broadcast_to(scale, total.shape)
+        )
         at = plane_ptrs + step * 128
         before = plane_operand(tl.load(at, mask=planes_inside, other=0), COLUMNS)
         behind = plane_operand(tl.load(at + 64, mask=planes_inside, other=0), COLUMNS)
-        dots = group_dot(first, second, before, behind, 1, COLUMNS)
+        if BITS == 6:
+            a, b, c, d = int6_quarters(firsts[step], seconds[step], thirds[step])
+            first, second = quarters_operand(a, b, 1), quarters_operand(c, d, 1)
+            dots = operands_dot(first, second, before, behind, 1, COLUMNS)
+        elif BITS == 4:
+            first, second = int4_halves(firsts[step])
+            dots = group_dot(first, second, before, behind, 1, COLUMNS)
+        else:
+            first = firsts[step].to(tl.int8, bitcast=True)
+            second = seconds[step].to(tl.int8, bitcast=True)
+            dots = group_dot(first, second, before, behind, 1, COLUMNS)
         # An explicit fused multiply-add, so that all variants of this kernel round alike.
         total = tl.fma(dots, scale, total)
     return total
@@ -101,8 +125,9 @@ def sum_groups(
     otherwise a program would end by waiting for one or two numbers.
     """
     TILE_BYTES: tl.constexpr = 256 * BITS
+    LOADED: tl.constexpr = 512 if BITS == 6 else 1024
     tile_stride = num_tiles.to(tl.int64) * TILE_BYTES
-    tile_ptrs = weight_ptr + tile.to(tl.int64) * TILE_BYTES + tl.arange(0, 1024)[None, :]
+    tile_ptrs = weight_ptr + tile.to(tl.int64) * TILE_BYTES + tl.arange(0, LOADED)[None, :]
     tile_ptrs += first_group * tile_stride
     columns = tile * 16 + tl.arange(0, 16)
     columns_inside = columns < N
@@ -118,8 +143,8 @@ def sum_groups(
         groups = tl.minimum(tl.arange(0, 32), GROUPS - 1)
         prefetch(weight_scale_ptr + (first_group + groups) * N + tile * 16)
     scales = _load_scales(weight_scale_ptrs, columns_inside, N, UNROLL, BITS)
-    firsts, seconds = _load_tiles(tile_ptrs, tile_stride, UNROLL, BITS)
-    if BITS == 8:
+    firsts, seconds, thirds = _load_tiles(tile_ptrs, tile_stride, UNROLL, BITS)
+    if BITS != 4:
         row_scales = tl.load(weight_scale_ptr + columns, mask=columns_inside, other=0.0)
     wait(DEPENDENT)
     if squares_ptr is not None:
@@ -128,6 +153,7 @@ def sum_groups(
         total,
         firsts,
         seconds,
+        thirds,
         scales,
         plane_ptrs,
         planes_inside,
@@ -141,11 +167,12 @@ def sum_groups(
         factors = row_factors(squares, eps, K)
     for group in tl.range(UNROLL, GROUPS, UNROLL, num_stages=1):
         scales = _load_scales(weight_scale_ptrs + group * N, columns_inside, N, UNROLL, BITS)
-        firsts, seconds = _load_tiles(tile_ptrs + group * tile_stride, tile_stride, UNROLL, BITS)
+        firsts, seconds, thirds = _load_tiles(tile_ptrs + group * tile_stride, tile_stride, UNROLL, BITS)
         total = _add_groups(
             total,
             firsts,
             seconds,
+            thirds,
             scales,
             plane_ptrs + group * 128,
             planes_inside,

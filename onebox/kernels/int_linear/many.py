@@ -13,7 +13,7 @@ from torch import Tensor
 
 from onebox.kernels.common.dependent import launch_options, release, wait
 from onebox.kernels.common.fixed_point import load_squares, row_factors
-from onebox.kernels.common.int_planes import int4_halves
+from onebox.kernels.common.int_planes import int4_halves, int6_quarters
 from onebox.kernels.common.launch import ceil_div, next_power_of_2
 from onebox.kernels.common.rows import FixedRows
 from onebox.kernels.common.target import has_large_shared_memory
@@ -26,7 +26,7 @@ _TRIED = (
     *({"TILES": tiles, "ROWS": rows} for tiles, rows in ((4, 32), (8, 32), (4, 64), (8, 64))),
     *({"num_stages": stages} for stages in (2, 3, 4)),
 )
-_LINEARS = {4: Tunable("int4_many", _TRIED), 8: Tunable("int8_many", _TRIED)}
+_LINEARS = {bits: Tunable(f"int{bits}_many", _TRIED) for bits in (4, 6, 8)}
 
 
 @triton.jit
@@ -39,7 +39,10 @@ def _operand(first, second):
 
 @triton.jit
 def _load_operands(tile_ptrs, inside, BITS: tl.constexpr):
-    """Both halves of a group of some tiles, int8 [16 * TILES, 64] each, columns in their order; INT4 codes times 16."""
+    """Both halves of a group of some tiles, int8 [16 * TILES, 64] each, columns in their order.
+
+    INT4 codes are times 16, INT6 codes times 4.
+    """
     first = tl.load(tile_ptrs, mask=inside, other=0)
     second = tl.load(tile_ptrs + 512, mask=inside, other=0)
     if BITS == 4:
@@ -47,6 +50,10 @@ def _load_operands(tile_ptrs, inside, BITS: tl.constexpr):
         second_low, second_high = int4_halves(second)
         low = _operand(first_low, second_low)
         high = _operand(first_high, second_high)
+    elif BITS == 6:
+        pairs = tl.load(tile_ptrs + 1024, mask=inside, other=0)
+        a, b, c, d = int6_quarters(first, second, pairs)
+        low, high = _operand(a, b), _operand(c, d)
     else:
         low = _operand(first.to(tl.int8, bitcast=True), second.to(tl.int8, bitcast=True))
         third = tl.load(tile_ptrs + 1024, mask=inside, other=0).to(tl.int8, bitcast=True)
@@ -114,7 +121,7 @@ def linear_many_kernel(
             scale = weight_scale[:, None] * scale if BITS == 4 else tl.broadcast_to(scale, totals[chunk].shape)
             added += (tl.fma((upper * 256 + lower).to(tl.float32), scale, totals[chunk]),)  # type: ignore[assignment]
         totals = added
-    if BITS == 8:
+    if BITS != 4:
         row_scales = tl.load(weight_scale_ptr + columns, mask=columns_inside, other=0.0).to(tl.float32)[:, None]
     for chunk in tl.static_range(CHUNKS):
         row = chunk * ROWS + rows

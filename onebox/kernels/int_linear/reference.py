@@ -4,14 +4,17 @@ import torch
 from torch import Tensor
 
 from onebox.formats.fragments import TILE_COLUMNS, from_fragments
+from onebox.formats.head_planes import high_codes
 from onebox.kernels.common.invariant import product
 from onebox.kernels.common.rows import FixedRows, to_fixed_point
 
 __all__ = [
     "fixed_point",
+    "fixed_values",
     "int4_linear",
     "int4_matmul",
     "int4_parts",
+    "int6_linear",
     "int8_linear",
     "int8_matmul",
     "int8_parts",
@@ -41,7 +44,19 @@ def int4_linear(
     planes int8 [R, 2, K] and scale float32 [R, K/128] from `fixed_point`; weight uint8 [K/128, ceil(N/16), 1024];
     weight_scale [K/128, N], float16 or bfloat16 or float32.
     """
-    return product(_rows(planes, scale), _int4_matrix(weight, weight_scale)).to(dtype)
+    return product(fixed_values(planes, scale), _int4_matrix(weight, weight_scale)).to(dtype)
+
+
+def int6_linear(
+    planes: Tensor, scale: Tensor, weight: Tensor, weight_scale: Tensor, dtype: torch.dtype = torch.float32
+) -> Tensor:
+    """[R, N] of `dtype`: fixed-point rows, R <= 128, times the transposed matrix of an INT8 matrix's upper six bits.
+
+    Rows as in `int4_linear`; weight uint8 [K/128, ceil(N/16), 1536], the high plane (`onebox.formats.head_planes`);
+    weight_scale [N] as in `int8_linear`: codes count four times.
+    """
+    codes = 4 * high_codes(weight)[: len(weight_scale)].to(torch.float32)
+    return (product(fixed_values(planes, scale), codes) * weight_scale.to(torch.float32)).to(dtype)
 
 
 def int8_linear(
@@ -51,7 +66,9 @@ def int8_linear(
 
     Rows as in `int4_linear`; weight uint8 [K/128, ceil(N/16), 2048]; weight_scale [N].
     """
-    return (product(_rows(planes, scale), _int8_codes(weight, weight_scale)) * weight_scale.to(torch.float32)).to(dtype)
+    return (
+        product(fixed_values(planes, scale), _int8_codes(weight, weight_scale)) * weight_scale.to(torch.float32)
+    ).to(dtype)
 
 
 def int4_matmul(x: Tensor, weight: Tensor, weight_scale: Tensor) -> Tensor:
@@ -96,12 +113,12 @@ def int8_parts(rows: FixedRows, weight: Tensor, weight_scale: Tensor) -> Tensor:
 
 def _parts(rows: FixedRows, matrix: Tensor, count: int) -> Tensor:
     """float32 [count, R, N] of a matrix [N, K]."""
-    x = rows.scaled(_rows(rows.planes, rows.scale))
+    x = rows.scaled(fixed_values(rows.planes, rows.scale))
     cuts = zip(x.chunk(count, dim=1), matrix.chunk(count, dim=1), strict=True)
     return torch.stack([product(some, part) for some, part in cuts])
 
 
-def _rows(planes: Tensor, scale: Tensor) -> Tensor:
+def fixed_values(planes: Tensor, scale: Tensor) -> Tensor:
     """float32 [R, K]: the values of fixed-point rows."""
     steps = planes[:, 0].to(torch.float32) * 256 + planes[:, 1]
     return (steps.reshape(*scale.shape, TILE_COLUMNS) * scale.unsqueeze(-1)).reshape(steps.shape)

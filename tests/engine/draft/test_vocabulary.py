@@ -40,9 +40,9 @@ def test_a_list_is_renewed_only_where_it_then_holds_clearly_more():
     counts, none = np.zeros(VOCAB, dtype=np.int64), np.array([], dtype=np.int64)
     prior, listed = np.arange(VOCAB), np.arange(SIZE)
     assert renewal(counts, listed, prior, none) is None
-    counts[0], counts[30] = 10_000, 19
+    counts[0], counts[30] = 10_000, 7
     assert renewal(counts, listed, prior, none) is None
-    counts[30], counts[31] = 21, 500
+    counts[30], counts[31] = 8, 500
     found = renewal(counts, listed, prior, none)
     assert found.token_ids == [31, 30]
     assert sorted(found.places) == [8, 9]
@@ -72,6 +72,17 @@ def test_counting_renews_the_list_in_pieces_and_rows_move_with_their_tokens(monk
     vocabulary.close()
 
 
+def test_a_list_that_has_what_is_said_is_left_alone():
+    vocabulary = make()
+    vocabulary.count([*range(SIZE)] * 10_000 + [40] * 15)
+    vocabulary.tend(lambda *_: pytest.fail("the list was renewed"))
+    assert vocabulary._review is None
+    vocabulary.count([41])
+    vocabulary.tend(lambda *_: None)
+    assert vocabulary._review is not None
+    vocabulary.close()
+
+
 def test_a_fixed_list_is_counted_and_never_renewed():
     vocabulary = make(is_fixed=True)
     vocabulary.count([30] * 100_000)
@@ -93,10 +104,10 @@ def test_counts_are_kept_when_the_engine_closes_and_never_grow_beyond_a_bound(mo
     monkeypatch.setattr(module, "_MAX_TOTAL", 1000)
     stored = []
     vocabulary = make(keep=stored.append)
-    vocabulary.count([1] * 600 + [2] * 400 + [3])
+    vocabulary.count([1] * 600 + [2] * 400 + [3] + [50] * 16)
     tend_until(vocabulary, lambda *_: None, lambda: vocabulary._review is not None)
     vocabulary.close()
-    assert stored == [{1: 300, 2: 200}]
+    assert stored == [{1: 300, 2: 200, 50: 8}]
 
 
 def test_counts_that_cannot_be_kept_are_told_once_and_go_on(monkeypatch, caplog):
@@ -106,14 +117,14 @@ def test_counts_that_cannot_be_kept_are_told_once_and_go_on(monkeypatch, caplog)
         raise OSError(30, "Read-only file system")
 
     vocabulary = make(keep=keep)
-    for _ in range(3):
-        vocabulary.count([30] * 5000)
+    for token_id in (30, 31, 32):
+        vocabulary.count([token_id] * 5000)
         tend_until(vocabulary, lambda *_: None, lambda: vocabulary._review is not None)
         tend_until(vocabulary, lambda *_: None, lambda: vocabulary._review is None and vocabulary._pending is None)
     vocabulary.close()
     assert len(caplog.records) == 1
     assert "Read-only file system" in caplog.text
-    assert 30 in vocabulary.token_ids
+    assert {30, 31, 32} <= {*vocabulary.token_ids}
 
 
 def test_an_engines_successor_adds_to_what_was_said_before():

@@ -1,12 +1,21 @@
 """Where an engine's draft vocabulary comes from, and that what it counted is there for the next one."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
 from onebox.checkpoint.build import plan_build, run_build
 from onebox.checkpoint.recipe import BuildSources, Recipe, open_source
-from onebox.engine.api import EngineOptions, Request, SamplingParams, TokenInfo, kept_counts_path, plan_engine
+from onebox.engine.api import (
+    EngineOptions,
+    EngineProcess,
+    Request,
+    SamplingParams,
+    TokenInfo,
+    kept_counts_path,
+    plan_engine,
+)
 from onebox.engine.draft.vocabulary_start import open_draft_vocabulary
 from onebox.engine.start import start_engine
 from onebox.spec.errors import MismatchError, UnreadableError, UsageError
@@ -82,6 +91,12 @@ def test_what_one_engine_counted_decides_the_next_ones_list(checkpoint):
     counts = read_kept_counts(path, model, plan.spec.vocab_size)
     assert counts == {token_id: said.count(token_id) for token_id in said}
     assert {*said} <= {*listed(plan)}
+
+
+@pytest.mark.parametrize(("draft_vocab", "waits"), [("48", True), ("full", False)])
+def test_an_engine_in_its_own_process_has_time_to_keep_its_counts(checkpoint, draft_vocab, waits):
+    closing = SimpleNamespace(_planned=planned(checkpoint, draft_vocab))
+    assert (EngineProcess.close_s.fget(closing) > 0) == waits
 
 
 @pytest.mark.parametrize("content", ["", "not counts\n", None])

@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from onebox.checkpoint.build import plan_build, run_build
+from onebox.checkpoint.recipe import BuildSources, Recipe, TargetFormat, open_source
 from onebox.kernels.common.dispatch import Operation
 from onebox.model.build import fuse_model
 from onebox.model.layers.fused import FusedStack
@@ -23,11 +25,11 @@ from tests.synthetic import tiny_config, write_checkpoint
 CPU = torch.device("cpu")
 
 
-@pytest.fixture(scope="module")
-def directory(tmp_path_factory) -> Path:
-    """INT4 experts, attention and DeltaNet, whose rows go to every expert."""
-    root = tmp_path_factory.mktemp("fused") / "autoround"
-    write_checkpoint(root, "autoround", config=tiny_config(num_experts_per_tok=4))
+@pytest.fixture(scope="module", params=["autoround", "packed-int3"])
+def directory(request, tmp_path_factory) -> Path:
+    """INT4 experts, attention and DeltaNet, or INT3 with INT4 in the experts' down; rows go to every expert."""
+    root = tmp_path_factory.mktemp("fused") / request.param
+    write_checkpoint(root, request.param, config=tiny_config(num_experts_per_tok=4))
     return root
 
 
@@ -76,6 +78,27 @@ def test_a_fused_draft_is_that_of_the_head_layer_by_layer(model):
 
     found, expected = drafts(model), drafts(replace(model, mtp=model.mtp.plain))
     assert float((found - expected).abs().max() / expected.abs().max()) <= 1e-4
+
+
+@pytest.mark.parametrize("head", [TargetFormat.AUTO, TargetFormat.FP8, TargetFormat.NVFP4])
+def test_a_built_head_of_every_format_is_fused_and_drafts_alike(directory, tmp_path, monkeypatch, head):
+    """INT4 with an FP8 shared expert as the body has it, FP8 and NVFP4; in steps of one row and of 128, the most."""
+    monkeypatch.setattr(Operation, "cpu", property(lambda operation: operation.twin))
+    run_build(plan_build(Recipe(mtp=head), BuildSources(open_source("base", directory))), tmp_path / "out")
+    model = fuse_model(packed_model(tmp_path / "out"))
+    assert isinstance(model.mtp, FusedMtpHead)
+
+    def drafts(chosen: Qwen35, num_rows: int) -> torch.Tensor:
+        with torch.inference_mode():
+            session = start(chosen)
+            hidden = session.prefill(PROMPT[:66])[-1:]
+            session.num_tokens += 1
+            batch = session.batch((PROMPT * 2)[66 : 66 + num_rows])
+            return chosen.logits(chosen.draft(batch, hidden.expand(num_rows, -1).contiguous(), session.memory.mtp))
+
+    for num_rows in (1, 128):
+        found, expected = drafts(model, num_rows), drafts(replace(model, mtp=model.mtp.plain), num_rows)
+        assert float((found - expected).abs().max() / expected.abs().max()) <= 1e-4
 
 
 def test_a_model_with_other_experts_is_not_fused(tmp_path):

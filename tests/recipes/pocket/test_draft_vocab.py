@@ -1,19 +1,9 @@
-"""The table of what a draft vocabulary costs: its lists and its totals."""
-
-from collections import Counter
+"""The table of what a draft vocabulary costs: each workload, and all together."""
 
 from onebox.engine.api import AcceptanceCounts
 from recipes.pocket import draft_vocab
 from recipes.pocket.evaluation.tasks import TaskResult
 from recipes.pocket.synthetic.workloads import MEASURED
-
-
-def test_the_list_for_a_workload_is_counted_on_the_others():
-    said = {"code": Counter({7000: 9}), "chat": Counter({6000: 5, 6001: 1})}
-    listed = draft_vocab._listed(said, "code", (8190, 8191), 8192)
-    assert listed[:5] == [8190, 8191, 6000, 6001, 0]
-    assert len(listed) == 1344
-    assert 7000 not in listed
 
 
 def test_the_table_has_each_workload_and_the_sum_of_all():

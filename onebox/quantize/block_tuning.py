@@ -1,0 +1,183 @@
+"""Calibrates one block: what it gives with the source's weights is what it should give with the build's.
+
+Two streams run through the model: the source's, of the source's weights, and the build's, of weights as the build will
+have them. A block is tuned on the build's stream towards the source's, so it also makes up for the blocks before it:
+first the projections of its mixer, if the recipe makes integers of them, then its experts in groups. The error of a
+token is relative to its stream's mean square, because what reads the stream norms it first.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from onebox.formats import GroupInt
+from onebox.model.reference import DeltaState, KVRows, WeightScope, add_mixer, rotary, text_positions
+from onebox.quantize.blocks import BlockWeights, tuned_bits
+from onebox.quantize.branches import ExpertInput
+from onebox.quantize.expert_tuning import ExpertTuning
+from onebox.quantize.settings import CalibrationSettings
+from onebox.quantize.sign_round import TunedMatrix, tune
+from onebox.spec.model import FULL, ModelSpec
+
+__all__ = ["BlockReport", "BlockTuning", "Streams"]
+
+
+@dataclass
+class Streams:
+    """The residual stream of all sequences before a block: float32 [sequences, tokens, hidden], in host memory."""
+
+    source: Tensor
+    built: Tensor
+
+
+@dataclass
+class BlockReport:
+    """What was tuned in a block. Errors are squared and relative to the stream, means over all tokens."""
+
+    name: str
+    num_tuned: int = 0
+    """Matrices."""
+    num_rounded: int = 0
+    """Matrices of experts that too few tokens reach, which are rounded to nearest."""
+    num_not_better: int = 0
+    """Matrices that tuning did not improve, which are rounded to nearest."""
+    rounded_error: float = 0.0
+    tuned_error: float = 0.0
+    fewest_tokens: int | None = None
+    """That reach an expert."""
+
+    def add(self, num_matrices: int, codes: dict[str, GroupInt], errors: tuple[float, float]) -> None:
+        self.num_tuned += len(codes)
+        self.num_not_better += num_matrices - len(codes)
+        self.rounded_error += errors[0]
+        self.tuned_error += errors[1]
+
+
+@dataclass
+class BlockTuning:
+    """The calibration of one block; `on_step` is called once per tuning step."""
+
+    spec: ModelSpec
+    weights: BlockWeights
+    streams: Streams
+    settings: CalibrationSettings
+    generator: torch.Generator
+    on_step: Callable[[], None]
+    codes: dict[str, GroupInt] = field(default_factory=dict)
+    """Of the matrices that are better tuned than rounded, by module name."""
+    num_steps: int = 0
+    """Taken so far."""
+
+    def run(self) -> BlockReport:
+        """Tunes the block and takes both streams through it."""
+        report = BlockReport(self.weights.block.name)
+        dense = self.weights.dense(built=False)
+        self._mix(self.streams.source, dense)
+        built = self._tune_mixer(report)
+        self._mix(self.streams.built, built)
+        self._tune_experts(report, dense, built)
+        report.rounded_error /= self.streams.source.numel()
+        report.tuned_error /= self.streams.source.numel()
+        return report
+
+    def _count_step(self) -> None:
+        self.num_steps += 1
+        self.on_step()
+
+    # The mixer.
+
+    def _mixed(self, weights: dict[str, Tensor], x: Tensor) -> Tensor:
+        """One sequence [tokens, hidden] after the mixer, on the weights' device."""
+        device = self.weights.device
+        with device:
+            memory = (KVRows if self.weights.block.kind == FULL else DeltaState).empty(self.spec)
+            rotation = rotary(self.spec, text_positions(0, len(x)))
+            return add_mixer(self.spec, WeightScope(weights, self.weights.block.name), x.to(device), memory, rotation)
+
+    def _mix(self, stream: Tensor, weights: dict[str, Tensor]) -> None:
+        with torch.no_grad():
+            for sequence in stream:
+                sequence.copy_(self._mixed(weights, sequence))
+
+    def _tune_mixer(self, report: BlockReport) -> dict[str, Tensor]:
+        """The build's weights of everything but routed experts, the mixer's after tuning."""
+        dense = self.weights.dense(built=True)
+        choices = self.weights.block.mixer_tuned
+        if not choices:
+            return dense
+        tuned = {
+            choice.module.plain_tensor: TunedMatrix(
+                dense[choice.module.plain_tensor], tuned_bits(choice) or 0, choice.target.group_size
+            )
+            for choice in choices
+        }
+        rounded = {choice.module.plain_tensor: self.weights.built(choice.module.name) for choice in choices}
+        num_sequences = max(1, self.settings.batch_tokens // self.settings.sequence_tokens)
+
+        def error(weights: dict[str, Tensor], number: int) -> Tensor:
+            found = self._mixed({**dense, **weights}, self.streams.built[number])
+            wanted = self.streams.source[number].to(found.device)
+            return (found - wanted).square() * _row_weights(wanted)[:, None]
+
+        def losses() -> Iterator[Tensor]:
+            self._count_step()
+            for number in torch.randperm(len(self.streams.built), generator=self.generator)[:num_sequences].tolist():
+                yield error({name: matrix.weight() for name, matrix in tuned.items()}, number).mean()
+
+        tune(list(tuned.values()), losses, self.settings.num_steps)
+        with torch.no_grad():
+            found = {name: matrix.weight() for name, matrix in tuned.items()}
+            errors = [
+                sum(float(error(weights, number).sum()) for number in range(len(self.streams.built)))
+                for weights in (rounded, found)
+            ]
+        is_better = errors[1] < errors[0]
+        codes = {choice.module.name: tuned[choice.module.plain_tensor].codes() for choice in choices if is_better}
+        self.codes |= codes
+        report.add(len(choices), codes, (errors[0], errors[1]))
+        return {**dense, **(found if is_better else rounded)}
+
+    # The experts.
+
+    def _tune_experts(self, report: BlockReport, dense: dict[str, Tensor], built: dict[str, Tensor]) -> None:
+        source, stream = (whole.flatten(0, 1) for whole in (self.streams.source, self.streams.built))
+        name = self.weights.block.name
+        with torch.no_grad():
+            self._add_source_experts(source, ExpertInput(self.spec, WeightScope(dense, name), source.clone()))
+            inputs = ExpertInput(self.spec, WeightScope(built, name), stream)
+            branches = inputs.branches(name)
+            residual = source - stream
+            wanted = set(self.weights.block.branches_tuned)
+            few = {branch.name for branch in branches if len(branch.rows) < self.settings.min_tokens} & wanted
+            for branch in branches:
+                read = self.weights.built if branch.name in few else self.weights.before_tuning
+                gate, up, down = (read(module) for module in branch.modules)
+                inputs.add(residual, branch, (gate, up, down), -1.0)
+        to_tune = [branch for branch in branches if branch.name in wanted - few]
+        report.num_rounded = sum(len(self._tuned_modules(branch.modules)) for branch in branches if branch.name in few)
+        report.fewest_tokens = min(len(branch.rows) for branch in branches)
+        tuning = ExpertTuning(self.weights, inputs, residual, _row_weights(source), self.settings, self.generator)
+        for begin in range(0, len(to_tune), self.settings.experts_at_once):
+            group = to_tune[begin : begin + self.settings.experts_at_once]
+            done = tuning.run(group, self._count_step)
+            self.codes |= done.codes
+            modules = [module for branch in group for module in branch.modules]
+            report.add(len(self._tuned_modules(modules)), done.codes, (done.rounded_error, done.tuned_error))
+        torch.sub(source, residual, out=stream)
+
+    def _add_source_experts(self, out: Tensor, inputs: ExpertInput) -> None:
+        """Adds the output of all of the source's experts to `out`."""
+        for branch in inputs.branches(self.weights.block.name):
+            gate, up, down = (self.weights.source(module) for module in branch.modules)
+            inputs.add(out, branch, (gate, up, down))
+
+    def _tuned_modules(self, names: list[str]) -> list[str]:
+        return [name for name in names if tuned_bits(self.weights.block.choices[name])]
+
+
+def _row_weights(stream: Tensor) -> Tensor:
+    """The inverse mean square of each row [rows]."""
+    squares: Tensor = torch.linalg.vector_norm(stream, dim=-1).square_() / stream.shape[-1]
+    return squares.clamp_(min=torch.finfo(torch.float32).tiny).reciprocal_()

@@ -1,0 +1,123 @@
+"""The model's blocks: the decoder layers and the MTP head's layer, and their weights in the source and in the build."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from onebox.checkpoint.header import TensorEntry
+from onebox.checkpoint.recipe import Action, ModuleChoice, rounded_tensors
+from onebox.checkpoint.rounding import SharedScale, round_matrix
+from onebox.checkpoint.tensors import tensor_of
+from onebox.checkpoint.weights import read_weight
+from onebox.spec.model import FULL, ModelSpec
+from onebox.spec.modules import ModuleClass
+from onebox.spec.weights import INTEGER_BITS, Layout, tensor_bytes
+
+__all__ = ["Block", "BlockWeights", "blocks_of", "tuned_bits", "weights_of"]
+
+_EXPERTS = (ModuleClass.EXPERTS, ModuleClass.MTP_EXPERTS)
+_MAX_TUNED_BITS = 4
+"""With more bits there is nothing to gain by tuning."""
+
+
+@dataclass(frozen=True)
+class Block:
+    """A decoder layer: its name, the kind of its mixer, and what the build does with each of its modules, by name."""
+
+    name: str
+    kind: str
+    choices: dict[str, ModuleChoice]
+
+    @property
+    def in_mtp(self) -> bool:
+        return self.name.startswith("mtp.")
+
+    @property
+    def mixer_tuned(self) -> list[ModuleChoice]:
+        """The matrices of attention or DeltaNet whose rounding is tuned."""
+        return [choice for name, choice in self.choices.items() if ".mlp." not in name and tuned_bits(choice)]
+
+    @property
+    def branches_tuned(self) -> list[str]:
+        """The shared expert and the routed experts of which a matrix is tuned, by name."""
+        names = (name.rpartition(".")[0] for name, choice in self.choices.items() if tuned_bits(choice))
+        return list(dict.fromkeys(name for name in names if ".mlp." in name))
+
+
+def blocks_of(spec: ModelSpec, choices: Sequence[ModuleChoice]) -> list[Block]:
+    """All blocks in the order of a forward pass; the MTP head's layer is the last, if the build has one."""
+    names = {f"{spec.text_prefix}layers.{index}": kind for index, kind in enumerate(spec.layer_types)}
+    names |= {f"mtp.layers.{index}": FULL for index in range(1)}
+    found: dict[str, dict[str, ModuleChoice]] = {name: {} for name in names}
+    for choice in choices:
+        parts = choice.module.name.split(".layers.")
+        name = f"{parts[0]}.layers.{parts[1].split('.')[0]}" if len(parts) == 2 else ""
+        if name in found:
+            found[name][choice.module.name] = choice
+    return [Block(name, kind, found[name]) for name, kind in names.items() if found[name]]
+
+
+def tuned_bits(choice: ModuleChoice) -> int | None:
+    """The bits of a matrix whose rounding is tuned; None for one that is kept or rounded otherwise."""
+    bits = INTEGER_BITS.get(choice.target.format)
+    is_grouped = choice.target.layout is Layout.PACKED and choice.target.group_size > 0
+    return bits if bits and bits <= _MAX_TUNED_BITS and choice.action is Action.QUANTIZE and is_grouped else None
+
+
+@dataclass(frozen=True)
+class BlockWeights:
+    """Reads the weights of one block to `device`, float32, each at the moment it is asked for."""
+
+    block: Block
+    shared_scales: dict[str, SharedScale]
+    device: torch.device
+
+    def source(self, name: str) -> Tensor:
+        """A module's weight as the source has it."""
+        return _source_weight(self.block.choices[name]).to(self.device)
+
+    def built(self, name: str) -> Tensor:
+        """A module's weight as the build has it without calibration."""
+        choice = self.block.choices[name]
+        if choice.action is not Action.QUANTIZE:
+            return self.source(name)
+        return _rounded_weight(choice, self.shared_scales.get(name)).to(self.device)
+
+    def before_tuning(self, name: str) -> Tensor:
+        """The source's weight of a module that is tuned, the build's of any other."""
+        return self.source(name) if tuned_bits(self.block.choices[name]) else self.built(name)
+
+    def dense(self, *, built: bool) -> dict[str, Tensor]:
+        """All weights but the routed experts', by tensor name; those that are tuned are the source's."""
+        read = self.before_tuning if built else self.source
+        kept = (choice.module for choice in self.block.choices.values() if choice.module.module_class not in _EXPERTS)
+        return {module.plain_tensor: read(module.name) for module in kept}
+
+
+def weights_of(choices: Sequence[ModuleChoice], device: torch.device) -> dict[str, Tensor]:
+    """The source's weights of some modules, float32, by tensor name."""
+    return {choice.module.plain_tensor: _source_weight(choice).to(device) for choice in choices}
+
+
+def _source_weight(choice: ModuleChoice) -> Tensor:
+    return read_weight(choice.bound, zeros_offset=choice.source.checkpoint.gptq_zeros_offset)
+
+
+def _rounded_weight(choice: ModuleChoice, shared: SharedScale | None) -> Tensor:
+    """What is read back of the tensors that a build writes for this module."""
+    declared = rounded_tensors(choice.target, *choice.module.shape)
+    parts = [bytearray() for _ in declared]
+    for index, piece in round_matrix(choice, shared):
+        parts[index] += piece
+    made = {
+        suffix: tensor_of(part, stored.dtype).reshape(stored.shape)
+        for (suffix, stored), part in zip(declared.items(), parts, strict=True)
+    }
+    path = next(iter(choice.bound.tensors.values())).path
+    entries = {
+        suffix: TensorEntry(suffix, *stored, path, 0, tensor_bytes(stored)) for suffix, stored in declared.items()
+    }
+    stored_as = replace(choice.bound, stored=choice.target, tensors=entries, fused=None)
+    return read_weight(stored_as, read=lambda entry: made[entry.name])

@@ -1,0 +1,124 @@
+"""Tunes the experts of a block in groups, so that the sum of all of them comes close to what the source gives.
+
+The residual is what the block should give minus what it gives now. The output of a group's branches is added to the
+residual, the group is tuned to give the sum, and what it then gives is subtracted: later groups make up for what
+earlier ones could not reach.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F  # noqa: N812 - the name the whole torch world uses
+from torch import Tensor
+
+from onebox.formats import GroupInt
+from onebox.quantize.blocks import BlockWeights, tuned_bits
+from onebox.quantize.branches import Branch, ExpertInput, Matrices, branch_sum, row_chunks
+from onebox.quantize.settings import CalibrationSettings
+from onebox.quantize.sign_round import TunedMatrix, tune
+
+__all__ = ["ExpertTuning", "TunedGroup"]
+
+
+@dataclass(frozen=True)
+class TunedGroup:
+    """The codes of the tuned matrices by module name, and the weighted squared errors summed over all rows.
+
+    There are no codes where rounding to nearest has the smaller error.
+    """
+
+    codes: dict[str, GroupInt]
+    rounded_error: float
+    tuned_error: float
+
+
+@dataclass
+class ExpertTuning:
+    """The tuning of one block's experts on the input that the build gives them."""
+
+    weights: BlockWeights
+    inputs: ExpertInput
+    residual: Tensor
+    """float32 [rows, hidden], in host memory: what the block should give minus what it gives; changed in place."""
+    row_weights: Tensor
+    """float32 [rows]: by what a row's squared error is multiplied."""
+    settings: CalibrationSettings
+    generator: torch.Generator
+
+    def run(self, branches: Sequence[Branch], on_step: Callable[[], None]) -> TunedGroup:
+        """Tunes these branches together, by the input's rows that reach at least one of them."""
+        rows: Tensor = torch.cat([branch.rows for branch in branches]).unique()  # type: ignore[no-untyped-call]
+        tuned = self._start(branches)
+        rounded = self._read(branches, self.weights.built)
+
+        def current() -> list[Matrices]:
+            fixed = {
+                name: weight
+                for branch, held in zip(branches, rounded, strict=True)
+                for name, weight in zip(branch.modules, held, strict=True)
+            }
+            return self._read(branches, lambda name: tuned[name].weight() if name in tuned else fixed[name])
+
+        def losses() -> Iterator[Tensor]:
+            on_step()
+            yield self._errors(branches, current(), self._batch(rows)).mean()
+
+        tune(list(tuned.values()), losses, self.settings.num_steps)
+        with torch.no_grad():
+            found = current()
+            rounded_error, tuned_error = (self._total(branches, held, rows) for held in (rounded, found))
+            is_better = tuned_error < rounded_error
+            for branch, held in zip(branches, found if is_better else rounded, strict=True):
+                self.inputs.add(self.residual, branch, held, -1.0)
+        codes = {name: matrix.codes() for name, matrix in tuned.items()} if is_better else {}
+        return TunedGroup(codes, rounded_error, tuned_error)
+
+    def _start(self, branches: Sequence[Branch]) -> dict[str, TunedMatrix]:
+        """Adds the branches' output to the residual. Returns their matrices to tune, by module name."""
+        tuned = {}
+        for branch, matrices in zip(branches, self._read(branches, self.weights.before_tuning), strict=True):
+            with torch.no_grad():
+                self.inputs.add(self.residual, branch, matrices)
+                importances = self._importances(branch, matrices)
+            for name, weight, importance in zip(branch.modules, matrices, importances, strict=True):
+                choice = self.weights.block.choices[name]
+                bits = tuned_bits(choice)
+                if bits:
+                    tuned[name] = TunedMatrix(weight, bits, choice.target.group_size, importance)
+        return tuned
+
+    def _importances(self, branch: Branch, matrices: Matrices) -> tuple[Tensor, Tensor, Tensor]:
+        """Sums of squares of what each of the branch's matrices reads, by column, weighted as the errors are."""
+        gate, up, _ = matrices
+        outer, inner = torch.zeros_like(gate[0]), torch.zeros_like(gate[:, 0])
+        for part in row_chunks(len(branch.rows)):
+            rows = branch.rows[part]
+            x = self.inputs.at(rows)
+            weights = (branch.factors[part].square() * self.row_weights[rows]).to(x.device)[:, None]
+            outer += (weights * x.square()).sum(dim=0)
+            inner += (weights * (F.silu(F.linear(x, gate)) * F.linear(x, up)).square()).sum(dim=0)
+        return outer, outer, inner
+
+    def _read(self, branches: Sequence[Branch], read: Callable[[str], Tensor]) -> list[Matrices]:
+        return [(read(gate), read(up), read(down)) for gate, up, down in (branch.modules for branch in branches)]
+
+    def _batch(self, rows: Tensor) -> Tensor:
+        """Some of these rows, ascending."""
+        count = min(self.settings.batch_tokens, len(rows))
+        return rows[torch.randperm(len(rows), generator=self.generator)[:count]].sort().values
+
+    def _errors(self, branches: Sequence[Branch], matrices: Sequence[Matrices], rows: Tensor) -> Tensor:
+        """Weighted squared errors [n, hidden] of the branches' sum at these rows."""
+        place = torch.full((len(self.residual),), -1)
+        place[rows] = torch.arange(len(rows))
+        parts = []
+        for branch in branches:
+            at = place[branch.rows]
+            parts.append((at[at >= 0], branch.factors[at >= 0]))
+        x = self.inputs.at(rows)
+        errors = (self.residual[rows].to(x.device) - branch_sum(x, parts, matrices)).square()
+        return errors * self.row_weights[rows].to(x.device)[:, None]
+
+    def _total(self, branches: Sequence[Branch], matrices: Sequence[Matrices], rows: Tensor) -> float:
+        return sum(float(self._errors(branches, matrices, rows[part]).sum()) for part in row_chunks(len(rows)))

@@ -1,0 +1,92 @@
+"""A head in two planes: the engine's answers are those of the same head read whole, bit for bit."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from onebox.engine.request import Request, SamplingParams
+from onebox.formats import quantize_int8_rows
+from onebox.formats.fragments import to_fragments
+from onebox.model.head import PlaneHead
+from onebox.model.linear import IntLinear
+from onebox.model.load import load_model
+from onebox.model.reference_weights import load_weights
+from tests.engine.gate import Gate, Variant
+from tests.engine.gate_prompts import all_cases
+from tests.engine.test_graphs import over_graphs
+from tests.engine.tiny import tiny_engine
+
+
+class WholeHead:
+    """Any head without the methods that leave something out."""
+
+    def __init__(self, head):
+        self.decode, self.prefill = head.decode, head.prefill
+
+
+class WatchedHead(PlaneHead):
+    """Counts how its logits were completed."""
+
+    def __init__(self, head):
+        super().__init__(head.high, head.plane)
+        object.__setattr__(self, "counts", {"complete": 0, "candidates": 0, "left": 0})
+
+    def complete(self, rows, logits):
+        self.counts["complete"] += 1
+        super().complete(rows, logits)
+
+    def complete_candidates(self, rows, logits, sampled):
+        before, complete = logits.clone(), logits.clone()
+        super().complete(rows, complete)
+        super().complete_candidates(rows, logits, sampled)
+        self.counts["candidates"] += 1
+        if not int(sampled.is_complete):
+            self.counts["left"] += int(((logits == before) & (before != complete)).sum())
+
+
+@pytest.fixture(scope="module")
+def models(checkpoint):
+    """(with a head in planes, with the same head read whole), on a CPU."""
+    model = load_model(checkpoint, torch.device("cpu"), torch.float32)
+    codes, scale = quantize_int8_rows(load_weights(checkpoint).weights["lm_head.weight"])
+    head = PlaneHead.of(IntLinear(8, to_fragments(codes, 8), scale))
+    return replace(model, lm_head=head), replace(model, lm_head=WholeHead(head))
+
+
+@pytest.fixture(scope="module")
+def gates(models):
+    planes, whole = map(Gate, models)
+    planes._references = whole._references
+    return planes, whole
+
+
+@pytest.mark.parametrize(
+    ("variant", "wrap"),
+    [(Variant("bf16", drafts="mtp2", load="two"), lambda runner: runner), (Variant("bf16", load="eight"), over_graphs)],
+    ids=["drafts", "graphs"],
+)
+def test_answers_are_those_of_the_head_read_whole(gates, variant, wrap):
+    planes, whole = gates
+    cases = [case for case in all_cases() if not case.is_long][2::9]
+    whole.reference(variant.kv, cases)
+    report = planes.run(variant, cases, wrap)
+    assert not report.differences, "\n".join(report.differences)
+
+
+LOGPROBS, PENALTY = SamplingParams(max_tokens=4, logprobs=2), SamplingParams(max_tokens=4, presence_penalty=1.0)
+GREEDY = SamplingParams(max_tokens=4, temperature=0.0)
+
+
+@pytest.mark.parametrize(
+    ("sampling", "is_whole"),
+    [(GREEDY, False), (LOGPROBS, True), (PENALTY, True)],
+    ids=["greedy", "logprobs", "penalty"],
+)
+def test_logits_are_completed_where_someone_reads_or_changes_them(models, sampling, is_whole):
+    head = WatchedHead(models[0].lm_head)
+    with tiny_engine(replace(models[0], lm_head=head), max_num_seqs=1) as engine:
+        list(engine.submit(Request("a", (5, 6, 7), sampling)))
+    assert head.counts["candidates"] > 0
+    assert (head.counts["complete"] > 0) == is_whole
+    assert (head.counts["left"] > 0) != is_whole
