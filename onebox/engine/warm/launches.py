@@ -1,7 +1,7 @@
 """Every kernel launch that an engine can make, on tensors without memory (`meta`).
 
 Kernels are compiled for combinations of formats, sizes and row classes, not for each number of rows or tokens: the
-decode shapes, one prefill and the sampling behind a prefill meet all of them.
+decode shapes, prefills of doubling lengths and the sampling behind a prefill meet all of them.
 """
 
 from collections.abc import Iterator
@@ -23,7 +23,6 @@ from onebox.engine.step import DecodeRows, DraftCheck, Draw, PromptChunk, StateS
 from onebox.model.memory import Memory
 from onebox.model.qwen3_5 import Qwen35
 from onebox.spec.kv import PAGE_TOKENS
-from onebox.spec.pieces import DIRECT_TOKENS
 
 __all__ = ["launch_all"]
 
@@ -88,14 +87,14 @@ def _launch_prediction(inputs: StepInputs, depth: int) -> None:
 
 
 def _launch_prefill(model: Qwen35, memory: Memory, config: EngineConfig) -> None:
-    """Several lengths, since kernels for few tokens differ, and one with more than read packed pages themselves."""
+    """Doubling lengths up to the longest of a step: kernels differ by how many tokens they are for."""
     saves = (StateSave(PAGE_TOKENS, 0),) if config.num_checkpoints else ()
     prefiller = Prefiller(model, memory, config.max_num_seqs, config.speculation.with_mtp)
-    shorter = (PAGE_TOKENS * count + 1 for count in (1, 2, 4, 8))
-    for num_tokens in (*shorter, DIRECT_TOKENS + PAGE_TOKENS + 1):
-        if num_tokens <= max(config.max_num_batched_tokens, PAGE_TOKENS + 1):
-            pages = np.arange(1, 2 + num_tokens // PAGE_TOKENS, dtype=np.int32)
-            prefiller.run([PromptChunk("warm", 0, (0,) * num_tokens, 0, pages, saves, None)])
+    most = max(config.max_num_batched_tokens, PAGE_TOKENS + 1)
+    doublings = (PAGE_TOKENS * 2**power + 1 for power in range(most.bit_length()))
+    for num_tokens in (*(length for length in doublings if length < most), most):
+        pages = np.arange(1, 2 + num_tokens // PAGE_TOKENS, dtype=np.int32)
+        prefiller.run([PromptChunk("warm", 0, (0,) * num_tokens, 0, pages, saves, None)])
 
 
 def _launch_first_tokens(decoder: Decoder, shapes: StepShapes, count: int, hidden_size: int) -> None:

@@ -30,7 +30,12 @@ asked = []
 compile_only(AbsentGpu(121, "NVIDIA GB10"), lambda _: None, lambda name: bool(asked.append(name)))
 spec, meta = named_spec("qwen3.5-35b-a3b"), torch.device("meta")
 config = EngineConfig(
-    10_000, 1000, num_checkpoints=4, max_num_seqs=8, speculation=SpeculationConfig(SpeculationMethod(method), drafts)
+    10_000,
+    1000,
+    num_checkpoints=4,
+    max_num_seqs=8,
+    max_num_batched_tokens=8192,
+    speculation=SpeculationConfig(SpeculationMethod(method), drafts),
 )
 shape = MemoryShape(KVFormat.parse(kv), 1001, 8, 4, config.rows_per_sequence, config.speculation.with_mtp)
 memory = Memory.allocate(spec, shape, torch.bfloat16, meta)
@@ -49,7 +54,7 @@ with torch.inference_mode():
     for _ in range(12):
         chunks = []
         for slot in range(draw.choice([1, 1, 2, 5])):
-            start, length = 64 * draw.randrange(4), draw.choice([1, 2, 16, 63, 64, 65, 128, 700, 1024])
+            start, length = 64 * draw.randrange(4), draw.choice([1, 2, 16, 63, 64, 65, 128, 700, 1024, 3900])
             pages = np.arange(1, 2 + (start + length) // 64, dtype=np.int32)
             saves = (StateSave(start + 64, 0),) if length > 64 and draw.random() < 0.5 else ()
             chunks.append(PromptChunk(str(slot), slot, (0,) * length, start, pages, saves, None))
