@@ -18,6 +18,7 @@ __all__ = [
     "Checkpoint",
     "join_checkpoints",
     "join_shards",
+    "list_shards",
     "open_checkpoint",
     "read_chunks",
     "read_index",
@@ -61,7 +62,7 @@ def open_checkpoint(directory: Path, overrides: Mapping[str, Any] | None = None)
 
     `overrides` are those of `--hf-overrides`; they change the spec, not `config`.
     """
-    shards = _shards(directory)
+    shards = list_shards(directory)
     config = read_json(directory / "config.json")
     tensors, duplicates = join_shards(read_header(shard) for shard in shards)
     spec = spec_from_config(config, overrides)
@@ -91,7 +92,8 @@ def join_checkpoints(first: Checkpoint, others: Sequence[Checkpoint]) -> Checkpo
     return replace(first, shards=shards, tensors=tensors, index=None)
 
 
-def _shards(directory: Path) -> tuple[Path, ...]:
+def list_shards(directory: Path) -> tuple[Path, ...]:
+    """The *.safetensors files in `directory`, sorted."""
     try:
         shards = tuple(sorted(path for path in directory.iterdir() if path.name.endswith(".safetensors")))
     except FileNotFoundError:
