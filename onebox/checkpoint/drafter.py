@@ -18,7 +18,7 @@ from onebox.checkpoint.bind import (
     index_problems,
 )
 from onebox.checkpoint.header import TensorEntry, read_header
-from onebox.checkpoint.source import join_shards, list_shards, read_index
+from onebox.checkpoint.source import gptq_zeros_offset, join_shards, list_shards, read_index
 from onebox.spec.dflash import DFlashSpec
 from onebox.spec.dflash_config import drafter_from_config, is_drafter_config
 from onebox.spec.model import read_json
@@ -37,6 +37,11 @@ class DrafterCheckpoint:
     tensors: dict[str, TensorEntry]
     duplicates: dict[str, tuple[str, str]]
     index: dict[str, str] | None
+
+    @property
+    def gptq_zeros_offset(self) -> int:
+        """The offset subtracted from each stored GPTQ zero point."""
+        return gptq_zeros_offset(self.config.get("quantization_config"))
 
 
 def is_drafter(directory: Path) -> bool:

@@ -16,6 +16,7 @@ from onebox.spec.model import ModelSpec, read_json, spec_from_config
 __all__ = [
     "INDEX_NAME",
     "Checkpoint",
+    "gptq_zeros_offset",
     "join_checkpoints",
     "join_shards",
     "list_shards",
@@ -53,8 +54,12 @@ class Checkpoint:
     @property
     def gptq_zeros_offset(self) -> int:
         """The offset subtracted from each stored GPTQ zero point: 1 in version 1, the usual one, 0 in version 2."""
-        config = self.quantization_config or {}
-        return 0 if config.get("checkpoint_format") == "gptq_v2" else 1
+        return gptq_zeros_offset(self.quantization_config)
+
+
+def gptq_zeros_offset(quantization_config: Mapping[str, Any] | None) -> int:
+    """1, or 0 where the config names GPTQ's version 2."""
+    return 0 if (quantization_config or {}).get("checkpoint_format") == "gptq_v2" else 1
 
 
 def open_checkpoint(directory: Path, overrides: Mapping[str, Any] | None = None) -> Checkpoint:
