@@ -345,4 +345,4 @@ def test_memory_stays_under_a_gib_and_the_largest_tensor(tmp_path):
 def test_the_classes_of_a_plan_cover_all_of_it(checkpoints):
     plan = plan_build(HYBRID, sources(checkpoints, "autoround", fp8="fp8"))
     assert sum(plan.class_bytes.values()) == plan.nbytes
-    assert set(plan.class_bytes) == set(ModuleClass)
+    assert set(plan.class_bytes) == set(ModuleClass) - {ModuleClass.DRAFTER}
