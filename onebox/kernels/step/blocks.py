@@ -131,4 +131,6 @@ def block_rows(anchors, depth, mask_token_id):
     places, temperature, top_k, top_p, min_p, seeds = drafts
     temperature, top_p, min_p = (part.view(torch.float64) for part in (temperature, top_p, min_p))
     limits = DraftLimits(temperature, top_k, top_p, min_p, seeds)
-    return BlockRows(*rows, *narrow[:, :count], places, limits)
+    token_ids, positions = rows
+    length, slots, sequences = narrow[:, :count]
+    return BlockRows(token_ids, positions, length, slots, sequences, places, limits)

@@ -132,7 +132,7 @@ def chain_rows(
 
 
 def block_anchors(anchors: Tensor, rows: LastRows, limits: DraftLimits, order: Tensor) -> None:
-    """Writes for the i-th of B sequences, whose number in the step is order[i] (int32 [B]), where its next block begins.
+    """Writes where the next blocks of B sequences begin; the i-th is sequence order[i] of the step (int32 [B]).
 
     anchors int64 [B, 10]: the token after the sequence's last accepted row, its place, its position, the slot, the
     sequence, then temperature, top_k, top_p, min_p and seed of the row (`limits`, [R] each; floats as their bits).
