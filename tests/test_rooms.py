@@ -30,6 +30,7 @@ ROOMS: dict[str, set[str]] = {
     "report": {"spec", "planner", "bench", "eval"},
     "lab": {"spec", "formats", "kernels", "model", "planner", "engine"},
     "setup": {"spec", "checkpoint", "planner", "engine"},
+    "scaleout": {"spec", "planner", "checkpoint"},
     "cli": {
         "spec",
         "formats",
@@ -48,6 +49,7 @@ ROOMS: dict[str, set[str]] = {
         "report",
         "lab",
         "setup",
+        "scaleout",
     },
 }
 # Of these rooms only the named modules may be imported by the given room: the narrow doors.
@@ -56,7 +58,7 @@ DOORS = {
     ("cli", "engine"): {"onebox.engine.api"},
     ("setup", "engine"): {"onebox.engine.api"},
 }
-TORCH_FREE = {"spec", "sensors", "planner", "store", "bench", "eval", "report"}
+TORCH_FREE = {"spec", "sensors", "planner", "store", "bench", "eval", "report", "scaleout"}
 STDLIB_ONLY = {"spec", "sensors", "store"}
 
 
