@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from onebox.server.answer import Answers
 
-__all__ = ["RequestRecord", "current_record", "note", "request_id_of"]
+__all__ = ["HttpRecord", "current_record", "note", "request_id_of"]
 
 MAX_ID_CHARACTERS = 128
 _FOREIGN = re.compile(r"[^A-Za-z0-9._:/+=@-]+")
@@ -18,7 +18,7 @@ MAX_NOTES = 8
 
 
 @dataclass
-class RequestRecord:
+class HttpRecord:
     """Filled while the request is handled."""
 
     request_id: str
@@ -54,7 +54,7 @@ class RequestRecord:
         return [a.finish_reason or "aborted" for a in self.answers.answers] if self.answers else []
 
 
-current_record: contextvars.ContextVar[RequestRecord | None] = contextvars.ContextVar("current_record", default=None)
+current_record: contextvars.ContextVar[HttpRecord | None] = contextvars.ContextVar("current_record", default=None)
 
 
 def note(sentence: str) -> None:

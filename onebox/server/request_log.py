@@ -11,7 +11,7 @@ from typing import Any
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from onebox.server.record import RequestRecord, current_record, request_id_of
+from onebox.server.record import HttpRecord, current_record, request_id_of
 from onebox.text.tokenizer import Tokenizer
 
 __all__ = ["RequestIds", "RequestLog", "request_fields", "request_line"]
@@ -20,7 +20,7 @@ REFUSALS_PER_S = 20
 """Lines about requests that were refused; any client can cause as many as it likes."""
 _MAX_PATH = 200
 _NO_WORK = frozenset({"GET", "HEAD", "OPTIONS"})
-Finished = Callable[[RequestRecord, Headers], None]
+Finished = Callable[[HttpRecord, Headers], None]
 """Called with each request when it has ended."""
 
 _log = logging.getLogger(__name__)
@@ -38,7 +38,7 @@ class RequestIds:
             await self._app(scope, receive, send)
             return
         headers = Headers(scope=scope)
-        record = RequestRecord(request_id_of(headers.get("x-request-id", "")), scope["method"], scope["path"])
+        record = HttpRecord(request_id_of(headers.get("x-request-id", "")), scope["method"], scope["path"])
         current_record.set(record)
 
         async def send_with_id(message: Message) -> None:
@@ -66,7 +66,7 @@ class RequestLog:
         self._max_characters = max_characters
         self._refusals = _LineBudget(REFUSALS_PER_S)
 
-    def __call__(self, record: RequestRecord, _: Headers) -> None:
+    def __call__(self, record: HttpRecord, _: Headers) -> None:
         level = _level(record)
         if not _log.isEnabledFor(level):
             return
@@ -79,7 +79,7 @@ class RequestLog:
         fields = {**request_fields(record), **dict(self._texts(record))}
         _log.log(level, "%s", request_line(fields), extra={"fields": {"event": "request", **fields}})
 
-    def _texts(self, record: RequestRecord) -> Iterator[tuple[str, Any]]:
+    def _texts(self, record: HttpRecord) -> Iterator[tuple[str, Any]]:
         limit = self._max_characters
         if limit and record.answers:
             # A token has at least a character, with rare exceptions, so no more of them are decoded.
@@ -89,7 +89,7 @@ class RequestLog:
             yield "answers", [self._tokenizer.decode(ids[:limit])[:limit] for ids in answers]
 
 
-def _level(record: RequestRecord) -> int:
+def _level(record: HttpRecord) -> int:
     if record.status >= 500 or record.error:
         return logging.WARNING
     return logging.DEBUG if record.method in _NO_WORK else logging.INFO
@@ -115,7 +115,7 @@ class _LineBudget:
         return num_left_out
 
 
-def request_fields(record: RequestRecord) -> dict[str, Any]:
+def request_fields(record: HttpRecord) -> dict[str, Any]:
     """What the line says, by name; nothing of what was asked or answered."""
     fields: dict[str, Any] = {
         "id": record.request_id,
@@ -133,7 +133,7 @@ def request_fields(record: RequestRecord) -> dict[str, Any]:
     return {name: value for name, value in fields.items() if value is not None}
 
 
-def _answer_fields(record: RequestRecord) -> dict[str, Any]:
+def _answer_fields(record: HttpRecord) -> dict[str, Any]:
     assert record.answers  # noqa: S101 - the caller looked
     usage = record.answers.usage
     return {
@@ -152,7 +152,7 @@ def _answer_fields(record: RequestRecord) -> dict[str, Any]:
     }
 
 
-def _seconds(record: RequestRecord, at: float | None) -> float | None:
+def _seconds(record: HttpRecord, at: float | None) -> float | None:
     return None if at is None else round(max(0.0, at - record.began), 4)
 
 
