@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from onebox.cli.fleet_simulate import simulate
 from onebox.spec.errors import OneboxError
 
 if TYPE_CHECKING:
@@ -21,7 +20,6 @@ fleet_app = typer.Typer(
     help="Serve with many boxes behind one address: vllm-router or LiteLLM in front of onebox servers.",
     no_args_is_help=True,
 )
-fleet_app.command()(simulate)
 
 _Config = Annotated[Path, typer.Option("--config", help="The fleet's file; docs/scaleout.md describes it.")]
 _DEFAULT = Path("fleet.toml")

@@ -65,7 +65,7 @@ async def read_identity(http: httpx.AsyncClient, url: str) -> Identity:
     models = await _ask(http, f"{url}/v1/models")
     version = await _ask(http, f"{url}/version")
     try:
-        (model,) = models["data"]
+        model = models["data"][0]  # others are names of the same
         return Identity(model["id"], model["fingerprint"], version["version"], model["max_model_len"])
     except (ValueError, LookupError, TypeError):
         raise UnsupportedError(

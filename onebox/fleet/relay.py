@@ -47,6 +47,20 @@ class _Exchange:
     cut_reason: str = ""
     is_left: bool = False
     """The router has closed the connection."""
+    is_sending: bool = False
+    """A connection to the member is there."""
+
+    def end(self) -> None:
+        """At once; a connection that is being made is waited for, since one that is given up then stays open."""
+        if self.is_sending:
+            self.task.cancel()
+
+    async def trace(self, event: str, _: object) -> None:
+        """Called by the HTTP client."""
+        if event.endswith("send_request_headers.started"):
+            self.is_sending = True
+            if self.cut_reason or self.is_left:
+                self.task.cancel()
 
 
 @dataclass(eq=False)
@@ -73,7 +87,7 @@ class Relay:
         """Ends what is open at a member that hangs or whose time is up. `reason` is a sentence."""
         for exchange in list(self._open.get(url or self.url, ())):
             exchange.cut_reason = reason
-            exchange.task.cancel()
+            exchange.end()
 
     async def wait_empty(self, url: str, limit_s: float) -> bool:
         """Waits until nothing is open at that URL; False after `limit_s` seconds."""
@@ -128,7 +142,10 @@ class Relay:
             f"{url}{path}{'?' if query else ''}{query}",
             headers=headers,
             content=body.chunks() if has_body else None,
-            extensions={"timeout": {"connect": _CONNECT_S, "read": None, "write": None, "pool": None}},
+            extensions={
+                "timeout": {"connect": _CONNECT_S, "read": None, "write": None, "pool": None},
+                "trace": exchange.trace,
+            },
         )
         leaving = asyncio.create_task(_leave(body, exchange, has_body=has_body))
         try:
@@ -164,7 +181,7 @@ async def _leave(body: _Body, exchange: _Exchange, *, has_body: bool) -> None:
     while (await body.receive())["type"] != "http.disconnect":
         pass
     exchange.is_left = True
-    exchange.task.cancel()
+    exchange.end()
 
 
 class _Answer:
