@@ -31,6 +31,7 @@ ROOMS: dict[str, set[str]] = {
     "fleet": {"spec", "bench"},
     "lab": {"spec", "formats", "kernels", "model", "planner", "engine"},
     "setup": {"spec", "checkpoint", "planner", "engine"},
+    "scaleout": {"spec", "planner", "checkpoint"},
     "cli": {
         "spec",
         "formats",
@@ -50,6 +51,7 @@ ROOMS: dict[str, set[str]] = {
         "fleet",
         "lab",
         "setup",
+        "scaleout",
     },
 }
 # Of these rooms only the named modules may be imported by the given room: the narrow doors.
@@ -59,6 +61,7 @@ DOORS = {
     ("setup", "engine"): {"onebox.engine.api"},
 }
 TORCH_FREE = {"spec", "sensors", "planner", "store", "bench", "eval", "report", "fleet"}
+TORCH_FREE = {"spec", "sensors", "planner", "store", "bench", "eval", "report", "scaleout"}
 STDLIB_ONLY = {"spec", "sensors", "store"}
 
 

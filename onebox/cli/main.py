@@ -26,6 +26,7 @@ from onebox.cli.plan import plan
 from onebox.cli.pull import pull
 from onebox.cli.quantize import quantize
 from onebox.cli.report import report
+from onebox.cli.scaleout import scaleout_app
 from onebox.cli.serve import serve
 from onebox.cli.tune import tune
 from onebox.cli.up import up
@@ -54,6 +55,7 @@ app.add_typer(bench_app, name="bench")
 app.add_typer(fleet_app, name="fleet")
 app.command("eval")(eval_command)
 app.command()(report)
+app.add_typer(scaleout_app, name="scaleout")
 
 
 def _print_version(wanted: bool) -> None:

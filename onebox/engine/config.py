@@ -6,16 +6,19 @@ from enum import StrEnum
 from onebox.spec.errors import UsageError
 from onebox.spec.kv import PAGE_TOKENS
 
-__all__ = ["MAX_DRAFTS", "EngineConfig", "PrefixDiskConfig", "SpeculationConfig", "SpeculationMethod"]
+__all__ = ["MAX_DRAFTS", "MAX_MTP_DRAFTS", "EngineConfig", "PrefixDiskConfig", "SpeculationConfig", "SpeculationMethod"]
 
-MAX_DRAFTS = 8
-"""Drafts of one sequence in a step; the attention kernel takes at most nine rows of one sequence."""
+MAX_DRAFTS = 15
+"""Drafts of one sequence in a step; the attention kernel takes at most sixteen rows of one sequence."""
+MAX_MTP_DRAFTS = 8
+"""Of these, made by the MTP head: each takes a pass of its own, and later ones are rarely accepted."""
 
 
 class SpeculationMethod(StrEnum):
     NONE = "none"
     MTP = "mtp"
     NGRAM = "ngram"
+    DFLASH = "dflash"
     AUTO = "auto"
 
 
@@ -32,22 +35,43 @@ class SpeculationConfig:
     """For benchmarks on random weights: the i-th draft is accepted in this share of the steps, whatever the
     model computes. The text is then meaningless."""
     draft_vocab_size: int | None = None
-    """Tokens that the MTP head's drafts are chosen from; None: all."""
+    """Tokens that the heads' drafts are chosen from; None: all."""
+    block_size: int = 0
+    """Rows of one pass of the DFlash drafter: the last token, then its drafts. 0: none is loaded."""
 
     def __post_init__(self) -> None:
         least = 0 if self.method is SpeculationMethod.NONE else 1
-        if not least <= self.max_drafts <= MAX_DRAFTS:
+        most = MAX_MTP_DRAFTS if self.method is SpeculationMethod.MTP else MAX_DRAFTS
+        if not least <= self.max_drafts <= most:
             raise UsageError(
-                f"Speculation by {self.method} takes {least} to {MAX_DRAFTS} drafts per step, not {self.max_drafts}."
+                f"Speculation by {self.method} takes {least} to {most} drafts per step, not {self.max_drafts}."
             )
         if any(not 0 <= rate <= 1 for rate in self.synthetic_acceptance):
             raise UsageError(f"Synthetic acceptance {self.synthetic_acceptance} must hold probabilities.")
         if self.draft_vocab_size is not None and self.draft_vocab_size < 1:
             raise UsageError(f"A draft vocabulary has at least one token, not {self.draft_vocab_size}.")
+        if self.block_size == 1 or self.block_size < 0:
+            raise UsageError(f"A block of {self.block_size} rows has no drafts; a DFlash drafter's has 2 or more.")
+        if self.method is SpeculationMethod.DFLASH and not self.block_size:
+            raise UsageError("Speculation by dflash needs a DFlash drafter.")
 
     @property
     def with_mtp(self) -> bool:
         return self.method is SpeculationMethod.MTP or (self.method is SpeculationMethod.AUTO and self.has_head)
+
+    @property
+    def with_dflash(self) -> bool:
+        return self.block_size > 0 and self.method in (SpeculationMethod.DFLASH, SpeculationMethod.AUTO)
+
+    @property
+    def max_mtp_drafts(self) -> int:
+        """Drafts of the MTP head in a step, at most."""
+        return min(self.max_drafts, MAX_MTP_DRAFTS) if self.with_mtp else 0
+
+    @property
+    def max_block_drafts(self) -> int:
+        """Drafts of the DFlash drafter in a step, at most."""
+        return min(self.max_drafts, self.block_size - 1) if self.with_dflash else 0
 
 
 @dataclass(frozen=True)

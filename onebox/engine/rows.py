@@ -34,11 +34,11 @@ def prompt_chunk(sequence: Sequence, length: int, saves: tuple[StateSave, ...]) 
 
 def _draw_after_prompt(sequence: Sequence) -> Draw:
     """How the token after the prompt is drawn; where it was sampled before a preemption, it is certain."""
-    sampling, depth = sequence.request.sampling, sequence.speculation.depth(_max_drafts(sequence))
+    sampling, (drafter, depth) = sequence.request.sampling, sequence.speculation.plan_next(_max_drafts(sequence))
     if len(sequence.tokens) > sequence.num_prompt:
         return Draw(sampling, (sequence.tokens[sequence.num_prompt],), (DraftCheck.ACCEPT,), first_new=1)
     _, adjustments = sequence.logits_rules.adjust(())
-    return Draw(sampling, (-1,), (DraftCheck.COMPARE,), 0, adjustments, depth)
+    return Draw(sampling, (-1,), (DraftCheck.COMPARE,), 0, adjustments, depth, drafter=drafter)
 
 
 def decode_rows(sequence: Sequence, limit: int) -> DecodeRows:
@@ -54,6 +54,7 @@ def decode_rows(sequence: Sequence, limit: int) -> DecodeRows:
         proposed = speculation.propose(min(limit - len(certain), max_drafts))
         drafts, adjustments = sequence.logits_rules.adjust(proposed)
         token_ids = (*certain, *drafts)
+        drafter, depth = speculation.plan_next(max_drafts)
         draw = Draw(
             sampling=sequence.request.sampling,
             next_ids=(*token_ids[1:], -1),
@@ -64,8 +65,9 @@ def decode_rows(sequence: Sequence, limit: int) -> DecodeRows:
             ),
             first_new=len(certain) - 1,
             adjustments=adjustments,
-            depth=speculation.depth(max_drafts),
+            depth=depth,
             continues=max_drafts > 0 and speculation.is_from_head,
+            drafter=drafter,
         )
     return DecodeRows(
         sequence.request.request_id,

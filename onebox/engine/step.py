@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from onebox.engine.draft.kinds import Drafter
 from onebox.engine.logits import Adjustment
 from onebox.engine.request import SamplingParams, TokenLogprob, Vision
 
@@ -57,9 +58,11 @@ class Draw(NamedTuple):
     adjustments: tuple[Adjustment, ...] = ()
     """One for each row from first_new on, or none at all."""
     depth: int = 0
-    """MTP drafts that the next step could use."""
+    """Drafts that the next step could use."""
     continues: bool = False
     """Whether the next step's rows will be the token sampled here and the drafts made here, unless a token ends it."""
+    drafter: Drafter = Drafter.NONE
+    """Who makes the drafts in this step: the MTP head, the DFlash drafter, or nobody (depth 0)."""
 
 
 @dataclass(frozen=True, eq=False)

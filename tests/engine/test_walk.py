@@ -52,7 +52,7 @@ OWN_WORK = [
     "logits_rules.adjust",
     "logits_rules.advance",
     "speculation.propose",
-    "speculation.depth",
+    "speculation.plan_next",
     "speculation.checks",
     "speculation.offer",
     "speculation.observe",

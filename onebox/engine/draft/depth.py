@@ -10,13 +10,14 @@ the same choices.
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from itertools import accumulate
 from operator import mul
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+
+from onebox.engine.draft.kinds import Drafter
 
 __all__ = [
     "ALONE",
@@ -27,7 +28,6 @@ __all__ = [
     "CostPrior",
     "DepthSettings",
     "DraftChoice",
-    "Drafter",
     "Offer",
     "StepCosts",
     "choose",
@@ -39,12 +39,6 @@ _EYE = np.eye(3)
 
 _OFFSET_MEMORY = 0.995
 """By what the offset of a kind of step decays with every step of another kind."""
-
-
-class Drafter(StrEnum):
-    NONE = "none"
-    MTP = "mtp"
-    NGRAM = "ngram"
 
 
 class Offer(NamedTuple):

@@ -7,7 +7,8 @@ n-gram drafts are looked up when they are needed. None of it changes the answer.
 import hashlib
 
 from onebox.engine.config import SpeculationConfig, SpeculationMethod
-from onebox.engine.draft.depth import PLAIN, AutoDepth, Company, CostPrior, DraftChoice, Drafter, Offer, StepCosts
+from onebox.engine.draft.depth import PLAIN, AutoDepth, Company, CostPrior, DraftChoice, Offer, StepCosts
+from onebox.engine.draft.kinds import Drafter
 from onebox.engine.draft.ngram import NgramIndex
 from onebox.engine.request import AcceptanceCounts
 from onebox.engine.stats import AcceptanceTally
@@ -104,20 +105,23 @@ class SequenceDrafts:
             return self._index.propose(min(room, self._plan.depth)) if found else ()
         return self._offered[:room]
 
-    def depth(self, room: int) -> int:
-        """How many drafts the MTP head should make in this step for the next one, which has room for `room` of them."""
-        room = min(room, self._config.max_drafts)
-        if self._config.method is SpeculationMethod.MTP:
-            return room
+    def plan_next(self, room: int) -> tuple[Drafter, int]:
+        """Which head drafts in this step for the next one, which has room for `room` drafts, and how many."""
+        config = self._config
+        room = min(room, config.max_drafts)
+        if config.method is SpeculationMethod.MTP:
+            return _from_head(Drafter.MTP, min(room, config.max_mtp_drafts))
+        if config.method is SpeculationMethod.DFLASH:
+            return _from_head(Drafter.DFLASH, min(room, config.max_block_drafts))
         if self._auto is None:
-            return 0
-        offers = [Offer(Drafter.MTP, room)] if self._config.with_mtp else []
+            return Drafter.NONE, 0
+        offers = [Offer(Drafter.MTP, min(room, config.max_mtp_drafts))] if config.with_mtp else []
         if self._index and self._index.match_length:
             offers.append(Offer(Drafter.NGRAM, room, self._index.match_length))
         plan = self._auto.choose(offers, self._speculator.costs, self._speculator.company(self))
         self._plan = plan
         self._speculator.note(self, plan, self._auto.expected_tokens(plan))
-        return plan.num_chained
+        return _from_head(Drafter.MTP, plan.num_chained)
 
     @property
     def is_from_head(self) -> bool:
@@ -153,3 +157,7 @@ class SequenceDrafts:
             DraftCheck.ACCEPT if place < len(rates) and coin < rates[place] else DraftCheck.REJECT
             for place in range(count)
         )
+
+
+def _from_head(drafter: Drafter, depth: int) -> tuple[Drafter, int]:
+    return (drafter, depth) if depth else (Drafter.NONE, 0)

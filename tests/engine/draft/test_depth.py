@@ -16,11 +16,11 @@ from onebox.engine.draft.depth import (
     CostPrior,
     DepthSettings,
     DraftChoice,
-    Drafter,
     Offer,
     StepCosts,
     choose,
 )
+from onebox.engine.draft.kinds import Drafter
 
 MAX_DEPTH = 8
 PRIOR = CostPrior(row=0.1, draft=0.1)
