@@ -55,12 +55,12 @@ def check(gate, variant, cases):
         # A prompt may have been computed again, and be in memory, before the next one needs what is on disk.
         assert disk.num_hits + disk.num_damaged + report.stats.prefix.hit_tokens > 0
     drafts = report.stats.totals.drafts
-    if variant.drafts.startswith(("mtp", "listed")):
+    if variant.drafts.startswith(("mtp", "listed", "dflash")):
         assert drafts.num_drafted > 0
     if variant.drafts.startswith("listed"):
         assert report.stats.draft_vocab.num_renewals > 0
         assert 0 < report.stats.draft_vocab.num_listed < report.stats.draft_vocab.num_said
-    if variant.drafts.startswith("oracle"):
+    if variant.drafts.startswith(("oracle", "mixed")):
         assert 0 < drafts.num_accepted < drafts.num_drafted
     return report
 
