@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from onebox.model.identity import code_identity, weights_identity
+from onebox.spec.conversion import AS_STORED
 
 if TYPE_CHECKING:
     import torch
@@ -30,8 +31,15 @@ def fingerprint_parts(plan: "EnginePlan") -> dict[str, str]:
         "dtype": str(plan.dtype).removeprefix("torch."),
         "kv_format": f"keys {kv.key_bits} bits, values {kv.value_bits} bits",
         "state_dtype": plan.memory.request.state_dtype.value,
+        "drafter": _drafter(plan),
         "mtp": "with the MTP head's pages" if plan.config.speculation.with_mtp else "without the MTP head's pages",
     }
+
+
+def _drafter(plan: "EnginePlan") -> str:
+    if plan.drafter is None:
+        return "none"
+    return weights_identity(plan.drafter.directory, plan.load_format, {}, AS_STORED)
 
 
 def _version(name: str) -> str:
