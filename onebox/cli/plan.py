@@ -16,7 +16,7 @@ from onebox.spec.errors import UsageError
 if TYPE_CHECKING:
     from onebox.planner.report import Weights
 
-__all__ = ["plan", "planned_weights"]
+__all__ = ["DEFAULT_CONTEXT_TOKENS", "CapacityOptions", "plan", "planned_weights"]
 
 GIB = 1024**3
 WIDTH = 100
