@@ -110,6 +110,8 @@ class EngineConfig:
     eos_token_ids: tuple[int, ...] = ()
     boundary_token_ids: tuple[int, ...] = ()
     """Tokens that open a message: prefixes are saved up to them."""
+    thinking_token_ids: tuple[int, int] | None = None
+    """The tokens that open and close the reasoning of an answer: drafts of the two parts are counted apart."""
     speculation: SpeculationConfig = field(default_factory=SpeculationConfig)
     prefix_disk: PrefixDiskConfig | None = None
     """None: prefixes are kept in memory only."""
