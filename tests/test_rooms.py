@@ -28,8 +28,10 @@ ROOMS: dict[str, set[str]] = {
     "bench": {"spec", "sensors", "planner", "text"},
     "eval": {"spec", "planner", "text", "bench"},
     "report": {"spec", "planner", "bench", "eval"},
+    "fleet": {"spec", "bench"},
     "lab": {"spec", "formats", "kernels", "model", "planner", "engine"},
     "setup": {"spec", "checkpoint", "planner", "engine"},
+    "scaleout": {"spec", "planner", "checkpoint"},
     "cli": {
         "spec",
         "formats",
@@ -46,8 +48,10 @@ ROOMS: dict[str, set[str]] = {
         "bench",
         "eval",
         "report",
+        "fleet",
         "lab",
         "setup",
+        "scaleout",
     },
 }
 # Of these rooms only the named modules may be imported by the given room: the narrow doors.
@@ -56,7 +60,8 @@ DOORS = {
     ("cli", "engine"): {"onebox.engine.api"},
     ("setup", "engine"): {"onebox.engine.api"},
 }
-TORCH_FREE = {"spec", "sensors", "planner", "store", "bench", "eval", "report"}
+TORCH_FREE = {"spec", "sensors", "planner", "store", "bench", "eval", "report", "fleet"}
+TORCH_FREE = {"spec", "sensors", "planner", "store", "bench", "eval", "report", "scaleout"}
 STDLIB_ONLY = {"spec", "sensors", "store"}
 
 

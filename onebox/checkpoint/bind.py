@@ -16,7 +16,16 @@ from onebox.spec.draft_vocab import D2T_TENSOR, DRAFT_VOCAB_KEY
 from onebox.spec.modules import FusedExperts, Module, ModuleClass, fused_experts, modules
 from onebox.spec.weights import DTYPE_BITS, INTEGER_BITS, Layout, Stored, identify, plain_layout
 
-__all__ = ["Binding", "Bound", "Problem", "ProblemKind", "bind"]
+__all__ = [
+    "Binding",
+    "Bound",
+    "Problem",
+    "ProblemKind",
+    "bind",
+    "bind_module",
+    "duplicate_problems",
+    "index_problems",
+]
 
 # Activation and KV scales that some tools store with the weights; onebox does not quantise activations below 16 bits.
 _UNUSED_SUFFIXES = ("k_scale", "v_scale", "q_scale", "prob_scale")
@@ -108,14 +117,26 @@ def bind(checkpoint: Checkpoint) -> Binding:
             piece, source = slices[name]
             parts = {"weight": piece}
         if parts:
-            _bind_module(binding, module, parts, source)
+            bind_module(binding, module, parts, source)
     _report_missing(binding, wanted)
-    binding.problems += _index_problems(checkpoint)
+    binding.problems += index_problems(checkpoint.index, checkpoint.tensors)
     config, bound = checkpoint.config, binding.modules
     binding.problems += [Problem(ProblemKind.CONFIG, HYBRID_KEY, text) for text in hybrid_contradictions(config, bound)]
     notes = hybrid_notes(config, bound)
     binding.problems += [Problem(ProblemKind.CONFIG, HYBRID_KEY, text, is_fatal=False) for text in notes]
     return binding
+
+
+def duplicate_problems(duplicates: dict[str, tuple[str, str]]) -> list[Problem]:
+    """Of tensors that are stored twice, by name: the two files of each."""
+    return [
+        Problem(
+            ProblemKind.DUPLICATE,
+            name,
+            f"{name} is in both {first} and {second}: delete the file that does not belong.",
+        )
+        for name, (first, second) in duplicates.items()
+    ]
 
 
 Found = dict[str, dict[str, TensorEntry]]
@@ -128,14 +149,7 @@ def _sort_tensors(
     plain = {module.plain_tensor: module for module in wanted.values() if not module.is_matrix}
     found: Found = defaultdict(dict)
     slices: Slices = {}
-    problems = [
-        Problem(
-            ProblemKind.DUPLICATE,
-            name,
-            f"{name} is in both {first} and {second}: delete the file that does not belong.",
-        )
-        for name, (first, second) in checkpoint.duplicates.items()
-    ]
+    problems = duplicate_problems(checkpoint.duplicates)
     for name, entry in checkpoint.tensors.items():
         stem, _, suffix = name.rpartition(".")
         if name in fused:
@@ -205,7 +219,10 @@ def _misshapen(what: str) -> Problem:
     return Problem(ProblemKind.MISSHAPEN, what.split(" ", 1)[0], f"{what}: {fix}.")
 
 
-def _bind_module(binding: Binding, module: Module, parts: dict[str, TensorEntry], fused: TensorEntry | None) -> None:
+def bind_module(
+    binding: Binding, module: Module, parts: dict[str, TensorEntry], fused: TensorEntry | None = None
+) -> None:
+    """Adds `module`, stored in `parts` by suffix, to the binding, or the problems that stand in the way."""
     stored, problems = _identify(module, parts)
     binding.problems += problems
     if stored is not None:
@@ -288,21 +305,21 @@ def _missing(module: Module, section: str) -> Problem:
     return Problem(kind, module.plain_tensor, f"{module.plain_tensor} is missing: {fix}.")
 
 
-def _index_problems(checkpoint: Checkpoint) -> list[Problem]:
-    index = checkpoint.index
+def index_problems(index: dict[str, str] | None, tensors: dict[str, TensorEntry]) -> list[Problem]:
+    """Where the index file and the shards' headers differ."""
     if index is None:
         return []
     rewrite = "`onebox build --base DIR --out NEW` writes a correct one"
     problems = []
     for name, file in index.items():
-        entry = checkpoint.tensors.get(name)
+        entry = tensors.get(name)
         if entry is None:
             message = f"{name} is listed by {INDEX_NAME} in {file} and is missing: download {file} again."
             problems.append(Problem(ProblemKind.INDEX, name, message))
         elif entry.path.name != file:
             message = f"{name} is in {entry.path.name}, not in {file} as listed in {INDEX_NAME}: {rewrite}."
             problems.append(Problem(ProblemKind.INDEX, name, message, is_fatal=False))
-    for name in checkpoint.tensors:
+    for name in tensors:
         if name not in index:
             message = f"{name} is not listed in {INDEX_NAME}: onebox reads it, other tools skip it; {rewrite}."
             problems.append(Problem(ProblemKind.UNINDEXED, name, message, is_fatal=False))

@@ -16,7 +16,7 @@ from onebox.checkpoint.header import TensorEntry
 from onebox.checkpoint.recipe import Action, ModuleChoice, rounded_tensors
 from onebox.checkpoint.rounding import SharedScale, TensorChunk, round_matrix, shared_scales
 from onebox.checkpoint.tensors import load, to_bytes
-from onebox.formats import gptq_to_packed, pack_quantized, unpack_gptq
+from onebox.formats import gptq_to_packed, int8_rows_to_group_int, pack_quantized, unpack_gptq
 from onebox.formats.bits import pack_words
 from onebox.spec.errors import MismatchError, OneboxError, UnsupportedError
 from onebox.spec.modules import ModuleClass
@@ -85,6 +85,8 @@ def _unit(choice: ModuleChoice, shared: SharedScale | None, *, relabel: bool) ->
         return _gptq_unit(choice)
     if relabel and layout is Layout.NVFP4_MULTIPLIES:
         return _modelopt_unit(choice)
+    if relabel and layout is Layout.INT8_ROW:
+        return _int8_unit(choice)
     if relabel and layout is Layout.FP8_BLOCK_INV:
         names = {"weight_scale_inv": "weight_scale"}
         entries = {_name(choice, names.get(suffix, suffix)): entry for suffix, entry in choice.bound.tensors.items()}
@@ -190,6 +192,22 @@ def _check_trivial_index(bound: Bound) -> None:
         plain = torch.arange(columns, dtype=torch.int32) // (bound.stored.group_size or columns)
         if not torch.equal(load(bound.tensors["g_idx"]), plain):
             raise UnsupportedError("its g_idx reorders the columns, which compressed-tensors cannot describe.")
+
+
+def _int8_unit(choice: ModuleChoice) -> Unit:
+    """Rows of int8 become packed words of four codes; an input scale, which nothing here reads, is left out."""
+    rows, columns = choice.module.shape
+    tensors = {
+        "weight_packed": StoredTensor("I32", (rows, -(-columns // 4))),
+        "weight_scale": StoredTensor(choice.bound.tensors["weight_scale"].dtype, (rows, 1)),
+        "weight_shape": StoredTensor("I64", (2,)),
+    }
+    return _make(choice, tensors, Action.RELABEL, partial(_repack_rows, choice.bound))
+
+
+def _repack_rows(bound: Bound) -> Iterator[TensorChunk]:
+    matrix = int8_rows_to_group_int(load(bound.tensors["weight"]), load(bound.tensors["weight_scale"]))
+    yield from _pieces(pack_quantized(matrix), ["weight_packed", "weight_scale", "weight_shape"])
 
 
 def _modelopt_unit(choice: ModuleChoice) -> Unit:

@@ -60,6 +60,9 @@ def _relabelled(choice: ModuleChoice) -> ModuleChoice:
         return replace(choice, target=replace(stored, layout=Layout.FP8_BLOCK))
     if stored.layout is Layout.NVFP4_MULTIPLIES:
         return replace(choice, target=replace(stored, layout=Layout.NVFP4_DIVIDES))
+    if stored.layout is Layout.INT8_ROW:
+        # vLLM reads integers without quantised inputs as pack-quantized alone.
+        return replace(choice, target=replace(stored, layout=Layout.PACKED))
     return choice
 
 
@@ -177,9 +180,6 @@ def _scheme(stored: Stored, has_inputs: bool) -> dict[str, Any]:
         size = {"strategy": "group", "group_size": stored.group_size} if stored.group_size else {"strategy": "channel"}
         weights = {"num_bits": bits, "type": "int", "symmetric": not stored.has_zero_points, "dynamic": False, **size}
         return {"format": "pack-quantized", "weights": weights, "input_activations": None}
-    if stored.layout is Layout.INT8_ROW:
-        weights = {"num_bits": 8, "type": "int", "symmetric": True, "dynamic": False, "strategy": "channel"}
-        return {"format": "naive-quantized", "weights": weights, "input_activations": None}
     return _fp8_scheme(stored)
 
 

@@ -16,8 +16,10 @@ from onebox.spec.model import ModelSpec, read_json, spec_from_config
 __all__ = [
     "INDEX_NAME",
     "Checkpoint",
+    "gptq_zeros_offset",
     "join_checkpoints",
     "join_shards",
+    "list_shards",
     "open_checkpoint",
     "read_chunks",
     "read_index",
@@ -52,8 +54,12 @@ class Checkpoint:
     @property
     def gptq_zeros_offset(self) -> int:
         """The offset subtracted from each stored GPTQ zero point: 1 in version 1, the usual one, 0 in version 2."""
-        config = self.quantization_config or {}
-        return 0 if config.get("checkpoint_format") == "gptq_v2" else 1
+        return gptq_zeros_offset(self.quantization_config)
+
+
+def gptq_zeros_offset(quantization_config: Mapping[str, Any] | None) -> int:
+    """1, or 0 where the config names GPTQ's version 2."""
+    return 0 if (quantization_config or {}).get("checkpoint_format") == "gptq_v2" else 1
 
 
 def open_checkpoint(directory: Path, overrides: Mapping[str, Any] | None = None) -> Checkpoint:
@@ -61,7 +67,7 @@ def open_checkpoint(directory: Path, overrides: Mapping[str, Any] | None = None)
 
     `overrides` are those of `--hf-overrides`; they change the spec, not `config`.
     """
-    shards = _shards(directory)
+    shards = list_shards(directory)
     config = read_json(directory / "config.json")
     tensors, duplicates = join_shards(read_header(shard) for shard in shards)
     spec = spec_from_config(config, overrides)
@@ -91,7 +97,8 @@ def join_checkpoints(first: Checkpoint, others: Sequence[Checkpoint]) -> Checkpo
     return replace(first, shards=shards, tensors=tensors, index=None)
 
 
-def _shards(directory: Path) -> tuple[Path, ...]:
+def list_shards(directory: Path) -> tuple[Path, ...]:
+    """The *.safetensors files in `directory`, sorted."""
     try:
         shards = tuple(sorted(path for path in directory.iterdir() if path.name.endswith(".safetensors")))
     except FileNotFoundError:

@@ -8,8 +8,8 @@ from onebox.spec.kv import PAGE_TOKENS
 
 __all__ = ["MAX_DRAFTS", "MAX_MTP_DRAFTS", "EngineConfig", "PrefixDiskConfig", "SpeculationConfig", "SpeculationMethod"]
 
-MAX_DRAFTS = 8
-"""Drafts of one sequence in a step; the attention kernel takes at most nine rows of one sequence."""
+MAX_DRAFTS = 15
+"""Drafts of one sequence in a step; the attention kernel takes at most sixteen rows of one sequence."""
 MAX_MTP_DRAFTS = 8
 """Of these, made by the MTP head: each takes a pass of its own, and later ones are rarely accepted."""
 
@@ -41,9 +41,10 @@ class SpeculationConfig:
 
     def __post_init__(self) -> None:
         least = 0 if self.method is SpeculationMethod.NONE else 1
-        if not least <= self.max_drafts <= MAX_DRAFTS:
+        most = MAX_MTP_DRAFTS if self.method is SpeculationMethod.MTP else MAX_DRAFTS
+        if not least <= self.max_drafts <= most:
             raise UsageError(
-                f"Speculation by {self.method} takes {least} to {MAX_DRAFTS} drafts per step, not {self.max_drafts}."
+                f"Speculation by {self.method} takes {least} to {most} drafts per step, not {self.max_drafts}."
             )
         if any(not 0 <= rate <= 1 for rate in self.synthetic_acceptance):
             raise UsageError(f"Synthetic acceptance {self.synthetic_acceptance} must hold probabilities.")

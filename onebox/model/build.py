@@ -20,6 +20,7 @@ from onebox.model.mtp import MtpHead, fuse_head
 from onebox.model.parts import Parts
 from onebox.model.qwen3_5 import Qwen35
 from onebox.model.trimmed_head import TrimmedHead
+from onebox.spec.head_planes import planes_pay
 from onebox.spec.model import ModelSpec
 
 __all__ = ["build_model", "fuse_model", "trim_model"]
@@ -114,7 +115,20 @@ def _lm_head(spec: ModelSpec, parts: Parts, embedding: torch.Tensor) -> Linear:
     if spec.tie_word_embeddings:
         return parts.tied_head(embedding)
     head = parts.linear("lm_head", float32_output=True)
-    return PlaneHead.of(head) if isinstance(head, IntLinear) and head.bits == 8 else head
+    if isinstance(head, IntLinear) and head.bits == 8 and planes_pay(head.tiles.nbytes, _memory_speed()):
+        return PlaneHead.of(head)
+    return head
+
+
+def _memory_speed() -> float | None:
+    """Bytes per second of the GPU's memory, by its clock and width; None without a GPU, or where it does not say.
+
+    Not of the model's device: a model without weights is compiled for the GPU that will have them.
+    """
+    if not torch.cuda.is_available():
+        return None
+    gpu = torch.cuda.get_device_properties()
+    return 2e3 * gpu.memory_clock_rate * gpu.memory_bus_width / 8 or None
 
 
 def _mtp_head(spec: ModelSpec, parts: Parts) -> MtpHead:

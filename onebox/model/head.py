@@ -1,7 +1,8 @@
 """The LM head in two planes, so that a decode step reads three quarters of it and of the rest what can be sampled.
 
-On a GPU every INT8 head is stored so, in the same bytes (`onebox.formats.head_planes`). Its logits are defined as the
-high plane's sum plus the low plane's, each rounded by itself: those of an INT8 matrix in two float32 sums.
+On a GPU whose memory is slow enough (`planes_pay`) an INT8 head is stored so, in the same bytes
+(`onebox.formats.head_planes`). Its logits are defined as the high plane's sum plus the low plane's, each rounded by
+itself: those of an INT8 matrix in two float32 sums.
 
     start        logits without the low plane
     candidates   completes those that a row may sample: at temperature 0, or with a top_k of at most 64

@@ -1,7 +1,8 @@
-"""The memory of all sequences: KV pages, DeltaNet states, and the last hidden vectors.
+"""The memory of all sequences: KV pages, DeltaNet states, the last hidden vectors, and a block drafter's context.
 
 Rows of the state pools are slots of running sequences first, then checkpoints of prefixes: no step computes on a
-checkpoint. The states of all layers are one tensor, so that a state is copied in one operation.
+checkpoint. The states of all layers are one tensor, so that a state is copied in one operation. A block drafter's ring
+is part of the state; its full layers have pages under the numbers of the model's own.
 """
 
 from dataclasses import dataclass
@@ -11,12 +12,14 @@ from torch import Tensor
 
 from onebox.formats.kv_pages import KVPages, allocate
 from onebox.kernels.delta_net.memory import DeltaPool
+from onebox.spec.dflash import DFlashSpec
+from onebox.spec.dflash_memory import num_full_layers
 from onebox.spec.errors import MismatchError
 from onebox.spec.kv import PAGE_TOKENS, KVFormat
 from onebox.spec.model import ModelSpec
 from onebox.spec.states import StateDtype
 
-__all__ = ["LayerMemory", "Memory", "MemoryShape", "require_pages", "require_pool"]
+__all__ = ["DraftMemory", "LayerMemory", "Memory", "MemoryShape", "require_pages", "require_pool"]
 
 LayerMemory = KVPages | DeltaPool
 """The memory of one layer: KV pages of attention, or the states of DeltaNet."""
@@ -47,6 +50,44 @@ class MemoryShape:
     with_mtp: bool
     """Whether the MTP head has pages of its own."""
     state_dtype: StateDtype = StateDtype.FLOAT32
+    drafter: DFlashSpec | None = None
+    """A block drafter, which has rings and pages of its own."""
+    ring_tokens: int = 0
+    """Positions of its rings."""
+
+
+@dataclass(frozen=True)
+class DraftMemory:
+    """A block drafter's context, keys and values of committed tokens, in the dtype of activations."""
+
+    rings: Tensor
+    """[slots + checkpoints, sliding layers, 2, KV, ring, D]: token p is at p % ring, keys at 0 and values at 1."""
+    pages: Tensor
+    """[pages, full layers, 2, KV, P, D]."""
+    window: int
+    """Positions that sliding layers see."""
+
+    @classmethod
+    def allocate(cls, spec: DFlashSpec, shape: MemoryShape, dtype: torch.dtype, device: torch.device) -> "DraftMemory":
+        """Zeroed."""
+        kv_heads, dim = spec.num_key_value_heads, spec.head_dim
+        rows = shape.num_slots + shape.num_checkpoints
+        rings = rows, len(spec.sliding_layers), 2, kv_heads, shape.ring_tokens, dim
+        pages = shape.num_pages, num_full_layers(spec), 2, kv_heads, PAGE_TOKENS, dim
+        return cls(
+            torch.zeros(rings, dtype=dtype, device=device),
+            torch.zeros(pages, dtype=dtype, device=device),
+            spec.sliding_window or 0,
+        )
+
+    def copy_tokens(self, source: int, target: int, first: int, end: int) -> None:
+        """Copies the tokens from `first` to `end`, at most a ring, from one ring to the same places of another."""
+        size = self.rings.shape[4]
+        while first < end and size:
+            count = min(end - first, size - first % size)
+            place = slice(first % size, first % size + count)
+            self.rings[target, :, :, :, place] = self.rings[source, :, :, :, place]
+            first += count
 
 
 @dataclass(frozen=True)
@@ -61,6 +102,7 @@ class Memory:
     """[DeltaNet layers, slots + checkpoints, taps - 1, conv_dim]."""
     hidden: Tensor
     """[slots + checkpoints, H]: each sequence's hidden vector after its last prefilled token, for the MTP head."""
+    drafts: DraftMemory | None = None
 
     @classmethod
     def allocate(cls, spec: ModelSpec, shape: MemoryShape, dtype: torch.dtype, device: torch.device) -> "Memory":
@@ -91,14 +133,22 @@ class Memory:
             matrices,
             conv_rows,
             torch.zeros(rows, spec.hidden_size, dtype=dtype, device=device),
+            DraftMemory.allocate(shape.drafter, shape, dtype, device) if shape.drafter else None,
         )
 
     @property
     def page_tensors(self) -> tuple[Tensor, ...]:
-        """Codes and scales of all KV pages, [pages, ...] each: layer by layer, the MTP head's last."""
+        """Codes and scales of all KV pages, [pages, ...] each: layer by layer, the MTP head's, a block drafter's."""
         pools = [layer for layer in (*self.layers, self.mtp) if isinstance(layer, KVPages)]
         parts = [(pool.key_codes, pool.key_scale, pool.value_codes, pool.value_scale) for pool in pools]
-        return tuple(tensor for tensors in parts for tensor in tensors if tensor is not None)
+        own = [self.drafts.pages] if self.drafts and self.drafts.pages.numel() else []
+        return (*(tensor for tensors in parts for tensor in tensors if tensor is not None), *own)
+
+    @property
+    def state_tensors(self) -> tuple[Tensor, ...]:
+        """What a state is made of, [slots + checkpoints, ...] each."""
+        rings = [self.drafts.rings] if self.drafts and self.drafts.rings.numel() else []
+        return (*self.matrices, *self.conv_rows, self.hidden, *rings)
 
     @property
     def page_pool_bytes(self) -> int:
@@ -108,7 +158,7 @@ class Memory:
     def state_bytes(self) -> int:
         """Slots and checkpoints together."""
         pending = [t for pool in self.layers if isinstance(pool, DeltaPool) for t in pool[2:]]
-        return sum(t.numel() * t.element_size() for t in (self.matrices, self.conv_rows, self.hidden, *pending))
+        return sum(t.numel() * t.element_size() for t in (*self.state_tensors, *pending))
 
     def clear(self, slot: int) -> None:
         """Resets a slot to before its first token."""
@@ -116,7 +166,9 @@ class Memory:
             part.zero_()
 
     def copy(self, source: int, target: int) -> None:
-        """Copies one row's state and hidden vector to another; pending tokens are not copied."""
+        """Copies one row's state, hidden vector and ring to another; pending tokens are not copied."""
         self.matrices[:, target] = self.matrices[:, source]
         self.conv_rows[:, target] = self.conv_rows[:, source]
         self.hidden[target] = self.hidden[source]
+        if self.drafts:
+            self.drafts.rings[target] = self.drafts.rings[source]

@@ -12,11 +12,15 @@ from torch import Tensor
 
 from onebox.formats.kv_pages import KVPages
 from onebox.kernels.attention import rotary_table
+from onebox.kernels.draft.tensors import BlockContext, ContextRows
+from onebox.kernels.step.tensors import BlockRows
 from onebox.model.batch import Batch
+from onebox.model.dflash import DFlash
 from onebox.model.head import PlaneHead, SampledRows
 from onebox.model.layers import DraftHead, LayerStack, RotaryTable
 from onebox.model.linear import DecodeActivations, Linear, RowLinear
-from onebox.model.memory import Memory
+from onebox.model.memory import DraftMemory, Memory
+from onebox.model.taps import Taps
 from onebox.model.trimmed_head import TrimmedHead
 from onebox.spec.errors import MismatchError
 from onebox.spec.model import ModelSpec
@@ -40,6 +44,10 @@ class Qwen35:
     """float32 [rotary_dim / 2]: angle per position."""
     draft_head: TrimmedHead | None = None
     """What draft tokens are read from; None: the LM head."""
+    drafter: DFlash | None = None
+    """A block drafter beside the model."""
+    tap_ids: tuple[int, ...] = ()
+    """The layers behind which the drafter's features are taken."""
 
     @property
     def device(self) -> torch.device:
@@ -54,6 +62,18 @@ class Qwen35:
         """Hidden states [R, H] after the final norm. The memory then holds the rows' tokens."""
         table = self._rotation(batch)
         return self.stack.prefill(self._embed(batch), memory.layers, batch, table)
+
+    def decode_tapped(self, batch: Batch, memory: Memory) -> tuple[Tensor, Tensor | None]:
+        """`decode`, and the drafter's features [R, taps * H], if there is one."""
+        taps = Taps(self.tap_ids) if self.drafter else None
+        hidden = self.stack.decode(self._embed(batch), memory.layers, batch, self._rotation(batch), taps)
+        return hidden, taps.features(self.dtype) if taps else None
+
+    def prefill_tapped(self, batch: Batch, memory: Memory) -> tuple[Tensor, Tensor | None]:
+        """The same of `prefill`."""
+        taps = Taps(self.tap_ids) if self.drafter else None
+        hidden = self.stack.prefill(self._embed(batch), memory.layers, batch, self._rotation(batch), taps)
+        return hidden, taps.features(self.dtype) if taps else None
 
     def logits(self, hidden: Tensor) -> Tensor:
         """float32 [R, V] of hidden states [R, H], at most 128 rows: only rows that draw a token need them."""
@@ -104,6 +124,31 @@ class Qwen35:
         table = self._rotation(batch)
         self._head().prefill_kv(self._embed(batch), hidden, pages, batch, table)
 
+    def write_context(self, batch: Batch, features: Tensor, drafts: DraftMemory) -> None:
+        """Writes the block drafter's context of a decode step's rows, from their features [R, taps * H].
+
+        A row without a place in the pages is not written.
+        """
+        self._drafter().decode_context(features, batch.positions[0], _context_rows(batch), drafts)
+
+    def prefill_context(self, batch: Batch, features: Tensor, drafts: DraftMemory) -> None:
+        """The same for the rows of a prefill batch."""
+        self._drafter().prefill_context(features, batch.positions[0], _context_rows(batch), drafts)
+
+    def draft_blocks(self, rows: BlockRows, page_table: Tensor, drafts: DraftMemory) -> Tensor:
+        """The block drafter's hidden states [B * n, H] of the masks in `rows`; `draft_logits` give draft tokens.
+
+        page_table int32 [S, pages] has the rows of all sequences that `rows` name.
+        """
+        embedded = F.embedding(rows.token_ids, self.embedding).to(self.dtype)
+        context = BlockContext(rows.length, rows.slots, rows.sequences, page_table)
+        return self._drafter().draft(embedded, rows.positions, context, drafts)
+
+    def _drafter(self) -> DFlash:
+        if self.drafter is None:
+            raise MismatchError("This model has no block drafter to draft with.")
+        return self.drafter
+
     def _head(self) -> DraftHead:
         if self.mtp is None:
             raise MismatchError("This model has no MTP head to draft with.")
@@ -119,3 +164,7 @@ class Qwen35:
     def _rotation(self, batch: Batch) -> RotaryTable:
         scale = self.spec.yarn.attention_factor if self.spec.yarn else 1.0
         return rotary_table(batch.positions, self.frequencies, self.spec.mrope_section, scale)
+
+
+def _context_rows(batch: Batch) -> ContextRows:
+    return ContextRows(batch.cu_rows, batch.slots, batch.seen, batch.slot_mapping)

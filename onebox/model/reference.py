@@ -32,7 +32,9 @@ __all__ = [
     "mtp_forward",
     "mtp_input",
     "recurrent_delta_rule",
+    "root_mean_square_norm",
     "rotary",
+    "rotate",
     "route",
     "swiglu",
     "text_positions",
@@ -118,11 +120,19 @@ class WeightScope:
 # The stack.
 
 
-def forward(spec: ModelSpec, weights: Weights, tokens: Tensor, cache: Cache, positions: Tensor | None = None) -> Tensor:
+def forward(
+    spec: ModelSpec,
+    weights: Weights,
+    tokens: Tensor,
+    cache: Cache,
+    positions: Tensor | None = None,
+    taps: dict[int, Tensor] | None = None,
+) -> Tensor:
     """Hidden states [T, H] of the new tokens, after the final norm; the cache then holds those tokens too.
 
     `tokens` are ids [T], or embeddings [T, H] where a prompt has images (`vision.py` makes them and their positions).
     `positions` [3, T] are (time, height, width); text, the default, continues after the largest, all three equal.
+    `taps` receives the stream [T, H] behind each layer, un-normed, by layer: what a block drafter reads.
     """
     text = spec.text_prefix.removesuffix(".")
     if positions is None:
@@ -131,6 +141,8 @@ def forward(spec: ModelSpec, weights: Weights, tokens: Tensor, cache: Cache, pos
     x = embed(spec, weights, tokens)
     for index, memory in enumerate(cache.layers):
         x = decoder_layer(spec, WeightScope(weights, f"{text}.layers.{index}"), x, memory, rotation)
+        if taps is not None:
+            taps[index] = x
     cache.num_tokens += tokens.shape[0]
     cache.next_position = max(cache.next_position, int(positions.max()) + 1)
     return zero_centred_norm(x, weights[f"{text}.norm.weight"], spec.rms_norm_eps)

@@ -12,6 +12,7 @@ from onebox.planner.presets import WRITTEN_PACKINGS, format_name
 from onebox.planner.roofline import KERNEL_SECONDS, Projection, Workload, project, step_kernels
 from onebox.spec.draft_vocab import default_draft_vocab_size
 from onebox.spec.hardware import Box
+from onebox.spec.head_planes import planes_pay
 from onebox.spec.kv import KVFormat
 from onebox.spec.model import ModelSpec
 from onebox.spec.modules import ModuleClass
@@ -146,7 +147,9 @@ def _lm_head(setting: Setting) -> Iterator[_Change]:
     now = setting.formats.get(_C.LM_HEAD)
     if now in _PLAIN and setting.stored.get(_C.LM_HEAD):
         yield _Change("LM head", now, "int8", "--lm-head int8", setting.with_formats({_C.LM_HEAD: _F.INT8}))
-    if now == _F.INT8.value and not setting.workload.reads_candidates:
+    speed = setting.box.peak and setting.box.peak.bytes_per_second
+    pays = planes_pay(setting.stored.get(_C.LM_HEAD, 0), speed)
+    if now == _F.INT8.value and pays and not setting.workload.reads_candidates:
         # The engine does it by itself; whether it can depends on the requests, so the projection does not count on it.
         changed = setting.with_workload(reads_candidates=True)
         yield _Change("LM head", "int8, whole", "int8, candidates", "temperature 0 or top_k up to 64", changed)

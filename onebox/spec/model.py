@@ -15,7 +15,7 @@ from onebox.spec.overrides import apply_overrides
 from onebox.spec.states import StateDtype
 from onebox.spec.yarn import MAX_POSITION, YARN_KEYS, Yarn, yarn_from_rope
 
-__all__ = ["FULL", "ModelSpec", "VisionSpec", "read_config", "read_json", "spec_from_config"]
+__all__ = ["FULL", "HARMLESS_KEYS", "ModelSpec", "VisionSpec", "read_config", "read_json", "spec_from_config"]
 
 LINEAR = "linear_attention"
 FULL = "full_attention"
@@ -164,7 +164,7 @@ _TEXT_READ = {
     "model_type",
 }
 # Keys without effect on inference: training settings, library defaults, provenance.
-_HARMLESS = {
+HARMLESS_KEYS = {
     "_name_or_path",
     "architectures",
     "attention_dropout",
@@ -253,7 +253,7 @@ def _spec(config: Mapping[str, Any]) -> ModelSpec:
         raise UnsupportedError(
             f"config.json has model_type {model_type!r}; onebox runs 'qwen3_5_moe' (Qwen3.5-MoE and its siblings)."
         )
-    _refuse_unknown(config, _TOP_READ | _HARMLESS, "")
+    _refuse_unknown(config, _TOP_READ | HARMLESS_KEYS, "")
     text = config.get("text_config")
     if not isinstance(text, Mapping):
         raise UnsupportedError("config.json has no text_config object: the model's sizes are read from there.")
@@ -265,7 +265,7 @@ def _text_spec(
     text: Mapping[str, Any], top: Mapping[str, Any], vision: VisionSpec | None, *, is_text_only: bool
 ) -> ModelSpec:
     where = "" if is_text_only else "text_config."
-    known = {*_TEXT_SIZES, *_TEXT_FIXED} | _TEXT_READ | _HARMLESS
+    known = {*_TEXT_SIZES, *_TEXT_FIXED} | _TEXT_READ | HARMLESS_KEYS
     _refuse_unknown(text, known | (_TOP_READ if is_text_only else set()), where)
     _refuse_other_values(text, _TEXT_FIXED, where)
     sizes: dict[str, Any] = {key: _positive_int(text, key, where) for key in _TEXT_SIZES}
@@ -337,7 +337,7 @@ def _rope(text: Mapping[str, Any], where: str) -> dict[str, Any]:
 
 def _vision_spec(vision: Mapping[str, Any]) -> VisionSpec:
     where = "vision_config."
-    _refuse_unknown(vision, {*_VISION_SIZES, *_VISION_FIXED, "model_type"} | _HARMLESS, where)
+    _refuse_unknown(vision, {*_VISION_SIZES, *_VISION_FIXED, "model_type"} | HARMLESS_KEYS, where)
     _refuse_other_values(vision, _VISION_FIXED, where)
     return VisionSpec(**{key: _positive_int(vision, key, where) for key in _VISION_SIZES})
 

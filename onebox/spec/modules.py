@@ -32,6 +32,8 @@ class ModuleClass(StrEnum):
     MTP_FC = "mtp fc"
     MTP_SMALL = "mtp small"
     VISION = "vision"
+    DRAFTER = "drafter"
+    """All weights of a block drafter, which is a checkpoint of its own (`dflash.py`)."""
 
     @property
     def in_mtp(self) -> bool:

@@ -11,7 +11,14 @@ from safetensors.torch import load_file, save_file
 from onebox.checkpoint.build import plan_build, run_build
 from onebox.checkpoint.inspect import inspect_checkpoint
 from onebox.checkpoint.recipe import BuildSources, Recipe, TargetFormat, open_source
-from onebox.formats import pack_quantized, quantize, quantize_fp8_block, unpack_gptq, unpack_quantized
+from onebox.formats import (
+    pack_quantized,
+    quantize,
+    quantize_fp8_block,
+    quantize_int8_rows,
+    unpack_gptq,
+    unpack_quantized,
+)
 from onebox.spec.errors import MismatchError, UnsupportedError, UsageError
 from onebox.spec.modules import ModuleClass
 from tests.checkpoint.building import HYBRID, all_tensors, build, same_bits, sources
@@ -345,4 +352,24 @@ def test_memory_stays_under_a_gib_and_the_largest_tensor(tmp_path):
 def test_the_classes_of_a_plan_cover_all_of_it(checkpoints):
     plan = plan_build(HYBRID, sources(checkpoints, "autoround", fp8="fp8"))
     assert sum(plan.class_bytes.values()) == plan.nbytes
-    assert set(plan.class_bytes) == set(ModuleClass)
+    assert set(plan.class_bytes) == set(ModuleClass) - {ModuleClass.DRAFTER}
+
+
+def test_int8_rows_are_repacked_beside_other_formats(tmp_path):
+    """As compressed-tensors' packed words, with the same codes: vLLM reads plain int8 with quantised inputs alone."""
+    base = write_checkpoint(tmp_path / "base", "bf16-per-expert", config=tiny_config())
+    tensors = load_file(base / "model.safetensors")
+    weight = tensors.pop("lm_head.weight")
+    codes, scale = quantize_int8_rows(weight)
+    tensors |= {"lm_head.weight": codes, "lm_head.weight_scale": scale[:, None].to(torch.bfloat16)}
+    save_file(tensors, base / "model.safetensors")
+    run_build(plan_build(Recipe(shared=TargetFormat.INT4), BuildSources(open_source("base", base))), tmp_path / "out")
+    made = all_tensors(tmp_path / "out")
+    parts = {key: made[f"lm_head.{key}"] for key in ("weight_packed", "weight_scale", "weight_shape")}
+    after = unpack_quantized(**parts, bits=8)
+    assert torch.equal(after.codes, codes)
+    assert same_bits(after.scales, scale[:, None].to(torch.bfloat16))
+    groups = json.loads((tmp_path / "out" / "config.json").read_text())["quantization_config"]["config_groups"]
+    head = next(group for group in groups.values() if "re:.*lm_head$" in group["targets"])
+    assert (head["format"], head["weights"]["strategy"]) == ("pack-quantized", "channel")
+    assert not [problem for problem in inspect_checkpoint(tmp_path / "out").problems if problem.tensor == "lm_head"]

@@ -30,6 +30,8 @@ from onebox.kernels.common.rows import FixedRows
 TOLERANCE = {torch.float32: 2e-5, torch.float16: 1e-3, torch.bfloat16: 8e-3}
 MIXERS = frozenset(
     {
+        "block_attention",
+        "block_attention_fused",
         "delta_net_prefill",
         "delta_net_step",
         "delta_net_step_fused",

@@ -1,7 +1,8 @@
 """Where the bytes of a prefix are in memory, and in which order they are in its chunks.
 
-    KV chunk of n pages   for each KV tensor of each attention layer, then of the MTP head: n pages of it
-    state, in parts       for each DeltaNet layer its matrices, for each its convolution rows, the hidden vector
+    KV chunk of n pages   for each KV tensor of each attention layer, of the MTP head, of a block drafter: n pages of it
+    state, in parts       for each DeltaNet layer its matrices, for each its convolution rows, the hidden vector, the
+                          ring of a block drafter
 
 Every tensor is seen as bytes, [pages or rows, bytes of one], so that all KV formats and dtypes are copied alike. Copies
 are of contiguous stretches only: nothing is allocated, on a device neither.
@@ -68,7 +69,7 @@ class PrefixLayout:
         """Checkpoint c is the memory's row first_checkpoint + c."""
         self._first_checkpoint = first_checkpoint
         self._page_planes = [_bytes_of(tensor) for tensor in memory.page_tensors]
-        self._state_planes = [_bytes_of(tensor) for tensor in (*memory.matrices, *memory.conv_rows, memory.hidden)]
+        self._state_planes = [_bytes_of(tensor) for tensor in memory.state_tensors]
         page_bytes = sum(plane.shape[1] for plane in self._page_planes)
         state_bytes = sum(plane.shape[1] for plane in self._state_planes)
         self.chunks = ChunkLayout(page_bytes, state_parts(state_bytes, page_bytes))

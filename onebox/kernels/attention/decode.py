@@ -2,7 +2,7 @@
 
 A sequence's tokens are cut into pieces (`pieces.py`), one program per piece, and a second kernel adds the pieces in
 order. A program computes a tile of BLOCK_M rows, all query heads of a KV head times a few rows. The tile has the same
-size for one row and for nine, because another tile shape could sum in another order. Masked positions have a softmax
+size for one row and for sixteen, because another tile shape could sum in another order. Masked positions have a softmax
 weight of exactly zero and do not enter the maximum, so tokens past a row's end do not change it. Sizes and tables that
 vary between calls are arguments that Triton does not specialise on: calls of one shape share machine code.
 

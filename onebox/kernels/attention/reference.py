@@ -26,7 +26,7 @@ __all__ = [
     "rotary_table",
 ]
 
-MAX_ROWS = 9
+MAX_ROWS = 16
 """Rows of one sequence in a decode step."""
 _QUERIES = 64
 """Query rows that prefill computes at once."""
@@ -64,7 +64,7 @@ def paged_attention(
     before to one fewer, and so on; the pages already hold all of them. The output is zero for a row without visible
     tokens or without a sequence. A row's bits depend on its query and its visible tokens, not on other rows, sequences
     or page numbers. D is a power of two, at least 32. Launch and workspace grow with the table's width and max_rows, at
-    most 9: pass a table not much wider than the longest sequence. Its rows may be strided.
+    most 16: pass a table not much wider than the longest sequence. Its rows may be strided.
     """
     group = query.shape[1] // pages.kv_heads
     tile_rows = max(1, _TILE // group)

@@ -11,7 +11,16 @@ from onebox.kernels.common.launch import next_power_of_2
 from onebox.kernels.common.parts import sum_parts
 from onebox.kernels.common.tuning import Tunable
 
-__all__ = ["fused_heads", "qk_norm_rope", "qk_norm_rope_fused", "rotary_table"]
+__all__ = [
+    "fused_heads",
+    "load_norm",
+    "load_rotation",
+    "partner_of",
+    "qk_norm_rope",
+    "qk_norm_rope_fused",
+    "rotary_table",
+    "turned",
+]
 
 _ROPE_FUSED = Tunable("qk_norm_rope_fused")
 
@@ -46,13 +55,13 @@ def rotary_table_kernel(
 
 
 @triton.jit
-def _partner_of(columns, HALF: tl.constexpr):
+def partner_of(columns, HALF: tl.constexpr):
     """The column that each column is rotated with: HALF after it or HALF before it."""
     return tl.where(columns < HALF, columns + HALF, columns - HALF)
 
 
 @triton.jit
-def _load_rotation(cos_ptr, sin_ptr, HALF: tl.constexpr, BLOCK: tl.constexpr):
+def load_rotation(cos_ptr, sin_ptr, HALF: tl.constexpr, BLOCK: tl.constexpr):
     """(cos, sin) float32 [BLOCK] of a row's [HALF], for each column of a head; (1, 0) for columns without rotation."""
     columns = tl.arange(0, BLOCK)
     pairs = tl.where(columns < HALF, columns, columns - HALF)
@@ -62,21 +71,21 @@ def _load_rotation(cos_ptr, sin_ptr, HALF: tl.constexpr, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _load_norm(weight_ptr, D: tl.constexpr, HALF: tl.constexpr, BLOCK: tl.constexpr):
+def load_norm(weight_ptr, D: tl.constexpr, HALF: tl.constexpr, BLOCK: tl.constexpr):
     """(norm weight of each column, norm weight of its partner), float32 [BLOCK]."""
     columns = tl.arange(0, BLOCK)
     weight = tl.load(weight_ptr + columns, mask=columns < D, other=0.0).to(tl.float32)
-    partner = tl.load(weight_ptr + _partner_of(columns, HALF), mask=columns < 2 * HALF, other=0.0).to(tl.float32)
+    partner = tl.load(weight_ptr + partner_of(columns, HALF), mask=columns < 2 * HALF, other=0.0).to(tl.float32)
     return weight, partner
 
 
 @triton.jit
-def _turned(
+def turned(
     x,  # float32 [BLOCK]: one head, zeros beyond D
     partner,  # float32 [BLOCK]: the partner of each rotated column
-    weight,  # this and the next from `_load_norm`
+    weight,  # this and the next from `load_norm`
     partner_weight,
-    cos,  # this and the next from `_load_rotation`
+    cos,  # this and the next from `load_rotation`
     sin,
     eps,
     D: tl.constexpr,
@@ -106,10 +115,10 @@ def _norm_and_rotate(
     inside = columns < D
     # The partner of element i is loaded a second time (from L1), which avoids an exchange between lanes.
     x = tl.load(x_ptr + columns, mask=inside, other=0.0).to(tl.float32)
-    partner = tl.load(x_ptr + _partner_of(columns, HALF), mask=columns < 2 * HALF, other=0.0).to(tl.float32)
-    weight, partner_weight = _load_norm(weight_ptr, D, HALF, BLOCK)
-    cos, sin = _load_rotation(cos_ptr, sin_ptr, HALF, BLOCK)
-    out = _turned(x, partner, weight, partner_weight, cos, sin, eps, D, HALF, BLOCK)
+    partner = tl.load(x_ptr + partner_of(columns, HALF), mask=columns < 2 * HALF, other=0.0).to(tl.float32)
+    weight, partner_weight = load_norm(weight_ptr, D, HALF, BLOCK)
+    cos, sin = load_rotation(cos_ptr, sin_ptr, HALF, BLOCK)
+    out = turned(x, partner, weight, partner_weight, cos, sin, eps, D, HALF, BLOCK)
     tl.store(out_ptr + columns, out.to(out_ptr.dtype.element_ty), mask=inside)
 
 
@@ -231,8 +240,8 @@ def qk_norm_rope_fused_kernel(
     columns = tl.arange(0, BLOCK)
     inside = columns < D
     # Masks, not branches, select the kind of head, and late: a branch would cost a memory round trip of its own.
-    q_weight, q_partner_weight = _load_norm(q_weight_ptr, D, HALF, BLOCK)
-    k_weight, k_partner_weight = _load_norm(k_weight_ptr, D, HALF, BLOCK)
+    q_weight, q_partner_weight = load_norm(q_weight_ptr, D, HALF, BLOCK)
+    k_weight, k_partner_weight = load_norm(k_weight_ptr, D, HALF, BLOCK)
     kv_head = tl.where(head < Q + KV, head - Q, head - Q - KV)
     vector = row * KV + kv_head
     is_kept = head >= Q
@@ -244,12 +253,12 @@ def qk_norm_rope_fused_kernel(
     # Each query is followed by its gate; keys and values come after all of them.
     start = row * row_stride + tl.where(head < Q, head * 2 * D, (head + Q) * D)
     is_turned = (columns < 2 * HALF) & (head < Q + KV)
-    cos, sin = _load_rotation(cos_ptr + row * HALF, sin_ptr + row * HALF, HALF, BLOCK)
+    cos, sin = load_rotation(cos_ptr + row * HALF, sin_ptr + row * HALF, HALF, BLOCK)
     x = sum_parts(qkv_ptr, part_stride, start + columns, inside, PARTS)
-    partner = sum_parts(qkv_ptr, part_stride, start + _partner_of(columns, HALF), is_turned, PARTS)
+    partner = sum_parts(qkv_ptr, part_stride, start + partner_of(columns, HALF), is_turned, PARTS)
     weight = tl.where(head < Q, q_weight, k_weight)
     partner_weight = tl.where(head < Q, q_partner_weight, k_partner_weight)
-    out = _turned(x, partner, weight, partner_weight, cos, sin, eps, D, HALF, BLOCK)
+    out = turned(x, partner, weight, partner_weight, cos, sin, eps, D, HALF, BLOCK)
     at = query_ptr + (row * Q + head) * D + columns
     tl.store(at, rounded(out, query_ptr.dtype.element_ty), mask=inside & (head < Q))
     is_key = is_kept & (head < Q + KV)

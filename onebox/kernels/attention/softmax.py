@@ -9,18 +9,9 @@ from onebox.kernels.attention.planes import (
     load_keys,
     load_values,
 )
-from onebox.kernels.common.arithmetic import IS_INTERPRETED, loop_bound, rounded
+from onebox.kernels.common.arithmetic import dot, loop_bound, rounded
 
 __all__ = ["attend_decoded", "attend_tokens", "begin", "finish", "operand_dtype"]
-
-
-@triton.jit
-def _dot(a, b, total):
-    """The product a @ b + total in float32. The interpreter cannot multiply bfloat16 itself."""
-    if IS_INTERPRETED:
-        return tl.dot(a.to(tl.float32), b.to(tl.float32), total, input_precision="ieee")
-    else:
-        return tl.dot(a, b, total, input_precision="ieee")
 
 
 @triton.constexpr_function
@@ -68,16 +59,16 @@ def finish(mixed, factor, VALUE_BITS: tl.constexpr):
 @triton.jit
 def _mix(weights, values, mixed, fade):
     """Plane by plane, mixed * fade + weights @ values."""
-    first = _dot(weights, values[0], mixed[0] * fade[:, None])
+    first = dot(weights, values[0], mixed[0] * fade[:, None])
     if len(mixed) == 1:
         return (first,)
     else:
-        second = _dot(weights, values[1], mixed[1] * fade[:, None])
+        second = dot(weights, values[1], mixed[1] * fade[:, None])
         if len(mixed) == 2:
             return first, second
         else:
-            third = _dot(weights, values[2], mixed[2] * fade[:, None])
-            return first, second, third, _dot(weights, values[3], mixed[3] * fade[:, None])
+            third = dot(weights, values[2], mixed[2] * fade[:, None])
+            return first, second, third, dot(weights, values[3], mixed[3] * fade[:, None])
 
 
 @triton.jit
@@ -109,7 +100,7 @@ def _attend_tile(
         keys = load_keys(key, vectors, D, KEY_BITS, query[0].dtype, WARPS > 0)
     scores = tl.zeros([query[0].shape[0], TILE], tl.float32)
     for plane in tl.static_range(len(query)):
-        scores = _dot(query[plane], tl.trans(keys[plane]), scores)
+        scores = dot(query[plane], tl.trans(keys[plane]), scores)
     # Scales are loaded without a mask, which would keep these few bytes from being prefetched; pages are readable.
     if key[1] is not None:
         key_factor = tl.load(key[1] + vectors).to(tl.float32)

@@ -5,6 +5,7 @@ import triton.language as tl
 
 __all__ = [
     "IS_INTERPRETED",
+    "dot",
     "dot_bf16",
     "dot_split",
     "loop_bound",
@@ -53,6 +54,15 @@ def stable_sigmoid(x):
 def swiglu(gate, up):
     """SiLU(gate) * up, with `stable_sigmoid`."""
     return gate * stable_sigmoid(gate) * up
+
+
+@triton.jit
+def dot(a, b, total):
+    """The product a @ b + total in float32. The interpreter cannot multiply bfloat16 itself."""
+    if IS_INTERPRETED:
+        return tl.dot(a.to(tl.float32), b.to(tl.float32), total, input_precision="ieee")
+    else:
+        return tl.dot(a, b, total, input_precision="ieee")
 
 
 @triton.jit

@@ -20,7 +20,7 @@ from onebox.kernels.common.arithmetic import IS_INTERPRETED
 from onebox.kernels.common.few_bits import int2_values, int3_pair, int3_spare
 from onebox.kernels.common.launch import ceil_div
 
-__all__ = ["WORDS", "in_tile_order", "sum_tiles", "tile_order_64"]
+__all__ = ["WORDS", "in_tile_order", "sum_tiles", "tile_order_halves"]
 
 WORDS = tl.constexpr(128)  # words of a tile that one warp loads at once, four words per thread
 _PERMUTED_TOKENS = 16
@@ -192,11 +192,12 @@ def sum_tiles(
 
 
 @triton.jit
-def tile_order_64(rows):
-    """Half a group's columns [64, N] in tile order, the row order that `sum_tiles` reads."""
+def tile_order_halves(rows):
+    """Whole halves of groups, [64 h, N], with each half's rows in tile order, the order that `sum_tiles` reads."""
+    HALVES: tl.constexpr = rows.shape[0] // 64
     N: tl.constexpr = rows.shape[1]
-    split = tl.reshape(rows, (4, 2, 2, 2, 2, N))  # t kt k16 lo hi
-    return tl.reshape(tl.permute(split, (1, 2, 4, 0, 3, 5)), (64, N))
+    split = tl.reshape(rows, (HALVES, 4, 2, 2, 2, 2, N))  # h t kt k16 lo hi
+    return tl.reshape(tl.permute(split, (0, 2, 3, 5, 1, 4, 6)), (HALVES * 64, N))
 
 
 @triton.jit(do_not_specialize=["T"])

@@ -13,20 +13,16 @@ from torch import Tensor
 
 from onebox.formats.expert_tiles import tile_bits
 from onebox.kernels.common.arithmetic import rounded, swiglu
-from onebox.kernels.common.int_tiles import WORDS, in_tile_order, sum_tiles, tile_order_64
-from onebox.kernels.common.target import has_large_shared_memory
+from onebox.kernels.common.int_tiles import WORDS, in_tile_order, sum_tiles, tile_order_halves
 from onebox.kernels.common.tuning import LaunchOptions, Tunable
-from onebox.kernels.experts.blocks import block_pairs, block_size, group_by_expert, prefill_workspace
+from onebox.kernels.experts.blocks import BLOCK_M, block_pairs, block_size, group_by_expert, prefill_workspace
 from onebox.kernels.experts.slots import sum_slots, tiles_key
 
 __all__ = ["prefill_experts_int4"]
 
-GATE_UP_TILES = 8  # tiles of 16 weight rows per program: gate and up of 64 inner values, half a group
-_GATE_UP = Tunable("prefill_gate_up", ({"num_stages": 2}, {"num_stages": 4}, {"maxnreg": 168}))
-_DOWN = Tunable(
-    "prefill_down",
-    ({"maxnreg": 144}, {"maxnreg": 168}, {"num_stages": 2}, {"num_stages": 4}, {"TILES": 8, "num_warps": 8}),
-)
+_SHAPES = tuple({"TILES": tiles, "num_warps": warps} for tiles in (8, 16) for warps in (4, 8))
+_TRIED = (*_SHAPES, {"num_stages": 2}, {"num_stages": 4}, {"maxnreg": 168})
+_GATE_UP, _DOWN = Tunable("prefill_gate_up", _TRIED), Tunable("prefill_down", _TRIED)
 GROUP = tl.constexpr(128)
 
 
@@ -87,7 +83,7 @@ def experts_prefill_gate_up_kernel(
     )
     by_tile = tl.permute(tl.reshape(total, (TILES, 2, 8, BLOCK_M)), (0, 2, 3, 1))
     gate, up = tl.split(tl.reshape(by_tile, (TILES * 8, BLOCK_M, 2)))
-    inner = tile_order_64(rounded(swiglu(gate, up), tl.bfloat16))
+    inner = tile_order_halves(rounded(swiglu(gate, up), tl.bfloat16))
     column = tl.program_id(0) * (TILES * 8) + tl.arange(0, TILES * 8)
     tl.store(inner_ptr + pair[None, :] * (num_tiles * 8) + column[:, None], inner, mask=used[None, :])
 
@@ -133,9 +129,7 @@ def prefill_experts_int4(x, ids, weights, gate_up, gate_up_scale, down, down_sca
     size = block_size(ids.numel(), experts)
     blocks = group_by_expert(ids, experts, size)
     inner, slots = prefill_workspace(ids, inner_tiles * 8, hidden_tiles * 16)
-    # Small programs in `down`, so that several share a multiprocessor and one multiplies while another stores.
-    options = _options(_DOWN, down, {"TILES": 4, "num_warps": 4, "num_stages": 3})
-    experts_prefill_gate_up_kernel[(inner_tiles // GATE_UP_TILES, len(blocks.expert))](
+    experts_prefill_gate_up_kernel[lambda options: (inner_tiles // options["TILES"], len(blocks.expert))](
         in_tile_order(x),
         gate_up.view(torch.int32),
         gate_up_scale,
@@ -147,11 +141,9 @@ def prefill_experts_int4(x, ids, weights, gate_up, gate_up_scale, down, down_sca
         GROUPS=hidden_groups,
         SLOTS=ids.shape[1],
         BLOCK_M=size,
-        TILES=GATE_UP_TILES,
-        num_warps=8,
-        **_options(_GATE_UP, gate_up, {"num_stages": 3}),
+        **_options(_GATE_UP, gate_up, size, warps=8 if size == BLOCK_M else 4),
     )
-    experts_prefill_down_kernel[(hidden_tiles // options["TILES"], len(blocks.expert))](
+    experts_prefill_down_kernel[lambda options: (hidden_tiles // options["TILES"], len(blocks.expert))](
         inner,
         weights,
         down.view(torch.int32),
@@ -163,11 +155,13 @@ def prefill_experts_int4(x, ids, weights, gate_up, gate_up_scale, down, down_sca
         BITS=tile_bits(down),
         GROUPS=inner_groups,
         BLOCK_M=size,
-        **options,
+        **_options(_DOWN, down, size, warps=4),
     )
     return sum_slots(slots, x.dtype)
 
 
-def _options(kernel: Tunable, tiles: Tensor, default: LaunchOptions) -> LaunchOptions:
-    """Launch options; with much shared memory registers are limited, so that two programs share a multiprocessor."""
-    return kernel.options(tiles_key(tiles), {**default, "maxnreg": 128} if has_large_shared_memory() else default)
+def _options(kernel: Tunable, tiles: Tensor, size: int, warps: int) -> LaunchOptions:
+    """Launch options for blocks of `size` pairs."""
+    default = {"TILES": 8, "num_warps": warps, "num_stages": 3, "maxnreg": 255}
+    options = kernel.options(f"{tiles_key(tiles)}_{size}", default)
+    return options if tiles.shape[1] % options["TILES"] == 0 else {**options, "TILES": 8}

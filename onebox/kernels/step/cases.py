@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from onebox.kernels.common.case import Case, generator
-from onebox.kernels.step.tensors import DraftLimits, FollowingRows, StepTensors
+from onebox.kernels.step.tensors import ANCHOR_WORDS, DraftLimits, FollowingRows, LastRows, StepTensors
 
 __all__ = ["CASES"]
 
@@ -138,6 +138,37 @@ def _chain_case(counts: list[int], padding: int, depth: int, hidden: int, is_ful
     return Case("chain_rows", f"{len(counts)}-sequences-{padding}-padding-{depth}-deep-{hidden}", make, is_full)
 
 
+def _anchors(device: torch.device, counts: list[int], padding: int, order: list[int]) -> dict[str, Any]:
+    """Sequences of so many rows, then `padding` rows of none."""
+    draw, rows = generator(sum(counts)), sum(counts) + padding
+    chain = _chain(torch.device("cpu"), counts, padding, 1, 1)
+    token_ids, places = torch.randint(0, 1000, (2, rows), generator=draw)
+    slots = torch.arange(len(counts), dtype=torch.int32).flip(0)
+    last = LastRows(token_ids, places, places + 7, chain["cu_rows"], chain["num_accepted"], slots)
+    return {
+        "anchors": torch.zeros(len(order), ANCHOR_WORDS, dtype=torch.int64, device=device),
+        "rows": LastRows(*(part.to(device) for part in last)),
+        "limits": DraftLimits(*(part.to(device) for part in chain["limits"])),
+        "order": torch.tensor(order, dtype=torch.int32, device=device),
+    }
+
+
+def _anchors_case(counts: list[int], padding: int, order: list[int], is_full: bool = False) -> Case:
+    make = partial(_anchors, counts=counts, padding=padding, order=order)
+    return Case("block_anchors", f"{len(order)}-of-{len(counts)}", make, is_full, ("anchors",))
+
+
+def _block_rows(device: torch.device, blocks: int, depth: int) -> dict[str, Any]:
+    draw = generator(blocks)
+    anchors = torch.randint(0, 2**20, (blocks, ANCHOR_WORDS), generator=draw)
+    anchors[:, (5, 7, 8)] = torch.rand(blocks, 3, generator=draw, dtype=torch.float64).view(torch.int64)
+    return {"anchors": anchors.to(device), "depth": depth, "mask_token_id": 1234}
+
+
+def _block_rows_case(blocks: int, depth: int, is_full: bool = False) -> Case:
+    return Case("block_rows", f"{blocks}x{depth}", partial(_block_rows, blocks=blocks, depth=depth), is_full)
+
+
 CASES = [
     _mapping_case(1, 1, 1),
     _mapping_case(9, 3, 4),
@@ -165,4 +196,10 @@ CASES = [
     _chain_case([3, 0, 2, 0], 2, 3, 1030),
     _chain_case([3], 0, 2, 3072, is_full=True),
     _chain_case([5] * 12, 4, 4, 2048, is_full=True),
+    _anchors_case([3, 0, 2, 4], 2, [3, 0]),
+    _anchors_case([1], 0, [0, 0]),
+    _anchors_case([13] * 8, 0, list(range(8)), is_full=True),
+    _block_rows_case(1, 7),
+    _block_rows_case(3, 1),
+    _block_rows_case(8, 15, is_full=True),
 ]

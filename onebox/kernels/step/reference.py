@@ -5,9 +5,18 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from onebox.kernels.step.tensors import ChainRows, DraftLimits, FollowingRows, StepTensors
+from onebox.kernels.step.tensors import BlockRows, ChainRows, DraftLimits, FollowingRows, LastRows, StepTensors
 
-__all__ = ["MAX_TOP_K", "chain_rows", "following_rows", "next_inputs", "slot_mapping", "verify_drafts"]
+__all__ = [
+    "MAX_TOP_K",
+    "block_anchors",
+    "block_rows",
+    "chain_rows",
+    "following_rows",
+    "next_inputs",
+    "slot_mapping",
+    "verify_drafts",
+]
 
 MAX_TOP_K = 64
 """Drafts are sampled from so many tokens at most."""
@@ -119,4 +128,49 @@ def chain_rows(
         (places + 1).to(torch.int32),
         torch.arange(len(last) + 1, dtype=torch.int32, device=last.device),
         chosen._replace(top_k=top_k),
+    )
+
+
+def block_anchors(anchors: Tensor, rows: LastRows, limits: DraftLimits, order: Tensor) -> None:
+    """Writes where the next blocks of B sequences begin; the i-th is sequence order[i] of the step (int32 [B]).
+
+    anchors int64 [B, 10]: the token after the sequence's last accepted row, its place, its position, the slot, the
+    sequence, then temperature, top_k, top_p, min_p and seed of the row (`limits`, [R] each; floats as their bits).
+    top_k is cut to 64, and 64 stands for 0, as in `chain_rows`.
+    """
+    which = order.to(torch.int64)
+    last = (rows.cu_rows[which] + rows.num_accepted[which] - 1).clamp(0, len(rows.token_ids) - 1)
+    top_k = torch.where(limits.top_k > 0, limits.top_k, MAX_TOP_K).clamp(max=MAX_TOP_K)
+    fields = (
+        rows.token_ids[last],
+        rows.places[last] + 1,
+        rows.positions[last] + 1,
+        rows.slots[which].to(torch.int64),
+        which,
+        limits.temperature[last].view(torch.int64),
+        top_k[last],
+        limits.top_p[last].view(torch.int64),
+        limits.min_p[last].view(torch.int64),
+        limits.seeds[last],
+    )
+    anchors.copy_(torch.stack(fields, dim=1))
+
+
+def block_rows(anchors: Tensor, depth: int, mask_token_id: int) -> BlockRows:
+    """The rows of blocks of 1 + depth rows, from anchors int64 [B, 10] of `block_anchors`."""
+    token, place, position, slot, sequence, *limits = anchors.unbind(1)
+    count = torch.arange(1 + depth, device=anchors.device)
+    token_ids = torch.full((len(anchors), 1 + depth), mask_token_id, device=anchors.device)
+    token_ids[:, 0] = token
+    temperature, top_k, top_p, min_p, seeds = (field.repeat_interleave(depth) for field in limits)
+    floats = (field.view(torch.float64) for field in (temperature, top_p, min_p))
+    temperature, top_p, min_p = floats
+    return BlockRows(
+        token_ids.flatten(),
+        (position.unsqueeze(1) + count).flatten(),
+        place.to(torch.int32),
+        slot.to(torch.int32),
+        sequence.to(torch.int32),
+        (place.unsqueeze(1) + count[1:]).flatten(),
+        DraftLimits(temperature, top_k, top_p, min_p, seeds),
     )

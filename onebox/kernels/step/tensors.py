@@ -4,7 +4,10 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-__all__ = ["ChainRows", "DraftLimits", "FollowingRows", "StepTensors"]
+__all__ = ["ANCHOR_WORDS", "BlockRows", "ChainRows", "DraftLimits", "FollowingRows", "LastRows", "StepTensors"]
+
+ANCHOR_WORDS = 10
+"""Of one block: `block_anchors` has their order."""
 
 
 class StepTensors(NamedTuple):
@@ -65,3 +68,37 @@ class ChainRows(NamedTuple):
     """int32 [S + 1]: one row per sequence."""
     limits: DraftLimits
     """[S] each."""
+
+
+class LastRows(NamedTuple):
+    """A step's rows and sequences, of which `block_anchors` takes each sequence's last accepted row."""
+
+    token_ids: Tensor
+    """int64 [R]: the token after each row, as `verify_drafts` gives them."""
+    places: Tensor
+    """int64 [R]: the row's place in its sequence's tokens."""
+    positions: Tensor
+    """int64 [R]: what it is rotated by."""
+    cu_rows: Tensor
+    """int32 [S + 1]."""
+    num_accepted: Tensor
+    """int64 [S]."""
+    slots: Tensor
+    """int32 [S]."""
+
+
+class BlockRows(NamedTuple):
+    """The rows of B blocks of 1 + n rows each: a token and n masks."""
+
+    token_ids: Tensor
+    """int64 [B * (1 + n)]."""
+    positions: Tensor
+    """int64 [B * (1 + n)]: what they are rotated by."""
+    length: Tensor
+    """int32 [B]: tokens before the block, and so the next two as in `draft.BlockContext`."""
+    slots: Tensor
+    sequences: Tensor
+    places: Tensor
+    """int64 [B * n]: where each draft is sampled for."""
+    limits: DraftLimits
+    """[B * n] each: how it is sampled."""

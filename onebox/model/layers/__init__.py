@@ -15,6 +15,7 @@ from torch import Tensor
 from onebox.formats.kv_pages import KVPages
 from onebox.model.batch import Batch
 from onebox.model.memory import LayerMemory
+from onebox.model.taps import Taps
 
 __all__ = ["DraftHead", "Layer", "LayerStack", "RotaryTable", "Stream"]
 
@@ -47,12 +48,26 @@ class Layer(Protocol[S]):
 class LayerStack(Protocol):
     """All layers of the model and its final norm: hidden states [R, H] from embeddings [R, H].
 
-    `memory` has one entry per layer.
+    `memory` has one entry per layer; `taps` collects the stream behind those layers that it wants.
     """
 
-    def decode(self, embedded: Tensor, memory: Sequence[LayerMemory], batch: Batch, table: RotaryTable) -> Tensor: ...
+    def decode(
+        self,
+        embedded: Tensor,
+        memory: Sequence[LayerMemory],
+        batch: Batch,
+        table: RotaryTable,
+        taps: Taps | None = None,
+    ) -> Tensor: ...
 
-    def prefill(self, embedded: Tensor, memory: Sequence[LayerMemory], batch: Batch, table: RotaryTable) -> Tensor: ...
+    def prefill(
+        self,
+        embedded: Tensor,
+        memory: Sequence[LayerMemory],
+        batch: Batch,
+        table: RotaryTable,
+        taps: Taps | None = None,
+    ) -> Tensor: ...
 
 
 class DraftHead(Protocol):

@@ -26,6 +26,7 @@ from onebox.model.layers import Layer, RotaryTable, Stream
 from onebox.model.layers.plain import Attention, DeltaNet, Mixer, Mixture, PlainLayer, PlainStack
 from onebox.model.linear import FloatLinear, PartLinear, PlainLinear
 from onebox.model.memory import LayerMemory, require_pages, require_pool
+from onebox.model.taps import Taps
 
 __all__ = [
     "FusedAttention",
@@ -162,7 +163,12 @@ class FusedLayer:
     dtype: torch.dtype
 
     def decode(self, stream: FusedStream, memory: LayerMemory, batch: Batch, table: RotaryTable) -> FusedStream:
-        rows, residual = self.input_rows(stream)
+        return self.decode_rows(*self.input_rows(stream), memory, batch, table)
+
+    def decode_rows(
+        self, rows: FixedRows, residual: Tensor, memory: LayerMemory, batch: Batch, table: RotaryTable
+    ) -> FusedStream:
+        """`decode` from what `input_rows` gives."""
         parts = self.mixer.decode(rows, memory, batch, table)
         norm = RowNorm(self.plain.post_norm, self.plain.eps, self.dtype)
         return self.mixture.decode(residual, parts, norm, batch)
@@ -183,14 +189,36 @@ class FusedStack:
     layers: tuple[FusedLayer, ...]
     dtype: torch.dtype
 
-    def decode(self, embedded: Tensor, memory: Sequence[LayerMemory], batch: Batch, table: RotaryTable) -> Tensor:
+    def decode(
+        self,
+        embedded: Tensor,
+        memory: Sequence[LayerMemory],
+        batch: Batch,
+        table: RotaryTable,
+        taps: Taps | None = None,
+    ) -> Tensor:
         stream = FusedStream(embedded, embedded.new_empty(0, *embedded.shape, dtype=torch.float32))
-        for layer, own in zip(self.layers, memory, strict=True):
-            stream = layer.decode(stream, own, batch, table)
-        return final_norm(stream, self.plain.norm, self.plain.spec.rms_norm_eps, self.dtype)
+        for place, (layer, own) in enumerate(zip(self.layers, memory, strict=True)):
+            # A layer's first operation adds up the stream behind the layer before it.
+            rows, residual = layer.input_rows(stream)
+            if taps and taps.wants(place - 1):
+                taps.put(place - 1, residual)
+            stream = layer.decode_rows(rows, residual, own, batch, table)
+        norm, eps = self.plain.norm, self.plain.spec.rms_norm_eps
+        _, total = add_up(stream, norm, eps, self.dtype)
+        if taps and taps.wants(len(self.layers) - 1):
+            taps.put(len(self.layers) - 1, total)
+        return rms_norm(total, norm, eps, self.dtype)
 
-    def prefill(self, embedded: Tensor, memory: Sequence[LayerMemory], batch: Batch, table: RotaryTable) -> Tensor:
-        return self.plain.prefill(embedded, memory, batch, table)
+    def prefill(
+        self,
+        embedded: Tensor,
+        memory: Sequence[LayerMemory],
+        batch: Batch,
+        table: RotaryTable,
+        taps: Taps | None = None,
+    ) -> Tensor:
+        return self.plain.prefill(embedded, memory, batch, table, taps)
 
 
 def add_up(stream: FusedStream, weight: Tensor, eps: float, dtype: torch.dtype) -> tuple[FixedRows, Tensor]:

@@ -23,6 +23,7 @@ from onebox.model.experts import Experts
 from onebox.model.layers import Layer, RotaryTable, Stream
 from onebox.model.linear import DecodeActivations, Linear
 from onebox.model.memory import LayerMemory, require_pages, require_pool
+from onebox.model.taps import Taps
 from onebox.spec.model import ModelSpec
 
 __all__ = ["Attention", "DeltaNet", "Mixer", "Mixture", "PlainLayer", "PlainStack", "start_stream"]
@@ -200,20 +201,41 @@ class PlainStack:
     layers: tuple[Layer[Stream], ...]
     norm: Tensor
 
-    def decode(self, embedded: Tensor, memory: Sequence[LayerMemory], batch: Batch, table: RotaryTable) -> Tensor:
+    def decode(
+        self,
+        embedded: Tensor,
+        memory: Sequence[LayerMemory],
+        batch: Batch,
+        table: RotaryTable,
+        taps: Taps | None = None,
+    ) -> Tensor:
         stream = start_stream(embedded)
-        for layer, own in zip(self.layers, memory, strict=True):
+        for place, (layer, own) in enumerate(zip(self.layers, memory, strict=True)):
             stream = layer.decode(stream, own, batch, table)
+            _tap(taps, place, stream)
         return self._hidden(stream)
 
-    def prefill(self, embedded: Tensor, memory: Sequence[LayerMemory], batch: Batch, table: RotaryTable) -> Tensor:
+    def prefill(
+        self,
+        embedded: Tensor,
+        memory: Sequence[LayerMemory],
+        batch: Batch,
+        table: RotaryTable,
+        taps: Taps | None = None,
+    ) -> Tensor:
         stream = start_stream(embedded)
-        for layer, own in zip(self.layers, memory, strict=True):
+        for place, (layer, own) in enumerate(zip(self.layers, memory, strict=True)):
             stream = layer.prefill(stream, own, batch, table)
+            _tap(taps, place, stream)
         return self._hidden(stream)
 
     def _hidden(self, stream: Stream) -> Tensor:
         return add_rms_norm(*stream, self.norm, self.spec.rms_norm_eps)[0]
+
+
+def _tap(taps: Taps | None, place: int, stream: Stream) -> None:
+    if taps and taps.wants(place):
+        taps.put(place, stream.residual + stream.added)
 
 
 def start_stream(added: Tensor) -> Stream:
