@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from onebox.engine.draft.kinds import Drafter
 from onebox.spec.errors import UsageError
 from onebox.spec.kv import PAGE_TOKENS
 
@@ -62,6 +63,13 @@ class SpeculationConfig:
     @property
     def with_dflash(self) -> bool:
         return self.block_size > 0 and self.method in (SpeculationMethod.DFLASH, SpeculationMethod.AUTO)
+
+    @property
+    def drafters(self) -> tuple[Drafter, ...]:
+        """Those that may draft."""
+        uses_text = self.method in (SpeculationMethod.NGRAM, SpeculationMethod.AUTO)
+        uses = {Drafter.MTP: self.with_mtp, Drafter.NGRAM: uses_text, Drafter.DFLASH: self.with_dflash}
+        return tuple(drafter for drafter, is_used in uses.items() if is_used)
 
     @property
     def max_mtp_drafts(self) -> int:

@@ -15,6 +15,8 @@ from onebox.engine.draft.kinds import Drafter, TextPart
 __all__ = ["AcceptanceRates", "DraftClass", "LearningSettings", "SharedRates", "num_matching"]
 
 _LARGEST_WEIGHT = 1e60
+_LEAST_WORTH, _MOST_WORTH, _WELL_KNOWN = 3.0, 12.0, 30.0
+"""Observations of a request that a shared rate is worth: without any of its own, and with so many."""
 _LATEST_RATE, _LARGEST_CHANGE, _DECAY_IN_CHANGE = 0.25, 0.5, 0.75
 """A change of the text: four first drafts in a row that did otherwise than most before."""
 
@@ -34,8 +36,8 @@ class DraftClass(NamedTuple):
 class LearningSettings:
     """How fast acceptance is learnt."""
 
-    decay: float = 0.98
-    """Factor on the weight of older observations per new one: a memory of about 50 steps, for texts change."""
+    decay: float = 0.99
+    """Factor on the weight of older observations per new one: a memory of about 100 steps, for texts change."""
     prior_weight: float = 3.0
     """In observations: how long a request follows the requests before it rather than its own drafts."""
     shared_decay: float = 0.998
@@ -116,17 +118,37 @@ class AcceptanceRates:
     def rates(self, depth: int) -> list[float]:
         """The estimates for the first `depth` positions.
 
-        What is assumed of a position is what all requests have there, moved as far up or down as this request differs
-        from them at the position before. Without a prior, an unseen position is like the one before it.
+        What is assumed of a position is what all requests have there, moved up or down by as much as this request
+        differs from them over all positions; the more is known of all requests, the more it weighs. Without a prior,
+        an unseen position is like the one before it.
         """
-        shared = self._prior.rates(depth) if self._prior else None
-        weight, seen = self._prior_weight * self._unit, len(self._tried)
-        rates = list[float]()
-        rate = shared[0] if shared else self._prior_rate
+        if self._prior:
+            return self._moved_rates(self._prior, depth)
+        rates, rate, seen = list[float](), self._prior_rate, len(self._tried)
+        weight = self._prior_weight * self._unit
         for position in range(depth):
-            if shared and position:
-                rate = _moved(shared[position], shared[position - 1], rate)
             if position < seen:
+                rate = (weight * rate + self._accepted[position]) / (weight + self._tried[position])
+            rates.append(rate)
+        return rates
+
+    def _moved_rates(self, prior: "SharedRates", depth: int) -> list[float]:
+        shared, weights, unit = prior.rates(depth), prior.weights(depth), self._unit
+        tried = accepted = expected = 0.0
+        for position, weight in enumerate(self._tried[: len(shared)]):
+            tried += weight
+            accepted += self._accepted[position]
+            expected += weight * shared[position]
+        # As many observations that are like those of all requests.
+        usual = self._prior_weight * unit
+        rejected = (tried - accepted + usual * (1 - shared[0])) / (tried - expected + usual * (1 - shared[0]) + 1e-9)
+        kept = (accepted + usual * shared[0]) / (expected + usual * shared[0] + 1e-9)
+        rates, seen = list[float](), len(self._tried)
+        for position in range(depth):
+            rate = shared[position]
+            rate = 1 - (1 - rate) * rejected if rejected < 1 else rate * kept
+            if position < seen:
+                weight = weights[position] * unit
                 rate = (weight * rate + self._accepted[position]) / (weight + self._tried[position])
             rates.append(rate)
         return rates
@@ -148,6 +170,7 @@ class SharedRates:
         self._interval = settings.refresh_interval
         self._num_observed = 0
         self._cached: list[float] = []
+        self._weights: list[float] = []
         self.version = 0
 
     def observe(self, num_proposed: int, num_accepted: int) -> None:
@@ -164,15 +187,19 @@ class SharedRates:
     def rates(self, depth: int) -> list[float]:
         """At least `depth` of them."""
         if len(self._cached) < depth:
-            self._cached = self._rates.rates(depth)
+            self._refresh(depth)
         return self._cached
 
+    def weights(self, depth: int) -> list[float]:
+        """How many observations the rate of each position is worth to a single request; at least `depth` of them."""
+        if len(self._cached) < depth:
+            self._refresh(depth)
+        return self._weights
 
-def _moved(shared: float, shared_before: float, before: float) -> float:
-    """A shared rate, moved up or down by as much as `before` differs from the shared rate there."""
-    if before > shared_before:
-        return 1 - (1 - shared) * (1 - before) / (1 - shared_before)
-    return shared * before / shared_before if shared_before else shared
+    def _refresh(self, depth: int) -> None:
+        known = [min(1.0, self._rates.weight(position) / _WELL_KNOWN) for position in range(depth)]
+        self._cached = self._rates.rates(depth)
+        self._weights = [_LEAST_WORTH + share * (_MOST_WORTH - _LEAST_WORTH) for share in known]
 
 
 def num_matching(proposed: Sequence[int], token_ids: Sequence[int]) -> tuple[int, int]:

@@ -30,6 +30,8 @@ __all__ = [
 
 _LARGEST_PRICE, _LARGEST_DEBT = 1.0, 2.0
 """Of a probe, and after it: in tokens."""
+_LEAST_CHANCE = 0.02
+"""Drafts that are less likely to be accepted are not considered."""
 _USUAL_DIFFERENCE = 0.05
 """Between the rates of one request and of all, where they are alike."""
 
@@ -143,7 +145,10 @@ def choose(
         is_chained, is_block = drafter is Drafter.MTP, drafter is Drafter.DFLASH
         likely = chances(kind, max_depth)
         for depth in range(1, max_depth + 1):
-            expected += likely[depth - 1]
+            chance = likely[depth - 1]
+            if chance < _LEAST_CHANCE and depth > last_depth:
+                break
+            expected += chance
             longest = depth if is_chained and depth > chained else chained
             widest = depth if is_block and depth > blocks else blocks
             speed = (others + expected) / cost(num_rows + depth, longest, widest)

