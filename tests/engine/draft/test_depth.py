@@ -30,16 +30,15 @@ def share_of_best(text: str, machine: str, seed: int, heads: tuple[DraftClass, .
 @pytest.mark.parametrize("text", TEXTS)
 def test_the_choice_is_within_three_percent_of_the_best_fixed_one(text):
     """In the median; where two choices differ by 5%, it takes more than some hundred steps to tell which is better."""
-    shares = [share_of_best(text, machine, seed) for machine in MACHINES for seed in range(2)]
+    shares = [share_of_best(text, machine, seed) for seed, machine in enumerate(MACHINES)]
     assert median(shares) > 0.97
     assert min(shares) > 0.9
 
 
 @pytest.mark.parametrize("text", TEXTS)
 def test_the_same_holds_without_a_block_drafter(text):
-    shares = [share_of_best(text, machine, seed, heads=(MTP,)) for machine in ("spark", "cpu") for seed in range(2)]
-    assert median(shares) > 0.97
-    assert min(shares) > 0.93
+    shares = [share_of_best(text, machine, seed, heads=(MTP,)) for seed, machine in enumerate(("spark", "cpu"))]
+    assert min(shares) > 0.96
 
 
 @pytest.mark.parametrize("machine", MACHINES)
