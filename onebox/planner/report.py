@@ -4,15 +4,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from onebox.planner.depths import DepthRate, depth_rates
 from onebox.planner.levers import Lever, Setting, assumptions, find_levers, mtp_head_cost
 from onebox.planner.memory import MemoryPlan, MemoryRequest, asked_reserve_bytes, plan_memory
 from onebox.planner.prefixes import DISK_BYTES_PER_SECOND, PrefixOnDisk, prefixes_on_disk
 from onebox.planner.prompts import NEW_TOKENS, PROMPT_LENGTHS, PromptTimes, prompt_times
 from onebox.planner.roofline import Projection, Rate, Workload
 from onebox.planner.sizing import size_formats, sizing_lines
+from onebox.spec.dflash_memory import draft_page_bytes
 from onebox.spec.errors import DoesNotFitError, UsageError
 from onebox.spec.hardware import Bandwidth, Box
-from onebox.spec.kv import KVFormat
+from onebox.spec.kv import PAGE_TOKENS, KVFormat
 from onebox.spec.model import ModelSpec
 from onebox.spec.modules import ModuleClass
 from onebox.spec.traffic import Traffic
@@ -61,6 +63,8 @@ class PlanReport:
     """First without drafts; then the workload with drafts, if any."""
     levers: tuple[Lever, ...]
     """Of the last projection."""
+    depths: tuple[DepthRate, ...]
+    """Of the last projection's acceptance curve; none without one."""
     assumptions: tuple[str, ...]
     """Of this engine's projected speed."""
     prompts: tuple[PromptTimes, ...]
@@ -111,6 +115,7 @@ def make_report(
         fits=fits,
         projections=projections,
         levers=find_levers(settings[-1]),
+        depths=depth_rates(settings[-1]),
         assumptions=assumptions(settings[-1]),
         prompts=prompts,
         prefixes=prefixes,
@@ -128,6 +133,8 @@ def _fit(weights: Weights, box: Box, request: MemoryRequest, kv: KVFormat) -> Fi
     longest = request.max_context_tokens
     contexts = sorted({longest, *(context for context in COMPARED_CONTEXTS if context < longest)})
     per_token = kv.bytes_per_token(weights.spec, with_mtp=request.drafts > 0)
+    if request.drafter:
+        per_token += draft_page_bytes(request.drafter.spec, request.activation_bytes) // PAGE_TOKENS
     try:
         plan = plan_memory(weights.spec, weights.stored, box, replace(request, kv=kv))
     except DoesNotFitError:
@@ -190,6 +197,7 @@ def to_json(report: PlanReport) -> dict[str, Any]:
             for fit in report.fits
         ],
         "projected": [_projection_json(projection) for projection in report.projections],
+        "depths": [rate._asdict() for rate in report.depths],
         "levers": [lever._asdict() for lever in report.levers],
         "assumptions": list(report.assumptions),
         "prompts": [_prompt_json(times) for times in report.prompts],
@@ -226,6 +234,7 @@ def _projection_json(projection: Projection) -> dict[str, Any]:
         "streams": workload.streams,
         "drafts": workload.drafts,
         "context_tokens": workload.context_tokens,
+        "drafter": workload.drafter.format if workload.drafter and workload.drafts else None,
         "acceptance": workload.acceptance,
         "mamba_ssm_cache_dtype": workload.state_dtype.value,
         "draft_vocab_size": workload.draft_vocab_size,
