@@ -19,6 +19,7 @@ from onebox.cli.cache import cache_app
 from onebox.cli.chat import chat
 from onebox.cli.draft_vocab import draft_vocab
 from onebox.cli.eval import eval_command
+from onebox.cli.fleet import fleet_app
 from onebox.cli.inspect import inspect
 from onebox.cli.launch_line import LaunchCommand
 from onebox.cli.plan import plan
@@ -51,6 +52,7 @@ for verb in (up, pull, inspect, build, quantize, verify, plan, serve, chat, tune
     app.command(cls=LaunchCommand if verb in (serve, warm) else None)(verb)
 app.add_typer(cache_app, name="cache")
 app.add_typer(bench_app, name="bench")
+app.add_typer(fleet_app, name="fleet")
 app.command("eval")(eval_command)
 app.command()(report)
 app.add_typer(scaleout_app, name="scaleout")

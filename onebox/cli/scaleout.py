@@ -3,6 +3,7 @@
 import typer
 
 from onebox.cli.scaleout_check import check
+from onebox.cli.scaleout_launch import launch
 
 __all__ = ["scaleout_app"]
 
@@ -11,3 +12,4 @@ scaleout_app = typer.Typer(
     no_args_is_help=True,
 )
 scaleout_app.command()(check)
+scaleout_app.command()(launch)

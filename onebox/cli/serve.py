@@ -4,6 +4,8 @@ A launch line of `vllm serve` works with the program's name replaced (`launch_li
 """
 
 import contextlib
+import hashlib
+import json
 import signal
 import time
 from dataclasses import dataclass
@@ -30,6 +32,8 @@ if TYPE_CHECKING:
     from onebox.server.media import MediaLimits
     from onebox.server.service import Service
     from onebox.server.settings import ServerSettings
+    from onebox.text.chat import ChatTemplate
+    from onebox.text.generation import GenerationDefaults
 
 __all__ = ["serve"]
 
@@ -193,8 +197,23 @@ def _load(options: _Options) -> "tuple[Service, EngineProcess]":
         memory_bytes=memory,
         startup_s=phases,
         media=media,
+        fingerprint=_fingerprint(engine.planned.fingerprint, directory, template, defaults, options.template_options),
     )
     return service, engine
+
+
+def _fingerprint(
+    model: str,
+    directory: Path,
+    template: "ChatTemplate",
+    defaults: "GenerationDefaults",
+    template_options: dict[str, Any],
+) -> str:
+    """Of all that decides an answer beside onebox itself; `model` is the engine's part."""
+    digest = hashlib.sha256((directory / "tokenizer.json").read_bytes())
+    for part in (model, template.source, repr(defaults), json.dumps(template_options, sort_keys=True)):
+        digest.update(hashlib.sha256(part.encode()).digest())
+    return digest.hexdigest()
 
 
 def _pocket() -> Path:

@@ -489,8 +489,11 @@ class CheckpointStarter:
             import onebox.engine.runner  # noqa: F401 - and with it torch, the model and the kernels
         with timed("memory plan", report):
             plan = plan_engine(self.directory, self.options, self.tokens)
+        from onebox.engine.disk.fingerprint import model_fingerprint
+
         dtype = str(plan.dtype).removeprefix("torch.")
-        return Planned(plan.config, plan.spec.vocab_size, plan.memory, dtype, pickle.dumps(plan))
+        fingerprint = model_fingerprint(plan)
+        return Planned(plan.config, plan.spec.vocab_size, plan.memory, dtype, pickle.dumps(plan), fingerprint)
 
     def start(self, planned: Planned, report: ReportStart, deliver: Deliver) -> Engine:
         import torch

@@ -43,6 +43,9 @@ class Service:
     resubmit_timeout_s: float = RESUBMIT_TIMEOUT_S
     """How long an answer whose thinking budget is used up may wait for a place in a full queue."""
 
+    fingerprint: str = ""
+    """Of what decides an answer: the model as it is computed, tokenizer, template and defaults; for /v1/models."""
+
     lanes: TextLanes = field(default_factory=TextLanes)
     """Threads for text work."""
 
