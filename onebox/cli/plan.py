@@ -148,7 +148,8 @@ class SpeedOptions:
         return BlockDrafter.predicted(loaded.spec, WeightFormat(self.drafter_format), WRITTEN_PACKINGS)
 
     def drafts(self, weights: "Weights", drafter: "BlockDrafter | None") -> int:
-        from onebox.planner.memory import DEFAULT_BLOCK_DRAFTS, DEFAULT_DRAFTS
+        from onebox.planner.memory import DEFAULT_DRAFTS
+        from onebox.spec.block_drafter import DEFAULT_BLOCK_DRAFTS
         from onebox.spec.modules import ModuleClass
 
         if self.speculative_tokens is not None:
@@ -205,7 +206,6 @@ def plan(
         slots=memory.max_num_seqs,
         kv=kv,
         drafts=drafts,
-        drafter=drafter,
         max_batched_tokens=memory.max_num_batched_tokens,
         gpu_memory_utilization=DEFAULT_UTILIZATION if utilization is None else utilization,
         reserve_bytes=memory.reserve_bytes(),

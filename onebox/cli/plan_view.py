@@ -31,7 +31,7 @@ def render(report: "PlanReport") -> "list[RenderableType]":
     ):
         lines += [Text(f"\n{heading}", style="bold cyan"), table]
     lines.append(Text(f"assumes {'; '.join(report.assumptions)}", style="dim"))
-    if report.depths:
+    if report.depths and report.projections[-1].workload.drafter:
         lines += [Text(f"\n{_depths_heading(report)}", style="bold cyan"), _depths_table(report)]
     if report.prompts:
         lines += [Text(f"\n{_prompts_heading(report)}", style="bold cyan"), _prompts_table(report)]

@@ -11,10 +11,9 @@ from onebox.planner.prefixes import DISK_BYTES_PER_SECOND, PrefixOnDisk, prefixe
 from onebox.planner.prompts import NEW_TOKENS, PROMPT_LENGTHS, PromptTimes, prompt_times
 from onebox.planner.roofline import Projection, Rate, Workload
 from onebox.planner.sizing import size_formats, sizing_lines
-from onebox.spec.dflash_memory import draft_page_bytes
 from onebox.spec.errors import DoesNotFitError, UsageError
 from onebox.spec.hardware import Bandwidth, Box
-from onebox.spec.kv import PAGE_TOKENS, KVFormat
+from onebox.spec.kv import KVFormat
 from onebox.spec.model import ModelSpec
 from onebox.spec.modules import ModuleClass
 from onebox.spec.traffic import Traffic
@@ -133,8 +132,6 @@ def _fit(weights: Weights, box: Box, request: MemoryRequest, kv: KVFormat) -> Fi
     longest = request.max_context_tokens
     contexts = sorted({longest, *(context for context in COMPARED_CONTEXTS if context < longest)})
     per_token = kv.bytes_per_token(weights.spec, with_mtp=request.drafts > 0)
-    if request.drafter:
-        per_token += draft_page_bytes(request.drafter.spec, request.activation_bytes) // PAGE_TOKENS
     try:
         plan = plan_memory(weights.spec, weights.stored, box, replace(request, kv=kv))
     except DoesNotFitError:

@@ -12,7 +12,10 @@ from onebox.spec.modules import Module
 from onebox.spec.traffic import MatrixPacking, matrix_bytes
 from onebox.spec.weights import WeightFormat
 
-__all__ = ["BlockDrafter", "is_context_projection"]
+__all__ = ["DEFAULT_BLOCK_DRAFTS", "BlockDrafter", "is_context_projection"]
+
+DEFAULT_BLOCK_DRAFTS = 12
+"""Of a step, as the publishers run theirs."""
 
 _BF16_BYTES = 2
 
