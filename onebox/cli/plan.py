@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from onebox.cli.options import grouped, json_option, option_group
+from onebox.cli.settings import configurable
 from onebox.cli.vllm_flags import own_kv_name
 from onebox.spec.conversion import AS_STORED, CONVERSION_BYTES, LoadConversion
 from onebox.spec.errors import UsageError
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from onebox.spec.block_drafter import BlockDrafter
     from onebox.spec.model import ModelSpec
 
-__all__ = ["plan", "planned_weights"]
+__all__ = ["DEFAULT_CONTEXT_TOKENS", "CapacityOptions", "plan", "planned_weights"]
 
 GIB = 1024**3
 WIDTH = 100
@@ -162,6 +163,7 @@ class SpeedOptions:
         return DEFAULT_DRAFTS if weights.stored.get(ModuleClass.MTP_EXPERTS) else 0
 
 
+@configurable
 @grouped
 def plan(
     memory: CapacityOptions,
