@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from onebox.cli.log_options import LogOptions
 from onebox.cli.options import grouped
 from onebox.cli.serve_options import (
     HttpOptions,
@@ -23,6 +24,7 @@ from onebox.cli.serve_options import (
     PromptOptions,
     engine_options,
 )
+from onebox.cli.settings import configurable
 from onebox.cli.start_view import progress_lines
 from onebox.spec.heap import bound_heap
 from onebox.spec.output import end_process, flush_output, log_in_background, say
@@ -57,9 +59,11 @@ class _Options:
     media: "MediaLimits"
 
 
+@configurable
 @grouped
 def serve(
     http: HttpOptions,
+    logs: LogOptions,
     model_options: ModelOptions,
     memory: MemoryOptions,
     media: MediaOptions,
@@ -77,7 +81,7 @@ def serve(
         model=model,
         http=http,
         engine=engine_options(model_options, memory, media),
-        settings=http.settings(),
+        settings=logs.applied_to(http.settings()),
         chat_template=prompts.chat_template,
         template_options=prompts.template_kwargs(),
         generation_config=prompts.generation_config,
@@ -86,7 +90,7 @@ def serve(
     )
     # Until the server handles signals itself, SIGTERM ends the process like SIGINT.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    log_in_background()
+    log_in_background(logs.style())
     try:
         status = _serve(options)
     except KeyboardInterrupt:

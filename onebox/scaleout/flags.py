@@ -36,6 +36,8 @@ SAME = frozenset(
         "override-generation-config",
         "allowed-origins",
         "disable-log-stats",
+        "disable-log-requests",
+        "max-log-len",
         "shutdown-timeout",
     }
 )
@@ -52,6 +54,8 @@ NO_COUNTERPART = {
     "lm-head": "vLLM does not convert while loading; build it: onebox build --lm-head int8",
     "mtp-format": "vLLM does not convert while loading; build it: onebox build --mtp int4",
     "draft-vocab": "vLLM drafts from the whole vocabulary",
+    "log-level": "vLLM's own log has VLLM_LOGGING_LEVEL, uvicorn's --uvicorn-log-level",
+    "log-format": "vLLM writes text; VLLM_LOGGING_CONFIG_PATH configures Python's logging",
     "log-stats-interval": "vLLM prints every 10 seconds; VLLM_LOG_STATS_INTERVAL changes it",
 }
 """Options of `onebox serve` without an equal in vLLM, and why."""

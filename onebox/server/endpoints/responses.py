@@ -39,7 +39,9 @@ def responses_router(service: Service, settings: ServerSettings) -> APIRouter:
         def form(answers: Answers) -> ResponseReply:
             return ResponseReply(answers, body, service.model_name)
 
-        return AnswerResponse(service.submit([prompt], "resp"), form, settings, is_stream=bool(body.stream))
+        return AnswerResponse(
+            service.submit([prompt], "resp", is_stream=bool(body.stream)), form, settings, is_stream=bool(body.stream)
+        )
 
     return router
 
