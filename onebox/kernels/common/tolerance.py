@@ -49,8 +49,8 @@ def assert_same(found: Any, expected: Any, what: str = "result", operation: str 
     if isinstance(expected, torch.Tensor):
         _assert_same_tensor(found, expected, what, operation)
     elif isinstance(expected, FixedRows):
-        parts = [(rows.x, rows.scale, rows.squares) for rows in (found, expected)]
-        assert_same(*parts, what, operation)
+        ours, theirs = ((rows.x, rows.scale, rows.squares) for rows in (found, expected))
+        assert_same(ours, theirs, what, operation)
         apart = (_steps(found.planes) - _steps(expected.planes)).abs()
         if apart.numel() and int(apart.max()) > 1:
             raise AssertionError(f"{what} has codes {int(apart.max())} steps apart")
