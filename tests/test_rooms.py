@@ -28,6 +28,7 @@ ROOMS: dict[str, set[str]] = {
     "bench": {"spec", "sensors", "planner", "text"},
     "eval": {"spec", "planner", "text", "bench"},
     "report": {"spec", "planner", "bench", "eval"},
+    "fleet": {"spec", "bench"},
     "lab": {"spec", "formats", "kernels", "model", "planner", "engine"},
     "setup": {"spec", "checkpoint", "planner", "engine"},
     "scaleout": {"spec", "planner", "checkpoint"},
@@ -47,6 +48,7 @@ ROOMS: dict[str, set[str]] = {
         "bench",
         "eval",
         "report",
+        "fleet",
         "lab",
         "setup",
         "scaleout",
@@ -58,7 +60,7 @@ DOORS = {
     ("cli", "engine"): {"onebox.engine.api"},
     ("setup", "engine"): {"onebox.engine.api"},
 }
-TORCH_FREE = {"spec", "sensors", "planner", "store", "bench", "eval", "report", "scaleout"}
+TORCH_FREE = {"spec", "sensors", "planner", "store", "bench", "eval", "report", "fleet", "scaleout"}
 STDLIB_ONLY = {"spec", "sensors", "store"}
 
 

@@ -4,6 +4,8 @@ A launch line of `vllm serve` works with the program's name replaced (`launch_li
 """
 
 import contextlib
+import hashlib
+import json
 import signal
 import time
 from dataclasses import dataclass
@@ -12,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from onebox.cli.log_options import LogOptions
 from onebox.cli.options import grouped
 from onebox.cli.serve_options import (
     HttpOptions,
@@ -21,6 +24,7 @@ from onebox.cli.serve_options import (
     PromptOptions,
     engine_options,
 )
+from onebox.cli.settings import configurable
 from onebox.cli.start_view import progress_lines
 from onebox.spec.heap import bound_heap
 from onebox.spec.output import end_process, flush_output, log_in_background, say
@@ -30,6 +34,8 @@ if TYPE_CHECKING:
     from onebox.server.media import MediaLimits
     from onebox.server.service import Service
     from onebox.server.settings import ServerSettings
+    from onebox.text.chat import ChatTemplate
+    from onebox.text.generation import GenerationDefaults
 
 __all__ = ["serve"]
 
@@ -53,9 +59,11 @@ class _Options:
     media: "MediaLimits"
 
 
+@configurable
 @grouped
 def serve(
     http: HttpOptions,
+    logs: LogOptions,
     model_options: ModelOptions,
     memory: MemoryOptions,
     media: MediaOptions,
@@ -73,7 +81,7 @@ def serve(
         model=model,
         http=http,
         engine=engine_options(model_options, memory, media),
-        settings=http.settings(),
+        settings=logs.applied_to(http.settings()),
         chat_template=prompts.chat_template,
         template_options=prompts.template_kwargs(),
         generation_config=prompts.generation_config,
@@ -82,7 +90,7 @@ def serve(
     )
     # Until the server handles signals itself, SIGTERM ends the process like SIGINT.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    log_in_background()
+    log_in_background(logs.style())
     try:
         status = _serve(options)
     except KeyboardInterrupt:
@@ -155,6 +163,7 @@ def _load(options: _Options) -> "tuple[Service, EngineProcess]":
         tokenizer.message_token_ids,
         token_table(tokenizer, defaults.eos_token_ids),
         tokenizer.added_token_ids,
+        tokenizer.thinking_token_ids,
     )
     phases = {"config and tokenizer": time.perf_counter() - began}
     say(f"config and tokenizer: {phases['config and tokenizer']:.2f} s")
@@ -193,8 +202,23 @@ def _load(options: _Options) -> "tuple[Service, EngineProcess]":
         memory_bytes=memory,
         startup_s=phases,
         media=media,
+        fingerprint=_fingerprint(engine.planned.fingerprint, directory, template, defaults, options.template_options),
     )
     return service, engine
+
+
+def _fingerprint(
+    model: str,
+    directory: Path,
+    template: "ChatTemplate",
+    defaults: "GenerationDefaults",
+    template_options: dict[str, Any],
+) -> str:
+    """Of all that decides an answer beside onebox itself; `model` is the engine's part."""
+    digest = hashlib.sha256((directory / "tokenizer.json").read_bytes())
+    for part in (model, template.source, repr(defaults), json.dumps(template_options, sort_keys=True)):
+        digest.update(hashlib.sha256(part.encode()).digest())
+    return digest.hexdigest()
 
 
 def _pocket() -> Path:

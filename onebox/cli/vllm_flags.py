@@ -20,7 +20,9 @@ class VllmFlag(NamedTuple):
 _ONE_GPU = "onebox runs on one GPU of one machine"
 _OWN_KERNELS = "onebox has its own kernels, chosen when the model is loaded"
 _OWN_STATES = "onebox keeps DeltaNet states in pools of their own and caches them with their prefixes"
-_NO_REQUEST_LOG = "requests are not logged; `/metrics` counts them"
+_NO_UVICORN_LOG = (
+    "uvicorn's own log is off; a request has one line here, and --log-level and --log-format set its style"
+)
 _ROPE = "the rotary embedding is changed as in newer vLLM, with --hf-overrides and text_config.rope_parameters"
 _ON_DISK = "prefixes are kept on disk, exactly, with --prefix-dir DIR and --prefix-disk-bytes"
 _TLS = "onebox speaks HTTP; put a reverse proxy with TLS in front of it"
@@ -35,9 +37,9 @@ _NO_EFFECT_SWITCHES = {
     "async-scheduling": "a step's tokens are always delivered while the next step is computed",
     "disable-hybrid-kv-cache-manager": "KV pages and DeltaNet states always have pools of their own",
     "calculate-kv-scales": "every stored vector has a scale of its own",
-    "disable-log-requests": _NO_REQUEST_LOG,
-    "enable-log-requests": _NO_REQUEST_LOG,
-    "disable-uvicorn-access-log": _NO_REQUEST_LOG,
+    "disable-uvicorn-access-log": _NO_UVICORN_LOG,
+    "enable-log-requests": "a request has one line unless --disable-log-requests is given",
+    "enable-request-id-headers": "every answer has an x-request-id",
     "disable-custom-all-reduce": _ONE_GPU,
     "disable-frontend-multiprocessing": "the engine always has a process of its own",
 }
@@ -72,8 +74,7 @@ _NO_EFFECT_VALUES = {
     "mm-processor-cache-gb": "pictures are cached with the prefix that holds them",
     "mm-processor-cache-type": "pictures are cached with the prefix that holds them",
     "mm-encoder-tp-mode": _ONE_GPU,
-    "uvicorn-log-level": _NO_REQUEST_LOG,
-    "max-log-len": _NO_REQUEST_LOG,
+    "uvicorn-log-level": _NO_UVICORN_LOG,
     "seed": "a request gives its own `seed`; without one it is drawn anew",
 }
 _ONE = frozenset({"1"})
@@ -128,6 +129,7 @@ FLAGS: dict[str, VllmFlag] = {
 }
 """By name; a later table holds where two have a name."""
 SHORT_NAMES = {
+    "--no-enable-log-requests": "--disable-log-requests",
     "-tp": "--tensor-parallel-size",
     "-pp": "--pipeline-parallel-size",
     "-dp": "--data-parallel-size",

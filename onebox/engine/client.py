@@ -33,6 +33,7 @@ from onebox.engine.request import (
     QueueFullError,
     Request,
     ShareFullError,
+    Started,
 )
 from onebox.engine.stats import EngineStats
 from onebox.spec.errors import UsageError
@@ -149,6 +150,8 @@ class RequestHandle:
         self.is_complete = False
         """Set by a reader that needs no more, for instance after a stop string: the abort that follows is then reported
         as a stop."""
+        self.started_at: float | None = None
+        """When the step began that took the request out of the queue, on time.monotonic's clock."""
         self._watch = watch
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self._wake: Callable[[], object] | None = None
@@ -157,6 +160,8 @@ class RequestHandle:
         """Called by the delivering thread; `started_at` as in Watch."""
         if self.is_complete and isinstance(event, Finished) and event.reason is FinishReason.ABORT:
             event = replace(event, reason=FinishReason.STOP)
+        if isinstance(event, Started):
+            self.started_at = started_at
         if self._watch:
             try:
                 self._watch(event, started_at)

@@ -19,6 +19,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from onebox.server.errors import ForeignOriginError, UnauthorizedError, UnknownHostError, error_response
 from onebox.server.keys import ApiKey, Caller, callers_of, current_caller
+from onebox.server.record import current_record
 
 __all__ = ["ApiKeyGuard", "HostGuard", "HostNames", "OriginGuard"]
 
@@ -47,6 +48,8 @@ class ApiKeyGuard:
         caller = self._caller_of(Headers(scope=scope))
         if caller or scope["path"] in _OPEN_PATHS or scope["path"].startswith(_OPEN_FOLDER):
             current_caller.set(caller)
+            if caller and (record := current_record.get()):
+                record.key_name = caller.name
             await self._app(scope, receive, send)
             return
         error = UnauthorizedError(

@@ -4,6 +4,7 @@ Every endpoint reads the same `Answer`, streamed or not, so the joined chunks of
 """
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -204,10 +205,12 @@ class Answer:
         """stop, length or tool_calls."""
         self.token_ids: list[int] = []
         """Those of the answer, reasoning and marks included, without the control token that ends it."""
+        self.first_token_at: float | None = None
+        """When the first token was read, on time.monotonic's clock."""
         self._prompt_logprobs: list[Sequence[TokenLogprob]] = []
         self._submission = submission
         self._request = request
-        self._handle = handle
+        self._handle = self._first_handle = handle
         self._text = AnswerText(tokenizer, prompt)
         self._count = UsageCount(len(prompt.token_ids))
         max_tokens = prompt.sampling.max_tokens or submission.config.max_model_len - len(prompt.token_ids)
@@ -218,6 +221,11 @@ class Answer:
     def usage(self) -> Usage:
         """Final after the last chunk; before, of what has been read."""
         return self._count.usage
+
+    @property
+    def started_at(self) -> float | None:
+        """When the step began that took it out of the queue, on the same clock."""
+        return self._first_handle.started_at
 
     @property
     def num_generated(self) -> int:
@@ -284,6 +292,7 @@ class Answer:
     def _take(self, event: Tokens) -> AnswerChunk:
         deltas: list[Delta] = []
         num_taken = 0
+        self.first_token_at = self.first_token_at or time.monotonic()
         for token_id in event.token_ids:
             num_taken += 1
             self._count.num_reasoning += self._text.in_reasoning

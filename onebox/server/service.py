@@ -14,6 +14,7 @@ from onebox.server.lanes import TextLanes
 from onebox.server.media import Media
 from onebox.server.pool import WorkPool
 from onebox.server.prompt import Prompt, PromptBuilder
+from onebox.server.record import current_record
 from onebox.server.submission import RESUBMIT_TIMEOUT_S, Submission
 from onebox.text.chat import ChatTemplate
 from onebox.text.generation import GenerationDefaults
@@ -42,6 +43,9 @@ class Service:
     media: Media = field(default_factory=Media.text_only)
     resubmit_timeout_s: float = RESUBMIT_TIMEOUT_S
     """How long an answer whose thinking budget is used up may wait for a place in a full queue."""
+
+    fingerprint: str = ""
+    """Of what decides an answer: the model as it is computed, tokenizer, template and defaults; for /v1/models."""
 
     lanes: TextLanes = field(default_factory=TextLanes)
     """Threads for text work."""
@@ -83,7 +87,10 @@ class Service:
                 handles = await submission.submit_copies(request, n)
                 copies = (_copy(request, handle, copy) for copy, handle in enumerate(handles))
                 answers += (Answer(submission, self.tokenizer, prompt, *copy) for copy in copies)
-            yield Answers(request_id, tuple(answers), n)
+            submitted = Answers(request_id, tuple(answers), n)
+            if record := current_record.get():
+                record.answers, record.is_stream = submitted, is_stream
+            yield submitted
         finally:
             submission.close()
 

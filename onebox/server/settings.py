@@ -49,4 +49,8 @@ class ServerSettings:
     """Of all requests being answered together, small bodies not counted; beyond it a request gets 429."""
     heartbeat_s: float = 15.0
     """A stream that was silent for so long sends a heartbeat; idle limits of clients and proxies begin at a minute."""
+    logs_requests: bool = True
+    """One line each, at the level info; nothing of what was asked or answered."""
+    max_logged_characters: int = 0
+    """Of each prompt and each answer that are in its line."""
     connections: ConnectionLimits = field(default_factory=ConnectionLimits)

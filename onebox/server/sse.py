@@ -11,8 +11,9 @@ from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
 from onebox.server.answer import AnswerChunk, Answers
-from onebox.server.errors import GenerationError
+from onebox.server.errors import GenerationError, error_body
 from onebox.server.pieces import json_text
+from onebox.server.record import current_record
 from onebox.spec.errors import OneboxError
 
 __all__ = ["COMMENT", "EventForm", "EventStream", "answer_events", "merged", "sse_event"]
@@ -68,12 +69,20 @@ async def answer_events(form: EventForm, heartbeat_s: float) -> AsyncGenerator[s
         for event in form.end():
             yield event
     except OneboxError as error:
+        _record_error(error_body(error)["error"]["code"] or type(error).__name__)
         for event in form.fail(error):
             yield event
     except Exception:
         _log.exception("a stream failed")
+        _record_error("server_error")
         for event in form.fail(GenerationError("The server made an error; its log says more.")):
             yield event
+
+
+def _record_error(code: str) -> None:
+    """For the log: the status that was sent tells nothing of it."""
+    if record := current_record.get():
+        record.error = code
 
 
 def _item_events(form: EventForm, place: int, chunk: AnswerChunk | None) -> Iterable[str]:

@@ -12,7 +12,9 @@ import sys
 import threading
 from typing import IO, NoReturn
 
-__all__ = ["end_process", "flush_output", "log_in_background", "say"]
+from onebox.spec.log import LogStyle, json_line
+
+__all__ = ["end_process", "flush_output", "log_in_background", "log_style", "say"]
 
 MAX_LINES = 1000
 """That wait for a slow reader; further ones are dropped."""
@@ -21,10 +23,20 @@ FLUSH_S = 2.0
 _lines: queue.Queue[tuple[int, bytes]] = queue.Queue(MAX_LINES)
 _starting = threading.Lock()
 _writer: threading.Thread | None = None
+_style = LogStyle()
 
 
 def say(line: str, *, is_error: bool = False) -> None:
-    """Writes a line to stdout or stderr, soon; never blocks and never fails."""
+    """Writes a line to stdout or stderr, soon; never blocks and never fails.
+
+    What is no error counts as information where `log_in_background` set a higher level.
+    """
+    level = "error" if is_error else "info"
+    if logging.getLevelNamesMapping()[level.upper()] >= _style.number:
+        _write(json_line(level, line) if _style.format == "json" else line, is_error=is_error)
+
+
+def _write(line: str, *, is_error: bool) -> None:
     stream = sys.stderr if is_error else sys.stdout
     number = _file_number(stream)
     if number is None:
@@ -46,18 +58,28 @@ def end_process(status: int) -> NoReturn:
     os._exit(status)
 
 
-def log_in_background() -> None:
-    """Sends what is logged in this process to stderr, as `say` does."""
+def log_in_background(style: LogStyle | None = None) -> None:
+    """Sends what is logged in this process to stderr, on the thread that writes what is said, in a style of both."""
+    global _style
+    _style = style or LogStyle()
     handler = _BackgroundHandler()
-    handler.setFormatter(logging.Formatter("%(levelname)s %(name)s: %(message)s"))
+    handler.setFormatter(_style.formatter)
     root = logging.getLogger()
     root.handlers[:] = [handler]
+    root.setLevel(logging.WARNING)
+    # Of other libraries warnings alone: what they tell below that may hold what clients send.
+    logging.getLogger("onebox").setLevel(_style.number)
+
+
+def log_style() -> LogStyle:
+    """That of this process."""
+    return _style
 
 
 class _BackgroundHandler(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         try:
-            say(self.format(record), is_error=True)
+            _write(self.format(record), is_error=True)
         except Exception:
             self.handleError(record)
 

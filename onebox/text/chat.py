@@ -40,6 +40,7 @@ class ChatTemplate:
 
     def __init__(self, source: str) -> None:
         environment = _environment()
+        self.source = source
         try:
             self._template = environment.from_string(source)
             tree = environment.parse(source)

@@ -1,4 +1,6 @@
-"""The engine's process: `python -m onebox.engine.remote.child SOCKET PARENT`, started by `ChildProcess` only.
+"""The engine's process: `python -m onebox.engine.remote.child SOCKET PARENT LOG_FORMAT LOG_LEVEL`.
+
+Started by `ChildProcess` only.
 
 Three threads. The main one starts the engine and then waits for its end; one receives messages; the engine's own sends
 the events of each step. It never outlives its parent: the kernel kills it with the parent, and a closed socket ends it.
@@ -39,6 +41,7 @@ from onebox.engine.request import Event, Failed
 from onebox.engine.stats import EngineStats
 from onebox.spec.errors import OneboxError
 from onebox.spec.heap import bound_heap, start_trimming
+from onebox.spec.log import LogStyle
 from onebox.spec.output import end_process, flush_output, log_in_background
 
 __all__ = ["ParentConnection", "main"]
@@ -101,7 +104,7 @@ def _unsent(event: Event) -> Failed:
     return Failed(event.request_id, "What the engine computed for this request could not be sent to the server.")
 
 
-def main(socket: int, parent_id: int) -> None:
+def main(socket: int, parent_id: int, style: LogStyle | None = None) -> None:
     bound_heap(maps_large_blocks=False)
     end_with_parent()
     if os.getppid() != parent_id:
@@ -110,7 +113,7 @@ def main(socket: int, parent_id: int) -> None:
     # too, while the parent lets running requests finish.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    log_in_background()
+    log_in_background(style)
     parent = ParentConnection(Connection(socket))
     # Starting creates objects that stay; collections would walk them again and again.
     gc.disable()
@@ -213,4 +216,4 @@ def _exit() -> NoReturn:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]))
+    main(int(sys.argv[1]), int(sys.argv[2]), LogStyle(*sys.argv[3:]))

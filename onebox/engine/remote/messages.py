@@ -62,6 +62,8 @@ class Planned:
     """Of the activations."""
     plan: bytes
     """The whole plan, opaque to all but the engine's process."""
+    fingerprint: str = ""
+    """Of what decides an answer's tokens: weights, dtype, KV and state formats."""
 
 
 class StartDetail(NamedTuple):

@@ -18,6 +18,7 @@ from typing import Any
 
 from onebox.engine.remote.messages import StartEngine
 from onebox.engine.request import QueueFullError
+from onebox.spec.output import log_style
 
 __all__ = ["ChildProcess", "Deaths", "RestartPolicy"]
 
@@ -204,7 +205,8 @@ class ChildProcess:
 def _spawn(theirs: socket.socket) -> "subprocess.Popen[bytes]":
     # A fresh interpreter, not a fork: a CUDA context does not survive one, nor do other threads' locks. A group of its
     # own, so that what it starts can be ended with it.
-    command = [sys.executable, "-P", "-m", "onebox.engine.remote.child", str(theirs.fileno()), str(os.getpid())]
+    style, numbers = log_style(), (str(theirs.fileno()), str(os.getpid()))
+    command = [sys.executable, "-P", "-m", "onebox.engine.remote.child", *numbers, style.format, style.level]
     path = os.pathsep.join(entry or str(Path.cwd()) for entry in sys.path)
     return subprocess.Popen(
         command,

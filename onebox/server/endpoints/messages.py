@@ -45,7 +45,8 @@ def messages_router(service: Service, settings: ServerSettings) -> APIRouter:
         def form(answers: Answers) -> MessageReply:
             return MessageReply(answers, body, service.model_name)
 
-        return AnswerResponse(service.submit([prompt], "msg"), form, settings, is_stream=bool(body.stream))
+        is_stream = bool(body.stream)
+        return AnswerResponse(service.submit([prompt], "msg", is_stream=is_stream), form, settings, is_stream=is_stream)
 
     @router.post("/v1/messages/count_tokens")
     async def count_tokens(body: CountTokensRequest) -> Json:
@@ -219,8 +220,7 @@ def _usage(usage: Usage) -> Json:
         "output_tokens": usage.completion_tokens,
         "output_tokens_details": {
             "thinking_tokens": usage.reasoning_tokens,
-            "accepted_prediction_tokens": usage.accepted_draft_tokens,
-            "rejected_prediction_tokens": usage.rejected_draft_tokens,
+            **usage.draft_details,
         },
     }
 

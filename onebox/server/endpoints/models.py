@@ -20,11 +20,12 @@ def models_router(service: Service) -> APIRouter:
     def model() -> dict[str, Any]:
         name, limit = service.model_name, service.engine.config.max_model_len
         head = {"id": name, "object": "model", "created": created, "owned_by": "onebox", "root": name, "parent": None}
-        return {**head, "max_model_len": limit, "input_modalities": ["text", *service.media.kinds]}
+        facts = {"max_model_len": limit, "input_modalities": ["text", *service.media.kinds]}
+        return {**head, **facts, "fingerprint": service.fingerprint}
 
     @router.get("/v1/models")
     async def models() -> dict[str, Any]:
-        """The served model, its context and what it reads"""
+        """The served model, its context, what it reads, and a fingerprint of all that decides its answers"""
         return {"object": "list", "data": [model()]}
 
     @router.get("/v1/models/{name:path}")

@@ -39,7 +39,9 @@ def responses_router(service: Service, settings: ServerSettings) -> APIRouter:
         def form(answers: Answers) -> ResponseReply:
             return ResponseReply(answers, body, service.model_name)
 
-        return AnswerResponse(service.submit([prompt], "resp"), form, settings, is_stream=bool(body.stream))
+        return AnswerResponse(
+            service.submit([prompt], "resp", is_stream=bool(body.stream)), form, settings, is_stream=bool(body.stream)
+        )
 
     return router
 
@@ -259,8 +261,7 @@ def _usage(usage: Usage) -> Json:
         "output_tokens": usage.completion_tokens,
         "output_tokens_details": {
             "reasoning_tokens": usage.reasoning_tokens,
-            "accepted_prediction_tokens": usage.accepted_draft_tokens,
-            "rejected_prediction_tokens": usage.rejected_draft_tokens,
+            **usage.draft_details,
         },
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
     }

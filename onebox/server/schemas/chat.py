@@ -229,6 +229,11 @@ class ChatRequest(GenerationFields, ChatPromptFields):
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     parallel_tool_calls: bool | None = None
     modalities: Annotated[list[Literal["text"]], Field(max_length=8, fail_fast=True)] | None = None
+    # As in SpelledOutFields: reasoning is always told apart and streamed, and the answer is a message of its own.
+    separate_reasoning: Literal[True] | None = None
+    stream_reasoning: Literal[True] | None = None
+    include_reasoning: Literal[True] | None = None
+    continue_final_message: Literal[False] | None = None
 
     @model_validator(mode="after")
     def _one_limit(self) -> Self:

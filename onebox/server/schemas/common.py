@@ -238,6 +238,16 @@ class HarmlessFields(Strict):
     """Nothing is stored."""
 
 
+class SpelledOutFields(Strict):
+    """Options that routers such as vllm-router write into every request. Each may say only what is done anyway."""
+
+    skip_special_tokens: Literal[True] | None = None
+    """Control tokens have no text."""
+    no_stop_trim: Literal[False] | None = None
+    """Stop strings are cut off."""
+    return_hidden_states: Literal[False] | None = None
+
+
 class GrammarFields(Strict):
     """Constraints of the content; at most one of these. With thinking on, it applies to what follows the reasoning."""
 
@@ -313,7 +323,7 @@ def _schema(value: dict[str, Any] | str) -> Any:
         raise UsageError(f"The JSON schema is a text that is not JSON ({error}).") from None
 
 
-class GenerationFields(HarmlessFields, GrammarFields):
+class GenerationFields(HarmlessFields, SpelledOutFields, GrammarFields):
     """The fields that chat and completions share. Null means absent, as in OpenAI's API."""
 
     model: Name | None = None

@@ -192,14 +192,21 @@ class TrainingNetwork:
     rule: DeltaRule
     functions: LayerFunctions = LayerFunctions()
 
-    def hidden(self, weights: Weights, tokens: Tensor, layout: BatchLayout) -> tuple[Tensor, Tensor]:
-        """Final hidden states [N, H] of tokens [N], and the mean balance loss of the layers."""
+    def hidden(
+        self, weights: Weights, tokens: Tensor, layout: BatchLayout, taps: dict[int, Tensor] | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Final hidden states [N, H] of tokens [N], and the mean balance loss of the layers.
+
+        `taps` receives the stream [N, H] behind each layer, by layer.
+        """
         text = self.spec.text_prefix
         x = F.embedding(tokens, weights[f"{text}embed_tokens.weight"]).float()
         balances = []
         for index, kind in enumerate(self.spec.layer_types):
             x, balance = self._layer(_under(weights, f"{text}layers.{index}."), x, layout, is_full=kind == FULL)
             balances.append(balance)
+            if taps is not None:
+                taps[index] = x
         return _norm(self.spec, x, weights[f"{text}norm.weight"], torch.float32), torch.stack(balances).mean()
 
     def mtp(self, weights: Weights, next_tokens: Tensor, hidden: Tensor, layout: BatchLayout) -> tuple[Tensor, Tensor]:

@@ -8,7 +8,7 @@ from torch import Tensor
 from onebox.spec.model import ModelSpec
 from onebox.spec.modules import ModuleClass, fused_experts, modules
 
-__all__ = ["Optimizer", "orthogonalised"]
+__all__ = ["Optimizer", "matrix_sides", "orthogonalised"]
 
 MOMENTUM = 0.95
 WEIGHT_DECAY = 0.05
@@ -23,8 +23,8 @@ _PLAIN_CLASSES = (ModuleClass.EMBEDDING, ModuleClass.LM_HEAD, ModuleClass.DELTA_
 class Optimizer:
     """Owns the moments of all weights. A step updates the weights and clears their gradients."""
 
-    def __init__(self, spec: ModelSpec, weights: Mapping[str, Tensor]) -> None:
-        sides = _matrix_sides(spec)
+    def __init__(self, sides: Mapping[str, tuple[int, int]], weights: Mapping[str, Tensor]) -> None:
+        """`sides` are the rows and columns of each matrix in a tensor that Muon updates, by the tensor's name."""
         self._weights = list(weights.values())
         self._groups: dict[tuple[int, int], list[Tensor]] = {}
         for name, weight in weights.items():
@@ -79,7 +79,7 @@ def orthogonalised(matrices: Tensor) -> Tensor:
     return nearest.to(matrices.dtype)
 
 
-def _matrix_sides(spec: ModelSpec) -> dict[str, tuple[int, int]]:
+def matrix_sides(spec: ModelSpec) -> dict[str, tuple[int, int]]:
     """By tensor name, rows and columns of each matrix in the tensor. Tensors that AdamW updates are not in it."""
     sides = {
         module.plain_tensor: (module.shape[0], module.shape[1])

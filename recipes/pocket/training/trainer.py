@@ -13,7 +13,7 @@ from torch import Tensor
 from onebox.spec.errors import DoesNotFitError
 from recipes.pocket.training.feed import ANSWER_WEIGHT, ExamplePool, Feed
 from recipes.pocket.training.network import BatchLayout, LayerFunctions, TrainingNetwork, Weights
-from recipes.pocket.training.optimizer import Optimizer
+from recipes.pocket.training.optimizer import Optimizer, matrix_sides
 from recipes.pocket.training.schedule import LONG_PART, RunClock, learning_rate
 
 __all__ = ["BatchShape", "LossTally", "RunMonitor", "Trainer", "log_step", "run_and_save", "warm_up"]
@@ -56,7 +56,7 @@ class Trainer:
     ) -> None:
         self.network, self.feed, self.shape, self.device = network, feed, shape, device
         self.weights = {name: weight.float().to(device).requires_grad_() for name, weight in weights.items()}
-        self.optimizer = Optimizer(network.spec, self.weights)
+        self.optimizer = Optimizer(matrix_sides(network.spec), self.weights)
         kind_weights = [ANSWER_WEIGHT if kind in feed.answers else 1 for kind in range(len(feed.kinds))]
         self._kind_weights = torch.tensor(kind_weights, dtype=torch.float32, device=device)
         self._layouts: dict[int, BatchLayout] = {}

@@ -7,6 +7,7 @@ def test_models_health_and_version(scripted):
     client = scripted("ok")
     (model,) = client.request("GET", "/v1/models").json()["data"]
     assert (model["id"], model["object"], model["max_model_len"]) == ("tiny", "model", 400)
+    assert model["fingerprint"] == client.service.fingerprint
     assert client.request("GET", "/v1/models/tiny").json() == model
     assert client.request("GET", "/version").json() == {"version": __version__}
     assert client.request("GET", "/health").json() == {

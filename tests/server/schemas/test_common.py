@@ -78,3 +78,21 @@ def test_n_choices_are_n_answers_with_seeds_of_their_own(tiny, endpoint):
     for chunk in events(getattr(tiny, endpoint)(**options, stream=True, return_token_ids=True)):
         streamed[chunk["choices"][0]["index"]] += chunk["choices"][0].get("token_ids", [])
     assert streamed == dict(enumerate(ids))
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "fields"),
+    [
+        ("chat", {"separate_reasoning": True, "stream_reasoning": True, "include_reasoning": True}),
+        ("chat", {"continue_final_message": False, "no_stop_trim": False, "return_hidden_states": False}),
+        ("complete", {"skip_special_tokens": True, "no_stop_trim": False, "return_hidden_states": False}),
+    ],
+)
+def test_what_routers_spell_out_is_taken_as_far_as_it_is_what_happens_anyway(scripted, endpoint, fields):
+    client = scripted("ok")
+    ask = getattr(client, endpoint)
+    assert ask(**fields).json()["choices"] == ask().json()["choices"]
+    for name, value in fields.items():
+        response = ask(**{name: not value})
+        assert response.status_code == 400
+        assert name in response.text

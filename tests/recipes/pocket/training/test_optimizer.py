@@ -5,7 +5,7 @@ import torch
 from onebox.spec.model import spec_from_config
 from recipes.pocket.config import TOY
 from recipes.pocket.training.network import draw_weights
-from recipes.pocket.training.optimizer import Optimizer, orthogonalised
+from recipes.pocket.training.optimizer import Optimizer, matrix_sides, orthogonalised
 
 SPEC = spec_from_config(TOY)
 
@@ -19,7 +19,7 @@ def test_orthogonalised_matrices_have_singular_values_about_one():
 
 def test_cleared_moments_do_not_move_weights():
     weights = {name: weight.requires_grad_() for name, weight in draw_weights(SPEC).items()}
-    optimizer = Optimizer(SPEC, weights)
+    optimizer = Optimizer(matrix_sides(SPEC), weights)
     for scale in (1.0, 0.0):
         for weight in weights.values():
             weight.grad = torch.full_like(weight, scale)

@@ -1,0 +1,258 @@
+"""The fleet: its members, their relays, the router in front, and what is done to them while they serve."""
+
+import asyncio
+import contextlib
+import shutil
+import socket
+import tempfile
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx
+import uvicorn
+
+from onebox.fleet.config import FleetConfig, MemberConfig
+from onebox.fleet.member import Identity, differences, read_identity, refuse_differences
+from onebox.fleet.page import admin_app
+from onebox.fleet.process import OwnedProcess, free_ports
+from onebox.fleet.relay import Relay, RelayPorts
+from onebox.fleet.roll import Roll
+from onebox.fleet.router import router_launch
+from onebox.fleet.watch import FleetMember
+from onebox.spec.errors import OneboxError
+
+__all__ = ["Fleet", "open_fleet"]
+
+Say = Callable[[str], None]
+_ROUTER_S = 120.0
+"""Until a router takes requests; LiteLLM imports for a while."""
+_ROUTER_STOP_S = 5.0
+
+
+class _Server(uvicorn.Server):
+    """Leaves signals to the command."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Any:
+        yield
+
+
+class Fleet:
+    """A running fleet; `open_fleet` makes one."""
+
+    def __init__(self, config: FleetConfig, http: httpx.AsyncClient, say: Say) -> None:
+        self.config = config
+        self.http = http
+        self.say = say
+        self.directory = Path(tempfile.mkdtemp(prefix="onebox-fleet-"))
+        """Logs of the fleet's own processes, and the router's configuration."""
+        self.wanted: set[Identity] = set()
+        self.members: list[FleetMember] = []
+        self.router: OwnedProcess | None = None
+        self.num_router_restarts = 0
+        self.roll: Roll | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+        self._server: _Server | None = None
+        self._serving: asyncio.Task[None] | None = None
+        self._relay_ports: list[int] = []
+
+    # The start.
+
+    async def start(self) -> None:
+        """Members, check, relays, router; each step refuses what is wrong with a sentence."""
+        urls = await self._start_members()
+        identities = await self._identities(urls)
+        if not identities:
+            raise OneboxError(f"No member of {self.config.path} answers: {', '.join(urls.values())}.")
+        refuse_differences(identities)
+        self.wanted.add(next(iter(identities.values())))
+        for member in self.members:
+            member.identity = identities.get(member.config.name)
+            await member.look()
+        await self._listen()
+        await self._start_router()
+        self._tasks = [asyncio.create_task(member.watch()) for member in self.members]
+        self._tasks.append(asyncio.create_task(self._watch_router()))
+
+    async def _start_members(self) -> dict[str, str]:
+        """Starts what is the fleet's own, all at once; returns the URLs by name."""
+        for config in self.config.members:
+            url, process = self.start_process(config) if config.is_owned else (config.url or "", None)
+            relay = Relay(config.name, self.http, url)
+            member = FleetMember(config, self.config, self.http, relay, self.wanted, process)
+            self.members.append(member)
+        owned = [member for member in self.members if member.process]
+        await asyncio.gather(*(self.wait_healthy(m.url, m.process) for m in owned if m.process))
+        return {member.config.name: member.url for member in self.members}
+
+    def start_process(self, config: MemberConfig, *, elsewhere: bool = False) -> tuple[str, OwnedProcess]:
+        """(URL, process) of a member of the fleet's own; `elsewhere`: on another port than its URL names."""
+        given = urlsplit(config.url or "http://127.0.0.1")
+        port = (None if elsewhere else given.port) or free_ports(1)[0]
+        log = self.directory / f"{config.name}-{port}.log"
+        self.say(f"{config.name}: starting on port {port}, log in {log}")
+        return f"{given.scheme}://{given.hostname}:{port}", OwnedProcess(config.name, config.command(port), log)
+
+    async def wait_healthy(self, url: str, process: OwnedProcess) -> None:
+        """Until the process takes requests; refuses one that ends before, or that takes too long."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self.config.start_s):
+                while True:
+                    if process.status is not None:
+                        raise OneboxError(process.why())
+                    with contextlib.suppress(httpx.HTTPError):
+                        if (await self.http.get(f"{url}/health", timeout=5)).status_code == 200:
+                            return
+                    await asyncio.sleep(0.1)
+        raise OneboxError(f"{process.name} is not healthy after {self.config.start_s:g} s; see {process.log}.")
+
+    async def _identities(self, urls: dict[str, str]) -> dict[str, Identity]:
+        """Of the members that answer; the others join when they do."""
+        found: dict[str, Identity] = {}
+        for name, url in urls.items():
+            try:
+                found[name] = await read_identity(self.http, url)
+            except OneboxError as error:
+                self.say(f"{name}: {error} It joins when it answers.")
+        return found
+
+    async def _listen(self) -> None:
+        """Relays on ports of this machine, and the page with its API on the admin port."""
+        sockets = [_bound("127.0.0.1", 0) for _ in self.members]
+        self._relay_ports = [each.getsockname()[1] for each in sockets]
+        apps: dict[int, Any] = dict(zip(self._relay_ports, (member.relay for member in self.members), strict=True))
+        sockets.append(_bound("127.0.0.1", self.config.admin_port))
+        apps[self.config.admin_port] = admin_app(self)
+        options: dict[str, Any] = {"lifespan": "off", "log_config": None, "access_log": False, "ws": "none"}
+        # The router keeps idle connections; who closes first must not be us.
+        server = _Server(uvicorn.Config(RelayPorts(apps), timeout_keep_alive=3600, log_level="critical", **options))
+        self._server = server
+        self._serving = asyncio.create_task(server.serve(sockets=sockets))
+        while not server.started:
+            await asyncio.sleep(0.01)
+
+    @property
+    def relay_urls(self) -> list[str]:
+        return [f"http://127.0.0.1:{port}" for port in self._relay_ports]
+
+    async def _start_router(self) -> None:
+        config = self.config
+        (model,) = {identity.model for identity in self.wanted}
+        launch = router_launch(config, self.relay_urls, model, self.directory, free_ports(1)[0])
+        for name, text in launch.files.items():
+            (self.directory / name).write_text(text, encoding="utf-8")
+        _bound(config.host, config.port).close()
+        router = OwnedProcess(config.router, launch.command, self.directory / "router.log", launch.environment)
+        self.router = router
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_ROUTER_S):
+                while router.status is None:
+                    with contextlib.suppress(httpx.HTTPError):
+                        response = await self.http.get(f"{config.url}{launch.ready_path}", timeout=5)
+                        if response.status_code == 200:
+                            return
+                    await asyncio.sleep(0.1)
+        raise OneboxError(router.why() if router.status is not None else f"{config.router} is not ready; {router.log}")
+
+    async def _watch_router(self) -> None:
+        """The router is the fleet's own: it is started again when it ends."""
+        while True:
+            await asyncio.sleep(self.config.poll_s)
+            if self.router and self.router.status is not None:
+                self.say(f"{self.router.why()}; it is started again.")
+                self.num_router_restarts += 1
+                try:
+                    await self._start_router()
+                except OneboxError as error:
+                    self.say(str(error))
+                    await asyncio.sleep(5)
+
+    # While it runs.
+
+    def member(self, name: str) -> FleetMember:
+        self.config.member(name)
+        return next(member for member in self.members if member.config.name == name)
+
+    def begin_roll(self, config: FleetConfig, names: list[str], *, in_place: bool) -> Roll:
+        """Starts to replace members, one after the other, by what `config` says; refuses while one is under way."""
+        if self.roll and not self.roll.is_done:
+            raise OneboxError("A roll is under way; wait until it has ended.")
+        self.roll = Roll(self, config, names, in_place=in_place)
+        self._tasks.append(asyncio.create_task(self.roll.run()))
+        return self.roll
+
+    def refuse_other_model(self, name: str, identity: Identity) -> None:
+        """A replacement may be of another version, and in nothing else another."""
+        if wrong := differences(identity, next(iter(self.wanted)), with_version=False):
+            raise OneboxError(f"The new {name} is not like the fleet: {'; '.join(wrong)}. It takes no traffic.")
+
+    def status(self) -> dict[str, Any]:
+        """For the table, the page and scripts."""
+        router = self.router
+        return {
+            "router": {
+                "name": self.config.router,
+                "policy": self.config.policy,
+                "url": self.config.url,
+                "is_running": bool(router and router.status is None),
+                "num_restarts": self.num_router_restarts,
+            },
+            "model": sorted({identity.model for identity in self.wanted}),
+            "members": [member.status() for member in self.members],
+            "roll": self.roll.status() if self.roll else None,
+        }
+
+    # The end.
+
+    async def stop(self) -> None:
+        """The router first, so that nothing new comes; then the fleet's own members. Others are left as they are."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self.router:
+            await self._drain_relays()
+            await self.router.stop(_ROUTER_STOP_S)
+        owned = [member.process for member in self.members if member.process]
+        if self.roll:
+            owned += [process for process in self.roll.processes if process not in owned]
+        await asyncio.gather(*(process.stop(self.config.drain_s) for process in owned))
+        if self._server and self._serving:
+            self._server.should_exit = True
+            await self._serving
+        shutil.rmtree(self.directory, ignore_errors=True)
+
+    async def _drain_relays(self) -> None:
+        """Lets what is open finish; what comes is refused."""
+        for member in self.members:
+            member.relay.closed_reason = "the fleet is stopping."
+        open_ones = [member for member in self.members if member.relay.num_open()]
+        await asyncio.gather(*(m.relay.wait_empty(m.url, self.config.drain_s) for m in open_ones))
+
+
+def _bound(host: str, port: int) -> socket.socket:
+    """A socket that is bound; a port in use is refused with a sentence."""
+    bound = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
+    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        bound.bind((host, port))
+    except OSError as error:
+        bound.close()
+        raise OneboxError(f"Port {port} on {host} cannot be had ({error.strerror}); choose another.") from None
+    return bound
+
+
+@contextlib.asynccontextmanager
+async def open_fleet(config: FleetConfig, say: Say) -> AsyncIterator[Fleet]:
+    """A fleet that serves; at the end of the block everything that it started has ended."""
+    headers = {"Authorization": f"Bearer {config.api_key}"} if config.api_key else {}
+    limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
+    # Relays send the client's own headers: theirs are requests of their own making, without these.
+    async with httpx.AsyncClient(headers=headers, limits=limits, trust_env=False) as http:
+        fleet = Fleet(config, http, say)
+        try:
+            await fleet.start()
+            yield fleet
+        finally:
+            await fleet.stop()

@@ -1,0 +1,51 @@
+"""fleet.toml: what is read, and what is refused by name."""
+
+import pytest
+
+from onebox.fleet.config import read_fleet_config
+from onebox.spec.errors import OneboxError
+
+MEMBER = '[[member]]\nname = "a"\nurl = "http://10.0.0.1:8000/"\n'
+
+
+def read(tmp_path, text):
+    path = tmp_path / "fleet.toml"
+    path.write_text(text)
+    return read_fleet_config(path)
+
+
+def test_a_file_is_read_with_its_defaults(tmp_path):
+    (tmp_path / "key").write_text("secret\nmore\n")
+    own = '[[member]]\nname = "b"\nstart = "onebox serve \'my dir\' --port {port}"\n'
+    config = read(tmp_path, f'[fleet]\napi_key_file = "key"\n{MEMBER}{own}')
+    assert (config.router, config.policy, config.url) == ("vllm-router", "cache_aware", "http://127.0.0.1:8080")
+    assert config.api_key == "secret"
+    assert "secret" not in repr(config)
+    first, second = config.members
+    assert (first.url, first.is_owned) == ("http://10.0.0.1:8000", False)
+    assert second.is_owned
+    assert second.command(9) == ["onebox", "serve", "my dir", "--port", "9"]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "no \\[\\[member\\]\\]"),
+        ("fleet = [", "not TOML"),
+        (f"[fleet]\nrouters = 1\n{MEMBER}", "routers is not known"),
+        (f'[fleet]\nport = "80"\n{MEMBER}', "port is '80'"),
+        (f"[fleet]\nport = 70000\n{MEMBER}", "port must be"),
+        (f"[fleet]\nhang_s = 0\n{MEMBER}", "hang_s must be above 0"),
+        (f'[fleet]\nrouter = "nginx"\n{MEMBER}', "use vllm-router or litellm"),
+        (f'[fleet]\npolicy = "cache_lookup"\n{MEMBER}', "vllm-router has cache_aware"),
+        (f'[fleet]\napi_key_file = "none"\n{MEMBER}', "cannot be read"),
+        (MEMBER + MEMBER, "name a is given twice"),
+        ('[[member]]\nname = "a"\n', "needs a url, or a start"),
+        ('[[member]]\nname = "a/b"\nurl = "http://x"\n', "name must be given"),
+        ('[[member]]\nname = "a"\nurl = "10.0.0.1:8000"\n', "not an http URL"),
+        ('[[member]]\nname = "a"\nstart = "onebox serve"\n', "must have {port}"),
+    ],
+)
+def test_what_is_wrong_is_refused_by_name(tmp_path, text, said):
+    with pytest.raises(OneboxError, match=said):
+        read(tmp_path, text)

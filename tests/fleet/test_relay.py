@@ -1,0 +1,97 @@
+"""A relay over members that break off in the middle: clients get whole events and a last one that says why."""
+
+import asyncio
+import json
+
+import httpx
+import pytest
+
+from onebox.fleet.relay import Relay
+
+HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: %s\r\nTransfer-Encoding: chunked\r\n\r\n"
+EVENT = b'data: {"a": 1}\n\n'
+
+
+def chunk(data):
+    return b"%x\r\n%s\r\n" % (len(data), data)
+
+
+async def asked(reply, path="/v1/chat/completions", during=None):
+    """What a client gets of a member that sends these bytes and closes; `during` gets the relay when all is sent."""
+    held = asyncio.Event()
+
+    async def answer(reader, writer):
+        await reader.readuntil(b"{}")
+        writer.write(reply)
+        await writer.drain()
+        if during:
+            await held.wait()
+        writer.close()
+
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server, httpx.AsyncClient() as upstream:
+        relay = Relay("box", upstream, f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
+        transport = httpx.ASGITransport(relay, raise_app_exceptions=True)
+        async with httpx.AsyncClient(transport=transport, base_url="http://relay") as client:
+            asking = asyncio.create_task(client.post(path, content=b"{}"))
+            if during:
+                while not relay.num_open():
+                    await asyncio.sleep(0.01)
+                await during(relay)
+            response = await asking
+            held.set()
+        return response, relay
+
+
+def test_a_broken_stream_ends_with_whole_events_and_an_error():
+    reply = HEAD % b"text/event-stream" + chunk(EVENT) + chunk(b'data: {"half')
+    response, relay = asyncio.run(asked(reply))
+    first, last, end = response.text.split("\n\n")
+    assert (response.status_code, first, end) == (200, 'data: {"a": 1}', "")
+    assert "The answer broke off: box failed" in json.loads(last.removeprefix("data: "))["error"]["message"]
+    assert (relay.num_cut, relay.num_refused, relay.num_passed) == (1, 0, 0)
+
+
+def test_an_anthropic_stream_ends_with_an_error_of_its_own_form():
+    reply = HEAD % b"text/event-stream" + chunk(EVENT)
+    response, _ = asyncio.run(asked(reply, "/v1/messages"))
+    name, data = response.text.split("\n\n")[1].split("\n")
+    assert name == "event: error"
+    assert json.loads(data.removeprefix("data: "))["type"] == "error"
+
+
+@pytest.mark.parametrize("reply", [b"", HEAD % b"application/json" + chunk(b'{"half')])
+def test_what_has_not_begun_can_be_had_from_another_member(reply):
+    response, relay = asyncio.run(asked(reply))
+    assert response.status_code == 503
+    assert response.headers["retry-after"] == "1"
+    assert (relay.num_cut, relay.num_refused) == (0, 1)
+
+
+def test_a_whole_answer_passes_as_it_is():
+    reply = HEAD % b"text/event-stream" + chunk(EVENT + EVENT) + chunk(b"data: [DONE]\n\n") + chunk(b"")
+    response, relay = asyncio.run(asked(reply))
+    assert response.content == EVENT + EVENT + b"data: [DONE]\n\n"
+    assert response.headers["content-type"] == "text/event-stream"
+    assert (relay.num_passed, relay.num_open()) == (1, 0)
+
+
+def test_a_member_that_is_given_up_is_answered_for_at_once():
+    async def give_up(relay):
+        await asyncio.sleep(0.1)
+        relay.cut("box is hung.")
+
+    response, relay = asyncio.run(asked(b"", during=give_up))
+    assert response.status_code == 503
+    assert response.json()["error"]["message"] == "box is hung."
+    assert relay.num_open() == 0
+
+
+def test_a_closed_relay_asks_nobody():
+    async def ask():
+        async with httpx.AsyncClient() as upstream:
+            relay = Relay("box", upstream, "http://127.0.0.1:1", closed_reason="it is drained.")
+            async with httpx.AsyncClient(transport=httpx.ASGITransport(relay), base_url="http://relay") as client:
+                return await client.get("/health")
+
+    response = asyncio.run(ask())
+    assert (response.status_code, response.json()["error"]["message"]) == (503, "box takes no requests: it is drained.")
