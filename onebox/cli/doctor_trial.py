@@ -6,6 +6,7 @@ from importlib import import_module
 from pkgutil import iter_modules
 from typing import TYPE_CHECKING, Any
 
+import onebox
 from onebox.cli.doctor_machine import Finding, Health
 
 if TYPE_CHECKING:
@@ -81,15 +82,14 @@ def _small_cases() -> "list[tuple[Operation[..., Any], Case]]":
 
 def check_answer() -> Finding:
     """A question to the pocket model, through tokenizer, template and engine; asked twice, answered the same."""
-    from onebox.llm import LLM, SamplingParams
     from onebox.pocket.ready import pocket_checkpoint
     from onebox.text.chat import ChatTemplate
 
     began = time.perf_counter()
     directory = pocket_checkpoint()
     prompt = ChatTemplate.load(directory, None).render([{"role": "user", "content": _QUESTION}])
-    with LLM(directory, gpu_memory_utilization=0.5, kv_cache_memory_bytes=64 << 20, max_num_seqs=2) as llm:
-        params = SamplingParams(temperature=0.0, max_tokens=64)
+    with onebox.LLM(directory, gpu_memory_utilization=0.5, kv_cache_memory_bytes=64 << 20, max_num_seqs=2) as llm:
+        params = onebox.SamplingParams(temperature=0.0, max_tokens=64)
         first, second = (llm.generate([prompt], params)[0] for _ in range(2))
         device = llm.plan.device.type
     answer = " ".join(first.text.rpartition("</think>")[2].split())
