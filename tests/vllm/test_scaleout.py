@@ -76,8 +76,16 @@ def test_the_check_finds_the_scheme_that_vllm_finds_for_every_layer(tmp_path, na
 
 def test_every_flag_that_is_passed_on_is_one_of_vllms():
     flags = set(json.loads(run_in_vllm("serve_flags.py")))
-    passed = {f"--{name}" for name in SAME | TRANSLATED} - {"--allow-open-server"}
-    made = {"--nnodes", "--node-rank", "--master-addr", "--master-port", "--headless", "--tensor-parallel-size"}
+    passed = {f"--{name}" for name in SAME | TRANSLATED} - {"--allow-open-server", "--disable-log-requests"}
+    made = {
+        "--no-enable-log-requests",
+        "--nnodes",
+        "--node-rank",
+        "--master-addr",
+        "--master-port",
+        "--headless",
+        "--tensor-parallel-size",
+    }
     made |= {"--pipeline-parallel-size", "--distributed-executor-backend", "--enable-auto-tool-choice"}
     assert passed | made | {"--tool-call-parser", "--reasoning-parser"} <= flags
 
