@@ -5,8 +5,10 @@ BIN := $(VENV)/bin
 
 .PHONY: serve test lint types pytest bench soak pocket conformance-test vllm-test clean
 
+# make serve PORT=9000 MODEL=models/hybrid ARGS='--max-num-seqs 4'
+PORT ?= 8000
 serve: $(VENV)/.installed
-	$(BIN)/onebox serve
+	$(BIN)/onebox serve $(MODEL) --port $(PORT) $(ARGS)
 
 # mypy has one thread and pytest two processes: side by side they leave no core idle.
 test: $(VENV)/.installed-dev
@@ -61,7 +63,7 @@ $(VENV)/.installed-pocket: $(VENV)/.installed
 	touch $@
 
 # torch comes first and by itself: its version range decides which build the machine's index offers, and nothing that
-# asks for "any torch" later may choose another.
+# asks for "any torch" later may choose another; the tests' packages are installed under a constraint that says so.
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
@@ -78,7 +80,8 @@ $(VENV)/.installed: $(VENV)/.installed-torch
 	touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed-torch
-	$(INSTALL) -e '.[dev]'
+	$(BIN)/python -c 'import torch; print("torch==" + torch.__version__)' > $(VENV)/torch.txt
+	$(INSTALL) -e '.[dev]' -c $(VENV)/torch.txt
 	touch $(VENV)/.installed $@
 
 clean:

@@ -8,6 +8,7 @@ import typer
 
 from onebox.cli.options import grouped, option_group
 from onebox.cli.progress import byte_progress
+from onebox.spec.places import remember_place
 
 if TYPE_CHECKING:
     from onebox.checkpoint.build import BuildPlan
@@ -158,6 +159,7 @@ def build(
         return
     with byte_progress("building", plan.nbytes) as on_bytes:
         manifest = run_build(plan, out, restart=restart, on_bytes=on_bytes)
+    remember_place(out)
     typer.echo(f"{out}: {len(manifest.tensors):,} tensors, {plan.nbytes / 1e9:.2f} GB, each with its sha256.")
 
 

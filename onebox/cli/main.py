@@ -32,7 +32,9 @@ from onebox.cli.quantize import quantize
 from onebox.cli.report import report
 from onebox.cli.scaleout import scaleout_app
 from onebox.cli.serve import serve
+from onebox.cli.service import service_app
 from onebox.cli.settings import is_option, unknown_variables, variable_name
+from onebox.cli.stock import list_checkpoints, processes, remove, stop
 from onebox.cli.tune import tune
 from onebox.cli.up import up
 from onebox.cli.verify import verify
@@ -54,6 +56,11 @@ app = typer.Typer(
 for verb in (doctor, up, pull, inspect, build, quantize, verify, plan, serve, chat, tune, warm, draft_vocab):
     # A launch line is given to both: `warm` compiles what `serve` will need.
     app.command(cls=LaunchCommand if verb in (serve, warm) else None)(verb)
+app.command("list")(list_checkpoints)
+app.command("ps")(processes)
+app.command()(stop)
+app.command("rm")(remove)
+app.add_typer(service_app, name="service")
 app.add_typer(cache_app, name="cache")
 app.add_typer(bench_app, name="bench")
 app.add_typer(fleet_app, name="fleet")

@@ -7,6 +7,7 @@ import typer
 
 from onebox.cli.progress import byte_progress
 from onebox.spec.errors import UsageError
+from onebox.spec.places import remember_place
 
 __all__ = ["pull"]
 
@@ -42,5 +43,6 @@ def pull(
     typer.echo(f"{plan.missing_bytes / 1e9:.2f} of {plan.nbytes / 1e9:.2f} GB to fetch, commit {plan.origin.commit}.")
     with byte_progress("fetching", plan.nbytes) as on_bytes:
         run_fetch(plan, on_bytes, lambda sentence: typer.echo(sentence, err=True))
+    remember_place(directory)
     check = "" if words else f" Check it with `onebox inspect {directory}`."
     typer.echo(f"{directory}: {plan.nbytes / 1e9:.2f} GB.{check}")

@@ -28,6 +28,8 @@ from onebox.cli.settings import configurable
 from onebox.cli.start_view import progress_lines
 from onebox.spec.heap import bound_heap
 from onebox.spec.output import end_process, flush_output, log_in_background, say
+from onebox.spec.places import remember_place
+from onebox.spec.running import registered
 
 if TYPE_CHECKING:
     from onebox.engine.api import EngineOptions, EngineProcess, Progress
@@ -133,10 +135,21 @@ def _serve(options: _Options) -> int:
             is_quiet=options.http.disable_log_stats,
             judges_head=options.engine.load_format != "dummy",
         )
-        with engine, activity:
+        with engine, activity, _record(options, service, url):
             app = create_app(service, options.settings)
             drain_s, limits = options.http.shutdown_timeout, options.settings.connections
             return run(app, bound, say_ready, engine.close, drain_s, engine.wait_failed, limits, engine.close_s)
+
+
+def _record(options: _Options, service: "Service", url: str) -> contextlib.AbstractContextManager[None]:
+    """What `onebox ps` shows of this server, and `onebox list` of its checkpoint."""
+    from onebox.checkpoint.hub import resolve_source
+
+    directory = resolve_source(options.model).resolve() if options.model else None
+    if directory is not None:
+        remember_place(directory)
+    planned = sum(size for name, size in service.memory_bytes.items() if name not in ("reserve", "unused"))
+    return registered(service.model_name, str(directory or _POCKET_NAME), url, planned)
 
 
 def _load(options: _Options) -> "tuple[Service, EngineProcess]":

@@ -52,6 +52,15 @@ class ServeArguments:
         resolved.group(HttpOptions).settings()
         return resolved
 
+    @staticmethod
+    def of_words(words: Sequence[str]) -> "ServeArguments":
+        """A whole command line of `onebox serve`, its model included; refuses what that would refuse."""
+        arguments = tuple(_translated(words))
+        resolved = ServeArguments(arguments, _parse(arguments))
+        resolved.engine_options()
+        resolved.group(HttpOptions).settings()
+        return resolved
+
     def group(self, kind: type[Group]) -> Group:
         """One group of options."""
         return kind(**{field.name: self.values[field.name] for field in dataclasses.fields(kind)})  # type: ignore[arg-type]

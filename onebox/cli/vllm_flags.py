@@ -18,6 +18,7 @@ class VllmFlag(NamedTuple):
 
 
 _ONE_GPU = "onebox runs on one GPU of one machine"
+_MANY = f"{_ONE_GPU}; `onebox scaleout` plans and launches the same checkpoint on several, with stock vLLM"
 _OWN_KERNELS = "onebox has its own kernels, chosen when the model is loaded"
 _OWN_STATES = "onebox keeps DeltaNet states in pools of their own and caches them with their prefixes"
 _NO_UVICORN_LOG = (
@@ -29,6 +30,11 @@ _TLS = "onebox speaks HTTP; put a reverse proxy with TLS in front of it"
 _ONE_FORMAT = "the family has one {} format, which is always parsed"
 
 _NO_EFFECT_SWITCHES = {
+    "enable-prompt-tokens-details": "usage always tells cached tokens",
+    "enable-server-load-tracking": "`/metrics` always tells running and waiting requests",
+    "disable-cascade-attn": _OWN_KERNELS,
+    "enable-dbo": _OWN_KERNELS,
+    "skip-mm-profiling": "memory is planned from sizes, nothing is profiled",
     "trust-remote-code": "code from a checkpoint is never run",
     "enable-auto-tool-choice": "tool calls are always parsed if a request has tools",
     "enforce-eager": "graphs are captured in seconds, so they are always used",
@@ -44,6 +50,17 @@ _NO_EFFECT_SWITCHES = {
     "disable-frontend-multiprocessing": "the engine always has a process of its own",
 }
 _NO_EFFECT_VALUES = {
+    "tokenizer-revision": "the tokenizer is the checkpoint's own",
+    "code-revision": "code from a checkpoint is never run",
+    "ignore-patterns": "only files that the index names are read",
+    "model-impl": "the family is implemented once, on onebox's kernels",
+    "max-parallel-loading-workers": "files are read ahead through one bounded buffer",
+    "prefix-caching-hash-algo": "prefixes are compared token by token",
+    "max-num-partial-prefills": "prompts share the tokens of a step in their order",
+    "max-long-partial-prefills": "prompts share the tokens of a step in their order",
+    "long-prefill-token-threshold": "prompts share the tokens of a step in their order",
+    "preemption-mode": "a preempted request is computed again, with the same tokens",
+    "num-lookahead-slots": "drafts are set with --speculative-config",
     "tool-call-parser": _ONE_FORMAT.format("tool call"),
     "reasoning-parser": _ONE_FORMAT.format("reasoning"),
     "reasoning-config": "a reasoning over its budget is closed in the words that the model's makers give for it",
@@ -79,11 +96,11 @@ _NO_EFFECT_VALUES = {
 }
 _ONE = frozenset({"1"})
 _ONLY = {
-    "tensor-parallel-size": (_ONE, _ONE_GPU),
-    "pipeline-parallel-size": (_ONE, _ONE_GPU),
-    "data-parallel-size": (_ONE, _ONE_GPU),
+    "tensor-parallel-size": (_ONE, _MANY),
+    "pipeline-parallel-size": (_ONE, _MANY),
+    "data-parallel-size": (_ONE, _MANY),
     "decode-context-parallel-size": (_ONE, _ONE_GPU),
-    "nnodes": (_ONE, _ONE_GPU),
+    "nnodes": (_ONE, _MANY),
     "node-rank": (frozenset({"0"}), _ONE_GPU),
     "api-server-count": (_ONE, "one process serves HTTP"),
     "cpu-offload-gb": (frozenset({"0"}), "weights are never offloaded; `onebox plan` says what fits"),
@@ -97,12 +114,16 @@ _REFUSED_SWITCHES = {
         "prompts are always prefilled in chunks that share steps with running answers; remove the flag, "
         "--max-num-batched-tokens sets the prompt tokens per step"
     ),
-    "headless": _ONE_GPU,
-    "enable-expert-parallel": _ONE_GPU,
+    "headless": _MANY,
+    "enable-expert-parallel": _MANY,
     "enable-sleep-mode": "onebox has no sleep mode; stop the server instead",
     "enable-lora": "onebox serves checkpoints without adapters",
 }
 _REFUSED_VALUES = {
+    "root-path": "the API is at the root; let the proxy remove its prefix from the path",
+    "revision": "write it behind the repository, owner/name@revision",
+    "middleware": "no code is loaded into the server; put it into a proxy in front of it",
+    "lora-modules": "onebox serves checkpoints without adapters",
     "master-addr": _ONE_GPU,
     "master-port": _ONE_GPU,
     "num-gpu-blocks-override": "give the size in bytes with --kv-cache-memory-bytes",
