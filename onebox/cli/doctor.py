@@ -7,11 +7,11 @@ from typing import Annotated
 
 import typer
 
-from onebox.cli.doctor_machine import Finding, Health, machine_checks
+from onebox.cli.doctor_machine import DoctorLine, DoctorMark, machine_checks
 
 __all__ = ["doctor"]
 
-_MARKS = {Health.GOOD: "good", Health.NOTE: "note", Health.BAD: "BAD "}
+_MARKS = {DoctorMark.GOOD: "good", DoctorMark.NOTE: "note", DoctorMark.BAD: "BAD "}
 
 
 def doctor(
@@ -39,14 +39,14 @@ def doctor(
     if report is not None:
         write_report(report, [_line(found) for found in findings])
         typer.echo(f"Everything is in {report}: no prompts, no keys; have a look before you send it.")
-    num_bad = sum(found.health is Health.BAD for found in findings)
+    num_bad = sum(found.health is DoctorMark.BAD for found in findings)
     if num_bad:
         typer.echo(f"{num_bad} to change before onebox can run well here.")
         raise typer.Exit(1)
     typer.echo("onebox can run here.")
 
 
-def _run(checks: list[Callable[[], Finding]]) -> Iterator[Finding]:
+def _run(checks: list[Callable[[], DoctorLine]]) -> Iterator[DoctorLine]:
     """A check that fails in an unforeseen way is a finding too."""
     for check in checks:
         began = time.perf_counter()
@@ -56,9 +56,9 @@ def _run(checks: list[Callable[[], Finding]]) -> Iterator[Finding]:
             name = getattr(check, "func", check).__name__.removeprefix("check_").replace("_", " ")
             taken = time.perf_counter() - began
             text = " ".join(str(error).split()) or type(error).__name__
-            yield Finding(name, Health.BAD, f"failed after {taken:.0f} s: {text}")
+            yield DoctorLine(name, DoctorMark.BAD, f"failed after {taken:.0f} s: {text}")
 
 
-def _line(found: Finding) -> str:
+def _line(found: DoctorLine) -> str:
     first, *others = (found.text + (f"\n-> {found.advice}" if found.advice else "")).splitlines()
     return "\n".join([f"{_MARKS[found.health]}  {found.name:<12}{first}", *(f"{'':<18}{line}" for line in others)])

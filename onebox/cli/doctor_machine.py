@@ -21,7 +21,7 @@ import onebox
 from onebox.spec.errors import OneboxError
 from onebox.spec.hardware import GIB, detect_box, nvidia_driver
 
-__all__ = ["Finding", "Health", "Holder", "c_compiler_problem", "largest_processes", "machine_checks"]
+__all__ = ["DoctorLine", "DoctorMark", "Holder", "c_compiler_problem", "largest_processes", "machine_checks"]
 
 OLDEST_DRIVER = 580
 TESTED_TORCH = ("2.11", "2.13")
@@ -34,7 +34,7 @@ _MANY_HOLD = 0.1
 """Share of the memory that other programs may hold without a word."""
 
 
-class Health(StrEnum):
+class DoctorMark(StrEnum):
     """How a check came out."""
 
     GOOD = "good"
@@ -43,11 +43,11 @@ class Health(StrEnum):
 
 
 @dataclass(frozen=True)
-class Finding:
+class DoctorLine:
     """One line of the result."""
 
     name: str
-    health: Health
+    health: DoctorMark
     text: str
     advice: str = ""
     """What to do, where something is to be done."""
@@ -61,7 +61,7 @@ class Holder(NamedTuple):
     num_bytes: int
 
 
-def machine_checks(port: int, directory: Path) -> list[Callable[[], Finding]]:
+def machine_checks(port: int, directory: Path) -> list[Callable[[], DoctorLine]]:
     return [
         check_onebox,
         check_gpu,
@@ -78,77 +78,81 @@ def machine_checks(port: int, directory: Path) -> list[Callable[[], Finding]]:
     ]
 
 
-def check_onebox() -> Finding:
+def check_onebox() -> DoctorLine:
     text = f"{onebox.__version__}, Python {platform.python_version()}, {platform.system()} {platform.machine()}"
-    return Finding("onebox", Health.GOOD, text)
+    return DoctorLine("onebox", DoctorMark.GOOD, text)
 
 
-def check_gpu() -> Finding:
+def check_gpu() -> DoctorLine:
     box = detect_box()
     if not box.compute_capability:
-        return Finding(
+        return DoctorLine(
             "GPU",
-            Health.NOTE,
+            DoctorMark.NOTE,
             "none: models run on the CPU, which is for small ones.",
             "If this box has one: install NVIDIA's driver, so that nvidia-smi lists it; "
             "CUDA_VISIBLE_DEVICES must not hide it.",
         )
     text = f"{box.device}, compute capability {box.compute_capability}"
     if box.device in TESTED_GPUS:
-        return Finding("GPU", Health.GOOD, f"{text}; onebox's tests {TESTED_GPUS[box.device]} it")
-    return Finding("GPU", Health.NOTE, f"{text}; onebox was tested on {' and '.join(TESTED_GPUS)}, not on this one.")
+        return DoctorLine("GPU", DoctorMark.GOOD, f"{text}; onebox's tests {TESTED_GPUS[box.device]} it")
+    return DoctorLine(
+        "GPU", DoctorMark.NOTE, f"{text}; onebox was tested on {' and '.join(TESTED_GPUS)}, not on this one."
+    )
 
 
-def check_driver() -> Finding:
+def check_driver() -> DoctorLine:
     if not detect_box().compute_capability:
-        return Finding("driver", Health.GOOD, "not needed without a GPU")
+        return DoctorLine("driver", DoctorMark.GOOD, "not needed without a GPU")
     version = nvidia_driver()
     major = version.partition(".")[0]
     if major.isdigit() and int(major) >= OLDEST_DRIVER:
-        return Finding("driver", Health.GOOD, version)
+        return DoctorLine("driver", DoctorMark.GOOD, version)
     advice = f"Update NVIDIA's driver to {OLDEST_DRIVER} or later: torch's builds for CUDA 13 need it."
-    return Finding("driver", Health.NOTE, f"{version or 'unknown'}, older than {OLDEST_DRIVER}", advice)
+    return DoctorLine("driver", DoctorMark.NOTE, f"{version or 'unknown'}, older than {OLDEST_DRIVER}", advice)
 
 
-def check_torch_build() -> Finding:
+def check_torch_build() -> DoctorLine:
     from onebox.engine.api import check_torch
 
     try:
         version = check_torch(detect_box())
     except OneboxError as error:
         first, _, rest = str(error).partition(":")
-        return Finding("torch", Health.BAD, first, rest.strip())
+        return DoctorLine("torch", DoctorMark.BAD, first, rest.strip())
     import torch
 
     cuda = f", CUDA {torch.version.cuda}" if torch.version.cuda else ", without CUDA"
     if version.startswith(TESTED_TORCH):
-        return Finding("torch", Health.GOOD, f"{version}{cuda}; tested")
-    return Finding("torch", Health.NOTE, f"{version}{cuda}; onebox was tested with {' and '.join(TESTED_TORCH)}.")
+        return DoctorLine("torch", DoctorMark.GOOD, f"{version}{cuda}; tested")
+    return DoctorLine(
+        "torch", DoctorMark.NOTE, f"{version}{cuda}; onebox was tested with {' and '.join(TESTED_TORCH)}."
+    )
 
 
-def check_triton() -> Finding:
+def check_triton() -> DoctorLine:
     try:
         version = version_of("triton")
     except PackageNotFoundError:
         if not detect_box().compute_capability:
-            return Finding("Triton", Health.GOOD, "not installed, and not needed without a GPU")
+            return DoctorLine("Triton", DoctorMark.GOOD, "not installed, and not needed without a GPU")
         advice = f"Install it for the kernels: pip install 'triton>={TESTED_TRITON[0]}'"
-        return Finding("Triton", Health.BAD, "not installed.", advice)
+        return DoctorLine("Triton", DoctorMark.BAD, "not installed.", advice)
     if version.startswith(TESTED_TRITON):
-        return Finding("Triton", Health.GOOD, f"{version}; tested")
-    return Finding("Triton", Health.NOTE, f"{version}; onebox was tested with {' and '.join(TESTED_TRITON)}.")
+        return DoctorLine("Triton", DoctorMark.GOOD, f"{version}; tested")
+    return DoctorLine("Triton", DoctorMark.NOTE, f"{version}; onebox was tested with {' and '.join(TESTED_TRITON)}.")
 
 
-def check_compiler() -> Finding:
+def check_compiler() -> DoctorLine:
     """Triton builds a small launcher in C when a kernel first runs on a GPU; nothing else here is compiled."""
     problem = c_compiler_problem()
     if not problem:
-        return Finding("compiler", Health.GOOD, "a C compiler and Python.h are here, as Triton needs on a GPU")
+        return DoctorLine("compiler", DoctorMark.GOOD, "a C compiler and Python.h are here, as Triton needs on a GPU")
     python = f"python{sys.version_info.major}.{sys.version_info.minor}-dev"
     advice = f"Triton builds its launcher with them at the first start on a GPU: sudo apt install gcc {python}"
     if not detect_box().compute_capability:
-        return Finding("compiler", Health.GOOD, f"{problem}; not needed without a GPU")
-    return Finding("compiler", Health.BAD, f"{problem}.", advice)
+        return DoctorLine("compiler", DoctorMark.GOOD, f"{problem}; not needed without a GPU")
+    return DoctorLine("compiler", DoctorMark.BAD, f"{problem}.", advice)
 
 
 def c_compiler_problem() -> str:
@@ -172,7 +176,7 @@ def c_compiler_problem() -> str:
     return "" if done.returncode == 0 else f"{compiler} failed ({said[0] if said else done.returncode})"
 
 
-def check_memory() -> Finding:
+def check_memory() -> DoctorLine:
     box = detect_box()
     kind = "unified memory, shared by CPU and GPU" if box.unified and box.compute_capability else "memory"
     available = box.available_bytes or 0
@@ -182,9 +186,9 @@ def check_memory() -> Finding:
     text = f"{available / GIB:.1f} of {box.memory_bytes / GIB:.1f} GiB of {kind} are free"
     text += f"; most is held by {held} GiB" if held else ""
     if available >= (1 - _MANY_HOLD) * box.memory_bytes or not box.compute_capability:
-        return Finding("memory", Health.GOOD, text)
+        return DoctorLine("memory", DoctorMark.GOOD, text)
     advice = "The plan of a start counts only what is free: end what you do not need, a desktop too, before you serve."
-    return Finding("memory", Health.NOTE, text, advice)
+    return DoctorLine("memory", DoctorMark.NOTE, text, advice)
 
 
 def largest_processes(count: int = 3, proc: Path = Path("/proc")) -> list[Holder]:
@@ -201,7 +205,7 @@ def largest_processes(count: int = 3, proc: Path = Path("/proc")) -> list[Holder
     return sorted(found, key=lambda holder: -holder.num_bytes)[:count]
 
 
-def check_disk(directory: Path) -> Finding:
+def check_disk(directory: Path) -> DoctorLine:
     place = next(each for each in (directory.absolute(), *directory.absolute().parents) if each.is_dir())
     free = shutil.disk_usage(place).free
     text = f"{free / 1e9:.0f} GB free for {directory.absolute()}"
@@ -209,24 +213,24 @@ def check_disk(directory: Path) -> Finding:
     if not detect_box().compute_capability:
         needed, what = _SMALL_BYTES, "a small model and its caches take about 2 GB"
     if not os.access(place, os.W_OK):
-        return Finding("disk", Health.BAD, f"{place} cannot be written.", "Choose another place with --dir.")
+        return DoctorLine("disk", DoctorMark.BAD, f"{place} cannot be written.", "Choose another place with --dir.")
     if free >= needed:
-        return Finding("disk", Health.GOOD, text)
-    return Finding("disk", Health.NOTE, f"{text}; {what}", "Free some, or choose another place with --dir.")
+        return DoctorLine("disk", DoctorMark.GOOD, text)
+    return DoctorLine("disk", DoctorMark.NOTE, f"{text}; {what}", "Free some, or choose another place with --dir.")
 
 
-def check_port(port: int) -> Finding:
+def check_port(port: int) -> DoctorLine:
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind(("127.0.0.1", port))
         except OSError as error:
             advice = "`onebox ps` tells if it is a onebox; stop it, or serve with --port."
-            return Finding("port", Health.NOTE, f"{port} cannot be used: {error.strerror}.", advice)
-    return Finding("port", Health.GOOD, f"{port} is free")
+            return DoctorLine("port", DoctorMark.NOTE, f"{port} cannot be used: {error.strerror}.", advice)
+    return DoctorLine("port", DoctorMark.GOOD, f"{port} is free")
 
 
-def check_caches() -> Finding:
+def check_caches() -> DoctorLine:
     from onebox.spec.cache import user_cache_directory
 
     triton = Path(os.environ.get("TRITON_CACHE_DIR") or Path(os.environ.get("TRITON_HOME") or Path.home(), ".triton"))
@@ -236,16 +240,16 @@ def check_caches() -> Finding:
         if not os.access(place, os.W_OK):
             closed.append(str(directory))
     if not closed:
-        return Finding("caches", Health.GOOD, f"{user_cache_directory()} and {triton} can be written")
+        return DoctorLine("caches", DoctorMark.GOOD, f"{user_cache_directory()} and {triton} can be written")
     advice = "Set XDG_CACHE_HOME or TRITON_CACHE_DIR; without a cache every start compiles all kernels again."
-    return Finding("caches", Health.NOTE, f"{' and '.join(closed)} cannot be written.", advice)
+    return DoctorLine("caches", DoctorMark.NOTE, f"{' and '.join(closed)} cannot be written.", advice)
 
 
-def check_clocks() -> Finding:
+def check_clocks() -> DoctorLine:
     """Caps that were set and the reasons for which clocks are reduced now."""
     box = detect_box()
     if not box.compute_capability:
-        return Finding("clocks", Health.GOOD, "no GPU, no caps")
+        return DoctorLine("clocks", DoctorMark.GOOD, "no GPU, no caps")
     from onebox.sensors.nvidia import read_gpus
 
     gpu = next(iter(read_gpus()), None)
@@ -254,11 +258,11 @@ def check_clocks() -> Finding:
     text += f", {highest:.0f} MHz at most" if highest else ""
     if capped and highest and capped < 0.95 * highest:
         advice = "A cap costs speed in prefill above all: sudo nvidia-smi -rgc -rac removes it."
-        return Finding("clocks", Health.NOTE, f"{text}; capped at {capped:.0f} MHz", advice)
+        return DoctorLine("clocks", DoctorMark.NOTE, f"{text}; capped at {capped:.0f} MHz", advice)
     if gpu and gpu.throttled:
         advice = "Look after power supply and cooling; on a DGX Spark use the adapter it came with."
-        return Finding("clocks", Health.NOTE, f"{text}; reduced for {', '.join(gpu.throttled)}", advice)
-    return Finding("clocks", Health.GOOD, text)
+        return DoctorLine("clocks", DoctorMark.NOTE, f"{text}; reduced for {', '.join(gpu.throttled)}", advice)
+    return DoctorLine("clocks", DoctorMark.GOOD, text)
 
 
 def _clock_limits() -> tuple[float | None, float | None]:
@@ -275,14 +279,14 @@ def _clock_limits() -> tuple[float | None, float | None]:
     return (numbers[0], numbers[1]) if len(numbers) == 2 else (None, None)
 
 
-def check_tuning() -> Finding:
+def check_tuning() -> DoctorLine:
     box = detect_box()
     if not box.compute_capability:
-        return Finding("tuning", Health.GOOD, "not needed without a GPU")
+        return DoctorLine("tuning", DoctorMark.GOOD, "not needed without a GPU")
     from onebox.kernels.common.tuning import shipped_table, user_table
 
     tables = [path for path in (user_table(box.device), shipped_table(box.device)) if path.is_file()]
     if tables:
-        return Finding("tuning", Health.GOOD, f"the kernels' launches are tuned for this GPU: {tables[0]}")
+        return DoctorLine("tuning", DoctorMark.GOOD, f"the kernels' launches are tuned for this GPU: {tables[0]}")
     advice = "onebox tune (2 minutes; a step gets faster, no answer changes), then onebox warm DIR to compile ahead."
-    return Finding("tuning", Health.NOTE, "no table of tuned launches for this GPU; defaults are used.", advice)
+    return DoctorLine("tuning", DoctorMark.NOTE, "no table of tuned launches for this GPU; defaults are used.", advice)

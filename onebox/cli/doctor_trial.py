@@ -7,7 +7,7 @@ from pkgutil import iter_modules
 from typing import TYPE_CHECKING, Any
 
 import onebox
-from onebox.cli.doctor_machine import Finding, Health
+from onebox.cli.doctor_machine import DoctorLine, DoctorMark
 
 if TYPE_CHECKING:
     import torch
@@ -20,11 +20,11 @@ __all__ = ["check_answer", "check_kernels", "trial_checks"]
 _QUESTION = "Hi"
 
 
-def trial_checks() -> list[Callable[[], Finding]]:
+def trial_checks() -> list[Callable[[], DoctorLine]]:
     return [check_kernels, check_answer]
 
 
-def check_kernels() -> Finding:
+def check_kernels() -> DoctorLine:
     """One small case of every operation: on the GPU the Triton kernels, without one the forms for the CPU."""
     import torch
 
@@ -40,9 +40,9 @@ def check_kernels() -> Finding:
             wrong.append(f"{operation.name}: {problem}")
     taken = f"{num_tried} operations on the {'GPU' if device.type == 'cuda' else 'CPU'}, {_seconds(began)}"
     if not wrong:
-        return Finding("kernels", Health.GOOD, f"equal to their twins: {taken}")
+        return DoctorLine("kernels", DoctorMark.GOOD, f"equal to their twins: {taken}")
     advice = "Please report this with `onebox doctor --report FILE`; answers of this machine cannot be trusted."
-    return Finding("kernels", Health.BAD, "\n".join([f"{len(wrong)} of {taken}, differ:", *wrong]), advice)
+    return DoctorLine("kernels", DoctorMark.BAD, "\n".join([f"{len(wrong)} of {taken}, differ:", *wrong]), advice)
 
 
 def compare(case: "Case", twin: Callable[..., Any], form: Callable[..., Any], device: "torch.device") -> str:
@@ -80,7 +80,7 @@ def _small_cases() -> "list[tuple[Operation[..., Any], Case]]":
     return found
 
 
-def check_answer() -> Finding:
+def check_answer() -> DoctorLine:
     """A question to the pocket model, through tokenizer, template and engine; asked twice, answered the same."""
     from onebox.pocket.ready import pocket_checkpoint
     from onebox.text.chat import ChatTemplate
@@ -95,8 +95,10 @@ def check_answer() -> Finding:
     answer = " ".join(first.text.rpartition("</think>")[2].split())
     text = f"the pocket model on the {device}: {_QUESTION} -> {answer[:60]}; {_seconds(began)}"
     if first.token_ids and first.token_ids == second.token_ids:
-        return Finding("answer", Health.GOOD, text)
-    return Finding("answer", Health.BAD, f"{text}; asked again, the answer differs or is empty.", "Please report this.")
+        return DoctorLine("answer", DoctorMark.GOOD, text)
+    return DoctorLine(
+        "answer", DoctorMark.BAD, f"{text}; asked again, the answer differs or is empty.", "Please report this."
+    )
 
 
 def _seconds(began: float) -> str:

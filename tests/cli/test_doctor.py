@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from onebox.cli import doctor_machine
-from onebox.cli.doctor_machine import Health, c_compiler_problem, largest_processes, machine_checks
+from onebox.cli.doctor_machine import DoctorMark, c_compiler_problem, largest_processes, machine_checks
 from onebox.cli.doctor_report import environment_lines
 from onebox.cli.doctor_trial import check_answer, check_kernels, compare
 
@@ -68,13 +68,13 @@ def test_a_spark_with_a_torch_for_cpus_is_told_what_to_install(spark, tmp_path, 
         pytest.skip("this torch has CUDA")
     spark()
     found = findings(tmp_path)
-    assert found["GPU"].health is Health.GOOD
+    assert found["GPU"].health is DoctorMark.GOOD
     assert "GB10" in found["GPU"].text
     assert found["driver"].text == "580.95.05"
-    assert found["torch"].health is Health.BAD
+    assert found["torch"].health is DoctorMark.BAD
     assert "pip install" in found["torch"].advice
     assert "unified memory" in found["memory"].text
-    assert found["tuning"].health is Health.NOTE
+    assert found["tuning"].health is DoctorMark.NOTE
     assert "onebox tune" in found["tuning"].advice
     assert "onebox warm" in found["tuning"].advice
     result = run_cli("doctor", "--quick", "--dir", tmp_path)
@@ -91,7 +91,7 @@ def test_an_old_driver_a_clock_cap_and_a_weak_supply_are_told(spark):
     spark(reasons="0x0000000000000080")
     assert "hardware power brake" in doctor_machine.check_clocks().text
     spark()
-    assert doctor_machine.check_clocks().health is Health.GOOD
+    assert doctor_machine.check_clocks().health is DoctorMark.GOOD
 
 
 def test_a_compiler_or_header_that_triton_would_miss_is_named(spark, monkeypatch, tmp_path):
@@ -102,24 +102,24 @@ def test_a_compiler_or_header_that_triton_would_miss_is_named(spark, monkeypatch
     monkeypatch.delenv("CC")
     monkeypatch.setenv("PATH", str(tmp_path))
     assert c_compiler_problem() == "no C compiler (gcc or clang) is installed"
-    assert doctor_machine.check_compiler().health is Health.GOOD, "without a GPU none is needed"
+    assert doctor_machine.check_compiler().health is DoctorMark.GOOD, "without a GPU none is needed"
     spark()
     found = doctor_machine.check_compiler()
-    assert found.health is Health.BAD
+    assert found.health is DoctorMark.BAD
     assert "sudo apt install gcc python3." in found.advice
 
 
 def test_a_port_in_use_is_told():
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-        assert doctor_machine.check_port(port).health is Health.NOTE
-    assert doctor_machine.check_port(port).health is Health.GOOD
+        assert doctor_machine.check_port(port).health is DoctorMark.NOTE
+    assert doctor_machine.check_port(port).health is DoctorMark.GOOD
 
 
 def test_a_full_disk_is_told(monkeypatch, tmp_path):
     full = doctor_machine.shutil._ntuple_diskusage(10**9, 10**9, 0)
     monkeypatch.setattr(doctor_machine.shutil, "disk_usage", lambda _: full)
-    assert doctor_machine.check_disk(tmp_path / "not" / "there").health is Health.NOTE
+    assert doctor_machine.check_disk(tmp_path / "not" / "there").health is DoctorMark.NOTE
 
 
 def test_the_largest_processes_are_named(tmp_path):
@@ -131,7 +131,7 @@ def test_the_largest_processes_are_named(tmp_path):
 
 
 def test_the_kernels_equal_their_twins_and_a_wrong_one_is_named():
-    assert check_kernels().health is Health.GOOD
+    assert check_kernels().health is DoctorMark.GOOD
     norm = import_module("onebox.kernels.norm")
     case = next(case for case in import_module("onebox.kernels.norm.cases").CASES if case.op == norm.rms_norm.name)
     wrong = compare(case, norm.rms_norm.twin, lambda **given: norm.rms_norm.twin(**given) * 1.5, torch.device("cpu"))
@@ -150,5 +150,5 @@ def test_a_check_that_fails_is_a_finding(run_cli, monkeypatch, tmp_path):
 
 def test_the_pocket_model_answers_the_same_twice():
     found = check_answer()
-    assert found.health is Health.GOOD, found.text
+    assert found.health is DoctorMark.GOOD, found.text
     assert "Hi -> " in found.text
