@@ -1,4 +1,4 @@
-"""`onebox fleet up` as its users start it, over three servers of the pocket model; too slow for every run of the suite."""
+"""`onebox fleet up` as its users start it, over three servers of the pocket model: too slow for `make test`."""
 
 import json
 import os
