@@ -29,6 +29,7 @@ __all__ = [
     "ForeignOriginError",
     "GenerationError",
     "ModelNotFoundError",
+    "ResponseNotFoundError",
     "ServerBusyError",
     "UnauthorizedError",
     "UnknownHostError",
@@ -44,6 +45,10 @@ _log = logging.getLogger(__name__)
 
 class ModelNotFoundError(UsageError):
     """The request names a model that is not served here."""
+
+
+class ResponseNotFoundError(UsageError):
+    """No response is stored under this id for this caller."""
 
 
 class FieldError(UsageError):
@@ -112,6 +117,7 @@ _SERVER_ERROR = _Kind(500, "server_error")
 # The first row that matches decides, so a class comes before its base classes.
 _KINDS: tuple[tuple[type[OneboxError], _Kind], ...] = (
     (ModelNotFoundError, _Kind(404, "invalid_request_error", "model_not_found", "model")),
+    (ResponseNotFoundError, _Kind(404, "invalid_request_error", "response_not_found")),
     (UnknownHostError, _Kind(421, "invalid_request_error", "host_not_allowed")),
     (ForeignOriginError, _Kind(403, "invalid_request_error", "origin_not_allowed")),
     (UnauthorizedError, _Kind(401, "invalid_request_error", "invalid_api_key")),
