@@ -60,8 +60,7 @@ DOORS = {
     ("cli", "engine"): {"onebox.engine.api"},
     ("setup", "engine"): {"onebox.engine.api"},
 }
-TORCH_FREE = {"spec", "sensors", "planner", "store", "bench", "eval", "report", "fleet"}
-TORCH_FREE = {"spec", "sensors", "planner", "store", "bench", "eval", "report", "scaleout"}
+TORCH_FREE = {"spec", "sensors", "planner", "store", "bench", "eval", "report", "fleet", "scaleout"}
 STDLIB_ONLY = {"spec", "sensors", "store"}
 
 

@@ -21,7 +21,7 @@ from onebox.bench.tasks import TASKS, Task
 from onebox.bench.texts import AGENT_TASK, QUESTIONS, agent_result
 from onebox.spec.errors import UsageError
 
-__all__ = ["MIXES", "Loop", "run_load"]
+__all__ = ["MIXES", "Loop", "mix_lengths", "run_load"]
 
 MIXES: dict[str, str] = {
     "uniform_short": "short prompts in turn: question, code, invoice to JSON, Hungarian",
@@ -41,6 +41,21 @@ _LANES: dict[str, tuple[tuple[Task, ...], ...]] = {
 _AGENT_TURNS = 6
 _AGENT_WORDS = 200
 _AGENT_TOKENS = 128
+_AGENT_OPENING_TOKENS = 200
+"""About what the agent's task and its template take."""
+_TOKENS_PER_WORD = 1.4
+
+
+def mix_lengths(mix: str) -> tuple[tuple[tuple[int, int], ...], ...]:
+    """(prompt tokens, answer tokens) of the requests of each client in turn, where the context is long enough.
+
+    Of the agent mix: the turns of a conversation, each prompt holding the one before; about, since answers are text.
+    """
+    if mix != "agent":
+        return tuple(tuple((task.prompt_tokens, task.max_tokens) for task in lane) for lane in _LANES[mix])
+    growth = round(_AGENT_WORDS * _TOKENS_PER_WORD)
+    first = _AGENT_OPENING_TOKENS + growth
+    return (tuple((first + turn * (growth + _AGENT_TOKENS), _AGENT_TOKENS) for turn in range(_AGENT_TURNS)),)
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from onebox.cli.fleet_simulate import simulate
 from onebox.spec.errors import OneboxError
 
 if TYPE_CHECKING:
@@ -107,6 +108,9 @@ def roll(
         state = _admin(config, "GET", "/status")["roll"]
     if state["error"]:
         raise typer.Exit(1)
+
+
+fleet_app.command()(simulate)
 
 
 def _admin(config: Path, method: str, path: str) -> dict[str, Any]:

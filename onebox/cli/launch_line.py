@@ -8,28 +8,19 @@ with one line for each.
 import difflib
 import json
 import os
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import typer
-from typer.core import TyperCommand
 
+from onebox.cli.command import OneboxCommand
+from onebox.cli.counts import COUNT_OPTIONS, read_count
 from onebox.cli.vllm_flags import FLAGS, KV_NAMES, SHORT_NAMES
 from onebox.spec.errors import UsageError
 
 __all__ = ["LaunchCommand", "LaunchLine", "read_launch_line"]
 
-_COUNTS = {
-    "--max-model-len",
-    "--max-num-batched-tokens",
-    "--max-num-seqs",
-    "--kv-cache-memory-bytes",
-    "--prefix-disk-bytes",
-}
-_COUNT = re.compile(r"(\d+(?:\.\d+)?)([kmgtKMGT])")
-_POWERS = {"k": 1, "m": 2, "g": 3, "t": 4}
 _KV_FLAG = "--kv-cache-dtype"
 _DRAFT_FLAG = "--speculative-config"
 _JSON = {
@@ -48,7 +39,7 @@ _DRAFT_NOTICES = {
 }
 
 
-class LaunchCommand(TyperCommand):
+class LaunchCommand(OneboxCommand):
     """A command that takes vLLM's flags beside its own."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
@@ -147,7 +138,7 @@ class _Reader:
             self._line.refusals.append(f"{name} needs a value.")
         elif part is not None:
             self._parts.setdefault(name, {})[part] = _part_value(value)
-        elif name in _COUNTS:
+        elif name in COUNT_OPTIONS:
             self._take_count(name, value)
         elif name == _KV_FLAG or name in _JSON:
             self._values[name] = value
@@ -155,15 +146,10 @@ class _Reader:
             self._line.arguments += [name, value]
 
     def _take_count(self, name: str, text: str) -> None:
-        """As vLLM reads them: 32k is 32,000 and 32K is 32,768."""
         if name == "--max-model-len" and text in ("auto", "-1"):
             self._line.notices.append(f"{name} {text}: the model's limit, which is the default here.")
             return
-        match = _COUNT.fullmatch(text)
-        if match:
-            base = 1000 if match[2].islower() else 1024
-            text = str(int(float(match[1]) * base ** _POWERS[match[2].lower()]))
-        self._line.arguments += [name, text]
+        self._line.arguments += [name, read_count(text)]
 
     def _take_foreign(self, name: str, typed: str, given: str | None, left: Iterator[str]) -> None:
         flag = FLAGS[name.lstrip("-")]

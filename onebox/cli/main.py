@@ -1,6 +1,7 @@
 """The `onebox` command: one verb per file, errors as sentences, exit codes that scripts can use."""
 
 import os
+import platform
 import signal
 import sys
 from typing import Any, NoReturn
@@ -11,12 +12,14 @@ if __name__ == "__main__":
     prepare()
 
 import typer
+from typer.main import get_command
 
 import onebox
 from onebox.cli.bench import bench_app
 from onebox.cli.build import build
 from onebox.cli.cache import cache_app
 from onebox.cli.chat import chat
+from onebox.cli.command import dress
 from onebox.cli.draft_vocab import draft_vocab
 from onebox.cli.eval import eval_command
 from onebox.cli.fleet import fleet_app
@@ -28,6 +31,7 @@ from onebox.cli.quantize import quantize
 from onebox.cli.report import report
 from onebox.cli.scaleout import scaleout_app
 from onebox.cli.serve import serve
+from onebox.cli.settings import is_option, unknown_variables, variable_name
 from onebox.cli.tune import tune
 from onebox.cli.up import up
 from onebox.cli.verify import verify
@@ -43,9 +47,8 @@ INTERRUPTED = 130  # the conventional exit status after Ctrl-C
 app = typer.Typer(
     help="Run a 100B-class hybrid mixture-of-experts model on one box.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
 for verb in (up, pull, inspect, build, quantize, verify, plan, serve, chat, tune, warm, draft_vocab):
     # A launch line is given to both: `warm` compiles what `serve` will need.
@@ -56,6 +59,24 @@ app.add_typer(fleet_app, name="fleet")
 app.command("eval")(eval_command)
 app.command()(report)
 app.add_typer(scaleout_app, name="scaleout")
+
+
+@app.command()
+def version() -> None:
+    """Print the versions of onebox, Python, torch and Triton."""
+    from importlib.metadata import PackageNotFoundError
+    from importlib.metadata import version as version_of
+
+    typer.echo(f"onebox {onebox.__version__}")
+    typer.echo(f"Python {platform.python_version()} on {platform.system()} {platform.machine()}")
+    for package in ("torch", "triton", "transformers"):
+        try:
+            typer.echo(f"{package} {version_of(package)}")
+        except PackageNotFoundError:
+            typer.echo(f"{package} is not installed")
+
+
+dress(app)
 
 
 def _print_version(wanted: bool) -> None:
@@ -74,6 +95,8 @@ def _root(
 def main() -> None:
     """Runs the command line; every error is one sentence on stderr."""
     _open_standard_streams()
+    for line in unknown_variables(_variables(get_command(app))):
+        typer.echo(line, err=True)
     if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     previous, sys.unraisablehook = sys.unraisablehook, _unraisable
@@ -81,6 +104,12 @@ def main() -> None:
         _run()
     finally:
         sys.unraisablehook = previous
+
+
+def _variables(command: Any) -> set[str]:
+    """The environment variables of all options of a command and those below it."""
+    names = {variable_name(parameter) for parameter in command.params if is_option(parameter)}
+    return names.union(*(_variables(child) for child in getattr(command, "commands", {}).values()))
 
 
 def _run() -> None:

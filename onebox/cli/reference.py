@@ -4,12 +4,14 @@ Regenerate it with `python -m onebox.cli.reference > docs/cli.md`; a test compar
 """
 
 import sys
+import textwrap
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from typer.main import get_command
 
 from onebox.cli.main import app
+from onebox.cli.settings import SETTINGS_HELP
 
 __all__ = ["command_reference"]
 
@@ -18,13 +20,20 @@ _HEADER = """\
 
 Every command, its options and their defaults. This page is generated: change the commands in `onebox/cli/`, then run
 `python -m onebox.cli.reference > docs/cli.md`.
+
+{settings}
+
+Shell completion: `onebox --install-completion` for bash, zsh, fish or PowerShell. `python -m onebox` is
+the same program.
 """
 _OPTIONS = "Options"
 
 
 def command_reference() -> str:
     """The complete page as Markdown."""
-    return _HEADER + "".join(f"\n{block}\n" for block in _blocks("onebox", get_command(app)))
+    return _HEADER.format(settings="\n".join(textwrap.wrap(SETTINGS_HELP, 120))) + "".join(
+        f"\n{block}\n" for block in _blocks("onebox", get_command(app))
+    )
 
 
 def _blocks(name: str, command: Any) -> Iterator[str]:
@@ -63,8 +72,7 @@ def _metavar(argument: Any) -> str:
 
 def _option_row(option: Any) -> tuple[str, str, str]:
     names = " / ".join(f"`{name}`" for name in (*option.opts, *option.secondary_opts))
-    taken = f" Also from `{option.envvar}`." if option.envvar else ""
-    return names, _default(option), (option.help or "") + taken
+    return names, _default(option), option.help or ""
 
 
 def _default(option: Any) -> str:

@@ -3,7 +3,9 @@
 import typer
 
 from onebox.cli.scaleout_check import check
+from onebox.cli.scaleout_compare import compare_vllm
 from onebox.cli.scaleout_launch import launch
+from onebox.cli.scaleout_plan import plan_scaleout
 
 __all__ = ["scaleout_app"]
 
@@ -12,4 +14,6 @@ scaleout_app = typer.Typer(
     no_args_is_help=True,
 )
 scaleout_app.command()(check)
+scaleout_app.command("plan")(plan_scaleout)
 scaleout_app.command()(launch)
+scaleout_app.command("compare")(compare_vllm)

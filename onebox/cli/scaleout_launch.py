@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from onebox.scaleout.commands import NodeCommand
-    from onebox.scaleout.environment import Setting
+    from onebox.scaleout.environment import NodeVariable
     from onebox.scaleout.flags import ServeFlags
     from onebox.scaleout.hosts import Fabric
 
@@ -41,14 +41,14 @@ class ProgramOptions:
     ] = 25000
     sysfs: Annotated[str, typer.Option(hidden=True, help="Where sysfs is on the hosts.")] = "/sys"
 
-    def settings(self) -> "tuple[Setting, ...]":
-        from onebox.scaleout.environment import Setting
+    def settings(self) -> "tuple[NodeVariable, ...]":
+        from onebox.scaleout.environment import NodeVariable
 
         pairs = [entry.partition("=") for entry in self.env or ()]
         wrong = next((name for name, equals, _ in pairs if not equals or not name), None)
         if wrong is not None:
             raise UsageError(f"--env {wrong} is not NAME=VALUE.")
-        return tuple(Setting(name, value, "given with --env") for name, _, value in pairs)
+        return tuple(NodeVariable(name, value, "given with --env") for name, _, value in pairs)
 
     def words(self, flag: str, text: str) -> tuple[str, ...]:
         try:

@@ -24,6 +24,7 @@ from onebox.cli.serve_options import (
     PromptOptions,
     engine_options,
 )
+from onebox.cli.settings import configurable
 from onebox.cli.start_view import progress_lines
 from onebox.spec.heap import bound_heap
 from onebox.spec.output import end_process, flush_output, log_in_background, say
@@ -58,6 +59,7 @@ class _Options:
     media: "MediaLimits"
 
 
+@configurable
 @grouped
 def serve(
     http: HttpOptions,

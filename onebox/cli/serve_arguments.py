@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 import typer
 from typer.main import get_command
 
+from onebox.cli.command import OneboxCommand
 from onebox.cli.launch_line import read_launch_line
 from onebox.cli.serve import serve
 from onebox.cli.serve_options import HttpOptions, MediaOptions, MemoryOptions, ModelOptions, engine_options
+from onebox.cli.settings import variable_name
 from onebox.spec.errors import UsageError
 
 if TYPE_CHECKING:
@@ -83,7 +85,7 @@ _WRONG_ARGUMENTS: Any = typer.BadParameter.__base__
 
 def _command() -> Any:
     app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-    app.command()(serve)
+    app.command(cls=OneboxCommand)(serve)
     return get_command(app)
 
 
@@ -113,7 +115,8 @@ def _recipe_arguments(recipe: "SetupRecipe") -> Iterator[str]:
     for key, value in recipe.serve.items():
         if key not in options:
             raise UsageError(f"{recipe.path}: [serve] {key!r} is not an option of onebox serve.")
-        yield from _option_arguments(recipe.path, key, value, options[key])
+        if variable_name(options[key]) not in os.environ:  # the environment counts more than a file
+            yield from _option_arguments(recipe.path, key, value, options[key])
 
 
 def _option_arguments(path: Path, key: str, value: Any, option: Any) -> Iterator[str]:

@@ -157,8 +157,9 @@ class ModelOptions:
     speculative_config: Annotated[
         str | None,
         typer.Option(
-            help='JSON: {"method": "none|mtp|ngram|auto", "num_speculative_tokens": 1..8}. '
-            "Default: auto with up to 4 drafts where the checkpoint has an MTP head."
+            help='JSON: {"method": "none|mtp|ngram|dflash|auto", "num_speculative_tokens": 1..15, "model": DIR}. '
+            "Default: auto with up to 4 drafts where the checkpoint has an MTP head. dflash, and auto too, drafts with "
+            "the DFlash drafter in DIR."
         ),
     ] = None
 
@@ -183,23 +184,24 @@ class ModelOptions:
         given: dict[str, Any] = json_option("--hf-overrides", self.hf_overrides, dict)
         return given
 
-    def speculation(self) -> tuple[str | None, int | None]:
-        """(method, drafts) of --speculative-config; None for values it does not set."""
+    def speculation(self) -> tuple[str | None, int | None, str | None]:
+        """(method, drafts, drafter's directory) of --speculative-config; None for values it does not set."""
         given = json_option("--speculative-config", self.speculative_config or "{}", dict)
-        if given.get("model") is not None:
-            raise UsageError(
-                f"--speculative-config names the model {given['model']!r}; drafts come from the MTP head of the served "
-                "checkpoint. Leave it out, or build a checkpoint with another head: `onebox build --mtp-from`."
-            )
         unknown = given.keys() - {"method", "model", "num_speculative_tokens"}
         if unknown:
             raise UsageError(
-                f"--speculative-config holds {sorted(unknown)[0]!r}; it takes method and num_speculative_tokens."
+                f"--speculative-config holds {sorted(unknown)[0]!r}; it takes method, num_speculative_tokens and model."
             )
-        method, drafts = given.get("method"), given.get("num_speculative_tokens")
+        method, drafts, drafter = (given.get(name) for name in ("method", "num_speculative_tokens", "model"))
+        if drafter is not None and (not isinstance(drafter, str) or method not in ("dflash", "auto")):
+            raise UsageError(
+                f"--speculative-config names the model {drafter!r}; that is the directory of a DFlash drafter, for the "
+                "method dflash or auto. Other drafts come from the MTP head of the served checkpoint: leave it out, or "
+                "build a checkpoint with another head: `onebox build --mtp-from`."
+            )
         if drafts is not None and (not isinstance(drafts, int) or isinstance(drafts, bool)):
             raise UsageError(f"num_speculative_tokens is {drafts!r}; it must be a whole number.")
-        return _METHODS.get(method, method), drafts
+        return _METHODS.get(method, method), drafts, drafter
 
 
 @option_group("Memory and scheduling")
@@ -311,7 +313,7 @@ def engine_options(model: ModelOptions, memory: MemoryOptions, media: MediaOptio
     """The engine's options."""
     from onebox.engine.api import EngineOptions, prefix_disk
 
-    method, drafts = model.speculation()
+    method, drafts, drafter = model.speculation()
     options = EngineOptions(
         device=model.device,
         dtype=model.dtype,
@@ -321,12 +323,26 @@ def engine_options(model: ModelOptions, memory: MemoryOptions, media: MediaOptio
         language_model_only=media.language_model_only,
         speculation=method,
         num_speculative_tokens=drafts,
+        draft_model=_drafter_directory(drafter) if drafter else None,
         draft_vocab=model.draft_vocab,
         hf_overrides=model.overrides(),
         **vars(memory) | {"kv_cache_dtype": own_kv_name(memory.kv_cache_dtype)},
     )
     prefix_disk(options)  # refuses a directory that cannot be used, before anything is loaded
     return options
+
+
+def _drafter_directory(source: str) -> Path:
+    """The drafter's directory: a path, or a repository that is on this machine."""
+    from onebox.checkpoint.hub import find_source
+
+    found = find_source(source)
+    if found is None or not found.is_dir():
+        raise UsageError(
+            f"--speculative-config names the drafter {source!r}, which is not on this machine: give its directory, or "
+            f"bring it here first with `onebox pull {source}`."
+        )
+    return found
 
 
 def _names(flag: str, text: str) -> tuple[str, ...]:

@@ -8,11 +8,13 @@ import typer
 
 from onebox.cli.options import grouped
 from onebox.cli.serve_options import MediaOptions, MemoryOptions, ModelOptions, engine_options
+from onebox.cli.settings import configurable
 from onebox.spec.errors import UnsupportedError
 
 __all__ = ["warm"]
 
 
+@configurable
 @grouped
 def warm(
     model_options: ModelOptions,

@@ -18,7 +18,7 @@ from torch import Tensor
 from onebox.engine.inputs import InputPacker, PageTable, StepSizes, exact_sizes, split_fields
 from onebox.engine.step import DecodeRows
 from onebox.kernels.step import chain_rows, following_rows
-from onebox.kernels.step.tensors import ChainRows, DraftLimits, FollowingRows
+from onebox.kernels.step.tensors import ChainRows, DraftLimits, FollowingRows, LastRows
 from onebox.model.batch import Batch
 from onebox.spec.kv import PAGE_TOKENS
 
@@ -30,6 +30,8 @@ __all__ = [
     "exact_inputs",
     "following_batch",
     "following_rows_of",
+    "last_rows",
+    "limits_of",
     "start_chain",
 ]
 
@@ -55,6 +57,8 @@ class StepInputs(NamedTuple):
     draw: DrawInputs
     num_sequences: Tensor | None
     """int32 [1]: sequences from this number on are blank; None where none is."""
+    block_order: Tensor
+    """int32 [S]: the sequences for which the block drafter drafts, then the first of them again."""
 
 
 def decode_inputs(words: Tensor, sizes: StepSizes, page_table: Tensor, max_rows: int) -> StepInputs:
@@ -87,10 +91,12 @@ def decode_inputs(words: Tensor, sizes: StepSizes, page_table: Tensor, max_rows:
         fields["top_p"].view(torch.float64),
         fields["min_p"].view(torch.float64),
     )
-    return StepInputs(batch, draw, fields["num_sequences"])
+    return StepInputs(batch, draw, fields["num_sequences"], fields["block_order"])
 
 
-def exact_inputs(parts: Sequence[DecodeRows], depth: int, device: torch.device) -> StepInputs:
+def exact_inputs(
+    parts: Sequence[DecodeRows], depth: int, device: torch.device, *, is_computed: bool = False
+) -> StepInputs:
     """The inputs of a decode step over these parts that drafts to this depth, without blank rows or sequences.
 
     On a GPU the numbers of rows and sequences are given all the same, so that the kernels are those of other steps.
@@ -99,15 +105,16 @@ def exact_inputs(parts: Sequence[DecodeRows], depth: int, device: torch.device) 
     table = PageTable(sizes.num_sequences, sizes.num_pages)
     table.put(parts)
     max_rows = max(len(part.token_ids) for part in parts)
-    inputs = decode_inputs(InputPacker(sizes).pack(parts).to(device), sizes, table.rows.to(device), max_rows)
+    words = InputPacker(sizes).pack(parts, is_computed=is_computed).to(device)
+    inputs = decode_inputs(words, sizes, table.rows.to(device), max_rows)
     if device.type == "cpu":
-        return StepInputs(replace(inputs.batch, num_rows=None), inputs.draw, None)
+        return inputs._replace(batch=replace(inputs.batch, num_rows=None), num_sequences=None)
     return inputs
 
 
 def following_rows_of(inputs: StepInputs) -> FollowingRows:
     """The rows one token later."""
-    batch, draw, _ = inputs
+    batch, draw = inputs.batch, inputs.draw
     return following_rows(
         batch.page_table, draw.row_sequence, draw.positions, batch.positions[0], batch.seen, PAGE_TOKENS
     )
@@ -131,9 +138,20 @@ def start_chain(
     inputs: StepInputs, following: FollowingRows, mixed: Tensor, num_accepted: Tensor, depth: int
 ) -> ChainRows:
     """The rows of `depth` drafts after each sequence's last accepted row, from the head's output for all rows."""
-    batch, draw, _ = inputs
-    limits = DraftLimits(draw.temperature, draw.top_k, draw.top_p, draw.min_p, draw.seeds)
+    batch, limits = inputs.batch, limits_of(inputs.draw)
     return chain_rows(mixed, following, limits, batch.cu_rows, num_accepted, batch.page_table, depth, PAGE_TOKENS)
+
+
+def limits_of(draw: DrawInputs) -> DraftLimits:
+    """How each row's token is sampled."""
+    return DraftLimits(draw.temperature, draw.top_k, draw.top_p, draw.min_p, draw.seeds)
+
+
+def last_rows(inputs: StepInputs, token_ids: Tensor, num_accepted: Tensor) -> LastRows:
+    """What the next blocks begin with: the tokens after all rows [R], and how many rows were accepted [S]."""
+    batch = inputs.batch
+    positions = batch.positions[0]
+    return LastRows(token_ids, inputs.draw.positions, positions, batch.cu_rows, num_accepted, batch.slots)
 
 
 def chained_batch(inputs: StepInputs, chain: ChainRows, draft: int, token_ids: Tensor) -> Batch:

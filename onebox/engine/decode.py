@@ -11,10 +11,20 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from onebox.engine.batch import StepInputs, chained_batch, following_batch, following_rows_of, start_chain
+from onebox.engine.batch import (
+    StepInputs,
+    chained_batch,
+    following_batch,
+    following_rows_of,
+    last_rows,
+    limits_of,
+    start_chain,
+)
+from onebox.engine.shapes import MAX_STEP_ROWS
+from onebox.engine.step import DraftDepths
 from onebox.kernels.sampling import sample, sample_drafts
-from onebox.kernels.step import verify_drafts
-from onebox.kernels.step.tensors import ChainRows
+from onebox.kernels.step import block_anchors, block_rows, verify_drafts
+from onebox.kernels.step.tensors import ANCHOR_WORDS, ChainRows
 from onebox.model.batch import Batch
 from onebox.model.head import SampledRows
 from onebox.model.memory import Memory
@@ -39,10 +49,19 @@ class Forwarded:
     """[R, H]."""
     logits: Tensor
     """float32 [R, V], as the model starts them; may be adjusted in place before tokens are sampled, once complete."""
+    features: Tensor | None = None
+    """[R, taps * H], for a block drafter; None without one, and where the rows' context is written already."""
 
     def copy_to(self, other: "Forwarded") -> None:
         other.hidden.copy_(self.hidden)
         other.logits.copy_(self.logits)
+        if self.features is not None and other.features is not None:
+            other.features.copy_(self.features)
+
+    def first(self, num_rows: int) -> "Forwarded":
+        """The first rows."""
+        features = None if self.features is None else self.features[:num_rows]
+        return Forwarded(self.hidden[:num_rows], self.logits[:num_rows], features)
 
 
 class DecodeOutcome(NamedTuple):
@@ -53,7 +72,7 @@ class DecodeOutcome(NamedTuple):
     num_accepted: list[int]
     """[S]: rows of each sequence whose tokens are certain now."""
     drafts: list[list[int]]
-    """[S][depth]."""
+    """[S][width]: of each sequence those of its own drafter, then anything."""
     is_finite: list[int]
     """[R]: 0 where the logits were not finite numbers, so that nothing could be sampled."""
 
@@ -67,48 +86,51 @@ class OutcomeTensors(NamedTuple):
     num_accepted: Tensor
     is_finite: Tensor
     drafts: Tensor
-    """[S, depth]."""
+    """[S, width]."""
 
 
 class OutcomeLayout(NamedTuple):
-    """Where the fields of an outcome lie in its buffer of int64 words: token_ids, num_accepted, is_finite, drafts.
+    """Where the fields of an outcome lie in its buffer of int64 words: drafts, token_ids, num_accepted, is_finite.
 
-    One buffer, so that a step's outcome comes back to the host in one copy.
+    One buffer, so that a step's outcome comes back to the host in one copy. The drafts come first, so that those of a
+    sequence are at one place whatever the number of rows and sequences.
     """
 
     num_rows: int
     num_sequences: int
-    depth: int
+    width: int
+    """Drafts of a sequence, at most."""
 
     @property
     def size(self) -> int:
-        return 2 * self.num_rows + self.num_sequences + self.num_sequences * self.depth
+        return 2 * self.num_rows + self.num_sequences + self.num_sequences * self.width
 
     def split(self, words: Tensor) -> OutcomeTensors:
-        accepted, finite, drafts = self._starts()
+        """The fields in `words` [size]."""
+        tokens, accepted, finite = self._starts()
         return OutcomeTensors(
-            verified=words[:drafts],
-            token_ids=words[:accepted],
+            verified=words[tokens:],
+            token_ids=words[tokens:accepted],
             num_accepted=words[accepted:finite],
-            is_finite=words[finite:drafts],
-            drafts=words[drafts:].view(self.num_sequences, self.depth),
+            is_finite=words[finite:],
+            drafts=words[:tokens].view(self.num_sequences, self.width),
         )
 
     def read(self, words: list[int]) -> DecodeOutcome:
-        accepted, finite, drafts = self._starts()
-        depth = self.depth
+        tokens, accepted, finite = self._starts()
+        width = self.width
         return DecodeOutcome(
-            token_ids=words[:accepted],
+            token_ids=words[tokens:accepted],
             num_accepted=words[accepted:finite],
-            is_finite=words[finite:drafts],
-            drafts=[words[drafts + i * depth : drafts + (i + 1) * depth] for i in range(self.num_sequences)],
+            is_finite=words[finite:],
+            drafts=[words[i * width : (i + 1) * width] for i in range(self.num_sequences)],
         )
 
     def _starts(self) -> tuple[int, int, int]:
-        """Of num_accepted, is_finite and drafts."""
-        accepted = self.num_rows
-        finite = accepted + self.num_sequences
-        return accepted, finite, finite + self.num_rows
+        """Of token_ids, num_accepted and is_finite."""
+        tokens = self.num_sequences * self.width
+        accepted = tokens + self.num_rows
+        return tokens, accepted, accepted + self.num_sequences
 
 
 class DecodeStep(Protocol):
@@ -135,6 +157,8 @@ class Decoder:
         self._memory = memory
         self._is_complete = torch.zeros(1, dtype=torch.int32, device=model.device)
         """On the device: not 0 between `complete` and the end of the sampling that follows."""
+        self._anchors = torch.zeros(MAX_STEP_ROWS, ANCHOR_WORDS, dtype=torch.int64, device=model.device)
+        """Where the blocks begin that the block drafter makes behind the sampling, in the step's block order."""
 
     @property
     def dtype(self) -> torch.dtype:
@@ -142,13 +166,23 @@ class Decoder:
         return self._model.dtype
 
     def forward(self, batch: Batch) -> Forwarded:
-        return self.logits_for(self._model.decode(batch, self._memory))
+        hidden, features = self._model.decode_tapped(batch, self._memory)
+        return Forwarded(hidden, self._model.start_logits(hidden), features)
 
     def new_forwarded(self, num_rows: int) -> Forwarded:
         """Uninitialised tensors for so many rows."""
         spec, device = self._model.spec, self._model.device
         hidden = torch.empty(num_rows, spec.hidden_size, dtype=self._model.dtype, device=device)
-        return Forwarded(hidden, torch.empty(num_rows, spec.vocab_size, dtype=torch.float32, device=device))
+        logits = torch.empty(num_rows, spec.vocab_size, dtype=torch.float32, device=device)
+        features = (
+            hidden.new_empty(num_rows, len(self._model.tap_ids) * spec.hidden_size) if self.drafts_blocks else None
+        )
+        return Forwarded(hidden, logits, features)
+
+    @property
+    def drafts_blocks(self) -> bool:
+        """Whether there is a block drafter, whose context is kept."""
+        return self._model.drafter is not None and self._memory.drafts is not None
 
     def logits_for(self, hidden: Tensor) -> Forwarded:
         """The logits of hidden states [R, H] that are computed already."""
@@ -162,8 +196,8 @@ class Decoder:
     def end_complete(self) -> None:
         self._is_complete.zero_()
 
-    def sample(self, forwarded: Forwarded, inputs: StepInputs, depth: int) -> Tensor:
-        """Samples, verifies and drafts: int64 words in the `OutcomeLayout` of these inputs and depth."""
+    def sample(self, forwarded: Forwarded, inputs: StepInputs, depth: int, outcome: OutcomeTensors) -> None:
+        """Samples, verifies and drafts with the MTP head, into `outcome`; what `draft_blocks` needs is left for it."""
         draw, following = inputs.draw, following_rows_of(inputs)
         rows = SampledRows(draw.temperature, draw.top_k, inputs.batch.num_rows, self._is_complete)
         self._model.complete_candidates(forwarded.hidden, forwarded.logits, rows)
@@ -176,9 +210,6 @@ class Decoder:
             draw.seeds,
             following.places,
         )
-        layout = OutcomeLayout(len(sampled), len(inputs.batch.slots), depth)
-        words = torch.empty(layout.size, dtype=torch.int64, device=sampled.device)
-        outcome = layout.split(words)
         verify_drafts(outcome.verified, sampled, draw.next_ids, draw.checks, inputs.batch.cu_rows)
         pages = self._memory.mtp
         if self._model.mtp and pages:
@@ -186,13 +217,33 @@ class Decoder:
             if depth:
                 mixed = self._model.draft(batch, forwarded.hidden, pages)
                 chain = start_chain(inputs, following, mixed, outcome.num_accepted, depth)
-                torch.stack(self._drafts(inputs, chain, depth), dim=1, out=outcome.drafts)
+                outcome.drafts[:, :depth] = torch.stack(self._drafts(inputs, chain, depth), dim=1)
             else:
                 # A later step that drafts needs the head's KV entries of the tokens decoded without drafts, too.
                 self._model.write_draft_kv(batch, forwarded.hidden, pages)
         elif depth:
             raise RuntimeError("Drafts were asked of a model without an MTP head.")
-        return words
+        if self._memory.drafts and self._model.drafter:
+            # The context holds every committed token, whoever drafts; rejected rows come last and are overwritten.
+            if forwarded.features is not None:
+                self._model.write_context(inputs.batch, forwarded.features, self._memory.drafts)
+            own = self._anchors[: len(inputs.block_order)]
+            last = last_rows(inputs, outcome.token_ids, outcome.num_accepted)
+            block_anchors(own, last, limits_of(draw), inputs.block_order)
+
+    def draft_blocks(self, count: int, depth: int, page_table: Tensor, drafts: Tensor) -> None:
+        """Drafts blocks of `depth` tokens for the first `count` sequences of the last sampling's block order.
+
+        page_table int32 [S, pages]; drafts int64 [S, width]: those of the sequences themselves are written.
+        """
+        model, memory = self._model, self._memory.drafts
+        if model.drafter is None or memory is None:
+            raise RuntimeError("Blocks were asked of a model without a block drafter.")
+        for anchors in torch.split(self._anchors[:count], MAX_STEP_ROWS // (1 + depth)):
+            rows = block_rows(anchors, depth, model.drafter.spec.mask_token_id)
+            logits, token_ids = model.draft_logits(model.draft_blocks(rows, page_table, memory))
+            sampled = sample_drafts(logits, *rows.limits, rows.places, token_ids)
+            drafts[rows.sequences.to(torch.int64), :depth] = sampled.view(-1, depth)
 
     def _drafts(self, inputs: StepInputs, chain: ChainRows, depth: int) -> list[Tensor]:
         """int64 [S] each: tokens for the places after each sequence's last new one.
@@ -214,18 +265,28 @@ class Decoder:
 class PlainStep:
     """A step whose functions are called one by one, without graphs."""
 
-    def __init__(self, decoder: Decoder, forwarded: Forwarded, inputs: StepInputs, depth: int) -> None:
+    def __init__(
+        self, decoder: Decoder, forwarded: Forwarded, inputs: StepInputs, depths: DraftDepths, num_blocks: int
+    ) -> None:
+        """`num_blocks` sequences get drafts of the block drafter."""
         self.forwarded = forwarded
         self._decoder = decoder
         self._inputs = inputs
-        self._layout = OutcomeLayout(len(inputs.batch.token_ids), len(inputs.batch.slots), depth)
+        self._depths = depths
+        self._num_blocks = num_blocks
+        self._layout = OutcomeLayout(len(inputs.batch.token_ids), len(inputs.batch.slots), depths.most)
         self._words: Tensor | None = None
 
     def complete(self) -> None:
         self._decoder.complete(self.forwarded)
 
     def sample(self) -> None:
-        self._words = self._decoder.sample(self.forwarded, self._inputs, self._layout.depth)
+        batch = self._inputs.batch
+        self._words = torch.empty(self._layout.size, dtype=torch.int64, device=batch.token_ids.device)
+        outcome = self._layout.split(self._words)
+        self._decoder.sample(self.forwarded, self._inputs, self._depths.mtp, outcome)
+        if self._depths.block:
+            self._decoder.draft_blocks(self._num_blocks, self._depths.block, batch.page_table, outcome.drafts)
         self._decoder.end_complete()
 
     def read(self) -> DecodeOutcome:

@@ -1,10 +1,12 @@
 """Decode steps as CUDA graphs, all of them captured before the engine is ready.
 
-A step is two graphs: the model up to its logits, and sampling with the drafts. Shapes are rounded up so that there are
-few (`shapes.py`); what lies beyond a step's own rows is blank. All graphs read the same page table and write the same
-hidden states and logits, so that their memory does not grow with their number, and the sampling graph of a shape
-follows each of its forward graphs. A graph is captured over blank inputs, on which running is harmless: no row belongs
-to a sequence, nothing is folded into a state. A step of a shape that was not captured runs without graphs.
+A step is two graphs: the model up to its logits, and sampling with the MTP head's drafts; a third where the block
+drafter drafts. Shapes are rounded up so that there are few (`shapes.py`); what lies beyond a step's own rows is blank.
+All graphs read the same page table and write the same hidden states, logits and outcome, so that their memory does not
+grow with their number, and the sampling graph of a shape follows each of its forward graphs. The sampling graph leaves
+at one place where blocks begin, so that the block drafter's graphs depend on the number of sequences alone. A graph is
+captured over blank inputs, on which running is harmless: no row belongs to a sequence, nothing is folded into a state.
+A step of a shape that was not captured runs without graphs.
 
 The host waits once per step, for the outcome. Inputs and outcome are copied through pinned memory, so that the copies
 are queued with the graphs; each is overwritten by a later step only after this one's outcome was read.
@@ -30,9 +32,9 @@ from torch import Tensor
 from onebox.engine.batch import StepInputs, decode_inputs
 from onebox.engine.capture import GraphRecorder
 from onebox.engine.decode import DecodeOutcome, Decoder, DecodeStep, Forwarded, OutcomeLayout, OutcomeTensors
-from onebox.engine.inputs import InputPacker, PageTable, StepSizes, exact_sizes
+from onebox.engine.inputs import InputPacker, PageTable, StepSizes, blocks_of, exact_sizes
 from onebox.engine.shapes import StepShapes
-from onebox.engine.step import DecodeRows
+from onebox.engine.step import DecodeRows, DraftDepths
 from onebox.kernels.step import next_inputs
 from onebox.kernels.step.tensors import StepTensors
 from onebox.model.batch import Batch
@@ -70,12 +72,22 @@ class _Shape:
     forward: dict[int, torch.cuda.CUDAGraph] = field(default_factory=dict)
     """By the number of the page table's columns."""
     sampling: dict[int, _SamplingGraph] = field(default_factory=dict)
-    """By the depth of drafting."""
+    """By the depth of the MTP head's drafts."""
 
     def inputs(self, num_pages: int | None = None) -> StepInputs:
         """Views of what the graphs read, with so many columns of the page table, or all."""
         sizes = self.sizes if num_pages is None else self.sizes._replace(num_pages=num_pages)
         return decode_inputs(self.words, sizes, self.page_table, self.max_rows)
+
+
+class _StepGraphs(NamedTuple):
+    """The graphs of a step."""
+
+    shape: _Shape
+    forward: torch.cuda.CUDAGraph
+    sampling: _SamplingGraph
+    block: torch.cuda.CUDAGraph | None
+    """Where the block drafter drafts."""
 
 
 class _GraphStep:
@@ -84,29 +96,25 @@ class _GraphStep:
     def __init__(
         self,
         decoder: Decoder,
-        shape: _Shape,
-        forward: torch.cuda.CUDAGraph,
-        sampling: _SamplingGraph,
+        graphs: _StepGraphs,
         parts: Sequence[DecodeRows],
         done: torch.cuda.Event,
         *,
         continues: bool,
     ) -> None:
-        self.forwarded = shape.forwarded
+        self.forwarded = graphs.shape.forwarded
         self.parts = parts
         self.continues = continues
         """Whether the next step's forward pass is queued with this step's sampling."""
         self._decoder = decoder
-        self._shape = shape
-        self._forward = forward
-        self._sampling = sampling
+        self._shape, self._forward, self._sampling, self._block = graphs
         self._done = done
         self._outcome: DecodeOutcome | None = None
         self._is_complete = False
 
     @property
-    def graphs(self) -> tuple[torch.cuda.CUDAGraph, torch.cuda.CUDAGraph]:
-        return self._forward, self._sampling.graph
+    def graphs(self) -> list[torch.cuda.CUDAGraph]:
+        return [graph for graph in (self._forward, self._sampling.graph, self._block) if graph is not None]
 
     def complete(self) -> None:
         self._decoder.complete(self.forwarded)
@@ -115,6 +123,8 @@ class _GraphStep:
     def sample(self) -> None:
         sampling = self._sampling
         sampling.graph.replay()
+        if self._block is not None:
+            self._block.replay()
         if self._is_complete:
             self._decoder.end_complete()
         sampling.pinned.copy_(sampling.words, non_blocking=True)
@@ -158,8 +168,12 @@ class GraphDecoder:
         self._table = PageTable(largest.num_sequences, largest.num_pages, is_pinned=device.type == "cuda")
         self._page_table = self._table.rows.to(device)
         self._forwarded = decoder.new_forwarded(largest.num_rows)
+        self._words = torch.zeros(self._layout(*largest[:2]).size, dtype=torch.int64, device=device)
+        """The outcome of the step that is under way."""
         self._shapes: dict[tuple[int, int], _Shape] = {}
         """By numbers of rows and sequences."""
+        self._blocks: dict[tuple[int, int, int], torch.cuda.CUDAGraph] = {}
+        """By numbers of sequences, of drafts and of the page table's columns."""
         self._last: _GraphStep | None = None
         self._folded: set[int] = set()
         """Slots whose accepted tokens a discarded forward pass has folded into the state."""
@@ -181,38 +195,39 @@ class GraphDecoder:
             for depth in reversed(self._limits.depths):
                 self._capture_sampling(shape, depth)
             report()
+        for num_sequences in reversed(tuple(self._limits.rows)):
+            for depth in reversed(self._limits.block_depths):
+                for num_pages in reversed(self._limits.widths):
+                    self._capture_block(num_sequences, depth, num_pages)
 
-    def start(self, parts: Sequence[DecodeRows], depth: int, *, is_alone: bool) -> DecodeStep | None:
+    def start(self, parts: Sequence[DecodeRows], depths: DraftDepths, *, is_alone: bool) -> DecodeStep | None:
         """Queues the model's part of a step; None, and nothing done, where the shape was not captured.
 
         The step before must have been read. `is_alone` says that no other rows are computed before these sequences'
         next ones.
         """
-        found = self._find(parts, depth)
-        if found is None:
+        graphs = self._find(parts, depths)
+        if graphs is None:
             return None
-        shape, forward, sampling = found
-        is_predicted = self._last is not None and self._last.matches_prediction(forward, parts)
+        is_predicted = self._last is not None and self._last.matches_prediction(graphs.forward, parts)
         if not is_predicted:
             parts = self._without_folded(parts)
-        self._put(shape, parts)
+        self._put(graphs.shape, parts)
         if not is_predicted:
-            forward.replay()
+            graphs.forward.replay()
         continues = is_alone and _continue(parts)
-        self._last = _GraphStep(self._decoder, shape, forward, sampling, parts, self._done, continues=continues)
+        self._last = _GraphStep(self._decoder, graphs, parts, self._done, continues=continues)
         return self._last
 
-    def start_after(self, parts: Sequence[DecodeRows], depth: int, hidden: Tensor) -> DecodeStep | None:
+    def start_after(self, parts: Sequence[DecodeRows], depths: DraftDepths, hidden: Tensor) -> DecodeStep | None:
         """`start` for parts of one row each whose hidden states [n, H] are computed already: only sampling is left."""
-        found = self._find(parts, depth)
-        if found is None:
+        graphs = self._find(parts, depths)
+        if graphs is None:
             return None
-        shape, forward, sampling = found
         parts = self._without_folded(parts)
-        own = Forwarded(shape.forwarded.hidden[: len(parts)], shape.forwarded.logits[: len(parts)])
-        self._decoder.logits_for(hidden).copy_to(own)
-        self._put(shape, parts)
-        self._last = _GraphStep(self._decoder, shape, forward, sampling, parts, self._done, continues=False)
+        self._decoder.logits_for(hidden).copy_to(graphs.shape.forwarded.first(len(parts)))
+        self._put(graphs.shape, parts, is_computed=True)
+        self._last = _GraphStep(self._decoder, graphs, parts, self._done, continues=False)
         return self._last
 
     def leave(self, parts: Sequence[DecodeRows]) -> Sequence[DecodeRows]:
@@ -225,24 +240,28 @@ class GraphDecoder:
         """Kernels in the graphs of the step that was started last."""
         return sum(map(_count_kernels, self._last.graphs)) if self._last else 0
 
-    def _put(self, shape: _Shape, parts: Sequence[DecodeRows]) -> None:
+    def _put(self, shape: _Shape, parts: Sequence[DecodeRows], *, is_computed: bool = False) -> None:
         """Queues the copies of a step's inputs to the device."""
-        shape.words.copy_(shape.packer.pack(parts), non_blocking=True)
+        shape.words.copy_(shape.packer.pack(parts, is_computed=is_computed), non_blocking=True)
         if num_changed := self._table.put(parts):
             self._page_table[:num_changed].copy_(self._table.rows[:num_changed], non_blocking=True)
 
-    def _find(
-        self, parts: Sequence[DecodeRows], depth: int
-    ) -> tuple[_Shape, torch.cuda.CUDAGraph, _SamplingGraph] | None:
+    def _find(self, parts: Sequence[DecodeRows], depths: DraftDepths) -> _StepGraphs | None:
         """The captured graphs of a step over these parts."""
-        fitting_depth = self._limits.fit_depth(depth)
-        if fitting_depth is None:
+        depth = self._limits.fit_depth(depths.mtp)
+        if depth is None:
             return None
-        sizes = self._limits.fit(exact_sizes(parts, fitting_depth))
+        sizes = self._limits.fit(exact_sizes(parts, max(depth, depths.block)))
         shape = self._shapes.get(sizes[:2]) if sizes else None
         if sizes is None or shape is None:
             return None
-        return shape, shape.forward[sizes.num_pages], shape.sampling[fitting_depth]
+        block = None
+        if depths.block:
+            fitting = self._limits.fit_block(len(blocks_of(parts)), depths.block)
+            if fitting is None:
+                return None
+            block = self._blocks[(*fitting, sizes.num_pages)]
+        return _StepGraphs(shape, shape.forward[sizes.num_pages], shape.sampling[depth], block)
 
     def _without_folded(self, parts: Sequence[DecodeRows]) -> Sequence[DecodeRows]:
         """The parts, with num_accepted 0 where a discarded forward pass has folded the accepted tokens in already."""
@@ -257,7 +276,7 @@ class GraphDecoder:
     def _new_shape(self, num_rows: int, num_sequences: int) -> _Shape:
         sizes = StepSizes(num_rows, num_sequences, self._limits.num_pages)
         packer = InputPacker(sizes, is_pinned=self._device.type == "cuda")
-        forwarded = Forwarded(self._forwarded.hidden[:num_rows], self._forwarded.logits[:num_rows])
+        forwarded = self._forwarded.first(num_rows)
         shape = _Shape(
             sizes, packer, packer.words.to(self._device), self._page_table, self._limits.rows_per_sequence, forwarded
         )
@@ -267,7 +286,9 @@ class GraphDecoder:
     def _run_once(self, shape: _Shape) -> None:
         """Runs a shape without graphs: what is made once and kept, such as tables, must not be made in a capture."""
         self._decoder.forward(shape.inputs().batch).copy_to(shape.forwarded)
-        self._decoder.sample(shape.forwarded, shape.inputs(), self._limits.depths[-1])
+        self._decoder.sample(shape.forwarded, shape.inputs(), self._limits.depths[-1], self._outcome(shape))
+        if self._limits.block_depths:
+            self._draft_blocks(max(self._limits.rows), self._limits.block_depths[-1], self._limits.num_pages)
         torch.cuda.synchronize(self._device)
 
     def _capture_forward(self, shape: _Shape, num_pages: int) -> None:
@@ -278,13 +299,33 @@ class GraphDecoder:
         shape.forward[num_pages], _ = self._recorder.record(work)
 
     def _capture_sampling(self, shape: _Shape, depth: int) -> None:
-        graph, words = self._recorder.record(lambda: self._decoder.sample(shape.forwarded, shape.inputs(), depth))
-        layout = OutcomeLayout(shape.sizes.num_rows, shape.sizes.num_sequences, depth)
+        layout, outcome = self._layout(*shape.sizes[:2]), self._outcome(shape)
+        graph, _ = self._recorder.record(lambda: self._decoder.sample(shape.forwarded, shape.inputs(), depth, outcome))
+        words = self._words[: layout.size]
         pinned = torch.empty(words.shape, dtype=words.dtype, pin_memory=True)
-        outcome = layout.split(words)
         shape.sampling[depth] = _SamplingGraph(graph, layout, words, outcome, pinned, pinned.numpy())
         # It is launched between graphs, so its code is loaded here; on blank inputs it does nothing.
         predict_inputs(shape.inputs().batch, outcome)
+
+    def _capture_block(self, num_sequences: int, depth: int, num_pages: int) -> None:
+        graph, _ = self._recorder.record(lambda: self._draft_blocks(num_sequences, depth, num_pages))
+        self._blocks[num_sequences, depth, num_pages] = graph
+
+    def _draft_blocks(self, num_sequences: int, depth: int, num_pages: int) -> None:
+        self._decoder.draft_blocks(num_sequences, depth, self._page_table[:, :num_pages], self._drafts())
+
+    def _layout(self, num_rows: int, num_sequences: int) -> OutcomeLayout:
+        return OutcomeLayout(num_rows, num_sequences, self._limits.width)
+
+    def _outcome(self, shape: _Shape) -> OutcomeTensors:
+        """The fields of the shared buffer as steps of this shape write them."""
+        layout = self._layout(*shape.sizes[:2])
+        return layout.split(self._words[: layout.size])
+
+    def _drafts(self) -> Tensor:
+        """int64 [S, width]: where the drafts of any shape's sequences are."""
+        count, width = self._limits.largest.num_sequences, self._limits.width
+        return self._words[: count * width].view(count, width)
 
 
 def predict_inputs(batch: Batch, outcome: OutcomeTensors) -> None:

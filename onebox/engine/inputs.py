@@ -17,11 +17,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from onebox.engine.draft.kinds import Drafter
 from onebox.engine.request import SamplingParams
 from onebox.engine.step import DecodeRows, PromptChunk
 from onebox.spec.kv import PAGE_TOKENS
 
-__all__ = ["InputPacker", "PageTable", "StepSizes", "exact_sizes", "last_row", "split_fields"]
+__all__ = ["InputPacker", "PageTable", "StepSizes", "blocks_of", "exact_sizes", "last_row", "split_fields"]
 
 Words = NDArray[Any]
 W = TypeVar("W", Words, Tensor)
@@ -55,7 +56,7 @@ class StepSizes(NamedTuple):
     @property
     def narrow(self) -> dict[str, int]:
         """The fields of 32 bits, as the kernels take them; they come after the others."""
-        new = dict.fromkeys(("slots", "num_accepted", "seen"), self.num_sequences)
+        new = dict.fromkeys(("slots", "num_accepted", "seen", "block_order"), self.num_sequences)
         return {**new, "cu_rows": self.num_sequences + 1, "num_rows": 1, "num_sequences": 1}
 
     @property
@@ -83,6 +84,11 @@ def exact_sizes(parts: Sequence[DecodeRows], depth: int) -> StepSizes:
     return StepSizes(num_rows, len(parts), (furthest + depth) // PAGE_TOKENS + 1)
 
 
+def blocks_of(parts: Sequence[DecodeRows]) -> list[int]:
+    """The places of the parts for which the block drafter drafts."""
+    return [place for place, part in enumerate(parts) if part.draw.drafter is Drafter.DFLASH]
+
+
 class InputPacker:
     """Packs the inputs of steps of one shape into one buffer, step after step."""
 
@@ -98,12 +104,20 @@ class InputPacker:
         self._packed: list[tuple[int, SamplingParams]] = []
         """The number of rows and the sampling of each sequence, as they are in the buffer."""
 
-    def pack(self, parts: Sequence[DecodeRows]) -> Tensor:
-        """The inputs of a step over these parts: int64 words, valid until the next call."""
+    def pack(self, parts: Sequence[DecodeRows], *, is_computed: bool = False) -> Tensor:
+        """The inputs of a step over these parts: int64 words, valid until the next call.
+
+        `is_computed`: only sampling is left; the rows have no slots, for all that belongs there was written.
+        """
         if not self._has_same_rows(parts):
             self._write_settings(parts)
         # One assignment of one list: an assignment for each field would take longer than all the rest.
         self._new_rows[:] = self._rows_of(parts)
+        if is_computed:
+            self._fields["slot_mapping"][:] = -1
+        if blocks := blocks_of(parts):
+            # Places that are left repeat the first one: its block is computed again, with the same drafts.
+            self._fields["block_order"][:] = blocks + blocks[:1] * (self._sizes.num_sequences - len(blocks))
         self._fields["slots"][: len(parts)] = [part.slot for part in parts]
         self._fields["num_accepted"][: len(parts)] = [part.num_accepted for part in parts]
         self._fields["seen"][: len(parts)] = [part.end for part in parts]

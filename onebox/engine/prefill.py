@@ -8,7 +8,7 @@ number of rows.
 
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -18,12 +18,14 @@ from onebox.engine.config import EngineConfig
 from onebox.engine.inputs import PageTable
 from onebox.engine.prompts import PromptInputs, PromptPacker, PromptSizes, exact_prompt_inputs, prompt_inputs
 from onebox.engine.step import PromptChunk
+from onebox.model.batch import Batch
 from onebox.model.memory import Memory
 from onebox.model.qwen3_5 import Qwen35
+from onebox.spec.dflash_memory import CAPTURED_PREFILL_ROWS
 
 __all__ = ["PrefillGraphs", "Prefiller"]
 
-_GRAPH_ROWS = (64, 128, 192, 256, 384, 512, 768, 1024)
+_GRAPH_ROWS = (64, 128, 192, 256, 384, 512, 768, CAPTURED_PREFILL_ROWS)
 """Rows of captured prefills. Up to 64 most experts are not yet read; from then on rows cost little."""
 _MAX_CHUNKS = 8
 """Of a captured prefill: each takes programs in every launch, also where it is blank."""
@@ -43,17 +45,72 @@ class Prefiller:
     def run(self, chunks: Sequence[PromptChunk]) -> Tensor:
         """Computes the chunks without graphs; the hidden states of their tokens, [R, H]."""
         num_hidden = len(self.memory.hidden)
-        return self.forward(exact_prompt_inputs(chunks, self.first_checkpoint, num_hidden, self.model.device))
+        self.save_before(chunks)
+        inputs = exact_prompt_inputs(chunks, self.first_checkpoint, num_hidden, self.model.device)
+        hidden, features = self._compute(inputs)
+        self.save_after(chunks, (inputs.batch, features))
+        return hidden
+
+    def save_before(self, chunks: Sequence[PromptChunk]) -> None:
+        """Saves what a block drafter's rings hold now and a state inside a chunk needs: the chunk may overwrite it."""
+        if (drafts := self.memory.drafts) is None:
+            return
+        for chunk in chunks:
+            for num_tokens, checkpoint in chunk.saves:
+                first = max(0, num_tokens - drafts.window)
+                drafts.copy_tokens(chunk.slot, self.first_checkpoint + checkpoint, first, chunk.start)
+
+    def save_after(self, chunks: Sequence[PromptChunk], computed: tuple[Batch, Tensor | None] | None = None) -> None:
+        """Saves the rest of such a state's ring: the chunk's own tokens.
+
+        Where a chunk is longer than a ring, its first tokens are gone; they are written again from what was `computed`.
+        """
+        if (drafts := self.memory.drafts) is None:
+            return
+        first_row = 0
+        for chunk in chunks:
+            for num_tokens, checkpoint in chunk.saves:
+                first, row = max(chunk.start, num_tokens - drafts.window), self.first_checkpoint + checkpoint
+                if first >= chunk.end - drafts.ring_tokens:
+                    drafts.copy_tokens(chunk.slot, row, first, num_tokens)
+                elif computed and computed[1] is not None:
+                    rows = slice(first_row + first - chunk.start, first_row + num_tokens - chunk.start)
+                    self._write_again(computed[0], computed[1][rows], rows, row, num_tokens)
+                else:
+                    raise RuntimeError(f"A chunk of {len(chunk.token_ids)} tokens is longer than a drafter's ring.")
+            first_row += len(chunk.token_ids)
+
+    def _write_again(self, batch: Batch, features: Tensor, rows: slice, row: int, num_tokens: int) -> None:
+        """Writes these rows of the batch into the ring of the memory's row `row`, up to the sequence's num_tokens."""
+        if self.memory.drafts is None:
+            return
+        numbers = [0, len(features)], [row], [num_tokens]
+        edges, slots, seen = (torch.tensor(n, dtype=torch.int32, device=features.device) for n in numbers)
+        own = replace(
+            batch,
+            positions=batch.positions[:, rows],
+            cu_rows=edges,
+            slots=slots,
+            seen=seen,
+            slot_mapping=batch.slot_mapping[rows],
+        )
+        self.model.prefill_context(own, features, self.memory.drafts)
 
     def forward(self, inputs: PromptInputs) -> Tensor:
         """The hidden states [R, H]; asks the device for no value, so that it can be captured."""
+        return self._compute(inputs)[0]
+
+    def _compute(self, inputs: PromptInputs) -> tuple[Tensor, Tensor | None]:
+        """(hidden states, features for a block drafter)."""
         model, memory = self.model, self.memory
-        hidden = model.prefill(inputs.batch, memory)
+        hidden, features = model.prefill_tapped(inputs.batch, memory)
+        if features is not None and memory.drafts:
+            model.prefill_context(inputs.batch, features, memory.drafts)
         if self.with_mtp and model.mtp and memory.mtp:
             previous = torch.cat([memory.hidden, hidden])[inputs.previous]
             model.prefill_draft_kv(inputs.batch, previous, memory.mtp)
         memory.hidden[inputs.kept_to] = hidden[inputs.kept_from]
-        return hidden
+        return hidden, features
 
 
 @dataclass(frozen=True)
@@ -105,7 +162,9 @@ class PrefillGraphs:
         if num_changed := self._table.put(chunks):
             self._page_table[:num_changed].copy_(self._table.rows[:num_changed], non_blocking=True)
         self._copied.record()
+        prefiller.save_before(chunks)
         graph.graph.replay()
+        prefiller.save_after(chunks)
         return graph.hidden
 
     def _find(self, chunks: Sequence[PromptChunk]) -> _PrefillGraph | None:

@@ -15,16 +15,26 @@ from onebox.engine.batch import exact_inputs
 from onebox.engine.capture import GraphRecorder
 from onebox.engine.config import EngineConfig
 from onebox.engine.decode import DecodeOutcome, Decoder, DecodeStep, PlainStep
+from onebox.engine.draft.kinds import Drafter
 from onebox.engine.draft.vocabulary import ROWS_PER_STEP
 from onebox.engine.graphs import GraphDecoder
 from onebox.engine.images import content_tokens, encode_images
-from onebox.engine.inputs import last_row
+from onebox.engine.inputs import blocks_of, last_row
 from onebox.engine.logits import RowLogprobs, apply_adjustments
 from onebox.engine.logprobs import LogprobRows, TokenLogprob
 from onebox.engine.prefill import Prefiller, PrefillGraphs
 from onebox.engine.request import Vision
 from onebox.engine.shapes import MAX_STEP_ROWS, StepShapes
-from onebox.engine.step import DecodeRows, EncodedImages, PromptChunk, Result, StepOutput, StepPlan, StepRun
+from onebox.engine.step import (
+    DecodeRows,
+    DraftDepths,
+    EncodedImages,
+    PromptChunk,
+    Result,
+    StepOutput,
+    StepPlan,
+    StepRun,
+)
 from onebox.model.memory import Memory
 from onebox.model.qwen3_5 import Qwen35
 from onebox.model.vision import Tower
@@ -177,11 +187,12 @@ class ModelRunner:
 
     def _sample_after(self, parts: list[DecodeRows], hidden: Tensor) -> list[Result | Exception]:
         """Results of parts of one row each whose hidden states [n, H] are computed already."""
-        depth = _depth(parts)
-        step = self._graphs.start_after(parts, depth, hidden) if self._graphs else None
+        depths = _depths(parts)
+        step = self._graphs.start_after(parts, depths, hidden) if self._graphs else None
         if step is None:
-            inputs = exact_inputs(parts, depth, self._model.device)
-            step = PlainStep(self._decoder, self._decoder.logits_for(hidden), inputs, depth)
+            inputs = exact_inputs(parts, depths.most, self._model.device, is_computed=True)
+            forwarded = self._decoder.logits_for(hidden)
+            step = PlainStep(self._decoder, forwarded, inputs, depths, len(blocks_of(parts)))
         return _read(_sample(parts, step))
 
     def _chunk_result(self, chunk: PromptChunk, hidden: Tensor) -> Result | Exception:
@@ -205,14 +216,15 @@ class ModelRunner:
 
     def _queue_graphs(self, parts: list[DecodeRows], *, is_alone: bool) -> "_QueuedGroup | None":
         """Gives the device a group of rows, up to the drafts; None where no graphs of its shape were captured."""
-        step = self._graphs.start(parts, _depth(parts), is_alone=is_alone) if self._graphs else None
+        step = self._graphs.start(parts, _depths(parts), is_alone=is_alone) if self._graphs else None
         return _sample(parts, step) if step else None
 
     def _queue_plain(self, parts: list[DecodeRows]) -> "_QueuedGroup":
         """The same without graphs."""
-        depth = _depth(parts)
-        inputs = exact_inputs(self._graphs.leave(parts) if self._graphs else parts, depth, self._model.device)
-        return _sample(parts, PlainStep(self._decoder, self._decoder.forward(inputs.batch), inputs, depth))
+        depths = _depths(parts)
+        inputs = exact_inputs(self._graphs.leave(parts) if self._graphs else parts, depths.most, self._model.device)
+        forwarded = self._decoder.forward(inputs.batch)
+        return _sample(parts, PlainStep(self._decoder, forwarded, inputs, depths, len(blocks_of(parts))))
 
 
 class _QueuedGroup(NamedTuple):
@@ -296,8 +308,14 @@ def _is_alone(plan: StepPlan, groups: list[list[DecodeRows]]) -> bool:
     return len(groups) == 1 and not any(chunk.draw for chunk in plan.chunks)
 
 
-def _depth(parts: Sequence[DecodeRows]) -> int:
-    return max(part.draw.depth for part in parts)
+def _depths(parts: Sequence[DecodeRows]) -> DraftDepths:
+    mtp = block = 0
+    for part in parts:
+        if part.draw.drafter is Drafter.DFLASH:
+            block = max(block, part.draw.depth)
+        else:
+            mtp = max(mtp, part.draw.depth)
+    return DraftDepths(mtp, block)
 
 
 def _in_groups(parts: Sequence[T], num_rows: Callable[[T], int]) -> Iterator[list[T]]:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from onebox.engine.config import EngineConfig, PrefixDiskConfig, SpeculationConfig, SpeculationMethod
+from onebox.engine.draft.drafter_start import DrafterPlan, check_block_drafts, default_drafts, plan_drafter
 from onebox.engine.draft.vocabulary import DraftVocabulary
 from onebox.engine.draft.vocabulary_start import (
     DraftVocabPlan,
@@ -28,7 +29,6 @@ from onebox.engine.remote.messages import DeviceMemory, Planned, PrefixDiskOpene
 from onebox.engine.warm.early import initialise_cuda, initialise_triton
 from onebox.planner.memory import (
     DEFAULT_BATCHED_TOKENS,
-    DEFAULT_DRAFTS,
     DEFAULT_SEQUENCES,
     DEFAULT_UTILIZATION,
     MemoryPlan,
@@ -37,6 +37,7 @@ from onebox.planner.memory import (
 )
 from onebox.spec.cache import redirect_kernel_cache
 from onebox.spec.conversion import CONVERSION_BYTES, LoadConversion
+from onebox.spec.dflash_memory import ring_tokens
 from onebox.spec.errors import UnsupportedError, UsageError
 from onebox.spec.hardware import GIB, Box, detect_box, detect_host, nvidia_driver
 from onebox.spec.kv import PAGE_TOKENS, KVFormat
@@ -52,6 +53,7 @@ if TYPE_CHECKING:
 
     from onebox.engine.disk.tier import DiskTier
     from onebox.engine.runner import ModelRunner
+    from onebox.engine.warm.compile import WeightSource
     from onebox.model.footprint import Footprint
     from onebox.model.load import LoadFormat
     from onebox.model.memory import Memory, MemoryShape
@@ -114,6 +116,8 @@ class EngineOptions:
     """Leaves the vision tower out, where the checkpoint has one."""
     speculation: str | None = None
     num_speculative_tokens: int | None = None
+    draft_model: str | Path | None = None
+    """The directory of a DFlash drafter, for speculation by dflash or auto."""
     synthetic_acceptance: tuple[float, ...] = ()
     draft_vocab: str = "auto"
     """Tokens that the MTP head's drafts are chosen from: auto, full, a number of tokens, or a file of token ids."""
@@ -149,6 +153,7 @@ class EnginePlan:
     hf_overrides: Mapping[str, Any]
     conversion: LoadConversion
     draft_vocab: DraftVocabPlan | None = None
+    drafter: DrafterPlan | None = None
 
     @property
     def memory_shape(self) -> "MemoryShape":
@@ -163,6 +168,8 @@ class EnginePlan:
             max_pending=self.config.rows_per_sequence,
             with_mtp=self.config.speculation.with_mtp,
             state_dtype=self.memory.request.state_dtype,
+            drafter=self.drafter.spec if self.drafter else None,
+            ring_tokens=ring_tokens(self.drafter.spec, self.config.max_num_batched_tokens) if self.drafter else 0,
         )
 
 
@@ -176,7 +183,8 @@ def plan_engine(directory: Path, options: EngineOptions, tokens: TokenInfo, box:
     load_format = _load_format(options.load_format)
     conversion = LoadConversion.parse(options.lm_head, options.mtp_format)
     found = footprint(directory, device, dtype, load_format, options.hf_overrides, conversion)
-    speculation = _speculation(options, found)
+    drafter = plan_drafter(options, found.spec, device, dtype, load_format)
+    speculation = _speculation(options, found, drafter)
     draft_vocab = plan_draft_vocab(options.draft_vocab, found, speculation, load_format)
     if draft_vocab:
         speculation = replace(speculation, draft_vocab_size=draft_vocab.size)
@@ -184,7 +192,7 @@ def plan_engine(directory: Path, options: EngineOptions, tokens: TokenInfo, box:
         raise UsageError(
             f"--mtp-format {conversion.mtp} has nothing to act on: drafts by {speculation.method} do not load the head."
         )
-    request = _memory_request(options, found, speculation, device, dtype)
+    request = _memory_request(options, found, speculation, device, dtype, drafter)
     memory = plan_memory(found.spec, found.weight_bytes, box, request)
     config = EngineConfig(
         max_model_len=request.max_context_tokens,
@@ -210,6 +218,7 @@ def plan_engine(directory: Path, options: EngineOptions, tokens: TokenInfo, box:
         options.hf_overrides,
         conversion,
         draft_vocab,
+        drafter,
     )
 
 
@@ -249,6 +258,7 @@ def _memory_request(
     speculation: SpeculationConfig,
     device: "torch.device",
     dtype: "torch.dtype",
+    drafter: DrafterPlan | None = None,
 ) -> MemoryRequest:
     request = MemoryRequest(
         max_context_tokens=options.max_model_len or found.spec.max_context_tokens,
@@ -257,6 +267,8 @@ def _memory_request(
         drafts=speculation.max_drafts,
         drafts_with_mtp=speculation.with_mtp,
         draft_vocab_size=speculation.draft_vocab_size,
+        drafter=drafter.spec if drafter else None,
+        drafter_bytes=drafter.num_bytes if drafter else 0,
         gpu_memory_utilization=options.gpu_memory_utilization,
         page_tokens=PAGE_TOKENS,
         max_batched_tokens=options.max_num_batched_tokens or _BATCHED_TOKENS[device.type],
@@ -330,7 +342,7 @@ def _load_format(asked: str) -> "LoadFormat":
     return load_format
 
 
-def _speculation(options: EngineOptions, found: "Footprint") -> SpeculationConfig:
+def _speculation(options: EngineOptions, found: "Footprint", drafter: DrafterPlan | None = None) -> SpeculationConfig:
     """As asked; else `auto` where the model has an MTP head, and plain decoding where it has none."""
     default = SpeculationMethod.AUTO if found.has_mtp else SpeculationMethod.NONE
     try:
@@ -340,8 +352,9 @@ def _speculation(options: EngineOptions, found: "Footprint") -> SpeculationConfi
         raise UsageError(f"Speculation by {options.speculation!r} is not known; give one of {known}.") from None
     if method is SpeculationMethod.MTP and not found.has_mtp:
         raise UsageError("Speculation by mtp was asked for, but the checkpoint has no MTP head; give ngram or none.")
-    drafts = 0 if method is SpeculationMethod.NONE else options.num_speculative_tokens or DEFAULT_DRAFTS
-    return SpeculationConfig(method, drafts, found.has_mtp, options.synthetic_acceptance)
+    drafts = 0 if method is SpeculationMethod.NONE else options.num_speculative_tokens or default_drafts(drafter)
+    block_size = check_block_drafts(drafter, drafts) if drafter else 0
+    return SpeculationConfig(method, drafts, found.has_mtp, options.synthetic_acceptance, block_size=block_size)
 
 
 # Load and build.
@@ -408,19 +421,26 @@ def compile_ahead(plan: EnginePlan, report: Callable[[int], None]) -> int:
     `report` is called with the number so far. No weights are read.
     """
     redirect_kernel_cache()
-    from onebox.engine.warm.compile import WeightSource, compile_kernels
+    from onebox.engine.warm.compile import compile_kernels
 
-    weights = WeightSource(plan.directory, plan.load_format, plan.conversion)
+    weights = _weight_source(plan)
     return compile_kernels(weights, plan.dtype, plan.memory_shape, plan.config, report)
 
 
 def kernels_are_compiled(plan: EnginePlan) -> bool:
     """Whether `compile_ahead` has nothing to do, because an engine of this plan was compiled before."""
     redirect_kernel_cache()
-    from onebox.engine.warm.compile import WeightSource, are_compiled
+    from onebox.engine.warm.compile import are_compiled
 
-    weights = WeightSource(plan.directory, plan.load_format, plan.conversion)
+    weights = _weight_source(plan)
     return are_compiled(weights, plan.dtype, plan.memory_shape, plan.config)
+
+
+def _weight_source(plan: EnginePlan) -> "WeightSource":
+    from onebox.engine.warm.compile import WeightSource
+
+    drafter = plan.drafter.directory if plan.drafter else None
+    return WeightSource(plan.directory, plan.load_format, plan.conversion, drafter)
 
 
 def _warm_up(runner: "ModelRunner", plan: EnginePlan, report: ReportStart, *, owns_process: bool) -> None:
@@ -443,6 +463,7 @@ def load_runner(plan: EnginePlan, draft_vocabulary: DraftVocabulary | None = Non
 
     from onebox.engine.runner import ModelRunner
     from onebox.model.build import trim_model
+    from onebox.model.drafter import attach_drafter, load_drafter
     from onebox.model.load import load_model
     from onebox.model.vision import load_tower
 
@@ -455,6 +476,10 @@ def load_runner(plan: EnginePlan, draft_vocabulary: DraftVocabulary | None = Non
         overrides=plan.hf_overrides,
         conversion=plan.conversion,
     )
+    if plan.drafter:
+        directory = plan.drafter.directory
+        drafter = load_drafter(directory, plan.spec, plan.device, plan.dtype, plan.load_format)
+        model = attach_drafter(model, drafter)
     if plan.draft_vocab:
         listed = (draft_vocabulary or new_draft_vocabulary(plan.draft_vocab)).token_ids
         model = trim_model(model, torch.tensor(listed))

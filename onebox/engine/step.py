@@ -23,6 +23,7 @@ from onebox.engine.request import SamplingParams, TokenLogprob, Vision
 __all__ = [
     "DecodeRows",
     "DraftCheck",
+    "DraftDepths",
     "Draw",
     "EncodedImages",
     "PromptChunk",
@@ -44,6 +45,17 @@ class DraftCheck(IntEnum):
     """Certain already, or accepted by synthetic acceptance."""
     REJECT = 2
     """Rejected by synthetic acceptance."""
+
+
+class DraftDepths(NamedTuple):
+    """How many drafts a step makes for each of its sequences, by drafter; a sequence takes those of its own."""
+
+    mtp: int = 0
+    block: int = 0
+
+    @property
+    def most(self) -> int:
+        return max(self)
 
 
 class Draw(NamedTuple):

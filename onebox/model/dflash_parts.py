@@ -13,7 +13,7 @@ from onebox.checkpoint.bind import Binding, Bound
 from onebox.checkpoint.drafter import DrafterCheckpoint, bind_drafter, open_drafter
 from onebox.checkpoint.header import TensorEntry
 from onebox.checkpoint.staging import place_of
-from onebox.checkpoint.tensors import load
+from onebox.checkpoint.tensors import load, torch_dtype
 from onebox.checkpoint.weights import read_weight
 from onebox.model.cpu import cpu_linear
 from onebox.model.linear import Linear, can_join, make_linear
@@ -54,7 +54,10 @@ class DrafterParts:
         return [self._modules[name] for name in names]
 
     def _read(self, entry: TensorEntry) -> Tensor:
-        return load(entry).to(place_of(entry, self.device))
+        place = place_of(entry, self.device)
+        if place.type == "meta":
+            return torch.empty(entry.shape, dtype=torch_dtype(entry.dtype), device=place)
+        return load(entry).to(place)
 
 
 def open_bound_drafter(directory: Path, target: ModelSpec) -> tuple[DrafterCheckpoint, Binding]:

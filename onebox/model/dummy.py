@@ -3,7 +3,7 @@
 On `meta` nothing is drawn: the model has its shapes and formats alone.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import torch
 from torch import Tensor
@@ -11,18 +11,20 @@ from torch import Tensor
 from onebox.formats.fragments import TILE_COLUMNS, TILE_ROWS
 from onebox.model.build import build_model
 from onebox.model.cpu import cpu_experts, cpu_layer, cpu_linear
+from onebox.model.dflash import DFlash, build_dflash
 from onebox.model.experts import Experts, Fp8Experts, IntExperts, Nvfp4Experts, PlainExperts
 from onebox.model.layers import Layer, Stream
 from onebox.model.layers.plain import Mixer, PlainLayer
 from onebox.model.linear import Fp8Linear, IntLinear, Linear, Nvfp4Linear, PlainLinear
 from onebox.model.qwen3_5 import Qwen35
+from onebox.spec.dflash import DFlashSpec
 from onebox.spec.errors import UnsupportedError
 from onebox.spec.model import ModelSpec
 from onebox.spec.modules import Module, ModuleClass, modules
 from onebox.spec.traffic import ClassFormats
 from onebox.spec.weights import FP8_BLOCK, INTEGER_BITS, ExpertFormats, WeightFormat
 
-__all__ = ["DUMMY_FORMATS", "HYBRID", "DummyParts", "dummy_model"]
+__all__ = ["DUMMY_FORMATS", "HYBRID", "DummyParts", "dummy_drafter", "dummy_model"]
 
 # What `onebox build` makes of the 122B for one box: INT4 where most bytes are, more bits where quality needs them.
 HYBRID = {
@@ -64,18 +66,16 @@ _TILED = (WeightFormat.INT4, WeightFormat.INT3, WeightFormat.INT2)
 _EXPERT_FORMATS = (*_TILED, WeightFormat.FP8, WeightFormat.NVFP4)
 
 
-class DummyParts:
-    """Random weights: each class of modules in its format.
+class DummyMatrices:
+    """Random linears of any modules, each class of them in its format.
 
     BF16, or float32 on a CPU, if the class has no format or its sizes do not fit it.
     """
 
-    def __init__(self, spec: ModelSpec, formats: ClassFormats, device: torch.device) -> None:
+    def __init__(self, own: Iterable[Module], formats: ClassFormats, device: torch.device) -> None:
         self.device = device
-        self.has_mtp = spec.mtp_num_hidden_layers > 0
-        self._spec = spec
         self._formats = formats
-        self._modules: dict[str, Module] = {module.name: module for module in modules(spec)}
+        self._modules: dict[str, Module] = {module.name: module for module in own}
         self._generator = None if device.type == "meta" else torch.Generator(device).manual_seed(0)
 
     def linear(self, *names: str, float32_output: bool = False) -> Linear:  # noqa: ARG002 - kernels sum in float32 anyway
@@ -105,36 +105,10 @@ class DummyParts:
         is_cpu = self.device.type == "cpu"
         return cpu_linear(embedding, embedding.dtype) if is_cpu else PlainLinear(embedding)
 
-    def experts(self, name: str) -> Experts:
-        count, hidden, inner = self._spec.num_experts, self._spec.hidden_size, self._spec.moe_intermediate_size
-        chosen = self._formats.get(self._modules[f"{name}.0.gate_proj"].module_class, WeightFormat.BF16)
-        has_kernel = set(chosen) <= set(_TILED) if isinstance(chosen, ExpertFormats) else chosen in _EXPERT_FORMATS
-        if hidden % TILE_COLUMNS or inner % TILE_COLUMNS or not has_kernel:
-            if self.device.type == "cpu":
-                each = ((self._normal(1, hidden, 2 * inner), self._normal(1, inner, hidden)) for _ in range(count))
-                return cpu_experts(each, count)
-            return PlainExperts(self._normal(count, 2 * inner, hidden), self._normal(count, hidden, inner))
-        if chosen is WeightFormat.FP8:
-            return Fp8Experts(*self._fp8(count, 2 * inner, hidden), *self._fp8(count, hidden, inner))
-        if chosen is WeightFormat.NVFP4:
-            multipliers = self._full(_SPREAD / _E2M1_SPREAD, count, 3)
-            return Nvfp4Experts(*self._nvfp4(count, 2 * inner, hidden), *self._nvfp4(count, hidden, inner), multipliers)
-        gate_up, down = chosen if isinstance(chosen, ExpertFormats) else (chosen, chosen)
-        return IntExperts(*self._tiles(count, 2 * inner, hidden, gate_up), *self._tiles(count, hidden, inner, down))
-
     def _tiles(self, count: int, rows: int, columns: int, chosen: WeightFormat) -> tuple[Tensor, Tensor]:
         """(tiles, scales) of `count` matrices [rows, columns] of integers in groups."""
         shape, bits = (count, rows // TILE_ROWS, columns // TILE_COLUMNS), INTEGER_BITS[chosen]
         return self._bytes(*shape, 256 * bits), self._scales(*shape, TILE_ROWS, bits=bits)
-
-    def small(self, name: str) -> Tensor:
-        return self._normal(*self._modules[name].shape).to(torch.float32)
-
-    def embedding(self, name: str) -> Tensor:
-        return self._normal(*self._modules[name].shape)
-
-    def choose_layer(self, layer: PlainLayer[Mixer]) -> Layer[Stream]:
-        return cpu_layer(layer) if self.device.type == "cpu" else layer
 
     def _normal(self, *shape: int) -> Tensor:
         dtype = torch.float32 if self.device.type == "cpu" else torch.bfloat16
@@ -168,6 +142,56 @@ class DummyParts:
         # Codes are uniform over 2^bits levels, whose spread is 2^bits / sqrt(12).
         signs: Tensor = self._bytes(*shape, below=2).to(torch.float16) * 2 - 1
         return signs.mul_(_SPREAD * 12**0.5 / 2**bits)
+
+
+class DummyParts(DummyMatrices):
+    """Random weights of a whole model."""
+
+    def __init__(self, spec: ModelSpec, formats: ClassFormats, device: torch.device) -> None:
+        super().__init__(modules(spec), formats, device)
+        self.has_mtp = spec.mtp_num_hidden_layers > 0
+        self._spec = spec
+
+    def experts(self, name: str) -> Experts:
+        count, hidden, inner = self._spec.num_experts, self._spec.hidden_size, self._spec.moe_intermediate_size
+        chosen = self._formats.get(self._modules[f"{name}.0.gate_proj"].module_class, WeightFormat.BF16)
+        has_kernel = set(chosen) <= set(_TILED) if isinstance(chosen, ExpertFormats) else chosen in _EXPERT_FORMATS
+        if hidden % TILE_COLUMNS or inner % TILE_COLUMNS or not has_kernel:
+            if self.device.type == "cpu":
+                each = ((self._normal(1, hidden, 2 * inner), self._normal(1, inner, hidden)) for _ in range(count))
+                return cpu_experts(each, count)
+            return PlainExperts(self._normal(count, 2 * inner, hidden), self._normal(count, hidden, inner))
+        if chosen is WeightFormat.FP8:
+            return Fp8Experts(*self._fp8(count, 2 * inner, hidden), *self._fp8(count, hidden, inner))
+        if chosen is WeightFormat.NVFP4:
+            multipliers = self._full(_SPREAD / _E2M1_SPREAD, count, 3)
+            return Nvfp4Experts(*self._nvfp4(count, 2 * inner, hidden), *self._nvfp4(count, hidden, inner), multipliers)
+        gate_up, down = chosen if isinstance(chosen, ExpertFormats) else (chosen, chosen)
+        return IntExperts(*self._tiles(count, 2 * inner, hidden, gate_up), *self._tiles(count, hidden, inner, down))
+
+    def small(self, name: str) -> Tensor:
+        return self._normal(*self._modules[name].shape).to(torch.float32)
+
+    def embedding(self, name: str) -> Tensor:
+        return self._normal(*self._modules[name].shape)
+
+    def choose_layer(self, layer: PlainLayer[Mixer]) -> Layer[Stream]:
+        return cpu_layer(layer) if self.device.type == "cpu" else layer
+
+
+class DummyDrafterParts(DummyMatrices):
+    """Random weights of a block drafter; its norms are factors around one."""
+
+    def small(self, name: str) -> Tensor:
+        return 1 + self._normal(*self._modules[name].shape).to(torch.float32)
+
+
+def dummy_drafter(
+    spec: DFlashSpec, chosen: WeightFormat, device: torch.device, dtype: torch.dtype = torch.bfloat16
+) -> DFlash:
+    """The block drafter of `spec` with random weights, its matrices in the format `chosen`."""
+    parts = DummyDrafterParts(spec.modules(), {ModuleClass.DRAFTER: chosen}, device)
+    return build_dflash(spec, parts, dtype)
 
 
 def dummy_model(

@@ -80,9 +80,13 @@ class DraftMemory:
             spec.sliding_window or 0,
         )
 
+    @property
+    def ring_tokens(self) -> int:
+        return self.rings.shape[4]
+
     def copy_tokens(self, source: int, target: int, first: int, end: int) -> None:
         """Copies the tokens from `first` to `end`, at most a ring, from one ring to the same places of another."""
-        size = self.rings.shape[4]
+        size = self.ring_tokens
         while first < end and size:
             count = min(end - first, size - first % size)
             place = slice(first % size, first % size + count)

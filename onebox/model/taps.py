@@ -21,7 +21,7 @@ class Taps:
         return layer_id in self._wanted
 
     def put(self, layer_id: int, stream: Tensor) -> None:
-        """The stream behind a layer, float32 [R, H]; it must not be written afterwards."""
+        """The stream behind a layer, float32 [R, H] or rounded already; it must not be written afterwards."""
         self._found[layer_id] = stream
 
     def features(self, dtype: torch.dtype) -> Tensor:

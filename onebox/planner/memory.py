@@ -1,10 +1,12 @@
 """The memory plan: every byte of the box is assigned before anything is loaded, and the parts sum to the box.
 
     weights      the classes that will be loaded, as stored
+    drafter      the weights of a block drafter
     drafts       the draft vocabulary's rows of the LM head
     workspace    CUDA context and graphs, activations of the largest prefill batch, logits
-    states       one slot per running sequence: DeltaNet state, convolution rows, rows awaiting verification
-    prefix       checkpoints (a state and the last hidden vector) of reusable prefixes
+    states       one slot per running sequence: DeltaNet state, convolution rows, rows awaiting verification, and the
+                 ring of a block drafter
+    prefix       checkpoints (a state, the last hidden vector, a ring) of reusable prefixes
     staging      on unified memory, the buffers between prefixes on disk and in memory
     KV pages     the remainder, limited by --kv-cache-memory-bytes, in whole pages
     reserve      not used by onebox: OS, desktop, page cache and, on unified memory, the loader's staging buffer
@@ -18,13 +20,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from onebox.spec.dflash import DFlashSpec
+from onebox.spec.dflash_memory import draft_page_bytes, num_full_layers, ring_bytes
 from onebox.spec.draft_vocab import draft_head_bytes
 from onebox.spec.errors import DoesNotFitError, UsageError
 from onebox.spec.hardware import GIB, MIB, Box
 from onebox.spec.kv import PAGE_TOKENS, KVFormat
 from onebox.spec.model import ModelSpec
 from onebox.spec.modules import ModuleClass
-from onebox.spec.pieces import DIRECT_TOKENS, SLICE_TOKENS, doublings, piece_count
+from onebox.spec.pieces import BLOCK_DOUBLINGS, DIRECT_TOKENS, SLICE_TOKENS, doublings, piece_count
 from onebox.spec.states import StateDtype
 
 __all__ = [
@@ -43,6 +47,7 @@ __all__ = [
     "plan_memory",
     "reserve_bytes",
     "slot_bytes",
+    "state_bytes",
     "workspace_bytes",
 ]
 
@@ -86,6 +91,10 @@ class MemoryRequest:
     """Whether drafts come from the MTP head, which needs weights and pages; n-gram drafts need neither."""
     draft_vocab_size: int | None = None
     """Rows of the LM head that drafts have a copy of; None: they read the head itself."""
+    drafter: DFlashSpec | None = None
+    """A block drafter beside the model."""
+    drafter_bytes: int = 0
+    """Of its weights on the device."""
     gpu_memory_utilization: float = DEFAULT_UTILIZATION
     reserve_bytes: int | None = None
     page_tokens: int = PAGE_TOKENS
@@ -168,7 +177,7 @@ class MemoryPlan:
     @property
     def unused_bytes(self) -> int:
         owned = self.weights_bytes + self.workspace_bytes + self.states_bytes + self.prefix_bytes + self.kv_bytes
-        owned += self.draft_vocab_bytes
+        owned += self.draft_vocab_bytes + self.request.drafter_bytes
         return self.box.memory_bytes - self.reserve_bytes - self.staging_bytes - owned
 
     @property
@@ -180,6 +189,7 @@ class MemoryPlan:
         slots, pages = self.request.slots, f"{self.num_pages:,} pages of {self.request.page_tokens} tokens"
         return (
             MemoryPart("weights", self.weights_bytes, _weights_note(self.request)),
+            *self._drafter_part,
             *self._draft_vocab_part,
             MemoryPart("workspace", self.workspace_bytes, "CUDA context, graphs, activations (estimate)"),
             MemoryPart(
@@ -197,6 +207,14 @@ class MemoryPlan:
             MemoryPart("reserve", self.reserve_bytes, _reserve_note(self.box)),
             MemoryPart("unused", self.unused_bytes, _unused_note(self.request)),
         )
+
+    @property
+    def _drafter_part(self) -> tuple[MemoryPart, ...]:
+        drafter = self.request.drafter
+        if drafter is None:
+            return ()
+        note = f"DFlash, {drafter.num_hidden_layers} layers, blocks of {drafter.block_size}"
+        return (MemoryPart("drafter", self.request.drafter_bytes, note),)
 
     @property
     def _draft_vocab_part(self) -> tuple[MemoryPart, ...]:
@@ -225,7 +243,7 @@ def loaded_weight_bytes(stored: Mapping[ModuleClass, int], *, with_mtp: bool, wi
 
 def draft_vocab_bytes(spec: ModelSpec, stored: Mapping[ModuleClass, int], request: MemoryRequest) -> int:
     """The copy of some rows of the LM head that drafts read, and the token of each, as int64."""
-    if request.draft_vocab_size is None or not request.with_mtp:
+    if request.draft_vocab_size is None or not (request.with_mtp or request.drafter):
         return 0
     head = stored.get(ModuleClass.LM_HEAD) or stored.get(ModuleClass.EMBEDDING, 0)
     return draft_head_bytes(head, spec.vocab_size, request.draft_vocab_size) + 8 * request.draft_vocab_size
@@ -250,6 +268,17 @@ def checkpoint_bytes(spec: ModelSpec, activation_bytes: int = 2, state_dtype: St
     return len(spec.linear_layers) * layer + activation_bytes * spec.hidden_size
 
 
+def state_bytes(spec: ModelSpec, request: MemoryRequest) -> int:
+    """A checkpoint of this request's engine: `checkpoint_bytes` and a block drafter's ring."""
+    return checkpoint_bytes(spec, request.activation_bytes, request.state_dtype) + _ring_bytes(request)
+
+
+def _ring_bytes(request: MemoryRequest) -> int:
+    if request.drafter is None:
+        return 0
+    return ring_bytes(request.drafter, request.max_batched_tokens, request.activation_bytes)
+
+
 def workspace_bytes(spec: ModelSpec, request: MemoryRequest) -> int:
     """An estimate: the runtime, a decode step's logits and sums, the largest of prefill and logprobs, the captured
     prefills, a scratch page.
@@ -259,15 +288,34 @@ def workspace_bytes(spec: ModelSpec, request: MemoryRequest) -> int:
     """
     rows = min(_STEP_ROWS, request.slots * (1 + request.drafts))
     pieces = piece_count(request.max_context_tokens, doublings(request.kv))
-    sums = 4 * rows * pieces * spec.num_attention_heads * (spec.head_dim + 2)
+    # The block drafter's follow the model's in the same memory.
+    sums = max(4 * rows * pieces * spec.num_attention_heads * (spec.head_dim + 2), _block_sums(request))
     # Where sampling reads them, and as the model computes them or, twice as large, the shares of top-p.
     logits = (4 + 8) * rows * spec.vocab_size
-    token_bytes = _PREFILL_MARGIN * _prefill_bytes(spec, request.activation_bytes)
+    token_bytes = _PREFILL_MARGIN * (_prefill_bytes(spec, request.activation_bytes) + _feature_bytes(request))
+    features = _STEP_ROWS * request.activation_bytes * request.drafter.feature_size if request.drafter else 0
     activations = int(token_bytes * request.max_batched_tokens) + _decoded_bytes(spec, request)
     captured = int(token_bytes * min(_CAPTURED_PREFILL_ROWS, request.max_batched_tokens))
     logprobs = spec.vocab_size * (_LOGPROB_ROWS * _LOGPROB_BYTES + (4 + 8) * max(rows, _PROMPT_ROWS))
     largest = max(activations, logprobs, request.loading_bytes)
-    return RUNTIME_BYTES + largest + captured + logits + sums + page_bytes(spec, request) + _SPARE_BYTES
+    return RUNTIME_BYTES + largest + captured + logits + sums + features + page_bytes(spec, request) + _SPARE_BYTES
+
+
+def _feature_bytes(request: MemoryRequest) -> int:
+    """Of a prompt token, for a block drafter: its taps, these side by side, fused, its keys and values."""
+    if (drafter := request.drafter) is None:
+        return 0
+    width, kv = request.activation_bytes, 2 * drafter.num_hidden_layers * drafter.kv_size
+    return width * (2 * drafter.feature_size + 2 * drafter.hidden_size + kv)
+
+
+def _block_sums(request: MemoryRequest) -> int:
+    """The sums of a block drafter's attention over the longest context."""
+    if (drafter := request.drafter) is None or not num_full_layers(drafter):
+        return 0
+    rows = min(_STEP_ROWS, request.slots * (1 + request.drafts))
+    pieces = 1 + piece_count(request.max_context_tokens, BLOCK_DOUBLINGS)
+    return 4 * rows * pieces * drafter.num_attention_heads * (drafter.head_dim + 2)
 
 
 def _decoded_bytes(spec: ModelSpec, request: MemoryRequest) -> int:
@@ -295,7 +343,8 @@ def _prefill_bytes(spec: ModelSpec, width: int) -> int:
 
 def page_bytes(spec: ModelSpec, request: MemoryRequest) -> int:
     """One page of keys and values in all layers with a KV cache."""
-    return request.page_tokens * request.kv.bytes_per_token(spec, with_mtp=request.with_mtp)
+    own = draft_page_bytes(request.drafter, request.activation_bytes) if request.drafter else 0
+    return request.page_tokens * request.kv.bytes_per_token(spec, with_mtp=request.with_mtp) + own
 
 
 def context_pages_bytes(spec: ModelSpec, request: MemoryRequest) -> int:
@@ -313,13 +362,14 @@ def plan_memory(spec: ModelSpec, stored: Mapping[ModuleClass, int], box: Box, re
     page = page_bytes(spec, request)
     weights = loaded_weight_bytes(stored, with_mtp=request.with_mtp, with_vision=request.with_vision)
     draft_vocab = draft_vocab_bytes(spec, stored, request)
-    slot = slot_bytes(spec, request.drafts, request.activation_bytes, request.state_dtype)
+    slot = slot_bytes(spec, request.drafts, request.activation_bytes, request.state_dtype) + _ring_bytes(request)
     workspace, reserve = workspace_bytes(spec, request), reserve_bytes(box, request)
     left = (
         box.memory_bytes
         - reserve
         - weights
         - draft_vocab
+        - request.drafter_bytes
         - workspace
         - request.slots * slot
         - _staging_bytes(box, request)
@@ -329,7 +379,7 @@ def plan_memory(spec: ModelSpec, stored: Mapping[ModuleClass, int], box: Box, re
     if limit is not None and left >= one_context:
         _refuse_cache(request, limit, left, one_context)
         left = min(left, limit)
-    checkpoint = checkpoint_bytes(spec, request.activation_bytes, request.state_dtype)
+    checkpoint = state_bytes(spec, request)
     share = PREFIX_SHARE if request.with_prefix_cache else 0.0
     num_checkpoints = max(0, int(min(share * left, left - one_context)) // checkpoint)
     plan = MemoryPlan(

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from onebox.planner.memory import MemoryRequest, checkpoint_bytes, page_bytes
+from onebox.planner.memory import MemoryRequest, page_bytes, state_bytes
 from onebox.planner.prompts import NEW_TOKENS, PromptTimes
 from onebox.spec.model import ModelSpec
 
@@ -35,8 +35,7 @@ def prefixes_on_disk(
     for times in prompts:
         num_pages = (times.num_tokens - NEW_TOKENS) // request.page_tokens
         if num_pages > 0:
-            state_bytes = checkpoint_bytes(spec, request.activation_bytes, request.state_dtype)
-            num_bytes = num_pages * page_bytes(spec, request) + state_bytes
+            num_bytes = num_pages * page_bytes(spec, request) + state_bytes(spec, request)
             seconds = num_bytes / bytes_per_second
             found.append(
                 PrefixOnDisk(num_pages * request.page_tokens, num_bytes, seconds, seconds + times.cached_seconds)

@@ -8,7 +8,7 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from onebox.scaleout.environment import Setting, rank_settings
+from onebox.scaleout.environment import NodeVariable, rank_settings
 from onebox.scaleout.flags import ServeFlags
 from onebox.scaleout.hosts import Fabric
 from onebox.spec.errors import UsageError
@@ -25,7 +25,7 @@ class LaunchPlan:
     pp: int = 1
     program: tuple[str, ...] = ("vllm",)
     master_port: int = 25000
-    settings: tuple[Setting, ...] = ()
+    settings: tuple[NodeVariable, ...] = ()
     """Given by the user, for every node."""
 
 
@@ -36,7 +36,7 @@ class NodeCommand:
     host: str
     node_rank: int
     words: tuple[str, ...]
-    settings: tuple[Setting, ...]
+    settings: tuple[NodeVariable, ...]
     api_key: str | None = None
     """Of the head; handed over on standard input, so that no list of processes shows it."""
 

@@ -5,56 +5,56 @@ from typing import NamedTuple
 
 from onebox.scaleout.hosts import Fabric
 
-__all__ = ["Setting", "fabric_notes", "rank_settings"]
+__all__ = ["NodeVariable", "fabric_notes", "rank_settings"]
 
 _LARGE_MTU = 9000
 
 
-class Setting(NamedTuple):
+class NodeVariable(NamedTuple):
     name: str
     value: str
     reason: str
 
 
-def rank_settings(fabric: Fabric, *, num_hosts: int) -> list[Setting]:
+def rank_settings(fabric: Fabric, *, num_hosts: int) -> list[NodeVariable]:
     """What a rank on `fabric.host` needs; nothing where there is one host."""
     if num_hosts == 1:
         return []
     return [*_addresses(fabric), *(_roce(fabric) if fabric.roce else _tcp()), *_runtime(fabric, num_hosts)]
 
 
-def _addresses(fabric: Fabric) -> Iterator[Setting]:
-    yield Setting("VLLM_HOST_IP", fabric.address, "vLLM else takes the address of the default route")
+def _addresses(fabric: Fabric) -> Iterator[NodeVariable]:
+    yield NodeVariable("VLLM_HOST_IP", fabric.address, "vLLM else takes the address of the default route")
     for name in ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME"):
-        yield Setting(name, fabric.interface, "the interface with that address, which all ranks reach")
+        yield NodeVariable(name, fabric.interface, "the interface with that address, which all ranks reach")
 
 
-def _roce(fabric: Fabric) -> Iterator[Setting]:
+def _roce(fabric: Fabric) -> Iterator[NodeVariable]:
     names = ",".join(device.name for device in fabric.roce)
-    yield Setting("NCCL_IB_HCA", names, "both twins of a cable, each one PCIe link of about 100 Gbit/s")
-    yield Setting("UCX_NET_DEVICES", ",".join(f"{device.name}:1" for device in fabric.roce), "the same for UCX")
-    yield Setting("NCCL_NET", "IB", "RDMA, or a clear failure: never TCP by accident")
-    yield Setting("NCCL_IB_DISABLE", "0", "images for single boxes switch it off")
+    yield NodeVariable("NCCL_IB_HCA", names, "both twins of a cable, each one PCIe link of about 100 Gbit/s")
+    yield NodeVariable("UCX_NET_DEVICES", ",".join(f"{device.name}:1" for device in fabric.roce), "the same for UCX")
+    yield NodeVariable("NCCL_NET", "IB", "RDMA, or a clear failure: never TCP by accident")
+    yield NodeVariable("NCCL_IB_DISABLE", "0", "images for single boxes switch it off")
     indices = {device.gid_index for device in fabric.roce}
     if len(indices) == 1 and None not in indices:
-        yield Setting("NCCL_IB_GID_INDEX", str(indices.pop()), "RoCE version 2 over IPv4, as the ports list it")
-    yield Setting("NCCL_CROSS_NIC", "1", "a ring may leave by one twin and come back by the other")
-    yield Setting("NCCL_IGNORE_CPU_AFFINITY", "1", "a GB10's cores are all as near to the links")
+        yield NodeVariable("NCCL_IB_GID_INDEX", str(indices.pop()), "RoCE version 2 over IPv4, as the ports list it")
+    yield NodeVariable("NCCL_CROSS_NIC", "1", "a ring may leave by one twin and come back by the other")
+    yield NodeVariable("NCCL_IGNORE_CPU_AFFINITY", "1", "a GB10's cores are all as near to the links")
 
 
-def _tcp() -> Iterator[Setting]:
-    yield Setting("NCCL_IB_DISABLE", "1", "no RoCE device is active under this address: TCP")
+def _tcp() -> Iterator[NodeVariable]:
+    yield NodeVariable("NCCL_IB_DISABLE", "1", "no RoCE device is active under this address: TCP")
 
 
-def _runtime(fabric: Fabric, num_hosts: int) -> Iterator[Setting]:
+def _runtime(fabric: Fabric, num_hosts: int) -> Iterator[NodeVariable]:
     if not fabric.host.has_gpu:
         return
-    yield Setting("NCCL_CUMEM_ENABLE", "0", "its allocator takes memory that a GB10 shares with the system")
-    yield Setting("OMP_NUM_THREADS", "4", "more threads for loading than one, fewer than slow the GPU's host down")
+    yield NodeVariable("NCCL_CUMEM_ENABLE", "0", "its allocator takes memory that a GB10 shares with the system")
+    yield NodeVariable("OMP_NUM_THREADS", "4", "more threads for loading than one, fewer than slow the GPU's host down")
     if num_hosts > 2 and fabric.roce:
-        yield Setting("NCCL_IB_SUBNET_AWARE_ROUTING", "1", "a ring of three boxes has a subnet for each cable")
-        yield Setting("NCCL_IB_MERGE_NICS", "0", "the twins of a ring lead to different boxes")
-        yield Setting("NCCL_NET_PLUGIN", "none", "a plugin would merge them again")
+        yield NodeVariable("NCCL_IB_SUBNET_AWARE_ROUTING", "1", "a ring of three boxes has a subnet for each cable")
+        yield NodeVariable("NCCL_IB_MERGE_NICS", "0", "the twins of a ring lead to different boxes")
+        yield NodeVariable("NCCL_NET_PLUGIN", "none", "a plugin would merge them again")
 
 
 def fabric_notes(fabric: Fabric) -> Iterator[str]:

@@ -9,21 +9,29 @@ Keys and values are stored in the dtype of activations.
 from onebox.spec.dflash import DFlashSpec
 from onebox.spec.kv import PAGE_TOKENS
 
-__all__ = ["MAX_BLOCK_ROWS", "draft_page_bytes", "num_full_layers", "ring_bytes", "ring_tokens"]
+__all__ = [
+    "CAPTURED_PREFILL_ROWS",
+    "MAX_BLOCK_ROWS",
+    "draft_page_bytes",
+    "num_full_layers",
+    "ring_bytes",
+    "ring_tokens",
+]
 
 MAX_BLOCK_ROWS = 16
 """Rows of one sequence in a step: the last token and its drafts."""
+CAPTURED_PREFILL_ROWS = 1024
+"""Rows of the largest captured prefill: a ring holds all of them, so that states inside it can be saved behind it."""
 
 
 def ring_tokens(spec: DFlashSpec, max_batched_tokens: int) -> int:
     """Positions of a ring, a multiple of a page; 0 where no layer slides.
 
-    Rejected rows are written like others, so a ring has room for them beside the window. A chunk of a prompt must not
-    overwrite itself: states may be saved in its middle.
+    Rejected rows are written like others, so a ring has room for them beside the window.
     """
     if not spec.sliding_layers or spec.sliding_window is None:
         return 0
-    least = max(spec.sliding_window + MAX_BLOCK_ROWS, max_batched_tokens)
+    least = max(spec.sliding_window + MAX_BLOCK_ROWS, min(max_batched_tokens, CAPTURED_PREFILL_ROWS))
     return -(-least // PAGE_TOKENS) * PAGE_TOKENS
 
 

@@ -9,7 +9,7 @@ describe how pieces are computed and why they grow. Stdlib only.
 
 from onebox.spec.kv import KVFormat
 
-__all__ = ["DIRECT_TOKENS", "FIRST_PIECE", "SAME_PIECES", "SLICE_TOKENS", "doublings", "piece_count"]
+__all__ = ["BLOCK_DOUBLINGS", "DIRECT_TOKENS", "FIRST_PIECE", "SAME_PIECES", "SLICE_TOKENS", "doublings", "piece_count"]
 
 FIRST_PIECE = 128
 """Tokens in each of the first pieces."""
@@ -19,6 +19,8 @@ DIRECT_TOKENS = 1024
 """So many new tokens of a prefill read packed KV themselves: captured prefills, whose page tables are always full."""
 SLICE_TOKENS = 65_536
 """Tokens of packed KV that a longer prefill decodes at a time, those of all its sequences together."""
+BLOCK_DOUBLINGS = 3
+"""How often the piece length doubles in a block drafter's attention, whose pages are not packed."""
 _SPAN = FIRST_PIECE * SAME_PIECES
 
 

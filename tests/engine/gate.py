@@ -19,23 +19,42 @@ from pathlib import Path
 import torch
 
 from onebox.engine.api import Engine, EngineConfig, EngineStats, RequestHandle, SpeculationConfig, SpeculationMethod
+from onebox.engine.draft.kinds import Drafter
 from onebox.engine.draft.speculate import SequenceDrafts, Speculator
 from onebox.engine.draft.vocabulary import DraftVocabulary, PutRows, Renewal
 from onebox.engine.request import Failed, Finished, PromptLogprobs, Request, SamplingParams, TokenLogprob, Tokens
 from onebox.engine.runner import ModelRunner
 from onebox.engine.step import Runner, StepPlan, StepRun
 from onebox.model.build import trim_model
+from onebox.model.dflash import DFlash
+from onebox.model.dummy import dummy_drafter
 from onebox.model.memory import Memory, MemoryShape
 from onebox.model.qwen3_5 import Qwen35
+from onebox.spec.dflash import SLIDING, DFlashSpec
+from onebox.spec.dflash_memory import ring_tokens
 from onebox.spec.kv import PAGE_TOKENS, KVFormat
 from onebox.spec.states import StateDtype
+from onebox.spec.weights import WeightFormat
 from tests.engine.gate_prompts import BOUNDARY, EOS, HAS_GRAMMARS, TOKEN_TABLE, Case, message, text
 from tests.engine.tiny_disk import damage_files, disk_config, forget_memory, open_tier
 
 DIMENSIONS = {
     "kv": ("bf16", "fp8", "turboquant"),
     "cache": ("cold", "warm", "evicted", "disk", "restarted", "damaged"),
-    "drafts": ("none", "mtp1", "mtp2", "mtp3", "mtp4", "listed3", "ngram", "auto", "oracle4", "oracle8"),
+    "drafts": (
+        "none",
+        "mtp1",
+        "mtp2",
+        "mtp3",
+        "mtp4",
+        "listed3",
+        "ngram",
+        "auto",
+        "oracle4",
+        "oracle8",
+        "dflash7",
+        "mixed15",
+    ),
     "load": ("alone", "two", "eight", "random"),
     "aborts": ("calm", "aborts"),
     "chunk": ("64", "512", "whole"),
@@ -55,6 +74,9 @@ SPECULATION = {
     "oracle4": SpeculationConfig(SpeculationMethod.MTP, 4),
     # With eight sequences more rows than a step's kernels take at once.
     "oracle8": SpeculationConfig(SpeculationMethod.NGRAM, 8),
+    "dflash7": SpeculationConfig(SpeculationMethod.DFLASH, 7, block_size=8),
+    # Every sequence has another drafter in every step, and the oracle mostly speaks in its place.
+    "mixed15": SpeculationConfig(SpeculationMethod.AUTO, 15, block_size=16),
 }
 SLOTS = {"alone": 1, "two": 2, "eight": 8, "random": 4}
 CHUNK = {"64": 64, "512": 512, "whole": 32768}
@@ -234,6 +256,25 @@ class _OracleDrafts(SequenceDrafts):
         return tuple(self._rng.randrange(EOS) if self._rng.random() < 0.12 else token for token in known)
 
 
+class MixedOracle(Oracle):
+    """An oracle whose sequences draft with the MTP head, in blocks or not at all, to any depth, as chance has it."""
+
+    def start(self, prompt: tuple[int, ...], seed: int | None, *, is_plain: bool = False) -> SequenceDrafts:
+        return _MixedDrafts(self, prompt, seed, self._answers.get(seed or 0, ()), is_plain=is_plain)
+
+
+class _MixedDrafts(_OracleDrafts):
+    def observe(self, num_proposed: int, num_accepted: int) -> None:
+        self._tally.add(num_proposed, num_accepted)  # what was drafted is not what was planned
+
+    def plan_next(self, room: int) -> tuple[Drafter, int]:
+        drafter = self._rng.choice((Drafter.MTP, Drafter.DFLASH, Drafter.DFLASH, Drafter.NONE))
+        config = self._config
+        most = {Drafter.MTP: config.max_mtp_drafts, Drafter.DFLASH: config.max_block_drafts, Drafter.NONE: 0}[drafter]
+        depth = self._rng.randint(0, min(room, most))
+        return (drafter, depth) if depth else (Drafter.NONE, 0)
+
+
 class Client:
     """Asks questions of an engine as a variant says; beside them, where it says so, others that are aborted."""
 
@@ -359,16 +400,18 @@ class Gate:
         runner, disk = self._runner(variant.kv, config), None
         if root and variant.cache in ON_DISK:
             config = replace(config, prefix_disk=disk_config(root))
-            disk = open_tier(runner, root, {"kv": variant.kv, "mtp": str(config.speculation.with_mtp)})
+            heads = f"{config.speculation.with_mtp} {config.speculation.with_dflash}"
+            disk = open_tier(runner, root, {"kv": variant.kv, "heads": heads})
         stepped = SteppedRunner(wrap(runner))
         size = config.speculation.draft_vocab_size
         listed = RestlessVocabulary(size, runner.vocab_size) if size else None
         table = TOKEN_TABLE if HAS_GRAMMARS else None
         engine = Engine(stepped, config, table, disk=disk, draft_vocabulary=listed)
-        if variant.drafts.startswith("oracle"):
+        if variant.drafts.startswith(("oracle", "mixed")):
             expected = self.reference(variant.kv, cases)
             known = {case.sampling.seed or 0: expected[case.name].token_ids for case in cases}
-            engine._speculator = Oracle(config.speculation, known)
+            speak = Oracle if variant.drafts.startswith("oracle") else MixedOracle
+            engine._speculator = speak(config.speculation, known)
         return engine, stepped
 
     def reference(self, kv: str, cases: Sequence[Case]) -> dict[str, Answer]:
@@ -391,7 +434,7 @@ class Gate:
                 4608,
                 MAX_PAGES,
                 num_checkpoints=MANY,
-                speculation=SpeculationConfig(SpeculationMethod.AUTO, 8, draft_vocab_size=size),
+                speculation=SpeculationConfig(SpeculationMethod.AUTO, 15, draft_vocab_size=size, block_size=16),
             )
             self._shared[kv, size] = _runner(self._model, kv, widest)
         return self._shared[kv, size]
@@ -407,11 +450,42 @@ def _runner(model: Qwen35, kv: str, config: EngineConfig) -> ModelRunner:
         config.speculation.with_mtp,
         STATES[kv],
     )
+    if config.speculation.with_dflash:
+        drafter = small_drafter(model, config.speculation.block_size)
+        model = replace(model, drafter=drafter, tap_ids=drafter.spec.target_layer_ids)
+        shape = replace(
+            shape, drafter=drafter.spec, ring_tokens=ring_tokens(drafter.spec, config.max_num_batched_tokens)
+        )
     if size := config.speculation.draft_vocab_size:
         model = trim_model(model, torch.arange(size))
     runner = ModelRunner(model, Memory.allocate(model.spec, shape, model.dtype, model.device), config)
     runner.capture_graphs()
     return runner
+
+
+def small_drafter(model: Qwen35, block_size: int) -> DFlash:
+    """Random, for this model: two layers that slide over 40 tokens and one that sees all."""
+    target = model.spec
+    spec = DFlashSpec(
+        hidden_size=target.hidden_size,
+        num_hidden_layers=3,
+        layer_types=(SLIDING, SLIDING, "full_attention"),
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=32,
+        intermediate_size=128,
+        vocab_size=target.vocab_size,
+        max_position_embeddings=8192,
+        rms_norm_eps=1e-6,
+        rope_theta=10000.0,
+        sliding_window=40,
+        is_causal=None,
+        target_layer_ids=(0, target.num_hidden_layers - 1),
+        mask_token_id=3,
+        block_size=block_size,
+        num_target_layers=target.num_hidden_layers,
+    )
+    return dummy_drafter(spec, WeightFormat.BF16, model.device, model.dtype)
 
 
 def _config(variant: Variant, cases: Sequence[Case]) -> EngineConfig:

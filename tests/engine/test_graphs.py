@@ -7,10 +7,8 @@ import pytest
 import torch
 
 from onebox.engine.api import Engine, EngineConfig, Finished, Request, SamplingParams, Started, Tokens
-from onebox.engine.batch import StepInputs
-from onebox.engine.decode import OutcomeLayout
-from onebox.engine.graphs import GraphDecoder, _SamplingGraph
-from onebox.engine.inputs import exact_sizes
+from onebox.engine.graphs import GraphDecoder, _SamplingGraph, _StepGraphs
+from onebox.engine.inputs import blocks_of, exact_sizes
 from onebox.engine.prefill import PrefillGraphs, _PrefillGraph
 from onebox.engine.prompts import PromptPacker, PromptSizes, prompt_inputs
 from onebox.engine.shapes import StepShapes
@@ -86,10 +84,10 @@ class CalledGraphs(GraphDecoder):
         """Of each step behind which one was queued: whether it was the next one."""
         self.widths = set()
 
-    def start(self, parts, depth, *, is_alone):
+    def start(self, parts, depths, *, is_alone):
         is_queued = self._last is not None and self._last.continues
         before = self._num_forwards()
-        step = super().start(parts, depth, is_alone=is_alone)
+        step = super().start(parts, depths, is_alone=is_alone)
         if is_queued:
             self.was_predicted.append(self._num_forwards() == before)
         return step
@@ -97,22 +95,24 @@ class CalledGraphs(GraphDecoder):
     def _num_forwards(self):
         return sum(graph.num_replays for shape in self._shapes.values() for graph in shape.forward.values())
 
-    def _find(self, parts, depth):
-        num_rows, num_sequences, num_pages = exact_sizes(parts, depth)
+    def _find(self, parts, depths):
+        num_rows, num_sequences, num_pages = exact_sizes(parts, depths.most)
         self.widths.add(num_pages)
         shape = self._shapes.get((num_rows, num_sequences)) or self._new_shape(num_rows, num_sequences)
         if num_pages not in shape.forward:
             self._capture_forward(shape, num_pages)
-        if depth not in shape.sampling:
-            self._capture_sampling(shape, depth)
-        return shape, shape.forward[num_pages], shape.sampling[depth]
+        if depths.mtp not in shape.sampling:
+            self._capture_sampling(shape, depths.mtp)
+        block = (len(blocks_of(parts)), depths.block, num_pages) if depths.block else None
+        graph = CalledGraph(lambda: self._draft_blocks(*block)) if block else None
+        return _StepGraphs(shape, shape.forward[num_pages], shape.sampling[depths.mtp], graph)
 
     def _capture_sampling(self, shape, depth):
-        layout = OutcomeLayout(shape.sizes.num_rows, shape.sizes.num_sequences, depth)
-        words = torch.empty(layout.size, dtype=torch.int64)
-        graph = CalledGraph(lambda: words.copy_(self._decoder.sample(shape.forwarded, exact(shape), depth)))
+        layout, outcome = self._layout(*shape.sizes[:2]), self._outcome(shape)
+        graph = CalledGraph(lambda: self._decoder.sample(shape.forwarded, exact(shape), depth, outcome))
+        words = self._words[: layout.size]
         pinned = torch.empty_like(words)
-        shape.sampling[depth] = _SamplingGraph(graph, layout, words, layout.split(words), pinned, pinned.numpy())
+        shape.sampling[depth] = _SamplingGraph(graph, layout, words, outcome, pinned, pinned.numpy())
 
     def _capture_forward(self, shape, num_pages):
         def work():
@@ -124,7 +124,7 @@ class CalledGraphs(GraphDecoder):
 def exact(shape, num_pages=None):
     """The inputs of a shape without blank rows."""
     inputs = shape.inputs(num_pages)
-    return StepInputs(replace(inputs.batch, num_rows=None), inputs.draw, None)
+    return inputs._replace(batch=replace(inputs.batch, num_rows=None), num_sequences=None)
 
 
 def over_graphs(runner):

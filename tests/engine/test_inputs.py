@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from onebox.engine.batch import decode_inputs
+from onebox.engine.draft.kinds import Drafter
 from onebox.engine.inputs import InputPacker, PageTable, StepSizes, exact_sizes, last_row
 from onebox.engine.request import SamplingParams
 from onebox.engine.step import DecodeRows, DraftCheck, Draw, PromptChunk
@@ -68,7 +69,7 @@ def test_nothing_is_left_of_the_steps_before(data):
 
 @given(parts_of_a_step())
 def test_what_is_unpacked_is_what_the_step_says(parts):
-    batch, draw, _ = packed(parts)
+    batch, draw, *_ = packed(parts)
     rows = [(place, part, row) for place, part in enumerate(parts) for row in range(len(part.token_ids))]
     for at, (place, part, row) in enumerate(rows):
         position, way = part.start + row, part.draw.sampling
@@ -93,7 +94,7 @@ def test_what_is_unpacked_is_what_the_step_says(parts):
 
 @given(parts_of_a_step())
 def test_blank_rows_are_of_no_sequence_and_write_nowhere(parts):
-    batch, draw, num_sequences = packed(parts)
+    batch, draw, num_sequences, _ = packed(parts)
     num_rows, num_parts = sum(len(part.token_ids) for part in parts), len(parts)
     assert (batch.num_rows.tolist(), num_sequences.tolist()) == ([num_rows], [num_parts])
     assert (batch.slot_mapping[num_rows:] == -1).all()
@@ -107,8 +108,8 @@ def test_blank_rows_are_of_no_sequence_and_write_nowhere(parts):
 def test_what_kernels_take_in_32_bits_is_theirs_without_a_copy_and_aligned(rows, sequences, pages):
     sizes = StepSizes(rows, sequences, pages)
     words = InputPacker(sizes).words
-    batch, _, num_sequences = decode_inputs(words, sizes, PageTable(sequences, pages).rows, max_rows=3)
-    parts = [batch.slots, batch.num_accepted, batch.seen, batch.cu_rows, batch.num_rows, num_sequences]
+    batch, _, num_sequences, order = decode_inputs(words, sizes, PageTable(sequences, pages).rows, max_rows=3)
+    parts = [batch.slots, batch.num_accepted, batch.seen, order, batch.cu_rows, batch.num_rows, num_sequences]
     for part in parts:
         assert part.dtype is torch.int32
         assert part.is_contiguous()
@@ -130,3 +131,23 @@ def test_after_a_prompt_its_last_token_is_drawn_from():
     draw = Draw(WAYS[0], (-1,), (DraftCheck.COMPARE,), 0, depth=2)
     piece = PromptChunk("a", 3, (7, 8, 9), 64, TABLES[1], (), draw)
     assert last_row(piece) == DecodeRows("a", 3, (9,), 66, 0, TABLES[1], draw)
+
+
+def test_blocks_are_drafted_for_those_who_asked_and_for_nobody_twice_with_other_numbers():
+    plain = Draw(WAYS[0], (-1,), (DraftCheck.COMPARE,), 0)
+    drafters = [Drafter.MTP, Drafter.DFLASH, Drafter.NONE, Drafter.DFLASH]
+    parts = [
+        DecodeRows(str(slot), slot, (1,), 5, 1, TABLES[0], plain._replace(drafter=drafter, depth=2))
+        for slot, drafter in enumerate(drafters)
+    ]
+    assert packed(parts).block_order.tolist() == [1, 3, 1, 1]
+
+
+def test_rows_that_are_computed_already_have_no_slots_to_write_to():
+    draw = Draw(WAYS[0], (-1,), (DraftCheck.COMPARE,), 0)
+    parts = [DecodeRows("a", 0, (1,), 5, 0, TABLES[0], draw)]
+    packing = InputPacker(SIZES)
+    for is_computed in (True, False, True):
+        words = packing.pack(parts, is_computed=is_computed)
+        batch = decode_inputs(words, SIZES, PageTable(4, 4).rows, max_rows=3).batch
+        assert (int(batch.slot_mapping[0]) < 0) == is_computed

@@ -13,13 +13,16 @@ from onebox import LLM, SamplingParams
 from onebox.checkpoint.build import plan_build, run_build
 from onebox.checkpoint.inspect import inspect_checkpoint
 from onebox.checkpoint.recipe import BuildSources, Recipe, TargetFormat, open_source
+from onebox.engine.api import Engine, Finished, Request
 from onebox.engine.config import SpeculationMethod
-from onebox.engine.start import EngineOptions, TokenInfo, allocate_memory, plan_engine
+from onebox.engine.start import EngineOptions, TokenInfo, allocate_memory, load_runner, plan_engine
 from onebox.model.load import LoadFormat, load_model
 from onebox.spec.conversion import CONVERSION_BYTES
-from onebox.spec.errors import DoesNotFitError, UnsupportedError, UsageError
+from onebox.spec.errors import DoesNotFitError, MismatchError, UnsupportedError, UsageError
 from onebox.spec.hardware import GIB, detect_box
 from onebox.spec.modules import ModuleClass
+from tests.drafters import small_drafter_config, write_drafter
+from tests.model.opened import tensors_in
 from tests.synthetic import tiny_config, write_checkpoint
 
 NO_WORDS = TokenInfo()
@@ -278,3 +281,56 @@ def test_offline_answers_come_in_the_order_of_the_prompts(checkpoint, tokenizer)
 def test_an_unknown_option_of_offline_use_is_refused_by_name(checkpoint):
     with pytest.raises(UsageError, match="no option 'max_len'"):
         LLM(checkpoint, max_len=5)
+
+
+@pytest.fixture(scope="module")
+def drafter(checkpoint, tmp_path_factory):
+    """A DFlash drafter's directory for the tiny checkpoint."""
+    target = json.loads((checkpoint / "config.json").read_text())
+    return write_drafter(tmp_path_factory.mktemp("drafter") / "tiny-dflash", small_drafter_config(target))
+
+
+@pytest.mark.parametrize("method", ["dflash", "auto"])
+def test_a_drafter_is_planned_allocated_and_drafts(checkpoint, drafter, method):
+    plan = plan_for(checkpoint, max_num_seqs=2, speculation=method, draft_model=drafter)
+    assert (plan.config.speculation.block_size, plan.config.speculation.max_drafts) == (8, 7)
+    runner = load_runner(plan)
+    check_allocated_is_planned(plan)
+    drafter_bytes = sum(tensor.nbytes for tensor in tensors_in(runner._model.drafter))
+    small = sum(tensor.nbytes for tensor in (runner._model.drafter.places, runner._model.drafter.frequencies))
+    small += runner._model.drafter.key_norms.nbytes
+    assert drafter_bytes == plan.memory.request.drafter_bytes + small
+    with Engine(runner, plan.config) as engine:
+        handle = engine.submit(Request("a", (1, 2, 3), SamplingParams(max_tokens=20, ignore_eos=True)))
+        *_, last = handle
+        assert isinstance(last, Finished)
+        assert engine.stats().totals.num_steps < 25
+        if method == "dflash":
+            assert engine.stats().totals.drafts.num_drafted > 20
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"speculation": "dflash"}, "needs a drafter"),
+        ({"speculation": "mtp", "draft_model": "x"}, "nothing to act on with speculation by mtp"),
+        ({"speculation": "dflash", "draft_model": "/no/such"}, "not a directory"),
+    ],
+)
+def test_a_drafter_that_is_missing_or_useless_is_refused(checkpoint, options, says):
+    with pytest.raises(UsageError, match=says):
+        plan_engine(checkpoint, EngineOptions(device="cpu", **options), TokenInfo())
+
+
+def test_more_drafts_than_a_block_holds_are_refused(checkpoint, drafter):
+    options = EngineOptions(device="cpu", speculation="dflash", draft_model=drafter, num_speculative_tokens=8)
+    with pytest.raises(UsageError, match="blocks of 8 rows hold 7 drafts, not 8"):
+        plan_engine(checkpoint, options, TokenInfo())
+
+
+def test_a_drafter_of_another_model_is_refused_with_the_reason(checkpoint, drafter, tmp_path):
+    config = json.loads((drafter / "config.json").read_text())
+    other = write_drafter(tmp_path / "other", config | {"hidden_size": config["hidden_size"] * 2})
+    options = EngineOptions(device="cpu", speculation="dflash", draft_model=other)
+    with pytest.raises(MismatchError, match="made for another model: its hidden_size"):
+        plan_engine(checkpoint, options, TokenInfo())

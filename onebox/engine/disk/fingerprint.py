@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from onebox.model.identity import code_identity, weights_identity
+from onebox.spec.conversion import AS_STORED
 
 if TYPE_CHECKING:
     import torch
@@ -30,6 +31,7 @@ def fingerprint_parts(plan: "EnginePlan") -> dict[str, str]:
         "code": code_identity(),
         "packages": ", ".join(f"{name} {_version(name)}" for name in _PACKAGES),
         "device": _device_name(plan.device),
+        "drafter": _drafter(plan),
         "mtp": "with the MTP head's pages" if plan.config.speculation.with_mtp else "without the MTP head's pages",
     }
 
@@ -47,6 +49,12 @@ def _model_parts(plan: "EnginePlan") -> dict[str, str]:
         "kv_format": f"keys {kv.key_bits} bits, values {kv.value_bits} bits",
         "state_dtype": plan.memory.request.state_dtype.value,
     }
+
+
+def _drafter(plan: "EnginePlan") -> str:
+    if plan.drafter is None:
+        return "none"
+    return weights_identity(plan.drafter.directory, plan.load_format, {}, AS_STORED)
 
 
 def _version(name: str) -> str:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from onebox.model.memory import Memory
-from onebox.planner.memory import MemoryRequest, checkpoint_bytes, page_bytes
+from onebox.planner.memory import MemoryRequest, page_bytes, state_bytes
 from onebox.spec.model import ModelSpec
 from onebox.store.chunk import Chunk, ChunkKind
 from onebox.store.entry import RUN_PAGES, ChunkLayout
@@ -41,8 +41,7 @@ def state_parts(state_bytes: int, page_bytes: int) -> tuple[int, ...]:
 def staging_bytes(spec: ModelSpec, request: MemoryRequest, device_type: str) -> int:
     """The bytes of all staging buffers: one for each reader, one for the writer."""
     page = page_bytes(spec, request)
-    state = checkpoint_bytes(spec, request.activation_bytes, request.state_dtype)
-    largest = max(RUN_PAGES * page, *state_parts(state, page))
+    largest = max(RUN_PAGES * page, *state_parts(state_bytes(spec, request), page))
     return (NUM_READERS[device_type] + 1) * (-(-largest // mmap.PAGESIZE) * mmap.PAGESIZE)
 
 

@@ -54,7 +54,7 @@ def plan_draft_vocab(
 ) -> DraftVocabPlan | None:
     """As asked; None: drafts are chosen from all tokens."""
     vocab_size, is_dummy = found.spec.vocab_size, load_format.value == "dummy"
-    if not speculation.with_mtp:
+    if not (speculation.with_mtp or speculation.with_dflash):
         if asked not in ("auto", "full"):
             raise UsageError(f"{_FLAG} {asked} has nothing to act on: drafts by {speculation.method} read no head.")
         return None

@@ -33,6 +33,7 @@ from onebox.kernels.common.ahead import CompiledLaunch, compile_only, settle_cac
 from onebox.kernels.common.target import AbsentGpu, gpu_name
 from onebox.kernels.common.tuning import known_options
 from onebox.model.build import trim_model
+from onebox.model.drafter import attach_drafter, load_drafter
 from onebox.model.layers.fused import FusedStack
 from onebox.model.layers.plain import PlainStack
 from onebox.model.load import LoadFormat, model_without_weights
@@ -72,6 +73,8 @@ class WeightSource(NamedTuple):
     directory: Path
     load_format: LoadFormat
     conversion: LoadConversion = AS_STORED
+    drafter: Path | None = None
+    """The directory of a block drafter."""
 
 
 def compile_kernels(
@@ -85,9 +88,12 @@ def compile_kernels(
     if are_compiled(weights, dtype, memory_shape, config):
         return 0
     mark = kernel_mark(_digest(weights, dtype, memory_shape, config))
-    directory, load_format, conversion = weights
+    directory, load_format, conversion, drafter = weights
     with_mtp = config.speculation.with_mtp
     model = model_without_weights(directory, dtype, load_format, with_mtp=with_mtp, conversion=conversion)
+    if drafter:
+        meta = torch.device("meta")
+        model = attach_drafter(model, load_drafter(drafter, model.spec, meta, dtype, load_format))
     if size := config.speculation.draft_vocab_size:
         model = trim_model(model, torch.empty(size, dtype=torch.int64, device="meta"))
     memory = Memory.allocate(model.spec, memory_shape, dtype, torch.device("meta"))
@@ -114,9 +120,10 @@ def kernel_mark(digest: str) -> Path:
 
 def _digest(weights: WeightSource, dtype: torch.dtype, memory_shape: MemoryShape, config: EngineConfig) -> str:
     """A digest of everything that decides which kernels are compiled."""
-    files = sorted((path.name, path.stat().st_size) for path in weights.directory.glob("*.safetensors"))
+    directories = [weights.directory, *([weights.drafter] if weights.drafter else [])]
+    files = [sorted((path.name, path.stat().st_size) for path in d.glob("*.safetensors")) for d in directories]
     parts = (
-        (weights.directory / "config.json").read_bytes(),
+        [(directory / "config.json").read_bytes() for directory in directories],
         files,
         (
             weights.load_format,
@@ -125,6 +132,7 @@ def _digest(weights: WeightSource, dtype: torch.dtype, memory_shape: MemoryShape
             memory_shape.kv,
             memory_shape.max_pending,
             memory_shape.with_mtp,
+            memory_shape.ring_tokens,
         ),
         (config.max_num_seqs, config.speculation, config.num_checkpoints > 0),
         (gpu_name(), sorted(known_options().items()), triton.__version__, torch.__version__),
@@ -157,7 +165,9 @@ def _distinct_layers(model: Qwen35, memory: Memory) -> tuple[Qwen35, Memory]:
         stack = replace(stack, plain=replace(stack.plain, layers=kept(stack.plain.layers)), layers=kept(stack.layers))
     else:
         stack = replace(stack, layers=kept(stack.layers))
-    return replace(model, stack=stack), replace(memory, layers=kept(memory.layers))
+    # Taps behind the first layer have the shapes of those behind others.
+    taps = (0,) * len(model.tap_ids)
+    return replace(model, stack=stack, tap_ids=taps), replace(memory, layers=kept(memory.layers))
 
 
 def run_workers(job: CompileJob, num_workers: int, report: ReportKernels) -> tuple[int, bool]:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from onebox.engine.batch import StepInputs, decode_inputs, exact_inputs
 from onebox.engine.config import EngineConfig
-from onebox.engine.decode import Decoder, OutcomeLayout
+from onebox.engine.decode import Decoder, OutcomeLayout, OutcomeTensors
 from onebox.engine.graphs import predict_inputs
 from onebox.engine.inputs import InputPacker, StepSizes
 from onebox.engine.logits import Adjustment, Bias, Penalties, apply_adjustments
@@ -38,6 +38,7 @@ def launch_all(model: Qwen35, memory: Memory, config: EngineConfig) -> None:
             _launch_first_tokens(decoder, shapes, count, model.spec.hidden_size)
         for sizes in _decode_sizes(shapes):
             _launch_decode(decoder, shapes, sizes)
+        _launch_blocks(decoder, shapes)
         for count in _row_counts(MAX_STEP_ROWS):
             model.logits(torch.empty(count, model.spec.hidden_size, dtype=model.dtype, device=META))
 
@@ -61,10 +62,10 @@ def _launch_decode(decoder: Decoder, shapes: StepShapes, sizes: StepSizes) -> No
     inputs = decode_inputs(words, sizes, table, shapes.rows_per_sequence)
     forwarded = decoder.forward(inputs.batch)
     _launch_adjustments(forwarded.logits, sizes.num_rows)
+    outcome = _outcome(inputs, shapes.width)
     for depth in _depths(shapes):
-        decoder.sample(forwarded, inputs, depth)
-    for depth in shapes.depths:
-        _launch_prediction(inputs, depth)
+        decoder.sample(forwarded, inputs, depth, outcome)
+    predict_inputs(inputs.batch, outcome)
 
 
 def _launch_adjustments(logits: Tensor, num_rows: int) -> None:
@@ -80,10 +81,20 @@ def _launch_adjustments(logits: Tensor, num_rows: int) -> None:
         apply_adjustments(logits, [part])
 
 
-def _launch_prediction(inputs: StepInputs, depth: int) -> None:
-    batch = inputs.batch
-    layout = OutcomeLayout(len(batch.token_ids), len(batch.slots), depth)
-    predict_inputs(batch, layout.split(torch.empty(layout.size, dtype=torch.int64, device=META)))
+def _outcome(inputs: StepInputs, width: int) -> OutcomeTensors:
+    layout = OutcomeLayout(len(inputs.batch.token_ids), len(inputs.batch.slots), width)
+    return layout.split(torch.empty(layout.size, dtype=torch.int64, device=META))
+
+
+def _launch_blocks(decoder: Decoder, shapes: StepShapes) -> None:
+    """The block drafter's passes, which are by numbers of sequences, depths and widths of the page table."""
+    most = shapes.largest.num_sequences
+    drafts = torch.empty(most, shapes.width, dtype=torch.int64, device=META)
+    for num_pages in shapes.widths:
+        table = torch.empty(most, shapes.num_pages, dtype=torch.int32, device=META)[:, :num_pages]
+        for count in shapes.rows:
+            for depth in shapes.block_depths:
+                decoder.draft_blocks(count, depth, table, drafts)
 
 
 def _launch_prefill(model: Qwen35, memory: Memory, config: EngineConfig) -> None:
@@ -104,7 +115,8 @@ def _launch_first_tokens(decoder: Decoder, shapes: StepShapes, count: int, hidde
     parts = [DecodeRows(str(slot), slot, (0,), PAGE_TOKENS, 0, pages, draw) for slot in range(count)]
     forwarded = decoder.logits_for(torch.empty(count, hidden_size, dtype=decoder.dtype, device=META))
     for depth in _depths(shapes):
-        decoder.sample(forwarded, exact_inputs(parts, depth, META), depth)
+        inputs = exact_inputs(parts, depth, META, is_computed=True)
+        decoder.sample(forwarded, inputs, depth, _outcome(inputs, shapes.width))
 
 
 def _row_counts(most: int) -> list[int]:

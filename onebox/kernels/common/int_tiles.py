@@ -20,7 +20,7 @@ from onebox.kernels.common.arithmetic import IS_INTERPRETED
 from onebox.kernels.common.few_bits import int2_values, int3_pair, int3_spare
 from onebox.kernels.common.launch import ceil_div
 
-__all__ = ["WORDS", "in_tile_order", "sum_tiles", "tile_order_halves"]
+__all__ = ["WORDS", "in_tile_order", "sum_tiles", "tile_order_64"]
 
 WORDS = tl.constexpr(128)  # words of a tile that one warp loads at once, four words per thread
 _PERMUTED_TOKENS = 16
@@ -156,48 +156,51 @@ def _group_codes(tile_ptrs, BITS: tl.constexpr):
 @triton.jit
 def sum_tiles(
     x_ptrs,  # [128, TOKENS]: the tokens' first group, in tile order
-    tile_ptrs,  # int32 [TILES, WORDS]: the tiles' first group
+    tile_ptrs,  # of each block of rows: int32 [TILES, WORDS], the tiles' first group
     tile_stride,  # stride over groups, in words
-    scale_ptrs,  # [TILES * 16]: the rows' scales in the first group; not read for INT8
+    scale_ptrs,  # of each block: [TILES * 16], the rows' scales in the first group; not read for INT8
     scale_stride,
     GROUPS: tl.constexpr,
     BITS: tl.constexpr,
-    rest_ptrs=None,  # int32 [TILES, WORDS / 2] of INT3: the last words of the tiles' first group
+    BLOCKS: tl.constexpr = 1,
+    rest_ptrs=None,  # of each block of INT3: int32 [TILES, WORDS / 2], the last words of the tiles' first group
 ):
-    """float32 [TILES * 16, TOKENS]: rows of tiles times tokens, group after group.
+    """Of each block of rows float32 [TILES * 16, TOKENS]: its rows times the tokens, group after group.
 
-    A group's codes (not INT8's) are multiplied unscaled and its scale is applied to their sum: no weight is rounded.
-    All pointers are read without masks, so those of rows and tokens out of range must point to valid ones: masks would
-    cost more than the discarded results.
+    Tokens are copied to shared memory once for all blocks. A group's codes (not INT8's) are multiplied unscaled and its
+    scale is applied to their sum: no weight is rounded. All pointers are read without masks, so those of rows and
+    tokens out of range must point to valid ones: masks would cost more than the discarded results.
     """
-    TILES: tl.constexpr = tile_ptrs.shape[0]
+    TILES: tl.constexpr = tile_ptrs[0].shape[0]
     TOKENS: tl.constexpr = x_ptrs.shape[1]
-    total = tl.zeros((TILES * 16, TOKENS), tl.float32)
+    totals = ()
+    for _ in tl.static_range(BLOCKS):
+        totals += (tl.zeros((TILES * 16, TOKENS), tl.float32),)  # type: ignore[assignment]
     for group in range(GROUPS):
-        if BITS == 3:
-            weight = _weights(tile_ptrs + group * tile_stride, rest_ptrs + group * tile_stride, BITS)
-        else:
-            weight = _weights(tile_ptrs + group * tile_stride, None, BITS)
         x = tl.load(x_ptrs + group * 128)
-        if IS_INTERPRETED or x.dtype == tl.float32:  # the interpreter has no bfloat16
-            weight = weight.to(tl.float32)
+        if IS_INTERPRETED:  # it has no bfloat16
             x = x.to(tl.float32)
-        if BITS != 8:
-            dots = tl.dot(weight, x, input_precision="tf32x3")
-            scale = tl.load(scale_ptrs + group * scale_stride).to(tl.float32)
-            total = tl.fma(dots, tl.broadcast_to(scale[:, None], total.shape), total)
-        else:
-            total = tl.dot(weight, x, total, input_precision="tf32x3")
-    return total
+        added = ()
+        for block in tl.static_range(BLOCKS):
+            rest = rest_ptrs[block] + group * tile_stride if BITS == 3 else None
+            weight = _weights(tile_ptrs[block] + group * tile_stride, rest, BITS).to(x.dtype)
+            if BITS != 8:
+                dots = tl.dot(weight, x, input_precision="tf32x3")
+                scale = tl.load(scale_ptrs[block] + group * scale_stride).to(tl.float32)
+                scale = tl.broadcast_to(scale[:, None], dots.shape)
+                added += (tl.fma(dots, scale, totals[block]),)  # type: ignore[assignment]
+            else:
+                added += (tl.dot(weight, x, totals[block], input_precision="tf32x3"),)  # type: ignore[assignment]
+        totals = added
+    return totals
 
 
 @triton.jit
-def tile_order_halves(rows):
-    """Whole halves of groups, [64 h, N], with each half's rows in tile order, the order that `sum_tiles` reads."""
-    HALVES: tl.constexpr = rows.shape[0] // 64
+def tile_order_64(rows):
+    """Half a group's columns [64, N] in tile order, the row order that `sum_tiles` reads."""
     N: tl.constexpr = rows.shape[1]
-    split = tl.reshape(rows, (HALVES, 4, 2, 2, 2, 2, N))  # h t kt k16 lo hi
-    return tl.reshape(tl.permute(split, (0, 2, 3, 5, 1, 4, 6)), (HALVES * 64, N))
+    split = tl.reshape(rows, (4, 2, 2, 2, 2, N))  # t kt k16 lo hi
+    return tl.reshape(tl.permute(split, (1, 2, 4, 0, 3, 5)), (64, N))
 
 
 @triton.jit(do_not_specialize=["T"])

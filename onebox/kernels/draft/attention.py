@@ -21,14 +21,13 @@ from onebox.kernels.common.rows import FixedRows, new_rows
 from onebox.kernels.common.tuning import Tunable
 from onebox.kernels.draft.reference import MAX_BLOCK
 from onebox.kernels.draft.tensors import BlockContext, BlockMask
-from onebox.spec.pieces import piece_count
+from onebox.spec.pieces import BLOCK_DOUBLINGS, piece_count
 
 __all__ = ["block_attention", "block_attention_fused"]
 
 _PIECE, _COMBINE = Tunable("draft_piece"), Tunable("draft_combine")
 _RING_PIECE = 256
 """Tokens in a piece of a ring: 17 pieces of 4,096 tokens times 8 heads fill a GPU once."""
-_DOUBLINGS = 3
 _TILE = 64
 """Tokens loaded at a time; a page has as many or a multiple."""
 _CHUNK = 16
@@ -244,10 +243,10 @@ def _run(
     if window:
         num_pieces = (window - 2) // _RING_PIECE + 2
     else:
-        num_pieces = piece_count(context.page_table.shape[1] * tokens, _DOUBLINGS)
+        num_pieces = piece_count(context.page_table.shape[1] * tokens, BLOCK_DOUBLINGS)
     partial = query.new_empty((rows, num_pieces + 1, num_heads, dim), dtype=torch.float32)
     best, total = (query.new_empty(partial.shape[:3], dtype=torch.float32) for _ in range(2))
-    shape = {"T": size, "Q": num_heads, "D": dim, "WINDOW": window, "PIECE": _RING_PIECE, "DOUBLINGS": _DOUBLINGS}
+    shape = {"T": size, "Q": num_heads, "D": dim, "WINDOW": window, "PIECE": _RING_PIECE, "DOUBLINGS": BLOCK_DOUBLINGS}
     block_attention_piece_kernel[(kv_heads, num_pieces + 1, num_blocks)](
         query,
         key,

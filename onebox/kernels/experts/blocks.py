@@ -18,7 +18,7 @@ from onebox.kernels.common.launch import next_power_of_2
 __all__ = ["BLOCK_M", "Blocks", "block_pairs", "block_size", "group_by_expert", "prefill_workspace"]
 
 BLOCK_M = 64  # pairs in a block at most
-_MEAN_PAIRS = {16: 32, 32: 96}
+_MEAN_PAIRS = {16: 24, 32: 96}
 """Pairs of an expert, in the mean, up to which blocks of each size are the fastest on an H200."""
 _TILE = 1024
 """Pairs that a program looks at together."""

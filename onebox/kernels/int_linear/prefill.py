@@ -48,15 +48,17 @@ def matmul_kernel(
     tile = row_block * TILES + tl.arange(0, TILES)
     row = row_block * (TILES * 16) + tl.arange(0, TILES * 16)
     TILE_WORDS: tl.constexpr = 64 * BITS
-    total = sum_tiles(
+    tile_at = tl.minimum(tile, num_tiles - 1).to(tl.int64)[:, None] * TILE_WORDS + tl.arange(0, WORDS)[None, :]
+    totals = sum_tiles(
         x_ptr + tl.minimum(token, T - 1).to(tl.int64)[None, :] * K + tl.arange(0, 128)[:, None],
-        tiles_ptr + tl.minimum(tile, num_tiles - 1).to(tl.int64)[:, None] * TILE_WORDS + tl.arange(0, WORDS)[None, :],
+        (tiles_ptr + tile_at,),
         num_tiles.to(tl.int64) * TILE_WORDS,
-        scale_ptr + tl.minimum(row, N - 1),
+        (scale_ptr + tl.minimum(row, N - 1),),
         N,
         K // 128,
         BITS,
     )
+    total = totals[0]
     if BITS == 8:
         total *= tl.load(scale_ptr + row, mask=row < N, other=0.0).to(tl.float32)[:, None]
     at = out_ptr + token.to(tl.int64)[None, :] * N + row[:, None]

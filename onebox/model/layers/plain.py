@@ -235,7 +235,7 @@ class PlainStack:
 
 def _tap(taps: Taps | None, place: int, stream: Stream) -> None:
     if taps and taps.wants(place):
-        taps.put(place, stream.residual + stream.added)
+        taps.put(place, (stream.residual + stream.added).to(stream.added.dtype))
 
 
 def start_stream(added: Tensor) -> Stream:

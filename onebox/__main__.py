@@ -1,0 +1,5 @@
+"""`python -m onebox`."""
+
+from onebox.cli.entry import main
+
+main()

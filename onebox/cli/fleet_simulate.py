@@ -1,0 +1,111 @@
+"""`onebox fleet simulate`: how many boxes, what affinity is worth, what a rolling update costs, on paper."""
+
+import asyncio
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from onebox.spec.errors import UsageError
+
+if TYPE_CHECKING:
+    from onebox.fleet.step_times import StepTimes
+    from onebox.fleet.study import FleetFigures, StudyResult
+
+__all__ = ["simulate"]
+
+
+def simulate(
+    steps: Annotated[
+        Path | None, typer.Option(help="File with a member's step times, as --measure writes it to --save.")
+    ] = None,
+    measure: Annotated[
+        list[str] | None, typer.Option(help="Measure a server that has nothing else to do; several: all at once.")
+    ] = None,
+    save: Annotated[Path | None, typer.Option(help="Where the measured step times are written.")] = None,
+    mix: Annotated[str, typer.Option(help="A mix of `onebox bench load`.")] = "agent",
+    trace: Annotated[Path | None, typer.Option(help="A trace instead of a mix: JSON lines, or Azure's CSV.")] = None,
+    users: Annotated[int, typer.Option(help="Users of the mix, each with one request at a time.")] = 20,
+    think: Annotated[float, typer.Option(help="Mean seconds between an answer and its user's next request.")] = 10.0,
+    seconds: Annotated[float, typer.Option(help="How long the users send.")] = 600.0,
+    boxes: Annotated[str, typer.Option(help="Numbers of boxes to try, such as 1-8 or 2,4,8.")] = "1-6",
+    policy: Annotated[str, typer.Option(help="affinity, session, least_loaded, round_robin or random.")] = "affinity",
+    first_token: Annotated[float, typer.Option(help="Seconds in which nine of ten first tokens must come.")] = 2.0,
+    roll: Annotated[float | None, typer.Option(help="Seconds that a box is away in a rolling update.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
+) -> None:
+    """Simulate a fleet by its members' measured step times, for users of a mix or for a trace."""
+    from onebox.fleet.study import FleetStudy
+    from onebox.fleet.traffic import UserTraffic, read_trace
+
+    times = _times(steps, measure or [], save)
+    if min(seconds, first_token) <= 0 or think < 0 or (roll is not None and roll < 0):
+        raise UsageError("--seconds and --first-token must be above 0, --think and --roll not below.")
+    traffic = read_trace(trace) if trace else UserTraffic(mix, users, think)
+    result = FleetStudy(times, traffic, seconds).answer(_numbers(boxes), policy, first_token, roll)
+    if as_json:
+        typer.echo(json.dumps({"steps": asdict(times), **asdict(result)}, indent=1))
+        return
+    who = f"the trace {trace.name}" if trace else f"{users} users of {mix}, {think:g} s between two requests"
+    _print(result, who, first_token, roll)
+
+
+def _times(steps: Path | None, measure: list[str], save: Path | None) -> "StepTimes":
+    from onebox.fleet.step_times import measure_step_times, read_step_times, write_step_times
+
+    if (steps is None) == (not measure):
+        raise UsageError("Give either --steps FILE or --measure URL: what a member's steps take.")
+    if steps:
+        return read_step_times(steps)
+    times = asyncio.run(measure_step_times([url.rstrip("/").removesuffix("/v1") for url in measure]))
+    if save:
+        write_step_times(times, save)
+    return times
+
+
+def _numbers(text: str) -> list[int]:
+    try:
+        found: list[int] = []
+        for part in text.split(","):
+            first, _, last = part.partition("-")
+            found += range(int(first), int(last or first) + 1)
+    except ValueError:
+        found = []
+    if not found or min(found) < 1 or max(found) > 1000:
+        raise UsageError(f"--boxes is {text!r}; give numbers such as 1-8 or 2,4,8.")
+    return found
+
+
+def _print(result: "StudyResult", who: str, first_token_s: float, down_s: float | None) -> None:
+    _print_table(f"Boxes for {who}", result.by_boxes, with_boxes=True)
+    target = f"nine of ten first tokens within {first_token_s:g} s"
+    if result.enough:
+        typer.echo(f"{result.enough} {'box' if result.enough == 1 else 'boxes'}: {target}.\n")
+    else:
+        typer.echo(f"{result.by_boxes[-1].boxes} boxes are not enough for {target}.\n")
+    if len(result.by_policy) > 1:
+        _print_table(f"What affinity is worth, {result.by_policy[0].boxes} boxes", result.by_policy)
+    if result.updated:
+        usual = result.by_policy[0]
+        _print_table(f"A rolling update, each box {down_s:g} s away", [usual, result.updated], names=("none", "update"))
+
+
+def _print_table(
+    title: str, rows: "list[FleetFigures]", *, with_boxes: bool = False, names: tuple[str, ...] = ()
+) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, title=title, title_justify="left")
+    table.add_column("boxes" if with_boxes else "", justify="right" if with_boxes else "left")
+    for name in ("requests", "first p50", "p90", "p99 s", "whole p50 s", "tok/s each", "tok/s all", "hits"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for number, row in enumerate(rows):
+        label = str(row.boxes) if with_boxes else names[number] if names else row.policy
+        waits = [f"{value:.2f}" for value in (row.first_p50_s, row.first_p90_s, row.first_p99_s, row.total_p50_s)]
+        speeds = [f"{row.stream_tokens_per_s:.1f}", f"{row.tokens_per_s:.1f}", f"{100 * row.hit_share:.0f}%"]
+        table.add_row(label, f"{row.num_requests:,}", *waits, *speeds)
+    Console(width=110, highlight=False).print(table)
+    typer.echo("")

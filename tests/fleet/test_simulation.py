@@ -1,0 +1,124 @@
+"""The simulation against what can be worked out by hand, or is known of queues."""
+
+import random
+import statistics
+
+import pytest
+
+from onebox.fleet.simulation import POLICIES, RollingUpdate, simulate_trace, simulate_users
+from onebox.fleet.step_times import StepTimes, read_step_times, write_step_times
+from onebox.fleet.study import FleetStudy
+from onebox.fleet.traffic import BLOCK_TOKENS, Turn, UserTraffic, read_trace
+from onebox.spec.errors import OneboxError
+
+TIMES = StepTimes({1: 0.1, 3: 0.2}, prompt_base_s=0.05, prompt_token_s=0.001, max_num_seqs=2, chunk_tokens=200)
+USERS = UserTraffic("agent", 12, think_s=1.0)
+
+
+def test_steps_take_what_was_measured_and_what_lies_between():
+    assert [round(TIMES.decode_step_s(rows), 3) for rows in (1, 2, 3, 5)] == [0.1, 0.15, 0.2, 0.3]
+    assert TIMES.step_s(1, 100) == pytest.approx(0.25)
+    assert TIMES.step_s(0, 100) == pytest.approx(0.15)
+
+
+def test_requests_alone_and_together_take_the_steps_that_the_engine_takes():
+    alone, second, third = simulate_trace([TIMES], [Turn(0, 300, 3), Turn(10, 100, 3), Turn(10, 100, 2)])
+    # Two steps of prompt (200 and 100 tokens), then two of decoding.
+    assert alone.first_s == pytest.approx(0.25 + 0.15)
+    assert alone.ended_s == pytest.approx(0.4 + 2 * 0.1)
+    # The third arrives while the second's prompt is computed; then a step has its prompt and a decode row.
+    assert second.first_s == pytest.approx(10.15)
+    assert third.first_s == pytest.approx(10.15 + 0.1 + 0.15)
+    assert second.ended_s == third.ended_s == pytest.approx(10.4 + 0.15)
+
+
+def test_a_queue_of_equal_jobs_waits_as_theory_says():
+    """One slot, constant service, random arrivals: an M/D/1 queue, whose mean wait is known."""
+    times = StepTimes({1: 1.0}, prompt_token_s=1.0, max_num_seqs=1)
+    draw, moment, turns = random.Random(3), 0.0, []
+    for number in range(8_000):
+        moment += draw.expovariate(0.7)
+        turns.append(Turn(moment, 1, 1, session=number))
+    waits = [request.wait_s - 1.0 for request in simulate_trace([times], turns)]
+    assert statistics.fmean(waits) == pytest.approx(0.7 / (2 * (1 - 0.7)), rel=0.1)
+
+
+def test_a_prefix_is_found_where_it_was_computed_and_evicted_when_others_need_the_room():
+    blocks = tuple(("a", place) for place in range(3))
+    others = tuple(("b", place) for place in range(3))
+    length = 3 * BLOCK_TOKENS + 10
+    turns = [Turn(0, length, 1, blocks), Turn(10, length, 1, blocks), Turn(20, length, 1, others)]
+    turns += [Turn(30, length, 1, blocks)]
+    small = StepTimes({1: 0.1}, cache_tokens=3 * BLOCK_TOKENS)
+    assert [request.cached_tokens for request in simulate_trace([small], turns)] == [0, 3 * BLOCK_TOKENS, 0, 0]
+    large = StepTimes({1: 0.1}, cache_tokens=6 * BLOCK_TOKENS)
+    hits = [request.cached_tokens for request in simulate_trace([large, large], turns, "affinity")]
+    assert hits == [0, 3 * BLOCK_TOKENS, 0, 3 * BLOCK_TOKENS]
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_every_request_is_answered_once_also_through_a_rolling_update(policy):
+    found = simulate_users([TIMES] * 3, USERS, 60, policy, RollingUpdate(10, 5))
+    assert all(request.ended_s is not None and request.member >= 0 for request in found)
+    assert {request.member for request in found} == {0, 1, 2}
+    again = simulate_users([TIMES] * 3, USERS, 60, policy, RollingUpdate(10, 5))
+    assert [(each.member, each.ended_s) for each in found] == [(each.member, each.ended_s) for each in again]
+
+
+def test_affinity_and_more_boxes_are_worth_something_and_an_update_costs_something():
+    result = FleetStudy(TIMES, USERS, seconds=300).answer((1, 2, 4), "affinity", first_token_s=1.0, down_s=30)
+    waits = [row.first_p90_s for row in result.by_boxes]
+    assert waits == sorted(waits, reverse=True)
+    assert result.enough in (2, 4, None)
+    by_policy = {row.policy: row for row in result.by_policy}
+    assert by_policy["affinity"].hit_share > 1.5 * by_policy["random"].hit_share
+    assert by_policy["affinity"].first_p50_s < by_policy["random"].first_p50_s
+    assert result.updated.first_p99_s > by_policy["affinity"].first_p99_s
+
+
+def test_traces_of_all_forms_are_read(tmp_path):
+    path = tmp_path / "trace"
+    path.write_text(
+        '{"at": 5, "prompt_tokens": 130, "answer_tokens": 7, "session": "s"}\n'
+        '{"at": 3.5, "prompt_tokens": 64, "answer_tokens": 2}\n'
+    )
+    first, second = read_trace(path)
+    assert (first.at_s, first.prompt_tokens, second.at_s, second.session) == (0, 64, 1.5, "s")
+    assert len(second.blocks) == 2
+    path.write_text(
+        '{"timestamp": 1000, "input_length": 700, "output_length": 5, "hash_ids": [1, 2]}\n'
+        '{"timestamp": 3000, "input_length": 1100, "output_length": 5, "hash_ids": [1, 3, 4]}\n'
+    )
+    first, second = read_trace(path)
+    shared = [mine for mine, its in zip(first.blocks, second.blocks, strict=False) if mine == its]
+    assert (second.at_s, len(shared) * BLOCK_TOKENS, len(first.blocks)) == (2, 512, 700 // BLOCK_TOKENS)
+    path.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.6805900,374,44\n")
+    (only,) = read_trace(path)
+    assert (only.at_s, only.prompt_tokens, only.answer_tokens) == (0, 374, 44)
+    path.write_text("hello\n")
+    with pytest.raises(OneboxError, match="no trace that is known"):
+        read_trace(path)
+
+
+def test_step_times_are_written_and_read_back_and_nonsense_is_refused(tmp_path):
+    path = tmp_path / "steps.json"
+    write_step_times(TIMES, path)
+    assert read_step_times(path) == TIMES
+    path.write_text('{"decode_s": {}}')
+    with pytest.raises(OneboxError, match="decode_s"):
+        read_step_times(path)
+    path.write_text('{"decode": 1}')
+    with pytest.raises(OneboxError, match="does not describe step times"):
+        read_step_times(path)
+
+
+def test_the_command_answers_the_three_questions(run_cli, tmp_path):
+    path = tmp_path / "steps.json"
+    write_step_times(TIMES, path)
+    result = run_cli("fleet", "simulate", "--steps", path, "--seconds", "60", "--boxes", "1,3", "--roll", "5")
+    assert result.code == 0
+    assert "nine of ten first tokens within 2 s" in result.out
+    assert "What affinity is worth" in result.out
+    assert "A rolling update, each box 5 s away" in result.out
+    assert run_cli("fleet", "simulate").code == 2
+    assert run_cli("fleet", "simulate", "--steps", path, "--boxes", "0").code == 2
