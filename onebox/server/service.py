@@ -16,6 +16,7 @@ from onebox.server.media import Media
 from onebox.server.pool import WorkPool
 from onebox.server.prompt import Prompt, PromptBuilder
 from onebox.server.record import current_record, note
+from onebox.server.running import RunningAnswers
 from onebox.server.submission import RESUBMIT_TIMEOUT_S, Submission
 from onebox.text.chat import ChatTemplate
 from onebox.text.generation import GenerationDefaults
@@ -51,6 +52,7 @@ class Service:
     fingerprint: str = ""
     """Of what decides an answer: the model as it is computed, tokenizer, template and defaults; for /v1/models."""
 
+    running: RunningAnswers = field(default_factory=RunningAnswers)
     lanes: TextLanes = field(default_factory=TextLanes)
     """Threads for text work."""
 
@@ -103,7 +105,8 @@ class Service:
             submitted = Answers(request_id, tuple(answers), n)
             if record := current_record.get():
                 record.answers, record.is_stream = submitted, is_stream
-            yield submitted
+            with self.running.holding(submitted):
+                yield submitted
         finally:
             submission.close()
 
