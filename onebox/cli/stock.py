@@ -5,6 +5,7 @@ import os
 import shutil
 import signal
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -39,8 +40,8 @@ def list_checkpoints(
     """List the checkpoints on this machine: those of --dir, what onebox fetched, built or served, the hub's cache."""
     found = _checkpoints(directory)
     if as_json:
-        rows = [{"name": c.name, "directory": str(c.directory), "bytes": c.num_bytes, "kind": c.kind} for c in found]
-        typer.echo(json.dumps(rows))
+        objects = [{"name": c.name, "directory": str(c.directory), "bytes": c.num_bytes, "kind": c.kind} for c in found]
+        typer.echo(json.dumps(objects))
     elif not found:
         typer.echo(
             "No checkpoint is here yet: `onebox up qwen3.5-122b-a10b` fetches and builds one; `onebox serve` alone"
@@ -203,7 +204,7 @@ def _ago(then: float) -> str:
     return "just now"
 
 
-def _print_table(heads: tuple[str, ...], rows: list[tuple[str, ...]]) -> None:
+def _print_table(heads: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> None:
     widths = [max(len(row[place]) for row in (heads, *rows)) for place in range(len(heads))]
     for row in (heads, *rows):
         typer.echo("  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip())
