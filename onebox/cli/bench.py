@@ -221,11 +221,12 @@ def _carry_out(plan: "BenchPlan", record: RecordOptions) -> None:
     if record.output is not None:
         # Written before printing: a closed pipe must not lose the record.
         write_run(made, record.output)
-    bench_view.show(made)
-    if record.output is not None:
-        typer.echo(f"The record was written to {record.output}.")
     if record.as_json:
         typer.echo(bench_view.json_line(made))
+    else:
+        bench_view.show(made)
+    if record.output is not None:
+        typer.echo(f"The record was written to {record.output}.", err=record.as_json)
     if made.interrupted:
         raise typer.Exit(INTERRUPTED)
     if not made.is_success:

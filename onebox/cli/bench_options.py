@@ -173,7 +173,7 @@ class RecordOptions:
     output: Annotated[Path | None, typer.Option(help="Write the record here: JSON with every request's raw times.")] = (
         None
     )
-    as_json: Annotated[bool, typer.Option("--json", help="Make the last line of stdout the result as JSON.")] = False
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON and nothing else.")] = False
 
     def refuse_unwritable(self) -> None:
         """Checks the output path before measuring for minutes."""
