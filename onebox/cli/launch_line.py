@@ -209,8 +209,8 @@ class _Reader:
         if drafts.get("method") in _DRAFT_MODELS:
             self._line.refusals.append(
                 f"{_DRAFT_FLAG} asks for drafts by {drafts['method']}, which need a model of their own; onebox drafts "
-                "by mtp (the checkpoint's MTP head), by dflash (a block drafter), by ngram (the text itself) or by auto "
-                "(all of them)."
+                "by mtp (the checkpoint's MTP head), by dflash (a block drafter), by ngram (the text itself) or by "
+                "auto (all of them)."
             )
         if drafts.get("model") is not None and [drafts["model"]] == self._models:
             del drafts["model"]
