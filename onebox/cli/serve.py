@@ -183,7 +183,7 @@ def _load(options: _Options) -> "tuple[Service, EngineProcess]":
 
     # The pocket model's tensors are too small for multiple threads, which would only wait for each other.
     starter = CheckpointStarter(directory, options.engine, tokens, num_threads=None if options.model else 1)
-    engine = EngineProcess(starter, take)
+    engine = EngineProcess(starter, take, idle_release_s=options.http.idle_release or None)
     try:
         engine.wait_ready()
     except BaseException:

@@ -77,6 +77,14 @@ class HttpOptions:
     allowed_origins: Annotated[
         str, typer.Option(help='JSON list of origins whose pages may call the API, such as ["*"] for all.')
     ] = "[]"
+    idle_release: Annotated[
+        float,
+        typer.Option(
+            min=0,
+            help="Seconds without a request after which the engine frees the device's memory; the next request starts "
+            "it again and waits. 0: never.",
+        ),
+    ] = 0.0
     responses_bytes: Annotated[
         int,
         typer.Option(

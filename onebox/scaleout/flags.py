@@ -56,6 +56,7 @@ NO_COUNTERPART = {
     "lm-head": "vLLM does not convert while loading; build it: onebox build --lm-head int8",
     "mtp-format": "vLLM does not convert while loading; build it: onebox build --mtp int4",
     "draft-vocab": "vLLM drafts from the whole vocabulary",
+    "idle-release": "vLLM has a sleep mode of its own: --enable-sleep-mode, POST /sleep and /wake_up",
     "responses-bytes": "vLLM keeps responses without a limit, with VLLM_ENABLE_RESPONSES_API_STORE=1",
     "responses-max-age": "see responses-bytes",
     "responses-dir": "vLLM keeps responses in memory",
