@@ -37,6 +37,10 @@ SAME = frozenset(
         "allowed-origins",
         "disable-log-stats",
         "max-log-len",
+        "ssl-certfile",
+        "ssl-keyfile",
+        "ssl-ca-certs",
+        "root-path",
         "shutdown-timeout",
     }
 )
