@@ -1,9 +1,10 @@
 """`python -m recipes.pocket.drafters [DIR] [--drafter DIR] [--examples 12]`: tokens a step by workload and drafter.
 
-Prints a Markdown table: the tokens that a decode step of one stream makes, on held-out examples and on documents, for 64
-tokens each, without drafts, with the MTP head at depths 1 to 4, with n-gram drafts, with the DFlash drafter at depths 3, 7 and 15,
-and with the choice left to the engine. Answers are the same in all columns. Drafts come from all tokens. With `--long`
-another table has the DFlash drafter behind documents of about 1,000 and of about 16,000 tokens.
+Prints a Markdown table: the tokens that a decode step of one stream makes, on held-out examples and on documents that
+are continued by 64 tokens: without drafts, with the MTP head at depths 1 to 4, with n-gram drafts, with the DFlash
+drafter at depths 3, 7 and 15, and with the choice left to the engine. Answers are the same in all columns. Drafts come
+from all tokens. With `--long` another table has the DFlash drafter behind documents of about 1,000 and of about 16,000
+tokens.
 """
 
 import argparse
@@ -95,10 +96,14 @@ def _measured(directory: Path, column: Column, prompts: Prompts, *, longest: int
             ignore = name == _DOCUMENTS
             params = SamplingParams(temperature=0.0, max_tokens=64 if ignore else _MAX_TOKENS, ignore_eos=ignore)
             counts = [answer.counts for answer in llm.generate(asked, params) if answer.counts]
-            # The first token comes from the prompt's own step.
-            tokens = sum(each.completion_tokens - 1 for each in counts)
-            steps = tokens - sum(each.drafts.num_accepted for each in counts)
-            results[name] = tokens / max(1, steps)
+            # The first token comes from the prompt's own step. Drafts behind the end of an answer are counted as
+            # accepted, so where every step drafts, the number of these is the right one.
+            tokens = [each.completion_tokens - 1 for each in counts]
+            steps = [
+                max(each.drafts.num_steps, number - each.drafts.num_accepted, 1)
+                for number, each in zip(tokens, counts, strict=True)
+            ]
+            results[name] = sum(tokens) / sum(steps)
     log_progress(f"{column.name}: " + ", ".join(f"{name} {figure:.2f}" for name, figure in results.items()))
     return results
 
