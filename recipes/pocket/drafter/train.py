@@ -25,6 +25,7 @@ from torch import Tensor
 
 from onebox.pocket.ready import MODEL_DIRECTORY, pocket_checkpoint
 from onebox.spec.dflash_config import drafter_from_config
+from onebox.spec.errors import UsageError
 from onebox.spec.model import read_config
 from onebox.text.tokenizer import Tokenizer
 from recipes.pocket.command import log_progress, run_command
@@ -107,20 +108,27 @@ class _Run:
             torch.cuda.synchronize()
         log_progress(f"{self.elapsed:5.1f} s of the run: {text}")
 
-    def answer(self) -> tuple[AnsweredRows, list[str], AnsweredRows]:
+    def answer(self, num_passes: int) -> tuple[AnsweredRows, list[str], AnsweredRows]:
         """Rows answered by the served build; the kinds of the held-out prompts and their rows, one prompt each."""
         prompts, size = self._prompts, self.sizes.prompt_tokens
         chosen = _first_of_each(prompts.held_out, self.sizes.held_out, size)
         training = [index for index in range(len(prompts.training)) if len(prompts.training[index][1]) <= size]
-        rows = [self._row(training) for _ in range(self.sizes.rows)]
-        rows += [[(ids, self._limit(kind))] for kind, ids in chosen]
-        scripts = write_scripts(rows, self.sizes.length, self._end)
-        self.log(f"answering {scripts.size:,} tokens")
-        answered = self.targets[0].answer(scripts, self._message_end)
-        said = float(answered.is_answer.float().mean())
-        self.log(f"answered; {said:.0%} said by the model")
-        ours, others = torch.arange(len(rows), device=self.device).tensor_split([self.sizes.rows])
-        return answered.take(ours), [kind for kind, _ in chosen], answered.take(others)
+        asked = [[(ids, self._limit(kind))] for kind, ids in chosen]
+        parts, measured = [], None
+        for number in range(num_passes):
+            rows = [self._row(training) for _ in range(self.sizes.rows)]
+            scripts = write_scripts(asked + rows if number == 0 else rows, self.sizes.length, self._end)
+            self.log(f"answering {scripts.size:,} tokens")
+            answered = self.targets[0].answer(scripts, self._message_end)
+            said = float(answered.is_answer.float().mean())
+            self.log(f"answered; {said:.0%} said by the model")
+            if measured is None:
+                first, rest = torch.arange(len(answered), device=self.device).tensor_split([len(asked)])
+                measured, answered = answered.take(first), answered.take(rest)
+            parts.append(answered)
+        if measured is None:
+            raise UsageError("--passes is below 1: the drafter learns from answers.")
+        return AnsweredRows.join(parts), [kind for kind, _ in chosen], measured
 
     def read(self, rows: AnsweredRows) -> tuple[list[_Part], list[_Part]]:
         """The same rows as the master reads some of them, and long contexts, read by either."""
@@ -284,6 +292,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seconds", type=float, default=100.0, help="of the whole run")
     parser.add_argument("--closing", type=float, default=8.0, help="of them for measuring at the end")
     parser.add_argument("--toy", action="store_true", help="sizes for a CPU")
+    parser.add_argument("--passes", type=int, default=1, help="over so many rows of prompts, each answered once")
     parser.add_argument("--batch", type=int, help="rows of a training step")
     given = parser.parse_args(arguments)
     torch.manual_seed(0)
@@ -292,7 +301,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     sizes = replace(sizes, batch=given.batch) if given.batch else sizes
     run = _Run(PromptFile.load(given.prompts), sizes, given.seconds, device)
     run.log(f"{sum(w.numel() for w in run.weights.values()):,} parameters on {device}")
-    rows, kinds, measured = run.answer()
+    rows, kinds, measured = run.answer(given.passes)
     _train(run, *run.read(rows), given.out, given.closing)
     lines = "\n".join(_report(run, kinds, measured)) + "\n"
     (given.out / "acceptance.md").write_text(lines, encoding="utf-8")
