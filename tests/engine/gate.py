@@ -264,9 +264,6 @@ class MixedOracle(Oracle):
 
 
 class _MixedDrafts(_OracleDrafts):
-    def observe(self, num_proposed: int, num_accepted: int) -> None:
-        self._tally.add(num_proposed, num_accepted)  # what was drafted is not what was planned
-
     def plan_next(self, room: int) -> tuple[Drafter, int]:
         drafter = self._rng.choice((Drafter.MTP, Drafter.DFLASH, Drafter.DFLASH, Drafter.NONE))
         config = self._config
