@@ -91,10 +91,12 @@ def test_every_flag_that_is_passed_on_is_one_of_vllms():
 
 
 def test_vllm_drafts_with_the_mtp_head_of_a_build_that_lists_draft_tokens(tmp_path):
+    """Its loader stops at the list where it meets it; the list changes nothing for vLLM."""
     listed = build(Recipe(), tmp_path / "listed", draft_vocab=list(range(4000)))
     prompt = json.dumps(list(range(3, 40)))
-    plain, drafted = (run_in_vllm("drafted.py", str(listed), prompt, drafts) for drafts in ("0", "2"))
-    assert json.loads(plain)[:4] == json.loads(drafted)[:4]
+    first, second = (json.loads(run_in_vllm("drafted.py", str(one), prompt, "2")) for one in (POCKET, listed))
+    assert first == second
+    assert len(first) == 8
 
 
 class Launch:
