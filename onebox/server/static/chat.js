@@ -195,12 +195,12 @@ export class Chat {
     const end = turn.role === "assistant" ? place + 1 : next < 0 ? this.turns.length : next;
     this.turns.splice(place, end - place);
     this.draw();
-    await this.keep();
     offer(end - place > 1 ? `${end - place} turns were deleted.` : "The turn was deleted.", "Undo", async () => {
       conversation.turns = before;
       if (this.conversation === conversation) this.draw();
       await this.keep(conversation);
     });
+    await this.keep();
   }
 }
 

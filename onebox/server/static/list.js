@@ -45,14 +45,15 @@ export class ConversationList {
     const shelf = await this.#shelf;
     const removed = await shelf.read(id);
     await shelf.remove(id);
+    if (removed) {
+      removed.revision = 0;
+      offer(`“${title}” was deleted.`, "Undo", async () => {
+        await this.#chat.keep(removed);
+        await this.#open(id);
+      });
+    }
     if (id === this.#chat.conversation.id) await this.#open(null);
     else await this.draw();
-    if (!removed) return;
-    removed.revision = 0;
-    offer(`“${title}” was deleted.`, "Undo", async () => {
-      await this.#chat.keep(removed);
-      await this.#open(id);
-    });
   }
 
   #export(write, type, suffix) {
