@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: serve test lint types pytest bench soak pocket conformance-test vllm-test clean
+.PHONY: serve test lint types pytest bench soak pocket conformance-test vllm-test fleet-test clean
 
 serve: $(VENV)/.installed
 	$(BIN)/onebox serve
@@ -41,6 +41,16 @@ conformance-test: $(VENV)/.installed-dev .venv-conformance/.installed
 .venv-conformance/.installed:
 	$(PYTHON) -m venv .venv-conformance
 	.venv-conformance/bin/python -m pip install --quiet llama-benchy==0.4.0 'lm-eval[api]==0.4.13'
+	touch $@
+
+# Optional: LiteLLM (0.8 GB), which pins older packages than ours, in an environment of its own, and the tests that use
+# it or several servers of the pocket model. vllm-router comes with the dev extra: `make test` runs it.
+fleet-test: $(VENV)/.installed-dev .venv-fleet/.installed
+	$(BIN)/python -m pytest -q -m fleet tests/fleet
+
+.venv-fleet/.installed:
+	$(PYTHON) -m venv .venv-fleet
+	.venv-fleet/bin/python -m pip install --quiet 'litellm[proxy]==1.106.2'
 	touch $@
 
 bench: $(VENV)/.installed-dev

@@ -30,8 +30,8 @@ from onebox.fleet.step_times import StepTimes, measure_step_times
 from onebox.fleet.study import figures_of
 from onebox.fleet.traffic import Turn
 
-LENGTHS = ((64, 48), (400, 64), (160, 96), (32, 32))
-"""(prompt tokens, answer tokens) in turn."""
+LENGTHS = ((64, 48), (400, 64), (160, 96), (32, 32), (240, 64))
+"""(prompt tokens, answer tokens) in turn; the median is one of those with 64, not a gap between two kinds."""
 SLOTS = 4
 LIMIT = 0.2
 MEMBERS = 3
@@ -87,7 +87,7 @@ async def run_real(url: str, users: int, count: int, seed: int) -> dict[str, flo
 
 def run_simulated(times: StepTimes, users: int, count: int) -> dict[str, float]:
     """The same closed loop."""
-    members = [replace(times, max_num_seqs=SLOTS, cache_tokens=0)] * MEMBERS
+    members = [replace(times, max_num_seqs=SLOTS, chunk_tokens=512, cache_tokens=0)] * MEMBERS
     turns = [Turn(0.0, *LENGTHS[number % len(LENGTHS)], session=number) for number in range(count)]
     figures = figures_of(
         simulate_clients(members, turns, users, "round_robin"), MEMBERS, "round_robin", times.request_s
@@ -131,7 +131,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--users", type=int, default=9)
-    parser.add_argument("--requests", type=int, default=45)
+    parser.add_argument("--requests", type=int, default=75)
     sys.exit(asyncio.run(compare(parser.parse_args())))
 
 

@@ -64,6 +64,7 @@ class LLM:
             self.tokenizer.message_token_ids,
             token_table(self.tokenizer, defaults.eos_token_ids),
             self.tokenizer.added_token_ids,
+            self.tokenizer.thinking_token_ids,
         )
         self.plan = plan_engine(directory, EngineOptions(**options), tokens)
         self.engine = start_engine(self.plan, tokens)

@@ -13,7 +13,9 @@ PLACE = re.compile(r"`([A-Za-z_.0-9]+)` in \[[^\]]+\]\(([^)]+)\)")
 
 
 def defined_in(path: Path) -> set[str]:
-    """Functions and classes of a module, methods as `Class.method`."""
+    """Functions and classes of a module, methods as `Class.method`; of a JavaScript module what it exports."""
+    if path.suffix == ".js":
+        return set(re.findall(r"(?m)^export (?:async )?(?:class|function\*?|const) (\w+)", path.read_text()))
     names = set()
     for node in ast.parse(path.read_text()).body:
         if isinstance(node, ast.FunctionDef | ast.ClassDef):

@@ -34,6 +34,7 @@ ROOMS: dict[str, set[str]] = {
     "scaleout": {"spec", "planner", "checkpoint"},
     "cli": {
         "spec",
+        "sensors",
         "formats",
         "kernels",
         "checkpoint",

@@ -21,7 +21,7 @@ from onebox.checkpoint.calibrated import Calibration
 from onebox.checkpoint.convert import Unit, make_units
 from onebox.checkpoint.describe import describe, is_native, settle
 from onebox.checkpoint.disk import require_disk
-from onebox.checkpoint.draft_vocab import chosen_draft_vocab, draft_vocab_unit
+from onebox.checkpoint.draft_vocab import DRAFT_VOCAB_FILE, chosen_draft_vocab, draft_vocab_unit
 from onebox.checkpoint.hybrid import HYBRID_KEY
 from onebox.checkpoint.inputs import build_inputs, side_files, stamps
 from onebox.checkpoint.manifest import (
@@ -50,7 +50,7 @@ from onebox.checkpoint.recipe import BuildSources, ModuleChoice, Recipe, choose
 from onebox.checkpoint.shard import Shard, read_record, record_name, split_shards, write_shard
 from onebox.checkpoint.source import INDEX_NAME
 from onebox.checkpoint.verify import changed_files
-from onebox.spec.draft_vocab import DRAFT_VOCAB_KEY
+from onebox.spec.draft_vocab import D2T_TENSOR, DRAFT_VOCAB_KEY
 from onebox.spec.errors import MismatchError, UnreadableError, WriteError
 from onebox.spec.modules import ModuleClass
 
@@ -127,10 +127,9 @@ def plan_build(
     choices = settle(chosen, native=native)
     listed = chosen_draft_vocab(draft_vocab, choices)
     units = make_units(choices, relabel=not native, calibration=calibration)
-    if listed:
-        last = max(place for place, unit in enumerate(units) if unit.module_class.in_mtp)
-        units.insert(last + 1, draft_vocab_unit(listed))
     shards = split_shards(units, shard_bytes)
+    if listed:
+        shards.append(Shard(DRAFT_VOCAB_FILE, (draft_vocab_unit(listed),)))
     config = _with_draft_vocab(_config(choices, sources, native=native), len(listed))
     copied = side_files(sources.base, is_native=native)
     inputs = build_inputs(recipe, sources, shard_bytes, copied) | (calibration.inputs if calibration else {})
@@ -297,8 +296,10 @@ def _finish(plan: BuildPlan, staging: Path, records: dict[str, TensorRecord]) ->
         raise MismatchError(f"A shard of the sources changed while {staging} was written: run again with --restart.")
     contents = {path.name: _unchanged(plan, path) for path in plan.side_files}
     if len(plan.shards) > 1:
-        weight_map = {name: record.file for name, record in records.items()}
-        contents[INDEX_NAME] = json_bytes({"metadata": {"total_size": plan.nbytes}, "weight_map": weight_map})
+        # Without the draft vocabulary: tools skip a file that the index does not name, and vLLM stops at its tensor.
+        weight_map = {name: record.file for name, record in records.items() if name != D2T_TENSOR}
+        total = sum(shard.nbytes for shard in plan.shards if shard.name != DRAFT_VOCAB_FILE)
+        contents[INDEX_NAME] = json_bytes({"metadata": {"total_size": total}, "weight_map": weight_map})
     config = json_bytes(plan.config)
     manifest = Manifest(
         onebox_version=onebox.__version__,

@@ -15,7 +15,7 @@ from onebox.spec.errors import UnsupportedError
 from onebox.spec.modules import ModuleClass
 from onebox.spec.weights import FP8_BLOCK, INTEGER_BITS, Layout, Stored, WeightFormat
 
-__all__ = ["describe", "is_native", "settle"]
+__all__ = ["describe", "is_native", "settle", "weight_scheme"]
 
 _PATTERNS = {
     ModuleClass.ATTENTION: r"layers\.\d+\.self_attn\.(q|k|v|o)_proj",
@@ -79,7 +79,7 @@ def describe(choices: list[ModuleChoice], base: BuildSource, *, native: bool) ->
     # transformers takes the experts' scheme from the first group whose targets mention experts: put that group first.
     ordered = sorted(groups.items(), key=lambda item: ModuleClass.EXPERTS not in _classes(item[1]))
     schemes = {
-        f"group_{number}": {"targets": _targets(members, choices), **_scheme(*way)}
+        f"group_{number}": {"targets": _targets(members, choices), **weight_scheme(*way)}
         for number, (way, members) in enumerate(ordered)
     }
     formats = {scheme["format"] for scheme in schemes.values()}
@@ -171,7 +171,8 @@ def _ignored(choices: list[ModuleChoice]) -> list[str]:
     return ignored + _targets(named, choices)
 
 
-def _scheme(stored: Stored, has_inputs: bool) -> dict[str, Any]:
+def weight_scheme(stored: Stored, has_inputs: bool = False) -> dict[str, Any]:
+    """The config group of weights stored so; `has_inputs`: with scales of their inputs."""
     if stored.format is WeightFormat.NVFP4:
         return _nvfp4_scheme(has_inputs)
     if stored.layout is Layout.PACKED:

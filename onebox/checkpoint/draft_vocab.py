@@ -1,4 +1,8 @@
-"""A checkpoint's own draft vocabulary: the tensor `mtp.d2t`, int64 [D], read without torch."""
+"""A checkpoint's own draft vocabulary: the tensor `mtp.d2t`, int64 [D], read without torch.
+
+A build writes it to a file of its own that the index does not name, which other tools therefore skip: vLLM's MTP loader
+stops at a tensor that it does not know.
+"""
 
 from array import array
 from collections.abc import Iterator, Sequence
@@ -16,7 +20,9 @@ if TYPE_CHECKING:
     from onebox.checkpoint.recipe import ModuleChoice
     from onebox.checkpoint.rounding import TensorChunk
 
-__all__ = ["chosen_draft_vocab", "draft_vocab_unit", "read_draft_vocab"]
+__all__ = ["DRAFT_VOCAB_FILE", "chosen_draft_vocab", "draft_vocab_unit", "read_draft_vocab"]
+
+DRAFT_VOCAB_FILE = "draft_vocab.safetensors"
 
 
 def read_draft_vocab(entry: TensorEntry, vocab_size: int) -> tuple[int, ...]:

@@ -18,7 +18,7 @@ from onebox.checkpoint.recipe import BuildSource, BuildSources, Recipe
 from onebox.checkpoint.source import INDEX_NAME
 from onebox.spec.errors import UnreadableError
 
-__all__ = ["build_inputs", "difference", "fingerprint", "side_files", "stamps"]
+__all__ = ["build_inputs", "difference", "fingerprint", "sampled_digest", "side_files", "stamps", "whole_digest"]
 
 _SAMPLES = 16
 _SAMPLE_BYTES = 64 << 10
@@ -60,8 +60,8 @@ def build_inputs(recipe: Recipe, sources: BuildSources, shard_bytes: int, copied
         directory = source.checkpoint.directory
         names = {"config.json", *(name for name in _OWN_DESCRIPTIONS if (directory / name).exists())}
         small = {directory / name for name in names} | set(copied if source is sources.base else [])
-        inputs |= {f"{source.role}/{path.name}": _whole_digest(path) for path in sorted(small)}
-        inputs |= {name: _sampled_digest(path) for name, path in _named_shards(source)}
+        inputs |= {f"{source.role}/{path.name}": whole_digest(path) for path in sorted(small)}
+        inputs |= {name: sampled_digest(path) for name, path in _named_shards(source)}
     return inputs
 
 
@@ -94,14 +94,16 @@ def difference(before: dict[str, str], after: dict[str, str]) -> str:
     return ""
 
 
-def _whole_digest(path: Path) -> str:
+def whole_digest(path: Path) -> str:
+    """Of all bytes of a file."""
     try:
         return hashlib.sha256(path.read_bytes()).hexdigest()
     except OSError as error:
         raise UnreadableError(f"{path} cannot be read: {error.strerror}.") from None
 
 
-def _sampled_digest(path: Path) -> str:
+def sampled_digest(path: Path) -> str:
+    """Of a shard's size, its header and some of its bytes."""
     digest = hashlib.sha256()
     try:
         with path.open("rb", buffering=0) as file:

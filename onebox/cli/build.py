@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 __all__ = ["FormatOptions", "SourceOptions", "build", "print_plan"]
 
+DEFAULT_SHARD_GIB = 2.0
 _FORMAT = "keep, bf16, fp8, int8, int4 or nvfp4"
 _EXPERT_FORMAT = "keep, bf16, fp8, int8, int4, int3, int2 or nvfp4"
 
@@ -121,7 +122,11 @@ def build(
             "a file of token ids, one a line, such as `onebox draft-vocab` writes.",
         ),
     ] = "keep",
-    shard_gib: Annotated[float, typer.Option(help="Size of an output file in GiB.")] = 2.0,
+    drafter: Annotated[
+        str | None,
+        typer.Option(help="The matrices of a DFlash drafter, where --base is one: keep, bf16, fp8 or int4."),
+    ] = None,
+    shard_gib: Annotated[float, typer.Option(help="Size of an output file in GiB.")] = DEFAULT_SHARD_GIB,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the planned output with sizes, and exit.")] = False,
     restart: Annotated[
         bool, typer.Option("--restart", help="Discard the files of an earlier, interrupted build.")
@@ -132,7 +137,16 @@ def build(
     An interrupted build leaves no partial output; running the same command again resumes it.
     """
     from onebox.checkpoint.build import plan_build, run_build
+    from onebox.checkpoint.drafter import is_drafter
+    from onebox.cli.build_drafter import build_drafter, refuse_model_options
+    from onebox.spec.errors import UsageError
 
+    if is_drafter(sources.base):
+        refuse_model_options(sources, formats, draft_vocab, shard_gib)
+        build_drafter(sources.base, _target("--drafter", drafter or "keep"), out, dry_run=dry_run)
+        return
+    if drafter is not None:
+        raise UsageError(f"--drafter has nothing to act on: {sources.base} is no DFlash drafter; give one as --base.")
     recipe = formats.recipe(has_fp8=sources.fp8 is not None)
     if shard_gib <= 0:
         raise typer.BadParameter("must be above 0", param_hint="--shard-gib")

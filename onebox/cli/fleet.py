@@ -29,7 +29,7 @@ _ASK_S = 10.0
 
 @fleet_app.command()
 def up(
-    config: _Config = _DEFAULT,
+    path: _Config = _DEFAULT,
     check_only: Annotated[
         bool, typer.Option("--check", help="Check the members that run, print them and end.")
     ] = False,
@@ -41,13 +41,13 @@ def up(
     """
     from onebox.fleet.config import read_fleet_config
 
-    read = read_fleet_config(config)
-    asyncio.run(_check(read) if check_only else _serve(read))
+    config = read_fleet_config(path)
+    asyncio.run(_check(config) if check_only else _serve(config))
 
 
 @fleet_app.command()
 def status(
-    config: _Config = _DEFAULT,
+    path: _Config = _DEFAULT,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
 ) -> None:
     """Show the members of a running fleet: load, hits, speed, health."""
@@ -55,7 +55,7 @@ def status(
 
     from onebox.cli.fleet_view import print_table
 
-    answer = _admin(config, "GET", "/status")
+    answer = _admin(path, "GET", "/status")
     if as_json:
         typer.echo(json.dumps(answer, indent=1))
     else:
@@ -65,18 +65,18 @@ def status(
 @fleet_app.command()
 def drain(
     name: Annotated[str, typer.Argument(help="The member, by its name in the file.")],
-    config: _Config = _DEFAULT,
+    path: _Config = _DEFAULT,
     undo: Annotated[bool, typer.Option("--undo", help="Give it requests again.")] = False,
     no_wait: Annotated[bool, typer.Option("--no-wait", help="Do not wait until its requests have ended.")] = False,
 ) -> None:
     """Send a member no new requests, and wait until those that it has are answered. It goes on running."""
-    member = _admin(config, "POST", f"/members/{name}/{'resume' if undo else 'drain'}")
+    member = _admin(path, "POST", f"/members/{name}/{'resume' if undo else 'drain'}")
     if undo:
         typer.echo(f"{name} takes requests again." if member["state"] == "up" else f"{name} is {member['state']}.")
         return
     while member["num_open"] and not no_wait:
         time.sleep(0.2)
-        (member,) = [each for each in _admin(config, "GET", "/status")["members"] if each["name"] == name]
+        (member,) = [each for each in _admin(path, "GET", "/status")["members"] if each["name"] == name]
     left = f" {member['num_open']} requests are still running." if member["num_open"] else " Nothing is running on it."
     typer.echo(f"{name} is drained.{left}")
 
@@ -86,7 +86,7 @@ def roll(
     names: Annotated[
         list[str] | None, typer.Argument(help="Members; without names, all that the fleet starts.")
     ] = None,
-    config: _Config = _DEFAULT,
+    path: _Config = _DEFAULT,
     in_place: Annotated[
         bool, typer.Option("--in-place", help="Stop the old server before the new one starts: one fits the memory.")
     ] = False,
@@ -97,7 +97,7 @@ def roll(
     the old one drains. Exit code 1 where a new one is refused; the old ones then go on.
     """
     query = f"?names={','.join(names or ())}&in_place={str(in_place).lower()}"
-    state, shown = _admin(config, "POST", f"/roll{query}"), 0
+    state, shown = _admin(path, "POST", f"/roll{query}"), 0
     while True:
         for line in state["lines"][shown:]:
             typer.echo(line)
@@ -105,7 +105,7 @@ def roll(
         if state["is_done"]:
             break
         time.sleep(0.3)
-        state = _admin(config, "GET", "/status")["roll"]
+        state = _admin(path, "GET", "/status")["roll"]
     if state["error"]:
         raise typer.Exit(1)
 
@@ -113,24 +113,24 @@ def roll(
 fleet_app.command()(simulate)
 
 
-def _admin(config: Path, method: str, path: str) -> dict[str, Any]:
+def _admin(path: Path, method: str, what: str) -> dict[str, Any]:
     """Asks the running fleet of that file."""
     import httpx
 
     from onebox.fleet.config import read_fleet_config
     from onebox.fleet.page import ADMIN_HEADER
 
-    url = read_fleet_config(config).admin_url
+    url = read_fleet_config(path).admin_url
     try:
-        response = httpx.request(method, f"{url}{path}", headers={ADMIN_HEADER: "1"}, timeout=_ASK_S, trust_env=False)
+        response = httpx.request(method, f"{url}{what}", headers={ADMIN_HEADER: "1"}, timeout=_ASK_S, trust_env=False)
         answer: dict[str, Any] = response.json()
     except (httpx.HTTPError, ValueError) as error:
         reason = str(error) or type(error).__name__
         raise OneboxError(
-            f"No fleet answers at {url} ({reason}); start it with `onebox fleet up --config {config}`."
+            f"No fleet answers at {url} ({reason}); start it with `onebox fleet up --config {path}`."
         ) from None
     if response.is_error:
-        raise OneboxError(answer.get("error") or f"{url}{path} answered {response.status_code}.")
+        raise OneboxError(answer.get("error") or f"{url}{what} answered {response.status_code}.")
     return answer
 
 

@@ -6,15 +6,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from onebox.cli.problem_lines import problem_lines
 from onebox.cli.progress import byte_progress
+from onebox.spec.errors import UsageError
 
 if TYPE_CHECKING:
-    from onebox.checkpoint.bind import Problem
     from onebox.checkpoint.inspect import InspectReport, MtpHeadReport
 
 __all__ = ["inspect"]
-
-SHOWN_PER_KIND = 6
 
 
 def inspect(
@@ -32,16 +31,30 @@ def inspect(
             "model's own layers.",
         ),
     ] = False,
+    drafter: Annotated[
+        Path | None, typer.Option(help="A DFlash drafter's directory, inspected beside the model that it drafts for.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
 ) -> None:
-    """Show what a checkpoint holds and whether it can be served.
+    """Show what a checkpoint holds and whether it can be served. A DFlash drafter's directory is inspected too.
 
     Exit code: 0 servable, 1 not servable, 2 unreadable.
     """
+    from onebox.checkpoint.drafter import is_drafter
     from onebox.checkpoint.hub import find_source, inspect_remote, resolve_source
     from onebox.checkpoint.inspect import inspect_checkpoint
+    from onebox.cli.inspect_drafter import drafter_json, inspected_drafter, print_drafter
 
     found = resolve_source(directory) if deep else find_source(directory)
+    if found is not None and is_drafter(found):
+        if drafter is not None:
+            raise UsageError(f"{directory} is a drafter itself; name its model first: inspect MODEL --drafter DIR.")
+        alone = inspected_drafter(found, None, deep=deep)
+        if as_json:
+            typer.echo(json.dumps(drafter_json(alone), indent=2))
+        else:
+            print_drafter(alone)
+        raise typer.Exit(0 if alone.is_servable else 1)
     if found is None:
         report = inspect_remote(directory, on_wait=lambda sentence: typer.echo(sentence, err=True))
     elif deep:
@@ -50,11 +63,16 @@ def inspect(
             report = inspect_checkpoint(found, deep=True, on_bytes=on_bytes)
     else:
         report = inspect_checkpoint(found)
+    beside = inspected_drafter(drafter, report.spec, deep=deep) if drafter else None
     if as_json:
-        typer.echo(json.dumps(to_json(report), indent=2))
+        whole = to_json(report) | ({"drafter": drafter_json(beside)} if beside else {})
+        typer.echo(json.dumps(whole, indent=2))
     else:
         _print(report)
-    raise typer.Exit(0 if report.is_servable else 1)
+        if beside:
+            print_drafter(beside)
+    is_servable = report.is_servable and (beside is None or beside.is_servable)
+    raise typer.Exit(0 if is_servable else 1)
 
 
 def to_json(report: "InspectReport") -> dict[str, Any]:
@@ -100,7 +118,7 @@ def _print(report: "InspectReport") -> None:
     console.print(_table(report))
     console.print(f"MTP head: {_mtp_sentence(report.mtp)}", highlight=False)
     cost = _mtp_cost(report)
-    for line in [*_problem_lines(report.problems), *([f"note: {cost}"] if cost else [])]:
+    for line in [*problem_lines(report.problems), *([f"note: {cost}"] if cost else [])]:
         console.print(line, highlight=False, markup=False)
     verdict = "servable" if report.is_servable else "NOT servable"
     console.print(f"[bold]{verdict}[/bold]{'' if report.is_deep else ' (headers only; --deep also reads the values)'}")
@@ -164,17 +182,3 @@ def _mtp_sentence(mtp: "MtpHeadReport") -> str:
     listed = f", drafts from {mtp.draft_vocab_size:,} listed tokens" if mtp.draft_vocab_size else ""
     compared = f"\n  compared: {mtp.compared}" if mtp.compared else ""
     return f"present, {complete}, {indexed}, {values[mtp.has_sound_values]}{looks}{listed}{compared}"
-
-
-def _problem_lines(problems: "tuple[Problem, ...]") -> list[str]:
-    """A few problems of each kind, then the number of others: 700 missing tensors have one cause."""
-    lines: list[str] = []
-    kinds: dict[tuple[str, bool], list[Problem]] = {}
-    for problem in problems:
-        kinds.setdefault((problem.kind.value, problem.is_fatal), []).append(problem)
-    for (kind, is_fatal), members in kinds.items():
-        label = "problem" if is_fatal else "note"
-        lines += [f"{label}: {problem.message}" for problem in members[:SHOWN_PER_KIND]]
-        if len(members) > SHOWN_PER_KIND:
-            lines.append(f"{label}: ... and {len(members) - SHOWN_PER_KIND:,} more {kind} (--json lists all).")
-    return lines

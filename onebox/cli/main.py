@@ -20,6 +20,7 @@ from onebox.cli.build import build
 from onebox.cli.cache import cache_app
 from onebox.cli.chat import chat
 from onebox.cli.command import dress
+from onebox.cli.doctor import doctor
 from onebox.cli.draft_vocab import draft_vocab
 from onebox.cli.eval import eval_command
 from onebox.cli.fleet import fleet_app
@@ -50,7 +51,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
-for verb in (up, pull, inspect, build, quantize, verify, plan, serve, chat, tune, warm, draft_vocab):
+for verb in (doctor, up, pull, inspect, build, quantize, verify, plan, serve, chat, tune, warm, draft_vocab):
     # A launch line is given to both: `warm` compiles what `serve` will need.
     app.command(cls=LaunchCommand if verb in (serve, warm) else None)(verb)
 app.add_typer(cache_app, name="cache")

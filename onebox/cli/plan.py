@@ -15,6 +15,8 @@ from onebox.spec.errors import UsageError
 
 if TYPE_CHECKING:
     from onebox.planner.report import Weights
+    from onebox.spec.block_drafter import BlockDrafter
+    from onebox.spec.model import ModelSpec
 
 __all__ = ["DEFAULT_CONTEXT_TOKENS", "CapacityOptions", "plan", "planned_weights"]
 
@@ -66,13 +68,30 @@ class SpeedOptions:
     speculative_tokens: Annotated[
         int | None,
         typer.Option(
-            help="MTP tokens drafted per step; default: as many as --acceptance has, or 4 where the weights have an "
-            "MTP head, as serve does."
+            help="Tokens drafted per step; default: as many as --acceptance has, or 12 with --drafter, or 4 where the "
+            "weights have an MTP head, as serve does."
         ),
     ] = None
     acceptance: Annotated[
         str | None, typer.Option(help="Acceptance rate of each draft over all steps, such as 0.9,0.72.")
     ] = None
+    tokens_per_step: Annotated[
+        float | None,
+        typer.Option(
+            help="Instead of --acceptance: tokens of a step with all drafts, each of them equally likely to be "
+            "accepted after those before it."
+        ),
+    ] = None
+    drafter: Annotated[
+        str | None,
+        typer.Option(
+            help="A DFlash drafter's directory, or `dflash` for the published one of the 122B; it drafts instead of "
+            "the MTP head."
+        ),
+    ] = None
+    drafter_format: Annotated[
+        str, typer.Option(help="The drafter as `build --drafter` would write it: keep, bf16, fp8 or int4.")
+    ] = "keep"
     context: Annotated[
         int | None, typer.Option(help="Context in tokens for which speed is projected; default: 8192 or the longest.")
     ] = None
@@ -89,20 +108,58 @@ class SpeedOptions:
             raise UsageError(f"--disk-gb-per-second is {self.disk_gb_per_second}; give a number above 0.")
         return self.disk_gb_per_second * 1e9
 
-    def accepted(self) -> tuple[float, ...] | None:
+    def accepted(self, drafts: int | None) -> tuple[float, ...] | None:
+        """The curve of so many drafts; of as many as --acceptance has for None."""
+        from onebox.planner.depths import constant_acceptance
         from onebox.planner.roofline import parse_acceptance
 
-        return None if self.acceptance is None else parse_acceptance(self.acceptance, self.speculative_tokens)
+        if self.tokens_per_step is None:
+            return None if self.acceptance is None else parse_acceptance(self.acceptance, drafts)
+        if self.acceptance is not None:
+            raise UsageError("--tokens-per-step and --acceptance say the same; give one of them.")
+        if drafts is None or not 1 <= self.tokens_per_step <= 1 + drafts:
+            most = "1 plus --speculative-tokens" if drafts is None else f"{1 + drafts}"
+            raise UsageError(f"--tokens-per-step is {self.tokens_per_step:g}; give 1 to {most}.")
+        return constant_acceptance(self.tokens_per_step, drafts)
 
-    def drafts(self, weights: "Weights") -> int:
+    def block_drafter(self, spec: "ModelSpec") -> "BlockDrafter | None":
+        """The drafter that --drafter names, in the format that --drafter-format asks for."""
+        from onebox.checkpoint.drafter_inspect import inspect_drafter
+        from onebox.planner.presets import WRITTEN_PACKINGS
+        from onebox.spec.block_drafter import BlockDrafter
+        from onebox.spec.dflash import refuse_other_target
+        from onebox.spec.dflash_config import drafter_from_config
+        from onebox.spec.dflash_shapes import DFLASH_122B
+        from onebox.spec.weights import WeightFormat
+
+        if self.drafter_format not in ("keep", "bf16", "fp8", "int4"):
+            raise UsageError(f"--drafter-format {self.drafter_format!r} is not known; give keep, bf16, fp8 or int4.")
+        if self.drafter is None:
+            if self.drafter_format != "keep":
+                raise UsageError("--drafter-format has nothing to act on: give --drafter.")
+            return None
+        if self.drafter == "dflash":
+            published = drafter_from_config(DFLASH_122B)
+            loaded = BlockDrafter.predicted(published, WeightFormat.BF16, WRITTEN_PACKINGS)
+        else:
+            loaded = inspect_drafter(Path(self.drafter)).loaded
+        refuse_other_target(loaded.spec, spec)
+        if self.drafter_format == "keep":
+            return loaded
+        return BlockDrafter.predicted(loaded.spec, WeightFormat(self.drafter_format), WRITTEN_PACKINGS)
+
+    def drafts(self, weights: "Weights", drafter: "BlockDrafter | None") -> int:
         from onebox.planner.memory import DEFAULT_DRAFTS
+        from onebox.spec.block_drafter import DEFAULT_BLOCK_DRAFTS
         from onebox.spec.modules import ModuleClass
 
         if self.speculative_tokens is not None:
             return self.speculative_tokens
-        accepted = self.accepted()
+        accepted = self.accepted(None) if self.tokens_per_step is None else None
         if accepted is not None:
             return len(accepted)
+        if drafter is not None:
+            return min(DEFAULT_BLOCK_DRAFTS, drafter.spec.max_drafts)
         return DEFAULT_DRAFTS if weights.stored.get(ModuleClass.MTP_EXPERTS) else 0
 
 
@@ -139,11 +196,13 @@ def plan(
     from onebox.spec.kv import KVFormat
     from onebox.spec.states import StateDtype
 
-    kv, chosen_box, accepted = KVFormat.parse(own_kv_name(memory.kv_cache_dtype)), named_box(box), speed.accepted()
+    kv, chosen_box = KVFormat.parse(own_kv_name(memory.kv_cache_dtype)), named_box(box)
     conversion = LoadConversion.parse(lm_head, mtp_format)
     planned = planned_weights(model, weights, json_option("--hf-overrides", hf_overrides, dict), conversion)
     longest = planned.spec.max_context_tokens if memory.max_model_len is None else memory.max_model_len
-    utilization, drafts = memory.gpu_memory_utilization, speed.drafts(planned)
+    utilization, drafter = memory.gpu_memory_utilization, speed.block_drafter(planned.spec)
+    drafts = speed.drafts(planned, drafter)
+    accepted = speed.accepted(drafts)
     request = MemoryRequest(
         max_context_tokens=longest,
         slots=memory.max_num_seqs,
@@ -164,6 +223,7 @@ def plan(
         acceptance=accepted,
         state_dtype=request.state_dtype,
         draft_vocab_size=request.draft_vocab_size,
+        drafter=drafter,
     )
     report = make_report(planned, chosen_box, request, workload, speed.disk_bytes_per_second())
     if as_json:

@@ -31,6 +31,8 @@ def render(report: "PlanReport") -> "list[RenderableType]":
     ):
         lines += [Text(f"\n{heading}", style="bold cyan"), table]
     lines.append(Text(f"assumes {'; '.join(report.assumptions)}", style="dim"))
+    if report.depths and report.projections[-1].workload.drafter:
+        lines += [Text(f"\n{_depths_heading(report)}", style="bold cyan"), _depths_table(report)]
     if report.prompts:
         lines += [Text(f"\n{_prompts_heading(report)}", style="bold cyan"), _prompts_table(report)]
     lines.append(Text.assemble(("Binds ", "bold cyan"), report.projections[-1].binds))
@@ -85,7 +87,8 @@ def _fit_table(report: "PlanReport") -> "Table":
 def _traffic_heading(report: "PlanReport") -> str:
     workload = report.projections[-1].workload
     many = f"{workload.streams} stream{'s' if workload.streams > 1 else ''}"
-    drafts = f", {workload.drafts} MTP drafts" if workload.drafts else ""
+    kind = "block" if workload.drafter else "MTP"
+    drafts = f", {workload.drafts} {kind} drafts" if workload.drafts else ""
     context = f"{workload.context_tokens:,} tokens of context"
     return f"GB a step: {many}{drafts}, {context}; and this engine with one lever changed"
 
@@ -140,13 +143,34 @@ def _speed_table(report: "PlanReport") -> "Table":
     table.add_column("this engine", justify="right")
     for projection in report.projections:
         workload = projection.workload
-        name = f"MTP, {workload.drafts} drafts" if workload.drafts else "plain"
+        kind = "DFlash" if workload.drafter else "MTP"
+        name = f"{kind}, {workload.drafts} drafts" if workload.drafts else "plain"
         rates = (projection.limit, projection.expected_rate, projection.engine_rate)
         cells = [
             "-" if rate is None else f"{rate.tokens_per_second:,.1f}  ({rate.step_seconds * 1e3:.1f} ms)"
             for rate in rates
         ]
         table.add_row(name, f"{workload.streams * workload.tokens_per_step:.2f}", *cells)
+    return table
+
+
+def _depths_heading(report: "PlanReport") -> str:
+    from onebox.planner.depths import best_depth
+
+    best, asked = best_depth(report.depths), report.depths[-1]
+    gain = best.tokens_per_second / asked.tokens_per_second - 1
+    brings = f"{gain:.0%} over {asked.drafts}" if gain >= 0.005 else "nothing to gain"
+    return f"This engine by depth on this acceptance: best with {best.drafts} drafts, {brings}"
+
+
+def _depths_table(report: "PlanReport") -> "Table":
+    table = _table()
+    table.add_column("drafts")
+    for rate in report.depths:
+        table.add_column(str(rate.drafts), justify="right")
+    table.add_row("tokens a step", *[f"{rate.tokens_per_step:.2f}" for rate in report.depths])
+    table.add_row("ms a step", *[f"{rate.step_seconds * 1e3:.0f}" for rate in report.depths])
+    table.add_row("tok/s", *[f"{rate.tokens_per_second:.1f}" for rate in report.depths])
     return table
 
 

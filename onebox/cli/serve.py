@@ -163,6 +163,7 @@ def _load(options: _Options) -> "tuple[Service, EngineProcess]":
         tokenizer.message_token_ids,
         token_table(tokenizer, defaults.eos_token_ids),
         tokenizer.added_token_ids,
+        tokenizer.thinking_token_ids,
     )
     phases = {"config and tokenizer": time.perf_counter() - began}
     say(f"config and tokenizer: {phases['config and tokenizer']:.2f} s")

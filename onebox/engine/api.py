@@ -14,6 +14,7 @@ from onebox.engine.client import (
     Watch,
 )
 from onebox.engine.config import EngineConfig, PrefixDiskConfig, SpeculationConfig, SpeculationMethod
+from onebox.engine.draft.kinds import Drafter, TextPart
 from onebox.engine.draft.vocabulary_start import kept_counts_path
 from onebox.engine.engine import Deliver, Engine
 from onebox.engine.grammar.bounds import MAX_GRAMMAR_BYTES
@@ -34,6 +35,7 @@ from onebox.engine.remote.supervise import RestartPolicy
 from onebox.engine.request import (
     AcceptanceCounts,
     CacheTier,
+    ClassCounts,
     ClientShare,
     ContextTooLongError,
     Counts,
@@ -65,7 +67,7 @@ from onebox.engine.start import (
     prefix_disk,
     start_engine,
 )
-from onebox.engine.stats import DiskStats, DraftVocabStats, EngineStats, FrozenTotals
+from onebox.engine.stats import DiskStats, DraftVocabStats, EngineStats, FrozenTotals, add_classes
 from onebox.spec.kv import PAGE_TOKENS
 from onebox.spec.vocabulary import TokenTable
 
@@ -75,6 +77,7 @@ __all__ = [
     "AcceptanceCounts",
     "CacheTier",
     "CheckpointStarter",
+    "ClassCounts",
     "ClientShare",
     "ContextTooLongError",
     "Counts",
@@ -83,6 +86,7 @@ __all__ = [
     "DiskStats",
     "DraftVocabOpened",
     "DraftVocabStats",
+    "Drafter",
     "Engine",
     "EngineClient",
     "EngineConfig",
@@ -123,12 +127,14 @@ __all__ = [
     "StartDetail",
     "StartPhase",
     "Started",
+    "TextPart",
     "TokenInfo",
     "TokenLogprob",
     "TokenTable",
     "Tokens",
     "Vision",
     "Watch",
+    "add_classes",
     "check_torch",
     "compile_ahead",
     "foresee_memory",

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from onebox.engine.draft.kinds import Drafter
 from onebox.spec.errors import UsageError
 from onebox.spec.kv import PAGE_TOKENS
 
@@ -64,6 +65,13 @@ class SpeculationConfig:
         return self.block_size > 0 and self.method in (SpeculationMethod.DFLASH, SpeculationMethod.AUTO)
 
     @property
+    def drafters(self) -> tuple[Drafter, ...]:
+        """Those that may draft."""
+        uses_text = self.method in (SpeculationMethod.NGRAM, SpeculationMethod.AUTO)
+        uses = {Drafter.MTP: self.with_mtp, Drafter.NGRAM: uses_text, Drafter.DFLASH: self.with_dflash}
+        return tuple(drafter for drafter, is_used in uses.items() if is_used)
+
+    @property
     def max_mtp_drafts(self) -> int:
         """Drafts of the MTP head in a step, at most."""
         return min(self.max_drafts, MAX_MTP_DRAFTS) if self.with_mtp else 0
@@ -111,6 +119,8 @@ class EngineConfig:
     eos_token_ids: tuple[int, ...] = ()
     boundary_token_ids: tuple[int, ...] = ()
     """Tokens that open a message: prefixes are saved up to them."""
+    thinking_token_ids: tuple[int, int] | None = None
+    """The tokens that open and close the reasoning of an answer: drafts of the two parts are counted apart."""
     speculation: SpeculationConfig = field(default_factory=SpeculationConfig)
     prefix_disk: PrefixDiskConfig | None = None
     """None: prefixes are kept in memory only."""

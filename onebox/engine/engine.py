@@ -117,7 +117,7 @@ class Engine(EngineClient):
         if token_table:
             has_drafts = config.speculation.max_drafts > 0
             self._grammars = GrammarCompiler(token_table, runner.vocab_size, has_drafts=has_drafts)
-        self._speculator = Speculator(config.speculation)
+        self._speculator = Speculator(config.speculation, config.thinking_token_ids)
         self._scheduler = Scheduler(config, disk)
         self._disk = disk
         self._draft_vocabulary = draft_vocabulary

@@ -3,7 +3,7 @@
 Everything here is frozen and free of tensors, so that it may cross a thread or a process boundary.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import zip_longest
@@ -13,6 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from onebox.engine.draft.kinds import Drafter, TextPart
 from onebox.engine.grammar.value import Grammar
 from onebox.engine.logprobs import TokenLogprob
 from onebox.spec.errors import OneboxError, UsageError
@@ -20,6 +21,7 @@ from onebox.spec.errors import OneboxError, UsageError
 __all__ = [
     "AcceptanceCounts",
     "CacheTier",
+    "ClassCounts",
     "ClientShare",
     "ContextTooLongError",
     "Counts",
@@ -254,6 +256,10 @@ class AcceptanceCounts:
         )
 
 
+ClassCounts = Mapping[tuple[Drafter, TextPart], AcceptanceCounts]
+"""By who drafted, and for which part of the answer; what never occurred is absent."""
+
+
 class CacheTier(StrEnum):
     """Where a cached prefix is held."""
 
@@ -272,6 +278,8 @@ class Counts:
     drafts: AcceptanceCounts = field(default_factory=AcceptanceCounts)
     cached_tier: CacheTier | None = None
     """Where the cached tokens were found: on disk, where they were read from it for this request."""
+    drafts_by_class: ClassCounts = field(default_factory=dict)
+    """Of these drafts."""
 
 
 @dataclass(frozen=True)

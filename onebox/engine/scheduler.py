@@ -25,6 +25,7 @@ from onebox.engine.choice import fewest, prompt_shares, shortest_first
 from onebox.engine.config import EngineConfig
 from onebox.engine.disk.jobs import PrefixDisk
 from onebox.engine.disk.traffic import DiskTraffic
+from onebox.engine.draft.kinds import Drafter
 from onebox.engine.draft.speculate import Speculator
 from onebox.engine.logprobs import PackedLogprobs
 from onebox.engine.pace import PromptPace
@@ -176,7 +177,7 @@ class Scheduler:
             self._disk.observe_prefill(num_tokens, seconds)
         elif plan.rows:
             num_rows = sum(len(rows.token_ids) for rows in plan.rows)
-            speculator.observe(num_rows, max(rows.draw.depth for rows in plan.rows), seconds)
+            speculator.observe(num_rows, plan.depth_by(Drafter.MTP), plan.depth_by(Drafter.DFLASH), seconds)
 
     def catch_up(self) -> None:
         """Does what can wait until the device computes."""
@@ -425,6 +426,7 @@ class Scheduler:
             accepted = len(result.token_ids) - 1
             sequence.speculation.observe(drafted, accepted)
             self._totals.drafts.add(drafted, accepted)
+            self._totals.drafts_by_class.add(*sequence.speculation.checked, drafted, accepted)
             if sequence.speculation.takes_head_sample():
                 self._totals.head_samples += 1
                 self._totals.head_accepted += accepted > 0

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from onebox.engine.config import EngineConfig
 from onebox.engine.draft.speculate import SequenceDrafts
 from onebox.engine.logits import LogitsRules
-from onebox.engine.request import CacheTier, Counts, FinishReason, Request
+from onebox.engine.request import AcceptanceCounts, CacheTier, Counts, FinishReason, Request
 from onebox.engine.step import EncodedImages
 from onebox.spec.kv import PAGE_TOKENS
 
@@ -114,8 +114,9 @@ class Sequence:
 
     @property
     def counts(self) -> Counts:
-        counts = self.num_prompt, self.num_sampled, self.num_cached, self.speculation.counts
-        return Counts(*counts, cached_tier=self.cached_tier)
+        by_class = self.speculation.counts
+        drafts = sum(by_class.values(), AcceptanceCounts())
+        return Counts(self.num_prompt, self.num_sampled, self.num_cached, drafts, self.cached_tier, by_class)
 
     def num_pages_needed(self, ahead: int) -> int:
         """Pages for the tokens that are certain and `ahead` more, but never more than the request can fill."""

@@ -134,6 +134,8 @@ class TokenInfo:
     table: TokenTable | None = None
     added_token_ids: tuple[int, ...] = ()
     """Tokens beside those of the byte-pair vocabulary, such as <think>: the model says some of them often."""
+    thinking_token_ids: tuple[int, int] | None = None
+    """Those that open and close the reasoning of an answer."""
 
 
 # Plan.
@@ -204,6 +206,7 @@ def plan_engine(directory: Path, options: EngineOptions, tokens: TokenInfo, box:
         max_answer_wait_s=_ANSWER_WAIT_S if device.type == "cuda" else None,
         eos_token_ids=tokens.eos_token_ids,
         boundary_token_ids=tokens.boundary_token_ids,
+        thinking_token_ids=tokens.thinking_token_ids,
         speculation=speculation,
         prefix_disk=prefix_disk(options),
     )

@@ -4,10 +4,21 @@ from collections import Counter
 from dataclasses import dataclass, field, fields, replace
 from itertools import accumulate
 
+from onebox.engine.draft.kinds import Drafter, TextPart
 from onebox.engine.prefix import PrefixStats
-from onebox.engine.request import AcceptanceCounts, FinishReason
+from onebox.engine.request import AcceptanceCounts, ClassCounts, FinishReason
 
-__all__ = ["AcceptanceTally", "DiskStats", "DraftVocabStats", "EngineStats", "FrozenTotals", "Totals", "add_past"]
+__all__ = [
+    "AcceptanceTally",
+    "ClassTallies",
+    "DiskStats",
+    "DraftVocabStats",
+    "EngineStats",
+    "FrozenTotals",
+    "Totals",
+    "add_classes",
+    "add_past",
+]
 
 
 class AcceptanceTally:
@@ -17,6 +28,8 @@ class AcceptanceTally:
         self._num_steps = self._num_drafted = 0
         self._num_by_accepted: list[int] = []
         """How many steps accepted n drafts, for n from 0 on."""
+        self._counts: AcceptanceCounts | None = AcceptanceCounts()
+        """Cached since the last step with drafts: an engine reads its totals in every step."""
 
     def add(self, num_drafted: int, num_accepted: int) -> None:
         """Counts one step of a sequence; a step without drafts counts nothing."""
@@ -27,12 +40,40 @@ class AcceptanceTally:
             self._num_drafted += num_drafted
             self._num_by_accepted += [0] * (num_accepted + 1 - len(self._num_by_accepted))
             self._num_by_accepted[num_accepted] += 1
+            self._counts = None
 
     @property
     def counts(self) -> AcceptanceCounts:
-        # A step that accepted three drafts accepted a first, a second and a third one.
-        accepted = tuple(accumulate(reversed(self._num_by_accepted[1:])))[::-1]
-        return AcceptanceCounts(self._num_steps, self._num_drafted, sum(accepted), accepted)
+        if self._counts is None:
+            # A step that accepted three drafts accepted a first, a second and a third one.
+            accepted = tuple(accumulate(reversed(self._num_by_accepted[1:])))[::-1]
+            self._counts = AcceptanceCounts(self._num_steps, self._num_drafted, sum(accepted), accepted)
+        return self._counts
+
+
+class ClassTallies:
+    """Counts drafts by who drafted, and for which part of the answer."""
+
+    def __init__(self) -> None:
+        self._tallies: dict[tuple[Drafter, TextPart], AcceptanceTally] = {}
+
+    def add(self, drafter: Drafter, part: TextPart, num_drafted: int, num_accepted: int) -> None:
+        """Counts one step of a sequence; a step without drafts counts nothing."""
+        if num_drafted:
+            tally = self._tallies.get((drafter, part))
+            if tally is None:
+                tally = self._tallies[drafter, part] = AcceptanceTally()
+            tally.add(num_drafted, num_accepted)
+
+    @property
+    def counts(self) -> ClassCounts:
+        return {kind: tally.counts for kind, tally in self._tallies.items()}
+
+
+def add_classes(one: ClassCounts, two: ClassCounts) -> ClassCounts:
+    """The sums, class by class."""
+    nothing = AcceptanceCounts()
+    return {kind: one.get(kind, nothing) + two.get(kind, nothing) for kind in {**one, **two}}
 
 
 @dataclass(frozen=True)
@@ -50,6 +91,7 @@ class FrozenTotals:
     head_samples: int = 0
     """First drafts of the MTP head that tell how good it is (`SequenceDrafts.takes_head_sample`)."""
     head_accepted: int = 0
+    drafts_by_class: ClassCounts = field(default_factory=dict)
 
 
 @dataclass
@@ -65,6 +107,7 @@ class Totals:
     drafts: AcceptanceTally = field(default_factory=AcceptanceTally)
     head_samples: int = 0
     head_accepted: int = 0
+    drafts_by_class: ClassTallies = field(default_factory=ClassTallies)
 
     def frozen(self) -> FrozenTotals:
         return FrozenTotals(
@@ -77,6 +120,7 @@ class Totals:
             self.drafts.counts,
             self.head_samples,
             self.head_accepted,
+            self.drafts_by_class.counts,
         )
 
 
@@ -154,6 +198,7 @@ def add_past(stats: EngineStats, past: EngineStats | None) -> EngineStats:
         drafts=now.drafts + then.drafts,
         head_samples=now.head_samples + then.head_samples,
         head_accepted=now.head_accepted + then.head_accepted,
+        drafts_by_class=add_classes(now.drafts_by_class, then.drafts_by_class),
     )
     disk = _add_disk(stats.disk, past.disk) if stats.disk and past.disk else stats.disk
     vocab = _add_vocab(stats.draft_vocab, past.draft_vocab) if stats.draft_vocab and past.draft_vocab else None

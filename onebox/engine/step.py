@@ -161,6 +161,10 @@ class StepPlan(NamedTuple):
     def is_empty(self) -> bool:
         return not self.chunks and not self.rows
 
+    def depth_by(self, drafter: Drafter) -> int:
+        """The most drafts that this head makes for a sequence of the decode rows."""
+        return max((rows.draw.depth for rows in self.rows if rows.draw.drafter is drafter), default=0)
+
 
 class Result(NamedTuple):
     """The outcome of a prompt chunk or of a sequence's rows."""

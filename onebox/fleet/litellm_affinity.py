@@ -16,6 +16,8 @@ from litellm.integrations.custom_logger import CustomLogger
 __all__ = ["PrefixAffinity", "affinity"]
 
 LOOKUP_S = 1.0
+OPEN_HEADER = "x-onebox-open"
+"""Requests that a member has, the lookup included: the fleet's relays say it."""
 SHARE = 0.1
 """Less of the prompt than this is not worth waiting for."""
 BALANCE = 4
@@ -29,8 +31,6 @@ class PrefixAffinity(CustomLogger):  # type: ignore[misc] # LiteLLM is not in th
     def __init__(self) -> None:
         super().__init__()
         self._http = httpx.AsyncClient(timeout=LOOKUP_S)
-        self._num_open: dict[str, int] = {}
-        """Requests that this router has sent to a member and that have not ended, by its deployment's id."""
 
     async def async_filter_deployments(
         self,
@@ -49,48 +49,32 @@ class PrefixAffinity(CustomLogger):  # type: ignore[misc] # LiteLLM is not in th
             asked = {"prompt": given["prompt"]}
         else:
             return healthy_deployments
-        shares = await asyncio.gather(*(self._share(deployment, asked) for deployment in healthy_deployments))
-        best = max(shares)
-        if best < SHARE:
-            return self._least_loaded(healthy_deployments)
-        chosen = [each for each, share in zip(healthy_deployments, shares, strict=True) if share >= best - 0.01]
-        least = min(self._load(each) for each in healthy_deployments)
-        light = [each for each in chosen if self._load(each) - least < BALANCE]
-        return light or self._least_loaded(healthy_deployments)
+        found = await asyncio.gather(*(self._ask(deployment, asked) for deployment in healthy_deployments))
+        best = max(share for share, _ in found)
+        answering = [load for _, load in found if load is not None]
+        least = min(answering, default=0)
+        if best >= SHARE:
+            light = [
+                deployment
+                for deployment, (share, load) in zip(healthy_deployments, found, strict=True)
+                if share >= best - 0.01 and load is not None and load - least < BALANCE
+            ]
+            if light:
+                return light
+        lightest = [each for each, (_, load) in zip(healthy_deployments, found, strict=True) if load == least]
+        return lightest or healthy_deployments
 
-    async def _share(self, deployment: dict[str, Any], asked: dict[str, Any]) -> float:
-        """Of the prompt, 0 to 1, that the member has cached."""
+    async def _ask(self, deployment: dict[str, Any], asked: dict[str, Any]) -> tuple[float, int | None]:
+        """(share of the prompt that the member has cached, requests that it has); 0 and None where it does not say."""
         params = deployment["litellm_params"]
         headers = {"Authorization": f"Bearer {params.get('api_key') or 'none'}"}
         try:
             response = await self._http.post(f"{params['api_base']}/cache/lookup", json=asked, headers=headers)
             answer = response.raise_for_status().json()
-            return float(answer["cached_tokens"]) / max(1, int(answer["num_tokens"]))
+            share = float(answer["cached_tokens"]) / max(1, int(answer["num_tokens"]))
+            return share, int(response.headers.get(OPEN_HEADER, 1)) - 1
         except (httpx.HTTPError, ValueError, LookupError):
-            return 0.0
-
-    def _least_loaded(self, deployments: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        least = min(self._load(each) for each in deployments)
-        return [each for each in deployments if self._load(each) == least]
-
-    def _load(self, deployment: dict[str, Any]) -> int:
-        return self._num_open.get(deployment["model_info"]["id"], 0)
-
-    # LiteLLM tells of each request that it sends, and of its end.
-
-    def log_pre_api_call(self, model: Any, messages: Any, kwargs: dict[str, Any]) -> None:  # noqa: ARG002
-        self._count(kwargs, 1)
-
-    async def async_log_success_event(self, kwargs: dict[str, Any], *_: Any) -> None:
-        self._count(kwargs, -1)
-
-    async def async_log_failure_event(self, kwargs: dict[str, Any], *_: Any) -> None:
-        self._count(kwargs, -1)
-
-    def _count(self, kwargs: dict[str, Any], change: int) -> None:
-        info = (kwargs.get("litellm_params") or {}).get("model_info") or {}
-        if name := info.get("id"):
-            self._num_open[name] = max(0, self._num_open.get(name, 0) + change)
+            return 0.0, None
 
 
 affinity = PrefixAffinity()

@@ -10,7 +10,7 @@ only the router does.
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 
 import httpx
@@ -19,6 +19,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 __all__ = ["Relay", "RelayPorts"]
 
 RETRY_AFTER_S = "1"
+OPEN_HEADER = b"x-onebox-open"
+"""Of every answer: requests that the member has from here, that one included."""
 _CONNECT_S = 5.0
 _HELD_BYTES = 16 << 20
 """Of an answer that is no stream: so much is held until it is whole, and can still be had from another member."""
@@ -106,7 +108,7 @@ class Relay:
         assert task is not None  # noqa: S101 - an ASGI application runs in a task
         exchange, url = _Exchange(task, scope["method"] == "POST"), self.url
         self._open.setdefault(url, set()).add(exchange)
-        answer = _Answer(send, is_anthropic=scope["path"].startswith("/v1/messages"))
+        answer = _Answer(send, self.num_open, is_anthropic=scope["path"].startswith("/v1/messages"))
         try:
             await self._pass(scope, receive, answer, exchange, url)
             self.num_passed += 1
@@ -187,19 +189,18 @@ async def _leave(body: _Body, exchange: _Exchange, *, has_body: bool) -> None:
 class _Answer:
     """What is sent back. An event stream is passed on in whole events, anything else whole where it is not too long."""
 
-    def __init__(self, send: Send, *, is_anthropic: bool) -> None:
+    def __init__(self, send: Send, num_open: Callable[[], int], *, is_anthropic: bool) -> None:
         self.send = send
+        self._num_open = num_open
         self.has_begun = False
         self._is_stream = False
         self._is_anthropic = is_anthropic
 
     async def pass_on(self, response: httpx.Response) -> None:
         self._is_stream = response.headers.get("content-type", "").startswith("text/event-stream")
-        start: Message = {
-            "type": "http.response.start",
-            "status": response.status_code,
-            "headers": [(n.lower(), v) for n, v in response.headers.raw if n.lower() not in _HOP_HEADERS],
-        }
+        headers = [(name.lower(), value) for name, value in response.headers.raw if name.lower() not in _HOP_HEADERS]
+        headers.append((OPEN_HEADER, str(self._num_open()).encode()))
+        start: Message = {"type": "http.response.start", "status": response.status_code, "headers": headers}
         held = b""
         async for chunk in response.aiter_raw():
             held += chunk

@@ -12,12 +12,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from onebox.fleet.config import FleetConfig
-from onebox.spec.errors import UnsupportedError
+from onebox.spec.errors import UnsupportedError, UsageError
 
 __all__ = ["RouterLaunch", "find_router", "router_launch"]
 
 PLUGIN = "litellm_affinity"
 """The module that LiteLLM loads for the policy cache_lookup; it lies beside LiteLLM's configuration."""
+_KEY = "ONEBOX_FLEET_KEY"
+"""The variable that LiteLLM takes the members' key from, so that it is in no file."""
 _PACKAGES = {"vllm-router": "vllm-router==0.1.16", "litellm": "'litellm[proxy]'"}
 
 
@@ -98,12 +100,20 @@ def _litellm(
     free_port: int,  # noqa: ARG001
 ) -> RouterLaunch:
     """Deployments of one model name. Its own health checks are off: each would be a request that computes."""
-    key = config.api_key or "none"
+    if not config.api_key:
+        raise UsageError(
+            f"LiteLLM does not start without a key that clients must send: name a file with one as api_key_file in "
+            f"{config.path}, such as `echo sk-$(openssl rand -hex 32) > key`; members may ask for the same."
+        )
     deployments = [
         {
             "model_name": model,
             # A hosted vLLM is what LiteLLM calls a server with vLLM's fields, which are ours.
-            "litellm_params": {"model": f"hosted_vllm/{model}", "api_base": f"{url}/v1", "api_key": key},
+            "litellm_params": {
+                "model": f"hosted_vllm/{model}",
+                "api_base": f"{url}/v1",
+                "api_key": f"os.environ/{_KEY}",
+            },
             "model_info": {"id": f"member-{number}"},
         }
         for number, url in enumerate(urls)
@@ -131,4 +141,5 @@ def _litellm(
     command += ["--host", config.host, "--port", str(config.port), *config.router_options]
     # Its list of prices would come from the network at every start.
     environment = {"LITELLM_LOCAL_MODEL_COST_MAP": "True", "LITELLM_LOG": os.environ.get("LITELLM_LOG", "WARNING")}
+    environment |= {_KEY: config.api_key, "LITELLM_MASTER_KEY": config.api_key}
     return RouterLaunch(command, environment, files, "/health/liveliness")

@@ -29,10 +29,15 @@ from onebox.engine.api import (
 from onebox.engine.runner import ModelRunner
 from onebox.lab.routing import count_experts
 from onebox.model.build import trim_model
-from onebox.model.dummy import HYBRID, dummy_model
+from onebox.model.drafter import attach_drafter, dummy_drafter_bytes
+from onebox.model.dummy import HYBRID, dummy_drafter, dummy_model
 from onebox.model.memory import Memory, MemoryShape
 from onebox.model.qwen3_5 import Qwen35
-from onebox.spec.draft_vocab import default_draft_vocab_size
+from onebox.spec.dflash import DFlashSpec, refuse_other_target
+from onebox.spec.dflash_config import drafter_from_config
+from onebox.spec.dflash_memory import ring_tokens
+from onebox.spec.dflash_shapes import DFLASH_122B
+from onebox.spec.draft_vocab import default_draft_vocab_size, draft_head_bytes
 from onebox.spec.errors import DoesNotFitError
 from onebox.spec.hardware import GIB
 from onebox.spec.kv import PAGE_TOKENS, KVFormat
@@ -40,9 +45,11 @@ from onebox.spec.model import ModelSpec
 from onebox.spec.modules import ModuleClass
 from onebox.spec.states import StateDtype
 from onebox.spec.traffic import PACKINGS, ClassFormats, Routing, TrafficStep, predicted_weight_bytes, step_traffic
+from onebox.spec.weights import WeightFormat
 
 __all__ = [
     "ACCEPTANCE",
+    "BLOCK_ACCEPTANCE",
     "ROWS",
     "DecodeRow",
     "Formats",
@@ -63,6 +70,8 @@ Formats = ClassFormats
 
 ACCEPTANCE = (0.9, 0.72)
 """Forced acceptance: how often each draft is accepted, over all steps."""
+BLOCK_ACCEPTANCE = tuple(0.9 * 0.863**place for place in range(15))
+"""The same of a block drafter's drafts: 6.5 tokens a step with 12 of them, which is what is reported for the 122B's."""
 LONG = 100_000
 """Contexts from here on run once, without warm-up: their first token's time includes compilation."""
 _COPY_BYTES = 8 << 30
@@ -80,11 +89,18 @@ class DecodeRow:
     streams: int = 1
     context: int = 32
     drafts: int = 0
+    is_block: bool = False
+    """Whether a DFlash drafter drafts, with random INT4 weights, and not the MTP head."""
     is_trimmed: bool = True
     """Whether drafts have a head of their own, over the default number of tokens."""
     kv: str = "bf16"
     num_tokens: int = 128
     state_dtype: StateDtype = StateDtype.FLOAT32
+
+    @property
+    def acceptance(self) -> tuple[float, ...]:
+        """How often each draft is accepted."""
+        return (BLOCK_ACCEPTANCE if self.is_block else ACCEPTANCE)[: self.drafts]
 
     @property
     def is_prompt(self) -> bool:
@@ -101,6 +117,9 @@ ROWS = (
     DecodeRow("plain-8k", context=8000),
     DecodeRow("mtp2-full", drafts=2, is_trimmed=False, num_tokens=256),
     DecodeRow("mtp2-8k", context=8000, drafts=2, num_tokens=256),
+    *(DecodeRow(f"dflash{drafts}", drafts=drafts, is_block=True, num_tokens=256) for drafts in (7, 12, 15)),
+    DecodeRow("dflash12-8k", context=8000, drafts=12, is_block=True, num_tokens=256),
+    DecodeRow("dflash7-x4", streams=4, drafts=7, is_block=True, num_tokens=256),
     DecodeRow("plain-x4", streams=4),
     DecodeRow("mtp2-x4", streams=4, drafts=2, num_tokens=256),
     *(DecodeRow(f"plain-x{count}", streams=count) for count in _MANY_STREAMS),
@@ -192,7 +211,7 @@ def weight_bytes(spec: ModelSpec, formats: Formats) -> int:
 def row_bytes(spec: ModelSpec, row: DecodeRow, formats: Formats = HYBRID) -> int:
     """Bytes that a step of this row moves, if its tokens choose their experts independently."""
     stored = predicted_weight_bytes(spec, formats, PACKINGS)
-    size, with_mtp = draft_vocab_size(spec, row), row.drafts > 0
+    size, with_mtp = draft_vocab_size(spec, row), row.drafts > 0 and not row.is_block
     step = TrafficStep(
         row.streams,
         row.drafts,
@@ -201,7 +220,18 @@ def row_bytes(spec: ModelSpec, row: DecodeRow, formats: Formats = HYBRID) -> int
         draft_vocab_size=size,
         state_dtype=row.state_dtype,
     )
-    return step_traffic(spec, stored, step, KVFormat.parse(row.kv), Routing.EXPECTED).total_bytes
+    traffic = step_traffic(spec, stored, step, KVFormat.parse(row.kv), Routing.EXPECTED).total_bytes
+    if not row.is_block:
+        return traffic
+    head = draft_head_bytes(stored[ModuleClass.LM_HEAD], spec.vocab_size, size)
+    return traffic + dummy_drafter_bytes(block_drafter_spec(spec), torch.device("cuda")) + head
+
+
+def block_drafter_spec(spec: ModelSpec) -> DFlashSpec:
+    """The published drafter of this model; a model of another shape has none."""
+    drafter = drafter_from_config(DFLASH_122B)
+    refuse_other_target(drafter, spec)
+    return drafter
 
 
 def draft_vocab_size(spec: ModelSpec, row: DecodeRow) -> int | None:
@@ -293,12 +323,22 @@ def _runner(model: Qwen35, row: DecodeRow, *, with_graphs: bool = True) -> tuple
     """The runner and the config of that engine."""
     drafts = row.drafts
     method = SpeculationMethod.MTP if drafts else SpeculationMethod.NONE
+    drafter = block_drafter_spec(model.spec) if row.is_block else None
+    if drafter:
+        method = SpeculationMethod.DFLASH
+        with torch.inference_mode():
+            model = attach_drafter(model, dummy_drafter(drafter, WeightFormat.INT4, model.device, model.dtype))
     size = draft_vocab_size(model.spec, row)
     if size:
         # Acceptance is forced, so any tokens will do.
         model = trim_model(model, torch.arange(size))
-    acceptance = ACCEPTANCE[:drafts]
-    speculation = SpeculationConfig(method, drafts, synthetic_acceptance=acceptance, draft_vocab_size=size)
+    speculation = SpeculationConfig(
+        method,
+        drafts,
+        synthetic_acceptance=row.acceptance,
+        draft_vocab_size=size,
+        block_size=drafter.block_size if drafter else 0,
+    )
     length = row.context + row.num_tokens + 16
     pages = row.streams * (-(-length // PAGE_TOKENS) + 1)
     config = EngineConfig(
@@ -310,6 +350,8 @@ def _runner(model: Qwen35, row: DecodeRow, *, with_graphs: bool = True) -> tuple
     )
     kv, with_mtp = KVFormat.parse(row.kv), speculation.with_mtp
     shape = MemoryShape(kv, pages + 1, row.streams, 0, 1 + drafts, with_mtp, row.state_dtype)
+    if drafter:
+        shape = replace(shape, drafter=drafter, ring_tokens=ring_tokens(drafter, config.max_num_batched_tokens))
     with torch.inference_mode():
         memory = Memory.allocate(model.spec, shape, model.dtype, model.device)
     runner = ModelRunner(model, memory, config)

@@ -18,7 +18,7 @@ from onebox.spec.model import ModelSpec
 from onebox.spec.modules import Module
 from onebox.spec.weights import WeightFormat
 
-__all__ = ["DrafterFootprint", "attach_drafter", "drafter_footprint", "load_drafter"]
+__all__ = ["DrafterFootprint", "attach_drafter", "drafter_footprint", "dummy_drafter_bytes", "load_drafter"]
 
 _DUMMY_BITS = 4.125
 """Of a dummy drafter's weights on a GPU, INT4 with a float16 scale for 128 of them."""
@@ -38,7 +38,7 @@ def drafter_footprint(
     if load_format is LoadFormat.DUMMY:
         spec = read_drafter_config(directory)
         refuse_other_target(spec, target)
-        return DrafterFootprint(spec, sum(_copies(module) * _dummy_bytes(module, device) for module in spec.modules()))
+        return DrafterFootprint(spec, dummy_drafter_bytes(spec, device))
     checkpoint, binding = open_bound_drafter(directory, target)
     sizes = (_copies(bound.module) * _bytes(bound, device, dtype) for bound in binding.modules.values())
     return DrafterFootprint(checkpoint.spec, sum(sizes))
@@ -55,6 +55,11 @@ def load_drafter(
         return dummy_drafter(spec, chosen, device, dtype)
     spec, parts = open_drafter_parts(directory, target, device, dtype)
     return build_dflash(spec, parts, dtype)
+
+
+def dummy_drafter_bytes(spec: DFlashSpec, device: torch.device) -> int:
+    """Of a drafter with random weights: INT4 on a GPU, float32 on a CPU."""
+    return sum(_copies(module) * _dummy_bytes(module, device) for module in spec.modules())
 
 
 def attach_drafter(model: Qwen35, drafter: DFlash) -> Qwen35:

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from onebox.planner.presets import WRITTEN_PACKINGS, format_name
 from onebox.planner.roofline import KERNEL_SECONDS, Projection, Workload, project, step_kernels
+from onebox.spec.block_drafter import BlockDrafter
 from onebox.spec.draft_vocab import default_draft_vocab_size
 from onebox.spec.hardware import Box
 from onebox.spec.head_planes import planes_pay
@@ -56,7 +57,7 @@ class Setting:
         names = {kind: format_name(each) for kind, each in chosen.items()}
         return replace(self, stored={**self.stored, **stored}, formats={**self.formats, **names})
 
-    def with_workload(self, **changes: int | StateDtype | None) -> "Setting":
+    def with_workload(self, **changes: int | StateDtype | BlockDrafter | None) -> "Setting":
         return replace(self, workload=replace(self.workload, **changes))  # type: ignore[arg-type]
 
 
@@ -167,8 +168,19 @@ def _mtp(setting: Setting) -> Iterator[_Change]:
         yield _Change("MTP layer", now, "bf16", "build --mtp keep", changed)
 
 
+def _drafter(setting: Setting) -> Iterator[_Change]:
+    drafter = setting.workload.drafter
+    if drafter is None or not setting.workload.drafts:
+        return
+    for choice in (_F.BF16, _F.FP8, _F.INT4):
+        if choice.value != drafter.format and (drafter.format in _PLAIN or choice is _F.BF16):
+            other = BlockDrafter.predicted(drafter.spec, choice, WRITTEN_PACKINGS)
+            how = "the drafter as published" if choice is _F.BF16 else f"build --drafter {choice.value}"
+            yield _Change("drafter", drafter.format, choice.value, how, setting.with_workload(drafter=other))
+
+
 def _draft_vocabulary(setting: Setting) -> Iterator[_Change]:
-    if not setting.workload.mtp_drafts:
+    if not setting.workload.mtp_drafts and setting.workload.drafter is None:
         return
     rows, whole = setting.workload.draft_vocab_size, setting.spec.vocab_size
     other = default_draft_vocab_size(whole) if rows is None else None
@@ -179,7 +191,7 @@ def _draft_vocabulary(setting: Setting) -> Iterator[_Change]:
     yield _Change("LM head for drafts", f"{rows or whole:,} rows", f"{other or whole:,} rows", how, changed)
 
 
-_LEVERS = (_delta, _states, _attention, _cache, _experts, _shared, _lm_head, _mtp, _draft_vocabulary)
+_LEVERS = (_delta, _states, _attention, _cache, _experts, _shared, _lm_head, _mtp, _drafter, _draft_vocabulary)
 
 
 _CLASS_OF_PART = {
@@ -228,10 +240,12 @@ def assumptions(setting: Setting) -> tuple[str, ...]:
     accepted = workload.acceptance
     clauses = []
     if workload.drafts:
-        clauses.append(f"acceptance {', '.join(f'{share:g}' for share in accepted) if accepted else 'not given'}")
+        clauses.append(f"acceptance {', '.join(f'{share:.3g}' for share in accepted) if accepted else 'not given'}")
     if box.usable:
         clauses.append(f"{box.usable.bytes_per_second / 1e9:,.0f} GB/s")
     clauses.append("experts chosen independently")
-    kernels = step_kernels(setting.spec, workload.mtp_drafts, setting.formats)
+    kernels = step_kernels(
+        setting.spec, workload.mtp_drafts, setting.formats, workload.drafter if workload.drafts else None
+    )
     clauses.append(f"{kernels} kernels at {KERNEL_SECONDS * 1e6:g} us each")
     return tuple(clauses)

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from onebox.planner.depths import DepthRate, depth_rates
 from onebox.planner.levers import Lever, Setting, assumptions, find_levers, mtp_head_cost
 from onebox.planner.memory import MemoryPlan, MemoryRequest, asked_reserve_bytes, plan_memory
 from onebox.planner.prefixes import DISK_BYTES_PER_SECOND, PrefixOnDisk, prefixes_on_disk
@@ -61,6 +62,8 @@ class PlanReport:
     """First without drafts; then the workload with drafts, if any."""
     levers: tuple[Lever, ...]
     """Of the last projection."""
+    depths: tuple[DepthRate, ...]
+    """Of the last projection's acceptance curve; none without one."""
     assumptions: tuple[str, ...]
     """Of this engine's projected speed."""
     prompts: tuple[PromptTimes, ...]
@@ -111,6 +114,7 @@ def make_report(
         fits=fits,
         projections=projections,
         levers=find_levers(settings[-1]),
+        depths=depth_rates(settings[-1]),
         assumptions=assumptions(settings[-1]),
         prompts=prompts,
         prefixes=prefixes,
@@ -190,6 +194,7 @@ def to_json(report: PlanReport) -> dict[str, Any]:
             for fit in report.fits
         ],
         "projected": [_projection_json(projection) for projection in report.projections],
+        "depths": [rate._asdict() for rate in report.depths],
         "levers": [lever._asdict() for lever in report.levers],
         "assumptions": list(report.assumptions),
         "prompts": [_prompt_json(times) for times in report.prompts],
@@ -226,6 +231,7 @@ def _projection_json(projection: Projection) -> dict[str, Any]:
         "streams": workload.streams,
         "drafts": workload.drafts,
         "context_tokens": workload.context_tokens,
+        "drafter": workload.drafter.format if workload.drafter and workload.drafts else None,
         "acceptance": workload.acceptance,
         "mamba_ssm_cache_dtype": workload.state_dtype.value,
         "draft_vocab_size": workload.draft_vocab_size,

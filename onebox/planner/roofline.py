@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
 
+from onebox.spec.block_drafter import BlockDrafter
 from onebox.spec.errors import UsageError
 from onebox.spec.hardware import Bandwidth, Box
 from onebox.spec.kv import KVFormat
@@ -45,6 +46,9 @@ _LAYER_KERNELS = 11
 _OTHER_KERNELS = 13
 _DRAFT_KERNELS = 22
 _SHARED_KERNELS = 2
+_BLOCK_LAYER_KERNELS = 10
+_BLOCK_OTHER_KERNELS = 12
+"""A block drafter's layer; its context, embedding, norm, head and choice of tokens."""
 
 
 @dataclass(frozen=True)
@@ -67,6 +71,8 @@ class Workload:
     state_dtype: StateDtype = StateDtype.FLOAT32
     draft_vocab_size: int | None = None
     reads_candidates: bool = False
+    drafter: BlockDrafter | None = None
+    """A block drafter, which drafts instead of the MTP head."""
 
     def __post_init__(self) -> None:
         if self.streams < 1:
@@ -77,11 +83,16 @@ class Workload:
             raise UsageError(f"--speculative-tokens is {self.drafts}; give 0 or more.")
         if self.acceptance is not None:
             _check_acceptance(self.acceptance, self.drafts)
+        if self.drafter is not None and self.drafts > self.drafter.spec.max_drafts:
+            raise UsageError(
+                f"--speculative-tokens is {self.drafts}; the drafter's block of {self.drafter.spec.block_size} has "
+                f"{self.drafter.spec.max_drafts} drafts."
+            )
 
     @property
     def mtp_drafts(self) -> int:
         """Drafts of the MTP head."""
-        return self.drafts if self.drafter_is_mtp else 0
+        return self.drafts if self.drafter_is_mtp and self.drafter is None else 0
 
     @property
     def tokens_per_step(self) -> float:
@@ -168,15 +179,24 @@ def step_flops(spec: ModelSpec, workload: Workload) -> float:
     row = sum(parameters.get(part, 0) for part in dense) + active * parameters[kind.EXPERTS] + head
     scores = 2 * spec.num_attention_heads * spec.head_dim * workload.context_tokens
     total = (1 + workload.drafts) * (row + len(spec.full_layers) * scores)
-    if workload.drafts and workload.drafter_is_mtp:
+    if workload.drafts and workload.drafter is not None:
+        rows = 1 + workload.drafts
+        block = workload.drafter.flops(rows, workload.tokens_per_step, workload.context_tokens) / 2
+        total += block + workload.drafts * (workload.draft_vocab_size or spec.vocab_size) * spec.hidden_size
+    elif workload.mtp_drafts:
         layer = (kind.MTP_FC, kind.MTP_ATTENTION, kind.MTP_SHARED, kind.MTP_SMALL)
         draft = sum(parameters[part] for part in layer) + active * parameters[kind.MTP_EXPERTS] + head
         total += workload.drafts * (draft + scores)
     return 2.0 * workload.streams * total
 
 
-def step_kernels(spec: ModelSpec, drafts: int, formats: Mapping[ModuleClass, str] | None = None) -> int:
-    """Kernels of a step of this engine with INT4 experts: its layers, the LM head, MTP drafts.
+def step_kernels(
+    spec: ModelSpec,
+    drafts: int,
+    formats: Mapping[ModuleClass, str] | None = None,
+    drafter: BlockDrafter | None = None,
+) -> int:
+    """Kernels of a step of this engine with INT4 experts: its layers, the LM head, MTP drafts or a block drafter.
 
     A shared expert of integers is two kernels of its own; one of FP8 or BF16 is computed beside the router's choice and
     the experts. `formats` are names by class; FP8 where nothing is said.
@@ -186,7 +206,8 @@ def step_kernels(spec: ModelSpec, drafts: int, formats: Mapping[ModuleClass, str
         count + (_SHARED_KERNELS if held.get(kind, "").startswith("int") else 0)
         for count, kind in ((_LAYER_KERNELS, ModuleClass.SHARED), (_DRAFT_KERNELS, ModuleClass.MTP_SHARED))
     )
-    return layer * spec.num_hidden_layers + _OTHER_KERNELS + draft * drafts
+    block = drafter.spec.num_hidden_layers * _BLOCK_LAYER_KERNELS + _BLOCK_OTHER_KERNELS if drafter else 0
+    return layer * spec.num_hidden_layers + _OTHER_KERNELS + draft * drafts + block
 
 
 def project(
@@ -198,6 +219,7 @@ def project(
     formats: Mapping[ModuleClass, str] | None = None,
 ) -> Projection:
     """Traffic and speeds of `workload` on `box`, from the bytes stored per class; `formats` as for `step_kernels`."""
+    drafter = workload.drafter if workload.drafts else None
     step = TrafficStep(
         streams=workload.streams,
         drafts=workload.drafts,
@@ -207,6 +229,8 @@ def project(
         state_dtype=workload.state_dtype,
         draft_vocab_size=workload.draft_vocab_size,
         reads_candidates=workload.reads_candidates,
+        block_bytes=drafter.loaded_bytes if drafter else None,
+        block_context_bytes=drafter.context_read_bytes(workload.context_tokens) if drafter else 0,
     )
     least = step_traffic(spec, stored, step, kv, Routing.LEAST)
     expected = step_traffic(spec, stored, step, kv, Routing.EXPECTED)
@@ -214,7 +238,7 @@ def project(
     acceptance_known = workload.drafts == 0 or workload.acceptance is not None
     rate = _rate(workload, expected, box.usable, compute or 0.0)
     expected_rate = rate if acceptance_known else None
-    waiting = KERNEL_SECONDS * step_kernels(spec, workload.mtp_drafts, formats)
+    waiting = KERNEL_SECONDS * step_kernels(spec, workload.mtp_drafts, formats, drafter)
     return Projection(
         workload=workload,
         least=least,

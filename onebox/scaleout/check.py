@@ -217,10 +217,10 @@ def _drafter_findings(checkpoint: Checkpoint, binding: Binding, request: CheckRe
     method = request.drafter
     if method == "mtp" and not any(binding.of_class(ModuleClass.MTP_FC)):
         yield Finding("Drafts by mtp are asked for, and the checkpoint holds no MTP head.")
-    if method == "mtp" and D2T_TENSOR in checkpoint.tensors:
+    if method == "mtp" and D2T_TENSOR in checkpoint.tensors and _is_read(checkpoint, D2T_TENSOR):
         yield Finding(
-            f"{D2T_TENSOR} is a list of draft tokens that vLLM's MTP loader stops at; build without it: "
-            "`onebox build --base DIR --draft-vocab none --out NEW`."
+            f"{D2T_TENSOR} is a list of draft tokens that vLLM's MTP loader stops at; `onebox build --base DIR --out "
+            "NEW` puts it into a file that vLLM skips."
         )
     if request.pp > 1 and method in _BLOCK_METHODS:
         yield Finding(f"vLLM refuses drafts by {method} with pipelines (--pp {request.pp}); use --tp, or mtp.")
@@ -234,6 +234,12 @@ def _drafter_findings(checkpoint: Checkpoint, binding: Binding, request: CheckRe
             "box): start with one or two draft tokens.",
             is_fatal=False,
         )
+
+
+def _is_read(checkpoint: Checkpoint, name: str) -> bool:
+    """Whether vLLM reads the file of a tensor: where there is an index, those that it names."""
+    index = checkpoint.index
+    return index is None or checkpoint.tensors[name].path.name in set(index.values())
 
 
 def _features(layers: tuple[CheckedLayer, ...], request: CheckRequest) -> tuple[Feature, ...]:

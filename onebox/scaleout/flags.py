@@ -36,14 +36,16 @@ SAME = frozenset(
         "override-generation-config",
         "allowed-origins",
         "disable-log-stats",
-        "disable-log-requests",
         "max-log-len",
         "shutdown-timeout",
     }
 )
 """The same name and meaning in vLLM."""
-TRANSLATED = frozenset({"host", "api-key", "allow-open-server", "kv-cache-dtype", "speculative-config"})
+TRANSLATED = frozenset(
+    {"host", "api-key", "allow-open-server", "disable-log-requests", "kv-cache-dtype", "speculative-config"}
+)
 NO_COUNTERPART = {
+    "config": "the file has names of onebox, and vLLM reads YAML with its own; write the options out",
     "max-num-waiting": "vLLM queues without a limit",
     "prefix-dir": "prefixes on disk need a connector of vLLM's (--kv-transfer-config); in memory they are cached",
     "prefix-disk-bytes": "see prefix-dir",
@@ -137,6 +139,9 @@ def _take(flags: ServeFlags, name: str, value: str | None) -> None:
 def _translate(flags: ServeFlags, name: str, value: str | None) -> None:
     if name == "allow-open-server":
         flags.has_access = True
+        return
+    if name == "disable-log-requests":
+        flags.head.append("--no-enable-log-requests")
         return
     if value is None:
         raise UsageError(f"--{name} needs a value.")

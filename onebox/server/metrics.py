@@ -6,7 +6,7 @@ token, a stop string or its token limit. Metrics that vLLM does not have are cal
 """
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -14,6 +14,7 @@ from prometheus_client.registry import Collector
 
 from onebox.engine.api import (
     PAGE_TOKENS,
+    AcceptanceCounts,
     CacheTier,
     DiskStats,
     DraftVocabStats,
@@ -27,6 +28,7 @@ from onebox.engine.api import (
     HealthStatus,
     Request,
     Started,
+    TextPart,
     Tokens,
     Watch,
 )
@@ -234,6 +236,26 @@ class _EngineCollector(Collector):
             kept = drafts.accepted_by_position[place] if place < len(drafts.accepted_by_position) else 0
             by_place.add_metric((self._model_name, str(place)), kept)
         yield by_place
+        yield from self._draft_classes(stats)
+
+    def _draft_classes(self, stats: EngineStats) -> Iterator[Metric]:
+        """By who drafted and for which part of the answer: those that can occur, from the start on."""
+        labels, nothing = ("model_name", "drafter", "part"), AcceptanceCounts()
+        speculation, found = self._engine.config.speculation, stats.totals.drafts_by_class
+        classes = [(drafter, part) for drafter in speculation.drafters for part in TextPart]
+        figures: dict[str, tuple[str, Callable[[AcceptanceCounts], int]]] = {
+            "steps": ("Steps of a request with drafts", lambda counts: counts.num_steps),
+            "tokens": ("Tokens drafted", lambda counts: counts.num_drafted),
+            "accepted_tokens": ("Drafted tokens kept", lambda counts: counts.num_accepted),
+        }
+        for name, (text, figure) in figures.items():
+            text = f"{text}, by drafter and part of the answer."
+            family = CounterMetricFamily(f"onebox:draft_{name}", text, labels=labels)
+            for drafter, part in classes:
+                family.add_metric(
+                    (self._model_name, drafter.value, part.value), figure(found.get((drafter, part), nothing))
+                )
+            yield family
 
     def _draft_vocab(self, vocab: DraftVocabStats) -> Iterator[Metric]:
         name = "onebox:draft_vocab"

@@ -1,8 +1,9 @@
 """Token counts of answers."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from typing import Any
 
-from onebox.engine.api import AcceptanceCounts, CacheTier, Counts
+from onebox.engine.api import AcceptanceCounts, CacheTier, ClassCounts, Counts, add_classes
 
 __all__ = ["Usage", "UsageCount"]
 
@@ -24,11 +25,13 @@ class Usage:
     rejected_draft_tokens: int = 0
     cached_tier: CacheTier | None = None
     """Where the cached tokens were found; of several prompts, the first that had any."""
+    drafts_by_class: ClassCounts = field(default_factory=dict)
 
     def __add__(self, other: "Usage") -> "Usage":
-        counts = [name for name in self.__dataclass_fields__ if name != "cached_tier"]
+        counts = [name for name in self.__dataclass_fields__ if name not in ("cached_tier", "drafts_by_class")]
         sums = {name: getattr(self, name) + getattr(other, name) for name in counts}
-        return Usage(**sums, cached_tier=self.cached_tier or other.cached_tier)
+        drafts = add_classes(self.drafts_by_class, other.drafts_by_class)
+        return Usage(**sums, cached_tier=self.cached_tier or other.cached_tier, drafts_by_class=drafts)
 
     @property
     def without_prompt(self) -> "Usage":
@@ -39,6 +42,21 @@ class Usage:
         """What OpenAI's details of a prompt hold: cached tokens, and their tier where there are any."""
         tier: dict[str, int | str] = {"cached_tier": self.cached_tier} if self.cached_tier else {}
         return {"cached_tokens": self.cached_tokens, **tier}
+
+    @property
+    def draft_details(self) -> dict[str, Any]:
+        """Drafts under OpenAI's names for predictions and, where there were any, by drafter and part of the answer."""
+        details: dict[str, Any] = {
+            "accepted_prediction_tokens": self.accepted_draft_tokens,
+            "rejected_prediction_tokens": self.rejected_draft_tokens,
+        }
+        for (drafter, part), counts in self.drafts_by_class.items():
+            details.setdefault("drafts", {}).setdefault(drafter.value, {})[part.value] = {
+                "steps": counts.num_steps,
+                "accepted_tokens": counts.num_accepted,
+                "rejected_tokens": counts.num_drafted - counts.num_accepted,
+            }
+        return details
 
 
 class UsageCount:
@@ -51,6 +69,7 @@ class UsageCount:
         self._num_cached: int | None = None
         self._cached_tier: CacheTier | None = None
         self._drafts = AcceptanceCounts()
+        self._drafts_by_class: ClassCounts = {}
 
     def add_request(self, counts: Counts) -> None:
         """Adds what the engine counted for one finished request."""
@@ -59,6 +78,7 @@ class UsageCount:
             self._num_cached = counts.cached_tokens
             self._cached_tier = counts.cached_tier if counts.cached_tokens else None
         self._drafts += counts.drafts
+        self._drafts_by_class = add_classes(self._drafts_by_class, counts.drafts_by_class)
 
     @property
     def usage(self) -> Usage:
@@ -70,4 +90,5 @@ class UsageCount:
             accepted_draft_tokens=self._drafts.num_accepted,
             rejected_draft_tokens=self._drafts.num_drafted - self._drafts.num_accepted,
             cached_tier=self._cached_tier,
+            drafts_by_class=self._drafts_by_class,
         )

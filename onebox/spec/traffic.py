@@ -182,6 +182,10 @@ class TrafficStep(NamedTuple):
     state_dtype: StateDtype = StateDtype.FLOAT32
     reads_candidates: bool = False
     """Of a head in two planes, the second is read for tokens that can be sampled, and not for drafts."""
+    block_bytes: int | None = None
+    """Weights that a block drafter's pass reads; None: there is none. It drafts instead of the MTP head."""
+    block_context_bytes: int = 0
+    """Keys and values that the pass reads, of one stream."""
 
     @property
     def rows(self) -> int:
@@ -230,7 +234,13 @@ def step_traffic(spec: ModelSpec, stored: ClassBytes, step: TrafficStep, kv: KVF
         ("router, norms, small", stored.get(kind.ROUTER, 0) + stored.get(kind.SMALL, 0)),
         ("LM head", round(_head_bytes(spec, stored) * (head_read_share(step.rows) if step.reads_candidates else 1))),
     ]
-    if step.drafts and step.drafter_is_mtp:
+    if step.drafts and step.block_bytes is not None:
+        parts.append(("drafter", step.block_bytes))
+        parts.append(("draft context", step.streams * step.block_context_bytes))
+        # One pass drafts the whole block: the head is read once for all of its rows.
+        head = draft_head_bytes(_head_bytes(spec, stored), spec.vocab_size, step.draft_vocab_size)
+        parts.append(("LM head for drafts", round(head * (HIGH_SHARE if step.reads_candidates else 1))))
+    elif step.drafts and step.drafter_is_mtp:
         parts.append(("MTP layer", _mtp_bytes(spec, stored, step, kv, routing)))
         head = draft_head_bytes(_head_bytes(spec, stored), spec.vocab_size, step.draft_vocab_size)
         parts.append(("LM head for drafts", round(step.drafts * head * (HIGH_SHARE if step.reads_candidates else 1))))

@@ -102,6 +102,12 @@ class Tokenizer:
         return () if token_id is None else (token_id,)
 
     @property
+    def thinking_token_ids(self) -> tuple[int, int] | None:
+        """The tokens that open and close a reasoning; None where this tokenizer spells either of them."""
+        opens, closes = (self._tokenizer.token_to_id(mark) for mark in ("<think>", "</think>"))
+        return None if opens is None or closes is None else (opens, closes)
+
+    @property
     def spelled_marks(self) -> frozenset[str]:
         """The marks for which there is no token, so that an answer spells them."""
         return frozenset(MARKS) - set(self.mark_ids.values())

@@ -46,6 +46,15 @@ def test_a_list_is_written_as_offsets_and_shown(built, run_cli):
     assert "drafts from 4 listed tokens (mtp.d2t)" in run_cli("verify", str(built)).out
 
 
+def test_tools_that_follow_the_index_do_not_meet_the_list(built):
+    index = json.loads((built / "model.safetensors.index.json").read_text())
+    tensors = load_file(built / "model.safetensors")
+    assert set(index["weight_map"].values()) == {"model.safetensors"}
+    assert set(index["weight_map"]) == set(tensors)
+    assert index["metadata"]["total_size"] == sum(tensor.nbytes for tensor in tensors.values())
+    assert list(load_file(built / "draft_vocab.safetensors")) == ["mtp.d2t"]
+
+
 def test_a_list_goes_with_its_head_until_it_is_taken_away(built, tmp_path):
     kept = build(built, tmp_path / "kept", mtp=TargetFormat.KEEP)
     assert d2t(kept).tolist() == d2t(built).tolist()

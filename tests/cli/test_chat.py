@@ -26,13 +26,34 @@ __all__ = ["make_service", "scripted"]
 ANSWER = "Let me see.\n</think>\n\nIt is 42."
 
 
+class Typed(io.StringIO):
+    """Standard input that says it is a terminal."""
+
+    def isatty(self):
+        return True
+
+
 @pytest.fixture
 def talk(run_cli, monkeypatch):
-    """Runs the command with these lines typed in."""
+    """Runs the command with these lines typed in; the output is without the prompts."""
 
     def run(url, *lines, options=()):
-        monkeypatch.setattr(sys, "stdin", io.StringIO("".join(f"{line}\n" for line in lines)))
-        return run_cli("chat", "--url", url, *options)
+        monkeypatch.setattr(sys, "stdin", Typed("".join(f"{line}\n" for line in lines)))
+        monkeypatch.setattr("onebox.cli.chat.is_terminal", lambda _: True)
+        result = run_cli("chat", "--url", url, *options)
+        return result._replace(out=re.sub(r"(?m)^(> |\. )+", "", result.out).strip())
+
+    return run
+
+
+@pytest.fixture
+def ask(run_cli, monkeypatch):
+    """Runs the command as a script does: words on the command line, a text or bytes on standard input."""
+
+    def run(url, *words, piped=""):
+        data = piped if isinstance(piped, bytes) else piped.encode()
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data), encoding="utf-8"))
+        return run_cli("chat", "--url", url, *words)
 
     return run
 
@@ -192,29 +213,83 @@ def test_the_key_is_sent(scripted, talk):
     assert "API key is missing or wrong" in refused.err
 
 
-def test_in_a_terminal_thinking_is_dim_ctrl_c_leaves_the_program_alone_and_ctrl_d_ends_it(scripted):
-    ours, theirs = pty.openpty()
-    with listening(scripted(ANSWER).app) as url, chatting(url, stdin=theirs, stdout=theirs, stderr=theirs) as process:
+def test_in_a_terminal_thinking_is_dim_and_ctrl_d_ends_it(scripted):
+    with listening(scripted(ANSWER).app) as url, terminal(url) as (ours, process):
         read_until(ours, rb"> ")
-        process.send_signal(signal.SIGINT)
-        # A signal just before the program waits is noticed once it has something to read.
-        os.write(ours, b"\n")
-        read_until(ours, rb"Ctrl-D exits\.\r\n")
         os.write(ours, b"Hi\n")
         shown = read_until(ours, rb"(?s)\(\d+ tokens.*> ")
         os.write(ours, b"\x04")
         assert process.wait(30) == 0
-    os.close(ours)
-    os.close(theirs)
     assert b"\x1b[2mL" in shown
     assert b"It is 42." in shown.replace(b"\x1b[0m", b"")
 
 
+@pytest.mark.parametrize(
+    ("term", "pasted"), [("xterm", b"\x1b[200~one\ntwo\n\nthree\x1b[201~\n"), ("dumb", b"one\ntwo\n\nthree\n")]
+)
+def test_what_is_pasted_is_one_message_of_several_lines(term, pasted):
+    server = answering(said({"content": "Yes."}, usage={"completion_tokens": 1}))
+    with server as (url, bodies), terminal(url, TERM=term) as (ours, process):
+        read_until(ours, rb"> ")
+        os.write(ours, pasted)
+        read_until(ours, rb"(?s)\(1 tokens.*> ")
+        os.write(ours, b"/bye\n")
+        read_until(ours, rb"Bye\.")
+        assert process.wait(30) == 0
+    assert [body["messages"] for body in bodies] == [[{"role": "user", "content": "one\ntwo\n\nthree"}]]
+
+
+def test_ctrl_c_ends_an_answer_and_then_the_program_quietly(scripted):
+    client = scripted("</think>Begin" + " and on" * 40)
+    hold_after(client, 20)
+    with listening(client.app) as url, terminal(url) as (ours, process):
+        read_until(ours, rb"> ")
+        os.write(ours, b"Hi\n")
+        read_until(ours, rb"B.*e.*g.*i.*n")  # a style ends after each part
+        process.send_signal(signal.SIGINT)
+        shown = read_until(ours, rb"(?s)\(stopped\).*> ")
+        client.runner.gate.set()
+        process.send_signal(signal.SIGINT)
+        # A signal just before the program waits is noticed once it has something to read.
+        os.write(ours, b"\n")
+        assert process.wait(30) == 0
+        shown += os.read(ours, 10_000)
+    assert b"Traceback" not in shown
+    assert b"onebox:" not in shown
+
+
 @contextmanager
-def chatting(url, **streams):
+def terminal(url, **environment):
+    """The command in a terminal of its own: (our end of it, the process)."""
+    ours, theirs = pty.openpty()
+    try:
+        streams = dict.fromkeys(("stdin", "stdout", "stderr"), theirs)
+        with chatting(url, environment=environment, **streams) as process:
+            yield ours, process
+    finally:
+        os.close(ours)
+        os.close(theirs)
+
+
+def hold_after(client, num_steps):
+    """The engine stops after so many steps until its gate is set."""
+    start, steps = client.runner.start, []
+
+    def start_some(plan):
+        steps.append(plan)
+        if len(steps) == num_steps:
+            client.runner.gate.clear()
+        return start(plan)
+
+    client.runner.start = start_some
+
+
+@contextmanager
+def chatting(url, *words, environment=None, **streams):
     """The command in a process of its own, which a failed test does not wait for."""
-    command = [sys.executable, "-m", "onebox.cli.main", "chat", "--url", url]
-    with subprocess.Popen(command, text=True, env={**os.environ, "TERM": "xterm"}, **streams) as process:
+    command = [sys.executable, "-m", "onebox.cli.main", "chat", "--url", url, *words]
+    environment = {**os.environ, "TERM": "xterm", **(environment or {})}
+    with subprocess.Popen(command, text=True, env=environment, **streams) as process:
         try:
             yield process
         finally:
@@ -231,25 +306,55 @@ def read_until(end, pattern):
     return shown
 
 
-def test_ctrl_c_stops_the_answer_and_not_the_program(scripted):
+def test_ctrl_c_ends_a_question_of_a_script_with_the_status_of_an_interruption(scripted):
     client = scripted("</think>Begin" + " and on" * 40)
-    start, steps = client.runner.start, []
-
-    def start_some(plan):
-        steps.append(plan)
-        if len(steps) == 20:
-            client.runner.gate.clear()
-        return start(plan)
-
-    client.runner.start = start_some
-    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
-    with listening(client.app) as url, chatting(url, **pipes) as process:
-        process.stdin.write("Hi\n")
-        process.stdin.flush()
+    hold_after(client, 20)
+    streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with listening(client.app) as url, chatting(url, "Hi", **streams) as process:
         read_until(process.stdout.fileno(), b"Begin")
         process.send_signal(signal.SIGINT)
         wait_until(lambda: client.service.engine._aborted or not client.service.engine._open)
         client.runner.gate.set()
-        out, err = process.communicate("/help\n")
-    assert (process.returncode, err) == (0, "")
-    assert "(stopped)\n/reset" in out
+        _, err = process.communicate()
+    assert (process.returncode, err) == (130, "onebox: stopped.\n")
+
+
+def test_a_question_on_the_command_line_is_answered_plainly_and_ends_the_program(scripted, ask):
+    client = scripted(ANSWER)
+    with listening(client.app) as url:
+        assert ask(url, "What", "is 6 × 7?", "--system", "Be short.") == (0, "It is 42.\n", "")
+        ask(url, "Why?", "--no-think")
+    prompt, unthinking = (client.service.tokenizer.decode(request.prompt) for request in client.requests)
+    assert "What is 6 × 7?" in prompt
+    assert "Be short." in prompt
+    assert [text.rstrip().endswith("</think>") for text in (prompt, unthinking)] == [False, True]
+
+
+def test_a_file_or_a_pipe_is_one_message_below_the_question(ask):
+    with answering(said({"content": "Yes."})) as (url, bodies):
+        assert ask(url, piped="a\n\n/help\nb\n") == (0, "Yes.\n", "")
+        assert ask(url, "Sum", "up:", piped="a\nb\n") == (0, "Yes.\n", "")
+    assert [body["messages"][0]["content"] for body in bodies] == ["a\n\n/help\nb", "Sum up:\n\na\nb"]
+
+
+@pytest.mark.parametrize(("piped", "words"), [("", "nothing to ask"), (b"\xff\xfe\x00", "not text in utf-8")])
+def test_input_that_is_no_question_is_one_sentence(ask, piped, words):
+    result = ask("http://127.0.0.1:1", piped=piped)
+    assert (result.code, result.out, result.err.count("\n")) == (2, "", 1)
+    assert words in result.err
+
+
+def test_a_script_is_told_what_went_wrong_with_its_question(scripted, ask):
+    with listening(scripted(ANSWER).app) as url:
+        refused = ask(url, "x" * 500)
+    assert (refused.code, refused.out) == (1, "")
+    assert "context holds 400" in refused.err
+    cut = said({"content": "Ye"}) | {"choices": [{"index": 0, "delta": {"content": "Ye"}, "finish_reason": "length"}]}
+    with answering(cut) as (url, _):
+        assert ask(url, "Hi") == (0, "Ye\n", "onebox: The answer was cut at its length limit.\n")
+
+
+def test_a_message_of_several_lines_stands_between_triple_quotes(talk):
+    with answering(said({"content": "Yes."})) as (url, bodies):
+        talk(url, '"""one', "/help", 'two"""', '"""three"""', "/bye", "never")
+    assert [body["messages"][-1]["content"] for body in bodies] == ["one\n/help\ntwo", "three"]

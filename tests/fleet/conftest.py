@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 
@@ -123,7 +123,8 @@ class RunningFleet:
             self.stop()
 
     def stop(self):
-        self._loop.call_soon_threadsafe(self._stop.set)
+        with suppress(RuntimeError):  # it has ended by itself
+            self._loop.call_soon_threadsafe(self._stop.set)
         self._thread.join()
 
     @property

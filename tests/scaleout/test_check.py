@@ -152,11 +152,14 @@ def test_dflash_is_refused_with_pipelines_and_mtp_is_not(hybrid):
     assert checked(hybrid, tp=2, drafter="dflash").loads
 
 
-def test_a_listed_draft_vocabulary_is_refused_with_mtp_drafts(wide, tmp_path):
+def test_a_draft_vocabulary_that_vllm_would_read_is_refused_with_mtp_drafts(wide, tmp_path):
     planned = plan_build(Recipe(), BuildSources(open_source("base", wide)), draft_vocab=[1, 5, 9])
-    run_build(planned, tmp_path / "listed")
-    assert checked(tmp_path / "listed").loads
-    assert "mtp.d2t" in fatal(checked(tmp_path / "listed", drafter="mtp"))
+    listed = tmp_path / "listed"
+    run_build(planned, listed)
+    assert checked(listed, drafter="mtp").loads  # its file is not in the index
+    (listed / "model.safetensors.index.json").unlink()
+    assert checked(listed).loads
+    assert "mtp.d2t" in fatal(checked(listed, drafter="mtp"))
 
 
 def test_bytes_of_two_ranks_are_those_of_the_checkpoint_and_of_what_both_hold(hybrid):

@@ -143,6 +143,11 @@ def test_requests_that_went_well_are_counted_with_their_tokens_and_times(engine,
     assert metrics("vllm:spec_decode_num_accepted_tokens_total") == drafts.num_accepted
     by_place = [metrics("vllm:spec_decode_num_accepted_tokens_per_pos_total", position=str(i)) for i in range(3)]
     assert sum(by_place) == drafts.num_accepted
+    own = {"drafter": "mtp", "part": "answer"}
+    assert metrics("onebox:draft_steps_total", **own) == drafts.num_steps
+    assert metrics("onebox:draft_tokens_total", **own) == drafts.num_drafted
+    assert metrics("onebox:draft_accepted_tokens_total", **own) == drafts.num_accepted
+    assert metrics("onebox:draft_tokens_total", drafter="mtp", part="thinking") == 0
 
 
 def test_the_parts_of_a_requests_time_sum_to_the_whole(engine, scrape):

@@ -5,6 +5,7 @@ Costs no step of the model. Serves texts that repeat themselves or their prompt:
 
 from array import array
 from bisect import bisect_left
+from collections import deque
 from collections.abc import Iterable
 from functools import lru_cache
 from typing import NamedTuple
@@ -14,12 +15,14 @@ from numpy.typing import NDArray
 
 __all__ = ["NgramIndex"]
 
-_SIZES = (2, 3, 4)
-"""A match of one token predicts little; more than four predict hardly better than four."""
+_SIZES = (2, 3, 4, 8, 16)
+"""A match of one token predicts little. A long one is a copy: of several places it tells the one that is copied."""
 
 _FACTOR = 0x9E3779B97F4A7C15
 _MASK = 2**64 - 1
 """The key of an n-gram is a hash of 64 bits: two that share one would give a wrong draft, which is rejected."""
+_DOUBLED = {2 * half: pow(_FACTOR, half, 2**64) for half in (2, 4, 8)}
+"""By size: what the key of its last half is multiplied by before that of its first half is added."""
 
 
 class _Ends(NamedTuple):
@@ -39,7 +42,7 @@ class NgramIndex:
     """The tokens of one sequence, prompt and answer, and where each of their n-grams last ended.
 
     The tokens given at first are indexed at once, by sorting, which takes 0.1 s for 256K tokens and leaves the
-    interpreter to others meanwhile. Time and memory of those added later are a constant per token: three entries of a
+    interpreter to others meanwhile. Time and memory of those added later are a constant per token: five entries of a
     map.
     """
 
@@ -51,29 +54,52 @@ class NgramIndex:
         """Of the n-grams that end after the prompt."""
         self._match_end = {size: ends.previous_end for size, ends in self._in_prompt.items()}
         """By size: where the n-gram at the end of the text ended before."""
+        self._recent: dict[int, deque[int]] = {half: deque(maxlen=half + 1) for half in (2, 4, 8)}
+        """By size: the keys of the n-grams that end at the latest places, which those of twice the size are made of."""
+        for place in range(max(0, len(prompt) - 16), len(prompt)):
+            self._keys(place + 1)
 
     def __len__(self) -> int:
         return len(self._tokens)
 
     def extend(self, new_tokens: Iterable[int]) -> None:
         """Adds tokens that are certain; they cannot be removed again, so drafts must not be added."""
-        tokens = self._tokens
         for token in new_tokens:
-            tokens.append(token)
-            end = len(tokens)
-            key = token
-            for size in _SIZES:
-                if end < size:
-                    break
-                key = (key * _FACTOR + tokens[end - size]) & _MASK
-                # Looked up before it is added, so that the match is an earlier one.
-                found = self._last_end[size].get(key)
-                self._match_end[size] = self._in_prompt[size].find(key) if found is None else found
+            self._tokens.append(token)
+            end = len(self._tokens)
+            is_found = True
+            for size, key in self._keys(end):
+                # Looked up before it is added, so that the match is an earlier one. Without a shorter one there is no
+                # longer one.
+                found = self._last_end[size].get(key) if is_found else None
+                if is_found and found is None:
+                    found = self._in_prompt[size].find(key)
+                self._match_end[size] = found
+                is_found = found is not None
                 self._last_end[size][key] = end
+
+    def _keys(self, end: int) -> list[tuple[int, int]]:
+        """(size, key) of the n-grams that end at `end`; called once for each place, in order."""
+        tokens, keys = self._tokens, list[tuple[int, int]]()
+        key = tokens[end - 1]
+        for size in _SIZES:
+            if end < size:
+                break
+            recent = self._recent.get(size // 2) if size > 3 else None
+            if recent is None:
+                key = (key * _FACTOR + tokens[end - size]) & _MASK
+            elif len(recent) > size // 2:
+                key = (recent[-1] * _DOUBLED[size] + recent[0]) & _MASK
+            else:
+                break
+            keys.append((size, key))
+            if size in self._recent:
+                self._recent[size].append(key)
+        return keys
 
     @property
     def match_length(self) -> int:
-        """How many of the last tokens (4, 3 or 2) also occur earlier in the text; 0 if none do."""
+        """How many of the last tokens (16, 8, 4, 3 or 2) also occur earlier in the text; 0 if none do."""
         return next((size for size in reversed(_SIZES) if self._match_end[size] is not None), 0)
 
     def propose(self, depth: int) -> tuple[int, ...]:
@@ -93,11 +119,14 @@ class NgramIndex:
 def _index(prompt: tuple[int, ...]) -> dict[int, _Ends]:
     """By size. Several answers to one prompt share it."""
     tokens = np.array(prompt, dtype=np.uint64)
-    keys, index = tokens, dict[int, _Ends]()
+    keys, index = {1: tokens}, dict[int, _Ends]()
     for size in _SIZES:
-        # The key of the n-gram that ends at each place, from the one a token shorter.
-        keys = keys[1:] * np.uint64(_FACTOR) + tokens[: max(0, len(tokens) - size + 1)]
-        index[size] = _last_ends(keys, size)
+        # The key of the n-gram that ends at each place, from two of half its size or one that is a token shorter.
+        half = size // 2 if size in _DOUBLED else 1
+        longer, count = keys[size - half], max(0, len(tokens) - size + 1)
+        factor = np.uint64(_DOUBLED.get(size, _FACTOR))
+        keys[size] = longer[half:][:count] * factor + keys[half][:count]
+        index[size] = _last_ends(keys[size], size)
     return index
 
 

@@ -1,109 +1,186 @@
 """Drafts of each sequence: which drafter, how many, and how many were accepted.
 
-Drafts of the MTP head are made by the step before the one that verifies them, so the depth is decided one step ahead;
-n-gram drafts are looked up when they are needed. None of it changes the answer.
+Drafts of a head are made by the step before the one that verifies them, so drafter and depth are planned one step
+ahead; n-gram drafts are looked up when they are needed. While the text is being copied, a step looks into it even where
+a head has drafted: its drafts go on from the text if the match is long, or if the head's first drafts are the same.
+None of it changes the answer.
 """
 
 import hashlib
+from typing import NamedTuple
 
 from onebox.engine.config import SpeculationConfig, SpeculationMethod
-from onebox.engine.draft.depth import PLAIN, AutoDepth, Company, CostPrior, DraftChoice, Offer, StepCosts
-from onebox.engine.draft.kinds import Drafter
+from onebox.engine.draft.acceptance import DraftClass, num_matching
+from onebox.engine.draft.costs import CostPrior, StepCosts
+from onebox.engine.draft.depth import PLAIN, AutoDepth, Best, Company, DraftChoice, Offer, SharedAcceptance
+from onebox.engine.draft.kinds import Drafter, TextPart
 from onebox.engine.draft.ngram import NgramIndex
-from onebox.engine.request import AcceptanceCounts
-from onebox.engine.stats import AcceptanceTally
+from onebox.engine.request import ClassCounts
+from onebox.engine.stats import ClassTallies
 from onebox.engine.step import DraftCheck
 
 __all__ = ["SequenceDrafts", "Speculator"]
 
-_PRIOR = CostPrior(row=0.15, draft=0.1)
+_PRIOR = CostPrior(row=0.15, draft=0.1, block=0.25)
 """A further row reads other experts' weights, about a seventh of a step on the large models; a draft reads one layer of
-49 and the head. The first measured steps replace it."""
+49 and the head, a block a drafter of 0.8 B parameters. The first measured steps replace it."""
 _HEAD_SAMPLES = 32
 """Of one request, at most: a text that nothing can predict, such as random digits, says little about the head."""
+_LEAST_COPIED = 3
+"""Tokens of a match from which on a step may look into the text though a head drafts for it."""
+_NUM_AGREED = 2
+"""Drafts of a head that must be the same as the text's, for the drafts to go on from the text."""
+_LEAST_LOOKUP_GAIN = 0.1
+"""Expected of looking into the text: the step then cannot be started before the host has read the one before."""
+_MOST_LOOKED_BACK = 4096
+"""Tokens of a prompt that are searched for the mark that opens a reasoning; templates put it at the end."""
 
 
 class Speculator:
-    """What all sequences of an engine share: the settings, measured step costs, and the current plans."""
+    """What all sequences of an engine share: the settings, measured acceptance and costs, and the current plans."""
 
-    def __init__(self, config: SpeculationConfig) -> None:
+    def __init__(self, config: SpeculationConfig, thinking_token_ids: tuple[int, int] | None = None) -> None:
+        """`thinking_token_ids`: the tokens that open and close the reasoning of an answer."""
         self.config = config
+        self.thinking_token_ids = thinking_token_ids
         self.costs = StepCosts(_PRIOR)
-        self._drafting: dict[SequenceDrafts, tuple[DraftChoice, float]] = {}
+        self.shared = SharedAcceptance()
+        self._drafting: dict[SequenceDrafts, Best] = {}
 
     def start(self, prompt: tuple[int, ...], seed: int | None, *, is_plain: bool = False) -> "SequenceDrafts":
         """`is_plain`: nothing is added to the model's logits that the MTP head does not know of."""
         return SequenceDrafts(self, prompt, seed, is_plain=is_plain)
 
-    def note(self, drafts: "SequenceDrafts", choice: DraftChoice, expected_tokens: float) -> None:
+    def note(self, drafts: "SequenceDrafts", planned: Best) -> None:
         """Records what a sequence plans for its next step."""
-        self._drafting[drafts] = choice, expected_tokens
+        self._drafting[drafts] = planned
 
     def forget(self, drafts: "SequenceDrafts") -> None:
         self._drafting.pop(drafts, None)
 
-    def observe(self, num_rows: int, num_chained: int, seconds: float) -> None:
+    def observe(self, num_rows: int, num_chained: int, num_blocks: int, seconds: float) -> None:
         """Records what a step cost, where the depth depends on it."""
         if self.config.method is SpeculationMethod.AUTO:
-            self.costs.observe(num_rows, num_chained, seconds)
+            self.costs.observe(num_rows, num_chained, num_blocks, seconds)
 
     def company(self, drafts: "SequenceDrafts") -> Company:
         """What the other sequences plan for the next step."""
-        num_rows, num_chained, expected_tokens = 0, 0, 0.0
-        for other, (choice, expected) in self._drafting.items():
+        num_rows, num_chained, num_blocks, expected_tokens = 0, 0, 0, 0.0
+        for other, (choice, expected, _) in self._drafting.items():
             if other is not drafts:
                 num_rows += 1 + choice.depth
                 num_chained = max(num_chained, choice.num_chained)
+                num_blocks = max(num_blocks, choice.num_blocks)
                 expected_tokens += expected
-        return Company(num_rows, num_chained, expected_tokens)
+        return Company(num_rows, num_chained, num_blocks, expected_tokens)
+
+
+class _Proposal(NamedTuple):
+    """Drafts that are judged by the tokens that come, verified or not."""
+
+    kind: DraftClass
+    token_ids: tuple[int, ...]
 
 
 class SequenceDrafts:
-    """One sequence's drafts: offered by the MTP head or looked up in its own text."""
+    """One sequence's drafts: made by a head or looked up in its own text."""
 
     def __init__(self, speculator: Speculator, prompt: tuple[int, ...], seed: int | None, *, is_plain: bool) -> None:
         self._speculator = speculator
         self._config = speculator.config
         self._seed = seed
-        uses_ngrams = self._config.method in (SpeculationMethod.NGRAM, SpeculationMethod.AUTO)
+        is_auto = self._config.method is SpeculationMethod.AUTO
+        uses_ngrams = is_auto or self._config.method is SpeculationMethod.NGRAM
         self._index = NgramIndex(prompt) if uses_ngrams else None
-        self._auto = AutoDepth() if self._config.method is SpeculationMethod.AUTO else None
+        self._auto = AutoDepth(shared=speculator.shared) if is_auto else None
+        self._part = part_after(prompt, speculator.thinking_token_ids)
         self._plan = PLAIN
+        self._may_look_up = False
+        """Whether the planned step may verify other drafts than the head's."""
         self._checked = PLAIN
-        """The plan behind this step's drafts; `_plan` is already that of the next step."""
+        """What this step verifies; `_plan` is already that of the next step."""
+        self._proposals: list[_Proposal] = []
+        """Of this step."""
         self._offered: tuple[int, ...] = ()
-        self._tally = AcceptanceTally()
+        self._agreement = 0.5
+        """How often the head's first drafts are the same as the text's, recently."""
+        self._tallies = ClassTallies()
         self._num_samples_left = _HEAD_SAMPLES if is_plain and not self._config.synthetic_acceptance else 0
 
     @property
-    def counts(self) -> AcceptanceCounts:
+    def counts(self) -> ClassCounts:
         """Counts of all drafts so far."""
-        return self._tally.counts
+        return self._tallies.counts
+
+    @property
+    def checked(self) -> tuple[Drafter, TextPart]:
+        """Who made this step's drafts, and for which part of the text."""
+        return self._checked.kind.drafter, self._checked.kind.part
 
     def extend(self, token_ids: tuple[int, ...]) -> None:
         """Adds tokens that are certain."""
+        if self._auto:
+            for kind, proposed in self._proposals:
+                self._auto.observe(kind, *num_matching(proposed, token_ids))
+            self._proposals = []
         if self._index:
             self._index.extend(token_ids)
+        marks = self._speculator.thinking_token_ids
+        if marks:
+            for token_id in token_ids:
+                if token_id in marks:
+                    self._part = TextPart.THINKING if token_id == marks[0] else TextPart.ANSWER
 
     def forget(self) -> None:
         """Drops offered drafts and the plan: the sequence lost its slot."""
-        self._offered, self._plan = (), PLAIN
+        self._offered, self._plan, self._proposals = (), PLAIN, []
         self._speculator.forget(self)
 
     def offer(self, drafts: tuple[int, ...]) -> None:
-        """Sets what the MTP head drafted for the next step."""
+        """Sets what a head drafted for the next step."""
         self._offered = drafts
 
     def propose(self, room: int) -> tuple[int, ...]:
         """Drafts for this step, at most `room`."""
         room = min(room, self._config.max_drafts)
-        self._checked = self._plan
-        if self._config.method is SpeculationMethod.NGRAM and self._index:
-            return self._index.propose(room)
-        if self._plan.drafter is Drafter.NGRAM and self._index:
-            found = self._index.match_length >= self._plan.match_length
-            return self._index.propose(min(room, self._plan.depth)) if found else ()
-        return self._offered[:room]
+        if self._auto:
+            return self._propose_best(self._auto, room)
+        if self._index:
+            drafts = self._index.propose(room)
+            self._checked = DraftChoice(self._text_class(), len(drafts))
+        else:
+            drafts = self._offered[:room]
+            drafter = Drafter.DFLASH if self._config.method is SpeculationMethod.DFLASH else Drafter.MTP
+            self._checked = DraftChoice(DraftClass(drafter, self._part), len(drafts))
+        return drafts
+
+    def _propose_best(self, auto: AutoDepth, room: int) -> tuple[int, ...]:
+        """As planned, or from the text where that is better now that the tokens of the last step are known."""
+        plan, head = self._plan, self._offered[:room]
+        self._checked = plan
+        text = self._index.propose(room) if self._index else ()
+        self._proposals = [_Proposal(plan.kind, head)] if head else []
+        if not text:
+            return head
+        text_class = self._text_class()
+        self._proposals.append(_Proposal(text_class, text))
+        if len(head) >= _NUM_AGREED:
+            is_agreed = head[:_NUM_AGREED] == text[:_NUM_AGREED]
+            self._agreement += 0.1 * (is_agreed - self._agreement)
+            text_class = text_class._replace(is_agreed=is_agreed)
+            self._proposals.append(_Proposal(text_class, text))
+        if plan.kind.drafter is not Drafter.NGRAM and not self._may_look_up:
+            return head
+        offers = [Offer(text_class, len(text))]
+        if head:
+            offers.append(Offer(plan.kind, len(head)))
+        best = auto.choose_now(offers, self._speculator.costs, self._speculator.company(self)).choice
+        self._checked = best
+        return text[: best.depth] if best.kind == text_class else head[: best.depth]
+
+    def _text_class(self) -> DraftClass:
+        """Of what the text proposes now."""
+        return DraftClass(Drafter.NGRAM, self._part, self._index.match_length if self._index else 0)
 
     def plan_next(self, room: int) -> tuple[Drafter, int]:
         """Which head drafts in this step for the next one, which has room for `room` drafts, and how many."""
@@ -115,32 +192,51 @@ class SequenceDrafts:
             return _from_head(Drafter.DFLASH, min(room, config.max_block_drafts))
         if self._auto is None:
             return Drafter.NONE, 0
-        offers = [Offer(Drafter.MTP, min(room, config.max_mtp_drafts))] if config.with_mtp else []
+        offers = self._offers(room)
+        planned = self._auto.choose(offers, self._speculator.costs, self._speculator.company(self))
+        self._plan = plan = planned.choice
+        self._may_look_up = self._pays_to_look_up(self._auto, planned, room)
+        self._speculator.note(self, planned)
+        return _from_head(plan.kind.drafter, plan.num_chained + plan.num_blocks)
+
+    def _offers(self, room: int) -> list[Offer]:
+        config, offers = self._config, list[Offer]()
+        if config.with_mtp:
+            offers.append(Offer(DraftClass(Drafter.MTP, self._part), min(room, config.max_mtp_drafts)))
+        if config.with_dflash:
+            offers.append(Offer(DraftClass(Drafter.DFLASH, self._part), min(room, config.max_block_drafts)))
         if self._index and self._index.match_length:
-            offers.append(Offer(Drafter.NGRAM, room, self._index.match_length))
-        plan = self._auto.choose(offers, self._speculator.costs, self._speculator.company(self))
-        self._plan = plan
-        self._speculator.note(self, plan, self._auto.expected_tokens(plan))
-        return _from_head(Drafter.MTP, plan.num_chained)
+            offers.append(Offer(self._text_class(), room))
+        return offers
+
+    def _pays_to_look_up(self, auto: AutoDepth, planned: Best, room: int) -> bool:
+        """Whether the next step should wait for what the text says, though a head drafts for it."""
+        plan, kind = planned.choice, self._text_class()._replace(is_agreed=True)
+        is_from_head = plan.kind.drafter not in (Drafter.NONE, Drafter.NGRAM)
+        if not is_from_head or plan.depth < _NUM_AGREED or plan.is_probe or kind.match_length < _LEAST_COPIED:
+            return False
+        agreed = auto.choose_now([Offer(kind, room)], self._speculator.costs, self._speculator.company(self))
+        return self._agreement * (agreed.speed / planned.speed - 1) > _LEAST_LOOKUP_GAIN
 
     @property
     def is_from_head(self) -> bool:
-        """Whether the next step's drafts, if any, are those that the MTP head makes in this one."""
-        return self._config.method is not SpeculationMethod.NGRAM and self._plan.drafter is not Drafter.NGRAM
+        """Whether the next step's drafts, if any, are those that a head makes in this one."""
+        if self._config.method is SpeculationMethod.NGRAM or self._may_look_up:
+            return False
+        return self._plan.kind.drafter is not Drafter.NGRAM
 
     def observe(self, num_proposed: int, num_accepted: int) -> None:
         """Records how many of this step's drafts were accepted."""
-        self._tally.add(num_proposed, num_accepted)
+        self._tallies.add(*self.checked, num_proposed, num_accepted)
         if self._auto:
-            self._auto.observe(self._checked, num_proposed, num_accepted)
+            self._auto.observe_choice(self._checked, num_proposed, num_accepted)
 
     def takes_head_sample(self) -> bool:
         """Whether this step's drafts tell how good the MTP head is. Called once after each `observe`.
 
         They do if the head made them for a plain request; of each request only the first ones count.
         """
-        is_mtp = self._config.method is SpeculationMethod.MTP
-        if not self._num_samples_left or not (is_mtp or self._checked.drafter is Drafter.MTP):
+        if not self._num_samples_left or self._checked.kind.drafter is not Drafter.MTP:
             return False
         self._num_samples_left -= 1
         return True
@@ -161,3 +257,11 @@ class SequenceDrafts:
 
 def _from_head(drafter: Drafter, depth: int) -> tuple[Drafter, int]:
     return (drafter, depth) if depth else (Drafter.NONE, 0)
+
+
+def part_after(prompt: tuple[int, ...], marks: tuple[int, int] | None) -> TextPart:
+    """Whether an answer to this prompt begins with reasoning: the prompt opens it and does not close it."""
+    for token_id in reversed(prompt[-_MOST_LOOKED_BACK:] if marks else ()):
+        if marks and token_id in marks:
+            return TextPart.THINKING if token_id == marks[0] else TextPart.ANSWER
+    return TextPart.ANSWER

@@ -23,6 +23,7 @@ __all__ = [
     "known_options",
     "launched",
     "set_options",
+    "shipped_table",
     "table_name",
     "tunables",
     "user_table",
@@ -110,6 +111,11 @@ def table_name(gpu: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", gpu.lower()).strip("-") + ".json"
 
 
+def shipped_table(gpu: str) -> Path:
+    """Path of the table that ships for a GPU; it may not exist."""
+    return _SHIPPED / table_name(gpu)
+
+
 def user_table(gpu: str) -> Path:
     """Path of the table that `onebox tune` writes for a GPU."""
     return user_cache_directory() / "tuned" / table_name(gpu)
@@ -122,7 +128,7 @@ def _table() -> dict[str, LaunchOptions]:
     if gpu is None:
         return {}
     found: dict[str, LaunchOptions] = {}
-    paths = [_SHIPPED / table_name(gpu)]
+    paths = [shipped_table(gpu)]
     with contextlib.suppress(RuntimeError):  # no home
         paths.append(user_table(gpu))
     for path in paths:

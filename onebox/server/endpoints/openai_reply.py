@@ -124,7 +124,6 @@ def _usage(usage: Usage) -> Json:
         "prompt_tokens_details": usage.cached_details,
         "completion_tokens_details": {
             "reasoning_tokens": usage.reasoning_tokens,
-            "accepted_prediction_tokens": usage.accepted_draft_tokens,
-            "rejected_prediction_tokens": usage.rejected_draft_tokens,
+            **usage.draft_details,
         },
     }

@@ -16,11 +16,14 @@ __all__ = ["page_router"]
 
 _DIRECTORY = Path(__file__).parents[1] / "static"
 _PREFIX = "/static/"
+_VENDORED = "vendor/"
 _TYPES = {
     ".html": "text/html; charset=utf-8",
     ".css": "text/css; charset=utf-8",
     ".js": "text/javascript; charset=utf-8",
+    ".mjs": "text/javascript; charset=utf-8",
     ".svg": "image/svg+xml",
+    ".txt": "text/plain; charset=utf-8",  # licences of the libraries
 }
 _POLICY = "; ".join(
     (
@@ -32,20 +35,26 @@ _POLICY = "; ".join(
         "base-uri 'none'",
         "form-action 'none'",
         "frame-ancestors 'none'",
+        # Text becomes HTML in one place, which cleans it: any other would raise an error.
+        "require-trusted-types-for 'script'",
+        "trusted-types dompurify",
     )
 )
 _HEADERS = {
     "Content-Security-Policy": _POLICY,
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
-    # Revalidated each time: after an update no page runs with files of another version.
-    "Cache-Control": "no-cache",
 }
+_REVALIDATED = "no-cache"
+"""After an update no page runs with files of another version."""
+_FOR_EVER = "public, max-age=31536000, immutable"
+"""A library's folder has its version in its name: what was there once never changes."""
 
 
 def page_router() -> APIRouter:
     """The pages and their files under /static/; not part of the API's OpenAPI description."""
-    files = {path.name: _File(path) for path in sorted(_DIRECTORY.iterdir()) if path.suffix in _TYPES}
+    paths = [path for path in sorted(_DIRECTORY.rglob("*")) if path.suffix in _TYPES]
+    files = {name: _File(name) for name in (path.relative_to(_DIRECTORY).as_posix() for path in paths)}
     router = APIRouter(include_in_schema=False)
 
     @router.api_route("/", methods=["GET", "HEAD"])
@@ -58,7 +67,7 @@ def page_router() -> APIRouter:
         """The page of the API: every path and every field"""
         return files["docs.html"].response(request)
 
-    @router.api_route(_PREFIX + "{name}", methods=["GET", "HEAD"])
+    @router.api_route(_PREFIX + "{name:path}", methods=["GET", "HEAD"])
     async def static(name: str, request: Request) -> Response:
         """Files of the pages"""
         if name not in files:
@@ -71,13 +80,15 @@ def page_router() -> APIRouter:
 class _File:
     """One file with its ETag."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, name: str) -> None:
+        path = _DIRECTORY / name
         self._body = path.read_bytes()
         self._type = _TYPES[path.suffix]
+        self._caching = _FOR_EVER if name.startswith(_VENDORED) else _REVALIDATED
         self._tag = f'"{hashlib.sha256(self._body).hexdigest()[:32]}"'
 
     def response(self, request: Request) -> Response:
-        headers = {**_HEADERS, "ETag": self._tag}
+        headers = {**_HEADERS, "Cache-Control": self._caching, "ETag": self._tag}
         known = request.headers.get("if-none-match", "")
         if self._tag in (tag.strip().removeprefix("W/") for tag in known.split(",")):
             return Response(status_code=304, headers=headers)

@@ -261,8 +261,7 @@ def _usage(usage: Usage) -> Json:
         "output_tokens": usage.completion_tokens,
         "output_tokens_details": {
             "reasoning_tokens": usage.reasoning_tokens,
-            "accepted_prediction_tokens": usage.accepted_draft_tokens,
-            "rejected_prediction_tokens": usage.rejected_draft_tokens,
+            **usage.draft_details,
         },
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
     }

@@ -39,6 +39,15 @@ export async function readMetrics(key) {
   return (await ask("metrics", key, { cache: "no-store" })).text();
 }
 
+/** How the engine is: {status, message, num_restarts}; also where the server says that it takes no requests. */
+export async function readHealth() {
+  try {
+    return await (await fetch("health", { cache: "no-store" })).json();
+  } catch {
+    throw new ServerError("The server does not answer.");
+  }
+}
+
 /** Chunks of a streamed chat completion, parsed, as they come. */
 export async function* streamChat(body, key, signal) {
   const options = {

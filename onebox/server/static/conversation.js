@@ -1,40 +1,57 @@
-// The conversation: turns as the page shows them, kept in this browser, and told to the server as messages.
+// A conversation: turns as the page shows them, and told to the server as messages.
 //
-// A turn is {role: "user", content, images} or
+// A conversation is {id, title, revision, turns}. A turn is {role: "user", content, images} or
 // {role: "assistant", reasoning, content, calls: [{id, name, arguments, result}], figures, problem}.
 // A call's `result` is null until a person has typed one in.
 
-const STORE = "onebox.conversation";
+const MAX_TITLE = 60;
+const IMAGES = /^data:image\/(png|jpeg|webp|gif);base64,[A-Za-z0-9+/=]*$/;
 
+/** Not crypto.randomUUID, which pages over plain http from another machine do not have. */
+const newId = () => [...crypto.getRandomValues(new Uint8Array(8))].map((byte) => byte.toString(16).padStart(2, "0")).join("");
+
+export const newConversation = (turns = [], title = "") => ({ id: newId(), title, revision: 0, turns });
 export const userTurn = (content, images) => ({ role: "user", content, images });
 export const assistantTurn = () => ({
   role: "assistant", reasoning: "", content: "", calls: [], figures: null, problem: null,
 });
+export const isEmptyAnswer = ({ reasoning, content, calls }) => !reasoning && !content && !calls.length;
 
-/** The turns that this browser kept, or none. */
-export function loadTurns() {
-  try {
-    const turns = JSON.parse(localStorage.getItem(STORE)) ?? [];
-    return turns.every((turn) => ["user", "assistant"].includes(turn.role)) ? turns : [];
-  } catch {
-    return [];
-  }
+/** The title that was given, or the first line that was asked. */
+export function titleOf({ title, turns }) {
+  const first = turns.find(({ role }) => role === "user");
+  const line = title || first?.content.trim().split("\n")[0] || (first?.images.length ? "Image" : "New chat");
+  return line.length > MAX_TITLE ? `${line.slice(0, MAX_TITLE - 1)}…` : line;
 }
 
-/** Keeps the turns. Images can be larger than the browser's room: then they are left out, and false says so. */
-export function saveTurns(turns) {
-  try {
-    localStorage.setItem(STORE, JSON.stringify(turns));
-    return true;
-  } catch {
-    const slim = turns.map((turn) => (turn.images ? { ...turn, images: [] } : turn));
-    try {
-      localStorage.setItem(STORE, JSON.stringify(slim));
-    } catch {
-      localStorage.removeItem(STORE);
-    }
-    return false;
-  }
+/** Another conversation with the turns before `end`; changes of one are not seen in the other. */
+export const branchOf = (conversation, end) =>
+  newConversation(structuredClone(conversation.turns.slice(0, end)), `${titleOf(conversation)} (branch)`);
+
+/** Turns read from storage, which anything may have written: parts of other types become empty, unknown turns go. */
+export function checkedTurns(turns) {
+  return (Array.isArray(turns) ? turns : []).flatMap((turn) => {
+    if (turn?.role === "user") return [userTurn(text(turn.content), list(turn.images).filter(isImage))];
+    if (turn?.role !== "assistant") return [];
+    const calls = list(turn.calls).map(checkedCall);
+    const problem = typeof turn.problem === "string" ? turn.problem : null;
+    const parts = { reasoning: text(turn.reasoning), content: text(turn.content), calls, problem };
+    return [{ ...assistantTurn(), ...parts, figures: checkedFigures(turn.figures) }];
+  });
+}
+
+const text = (value) => (typeof value === "string" ? value : "");
+const list = (value) => (Array.isArray(value) ? value : []);
+const isImage = (url) => typeof url === "string" && IMAGES.test(url);
+const checkedCall = (call) => ({
+  id: text(call?.id), name: text(call?.name), arguments: text(call?.arguments),
+  result: typeof call?.result === "string" ? call.result : null,
+});
+
+function checkedFigures(figures) {
+  const numbers = ["firstSeconds", "tokens", "perSecond", "cached", "accepted"];
+  if (!numbers.every((name) => Number.isFinite(figures?.[name]))) return null;
+  return { ...Object.fromEntries(numbers.map((name) => [name, figures[name]])), end: text(figures.end) };
 }
 
 /** The turns as messages of the chat API. An answer that failed before its first word is left out. */
@@ -50,8 +67,9 @@ function userMessage({ content, images }) {
   return { role: "user", content: [...parts, { type: "text", text: content }] };
 }
 
-function assistantMessages({ reasoning, content, calls }) {
-  if (!reasoning && !content && !calls.length) return [];
+function assistantMessages(turn) {
+  if (isEmptyAnswer(turn)) return [];
+  const { reasoning, content, calls } = turn;
   const message = { role: "assistant", content };
   if (reasoning) message.reasoning_content = reasoning;
   if (calls.length) message.tool_calls = calls.map(toCall);

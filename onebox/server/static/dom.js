@@ -1,4 +1,4 @@
-// Elements from words. Text is always set as text: nothing here, or anywhere on the page, is parsed as HTML.
+// Elements from words. Text is always set as text: only markdown.js parses HTML, and cleans it first.
 
 export const byId = (id) => document.getElementById(id);
 
@@ -25,4 +25,16 @@ export function makeSvg(tag, attributes = {}, ...children) {
 export function say(element, sentence) {
   element.textContent = sentence ?? "";
   element.hidden = !sentence;
+}
+
+/** Shows a sentence with a button that does something about it once; the next one takes its place. */
+export function offer(sentence, label, action) {
+  const button = make("button", { type: "button" }, label);
+  const place = byId("offer");
+  button.addEventListener("click", () => {
+    place.hidden = true;
+    action();
+  });
+  place.replaceChildren(sentence, " ", button);
+  place.hidden = false;
 }

@@ -1,6 +1,6 @@
 // The live view: figures of the server's metrics, read each second while the page can be seen.
 
-import { readMetrics } from "./api.js";
+import { readHealth, readMetrics } from "./api.js";
 import { byId, make, makeSvg, say } from "./dom.js";
 import { History, WINDOW, parseMetrics } from "./metrics.js";
 
@@ -47,7 +47,7 @@ class LiveView {
       this.#complain(error.status);
       return;
     }
-    say(byId("live-problem"), null);
+    say(byId("live-problem"), this.#history.value("onebox:engine_up") === 0 ? await whatIsDown() : null);
     byId("live-figures").hidden = false;
     this.#show(this.#history);
   }
@@ -114,6 +114,16 @@ class LiveView {
   #showMemory(parts) {
     const most = Math.max(...parts.map(([, bytes]) => bytes));
     this.#memory.show(parts.map(([name, bytes]) => [name, bytes / most, gib(bytes)]));
+  }
+}
+
+/** In the server's words; it is asked only once the metrics say that no requests are taken. */
+async function whatIsDown() {
+  try {
+    const { status, message } = await readHealth();
+    return status === "ok" ? null : `The engine is down (${status}). ${message ?? ""}`.trim();
+  } catch (error) {
+    return error.message;
   }
 }
 

@@ -1,129 +1,127 @@
-// The little Markdown that answers use: headings, lists, quotes, code, bold and italic. Anything else stays as written.
-// Elements are made one by one from text, so an answer cannot become markup.
+// Markdown as models write it, to elements. Three walls keep what a model (or a stored conversation) says from running:
+// markdown-it takes HTML as text, DOMPurify removes from its output what could run or load, and the page's policy
+// refuses inline scripts, handlers, styles and foreign addresses.
 
-import { make } from "./dom.js";
+import { codeHead } from "./code.js";
+import { DOMPurify, MarkdownIt, hljs } from "./libraries.js";
+import { mathRules, writeAlphabets } from "./math.js";
 
-const FENCE = /^\s{0,3}(`{3,}|~{3,})\s*([\w+#.-]*)[^`]*$/;
-const HEADING = /^\s{0,3}(#{1,6})\s+(.*?)\s*#*\s*$/;
-const ITEM = /^(\s*)(?:([-*+])|(\d{1,9})[.)])\s+(.*)$/;
-const QUOTE = /^\s{0,3}>\s?(.*)$/;
-const INLINE = /(`+)([^`]|[^`].*?[^`])\1(?!`)|\*\*(?=\S)(.+?)\*\*|(?<![\w*])\*(?=[^\s*])([^*\n]+?)\*(?![\w*])/gs;
+/** A longer block is shown as it is written: parsing and colouring it would hold the page up. */
+const MAX_BLOCK = 100_000;
+const MAX_COLOURED = 50_000;
+const DEEPEST = 50;
+const LINKS = /^(https?:|mailto:)/i;
+const CLEANING = {
+  USE_PROFILES: { html: true, mathMl: true },
+  FORBID_TAGS: ["style", "form", "input", "button", "textarea", "select", "img", "audio", "video", "picture", "source"],
+  FORBID_ATTR: ["style", "id", "name", "srcset", "background"],
+  // KaTeX's copy of the TeX source; removed as an element, its text would be left.
+  ADD_FORBID_CONTENTS: ["annotation"],
+  // Tried on every attribute's value: our schemes, or no scheme at all.
+  ALLOWED_URI_REGEXP: /^(?:(?:https?|mailto):|[^a-z]|[a-z+.-]+(?:[^a-z+.\-:]|$))/i,
+  ALLOW_DATA_ATTR: false,
+  RETURN_DOM_FRAGMENT: true,
+};
 
-/** Blocks of a text, in order: {kind, ...}. An unclosed code block reaches to the end, as it does while it streams. */
-export function parseBlocks(text) {
+const markdown = new MarkdownIt({ html: false, linkify: true, breaks: true, maxNesting: DEEPEST + 2 }).use(mathRules);
+markdown.validateLink = (address) => LINKS.test(address.trim());
+// A name such as `readme.md` is no address: only what says its scheme is linked.
+markdown.linkify.set({ fuzzyLink: false, fuzzyEmail: false });
+const { escapeHtml } = markdown.utils;
+
+const fence = ({ info, content }) => {
+  const language = info.trim().split(/\s+/)[0];
+  return `<pre title="${escapeHtml(language)}"><code>${coloured(content.replace(/\n$/, ""), language)}</code></pre>\n`;
+};
+markdown.renderer.rules.fence = (tokens, at) => fence(tokens[at]);
+markdown.renderer.rules.code_block = (tokens, at) => fence(tokens[at]);
+// The policy loads no foreign image; a link does not load before it is followed.
+markdown.renderer.rules.image = (tokens, at) => {
+  const address = escapeHtml(tokens[at].attrGet("src"));
+  return `<a href="${address}">${escapeHtml(tokens[at].content || "image")}</a>`;
+};
+// The policy refuses style attributes: a column's alignment is a class.
+for (const rule of ["th_open", "td_open"]) {
+  markdown.renderer.rules[rule] = (tokens, at) => {
+    const side = /(right|center)/.exec(tokens[at].attrGet("style"))?.[1];
+    return side ? `<${tokens[at].tag} class="${side}">` : `<${tokens[at].tag}>`;
+  };
+}
+// One below the page's own heading.
+for (const rule of ["heading_open", "heading_close"]) {
+  markdown.renderer.rules[rule] = (tokens, at, options, _, renderer) => {
+    tokens[at].tag = `h${Math.min(Number(tokens[at].tag[1]) + 1, 6)}`;
+    return renderer.renderToken(tokens, at, options);
+  };
+}
+
+function coloured(code, language) {
+  if (!hljs.getLanguage(language) || code.length > MAX_COLOURED) return escapeHtml(code);
+  return hljs.highlight(code, { language, ignoreIllegals: true }).value;
+}
+
+/** HTML without anything that could run, load or be mistaken for the page's own parts, as a fragment. */
+export function cleaned(html) {
+  const fragment = DOMPurify.sanitize(html, CLEANING);
+  fragment.querySelectorAll("[href]").forEach(openElsewhere);
+  return fragment;
+}
+
+/** The text's blocks as {source, key, isPlain}: a block with the same key looks the same. */
+function blocksOf(text, references) {
+  const tokens = [];
+  markdown.block.parse(text, markdown, references, tokens);
   const lines = text.split("\n");
+  const known = JSON.stringify(references.references ?? {});
   const blocks = [];
-  for (let at = 0; at < lines.length; ) {
-    const [block, next] = readBlock(lines, at);
-    if (block) blocks.push(block);
-    at = next;
+  for (const { level, nesting, map, type } of tokens) {
+    // markdown-it leaves out what is nested deeper than this.
+    if (level >= DEEPEST) blocks.at(-1).isPlain = true;
+    if (level > 0 || nesting < 0 || !map) continue;
+    const source = lines.slice(map[0], map[1]).join("\n");
+    const isPlain = source.length > MAX_BLOCK && !["fence", "code_block"].includes(type);
+    // A reference's address counts where it may be used, not in every block.
+    blocks.push({ source, isPlain, key: source.includes("]") ? `${known}\n${source}` : source });
   }
   return blocks;
 }
 
-function readBlock(lines, at) {
-  const line = lines[at];
-  if (!line.trim()) return [null, at + 1];
-  const fence = FENCE.exec(line);
-  if (fence) return readCode(lines, at, fence);
-  const heading = HEADING.exec(line);
-  if (heading) return [{ kind: "heading", level: heading[1].length, text: heading[2] }, at + 1];
-  if (ITEM.test(line)) return readList(lines, at);
-  const isQuote = QUOTE.test(line);
-  const taken = [];
-  while (at < lines.length && (isQuote ? QUOTE.test(lines[at]) : isPlain(lines[at]))) taken.push(lines[at++]);
-  if (isQuote) return [{ kind: "quote", text: taken.map((each) => QUOTE.exec(each)[1]).join("\n") }, at];
-  return [{ kind: "paragraph", text: taken.join("\n") }, at];
-}
-
-const isPlain = (line) => line.trim() && ![FENCE, HEADING, ITEM, QUOTE].some((pattern) => pattern.test(line));
-
-function readCode(lines, at, [, mark, language]) {
-  const closes = (line) => line.trim().startsWith(mark) && !line.trim().replaceAll(mark[0], "");
-  const begin = at + 1;
-  let end = begin;
-  while (end < lines.length && !closes(lines[end])) end++;
-  return [{ kind: "code", language, text: lines.slice(begin, end).join("\n") }, end + 1];
-}
-
-/** One list with the depth of each item; lines that are indented and no item belong to the item before them. */
-function readList(lines, at) {
-  const items = [];
-  const isOrdered = ITEM.exec(lines[at])[2] === undefined;
-  while (at < lines.length) {
-    const item = ITEM.exec(lines[at]);
-    if (item) {
-      const depth = item[1].replaceAll("\t", "    ").length;
-      if (depth === 0 && items.length && (item[2] === undefined) !== isOrdered) break;
-      items.push({ depth, isOrdered: item[2] === undefined, start: Number(item[3] ?? 0), text: item[4] });
-    } else if (/^\s+\S/.test(lines[at]) && !FENCE.test(lines[at])) {
-      items.at(-1).text += `\n${lines[at].trim()}`;
-    } else if (lines[at].trim() || !ITEM.test(lines[at + 1] ?? "")) {
-      break;
-    }
-    at++;
+function blockElement({ source, isPlain }, references) {
+  const element = document.createElement("div");
+  if (isPlain) {
+    element.className = "unparsed";
+    element.textContent = source;
+    return element;
   }
-  return [{ kind: "list", items }, at];
+  const block = cleaned(markdown.render(source, references));
+  writeAlphabets(block);
+  block.querySelectorAll("pre").forEach(frameCode);
+  block.querySelectorAll("table").forEach(letScroll);
+  element.append(block);
+  return element;
 }
 
-/** A text's inline marks as nodes. */
-export function inlineNodes(text) {
-  const nodes = [];
-  let end = 0;
-  for (const match of text.matchAll(INLINE)) {
-    if (match.index > end) nodes.push(text.slice(end, match.index));
-    const [, , code, bold, italic] = match;
-    if (code !== undefined) nodes.push(make("code", {}, code));
-    else if (bold !== undefined) nodes.push(make("strong", {}, ...inlineNodes(bold)));
-    else nodes.push(make("em", {}, ...inlineNodes(italic)));
-    end = match.index + match[0].length;
-  }
-  if (end < text.length) nodes.push(text.slice(end));
-  return nodes;
+function openElsewhere(link) {
+  if (!LINKS.test(link.getAttribute("href"))) link.removeAttribute("href");
+  link.target = "_blank";
+  link.rel = "noopener noreferrer nofollow";
 }
 
-function blockElement(block) {
-  switch (block.kind) {
-    case "code":
-      return codeElement(block);
-    case "heading":
-      // One below the page's own heading.
-      return make(`h${Math.min(block.level + 1, 6)}`, {}, ...inlineNodes(block.text));
-    case "list":
-      return listElement(block.items);
-    case "quote":
-      return make("blockquote", {}, ...parseBlocks(block.text).map(blockElement));
-    default:
-      return make("p", {}, ...inlineNodes(block.text));
-  }
+function frameCode(pre) {
+  const frame = document.createElement("div");
+  frame.className = "code";
+  pre.replaceWith(frame);
+  pre.tabIndex = 0;
+  frame.append(codeHead(pre.title, () => pre.textContent), pre);
+  pre.removeAttribute("title");
 }
 
-function codeElement({ language, text }) {
-  const head = make("div", { class: "code-head" }, make("span", {}, language || "code"));
-  if (navigator.clipboard) {
-    const copy = make("button", { type: "button" }, "Copy");
-    copy.addEventListener("click", async () => {
-      await navigator.clipboard.writeText(text);
-      copy.textContent = "Copied";
-    });
-    head.append(copy);
-  }
-  return make("div", { class: "code" }, head, make("pre", {}, make("code", {}, text)));
-}
-
-/** Items that are deeper than the first of their list make a list inside the item before them. */
-function listElement(items) {
-  const [first] = items;
-  const list = make(first.isOrdered ? "ol" : "ul");
-  if (first.isOrdered) list.start = first.start;
-  for (let at = 0; at < items.length; ) {
-    const item = make("li", {}, ...inlineNodes(items[at++].text));
-    const begin = at;
-    while (at < items.length && items[at].depth > first.depth + 1) at++;
-    if (at > begin) item.append(listElement(items.slice(begin, at)));
-    list.append(item);
-  }
-  return list;
+function letScroll(table) {
+  const frame = document.createElement("div");
+  frame.className = "wide";
+  frame.tabIndex = 0;
+  table.replaceWith(frame);
+  frame.append(table);
 }
 
 /** Shows a growing text in an element: blocks that did not change since the last call keep their elements. */
@@ -135,12 +133,12 @@ export class MarkdownView {
   }
 
   show(text) {
-    const blocks = parseBlocks(text);
-    const sources = blocks.map((block) => JSON.stringify(block));
+    const references = {};
+    const blocks = blocksOf(text.replace(/\r\n?/g, "\n").replaceAll("\0", "\uFFFD"), references);
     let same = 0;
-    while (same < sources.length && sources[same] === this.#shown[same]) same++;
+    while (same < blocks.length && blocks[same].key === this.#shown[same]) same++;
     while (this.element.childNodes.length > same) this.element.lastChild.remove();
-    this.element.append(...blocks.slice(same).map(blockElement));
-    this.#shown = sources;
+    this.element.append(...blocks.slice(same).map((block) => blockElement(block, references)));
+    this.#shown = blocks.map(({ key }) => key);
   }
 }

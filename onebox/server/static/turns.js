@@ -1,15 +1,32 @@
-// How turns look: what was asked, thinking in a block that folds, the answer, tool calls as cards, and the figures.
+// How turns look: what was asked, thinking in a block that folds, the answer, tool calls as cards, the figures, and
+// what can be done with a turn.
 
+import { copyButton } from "./clipboard.js";
 import { make, say } from "./dom.js";
 import { MarkdownView } from "./markdown.js";
 
-/** A user's turn. */
-export function userView({ content, images }) {
+/** A user's turn. `actions` are {copy, edit, branch, remove}; `copy` gives the text. */
+export function userView({ content, images }, actions) {
   const pictures = images.map((url) => make("img", { src: url, alt: "attached image" }));
-  return make("article", { class: "turn user", "aria-label": "You" }, ...pictures, make("p", {}, content));
+  const text = content ? make("p", {}, content) : null;
+  return make("article", { class: "turn user", "aria-label": "You" }, ...pictures, text, actionRow(actions));
 }
 
-/** An assistant's turn, shown again whenever it has grown. `onResults` is called when every call has its result. */
+function actionRow({ copy, edit, branch, remove }) {
+  const named = [
+    ["Edit", edit, "Change this turn"],
+    ["Branch", branch, "Go on from here in another conversation"],
+    ["Delete", remove, "Take this turn out of the conversation"],
+  ];
+  const buttons = named.map(([name, action, title]) => {
+    const button = make("button", { type: "button", title }, name);
+    button.addEventListener("click", action);
+    return button;
+  });
+  return make("div", { class: "actions" }, copyButton(copy, "Copy the text as it was written"), ...buttons);
+}
+
+/** An assistant's turn, shown again whenever it has grown. `onResults` gets the calls once each has its result. */
 export class AssistantView {
   #answer = new MarkdownView(make("div", { class: "answer" }));
   #thinkingText = make("div", { class: "thinking-text" });
@@ -18,12 +35,14 @@ export class AssistantView {
   #problem = make("p", { class: "problem", role: "alert", hidden: true });
   #figures = make("p", { class: "figures quiet" });
   #cards = make("div", { class: "cards" });
+  #actions;
   #cardViews = [];
   #isSetByHand = false;
 
-  constructor(onResults) {
+  constructor(onResults, actions) {
     this.onResults = onResults;
-    const parts = [this.#thinking, this.#answer.element, this.#cards, this.#problem, this.#figures];
+    this.#actions = actionRow(actions);
+    const parts = [this.#thinking, this.#answer.element, this.#cards, this.#problem, this.#figures, this.#actions];
     this.element = make("article", { class: "turn assistant", "aria-label": "Assistant" }, ...parts);
     // Folded or opened by hand it stays so, whatever streams in.
     this.#thinkingTitle.addEventListener("click", () => (this.#isSetByHand = true));
@@ -36,6 +55,7 @@ export class AssistantView {
     turn.calls.forEach((call, place) => this.#showCall(turn, call, place, isStreaming));
     say(this.#problem, turn.problem);
     this.#figures.textContent = figuresLine(turn.figures);
+    this.#actions.hidden = isStreaming;
   }
 
   #showThinking({ reasoning, content, calls }, isStreaming) {
@@ -55,7 +75,7 @@ export class AssistantView {
   }
 
   #takeResults(turn) {
-    if (turn.calls.every((call) => call.result !== null)) this.onResults(turn);
+    if (turn.calls.every((call) => call.result !== null)) this.onResults(turn.calls);
   }
 }
 

@@ -15,7 +15,7 @@ from recipes.pocket.drafter.target import AnsweredRows, Target
 
 __all__ = ["Steps", "held_drafts", "labels_of", "tokens_a_step"]
 
-_ANCHORS_AT_ONCE = 64
+_ANCHORS_AT_ONCE = 128
 
 
 def labels_of(rows: AnsweredRows, anchors: Tensor, num_drafts: int) -> tuple[Tensor, Tensor]:

@@ -1,12 +1,14 @@
-"""`python -m recipes.pocket.drafter.train --prompts FILE --out DIR --seconds 240`: trains the drafter in a given time.
+"""`python -m recipes.pocket.drafter.train --prompts FILE --out DIR --seconds 100`: trains the drafter in a given time.
 
-The target answers the prompts of FILE on the device, half of the rows as the master and half as the served build, and
-the drafter learns to say what they said from their features. The time decides all: a fifth goes to answers, a tenth to
-long rows, the rest to training, in which the learning rate falls to 0. DIR is written every 30 seconds and at the end,
-with the acceptance on held-out prompts. `--toy` makes everything so small that a CPU runs it in seconds.
+The served build answers the prompts of FILE on the device, thousands of rows at once, and the drafter learns to say
+what it said from its features; a part of the rows is read again by the master, whose features differ a little, and
+others are joined to long contexts. What that leaves of the time is training, in which the learning rate falls to 0. DIR
+is written every 20 seconds and at the end, with the acceptance on held-out prompts. `--toy` makes everything so small
+that a CPU runs it.
 """
 
 import argparse
+import itertools
 import json
 import sys
 import time
@@ -23,6 +25,7 @@ from torch import Tensor
 
 from onebox.pocket.ready import MODEL_DIRECTORY, pocket_checkpoint
 from onebox.spec.dflash_config import drafter_from_config
+from onebox.spec.errors import UsageError
 from onebox.spec.model import read_config
 from onebox.text.tokenizer import Tokenizer
 from recipes.pocket.command import log_progress, run_command
@@ -39,33 +42,39 @@ _DECAY = 7.0
 """The loss of draft j has weight exp(-(j - 1) / 7): the first ones decide how many hold."""
 _LEARNING_RATE = 3e-3
 _WARM_UP, _FALL = 0.02, 0.6
-_ANSWER_SHARE, _LONG_SHARE = 0.22, 0.32
-"""Shares of the time by which the answers, and then the long rows, are made."""
 _LIMITS = {PROSE: 192, CODE: 192}
-_LIMIT = 384
-_SAVE_SECONDS, _LOG_SECONDS = 30, 10
+_LIMIT = 320
+_SAVE_SECONDS, _LOG_SECONDS = 20, 5
+_DEPTHS = (7, 15)
 
 
 @dataclass(frozen=True)
 class Sizes:
     """Of the work on the device."""
 
-    rows: int = 1024
-    length: int = 2048
-    """Rows that are answered at once, and their tokens."""
+    rows: int = 4096
+    length: int = 640
+    """Rows that are answered at once, and their tokens: a step costs its launches, however many rows it has."""
+    prompt_tokens: int = 300
+    """Of the longest prompt that is answered."""
+    read_rows: int = 128
+    read_batches: int = 10
+    """Rows that the master reads at once, and how often."""
     long_length: int = 16384
     long_rows: int = 8
-    """Rows of long contexts that are read at once."""
-    batch: int = 12
-    anchors: int = 128
+    long_batches: int = 6
+    """Rows of long contexts, read at once, and how often."""
+    batch: int = 24
+    anchors: int = 64
     long_batch: int = 2
+    long_anchors: int = 128
     long_every: int = 6
-    held_out_length: int = 1024
-    held_out: int = 32
+    held_out: int = 8
     """Held-out prompts of each kind."""
 
 
-_TOY = Sizes(6, 96, 256, 2, 2, 8, 1, 3, 160, 1)
+_TOY = Sizes(4, 96, 64, 2, 1, 256, 2, 1, 2, 8, 1, 8, 3, 1)
+_Part = tuple[Target, AnsweredRows]
 
 
 class _Run:
@@ -93,39 +102,50 @@ class _Run:
     def elapsed(self) -> float:
         return time.monotonic() - self.began
 
-    @property
-    def share(self) -> float:
-        """Of the time that has passed."""
-        return self.elapsed / self.seconds
+    def log(self, text: str) -> None:
+        """A line with the seconds of the run so far; waits for the device."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize()
+        log_progress(f"{self.elapsed:5.1f} s of the run: {text}")
 
-    def answer(self) -> list[tuple[Target, AnsweredRows]]:
-        """Answered rows by target, as many as the time allows; at least one batch of each."""
-        parts: list[tuple[Target, AnsweredRows]] = []
-        while len(parts) < len(self.targets) or self.share < _ANSWER_SHARE:
-            target = self.targets[len(parts) % len(self.targets)]
-            rows = target.answer(self._scripts(), self._message_end)
-            parts.append((target, rows))
-            said = float(rows.is_answer.float().mean())
-            log_progress(
-                f"answered {rows.tokens.numel():,} tokens, {said:.0%} said by the model ({self.elapsed:.0f} s)"
-            )
-        return parts
+    def answer(self, num_passes: int) -> tuple[AnsweredRows, list[str], AnsweredRows]:
+        """Rows answered by the served build; the kinds of the held-out prompts and their rows, one prompt each."""
+        prompts, size = self._prompts, self.sizes.prompt_tokens
+        chosen = _first_of_each(prompts.held_out, self.sizes.held_out, size)
+        training = [index for index in range(len(prompts.training)) if len(prompts.training[index][1]) <= size]
+        asked = [[(ids, self._limit(kind))] for kind, ids in chosen]
+        parts, measured = [], None
+        for number in range(num_passes):
+            rows = [self._row(training) for _ in range(self.sizes.rows)]
+            scripts = write_scripts(asked + rows if number == 0 else rows, self.sizes.length, self._end)
+            self.log(f"answering {scripts.size:,} tokens")
+            answered = self.targets[0].answer(scripts, self._message_end)
+            said = float(answered.is_answer.float().mean())
+            self.log(f"answered; {said:.0%} said by the model")
+            if measured is None:
+                first, rest = torch.arange(len(answered), device=self.device).tensor_split([len(asked)])
+                measured, answered = answered.take(first), answered.take(rest)
+            parts.append(answered)
+        if measured is None:
+            raise UsageError("--passes is below 1: the drafter learns from answers.")
+        return AnsweredRows.join(parts), [kind for kind, _ in chosen], measured
 
-    def long_rows(self, parts: Sequence[tuple[Target, AnsweredRows]]) -> list[tuple[Target, AnsweredRows]]:
-        """Rows of long contexts: documents, and answered rows behind them, read by the target that answered."""
-        made: list[tuple[Target, AnsweredRows]] = []
-        while len(made) < len(self.targets) or self.share < _LONG_SHARE:
-            target, rows = parts[len(made) % len(parts)]
-            made.append((target, target.read(*self._long_batch(rows))))
-        log_progress(f"read {len(made)} batches of {self.sizes.long_length:,} tokens ({self.elapsed:.0f} s)")
-        return made
-
-    def held_out(self) -> tuple[list[str], AnsweredRows]:
-        """The kinds of the held-out prompts, and their answers by the first target, one prompt a row."""
-        chosen = _first_of_each(self._prompts.held_out, self.sizes.held_out)
-        rows = [[(ids[: self.sizes.held_out_length // 2], self._limit(kind))] for kind, ids in chosen]
-        scripts = write_scripts(rows, self.sizes.held_out_length, self._end)
-        return [kind for kind, _ in chosen], self.targets[0].answer(scripts, self._message_end)
+    def read(self, rows: AnsweredRows) -> tuple[list[_Part], list[_Part]]:
+        """The same rows as the master reads some of them, and long contexts, read by either."""
+        served, master = self.targets
+        short: list[_Part] = [(served, rows)]
+        for number in range(self.sizes.read_batches):
+            some = rows.take(torch.arange(self.sizes.read_rows, device=self.device) + number * self.sizes.read_rows)
+            short.append((master, master.read(some.tokens, some.is_answer)))
+        self.log(f"the master read {self.sizes.read_batches * self.sizes.read_rows:,} rows")
+        long: list[_Part] = []
+        for number in range(self.sizes.long_batches):
+            target = self.targets[number % 2]
+            long.append((target, target.read(*self._long_batch(rows))))
+        self.log(
+            f"read {self.sizes.long_batches} batches of {self.sizes.long_rows} x {self.sizes.long_length:,} tokens"
+        )
+        return short, long
 
     def step(self, target: Target, rows: AnsweredRows, num_anchors: int, rate: float) -> Tensor:
         """One step on so many anchors of each row; returns [loss, mean drafts that hold]."""
@@ -161,17 +181,13 @@ class _Run:
         dtype = self.targets[0].head.dtype
         return {name: w.to(dtype) if w.dim() == 2 else w for name, w in self.weights.items()}
 
-    def _scripts(self) -> np.ndarray:
-        prompts, length = self._prompts.training, self.sizes.length
-        rows = []
-        for _ in range(self.sizes.rows):
-            row: list[tuple[np.ndarray, int]] = []
-            # An answer takes at least one token, so prompts of `length` tokens never leave a row unfilled.
-            while sum(len(ids) + 2 for ids, _ in row) < length:
-                kind, ids = prompts[self._random.randrange(len(prompts))]
-                row.append((ids, self._limit(kind)))
-            rows.append(row)
-        return write_scripts(rows, length, self._end)
+    def _row(self, chosen: Sequence[int]) -> list[tuple[np.ndarray, int]]:
+        """Prompts enough for a row."""
+        row: list[tuple[np.ndarray, int]] = []
+        while sum(len(ids) + 2 for ids, _ in row) < self.sizes.length:
+            kind, ids = self._prompts.training[chosen[self._random.randrange(len(chosen))]]
+            row.append((ids, self._limit(kind)))
+        return row
 
     def _long_batch(self, rows: AnsweredRows) -> tuple[Tensor, Tensor]:
         """Tokens and `is_answer` [B, long_length]: a share of documents, then answered rows, joined."""
@@ -204,71 +220,64 @@ def _draw_anchors(is_answer: Tensor, count: int) -> Tensor:
     return torch.multinomial(weights, count, replacement=True).sort(dim=1).values
 
 
-def _first_of_each(prompts: Prompts, count: int) -> list[tuple[str, np.ndarray]]:
+def _first_of_each(prompts: Prompts, count: int, size: int) -> list[tuple[str, np.ndarray]]:
+    """So many prompts of each kind, of at most `size` tokens."""
     kinds: dict[str, int] = dict.fromkeys(KINDS, 0)
     chosen = []
     for index in range(len(prompts)):
         kind, ids = prompts[index]
-        kinds[kind] += 1
-        if kinds[kind] <= count:
+        if len(ids) <= size and kinds[kind] < count:
+            kinds[kind] += 1
             chosen.append((kind, ids))
     return chosen
 
 
-def _batches(
-    run: _Run, parts: Sequence[tuple[Target, AnsweredRows]], long: Sequence[tuple[Target, AnsweredRows]]
-) -> Iterator[tuple[Target, AnsweredRows]]:
-    """Batches without an end: short rows, and every so often long ones."""
-    random = torch.Generator().manual_seed(0)
-    number = 0
-    while True:
-        number += 1
-        is_long = number % run.sizes.long_every == 0
-        target, rows = (long if is_long else parts)[
-            int(torch.randint(len(long if is_long else parts), (1,), generator=random))
-        ]
-        count = run.sizes.long_batch if is_long else run.sizes.batch
-        yield target, rows.take(torch.randint(len(rows), (count,), generator=random).to(run.device))
+def _batches(run: _Run, short: Sequence[_Part], long: Sequence[_Part]) -> Iterator[tuple[Target, AnsweredRows, int]]:
+    """Batches without an end, and their anchors: short rows, by the number of rows, and every so often long ones."""
+    random = Random(0)  # noqa: S311
+    sizes, weights = run.sizes, [len(rows) for _, rows in short]
+    for number in itertools.count(1):
+        is_long = number % sizes.long_every == 0
+        target, rows = random.choice(long) if is_long else random.choices(short, weights)[0]
+        count = sizes.long_batch if is_long else sizes.batch
+        picked = torch.tensor([random.randrange(len(rows)) for _ in range(count)]).to(run.device, non_blocking=True)
+        yield target, rows.take(picked), sizes.long_anchors if is_long else sizes.anchors
 
 
-def _train(run: _Run, parts: Sequence[tuple[Target, AnsweredRows]], out: Path, closing: float) -> None:
+def _train(run: _Run, short: Sequence[_Part], long: Sequence[_Part], out: Path, closing: float) -> None:
     """Until `closing` seconds before the end."""
-    long = run.long_rows(parts)
     start, logged, saved, tally, steps = run.elapsed, run.elapsed, run.elapsed, [], 0
-    for target, rows in _batches(run, parts, long):
+    for target, rows, num_anchors in _batches(run, short, long):
         progress = (run.elapsed - start) / max(1e-9, run.seconds - closing - start)
         if progress >= 1:
             break
         rate = _LEARNING_RATE * max(0.0, min(1.0, progress / _WARM_UP, (1 - progress) / _FALL))
-        tally.append(run.step(target, rows, run.sizes.anchors, rate))
+        tally.append(run.step(target, rows, num_anchors, rate))
         steps += 1
-        if run.elapsed - logged > _LOG_SECONDS:
+        if run.elapsed - logged > _LOG_SECONDS or steps in (1, 20):
             loss, held = torch.stack(tally).mean(0).tolist()
-            log_progress(
-                f"{progress:4.0%} step {steps} loss {loss:.3f}, {1 + held:.2f} tokens a step ({run.elapsed:.0f} s)"
-            )
+            run.log(f"{progress:4.0%} step {steps} loss {loss:.3f}, {1 + held:.2f} tokens a step")
             logged, tally = run.elapsed, []
         if run.elapsed - saved > _SAVE_SECONDS:
             run.save(out)
             saved = run.elapsed
     run.save(out)
-    log_progress(f"trained {steps} steps ({run.elapsed:.0f} s)")
+    run.log(f"trained {steps} steps")
 
 
 def _report(run: _Run, kinds: Sequence[str], rows: AnsweredRows) -> Iterator[str]:
     """Tokens a step by kind and number of drafts, as lines of Markdown."""
-    depths = (3, 7, 15)
-    weights = run.shipped_weights()
+    weights, target = run.shipped_weights(), run.targets[0]
     table = {
-        depth: [tokens_a_step(held) for held in held_drafts(run.network, weights, run.targets[0], rows, depth)]
-        for depth in depths
+        depth: [tokens_a_step(held) for held in held_drafts(run.network, weights, target, rows, depth)]
+        for depth in _DEPTHS
     }
-    yield "| kind | answers | " + " | ".join(f"{depth} drafts" for depth in depths) + " |"
-    yield "|---" * (len(depths) + 2) + "|"
+    yield "| kind | answers | " + " | ".join(f"{depth} drafts" for depth in _DEPTHS) + " |"
+    yield "|---" * (len(_DEPTHS) + 2) + "|"
     for kind in KINDS:
         chosen = [row for row, of in enumerate(kinds) if of == kind]
         cells = []
-        for depth in depths:
+        for depth in _DEPTHS:
             total = Steps()
             for row in chosen:
                 total.add(table[depth][row])
@@ -280,9 +289,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m recipes.pocket.drafter.train", description=__doc__)
     parser.add_argument("--prompts", type=Path, default=Path(".pocket/drafter-prompts.npz"))
     parser.add_argument("--out", type=Path, default=Path(".pocket/drafter"))
-    parser.add_argument("--seconds", type=float, default=240.0, help="of the whole run")
-    parser.add_argument("--closing", type=float, default=20.0, help="of them for measuring at the end")
+    parser.add_argument("--seconds", type=float, default=100.0, help="of the whole run")
+    parser.add_argument("--closing", type=float, default=8.0, help="of them for measuring at the end")
     parser.add_argument("--toy", action="store_true", help="sizes for a CPU")
+    parser.add_argument("--passes", type=int, default=1, help="over so many rows of prompts, each answered once")
     parser.add_argument("--batch", type=int, help="rows of a training step")
     given = parser.parse_args(arguments)
     torch.manual_seed(0)
@@ -290,13 +300,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     sizes = _TOY if given.toy else Sizes()
     sizes = replace(sizes, batch=given.batch) if given.batch else sizes
     run = _Run(PromptFile.load(given.prompts), sizes, given.seconds, device)
-    log_progress(f"{sum(w.numel() for w in run.weights.values()):,} parameters on {device}")
-    kinds, measured = run.held_out()
-    _train(run, run.answer(), given.out, given.closing)
+    run.log(f"{sum(w.numel() for w in run.weights.values()):,} parameters on {device}")
+    rows, kinds, measured = run.answer(given.passes)
+    _train(run, *run.read(rows), given.out, given.closing)
     lines = "\n".join(_report(run, kinds, measured)) + "\n"
     (given.out / "acceptance.md").write_text(lines, encoding="utf-8")
     sys.stdout.write(lines)
-    log_progress("measured")
+    run.log("measured")
     return 0
 
 

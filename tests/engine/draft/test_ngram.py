@@ -12,8 +12,8 @@ TEXTS = st.lists(LETTERS, max_size=40)
 
 
 def longest_latest_match(tokens: list[int]) -> tuple[int, int]:
-    """(length, end) of the last tokens' earlier occurrence: the longest of 4, 3 and 2, of those the latest."""
-    for size in (4, 3, 2):
+    """(length, end) of the last tokens' earlier occurrence: the longest of 16, 8, 4, 3 and 2, of those the latest."""
+    for size in (16, 8, 4, 3, 2):
         for end in range(len(tokens) - 1, size - 1, -1):
             if tokens[end - size : end] == tokens[len(tokens) - size :]:
                 return size, end

@@ -1,0 +1,180 @@
+"""What steps cost, by their rows and by the passes of drafters in them: learnt from measured steps.
+
+Only ratios matter for a choice of drafts. So a step is measured against the machine's current pace, which is followed
+within some ten steps, and the ratios between kinds of steps are remembered for hundreds: another program that slows the
+machine down for a while, or a context that grows, changes the pace and not the ratios.
+"""
+
+import math
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["CostPrior", "StepCosts"]
+
+Floats = NDArray[np.float64]
+
+_OFFSET_MEMORY = 0.998
+"""By what the offset of a kind of step decays with every step of another kind."""
+
+
+@dataclass(frozen=True)
+class CostPrior:
+    """Assumed costs before any step was measured, as fractions of a step with one row and no drafts."""
+
+    row: float
+    """Each row after the first."""
+    draft: float
+    """Each pass of the MTP head."""
+    block: float = 0.1
+    """The pass of the DFlash drafter: the same for any number of drafts."""
+
+    def __post_init__(self) -> None:
+        if self.row < 0 or self.draft < 0 or self.block < 0:
+            raise ValueError(f"costs are fractions of a step and cannot be negative: {self}")
+
+
+class StepCosts:
+    """What a step costs, by its rows, the MTP passes chained in it and whether it has a pass of the DFlash drafter.
+
+    One for all sequences of an engine. A plane fitted to recent steps, cost = first + row x (rows - 1) + draft x
+    chained + block, and for each kind of step its offset from the plane: some kernel sizes are faster than others.
+    Offsets of kinds that have not occurred for long decay. The unit of costs is about that of a plain step.
+    """
+
+    _MEMORY = 0.995
+    """Factor on the weight of older steps per new one: a memory of about 200 steps."""
+    _FIT_INTERVAL = 8
+    _PRIOR_WEIGHT = 0.1
+    """In steps: enough to separate rows from passes where the observed steps do not."""
+    _LEAST_FIRST = 0.01
+    """Of a typical step: the least fixed cost, whatever the fit gives."""
+    _SHORTEST = 1e-6
+    """Where the clock has not advanced between start and end."""
+    _NUM_PACES = 21
+    """The pace is the median of so many steps."""
+    _NUM_LATEST = 5
+    _LEAST_SEEN = 3
+    _LEAST_RATE = 0.03
+    _NOISE_RATE = 0.02
+    _USUAL_OFFSET = 0.06
+    """How far from the plane a kind may be expected to lie, as a share of its cost."""
+    _CLIPPED = (0.4, 1.5)
+    """Outliers are clipped: a step counts as at least and at most so much of its expected cost."""
+
+    def __init__(self, prior: CostPrior) -> None:
+        self._prior = np.array([1.0, prior.row, prior.draft, prior.block])
+        self._plane: list[float] = self._prior.tolist()
+        # Least squares of relative errors; each step is its (1, rows - 1, chained, block), over its cost.
+        self._moments: Floats = np.zeros((4, 4))
+        self._sums: Floats = np.zeros(4)
+        self._num_observed = 0
+        self._paces_s = deque[float](maxlen=self._NUM_PACES)
+        """Seconds of a cost of 1, by the latest steps."""
+        self._pace_s = 0.0
+        self._noise = self._USUAL_OFFSET
+        """The mean relative error of what is expected."""
+        self._offsets: dict[tuple[int, int, bool], _Offset] = {}
+
+    def cost(self, num_rows: int, num_chained: int, num_blocks: int = 0) -> float:
+        """Of a step with `num_rows` rows, drafts included, that makes so many drafts by MTP and by DFlash for the next.
+
+        `num_chained` MTP passes run one after the other, `num_blocks` drafts come from one pass.
+        """
+        first, row, draft, block = self._plane
+        cost = first + row * (num_rows - 1) + draft * num_chained
+        if num_blocks:
+            cost += block
+        offset = self._offsets.get((num_rows, num_chained, num_blocks > 0))
+        return cost * offset.ratio_at(self._num_observed) if offset else cost
+
+    def seconds(self, num_rows: int, num_chained: int, num_blocks: int = 0) -> float:
+        """The same at the machine's current pace; 0 before anything was observed."""
+        return self._pace_s * self.cost(num_rows, num_chained, num_blocks)
+
+    def observe(self, num_rows: int, num_chained: int, num_blocks: int, seconds: float) -> None:
+        """Records a step that took `seconds`."""
+        seconds = max(seconds, self._SHORTEST)
+        key = num_rows, num_chained, num_blocks > 0
+        expected, known = self.cost(num_rows, num_chained, num_blocks), self._offsets.get(key)
+        # A kind that was seen before differs because the pace does; a new one, because its cost is not known yet.
+        if self._num_observed < self._NUM_PACES or (known and known.num_seen >= self._LEAST_SEEN):
+            self._pace_s = self._pace_with(seconds / expected)
+        low, high = self._CLIPPED
+        cost = min(max(seconds / self._pace_s, low * expected), high * expected)
+        if known and known.num_seen >= self._LEAST_SEEN:
+            self._noise += self._NOISE_RATE * (abs(cost / expected - 1) - self._noise)
+        self._num_observed += 1
+        step = np.array([1.0, num_rows - 1, num_chained, num_blocks > 0]) / cost
+        self._moments = self._moments * self._MEMORY + np.outer(step, step)
+        self._sums = self._sums * self._MEMORY + step
+        if self._num_observed < 2 * self._FIT_INTERVAL or self._num_observed % self._FIT_INTERVAL == 0:
+            self._fit()
+        self._put_offset(key, cost, known or _Offset(1.0, 0, self._num_observed))
+
+    def _pace_with(self, latest_s: float) -> float:
+        """The pace with the latest step counted in. Where the last few steps all differ, those before are dropped."""
+        paces = self._paces_s
+        paces.append(latest_s)
+        pace_s, few = _median(paces), list(paces)[-self._NUM_LATEST :]
+        latest_s = _median(few)
+        if abs(latest_s / pace_s - 1) > max(2 * self._noise, self._USUAL_OFFSET):
+            paces.clear()
+            paces.extend(few)
+            return latest_s
+        return pace_s
+
+    def _put_offset(self, key: tuple[int, int, bool], cost: float, offset: "_Offset") -> None:
+        ratio = offset.ratio_at(self._num_observed)
+        # The noisier the machine is, the more steps it takes to tell that a kind is off the plane.
+        doubt = (self._noise / self._USUAL_OFFSET) ** 2
+        rate = max(1 / (offset.num_seen + 1 + doubt), self._LEAST_RATE / (1 + doubt))
+        ratio += rate * (cost / self._on_plane(key) - ratio)
+        self._offsets[key] = _Offset(ratio, offset.num_seen + 1, self._num_observed)
+
+    def _on_plane(self, key: tuple[int, int, bool]) -> float:
+        first, row, draft, block = self._plane
+        return first + row * (key[0] - 1) + draft * key[1] + block * key[2]
+
+    def _fit(self) -> None:
+        """Fits the plane to the steps and, where they leave it open, to the prior."""
+        total = (1 - self._MEMORY**self._num_observed) / (1 - self._MEMORY)
+        typical = total / float(self._sums[0])
+        # The prior's unit, from its prediction of the same steps.
+        unit = total / float(self._prior @ self._sums)
+        weight = self._PRIOR_WEIGHT / typical**2
+        size = len(self._prior)
+        moments, sums = self._moments + weight * np.eye(size), self._sums + weight * unit * self._prior
+        plane, parts = np.zeros(size), [*range(size)]
+        while parts:
+            plane[parts] = np.linalg.solve(moments[np.ix_(parts, parts)], sums[parts])
+            # No cost is negative: one that noise makes negative is set to 0, and the others are fitted again.
+            negative = min(parts, key=lambda part: plane[part])
+            if plane[negative] >= 0:
+                break
+            plane[negative] = 0
+            parts.remove(negative)
+        plane[0] = max(plane[0], self._LEAST_FIRST * typical)
+        self._plane = plane.tolist()
+
+
+def _median(values: Iterable[float]) -> float:
+    """The lower one of two: a stall makes no pace."""
+    ordered = sorted(values)
+    return ordered[(len(ordered) - 1) // 2]
+
+
+class _Offset(NamedTuple):
+    """The offset of one kind of step from the plane."""
+
+    ratio: float
+    num_seen: int
+    last_seen: int
+    """In observed steps."""
+
+    def ratio_at(self, num_observed: int) -> float:
+        return 1 + (self.ratio - 1) * math.pow(_OFFSET_MEMORY, num_observed - self.last_seen)
