@@ -30,7 +30,7 @@ _JSON = {
     "--default-chat-template-kwargs",
     "--override-generation-config",
 }
-_DRAFT_MODELS = {"dflash", "draft_model", "eagle", "eagle3", "medusa", "mlp_speculator", "suffix"}
+_DRAFT_MODELS = {"draft_model", "eagle", "eagle3", "medusa", "mlp_speculator", "suffix"}
 _DRAFT_NOTICES = {
     "attention_backend": "onebox has its own kernels",
     "draft_tensor_parallel_size": "onebox runs on one GPU",
@@ -209,7 +209,8 @@ class _Reader:
         if drafts.get("method") in _DRAFT_MODELS:
             self._line.refusals.append(
                 f"{_DRAFT_FLAG} asks for drafts by {drafts['method']}, which need a model of their own; onebox drafts "
-                "by mtp (the checkpoint's MTP head), by ngram (the text itself), or by auto (both)."
+                "by mtp (the checkpoint's MTP head), by dflash (a block drafter), by ngram (the text itself) or by "
+                "auto (all of them)."
             )
         if drafts.get("model") is not None and [drafts["model"]] == self._models:
             del drafts["model"]

@@ -9,6 +9,7 @@ import typer
 
 if TYPE_CHECKING:
     from rich.table import Table
+    from rich.text import Text
 
     from onebox.scaleout.check import CheckedLayer, CheckRequest, VllmCheck
 
@@ -74,8 +75,17 @@ def _show(found: "VllmCheck", directory: Path) -> None:
     for finding in found.findings:
         style = "bold red" if finding.is_fatal else "yellow"
         console.print(Text(f"{'refused' if finding.is_fatal else 'note'}: {finding.text}", style=style))
-    verdict = "vLLM loads it." if found.loads else "vLLM does not load it."
-    console.print(Text(verdict, style="bold green" if found.loads else "bold red"))
+    console.print(_verdict(found))
+
+
+def _verdict(found: "VllmCheck") -> "Text":
+    from rich.text import Text
+
+    if not found.loads:
+        return Text("vLLM does not load it.", style="bold red")
+    if not found.is_followed:
+        return Text("Nothing speaks against it; its layers were not looked up.", style="bold yellow")
+    return Text("vLLM loads it.", style="bold green")
 
 
 def _reason(found: "VllmCheck") -> str:
@@ -143,6 +153,7 @@ def _shapes(checked: "CheckedLayer", tp: int) -> Iterator[tuple[str, int, int]]:
 def _plain(found: "VllmCheck") -> dict[str, Any]:
     return {
         "loads": found.loads,
+        "is_followed": found.is_followed,
         "tp": found.request.tp,
         "pp": found.request.pp,
         "lowest_vllm": str(found.lowest_version),

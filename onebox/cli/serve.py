@@ -189,7 +189,7 @@ def _load(options: _Options) -> "tuple[Service, EngineProcess]":
     except BaseException:
         engine.close()
         raise
-    name = options.http.served_model_name or (model_name(options.model) if options.model else _POCKET_NAME)
+    own_name = model_name(options.model) if options.model else _POCKET_NAME
     media = Media.open(directory, options.media, has_tower=engine.planned.memory.request.with_vision)
     memory = {part.name: part.bytes for part in engine.planned.memory.parts}
     service = Service(
@@ -197,7 +197,8 @@ def _load(options: _Options) -> "tuple[Service, EngineProcess]":
         tokenizer,
         template,
         defaults,
-        name,
+        (options.http.served_model_name or [own_name])[0],
+        aliases=options.http.aliases(),
         template_options=options.template_options,
         memory_bytes=memory,
         startup_s=phases,

@@ -40,8 +40,19 @@ class HttpOptions:
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1"
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 selects a free port.")] = 8000
     served_model_name: Annotated[
-        str | None, typer.Option(help="The model's name in the API; default: the directory's name.")
+        list[str] | None,
+        typer.Option(
+            help="The model's name in the API; default: the directory's name. May be given several times: the first is "
+            "the one in answers."
+        ),
     ] = None
+    model_aliases: Annotated[
+        str,
+        typer.Option(
+            help="JSON list of further names that clients may ask for, with * for any text: agents ask for their own "
+            "models unless told otherwise. [] for none."
+        ),
+    ] = '["claude-*", "gpt-*"]'
     api_key: Annotated[
         list[str] | None,
         typer.Option(envvar=_KEY_VARIABLE, help="API key that clients must send; may be given several times."),
@@ -66,6 +77,20 @@ class HttpOptions:
     allowed_origins: Annotated[
         str, typer.Option(help='JSON list of origins whose pages may call the API, such as ["*"] for all.')
     ] = "[]"
+    responses_bytes: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            help="Bytes of answers of the Responses API that are kept for previous_response_id; the oldest go first, 0 "
+            "keeps none.",
+        ),
+    ] = 64 << 20
+    responses_max_age: Annotated[
+        float, typer.Option(min=1, help="Seconds after which such an answer is forgotten.")
+    ] = 7 * 86400.0
+    responses_dir: Annotated[
+        Path | None, typer.Option(help="Directory in which they are kept, also over a restart; default: in memory.")
+    ] = None
     shutdown_timeout: Annotated[
         float,
         typer.Option(
@@ -81,13 +106,20 @@ class HttpOptions:
     ] = 10.0
 
     def settings(self) -> "ServerSettings":
+        from onebox.server.response_store import StoreLimits
         from onebox.server.settings import ServerSettings
 
         return ServerSettings(
             api_keys=self._keys(),
+            responses=StoreLimits(max_bytes=self.responses_bytes, max_age_s=self.responses_max_age),
+            responses_dir=self.responses_dir,
             allowed_hosts=_names("--allowed-hosts", self.allowed_hosts),
             allowed_origins=_names("--allowed-origins", self.allowed_origins),
         )
+
+    def aliases(self) -> tuple[str, ...]:
+        """Names beside the first."""
+        return (*(self.served_model_name or [])[1:], *_names("--model-aliases", self.model_aliases))
 
     def _keys(self) -> "tuple[ApiKey, ...]":
         """Refuses empty keys, and an open server beyond this machine unless it is asked for."""

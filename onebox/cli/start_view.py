@@ -75,8 +75,10 @@ def _drafts(speculation: "SpeculationConfig") -> str:
 
     if speculation.method is SpeculationMethod.NONE:
         return "none"
-    head = "the MTP head" if speculation.with_mtp else ""
-    text = "" if speculation.method is SpeculationMethod.MTP else "the text itself"
-    return (
-        f"up to {speculation.max_drafts} a step, from {' or '.join(filter(None, (head, text)))} ({speculation.method})"
-    )
+    sources = {
+        "the MTP head": speculation.with_mtp,
+        "the DFlash drafter": speculation.with_dflash,
+        "the text itself": speculation.method in (SpeculationMethod.NGRAM, SpeculationMethod.AUTO),
+    }
+    used = " or ".join(name for name, is_used in sources.items() if is_used)
+    return f"up to {speculation.max_drafts} a step, from {used} ({speculation.method})"

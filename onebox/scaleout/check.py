@@ -91,6 +91,11 @@ class VllmCheck:
         return not any(finding.is_fatal for finding in self.findings)
 
     @property
+    def is_followed(self) -> bool:
+        """Whether the layers were looked up: not those of other methods than compressed-tensors."""
+        return bool(self.layers)
+
+    @property
     def lowest_version(self) -> VllmVersion:
         return lowest_version(self.features)
 

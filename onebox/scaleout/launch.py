@@ -26,7 +26,7 @@ SSH = ("ssh", "-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10", "-o", "Ser
 _LOOK_S = 0.2
 _STOP_S = GRACE_S + 15
 _ERROR = re.compile(r"(?:^|[\s)])((?:\w+\.)*\w*(?:Error|Exception)): (\S.*)$")
-_DIED = re.compile(r"Worker proc (\S+) died unexpectedly \(exit code: (-?\d+)\)")
+_DIED = re.compile(r"Worker proc (\S+) died unexpectedly(?: \(exit code: (-?\d+)\))?")
 _FOLLOW_UPS = ("See root cause above", "See stack trace above", "Engine core initialization failed")
 _KNOWN = {
     "illegal memory access": "known with MTP drafts and several conversations on this family: fewer or no drafts",
@@ -162,7 +162,9 @@ def failure_cause(lines: Sequence[str]) -> str | None:
     for line in lines:
         died = _DIED.search(line)
         if died:
-            return f"its worker {died.group(1)} died ({_exit_name(int(died.group(2)))})"
+            # vLLM may not know the code yet.
+            how = f" ({_exit_name(int(died.group(2)))})" if died.group(2) else ""
+            return f"its worker {died.group(1)} died{how}"
         found = None if " WARNING " in line else _ERROR.search(line)
         if found and not any(text in line for text in _FOLLOW_UPS):
             message = f"{found.group(1).rpartition('.')[2]}: {found.group(2).strip().rstrip('.')}"

@@ -246,6 +246,11 @@ class Answer:
         """The answer was cut off inside its last call, whose arguments are incomplete."""
         return self._text.ends_in_call
 
+    def end_thinking(self) -> bool:
+        """Closes the reasoning behind its next token, as a budget of that many would; whether there is one open."""
+        self._thinking.is_asked_for = bool(self.prompt.thinking) and self._text.in_reasoning
+        return self._thinking.is_asked_for
+
     async def chunks(self) -> AsyncIterator[AnswerChunk]:
         """In order."""
         while True:

@@ -13,6 +13,7 @@ from onebox.server.budget import ByteBudget
 from onebox.server.endpoints.cache import cache_router
 from onebox.server.endpoints.chat import chat_router
 from onebox.server.endpoints.completions import completions_router
+from onebox.server.endpoints.control import control_router
 from onebox.server.endpoints.messages import messages_router
 from onebox.server.endpoints.metrics import metrics_router
 from onebox.server.endpoints.models import models_router
@@ -55,6 +56,7 @@ def create_routers(service: Service, settings: ServerSettings) -> tuple[APIRoute
     """In the order of the table in docs/api.md."""
     return (
         chat_router(service, settings),
+        control_router(service),
         completions_router(service, settings),
         responses_router(service, settings),
         messages_router(service, settings),

@@ -49,7 +49,7 @@ class JsonRoute(APIRoute):
 
         async def handle_parsed(request: Request) -> Response:
             if not _is_json(request):
-                raise UsageError("The body is not JSON by its Content-Type; send it as application/json.")
+                raise UsageError(_not_json(request))
             try:
                 data = b"".join([part async for part in request.stream()])
             except ClientDisconnect:
@@ -93,6 +93,12 @@ class _ParsedRequest(Request):
 
     async def json(self) -> Any:
         return self._validated
+
+
+def _not_json(request: Request) -> str:
+    given = request.headers.get("content-type", "").partition(";")[0].strip()[:80]
+    said = f"The Content-Type is {given!r}" if given else "The request has no Content-Type"
+    return f"{said}, so the body is not read as JSON; send it with `Content-Type: application/json`."
 
 
 def _is_json(request: Request) -> bool:

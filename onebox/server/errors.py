@@ -29,6 +29,7 @@ __all__ = [
     "ForeignOriginError",
     "GenerationError",
     "ModelNotFoundError",
+    "ResponseNotFoundError",
     "ServerBusyError",
     "UnauthorizedError",
     "UnknownHostError",
@@ -44,6 +45,10 @@ _log = logging.getLogger(__name__)
 
 class ModelNotFoundError(UsageError):
     """The request names a model that is not served here."""
+
+
+class ResponseNotFoundError(UsageError):
+    """No response is stored under this id for this caller."""
 
 
 class FieldError(UsageError):
@@ -112,6 +117,7 @@ _SERVER_ERROR = _Kind(500, "server_error")
 # The first row that matches decides, so a class comes before its base classes.
 _KINDS: tuple[tuple[type[OneboxError], _Kind], ...] = (
     (ModelNotFoundError, _Kind(404, "invalid_request_error", "model_not_found", "model")),
+    (ResponseNotFoundError, _Kind(404, "invalid_request_error", "response_not_found")),
     (UnknownHostError, _Kind(421, "invalid_request_error", "host_not_allowed")),
     (ForeignOriginError, _Kind(403, "invalid_request_error", "origin_not_allowed")),
     (UnauthorizedError, _Kind(401, "invalid_request_error", "invalid_api_key")),
@@ -134,6 +140,20 @@ _MAX_PATH_CHARACTERS = 200
 _MAX_NAME_CHARACTERS = 64
 """Of a field's path in a refusal, and of each name in it."""
 
+_EMBEDDINGS = (
+    "the model generates text, and its hidden states were not trained to be compared, so vectors made of them would "
+    "look like embeddings and find the wrong texts; serve an embedding model beside it"
+)
+_TEXT_ALONE = "the model reads texts, images and videos and writes text"
+_UNSERVED = {
+    **dict.fromkeys(("/v1/embeddings", "/embeddings", "/v1/rerank", "/rerank", "/v1/score", "/score"), _EMBEDDINGS),
+    **dict.fromkeys(("/v1/audio/transcriptions", "/v1/audio/speech", "/v1/audio/translations"), _TEXT_ALONE),
+    **dict.fromkeys(("/v1/images/generations", "/v1/images/edits"), _TEXT_ALONE),
+    "/v1/batches": "requests of any number are queued as they come, within --max-num-waiting",
+    "/v1/files": "files are sent inside a request",
+    "/v1/fine_tuning/jobs": "nothing is trained here",
+}
+"""Paths of OpenAI's API that clients try, and why each is refused."""
 _SAMPLING_FIELDS = frozenset(SamplingParams.__dataclass_fields__)
 _PROMPT_FIELDS = {
     "/v1/chat/completions": "messages",
@@ -219,6 +239,9 @@ async def _invalid(_: Request, error: Exception) -> JSONResponse:
 
 async def _http(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, HTTPException)  # noqa: S101 - as above
+    if error.status_code == 404 and request.url.path in _UNSERVED:
+        message = f"{request.url.path} is not served: {_UNSERVED[request.url.path]}."
+        return JSONResponse(_body(message, _Kind(404, "invalid_request_error", "not_supported")), 404)
     message = f"{error.detail}: {request.method[:_SHOWN]} {request.url.path[:_SHOWN]}."
     return JSONResponse(_body(message, _Kind(error.status_code, "invalid_request_error")), error.status_code)
 

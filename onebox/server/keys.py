@@ -10,6 +10,7 @@ A key file is TOML or JSON with a list `keys`, or text with one key a line:
 """
 
 import contextvars
+import hashlib
 import json
 import tomllib
 from collections.abc import Sequence
@@ -59,6 +60,8 @@ class Caller(NamedTuple):
     priority: int
     max_share: float
     is_one_of_several: bool
+    fingerprint: str = ""
+    """Of the key: whose stored answers are. The same after a restart, whatever the key is called."""
 
     def priority_of(self, asked: int) -> int:
         """Of a request that asks for this one. Among several callers nobody goes before others by asking."""
@@ -72,7 +75,11 @@ current_caller: contextvars.ContextVar[Caller | None] = contextvars.ContextVar("
 def callers_of(keys: Sequence[ApiKey]) -> list[Caller]:
     """Of the keys, in their order. Those without a share have an equal one."""
     equal, has_several = 1 / max(1, len(keys)), len(keys) > 1
-    return [Caller(key.name, key.priority, key.max_share or equal, has_several) for key in keys]
+    return [Caller(key.name, key.priority, key.max_share or equal, has_several, _fingerprint(key.key)) for key in keys]
+
+
+def _fingerprint(key: str) -> str:
+    return hashlib.sha256(f"onebox caller {key}".encode()).hexdigest()[:32]
 
 
 def plain_keys(keys: Sequence[str]) -> list[ApiKey]:

@@ -110,6 +110,7 @@ class Prompt:
     stops: tuple[str, ...] = ()
     parser: Callable[[], TextParser] = PlainTextParser
     thinking: ThinkingBudget | None = None
+    """Where the answer begins with reasoning."""
     is_one_call: bool = False
     """The answer ends before a second tool call."""
     is_only_read: bool = False
@@ -221,7 +222,7 @@ class PromptBuilder:
                 spelled=self.tokenizer.spelled_marks,
                 is_constrained=grammar is not None,
             ),
-            thinking=ThinkingBudget(budget, grammar) if budget and text.in_reasoning else None,
+            thinking=ThinkingBudget(budget, grammar) if text.in_reasoning else None,
             is_one_call=not chat.has_parallel_calls,
             priority=chat.priority,
             cache_prompt=chat.cache_prompt,

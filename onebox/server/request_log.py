@@ -3,6 +3,7 @@
 The line has counts, times and names; texts only where the operator asks for them.
 """
 
+import json
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -129,7 +130,7 @@ def request_fields(record: HttpRecord) -> dict[str, Any]:
         fields |= _answer_fields(record)
     fields["total_s"] = _seconds(record, time.monotonic())
     fields["error"] = record.error
-    fields["notes"] = record.notes or None
+    fields["notes"] = "; ".join(record.notes) or None
     return {name: value for name, value in fields.items() if value is not None}
 
 
@@ -165,4 +166,4 @@ def request_line(fields: dict[str, Any]) -> str:
 
 def _shown(value: object) -> str:
     text = str(value)
-    return repr(text) if any(c.isspace() or not c.isprintable() for c in text) else text
+    return json.dumps(text) if any(c.isspace() or not c.isprintable() for c in text) else text

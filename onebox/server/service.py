@@ -4,6 +4,7 @@ import uuid
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
 from typing import Any
 
 from onebox.engine.api import ClientShare, EngineClient, PrefixLookup, Request, RequestHandle
@@ -14,7 +15,8 @@ from onebox.server.lanes import TextLanes
 from onebox.server.media import Media
 from onebox.server.pool import WorkPool
 from onebox.server.prompt import Prompt, PromptBuilder
-from onebox.server.record import current_record
+from onebox.server.record import current_record, note
+from onebox.server.running import RunningAnswers
 from onebox.server.submission import RESUBMIT_TIMEOUT_S, Submission
 from onebox.text.chat import ChatTemplate
 from onebox.text.generation import GenerationDefaults
@@ -43,10 +45,14 @@ class Service:
     media: Media = field(default_factory=Media.text_only)
     resubmit_timeout_s: float = RESUBMIT_TIMEOUT_S
     """How long an answer whose thinking budget is used up may wait for a place in a full queue."""
+    aliases: tuple[str, ...] = ()
+    """Further names under which the model is asked for; `claude-*` is every name that begins so. An answer tells
+    `model_name`."""
 
     fingerprint: str = ""
     """Of what decides an answer: the model as it is computed, tokenizer, template and defaults; for /v1/models."""
 
+    running: RunningAnswers = field(default_factory=RunningAnswers)
     lanes: TextLanes = field(default_factory=TextLanes)
     """Threads for text work."""
 
@@ -65,8 +71,17 @@ class Service:
         )
 
     def refuse_other_model(self, model: str | None) -> None:
-        if model not in (None, self.model_name):
+        """An alias is another name of the one model that there is, and the log says that it was used."""
+        if model in (None, *self.names):
+            return
+        if not any(fnmatchcase(model or "", pattern) for pattern in self.aliases):
             raise ModelNotFoundError(f"The model {excerpt(model)} is not served here; {self.model_name!r} is.")
+        note(f"{excerpt(model)} is an alias of {self.model_name}")
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The model's own, and the aliases that are whole names."""
+        return (self.model_name, *(name for name in self.aliases if not set(name) & set("*?[")))
 
     @asynccontextmanager
     async def submit(
@@ -90,7 +105,8 @@ class Service:
             submitted = Answers(request_id, tuple(answers), n)
             if record := current_record.get():
                 record.answers, record.is_stream = submitted, is_stream
-            yield submitted
+            with self.running.holding(submitted):
+                yield submitted
         finally:
             submission.close()
 

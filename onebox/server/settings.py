@@ -1,8 +1,10 @@
 """The operator's settings of the HTTP side. The engine and the model have their own."""
 
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from onebox.server.keys import ApiKey
+from onebox.server.response_store import StoreLimits
 
 __all__ = ["ConnectionLimits", "ServerSettings"]
 
@@ -49,6 +51,10 @@ class ServerSettings:
     """Of all requests being answered together, small bodies not counted; beyond it a request gets 429."""
     heartbeat_s: float = 15.0
     """A stream that was silent for so long sends a heartbeat; idle limits of clients and proxies begin at a minute."""
+    responses: StoreLimits = field(default_factory=StoreLimits)
+    """Of answers of the Responses API that are kept."""
+    responses_dir: Path | None = None
+    """Where they are kept; None: in memory."""
     logs_requests: bool = True
     """One line each, at the level info; nothing of what was asked or answered."""
     max_logged_characters: int = 0

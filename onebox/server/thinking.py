@@ -22,7 +22,8 @@ CLOSING_TEXT = (
 class ThinkingBudget(NamedTuple):
     """Bounds the reasoning with which an answer begins."""
 
-    num_tokens: int
+    num_tokens: int | None
+    """None: no limit, unless the client ends it."""
     grammar: Grammar | None
     """Constrains what follows the reasoning. The first request's grammar lets the reasoning pass."""
 
@@ -35,6 +36,8 @@ class ThinkingLimit:
         self.closing_ids = tuple(closing_ids)
         self.is_reached = False
         """The reasoning is to be closed behind the last token."""
+        self.is_asked_for = False
+        """The client wants the reasoning to end now."""
         self._budget = budget
         self._max_tokens = max_tokens
 
@@ -44,7 +47,13 @@ class ThinkingLimit:
         It is not closed where the token limit leaves no room for the closing text and an answer.
         """
         has_room = num_generated + len(self.closing_ids) < self._max_tokens
-        self.is_reached = self._budget is not None and num_reasoning >= self._budget.num_tokens and has_room
+        self.is_reached = has_room and self._is_over(num_reasoning)
+
+    def _is_over(self, num_reasoning: int) -> bool:
+        if self._budget is None:
+            return False
+        limit = self._budget.num_tokens
+        return self.is_asked_for or (limit is not None and num_reasoning >= limit)
 
     def continuation(self, request: Request, token_ids: Sequence[int]) -> Request:
         """The request for the rest of the answer, of which `token_ids`, closing text included, are generated.

@@ -18,6 +18,7 @@ from onebox.cli.launch_line import read_launch_line
 from onebox.cli.vllm_flags import FLAGS, KV_NAMES, SHORT_NAMES
 from onebox.engine.start import TokenInfo, plan_engine
 from onebox.spec.kv import KVFormat
+from tests.drafters import small_drafter_config, write_drafter
 from tests.server.launching import started
 
 LINES = tomllib.loads((Path(__file__).parent / "launch_lines.toml").read_text())["line"]
@@ -273,3 +274,15 @@ def test_a_missing_picture_preprocessor_is_said_and_text_is_served(parsed, check
     said.clear()
     command._check_side_files(directory, options)
     assert not said
+
+
+def test_a_published_dflash_line_is_planned_with_its_drafter(parsed, checkpoint, tmp_path):
+    target = json.loads((checkpoint / "config.json").read_text())
+    drafter = write_drafter(tmp_path / "drafter", small_drafter_config(target))
+    given = {"method": "dflash", "model": str(drafter), "num_speculative_tokens": 5, "attention_backend": "FLASH_ATTN"}
+    result, options = parsed([str(checkpoint), "--speculative-config", json.dumps(given)])
+    assert result.code == 0, result.err
+    assert "attention_backend: onebox has its own kernels" in result.out
+    plan = plan_engine(checkpoint, replace(options.engine, device="cpu", load_format="auto"), TokenInfo())
+    assert (plan.drafter.directory, plan.config.speculation.max_block_drafts) == (drafter, 5)
+    assert "drafter" in {part.name for part in plan.memory.parts}

@@ -74,8 +74,9 @@ SPECULATION = {
     "oracle4": SpeculationConfig(SpeculationMethod.MTP, 4),
     # With eight sequences more rows than a step's kernels take at once.
     "oracle8": SpeculationConfig(SpeculationMethod.NGRAM, 8),
-    "dflash7": SpeculationConfig(SpeculationMethod.DFLASH, 7, block_size=8),
+    **{f"dflash{depth}": SpeculationConfig(SpeculationMethod.DFLASH, depth, block_size=8) for depth in (3, 7)},
     # Every sequence has another drafter in every step, and the oracle mostly speaks in its place.
+    "mixed7": SpeculationConfig(SpeculationMethod.AUTO, 7, block_size=8),
     "mixed15": SpeculationConfig(SpeculationMethod.AUTO, 15, block_size=16),
 }
 SLOTS = {"alone": 1, "two": 2, "eight": 8, "random": 4}
@@ -239,6 +240,8 @@ class _OracleDrafts(SequenceDrafts):
         is_plain: bool,
     ) -> None:
         super().__init__(speculator, prompt, seed, is_plain=is_plain)
+        if isinstance(speculator, MixedOracle):
+            self._auto = self._index = None  # nothing is chosen by what was measured
         self._answer = answer
         self._num_sampled = 0
         self._rng = random.Random(seed)
@@ -264,14 +267,12 @@ class MixedOracle(Oracle):
 
 
 class _MixedDrafts(_OracleDrafts):
-    def observe(self, num_proposed: int, num_accepted: int) -> None:
-        self._tally.add(num_proposed, num_accepted)  # what was drafted is not what was planned
-
     def plan_next(self, room: int) -> tuple[Drafter, int]:
         drafter = self._rng.choice((Drafter.MTP, Drafter.DFLASH, Drafter.DFLASH, Drafter.NONE))
         config = self._config
         most = {Drafter.MTP: config.max_mtp_drafts, Drafter.DFLASH: config.max_block_drafts, Drafter.NONE: 0}[drafter]
-        depth = self._rng.randint(0, min(room, most))
+        most = min(room, most)
+        depth = most if self._rng.random() < 0.5 else self._rng.randint(0, most)
         return (drafter, depth) if depth else (Drafter.NONE, 0)
 
 

@@ -141,6 +141,7 @@ def over_graphs(runner):
         Variant("fp8", drafts="mtp3", load="random", aborts="aborts"),
         Variant("turboquant", "warm", "oracle4", "two"),
         Variant("bf16", "warm", "auto", "random", aborts="aborts"),
+        Variant("bf16", "warm", "mixed15", "random", aborts="aborts"),
     ],
     ids=str,
 )
@@ -159,6 +160,7 @@ def test_inputs_that_are_packed_over_those_of_the_step_before_give_the_same_bits
         Variant("bf16", drafts="none", load="random", aborts="aborts", pages="few"),
         Variant("bf16", drafts="mtp2", load="two"),
         Variant("bf16", "warm", "mtp2", "eight", aborts="aborts"),
+        Variant("bf16", drafts="dflash3", load="two"),
     ],
     ids=str,
 )

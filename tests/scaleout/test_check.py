@@ -187,3 +187,11 @@ def test_the_command_says_it_and_its_exit_code_does(run_cli, hybrid, tmp_path):
     assert found["findings"][0]["is_fatal"] is True
     experts = next(layer for layer in found["layers"] if layer["name"].endswith("layers.1.mlp.experts"))
     assert experts["rank_shapes"] == [["gate_proj", 128, 256], ["up_proj", 128, 256], ["down_proj", 256, 128]]
+
+
+def test_of_another_method_nothing_is_promised(run_cli, tmp_path):
+    other = write_checkpoint(tmp_path / "gptq", "gptq", config=tiny_config(**WIDE))
+    result = run_cli("scaleout", "check", other, "--tp", 2)
+    assert result.code == 0, result.err
+    assert "quant_method gptq, which this check does not follow" in " ".join(result.out.split())
+    assert "vLLM loads it" not in result.out

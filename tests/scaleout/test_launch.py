@@ -217,6 +217,7 @@ def test_a_node_that_fails_to_start_gives_its_reason_in_one_sentence(boxes, star
             ["ERROR Worker proc VllmWorker-1 died unexpectedly (exit code: -9), shutting down.", "RuntimeError: later"],
             "its worker VllmWorker-1 died (SIGKILL)",
         ),
+        (["ERROR Worker proc VllmWorker-1 died unexpectedly (exit code: None)"], "its worker VllmWorker-1 died"),
     ],
 )
 def test_the_root_of_a_failure_is_found_in_the_output(lines, cause):

@@ -4,6 +4,7 @@ import asyncio
 import json
 from functools import partial
 
+import httpx
 import pytest
 
 from onebox.engine.api import QueueFullError, SamplingParams
@@ -279,3 +280,104 @@ def test_json_object_and_tools_leave_the_choice_to_the_model(scripted):
     assert message_of(called.chat(**options))["tool_calls"][0]["function"]["name"] == "ping"
     said = scripted('Hm\n</think>\n\n{"a": 1}', max_model_len=900)
     assert message_of(said.chat(**options))["content"] == '{"a": 1}'
+
+
+# Ended by the client.
+
+
+def hold_after(runner, num_steps):
+    """No further step until the gate is set."""
+    run = runner.run
+
+    def held(plan):
+        if len(runner.plans) == num_steps:
+            runner.gate.clear()
+        return run(plan)
+
+    runner.run = held
+
+
+def stream_until_asked(client, url, path, body, count, request_id=None):
+    """Streams an answer, ends its thinking when `count` deltas of it have come; (what control said, all events)."""
+    events, said = [], None
+    hold_after(client.runner, 20)
+    headers = {"x-request-id": request_id} if request_id else {}
+    with httpx.stream("POST", f"{url}{path}", json={**body, "stream": True}, headers=headers, timeout=60) as response:
+        for line in response.iter_lines():
+            if not line.startswith("data: {"):
+                continue
+            events.append(json.loads(line[6:]))
+            if said is None and sum(_is_thought(event) for event in events) >= count:
+                answer_id = request_id or _id_of(events)
+                said = httpx.post(
+                    f"{url}/v1/chat/completions/control", json={"id": answer_id, "action": "reasoning_end"}
+                )
+                client.runner.gate.set()
+    return said, events
+
+
+def _id_of(events):
+    first = events[0]
+    return first.get("id") or first.get("response", {}).get("id") or first["message"]["id"]
+
+
+def _is_thought(event):
+    if "choices" in event:
+        return bool(event["choices"] and event["choices"][0]["delta"].get("reasoning"))
+    return event["type"] in ("response.reasoning_text.delta", "content_block_delta")
+
+
+@pytest.mark.parametrize("by_request_id", [False, True])
+def test_thinking_that_is_ended_is_closed_exactly_as_by_a_budget(served, by_request_id):
+    client, url = served(LONG * 40, max_model_len=3000)
+    body = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 900, "temperature": 0}
+    said, events = stream_until_asked(client, url, "/v1/chat/completions", body, 3, "mine" if by_request_id else None)
+    assert said.json()["num_ended"] == 1
+    deltas = [event["choices"][0]["delta"] for event in events if event["choices"]]
+    reasoning = "".join(delta.get("reasoning", "") for delta in deltas)
+    content = "".join(delta.get("content", "") for delta in deltas)
+    assert "Considering the limited time" in reasoning
+    num_thought = len(reasoning.split("\n\nConsidering")[0])
+    # The tokenizer has a token a character.
+    budgeted = client.chat(max_tokens=900, temperature=0, thinking_budget=num_thought).json()["choices"][0]["message"]
+    assert (budgeted["reasoning"], budgeted["content"]) == (reasoning, content)
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/responses", {"input": "Hi", "max_output_tokens": 900}),
+        (
+            "/v1/messages",
+            {
+                "model": "tiny",
+                "messages": [{"role": "user", "content": "Hi"}],
+                "max_tokens": 2000,
+                "thinking": {"type": "enabled", "budget_tokens": 1500},
+            },
+        ),
+    ],
+)
+def test_every_dialects_thinking_can_be_ended(served, path, body):
+    client, url = served(LONG * 40, max_model_len=3000)
+    said, events = stream_until_asked(client, url, path, body, 2)
+    assert (said.status_code, said.json()["num_ended"]) == (200, 1)
+    assert "Considering the limited time" in "".join(json.dumps(event) for event in events)
+
+
+def test_only_what_thinks_can_be_ended_and_only_what_is_computed_is_found(served):
+    client, url = served("Yes.\n</think>\n\n" + "x" * 900)
+    control = f"{url}/v1/chat/completions/control"
+    body = {"messages": [{"role": "user", "content": "Hi"}], "enable_thinking": False, "stream": True, "max_tokens": 50}
+    with httpx.stream("POST", f"{url}/v1/chat/completions", json=body, timeout=60) as response:
+        client.runner.gate.clear()
+        lines = response.iter_lines()
+        first = json.loads(next(lines)[6:])
+        said = httpx.post(control, json={"id": first["id"], "action": "reasoning_end"})
+        client.runner.gate.set()
+        list(lines)
+    assert said.status_code in (200, 404)
+    assert said.status_code == 404 or said.json()["num_ended"] == 0
+    for wrong in ({"id": "chatcmpl-none", "action": "reasoning_end"}, {"id": first["id"], "action": "reasoning_end"}):
+        assert httpx.post(control, json=wrong).status_code == 404
+    assert httpx.post(control, json={"id": "x", "action": "other"}).status_code == 400

@@ -23,7 +23,7 @@ def test_a_recipe_that_ships_is_of_a_known_model_and_can_be_served(model, name):
     assert model in SHAPES
     assert recipe.summary
     assert all(source.hub_id for source in recipe.sources)
-    assert ServeArguments.resolve(recipe, []).values["served_model_name"] == model
+    assert ServeArguments.resolve(recipe, []).values["served_model_name"] == [model]
 
 
 def test_the_recipes_of_the_published_ladder_ship():

@@ -91,10 +91,12 @@ def test_every_flag_that_is_passed_on_is_one_of_vllms():
 
 
 def test_vllm_drafts_with_the_mtp_head_of_a_build_that_lists_draft_tokens(tmp_path):
+    """Its loader stops at the list where it meets it; the list changes nothing for vLLM."""
     listed = build(Recipe(), tmp_path / "listed", draft_vocab=list(range(4000)))
     prompt = json.dumps(list(range(3, 40)))
-    plain, drafted = (run_in_vllm("drafted.py", str(listed), prompt, drafts) for drafts in ("0", "2"))
-    assert json.loads(plain)[:4] == json.loads(drafted)[:4]
+    first, second = (json.loads(run_in_vllm("drafted.py", str(one), prompt, "2")) for one in (POCKET, listed))
+    assert first == second
+    assert len(first) == 8
 
 
 class Launch:
@@ -155,12 +157,23 @@ def free_port():
         return probe.getsockname()[1]
 
 
-def processes(mark):
-    """Pids whose environment or arguments hold `mark`."""
-    found = []
+def sessions(mark):
+    """The sessions of processes that have the variable `mark`, one a node; vLLM's workers overwrite theirs."""
+    found = set()
     for place in Path("/proc").iterdir():
         with contextlib.suppress(OSError):
             if place.name.isdigit() and mark.encode() in (place / "environ").read_bytes():
+                found.add(os.getsid(int(place.name)))
+    return found - {os.getsid(0)}
+
+
+def processes(chosen):
+    """Pids of these sessions, the dead that nobody asked for left out."""
+    found = []
+    for place in Path("/proc").iterdir():
+        with contextlib.suppress(OSError):
+            is_alive = place.name.isdigit() and (place / "cmdline").read_bytes()
+            if is_alive and os.getsid(int(place.name)) in chosen:
                 found.append(int(place.name))
     return found
 
@@ -169,9 +182,9 @@ def name_of(pid):
     return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
 
 
-def until_gone(mark):
+def until_gone(chosen):
     end = time.monotonic() + 60
-    while left := [pid for pid in processes(mark) if pid != os.getpid()]:
+    while left := processes(chosen):
         assert time.monotonic() < end, [name_of(pid) for pid in left]
         time.sleep(0.5)
 
@@ -196,13 +209,15 @@ def test_two_processes_serve_one_model_and_a_killed_rank_ends_both(tmp_path, run
     port, mark = free_port(), f"ONEBOX_TEST={tmp_path.name}-{os.getpid()}"
     with launched(tmp_path / "log", model, port, "--env", mark, binding="0|1") as launch:
         compared(run_cli, f"http://127.0.0.1:{port}", model)
-        worker = next(pid for pid in processes(mark) if "VLLM::Worker_TP1" in name_of(pid))
+        nodes = sessions(mark)
+        worker = next(pid for pid in processes(nodes) if "VLLM::Worker_TP1" in name_of(pid))
         os.kill(worker, signal.SIGKILL)
         told = launch.last_words()
     assert len(told) == 1
     assert "Node 0 on localhost ended with status" in told[0]
-    assert "its worker VllmWorker-1 died (SIGKILL). All nodes are stopped." in told[0]
-    until_gone(mark)
+    assert "its worker VllmWorker-1 died" in told[0]
+    assert told[0].endswith(" All nodes are stopped.")
+    until_gone(nodes)
 
 
 def test_two_nodes_serve_one_model_and_a_killed_rank_ends_the_other(tmp_path, run_cli, model):
@@ -214,13 +229,15 @@ def test_two_nodes_serve_one_model_and_a_killed_rank_ends_the_other(tmp_path, ru
         options = ("--hosts", ",".join(addresses), "--ssh", ssh, "--env", mark)
         with launched(tmp_path / "log", model, 8000, *options, binding="nobind") as launch:
             compared(run_cli, f"http://{addresses[0]}:8000", model)
-            node = next(pid for pid in processes(mark) if " --headless" in name_of(pid) and "python" in name_of(pid))
+            nodes = sessions(mark)
+            names = {pid: name_of(pid) for pid in processes(nodes)}
+            node = next(pid for pid, name in names.items() if " --headless" in name and name.startswith(str(PYTHON)))
             os.kill(node, signal.SIGKILL)
             told = launch.last_words()
         assert told == [
             f"onebox: Node 1 on {addresses[1]} was killed by SIGKILL while it served. All nodes are stopped."
         ]
-        until_gone(mark)
+        until_gone(nodes)
 
 
 def test_what_vllm_refuses_is_told_in_one_sentence(tmp_path):

@@ -115,40 +115,73 @@ def block_attention(
     rows, num_heads, dim = query.shape
     num_blocks, kv_heads = len(context.length), key.shape[1]
     size = rows // num_blocks
+    queries = (query.to(torch.float32) * scale).view(num_blocks, size, kv_heads, -1, dim).permute(0, 2, 3, 1, 4)
+    queries = queries.reshape(num_blocks, kv_heads, -1, dim)  # a KV head's query heads, and the rows of each
     out = query.new_empty(rows, num_heads * dim)
     for block, length in enumerate(context.length.tolist()):
         own = slice(block * size, (block + 1) * size)
         start = 0 if mask.window is None else max(0, length - mask.window + 1)
-        before = _context_kv(cached, context, block, (start, length), is_ring=mask.window is not None)
-        keys, values = (
-            torch.cat([old, new[own].transpose(0, 1)], dim=1).to(torch.float32)
-            for old, new in zip(before, (key, value), strict=True)
-        )
-        places = torch.arange(start, length + size)
-        asked = torch.arange(length, length + size).unsqueeze(1)
-        visible = torch.ones(size, len(places), dtype=torch.bool)
-        if mask.is_causal:
-            visible &= places <= asked
-        if mask.window is not None:
-            visible &= (places - asked).abs() < mask.window
-        queries = query[own].to(torch.float32).view(size, kv_heads, -1, dim).permute(1, 2, 0, 3)
-        scores = (queries @ keys.unsqueeze(1).mT * scale).masked_fill(~visible, float("-inf"))
-        mixed = torch.softmax(scores, dim=-1) @ values.unsqueeze(1)
+        if mask.window is None:
+            stretches = [_page_stretch(cached, context, block, length)] if length else []
+        else:
+            stretches = _ring_stretches(cached[int(context.slots[block])], start, length)
+        stretches.append(tuple(part[own].transpose(0, 1).to(torch.float32).unsqueeze(0) for part in (key, value)))
+        hidden = ~_visible(mask, start, length, size)
+        mixed = _attend(queries[block], stretches, hidden).view(kv_heads, -1, size, dim)
         out[own] = mixed.permute(2, 0, 1, 3).reshape(size, -1).to(query.dtype)
     return out
 
 
-def _context_kv(
-    cached: Tensor, context: BlockContext, block: int, span: tuple[int, int], *, is_ring: bool
-) -> tuple[Tensor, Tensor]:
-    """(keys, values) [KV, tokens, D] of the tokens in `span`."""
-    tokens, size = torch.arange(*span), cached.shape[3]
-    if is_ring:
-        found = cached[int(context.slots[block])][:, :, tokens % size]
-    else:
-        pages = context.page_table[int(context.sequences[block])].to(torch.int64)
-        found = cached.transpose(2, 3)[pages[tokens // size], :, tokens % size].permute(1, 2, 0, 3)
-    return found[0], found[1]
+def _visible(mask: BlockMask, start: int, length: int, size: int) -> Tensor:
+    """Which of the tokens from `start` to the block's last each of its rows sees, bool [size, tokens]."""
+    places, asked = torch.arange(start, length + size), torch.arange(length, length + size).unsqueeze(1)
+    visible = places <= asked if mask.is_causal else torch.ones(size, len(places), dtype=torch.bool)
+    return visible if mask.window is None else visible & ((places - asked).abs() < mask.window)
+
+
+def _ring_stretches(ring: Tensor, start: int, end: int) -> list[tuple[Tensor, ...]]:
+    """(keys, values) [1, KV, tokens, D] of the tokens from start to end in a ring [2, KV, ring, D], without a copy."""
+    size, found = ring.shape[2], list[tuple[Tensor, ...]]()
+    while start < end:
+        count = min(end - start, size - start % size)
+        stretch = ring[:, :, start % size : start % size + count].to(torch.float32)
+        found.append(tuple(part.unsqueeze(0) for part in stretch))
+        start += count
+    return found
+
+
+def _page_stretch(cached: Tensor, context: BlockContext, block: int, length: int) -> tuple[Tensor, ...]:
+    """(keys, values) [pages, KV, P, D] of the first `length` tokens; what lies behind them is zero."""
+    tokens = cached.shape[3]
+    pages = context.page_table[int(context.sequences[block]), : -(-length // tokens)].to(torch.int64)
+    found = cached[pages].to(torch.float32)
+    if length % tokens:
+        found[-1, :, :, length % tokens :] = 0
+    return tuple(found.unbind(1))
+
+
+def _attend(query: Tensor, stretches: list[tuple[Tensor, ...]], hidden: Tensor) -> Tensor:
+    """[KV, M, D] of query [KV, M, D], of which row m is the block's row m % size, over all stretches in their order.
+
+    hidden bool [size, tokens]; a stretch of pages may be longer than its tokens.
+    """
+    (size, num_tokens), scores = hidden.shape, list[Tensor]()
+    left = num_tokens
+    for place, (keys, _) in enumerate(stretches):
+        found = (query @ keys.mT).permute(1, 2, 0, 3).flatten(2)
+        left -= found.shape[2] if place else 0
+        scores.append(found)
+    # Only the first stretch may have more than its tokens: the others have theirs exactly.
+    scores[0] = scores[0][:, :, :left]
+    joined = torch.cat(scores, dim=2).unflatten(1, (-1, size)).masked_fill_(hidden, float("-inf"))
+    shares = torch.softmax(joined, dim=-1).flatten(1, 2)
+    mixed, first = torch.zeros_like(query), 0
+    for found, (_, values) in zip(scores, stretches, strict=True):
+        count, capacity = found.shape[2], values.shape[0] * values.shape[2]
+        own = torch.nn.functional.pad(shares[:, :, first : first + count], (0, capacity - count))
+        mixed += (own.unflatten(2, (values.shape[0], -1)).permute(2, 0, 1, 3) @ values).sum(0)
+        first += count
+    return mixed
 
 
 def block_attention_fused(

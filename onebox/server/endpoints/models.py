@@ -17,22 +17,22 @@ def models_router(service: Service) -> APIRouter:
     router = APIRouter()
     created = int(time.time())
 
-    def model() -> dict[str, Any]:
-        name, limit = service.model_name, service.engine.config.max_model_len
-        head = {"id": name, "object": "model", "created": created, "owned_by": "onebox", "root": name, "parent": None}
+    def model(name: str) -> dict[str, Any]:
+        root, limit = service.model_name, service.engine.config.max_model_len
+        head = {"id": name, "object": "model", "created": created, "owned_by": "onebox", "root": root, "parent": None}
         facts = {"max_model_len": limit, "input_modalities": ["text", *service.media.kinds]}
         return {**head, **facts, "fingerprint": service.fingerprint}
 
     @router.get("/v1/models")
     async def models() -> dict[str, Any]:
         """The served model, its context, what it reads, and a fingerprint of all that decides its answers"""
-        return {"object": "list", "data": [model()]}
+        return {"object": "list", "data": [model(name) for name in service.names]}
 
     @router.get("/v1/models/{name:path}")
     async def one_model(name: str) -> dict[str, Any]:
         """The same of one model by name"""
         service.refuse_other_model(name)
-        return model()
+        return model(name if name in service.names else service.model_name)
 
     @router.get("/health")
     async def health() -> JSONResponse:

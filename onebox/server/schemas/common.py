@@ -40,6 +40,7 @@ __all__ = [
     "TextOrObject",
     "TokenLimit",
     "ToolChoiceWord",
+    "UnstoredFields",
     "by_type",
     "refuse_choice_without_tools",
     "refuse_unless_paired",
@@ -234,6 +235,11 @@ class HarmlessFields(Strict):
     safety_identifier: Name | None = None
     prompt_cache_key: Name | None = None
     service_tier: Literal["auto", "default"] | None = None
+
+
+class UnstoredFields(HarmlessFields):
+    """Of an endpoint whose answers are not kept."""
+
     store: Literal[False] | None = None
     """Nothing is stored."""
 
@@ -323,7 +329,7 @@ def _schema(value: dict[str, Any] | str) -> Any:
         raise UsageError(f"The JSON schema is a text that is not JSON ({error}).") from None
 
 
-class GenerationFields(HarmlessFields, SpelledOutFields, GrammarFields):
+class GenerationFields(UnstoredFields, SpelledOutFields, GrammarFields):
     """The fields that chat and completions share. Null means absent, as in OpenAI's API."""
 
     model: Name | None = None

@@ -1,15 +1,16 @@
-"""The body of the Responses API, and its conversion to a chat. Nothing is stored between requests."""
+"""The body of the Responses API, and its conversion to a chat."""
 
 import base64
 import binascii
+from collections.abc import Iterable, Sequence
+from functools import cached_property
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Discriminator, Field, Tag, field_validator, model_validator
+from pydantic import Discriminator, Field, Tag, TypeAdapter, field_validator, model_validator
 
 from onebox.engine.api import Grammar
-from onebox.server.errors import FieldError, excerpt
+from onebox.server.errors import FieldError
 from onebox.server.prompt import ChatInput, Effort, NamedTool, ToolChoice
-from onebox.server.schemas.chat import FunctionDefinition
 from onebox.server.schemas.common import (
     LISTED,
     FunctionName,
@@ -31,14 +32,23 @@ from onebox.server.schemas.common import (
     type_tag,
     word_or_object,
 )
+from onebox.server.schemas.responses_tools import (
+    AnyTool,
+    OfferedTool,
+    custom_arguments,
+    left_out_types,
+    offered_tools,
+    shown_name,
+)
 from onebox.server.schemas.turns import Turns, image_part, text_part
 from onebox.spec.errors import UsageError
 from onebox.text.generation import GenerationDefaults
 
-__all__ = ["ResponsesRequest", "sealed"]
+__all__ = ["ResponsesRequest", "read_items", "sealed"]
 
 _Status = Literal["in_progress", "completed", "incomplete"]
 _Nothing = Annotated[list[Any], Field(max_length=0)]
+_Tools = Annotated[list[AnyTool], Field(max_length=512, fail_fast=True)]
 
 
 def sealed(reasoning: str) -> str:
@@ -134,11 +144,12 @@ class FunctionCallItem(StrictWithNulls):
     call_id: Name
     name: FunctionName
     arguments: LongText
+    namespace: FunctionName | None = None
     id: Name | None = None
     status: _Status | None = None
 
     def add_to(self, turns: Turns) -> None:
-        turns.add_call(self.call_id, self.name, self.arguments)
+        turns.add_call(self.call_id, shown_name(self.name, self.namespace), self.arguments)
 
 
 class FunctionOutputItem(StrictWithNulls):
@@ -152,7 +163,53 @@ class FunctionOutputItem(StrictWithNulls):
         turns.add_result(self.call_id, _template_parts(self.output))
 
 
-_ITEMS = ("message", "reasoning", "function_call", "function_call_output")
+class CustomCallItem(StrictWithNulls):
+    type: Literal["custom_tool_call"]
+    call_id: Name
+    name: FunctionName
+    input: LongText
+    namespace: FunctionName | None = None
+    id: Name | None = None
+    status: _Status | None = None
+
+    def add_to(self, turns: Turns) -> None:
+        turns.add_call(self.call_id, shown_name(self.name, self.namespace), custom_arguments(self.input))
+
+
+class CustomOutputItem(StrictWithNulls):
+    type: Literal["custom_tool_call_output"]
+    call_id: Name
+    output: _Parts
+    name: FunctionName | None = None
+    id: Name | None = None
+    status: _Status | None = None
+
+    def add_to(self, turns: Turns) -> None:
+        turns.add_result(self.call_id, _template_parts(self.output))
+
+
+class AdditionalToolsItem(StrictWithNulls):
+    """Tools beside those of the request, as newer agents send them."""
+
+    type: Literal["additional_tools"]
+    tools: _Tools
+    role: Name | None = None
+    id: Name | None = None
+    status: _Status | None = None
+
+    def add_to(self, turns: Turns) -> None:
+        """Nothing: tools are no turn."""
+
+
+_ITEMS = (
+    "message",
+    "reasoning",
+    "function_call",
+    "function_call_output",
+    "custom_tool_call",
+    "custom_tool_call_output",
+    "additional_tools",
+)
 
 
 def _item_type(value: Any) -> str:
@@ -164,7 +221,10 @@ _Item = Annotated[
     Annotated[ResponsesMessage, Tag("<message>")]
     | Annotated[ReasoningItem, Tag("<reasoning>")]
     | Annotated[FunctionCallItem, Tag("<function_call>")]
-    | Annotated[FunctionOutputItem, Tag("<function_call_output>")],
+    | Annotated[FunctionOutputItem, Tag("<function_call_output>")]
+    | Annotated[CustomCallItem, Tag("<custom_tool_call>")]
+    | Annotated[CustomOutputItem, Tag("<custom_tool_call_output>")]
+    | Annotated[AdditionalToolsItem, Tag("<additional_tools>")],
     Discriminator(
         _item_type,
         custom_error_type="item_type",
@@ -177,16 +237,18 @@ _Input = Annotated[
 ]
 
 
-class ResponsesTool(FunctionDefinition):
-    type: Literal["function"]
+_items = TypeAdapter(list[_Item])
 
-    def for_template(self) -> dict[str, Any]:
-        return {"type": "function", "function": self.model_dump(exclude_none=True, exclude={"type", "strict"})}
+
+def read_items(values: list[Any]) -> Sequence[Any]:
+    """Items of earlier requests and answers, as they were kept."""
+    return _items.validate_python(values)
 
 
 class ResponsesChosenTool(Strict):
-    type: Literal["function"]
+    type: Literal["function", "custom"]
     name: Name
+    namespace: FunctionName | None = None
 
 
 _ToolChoice = Annotated[ToolChoiceWord | Annotated[ResponsesChosenTool, Tag("<object>")], Discriminator(word_or_object)]
@@ -197,6 +259,8 @@ class ReasoningField(Strict):
     """As reasoning_effort of chat completions."""
     summary: Literal["auto"] | None = None
     """Nothing is summarised: the reasoning itself is in the answer."""
+    context: Literal["auto", "all_turns"] | None = None
+    """Reasoning items that are sent back are given to the chat template, which decides what it shows of them."""
 
 
 class TextFormat(StrictWithNulls):
@@ -227,8 +291,8 @@ class TextFormat(StrictWithNulls):
 
 class TextField(Strict):
     format: TextFormat | None = None
-    verbosity: Literal["medium"] | None = None
-    """Others are not supported."""
+    verbosity: Literal["low", "medium", "high"] | None = None
+    """Without effect: the model has no such setting. Agents always send it."""
 
 
 class ResponsesRequest(HarmlessFields):
@@ -237,7 +301,8 @@ class ResponsesRequest(HarmlessFields):
     input: _Input
     instructions: LongText | None = None
     """A system message before the input."""
-    tools: Annotated[list[ResponsesTool], Field(max_length=512, fail_fast=True)] | None = None
+    tools: _Tools | None = None
+    """What the provider would run, such as web_search, is left out."""
     tool_choice: _ToolChoice | None = None
     parallel_tool_calls: bool | None = None
     reasoning: ReasoningField | None = None
@@ -249,49 +314,66 @@ class ResponsesRequest(HarmlessFields):
     stream: bool | None = None
     include: Annotated[list[Literal["reasoning.encrypted_content"]], Field(max_length=16, fail_fast=True)] | None = None
     """Adds encrypted_content to reasoning items; their text is always sent too."""
-    previous_response_id: None = None
-    """Nothing is stored: send the earlier items in the input."""
-    background: Literal[False] | None = None
+    previous_response_id: Annotated[str, Field(max_length=128)] | None = None
+    """The conversation goes on behind this answer, which was stored; its instructions are not repeated."""
+    store: bool | None = None
+    """The default is true where the server stores responses, as in OpenAI's API."""
+    background: bool | None = None
+    """The answer is computed without a connection, to be retrieved or cancelled."""
     truncation: Literal["disabled"] | None = None
     client_metadata: JsonObject | None = None
     """Sent by some agents; not read."""
     cache_prompt: bool | None = None
     """False: the prompt is neither looked up in the prefix cache nor stored there. Not in OpenAI's API."""
 
-    @field_validator("previous_response_id", mode="before")
-    @classmethod
-    def _nothing_is_stored(cls, value: Any) -> Any:
-        if value is not None:
-            raise ValueError("responses are not stored here; send the earlier items in input instead")
-        return value
-
-    @field_validator("tools", mode="before")
-    @classmethod
-    def _functions_alone(cls, value: Any) -> Any:
-        for place, tool in enumerate(value if isinstance(value, list) else ()):
-            if isinstance(tool, dict) and tool.get("type") != "function":
-                raise ValueError(
-                    f"tool {place} is of the type {excerpt(tool.get('type'))}; only function tools are supported, so "
-                    "remove it"
-                )
-        return value
-
     @model_validator(mode="after")
-    def _a_choice_of_something(self) -> Self:
-        refuse_choice_without_tools(self.tool_choice, self.tools)
+    def _fields_go_together(self) -> Self:
+        refuse_choice_without_tools(self.tool_choice, self.offered)
+        if self.background and self.stream:
+            raise ValueError("background and stream exclude each other; retrieve the answer by its id instead")
+        if self.background and self.store is False:
+            raise ValueError("background needs store: its answer is retrieved by its id")
         return self
+
+    @cached_property
+    def offered(self) -> list[OfferedTool]:
+        """Tools that the model is told of."""
+        return offered_tools(self._all_tools)
+
+    @property
+    def left_out(self) -> list[str]:
+        """The types of those that it is not told of."""
+        return left_out_types(self._all_tools)
+
+    @property
+    def _all_tools(self) -> tuple[Any, ...]:
+        """Its own, and those among the items."""
+        items = () if isinstance(self.input, str) else self.input
+        added = (tool for item in items if isinstance(item, AdditionalToolsItem) for tool in item.tools)
+        return (*(self.tools or ()), *added)
+
+    @property
+    def own_items(self) -> list[dict[str, Any]]:
+        """The input as it can be kept and read again."""
+        if isinstance(self.input, str):
+            return [{"type": "message", "role": "user", "content": self.input}]
+        kept = (item for item in self.input if not isinstance(item, AdditionalToolsItem))
+        return [_kept_item(item) for item in kept]
 
     @property
     def has_sealed_reasoning(self) -> bool:
         return bool(self.include)
 
-    def chat_input(self, defaults: GenerationDefaults) -> ChatInput:
-        """Checks a grammar's bounds, which may be slow: to be called beside the event loop."""
+    def chat_input(self, defaults: GenerationDefaults, earlier: Sequence[Any] = ()) -> ChatInput:
+        """Checks a grammar's bounds, which may be slow: to be called beside the event loop.
+
+        `earlier` are the items of the conversation that the request goes on with.
+        """
         limits = GenerationFields(temperature=self.temperature, top_p=self.top_p, max_tokens=self.max_output_tokens)
         return ChatInput(
-            messages=self._messages(),
+            messages=self._messages(earlier),
             sampling=limits.sampling(defaults),
-            tools=[tool.for_template() for tool in self.tools or ()],
+            tools=[tool.for_template() for tool in self.offered],
             tool_choice=self._tool_choice(),
             has_parallel_calls=self.parallel_tool_calls is not False,
             grammar=self.text.format.grammar if self.text and self.text.format else None,
@@ -299,10 +381,12 @@ class ResponsesRequest(HarmlessFields):
             cache_prompt=self.cache_prompt is not False,
         )
 
-    def _messages(self) -> list[dict[str, Any]]:
+    def _messages(self, earlier: Iterable[Any]) -> list[dict[str, Any]]:
         turns = Turns()
         if self.instructions is not None:
             turns.add_message("system", [text_part(self.instructions)])
+        for item in earlier:
+            item.add_to(turns)
         if isinstance(self.input, str):
             turns.add_message("user", [text_part(self.input)])
         else:
@@ -312,4 +396,13 @@ class ResponsesRequest(HarmlessFields):
 
     def _tool_choice(self) -> ToolChoice:
         choice = self.tool_choice
-        return NamedTool(choice.name) if isinstance(choice, ResponsesChosenTool) else choice or "auto"
+        if isinstance(choice, ResponsesChosenTool):
+            return NamedTool(shown_name(choice.name, choice.namespace))
+        return choice or "auto"
+
+
+def _kept_item(item: StrictWithNulls) -> dict[str, Any]:
+    kept = item.model_dump(exclude_none=True)
+    if isinstance(item, ReasoningItem) and item.encrypted_content is not None:
+        kept["encrypted_content"] = sealed(item.encrypted_content)
+    return kept

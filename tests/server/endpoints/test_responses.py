@@ -203,9 +203,9 @@ def test_a_random_model_that_must_call_calls_with_fitting_arguments(tiny, choice
     ("fields", "param", "says"),
     [
         ({"unheard_of": 1}, "unheard_of", "unheard_of is not supported"),
-        ({"previous_response_id": "resp_1"}, "previous_response_id", "send the earlier items in input"),
-        ({"store": True}, "store", "False"),
-        ({"tools": [{"type": "web_search"}]}, "tools", "'web_search'"),
+        ({"background": True, "stream": True}, None, "exclude each other"),
+        ({"background": True, "store": False}, None, "Background needs store"),
+        ({"tools": [{"type": "web_search"}], "tool_choice": "required"}, None, "there are no tools"),
         ({"tool_choice": "required"}, None, "there are no tools"),
         ({"input": []}, "input", "at least 1"),
         ({"input": [{"type": "item_reference", "id": "x"}]}, "input.0", "an item's type must be one of message"),
@@ -226,6 +226,16 @@ def test_more_than_the_context_holds_is_refused_with_both_numbers(openai_client)
     with pytest.raises(openai.BadRequestError, match=r"context holds 100") as error:
         ask(openai_client("ok", max_model_len=100), "x" * 200)
     assert error.value.code == "context_length_exceeded"
+
+
+def test_a_limit_beyond_the_context_is_lowered_to_what_is_left_and_told(scripted, caplog):
+    caplog.set_level("INFO", "onebox")
+    client = scripted("x" * 500, max_model_len=100)
+    body = post(client, max_output_tokens=64_000, **QUIET).json()
+    used = body["usage"]
+    assert (body["status"], body["incomplete_details"]) == ("incomplete", {"reason": "max_output_tokens"})
+    assert body["max_output_tokens"] == used["output_tokens"] == 100 - used["input_tokens"]
+    assert "max_output_tokens 64000 was lowered to" in caplog.text
 
 
 def test_no_value_of_any_field_is_a_failure(tiny):

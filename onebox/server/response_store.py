@@ -1,0 +1,229 @@
+"""Answers of the Responses API that are kept for a while: in memory, or in a directory.
+
+Bounded in number, bytes and age; beyond a bound the oldest go. Each belongs to the API key that it was made with, and
+for others there is nothing under its id. An entry holds its whole conversation, so none depends on another.
+"""
+
+import contextlib
+import json
+import logging
+import os
+import re
+import tempfile
+import threading
+import time
+import zlib
+from collections import OrderedDict
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+from onebox.server.errors import ResponseNotFoundError, excerpt
+from onebox.spec.errors import UnreadableError
+
+__all__ = ["ResponseStore", "StoreLimits", "StoredConversation"]
+
+_ID = re.compile(r"resp_[0-9a-f]{32}")
+_SUFFIX = ".response"
+_OVERHEAD_BYTES = 512
+"""Of an entry beside its own bytes."""
+_HEAD_BYTES = 512
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class StoreLimits:
+    max_bytes: int = 64 << 20
+    """Compressed; 0 stores nothing."""
+    max_entries: int = 4096
+    max_age_s: float = 7 * 86400
+
+    @property
+    def max_entry_bytes(self) -> int:
+        """Of one entry: a few large ones may not drive out all others."""
+        return self.max_bytes // 4
+
+
+class StoredConversation(NamedTuple):
+    """What is kept of an answer."""
+
+    response: dict[str, Any]
+    """As it was sent."""
+    items: list[dict[str, Any]]
+    """The conversation up to its end, as the input of the next request."""
+
+
+class _Entry(NamedTuple):
+    owner: str
+    num_bytes: int
+    created_at: float
+
+
+class _Shelf(Protocol):
+    """Where the bytes are."""
+
+    def write(self, response_id: str, entry: _Entry, data: bytes) -> None: ...
+    def read(self, response_id: str) -> bytes: ...
+    def remove(self, response_id: str) -> None: ...
+
+
+class ResponseStore:
+    """Used from several threads; slow enough to be called beside the event loop."""
+
+    def __init__(self, limits: StoreLimits, directory: Path | None = None) -> None:
+        """`directory` is made where it is missing, and what it holds already is served."""
+        self.limits = limits
+        self._lock = threading.Lock()
+        self._entries: OrderedDict[str, _Entry] = OrderedDict()
+        """By id, the oldest first."""
+        self._num_bytes = 0
+        self._shelf: _Shelf = _Memory()
+        if directory:
+            shelf = _Directory(directory)
+            self._shelf = shelf
+            self._entries.update(shelf.entries())
+            self._num_bytes = sum(entry.num_bytes for entry in self._entries.values())
+            with self._lock:
+                self._make_room(0)
+
+    @property
+    def is_on(self) -> bool:
+        return self.limits.max_bytes > 0
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    @property
+    def num_bytes(self) -> int:
+        return self._num_bytes
+
+    def put(self, response_id: str, owner: str, kept: StoredConversation) -> bool:
+        """Whether it was kept: an entry beyond its limit is not."""
+        data = zlib.compress(json.dumps(kept._asdict(), ensure_ascii=False).encode(errors="replace"), 1)
+        entry = _Entry(owner, len(data) + _OVERHEAD_BYTES, time.time())
+        if entry.num_bytes > self.limits.max_entry_bytes:
+            return False
+        with self._lock:
+            self._make_room(entry.num_bytes)
+            try:
+                self._shelf.write(response_id, entry, data)
+            except OSError as error:
+                _log.warning("a response could not be stored: %s", error.strerror)
+                return False
+            self._entries[response_id] = entry
+            self._num_bytes += entry.num_bytes
+        return True
+
+    def get(self, response_id: str, owner: str) -> StoredConversation:
+        with self._lock:
+            self._check(response_id, owner)
+            try:
+                data = self._shelf.read(response_id)
+            except OSError:
+                self._forget(response_id)
+                raise self._not_found(response_id) from None
+        try:
+            return StoredConversation(**json.loads(zlib.decompress(data)))
+        except (zlib.error, ValueError, TypeError):
+            self.delete(response_id, owner)
+            raise self._not_found(response_id) from None
+
+    def delete(self, response_id: str, owner: str) -> None:
+        with self._lock:
+            self._check(response_id, owner)
+            self._forget(response_id)
+
+    def _check(self, response_id: str, owner: str) -> None:
+        entry = self._entries.get(response_id)
+        if entry is None or entry.owner != owner:
+            raise self._not_found(response_id)
+        if time.time() - entry.created_at > self.limits.max_age_s:
+            self._forget(response_id)
+            raise self._not_found(response_id)
+
+    def _make_room(self, num_bytes: int) -> None:
+        oldest_kept = time.time() - self.limits.max_age_s
+        while self._entries:
+            response_id, oldest = next(iter(self._entries.items()))
+            is_full = len(self._entries) >= self.limits.max_entries + (num_bytes == 0)
+            if (
+                oldest.created_at >= oldest_kept
+                and not is_full
+                and self._num_bytes + num_bytes <= self.limits.max_bytes
+            ):
+                return
+            self._forget(response_id)
+
+    def _forget(self, response_id: str) -> None:
+        self._num_bytes -= self._entries.pop(response_id).num_bytes
+        self._shelf.remove(response_id)
+
+    def _not_found(self, response_id: str) -> ResponseNotFoundError:
+        days = self.limits.max_age_s / 86400
+        how_long = f"for {days:.3g} days, and shorter where newer ones need the room" if self.is_on else "not at all"
+        return ResponseNotFoundError(
+            f"There is no response {excerpt(response_id)} here; they are stored {how_long}. Send the earlier items in "
+            "input instead."
+        )
+
+
+class _Memory:
+    def __init__(self) -> None:
+        self._data: dict[str, bytes] = {}
+
+    def write(self, response_id: str, _: _Entry, data: bytes) -> None:
+        self._data[response_id] = data
+
+    def read(self, response_id: str) -> bytes:
+        return self._data[response_id]
+
+    def remove(self, response_id: str) -> None:
+        del self._data[response_id]
+
+
+class _Directory:
+    """A file for each: a line with its owner and time, then the compressed JSON. Only this user can read them."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        try:
+            directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=directory):
+                pass
+        except OSError as error:
+            raise UnreadableError(f"--responses-dir {directory} cannot be written: {error.strerror}.") from None
+
+    def entries(self) -> OrderedDict[str, _Entry]:
+        """What is there, the oldest first; files that are no entries are left alone."""
+        found = {}
+        for path in self._directory.glob(f"resp_*{_SUFFIX}"):
+            with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
+                with path.open("rb") as file:
+                    head = json.loads(file.readline(_HEAD_BYTES))
+                num_bytes = path.stat().st_size + _OVERHEAD_BYTES
+                if _ID.fullmatch(path.stem):
+                    found[path.stem] = _Entry(str(head["owner"]), num_bytes, float(head["created_at"]))
+        return OrderedDict(sorted(found.items(), key=lambda pair: pair[1].created_at))
+
+    def write(self, response_id: str, entry: _Entry, data: bytes) -> None:
+        head = json.dumps({"owner": entry.owner, "created_at": entry.created_at}).encode()
+        descriptor, name = tempfile.mkstemp(dir=self._directory)
+        try:
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(head + b"\n" + data)
+            Path(name).replace(self._path(response_id))
+        except BaseException:
+            Path(name).unlink(missing_ok=True)
+            raise
+
+    def read(self, response_id: str) -> bytes:
+        with self._path(response_id).open("rb") as file:
+            file.readline(_HEAD_BYTES)
+            return file.read()
+
+    def remove(self, response_id: str) -> None:
+        with contextlib.suppress(OSError):
+            self._path(response_id).unlink(missing_ok=True)
+
+    def _path(self, response_id: str) -> Path:
+        return self._directory / f"{response_id}{_SUFFIX}"
