@@ -208,6 +208,8 @@ def plan(
         slots=memory.max_num_seqs,
         kv=kv,
         drafts=drafts,
+        drafter=drafter.spec if drafter else None,
+        drafter_bytes=drafter.loaded_bytes if drafter else 0,
         max_batched_tokens=memory.max_num_batched_tokens,
         gpu_memory_utilization=DEFAULT_UTILIZATION if utilization is None else utilization,
         reserve_bytes=memory.reserve_bytes(),

@@ -15,13 +15,15 @@ import onebox
 from onebox.spec.cache import temporary_cache_directory, user_cache_directory
 from onebox.spec.errors import WriteError
 
-__all__ = ["MODEL_DIRECTORY", "SERVED_BUILD", "pocket_checkpoint"]
+__all__ = ["DRAFTER_DIRECTORY", "MODEL_DIRECTORY", "SERVED_BUILD", "pocket_checkpoint"]
 
 SERVED_BUILD = "hybrid-int8-head-int4-mtp"
 _log = logging.getLogger(__name__)
 _HERE = Path(__file__).parent
 MODEL_DIRECTORY = _HERE / "model"
 """The BF16 master, as it ships."""
+DRAFTER_DIRECTORY = _HERE / "drafter"
+"""Its DFlash drafter, likewise."""
 _NO_ROOM = 3
 """`builds.NO_ROOM`, whose module imports torch."""
 

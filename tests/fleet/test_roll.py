@@ -9,6 +9,9 @@ import pytest
 from onebox.spec.errors import MismatchError, OneboxError
 from tests.fleet.conftest import HTTP, RunningFleet, is_healthy, wait_until, write_config
 
+IN_PLACE = pytest.param("?in_place=true", marks=pytest.mark.fleet)
+"""Takes longer, and runs with `make fleet-test`."""
+
 
 def rewrite(fleet, nursery, **options):
     """Start lines that `roll` will read."""
@@ -40,7 +43,7 @@ def chat(url, number):
     return HTTP.post(f"{url}/v1/chat/completions", json=body).status_code
 
 
-@pytest.mark.parametrize("query", ["", "?in_place=true"])
+@pytest.mark.parametrize("query", ["", IN_PLACE])
 def test_a_roll_replaces_all_members_and_loses_no_request(own, nursery, query):
     version = f"2.{len(query)}"
     rewrite(own, nursery, version=version)
@@ -50,6 +53,7 @@ def test_a_roll_replaces_all_members_and_loses_no_request(own, nursery, query):
     def ask():
         while not is_over.is_set():
             statuses.append(chat(own.url, len(statuses)))
+            is_over.wait(0.1)
 
     asking = threading.Thread(target=ask)
     asking.start()
@@ -71,7 +75,7 @@ def test_a_roll_replaces_all_members_and_loses_no_request(own, nursery, query):
     ("options", "query", "said"),
     [
         ({"seed": 1}, "", "otherwise than the old one"),
-        ({"context": 999}, "?in_place=true", "context 999 is not 2000"),
+        pytest.param({"context": 999}, "?in_place=true", "context 999 is not 2000", marks=pytest.mark.fleet),
     ],
 )
 def test_a_new_server_that_is_not_equal_takes_no_traffic(own, nursery, options, query, said):

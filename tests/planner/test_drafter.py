@@ -1,9 +1,12 @@
 """A block drafter in the plan: its memory, its bytes of a step, and the depth that pays."""
 
+from dataclasses import replace
+
 import pytest
 
 from onebox.planner.depths import best_depth, constant_acceptance, depth_rates
 from onebox.planner.levers import Setting, find_levers
+from onebox.planner.memory import MemoryRequest, plan_memory
 from onebox.planner.presets import WRITTEN_PACKINGS, named_preset
 from onebox.planner.roofline import Workload
 from onebox.spec.block_drafter import BlockDrafter
@@ -97,3 +100,16 @@ def test_levers_change_the_drafters_format_and_its_head():
 def test_more_drafts_than_a_block_has_are_refused():
     with pytest.raises(UsageError, match="block of 16 has 15"):
         setting(drafts=16)
+
+
+def test_the_memory_plan_holds_the_drafter():
+    request = MemoryRequest(max_context_tokens=131_072, slots=4, kv=KV, drafts=12, draft_vocab_size=TRIMMED)
+    stored, loaded = named_preset("hybrid").weight_bytes(SPEC), drafter().loaded_bytes
+    without = plan_memory(SPEC, stored, BOX, request)
+    beside = plan_memory(SPEC, stored, BOX, replace(request, drafter=DRAFTER, drafter_bytes=loaded))
+    window = 5 * 2 * 8 * 128 * 2 * 4096
+    assert window < beside.slot_bytes - without.slot_bytes < 1.05 * window
+    assert window < beside.checkpoint_bytes - without.checkpoint_bytes < 1.05 * window
+    assert beside.page_bytes - without.page_bytes == 64 * 2 * 8 * 128 * 2
+    assert sum(part.bytes for part in beside.parts) == BOX.memory_bytes
+    assert {part.name: part.bytes for part in beside.parts}["drafter"] == loaded

@@ -15,9 +15,9 @@ from onebox.engine.draft.kinds import Drafter, TextPart
 __all__ = ["AcceptanceRates", "DraftClass", "LearningSettings", "SharedRates", "num_matching"]
 
 _LARGEST_WEIGHT = 1e60
-_LEAST_WORTH, _MOST_WORTH, _WELL_KNOWN = 3.0, 12.0, 30.0
+_LEAST_WORTH, _MOST_WORTH, _WELL_KNOWN = 3.0, 24.0, 30.0
 """Observations of a request that a shared rate is worth: without any of its own, and with so many."""
-_LATEST_RATE, _LARGEST_CHANGE, _DECAY_IN_CHANGE = 0.25, 0.5, 0.75
+_LATEST_RATE, _LARGEST_CHANGE, _DECAY_IN_CHANGE, _LEAST_LIKENESS = 0.25, 0.5, 0.7, 0.05
 """A change of the text: four first drafts in a row that did otherwise than most before."""
 
 
@@ -38,8 +38,8 @@ class LearningSettings:
 
     decay: float = 0.99
     """Factor on the weight of older observations per new one: a memory of about 100 steps, for texts change."""
-    prior_weight: float = 3.0
-    """In observations: how long a request follows the requests before it rather than its own drafts."""
+    prior_weight: float = 32.0
+    """In drafts: how many of its own a request needs to differ from the requests before it by half."""
     shared_decay: float = 0.998
     """The same factor for the rates of all requests: a memory of about 500 steps."""
     refresh_interval: int = 16
@@ -72,6 +72,8 @@ class AcceptanceRates:
         self._unit = 1.0
         self._latest: float | None = None
         """The rate of first drafts in the last few steps."""
+        self._likeness = 1.0
+        """How much is assumed to be as in all requests: less, for a while, after the text has become another."""
         self._tried: list[float] = []
         self._accepted: list[float] = []
         self._chances: list[float] = []
@@ -105,6 +107,9 @@ class AcceptanceRates:
         self._latest = latest + _LATEST_RATE * (is_accepted - latest)
         if abs(self._latest - usual) > _LARGEST_CHANGE:
             self._unit /= _DECAY_IN_CHANGE
+            self._likeness = max(self._likeness * _DECAY_IN_CHANGE, _LEAST_LIKENESS)
+        else:
+            self._likeness = min(self._likeness * self._growth, 1.0)
 
     def _rescale(self) -> None:
         self._tried = [weight / self._unit for weight in self._tried]
@@ -140,7 +145,7 @@ class AcceptanceRates:
             accepted += self._accepted[position]
             expected += weight * shared[position]
         # As many observations that are like those of all requests.
-        usual = self._prior_weight * unit
+        usual, likeness = self._prior_weight * unit * self._likeness, unit * self._likeness
         rejected = (tried - accepted + usual * (1 - shared[0])) / (tried - expected + usual * (1 - shared[0]) + 1e-9)
         kept = (accepted + usual * shared[0]) / (expected + usual * shared[0] + 1e-9)
         rates, seen = list[float](), len(self._tried)
@@ -148,7 +153,7 @@ class AcceptanceRates:
             rate = shared[position]
             rate = 1 - (1 - rate) * rejected if rejected < 1 else rate * kept
             if position < seen:
-                weight = weights[position] * unit
+                weight = weights[position] * likeness
                 rate = (weight * rate + self._accepted[position]) / (weight + self._tried[position])
             rates.append(rate)
         return rates

@@ -102,7 +102,8 @@ class StepCosts:
         key = num_rows, num_chained, num_blocks > 0
         expected, known = self.cost(num_rows, num_chained, num_blocks), self._offsets.get(key)
         # A kind that was seen before differs because the pace does; a new one, because its cost is not known yet.
-        if self._num_observed < self._NUM_PACES or (known and known.num_seen >= self._LEAST_SEEN):
+        is_known = known is not None and known.num_seen >= self._LEAST_SEEN + 2 * self._doubt
+        if is_known or self._num_observed < self._LEAST_SEEN:
             self._pace_s = self._pace_with(seconds / expected)
         low, high = self._CLIPPED
         cost = min(max(seconds / self._pace_s, low * expected), high * expected)
@@ -115,6 +116,11 @@ class StepCosts:
         if self._num_observed < 2 * self._FIT_INTERVAL or self._num_observed % self._FIT_INTERVAL == 0:
             self._fit()
         self._put_offset(key, cost, known or _Offset(1.0, 0, self._num_observed))
+
+    @property
+    def _doubt(self) -> float:
+        """Steps that it takes to tell an offset from noise."""
+        return min(10.0, (self._noise / self._USUAL_OFFSET) ** 2)
 
     def _pace_with(self, latest_s: float) -> float:
         """The pace with the latest step counted in. Where the last few steps all differ, those before are dropped."""
@@ -131,7 +137,7 @@ class StepCosts:
     def _put_offset(self, key: tuple[int, int, bool], cost: float, offset: "_Offset") -> None:
         ratio = offset.ratio_at(self._num_observed)
         # The noisier the machine is, the more steps it takes to tell that a kind is off the plane.
-        doubt = (self._noise / self._USUAL_OFFSET) ** 2
+        doubt = self._doubt
         rate = max(1 / (offset.num_seen + 1 + doubt), self._LEAST_RATE / (1 + doubt))
         ratio += rate * (cost / self._on_plane(key) - ratio)
         self._offsets[key] = _Offset(ratio, offset.num_seen + 1, self._num_observed)

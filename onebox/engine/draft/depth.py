@@ -7,13 +7,14 @@ so `AutoDepth` now and then probes a choice that is not the best. Nothing here i
 the same choices.
 """
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from onebox.engine.draft.acceptance import AcceptanceRates, DraftClass, LearningSettings, SharedRates
 from onebox.engine.draft.costs import StepCosts
-from onebox.engine.draft.kinds import Drafter
+from onebox.engine.draft.kinds import Drafter, TextPart
 
 __all__ = [
     "ALONE",
@@ -86,8 +87,10 @@ class DepthSettings:
     learning: LearningSettings = field(default_factory=LearningSettings)
     probe_interval: int = 16
     """Steps after which a head that is not used is probed once."""
+    first_interval: int = 4
+    """The same while little is known of it."""
     plain_interval: int = 64
-    """The same for plain decoding, of which only the cost is to be measured."""
+    """Steps after which plain decoding is probed once, of which only the cost is to be measured."""
     probe_share: float = 0.01
     """The fraction of the speed that probes may cost."""
     known_weight: float = 3.0
@@ -98,11 +101,22 @@ class DepthSettings:
     """What another choice must gain over the last one: a step that is like the last one is planned ahead."""
 
 
+class Probes:
+    """What all requests have probed: short ones, too, then find the better head between them."""
+
+    def __init__(self) -> None:
+        self.credit = 0.0
+        """In tokens."""
+        self.num_unused: Counter[tuple[Drafter, TextPart]] = Counter()
+        """Steps since a drafter was last used, of those in which it could have been."""
+
+
 class SharedAcceptance:
     """The acceptance of all requests, by class: what a new request is assumed to have."""
 
     def __init__(self, settings: LearningSettings | None = None) -> None:
         self._settings = settings or LearningSettings()
+        self.probes = Probes()
         self._rates: dict[DraftClass, SharedRates] = {}
 
     def of(self, kind: DraftClass) -> SharedRates:
@@ -171,13 +185,11 @@ class AutoDepth:
         self._settings = settings or DepthSettings()
         self._shared = shared or SharedAcceptance(self._settings.learning)
         self._acceptance: dict[DraftClass, AcceptanceRates] = {}
-        self._num_unused: dict[Drafter, int] = dict.fromkeys(Drafter, 0)
-        """Steps since a drafter was last used, of those in which it could have been."""
+        self._probes = self._shared.probes
         self._last = PLAIN
         """The latest choice that was not a probe."""
         self._saturated: dict[DraftClass, int] = {}
         """How many drafts of a class were proposed the last time, if all of them were accepted."""
-        self._credit = 0.0
 
     def choose(self, offers: Sequence[Offer], costs: StepCosts, company: Company = ALONE) -> Best:
         """The next step's choice among the offers and plain decoding."""
@@ -185,11 +197,12 @@ class AutoDepth:
         settings = self._settings
         best = choose(offers, self.chances, costs, company, self._last, settings.least_gain)
         self._last = best.choice
-        self._credit = min(self._credit + settings.probe_share * best.num_tokens, 1.0)
-        probe = self._probe(best, offers, costs, company) if self._credit >= 0 else None
-        for drafter in (Drafter.NONE, *(offer.kind.drafter for offer in offers)):
-            self._num_unused[drafter] += 1
-        self._num_unused[(probe or best).choice.kind.drafter] = 0
+        self._probes.credit = min(self._probes.credit + settings.probe_share * best.num_tokens, 1.0)
+        probe = self._probe(best, offers, costs, company) if self._probes.credit >= 0 else None
+        num_unused = self._probes.num_unused
+        for kind in (PLAIN.kind, *(offer.kind for offer in offers)):
+            num_unused[kind[:2]] += 1
+        num_unused[(probe or best).choice.kind[:2]] = 0
         return probe or best
 
     def choose_now(self, offers: Sequence[Offer], costs: StepCosts, company: Company = ALONE) -> Best:
@@ -207,9 +220,9 @@ class AutoDepth:
         self._saturated[choice.kind] = num_proposed if num_accepted == num_proposed else 0
         if choice.is_probe:
             # One unlucky probe must not be the last for hundreds of steps.
-            self._credit = max(self._credit + num_accepted, -_LARGEST_DEBT)
+            self._probes.credit = max(self._probes.credit + num_accepted, -_LARGEST_DEBT)
         if choice.is_probe and num_accepted:
-            self._num_unused[choice.kind.drafter] = self._settings.probe_interval
+            self._probes.num_unused[choice.kind[:2]] = self._settings.probe_interval
 
     def chances(self, kind: DraftClass, depth: int) -> Sequence[float]:
         """How likely the first draft of a class is accepted, the first two, and so on up to `depth`, or beyond."""
@@ -230,13 +243,13 @@ class AutoDepth:
     def _probe(self, best: Best, offers: Sequence[Offer], costs: StepCosts, company: Company) -> Best | None:
         """What is tried instead of the best choice: deeper drafts, another head, or none; None if nothing is due."""
         probe = self._deeper(best.choice, offers) or self._other_head(best.choice, offers, costs, company)
-        if probe is None and best.choice.depth and self._num_unused[Drafter.NONE] >= self._settings.plain_interval:
+        if probe is None and best.choice.depth and self._num_unused(PLAIN.kind) >= self._settings.plain_interval:
             probe = PLAIN
         if probe is None:
             return None
         probe = self._affordable(probe, best, costs, company)
         # A probe gives at least one token; its accepted drafts are credited when they are observed.
-        self._credit -= best.speed * _cost(probe, costs, company) - company.expected_tokens - 1
+        self._probes.credit -= best.speed * _cost(probe, costs, company) - company.expected_tokens - 1
         num_tokens = self.expected_tokens(probe.kind, probe.depth)
         return Best(probe._replace(is_probe=True), num_tokens, best.speed)
 
@@ -264,11 +277,19 @@ class AutoDepth:
         As deep as would be best with it; after a probe all of whose drafts were accepted, twice as deep as that.
         """
         heads = [offer for offer in offers if offer.kind.drafter not in (best.kind.drafter, Drafter.NGRAM)]
-        tried = max(heads, key=lambda offer: self._num_unused[offer.kind.drafter], default=None)
-        if tried is None or self._num_unused[tried.kind.drafter] < self._settings.probe_interval:
+        tried = max(heads, key=lambda offer: self._num_unused(offer.kind), default=None)
+        if tried is None or self._num_unused(tried.kind) < self._interval(tried.kind):
             return None
         depth = choose([tried], self.chances, costs, company).choice.depth
         return DraftChoice(tried.kind, min(max(1, depth, 2 * self._saturated.get(tried.kind, 0)), tried.max_depth))
+
+    def _num_unused(self, kind: DraftClass) -> int:
+        return self._probes.num_unused[kind[:2]]
+
+    def _interval(self, kind: DraftClass) -> int:
+        """Steps between two probes of a head: few while little is known of it."""
+        is_known = self._shared.of(kind).weight(0) >= self._settings.shared_weight
+        return self._settings.probe_interval if is_known else self._settings.first_interval
 
     def _affordable(self, probe: DraftChoice, best: Best, costs: StepCosts, company: Company) -> DraftChoice:
         """The probe, made shallower until it costs no more than one may, by what is expected of it."""

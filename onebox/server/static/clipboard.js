@@ -29,7 +29,7 @@ export function copyButton(read, title) {
   const button = make("button", { type: "button", title }, "Copy");
   button.addEventListener("click", async () => {
     button.textContent = (await copyText(read())) ? "Copied" : "Not copied";
-    setTimeout(() => (button.textContent = "Copy"), 2000);
   });
+  button.addEventListener("blur", () => (button.textContent = "Copy"));
   return button;
 }

@@ -24,7 +24,7 @@ from recipes.pocket.data.sources import SOURCES
 from recipes.pocket.data.tokens import INDEX, read_documents, write_token_files
 from recipes.pocket.synthetic.example import Example, text_is
 from recipes.pocket.synthetic.filler import filler, use_documents
-from recipes.pocket.synthetic.workloads import HELD_OUT_SEED, MEASURED, SHARES, WORKLOADS, prompt_text
+from recipes.pocket.synthetic.workloads import HELD_OUT_SEED, MEASURED, SHARES, WORKLOADS, prompt_text, render
 
 __all__ = ["COPYING", "KINDS", "PromptFile", "Prompts", "copying", "main"]
 
@@ -32,8 +32,10 @@ COPYING, PROSE, CODE = "copying", "continued prose", "continued code"
 KINDS: tuple[str, ...] = (*SHARES, COPYING, PROSE, CODE)
 """The kinds of prompts; the workloads' own come first."""
 _SHARES = {**SHARES, COPYING: 2.0, PROSE: 5.0, CODE: 2.5}
+_EXAMPLE_SHARES = {**SHARES, "text": 3.0, COPYING: 10.0}
 _SEED = 500_000_000
 """Of the first training prompt: the pocket model itself was trained on the seeds from 0 on."""
+_EXAMPLE_SEED = 600_000_000
 _MOST_TOKENS = 1200
 _DOCUMENT_TOKENS = 3_000_000
 Ids = NDArray[np.uint16]
@@ -63,26 +65,30 @@ class Prompts:
 
 @dataclass(frozen=True)
 class PromptFile:
-    """Prompts to train on, prompts to measure with, and documents for long contexts."""
+    """Prompts to train on, prompts to measure with, documents for long contexts, and examples with right answers."""
 
     training: Prompts
     held_out: Prompts
+    examples: Prompts
+    """Prompt and answer of each; the target reads them where answering itself would take too long."""
+    answer_starts: NDArray[np.int32]
+    """Where the answer of each example begins."""
     documents: Ids
 
     def save(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         parts = {f"{name}_{field}": getattr(getattr(self, name), field) for name in _SETS for field in _FIELDS}
         with path.open("wb") as file:
-            np.savez_compressed(file, documents=self.documents, **parts)
+            np.savez_compressed(file, documents=self.documents, answer_starts=self.answer_starts, **parts)
 
     @classmethod
     def load(cls, path: Path) -> "PromptFile":
         with np.load(path) as parts:
-            training, held_out = (Prompts(*(parts[f"{name}_{field}"] for field in _FIELDS)) for name in _SETS)
-            return cls(training, held_out, parts["documents"])
+            sets = {name: Prompts(*(parts[f"{name}_{field}"] for field in _FIELDS)) for name in _SETS}
+            return cls(**sets, answer_starts=parts["answer_starts"], documents=parts["documents"])
 
 
-_SETS, _FIELDS = ("training", "held_out"), ("ids", "bounds", "kinds")
+_SETS, _FIELDS = ("training", "held_out", "examples"), ("ids", "bounds", "kinds")
 
 
 def copying(rng: Random) -> Example:
@@ -110,6 +116,15 @@ class _Maker:
                 yield kind, self._beginning(documents[kind], seed)
             elif len(ids := self._ask((WORKLOADS.get(kind) or copying)(seed))) <= _MOST_TOKENS:
                 yield kind, ids
+
+    def examples(self, count: int) -> Iterator[tuple[str, Sequence[int], int]]:
+        """Kind, ids of prompt and right answer, and where the answer begins."""
+        rng, names = Random(_EXAMPLE_SEED), list(_EXAMPLE_SHARES)  # noqa: S311
+        for place, kind in enumerate(rng.choices(names, list(_EXAMPLE_SHARES.values()), k=count)):
+            example = (WORKLOADS.get(kind) or copying)(Random(_EXAMPLE_SEED + place))  # noqa: S311
+            ids, start = render(example, self._tokenizer, self._template)
+            if len(ids) <= _MOST_TOKENS // 2:
+                yield kind, ids, start
 
     def held_out(self, count: int) -> Iterator[tuple[str, Sequence[int]]]:
         """`count` of each kind, from the seeds and the documents that nothing was trained on."""
@@ -169,13 +184,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--packages", type=Path, default=Path("build/pocket"), help="where Debian packages are kept")
     parser.add_argument("--out", type=Path, default=Path(".pocket/drafter-prompts.npz"))
     parser.add_argument("--count", type=int, default=40_000, help="prompts to train on")
+    parser.add_argument("--examples", type=int, default=50_000, help="with right answers")
     parser.add_argument("--held-out", type=int, default=32, help="prompts of each kind to measure with")
     given = parser.parse_args(arguments)
     _make_text(given.text, given.packages)
     maker = _Maker(given.text)
     training, held_out = Prompts.of(list(maker.training(given.count))), Prompts.of(list(maker.held_out(given.held_out)))
-    PromptFile(training, held_out, maker.documents(Random(0))).save(given.out)  # noqa: S311
-    log_progress(f"{len(training):,} prompts of {len(training.ids):,} tokens, {given.out.stat().st_size / 1e6:.1f} MB")
+    log_progress(f"{len(training):,} prompts of {len(training.ids):,} tokens")
+    made = list(maker.examples(given.examples))
+    examples = Prompts.of([(kind, ids) for kind, ids, _ in made])
+    starts = np.array([start for _, _, start in made], dtype=np.int32)
+    PromptFile(training, held_out, examples, starts, maker.documents(Random(0))).save(given.out)  # noqa: S311
+    log_progress(f"{len(made):,} examples of {len(examples.ids):,} tokens, {given.out.stat().st_size / 1e6:.1f} MB")
     return 0
 
 

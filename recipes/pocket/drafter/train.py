@@ -1,10 +1,10 @@
 """`python -m recipes.pocket.drafter.train --prompts FILE --out DIR --seconds 100`: trains the drafter in a given time.
 
 The served build answers the prompts of FILE on the device, thousands of rows at once, and the drafter learns to say
-what it said from its features; a part of the rows is read again by the master, whose features differ a little, and
-others are joined to long contexts. What that leaves of the time is training, in which the learning rate falls to 0. DIR
-is written every 20 seconds and at the end, with the acceptance on held-out prompts. `--toy` makes everything so small
-that a CPU runs it.
+what it said from its features. It also reads examples with their right answers, most of which it would give itself, in
+turns with the master, whose features differ a little; answered rows are joined to long contexts. What that leaves of
+the time is training, in which the learning rate falls to 0. DIR is written every 20 seconds and at the end, with the
+acceptance on held-out prompts. `--toy` makes everything so small that a CPU runs it.
 """
 
 import argparse
@@ -23,6 +23,7 @@ import torch.nn.functional as F  # noqa: N812 - the name the whole torch world u
 from safetensors.torch import save_file
 from torch import Tensor
 
+from onebox.model.dflash_parts import load_reference_drafter
 from onebox.pocket.ready import MODEL_DIRECTORY, pocket_checkpoint
 from onebox.spec.dflash_config import drafter_from_config
 from onebox.spec.errors import UsageError
@@ -57,9 +58,9 @@ class Sizes:
     """Rows that are answered at once, and their tokens: a step costs its launches, however many rows it has."""
     prompt_tokens: int = 300
     """Of the longest prompt that is answered."""
-    read_rows: int = 128
-    read_batches: int = 10
-    """Rows that the master reads at once, and how often."""
+    read_rows: int = 160
+    read_length: int = 768
+    """Rows of examples that are read at once, and their tokens."""
     long_length: int = 16384
     long_rows: int = 8
     long_batches: int = 6
@@ -73,7 +74,7 @@ class Sizes:
     """Held-out prompts of each kind."""
 
 
-_TOY = Sizes(4, 96, 64, 2, 1, 256, 2, 1, 2, 8, 1, 8, 3, 1)
+_TOY = Sizes(4, 96, 64, 8, 128, 256, 2, 1, 2, 8, 1, 8, 3, 1)
 _Part = tuple[Target, AnsweredRows]
 
 
@@ -131,13 +132,12 @@ class _Run:
         return AnsweredRows.join(parts), [kind for kind, _ in chosen], measured
 
     def read(self, rows: AnsweredRows) -> tuple[list[_Part], list[_Part]]:
-        """The same rows as the master reads some of them, and long contexts, read by either."""
-        served, master = self.targets
-        short: list[_Part] = [(served, rows)]
-        for number in range(self.sizes.read_batches):
-            some = rows.take(torch.arange(self.sizes.read_rows, device=self.device) + number * self.sizes.read_rows)
-            short.append((master, master.read(some.tokens, some.is_answer)))
-        self.log(f"the master read {self.sizes.read_batches * self.sizes.read_rows:,} rows")
+        """Those rows and the examples; and long contexts, read by either target."""
+        short: list[_Part] = [(self.targets[0], rows)]
+        for number, (tokens, said) in enumerate(self._example_batches()):
+            target = self.targets[number % 2]
+            short.append((target, target.read(tokens, said)))
+        self.log(f"read {sum(part.tokens.numel() for _, part in short[1:]):,} tokens of examples")
         long: list[_Part] = []
         for number in range(self.sizes.long_batches):
             target = self.targets[number % 2]
@@ -146,6 +146,29 @@ class _Run:
             f"read {self.sizes.long_batches} batches of {self.sizes.long_rows} x {self.sizes.long_length:,} tokens"
         )
         return short, long
+
+    def _example_batches(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """Tokens and `is_answer` [read_rows, read_length] of all examples, one behind the other, cut into rows."""
+        examples, end = self._prompts.examples, np.array([self._end], dtype=np.uint16)
+        tokens, said = [], []
+        for index, start in enumerate(self._prompts.answer_starts.tolist()):
+            _, ids = examples[index]
+            tokens += [ids, end]
+            said.append(np.arange(len(ids) + 1) >= start)
+            said[-1][-1] = False
+        size = self.sizes.read_rows * self.sizes.read_length
+        flat, flags = np.concatenate(tokens).astype(np.int64), np.concatenate(said)
+        shape = (self.sizes.read_rows, self.sizes.read_length)
+        for begin in range(0, len(flat) - size + 1, size):
+            pair = (flat[begin : begin + size], flags[begin : begin + size])
+            yield tuple(torch.from_numpy(part).to(self.device).view(shape) for part in pair)  # type: ignore[misc]
+
+    def resume(self, directory: Path) -> None:
+        """Takes the weights of an earlier run."""
+        _, weights = load_reference_drafter(directory, self.targets[0].spec)
+        with torch.no_grad():
+            for name, weight in self.weights.items():
+                weight.copy_(weights[name])
 
     def step(self, target: Target, rows: AnsweredRows, num_anchors: int, rate: float) -> Tensor:
         """One step on so many anchors of each row; returns [loss, mean drafts that hold]."""
@@ -244,14 +267,16 @@ def _batches(run: _Run, short: Sequence[_Part], long: Sequence[_Part]) -> Iterat
         yield target, rows.take(picked), sizes.long_anchors if is_long else sizes.anchors
 
 
-def _train(run: _Run, short: Sequence[_Part], long: Sequence[_Part], out: Path, closing: float) -> None:
+def _train(
+    run: _Run, short: Sequence[_Part], long: Sequence[_Part], out: Path, closing: float, highest_rate: float
+) -> None:
     """Until `closing` seconds before the end."""
     start, logged, saved, tally, steps = run.elapsed, run.elapsed, run.elapsed, [], 0
     for target, rows, num_anchors in _batches(run, short, long):
         progress = (run.elapsed - start) / max(1e-9, run.seconds - closing - start)
         if progress >= 1:
             break
-        rate = _LEARNING_RATE * max(0.0, min(1.0, progress / _WARM_UP, (1 - progress) / _FALL))
+        rate = highest_rate * max(0.0, min(1.0, progress / _WARM_UP, (1 - progress) / _FALL))
         tally.append(run.step(target, rows, num_anchors, rate))
         steps += 1
         if run.elapsed - logged > _LOG_SECONDS or steps in (1, 20):
@@ -291,6 +316,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, default=Path(".pocket/drafter"))
     parser.add_argument("--seconds", type=float, default=100.0, help="of the whole run")
     parser.add_argument("--closing", type=float, default=8.0, help="of them for measuring at the end")
+    parser.add_argument("--resume", type=Path, help="a drafter to start from")
+    parser.add_argument("--rows", type=int, help="rows that are answered at once")
+    parser.add_argument("--rate", type=float, default=_LEARNING_RATE, help="the highest learning rate")
     parser.add_argument("--toy", action="store_true", help="sizes for a CPU")
     parser.add_argument("--passes", type=int, default=1, help="over so many rows of prompts, each answered once")
     parser.add_argument("--batch", type=int, help="rows of a training step")
@@ -298,11 +326,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     torch.manual_seed(0)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     sizes = _TOY if given.toy else Sizes()
-    sizes = replace(sizes, batch=given.batch) if given.batch else sizes
+    sizes = replace(sizes, batch=given.batch or sizes.batch, rows=given.rows or sizes.rows)
     run = _Run(PromptFile.load(given.prompts), sizes, given.seconds, device)
     run.log(f"{sum(w.numel() for w in run.weights.values()):,} parameters on {device}")
+    if given.resume:
+        run.resume(given.resume)
     rows, kinds, measured = run.answer(given.passes)
-    _train(run, *run.read(rows), given.out, given.closing)
+    _train(run, *run.read(rows), given.out, given.closing, given.rate)
     lines = "\n".join(_report(run, kinds, measured)) + "\n"
     (given.out / "acceptance.md").write_text(lines, encoding="utf-8")
     sys.stdout.write(lines)

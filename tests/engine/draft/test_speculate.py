@@ -57,6 +57,7 @@ class Walk:
             self.drafts.offer(self._drafted(head, depth, place))
             self.drafts.extend(tuple(came))
             self._count(proposed, head, depth)
+        self.drafts.forget()
         return self
 
     def _num_right(self, proposed: tuple[int, ...], place: int) -> int:

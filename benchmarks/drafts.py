@@ -1,0 +1,188 @@
+"""Drafters on the pocket model, one stream, by workload: each fixed choice and `auto`, taking turns in one run.
+
+    python benchmarks/drafts.py [--drafter DIR] [--rounds 3] [--prompts 4] [--tokens 256] [--only json,copying]
+
+Greedy answers to held-out prompts; every variant answers each prompt in turn, so that other work on the machine slows
+them alike. For each workload: tokens a step, tokens a second as measured (the median over rounds), and tokens a second
+by a table of costs: every step counts as the median CPU time of all steps of its kind (rows, MTP passes, DFlash drafts)
+in the run, which leaves only what was chosen; it is that of the engine's one thread, host work included. `share` is
+auto's part of the best fixed choice by that table, `measured` the median over rounds of the same by the clock. All
+variants must give the same answers. The last line is JSON.
+"""
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from collections import defaultdict
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+from typing import Any, NamedTuple
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+from onebox import LLM, SamplingParams
+from onebox.engine.draft.kinds import Drafter
+from onebox.pocket.ready import pocket_checkpoint
+from onebox.text.chat import ChatTemplate
+from recipes.pocket.drafter.prompts import copying
+from recipes.pocket.synthetic.workloads import HELD_OUT_SEED, MEASURED, prompt_text
+
+Kind = tuple[int, int, int]
+WORKLOADS = {
+    "json": MEASURED["invoice"],
+    "code": MEASURED["code"],
+    "copying": copying,
+    "prose": MEASURED["chat"],
+    "thinking": MEASURED["arithmetic"],
+}
+FIXED: dict[str, dict[str, Any]] = {
+    "plain": {"speculation": "none"},
+    **{f"mtp {depth}": {"speculation": "mtp", "num_speculative_tokens": depth} for depth in (1, 2, 3, 4)},
+    "ngram 4": {"speculation": "ngram", "num_speculative_tokens": 4},
+    "ngram 15": {"speculation": "ngram", "num_speculative_tokens": 15},
+}
+BLOCK_DEPTHS = (3, 7, 15)
+
+
+class Step(NamedTuple):
+    kind: Kind
+    seconds: float
+    cpu_seconds: float
+
+
+@dataclass
+class Variant:
+    """One engine, and what its steps were."""
+
+    name: str
+    llm: LLM
+    kinds: list[Step] = field(default_factory=list)
+    since: float = 0.0
+    """Of the answer under way: each decode step's kind and seconds, by the clock and of the CPU."""
+
+    def __post_init__(self) -> None:
+        scheduler: Any = self.llm.engine._scheduler
+        observe = scheduler.observe
+
+        def record(plan: Any, seconds: float, speculator: Any) -> None:
+            observe(plan, seconds, speculator)
+            if plan.rows and not plan.chunks:
+                num_rows = sum(len(rows.token_ids) for rows in plan.rows)
+                kind = num_rows, plan.depth_by(Drafter.MTP), plan.depth_by(Drafter.DFLASH)
+                self.kinds.append(Step(kind, seconds, time.thread_time() - self.since))
+            self.since = time.thread_time()
+
+        scheduler.observe = record
+
+    def answer(self, prompt: str, num_tokens: int) -> tuple[list[int], list[Step]]:
+        """The answer's tokens, and its steps after the first token."""
+        self.kinds.clear()
+        [answer] = self.llm.generate([prompt], SamplingParams(temperature=0.0, max_tokens=num_tokens))
+        return answer.token_ids, [*self.kinds]
+
+
+@dataclass
+class Figures:
+    """Of one variant on one workload: by round, tokens after the first, and steps."""
+
+    tokens: dict[int, int] = field(default_factory=lambda: defaultdict(int))
+    steps: dict[int, list[Step]] = field(default_factory=lambda: defaultdict(list))
+
+    def tokens_a_step(self) -> float:
+        return sum(self.tokens.values()) / max(1, sum(map(len, self.steps.values())))
+
+    def measured(self, number: int) -> float:
+        return self.tokens[number] / sum(step.seconds for step in self.steps[number])
+
+    def row(self, table: dict[Kind, float]) -> tuple[float, float, float]:
+        return self.tokens_a_step(), statistics.median(map(self.measured, self.steps)), self.by_table(table)
+
+    def by_table(self, table: dict[Kind, float]) -> float:
+        cost = sum(table[step.kind] for steps in self.steps.values() for step in steps)
+        return sum(self.tokens.values()) / cost
+
+
+def prompts_of(workload: str, count: int, template: ChatTemplate) -> list[str]:
+    return [prompt_text(WORKLOADS[workload](Random(HELD_OUT_SEED + number)), template) for number in range(count)]
+
+
+def measure(
+    variants: list[Variant], workload: str, prompts: list[str], given: argparse.Namespace
+) -> dict[str, Figures]:
+    figures = {variant.name: Figures() for variant in variants}
+    for number in range(-given.warm_up, given.rounds):
+        for place, prompt in enumerate(prompts):
+            answers = set[tuple[int, ...]]()
+            turn = place % len(variants)
+            for variant in variants[turn:] + variants[:turn]:
+                token_ids, steps = variant.answer(prompt, given.tokens)
+                answers.add(tuple(token_ids))
+                if number >= 0 and len(token_ids) > 1:
+                    figures[variant.name].tokens[number] += len(token_ids) - 1
+                    figures[variant.name].steps[number] += steps
+            if len(answers) != 1:
+                raise SystemExit(f"{workload}: the variants gave {len(answers)} different answers to one prompt.")
+    return figures
+
+
+def report(workload: str, figures: dict[str, Figures], given: argparse.Namespace) -> dict[str, Any]:
+    seen = defaultdict(list)
+    for figure in figures.values():
+        for steps in figure.steps.values():
+            for step in steps:
+                seen[step.kind].append(step.cpu_seconds)
+    table = {kind: statistics.median(times) for kind, times in seen.items()}
+    rows = {name: figure.row(table) for name, figure in figures.items()}
+    fixed = [name for name in rows if name != "auto"]
+    best = max(fixed, key=lambda name: rows[name][2])
+    shares = [
+        figures["auto"].measured(number) / max(figures[name].measured(number) for name in fixed)
+        for number in range(given.rounds)
+    ]
+    result = {
+        "best": best,
+        "share": round(rows["auto"][2] / rows[best][2], 3),
+        "measured": round(statistics.median(shares), 3),
+        "rows": {name: [round(value, 2) for value in row] for name, row in rows.items()},
+    }
+    print(f"\n{workload}: best {best}, auto {result['share']} of it by the table, {result['measured']} by the clock")
+    for name, (a_step, measured, by_table) in rows.items():
+        print(f"  {name:10} {a_step:6.2f} tokens a step  {measured:7.1f} tok/s measured  {by_table:7.1f} by the table")
+    return result
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--drafter", type=Path, help="the directory of a DFlash drafter for the pocket model")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--warm-up", type=int, default=3, help="rounds before those that count")
+    parser.add_argument("--prompts", type=int, default=4, help="of each workload")
+    parser.add_argument("--tokens", type=int, default=256, help="of an answer, at most")
+    parser.add_argument("--drafts", type=int, default=15, help="of auto, at most")
+    parser.add_argument("--only", default=",".join(WORKLOADS), help="workloads, comma-separated")
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    options = {**FIXED, "auto": {"speculation": "auto", "num_speculative_tokens": given.drafts}}
+    if given.drafter:
+        for depth in BLOCK_DEPTHS:
+            block = {"speculation": "dflash", "num_speculative_tokens": depth, "draft_model": given.drafter}
+            options[f"dflash {depth}"] = block
+        options["auto"]["draft_model"] = given.drafter
+    directory, common = pocket_checkpoint(), {"max_num_seqs": 1, "max_model_len": 4096, "enable_prefix_caching": False}
+    variants = [Variant(name, LLM(directory, **common, **given_options)) for name, given_options in options.items()]
+    template, results, started = ChatTemplate.load(directory), {}, time.monotonic()
+    for workload in given.only.split(","):
+        figures = measure(variants, workload, prompts_of(workload, given.prompts, template), given)
+        results[workload] = report(workload, figures, given)
+    for variant in variants:
+        variant.llm.close()
+    print(json.dumps({"workloads": results, "seconds": round(time.monotonic() - started)}))
+
+
+if __name__ == "__main__":
+    main()
