@@ -36,11 +36,18 @@ vllm-test: $(VENV)/.installed-dev .venv-vllm/.installed
 
 # Optional: clients that people measure with (1 GB), in an environment of their own, and the tests that use them.
 conformance-test: $(VENV)/.installed-dev .venv-conformance/.installed
-	$(BIN)/python -m pytest -q -m conformance tests/server/test_conformance.py tests/bench/test_export.py
+	$(BIN)/python -m pytest -q -m conformance tests/server/test_conformance.py tests/server/test_clients.py tests/bench/test_export.py
 
 .venv-conformance/.installed:
 	$(PYTHON) -m venv .venv-conformance
 	.venv-conformance/bin/python -m pip install --quiet llama-benchy==0.4.0 'lm-eval[api]==0.4.13'
+	.venv-conformance/bin/python -m pip install --quiet llm==0.30 litellm==1.81.10 langchain-openai==1.1.10
+# aider pins its dependencies, so it has an environment of its own.
+	$(PYTHON) -m venv .venv-conformance/aider
+	.venv-conformance/aider/bin/python -m pip install --quiet aider-chat==0.86.2
+	npm install --silent --prefix .venv-conformance/npm @openai/codex@0.166.0 @anthropic-ai/claude-code@2.1.197
+# Where npm runs no scripts of packages, the program is fetched by this one.
+	cd .venv-conformance/npm/node_modules/@anthropic-ai/claude-code && node install.cjs
 	touch $@
 
 # Optional: LiteLLM (0.8 GB), which pins older packages than ours, in an environment of its own, and the tests that use

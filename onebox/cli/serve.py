@@ -114,10 +114,12 @@ def _serve(options: _Options) -> int:
     from onebox.server.manager import tell_manager
     from onebox.server.run import bind, run
 
+    tls = options.http.tls()
+    context = tls.context() if tls else None
     with contextlib.closing(bind(options.http.host, options.http.port)) as bound:
         service, engine = _load(options)
         host = f"[{options.http.host}]" if ":" in options.http.host else options.http.host
-        url = f"http://{host}:{bound.getsockname()[1]}"
+        url = f"{'https' if tls else 'http'}://{host}:{bound.getsockname()[1]}"
 
         keys = ", ".join(f"{key.name} ({key.max_share:.2g})" for key in callers_of(options.settings.api_keys))
         if len(options.settings.api_keys) > 1:
@@ -136,7 +138,9 @@ def _serve(options: _Options) -> int:
         with engine, activity:
             app = create_app(service, options.settings)
             drain_s, limits = options.http.shutdown_timeout, options.settings.connections
-            return run(app, bound, say_ready, engine.close, drain_s, engine.wait_failed, limits, engine.close_s)
+            return run(
+                app, bound, say_ready, engine.close, drain_s, engine.wait_failed, limits, engine.close_s, context
+            )
 
 
 def _load(options: _Options) -> "tuple[Service, EngineProcess]":
@@ -183,7 +187,7 @@ def _load(options: _Options) -> "tuple[Service, EngineProcess]":
 
     # The pocket model's tensors are too small for multiple threads, which would only wait for each other.
     starter = CheckpointStarter(directory, options.engine, tokens, num_threads=None if options.model else 1)
-    engine = EngineProcess(starter, take)
+    engine = EngineProcess(starter, take, idle_release_s=options.http.idle_release or None)
     try:
         engine.wait_ready()
     except BaseException:

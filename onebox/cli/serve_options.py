@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from onebox.engine.api import EngineOptions
     from onebox.server.keys import ApiKey
     from onebox.server.media import MediaLimits
-    from onebox.server.settings import ServerSettings
+    from onebox.server.settings import ServerSettings, TlsFiles
 
 __all__ = [
     "HttpOptions",
@@ -77,6 +77,24 @@ class HttpOptions:
     allowed_origins: Annotated[
         str, typer.Option(help='JSON list of origins whose pages may call the API, such as ["*"] for all.')
     ] = "[]"
+    ssl_certfile: Annotated[
+        Path | None, typer.Option(help="Certificate in PEM: the server then speaks HTTPS alone.")
+    ] = None
+    ssl_keyfile: Annotated[Path | None, typer.Option(help="Its key; default: in the certificate's file.")] = None
+    ssl_ca_certs: Annotated[
+        Path | None, typer.Option(help="Authorities of which a client must show a certificate.")
+    ] = None
+    root_path: Annotated[
+        str, typer.Option(help="Prefix of all paths behind a reverse proxy that passes it on, such as /onebox.")
+    ] = ""
+    idle_release: Annotated[
+        float,
+        typer.Option(
+            min=0,
+            help="Seconds without a request after which the engine frees the device's memory; the next request starts "
+            "it again and waits. 0: never.",
+        ),
+    ] = 0.0
     responses_bytes: Annotated[
         int,
         typer.Option(
@@ -113,9 +131,19 @@ class HttpOptions:
             api_keys=self._keys(),
             responses=StoreLimits(max_bytes=self.responses_bytes, max_age_s=self.responses_max_age),
             responses_dir=self.responses_dir,
+            root_path=_root_path(self.root_path),
             allowed_hosts=_names("--allowed-hosts", self.allowed_hosts),
             allowed_origins=_names("--allowed-origins", self.allowed_origins),
         )
+
+    def tls(self) -> "TlsFiles | None":
+        from onebox.server.settings import TlsFiles
+
+        if self.ssl_certfile is None:
+            if self.ssl_keyfile or self.ssl_ca_certs:
+                raise UsageError("--ssl-keyfile and --ssl-ca-certs go with --ssl-certfile; give the certificate too.")
+            return None
+        return TlsFiles(self.ssl_certfile, self.ssl_keyfile, self.ssl_ca_certs)
 
     def aliases(self) -> tuple[str, ...]:
         """Names beside the first."""
@@ -358,3 +386,10 @@ def _is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host.lower() == "localhost"
+
+
+def _root_path(text: str) -> str:
+    stripped = text.rstrip("/")
+    if stripped and not stripped.startswith("/"):
+        raise UsageError(f"--root-path {text} must begin with a slash.")
+    return stripped

@@ -25,7 +25,6 @@ _NO_UVICORN_LOG = (
 )
 _ROPE = "the rotary embedding is changed as in newer vLLM, with --hf-overrides and text_config.rope_parameters"
 _ON_DISK = "prefixes are kept on disk, exactly, with --prefix-dir DIR and --prefix-disk-bytes"
-_TLS = "onebox speaks HTTP; put a reverse proxy with TLS in front of it"
 _ONE_FORMAT = "the family has one {} format, which is always parsed"
 
 _NO_EFFECT_SWITCHES = {
@@ -113,9 +112,6 @@ _REFUSED_VALUES = {
     "kv-transfer-config": f"there are no connectors; {_ON_DISK}, and servers of one model may share the directory",
     "kv-offloading-size": f"nothing is offloaded to host memory; {_ON_DISK}",
     "kv-offloading-backend": f"nothing is offloaded to host memory; {_ON_DISK}",
-    "ssl-keyfile": _TLS,
-    "ssl-certfile": _TLS,
-    "ssl-ca-certs": _TLS,
 }
 _NONE: frozenset[str] = frozenset()
 

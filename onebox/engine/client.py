@@ -72,9 +72,16 @@ class EngineRestartingError(EngineStoppedError):
 class HealthStatus(StrEnum):
     STARTING = "starting"
     OK = "ok"
+    IDLE = "idle"
+    """Its memory is released; the next request starts it again and waits for that."""
+    WAKING = "waking"
     RESTARTING = "restarting"
     FAILED = "failed"
     STOPPED = "stopped"
+
+    @property
+    def takes_requests(self) -> bool:
+        return self in (HealthStatus.OK, HealthStatus.IDLE, HealthStatus.WAKING)
 
 
 class Health(NamedTuple):
@@ -126,6 +133,12 @@ class EngineClient(ABC):
     @abstractmethod
     def close(self) -> None:
         """Fails what is open, stops the engine and waits for it. Closing twice is fine."""
+
+    def awake(self) -> "Future[None]":
+        """Done when requests can be submitted: at once, unless the engine has to be started again for it."""
+        done: Future[None] = Future()
+        done.set_result(None)
+        return done
 
     def submit(self, request: Request) -> "RequestHandle":
         """Accepts the request or refuses it with an error that says why; nothing is computed before it returns."""

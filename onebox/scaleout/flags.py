@@ -37,6 +37,10 @@ SAME = frozenset(
         "allowed-origins",
         "disable-log-stats",
         "max-log-len",
+        "ssl-certfile",
+        "ssl-keyfile",
+        "ssl-ca-certs",
+        "root-path",
         "shutdown-timeout",
     }
 )
@@ -56,6 +60,7 @@ NO_COUNTERPART = {
     "lm-head": "vLLM does not convert while loading; build it: onebox build --lm-head int8",
     "mtp-format": "vLLM does not convert while loading; build it: onebox build --mtp int4",
     "draft-vocab": "vLLM drafts from the whole vocabulary",
+    "idle-release": "vLLM has a sleep mode of its own: --enable-sleep-mode, POST /sleep and /wake_up",
     "responses-bytes": "vLLM keeps responses without a limit, with VLLM_ENABLE_RESPONSES_API_STORE=1",
     "responses-max-age": "see responses-bytes",
     "responses-dir": "vLLM keeps responses in memory",

@@ -21,7 +21,7 @@ from onebox.server.endpoints.page import page_router
 from onebox.server.endpoints.responses import responses_router
 from onebox.server.endpoints.tokens import tokens_router
 from onebox.server.errors import ErrorReply, install_error_handlers
-from onebox.server.guard import BodyGuard
+from onebox.server.guard import BodyGuard, RootPath
 from onebox.server.request_log import RequestIds, RequestLog
 from onebox.server.service import Service
 from onebox.server.settings import ServerSettings
@@ -46,6 +46,8 @@ def create_app(service: Service, settings: ServerSettings | None = None) -> Fast
     for router in create_routers(service, settings):
         app.include_router(router)
     _install_guards(app, settings)
+    if settings.root_path:
+        app.add_middleware(RootPath, prefix=settings.root_path)
     log = RequestLog(service.tokenizer, settings.max_logged_characters)
     # Around all others, so that refusals have an id and a line too.
     app.add_middleware(RequestIds, on_finish=[log] if settings.logs_requests else [])

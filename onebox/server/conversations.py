@@ -6,8 +6,6 @@ from contextlib import AbstractAsyncContextManager, aclosing
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fastapi.responses import Response
-
 from onebox.server.answer import Answers
 from onebox.server.endpoints.response_reply import ResponseReply
 from onebox.server.errors import FieldError
@@ -18,7 +16,6 @@ from onebox.server.reply import AnswerResponse, ReplyForm
 from onebox.server.response_store import ResponseStore, StoredConversation, StoreLimits
 from onebox.server.schemas.common import Json
 from onebox.server.schemas.responses import ResponsesRequest
-from onebox.server.sse import EventStream, answer_events
 from onebox.spec.errors import OneboxError
 
 __all__ = ["Conversations", "KeptReply"]
@@ -144,9 +141,9 @@ async def _keep_unfinished(reply: ResponseReply | None, status: str, error: Oneb
 class KeptReply(AnswerResponse):
     """Stores a streamed answer before its last event: whoever reads that may go on with it."""
 
-    def _events(self, form: ReplyForm) -> Response:
-        assert isinstance(form, ResponseReply)  # noqa: S101 - the endpoint's own
-        return EventStream(_kept_events(form, answer_events(form, self._settings.heartbeat_s)))
+    def _stream(self, form: ReplyForm) -> AsyncGenerator[str]:
+        events = super()._stream(form)
+        return _kept_events(form, events) if isinstance(form, ResponseReply) else events
 
 
 async def _kept_events(form: ResponseReply, events: AsyncGenerator[str]) -> AsyncGenerator[str]:

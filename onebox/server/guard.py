@@ -7,9 +7,23 @@ from onebox.server.budget import ByteBudget
 from onebox.server.errors import BodyTooLongError, CompressedBodyError, error_response
 from onebox.spec.errors import OneboxError
 
-__all__ = ["BodyGuard"]
+__all__ = ["BodyGuard", "RootPath"]
 
 MAX_LENGTH_DIGITS = 18
+
+
+class RootPath:
+    """Takes a prefix off every path that has it, so that guards and routes see their own paths."""
+
+    def __init__(self, app: ASGIApp, prefix: str) -> None:
+        self._app = app
+        self._prefix = prefix
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        path = scope.get("path", "")
+        if scope["type"] == "http" and (path == self._prefix or path.startswith(f"{self._prefix}/")):
+            scope = {**scope, "path": path[len(self._prefix) :] or "/"}
+        await self._app(scope, receive, send)
 
 
 class BodyGuard:

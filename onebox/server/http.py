@@ -6,6 +6,7 @@ import errno
 import logging
 import math
 import socket
+import ssl
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any, cast
@@ -40,7 +41,13 @@ class HttpServer(uvicorn.Server):
     uvicorn would raise signals again after a clean stop.
     """
 
-    def __init__(self, app: ASGIApp, on_ready: Callable[[], None], limits: ConnectionLimits) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        on_ready: Callable[[], None],
+        limits: ConnectionLimits,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
         num_descriptors = raise_descriptor_limit()
         limits = replace(limits, max_connections=min(limits.max_connections, num_descriptors // 2))
         config = uvicorn.Config(
@@ -57,6 +64,8 @@ class HttpServer(uvicorn.Server):
             # It is only given to asyncio.wait_for.
             timeout_graceful_shutdown=cast("int", LAST_WRITE_S),
         )
+        config.load()
+        config.ssl = tls
         super().__init__(config)
         self._on_ready = on_ready
 

@@ -186,7 +186,9 @@ class _EngineCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         health = self._engine.health()
-        yield self._gauge("onebox:engine_up", "1 while requests are taken.", health.status is HealthStatus.OK)
+        yield self._gauge("onebox:engine_up", "1 while requests are taken.", health.status.takes_requests)
+        is_idle = health.status is HealthStatus.IDLE
+        yield self._gauge("onebox:engine_idle", "1 while the engine's memory is released.", is_idle)
         yield self._counter(
             "onebox:engine_restarts", "Times that the engine died and was started.", health.num_restarts
         )

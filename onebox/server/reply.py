@@ -1,7 +1,7 @@
 """The HTTP response to a request: one JSON object or server-sent events. A client that leaves ends its request."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from functools import partial
 from typing import Any, Protocol
@@ -58,7 +58,10 @@ class AnswerResponse(Response):
             await response(scope, receive, send)
 
     def _events(self, form: ReplyForm) -> Response:
-        return EventStream(answer_events(form, self._settings.heartbeat_s))
+        return EventStream(self._stream(form))
+
+    def _stream(self, form: ReplyForm) -> AsyncGenerator[str]:
+        return answer_events(form, self._settings.heartbeat_s)
 
 
 async def _whole_or_gone(form: ReplyForm, receive: Receive) -> Response:

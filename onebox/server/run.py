@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import logging
 import socket
+import ssl
 import threading
 from collections.abc import Callable
 
@@ -54,6 +55,7 @@ def run(
     wait_failed: Callable[[], str | None] | None = None,
     limits: ConnectionLimits | None = None,
     stop_s: float = 0.0,
+    tls: ssl.SSLContext | None = None,
 ) -> int:
     """Serves until a signal, then lets running requests finish for at most `drain_s` seconds; returns the exit status.
 
@@ -67,7 +69,7 @@ def run(
     logging.getLogger("uvicorn.error").addFilter(_is_no_cancellation)
     # Neither closed nor asked to wait for its threads: one that hangs would keep the process.
     loop = asyncio.new_event_loop()
-    server = HttpServer(gate, on_ready, limits or ConnectionLimits())
+    server = HttpServer(gate, on_ready, limits or ConnectionLimits(), tls)
     ending = _Ending(loop, server, gate, on_stop, drain_s, stop_s)
     if wait_failed:
         threading.Thread(target=ending.watch, args=(wait_failed,), name="onebox-failure", daemon=True).start()

@@ -1,5 +1,6 @@
 """What is served, and the submission of prompts to its engine."""
 
+import asyncio
 import uuid
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -112,6 +113,7 @@ class Service:
 
     async def lookup(self, prompt: Prompt) -> PrefixLookup:
         """What the prefix cache holds of a prompt; refuses what could not be submitted for its length."""
+        await asyncio.wrap_future(self.engine.awake())
         short = replace(prompt, sampling=replace(prompt.sampling, max_tokens=1, min_tokens=0))
         return await _lookup_pool.run(self.engine.lookup, self._request(f"lookup-{uuid.uuid4().hex}", short))
 

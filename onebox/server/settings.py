@@ -1,12 +1,14 @@
 """The operator's settings of the HTTP side. The engine and the model have their own."""
 
+import ssl
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from onebox.server.keys import ApiKey
 from onebox.server.response_store import StoreLimits
+from onebox.spec.errors import UnreadableError
 
-__all__ = ["ConnectionLimits", "ServerSettings"]
+__all__ = ["ConnectionLimits", "ServerSettings", "TlsFiles"]
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,31 @@ class ConnectionLimits:
 
 
 @dataclass(frozen=True)
+class TlsFiles:
+    """What the server needs to speak HTTPS, in PEM."""
+
+    certificate: Path
+    key: Path | None = None
+    """None: it is in the certificate's file."""
+    client_authorities: Path | None = None
+    """Clients must show a certificate of one of these."""
+
+    def context(self) -> ssl.SSLContext:
+        """Refuses files that cannot be read or do not belong together."""
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        try:
+            context.load_cert_chain(self.certificate, self.key)
+            if self.client_authorities:
+                context.load_verify_locations(self.client_authorities)
+                context.verify_mode = ssl.CERT_REQUIRED
+        except OSError as error:
+            shown = ", ".join(str(path) for path in (self.certificate, self.key, self.client_authorities) if path)
+            raise UnreadableError(f"TLS cannot be set up with {shown}: {error.strerror or error}.") from None
+        return context
+
+
+@dataclass(frozen=True)
 class ServerSettings:
     """Frozen for the server's life."""
 
@@ -55,6 +82,8 @@ class ServerSettings:
     """Of answers of the Responses API that are kept."""
     responses_dir: Path | None = None
     """Where they are kept; None: in memory."""
+    root_path: str = ""
+    """A prefix of every path, as a reverse proxy passes it on; requests without it are served too."""
     logs_requests: bool = True
     """One line each, at the level info; nothing of what was asked or answered."""
     max_logged_characters: int = 0

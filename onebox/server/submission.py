@@ -73,6 +73,7 @@ class Submission:
     async def _in_thread(
         self, request: Request, submit: Callable[[], tuple[RequestHandle, ...]]
     ) -> tuple[RequestHandle, ...]:
+        await asyncio.wrap_future(self._engine.awake())
         grammar = request.sampling.grammar
         if grammar:
             # Without a thread that waits: a new grammar may take a while, and many may come at once.

@@ -9,7 +9,7 @@ import pytest
 from onebox.engine.api import QueueFullError, Request, SamplingParams
 from onebox.server import reply
 from onebox.server.answer import Answer
-from onebox.server.endpoints import messages, openai_reply, responses
+from onebox.server.endpoints import messages, openai_reply, response_reply
 from onebox.server.errors import GenerationError
 from onebox.server.prompt import Prompt
 from onebox.server.submission import Submission
@@ -21,7 +21,7 @@ CONTEXT = 100_000
 DIALECTS = {
     "/v1/chat/completions": (openai_reply, "OpenAIReply", {"messages": MESSAGES, "n": 2}),
     "/v1/completions": (openai_reply, "OpenAIReply", {"prompt": ["Hi", "Ho"], "max_tokens": CONTEXT - 10}),
-    "/v1/responses": (responses, "ResponseReply", {"input": "Hi"}),
+    "/v1/responses": (response_reply, "ResponseReply", {"input": "Hi"}),
     "/v1/messages": (messages, "MessageReply", {"model": "tiny", "messages": MESSAGES, "max_tokens": CONTEXT}),
 }
 

@@ -80,8 +80,12 @@ class EngineProcess(EngineClient):
         starter: EngineStarter,
         on_progress: Callable[[Progress], None] = _ignore,
         policy: RestartPolicy | None = None,
+        idle_release_s: float | None = None,
     ) -> None:
         """Starts a process and returns at once; `wait_ready` waits for it.
+
+        After `idle_release_s` seconds without a request the process is ended, which frees the device's memory; `awake`
+        starts the next one, with the same plan.
 
         `on_progress` is called after each phase of starting, at the first start and at all later ones, on a thread of
         this object. What it raises is logged and changes nothing.
@@ -89,6 +93,7 @@ class EngineProcess(EngineClient):
         self._starter = starter
         self._on_progress = on_progress
         self._policy = policy or RestartPolicy()
+        self._idle_release_s = idle_release_s
         self._numbers = itertools.count()
         # Guards all below.
         self._changed = threading.Condition()
@@ -112,6 +117,12 @@ class EngineProcess(EngineClient):
         """The totals of the processes that ended."""
         self._flush_until = 0.0
         """Until when the process that is being closed may write prefixes to disk."""
+        self._is_releasing = False
+        """The process is being ended because nobody asks it."""
+        self._is_wanted = False
+        """Somebody waits for the next one."""
+        self._sleepers: list[Future[None]] = []
+        """Those of `awake`."""
         self._num_failed_here = 0
         """Requests that failed without a process counting them."""
         self._thread = threading.Thread(target=self._supervise, name="onebox-engine-supervisor", daemon=True)
@@ -203,6 +214,18 @@ class EngineProcess(EngineClient):
             with self._changed:
                 self._lookups.pop(message.number, None)
 
+    def awake(self) -> "Future[None]":
+        done: Future[None] = Future()
+        with self._changed:
+            self._busy_since = time.monotonic()
+            if self._health.status in (HealthStatus.IDLE, HealthStatus.WAKING):
+                self._is_wanted = True
+                self._sleepers.append(done)
+                self._changed.notify_all()
+                return done
+        done.set_result(None)
+        return done
+
     def abort(self, request_id: str) -> None:
         with self._changed:
             if request_id in self._open and self._child:
@@ -214,7 +237,7 @@ class EngineProcess(EngineClient):
             if self._stats is None:
                 raise EngineStoppedError(self._health.message)
             num_waiting = max(0, len(self._open) - self._stats.num_running)
-            is_alive = self._health.status is HealthStatus.OK
+            is_alive = self._health.status.takes_requests
             stats = add_past(self._stats, self._past)
             totals = replace(stats.totals, num_failed=stats.totals.num_failed + self._num_failed_here)
             return replace(stats, is_alive=is_alive, num_waiting=num_waiting, totals=totals)
@@ -255,13 +278,26 @@ class EngineProcess(EngineClient):
     def _running_child(self) -> ChildProcess:
         if self._health.status is HealthStatus.OK and self._child:
             return self._child
-        is_underway = self._health.status in (HealthStatus.STARTING, HealthStatus.RESTARTING)
-        raise (EngineRestartingError if is_underway else EngineStoppedError)(self._health.message)
+        is_over = self._health.status in (HealthStatus.FAILED, HealthStatus.STOPPED)
+        raise (EngineStoppedError if is_over else EngineRestartingError)(self._health.message)
 
     def _set_health(self, status: HealthStatus, message: str, restarts: int = 0) -> None:
         """Called with `_changed` held."""
         self._health = Health(status, message, self._health.num_restarts + restarts)
         self._changed.notify_all()
+        if status not in (HealthStatus.IDLE, HealthStatus.WAKING):
+            self._wake_sleepers()
+
+    def _wake_sleepers(self) -> None:
+        sleepers, self._sleepers = self._sleepers, []
+        # Who has given up has cancelled its own.
+        for sleeper in (found for found in sleepers if found.set_running_or_notify_cancel()):
+            try:
+                self._running_child()
+            except EngineStoppedError as error:
+                sleeper.set_exception(error)
+            else:
+                sleeper.set_result(None)
 
     @property
     def _is_closed(self) -> bool:
@@ -288,6 +324,10 @@ class EngineProcess(EngineClient):
                 self._handle_exit(f"its process could not be started: {error}", deaths.verdict, has_run=False)
             else:
                 reason, served_s = self._run_child(child)
+                if self._is_releasing:
+                    if not self._sleep():
+                        return
+                    continue
                 deaths.add(served_s)
                 self._handle_exit(reason, deaths.verdict)
             with self._changed:
@@ -295,6 +335,33 @@ class EngineProcess(EngineClient):
                     return
                 if self._changed.wait_for(lambda: self._is_closed, deaths.wait_s):
                     return
+
+    def _sleep(self) -> bool:
+        """Waits until the engine is wanted again; False: this was closed."""
+        with self._changed:
+            self._child, self._is_releasing = None, False
+            self._add_totals()
+            self._changed.wait_for(lambda: self._is_wanted or self._is_closed)
+            self._is_wanted = False
+            if self._is_closed:
+                return False
+            self._set_health(HealthStatus.WAKING, "The engine is being started again for a request.")
+            return True
+
+    def _release_if_idle(self, child: ChildProcess) -> None:
+        """Begins to end a process that has had nothing to do for long enough; prefixes are written to disk first."""
+        with self._changed:
+            used_at = max(self._busy_since, self._ready_at or 0.0)
+            is_free = not (len(self._open) or self._replies or self._lookups or self._is_releasing)
+            if self._idle_release_s is None or self._health.status is not HealthStatus.OK or not is_free:
+                return
+            if time.monotonic() - used_at < self._idle_release_s:
+                return
+            self._is_releasing = True
+            self._flush_until = time.monotonic() + self.close_s + _FLUSHED_S
+            self._set_health(HealthStatus.IDLE, "The engine's memory is released; the next request starts it again.")
+            child.send(pickle.dumps(CloseEngine()))
+        _log.info("nobody asked for %g s: the engine is ended, the next request starts it again", self._idle_release_s)
 
     def _run_child(self, child: ChildProcess) -> tuple[str, float]:
         """Runs a process to its end: (why it ended, for how many seconds it accepted requests)."""
@@ -326,6 +393,10 @@ class EngineProcess(EngineClient):
                 return None
             if message is None and child.has_ended:
                 return None
+            if message is None:
+                self._release_if_idle(child)
+            if self._is_releasing and time.monotonic() > self._flush_until:
+                return "it did not end in time"
             reason = self._handle(message)
             if reason is not None:
                 return reason
@@ -386,7 +457,7 @@ class EngineProcess(EngineClient):
 
     def _deliver(self, step: StepEvents) -> None:
         with self._changed:
-            if step.died and not self._is_closed:
+            if step.died and not self._is_closed and not self._is_releasing:
                 # Before its clients are told.
                 died = step.died.rstrip(".")
                 self._set_health(HealthStatus.RESTARTING, f"{died}. It is restarting; try again in a moment.")

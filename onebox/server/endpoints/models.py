@@ -7,7 +7,6 @@ from fastapi import APIRouter
 from fastapi.responses import JSONResponse
 
 from onebox import __version__
-from onebox.engine.api import HealthStatus
 from onebox.server.service import Service
 
 __all__ = ["models_router"]
@@ -36,9 +35,9 @@ def models_router(service: Service) -> APIRouter:
 
     @router.get("/health")
     async def health() -> JSONResponse:
-        """200 while requests are accepted, 503 otherwise; no key needed"""
+        """200 while requests are accepted, also by an engine that is idle and starts for the next one; 503 otherwise"""
         health = service.engine.health()
-        is_ok = health.status is HealthStatus.OK
+        is_ok = health.status.takes_requests
         body = {"status": health.status.value, "message": health.message, "num_restarts": health.num_restarts}
         return JSONResponse(body, 200 if is_ok else 503)
 
