@@ -373,7 +373,9 @@ class Generated(NamedTuple):
 def generate(engine: Engine, row: DecodeRow, name: str) -> Generated:
     """Runs the row once. Its prompts are random, and so differ from stream to stream as users' do."""
     prompts = [_prompt(engine, row, f"{name}-{stream}") for stream in range(row.streams)]
-    sampling = SamplingParams(temperature=0, seed=1, max_tokens=row.num_tokens, ignore_eos=True)
+    # At temperature 0 a random block drafter drafts one token for all masks, and rows of one token choose few experts.
+    temperature = 1.0 if row.is_block else 0.0
+    sampling = SamplingParams(temperature=temperature, seed=1, max_tokens=row.num_tokens, ignore_eos=True)
     began = perf_counter()
     handles = engine.submit_all(
         [Request(f"{name}-{s}", prompt, sampling, cache_prompt=False) for s, prompt in enumerate(prompts)]

@@ -43,6 +43,12 @@ class Step(NamedTuple):
     """Of the engine's thread: what is missing to the step's own time the system gave to others."""
     collecting_s: float
     """Of Python's garbage collector."""
+    num_chunks: int
+    """Prompts that it computes a part of."""
+    num_adjusted: int
+    """Sequences whose logits have penalties, biases or a mask."""
+    num_logprobs: int
+    """Sequences that get log-probabilities."""
 
     @property
     def seconds(self) -> float:
@@ -56,8 +62,9 @@ class Step(NamedTuple):
         """How late it was, and what it did."""
         off_s = self.seconds - self.cpu_s
         return (
-            f"{1e3 * late_s:.0f} ms beyond its like: {self.num_prompt} prompt tokens up to {self.context}, "
-            f"{self.num_rows} rows, {self.num_first} first tokens; {1e3 * off_s:.0f} ms not on a CPU, "
+            f"{1e3 * self.seconds:.0f} ms, {1e3 * late_s:.0f} beyond its like: {self.num_prompt} tokens of "
+            f"{self.num_chunks} prompts up to {self.context}, {self.num_rows} rows, {self.num_first} first tokens, "
+            f"{self.num_adjusted} adjusted, {self.num_logprobs} with logprobs; {1e3 * off_s:.0f} ms not on a CPU, "
             f"{1e3 * self.collecting_s:.0f} ms collecting garbage"
         )
 
@@ -148,6 +155,7 @@ class TimedRunner:
     def note(self, plan: StepPlan, began: Clocks) -> None:
         """Notes a step that has ended."""
         ended, chunks = self._clocks(), plan.chunks
+        draws = [*(chunk.draw for chunk in chunks if chunk.draw), *(part.draw for part in plan.rows)]
         step = Step(
             began.now,
             ended.now,
@@ -157,6 +165,9 @@ class TimedRunner:
             num_first=sum(chunk.draw is not None for chunk in chunks),
             cpu_s=ended.cpu - began.cpu,
             collecting_s=ended.collecting - began.collecting,
+            num_chunks=len(chunks),
+            num_adjusted=sum(bool(draw.adjustments) for draw in draws),
+            num_logprobs=sum(draw.sampling.logprobs is not None for draw in draws),
         )
         self._notes.note("step", step)
         self._notes.note_memory(ended.now)
