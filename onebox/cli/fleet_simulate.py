@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from onebox.cli.options import grouped, option_group
 from onebox.spec.errors import UsageError
 
 if TYPE_CHECKING:
@@ -17,19 +18,34 @@ if TYPE_CHECKING:
 __all__ = ["simulate"]
 
 
-def simulate(
+@option_group("Members")
+class MemberOptions:
+    """What a member's steps take."""
+
     steps: Annotated[
         Path | None, typer.Option(help="File with a member's step times, as --measure writes it to --save.")
-    ] = None,
+    ] = None
     measure: Annotated[
         list[str] | None, typer.Option(help="Measure a server that has nothing else to do; several: all at once.")
-    ] = None,
-    save: Annotated[Path | None, typer.Option(help="Where the measured step times are written.")] = None,
-    mix: Annotated[str, typer.Option(help="A mix of `onebox bench load`.")] = "agent",
-    trace: Annotated[Path | None, typer.Option(help="A trace instead of a mix: JSON lines, or Azure's CSV.")] = None,
-    users: Annotated[int, typer.Option(help="Users of the mix, each with one request at a time.")] = 20,
-    think: Annotated[float, typer.Option(help="Mean seconds between an answer and its user's next request.")] = 10.0,
-    seconds: Annotated[float, typer.Option(help="How long the users send.")] = 600.0,
+    ] = None
+    save: Annotated[Path | None, typer.Option(help="Where the measured step times are written.")] = None
+
+
+@option_group("Load")
+class TrafficOptions:
+    """Who asks, and for how long."""
+
+    mix: Annotated[str, typer.Option(help="A mix of `onebox bench load`.")] = "agent"
+    trace: Annotated[Path | None, typer.Option(help="A trace instead of a mix: JSON lines, or Azure's CSV.")] = None
+    users: Annotated[int, typer.Option(help="Users of the mix, each with one request at a time.")] = 20
+    think: Annotated[float, typer.Option(help="Mean seconds between an answer and its user's next request.")] = 10.0
+    seconds: Annotated[float, typer.Option(help="How long the users send.")] = 600.0
+
+
+@grouped
+def simulate(
+    members: MemberOptions,
+    load: TrafficOptions,
     boxes: Annotated[str, typer.Option(help="Numbers of boxes to try, such as 1-8 or 2,4,8.")] = "1-6",
     policy: Annotated[str, typer.Option(help="affinity, session, least_loaded, round_robin or random.")] = "affinity",
     first_token: Annotated[float, typer.Option(help="Seconds in which nine of ten first tokens must come.")] = 2.0,
@@ -40,16 +56,16 @@ def simulate(
     from onebox.fleet.study import FleetStudy
     from onebox.fleet.traffic import UserTraffic, read_trace
 
-    times = _times(steps, measure or [], save)
-    if min(seconds, first_token) <= 0 or think < 0 or (roll is not None and roll < 0):
+    times = _times(members.steps, members.measure or [], members.save)
+    if min(load.seconds, first_token) <= 0 or load.think < 0 or (roll is not None and roll < 0):
         raise UsageError("--seconds and --first-token must be above 0, --think and --roll not below.")
-    traffic = read_trace(trace) if trace else UserTraffic(mix, users, think)
-    result = FleetStudy(times, traffic, seconds).answer(_numbers(boxes), policy, first_token, roll)
+    traffic = read_trace(load.trace) if load.trace else UserTraffic(load.mix, load.users, load.think)
+    result = FleetStudy(times, traffic, load.seconds).answer(_numbers(boxes), policy, first_token, roll)
     if as_json:
         typer.echo(json.dumps({"steps": asdict(times), **asdict(result)}, indent=1))
         return
-    who = f"the trace {trace.name}" if trace else f"{users} users of {mix}, {think:g} s between two requests"
-    _print(result, who, first_token, roll)
+    users = f"{load.users} users of {load.mix}, {load.think:g} s between two requests"
+    _print(result, f"the trace {load.trace.name}" if load.trace else users, first_token, roll)
 
 
 def _times(steps: Path | None, measure: list[str], save: Path | None) -> "StepTimes":

@@ -119,7 +119,6 @@ _REFUSED_SWITCHES = {
     "enable-lora": "onebox serves checkpoints without adapters",
 }
 _REFUSED_VALUES = {
-    "root-path": "the API is at the root; let the proxy remove its prefix from the path",
     "revision": "write it behind the repository, owner/name@revision",
     "middleware": "no code is loaded into the server; put it into a proxy in front of it",
     "lora-modules": "onebox serves checkpoints without adapters",

@@ -55,7 +55,10 @@ class MarkovModel:
     def decode(self, batch, _memory):
         return one_hot(batch.token_ids, VOCAB_SIZE).float()
 
-    prefill = decode
+    def decode_tapped(self, batch, memory):
+        return self.decode(batch, memory), None
+
+    prefill_tapped = decode_tapped
 
     def start_logits(self, hidden):
         return hidden @ self.table
@@ -87,7 +90,7 @@ def draw(markov, way, method="none", max_drafts=0, acceptance=()):
     """((token, token after it) -> how often, what the engine tells of its drafts)."""
     speculation = SpeculationConfig(SpeculationMethod(method), max_drafts, synthetic_acceptance=acceptance)
     config = EngineConfig(200, 100, max_num_seqs=32, max_num_waiting=NUM_ANSWERS, speculation=speculation)
-    memory = SimpleNamespace(hidden=torch.zeros(32, VOCAB_SIZE), mtp=object(), clear=lambda _: None)
+    memory = SimpleNamespace(hidden=torch.zeros(32, VOCAB_SIZE), mtp=object(), drafts=None, clear=lambda _: None)
     sampling = SamplingParams(seed=100, max_tokens=NUM_TOKENS, **way)
     with Engine(ModelRunner(markov, memory, config), config) as engine:
         handles = engine.submit_copies(Request("a", (1, 2), sampling), NUM_ANSWERS)

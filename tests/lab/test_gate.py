@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from onebox.engine.decode import Decoder
 from onebox.lab import gate
 from onebox.model.dummy import dummy_model
+from onebox.model.qwen3_5 import Qwen35
 from onebox.spec.model import spec_from_config
 from tests.synthetic import tiny_config
 
@@ -26,12 +26,12 @@ def test_a_model_whose_answers_never_change_passes(model):
 
 
 def test_an_answer_that_depends_on_its_company_is_found(model, monkeypatch):
-    logits_for = Decoder.logits_for
+    start_logits = Qwen35.start_logits
 
     def disturbed(self, hidden):
-        return logits_for(self, hidden + (0.5 if len(hidden) > 1 else 0.0))
+        return start_logits(self, hidden + (0.5 if len(hidden) > 1 else 0.0))
 
-    monkeypatch.setattr(Decoder, "logits_for", disturbed)
+    monkeypatch.setattr(Qwen35, "start_logits", disturbed)
     found = gate.find_differences(model)
     assert found
     assert "in company, with 0 drafts" in found[0]
