@@ -10,7 +10,7 @@ PORT ?= 8000
 serve: $(VENV)/.installed
 	$(BIN)/onebox serve $(MODEL) --port $(PORT) $(ARGS)
 
-# mypy has one thread and pytest two processes: side by side they leave no core idle.
+# Many tests wait for servers, browsers and clocks: three processes leave two cores less idle than two do.
 test: $(VENV)/.installed-dev
 	$(MAKE) --no-print-directory --jobs 2 lint types pytest
 
@@ -23,7 +23,7 @@ types: $(VENV)/.installed-dev
 
 pytest: $(VENV)/.installed-dev
 # The longest files have few tests: sorted by their number, they would run last, and alone.
-	$(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest -q -n 3 --dist loadfile --no-loadscope-reorder
 
 # Optional: stock vLLM (its CPU build, 3.5 GB) in an environment of its own, and the tests that use it.
 vllm-test: $(VENV)/.installed-dev .venv-vllm/.installed
