@@ -3,6 +3,7 @@
 import os
 import signal
 import sys
+import tempfile
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +17,9 @@ from hypothesis import HealthCheck, settings
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["OMP_NUM_THREADS"] = "1"
 torch.set_num_threads(1)
+# What tests build and serve must not be in the user's `onebox list`.
+STATE = tempfile.TemporaryDirectory(prefix="onebox-tests-state-")
+os.environ["XDG_STATE_HOME"] = STATE.name
 # Kernels run on a GPU if there is one, else in Triton's interpreter. Triton decides when it is first imported, which
 # libraries that other tests use may do; so it is said here, before any of them.
 HAS_GPU = torch.cuda.is_available()

@@ -2,9 +2,8 @@
 
 import contextlib
 import json
+import os
 from pathlib import Path
-
-from onebox.spec.cache import user_cache_directory
 
 __all__ = ["forget_place", "known_places", "remember_place"]
 
@@ -30,7 +29,10 @@ def known_places() -> list[Path]:
 
 
 def _path() -> Path:
-    return user_cache_directory() / "places.json"
+    """Not in the cache directory: who empties that still has the checkpoints."""
+    given = Path(os.environ.get("XDG_STATE_HOME", ""))
+    home = given if given.is_absolute() else Path.home() / ".local" / "state"
+    return home / "onebox" / "places.json"
 
 
 def _write(places: list[Path]) -> None:

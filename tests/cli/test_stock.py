@@ -17,6 +17,7 @@ from onebox.spec.running import registered, running_servers
 def machine(tmp_path, monkeypatch):
     """A machine with nothing on it."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.setenv("RUNTIME_DIRECTORY", str(tmp_path / "run"))
     monkeypatch.setattr("onebox.spec.running._SYSTEM", tmp_path / "run")
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
