@@ -87,7 +87,7 @@ async def run_real(url: str, users: int, count: int, seed: int) -> dict[str, flo
 
 def run_simulated(times: StepTimes, users: int, count: int) -> dict[str, float]:
     """The same closed loop."""
-    members = [replace(times, max_num_seqs=SLOTS, chunk_tokens=512, cache_tokens=0)] * MEMBERS
+    members = [replace(times, max_num_seqs=SLOTS, chunk_tokens=512, cache_tokens=0, answer_wait_s=None)] * MEMBERS
     turns = [Turn(0.0, *LENGTHS[number % len(LENGTHS)], session=number) for number in range(count)]
     figures = figures_of(
         simulate_clients(members, turns, users, "round_robin"), MEMBERS, "round_robin", times.request_s

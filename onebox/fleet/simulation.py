@@ -1,8 +1,8 @@
 """Discrete events: requests arrive, a policy chooses a member, members compute in steps as the engine does.
 
-A step of a member computes one decode row for each running answer and prompt tokens of the oldest requests, as many as
-a step may have. Prompts are computed from the end of what the member has cached of them. Everything is drawn from
-seeds: equal settings give equal figures.
+A step of a member computes one decode row for each running answer and prompt tokens of the requests with the fewest
+left, as many as running answers may wait for. Prompts are computed from the end of what the member has cached of them.
+Everything is drawn from seeds: equal settings give equal figures.
 """
 
 import heapq
@@ -104,14 +104,15 @@ class _Member:
             request.cached_tokens = self.cached_tokens(request.turn)
             request.left_tokens = request.turn.prompt_tokens - request.cached_tokens
             self.prefilling.append(request)
-        room = self.times.chunk_tokens
+        room = self.times.prompt_room(len(self.decoding))
         self._parts = []
-        for request in self.prefilling:
+        # Least remaining first.
+        for request in sorted(self.prefilling, key=lambda request: request.left_tokens):
             part = min(room, request.left_tokens)
             if part:
                 self._parts.append((request, part))
                 room -= part
-        seconds = self.times.step_s(len(self.decoding), self.times.chunk_tokens - room)
+        seconds = self.times.step_s(len(self.decoding), sum(part for _, part in self._parts))
         self.busy_s += seconds
         return seconds
 

@@ -24,6 +24,7 @@ from onebox.spec.errors import OneboxError, UnreadableError, UsageError
 
 __all__ = ["StepTimes", "measure_step_times", "read_step_times", "write_step_times"]
 
+_PAGE_TOKENS = 64
 _ANSWER_TOKENS = 96
 _PROMPTS = (64, 512)
 _WORDS = "the river ran past the old mill where a miller counted sacks of flour by candle light".split()  # noqa: SIM905
@@ -45,6 +46,8 @@ class StepTimes:
     """Prompt tokens of one step, at most."""
     cache_tokens: int = 100_000
     """That prefixes may hold."""
+    answer_wait_s: float | None = 0.05
+    """How long running answers may wait for a step with prompts; None: as long as it takes, as on a CPU."""
 
     def __post_init__(self) -> None:
         if not self.decode_s or min(self.decode_s) < 1 or min(self.decode_s.values()) <= 0:
@@ -61,6 +64,14 @@ class StepTimes:
         after = next((place for place, (rows, _) in enumerate(known) if rows >= num_rows), len(known) - 1)
         (few, few_s), (many, many_s) = known[after - 1], known[after]
         return max(known[0][1], few_s + (many_s - few_s) * (num_rows - few) / (many - few))
+
+    def prompt_room(self, num_rows: int) -> int:
+        """Prompt tokens of a step beside so many running answers, as the engine paces them: in whole pages."""
+        if not num_rows or not self.prompt_token_s or self.answer_wait_s is None:
+            return self.chunk_tokens
+        fixed_s = self.decode_step_s(num_rows) + self.prompt_base_s
+        tokens = max(self.answer_wait_s - fixed_s, fixed_s) / self.prompt_token_s
+        return min(self.chunk_tokens, max(1, round(tokens / _PAGE_TOKENS)) * _PAGE_TOKENS)
 
     def step_s(self, num_rows: int, prompt_tokens: int) -> float:
         """Of a step with decode rows, prompt tokens, or both."""

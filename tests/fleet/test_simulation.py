@@ -2,6 +2,7 @@
 
 import random
 import statistics
+from dataclasses import replace
 
 import pytest
 
@@ -122,3 +123,11 @@ def test_the_command_answers_the_three_questions(run_cli, tmp_path):
     assert "A rolling update, each box 5 s away" in result.out
     assert run_cli("fleet", "simulate").code == 2
     assert run_cli("fleet", "simulate", "--steps", path, "--boxes", "0").code == 2
+
+
+def test_prompts_beside_answers_take_what_answers_may_wait_for():
+    times = StepTimes({1: 0.01}, prompt_base_s=0.01, prompt_token_s=0.0001, chunk_tokens=2048, answer_wait_s=0.05)
+    assert times.prompt_room(0) == 2048
+    assert times.prompt_room(1) == 320  # 30 ms, in whole pages
+    assert replace(times, answer_wait_s=0.0).prompt_room(1) == 192  # as long again as the rest of the step
+    assert replace(times, answer_wait_s=None).prompt_room(1) == 2048
