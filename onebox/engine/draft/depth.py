@@ -51,6 +51,8 @@ class DraftChoice(NamedTuple):
     depth: int
     is_probe: bool = False
     """Chosen to measure it, not because it is the best."""
+    num_unverified: int = 0
+    """Drafts of the same block beyond `depth`: they are only compared with the tokens that come."""
 
     @property
     def num_chained(self) -> int:
@@ -60,7 +62,7 @@ class DraftChoice(NamedTuple):
     @property
     def num_blocks(self) -> int:
         """Drafts that come from one pass of the DFlash drafter."""
-        return self.depth if self.kind.drafter is Drafter.DFLASH else 0
+        return self.depth + self.num_unverified if self.kind.drafter is Drafter.DFLASH else 0
 
 
 PLAIN = DraftChoice(DraftClass(Drafter.NONE), 0)
@@ -247,7 +249,7 @@ class AutoDepth:
             probe = PLAIN
         if probe is None:
             return None
-        probe = self._affordable(probe, best, costs, company)
+        probe = _with_whole_block(self._affordable(probe, best, costs, company), offers)
         # A probe gives at least one token; its accepted drafts are credited when they are observed.
         self._probes.credit -= best.speed * _cost(probe, costs, company) - company.expected_tokens - 1
         num_tokens = self.expected_tokens(probe.kind, probe.depth)
@@ -299,6 +301,14 @@ class AutoDepth:
                 break
             probe = probe._replace(depth=probe.depth - 1)
         return probe
+
+
+def _with_whole_block(probe: DraftChoice, offers: Sequence[Offer]) -> DraftChoice:
+    """A probe of the block drafter tells of all positions, however few rows it verifies: one pass makes them all."""
+    if probe.kind.drafter is not Drafter.DFLASH:
+        return probe
+    most = max(offer.max_depth for offer in offers if offer.kind == probe.kind)
+    return probe._replace(num_unverified=most - probe.depth)
 
 
 def _cost(choice: DraftChoice, costs: StepCosts, company: Company) -> float:
