@@ -33,6 +33,8 @@ _LARGEST_PRICE, _LARGEST_DEBT = 1.0, 2.0
 """Of a probe, and after it: in tokens."""
 _LEAST_CHANCE = 0.02
 """Drafts that are less likely to be accepted are not considered."""
+_SURPRISE = 2.0
+"""As many times the drafts that were expected to be right."""
 _USUAL_DIFFERENCE = 0.05
 """Between the rates of one request and of all, where they are alike."""
 
@@ -225,6 +227,17 @@ class AutoDepth:
             self._probes.credit = max(self._probes.credit + num_accepted, -_LARGEST_DEBT)
         if choice.is_probe and num_accepted:
             self._probes.num_unused[choice.kind[:2]] = self._settings.probe_interval
+
+    def observe_block(self, kind: DraftClass, num_proposed: int, num_right: int) -> None:
+        """`observe` of a probe's block, of which not all was verified.
+
+        One that is far better than expected pays for the next probe: the text has become another.
+        """
+        expected = self.expected_tokens(kind, num_proposed) - 1
+        self.observe(kind, num_proposed, num_right)
+        if num_right >= _SURPRISE * expected:
+            self._probes.credit = max(self._probes.credit, 0.0)
+            self._probes.num_unused[kind[:2]] = self._settings.probe_interval
 
     def chances(self, kind: DraftClass, depth: int) -> Sequence[float]:
         """How likely the first draft of a class is accepted, the first two, and so on up to `depth`, or beyond."""

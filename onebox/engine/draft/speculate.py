@@ -80,6 +80,7 @@ class _Proposal(NamedTuple):
 
     kind: DraftClass
     token_ids: tuple[int, ...]
+    num_verified: int
     num_right: int = 0
     """Those that came in the steps before."""
 
@@ -140,13 +141,14 @@ class SequenceDrafts:
         """Observes the proposals that these tokens decide, and keeps the others; at the end all are decided."""
         undecided = []
         for proposal in self._proposals:
-            (kind, proposed, num_right), is_wrong = judged = proposal.after(token_ids)
-            if is_wrong or (is_end and num_right < len(proposed)):
-                auto.observe(kind, num_right + 1, num_right)
-            elif num_right == len(proposed):
-                auto.observe(kind, num_right, num_right)
-            else:
-                undecided.append(judged[0])
+            judged, is_wrong = proposal.after(token_ids)
+            kind, proposed, num_verified, num_right = judged
+            is_rejected = is_wrong or (is_end and num_right < len(proposed))
+            if not is_rejected and num_right < len(proposed):
+                undecided.append(judged)
+                continue
+            is_block = kind.drafter is Drafter.DFLASH and num_verified < len(proposed)
+            (auto.observe_block if is_block else auto.observe)(kind, num_right + is_rejected, num_right)
         self._proposals = undecided
 
     def finish(self, token_ids: tuple[int, ...]) -> None:
@@ -183,17 +185,17 @@ class SequenceDrafts:
         self._checked = plan
         text = self._index.propose(room) if self._index else ()
         if head:
-            self._proposals.append(_Proposal(plan.kind, head))
+            self._proposals.append(_Proposal(plan.kind, head, plan.depth))
             head = head[: plan.depth]
         if not text:
             return head
         text_class = self._text_class()
-        self._proposals.append(_Proposal(text_class, text))
+        self._proposals.append(_Proposal(text_class, text, 0))
         if len(head) >= _NUM_AGREED:
             is_agreed = head[:_NUM_AGREED] == text[:_NUM_AGREED]
             self._agreement += 0.1 * (is_agreed - self._agreement)
             text_class = text_class._replace(is_agreed=is_agreed)
-            self._proposals.append(_Proposal(text_class, text))
+            self._proposals.append(_Proposal(text_class, text, 0))
         if plan.kind.drafter is not Drafter.NGRAM and not self._may_look_up:
             return head
         offers = [Offer(text_class, len(text))]
