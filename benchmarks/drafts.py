@@ -1,6 +1,6 @@
 """Drafters on the pocket model, one stream, by workload: each fixed choice and `auto`, taking turns in one run.
 
-    python benchmarks/drafts.py [--drafter DIR] [--rounds 3] [--prompts 4] [--tokens 256] [--only json,copying] [--quiet]
+    python benchmarks/drafts.py [--drafter DIR] [--rounds 3] [--prompts 4] [--only json,copying] [--quiet]
 
 Greedy answers to held-out prompts; every variant answers each prompt in turn, so that other work on the machine slows
 them alike. For each workload, the medians over rounds of tokens a second:

@@ -56,7 +56,8 @@ class CompiledAttention:
         if _is_plain(pages):
             write_kv(projected, stored(pages.key_codes), stored(pages.value_codes), batch.slot_mapping.numpy())
         else:
-            kv_write(pages, *(torch.from_numpy(part) for part in (projected.key, projected.value)), batch.slot_mapping)
+            key, value = torch.from_numpy(projected.key), torch.from_numpy(projected.value)
+            kv_write(pages, key, value, batch.slot_mapping)
 
     def _project(self, added: Stored, residual: Array, pages: KVPages, table: RotaryTable) -> tuple[Projected, Array]:
         plain, eps = self.plain, self.plain.spec.rms_norm_eps
