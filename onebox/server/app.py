@@ -7,7 +7,7 @@ from starlette.middleware.cors import CORSMiddleware
 
 from onebox import __version__
 from onebox.sensors import SensorWatch
-from onebox.server.access import ApiKeyGuard, HostGuard, HostNames, OriginGuard
+from onebox.server.access import ApiKeyGuard, HostGuard, HostNames, MetricsPort, OriginGuard
 from onebox.server.anthropic_errors import AnthropicErrors
 from onebox.server.budget import ByteBudget
 from onebox.server.endpoints.cache import cache_router
@@ -75,11 +75,13 @@ def _install_guards(app: FastAPI, settings: ServerSettings) -> None:
     budget = ByteBudget(settings.max_bodies_bytes, "The bodies")
     app.add_middleware(BodyGuard, max_bytes=settings.max_body_bytes, budget=budget)
     if settings.api_keys:
-        app.add_middleware(ApiKeyGuard, api_keys=settings.api_keys)
+        app.add_middleware(ApiKeyGuard, api_keys=settings.api_keys, metrics_port=settings.metrics_port)
     else:
         app.add_middleware(OriginGuard, allowed_origins=settings.allowed_origins)
     if settings.allowed_hosts or not settings.api_keys:
         app.add_middleware(HostGuard, names=HostNames(settings.allowed_hosts))
+    if settings.metrics_port is not None:
+        app.add_middleware(MetricsPort, port=settings.metrics_port)
     app.add_middleware(AnthropicErrors)
     if settings.allowed_origins:
         app.add_middleware(
