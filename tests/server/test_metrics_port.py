@@ -25,7 +25,7 @@ __all__ = ["certificate"]
 KEY = {"Authorization": "Bearer sk-one"}
 ELSEWHERE = (
     *("GET /v1/models", "GET /health", "GET /", "GET /metrics/", "POST /metrics", "POST /v1/completions"),
-    *("POST /v1/responses", "GET /onebox/v1/models", "OPTIONS /metrics", "GET //metrics", "GET /static/../metrics"),
+    *("POST /v1/responses", "GET /onebox/v1/models", "OPTIONS /metrics", "GET //metrics"),
 )
 
 
