@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: serve test lint types pytest bench soak pocket conformance-test vllm-test fleet-test clean
+.PHONY: serve test lint types pytest bench soak pocket conformance-test vllm-test fleet-test metrics-test clean
 
 # make serve PORT=9000 MODEL=models/hybrid ARGS='--max-num-seqs 4'
 PORT ?= 8000
@@ -85,6 +85,16 @@ fleet-test: $(VENV)/.installed-dev .venv-fleet/.installed
 .venv-fleet/.installed:
 	$(PYTHON) -m venv .venv-fleet
 	.venv-fleet/bin/python -m pip install --quiet 'litellm[proxy]==1.106.2'
+	touch $@
+
+# Optional: Prometheus and promtool, those of Debian (70 MB) unless they are installed, and the tests that use them.
+metrics-test: $(VENV)/.installed-dev .prometheus/.installed
+	$(BIN)/python -m pytest -q -m prometheus tests/server/test_prometheus.py
+
+.prometheus/.installed:
+	mkdir -p .prometheus
+	command -v prometheus promtool > .prometheus/found || \
+		(cd .prometheus && apt-get download prometheus && dpkg -x prometheus_*.deb . && rm prometheus_*.deb)
 	touch $@
 
 bench: $(VENV)/.installed-dev
