@@ -39,6 +39,16 @@ class HttpOptions:
 
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1"
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 selects a free port.")] = 8000
+    metrics_port: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            max=65535,
+            help="A further port that answers GET /metrics without an API key, and nothing else; 0 selects a free one. "
+            "It speaks HTTPS where the API does.",
+        ),
+    ] = None
+    metrics_host: Annotated[str | None, typer.Option(help="Address of that port; default: that of --host.")] = None
     served_model_name: Annotated[
         list[str] | None,
         typer.Option(
@@ -144,6 +154,19 @@ class HttpOptions:
                 raise UsageError("--ssl-keyfile and --ssl-ca-certs go with --ssl-certfile; give the certificate too.")
             return None
         return TlsFiles(self.ssl_certfile, self.ssl_keyfile, self.ssl_ca_certs)
+
+    def metrics_address(self) -> tuple[str, int] | None:
+        """(host, port) for scrapers, if there is one."""
+        if self.metrics_port is None:
+            if self.metrics_host is not None:
+                raise UsageError("--metrics-host goes with --metrics-port; give the port too.")
+            return None
+        if self.metrics_port and self.metrics_port == self.port:
+            raise UsageError(
+                f"--metrics-port {self.metrics_port} is the API's own port, where /metrics needs the API key like the "
+                "rest; choose another."
+            )
+        return self.metrics_host or self.host, self.metrics_port
 
     def aliases(self) -> tuple[str, ...]:
         """Names beside the first."""

@@ -38,6 +38,11 @@ class HttpRecord:
     """What was done otherwise than the client asked, as sentences."""
 
     @property
+    def shown_status(self) -> int:
+        """499 for a client that leaves before its answer, as others write it."""
+        return self.status or 499
+
+    @property
     def first_token_at(self) -> float | None:
         """Of its answers the first, on time.monotonic's clock."""
         times = [a.first_token_at for a in (self.answers.answers if self.answers else ()) if a.first_token_at]

@@ -15,13 +15,13 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from onebox.server.record import HttpRecord, current_record, request_id_of
 from onebox.text.tokenizer import Tokenizer
 
-__all__ = ["RequestIds", "RequestLog", "request_fields", "request_line"]
+__all__ = ["OnFinish", "RequestIds", "RequestLog", "request_fields", "request_line"]
 
 REFUSALS_PER_S = 20
 """Lines about requests that were refused; any client can cause as many as it likes."""
 _MAX_PATH = 200
 _NO_WORK = frozenset({"GET", "HEAD", "OPTIONS"})
-Finished = Callable[[HttpRecord, Headers], None]
+OnFinish = Callable[[HttpRecord, Headers], None]
 """Called with each request when it has ended."""
 
 _log = logging.getLogger(__name__)
@@ -30,7 +30,7 @@ _log = logging.getLogger(__name__)
 class RequestIds:
     """Takes or makes a request's id, returns it, keeps the record of the request, and hands it on at the end."""
 
-    def __init__(self, app: ASGIApp, on_finish: Sequence[Finished] = ()) -> None:
+    def __init__(self, app: ASGIApp, on_finish: Sequence[OnFinish] = ()) -> None:
         self._app = app
         self._on_finish = on_finish
 
@@ -122,8 +122,7 @@ def request_fields(record: HttpRecord) -> dict[str, Any]:
         "id": record.request_id,
         "method": record.method[:16],
         "path": "".join(c if c.isprintable() and c.isascii() else "?" for c in record.path[:_MAX_PATH]),
-        # As for a client that leaves before its answer.
-        "status": record.status or 499,
+        "status": record.shown_status,
         "key": record.key_name,
     }
     if record.answers:
