@@ -140,6 +140,13 @@ class HttpOptions:
         ),
     ] = 30.0
 
+    otlp_traces_endpoint: Annotated[
+        str | None,
+        typer.Option(
+            help="Where OpenTelemetry traces of requests are sent, such as grpc://localhost:4317 or "
+            "http://localhost:4318/v1/traces; needs onebox[otel]. Default: as OTEL_* variables say."
+        ),
+    ] = None
     disable_log_stats: Annotated[
         bool, typer.Option("--disable-log-stats", help="Do not print speeds while serving.")
     ] = False
