@@ -116,10 +116,12 @@ def _serve(options: _Options) -> int:
     from onebox.server.keys import callers_of
     from onebox.server.manager import tell_manager
     from onebox.server.run import bind, run
+    from onebox.server.tracing import open_traces
 
     tls = options.http.tls()
     context = tls.context() if tls else None
     metrics = options.http.metrics_address()
+    traces = open_traces(options.http.otlp_traces_endpoint)
     with contextlib.ExitStack() as closing:
         sockets = [closing.enter_context(bind(options.http.host, options.http.port))]
         url = _url(options.http.host, sockets[0], is_tls=tls is not None)
@@ -145,8 +147,10 @@ def _serve(options: _Options) -> int:
             is_quiet=options.http.disable_log_stats,
             judges_head=options.engine.load_format != "dummy",
         )
+        if traces:
+            closing.callback(traces.close)
         with engine, activity, _record(options, service, url):
-            app = create_app(service, settings)
+            app = create_app(service, settings, traces)
             drain_s, limits = options.http.shutdown_timeout, settings.connections
             return run(
                 app, sockets, say_ready, engine.close, drain_s, engine.wait_failed, limits, engine.close_s, context

@@ -1,5 +1,6 @@
 """The HTTP application: its routers, and the guards in front of them."""
 
+from functools import partial
 from typing import Any
 
 from fastapi import APIRouter, FastAPI
@@ -26,14 +27,17 @@ from onebox.server.metrics import Metrics
 from onebox.server.request_log import OnFinish, RequestIds, RequestLog
 from onebox.server.service import Service
 from onebox.server.settings import ServerSettings
+from onebox.server.tracing import RequestTraces
 
 __all__ = ["create_app", "create_routers"]
 
 _REFUSAL: dict[str, Any] = {"model": ErrorReply, "description": "A refusal or a failure, in OpenAI's shape."}
 
 
-def create_app(service: Service, settings: ServerSettings | None = None) -> FastAPI:
-    """The HTTP application over one engine, which the caller closes."""
+def create_app(
+    service: Service, settings: ServerSettings | None = None, traces: RequestTraces | None = None
+) -> FastAPI:
+    """The HTTP application over one engine, which the caller closes, and the traces too."""
     settings = settings or ServerSettings()
     # FastAPI's own API pages load scripts from other hosts; ours is at /docs.
     app = FastAPI(
@@ -54,7 +58,9 @@ def create_app(service: Service, settings: ServerSettings | None = None) -> Fast
         app.add_middleware(RootPath, prefix=settings.root_path)
     log = RequestLog(service.tokenizer, settings.max_logged_characters)
     # Around all others, so that refusals have an id and a line too.
-    on_finish: list[OnFinish] = [lambda record, _: metrics.count_response(record.shown_status)]
+    on_finish: list[OnFinish] = [lambda record, *_: metrics.count_response(record.shown_status)]
+    if traces is not None:
+        on_finish.append(partial(traces.tell, service.model_name))
     if settings.logs_requests:
         on_finish.append(log)
     app.add_middleware(RequestIds, on_finish=on_finish)

@@ -30,6 +30,8 @@ class HttpRecord:
     status: int = 0
     """0 where nothing was sent: the client was gone."""
     key_name: str | None = None
+    submitted_at: float | None = None
+    """When its prompts were handed to the engine, on the clock of `began`."""
     answers: "Answers | None" = None
     is_stream: bool = False
     error: str | None = None

@@ -101,7 +101,7 @@ def exported(scripted, monkeypatch):
     """Of a server on which everything can be told, after an answer and a refusal."""
     reading = SensorReading(time.perf_counter(), {"box": 25.4}, {"GPU 0": 38.0}, {"GPU 0 SM": 208.0}, {"GPU 0": False})
     monkeypatch.setattr(application, "SensorWatch", lambda: SensorWatch(lambda: reading))
-    service = scripted("Hi", speculation=SpeculationConfig(SpeculationMethod.AUTO, 3)).service
+    service = scripted("Hi", speculation=SpeculationConfig(SpeculationMethod.MTP, 3)).service
     service = replace(service, memory_bytes={"weights": 1}, startup_s={"weights": 1.0})
     stats = replace(service.engine.stats(), disk=DiskStats(), draft_vocab=DraftVocabStats(1, 2, 3, 2, 1))
     client = Client(service, ServerSettings(api_keys=tuple(plain_keys(["sk-one"]))))
