@@ -20,6 +20,7 @@ from onebox.engine.draft.vocabulary_start import (
 )
 from onebox.planner.memory import (
     DEFAULT_BATCHED_TOKENS,
+    DEFAULT_HOST_BATCHED_TOKENS,
     DEFAULT_SEQUENCES,
     DEFAULT_UTILIZATION,
     MemoryPlan,
@@ -57,7 +58,7 @@ __all__ = [
 
 _log = logging.getLogger(__name__)
 
-_BATCHED_TOKENS = {"cpu": 512, "cuda": DEFAULT_BATCHED_TOKENS}
+_BATCHED_TOKENS = {"cpu": DEFAULT_HOST_BATCHED_TOKENS, "cuda": DEFAULT_BATCHED_TOKENS}
 _ANSWER_WAIT_S = 0.05
 """A reader does not notice; less would cost throughput, since each step reads the weights once."""
 DEFAULT_CPU_CACHE_BYTES = 1 * GIB
@@ -243,7 +244,7 @@ def _memory_request(
     drafter: DrafterPlan | None = None,
 ) -> MemoryRequest:
     request = MemoryRequest(
-        max_context_tokens=options.max_model_len or found.spec.max_context_tokens,
+        max_context_tokens=_given(options.max_model_len, found.spec.max_context_tokens),
         slots=options.max_num_seqs,
         kv=KVFormat.parse(options.kv_cache_dtype),
         drafts=speculation.max_drafts,
@@ -253,7 +254,7 @@ def _memory_request(
         drafter_bytes=drafter.num_bytes if drafter else 0,
         gpu_memory_utilization=options.gpu_memory_utilization,
         page_tokens=PAGE_TOKENS,
-        max_batched_tokens=options.max_num_batched_tokens or _BATCHED_TOKENS[device.type],
+        max_batched_tokens=_given(options.max_num_batched_tokens, _BATCHED_TOKENS[device.type]),
         with_vision=found.has_tower and not options.language_model_only,
         activation_bytes=dtype.itemsize,
         cache_bytes=options.kv_cache_memory_bytes,
@@ -267,6 +268,10 @@ def _memory_request(
     from onebox.engine.disk.layout import staging_bytes
 
     return replace(request, staging_bytes=staging_bytes(found.spec, request, device.type))
+
+
+def _given(value: int | None, default: int) -> int:
+    return default if value is None else value
 
 
 def _device(asked: str, box: Box) -> "torch.device":

@@ -167,6 +167,8 @@ def test_what_is_left_open_is_resolved(checkpoint):
         ({"speculation": "medusa"}, "'medusa' is not known; give one of none, mtp, ngram, dflash, auto"),
         ({"speculation": "mtp", "num_speculative_tokens": 9}, "1 to 8 drafts per step, not 9"),
         ({"max_num_batched_tokens": 100}, "multiple of 64"),
+        ({"max_num_batched_tokens": 0}, "--max-num-batched-tokens is 0"),
+        ({"max_model_len": 0}, "--max-model-len is 0"),
         ({"kv_cache_dtype": "int3"}, "'int3' is not known"),
         ({"mamba_ssm_cache_dtype": "fp8"}, "--mamba-ssm-cache-dtype 'fp8' is not known"),
     ],
