@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from onebox.cli.json_output import echo_json
+from onebox.cli.shared_options import StateCacheDtype
 from onebox.spec.errors import DoesNotFitError, MismatchError, UnsupportedError, UsageError
 
 if TYPE_CHECKING:
@@ -39,9 +41,7 @@ def decode(
             "first-{32,512,2048,8000} for first tokens, {plain,turboquant,fp8}-128k."
         ),
     ] = _DEFAULT_ROWS,
-    mamba_ssm_cache_dtype: Annotated[
-        str, typer.Option(help="DeltaNet states of all rows: auto (float32), float32, bfloat16 or float16.")
-    ] = "auto",
+    mamba_ssm_cache_dtype: StateCacheDtype = "auto",
     gate: Annotated[
         bool, typer.Option("--gate/--no-gate", help="First check that answers are the same alone and in company.")
     ] = True,
@@ -50,6 +50,9 @@ def decode(
     ] = None,
     profile: Annotated[
         bool, typer.Option("--profile", help="Also print the GPU time of each kernel, measured last.")
+    ] = False,
+    as_json: Annotated[  # noqa: ARG001 - read by OneboxCommand: JSON is printed in any case, as the last line
+        bool, typer.Option("--json", help="Print one line of JSON and nothing else; rows go to stderr.")
     ] = False,
 ) -> None:
     """Time decode steps of the complete engine at full size, compared with this GPU's memory bandwidth limit.
@@ -93,7 +96,7 @@ def decode(
             _print_kernels(model, chosen)
         del model
         _empty_cache()
-    typer.echo(json.dumps({"shape": shape, **versions, **figures, "rows": found}))
+    echo_json({"shape": shape, **versions, **figures, "rows": found})
 
 
 def _measure(

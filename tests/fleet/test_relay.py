@@ -2,10 +2,12 @@
 
 import asyncio
 import json
+import socket
 
 import httpx
 import pytest
 
+from onebox.fleet.fleet import _bound
 from onebox.fleet.relay import Relay
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: %s\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -95,3 +97,19 @@ def test_a_closed_relay_asks_nobody():
 
     response = asyncio.run(ask())
     assert (response.status_code, response.json()["error"]["message"]) == (503, "box takes no requests: it is drained.")
+
+
+def test_relays_send_what_follows_the_headers_at_once():
+    async def accepted_option():
+        sockets = asyncio.get_running_loop().create_future()
+
+        async def take(reader, writer):
+            sockets.set_result(writer.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
+            writer.close()
+
+        async with await asyncio.start_server(take, sock=_bound("127.0.0.1", 0)) as server:
+            _, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
+            writer.close()
+            return await sockets
+
+    assert asyncio.run(accepted_option())

@@ -245,3 +245,11 @@ def test_streams_whose_clients_read_nothing_are_cut_off_and_their_requests_ended
         received = [rest(connection) for connection in opened]
         assert not any(end in data for data in received for end in ends)
         assert client.complete(max_tokens=3).status_code == 200
+
+
+def test_what_follows_the_headers_is_not_held_back_for_an_acknowledgement(echo):
+    with connected(echo.address, b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n") as client:
+        assert client.recv(64).startswith(b"HTTP/1.1 200")
+        (connection,) = echo.server.server_state.connections
+        accepted = connection.transport.get_extra_info("socket")
+        assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
