@@ -145,8 +145,6 @@ def _network(spec: ModelSpec, wheels: Path, clock: RunClock) -> TrainingNetwork:
     log_step(clock, f"{device}, torch {torch.__version__}; {reason}")
     if device.type != "cuda":
         return TrainingNetwork(spec, rule)
-    # Several sizes of pictures and lengths of rows share one function each.
-    torch._dynamo.config.cache_size_limit = 32
     return TrainingNetwork(spec, rule, LayerFunctions.compiled(), TowerFunctions.compiled())
 
 
