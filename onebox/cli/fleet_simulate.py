@@ -69,7 +69,8 @@ def simulate(
 
 
 def _times(steps: Path | None, measure: list[str], save: Path | None) -> "StepTimes":
-    from onebox.fleet.step_times import measure_step_times, read_step_times, write_step_times
+    from onebox.fleet.measure import measure_step_times
+    from onebox.fleet.step_times import read_step_times, write_step_times
 
     if (steps is None) == (not measure):
         raise UsageError("Give either --steps FILE or --measure URL: what a member's steps take.")
