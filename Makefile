@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: serve test lint types pytest bench soak pocket conformance-test vllm-test fleet-test clean
+.PHONY: serve test lint types pytest bench soak pocket conformance-test vllm-test fleet-test metrics-test clean
 
 # make serve PORT=9000 MODEL=models/hybrid ARGS='--max-num-seqs 4'
 PORT ?= 8000
@@ -36,18 +36,43 @@ vllm-test: $(VENV)/.installed-dev .venv-vllm/.installed
 	.venv-vllm/bin/python -m pip uninstall --quiet --yes torchaudio torchcodec
 	touch $@
 
-# Optional: clients that people measure with (1 GB), in an environment of their own, and the tests that use them.
+# Optional: clients that people use (6 GB), in environments of their own, and the tests that use them.
+CLIENT_TESTS := test_conformance.py test_clients.py test_open_webui.py
 conformance-test: $(VENV)/.installed-dev .venv-conformance/.installed
-	$(BIN)/python -m pytest -q -m conformance tests/server/test_conformance.py tests/server/test_clients.py tests/bench/test_export.py
+	$(BIN)/python -m pytest -q -m conformance $(addprefix tests/server/,$(CLIENT_TESTS)) tests/bench/test_export.py \
+	  tests/deploy/test_sparkrun.py
 
-.venv-conformance/.installed:
+.venv-conformance/.installed: .venv-conformance/.libraries .venv-conformance/.aider .venv-conformance/.npm \
+  .venv-conformance/.open-webui .venv-conformance/.sparkrun
+	touch $@
+
+.venv-conformance/.libraries:
 	$(PYTHON) -m venv .venv-conformance
 	.venv-conformance/bin/python -m pip install --quiet llama-benchy==0.4.0 'lm-eval[api]==0.4.13'
 	.venv-conformance/bin/python -m pip install --quiet llm==0.30 litellm==1.81.10 langchain-openai==1.1.10
-# aider pins its dependencies, so it has an environment of its own.
+	touch $@
+
+# aider and Open WebUI pin their dependencies.
+.venv-conformance/.aider: .venv-conformance/.libraries
 	$(PYTHON) -m venv .venv-conformance/aider
 	.venv-conformance/aider/bin/python -m pip install --quiet aider-chat==0.86.2
-	npm install --silent --prefix .venv-conformance/npm @openai/codex@0.166.0 @anthropic-ai/claude-code@2.1.197
+	touch $@
+
+# With the torch of the tests: any torch would be one for GPUs, of 3 GB.
+.venv-conformance/.open-webui: .venv-conformance/.libraries $(VENV)/.installed-dev
+	$(PYTHON) -m venv .venv-conformance/open-webui
+	.venv-conformance/open-webui/bin/python -m pip install --quiet --no-compile open-webui==0.12.4 -c $(VENV)/torch.txt
+	touch $@
+
+# Its releases from 0.4 on have syntax of Python 3.12; this one says that it does, but runs with 3.11.
+.venv-conformance/.sparkrun: .venv-conformance/.libraries
+	$(PYTHON) -m venv .venv-conformance/sparkrun
+	.venv-conformance/sparkrun/bin/python -m pip install --quiet --ignore-requires-python sparkrun==0.3.10
+	touch $@
+
+.venv-conformance/.npm: .venv-conformance/.libraries
+	npm install --silent --prefix .venv-conformance/npm \
+	  @openai/codex@0.166.0 @anthropic-ai/claude-code@2.1.197 opencode-ai@1.18.33
 # Where npm runs no scripts of packages, the program is fetched by this one.
 	cd .venv-conformance/npm/node_modules/@anthropic-ai/claude-code && node install.cjs
 	touch $@
@@ -60,6 +85,16 @@ fleet-test: $(VENV)/.installed-dev .venv-fleet/.installed
 .venv-fleet/.installed:
 	$(PYTHON) -m venv .venv-fleet
 	.venv-fleet/bin/python -m pip install --quiet 'litellm[proxy]==1.106.2'
+	touch $@
+
+# Optional: Prometheus and promtool, those of Debian (70 MB) unless they are installed, and the tests that use them.
+metrics-test: $(VENV)/.installed-dev .prometheus/.installed
+	$(BIN)/python -m pytest -q -m prometheus tests/server/test_prometheus.py
+
+.prometheus/.installed:
+	mkdir -p .prometheus
+	command -v prometheus promtool > .prometheus/found || \
+		(cd .prometheus && apt-get download prometheus && dpkg -x prometheus_*.deb . && rm prometheus_*.deb)
 	touch $@
 
 bench: $(VENV)/.installed-dev

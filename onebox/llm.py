@@ -7,11 +7,14 @@ Runs the same engine as the server, with all its batching, caching and speculati
 API: its snippets run with the import replaced.
 """
 
+import io
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from onebox.checkpoint.hub import resolve_source
 from onebox.engine.api import (
@@ -20,6 +23,7 @@ from onebox.engine.api import (
     Failed,
     Finished,
     FinishReason,
+    Pictures,
     PromptLogprobs,
     Request,
     RequestHandle,
@@ -27,12 +31,15 @@ from onebox.engine.api import (
     TokenInfo,
     TokenLogprob,
     Tokens,
+    Vision,
     plan_engine,
     start_engine,
 )
 from onebox.spec.errors import OneboxError, UsageError
+from onebox.spec.model import read_config
 from onebox.text.chat import ChatTemplate
 from onebox.text.generation import GenerationDefaults
+from onebox.text.patches import PictureReader
 from onebox.text.tokenizer import Tokenizer
 from onebox.text.vocabulary import token_table
 
@@ -138,28 +145,43 @@ class LLM:
     ) -> list[Completion]:
         """Answers in the order of the prompts, texts or token ids; one set of parameters for all, or one for each.
 
-        A prompt may be {"prompt": text} or {"prompt_token_ids": ids} too. Any number of prompts: those that the queue
-        does not hold yet are submitted as others finish.
+        A prompt may be {"prompt": text} or {"prompt_token_ids": ids} too; a text with <|image_pad|> in it comes with
+        {"multi_modal_data": {"image": image or list of images}}, each a file's bytes or an image of Pillow. Any number
+        of prompts: those that the queue does not hold yet are submitted as others finish.
         """
-        plain = [_plain_prompt(p) for p in ([prompts] if isinstance(prompts, str) else prompts)]
+        given = [prompts] if isinstance(prompts, str) else prompts
+        plain = [_plain_prompt(p) for p in given]
         params = SamplingParams() if sampling_params is None else sampling_params
         each = [params] * len(plain) if isinstance(params, SamplingParams) else list(params)
         if len(each) != len(plain):
             raise UsageError(f"There are {len(plain)} prompts and {len(each)} sets of sampling parameters.")
-        token_ids = [self.tokenizer.encode(p) if isinstance(p, str) else tuple(p) for p in plain]
+        encoded = [self._encode(text, _images(p)) for text, p in zip(plain, given, strict=True)]
+        token_ids = [prompt for prompt, _ in encoded]
         places = self.engine.config.max_num_seqs + self.engine.config.max_num_waiting
         handles: list[RequestHandle] = []
         answers: list[Completion] = []
-        for prompt, sampling in zip(token_ids, each, strict=True):
+        for (prompt, vision), sampling in zip(encoded, each, strict=True):
             if len(handles) - len(answers) == places:
                 answers.append(self._read(handles[len(answers)], token_ids[len(answers)]))
             self._num_asked += 1
-            handles.append(self.engine.submit(Request(f"generate-{self._num_asked}", prompt, sampling)))
+            handles.append(self.engine.submit(Request(f"generate-{self._num_asked}", prompt, sampling, vision=vision)))
         while len(answers) < len(handles):
             answers.append(self._read(handles[len(answers)], token_ids[len(answers)]))
         for answer, prompt_text in zip(answers, plain, strict=True):
             answer.prompt = prompt_text if isinstance(prompt_text, str) else None
         return answers
+
+    def _encode(self, prompt: str | Sequence[int], images: Sequence[Any]) -> tuple[tuple[int, ...], Vision | None]:
+        """Token ids, with a pad for each embedding of the images, and the images' patches."""
+        if not images:
+            return self.tokenizer.encode(prompt) if isinstance(prompt, str) else tuple(prompt), None
+        if not isinstance(prompt, str):
+            raise UsageError("Images come with a prompt as text, which has <|image_pad|> in the place of each.")
+        reader = PictureReader.load(self._directory, read_config(self._directory))
+        pictures = [reader.open("image", _file_bytes(image)) for image in images]
+        patches = np.concatenate([picture.read() for picture in pictures])
+        vision = Vision(Pictures(patches, tuple(picture.grid for picture in pictures)))
+        return reader.encode(prompt, pictures, self.tokenizer.encode), vision
 
     def _read(self, handle: RequestHandle, prompt: tuple[int, ...]) -> Completion:
         answer = Completion(prompt, request_id=handle.request_id)
@@ -181,11 +203,31 @@ class LLM:
 def _plain_prompt(prompt: str | Sequence[int] | Mapping[str, Any]) -> str | Sequence[int]:
     if not isinstance(prompt, Mapping):
         return prompt
-    unknown = prompt.keys() - {"prompt", "prompt_token_ids"}
-    if unknown or not prompt:
-        raise UsageError(f"A prompt holds {sorted(unknown)}; it takes prompt or prompt_token_ids.")
+    unknown = prompt.keys() - {"prompt", "prompt_token_ids", "multi_modal_data"}
+    if unknown or not prompt.keys() & {"prompt", "prompt_token_ids"}:
+        raise UsageError(
+            f"A prompt holds {sorted(unknown)}; it takes prompt or prompt_token_ids, and multi_modal_data."
+        )
     found: str | Sequence[int] = prompt.get("prompt_token_ids") or prompt["prompt"]
     return found
+
+
+def _images(prompt: str | Sequence[int] | Mapping[str, Any]) -> Sequence[Any]:
+    media = prompt.get("multi_modal_data") if isinstance(prompt, Mapping) else None
+    if not media:
+        return ()
+    if media.keys() != {"image"}:
+        raise UsageError(f"multi_modal_data holds {sorted(media)}; it takes image alone.")
+    found = media["image"]
+    return found if isinstance(found, list | tuple) else (found,)
+
+
+def _file_bytes(image: Any) -> bytes:
+    if isinstance(image, bytes):
+        return image
+    out = io.BytesIO()
+    image.save(out, "PNG")
+    return out.getvalue()
 
 
 def _explain(name: str, value: Any) -> None:

@@ -18,7 +18,7 @@ def defined_in(path: Path) -> set[str]:
         return set(re.findall(r"(?m)^export (?:async )?(?:class|function\*?|const) (\w+)", path.read_text()))
     names = set()
     for node in ast.parse(path.read_text()).body:
-        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             names.add(node.name)
         if isinstance(node, ast.ClassDef):
             names |= {f"{node.name}.{inner.name}" for inner in node.body if isinstance(inner, ast.FunctionDef)}

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from onebox.cli.shared_options import StateCacheDtype
 from onebox.spec.errors import DoesNotFitError, MismatchError, UnsupportedError, UsageError
 
 if TYPE_CHECKING:
@@ -39,9 +40,7 @@ def decode(
             "first-{32,512,2048,8000} for first tokens, {plain,turboquant,fp8}-128k."
         ),
     ] = _DEFAULT_ROWS,
-    mamba_ssm_cache_dtype: Annotated[
-        str, typer.Option(help="DeltaNet states of all rows: auto (float32), float32, bfloat16 or float16.")
-    ] = "auto",
+    mamba_ssm_cache_dtype: StateCacheDtype = "auto",
     gate: Annotated[
         bool, typer.Option("--gate/--no-gate", help="First check that answers are the same alone and in company.")
     ] = True,

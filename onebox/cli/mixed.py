@@ -6,6 +6,8 @@ from typing import Annotated
 
 import typer
 
+from onebox.cli.shared_options import KVCacheDtype, MaxNumSeqs, StateCacheDtype
+from onebox.cli.vllm_flags import own_kv_name
 from onebox.spec.errors import UnsupportedError, UsageError
 
 __all__ = ["mixed"]
@@ -15,9 +17,9 @@ def mixed(
     shape: Annotated[str, typer.Option(help="A known model, such as qwen3.5-122b-a10b.")] = "qwen3.5-122b-a10b",
     seconds: Annotated[float, typer.Option(help="How long the clients send.")] = 60,
     clients: Annotated[int, typer.Option(help="Requests open at a time.")] = 12,
-    max_num_seqs: Annotated[int, typer.Option(help="Sequences that run at a time.")] = 8,
-    kv_cache_dtype: Annotated[str, typer.Option(help="bf16, fp8 or a width of TurboQuant.")] = "bf16",
-    mamba_ssm_cache_dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "auto",
+    max_num_seqs: MaxNumSeqs = 8,
+    kv_cache_dtype: KVCacheDtype = "auto",
+    mamba_ssm_cache_dtype: StateCacheDtype = "auto",
 ) -> None:
     """Load the complete engine at full size with requests that differ in all ways: waits by percentile, and memory.
 
@@ -40,7 +42,7 @@ def mixed(
     options = EngineOptions(
         load_format="dummy",
         max_num_seqs=max_num_seqs,
-        kv_cache_dtype=kv_cache_dtype,
+        kv_cache_dtype=own_kv_name(kv_cache_dtype),
         mamba_ssm_cache_dtype=mamba_ssm_cache_dtype,
     )
     with MixedLoad.open(shape, options, began) as load:

@@ -9,6 +9,20 @@ import typer
 
 from onebox.cli.options import grouped, json_option, option_group
 from onebox.cli.settings import configurable
+from onebox.cli.shared_options import (
+    DraftVocab,
+    HfOverrides,
+    KVCacheDtype,
+    LanguageModelOnly,
+    LMHead,
+    MaxModelLen,
+    MaxNumBatchedTokens,
+    MaxNumSeqs,
+    MemoryUtilization,
+    MtpFormat,
+    StateCacheDtype,
+    chosen_utilization,
+)
 from onebox.cli.vllm_flags import own_kv_name
 from onebox.spec.conversion import AS_STORED, CONVERSION_BYTES, LoadConversion
 from onebox.spec.errors import UsageError
@@ -16,6 +30,7 @@ from onebox.spec.errors import UsageError
 if TYPE_CHECKING:
     from onebox.planner.report import Weights
     from onebox.spec.block_drafter import BlockDrafter
+    from onebox.spec.hardware import Box
     from onebox.spec.model import ModelSpec
 
 __all__ = ["DEFAULT_CONTEXT_TOKENS", "CapacityOptions", "plan", "planned_weights"]
@@ -29,27 +44,24 @@ DEFAULT_CONTEXT_TOKENS = 8192
 class CapacityOptions:
     """Memory settings."""
 
-    kv_cache_dtype: Annotated[
-        str, typer.Option(help="bf16, fp8, turboquant or turboquant_kXvY, or vLLM's name for one of them.")
-    ] = "bf16"
-    mamba_ssm_cache_dtype: Annotated[
-        str, typer.Option(help="DeltaNet states: auto (float32), float32, bfloat16 or float16; arithmetic is float32.")
-    ] = "auto"
-    max_model_len: Annotated[int | None, typer.Option(help="Longest sequence in tokens; default: the model's.")] = None
-    max_num_seqs: Annotated[int, typer.Option(help="Concurrent sequences.")] = 8
-    max_num_batched_tokens: Annotated[
-        int,
-        typer.Option(help="Prompt tokens in one step, which decide the workspace."),
-    ] = 2048
-    gpu_memory_utilization: Annotated[
-        float | None, typer.Option(help="Share of the memory that onebox may use; default: 0.9.")
-    ] = None
+    kv_cache_dtype: KVCacheDtype = "auto"
+    mamba_ssm_cache_dtype: StateCacheDtype = "auto"
+    max_model_len: MaxModelLen = None
+    max_num_seqs: MaxNumSeqs = 8
+    max_num_batched_tokens: MaxNumBatchedTokens = None
+    gpu_memory_utilization: MemoryUtilization = None
     reserve_gib: Annotated[
         float | None, typer.Option(help="GiB left to the OS, instead of --gpu-memory-utilization.")
     ] = None
-    language_model_only: Annotated[bool, typer.Option("--language-model-only", help="Exclude the vision tower.")] = (
-        False
-    )
+    language_model_only: LanguageModelOnly = False
+
+    def batched_tokens(self, box: "Box") -> int:
+        """As serve would choose them on that box."""
+        from onebox.planner.memory import DEFAULT_BATCHED_TOKENS, DEFAULT_HOST_BATCHED_TOKENS
+
+        if self.max_num_batched_tokens is not None:
+            return self.max_num_batched_tokens
+        return DEFAULT_BATCHED_TOKENS if box.compute_capability else DEFAULT_HOST_BATCHED_TOKENS
 
     def reserve_bytes(self) -> int | None:
         if self.reserve_gib is None:
@@ -96,12 +108,20 @@ class SpeedOptions:
         int | None, typer.Option(help="Context in tokens for which speed is projected; default: 8192 or the longest.")
     ] = None
     streams: Annotated[int, typer.Option(help="Sequences decoded at once for which speed is projected.")] = 1
-    draft_vocab: Annotated[
-        str, typer.Option(help="Tokens that drafts are chosen from: auto (a sixth of them), full, or a number.")
-    ] = "auto"
+    draft_vocab: DraftVocab = "auto"
     disk_gb_per_second: Annotated[
         float, typer.Option(help="The disk's reading speed, for prefixes that `serve --prefix-dir` keeps there.")
     ] = 5.0
+
+    def draft_vocab_size(self, vocab_size: int) -> int | None:
+        """None: all tokens."""
+        from onebox.spec.draft_vocab import parse_draft_vocab
+        from onebox.spec.token_counts import read_token_list
+
+        listed = Path(self.draft_vocab)
+        if not self.draft_vocab.isdecimal() and listed.is_file():
+            return len(read_token_list(listed, vocab_size))
+        return parse_draft_vocab(self.draft_vocab, vocab_size)
 
     def disk_bytes_per_second(self) -> float:
         if not 0 < self.disk_gb_per_second < float("inf"):
@@ -178,20 +198,15 @@ def plan(
     weights: Annotated[
         str | None, typer.Option(help="Formats to assume for a model by name: hybrid, autoround-int4, nvfp4, ...")
     ] = None,
-    hf_overrides: Annotated[
-        str, typer.Option(help="JSON of values in place of config.json's, such as YaRN's, as for `onebox serve`.")
-    ] = "{}",
-    lm_head: Annotated[
-        str, typer.Option(help="LM head as serve would convert it while loading: keep or int8.")
-    ] = "keep",
-    mtp_format: Annotated[str, typer.Option(help="MTP layer, likewise: keep, int4 or fp8.")] = "keep",
+    hf_overrides: HfOverrides = "{}",
+    lm_head: LMHead = "keep",
+    mtp_format: MtpFormat = "keep",
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
 ) -> None:
     """Show what fits on a box and its projected speed. Computed from bytes; nothing is loaded or measured."""
-    from onebox.planner.memory import DEFAULT_UTILIZATION, MemoryRequest
+    from onebox.planner.memory import MemoryRequest
     from onebox.planner.report import make_report, to_json
     from onebox.planner.roofline import Workload
-    from onebox.spec.draft_vocab import parse_draft_vocab
     from onebox.spec.hardware import named_box
     from onebox.spec.kv import KVFormat
     from onebox.spec.states import StateDtype
@@ -200,7 +215,7 @@ def plan(
     conversion = LoadConversion.parse(lm_head, mtp_format)
     planned = planned_weights(model, weights, json_option("--hf-overrides", hf_overrides, dict), conversion)
     longest = planned.spec.max_context_tokens if memory.max_model_len is None else memory.max_model_len
-    utilization, drafter = memory.gpu_memory_utilization, speed.block_drafter(planned.spec)
+    drafter = speed.block_drafter(planned.spec)
     drafts = speed.drafts(planned, drafter)
     accepted = speed.accepted(drafts)
     request = MemoryRequest(
@@ -210,13 +225,13 @@ def plan(
         drafts=drafts,
         drafter=drafter.spec if drafter else None,
         drafter_bytes=drafter.loaded_bytes if drafter else 0,
-        max_batched_tokens=memory.max_num_batched_tokens,
-        gpu_memory_utilization=DEFAULT_UTILIZATION if utilization is None else utilization,
+        max_batched_tokens=memory.batched_tokens(chosen_box),
+        gpu_memory_utilization=chosen_utilization(memory.gpu_memory_utilization),
         reserve_bytes=memory.reserve_bytes(),
         with_vision=not memory.language_model_only,
         loading_bytes=CONVERSION_BYTES if conversion else 0,
         state_dtype=StateDtype.parse(memory.mamba_ssm_cache_dtype),
-        draft_vocab_size=parse_draft_vocab(speed.draft_vocab, planned.spec.vocab_size),
+        draft_vocab_size=speed.draft_vocab_size(planned.spec.vocab_size),
     )
     workload = Workload(
         streams=speed.streams,

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from onebox.cli.shared_options import KVCacheDtype
+from onebox.cli.vllm_flags import own_kv_name
 from onebox.spec.errors import UsageError, WriteError
 
 if TYPE_CHECKING:
@@ -31,7 +33,7 @@ def report(
         str | None, typer.Option(help="Formats to assume for a model by name: hybrid, nvfp4, ...")
     ] = None,
     box: Annotated[str, typer.Option(help="Where it was served: dgx-spark, h200, or auto for this machine.")] = "auto",
-    kv_cache_dtype: Annotated[str, typer.Option(help="KV cache it was served with.")] = "bf16",
+    kv_cache_dtype: KVCacheDtype = "auto",
     bandwidth: Annotated[
         float | None, typer.Option(help="Peak memory bandwidth of the box in GB/s, if onebox does not know it.")
     ] = None,
@@ -67,4 +69,4 @@ def _ceiling(model: str, weights: str | None, box: str, kv_cache_dtype: str, ban
         if not 0 < bandwidth < float("inf"):
             raise UsageError(f"--bandwidth is {bandwidth}; give GB/s above 0.")
         chosen = replace(chosen, peak=Bandwidth(bandwidth * 1e9, "given by --bandwidth"), usable=None)
-    return Ceiling(planned_weights(model, weights), chosen, KVFormat.parse(kv_cache_dtype))
+    return Ceiling(planned_weights(model, weights), chosen, KVFormat.parse(own_kv_name(kv_cache_dtype)))

@@ -7,6 +7,7 @@ import typer
 
 from onebox.cli.options import grouped
 from onebox.cli.plan import DEFAULT_CONTEXT_TOKENS, CapacityOptions, planned_weights
+from onebox.cli.shared_options import chosen_utilization
 from onebox.cli.vllm_flags import own_kv_name
 from onebox.spec.errors import UsageError
 
@@ -45,7 +46,7 @@ def plan_scaleout(
 
     Computed from bytes and published latencies; nothing is loaded or measured.
     """
-    from onebox.planner.memory import DEFAULT_UTILIZATION, MemoryRequest
+    from onebox.planner.memory import MemoryRequest
     from onebox.planner.roofline import Workload, parse_acceptance
     from onebox.scaleout.plan import plan_boxes
     from onebox.spec.hardware import named_box
@@ -56,14 +57,14 @@ def plan_scaleout(
     accepted = None if acceptance is None else parse_acceptance(acceptance)
     drafts = len(accepted) if accepted else 0
     longest = planned.spec.max_context_tokens if memory.max_model_len is None else memory.max_model_len
-    utilization = memory.gpu_memory_utilization
+    chosen_box = named_box(box)
     request = MemoryRequest(
         max_context_tokens=longest,
         slots=memory.max_num_seqs,
         kv=KVFormat.parse(own_kv_name(memory.kv_cache_dtype)),
         drafts=drafts,
-        max_batched_tokens=memory.max_num_batched_tokens,
-        gpu_memory_utilization=DEFAULT_UTILIZATION if utilization is None else utilization,
+        max_batched_tokens=memory.batched_tokens(chosen_box),
+        gpu_memory_utilization=chosen_utilization(memory.gpu_memory_utilization),
         reserve_bytes=memory.reserve_bytes(),
         with_vision=not memory.language_model_only,
         state_dtype=StateDtype.parse(memory.mamba_ssm_cache_dtype),
@@ -77,7 +78,7 @@ def plan_scaleout(
     )
     if context is not None and context > longest:
         raise UsageError(f"--context {context:,} is more than the longest sequence, {longest:,} tokens.")
-    found = plan_boxes(planned, named_box(box), boxes, request, workload)
+    found = plan_boxes(planned, chosen_box, boxes, request, workload)
     if as_json:
         typer.echo(json.dumps(_plain(found), indent=2))
     else:

@@ -7,8 +7,9 @@ import contextlib
 import hashlib
 import json
 import signal
+import socket
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -115,13 +116,21 @@ def _serve(options: _Options) -> int:
     from onebox.server.keys import callers_of
     from onebox.server.manager import tell_manager
     from onebox.server.run import bind, run
+    from onebox.server.tracing import open_traces
 
     tls = options.http.tls()
     context = tls.context() if tls else None
-    with contextlib.closing(bind(options.http.host, options.http.port)) as bound:
+    metrics = options.http.metrics_address()
+    traces = open_traces(options.http.otlp_traces_endpoint)
+    with contextlib.ExitStack() as closing:
+        sockets = [closing.enter_context(bind(options.http.host, options.http.port))]
+        url = _url(options.http.host, sockets[0], is_tls=tls is not None)
+        settings, metrics_line = options.settings, ""
+        if metrics:
+            sockets.append(closing.enter_context(bind(*metrics, "--metrics-port")))
+            settings = replace(settings, metrics_port=sockets[1].getsockname()[1])
+            metrics_line = f", metrics for everybody at {_url(metrics[0], sockets[1], is_tls=tls is not None)}/metrics"
         service, engine = _load(options)
-        host = f"[{options.http.host}]" if ":" in options.http.host else options.http.host
-        url = f"{'https' if tls else 'http'}://{host}:{bound.getsockname()[1]}"
 
         keys = ", ".join(f"{key.name} ({key.max_share:.2g})" for key in callers_of(options.settings.api_keys))
         if len(options.settings.api_keys) > 1:
@@ -129,7 +138,8 @@ def _serve(options: _Options) -> int:
 
         def say_ready() -> None:
             tell_manager("READY=1")
-            say(f"Ready after {time.perf_counter() - began:.1f} s: {service.model_name} at {url}/v1, page at {url}/")
+            seconds = time.perf_counter() - began
+            say(f"Ready after {seconds:.1f} s: {service.model_name} at {url}/v1, page at {url}/{metrics_line}")
 
         activity = ActivityLog(
             engine,
@@ -137,12 +147,19 @@ def _serve(options: _Options) -> int:
             is_quiet=options.http.disable_log_stats,
             judges_head=options.engine.load_format != "dummy",
         )
+        if traces:
+            closing.callback(traces.close)
         with engine, activity, _record(options, service, url):
-            app = create_app(service, options.settings)
-            drain_s, limits = options.http.shutdown_timeout, options.settings.connections
+            app = create_app(service, settings, traces)
+            drain_s, limits = options.http.shutdown_timeout, settings.connections
             return run(
-                app, bound, say_ready, engine.close, drain_s, engine.wait_failed, limits, engine.close_s, context
+                app, sockets, say_ready, engine.close, drain_s, engine.wait_failed, limits, engine.close_s, context
             )
+
+
+def _url(host: str, bound: socket.socket, *, is_tls: bool) -> str:
+    shown = f"[{host}]" if ":" in host else host
+    return f"{'https' if is_tls else 'http'}://{shown}:{bound.getsockname()[1]}"
 
 
 def _record(options: _Options, service: "Service", url: str) -> contextlib.AbstractContextManager[None]:

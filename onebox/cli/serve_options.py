@@ -11,6 +11,20 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from onebox.cli.options import json_option, option_group
+from onebox.cli.shared_options import (
+    DraftVocab,
+    HfOverrides,
+    KVCacheDtype,
+    LanguageModelOnly,
+    LMHead,
+    MaxModelLen,
+    MaxNumBatchedTokens,
+    MaxNumSeqs,
+    MemoryUtilization,
+    MtpFormat,
+    StateCacheDtype,
+    chosen_utilization,
+)
 from onebox.cli.vllm_flags import own_kv_name
 from onebox.spec.errors import UsageError
 
@@ -39,6 +53,16 @@ class HttpOptions:
 
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1"
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 selects a free port.")] = 8000
+    metrics_port: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            max=65535,
+            help="A further port that answers GET /metrics without an API key, and nothing else; 0 selects a free one. "
+            "It speaks HTTPS where the API does.",
+        ),
+    ] = None
+    metrics_host: Annotated[str | None, typer.Option(help="Address of that port; default: that of --host.")] = None
     served_model_name: Annotated[
         list[str] | None,
         typer.Option(
@@ -116,6 +140,13 @@ class HttpOptions:
         ),
     ] = 30.0
 
+    otlp_traces_endpoint: Annotated[
+        str | None,
+        typer.Option(
+            help="Where OpenTelemetry traces of requests are sent, such as grpc://localhost:4317 or "
+            "http://localhost:4318/v1/traces; needs onebox[otel]. Default: as OTEL_* variables say."
+        ),
+    ] = None
     disable_log_stats: Annotated[
         bool, typer.Option("--disable-log-stats", help="Do not print speeds while serving.")
     ] = False
@@ -144,6 +175,19 @@ class HttpOptions:
                 raise UsageError("--ssl-keyfile and --ssl-ca-certs go with --ssl-certfile; give the certificate too.")
             return None
         return TlsFiles(self.ssl_certfile, self.ssl_keyfile, self.ssl_ca_certs)
+
+    def metrics_address(self) -> tuple[str, int] | None:
+        """(host, port) for scrapers, if there is one."""
+        if self.metrics_port is None:
+            if self.metrics_host is not None:
+                raise UsageError("--metrics-host goes with --metrics-port; give the port too.")
+            return None
+        if self.metrics_port and self.metrics_port == self.port:
+            raise UsageError(
+                f"--metrics-port {self.metrics_port} is the API's own port, where /metrics needs the API key like the "
+                "rest; choose another."
+            )
+        return self.metrics_host or self.host, self.metrics_port
 
     def aliases(self) -> tuple[str, ...]:
         """Names beside the first."""
@@ -176,12 +220,8 @@ class ModelOptions:
     load_format: Annotated[
         str, typer.Option(help="How weights are read: auto, safetensors, fastsafetensors, or dummy (random weights).")
     ] = "auto"
-    lm_head: Annotated[
-        str, typer.Option(help="LM head: keep, or int8 to convert a BF16 one while loading, as `onebox build` would.")
-    ] = "keep"
-    mtp_format: Annotated[
-        str, typer.Option(help="MTP layer: keep, or int4 or fp8 to convert a BF16 one while loading.")
-    ] = "keep"
+    lm_head: LMHead = "keep"
+    mtp_format: MtpFormat = "keep"
     speculative_config: Annotated[
         str | None,
         typer.Option(
@@ -190,23 +230,8 @@ class ModelOptions:
             "the DFlash drafter in DIR."
         ),
     ] = None
-
-    draft_vocab: Annotated[
-        str,
-        typer.Option(
-            metavar="auto|full|N|FILE",
-            help="Tokens that the MTP head drafts from: auto (a sixth, following what the model says), full, that "
-            "many, or the token ids of a file, one a line. No answer depends on it.",
-        ),
-    ] = "auto"
-
-    hf_overrides: Annotated[
-        str,
-        typer.Option(
-            help='JSON of values in place of config.json\'s, as in vLLM: {"text_config": {"rope_parameters": {...}}} '
-            "stretches the context with YaRN."
-        ),
-    ] = "{}"
+    draft_vocab: DraftVocab = "auto"
+    hf_overrides: HfOverrides = "{}"
 
     def overrides(self) -> dict[str, Any]:
         given: dict[str, Any] = json_option("--hf-overrides", self.hf_overrides, dict)
@@ -236,22 +261,13 @@ class ModelOptions:
 class MemoryOptions:
     """Memory and batch limits; names match `EngineOptions`."""
 
-    kv_cache_dtype: Annotated[
-        str, typer.Option(help="KV cache: auto (bf16), bf16, fp8, turboquant, or turboquant_kXvY (X, Y of 8, 4, 3, 2).")
-    ] = "auto"
-    mamba_ssm_cache_dtype: Annotated[
-        str, typer.Option(help="DeltaNet states: auto (float32), float32, bfloat16 or float16; arithmetic is float32.")
-    ] = "auto"
-    max_model_len: Annotated[
-        int | None, typer.Option(min=1, help="Tokens of prompt and answer together; default: the model's limit.")
-    ] = None
-    max_num_seqs: Annotated[int, typer.Option(min=1, help="Concurrent requests.")] = 8
+    kv_cache_dtype: KVCacheDtype = "auto"
+    mamba_ssm_cache_dtype: StateCacheDtype = "auto"
+    max_model_len: MaxModelLen = None
+    max_num_seqs: MaxNumSeqs = 8
     max_num_waiting: Annotated[int, typer.Option(min=0, help="Maximum queued requests; further requests get 429.")] = 64
-    max_num_batched_tokens: Annotated[
-        int | None,
-        typer.Option(help="Prompt tokens computed in one step, a multiple of 64; 2048 on a GPU, 512 on a CPU."),
-    ] = None
-    gpu_memory_utilization: Annotated[float, typer.Option(help="Share of the memory that onebox may use.")] = 0.9
+    max_num_batched_tokens: MaxNumBatchedTokens = None
+    gpu_memory_utilization: MemoryUtilization = None
     kv_cache_memory_bytes: Annotated[
         int | None,
         typer.Option(
@@ -280,9 +296,7 @@ class MemoryOptions:
 class MediaOptions:
     """Limits on images and videos in requests."""
 
-    language_model_only: Annotated[
-        bool, typer.Option("--language-model-only", help="Do not load the vision tower; images are then refused.")
-    ] = False
+    language_model_only: LanguageModelOnly = False
     limit_mm_per_prompt: Annotated[
         str, typer.Option(help='JSON with the limits per request; default: {"image": 16, "video": 2}.')
     ] = "{}"
@@ -354,7 +368,11 @@ def engine_options(model: ModelOptions, memory: MemoryOptions, media: MediaOptio
         draft_model=_drafter_directory(drafter) if drafter else None,
         draft_vocab=model.draft_vocab,
         hf_overrides=model.overrides(),
-        **vars(memory) | {"kv_cache_dtype": own_kv_name(memory.kv_cache_dtype)},
+        **vars(memory)
+        | {
+            "kv_cache_dtype": own_kv_name(memory.kv_cache_dtype),
+            "gpu_memory_utilization": chosen_utilization(memory.gpu_memory_utilization),
+        },
     )
     prefix_disk(options)  # refuses a directory that cannot be used, before anything is loaded
     return options

@@ -86,6 +86,7 @@ _NO_EFFECT_VALUES = {
     "guided-decoding-backend": "constrained answers always use llguidance",
     "chat-template-content-format": "content is always passed in the form that the template reads",
     "scheduling-policy": "requests of equal priority are served in their order",
+    "collect-detailed-traces": "a request's trace always has spans of its queue, prefill and decode",
     "stream-interval": "tokens are sent after each step",
     "mm-processor-cache-gb": "pictures are cached with the prefix that holds them",
     "mm-processor-cache-type": "pictures are cached with the prefix that holds them",

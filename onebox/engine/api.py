@@ -20,6 +20,15 @@ from onebox.engine.engine import Deliver, Engine
 from onebox.engine.grammar.bounds import MAX_GRAMMAR_BYTES
 from onebox.engine.grammar.value import Grammar, GrammarError, GrammarKind
 from onebox.engine.logprobs import LogprobRows, TokenLogprob
+from onebox.engine.plan import (
+    EngineOptions,
+    EnginePlan,
+    TokenInfo,
+    check_torch,
+    foresee_memory,
+    plan_engine,
+    prefix_disk,
+)
 from onebox.engine.prefix import PrefixLookup, PrefixStats
 from onebox.engine.remote.messages import (
     DeviceMemory,
@@ -54,19 +63,7 @@ from onebox.engine.request import (
     Tokens,
     Vision,
 )
-from onebox.engine.start import (
-    CheckpointStarter,
-    EngineOptions,
-    EnginePlan,
-    TokenInfo,
-    check_torch,
-    compile_ahead,
-    foresee_memory,
-    kernels_are_compiled,
-    plan_engine,
-    prefix_disk,
-    start_engine,
-)
+from onebox.engine.start import CheckpointStarter, compile_ahead, kernels_are_compiled, start_engine
 from onebox.engine.stats import DiskStats, DraftVocabStats, EngineStats, FrozenTotals, add_classes
 from onebox.spec.kv import PAGE_TOKENS
 from onebox.spec.vocabulary import TokenTable

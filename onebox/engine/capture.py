@@ -19,7 +19,7 @@ class GraphRecorder:
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
     def record(self, work: Callable[[], T]) -> tuple[torch.cuda.CUDAGraph, T]:
-        """A graph of the work, and the tensors it writes."""
+        """A graph of the work, and the tensors it writes. It is run once, over the inputs as they are."""
         graph = torch.cuda.CUDAGraph(keep_graph=True)
         # Not by `torch.cuda.graph`, which collects garbage and empties the cache each time.
         with torch.cuda.stream(self._stream):
@@ -30,6 +30,8 @@ class GraphRecorder:
             finally:
                 graph.capture_end()
         graph.instantiate()
+        # The first launch also sends the graph to the device: that must not happen while answers wait.
+        graph.replay()
         return graph, result
 
     def new_event(self) -> torch.cuda.Event:

@@ -217,7 +217,7 @@ class Decoder:
             if depth:
                 mixed = self._model.draft(batch, forwarded.hidden, pages)
                 chain = start_chain(inputs, following, mixed, outcome.num_accepted, depth)
-                outcome.drafts[:, :depth] = torch.stack(self._drafts(inputs, chain, depth), dim=1)
+                torch.stack(self._drafts(inputs, chain, depth), dim=1, out=outcome.drafts[:, :depth])
             else:
                 # A later step that drafts needs the head's KV entries of the tokens decoded without drafts, too.
                 self._model.write_draft_kv(batch, forwarded.hidden, pages)

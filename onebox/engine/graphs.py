@@ -53,6 +53,8 @@ class _SamplingGraph(NamedTuple):
     words: Tensor
     outcome: OutcomeTensors
     """The fields of `words`."""
+    is_last: bool
+    """Whether it copies its outcome and predicts the next inputs itself, as no drafts can come behind it."""
     pinned: Tensor
     values: NDArray[np.int64]
     """The same memory as `pinned`."""
@@ -127,10 +129,12 @@ class _GraphStep:
             self._block.replay()
         if self._is_complete:
             self._decoder.end_complete()
-        sampling.pinned.copy_(sampling.words, non_blocking=True)
+        if not sampling.is_last:
+            sampling.pinned.copy_(sampling.words, non_blocking=True)
         self._done.record()
         if self.continues:
-            predict_inputs(self._shape.inputs().batch, self._sampling.outcome)
+            if not sampling.is_last:
+                predict_inputs(self._shape.inputs().batch, sampling.outcome)
             self._forward.replay()
 
     def read(self) -> DecodeOutcome:
@@ -300,12 +304,30 @@ class GraphDecoder:
 
     def _capture_sampling(self, shape: _Shape, depth: int) -> None:
         layout, outcome = self._layout(*shape.sizes[:2]), self._outcome(shape)
-        graph, _ = self._recorder.record(lambda: self._decoder.sample(shape.forwarded, shape.inputs(), depth, outcome))
         words = self._words[: layout.size]
         pinned = torch.empty(words.shape, dtype=words.dtype, pin_memory=True)
-        shape.sampling[depth] = _SamplingGraph(graph, layout, words, outcome, pinned, pinned.numpy())
-        # It is launched between graphs, so its code is loaded here; on blank inputs it does nothing.
-        predict_inputs(shape.inputs().batch, outcome)
+        graph, _ = self._recorder.record(lambda: self._sample(shape, shape.inputs(), depth, pinned))
+        shape.sampling[depth] = _SamplingGraph(graph, layout, words, outcome, self._is_last, pinned, pinned.numpy())
+        if not self._is_last:
+            # It is launched between graphs, so its code is loaded here; on blank inputs it does nothing.
+            predict_inputs(shape.inputs().batch, outcome)
+
+    @property
+    def _is_last(self) -> bool:
+        """Of sampling graphs."""
+        return not self._limits.block_depths
+
+    def _sample(self, shape: _Shape, inputs: StepInputs, depth: int, pinned: Tensor) -> None:
+        """What a sampling graph does.
+
+        The next inputs are predicted in any case, so that nothing is launched between two graphs: where another step
+        follows, its own inputs replace them.
+        """
+        outcome = self._outcome(shape)
+        self._decoder.sample(shape.forwarded, inputs, depth, outcome)
+        if self._is_last:
+            pinned.copy_(self._words[: len(pinned)], non_blocking=True)
+            predict_inputs(inputs.batch, outcome)
 
     def _capture_block(self, num_sequences: int, depth: int, num_pages: int) -> None:
         graph, _ = self._recorder.record(lambda: self._draft_blocks(num_sequences, depth, num_pages))

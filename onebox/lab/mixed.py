@@ -13,10 +13,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from onebox.engine.plan import EngineOptions, TokenInfo
 from onebox.engine.remote.messages import DeviceMemory, Planned, Progress, StartPhase
 from onebox.engine.remote.parent import EngineProcess
 from onebox.engine.request import Request, SamplingParams
-from onebox.engine.start import EngineOptions, TokenInfo
 from onebox.lab.clients import LoadClient, quantiles, serve
 from onebox.lab.steps import Notes, TimedStarter, late_steps, longest_between, read_notes
 from onebox.spec.hardware import GIB

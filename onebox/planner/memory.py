@@ -34,6 +34,7 @@ from onebox.spec.states import StateDtype
 __all__ = [
     "DEFAULT_BATCHED_TOKENS",
     "DEFAULT_DRAFTS",
+    "DEFAULT_HOST_BATCHED_TOKENS",
     "DEFAULT_SEQUENCES",
     "DEFAULT_UTILIZATION",
     "MemoryPart",
@@ -58,6 +59,8 @@ DEFAULT_DRAFTS = 4
 """Where the weights have an MTP head."""
 DEFAULT_BATCHED_TOKENS = 2048
 """Prompt tokens of a step on a GPU."""
+DEFAULT_HOST_BATCHED_TOKENS = 512
+"""On a CPU."""
 PREFIX_SHARE = 0.10
 """Share for prefix checkpoints of what remains after weights, workspace, states and reserve; KV gets the rest."""
 _STEP_ROWS = 128

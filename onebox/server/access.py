@@ -17,14 +17,15 @@ from urllib.parse import urlsplit
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from onebox.server.errors import ForeignOriginError, UnauthorizedError, UnknownHostError, error_response
+from onebox.server.errors import ForeignOriginError, NotServedError, UnauthorizedError, UnknownHostError, error_response
 from onebox.server.keys import ApiKey, Caller, callers_of, current_caller
 from onebox.server.record import current_record
 
-__all__ = ["ApiKeyGuard", "HostGuard", "HostNames", "OriginGuard"]
+__all__ = ["ApiKeyGuard", "HostGuard", "HostNames", "MetricsPort", "OriginGuard"]
 
 _OPEN_PATHS = frozenset({"/", "/docs", "/health", "/version"})
 _OPEN_FOLDER = "/static/"
+_METRICS_PATH = "/metrics"
 _READING = frozenset({"GET", "HEAD", "OPTIONS"})
 _MAX_SHOWN = 80
 """Characters of a header that a refusal repeats."""
@@ -33,11 +34,13 @@ _MAX_SHOWN = 80
 class ApiKeyGuard:
     """Refuses requests without one of the keys, and tells the rest of the request's handling whose it is.
 
-    Open without a key: health and version, for monitoring, and the pages, which ask the user for it.
+    Open without a key: health and version, for monitoring, the pages, which ask the user for it, and the metrics on a
+    port of their own.
     """
 
-    def __init__(self, app: ASGIApp, api_keys: Sequence[ApiKey]) -> None:
+    def __init__(self, app: ASGIApp, api_keys: Sequence[ApiKey], metrics_port: int | None = None) -> None:
         self._app = app
+        self._metrics_port = metrics_port
         digests = [_digest(key.key.encode()) for key in api_keys]
         self._callers = list(zip(digests, callers_of(api_keys), strict=True))
 
@@ -46,7 +49,7 @@ class ApiKeyGuard:
             await self._app(scope, receive, send)
             return
         caller = self._caller_of(Headers(scope=scope))
-        if caller or scope["path"] in _OPEN_PATHS or scope["path"].startswith(_OPEN_FOLDER):
+        if caller or self._is_open(scope):
             current_caller.set(caller)
             if caller and (record := current_record.get()):
                 record.key_name = caller.name
@@ -56,6 +59,12 @@ class ApiKeyGuard:
             "The API key is missing or wrong; send it as `Authorization: Bearer KEY` or as `x-api-key: KEY`."
         )
         await error_response(error)(scope, receive, send)
+
+    def _is_open(self, scope: Scope) -> bool:
+        path = scope["path"]
+        if _is_at_port(scope, self._metrics_port):
+            return bool(path == _METRICS_PATH)
+        return path in _OPEN_PATHS or path.startswith(_OPEN_FOLDER)
 
     def _caller_of(self, headers: Headers) -> Caller | None:
         """Compares with all keys, each in constant time, whichever it is."""
@@ -67,6 +76,22 @@ class ApiKeyGuard:
             matches = [hmac.compare_digest(digest, expected) for digest in digests]
             found = caller if any(matches) else found
         return found
+
+
+class MetricsPort:
+    """On the port for scrapers, passes requests for the metrics and refuses all others."""
+
+    def __init__(self, app: ASGIApp, port: int) -> None:
+        self._app = app
+        self._port = port
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        is_metrics = scope.get("path") == _METRICS_PATH and scope.get("method") == "GET"
+        if not _is_at_port(scope, self._port) or is_metrics:
+            await self._app(scope, receive, send)
+            return
+        error = NotServedError(f"This port serves GET {_METRICS_PATH} alone; the API has a port of its own.")
+        await error_response(error)(scope, receive, send)
 
 
 class HostNames:
@@ -143,6 +168,11 @@ class OriginGuard:
             return bool(origin) and urlsplit(origin).netloc.lower() == headers.get("host", "").lower()
         except ValueError:
             return False
+
+
+def _is_at_port(scope: Scope, port: int | None) -> bool:
+    """Whether the request came in at this port of the server."""
+    return port is not None and scope["type"] == "http" and (scope.get("server") or (None, None))[1] == port
 
 
 def _digest(text: bytes) -> bytes:

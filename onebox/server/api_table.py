@@ -11,6 +11,7 @@ from typing import Any
 from fastapi.routing import APIRoute
 
 from onebox.server.app import create_routers
+from onebox.server.metrics import Metrics
 from onebox.server.service import Service
 from onebox.server.settings import ServerSettings
 
@@ -25,7 +26,8 @@ def api_table() -> str:
     """Method, path and the handler's docstring of every route."""
     # Without an engine: the routes are known before a request needs one.
     absent: Any = SimpleNamespace()
-    routers = create_routers(Service(absent, absent, absent, absent, "none"), ServerSettings())
+    service = Service(absent, absent, absent, absent, "none")
+    routers = create_routers(service, ServerSettings(), Metrics(absent, "none"))
     routes = [route for router in routers for route in router.routes if isinstance(route, APIRoute)]
     rows = [(f"{_method(route)} {route.path_format}", (route.endpoint.__doc__ or "").strip()) for route in routes]
     rows.append(("GET /openapi.json", "The description of the API behind `/docs`, as OpenAPI"))

@@ -1,5 +1,6 @@
 """The HTTP application: its routers, and the guards in front of them."""
 
+from functools import partial
 from typing import Any
 
 from fastapi import APIRouter, FastAPI
@@ -7,7 +8,7 @@ from starlette.middleware.cors import CORSMiddleware
 
 from onebox import __version__
 from onebox.sensors import SensorWatch
-from onebox.server.access import ApiKeyGuard, HostGuard, HostNames, OriginGuard
+from onebox.server.access import ApiKeyGuard, HostGuard, HostNames, MetricsPort, OriginGuard
 from onebox.server.anthropic_errors import AnthropicErrors
 from onebox.server.budget import ByteBudget
 from onebox.server.endpoints.cache import cache_router
@@ -22,17 +23,21 @@ from onebox.server.endpoints.responses import responses_router
 from onebox.server.endpoints.tokens import tokens_router
 from onebox.server.errors import ErrorReply, install_error_handlers
 from onebox.server.guard import BodyGuard, RootPath
-from onebox.server.request_log import RequestIds, RequestLog
+from onebox.server.metrics import Metrics
+from onebox.server.request_log import OnFinish, RequestIds, RequestLog
 from onebox.server.service import Service
 from onebox.server.settings import ServerSettings
+from onebox.server.tracing import RequestTraces
 
 __all__ = ["create_app", "create_routers"]
 
 _REFUSAL: dict[str, Any] = {"model": ErrorReply, "description": "A refusal or a failure, in OpenAI's shape."}
 
 
-def create_app(service: Service, settings: ServerSettings | None = None) -> FastAPI:
-    """The HTTP application over one engine, which the caller closes."""
+def create_app(
+    service: Service, settings: ServerSettings | None = None, traces: RequestTraces | None = None
+) -> FastAPI:
+    """The HTTP application over one engine, which the caller closes, and the traces too."""
     settings = settings or ServerSettings()
     # FastAPI's own API pages load scripts from other hosts; ours is at /docs.
     app = FastAPI(
@@ -43,18 +48,26 @@ def create_app(service: Service, settings: ServerSettings | None = None) -> Fast
         redoc_url=None,
     )
     install_error_handlers(app)
-    for router in create_routers(service, settings):
+    metrics = Metrics.of_engine(
+        service.engine, service.model_name, service.memory_bytes, service.startup_s, SensorWatch()
+    )
+    for router in create_routers(service, settings, metrics):
         app.include_router(router)
     _install_guards(app, settings)
     if settings.root_path:
         app.add_middleware(RootPath, prefix=settings.root_path)
     log = RequestLog(service.tokenizer, settings.max_logged_characters)
     # Around all others, so that refusals have an id and a line too.
-    app.add_middleware(RequestIds, on_finish=[log] if settings.logs_requests else [])
+    on_finish: list[OnFinish] = [lambda record, *_: metrics.count_response(record.shown_status)]
+    if traces is not None:
+        on_finish.append(partial(traces.tell, service.model_name))
+    if settings.logs_requests:
+        on_finish.append(log)
+    app.add_middleware(RequestIds, on_finish=on_finish)
     return app
 
 
-def create_routers(service: Service, settings: ServerSettings) -> tuple[APIRouter, ...]:
+def create_routers(service: Service, settings: ServerSettings, metrics: Metrics) -> tuple[APIRouter, ...]:
     """In the order of the table in docs/api.md."""
     return (
         chat_router(service, settings),
@@ -65,7 +78,7 @@ def create_routers(service: Service, settings: ServerSettings) -> tuple[APIRoute
         cache_router(service),
         tokens_router(service),
         models_router(service),
-        metrics_router(service.engine, service.model_name, service.memory_bytes, service.startup_s, SensorWatch()),
+        metrics_router(metrics),
         page_router(),
     )
 
@@ -75,11 +88,13 @@ def _install_guards(app: FastAPI, settings: ServerSettings) -> None:
     budget = ByteBudget(settings.max_bodies_bytes, "The bodies")
     app.add_middleware(BodyGuard, max_bytes=settings.max_body_bytes, budget=budget)
     if settings.api_keys:
-        app.add_middleware(ApiKeyGuard, api_keys=settings.api_keys)
+        app.add_middleware(ApiKeyGuard, api_keys=settings.api_keys, metrics_port=settings.metrics_port)
     else:
         app.add_middleware(OriginGuard, allowed_origins=settings.allowed_origins)
     if settings.allowed_hosts or not settings.api_keys:
         app.add_middleware(HostGuard, names=HostNames(settings.allowed_hosts))
+    if settings.metrics_port is not None:
+        app.add_middleware(MetricsPort, port=settings.metrics_port)
     app.add_middleware(AnthropicErrors)
     if settings.allowed_origins:
         app.add_middleware(

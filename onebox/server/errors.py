@@ -29,6 +29,7 @@ __all__ = [
     "ForeignOriginError",
     "GenerationError",
     "ModelNotFoundError",
+    "NotServedError",
     "ResponseNotFoundError",
     "ServerBusyError",
     "UnauthorizedError",
@@ -49,6 +50,10 @@ class ModelNotFoundError(UsageError):
 
 class ResponseNotFoundError(UsageError):
     """No response is stored under this id for this caller."""
+
+
+class NotServedError(UsageError):
+    """The path is not served at the port at which it was asked for."""
 
 
 class FieldError(UsageError):
@@ -117,6 +122,7 @@ _SERVER_ERROR = _Kind(500, "server_error")
 # The first row that matches decides, so a class comes before its base classes.
 _KINDS: tuple[tuple[type[OneboxError], _Kind], ...] = (
     (ModelNotFoundError, _Kind(404, "invalid_request_error", "model_not_found", "model")),
+    (NotServedError, _Kind(404, "invalid_request_error", "not_supported")),
     (ResponseNotFoundError, _Kind(404, "invalid_request_error", "response_not_found")),
     (UnknownHostError, _Kind(421, "invalid_request_error", "host_not_allowed")),
     (ForeignOriginError, _Kind(403, "invalid_request_error", "origin_not_allowed")),

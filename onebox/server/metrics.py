@@ -93,6 +93,30 @@ class Metrics:
             "onebox:request_unsuccessful", "Requests that ended otherwise.", "reason", ["failed", *_FAILURES]
         )
 
+        self._responses = Counter(
+            "onebox:http_responses", "HTTP requests by status.", ("model_name", "status"), registry=self.registry
+        )
+
+    @classmethod
+    def of_engine(
+        cls,
+        engine: EngineClient,
+        model_name: str,
+        memory_bytes: Mapping[str, int] | None = None,
+        startup_s: Mapping[str, float] | None = None,
+        sensors: SensorWatch | None = None,
+    ) -> "Metrics":
+        """Observes the engine's requests from now on.
+
+        `memory_bytes` is the memory plan by part; `startup_s` are the seconds of each phase of the start; without
+        `sensors` there is nothing about the machine.
+        """
+        metrics = cls(engine, model_name, sensors)
+        engine.observer = metrics.watch
+        metrics.set_constant("onebox:memory_bytes", "The memory plan, by part.", "part", memory_bytes or {})
+        metrics.set_constant("onebox:startup_seconds", "The start, by phase.", "phase", startup_s or {})
+        return metrics
+
     def _outcomes(self, name: str, text: str, label: str, values: list[str]) -> dict[str, Counter]:
         """One counter per value, all present from the start: what never happened is 0, not absent."""
         counter = Counter(name, text, ("model_name", label), registry=self.registry)
@@ -114,6 +138,10 @@ class Metrics:
         if request.client:
             self._by_key.labels(self._model_name, request.client.name).inc()
         return _RequestWatch(self, len(request.prompt))
+
+    def count_response(self, status: int) -> None:
+        """Called when an HTTP request has ended, also for those that were refused."""
+        self._responses.labels(self._model_name, str(status)).inc()
 
     def observe(self, name: str, value: float) -> None:
         self._histograms[name].observe(value)

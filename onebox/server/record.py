@@ -30,12 +30,19 @@ class HttpRecord:
     status: int = 0
     """0 where nothing was sent: the client was gone."""
     key_name: str | None = None
+    submitted_at: float | None = None
+    """When its prompts were handed to the engine, on the clock of `began`."""
     answers: "Answers | None" = None
     is_stream: bool = False
     error: str | None = None
     """Of a stream that had begun: the code of its error."""
     notes: list[str] = field(default_factory=list)
     """What was done otherwise than the client asked, as sentences."""
+
+    @property
+    def shown_status(self) -> int:
+        """499 for a client that leaves before its answer, as others write it."""
+        return self.status or 499
 
     @property
     def first_token_at(self) -> float | None:

@@ -15,14 +15,22 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from onebox.server.record import HttpRecord, current_record, request_id_of
 from onebox.text.tokenizer import Tokenizer
 
-__all__ = ["RequestIds", "RequestLog", "request_fields", "request_line"]
+__all__ = [
+    "READING_METHODS",
+    "OnFinish",
+    "RequestIds",
+    "RequestLog",
+    "request_fields",
+    "request_line",
+    "shown_path",
+]
 
 REFUSALS_PER_S = 20
 """Lines about requests that were refused; any client can cause as many as it likes."""
 _MAX_PATH = 200
-_NO_WORK = frozenset({"GET", "HEAD", "OPTIONS"})
-Finished = Callable[[HttpRecord, Headers], None]
-"""Called with each request when it has ended."""
+READING_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
+OnFinish = Callable[[HttpRecord, Headers, float], None]
+"""Called with each request when it has ended, and with that time on the clock of `HttpRecord.began`."""
 
 _log = logging.getLogger(__name__)
 
@@ -30,7 +38,7 @@ _log = logging.getLogger(__name__)
 class RequestIds:
     """Takes or makes a request's id, returns it, keeps the record of the request, and hands it on at the end."""
 
-    def __init__(self, app: ASGIApp, on_finish: Sequence[Finished] = ()) -> None:
+    def __init__(self, app: ASGIApp, on_finish: Sequence[OnFinish] = ()) -> None:
         self._app = app
         self._on_finish = on_finish
 
@@ -54,8 +62,9 @@ class RequestIds:
         try:
             await self._app(scope, receive, send_with_id)
         finally:
+            now = time.monotonic()
             for tell in self._on_finish:
-                tell(record, headers)
+                tell(record, headers, now)
 
 
 class RequestLog:
@@ -67,7 +76,7 @@ class RequestLog:
         self._max_characters = max_characters
         self._refusals = _LineBudget(REFUSALS_PER_S)
 
-    def __call__(self, record: HttpRecord, _: Headers) -> None:
+    def __call__(self, record: HttpRecord, _: Headers, now: float) -> None:
         level = _level(record)
         if not _log.isEnabledFor(level):
             return
@@ -77,7 +86,7 @@ class RequestLog:
                 return
             if num_left_out:
                 _log.info("%d refused requests have no line here", num_left_out)
-        fields = {**request_fields(record), **dict(self._texts(record))}
+        fields = {**request_fields(record, now), **dict(self._texts(record))}
         _log.log(level, "%s", request_line(fields), extra={"fields": {"event": "request", **fields}})
 
     def _texts(self, record: HttpRecord) -> Iterator[tuple[str, Any]]:
@@ -93,7 +102,7 @@ class RequestLog:
 def _level(record: HttpRecord) -> int:
     if record.status >= 500 or record.error:
         return logging.WARNING
-    return logging.DEBUG if record.method in _NO_WORK else logging.INFO
+    return logging.DEBUG if record.method in READING_METHODS else logging.INFO
 
 
 class _LineBudget:
@@ -116,19 +125,23 @@ class _LineBudget:
         return num_left_out
 
 
-def request_fields(record: HttpRecord) -> dict[str, Any]:
+def shown_path(record: HttpRecord) -> str:
+    """Without what does not belong in a log, and not longer than useful."""
+    return "".join(c if c.isprintable() and c.isascii() else "?" for c in record.path[:_MAX_PATH])
+
+
+def request_fields(record: HttpRecord, now: float) -> dict[str, Any]:
     """What the line says, by name; nothing of what was asked or answered."""
     fields: dict[str, Any] = {
         "id": record.request_id,
         "method": record.method[:16],
-        "path": "".join(c if c.isprintable() and c.isascii() else "?" for c in record.path[:_MAX_PATH]),
-        # As for a client that leaves before its answer.
-        "status": record.status or 499,
+        "path": shown_path(record),
+        "status": record.shown_status,
         "key": record.key_name,
     }
     if record.answers:
         fields |= _answer_fields(record)
-    fields["total_s"] = _seconds(record, time.monotonic())
+    fields["total_s"] = _seconds(record, now)
     fields["error"] = record.error
     fields["notes"] = "; ".join(record.notes) or None
     return {name: value for name, value in fields.items() if value is not None}

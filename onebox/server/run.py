@@ -9,7 +9,7 @@ import logging
 import socket
 import ssl
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -32,9 +32,10 @@ GIVEN_UP = 70
 """Exit status when the engine died too often; service managers restart on it."""
 
 
-def bind(host: str, port: int) -> socket.socket:
+def bind(host: str, port: int, flag: str = "--port") -> socket.socket:
     """A socket bound to the address; called before the model is loaded, so that a port in use is refused early.
 
+    `flag` is the option that sets the port.
     The protocol is named because asyncio sets TCP_NODELAY only on sockets that do: without it the kernel holds back
     what follows the headers, such as a first token, until the client has acknowledged them, about 40 ms.
     """
@@ -46,13 +47,13 @@ def bind(host: str, port: int) -> socket.socket:
     except OSError as error:
         bound.close()
         reason = error.strerror or error
-        raise OneboxError(f"Port {port} on {host} cannot be had ({reason}); choose another with --port.") from None
+        raise OneboxError(f"Port {port} on {host} cannot be had ({reason}); choose another with {flag}.") from None
     return bound
 
 
 def run(
     app: ASGIApp,
-    bound: socket.socket,
+    bound: socket.socket | Sequence[socket.socket],
     on_ready: Callable[[], None],
     on_stop: Callable[[], None],
     drain_s: float = 0.0,
@@ -63,6 +64,7 @@ def run(
 ) -> int:
     """Serves until a signal, then lets running requests finish for at most `drain_s` seconds; returns the exit status.
 
+    `bound` is one socket or several, all with the same limits and TLS.
     `on_stop`, on a thread of its own, then ends what is still running, so that its clients receive an error. It may
     take `stop_s` seconds, to save what is to be kept.
     `wait_failed`, on another, returns why nothing can be served any more, or None: then the server ends with GIVEN_UP.
@@ -77,7 +79,8 @@ def run(
     ending = _Ending(loop, server, gate, on_stop, drain_s, stop_s)
     if wait_failed:
         threading.Thread(target=ending.watch, args=(wait_failed,), name="onebox-failure", daemon=True).start()
-    loop.run_until_complete(server.serve(sockets=[bound]))
+    sockets = [bound] if isinstance(bound, socket.socket) else list(bound)
+    loop.run_until_complete(server.serve(sockets=sockets))
     return ending.status
 
 

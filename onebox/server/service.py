@@ -1,6 +1,7 @@
 """What is served, and the submission of prompts to its engine."""
 
 import asyncio
+import time
 import uuid
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -96,6 +97,7 @@ class Service:
         _refuse_long_replies(prompts, n, is_stream=is_stream)
         request_id = f"{id_prefix}-{uuid.uuid4().hex}"
         submission = Submission(self.engine, self.resubmit_timeout_s)
+        submitted_at = time.monotonic()
         try:
             answers: list[Answer] = []
             for place, prompt in enumerate(prompts):
@@ -105,7 +107,7 @@ class Service:
                 answers += (Answer(submission, self.tokenizer, prompt, *copy) for copy in copies)
             submitted = Answers(request_id, tuple(answers), n)
             if record := current_record.get():
-                record.answers, record.is_stream = submitted, is_stream
+                record.answers, record.is_stream, record.submitted_at = submitted, is_stream, submitted_at
             with self.running.holding(submitted):
                 yield submitted
         finally:

@@ -84,6 +84,8 @@ class ServerSettings:
     """Where they are kept; None: in memory."""
     root_path: str = ""
     """A prefix of every path, as a reverse proxy passes it on; requests without it are served too."""
+    metrics_port: int | None = None
+    """A further port of the server where GET /metrics, and nothing else, is answered without a key."""
     logs_requests: bool = True
     """One line each, at the level info; nothing of what was asked or answered."""
     max_logged_characters: int = 0

@@ -46,7 +46,9 @@ def parse_draft_vocab(text: str, vocab_size: int) -> int | None:
     if text == "auto":
         return default_draft_vocab_size(vocab_size)
     if not text.isascii() or not text.isdecimal():
-        raise UsageError(f"--draft-vocab {text!r} is not known; give auto, full or a number of tokens.")
+        raise UsageError(
+            f"--draft-vocab {text!r} is not known; give auto, full, a number of tokens, or a file of token ids."
+        )
     if not 1 <= int(text) <= vocab_size:
         raise UsageError(f"--draft-vocab is {text}; give 1 to {vocab_size:,}, the tokens that the model has.")
     return None if int(text) == vocab_size else int(text)

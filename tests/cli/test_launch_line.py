@@ -16,7 +16,7 @@ import pytest
 import onebox.cli.serve as command
 from onebox.cli.launch_line import read_launch_line
 from onebox.cli.vllm_flags import FLAGS, KV_NAMES, SHORT_NAMES
-from onebox.engine.start import TokenInfo, plan_engine
+from onebox.engine.plan import TokenInfo, plan_engine
 from onebox.spec.kv import KVFormat
 from tests.drafters import small_drafter_config, write_drafter
 from tests.server.launching import started

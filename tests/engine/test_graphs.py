@@ -109,10 +109,10 @@ class CalledGraphs(GraphDecoder):
 
     def _capture_sampling(self, shape, depth):
         layout, outcome = self._layout(*shape.sizes[:2]), self._outcome(shape)
-        graph = CalledGraph(lambda: self._decoder.sample(shape.forwarded, exact(shape), depth, outcome))
         words = self._words[: layout.size]
         pinned = torch.empty_like(words)
-        shape.sampling[depth] = _SamplingGraph(graph, layout, words, outcome, pinned, pinned.numpy())
+        graph = CalledGraph(lambda: self._sample(shape, exact(shape), depth, pinned))
+        shape.sampling[depth] = _SamplingGraph(graph, layout, words, outcome, self._is_last, pinned, pinned.numpy())
 
     def _capture_forward(self, shape, num_pages):
         def work():

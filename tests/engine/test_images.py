@@ -7,7 +7,8 @@ import torch
 
 from onebox.engine.api import CacheTier, Failed, Finished, Pictures, Request, SamplingParams, Tokens, Vision
 from onebox.engine.disk.rates import DiskRates
-from onebox.engine.start import EngineOptions, TokenInfo, plan_engine, start_engine
+from onebox.engine.plan import EngineOptions, TokenInfo, plan_engine
+from onebox.engine.start import start_engine
 from onebox.model.vision import Tower
 from tests.model.test_vision import PROMPTS, Prompt, case, save
 

@@ -15,7 +15,8 @@ from onebox.checkpoint.inspect import inspect_checkpoint
 from onebox.checkpoint.recipe import BuildSources, Recipe, TargetFormat, open_source
 from onebox.engine.api import Engine, Finished, Request
 from onebox.engine.config import SpeculationMethod
-from onebox.engine.start import EngineOptions, TokenInfo, allocate_memory, load_runner, plan_engine
+from onebox.engine.plan import EngineOptions, TokenInfo, plan_engine
+from onebox.engine.start import allocate_memory, load_runner
 from onebox.model.load import LoadFormat, load_model
 from onebox.spec.conversion import CONVERSION_BYTES
 from onebox.spec.errors import DoesNotFitError, MismatchError, UnsupportedError, UsageError
@@ -166,6 +167,8 @@ def test_what_is_left_open_is_resolved(checkpoint):
         ({"speculation": "medusa"}, "'medusa' is not known; give one of none, mtp, ngram, dflash, auto"),
         ({"speculation": "mtp", "num_speculative_tokens": 9}, "1 to 8 drafts per step, not 9"),
         ({"max_num_batched_tokens": 100}, "multiple of 64"),
+        ({"max_num_batched_tokens": 0}, "--max-num-batched-tokens is 0"),
+        ({"max_model_len": 0}, "--max-model-len is 0"),
         ({"kv_cache_dtype": "int3"}, "'int3' is not known"),
         ({"mamba_ssm_cache_dtype": "fp8"}, "--mamba-ssm-cache-dtype 'fp8' is not known"),
     ],
@@ -235,7 +238,7 @@ def test_heads_converted_while_loading_answer_as_those_of_a_build(checkpoint, tm
 def test_the_plan_counts_converted_weights_and_what_converting_takes(tmp_path, monkeypatch):
     """On a GPU, where weights keep their stored size: the sizes of a build; a box without room for it is refused."""
     model = write_checkpoint(tmp_path / "model", "bf16-fused")
-    monkeypatch.setattr("onebox.engine.start._device", lambda *_: torch.device("cuda"))
+    monkeypatch.setattr("onebox.engine.plan._device", lambda *_: torch.device("cuda"))
     kept, converted = plan_for(model, dtype="bfloat16"), plan_for(model, dtype="bfloat16", **HEADS)
     found = inspect_checkpoint(model, conversion=converted.conversion).class_bytes
     loaded = sum(size for kind, size in found.items() if kind is not ModuleClass.VISION)

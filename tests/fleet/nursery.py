@@ -62,7 +62,8 @@ def listen(path, directories):
 
 def load(directory):
     from onebox.engine.api import EngineOptions, TokenInfo
-    from onebox.engine.start import plan_engine, warm_runner
+    from onebox.engine.plan import plan_engine
+    from onebox.engine.start import warm_runner
     from onebox.text.chat import ChatTemplate
     from onebox.text.generation import GenerationDefaults
     from onebox.text.tokenizer import Tokenizer

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from onebox.engine.start import EngineOptions
+from onebox.engine.plan import EngineOptions
 from onebox.lab import mixed, steps
 from onebox.lab.clients import LoadClient, quantiles
 from onebox.lab.mixed import MixedLoad

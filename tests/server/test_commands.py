@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -66,7 +67,8 @@ LIMITS = ("--max-model-len", "2000", "--kv-cache-memory-bytes", "16000000", "--l
 
 def long_answer(url, max_tokens):
     body = {"prompt": "Hi", "max_tokens": max_tokens, "ignore_eos": True, "stream": True}
-    return httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=120)
+    key = {"Authorization": "Bearer sk-one"}
+    return httpx.stream("POST", f"{url}/v1/completions", json=body, headers=key, timeout=120)
 
 
 @contextlib.contextmanager
@@ -83,16 +85,21 @@ def held(process):
 
 @pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_lets_running_answers_finish_and_takes_no_new_ones(checkpoint, stop):
-    options = (checkpoint, *LIMITS, "--shutdown-timeout", "100")
+    options = (checkpoint, *LIMITS, "--shutdown-timeout", "100", "--api-key", "sk-one", "--metrics-port", "0")
     with started(*options, stderr=subprocess.PIPE) as (process, url), long_answer(url, 400) as answer:
         lines = answer.iter_lines()
         next(lines)
+        metrics_url = re.search(r"metrics for everybody at (\S+)", process.ready_line).group(1)
         with held(process):
             process.send_signal(stop)
             wait_until(lambda: httpx.get(f"{url}/health").status_code == 503)
             refused = httpx.post(f"{url}/v1/completions", json={"prompt": "Hi"})
+            # Scrapers see the end of it too.
+            assert "vllm:num_requests_running" in httpx.get(metrics_url).text
         rest = "".join(lines)
         out, err = process.communicate(timeout=60)
+    with pytest.raises(httpx.ConnectError):
+        httpx.get(metrics_url)
     assert (refused.status_code, "Retry-After" in refused.headers) == (503, True)
     assert rest.endswith("data: [DONE]")
     assert '"finish_reason": "length"' in rest

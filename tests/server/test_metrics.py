@@ -22,6 +22,7 @@ from onebox.engine.api import (
 )
 from onebox.sensors import SensorReading, SensorWatch
 from onebox.server.endpoints.metrics import metrics_router
+from onebox.server.metrics import Metrics
 from tests.engine.fake import FAILING, FakeRunner, tokens_of
 from tests.server.conftest import wait_until
 
@@ -96,14 +97,16 @@ def engine():
 @pytest.fixture
 def scrape(engine):
     app = FastAPI()
-    app.include_router(metrics_router(engine, "tiny"))
+    app.include_router(metrics_router(Metrics.of_engine(engine, "tiny")))
     with TestClient(app) as client:
         yield lambda: Scraped(client.get("/metrics"))
 
 
 def test_what_does_not_change_is_told_by_its_part(engine):
     app = FastAPI()
-    app.include_router(metrics_router(engine, "tiny", {"weights": 2048}, {"weights": 0.5, "warm-up": 0.25}))
+    app.include_router(
+        metrics_router(Metrics.of_engine(engine, "tiny", {"weights": 2048}, {"weights": 0.5, "warm-up": 0.25}))
+    )
     with TestClient(app) as client:
         metrics = Scraped(client.get("/metrics"))
     assert metrics("onebox:memory_bytes", part="weights") == 2048
@@ -306,7 +309,7 @@ def machine_metrics():
 
         def scraped(reading):
             app = FastAPI()
-            app.include_router(metrics_router(engine, "fake", sensors=SensorWatch(lambda: reading)))
+            app.include_router(metrics_router(Metrics.of_engine(engine, "fake", sensors=SensorWatch(lambda: reading))))
             with TestClient(app) as client:
                 return Scraped(client.get("/metrics"))
 

@@ -16,7 +16,7 @@ from onebox.spec.conversion import AS_STORED
 if TYPE_CHECKING:
     import torch
 
-    from onebox.engine.start import EnginePlan
+    from onebox.engine.plan import EnginePlan
 
 __all__ = ["fingerprint_parts", "model_fingerprint"]
 

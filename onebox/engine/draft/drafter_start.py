@@ -12,7 +12,7 @@ from onebox.spec.model import ModelSpec
 if TYPE_CHECKING:
     import torch
 
-    from onebox.engine.start import EngineOptions
+    from onebox.engine.plan import EngineOptions
     from onebox.model.load import LoadFormat
 
 __all__ = ["DrafterPlan", "check_block_drafts", "default_drafts", "plan_drafter"]

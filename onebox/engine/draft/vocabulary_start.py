@@ -18,7 +18,7 @@ from onebox.spec.errors import UnreadableError, UsageError
 from onebox.spec.token_counts import KeptCounts, counts_path, read_kept_counts, read_token_list, write_kept_counts
 
 if TYPE_CHECKING:
-    from onebox.engine.start import EnginePlan
+    from onebox.engine.plan import EnginePlan
     from onebox.model.footprint import Footprint
     from onebox.model.load import LoadFormat
 

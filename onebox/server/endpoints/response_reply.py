@@ -28,8 +28,13 @@ class ResponseReply:
 
     heartbeat = COMMENT
 
-    def __init__(self, answers: Answers, body: ResponsesRequest, model: str, keep: Keep | None = None) -> None:
-        """`keep` is called with the final response, beside the event loop, before it is sent."""
+    def __init__(
+        self, answers: Answers, body: ResponsesRequest, model: str, keep: Keep | None = None, num_dropped: int = 0
+    ) -> None:
+        """`keep` is called with the final response, beside the event loop, before it is sent.
+
+        `num_dropped` items were left out of the prompt.
+        """
         self.answers = answers
         # As OpenAI writes it; some clients look at the prefix.
         self.response_id = answers.request_id.replace("-", "_", 1)
@@ -47,6 +52,8 @@ class ResponseReply:
             **_sendable(_echo(body, self._answer.prompt.sampling)),
             "store": keep is not None,
         }
+        if body.truncation == "auto":
+            self._head["truncated_items"] = num_dropped
 
     @property
     def _answer(self) -> Answer:
@@ -135,7 +142,7 @@ def _echo(body: ResponsesRequest, sampling: SamplingParams) -> Json:
         # Those that the model was told of.
         "tools": [tool for tool in given.get("tools", []) if tool["type"] in _USABLE],
         "top_p": sampling.top_p,
-        "truncation": "disabled",
+        "truncation": body.truncation or "disabled",
         "user": body.user,
     }
 

@@ -1,13 +1,14 @@
 """POST /v1/responses, and the answers that were stored: retrieved, deleted, cancelled."""
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Path
 from fastapi.responses import Response
 
-from onebox.engine.api import PAGE_TOKENS, EngineConfig
+from onebox.engine.api import EngineConfig
 from onebox.server.answer import Answers
 from onebox.server.body import JsonRoute
 from onebox.server.conversations import Conversations, KeptReply
@@ -21,6 +22,7 @@ from onebox.server.schemas.common import Json
 from onebox.server.schemas.responses import ResponsesRequest, read_items
 from onebox.server.service import Service
 from onebox.server.settings import ServerSettings
+from onebox.server.truncation import context_room, fit_to_context
 
 __all__ = ["responses_router"]
 
@@ -36,13 +38,13 @@ def responses_router(service: Service, settings: ServerSettings) -> APIRouter:
         """OpenAI's Responses, as agents use them: tools, stored conversations, answers in the background"""
         service.refuse_other_model(body.model)
         earlier = await conversations.earlier(body)
-        prompt = await _prompt(service, body, earlier)
+        prompt, num_dropped = await _prompt(service, body, earlier)
         keep = conversations.keeper(body, earlier)
         for kind in body.left_out:
             note(f"tools of the type {kind!r} were left out: nothing here can run them")
 
         def form(answers: Answers) -> ResponseReply:
-            return ResponseReply(answers, body, service.model_name, keep)
+            return ResponseReply(answers, body, service.model_name, keep, num_dropped)
 
         is_stream = bool(body.stream)
         submitted = service.submit([prompt], "resp", is_stream=is_stream)
@@ -72,15 +74,26 @@ def responses_router(service: Service, settings: ServerSettings) -> APIRouter:
     return router
 
 
-async def _prompt(service: Service, body: ResponsesRequest, earlier: list[dict[str, Any]]) -> Prompt:
-    """A refused message is reported at the field `input`, where it came from."""
-    chat = await asyncio.to_thread(lambda: body.chat_input(service.defaults, read_items(earlier)))
+async def _prompt(service: Service, body: ResponsesRequest, earlier: list[dict[str, Any]]) -> tuple[Prompt, int]:
+    """The prompt, and how many items were left out. A refused message is reported at `input`, where it came from."""
+    chat, items = await asyncio.to_thread(lambda: body.chat_input(service.defaults, read_items(earlier)))
+
+    async def build(left: Sequence[Any]) -> Prompt:
+        messages = await asyncio.to_thread(body.messages_of, left)
+        return await service.prompts.of_chat(replace(chat, messages=messages))
+
+    config, num_dropped = service.engine.config, 0
     try:
-        prompt = await service.prompts.of_chat(chat)
+        if body.truncation == "auto":
+            prompt, num_dropped = await fit_to_context(items, build, config)
+        else:
+            prompt = await service.prompts.of_chat(chat)
     except FieldError as error:
         is_message = error.param.startswith("messages.")
         raise FieldError(str(error), "input" if is_message else error.param) from None
-    return _bounded(prompt, service.engine.config)
+    if num_dropped:
+        note(f"{num_dropped} items of the input were left out to fit the context")
+    return _bounded(prompt, config), num_dropped
 
 
 def _bounded(prompt: Prompt, config: EngineConfig) -> Prompt:
@@ -89,7 +102,7 @@ def _bounded(prompt: Prompt, config: EngineConfig) -> Prompt:
     The answer tells the limit as it is. A prompt that leaves no room is the engine's to refuse.
     """
     asked = prompt.sampling.max_tokens
-    room = min(config.max_model_len, config.num_pages * PAGE_TOKENS) - len(prompt.token_ids)
+    room = context_room(config) - len(prompt.token_ids)
     if asked is None or room < 1 or asked <= room:
         return prompt
     note(f"max_output_tokens {asked} was lowered to {room}, which the context leaves")

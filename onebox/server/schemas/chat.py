@@ -83,6 +83,14 @@ class ChatToolCall(Strict):
     """Left in by clients that join streams; without effect."""
 
 
+class CopiedFields(Strict):
+    """Fields of an earlier answer as LiteLLM repeats them beside the message's own."""
+
+    refusal: None = None
+    reasoning_content: LongText | None = None
+    reasoning: LongText | None = None
+
+
 class ChatMessage(Strict):
     """One turn. An earlier answer may be sent back unchanged, its nulls included."""
 
@@ -99,12 +107,14 @@ class ChatMessage(Strict):
     audio: None = None
     function_call: None = None
     annotations: Annotated[list[Any], Field(max_length=0)] | None = None
+    provider_specific_fields: CopiedFields | None = None
+    """Left in by LiteLLM; without effect, since the fields themselves are in the message."""
 
     @model_validator(mode="after")
     def _has_what_its_role_needs(self) -> Self:
         if self.content is None and self.role != "assistant":
             raise ValueError(f"a {self.role} message needs content")
-        for name in ("reasoning_content", "reasoning", "tool_calls"):
+        for name in ("reasoning_content", "reasoning", "tool_calls", "provider_specific_fields"):
             if getattr(self, name) is not None and self.role != "assistant":
                 raise ValueError(f"only an assistant message has {name}")
         for name in ("tool_call_id", "name"):
@@ -114,7 +124,7 @@ class ChatMessage(Strict):
 
     def for_template(self) -> dict[str, Any]:
         """As the template takes it: without nulls, except that the content is always a text or a list."""
-        return {"content": "", **self.model_dump(exclude_none=True)}
+        return {"content": "", **self.model_dump(exclude_none=True, exclude={"provider_specific_fields"})}
 
 
 class FunctionDefinition(Strict):

@@ -320,7 +320,8 @@ class ResponsesRequest(HarmlessFields):
     """The default is true where the server stores responses, as in OpenAI's API."""
     background: bool | None = None
     """The answer is computed without a connection, to be retrieved or cancelled."""
-    truncation: Literal["disabled"] | None = None
+    truncation: Literal["auto", "disabled"] | None = None
+    """auto: the oldest items are left out until the input fits the context; the answer says how many."""
     client_metadata: JsonObject | None = None
     """Sent by some agents; not read."""
     cache_prompt: bool | None = None
@@ -364,14 +365,16 @@ class ResponsesRequest(HarmlessFields):
     def has_sealed_reasoning(self) -> bool:
         return bool(self.include)
 
-    def chat_input(self, defaults: GenerationDefaults, earlier: Sequence[Any] = ()) -> ChatInput:
-        """Checks a grammar's bounds, which may be slow: to be called beside the event loop.
+    def chat_input(self, defaults: GenerationDefaults, earlier: Sequence[Any] = ()) -> tuple[ChatInput, list[Any]]:
+        """With the items that it has. Checks a grammar's bounds, which may be slow: call it beside the event loop.
 
         `earlier` are the items of the conversation that the request goes on with.
         """
+        own = [ResponsesMessage(role="user", content=self.input)] if isinstance(self.input, str) else self.input
+        items = [*earlier, *own]
         limits = GenerationFields(temperature=self.temperature, top_p=self.top_p, max_tokens=self.max_output_tokens)
-        return ChatInput(
-            messages=self._messages(earlier),
+        chat = ChatInput(
+            messages=self.messages_of(items),
             sampling=limits.sampling(defaults),
             tools=[tool.for_template() for tool in self.offered],
             tool_choice=self._tool_choice(),
@@ -380,18 +383,15 @@ class ResponsesRequest(HarmlessFields):
             effort=self.reasoning.effort if self.reasoning else None,
             cache_prompt=self.cache_prompt is not False,
         )
+        return chat, items
 
-    def _messages(self, earlier: Iterable[Any]) -> list[dict[str, Any]]:
+    def messages_of(self, items: Iterable[Any]) -> list[dict[str, Any]]:
+        """The instructions and these items."""
         turns = Turns()
         if self.instructions is not None:
             turns.add_message("system", [text_part(self.instructions)])
-        for item in earlier:
+        for item in items:
             item.add_to(turns)
-        if isinstance(self.input, str):
-            turns.add_message("user", [text_part(self.input)])
-        else:
-            for item in self.input:
-                item.add_to(turns)
         return turns.messages
 
     def _tool_choice(self) -> ToolChoice:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from onebox.text.tokenizer import Tokenizer
 from recipes.pocket.synthetic.words import CITIES, GOODS, LANGUAGES, MONTHS, company, person, pick
 
-__all__ = ["Documents", "documents", "filler", "use_documents"]
+__all__ = ["Documents", "documents", "filler", "passage", "use_documents"]
 
 _SENTENCES = {
     "en": (
@@ -45,6 +45,7 @@ class Documents:
     def __init__(self, directory: Path, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         [end] = tokenizer.encode("<|endoftext|>")
+        self._end = end
         self._files = {path.stem: _open(path, end) for path in sorted((directory / "tokens").glob("*.bin"))}
         self._prose = [n for n in self._files if not n.startswith(("heldout-", "python"))]
 
@@ -58,6 +59,13 @@ class Documents:
         """A random document of all sources except code."""
         counts = [len(self._files[name][1]) for name in self._prose]
         return self.text(rng, rng.choices(self._prose, counts)[0])
+
+    def passage(self, rng: Random, num_tokens: int, *, held_out: bool = False) -> str:
+        """About `num_tokens` tokens out of the middle of a random source, which costs no more than they do."""
+        names = [name for name in self._files if name.startswith("heldout-") == held_out and len(self._files[name][0])]
+        ids, _ = self._files[rng.choice(names)]
+        start = rng.randrange(max(1, len(ids) - num_tokens))
+        return self._tokenizer.decode([int(i) for i in ids[start : start + num_tokens] if i < self._end])
 
     def has(self, source: str) -> bool:
         return source in self._files and len(self._files[source][1]) > 1
@@ -95,6 +103,13 @@ def filler(rng: Random, characters: int) -> list[str]:
             if length >= characters:
                 break
     return [paragraph for paragraph in paragraphs if paragraph.strip()]
+
+
+def passage(rng: Random, characters: int, *, held_out: bool = False) -> str:
+    """One piece of about `characters` characters, of a document or generated; with `held_out` of held-out documents."""
+    if _documents is None or rng.random() < 0.1:
+        return _generated(rng)
+    return _documents.passage(rng, characters // 2, held_out=held_out)
 
 
 def _generated(rng: Random) -> str:

@@ -20,14 +20,14 @@ from recipes.pocket.synthetic.words import (
     person,
 )
 
-__all__ = ["invoice"]
+__all__ = ["LABELS", "InvoiceStyle", "ask_for_fields", "invoice", "invoice_facts", "invoice_style"]
 
 
 def _labels(english: str, hungarian: str, turkish: str) -> dict[str, list[str]]:
     return {"en": english.split("|"), "hu": hungarian.split("|"), "tr": turkish.split("|")}
 
 
-_LABELS = {
+LABELS = {
     "title": _labels("INVOICE|Invoice|Tax invoice|Bill", "SZÁMLA|Számla", "FATURA|Fatura"),
     "vendor": _labels("Seller|From|Vendor|Supplier", "Eladó|Szállító|Kibocsátó", "Satıcı|Düzenleyen|Firma"),
     "customer": _labels("Bill to|Customer|Buyer|To", "Vevő|Megrendelő|Címzett", "Alıcı|Müşteri|Sayın"),
@@ -118,7 +118,7 @@ _SCHEMA_TYPES: dict[str, Any] = {
 
 
 @dataclass(frozen=True)
-class _Style:
+class InvoiceStyle:
     """How an invoice formats dates and amounts."""
 
     language: str
@@ -142,7 +142,7 @@ def _grouped(cents: int, language: str, *, whole: bool) -> str:
     return units if whole else f"{units}{point}{cents % 100:02d}"
 
 
-def _style(rng: Random, language: str) -> _Style:
+def invoice_style(rng: Random, language: str) -> InvoiceStyle:
     currency = rng.choice(_CURRENCIES[language])
     months = MONTHS[language]
     ways: dict[str, list[Callable[[date], str]]] = {
@@ -155,14 +155,16 @@ def _style(rng: Random, language: str) -> _Style:
         "tr": [date.isoformat, lambda d: f"{d:%d.%m.%Y}", lambda d: f"{d.day} {months[d.month - 1]} {d.year}"],
     }
     sign_first = currency in ("USD", "GBP") or (currency == "EUR" and language == "en")
-    return _Style(language, currency, rng.choice(ways[language]), sign_first, rng.random() < 0.4)
+    return InvoiceStyle(language, currency, rng.choice(ways[language]), sign_first, rng.random() < 0.4)
 
 
 def _number(cents: int, currency: str) -> float | int:
     return cents // 100 if currency == "HUF" or cents % 100 == 0 else cents / 100
 
 
-def _facts(rng: Random, style: _Style, ordinary: float) -> tuple[dict[str, Any], list[tuple[str, int, int]], int]:
+def invoice_facts(
+    rng: Random, style: InvoiceStyle, ordinary: float
+) -> tuple[dict[str, Any], list[tuple[str, int, int]], int]:
     """(the fields as in the JSON, items as (description, quantity, cents each), tax in percent) of an invoice."""
     step = 10_000 if style.currency == "HUF" else rng.choice((1, 50, 100))
     most = 900 if style.currency == "HUF" else 60_000 // step
@@ -199,13 +201,13 @@ def _facts(rng: Random, style: _Style, ordinary: float) -> tuple[dict[str, Any],
 
 
 def _lines(
-    rng: Random, style: _Style, facts: dict[str, Any], items: list[tuple[str, int, int]], percent: int
+    rng: Random, style: InvoiceStyle, facts: dict[str, Any], items: list[tuple[str, int, int]], percent: int
 ) -> list[str]:
     """The invoice as text: title, parties and references in random order, items, sums."""
     separator = rng.choice((": ", ": ", " - ", ":\n"))
 
     def labelled(field: str, text: str) -> str:
-        return rng.choice(_LABELS[field][style.language]) + separator + text
+        return rng.choice(LABELS[field][style.language]) + separator + text
 
     net, tax = facts["_cents"]
     city = rng.choice(CITIES[style.language])
@@ -223,14 +225,14 @@ def _lines(
         head.insert(rng.randrange(len(head)), f"{city}, {rng.randint(1, 99)}")
     sums = [
         labelled("subtotal", style.amount(net)),
-        rng.choice(_LABELS["tax"][style.language]) + f" ({percent}%)" + separator + style.amount(tax),
+        rng.choice(LABELS["tax"][style.language]) + f" ({percent}%)" + separator + style.amount(tax),
         labelled("total", style.amount(net + tax)),
     ]
-    title = rng.choice(_LABELS["title"][style.language])
+    title = rng.choice(LABELS["title"][style.language])
     return [title, *head, "", *_item_lines(rng, style, items), "", *sums]
 
 
-def _item_lines(rng: Random, style: _Style, items: list[tuple[str, int, int]]) -> list[str]:
+def _item_lines(rng: Random, style: InvoiceStyle, items: list[tuple[str, int, int]]) -> list[str]:
     layout = rng.choice(
         (
             "{n} | {q} | {e} | {s}",
@@ -256,26 +258,29 @@ def _keys(rng: Random) -> list[str]:
     return keys
 
 
+def ask_for_fields(rng: Random, language: str) -> tuple[list[str], str, str]:
+    """(the keys, the request for them, its language) for an invoice in `language`."""
+    keys = _keys(rng)
+    asked_in = language if rng.random() < 0.6 else "en"
+    way = rng.random()
+    if way < 0.1:
+        return _ALL_KEYS, rng.choice(_ASK_ALL[asked_in]), asked_in
+    if way < 0.3:
+        schema = {"type": "object", "properties": {key: _SCHEMA_TYPES.get(key, {"type": "string"}) for key in keys}}
+        return keys, f"{_ASK_SCHEMA[asked_in]}\n{answer_json(schema)}", asked_in
+    return keys, rng.choice(_ASK[asked_in]).format(keys=", ".join(keys)), asked_in
+
+
 def invoice(rng: Random, ordinary: float = ORDINARY_SHARE) -> Example:
     """An invoice and a list of keys or a schema; the answer holds exactly these keys, in this order.
 
     `ordinary` is the share of companies named by ordinary words.
     """
     language = rng.choice(LANGUAGES)
-    style = _style(rng, language)
-    facts, items, percent = _facts(rng, style, ordinary)
+    style = invoice_style(rng, language)
+    facts, items, percent = invoice_facts(rng, style, ordinary)
     text = "\n".join(_lines(rng, style, facts, items, percent))
-    keys = _keys(rng)
-    asked_in = language if rng.random() < 0.6 else "en"
-    way = rng.random()
-    if way < 0.1:
-        keys = _ALL_KEYS
-        request = rng.choice(_ASK_ALL[asked_in])
-    elif way < 0.3:
-        schema = {"type": "object", "properties": {key: _SCHEMA_TYPES.get(key, {"type": "string"}) for key in keys}}
-        request = f"{_ASK_SCHEMA[asked_in]}\n{answer_json(schema)}"
-    else:
-        request = rng.choice(_ASK[asked_in]).format(keys=", ".join(keys))
+    keys, request, asked_in = ask_for_fields(rng, language)
     question = f"{request}\n\n{text}" if rng.random() < 0.7 else f"{text}\n\n{request}"
     value = {key: facts[key] for key in keys}
     thought = _THOUGHTS[asked_in].format(name=_NAMES[asked_in][language], keys=", ".join(keys))

@@ -6,15 +6,19 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from onebox.checkpoint.bind import bind
+from onebox.checkpoint.source import open_checkpoint
+from onebox.checkpoint.weights import read_weight
 from onebox.model.reference_weights import load_weights
 from onebox.spec.errors import MismatchError
 from onebox.spec.model import ModelSpec, read_json, spec_from_config
-from onebox.spec.modules import fused_experts
+from onebox.spec.modules import ModuleClass, fused_experts
 from recipes.pocket.training.network import Weights
 from recipes.pocket.training.schedule import RunClock
+from recipes.pocket.training.vision import READER
 
 __all__ = [
     "MAX_FILE_BYTES",
@@ -30,6 +34,8 @@ __all__ = [
 
 MAX_FILE_BYTES = 15 * 2**20
 PROGRESS = "progress.json"
+READER_FILE = "reader.weights"
+"""In safetensors' format, but not by that name: it is no part of the checkpoint."""
 
 
 def save_run(directory: Path, config: Mapping[str, Any], clock: RunClock, weights: Weights) -> None:
@@ -58,11 +64,18 @@ def write_checkpoint(directory: Path, config: Mapping[str, Any], weights: Weight
     for number, part in enumerate(parts, 1):
         write_tensors(directory / f"model-{number:05}-of-{len(parts):05}.safetensors", part)
     write_json(directory / "config.json", config)
+    reader = {name: w.detach().cpu().clone() for name, w in weights.items() if name.startswith(READER)}
+    if reader:
+        write_tensors(directory / READER_FILE, reader)
 
 
 def checkpoint_tensors(spec: ModelSpec, weights: Weights) -> dict[str, Tensor]:
     """The tensors of a checkpoint, BF16 on the CPU. The layers' experts stay fused, the MTP head's are split."""
-    tensors = {name: weight.detach().to("cpu", torch.bfloat16) for name, weight in weights.items()}
+    tensors = {
+        name: weight.detach().to("cpu", torch.bfloat16)
+        for name, weight in weights.items()
+        if not name.startswith(READER)
+    }
     for group in fused_experts(spec):
         if group.module_class.in_mtp:
             fused = tensors.pop(group.tensor)
@@ -73,9 +86,17 @@ def checkpoint_tensors(spec: ModelSpec, weights: Weights) -> dict[str, Tensor]:
 
 
 def read_weights(directory: Path) -> tuple[ModelSpec, dict[str, Tensor]]:
-    """The spec and float32 weights of a checkpoint under the names that the network reads: all experts fused."""
+    """The spec and float32 weights of a checkpoint under the names that the network reads: all experts fused.
+
+    Those of the tower are among them, and the reader's, if the run that wrote the checkpoint had one.
+    """
     loaded = load_weights(directory)
     weights = dict(loaded.weights)
+    checkpoint = open_checkpoint(directory)
+    for bound in bind(checkpoint).of_class(ModuleClass.VISION):
+        weights[bound.module.plain_tensor] = read_weight(bound).float()
+    if (directory / READER_FILE).exists():
+        weights |= load_file(directory / READER_FILE)
     for group in fused_experts(loaded.spec):
         if group.tensor not in weights:
             experts = [
@@ -100,7 +121,7 @@ def _split_by_size(tensors: Mapping[str, Tensor]) -> Iterator[dict[str, Tensor]]
 
 def write_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
     """Writes to a temporary name and renames, so that a file under its own name is always complete."""
-    scratch = path.with_suffix(".partial")
+    scratch = path.with_name(f"{path.name}.partial")
     save_file(tensors, scratch, metadata={"format": "pt"})
     scratch.chmod(0o644)
     scratch.rename(path)

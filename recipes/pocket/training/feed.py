@@ -23,10 +23,14 @@ from onebox.spec.errors import MismatchError, UnreadableError
 from onebox.text.chat import ChatTemplate
 from onebox.text.tokenizer import Tokenizer
 from recipes.pocket.synthetic.filler import use_documents
+from recipes.pocket.synthetic.recall import recall
 from recipes.pocket.synthetic.workloads import SHARES, WORKLOADS, render
+from recipes.pocket.training.vision import PictureBatch
 
 __all__ = [
     "ANSWER_WEIGHT",
+    "UNSEEN",
+    "Draw",
     "ExamplePool",
     "Feed",
     "MixedFeed",
@@ -52,8 +56,10 @@ _SIZE_EXPONENT = 0.85
 _MIN_ROWS = 64
 _MAX_FIRST_REDRAWS = 8
 _MAX_LATER_REDRAWS = 2
-_SHORT_ROWS_PER_LONG = 3
-"""Tokens produced for short rows per token for long rows, while both are needed."""
+_LONG_ROW = 6000
+"""Where so many tokens are left in a row, most examples hide a key in that many: nothing else teaches long contexts."""
+_LONG_SHARE = 0.7
+UNSEEN = "picture tokens"
 
 Ids = NDArray[np.uint16]
 Kinds = NDArray[np.uint8]
@@ -65,10 +71,17 @@ class TrainingBatch:
 
     tokens: NDArray[np.int64]
     kinds: NDArray[np.int64]
+    positions: NDArray[np.int64] | None = None
+    """[3, B, T]: of a batch with pictures; otherwise each row counts its tokens."""
+    pictures: tuple[PictureBatch, ...] = ()
+    """By size."""
 
 
 class Feed(Protocol):
-    """A source of batches. Losses are counted by `kinds`; labels of the kinds in `answers` have ANSWER_WEIGHT."""
+    """A source of batches. Losses are counted by `kinds`; labels of the kinds in `answers` have ANSWER_WEIGHT.
+
+    A label of the kind UNSEEN, which a feed with pictures has, is a picture's token, which nobody predicts.
+    """
 
     @property
     def kinds(self) -> tuple[str, ...]: ...
@@ -109,8 +122,12 @@ class TextRows:
         return source, np.resize(tokens[start : start + length + EXTRA_TOKENS], length + EXTRA_TOKENS)
 
 
+Draw = Callable[[Random, int], Rendered]
+"""Draws an example, given the tokens that are left in its row."""
+
+
 def fill_row(
-    draw: Callable[[Random], Rendered],
+    draw: Draw,
     random: Random,
     end_token: int,
     kind_of: Mapping[str, int],
@@ -124,7 +141,7 @@ def fill_row(
     at, size = 0, len(ids)
     while at < size:
         for _ in range(_MAX_FIRST_REDRAWS if at == 0 else _MAX_LATER_REDRAWS):
-            example = draw(random)
+            example = draw(random, size - at)
             if at + len(example.ids) < size:
                 break
         stop = min(size, at + len(example.ids))
@@ -143,8 +160,12 @@ class ExamplePool:
     that is overwritten while it is read consists of parts of two rows, which is harmless.
     """
 
-    def __init__(self, lengths: Mapping[int, int], seed: int = 0) -> None:
-        """`lengths` maps each row length to the number of rows kept."""
+    def __init__(self, lengths: Mapping[int, int], seed: int = 0, token_shares: Sequence[int] = (3, 1)) -> None:
+        """`lengths` maps each row length to the number of rows kept.
+
+        `token_shares` are the tokens produced for rows of each length, shortest first, as shares.
+        """
+        self._token_shares = tuple(token_shares)
         self._rows = {length: _SharedRows(count, length + EXTRA_TOKENS) for length, count in lengths.items()}
         self._random = np.random.default_rng(seed)
         self._longest_only = multiprocessing.RawValue(ctypes.c_bool, False)
@@ -179,7 +200,7 @@ class ExamplePool:
         chosen = self._random.integers(min(rows.num_made, rows.count), size=count)
         return rows.ids[chosen], rows.kinds[chosen]
 
-    def make_row(self, length: int, draw: Callable[[Random], Rendered], random: Random, task: "WorkerTask") -> None:
+    def make_row(self, length: int, draw: Draw, random: Random, task: "WorkerTask") -> None:
         """Adds a row of this length to the pool, in place of the oldest."""
         rows = self._rows[length]
         place = rows.next_place()
@@ -190,8 +211,9 @@ class ExamplePool:
         # Every row has its own seed. Seeds from 10**9 on are held out; no run gets that far.
         seed = worker
         draw = task.make_draw()
-        short, long = min(self._rows), max(self._rows)
-        lengths = [long] + [short] * (_SHORT_ROWS_PER_LONG * long // short)
+        long = max(self._rows)
+        shares = zip(sorted(self._rows), self._token_shares, strict=True)
+        lengths = [length for length, share in shares for _ in range(share * long // length)][::-1]
         while True:
             for length in [long] if self._longest_only.value else lengths:
                 self.make_row(length, draw, Random(seed), task)  # noqa: S311
@@ -228,7 +250,7 @@ class _SharedRows:
 class WorkerTask:
     """What a worker produces. `make_draw` is called once in each process; it returns what draws examples."""
 
-    make_draw: Callable[[], Callable[[Random], Rendered]]
+    make_draw: Callable[[], Draw]
     end_token: int
     kind_of: Mapping[str, int]
 
@@ -265,14 +287,19 @@ def example_task(data: Path, kind_of: Mapping[str, int], model: Path) -> WorkerT
     return WorkerTask(lambda: _example_drawer(data, model), end_token(model), kind_of)
 
 
-def _example_drawer(data: Path, model: Path) -> Callable[[Random], Rendered]:
+def _example_drawer(data: Path, model: Path) -> Draw:
     tokenizer, template = Tokenizer.load(model), ChatTemplate.load(model)
     use_documents(data, tokenizer)
     names, shares = list(SHARES), list(SHARES.values())
 
-    def draw(random: Random) -> Rendered:
+    def draw(random: Random, room: int) -> Rendered:
         name = random.choices(names, shares)[0]
-        ids, answer_start = render(WORKLOADS[name](random), tokenizer, template)
+        if room >= _LONG_ROW and random.random() < _LONG_SHARE:
+            name = "retrieval"
+            example = recall(random, int(room * random.uniform(0.8, 2.5)), random.random())
+        else:
+            example = WORKLOADS[name](random)
+        ids, answer_start = render(example, tokenizer, template)
         return Rendered(ids, answer_start, name)
 
     return draw

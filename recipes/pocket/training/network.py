@@ -8,7 +8,7 @@ Letters in shapes: B sequences, T tokens of each, N = B * T, H hidden, V vocabul
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -19,6 +19,7 @@ from onebox.model import reference
 from onebox.spec.model import FULL, ModelSpec
 from onebox.spec.modules import fused_experts, modules
 from recipes.pocket.training.delta_rule import DeltaRule
+from recipes.pocket.training.vision import PREFIX, TowerFunctions, draw_vision_weights
 
 __all__ = ["BatchLayout", "LayerFunctions", "TrainingNetwork", "Weights", "draw_weights", "token_losses"]
 
@@ -44,6 +45,12 @@ class BatchLayout:
         has_before = positions[:, None] > torch.arange(spec.linear_conv_kernel_dim - 1)
         flat = (part.float().repeat(num_rows, 1).to(device) for part in (cos, sin, has_before))
         return cls(num_rows, length, *flat)
+
+    def at(self, spec: ModelSpec, positions: Tensor) -> "BatchLayout":
+        """The same layout with tokens at other positions [3, N], as pictures have them."""
+        with torch.device(positions.device):  # the reference creates its frequencies on the default device
+            cos, sin = reference.rotary(spec, positions)
+        return replace(self, cos=cos, sin=sin)
 
     def sequences(self, flat: Tensor) -> Tensor:
         """[N, ...] as [B, T, ...]."""
@@ -191,16 +198,21 @@ class TrainingNetwork:
     spec: ModelSpec
     rule: DeltaRule
     functions: LayerFunctions = LayerFunctions()
+    tower_functions: TowerFunctions = field(default_factory=TowerFunctions)
+
+    def embed(self, weights: Weights, tokens: Tensor) -> Tensor:
+        """[N, H]."""
+        return F.embedding(tokens, weights[f"{self.spec.text_prefix}embed_tokens.weight"]).float()
 
     def hidden(
         self, weights: Weights, tokens: Tensor, layout: BatchLayout, taps: dict[int, Tensor] | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Final hidden states [N, H] of tokens [N], and the mean balance loss of the layers.
+        """Final hidden states [N, H] of tokens [N] or of embeddings [N, H], and the mean balance loss of the layers.
 
         `taps` receives the stream [N, H] behind each layer, by layer.
         """
         text = self.spec.text_prefix
-        x = F.embedding(tokens, weights[f"{text}embed_tokens.weight"]).float()
+        x = tokens if tokens.is_floating_point() else self.embed(weights, tokens)
         balances = []
         for index, kind in enumerate(self.spec.layer_types):
             x, balance = self._layer(_under(weights, f"{text}layers.{index}."), x, layout, is_full=kind == FULL)
@@ -258,13 +270,18 @@ def _part(w: Weights, part: str) -> dict[str, Tensor]:
 
 
 def draw_weights(spec: ModelSpec, seed: int = 0) -> dict[str, Tensor]:
-    """Initial float32 weights. Matrices that write into the stream start small; decays range from fast to very slow."""
+    """Initial float32 weights, the tower's and its reader's among them.
+
+    Matrices that write into the stream start small; decays range from fast to very slow.
+    """
     generator = torch.Generator().manual_seed(seed)
     fused = list(fused_experts(spec))
     inside = tuple({f"{group.experts_name}." for group in fused})
     shapes = {module.plain_tensor: module.shape for module in modules(spec) if not module.name.startswith(inside)}
     shapes |= {group.tensor: group.shape for group in fused}
-    return {name: _draw(spec, name, shape, generator) for name, shape in shapes.items()}
+    seen = {name: shapes.pop(name) for name in list(shapes) if name.startswith(PREFIX)}
+    weights = {name: _draw(spec, name, shape, generator) for name, shape in shapes.items()}
+    return weights | (draw_vision_weights(spec.vision, seen, seed) if spec.vision else {})
 
 
 def _draw(spec: ModelSpec, name: str, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from onebox.spec.model import ModelSpec
 from onebox.spec.modules import ModuleClass, fused_experts, modules
+from recipes.pocket.training.vision import vision_sides
 
 __all__ = ["Optimizer", "matrix_sides", "orthogonalised"]
 
@@ -34,6 +35,10 @@ class Optimizer:
         others = [weight for name, weight in weights.items() if name not in sides]
         is_fused = self._weights[0].device.type == "cuda"
         self._adam = torch.optim.AdamW(others, betas=(0.9, 0.95), eps=1e-10, weight_decay=0.0, fused=is_fused)
+
+    @property
+    def has_gradients(self) -> bool:
+        return self._weights[0].grad is not None
 
     @torch.no_grad()
     def step(self, learning_rate: float) -> Tensor:
@@ -89,4 +94,4 @@ def matrix_sides(spec: ModelSpec) -> dict[str, tuple[int, int]]:
     for group in fused_experts(spec):
         _, rows, columns = group.shape
         sides[group.tensor] = (rows // len(group.parts), columns)
-    return sides
+    return sides | (vision_sides(spec.vision) if spec.vision else {})

@@ -1,9 +1,10 @@
 """The schedule of a training run, as a function of the share of its time that has passed."""
 
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-__all__ = ["LEARNING_RATE", "LONG_PART", "RunClock", "learning_rate"]
+__all__ = ["LEARNING_RATE", "LONG_PART", "LengthAt", "RunClock", "learning_rate", "picture_length", "text_length"]
 
 LEARNING_RATE = 4e-3
 WARM_UP = 0.02
@@ -12,6 +13,8 @@ DECAY = 0.45
 """Share of the run, at its end, in which the learning rate falls to 0."""
 LONG_PART = 0.35
 """Share of the run, at its end, that reads long sequences: there the model learns to retrieve from far back."""
+LONGEST_FROM = 0.35
+"""Share of the run after which `picture_length` has the longest rows."""
 CLOSING_SECONDS = 12
 """Reserved at the end for the last checkpoint."""
 
@@ -21,14 +24,41 @@ def learning_rate(progress: float) -> float:
     return LEARNING_RATE * max(0.0, min(1.0, progress / WARM_UP, (1 - progress) / DECAY))
 
 
+LengthAt = Callable[[float, int, Sequence[int]], int]
+"""The length of a step's rows, by the share of the run that has passed, the step's number and the lengths there are."""
+
+
+def text_length(progress: float, _: int, lengths: Sequence[int]) -> int:
+    """Short rows first, long ones in the last part."""
+    return max(lengths) if progress >= 1 - LONG_PART else min(lengths)
+
+
+def picture_length(progress: float, step: int, lengths: Sequence[int]) -> int:
+    """Mostly short rows, which alone have pictures; one step in ten has the longest, later two the middle ones."""
+    short, middle, long = lengths
+    place = step % 10
+    if place == 9 and progress >= LONGEST_FROM:
+        return long
+    return middle if place == 4 or (place == 7 and progress >= LONGEST_FROM) else short
+
+
 @dataclass
 class RunClock:
-    """The time of a run of `minutes`, of which earlier processes completed the share `done`."""
+    """The time of a run of `minutes`, of which earlier processes completed the share `done`.
+
+    With `limit_seconds` this process ends after so long, and a later one continues the run.
+    """
 
     minutes: float
     done: float = 0.0
+    limit_seconds: float | None = None
     began: float = field(default_factory=time.monotonic)
     first_step: float | None = None
+
+    @property
+    def is_over(self) -> bool:
+        """Whether this process has used up its time."""
+        return self.limit_seconds is not None and self.elapsed >= self.limit_seconds
 
     @property
     def elapsed(self) -> float:

@@ -11,10 +11,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from onebox.spec.errors import DoesNotFitError
-from recipes.pocket.training.feed import ANSWER_WEIGHT, ExamplePool, Feed
+from recipes.pocket.training.feed import ANSWER_WEIGHT, UNSEEN, ExamplePool, Feed, TrainingBatch
 from recipes.pocket.training.network import BatchLayout, LayerFunctions, TrainingNetwork, Weights
 from recipes.pocket.training.optimizer import Optimizer, matrix_sides
-from recipes.pocket.training.schedule import LONG_PART, RunClock, learning_rate
+from recipes.pocket.training.schedule import LengthAt, RunClock, learning_rate, text_length
+from recipes.pocket.training.vision import PREFIX, READER, TowerFunctions, encode_pictures, place_pictures, under_prefix
 
 __all__ = ["BatchShape", "LossTally", "RunMonitor", "Trainer", "log_step", "run_and_save", "warm_up"]
 
@@ -23,16 +24,19 @@ Save = Callable[[Weights], None]
 MTP_WEIGHTS = (0.3, 0.15)
 """Weights of the first and the second draft's loss; the model's own loss has weight 1."""
 BALANCE_WEIGHT = 0.01
+READER_WEIGHT = 0.3
 LOG_SECONDS = 10
 SAVE_SECONDS = 120
 
 
 @dataclass(frozen=True)
 class BatchShape:
-    """Tokens of a step (rows times length), and the length of rows in the short and in the long part of the run."""
+    """Tokens of a step (rows times length), and the lengths of rows, shortest first."""
 
     tokens: int = 98_304
-    lengths: tuple[int, int] = (1024, 8192)
+    lengths: tuple[int, ...] = (1024, 8192)
+    length_at: LengthAt = text_length
+    """Which of them a step has."""
 
     def num_rows(self, length: int) -> int:
         return max(1, self.tokens // length)
@@ -53,11 +57,14 @@ class Trainer:
         feed: Feed,
         shape: BatchShape,
         device: torch.device,
+        text_share: float = 1.0,
     ) -> None:
+        """`text_share` is the text model's learning rate as a share of the tower's."""
         self.network, self.feed, self.shape, self.device = network, feed, shape, device
+        self.text_share = text_share
         self.weights = {name: weight.float().to(device).requires_grad_() for name, weight in weights.items()}
-        self.optimizer = Optimizer(matrix_sides(network.spec), self.weights)
-        kind_weights = [ANSWER_WEIGHT if kind in feed.answers else 1 for kind in range(len(feed.kinds))]
+        self.optimizers = _optimizers(network, self.weights, text_share)
+        kind_weights = [_kind_weight(feed, kind) for kind in range(len(feed.kinds))]
         self._kind_weights = torch.tensor(kind_weights, dtype=torch.float32, device=device)
         self._layouts: dict[int, BatchLayout] = {}
         self.tally = LossTally(feed.kinds, device)
@@ -66,7 +73,10 @@ class Trainer:
         """One step on new rows of this length."""
         loss = self.loss(length)
         loss.backward()  # type: ignore[no-untyped-call]
-        self.tally.norm = self.optimizer.step(rate)
+        # A batch without pictures leaves the tower as it is.
+        trained = [(optimizer, share) for optimizer, share in self.optimizers if optimizer.has_gradients]
+        norms = [optimizer.step(rate * share) for optimizer, share in trained]
+        self.tally.norm = torch.stack(norms).max()
 
     def loss(self, length: int) -> Tensor:
         """The loss of one batch: the model's own, its two drafts' and the experts' balance."""
@@ -74,10 +84,13 @@ class Trainer:
         tokens, kinds = self._on_device(batch.tokens), self._on_device(batch.kinds)
         current, following, second = (tokens[:, at : at + length].reshape(-1) for at in range(3))
         layout = self._layout(length)
+        if batch.positions is not None:
+            layout = layout.at(self.network.spec, self._on_device(batch.positions).flatten(1))
         weights = self._compute_weights()
         head = weights["lm_head.weight"]
         token_losses = self.network.functions.token_losses
-        hidden, balance = self.network.hidden(weights, current, layout)
+        embedded, reading = self._with_pictures(weights, current, batch)
+        hidden, balance = self.network.hidden(weights, embedded, layout)
         own = token_losses(hidden, head, following)
         drafted, first_balance = self.network.mtp(weights, following, hidden, layout)
         first = token_losses(drafted, head, second)
@@ -94,14 +107,33 @@ class Trainer:
             + MTP_WEIGHTS[0] * _weighted_mean(first, second_weight)
             + MTP_WEIGHTS[1] * _weighted_mean(later, second_weight * has_state.squeeze(1))
             + BALANCE_WEIGHT * (balance + (first_balance + second_balance) / 2)
+            + READER_WEIGHT * reading
         )
+
+    def _with_pictures(self, weights: Weights, tokens: Tensor, batch: TrainingBatch) -> tuple[Tensor, Tensor]:
+        """The tokens' embeddings [N, H], those of pictures in their places, and the loss of reading characters."""
+        embedded, reading = self.network.embed(weights, tokens), tokens.new_zeros((), dtype=torch.float32)
+        vision = self.network.spec.vision
+        if vision is None:
+            return embedded, reading
+        functions = self.network.tower_functions
+        tower, reader = under_prefix(weights, PREFIX), under_prefix(weights, READER)
+        for host in batch.pictures:
+            pictures = host.to(self.device)
+            rows, stream, places = encode_pictures(vision, tower, pictures, functions)
+            embedded = place_pictures(embedded, pictures, rows)
+            loss, right = functions.reader_loss(reader, stream, pictures.labels, places.is_valid)
+            reading = reading + loss / len(batch.pictures)
+            self.tally.read_rightly(right)
+        return embedded, reading
 
     @torch.no_grad()
     def restore(self, weights: Mapping[str, Tensor]) -> None:
         """Copies `weights` back and clears the optimizer's moments."""
         for name, weight in self.weights.items():
             weight.copy_(weights[name])
-        self.optimizer.reset()
+        for optimizer, _ in self.optimizers:
+            optimizer.reset()
 
     def _on_device(self, values: NDArray[np.int64]) -> Tensor:
         host = torch.from_numpy(values)
@@ -119,6 +151,22 @@ class Trainer:
             num_rows = self.shape.num_rows(length)
             self._layouts[length] = BatchLayout.of(self.network.spec, num_rows, length, self.device)
         return self._layouts[length]
+
+
+def _kind_weight(feed: Feed, kind: int) -> float:
+    if feed.kinds[kind] == UNSEEN:
+        return 0.0
+    return ANSWER_WEIGHT if kind in feed.answers else 1.0
+
+
+def _optimizers(
+    network: TrainingNetwork, weights: Mapping[str, Tensor], text_share: float
+) -> list[tuple[Optimizer, float]]:
+    """One of the text model and one of the tower, each with its share of the learning rate and its own clipping."""
+    sides = matrix_sides(network.spec)
+    seen = {name: weight for name, weight in weights.items() if name.startswith((PREFIX, READER))}
+    text = {name: weight for name, weight in weights.items() if name not in seen}
+    return [(Optimizer(sides, text), text_share), *([(Optimizer(sides, seen), 1.0)] if seen else [])]
 
 
 def _weighted_mean(losses: Tensor, weights: Tensor) -> Tensor:
@@ -144,6 +192,11 @@ class LossTally:
 
     def clear(self) -> None:
         self.sums = torch.zeros(4, len(self.kinds), device=self.device)
+        self.characters = torch.zeros(2, device=self.device)
+        """Batches of pictures, and the sum of their shares of characters that the reader named rightly."""
+
+    def read_rightly(self, share: Tensor) -> None:
+        self.characters += torch.stack([torch.ones_like(share), share.detach()])
 
     @torch.no_grad()
     def count(self, kinds: Tensor, *losses: Tensor) -> None:
@@ -152,8 +205,11 @@ class LossTally:
 
     def read(self) -> tuple[float, str]:
         """The mean loss of all tokens, and a line with the losses of each kind; clears the sums."""
-        sums = self.sums.tolist()
+        sums, (batches, right) = self.sums.tolist(), self.characters.tolist()
         self.clear()
+        if UNSEEN in self.kinds:
+            for row in sums:
+                row[self.kinds.index(UNSEEN)] = 0.0
         counts = sums[0]
         total = sum(sums[1]) / max(1.0, sum(counts))
         each = [
@@ -161,6 +217,8 @@ class LossTally:
             for kind, n, own, first, later in zip(self.kinds, *sums, strict=True)
             if n
         ]
+        if batches:
+            each.append(f"characters {right / batches:.1%}")
         return total, " ".join(each)
 
 
@@ -193,11 +251,18 @@ def warm_up(trainer: Trainer, clock: RunClock) -> Trainer:
             if trainer.network.functions == LayerFunctions():
                 raise
             log_step(clock, f"not compiled: {type(failure).__name__}: {str(failure)[:2000]}")
-            shape, network = trainer.shape, replace(trainer.network, functions=LayerFunctions())
-        weights, feed, device = trainer.weights, trainer.feed, trainer.device
+            shape, network = trainer.shape, _less_compiled(trainer.network)
+        weights, feed, device, share = trainer.weights, trainer.feed, trainer.device, trainer.text_share
         del trainer
         gc.collect()
-        trainer = Trainer(network, {name: w.detach() for name, w in weights.items()}, feed, shape, device)
+        trainer = Trainer(network, {name: w.detach() for name, w in weights.items()}, feed, shape, device, share)
+
+
+def _less_compiled(network: TrainingNetwork) -> TrainingNetwork:
+    """Without the compiled tower first; it costs a fraction of the text model's functions."""
+    if network.tower_functions != TowerFunctions():
+        return replace(network, tower_functions=TowerFunctions())
+    return replace(network, functions=LayerFunctions())
 
 
 def run_and_save(trainer: Trainer, clock: RunClock, save: Save, pool: ExamplePool | None = None) -> None:
@@ -211,15 +276,14 @@ def run_and_save(trainer: Trainer, clock: RunClock, save: Save, pool: ExamplePoo
 
 def _run(trainer: Trainer, clock: RunClock, save: Save, pool: ExamplePool | None) -> None:
     monitor = RunMonitor(trainer, clock, pool)
-    short, long = trainer.shape.lengths
-    saved = clock.elapsed
-    while (progress := clock.progress) < 1:
-        is_long = progress >= 1 - LONG_PART
-        if pool and is_long:
+    shape, saved = trainer.shape, clock.elapsed
+    while (progress := clock.progress) < 1 and not clock.is_over:
+        length = shape.length_at(progress, monitor.num_steps, shape.lengths)
+        if pool and shape.length_at is text_length and length == max(shape.lengths):
             pool.only_longest()
         rate = monitor.rate_factor * learning_rate(progress)
-        trainer.step(long if is_long else short, rate)
-        monitor.step(progress, long if is_long else short, rate)
+        trainer.step(length, rate)
+        monitor.step(progress, length, rate)
         if clock.elapsed - saved >= SAVE_SECONDS:
             save(trainer.weights)
             saved = clock.elapsed
@@ -230,7 +294,7 @@ class RunMonitor:
 
     def __init__(self, trainer: Trainer, clock: RunClock, pool: ExamplePool | None) -> None:
         self._trainer, self._clock, self._pool = trainer, clock, pool
-        self._num_steps = self._last_steps = 0
+        self.num_steps = self._last_steps = 0
         self._last = clock.elapsed
         self._good_weights = _copy(trainer.weights)
         self.rate_factor = 1.0
@@ -238,20 +302,20 @@ class RunMonitor:
 
     def step(self, progress: float, length: int, rate: float) -> None:
         """Called after each step; always logs the first one."""
-        self._num_steps += 1
-        if self._clock.elapsed - self._last < LOG_SECONDS and self._num_steps > 1:
+        self.num_steps += 1
+        if self._clock.elapsed - self._last < LOG_SECONDS and self.num_steps > 1:
             return
         trainer, tokens = self._trainer, self._trainer.shape.tokens
         loss, each = trainer.tally.read()
         now = self._clock.elapsed
-        per_second = (self._num_steps - self._last_steps) * tokens / max(1e-9, now - self._last)
+        per_second = (self.num_steps - self._last_steps) * tokens / max(1e-9, now - self._last)
         log_step(
             self._clock,
-            f"{100 * progress:5.1f}% step {self._num_steps} {self._num_steps * tokens / 1e6:.0f}M tokens of {length} "
+            f"{100 * progress:5.1f}% step {self.num_steps} {self.num_steps * tokens / 1e6:.0f}M tokens of {length} "
             f"{per_second / 1e3:.0f}k/s lr {rate:.5f} norm {float(trainer.tally.norm or 0):.2f} loss {loss:.3f} | "
             f"{each} | rows made {self._pool.num_made() if self._pool else 0}",
         )
-        self._last, self._last_steps = now, self._num_steps
+        self._last, self._last_steps = now, self.num_steps
         self._keep_or_restore(loss)
 
     def _keep_or_restore(self, loss: float) -> None:

@@ -27,12 +27,13 @@ from onebox.engine.api import (
     Started,
     Tokens,
 )
+from onebox.engine.plan import EngineOptions, TokenInfo
 from onebox.engine.remote import supervise
 from onebox.engine.remote.messages import Planned, StartPhase
 from onebox.engine.remote.parent import EngineProcess
 from onebox.engine.remote.supervise import RestartPolicy
 from onebox.engine.request import Pictures, Vision
-from onebox.engine.start import CheckpointStarter, EngineOptions, TokenInfo
+from onebox.engine.start import CheckpointStarter
 from onebox.spec.errors import DoesNotFitError, OneboxError, UsageError
 from tests.engine.fake import FAILING, tokens_of, wait_until
 from tests.engine.remote.processes import (

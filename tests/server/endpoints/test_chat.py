@@ -349,6 +349,14 @@ def test_what_an_answer_held_may_come_back_as_history(scripted):
         {"role": "user", "content": "And?"},
     ]
     assert client.chat(messages=messages).status_code == 200
+    # As LiteLLM sends it: it repeats what it does not know.
+    copied = {"refusal": None, "reasoning": message["reasoning"], "reasoning_content": message["reasoning"]}
+    plain = client.requests[-1].prompt
+    messages[2]["provider_specific_fields"] = copied
+    assert client.chat(messages=messages).status_code == 200
+    assert client.requests[-1].prompt == plain
+    messages[2]["provider_specific_fields"] = {"citations": []}
+    assert client.chat(messages=messages).status_code == 400
 
 
 @pytest.mark.parametrize("stream", [False, True])

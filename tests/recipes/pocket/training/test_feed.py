@@ -10,7 +10,7 @@ from onebox.spec.errors import UnreadableError
 from recipes.pocket.training.feed import ExamplePool, MixedFeed, Rendered, TextRows, WorkerTask, fill_row
 
 
-def draw(random: Random) -> Rendered:
+def draw(random: Random, room: int) -> Rendered:
     """Three tokens 7 and then an answer of tokens 8."""
     length = random.randrange(4, 9)
     return Rendered([7] * 3 + [8] * (length - 3), 3, "work")
@@ -34,7 +34,7 @@ def test_rows_hold_whole_examples_with_their_answers_marked():
 
 def test_an_example_longer_than_the_row_is_cut():
     ids, kinds = np.empty(10, np.uint16), np.empty(10, np.uint8)
-    fill_row(lambda _: Rendered(list(range(30)), 20, "work"), Random(0), 1, {"work": 5}, ids, kinds)
+    fill_row(lambda *_: Rendered(list(range(30)), 20, "work"), Random(0), 1, {"work": 5}, ids, kinds)
     assert ids.tolist() == list(range(10))
     assert not kinds.any()
 
@@ -42,7 +42,7 @@ def test_an_example_longer_than_the_row_is_cut():
 def test_an_example_that_does_not_fit_is_redrawn():
     lengths = iter([50, 50, 12])
     ids, kinds = np.empty(13, np.uint16), np.empty(13, np.uint8)
-    fill_row(lambda _: Rendered([next(lengths, 1)] * 12, 2, "work"), Random(0), 1, {"work": 5}, ids, kinds)
+    fill_row(lambda *_: Rendered([next(lengths, 1)] * 12, 2, "work"), Random(0), 1, {"work": 5}, ids, kinds)
     assert len(set(ids[:12])) == 1
 
 

@@ -1,0 +1,1 @@
+"""Rendered pictures with their texts: lines, invoices, tables, charts and shapes."""
