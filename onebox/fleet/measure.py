@@ -26,6 +26,8 @@ _ANSWER_TOKENS = 128
 _PROMPT_WORDS = (24, 96, 256)
 """Short enough for one step where a step takes 512 tokens, with a tokenizer that makes two of a word."""
 _ROUNDS = 5
+_NUM_BESIDE = 2
+"""Answers that run while prompts are measured: a server that runs three at once has a place left."""
 _WORDS = "the river ran past the old mill where a miller counted sacks of flour by candle light".split()  # noqa: SIM905
 
 
@@ -97,7 +99,7 @@ class _Measurement:
 async def _measure(http: httpx.AsyncClient, urls: Sequence[str], streams: Sequence[int]) -> _Measurement:
     decode = {count: await _decode(http, urls, count) for count in streams}
     tokens = statistics.fmean(tokens for _, tokens in decode.values())
-    found = _Measurement({count: step_s for count, (step_s, _) in decode.items()}, tokens, max(1, max(streams) // 2))
+    found = _Measurement({count: step_s for count, (step_s, _) in decode.items()}, tokens, _NUM_BESIDE)
     async with _running_answers(http, urls, found.num_beside):
         await asyncio.gather(*(_prompts(http, url, place, found) for place, url in enumerate(urls)))
     return found
