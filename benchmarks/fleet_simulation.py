@@ -64,7 +64,7 @@ def write_config(directory: Path) -> Path:
     port, admin_port = free_ports(2)
     start = (
         f"{sys.executable} -m onebox.cli.main serve --port {{port}} --max-num-seqs {SLOTS} --max-model-len 2048 "
-        '--kv-cache-memory-bytes 67108864 --disable-log-stats --speculative-config \'{\\"method\\": \\"none\\"}\''
+        '--kv-cache-memory-bytes 33554432 --disable-log-stats --speculative-config \'{\\"method\\": \\"none\\"}\''
     )
     lines = ["[fleet]", f"port = {port}", f"admin_port = {admin_port}", 'policy = "round_robin"']
     for number in range(MEMBERS):

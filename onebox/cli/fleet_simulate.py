@@ -26,7 +26,8 @@ class MemberOptions:
         Path | None, typer.Option(help="File with a member's step times, as --measure writes it to --save.")
     ] = None
     measure: Annotated[
-        list[str] | None, typer.Option(help="Measure a server that has nothing else to do; several: all at once.")
+        list[str] | None,
+        typer.Option(help="Measure a server that has nothing else to do; several: they share one machine."),
     ] = None
     save: Annotated[Path | None, typer.Option(help="Where the measured step times are written.")] = None
 
