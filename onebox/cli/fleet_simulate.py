@@ -1,13 +1,13 @@
 """`onebox fleet simulate`: how many boxes, what affinity is worth, what a rolling update costs, on paper."""
 
 import asyncio
-import json
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from onebox.cli.json_output import echo_json
 from onebox.cli.options import grouped, option_group
 from onebox.spec.errors import UsageError
 
@@ -63,7 +63,7 @@ def simulate(
     traffic = read_trace(load.trace) if load.trace else UserTraffic(load.mix, load.users, load.think)
     result = FleetStudy(times, traffic, load.seconds).answer(_numbers(boxes), policy, first_token, roll)
     if as_json:
-        typer.echo(json.dumps({"steps": asdict(times), **asdict(result)}, indent=1))
+        echo_json({"steps": asdict(times), **asdict(result)}, indent=1)
         return
     users = f"{load.users} users of {load.mix}, {load.think:g} s between two requests"
     _print(result, f"the trace {load.trace.name}" if load.trace else users, first_token, roll)

@@ -1,4 +1,4 @@
-"""Stage 4, `python -m recipes.pocket.evaluate [DIR] [--quick] [--out DIR]`: measures the pocket model.
+"""Stage 5, `python -m recipes.pocket.evaluate [DIR] [--quick] [--out DIR]`: measures the pocket model.
 
 Prints Markdown tables and, as the last line, the same figures as JSON. The exit code is 1 if the model misses a
 requirement. Answers come from the engine: greedy, with two drafts of the MTP head per step. Perplexity, divergence (KL
@@ -27,9 +27,11 @@ from onebox.model.load import load_model
 from onebox.pocket.builds import BUILDS, build
 from onebox.pocket.ready import MODEL_DIRECTORY, SERVED_BUILD
 from onebox.spec.kv import KVFormat
+from onebox.spec.model import read_config
 from onebox.text.chat import ChatTemplate
 from onebox.text.tokenizer import Tokenizer
 from recipes.pocket.command import log_progress, run_command
+from recipes.pocket.evaluation.pictures import picture_task
 from recipes.pocket.evaluation.predictions import (
     HeldOutPassage,
     ModelVariant,
@@ -40,6 +42,7 @@ from recipes.pocket.evaluation.predictions import (
 )
 from recipes.pocket.evaluation.report import BuildResult, PocketEvaluation
 from recipes.pocket.evaluation.tasks import TaskResult, continue_text, recall_task, workload_task
+from recipes.pocket.pictures.workloads import PICTURES
 from recipes.pocket.synthetic.filler import use_documents
 from recipes.pocket.synthetic.workloads import MEASURED
 
@@ -60,6 +63,8 @@ class EvaluationSizes:
     """Answers of the master to each workload."""
     num_served: int
     """Answers of the served build to each workload."""
+    num_pictures: int
+    """Questions about pictures of each kind, for the master; the served build gets half as many."""
     recall_lengths: tuple[int, ...]
     num_keys: int
     """Hidden keys per length for the master; the served build gets half as many."""
@@ -78,7 +83,8 @@ class EvaluationSizes:
 FULL = EvaluationSizes(
     num_examples=100,
     num_served=30,
-    recall_lengths=(4096,),
+    num_pictures=60,
+    recall_lengths=(4096, 30_000),
     num_keys=50,
     num_texts=8,
     num_right_answers=24,
@@ -91,6 +97,7 @@ FULL = EvaluationSizes(
 QUICK = EvaluationSizes(
     num_examples=8,
     num_served=4,
+    num_pictures=6,
     recall_lengths=(1024, 4096),
     num_keys=5,
     num_texts=2,
@@ -119,9 +126,10 @@ def evaluate(directory: Path, data: Path, kv_formats: Sequence[str], sizes: Eval
         longest = sizes.passage_tokens
         texts = list(text_passages(data, tokenizer, sizes.num_texts, longest))
         answers = list(example_passages(tokenizer, template, sizes.num_right_answers, longest))
-        tasks = list(_answers(directory, sizes.num_examples, sizes.num_keys, sizes))
+        fonts = _held_out_fonts(directory, data)
+        tasks = list(_answers(directory, fonts, (sizes.num_examples, sizes.num_keys, sizes.num_pictures), sizes))
         continuations = list(_continuations(directory, texts, sizes))
-        served = list(_served(made, sizes))
+        served = list(_served(made, fonts, sizes))
         builds = [_build_result(name, path, sizes) for name, path in made.items()]
         held_out = agreements({_MASTER: directory}, [*texts, *answers], kv_formats[:1])
         few = [
@@ -153,19 +161,40 @@ def _open(directory: Path) -> "onebox.LLM":
     return onebox.LLM(directory, speculation="mtp", **options)
 
 
-def _answers(directory: Path, num_examples: int, num_keys: int, sizes: EvaluationSizes) -> Iterator[TaskResult]:
-    """Examples of every workload, then keys by length of the text around them."""
+def _answers(
+    directory: Path, fonts: Path | None, numbers: tuple[int, int, int], sizes: EvaluationSizes
+) -> Iterator[TaskResult]:
+    """Examples of every workload, keys by length of the text around them, and pictures drawn with `fonts`.
+
+    `numbers` are those of examples, keys and pictures of each kind.
+    """
+    num_examples, num_keys, num_pictures = numbers
     with _open(directory) as llm:
         for name in MEASURED:
             yield _logged(workload_task(llm, directory, name, num_examples, sizes.max_tokens))
         for length in sizes.recall_lengths:
             yield _logged(recall_task(llm, directory, length, num_keys, sizes.max_tokens))
+        if fonts:
+            for name in PICTURES:
+                yield _logged(picture_task(llm, directory, fonts, name, num_pictures, sizes.max_tokens))
 
 
-def _served(made: dict[str, Path], sizes: EvaluationSizes) -> Iterator[TaskResult]:
+def _served(made: dict[str, Path], fonts: Path | None, sizes: EvaluationSizes) -> Iterator[TaskResult]:
     """The same for the served build, if it was made."""
     if SERVED_BUILD in made:
-        yield from _answers(made[SERVED_BUILD], sizes.num_served, -(-sizes.num_keys // 2), sizes)
+        numbers = (sizes.num_served, -(-sizes.num_keys // 2), -(-sizes.num_pictures // 2))
+        yield from _answers(made[SERVED_BUILD], fonts, numbers, sizes)
+
+
+def _held_out_fonts(directory: Path, data: Path) -> Path | None:
+    """The fonts to draw pictures with: None for a model without a tower, or where there are none."""
+    fonts = data / "fonts" / "held-out"
+    if read_config(directory).vision is None:
+        return None
+    if not fonts.exists():
+        log_progress(f"no fonts in {fonts}: pictures are skipped")
+        return None
+    return fonts
 
 
 def _continuations(directory: Path, prompts: Sequence[HeldOutPassage], sizes: EvaluationSizes) -> Iterator[TaskResult]:

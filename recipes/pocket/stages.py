@@ -16,13 +16,14 @@ import torch
 from onebox.model.random_text import text_files
 from onebox.spec.errors import OneboxError, UnsupportedError
 from onebox.spec.model import read_json
-from recipes.pocket import evaluate, export, prepare, train
+from recipes.pocket import evaluate, export, prepare, see, train
 from recipes.pocket.command import log_progress
 from recipes.pocket.data.tokens import INDEX
+from recipes.pocket.pictures.fonts import CHARACTER_INDEX, make_fonts
 
 __all__ = ["STAGES", "RecipeStage", "WorkDirectory", "missed_claims", "pocket_stages", "run_stages", "toy_stages"]
 
-STAGES = ("prepare", "train", "export", "evaluate")
+STAGES = ("prepare", "train", "see", "export", "evaluate")
 _FINISHED = "finished"
 
 
@@ -53,6 +54,14 @@ class WorkDirectory:
     @property
     def trained(self) -> Path:
         return self.directory / "trained"
+
+    @property
+    def seen(self) -> Path:
+        return self.directory / "seen"
+
+    @property
+    def fonts(self) -> Path:
+        return self.directory / "fonts"
 
     @property
     def model(self) -> Path:
@@ -91,14 +100,15 @@ def _delete_outputs(stages: Sequence[RecipeStage], *, restart: bool) -> None:
             shutil.rmtree(stage.resume_from, ignore_errors=True)
 
 
-def pocket_stages(work: WorkDirectory, packages: Path, minutes: float) -> list[RecipeStage]:
-    """The real recipe. The first stage needs Debian's apt, the second a GPU."""
-    text = (work.directory / INDEX, work.model / "tokenizer.json")
-    options = ["--minutes", str(minutes), "--data", str(work.directory), "--model", str(work.model)]
+def pocket_stages(work: WorkDirectory, packages: Path, minutes: float, seeing_minutes: float) -> list[RecipeStage]:
+    """The real recipe. The first stage needs Debian's apt, the next two a GPU."""
+    text = (work.directory / INDEX, work.model / "tokenizer.json", work.fonts / "held-out" / CHARACTER_INDEX)
+    options = ["--data", str(work.directory), "--model", str(work.model)]
     return [
         RecipeStage("prepare", text, lambda: _prepare(work, packages)),
-        _train_stage(work, options, lambda: _require_gpu(work.directory)),
-        RecipeStage("export", _artefact(work), lambda: export.export(work.trained, work.model, work.directory)),
+        _train_stage(work, ["--minutes", str(minutes), *options], lambda: _require_gpu(work.directory)),
+        _see_stage(work, ["--minutes", str(seeing_minutes), *options], lambda: _require_gpu(work.directory)),
+        RecipeStage("export", _artefact(work), lambda: export.export(work.seen, work.model, work.directory)),
         RecipeStage("evaluate", (work.evaluation,), lambda: _evaluate(work, evaluate.FULL)),
     ]
 
@@ -108,7 +118,8 @@ def toy_stages(work: WorkDirectory, minutes: float) -> list[RecipeStage]:
     return [
         RecipeStage("prepare", (work.model / "tokenizer.json",), lambda: _write_toy_text_files(work.model)),
         _train_stage(work, ["--minutes", str(minutes), "--toy"]),
-        RecipeStage("export", _artefact(work), lambda: export.export(work.trained, work.model)),
+        _see_stage(work, ["--minutes", str(minutes), "--toy", "--data", str(work.directory)]),
+        RecipeStage("export", _artefact(work), lambda: export.export(work.seen, work.model)),
         RecipeStage("evaluate", (work.evaluation,), lambda: _evaluate(work, evaluate.TOY)),
     ]
 
@@ -127,6 +138,8 @@ def _artefact(work: WorkDirectory) -> tuple[Path, ...]:
 
 
 def _prepare(work: WorkDirectory, packages: Path) -> None:
+    num_fonts = make_fonts(packages, work.fonts)
+    log_progress(f"{num_fonts} fonts to draw pictures with")
     index = prepare.prepare(packages, work.directory, work.model)
     log_progress(f"{sum(source['tokens'] for source in index.values()):,} tokens of text")
 
@@ -139,12 +152,23 @@ def _write_toy_text_files(model: Path) -> None:
 
 def _train_stage(work: WorkDirectory, options: list[str], check: Callable[[], None] = lambda: None) -> RecipeStage:
     def run() -> None:
-        exit_code = train.main([*options, "--out", str(work.trained), "--resume"])
-        if exit_code:
-            raise TrainingStoppedError(exit_code)
-        (work.trained / _FINISHED).touch()
+        _finish(work.trained, train.main([*options, "--out", str(work.trained), "--resume"]))
 
     return RecipeStage("train", (work.trained / _FINISHED,), run, check, work.trained)
+
+
+def _see_stage(work: WorkDirectory, options: list[str], check: Callable[[], None] = lambda: None) -> RecipeStage:
+    def run() -> None:
+        start = ["--start", str(work.trained), "--out", str(work.seen), "--resume"]
+        _finish(work.seen, see.main([*options, *start]))
+
+    return RecipeStage("see", (work.seen / _FINISHED,), run, check, work.seen)
+
+
+def _finish(directory: Path, exit_code: int) -> None:
+    if exit_code:
+        raise TrainingStoppedError(exit_code)
+    (directory / _FINISHED).touch()
 
 
 def _require_gpu(data: Path) -> None:

@@ -10,7 +10,13 @@ from recipes.pocket.evaluation.tasks import TaskResult
 
 __all__ = ["BuildResult", "Claim", "PocketEvaluation", "claims"]
 
-_KEY_TOKENS = 4096
+_KEYS = ("key at 4,096", "key at 30,000")
+_OTHERS = {
+    "invoice, ordinary names": ("invoices with ordinary names: exact", "exact", 0.95),
+    "picture: invoice picture": ("pictures of invoices, unseen fonts: right fields", "fields", 0.90),
+    "picture: line": ("pictures of lines, unseen fonts: right characters", "characters", 0.95),
+}
+"""By task: what is required, of which score, and how much."""
 _MIN_ACCEPTANCE = 0.85
 _JSON_AND_CODE = ("invoice", "records", "code")
 _ACCEPTANCE = "1st draft accepted | 2nd draft accepted after it"
@@ -32,12 +38,16 @@ class Claim:
 
 def claims(tasks: Mapping[str, TaskResult]) -> Iterator[Claim]:
     """The requirements that `tasks`, by name, have results for."""
-    invoice, key = tasks.get("invoice"), tasks.get(f"key at {_KEY_TOKENS:,}")
+    invoice = tasks.get("invoice")
     if invoice:
         yield Claim("unseen invoices: valid JSON", 0.95, invoice.scores["valid"], invoice.num)
         yield Claim("unseen invoices: right fields", 0.90, invoice.scores["fields"], invoice.num)
-    if key:
-        yield Claim(f"a key in {_KEY_TOKENS:,} tokens found", 0.90, key.scores["exact"], key.num)
+    for task in tasks.values():
+        if task.name in _KEYS:
+            yield Claim(f"a {task.name.replace(' at ', ' in ')} tokens found", 0.90, task.scores["exact"], task.num)
+    for name, (what, score, least) in _OTHERS.items():
+        if name in tasks:
+            yield Claim(what, least, tasks[name].scores[score], tasks[name].num)
     for name in _JSON_AND_CODE:
         accepted = tasks[name].acceptance(0) if name in tasks else None
         if accepted is not None:

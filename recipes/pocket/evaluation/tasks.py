@@ -1,6 +1,6 @@
 """Held-out examples answered by the engine: scores of the answers, and acceptance of the drafts."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
@@ -13,7 +13,7 @@ from recipes.pocket.synthetic.example import Example, score
 from recipes.pocket.synthetic.recall import recall
 from recipes.pocket.synthetic.workloads import HELD_OUT_SEED, MEASURED, prompt_text
 
-__all__ = ["TaskResult", "continue_text", "recall_task", "workload_task"]
+__all__ = ["TaskResult", "continue_text", "recall_task", "summary", "workload_task"]
 
 _CHARACTERS_PER_TOKEN = 3.0
 _DEPTHS = (0.05, 0.25, 0.5, 0.75, 0.95)
@@ -84,10 +84,14 @@ def _answered(
     template = ChatTemplate.load(directory)
     prompts = [prompt_text(example, template) for example in examples]
     answers = llm.generate(prompts, SamplingParams(temperature=0.0, max_tokens=max_tokens))
-    scores = [score(example, answer.text) for example, answer in zip(examples, answers, strict=True)]
+    return summary(name, [score(e, answer.text) for e, answer in zip(examples, answers, strict=True)], answers)
+
+
+def summary(name: str, scores: Sequence[Mapping[str, float]], answers: Sequence["onebox.Completion"]) -> TaskResult:
+    """The means of each answer's scores, over those that have them."""
     names = sorted({key for each in scores for key in each})
     means = {
         key: sum(each[key] for each in scores if key in each) / sum(key in each for each in scores) for key in names
     }
     drafts = sum((answer.counts.drafts for answer in answers if answer.counts), AcceptanceCounts())
-    return TaskResult(name, len(examples), means, drafts, sum(len(a.prompt_token_ids) for a in answers) / len(answers))
+    return TaskResult(name, len(answers), means, drafts, sum(len(a.prompt_token_ids) for a in answers) / len(answers))

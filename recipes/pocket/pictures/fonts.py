@@ -21,13 +21,22 @@ from onebox.spec.model import read_json
 from recipes.pocket.command import log_progress, run_command
 from recipes.pocket.data.collect import download, unpack
 
-__all__ = ["CHARACTERS", "FAMILIES", "FontFamily", "FontShelf", "SizedFont", "make_fonts", "write_characters"]
+__all__ = [
+    "CHARACTERS",
+    "CHARACTER_INDEX",
+    "FAMILIES",
+    "FontFamily",
+    "FontShelf",
+    "SizedFont",
+    "make_fonts",
+    "write_characters",
+]
 
 CHARACTERS = (
     "".join(chr(code) for code in range(32, 127)) + "áéíóöőúüűÁÉÍÓÖŐÚÜŰçğışâîûÇĞİŞÂÎÛ" + "€£§°×±–—„”“’•…²µ½ñèàêëïäßôøåæ"
 )
 """All characters that pictures show; index 0, the space, also stands for no character."""
-_INDEX = "characters.json"
+CHARACTER_INDEX = "characters.json"
 """Beside the fonts: what each has. A picture never shows what its font lacks."""
 
 
@@ -138,7 +147,7 @@ def make_fonts(packages: Path, output: Path) -> int:
 def write_characters(folder: Path, characters: Mapping[str, str]) -> None:
     """Writes down what each font of the folder has."""
     text = json.dumps(characters, ensure_ascii=False, indent=1)
-    (folder / _INDEX).write_text(text + "\n", encoding="utf-8")
+    (folder / CHARACTER_INDEX).write_text(text + "\n", encoding="utf-8")
 
 
 def cut_font(data: bytes) -> bytes:
@@ -210,7 +219,7 @@ def _open(path: Path, size: int) -> SizedFont:
 @cache
 def _characters(folder: Path) -> Mapping[str, str]:
     """The characters that each file of a folder has, by its name."""
-    return {name: str(known) for name, known in read_json(folder / _INDEX).items()}
+    return {name: str(known) for name, known in read_json(folder / CHARACTER_INDEX).items()}
 
 
 def drawn_characters(data: bytes) -> str:

@@ -53,7 +53,8 @@ EXAMPLE_SHARE = 0.6
 """Share of a batch's rows that are generated examples; the others are real text."""
 _SIZE_EXPONENT = 0.85
 """Sources are drawn with probability proportional to size to this power: small languages more often, but not much."""
-_MIN_ROWS = 64
+_MIN_ROWS, _READY_TOKENS = 4, 65_536
+"""Rows of each length, and tokens in them, that there must be before the training starts."""
 _MAX_FIRST_REDRAWS = 8
 _MAX_LATER_REDRAWS = 2
 _LONG_ROW = 6000
@@ -192,7 +193,10 @@ class ExamplePool:
         return {length: rows.num_made for length, rows in self._rows.items()}
 
     def is_ready(self) -> bool:
-        return all(rows.num_made >= min(_MIN_ROWS, rows.count) for rows in self._rows.values())
+        return all(
+            rows.num_made >= min(rows.count, max(_MIN_ROWS, _READY_TOKENS // length))
+            for length, rows in self._rows.items()
+        )
 
     def rows(self, count: int, length: int) -> tuple[Ids, Kinds]:
         """`count` random rows [count, length + 2] of the pool, and their kinds."""

@@ -12,6 +12,7 @@ from onebox.spec.model import read_config
 from onebox.text.chat import ChatTemplate
 from onebox.text.patches import PictureReader
 from recipes.pocket import see
+from recipes.pocket.evaluation.pictures import picture_task
 from recipes.pocket.export import export
 from recipes.pocket.pictures.workloads import PICTURES
 from recipes.pocket.synthetic.workloads import prompt_text
@@ -50,6 +51,15 @@ def test_the_engine_answers_about_a_picture_as_transformers_does(toy):
     theirs = _transformers_logprobs(toy, seen.drawing.image(), answer.prompt_token_ids, answer.token_ids)
     ours = torch.tensor([entry.logprob for entry in answer.logprobs])
     assert (ours - theirs).abs().max() < 0.05  # keys and values in bfloat16 stand between the two
+
+
+def test_pictures_are_scored_by_fields_and_characters(toy):
+    with onebox.LLM(toy, dtype="float32") as llm:
+        found = [picture_task(llm, toy, toy / "fonts", name, 2, 4) for name in ("line", "table")]
+    assert found[0].scores.keys() == {"exact", "characters"}
+    assert found[0].name == "picture: line"
+    assert "fields" in found[1].scores | found[0].scores
+    assert all(task.num == 2 and task.mean_prompt_tokens > 20 and task.scores["exact"] == 0 for task in found)
 
 
 def _inverted(image):

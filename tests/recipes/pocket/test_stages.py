@@ -52,7 +52,7 @@ def test_an_interrupted_recipe_resumes_with_the_interrupted_stage(fakes):
         run_stages(fakes.recipe())
     fakes.failing = None
     assert (fakes.root / "train" / "half").exists()
-    assert run_stages(fakes.recipe()) == ["train", "export", "evaluate"]
+    assert run_stages(fakes.recipe()) == ["train", "see", "export", "evaluate"]
 
 
 def test_running_a_stage_again_deletes_the_outputs_of_later_stages(fakes):
@@ -79,7 +79,7 @@ def test_a_checkpoint_is_deleted_only_when_its_stage_or_an_earlier_one_restarts(
 def test_until_stops_there_and_later_stages_are_no_longer_finished(fakes):
     run_stages(fakes.recipe())
     assert run_stages(fakes.recipe(), again_from="prepare", until="train") == ["prepare", "train"]
-    assert run_stages(fakes.recipe()) == ["export", "evaluate"]
+    assert run_stages(fakes.recipe()) == ["see", "export", "evaluate"]
 
 
 def test_a_stage_this_machine_cannot_run_is_refused_before_any_file_changes(fakes):

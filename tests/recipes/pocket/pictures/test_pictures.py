@@ -6,6 +6,7 @@ from random import Random
 import numpy as np
 import pytest
 
+from recipes.pocket.evaluation.pictures import characters_right
 from recipes.pocket.pictures.drawing import PATCH, SLOTS, Drawing
 from recipes.pocket.pictures.fonts import CHARACTERS, FAMILIES
 from recipes.pocket.pictures.lines import line_text
@@ -78,3 +79,11 @@ def test_no_held_out_family_is_trained_on():
     assert held_out
     assert not held_out & {family.package for family in FAMILIES if not family.held_out}
     assert set(SMALL) | set(PAGES) == set(PICTURES)
+
+
+def test_right_characters_are_counted_by_edits():
+    assert characters_right("Invoice", "Invoice") == 1
+    assert characters_right("Invioce", "Invoice") == pytest.approx(5 / 7)
+    assert characters_right("nvoice", "Invoice") == pytest.approx(6 / 7)
+    assert characters_right("", "Invoice") == 0
+    assert characters_right("x" * 50, "Invoice") == 0
