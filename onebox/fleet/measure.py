@@ -25,7 +25,9 @@ __all__ = ["measure_step_times"]
 _ANSWER_TOKENS = 128
 _PROMPT_WORDS = (24, 96, 256)
 """Short enough for one step where a step takes 512 tokens, with a tokenizer that makes two of a word."""
-_ROUNDS = 5
+_PASSES = 3
+_ROUNDS = 2
+"""Of all lengths, in each pass."""
 _NUM_BESIDE = 2
 """Answers that run while prompts are measured: a server that runs three at once has a place left."""
 _WORDS = "the river ran past the old mill where a miller counted sacks of flour by candle light".split()  # noqa: SIM905
@@ -40,13 +42,16 @@ async def measure_step_times(
     async with httpx.AsyncClient(headers=headers, timeout=3600, trust_env=False, limits=limits) as http:
         try:
             await _decode(http, urls, 1)  # first-time work
-            alone = await _measure(http, urls[:1], streams)
-            busy = {n: await _measure(http, urls[:n], streams) for n in sorted({min(2, len(urls)), len(urls)}) if n > 1}
+            # In turns: what else the machine does changes from minute to minute.
+            counts = sorted({1, min(2, len(urls)), len(urls)})
+            passes = [{n: await _measure(http, urls[:n], streams) for n in counts} for _ in range(_PASSES)]
             cache_tokens = await _cache_tokens(http, urls[0])
         except (httpx.HTTPError, ValueError, LookupError) as error:
             raise OneboxError(f"{urls[0]} cannot be measured ({str(error) or type(error).__name__}).") from None
+    busy = {count: _merge([each[count] for each in passes]) for count in counts}
+    all_busy = busy[len(urls)]
+    alone = busy.pop(1)
     base_s, token_s = alone.prompt_costs()
-    all_busy = busy.get(len(urls), alone)
     return StepTimes(
         alone.decode_s,
         tokens_per_step=alone.tokens_per_step,
@@ -94,6 +99,16 @@ class _Measurement:
         base_s, token_s = self.prompt_costs()
         fixed_s = base_s + self._other_s
         return tuple(sorted(round(wait_s / (fixed_s + token_s * tokens), 3) for tokens, wait_s in self.waits))
+
+
+def _merge(parts: Sequence[_Measurement]) -> _Measurement:
+    return _Measurement(
+        {rows: statistics.fmean(part.decode_s[rows] for part in parts) for rows in parts[0].decode_s},
+        statistics.fmean(part.tokens_per_step for part in parts),
+        parts[0].num_beside,
+        [wait for part in parts for wait in part.waits],
+        [request_s for part in parts for request_s in part.requests_s],
+    )
 
 
 async def _measure(http: httpx.AsyncClient, urls: Sequence[str], streams: Sequence[int]) -> _Measurement:
