@@ -1,13 +1,18 @@
 """Drafters on the pocket model, one stream, by workload: each fixed choice and `auto`, taking turns in one run.
 
-    python benchmarks/drafts.py [--drafter DIR] [--rounds 3] [--prompts 4] [--tokens 256] [--only json,copying]
+    python benchmarks/drafts.py [--drafter DIR] [--rounds 3] [--prompts 4] [--only json,copying] [--quiet]
 
 Greedy answers to held-out prompts; every variant answers each prompt in turn, so that other work on the machine slows
-them alike. For each workload: tokens a step, tokens a second as measured (the median over rounds), and tokens a second
-by a table of costs: every step counts as the median CPU time of all steps of its kind (rows, MTP passes, DFlash drafts)
-in the run, which leaves only what was chosen; it is that of the engine's one thread, host work included. `share` is
-auto's part of the best fixed choice by that table, `measured` the median over rounds of the same by the clock. All
-variants must give the same answers. The last line is JSON.
+them alike. For each workload, the medians over rounds of tokens a second:
+
+    clock  as measured
+    CPU    by the CPU time of the engine's one thread, host work included: the same without other programs' share
+    table  every step counts as the median CPU time of all steps of its kind (rows, MTP passes, DFlash drafts) in the
+           run, whichever variant made it: what is left is what was chosen
+
+A fixed variant loads its own drafter alone; auto loads all and keeps their contexts, which CPU and clock charge it
+with and the table does not. Shares are auto's part of the best fixed choice. All variants must give the same answers.
+The last line is JSON.
 """
 
 import argparse
@@ -61,6 +66,7 @@ class Variant:
 
     name: str
     llm: LLM
+    is_quiet: bool
     kinds: list[Step] = field(default_factory=list)
     since: float = 0.0
     """Of the answer under way: each decode step's kind and seconds, by the clock and of the CPU."""
@@ -70,11 +76,12 @@ class Variant:
         observe = scheduler.observe
 
         def record(plan: Any, seconds: float, speculator: Any) -> None:
-            observe(plan, seconds, speculator)
+            cpu_seconds = time.thread_time() - self.since
+            observe(plan, cpu_seconds if self.is_quiet else seconds, speculator)
             if plan.rows and not plan.chunks:
                 num_rows = sum(len(rows.token_ids) for rows in plan.rows)
                 kind = num_rows, plan.depth_by(Drafter.MTP), plan.depth_by(Drafter.DFLASH)
-                self.kinds.append(Step(kind, seconds, time.thread_time() - self.since))
+                self.kinds.append(Step(kind, seconds, cpu_seconds))
             self.since = time.thread_time()
 
         scheduler.observe = record
@@ -96,15 +103,26 @@ class Figures:
     def tokens_a_step(self) -> float:
         return sum(self.tokens.values()) / max(1, sum(map(len, self.steps.values())))
 
-    def measured(self, number: int) -> float:
+    def by_clock(self, number: int) -> float:
         return self.tokens[number] / sum(step.seconds for step in self.steps[number])
 
-    def row(self, table: dict[Kind, float]) -> tuple[float, float, float]:
-        return self.tokens_a_step(), statistics.median(map(self.measured, self.steps)), self.by_table(table)
+    def by_cpu(self, number: int) -> float:
+        return self.tokens[number] / sum(step.cpu_seconds for step in self.steps[number])
 
-    def by_table(self, table: dict[Kind, float]) -> float:
-        cost = sum(table[step.kind] for steps in self.steps.values() for step in steps)
-        return sum(self.tokens.values()) / cost
+    def by_table(self, number: int, table: dict[Kind, float]) -> float:
+        return self.tokens[number] / sum(table[step.kind] for step in self.steps[number])
+
+    def row(self, table: dict[Kind, float]) -> "Row":
+        rounds = list(self.steps)
+        clock, cpu = (statistics.median(map(of, rounds)) for of in (self.by_clock, self.by_cpu))
+        return Row(self.tokens_a_step(), clock, cpu, statistics.median(self.by_table(each, table) for each in rounds))
+
+
+class Row(NamedTuple):
+    tokens_a_step: float
+    clock: float
+    cpu: float
+    table: float
 
 
 def prompts_of(workload: str, count: int, template: ChatTemplate) -> list[str]:
@@ -130,7 +148,7 @@ def measure(
     return figures
 
 
-def report(workload: str, figures: dict[str, Figures], given: argparse.Namespace) -> dict[str, Any]:
+def report(workload: str, figures: dict[str, Figures]) -> dict[str, Any]:
     seen = defaultdict(list)
     for figure in figures.values():
         for steps in figure.steps.values():
@@ -138,22 +156,21 @@ def report(workload: str, figures: dict[str, Figures], given: argparse.Namespace
                 seen[step.kind].append(step.cpu_seconds)
     table = {kind: statistics.median(times) for kind, times in seen.items()}
     rows = {name: figure.row(table) for name, figure in figures.items()}
-    fixed = [name for name in rows if name != "auto"]
-    best = max(fixed, key=lambda name: rows[name][2])
-    shares = [
-        figures["auto"].measured(number) / max(figures[name].measured(number) for name in fixed)
-        for number in range(given.rounds)
-    ]
-    result = {
+    fixed = [row for name, row in rows.items() if name != "auto"]
+    shares = {
+        measure: round(getattr(rows["auto"], measure) / max(getattr(row, measure) for row in fixed), 3)
+        for measure in ("clock", "cpu", "table")
+    }
+    best = max((name for name in rows if name != "auto"), key=lambda name: rows[name].cpu)
+    print(f"\n{workload}: best {best} by CPU time; auto's share: " + ", ".join(f"{n} {v}" for n, v in shares.items()))
+    for name, row in rows.items():
+        speeds = "  ".join(f"{value:7.1f}" for value in row[1:])
+        print(f"  {name:10} {row.tokens_a_step:6.2f} tokens a step; tok/s by clock, CPU, table: {speeds}")
+    return {
         "best": best,
-        "share": round(rows["auto"][2] / rows[best][2], 3),
-        "measured": round(statistics.median(shares), 3),
+        "shares": shares,
         "rows": {name: [round(value, 2) for value in row] for name, row in rows.items()},
     }
-    print(f"\n{workload}: best {best}, auto {result['share']} of it by the table, {result['measured']} by the clock")
-    for name, (a_step, measured, by_table) in rows.items():
-        print(f"  {name:10} {a_step:6.2f} tokens a step  {measured:7.1f} tok/s measured  {by_table:7.1f} by the table")
-    return result
 
 
 def main() -> None:
@@ -164,6 +181,9 @@ def main() -> None:
     parser.add_argument("--prompts", type=int, default=4, help="of each workload")
     parser.add_argument("--tokens", type=int, default=256, help="of an answer, at most")
     parser.add_argument("--drafts", type=int, default=15, help="of auto, at most")
+    parser.add_argument(
+        "--quiet", action="store_true", help="auto learns costs from CPU time, as if nothing else ran on the machine"
+    )
     parser.add_argument("--only", default=",".join(WORKLOADS), help="workloads, comma-separated")
     given = parser.parse_args()
     torch.set_num_threads(1)
@@ -174,11 +194,13 @@ def main() -> None:
             options[f"dflash {depth}"] = block
         options["auto"]["draft_model"] = given.drafter
     directory, common = pocket_checkpoint(), {"max_num_seqs": 1, "max_model_len": 4096, "enable_prefix_caching": False}
-    variants = [Variant(name, LLM(directory, **common, **given_options)) for name, given_options in options.items()]
+    variants = [
+        Variant(name, LLM(directory, **common, **given_options), given.quiet) for name, given_options in options.items()
+    ]
     template, results, started = ChatTemplate.load(directory), {}, time.monotonic()
     for workload in given.only.split(","):
         figures = measure(variants, workload, prompts_of(workload, given.prompts, template), given)
-        results[workload] = report(workload, figures, given)
+        results[workload] = report(workload, figures)
     for variant in variants:
         variant.llm.close()
     print(json.dumps({"workloads": results, "seconds": round(time.monotonic() - started)}))

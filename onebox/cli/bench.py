@@ -24,6 +24,7 @@ from onebox.cli.bench_options import (
 )
 from onebox.cli.compare import compare
 from onebox.cli.decode import decode
+from onebox.cli.json_output import echo_json
 from onebox.cli.ladder import ladder
 from onebox.cli.mixed import mixed
 from onebox.cli.options import grouped
@@ -222,11 +223,11 @@ def _carry_out(plan: "BenchPlan", record: RecordOptions) -> None:
         # Written before printing: a closed pipe must not lose the record.
         write_run(made, record.output)
     if record.as_json:
-        typer.echo(bench_view.json_line(made))
+        echo_json(bench_view.summary(made))
     else:
         bench_view.show(made)
     if record.output is not None:
-        typer.echo(f"The record was written to {record.output}.", err=record.as_json)
+        typer.echo(f"The record was written to {record.output}.")
     if made.interrupted:
         raise typer.Exit(INTERRUPTED)
     if not made.is_success:

@@ -3,7 +3,6 @@
 Figures are taken from the record; only their number formats are chosen here.
 """
 
-import json
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
     from onebox.bench.cost import Prices
     from onebox.bench.record import Figures
 
-__all__ = ["Bars", "bars", "json_line", "show"]
+__all__ = ["Bars", "bars", "show", "summary"]
 
 _MESSAGE_CHARS = 160
 _FILE_WIDTH = 200
@@ -344,8 +343,8 @@ def _seconds(value: float | None) -> str:
     return f"{value * 1000:.0f} ms" if value < 1 else f"{value:.2f} s"
 
 
-def json_line(run: Run) -> str:
-    """The run in one line, without the requests."""
+def summary(run: Run) -> dict[str, Any]:
+    """The run without its requests, for programs."""
     workloads: list[dict[str, Any]] = [
         {
             "name": workload.name,
@@ -364,7 +363,7 @@ def json_line(run: Run) -> str:
         {"reason": reason, "status": status, "times": count, "message": message}
         for reason, status, message, count in failure_counts(run.failed)
     ]
-    told = {
+    return {
         "success": run.is_success,
         "requests": _num_requests(run),
         "failed": len(run.failed),
@@ -376,4 +375,3 @@ def json_line(run: Run) -> str:
         "sensed": None if run.sensed is None else asdict(run.sensed),
         "workloads": workloads,
     }
-    return json.dumps(told, ensure_ascii=False)

@@ -1,6 +1,5 @@
 """`onebox cache`: what the directory of prefixes holds, and changes to it; servers may run meanwhile."""
 
-import json
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
@@ -9,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from onebox.cli.json_output import echo_json
 from onebox.cli.progress import byte_progress
 from onebox.spec.errors import UnreadableError, UsageError
 
@@ -237,4 +237,4 @@ def _ago(moment: float) -> str:
 
 
 def _print_json(value: dict[str, Any]) -> None:
-    typer.echo(json.dumps(value, indent=1))
+    echo_json(value, indent=1)

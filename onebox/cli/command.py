@@ -6,12 +6,14 @@ not on the command line is taken from the environment, then from the file of `--
 
 import textwrap
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 
 from onebox.cli.counts import read_counts
+from onebox.cli.json_output import JSON_NAME, json_alone
 from onebox.cli.settings import CONFIG_NAME, SETTINGS_HELP, is_option, read_settings
 
 __all__ = ["OneboxCommand", "OneboxGroup", "dress"]
@@ -40,6 +42,10 @@ class OneboxCommand(TyperCommand):
             if name in settings.sources and ctx.get_parameter_source(name).name == "DEFAULT_MAP":
                 error.message = f"{settings.sources[name]}: {error.message}"
             raise
+
+    def invoke(self, ctx: Any) -> Any:
+        with json_alone() if ctx.params.get(JSON_NAME) else nullcontext():
+            return super().invoke(ctx)
 
     @property
     def _takes_config(self) -> bool:
@@ -139,5 +145,11 @@ def _write_rows(formatter: Any, rows: Sequence[tuple[str, str]]) -> None:
 
 
 def _wrapped(text: str, width: int) -> Iterator[str]:
-    # Whole flags: a name broken at its hyphens cannot be copied.
-    yield from textwrap.wrap(text, max(width, 20), break_on_hyphens=False, break_long_words=False)
+    # Whole flags: a name broken at its hyphens cannot be copied. A list without blanks is continued after a comma.
+    width = max(width, 20)
+    for line in textwrap.wrap(text, width, break_on_hyphens=False, break_long_words=False):
+        while len(line) > width and "," in line[:width]:
+            end = line.rindex(",", 0, width) + 1
+            yield line[:end]
+            line = line[end:]
+        yield line

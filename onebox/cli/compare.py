@@ -1,10 +1,11 @@
 """`onebox bench compare`: two result files side by side, with intervals. Failures first."""
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from onebox.cli.json_output import echo_json
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -44,7 +45,7 @@ def compare(
 
     found = compare_runs(read_run(first), read_run(second), allow_different=allow_different)
     if as_json:
-        typer.echo(json.dumps(plain_json(found)))
+        echo_json(plain_json(found))
     else:
         console = Console() if Console().is_terminal else Console(width=WIDTH)
         for line in render(found, first, second):

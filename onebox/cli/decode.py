@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from onebox.cli.json_output import echo_json
 from onebox.cli.shared_options import StateCacheDtype
 from onebox.spec.errors import DoesNotFitError, MismatchError, UnsupportedError, UsageError
 
@@ -50,6 +51,9 @@ def decode(
     profile: Annotated[
         bool, typer.Option("--profile", help="Also print the GPU time of each kernel, measured last.")
     ] = False,
+    as_json: Annotated[  # noqa: ARG001 - read by OneboxCommand: JSON is printed in any case, as the last line
+        bool, typer.Option("--json", help="Print one line of JSON and nothing else; rows go to stderr.")
+    ] = False,
 ) -> None:
     """Time decode steps of the complete engine at full size, compared with this GPU's memory bandwidth limit.
 
@@ -92,7 +96,7 @@ def decode(
             _print_kernels(model, chosen)
         del model
         _empty_cache()
-    typer.echo(json.dumps({"shape": shape, **versions, **figures, "rows": found}))
+    echo_json({"shape": shape, **versions, **figures, "rows": found})
 
 
 def _measure(

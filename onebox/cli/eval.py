@@ -1,12 +1,12 @@
 """`onebox eval`: the same questions to one or two servers, and a verdict with its confidence."""
 
-import json
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from onebox.cli.json_output import echo_json
 from onebox.cli.options import grouped, option_group
 from onebox.spec.errors import OneboxError, UsageError
 
@@ -151,7 +151,9 @@ def eval_command(
         typer.Argument(metavar="B", help="The same for B, which is compared with A. Without B, A is only scored."),
     ] = None,
     output: Annotated[Path | None, typer.Option(help="JSON file for all questions, answers and figures.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one line of JSON at the end.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one line of JSON and nothing else; tables go to stderr.")
+    ] = False,
 ) -> None:
     """Send the same questions to one or two servers and test whether B is worse than A.
 
@@ -187,9 +189,9 @@ def _carry_out(evaluation: "Evaluation", output: Path | None, as_json: bool) -> 
     eval_view.show(run)
     if output is not None:
         write_eval(run, output)
-        typer.echo(f"All questions and answers are in {output}.", err=as_json)
+        typer.echo(f"All questions and answers are in {output}.")
     if as_json:
-        typer.echo(json.dumps(summary(run)))
+        echo_json(summary(run))
     if stopped is not None:
         raise stopped
     raise typer.Exit(exit_code(run))

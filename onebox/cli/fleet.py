@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from onebox.cli.fleet_simulate import simulate
+from onebox.cli.json_output import echo_json
 from onebox.spec.errors import OneboxError
 
 if TYPE_CHECKING:
@@ -22,7 +23,11 @@ fleet_app = typer.Typer(
     no_args_is_help=True,
 )
 
-_Config = Annotated[Path, typer.Option("--config", help="The fleet's file; docs/scaleout.md describes it.")]
+# Not ONEBOX_CONFIG: that is a server's file.
+_Config = Annotated[
+    Path,
+    typer.Option("--config", envvar="ONEBOX_FLEET_CONFIG", help="The fleet's file; docs/scaleout.md describes it."),
+]
 _DEFAULT = Path("fleet.toml")
 _ASK_S = 10.0
 
@@ -51,13 +56,11 @@ def status(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
 ) -> None:
     """Show the members of a running fleet: load, hits, speed, health."""
-    import json
-
     from onebox.cli.fleet_view import print_table
 
     answer = _admin(path, "GET", "/status")
     if as_json:
-        typer.echo(json.dumps(answer, indent=1))
+        echo_json(answer, indent=1)
     else:
         print_table(answer)
 

@@ -1,13 +1,13 @@
 """`onebox fleet simulate`: how many boxes, what affinity is worth, what a rolling update costs, on paper."""
 
 import asyncio
-import json
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from onebox.cli.json_output import echo_json
 from onebox.cli.options import grouped, option_group
 from onebox.spec.errors import UsageError
 
@@ -26,7 +26,8 @@ class MemberOptions:
         Path | None, typer.Option(help="File with a member's step times, as --measure writes it to --save.")
     ] = None
     measure: Annotated[
-        list[str] | None, typer.Option(help="Measure a server that has nothing else to do; several: all at once.")
+        list[str] | None,
+        typer.Option(help="Measure a server that has nothing else to do; several: they share one machine."),
     ] = None
     save: Annotated[Path | None, typer.Option(help="Where the measured step times are written.")] = None
 
@@ -62,14 +63,15 @@ def simulate(
     traffic = read_trace(load.trace) if load.trace else UserTraffic(load.mix, load.users, load.think)
     result = FleetStudy(times, traffic, load.seconds).answer(_numbers(boxes), policy, first_token, roll)
     if as_json:
-        typer.echo(json.dumps({"steps": asdict(times), **asdict(result)}, indent=1))
+        echo_json({"steps": asdict(times), **asdict(result)}, indent=1)
         return
     users = f"{load.users} users of {load.mix}, {load.think:g} s between two requests"
     _print(result, f"the trace {load.trace.name}" if load.trace else users, first_token, roll)
 
 
 def _times(steps: Path | None, measure: list[str], save: Path | None) -> "StepTimes":
-    from onebox.fleet.step_times import measure_step_times, read_step_times, write_step_times
+    from onebox.fleet.measure import measure_step_times
+    from onebox.fleet.step_times import read_step_times, write_step_times
 
     if (steps is None) == (not measure):
         raise UsageError("Give either --steps FILE or --measure URL: what a member's steps take.")

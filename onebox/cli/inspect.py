@@ -1,11 +1,11 @@
 """`onebox inspect`: contents of a checkpoint, bytes read per decode step, and problems."""
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from onebox.cli.json_output import echo_json
 from onebox.cli.problem_lines import problem_lines
 from onebox.cli.progress import byte_progress
 from onebox.spec.errors import UsageError
@@ -51,7 +51,7 @@ def inspect(
             raise UsageError(f"{directory} is a drafter itself; name its model first: inspect MODEL --drafter DIR.")
         alone = inspected_drafter(found, None, deep=deep)
         if as_json:
-            typer.echo(json.dumps(drafter_json(alone), indent=2))
+            echo_json(drafter_json(alone), indent=2)
         else:
             print_drafter(alone)
         raise typer.Exit(0 if alone.is_servable else 1)
@@ -66,7 +66,7 @@ def inspect(
     beside = inspected_drafter(drafter, report.spec, deep=deep) if drafter else None
     if as_json:
         whole = to_json(report) | ({"drafter": drafter_json(beside)} if beside else {})
-        typer.echo(json.dumps(whole, indent=2))
+        echo_json(whole, indent=2)
     else:
         _print(report)
         if beside:

@@ -13,6 +13,7 @@ import typer
 
 from onebox.cli.bench_options import RepeatOptions, RequestOptions, bench_settings, parse_names
 from onebox.cli.build import SourceOptions
+from onebox.cli.json_output import echo_json
 from onebox.cli.options import grouped, option_group
 from onebox.cli.progress import byte_progress
 from onebox.spec.errors import UsageError
@@ -125,15 +126,15 @@ def ladder(
     repeats: RepeatOptions,
     requests: RequestOptions,
     directory: Annotated[Path, typer.Option("--dir", help="Where checkpoints and records go.")] = Path("ladder"),
-    as_json: Annotated[bool, typer.Option("--json", help="Make the last line of stdout the rows as JSON.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the rows as one line of JSON and nothing else; tables go to stderr.")
+    ] = False,
 ) -> None:
     """Build, serve and measure each step in turn: base, FP8 shared experts, INT8 head, MTP-1 to 3, TurboQuant.
 
     Each rung's record is kept in DIR/rungs; run the same command again and only the missing rungs are measured. Exit
     code: 0, 1 if requests of a rung failed, 130 after Ctrl-C.
     """
-    import json
-
     from onebox.bench.ladder import chosen_rungs, ladder_rows
     from onebox.bench.record import write_json
     from onebox.bench.statistics import plain_json
@@ -154,7 +155,7 @@ def ladder(
     _show(rows, box.device, accepted)
     typer.echo(f"Rows: {directory / 'ladder.json'}; records: {directory / 'rungs'}.")
     if as_json:
-        typer.echo(json.dumps(told, ensure_ascii=False))
+        echo_json(told)
 
 
 def _planned(sources: SourceOptions, options: LadderOptions, directory: Path) -> _Checkpoints:

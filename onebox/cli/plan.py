@@ -1,12 +1,12 @@
 """`onebox plan`: what fits on a box and its projected speed, before downloading or loading a model."""
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from onebox.cli.json_output import echo_json
 from onebox.cli.options import grouped, json_option, option_group
 from onebox.cli.settings import configurable
 from onebox.cli.shared_options import (
@@ -244,7 +244,7 @@ def plan(
     )
     report = make_report(planned, chosen_box, request, workload, speed.disk_bytes_per_second())
     if as_json:
-        typer.echo(json.dumps(to_json(report), indent=2))
+        echo_json(to_json(report), indent=2)
         return
     from rich.console import Console
 

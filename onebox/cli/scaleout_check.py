@@ -1,11 +1,12 @@
 """`onebox scaleout check`: whether stock vLLM loads a checkpoint on N ranks, and how."""
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+from onebox.cli.json_output import echo_json
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -41,7 +42,7 @@ def check(
     version = VllmVersion.parse(vllm) if vllm else None
     found = open_check(checkpoint, CheckRequest(tp, pp, version, drafter))
     if as_json:
-        typer.echo(json.dumps(_plain(found), indent=2))
+        echo_json(_plain(found), indent=2)
     else:
         _show(found, checkpoint)
     if not found.loads:

@@ -1,9 +1,10 @@
 """`onebox scaleout compare`: the same prompts through vLLM and through onebox, and a verdict."""
 
-import json
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from onebox.cli.json_output import echo_json
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -45,7 +46,7 @@ def compare_vllm(
     ):
         found = compare_servers(vllm, onebox, tolerance)
     if as_json:
-        typer.echo(json.dumps(_plain(found)))
+        echo_json(_plain(found))
     else:
         from rich.console import Console
         from rich.text import Text

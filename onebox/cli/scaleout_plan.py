@@ -1,10 +1,10 @@
 """`onebox scaleout plan`: what two or more boxes bring beside one, projected."""
 
-import json
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from onebox.cli.json_output import echo_json
 from onebox.cli.options import grouped
 from onebox.cli.plan import DEFAULT_CONTEXT_TOKENS, CapacityOptions, planned_weights
 from onebox.cli.shared_options import chosen_utilization
@@ -80,7 +80,7 @@ def plan_scaleout(
         raise UsageError(f"--context {context:,} is more than the longest sequence, {longest:,} tokens.")
     found = plan_boxes(planned, chosen_box, boxes, request, workload)
     if as_json:
-        typer.echo(json.dumps(_plain(found), indent=2))
+        echo_json(_plain(found), indent=2)
     else:
         _show(found)
 

@@ -1,6 +1,5 @@
 """`onebox list`, `ps`, `stop` and `rm`: what lies on this machine, what runs, since when, how large."""
 
-import json
 import os
 import shutil
 import signal
@@ -12,6 +11,7 @@ from typing import Annotated
 
 import typer
 
+from onebox.cli.json_output import echo_json
 from onebox.spec.errors import UnreadableError, UnsupportedError, UsageError, WriteError
 from onebox.spec.places import forget_place, known_places
 from onebox.spec.running import RunningServer, running_servers
@@ -41,7 +41,7 @@ def list_checkpoints(
     found = _checkpoints(directory)
     if as_json:
         objects = [{"name": c.name, "directory": str(c.directory), "bytes": c.num_bytes, "kind": c.kind} for c in found]
-        typer.echo(json.dumps(objects))
+        echo_json(objects)
     elif not found:
         typer.echo(
             "No checkpoint is here yet: `onebox up qwen3.5-122b-a10b` fetches and builds one; `onebox serve` alone"
@@ -56,7 +56,7 @@ def processes(as_json: AsJson = False) -> None:
     """List the servers that run on this machine: address, model, since when, memory."""
     found = running_servers()
     if as_json:
-        typer.echo(json.dumps([{**vars(one), "resident_bytes": one.resident_bytes} for one in found]))
+        echo_json([{**vars(one), "resident_bytes": one.resident_bytes} for one in found])
     elif not found:
         typer.echo("No onebox serves on this machine.")
     else:

@@ -313,6 +313,7 @@ class Engine(EngineClient):
         """One step: plan, run, commit, deliver. `Outbox` says why a step is delivered during the next one."""
         self._deliver_now(self._scheduler.expire(time.monotonic()))
         self._encode_next()
+        planned_at = time.monotonic()
         plan = self._scheduler.plan()
         if plan.is_empty:
             self._rest(plan)
@@ -324,8 +325,9 @@ class Engine(EngineClient):
         self._outbox.deliver()  # the step before this one, while the device computes this one
         self._scheduler.catch_up()
         output = run.finish()
-        seconds = time.monotonic() - started_at
         events = self._drop_undelivered(self._scheduler.commit(plan, output))
+        # What a sequence waits for, the host's part included: a choice that saves steps saves that, too.
+        seconds = time.monotonic() - planned_at
         self._outbox.put(CommittedStep(plan, started_at, seconds, events))
         if self._scheduler.is_idle:
             self._scheduler.check()

@@ -139,7 +139,9 @@ class Sequence:
         self.tokens += delivered
         taken = tuple(delivered)
         if reason:
-            self.logits_rules.finish((*taken, token_id) if reason is FinishReason.STOP else taken)
+            said = (*taken, token_id) if reason is FinishReason.STOP else taken
+            self.logits_rules.finish(said)
+            self.speculation.finish(said)
         else:
             self.logits_rules.advance(taken)
             self.speculation.extend(taken)

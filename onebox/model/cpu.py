@@ -20,7 +20,7 @@ from onebox.kernels.common.arrays import Array, array, quietly, silu, tensor
 from onebox.kernels.common.invariant import FEW, any_multiple_is_alike, filled, product
 from onebox.model import compiled
 from onebox.model.experts import Experts, stack
-from onebox.model.layers import Layer, Stream
+from onebox.model.layers import StreamLayer
 from onebox.model.layers.plain import Mixer, PlainLayer
 from onebox.model.linear import DecodeActivations, Linear, RowLinear, same_kind
 
@@ -67,7 +67,7 @@ def cpu_experts(batches: Iterable[tuple[Tensor, Tensor]], count: int) -> Experts
     return CompiledExperts(*stack(((to_blocks(gate_up), to_blocks(down)) for gate_up, down in batches), count))
 
 
-def cpu_layer(layer: PlainLayer[Mixer]) -> Layer[Stream]:
+def cpu_layer(layer: PlainLayer[Mixer]) -> StreamLayer:
     """The layer compiled, if Numba is installed and compiled code can read its matrices; else the layer itself."""
     if not compiled.is_available():
         return layer

@@ -13,7 +13,7 @@ from onebox.model.build import build_model
 from onebox.model.cpu import cpu_experts, cpu_layer, cpu_linear
 from onebox.model.dflash import DFlash, build_dflash
 from onebox.model.experts import Experts, Fp8Experts, IntExperts, Nvfp4Experts, PlainExperts
-from onebox.model.layers import Layer, Stream
+from onebox.model.layers import StreamLayer
 from onebox.model.layers.plain import Mixer, PlainLayer
 from onebox.model.linear import Fp8Linear, IntLinear, Linear, Nvfp4Linear, PlainLinear
 from onebox.model.qwen3_5 import Qwen35
@@ -175,7 +175,7 @@ class DummyParts(DummyMatrices):
     def embedding(self, name: str) -> Tensor:
         return self._normal(*self._modules[name].shape)
 
-    def choose_layer(self, layer: PlainLayer[Mixer]) -> Layer[Stream]:
+    def choose_layer(self, layer: PlainLayer[Mixer]) -> StreamLayer:
         return cpu_layer(layer) if self.device.type == "cpu" else layer
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from onebox.formats.kv_pages import KVPages
 from onebox.kernels.norm import add_rms_norm, concat_rms_norm
 from onebox.model.batch import Batch
-from onebox.model.layers import Layer, RotaryTable, Stream
+from onebox.model.layers import RotaryTable, StreamLayer
 from onebox.model.layers.fused import (
     FusedAttention,
     FusedLayer,
@@ -35,7 +35,7 @@ class MtpHead:
     hidden_norm: Tensor
     fc: Linear
     attention: PlainLayer[Attention]
-    layer: Layer[Stream]
+    layer: StreamLayer
     """`attention`, or its compiled form."""
     norm: Tensor
 
@@ -46,9 +46,7 @@ class MtpHead:
 
     def write_kv(self, embedded: Tensor, hidden: Tensor, pages: KVPages, batch: Batch, table: RotaryTable) -> None:
         stream = start_stream(self.fc.decode(DecodeActivations(self.join(embedded, hidden))))
-        normed, _ = self.attention.input_rows(stream)
-        mixer = self.attention.mixer
-        mixer.write_kv(mixer.qkv_proj.decode(DecodeActivations(normed)), pages, batch, table)
+        self.layer.write_kv(stream, pages, batch, table)
 
     def prefill_kv(self, embedded: Tensor, hidden: Tensor, pages: KVPages, batch: Batch, table: RotaryTable) -> None:
         normed, _ = self.attention.input_rows(start_stream(self.fc.prefill(self.join(embedded, hidden))))

@@ -25,7 +25,7 @@ from onebox.model.experts import (
     make_experts,
     plain_expert,
 )
-from onebox.model.layers import Layer, Stream
+from onebox.model.layers import StreamLayer
 from onebox.model.layers.plain import Mixer, PlainLayer
 from onebox.model.linear import Linear, PlainLinear, can_join, make_linear
 from onebox.spec.model import ModelSpec
@@ -60,7 +60,7 @@ class Parts(Protocol):
     def embedding(self, name: str) -> Tensor:
         """The embedding table [V, H]: bfloat16, or the activations' dtype on a CPU."""
 
-    def choose_layer(self, layer: PlainLayer[Mixer]) -> Layer[Stream]:
+    def choose_layer(self, layer: PlainLayer[Mixer]) -> StreamLayer:
         """The implementation of `layer` for this device: compiled on a CPU where that is possible, else `layer`."""
 
 
@@ -79,7 +79,7 @@ class BoundParts:
     def tied_head(self, embedding: Tensor) -> Linear:
         return PlainLinear(embedding)
 
-    def choose_layer(self, layer: PlainLayer[Mixer]) -> Layer[Stream]:
+    def choose_layer(self, layer: PlainLayer[Mixer]) -> StreamLayer:
         return layer
 
     def _bounds(self, *names: str) -> list[Bound]:
@@ -137,7 +137,7 @@ class CpuParts(CheckpointParts):
     def embedding(self, name: str) -> Tensor:
         return self._read(self._modules[name].tensors["weight"]).to(self._dtype)
 
-    def choose_layer(self, layer: PlainLayer[Mixer]) -> Layer[Stream]:
+    def choose_layer(self, layer: PlainLayer[Mixer]) -> StreamLayer:
         return cpu_layer(layer)
 
 

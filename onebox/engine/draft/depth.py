@@ -33,6 +33,8 @@ _LARGEST_PRICE, _LARGEST_DEBT = 1.0, 2.0
 """Of a probe, and after it: in tokens."""
 _LEAST_CHANCE = 0.02
 """Drafts that are less likely to be accepted are not considered."""
+_SURPRISE = 2.0
+"""As many times the drafts that were expected to be right."""
 _USUAL_DIFFERENCE = 0.05
 """Between the rates of one request and of all, where they are alike."""
 
@@ -51,6 +53,8 @@ class DraftChoice(NamedTuple):
     depth: int
     is_probe: bool = False
     """Chosen to measure it, not because it is the best."""
+    num_unverified: int = 0
+    """Drafts of the same block beyond `depth`: they are only compared with the tokens that come."""
 
     @property
     def num_chained(self) -> int:
@@ -60,7 +64,7 @@ class DraftChoice(NamedTuple):
     @property
     def num_blocks(self) -> int:
         """Drafts that come from one pass of the DFlash drafter."""
-        return self.depth if self.kind.drafter is Drafter.DFLASH else 0
+        return self.depth + self.num_unverified if self.kind.drafter is Drafter.DFLASH else 0
 
 
 PLAIN = DraftChoice(DraftClass(Drafter.NONE), 0)
@@ -224,6 +228,17 @@ class AutoDepth:
         if choice.is_probe and num_accepted:
             self._probes.num_unused[choice.kind[:2]] = self._settings.probe_interval
 
+    def observe_block(self, kind: DraftClass, num_proposed: int, num_right: int) -> None:
+        """`observe` of a probe's block, of which not all was verified.
+
+        One that is far better than expected pays for the next probe: the text has become another.
+        """
+        expected = self.expected_tokens(kind, num_proposed) - 1
+        self.observe(kind, num_proposed, num_right)
+        if num_right >= _SURPRISE * expected:
+            self._probes.credit = max(self._probes.credit, 0.0)
+            self._probes.num_unused[kind[:2]] = self._settings.probe_interval
+
     def chances(self, kind: DraftClass, depth: int) -> Sequence[float]:
         """How likely the first draft of a class is accepted, the first two, and so on up to `depth`, or beyond."""
         return self._rates(kind).chances(depth)
@@ -247,7 +262,7 @@ class AutoDepth:
             probe = PLAIN
         if probe is None:
             return None
-        probe = self._affordable(probe, best, costs, company)
+        probe = _with_whole_block(self._affordable(probe, best, costs, company), offers)
         # A probe gives at least one token; its accepted drafts are credited when they are observed.
         self._probes.credit -= best.speed * _cost(probe, costs, company) - company.expected_tokens - 1
         num_tokens = self.expected_tokens(probe.kind, probe.depth)
@@ -299,6 +314,14 @@ class AutoDepth:
                 break
             probe = probe._replace(depth=probe.depth - 1)
         return probe
+
+
+def _with_whole_block(probe: DraftChoice, offers: Sequence[Offer]) -> DraftChoice:
+    """A probe of the block drafter tells of all positions, however few rows it verifies: one pass makes them all."""
+    if probe.kind.drafter is not Drafter.DFLASH:
+        return probe
+    most = max(offer.max_depth for offer in offers if offer.kind == probe.kind)
+    return probe._replace(num_unverified=most - probe.depth)
 
 
 def _cost(choice: DraftChoice, costs: StepCosts, company: Company) -> float:

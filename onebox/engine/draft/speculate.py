@@ -76,10 +76,18 @@ class Speculator:
 
 
 class _Proposal(NamedTuple):
-    """Drafts that are judged by the tokens that come, verified or not."""
+    """Drafts that are judged by the tokens that come, verified or not: in this step, and in later ones."""
 
     kind: DraftClass
     token_ids: tuple[int, ...]
+    num_verified: int
+    num_right: int = 0
+    """Those that came in the steps before."""
+
+    def after(self, token_ids: tuple[int, ...]) -> "tuple[_Proposal, bool]":
+        """(the proposal after these tokens came, whether they differ from it)."""
+        num_judged, num_right = num_matching(self.token_ids[self.num_right :], token_ids)
+        return self._replace(num_right=self.num_right + num_right), num_right < num_judged
 
 
 class SequenceDrafts:
@@ -100,7 +108,7 @@ class SequenceDrafts:
         self._checked = PLAIN
         """What this step verifies; `_plan` is already that of the next step."""
         self._proposals: list[_Proposal] = []
-        """Of this step."""
+        """That are not decided yet."""
         self._offered: tuple[int, ...] = ()
         self._agreement = 0.5
         """How often the head's first drafts are the same as the text's, recently."""
@@ -120,9 +128,7 @@ class SequenceDrafts:
     def extend(self, token_ids: tuple[int, ...]) -> None:
         """Adds tokens that are certain."""
         if self._auto:
-            for kind, proposed in self._proposals:
-                self._auto.observe(kind, *num_matching(proposed, token_ids))
-            self._proposals = []
+            self._judge(self._auto, token_ids)
         if self._index:
             self._index.extend(token_ids)
         marks = self._speculator.thinking_token_ids
@@ -130,6 +136,25 @@ class SequenceDrafts:
             for token_id in token_ids:
                 if token_id in marks:
                     self._part = TextPart.THINKING if token_id == marks[0] else TextPart.ANSWER
+
+    def _judge(self, auto: AutoDepth, token_ids: tuple[int, ...], *, is_end: bool = False) -> None:
+        """Observes the proposals that these tokens decide, and keeps the others; at the end all are decided."""
+        undecided = []
+        for proposal in self._proposals:
+            judged, is_wrong = proposal.after(token_ids)
+            kind, proposed, num_verified, num_right = judged
+            is_rejected = is_wrong or (is_end and num_right < len(proposed))
+            if not is_rejected and num_right < len(proposed):
+                undecided.append(judged)
+                continue
+            is_block = kind.drafter is Drafter.DFLASH and num_verified < len(proposed)
+            (auto.observe_block if is_block else auto.observe)(kind, num_right + is_rejected, num_right)
+        self._proposals = undecided
+
+    def finish(self, token_ids: tuple[int, ...]) -> None:
+        """Judges by the last tokens of an answer: a draft behind its end was made in vain."""
+        if self._auto:
+            self._judge(self._auto, token_ids, is_end=True)
 
     def forget(self) -> None:
         """Drops offered drafts and the plan: the sequence lost its slot."""
@@ -159,16 +184,18 @@ class SequenceDrafts:
         plan, head = self._plan, self._offered[:room]
         self._checked = plan
         text = self._index.propose(room) if self._index else ()
-        self._proposals = [_Proposal(plan.kind, head)] if head else []
+        if head:
+            self._proposals.append(_Proposal(plan.kind, head, plan.depth))
+            head = head[: plan.depth]
         if not text:
             return head
         text_class = self._text_class()
-        self._proposals.append(_Proposal(text_class, text))
+        self._proposals.append(_Proposal(text_class, text, 0))
         if len(head) >= _NUM_AGREED:
             is_agreed = head[:_NUM_AGREED] == text[:_NUM_AGREED]
             self._agreement += 0.1 * (is_agreed - self._agreement)
             text_class = text_class._replace(is_agreed=is_agreed)
-            self._proposals.append(_Proposal(text_class, text))
+            self._proposals.append(_Proposal(text_class, text, 0))
         if plan.kind.drafter is not Drafter.NGRAM and not self._may_look_up:
             return head
         offers = [Offer(text_class, len(text))]

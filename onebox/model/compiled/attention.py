@@ -95,6 +95,12 @@ def attend(
     return mixed
 
 
+@compiled
+def write_kv(projected: Projected, keys: Stored, values: Stored, slot_mapping: NDArray[np.int64]) -> None:
+    """Writes the rows' keys and values into the bfloat16 pages, as `attend` does, and attends to nothing."""
+    _write(projected, keys, values, slot_mapping)
+
+
 @inner
 def _write(projected: Projected, keys: Stored, values: Stored, slots: NDArray[np.int64]) -> None:
     never_inline()

@@ -17,7 +17,7 @@ from onebox.model.batch import Batch
 from onebox.model.memory import LayerMemory
 from onebox.model.taps import Taps
 
-__all__ = ["DraftHead", "Layer", "LayerStack", "RotaryTable", "Stream"]
+__all__ = ["DraftHead", "Layer", "LayerStack", "RotaryTable", "Stream", "StreamLayer"]
 
 RotaryTable = tuple[Tensor, Tensor]
 """(cos, sin) of the batch's positions."""
@@ -43,6 +43,13 @@ class Layer(Protocol[S]):
 
     def prefill(self, stream: Stream, memory: LayerMemory, batch: Batch, table: RotaryTable) -> Stream:
         """The stream after this layer; the memory then holds the rows' tokens."""
+
+
+class StreamLayer(Layer[Stream], Protocol):
+    """A plain or compiled layer."""
+
+    def write_kv(self, stream: Stream, pages: KVPages, batch: Batch, table: RotaryTable) -> None:
+        """Writes the keys and values that `decode` of an attention layer would, and computes nothing else."""
 
 
 class LayerStack(Protocol):

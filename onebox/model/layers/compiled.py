@@ -17,7 +17,7 @@ from onebox.kernels.delta_net.memory import DeltaPool
 from onebox.model.batch import Batch
 from onebox.model.compiled import ahead
 from onebox.model.compiled.arithmetic import add_norm, product
-from onebox.model.compiled.attention import Projected, attend, gate_heads, rotate
+from onebox.model.compiled.attention import Projected, attend, gate_heads, rotate, write_kv
 from onebox.model.compiled.delta_net import DeltaArrays, PoolArrays, delta_step
 from onebox.model.compiled.linear import CompiledExperts, CompiledLinear
 from onebox.model.compiled.mixture import ExpertArrays, mixture_step
@@ -41,17 +41,30 @@ class CompiledAttention:
     def decode(
         self, added: Stored, residual: Array, memory: LayerMemory, batch: Batch, table: RotaryTable
     ) -> tuple[Array, Array]:
-        pages, plain, spec = require_pages(memory), self.plain, self.plain.spec
-        normed, stream = add_norm(added, residual, self.input_norm, spec.rms_norm_eps)
-        cos, sin = (np.ascontiguousarray(part.numpy()) for part in table)
-        norms, scale = (array(plain.q_norm), array(plain.k_norm)), spec.head_dim**-0.5
-        projected = rotate(product(normed, self.qkv), *norms, cos, sin, pages.kv_heads, spec.rms_norm_eps)
-        if pages.format.key_bits == pages.format.value_bits == PLAIN_BITS:
+        pages, scale = require_pages(memory), self.plain.spec.head_dim**-0.5
+        projected, stream = self._project(added, residual, pages, table)
+        if _is_plain(pages):
             places = batch.slot_mapping.numpy(), batch.page_table.numpy(), batch.seen.numpy(), batch.cu_rows.numpy()
             mixed = attend(projected, stored(pages.key_codes), stored(pages.value_codes), *places, scale)
         else:
             mixed = _attend_quantized(projected, pages, batch, scale)
         return product(gate_heads(mixed, projected.gate), self.out), stream
+
+    def write_kv(self, added: Stored, residual: Array, pages: KVPages, batch: Batch, table: RotaryTable) -> None:
+        """Writes the keys and values that `decode` would."""
+        projected, _ = self._project(added, residual, pages, table)
+        if _is_plain(pages):
+            write_kv(projected, stored(pages.key_codes), stored(pages.value_codes), batch.slot_mapping.numpy())
+        else:
+            key, value = torch.from_numpy(projected.key), torch.from_numpy(projected.value)
+            kv_write(pages, key, value, batch.slot_mapping)
+
+    def _project(self, added: Stored, residual: Array, pages: KVPages, table: RotaryTable) -> tuple[Projected, Array]:
+        plain, eps = self.plain, self.plain.spec.rms_norm_eps
+        normed, stream = add_norm(added, residual, self.input_norm, eps)
+        cos, sin = (np.ascontiguousarray(part.numpy()) for part in table)
+        norms = array(plain.q_norm), array(plain.k_norm)
+        return rotate(product(normed, self.qkv), *norms, cos, sin, pages.kv_heads, eps), stream
 
 
 @dataclass(frozen=True)
@@ -95,6 +108,12 @@ class CompiledLayer:
         ahead.finish(is_bfloat16=_is_bfloat16(self.experts))
         mixed, residual = self.mixer.decode(stored(stream.added), array(stream.residual), memory, batch, table)
         return self._through_experts(mixed, residual, stream.added.dtype)
+
+    def write_kv(self, stream: Stream, pages: KVPages, batch: Batch, table: RotaryTable) -> None:
+        """Writes the keys and values that `decode` would; the layer's mixer is attention."""
+        if not isinstance(self.mixer, CompiledAttention):
+            raise TypeError("Only attention has keys and values to write.")
+        self.mixer.write_kv(stored(stream.added), array(stream.residual), pages, batch, table)
 
     def prefill(self, stream: Stream, memory: LayerMemory, batch: Batch, table: RotaryTable) -> Stream:
         mixed, residual = self.plain.prefill_mixer(stream, memory, batch, table)
@@ -152,6 +171,11 @@ def _numbers(*linears: object) -> list[Stored]:
 def _is_bfloat16(experts: ExpertArrays) -> bool:
     """Whether matrices are bfloat16, as states then are."""
     return experts.shared_down.dtype == np.uint16
+
+
+def _is_plain(pages: KVPages) -> bool:
+    """Whether the pages are bfloat16."""
+    return pages.format.key_bits == pages.format.value_bits == PLAIN_BITS
 
 
 def _attend_quantized(projected: Projected, pages: KVPages, batch: Batch, scale: float) -> Array:

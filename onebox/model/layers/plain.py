@@ -188,6 +188,13 @@ class PlainLayer(Generic[M]):
         normed, residual = self.input_rows(stream)
         return Stream(self.mixer.prefill(normed, memory, batch, table), residual)
 
+    def write_kv(self, stream: Stream, pages: KVPages, batch: Batch, table: RotaryTable) -> None:
+        """Writes the keys and values that `decode` would; the layer's mixer is attention."""
+        if not isinstance(self.mixer, Attention):
+            raise TypeError("Only attention has keys and values to write.")
+        normed, _ = self.input_rows(stream)
+        self.mixer.write_kv(self.mixer.qkv_proj.decode(DecodeActivations(normed)), pages, batch, table)
+
     def input_rows(self, stream: Stream) -> tuple[Tensor, Tensor]:
         """(the mixer's input, the float32 stream before it), [R, H] each."""
         return add_rms_norm(*stream, self.input_norm, self.eps)

@@ -91,11 +91,17 @@ class PromptFile:
 _SETS, _FIELDS = ("training", "held_out", "examples"), ("ids", "bounds", "kinds")
 
 
-def copying(rng: Random) -> Example:
-    """A passage to be repeated word for word."""
-    passage = " ".join(" ".join(filler(rng, rng.randint(80, 600))).split())
+def copying(rng: Random, *, is_generated: bool = False) -> Example:
+    """A passage to be repeated word for word; `is_generated`: of invented words and names, none from documents."""
+    passage = " ".join(" ".join(filler(rng, rng.randint(80, 600), is_generated=is_generated)).split())
     ask = rng.choice(("Repeat: {}", "Copy this: {}", "Say exactly: {}"))
     return Example.ask(ask.format(passage), passage, text_is(passage))
+
+
+def _example(kind: str, seed: int) -> Example:
+    """An example to train on. Every other copy is of invented words: nothing but the prompt tells what comes next."""
+    rng = Random(seed)  # noqa: S311 - a fixed choice, nothing secret
+    return copying(rng, is_generated=seed % 2 == 0) if kind == COPYING else WORKLOADS[kind](rng)
 
 
 class _Maker:
@@ -111,18 +117,16 @@ class _Maker:
         rng = Random(_SEED)  # noqa: S311 - a fixed choice, nothing secret
         documents = {PROSE: self._documents(""), CODE: self._documents("", code=True)}
         for place, kind in enumerate(rng.choices(KINDS, [_SHARES[kind] for kind in KINDS], k=count)):
-            seed = Random(_SEED + place)  # noqa: S311
             if kind in documents:
-                yield kind, self._beginning(documents[kind], seed)
-            elif len(ids := self._ask((WORKLOADS.get(kind) or copying)(seed))) <= _MOST_TOKENS:
+                yield kind, self._beginning(documents[kind], Random(_SEED + place))  # noqa: S311
+            elif len(ids := self._ask(_example(kind, _SEED + place))) <= _MOST_TOKENS:
                 yield kind, ids
 
     def examples(self, count: int) -> Iterator[tuple[str, Sequence[int], int]]:
         """Kind, ids of prompt and right answer, and where the answer begins."""
         rng, names = Random(_EXAMPLE_SEED), list(_EXAMPLE_SHARES)  # noqa: S311
         for place, kind in enumerate(rng.choices(names, list(_EXAMPLE_SHARES.values()), k=count)):
-            example = (WORKLOADS.get(kind) or copying)(Random(_EXAMPLE_SEED + place))  # noqa: S311
-            ids, start = render(example, self._tokenizer, self._template)
+            ids, start = render(_example(kind, _EXAMPLE_SEED + place), self._tokenizer, self._template)
             if len(ids) <= _MOST_TOKENS // 2:
                 yield kind, ids, start
 

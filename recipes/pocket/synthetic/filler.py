@@ -91,12 +91,13 @@ def documents() -> Documents | None:
     return _documents
 
 
-def filler(rng: Random, characters: int) -> list[str]:
-    """Paragraphs of about `characters` characters in total."""
+def filler(rng: Random, characters: int, *, is_generated: bool = False) -> list[str]:
+    """Paragraphs of about `characters` characters in total; `is_generated`: none of them from documents."""
     paragraphs: list[str] = []
     length = 0
+    known = None if is_generated else _documents
     while length < characters:
-        some = _generated(rng) if _documents is None or rng.random() < 0.1 else _documents.prose(rng)
+        some = _generated(rng) if known is None or rng.random() < 0.1 else known.prose(rng)
         for paragraph in re.split(r"\n\n+", some):
             paragraphs.append(paragraph[: characters - length])
             length += len(paragraph) + 2

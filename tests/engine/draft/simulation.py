@@ -56,9 +56,12 @@ class Simulation:
         return [*offers, Offer(NGRAM, MAX_DEPTH)] if text.ngram else offers
 
     def _judge(self, text: Text, choice: DraftChoice) -> None:
-        num_accepted = self._num_accepted(_rates(text, choice.kind), choice.depth)
+        num_made = choice.depth + choice.num_unverified
+        num_right = self._num_accepted(_rates(text, choice.kind), num_made)
+        num_accepted = min(num_right, choice.depth)
         if choice.depth:
-            self._policy.observe(choice.kind, choice.depth, num_accepted)
+            observe = self._policy.observe_block if choice.num_unverified else self._policy.observe
+            observe(choice.kind, num_made, num_right)
             self._policy.observe_choice(choice, choice.depth, num_accepted)
         if text.ngram and choice.kind != NGRAM:
             num_judged = 1 + num_accepted

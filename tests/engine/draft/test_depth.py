@@ -78,6 +78,20 @@ def test_a_text_that_becomes_another_is_followed(before, after, machine):
         assert simulation.run(TEXTS[after], 150) > 0.92 * best
 
 
+def test_a_probe_of_the_block_drafter_makes_the_whole_block():
+    """The pass costs the same, and what is not verified is compared with the tokens that come."""
+    policy, costs = AutoDepth(), StepCosts(CostPrior(row=0.5, draft=0.0, block=0.5))
+    probes = []
+    for _ in range(200):
+        choice = policy.choose([Offer(MTP, 8), Offer(DFLASH, 15)], costs).choice
+        policy.observe(choice.kind, choice.depth, choice.depth if choice.kind == MTP else 0)
+        policy.observe_choice(choice, choice.depth, choice.depth if choice.kind == MTP else 0)
+        probes += [choice] if choice.is_probe and choice.kind == DFLASH else []
+    assert probes
+    assert all(probe.num_blocks == 15 for probe in probes)
+    assert min(probe.depth for probe in probes) < 15
+
+
 def test_first_drafts_that_fail_are_given_up_soon():
     simulation = Simulation(MACHINES["spark"], seed=3)
     simulation.run(TEXTS["agent turns"], 300)

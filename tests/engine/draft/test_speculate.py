@@ -6,8 +6,10 @@ from dataclasses import dataclass, field
 import pytest
 
 from onebox.engine.config import MAX_DRAFTS, SpeculationConfig, SpeculationMethod
+from onebox.engine.draft.acceptance import DraftClass
+from onebox.engine.draft.depth import DraftChoice
 from onebox.engine.draft.kinds import Drafter, TextPart
-from onebox.engine.draft.speculate import Speculator, part_after
+from onebox.engine.draft.speculate import SequenceDrafts, Speculator, part_after
 from onebox.engine.request import AcceptanceCounts
 from tests.engine.draft.machines import MACHINES, Machine
 
@@ -129,6 +131,45 @@ def test_a_step_that_may_look_into_the_text_is_not_planned_as_the_heads():
         if from_head:
             assert len(proposed) <= depth, (head, depth, drafted)
     assert not all(walk.from_head)
+
+
+def judged(speculator: Speculator, drafter: Drafter) -> list[float]:
+    """How many drafts of all requests were judged, by position."""
+    rates = speculator.shared.of(DraftClass(drafter))
+    return [rates.weight(position) for position in range(MAX_DRAFTS)]
+
+
+def plan_block(drafts: SequenceDrafts, depth: int, made: tuple[int, ...]) -> None:
+    """As after a step that made so many drafts for the next one, of which it verifies `depth`."""
+    drafts._plan = DraftChoice(DraftClass(Drafter.DFLASH), depth, num_unverified=len(made) - depth)
+    drafts.offer(made)
+
+
+def test_drafts_that_are_not_verified_are_compared_with_the_tokens_of_later_steps():
+    speculator, made = Speculator(AUTO), tuple(random_text(10, seed=14))
+    drafts = speculator.start((7, 8, 9), seed=0)
+    plan_block(drafts, 1, made)
+    assert drafts.propose(MAX_DRAFTS) == made[:1]
+    drafts.extend(made[:2])
+    drafts.offer(())
+    assert not any(judged(speculator, Drafter.DFLASH))
+    for token_id in (*made[2:5], 99):
+        drafts.propose(MAX_DRAFTS)
+        drafts.extend((token_id,))
+    assert [weight > 0 for weight in judged(speculator, Drafter.DFLASH)] == [True] * 6 + [False] * 9
+    rates = speculator.shared.of(DraftClass(Drafter.DFLASH)).rates(6)
+    assert rates[5] < rates[4]  # the sixth was another token
+
+
+def test_drafts_behind_the_end_of_an_answer_were_made_in_vain():
+    speculator, made = Speculator(AUTO), tuple(random_text(10, seed=15))
+    drafts = speculator.start((7, 8, 9), seed=0)
+    plan_block(drafts, 10, made)
+    drafts.propose(MAX_DRAFTS)
+    drafts.finish(made[:4])
+    assert [weight > 0 for weight in judged(speculator, Drafter.DFLASH)] == [True] * 5 + [False] * 10
+    rates = speculator.shared.of(DraftClass(Drafter.DFLASH)).rates(5)
+    assert rates[4] < rates[3]
 
 
 def test_text_without_matches_is_planned_ahead():
