@@ -67,3 +67,12 @@ def test_docstrings_and_comments_name_only_files_that_exist(path):
 )
 def test_mentions_are_recognised(text, found):
     assert mentions(text) == found
+
+
+def test_the_readme_names_every_exit_code():
+    told = re.search(r"Exit codes: (.+?)\n\n", (ROOT / "README.md").read_text(), re.DOTALL).group(1)
+    named = {int(code) for code in re.findall(r"(?:^|[;,] )(\d+) ", " ".join(told.split()))}
+    helps = re.findall(r"Exit code: (.+?)\.(?:\s|$)", (ROOT / "docs" / "cli.md").read_text(), re.DOTALL)
+    used = {int(code) for text in helps for code in re.findall(r"(?:^|, )(\d+) ", " ".join(text.split()))}
+    assert used >= {0, 1, 2, 3, 4}
+    assert named >= used | {70, 130}

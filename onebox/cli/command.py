@@ -145,5 +145,11 @@ def _write_rows(formatter: Any, rows: Sequence[tuple[str, str]]) -> None:
 
 
 def _wrapped(text: str, width: int) -> Iterator[str]:
-    # Whole flags: a name broken at its hyphens cannot be copied.
-    yield from textwrap.wrap(text, max(width, 20), break_on_hyphens=False, break_long_words=False)
+    # Whole flags: a name broken at its hyphens cannot be copied. A list without blanks is continued after a comma.
+    width = max(width, 20)
+    for line in textwrap.wrap(text, width, break_on_hyphens=False, break_long_words=False):
+        while len(line) > width and "," in line[:width]:
+            end = line.rindex(",", 0, width) + 1
+            yield line[:end]
+            line = line[end:]
+        yield line

@@ -23,7 +23,11 @@ fleet_app = typer.Typer(
     no_args_is_help=True,
 )
 
-_Config = Annotated[Path, typer.Option("--config", help="The fleet's file; docs/scaleout.md describes it.")]
+# Not ONEBOX_CONFIG: that is a server's file.
+_Config = Annotated[
+    Path,
+    typer.Option("--config", envvar="ONEBOX_FLEET_CONFIG", help="The fleet's file; docs/scaleout.md describes it."),
+]
 _DEFAULT = Path("fleet.toml")
 _ASK_S = 10.0
 

@@ -26,7 +26,8 @@ class MemberOptions:
         Path | None, typer.Option(help="File with a member's step times, as --measure writes it to --save.")
     ] = None
     measure: Annotated[
-        list[str] | None, typer.Option(help="Measure a server that has nothing else to do; several: all at once.")
+        list[str] | None,
+        typer.Option(help="Measure a server that has nothing else to do; several: they share one machine."),
     ] = None
     save: Annotated[Path | None, typer.Option(help="Where the measured step times are written.")] = None
 
@@ -69,7 +70,8 @@ def simulate(
 
 
 def _times(steps: Path | None, measure: list[str], save: Path | None) -> "StepTimes":
-    from onebox.fleet.step_times import measure_step_times, read_step_times, write_step_times
+    from onebox.fleet.measure import measure_step_times
+    from onebox.fleet.step_times import read_step_times, write_step_times
 
     if (steps is None) == (not measure):
         raise UsageError("Give either --steps FILE or --measure URL: what a member's steps take.")

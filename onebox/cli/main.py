@@ -1,5 +1,7 @@
 """The `onebox` command: one verb per file, errors as sentences, exit codes that scripts can use."""
 
+import contextlib
+import errno
 import os
 import platform
 import signal
@@ -26,6 +28,7 @@ from onebox.cli.eval import eval_command
 from onebox.cli.fleet import fleet_app
 from onebox.cli.inspect import inspect
 from onebox.cli.launch_line import LaunchCommand
+from onebox.cli.plain_output import spell_what_cannot_be_written
 from onebox.cli.plan import plan
 from onebox.cli.pull import pull
 from onebox.cli.quantize import quantize
@@ -39,13 +42,14 @@ from onebox.cli.tune import tune
 from onebox.cli.up import up
 from onebox.cli.verify import verify
 from onebox.cli.warm import warm
-from onebox.spec.errors import OneboxError
+from onebox.spec.errors import OneboxError, WriteError
 
 __all__ = ["app", "main"]
 
 # Base class of typer's argument errors; it has no public name.
 _WRONG_ARGUMENTS: Any = typer.BadParameter.__base__
 INTERRUPTED = 130  # the conventional exit status after Ctrl-C
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 app = typer.Typer(
     help="Run a 100B-class hybrid mixture-of-experts model on one box.",
@@ -103,6 +107,7 @@ def _root(
 def main() -> None:
     """Runs the command line; every error is one sentence on stderr."""
     _open_standard_streams()
+    spell_what_cannot_be_written()
     for line in unknown_variables(_variables(get_command(app))):
         typer.echo(line, err=True)
     if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
@@ -131,16 +136,20 @@ def _run() -> None:
     except _WRONG_ARGUMENTS as error:
         error.show()
         sys.exit(error.exit_code)
+    except SystemExit as end:
+        if isinstance(end.__context__, BrokenPipeError):  # typer makes status 1 of it
+            _exit_unread()
+        raise
     except BrokenPipeError:
-        # The reader closed the pipe (`onebox inspect | head`): exit silently.
-        sys.stderr.close()
-        sys.exit(0)
+        _exit_unread()
     except OneboxError as error:
         typer.echo(f"onebox: {error}", err=True)
         sys.exit(error.exit_code)
     except Exception as error:
         if _was_interrupted(error):
             _exit_interrupted()
+        if isinstance(error, OSError) and error.errno in _FULL:
+            _exit_full(error)
         raise
 
 
@@ -150,6 +159,20 @@ def _exit_interrupted() -> NoReturn:
     # From now on Ctrl-C ends the process at once and silently, whatever it waits for.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     sys.exit(INTERRUPTED)
+
+
+def _exit_unread() -> NoReturn:
+    """The reader closed the pipe (`onebox inspect | head`): it has what it wanted, so this is no failure."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what is flushed at the end
+    sys.exit(0)
+
+
+def _exit_full(error: OSError) -> NoReturn:
+    where = f"{error.filename}" if error.filename else "the output"
+    typer.echo(f"onebox: {where} could not be written: {error.strerror}.", err=True)
+    with contextlib.suppress(OSError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    sys.exit(WriteError.exit_code)
 
 
 def _was_interrupted(error: BaseException | None) -> bool:

@@ -80,7 +80,9 @@ def is_option(parameter: Any) -> bool:
 
 
 def variable_name(option: Any) -> str:
-    """The environment variable of an option."""
+    """The environment variable of an option: its own where it names one."""
+    if isinstance(option.envvar, str):
+        return str(option.envvar)
     return _PREFIX + _flag(option).lstrip("-").replace("-", "_").upper()
 
 

@@ -200,7 +200,9 @@ class Fleet:
                 "num_restarts": self.num_router_restarts,
             },
             "model": sorted({identity.model for identity in self.wanted}),
-            "members": [member.status() for member in self.members],
+            "members": [
+                member.status() | {"relay_url": url} for member, url in zip(self.members, self.relay_urls, strict=True)
+            ],
             "roll": self.roll.status() if self.roll else None,
         }
 

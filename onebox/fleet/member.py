@@ -116,7 +116,8 @@ async def _ask(http: httpx.AsyncClient, url: str) -> dict[str, Any]:
         response = await http.get(url, timeout=ASK_S)
         if response.status_code in (401, 403):
             raise OneboxError(f"{url} wants an API key: name a file with it as api_key_file in the fleet's file.")
-        response.raise_for_status()
+        if response.is_error:
+            raise OneboxError(f"{url} answers {response.status_code}: no server of onebox is there, or it is failing.")
         answer = response.json()
     except (httpx.HTTPError, ValueError) as error:
         raise OneboxError(f"{url} cannot be asked ({str(error) or type(error).__name__}).") from None

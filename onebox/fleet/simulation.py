@@ -2,6 +2,8 @@
 
 A step of a member computes one decode row for each running answer and prompt tokens of the requests with the fewest
 left, as many as running answers may wait for. Prompts are computed from the end of what the member has cached of them.
+Members that share a machine slow each other down: a step goes on at another pace from the moment that one of them has
+something to do, or nothing any more.
 Everything is drawn from seeds: equal settings give equal figures.
 """
 
@@ -83,7 +85,13 @@ class _Member:
     is_open: bool = True
     is_stepping: bool = False
     is_updating: bool = False
-    busy_s: float = 0.0
+    ends_s: float = 0.0
+    """When its step ends, as things are."""
+    _left: float = 1.0
+    """Of the step, at `_since_s`; the whole takes `_pace_s` as things are."""
+    _since_s: float = 0.0
+    _pace_s: float = 0.0
+    _ratio: float = 1.0
     _parts: list[tuple[SimulatedRequest, int]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -97,8 +105,8 @@ class _Member:
         """At least one token of a prompt is always computed."""
         return min(self.cache.num_hits(turn.blocks) * BLOCK_TOKENS, turn.prompt_tokens - 1)
 
-    def begin_step(self) -> float:
-        """Seconds of the next step; what it computes is fixed now."""
+    def begin_step(self, now: float, draw: random.Random) -> None:
+        """What the next step computes is fixed now."""
         while self.waiting and len(self.prefilling) + len(self.decoding) < self.times.max_num_seqs:
             request = self.waiting.pop(0)
             request.cached_tokens = self.cached_tokens(request.turn)
@@ -112,9 +120,18 @@ class _Member:
             if part:
                 self._parts.append((request, part))
                 room -= part
-        seconds = self.times.step_s(len(self.decoding), sum(part for _, part in self._parts))
-        self.busy_s += seconds
-        return seconds
+        ratios = self.times.prompt_ratios
+        self._ratio = draw.choice(ratios) if ratios and self._parts else 1.0
+        self._left, self._since_s, self._pace_s = 1.0, now, 0.0
+
+    def set_pace(self, now: float, num_busy: int) -> float:
+        """When the step ends, if so many members of the machine go on computing."""
+        if self._pace_s:
+            self._left -= (now - self._since_s) / self._pace_s
+        self._since_s = now
+        prompt_tokens = sum(part for _, part in self._parts)
+        self._pace_s = self._ratio * self.times.step_s(len(self.decoding), prompt_tokens, num_busy)
+        return now + max(0.0, self._left) * self._pace_s
 
     def end_step(self, now: float) -> list[SimulatedRequest]:
         """Takes the step's results in; returns the requests that ended."""
@@ -141,6 +158,7 @@ class _Fleet:
         if policy not in POLICIES:
             raise UsageError(f"There is no policy {policy!r}; there are {', '.join(POLICIES)}.")
         self.members = [_Member(each, number) for number, each in enumerate(times)]
+        self._machines = _machines(self.members)
         self.requests: list[SimulatedRequest] = []
         self.now = 0.0
         self.until_s = float("inf")
@@ -159,7 +177,7 @@ class _Fleet:
         heapq.heappush(self._events, (moment, next(self._numbers), kind, what))
 
     def run(self) -> None:
-        handlers = {"arrive": self._arrive, "step": self._end_step, "update": self._close, "back": self._open}
+        handlers = {"arrive": self._arrive, "step": self._take_step, "update": self._close, "back": self._open}
         while self._events:
             self.now, _, kind, what = heapq.heappop(self._events)
             handlers[kind](what)  # type: ignore[operator]
@@ -176,20 +194,38 @@ class _Fleet:
         request.member = member.number
         member.waiting.append(request)
         if not member.is_stepping:
-            self._begin_step(member)
+            member.is_stepping = True
+            member.begin_step(self.now, self._draw)
+            self._set_paces(member)
 
-    def _begin_step(self, member: _Member) -> None:
-        member.is_stepping = True
-        self.at(self.now + member.begin_step(), "step", member)
+    def _set_paces(self, member: _Member) -> None:
+        """One more or one less computes on this member's machine."""
+        busy = [each for each in self._machines[member.number] if each.is_stepping]
+        for each in busy:
+            self._set_pace(each, len(busy))
+
+    def _set_pace(self, member: _Member, num_busy: int) -> None:
+        ends_s = member.set_pace(self.now, num_busy)
+        member.ends_s = ends_s
+        self.at(ends_s, "step", (member, ends_s))
+
+    def _take_step(self, ending: tuple[_Member, float]) -> None:
+        """A step ends, unless its pace was changed after this was foreseen."""
+        member, ends_s = ending
+        if member.is_stepping and member.ends_s == ends_s:
+            self._end_step(member)
 
     def _end_step(self, member: _Member) -> None:
         for request in member.end_step(self.now):
             if request.user:
                 self.next_turn(request.user, self.now + member.times.request_s)
-        member.is_stepping = False
         if member.load:
-            self._begin_step(member)
-        elif member.is_updating and self.update:
+            member.begin_step(self.now, self._draw)
+            self._set_pace(member, sum(each.is_stepping for each in self._machines[member.number]))
+            return
+        member.is_stepping = False
+        self._set_paces(member)
+        if member.is_updating and self.update:
             self.at(self.now + self.update.down_s, "back", member)
 
     def next_turn(self, user: Iterator[tuple[float, Turn]], now: float) -> None:
@@ -236,6 +272,16 @@ class _Fleet:
         return self._draw.choice(lightest)
 
 
+def _machines(members: Sequence[_Member]) -> list[list[_Member]]:
+    """For each member all that share its machine: in the order of the members, as many as their times say."""
+    shared: list[list[_Member]] = []
+    while len(shared) < len(members):
+        first = len(shared)
+        group = list(members[first : first + members[first].times.num_sharing])
+        shared += [group] * len(group)
+    return shared
+
+
 def _place(session: Hashable, count: int) -> int:
     """The same for equal sessions, in every process."""
     return random.Random(repr(session)).randrange(count)  # noqa: S311 - a hash that no process salts
@@ -272,10 +318,15 @@ def simulate_users(
 
 
 def simulate_clients(
-    times: Sequence[StepTimes], turns: Sequence[Turn], num_clients: int, policy: str = "affinity", balance: int = 4
+    times: Sequence[StepTimes],
+    turns: Sequence[Turn],
+    num_clients: int,
+    policy: str = "affinity",
+    balance: int = 4,
+    seed: int = 0,
 ) -> list[SimulatedRequest]:
     """Clients who take the next request of one list when they have an answer; the requests' own times do not count."""
-    fleet = _Fleet(times, policy, balance, seed=0)
+    fleet = _Fleet(times, policy, balance, seed)
     listed = ((0.0, turn) for turn in turns)
     for _ in range(num_clients):
         fleet.next_turn(listed, 0.0)

@@ -49,6 +49,10 @@ class Step(NamedTuple):
     """Sequences whose logits have penalties, biases or a mask."""
     num_logprobs: int
     """Sequences that get log-probabilities."""
+    delivering_s: float
+    """Between its start and its end, while the step before it was delivered."""
+    num_launches: int
+    """Triton kernels that the host launched one by one; those of captured graphs do not count."""
 
     @property
     def seconds(self) -> float:
@@ -64,8 +68,9 @@ class Step(NamedTuple):
         return (
             f"{1e3 * self.seconds:.0f} ms, {1e3 * late_s:.0f} beyond its like: {self.num_prompt} tokens of "
             f"{self.num_chunks} prompts up to {self.context}, {self.num_rows} rows, {self.num_first} first tokens, "
-            f"{self.num_adjusted} adjusted, {self.num_logprobs} with logprobs; {1e3 * off_s:.0f} ms not on a CPU, "
-            f"{1e3 * self.collecting_s:.0f} ms collecting garbage"
+            f"{self.num_adjusted} adjusted, {self.num_logprobs} with logprobs, {self.num_launches} launches; "
+            f"{1e3 * off_s:.0f} ms not on a CPU, {1e3 * self.collecting_s:.0f} ms collecting garbage, "
+            f"{1e3 * self.delivering_s:.0f} ms delivering"
         )
 
 
@@ -116,23 +121,40 @@ class CollectorClock:
             self.seconds += time.perf_counter() - self._began
 
 
+class LaunchCount:
+    """Counts the launches of Triton kernels."""
+
+    def __init__(self) -> None:
+        import triton
+
+        self.number = 0
+        triton.knobs.runtime.launch_enter_hook.add(self._count)
+
+    def _count(self, _: object) -> None:
+        self.number += 1
+
+
 class Clocks(NamedTuple):
-    """The time, that of this thread on a CPU, and that of the garbage collector."""
+    """The time, that of this thread on a CPU, and that of the garbage collector; and the launches so far."""
 
     now: float
     cpu: float
     collecting: float
+    num_launches: int
 
 
 class TimedRun(NamedTuple):
     run: StepRun
     plan: StepPlan
     began: Clocks
+    started: float
+    """When the runner's `start` returned."""
     runner: "TimedRunner"
 
     def finish(self) -> StepOutput:
+        delivering_s = time.perf_counter() - self.started
         output = self.run.finish()
-        self.runner.note(self.plan, self.began)
+        self.runner.note(self.plan, self.began, delivering_s)
         return output
 
 
@@ -143,6 +165,7 @@ class TimedRunner:
         self._runner = runner
         self._notes = notes
         self._collector = CollectorClock()
+        self._launches = LaunchCount()
         self.vocab_size = runner.vocab_size
         self.encode_images = runner.encode_images
         self.cache_tokens = runner.cache_tokens
@@ -150,9 +173,10 @@ class TimedRunner:
 
     def start(self, plan: StepPlan) -> TimedRun:
         began = self._clocks()
-        return TimedRun(self._runner.start(plan), plan, began, self)
+        run = self._runner.start(plan)
+        return TimedRun(run, plan, began, time.perf_counter(), self)
 
-    def note(self, plan: StepPlan, began: Clocks) -> None:
+    def note(self, plan: StepPlan, began: Clocks, delivering_s: float) -> None:
         """Notes a step that has ended."""
         ended, chunks = self._clocks(), plan.chunks
         draws = [*(chunk.draw for chunk in chunks if chunk.draw), *(part.draw for part in plan.rows)]
@@ -168,12 +192,14 @@ class TimedRunner:
             num_chunks=len(chunks),
             num_adjusted=sum(bool(draw.adjustments) for draw in draws),
             num_logprobs=sum(draw.sampling.logprobs is not None for draw in draws),
+            delivering_s=delivering_s,
+            num_launches=ended.num_launches - began.num_launches,
         )
         self._notes.note("step", step)
         self._notes.note_memory(ended.now)
 
     def _clocks(self) -> Clocks:
-        return Clocks(time.perf_counter(), time.thread_time(), self._collector.seconds)
+        return Clocks(time.perf_counter(), time.thread_time(), self._collector.seconds, self._launches.number)
 
 
 @dataclass(frozen=True)

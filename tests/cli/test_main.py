@@ -1,6 +1,7 @@
 """The command line as a whole: help, wrong words, interruption, and the plan of a real directory."""
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -133,3 +134,31 @@ def test_a_real_directory_is_planned_with_the_bytes_it_holds(run_cli, checkpoint
     weights = next(part for part in planned["memory"]["parts"] if part["name"] == "weights")
     mtp = sum(row["bytes"] for row in inspected["classes"] if row["class"].startswith("mtp"))
     assert weights["bytes"] == inspected["bytes"] - mtp  # no drafts are planned, so the head stays on disk
+
+
+def output_of(command, stdout, **variables):
+    """(exit status, stderr) of a command whose standard output is `stdout`."""
+    line = [sys.executable, "-m", "onebox", *command]
+    environment = {**os.environ, **variables}
+    done = subprocess.run(
+        line, stdout=stdout, stderr=subprocess.PIPE, env=environment, text=True, check=False, timeout=60
+    )
+    return done.returncode, done.stderr
+
+
+def test_a_closed_pipe_and_a_full_disk_are_no_tracebacks():
+    reader, writer = os.pipe()
+    os.close(reader)
+    assert output_of(["version"], writer) == (0, "")
+    os.close(writer)
+    with Path("/dev/full").open("w") as full:
+        status, said = output_of(["version"], full)
+    assert (status, said) == (1, "onebox: the output could not be written: No space left on device.\n")
+
+
+def test_a_terminal_without_unicode_gets_a_plan_in_ascii(tmp_path):
+    with (tmp_path / "plan").open("wb") as file:
+        assert output_of(["plan", "qwen3.5-122b-a10b"], file, PYTHONIOENCODING="ascii") == (0, "")
+    text = (tmp_path / "plan").read_bytes().decode("ascii")
+    assert "####" in text
+    assert "?" not in text

@@ -50,6 +50,15 @@ def test_a_file_may_be_named_by_the_environment(planned, config, monkeypatch):
     assert planned()["max_num_seqs"] == 5
 
 
+def test_the_fleets_file_has_a_variable_of_its_own(run_cli, config, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("ONEBOX_CONFIG", str(config("max-num-seqs = 5")))
+    assert "fleet.toml" in run_cli("fleet", "up", "--check").err
+    (tmp_path / "ours.toml").write_text("[fleet]\nrouter = 'none'\n")
+    monkeypatch.setenv("ONEBOX_FLEET_CONFIG", "ours.toml")
+    assert "ours.toml" in run_cli("fleet", "up", "--check").err
+
+
 @pytest.mark.parametrize(
     ("text", "told"),
     [

@@ -9,11 +9,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-from onebox import LLM, SamplingParams
+from onebox import LLM
 from onebox.checkpoint.build import plan_build, run_build
 from onebox.checkpoint.inspect import inspect_checkpoint
 from onebox.checkpoint.recipe import BuildSources, Recipe, TargetFormat, open_source
-from onebox.engine.api import Engine, Finished, Request
+from onebox.engine.api import Engine, Finished, Request, SamplingParams
 from onebox.engine.config import SpeculationMethod
 from onebox.engine.plan import EngineOptions, TokenInfo, plan_engine
 from onebox.engine.start import allocate_memory, load_runner

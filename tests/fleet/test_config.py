@@ -1,8 +1,12 @@
 """fleet.toml: what is read, and what is refused by name."""
 
+import asyncio
+
+import httpx
 import pytest
 
 from onebox.fleet.config import read_fleet_config
+from onebox.fleet.member import read_identity
 from onebox.spec.errors import OneboxError
 
 MEMBER = '[[member]]\nname = "a"\nurl = "http://10.0.0.1:8000/"\n'
@@ -49,3 +53,14 @@ def test_a_file_is_read_with_its_defaults(tmp_path):
 def test_what_is_wrong_is_refused_by_name(tmp_path, text, said):
     with pytest.raises(OneboxError, match=said):
         read(tmp_path, text)
+
+
+def test_an_address_without_a_server_of_onebox_is_one_sentence():
+    async def ask():
+        transport = httpx.MockTransport(lambda _: httpx.Response(404))
+        async with httpx.AsyncClient(transport=transport) as http:
+            await read_identity(http, "http://box")
+
+    with pytest.raises(OneboxError, match=r"http://box/\S+ answers 404: no server of onebox is there") as error:
+        asyncio.run(ask())
+    assert "\n" not in str(error.value)

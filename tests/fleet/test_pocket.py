@@ -38,6 +38,11 @@ def test_a_fleet_of_pocket_models_serves_is_rolled_and_ends_with_ctrl_c(tmp_path
             assert rolled.returncode == 0, rolled.stdout
             assert "b: replaced" in rolled.stdout
             assert "onebox fleet" in HTTP.get(f"{config.admin_url}/").text
+            relays = [member["relay_url"] for member in status["members"]]
+            measured = run("simulate", *(f"--measure={url}" for url in relays), "--boxes=3", "--json", "--seconds=60")
+            steps = json.loads(measured.stdout)["steps"]
+            assert list(steps["slowdowns"]) == ["2", "3"]
+            assert 0 < steps["decode_s"]["1"] < 10
             urls = [member["url"] for member in json.loads(run("status", "--config", path, "--json").stdout)["members"]]
             os.kill(up.pid, signal.SIGINT)
             assert up.wait(60) == 0

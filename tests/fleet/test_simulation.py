@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from onebox.fleet.simulation import POLICIES, RollingUpdate, simulate_trace, simulate_users
+from onebox.fleet.measure import _Measurement
+from onebox.fleet.simulation import POLICIES, RollingUpdate, simulate_clients, simulate_trace, simulate_users
 from onebox.fleet.step_times import StepTimes, read_step_times, write_step_times
 from onebox.fleet.study import FleetStudy
 from onebox.fleet.traffic import BLOCK_TOKENS, Turn, UserTraffic, read_trace
@@ -103,8 +104,12 @@ def test_traces_of_all_forms_are_read(tmp_path):
 
 def test_step_times_are_written_and_read_back_and_nonsense_is_refused(tmp_path):
     path = tmp_path / "steps.json"
-    write_step_times(TIMES, path)
-    assert read_step_times(path) == TIMES
+    times = replace(TIMES, slowdowns={2: (1.5, 1.25), 3: (2.0, 1.75)}, prompt_ratios=(0.9, 1.2))
+    write_step_times(times, path)
+    assert read_step_times(path) == times
+    path.write_text('{"decode_s": {"1": 1}, "slowdowns": {"2": [1, 0]}}')
+    with pytest.raises(OneboxError, match="slowdowns"):
+        read_step_times(path)
     path.write_text('{"decode_s": {}}')
     with pytest.raises(OneboxError, match="decode_s"):
         read_step_times(path)
@@ -131,3 +136,39 @@ def test_prompts_beside_answers_take_what_answers_may_wait_for():
     assert times.prompt_room(1) == 320  # 30 ms, in whole pages
     assert replace(times, answer_wait_s=0.0).prompt_room(1) == 192  # as long again as the rest of the step
     assert replace(times, answer_wait_s=None).prompt_room(1) == 2048
+
+
+def test_members_of_one_machine_slow_each_other_down_while_both_compute():
+    times = StepTimes({1: 1.0}, prompt_token_s=1.0, slowdowns={2: (3.0, 2.0)})
+    turns = [Turn(0, 4, 1), Turn(2, 1, 1), Turn(2, 3, 1)]
+    long, short, elsewhere = simulate_trace([times] * 3, turns, "round_robin")
+    # From 2 s on both go on at half their pace; the short one is done at 4, the long one then has a second left.
+    assert (short.first_s, long.first_s) == (pytest.approx(4), pytest.approx(5))
+    assert elsewhere.first_s == pytest.approx(5)  # the third is on a machine of its own
+    own = replace(times, slowdowns={})
+    assert [each.first_s for each in simulate_trace([own] * 3, turns, "round_robin")] == [4, 3, 5]
+    assert times.step_s(1, 4, num_busy=2) == pytest.approx(3 + 2 * 4)
+
+
+def test_steps_with_prompts_vary_as_they_were_measured_and_equal_seeds_give_equal_figures():
+    times = StepTimes({1: 1.0}, prompt_token_s=1.0, prompt_ratios=(0.5, 1.5))
+    turns = [Turn(0, 2, 2) for _ in range(200)]
+    runs = [simulate_clients([times], turns, 1, seed=seed) for seed in (1, 1, 2)]
+    waits = [[round(request.wait_s, 6) for request in run] for run in runs]
+    assert set(waits[0]) == {1.0, 3.0}
+    assert waits[0] == waits[1] != waits[2]
+    assert statistics.fmean(waits[0]) == pytest.approx(2, rel=0.1)
+    # Decode steps take what they take.
+    assert {round(request.ended_s - request.first_s, 6) for request in runs[0]} == {1.0}
+
+
+def test_the_costs_of_prompts_are_told_from_what_stands_beside_them():
+    """A wait is the request, half a step that runs already, the answers' rows, the prompt's own time."""
+    beside_s = 0.002 + 1.5 * 0.01
+    waits = [(tokens, beside_s + 0.03 + 0.001 * tokens) for tokens in (40, 160, 400)]
+    alone = _Measurement({1: 0.01, 4: 0.01}, 1.0, num_beside=2, waits=waits, requests_s=[0.002])
+    assert alone.prompt_costs() == (pytest.approx(0.03), pytest.approx(0.001))
+    assert alone.prompt_ratios() == (1.0, 1.0, 1.0)
+    slow = [(tokens, 0.002 + 1.5 * 0.03 + 2 * (0.03 + 0.001 * tokens)) for tokens in (40, 160, 400)]
+    shared = _Measurement({1: 0.03, 4: 0.03}, 1.0, num_beside=2, waits=slow, requests_s=[0.002])
+    assert shared.slowdown(alone) == (pytest.approx(3), pytest.approx(2))

@@ -56,7 +56,7 @@ def test_vllm_is_started_measured_and_stopped_as_onebox_is(run_cli, tmp_path):
     assert run.server.max_model_len == 2048
     assert list(run.startup_s)[-3:] == ["listening", "healthy", "first token"]
     qa, kie, rag, vision, mix = run.workloads
-    assert vision.skipped == "the server takes no pictures"
+    assert vision.skipped == "the server takes no images"
     assert {request.prompt_tokens for request in qa.requests} == {64}
     assert {request.prompt_tokens for request in kie.requests} == {512}
     assert {request.prompt_tokens for request in rag.requests} == {2048 - 256}
