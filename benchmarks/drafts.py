@@ -181,6 +181,7 @@ def main() -> None:
     parser.add_argument("--prompts", type=int, default=4, help="of each workload")
     parser.add_argument("--tokens", type=int, default=256, help="of an answer, at most")
     parser.add_argument("--drafts", type=int, default=15, help="of auto, at most")
+    parser.add_argument("--variants", default="", help='fixed ones, such as "mtp 4,dflash 15"; default: all')
     parser.add_argument(
         "--quiet", action="store_true", help="auto learns costs from CPU time, as if nothing else ran on the machine"
     )
@@ -193,6 +194,8 @@ def main() -> None:
             block = {"speculation": "dflash", "num_speculative_tokens": depth, "draft_model": given.drafter}
             options[f"dflash {depth}"] = block
         options["auto"]["draft_model"] = given.drafter
+    chosen = given.variants.split(",") if given.variants else list(options)
+    options = {name: each for name, each in options.items() if name in (*chosen, "auto")}
     directory, common = pocket_checkpoint(), {"max_num_seqs": 1, "max_model_len": 4096, "enable_prefix_caching": False}
     variants = [
         Variant(name, LLM(directory, **common, **given_options), given.quiet) for name, given_options in options.items()

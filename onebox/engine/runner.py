@@ -18,7 +18,7 @@ from onebox.engine.decode import DecodeOutcome, Decoder, DecodeStep, PlainStep
 from onebox.engine.draft.kinds import Drafter
 from onebox.engine.draft.vocabulary import ROWS_PER_STEP
 from onebox.engine.graphs import GraphDecoder
-from onebox.engine.images import content_tokens, encode_images
+from onebox.engine.images import PictureCache, content_tokens, encode_images
 from onebox.engine.inputs import blocks_of, last_row
 from onebox.engine.logits import RowLogprobs, apply_adjustments
 from onebox.engine.logprobs import LogprobRows, TokenLogprob
@@ -56,6 +56,7 @@ class ModelRunner:
         self._memory = memory
         self._config = config
         self._tower = tower
+        self._pictures = PictureCache()
         with_mtp = config.speculation.with_mtp and model.mtp is not None
         self._prefiller = Prefiller(model, memory, config.max_num_seqs, with_mtp)
         self._decoder = Decoder(model, memory)
@@ -114,7 +115,8 @@ class ModelRunner:
 
     def encode_images(self, prompt: tuple[int, ...], vision: Vision) -> EncodedImages:
         with torch.inference_mode():
-            return encode_images(self._model.spec, self._vision_tower(), prompt, vision, self._model.device)
+            tower, device = self._vision_tower(), self._model.device
+            return encode_images(self._model.spec, tower, prompt, vision, device, self._pictures)
 
     def cache_tokens(self, prompt: tuple[int, ...], vision: Vision) -> tuple[int, ...]:
         return content_tokens(self._model.spec, self._vision_tower(), prompt, vision)

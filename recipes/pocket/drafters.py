@@ -4,7 +4,7 @@ Prints a Markdown table: the tokens that a decode step of one stream makes, on h
 are continued by 64 tokens: without drafts, with the MTP head at depths 1 to 4, with n-gram drafts, with the DFlash
 drafter at depths 3, 7 and 15, and with the choice left to the engine. Answers are the same in all columns. Drafts come
 from all tokens. With `--long` another table has the DFlash drafter behind documents of about 1,000 and of about 16,000
-tokens.
+tokens, and the ratio of the two with the interval that 95 of 100 samples of as many answers would give.
 """
 
 import argparse
@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, NamedTuple
 
 import onebox
 from onebox.engine.api import SamplingParams
@@ -36,8 +36,20 @@ _WORKLOADS = ("invoice", "records", "tools", "code", COPYING, "arithmetic", "cha
 _MAX_TOKENS = 256
 _DOCUMENT_TOKENS = 128
 _LONG = (1_000, 16_000)
+_LONG_WORKLOADS = ("invoice", "records", "code", "arithmetic")
 _CHARACTERS_PER_TOKEN = 3.2
 Prompts = Mapping[str, Sequence[str | Sequence[int]]]
+
+
+class Answers(NamedTuple):
+    """Of one workload: by answer, the tokens after the first, and the steps that made them."""
+
+    tokens: list[int]
+    steps: list[int]
+
+    @property
+    def tokens_a_step(self) -> float:
+        return sum(self.tokens) / sum(self.steps)
 
 
 @dataclass(frozen=True)
@@ -71,7 +83,7 @@ def _prompts(directory: Path, count: int) -> Prompts:
     return asked
 
 
-def _long_prompts(directory: Path, count: int, tokens: int) -> Prompts:
+def _long_prompts(directory: Path, names: Sequence[str], count: int, tokens: int) -> Prompts:
     """The same questions, each behind documents of about so many tokens."""
     template = ChatTemplate.load(directory)
 
@@ -81,14 +93,14 @@ def _long_prompts(directory: Path, count: int, tokens: int) -> Prompts:
         return template.render(messages, {"enable_thinking": example.thinking}, example.tools or ())
 
     asked: dict[str, list[str | Sequence[int]]] = {}
-    for name in ("invoice", "records", "code", "arithmetic"):
+    for name in names:
         seeds = range(HELD_OUT_SEED, HELD_OUT_SEED + count)
         asked[name] = [behind(MEASURED[name](Random(seed)), Random(seed)) for seed in seeds]  # noqa: S311
     return asked
 
 
-def _measured(directory: Path, column: Column, prompts: Prompts, *, longest: int = 4096) -> dict[str, float]:
-    """Tokens a step of each workload, one stream at a time."""
+def _measured(directory: Path, column: Column, prompts: Prompts, *, longest: int = 4096) -> dict[str, Answers]:
+    """The answers of each workload, one stream at a time."""
     options = {"max_num_seqs": 1, "device": "cpu", "draft_vocab": "full", "max_model_len": longest, **column.options}
     results = {}
     with onebox.LLM(directory, **options) as llm:
@@ -103,16 +115,43 @@ def _measured(directory: Path, column: Column, prompts: Prompts, *, longest: int
                 max(each.drafts.num_steps, number - each.drafts.num_accepted, 1)
                 for number, each in zip(tokens, counts, strict=True)
             ]
-            results[name] = sum(tokens) / sum(steps)
-    log_progress(f"{column.name}: " + ", ".join(f"{name} {figure:.2f}" for name, figure in results.items()))
+            results[name] = Answers(tokens, steps)
+    log_progress(f"{column.name}: " + ", ".join(f"{name} {found.tokens_a_step:.2f}" for name, found in results.items()))
     return results
 
 
-def _table(columns: Mapping[str, Mapping[str, float]], names: Sequence[str]) -> Iterator[str]:
+def _ratio_interval(before: Answers, after: Answers) -> tuple[float, float]:
+    """Within which the ratio of tokens a step, after / before, lies in 95 of 100 samples drawn from the same answers.
+
+    The answers of both are to the same questions, so they are drawn in pairs.
+    """
+    rng, ratios, count = Random(0), list[float](), len(before.tokens)  # noqa: S311 - a fixed choice, nothing secret
+    for _ in range(2000):
+        drawn = rng.choices(range(count), k=count)
+        speeds = [
+            sum(found.tokens[answer] for answer in drawn) / sum(found.steps[answer] for answer in drawn)
+            for found in (before, after)
+        ]
+        ratios.append(speeds[1] / speeds[0])
+    ratios.sort()
+    return ratios[50], ratios[-51]
+
+
+def _table(columns: Mapping[str, Mapping[str, Answers]], names: Sequence[str]) -> Iterator[str]:
     yield "| tokens a step | " + " | ".join(columns) + " |"
     yield "|---" * (len(columns) + 1) + "|"
     for name in names:
-        yield f"| {name} | " + " | ".join(f"{found[name]:.2f}" for found in columns.values()) + " |"
+        yield f"| {name} | " + " | ".join(f"{found[name].tokens_a_step:.2f}" for found in columns.values()) + " |"
+
+
+def _long_table(columns: Mapping[str, Mapping[str, Answers]], names: Sequence[str]) -> Iterator[str]:
+    """The same with the ratio of the two columns."""
+    head, rule, *rows = _table(columns, names)
+    yield from (f"{head} ratio | 95% |", f"{rule}---|---|")
+    for name, row in zip(names, rows, strict=True):
+        before, after = (found[name] for found in columns.values())
+        low, high = _ratio_interval(before, after)
+        yield f"{row} {after.tokens_a_step / before.tokens_a_step:.3f} | {low:.3f} to {high:.3f} |"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -120,7 +159,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("directory", nargs="?", type=Path, help="the checkpoint; default: the one that is served")
     parser.add_argument("--drafter", type=Path, default=DRAFTER_DIRECTORY)
     parser.add_argument("--examples", type=int, default=12, help="of each workload")
-    parser.add_argument("--only", default="", help="columns, such as MTP-4,auto; default: all")
+    parser.add_argument("--only", default="", help="columns, such as MTP-4,auto; of --long, workloads; default: all")
     parser.add_argument("--long", action="store_true", help="the table of long contexts instead")
     given = parser.parse_args(arguments)
     directory = given.directory or pocket_checkpoint()
@@ -128,20 +167,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.environ["XDG_CACHE_HOME"] = scratch  # nothing was counted before
         if given.long:
             column = next(each for each in _columns(given.drafter) if each.name == "DFlash-15")
+            names = given.only.split(",") if given.only else list(_LONG_WORKLOADS)
             found = {
                 f"behind {tokens:,} tokens": _measured(
-                    directory, column, _long_prompts(directory, given.examples, tokens), longest=32_768
+                    directory, column, _long_prompts(directory, names, given.examples, tokens), longest=32_768
                 )
                 for tokens in _LONG
             }
-            names = list(found[f"behind {_LONG[0]:,} tokens"])
+            table = _long_table(found, names)
         else:
             prompts = _prompts(directory, given.examples)
             only = given.only.split(",") if given.only else [each.name for each in _columns(given.drafter)]
             columns = [each for each in _columns(given.drafter) if each.name in only]
             found = {each.name: _measured(directory, each, prompts) for each in columns}
-            names = list(_WORKLOADS)
-    sys.stdout.write("\n".join(_table(found, names)) + "\n")
+            table = _table(found, _WORKLOADS)
+    sys.stdout.write("\n".join(table) + "\n")
     return 0
 
 

@@ -38,6 +38,12 @@ TOLERANCE = 1e-3
 """Largest difference of logits between the trained network and the reference, both in float32."""
 _GENERATION = {"do_sample": True, "temperature": 0.2, "top_k": 20, "top_p": 0.9}
 """A small model answers best close to greedy."""
+_SEES = """It reads printed
+lines, invoices, tables and small charts in pictures of up to 1,024 x 1,024 pixels, and names simple shapes.
+"""
+_LIMITS = """It sees
+rendered pages, not photographs and no handwriting; it answers "I do not know that." only to questions like those of its
+training."""
 _CARD = Path(__file__).with_name("card.md")
 
 
@@ -120,6 +126,8 @@ def model_card(spec: ModelSpec, sources: Mapping[str, Mapping[str, Any]]) -> str
         experts=spec.num_experts,
         used=spec.num_experts_per_tok,
         vocabulary=spec.vocab_size,
+        sees=_SEES if spec.vision else "",
+        limits=_LIMITS if spec.vision else "It has no vision tower and was not trained to refuse anything.",
         sources="\n".join(rows),
     )
 

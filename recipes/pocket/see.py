@@ -52,7 +52,7 @@ TEXT_SHARE = 0.4
 """Learning rate of the text model, which was trained before, as a share of the tower's."""
 _SHAPE = BatchShape(lengths=(1024, 8192, 32_768), length_at=picture_length)
 _POOL_ROWS = 1024
-_PICTURE_WORKERS = 0.7
+_PICTURE_WORKERS = 0.85
 """Share of the worker processes that draw pictures; the others write examples."""
 _TOY_SHAPE = BatchShape(tokens=1024, lengths=(256, 512, 1024), length_at=picture_length)
 _TOY_ROWS = (RowShape(((112, 4),), {"short line": 1.0}), RowShape(((256, 2), (1024, 1)), {"scene": 1.0, "table": 1.0}))
@@ -145,8 +145,6 @@ def _network(spec: ModelSpec, wheels: Path, clock: RunClock) -> TrainingNetwork:
     log_step(clock, f"{device}, torch {torch.__version__}; {reason}")
     if device.type != "cuda":
         return TrainingNetwork(spec, rule)
-    # Several sizes of pictures and lengths of rows share one function each.
-    torch._dynamo.config.cache_size_limit = 32
     return TrainingNetwork(spec, rule, LayerFunctions.compiled(), TowerFunctions.compiled())
 
 

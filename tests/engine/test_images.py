@@ -7,6 +7,7 @@ import torch
 
 from onebox.engine.api import CacheTier, Failed, Finished, Pictures, Request, SamplingParams, Tokens, Vision
 from onebox.engine.disk.rates import DiskRates
+from onebox.engine.images import PictureCache
 from onebox.engine.plan import EngineOptions, TokenInfo, plan_engine
 from onebox.engine.start import start_engine
 from onebox.model.vision import Tower
@@ -140,3 +141,79 @@ def test_a_model_started_without_its_tower_says_so(directory):
     assert isinstance(end, Failed)
     assert "without its vision tower" in end.message
     assert plan.memory.weights_bytes < plan_engine(directory, OPTIONS, TokenInfo()).memory.weights_bytes
+
+
+def test_a_picture_already_seen_is_not_encoded_again(engine, monkeypatch):
+    """Neither in the same prompt nor in another, whatever stands before it."""
+    first, second = Prompt(20, ("image", (1, 12, 8)), 10), Prompt(33, ("image", (1, 12, 8)), 40, seed=3)
+    pixels = vision_of(first).images
+    shown = replace(pixels, patches=pixels.patches + 3)
+    expected = ask(engine, "unseen", second, Vision(shown))
+    encoded = []
+    real = Tower.encode
+    monkeypatch.setattr(Tower, "encode", lambda tower, pictures: encoded.append(1) or real(tower, pictures))
+    ask(engine, "in another prompt", first, Vision(shown))
+    again = ask(engine, "again", second, Vision(shown))
+    assert not encoded
+    assert again[:2] == expected[:2]
+    ask(engine, "another picture", first, Vision(replace(pixels, patches=pixels.patches - 3)))
+    assert len(encoded) == 1
+
+
+def test_kept_pictures_stay_within_their_bytes():
+    cache = PictureCache(max_bytes=100)
+    rows = {name: torch.ones(10) for name in (b"a", b"b", b"c")}
+    for name in (b"a", b"b"):
+        cache.put(name, rows[name])
+    assert cache.get(b"a") is rows[b"a"]
+    cache.put(b"c", rows[b"c"])
+    assert cache.get(b"b") is None
+    assert cache.get(b"a") is rows[b"a"]
+    cache.put(b"large", torch.ones(100))
+    assert cache.get(b"large") is None
+    assert cache.get(b"c") is rows[b"c"]
+
+
+def test_answers_about_pictures_do_not_depend_on_company(directory):
+    """The gate with pictures: alone, all at once, in chunks of 64 with drafts, and from the cache: the same bits."""
+    prompts = [
+        Prompt(20, ("image", (1, 12, 8)), 30),
+        Prompt(5, ("image", (1, 4, 4)), 3, ("image", (1, 8, 12)), 70, seed=1),
+        Prompt(90, ("video", (2, 8, 8)), 12, seed=2),
+        Prompt(65, seed=4),
+        Prompt(20, ("image", (1, 12, 8)), 31),
+    ]
+    sampling = SamplingParams(temperature=0.8, max_tokens=NUM_TOKENS, ignore_eos=True, logprobs=0, seed=7)
+
+    def answers(engine, *, together):
+        def request(number, prompt):
+            return Request(f"{together} {number}", tuple(prompt.ids), sampling, vision=vision_or_none(prompt))
+
+        if together:
+            return [read(handle) for handle in [engine.submit(request(*each)) for each in enumerate(prompts)]]
+        return [read(engine.submit(request(*each))) for each in enumerate(prompts)]
+
+    with start_engine(plan_engine(directory, OPTIONS, TokenInfo()), TokenInfo()) as first:
+        alone = answers(first, together=False)
+        cached = answers(first, together=True)
+    with start_engine(plan_engine(directory, OPTIONS, TokenInfo()), TokenInfo()) as second:
+        together = answers(second, together=True)
+    assert alone == together == cached
+    assert alone[0] != alone[1]
+
+
+def vision_or_none(prompt):
+    vision = vision_of(prompt)
+    return vision if vision.images or vision.videos else None
+
+
+def read(handle):
+    tokens, logprobs = [], []
+    for event in handle:
+        if isinstance(event, Tokens):
+            tokens += event.token_ids
+            logprobs += [entry.logprob for entry in event.logprobs]
+        if isinstance(event, Finished | Failed):
+            assert isinstance(event, Finished), event
+            break
+    return tokens, logprobs

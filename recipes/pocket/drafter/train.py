@@ -4,7 +4,7 @@ The served build answers the prompts of FILE on the device, thousands of rows at
 what it said from its features. It also reads examples with their right answers, most of which it would give itself, in
 turns with the master, whose features differ a little; answered rows are joined to long contexts. What that leaves of
 the time is training, in which the learning rate falls to 0. DIR is written every 20 seconds and at the end, with the
-acceptance on held-out prompts. `--cpu` continues a trained drafter (`--resume`) on one core, `--toy` is for a test.
+acceptance on held-out prompts. `--toy` makes everything so small that a CPU runs it.
 """
 
 import argparse
@@ -58,8 +58,6 @@ class Sizes:
     """Rows that are answered at once, and their tokens: a step costs its launches, however many rows it has."""
     prompt_tokens: int = 300
     """Of the longest prompt that is answered."""
-    examples: int | None = None
-    """That are read; None: all."""
     read_rows: int = 160
     read_length: int = 768
     """Rows of examples that are read at once, and their tokens."""
@@ -76,9 +74,7 @@ class Sizes:
     """Held-out prompts of each kind."""
 
 
-_TOY = Sizes(4, 96, 64, None, 8, 128, 256, 2, 1, 2, 8, 1, 8, 3, 1)
-_CPU = Sizes(rows=16, examples=2500, read_rows=32, read_length=448, long_batches=0, batch=3, anchors=32, held_out=2)
-"""For half an hour on one core, behind a drafter that is trained: no long contexts."""
+_TOY = Sizes(4, 96, 64, 8, 128, 256, 2, 1, 2, 8, 1, 8, 3, 1)
 _Part = tuple[Target, AnsweredRows]
 
 
@@ -155,7 +151,7 @@ class _Run:
         """Tokens and `is_answer` [read_rows, read_length] of all examples, one behind the other, cut into rows."""
         examples, end = self._prompts.examples, np.array([self._end], dtype=np.uint16)
         tokens, said = [], []
-        for index, start in enumerate(self._prompts.answer_starts[: self.sizes.examples].tolist()):
+        for index, start in enumerate(self._prompts.answer_starts.tolist()):
             _, ids = examples[index]
             tokens += [ids, end]
             said.append(np.arange(len(ids) + 1) >= start)
@@ -264,7 +260,7 @@ def _batches(run: _Run, short: Sequence[_Part], long: Sequence[_Part]) -> Iterat
     random = Random(0)  # noqa: S311
     sizes, weights = run.sizes, [len(rows) for _, rows in short]
     for number in itertools.count(1):
-        is_long = bool(long) and number % sizes.long_every == 0
+        is_long = number % sizes.long_every == 0
         target, rows = random.choice(long) if is_long else random.choices(short, weights)[0]
         count = sizes.long_batch if is_long else sizes.batch
         picked = torch.tensor([random.randrange(len(rows)) for _ in range(count)]).to(run.device, non_blocking=True)
@@ -323,15 +319,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--resume", type=Path, help="a drafter to start from")
     parser.add_argument("--rows", type=int, help="rows that are answered at once")
     parser.add_argument("--rate", type=float, default=_LEARNING_RATE, help="the highest learning rate")
-    size = parser.add_mutually_exclusive_group()
-    size.add_argument("--cpu", action="store_true", help="sizes for one core")
-    size.add_argument("--toy", action="store_true", help="sizes for a test")
+    parser.add_argument("--toy", action="store_true", help="sizes for a CPU")
     parser.add_argument("--passes", type=int, default=1, help="over so many rows of prompts, each answered once")
     parser.add_argument("--batch", type=int, help="rows of a training step")
     given = parser.parse_args(arguments)
     torch.manual_seed(0)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    sizes = _TOY if given.toy else _CPU if given.cpu else Sizes()
+    sizes = _TOY if given.toy else Sizes()
     sizes = replace(sizes, batch=given.batch or sizes.batch, rows=given.rows or sizes.rows)
     run = _Run(PromptFile.load(given.prompts), sizes, given.seconds, device)
     run.log(f"{sum(w.numel() for w in run.weights.values()):,} parameters on {device}")

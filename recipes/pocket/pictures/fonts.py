@@ -122,7 +122,7 @@ FAMILIES: tuple[FontFamily, ...] = (
     _family("clear-sans", "fonts-clear-sans", "ClearSans-Regular.ttf", "ClearSans-Bold.ttf", held_out=True),
     _family("oxygen", "fonts-oxygen", "Oxygen-Sans.ttf", "OxygenMono-Regular.ttf", held_out=True),
 )  # fmt: skip
-"""Of Debian 12. Licences, as their packages state them, are in `onebox/pocket/LICENCES.md`."""
+"""Of Debian 12. The recipe's README states their licences."""
 
 
 def make_fonts(packages: Path, output: Path) -> int:

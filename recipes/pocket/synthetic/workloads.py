@@ -13,12 +13,14 @@ from onebox.text.tokenizer import Tokenizer
 from recipes.pocket.synthetic.arithmetic import arithmetic
 from recipes.pocket.synthetic.chat import chat
 from recipes.pocket.synthetic.code import code
+from recipes.pocket.synthetic.editing import editing
 from recipes.pocket.synthetic.example import Example, Generator
 from recipes.pocket.synthetic.invoice import invoice
 from recipes.pocket.synthetic.recall import key_retrieval
 from recipes.pocket.synthetic.records import records
 from recipes.pocket.synthetic.text import text_tasks
 from recipes.pocket.synthetic.tools import tool_calls
+from recipes.pocket.synthetic.unknown import unknown
 
 __all__ = ["HELD_OUT_SEED", "MEASURED", "SHARES", "WORKLOADS", "prompt_text", "render"]
 
@@ -62,11 +64,13 @@ _GENERATORS: dict[str, Generator] = {
     "chat": chat,
     "text": text_tasks,
     "code": code,
+    "editing": editing,
+    "unknown": unknown,
 }
 WORKLOADS: dict[str, Generator] = {name: _in_conversation(generator) for name, generator in _GENERATORS.items()}
 """The generators for training."""
 SHARES: dict[str, float] = {
-    "invoice": 3.0,
+    "invoice": 3.5,
     "tools": 2.0,
     "records": 1.5,
     "arithmetic": 2.0,
@@ -74,6 +78,8 @@ SHARES: dict[str, float] = {
     "chat": 2.0,
     "text": 1.0,
     "code": 1.5,
+    "editing": 2.0,
+    "unknown": 1.0,
 }
 """Relative frequency of each workload in training."""
 MEASURED: dict[str, Generator] = {
@@ -81,7 +87,8 @@ MEASURED: dict[str, Generator] = {
     "invoice, ordinary names": _in_conversation(partial(invoice, ordinary=1.0)),
     **{name: generator for name, generator in WORKLOADS.items() if name != "invoice"},
 }
-"""The generators for evaluation. `invoice` got companies with ordinary names after the shipped model was trained."""
+"""The generators for evaluation. The first edition was trained without companies with ordinary names, and without
+`editing` and `unknown`."""
 
 
 def prompt_text(example: Example, template: ChatTemplate) -> str:

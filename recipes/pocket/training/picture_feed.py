@@ -40,10 +40,14 @@ class RowShape:
     slots: tuple[tuple[int, int], ...]
     """(patches, slots of so many), smallest first."""
     shares: Mapping[str, float]
+    row_share: float = 0.25
+    """Share of such rows in a batch."""
 
 
-LINE_ROWS = RowShape(((48, 14), (112, 10)), SMALL)
-PAGE_ROWS = RowShape(((256, 3), (1024, 2)), PAGES)
+LINE_ROWS = RowShape(((48, 14), (112, 10)), SMALL, row_share=0.2)
+PAGE_ROWS = RowShape(((256, 3), (1024, 2)), PAGES, row_share=0.4)
+_EXAMPLE_SHARE, _LONG_EXAMPLE_SHARE = 0.25, 0.65
+"""Share of rows of examples in a batch with pictures, and in one of longer rows without; the others are text."""
 
 
 class SlotArrays:
@@ -209,11 +213,11 @@ class PictureTask:
         if (self.data / "index.json").exists():
             use_documents(self.data, Tokenizer.load(self.model))
         draw = PictureDrawer(PictureSource(FontShelf(self.fonts)), self.model, self.kind_of)
+        rng, shares = Random(worker), [pool.shape.row_share for pool in pools]  # noqa: S311
         seed = worker
         while True:
-            for pool in pools:
-                pool.make_row(draw, Random(seed))  # noqa: S311
-                seed += num_workers
+            rng.choices(pools, shares)[0].make_row(draw, Random(seed))  # noqa: S311
+            seed += num_workers
 
 
 class PictureFeed:
@@ -234,15 +238,16 @@ class PictureFeed:
         return {kind: place for place, kind in enumerate(self.kinds)}
 
     def batch(self, num_rows: int, length: int) -> TrainingBatch:
-        """A quarter of the rows each: lines, pages, examples, text; of longer rows examples and text alone."""
+        """Rows of pictures, examples and text by their shares; longer rows are examples and text alone."""
         pools = [pool for pool in self._pools if pool.length == length]
-        num_seen, num_examples = num_rows // 4, num_rows * 3 // 10 if pools else -(-num_rows * 2 // 3)
+        num_examples = round(num_rows * (_EXAMPLE_SHARE if pools else _LONG_EXAMPLE_SHARE))
         tokens = np.empty((num_rows, length + EXTRA_TOKENS), np.int64)
         kinds = np.empty_like(tokens)
         positions = np.tile(np.arange(length), (3, num_rows, 1))
         pictures: list[PictureBatch] = []
         at = 0
         for pool in pools:
+            num_seen = round(num_rows * pool.shape.row_share)
             rows, seen = pool.choose(num_seen), slice(at, at + num_seen)
             tokens[seen], kinds[seen] = pool.ids[rows], pool.kinds[rows]
             positions[:, seen] = pool.positions[rows, :, :length].transpose(1, 0, 2)

@@ -166,19 +166,17 @@ def _rotate_half(x: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class TowerFunctions:
-    """The functions above: as written, or compiled."""
+    """The functions above that are most of the time: as written, or compiled."""
 
-    picture_inputs: Callable[..., Any] = picture_inputs
-    position_embeddings: Callable[..., Any] = position_embeddings
     attention_inputs: Callable[..., Any] = attention_inputs
     block_output: Callable[..., Any] = block_output
-    merge: Callable[..., Any] = merge
     reader_loss: Callable[..., Any] = reader_loss
 
     @classmethod
     def compiled(cls) -> "TowerFunctions":
+        # One compilation for all sizes of pictures: four of each would take longer than they save.
         plain = vars(cls())
-        return cls(**{name: torch.compile(each, dynamic=False, fullgraph=True) for name, each in plain.items()})
+        return cls(**{name: torch.compile(each, dynamic=True, fullgraph=True) for name, each in plain.items()})
 
 
 def encode_pictures(
@@ -187,8 +185,8 @@ def encode_pictures(
     """Embeddings [B, P / 4, H] of a batch, the stream [B, P, D] before the merger, and the patches' places."""
     places = PatchPlaces.of(batch.grids, batch.patches.shape[1])
     patch_embed = {name: w for name, w in weights.items() if name.startswith("patch_embed.")}
-    x = functions.picture_inputs(patch_embed, batch.patches, batch.palettes)
-    x = x + functions.position_embeddings(weights["pos_embed.weight"], batch.grids, places.row, places.column)
+    x = picture_inputs(patch_embed, batch.patches, batch.palettes)
+    x = x + position_embeddings(weights["pos_embed.weight"], batch.grids, places.row, places.column)
     cos, sin = rotation(vision, places)
     mask = places.is_valid[:, None, None, :]
     for block in range(vision.depth):
@@ -196,7 +194,7 @@ def encode_pictures(
         query, key, value = functions.attention_inputs(w, x, cos, sin, vision.num_heads)
         mixed = F.scaled_dot_product_attention(query, key, value, attn_mask=mask)
         x = functions.block_output(w, x, mixed.transpose(1, 2).flatten(2))
-    return functions.merge(under_prefix(weights, "merger."), x), x, places
+    return merge(under_prefix(weights, "merger."), x), x, places
 
 
 def under_prefix(weights: Weights, prefix: str) -> dict[str, Tensor]:
