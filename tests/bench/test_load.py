@@ -374,11 +374,17 @@ def test_an_open_loop_sends_every_task_of_its_mix_and_says_how_late():
 
 def test_a_client_that_cannot_keep_its_arrivals_says_so():
     class Busy(Silence):
+        """Holds the client at its first answer, beyond the times of all later arrivals."""
+
+        held = False
+
         def answered(self, answer):  # noqa: ARG002 - it only takes time
-            time.sleep(0.15)
+            if not self.held:
+                self.held = True
+                time.sleep(1.5)
 
     with faulty() as server:
-        load = ("uniform_short", Loop(rate=200.0, count=6))
+        load = ("uniform_short", Loop(rate=5.0, count=6))
         made = done(server, lambda session: run_load(session, *load), NO_WARM_UP, watch=Busy())
     assert made.figures["late_max_s"] > 0.1
     assert any("sent late" in note for note in made.notes)

@@ -11,20 +11,17 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModelForImageTextToText, CompressedTensorsConfig
 
 from onebox.checkpoint.build import plan_build, run_build
 from onebox.checkpoint.inspect import inspect_checkpoint
 from onebox.checkpoint.recipe import BuildSources, Recipe, TargetFormat, open_source
 from onebox.spec.modules import ModuleClass, modules
+from tests.stock_model import open_with_transformers
 from tests.synthetic import tiny_config, write_checkpoint
 
 HERE = Path(__file__).parent
 PYTHON = HERE.parent.parent / ".venv-vllm" / "bin" / "python"
-pytestmark = [
-    pytest.mark.vllm,
-    pytest.mark.filterwarnings("ignore:You passed `quantization_config`:UserWarning"),
-]
+pytestmark = pytest.mark.vllm
 ROUNDING_OF_BF16 = 0.06  # mean logprob difference seen between transformers' own BF16 and float32 on such models
 
 
@@ -53,9 +50,7 @@ def test_stock_vllm_runs_a_build_and_gives_the_logprobs_of_transformers(tmp_path
     run_build(plan_build(recipe, BuildSources(open_source("base", base))), tmp_path / "out")
     prompt = list(range(3, 67))
     theirs = torch.tensor(json.loads(run_in_vllm("logprobs.py", str(tmp_path / "out"), json.dumps(prompt))))
-    model = AutoModelForImageTextToText.from_pretrained(
-        tmp_path / "out", dtype=torch.float32, quantization_config=CompressedTensorsConfig(dequantize=True)
-    )
+    model = open_with_transformers(tmp_path / "out")
     with torch.no_grad():
         logits = model(input_ids=torch.tensor([prompt])).logits[0]
     expected = logits.log_softmax(-1)[:-1].gather(1, torch.tensor(prompt[1:])[:, None])[:, 0]
