@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from onebox.spec.errors import UnreadableError, UsageError
+from onebox.spec.errors import UnreadableError, UsageError, WriteError
 
 __all__ = ["StepTimes", "read_step_times", "write_step_times"]
 
@@ -110,7 +110,10 @@ def read_step_times(path: Path) -> StepTimes:
 
 
 def write_step_times(times: StepTimes, path: Path) -> None:
-    path.write_text(json.dumps(asdict(times), indent=1) + "\n", encoding="utf-8")
+    try:
+        path.write_text(json.dumps(asdict(times), indent=1) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise WriteError(f"{path} cannot be written ({error.strerror}).") from None
 
 
 def _parsed(content: dict[str, Any]) -> dict[str, Any]:
