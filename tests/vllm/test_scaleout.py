@@ -27,6 +27,7 @@ from onebox.pocket.builds import BUILDS
 from onebox.scaleout.check import CheckRequest, check_checkpoint
 from onebox.scaleout.flags import SAME, TRANSLATED
 from onebox.scaleout.launch import failure_cause
+from onebox.scaleout.versions import METHODS
 from tests.vllm.nodes import machines, why_not
 from tests.vllm.test_bench import HERE, POCKET, PYTHON, ROOT
 from tests.vllm.test_vllm import run_in_vllm
@@ -88,6 +89,10 @@ def test_every_flag_that_is_passed_on_is_one_of_vllms():
     }
     made |= {"--pipeline-parallel-size", "--distributed-executor-backend", "--enable-auto-tool-choice"}
     assert passed | made | {"--tool-call-parser", "--reasoning-parser"} <= flags
+
+
+def test_the_methods_of_drafting_are_vllms():
+    assert sorted(METHODS) == json.loads(run_in_vllm("draft_methods.py"))
 
 
 def test_vllm_drafts_with_the_mtp_head_of_a_build_that_lists_draft_tokens(tmp_path):
