@@ -36,9 +36,10 @@ __all__ = ["PORT_MARK", "ROUTERS", "FleetConfig", "MemberConfig", "read_fleet_co
 PORT_MARK = "{port}"
 ROUTERS: Mapping[str, tuple[str, ...]] = {
     "vllm-router": ("cache_aware", "power_of_two", "consistent_hash", "round_robin", "random"),
-    "litellm": ("cache_lookup", "simple-shuffle", "least-busy"),
+    "litellm": ("cache_lookup", "session_affinity", "simple-shuffle", "least-busy"),
 }
-"""Routers and their policies, the default first. `cache_lookup` asks the members' /v1/cache/lookup."""
+"""Routers and their policies, the default first. `cache_lookup` asks the members' /v1/cache/lookup; with
+`session_affinity` and `consistent_hash` requests with one x-session-id header have one member."""
 _FROM_HERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - compared, not listened on
 """Where a server that listens on every address of this machine is called from it."""
 

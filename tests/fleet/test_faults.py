@@ -10,7 +10,7 @@ import httpx
 import openai
 import pytest
 
-from tests.fleet.conftest import HTTP, STEP_S, wait_until
+from tests.fleet.conftest import HTTP, STEP_S, fleet_of_three, wait_until
 
 LONG = 1500
 """Tokens of answers that are still running when something happens to them."""
@@ -100,6 +100,20 @@ def test_every_member_answers_and_all_answer_alike(fleet):
     assert sum(after.values()) - sum(before.values()) == len(texts)
     direct = f"http://127.0.0.1:{fleet.ports['a']}"
     assert answers == [chat(direct, text, max_tokens=12).json()["choices"] for text in texts]
+
+
+def test_a_session_stays_with_its_member(nursery, tmp_path):
+    with fleet_of_three(nursery, tmp_path, policy="consistent_hash").running() as fleet:
+        taken = {}
+        for session in range(12):
+            before = answers_of(fleet)
+            for number in range(3):
+                headers = {"x-session-id": f"session {session}"}
+                asked = HTTP.post(f"{fleet.url}/v1/chat/completions", json=body(f"{number}"), headers=headers)
+                assert asked.status_code == 200, asked.text
+            taken[session] = {name: answers_of(fleet)[name] - before[name] for name in before}
+        assert [sorted(each.values()) for each in taken.values()] == [[0, 0, 3]] * 12
+        assert len({max(each, key=each.get) for each in taken.values()}) > 1  # of 12 sessions not all have one member
 
 
 def test_a_killed_member_ends_begun_streams_with_an_error_and_nothing_else(fleet, nursery):
