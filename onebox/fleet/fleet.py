@@ -29,6 +29,8 @@ Say = Callable[[str], None]
 _ROUTER_S = 120.0
 """Until a router takes requests; LiteLLM imports for a while."""
 _ROUTER_STOP_S = 5.0
+_CUT_S = 1.0
+"""For a last event to leave."""
 
 
 class _Server(uvicorn.Server):
@@ -258,8 +260,13 @@ class Fleet:
 
     async def _stop_at_once(self) -> None:
         started = [*self._processes, *([self.router] if self.router else [])]
-        for process in started:
-            process.kill()
+        try:
+            await self._cut_relays("the fleet was ended.")
+            if self.router:
+                await self.router.stop(_ROUTER_STOP_S)  # passes on what it has
+        finally:
+            for process in started:
+                process.kill()
         await asyncio.gather(*(process.wait(KILL_S) for process in started))
         if self._server and self._serving:
             self._server.should_exit = self._server.force_exit = True
@@ -272,6 +279,14 @@ class Fleet:
             relay.closed_reason = "the fleet is stopping."
         drained = [relay.wait_empty(url, self.config.drain_s) for relay in relays for url in relay.open_urls()]
         await asyncio.gather(*drained)
+        await self._cut_relays("the fleet has stopped, and the time to finish is up.")
+
+    async def _cut_relays(self, reason: str) -> None:
+        """Ends what is open with an error, while there is a router to pass it on."""
+        for relay in (member.relay for member in self.members):
+            for url in relay.open_urls():
+                relay.cut(f"{relay.name} does not go on: {reason}", url)
+                await relay.wait_empty(url, _CUT_S)
 
 
 def _bound(host: str, port: int) -> socket.socket:
@@ -298,8 +313,8 @@ async def open_fleet(config: FleetConfig, say: Say) -> AsyncIterator[Fleet]:
         try:
             await fleet.start()
             yield fleet
-        except OneboxError:
-            fleet.keeps_logs = any(fleet.directory.iterdir())  # the error may name one
+        except OneboxError as error:
+            fleet.keeps_logs = str(fleet.directory) in str(error)
             raise
         finally:
             await fleet.stop()

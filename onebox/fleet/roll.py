@@ -48,7 +48,7 @@ class Roll:
             for member in self._members:
                 await (self._replace_in_place if self._in_place else self._replace_beside)(member)
             self._settle()
-            self._say("All members are replaced.")
+            self._say(f"Done: {', '.join(member.config.name for member in self._members)}.")
         except (OneboxError, httpx.HTTPError) as error:
             self.error = str(error) or type(error).__name__
             self._say(self.error)

@@ -7,6 +7,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from contextlib import contextmanager, suppress
@@ -63,6 +64,14 @@ def is_healthy(url):
         return HTTP.get(f"{url}/health").status_code == 200
     except httpx.HTTPError:
         return False
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _logs_of_fleets(tmp_path_factory):
+    """Fleets that are refused keep theirs."""
+    tempfile.tempdir = str(tmp_path_factory.mktemp("logs"))
+    yield
+    tempfile.tempdir = None
 
 
 @pytest.fixture(scope="session")

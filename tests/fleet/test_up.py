@@ -6,7 +6,7 @@ import socket
 import subprocess
 import sys
 import tempfile
-import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
@@ -31,15 +31,15 @@ def answers(url):
 
 @pytest.fixture
 def rolling(nursery, tmp_path):
-    """A fleet of one member that is being replaced: its old server has a long answer to finish. (config, process)"""
+    """(config, process, answer) of a fleet of one member that is being replaced: the old server has to finish it."""
     config = write_config(tmp_path / "fleet.toml", [{"name": "a", "start": nursery.start_line(step_s=STEP_S)}])
     process = subprocess.Popen([*UP, config.path], stdout=subprocess.PIPE, text=True)
     try:
         assert any(line.startswith("Ready: ") for line in process.stdout)
-        threading.Thread(target=ask_long, args=(config.url,), daemon=True).start()
+        asking = ThreadPoolExecutor(1).submit(ask_long, config.url)
         wait_until(lambda: status_of(config)["members"][0]["num_open"])
         HTTP.post(f"{config.admin_url}/roll", headers={"x-onebox-fleet": "1"})
-        yield config, process
+        yield config, process, asking
     finally:
         process.kill()
         process.wait()
@@ -48,14 +48,11 @@ def rolling(nursery, tmp_path):
 
 def ask_long(url):
     body = {"prompt": "a", "max_tokens": 1500, "ignore_eos": True, "stream": True}
-    try:
-        httpx.post(f"{url}/v1/completions", json=body, timeout=120, trust_env=False)
-    except httpx.HTTPError:
-        return
+    return httpx.post(f"{url}/v1/completions", json=body, timeout=120, trust_env=False).text
 
 
 def test_a_second_ctrl_c_ends_everything_at_once_also_what_is_being_replaced(rolling):
-    config, process = rolling
+    config, process, asking = rolling
     old = status_of(config)["members"][0]["url"]
     wait_until(lambda: any("takes the traffic" in line for line in status_of(config)["roll"]["lines"]))
     new = status_of(config)["members"][0]["url"]
@@ -66,6 +63,7 @@ def test_a_second_ctrl_c_ends_everything_at_once_also_what_is_being_replaced(rol
     assert is_healthy(old)  # it has its answer to finish
     process.send_signal(signal.SIGINT)
     assert process.wait(60) == 0
+    assert "The answer broke off: a does not go on: the fleet was ended." in asking.result()
     wait_until(lambda: not any(map(answers, (old, new, config.url))))
 
 
