@@ -1,13 +1,14 @@
 """fleet.toml: what is read, and what is refused by name."""
 
 import asyncio
+from dataclasses import replace
 
 import httpx
 import pytest
 
 from onebox.fleet.config import read_fleet_config
-from onebox.fleet.member import read_identity, refuse_open
-from onebox.spec.errors import OneboxError
+from onebox.fleet.member import Identity, read_identity, refuse_differences, refuse_open
+from onebox.spec.errors import MismatchError, OneboxError
 
 MEMBER = '[[member]]\nname = "a"\nurl = "http://10.0.0.1:8000/"\n'
 
@@ -91,6 +92,22 @@ def test_a_member_that_asks_for_no_key_is_refused():
     asyncio.run(ask("closed"))
     with pytest.raises(OneboxError, match="call open, which asks for no API key"):
         asyncio.run(ask("open"))
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "said"),
+    [
+        ("model", "y", "model y is not x"),
+        ("fingerprint", "c" * 64, f"fingerprint {'c' * 12} is not {'b' * 12}[.]"),
+        ("version", "2", "version 2 is not 1"),
+        ("context", 7, "context 7 is not 9"),
+    ],
+)
+def test_a_member_that_differs_from_most_is_named_with_what_differs(field, value, said):
+    usual = Identity(model="x", fingerprint="b" * 64, version="1", context=9)
+    refuse_differences({"a": usual, "b": usual})
+    with pytest.raises(MismatchError, match=f"a is not like the other members: {said}"):
+        refuse_differences({"a": replace(usual, **{field: value}), "b": usual, "c": usual})
 
 
 def test_an_address_without_a_server_of_onebox_is_one_sentence():

@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -11,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from onebox.fleet.process import free_ports
 from onebox.scaleout.launch import failure_cause
 from tests.scaleout.standins import install, make_host, make_spark_sysfs
 
@@ -106,12 +106,6 @@ def test_three_ranks_on_two_hosts_are_refused(boxes, run_cli):
     assert result.code == 2
 
 
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
 def until(condition, what):
     end = time.monotonic() + PATIENCE_S
     while not condition():
@@ -136,7 +130,7 @@ def start(boxes):
             "import sys; import onebox.cli.scaleout_launch as command; command._refuse_unloadable = lambda *_: [];"
             "from onebox.cli.main import main; main()"
         )
-        words = [sys.executable, "-c", code, *map(str, arguments(boxes, *more, port=free_port()))]
+        words = [sys.executable, "-c", code, *map(str, arguments(boxes, *more, port=free_ports(1)[0]))]
         with (boxes / "log").open("w") as log:
             process = subprocess.Popen(words, stdout=log, stderr=subprocess.STDOUT)
         running.append(process)

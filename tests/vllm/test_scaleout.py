@@ -11,7 +11,6 @@ import os
 import shlex
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -23,6 +22,7 @@ from onebox.checkpoint.bind import bind
 from onebox.checkpoint.build import plan_build, run_build
 from onebox.checkpoint.recipe import BuildSources, Recipe, TargetFormat, open_source
 from onebox.checkpoint.source import open_checkpoint
+from onebox.fleet.process import free_ports
 from onebox.pocket.builds import BUILDS
 from onebox.scaleout.check import CheckRequest, check_checkpoint
 from onebox.scaleout.flags import SAME, TRANSLATED
@@ -156,12 +156,6 @@ def launched(*arguments, **options):
         launch.process.wait()
 
 
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
 def sessions(mark):
     """The sessions of processes that have the variable `mark`, one a node; vLLM's workers overwrite theirs."""
     found = set()
@@ -211,7 +205,7 @@ def compared(run_cli, url, model):
 
 
 def test_two_processes_serve_one_model_and_a_killed_rank_ends_both(tmp_path, run_cli, model):
-    port, mark = free_port(), f"ONEBOX_TEST={tmp_path.name}-{os.getpid()}"
+    port, mark = free_ports(1)[0], f"ONEBOX_TEST={tmp_path.name}-{os.getpid()}"
     with launched(tmp_path / "log", model, port, "--env", mark, binding="0|1") as launch:
         compared(run_cli, f"http://127.0.0.1:{port}", model)
         nodes = sessions(mark)
@@ -248,7 +242,7 @@ def test_two_nodes_serve_one_model_and_a_killed_rank_ends_the_other(tmp_path, ru
 def test_what_vllm_refuses_is_told_in_one_sentence(tmp_path):
     """Four ranks where one CPU core is bound to each of two: the reason is vLLM's own."""
     log = tmp_path / "log"
-    launch = Launch(log, POCKET, free_port(), binding="0")
+    launch = Launch(log, POCKET, free_ports(1)[0], binding="0")
     told = launch.last_words()
     assert len(told) == 1
     assert told[0].startswith("onebox: Node 0 on localhost ended with status 1 before it served: ")
