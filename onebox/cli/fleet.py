@@ -141,14 +141,28 @@ async def _check(config: "FleetConfig") -> None:
     import httpx
 
     from onebox.cli.fleet_view import print_identities
-    from onebox.fleet.member import read_identity, refuse_differences
+    from onebox.fleet.member import Identity, read_identity, refuse_differences, refuse_open
 
+    found: dict[str, Identity] = {}
+    missing = []
     headers = {"Authorization": f"Bearer {config.api_key}"} if config.api_key else {}
     async with httpx.AsyncClient(headers=headers, trust_env=False) as http:
-        urls = {member.name: member.url for member in config.members if member.url}
-        found = {name: await read_identity(http, url) for name, url in urls.items()}
-    print_identities(found)
+        for member in config.members:
+            try:
+                if member.url:
+                    found[member.name] = await read_identity(http, member.url)
+            except OneboxError as error:
+                if not member.is_owned:
+                    missing.append(f"{member.name}: {error}")
+            if member.is_owned and member.name not in found:
+                typer.echo(f"{member.name} is not running; `onebox fleet up` starts and checks it.")
+        print_identities(found)
+        for member in config.members:
+            if config.needs_keys and member.url and member.name in found:
+                await refuse_open(http, member.name, member.url)
     refuse_differences(found)
+    if missing:
+        raise OneboxError("\n".join(missing))
 
 
 async def _serve(config: "FleetConfig") -> None:

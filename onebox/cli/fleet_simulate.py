@@ -29,6 +29,9 @@ class MemberOptions:
         list[str] | None,
         typer.Option(help="Measure a server that has nothing else to do; several: they share one machine."),
     ] = None
+    api_key: Annotated[
+        str, typer.Option(envvar="ONEBOX_API_KEY", help="The API key of the servers that are measured.")
+    ] = ""
     save: Annotated[Path | None, typer.Option(help="Where the measured step times are written.")] = None
 
 
@@ -54,14 +57,18 @@ def simulate(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
 ) -> None:
     """Simulate a fleet by its members' measured step times, for users of a mix or for a trace."""
+    from onebox.fleet.simulation import POLICIES
     from onebox.fleet.study import FleetStudy
     from onebox.fleet.traffic import UserTraffic, read_trace
 
-    times = _times(members.steps, members.measure or [], members.save)
+    counts = _numbers(boxes)
     if min(load.seconds, first_token) <= 0 or load.think < 0 or (roll is not None and roll < 0):
         raise UsageError("--seconds and --first-token must be above 0, --think and --roll not below.")
+    if policy not in POLICIES:
+        raise UsageError(f"--policy is {policy!r}; give one of {', '.join(POLICIES)}.")
     traffic = read_trace(load.trace) if load.trace else UserTraffic(load.mix, load.users, load.think)
-    result = FleetStudy(times, traffic, load.seconds).answer(_numbers(boxes), policy, first_token, roll)
+    times = _times(members)
+    result = FleetStudy(times, traffic, load.seconds).answer(counts, policy, first_token, roll)
     if as_json:
         echo_json({"steps": asdict(times), **asdict(result)}, indent=1)
         return
@@ -69,17 +76,22 @@ def simulate(
     _print(result, f"the trace {load.trace.name}" if load.trace else users, first_token, roll)
 
 
-def _times(steps: Path | None, measure: list[str], save: Path | None) -> "StepTimes":
+def _times(members: MemberOptions) -> "StepTimes":
     from onebox.fleet.measure import measure_step_times
     from onebox.fleet.step_times import read_step_times, write_step_times
 
-    if (steps is None) == (not measure):
+    if (members.steps is None) == (not members.measure):
         raise UsageError("Give either --steps FILE or --measure URL: what a member's steps take.")
-    if steps:
-        return read_step_times(steps)
-    times = asyncio.run(measure_step_times([url.rstrip("/").removesuffix("/v1") for url in measure]))
-    if save:
-        write_step_times(times, save)
+    if members.steps:
+        if members.save:
+            raise UsageError("--save is for what --measure finds; leave it out with --steps.")
+        return read_step_times(members.steps)
+    if members.save and not members.save.parent.is_dir():
+        raise UsageError(f"--save {members.save}: there is no directory {members.save.parent}.")
+    urls = [url.rstrip("/").removesuffix("/v1") for url in members.measure or ()]
+    times = asyncio.run(measure_step_times(urls, api_key=members.api_key))
+    if members.save:
+        write_step_times(times, members.save)
     return times
 
 
@@ -89,6 +101,7 @@ def _numbers(text: str) -> list[int]:
         for part in text.split(","):
             first, _, last = part.partition("-")
             found += range(int(first), int(last or first) + 1)
+        found = sorted(set(found))
     except ValueError:
         found = []
     if not found or min(found) < 1 or max(found) > 1000:

@@ -41,7 +41,8 @@ class FleetView:
         """While it serves, the table is live in a terminal; elsewhere it is printed once."""
         self.is_serving = True
         status = fleet.status()
-        self.say(f"Ready: {self._config.router} at {self._config.url}/v1, page at {self._config.admin_url}/")
+        where = " and this machine's other addresses" if self._config.listens_everywhere else ""
+        self.say(f"Ready: {self._config.router} at {self._config.url}/v1{where}, page at {self._config.admin_url}/")
         self._states = {member["name"]: member["state"] for member in status["members"]}
         if not self._console.is_terminal:
             print_table(status)
@@ -72,6 +73,8 @@ def print_table(status: dict[str, Any]) -> None:
 
 def print_identities(found: "dict[str, Identity]") -> None:
     """What members are, before the fleet starts."""
+    if not found:
+        return
     table = Table(box=None, pad_edge=False)
     for name in ("member", "model", "fingerprint", "version", "context"):
         table.add_column(name, justify="right" if name == "context" else "left")

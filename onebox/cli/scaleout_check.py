@@ -1,6 +1,5 @@
 """`onebox scaleout check`: whether stock vLLM loads a checkpoint on N ranks, and how."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -71,7 +70,11 @@ def _show(found: "VllmCheck", directory: Path) -> None:
         console.print(_table(found))
     total = sum(found.rank_bytes.values())
     where = "a rank" if request.tp * request.pp > 1 else "the box"
-    console.print(f"Weights on {where}: {total / GIB:.2f} GiB, before KV cache, states and workspace.")
+    token_kib, state_mib = found.token_bytes / 1024, found.state_bytes / 1024**2
+    console.print(
+        f"Memory on {where}: weights {total / GIB:.2f} GiB; a token of context {token_kib:.1f} KiB (BF16), a "
+        f"sequence's states {state_mib:.1f} MiB; vLLM's workspace comes on top."
+    )
     console.print(f"Lowest vLLM: {found.lowest_version} ({_reason(found)}).")
     for finding in found.findings:
         style = "bold red" if finding.is_fatal else "yellow"
@@ -107,8 +110,8 @@ def _table(found: "VllmCheck") -> "Table":
             key[0],
             f"x{len(members)}",
             str(scheme) if scheme else "BF16",
-            first.kernel.class_name.removeprefix("CompressedTensors") if scheme else "",
-            first.kernel.name if scheme else "",
+            first.kernel.class_name.removeprefix("CompressedTensors"),
+            first.kernel.name,
             _held(first, found.request.tp),
             style="red" if any(member.problems for member in members) else "",
         )
@@ -130,28 +133,17 @@ def _groups(found: "VllmCheck") -> "dict[tuple[str, str], list[CheckedLayer]]":
 
 def _held(checked: "CheckedLayer", tp: int) -> str:
     """The parts of a layer that lie on a rank: [rows of one + rows of the next, columns]."""
+    from onebox.scaleout.ranks import rank_parts
+
     rows_of: dict[int, list[str]] = {}
-    for _, rows, columns in _shapes(checked, tp):
-        rows_of.setdefault(columns, []).append(str(rows))
+    for part in rank_parts(checked.layer, tp):
+        rows_of.setdefault(part.columns, []).append(str(part.rows))
     return ", ".join(f"[{'+'.join(rows)}, {columns}]" for columns, rows in rows_of.items())
 
 
-def _shapes(checked: "CheckedLayer", tp: int) -> Iterator[tuple[str, int, int]]:
-    from onebox.scaleout.layers import Split
-
-    layer = checked.layer
-    for part in layer.parts:
-        by_columns = layer.split is Split.COLUMNS or (layer.split is Split.EXPERTS and part.name == "down_proj")
-        copies = tp // part.heads if part.heads and tp > part.heads else 1
-        if layer.split is Split.WHOLE:
-            yield part.name, part.rows, part.columns
-        elif by_columns:
-            yield part.name, part.rows, part.columns // tp
-        else:
-            yield part.name, part.rows * copies // tp, part.columns
-
-
 def _plain(found: "VllmCheck") -> dict[str, Any]:
+    from onebox.scaleout.ranks import rank_parts
+
     return {
         "loads": found.loads,
         "is_followed": found.is_followed,
@@ -159,6 +151,8 @@ def _plain(found: "VllmCheck") -> dict[str, Any]:
         "pp": found.request.pp,
         "lowest_vllm": str(found.lowest_version),
         "features": {feature.name: str(feature.since) for feature in found.features},
+        "token_bytes": found.token_bytes,
+        "state_bytes": found.state_bytes,
         "rank_bytes": {kind.value: size for kind, size in found.rank_bytes.items()},
         "findings": [{"text": finding.text, "is_fatal": finding.is_fatal} for finding in found.findings],
         "layers": [
@@ -170,7 +164,7 @@ def _plain(found: "VllmCheck") -> dict[str, Any]:
                 "is_ignored": checked.resolution.is_ignored,
                 "class": checked.kernel.class_name,
                 "kernel": checked.kernel.name,
-                "rank_shapes": [list(shape) for shape in _shapes(checked, found.request.tp)],
+                "rank_shapes": [list(part[:3]) for part in rank_parts(checked.layer, found.request.tp)],
                 "problems": list(checked.problems),
             }
             for checked in found.layers

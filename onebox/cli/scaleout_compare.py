@@ -25,7 +25,7 @@ def compare_vllm(
     tolerance: Annotated[
         float, typer.Option(min=0, help="Mean difference of log-probabilities, in nats, up to which it is one model.")
     ] = 0.06,
-    api_key: Annotated[str | None, typer.Option(help="vLLM's API key.")] = None,
+    api_key: Annotated[str | None, typer.Option(help="The servers' API key, where they ask for one.")] = None,
     serve_arguments: Annotated[str, typer.Option("--serve", help="Options for `onebox serve DIR`, as one text.")] = "",
     as_json: Annotated[bool, typer.Option("--json", help="Print one line of JSON and nothing else.")] = False,
 ) -> None:
@@ -42,7 +42,7 @@ def compare_vllm(
     with (
         closing(ServedModel(url, api_key)) as vllm,
         opened(checkpoint, serve_arguments) as ours,
-        closing(ServedModel(ours)) as onebox,
+        closing(ServedModel(ours, api_key)) as onebox,
     ):
         found = compare_servers(vllm, onebox, tolerance)
     if as_json:

@@ -92,8 +92,10 @@ def launch(
     if not names or len(set(names)) < len(names):
         raise UsageError(f"--hosts {hosts!r} is no list of different hosts; give for instance spark-1,spark-2.")
     flags = map_flags(serve_options or [])
+    words, settings = program.words("--program", program.program), program.settings()
     model = os.path.abspath(checkpoint)  # noqa: PTH100 - a link may lead elsewhere on another host
-    _refuse_unloadable(checkpoint, flags, tp, pp)
+    for note in _refuse_unloadable(checkpoint, flags, tp, pp):
+        typer.echo(f"note: {note}")
     ssh = SSH if program.ssh is None else program.words("--ssh", program.ssh)
     reports = probe_hosts(names, ssh, model, program.sysfs)
     fabrics = choose_fabrics(reports)
@@ -103,9 +105,9 @@ def launch(
         model=model,
         tp=tp,
         pp=pp,
-        program=program.words("--program", program.program),
+        program=words,
         master_port=program.master_port,
-        settings=program.settings(),
+        settings=settings,
     )
     listening = _listening_address(names[0], fabrics[0], flags)
     commands = node_commands(plan, fabrics, flags, listening)
@@ -115,18 +117,19 @@ def launch(
     _run(commands, ssh, f"http://{_called(listening, fabrics[0])}:{flags.port}", timeout, _printer(quiet=quiet))
 
 
-def _refuse_unloadable(checkpoint: Path, flags: "ServeFlags", tp: int, pp: int) -> None:
-    """The check of `onebox scaleout check`, where the checkpoint lies here too."""
+def _refuse_unloadable(checkpoint: Path, flags: "ServeFlags", tp: int, pp: int) -> list[str]:
+    """The check of `onebox scaleout check`, where the checkpoint lies here too; returns what to say about it."""
     from onebox.cli.scaleout_check import open_check
     from onebox.scaleout.check import CheckRequest
 
     if not checkpoint.is_dir():
-        typer.echo(f"note: {checkpoint} is not on this machine, so it is not checked: run onebox scaleout check there.")
-        return
-    found = open_check(checkpoint, CheckRequest(tp, pp, drafter=flags.drafter))
+        return [f"{checkpoint} is not on this machine, so it is not checked: run `onebox scaleout check` where it is."]
+    drafter = None if flags.drafter == "none" else flags.drafter
+    found = open_check(checkpoint, CheckRequest(tp, pp, drafter=drafter))
     wrong = [finding.text for finding in found.findings if finding.is_fatal]
     if wrong:
         raise UnsupportedError("\n".join([f"vLLM does not load {checkpoint}:", *wrong]))
+    return [finding.text for finding in found.findings]
 
 
 def _listening_address(head: str, fabric: "Fabric", flags: "ServeFlags") -> str:
@@ -170,7 +173,7 @@ def _run(
 
     try:
         with launched_nodes(commands, ssh, show) as nodes:
-            typer.echo(f"Started {len(commands)} nodes: {', '.join(command.host for command in commands)}.")
+            typer.echo(f"Started on {', '.join(command.host for command in commands)}.")
             seconds = nodes.wait_until_healthy(url, timeout_s, tell)
             typer.echo(f"Ready after {seconds:.0f} s at {url}/v1; Ctrl-C stops all nodes.")
             nodes.watch()

@@ -90,6 +90,7 @@ def _show(found: "BoxesPlan") -> None:
     from rich.text import Text
 
     from onebox.scaleout.plan import VLLM_SHARE
+    from onebox.scaleout.published import MEASURED_BOX
 
     console = Console() if Console().is_terminal else Console(width=WIDTH)
     work = found.workload
@@ -103,25 +104,33 @@ def _show(found: "BoxesPlan") -> None:
     heading = f"\nA step, projected: {many}, {drafts}, {work.context_tokens:,} tokens of context"
     console.print(Text(heading, style="bold cyan"))
     console.print(_step_table(found))
-    console.print(f"{found.num_boxes} boxes are {found.speedup:.2f} times one.")
-    console.print(Text("\nPublished, tok/s of one stream; not measured by us", style="bold cyan"))
-    console.print(_published_table(found))
+    misfit = found.memory[1] if isinstance(found.memory[1], str) else None
     console.print(
-        Text(
-            f"assumes {VLLM_SHARE:.0%} of the usable bandwidth for vLLM, as published for one Spark, and NCCL's "
-            "all-reduces as published for two Sparks; no two boxes were measured by us",
-            style="dim",
-        )
+        f"{found.num_boxes} boxes are {found.speedup:.2f} times one{', if one had the memory' if misfit else ''}."
     )
+    if misfit:
+        console.print(Text(f"One box: {misfit}", style="red"))
+    if found.published:
+        console.print(Text("\nPublished, tok/s of one stream; not measured by us", style="bold cyan"))
+        console.print(_published_table(found))
+    assumed = (
+        f"assumes {VLLM_SHARE:.0%} of the usable bandwidth for vLLM, as published for one Spark, and NCCL's "
+        "all-reduces as published for two Sparks over RoCE; no two boxes were measured by us"
+    )
+    console.print(Text(assumed, style="dim"))
+    if found.box.name != MEASURED_BOX:
+        slow = f"{found.box.name}: joined by NVLink, or within one machine, all-reduces take a fraction of that."
+        console.print(Text(slow, style="yellow"))
 
 
-def _new_table(*names: str) -> "Table":
+def _new_table(*names: str, num_texts: int = 1) -> "Table":
+    """The first columns hold text, the others figures."""
     from rich import box
     from rich.table import Table
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
     for place, name in enumerate(names):
-        table.add_column(name, justify="right" if place else "left", no_wrap=True)
+        table.add_column(name, justify="left" if place < num_texts else "right", no_wrap=True)
     return table
 
 
@@ -164,7 +173,7 @@ def _step_table(found: "BoxesPlan") -> "Table":
 
 
 def _published_table(found: "BoxesPlan") -> "Table":
-    table = _new_table("model", "how", "one box", "two boxes", "source")
+    table = _new_table("model", "how", "one box", "two boxes", "source", num_texts=2)
     for pair in found.published:
         table.add_row(pair.model, pair.how, pair.one_box or "-", pair.two_boxes or "-", pair.source)
     return table

@@ -3,7 +3,6 @@
 Names are those of vLLM, so that a launch command works with the program's name replaced (`launch_line.py`).
 """
 
-import ipaddress
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -26,6 +25,7 @@ from onebox.cli.shared_options import (
     chosen_utilization,
 )
 from onebox.cli.vllm_flags import own_kv_name
+from onebox.spec.addresses import is_loopback
 from onebox.spec.errors import UsageError
 
 if TYPE_CHECKING:
@@ -201,7 +201,7 @@ class HttpOptions:
             raise UsageError(f"{_KEY_VARIABLE} is empty, which would leave the server open; set a key, or unset it.")
         keys = plain_keys(self.api_key or [])
         keys += read_key_file(self.api_key_file) if self.api_key_file else []
-        if not keys and not self.allow_open_server and not _is_loopback(self.host):
+        if not keys and not self.allow_open_server and not is_loopback(self.host):
             raise UsageError(
                 f"--host {self.host} lets other machines call this server, and it has no API key; set one with "
                 "--api-key or --api-key-file, or allow everybody with --allow-open-server."
@@ -397,13 +397,6 @@ def _names(flag: str, text: str) -> tuple[str, ...]:
     if wrong is not None:
         raise UsageError(f"{flag} holds {wrong!r}; it takes names as text.")
     return tuple(names)
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host.lower() == "localhost"
 
 
 def _root_path(text: str) -> str:

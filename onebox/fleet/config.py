@@ -23,11 +23,12 @@ import os
 import shlex
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from onebox.spec.addresses import is_loopback
 from onebox.spec.errors import UnreadableError, UsageError
 
 __all__ = ["PORT_MARK", "ROUTERS", "FleetConfig", "MemberConfig", "read_fleet_config"]
@@ -35,9 +36,12 @@ __all__ = ["PORT_MARK", "ROUTERS", "FleetConfig", "MemberConfig", "read_fleet_co
 PORT_MARK = "{port}"
 ROUTERS: Mapping[str, tuple[str, ...]] = {
     "vllm-router": ("cache_aware", "power_of_two", "consistent_hash", "round_robin", "random"),
-    "litellm": ("cache_lookup", "simple-shuffle", "least-busy"),
+    "litellm": ("cache_lookup", "session_affinity", "simple-shuffle", "least-busy"),
 }
-"""Routers and their policies, the default first. `cache_lookup` asks the members' /v1/cache/lookup."""
+"""Routers and their policies, the default first. `cache_lookup` asks the members' /v1/cache/lookup; with
+`session_affinity` and `consistent_hash` requests with one x-session-id header have one member."""
+_FROM_HERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - compared, not listened on
+"""Where a server that listens on every address of this machine is called from it."""
 
 
 @dataclass(frozen=True)
@@ -81,6 +85,8 @@ class FleetConfig:
     """How long running requests may take when a member is drained or replaced."""
     poll_s: float = 1.0
     """Between two looks at a member."""
+    allow_open_server: bool = False
+    """Members that ask for no key may be reached from other machines."""
     balance: int = 4
     """vllm-router: so many requests more than the least loaded member has, and load counts for more than prefixes."""
 
@@ -90,7 +96,18 @@ class FleetConfig:
 
     @property
     def url(self) -> str:
-        return f"http://{f'[{self.host}]' if ':' in self.host else self.host}:{self.port}"
+        """The router's, from this machine."""
+        host = _FROM_HERE.get(self.host, self.host)
+        return f"http://{f'[{host}]' if ':' in host else host}:{self.port}"
+
+    @property
+    def listens_everywhere(self) -> bool:
+        return self.host in _FROM_HERE
+
+    @property
+    def needs_keys(self) -> bool:
+        """Whether members must ask for a key: other machines reach them through the router, which asks for none."""
+        return self.router != "litellm" and not self.allow_open_server and not is_loopback(self.host)
 
     def member(self, name: str) -> MemberConfig:
         for member in self.members:
@@ -113,6 +130,7 @@ _FLEET_KEYS: Mapping[str, type | tuple[type, ...]] = {
     "drain_s": (int, float),
     "poll_s": (int, float),
     "balance": int,
+    "allow_open_server": bool,
 }
 _MEMBER_KEYS: Mapping[str, type | tuple[type, ...]] = {"name": str, "url": str, "start": str}
 
@@ -133,7 +151,7 @@ def read_fleet_config(path: Path) -> FleetConfig:
         raise UsageError(f"{path} has no [[member]]: give at least one, with a name and a url or a start.")
     _refuse_repeated(path, members)
     for name in ("router_command", "router_options"):
-        settings[name] = tuple(shlex.split(settings.get(name, "")))
+        settings[name] = _words(path, f"[fleet] {name}", settings.get(name, ""))
     settings["api_key"] = _api_key(path, settings.pop("api_key_file", None))
     config = FleetConfig(path, members, **settings)
     return _with_policy(config)
@@ -149,10 +167,12 @@ def _with_policy(config: FleetConfig) -> FleetConfig:
     for name in ("port", "admin_port"):
         if not 0 < getattr(config, name) < 65536:
             raise UsageError(f"{config.path}: {name} must be from 1 to 65535.")
+    if config.port == config.admin_port:
+        raise UsageError(f"{config.path}: port and admin_port are both {config.port}; give two.")
     for name in ("start_s", "hang_s", "drain_s", "poll_s", "balance"):
-        if getattr(config, name) <= 0:
+        if not getattr(config, name) > 0:  # NaN is not
             raise UsageError(f"{config.path}: {name} must be above 0.")
-    return FleetConfig(**{**config.__dict__, "policy": policy})
+    return replace(config, policy=policy)
 
 
 def _member(path: Path, number: int, table: Any) -> MemberConfig:
@@ -165,19 +185,35 @@ def _member(path: Path, number: int, table: Any) -> MemberConfig:
         raise UsageError(f"{path}: {where}name must be given, of letters, digits, '-', '_' and '.'.")
     if not url and not start:
         raise UsageError(f"{path}: {where}{name} needs a url, or a start that the fleet runs.")
-    if url and (urlsplit(url).scheme not in ("http", "https") or not urlsplit(url).hostname):
+    if url and not _is_http(url):
         raise UsageError(f"{path}: {where}url is {url!r}, which is not an http URL.")
-    command = tuple(shlex.split(start or ""))
+    command = _words(path, f"{where}start", start or "")
     if command and not any(PORT_MARK in part for part in command):
         raise UsageError(f"{path}: {where}start must have {PORT_MARK} where the server's port goes.")
     return MemberConfig(name, url.rstrip("/") if url else None, command)
+
+
+def _is_http(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # a port that is no number, or too large
+        return False
+
+
+def _words(path: Path, where: str, text: str) -> tuple[str, ...]:
+    """A command line as a shell splits it."""
+    try:
+        return tuple(shlex.split(text))
+    except ValueError as error:
+        raise UsageError(f"{path}: {where} is {text!r}, which cannot be split into words ({error}).") from None
 
 
 def _refuse_unknown(path: Path, where: str, table: Mapping[str, Any], known: Mapping[str, Any]) -> None:
     for key, value in table.items():
         if key not in known:
             raise UsageError(f"{path}: {where}{key} is not known; there are {', '.join(known)}.")
-        if not isinstance(value, known[key]) or isinstance(value, bool):
+        if not isinstance(value, known[key]) or (isinstance(value, bool) and known[key] is not bool):
             raise UsageError(f"{path}: {where}{key} is {value!r}, which has the wrong type.")
 
 
@@ -194,6 +230,11 @@ def _api_key(path: Path, name: str | None) -> str:
         return ""
     file = path.parent / os.path.expanduser(name)  # noqa: PTH111 - joined as a text, so that an absolute one wins
     try:
-        return file.read_text(encoding="utf-8").split("\n", 1)[0].strip()
+        key = file.read_text(encoding="utf-8").split("\n", 1)[0].strip()
     except OSError as error:
         raise UnreadableError(f"{path}: api_key_file {file} cannot be read ({error.strerror}).") from None
+    except UnicodeDecodeError:
+        raise UnreadableError(f"{path}: api_key_file {file} is no text; its first line must be a key.") from None
+    if not key:
+        raise UnreadableError(f"{path}: the first line of api_key_file {file} is empty; write the members' key there.")
+    return key

@@ -14,9 +14,9 @@ import httpx
 import uvicorn
 
 from onebox.fleet.config import FleetConfig, MemberConfig
-from onebox.fleet.member import Identity, differences, read_identity, refuse_differences
+from onebox.fleet.member import Identity, differences, read_identity, refuse_differences, refuse_open
 from onebox.fleet.page import admin_app
-from onebox.fleet.process import OwnedProcess, free_ports
+from onebox.fleet.process import KILL_S, OwnedProcess, free_ports
 from onebox.fleet.relay import Relay, RelayPorts
 from onebox.fleet.roll import Roll
 from onebox.fleet.router import router_launch
@@ -29,6 +29,8 @@ Say = Callable[[str], None]
 _ROUTER_S = 120.0
 """Until a router takes requests; LiteLLM imports for a while."""
 _ROUTER_STOP_S = 5.0
+_CUT_S = 1.0
+"""For a last event to leave."""
 
 
 class _Server(uvicorn.Server):
@@ -47,12 +49,15 @@ class Fleet:
         self.http = http
         self.say = say
         self.directory = Path(tempfile.mkdtemp(prefix="onebox-fleet-"))
-        """Logs of the fleet's own processes, and the router's configuration."""
+        """Logs of the fleet's own processes, and the router's configuration; removed in the end."""
+        self.keeps_logs = False
         self.wanted: set[Identity] = set()
         self.members: list[FleetMember] = []
         self.router: OwnedProcess | None = None
         self.num_router_restarts = 0
         self.roll: Roll | None = None
+        self._processes: list[OwnedProcess] = []
+        """Members of its own, also those that are being replaced."""
         self._tasks: list[asyncio.Task[None]] = []
         self._server: _Server | None = None
         self._serving: asyncio.Task[None] | None = None
@@ -62,11 +67,15 @@ class Fleet:
 
     async def start(self) -> None:
         """Members, check, relays, router; each step refuses what is wrong with a sentence."""
+        self._refuse_early()
         urls = await self._start_members()
         identities = await self._identities(urls)
         if not identities:
             raise OneboxError(f"No member of {self.config.path} answers: {', '.join(urls.values())}.")
         refuse_differences(identities)
+        if self.config.needs_keys:
+            for name in identities:
+                await refuse_open(self.http, name, urls[name])
         self.wanted.add(next(iter(identities.values())))
         for member in self.members:
             member.identity = identities.get(member.config.name)
@@ -76,12 +85,18 @@ class Fleet:
         self._tasks = [asyncio.create_task(member.watch()) for member in self.members]
         self._tasks.append(asyncio.create_task(self._watch_router()))
 
+    def _refuse_early(self) -> None:
+        """What would be refused only after minutes, when the members have started: ports, and the router itself."""
+        router_launch(self.config, (), "", self.directory, 0)
+        _bound(self.config.host, self.config.port).close()
+        _bound("127.0.0.1", self.config.admin_port).close()
+
     async def _start_members(self) -> dict[str, str]:
         """Starts what is the fleet's own, all at once; returns the URLs by name."""
         for config in self.config.members:
             url, process = self.start_process(config) if config.is_owned else (config.url or "", None)
             relay = Relay(config.name, self.http, url)
-            member = FleetMember(config, self.config, self.http, relay, self.wanted, process)
+            member = FleetMember(config, self.config, self.http, relay, self.wanted, self.run, process)
             self.members.append(member)
         owned = [member for member in self.members if member.process]
         await asyncio.gather(*(self.wait_healthy(m.url, m.process) for m in owned if m.process))
@@ -91,9 +106,15 @@ class Fleet:
         """(URL, process) of a member of the fleet's own; `elsewhere`: on another port than its URL names."""
         given = urlsplit(config.url or "http://127.0.0.1")
         port = (None if elsewhere else given.port) or free_ports(1)[0]
-        log = self.directory / f"{config.name}-{port}.log"
-        self.say(f"{config.name}: starting on port {port}, log in {log}")
-        return f"{given.scheme}://{given.hostname}:{port}", OwnedProcess(config.name, config.command(port), log)
+        process = self.run(config, port)
+        self.say(f"{config.name}: starting on port {port}, log in {process.log}")
+        return f"{given.scheme}://{given.hostname}:{port}", process
+
+    def run(self, config: MemberConfig, port: int) -> OwnedProcess:
+        """A server of the fleet's own, which ends with the fleet."""
+        process = OwnedProcess(config.name, config.command(port), self.directory / f"{config.name}-{port}.log")
+        self._processes = [*(each for each in self._processes if each.status is None), process]
+        return process
 
     async def wait_healthy(self, url: str, process: OwnedProcess) -> None:
         """Until the process takes requests; refuses one that ends before, or that takes too long."""
@@ -110,12 +131,15 @@ class Fleet:
 
     async def _identities(self, urls: dict[str, str]) -> dict[str, Identity]:
         """Of the members that answer; the others join when they do."""
+        asked = await asyncio.gather(*(read_identity(self.http, url) for url in urls.values()), return_exceptions=True)
         found: dict[str, Identity] = {}
-        for name, url in urls.items():
-            try:
-                found[name] = await read_identity(self.http, url)
-            except OneboxError as error:
-                self.say(f"{name}: {error} It joins when it answers.")
+        for name, answer in zip(urls, asked, strict=True):
+            if isinstance(answer, Identity):
+                found[name] = answer
+            elif isinstance(answer, OneboxError):
+                self.say(f"{name}: {answer} It joins when it answers.")
+            else:
+                raise answer
         return found
 
     async def _listen(self) -> None:
@@ -154,7 +178,9 @@ class Fleet:
                         if response.status_code == 200:
                             return
                     await asyncio.sleep(0.1)
-        raise OneboxError(router.why() if router.status is not None else f"{config.router} is not ready; {router.log}")
+        if router.status is not None:
+            raise OneboxError(router.why())
+        raise OneboxError(f"{config.router} is not ready after {_ROUTER_S:g} s; see {router.log}.")
 
     async def _watch_router(self) -> None:
         """The router is the fleet's own: it is started again when it ends."""
@@ -209,28 +235,58 @@ class Fleet:
     # The end.
 
     async def stop(self) -> None:
-        """The router first, so that nothing new comes; then the fleet's own members. Others are left as they are."""
+        """Ends what the fleet has started, in order; cancelled meanwhile, at once. Other members are left alone."""
+        try:
+            await self._stop_in_order()
+        except asyncio.CancelledError:
+            await self._stop_at_once()
+            raise
+        finally:
+            if not self.keeps_logs:
+                shutil.rmtree(self.directory, ignore_errors=True)
+
+    async def _stop_in_order(self) -> None:
+        """The router first, so that nothing new comes; then the fleet's own members."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         if self.router:
             await self._drain_relays()
             await self.router.stop(_ROUTER_STOP_S)
-        owned = [member.process for member in self.members if member.process]
-        if self.roll:
-            owned += [process for process in self.roll.processes if process not in owned]
-        await asyncio.gather(*(process.stop(self.config.drain_s) for process in owned))
+        await asyncio.gather(*(process.stop(self.config.drain_s) for process in self._processes))
         if self._server and self._serving:
             self._server.should_exit = True
             await self._serving
-        shutil.rmtree(self.directory, ignore_errors=True)
+
+    async def _stop_at_once(self) -> None:
+        started = [*self._processes, *([self.router] if self.router else [])]
+        try:
+            await self._cut_relays("the fleet was ended.")
+            if self.router:
+                await self.router.stop(_ROUTER_STOP_S)  # passes on what it has
+        finally:
+            for process in started:
+                process.kill()
+        await asyncio.gather(*(process.wait(KILL_S) for process in started))
+        if self._server and self._serving:
+            self._server.should_exit = self._server.force_exit = True
+            await asyncio.gather(self._serving, return_exceptions=True)
 
     async def _drain_relays(self) -> None:
         """Lets what is open finish; what comes is refused."""
-        for member in self.members:
-            member.relay.closed_reason = "the fleet is stopping."
-        open_ones = [member for member in self.members if member.relay.num_open()]
-        await asyncio.gather(*(m.relay.wait_empty(m.url, self.config.drain_s) for m in open_ones))
+        relays = [member.relay for member in self.members]
+        for relay in relays:
+            relay.closed_reason = "the fleet is stopping."
+        drained = [relay.wait_empty(url, self.config.drain_s) for relay in relays for url in relay.open_urls()]
+        await asyncio.gather(*drained)
+        await self._cut_relays("the fleet has stopped, and the time to finish is up.")
+
+    async def _cut_relays(self, reason: str) -> None:
+        """Ends what is open with an error, while there is a router to pass it on."""
+        for relay in (member.relay for member in self.members):
+            for url in relay.open_urls():
+                relay.cut(f"{relay.name} does not go on: {reason}", url)
+                await relay.wait_empty(url, _CUT_S)
 
 
 def _bound(host: str, port: int) -> socket.socket:
@@ -257,5 +313,8 @@ async def open_fleet(config: FleetConfig, say: Say) -> AsyncIterator[Fleet]:
         try:
             await fleet.start()
             yield fleet
+        except OneboxError as error:
+            fleet.keeps_logs = str(fleet.directory) in str(error)
+            raise
         finally:
             await fleet.stop()

@@ -6,7 +6,7 @@ from typing import Any
 
 import httpx
 
-from onebox.spec.errors import MismatchError, OneboxError, UnsupportedError
+from onebox.spec.errors import MismatchError, OneboxError, UnsupportedError, UsageError
 
 __all__ = [
     "Identity",
@@ -15,6 +15,7 @@ __all__ = [
     "read_counters",
     "read_identity",
     "refuse_differences",
+    "refuse_open",
 ]
 
 ASK_S = 10.0
@@ -109,6 +110,19 @@ def refuse_differences(identities: dict[str, Identity]) -> None:
                 f"{name} is not like the other members: {'; '.join(wrong)}. Answers would depend on who gives them; "
                 "serve the same build with the same version and --max-model-len everywhere."
             )
+
+
+async def refuse_open(http: httpx.AsyncClient, name: str, url: str) -> None:
+    """Refuses a member that answers without a key, for a fleet that other machines can call."""
+    try:
+        response = await http.get(f"{url}/v1/models", headers={"Authorization": ""}, timeout=ASK_S)
+    except httpx.HTTPError:
+        return  # it is asked again when it answers
+    if response.is_success:
+        raise UsageError(
+            f"The fleet's host lets other machines call {name}, which asks for no API key: serve it with --api-key and "
+            "name a file with the key as api_key_file, or set allow_open_server = true."
+        )
 
 
 async def _ask(http: httpx.AsyncClient, url: str) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -12,11 +13,12 @@ from pathlib import Path
 
 from onebox.spec.errors import OneboxError, UsageError
 
-__all__ = ["OwnedProcess", "free_ports"]
+__all__ = ["KILL_S", "OwnedProcess", "free_ports"]
 
 _NUM_LINES = 20
 KILL_S = 10.0
 """After a process should have ended."""
+_SERVER_PORTS = range(20000, 30000)
 
 
 class OwnedProcess:
@@ -59,12 +61,13 @@ class OwnedProcess:
 
     async def stop(self, limit_s: float) -> None:
         """SIGTERM, time to end what is running, then SIGKILL to the group."""
-        self._signal(signal.SIGTERM)
+        if self.status is None:
+            self._process.send_signal(signal.SIGTERM)
         if not await self.wait(limit_s):
-            self._kill()
+            self.kill()
             await self.wait(KILL_S)
         # What it has started may be left, such as an engine whose server was killed.
-        self._kill()
+        self.kill()
 
     async def wait(self, limit_s: float) -> bool:
         with contextlib.suppress(TimeoutError):
@@ -73,25 +76,25 @@ class OwnedProcess:
                     await asyncio.sleep(0.05)
         return self.status is not None
 
-    def _signal(self, number: int) -> None:
-        if self.status is None:
-            self._process.send_signal(number)
-
-    def _kill(self) -> None:
+    def kill(self) -> None:
+        """SIGKILL to the group."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)
 
 
-def free_ports(count: int, host: str = "127.0.0.1") -> list[int]:
-    """Ports that nobody listens on now; taken together, so that they differ."""
-    sockets = []
-    try:
-        for _ in range(count):
-            sockets.append(socket.socket())
-            sockets[-1].bind((host, 0))
-        return [each.getsockname()[1] for each in sockets]
-    except OSError as error:
-        raise OneboxError(f"No port is free on {host} ({error.strerror}).") from None
-    finally:
-        for each in sockets:
-            each.close()
+def free_ports(count: int) -> list[int]:
+    """Different ports of this machine that nobody has now.
+
+    Not those that the system gives to outgoing connections: one of these could take the port of a server that is down
+    before it is started again.
+    """
+    found: list[int] = []
+    for port in random.sample(_SERVER_PORTS, len(_SERVER_PORTS)):
+        if len(found) == count:
+            break
+        with socket.socket() as tried, contextlib.suppress(OSError):
+            tried.bind(("127.0.0.1", port))
+            found.append(port)
+    if len(found) < count:
+        raise OneboxError(f"No port from {_SERVER_PORTS[0]} to {_SERVER_PORTS[-1]} is free on 127.0.0.1.")
+    return found

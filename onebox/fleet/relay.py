@@ -74,6 +74,7 @@ class Relay:
     url: str
     closed_reason: str = ""
     num_passed: int = 0
+    """Requests for answers that the member has answered."""
     num_refused: int = 0
     """Requests that were answered with 503 from here, before the member answered."""
     num_cut: int = 0
@@ -84,6 +85,10 @@ class Relay:
     def num_open(self, url: str | None = None) -> int:
         """Requests for answers that a server of this member has."""
         return sum(exchange.is_work for exchange in self._open.get(url or self.url, ()))
+
+    def open_urls(self) -> list[str]:
+        """The servers of this member that have requests."""
+        return [url for url in self._open if self.num_open(url)]
 
     def cut(self, reason: str, url: str | None = None) -> None:
         """Ends what is open at a member that hangs or whose time is up. `reason` is a sentence."""
@@ -111,7 +116,7 @@ class Relay:
         answer = _Answer(send, self.num_open, is_anthropic=scope["path"].startswith("/v1/messages"))
         try:
             await self._pass(scope, receive, answer, exchange, url)
-            self.num_passed += 1
+            self.num_passed += exchange.is_work
         except asyncio.CancelledError:
             if not exchange.cut_reason:
                 if exchange.is_left:

@@ -6,8 +6,6 @@ whose memory holds one server only: the old one is drained and stopped first, an
 refused.
 """
 
-import asyncio
-import contextlib
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +15,7 @@ from onebox.fleet.config import FleetConfig, MemberConfig
 from onebox.fleet.member import Identity, read_identity
 from onebox.fleet.process import OwnedProcess
 from onebox.fleet.smoke import SMOKE_PROMPTS, ask_smoke, refuse_other_answers
-from onebox.fleet.watch import FleetMember
+from onebox.fleet.watch import FleetMember, MemberState
 from onebox.spec.errors import OneboxError, UsageError
 
 if TYPE_CHECKING:
@@ -41,8 +39,6 @@ class Roll:
         if not self._members:
             raise UsageError(f"No member has a start in {config.path}: a fleet replaces only what it starts itself.")
         self.lines: list[str] = []
-        self.processes: list[OwnedProcess] = []
-        """All that was started and not stopped yet."""
         self.error = ""
         self.is_done = False
 
@@ -52,7 +48,7 @@ class Roll:
             for member in self._members:
                 await (self._replace_in_place if self._in_place else self._replace_beside)(member)
             self._settle()
-            self._say("All members are replaced.")
+            self._say(f"Done: {', '.join(member.config.name for member in self._members)}.")
         except (OneboxError, httpx.HTTPError) as error:
             self.error = str(error) or type(error).__name__
             self._say(self.error)
@@ -67,16 +63,16 @@ class Roll:
         self._fleet.say(line)
 
     async def _replace_beside(self, member: FleetMember) -> None:
-        config, old_url, old = self._new_config(member), member.url, member.process
+        config = self._new_config(member)
         name = config.name
-        answers = await ask_smoke(self._fleet.http, old_url)
+        answers = await self._old_answers(member)
         url, process = self._fleet.start_process(config, elsewhere=True)
-        self.processes.append(process)
         try:
             identity = await self._accept(name, url, process, answers)
-        except BaseException:
-            await self._stop(process)
+        except (OneboxError, httpx.HTTPError):
+            await process.stop(_STOP_S)
             raise
+        old_url, old = member.url, member.process  # now: it may have been started again meanwhile
         member.config = config
         member.move(url, process, identity)
         self._say(f"{name}: {identity.version} at {url} takes the traffic; the old one drains")
@@ -86,22 +82,22 @@ class Roll:
         self._say(f"{name}: replaced")
 
     async def _replace_in_place(self, member: FleetMember) -> None:
-        config, old_config, url, old = self._new_config(member), member.config, member.url, member.process
+        config, old_config, url = self._new_config(member), member.config, member.url
         name = config.name
-        answers = await ask_smoke(self._fleet.http, url)
-        member.is_replaced = True
+        answers = await self._old_answers(member)
+        member.is_replaced, was_drained = True, member.is_drained
         member.drain()
         self._say(f"{name}: drains; the others take its traffic")
         try:
             await self._drain(member, url)
-            if old:
-                await old.stop(_STOP_S)
+            if member.process:
+                await member.process.stop(_STOP_S)
             place = replace(config, url=url)
             _, process = self._fleet.start_process(place)
             member.process = process
             try:
                 identity = await self._accept(name, url, process, answers)
-            except BaseException:
+            except (OneboxError, httpx.HTTPError):
                 await process.stop(_STOP_S)
                 self._say(f"{name}: the old one is started again")
                 _, member.process = self._fleet.start_process(replace(old_config, url=url))
@@ -111,11 +107,18 @@ class Roll:
             member.move(url, process, identity)
         finally:
             member.is_replaced = False
-            member.resume()
+            if not was_drained:
+                member.resume()
         self._say(f"{name}: replaced by {identity.version}")
 
     def _new_config(self, member: FleetMember) -> MemberConfig:
         return self._config.member(member.config.name)
+
+    async def _old_answers(self, member: FleetMember) -> list[Any]:
+        """Of the server that is replaced; where that is down, of another member, since all answer alike."""
+        others = [each for each in self._fleet.members if each.state is MemberState.UP]
+        asked = member if member in others or not others else others[0]
+        return await ask_smoke(self._fleet.http, asked.url)
 
     async def _accept(self, name: str, url: str, process: OwnedProcess, answers: list[Any]) -> Identity:
         """The new server's identity, once it has passed; it may be of another version and nothing else."""
@@ -132,11 +135,6 @@ class Roll:
         if not await member.relay.wait_empty(url, self._fleet.config.drain_s):
             member.relay.cut(f"{member.config.name} was replaced and its time to finish is up.", url)
             await member.relay.wait_empty(url, _STOP_S)
-
-    async def _stop(self, process: OwnedProcess) -> None:
-        with contextlib.suppress(asyncio.CancelledError):
-            await process.stop(_STOP_S)
-        self.processes.remove(process)
 
     def _settle(self) -> None:
         """With all members replaced, only what they are now is wanted."""

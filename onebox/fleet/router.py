@@ -118,24 +118,27 @@ def _litellm(
         }
         for number, url in enumerate(urls)
     ]
-    asks = config.policy == "cache_lookup"
+    routing: dict[str, object] = {
+        "routing_strategy": "least-busy" if config.policy == "least-busy" else "simple-shuffle",
+        "num_retries": 2 * len(urls) + 2,
+        "allowed_fails": 0,
+        "cooldown_time": 2,
+        "retry_after": 0,
+        "enable_pre_call_checks": True,
+    }
+    calls: dict[str, object] = {"drop_params": False, "request_timeout": 7200, "telemetry": False}
+    files = {}
+    if config.policy == "cache_lookup":
+        calls["callbacks"] = f"{PLUGIN}.affinity"
+        files[f"{PLUGIN}.py"] = (Path(__file__).parent / f"{PLUGIN}.py").read_text(encoding="utf-8")
+    if config.policy == "session_affinity":
+        routing["optional_pre_call_checks"] = ["session_affinity"]
     settings = {
         "model_list": deployments,
-        "router_settings": {
-            "routing_strategy": "simple-shuffle" if asks else config.policy,
-            "num_retries": 2 * len(urls) + 2,
-            "allowed_fails": 0,
-            "cooldown_time": 2,
-            "retry_after": 0,
-            "enable_pre_call_checks": True,
-        },
-        "litellm_settings": {"drop_params": False, "request_timeout": 7200, "telemetry": False},
+        "router_settings": routing,
+        "litellm_settings": calls,
         "general_settings": {"background_health_checks": False},
     }
-    files = {}
-    if asks:
-        settings["litellm_settings"] |= {"callbacks": f"{PLUGIN}.affinity"}  # type: ignore[operator]
-        files[f"{PLUGIN}.py"] = (Path(__file__).parent / f"{PLUGIN}.py").read_text(encoding="utf-8")
     files["litellm.yaml"] = json.dumps(settings, indent=1)  # JSON is YAML
     command = [*find_router(config), "--config", str(directory / "litellm.yaml")]
     command += ["--host", config.host, "--port", str(config.port), *config.router_options]

@@ -13,11 +13,13 @@ a step's decode and prompt parts take than alone: {"2": [1.3, 1.2], "3": [2.0, 1
 
 import itertools
 import json
+import math
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from onebox.spec.errors import UnreadableError, UsageError
+from onebox.spec.errors import UnreadableError, UsageError, WriteError
 
 __all__ = ["StepTimes", "read_step_times", "write_step_times"]
 
@@ -50,12 +52,13 @@ class StepTimes:
     """Measured waits for prompts by what these times say: a step with prompts draws one of them as its factor."""
 
     def __post_init__(self) -> None:
-        if not self.decode_s or min(self.decode_s) < 1 or min(self.decode_s.values()) <= 0:
+        if not self.decode_s or min(self.decode_s) < 1 or not _are_above_0(self.decode_s.values()):
             raise UsageError("decode_s must have the seconds of a step for at least one number of streams.")
-        for name in ("tokens_per_step", "max_num_seqs", "chunk_tokens"):
-            if getattr(self, name) <= 0:
-                raise UsageError(f"{name} must be above 0.")
-        if min([1.0, *self.prompt_ratios, *itertools.chain(*self.slowdowns.values())]) <= 0:
+        if not _are_above_0((self.tokens_per_step, self.max_num_seqs, self.chunk_tokens)):
+            raise UsageError("tokens_per_step, max_num_seqs and chunk_tokens must be above 0.")
+        if not all(0 <= value < math.inf for value in (self.prompt_base_s, self.prompt_token_s, self.request_s)):
+            raise UsageError("prompt_base_s, prompt_token_s and request_s must be 0 or more.")
+        if not _are_above_0((*self.prompt_ratios, *itertools.chain(*self.slowdowns.values()))):
             raise UsageError("slowdowns and prompt_ratios must be above 0.")
 
     def decode_step_s(self, num_rows: int) -> float:
@@ -87,6 +90,10 @@ class StepTimes:
         return decode * factors[0] + prompt * factors[1]
 
 
+def _are_above_0(values: Iterable[float]) -> bool:
+    return all(0 < value < math.inf for value in values)
+
+
 def _between(known: dict[int, float], count: int) -> float:
     """Straight between two values, and beyond the last two; the first one below."""
     numbers = sorted(known)
@@ -110,7 +117,10 @@ def read_step_times(path: Path) -> StepTimes:
 
 
 def write_step_times(times: StepTimes, path: Path) -> None:
-    path.write_text(json.dumps(asdict(times), indent=1) + "\n", encoding="utf-8")
+    try:
+        path.write_text(json.dumps(asdict(times), indent=1) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise WriteError(f"{path} cannot be written ({error.strerror}).") from None
 
 
 def _parsed(content: dict[str, Any]) -> dict[str, Any]:

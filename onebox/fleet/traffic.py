@@ -12,6 +12,7 @@ A trace is a file of JSON lines or a CSV. Known forms:
 import csv
 import itertools
 import json
+import math
 import random
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
@@ -38,6 +39,10 @@ class Turn:
     answer_tokens: int
     blocks: tuple[Hashable, ...] = ()
     session: Hashable = None
+
+    def __post_init__(self) -> None:
+        if self.prompt_tokens < 1 or self.answer_tokens < 0 or not math.isfinite(self.at_s):
+            raise ValueError(f"a request at {self.at_s} of {self.prompt_tokens} and {self.answer_tokens} tokens")
 
 
 @dataclass(frozen=True)

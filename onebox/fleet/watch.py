@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -11,7 +12,14 @@ from typing import Any
 import httpx
 
 from onebox.fleet.config import FleetConfig, MemberConfig
-from onebox.fleet.member import Identity, MemberCounters, differences, read_counters, read_identity
+from onebox.fleet.member import (
+    Identity,
+    MemberCounters,
+    differences,
+    read_counters,
+    read_identity,
+    refuse_open,
+)
 from onebox.fleet.process import OwnedProcess
 from onebox.fleet.relay import Relay
 from onebox.spec.errors import OneboxError
@@ -47,6 +55,8 @@ class FleetMember:
     relay: Relay
     wanted: set[Identity]
     """What it may be; two while the fleet is rolled. Shared by all members."""
+    run: Callable[[MemberConfig, int], OwnedProcess]
+    """Starts a server of the fleet's own on a port."""
     process: OwnedProcess | None = None
     identity: Identity | None = None
     state: MemberState = MemberState.DOWN
@@ -118,7 +128,10 @@ class FleetMember:
         if self.identity is None or self.identity not in self.wanted:
             try:
                 self.identity = await read_identity(self.http, self.url)
+                if self.fleet.needs_keys:
+                    await refuse_open(self.http, self.config.name, self.url)
             except OneboxError as error:
+                self.identity = None
                 return MemberState.UNAVAILABLE, str(error)
         if self.identity in self.wanted:
             return MemberState.UP, ""
@@ -138,9 +151,12 @@ class FleetMember:
         first, most = _RESTART_S
         await asyncio.sleep(min(first * 2**self.num_restarts, most))
         if self.process is ended and not self.is_replaced:
+            ended.kill()  # what it has left behind
             self.num_restarts += 1
-            port = int(self.url.rpartition(":")[2])
-            self.process = OwnedProcess(self.config.name, self.config.command(port), ended.log)
+            try:
+                self.process = self.run(self.config, int(self.url.rpartition(":")[2]))
+            except OneboxError as error:
+                self._enter(MemberState.DOWN, str(error))
 
     # What is shown.
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from onebox.checkpoint.bind import Binding, Bound
 from onebox.checkpoint.source import Checkpoint
+from onebox.planner.memory import checkpoint_bytes
 from onebox.scaleout.layers import RENAMED, RENAMED_TEXT_ONLY, Split, VllmLayer, vllm_layers
 from onebox.scaleout.ranks import class_bytes_per_rank, rank_spec, split_problems, stage_specs
 from onebox.scaleout.schemes import Kernel, kernel_of, needed_features
@@ -18,6 +19,8 @@ from onebox.scaleout.targets import QuantizationTargets, Resolution, Scheme
 from onebox.scaleout.versions import (
     BLOCK_DRAFTERS,
     FAMILY,
+    METHODS,
+    MIXED_WINDOW_DFLASH,
     MULTI_NODE,
     READ_VERSION,
     Feature,
@@ -25,6 +28,7 @@ from onebox.scaleout.versions import (
     lowest_version,
 )
 from onebox.spec.draft_vocab import D2T_TENSOR
+from onebox.spec.kv import KVFormat
 from onebox.spec.model import ModelSpec
 from onebox.spec.modules import ModuleClass
 from onebox.spec.weights import Layout, Stored, WeightFormat
@@ -85,6 +89,10 @@ class VllmCheck:
     features: tuple[Feature, ...]
     rank_bytes: Mapping[ModuleClass, int] = field(default_factory=dict)
     """Of the rank that holds most."""
+    token_bytes: int = 0
+    """KV of a token of context in BF16, on that rank."""
+    state_bytes: int = 0
+    """Of a sequence's DeltaNet layers, on that rank."""
 
     @property
     def loads(self) -> bool:
@@ -103,7 +111,7 @@ class VllmCheck:
 def check_checkpoint(checkpoint: Checkpoint, binding: Binding, request: CheckRequest) -> VllmCheck:
     """Looks up every layer. `binding` is the checkpoint's own, with its problems."""
     spec = checkpoint.spec
-    rank_spec(spec, request.tp)  # refuses what does not divide
+    stage = rank_spec(_largest_stage(spec, request.pp), request.tp)  # refuses what does not divide
     config = checkpoint.quantization_config
     layers = _checked_layers(spec, binding, config, request)
     features = _features(layers, request)
@@ -112,9 +120,19 @@ def check_checkpoint(checkpoint: Checkpoint, binding: Binding, request: CheckReq
         *_config_findings(checkpoint, config),
         *_layer_findings(layers),
         *_drafter_findings(checkpoint, binding, request),
+        *_method_findings(request),
         *_version_findings(features, request.vllm),
     ]
-    return VllmCheck(request, spec, layers, tuple(findings), features, _largest_rank(spec, binding, request))
+    return VllmCheck(
+        request,
+        spec,
+        layers,
+        tuple(findings),
+        features,
+        _largest_rank(spec, binding, request),
+        token_bytes=KVFormat.parse("bf16").bytes_per_token(stage, with_mtp=request.drafter == "mtp"),
+        state_bytes=checkpoint_bytes(stage),
+    )
 
 
 def _targets(config: Mapping[str, Any] | None, renamed: Mapping[str, str | None]) -> QuantizationTargets:
@@ -194,7 +212,7 @@ def _layer_findings(layers: tuple[CheckedLayer, ...]) -> Iterator[Finding]:
         for problem in checked.problems:
             names_of.setdefault((kind, problem), []).append(checked.layer.name)
     for (_, problem), names in names_of.items():
-        others = f" (and {len(names) - 1} more layers)" if len(names) > 1 else ""
+        others = f" (and {len(names) - 1} more)" if len(names) > 1 else ""
         yield Finding(f"{names[0]}{others}: {problem}.")
 
 
@@ -241,6 +259,18 @@ def _drafter_findings(checkpoint: Checkpoint, binding: Binding, request: CheckRe
         )
 
 
+def _method_findings(request: CheckRequest) -> Iterator[Finding]:
+    method, version = request.drafter, request.vllm
+    if method is None:
+        return
+    if method not in METHODS:
+        is_known = version is None or version <= READ_VERSION
+        yield Finding(f"vLLM {READ_VERSION} has no drafts by {method}; it has {', '.join(METHODS)}.", is_known)
+    if method == "dflash" and (version is None or version < MIXED_WINDOW_DFLASH.since):
+        feature = MIXED_WINDOW_DFLASH
+        yield Finding(f"{feature.name} need vLLM {feature.since}; others {BLOCK_DRAFTERS.since}.", is_fatal=False)
+
+
 def _is_read(checkpoint: Checkpoint, name: str) -> bool:
     """Whether vLLM reads the file of a tensor: where there is an index, those that it names."""
     index = checkpoint.index
@@ -276,8 +306,12 @@ def _largest_rank(spec: ModelSpec, binding: Binding, request: CheckRequest) -> d
     held = class_bytes_per_rank(spec, stored, request.tp)
     if request.pp == 1:
         return held
-    most = max(stage_specs(spec, request.pp), key=lambda stage: stage.num_hidden_layers)
+    most = _largest_stage(spec, request.pp)
     return {kind: round(size * _stage_share(kind, spec, most)) for kind, size in held.items()}
+
+
+def _largest_stage(spec: ModelSpec, pp: int) -> ModelSpec:
+    return max(stage_specs(spec, pp), key=lambda stage: stage.num_hidden_layers)
 
 
 def _stage_share(kind: ModuleClass, spec: ModelSpec, stage: ModelSpec) -> float:

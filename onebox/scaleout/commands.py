@@ -64,7 +64,7 @@ def node_commands(plan: LaunchPlan, fabrics: Sequence[Fabric], flags: ServeFlags
         )
     nodes = [_node(plan, fabric, flags, fabrics, rank) for rank, fabric in enumerate(fabrics)]
     head = nodes[0]
-    http = ("--host", host, "--port", str(flags.port), *_without_port(flags.head))
+    http = ("--host", host, "--port", str(flags.port), *flags.head)
     nodes[0] = replace(head, words=(*head.words, *http), api_key=flags.api_key)
     return nodes
 
@@ -82,14 +82,6 @@ def _node(plan: LaunchPlan, fabric: Fabric, flags: ServeFlags, fabrics: Sequence
         words += ["--headless"] if rank else []
     settings = (*rank_settings(fabric, num_hosts=len(fabrics)), *plan.settings)
     return NodeCommand(fabric.host.name, rank, tuple(words), settings)
-
-
-def _without_port(words: Sequence[str]) -> list[str]:
-    kept = list(words)
-    while "--port" in kept:
-        place = kept.index("--port")
-        del kept[place : place + 2]
-    return kept
 
 
 def _wrapped(words: Sequence[str]) -> str:

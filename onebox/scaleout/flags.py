@@ -3,11 +3,11 @@
 Any other flag is vLLM's own and is passed as it is.
 """
 
-import ipaddress
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
+from onebox.spec.addresses import is_loopback
 from onebox.spec.errors import UsageError
 
 __all__ = ["NO_COUNTERPART", "SAME", "TRANSLATED", "ServeFlags", "map_flags", "refuse_open_server"]
@@ -104,7 +104,7 @@ class ServeFlags:
     shared: list[str] = field(default_factory=list)
     """The engine's, equal on every rank."""
     head: list[str] = field(default_factory=list)
-    """The HTTP server's."""
+    """The HTTP server's, but for host and port."""
     notices: list[str] = field(default_factory=list)
     api_key: str | None = None
     host: str | None = None
@@ -114,7 +114,7 @@ class ServeFlags:
     """Whether a key is set, or everybody is allowed."""
 
 
-_OF_HEAD = frozenset({"port", "allowed-origins", "disable-log-stats", "shutdown-timeout"})
+_OF_HEAD = frozenset({"allowed-origins", "disable-log-stats", "shutdown-timeout"})
 
 
 def map_flags(words: Sequence[str]) -> ServeFlags:
@@ -141,9 +141,9 @@ def _take(flags: ServeFlags, name: str, value: str | None) -> None:
         flags.notices.append(f"--{name} has no counterpart in vLLM: {NO_COUNTERPART[name]}.")
     elif name in TRANSLATED:
         _translate(flags, name, value)
+    elif name == "port":
+        flags.port = _port(value)
     else:
-        if name == "port":
-            flags.port = _number(name, value)
         shown = [f"--{name}"] if value is None else [f"--{name}", value]
         (flags.head if name in _OF_HEAD else flags.shared).extend(shown)
 
@@ -199,11 +199,7 @@ def _take_drafts(flags: ServeFlags, text: str) -> None:
 
 def refuse_open_server(host: str, flags: ServeFlags) -> None:
     """As `onebox serve` does: a server that other machines reach has a key, or it is said that it needs none."""
-    try:
-        is_loopback = ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        is_loopback = host.lower() == "localhost"
-    if not is_loopback and not flags.has_access:
+    if not is_loopback(host) and not flags.has_access:
         raise UsageError(
             f"--host {host} lets other machines call this server, and it has no API key; set one with --api-key, or "
             "allow everybody with --allow-open-server."
@@ -225,7 +221,7 @@ def _pairs(words: Sequence[str]) -> Iterator[tuple[str, str | None]]:
         yield name, value if has_value else None
 
 
-def _number(name: str, value: str | None) -> int:
-    if value is None or not value.isdigit():
-        raise UsageError(f"--{name} is {value!r}; give a number.")
+def _port(value: str | None) -> int:
+    if value is None or not value.isdecimal() or not 0 < int(value) < 65536:
+        raise UsageError(f"--port is {value!r}; give a number from 1 to 65535.")
     return int(value)

@@ -24,6 +24,8 @@ __all__ = ["SSH", "LaunchedNodes", "NodeEndedError", "failure_cause", "launched_
 SSH = ("ssh", "-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10", "-o", "ServerAliveInterval=5")
 """Never asks for a password; a host that is gone is noticed after 15 seconds."""
 _LOOK_S = 0.2
+_NOT_RUN = (126, 127)
+"""A shell's status for a program that it cannot run, or does not find."""
 _STOP_S = GRACE_S + 15
 _ERROR = re.compile(r"(?:^|[\s)])((?:\w+\.)*\w*(?:Error|Exception)): (\S.*)$")
 _DIED = re.compile(r"Worker proc (\S+) died unexpectedly(?: \(exit code: (-?\d+)\))?")
@@ -141,6 +143,8 @@ def _ended_sentence(node: Node, when: str) -> str:
     if node.ssh_failed:
         last = next((line for line in reversed(node.lines) if line.strip()), "nothing was printed")
         return f"{who}: the connection by ssh ended {when} ({last.strip()})."
+    if status in _NOT_RUN and not cause:
+        return f"{who}: {command.words[0]} cannot be run there; install vLLM, or name its program with --program."
     how = f"was killed by {_signal_name(status - 128)}" if status > 128 else f"ended with status {status}"
     return f"{who} {how} {when}{f': {cause}' if cause else ''}."
 

@@ -75,6 +75,10 @@ class VllmLayer:
     def module_class(self) -> ModuleClass:
         return self.modules[0].module_class
 
+    def is_by_columns(self, part: LayerPart) -> bool:
+        """Whether a rank has some of the part's columns, and not of its rows."""
+        return self.split is Split.COLUMNS or (self.split is Split.EXPERTS and part.name == "down_proj")
+
     @property
     def asked_names(self) -> tuple[str, ...]:
         """The names by which vLLM asks for the scheme: of routed experts only those of the first."""

@@ -15,7 +15,7 @@ from onebox.planner.memory import MemoryPlan, MemoryRequest, plan_memory
 from onebox.planner.report import Weights
 from onebox.planner.roofline import Projection, Workload, project
 from onebox.planner.vllm_accounting import vllm_cache
-from onebox.scaleout.published import PUBLISHED, PublishedPair
+from onebox.scaleout.published import MEASURED_BOX, PUBLISHED, PublishedPair
 from onebox.scaleout.ranks import class_bytes_per_rank, rank_spec
 from onebox.spec.errors import DoesNotFitError, UsageError
 from onebox.spec.hardware import Box
@@ -83,6 +83,7 @@ class BoxesPlan:
     vllm_tokens: Mapping[int, int]
     """By number of boxes: tokens of KV that vLLM holds beside the states of its sequences."""
     published: tuple[PublishedPair, ...]
+    """Empty for another box than those that were measured."""
 
     @property
     def speedup(self) -> float:
@@ -95,15 +96,21 @@ def plan_boxes(weights: Weights, box: Box, num_boxes: int, request: MemoryReques
         raise UsageError(f"--boxes is {num_boxes}; give 2 or more, or use `onebox plan` for one.")
     if box.usable is None:
         raise UsageError(f"The bandwidth of {box.name} is not known, so no speed can be projected; name a --box.")
+    rank_spec(weights.spec, num_boxes, "--boxes")  # refuses what does not divide
     counts = (1, num_boxes)
     memory = {count: _memory(weights, box, count, request) for count in counts}
     steps = {count: _step(weights, box, count, request, workload) for count in counts}
     tokens = {
         count: _vllm_tokens(weights.spec, count, plan) for count, plan in memory.items() if isinstance(plan, MemoryPlan)
     }
-    named = weights.model.lower().rpartition("/")[2]
-    published = tuple(pair for pair in PUBLISHED if named.startswith(pair.model)) or PUBLISHED
+    published = _published(weights.model) if box.name == MEASURED_BOX else ()
     return BoxesPlan(weights, box, num_boxes, request, workload, memory, steps, tokens, published)
+
+
+def _published(model: str) -> tuple[PublishedPair, ...]:
+    """Of this model, else of all."""
+    named = model.lower().rpartition("/")[2]
+    return tuple(pair for pair in PUBLISHED if named.startswith(pair.model)) or PUBLISHED
 
 
 def _memory(weights: Weights, box: Box, count: int, request: MemoryRequest) -> MemoryPlan | str:

@@ -2,7 +2,10 @@
 
 from typing import NamedTuple
 
-__all__ = ["PUBLISHED", "PublishedPair"]
+__all__ = ["MEASURED_BOX", "PUBLISHED", "PublishedPair"]
+
+MEASURED_BOX = "dgx-spark"
+"""All figures are of these."""
 
 
 class PublishedPair(NamedTuple):

@@ -13,17 +13,20 @@ from onebox.spec.errors import UsageError
 from onebox.spec.model import ModelSpec
 from onebox.spec.modules import ModuleClass
 
-__all__ = ["class_bytes_per_rank", "rank_spec", "split_problems", "stage_specs"]
+__all__ = ["class_bytes_per_rank", "rank_parts", "rank_spec", "split_problems", "stage_specs"]
 
 _VOCAB_STEP = 64
 """vLLM pads the vocabulary to a multiple of this before it is divided."""
 _REPLICATED = {ModuleClass.ROUTER, ModuleClass.SMALL, ModuleClass.MTP_SMALL}
 
 
-def rank_spec(spec: ModelSpec, tp: int) -> ModelSpec:
-    """The model as one rank of `tp` sees it. Raises `UsageError` where heads or experts do not divide."""
+def rank_spec(spec: ModelSpec, tp: int, flag: str = "--tp") -> ModelSpec:
+    """The model as one rank of `tp` sees it. Raises `UsageError` where heads or experts do not divide.
+
+    `flag` is the option that the number comes from.
+    """
     if tp < 1:
-        raise UsageError(f"--tp is {tp}; give 1 or more.")
+        raise UsageError(f"{flag} is {tp}; give 1 or more.")
     wrong = [
         f"{count} {name}"
         for name, count in (
@@ -39,7 +42,7 @@ def rank_spec(spec: ModelSpec, tp: int) -> ModelSpec:
     if heads % tp and tp % heads:
         wrong.append(f"{heads} KV heads")
     if wrong:
-        raise UsageError(f"--tp {tp} does not divide the model's {', '.join(wrong)}; vLLM refuses it.")
+        raise UsageError(f"{flag} {tp} does not divide the model's {', '.join(wrong)}; vLLM refuses it.")
     return replace(
         spec,
         num_attention_heads=spec.num_attention_heads // tp,
@@ -88,28 +91,29 @@ def split_problems(layer: VllmLayer, scheme: Scheme | None, tp: int) -> Iterator
     """Clauses on groups or blocks that would straddle two ranks: "down_proj has 64 columns a rank, ..."."""
     if scheme is None or layer.split is Split.WHOLE:
         return
-    for part in layer.parts:
-        by_columns = layer.split is Split.COLUMNS or (layer.split is Split.EXPERTS and part.name == "down_proj")
-        if by_columns:
-            yield from _column_problems(part, scheme, tp)
-        else:
-            yield from _row_problems(layer, part, scheme, tp)
+    held = rank_parts(layer, tp)
+    for part in held:
+        if layer.is_by_columns(part):
+            size, what = (scheme.block[1], "blocks") if scheme.block else (scheme.group_size, "groups")
+            if size and tp > 1 and part.columns % size:
+                yield f"{part.name} has {part.columns} columns on a rank, which are no whole {what} of {size}"
+        # Only blocks reach over rows, and the last part of an undivided layer may end within one.
+        elif scheme.block and part.rows % scheme.block[0] and not (tp == 1 and part is held[-1]):
+            yield f"{part.name} has {part.rows} rows on a rank, which are no whole blocks of {scheme.block[0]}"
 
 
-def _column_problems(part: LayerPart, scheme: Scheme, tp: int) -> Iterator[str]:
-    size = scheme.block[1] if scheme.block else scheme.group_size
-    columns = part.columns // tp
-    if size and tp > 1 and columns % size:
-        what = "blocks" if scheme.block else "groups"
-        yield f"{part.name} has {columns} columns on a rank, which are no whole {what} of {size}"
+def rank_parts(layer: VllmLayer, tp: int) -> list[LayerPart]:
+    """The parts of a layer with the rows and columns that one of `tp` ranks has."""
+    if layer.split is Split.WHOLE:
+        return list(layer.parts)
+    return [
+        part._replace(columns=part.columns // tp)
+        if layer.is_by_columns(part)
+        else part._replace(rows=part.rows * _copies(part, tp) // tp)
+        for part in layer.parts
+    ]
 
 
-def _row_problems(layer: VllmLayer, part: LayerPart, scheme: Scheme, tp: int) -> Iterator[str]:
-    """Only blocks reach over rows. A layer that is neither fused nor divided may end within a block."""
-    if scheme.block is None or (tp == 1 and len(layer.parts) == 1):
-        return
-    is_last = part is layer.parts[-1] and tp == 1
-    copies = tp // part.heads if part.heads and tp > part.heads else 1
-    rows = part.rows * copies // tp
-    if rows % scheme.block[0] and not is_last:
-        yield f"{part.name} has {rows} rows on a rank, which are no whole blocks of {scheme.block[0]}"
+def _copies(part: LayerPart, tp: int) -> int:
+    """More ranks than heads: each rank has a whole one, which is stored on several."""
+    return tp // part.heads if part.heads and tp > part.heads else 1

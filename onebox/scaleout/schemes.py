@@ -23,13 +23,18 @@ class Kernel(NamedTuple):
 
 _UNQUANTIZED = Kernel("UnquantizedLinearMethod", "cuBLAS")
 _UNQUANTIZED_EXPERTS = Kernel("UnquantizedFusedMoEMethod", "Triton")
+_UNQUANTIZED_VOCABULARY = {
+    "VocabParallelEmbedding": Kernel("UnquantizedEmbeddingMethod", "lookup"),
+    "ParallelLMHead": Kernel("UnquantizedEmbeddingMethod", "cuBLAS"),
+}
 
 
 def kernel_of(layer: VllmLayer, scheme: Scheme | None) -> Kernel:
     """By vLLM's order of tests; its first match counts."""
     is_experts = layer.split is Split.EXPERTS
     if scheme is None:
-        return _UNQUANTIZED_EXPERTS if is_experts else _UNQUANTIZED
+        usual = _UNQUANTIZED_EXPERTS if is_experts else _UNQUANTIZED
+        return _UNQUANTIZED_VOCABULARY.get(layer.class_name, usual)
     if layer.class_name == "VocabParallelEmbedding":
         return _embedding(scheme)
     if _is_nvfp4(scheme):

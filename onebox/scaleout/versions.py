@@ -14,6 +14,7 @@ __all__ = [
     "FAMILY",
     "FEW_BITS",
     "FP8_BLOCK_WEIGHTS",
+    "METHODS",
     "MIXED_WINDOW_DFLASH",
     "MULTI_NODE",
     "QUANTIZED_EMBEDDING",
@@ -52,6 +53,22 @@ class Feature(NamedTuple):
 
 READ_VERSION = VllmVersion(0, 32, 0)
 """The release whose rules `onebox scaleout check` follows."""
+METHODS = (
+    "mtp",
+    "dflash",
+    "eagle",
+    "eagle3",
+    "dspark",
+    "ngram",
+    "ngram_gpu",
+    "suffix",
+    "draft_model",
+    "medusa",
+    "mlp_speculator",
+    "extract_hidden_states",
+    "custom_class",
+)
+"""Of vLLM's --speculative-config; names of single families' MTP are left out."""
 FAMILY = Feature("Qwen3.5-MoE", VllmVersion(0, 17), "seen serving the 122B; 0.15 refuses the architecture")
 MULTI_NODE = Feature("--nnodes with the mp executor", VllmVersion(0, 17), "in every release with the family")
 FP8_BLOCK_WEIGHTS = Feature("FP8 blocks without quantised inputs", VllmVersion(0, 17), "#33280, 2026-01-30")

@@ -82,6 +82,17 @@ def test_manifests_name_what_the_others_have():
     assert claim == found["PersistentVolumeClaim"]["metadata"]["name"]
 
 
+def test_what_a_pod_writes_on_the_node_belongs_to_its_user():
+    spec = documents()["Deployment"]["spec"]["template"]["spec"]
+    (init,) = spec["initContainers"]
+    user = f"{spec['securityContext']['runAsUser']}:{spec['securityContext']['fsGroup']}"
+    places = {volume["name"] for volume in spec["volumes"] if "hostPath" in volume}
+    mounted = {mount["name"]: mount["mountPath"] for mount in container()["volumeMounts"]}
+    owned = {mount["name"]: mount["mountPath"] for mount in init["volumeMounts"]}
+    assert owned == {name: mounted[name] for name in places}
+    assert init["command"] == ["chown", user, *owned.values()]
+
+
 def test_a_pod_may_start_slowly_and_end_slowly_and_llm_d_finds_it():
     spec = documents()["Deployment"]["spec"]["template"]
     labels = spec["metadata"]["labels"]
@@ -125,6 +136,16 @@ def test_a_compose_file_is_what_compose_takes(path):
     assert not check.is_valid({**content, "services": {"x": {**service, "comand": "x"}}})
     mounted = [volume.split(":")[0] for volume in service["volumes"] if volume.startswith("./")]
     assert all((COMPOSE / name).exists() for name in mounted)
+
+
+def test_what_a_box_writes_lies_in_volumes_that_belong_to_the_images_user():
+    content = yaml.safe_load((COMPOSE / "box.yaml").read_text())
+    mounted = content["services"]["onebox"]["volumes"]
+    written = dict(volume.split(":") for volume in mounted if not volume.endswith(":ro"))
+    assert list(written) == list(content["volumes"])
+    image = (ROOT / "deploy" / "Dockerfile").read_text()
+    assert f"--owner=1000 --group=1000 {' '.join(written.values())}\n" in image
+    assert "\nUSER 1000\n" in image
 
 
 @pytest.mark.parametrize(("name", "count"), [("two-boxes", 2), ("many-boxes", 4)])

@@ -7,6 +7,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from contextlib import contextmanager, suppress
@@ -63,6 +64,14 @@ def is_healthy(url):
         return HTTP.get(f"{url}/health").status_code == 200
     except httpx.HTTPError:
         return False
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _logs_of_fleets(tmp_path_factory):
+    """Fleets that are refused keep theirs."""
+    tempfile.tempdir = str(tmp_path_factory.mktemp("logs"))
+    yield
+    tempfile.tempdir = None
 
 
 @pytest.fixture(scope="session")
@@ -161,18 +170,20 @@ def write_config(path, members, **settings):
     return read_fleet_config(path)
 
 
+STEP_S = 0.03
+"""A step of the servers takes at least this: what is to be in the middle of an answer is."""
+
+
+def fleet_of_three(nursery, directory, **settings):
+    """Three servers that the fleet does not own, a, b and c, behind a router."""
+    ports = dict(zip("abc", free_ports(3), strict=True))
+    members = [{"name": name, "url": f"http://127.0.0.1:{port}"} for name, port in ports.items()]
+    fleet = RunningFleet(write_config(directory / "fleet.toml", members, **settings))
+    fleet.pids, fleet.ports = {name: nursery.start(port, step_s=STEP_S) for name, port in ports.items()}, ports
+    return fleet
+
+
 @pytest.fixture(scope="module")
 def fleet(nursery, tmp_path_factory):
-    """Three servers that the fleet does not own, a, b and c, behind vllm-router."""
-    ports = free_ports(3)
-    names = dict(zip("abc", ports, strict=True))
-    pids = {name: nursery.start(port, step_s=STEP_S) for name, port in names.items()}
-    members = [{"name": name, "url": f"http://127.0.0.1:{port}"} for name, port in names.items()]
-    running = RunningFleet(write_config(tmp_path_factory.mktemp("fleet") / "fleet.toml", members))
-    running.pids, running.ports = pids, names
-    with running.running():
+    with fleet_of_three(nursery, tmp_path_factory.mktemp("fleet")).running() as running:
         yield running
-
-
-STEP_S = 0.03
-"""A step of the servers of `fleet` takes at least this: what is to be in the middle of an answer is."""

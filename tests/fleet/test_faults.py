@@ -10,7 +10,7 @@ import httpx
 import openai
 import pytest
 
-from tests.fleet.conftest import HTTP, STEP_S, wait_until
+from tests.fleet.conftest import HTTP, STEP_S, fleet_of_three, wait_until
 
 LONG = 1500
 """Tokens of answers that are still running when something happens to them."""
@@ -34,11 +34,17 @@ def answers_of(fleet):
     return answered
 
 
+def num_taken(fleet, name):
+    """Requests that a member has begun to answer, ended or not."""
+    member = fleet.member(name)
+    return member["num_open"] + member["num_passed"] + member["num_cut"]
+
+
 class Stream:
     """A stream that has begun; `member` has it."""
 
     def __init__(self, fleet, text, max_tokens=LONG):
-        before = {name: fleet.member(name)["num_open"] for name in fleet.ports}
+        before = {name: num_taken(fleet, name) for name in fleet.ports}
         client = openai.OpenAI(base_url=f"{fleet.url}/v1", api_key="none", max_retries=0, http_client=HTTP)
         self._chunks = client.chat.completions.create(
             model="tiny",
@@ -48,7 +54,7 @@ class Stream:
             extra_body={"ignore_eos": True},
         )
         next(self._chunks)
-        (self.member,) = [name for name in fleet.ports if fleet.member(name)["num_open"] > before[name]]
+        (self.member,) = [name for name in fleet.ports if num_taken(fleet, name) > before[name]]
 
     def end(self):
         """The reason of its last chunk; an error is raised."""
@@ -58,9 +64,9 @@ class Stream:
         self._chunks.close()
 
 
-def begin(fleet, count, max_tokens=LONG):
-    """Streams of different texts, which the router spreads over the members."""
-    return [Stream(fleet, f"{'abcdefgh'[number] * 40}, a text of its own", max_tokens) for number in range(count)]
+def begin(fleet, *lengths):
+    """Streams of different texts and so many tokens, which the router spreads over the members."""
+    return [Stream(fleet, f"{'abcdefgh'[place] * 40}, a text of its own", each) for place, each in enumerate(lengths)]
 
 
 def bring_back(fleet, nursery, name, **options):
@@ -96,8 +102,22 @@ def test_every_member_answers_and_all_answer_alike(fleet):
     assert answers == [chat(direct, text, max_tokens=12).json()["choices"] for text in texts]
 
 
+def test_a_session_stays_with_its_member(nursery, tmp_path):
+    with fleet_of_three(nursery, tmp_path, policy="consistent_hash").running() as fleet:
+        taken = {}
+        for session in range(12):
+            before = answers_of(fleet)
+            for number in range(3):
+                headers = {"x-session-id": f"session {session}"}
+                asked = HTTP.post(f"{fleet.url}/v1/chat/completions", json=body(f"{number}"), headers=headers)
+                assert asked.status_code == 200, asked.text
+            taken[session] = {name: answers_of(fleet)[name] - before[name] for name in before}
+        assert [sorted(each.values()) for each in taken.values()] == [[0, 0, 3]] * 12
+        assert len({max(each, key=each.get) for each in taken.values()}) > 1  # of 12 sessions not all have one member
+
+
 def test_a_killed_member_ends_begun_streams_with_an_error_and_nothing_else(fleet, nursery):
-    doomed, *spared = begin(fleet, 3, max_tokens=60)
+    doomed, *spared = begin(fleet, LONG, 60, 60)
     victim = doomed.member
     fleet.kill(victim)
     assert_answered(fleet, 6, "After a kill")
@@ -112,7 +132,7 @@ def test_a_killed_member_ends_begun_streams_with_an_error_and_nothing_else(fleet
 
 
 def test_what_waits_for_a_hung_member_is_answered_by_another(fleet):
-    begun = begin(fleet, 3)
+    begun = begin(fleet, LONG, LONG, LONG)
     victim = begun[0].member
     before, refused = answers_of(fleet), fleet.member(victim)["num_refused"]
     fleet.signal(victim, signal.SIGSTOP)
@@ -135,19 +155,19 @@ def test_what_waits_for_a_hung_member_is_answered_by_another(fleet):
 
 
 def test_a_drained_member_finishes_what_it_has_and_gets_no_more(fleet):
-    streams = begin(fleet, 3, max_tokens=60)
+    before = answers_of(fleet)
+    streams = begin(fleet, 60, 60, 60)
     name = streams[0].member
     fleet.admin("POST", f"/members/{name}/drain")
-    before = answers_of(fleet)[name]
     assert_answered(fleet, 6, "Elsewhere")
     assert [stream.end() for stream in streams] == ["length"] * 3
     wait_until(lambda: not fleet.member(name)["num_open"])
     assert fleet.member(name)["state"] == "drained"
-    assert answers_of(fleet)[name] == before + sum(stream.member == name for stream in streams)
+    assert answers_of(fleet)[name] == before[name] + sum(stream.member == name for stream in streams)
 
 
 def test_a_stopping_member_finishes_what_it_has_while_others_take_what_comes(fleet, nursery):
-    streams = begin(fleet, 3, max_tokens=60)
+    streams = begin(fleet, 60, 60, 60)
     name = streams[0].member
     fleet.signal(name, signal.SIGTERM)  # drains by itself, as a pod does
     assert_answered(fleet, 6, "New")
@@ -218,9 +238,12 @@ def test_of_200_requests_with_kills_each_is_answered_once_or_ends_with_an_error(
     victims = {20: "c", 80: "b", 140: "a"}
     lost = []
     before = answers_of(fleet)
+    one_at_a_time = asyncio.Lock()
 
     async def kill_sometimes(num_ended):
-        if name := victims.get(num_ended):
+        if not (name := victims.get(num_ended)):
+            return
+        async with one_at_a_time:
             lost.append((await asyncio.to_thread(answers_of, fleet))[name] - before[name])
             fleet.kill(name)
             await asyncio.to_thread(fleet.wait_state, name, "down")

@@ -6,8 +6,7 @@ from pathlib import Path
 import openai
 import pytest
 
-from onebox.fleet.process import free_ports
-from tests.fleet.conftest import HTTP, STEP_S, RunningFleet, wait_until, write_config
+from tests.fleet.conftest import HTTP, STEP_S, fleet_of_three, wait_until
 from tests.fleet.test_faults import answers_of
 
 pytestmark = pytest.mark.fleet
@@ -16,18 +15,17 @@ PROGRAM = os.environ.get("LITELLM", str(Path(__file__).parents[2] / ".venv-fleet
 KEY = "sk-6d0f4b1e5a9c47d2b8e3f7a16c2d9e05"
 
 
+def behind_litellm(nursery, directory, **settings):
+    """Three servers behind LiteLLM."""
+    (directory / "key").write_text(KEY)
+    return fleet_of_three(
+        nursery, directory, router="litellm", router_command=PROGRAM, api_key_file="key", **settings
+    ).running()
+
+
 @pytest.fixture(scope="module")
 def litellm(nursery, tmp_path_factory):
-    """Three servers behind LiteLLM."""
-    names = dict(zip("abc", free_ports(3), strict=True))
-    pids = {name: nursery.start(port, step_s=STEP_S) for name, port in names.items()}
-    members = [{"name": name, "url": f"http://127.0.0.1:{port}"} for name, port in names.items()]
-    path = tmp_path_factory.mktemp("litellm") / "fleet.toml"
-    (path.parent / "key").write_text(KEY)
-    settings = {"router": "litellm", "router_command": PROGRAM, "api_key_file": "key"}
-    running = RunningFleet(write_config(path, members, **settings))
-    running.pids, running.ports = pids, names
-    with running.running():
+    with behind_litellm(nursery, tmp_path_factory.mktemp("litellm")) as running:
         yield running
 
 
@@ -56,6 +54,14 @@ def test_a_conversation_stays_where_its_prefix_is(litellm):
     assert len(set(others)) > 1, "requests without a prefix are spread"
     first = answered_by(litellm, opening)
     assert [answered_by(litellm, opening, "Yes.", f"Question {number}?") for number in range(5)] == [first] * 5
+
+
+def test_a_session_stays_with_its_member(nursery, tmp_path):
+    with behind_litellm(nursery, tmp_path, policy="session_affinity") as fleet:
+        for session in ("conversation1", "conversation2"):
+            headers = {"x-session-id": session}
+            members = {answered_by(fleet, f"Number {number}", extra_headers=headers) for number in range(5)}
+            assert len(members) == 1
 
 
 def test_a_drained_member_gets_nothing_though_it_has_the_prefix(litellm):

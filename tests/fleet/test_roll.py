@@ -1,11 +1,16 @@
 """Members that the fleet starts itself: replaced without a lost request, refused where they answer otherwise."""
 
+import asyncio
 import os
 import signal
 import threading
+from types import SimpleNamespace
 
+import httpx
 import pytest
 
+from onebox.fleet.roll import Roll
+from onebox.fleet.watch import MemberState
 from onebox.spec.errors import MismatchError, OneboxError
 from tests.fleet.conftest import HTTP, RunningFleet, is_healthy, wait_until, write_config
 
@@ -89,10 +94,44 @@ def test_a_new_server_that_is_not_equal_takes_no_traffic(own, nursery, options, 
     assert chat(own.url, 0) == 200
 
 
+@pytest.mark.fleet
+def test_a_drained_member_that_is_replaced_in_place_stays_drained(own, nursery):
+    rewrite(own, nursery, version=own.member("b")["version"])
+    own.admin("POST", "/members/b/drain")
+    try:
+        assert roll(own, "?names=b&in_place=true")["error"] == ""
+        own.wait_state("b", "drained")
+    finally:
+        own.admin("POST", "/members/b/resume")
+        own.wait_state("b", "up")
+
+
+def test_where_the_old_server_is_down_another_member_gives_the_answers_to_compare_with(tmp_path):
+    config = write_config(tmp_path / "fleet.toml", [{"name": name, "start": "serve {port}"} for name in "ab"])
+    asked = set()
+
+    def answer(request):
+        asked.add(request.url.host)
+        return httpx.Response(200, json={"choices": [{"token_ids": [1], "text": "x"}]})
+
+    async def ask(state):
+        async with httpx.AsyncClient(transport=httpx.MockTransport(answer)) as http:
+            states = zip(config.members, (MemberState.UP, state), strict=True)
+            members = [SimpleNamespace(config=each, state=state, url=f"http://{each.name}") for each, state in states]
+            fleet = SimpleNamespace(members=members, http=http)
+            await Roll(fleet, config, [], in_place=False)._old_answers(members[1])
+
+    asyncio.run(ask(MemberState.UP))
+    assert asked == {"b"}
+    asked.clear()
+    asyncio.run(ask(MemberState.DOWN))
+    assert asked == {"a"}
+
+
 def test_a_member_of_its_own_that_dies_is_started_again(own):
     process = own.fleet.member("b").process.process_id
     os.kill(process, signal.SIGKILL)
-    wait_until(lambda: own.member("b")["num_restarts"] == 1 and own.member("b")["state"] == "up")
+    wait_until(lambda: own.member("b")["num_restarts"] and own.member("b")["state"] == "up")
     assert chat(own.url, 1) == 200
 
 

@@ -97,9 +97,10 @@ def test_traces_of_all_forms_are_read(tmp_path):
     path.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.6805900,374,44\n")
     (only,) = read_trace(path)
     assert (only.at_s, only.prompt_tokens, only.answer_tokens) == (0, 374, 44)
-    path.write_text("hello\n")
-    with pytest.raises(OneboxError, match="no trace that is known"):
-        read_trace(path)
+    for wrong in ("hello", '{"at": 0, "prompt_tokens": 0, "answer_tokens": 1}', '{"at": NaN, "prompt_tokens": 1}'):
+        path.write_text(wrong)
+        with pytest.raises(OneboxError, match="no trace that is known"):
+            read_trace(path)
 
 
 def test_step_times_are_written_and_read_back_and_nonsense_is_refused(tmp_path):
@@ -110,9 +111,10 @@ def test_step_times_are_written_and_read_back_and_nonsense_is_refused(tmp_path):
     path.write_text('{"decode_s": {"1": 1}, "slowdowns": {"2": [1, 0]}}')
     with pytest.raises(OneboxError, match="slowdowns"):
         read_step_times(path)
-    path.write_text('{"decode_s": {}}')
-    with pytest.raises(OneboxError, match="decode_s"):
-        read_step_times(path)
+    for wrong in ('{"decode_s": {}}', '{"decode_s": {"1": NaN}}', '{"decode_s": {"1": 1}, "request_s": -1}'):
+        path.write_text(wrong)
+        with pytest.raises(OneboxError, match=r"decode_s|request_s"):
+            read_step_times(path)
     path.write_text('{"decode": 1}')
     with pytest.raises(OneboxError, match="does not describe step times"):
         read_step_times(path)
@@ -127,7 +129,27 @@ def test_the_command_answers_the_three_questions(run_cli, tmp_path):
     assert "What affinity is worth" in result.out
     assert "A rolling update, each box 5 s away" in result.out
     assert run_cli("fleet", "simulate").code == 2
+    for wrong in (("--save", tmp_path / "more.json"), ("--policy", "best"), ("--users", "0"), ("--mix", "none")):
+        refused = run_cli("fleet", "simulate", "--steps", path, *wrong)
+        assert (refused.code, refused.out) == (2, "")
+    nowhere = run_cli("fleet", "simulate", "--measure", "http://127.0.0.1:9", "--save", tmp_path / "no" / "x.json")
+    assert "there is no directory" in nowhere.err
     assert run_cli("fleet", "simulate", "--steps", path, "--boxes", "0").code == 2
+
+
+def test_servers_with_a_key_are_measured_with_it(run_cli, tmp_path, monkeypatch):
+    asked = []
+
+    async def measure(urls, *, api_key):
+        asked.append((urls, api_key))
+        return TIMES
+
+    monkeypatch.setattr("onebox.fleet.measure.measure_step_times", measure)
+    saved = tmp_path / "steps.json"
+    options = ("--measure", "http://box:8000/v1", "--api-key", "sesame", "--save", saved, "--seconds", "5")
+    assert run_cli("fleet", "simulate", *options, "--boxes", "1").code == 0
+    assert asked == [(["http://box:8000"], "sesame")]
+    assert read_step_times(saved) == TIMES
 
 
 def test_prompts_beside_answers_take_what_answers_may_wait_for():

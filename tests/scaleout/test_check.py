@@ -66,6 +66,7 @@ def test_our_hybrid_loads_on_two_ranks_with_the_kernels_it_is_meant_for(hybrid):
     start = "language_model.model.layers.0."
     assert kernels[f"{start}mlp.experts"] == ("INT4 g128", "Marlin MoE")
     assert kernels[f"{start}linear_attn.in_proj_qkvz"] == ("FP8 128x128 blocks", "CUTLASS block")
+    assert kernels["language_model.model.embed_tokens"] == ("None", "lookup")
     assert kernels[f"{start}mlp.gate"] == kernels[f"{start}linear_attn.in_proj_ba"] == ("None", "cuBLAS")
     assert kernels["language_model.lm_head"] == ("INT8 per row", "Marlin")
     assert kernels["mtp.layers.0.mlp.experts"] == ("None", "Triton")
@@ -167,6 +168,25 @@ def test_bytes_of_two_ranks_are_those_of_the_checkpoint_and_of_what_both_hold(hy
     stored = sum(bound.nbytes for bound in bind(open_checkpoint(hybrid)).modules.values())
     assert one == stored
     assert 0.5 * stored < two < 0.53 * stored
+
+
+def test_context_and_states_of_a_rank_are_a_share_of_the_boxs(run_cli, hybrid):
+    one, two, staged = (checked(hybrid, **request) for request in ({}, {"tp": 2}, {"pp": 2}))
+    spec = one.spec
+    assert one.token_bytes == 2 * 2 * spec.num_key_value_heads * spec.head_dim  # keys and values of one layer, BF16
+    assert two.token_bytes * 2 == one.token_bytes
+    assert two.state_bytes < 0.52 * one.state_bytes
+    assert staged.state_bytes == one.state_bytes  # the one DeltaNet layer is on the first stage
+    assert checked(hybrid, drafter="mtp").token_bytes == 2 * one.token_bytes
+    found = json.loads(run_cli("scaleout", "check", hybrid, "--tp", 2, "--json").out)
+    assert (found["token_bytes"], found["state_bytes"]) == (two.token_bytes, two.state_bytes)
+
+
+def test_drafts_that_vllm_does_not_have_are_refused(hybrid):
+    assert "has no drafts by mpt; it has mtp, dflash" in fatal(checked(hybrid, drafter="mpt"))
+    assert checked(hybrid, drafter="mpt", vllm=VllmVersion(0, 99)).loads  # not known here
+    notes = " ".join(finding.text for finding in checked(hybrid, drafter="dflash").findings)
+    assert "DFlash drafters with mixed windows need vLLM 0.26.0" in notes
 
 
 def test_heads_that_do_not_divide_are_refused(run_cli, hybrid):

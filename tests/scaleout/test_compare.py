@@ -9,12 +9,13 @@ from onebox.scaleout.compare import ServedModel, compare_servers
 from onebox.spec.errors import MismatchError
 from tests.server.launching import launched
 
+KEY = "sesame"
 PROMPTS = ("The capital of Hungary is", "1, 1, 2, 3, 5,")
 
 
 @pytest.fixture(scope="module")
 def url():
-    with launched(MODEL_DIRECTORY, "--language-model-only") as served:
+    with launched(MODEL_DIRECTORY, "--language-model-only", "--api-key", KEY) as served:
         yield served
 
 
@@ -24,7 +25,7 @@ def connect(url):
     opened = []
 
     def connected(kind=ServedModel, more=""):
-        opened.append(kind(f"{url}{more}"))
+        opened.append(kind(f"{url}{more}", KEY))
         return opened[-1]
 
     yield connected
@@ -71,10 +72,13 @@ def test_other_tokens_are_another_model(connect):
 
 def test_the_command_prints_both_sides(url, run_cli, monkeypatch):
     monkeypatch.setattr(compare_servers, "__defaults__", (0.06, PROMPTS[1:]))
-    result = run_cli("scaleout", "compare", url, url)
+    refused = run_cli("scaleout", "compare", url, url)
+    assert refused.code == 1
+    assert "answered 401" in refused.err
+    result = run_cli("scaleout", "compare", url, url, "--api-key", KEY)
     assert result.code == 0, result.err
     assert "One model" in result.out
-    found = json.loads(run_cli("scaleout", "compare", url, url, "--json").out)
+    found = json.loads(run_cli("scaleout", "compare", url, url, "--api-key", KEY, "--json").out)
     assert found["is_same"] is True
     assert found["prompts"][0]["equal_greedy_tokens"] == 24
 

@@ -36,6 +36,15 @@ def test_flags_of_the_same_name_are_passed_and_others_are_vllms_own():
     ]
 
 
+def test_the_port_is_the_heads_and_a_number():
+    flags = map_flags(["--port", "9000", "--max-num-seqs", "4"])
+    assert (flags.port, flags.shared[:2]) == (9000, ["--max-num-seqs", "4"])
+    assert "--port" not in flags.head
+    for wrong in ("x", "0", "65536", "-1"):
+        with pytest.raises(UsageError, match="--port is"):
+            map_flags(["--port", wrong])
+
+
 def test_what_has_no_counterpart_is_said():
     flags = map_flags(["--prefix-dir", "/var/prefixes", "--max-num-waiting", "9"])
     assert [note.split()[0] for note in flags.notices[:2]] == ["--prefix-dir", "--max-num-waiting"]

@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -11,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from onebox.fleet.process import free_ports
 from onebox.scaleout.launch import failure_cause
 from tests.scaleout.standins import install, make_host, make_spark_sysfs
 
@@ -39,7 +39,7 @@ def arguments(root, *more, port=8000):
 @pytest.fixture(autouse=True)
 def _unchecked(monkeypatch):
     """The stand-in's model is no checkpoint; the check has tests of its own."""
-    monkeypatch.setattr("onebox.cli.scaleout_launch._refuse_unloadable", lambda *_: None)
+    monkeypatch.setattr("onebox.cli.scaleout_launch._refuse_unloadable", lambda *_: [])
 
 
 def test_a_dry_run_prints_both_commands_with_a_reason_for_every_variable(boxes, run_cli):
@@ -106,12 +106,6 @@ def test_three_ranks_on_two_hosts_are_refused(boxes, run_cli):
     assert result.code == 2
 
 
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
 def until(condition, what):
     end = time.monotonic() + PATIENCE_S
     while not condition():
@@ -133,10 +127,10 @@ def start(boxes):
 
     def started(*more, is_ready=True):
         code = (
-            "import sys; import onebox.cli.scaleout_launch as command; command._refuse_unloadable = lambda *_: None;"
+            "import sys; import onebox.cli.scaleout_launch as command; command._refuse_unloadable = lambda *_: [];"
             "from onebox.cli.main import main; main()"
         )
-        words = [sys.executable, "-c", code, *map(str, arguments(boxes, *more, port=free_port()))]
+        words = [sys.executable, "-c", code, *map(str, arguments(boxes, *more, port=free_ports(1)[0]))]
         with (boxes / "log").open("w") as log:
             process = subprocess.Popen(words, stdout=log, stderr=subprocess.STDOUT)
         running.append(process)
@@ -203,11 +197,21 @@ def test_a_node_that_fails_to_start_gives_its_reason_in_one_sentence(boxes, star
     assert told == [f"onebox: {reason} All nodes are stopped."]
 
 
+def test_a_program_that_is_not_there_is_named(boxes, start):
+    process = start("--program", "no-such-vllm --flag", is_ready=False)
+    assert process.wait(PATIENCE_S) == 1
+    told = [line for line in (boxes / "log").read_text().splitlines() if line.startswith("onebox: ")]
+    # Whichever is found first.
+    told = [line.replace("Node 1 on spark-2", "Node 0 on spark-1") for line in told]
+    reason = "no-such-vllm cannot be run there; install vLLM, or name its program with --program."
+    assert told == [f"onebox: Node 0 on spark-1: {reason} All nodes are stopped."]
+
+
 @pytest.mark.parametrize(
     ("lines", "cause"),
     [
         ([], None),
-        (["WARNING x.py] This can cause OSError: [Errno 24] Too many", " WARNING OSError: [Errno 24] Too many"], None),
+        (["ERROR WARNING [utils.py:1] This can cause an OSError: [Errno 24] Too many open files"], None),
         (
             ["ERROR [core.py:1] torch.OutOfMemoryError: CUDA out of memory. Tried 2 GiB", "RuntimeError: later"],
             "OutOfMemoryError: CUDA out of memory. Tried 2 GiB (give --gpu-memory-utilization 0.80 or a smaller "
@@ -221,6 +225,4 @@ def test_a_node_that_fails_to_start_gives_its_reason_in_one_sentence(boxes, star
     ],
 )
 def test_the_root_of_a_failure_is_found_in_the_output(lines, cause):
-    if lines and cause is None:
-        lines = lines[1:]
     assert failure_cause(lines) == cause

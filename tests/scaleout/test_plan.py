@@ -110,7 +110,20 @@ def test_the_command_shows_one_box_beside_two_and_the_published_figures(run_cli)
     assert {pair["model"] for pair in found["published"]} == {"qwen3.5-35b-a3b"}
 
 
+def test_what_does_not_fit_one_box_is_said_with_the_reason(run_cli):
+    result = run_cli("scaleout", "plan", "qwen3.5-397b-a17b", "--boxes", 4)
+    assert "times one, if one had the memory." in result.out
+    assert "too large for dgx-spark" in " ".join(result.out.split())
+
+
+def test_another_box_is_not_shown_beside_figures_of_sparks(run_cli):
+    result = run_cli("scaleout", "plan", "qwen3.5-122b-a10b", "--box", "h200")
+    assert result.code == 0, result.err
+    assert "Published" not in result.out
+    assert "h200: joined by NVLink" in result.out
+
+
 def test_one_box_and_a_box_without_bandwidth_are_refused(run_cli):
     assert run_cli("scaleout", "plan", "qwen3.5-122b-a10b", "--boxes", 1).code == 2
-    with pytest.raises(UsageError, match="--tp 3 does not divide"):
+    with pytest.raises(UsageError, match="--boxes 3 does not divide"):
         planned("qwen3.5-122b-a10b", "hybrid", num_boxes=3)

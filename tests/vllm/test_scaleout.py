@@ -11,7 +11,6 @@ import os
 import shlex
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -23,10 +22,12 @@ from onebox.checkpoint.bind import bind
 from onebox.checkpoint.build import plan_build, run_build
 from onebox.checkpoint.recipe import BuildSources, Recipe, TargetFormat, open_source
 from onebox.checkpoint.source import open_checkpoint
+from onebox.fleet.process import free_ports
 from onebox.pocket.builds import BUILDS
 from onebox.scaleout.check import CheckRequest, check_checkpoint
 from onebox.scaleout.flags import SAME, TRANSLATED
 from onebox.scaleout.launch import failure_cause
+from onebox.scaleout.versions import METHODS
 from tests.vllm.nodes import machines, why_not
 from tests.vllm.test_bench import HERE, POCKET, PYTHON, ROOT
 from tests.vllm.test_vllm import run_in_vllm
@@ -90,6 +91,10 @@ def test_every_flag_that_is_passed_on_is_one_of_vllms():
     assert passed | made | {"--tool-call-parser", "--reasoning-parser"} <= flags
 
 
+def test_the_methods_of_drafting_are_vllms():
+    assert sorted(METHODS) == json.loads(run_in_vllm("draft_methods.py"))
+
+
 def test_vllm_drafts_with_the_mtp_head_of_a_build_that_lists_draft_tokens(tmp_path):
     """Its loader stops at the list where it meets it; the list changes nothing for vLLM."""
     listed = build(Recipe(), tmp_path / "listed", draft_vocab=list(range(4000)))
@@ -151,12 +156,6 @@ def launched(*arguments, **options):
         launch.process.wait()
 
 
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
 def sessions(mark):
     """The sessions of processes that have the variable `mark`, one a node; vLLM's workers overwrite theirs."""
     found = set()
@@ -206,7 +205,7 @@ def compared(run_cli, url, model):
 
 
 def test_two_processes_serve_one_model_and_a_killed_rank_ends_both(tmp_path, run_cli, model):
-    port, mark = free_port(), f"ONEBOX_TEST={tmp_path.name}-{os.getpid()}"
+    port, mark = free_ports(1)[0], f"ONEBOX_TEST={tmp_path.name}-{os.getpid()}"
     with launched(tmp_path / "log", model, port, "--env", mark, binding="0|1") as launch:
         compared(run_cli, f"http://127.0.0.1:{port}", model)
         nodes = sessions(mark)
@@ -243,7 +242,7 @@ def test_two_nodes_serve_one_model_and_a_killed_rank_ends_the_other(tmp_path, ru
 def test_what_vllm_refuses_is_told_in_one_sentence(tmp_path):
     """Four ranks where one CPU core is bound to each of two: the reason is vLLM's own."""
     log = tmp_path / "log"
-    launch = Launch(log, POCKET, free_port(), binding="0")
+    launch = Launch(log, POCKET, free_ports(1)[0], binding="0")
     told = launch.last_words()
     assert len(told) == 1
     assert told[0].startswith("onebox: Node 0 on localhost ended with status 1 before it served: ")
