@@ -1,6 +1,7 @@
 """`onebox fleet simulate`: how many boxes, what affinity is worth, what a rolling update costs, on paper."""
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -14,6 +15,7 @@ from onebox.spec.errors import UsageError
 if TYPE_CHECKING:
     from onebox.fleet.step_times import StepTimes
     from onebox.fleet.study import FleetFigures, StudyResult
+    from onebox.fleet.traffic import Turn, UserTraffic
 
 __all__ = ["simulate"]
 
@@ -39,11 +41,34 @@ class MemberOptions:
 class TrafficOptions:
     """Who asks, and for how long."""
 
-    mix: Annotated[str, typer.Option(help="A mix of `onebox bench load`.")] = "agent"
     trace: Annotated[Path | None, typer.Option(help="A trace instead of a mix: JSON lines, or Azure's CSV.")] = None
-    users: Annotated[int, typer.Option(help="Users of the mix, each with one request at a time.")] = 20
-    think: Annotated[float, typer.Option(help="Mean seconds between an answer and its user's next request.")] = 10.0
-    seconds: Annotated[float, typer.Option(help="How long the users send.")] = 600.0
+    # None where it is not given, because a trace takes none of these.
+    mix: Annotated[str | None, typer.Option(help="A mix of `onebox bench load`; default agent.")] = None
+    users: Annotated[
+        int | None, typer.Option(help="Users of the mix, each with one request at a time; default 20.")
+    ] = None
+    think: Annotated[
+        float | None, typer.Option(help="Mean seconds between an answer and its user's next request; default 10.")
+    ] = None
+    seconds: Annotated[float | None, typer.Option(help="How long the users send; default 600.")] = None
+
+    def traffic(self) -> "tuple[UserTraffic | Sequence[Turn], float, str]":
+        """Who asks, for how many seconds, and both in words."""
+        from onebox.fleet.traffic import UserTraffic, read_trace
+
+        if self.trace:
+            given = {"--mix": self.mix, "--users": self.users, "--think": self.think, "--seconds": self.seconds}
+            ignored = [name for name, value in given.items() if value is not None]
+            if ignored:
+                raise UsageError(f"A trace says who asks and when: leave out {', '.join(ignored)} with --trace.")
+            return read_trace(self.trace), 0.0, f"the trace {self.trace.name}"
+        mix = "agent" if self.mix is None else self.mix
+        users = 20 if self.users is None else self.users
+        think = 10.0 if self.think is None else self.think
+        seconds = 600.0 if self.seconds is None else self.seconds
+        if seconds <= 0 or think < 0:
+            raise UsageError("--seconds must be above 0, --think not below.")
+        return UserTraffic(mix, users, think), seconds, f"{users} users of {mix}, {think:g} s between two requests"
 
 
 @grouped
@@ -59,21 +84,19 @@ def simulate(
     """Simulate a fleet by its members' measured step times, for users of a mix or for a trace."""
     from onebox.fleet.simulation import POLICIES
     from onebox.fleet.study import FleetStudy
-    from onebox.fleet.traffic import UserTraffic, read_trace
 
     counts = _numbers(boxes)
-    if min(load.seconds, first_token) <= 0 or load.think < 0 or (roll is not None and roll < 0):
-        raise UsageError("--seconds and --first-token must be above 0, --think and --roll not below.")
+    if first_token <= 0 or (roll is not None and roll < 0):
+        raise UsageError("--first-token must be above 0, --roll not below.")
     if policy not in POLICIES:
         raise UsageError(f"--policy is {policy!r}; give one of {', '.join(POLICIES)}.")
-    traffic = read_trace(load.trace) if load.trace else UserTraffic(load.mix, load.users, load.think)
+    traffic, seconds, who = load.traffic()
     times = _times(members)
-    result = FleetStudy(times, traffic, load.seconds).answer(counts, policy, first_token, roll)
+    result = FleetStudy(times, traffic, seconds).answer(counts, policy, first_token, roll)
     if as_json:
         echo_json({"steps": asdict(times), **asdict(result)}, indent=1)
         return
-    users = f"{load.users} users of {load.mix}, {load.think:g} s between two requests"
-    _print(result, f"the trace {load.trace.name}" if load.trace else users, first_token, roll)
+    _print(result, who, first_token, roll)
 
 
 def _times(members: MemberOptions) -> "StepTimes":

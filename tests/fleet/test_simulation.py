@@ -137,6 +137,17 @@ def test_the_command_answers_the_three_questions(run_cli, tmp_path):
     assert run_cli("fleet", "simulate", "--steps", path, "--boxes", "0").code == 2
 
 
+def test_options_that_a_trace_would_ignore_are_refused(run_cli, tmp_path):
+    path, trace = tmp_path / "steps.json", tmp_path / "trace.jsonl"
+    write_step_times(TIMES, path)
+    trace.write_text('{"at": 0, "prompt_tokens": 100, "answer_tokens": 3}\n')
+    options = ("fleet", "simulate", "--steps", path, "--trace", trace, "--boxes", "1")
+    assert "Boxes for the trace trace.jsonl" in run_cli(*options).out
+    refused = run_cli(*options, "--users", "3", "--seconds", "60")
+    assert refused.code == 2
+    assert "leave out --users, --seconds with --trace" in refused.err
+
+
 def test_servers_with_a_key_are_measured_with_it(run_cli, tmp_path, monkeypatch):
     asked = []
 
