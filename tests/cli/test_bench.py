@@ -125,6 +125,7 @@ def test_a_sweep_and_a_load_are_exported_in_the_neighbours_forms(run_cli, tmp_pa
         (("run", "--workloads", "poetry"), "There is no workload 'poetry'"),
         (("run", "--url", "ftp://x"), "--url is 'ftp://x'"),
         (("run", "--output", "/no/such/directory/x.json"), "cannot be written"),
+        (("run", "--api-key", "schlüssel"), "which no header carries"),
         (("load", "--mixes", "all,of,it"), "There is no mix 'all'"),
         (("load", "--count", "3", "--duration", "4"), "either --count or --duration"),
         (("load", "--rate", "fast"), "--rate is 'fast'"),

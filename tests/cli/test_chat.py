@@ -344,6 +344,27 @@ def test_input_that_is_no_question_is_one_sentence(ask, piped, words):
     assert words in result.err
 
 
+def test_bytes_that_are_no_text_are_one_sentence_where_python_takes_any():
+    """Without a locale, standard input and arguments hold undecoded bytes as surrogates."""
+    with answering(said({"content": "Yes."})) as (url, bodies):
+        for words, piped in (((), b"\xff\xfe"), ((b"\xff",), b""), (("Hi", "--system", b"\xff"), b"")):
+            command = [sys.executable, "-m", "onebox", "chat", "--url", url, *words]
+            done = subprocess.run(
+                command, input=piped, env={**os.environ, "LC_ALL": "C"}, capture_output=True, check=False, timeout=60
+            )
+            assert (done.returncode, done.stdout) == (2, b"")
+            assert done.stderr == b"onebox: The question or the system prompt is not text in UTF-8.\n"
+    assert bodies == []
+
+
+@pytest.mark.parametrize("key", ["schlüssel", "two keys", "a\nb"])
+def test_a_key_that_no_header_carries_is_refused_and_not_shown(ask, key):
+    refused = ask("http://127.0.0.1:1", "Hi", "--api-key", key)
+    assert (refused.code, refused.out, refused.err.count("\n")) == (2, "", 1)
+    assert "which no header carries" in refused.err
+    assert key not in refused.err
+
+
 def test_a_script_is_told_what_went_wrong_with_its_question(scripted, ask):
     with listening(scripted(ANSWER).app) as url:
         refused = ask(url, "x" * 500)
