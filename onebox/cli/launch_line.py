@@ -18,6 +18,7 @@ from onebox.cli.command import OneboxCommand
 from onebox.cli.counts import COUNT_OPTIONS, read_count
 from onebox.cli.vllm_flags import FLAGS, KV_NAMES, SHORT_NAMES
 from onebox.spec.errors import UsageError
+from onebox.spec.log import LogStyle
 
 __all__ = ["LaunchCommand", "LaunchLine", "read_launch_line"]
 
@@ -55,8 +56,10 @@ class LaunchCommand(OneboxCommand):
         if line.refusals:
             raise UsageError("\n".join(line.refusals))
         rest = super().parse_args(ctx, line.arguments)
+        style = LogStyle(ctx.params.get("log_format", "text"), ctx.params.get("log_level", "info"))
         for notice in (*line.notices, *_variable_notices(os.environ)):
-            typer.echo(notice)
+            if style.writes("info"):
+                typer.echo(style.line("info", notice))
         return rest
 
 

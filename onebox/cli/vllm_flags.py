@@ -116,7 +116,9 @@ _REFUSED_SWITCHES = {
     ),
     "headless": _MANY,
     "enable-expert-parallel": _MANY,
-    "enable-sleep-mode": "onebox has no sleep mode; stop the server instead",
+    "enable-sleep-mode": (
+        "--idle-release SECONDS frees the device's memory while nobody asks, and the next request wakes the server"
+    ),
     "enable-lora": "onebox serves checkpoints without adapters",
 }
 _REFUSED_VALUES = {

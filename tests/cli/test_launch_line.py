@@ -207,6 +207,15 @@ def test_an_mtp_head_of_another_model_is_refused_and_the_served_ones_is_not(pars
     assert "--mtp-from" in result.err
 
 
+@pytest.mark.parametrize(("style", "is_json"), [((), False), (("--log-format", "json"), True)])
+def test_what_is_explained_has_the_style_of_the_log(parsed, checkpoint, style, is_json):
+    result, _ = parsed([checkpoint, "-tp", "1", *style])
+    (line,) = result.out.splitlines()
+    said = json.loads(line) if is_json else {"level": "info", "message": line}
+    assert (said["level"], said["message"].partition(":")[0]) == ("info", "-tp 1")
+    assert parsed([checkpoint, "-tp", "1", "--log-level", "warning", *style])[0].out == ""
+
+
 def test_variables_of_vllm_are_said_to_have_no_effect(parsed, checkpoint, monkeypatch):
     monkeypatch.setenv("VLLM_MARLIN_USE_ATOMIC_ADD", "1")
     monkeypatch.setenv("VLLM_API_KEY", "secret")

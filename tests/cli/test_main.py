@@ -39,7 +39,12 @@ def test_the_version_is_told(run_cli):
         (["frobnicate"], "frobnicate"),
         (["inspect", "--depp", "."], "--depp"),
         (["inspect"], "directory"),
-        (["plan", "qwen3.5-122b-a10b", "--max-num-seqs", "many"], "--max-num-seqs"),
+        (["plan", "qwen3.5-122b-a10b", "--max-num-seqs", "many"], "'--max-num-seqs': it takes a whole number, such as"),
+        (["serve", "--responses-bytes", "1MB"], "'--responses-bytes': it takes a whole number, such as"),
+        (["serve", "--enable-sleep-mode"], "--idle-release seconds frees"),
+        (["run", "qwen"], "`onebox serve dir` serves a model"),
+        (["show", "qwen"], "`onebox inspect dir` shows"),
+        (["help"], "`onebox --help` lists the commands"),
         (["build", "--base", "x"], "--out"),
     ],
 )

@@ -30,6 +30,11 @@ def test_the_unit_restarts_on_failure_and_waits_until_the_model_is_ready(run_cli
     assert fields(run_cli("service", "install", "--system", "--dry-run").out)["WantedBy"] == "multi-user.target"
 
 
+def test_systemd_waits_as_long_as_running_answers_may_take(run_cli):
+    for words, stop_s in (((), 60), (("--", "--shutdown-timeout", "600"), 630)):
+        assert fields(run_cli("service", "install", "--dry-run", *words).out)["TimeoutStopSec"] == str(stop_s)
+
+
 @pytest.mark.skipif(not shutil.which("systemd-analyze"), reason="systemd-analyze is not installed")
 @pytest.mark.parametrize("is_system", [False, True])
 def test_systemd_accepts_the_unit_with_spaces_and_percents_in_it(tmp_path, is_system):

@@ -2,7 +2,8 @@
 
 Pixels are one byte, an index into the picture's own palette of 256 colours, so that a picture travels to the trainer in
 a third of its bytes. Indexes 0 to INK are a ramp from the background to the ink, which text is drawn with; those from
-FIRST_COLOUR on are colours of shapes. The places of characters are labels for the reader (`training/reader.py`).
+FIRST_COLOUR on are colours of shapes. The places of characters are labels for
+`reader_loss` in `training/vision.py`.
 """
 
 from dataclasses import dataclass, field
