@@ -134,6 +134,7 @@ def unit_text(
         *(f"Environment={_quoted(setting)}" for setting in settings),
         *([f"User={_service_user(environment)}"] if is_system else []),
         "RuntimeDirectory=onebox",
+        "RuntimeDirectoryPreserve=yes",  # a second service has its file there too
         "Restart=on-failure",
         "RestartSec=5",
         "TimeoutStartSec=15min",

@@ -25,6 +25,8 @@ def test_the_unit_restarts_on_failure_and_waits_until_the_model_is_ready(run_cli
     unit = fields(result.out)
     assert unit["ExecStart"].endswith("-m onebox serve --port 9001")
     assert (unit["Type"], unit["Restart"], unit["WantedBy"]) == ("notify", "on-failure", "default.target")
+    # Two services share the directory of `onebox ps`; the end of one must not take it from the other.
+    assert (unit["RuntimeDirectory"], unit["RuntimeDirectoryPreserve"]) == ("onebox", "yes")
     assert "Environment=ONEBOX_MAX_NUM_SEQS=3" in result.out
     assert "secret" not in result.out
     assert fields(run_cli("service", "install", "--system", "--dry-run").out)["WantedBy"] == "multi-user.target"
