@@ -60,7 +60,7 @@ def test_the_version_has_a_command_that_names_what_matters(run_cli):
 
 def run(*command, **environment):
     given = {**os.environ, **environment}
-    return subprocess.run(command, env=given, capture_output=True, text=True, check=False, timeout=60)
+    return subprocess.run(command, env=given, capture_output=True, text=True, check=False, timeout=120)
 
 
 def test_the_package_is_the_program():

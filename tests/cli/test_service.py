@@ -45,7 +45,7 @@ def test_systemd_accepts_the_unit_with_spaces_and_percents_in_it(tmp_path, is_sy
     path = tmp_path / "onebox.service"
     path.write_text(text)
     done = subprocess.run(
-        [shutil.which("systemd-analyze"), "verify", path], capture_output=True, text=True, check=False, timeout=60
+        [shutil.which("systemd-analyze"), "verify", path], capture_output=True, text=True, check=False, timeout=120
     )
     told = [line for line in (done.stdout + done.stderr).splitlines() if "onebox.service" in line]
     assert (done.returncode, told) == (0, []), done.stderr
