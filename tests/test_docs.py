@@ -76,3 +76,9 @@ def test_the_readme_names_every_exit_code():
     used = {int(code) for text in helps for code in re.findall(r"(?:^|, )(\d+) ", " ".join(text.split()))}
     assert used >= {0, 1, 2, 3, 4}
     assert named >= used | {70, 130}
+
+
+def test_the_readme_calls_the_program_by_one_name():
+    text = (ROOT / "README.md").read_text()
+    assert "onebox serve" in text
+    assert not re.findall(r"-m onebox|/bin/onebox", text)

@@ -19,6 +19,7 @@ import httpx
 
 from onebox.bench.answer import Ask, StreamedAnswer, error_message
 from onebox.bench.record import Failure, Reason, Server
+from onebox.spec.authorization import authorization
 from onebox.spec.errors import OneboxError, UnsupportedError, UsageError
 
 __all__ = ["Client", "Connection", "picture_part", "server_address"]
@@ -72,7 +73,7 @@ class Client:
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
         self.url = server_address(connection.url)
-        headers = {"Authorization": f"Bearer {connection.api_key}"} if connection.api_key else {}
+        headers = authorization(connection.api_key)
         # Stalls are detected by events below, because keep-alive comments are not part of an answer.
         timeout = httpx.Timeout(None, connect=_CONNECT_S)
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)

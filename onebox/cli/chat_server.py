@@ -2,9 +2,11 @@
 
 import contextlib
 import json
+import ssl
 from collections.abc import Generator, Iterator
 from typing import TYPE_CHECKING, Any
 
+from onebox.spec.authorization import authorization
 from onebox.spec.errors import OneboxError, UnsupportedError, UsageError
 
 if TYPE_CHECKING:
@@ -26,11 +28,10 @@ class ChatServer:
         address = url if "://" in url else f"http://{url}"
         self.url = address.rstrip("/").removesuffix("/v1")
         self.model = ""
-        headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         # A long prompt delays the first token, so only connecting has a timeout.
         timeout = httpx.Timeout(None, connect=_CONNECT_S)
         try:
-            self._client = httpx.Client(base_url=f"{self.url}/v1/", headers=headers, timeout=timeout)
+            self._client = httpx.Client(base_url=f"{self.url}/v1/", headers=authorization(api_key), timeout=timeout)
         except httpx.InvalidURL as error:
             raise UsageError(f"--url is {url!r}, which is not a URL ({error}).") from None
 
@@ -78,12 +79,27 @@ class ChatServer:
                 yield response
         except httpx.UnsupportedProtocol:
             raise UsageError(f"--url is {self.url!r}; it must begin with http:// or https://.") from None
+        except UnicodeEncodeError:  # bytes from a pipe or an argument that Python could not decode
+            raise UsageError("The question or the system prompt is not text in UTF-8.") from None
         except (httpx.ConnectError, httpx.ConnectTimeout) as error:
+            refusal = _certificate_refusal(error)
+            if refusal:
+                raise OneboxError(
+                    f"The certificate of {self.url} is not trusted ({refusal}); SSL_CERT_FILE=FILE names the authority "
+                    "that signed it, or the certificate itself."
+                ) from None
             raise OneboxError(
                 f"No server answers at {self.url} ({error}); start one with `onebox serve`, or name it with --url."
             ) from None
         except httpx.HTTPError as error:
             raise OneboxError(f"The connection to {self.url} broke ({error}).") from None
+
+
+def _certificate_refusal(error: BaseException | None) -> str:
+    """Why the server's certificate was not accepted; "" where that is not what went wrong."""
+    while error is not None and not isinstance(error, ssl.SSLCertVerificationError):
+        error = error.__cause__ or error.__context__
+    return "" if error is None else error.verify_message
 
 
 def _refusal(response: "httpx.Response") -> str:

@@ -12,13 +12,20 @@ from typing import Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from onebox.cli.counts import read_counts
+from onebox.cli.counts import COUNT_HELP, COUNT_OPTIONS, read_counts
 from onebox.cli.json_output import JSON_NAME, json_alone
 from onebox.cli.settings import CONFIG_NAME, SETTINGS_HELP, is_option, read_settings
+from onebox.spec.errors import UsageError
 
-__all__ = ["OneboxCommand", "OneboxGroup", "dress"]
+__all__ = ["OneboxCommand", "OneboxGroup", "argument_name", "dress", "usage_words"]
 
 _NARROWEST, _WIDEST = 40, 100
+_WORDS_OF_OTHERS = {
+    "run": "`onebox serve DIR` serves a model, `onebox chat` talks to it; `onebox up NAME` fetches and builds it first",
+    "show": "`onebox inspect DIR` shows what a checkpoint holds",
+    "help": "`onebox --help` lists the commands, `onebox COMMAND --help` the options of one",
+}
+"""Commands that people know from Ollama and others, and what to type here."""
 _BAD_PARAMETER: Any = typer.BadParameter
 
 
@@ -39,9 +46,14 @@ class OneboxCommand(TyperCommand):
             return super().parse_args(ctx, read_counts(args))
         except _BAD_PARAMETER as error:
             name = getattr(error.param, "name", None)
+            if COUNT_OPTIONS & set(getattr(error.param, "opts", ())):
+                error.message = COUNT_HELP
             if name in settings.sources and ctx.get_parameter_source(name).name == "DEFAULT_MAP":
                 error.message = f"{settings.sources[name]}: {error.message}"
             raise
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        return list(usage_words(self.get_params(ctx)))
 
     def invoke(self, ctx: Any) -> Any:
         with json_alone() if ctx.params.get(JSON_NAME) else nullcontext():
@@ -66,6 +78,11 @@ class OneboxGroup(TyperGroup):
     def list_commands(self, ctx: Any) -> list[str]:  # noqa: ARG002 - click's signature
         return list(self.commands)
 
+    def resolve_command(self, ctx: Any, args: list[str]) -> tuple[Any, Any, list[str]]:
+        if ctx.parent is None and args[0] in _WORDS_OF_OTHERS:
+            raise UsageError(f"`onebox {args[0]}` is no command: {_WORDS_OF_OTHERS[args[0]]}.")
+        return super().resolve_command(ctx, args)
+
 
 def dress(app: typer.Typer) -> None:
     """Gives all commands below `app` these classes, where they have none of their own."""
@@ -79,6 +96,20 @@ def dress(app: typer.Typer) -> None:
             dress(group.typer_instance)
 
 
+def usage_words(parameters: Sequence[Any]) -> Iterator[str]:
+    """What stands behind a command's name: [OPTIONS] MODEL."""
+    if any(is_option(each) and not each.hidden for each in parameters):
+        yield "[OPTIONS]"
+    for argument in parameters:
+        if argument.param_type_name == "argument" and not argument.hidden:
+            yield argument_name(argument) if argument.required else f"[{argument_name(argument)}]"
+
+
+def argument_name(argument: Any) -> str:
+    """As help shows it."""
+    return str(argument.metavar or argument.name.upper())
+
+
 def _write_help(command: Any, ctx: Any, formatter: Any) -> None:
     formatter.width = max(_NARROWEST, min(formatter.width, _WIDEST))
     command.format_usage(ctx, formatter)
@@ -87,7 +118,7 @@ def _write_help(command: Any, ctx: Any, formatter: Any) -> None:
     arguments = [each for each in parameters if each.param_type_name == "argument" and not each.hidden]
     if arguments:
         formatter.write("\nArguments:\n")
-        _write_rows(formatter, [(each.metavar or each.name.upper(), each.help or "") for each in arguments])
+        _write_rows(formatter, [(argument_name(each), each.help or "") for each in arguments])
     options = [each for each in parameters if is_option(each) and not each.hidden]
     for panel in dict.fromkeys(_panel(each) for each in options):
         formatter.write(f"\n{panel}:\n")

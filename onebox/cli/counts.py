@@ -3,7 +3,7 @@
 import re
 from collections.abc import Sequence
 
-__all__ = ["COUNT_OPTIONS", "read_count", "read_counts"]
+__all__ = ["COUNT_HELP", "COUNT_OPTIONS", "read_count", "read_counts"]
 
 COUNT_OPTIONS = frozenset(
     {
@@ -12,8 +12,10 @@ COUNT_OPTIONS = frozenset(
         "--max-num-seqs",
         "--kv-cache-memory-bytes",
         "--prefix-disk-bytes",
+        "--responses-bytes",
     }
 )
+COUNT_HELP = "It takes a whole number, such as 32768, 32K (32,768) or 32k (32,000); M, G and T too."
 _COUNT = re.compile(r"(\d+(?:\.\d+)?)([kmgtKMGT])")
 _POWERS = {"k": 1, "m": 2, "g": 3, "t": 4}
 

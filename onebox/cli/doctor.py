@@ -1,5 +1,8 @@
 """`onebox doctor`: whether this machine can run onebox well; each line is good, or says what to do."""
 
+import shutil
+import sys
+import textwrap
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,6 +15,7 @@ from onebox.cli.doctor_machine import DoctorLine, DoctorMark, machine_checks
 __all__ = ["doctor"]
 
 _MARKS = {DoctorMark.GOOD: "good", DoctorMark.NOTE: "note", DoctorMark.BAD: "BAD "}
+_TEXT_COLUMN = 18
 
 
 def doctor(
@@ -32,10 +36,11 @@ def doctor(
     from onebox.cli.doctor_trial import trial_checks
 
     checks = [*machine_checks(port, directory), *([] if quick else trial_checks())]
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
     findings = []
     for found in _run(checks):
         findings.append(found)
-        typer.echo(_line(found))
+        typer.echo(_line(found, width))
     if report is not None:
         write_report(report, [_line(found) for found in findings])
         typer.echo(f"Everything is in {report}: no prompts, no keys; have a look before you send it.")
@@ -59,6 +64,12 @@ def _run(checks: list[Callable[[], DoctorLine]]) -> Iterator[DoctorLine]:
             yield DoctorLine(name, DoctorMark.BAD, f"failed after {taken:.0f} s: {text}")
 
 
-def _line(found: DoctorLine) -> str:
-    first, *others = (found.text + (f"\n-> {found.advice}" if found.advice else "")).splitlines()
-    return "\n".join([f"{_MARKS[found.health]}  {found.name:<12}{first}", *(f"{'':<18}{line}" for line in others)])
+def _line(found: DoctorLine, width: int | None = None) -> str:
+    """`width`: columns of the terminal that shows it; None where no terminal does."""
+    lines = (found.text + (f"\n-> {found.advice}" if found.advice else "")).splitlines()
+    if width is not None:
+        room = max(width - _TEXT_COLUMN, 20)
+        lines = [part for line in lines for part in textwrap.wrap(line, room, break_on_hyphens=False)]
+    first, *others = lines
+    head = f"{_MARKS[found.health]}  {found.name}"
+    return "\n".join([f"{head:<{_TEXT_COLUMN}}{first}", *(f"{'':<{_TEXT_COLUMN}}{line}" for line in others)])

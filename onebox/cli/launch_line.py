@@ -8,6 +8,7 @@ with one line for each.
 import difflib
 import json
 import os
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,8 +17,9 @@ import typer
 
 from onebox.cli.command import OneboxCommand
 from onebox.cli.counts import COUNT_OPTIONS, read_count
-from onebox.cli.vllm_flags import FLAGS, KV_NAMES, SHORT_NAMES
+from onebox.cli.vllm_flags import FLAGS, KV_NAMES, LIST_FLAGS, SHORT_NAMES
 from onebox.spec.errors import UsageError
+from onebox.spec.log import LogStyle
 
 __all__ = ["LaunchCommand", "LaunchLine", "read_launch_line"]
 
@@ -55,8 +57,10 @@ class LaunchCommand(OneboxCommand):
         if line.refusals:
             raise UsageError("\n".join(line.refusals))
         rest = super().parse_args(ctx, line.arguments)
+        style = LogStyle(ctx.params.get("log_format", "text"), ctx.params.get("log_level", "info"))
         for notice in (*line.notices, *_variable_notices(os.environ)):
-            typer.echo(notice)
+            if style.writes("info"):
+                typer.echo(style.line("info", notice))
         return rest
 
 
@@ -91,10 +95,12 @@ class _Reader:
         self._enables_turboquant = False
 
     def read(self, words: Sequence[str]) -> None:
-        left = iter(words)
-        for word in left:
+        left = deque(words)
+        while left:
+            word = left.popleft()
             if word == "--":
                 self._models += left
+                left.clear()
             elif word.startswith("-") and len(word) > 1:
                 self._take_flag(word, left)
             else:
@@ -111,15 +117,17 @@ class _Reader:
 
     # One flag.
 
-    def _take_flag(self, word: str, left: Iterator[str]) -> None:
+    def _take_flag(self, word: str, left: deque[str]) -> None:
         typed, has_value, value = word.partition("=")
         if typed not in SHORT_NAMES and typed.startswith("-O"):
             typed, has_value, value = "-O", "=", typed[2:] or value
-        name, dot, part = SHORT_NAMES.get(typed, typed).partition(".")
-        name = name.replace("_", "-")
+        begin, dot, part = typed.partition(".")
+        name = begin.replace("_", "-")
+        name, more_dot, own_part = SHORT_NAMES.get(name, name).partition(".")
+        dot, part = dot or more_dot, part or own_part
         given = value if has_value else None
         if name == "--model":
-            self._models.append(given if given is not None else next(left, ""))
+            self._models.append(given if given is not None else next(iter(self._values_of(name, left)), ""))
         elif name == "--enable-turboquant":
             self._enables_turboquant = True
         elif name in self._options and (not dot or name in _JSON):
@@ -129,21 +137,33 @@ class _Reader:
         else:
             self._line.refusals.append(self._unknown(typed))
 
-    def _take_own(self, name: str, part: str | None, given: str | None, left: Iterator[str]) -> None:
+    def _values_of(self, name: str, left: deque[str]) -> list[str]:
+        """The words that belong to a flag: one, or all up to the next flag where it takes a list.
+
+        Only behind the model's own: `--served-model-name qwen DIR` ends with the model, which vLLM would not take.
+        """
+        found = [left.popleft()] if left else []
+        while name.lstrip("-") in LIST_FLAGS and self._models and left and not left[0].startswith("-"):
+            found.append(left.popleft())
+        return found
+
+    def _take_own(self, name: str, part: str | None, given: str | None, left: deque[str]) -> None:
         if not self._options[name]:
             self._line.arguments.append(name if given is None else f"{name}={given}")
             return
-        value = given if given is not None else next(left, None)
-        if value is None:
+        values = [given] if given is not None else self._values_of(name, left)
+        if not values:
             self._line.refusals.append(f"{name} needs a value.")
-        elif part is not None:
+            return
+        value = values[0]
+        if part is not None:
             self._parts.setdefault(name, {})[part] = _part_value(value)
         elif name in COUNT_OPTIONS:
             self._take_count(name, value)
         elif name == _KV_FLAG or name in _JSON:
             self._values[name] = value
         else:
-            self._line.arguments += [name, value]
+            self._line.arguments += [word for one in values for word in (name, one)]
 
     def _take_count(self, name: str, text: str) -> None:
         if name == "--max-model-len" and text in ("auto", "-1"):
@@ -151,14 +171,15 @@ class _Reader:
             return
         self._line.arguments += [name, read_count(text)]
 
-    def _take_foreign(self, name: str, typed: str, given: str | None, left: Iterator[str]) -> None:
+    def _take_foreign(self, name: str, typed: str, given: str | None, left: deque[str]) -> None:
         flag = FLAGS[name.lstrip("-")]
         value = None
         if flag.takes_value:
-            value = given if given is not None else next(left, None)
-            if value is None:
+            values = [given] if given is not None else self._values_of(name, left)
+            if not values:
                 self._line.refusals.append(f"{typed} needs a value.")
                 return
+            value = values[0]
         shown = typed if value is None or flag.accepted is None else f"{typed} {value}"
         if flag.accepted is None or value in flag.accepted:
             self._line.notices.append(f"{shown}: {flag.reason}.")
@@ -177,9 +198,11 @@ class _Reader:
         for name, parts in self._parts.items():
             whole = self._values.get(name, "{}")
             try:
-                merged = {**json.loads(whole), **parts}
-            except (json.JSONDecodeError, TypeError):
+                merged = dict(json.loads(whole))
+            except (json.JSONDecodeError, TypeError, ValueError):
                 continue  # its own check says what is wrong with it
+            for path, value in parts.items():
+                _put_part(merged, path.split("."), value)
             self._values[name] = json.dumps(merged)
 
     def _resolve_turboquant(self) -> None:
@@ -224,6 +247,17 @@ def _variable_notices(environment: Mapping[str, str]) -> Iterator[str]:
     names = sorted(name for name in environment if name.startswith("VLLM_"))
     if names:
         yield f"{', '.join(names)}: settings of vLLM in the environment, which onebox does not read."
+
+
+def _put_part(whole: dict[str, Any], path: Sequence[str], value: Any) -> None:
+    """`text_config.rope_parameters.factor` is a key of a key of a key."""
+    first, *rest = path
+    if not rest:
+        whole[first] = value
+        return
+    inner = whole.get(first)
+    whole[first] = dict(inner) if isinstance(inner, dict) else {}
+    _put_part(whole[first], rest, value)
 
 
 def _part_value(text: str) -> Any:

@@ -10,6 +10,7 @@ from typing import Any
 
 from typer.main import get_command
 
+from onebox.cli.command import argument_name, usage_words
 from onebox.cli.main import app
 from onebox.cli.settings import SETTINGS_HELP
 
@@ -43,11 +44,11 @@ def _blocks(name: str, command: Any) -> Iterator[str]:
     shown = [option for option in options if not option.hidden]
     commands = getattr(command, "commands", {})
     yield f"## {name}"
-    yield f"`{' '.join([name, *_usage(arguments, shown, commands)])}`"
+    yield f"`{' '.join([name, *usage_words(command.params), *(['COMMAND'] if commands else [])])}`"
     if command.help:
         yield command.help
     if arguments:
-        yield _table("argument", [(f"`{_metavar(each)}`", "", each.help or "") for each in arguments])
+        yield _table("argument", [(f"`{argument_name(each)}`", "", each.help or "") for each in arguments])
     panels = dict.fromkeys([_OPTIONS, *(option.rich_help_panel or _OPTIONS for option in shown)])
     for panel in panels:
         rows = [_option_row(option) for option in shown if (option.rich_help_panel or _OPTIONS) == panel]
@@ -55,19 +56,6 @@ def _blocks(name: str, command: Any) -> Iterator[str]:
             yield _table(panel.lower() if panel == _OPTIONS else panel, rows)
     for word, child in commands.items():
         yield from _blocks(f"{name} {word}", child)
-
-
-def _usage(arguments: Sequence[Any], options: Sequence[Any], commands: Any) -> Iterator[str]:
-    if options:
-        yield "[OPTIONS]"
-    for argument in arguments:
-        yield _metavar(argument) if argument.required else f"[{_metavar(argument)}]"
-    if commands:
-        yield "COMMAND"
-
-
-def _metavar(argument: Any) -> str:
-    return str(argument.metavar or argument.name.upper())
 
 
 def _option_row(option: Any) -> tuple[str, str, str]:

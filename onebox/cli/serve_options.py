@@ -115,6 +115,7 @@ class HttpOptions:
         float,
         typer.Option(
             min=0,
+            metavar="SECONDS",
             help="Seconds without a request after which the engine frees the device's memory; the next request starts "
             "it again and waits. 0: never.",
         ),
@@ -128,7 +129,7 @@ class HttpOptions:
         ),
     ] = 64 << 20
     responses_max_age: Annotated[
-        float, typer.Option(min=1, help="Seconds after which such an answer is forgotten.")
+        float, typer.Option(min=1, metavar="SECONDS", help="Seconds after which such an answer is forgotten.")
     ] = 7 * 86400.0
     responses_dir: Annotated[
         Path | None, typer.Option(help="Directory in which they are kept, also over a restart; default: in memory.")
@@ -136,7 +137,9 @@ class HttpOptions:
     shutdown_timeout: Annotated[
         float,
         typer.Option(
-            min=0, help="Seconds for running requests to finish after SIGTERM; a second SIGTERM stops at once."
+            min=0,
+            metavar="SECONDS",
+            help="Seconds for running requests to finish after SIGTERM; a second SIGTERM stops at once.",
         ),
     ] = 30.0
 
@@ -151,7 +154,10 @@ class HttpOptions:
         bool, typer.Option("--disable-log-stats", help="Do not print speeds while serving.")
     ] = False
     log_stats_interval: Annotated[
-        float, typer.Option(min=0.1, help="Seconds between two lines of speeds; nothing is printed when idle.")
+        float,
+        typer.Option(
+            min=0.1, metavar="SECONDS", help="Seconds between two lines of speeds; nothing is printed when idle."
+        ),
     ] = 10.0
 
     def settings(self) -> "ServerSettings":

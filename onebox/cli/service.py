@@ -5,6 +5,7 @@ its model says, with room for the server's own processes.
 """
 
 import getpass
+import math
 import os
 import shutil
 import subprocess
@@ -15,9 +16,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from onebox.cli.serve_options import HttpOptions
 from onebox.spec.errors import OneboxError, UnreadableError, UnsupportedError, UsageError, WriteError
 
 if TYPE_CHECKING:
+    from onebox.cli.serve_arguments import ServeArguments
     from onebox.planner.memory import MemoryPlan
 
 __all__ = ["service_app", "unit_text"]
@@ -27,6 +30,8 @@ service_app = typer.Typer(
 )
 _HOST_BYTES = 6 * 2**30
 """For the server's processes, tokenizer, buffers and page cache beside what the plan says."""
+_ENDING_S = 30
+"""For the end after running answers had their time: prefixes are written, the engine ends."""
 _GIB = 2**30
 System = Annotated[
     bool, typer.Option("--system", help="A service of the machine (needs root), not of this user alone.")
@@ -47,7 +52,9 @@ def install(
 ) -> None:
     """Write a unit for `onebox serve` with these options, enable and start it. Checked first, as serve would."""
     words = list(serve_arguments or [])
-    text = unit_text(_absolute(words), _plan(words), is_system=system)
+    arguments = _checked(words)
+    drain_s = arguments.group(HttpOptions).shutdown_timeout
+    text = unit_text(_absolute(words), _plan(arguments), is_system=system, drain_s=drain_s)
     if dry_run:
         typer.echo(text, nl=False)
         return
@@ -107,9 +114,10 @@ def unit_text(
     plan: "MemoryPlan | None",
     *,
     is_system: bool,
+    drain_s: float = 30.0,
     environment: Mapping[str, str] = os.environ,
 ) -> str:
-    """The unit for `onebox serve` with these arguments."""
+    """The unit for `onebox serve` with these arguments; `drain_s`: what running answers have when it is stopped."""
     command = [sys.executable, "-m", "onebox", "serve", *words]
     settings = [f"{key}={value}" for key, value in sorted(environment.items()) if _is_setting(key)]
     lines = [
@@ -126,10 +134,11 @@ def unit_text(
         *(f"Environment={_quoted(setting)}" for setting in settings),
         *([f"User={_service_user(environment)}"] if is_system else []),
         "RuntimeDirectory=onebox",
+        "RuntimeDirectoryPreserve=yes",  # a second service has its file there too
         "Restart=on-failure",
         "RestartSec=5",
         "TimeoutStartSec=15min",
-        "TimeoutStopSec=60",
+        f"TimeoutStopSec={math.ceil(drain_s) + _ENDING_S}",
         "KillMode=mixed",
         "OOMPolicy=continue",
         *_memory_lines(plan),
@@ -174,16 +183,22 @@ def _absolute(words: list[str]) -> list[str]:
     return [str(Path(word).absolute()) if not word.startswith("-") and Path(word).exists() else word for word in words]
 
 
-def _plan(words: list[str]) -> "MemoryPlan | None":
-    """The memory plan of what will be served; refuses wrong options now, not in the journal. None: the pocket model."""
-    from onebox.checkpoint.hub import resolve_source
+def _checked(words: list[str]) -> "ServeArguments":
+    """What the words mean; refuses wrong ones now, not in the journal."""
     from onebox.cli.serve_arguments import ServeArguments
-    from onebox.engine.api import TokenInfo, plan_engine
 
     arguments = ServeArguments.of_words(words)
-    model = arguments.values["model"]
     if "--api-key" in words or any(word.startswith("--api-key=") for word in words):
         raise UsageError("A unit can be read by everybody: put keys into a file and give --api-key-file FILE.")
+    return arguments
+
+
+def _plan(arguments: "ServeArguments") -> "MemoryPlan | None":
+    """The memory plan of what will be served. None: the pocket model."""
+    from onebox.checkpoint.hub import resolve_source
+    from onebox.engine.api import TokenInfo, plan_engine
+
+    model = arguments.values["model"]
     try:
         options = arguments.engine_options()
         return None if model is None else plan_engine(resolve_source(model), options, TokenInfo()).memory

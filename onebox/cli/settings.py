@@ -106,7 +106,7 @@ def unknown_variables(known: set[str], environment: Mapping[str, str] = os.envir
     """A line for each variable that looks like a setting and is an option of no command."""
     for name in sorted(environment):
         if name.startswith(_PREFIX) and name not in known and not name.startswith(_FOREIGN):
-            yield f"{name} is set in the environment and is no option of onebox{_hint(name, known)}."
+            yield f"{name} is set in the environment and is no option of onebox{_hint(name, known) or '.'}"
 
 
 def _flag(option: Any) -> str:
@@ -170,8 +170,11 @@ def _put_key(settings: Settings, path: Path, key: str, value: Any, parameters: S
     if name in own:
         settings.put(own[name].name, _file_value(path, key, value, own[name]), f"{path}: {key}")
     elif name not in _keys_of_serve():
-        foreign = f": {FLAGS[name].reason}" if name in FLAGS else _hint(name, {*own, *_keys_of_serve()})
-        raise UsageError(f"{path}: {key} is no option of onebox serve{foreign or '; --help lists them'}.")
+        if name in FLAGS:
+            hint = f": {FLAGS[name].reason}."
+        else:
+            hint = _hint(name, {*own, *_keys_of_serve()}) or "; --help lists them."
+        raise UsageError(f"{path}: {key} is no option of onebox serve{hint}")
 
 
 def _key(parameter: Any) -> str:

@@ -77,7 +77,9 @@ def processes(as_json: AsJson = False) -> None:
 def stop(
     server: Annotated[str | None, typer.Argument(help=_NAME_HELP)] = None,
     every: Annotated[bool, typer.Option("--all", help="Stop all servers of this machine.")] = False,
-    timeout: Annotated[float, typer.Option(min=0, help="Seconds to wait until it has ended.")] = 60.0,
+    timeout: Annotated[
+        float, typer.Option(min=0, metavar="SECONDS", help="Seconds to wait until it has ended.")
+    ] = 60.0,
 ) -> None:
     """Stop a server: running answers are finished first. Without a name the only one that runs."""
     for one in _chosen(server, every=every):

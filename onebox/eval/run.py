@@ -42,6 +42,7 @@ from onebox.eval.side import FORMAT, EvalSettings, EvalTarget, Side
 from onebox.eval.target import opened
 from onebox.eval.tools import tool_questions
 from onebox.eval.verdict import Comparison, conclude
+from onebox.spec.authorization import authorization
 from onebox.spec.errors import UsageError
 
 __all__ = ["FORMAT", "LIKELIHOOD", "EvalRun", "EvalSettings", "EvalTarget", "Evaluation", "Side", "write_eval"]
@@ -239,8 +240,7 @@ class Evaluation:
 
     async def _predict(self, client: Client, side: Side, server: Server, report: OnProgress) -> None:
         """Scores passages one at a time: each is one prompt, measured by the server's log-probabilities."""
-        key = side.target.api_key
-        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        headers = authorization(side.target.api_key)
         async with httpx.AsyncClient(base_url=client.url, headers=headers, timeout=_WHOLE_S) as http:
             for number, passage in enumerate(self.passages):
                 report(f"{side.target.name}: texts", number, len(self.passages))

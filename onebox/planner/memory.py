@@ -190,11 +190,12 @@ class MemoryPlan:
     @property
     def parts(self) -> tuple[MemoryPart, ...]:
         slots, pages = self.request.slots, f"{self.num_pages:,} pages of {self.request.page_tokens} tokens"
+        runtime = "CUDA context, graphs" if self.box.compute_capability else "libraries"
         return (
             MemoryPart("weights", self.weights_bytes, _weights_note(self.request)),
             *self._drafter_part,
             *self._draft_vocab_part,
-            MemoryPart("workspace", self.workspace_bytes, "CUDA context, graphs, activations (estimate)"),
+            MemoryPart("workspace", self.workspace_bytes, f"{runtime}, activations (estimate)"),
             MemoryPart(
                 "states",
                 self.states_bytes,

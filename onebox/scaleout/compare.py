@@ -13,6 +13,7 @@ from typing import Any
 
 import httpx
 
+from onebox.spec.authorization import authorization
 from onebox.spec.errors import MismatchError, OneboxError, UnreadableError
 
 __all__ = ["DEFAULT_TOLERANCE", "PROMPTS", "ComparedPrompt", "ServedModel", "VllmComparison", "compare_servers"]
@@ -106,7 +107,7 @@ class ServedModel:
     def __init__(self, url: str, api_key: str | None = None) -> None:
         root = url.rstrip("/").removesuffix("/v1")
         self.url = root if "://" in root else f"http://{root}"
-        headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        headers = authorization(api_key)
         self._http = httpx.Client(base_url=self.url, headers=headers, timeout=_TIMEOUT_S, trust_env=False)
         try:
             self._model = str(self._asked("GET", "/v1/models")["data"][0]["id"])

@@ -178,5 +178,8 @@ def request_line(fields: dict[str, Any]) -> str:
 
 
 def _shown(value: object) -> str:
+    """As JSON has it where it is no plain word or number."""
+    if isinstance(value, bool | list):
+        return json.dumps(value)
     text = str(value)
     return json.dumps(text) if any(c.isspace() or not c.isprintable() for c in text) else text

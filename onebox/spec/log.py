@@ -33,6 +33,14 @@ class LogStyle:
         """The level as `logging` counts it."""
         return logging.getLevelNamesMapping()[self.level.upper()]
 
+    def writes(self, level: str) -> bool:
+        """Whether something of this level is written."""
+        return LEVELS.index(level) >= LEVELS.index(self.level)
+
+    def line(self, level: str, message: str) -> str:
+        """What is said to the operator apart from the log: in text as it is."""
+        return json_line(level, message) if self.format == "json" else message
+
     @property
     def formatter(self) -> logging.Formatter:
         return JsonLines() if self.format == "json" else TextLines()

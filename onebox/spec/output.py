@@ -12,7 +12,7 @@ import sys
 import threading
 from typing import IO, NoReturn
 
-from onebox.spec.log import LogStyle, json_line
+from onebox.spec.log import LogStyle
 
 __all__ = ["end_process", "flush_output", "log_in_background", "log_style", "say"]
 
@@ -32,8 +32,8 @@ def say(line: str, *, is_error: bool = False) -> None:
     What is no error counts as information where `log_in_background` set a higher level.
     """
     level = "error" if is_error else "info"
-    if logging.getLevelNamesMapping()[level.upper()] >= _style.number:
-        _write(json_line(level, line) if _style.format == "json" else line, is_error=is_error)
+    if _style.writes(level):
+        _write(_style.line(level, line), is_error=is_error)
 
 
 def _write(line: str, *, is_error: bool) -> None:

@@ -125,6 +125,7 @@ def test_a_sweep_and_a_load_are_exported_in_the_neighbours_forms(run_cli, tmp_pa
         (("run", "--workloads", "poetry"), "There is no workload 'poetry'"),
         (("run", "--url", "ftp://x"), "--url is 'ftp://x'"),
         (("run", "--output", "/no/such/directory/x.json"), "cannot be written"),
+        (("run", "--api-key", "schlüssel"), "which no header carries"),
         (("load", "--mixes", "all,of,it"), "There is no mix 'all'"),
         (("load", "--count", "3", "--duration", "4"), "either --count or --duration"),
         (("load", "--rate", "fast"), "--rate is 'fast'"),
@@ -156,11 +157,11 @@ def test_ctrl_c_keeps_what_was_measured_and_says_that_it_is_not_whole(tmp_path):
         command = [sys.executable, "-m", "onebox.cli.main", "bench", "run", *options]
         pipe = subprocess.PIPE
         with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, env={**os.environ}) as process:
-            limit = time.monotonic() + 60
+            limit = time.monotonic() + 120
             while len(server.bodies) < 4 and time.monotonic() < limit:
                 time.sleep(0.02)
             process.send_signal(signal.SIGINT)
-            out, _ = process.communicate(timeout=60)
+            out, _ = process.communicate(timeout=120)
     assert process.returncode == 130
     assert out.startswith("INTERRUPTED: this run is incomplete.")
     run = read_run(record)

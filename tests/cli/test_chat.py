@@ -23,6 +23,8 @@ from tests.server.conftest import Client, listening, make_service, scripted, wai
 
 __all__ = ["make_service", "scripted"]
 
+LIMIT_S = 120
+"""Only so that a defect does not wait for ever."""
 ANSWER = "Let me see.\n</think>\n\nIt is 42."
 
 
@@ -219,7 +221,7 @@ def test_in_a_terminal_thinking_is_dim_and_ctrl_d_ends_it(scripted):
         os.write(ours, b"Hi\n")
         shown = read_until(ours, rb"(?s)\(\d+ tokens.*> ")
         os.write(ours, b"\x04")
-        assert process.wait(30) == 0
+        assert process.wait(LIMIT_S) == 0
     assert b"\x1b[2mL" in shown
     assert b"It is 42." in shown.replace(b"\x1b[0m", b"")
 
@@ -235,7 +237,7 @@ def test_what_is_pasted_is_one_message_of_several_lines(term, pasted):
         read_until(ours, rb"(?s)\(1 tokens.*> ")
         os.write(ours, b"/bye\n")
         read_until(ours, rb"Bye\.")
-        assert process.wait(30) == 0
+        assert process.wait(LIMIT_S) == 0
     assert [body["messages"] for body in bodies] == [[{"role": "user", "content": "one\ntwo\n\nthree"}]]
 
 
@@ -252,7 +254,7 @@ def test_ctrl_c_ends_an_answer_and_then_the_program_quietly(scripted):
         process.send_signal(signal.SIGINT)
         # A signal just before the program waits is noticed once it has something to read.
         os.write(ours, b"\n")
-        assert process.wait(30) == 0
+        assert process.wait(LIMIT_S) == 0
         shown += os.read(ours, 10_000)
     assert b"Traceback" not in shown
     assert b"onebox:" not in shown
@@ -299,7 +301,7 @@ def chatting(url, *words, environment=None, **streams):
 def read_until(end, pattern):
     shown = b""
     while not re.search(pattern, shown):
-        assert select.select([end], [], [], 30)[0], shown
+        assert select.select([end], [], [], LIMIT_S)[0], shown
         part = os.read(end, 1000)
         assert part, shown
         shown += part
@@ -342,6 +344,32 @@ def test_input_that_is_no_question_is_one_sentence(ask, piped, words):
     result = ask("http://127.0.0.1:1", piped=piped)
     assert (result.code, result.out, result.err.count("\n")) == (2, "", 1)
     assert words in result.err
+
+
+def test_bytes_that_are_no_text_are_one_sentence_where_python_takes_any():
+    """Without a locale, standard input and arguments hold undecoded bytes as surrogates."""
+    with answering(said({"content": "Yes."})) as (url, bodies):
+        for words, piped in (((), b"\xff\xfe"), ((b"\xff",), b""), (("Hi", "--system", b"\xff"), b"")):
+            command = [sys.executable, "-m", "onebox", "chat", "--url", url, *words]
+            done = subprocess.run(
+                command,
+                input=piped,
+                env={**os.environ, "LC_ALL": "C"},
+                capture_output=True,
+                check=False,
+                timeout=LIMIT_S,
+            )
+            assert (done.returncode, done.stdout) == (2, b"")
+            assert done.stderr == b"onebox: The question or the system prompt is not text in UTF-8.\n"
+    assert bodies == []
+
+
+@pytest.mark.parametrize("key", ["schlüssel", "two keys", "a\nb"])
+def test_a_key_that_no_header_carries_is_refused_and_not_shown(ask, key):
+    refused = ask("http://127.0.0.1:1", "Hi", "--api-key", key)
+    assert (refused.code, refused.out, refused.err.count("\n")) == (2, "", 1)
+    assert "which no header carries" in refused.err
+    assert key not in refused.err
 
 
 def test_a_script_is_told_what_went_wrong_with_its_question(scripted, ask):

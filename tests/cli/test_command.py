@@ -39,6 +39,14 @@ def test_help_shows_no_types_of_python(run_cli):
         assert not any(word in text for word in ("list[", "<str>", "None]", "PosixPath", "<bool>")), words
 
 
+def test_usage_names_arguments_as_the_list_below_it_does(run_cli):
+    for words, command in all_commands():
+        usage = " ".join(run_cli(*words, "--help").out.partition("\n\n")[0].split())
+        for parameter in command.params:
+            if parameter.param_type_name == "argument" and not parameter.hidden:
+                assert (parameter.metavar or parameter.name.upper()) in usage, usage
+
+
 def test_help_says_once_where_else_options_may_be_set(run_cli):
     for words in ((), ("serve",), ("plan",), ("warm",)):
         text = " ".join(run_cli(*words, "--help").out.split())
@@ -52,7 +60,7 @@ def test_the_version_has_a_command_that_names_what_matters(run_cli):
 
 def run(*command, **environment):
     given = {**os.environ, **environment}
-    return subprocess.run(command, env=given, capture_output=True, text=True, check=False, timeout=60)
+    return subprocess.run(command, env=given, capture_output=True, text=True, check=False, timeout=120)
 
 
 def test_the_package_is_the_program():

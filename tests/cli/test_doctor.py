@@ -1,7 +1,12 @@
 """`onebox doctor`: each line is good or says what to do; on machines that are played by a false nvidia-smi too."""
 
+import contextlib
 import os
+import pty
 import socket
+import subprocess
+import sys
+import termios
 from importlib import import_module
 
 import pytest
@@ -45,6 +50,26 @@ def test_this_machine_is_checked_and_told_line_by_line(run_cli, tmp_path):
     text = report.read_text()
     assert all(f"## {part}" in text for part in ("Findings", "System", "nvidia-smi", "Environment", "Packages"))
     assert "torch" in text.partition("## Packages")[2]
+
+
+def test_lines_are_broken_between_words_at_the_width_of_a_terminal(tmp_path):
+    """In a real one of 60 columns."""
+    command = [sys.executable, "-m", "onebox", "doctor", "--quick", "--dir", str(tmp_path)]
+    ours, theirs = pty.openpty()
+    termios.tcsetwinsize(theirs, (24, 60))
+    environment = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
+    shown = b""
+    with subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, env=environment) as process:
+        os.close(theirs)
+        with contextlib.suppress(OSError):  # the other end is closed
+            while part := os.read(ours, 4096):
+                shown += part
+    os.close(ours)
+    assert process.returncode in (0, 1)
+    lines = shown.decode().splitlines()
+    assert len(lines) > 12
+    # A path is not broken.
+    assert [line for line in lines if len(line) > 60 and "/" not in line] == []
 
 
 def test_a_report_that_cannot_be_written_is_a_sentence(run_cli, tmp_path):

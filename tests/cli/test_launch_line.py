@@ -12,10 +12,12 @@ from pathlib import Path
 
 import httpx
 import pytest
+from typer.main import get_command
 
 import onebox.cli.serve as command
 from onebox.cli.launch_line import read_launch_line
-from onebox.cli.vllm_flags import FLAGS, KV_NAMES, SHORT_NAMES
+from onebox.cli.main import app
+from onebox.cli.vllm_flags import FLAGS, KV_NAMES, LIST_FLAGS, SHORT_NAMES
 from onebox.engine.plan import TokenInfo, plan_engine
 from onebox.spec.kv import KVFormat
 from tests.drafters import small_drafter_config, write_drafter
@@ -26,14 +28,10 @@ STARTING = [line for line in LINES if not line["refused"]]
 REPLACED = {"--host": "127.0.0.1", "--port": "0", "--max-model-len": "2048"}
 QUESTION = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 24}
 OPTIONS = {
-    "--port": True,
-    "--max-model-len": True,
-    "--kv-cache-memory-bytes": True,
-    "--kv-cache-dtype": True,
-    "--speculative-config": True,
-    "--limit-mm-per-prompt": True,
-    "--enable-prefix-caching": False,
-    "--no-enable-prefix-caching": False,
+    name: not option.is_flag
+    for option in get_command(app).commands["serve"].params
+    if option.param_type_name == "option"
+    for name in (*option.opts, *option.secondary_opts)
 }
 
 
@@ -207,6 +205,15 @@ def test_an_mtp_head_of_another_model_is_refused_and_the_served_ones_is_not(pars
     assert "--mtp-from" in result.err
 
 
+@pytest.mark.parametrize(("style", "is_json"), [((), False), (("--log-format", "json"), True)])
+def test_what_is_explained_has_the_style_of_the_log(parsed, checkpoint, style, is_json):
+    result, _ = parsed([checkpoint, "-tp", "1", *style])
+    (line,) = result.out.splitlines()
+    said = json.loads(line) if is_json else {"level": "info", "message": line}
+    assert (said["level"], said["message"].partition(":")[0]) == ("info", "-tp 1")
+    assert parsed([checkpoint, "-tp", "1", "--log-level", "warning", *style])[0].out == ""
+
+
 def test_variables_of_vllm_are_said_to_have_no_effect(parsed, checkpoint, monkeypatch):
     monkeypatch.setenv("VLLM_MARLIN_USE_ATOMIC_ADD", "1")
     monkeypatch.setenv("VLLM_API_KEY", "secret")
@@ -221,13 +228,47 @@ def test_quotes_of_a_forum_are_named(parsed, checkpoint):
     assert "--speculative-config is not JSON (it has typographic quotes, write straight ones)" in result.err
 
 
+VLLM_FLAGS = json.loads((Path(__file__).parent / "vllm_flags.json").read_text())
+"""Of vLLM 0.32: what each takes. `make vllm-test` compares it with the installed one."""
+
+
+def test_every_flag_of_vllm_is_honoured_explained_or_refused_with_a_reason():
+    for name, takes in VLLM_FLAGS.items():
+        if name in ("-h", "--help"):
+            continue
+        words = [name] if takes == "switch" else [name, "1"]
+        line = read(" ".join(["DIR", *words, "--port", "7"]))
+        assert not any("is no option" in text or "needs a value" in text for text in line.refusals), line.refusals
+        # Neither more nor fewer words are taken than belong to it.
+        assert " ".join(line.arguments).count("--port 7") == 1, line.arguments
+        assert line.arguments[-1] == "DIR" or name == "--model", line.arguments
+    assert {f"--{name}" for name in LIST_FLAGS} == {name for name, takes in VLLM_FLAGS.items() if takes == "list"}
+
+
+def test_a_flag_with_a_list_takes_all_of_it_behind_the_model_and_one_before_it():
+    line = read("DIR --served-model-name a b --cudagraph-capture-sizes 1 2 4 --port 7")
+    assert line.arguments == shlex.split("--served-model-name a --served-model-name b --port 7 -- DIR")
+    assert read("--served-model-name a DIR").arguments == ["--served-model-name", "a", "--", "DIR"]
+
+
+def test_parts_of_parts_are_nested_also_under_short_names():
+    line = read("--hf-overrides.text_config.rope_parameters.factor 2 -sc.method mtp --spec-tokens 3")
+    values = dict(zip(line.arguments[::2], line.arguments[1::2], strict=True))
+    assert json.loads(values["--hf-overrides"]) == {"text_config": {"rope_parameters": {"factor": 2}}}
+    assert json.loads(values["--speculative-config"]) == {"method": "mtp", "num_speculative_tokens": 3}
+    given = read("""--hf-overrides '{"text_config": {"a": 1}}' --hf-overrides.text_config.b 2""").arguments[1]
+    assert json.loads(given) == {"text_config": {"a": 1, "b": 2}}
+
+
+def test_a_token_is_not_repeated():
+    line = read("DIR --hf-token hf_secret")
+    assert "HF_TOKEN" in line.notices[0]
+    assert "hf_secret" not in line.notices[0]
+
+
 def test_no_flag_of_vllm_hides_an_option_of_ours():
-    from typer.main import get_command
-
-    from onebox.cli.main import app
-
-    own = {name for option in get_command(app).commands["serve"].params for name in option.opts}
-    assert not own & {f"--{name}" for name in FLAGS}
+    assert not OPTIONS.keys() & {f"--{name}" for name in FLAGS}
+    assert not OPTIONS.keys() & SHORT_NAMES.keys()
 
 
 def test_a_missing_chat_template_says_what_to_do(run_cli, checkpoint):

@@ -25,9 +25,16 @@ def test_the_unit_restarts_on_failure_and_waits_until_the_model_is_ready(run_cli
     unit = fields(result.out)
     assert unit["ExecStart"].endswith("-m onebox serve --port 9001")
     assert (unit["Type"], unit["Restart"], unit["WantedBy"]) == ("notify", "on-failure", "default.target")
+    # Two services share the directory of `onebox ps`; the end of one must not take it from the other.
+    assert (unit["RuntimeDirectory"], unit["RuntimeDirectoryPreserve"]) == ("onebox", "yes")
     assert "Environment=ONEBOX_MAX_NUM_SEQS=3" in result.out
     assert "secret" not in result.out
     assert fields(run_cli("service", "install", "--system", "--dry-run").out)["WantedBy"] == "multi-user.target"
+
+
+def test_systemd_waits_as_long_as_running_answers_may_take(run_cli):
+    for words, stop_s in (((), 60), (("--", "--shutdown-timeout", "600"), 630)):
+        assert fields(run_cli("service", "install", "--dry-run", *words).out)["TimeoutStopSec"] == str(stop_s)
 
 
 @pytest.mark.skipif(not shutil.which("systemd-analyze"), reason="systemd-analyze is not installed")
@@ -38,7 +45,7 @@ def test_systemd_accepts_the_unit_with_spaces_and_percents_in_it(tmp_path, is_sy
     path = tmp_path / "onebox.service"
     path.write_text(text)
     done = subprocess.run(
-        [shutil.which("systemd-analyze"), "verify", path], capture_output=True, text=True, check=False, timeout=60
+        [shutil.which("systemd-analyze"), "verify", path], capture_output=True, text=True, check=False, timeout=120
     )
     told = [line for line in (done.stdout + done.stderr).splitlines() if "onebox.service" in line]
     assert (done.returncode, told) == (0, []), done.stderr

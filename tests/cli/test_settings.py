@@ -62,7 +62,8 @@ def test_the_fleets_file_has_a_variable_of_its_own(run_cli, config, monkeypatch,
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("max-modle-len = 3", "max-modle-len is no option of onebox serve; did you mean max-model-len?"),
+        ("max-modle-len = 3", "max-modle-len is no option of onebox serve; did you mean max-model-len?\n"),
+        ("nonsense = 3", "nonsense is no option of onebox serve; --help lists them.\n"),
         ("tensor-parallel-size = 2", "onebox runs on one GPU"),
         ("language-model-only = 'yes'", "language-model-only takes true or false"),
         ("max-num-seqs = true", "max-num-seqs takes a text or a number"),
@@ -139,14 +140,14 @@ def test_a_wrong_value_names_its_variable(run_cli, monkeypatch):
     monkeypatch.setenv("ONEBOX_MAX_NUM_SEQS", "many")
     result = run_cli(*PLAN)
     assert result.code == 2
-    assert "ONEBOX_MAX_NUM_SEQS" in result.err
+    assert "ONEBOX_MAX_NUM_SEQS: It takes a whole number, such as 32768, 32K" in result.err
 
 
 def test_a_variable_that_is_no_option_is_said_once(run_cli, monkeypatch):
     monkeypatch.setenv("ONEBOX_MAX_MODLE_LEN", "5")
     result = run_cli("version")
     assert result.code == 0
-    assert result.err.count("did you mean ONEBOX_MAX_MODEL_LEN?") == 1
+    assert result.err.count("did you mean ONEBOX_MAX_MODEL_LEN?\n") == 1
 
 
 def test_the_variables_of_a_kubernetes_service_named_onebox_are_not_settings():

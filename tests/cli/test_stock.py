@@ -29,9 +29,9 @@ def machine(tmp_path, monkeypatch):
 def server(machine):
     """A process that is registered as a server and ends on SIGTERM."""
     script = (
-        "import time\nfrom onebox.spec.running import registered\n"
+        "import signal\nfrom onebox.spec.running import registered\n"
         "with registered('qwen', '/srv/qwen', 'http://127.0.0.1:8123', 5 << 30):\n"
-        "    print('ready', flush=True)\n    time.sleep(60)"
+        "    print('ready', flush=True)\n    signal.pause()"
     )
     with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout.readline() == "ready\n"
@@ -56,8 +56,8 @@ def test_a_running_server_is_listed_and_stopped(run_cli, server):
     assert "5.0 GiB" in shown[1]
     assert "No onebox serves other" in run_cli("stop", "other").err
     done = subprocess.Popen([sys.executable, "-m", "onebox", "stop", "8123"], stdout=subprocess.PIPE, text=True)
-    assert server.wait(30) == -signal.SIGTERM
-    assert done.communicate(timeout=30)[0] == "Stopped qwen (http://127.0.0.1:8123).\n"
+    assert server.wait(120) == -signal.SIGTERM
+    assert done.communicate(timeout=120)[0] == "Stopped qwen (http://127.0.0.1:8123).\n"
     assert running_servers() == []
 
 

@@ -17,7 +17,7 @@ CHROMIUM = shutil.which("chromium")
 needs_chromium = pytest.mark.skipif(
     CHROMIUM is None, reason="NOT RUN: the page was not tested, there is no browser; apt-get install chromium"
 )
-LIMIT_S = 60
+LIMIT_S = 120
 """Only so that a defect does not wait for ever."""
 _FLAGS = (
     *("--headless", "--remote-debugging-pipe", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"),

@@ -218,7 +218,7 @@ def vision_client(vision_checkpoint, vision_engine, tokenizer):
 
 def wait_until(condition):
     """Waits for what must come; the limit is only there so that a defect does not wait for ever."""
-    limit = time.monotonic() + 30
+    limit = time.monotonic() + 120
     while not condition():
         assert time.monotonic() < limit, "it never came"
         time.sleep(0.005)

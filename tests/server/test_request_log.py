@@ -11,7 +11,7 @@ import pytest
 from onebox.server.app import create_app
 from onebox.server.keys import plain_keys
 from onebox.server.record import request_id_of
-from onebox.server.request_log import REFUSALS_PER_S
+from onebox.server.request_log import REFUSALS_PER_S, request_line
 from onebox.server.settings import ServerSettings
 from onebox.spec.log import JsonLines, TextLines
 from tests.server.conftest import wait_until
@@ -141,6 +141,11 @@ def test_the_official_clients_show_the_id(openai_client, anthropic_client):
         openai_client("Hi").models.retrieve("other")
     assert refused.value.request_id
     assert anthropic.__version__
+
+
+def test_a_line_has_nothing_as_python_writes_it():
+    fields = {"method": "POST", "path": "/", "status": 200, "stream": True, "prompts": ["it's"], "notes": "a b"}
+    assert request_line(fields) == """POST / 200 stream=true prompts=["it's"] notes="a b\""""
 
 
 def test_requests_are_not_logged_where_that_is_off(scripted, lines):

@@ -1,5 +1,6 @@
 """HTTPS by flag, and paths behind a reverse proxy that passes its prefix on."""
 
+import io
 import shutil
 import ssl
 import subprocess
@@ -61,6 +62,13 @@ def test_answers_come_over_tls_to_who_trusts_and_is_trusted(https_url, certifica
         client.get(f"{https_url}/health")
     with pytest.raises(httpx.HTTPError):
         httpx.get(https_url.replace("https", "http") + "/health")
+
+
+def test_chat_says_what_to_do_about_a_certificate_that_it_does_not_trust(https_url, run_cli, monkeypatch):
+    monkeypatch.setattr("sys.stdin", io.StringIO())
+    refused = run_cli("chat", "--url", https_url, "Hi")
+    assert (refused.code, refused.out) == (1, "")
+    assert "is not trusted (self-signed certificate); SSL_CERT_FILE=FILE names" in refused.err
 
 
 def test_files_that_are_no_certificate_are_refused_at_the_start(tmp_path, certificate):

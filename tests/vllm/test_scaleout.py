@@ -75,6 +75,12 @@ def test_the_check_finds_the_scheme_that_vllm_finds_for_every_layer(tmp_path, na
     assert any(theirs)
 
 
+def test_the_list_of_vllms_flags_is_that_of_the_installed_one():
+    """`make test` holds our reading of launch lines against this list."""
+    listed = Path(__file__).parents[1] / "cli" / "vllm_flags.json"
+    assert json.loads(run_in_vllm("serve_flags.py")) == json.loads(listed.read_text())
+
+
 def test_every_flag_that_is_passed_on_is_one_of_vllms():
     flags = set(json.loads(run_in_vllm("serve_flags.py")))
     passed = {f"--{name}" for name in SAME | TRANSLATED} - {"--allow-open-server", "--disable-log-requests"}

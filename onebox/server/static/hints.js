@@ -7,9 +7,16 @@ const EXAMPLES = [
   "Compare TCP and UDP in a table.",
   "Derive the quadratic formula, step by step.",
 ];
+const POCKET = "pocket";
+/** What the pocket model was trained for; the others it answers with nonsense. */
+const POCKET_EXAMPLES = [
+  "What can you do?",
+  "What is the capital of France?",
+  "What is 17 + 25?",
+];
 
-export function startHints() {
-  const buttons = EXAMPLES.map((text) => {
+function offer(examples) {
+  const buttons = examples.map((text) => {
     const button = make("button", { type: "button" }, text);
     button.addEventListener("click", () => {
       byId("message").value = text;
@@ -18,6 +25,10 @@ export function startHints() {
     return make("li", {}, button);
   });
   byId("examples").replaceChildren(...buttons);
+}
+
+export function startHints() {
+  offer(EXAMPLES);
   const address = new URL("v1", document.baseURI).href;
   byId("api-address").textContent = address;
   byId("chat-command").textContent = `onebox chat --url ${new URL(".", document.baseURI).href.replace(/\/$/, "")}`;
@@ -27,4 +38,6 @@ export function startHints() {
 export function describeModel(model) {
   const sees = model.input_modalities?.includes("image");
   byId("hint-images").hidden = !sees;
+  byId("hint-pocket").hidden = model.root !== POCKET;
+  if (model.root === POCKET) offer(POCKET_EXAMPLES);
 }

@@ -79,6 +79,16 @@ def test_conversations_are_listed_reopened_deleted_and_brought_back(opened):
     assert turns(page) == ["First?", "Fine."]
 
 
+def test_the_pocket_model_is_introduced_and_asked_what_it_can_answer(opened):
+    page = opened(ANSWER)
+    page.wait("document.querySelector('#model').textContent")
+    assert page.run("document.querySelector('#hint-pocket').hidden")
+    page.run("import('/static/hints.js').then(({ describeModel }) => describeModel({ root: 'pocket' }))")
+    assert "This is the pocket model" in page.text("#hints")
+    page.click("#examples button")
+    assert page.run("document.querySelector('#message').value") == "What can you do?"
+
+
 def test_turns_are_edited_branched_from_and_deleted(opened):
     page = opened(f"{ANSWER}Fine.")
     ask(page, "One?")
