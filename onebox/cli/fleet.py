@@ -142,11 +142,11 @@ async def _check(config: "FleetConfig") -> None:
 
     from onebox.cli.fleet_view import print_identities
     from onebox.fleet.member import Identity, read_identity, refuse_differences, refuse_open
+    from onebox.spec.authorization import authorization
 
     found: dict[str, Identity] = {}
     missing = []
-    headers = {"Authorization": f"Bearer {config.api_key}"} if config.api_key else {}
-    async with httpx.AsyncClient(headers=headers, trust_env=False) as http:
+    async with httpx.AsyncClient(headers=authorization(config.api_key), trust_env=False) as http:
         for member in config.members:
             try:
                 if member.url:

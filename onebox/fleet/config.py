@@ -237,4 +237,9 @@ def _api_key(path: Path, name: str | None) -> str:
         raise UnreadableError(f"{path}: api_key_file {file} is no text; its first line must be a key.") from None
     if not key:
         raise UnreadableError(f"{path}: the first line of api_key_file {file} is empty; write the members' key there.")
+    if not key.isascii() or not key.isprintable() or " " in key:
+        raise UnreadableError(
+            f"{path}: the first line of api_key_file {file} has spaces or characters beyond printable ASCII, which no "
+            "header carries; write one key there."
+        )
     return key

@@ -21,6 +21,7 @@ from onebox.fleet.relay import Relay, RelayPorts
 from onebox.fleet.roll import Roll
 from onebox.fleet.router import router_launch
 from onebox.fleet.watch import FleetMember
+from onebox.spec.authorization import authorization
 from onebox.spec.errors import OneboxError
 
 __all__ = ["Fleet", "open_fleet"]
@@ -305,7 +306,7 @@ def _bound(host: str, port: int) -> socket.socket:
 @contextlib.asynccontextmanager
 async def open_fleet(config: FleetConfig, say: Say) -> AsyncIterator[Fleet]:
     """A fleet that serves; at the end of the block everything that it started has ended."""
-    headers = {"Authorization": f"Bearer {config.api_key}"} if config.api_key else {}
+    headers = authorization(config.api_key)
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
     # Relays send the client's own headers: theirs are requests of their own making, without these.
     async with httpx.AsyncClient(headers=headers, limits=limits, trust_env=False) as http:

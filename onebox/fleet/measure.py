@@ -18,6 +18,7 @@ from typing import Any
 import httpx
 
 from onebox.fleet.step_times import StepTimes
+from onebox.spec.authorization import authorization
 from onebox.spec.errors import OneboxError
 
 __all__ = ["measure_step_times"]
@@ -37,7 +38,7 @@ async def measure_step_times(
     urls: Sequence[str], streams: Sequence[int] = (1, 2, 4, 8), api_key: str = ""
 ) -> StepTimes:
     """Measures servers that have nothing else to do; several URLs are servers of one machine."""
-    headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+    headers = authorization(api_key)
     limits = httpx.Limits(max_connections=None)
     async with httpx.AsyncClient(headers=headers, timeout=3600, trust_env=False, limits=limits) as http:
         try:

@@ -56,10 +56,12 @@ def test_a_file_is_read_with_its_defaults(tmp_path):
         (f"[fleet]\nport = true\n{MEMBER}", "port is True"),
         (f"[fleet]\nallow_open_server = 1\n{MEMBER}", "allow_open_server is 1"),
         (f'[fleet]\napi_key_file = "empty"\n{MEMBER}', "is empty"),
+        (f'[fleet]\napi_key_file = "umlaut"\n{MEMBER}', "beyond printable ASCII"),
     ],
 )
 def test_what_is_wrong_is_refused_by_name(tmp_path, text, said):
     (tmp_path / "empty").write_text("\n")
+    (tmp_path / "umlaut").write_text("schlüssel\n", encoding="utf-8")
     with pytest.raises(OneboxError, match=said):
         read(tmp_path, text)
 
