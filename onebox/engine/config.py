@@ -67,7 +67,9 @@ class SpeculationConfig:
     @property
     def drafters(self) -> tuple[Drafter, ...]:
         """Those that may draft."""
-        uses_text = self.method in (SpeculationMethod.NGRAM, SpeculationMethod.AUTO)
+        # The block drafter goes on from the text in a long copy, unless a benchmark decides what is accepted.
+        is_block = self.method is SpeculationMethod.DFLASH and not self.synthetic_acceptance
+        uses_text = self.method in (SpeculationMethod.NGRAM, SpeculationMethod.AUTO) or is_block
         uses = {Drafter.MTP: self.with_mtp, Drafter.NGRAM: uses_text, Drafter.DFLASH: self.with_dflash}
         return tuple(drafter for drafter, is_used in uses.items() if is_used)
 

@@ -20,6 +20,7 @@ from onebox.engine.batch import (
     limits_of,
     start_chain,
 )
+from onebox.engine.contexts import ContextWriter, Write, WrittenAtOnce, WrittenLate
 from onebox.engine.shapes import MAX_STEP_ROWS
 from onebox.engine.step import DraftDepths
 from onebox.kernels.sampling import sample, sample_drafts
@@ -159,6 +160,20 @@ class Decoder:
         """On the device: not 0 between `complete` and the end of the sampling that follows."""
         self._anchors = torch.zeros(MAX_STEP_ROWS, ANCHOR_WORDS, dtype=torch.int64, device=model.device)
         """Where the blocks begin that the block drafter makes behind the sampling, in the step's block order."""
+        self._mtp_context = self._block_context = None
+        kept, pages, drafts = memory.kept, memory.mtp, memory.drafts
+        if model.mtp and pages:
+
+            def write_kv(batch: Batch, hidden: Tensor) -> None:
+                model.write_draft_kv(batch, hidden, pages)
+
+            self._mtp_context = _writer(write_kv, kept.hidden)
+        if drafts and model.drafter:
+
+            def write_context(batch: Batch, features: Tensor) -> None:
+                model.write_context(batch, features, drafts)
+
+            self._block_context = _writer(write_context, kept.features)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -182,7 +197,13 @@ class Decoder:
     @property
     def drafts_blocks(self) -> bool:
         """Whether there is a block drafter, whose context is kept."""
-        return self._model.drafter is not None and self._memory.drafts is not None
+        return self._block_context is not None
+
+    def drop_context(self, slot: int) -> None:
+        """Another sequence begins in this slot, or the same one anew."""
+        for context in (self._mtp_context, self._block_context):
+            if context:
+                context.drop(slot)
 
     def logits_for(self, hidden: Tensor) -> Forwarded:
         """The logits of hidden states [R, H] that are computed already."""
@@ -197,7 +218,7 @@ class Decoder:
         self._is_complete.zero_()
 
     def sample(self, forwarded: Forwarded, inputs: StepInputs, depth: int, outcome: OutcomeTensors) -> None:
-        """Samples, verifies and drafts with the MTP head, into `outcome`; what `draft_blocks` needs is left for it."""
+        """Samples, verifies and drafts with the MTP head, into `outcome`."""
         draw, following = inputs.draw, following_rows_of(inputs)
         rows = SampledRows(draw.temperature, draw.top_k, inputs.batch.num_rows, self._is_complete)
         self._model.complete_candidates(forwarded.hidden, forwarded.logits, rows)
@@ -211,36 +232,39 @@ class Decoder:
             following.places,
         )
         verify_drafts(outcome.verified, sampled, draw.next_ids, draw.checks, inputs.batch.cu_rows)
-        pages = self._memory.mtp
-        if self._model.mtp and pages:
+        if self._mtp_context and self._memory.mtp:
             batch = following_batch(inputs, following, outcome.token_ids)
             if depth:
-                mixed = self._model.draft(batch, forwarded.hidden, pages)
+                self._mtp_context.write_before(batch)
+                mixed = self._model.draft(batch, forwarded.hidden, self._memory.mtp)
                 chain = start_chain(inputs, following, mixed, outcome.num_accepted, depth)
                 torch.stack(self._drafts(inputs, chain, depth), dim=1, out=outcome.drafts[:, :depth])
             else:
                 # A later step that drafts needs the head's KV entries of the tokens decoded without drafts, too.
-                self._model.write_draft_kv(batch, forwarded.hidden, pages)
+                self._mtp_context.add(batch, forwarded.hidden)
         elif depth:
             raise RuntimeError("Drafts were asked of a model without an MTP head.")
-        if self._memory.drafts and self._model.drafter:
-            # The context holds every committed token, whoever drafts; rejected rows come last and are overwritten.
-            if forwarded.features is not None:
-                self._model.write_context(inputs.batch, forwarded.features, self._memory.drafts)
+        if self._block_context and forwarded.features is not None:
+            self._block_context.add(inputs.batch, forwarded.features)
+
+    def anchor_blocks(self, inputs: StepInputs, outcome: OutcomeTensors) -> None:
+        """Leaves for `draft_blocks` where the blocks behind a step's outcome begin."""
+        if self._block_context:
             own = self._anchors[: len(inputs.block_order)]
             last = last_rows(inputs, outcome.token_ids, outcome.num_accepted)
-            block_anchors(own, last, limits_of(draw), inputs.block_order)
+            block_anchors(own, last, limits_of(inputs.draw), inputs.block_order)
 
     def draft_blocks(self, count: int, depth: int, page_table: Tensor, drafts: Tensor) -> None:
-        """Drafts blocks of `depth` tokens for the first `count` sequences of the last sampling's block order.
+        """Drafts blocks of `depth` tokens for the first `count` sequences of the last step's block order.
 
         page_table int32 [S, pages]; drafts int64 [S, width]: those of the sequences themselves are written.
         """
-        model, memory = self._model, self._memory.drafts
-        if model.drafter is None or memory is None:
+        model, memory, context = self._model, self._memory.drafts, self._block_context
+        if model.drafter is None or memory is None or context is None:
             raise RuntimeError("Blocks were asked of a model without a block drafter.")
         for anchors in torch.split(self._anchors[:count], MAX_STEP_ROWS // (1 + depth)):
             rows = block_rows(anchors, depth, model.drafter.spec.mask_token_id)
+            context.write_up_to(rows.slots, rows.length)
             logits, token_ids = model.draft_logits(model.draft_blocks(rows, page_table, memory))
             sampled = sample_drafts(logits, *rows.limits, rows.places, token_ids)
             drafts[rows.sequences.to(torch.int64), :depth] = sampled.view(-1, depth)
@@ -260,6 +284,10 @@ class Decoder:
             logits, token_ids = self._model.draft_logits(hidden)
             drafts.append(sample_drafts(logits, *chain.limits, chain.places[place], token_ids))
         return drafts
+
+
+def _writer(write: Write, kept: Tensor | None) -> ContextWriter:
+    return WrittenAtOnce(write) if kept is None else WrittenLate(write, kept)
 
 
 class PlainStep:
@@ -286,6 +314,7 @@ class PlainStep:
         outcome = self._layout.split(self._words)
         self._decoder.sample(self.forwarded, self._inputs, self._depths.mtp, outcome)
         if self._depths.block:
+            self._decoder.anchor_blocks(self._inputs, outcome)
             self._decoder.draft_blocks(self._num_blocks, self._depths.block, batch.page_table, outcome.drafts)
         self._decoder.end_complete()
 

@@ -291,6 +291,7 @@ class GraphDecoder:
         """Runs a shape without graphs: what is made once and kept, such as tables, must not be made in a capture."""
         self._decoder.forward(shape.inputs().batch).copy_to(shape.forwarded)
         self._decoder.sample(shape.forwarded, shape.inputs(), self._limits.depths[-1], self._outcome(shape))
+        self._decoder.anchor_blocks(shape.inputs(), self._outcome(shape))
         if self._limits.block_depths:
             self._draft_blocks(max(self._limits.rows), self._limits.block_depths[-1], self._limits.num_pages)
         torch.cuda.synchronize(self._device)
@@ -325,6 +326,7 @@ class GraphDecoder:
         """
         outcome = self._outcome(shape)
         self._decoder.sample(shape.forwarded, inputs, depth, outcome)
+        self._decoder.anchor_blocks(inputs, outcome)
         if self._is_last:
             pinned.copy_(self._words[: len(pinned)], non_blocking=True)
             predict_inputs(inputs.batch, outcome)

@@ -135,6 +135,8 @@ class ModelRunner:
                 self._memory.clear(slot)
             for checkpoint, slot in plan.restored:
                 self._memory.copy(self._config.max_num_seqs + checkpoint, slot)
+            for chunk in plan.chunks:
+                self._decoder.drop_context(chunk.slot)
             if self._graphs and groups:
                 queued = self._queue_graphs(groups[0], is_alone=_is_alone(plan, groups))
         return _ModelRun(self, plan, groups, queued)

@@ -107,6 +107,8 @@ class MemoryRequest:
     """2 for bfloat16, 4 for float32."""
     state_dtype: StateDtype = StateDtype.FLOAT32
     """Of DeltaNet's recurrent states, in slots and in checkpoints."""
+    kept_rows: int = 0
+    """Rows of a slot that may wait to be written into the context of a drafter that is not used."""
     cache_bytes: int | None = None
     """For KV pages and prefix checkpoints together; more than there is, is refused. None: all remaining memory."""
     default_cache_bytes: int | None = None
@@ -283,6 +285,13 @@ def _ring_bytes(request: MemoryRequest) -> int:
     return ring_bytes(request.drafter, request.max_batched_tokens, request.activation_bytes)
 
 
+def _kept_bytes(spec: ModelSpec, request: MemoryRequest) -> int:
+    """Hidden vectors for the MTP head and features for a block drafter."""
+    hidden = spec.hidden_size if request.with_mtp else 0
+    features = request.drafter.feature_size if request.drafter else 0
+    return request.kept_rows * request.activation_bytes * (hidden + features)
+
+
 def workspace_bytes(spec: ModelSpec, request: MemoryRequest) -> int:
     """An estimate: the runtime, a decode step's logits and sums, the largest of prefill and logprobs, the captured
     prefills, a scratch page.
@@ -366,7 +375,8 @@ def plan_memory(spec: ModelSpec, stored: Mapping[ModuleClass, int], box: Box, re
     page = page_bytes(spec, request)
     weights = loaded_weight_bytes(stored, with_mtp=request.with_mtp, with_vision=request.with_vision)
     draft_vocab = draft_vocab_bytes(spec, stored, request)
-    slot = slot_bytes(spec, request.drafts, request.activation_bytes, request.state_dtype) + _ring_bytes(request)
+    slot = slot_bytes(spec, request.drafts, request.activation_bytes, request.state_dtype)
+    slot += _ring_bytes(request) + _kept_bytes(spec, request)
     workspace, reserve = workspace_bytes(spec, request), reserve_bytes(box, request)
     left = (
         box.memory_bytes

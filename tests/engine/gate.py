@@ -450,6 +450,7 @@ def _runner(model: Qwen35, kv: str, config: EngineConfig) -> ModelRunner:
         config.rows_per_sequence,
         config.speculation.with_mtp,
         STATES[kv],
+        kept_rows=20 if model.device.type == "cpu" else 0,
     )
     if config.speculation.with_dflash:
         drafter = small_drafter(model, config.speculation.block_size)

@@ -21,6 +21,7 @@ from onebox.engine.draft.speculate import SequenceDrafts
 from onebox.engine.request import Request, SamplingParams
 from onebox.engine.runner import ModelRunner
 from onebox.model.load import load_model
+from onebox.model.memory import KeptRows
 from onebox.model.random import TINY, random_weights
 from onebox.spec.model import spec_from_config
 from tests.engine.fake import tokens_of
@@ -90,7 +91,8 @@ def draw(markov, way, method="none", max_drafts=0, acceptance=()):
     """((token, token after it) -> how often, what the engine tells of its drafts)."""
     speculation = SpeculationConfig(SpeculationMethod(method), max_drafts, synthetic_acceptance=acceptance)
     config = EngineConfig(200, 100, max_num_seqs=32, max_num_waiting=NUM_ANSWERS, speculation=speculation)
-    memory = SimpleNamespace(hidden=torch.zeros(32, VOCAB_SIZE), mtp=object(), drafts=None, clear=lambda _: None)
+    hidden = torch.zeros(32, VOCAB_SIZE)
+    memory = SimpleNamespace(hidden=hidden, mtp=object(), drafts=None, kept=KeptRows(), clear=lambda _: None)
     sampling = SamplingParams(seed=100, max_tokens=NUM_TOKENS, **way)
     with Engine(ModelRunner(markov, memory, config), config) as engine:
         handles = engine.submit_copies(Request("a", (1, 2), sampling), NUM_ANSWERS)

@@ -40,8 +40,9 @@ class LearningSettings:
     """Factor on the weight of older observations per new one: a memory of about 100 steps, for texts change."""
     prior_weight: float = 32.0
     """In drafts: how many of its own a request needs to differ from the requests before it by half."""
-    shared_decay: float = 0.998
-    """The same factor for the rates of all requests: a memory of about 500 steps."""
+    shared_decay: float = 0.98
+    """The same factor for the rates of all requests: a memory of about 50 steps, for requests that follow each other
+    are often alike. Where they are not, a longer one is no better."""
     refresh_interval: int = 16
     """Observations after which the shared rates are computed anew."""
 

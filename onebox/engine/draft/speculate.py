@@ -32,6 +32,8 @@ _NUM_AGREED = 2
 """Drafts of a head that must be the same as the text's, for the drafts to go on from the text."""
 _LEAST_LOOKUP_GAIN = 0.1
 """Expected of looking into the text: the step then cannot be started before the host has read the one before."""
+_LONG_COPY = 8
+"""Tokens of a match from which on the block drafter alone, too, goes on from the text if its first draft says so."""
 _MOST_LOOKED_BACK = 4096
 """Tokens of a prompt that are searched for the mark that opens a reasoning; templates put it at the end."""
 
@@ -98,8 +100,7 @@ class SequenceDrafts:
         self._config = speculator.config
         self._seed = seed
         is_auto = self._config.method is SpeculationMethod.AUTO
-        uses_ngrams = is_auto or self._config.method is SpeculationMethod.NGRAM
-        self._index = NgramIndex(prompt) if uses_ngrams else None
+        self._index = NgramIndex(prompt) if Drafter.NGRAM in self._config.drafters else None
         self._auto = AutoDepth(shared=speculator.shared) if is_auto else None
         self._part = part_after(prompt, speculator.thinking_token_ids)
         self._plan = PLAIN
@@ -170,14 +171,18 @@ class SequenceDrafts:
         room = min(room, self._config.max_drafts)
         if self._auto:
             return self._propose_best(self._auto, room)
-        if self._index:
-            drafts = self._index.propose(room)
-            self._checked = DraftChoice(self._text_class(), len(drafts))
-        else:
-            drafts = self._offered[:room]
-            drafter = Drafter.DFLASH if self._config.method is SpeculationMethod.DFLASH else Drafter.MTP
-            self._checked = DraftChoice(DraftClass(drafter, self._part), len(drafts))
-        return drafts
+        method, head = self._config.method, self._offered[:room]
+        if self._index and (method is SpeculationMethod.NGRAM or self._goes_on_from_text(self._index, head)):
+            text = self._index.propose(room if method is SpeculationMethod.NGRAM else len(head))
+            self._checked = DraftChoice(self._text_class(), len(text))
+            return text
+        drafter = Drafter.DFLASH if method is SpeculationMethod.DFLASH else Drafter.MTP
+        self._checked = DraftChoice(DraftClass(drafter, self._part), len(head))
+        return head
+
+    def _goes_on_from_text(self, index: NgramIndex, block: tuple[int, ...]) -> bool:
+        """Whether a long stretch is being copied, now as in the step before, and the block begins like it."""
+        return self._may_look_up and index.match_length >= _LONG_COPY and index.propose(1) == block[:1]
 
     def _propose_best(self, auto: AutoDepth, room: int) -> tuple[int, ...]:
         """As planned, or from the text where that is better now that the tokens of the last step are known."""
@@ -216,6 +221,7 @@ class SequenceDrafts:
         if config.method is SpeculationMethod.MTP:
             return _from_head(Drafter.MTP, min(room, config.max_mtp_drafts))
         if config.method is SpeculationMethod.DFLASH:
+            self._may_look_up = self._index is not None and self._index.match_length >= _LONG_COPY
             return _from_head(Drafter.DFLASH, min(room, config.max_block_drafts))
         if self._auto is None:
             return Drafter.NONE, 0

@@ -65,6 +65,7 @@ def _launch_decode(decoder: Decoder, shapes: StepShapes, sizes: StepSizes) -> No
     outcome = _outcome(inputs, shapes.width)
     for depth in _depths(shapes):
         decoder.sample(forwarded, inputs, depth, outcome)
+        decoder.anchor_blocks(inputs, outcome)
     predict_inputs(inputs.batch, outcome)
 
 
@@ -116,7 +117,9 @@ def _launch_first_tokens(decoder: Decoder, shapes: StepShapes, count: int, hidde
     forwarded = decoder.logits_for(torch.empty(count, hidden_size, dtype=decoder.dtype, device=META))
     for depth in _depths(shapes):
         inputs = exact_inputs(parts, depth, META, is_computed=True)
-        decoder.sample(forwarded, inputs, depth, _outcome(inputs, shapes.width))
+        outcome = _outcome(inputs, shapes.width)
+        decoder.sample(forwarded, inputs, depth, outcome)
+        decoder.anchor_blocks(inputs, outcome)
 
 
 def _row_counts(most: int) -> list[int]:

@@ -187,16 +187,41 @@ def test_the_room_for_drafts_is_kept(config):
         assert all(depth <= max(0, length - 1) for _, depth in walk.heads)
 
 
-@pytest.mark.parametrize("method", ["mtp", "dflash", "ngram"])
-def test_a_fixed_method_uses_its_drafter_alone_as_deep_as_asked(method):
+@pytest.mark.parametrize(("method", "is_copy"), [("mtp", True), ("dflash", False), ("ngram", True)])
+def test_a_fixed_method_uses_its_drafter_alone_as_deep_as_asked(method, is_copy):
     document = random_text(200, seed=9)
     config = SpeculationConfig(SpeculationMethod(method), 5, block_size=4)
-    walk = Walk(document, prompt=document, config=config).run()
+    walk = Walk(document, prompt=document if is_copy else [7], config=config).run()
     depths = {"mtp": 5, "dflash": 3, "ngram": 5}
     heads = {"mtp": Drafter.MTP, "dflash": Drafter.DFLASH, "ngram": Drafter.NONE}
     assert {head for head, depth in walk.heads[:-8] if depth} <= {heads[method]}
     assert max(map(len, walk.proposed)) == depths[method]
     assert set(walk.drafts.counts) == {(Drafter(method), TextPart.ANSWER)}
+
+
+def test_a_block_goes_on_from_the_text_in_a_long_copy():
+    document = random_text(400, seed=1)
+    config = SpeculationConfig(SpeculationMethod.DFLASH, 15, block_size=16)
+    accuracy = {Drafter.DFLASH: 1.0}
+    walk = Walk(document, document, config, accuracy, num_known=1).run()
+    assert walk.num_steps < 20 + 400 / (1 + MAX_DRAFTS)
+    # Nobody plans such a step ahead as the head's.
+    assert walk.from_head.count(False) > 20
+    assert {head for head, depth in walk.heads if depth} == {Drafter.DFLASH}
+
+
+def test_a_block_that_begins_otherwise_than_the_text_is_kept():
+    document = random_text(200, seed=1)
+    config = SpeculationConfig(SpeculationMethod.DFLASH, 15, block_size=16)
+    walk = Walk(document, document, config, {Drafter.DFLASH: 0.0}).run()
+    assert not walk.counts(Drafter.NGRAM).num_drafted
+
+
+def test_a_benchmark_of_blocks_drafts_with_blocks_alone():
+    document = random_text(200, seed=1)
+    config = SpeculationConfig(SpeculationMethod.DFLASH, 15, synthetic_acceptance=(0.5,), block_size=16)
+    walk = Walk(document, document, config, {Drafter.DFLASH: 1.0}, num_known=1).run()
+    assert all(walk.from_head)
 
 
 def test_thinking_and_answer_are_counted_apart():
