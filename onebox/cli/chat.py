@@ -8,7 +8,8 @@ import typer
 
 from onebox.cli.chat_answer import ChatAnswer
 from onebox.cli.chat_input import is_terminal, read_message, read_pipe
-from onebox.cli.chat_server import MALFORMED, ChatServer, printable
+from onebox.cli.chat_server import MALFORMED, ChatServer
+from onebox.cli.printable import printable
 from onebox.spec.errors import OneboxError, UnsupportedError, UsageError
 
 __all__ = ["chat"]

@@ -6,7 +6,7 @@ from typing import Any
 
 import typer
 
-from onebox.cli.chat_server import printable
+from onebox.cli.printable import printable
 
 __all__ = ["ChatAnswer"]
 

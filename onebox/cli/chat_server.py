@@ -5,27 +5,17 @@ import json
 from collections.abc import Generator, Iterator
 from typing import TYPE_CHECKING, Any
 
+from onebox.cli.printable import printable
 from onebox.spec.errors import OneboxError, UnsupportedError, UsageError
 
 if TYPE_CHECKING:
     import httpx
 
-__all__ = ["MALFORMED", "ChatServer", "printable"]
+__all__ = ["MALFORMED", "ChatServer"]
 
 _CONNECT_S = 10.0
-_DIRECTIONS = (*range(0x202A, 0x202F), *range(0x2066, 0x206A))
-_SURROGATES = range(0xD800, 0xE000)
-_UNSAFE = {
-    **{code: None for code in (*range(32), 127, *range(128, 160), *_DIRECTIONS) if chr(code) not in "\n\t"},
-    **dict.fromkeys(_SURROGATES, "\N{REPLACEMENT CHARACTER}"),
-}
 MALFORMED = (ValueError, LookupError, TypeError, AttributeError, RecursionError)
 """What reading an answer raises that is JSON and not of the form that it should be."""
-
-
-def printable(text: object) -> str:
-    """What a server sent, without escape sequences for the terminal, turned text and what cannot be printed."""
-    return str(text).translate(_UNSAFE)
 
 
 class ChatServer:
