@@ -9,7 +9,7 @@ from typing import Any
 
 from benchmarks.soak.http import Reply
 
-__all__ = ["Answer", "StreamFailedError", "read_answer"]
+__all__ = ["ANSWER_PATHS", "Answer", "StreamFailedError", "read_answer"]
 
 Answer = list[dict[str, Any]]
 """One entry per choice."""
@@ -172,3 +172,4 @@ _STREAMED = {
     "/v1/responses": _responses_stream,
     "/v1/messages": _messages_stream,
 }
+ANSWER_PATHS = frozenset(_WHOLE)

@@ -5,7 +5,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from benchmarks.soak.answers import Answer, StreamFailedError, read_answer
+from benchmarks.soak.answers import ANSWER_PATHS, Answer, StreamFailedError, read_answer
 from benchmarks.soak.checks import check_error
 from benchmarks.soak.http import Address, Reply, Sent, call
 from benchmarks.soak.ledger import Ledger
@@ -124,7 +124,7 @@ def _judge_answer(
 ) -> Answer | None:
     try:
         problem = check(reply) if check else None
-        answer = read_answer(sent.path, reply) if sent.path.startswith("/v1/") else []
+        answer = read_answer(sent.path, reply) if sent.path in ANSWER_PATHS else []
     except StreamFailedError as error:
         _count_or_fail(ledger, kind, "stream failed", f"{kind}: {error}", sent, is_excused=is_excused)
         return None

@@ -211,4 +211,35 @@ def _access(random_: random.Random, address: Address) -> _Makers:
     )
 
 
-_GROUPS = (_costly, _numbers, _sizes, _depths, _texts, _images, _access)
+def _conversations(random_: random.Random, _: Address) -> _Makers:
+    """Stored responses, control, lookups and turns in many parts."""
+    kept = {"input": "Hi", "max_output_tokens": 2}
+    strange = random_.choice(("resp_" + "0" * 32, "..%2f..%2fetc%2fpasswd", "%00", "a" * 3000, "resp_%0d%0aX: y"))
+    for method, tail in (("GET", ""), ("DELETE", ""), ("POST", "/cancel")):
+        sent = Sent(f"{RESPONSES}/{strange}{tail}", b"", method, limit_s=_LIMIT_S)
+        yield partial(HostileRequest, f"conversation: {method} of none", sent, _REFUSED | {404, 405})
+    yield _later("conversation: no earlier one", RESPONSES, {**kept, "previous_response_id": strange}, _MISSING)
+    yield _later("conversation: large echo", RESPONSES, {**kept, "metadata": {str(i): "é" * 9 for i in range(20_000)}})
+    tool = {"type": "function", "parameters": {"type": "object", "properties": {f"p{i}": {} for i in range(200)}}}
+    hidden = {"tools": [{**tool, "name": f"t{place}"} for place in range(400)], "tool_choice": "none", "stream": True}
+    yield _later("conversation: hidden tools", RESPONSES, {**kept, **hidden})
+    items = [{"role": random_.choice(("user", "assistant")), "content": "word " * 20} for _ in range(8000)]
+    yield _later("conversation: many items left out", RESPONSES, {**kept, "input": items, "truncation": "auto"})
+    control = {"id": strange[:512], "action": "reasoning_end"}
+    yield _later("conversation: control of none", f"{CHAT}/control", control, _MISSING)
+    lookup = {"messages": [{"role": "user", "content": "é" * 1_000_000}]}
+    yield _later("conversation: long lookup", "/v1/cache/lookup", lookup, _REFUSED)
+    parts = [{"type": "text", "text": "x" * random_.choice((1, 300))} for _ in range(30_000)]
+    turns = [{"role": "assistant", "content": parts}, {"role": "user", "content": "b"}]
+    message = {"model": "pocket", "max_tokens": 2, "messages": turns}
+    yield _later("conversation: a turn of many parts", MESSAGES, message)
+    written = [{**part, "type": "output_text"} for part in parts]
+    yield _later(
+        "conversation: an item of many parts",
+        RESPONSES,
+        {**kept, "input": [{**turns[0], "content": written}, turns[1]]},
+    )
+
+
+_MISSING = _REFUSED | {404}
+_GROUPS = (_conversations, _costly, _numbers, _sizes, _depths, _texts, _images, _access)

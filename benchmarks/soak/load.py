@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from benchmarks.soak.clients import References, judge, send_aborted, send_flood, send_new, send_reference
+from benchmarks.soak.further import send_further
 from benchmarks.soak.hostile import hostile_requests
 from benchmarks.soak.http import call
 from benchmarks.soak.ledger import Ledger
@@ -112,10 +113,12 @@ class Load:
         choice = random_.random()
         if choice < 0.4:
             await send_reference(self._references, random_, self._address, self._ledger)
-        elif choice < 0.75:
+        elif choice < 0.68:
             await send_new(self._references, random_, self._address, self._ledger)
-        elif choice < 0.95:
+        elif choice < 0.85:
             await send_aborted(random_, self._address, self._ledger)
+        elif choice < 0.96:
+            await send_further(random_, self._address, self._ledger)
         else:
             await send_by_library(self._references, random_, self._address, self._ledger)
 

@@ -75,6 +75,8 @@ class Soak:
             if not self.lives:
                 # It does not even start.
                 break
+        if self._options.has_faults and self._remaining_s > 60:
+            await self._live(LifeOptions("idle", is_released=True), (), 0)
         number = 0
         while self._options.has_faults and self._remaining_s > 15:
             name = f"faults {number}"
@@ -114,7 +116,9 @@ class Soak:
             await self.references.compute(life.address, self.ledger)
             base = await life.quiet_state()
             load = Load(life, self.references, self.ledger, f"{self._options.seed} {options.name}", self._options.size)
-            if faults:
+            if options.is_released:
+                await self._doze(life, load)
+            elif faults:
                 await self._suffer(life, load, record, base, faults, until)
             else:
                 await self._steady(life, load, record, base, until)
@@ -179,6 +183,22 @@ class Soak:
             await fault(life, self.ledger)
             await self._load_for(life, load, 3.0)
             await self._quiet(life, load, record, base, began)
+
+    async def _doze(self, life: ServerLife, load: Load) -> None:
+        """Twice: load, a pause until the engine is released, and the same answers from the one that wakes."""
+        for _ in range(2):
+            await self._load_for(life, load, 5.0)
+            self.probes.send_canaries(False)
+            await load.pause()
+            await load.holders.end_unread()
+            limit = time.monotonic() + _IDLE_LIMIT_S
+            while not await life.is_idle():
+                if time.monotonic() > limit:
+                    self.ledger.fail("idle", f"the engine is not released {_IDLE_LIMIT_S:.0f} s after the load")
+                    return
+                await asyncio.sleep(0.5)
+            self.ledger.note("idle: the engine is released")
+            await self.references.compute(life.address, self.ledger)
 
     async def _load_for(self, life: ServerLife, load: Load, seconds: float) -> None:
         until = time.monotonic() + seconds

@@ -20,6 +20,7 @@ __all__ = ["LifeOptions", "ServerLife"]
 
 ROOT = Path(__file__).parents[2]
 START_LIMIT_S = 240
+IDLE_S = 4
 # Small enough that prefixes are evicted and requests preempted within minutes.
 _ARGUMENTS = ("--port", "0", "--max-model-len", "4096", "--kv-cache-memory-bytes", str(24 << 20))
 _QUEUE = ("--max-num-seqs", "6", "--max-num-waiting", "24", "--shutdown-timeout", "8")
@@ -39,6 +40,8 @@ class LifeOptions:
     closes_stdout: bool = False
     """The reader of the server's standard output leaves once it is ready."""
     has_full_disk: bool = False
+    is_released: bool = False
+    """The engine's memory is freed when nobody asks for a few seconds."""
 
 
 class ServerLife:
@@ -78,6 +81,8 @@ class ServerLife:
         command = [sys.executable, "-m", "onebox.cli.main", "serve", *_ARGUMENTS, *_QUEUE]
         if self.options.api_key:
             command += ["--api-key", self.options.api_key]
+        if self.options.is_released:
+            command += ["--idle-release", str(IDLE_S)]
         if self.options.has_full_disk:
             command = ["unshare", "--map-root-user", "--mount", "sh", "-c", _FULL_DISK, *command]
         return command
@@ -165,6 +170,11 @@ class ServerLife:
             {name: use.rss_bytes for name, use in uses.items()},
             {name: use.peak_bytes for name, use in uses.items()},
         )
+
+    async def is_idle(self) -> bool:
+        """Whether the engine's memory is released."""
+        reply = await call(self.address, Sent("/health", method="GET", limit_s=5))
+        return reply.status == 200 and reply.json().get("status") == "idle" and self.engine_pid is None
 
     async def is_healthy(self) -> bool:
         reply = await call(self.address, Sent("/health", method="GET", limit_s=5))

@@ -32,6 +32,10 @@ MAX_HEADER_BYTES = 100_000_000
 LENGTH_BYTES = 8
 
 
+_MAX_DIMENSIONS = 64
+"""As many as torch has; without a limit, the product of a million sizes takes for ever."""
+
+
 @dataclass(frozen=True, slots=True)
 class TensorEntry:
     """One tensor, or a slice of whole rows of one, and its byte range. `begin` counts from the start of the file."""
@@ -133,11 +137,16 @@ def _is_count(value: Any) -> bool:
 
 
 def _entry(path: Path, name: str, value: Any, data_begin: int) -> TensorEntry:
+    if not name.isprintable():
+        # It is printed in many places, and a terminal would obey it.
+        raise _broken(path, f"the name of tensor {name[:80]!r} has characters that cannot be printed")
     if not isinstance(value, dict) or set(value) != {"dtype", "shape", "data_offsets"}:
         raise _broken(path, f"the entry of tensor {name!r} is not {{dtype, shape, data_offsets}}")
     dtype, shape, offsets = value["dtype"], value["shape"], value["data_offsets"]
     if not isinstance(dtype, str) or dtype not in DTYPE_BITS:
         raise _broken(path, f"tensor {name!r} has dtype {dtype!r}, which safetensors does not define")
+    if isinstance(shape, list) and len(shape) > _MAX_DIMENSIONS:
+        raise _broken(path, f"tensor {name!r} has {len(shape):,} dimensions, more than {_MAX_DIMENSIONS}")
     if not isinstance(shape, list) or not all(_is_count(size) for size in shape):
         raise _broken(path, f"tensor {name!r} has shape {shape!r}, which is not a list of sizes")
     if not isinstance(offsets, list) or len(offsets) != 2 or not all(_is_count(offset) for offset in offsets):

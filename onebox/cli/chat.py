@@ -8,8 +8,9 @@ import typer
 
 from onebox.cli.chat_answer import ChatAnswer
 from onebox.cli.chat_input import is_terminal, read_message, read_pipe
-from onebox.cli.chat_server import ChatServer
-from onebox.spec.errors import OneboxError, UsageError
+from onebox.cli.chat_server import MALFORMED, ChatServer
+from onebox.cli.printable import printable
+from onebox.spec.errors import OneboxError, UnsupportedError, UsageError
 
 __all__ = ["chat"]
 
@@ -53,7 +54,7 @@ def chat(
         if text:
             _ask_once(conversation, text)
         else:
-            typer.echo(f"{server.model} at {server.url}. /help shows the commands.")
+            typer.echo(f"{printable(server.model)} at {server.url}. /help shows the commands.")
             _talk(conversation)
 
 
@@ -136,11 +137,16 @@ class _Conversation:
             with contextlib.closing(self._server.stream(self._body())) as chunks:
                 for chunk in chunks:
                     answer.take(chunk)
+            figures = answer.figures()
         except KeyboardInterrupt:
             answer.is_stopped = True
             answer.note("stopped")
+        except MALFORMED:
+            raise UnsupportedError(
+                f"{self._server.url} streamed an event that is no chunk of a chat; is this an OpenAI-compatible server?"
+            ) from None
         else:
-            answer.note(answer.figures())
+            answer.note(figures)
 
     def _body(self) -> dict[str, Any]:
         system = [{"role": "system", "content": self._system}] if self._system else []

@@ -6,7 +6,7 @@ from typing import Any
 
 import typer
 
-from onebox.cli.chat_server import UNSAFE
+from onebox.cli.printable import printable
 
 __all__ = ["ChatAnswer"]
 
@@ -85,7 +85,7 @@ class ChatAnswer:
         if self._shown and kind != self._shown:
             self.end()
         self._shown = kind
-        typer.secho(text.translate(UNSAFE), nl=False, **style)
+        typer.secho(printable(text), nl=False, **style)
         self._is_line_open = not text.endswith("\n")
 
     def end(self) -> None:
@@ -102,7 +102,7 @@ class ChatAnswer:
 
     def figures(self) -> str:
         """Tokens and speed, if the server reports usage."""
-        made = self.usage.get("completion_tokens") or 0
+        made = int(self.usage.get("completion_tokens") or 0)
         if not made or self._first is None:
             return ""
         seconds = self._last - self._first

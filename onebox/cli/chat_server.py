@@ -6,17 +6,18 @@ import ssl
 from collections.abc import Generator, Iterator
 from typing import TYPE_CHECKING, Any
 
+from onebox.cli.printable import printable
 from onebox.spec.authorization import authorization
 from onebox.spec.errors import OneboxError, UnsupportedError, UsageError
 
 if TYPE_CHECKING:
     import httpx
 
-__all__ = ["UNSAFE", "ChatServer"]
+__all__ = ["MALFORMED", "ChatServer"]
 
 _CONNECT_S = 10.0
-UNSAFE = {code: None for code in (*range(32), 127, *range(128, 160)) if chr(code) not in "\n\t"}
-"""Control characters, which could send escape sequences to the terminal."""
+MALFORMED = (ValueError, LookupError, TypeError, AttributeError, RecursionError)
+"""What reading an answer raises that is JSON and not of the form that it should be."""
 
 
 class ChatServer:
@@ -46,7 +47,7 @@ class ChatServer:
             response.read()
             try:
                 return str(response.json()["data"][0]["id"])
-            except (ValueError, LookupError, TypeError):
+            except MALFORMED:
                 raise UnsupportedError(
                     f"{self.url}/v1/models does not list a model; is this an OpenAI-compatible server?"
                 ) from None
@@ -61,8 +62,11 @@ class ChatServer:
                     continue
                 try:
                     chunk = json.loads(data)
-                except ValueError:
-                    raise UnsupportedError(f"{self.url} streamed an event that is not JSON: {data[:80]}") from None
+                except (ValueError, RecursionError):
+                    shown = printable(data[:80])
+                    raise UnsupportedError(f"{self.url} streamed an event that is not JSON: {shown}") from None
+                if not isinstance(chunk, dict):
+                    raise UnsupportedError(f"{self.url} streamed an event that is no object: {printable(data[:80])}")
                 if "error" in chunk:
                     raise OneboxError(_sentence(chunk))
                 yield chunk
@@ -104,11 +108,12 @@ def _certificate_refusal(error: BaseException | None) -> str:
 
 def _refusal(response: "httpx.Response") -> str:
     try:
-        return _sentence(response.json())
-    except (ValueError, LookupError, TypeError):
+        return printable(response.json()["error"]["message"])
+    except MALFORMED:
         return f"{response.url} answered with status {response.status_code}."
 
 
-def _sentence(body: dict[str, Any]) -> str:
-    """The message of an error in OpenAI's format, without control characters."""
-    return str(body["error"]["message"]).translate(UNSAFE)
+def _sentence(chunk: dict[str, Any]) -> str:
+    """The message of an error in OpenAI's format."""
+    error = chunk["error"]
+    return printable(error["message"] if isinstance(error, dict) and "message" in error else error)

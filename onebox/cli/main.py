@@ -30,6 +30,7 @@ from onebox.cli.inspect import inspect
 from onebox.cli.launch_line import LaunchCommand
 from onebox.cli.plain_output import spell_what_cannot_be_written
 from onebox.cli.plan import plan
+from onebox.cli.printable import printable
 from onebox.cli.pull import pull
 from onebox.cli.quantize import quantize
 from onebox.cli.report import report
@@ -143,7 +144,8 @@ def _run() -> None:
     except BrokenPipeError:
         _exit_unread()
     except OneboxError as error:
-        typer.echo(f"onebox: {error}", err=True)
+        # It may name what a file or a server holds.
+        typer.echo(f"onebox: {printable(error)}", err=True)
         sys.exit(error.exit_code)
     except Exception as error:
         if _was_interrupted(error):

@@ -343,6 +343,7 @@ def _speculation(options: EngineOptions, found: "Footprint", drafter: DrafterPla
         raise UsageError(f"Speculation by {options.speculation!r} is not known; give one of {known}.") from None
     if method is SpeculationMethod.MTP and not found.has_mtp:
         raise UsageError("Speculation by mtp was asked for, but the checkpoint has no MTP head; give ngram or none.")
-    drafts = 0 if method is SpeculationMethod.NONE else options.num_speculative_tokens or default_drafts(drafter)
+    asked = options.num_speculative_tokens
+    drafts = 0 if method is SpeculationMethod.NONE else default_drafts(drafter) if asked is None else asked
     block_size = check_block_drafts(drafter, drafts) if drafter else 0
     return SpeculationConfig(method, drafts, found.has_mtp, options.synthetic_acceptance, block_size=block_size)

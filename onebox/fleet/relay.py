@@ -23,7 +23,8 @@ OPEN_HEADER = b"x-onebox-open"
 """Of every answer: requests that the member has from here, that one included."""
 _CONNECT_S = 5.0
 _HELD_BYTES = 16 << 20
-"""Of an answer that is no stream: so much is held until it is whole, and can still be had from another member."""
+"""Of an answer that is no stream: so much is held until it is whole, and can still be had from another member. Of a
+stream: so much of an event is held until it is whole."""
 _HOP_HEADERS = {
     b"connection",
     b"keep-alive",
@@ -125,6 +126,8 @@ class Relay:
                 raise
             task.uncancel()
             await self._fail(answer, exchange.cut_reason)
+        except httpx.InvalidURL:
+            await _refuse(send, "The request's path cannot be passed on.", status=400)
         except (_MemberFailedError, httpx.HTTPError) as error:
             await self._fail(answer, f"{self.name} failed ({str(error) or type(error).__name__}).")
         finally:
@@ -140,6 +143,9 @@ class Relay:
 
     async def _pass(self, scope: Scope, receive: Receive, answer: "_Answer", exchange: _Exchange, url: str) -> None:
         path = scope["raw_path"].split(b"?")[0].decode("latin-1")
+        if not path.startswith("/"):
+            # Behind the member's address, "@name/" would be that of another server.
+            raise httpx.InvalidURL("The path does not begin with a slash.")
         query = scope["query_string"].decode("latin-1")
         headers = [(name, value) for name, value in scope["headers"] if name not in _HOP_HEADERS]
         body = _Body(receive)
@@ -220,8 +226,10 @@ class _Answer:
         """What may be passed on, and what is held back."""
         if self._is_stream:
             end = held.rfind(b"\n\n") + 2
-            return (held[:end], held[end:]) if end > 1 else (b"", held)
-        return (held, b"") if self.has_begun or len(held) > _HELD_BYTES else (b"", held)
+            if end > 1:
+                return held[:end], held[end:]
+        is_whole = self.has_begun and not self._is_stream
+        return (held, b"") if is_whole or len(held) > _HELD_BYTES else (b"", held)
 
     async def _begin(self, start: Message) -> None:
         if not self.has_begun:
@@ -242,16 +250,14 @@ class _Answer:
         await self.send({"type": "http.response.body", "body": f"{text}\n\n".encode()})
 
 
-async def _refuse(send: Send, message: str) -> None:
-    """503 in OpenAI's shape. The message is for logs: the router asks another member."""
-    error = {"message": message, "type": "server_error", "param": None, "code": 503}
-    body = json.dumps({"error": error}).encode()
-    headers = [
-        (b"content-type", b"application/json"),
-        (b"content-length", str(len(body)).encode()),
-        (b"retry-after", RETRY_AFTER_S.encode()),
-    ]
-    await send({"type": "http.response.start", "status": 503, "headers": headers})
+async def _refuse(send: Send, message: str, status: int = 503) -> None:
+    """In OpenAI's shape. The message of a 503 is for logs: the router asks another member."""
+    kind = "server_error" if status == 503 else "invalid_request_error"
+    body = json.dumps({"error": {"message": message, "type": kind, "param": None, "code": status}}).encode()
+    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+    if status == 503:
+        headers.append((b"retry-after", RETRY_AFTER_S.encode()))
+    await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": body})
 
 

@@ -15,6 +15,7 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from onebox.server.connection import BoundedConnection, raise_descriptor_limit
+from onebox.server.handshake import TlsDoor
 from onebox.server.settings import ConnectionLimits
 from onebox.spec.heap import start_trimming
 
@@ -50,9 +51,10 @@ class HttpServer(uvicorn.Server):
     ) -> None:
         num_descriptors = raise_descriptor_limit()
         limits = replace(limits, max_connections=min(limits.max_connections, num_descriptors // 2))
+        self._door = TlsDoor.of_server(limits, tls) if tls else None
         config = uvicorn.Config(
             app,
-            http=BoundedConnection.of_server(limits),
+            http=self._door or BoundedConnection.of_server(limits),
             # An upgrade would take the connection out of its limits.
             ws="none",
             # As many are accepted at once, and have a descriptor until they are counted.
@@ -64,8 +66,6 @@ class HttpServer(uvicorn.Server):
             # It is only given to asyncio.wait_for.
             timeout_graceful_shutdown=cast("int", LAST_WRITE_S),
         )
-        config.load()
-        config.ssl = tls
         super().__init__(config)
         self._on_ready = on_ready
 
@@ -87,8 +87,15 @@ class HttpServer(uvicorn.Server):
                     connection.transport.abort()
         return await super().on_tick(counter)
 
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        if self._door:
+            self._door.close_all()
+        await super().shutdown(sockets)
+
     def close_incomplete(self) -> None:
         """Closes the connections whose requests have not completely arrived."""
+        if self._door:
+            self._door.close_all()
         for connection in self._connections():
             connection.close_incomplete()
 

@@ -8,6 +8,7 @@ import asyncio
 import json
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
 from itertools import islice
 from typing import Any
 
@@ -103,13 +104,18 @@ class JsonResponse(Response):
 
     media_type = "application/json"
 
-    def __init__(self, make: Callable[[], dict[str, Any]]) -> None:
-        """`make` is called beside the event loop, too."""
+    def __init__(self, make: Callable[[], dict[str, Any]], held: AbstractContextManager[object] | None = None) -> None:
+        """`make` is called beside the event loop, too. `held` is left when all is sent."""
         super().__init__()
         self._make = make
+        self._held = held
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """An error in the first piece is raised before anything is sent."""
+        with self._held or nullcontext():
+            await self._send(scope, receive, send)
+
+    async def _send(self, scope: Scope, receive: Receive, send: Send) -> None:
         pieces = self._pieces()
         made = await _next(pieces, 2)
         if len(made) == 1:

@@ -5,6 +5,7 @@ for others there is nothing under its id. An entry holds its whole conversation,
 """
 
 import contextlib
+import copy
 import json
 import logging
 import os
@@ -21,7 +22,7 @@ from typing import Any, NamedTuple, Protocol
 from onebox.server.errors import ResponseNotFoundError, excerpt
 from onebox.spec.errors import UnreadableError
 
-__all__ = ["ResponseStore", "StoreLimits", "StoredConversation"]
+__all__ = ["OpenEntry", "ResponseStore", "StoreLimits", "StoredConversation"]
 
 _ID = re.compile(r"resp_[0-9a-f]{32}")
 _SUFFIX = ".response"
@@ -43,6 +44,13 @@ class StoreLimits:
         """Of one entry: a few large ones may not drive out all others."""
         return self.max_bytes // 4
 
+    @property
+    def max_entry_text_bytes(self) -> int:
+        """Of one entry before it is compressed: a conversation of repeated text takes a thousandth of its size, and
+        whoever goes on with it has all of it in memory again.
+        """
+        return self.max_bytes // 2
+
 
 class StoredConversation(NamedTuple):
     """What is kept of an answer."""
@@ -51,6 +59,71 @@ class StoredConversation(NamedTuple):
     """As it was sent."""
     items: list[dict[str, Any]]
     """The conversation up to its end, as the input of the next request."""
+
+
+class OpenEntry:
+    """An entry that begins with the conversation up to its answer and is ended with that.
+
+    It is made before the answer is computed: meanwhile it holds the conversation compressed, and nothing else does.
+    """
+
+    def __init__(self, items: list[dict[str, Any]], limits: StoreLimits) -> None:
+        """Slow: to be called beside the event loop, like `ended`."""
+        self._begun = _EntryText(limits.max_entry_text_bytes)
+        self._begun.add_items(items)
+
+    @property
+    def is_too_large(self) -> bool:
+        return self._begun.is_too_large
+
+    def ended(self, items: list[dict[str, Any]], response: dict[str, Any]) -> bytes | None:
+        """The compressed JSON of a StoredConversation; None where it is too large."""
+        # Of a copy: a cancelled answer may be ended twice.
+        text = self._begun.copy()
+        text.add_items(items)
+        return text.end(response)
+
+
+class _EntryText:
+    """The JSON of an entry, compressed as it is written."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._compressor = zlib.compressobj(1)
+        self._data: list[bytes] = []
+        self._num_bytes = self._num_items = 0
+        self._add('{"items": [')
+
+    @property
+    def is_too_large(self) -> bool:
+        return self._num_bytes > self._max_bytes
+
+    def copy(self) -> "_EntryText":
+        made = copy.copy(self)
+        made._compressor, made._data = self._compressor.copy(), [*self._data]
+        return made
+
+    def add_items(self, items: list[dict[str, Any]]) -> None:
+        for item in items:
+            if self.is_too_large:
+                self._data = []
+                return
+            self._add(f"{', ' if self._num_items else ''}{_text(item)}")
+            self._num_items += 1
+
+    def end(self, response: dict[str, Any]) -> bytes | None:
+        self._add(f'], "response": {_text(response)}}}')
+        self._data.append(self._compressor.flush())
+        return None if self.is_too_large else b"".join(self._data)
+
+    def _add(self, text: str) -> None:
+        encoded = text.encode(errors="replace")
+        self._num_bytes += len(encoded)
+        self._data.append(self._compressor.compress(encoded))
+
+
+def _text(value: dict[str, Any]) -> str:
+    return json.dumps(value, ensure_ascii=False)
 
 
 class _Entry(NamedTuple):
@@ -99,11 +172,22 @@ class ResponseStore:
 
     def put(self, response_id: str, owner: str, kept: StoredConversation) -> bool:
         """Whether it was kept: an entry beyond its limit is not."""
-        data = zlib.compress(json.dumps(kept._asdict(), ensure_ascii=False).encode(errors="replace"), 1)
+        return self.put_open(response_id, owner, OpenEntry(kept.items, self.limits), [], kept.response)
+
+    def put_open(
+        self, response_id: str, owner: str, begun: "OpenEntry", items: list[dict[str, Any]], response: dict[str, Any]
+    ) -> bool:
+        """The same for an entry that was begun before the answer, which adds `items` to the conversation."""
+        data = begun.ended(items, response)
+        if data is None:
+            return False
         entry = _Entry(owner, len(data) + _OVERHEAD_BYTES, time.time())
         if entry.num_bytes > self.limits.max_entry_bytes:
             return False
         with self._lock:
+            if response_id in self._entries:
+                # Cancelled while its end was being stored.
+                self._forget(response_id)
             self._make_room(entry.num_bytes)
             try:
                 self._shelf.write(response_id, entry, data)
@@ -115,6 +199,10 @@ class ResponseStore:
         return True
 
     def get(self, response_id: str, owner: str) -> StoredConversation:
+        return self.read(response_id, owner)[0]
+
+    def read(self, response_id: str, owner: str) -> tuple[StoredConversation, int]:
+        """With the bytes of its text, of which all is in memory from now on."""
         with self._lock:
             self._check(response_id, owner)
             try:
@@ -123,7 +211,8 @@ class ResponseStore:
                 self._forget(response_id)
                 raise self._not_found(response_id) from None
         try:
-            return StoredConversation(**json.loads(zlib.decompress(data)))
+            text = zlib.decompress(data)
+            return StoredConversation(**json.loads(text)), len(text)
         except (zlib.error, ValueError, TypeError):
             self.delete(response_id, owner)
             raise self._not_found(response_id) from None

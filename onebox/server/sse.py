@@ -16,7 +16,7 @@ from onebox.server.pieces import json_text
 from onebox.server.record import current_record
 from onebox.spec.errors import OneboxError
 
-__all__ = ["COMMENT", "EventForm", "EventStream", "answer_events", "merged", "sse_event"]
+__all__ = ["COMMENT", "EventForm", "EventStream", "answer_events", "merged", "sse_event", "sse_text"]
 
 COMMENT = ": keep-alive\n\n"
 """A comment, which clients of server-sent events skip."""
@@ -27,8 +27,13 @@ _log = logging.getLogger(__name__)
 
 
 def sse_event(body: dict[str, Any], name: str | None = None) -> str:
+    return sse_text(json_text(body), name)
+
+
+def sse_text(text: str, name: str | None = None) -> str:
+    """An event of JSON that is written already."""
     head = f"event: {name}\n" if name else ""
-    return f"{head}data: {json_text(body)}\n\n"
+    return f"{head}data: {text}\n\n"
 
 
 class EventForm(Protocol):

@@ -61,12 +61,12 @@ def ask(run_cli, monkeypatch):
 
 
 @contextmanager
-def answering(*chunks, status=200):
+def answering(*chunks, status=200, model="other"):
     """A server of somebody else's make that streams these events to every question; gives its URL and the bodies."""
     bodies = []
 
     async def models(request):
-        return JSONResponse({"data": [{"id": "other"}, {"id": "second"}]})
+        return JSONResponse({"data": [{"id": model}, {"id": "second"}]})
 
     async def chat(request):
         bodies.append(await request.json())
@@ -141,8 +141,17 @@ def test_tool_calls_are_shown_and_kept(talk):
 
 
 def test_an_answer_cannot_take_the_terminal_over(talk):
-    with answering(said({"content": "a\x1b[2Jb\x9b31mc\rd\te"})) as (url, _):
-        assert talk(url, "Hi").out.splitlines()[1] == "a[2Jb31mcd\te"
+    with answering(said({"content": "a\x1b[2Jb\x9b31mc\rd\te\u202ef\ud800"})) as (url, _):
+        assert talk(url, "Hi").out.splitlines()[1] == "a[2Jb31mcd\tef\N{REPLACEMENT CHARACTER}"
+
+
+@pytest.mark.parametrize("event", ["data: \x9b2J\x1b]0;{\n\n", {"error": {"message": "\x1b[2J"}}, {"error": "\x1b[2J"}])
+def test_neither_can_a_name_or_an_error(talk, event):
+    with answering(event, model="ot\x1b]0;her\x07") as (url, _):
+        result = talk(url, "Hi")
+    assert result.out.startswith("ot]0;her at http")
+    assert "[2J" in result.err or "2J]0;{" in result.err
+    assert not {"\x1b", "\x9b", "\x07"} & set(result.out + result.err)
 
 
 def test_a_wrong_command_is_a_sentence_and_goes_to_nobody(talk):
@@ -170,6 +179,15 @@ def test_a_question_that_failed_is_not_kept_and_the_program_goes_on(scripted, ta
         ([said({"content": "Be"}), {"error": {"message": "The engine died."}}], 200, "The engine died."),
         (["Bad gateway"], 502, "/v1/chat/completions answered with status 502."),
         (["data: {oops\n\n"], 200, "streamed an event that is not JSON: {oops"),
+        ([f"data: {'[' * 100_000}\n\n"], 200, "streamed an event that is not JSON: [[["),
+        (["data: 5\n\n"], 200, "streamed an event that is no object: 5"),
+        (['data: "error"\n\n'], 200, "streamed an event that is no object"),
+        ([{"choices": [5]}], 200, "no chunk of a chat"),
+        ([said({"content": 5})], 200, "no chunk of a chat"),
+        ([said({"content": "a"}, usage={"completion_tokens": "b"})], 200, "no chunk of a chat"),
+        ([said({"content": "a"}, usage=[1])], 200, "no chunk of a chat"),
+        ([said({"tool_calls": [{"index": [], "function": 5}]})], 200, "no chunk of a chat"),
+        (["[" * 100_000], 500, "answered with status 500"),
     ],
 )
 def test_what_breaks_an_answer_is_a_sentence(talk, chunks, status, words):

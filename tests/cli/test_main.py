@@ -55,6 +55,13 @@ def test_wrong_words_are_named_and_exit_2(run_cli, words, named):
     assert "Traceback" not in result.err
 
 
+def test_an_error_cannot_take_the_terminal_over(run_cli):
+    result = run_cli("inspect", "absent\x1b[2J\x9b\u202e")
+    assert result.code != 0
+    assert "absent[2J" in result.err
+    assert not {"\x1b", "\x9b", "\u202e"} & set(result.err)
+
+
 def test_ctrl_c_is_no_traceback(run_cli, monkeypatch, tmp_path):
     def interrupted(*_, **__):
         raise KeyboardInterrupt

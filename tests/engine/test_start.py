@@ -166,6 +166,7 @@ def test_what_is_left_open_is_resolved(checkpoint):
         ({"load_format": "pickle"}, "pickle"),
         ({"speculation": "medusa"}, "'medusa' is not known; give one of none, mtp, ngram, dflash, auto"),
         ({"speculation": "mtp", "num_speculative_tokens": 9}, "1 to 8 drafts per step, not 9"),
+        ({"speculation": "mtp", "num_speculative_tokens": 0}, "1 to 8 drafts per step, not 0"),
         ({"max_num_batched_tokens": 100}, "multiple of 64"),
         ({"max_num_batched_tokens": 0}, "--max-num-batched-tokens is 0"),
         ({"max_model_len": 0}, "--max-model-len is 0"),

@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from onebox.fleet.fleet import _bound
-from onebox.fleet.relay import Relay
+from onebox.fleet.relay import Relay, _Answer
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: %s\r\nTransfer-Encoding: chunked\r\n\r\n"
 EVENT = b'data: {"a": 1}\n\n'
@@ -67,6 +67,42 @@ def test_what_has_not_begun_can_be_had_from_another_member(reply):
     assert response.status_code == 503
     assert response.headers["retry-after"] == "1"
     assert (relay.num_cut, relay.num_refused) == (0, 1)
+
+
+@pytest.mark.parametrize("path", [b"@evil.example/v1/models", b"*", b"/" + b"a" * 70_000])
+def test_a_path_that_cannot_be_passed_on_is_the_clients_fault_and_goes_nowhere(path):
+    sent = []
+
+    async def ask():
+        transport = httpx.MockTransport(lambda request: sent.append(request.url) or httpx.Response(200))
+        async with httpx.AsyncClient(transport=transport) as upstream:
+            relay = Relay("box", upstream, "http://127.0.0.1:8000")
+            scope = {"type": "http", "method": "GET", "path": "/", "raw_path": path, "query_string": b"", "headers": []}
+            told = []
+
+            async def receive():
+                await asyncio.sleep(3600)
+
+            async def send(message):
+                told.append(message)
+
+            await relay(scope, receive, send)
+            return told, relay
+
+    told, relay = asyncio.run(ask())
+    assert (told[0]["status"], sent, relay.num_open()) == (400, [], 0)
+
+
+def test_an_event_without_an_end_is_not_held_for_ever(monkeypatch):
+    monkeypatch.setattr("onebox.fleet.relay._HELD_BYTES", 100)
+    endless = [b"data: " + b"x" * 80, b"y" * 80, b"z" * 80]
+    reply = HEAD % b"text/event-stream" + b"".join(map(chunk, endless)) + chunk(b"")
+    response, _ = asyncio.run(asked(reply))
+    assert response.content == b"".join(endless)
+    answer = _Answer(None, lambda: 0, is_anthropic=False)
+    answer._is_stream = True
+    assert answer._split(b"x" * 101) == (b"x" * 101, b"")
+    assert answer._split(b"x" * 100) == (b"", b"x" * 100)
 
 
 def test_a_whole_answer_passes_as_it_is():

@@ -1,14 +1,18 @@
 """Stored responses: they go on, are retrieved, deleted and cancelled, by their owner alone. Agents' tools, aliases."""
 
 import json
+import threading
+from concurrent.futures import ThreadPoolExecutor, wait
 
 import httpx
 import openai
 import pytest
 
+from onebox.server import conversations
 from onebox.server.app import create_app
 from onebox.server.keys import plain_keys
-from onebox.server.response_store import ResponseStore, StoredConversation, StoreLimits
+from onebox.server.pieces import json_text
+from onebox.server.response_store import OpenEntry, ResponseStore, StoredConversation, StoreLimits
 from onebox.server.settings import ServerSettings
 from tests.server.conftest import wait_until
 from tests.server.endpoints.test_chat import THOUGHT, written
@@ -121,6 +125,85 @@ def test_a_failure_in_the_background_is_told_when_it_is_retrieved(openai_client,
     assert client.responses.retrieve(begun.id).error.code == "server_error"
 
 
+def test_an_answer_that_is_cancelled_twice_at_once_is_not_lost(openai_client, monkeypatch):
+    client = openai_client("x" * 2000)
+    client.server.runner.gate.clear()
+    begun = ask(client, background=True)
+    put, storing, may_store = ResponseStore.put_open, threading.Event(), threading.Event()
+
+    def put_slowly(*arguments):
+        storing.set()
+        may_store.wait(10)
+        return put(*arguments)
+
+    monkeypatch.setattr(ResponseStore, "put_open", put_slowly)
+
+    def cancel():
+        try:
+            return client.responses.cancel(begun.id).status
+        except openai.BadRequestError:
+            return "too late"
+
+    with ThreadPoolExecutor(2) as threads:
+        first = threads.submit(cancel)
+        assert storing.wait(10)
+        second = threads.submit(cancel)
+        wait([first, second], timeout=0.3)
+        may_store.set()
+        assert first.result() == "cancelled"
+        assert second.result() in ("cancelled", "too late")
+
+
+def test_an_earlier_answer_that_no_request_may_hold_is_refused(scripted, monkeypatch):
+    client = scripted("Hi")
+    bad = {"type": "function_call", "call_id": "1", "name": "n" * 200, "arguments": "{}"}
+    read = ResponseStore.read
+
+    def read_with_bad(self, *which):
+        kept, num_bytes = read(self, *which)
+        return kept._replace(items=[*kept.items, bad]), num_bytes
+
+    monkeypatch.setattr(ResponseStore, "read", read_with_bad)
+    made = post(client).json()["id"]
+    assert "cannot be sent back" in refused(post(client, previous_response_id=made), 400, "previous_response_id")
+
+
+def test_what_short_requests_bring_into_memory_is_bounded_and_given_back(scripted, monkeypatch):
+    monkeypatch.setattr(conversations, "_MAX_HELD_BYTES", 3000)
+    client = scripted("Hi", max_model_len=3000, num_pages=300)
+    small, large = (post(client, input=[{"role": "user", "content": "x" * size}]).json()["id"] for size in (10, 2500))
+    for _ in range(8):
+        assert post(client, previous_response_id=small).status_code == 200
+        assert client.request("GET", f"/v1/responses/{small}").status_code == 200
+        for reply in (post(client, previous_response_id=large), client.request("GET", f"/v1/responses/{large}")):
+            assert "Stored conversations" in refused(reply, 429, code="server_busy", kind="rate_limit_error")
+    metadata = {"a": "x" * 2500}
+    assert post(client, background=True, metadata=metadata).status_code == 429
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+def test_a_large_echo_is_written_beside_the_event_loop(scripted, monkeypatch, is_stream):
+    """Sizes of what the loop's thread writes, whatever the client's settings are."""
+    sizes = []
+
+    def sized(value):
+        text = json_text(value)
+        if threading.current_thread() is threading.main_thread():
+            sizes.append(len(text))
+        return text
+
+    for module in ("pieces", "sse", "endpoints.response_reply"):
+        monkeypatch.setattr(f"onebox.server.{module}.json_text", sized)
+    metadata = {str(number): "é" for number in range(5000)}
+    reply = post(scripted("Hi"), metadata=metadata, stream=is_stream)
+    assert reply.status_code == 200
+    if is_stream:
+        told = [json.loads(line[6:]) for line in reply.text.splitlines() if line.startswith("data: ")]
+        assert [event["response"]["metadata"] == metadata for event in told if "response" in event] == [True] * 3
+        assert sizes
+    assert max(sizes, default=0) < 4000
+
+
 # The store's bounds.
 
 ID = "resp_{:032x}"
@@ -155,6 +238,30 @@ def test_bytes_are_bounded_and_what_is_too_large_is_not_kept(tmp_path, on_disk):
         assert sum(held) <= 8 << 10
     for number in range(20 - len(store), 20):
         store.delete(ID.format(number), "me")
+    assert (store.num_bytes, len(store)) == (0, 0)
+
+
+def test_a_conversation_is_bounded_by_its_text_too(scripted):
+    """Repeated text takes next to nothing while it is stored, and all of its size when it is read."""
+    store = ResponseStore(StoreLimits(max_bytes=64 << 10))
+    assert store.put(ID.format(1), "me", StoredConversation({}, [{"text": "x" * 30_000}]))
+    for kept in (StoredConversation({}, [{"text": "x" * 4000}] * 10), conversation("x" * 40_000)):
+        assert not store.put(ID.format(2), "me", kept)
+    assert len(store) == 1
+    client = scripted("Hi")
+    client.app = create_app(client.service, ServerSettings(responses=StoreLimits(max_bytes=6000)))
+    items = [{"role": "user", "content": "x" * 1000}] * 4 + [{"role": "user", "content": "Hi"}]
+    assert post(client, input=items, truncation="auto").json()["store"] is False
+    assert "too large" in refused(post(client, input=items, truncation="auto", background=True), 400, "background")
+
+
+def test_an_answer_that_is_stored_twice_counts_once():
+    store = ResponseStore(StoreLimits())
+    begun = OpenEntry([], store.limits)
+    for status in ("completed", "cancelled"):
+        assert store.put_open(ID.format(1), "me", begun, [{"a": status}], {"status": status})
+    assert store.get(ID.format(1), "me") == ({"status": "cancelled"}, [{"a": "cancelled"}])
+    store.delete(ID.format(1), "me")
     assert (store.num_bytes, len(store)) == (0, 0)
 
 

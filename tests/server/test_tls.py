@@ -2,9 +2,13 @@
 
 import io
 import shutil
+import socket
 import ssl
 import subprocess
+import sys
 import threading
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
 
 import httpx
 import pytest
@@ -32,20 +36,59 @@ def certificate(tmp_path_factory):
     return made
 
 
+@contextmanager
+def serving(app, tls, limits):
+    """(server, port) of an application that speaks HTTPS."""
+    bound = bind("127.0.0.1", 0)
+    ready = threading.Event()
+    server = HttpServer(app, ready.set, limits, tls.context())
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [bound]})
+    thread.start()
+    wait_until(ready.is_set)
+    yield server, bound.getsockname()[1]
+    server.should_exit = True
+    thread.join()
+
+
 @pytest.fixture
 def https_url(scripted, certificate):
     """Of a server that asks clients for a certificate too."""
     tls = TlsFiles(certificate[0], certificate[1], client_authorities=certificate[0])
-    app = create_app(scripted("Hi").service)
-    bound = bind("127.0.0.1", 0)
-    ready = threading.Event()
-    server = HttpServer(app, ready.set, ConnectionLimits(), tls.context())
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [bound]})
-    thread.start()
-    wait_until(ready.is_set)
-    yield f"https://127.0.0.1:{bound.getsockname()[1]}"
-    server.should_exit = True
-    thread.join()
+    with serving(create_app(scripted("Hi").service), tls, ConnectionLimits()) as (_, port):
+        yield f"https://127.0.0.1:{port}"
+
+
+def num_descriptors():
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="descriptors are counted in /proc")
+@pytest.mark.parametrize("hello", [b"", b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", b"GET / HTTP/1.1\r\n\r\n"])
+def test_clients_that_never_finish_their_handshake_keep_nobody_out(scripted, certificate, hello):
+    limits = ConnectionLimits(max_connections=16, header_timeout_s=60)
+    trusting = ssl.create_default_context(cafile=str(certificate[0]))
+    before = num_descriptors()
+    with (
+        serving(create_app(scripted("Hi").service), TlsFiles(*certificate), limits) as (server, port),
+        ExitStack() as held,
+    ):
+        for _ in range(60):
+            silent = held.enter_context(socket.create_connection(("127.0.0.1", port)))
+            with suppress(OSError):
+                silent.sendall(hello)
+        assert httpx.get(f"https://127.0.0.1:{port}/health", verify=trusting).status_code == 200
+        wait_until(lambda: len(server._door.handshakes) <= 4)
+        # The test's own ends, and a few of the server's.
+        wait_until(lambda: num_descriptors() - before < 60 + 16)
+
+
+def test_a_handshake_has_the_time_of_a_header(scripted, certificate):
+    limits = ConnectionLimits(header_timeout_s=0.2)
+    with serving(create_app(scripted("Hi").service), TlsFiles(*certificate), limits) as (server, port):
+        with socket.create_connection(("127.0.0.1", port)) as silent:
+            silent.settimeout(30)
+            assert silent.recv(1) == b""
+        wait_until(lambda: not server._door.handshakes)
 
 
 def test_answers_come_over_tls_to_who_trusts_and_is_trusted(https_url, certificate):

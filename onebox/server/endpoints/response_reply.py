@@ -3,24 +3,43 @@
 import json
 import time
 from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
 
 from onebox.engine.api import SamplingParams
 from onebox.server.answer import Answer, AnswerChunk, Answers
 from onebox.server.endpoints.response_items import ResponseItems
 from onebox.server.errors import error_body, error_status
-from onebox.server.pieces import JsonParts
+from onebox.server.pieces import JsonParts, json_text
 from onebox.server.schemas.common import Json
 from onebox.server.schemas.responses import ResponsesRequest
+from onebox.server.schemas.responses_tools import OfferedTool
 from onebox.server.sections import AnswerSections, SectionEvent
-from onebox.server.sse import COMMENT, sse_event
+from onebox.server.sse import COMMENT, sse_event, sse_text
 from onebox.server.usage import Usage
 from onebox.spec.errors import OneboxError
 
-__all__ = ["ResponseReply"]
+__all__ = ["Echo", "ResponseReply"]
 
 
 Keep = Callable[[Json], None]
 _USABLE = ("function", "custom", "namespace")
+
+
+class Echo(NamedTuple):
+    """What an answer needs of its request, which is not held any longer. Its size is the client's choice."""
+
+    fields: Json
+    """The settings, which the answer repeats."""
+    text: str
+    """Their JSON without the braces: three events of a stream have it, and others wait for the loop."""
+    offered: Sequence[OfferedTool]
+    has_sealed_reasoning: bool
+
+    @classmethod
+    def of_request(cls, body: ResponsesRequest, sampling: SamplingParams) -> "Echo":
+        """To be called beside the event loop."""
+        fields = _sendable(_echo(body, sampling))
+        return cls(fields, json_text(fields)[1:-1], body.offered, body.has_sealed_reasoning)
 
 
 class ResponseReply:
@@ -29,7 +48,12 @@ class ResponseReply:
     heartbeat = COMMENT
 
     def __init__(
-        self, answers: Answers, body: ResponsesRequest, model: str, keep: Keep | None = None, num_dropped: int = 0
+        self,
+        answers: Answers,
+        echo: Echo,
+        model: str,
+        keep: Keep | None = None,
+        num_dropped: int = 0,
     ) -> None:
         """`keep` is called with the final response, beside the event loop, before it is sent.
 
@@ -42,17 +66,17 @@ class ResponseReply:
         """Once it is known."""
         self.keep = keep
         self._sections = AnswerSections()
-        self._items = ResponseItems(body.has_sealed_reasoning, body.offered)
+        self._items = ResponseItems(echo.has_sealed_reasoning, echo.offered)
         self._num_events = 0
         self._head = {
             "id": self.response_id,
             "object": "response",
             "created_at": int(time.time()),
             "model": model,
-            **_sendable(_echo(body, self._answer.prompt.sampling)),
             "store": keep is not None,
         }
-        if body.truncation == "auto":
+        self._echo = echo
+        if echo.fields["truncation"] == "auto":
             self._head["truncated_items"] = num_dropped
 
     @property
@@ -61,18 +85,21 @@ class ResponseReply:
 
     def whole(self, chunks: Sequence[AnswerChunk]) -> Json:
         self._sections.add(chunks[0].deltas)
-        final = self._final()
+        final = self._response(self._final_state())
         if self.keep:
             self.keep(final)
         return final
 
     def unfinished(self, status: str, error: OneboxError | None = None) -> Json:
         """As it is while it is computed, or where it ended without an answer."""
-        return self._response(status, self._output("incomplete"), None, error=_error(error) if error else None)
+        return self._response(self._unfinished_state(status, error))
+
+    def _unfinished_state(self, status: str, error: OneboxError | None) -> Json:
+        return self._state(status, self._output("incomplete"), None, error=_error(error) if error else None)
 
     def begin(self) -> Iterator[str]:
         for name in ("response.created", "response.in_progress"):
-            yield self._event(name, {"response": self._response("in_progress", [], None)})
+            yield self._response_event(name, self._state("in_progress", [], None))
 
     def chunk(self, _: int, chunk: AnswerChunk) -> Iterator[str]:
         yield from self._section_events(self._sections.push(chunk.deltas), "completed")
@@ -81,11 +108,12 @@ class ResponseReply:
         yield from self._section_events(self._sections.close(), self._last_status())
 
     def end(self) -> Iterator[str]:
-        final = self.final = self._final()
-        yield self._event(f"response.{final['status']}", {"response": final})
+        state = self._final_state()
+        self.final = self._response(state)
+        yield self._response_event(f"response.{state['status']}", state)
 
     def fail(self, error: OneboxError) -> Iterator[str]:
-        yield self._event("response.failed", {"response": self.unfinished("failed", error)})
+        yield self._response_event("response.failed", self._unfinished_state("failed", error))
 
     def _section_events(self, events: Iterator[SectionEvent], status: str) -> Iterator[str]:
         for event in events:
@@ -97,20 +125,29 @@ class ResponseReply:
         self._num_events += 1
         return sse_event(body, name)
 
+    def _response_event(self, name: str, state: Json) -> str:
+        """An event with the whole response, of which the echo is written already."""
+        body = {"type": name, "sequence_number": self._num_events, "response": {**self._head, **state}}
+        self._num_events += 1
+        return sse_text(f"{json_text(body)[:-2]}, {self._echo.text}}}}}", name)
+
     def _last_status(self) -> str:
         return "incomplete" if self._answer.finish_reason == "length" else "completed"
 
-    def _final(self) -> Json:
+    def _final_state(self) -> Json:
         status = self._last_status()
         details = {"reason": "max_output_tokens"} if status == "incomplete" else None
-        return self._response(status, self._output(status), _usage(self.answers.usage), incomplete_details=details)
+        return self._state(status, self._output(status), _usage(self.answers.usage), incomplete_details=details)
 
     def _output(self, last_status: str) -> list[Json]:
         sections = self._sections.all
         statuses = ["completed"] * (len(sections) - 1) + [last_status]
         return [self._items.whole(section, status) for section, status in zip(sections, statuses, strict=False)]
 
-    def _response(
+    def _response(self, state: Json) -> Json:
+        return {**self._head, **self._echo.fields, **state}
+
+    def _state(
         self,
         status: str,
         output: list[Json],
@@ -119,13 +156,14 @@ class ResponseReply:
         error: Json | None = None,
         incomplete_details: Json | None = None,
     ) -> Json:
+        """What changes of a response."""
         state = {"status": status, "error": error, "incomplete_details": incomplete_details}
-        return {**self._head, **state, "output": JsonParts(output), "usage": usage}
+        return {**state, "output": JsonParts(output), "usage": usage}
 
 
 def _echo(body: ResponsesRequest, sampling: SamplingParams) -> Json:
     """The request's settings, with defaults filled in."""
-    given = body.model_dump(exclude_none=True, by_alias=True)
+    given = body.model_dump(include={"text", "tool_choice", "tools"}, exclude_none=True, by_alias=True)
     text = {"format": {"type": "text"}, **given.get("text", {})}
     return {
         "background": bool(body.background),

@@ -1,7 +1,8 @@
 """POST /v1/responses, and the answers that were stored: retrieved, deleted, cancelled."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import Annotated, Any
 
@@ -11,8 +12,9 @@ from fastapi.responses import Response
 from onebox.engine.api import EngineConfig
 from onebox.server.answer import Answers
 from onebox.server.body import JsonRoute
+from onebox.server.budget import HeldBytes
 from onebox.server.conversations import Conversations, KeptReply
-from onebox.server.endpoints.response_reply import ResponseReply
+from onebox.server.endpoints.response_reply import Echo, ResponseReply
 from onebox.server.errors import FieldError
 from onebox.server.pieces import JsonResponse
 from onebox.server.prompt import Prompt
@@ -37,27 +39,29 @@ def responses_router(service: Service, settings: ServerSettings) -> APIRouter:
     async def responses(body: ResponsesRequest) -> Response:
         """OpenAI's Responses, as agents use them: tools, stored conversations, answers in the background"""
         service.refuse_other_model(body.model)
-        earlier = await conversations.earlier(body)
-        prompt, num_dropped = await _prompt(service, body, earlier)
-        keep = conversations.keeper(body, earlier)
+        with conversations.hold() as held:
+            earlier = await conversations.earlier(body, held)
+            prompt, num_dropped = await _prompt(service, body, earlier)
+            keep = await conversations.keeper(body, earlier)
+            del earlier
+        echo = await asyncio.to_thread(Echo.of_request, body, prompt.sampling)
         for kind in body.left_out:
             note(f"tools of the type {kind!r} were left out: nothing here can run them")
 
         def form(answers: Answers) -> ResponseReply:
-            return ResponseReply(answers, body, service.model_name, keep, num_dropped)
+            return ResponseReply(answers, echo, service.model_name, keep, num_dropped)
 
         is_stream = bool(body.stream)
         submitted = service.submit([prompt], "resp", is_stream=is_stream)
         if body.background:
-            started = await conversations.start(submitted, form)
+            started = await conversations.start(submitted, form, num_bytes=2 * len(echo.text))
             return JsonResponse(lambda: started)
         return KeptReply(submitted, form, settings, is_stream=is_stream)
 
     @router.get("/v1/responses/{response_id}")
     async def retrieve(response_id: _Id) -> Response:
         """An answer that was stored, or that is computed in the background"""
-        found = await conversations.find(response_id)
-        return JsonResponse(lambda: found)
+        return await _held(conversations, lambda held: conversations.find(response_id, held))
 
     @router.delete("/v1/responses/{response_id}")
     async def delete(response_id: _Id) -> Json:
@@ -68,10 +72,16 @@ def responses_router(service: Service, settings: ServerSettings) -> APIRouter:
     @router.post("/v1/responses/{response_id}/cancel")
     async def cancel(response_id: _Id) -> Response:
         """Ends an answer that is computed in the background"""
-        cancelled = await conversations.cancel(response_id)
-        return JsonResponse(lambda: cancelled)
+        return await _held(conversations, lambda held: conversations.cancel(response_id, held))
 
     return router
+
+
+async def _held(conversations: Conversations, find: Callable[[HeldBytes], Awaitable[Json]]) -> Response:
+    """A stored response, which counts until it is sent."""
+    with ExitStack() as stack:
+        found = await find(stack.enter_context(conversations.hold()))
+        return JsonResponse(lambda: found, stack.pop_all())
 
 
 async def _prompt(service: Service, body: ResponsesRequest, earlier: list[dict[str, Any]]) -> tuple[Prompt, int]:

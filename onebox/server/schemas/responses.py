@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from functools import cached_property
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Discriminator, Field, Tag, TypeAdapter, field_validator, model_validator
+from pydantic import Discriminator, Field, Tag, TypeAdapter, ValidationError, field_validator, model_validator
 
 from onebox.engine.api import Grammar
 from onebox.server.errors import FieldError
@@ -242,7 +242,14 @@ _items = TypeAdapter(list[_Item])
 
 def read_items(values: list[Any]) -> Sequence[Any]:
     """Items of earlier requests and answers, as they were kept."""
-    return _items.validate_python(values)
+    try:
+        return _items.validate_python(values)
+    except ValidationError:
+        # The model may have called a tool by a name that no request may have, for example.
+        raise FieldError(
+            "The previous response has an item that cannot be sent back; send the earlier items in input instead.",
+            "previous_response_id",
+        ) from None
 
 
 class ResponsesChosenTool(Strict):

@@ -20,18 +20,28 @@ class Turns:
     """Collects messages. Consecutive reasoning, content and calls of the assistant are one message."""
 
     def __init__(self) -> None:
-        self.messages: list[dict[str, Any]] = []
+        self._messages: list[dict[str, Any]] = []
+        self._texts: dict[str, list[str]] = {}
+        """Of the assistant's message at the end, by field. Joined once: a client may send it in ten thousands of parts,
+        and each sum of texts would copy all of them."""
+
+    @property
+    def messages(self) -> list[dict[str, Any]]:
+        self._join()
+        return self._messages
 
     def add_message(self, role: str, parts: Iterable[Part]) -> None:
         """Of the system, a developer or the user."""
-        self.messages.append({"role": role, "content": list(parts)})
+        self._join()
+        self._messages.append({"role": role, "content": list(parts)})
 
     def add_content(self, text: str) -> None:
-        self._assistant()["content"] += text
+        self._assistant()
+        self._texts.setdefault("content", []).append(text)
 
     def add_reasoning(self, text: str) -> None:
-        turn = self._assistant()
-        turn["reasoning_content"] = turn.get("reasoning_content", "") + text
+        self._assistant()
+        self._texts.setdefault("reasoning_content", []).append(text)
 
     def add_call(self, call_id: str, name: str, arguments: str | Mapping[str, Any]) -> None:
         """Arguments are an object, or the JSON of one."""
@@ -39,9 +49,16 @@ class Turns:
         self._assistant().setdefault("tool_calls", []).append({"id": call_id, "type": "function", "function": function})
 
     def add_result(self, call_id: str, parts: Sequence[Part]) -> None:
-        self.messages.append({"role": "tool", "tool_call_id": call_id, "content": list(parts)})
+        self._join()
+        self._messages.append({"role": "tool", "tool_call_id": call_id, "content": list(parts)})
 
     def _assistant(self) -> dict[str, Any]:
-        if not self.messages or self.messages[-1]["role"] != "assistant":
-            self.messages.append({"role": "assistant", "content": ""})
-        return self.messages[-1]
+        if not self._messages or self._messages[-1]["role"] != "assistant":
+            self._messages.append({"role": "assistant", "content": ""})
+        return self._messages[-1]
+
+    def _join(self) -> None:
+        for name, texts in self._texts.items():
+            last = self._messages[-1]
+            last[name] = "".join((last.get(name, ""), *texts))
+        self._texts = {}
