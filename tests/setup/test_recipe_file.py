@@ -85,7 +85,7 @@ def test_what_is_wrong_in_a_file_is_named_with_the_file(tmp_path, text, says):
         ("max_model_length = 1", r"my\.toml: \[serve\] 'max_model_length' is not an option of onebox serve"),
         ("max_model_len = true", r"my\.toml: \[serve\] max_model_len is True; it takes a text or a number"),
         ("language_model_only = 1", r"my\.toml: \[serve\] language_model_only is 1; it takes true or false"),
-        ('max_model_len = "long"', r"my\.toml: \[serve\].*--max-model-len': Input should be a valid integer"),
+        ('max_model_len = "long"', r"my\.toml: \[serve\].*--max-model-len': It takes a whole number"),
         ("port = [1]", r"my\.toml: \[serve\] port is \[1\]; it takes a text or a number"),
     ],
 )
