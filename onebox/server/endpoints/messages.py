@@ -10,7 +10,7 @@ from typing import Any
 from fastapi import APIRouter
 from fastapi.responses import Response
 
-from onebox.engine.api import PAGE_TOKENS, ContextTooLongError, EngineConfig
+from onebox.engine.api import ContextTooLongError, EngineConfig
 from onebox.server.answer import Answer, AnswerChunk, Answers
 from onebox.server.anthropic_errors import AnthropicErrorReply, anthropic_error
 from onebox.server.body import JsonRoute
@@ -18,6 +18,7 @@ from onebox.server.endpoints.cache import lookup_reply
 from onebox.server.errors import error_body, error_status
 from onebox.server.pieces import JsonParts
 from onebox.server.prompt import Prompt
+from onebox.server.record import note
 from onebox.server.reply import STREAMABLE, AnswerResponse
 from onebox.server.schemas.anthropic import CountTokensRequest, MessagesLookupRequest, MessagesRequest
 from onebox.server.schemas.cache import CacheLookupReply
@@ -26,6 +27,7 @@ from onebox.server.sections import AnswerSection, AnswerSections, SectionEvent
 from onebox.server.service import Service
 from onebox.server.settings import ServerSettings
 from onebox.server.sse import sse_event
+from onebox.server.truncation import context_room
 from onebox.server.usage import Usage
 from onebox.spec.errors import OneboxError
 
@@ -77,10 +79,12 @@ def _bounded(prompt: Prompt, max_tokens: int, config: EngineConfig) -> Prompt:
     This API has a stop reason for an end there, model_context_window_exceeded.
     """
     num_tokens = len(prompt.token_ids)
-    room = min(config.max_model_len, config.num_pages * PAGE_TOKENS) - num_tokens
+    room = context_room(config) - num_tokens
     if room < 1:
         # In the words on which agents shorten their conversation and try again.
         raise ContextTooLongError(f"prompt is too long: {num_tokens} tokens > {num_tokens + room - 1} maximum.")
+    if max_tokens > room:
+        note(f"max_tokens {max_tokens} was lowered to {room}, which the context leaves")
     return replace(prompt, sampling=replace(prompt.sampling, max_tokens=min(max_tokens, room)))
 
 

@@ -153,11 +153,13 @@ def test_an_agents_request_works_and_its_changing_header_does_not_reach_the_prom
     assert prompt.endswith("<think>\n")
 
 
-def test_more_tokens_than_the_context_holds_are_as_many_as_it_holds(anthropic_client):
+def test_more_tokens_than_the_context_holds_are_as_many_as_it_holds_and_told(anthropic_client, caplog):
+    caplog.set_level("INFO", "onebox")
     client = anthropic_client("x" * 500, max_model_len=100)
     message = ask(client, max_tokens=32000)
     assert message.stop_reason == "model_context_window_exceeded"
     assert message.usage.input_tokens + message.usage.output_tokens == 100
+    assert "max_tokens 32000 was lowered to" in caplog.text
     assert ask(client, max_tokens=5).stop_reason == "max_tokens"
 
 
