@@ -24,8 +24,7 @@ __all__ = ["Conversations", "KeptReply"]
 
 _pool = WorkPool("stored responses", num_threads=2, max_waiting=256)
 _MAX_HELD_BYTES = 512 << 20
-
-
+"""Of texts in memory that requests brought there by an id alone; beyond it they are refused with 429."""
 _NOT_STORED = "the response was too large to be stored"
 
 
