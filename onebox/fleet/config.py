@@ -29,6 +29,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from onebox.spec.addresses import is_loopback
+from onebox.spec.authorization import is_sendable
 from onebox.spec.errors import UnreadableError, UsageError
 
 __all__ = ["PORT_MARK", "ROUTERS", "FleetConfig", "MemberConfig", "read_fleet_config"]
@@ -237,7 +238,7 @@ def _api_key(path: Path, name: str | None) -> str:
         raise UnreadableError(f"{path}: api_key_file {file} is no text; its first line must be a key.") from None
     if not key:
         raise UnreadableError(f"{path}: the first line of api_key_file {file} is empty; write the members' key there.")
-    if not key.isascii() or not key.isprintable() or " " in key:
+    if not is_sendable(key):
         raise UnreadableError(
             f"{path}: the first line of api_key_file {file} has spaces or characters beyond printable ASCII, which no "
             "header carries; write one key there."
