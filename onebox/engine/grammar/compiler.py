@@ -12,8 +12,10 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from subprocess import SubprocessError
 from typing import TYPE_CHECKING, TypeVar
 
 from onebox.engine.grammar.check_queue import CheckQueue, GrammarCheck, Verdict
@@ -75,7 +77,7 @@ class GrammarCompiler:
     # Called from any thread.
 
     def warm_up(self) -> None:
-        """Starts a checker and reads the token table, in the background."""
+        """Starts the checkers and reads the token table, in the background."""
         self.constrain_later(Grammar.json_object())
 
     def check(self, grammar: Grammar) -> "Future[None]":
@@ -208,6 +210,9 @@ class GrammarCompiler:
         self._threads = [start_thread(target, "onebox-grammars", LIBRARY_STACK_BYTES) for target in work]
 
     def _check_all(self, checker: GrammarChecker, *, takes_long: bool) -> None:
+        # Both at once, so that no grammar has to wait for a process; where it fails now, the first check says so.
+        with suppress(OneboxError, OSError, SubprocessError):
+            checker.start()
         while (check := self._checks.take(takes_long=takes_long)) is not None:
             self._check(checker, check)
         checker.stop()

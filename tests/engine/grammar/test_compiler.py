@@ -17,6 +17,7 @@ from onebox.engine.grammar.value import Grammar, GrammarError
 from onebox.engine.request import EngineStoppedError, QueueFullError
 from onebox.spec.errors import MismatchError, UnsupportedError, UsageError
 from onebox.spec.vocabulary import TokenTable
+from tests.engine.fake import wait_until
 from tests.engine.grammar.hostile import HOSTILE, random_grammar
 from tests.engine.grammar.vocabulary import BYTES, CONTROL, TABLE, VOCAB_SIZE, allowed, start_of
 
@@ -57,6 +58,17 @@ def test_a_grammar_that_cannot_be_used_is_refused_with_a_sentence(compiler, gram
         assert str(refusal.value).startswith(sentence)
         assert "\n" not in str(refusal.value)
         assert refusal.value.field_name == "guided"
+
+
+def test_both_checkers_run_after_the_first_grammar():
+    """A second one that started later, under load, would look like a leak and keep two grammars at once waiting."""
+    compiler = GrammarCompiler(TABLE, VOCAB_SIZE)
+    try:
+        compiler.warm_up()
+        compiler.constrain(Grammar.regex("a"))
+        wait_until(lambda: len(checker_ids(compiler)) == 2)
+    finally:
+        compiler.close()
 
 
 def test_a_refusal_is_about_the_part_that_is_at_fault(compiler):
