@@ -59,8 +59,8 @@ __all__ = [
 _log = logging.getLogger(__name__)
 
 _BATCHED_TOKENS = {"cpu": DEFAULT_HOST_BATCHED_TOKENS, "cuda": DEFAULT_BATCHED_TOKENS}
-_KEPT_ROWS = {"cpu": 4 * (1 + MAX_DRAFTS), "cuda": 0}
-"""Four of the largest steps: written together, they cost a fraction of what they would cost one by one."""
+_KEPT_ROWS = {"cpu": 16 * (1 + MAX_DRAFTS), "cuda": 0}
+"""Sixteen of the largest steps: written together, they cost a fraction of what they would cost one by one."""
 _ANSWER_WAIT_S = 0.05
 """A reader does not notice; less would cost throughput, since each step reads the weights once."""
 DEFAULT_CPU_CACHE_BYTES = 1 * GIB

@@ -31,6 +31,11 @@ class DraftClass(NamedTuple):
     is_agreed: bool | None = None
     """Of an n-gram match: whether a head's first drafts are the same; None: whatever a head drafts."""
 
+    @property
+    def is_unmatched(self) -> bool:
+        """Whether these are drafts from the text, which has no match yet."""
+        return self.drafter is Drafter.NGRAM and not self.match_length
+
 
 @dataclass(frozen=True)
 class LearningSettings:
@@ -43,6 +48,8 @@ class LearningSettings:
     shared_decay: float = 0.98
     """The same factor for the rates of all requests: a memory of about 50 steps, for requests that follow each other
     are often alike. Where they are not, a longer one is no better."""
+    lookup_decay: float = 0.95
+    """The same factor for what a request finds in its text: a memory of about 20 steps."""
     refresh_interval: int = 16
     """Observations after which the shared rates are computed anew."""
 

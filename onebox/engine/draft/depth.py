@@ -15,6 +15,7 @@ from typing import NamedTuple
 from onebox.engine.draft.acceptance import AcceptanceRates, DraftClass, LearningSettings, SharedRates
 from onebox.engine.draft.costs import StepCosts
 from onebox.engine.draft.kinds import Drafter, TextPart
+from onebox.engine.draft.lookup import LookupGain, LookupGains
 
 __all__ = [
     "ALONE",
@@ -37,6 +38,8 @@ _SURPRISE = 2.0
 """As many times the drafts that were expected to be right."""
 _USUAL_DIFFERENCE = 0.05
 """Between the rates of one request and of all, where they are alike."""
+_LEAST_LOOKUP_GAIN = 0.1
+"""Over a plain step, of looking for a match where there was none: a plain step can be started ahead of the host."""
 
 
 class Offer(NamedTuple):
@@ -121,6 +124,7 @@ class SharedAcceptance:
     def __init__(self, settings: LearningSettings | None = None) -> None:
         self._settings = settings or LearningSettings()
         self.probes = Probes()
+        self.lookups = LookupGains(self._settings.shared_decay)
         self._rates: dict[DraftClass, SharedRates] = {}
 
     def of(self, kind: DraftClass) -> SharedRates:
@@ -169,11 +173,24 @@ def choose(
             expected += chance
             longest = depth if is_chained and depth > chained else chained
             widest = depth if is_block and depth > blocks else blocks
-            speed = (others + expected) / cost(num_rows + depth, longest, widest)
+            step = cost(num_rows + depth, longest, widest)
+            speed = (others + expected) / step
             rank = speed * favour if depth == last_depth else speed
             if rank > best_rank:
                 best, best_depth, best_tokens, best_speed, best_rank = kind, depth, expected, speed, rank
+            elif others + expected + chance * (max_depth - depth) < best_rank * step and depth > last_depth:
+                break  # later drafts are less likely, and cost more
     return Best(DraftChoice(best, best_depth), best_tokens, best_speed)
+
+
+def _looked_up(text: Offer, gain: LookupGain, costs: StepCosts, company: Company) -> Best:
+    """A step that looks into the text and verifies what it finds, if anything."""
+    depth = min(round(gain.depth), text.max_depth)
+    num_rows, num_chained, num_blocks, others = company
+    drafting, plain = (costs.cost(num_rows + 1 + drafts, num_chained, num_blocks) for drafts in (depth, 0))
+    num_tokens = 1 + gain.chance * min(gain.accepted, depth)
+    speed = (others + num_tokens) / (gain.chance * drafting + (1 - gain.chance) * plain)
+    return Best(DraftChoice(text.kind, round(gain.chance * depth)), num_tokens, speed)
 
 
 class AutoDepth:
@@ -189,6 +206,7 @@ class AutoDepth:
         self._settings = settings or DepthSettings()
         self._shared = shared or SharedAcceptance(self._settings.learning)
         self._acceptance: dict[DraftClass, AcceptanceRates] = {}
+        self._lookups = LookupGains(self._settings.learning.lookup_decay, self._shared.lookups)
         self._probes = self._shared.probes
         self._last = PLAIN
         """The latest choice that was not a probe."""
@@ -196,10 +214,16 @@ class AutoDepth:
         """How many drafts of a class were proposed the last time, if all of them were accepted."""
 
     def choose(self, offers: Sequence[Offer], costs: StepCosts, company: Company = ALONE) -> Best:
-        """The next step's choice among the offers and plain decoding."""
-        offers = [offer for offer in offers if offer.max_depth > 0]
+        """The next step's choice among the offers and plain decoding.
+
+        An offer of the text without a match is one to look for a match when the step begins.
+        """
+        unmatched = next((offer for offer in offers if offer.kind.is_unmatched and offer.max_depth > 0), None)
+        offers = [offer for offer in offers if offer.max_depth > 0 and not offer.kind.is_unmatched]
         settings = self._settings
         best = choose(offers, self.chances, costs, company, self._last, settings.least_gain)
+        if unmatched and (gain := self._lookups.expected(unmatched.kind.part)):
+            best = self._better(best, _looked_up(unmatched, gain, costs, company))
         self._last = best.choice
         self._probes.credit = min(self._probes.credit + settings.probe_share * best.num_tokens, 1.0)
         probe = self._probe(best, offers, costs, company) if self._probes.credit >= 0 else None
@@ -208,6 +232,12 @@ class AutoDepth:
             num_unused[kind[:2]] += 1
         num_unused[(probe or best).choice.kind[:2]] = 0
         return probe or best
+
+    def _better(self, best: Best, looked_up: Best) -> Best:
+        """The look into the text, if it gains over the best of the other choices."""
+        is_last = self._settings.least_gain if best.choice == self._last else 0.0
+        least_gain = is_last if best.choice.depth else _LEAST_LOOKUP_GAIN
+        return looked_up if looked_up.speed > best.speed * (1 + least_gain) else best
 
     def choose_now(self, offers: Sequence[Offer], costs: StepCosts, company: Company = ALONE) -> Best:
         """The best choice for a step whose drafts are all made: nothing is probed."""
@@ -218,6 +248,11 @@ class AutoDepth:
         if num_proposed:
             self._rates(kind).observe(num_proposed, num_accepted)
             self._shared.of(kind).observe(num_proposed, num_accepted)
+
+    def observe_lookup(self, part: TextPart, found: Best) -> None:
+        """Records the best that the text could propose in a step for which it had no match when planned."""
+        for lookups in (self._lookups, self._shared.lookups):
+            lookups.observe(part, found.choice.depth, found.num_tokens - 1)
 
     def observe_choice(self, choice: DraftChoice, num_proposed: int, num_accepted: int) -> None:
         """Records what a step's choice gave. The next choice may have been made already."""

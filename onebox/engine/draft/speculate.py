@@ -106,6 +106,8 @@ class SequenceDrafts:
         self._plan = PLAIN
         self._may_look_up = False
         """Whether the planned step may verify other drafts than the head's."""
+        self._is_unmatched = False
+        """Whether the text had no match when the step was planned."""
         self._checked = PLAIN
         """What this step verifies; `_plan` is already that of the next step."""
         self._proposals: list[_Proposal] = []
@@ -192,23 +194,32 @@ class SequenceDrafts:
         if head:
             self._proposals.append(_Proposal(plan.kind, head, plan.depth))
             head = head[: plan.depth]
+        text_class, is_from_text = self._text_class(), plan.kind.drafter is Drafter.NGRAM
+        found = self._best_of(auto, Offer(text_class, len(text))) if is_from_text or self._is_unmatched else None
+        if found and self._is_unmatched:
+            auto.observe_lookup(text_class.part, found)
         if not text:
             return head
-        text_class = self._text_class()
         self._proposals.append(_Proposal(text_class, text, 0))
+        if found and is_from_text:
+            self._checked = found.choice
+            return text[: found.choice.depth]
         if len(head) >= _NUM_AGREED:
             is_agreed = head[:_NUM_AGREED] == text[:_NUM_AGREED]
             self._agreement += 0.1 * (is_agreed - self._agreement)
             text_class = text_class._replace(is_agreed=is_agreed)
             self._proposals.append(_Proposal(text_class, text, 0))
-        if plan.kind.drafter is not Drafter.NGRAM and not self._may_look_up:
+        if not self._may_look_up:
             return head
-        offers = [Offer(text_class, len(text))]
-        if head:
-            offers.append(Offer(plan.kind, len(head)))
-        best = auto.choose_now(offers, self._speculator.costs, self._speculator.company(self)).choice
+        best = self._best_of(auto, Offer(text_class, len(text)), Offer(plan.kind, len(head))).choice
         self._checked = best
         return text[: best.depth] if best.kind == text_class else head[: best.depth]
+
+    def _best_of(self, auto: AutoDepth, *offers: Offer) -> Best:
+        """Of drafts that are made already, in the company that this step has."""
+        return auto.choose_now(
+            [o for o in offers if o.max_depth], self._speculator.costs, self._speculator.company(self)
+        )
 
     def _text_class(self) -> DraftClass:
         """Of what the text proposes now."""
@@ -226,6 +237,7 @@ class SequenceDrafts:
         if self._auto is None:
             return Drafter.NONE, 0
         offers = self._offers(room)
+        self._is_unmatched = any(offer.kind.is_unmatched for offer in offers)
         planned = self._auto.choose(offers, self._speculator.costs, self._speculator.company(self))
         self._plan = plan = planned.choice
         self._may_look_up = self._pays_to_look_up(self._auto, planned, room)
@@ -238,7 +250,7 @@ class SequenceDrafts:
             offers.append(Offer(DraftClass(Drafter.MTP, self._part), min(room, config.max_mtp_drafts)))
         if config.with_dflash:
             offers.append(Offer(DraftClass(Drafter.DFLASH, self._part), min(room, config.max_block_drafts)))
-        if self._index and self._index.match_length:
+        if self._index:
             offers.append(Offer(self._text_class(), room))
         return offers
 
@@ -248,7 +260,7 @@ class SequenceDrafts:
         is_from_head = plan.kind.drafter not in (Drafter.NONE, Drafter.NGRAM)
         if not is_from_head or plan.depth < _NUM_AGREED or plan.is_probe or kind.match_length < _LEAST_COPIED:
             return False
-        agreed = auto.choose_now([Offer(kind, room)], self._speculator.costs, self._speculator.company(self))
+        agreed = self._best_of(auto, Offer(kind, room))
         return self._agreement * (agreed.speed / planned.speed - 1) > _LEAST_LOOKUP_GAIN
 
     @property
