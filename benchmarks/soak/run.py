@@ -71,7 +71,7 @@ class Soak:
         steady_until = self.ledger.began + share * self._options.seconds
         while not self.lives or steady_until - time.monotonic() > 10:
             # More than one where the server dies.
-            await self._live(LifeOptions("steady"), (), steady_until - time.monotonic())
+            await self._live(LifeOptions("steady", stores_in_files=True), (), steady_until - time.monotonic())
             if not self.lives:
                 # It does not even start.
                 break

@@ -42,6 +42,8 @@ class LifeOptions:
     has_full_disk: bool = False
     is_released: bool = False
     """The engine's memory is freed when nobody asks for a few seconds."""
+    stores_in_files: bool = False
+    """Answers of the Responses API are kept in a directory; in memory they grow up to a limit, as a cache does."""
 
 
 class ServerLife:
@@ -60,7 +62,7 @@ class ServerLife:
         self._url = ""
         began = time.monotonic()
         self.process = subprocess.Popen(
-            self._command(),
+            self._command(directory),
             env=self._environment(directory),
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -77,12 +79,14 @@ class ServerLife:
         self._wait_ready()
         self.start_s = time.monotonic() - began
 
-    def _command(self) -> list[str]:
+    def _command(self, directory: Path) -> list[str]:
         command = [sys.executable, "-m", "onebox.cli.main", "serve", *_ARGUMENTS, *_QUEUE]
         if self.options.api_key:
             command += ["--api-key", self.options.api_key]
         if self.options.is_released:
             command += ["--idle-release", str(IDLE_S)]
+        if self.options.stores_in_files:
+            command += ["--responses-dir", str(directory / "responses")]
         if self.options.has_full_disk:
             command = ["unshare", "--map-root-user", "--mount", "sh", "-c", _FULL_DISK, *command]
         return command
