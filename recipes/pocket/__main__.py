@@ -30,12 +30,15 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
         "--minutes", type=float, help=f"training time; default {DEFAULT_MINUTES}, with --toy {_TOY_MINUTES}"
     )
     parser.add_argument("--seeing-minutes", type=float, default=SEEING_MINUTES, help="time of the training on pictures")
+    parser.add_argument("--start", type=Path, help="a text model to take, with its tokenizer, instead of training one")
     parser.add_argument("--from", dest="again_from", choices=STAGES, help="run this stage and all later ones again")
     parser.add_argument("--until", choices=STAGES, help="stop after this stage")
     parser.add_argument("--toy", action="store_true", help="a tiny model in WORK/toy: no GPU, no text, one minute")
     given = parser.parse_args(arguments)
     if (given.minutes is not None and given.minutes <= 0) or given.seeing_minutes <= 0:
         parser.error("--minutes and --seeing-minutes must be above 0")
+    if given.start and (given.toy or "train" in (given.again_from, given.until)):
+        parser.error("--start takes a trained text model: there is no stage train, and no toy")
     if given.again_from and given.until and STAGES.index(given.until) < STAGES.index(given.again_from):
         parser.error(f"--until {given.until} comes before --from {given.again_from}")
     return given
@@ -49,7 +52,8 @@ def _run_toy(given: argparse.Namespace) -> int:
 
 def _run(given: argparse.Namespace) -> int:
     work = WorkDirectory(given.work)
-    stages = pocket_stages(work, given.packages, given.minutes or DEFAULT_MINUTES, given.seeing_minutes)
+    minutes = given.minutes or DEFAULT_MINUTES
+    stages = pocket_stages(work, given.packages, minutes, given.seeing_minutes, given.start)
     run_stages(stages, given.again_from, given.until)
     misses = missed_claims(work) if work.evaluation.exists() else []
     for miss in misses:

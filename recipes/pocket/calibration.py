@@ -25,7 +25,7 @@ from onebox.spec.model import read_json
 from onebox.text.chat import ChatTemplate
 from onebox.text.tokenizer import Tokenizer
 from recipes.pocket.command import log_progress, run_command
-from recipes.pocket.data.tokens import read_documents
+from recipes.pocket.data.tokens import check_token_files, read_documents
 from recipes.pocket.evaluation.predictions import HeldOutPassage, ModelVariant, compare, example_passages, text_passages
 from recipes.pocket.evaluation.tasks import workload_task
 from recipes.pocket.synthetic.filler import use_documents
@@ -69,6 +69,7 @@ def _documents(data: Path, tokenizer: Tokenizer, num_tokens: int) -> Iterator[st
 def _write_text(given: argparse.Namespace) -> None:
     tokenizer = Tokenizer.load(given.directory)
     if (given.data / "index.json").exists():
+        check_token_files(given.data, given.directory)
         use_documents(given.data, tokenizer)
     texts = [*_examples(given.directory, given.examples), *_documents(given.data, tokenizer, given.tokens)]
     with given.file.open("w", encoding="utf-8") as file:

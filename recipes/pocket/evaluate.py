@@ -31,6 +31,7 @@ from onebox.spec.model import read_config
 from onebox.text.chat import ChatTemplate
 from onebox.text.tokenizer import Tokenizer
 from recipes.pocket.command import log_progress, run_command
+from recipes.pocket.data.tokens import check_token_files
 from recipes.pocket.evaluation.pictures import picture_task
 from recipes.pocket.evaluation.predictions import (
     HeldOutPassage,
@@ -118,6 +119,7 @@ def evaluate(directory: Path, data: Path, kv_formats: Sequence[str], sizes: Eval
     started = time.monotonic()
     tokenizer, template = Tokenizer.load(directory), ChatTemplate.load(directory)
     if (data / "index.json").exists():
+        check_token_files(data, directory)
         use_documents(data, tokenizer)
     else:
         log_progress(f"no text in {data}: texts are skipped, and keys are hidden in generated sentences")

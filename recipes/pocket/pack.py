@@ -14,7 +14,7 @@ import numpy as np
 
 from onebox.pocket.ready import MODEL_DIRECTORY
 from recipes.pocket.command import log_progress, run_command
-from recipes.pocket.data.tokens import INDEX, read_documents
+from recipes.pocket.data.tokens import INDEX, TOKENIZER_MARK, check_token_files, read_documents
 from recipes.pocket.training.feed import end_token
 
 __all__ = ["main", "pack"]
@@ -22,9 +22,11 @@ __all__ = ["main", "pack"]
 
 def pack(data: Path, model: Path, text_share: float, out: Path) -> int:
     """Writes `out` from the working directory `data`; returns the number of tokens in it."""
+    check_token_files(data, model)
     end, num_tokens = end_token(model), 0
     with tarfile.open(out, "w:xz") as archive:
-        archive.add(data / INDEX, INDEX)
+        for name in (INDEX, TOKENIZER_MARK):
+            archive.add(data / name, name)
         for path in sorted((data / "tokens").glob("*.bin")):
             share = 1.0 if path.name.startswith("heldout-") else text_share
             ids = _first_documents(path, end, share)

@@ -7,6 +7,8 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+from tokenizers import Tokenizer
+
 from onebox.model.random_text import text_files
 from onebox.pocket.ready import MODEL_DIRECTORY
 from onebox.text.chat import ChatTemplate
@@ -28,21 +30,30 @@ _CHARACTERS_PER_LANGUAGE = 4_000_000
 _EXAMPLES_PER_WORKLOAD = 1_500
 
 
-def prepare(packages: Path, output: Path, model: Path) -> dict[str, dict[str, Any]]:
+def prepare(packages: Path, output: Path, model: Path, tokenizer_of: Path | None = None) -> dict[str, dict[str, Any]]:
     """Downloads to `packages`, writes token files and their index to `output`, the tokenizer to `model`.
 
-    Returns the index: for each source its language, licence, and numbers of training and held-out tokens.
+    The tokenizer is trained, or that of the model in `tokenizer_of`. Returns the index: for each source its language,
+    licence, and numbers of training and held-out tokens.
     """
     documents = collect(packages)
+    if tokenizer_of:
+        tokenizer = Tokenizer.from_file(str(tokenizer_of / "tokenizer.json"))
+    else:
+        tokenizer = _train_tokenizer(documents)
+    write_text_files(tokenizer, model)
+    return write_token_files(documents, SOURCES, tokenizer, output)
+
+
+def _train_tokenizer(documents: Mapping[str, list[str]]) -> Tokenizer:
+    """Of the training documents, all languages alike, and of examples."""
     by_language: dict[str, list[str]] = {"generated": _generated()}
     for source in SOURCES:
         training, _ = split_held_out(documents[source.name])
         by_language.setdefault(source.language, []).extend(training)
     for language in by_language.values():
         Random(0).shuffle(language)  # noqa: S311 - a fixed order, nothing secret
-    tokenizer = train_tokenizer(balance_groups(by_language, _CHARACTERS_PER_LANGUAGE))
-    write_text_files(tokenizer, model)
-    return write_token_files(documents, SOURCES, tokenizer, output)
+    return train_tokenizer(balance_groups(by_language, _CHARACTERS_PER_LANGUAGE))
 
 
 def _generated() -> list[str]:
@@ -66,10 +77,11 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--packages", type=Path, default=Path("build/pocket"), help="where Debian packages are kept")
     parser.add_argument("--output", type=Path, default=Path(".pocket"), help="where token files and index go")
     parser.add_argument("--model", type=Path, default=MODEL_DIRECTORY, help="where the tokenizer goes")
+    parser.add_argument("--tokenizer", type=Path, help="a model whose tokenizer is taken instead of training one")
     given = parser.parse_args(arguments)
 
     def run() -> int:
-        index = prepare(given.packages, given.output, given.model)
+        index = prepare(given.packages, given.output, given.model, given.tokenizer)
         sys.stdout.write(_report(index) + "\n")
         return 0
 

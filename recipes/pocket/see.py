@@ -25,6 +25,7 @@ from onebox.spec.model import ModelSpec, spec_from_config
 from onebox.text.tokenizer import Tokenizer
 from recipes.pocket.command import run_command
 from recipes.pocket.config import SEEING_TOY, pocket_config
+from recipes.pocket.data.tokens import check_token_files
 from recipes.pocket.pictures.fonts import CHARACTERS, FontShelf, write_characters
 from recipes.pocket.pictures.workloads import PictureSource
 from recipes.pocket.synthetic.filler import filler
@@ -60,6 +61,7 @@ _TOY_ROWS = (RowShape(((112, 4),), {"short line": 1.0}), RowShape(((256, 2), (10
 
 def see(data: Path, fonts: Path, model: Path, out: Path, start: Path, clock: RunClock) -> None:
     """The real run. Forks the workers before the GPU is used."""
+    check_token_files(data, model)
     config = pocket_config(first_special_token=end_token(model), sees=True)
     pools = [PicturePool(shape, _POOL_ROWS, min(_SHAPE.lengths)) for shape in (LINE_ROWS, PAGE_ROWS)]
     examples = ExamplePool(_SHAPE.pool_rows, token_shares=(3, 2, 2))

@@ -100,14 +100,20 @@ def _delete_outputs(stages: Sequence[RecipeStage], *, restart: bool) -> None:
             shutil.rmtree(stage.resume_from, ignore_errors=True)
 
 
-def pocket_stages(work: WorkDirectory, packages: Path, minutes: float, seeing_minutes: float) -> list[RecipeStage]:
-    """The real recipe. The first stage needs Debian's apt, the next two a GPU."""
+def pocket_stages(
+    work: WorkDirectory, packages: Path, minutes: float, seeing_minutes: float, start: Path | None = None
+) -> list[RecipeStage]:
+    """The real recipe. The first stage needs Debian's apt, the next two a GPU.
+
+    With `start`, that text model is taken, with its tokenizer, instead of training one.
+    """
     text = (work.directory / INDEX, work.model / "tokenizer.json", work.fonts / "held-out" / CHARACTER_INDEX)
     options = ["--data", str(work.directory), "--model", str(work.model)]
+    train = _train_stage(work, ["--minutes", str(minutes), *options], lambda: _require_gpu(work.directory))
     return [
-        RecipeStage("prepare", text, lambda: _prepare(work, packages)),
-        _train_stage(work, ["--minutes", str(minutes), *options], lambda: _require_gpu(work.directory)),
-        _see_stage(work, ["--minutes", str(seeing_minutes), *options], lambda: _require_gpu(work.directory)),
+        RecipeStage("prepare", text, lambda: _prepare(work, packages, start)),
+        *([] if start else [train]),
+        _see_stage(work, ["--minutes", str(seeing_minutes), *options], lambda: _require_gpu(work.directory), start),
         RecipeStage("export", _artefact(work), lambda: export.export(work.seen, work.model, work.directory)),
         RecipeStage("evaluate", (work.evaluation,), lambda: _evaluate(work, evaluate.FULL)),
     ]
@@ -137,10 +143,10 @@ def _artefact(work: WorkDirectory) -> tuple[Path, ...]:
     return work.model / "model.safetensors", work.model / "README.md"
 
 
-def _prepare(work: WorkDirectory, packages: Path) -> None:
+def _prepare(work: WorkDirectory, packages: Path, tokenizer_of: Path | None) -> None:
     num_fonts = make_fonts(packages, work.fonts)
     log_progress(f"{num_fonts} fonts to draw pictures with")
-    index = prepare.prepare(packages, work.directory, work.model)
+    index = prepare.prepare(packages, work.directory, work.model, tokenizer_of)
     log_progress(f"{sum(source['tokens'] for source in index.values()):,} tokens of text")
 
 
@@ -157,10 +163,12 @@ def _train_stage(work: WorkDirectory, options: list[str], check: Callable[[], No
     return RecipeStage("train", (work.trained / _FINISHED,), run, check, work.trained)
 
 
-def _see_stage(work: WorkDirectory, options: list[str], check: Callable[[], None] = lambda: None) -> RecipeStage:
+def _see_stage(
+    work: WorkDirectory, options: list[str], check: Callable[[], None] = lambda: None, start: Path | None = None
+) -> RecipeStage:
     def run() -> None:
-        start = ["--start", str(work.trained), "--out", str(work.seen), "--resume"]
-        _finish(work.seen, see.main([*options, *start]))
+        begin = ["--start", str(start or work.trained), "--out", str(work.seen), "--resume"]
+        _finish(work.seen, see.main([*options, *begin]))
 
     return RecipeStage("see", (work.seen / _FINISHED,), run, check, work.seen)
 

@@ -22,6 +22,7 @@ from onebox.pocket.ready import MODEL_DIRECTORY
 from onebox.spec.model import ModelSpec, spec_from_config
 from recipes.pocket.command import run_command
 from recipes.pocket.config import TOY, pocket_config
+from recipes.pocket.data.tokens import check_token_files
 from recipes.pocket.synthetic.workloads import SHARES
 from recipes.pocket.training.checkpoint import read_progress, read_weights, save_run
 from recipes.pocket.training.delta_rule import choose_delta_rule, plain_delta_rule
@@ -46,6 +47,7 @@ _TOY_SHAPE = BatchShape(tokens=512, lengths=(64, 128))
 
 def train_pocket(data: Path, model: Path, out: Path, start: Path | None, clock: RunClock) -> None:
     """The real run, with the tokenizer in `model`. Forks the workers before the GPU is used."""
+    check_token_files(data, model)
     shape, config = BatchShape(), pocket_config(first_special_token=end_token(model))
     pool = ExamplePool(shape.pool_rows)
     feed = MixedFeed(TextRows(data), pool, tuple(SHARES))

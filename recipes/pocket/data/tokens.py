@@ -17,14 +17,17 @@ from numpy.typing import NDArray
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 from onebox.model.random_text import text_files
-from onebox.spec.errors import DoesNotFitError
+from onebox.spec.errors import DoesNotFitError, MismatchError
 from recipes.pocket.data.sources import TextSource
 
 __all__ = [
     "INDEX",
     "MAX_BYTES",
     "NUM_TOKENS",
+    "TOKENIZER_MARK",
     "balance_groups",
+    "check_token_files",
+    "mark_token_files",
     "read_documents",
     "split_held_out",
     "train_tokenizer",
@@ -36,6 +39,8 @@ NUM_TOKENS = 8192
 MAX_BYTES = 55_000_000
 """Of all token files together: they are copied to the training machine."""
 INDEX = "index.json"
+TOKENIZER_MARK = "tokenizer.sha256"
+"""Says, beside the index, which tokenizer made the token files."""
 _HELD_OUT_OF = 50
 _ENCODE_BATCH = 256
 _WORDS = (
@@ -134,7 +139,28 @@ def write_token_files(
     shutil.rmtree(directory / "tokens", ignore_errors=True)
     tokens.rename(directory / "tokens")
     (directory / INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
+    mark_token_files(directory, tokenizer)
     return index
+
+
+def mark_token_files(directory: Path, tokenizer: Tokenizer) -> None:
+    (directory / TOKENIZER_MARK).write_text(_fingerprint(tokenizer) + "\n", encoding="utf-8")
+
+
+def check_token_files(directory: Path, model: Path) -> None:
+    """Refuses token files that another tokenizer made: under this one their ids would be other words."""
+    mark = directory / TOKENIZER_MARK
+    made_by = mark.read_text(encoding="utf-8").strip() if mark.exists() else None
+    if made_by != _fingerprint(Tokenizer.from_file(str(model / "tokenizer.json"))):
+        raise MismatchError(
+            f"The token files in {directory} were not made with the tokenizer in {model}: make them again with "
+            f"`python -m recipes.pocket.prepare --tokenizer {model} --output {directory}`."
+        )
+
+
+def _fingerprint(tokenizer: Tokenizer) -> str:
+    ids = sorted(tokenizer.get_vocab(with_added_tokens=True).items())
+    return hashlib.sha256(json.dumps(ids).encode()).hexdigest()
 
 
 def _write(documents: list[str], tokenizer: Tokenizer, path: Path) -> int:

@@ -21,7 +21,7 @@ from onebox.text.tokenizer import Tokenizer
 from recipes.pocket.command import log_progress, run_command
 from recipes.pocket.data.collect import collect
 from recipes.pocket.data.sources import SOURCES
-from recipes.pocket.data.tokens import INDEX, read_documents, write_token_files
+from recipes.pocket.data.tokens import INDEX, check_token_files, read_documents, write_token_files
 from recipes.pocket.synthetic.example import Example, text_is
 from recipes.pocket.synthetic.filler import filler, use_documents
 from recipes.pocket.synthetic.workloads import HELD_OUT_SEED, MEASURED, SHARES, WORKLOADS, prompt_text, render
@@ -178,6 +178,7 @@ def _make_text(text: Path, packages: Path) -> None:
     if not (text / INDEX).exists():
         tokenizer = RawTokenizer.from_file(str(MODEL_DIRECTORY / "tokenizer.json"))
         write_token_files(collect(packages), SOURCES, tokenizer, text)
+    check_token_files(text, MODEL_DIRECTORY)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -3,7 +3,9 @@
 import tarfile
 
 import numpy as np
+from tokenizers import Tokenizer
 
+from recipes.pocket.data.tokens import check_token_files, mark_token_files
 from recipes.pocket.pack import pack
 from recipes.pocket.training.feed import end_token
 from tests.recipes.pocket.toy_pictures import toy_directory
@@ -18,6 +20,7 @@ def test_a_pack_holds_the_first_documents_and_everything_held_out(tmp_path):
     for name in ("prose", "heldout-prose"):
         documents.tofile(data / "tokens" / f"{name}.bin")
     (data / "index.json").write_text("{}")
+    mark_token_files(data, Tokenizer.from_file(str(toy_directory() / "tokenizer.json")))
     (data / "fonts" / "a.otf").write_bytes(b"font")
     assert pack(data, toy_directory(), 0.5, tmp_path / "pack.tar.xz") == 7 + 11
     with tarfile.open(tmp_path / "pack.tar.xz") as archive:
@@ -27,3 +30,4 @@ def test_a_pack_holds_the_first_documents_and_everything_held_out(tmp_path):
     assert np.fromfile(there / "tokens" / "heldout-prose.bin", np.uint16).tolist() == documents.tolist()
     assert (there / "fonts" / "a.otf").read_bytes() == b"font"
     assert (there / "index.json").exists()
+    check_token_files(there, toy_directory())

@@ -9,7 +9,7 @@ import torch
 import onebox
 from onebox.spec.errors import UnsupportedError
 from recipes.pocket import __main__ as command
-from recipes.pocket.stages import STAGES, RecipeStage, WorkDirectory, missed_claims, run_stages
+from recipes.pocket.stages import STAGES, RecipeStage, WorkDirectory, missed_claims, pocket_stages, run_stages
 
 
 class Fakes:
@@ -103,8 +103,22 @@ def test_without_a_gpu_the_real_recipe_is_refused_and_downloads_nothing(tmp_path
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_text_model_to_start_from_replaces_its_training(tmp_path):
+    work = WorkDirectory(tmp_path)
+    names = [stage.name for stage in pocket_stages(work, tmp_path / "packages", 1.0, 1.0, start=tmp_path / "model")]
+    assert names == [name for name in STAGES if name != "train"]
+
+
 @pytest.mark.parametrize(
-    "arguments", [["--minutes", "0"], ["--from", "bake"], ["--from", "export", "--until", "train"], ["--until", "x"]]
+    "arguments",
+    [
+        ["--minutes", "0"],
+        ["--from", "bake"],
+        ["--from", "export", "--until", "train"],
+        ["--until", "x"],
+        ["--start", "model", "--toy"],
+        ["--start", "model", "--from", "train"],
+    ],
 )
 def test_a_wrong_argument_is_named(arguments, capsys):
     with pytest.raises(SystemExit) as stop:

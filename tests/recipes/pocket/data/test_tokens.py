@@ -8,15 +8,17 @@ from transformers import AutoTokenizer
 
 from onebox.model.random_text import text_files
 from onebox.pocket.ready import MODEL_DIRECTORY
-from onebox.spec.errors import DoesNotFitError
+from onebox.spec.errors import DoesNotFitError, MismatchError
 from onebox.text.tokenizer import Tokenizer
 from recipes.pocket.data.sources import TextSource
 from recipes.pocket.data.tokens import (
     NUM_TOKENS,
     balance_groups,
+    check_token_files,
     read_documents,
     split_held_out,
     train_tokenizer,
+    write_text_files,
     write_token_files,
 )
 
@@ -108,3 +110,17 @@ def test_more_than_may_travel_is_refused_with_the_numbers(tmp_path, monkeypatch)
     tokenizer = train_tokenizer(["abc"], num_tokens=300)
     with pytest.raises(DoesNotFitError, match="the limit is 10"):
         write_token_files({"one": ["a long document"]}, [sample("one")], tokenizer, tmp_path)
+
+
+def test_token_files_of_another_tokenizer_are_refused_with_the_command_that_makes_them_again(tmp_path):
+    documents = {"one": [f"Document {number} of the árvíz." for number in range(60)]}
+    own, other = train_tokenizer(documents["one"], num_tokens=320), train_tokenizer(["quite another"], num_tokens=320)
+    for name, tokenizer in (("own", own), ("other", other)):
+        write_text_files(tokenizer, tmp_path / name)
+    write_token_files(documents, [sample("one")], own, tmp_path)
+    check_token_files(tmp_path, tmp_path / "own")
+    with pytest.raises(MismatchError, match=r"not made with the tokenizer in .*other.*prepare --tokenizer"):
+        check_token_files(tmp_path, tmp_path / "other")
+    (tmp_path / "tokenizer.sha256").unlink()
+    with pytest.raises(MismatchError):
+        check_token_files(tmp_path, tmp_path / "own")
