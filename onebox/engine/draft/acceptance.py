@@ -48,6 +48,9 @@ class LearningSettings:
     shared_decay: float = 0.98
     """The same factor for the rates of all requests: a memory of about 50 steps, for requests that follow each other
     are often alike. Where they are not, a longer one is no better."""
+    unused_decay: float = 0.85
+    """The same factor, per request, for the shared rates of a head of which nothing was observed since the request
+    before: what did not suit one text may suit the next, and little of it is probed."""
     lookup_decay: float = 0.95
     """The same factor for what a request finds in its text: a memory of about 20 steps."""
     refresh_interval: int = 16
@@ -120,6 +123,13 @@ class AcceptanceRates:
         else:
             self._likeness = min(self._likeness * self._growth, 1.0)
 
+    def fade(self, factor: float) -> None:
+        """Makes all observations so far count by this factor."""
+        self._unit /= factor
+        if self._unit > _LARGEST_WEIGHT:
+            self._rescale()
+        self._chances = []
+
     def _rescale(self) -> None:
         self._tried = [weight / self._unit for weight in self._tried]
         self._accepted = [weight / self._unit for weight in self._accepted]
@@ -182,7 +192,8 @@ class SharedRates:
     def __init__(self, settings: LearningSettings, kind: DraftClass) -> None:
         self._rates = AcceptanceRates(settings.shared_decay, 2.0, _assumed_rate(kind))
         self._interval = settings.refresh_interval
-        self._num_observed = 0
+        self._unused_decay = 1.0 if kind.drafter is Drafter.NGRAM else settings.unused_decay
+        self._num_observed = self._num_before = 0
         self._cached: list[float] = []
         self._weights: list[float] = []
         self.version = 0
@@ -194,6 +205,14 @@ class SharedRates:
         if self._num_observed <= self._interval or self._num_observed % self._interval == 0:
             self._cached = []
             self.version += 1
+
+    def start_request(self) -> None:
+        """Another request begins."""
+        if self._num_observed == self._num_before and self._unused_decay < 1:
+            self._rates.fade(self._unused_decay)
+            self._cached = []
+            self.version += 1
+        self._num_before = self._num_observed
 
     def weight(self, position: int) -> float:
         return self._rates.weight(position)

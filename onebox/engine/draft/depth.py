@@ -127,6 +127,11 @@ class SharedAcceptance:
         self.lookups = LookupGains(self._settings.shared_decay)
         self._rates: dict[DraftClass, SharedRates] = {}
 
+    def start_request(self) -> None:
+        """Another request begins."""
+        for rates in self._rates.values():
+            rates.start_request()
+
     def of(self, kind: DraftClass) -> SharedRates:
         found = self._rates.get(kind)
         if found is None:
@@ -205,6 +210,7 @@ class AutoDepth:
     def __init__(self, settings: DepthSettings | None = None, shared: SharedAcceptance | None = None) -> None:
         self._settings = settings or DepthSettings()
         self._shared = shared or SharedAcceptance(self._settings.learning)
+        self._shared.start_request()
         self._acceptance: dict[DraftClass, AcceptanceRates] = {}
         self._lookups = LookupGains(self._settings.learning.lookup_decay, self._shared.lookups)
         self._probes = self._shared.probes

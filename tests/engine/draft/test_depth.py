@@ -7,7 +7,7 @@ import pytest
 
 from onebox.engine.draft.acceptance import AcceptanceRates, DraftClass
 from onebox.engine.draft.costs import CostPrior, StepCosts
-from onebox.engine.draft.depth import ALONE, PLAIN, AutoDepth, Company, DraftChoice, Offer, choose
+from onebox.engine.draft.depth import ALONE, PLAIN, AutoDepth, Company, DraftChoice, Offer, SharedAcceptance, choose
 from onebox.engine.draft.kinds import Drafter
 from tests.engine.draft.machines import MACHINES, MAX_MTP_DEPTH, TEXTS, fixed_speeds, rate_at
 from tests.engine.draft.simulation import DFLASH, MTP, NGRAM, Simulation
@@ -202,3 +202,17 @@ def test_heads_are_probed_where_they_are_bad_and_the_text_is_not():
     simulation.run(TEXTS["random"], 300)
     assert not any(choice.kind == NGRAM for choice in simulation.choices[60:])
     assert any(choice.kind.drafter is Drafter.MTP for choice in simulation.choices[60:])
+
+
+def test_a_head_that_no_request_uses_is_believed_less_bad_with_every_request():
+    shared = SharedAcceptance()
+    unused, used = shared.of(DFLASH), shared.of(MTP)
+    for _ in range(100):
+        unused.observe(4, 0)
+        used.observe(4, 0)
+    assert unused.rates(1)[0] < 0.1
+    for _ in range(30):
+        AutoDepth(shared=shared)
+        used.observe(4, 0)
+    assert unused.rates(1)[0] > 0.5
+    assert used.rates(1)[0] < 0.1
