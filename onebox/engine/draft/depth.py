@@ -38,6 +38,9 @@ _SURPRISE = 2.0
 """As many times the drafts that were expected to be right."""
 _USUAL_DIFFERENCE = 0.05
 """Between the rates of one request and of all, where they are alike."""
+_WORTH_PROBING, _RAREST = 0.25, 8.0
+"""What a head must be able to gain, if all of its drafts were accepted, to be probed as often as others; and how many
+times less often a head is probed that can gain nothing."""
 _LEAST_LOOKUP_GAIN = 0.1
 """Over a plain step, of looking for a match where there was none: a plain step can be started ahead of the host."""
 
@@ -298,7 +301,7 @@ class AutoDepth:
 
     def _probe(self, best: Best, offers: Sequence[Offer], costs: StepCosts, company: Company) -> Best | None:
         """What is tried instead of the best choice: deeper drafts, another head, or none; None if nothing is due."""
-        probe = self._deeper(best.choice, offers) or self._other_head(best.choice, offers, costs, company)
+        probe = self._deeper(best.choice, offers) or self._other_head(best, offers, costs, company)
         if probe is None and best.choice.depth and self._num_unused(PLAIN.kind) >= self._settings.plain_interval:
             probe = PLAIN
         if probe is None:
@@ -326,18 +329,26 @@ class AutoDepth:
         return is_usual and shared.weight(position) >= self._settings.shared_weight
 
     def _other_head(
-        self, best: DraftChoice, offers: Sequence[Offer], costs: StepCosts, company: Company
+        self, best: Best, offers: Sequence[Offer], costs: StepCosts, company: Company
     ) -> DraftChoice | None:
         """The head other than the best that was unused for longest, if its probe is due.
 
         As deep as would be best with it; after a probe all of whose drafts were accepted, twice as deep as that.
         """
-        heads = [offer for offer in offers if offer.kind.drafter not in (best.kind.drafter, Drafter.NGRAM)]
+        heads = [offer for offer in offers if offer.kind.drafter not in (best.choice.kind.drafter, Drafter.NGRAM)]
         tried = max(heads, key=lambda offer: self._num_unused(offer.kind), default=None)
-        if tried is None or self._num_unused(tried.kind) < self._interval(tried.kind):
+        if tried is None or not self._is_due(tried, best, costs, company):
             return None
         depth = choose([tried], self.chances, costs, company).choice.depth
         return DraftChoice(tried.kind, min(max(1, depth, 2 * self._saturated.get(tried.kind, 0)), tried.max_depth))
+
+    def _is_due(self, head: Offer, best: Best, costs: StepCosts, company: Company) -> bool:
+        """Whether a head is to be probed again: the later, the less it could gain over the best choice."""
+        num_unused, interval = self._num_unused(head.kind), self._interval(head.kind)
+        if num_unused < interval:
+            return False
+        most = choose([head], lambda _, depth: [1.0] * depth, costs, company).speed / best.speed - 1
+        return num_unused >= interval * max(1.0, _WORTH_PROBING / max(most, _WORTH_PROBING / _RAREST))
 
     def _num_unused(self, kind: DraftClass) -> int:
         return self._probes.num_unused[kind[:2]]
