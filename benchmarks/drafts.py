@@ -3,9 +3,9 @@
     python benchmarks/drafts.py [--drafter DIR] [--rounds 3] [--prompts 4] [--only json,copying] [--quiet]
 
 Greedy answers to held-out prompts; every variant answers each prompt in turn, so that other work on the machine slows
-them alike. It answers twice, and the second time counts: the caches are its own by then, as they are where one engine
-runs. Drafts come from the whole vocabulary: a part of it would follow what earlier runs have counted. For each
-workload, the medians over rounds of tokens a second:
+them alike. Each has a process of its own, as a server's engine has, and answers twice: the second time counts, when the
+processor's caches are its own. Drafts come from the whole vocabulary: a part of it would follow what earlier runs have
+counted. For each workload, the medians over rounds of tokens a second:
 
     clock  as measured
     CPU    by the CPU time of the engine's one thread, host work included: the same without other programs' share
@@ -20,11 +20,13 @@ The last line is JSON.
 import argparse
 import gc
 import json
+import multiprocessing
 import statistics
 import sys
 import time
 from collections import defaultdict
 from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
 from pathlib import Path
 from random import Random
 from typing import Any, NamedTuple
@@ -63,37 +65,60 @@ class Step(NamedTuple):
     cpu_seconds: float
 
 
-@dataclass
 class Variant:
-    """One engine, and what its steps were."""
+    """One engine in a process of its own, as a server has it."""
 
-    name: str
-    llm: LLM
-    is_quiet: bool
-    kinds: list[Step] = field(default_factory=list)
-    since: float = 0.0
-    """Of the answer under way: each decode step's kind and seconds, by the clock and of the CPU."""
-
-    def __post_init__(self) -> None:
-        scheduler: Any = self.llm.engine._scheduler
-        observe = scheduler.observe
-
-        def record(plan: Any, seconds: float, speculator: Any) -> None:
-            cpu_seconds = time.thread_time() - self.since
-            observe(plan, cpu_seconds if self.is_quiet else seconds, speculator)
-            if plan.rows and not plan.chunks:
-                num_rows = sum(len(rows.token_ids) for rows in plan.rows)
-                kind = num_rows, plan.depth_by(Drafter.MTP), plan.depth_by(Drafter.DFLASH)
-                self.kinds.append(Step(kind, seconds, cpu_seconds))
-            self.since = time.thread_time()
-
-        scheduler.observe = record
+    def __init__(self, name: str, options: dict[str, Any], *, is_quiet: bool) -> None:
+        self.name = name
+        context = multiprocessing.get_context("spawn")
+        self._connection, theirs = context.Pipe()
+        self._process = context.Process(target=_serve, args=(theirs, options, is_quiet), daemon=True)
+        self._process.start()
 
     def answer(self, prompt: str, num_tokens: int) -> tuple[list[int], list[Step]]:
         """The answer's tokens, and its steps after the first token."""
-        self.kinds.clear()
-        [answer] = self.llm.generate([prompt], SamplingParams(temperature=0.0, max_tokens=num_tokens))
-        return answer.token_ids, [*self.kinds]
+        self._connection.send((prompt, num_tokens))
+        token_ids, steps = self._connection.recv()
+        return token_ids, [Step(*step) for step in steps]
+
+    def close(self) -> None:
+        self._connection.send(None)
+        self._process.join()
+
+
+def _serve(connection: "Connection[Any, Any]", options: dict[str, Any], is_quiet: bool) -> None:
+    """Answers prompts with an engine until it is sent None."""
+    torch.set_num_threads(1)
+    llm = LLM(pocket_checkpoint(), **options)
+    steps = _record_steps(llm, is_quiet)
+    gc.collect()
+    gc.freeze()
+    while (asked := connection.recv()) is not None:
+        prompt, num_tokens = asked
+        steps.clear()
+        [answer] = llm.generate([prompt], SamplingParams(temperature=0.0, max_tokens=num_tokens))
+        connection.send((answer.token_ids, [tuple(step) for step in steps]))
+    llm.close()
+
+
+def _record_steps(llm: LLM, is_quiet: bool) -> list[Step]:
+    """The decode steps of the answer under way: a list that the engine's thread appends to."""
+    scheduler: Any = llm.engine._scheduler
+    observe, steps, since = scheduler.observe, list[Step](), 0.0
+
+    def record(plan: Any, seconds: float, speculator: Any) -> None:
+        nonlocal since
+        cpu_seconds = time.thread_time() - since
+        observe(plan, cpu_seconds if is_quiet else seconds, speculator)
+        if plan.rows and not plan.chunks:
+            num_rows = sum(len(rows.token_ids) for rows in plan.rows)
+            steps.append(
+                Step((num_rows, plan.depth_by(Drafter.MTP), plan.depth_by(Drafter.DFLASH)), seconds, cpu_seconds)
+            )
+        since = time.thread_time()
+
+    scheduler.observe = record
+    return steps
 
 
 @dataclass
@@ -191,7 +216,6 @@ def main() -> None:
     )
     parser.add_argument("--only", default=",".join(WORKLOADS), help="workloads, comma-separated")
     given = parser.parse_args()
-    torch.set_num_threads(1)
     options = {**FIXED, "auto": {"speculation": "auto", "num_speculative_tokens": given.drafts}}
     if given.drafter:
         for depth in BLOCK_DEPTHS:
@@ -200,19 +224,15 @@ def main() -> None:
         options["auto"]["draft_model"] = given.drafter
     chosen = given.variants.split(",") if given.variants else list(options)
     options = {name: each for name, each in options.items() if name in (*chosen, "auto")}
-    directory, common = pocket_checkpoint(), {"max_num_seqs": 1, "max_model_len": 4096, "enable_prefix_caching": False}
-    common["draft_vocab"] = "full"
-    variants = [
-        Variant(name, LLM(directory, **common, **given_options), given.quiet) for name, given_options in options.items()
-    ]
-    gc.collect()
-    gc.freeze()  # as in a server's engine process: what was loaded is not walked again and again
+    directory = pocket_checkpoint()
+    common = {"max_num_seqs": 1, "max_model_len": 4096, "enable_prefix_caching": False, "draft_vocab": "full"}
+    variants = [Variant(name, {**common, **own}, is_quiet=given.quiet) for name, own in options.items()]
     template, results, started = ChatTemplate.load(directory), {}, time.monotonic()
     for workload in given.only.split(","):
         figures = measure(variants, workload, prompts_of(workload, given.prompts, template), given)
         results[workload] = report(workload, figures)
     for variant in variants:
-        variant.llm.close()
+        variant.close()
     print(json.dumps({"workloads": results, "seconds": round(time.monotonic() - started)}))
 
 
