@@ -131,7 +131,7 @@ class SharedAcceptance:
         self._rates: dict[DraftClass, SharedRates] = {}
 
     def start_request(self) -> None:
-        """Another request begins."""
+        """Another request begins. On the engine's thread, as everything here but the creation of policies."""
         for rates in self._rates.values():
             rates.start_request()
 
@@ -213,7 +213,8 @@ class AutoDepth:
     def __init__(self, settings: DepthSettings | None = None, shared: SharedAcceptance | None = None) -> None:
         self._settings = settings or DepthSettings()
         self._shared = shared or SharedAcceptance(self._settings.learning)
-        self._shared.start_request()
+        self._is_new = True
+        """Until the first choice: this is made on the thread that submits, choices on the engine's."""
         self._acceptance: dict[DraftClass, AcceptanceRates] = {}
         self._lookups = LookupGains(self._settings.learning.lookup_decay, self._shared.lookups)
         self._probes = self._shared.probes
@@ -227,6 +228,9 @@ class AutoDepth:
 
         An offer of the text without a match is one to look for a match when the step begins.
         """
+        if self._is_new:
+            self._is_new = False
+            self._shared.start_request()
         unmatched = next((offer for offer in offers if offer.kind.is_unmatched and offer.max_depth > 0), None)
         offers = [offer for offer in offers if offer.max_depth > 0 and not offer.kind.is_unmatched]
         settings = self._settings
@@ -244,8 +248,8 @@ class AutoDepth:
 
     def _better(self, best: Best, looked_up: Best) -> Best:
         """The look into the text, if it gains over the best of the other choices."""
-        is_last = self._settings.least_gain if best.choice == self._last else 0.0
-        least_gain = is_last if best.choice.depth else _LEAST_LOOKUP_GAIN
+        over_last = self._settings.least_gain if best.choice == self._last else 0.0
+        least_gain = over_last if best.choice.depth else _LEAST_LOOKUP_GAIN
         return looked_up if looked_up.speed > best.speed * (1 + least_gain) else best
 
     def choose_now(self, offers: Sequence[Offer], costs: StepCosts, company: Company = ALONE) -> Best:
