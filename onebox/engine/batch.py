@@ -1,7 +1,7 @@
 """The batches of decode steps, from the parts of a StepPlan; those of prefills are in `prompts.py`.
 
     decode_inputs    all rows of a decode step, as views of the packed buffer (`onebox.engine.inputs`)
-    exact_inputs     the same without blank rows, for a step that runs without graphs
+    exact_inputs     the same without blank rows, for a step that runs without graphs; `ExactPacker` for many of them
     following_batch  the same rows one token later, for the MTP head
     chained_batch    one row per sequence, one of its drafts, for the MTP head's next draft
 
@@ -24,6 +24,7 @@ from onebox.spec.kv import PAGE_TOKENS
 
 __all__ = [
     "DrawInputs",
+    "ExactPacker",
     "StepInputs",
     "chained_batch",
     "decode_inputs",
@@ -34,6 +35,9 @@ __all__ = [
     "limits_of",
     "start_chain",
 ]
+
+_MOST_SHAPES = 256
+"""Whose buffers are kept, of some KB each."""
 
 
 class DrawInputs(NamedTuple):
@@ -102,14 +106,44 @@ def exact_inputs(
     On a GPU the numbers of rows and sequences are given all the same, so that the kernels are those of other steps.
     """
     sizes = exact_sizes(parts, depth)
+    words = InputPacker(sizes).pack(parts, is_computed=is_computed).to(device)
+    return _exact(words, sizes, parts)
+
+
+def _exact(words: Tensor, sizes: StepSizes, parts: Sequence[DecodeRows]) -> StepInputs:
+    """The inputs of these parts, packed into `words`."""
     table = PageTable(sizes.num_sequences, sizes.num_pages)
     table.put(parts)
     max_rows = max(len(part.token_ids) for part in parts)
-    words = InputPacker(sizes).pack(parts, is_computed=is_computed).to(device)
-    inputs = decode_inputs(words, sizes, table.rows.to(device), max_rows)
-    if device.type == "cpu":
+    inputs = decode_inputs(words, sizes, table.rows.to(words.device), max_rows)
+    if words.device.type == "cpu":
         return inputs._replace(batch=replace(inputs.batch, num_rows=None), num_sequences=None)
     return inputs
+
+
+class ExactPacker:
+    """`exact_inputs` of step after step. On a CPU, steps with as many rows and sequences share a buffer."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._shared: dict[tuple[int, int], tuple[InputPacker, StepInputs]] = {}
+
+    def inputs(self, parts: Sequence[DecodeRows], depth: int, *, is_computed: bool = False) -> StepInputs:
+        """Valid until the next call, but for the page table, which may be kept."""
+        if self._device.type != "cpu":
+            return exact_inputs(parts, depth, self._device, is_computed=is_computed)
+        num_rows, num_sequences, num_pages = sizes = exact_sizes(parts, depth)
+        if (num_rows, num_sequences) not in self._shared:
+            if len(self._shared) >= _MOST_SHAPES:
+                self._shared.clear()
+            packer = InputPacker(sizes)
+            self._shared[num_rows, num_sequences] = packer, _exact(packer.words, sizes, parts)
+        packer, inputs = self._shared[num_rows, num_sequences]
+        packer.pack(parts, is_computed=is_computed)
+        table = PageTable(num_sequences, num_pages)
+        table.put(parts)
+        max_rows = max(len(part.token_ids) for part in parts)
+        return inputs._replace(batch=replace(inputs.batch, page_table=table.rows, max_rows=max_rows))
 
 
 def following_rows_of(inputs: StepInputs) -> FollowingRows:

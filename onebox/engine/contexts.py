@@ -1,4 +1,4 @@
-"""When a drafter's context gets the rows of decode steps.
+"""Rows of decode steps that a drafter's context lacks, on a CPU.
 
 A context holds every committed token, whoever drafts. Where steps are captured graphs, each writes its own rows. On a
 CPU a write is a tenth of a step, however few its rows, so rows are kept until their drafter drafts again or until there
@@ -7,103 +7,129 @@ are too many of them, and rejected ones are never written. A drafter that is not
 
 from collections.abc import Callable, Iterator
 from itertools import pairwise
-from typing import Protocol
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from onebox.kernels.step import slot_mapping
 from onebox.model.batch import Batch
+from onebox.spec.kv import PAGE_TOKENS
 
-__all__ = ["ContextWriter", "Write", "WrittenAtOnce", "WrittenLate"]
+__all__ = ["LateContext", "Write"]
 
 Write = Callable[[Batch, Tensor], None]
 """Writes the context of a batch's rows, from the vectors [R, W] that it is made of."""
 
 
-class ContextWriter(Protocol):
+class _Rows(NamedTuple):
+    """The rows of one sequence in a decode step, as far as they are not known to be rejected."""
+
+    place: int
+    """Of the first row among the sequence's tokens."""
+    num_rows: int
+    position_offset: int
+    """What is added to the place of a row to give its position."""
+    page_table: Tensor
+    """int32 [S, pages]."""
+    number: int
+    """The sequence's row of it."""
+    token_ids: Tensor
+    """int64 [num_rows or more], and so the vectors [num_rows or more, W]."""
+    vectors: Tensor
+
+    def up_to(self, place: int) -> "_Rows":
+        """Without those from `place` on. They take memory still if they are fewer than the others."""
+        num_rows = min(self.num_rows, place - self.place)
+        token_ids, vectors = self.token_ids, self.vectors
+        if 2 * num_rows < len(vectors):
+            token_ids, vectors = token_ids[:num_rows].clone(), vectors[:num_rows].clone()
+        return self._replace(num_rows=num_rows, token_ids=token_ids, vectors=vectors)
+
+
+class LateContext:
     """Of one drafter, for all sequences."""
 
-    def add(self, batch: Batch, vectors: Tensor) -> None:
-        """Takes the rows of a decode step; rejected ones come last in their sequence."""
+    def __init__(self, write: Write, capacity: int, shift: int) -> None:
+        """Keeps at most `capacity` rows of a slot. A row makes the context of the token `shift` places after it."""
+        self._write = write
+        self._capacity = capacity
+        self._shift = shift
+        self._kept: dict[int, list[_Rows]] = {}
+        """By slot: consecutive rows, step by step."""
+        self._num_kept: dict[int, int] = {}
+        """By slot: rows in memory."""
+
+    def add(self, batch: Batch, token_ids: Tensor, vectors: Tensor) -> None:
+        """Takes the rows of a decode step, the tokens int64 [R] and what their context is made of, [R, W].
+
+        Both and the page table are kept, not copied, where the step has one sequence: nobody may write them afterwards.
+        Rejected rows come last in their sequence.
+        """
+        segments = list(_segments(batch))
+        for number, (slot, place, first, end) in enumerate(segments):
+            self._forget_from(slot, place)
+            if self._num_kept.get(slot, 0) + end - first > self._capacity:
+                self._write_rows(slot, place)
+            own = token_ids, vectors
+            if len(segments) > 1:
+                own = token_ids[first:end].clone(), vectors[first:end].clone()
+            kept = self._kept.setdefault(slot, [])
+            offset = kept[0].position_offset if kept else int(batch.positions[0, first]) - place
+            kept.append(_Rows(place, end - first, offset, batch.page_table, number, *own))
+            self._num_kept[slot] = self._num_kept.get(slot, 0) + end - first
 
     def write_before(self, batch: Batch) -> None:
         """Before the drafter reads: writes what these sequences have before the rows of `batch`."""
-
-    def write_up_to(self, slots: Tensor, ends: Tensor) -> None:
-        """The same up to the places `ends`, int [S], of the sequences in these slots."""
-
-    def drop(self, slot: int) -> None:
-        """Another sequence begins in this slot, or the same one anew."""
-
-
-class WrittenAtOnce:
-    """Rejected rows, too: the next step overwrites them before they are read."""
-
-    def __init__(self, write: Write) -> None:
-        self._write = write
-
-    def add(self, batch: Batch, vectors: Tensor) -> None:
-        self._write(batch, vectors)
-
-    def write_before(self, batch: Batch) -> None: ...
-
-    def write_up_to(self, slots: Tensor, ends: Tensor) -> None: ...
-
-    def drop(self, slot: int) -> None: ...
-
-
-class WrittenLate:
-    """Keeps one stretch of rows for each slot, in `kept` [slots, rows, W]."""
-
-    def __init__(self, write: Write, kept: Tensor) -> None:
-        self._write = write
-        self._kept = kept
-        self._numbers = torch.zeros(len(kept), 3, kept.shape[1], dtype=torch.int64)
-        """Of each row its token, its position and where it is written."""
-        self._words = self._numbers.numpy()
-        """The same: numpy copies few numbers faster than torch does."""
-        self._first: dict[int, int] = {}
-        """By slot: the place of the first row that is kept, among the sequence's tokens."""
-
-    def add(self, batch: Batch, vectors: Tensor) -> None:
-        numbers = [part.numpy() for part in (batch.token_ids, batch.positions[0], batch.slot_mapping)]
-        for slot, place, first, end in _segments(batch):
-            # Rows that were kept from this place on were rejected.
-            if place - self._first.get(slot, place) + end - first > self._kept.shape[1]:
-                self._write_rows(slot, place)
-            start = place - self._first.setdefault(slot, place)
-            self._kept[slot, start : start + end - first] = vectors[first:end]
-            for words, own in zip(self._words[slot], numbers, strict=True):
-                words[start : start + end - first] = own[first:end]
-
-    def write_before(self, batch: Batch) -> None:
         for slot, place, _, _ in _segments(batch):
             self._write_rows(slot, place)
 
     def write_up_to(self, slots: Tensor, ends: Tensor) -> None:
+        """The same up to the places `ends`, int [S], of the sequences in these slots."""
         for slot, end in zip(slots.tolist(), ends.tolist(), strict=True):
             self._write_rows(slot, end)
 
     def drop(self, slot: int) -> None:
-        self._first.pop(slot, None)
+        """Another sequence begins in this slot, or the same one anew."""
+        self._kept.pop(slot, None)
+        self._num_kept.pop(slot, None)
+
+    def _forget_from(self, slot: int, place: int) -> None:
+        """Rows that were kept from this place on were rejected."""
+        kept = self._kept.get(slot)
+        while kept and kept[-1].place + kept[-1].num_rows > place:
+            last = kept.pop()
+            self._num_kept[slot] -= len(last.vectors)
+            if last.place < place:
+                kept.append(last.up_to(place))
+                self._num_kept[slot] += len(kept[-1].vectors)
 
     def _write_rows(self, slot: int, end: int) -> None:
-        count = end - self._first.pop(slot, end)
-        if not count:
-            return
-        token_ids, positions, slot_mapping = self._numbers[slot, :, :count]
-        edges, slots, seen, none = (torch.tensor(part, dtype=torch.int32) for part in ([0, count], [slot], [end], [0]))
-        batch = Batch(
-            token_ids=token_ids,
-            positions=positions.expand(3, -1),
+        self._forget_from(slot, end)
+        kept = self._kept.get(slot)
+        if kept:
+            self._write(self._batch(slot, kept), torch.cat([rows.vectors[: rows.num_rows] for rows in kept]))
+        self.drop(slot)
+
+    def _batch(self, slot: int, kept: list[_Rows]) -> Batch:
+        """Of all kept rows of a slot, at the places of their tokens."""
+        first, last = kept[0], kept[-1]
+        start, end = first.place + self._shift, last.place + last.num_rows + self._shift
+        places = torch.arange(start, end)
+        edges, slots, seen, none = (
+            torch.tensor(part, dtype=torch.int32) for part in ([0, end - start], [slot], [end], [0])
+        )
+        page_table = last.page_table[last.number : last.number + 1]
+        return Batch(
+            token_ids=torch.cat([rows.token_ids[: rows.num_rows] for rows in kept]),
+            positions=(places + first.position_offset).expand(3, -1),
             cu_rows=edges,
             slots=slots,
             num_accepted=none,
             seen=seen,
             page_table=none.view(1, 1),
-            slot_mapping=slot_mapping,
+            slot_mapping=slot_mapping(page_table, torch.zeros_like(places), places, PAGE_TOKENS),
         )
-        self._write(batch, self._kept[slot, :count])
 
 
 def _segments(batch: Batch) -> Iterator[tuple[int, int, int, int]]:

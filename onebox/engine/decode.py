@@ -6,6 +6,7 @@ a value, so that each half can be captured into a graph.
 """
 
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple, Protocol
 
 import torch
@@ -20,12 +21,12 @@ from onebox.engine.batch import (
     limits_of,
     start_chain,
 )
-from onebox.engine.contexts import ContextWriter, Write, WrittenAtOnce, WrittenLate
+from onebox.engine.contexts import LateContext
 from onebox.engine.shapes import MAX_STEP_ROWS
 from onebox.engine.step import DraftDepths
 from onebox.kernels.sampling import sample, sample_drafts
 from onebox.kernels.step import block_anchors, block_rows, verify_drafts
-from onebox.kernels.step.tensors import ANCHOR_WORDS, ChainRows
+from onebox.kernels.step.tensors import ANCHOR_WORDS, ChainRows, FollowingRows
 from onebox.model.batch import Batch
 from onebox.model.head import SampledRows
 from onebox.model.memory import Memory
@@ -160,20 +161,13 @@ class Decoder:
         """On the device: not 0 between `complete` and the end of the sampling that follows."""
         self._anchors = torch.zeros(MAX_STEP_ROWS, ANCHOR_WORDS, dtype=torch.int64, device=model.device)
         """Where the blocks begin that the block drafter makes behind the sampling, in the step's block order."""
-        self._mtp_context = self._block_context = None
-        kept, pages, drafts = memory.kept, memory.mtp, memory.drafts
-        if model.mtp and pages:
-
-            def write_kv(batch: Batch, hidden: Tensor) -> None:
-                model.write_draft_kv(batch, hidden, pages)
-
-            self._mtp_context = _writer(write_kv, kept.hidden)
-        if drafts and model.drafter:
-
-            def write_context(batch: Batch, features: Tensor) -> None:
-                model.write_context(batch, features, drafts)
-
-            self._block_context = _writer(write_context, kept.features)
+        self._mtp_pages = pages = memory.mtp if model.mtp else None
+        self._late_mtp = self._late_block = None
+        if memory.kept_rows and pages:
+            self._late_mtp = LateContext(partial(model.write_draft_kv, pages=pages), memory.kept_rows, shift=1)
+        if memory.kept_rows and memory.drafts and model.drafter:
+            write = partial(model.write_context, drafts=memory.drafts)
+            self._late_block = LateContext(write, memory.kept_rows, shift=0)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -197,13 +191,13 @@ class Decoder:
     @property
     def drafts_blocks(self) -> bool:
         """Whether there is a block drafter, whose context is kept."""
-        return self._block_context is not None
+        return self._model.drafter is not None and self._memory.drafts is not None
 
     def drop_context(self, slot: int) -> None:
         """Another sequence begins in this slot, or the same one anew."""
-        for context in (self._mtp_context, self._block_context):
-            if context:
-                context.drop(slot)
+        for late in (self._late_mtp, self._late_block):
+            if late:
+                late.drop(slot)
 
     def logits_for(self, hidden: Tensor) -> Forwarded:
         """The logits of hidden states [R, H] that are computed already."""
@@ -219,9 +213,11 @@ class Decoder:
 
     def sample(self, forwarded: Forwarded, inputs: StepInputs, depth: int, outcome: OutcomeTensors) -> None:
         """Samples, verifies and drafts with the MTP head, into `outcome`."""
-        draw, following = inputs.draw, following_rows_of(inputs)
-        rows = SampledRows(draw.temperature, draw.top_k, inputs.batch.num_rows, self._is_complete)
+        draw, batch = inputs.draw, inputs.batch
+        rows = SampledRows(draw.temperature, draw.top_k, batch.num_rows, self._is_complete)
         self._model.complete_candidates(forwarded.hidden, forwarded.logits, rows)
+        # Where the MTP head's context is written late, or there is none, only the places are needed.
+        following = following_rows_of(inputs) if depth or (self._mtp_pages and not self._late_mtp) else None
         sampled = sample(
             forwarded.logits,
             draw.temperature,
@@ -229,27 +225,39 @@ class Decoder:
             draw.top_p,
             draw.min_p,
             draw.seeds,
-            following.places,
+            following.places if following else draw.positions + 1,
         )
-        verify_drafts(outcome.verified, sampled, draw.next_ids, draw.checks, inputs.batch.cu_rows)
-        if self._mtp_context and self._memory.mtp:
-            batch = following_batch(inputs, following, outcome.token_ids)
-            if depth:
-                self._mtp_context.write_before(batch)
-                mixed = self._model.draft(batch, forwarded.hidden, self._memory.mtp)
-                chain = start_chain(inputs, following, mixed, outcome.num_accepted, depth)
-                torch.stack(self._drafts(inputs, chain, depth), dim=1, out=outcome.drafts[:, :depth])
+        verify_drafts(outcome.verified, sampled, draw.next_ids, draw.checks, batch.cu_rows)
+        if following:
+            self._draft_or_write(forwarded.hidden, inputs, following, depth, outcome)
+        elif self._late_mtp:
+            self._late_mtp.add(batch, outcome.token_ids, forwarded.hidden)
+        if forwarded.features is not None and self._memory.drafts:
+            if self._late_block:
+                self._late_block.add(batch, batch.token_ids.clone(), forwarded.features)
             else:
-                # A later step that drafts needs the head's KV entries of the tokens decoded without drafts, too.
-                self._mtp_context.add(batch, forwarded.hidden)
-        elif depth:
+                self._model.write_context(batch, forwarded.features, self._memory.drafts)
+
+    def _draft_or_write(
+        self, hidden: Tensor, inputs: StepInputs, following: FollowingRows, depth: int, outcome: OutcomeTensors
+    ) -> None:
+        """Drafts with the MTP head, or only writes its context of the rows, which later drafts read."""
+        pages = self._mtp_pages
+        if pages is None:
             raise RuntimeError("Drafts were asked of a model without an MTP head.")
-        if self._block_context and forwarded.features is not None:
-            self._block_context.add(inputs.batch, forwarded.features)
+        batch = following_batch(inputs, following, outcome.token_ids)
+        if not depth:
+            self._model.write_draft_kv(batch, hidden, pages)
+            return
+        if self._late_mtp:
+            self._late_mtp.write_before(inputs.batch)
+        mixed = self._model.draft(batch, hidden, pages)
+        chain = start_chain(inputs, following, mixed, outcome.num_accepted, depth)
+        torch.stack(self._drafts(inputs, chain, depth), dim=1, out=outcome.drafts[:, :depth])
 
     def anchor_blocks(self, inputs: StepInputs, outcome: OutcomeTensors) -> None:
         """Leaves for `draft_blocks` where the blocks behind a step's outcome begin."""
-        if self._block_context:
+        if self.drafts_blocks:
             own = self._anchors[: len(inputs.block_order)]
             last = last_rows(inputs, outcome.token_ids, outcome.num_accepted)
             block_anchors(own, last, limits_of(inputs.draw), inputs.block_order)
@@ -259,12 +267,13 @@ class Decoder:
 
         page_table int32 [S, pages]; drafts int64 [S, width]: those of the sequences themselves are written.
         """
-        model, memory, context = self._model, self._memory.drafts, self._block_context
-        if model.drafter is None or memory is None or context is None:
+        model, memory = self._model, self._memory.drafts
+        if model.drafter is None or memory is None:
             raise RuntimeError("Blocks were asked of a model without a block drafter.")
         for anchors in torch.split(self._anchors[:count], MAX_STEP_ROWS // (1 + depth)):
             rows = block_rows(anchors, depth, model.drafter.spec.mask_token_id)
-            context.write_up_to(rows.slots, rows.length)
+            if self._late_block:
+                self._late_block.write_up_to(rows.slots, rows.length)
             logits, token_ids = model.draft_logits(model.draft_blocks(rows, page_table, memory))
             sampled = sample_drafts(logits, *rows.limits, rows.places, token_ids)
             drafts[rows.sequences.to(torch.int64), :depth] = sampled.view(-1, depth)
@@ -284,10 +293,6 @@ class Decoder:
             logits, token_ids = self._model.draft_logits(hidden)
             drafts.append(sample_drafts(logits, *chain.limits, chain.places[place], token_ids))
         return drafts
-
-
-def _writer(write: Write, kept: Tensor | None) -> ContextWriter:
-    return WrittenAtOnce(write) if kept is None else WrittenLate(write, kept)
 
 
 class PlainStep:

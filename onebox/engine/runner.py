@@ -11,7 +11,7 @@ from typing import NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from onebox.engine.batch import exact_inputs
+from onebox.engine.batch import ExactPacker
 from onebox.engine.capture import GraphRecorder
 from onebox.engine.config import EngineConfig
 from onebox.engine.decode import DecodeOutcome, Decoder, DecodeStep, PlainStep
@@ -60,6 +60,7 @@ class ModelRunner:
         with_mtp = config.speculation.with_mtp and model.mtp is not None
         self._prefiller = Prefiller(model, memory, config.max_num_seqs, with_mtp)
         self._decoder = Decoder(model, memory)
+        self._packer = ExactPacker(model.device)
         self._prefill_graphs: PrefillGraphs | None = None
         self._graphs: GraphDecoder | None = None
         is_pinned = model.device.type == "cuda"
@@ -194,7 +195,7 @@ class ModelRunner:
         depths = _depths(parts)
         step = self._graphs.start_after(parts, depths, hidden) if self._graphs else None
         if step is None:
-            inputs = exact_inputs(parts, depths.most, self._model.device, is_computed=True)
+            inputs = self._packer.inputs(parts, depths.most, is_computed=True)
             forwarded = self._decoder.logits_for(hidden)
             step = PlainStep(self._decoder, forwarded, inputs, depths, len(blocks_of(parts)))
         return _read(_sample(parts, step))
@@ -226,7 +227,7 @@ class ModelRunner:
     def _queue_plain(self, parts: list[DecodeRows]) -> "_QueuedGroup":
         """The same without graphs."""
         depths = _depths(parts)
-        inputs = exact_inputs(self._graphs.leave(parts) if self._graphs else parts, depths.most, self._model.device)
+        inputs = self._packer.inputs(self._graphs.leave(parts) if self._graphs else parts, depths.most)
         forwarded = self._decoder.forward(inputs.batch)
         return _sample(parts, PlainStep(self._decoder, forwarded, inputs, depths, len(blocks_of(parts))))
 

@@ -5,8 +5,7 @@ checkpoint. The states of all layers are one tensor, so that a state is copied i
 is part of the state; its full layers have pages under the numbers of the model's own.
 """
 
-from dataclasses import dataclass, field
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -20,7 +19,7 @@ from onebox.spec.kv import PAGE_TOKENS, KVFormat
 from onebox.spec.model import ModelSpec
 from onebox.spec.states import StateDtype
 
-__all__ = ["DraftMemory", "KeptRows", "LayerMemory", "Memory", "MemoryShape", "require_pages", "require_pool"]
+__all__ = ["DraftMemory", "LayerMemory", "Memory", "MemoryShape", "require_pages", "require_pool"]
 
 LayerMemory = KVPages | DeltaPool
 """The memory of one layer: KV pages of attention, or the states of DeltaNet."""
@@ -97,25 +96,6 @@ class DraftMemory:
             first += count
 
 
-class KeptRows(NamedTuple):
-    """What contexts are made of that are not written yet, [slots, rows, ...]; None: they are written at once."""
-
-    hidden: Tensor | None = None
-    """Hidden vectors [H], for the MTP head."""
-    features: Tensor | None = None
-    """Features [taps * H], for a block drafter."""
-
-    @classmethod
-    def allocate(cls, spec: ModelSpec, shape: MemoryShape, dtype: torch.dtype, device: torch.device) -> "KeptRows":
-        def rows(size: int) -> Tensor:
-            return torch.zeros(shape.num_slots, shape.kept_rows, size, dtype=dtype, device=device)
-
-        if not shape.kept_rows:
-            return cls()
-        hidden = rows(spec.hidden_size) if shape.with_mtp else None
-        return cls(hidden, rows(shape.drafter.feature_size) if shape.drafter else None)
-
-
 @dataclass(frozen=True)
 class Memory:
     """One entry per layer, KV pages for attention or a pool of states for DeltaNet, and the MTP head's own pages."""
@@ -129,7 +109,8 @@ class Memory:
     hidden: Tensor
     """[slots + checkpoints, H]: each sequence's hidden vector after its last prefilled token, for the MTP head."""
     drafts: DraftMemory | None = None
-    kept: KeptRows = field(default_factory=KeptRows)
+    kept_rows: int = 0
+    """As in its shape; each decode step allocates its own."""
 
     @classmethod
     def allocate(cls, spec: ModelSpec, shape: MemoryShape, dtype: torch.dtype, device: torch.device) -> "Memory":
@@ -161,7 +142,7 @@ class Memory:
             conv_rows,
             torch.zeros(rows, spec.hidden_size, dtype=dtype, device=device),
             DraftMemory.allocate(shape.drafter, shape, dtype, device) if shape.drafter else None,
-            KeptRows.allocate(spec, shape, dtype, device),
+            shape.kept_rows,
         )
 
     @property
@@ -186,8 +167,7 @@ class Memory:
     def state_bytes(self) -> int:
         """Slots and checkpoints together."""
         pending = [t for pool in self.layers if isinstance(pool, DeltaPool) for t in pool[2:]]
-        kept = [rows for rows in self.kept if rows is not None]
-        return sum(t.numel() * t.element_size() for t in (*self.state_tensors, *pending, *kept))
+        return sum(t.numel() * t.element_size() for t in (*self.state_tensors, *pending))
 
     def clear(self, slot: int) -> None:
         """Resets a slot to before its first token."""

@@ -15,15 +15,19 @@ class Taps:
     def __init__(self, layer_ids: tuple[int, ...]) -> None:
         self._layer_ids = layer_ids
         self._wanted = frozenset(layer_ids)
-        self._found: dict[int, Tensor] = {}
+        self._found: dict[int, tuple[Tensor, ...]] = {}
 
     def wants(self, layer_id: int) -> bool:
         return layer_id in self._wanted
 
-    def put(self, layer_id: int, stream: Tensor) -> None:
-        """The stream behind a layer, float32 [R, H] or rounded already; it must not be written afterwards."""
-        self._found[layer_id] = stream
+    def put(self, layer_id: int, *parts: Tensor) -> None:
+        """The stream behind a layer, as the sum of parts [R, H], of all layers alike. Nobody may write them later."""
+        self._found[layer_id] = parts
 
     def features(self, dtype: torch.dtype) -> Tensor:
         """[R, taps * H] of `dtype`: side by side in the order of `layer_ids`."""
-        return torch.cat([self._found[layer_id] for layer_id in self._layer_ids], dim=-1).to(dtype)
+        first, *others = zip(*(self._found[layer_id] for layer_id in self._layer_ids), strict=True)
+        features = torch.cat(first, dim=-1)
+        for parts in others:
+            features = features + torch.cat(parts, dim=-1)
+        return features.to(dtype)

@@ -286,15 +286,15 @@ def _ring_bytes(request: MemoryRequest) -> int:
 
 
 def _kept_bytes(spec: ModelSpec, request: MemoryRequest) -> int:
-    """Hidden vectors for the MTP head and features for a block drafter."""
+    """Of a slot: hidden vectors for the MTP head and features for a block drafter."""
     hidden = spec.hidden_size if request.with_mtp else 0
     features = request.drafter.feature_size if request.drafter else 0
     return request.kept_rows * request.activation_bytes * (hidden + features)
 
 
 def workspace_bytes(spec: ModelSpec, request: MemoryRequest) -> int:
-    """An estimate: the runtime, a decode step's logits and sums, the largest of prefill and logprobs, the captured
-    prefills, a scratch page.
+    """An estimate: the runtime, a decode step's logits and sums, rows kept for drafters, the largest of prefill and
+    logprobs, the captured prefills, a scratch page.
 
     Rows without a sequence write to the scratch page. The engine sets all of it aside before it is ready; while weights
     are loaded it is free, and has room for what converting them takes.
@@ -307,11 +307,12 @@ def workspace_bytes(spec: ModelSpec, request: MemoryRequest) -> int:
     logits = (4 + 8) * rows * spec.vocab_size
     token_bytes = _PREFILL_MARGIN * (_prefill_bytes(spec, request.activation_bytes) + _feature_bytes(request))
     features = _STEP_ROWS * request.activation_bytes * request.drafter.feature_size if request.drafter else 0
+    step = logits + sums + features + request.slots * _kept_bytes(spec, request)
     activations = int(token_bytes * request.max_batched_tokens) + _decoded_bytes(spec, request)
     captured = int(token_bytes * min(_CAPTURED_PREFILL_ROWS, request.max_batched_tokens))
     logprobs = spec.vocab_size * (_LOGPROB_ROWS * _LOGPROB_BYTES + (4 + 8) * max(rows, _PROMPT_ROWS))
     largest = max(activations, logprobs, request.loading_bytes)
-    return RUNTIME_BYTES + largest + captured + logits + sums + features + page_bytes(spec, request) + _SPARE_BYTES
+    return RUNTIME_BYTES + largest + captured + step + page_bytes(spec, request) + _SPARE_BYTES
 
 
 def _feature_bytes(request: MemoryRequest) -> int:
@@ -376,7 +377,7 @@ def plan_memory(spec: ModelSpec, stored: Mapping[ModuleClass, int], box: Box, re
     weights = loaded_weight_bytes(stored, with_mtp=request.with_mtp, with_vision=request.with_vision)
     draft_vocab = draft_vocab_bytes(spec, stored, request)
     slot = slot_bytes(spec, request.drafts, request.activation_bytes, request.state_dtype)
-    slot += _ring_bytes(request) + _kept_bytes(spec, request)
+    slot += _ring_bytes(request)
     workspace, reserve = workspace_bytes(spec, request), reserve_bytes(box, request)
     left = (
         box.memory_bytes

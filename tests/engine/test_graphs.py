@@ -14,7 +14,6 @@ from onebox.engine.prefill import PrefillGraphs, _PrefillGraph
 from onebox.engine.prompts import PromptPacker, PromptSizes, prompt_inputs
 from onebox.engine.shapes import StepShapes
 from onebox.model.load import load_model
-from onebox.model.memory import KeptRows
 from tests.engine.gate import Variant
 from tests.engine.gate_prompts import all_cases
 from tests.engine.tiny import tiny_runner
@@ -131,7 +130,7 @@ def exact(shape, num_pages=None):
 
 def over_graphs(runner):
     # As on a GPU: a graph writes the contexts of its own rows.
-    runner._decoder = Decoder(runner._model, replace(runner._memory, kept=KeptRows()))
+    runner._decoder = Decoder(runner._model, replace(runner._memory, kept_rows=0))
     graphs = runner._graphs = CalledGraphs(runner._decoder, runner._config)
     num_pages = graphs._limits.num_pages
     runner._prefill_graphs = CalledPrefills(runner._prefiller, CalledRecorder(), runner._config, num_pages)

@@ -21,7 +21,6 @@ from onebox.engine.draft.speculate import SequenceDrafts
 from onebox.engine.request import Request, SamplingParams
 from onebox.engine.runner import ModelRunner
 from onebox.model.load import load_model
-from onebox.model.memory import KeptRows
 from onebox.model.random import TINY, random_weights
 from onebox.spec.model import spec_from_config
 from tests.engine.fake import tokens_of
@@ -92,7 +91,7 @@ def draw(markov, way, method="none", max_drafts=0, acceptance=()):
     speculation = SpeculationConfig(SpeculationMethod(method), max_drafts, synthetic_acceptance=acceptance)
     config = EngineConfig(200, 100, max_num_seqs=32, max_num_waiting=NUM_ANSWERS, speculation=speculation)
     hidden = torch.zeros(32, VOCAB_SIZE)
-    memory = SimpleNamespace(hidden=hidden, mtp=object(), drafts=None, kept=KeptRows(), clear=lambda _: None)
+    memory = SimpleNamespace(hidden=hidden, mtp=object(), drafts=None, kept_rows=0, clear=lambda _: None)
     sampling = SamplingParams(seed=100, max_tokens=NUM_TOKENS, **way)
     with Engine(ModelRunner(markov, memory, config), config) as engine:
         handles = engine.submit_copies(Request("a", (1, 2), sampling), NUM_ANSWERS)

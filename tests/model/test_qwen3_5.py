@@ -3,6 +3,7 @@
 On a machine without a GPU the kernels' twins run; `-m gpu` runs the same on the kernels themselves.
 """
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -97,7 +98,7 @@ def expected_logits(directory: Path, token_ids: list[int], first_position: int =
 
 def assert_near(found: torch.Tensor, expected: torch.Tensor, dtype: torch.dtype) -> None:
     error = float((found.cpu() - expected).abs().max() / expected.abs().max())
-    assert error <= TOLERANCE[dtype], f"logits are off by {error:.2e} of the largest"
+    assert error <= TOLERANCE[dtype], f"off by {error:.2e} of the largest"
 
 
 PROMPT = [(7 * i * i + 3 * i + 1) % 480 for i in range(150)]
@@ -183,6 +184,37 @@ def test_packed_kv_stays_near_the_reference(smooth_checkpoints, kv):
         expected = expected_logits(directory, PROMPT[:131])[128:]
     error = float((found - expected).abs().max() / expected.abs().max())
     assert error <= {"fp8": 1.5e-2, "turboquant_k8v4": 5e-2, "turboquant": 8e-2}[kv]
+
+
+def check_features(directory: Path, device: torch.device, dtype: torch.dtype) -> None:
+    """What a block drafter reads, of a prompt and of decode steps: the reference's stream behind the tapped layers."""
+    loaded, streams = load_weights(directory), dict[int, torch.Tensor]()
+    tapped = (0, 2, loaded.spec.num_hidden_layers - 1)
+    with torch.inference_mode():
+        reference.forward(
+            loaded.spec, loaded.weights, torch.tensor(PROMPT), reference.Cache.empty(loaded.spec), taps=streams
+        )
+        expected = torch.cat([streams[layer] for layer in tapped], dim=-1)
+        # Any drafter: only its taps are read here.
+        model = replace(load_model(directory, device, dtype), drafter=object(), tap_ids=tapped)
+        session = start(model)
+        prompt = model.prefill_tapped(session.batch(PROMPT[:128]), session.memory)[1]
+        session.num_tokens = 128
+        found = [model.decode_tapped(session.batch(PROMPT[128:131]), session.memory)[1]]
+        session.num_tokens, session.keep = 131, 3
+        found.append(model.decode_tapped(session.batch(PROMPT[131:132]), session.memory)[1])
+    assert_near(prompt, expected[:128], dtype)
+    assert_near(torch.cat(found), expected[128:132], dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_features_of_a_block_drafter_are_the_references_streams(smooth_checkpoints, dtype):
+    check_features(smooth_checkpoints / "bf16-fused", torch.device("cpu"), dtype)
+
+
+@pytest.mark.gpu
+def test_features_of_a_block_drafter_are_the_references_streams_on_the_gpu(smooth_checkpoints):
+    check_features(smooth_checkpoints / "autoround", torch.device("cuda"), torch.bfloat16)
 
 
 def check_drafts(directory: Path, device: torch.device, dtype: torch.dtype) -> None:

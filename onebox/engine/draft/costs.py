@@ -9,15 +9,12 @@ import math
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
+from operator import mul
 from typing import NamedTuple
-
-import numpy as np
-from numpy.typing import NDArray
 
 __all__ = ["CostPrior", "StepCosts"]
 
-Floats = NDArray[np.float64]
-
+_LARGEST_WEIGHT = 1e60
 _OFFSET_MEMORY = 0.998
 """By what the offset of a kind of step decays with every step of another kind."""
 
@@ -67,11 +64,14 @@ class StepCosts:
     """Outliers are clipped: a step counts as at least and at most so much of its expected cost."""
 
     def __init__(self, prior: CostPrior) -> None:
-        self._prior = np.array([1.0, prior.row, prior.draft, prior.block])
-        self._plane: list[float] = self._prior.tolist()
-        # Least squares of relative errors; each step is its (1, rows - 1, chained, block), over its cost.
-        self._moments: Floats = np.zeros((4, 4))
-        self._sums: Floats = np.zeros(4)
+        self._prior = [1.0, prior.row, prior.draft, prior.block]
+        self._plane = [*self._prior]
+        # Least squares of relative errors; each step is its (1, rows - 1, chained, block), over its cost. Plain lists:
+        # between two steps, the processor's caches hold nothing of numpy.
+        self._moments = [[0.0] * 4 for _ in range(4)]
+        self._sums = [0.0] * 4
+        self._unit = 1.0
+        """The weight of the latest step: what is new weighs more and more, so that what is old need not be touched."""
         self._num_observed = 0
         self._paces_s = deque[float](maxlen=self._NUM_PACES)
         """Seconds of a cost of 1, by the latest steps."""
@@ -110,12 +110,23 @@ class StepCosts:
         if known and known.num_seen >= self._LEAST_SEEN:
             self._noise += self._NOISE_RATE * (abs(cost / expected - 1) - self._noise)
         self._num_observed += 1
-        step = np.array([1.0, num_rows - 1, num_chained, num_blocks > 0]) / cost
-        self._moments = self._moments * self._MEMORY + np.outer(step, step)
-        self._sums = self._sums * self._MEMORY + step
+        self._add(((0, 1 / cost), (1, (num_rows - 1) / cost), (2, num_chained / cost), (3, key[2] / cost)))
         if self._num_observed < 2 * self._FIT_INTERVAL or self._num_observed % self._FIT_INTERVAL == 0:
             self._fit()
         self._put_offset(key, cost, known or _Offset(1.0, 0, self._num_observed))
+
+    def _add(self, step: Iterable[tuple[int, float]]) -> None:
+        """Counts in a step: its parts with their numbers."""
+        self._unit /= self._MEMORY
+        parts = [part for part in step if part[1]]
+        for part, value in parts:
+            self._sums[part] += self._unit * value
+            for other, other_value in parts:
+                self._moments[part][other] += self._unit * value * other_value
+        if self._unit > _LARGEST_WEIGHT:
+            self._sums = [value / self._unit for value in self._sums]
+            self._moments = [[value / self._unit for value in row] for row in self._moments]
+            self._unit = 1.0
 
     @property
     def _doubt(self) -> float:
@@ -149,23 +160,43 @@ class StepCosts:
     def _fit(self) -> None:
         """Fits the plane to the steps and, where they leave it open, to the prior."""
         total = (1 - self._MEMORY**self._num_observed) / (1 - self._MEMORY)
-        typical = total / float(self._sums[0])
+        sums, prior = [value / self._unit for value in self._sums], self._prior
+        typical = total / sums[0]
         # The prior's unit, from its prediction of the same steps.
-        unit = total / float(self._prior @ self._sums)
+        unit = total / sum(map(mul, prior, sums))
         weight = self._PRIOR_WEIGHT / typical**2
-        size = len(self._prior)
-        moments, sums = self._moments + weight * np.eye(size), self._sums + weight * unit * self._prior
-        plane, parts = np.zeros(size), [*range(size)]
+        moments = [[value / self._unit for value in row] for row in self._moments]
+        for part, assumed in enumerate(prior):
+            moments[part][part] += weight
+            sums[part] += weight * unit * assumed
+        plane, parts = [0.0] * len(prior), [*range(len(prior))]
         while parts:
-            plane[parts] = np.linalg.solve(moments[np.ix_(parts, parts)], sums[parts])
+            solved = _solve([[moments[row][part] for part in parts] for row in parts], [sums[row] for row in parts])
+            for part, value in zip(parts, solved, strict=True):
+                plane[part] = value
             # No cost is negative: one that noise makes negative is set to 0, and the others are fitted again.
             negative = min(parts, key=lambda part: plane[part])
             if plane[negative] >= 0:
                 break
-            plane[negative] = 0
+            plane[negative] = 0.0
             parts.remove(negative)
         plane[0] = max(plane[0], self._LEAST_FIRST * typical)
-        self._plane = plane.tolist()
+        self._plane = plane
+
+
+def _solve(matrix: list[list[float]], right: list[float]) -> list[float]:
+    """X of matrix [n, n] x = right [n], for a matrix that is symmetric and positive definite."""
+    rows, size = [[*row, value] for row, value in zip(matrix, right, strict=True)], len(right)
+    for place, own in enumerate(rows):
+        for row in rows[place + 1 :]:
+            factor = row[place] / own[place]
+            for column in range(place, size + 1):
+                row[column] -= factor * own[column]
+    solved = [0.0] * size
+    for place in reversed(range(size)):
+        known = sum(rows[place][other] * solved[other] for other in range(place + 1, size))
+        solved[place] = (rows[place][size] - known) / rows[place][place]
+    return solved
 
 
 def _median(values: Iterable[float]) -> float:

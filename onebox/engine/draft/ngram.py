@@ -54,6 +54,8 @@ class NgramIndex:
         """Of the n-grams that end after the prompt."""
         self._match_end = {size: ends.previous_end for size, ends in self._in_prompt.items()}
         """By size: where the n-gram at the end of the text ended before."""
+        self.match_length = self._longest_match()
+        """How many of the last tokens (16, 8, 4, 3 or 2) also occur earlier in the text; 0 if none do."""
         self._recent: dict[int, deque[int]] = {half: deque(maxlen=half + 1) for half in (2, 4, 8)}
         """By size: the keys of the n-grams that end at the latest places, which those of twice the size are made of."""
         for place in range(max(0, len(prompt) - 16), len(prompt)):
@@ -77,6 +79,7 @@ class NgramIndex:
                 self._match_end[size] = found
                 is_found = found is not None
                 self._last_end[size][key] = end
+        self.match_length = self._longest_match()
 
     def _keys(self, end: int) -> list[tuple[int, int]]:
         """(size, key) of the n-grams that end at `end`; called once for each place, in order."""
@@ -97,9 +100,7 @@ class NgramIndex:
                 self._recent[size].append(key)
         return keys
 
-    @property
-    def match_length(self) -> int:
-        """How many of the last tokens (16, 8, 4, 3 or 2) also occur earlier in the text; 0 if none do."""
+    def _longest_match(self) -> int:
         return next((size for size in reversed(_SIZES) if self._match_end[size] is not None), 0)
 
     def propose(self, depth: int) -> tuple[int, ...]:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from onebox.engine.config import SpeculationConfig, SpeculationMethod
 from onebox.engine.draft.acceptance import DraftClass, num_matching
 from onebox.engine.draft.costs import CostPrior, StepCosts
-from onebox.engine.draft.depth import PLAIN, AutoDepth, Best, Company, DraftChoice, Offer, SharedAcceptance
+from onebox.engine.draft.depth import ALONE, PLAIN, AutoDepth, Best, Company, DraftChoice, Offer, SharedAcceptance
 from onebox.engine.draft.kinds import Drafter, TextPart
 from onebox.engine.draft.ngram import NgramIndex
 from onebox.engine.request import ClassCounts
@@ -67,6 +67,8 @@ class Speculator:
 
     def company(self, drafts: "SequenceDrafts") -> Company:
         """What the other sequences plan for the next step."""
+        if len(self._drafting) == (drafts in self._drafting):
+            return ALONE
         num_rows, num_chained, num_blocks, expected_tokens = 0, 0, 0, 0.0
         for other, (choice, expected, _) in self._drafting.items():
             if other is not drafts:
@@ -115,6 +117,9 @@ class SequenceDrafts:
         self._offered: tuple[int, ...] = ()
         self._agreement = 0.5
         """How often the head's first drafts are the same as the text's, recently."""
+        heads = {Drafter.DFLASH: self._config.max_block_drafts, Drafter.MTP: self._config.max_mtp_drafts}
+        self._heads = tuple((drafter, most) for drafter, most in heads.items() if most)
+        """Who drafts beside the text, and how much at most."""
         self._tallies = ClassTallies()
         self._num_samples_left = _HEAD_SAMPLES if is_plain and not self._config.synthetic_acceptance else 0
 
@@ -245,11 +250,7 @@ class SequenceDrafts:
         return _from_head(plan.kind.drafter, plan.num_chained + plan.num_blocks)
 
     def _offers(self, room: int) -> list[Offer]:
-        config, offers = self._config, list[Offer]()
-        if config.with_mtp:
-            offers.append(Offer(DraftClass(Drafter.MTP, self._part), min(room, config.max_mtp_drafts)))
-        if config.with_dflash:
-            offers.append(Offer(DraftClass(Drafter.DFLASH, self._part), min(room, config.max_block_drafts)))
+        offers = [Offer(DraftClass(drafter, self._part), min(room, most)) for drafter, most in self._heads]
         if self._index:
             offers.append(Offer(self._text_class(), room))
         return offers
