@@ -106,19 +106,12 @@ def exact_inputs(
     On a GPU the numbers of rows and sequences are given all the same, so that the kernels are those of other steps.
     """
     sizes = exact_sizes(parts, depth)
-    words = InputPacker(sizes).pack(parts, is_computed=is_computed).to(device)
-    return _exact(words, sizes, parts)
-
-
-def _exact(words: Tensor, sizes: StepSizes, parts: Sequence[DecodeRows]) -> StepInputs:
-    """The inputs of these parts, packed into `words`."""
     table = PageTable(sizes.num_sequences, sizes.num_pages)
     table.put(parts)
     max_rows = max(len(part.token_ids) for part in parts)
-    inputs = decode_inputs(words, sizes, table.rows.to(words.device), max_rows)
-    if words.device.type == "cpu":
-        return inputs._replace(batch=replace(inputs.batch, num_rows=None), num_sequences=None)
-    return inputs
+    words = InputPacker(sizes).pack(parts, is_computed=is_computed).to(device)
+    inputs = decode_inputs(words, sizes, table.rows.to(device), max_rows)
+    return _without_blanks(inputs) if device.type == "cpu" else inputs
 
 
 class ExactPacker:
@@ -126,24 +119,40 @@ class ExactPacker:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._shared: dict[tuple[int, int], tuple[InputPacker, StepInputs]] = {}
+        self._shared: dict[tuple[int, int], _SharedInputs] = {}
+        self._table = PageTable(0, 0)
+        """Never written again, so that it may be kept: other pages get another table."""
 
     def inputs(self, parts: Sequence[DecodeRows], depth: int, *, is_computed: bool = False) -> StepInputs:
         """Valid until the next call, but for the page table, which may be kept."""
         if self._device.type != "cpu":
             return exact_inputs(parts, depth, self._device, is_computed=is_computed)
         num_rows, num_sequences, num_pages = sizes = exact_sizes(parts, depth)
-        if (num_rows, num_sequences) not in self._shared:
-            if len(self._shared) >= _MOST_SHAPES:
-                self._shared.clear()
-            packer = InputPacker(sizes)
-            self._shared[num_rows, num_sequences] = packer, _exact(packer.words, sizes, parts)
-        packer, inputs = self._shared[num_rows, num_sequences]
+        if self._table.rows.shape != (num_sequences, num_pages) or not self._table.holds(parts):
+            self._table = PageTable(num_sequences, num_pages)
+            self._table.put(parts)
+        shared = self._shared.get((num_rows, num_sequences))
+        packer, max_rows = shared.packer if shared else InputPacker(sizes), max(len(part.token_ids) for part in parts)
         packer.pack(parts, is_computed=is_computed)
-        table = PageTable(num_sequences, num_pages)
-        table.put(parts)
-        max_rows = max(len(part.token_ids) for part in parts)
-        return inputs._replace(batch=replace(inputs.batch, page_table=table.rows, max_rows=max_rows))
+        if shared and shared.table is self._table and shared.inputs.batch.max_rows == max_rows:
+            return shared.inputs
+        if len(self._shared) >= _MOST_SHAPES:
+            self._shared.clear()
+        inputs = _without_blanks(decode_inputs(packer.words, sizes, self._table.rows, max_rows))
+        self._shared[num_rows, num_sequences] = _SharedInputs(packer, self._table, inputs)
+        return inputs
+
+
+class _SharedInputs(NamedTuple):
+    """Of steps with as many rows and sequences, and the same pages."""
+
+    packer: InputPacker
+    table: PageTable
+    inputs: StepInputs
+
+
+def _without_blanks(inputs: StepInputs) -> StepInputs:
+    return inputs._replace(batch=replace(inputs.batch, num_rows=None), num_sequences=None)
 
 
 def following_rows_of(inputs: StepInputs) -> FollowingRows:

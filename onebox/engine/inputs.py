@@ -180,13 +180,18 @@ class PageTable:
         self._pages: list[NDArray[np.int32]] = []
         """The pages of each sequence, as they are in the table."""
 
+    def holds(self, parts: Sequence[DecodeRows] | Sequence[PromptChunk]) -> bool:
+        """Whether it has the pages of these parts and of no others."""
+        pages = [part.pages for part in parts]
+        # The scheduler never changes an array that it gave away: the same array holds the same pages.
+        return len(pages) == len(self._pages) and all(map(operator.is_, pages, self._pages))
+
     def put(self, parts: Sequence[DecodeRows] | Sequence[PromptChunk]) -> int:
         """Writes the pages of these parts; the number of leading rows among which some changed, 0 if none did."""
+        if self.holds(parts):
+            return 0
         pages = [part.pages for part in parts]
         before, self._pages = self._pages, pages
-        # The scheduler never changes an array that it gave away: the same array holds the same pages.
-        if len(before) == len(pages) and all(map(operator.is_, before, pages)):
-            return 0
         num_columns = self._array.shape[1]
         for row, own in zip(self._array, pages, strict=False):
             width = min(len(own), num_columns)
