@@ -7,6 +7,7 @@ None of it changes the answer.
 """
 
 import hashlib
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from onebox.engine.config import SpeculationConfig, SpeculationMethod
@@ -32,10 +33,16 @@ _NUM_AGREED = 2
 """Drafts of a head that must be the same as the text's, for the drafts to go on from the text."""
 _LEAST_LOOKUP_GAIN = 0.1
 """Expected of looking into the text: the step then cannot be started before the host has read the one before."""
+_REVIEW_INTERVAL, _LEAST_REVIEW_GAIN = 8, 0.02
+"""Steps between two reviews of what all sequences plan, and what another plan must gain."""
 _LONG_COPY = 8
 """Tokens of a match from which on the block drafter alone, too, goes on from the text if its first draft says so."""
 _MOST_LOOKED_BACK = 4096
 """Tokens of a prompt that are searched for the mark that opens a reasoning; templates put it at the end."""
+
+
+_NOTHING = Best(PLAIN, 1.0, 0.0)
+"""What is found where the text has no match."""
 
 
 class Speculator:
@@ -47,7 +54,12 @@ class Speculator:
         self.thinking_token_ids = thinking_token_ids
         self.costs = StepCosts(_PRIOR)
         self.shared = SharedAcceptance()
+        heads = {Drafter.DFLASH: config.max_block_drafts, Drafter.MTP: config.max_mtp_drafts}
+        self.heads = tuple((drafter, most) for drafter, most in heads.items() if most)
+        """Who drafts beside the text, and how much at most."""
         self._drafting: dict[SequenceDrafts, Best] = {}
+        self._num_plans = 0
+        """Since the last review."""
 
     def start(self, prompt: tuple[int, ...], seed: int | None, *, is_plain: bool = False) -> "SequenceDrafts":
         """`is_plain`: nothing is added to the model's logits that the MTP head does not know of."""
@@ -65,18 +77,47 @@ class Speculator:
         if self.config.method is SpeculationMethod.AUTO:
             self.costs.observe(num_rows, num_chained, num_blocks, seconds)
 
+    def review(self) -> None:
+        """Now and then, has all sequences start from one drafter at one depth, or from none, where that gives more.
+
+        Each chooses the best given what the others plan. But a pass of a head is shared by all: none leaves it alone
+        where all should, and none begins it alone.
+        """
+        self._num_plans += 1
+        if len(self._drafting) < 2 or self._num_plans < _REVIEW_INTERVAL * len(self._drafting):
+            return
+        self._num_plans = 0
+        best, best_speed = None, self._speed(self._drafting.values()) * (1 + _LEAST_REVIEW_GAIN)
+        for drafter, most in ((Drafter.NONE, 0), *self.heads):
+            for depth in range(min(most, 1), most + 1):
+                shared = [drafts.with_head(drafter, depth) for drafts in self._drafting]
+                speed = self._speed(shared)
+                if speed > best_speed:
+                    best, best_speed = shared, speed
+        if best:
+            self._drafting = dict(zip(self._drafting, best, strict=True))
+
+    def _speed(self, plans: Iterable[Best]) -> float:
+        """Tokens per unit of cost of a step in which all do as they plan."""
+        num_rows, num_chained, num_blocks, num_tokens = _together(plans)
+        return num_tokens / self.costs.cost(num_rows, num_chained, num_blocks)
+
     def company(self, drafts: "SequenceDrafts") -> Company:
         """What the other sequences plan for the next step."""
         if len(self._drafting) == (drafts in self._drafting):
             return ALONE
-        num_rows, num_chained, num_blocks, expected_tokens = 0, 0, 0, 0.0
-        for other, (choice, expected, _) in self._drafting.items():
-            if other is not drafts:
-                num_rows += 1 + choice.depth
-                num_chained = max(num_chained, choice.num_chained)
-                num_blocks = max(num_blocks, choice.num_blocks)
-                expected_tokens += expected
-        return Company(num_rows, num_chained, num_blocks, expected_tokens)
+        return _together(planned for other, planned in self._drafting.items() if other is not drafts)
+
+
+def _together(plans: Iterable[Best]) -> Company:
+    """What a step does for sequences with these plans."""
+    num_rows, num_chained, num_blocks, expected_tokens = 0, 0, 0, 0.0
+    for choice, expected, _ in plans:
+        num_rows += 1 + choice.depth
+        num_chained = max(num_chained, choice.num_chained)
+        num_blocks = max(num_blocks, choice.num_blocks)
+        expected_tokens += expected
+    return Company(num_rows, num_chained, num_blocks, expected_tokens)
 
 
 class _Proposal(NamedTuple):
@@ -117,9 +158,8 @@ class SequenceDrafts:
         self._offered: tuple[int, ...] = ()
         self._agreement = 0.5
         """How often the head's first drafts are the same as the text's, recently."""
-        heads = {Drafter.DFLASH: self._config.max_block_drafts, Drafter.MTP: self._config.max_mtp_drafts}
-        self._heads = tuple((drafter, most) for drafter, most in heads.items() if most)
-        """Who drafts beside the text, and how much at most."""
+        self._room = self._config.max_drafts
+        """Of the latest plan."""
         self._tallies = ClassTallies()
         self._num_samples_left = _HEAD_SAMPLES if is_plain and not self._config.synthetic_acceptance else 0
 
@@ -200,7 +240,9 @@ class SequenceDrafts:
             self._proposals.append(_Proposal(plan.kind, head, plan.depth))
             head = head[: plan.depth]
         text_class, is_from_text = self._text_class(), plan.kind.drafter is Drafter.NGRAM
-        found = self._best_of(auto, Offer(text_class, len(text))) if is_from_text or self._is_unmatched else None
+        found = _NOTHING if is_from_text or self._is_unmatched else None
+        if found and text:
+            found = self._best_of(auto, Offer(text_class, len(text)))
         if found and self._is_unmatched:
             auto.observe_lookup(text_class.part, found)
         if not text:
@@ -241,6 +283,8 @@ class SequenceDrafts:
             return _from_head(Drafter.DFLASH, min(room, config.max_block_drafts))
         if self._auto is None:
             return Drafter.NONE, 0
+        self._room = room
+        self._speculator.review()
         offers = self._offers(room)
         self._is_unmatched = any(offer.kind.is_unmatched for offer in offers)
         planned = self._auto.choose(offers, self._speculator.costs, self._speculator.company(self))
@@ -249,8 +293,14 @@ class SequenceDrafts:
         self._speculator.note(self, planned)
         return _from_head(plan.kind.drafter, plan.num_chained + plan.num_blocks)
 
+    def with_head(self, drafter: Drafter, depth: int) -> Best:
+        """A plan with so many drafts of a head, as far as there is room."""
+        kind, depth = DraftClass(drafter, self._part), min(depth, self._room)
+        num_tokens = self._auto.expected_tokens(kind, depth) if self._auto and depth else 1.0
+        return Best(DraftChoice(kind, depth) if depth else PLAIN, num_tokens, 0.0)
+
     def _offers(self, room: int) -> list[Offer]:
-        offers = [Offer(DraftClass(drafter, self._part), min(room, most)) for drafter, most in self._heads]
+        offers = [Offer(DraftClass(drafter, self._part), min(room, most)) for drafter, most in self._speculator.heads]
         if self._index:
             offers.append(Offer(self._text_class(), room))
         return offers

@@ -11,7 +11,7 @@ from onebox.engine.draft.depth import DraftChoice
 from onebox.engine.draft.kinds import Drafter, TextPart
 from onebox.engine.draft.speculate import SequenceDrafts, Speculator, part_after
 from onebox.engine.request import AcceptanceCounts
-from tests.engine.draft.machines import MACHINES, Machine
+from tests.engine.draft.machines import MACHINES, TEXTS, Machine, rate_at, tokens_per_step
 
 OPEN, CLOSE = 1, 2
 AUTO = SpeculationConfig(SpeculationMethod.AUTO, MAX_DRAFTS, block_size=16)
@@ -286,3 +286,32 @@ def test_drafts_that_were_made_before_a_preemption_are_dropped():
     walk.drafts.offer((4, 4))
     walk.drafts.forget()
     assert walk.drafts.propose(10) == ()
+
+
+@pytest.mark.parametrize(
+    ("machine", "text", "count"), [("spark", "agent turns", 16), ("h200", "thinking", 16), ("cpu", "thinking", 8)]
+)
+def test_sequences_leave_and_begin_a_shared_pass_together(machine, text, count):
+    """Against the best depth of MTP for all of them, or none; the first 200 steps are for learning."""
+    cost_ms, rates, rng = MACHINES[machine].ms, TEXTS[text].mtp, random.Random(1)
+    speculator = Speculator(SpeculationConfig(SpeculationMethod.AUTO, 4))
+    sequences = [speculator.start((count + i,), i) for i in range(count)]
+    plans, num_tokens, total_ms = [sequence.plan_next(99) for sequence in sequences], 0, 0.0
+    for step in range(500):
+        proposed = []
+        for place, sequence in enumerate(sequences):
+            sequence.offer(tuple(rng.randrange(10**9) for _ in range(plans[place][1])))
+            proposed.append(sequence.propose(4))
+            plans[place] = sequence.plan_next(99)
+        kind = sum(1 + len(drafts) for drafts in proposed), max(depth for _, depth in plans)
+        speculator.observe(*kind, 0, cost_ms(*kind) * rng.lognormvariate(0, 0.05) / 1000)
+        for sequence, drafts in zip(sequences, proposed, strict=True):
+            num_right = 0
+            while num_right < len(drafts) and rng.random() < rate_at(rates, num_right):
+                num_right += 1
+            sequence.observe(len(drafts), num_right)
+            sequence.extend((*drafts[:num_right], rng.randrange(10**9, 2 * 10**9)))
+            num_tokens += (1 + num_right) * (step >= 200)
+        total_ms += cost_ms(*kind) * (step >= 200)
+    fixed = [count * tokens_per_step(rates, k) / cost_ms(count * (1 + k), k) for k in range(5)]
+    assert num_tokens / total_ms > 0.95 * max(fixed)
