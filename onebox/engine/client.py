@@ -302,6 +302,10 @@ def check_request(request: Request, config: EngineConfig, vocab_size: int) -> in
             f"The prompt has {num_prompt} tokens and {max_tokens} more are asked for, {num_prompt + max_tokens} in "
             f"all; the context holds {limit}. Lower max_tokens or shorten the prompt."
         )
+    if request.sampling.min_tokens > max_tokens:
+        raise UsageError(
+            f"min_tokens is {request.sampling.min_tokens} and at most {max_tokens} tokens can be answered; lower it."
+        )
     num_pages = -(-(num_prompt + max_tokens) // PAGE_TOKENS)
     if num_pages > config.num_pages:
         raise ContextTooLongError(

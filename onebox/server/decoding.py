@@ -25,6 +25,8 @@ from onebox.text.patches import MediaKind
 
 __all__ = ["DecoderProcesses"]
 
+HEADER_TIMEOUT_S = 5.0
+"""Of an image: the time depends on the file's parts, of which a hostile one has millions, not on its pixels."""
 IMAGE_TIMEOUT_S = 20.0
 VIDEO_TIMEOUT_S = 120.0
 
@@ -41,7 +43,8 @@ class DecoderProcesses:
         atexit.register(self.close)
 
     def open_image(self, data: bytes) -> Still:
-        found = self._ask("image", data)[0]
+        header_timeout_s = min(HEADER_TIMEOUT_S, self._timeouts_s["image"])
+        found = self._ask("image", data, timeout_s=header_timeout_s)[0]
 
         def read(resize: Resize) -> NDArray[np.uint8]:
             return _pixels(*self._ask("image", data, resize=resize))
@@ -64,10 +67,15 @@ class DecoderProcesses:
             _end(process)
 
     def _ask(
-        self, kind: MediaKind, data: bytes, resize: Resize | None = None, places: Sequence[int] = ()
+        self,
+        kind: MediaKind,
+        data: bytes,
+        resize: Resize | None = None,
+        places: Sequence[int] = (),
+        timeout_s: float | None = None,
     ) -> tuple[dict[str, Any], bytes]:
         """One request to one process; its refusal is raised."""
-        timeout_s = self._timeouts_s[kind]
+        timeout_s = timeout_s or self._timeouts_s[kind]
         with self._lock:
             process = self._idle.pop() if self._idle else None
         process = process or _started()

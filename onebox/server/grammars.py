@@ -65,9 +65,10 @@ class _CallRules:
         properties, required = tool.parameters.get("properties", {}), tool.parameters.get("required", [])
         if not isinstance(properties, dict) or not isinstance(required, list):
             raise UsageError(f"The parameters of the tool {tool.name!r} are no JSON schema of an object.")
+        needed = {key for key in required if isinstance(key, str)}
         parts = []
         for place, (key, schema) in enumerate(properties.items()):
-            parts.append(f"{name}_{place}" + ("" if key in required else "?"))
+            parts.append(f"{name}_{place}" + ("" if key in needed else "?"))
             self._add_value(f"{name}_{place}", _quoted(f"<parameter={key}>\n"), schema, tool)
         if not properties and tool.parameters.get("additionalProperties"):
             parts.append("other*")

@@ -36,11 +36,14 @@ FETCHES_AT_ONCE = 4
 MAX_PATCHES_BYTES = 2 << 30
 """Of the patches of all requests together; a token's are 24 KiB in the published models."""
 
+SMALL_FILE_BYTES = 1 << 20
+"""Headers of larger files are read apart: one of many parts takes long, whatever its pixels."""
 SMALL_PIXELS = 1 << 22
 """Images up to this size, 4 million pixels, are decoded in a fraction of a second."""
 
 # Shared by all: what they bound is this process's. What is quick does not wait for what is slow.
 _headers_pool = WorkPool("the headers of images", num_threads=1, max_waiting=256)
+_long_headers_pool = WorkPool("the headers of large files", num_threads=2, max_waiting=64)
 _small_pool = WorkPool("the decoding of images", num_threads=1, max_waiting=256)
 _large_pool = WorkPool("the decoding of large images", num_threads=2, max_waiting=64)
 _videos_pool = WorkPool("the decoding of videos", num_threads=2, max_waiting=16)
@@ -160,7 +163,8 @@ class Media:
         pictures = []
         for part, data in zip(parts, files, strict=True):
             with _naming(part):
-                pool = _headers_pool if part.kind == "image" else _videos_pool
+                pool = _headers_pool if len(data) <= SMALL_FILE_BYTES else _long_headers_pool
+                pool = pool if part.kind == "image" else _videos_pool
                 pictures.append(await pool.run(reader.open, part.kind, data, part.max_pixels, _decoders))
         return pictures
 

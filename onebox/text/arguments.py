@@ -2,10 +2,15 @@
 
 import json
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
-__all__ = ["ArgumentTypes", "argument_json", "json_of", "parse_json"]
+__all__ = ["MAX_ARGUMENT_VALUES", "ArgumentTypes", "argument_json", "has_more_values", "json_of", "parse_json"]
+
+MAX_ARGUMENT_VALUES = 131_072
+"""Of a call of an earlier turn: as many as an object of free form may have."""
+_QUOTED = re.compile(r'"(?:[^"\\]++|\\.)*+"', re.DOTALL)
 
 _STRING = frozenset({"string"})
 _NAMES = {str: "string", bool: "boolean", int: "integer", float: "number", dict: "object", list: "array"}
@@ -100,6 +105,13 @@ def argument_json(text: str, types: frozenset[str]) -> str:
 def json_of(value: Any) -> str:
     """How onebox writes arguments: default separators, no escapes beyond JSON's."""
     return json.dumps(value, ensure_ascii=False)
+
+
+def has_more_values(text: str, limit: int) -> bool:
+    """Whether JSON text holds more than so many values, without parsing it."""
+    if sum(map(text.count, ",[{")) <= limit:
+        return False
+    return sum(map(_QUOTED.sub("", text).count, ",[{")) > limit
 
 
 def parse_json(text: str) -> Any:

@@ -20,7 +20,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from onebox.spec.errors import UnreadableError, UsageError
 from onebox.spec.model import read_json
-from onebox.text.arguments import parse_json
+from onebox.text.arguments import MAX_ARGUMENT_VALUES, has_more_values, parse_json
 from onebox.text.shield import Shield
 
 __all__ = ["ChatTemplate", "TextTooLongError"]
@@ -183,6 +183,8 @@ def _template_call(call: Mapping[str, Any], place: str) -> dict[str, Any]:
     function = dict(call.get("function") or {})
     arguments = function.get("arguments") or {}
     if isinstance(arguments, str):
+        if has_more_values(arguments, MAX_ARGUMENT_VALUES):
+            raise UsageError(f"{place}.function.arguments has more than {MAX_ARGUMENT_VALUES} values: send fewer.")
         arguments = parse_json(arguments)
     if not isinstance(arguments, Mapping):
         raise UsageError(f"{place}.function.arguments is not the JSON of an object; send it as the call gave it.")

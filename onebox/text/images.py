@@ -142,6 +142,9 @@ def _identified(data: bytes, formats: tuple[str, ...], wanted: str) -> ImageFile
 
 def _to_rgb(image: Image.Image) -> Image.Image:
     """The decoded image in three channels, on white where it is transparent."""
+    if image.mode == "I" or image.mode.startswith("I;16"):
+        # Grey of 16 bits, which Pillow would cut off at 255.
+        return Image.fromarray((np.asarray(image) >> 8).astype(np.uint8)).convert("RGB")
     if "A" not in image.getbands() and image.info.get("transparency") is None:
         return image if image.mode == "RGB" else image.convert("RGB")
     rgb = Image.new("RGB", image.size)

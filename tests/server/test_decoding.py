@@ -87,6 +87,31 @@ def test_bombs_and_formats_that_are_not_read_are_refused_in_a_sentence(decoders,
     assert len(str(refusal.value)) < 400
 
 
+def test_grey_of_16_bits_keeps_its_shades():
+    shades = np.linspace(0, 65_535, 48, dtype=np.uint16)[None].repeat(32, 0)
+    data = file_of(Image.fromarray(shades))
+    pixels = images.open_image(data).read(Resize(32, 48, Image.Resampling.NEAREST))[0]
+    assert np.array_equal(pixels, (shades >> 8).astype(np.uint8)[:, :, None].repeat(3, 2))
+
+
+def test_the_header_of_a_large_file_does_not_keep_small_ones_waiting(media, monkeypatch):
+    """One of millions of parts takes seconds, whatever its pixels."""
+    pool, go, small = WorkPool("a test", num_threads=1, max_waiting=4), threading.Event(), file_of(noise(64, 64))
+    monkeypatch.setattr(module, "_long_headers_pool", pool)
+    large = small + bytes(module.SMALL_FILE_BYTES)
+    url = "data:image/png;base64," + base64.b64encode(large).decode()
+
+    async def ask():
+        held = asyncio.create_task(pool.run(go.wait, 60))
+        waiting = asyncio.create_task(media().load([MediaPart("image", url, "image")], 1 << 30))
+        await asyncio.to_thread(loaded, media(), small)
+        assert not waiting.done()
+        go.set()
+        await asyncio.gather(held, waiting)
+
+    asyncio.run(ask())
+
+
 def test_one_that_takes_too_long_is_ended_and_the_next_is_served():
     impatient = DecoderProcesses(image_timeout_s=0.001)
     large = file_of(Image.new("RGB", (6000, 6000)), compress_level=1)

@@ -145,6 +145,13 @@ def test_many_values_of_a_parameter_are_no_burden(takes):
     assert not takes(grammar, call.format("name 3000"))
 
 
+def test_names_of_required_parameters_are_looked_up_at_once():
+    properties = {f"p{place}": True for place in range(4000)}
+    tool = ToolDefinition("f", {"properties": properties, "required": [[1]] * 1_000_000})
+    with pytest.raises(UsageError, match="at most"):
+        tool_calls([tool], is_one=True)
+
+
 def test_schemas_that_are_too_long_together_are_refused_before_they_are_written():
     definitions = {"a": {"enum": ["x" * 90] * 1000}}
     properties = {f"p{place}": {"type": "array", "items": {"$ref": "#/$defs/a"}} for place in range(5000)}

@@ -82,6 +82,17 @@ def test_arguments_of_earlier_calls_may_be_json_text(template):
             template.render([USER, broken])
 
 
+def test_arguments_of_earlier_calls_have_a_bounded_number_of_values(template):
+    def conversation(arguments):
+        call = {"function": {"name": "add", "arguments": arguments}}
+        return [USER, {"role": "assistant", "tool_calls": [call]}]
+
+    with pytest.raises(UsageError, match="arguments has more than 131072 values"):
+        template.render(conversation('{"a":[' + "{}," * 200_000 + "{}]}"))
+    # Commas and brackets in a text are none.
+    assert template.render(conversation(json.dumps({"text": '"\\,[{' * 50_000})))
+
+
 def test_reasoning_goes_by_both_its_names(template):
     texts = [
         template.render([USER, {"role": "assistant", "content": "A", name: "hm"}])

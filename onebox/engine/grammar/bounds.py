@@ -38,8 +38,9 @@ _MAX_ALTERNATIVES = 10_000
 _NAMES_OF_SCHEMAS = ("properties", "$defs", "definitions", "patternProperties", "dependentSchemas")
 """Their keys are names that a client chose, not keywords."""
 
-_RULE = re.compile(r"^[ \t]*[?!]?\w+(?:[.\[{(][^\n:]*)?[ \t]*:", re.MULTILINE)
-_QUOTED = re.compile(r'"(?:[^"\\\n]|\\.)*"')
+# Possessive, and a text that does not end is one to the end of its line: no character is read twice, whatever comes.
+_RULE = re.compile(r"^[ \t]*+[?!]?+\w++(?:[.\[{(][^\n:]*+)?+[ \t]*+:", re.MULTILINE)
+_QUOTED = re.compile(r'"(?:[^"\\\n]++|\\.)*+"?+')
 
 
 def check_text(text: str, name: str) -> None:
@@ -157,6 +158,8 @@ def _longest_chain(schema: Any, nodes: list[_Node], references: list[tuple[int, 
         """What the references inside a place point to."""
         return [target for _, target in references[bisect_left(at, place) : bisect_left(at, ends[place])]]
 
+    # Each once: many places may hold the same reference, and its path may be long.
+    targets = {target: places.get(id(_target(schema, target))) for _, target in references}
     seen, longest = {0}, 0
     stack = [(0, iter(inside(0)))] if nodes else []
     while stack:
@@ -165,7 +168,7 @@ def _longest_chain(schema: Any, nodes: list[_Node], references: list[tuple[int, 
         if target is None:
             stack.pop()
             continue
-        place = places.get(id(_target(schema, target)))
+        place = targets[target]
         longest = max(longest, depth)
         if place is not None and place not in seen:
             seen.add(place)

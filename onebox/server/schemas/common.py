@@ -16,7 +16,7 @@ from pydantic import (
     model_validator,
 )
 
-from onebox.engine.api import Grammar, SamplingParams
+from onebox.engine.api import MAX_GRAMMAR_BYTES, Grammar, SamplingParams
 from onebox.server.errors import FieldError, excerpt
 from onebox.spec.errors import UsageError
 from onebox.text.generation import GenerationDefaults
@@ -323,6 +323,9 @@ def _schema(value: dict[str, Any] | str) -> Any:
     """A schema; vLLM also takes it as text."""
     if not isinstance(value, str):
         return value
+    # Before it is parsed: the bounds of the body's own JSON do not count what is inside a text.
+    if len(value) > MAX_GRAMMAR_BYTES:
+        raise UsageError(f"The JSON schema has {len(value)} characters; at most {MAX_GRAMMAR_BYTES} are allowed.")
     try:
         return json.loads(value)
     except (ValueError, RecursionError) as error:

@@ -110,6 +110,27 @@ def test_references_within_bounds_are_the_library_s_matter(schema):
     assert Grammar.json_schema(schema).kind is GrammarKind.JSON_SCHEMA
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        'start: "a"\n"' + '\\"' * 240_000,
+        'start: "a"\na(' + " " * 500_000,
+        '" ' * 200_000,
+        "a" * 500_000,
+        "\\" * 500_000,
+    ],
+    ids=["escaped quotes", "a rule without an end", "quotes", "a name", "backslashes"],
+)
+def test_a_grammar_s_text_is_read_once(text):
+    """Read again from every quote, half a megabyte would take half an hour."""
+    assert Grammar.cfg(text).kind is GrammarKind.CFG
+
+
+def test_references_with_long_paths_inside_each_other_are_followed_once():
+    schema = {"anyOf": [{"$ref": "#" + "/a" * (1 + i % 90)} for i in range(1900)]}
+    assert Grammar.json_schema(nested(90, lambda inner: {"a": inner}, schema)).kind is GrammarKind.JSON_SCHEMA
+
+
 def test_a_regex_is_written_between_slashes_as_the_library_would():
     rng = random.Random(0)
     for _ in range(2000):
