@@ -28,13 +28,14 @@ def api_table() -> str:
     absent: Any = SimpleNamespace()
     service = Service(absent, absent, absent, absent, "none")
     routers = create_routers(service, ServerSettings(), Metrics(absent, "none"))
-    routes = [route for router in routers for route in router.routes if isinstance(route, APIRoute)]
+    routes = [route for router in routers for route in router.routes if isinstance(route, APIRoute) and _method(route)]
     rows = [(f"{_method(route)} {route.path_format}", (route.endpoint.__doc__ or "").strip()) for route in routes]
     rows.append(("GET /openapi.json", "The description of the API behind `/docs`, as OpenAPI"))
     return "\n".join(["| path | what |", "|---|---|", *(f"| `{path}` | {what} |" for path, what in rows)]) + "\n"
 
 
 def _method(route: APIRoute) -> str:
+    """Empty for one that answers HEAD alone, beside another one of its path."""
     return ", ".join(sorted((route.methods or set()) - {"HEAD"}))
 
 

@@ -29,6 +29,8 @@ _SUFFIX = ".response"
 _OVERHEAD_BYTES = 512
 """Of an entry beside its own bytes."""
 _HEAD_BYTES = 512
+_SPARE_BYTES = 16 << 20
+"""Of answers whose files cannot be written."""
 _log = logging.getLogger(__name__)
 
 
@@ -271,10 +273,14 @@ class _Memory:
 
 
 class _Directory:
-    """A file for each: a line with its owner and time, then the compressed JSON. Only this user can read them."""
+    """A file for each: a line with its owner and time, then the compressed JSON. Only this user can read them.
+
+    What cannot be written, because the disk is full, is kept in memory: the client was told that it is stored.
+    """
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
+        self._spare: dict[str, bytes] = {}
         try:
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
             with tempfile.TemporaryFile(dir=directory):
@@ -295,6 +301,15 @@ class _Directory:
         return OrderedDict(sorted(found.items(), key=lambda pair: pair[1].created_at))
 
     def write(self, response_id: str, entry: _Entry, data: bytes) -> None:
+        try:
+            self._write_file(response_id, entry, data)
+        except OSError as error:
+            if sum(map(len, self._spare.values())) + len(data) > _SPARE_BYTES:
+                raise
+            _log.warning("a response could not be written (%s): it is kept in memory", error.strerror)
+            self._spare[response_id] = data
+
+    def _write_file(self, response_id: str, entry: _Entry, data: bytes) -> None:
         head = json.dumps({"owner": entry.owner, "created_at": entry.created_at}).encode()
         descriptor, name = tempfile.mkstemp(dir=self._directory)
         try:
@@ -306,11 +321,15 @@ class _Directory:
             raise
 
     def read(self, response_id: str) -> bytes:
+        if response_id in self._spare:
+            return self._spare[response_id]
         with self._path(response_id).open("rb") as file:
             file.readline(_HEAD_BYTES)
             return file.read()
 
     def remove(self, response_id: str) -> None:
+        if self._spare.pop(response_id, None) is not None:
+            return
         with contextlib.suppress(OSError):
             self._path(response_id).unlink(missing_ok=True)
 

@@ -1,6 +1,8 @@
 """Stored responses: they go on, are retrieved, deleted and cancelled, by their owner alone. Agents' tools, aliases."""
 
+import errno
 import json
+import os
 import threading
 from concurrent.futures import ThreadPoolExecutor, wait
 
@@ -239,6 +241,25 @@ def test_bytes_are_bounded_and_what_is_too_large_is_not_kept(tmp_path, on_disk):
     for number in range(20 - len(store), 20):
         store.delete(ID.format(number), "me")
     assert (store.num_bytes, len(store)) == (0, 0)
+
+
+def test_what_a_full_disk_does_not_take_is_kept_in_memory(tmp_path, monkeypatch):
+    store = ResponseStore(StoreLimits(), tmp_path)
+
+    def full(*_, **__):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr("onebox.server.response_store.tempfile.mkstemp", full)
+        assert store.put(ID.format(1), "me", conversation("kept"))
+        patch.setattr("onebox.server.response_store._SPARE_BYTES", 0)
+        assert not store.put(ID.format(2), "me", conversation("lost"))
+    assert store.put(ID.format(3), "me", conversation("written"))
+    assert [store.get(ID.format(number), "me").response["text"] for number in (1, 3)] == ["kept", "written"]
+    assert len(list(tmp_path.iterdir())) == 1
+    for number in (1, 3):
+        store.delete(ID.format(number), "me")
+    assert (store.num_bytes, len(store), list(tmp_path.iterdir())) == (0, 0, [])
 
 
 def test_a_conversation_is_bounded_by_its_text_too(scripted):

@@ -33,6 +33,7 @@ def models_router(service: Service) -> APIRouter:
         service.refuse_other_model(name)
         return model(name if name in service.names else service.model_name)
 
+    @router.head("/health", include_in_schema=False)
     @router.get("/health")
     async def health() -> JSONResponse:
         """200 while requests are accepted, also by an engine that is idle and starts for the next one; 503 otherwise"""

@@ -15,5 +15,8 @@ def test_models_health_and_version(scripted):
         "message": "The engine runs.",
         "num_restarts": 0,
     }
+    # As monitors ask.
+    assert client.request("HEAD", "/health").status_code == 200
     client.service.engine.close()
     assert client.request("GET", "/health").status_code == 503
+    assert client.request("HEAD", "/health").status_code == 503

@@ -24,6 +24,11 @@ FIELDS = {
     "odd reference": ({"guided_json": {"$ref": []}}, "guided_json", "a $ref is not a text"),
     "odd type": ({"guided_json": {"type": "strin"}}, "guided_json", "Invalid type: strin"),
     "odd text": ({"guided_json": "[" * 5000}, "guided_json", "is a text that is not JSON"),
+    "long text": (
+        {"guided_json": "[" + "[]," * 200_000 + "[]]"},
+        "guided_json",
+        "has 600004 characters; at most 524288",
+    ),
     "deep": ({"guided_json": json.dumps(nested(100))}, "guided_json", "nested deeper than the 128"),
     "slow": ({"guided_json": SLOW}, "guided_json", "takes longer than 0.6 s"),
     "wrapped": (
