@@ -61,8 +61,9 @@ class BodyGuard:
 
     def _header_refusal(self, headers: Headers) -> OneboxError | None:
         """What the header alone tells. That the framing is not contradictory is checked by the connection."""
-        encoding = headers.get("content-encoding", "identity").strip().lower()
-        if encoding != "identity":
+        # All of them: a second header of the name adds to the first.
+        encoding = ", ".join(headers.getlist("content-encoding")).strip().lower()
+        if encoding not in ("", "identity"):
             return CompressedBodyError(
                 f"The body is compressed ({encoding[:80]!r}), which is not read here; send it without Content-Encoding."
             )

@@ -58,6 +58,11 @@ def test_a_compressed_body_is_refused(guarded, encoding):
     assert "compressed" in refused(post(guarded(), {"content-encoding": encoding}, json=BODY), 415)
 
 
+def test_no_second_header_hides_a_compressed_body(guarded):
+    headers = [("content-encoding", "identity"), ("content-encoding", "gzip")]
+    assert "compressed" in refused(post(guarded(), headers, json=BODY), 415)
+
+
 def test_bodies_of_all_requests_have_one_limit_and_small_ones_always_pass(scripted):
     client = scripted("x" * 300, max_num_seqs=1)
     settings = ServerSettings(max_bodies_bytes=100_000)
