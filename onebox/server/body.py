@@ -190,6 +190,7 @@ def _refuse_beyond(num_values: int, num_strings: int, num_text: int) -> None:
 
 # Possessive: no way back is kept in memory.
 _STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
+_MEDIA_FIELD = re.compile(rb'"(?:url|data|image_url|video_url)"\s{0,16}:\s{0,16}\Z')
 _URL = re.compile(rb"(?:[\w+/=:;,.%-]|\\/)*+", re.ASCII)
 _BRACKETS = b"[]{}"
 _OTHERS = bytes(set(range(256)) - set(_BRACKETS))
@@ -208,8 +209,10 @@ def _string_end(data: bytes, quote: int) -> int:
 
 
 def _may_be_media(data: bytes, start: int, end: int) -> bool:
-    """Whether it is long and begins as base64 or a URL."""
-    return end - start > MEDIA_BYTES and bool(_URL.fullmatch(data, start + 1, start + MEDIA_BYTES))
+    """Whether it is long, the value of a field for media, and begins as base64 or a URL."""
+    if end - start <= MEDIA_BYTES or not _MEDIA_FIELD.search(data, max(0, start - 80), start):
+        return False
+    return bool(_URL.fullmatch(data, start + 1, start + MEDIA_BYTES))
 
 
 def _nested(data: bytes, start: int, end: int, depth: int) -> int:

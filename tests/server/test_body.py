@@ -66,6 +66,8 @@ def test_what_is_no_json_is_refused(data, why):
         b'"' + b'\\"' * (30 << 20) + b'"',
         b'"' + b"\\\\" * (30 << 20),
         b" " * (17 << 20) + b"0",
+        b'{"metadata": "' + b"A" * (17 << 20) + b'"}',
+        b'["url", "' + b"A" * (17 << 20) + b'"]',
     ],
 )
 def test_bodies_that_cost_much_more_than_their_length_are_refused_before_they_are_parsed(data):
@@ -81,7 +83,8 @@ def test_bodies_that_cost_much_more_than_their_length_are_refused_before_they_ar
         b"[" * MAX_DEPTH + b"]" * MAX_DEPTH,
         b"[" + b"[]," * 1000 + b"0]",
         b"[" + b'["]"],' * 1000 + b"0]",
-        b'"' + b"A" * (40 << 20) + b'"',
+        b'{"url": "' + b"A" * (40 << 20) + b'"}',
+        b'{"type":"base64","data" :\n"' + b"A" * (40 << 20) + b'"}',
         b'"\\\\"',
         b'"\\\\\\""',
         b'["\\"[[[[' + b"[" * 1000 + b'"]',

@@ -88,6 +88,13 @@ def test_answers_belong_to_the_key_that_they_were_made_with(served):
     assert call("GET", f"/{made}", "sk-one").status_code == 200
 
 
+def test_a_stored_answer_is_no_stream(scripted):
+    client = scripted("Hi")
+    path = f"/v1/responses/{post(client, input='Hi').json()['id']}"
+    assert client.request("GET", path).status_code == 200
+    assert "returned whole" in refused(client.request("GET", f"{path}?stream=true"), 400, "stream")
+
+
 def test_an_answer_in_the_background_is_retrieved_when_it_is_done(openai_client):
     client = openai_client(THOUGHT)
     client.server.runner.gate.clear()

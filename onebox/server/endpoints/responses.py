@@ -59,8 +59,10 @@ def responses_router(service: Service, settings: ServerSettings) -> APIRouter:
         return KeptReply(submitted, form, settings, is_stream=is_stream)
 
     @router.get("/v1/responses/{response_id}")
-    async def retrieve(response_id: _Id) -> Response:
+    async def retrieve(response_id: _Id, stream: bool = False) -> Response:
         """An answer that was stored, or that is computed in the background"""
+        if stream:
+            raise FieldError("A stored answer is returned whole, not as a stream; leave stream out.", "stream")
         return await _held(conversations, lambda held: conversations.find(response_id, held))
 
     @router.delete("/v1/responses/{response_id}")
