@@ -13,9 +13,7 @@ __all__ = ["chain_rows", "following_rows"]
 Numbers = NDArray[np.int64]
 
 
-def following_rows(
-    page_table: Tensor, row_sequence: Tensor, places: Tensor, positions: Tensor, seen: Tensor, page_tokens: int
-) -> FollowingRows:
+def following_rows(page_table, row_sequence, places, positions, seen, page_tokens):
     following = places.numpy() + 1
     slots = _slot_mapping(page_table, row_sequence.numpy(), following, page_tokens)
     return FollowingRows(
@@ -26,16 +24,7 @@ def following_rows(
     )
 
 
-def chain_rows(
-    mixed: Tensor,
-    following: FollowingRows,
-    limits: DraftLimits,
-    cu_rows: Tensor,
-    num_accepted: Tensor,
-    page_table: Tensor,
-    depth: int,
-    page_tokens: int,
-) -> ChainRows:
+def chain_rows(mixed, following, limits, cu_rows, num_accepted, page_table, depth, page_tokens):
     last = np.clip(cu_rows.numpy()[:-1] + num_accepted.numpy() - 1, 0, len(mixed) - 1)
     first, offset = following.places.numpy()[last], (following.positions.numpy() - following.places.numpy())[last]
     places = first + np.arange(1, depth + 1)[:, None]

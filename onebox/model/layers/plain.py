@@ -235,7 +235,7 @@ class PlainStack:
         for place, (layer, own) in enumerate(zip(self.layers, memory, strict=True)):
             stream = layer.prefill(stream, own, batch, table)
             if taps and taps.wants(place):
-                # Many rows: added up and rounded at once, they take a quarter of the memory.
+                # Many rows: added up and rounded at once, they take a third of the memory.
                 taps.put(place, (stream.residual + stream.added).to(stream.added.dtype))
         return self._hidden(stream)
 
