@@ -17,6 +17,7 @@ from torch import Tensor
 
 from onebox.engine.inputs import InputPacker, PageTable, StepSizes, exact_sizes, split_fields
 from onebox.engine.step import DecodeRows
+from onebox.kernels.common.dispatch import uses_kernels
 from onebox.kernels.step import chain_rows, following_rows
 from onebox.kernels.step.tensors import ChainRows, DraftLimits, FollowingRows, LastRows
 from onebox.model.batch import Batch
@@ -111,7 +112,7 @@ def exact_inputs(
     max_rows = max(len(part.token_ids) for part in parts)
     words = InputPacker(sizes).pack(parts, is_computed=is_computed).to(device)
     inputs = decode_inputs(words, sizes, table.rows.to(device), max_rows)
-    return _without_blanks(inputs) if device.type == "cpu" else inputs
+    return inputs if uses_kernels(device) else _without_blanks(inputs)
 
 
 class ExactPacker:
@@ -125,7 +126,7 @@ class ExactPacker:
 
     def inputs(self, parts: Sequence[DecodeRows], depth: int, *, is_computed: bool = False) -> StepInputs:
         """Valid until the next call, but for the page table, which may be kept."""
-        if self._device.type != "cpu":
+        if uses_kernels(self._device):
             return exact_inputs(parts, depth, self._device, is_computed=is_computed)
         num_rows, num_sequences, num_pages = sizes = exact_sizes(parts, depth)
         if self._table.rows.shape != (num_sequences, num_pages) or not self._table.holds(parts):

@@ -34,5 +34,14 @@ class GraphRecorder:
         graph.replay()
         return graph, result
 
+    @property
+    def is_pinned(self) -> bool:
+        """Whether what crosses between host and device is in pinned memory on the host."""
+        return self.device.type == "cuda"
+
+    def synchronize(self) -> None:
+        """Waits for all work given to the device."""
+        torch.cuda.synchronize(self.device)
+
     def new_event(self) -> torch.cuda.Event:
         return torch.cuda.Event()  # type: ignore[no-untyped-call]

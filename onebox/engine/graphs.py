@@ -169,7 +169,7 @@ class GraphDecoder:
         self._device = device = recorder.device
         self._limits = shapes
         largest = shapes.largest
-        self._table = PageTable(largest.num_sequences, largest.num_pages, is_pinned=device.type == "cuda")
+        self._table = PageTable(largest.num_sequences, largest.num_pages, is_pinned=recorder.is_pinned)
         self._page_table = self._table.rows.to(device)
         self._forwarded = decoder.new_forwarded(largest.num_rows)
         self._words = torch.zeros(self._layout(*largest[:2]).size, dtype=torch.int64, device=device)
@@ -279,7 +279,7 @@ class GraphDecoder:
 
     def _new_shape(self, num_rows: int, num_sequences: int) -> _Shape:
         sizes = StepSizes(num_rows, num_sequences, self._limits.num_pages)
-        packer = InputPacker(sizes, is_pinned=self._device.type == "cuda")
+        packer = InputPacker(sizes, is_pinned=self._recorder.is_pinned)
         forwarded = self._forwarded.first(num_rows)
         shape = _Shape(
             sizes, packer, packer.words.to(self._device), self._page_table, self._limits.rows_per_sequence, forwarded
@@ -294,7 +294,7 @@ class GraphDecoder:
         self._decoder.anchor_blocks(shape.inputs(), self._outcome(shape))
         if self._limits.block_depths:
             self._draft_blocks(max(self._limits.rows), self._limits.block_depths[-1], self._limits.num_pages)
-        torch.cuda.synchronize(self._device)
+        self._recorder.synchronize()
 
     def _capture_forward(self, shape: _Shape, num_pages: int) -> None:
         # The words are split inside the graph: what is computed outside of it would stay as it was at capture.
@@ -306,7 +306,7 @@ class GraphDecoder:
     def _capture_sampling(self, shape: _Shape, depth: int) -> None:
         layout, outcome = self._layout(*shape.sizes[:2]), self._outcome(shape)
         words = self._words[: layout.size]
-        pinned = torch.empty(words.shape, dtype=words.dtype, pin_memory=True)
+        pinned = torch.empty(words.shape, dtype=words.dtype, pin_memory=self._recorder.is_pinned)
         graph, _ = self._recorder.record(lambda: self._sample(shape, shape.inputs(), depth, pinned))
         shape.sampling[depth] = _SamplingGraph(graph, layout, words, outcome, self._is_last, pinned, pinned.numpy())
         if not self._is_last:

@@ -134,7 +134,7 @@ class PrefillGraphs:
         """Of each graph, ascending."""
         self._max_chunks = min(config.max_num_seqs, _MAX_CHUNKS)
         self._num_kept = self._max_chunks * (1 + _SAVES_PER_CHUNK)
-        self._table = PageTable(self._max_chunks, num_pages, is_pinned=recorder.device.type == "cuda")
+        self._table = PageTable(self._max_chunks, num_pages, is_pinned=recorder.is_pinned)
         self._page_table = self._table.rows.to(recorder.device)
         self._copied = recorder.new_event()
         self._graphs: dict[int, _PrefillGraph] = {}
@@ -176,7 +176,7 @@ class PrefillGraphs:
 
     def _capture(self, num_rows: int, *, is_first: bool) -> _PrefillGraph:
         sizes = PromptSizes(num_rows, self._max_chunks, self._num_kept)
-        packer = PromptPacker(sizes, is_pinned=True)
+        packer = PromptPacker(sizes, is_pinned=self._recorder.is_pinned)
         words = packer.words.to(self._page_table.device)
 
         def work() -> Tensor:

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from onebox.engine.step import PromptChunk
+from onebox.kernels.common.dispatch import uses_kernels
 from onebox.model.batch import Batch, ImageRows
 from onebox.spec.kv import PAGE_TOKENS
 
@@ -148,7 +149,7 @@ def exact_prompt_inputs(
     sizes = PromptSizes.of(chunks)
     words = PromptPacker(sizes).pack(chunks, first_checkpoint, num_hidden).to(device)
     inputs = prompt_inputs(words, sizes, torch.from_numpy(_page_table(chunks)).to(device))
-    num_rows = None if device.type == "cpu" else inputs.batch.num_rows
+    num_rows = inputs.batch.num_rows if uses_kernels(device) else None
     return inputs._replace(batch=replace(inputs.batch, num_rows=num_rows, image_rows=_image_rows(chunks, device)))
 
 

@@ -80,14 +80,18 @@ class ModelRunner:
         """The memory's row of checkpoint 0: slots come before."""
         return self._config.max_num_seqs
 
-    def capture_graphs(self, report: Callable[[int, int], None] = lambda *_: None) -> None:
+    def capture_graphs(
+        self, report: Callable[[int, int], None] = lambda *_: None, recorder: GraphRecorder | None = None
+    ) -> None:
         """Captures the graphs of short prefills and of all decode steps, on a GPU; without them, steps run without.
 
-        `report` is called with the number of captured shapes and of all.
+        `report` is called with the number of captured shapes and of all. A `recorder` of its own takes the GPU's place.
         """
-        if self._model.device.type != "cuda":
-            return
-        recorder, shapes = GraphRecorder(self._model.device), StepShapes.of(self._config)
+        if recorder is None:
+            if self._model.device.type != "cuda":
+                return
+            recorder = GraphRecorder(self._model.device)
+        shapes = StepShapes.of(self._config)
         prefills = PrefillGraphs(self._prefiller, recorder, self._config, shapes.num_pages)
         graphs = GraphDecoder(self._decoder, shapes, recorder)
         captured, total = itertools.count(1), len(prefills.num_rows) + len(graphs.sizes)

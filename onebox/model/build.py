@@ -11,6 +11,7 @@ from typing import TypeVar
 import torch
 
 from onebox.kernels.attention.frequencies import rotary_frequencies
+from onebox.kernels.common.dispatch import uses_kernels
 from onebox.kernels.delta_net.memory import DeltaWeights
 from onebox.model.head import PlaneHead
 from onebox.model.layers.fused import fuse_stack
@@ -45,7 +46,7 @@ def build_model(spec: ModelSpec, parts: Parts, dtype: torch.dtype, *, with_mtp: 
         mtp=_mtp_head(spec, parts) if with_mtp and parts.has_mtp else None,
         frequencies=rotary_frequencies(spec.rope_theta, spec.rotary_dim, spec.yarn).to(parts.device),
     )
-    return model if parts.device.type == "cpu" else fuse_model(model)
+    return fuse_model(model) if uses_kernels(parts.device) else model
 
 
 def fuse_model(model: Qwen35) -> Qwen35:

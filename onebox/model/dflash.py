@@ -13,6 +13,7 @@ from torch import Tensor
 
 from onebox.kernels.attention import rotary_table
 from onebox.kernels.attention.frequencies import rotary_frequencies
+from onebox.kernels.common.dispatch import uses_kernels
 from onebox.kernels.common.rows import GROUP_COLUMNS
 from onebox.kernels.draft import (
     block_attention,
@@ -177,7 +178,7 @@ def build_dflash(spec: DFlashSpec, parts: DrafterWeights, dtype: torch.dtype) ->
         layers=layers,
         norm=_offset(parts, "norm"),
         frequencies=rotary_frequencies(spec.rope_theta, spec.head_dim).to(parts.device),
-        is_fused=parts.device.type != "cpu" and _can_fuse(spec, (fc, context_kv), layers),
+        is_fused=uses_kernels(parts.device) and _can_fuse(spec, (fc, context_kv), layers),
     )
 
 

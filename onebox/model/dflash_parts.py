@@ -15,6 +15,7 @@ from onebox.checkpoint.header import TensorEntry
 from onebox.checkpoint.staging import place_of
 from onebox.checkpoint.tensors import load, torch_dtype
 from onebox.checkpoint.weights import read_weight
+from onebox.kernels.common.dispatch import uses_kernels
 from onebox.model.cpu import cpu_linear
 from onebox.model.linear import Linear, can_join, make_linear
 from onebox.model.load import raise_first
@@ -38,7 +39,7 @@ class DrafterParts:
     def linear(self, *names: str) -> Linear:
         """One linear over the rows of all named matrices, in this order."""
         bounds = self._bounds(*names)
-        if self.device.type != "cpu":
+        if uses_kernels(self.device):
             return make_linear(bounds, self._read, self._zeros_offset)
         return cpu_linear(torch.cat([read_weight(b, zeros_offset=self._zeros_offset) for b in bounds]), self._dtype)
 

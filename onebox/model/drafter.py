@@ -7,6 +7,7 @@ from typing import NamedTuple
 import torch
 
 from onebox.checkpoint.bind import Bound
+from onebox.kernels.common.dispatch import uses_kernels
 from onebox.model.dflash import DFlash, build_dflash
 from onebox.model.dflash_parts import open_bound_drafter, open_drafter_parts
 from onebox.model.dummy import dummy_drafter
@@ -51,7 +52,7 @@ def load_drafter(
     if load_format is LoadFormat.DUMMY:
         spec = read_drafter_config(directory)
         refuse_other_target(spec, target)
-        chosen = WeightFormat.BF16 if device.type == "cpu" else WeightFormat.INT4
+        chosen = WeightFormat.INT4 if uses_kernels(device) else WeightFormat.BF16
         return dummy_drafter(spec, chosen, device, dtype)
     spec, parts = open_drafter_parts(directory, target, device, dtype)
     return build_dflash(spec, parts, dtype)
@@ -75,12 +76,12 @@ def _copies(module: Module) -> int:
 def _bytes(bound: Bound, device: torch.device, dtype: torch.dtype) -> int:
     if not bound.module.is_matrix:
         return 4 * bound.module.numel
-    if device.type == "cpu":
+    if not uses_kernels(device):
         return dtype.itemsize * bound.module.numel
     return sum(entry.nbytes for entry in bound.tensors.values())
 
 
 def _dummy_bytes(module: Module, device: torch.device) -> int:
-    if not module.is_matrix or device.type == "cpu":
+    if not module.is_matrix or not uses_kernels(device):
         return 4 * module.numel
     return int(_DUMMY_BITS * module.numel / 8)

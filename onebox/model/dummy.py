@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from onebox.formats.fragments import TILE_COLUMNS, TILE_ROWS
+from onebox.kernels.common.dispatch import uses_kernels
 from onebox.model.build import build_model
 from onebox.model.cpu import cpu_experts, cpu_layer, cpu_linear
 from onebox.model.dflash import DFlash, build_dflash
@@ -99,11 +100,10 @@ class DummyMatrices:
 
     def can_join(self, *names: str) -> bool:
         formats = {self._formats.get(self._modules[name].module_class, WeightFormat.BF16) for name in names}
-        return self.device.type != "cpu" and len(formats) == 1 and formats <= {WeightFormat.INT4, WeightFormat.BF16}
+        return uses_kernels(self.device) and len(formats) == 1 and formats <= {WeightFormat.INT4, WeightFormat.BF16}
 
     def tied_head(self, embedding: Tensor) -> Linear:
-        is_cpu = self.device.type == "cpu"
-        return cpu_linear(embedding, embedding.dtype) if is_cpu else PlainLinear(embedding)
+        return PlainLinear(embedding) if uses_kernels(self.device) else cpu_linear(embedding, embedding.dtype)
 
     def _tiles(self, count: int, rows: int, columns: int, chosen: WeightFormat) -> tuple[Tensor, Tensor]:
         """(tiles, scales) of `count` matrices [rows, columns] of integers in groups."""
@@ -111,7 +111,7 @@ class DummyMatrices:
         return self._bytes(*shape, 256 * bits), self._scales(*shape, TILE_ROWS, bits=bits)
 
     def _normal(self, *shape: int) -> Tensor:
-        dtype = torch.float32 if self.device.type == "cpu" else torch.bfloat16
+        dtype = torch.bfloat16 if uses_kernels(self.device) else torch.float32
         drawn = torch.empty(shape, dtype=dtype, device=self.device)
         return drawn.normal_(0, _SPREAD, generator=self._generator) if self._generator else drawn
 
@@ -157,7 +157,7 @@ class DummyParts(DummyMatrices):
         chosen = self._formats.get(self._modules[f"{name}.0.gate_proj"].module_class, WeightFormat.BF16)
         has_kernel = set(chosen) <= set(_TILED) if isinstance(chosen, ExpertFormats) else chosen in _EXPERT_FORMATS
         if hidden % TILE_COLUMNS or inner % TILE_COLUMNS or not has_kernel:
-            if self.device.type == "cpu":
+            if not uses_kernels(self.device):
                 each = ((self._normal(1, hidden, 2 * inner), self._normal(1, inner, hidden)) for _ in range(count))
                 return cpu_experts(each, count)
             return PlainExperts(self._normal(count, 2 * inner, hidden), self._normal(count, hidden, inner))
@@ -176,7 +176,7 @@ class DummyParts(DummyMatrices):
         return self._normal(*self._modules[name].shape)
 
     def choose_layer(self, layer: PlainLayer[Mixer]) -> StreamLayer:
-        return cpu_layer(layer) if self.device.type == "cpu" else layer
+        return layer if uses_kernels(self.device) else cpu_layer(layer)
 
 
 class DummyDrafterParts(DummyMatrices):

@@ -9,6 +9,7 @@ import torch
 from onebox.checkpoint.conversion import convert_binding
 from onebox.checkpoint.draft_vocab import read_draft_vocab
 from onebox.checkpoint.inspect import report_on
+from onebox.kernels.common.dispatch import uses_kernels
 from onebox.model.cpu import has_float32_output, head_dtype
 from onebox.model.dummy import HYBRID
 from onebox.model.load import LoadFormat, open_bound
@@ -50,9 +51,9 @@ def footprint(
             raise UsageError(f"{flag} has nothing to act on: dummy weights are drawn in the formats of a build.")
         spec = read_config(directory, overrides)
         sizes = (
-            _cpu_bytes(spec, torch.float32, torch.float32)
-            if device.type == "cpu"
-            else predicted_weight_bytes(spec, HYBRID)
+            predicted_weight_bytes(spec, HYBRID)
+            if uses_kernels(device)
+            else _cpu_bytes(spec, torch.float32, torch.float32)
         )
         # Dummy weights have no vision tower.
         sizes.pop(ModuleClass.VISION, None)
@@ -60,7 +61,7 @@ def footprint(
     checkpoint, as_stored = open_bound(directory, overrides)
     binding, _ = convert_binding(as_stored, conversion)
     stored = report_on(checkpoint, binding, is_deep=False).class_bytes
-    if device.type == "cpu":
+    if not uses_kernels(device):
         sizes = _cpu_bytes(checkpoint.spec, dtype, head_dtype(binding, dtype))
         stored = {kind: sizes[kind] for kind in stored}
     has_tower = ModuleClass.VISION in stored
@@ -74,7 +75,7 @@ def expected_footprint(
 ) -> Footprint:
     """As `footprint`, of a checkpoint of which only the bytes per class are known. On a CPU it is an upper bound."""
     sizes = dict(class_bytes)
-    if device.type == "cpu":
+    if not uses_kernels(device):
         plain = _cpu_bytes(spec, dtype, torch.float32)
         sizes = {kind: plain[kind] for kind in class_bytes}
     return Footprint(spec, sizes, ModuleClass.MTP_FC in class_bytes, ModuleClass.VISION in class_bytes)

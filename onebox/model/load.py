@@ -19,6 +19,7 @@ from onebox.checkpoint.staging import StagedReader, TensorReader, place_of
 from onebox.checkpoint.tensors import load as load_tensor
 from onebox.checkpoint.tensors import torch_dtype
 from onebox.checkpoint.weights import weight_tensors
+from onebox.kernels.common.dispatch import uses_kernels
 from onebox.model.build import build_model
 from onebox.model.dummy import HYBRID, dummy_model
 from onebox.model.parts import CheckpointParts, CpuParts, DryRunParts, Parts
@@ -71,7 +72,7 @@ def load_model(
     """
     if load_format is LoadFormat.DUMMY:
         spec = read_config(directory, overrides)
-        return dummy_model(spec, {} if device.type == "cpu" else HYBRID, device, dtype, with_mtp=with_mtp)
+        return dummy_model(spec, HYBRID if uses_kernels(device) else {}, device, dtype, with_mtp=with_mtp)
     with _collector_paused():
         checkpoint, stored = open_bound(directory, overrides)
         binding, converted = convert_binding(stored, conversion)
@@ -81,9 +82,9 @@ def load_model(
             Converter(reader.read, converted, order, device) as converter,
         ):
             parts: Parts = (
-                CpuParts(checkpoint, binding, converter.read, dtype)
-                if device.type == "cpu"
-                else CheckpointParts(checkpoint, binding, converter.read, device)
+                CheckpointParts(checkpoint, binding, converter.read, device)
+                if uses_kernels(device)
+                else CpuParts(checkpoint, binding, converter.read, dtype)
             )
             model = build_model(checkpoint.spec, parts, dtype, with_mtp=with_mtp)
     if device.type == "cuda":

@@ -1,5 +1,7 @@
 """Models and engines that the engine's tests share."""
 
+from collections.abc import Callable
+
 import pytest
 import torch
 
@@ -8,6 +10,7 @@ from onebox.model.load import load_model
 from tests.conftest import HAS_GPU
 from tests.engine.fake import FakeRunner
 from tests.engine.gate import Gate
+from tests.engine.played import PlayedRecorder, play_gpu
 from tests.engine.small import config
 
 
@@ -23,6 +26,25 @@ def gate(checkpoint) -> Gate:
 def gpu_gate(request, checkpoints) -> Gate:
     """The same over checkpoints of other formats, on the GPU."""
     return Gate(load_model(checkpoints / request.param, torch.device("cuda"), torch.bfloat16))
+
+
+@pytest.fixture(scope="session")
+def _played_gates() -> dict[str, Gate]:
+    return {}
+
+
+@pytest.fixture
+def played_gate(monkeypatch, checkpoint, checkpoints, _played_gates) -> Callable[[str], Gate]:
+    """By the kind of a checkpoint (`tiny`: the random one): the gate of a GPU that is played on this CPU."""
+    play_gpu(monkeypatch)
+
+    def find(kind: str = "tiny") -> Gate:
+        if kind not in _played_gates:
+            directory = checkpoint if kind == "tiny" else checkpoints / kind
+            _played_gates[kind] = Gate(load_model(directory, torch.device("cpu"), torch.bfloat16), PlayedRecorder)
+        return _played_gates[kind]
+
+    return find
 
 
 @pytest.fixture

@@ -19,12 +19,14 @@ from pathlib import Path
 import torch
 
 from onebox.engine.api import Engine, EngineConfig, EngineStats, RequestHandle, SpeculationConfig, SpeculationMethod
+from onebox.engine.capture import GraphRecorder
 from onebox.engine.draft.kinds import Drafter
 from onebox.engine.draft.speculate import SequenceDrafts, Speculator
 from onebox.engine.draft.vocabulary import DraftVocabulary, PutRows, Renewal
 from onebox.engine.request import Failed, Finished, PromptLogprobs, Request, SamplingParams, TokenLogprob, Tokens
 from onebox.engine.runner import ModelRunner
 from onebox.engine.step import Runner, StepPlan, StepRun
+from onebox.kernels.common.dispatch import uses_kernels
 from onebox.model.build import trim_model
 from onebox.model.dflash import DFlash
 from onebox.model.dummy import dummy_drafter
@@ -347,8 +349,10 @@ class GateReport:
 class Gate:
     """A model and what it answers when nothing disturbs it."""
 
-    def __init__(self, model: Qwen35) -> None:
+    def __init__(self, model: Qwen35, new_recorder: Callable[[], GraphRecorder] | None = None) -> None:
+        """`new_recorder` takes the GPU's place where steps are captured."""
         self._model = model
+        self._new_recorder = new_recorder
         self._references: dict[tuple[str, str], Answer] = {}
         self._shared: dict[tuple[str, int | None], ModelRunner] = {}
 
@@ -427,7 +431,7 @@ class Gate:
 
     def _runner(self, kv: str, config: EngineConfig) -> ModelRunner:
         """On a GPU all variants of a KV format share one: its graphs are dear, and its memory is then never clean."""
-        if self._model.device.type == "cpu":
+        if not uses_kernels(self._model.device):
             return _runner(self._model, kv, config)
         size = config.speculation.draft_vocab_size
         if (kv, size) not in self._shared:
@@ -437,11 +441,12 @@ class Gate:
                 num_checkpoints=MANY,
                 speculation=SpeculationConfig(SpeculationMethod.AUTO, 15, draft_vocab_size=size, block_size=16),
             )
-            self._shared[kv, size] = _runner(self._model, kv, widest)
+            recorder = self._new_recorder() if self._new_recorder else None
+            self._shared[kv, size] = _runner(self._model, kv, widest, recorder)
         return self._shared[kv, size]
 
 
-def _runner(model: Qwen35, kv: str, config: EngineConfig) -> ModelRunner:
+def _runner(model: Qwen35, kv: str, config: EngineConfig, recorder: GraphRecorder | None = None) -> ModelRunner:
     shape = MemoryShape(
         KVFormat.parse(kv),
         1 + config.num_pages,
@@ -450,7 +455,7 @@ def _runner(model: Qwen35, kv: str, config: EngineConfig) -> ModelRunner:
         config.rows_per_sequence,
         config.speculation.with_mtp,
         STATES[kv],
-        kept_rows=20 if model.device.type == "cpu" else 0,
+        kept_rows=0 if uses_kernels(model.device) else 20,
     )
     if config.speculation.with_dflash:
         drafter = small_drafter(model, config.speculation.block_size)
@@ -461,7 +466,7 @@ def _runner(model: Qwen35, kv: str, config: EngineConfig) -> ModelRunner:
     if size := config.speculation.draft_vocab_size:
         model = trim_model(model, torch.arange(size))
     runner = ModelRunner(model, Memory.allocate(model.spec, shape, model.dtype, model.device), config)
-    runner.capture_graphs()
+    runner.capture_graphs(recorder=recorder)
     return runner
 
 

@@ -14,7 +14,7 @@ from onebox.model.load import load_model
 from onebox.model.reference_weights import load_weights
 from tests.engine.gate import Gate, Variant
 from tests.engine.gate_prompts import all_cases
-from tests.engine.test_graphs import over_graphs
+from tests.engine.played import PlayedRecorder, play_gpu
 from tests.engine.tiny import tiny_engine
 
 
@@ -47,31 +47,33 @@ class WatchedHead(PlaneHead):
 
 @pytest.fixture(scope="module")
 def models(checkpoint):
+    return models_of(checkpoint, torch.float32)
+
+
+def models_of(checkpoint, dtype):
     """(with a head in planes, with the same head read whole), on a CPU."""
-    model = load_model(checkpoint, torch.device("cpu"), torch.float32)
+    model = load_model(checkpoint, torch.device("cpu"), dtype)
     codes, scale = quantize_int8_rows(load_weights(checkpoint).weights["lm_head.weight"])
     head = PlaneHead.of(IntLinear(8, to_fragments(codes, 8), scale))
     return replace(model, lm_head=head), replace(model, lm_head=WholeHead(head))
 
 
-@pytest.fixture(scope="module")
-def gates(models):
-    planes, whole = map(Gate, models)
+def check_answers(planes, whole, variant):
     planes._references = whole._references
-    return planes, whole
-
-
-@pytest.mark.parametrize(
-    ("variant", "wrap"),
-    [(Variant("bf16", drafts="mtp2", load="two"), lambda runner: runner), (Variant("bf16", load="eight"), over_graphs)],
-    ids=["drafts", "graphs"],
-)
-def test_answers_are_those_of_the_head_read_whole(gates, variant, wrap):
-    planes, whole = gates
     cases = [case for case in all_cases() if not case.is_long][2::9]
     whole.reference(variant.kv, cases)
-    report = planes.run(variant, cases, wrap)
+    report = planes.run(variant, cases)
     assert not report.differences, "\n".join(report.differences)
+
+
+def test_answers_are_those_of_the_head_read_whole(models):
+    check_answers(*map(Gate, models), Variant("bf16", drafts="mtp2", load="two"))
+
+
+def test_answers_over_graphs_are_those_of_the_head_read_whole(checkpoint, monkeypatch):
+    play_gpu(monkeypatch)
+    planes, whole = (Gate(model, PlayedRecorder) for model in models_of(checkpoint, torch.bfloat16))
+    check_answers(planes, whole, Variant("bf16", load="eight"))
 
 
 LOGPROBS, PENALTY = SamplingParams(max_tokens=4, logprobs=2), SamplingParams(max_tokens=4, presence_penalty=1.0)

@@ -6,12 +6,24 @@ from importlib import import_module
 from inspect import signature
 from typing import Any, Generic, ParamSpec, TypeVar
 
+import torch
 from torch import Tensor
 
-__all__ = ["Operation"]
+__all__ = ["Operation", "uses_kernels"]
 
 P = ParamSpec("P")
 T = TypeVar("T")
+
+KERNEL_DEVICES = {"cuda", "meta"}
+"""`meta` stands for a GPU. A test adds the CPU, whose twins then compute all that a GPU does, step by step."""
+
+
+def uses_kernels(device: torch.device) -> bool:
+    """Whether models on this device have what the kernels take: weights as stored, fused layers, blank rows.
+
+    Elsewhere, on a CPU, weights are plain numbers and every batch has its own shape.
+    """
+    return device.type in KERNEL_DEVICES
 
 
 class Operation(Generic[P, T]):

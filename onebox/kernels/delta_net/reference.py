@@ -58,16 +58,18 @@ def delta_net_step(
     many as its last step had; 0 after a prefill) are folded into the state, which is read once and written once; the
     rest are discarded, and this step's tokens become the pending ones. For a sequence with no rows and no accepted
     tokens (padding) the slot is neither read nor written, so any slot id is valid; for one with no rows but accepted
-    tokens only the slot is updated.
+    tokens only the slot is updated. Rows behind the last sequence's belong to none, and their outputs are not set.
 
     A token's bits depend on its sequence's accepted tokens alone: not on how they were grouped into steps, on
     tokens that were discarded, or on other sequences.
     """
-    taps = weights.conv.shape[1]
-    layout = _layout(tuple(cu_rows.tolist()), tuple(num_accepted.tolist()), taps)
+    taps, num_rows = weights.conv.shape[1], len(qkv)
+    edges = cu_rows.tolist()
+    layout = _layout(tuple(edges), tuple(num_accepted.tolist()), taps)
     own, most_accepted = slots.long()[layout.alive], layout.most_accepted
     if not len(own):
-        return qkv.new_empty(0, *pool.matrices.shape[1::2])
+        return _unset(qkv, num_rows, pool)
+    qkv, a, b = (part[: edges[-1]] for part in (qkv, a, b))
     gates = torch.stack([a, b], dim=1).to(torch.float32)
     extended, all_gates = _with_pending(qkv, gates, pool, own, layout)
     outputs = _recur(_tokens(extended, all_gates, weights, pool), pool.matrices, own, layout)
@@ -75,7 +77,13 @@ def delta_net_step(
         pool.conv_rows[own] = extended[:, most_accepted : most_accepted + taps - 1].to(pool.conv_rows.dtype)
     pool.pending_rows[own[layout.sequence], layout.place] = qkv.to(pool.pending_rows.dtype)
     pool.pending_gates[own[layout.sequence], layout.place] = gates
-    return outputs.index_select(0, layout.output).to(qkv.dtype)
+    found = outputs.index_select(0, layout.output).to(qkv.dtype)
+    return torch.cat([found, _unset(qkv, num_rows - len(found), pool)]) if num_rows > len(found) else found
+
+
+def _unset(qkv: Tensor, num_rows: int, pool: DeltaPool) -> Tensor:
+    """Outputs [num_rows, heads, DV] of rows of no sequence: NaN, so that nobody reads them unnoticed."""
+    return qkv.new_full((num_rows, *pool.matrices.shape[1::2]), float("nan"))
 
 
 def _with_pending(qkv: Tensor, gates: Tensor, pool: DeltaPool, own: Tensor, layout: _Layout) -> tuple[Tensor, Tensor]:
@@ -126,7 +134,7 @@ def delta_net_prefill(
     sequence's belong to none, and their outputs are not set.
     """
     edges, saved = cu_rows.tolist(), saves.tolist()
-    outputs = qkv.new_empty(qkv.shape[0], *pool.matrices.shape[1::2])
+    outputs = _unset(qkv, len(qkv), pool)
     for sequence, slot in enumerate(slots.tolist()):
         new = slice(edges[sequence], edges[sequence + 1])
         extended = torch.cat([part.to(torch.float32) for part in (pool.conv_rows[slot], qkv[new])])

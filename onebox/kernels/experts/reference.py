@@ -187,10 +187,17 @@ def slots_of_experts(
 
     `matrices` returns an expert's float32 (gate_up, down); SiLU(gate) * up is rounded to `inner_dtype`. An expert's
     rows are computed `tile` at a time, the last tile padded: all products have one shape, so a row's bits depend on
-    that row alone.
+    that row alone. Rows of no sequence have the id -1: the kernels leave their slots unset, here they are NaN, so that
+    nobody reads them unnoticed.
     """
     if not ids.numel():
         return x.new_zeros(*ids.shape, x.shape[1])
+    is_blank = ids < 0
+    if is_blank.any():
+        weighted = x.new_full((*ids.shape, x.shape[1]), float("nan"))
+        rows = ~is_blank.all(1)
+        weighted[rows] = slots_of_experts(x[rows], ids[rows], weights[rows], matrices, inner_dtype, tile)
+        return weighted
     source, place, experts = _tiles(ids, tile)
     chosen = {expert: matrices(expert) for expert in dict.fromkeys(experts)}
     gate, up = _through([chosen[expert][0] for expert in experts], x.index_select(0, source), tile).chunk(2, dim=-1)

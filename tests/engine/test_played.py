@@ -1,0 +1,73 @@
+"""The gate on a GPU that is played on a CPU (`played.py`): the path of a GPU's steps, without one.
+
+`make test` runs a third of the sample; `-m gate` runs all of it, and the kernels themselves in Triton's interpreter.
+"""
+
+import random
+
+import pytest
+import torch
+
+from onebox.engine.api import Engine, EngineConfig, Request, SamplingParams
+from onebox.kernels.common import dispatch
+from onebox.model.dflash import DFlash
+from onebox.model.layers.fused import FusedStack
+from onebox.model.load import load_model
+from onebox.model.mtp import FusedMtpHead
+from tests.conftest import HAS_GPU
+from tests.engine.gate import SPECULATION, read
+from tests.engine.played import play_gpu
+from tests.engine.test_gate import SAMPLE, SAMPLE_NAMES, check
+from tests.engine.tiny import tiny_runner
+
+KINDS = ("tiny", "autoround")
+"""BF16 throughout, and INT4 experts."""
+CHOSEN = random.Random(1).sample(range(len(SAMPLE)), len(SAMPLE) // 3)
+PLAYED = [
+    pytest.param(KINDS[place % 2], *each, marks=() if place in CHOSEN else pytest.mark.gate, id=name)
+    for place, (each, name) in enumerate(zip(SAMPLE, SAMPLE_NAMES, strict=True))
+]
+
+
+@pytest.mark.parametrize(("kind", "variant", "cases"), PLAYED)
+def test_answers_are_the_same_bits_on_the_path_of_a_gpu(played_gate, kind, variant, cases):
+    check(played_gate(kind), variant, cases)
+
+
+def test_what_is_played_is_what_a_gpu_runs(played_gate):
+    gate = played_gate()
+    check(gate, *SAMPLE[0])
+    runner = gate._shared["bf16", None]
+    model = runner._model
+    assert isinstance(model.stack, FusedStack)
+    assert isinstance(model.mtp, FusedMtpHead)
+    assert isinstance(model.drafter, DFlash)
+    assert model.drafter.is_fused
+    graphs, prefills = runner._graphs, runner._prefill_graphs
+    assert len(graphs._shapes) == len(graphs.sizes)
+    assert len(prefills._graphs) == len(prefills.num_rows)
+
+
+@pytest.mark.gate
+@pytest.mark.skipif(HAS_GPU, reason="the interpreter is for machines without a GPU; there the gate runs the kernels")
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_kernels_themselves_give_the_answer_of_their_twins(checkpoint, checkpoints, monkeypatch, kind):
+    """In the interpreter, with the arguments of a whole engine: a prompt, and a step that verifies a wrong draft."""
+    play_gpu(monkeypatch)
+    directory = checkpoint if kind == "tiny" else checkpoints / kind
+    model = load_model(directory, torch.device("cpu"), torch.float32)
+    config = EngineConfig(max_model_len=100, num_pages=4, max_num_seqs=1, speculation=SPECULATION["mtp1"])
+    request = Request("a", (1, 2, 3, 4, 5), SamplingParams(max_tokens=3, temperature=0.0, logprobs=3, ignore_eos=True))
+
+    def answer():
+        with Engine(tiny_runner(model, config), config) as engine:
+            return read(engine.submit(request)), engine.stats()
+
+    expected, stats = answer()
+    assert stats.totals.drafts.num_drafted > stats.totals.drafts.num_accepted
+    monkeypatch.setattr(dispatch, "_is_on_gpu", lambda *_: True)
+    found, _ = answer()
+    assert found.token_ids == expected.token_ids
+    for ours, theirs in zip(found.logprobs, expected.logprobs, strict=True):
+        assert [token for token, _ in ours.top] == [token for token, _ in theirs.top]
+        assert ours.logprob == pytest.approx(theirs.logprob, abs=1e-3)
