@@ -432,7 +432,7 @@ class Gate:
     def _runner(self, kv: str, config: EngineConfig) -> ModelRunner:
         """On a GPU all variants of a KV format share one: its graphs are dear, and its memory is then never clean."""
         if not uses_kernels(self._model.device):
-            return _runner(self._model, kv, config)
+            return new_runner(self._model, kv, config)
         size = config.speculation.draft_vocab_size
         if (kv, size) not in self._shared:
             widest = EngineConfig(
@@ -442,11 +442,12 @@ class Gate:
                 speculation=SpeculationConfig(SpeculationMethod.AUTO, 15, draft_vocab_size=size, block_size=16),
             )
             recorder = self._new_recorder() if self._new_recorder else None
-            self._shared[kv, size] = _runner(self._model, kv, widest, recorder)
+            self._shared[kv, size] = new_runner(self._model, kv, widest, recorder)
         return self._shared[kv, size]
 
 
-def _runner(model: Qwen35, kv: str, config: EngineConfig, recorder: GraphRecorder | None = None) -> ModelRunner:
+def new_runner(model: Qwen35, kv: str, config: EngineConfig, recorder: GraphRecorder | None = None) -> ModelRunner:
+    """With the memory and, on a GPU or over a `recorder`, the graphs of this config."""
     shape = MemoryShape(
         KVFormat.parse(kv),
         1 + config.num_pages,

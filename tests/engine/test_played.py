@@ -4,6 +4,7 @@
 """
 
 import random
+from dataclasses import replace
 
 import pytest
 import torch
@@ -15,8 +16,9 @@ from onebox.model.layers.fused import FusedStack
 from onebox.model.load import load_model
 from onebox.model.mtp import FusedMtpHead
 from tests.conftest import HAS_GPU
-from tests.engine.gate import SPECULATION, read
-from tests.engine.played import play_gpu
+from tests.engine.gate import SPECULATION, Gate, Variant, new_runner, read
+from tests.engine.gate_prompts import all_cases
+from tests.engine.played import PlayedRecorder, play_gpu
 from tests.engine.test_gate import SAMPLE, SAMPLE_NAMES, check
 from tests.engine.tiny import tiny_runner
 
@@ -32,6 +34,20 @@ PLAYED = [
 @pytest.mark.parametrize(("kind", "variant", "cases"), PLAYED)
 def test_answers_are_the_same_bits_on_the_path_of_a_gpu(played_gate, kind, variant, cases):
     check(played_gate(kind), variant, cases)
+
+
+class OwnGraphs(Gate):
+    """Every engine has the graphs of its own settings, with page tables of two widths, instead of those of the most."""
+
+    def _runner(self, kv, config):
+        return new_runner(self._model, kv, replace(config, max_model_len=9000), PlayedRecorder())
+
+
+@pytest.mark.parametrize("drafts", ["none", "ngram", "oracle8", "mtp2", "dflash7", "auto"])
+def test_answers_are_the_same_bits_over_the_graphs_of_one_method(played_gate, drafts):
+    cases = [case for case in all_cases() if not case.is_long][1::7]
+    report = OwnGraphs(played_gate()._model).run(Variant("bf16", "warm", drafts, "two"), cases)
+    assert not report.differences, "\n".join(report.differences)
 
 
 def test_what_is_played_is_what_a_gpu_runs(played_gate):

@@ -52,8 +52,11 @@ def _verification_case(counts: list[int], padding: int = 0, is_full: bool = Fals
     return Case("verify_drafts", name, make, is_full, ("verified",))
 
 
-def _next(device: torch.device, sequences: int, depth: int, pages: int, padding: int) -> dict[str, Any]:
-    """Each sequence with 1 + depth rows, then `padding` sequences without rows and rows of no sequence."""
+def _next(device: torch.device, sequences: int, depth: int, pages: int, padding: int, missing: int) -> dict[str, Any]:
+    """Each sequence with 1 + depth rows, then `padding` sequences without rows and rows of no sequence.
+
+    Of the drafts, so many are `missing`.
+    """
     draw = generator(sequences * 100 + depth)
     rows_each, total = 1 + depth, sequences + padding
     num_rows = sequences * rows_each
@@ -77,15 +80,18 @@ def _next(device: torch.device, sequences: int, depth: int, pages: int, padding:
         "page_table": torch.randint(1, 99, (total, pages), generator=draw, dtype=torch.int32),
         "token_ids": torch.randint(0, 1000, (num_rows + padding,), generator=draw),
         "num_accepted": torch.where(counts > 0, accepted, 0),
-        "drafts": torch.randint(0, 1000, (total, depth), generator=draw),
+        "drafts": torch.randint(0, 1000, (total, depth - missing), generator=draw),
     }
     moved: dict[str, Any] = {name: tensor.to(device) for name, tensor in tensors.items()}
     return moved | {"step": StepTensors(*(tensor.to(device) for tensor in step)), "page_tokens": _PAGE_TOKENS}
 
 
-def _next_case(sequences: int, depth: int, pages: int, padding: int = 0, is_full: bool = False) -> Case:
-    make = partial(_next, sequences=sequences, depth=depth, pages=pages, padding=padding)
+def _next_case(
+    sequences: int, depth: int, pages: int, padding: int = 0, missing: int = 0, is_full: bool = False
+) -> Case:
+    make = partial(_next, sequences=sequences, depth=depth, pages=pages, padding=padding, missing=missing)
     name = f"{sequences}x{1 + depth}-of-{pages}-pages{f'-and-{padding}-padding' if padding else ''}"
+    name += f"-without-{missing}-drafts" if missing else ""
     return Case("next_inputs", name, make, is_full, ("step",))
 
 
@@ -185,6 +191,8 @@ CASES = [
     _next_case(1, 2, 1),
     _next_case(3, 0, 4, padding=2),
     _next_case(4, 4, 2, padding=1),
+    _next_case(2, 3, 2, padding=1, missing=1),
+    _next_case(1, 4, 1, missing=4),
     _next_case(1, 2, 4096, is_full=True),
     _next_case(16, 3, 128, padding=3, is_full=True),
     _following_case(1, 1, 1),

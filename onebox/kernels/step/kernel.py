@@ -118,7 +118,7 @@ def next_inputs_kernel(
     num_rows = tl.load(cu_rows_ptr + sequence + 1) - first
     accepted = tl.load(num_accepted_ptr + sequence)
     seen = tl.load(seen_ptr + sequence)
-    if num_rows > 0:
+    if (num_rows > 0) & (num_rows <= 1 + depth):
         place = tl.arange(0, BLOCK)
         inside = place < num_rows
         rows = first + place

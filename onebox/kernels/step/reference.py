@@ -68,11 +68,11 @@ def next_inputs(
 
     cu_rows int32 [S + 1] and page_table int32 [S, pages] stay. token_ids int64 [R] and num_accepted int64 [S], 0 for a
     sequence without rows: the results of `verify_drafts`. drafts int64 [S, depth], of which a sequence takes one for
-    each of its rows but the first, so its rows are at most 1 + depth. A slot beyond the page table is -1. Rows of no
-    sequence are left alone.
+    each of its rows but the first. A slot beyond the page table is -1. Rows of no sequence are left alone, and so is a
+    sequence of more than 1 + depth rows: its next ones cannot be foretold.
     """
     for sequence, (first, end) in enumerate(pairwise(cu_rows.tolist())):
-        if first == end:
+        if not 0 < end - first <= 1 + drafts.shape[1]:
             continue
         accepted = int(num_accepted[sequence])
         start = int(step.seen[sequence]) - (end - first) + accepted
