@@ -1,4 +1,7 @@
-"""Recording CUDA graphs that share one pool of memory: one of them runs at a time, and its result is read."""
+"""Recording CUDA graphs that share one pool of memory: one of them runs at a time.
+
+What a graph returns lies in memory that those captured before it may write: it is valid until one of them runs.
+"""
 
 from collections.abc import Callable
 from typing import TypeVar

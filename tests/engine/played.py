@@ -62,7 +62,7 @@ class PlayedEvent:
 
 
 class PlayedRecorder(GraphRecorder):
-    """Graphs share their memory: a graph's result is lost when another one runs."""
+    """Graphs share their memory: a graph's result is lost when one that was captured before it runs."""
 
     def __init__(self) -> None:
         self.device = torch.device("cpu")
@@ -74,9 +74,10 @@ class PlayedRecorder(GraphRecorder):
         return graph, graph.result
 
     def spoil_results(self, running: PlayedGraph) -> None:
-        for graph in self.graphs:
-            if graph is not running:
-                graph.spoil()
+        for graph in reversed(self.graphs):
+            if graph is running:
+                break
+            graph.spoil()
 
     def synchronize(self) -> None:
         pass
