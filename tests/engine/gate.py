@@ -401,7 +401,7 @@ class Gate:
         root: Path | None = None,
     ) -> tuple[Engine, SteppedRunner]:
         """An engine for these cases, with prefixes on disk under `root` where the variant has them; close it."""
-        config = _config(variant, cases)
+        config = self.config(variant, cases)
         runner, disk = self._runner(variant.kv, config), None
         if root and variant.cache in ON_DISK:
             config = replace(config, prefix_disk=disk_config(root))
@@ -418,6 +418,10 @@ class Gate:
             speak = Oracle if variant.drafts.startswith("oracle") else MixedOracle
             engine._speculator = speak(config.speculation, known)
         return engine, stepped
+
+    def config(self, variant: Variant, cases: Sequence[Case]) -> EngineConfig:
+        """Of an engine for these cases."""
+        return _config(variant, cases)
 
     def reference(self, kv: str, cases: Sequence[Case]) -> dict[str, Answer]:
         """By name: alone, in one piece, without a cache or drafts."""

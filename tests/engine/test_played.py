@@ -16,7 +16,7 @@ from onebox.model.layers.fused import FusedStack
 from onebox.model.load import load_model
 from onebox.model.mtp import FusedMtpHead
 from tests.conftest import HAS_GPU
-from tests.engine.gate import SPECULATION, Gate, Variant, new_runner, read
+from tests.engine.gate import DIMENSIONS, SPECULATION, Gate, Variant, new_runner, read
 from tests.engine.gate_prompts import all_cases
 from tests.engine.played import PlayedRecorder, play_gpu
 from tests.engine.test_gate import SAMPLE, SAMPLE_NAMES, check
@@ -47,6 +47,38 @@ class OwnGraphs(Gate):
 def test_answers_are_the_same_bits_over_the_graphs_of_one_method(played_gate, drafts):
     cases = [case for case in all_cases() if not case.is_long][1::7]
     report = OwnGraphs(played_gate()._model).run(Variant("bf16", "warm", drafts, "two"), cases)
+    assert not report.differences, "\n".join(report.differences)
+
+
+class RandomEngine(Gate):
+    """An engine whose sizes are drawn: up to 24 sequences, so that steps have more rows than kernels take at once."""
+
+    def __init__(self, model, rng):
+        super().__init__(model)
+        self._rng = rng
+
+    def config(self, variant, cases):
+        rng = self._rng
+        return replace(
+            super().config(variant, cases),
+            max_model_len=rng.choice((4608, 9000, 20_000)),
+            max_num_seqs=rng.choice((1, 2, 3, 5, 8, 13, 24)),
+            num_checkpoints=rng.choice((3, 64)),
+            max_num_batched_tokens=rng.choice((64, 192, 512, 2048)),
+        )
+
+    def _runner(self, kv, config):
+        return new_runner(self._model, kv, config, PlayedRecorder())
+
+
+@pytest.mark.gate
+@pytest.mark.parametrize("seed", range(40))
+def test_answers_are_the_same_bits_on_engines_of_any_size(played_gate, seed):
+    rng = random.Random(seed)
+    kind = rng.choice(("tiny", "autoround", "nvfp4-llmc", "fp8", "packed-int3"))
+    values = [rng.choice(DIMENSIONS[name]) for name in ("kv", "cache", "drafts", "load", "aborts")]
+    cases = rng.sample([case for case in all_cases() if not case.is_long], rng.randint(3, 26))
+    report = RandomEngine(played_gate(kind)._model, rng).run(Variant(*values), cases)
     assert not report.differences, "\n".join(report.differences)
 
 
