@@ -140,17 +140,8 @@ def _print_report(blocks: list[dict[str, Any]]) -> None:
 
     errors = ("rounded_error", "tuned_error", "held_out_rounded_error", "held_out_tuned_error")
     counts = ("num_tuned", "num_rounded", "num_not_better", "fewest_tokens")
-    names = (
-        "block",
-        "rounded",
-        "tuned",
-        "held out: rounded",
-        "tuned",
-        "matrices",
-        "few tokens",
-        "no better",
-        "fewest tokens",
-    )
+    # Fits into a terminal of 80 columns.
+    names = ("block", "rounded", "tuned", "held out", "tuned", "matrices", "few", "worse", "fewest")
     table = Table(box=None, pad_edge=False)
     for name in names:
         table.add_column(name, no_wrap=True)
@@ -159,11 +150,14 @@ def _print_report(blocks: list[dict[str, Any]]) -> None:
     for block in blocks:
         table.add_row(
             block["name"].removeprefix("model.").removeprefix("language_model."),
-            *(f"{block[key]:.2e}" for key in errors),
+            *(f"{block[key]:.1e}" for key in errors),
             *(f"{block[key]:,}" for key in counts),
         )
     console = Console(soft_wrap=True, highlight=False)
-    console.print("Squared errors of each block, relative to its stream, rounded to nearest and tuned:")
+    console.print(
+        "Squared errors of each block, relative to its stream, rounded to nearest and tuned, then both on what was "
+        "held out; matrices tuned, of experts that few tokens reach, and worse tuned; the fewest tokens of an expert:"
+    )
     console.print(table)
     tuned, few, kept = (sum(block[key] for block in blocks) for key in ("num_tuned", "num_rounded", "num_not_better"))
     console.print(
