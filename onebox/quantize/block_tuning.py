@@ -3,8 +3,7 @@
 Two streams run through the model: the source's, of the source's weights, and the build's, of weights as the build will
 have them. A block is tuned on the build's stream towards the source's, so it also makes up for the blocks before it:
 first the projections of its mixer, if the recipe makes integers of them, then its experts in groups. The error of a
-token is relative to its stream's mean square, because what reads the stream norms it first, and counts by the token's
-weight (`uncertainty.py`).
+token is relative to its stream's mean square, because what reads the stream norms it first.
 """
 
 from collections.abc import Callable, Iterator
@@ -14,14 +13,13 @@ import torch
 from torch import Tensor
 
 from onebox.formats import GroupInt
-from onebox.model.reference import WeightScope
+from onebox.model.reference import DeltaState, KVRows, WeightScope, add_mixer, rotary, text_positions
 from onebox.quantize.blocks import BlockWeights, tuned_bits
 from onebox.quantize.branches import ExpertInput
 from onebox.quantize.expert_tuning import ErrorSums, ExpertTuning
-from onebox.quantize.forward import add_source_experts, mix, mixed
 from onebox.quantize.settings import CalibrationSettings
 from onebox.quantize.sign_round import TunedMatrix, tune
-from onebox.spec.model import ModelSpec
+from onebox.spec.model import FULL, ModelSpec
 
 __all__ = ["BlockReport", "BlockTuning", "Streams"]
 
@@ -39,7 +37,7 @@ class Streams:
 
 @dataclass
 class BlockReport:
-    """What was tuned in a block. Errors are squared and relative to the stream, weighted means over all tokens."""
+    """What was tuned in a block. Errors are squared and relative to the stream, means over all tokens of a kind."""
 
     name: str
     num_tuned: int = 0
@@ -79,8 +77,6 @@ class BlockTuning:
     spec: ModelSpec
     weights: BlockWeights
     streams: Streams
-    token_weights: Tensor
-    """float32 [sequences, tokens]: by what a token's error is multiplied."""
     num_tuned_on: int
     """Sequences of the streams; those behind them are held out."""
     settings: CalibrationSettings
@@ -95,9 +91,9 @@ class BlockTuning:
         """Tunes the block and takes both streams through it."""
         report = BlockReport(self.weights.block.name)
         dense = self.weights.dense(built=False)
-        mix(self.spec, self.weights, dense, self.streams.source)
+        self._mix(self.streams.source, dense)
         built = self._tune_mixer(report)
-        mix(self.spec, self.weights, built, self.streams.built)
+        self._mix(self.streams.built, built)
         self._tune_experts(report, dense, built)
         report.divide(*(part.numel() for part in self.streams.source.tensor_split([self.num_tuned_on])))
         return report
@@ -107,6 +103,19 @@ class BlockTuning:
         self.on_step()
 
     # The mixer.
+
+    def _mixed(self, weights: dict[str, Tensor], x: Tensor) -> Tensor:
+        """One sequence [tokens, hidden] after the mixer, on the weights' device."""
+        device = self.weights.device
+        with device:
+            memory = (KVRows if self.weights.block.kind == FULL else DeltaState).empty(self.spec)
+            rotation = rotary(self.spec, text_positions(0, len(x)))
+            return add_mixer(self.spec, WeightScope(weights, self.weights.block.name), x.to(device), memory, rotation)
+
+    def _mix(self, stream: Tensor, weights: dict[str, Tensor]) -> None:
+        with torch.no_grad():
+            for sequence in stream:
+                sequence.copy_(self._mixed(weights, sequence))
 
     def _tune_mixer(self, report: BlockReport) -> dict[str, Tensor]:
         """The build's weights of everything but routed experts, the mixer's after tuning."""
@@ -124,10 +133,9 @@ class BlockTuning:
         num_sequences = max(1, self.settings.batch_tokens // self.settings.sequence_tokens)
 
         def error(weights: dict[str, Tensor], number: int) -> Tensor:
-            found = mixed(self.spec, self.weights, {**dense, **weights}, self.streams.built[number])
-            wanted = self.streams.source[number]
-            by = _row_weights(wanted) * self.token_weights[number]
-            return (found - wanted.to(found.device)).square() * by.to(found.device)[:, None]
+            found = self._mixed({**dense, **weights}, self.streams.built[number])
+            wanted = self.streams.source[number].to(found.device)
+            return (found - wanted).square() * _row_weights(wanted)[:, None]
 
         def losses() -> Iterator[Tensor]:
             self._count_step()
@@ -157,7 +165,7 @@ class BlockTuning:
         source, stream = (whole.flatten(0, 1) for whole in (self.streams.source, self.streams.built))
         name = self.weights.block.name
         with torch.no_grad():
-            add_source_experts(self.spec, self.weights, dense, self.streams.source)
+            self._add_source_experts(source, ExpertInput(self.spec, WeightScope(dense, name), source.clone()))
             inputs = ExpertInput(self.spec, WeightScope(built, name), stream)
             branches = inputs.branches(name)
             residual = source - stream
@@ -172,8 +180,9 @@ class BlockTuning:
         to_tune = [branch for branch in branches if branch.name in wanted - few]
         report.num_rounded = sum(len(self._tuned_modules(branch.modules)) for branch in branches if branch.name in few)
         report.fewest_tokens = min(counts.values())
-        row_weights = _row_weights(source) * self.token_weights.flatten()
-        tuning = ExpertTuning(self.weights, inputs, residual, row_weights, num_rows, self.settings, self.generator)
+        tuning = ExpertTuning(
+            self.weights, inputs, residual, _row_weights(source), num_rows, self.settings, self.generator
+        )
         for begin in range(0, len(to_tune), self.settings.experts_at_once):
             group = to_tune[begin : begin + self.settings.experts_at_once]
             done = tuning.run(group, self._count_step)
@@ -181,6 +190,12 @@ class BlockTuning:
             modules = [module for branch in group for module in branch.modules]
             report.add(len(self._tuned_modules(modules)), done.codes, done.rounded, done.tuned)
         torch.sub(source, residual, out=stream)
+
+    def _add_source_experts(self, out: Tensor, inputs: ExpertInput) -> None:
+        """Adds the output of all of the source's experts to `out`."""
+        for branch in inputs.branches(self.weights.block.name):
+            gate, up, down = (self.weights.source(module) for module in branch.modules)
+            inputs.add(out, branch, (gate, up, down))
 
     def _tuned_modules(self, names: list[str]) -> list[str]:
         return [name for name in names if tuned_bits(self.weights.block.choices[name])]

@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from onebox.quantize.blocks import Block
 from onebox.quantize.branches import CHUNK_ROWS
 from onebox.quantize.settings import CalibrationSettings
-from onebox.quantize.uncertainty import LOGIT_ROWS
 from onebox.spec.errors import DoesNotFitError
 from onebox.spec.model import ModelSpec
 from onebox.spec.modules import ModuleClass
@@ -64,11 +63,7 @@ def calibration_memory(
     rows = num_sequences * settings.sequence_tokens
     stream = 4 * rows * spec.hidden_size
     routing = 3 * 12 * rows * (spec.num_experts_per_tok + 1)
-    # The LM head is there before the first block is tuned, for the tokens' weights.
-    head = {"LM head": 4 * spec.vocab_size * (spec.hidden_size + 3 * LOGIT_ROWS)}
-    device = max(
-        (head, *(_block_bytes(spec, block, settings) for block in blocks)), key=lambda parts: sum(parts.values())
-    )
+    device = max((_block_bytes(spec, block, settings) for block in blocks), key=lambda parts: sum(parts.values()))
     host = {
         "streams": _STREAMS * stream,
         "routing": routing,

@@ -18,7 +18,7 @@ from onebox.checkpoint.disk import require_disk
 from onebox.checkpoint.manifest import Manifest
 from onebox.checkpoint.output import build_lock, output_directory
 from onebox.checkpoint.recipe import BuildSources, ModuleChoice, Recipe
-from onebox.checkpoint.rounding import SharedScale, shared_scales
+from onebox.checkpoint.rounding import shared_scales
 from onebox.checkpoint.tensors import load
 from onebox.model.reference import WeightScope, mtp_input, zero_centred_norm
 from onebox.quantize.block_tuning import BlockTuning, Streams
@@ -27,7 +27,6 @@ from onebox.quantize.documents import CalibrationText, CalibrationTokens
 from onebox.quantize.memory import CalibrationMemory, calibration_memory
 from onebox.quantize.settings import CalibrationSettings
 from onebox.quantize.sign_round import library_version
-from onebox.quantize.uncertainty import token_weights
 from onebox.quantize.work import CalibrationWork
 from onebox.spec.errors import UnreadableError, UsageError
 from onebox.spec.hardware import available_memory_bytes
@@ -144,33 +143,20 @@ def _calibrate(plan: QuantizePlan, work: CalibrationWork, on_step: Callable[[int
         return
     _require_room(plan, work)
     scales = shared_scales(plan.build.choices)
-    if done == 0:
-        work.keep_token_weights(_token_weights(plan, scales))
-    by_token = work.load_token_weights(tuple(plan.tokens.token_ids.shape))
     streams = _first_streams(plan) if done == 0 else work.load_streams(done, _stream_shape(plan))
     for number, block in enumerate(plan.blocks[done:], start=done):
         if block.in_mtp:
-            # What the head drafts behind a token is what the model predicts behind the next one.
-            streams, by_token = _mtp_streams(plan, streams), by_token[:, 1:]
+            streams = _mtp_streams(plan, streams)
         # Of its own for each block: a run that goes on draws what one that was not stopped draws.
         generator = torch.Generator().manual_seed(plan.settings.seed * 100_003 + number)
         weights = BlockWeights(block, scales, plan.device)
-        count = plan.tokens.num_tuned_on
-        tuning = BlockTuning(plan.spec, weights, streams, by_token, count, plan.settings, generator, lambda: on_step(1))
+        tuning = BlockTuning(
+            plan.spec, weights, streams, plan.tokens.num_tuned_on, plan.settings, generator, lambda: on_step(1)
+        )
         report = tuning.run()
         is_last = number + 1 == len(plan.blocks)
         work.finish_block(number, tuning.codes, report, None if is_last else streams)
         on_step(plan.num_steps([block]) - tuning.num_steps)
-
-
-def _token_weights(plan: QuantizePlan, scales: dict[str, SharedScale]) -> Tensor:
-    """By what each token's error is multiplied, float32 [sequences, tokens]; takes the source once over the text."""
-    blocks = (BlockWeights(block, scales, plan.device) for block in plan.blocks if not block.in_mtp)
-    (norm,) = weights_of(_choices(plan, f"{plan.spec.text_prefix}norm"), plan.device).values()
-    tied = f"{plan.spec.text_prefix}embed_tokens"
-    head_name = tied if plan.spec.tie_word_embeddings else "lm_head"
-    (head,) = weights_of(_choices(plan, head_name), plan.device).values()
-    return token_weights(plan.spec, blocks, _embedded(plan, plan.tokens.token_ids), norm, head)
 
 
 def _require_room(plan: QuantizePlan, work: CalibrationWork) -> None:

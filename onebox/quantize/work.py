@@ -4,7 +4,6 @@ OUT.calibration/onebox_build.json     what the calibration is made of
                 block-003.safetensors codes and scales of the fourth block's calibrated modules, as a build writes them
                 block-003.json        its report, written last: the block is finished
                 streams-004.bin       both streams behind it, float32; the next block's are written before these go
-                token-weights.bin     by what each token's error is multiplied, float32; written before the first block
 """
 
 import os
@@ -15,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from onebox.checkpoint.header import TensorEntry, read_header, write_header
 from onebox.checkpoint.inputs import difference
@@ -78,18 +76,15 @@ class CalibrationWork:
 
     def load_streams(self, number: int, shape: tuple[int, ...]) -> Streams:
         """The streams before block `number`, each of this shape."""
-        parts = [torch.empty(shape), torch.empty(shape)]
-        _read_parts(self._streams_path(number), parts)
+        path, parts = self._streams_path(number), [torch.empty(shape), torch.empty(shape)]
+        try:
+            with path.open("rb") as file:
+                read = [file.readinto(to_bytes(part)) for part in parts]
+                if read != [4 * part.numel() for part in parts] or file.read(1):
+                    raise UnreadableError(f"{path} does not hold the streams of this calibration: pass --restart.")
+        except OSError as error:
+            raise UnreadableError(f"{path} cannot be read ({error.strerror}): pass --restart.") from None
         return Streams(*parts)
-
-    def keep_token_weights(self, weights: Tensor) -> None:
-        _write_parts(self._token_weights_path, [to_bytes(weights)])
-
-    def load_token_weights(self, shape: tuple[int, ...]) -> Tensor:
-        """What `keep_token_weights` was given, of this shape."""
-        weights = torch.empty(shape)
-        _read_parts(self._token_weights_path, [weights])
-        return weights
 
     def reports(self) -> list[dict[str, Any]]:
         """The reports of all finished blocks."""
@@ -103,10 +98,6 @@ class CalibrationWork:
                 module, _, suffix = entry.name.rpartition(".")
                 found.setdefault(module, {})[suffix] = entry
         return found
-
-    @property
-    def _token_weights_path(self) -> Path:
-        return self.path / "token-weights.bin"
 
     def _report_path(self, number: int) -> Path:
         return self.path / f"block-{number:03}.json"
@@ -129,17 +120,6 @@ def _write_tensors(path: Path, codes: Mapping[str, GroupInt]) -> None:
         for name, tensor in tensors.items()
     ]
     _write_parts(path, [write_header(declared, {"format": "pt"}), *map(to_bytes, tensors.values())])
-
-
-def _read_parts(path: Path, parts: list[Tensor]) -> None:
-    """Fills these tensors with a file of just their bytes."""
-    try:
-        with path.open("rb") as file:
-            read = [file.readinto(to_bytes(part)) for part in parts]
-            if read != [part.numel() * part.element_size() for part in parts] or file.read(1):
-                raise UnreadableError(f"{path} does not belong to this calibration: pass --restart.")
-    except OSError as error:
-        raise UnreadableError(f"{path} cannot be read ({error.strerror}): pass --restart.") from None
 
 
 def _write_parts(path: Path, parts: list[bytes | memoryview]) -> None:
