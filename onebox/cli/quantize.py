@@ -34,6 +34,7 @@ class CalibrationOptions:
     batch_tokens: Annotated[int, typer.Option(help="Tokens of a step.")] = 8192
     experts_at_once: Annotated[int, typer.Option(help="Experts that are tuned together; memory grows with it.")] = 16
     min_tokens: Annotated[int, typer.Option(help="Experts that fewer tokens reach are rounded to nearest.")] = 64
+    num_held_out: Annotated[int, typer.Option(help="Sequences more to measure on, which nothing is tuned on.")] = 8
     seed: Annotated[int, typer.Option(help="Determines the order of the text and the batches.")] = 0
 
     def settings(self) -> "CalibrationSettings":
@@ -114,12 +115,13 @@ def _print_calibration(plan: "QuantizePlan") -> None:
     from rich.console import Console
 
     console = Console(soft_wrap=True, highlight=False)
-    count, tokens = plan.tokens.token_ids.shape
+    count, tokens = plan.tokens.num_tuned_on, plan.settings.sequence_tokens
     asked = plan.settings.num_sequences
     console.print(
         f"Calibration on {count:,} sequences of {tokens:,} tokens"
         + (f" (the text has no more; {asked:,} were asked for)" if count < asked else "")
-        + f", {plan.num_steps(plan.blocks):,} steps over {len(plan.blocks)} blocks on {plan.device.type}."
+        + f", {plan.tokens.num_held_out:,} more held out; "
+        f"{plan.num_steps(plan.blocks):,} steps over {len(plan.blocks)} blocks on {plan.device.type}."
     )
     if plan.tokens.num_left_out:
         console.print(f"{plan.tokens.num_left_out:,} conversations with pictures were left out.")
@@ -136,7 +138,10 @@ def _print_report(blocks: list[dict[str, Any]]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    names = ("block", "rounded", "tuned", "matrices", "few tokens", "no better", "fewest tokens")
+    errors = ("rounded_error", "tuned_error", "held_out_rounded_error", "held_out_tuned_error")
+    counts = ("num_tuned", "num_rounded", "num_not_better", "fewest_tokens")
+    # Fits into a terminal of 80 columns.
+    names = ("block", "rounded", "tuned", "held out", "tuned", "matrices", "few", "worse", "fewest")
     table = Table(box=None, pad_edge=False)
     for name in names:
         table.add_column(name, no_wrap=True)
@@ -145,12 +150,14 @@ def _print_report(blocks: list[dict[str, Any]]) -> None:
     for block in blocks:
         table.add_row(
             block["name"].removeprefix("model.").removeprefix("language_model."),
-            f"{block['rounded_error']:.2e}",
-            f"{block['tuned_error']:.2e}",
-            *(f"{block[key]:,}" for key in ("num_tuned", "num_rounded", "num_not_better", "fewest_tokens")),
+            *(f"{block[key]:.1e}" for key in errors),
+            *(f"{block[key]:,}" for key in counts),
         )
     console = Console(soft_wrap=True, highlight=False)
-    console.print("Squared errors of each block, relative to its stream, rounded to nearest and tuned:")
+    console.print(
+        "Squared errors of each block, relative to its stream, rounded to nearest and tuned, then both on what was "
+        "held out; matrices tuned, of experts that few tokens reach, and worse tuned; the fewest tokens of an expert:"
+    )
     console.print(table)
     tuned, few, kept = (sum(block[key] for block in blocks) for key in ("num_tuned", "num_rounded", "num_not_better"))
     console.print(

@@ -16,7 +16,7 @@ from onebox.formats import GroupInt
 from onebox.model.reference import DeltaState, KVRows, WeightScope, add_mixer, rotary, text_positions
 from onebox.quantize.blocks import BlockWeights, tuned_bits
 from onebox.quantize.branches import ExpertInput
-from onebox.quantize.expert_tuning import ExpertTuning
+from onebox.quantize.expert_tuning import ErrorSums, ExpertTuning
 from onebox.quantize.settings import CalibrationSettings
 from onebox.quantize.sign_round import TunedMatrix, tune
 from onebox.spec.model import FULL, ModelSpec
@@ -26,7 +26,10 @@ __all__ = ["BlockReport", "BlockTuning", "Streams"]
 
 @dataclass
 class Streams:
-    """The residual stream of all sequences before a block: float32 [sequences, tokens, hidden], in host memory."""
+    """The residual stream of all sequences before a block: float32 [sequences, tokens, hidden], in host memory.
+
+    The last sequences are held out: they run through the model as the others do, and nothing is tuned on them.
+    """
 
     source: Tensor
     built: Tensor
@@ -34,7 +37,7 @@ class Streams:
 
 @dataclass
 class BlockReport:
-    """What was tuned in a block. Errors are squared and relative to the stream, means over all tokens."""
+    """What was tuned in a block. Errors are squared and relative to the stream, means over all tokens of a kind."""
 
     name: str
     num_tuned: int = 0
@@ -45,14 +48,26 @@ class BlockReport:
     """Matrices that tuning did not improve, which are rounded to nearest."""
     rounded_error: float = 0.0
     tuned_error: float = 0.0
+    """Of the tokens that were tuned on, as the one before."""
+    held_out_rounded_error: float = 0.0
+    held_out_tuned_error: float = 0.0
     fewest_tokens: int | None = None
-    """That reach an expert."""
+    """That reach an expert, of those that were tuned on."""
 
-    def add(self, num_matrices: int, codes: dict[str, GroupInt], errors: tuple[float, float]) -> None:
+    def add(self, num_matrices: int, codes: dict[str, GroupInt], rounded: ErrorSums, tuned: ErrorSums) -> None:
         self.num_tuned += len(codes)
         self.num_not_better += num_matrices - len(codes)
-        self.rounded_error += errors[0]
-        self.tuned_error += errors[1]
+        self.rounded_error += rounded.tuned_on
+        self.tuned_error += tuned.tuned_on
+        self.held_out_rounded_error += rounded.held_out
+        self.held_out_tuned_error += tuned.held_out
+
+    def divide(self, num_tuned_on: int, num_held_out: int) -> None:
+        """Makes means of sums over so many values."""
+        self.rounded_error /= num_tuned_on
+        self.tuned_error /= num_tuned_on
+        self.held_out_rounded_error /= max(1, num_held_out)
+        self.held_out_tuned_error /= max(1, num_held_out)
 
 
 @dataclass
@@ -62,6 +77,8 @@ class BlockTuning:
     spec: ModelSpec
     weights: BlockWeights
     streams: Streams
+    num_tuned_on: int
+    """Sequences of the streams; those behind them are held out."""
     settings: CalibrationSettings
     generator: torch.Generator
     on_step: Callable[[], None]
@@ -78,8 +95,7 @@ class BlockTuning:
         built = self._tune_mixer(report)
         self._mix(self.streams.built, built)
         self._tune_experts(report, dense, built)
-        report.rounded_error /= self.streams.source.numel()
-        report.tuned_error /= self.streams.source.numel()
+        report.divide(*(part.numel() for part in self.streams.source.tensor_split([self.num_tuned_on])))
         return report
 
     def _count_step(self) -> None:
@@ -123,21 +139,25 @@ class BlockTuning:
 
         def losses() -> Iterator[Tensor]:
             self._count_step()
-            for number in torch.randperm(len(self.streams.built), generator=self.generator)[:num_sequences].tolist():
+            for number in torch.randperm(self.num_tuned_on, generator=self.generator)[:num_sequences].tolist():
                 yield error({name: matrix.weight() for name, matrix in tuned.items()}, number).mean()
 
         tune(list(tuned.values()), losses, self.settings.num_steps)
         with torch.no_grad():
             found = {name: matrix.weight() for name, matrix in tuned.items()}
-            errors = [
-                sum(float(error(weights, number).sum()) for number in range(len(self.streams.built)))
+            before, after = (
+                ErrorSums(*(sum(float(error(weights, number).sum()) for number in part) for part in self._parts()))
                 for weights in (rounded, found)
-            ]
-        is_better = errors[1] < errors[0]
+            )
+        is_better = after.is_less(before)
         codes = {choice.module.name: tuned[choice.module.plain_tensor].codes() for choice in choices if is_better}
         self.codes |= codes
-        report.add(len(choices), codes, (errors[0], errors[1]))
+        report.add(len(choices), codes, before, after)
         return {**dense, **(found if is_better else rounded)}
+
+    def _parts(self) -> tuple[range, range]:
+        """The numbers of the sequences that are tuned on and of those that are held out."""
+        return range(self.num_tuned_on), range(self.num_tuned_on, len(self.streams.built))
 
     # The experts.
 
@@ -150,21 +170,25 @@ class BlockTuning:
             branches = inputs.branches(name)
             residual = source - stream
             wanted = set(self.weights.block.branches_tuned)
-            few = {branch.name for branch in branches if len(branch.rows) < self.settings.min_tokens} & wanted
+            num_rows = self.num_tuned_on * self.streams.source.shape[1]
+            counts = {branch.name: len(branch.before(num_rows).rows) for branch in branches}
+            few = {name for name, count in counts.items() if count < self.settings.min_tokens} & wanted
             for branch in branches:
                 read = self.weights.built if branch.name in few else self.weights.before_tuning
                 gate, up, down = (read(module) for module in branch.modules)
                 inputs.add(residual, branch, (gate, up, down), -1.0)
         to_tune = [branch for branch in branches if branch.name in wanted - few]
         report.num_rounded = sum(len(self._tuned_modules(branch.modules)) for branch in branches if branch.name in few)
-        report.fewest_tokens = min(len(branch.rows) for branch in branches)
-        tuning = ExpertTuning(self.weights, inputs, residual, _row_weights(source), self.settings, self.generator)
+        report.fewest_tokens = min(counts.values())
+        tuning = ExpertTuning(
+            self.weights, inputs, residual, _row_weights(source), num_rows, self.settings, self.generator
+        )
         for begin in range(0, len(to_tune), self.settings.experts_at_once):
             group = to_tune[begin : begin + self.settings.experts_at_once]
             done = tuning.run(group, self._count_step)
             self.codes |= done.codes
             modules = [module for branch in group for module in branch.modules]
-            report.add(len(self._tuned_modules(modules)), done.codes, (done.rounded_error, done.tuned_error))
+            report.add(len(self._tuned_modules(modules)), done.codes, done.rounded, done.tuned)
         torch.sub(source, residual, out=stream)
 
     def _add_source_experts(self, out: Tensor, inputs: ExpertInput) -> None:

@@ -38,6 +38,11 @@ class Branch(NamedTuple):
         """The names of its three matrices."""
         return [f"{self.name}.{part}" for part in PARTS]
 
+    def before(self, end: int) -> "Branch":
+        """The branch of the rows before `end` alone."""
+        count = int(torch.searchsorted(self.rows, end))
+        return Branch(self.name, self.rows[:count], self.factors[:count])
+
 
 @dataclass(frozen=True)
 class ExpertInput:

@@ -42,10 +42,17 @@ class _Passage(NamedTuple):
 
 @dataclass(frozen=True)
 class CalibrationTokens:
-    """Token ids int64 [sequences, tokens], and how many conversations were left out because they have pictures."""
+    """Token ids int64 [sequences, tokens], of which the last `num_held_out` sequences are not tuned on."""
 
     token_ids: Tensor
+    num_held_out: int
     num_left_out: int
+    """Conversations that were left out because they have pictures."""
+
+    @property
+    def num_tuned_on(self) -> int:
+        """Sequences."""
+        return len(self.token_ids) - self.num_held_out
 
 
 @dataclass(frozen=True)
@@ -58,30 +65,34 @@ class CalibrationText:
     def tokens(
         self, tokenizer: Tokenizer, template: ChatTemplate | None, settings: CalibrationSettings
     ) -> CalibrationTokens:
-        """Up to `num_sequences` sequences, of passages in an order drawn by the seed, joined by end-of-text tokens.
+        """The sequences, of passages in an order drawn by the seed, joined by end-of-text tokens.
 
-        Without a `template` conversations are refused. There are fewer sequences where the files have less text.
+        Without a `template` conversations are refused. There are fewer sequences where the files have less text; then
+        at most an eighth of them is held out.
         """
         order = list(self.passages)
         Random(settings.seed).shuffle(order)  # noqa: S311 - an order, nothing secret
         end = tokenizer.encode(_END)
-        wanted, ids, num_left_out = settings.num_sequences * settings.sequence_tokens, [], 0
+        wanted = settings.num_sequences + settings.num_held_out
+        ids: list[int] = []
+        num_left_out = 0
         for passage in order:
             text = _text_of(passage, template)
             if text is None:
                 num_left_out += 1
                 continue
             ids += [*tokenizer.encode(text), *end]
-            if len(ids) >= wanted:
+            if len(ids) >= wanted * settings.sequence_tokens:
                 break
-        count = min(settings.num_sequences, len(ids) // settings.sequence_tokens)
+        count = min(wanted, len(ids) // settings.sequence_tokens)
         if not count:
             raise UsageError(
                 f"The calibration text has {len(ids):,} tokens, less than one sequence of "
                 f"{settings.sequence_tokens:,}: give more text with --data, or a smaller --sequence-tokens."
             )
         used = torch.tensor(ids[: count * settings.sequence_tokens])
-        return CalibrationTokens(used.reshape(count, settings.sequence_tokens), num_left_out)
+        num_held_out = settings.num_held_out if count == wanted else min(settings.num_held_out, count // 8)
+        return CalibrationTokens(used.reshape(count, settings.sequence_tokens), num_held_out, num_left_out)
 
 
 def index_files(paths: Sequence[Path]) -> CalibrationText:

@@ -7,6 +7,7 @@ earlier ones could not reach.
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - the name the whole torch world uses
@@ -18,19 +19,30 @@ from onebox.quantize.branches import Branch, ExpertInput, Matrices, branch_sum, 
 from onebox.quantize.settings import CalibrationSettings
 from onebox.quantize.sign_round import TunedMatrix, tune
 
-__all__ = ["ExpertTuning", "TunedGroup"]
+__all__ = ["ErrorSums", "ExpertTuning", "TunedGroup"]
+
+
+class ErrorSums(NamedTuple):
+    """Weighted squared errors, summed over what was tuned on and over what was held out."""
+
+    tuned_on: float = 0.0
+    held_out: float = 0.0
+
+    def is_less(self, other: "ErrorSums") -> bool:
+        """On what was held out, which tuning cannot have learnt by heart; on the rest if nothing was held out."""
+        return self.held_out < other.held_out if other.held_out else self.tuned_on < other.tuned_on
 
 
 @dataclass(frozen=True)
 class TunedGroup:
-    """The codes of the tuned matrices by module name, and the weighted squared errors summed over all rows.
+    """The codes of the tuned matrices by module name, and the errors rounded to nearest and tuned.
 
     There are no codes where rounding to nearest has the smaller error.
     """
 
     codes: dict[str, GroupInt]
-    rounded_error: float
-    tuned_error: float
+    rounded: ErrorSums
+    tuned: ErrorSums
 
 
 @dataclass
@@ -43,12 +55,15 @@ class ExpertTuning:
     """float32 [rows, hidden], in host memory: what the block should give minus what it gives; changed in place."""
     row_weights: Tensor
     """float32 [rows]: by what a row's squared error is multiplied."""
+    num_tuned_on: int
+    """Rows; those behind them are held out."""
     settings: CalibrationSettings
     generator: torch.Generator
 
     def run(self, branches: Sequence[Branch], on_step: Callable[[], None]) -> TunedGroup:
         """Tunes these branches together, by the input's rows that reach at least one of them."""
-        rows: Tensor = torch.cat([branch.rows for branch in branches]).unique()  # type: ignore[no-untyped-call]
+        reached: Tensor = torch.cat([branch.rows for branch in branches]).unique()  # type: ignore[no-untyped-call]
+        rows, held_out = reached[reached < self.num_tuned_on], reached[reached >= self.num_tuned_on]
         tuned = self._start(branches)
         rounded = self._read(branches, self.weights.built)
 
@@ -67,12 +82,15 @@ class ExpertTuning:
         tune(list(tuned.values()), losses, self.settings.num_steps)
         with torch.no_grad():
             found = current()
-            rounded_error, tuned_error = (self._total(branches, held, rows) for held in (rounded, found))
-            is_better = tuned_error < rounded_error
+            before, after = (
+                ErrorSums(*(self._total(branches, matrices, part) for part in (rows, held_out)))
+                for matrices in (rounded, found)
+            )
+            is_better = after.is_less(before)
             for branch, held in zip(branches, found if is_better else rounded, strict=True):
                 self.inputs.add(self.residual, branch, held, -1.0)
         codes = {name: matrix.codes() for name, matrix in tuned.items()} if is_better else {}
-        return TunedGroup(codes, rounded_error, tuned_error)
+        return TunedGroup(codes, before, after)
 
     def _start(self, branches: Sequence[Branch]) -> dict[str, TunedMatrix]:
         """Adds the branches' output to the residual. Returns their matrices to tune, by module name."""
@@ -80,7 +98,7 @@ class ExpertTuning:
         for branch, matrices in zip(branches, self._read(branches, self.weights.before_tuning), strict=True):
             with torch.no_grad():
                 self.inputs.add(self.residual, branch, matrices)
-                importances = self._importances(branch, matrices)
+                importances = self._importances(branch.before(self.num_tuned_on), matrices)
             for name, weight, importance in zip(branch.modules, matrices, importances, strict=True):
                 choice = self.weights.block.choices[name]
                 bits = tuned_bits(choice)

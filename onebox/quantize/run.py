@@ -150,7 +150,9 @@ def _calibrate(plan: QuantizePlan, work: CalibrationWork, on_step: Callable[[int
         # Of its own for each block: a run that goes on draws what one that was not stopped draws.
         generator = torch.Generator().manual_seed(plan.settings.seed * 100_003 + number)
         weights = BlockWeights(block, scales, plan.device)
-        tuning = BlockTuning(plan.spec, weights, streams, plan.settings, generator, lambda: on_step(1))
+        tuning = BlockTuning(
+            plan.spec, weights, streams, plan.tokens.num_tuned_on, plan.settings, generator, lambda: on_step(1)
+        )
         report = tuning.run()
         is_last = number + 1 == len(plan.blocks)
         work.finish_block(number, tuning.codes, report, None if is_last else streams)

@@ -20,6 +20,10 @@ from onebox.spec.errors import UnsupportedError
 __all__ = ["TunedMatrix", "library_version", "tune"]
 
 _SCALE_DTYPE = torch.bfloat16
+_OFFSET_RATE = 1.0
+"""The library's: the steps together can move an offset through half of its range."""
+_FACTOR_RATE = 0.5
+"""Half of the library's: scales that were searched need little change."""
 _INSTALL = "pip install 'onebox[quantize]'"
 
 
@@ -96,9 +100,11 @@ def tune(matrices: Sequence[TunedMatrix], losses: Callable[[], Iterable[Tensor]]
     """
     from auto_round.algorithms.quantization.sign_round.sign_sgd import SignSGD
 
-    parameters = [tensor for matrix in matrices for tensor in (matrix.offsets, matrix.factors)]
-    # The library's rates: the steps together can move an offset through half of its range.
-    optimizer = SignSGD(parameters, lr=1.0 / num_steps)
+    groups = [
+        {"params": [matrix.offsets for matrix in matrices], "lr": _OFFSET_RATE / num_steps},
+        {"params": [matrix.factors for matrix in matrices], "lr": _FACTOR_RATE / num_steps},
+    ]
+    optimizer = SignSGD(groups, lr=_OFFSET_RATE / num_steps)
     schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, total_iters=num_steps)
     for _ in range(num_steps):
         for loss in losses():

@@ -22,7 +22,7 @@ def arguments(checkpoint: Path, text: Path, out: Path) -> tuple[str | Path, ...]
 def test_the_plan_is_said_before_and_the_report_after(run_cli, checkpoint, text, tmp_path):
     planned = run_cli(*arguments(checkpoint, text, tmp_path / "out"), "--dry-run")
     assert planned.code == 0
-    assert "Calibration on 4 sequences of 32 tokens, 1 steps over 5 blocks on cpu." in planned.out
+    assert "Calibration on 4 sequences of 32 tokens, 8 more held out; 1 steps over 5 blocks on cpu." in planned.out
     assert "GB of memory (streams" in planned.out
     assert not (tmp_path / "out").exists()
     done = run_cli(*arguments(checkpoint, text, tmp_path / "out"))

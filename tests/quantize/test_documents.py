@@ -12,7 +12,7 @@ from onebox.spec.errors import UnreadableError, UsageError
 from onebox.text.chat import ChatTemplate
 from onebox.text.tokenizer import Tokenizer
 
-SETTINGS = CalibrationSettings(num_sequences=4, sequence_tokens=32)
+SETTINGS = CalibrationSettings(num_sequences=4, sequence_tokens=32, num_held_out=0)
 QUESTION, ANSWER = {"role": "user", "content": "How many?"}, {"role": "assistant", "content": "Seventeen."}
 
 
@@ -45,6 +45,18 @@ def test_the_same_seed_reads_the_same_tokens_and_another_does_not(tokenizer, tmp
         for seed in (0, 0, 1)
     )
     assert one == same != other
+
+
+def test_what_is_held_out_comes_behind_what_is_tuned_on_and_is_little_of_little_text(tokenizer, tmp_path):
+    path = lines(tmp_path / "texts.jsonl", *({"text": f"Text {number}, and no other."} for number in range(200)))
+    alone, more, all_there_is = (
+        index_files([path]).tokens(tokenizer, None, CalibrationSettings(count, 32, num_held_out=held_out))
+        for count, held_out in ((4, 0), (4, 3), (1000, 500))
+    )
+    assert (alone.num_tuned_on, alone.num_held_out) == (4, 0)
+    assert (more.num_tuned_on, more.num_held_out) == (4, 3)
+    assert more.token_ids[:4].tolist() == alone.token_ids.tolist()
+    assert 1 <= all_there_is.num_held_out <= len(all_there_is.token_ids) / 8
 
 
 @pytest.mark.parametrize(

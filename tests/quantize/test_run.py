@@ -17,7 +17,9 @@ from onebox.model.random import TINY, random_weights
 from onebox.model.random_text import text_files
 from onebox.model.reference import Cache, forward
 from onebox.model.reference_weights import load_weights
+from onebox.quantize.block_tuning import BlockTuning
 from onebox.quantize.documents import index_files
+from onebox.quantize.expert_tuning import ErrorSums, ExpertTuning
 from onebox.quantize.run import QuantizePlan, build_calibrated, calibrate, plan_quantize
 from onebox.quantize.settings import CalibrationSettings
 from onebox.spec.errors import DoesNotFitError, UsageError, WriteError
@@ -34,7 +36,7 @@ RECIPE = Recipe(
     mtp=INT4,
 )
 SETTINGS = CalibrationSettings(
-    num_sequences=6, sequence_tokens=32, num_steps=8, batch_tokens=96, experts_at_once=3, min_tokens=86
+    num_sequences=6, sequence_tokens=32, num_steps=8, batch_tokens=96, experts_at_once=3, min_tokens=86, num_held_out=3
 )
 
 
@@ -125,6 +127,7 @@ def test_every_kind_of_matrix_is_calibrated_and_the_report_counts_them(calibrate
     assert any(module.startswith("mtp.layers.0.mlp.experts.") for module in modules)
     assert [block["name"].rpartition(".")[2] for block in manifest.calibration] == ["0", "1", "0"]
     assert all(block["tuned_error"] < block["rounded_error"] for block in manifest.calibration)
+    assert all(block["held_out_tuned_error"] < block["held_out_rounded_error"] for block in manifest.calibration)
 
 
 def test_experts_that_few_tokens_reach_are_rounded_to_nearest_and_counted(calibrated, rounded):
@@ -137,6 +140,37 @@ def test_experts_that_few_tokens_reach_are_rounded_to_nearest_and_counted(calibr
     assert 0 < sum(block["num_rounded"] for block in manifest.calibration) < len(of_experts) // 3
     for block in manifest.calibration:
         assert (block["num_rounded"] > 0) == (block["fewest_tokens"] < SETTINGS.min_tokens)
+
+
+def test_nothing_is_tuned_on_what_is_held_out(planned, tmp_path, monkeypatch):
+    sequences, rows = [], []
+    mixed, errors = BlockTuning._mixed, ExpertTuning._errors
+
+    def seen_mixed(tuning, weights, x):
+        if torch.is_grad_enabled():
+            sequences.append(x.storage_offset() // x.numel())
+        return mixed(tuning, weights, x)
+
+    def seen_errors(tuning, branches, matrices, at):
+        if torch.is_grad_enabled():
+            rows.append((int(at.max()), tuning.num_tuned_on))
+        return errors(tuning, branches, matrices, at)
+
+    monkeypatch.setattr(BlockTuning, "_mixed", seen_mixed)
+    monkeypatch.setattr(ExpertTuning, "_errors", seen_errors)
+    calibrate(planned(), tmp_path / "out")
+    assert set(sequences) == set(range(SETTINGS.num_sequences))
+    assert all(highest < end for highest, end in rows)
+    # The MTP head's sequences are a token shorter.
+    assert {end for _, end in rows} == {SETTINGS.num_sequences * tokens for tokens in (32, 31)}
+
+
+def test_tuning_is_better_if_it_is_on_what_is_held_out():
+    rounded = ErrorSums(tuned_on=2.0, held_out=2.5)
+    assert ErrorSums(1.0, 2.4).is_less(rounded)
+    assert not ErrorSums(1.0, 2.6).is_less(rounded)
+    assert ErrorSums(1.0).is_less(ErrorSums(2.0))
+    assert not ErrorSums(2.0).is_less(ErrorSums(1.0))
 
 
 class StoppedError(Exception):
