@@ -6,8 +6,8 @@ has the event loop tell it that it runs; `watchdog_process.py` is what it does.
 """
 
 import asyncio
+import ctypes
 import faulthandler
-import io
 import logging
 import os
 import subprocess
@@ -42,7 +42,7 @@ class Watchdog:
 
     def start(self) -> None:
         """The server serves without a watchdog where the system has no descriptors, memory or processes left."""
-        _write_stacks_at_end()
+        _exit_on_signals()
         try:
             theirs, ours = os.pipe()
         except OSError as error:
@@ -92,10 +92,19 @@ class Watchdog:
         self._loop.call_later(self._beat_s, self._beat)
 
 
-def _write_stacks_at_end() -> None:
-    """Has the signal that ends a frozen server write the stacks of all threads first: in C, without Python's lock."""
+def _exit_on_signals() -> None:
+    """Has the watchdog's signals end this process with their number as its status, one of them with the stacks of all
+    threads before it: in C, without Python's lock.
+
+    The handler is the C library's own `_exit`. A signal's default would not end a container's first process.
+    """
+    library = ctypes.CDLL(None)
+    library.signal.argtypes, library.signal.restype = (ctypes.c_int, ctypes.c_void_p), ctypes.c_void_p
+    for number in (watchdog_process.END_SIGNAL, watchdog_process.EXIT_SIGNAL):
+        library.signal(number, ctypes.cast(library._exit, ctypes.c_void_p))
     try:
-        number = sys.stderr.fileno()
-    except (AttributeError, OSError, ValueError, io.UnsupportedOperation):
+        stderr = sys.stderr.fileno()
+    except (AttributeError, OSError, ValueError):
         return  # closed before the process started
-    faulthandler.register(watchdog_process.END_SIGNAL, file=number, all_threads=True, chain=True)
+    # Chained: the stacks, then what the signal did before.
+    faulthandler.register(watchdog_process.END_SIGNAL, file=stderr, all_threads=True, chain=True)

@@ -16,13 +16,16 @@ import socket
 import sys
 import time
 
-__all__ = ["END_SIGNAL", "main"]
+__all__ = ["END_SIGNAL", "EXIT_SIGNAL", "main"]
 
 END_SIGNAL = signal.SIGALRM
-"""Its default is to end the process without a core dump, which would hold what clients wrote."""
+"""Has the server write the stacks of its threads and exit."""
+EXIT_SIGNAL = signal.SIGVTALRM
+"""Has it exit at once. SIGKILL would not: as a container's first process it is spared by those inside."""
 MAX_TICK_S = 1.0
 STACKS_S = 2.0
-"""To write stacks to a stderr that may be held; then the server is killed."""
+"""To write stacks to a stderr that may be held; then the server has to exit without."""
+EXIT_S = 1.0
 _STOPPED = (b"T", b"t")
 """States in /proc: stopped by a signal, or by a debugger."""
 
@@ -85,15 +88,16 @@ def _is_stopped(process_id: int) -> bool:
 
 
 def _end(server_id: int, reason: str) -> None:
-    """Has the server write the stacks of its threads and end; kills it where that takes too long."""
+    """Has the server write the stacks of its threads and exit, or exit at once, or be killed, until it is gone."""
     _say(f"onebox: {reason}: the server is ended, so that it can be started again. What its threads were doing:\n")
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(server_id, END_SIGNAL)
-        limit = time.monotonic() + STACKS_S
+    for number, limit_s in ((END_SIGNAL, STACKS_S), (EXIT_SIGNAL, EXIT_S), (signal.SIGKILL, 0.0)):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(server_id, number)
+        limit = time.monotonic() + limit_s
         while os.getppid() == server_id and time.monotonic() < limit:
             time.sleep(0.01)
-        if os.getppid() == server_id:
-            os.kill(server_id, signal.SIGKILL)
+        if os.getppid() != server_id:
+            return
 
 
 def _say(line: str) -> None:
