@@ -1,6 +1,6 @@
 """The process that ends a frozen server: `python -I -S watchdog_process.py BEATS SIGNALS FREEZE_S UNHEARD_S`.
 
-Started by `Watchdog` only, by its path and without site-packages: 9 MB, of them 3 its own. Two things are watched:
+Started by `Watchdog` only, by its path and without site-packages, so that it takes 10 MB. Two things are watched:
 BEATS, a pipe into which the server's event loop writes, and SIGNALS, the socket on which the server hears of SIGTERM. A
 signal that lies there unread was delivered to a process that cannot run Python any more.
 
