@@ -101,6 +101,11 @@ class EngineClient(ABC):
     @abstractmethod
     def config(self) -> EngineConfig: ...
 
+    @property
+    @abstractmethod
+    def vocab_size(self) -> int:
+        """Token ids are below it."""
+
     @abstractmethod
     def submit_all(self, requests: list[Request]) -> tuple["RequestHandle", ...]:
         """Accepts all of these or none."""

@@ -1,14 +1,14 @@
 """The images and videos of a chat: counted, fetched, checked against the context, decoded.
 
-Limits are checked from cheap to expensive: number, bytes, pixels and tokens (known from the file headers); decoding
-comes last, one picture after the other, in processes of its own (`decoding.py`). Requests with many pictures and those
-with few take turns.
+Limits are checked from cheap to expensive: number, bytes, pixels and tokens (known from the file headers). Decoding
+comes last, when the whole prompt is known to fit: one picture after the other, in processes of its own (`decoding.py`).
+Requests with many pictures and those with few take turns.
 """
 
 import asyncio
 import math
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,7 +27,7 @@ from onebox.spec.errors import OneboxError, UnsupportedError, UsageError
 from onebox.spec.model import read_config
 from onebox.text.patches import MediaKind, Picture, PictureReader
 
-__all__ = ["LoadedMedia", "Media", "MediaLimits", "MediaPart", "media_parts"]
+__all__ = ["Media", "MediaFiles", "MediaLimits", "MediaPart", "OpenedMedia", "media_parts"]
 
 _LOW_DETAIL_PIXELS = 512 * 512
 """Of an image whose detail is low, as in the OpenAI API."""
@@ -83,14 +83,29 @@ class MediaPart(NamedTuple):
     """The field's path in the request."""
     max_pixels: int | None = None
 
+    @property
+    def file(self) -> tuple[MediaKind, str, int | None]:
+        """What its picture depends on."""
+        return self.kind, self.url, self.max_pixels
+
 
 @dataclass(frozen=True)
-class LoadedMedia:
-    """A chat's images and videos: their patches, and how a prompt that contains them is encoded."""
+class MediaFiles:
+    """The files of one request: each is fetched and opened once, however often a prompt of it is built."""
 
-    vision: Vision
+    allowance: Allowance
+    opened: dict[tuple[MediaKind, str, int | None], Picture] = field(default_factory=dict)
+    """By kind, URL and limit of pixels."""
+
+
+@dataclass(frozen=True)
+class OpenedMedia:
+    """A chat's images and videos, their headers read: what the length of its prompt takes."""
+
     encode: Callable[[str, Callable[[str], tuple[int, ...]]], tuple[int, ...]]
     """The rendered prompt's token ids, with one pad token for each embedding; the second argument encodes text."""
+    read: Callable[[], Awaitable[Vision]]
+    """Decodes them: their patches."""
 
 
 def media_parts(messages: Sequence[Mapping[str, Any]]) -> list[MediaPart]:
@@ -137,36 +152,45 @@ class Media:
         """What a message may contain besides text."""
         return () if isinstance(self._reader, OneboxError) else self._reader.kinds
 
-    async def load(self, parts: Sequence[MediaPart], max_tokens: int) -> LoadedMedia | None:
-        """Fetches and decodes; None where there are no parts. `max_tokens` is the size of the context."""
+    @contextmanager
+    def files(self) -> Iterator[MediaFiles]:
+        """Of one request; they count as long as the block is not left."""
+        with _files_budget.hold() as held:
+            yield MediaFiles(Allowance(self._limits.fetch, held))
+
+    async def open_parts(self, parts: Sequence[MediaPart], max_tokens: int, files: MediaFiles) -> OpenedMedia | None:
+        """Fetches, and reads headers; None where there are no parts. `max_tokens` is the size of the context."""
         if not parts:
             return None
         if isinstance(self._reader, OneboxError):
             raise FieldError(str(self._reader), parts[0].param)
         self._refuse_too_many(parts)
         reader = self._reader
-        with _files_budget.hold() as held:
-            pictures = await self._open(reader, parts, Allowance(self._limits.fetch, held))
-            self._refuse_too_large(parts, pictures, max_tokens)
-            vision = Vision(await _read("image", parts, pictures), await _read("video", parts, pictures))
-        return LoadedMedia(vision, lambda text, encode: reader.encode(text, pictures, encode))
+        pictures = await self._open(reader, parts, files)
+        self._refuse_too_large(parts, pictures, max_tokens)
 
-    async def _open(self, reader: PictureReader, parts: Sequence[MediaPart], allowance: Allowance) -> list[Picture]:
-        """Fetches all, a few at once, then opens one after the other."""
+        async def read() -> Vision:
+            return Vision(await _read("image", parts, pictures), await _read("video", parts, pictures))
+
+        return OpenedMedia(lambda text, encode: reader.encode(text, pictures, encode), read)
+
+    async def _open(self, reader: PictureReader, parts: Sequence[MediaPart], files: MediaFiles) -> list[Picture]:
+        """Fetches those that are new, a few at once, then opens one after the other."""
+        new = {part.file: part for part in parts if part.file not in files.opened}
         turns = asyncio.Semaphore(FETCHES_AT_ONCE)
-        tasks = [asyncio.create_task(self._fetch(part, allowance, turns)) for part in parts]
+        tasks = [asyncio.create_task(self._fetch(part, files.allowance, turns)) for part in new.values()]
         try:
-            files = await asyncio.gather(*tasks)
+            fetched = await asyncio.gather(*tasks)
         finally:
             for task in tasks:
                 task.cancel()
-        pictures = []
-        for part, data in zip(parts, files, strict=True):
+        for part, data in zip(new.values(), fetched, strict=True):
             with _naming(part):
                 pool = _headers_pool if len(data) <= SMALL_FILE_BYTES else _long_headers_pool
                 pool = pool if part.kind == "image" else _videos_pool
-                pictures.append(await pool.run(reader.open, part.kind, data, part.max_pixels, _decoders))
-        return pictures
+                picture = await pool.run(reader.open, part.kind, data, part.max_pixels, _decoders)
+            files.opened[part.file] = picture
+        return [files.opened[part.file] for part in parts]
 
     def _refuse_too_many(self, parts: Sequence[MediaPart]) -> None:
         for kind, limit in (("image", self._limits.max_images), ("video", self._limits.max_videos)):

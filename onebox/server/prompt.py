@@ -15,7 +15,7 @@ from onebox.engine.api import ContextTooLongError, Grammar, SamplingParams, Visi
 from onebox.server.errors import FieldError, excerpt
 from onebox.server.grammars import after_reasoning, either, tool_calls
 from onebox.server.lanes import TextLanes, is_small
-from onebox.server.media import LoadedMedia, Media, media_parts
+from onebox.server.media import Media, MediaFiles, OpenedMedia, media_parts
 from onebox.server.thinking import ThinkingBudget
 from onebox.spec.errors import UsageError
 from onebox.text.chat import ChatTemplate, TextTooLongError
@@ -117,6 +117,8 @@ class Prompt:
     """Only the prompt's own log-probabilities are asked for: no token of the answer is used."""
     priority: int = 0
     cache_prompt: bool = True
+    media: OpenedMedia | None = None
+    """Pictures that are not decoded yet."""
     vision: Vision | None = None
 
 
@@ -153,13 +155,29 @@ class PromptBuilder:
         return 2 * self.max_model_len + _SPARE_TOKENS
 
     async def of_chat(self, chat: ChatInput) -> Prompt:
+        with self.media.files() as files:
+            return await self.decode_pictures(await self.count_chat(chat, files))
+
+    async def decode_pictures(self, prompt: Prompt) -> Prompt:
+        """The prompt of `count_chat`, complete. One that is too long is refused before anything is decoded."""
+        if prompt.media is None:
+            return prompt
+        if len(prompt.token_ids) >= self.max_model_len:
+            raise ContextTooLongError(
+                f"The prompt has {len(prompt.token_ids)} tokens and the context holds {self.max_model_len}, answer "
+                "included; shorten it."
+            )
+        return replace(prompt, vision=await prompt.media.read(), media=None)
+
+    async def count_chat(self, chat: ChatInput, files: MediaFiles) -> Prompt:
+        """The prompt with all of its tokens, pictures not decoded; `files` are those of this request."""
         if len(chat.messages) > self.max_model_len:
             # Each has a token at least.
             raise ContextTooLongError(
                 f"There are {len(chat.messages)} messages and the context holds {self.max_model_len} tokens; send "
                 "fewer."
             )
-        media = await self.media.load(media_parts(chat.messages), self.max_model_len)
+        media = await self.media.open_parts(media_parts(chat.messages), self.max_model_len, files)
         is_quick = is_small((chat.messages, chat.tools, chat.template_options))
         text = await self.lanes.run(partial(self._chat_text, chat, media), is_small=is_quick)
         # Grammars are compiled on the way, so on another thread.
@@ -182,7 +200,7 @@ class PromptBuilder:
         with self._within_context():
             return self.tokenizer.encode(text, self.max_counted_tokens)
 
-    def _chat_text(self, chat: ChatInput, media: LoadedMedia | None) -> _ChatText:
+    def _chat_text(self, chat: ChatInput, media: OpenedMedia | None) -> _ChatText:
         _refuse_same_names(chat.tools)
         offered = list(chat.tools) if chat.tool_choice != "none" else []
         tools = [_definition(tool) for tool in offered]
@@ -208,7 +226,7 @@ class PromptBuilder:
                 f"The prompt is too long: more than {self.max_counted_tokens} tokens > {self.max_model_len} maximum."
             ) from None
 
-    def _chat_prompt(self, chat: ChatInput, text: _ChatText, media: LoadedMedia | None) -> Prompt:
+    def _chat_prompt(self, chat: ChatInput, text: _ChatText, media: OpenedMedia | None) -> Prompt:
         grammar = _grammar(chat, text.tools)
         budget = chat.thinking_budget or EFFORT_BUDGETS.get(chat.effort or "")
         return Prompt(
@@ -226,7 +244,7 @@ class PromptBuilder:
             is_one_call=not chat.has_parallel_calls,
             priority=chat.priority,
             cache_prompt=chat.cache_prompt,
-            vision=media.vision if media else None,
+            media=media,
         )
 
     def _completion_prompts(self, completion: CompletionInput) -> list[Prompt]:

@@ -1,10 +1,10 @@
 """The HTTP response to a request: one JSON object or server-sent events. A client that leaves ends its request."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from fastapi.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -15,6 +15,8 @@ from onebox.server.settings import ServerSettings
 from onebox.server.sse import EventForm, EventStream, answer_events
 
 __all__ = ["STREAMABLE", "AnswerResponse", "ReplyForm"]
+
+_Result = TypeVar("_Result")
 
 STREAMABLE: dict[int | str, dict[str, Any]] = {200: {"content": {"text/event-stream": {}}}}
 """For the OpenAPI page: besides JSON, the answer may come as events."""
@@ -52,10 +54,18 @@ class AnswerResponse(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """A refusal is raised before anything is sent; the application's handlers write it."""
-        async with self._submitted as answers:
-            form = self._form(answers)
-            response = self._events(form) if self._is_stream else await _whole_or_gone(form, receive)
+        async with AsyncExitStack() as stack:
+            # The engine may have to be started again for it, or a grammar to be tried first.
+            answers = await _unless_gone(stack.enter_async_context(self._submitted), receive)
+            response = await self._response(answers, receive) if answers else _gone()
             await response(scope, receive, send)
+
+    async def _response(self, answers: Answers, receive: Receive) -> Response:
+        form = self._form(answers)
+        if self._is_stream:
+            return self._events(form)
+        chunks = await _unless_gone(answers.whole(), receive)
+        return _gone() if chunks is None else JsonResponse(partial(form.whole, chunks))
 
     def _events(self, form: ReplyForm) -> Response:
         return EventStream(self._stream(form))
@@ -64,17 +74,21 @@ class AnswerResponse(Response):
         return answer_events(form, self._settings.heartbeat_s)
 
 
-async def _whole_or_gone(form: ReplyForm, receive: Receive) -> Response:
-    """The whole answer as JSON, or nothing if the client disconnects first."""
-    reply = asyncio.ensure_future(form.answers.whole())
+async def _unless_gone(work: Coroutine[Any, Any, _Result], receive: Receive) -> _Result | None:
+    """What the work returns, or None if the client disconnects first; the work is cancelled then."""
+    working = asyncio.ensure_future(work)
     gone = asyncio.ensure_future(_disconnected(receive))
     try:
-        await asyncio.wait({reply, gone}, return_when=asyncio.FIRST_COMPLETED)
-        # 499 is for the log alone; no client receives it.
-        return JsonResponse(partial(form.whole, reply.result())) if reply.done() else Response(status_code=499)
+        await asyncio.wait({working, gone}, return_when=asyncio.FIRST_COMPLETED)
+        return working.result() if working.done() else None
     finally:
-        reply.cancel()
+        working.cancel()
         gone.cancel()
+
+
+def _gone() -> Response:
+    """For the log alone; no client receives it."""
+    return Response(status_code=499)
 
 
 async def _disconnected(receive: Receive) -> None:

@@ -1,6 +1,7 @@
 """Serves the application on a socket until SIGINT or SIGTERM, or until its engine is given up.
 
 The first signal drains: new requests are refused, running ones may finish for a while. The second one stops at once.
+What freezes altogether is ended by a watchdog.
 """
 
 import asyncio
@@ -19,6 +20,7 @@ from onebox.server.errors import error_response
 from onebox.server.http import LAST_WRITE_S, HttpServer
 from onebox.server.settings import ConnectionLimits
 from onebox.server.signals import SignalWatch
+from onebox.server.watchdog import FREEZE_S, UNHEARD_S, Watchdog
 from onebox.spec.errors import OneboxError
 from onebox.spec.output import say
 
@@ -61,6 +63,8 @@ def run(
     limits: ConnectionLimits | None = None,
     stop_s: float = 0.0,
     tls: ssl.SSLContext | None = None,
+    freeze_s: float = FREEZE_S,
+    unheard_s: float = UNHEARD_S,
 ) -> int:
     """Serves until a signal, then lets running requests finish for at most `drain_s` seconds; returns the exit status.
 
@@ -70,17 +74,26 @@ def run(
     `wait_failed`, on another, returns why nothing can be served any more, or None: then the server ends with GIVEN_UP.
     Whatever threads and connections wait for, the process ends within `drain_s` + `stop_s` + LAST_WRITE_S +
     ENDING_S seconds of the first signal. The caller ends the process; threads may be left.
+    A server whose event loop has not run for `freeze_s` seconds, or that has not heard a signal for `unheard_s`, is
+    ended by another process (`Watchdog`).
     """
     gate = Gate(app)
     logging.getLogger("uvicorn.error").addFilter(_is_no_cancellation)
     # Neither closed nor asked to wait for its threads: one that hangs would keep the process.
     loop = asyncio.new_event_loop()
-    server = HttpServer(gate, on_ready, limits or ConnectionLimits(), tls)
+
+    def begin() -> None:
+        watchdog.start()
+        on_ready()
+
+    server = HttpServer(gate, begin, limits or ConnectionLimits(), tls)
     ending = _Ending(loop, server, gate, on_stop, drain_s, stop_s)
+    watchdog = Watchdog(loop, ending.signals, freeze_s, unheard_s)
     if wait_failed:
         threading.Thread(target=ending.watch, args=(wait_failed,), name="onebox-failure", daemon=True).start()
     sockets = [bound] if isinstance(bound, socket.socket) else list(bound)
     loop.run_until_complete(server.serve(sockets=sockets))
+    watchdog.close()
     return ending.status
 
 
@@ -112,6 +125,11 @@ class _Ending:
     @property
     def status(self) -> int:
         return self._signals.status
+
+    @property
+    def signals(self) -> int:
+        """The file number of the socket on which signals are heard."""
+        return self._signals.fileno()
 
     def watch(self, wait_failed: Callable[[], str | None]) -> None:
         """Ends the server when nothing can be served any more. What was open has failed by then and is being told."""

@@ -1,5 +1,6 @@
 """SIGINT and SIGTERM, heard on a thread of their own: also while the event loop is blocked."""
 
+import select
 import signal
 import socket
 import threading
@@ -36,6 +37,10 @@ class SignalWatch:
             signal.signal(number, _ignore)
         threading.Thread(target=self._listen, name="onebox-signals", daemon=True).start()
 
+    def fileno(self) -> int:
+        """Of the socket where a signal lies until it is heard, which takes Python's lock."""
+        return self._inbox.fileno()
+
     def begin_ending(self, status: int) -> None:
         """As a first signal would, but without calling `on_signal`: for an ending that has another cause."""
         self.status = status
@@ -43,13 +48,14 @@ class SignalWatch:
 
     def _listen(self) -> None:
         num_signals, limit = 0, float("inf")
+        # Read only once Python's lock is there: the watchdog sees what lies unread.
+        waiting = select.poll()
+        waiting.register(self._inbox, select.POLLIN)
         while True:
-            self._inbox.settimeout(None if limit == float("inf") else max(0.001, limit - time.monotonic()))
-            try:
-                number = self._inbox.recv(1)[0]
-            except TimeoutError:
+            if not waiting.poll(None if limit == float("inf") else 1000 * max(0.001, limit - time.monotonic())):
                 say("onebox: what was running did not end in time; stopped.", is_error=True)
                 end_process(self.status)
+            number = self._inbox.recv(1)[0]
             if number not in (_BEGIN, *_SIGNALS):
                 continue
             num_signals += 1

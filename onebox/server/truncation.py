@@ -5,6 +5,7 @@ A call and its result go together. Which items go is decided by their order alon
 prompt.
 """
 
+import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
@@ -48,12 +49,12 @@ async def fit_to_context(
     `build` makes the prompt of the items that are left. It is called once where everything fits, else about as often
     as the number of items has binary digits.
     """
-    units, room = droppable_units(items), context_room(config)
+    # On threads: for tens of thousands of items this takes a tenth of a second, and other clients wait for the loop.
+    units, room = await asyncio.to_thread(droppable_units, items), context_room(config)
 
     async def attempt(num_units: int) -> Prompt | None:
-        dropped = {place for unit in units[:num_units] for place in unit}
         try:
-            return await build([item for place, item in enumerate(items) if place not in dropped])
+            return await build(await asyncio.to_thread(_left, items, units[:num_units]))
         except ContextTooLongError:
             return None
 
@@ -77,6 +78,12 @@ async def fit_to_context(
     if best is None or len(best.token_ids) >= room:
         raise ContextTooLongError(_too_long(best, room))
     return best, sum(len(unit) for unit in units[:num_units])
+
+
+def _left(items: Sequence[Any], units: Sequence[tuple[int, ...]]) -> list[Any]:
+    """The items without those of these units."""
+    dropped = {place for unit in units for place in unit}
+    return [item for place, item in enumerate(items) if place not in dropped]
 
 
 def _too_long(rest: Prompt | None, room: int) -> str:

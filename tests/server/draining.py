@@ -1,13 +1,15 @@
 """Serves an application without an engine through `run`, for tests that stop it: arguments are the seconds to
-drain, and those until a server that does not end is ended.
+drain, those until a server that does not end is ended, and those after which the watchdog takes it for frozen, or a
+signal for unheard.
 
 POST /count streams numbers, three of them unless asked for more; what it would go on with ends when all is stopped.
 POST /flood streams without end. Others hang in a thread or in the event loop, or report that nothing can be served any
 more.
-POST /read reads its body.
+POST /read reads its body. POST /hold holds Python's lock for hours.
 """
 
 import asyncio
+import re
 import sys
 import threading
 import time
@@ -56,6 +58,12 @@ async def wait_in_loop():
     time.sleep(3600)
 
 
+@app.post("/hold")
+def hold():
+    # On a thread, as work of clients is.
+    re.match(r"(a+)+$", "a" * 64 + "b")
+
+
 @app.post("/fail")
 async def fail():
     failed.set()
@@ -81,7 +89,17 @@ def main():
     with running.bind("127.0.0.1", 0) as bound:
         url = f"http://127.0.0.1:{bound.getsockname()[1]}"
         drain_s = float(sys.argv[1])
-        status = running.run(app, bound, lambda: say(url), stopped.set, drain_s, lambda: failed.wait() and "Lost.")
+        freeze_s, unheard_s = map(float, sys.argv[3:])
+        status = running.run(
+            app,
+            bound,
+            lambda: say(url),
+            stopped.set,
+            drain_s,
+            lambda: failed.wait() and "Lost.",
+            freeze_s=freeze_s,
+            unheard_s=unheard_s,
+        )
     say("Stopped.")
     end_process(status)
 

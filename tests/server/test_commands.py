@@ -75,7 +75,8 @@ def long_answer(url, max_tokens):
 def held(process):
     """The server's engine stands still."""
     tasks = Path(f"/proc/{process.pid}/task")
-    (engine,) = [int(pid) for path in tasks.glob("*/children") for pid in path.read_text().split()]
+    children = [int(pid) for path in tasks.glob("*/children") for pid in path.read_text().split()]
+    (engine,) = [pid for pid in children if b"engine.remote.child" in Path(f"/proc/{pid}/cmdline").read_bytes()]
     os.kill(engine, signal.SIGSTOP)
     try:
         yield

@@ -397,3 +397,10 @@ def test_aliases_are_answered_under_the_models_own_name(scripted, caplog):
     assert client.chat(model="llama").status_code == 404
     assert [model["id"] for model in client.request("GET", "/v1/models").json()["data"]] == ["tiny", "second"]
     assert "'claude-sonnet-9' is an alias of tiny" in caplog.text
+
+
+@pytest.mark.parametrize("metadata", [{"a": "\ud800"}, {"\udc00": 1}, {"a": [{"b": "x\udfff"}]}])
+def test_half_a_character_in_an_object_of_free_form_is_refused_not_changed(scripted, metadata):
+    """JSON can spell it, and no answer could return it."""
+    message = refused(post(scripted("Hi"), metadata=metadata), 400, param="metadata")
+    assert "half of a surrogate pair" in message

@@ -23,6 +23,7 @@ from onebox.spec.errors import UsageError
 from onebox.text import images
 from onebox.text.images import Resize
 from tests.server.conftest import wait_until
+from tests.server.test_media import load
 from tests.text.test_patches import IMAGES, animation, file_of, noise, write_processors
 
 SMALL = Resize(32, 48, Image.Resampling.BICUBIC)
@@ -103,7 +104,7 @@ def test_the_header_of_a_large_file_does_not_keep_small_ones_waiting(media, monk
 
     async def ask():
         held = asyncio.create_task(pool.run(go.wait, 60))
-        waiting = asyncio.create_task(media().load([MediaPart("image", url, "image")], 1 << 30))
+        waiting = asyncio.create_task(load(media(), [MediaPart("image", url, "image")]))
         await asyncio.to_thread(loaded, media(), small)
         assert not waiting.done()
         go.set()
@@ -142,7 +143,7 @@ def loaded(media, *files, max_tokens=1 << 30):
         MediaPart("image", "data:image/png;base64," + base64.b64encode(data).decode(), f"image {place}")
         for place, data in enumerate(files)
     ]
-    return asyncio.run(media.load(parts, max_tokens))
+    return asyncio.run(load(media, parts, max_tokens))
 
 
 @pytest.fixture
@@ -161,7 +162,7 @@ def test_many_large_pictures_take_little_memory_here_and_leave_none(media, monke
     resident = []
     reader = media(max_pixels=1 << 30)
     for _ in range(2):
-        vision = loaded(reader, *[data] * 2).vision
+        vision = loaded(reader, *[data] * 2)
         assert vision.images.grids == ((1, 256, 256),) * 2
         assert module._patches_budget.num_held == vision.images.patches.nbytes
         del vision
@@ -203,9 +204,9 @@ def test_a_slow_file_does_not_keep_others_waiting(media, monkeypatch):
     data = base64.b64encode(file_of(noise(64, 64))).decode()
     reader = media()
 
-    async def load(name, num_pictures):
+    async def ask(name, num_pictures):
         parts = [MediaPart("image", f"data:image/png;base64,{data}", "image")] * num_pictures
-        await reader.load(parts, 1 << 30)
+        await load(reader, parts)
         ends.append(name)
 
     async def wait_for_reads(number):
@@ -215,9 +216,9 @@ def test_a_slow_file_does_not_keep_others_waiting(media, monkeypatch):
                 await asyncio.sleep(0.001)
 
     async def both():
-        many = [asyncio.create_task(load("many", 16)) for _ in range(4)]
+        many = [asyncio.create_task(ask("many", 16)) for _ in range(4)]
         await wait_for_reads(3)
-        one = asyncio.create_task(load("one", 1))
+        one = asyncio.create_task(ask("one", 1))
         await wait_for_reads(4)
         go.set()
         await asyncio.gather(one, *many)

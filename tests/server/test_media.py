@@ -32,6 +32,13 @@ def video_part(data):
     return {"type": "video_url", "video_url": {"url": data_url(data, "video/webp")}}
 
 
+async def load(media, parts, max_tokens=1 << 30):
+    """The patches of all parts, as of a prompt that fits; None where there are none."""
+    with media.files() as files:
+        opened = await media.open_parts(parts, max_tokens, files)
+        return await opened.read() if opened else None
+
+
 def text_part(text):
     return {"type": "text", "text": text}
 
@@ -154,8 +161,8 @@ def test_low_detail_takes_fewer_tokens(vision_client, vision_checkpoint, tmp_pat
     large = file_of(Image.new("L", (1024, 1024)))
     parts = [image_part(large, detail="low"), image_part(large, detail="high"), image_part(large)]
     media = Media.open(tmp_path, has_tower=True)
-    loaded = asyncio.run(media.load(media_parts([{"role": "user", "content": parts}]), 1 << 20))
-    assert loaded.vision.images.grids == ((1, 128, 128), (1, 256, 256), (1, 256, 256))
+    loaded = asyncio.run(load(media, media_parts([{"role": "user", "content": parts}]), 1 << 20))
+    assert loaded.images.grids == ((1, 128, 128), (1, 256, 256), (1, 256, 256))
     assert ask(vision_client, image_part(PICTURE, detail="low"), image_part(PICTURE, detail="auto"))
 
 
@@ -212,8 +219,36 @@ def test_pictures_beyond_the_context_are_refused_before_they_are_decoded(vision_
     media = vision_client.service.media
     parts = [MediaPart("image", data_url(file_of(noise(64, 64))), "image")] * 3
     with pytest.raises(OneboxError, match="have 192 tokens and the context holds 192, answer included"):
-        asyncio.run(media.load(parts, 192))
+        asyncio.run(load(media, parts, 192))
     assert limits > 192
+
+
+def test_a_picture_is_decoded_only_once_the_whole_prompt_fits(vision_client, monkeypatch):
+    """The text is tokenised first, also for a count of tokens alone."""
+
+    def read(*_):
+        raise AssertionError("it was decoded")
+
+    monkeypatch.setattr(module, "_read_into", read)
+    response = vision_client.chat([image_part(PICTURE), text_part("x" * 800)])
+    assert response.json()["error"]["code"] == "context_length_exceeded"
+    messages = [{"role": "user", "content": [image_part(PICTURE)]}]
+    response = vision_client.request("POST", "/tokenize", json_body={"messages": messages})
+    assert response.json()["tokens"].count(IMAGE) == 24
+
+
+def test_truncation_fetches_and_decodes_a_picture_once(vision_client, monkeypatch):
+    fetched, decoded = [], []
+    fetch, read_into = module.fetch, module._read_into
+    monkeypatch.setattr(module, "fetch", lambda *given: (fetched.append(given[1]), fetch(*given))[1])
+    monkeypatch.setattr(module, "_read_into", lambda *given: (decoded.append(1), read_into(*given))[1])
+    turns = [{"role": "user", "content": 20 * "x"} for _ in range(60)]
+    last = {"role": "user", "content": [{"type": "input_image", "image_url": data_url(PICTURE)}]}
+    body = {"input": [*turns, last], "truncation": "auto", "max_output_tokens": 1}
+    response = vision_client.request("POST", "/v1/responses", json_body=body)
+    assert response.status_code == 200, response.text
+    assert response.json()["truncated_items"] > 0
+    assert (len(fetched), len(decoded)) == (1, 1)
 
 
 def test_a_model_without_a_tower_refuses_pictures_in_a_sentence(scripted, vision_checkpoint):
@@ -224,15 +259,15 @@ def test_a_model_without_a_tower_refuses_pictures_in_a_sentence(scripted, vision
     assert error["param"] == NAME
     text_only = Media.open(vision_checkpoint, has_tower=False)
     with pytest.raises(OneboxError, match="without a vision tower"):
-        asyncio.run(text_only.load([MediaPart("image", data_url(PICTURE), NAME)], 1000))
+        asyncio.run(load(text_only, [MediaPart("image", data_url(PICTURE), NAME)], 1000))
 
 
 def test_a_checkpoint_without_a_preprocessor_refuses_pictures_with_that_reason(vision_checkpoint, tmp_path):
     (tmp_path / "config.json").write_text((vision_checkpoint / "config.json").read_text())
     media = Media.open(tmp_path, has_tower=True)
-    assert asyncio.run(media.load([], 1000)) is None
+    assert asyncio.run(load(media, [], 1000)) is None
     with pytest.raises(OneboxError, match=r"has no preprocessor_config\.json.* it reads text only") as caught:
-        asyncio.run(media.load([MediaPart("image", data_url(PICTURE), NAME)], 1000))
+        asyncio.run(load(media, [MediaPart("image", data_url(PICTURE), NAME)], 1000))
     assert str(tmp_path) not in str(caught.value), "clients are not told where files lie"
 
 

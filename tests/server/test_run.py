@@ -17,9 +17,13 @@ from tests.server.conftest import wait_until
 
 
 @contextmanager
-def serving(drain_s, ending_s=2.0):
-    """(process, URL) of a server that drains for so long, and is ended `ending_s` seconds after it should have."""
-    command = [sys.executable, "-m", "tests.server.draining", str(drain_s), str(ending_s)]
+def serving(drain_s, ending_s=2.0, freeze_s=600.0, unheard_s=600.0, under=()):
+    """(process, URL) of a server that drains for so long, and is ended `ending_s` seconds after it should have.
+
+    `under` is a command that starts it.
+    """
+    numbers = map(str, (drain_s, ending_s, freeze_s, unheard_s))
+    command = [*under, sys.executable, "-m", "tests.server.draining", *numbers]
     root = Path(__file__).parents[2]
     with subprocess.Popen(command, cwd=root, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         try:

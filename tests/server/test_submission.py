@@ -3,6 +3,7 @@
 import asyncio
 import json
 import threading
+from concurrent.futures import Future
 
 import pytest
 
@@ -152,13 +153,31 @@ def test_a_client_that_is_gone_before_the_answer_begins(endless, path, stream):
     """Then the stream's generator may never be started."""
 
     async def gone():
+        while not endless.requests:
+            await asyncio.sleep(0.001)
         return {"type": "http.disconnect"}
 
     endless.runner.gate.clear()
     run_out(post(endless, path, stream, receive=gone))
-    assert endless.requests
     endless.runner.gate.set()
     assert is_empty(endless.service.engine)
+
+
+@every_dialect
+@streamed_or_whole
+def test_a_client_that_leaves_while_the_engine_wakes_is_never_submitted(endless, path, stream):
+    """Else those who left would hold the places when it is awake, and who stayed gets 429."""
+    awake, waits = Future(), threading.Event()
+    endless.service.engine.awake = lambda: (waits.set(), awake)[1]
+
+    async def leave():
+        while not waits.is_set():
+            await asyncio.sleep(0.001)
+        return {"type": "http.disconnect"}
+
+    assert run_out(post(endless, path, stream, receive=leave)) is None
+    assert awake.cancelled()
+    assert not endless.requests
 
 
 @every_dialect

@@ -1,7 +1,10 @@
 """Responses with `truncation: auto`: the oldest items are left out until the input fits."""
 
+import threading
+
 import pytest
 
+from onebox.server import truncation
 from onebox.server.schemas.responses import read_items
 from onebox.server.truncation import droppable_units
 from tests.server.endpoints.test_responses import QUIET, TOOLS, ask, post, prompt_of
@@ -127,3 +130,16 @@ def test_images_that_are_left_out_are_not_part_of_the_prompt(vision_client):
     body = post(vision_client, input=items, max_output_tokens=1, **AUTO).json()
     assert body["truncated_items"] > 0
     assert "vision_start" not in prompt_of(vision_client)
+
+
+def test_items_are_sorted_beside_the_event_loop(scripted, monkeypatch):
+    """Of tens of thousands it takes a tenth of a second each time, and everybody waits for the loop."""
+    threads = []
+    for name in ("droppable_units", "_left"):
+        work = getattr(truncation, name)
+        monkeypatch.setattr(
+            truncation, name, lambda *given, work=work: (threads.append(threading.current_thread()), work(*given))[1]
+        )
+    assert post(scripted("Hi", max_model_len=400), input=[*TURNS, said("user", "What now?")], **AUTO).status_code == 200
+    assert len(threads) > 2
+    assert threading.current_thread() not in threads

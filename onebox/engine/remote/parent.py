@@ -152,6 +152,10 @@ class EngineProcess(EngineClient):
         return self.planned.config
 
     @property
+    def vocab_size(self) -> int:
+        return self.planned.vocab_size
+
+    @property
     def pid(self) -> int | None:
         """Of the engine's process, where there is one."""
         with self._changed:

@@ -17,7 +17,7 @@ from onebox.server.body import JsonRoute
 from onebox.server.endpoints.cache import lookup_reply
 from onebox.server.errors import error_body, error_status
 from onebox.server.pieces import JsonParts
-from onebox.server.prompt import Prompt
+from onebox.server.prompt import ChatInput, Prompt
 from onebox.server.record import note
 from onebox.server.reply import STREAMABLE, AnswerResponse
 from onebox.server.schemas.anthropic import CountTokensRequest, MessagesLookupRequest, MessagesRequest
@@ -53,7 +53,9 @@ def messages_router(service: Service, settings: ServerSettings) -> APIRouter:
     @router.post("/v1/messages/count_tokens")
     async def count_tokens(body: CountTokensRequest) -> Json:
         """Tokens that a request to `/v1/messages` would read"""
-        num_tokens = len((await _prompt(service, body)).token_ids)
+        chat = await _chat(service, body)
+        with service.prompts.media.files() as files:
+            num_tokens = len((await service.prompts.count_chat(chat, files)).token_ids)
         counted: Json = {"input_tokens": num_tokens}
         if body.context_management is not None:
             counted["context_management"] = {"original_input_tokens": num_tokens}
@@ -67,10 +69,13 @@ def messages_router(service: Service, settings: ServerSettings) -> APIRouter:
     return router
 
 
-async def _prompt(service: Service, body: CountTokensRequest) -> Prompt:
+async def _chat(service: Service, body: CountTokensRequest) -> ChatInput:
     service.refuse_other_model(body.model)
-    chat = await asyncio.to_thread(body.chat_input, service.defaults)
-    return await service.prompts.of_chat(chat)
+    return await asyncio.to_thread(body.chat_input, service.defaults)
+
+
+async def _prompt(service: Service, body: CountTokensRequest) -> Prompt:
+    return await service.prompts.of_chat(await _chat(service, body))
 
 
 def _bounded(prompt: Prompt, max_tokens: int, config: EngineConfig) -> Prompt:

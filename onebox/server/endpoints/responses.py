@@ -90,16 +90,19 @@ async def _prompt(service: Service, body: ResponsesRequest, earlier: list[dict[s
     """The prompt, and how many items were left out. A refused message is reported at `input`, where it came from."""
     chat, items = await asyncio.to_thread(lambda: body.chat_input(service.defaults, read_items(earlier)))
 
+    prompts, config, num_dropped = service.prompts, service.engine.config, 0
+
     async def build(left: Sequence[Any]) -> Prompt:
         messages = await asyncio.to_thread(body.messages_of, left)
-        return await service.prompts.of_chat(replace(chat, messages=messages))
+        return await prompts.count_chat(replace(chat, messages=messages), files)
 
-    config, num_dropped = service.engine.config, 0
     try:
-        if body.truncation == "auto":
-            prompt, num_dropped = await fit_to_context(items, build, config)
-        else:
-            prompt = await service.prompts.of_chat(chat)
+        with prompts.media.files() as files:
+            if body.truncation == "auto":
+                prompt, num_dropped = await fit_to_context(items, build, config)
+            else:
+                prompt = await prompts.count_chat(chat, files)
+            prompt = await prompts.decode_pictures(prompt)
     except FieldError as error:
         is_message = error.param.startswith("messages.")
         raise FieldError(str(error), "input" if is_message else error.param) from None

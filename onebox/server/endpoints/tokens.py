@@ -41,6 +41,11 @@ def tokens_router(service: Service) -> APIRouter:
         limit = service.prompts.max_counted_tokens
         if len(body.tokens) > limit:
             raise FieldError(f"tokens has {len(body.tokens)} ids; at most {limit} are detokenised at once.", "tokens")
+        vocab_size = service.engine.vocab_size
+        if body.tokens and max(body.tokens) >= vocab_size:
+            raise FieldError(
+                f"tokens holds the id {max(body.tokens)}; the vocabulary's ids go from 0 to {vocab_size - 1}.", "tokens"
+            )
         write = partial(shown_text, service.tokenizer, body.tokens)
         text = await service.lanes.run(write, is_small=is_small(body.tokens))
         return JsonResponse(lambda: {"prompt": text})
@@ -52,4 +57,5 @@ async def _token_ids(service: Service, body: TokenizeRequest) -> tuple[int, ...]
     if body.messages is None:
         return await service.prompts.ids_of_text(body.prompt or "")
     chat = await asyncio.to_thread(body.chat_input)
-    return (await service.prompts.of_chat(chat)).token_ids
+    with service.prompts.media.files() as files:
+        return (await service.prompts.count_chat(chat, files)).token_ids

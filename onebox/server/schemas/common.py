@@ -98,7 +98,7 @@ TokenLimit = Annotated[int, Field(ge=1, lt=2**31)]
 
 
 def _bounded_json(value: Any) -> Any:
-    """Refuses what nests too deep, has too many values, or holds numbers that cannot be computed with or written."""
+    """Refuses what nests too deep, has too many values, or holds numbers and texts that cannot be written."""
     num_values, depth, level = 0, 0, [value]
     while level:
         depth += 1
@@ -109,6 +109,7 @@ def _bounded_json(value: Any) -> Any:
             raise ValueError(f"it holds more than {_MAX_VALUES} values")
         for held in level:
             _refuse_bad_number(held)
+            _refuse_bad_text(held)
         level = [inner for held in level for inner in _inner(held)]
     return value
 
@@ -122,6 +123,17 @@ def _refuse_bad_number(value: Any) -> None:
         raise ValueError(f"it holds {value}, which is not a JSON number")
     if isinstance(value, int) and abs(value) >= _MAX_INTEGER:
         raise ValueError("it holds an integer of more than 300 digits")
+
+
+def _refuse_bad_text(value: Any) -> None:
+    """JSON can spell half of a surrogate pair, as a text or a name. It would be answered as another text."""
+    texts = value if isinstance(value, dict) else (value,) if isinstance(value, str) else ()
+    try:
+        for text in texts:
+            if not text.isascii():
+                text.encode()
+    except UnicodeEncodeError:
+        raise ValueError("it is not valid Unicode; it holds half of a surrogate pair") from None
 
 
 JsonObject = Annotated[dict[str, Any], BeforeValidator(_bounded_json)]
