@@ -194,6 +194,8 @@ class ClientShare(NamedTuple):
     """Of the places for requests, slots and queue together, those that this client may hold."""
     max_slots: int | None = None
     """Of the slots, those that it may hold while another client waits for one; None: all of them."""
+    is_key: bool = True
+    """Whether the name is that of an API key; otherwise it is an address."""
 
 
 @dataclass(frozen=True)

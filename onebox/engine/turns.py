@@ -9,6 +9,9 @@ from onebox.engine.request import ClientShare
 
 __all__ = ["QueueTurns"]
 
+_MOST_CLIENTS = 1024
+"""Whose last turns are kept, and more only while they wait: addresses come and go."""
+
 
 class QueueTurns:
     """Gives out turns; the lower one goes first."""
@@ -22,6 +25,9 @@ class QueueTurns:
     def give(self, client: ClientShare | None) -> int:
         """Requests without a client are those of one."""
         name = client.name if client else ""
+        if len(self._last) >= _MOST_CLIENTS:
+            # Who has nothing ahead begins anew with the present turn: at worst once more in it.
+            self._last = {other: turn for other, turn in self._last.items() if turn > self._now}
         turn = self._last[name] = max(self._now, self._last.get(name, 0) + 1)
         return turn
 

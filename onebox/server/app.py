@@ -9,6 +9,7 @@ from starlette.middleware.cors import CORSMiddleware
 from onebox import __version__
 from onebox.sensors import SensorWatch
 from onebox.server.access import ApiKeyGuard, HostGuard, HostNames, MetricsPort, OriginGuard
+from onebox.server.addresses import Addresses
 from onebox.server.anthropic_errors import AnthropicErrors
 from onebox.server.budget import ByteBudget
 from onebox.server.endpoints.cache import cache_router
@@ -90,6 +91,7 @@ def _install_guards(app: FastAPI, settings: ServerSettings) -> None:
     if settings.api_keys:
         app.add_middleware(ApiKeyGuard, api_keys=settings.api_keys, metrics_port=settings.metrics_port)
     else:
+        app.add_middleware(Addresses)
         app.add_middleware(OriginGuard, allowed_origins=settings.allowed_origins)
     if settings.allowed_hosts or not settings.api_keys:
         app.add_middleware(HostGuard, names=HostNames(settings.allowed_hosts))

@@ -135,7 +135,7 @@ class Metrics:
 
     def watch(self, request: Request) -> Watch:
         """Called when a request is accepted; the result is called with each of its events."""
-        if request.client:
+        if request.client and request.client.is_key:
             self._by_key.labels(self._model_name, request.client.name).inc()
         return _RequestWatch(self, len(request.prompt))
 

@@ -10,6 +10,7 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from onebox.engine.api import ClientShare, EngineClient, PrefixLookup, Request, RequestHandle
+from onebox.server.addresses import SLOT_SHARE, current_address
 from onebox.server.answer import MAX_LOGPROB_VALUES, Answer, Answers
 from onebox.server.errors import FieldError, ModelNotFoundError, excerpt
 from onebox.server.keys import current_caller
@@ -136,7 +137,9 @@ class Service:
         """Of the HTTP request that is being handled."""
         caller = current_caller.get()
         if caller is None:
-            return None
+            address = current_address.get()
+            slots = max(1, int(SLOT_SHARE * self.engine.config.max_num_seqs))
+            return ClientShare(address, self._num_places, slots, is_key=False) if address else None
         places, slots = (
             max(1, int(caller.max_share * count)) for count in (self._num_places, self.engine.config.max_num_seqs)
         )

@@ -48,6 +48,15 @@ def test_clients_take_turns_and_nobody_waits_for_all_that_another_has_queued():
     assert started == ["a0", "b0", "a1", "b1", "a2", "a3"]
 
 
+def test_clients_that_come_and_go_are_forgotten_and_those_that_wait_keep_their_turns():
+    turns, waiting = QueueTurns(), ClientShare("waiting", 10)
+    last = [turns.give(waiting) for _ in range(5000)][-1]
+    for number in range(4000):
+        turns.serve(turns.give(ClientShare(f"address {number}", 10)))
+    assert len(turns._last) < 2000
+    assert turns.give(waiting) == last + 1
+
+
 def test_a_client_that_comes_again_and_again_does_not_keep_another_waiting():
     turns, busy, rare = QueueTurns(), ClientShare("busy", 10), ClientShare("rare", 10)
     waiting = [turns.give(busy) for _ in range(5)]
