@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from onebox.engine.step import DecodeRows
 
-__all__ = ["Adjustment", "Bias", "LogitsRules", "Penalties", "RowLogprobs", "apply_adjustments"]
+__all__ = ["Adjustment", "Bias", "LogitsRules", "Penalties", "RowLogprobs", "allow_all", "apply_adjustments"]
 
 Ids = NDArray[np.int64]
 Mask = NDArray[np.int32]
@@ -319,6 +319,11 @@ def _mask(logits: "Tensor", rows: dict[int, Mask]) -> None:
         for row, mask in rows.items():
             words[row] = mask
         apply_mask(logits, torch.from_numpy(words).to(logits.device))
+
+
+def allow_all(logits: "Tensor") -> None:
+    """A grammar's mask that changes no logit of the first row."""
+    _mask(logits, {0: np.full(-(-logits.shape[1] // _MASK_BITS), -1, dtype=np.int32)})
 
 
 # Log-probabilities under the model itself.

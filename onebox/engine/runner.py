@@ -20,7 +20,7 @@ from onebox.engine.draft.vocabulary import ROWS_PER_STEP
 from onebox.engine.graphs import GraphDecoder
 from onebox.engine.images import PictureCache, content_tokens, encode_images
 from onebox.engine.inputs import blocks_of, last_row
-from onebox.engine.logits import RowLogprobs, apply_adjustments
+from onebox.engine.logits import RowLogprobs, allow_all, apply_adjustments
 from onebox.engine.logprobs import LogprobRows, TokenLogprob
 from onebox.engine.prefill import Prefiller, PrefillGraphs
 from onebox.engine.request import Vision
@@ -108,8 +108,13 @@ class ModelRunner:
         with torch.inference_mode():
             self._model.put_draft_rows(*numbers.to(self._model.device, non_blocking=True))
 
-    def rehearse_draft_rows(self) -> None:
-        """Replaces rows by themselves, so that what `put_draft_rows` needs is loaded before it is called."""
+    def rehearse(self) -> None:
+        """Does what no request of the warm-up asks for, so that a device has its code loaded before one does.
+
+        Rows of the head for drafts are replaced by themselves, and a row of logits gets a mask that allows everything.
+        """
+        with torch.inference_mode():
+            allow_all(torch.zeros(1, self.vocab_size, device=self._model.device))
         if head := self._model.draft_head:
             token_ids = head.token_ids[:ROWS_PER_STEP].tolist()
             self.put_draft_rows(range(len(token_ids)), token_ids)

@@ -123,7 +123,7 @@ def _weight_source(plan: EnginePlan) -> "WeightSource":
 def _warm_up(runner: "ModelRunner", plan: EnginePlan, report: ReportStart, *, owns_process: bool) -> None:
     from onebox.engine.warm.exercise import exercise, reserve_workspace
 
-    runner.rehearse_draft_rows()
+    runner.rehearse()
     if plan.device.type != "cuda":
         exercise(runner, plan.config, fully=False)
         return
