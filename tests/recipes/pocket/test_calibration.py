@@ -13,8 +13,8 @@ def test_the_text_is_what_quantize_reads_and_the_same_every_time(tmp_path):
         assert main(["--data", str(tmp_path / "none"), "text", str(file), "--examples", "12"]) == 0
     assert files[0].read_bytes() == files[1].read_bytes()
     tokenizer = Tokenizer.load(MODEL_DIRECTORY)
-    found = index_files(files[:1]).tokens(tokenizer, None, CalibrationSettings(2, 64)).token_ids
-    assert found.shape == (2, 64)
+    found = index_files(files[:1]).tokens(tokenizer, None, CalibrationSettings(2, 64, num_held_out=1)).token_ids
+    assert found.shape == (3, 64)
     (message_end,) = tokenizer.encode("<|im_end|>")
     assert message_end in found
 
