@@ -119,6 +119,8 @@ class RunningFleet:
         except Exception as error:
             self.error = error
         self._ready.set()
+        # What was closed or cancelled in its last moment needs some turns of the loop to let go of its socket.
+        await asyncio.sleep(0.1)
 
     @contextmanager
     def running(self):
