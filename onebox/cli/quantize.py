@@ -34,7 +34,9 @@ class CalibrationOptions:
     batch_tokens: Annotated[int, typer.Option(help="Tokens of a step.")] = 8192
     experts_at_once: Annotated[int, typer.Option(help="Experts that are tuned together; memory grows with it.")] = 16
     min_tokens: Annotated[int, typer.Option(help="Experts that fewer tokens reach are rounded to nearest.")] = 64
-    num_held_out: Annotated[int, typer.Option(help="Sequences more to measure on, which nothing is tuned on.")] = 8
+    num_held_out: Annotated[
+        int, typer.Option(metavar="SEQUENCES", help="Further sequences to measure on, which nothing is tuned on.")
+    ] = 8
     seed: Annotated[int, typer.Option(help="Determines the order of the text and the batches.")] = 0
 
     def settings(self) -> "CalibrationSettings":
