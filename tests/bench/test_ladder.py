@@ -19,6 +19,7 @@ from onebox.bench.record import (
     read_run,
     write_run,
 )
+from onebox.bench.timing import decode_tok_s
 from onebox.planner.presets import named_preset
 from onebox.planner.report import Weights
 from onebox.planner.roofline import Workload, project
@@ -130,10 +131,13 @@ def test_a_ladder_of_small_checkpoints_is_built_served_and_measured_once(run_cli
     assert made.code == 0, made.out + made.err
     (drafted,) = json.loads(made.out)["rows"]
     assert drafted["key"] == "mtp-2"
-    assert drafted["decode_tok_s"] > 0
     assert (drafted["gain"], drafted["over"]) == (None, "mtp-1")
     record = read_run(tmp_path / "rungs" / "mtp-2.json")
     assert record.is_success
+    (cold,) = [request for request in record.workloads[0].measured if request.role is Role.COLD]
+    assert cold.completion_tokens
+    # Without a speed where a busy machine delivers the whole answer at once.
+    assert drafted["decode_tok_s"] == (pytest.approx(decode_tok_s(cold)) if decode_tok_s(cold) else None)
     assert record.workloads[0].acceptance.drafted > 0
     assert record.startup_s["first token"] > 0
     assert record.kv_tokens == drafted["kv_tokens"] > 0
