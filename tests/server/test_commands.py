@@ -12,6 +12,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from tests.engine.remote.processes import stop_threads
 from tests.server.conftest import wait_until
 from tests.server.launching import launched, started
 
@@ -77,7 +78,7 @@ def held(process):
     tasks = Path(f"/proc/{process.pid}/task")
     children = [int(pid) for path in tasks.glob("*/children") for pid in path.read_text().split()]
     (engine,) = [pid for pid in children if b"engine.remote.child" in Path(f"/proc/{pid}/cmdline").read_bytes()]
-    os.kill(engine, signal.SIGSTOP)
+    stop_threads(engine)
     try:
         yield
     finally:

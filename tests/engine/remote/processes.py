@@ -1,6 +1,7 @@
 """An engine's process without a model: how tests open and watch one, and the tokens that make it hang or die."""
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -108,3 +109,10 @@ class GrammarStarter(FakeStarter):
     def start(self, planned, report, deliver):
         report(StartPhase("weights", 0.0))
         return Engine(FakeRunner(planned.config), planned.config, self.table, deliver)
+
+
+def stop_threads(pid: int) -> None:
+    """SIGSTOP, and waits for it: the signal is sent before all threads of the process stand still."""
+    os.kill(pid, signal.SIGSTOP)
+    tasks = Path(f"/proc/{pid}/task")
+    wait_until(lambda: all("\nState:\tT" in (task / "status").read_text() for task in tasks.iterdir()))

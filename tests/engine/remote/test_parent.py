@@ -34,6 +34,7 @@ from tests.engine.remote.processes import (
     CONFIG,
     HANGING,
     SLOW,
+    stop_threads,
 )
 from tests.engine.small import answer, request
 
@@ -142,7 +143,7 @@ def test_a_lookup_waits_for_no_step_and_for_no_dead_process(start, monkeypatch):
     for i in range(6):
         engine.submit(request(str(i), [HANGING]))
     assert engine.lookup(request("a", prompt)).cached_tokens == 64
-    os.kill(engine.pid, signal.SIGSTOP)
+    stop_threads(engine.pid)
     monkeypatch.setattr(parent, "_LOOKUP_S", 0.05)
     with pytest.raises(QueueFullError, match="did not say within"):
         engine.lookup(request("a", prompt))

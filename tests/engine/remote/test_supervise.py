@@ -47,6 +47,7 @@ from tests.engine.remote.processes import (
     UNSENDABLE,
     FakeStarter,
     is_running,
+    stop_threads,
     wait_ok,
 )
 from tests.engine.small import answer, request
@@ -186,7 +187,7 @@ def test_progress_that_cannot_be_told_stops_nothing_at_the_start_or_at_a_restart
 
 def test_a_stopped_process_counts_as_hung_and_is_replaced(start):
     engine = start(RestartPolicy(hang_s=1.2, first_wait_s=0.01))
-    os.kill(engine.pid, signal.SIGSTOP)
+    stop_threads(engine.pid)
     assert "it has finished no step for" in list(engine.submit(request("a", [1])))[-1].message
     wait_ok(engine)
     assert tokens_of(engine.submit(request("a", [1]))) == answer([1])
@@ -260,7 +261,7 @@ def test_whoever_waits_for_the_end_is_told_when_it_is_closed(start):
 def test_what_waits_for_an_engine_that_does_not_read_is_bounded(start, monkeypatch):
     monkeypatch.setattr(supervise, "MAX_UNSENT_BYTES", 3 << 20)
     engine = start()
-    os.kill(engine.pid, signal.SIGSTOP)
+    stop_threads(engine.pid)
     patches = Vision(images=Pictures(np.zeros(2 << 18, np.float32), ()))
     handle = engine.submit(Request("a", (1,), vision=patches))
     with pytest.raises(QueueFullError, match=r"has not yet read 2 MiB of requests .* this one has 2 MiB"):
