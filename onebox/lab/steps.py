@@ -1,24 +1,29 @@
 """What the engine's process notes of its steps, line by line in a file, and what they say. Imports no torch.
 
 A step's work is known from its like: steps are grouped by their prompt tokens, context, rows and first tokens, and a
-step is late if it took 50 ms longer than the slowest tenth of its group. Time between two steps while requests run is a
-wait, too.
+step is late if it took the device 50 ms longer than the slowest tenth of its group. That is from the device's start of
+the step's work to its end, so where the device waits for the host in between, it counts. The host's clock would not do:
+nobody waits for a prefill in the middle of a prompt, so its time is in the wait of the step behind it. Time between two
+steps while requests run is a wait, too.
 """
 
 import gc
 import json
 import pickle
 import time
-from collections import defaultdict
+from collections import defaultdict, deque
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 from onebox.engine.engine import Deliver, Engine
 from onebox.engine.remote.messages import Planned, ReportStart
 from onebox.engine.start import CheckpointStarter, warm_runner
 from onebox.engine.step import Runner, StepOutput, StepPlan, StepRun
+
+if TYPE_CHECKING:
+    import torch
 
 __all__ = ["Notes", "Step", "TimedStarter", "late_steps", "longest_between", "read_notes"]
 
@@ -53,10 +58,18 @@ class Step(NamedTuple):
     """Between its start and its end, while the step before it was delivered."""
     num_launches: int
     """Triton kernels that the host launched one by one; those of captured graphs do not count."""
+    device_s: float | None = None
+    """From the start of its work on the GPU to its end; None without a GPU."""
 
     @property
     def seconds(self) -> float:
+        """Of the host, which may wait in it for the step before and not for all of this one."""
         return self.ended - self.began
+
+    @property
+    def own_s(self) -> float:
+        """Of its own work."""
+        return self.seconds if self.device_s is None else self.device_s
 
     @property
     def like(self) -> tuple[int, ...]:
@@ -66,11 +79,11 @@ class Step(NamedTuple):
         """How late it was, and what it did."""
         off_s = self.seconds - self.cpu_s
         return (
-            f"{1e3 * self.seconds:.0f} ms, {1e3 * late_s:.0f} beyond its like: {self.num_prompt} tokens of "
+            f"{1e3 * self.own_s:.0f} ms, {1e3 * late_s:.0f} beyond its like: {self.num_prompt} tokens of "
             f"{self.num_chunks} prompts up to {self.context}, {self.num_rows} rows, {self.num_first} first tokens, "
-            f"{self.num_adjusted} adjusted, {self.num_logprobs} with logprobs, {self.num_launches} launches; "
-            f"{1e3 * off_s:.0f} ms not on a CPU, {1e3 * self.collecting_s:.0f} ms collecting garbage, "
-            f"{1e3 * self.delivering_s:.0f} ms delivering"
+            f"{self.num_adjusted} adjusted, {self.num_logprobs} with logprobs, {self.num_launches} launches; the host "
+            f"{1e3 * self.seconds:.0f} ms, {1e3 * off_s:.0f} ms not on a CPU, "
+            f"{1e3 * self.collecting_s:.0f} ms collecting garbage, {1e3 * self.delivering_s:.0f} ms delivering"
         )
 
 
@@ -134,6 +147,35 @@ class LaunchCount:
         self.number += 1
 
 
+class DeviceClock:
+    """Measures steps on the GPU's own clock, without waiting for it."""
+
+    def __init__(self) -> None:
+        self._under_way: deque[tuple[Step, torch.cuda.Event, torch.cuda.Event]] = deque()
+
+    def mark(self) -> "torch.cuda.Event | None":
+        """A place in the GPU's queue, the one reached now; None without a GPU."""
+        import torch
+
+        if not torch.cuda.is_available():
+            return None
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event.record()
+        return event
+
+    def measured(self, step: Step, began: "torch.cuda.Event | None") -> list[Step]:
+        """The steps so far, this one included, that the GPU has ended since the last call."""
+        ended = self.mark()
+        if began is None or ended is None:
+            return [step]
+        self._under_way.append((step, began, ended))
+        done = []
+        while self._under_way and self._under_way[0][2].query():  # type: ignore[no-untyped-call]
+            earlier, first, last = self._under_way.popleft()
+            done.append(earlier._replace(device_s=float(first.elapsed_time(last)) / 1e3))  # type: ignore[no-untyped-call]
+        return done
+
+
 class Clocks(NamedTuple):
     """The time, that of this thread on a CPU, and that of the garbage collector; and the launches so far."""
 
@@ -149,12 +191,14 @@ class TimedRun(NamedTuple):
     began: Clocks
     started: float
     """When the runner's `start` returned."""
+    mark: "torch.cuda.Event | None"
+    """Of the device's start."""
     runner: "TimedRunner"
 
     def finish(self) -> StepOutput:
         delivering_s = time.perf_counter() - self.started
         output = self.run.finish()
-        self.runner.note(self.plan, self.began, delivering_s)
+        self.runner.note(self, delivering_s)
         return output
 
 
@@ -166,19 +210,21 @@ class TimedRunner:
         self._notes = notes
         self._collector = CollectorClock()
         self._launches = LaunchCount()
+        self._device = DeviceClock()
         self.vocab_size = runner.vocab_size
         self.encode_images = runner.encode_images
         self.cache_tokens = runner.cache_tokens
         self.put_draft_rows = runner.put_draft_rows
 
     def start(self, plan: StepPlan) -> TimedRun:
-        began = self._clocks()
+        began, mark = self._clocks(), self._device.mark()
         run = self._runner.start(plan)
-        return TimedRun(run, plan, began, time.perf_counter(), self)
+        return TimedRun(run, plan, began, time.perf_counter(), mark, self)
 
-    def note(self, plan: StepPlan, began: Clocks, delivering_s: float) -> None:
-        """Notes a step that has ended."""
-        ended, chunks = self._clocks(), plan.chunks
+    def note(self, timed: TimedRun, delivering_s: float) -> None:
+        """Notes a step that has ended on the host."""
+        plan, began, ended = timed.plan, timed.began, self._clocks()
+        chunks = plan.chunks
         draws = [*(chunk.draw for chunk in chunks if chunk.draw), *(part.draw for part in plan.rows)]
         step = Step(
             began.now,
@@ -195,7 +241,8 @@ class TimedRunner:
             delivering_s=delivering_s,
             num_launches=ended.num_launches - began.num_launches,
         )
-        self._notes.note("step", step)
+        for done in self._device.measured(step, timed.mark):
+            self._notes.note("step", done)
         self._notes.note_memory(ended.now)
 
     def _clocks(self) -> Clocks:
@@ -236,9 +283,9 @@ def late_steps(steps: list[Step]) -> list[tuple[float, Step]]:
     """Steps that took longer than their like, with the seconds beyond, the latest first."""
     groups: dict[tuple[int, ...], list[float]] = defaultdict(list)
     for step in steps:
-        groups[step.like].append(step.seconds)
+        groups[step.like].append(step.own_s)
     slow = {like: sorted(times)[int(0.9 * (len(times) - 1))] for like, times in groups.items()}
-    late = [(step.seconds - slow[step.like], step) for step in steps if step.seconds - slow[step.like] > LATE_S]
+    late = [(step.own_s - slow[step.like], step) for step in steps if step.own_s - slow[step.like] > LATE_S]
     return sorted(late, reverse=True)
 
 

@@ -13,10 +13,10 @@ from onebox.spec.shapes import SHAPES
 from tests.synthetic import tiny_config
 
 
-def step(began, seconds, num_prompt=0, num_rows=8, num_first=0):
+def step(began, seconds, num_prompt=0, num_rows=8, num_first=0, device_s=None):
     done = (num_prompt, num_prompt, num_rows, num_first)
     kinds = {"num_chunks": 1, "num_adjusted": 2, "num_logprobs": 3, "delivering_s": 0.001, "num_launches": 4}
-    return Step(began, began + seconds, *done, cpu_s=0.01, collecting_s=0.0, **kinds)
+    return Step(began, began + seconds, *done, cpu_s=0.01, collecting_s=0.0, **kinds, device_s=device_s)
 
 
 def test_a_step_is_late_beside_its_like_and_not_beside_others():
@@ -25,7 +25,14 @@ def test_a_step_is_late_beside_its_like_and_not_beside_others():
     assert not late_steps([*decode, *prefill])
     late = step(200, 0.06)
     assert [found for _, found in late_steps([*decode, *prefill, late])] == [late]
-    assert "2 adjusted, 3 with logprobs, 4 launches; 50 ms not on a CPU" in late.as_text(0.056)
+    assert "2 adjusted, 3 with logprobs, 4 launches; the host 60 ms, 50 ms not on a CPU" in late.as_text(0.056)
+
+
+def test_a_step_that_waits_for_the_prefill_before_it_is_not_late_by_the_devices_clock():
+    steps = [step(i, 0.004, device_s=0.004) for i in range(50)]
+    waiting = step(50, 0.1, device_s=0.004)
+    idle = step(51, 0.004, device_s=0.1)
+    assert [found for _, found in late_steps([*steps, waiting, idle])] == [idle]
 
 
 def test_the_longest_waits_between_steps_come_first():
