@@ -172,7 +172,7 @@ class DeviceClock:
         done = []
         while self._under_way and self._under_way[0][2].query():  # type: ignore[no-untyped-call]
             earlier, first, last = self._under_way.popleft()
-            done.append(earlier._replace(device_s=float(first.elapsed_time(last)) / 1e3))  # type: ignore[no-untyped-call]
+            done.append(earlier._replace(device_s=float(first.elapsed_time(last)) / 1e3))
         return done
 
 

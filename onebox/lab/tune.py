@@ -4,6 +4,7 @@ A kernel alone tells little: its effect on the kernels around it decides. So eac
 a model of random weights with a few full-size layers, one option after the other, and kept where the step gets faster.
 Which kernels there are follows from the model: a first run of the step launches them, and each `Tunable`
 (`kernels/common/tuning.py`) says what is tried for it. No option changes a bit of any result, so only time is compared.
+The kernels are compiled before that, in parallel processes.
 """
 
 import math
@@ -12,6 +13,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import numpy as np
 import torch
@@ -21,7 +23,11 @@ from onebox.engine.api import SamplingParams
 from onebox.engine.batch import exact_inputs
 from onebox.engine.shapes import MAX_STEP_ROWS
 from onebox.engine.step import DecodeRows, DraftCheck, Draw
+from onebox.engine.warm.workers import run_workers
+from onebox.kernels.common.ahead import settle_cache_keys
+from onebox.kernels.common.target import AbsentGpu
 from onebox.kernels.common.tuning import MODES, LaunchOptions, Tunable, known_options, launched, set_options
+from onebox.lab.trial_kernels import Options, StepLaunches
 from onebox.model.batch import Batch
 from onebox.model.dummy import HYBRID, dummy_model
 from onebox.model.memory import Memory, MemoryShape
@@ -36,9 +42,6 @@ __all__ = ["STEPS", "StepShape", "Tuned", "Tuning", "few_layers", "trials", "tun
 _REPLAYS = 7
 _LEAST_GAIN = 0.0015
 """Of a step's time: a smaller gain is not told from noise."""
-
-Options = dict[str, LaunchOptions]
-"""Launch options by table key: a kernel's name and the shape that it is launched for."""
 
 
 @dataclass(frozen=True)
@@ -103,6 +106,7 @@ class Tuning:
 def tune(tuning: Tuning, report: Callable[[str, float], None] = lambda _name, _milliseconds: None) -> Tuned:
     """Tries options for about that long; `report` gets each one that is kept and the step's milliseconds with it."""
     deadline = time.monotonic() + tuning.seconds
+    compile_trials(tuning, AbsentGpu.of_this_machine())
     with torch.inference_mode():
         model = dummy_model(tuning.spec, tuning.formats, torch.device("cuda"))
         options, tuned = known_options(), list[_TimedStep]()
@@ -120,6 +124,15 @@ def tune(tuning: Tuning, report: Callable[[str, float], None] = lambda _name, _m
         {str(step.shape): step.first_ms for step in tuned},
         {str(step.shape): step.best_ms for step in tuned},
     )
+
+
+def compile_trials(tuning: Tuning, gpu: AbsentGpu) -> int:
+    """Has the kernels of all trials compiled into Triton's cache; their number."""
+    settle_cache_keys()
+    with torch.inference_mode():
+        model = dummy_model(tuning.spec, tuning.formats, torch.device("meta"))
+        steps = (partial(_run, model, *_step_inputs(shape, model)) for shape in tuning.steps)
+        return run_workers(StepLaunches(tuple(steps), known_options(), gpu), lambda _: None)[0]
 
 
 def _descend(
@@ -159,12 +172,7 @@ class _TimedStep:
         """Timed with `options` at first; `kernels` as in `Tuning`."""
         self.shape = shape
         self._wanted = kernels
-        self._model = model
-        self._batch = _batch(shape, model.device)
-        sizes = MemoryShape(
-            KVFormat.parse(shape.kv), shape.streams * 2 + 1, shape.streams, 0, shape.rows, with_mtp=True
-        )
-        self._memory = Memory.allocate(model.spec, sizes, model.dtype, model.device)
+        self._launch = partial(_run, model, *_step_inputs(shape, model))
         self.kernels: dict[str, Tunable] = {}
         """What the step launches and is tuned, by table key."""
         self.first_ms = self.best_ms = self.milliseconds(options)
@@ -178,14 +186,14 @@ class _TimedStep:
         set_options(options)
         launched(forget=True)
         try:
-            self._run()
+            self._launch()
         except OutOfResources:
             return math.inf  # more shared memory than a program may have
         self.kernels = {key: kernel for key, kernel in launched().items() if key.startswith(self._wanted)}
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
-            self._run()
+            self._launch()
         times = []
         for _ in range(_REPLAYS + 2):
             begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
@@ -196,11 +204,19 @@ class _TimedStep:
             times.append(float(begin.elapsed_time(end)))
         return statistics.median(times[2:])
 
-    def _run(self) -> None:
-        hidden = self._model.decode(self._batch, self._memory)
-        self._model.logits(hidden)
-        if self._memory.mtp:
-            self._model.logits(self._model.draft(self._batch, hidden, self._memory.mtp))
+
+def _step_inputs(shape: StepShape, model: Qwen35) -> tuple[Batch, Memory]:
+    """What a step of this kind reads and writes."""
+    sizes = MemoryShape(KVFormat.parse(shape.kv), shape.streams * 2 + 1, shape.streams, 0, shape.rows, with_mtp=True)
+    return _batch(shape, model.device), Memory.allocate(model.spec, sizes, model.dtype, model.device)
+
+
+def _run(model: Qwen35, batch: Batch, memory: Memory) -> None:
+    """A step with one draft."""
+    hidden = model.decode(batch, memory)
+    model.logits(hidden)
+    if memory.mtp:
+        model.logits(model.draft(batch, hidden, memory.mtp))
 
 
 def _batch(shape: StepShape, device: torch.device) -> Batch:

@@ -3,33 +3,24 @@
 The kernels go to Triton's cache, where the engine finds them. A mark in the cache says that the job is done, so that
 the next start does not ask again. Without a mark, workers compile what the cache lacks; if they fail, the engine
 compiles the rest itself, one kernel after the other.
-
-Workers are forked, so that they need not import torch again; they never touch the GPU. All of them go through the same
-launches in the same order, and each kernel is compiled by the worker that claims it first, by creating a file.
 """
 
 import contextlib
 import hashlib
-import logging
-import multiprocessing
-import os
 import pickle
-import signal
-import tempfile
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from importlib import resources
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 import torch
 import triton
 
 from onebox.engine.config import EngineConfig
-from onebox.engine.remote.lifetime import end_with_parent
 from onebox.engine.warm.launches import launch_all
-from onebox.kernels.common.ahead import CompiledLaunch, compile_only, settle_cache_keys
+from onebox.engine.warm.workers import ReportKernels, run_workers
+from onebox.kernels.common.ahead import settle_cache_keys
 from onebox.kernels.common.target import AbsentGpu, gpu_name
 from onebox.kernels.common.tuning import known_options
 from onebox.model.build import trim_model
@@ -40,24 +31,15 @@ from onebox.model.load import LoadFormat, model_without_weights
 from onebox.model.memory import Memory, MemoryShape
 from onebox.model.qwen3_5 import Qwen35
 from onebox.spec.conversion import AS_STORED, LoadConversion
-from onebox.spec.hardware import GIB, available_memory_bytes
 
-__all__ = ["CompileJob", "WeightSource", "are_compiled", "compile_kernels", "kernel_mark", "run_workers"]
+__all__ = ["EngineLaunches", "WeightSource", "are_compiled", "compile_kernels", "kernel_mark"]
 
-ReportKernels = Callable[[int], None]
-"""Called with the number of kernels that were claimed so far."""
 T = TypeVar("T")
-
-_MAX_WORKERS = 16
-_WORKER_BYTES = GIB
-"""Host memory of one worker beyond what it shares with the engine's process: the compiler."""
-_POLL_S = 0.5
-_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class CompileJob:
-    """What the workers compile, and for which GPU."""
+class EngineLaunches:
+    """A `CompileJob` of all kernels that an engine launches."""
 
     model: Qwen35
     """On `meta`."""
@@ -65,6 +47,9 @@ class CompileJob:
     """On `meta`."""
     config: EngineConfig
     gpu: AbsentGpu
+
+    def launch(self) -> None:
+        launch_all(self.model, self.memory, self.config)
 
 
 class WeightSource(NamedTuple):
@@ -97,9 +82,8 @@ def compile_kernels(
     if size := config.speculation.draft_vocab_size:
         model = trim_model(model, torch.empty(size, dtype=torch.int64, device="meta"))
     memory = Memory.allocate(model.spec, memory_shape, dtype, torch.device("meta"))
-    major, minor = torch.cuda.get_device_capability()
-    job = CompileJob(*_distinct_layers(model, memory), config, AbsentGpu(10 * major + minor, gpu_name() or ""))
-    num_kernels, is_done = run_workers(job, _num_workers(), report)
+    job = EngineLaunches(*_distinct_layers(model, memory), config, AbsentGpu.of_this_machine())
+    num_kernels, is_done = run_workers(job, report)
     if is_done:
         # A full or read-only disk: the next start asks again.
         with contextlib.suppress(OSError):
@@ -168,62 +152,3 @@ def _distinct_layers(model: Qwen35, memory: Memory) -> tuple[Qwen35, Memory]:
     # Taps behind the first layer have the shapes of those behind others.
     taps = (0,) * len(model.tap_ids)
     return replace(model, stack=stack, tap_ids=taps), replace(memory, layers=kept(memory.layers))
-
-
-def run_workers(job: CompileJob, num_workers: int, report: ReportKernels) -> tuple[int, bool]:
-    """(the number of the job's kernels, whether all workers ended well)."""
-    context = multiprocessing.get_context("fork")
-    with tempfile.TemporaryDirectory() as name:
-        claims = Path(name)
-        workers = [context.Process(target=_work, args=(job, claims), daemon=True) for _ in range(num_workers)]
-        try:
-            for worker in workers:
-                worker.start()
-            while any(worker.is_alive() for worker in workers):
-                time.sleep(_POLL_S)
-                report(len(list(claims.iterdir())))
-        finally:
-            for worker in workers:
-                worker.kill()
-                worker.join()
-        num_kernels = len(list(claims.iterdir()))
-    num_failed = sum(worker.exitcode != 0 for worker in workers)
-    if num_failed:
-        _log.warning("%d of %d compile workers failed; the engine compiles the rest", num_failed, num_workers)
-    return num_kernels, num_failed == 0
-
-
-def _num_workers() -> int:
-    """One a core, as far as the host's memory goes."""
-    return max(1, min(_MAX_WORKERS, len(os.sched_getaffinity(0)), available_memory_bytes() // _WORKER_BYTES))
-
-
-def _work(job: CompileJob, claims: Path) -> None:
-    """A worker: compiles what no other worker has claimed."""
-    end_with_parent()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the engine's process decides when to stop
-    known: set[int] = set()
-
-    def claim(name: str) -> bool:
-        try:
-            os.close(os.open(claims / hashlib.sha256(name.encode()).hexdigest(), os.O_CREAT | os.O_EXCL))
-        except FileExistsError:
-            return False
-        return True
-
-    def finish(launch: CompiledLaunch) -> None:
-        if id(launch.kernel) not in known:
-            known.add(id(launch.kernel))
-            _build_launcher(launch.kernel)
-
-    compile_only(job.gpu, finish, claim)
-    launch_all(job.model, job.memory, job.config)
-
-
-def _build_launcher(kernel: Any) -> None:
-    """Builds the C function that launches the kernel, which Triton otherwise does at the first launch."""
-    from triton.backends.nvidia.driver import CudaLauncher
-
-    # Where there is no CUDA driver there is nothing to launch with.
-    with contextlib.suppress(Exception):
-        CudaLauncher(kernel.src, kernel.metadata)

@@ -19,6 +19,12 @@ class AbsentGpu:
         self.capability = capability
         self.name = name
 
+    @classmethod
+    def of_this_machine(cls) -> "AbsentGpu":
+        """The machine's own, for processes that must not touch it."""
+        major, minor = torch.cuda.get_device_capability()
+        return cls(10 * major + minor, torch.cuda.get_device_name())
+
     def get_current_target(self) -> GPUTarget:
         return GPUTarget("cuda", self.capability, 32)
 

@@ -26,8 +26,8 @@ settle_cache_keys()
 if sys.argv[1] == "workers":
     warm.launch_all = launch_all
     counts = []
-    job = warm.CompileJob(None, None, None, AbsentGpu(90, "NVIDIA H200"))
-    print(json.dumps([*warm.run_workers(job, 2, counts.append)]))
+    job = warm.EngineLaunches(None, None, None, AbsentGpu(90, "NVIDIA H200"))
+    print(json.dumps([*warm.run_workers(job, counts.append, 2)]))
 else:
     names, compiled = [], []
     compile_only(AbsentGpu(90, "NVIDIA H200"), lambda launch: names.append(launch.name))
