@@ -7,12 +7,12 @@ the caller owns that memory (`memory.py`). How its layers run is chosen at load 
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F  # noqa: N812 - the name the whole torch world uses
 from torch import Tensor
 
 from onebox.formats.kv_pages import KVPages
 from onebox.kernels.attention import rotary_table
 from onebox.kernels.draft.tensors import BlockContext, ContextRows
+from onebox.kernels.step import embed
 from onebox.kernels.step.tensors import BlockRows
 from onebox.model.batch import Batch
 from onebox.model.dflash import DFlash
@@ -140,7 +140,7 @@ class Qwen35:
 
         page_table int32 [S, pages] has the rows of all sequences that `rows` name.
         """
-        embedded = F.embedding(rows.token_ids, self.embedding).to(self.dtype)
+        embedded = embed(rows.token_ids, self.embedding, self.dtype)
         context = BlockContext(rows.length, rows.slots, rows.sequences, page_table)
         return self._drafter().draft(embedded, rows.positions, context, drafts)
 
@@ -156,7 +156,7 @@ class Qwen35:
 
     def _embed(self, batch: Batch) -> Tensor:
         """[R, H]."""
-        embedded = F.embedding(batch.token_ids, self.embedding).to(self.dtype)
+        embedded = embed(batch.token_ids, self.embedding, self.dtype)
         if batch.image_rows:
             embedded[batch.image_rows.rows] = batch.image_rows.embeddings.to(self.dtype)
         return embedded

@@ -8,6 +8,8 @@ loads of its weights already in flight, saves one microsecond per kernel. The ru
 - `release` lets the programs of the next kernel start. Before their own `wait` they may load only weights and data that
   was complete before the step began: the step's inputs, and states written by the previous step.
 - A kernel launched normally, as torch's are, starts when all earlier ones have ended, and ends before any later one.
+  So are those that make a pass's inputs within a step (`rotary_table`, `following_rows`, `chain_rows`, `block_rows`):
+  that is why later kernels may load rows, slots and lengths before their `wait`.
 
 Neither changes a bit of a result. GPUs before SM90 and the interpreter have no such launch: there both do nothing.
 """

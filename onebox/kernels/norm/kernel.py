@@ -16,7 +16,7 @@ from onebox.kernels.common.tuning import Tunable
 
 __all__ = ["add_rms_norm", "add_rms_norm_fused", "concat_rms_norm", "rms_norm"]
 
-_ADD_FUSED = Tunable("add_rms_norm_fused")
+_ADD_FUSED, _NORM = Tunable("add_rms_norm_fused"), Tunable("rms_norm")
 
 
 @triton.jit
@@ -57,17 +57,21 @@ def rms_norm_kernel(
     eps,
     H: tl.constexpr,
     BLOCK: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):
+    release(DEPENDENT)
     row = tl.program_id(0).to(tl.int64)
     half = tl.program_id(1)
     columns = tl.arange(0, BLOCK)
     inside = columns < H
     if half == 0:
-        x = tl.load(first_ptr + row * H + columns, mask=inside, other=0.0)
         weight = tl.load(first_weight_ptr + columns, mask=inside, other=0.0)
+        wait(DEPENDENT)
+        x = tl.load(first_ptr + row * H + columns, mask=inside, other=0.0)
     else:
-        x = tl.load(second_ptr + row * H + columns, mask=inside, other=0.0)
         weight = tl.load(second_weight_ptr + columns, mask=inside, other=0.0)
+        wait(DEPENDENT)
+        x = tl.load(second_ptr + row * H + columns, mask=inside, other=0.0)
     normed = _normed(x.to(tl.float32), weight, eps, H)
     out_ptr = normed_ptr + (row * tl.num_programs(1) + half) * H
     tl.store(out_ptr + columns, normed.to(normed_ptr.dtype.element_ty), mask=inside)
@@ -85,7 +89,8 @@ def rms_norm(x, weight, eps, dtype=None):
     rows, hidden = x.shape
     normed = torch.empty_like(x, dtype=dtype)
     if rows:
-        rms_norm_kernel[(rows, 1)](x, x, weight, weight, normed, eps, H=hidden, **_block(hidden))
+        options = launch_options(_NORM, hidden)
+        rms_norm_kernel[(rows, 1)](x, x, weight, weight, normed, eps, H=hidden, **_block(hidden), **options)
     return normed
 
 
@@ -93,8 +98,9 @@ def concat_rms_norm(embedding, hidden, embedding_weight, hidden_weight, eps):
     rows, width = hidden.shape
     normed = hidden.new_empty(rows, 2 * width)
     if rows:
+        options = launch_options(_NORM, width)
         rms_norm_kernel[(rows, 2)](
-            embedding, hidden, embedding_weight, hidden_weight, normed, eps, H=width, **_block(width)
+            embedding, hidden, embedding_weight, hidden_weight, normed, eps, H=width, **_block(width), **options
         )
     return normed
 

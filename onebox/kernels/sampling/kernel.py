@@ -15,9 +15,13 @@ import triton.language as tl
 from torch import Tensor
 
 from onebox.kernels.common.arithmetic import ordered_bits
+from onebox.kernels.common.dependent import launch_options, release, wait
 from onebox.kernels.common.launch import ceil_div, next_power_of_2
+from onebox.kernels.common.tuning import Tunable
 
 __all__ = ["apply_mask", "apply_penalties", "sample", "sample_drafts"]
+
+_SAMPLE = Tunable("sample")
 
 _NUM_SORTED = tl.constexpr(64)
 """The largest top_k that is computed by sorting candidates."""
@@ -116,7 +120,10 @@ def sample_peak_kernel(
     peaks_ptr,  # float32 [R, chunks]: the largest logit of each chunk; written for rows that are cut
     V: tl.constexpr,
     CHUNK: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):
+    release(DEPENDENT)
+    wait(DEPENDENT)
     row = tl.program_id(0).to(tl.int64)
     chunk = tl.program_id(1)
     _, _, _, _, _, is_cut = _load_limits(row, temperature_ptr, top_k_ptr, top_p_ptr, min_p_ptr)
@@ -138,7 +145,10 @@ def sample_share_kernel(
     V: tl.constexpr,
     CHUNK: tl.constexpr,
     CHUNKS: tl.constexpr,  # the number of chunks, rounded up to a power of two
+    DEPENDENT: tl.constexpr,
 ):
+    release(DEPENDENT)
+    wait(DEPENDENT)
     row = tl.program_id(0).to(tl.int64)
     chunk = tl.program_id(1)
     temperature, _, _, _, _, is_cut = _load_limits(row, temperature_ptr, top_k_ptr, top_p_ptr, min_p_ptr)
@@ -221,7 +231,10 @@ def sample_cut_kernel(
     cuts_ptr,  # int64 [R, 2]: key and id of the last kept token; written for every row
     V: tl.constexpr,
     BLOCK: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):
+    release(DEPENDENT)
+    wait(DEPENDENT)
     row = tl.program_id(0).to(tl.int64)
     _, top_k, top_p, min_p, _, is_cut = _load_limits(row, temperature_ptr, top_k_ptr, top_p_ptr, min_p_ptr)
     logits_ptr += row * V
@@ -266,7 +279,10 @@ def sample_chunk_kernel(
     peaks_ptr,  # float32 [R, chunks]: the largest logit, NaN if one is
     V: tl.constexpr,
     CHUNK: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):
+    release(DEPENDENT)
+    wait(DEPENDENT)
     row = tl.program_id(0).to(tl.int64)
     chunk = tl.program_id(1)
     out = row * tl.num_programs(1) + chunk
@@ -343,7 +359,10 @@ def sample_choose_kernel(
     num_chunks,
     CHUNKS: tl.constexpr,  # the number of chunks, rounded up to a power of two
     NO_TOKEN: tl.constexpr,  # where nothing can be sampled
+    DEPENDENT: tl.constexpr,
 ):
+    release(DEPENDENT)
+    wait(DEPENDENT)
     row = tl.program_id(0).to(tl.int64)
     chunks = tl.arange(0, CHUNKS)
     out = row * num_chunks + chunks
@@ -431,11 +450,12 @@ def _find_cuts(logits: Tensor, limits: _Limits) -> Tensor | None:
     peaks = logits.new_empty(grid)
     shares = torch.empty(rows, vocabulary, dtype=torch.int64, device=logits.device)
     cuts = shares.new_empty(rows, 2)
-    sample_peak_kernel[grid](logits, *limits, peaks, V=vocabulary, CHUNK=chunk)
+    options = launch_options(_SAMPLE, "cut")
+    sample_peak_kernel[grid](logits, *limits, peaks, V=vocabulary, CHUNK=chunk, **options)
     chunks = next_power_of_2(grid[1])
-    sample_share_kernel[grid](logits, *limits, peaks, shares, V=vocabulary, CHUNK=chunk, CHUNKS=chunks)
+    sample_share_kernel[grid](logits, *limits, peaks, shares, V=vocabulary, CHUNK=chunk, CHUNKS=chunks, **options)
     block = min(_CUT_BLOCK, next_power_of_2(vocabulary))
-    sample_cut_kernel[(rows,)](logits, *limits, shares, cuts, V=vocabulary, BLOCK=block, num_warps=32)
+    sample_cut_kernel[(rows,)](logits, *limits, shares, cuts, V=vocabulary, BLOCK=block, num_warps=32, **options)
     return cuts
 
 
@@ -458,6 +478,7 @@ def _choose(
     candidates = token_ids.new_empty(*grid, _NUM_SORTED.value)
     values, ids = torch.empty(grid, dtype=torch.float64, device=logits.device), token_ids.new_empty(grid)
     peaks = logits.new_empty(grid)
+    options = launch_options(_SAMPLE, "token")
     sample_chunk_kernel[grid](
         logits,
         *limits,
@@ -472,6 +493,7 @@ def _choose(
         V=vocabulary,
         CHUNK=chunk,
         num_warps=8,
+        **options,
     )
     found = candidates, values, ids, peaks
     sample_choose_kernel[(rows,)](
@@ -485,6 +507,7 @@ def _choose(
         CHUNKS=next_power_of_2(grid[1]),
         NO_TOKEN=no_token,
         num_warps=8,
+        **options,
     )
     return token_ids
 

@@ -13,6 +13,21 @@ __all__ = ["CASES"]
 _PAGE_TOKENS = 64
 
 
+def _embedding(device: torch.device, tokens: int, vocabulary: int, hidden: int, dtype: torch.dtype) -> dict[str, Any]:
+    draw = generator(tokens + hidden)
+    table = torch.randn(vocabulary, hidden, generator=draw).to(torch.bfloat16)
+    token_ids = torch.randint(0, vocabulary, (tokens,), generator=draw)
+    token_ids[:1] = vocabulary - 1
+    return {"token_ids": token_ids.to(device), "embedding": table.to(device), "dtype": dtype}
+
+
+def _embedding_case(
+    tokens: int, vocabulary: int, hidden: int, dtype: torch.dtype = torch.bfloat16, is_full: bool = False
+) -> Case:
+    make = partial(_embedding, tokens=tokens, vocabulary=vocabulary, hidden=hidden, dtype=dtype)
+    return Case("embed", f"{tokens}x{hidden}-{dtype}", make, is_full)
+
+
 def _mapping(device: torch.device, tokens: int, sequences: int, pages: int) -> dict[str, Any]:
     draw = generator(tokens + sequences)
     tensors = {
@@ -176,6 +191,11 @@ def _block_rows_case(blocks: int, depth: int, is_full: bool = False) -> Case:
 
 
 CASES = [
+    _embedding_case(1, 9, 200),
+    _embedding_case(5, 70, 1030, torch.float32),
+    _embedding_case(0, 9, 64),
+    _embedding_case(3, 8192, 3072, is_full=True),
+    _embedding_case(2048, 8192, 3072, is_full=True),
     _mapping_case(1, 1, 1),
     _mapping_case(9, 3, 4),
     _mapping_case(70, 8, 2),

@@ -3,6 +3,7 @@
 from itertools import pairwise
 
 import torch
+import torch.nn.functional as F  # noqa: N812 - the name the whole torch world uses
 from torch import Tensor
 
 from onebox.kernels.step.tensors import BlockRows, ChainRows, DraftLimits, FollowingRows, LastRows, StepTensors
@@ -12,6 +13,7 @@ __all__ = [
     "block_anchors",
     "block_rows",
     "chain_rows",
+    "embed",
     "following_rows",
     "next_inputs",
     "slot_mapping",
@@ -22,6 +24,11 @@ MAX_TOP_K = 64
 """Drafts are sampled from so many tokens at most."""
 
 _COMPARE, _ACCEPT = 0, 1
+
+
+def embed(token_ids: Tensor, embedding: Tensor, dtype: torch.dtype) -> Tensor:
+    """The tokens' rows of embedding [V, H], in `dtype`: [R, H] for token_ids int64 [R]."""
+    return F.embedding(token_ids, embedding).to(dtype)
 
 
 def slot_mapping(page_table: Tensor, sequences: Tensor, positions: Tensor, page_tokens: int) -> Tensor:
