@@ -25,7 +25,8 @@ def mixed(
 
     Starts the engine with random weights in a process of its own, as serve does. Each client sends one request after
     the other: prompts of 10 to 20,000 tokens (log-uniform), answers of 16 to 300, a fifth of them aborted, a tenth with
-    log-probabilities or penalties. Prints two lines of JSON: the start, and what was measured.
+    log-probabilities or penalties. Prints lines of JSON: the start, the figures so far after each minute, so that a run
+    that is cut off is not lost, and those of the whole run.
     """
     began = time.time()
     from onebox.engine.api import EngineOptions
@@ -47,4 +48,4 @@ def mixed(
     )
     with MixedLoad.open(shape, options, began) as load:
         typer.echo(json.dumps({"shape": shape, "start": load.start}))
-        typer.echo(json.dumps(load.run(clients, seconds)))
+        typer.echo(json.dumps(load.run(clients, seconds, lambda so_far: typer.echo(json.dumps({"so_far": so_far})))))

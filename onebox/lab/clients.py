@@ -3,7 +3,8 @@
 import math
 import random
 import time
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 
 from onebox.engine.client import EngineClient
 from onebox.engine.request import Failed, Request, SamplingParams, Tokens
@@ -68,12 +69,17 @@ class LoadClient:
         self.num_tokens += num_read
 
 
-def serve(clients: list[LoadClient], seconds: float) -> None:
-    """Runs the clients; what one of them raises is raised."""
-    until = time.time() + seconds
+def serve(clients: list[LoadClient], seconds: float, every_s: float, report: Callable[[float], None]) -> None:
+    """Runs the clients; what one of them raises is raised. `report` gets the seconds so far, each `every_s`."""
+    began = time.time()
     with ThreadPoolExecutor(len(clients)) as pool:
-        for done in [pool.submit(client.run, until) for client in clients]:
-            done.result()
+        running = {pool.submit(client.run, began + seconds) for client in clients}
+        while running:
+            done, running = wait(running, timeout=every_s, return_when=FIRST_EXCEPTION)
+            for client in done:
+                client.result()
+            if running:
+                report(time.time() - began)
 
 
 def quantiles(values: list[float]) -> dict[str, float]:

@@ -5,10 +5,11 @@ random weights; the clients are threads of this process.
 """
 
 import json
+import math
 import statistics
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from onebox.engine.remote.messages import DeviceMemory, Planned, Progress, Start
 from onebox.engine.remote.parent import EngineProcess
 from onebox.engine.request import Request, SamplingParams
 from onebox.lab.clients import LoadClient, quantiles, serve
-from onebox.lab.steps import Notes, TimedStarter, late_steps, longest_between, read_notes
+from onebox.lab.steps import Notes, Step, TimedStarter, late_steps, longest_between, read_notes
 from onebox.spec.hardware import GIB
 from onebox.spec.shapes import SHAPES
 
@@ -26,6 +27,7 @@ __all__ = ["MixedLoad"]
 
 Figures = dict[str, Any]
 
+_REPORT_EVERY_S = 60.0
 _STEP_PLACES = 8
 """Of the time series of device memory: so many values, evenly spaced."""
 
@@ -52,14 +54,24 @@ class MixedLoad:
                 start["ready_s"] = round(time.time() - began, 2)
                 yield cls(engine, start, starter.notes)
 
-    def run(self, num_clients: int, seconds: float) -> Figures:
-        """Runs the clients, then one stream alone."""
+    def run(self, num_clients: int, seconds: float, report: Callable[[Figures], None] = lambda _: None) -> Figures:
+        """Runs the clients, then one stream alone. `report` gets the figures so far, every minute."""
         vocab_size = self._engine.planned.vocab_size
         clients = [LoadClient(self._engine, number, vocab_size) for number in range(num_clients)]
-        serve(clients, seconds)
+        serve(clients, seconds, _REPORT_EVERY_S, lambda so_far: report(self._figures(clients, so_far)))
         alone_from = time.perf_counter()
         self._run_alone()
-        return {"seconds": seconds, **_of_clients(clients, seconds), **_of_notes(read_notes(self._notes), alone_from)}
+        decode_s = [step.seconds for step in self._steps(alone_from) if not step.num_prompt]
+        step_ms = round(1e3 * statistics.median(decode_s), 3)
+        return {**self._figures(clients, seconds, alone_from), "one_stream_step_ms": step_ms}
+
+    def _figures(self, clients: list[LoadClient], seconds: float, until: float = math.inf) -> Figures:
+        """Of the clients, and of the steps that began before `until`."""
+        figures = {"seconds": round(seconds, 1), **_of_clients(clients, seconds)}
+        return {**figures, **_of_notes(read_notes(self._notes), until)}
+
+    def _steps(self, since: float) -> list[Step]:
+        return [step for step in read_notes(self._notes).steps if step.began >= since]
 
     def _run_alone(self) -> None:
         sampling = SamplingParams(temperature=0, max_tokens=128, ignore_eos=True)
@@ -86,13 +98,11 @@ def _of_clients(clients: list[LoadClient], seconds: float) -> Figures:
     }
 
 
-def _of_notes(notes: Notes, alone_from: float) -> Figures:
-    steps = [step for step in notes.steps if step.began < alone_from]
-    decode_s = [step.seconds for step in notes.steps if step.began >= alone_from and not step.num_prompt]
+def _of_notes(notes: Notes, until: float) -> Figures:
+    steps = [step for step in notes.steps if step.began < until]
     late = late_steps(steps)
     used = [_gib(value) for value in notes.used_bytes]
     return {
-        "one_stream_step_ms": round(1e3 * statistics.median(decode_s), 3),
         "steps": len(steps),
         "late_steps": len(late),
         "latest_steps": [step.as_text(late_s) for late_s, step in late[:10]],

@@ -267,8 +267,10 @@ class TimedStarter(CheckpointStarter):
 
 
 def read_notes(path: Path) -> Notes:
+    """What was noted so far; the engine may be writing the next line."""
     notes = Notes([], [], [], [])
-    for kind, value in map(json.loads, path.read_text().splitlines()):
+    whole, _, _ = path.read_text().rpartition("\n")
+    for kind, value in map(json.loads, whole.splitlines()):
         if kind == "step":
             notes.steps.append(Step(*value))
         elif kind == "memory":

@@ -51,19 +51,23 @@ def test_a_run_counts_requests_tokens_and_steps(monkeypatch):
     monkeypatch.setattr(steps.NoteWriter, "note_memory", lambda self, _: self.note("memory", [next(memory), 1]))
     monkeypatch.setattr(mixed, "EngineProcess", InThisProcess)
     monkeypatch.setattr(LoadClient, "run", lambda self, _: [self._ask(f"{self._number}-{place}") for place in range(2)])
+    monkeypatch.setattr(mixed, "_REPORT_EVERY_S", 0.02)
     monkeypatch.setattr("onebox.lab.clients._PROMPT_TOKENS", (10, 90))
     monkeypatch.setattr("onebox.lab.clients._ANSWER_TOKENS", (16, 30))
+    so_far = list[dict]()
     options = EngineOptions(device="cpu", load_format="dummy", max_model_len=512, kv_cache_memory_bytes=1 << 26)
     with MixedLoad.open("tiny", options, began=0.0) as load:
         assert load.start["weights_s"] >= 0
         assert load.start["plan_gib"]["weights"] >= 0
-        found = load.run(num_clients=2, seconds=1.0)
+        found = load.run(2, 1.0, so_far.append)
     assert json.loads(json.dumps(found)) == found
     assert found["requests"] == 4
     assert not found["failures"]
     assert found["steps"] > 30
     assert found["tokens_per_s"] > 30
     assert found["highest_gib"] >= found["used_at_ready_gib"]
+    assert json.loads(json.dumps(so_far)) == so_far
+    assert all(so_far[-1][name] <= found[name] for name in ("requests", "steps", "highest_gib"))
 
 
 class InThisProcess:
