@@ -12,5 +12,5 @@ __all__ = ["apply_mask", "apply_penalties", "sample", "sample_drafts"]
 
 sample = Operation(reference.sample, "kernel", cpu="cpu")
 sample_drafts = Operation(reference.sample_drafts, "kernel", cpu="cpu")
-apply_penalties = Operation(reference.apply_penalties, "kernel")
-apply_mask = Operation(reference.apply_mask, "kernel")
+apply_penalties = Operation(reference.apply_penalties, "adjust")
+apply_mask = Operation(reference.apply_mask, "adjust")
