@@ -2,7 +2,7 @@
 
 Two streams run through the model: the source's, of the source's weights, and the build's, of weights as the build will
 have them. A block is tuned on the build's stream towards the source's, so it also makes up for the blocks before it:
-first the projections of its mixer, if the recipe makes integers of them, then its experts in groups. The error of a
+first the projections of its mixer, if the recipe quantises them, then its experts in groups. The error of a
 token is relative to its stream's mean square, because what reads the stream norms it first.
 """
 
@@ -12,13 +12,12 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from onebox.formats import GroupInt
 from onebox.model.reference import DeltaState, KVRows, WeightScope, add_mixer, rotary, text_positions
-from onebox.quantize.blocks import BlockWeights, tuned_bits
+from onebox.quantize.blocks import BlockWeights, is_tuned, tuned_matrix
 from onebox.quantize.branches import ExpertInput
 from onebox.quantize.expert_tuning import ErrorSums, ExpertTuning
 from onebox.quantize.settings import CalibrationSettings
-from onebox.quantize.sign_round import TunedMatrix, tune
+from onebox.quantize.sign_round import MatrixTensors, tune
 from onebox.spec.model import FULL, ModelSpec
 
 __all__ = ["BlockReport", "BlockTuning", "Streams"]
@@ -54,9 +53,9 @@ class BlockReport:
     fewest_tokens: int | None = None
     """That reach an expert, of those that were tuned on."""
 
-    def add(self, num_matrices: int, codes: dict[str, GroupInt], rounded: ErrorSums, tuned: ErrorSums) -> None:
-        self.num_tuned += len(codes)
-        self.num_not_better += num_matrices - len(codes)
+    def add(self, num_matrices: int, num_better: int, rounded: ErrorSums, tuned: ErrorSums) -> None:
+        self.num_tuned += num_better
+        self.num_not_better += num_matrices - num_better
         self.rounded_error += rounded.tuned_on
         self.tuned_error += tuned.tuned_on
         self.held_out_rounded_error += rounded.held_out
@@ -82,7 +81,7 @@ class BlockTuning:
     settings: CalibrationSettings
     generator: torch.Generator
     on_step: Callable[[], None]
-    codes: dict[str, GroupInt] = field(default_factory=dict)
+    tensors: dict[str, MatrixTensors] = field(default_factory=dict)
     """Of the matrices that are better tuned than rounded, by module name."""
     num_steps: int = 0
     """Taken so far."""
@@ -124,10 +123,7 @@ class BlockTuning:
         if not choices:
             return dense
         tuned = {
-            choice.module.plain_tensor: TunedMatrix(
-                dense[choice.module.plain_tensor], tuned_bits(choice) or 0, choice.target.group_size
-            )
-            for choice in choices
+            choice.module.plain_tensor: tuned_matrix(choice, dense[choice.module.plain_tensor]) for choice in choices
         }
         rounded = {choice.module.plain_tensor: self.weights.built(choice.module.name) for choice in choices}
         num_sequences = max(1, self.settings.batch_tokens // self.settings.sequence_tokens)
@@ -150,9 +146,9 @@ class BlockTuning:
                 for weights in (rounded, found)
             )
         is_better = after.is_less(before)
-        codes = {choice.module.name: tuned[choice.module.plain_tensor].codes() for choice in choices if is_better}
-        self.codes |= codes
-        report.add(len(choices), codes, before, after)
+        better = choices if is_better else []
+        self.tensors |= {choice.module.name: tuned[choice.module.plain_tensor].tensors() for choice in better}
+        report.add(len(choices), len(better), before, after)
         return {**dense, **(found if is_better else rounded)}
 
     def _parts(self) -> tuple[range, range]:
@@ -186,9 +182,9 @@ class BlockTuning:
         for begin in range(0, len(to_tune), self.settings.experts_at_once):
             group = to_tune[begin : begin + self.settings.experts_at_once]
             done = tuning.run(group, self._count_step)
-            self.codes |= done.codes
+            self.tensors |= done.tensors
             modules = [module for branch in group for module in branch.modules]
-            report.add(len(self._tuned_modules(modules)), done.codes, done.rounded, done.tuned)
+            report.add(len(self._tuned_modules(modules)), len(done.tensors), done.rounded, done.tuned)
         torch.sub(source, residual, out=stream)
 
     def _add_source_experts(self, out: Tensor, inputs: ExpertInput) -> None:
@@ -198,7 +194,7 @@ class BlockTuning:
             inputs.add(out, branch, (gate, up, down))
 
     def _tuned_modules(self, names: list[str]) -> list[str]:
-        return [name for name in names if tuned_bits(self.weights.block.choices[name])]
+        return [name for name in names if is_tuned(self.weights.block.choices[name])]
 
 
 def _row_weights(stream: Tensor) -> Tensor:

@@ -11,15 +11,17 @@ from onebox.checkpoint.recipe import Action, ModuleChoice, rounded_tensors
 from onebox.checkpoint.rounding import SharedScale, round_matrix
 from onebox.checkpoint.tensors import tensor_of
 from onebox.checkpoint.weights import read_weight
+from onebox.quantize.sign_round import TunedIntegers, TunedMatrix
+from onebox.quantize.tuned_float import TunedFp8
 from onebox.spec.model import FULL, ModelSpec
 from onebox.spec.modules import ModuleClass
-from onebox.spec.weights import INTEGER_BITS, Layout, tensor_bytes
+from onebox.spec.weights import INTEGER_BITS, Layout, WeightFormat, tensor_bytes
 
-__all__ = ["Block", "BlockWeights", "blocks_of", "tuned_bits", "weights_of"]
+__all__ = ["Block", "BlockWeights", "blocks_of", "is_tuned", "tuned_matrix", "weights_of"]
 
 _EXPERTS = (ModuleClass.EXPERTS, ModuleClass.MTP_EXPERTS)
 _MAX_TUNED_BITS = 4
-"""With more bits there is nothing to gain by tuning."""
+"""Of integers: with more bits there is nothing to gain by tuning."""
 
 
 @dataclass(frozen=True)
@@ -37,12 +39,12 @@ class Block:
     @property
     def mixer_tuned(self) -> list[ModuleChoice]:
         """The matrices of attention or DeltaNet whose rounding is tuned."""
-        return [choice for name, choice in self.choices.items() if ".mlp." not in name and tuned_bits(choice)]
+        return [choice for name, choice in self.choices.items() if ".mlp." not in name and is_tuned(choice)]
 
     @property
     def branches_tuned(self) -> list[str]:
         """The shared expert and the routed experts of which a matrix is tuned, by name."""
-        names = (name.rpartition(".")[0] for name, choice in self.choices.items() if tuned_bits(choice))
+        names = (name.rpartition(".")[0] for name, choice in self.choices.items() if is_tuned(choice))
         return list(dict.fromkeys(name for name in names if ".mlp." in name))
 
 
@@ -59,11 +61,22 @@ def blocks_of(spec: ModelSpec, choices: Sequence[ModuleChoice]) -> list[Block]:
     return [Block(name, kind, found[name]) for name, kind in names.items() if found[name]]
 
 
-def tuned_bits(choice: ModuleChoice) -> int | None:
-    """The bits of a matrix whose rounding is tuned; None for one that is kept or rounded otherwise."""
-    bits = INTEGER_BITS.get(choice.target.format)
-    is_grouped = choice.target.layout is Layout.PACKED and choice.target.group_size > 0
-    return bits if bits and bits <= _MAX_TUNED_BITS and choice.action is Action.QUANTIZE and is_grouped else None
+def is_tuned(choice: ModuleChoice) -> bool:
+    """Whether the rounding of a matrix is tuned; it is not for one that is kept or rounded otherwise."""
+    target = choice.target
+    is_grouped = target.layout is Layout.PACKED and target.group_size > 0
+    is_narrow = INTEGER_BITS.get(target.format, _MAX_TUNED_BITS + 1) <= _MAX_TUNED_BITS
+    return choice.action is Action.QUANTIZE and (target.format is WeightFormat.FP8 or (is_narrow and is_grouped))
+
+
+def tuned_matrix(choice: ModuleChoice, weight: Tensor, importance: Tensor | None = None) -> TunedMatrix:
+    """The weight, float32 [out, in], of a module that is tuned, rounded to nearest so far.
+
+    `importance` [in] is the sum of squares of each column's inputs.
+    """
+    if choice.target.format is WeightFormat.FP8:
+        return TunedFp8(weight)
+    return TunedIntegers(weight, INTEGER_BITS[choice.target.format], choice.target.group_size, importance)
 
 
 @dataclass(frozen=True)
@@ -87,7 +100,7 @@ class BlockWeights:
 
     def before_tuning(self, name: str) -> Tensor:
         """The source's weight of a module that is tuned, the build's of any other."""
-        return self.source(name) if tuned_bits(self.block.choices[name]) else self.built(name)
+        return self.source(name) if is_tuned(self.block.choices[name]) else self.built(name)
 
     def dense(self, *, built: bool) -> dict[str, Tensor]:
         """All weights but the routed experts', by tensor name; those that are tuned are the source's."""

@@ -13,11 +13,10 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - the name the whole torch world uses
 from torch import Tensor
 
-from onebox.formats import GroupInt
-from onebox.quantize.blocks import BlockWeights, tuned_bits
+from onebox.quantize.blocks import BlockWeights, is_tuned, tuned_matrix
 from onebox.quantize.branches import Branch, ExpertInput, Matrices, branch_sum, row_chunks
 from onebox.quantize.settings import CalibrationSettings
-from onebox.quantize.sign_round import TunedMatrix, tune
+from onebox.quantize.sign_round import MatrixTensors, TunedMatrix, tune
 
 __all__ = ["ErrorSums", "ExpertTuning", "TunedGroup"]
 
@@ -35,12 +34,12 @@ class ErrorSums(NamedTuple):
 
 @dataclass(frozen=True)
 class TunedGroup:
-    """The codes of the tuned matrices by module name, and the errors rounded to nearest and tuned.
+    """The tensors of the tuned matrices by module name, and the errors rounded to nearest and tuned.
 
-    There are no codes where rounding to nearest has the smaller error.
+    There are no tensors where rounding to nearest has the smaller error.
     """
 
-    codes: dict[str, GroupInt]
+    tensors: dict[str, MatrixTensors]
     rounded: ErrorSums
     tuned: ErrorSums
 
@@ -89,8 +88,8 @@ class ExpertTuning:
             is_better = after.is_less(before)
             for branch, held in zip(branches, found if is_better else rounded, strict=True):
                 self.inputs.add(self.residual, branch, held, -1.0)
-        codes = {name: matrix.codes() for name, matrix in tuned.items()} if is_better else {}
-        return TunedGroup(codes, before, after)
+        tensors = {name: matrix.tensors() for name, matrix in tuned.items()} if is_better else {}
+        return TunedGroup(tensors, before, after)
 
     def _start(self, branches: Sequence[Branch]) -> dict[str, TunedMatrix]:
         """Adds the branches' output to the residual. Returns their matrices to tune, by module name."""
@@ -101,9 +100,8 @@ class ExpertTuning:
                 importances = self._importances(branch.before(self.num_tuned_on), matrices)
             for name, weight, importance in zip(branch.modules, matrices, importances, strict=True):
                 choice = self.weights.block.choices[name]
-                bits = tuned_bits(choice)
-                if bits:
-                    tuned[name] = TunedMatrix(weight, bits, choice.target.group_size, importance)
+                if is_tuned(choice):
+                    tuned[name] = tuned_matrix(choice, weight, importance)
         return tuned
 
     def _importances(self, branch: Branch, matrices: Matrices) -> tuple[Tensor, Tensor, Tensor]:

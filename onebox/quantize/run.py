@@ -95,8 +95,8 @@ def plan_quantize(
     plan = QuantizePlan(build, text.tokens(Tokenizer.load(base), template, settings), settings, device, shard_bytes)
     if not plan.num_steps(plan.blocks):
         raise UsageError(
-            "The recipe makes no matrix of the blocks an integer in groups, so there is nothing to calibrate: give "
-            "--experts int4 or another integer format, or use `onebox build`."
+            "The recipe rounds no matrix of the blocks to FP8 or to integers in groups, so there is nothing to "
+            "calibrate: give --experts int4 or another such format, or use `onebox build`."
         )
     return plan
 
@@ -155,7 +155,7 @@ def _calibrate(plan: QuantizePlan, work: CalibrationWork, on_step: Callable[[int
         )
         report = tuning.run()
         is_last = number + 1 == len(plan.blocks)
-        work.finish_block(number, tuning.codes, report, None if is_last else streams)
+        work.finish_block(number, tuning.tensors, report, None if is_last else streams)
         on_step(plan.num_steps([block]) - tuning.num_steps)
 
 

@@ -1,29 +1,32 @@
 """The auto-round library's optimiser (SignRound) on single matrices: what is tuned, and the loop that tunes it.
 
-A matrix becomes codes and scales, as round-to-nearest does it, but its scales are first searched for the least squared
-error, weighted by how large each column's inputs are, and two things are then tuned: an offset in -0.5..0.5 that is
-added to each weight before it is rounded, and a factor for the scale of each group. Rounding passes gradients through,
-and each step moves every offset by the sign of its gradient. (The library calls this SignRoundV2.) Scales may be
-negative: the largest weight of a group becomes the code of the largest size, which is negative. The library is an
-optional dependency.
+Each weight has an offset in -0.5..0.5 that is added before it is rounded. Rounding passes gradients through, and each
+step moves every offset by the sign of its gradient.
+
+A matrix of integers becomes codes and scales, as round-to-nearest does it, but its scales are first searched for the
+least squared error, weighted by how large each column's inputs are, and a factor for the scale of each group is tuned
+with the offsets. (The library calls this SignRoundV2.) Scales may be negative: the largest weight of a group becomes
+the code of the largest size, which is negative. The library is an optional dependency.
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from onebox.formats import GroupInt
+from onebox.formats import GroupInt, pack_quantized
 from onebox.spec.errors import UnsupportedError
 
-__all__ = ["TunedMatrix", "library_version", "tune"]
+__all__ = ["MatrixTensors", "TunedIntegers", "TunedMatrix", "library_version", "tune"]
 
 _SCALE_DTYPE = torch.bfloat16
 _OFFSET_RATE = 1.0
 """The library's: the steps together can move an offset through half of its range."""
 _FACTOR_RATE = 0.5
 """Half of the library's: scales that were searched need little change."""
+MatrixTensors = dict[str, Tensor]
+"""The tensors that a build writes of a matrix, by suffix."""
 _INSTALL = "pip install 'onebox[quantize]'"
 
 
@@ -40,7 +43,25 @@ def library_version() -> str:
     return version
 
 
-class TunedMatrix:
+class TunedMatrix(Protocol):
+    """A weight, float32 [out, in], whose rounding is tuned."""
+
+    @property
+    def offsets(self) -> Tensor:
+        """Of every weight: what is added before rounding, in units of the distance between codes."""
+
+    @property
+    def factors(self) -> Tensor | None:
+        """Of the scale of every group; None if scales are not tuned."""
+
+    def weight(self) -> Tensor:
+        """The rounded weight, float32 [out, in], through which gradients reach offsets and factors."""
+
+    def tensors(self) -> MatrixTensors:
+        """Of the weight as it is rounded now, on the CPU."""
+
+
+class TunedIntegers:
     """A weight, float32 [out, in], whose rounding to `bits` in groups of `group_size` columns is tuned.
 
     `importance` [in] is the sum of squares of each column's inputs.
@@ -64,20 +85,20 @@ class TunedMatrix:
 
     @property
     def offsets(self) -> Tensor:
-        """Of every weight: what is added before rounding."""
         found: Tensor = self._tuned.value
         return found
 
     @property
     def factors(self) -> Tensor:
-        """Of the scale of every group."""
         found: Tensor = self._tuned.max_scale
         return found
 
     def weight(self) -> Tensor:
-        """The rounded weight, float32 [out, in], through which gradients reach offsets and factors."""
         rounded: Tensor = self._rounded()[0]
         return rounded
+
+    def tensors(self) -> MatrixTensors:
+        return pack_quantized(self.codes())
 
     def codes(self) -> GroupInt:
         """The codes and scales of the weight as it is rounded now, on the CPU."""
@@ -102,7 +123,10 @@ def tune(matrices: Sequence[TunedMatrix], losses: Callable[[], Iterable[Tensor]]
 
     groups = [
         {"params": [matrix.offsets for matrix in matrices], "lr": _OFFSET_RATE / num_steps},
-        {"params": [matrix.factors for matrix in matrices], "lr": _FACTOR_RATE / num_steps},
+        {
+            "params": [matrix.factors for matrix in matrices if matrix.factors is not None],
+            "lr": _FACTOR_RATE / num_steps,
+        },
     ]
     optimizer = SignSGD(groups, lr=_OFFSET_RATE / num_steps)
     schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, total_iters=num_steps)

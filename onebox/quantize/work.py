@@ -20,8 +20,8 @@ from onebox.checkpoint.inputs import difference
 from onebox.checkpoint.manifest import write_json
 from onebox.checkpoint.output import discard, is_empty, read_marker, sync_directory, write_marker
 from onebox.checkpoint.tensors import dtype_name, to_bytes
-from onebox.formats import GroupInt, pack_quantized
 from onebox.quantize.block_tuning import BlockReport, Streams
+from onebox.quantize.sign_round import MatrixTensors
 from onebox.spec.errors import UnreadableError, WriteError
 from onebox.spec.model import read_json
 from onebox.spec.weights import StoredTensor
@@ -64,10 +64,10 @@ class CalibrationWork:
         return number
 
     def finish_block(
-        self, number: int, codes: Mapping[str, GroupInt], report: BlockReport, behind: Streams | None
+        self, number: int, found: Mapping[str, MatrixTensors], report: BlockReport, behind: Streams | None
     ) -> None:
         """Keeps a block's result and the streams behind it; None behind the last block."""
-        _write_tensors(self._codes_path(number), codes)
+        _write_tensors(self._codes_path(number), found)
         if behind is not None:
             _write_parts(self._streams_path(number + 1), [to_bytes(behind.source), to_bytes(behind.built)])
         write_json(self._report_path(number), asdict(report))
@@ -109,12 +109,8 @@ class CalibrationWork:
         return self.path / f"streams-{number:03}.bin"
 
 
-def _write_tensors(path: Path, codes: Mapping[str, GroupInt]) -> None:
-    tensors = {
-        f"{module}.{suffix}": tensor
-        for module, matrix in codes.items()
-        for suffix, tensor in pack_quantized(matrix).items()
-    }
+def _write_tensors(path: Path, found: Mapping[str, MatrixTensors]) -> None:
+    tensors = {f"{module}.{suffix}": tensor for module, matrix in found.items() for suffix, tensor in matrix.items()}
     declared = [
         (name, StoredTensor(dtype_name(tensor.dtype), tuple(tensor.shape)), tensor.numel() * tensor.element_size())
         for name, tensor in tensors.items()
