@@ -157,8 +157,9 @@ def _print_report(blocks: list[dict[str, Any]]) -> None:
         )
     console = Console(soft_wrap=True, highlight=False)
     console.print(
-        "Squared errors of each block, relative to its stream, rounded to nearest and tuned, then both on what was "
-        "held out; matrices tuned, of experts that few tokens reach, and worse tuned; the fewest tokens of an expert:"
+        "Errors of each block, rounded to nearest and tuned, then both on what was held out: squares relative to the "
+        "stream, behind the last layer and the MTP head the KL divergence of the predictions; matrices tuned, of "
+        "experts that few tokens reach, and worse tuned; the fewest tokens of an expert:"
     )
     console.print(table)
     tuned, few, kept = (sum(block[key] for block in blocks) for key in ("num_tuned", "num_rounded", "num_not_better"))

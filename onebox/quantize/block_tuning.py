@@ -2,8 +2,8 @@
 
 Two streams run through the model: the source's, of the source's weights, and the build's, of weights as the build will
 have them. A block is tuned on the build's stream towards the source's, so it also makes up for the blocks before it:
-first the projections of its mixer, if the recipe quantises them, then its experts in groups. The error of a
-token is relative to its stream's mean square, because what reads the stream norms it first.
+first the projections of its mixer, if the recipe quantises them, then its experts in groups. How a token's error counts
+follows from what reads the stream behind the block (`row_errors.py`).
 """
 
 from collections.abc import Callable, Iterator
@@ -16,6 +16,7 @@ from onebox.model.reference import DeltaState, KVRows, WeightScope, add_mixer, r
 from onebox.quantize.blocks import BlockWeights, is_tuned, tuned_matrix
 from onebox.quantize.branches import ExpertInput
 from onebox.quantize.expert_tuning import ErrorSums, ExpertTuning
+from onebox.quantize.row_errors import RelativeSquares, RowErrors
 from onebox.quantize.settings import CalibrationSettings
 from onebox.quantize.sign_round import MatrixTensors, tune
 from onebox.spec.model import FULL, ModelSpec
@@ -36,7 +37,10 @@ class Streams:
 
 @dataclass
 class BlockReport:
-    """What was tuned in a block. Errors are squared and relative to the stream, means over all tokens of a kind."""
+    """What was tuned in a block. Errors are means over all tokens of a kind, of the mixer's and the block's output.
+
+    Those of a block whose output is predictions (`PredictionErrors`) are of that alone.
+    """
 
     name: str
     num_tuned: int = 0
@@ -80,6 +84,8 @@ class BlockTuning:
     """Sequences of the streams; those behind them are held out."""
     settings: CalibrationSettings
     generator: torch.Generator
+    errors: RowErrors
+    """Of the block's output; the mixer's are relative squares always, because the experts norm what they read."""
     on_step: Callable[[], None]
     tensors: dict[str, MatrixTensors] = field(default_factory=dict)
     """Of the matrices that are better tuned than rounded, by module name."""
@@ -94,7 +100,7 @@ class BlockTuning:
         built = self._tune_mixer(report)
         self._mix(self.streams.built, built)
         self._tune_experts(report, dense, built)
-        report.divide(*(part.numel() for part in self.streams.source.tensor_split([self.num_tuned_on])))
+        report.divide(*(part[..., 0].numel() for part in self.streams.source.tensor_split([self.num_tuned_on])))
         return report
 
     def _count_step(self) -> None:
@@ -127,11 +133,12 @@ class BlockTuning:
         }
         rounded = {choice.module.plain_tensor: self.weights.built(choice.module.name) for choice in choices}
         num_sequences = max(1, self.settings.batch_tokens // self.settings.sequence_tokens)
+        squares = RelativeSquares()
 
         def error(weights: dict[str, Tensor], number: int) -> Tensor:
             found = self._mixed({**dense, **weights}, self.streams.built[number])
             wanted = self.streams.source[number].to(found.device)
-            return (found - wanted).square() * _row_weights(wanted)[:, None]
+            return squares.of(wanted - found, wanted)
 
         def losses() -> Iterator[Tensor]:
             self._count_step()
@@ -148,7 +155,8 @@ class BlockTuning:
         is_better = after.is_less(before)
         better = choices if is_better else []
         self.tensors |= {choice.module.name: tuned[choice.module.plain_tensor].tensors() for choice in better}
-        report.add(len(choices), len(better), before, after)
+        of_mixer = (before, after) if isinstance(self.errors, RelativeSquares) else (ErrorSums(), ErrorSums())
+        report.add(len(choices), len(better), *of_mixer)
         return {**dense, **(found if is_better else rounded)}
 
     def _parts(self) -> tuple[range, range]:
@@ -177,7 +185,7 @@ class BlockTuning:
         report.num_rounded = sum(len(self._tuned_modules(branch.modules)) for branch in branches if branch.name in few)
         report.fewest_tokens = min(counts.values())
         tuning = ExpertTuning(
-            self.weights, inputs, residual, _row_weights(source), num_rows, self.settings, self.generator
+            self.weights, inputs, residual, source, self.errors, num_rows, self.settings, self.generator
         )
         for begin in range(0, len(to_tune), self.settings.experts_at_once):
             group = to_tune[begin : begin + self.settings.experts_at_once]
@@ -195,9 +203,3 @@ class BlockTuning:
 
     def _tuned_modules(self, names: list[str]) -> list[str]:
         return [name for name in names if is_tuned(self.weights.block.choices[name])]
-
-
-def _row_weights(stream: Tensor) -> Tensor:
-    """The inverse mean square of each row [rows]."""
-    squares: Tensor = torch.linalg.vector_norm(stream, dim=-1).square_() / stream.shape[-1]
-    return squares.clamp_(min=torch.finfo(torch.float32).tiny).reciprocal_()

@@ -17,7 +17,7 @@ from onebox.spec.model import FULL, ModelSpec
 from onebox.spec.modules import ModuleClass
 from onebox.spec.weights import INTEGER_BITS, Layout, WeightFormat, tensor_bytes
 
-__all__ = ["Block", "BlockWeights", "blocks_of", "is_tuned", "tuned_matrix", "weights_of"]
+__all__ = ["Block", "BlockWeights", "blocks_of", "built_weight", "is_tuned", "tuned_matrix", "weights_of"]
 
 _EXPERTS = (ModuleClass.EXPERTS, ModuleClass.MTP_EXPERTS)
 _MAX_TUNED_BITS = 4
@@ -93,10 +93,7 @@ class BlockWeights:
 
     def built(self, name: str) -> Tensor:
         """A module's weight as the build has it without calibration."""
-        choice = self.block.choices[name]
-        if choice.action is not Action.QUANTIZE:
-            return self.source(name)
-        return _rounded_weight(choice, self.shared_scales.get(name)).to(self.device)
+        return built_weight(self.block.choices[name], self.shared_scales.get(name), self.device)
 
     def before_tuning(self, name: str) -> Tensor:
         """The source's weight of a module that is tuned, the build's of any other."""
@@ -112,6 +109,12 @@ class BlockWeights:
 def weights_of(choices: Sequence[ModuleChoice], device: torch.device) -> dict[str, Tensor]:
     """The source's weights of some modules, float32, by tensor name."""
     return {choice.module.plain_tensor: _source_weight(choice).to(device) for choice in choices}
+
+
+def built_weight(choice: ModuleChoice, shared: SharedScale | None, device: torch.device) -> Tensor:
+    """A module's weight, float32, as the build has it without calibration."""
+    weight = _rounded_weight(choice, shared) if choice.action is Action.QUANTIZE else _source_weight(choice)
+    return weight.to(device)
 
 
 def _source_weight(choice: ModuleChoice) -> Tensor:

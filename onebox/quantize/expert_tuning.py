@@ -15,6 +15,7 @@ from torch import Tensor
 
 from onebox.quantize.blocks import BlockWeights, is_tuned, tuned_matrix
 from onebox.quantize.branches import Branch, ExpertInput, Matrices, branch_sum, row_chunks
+from onebox.quantize.row_errors import RowErrors, row_weights
 from onebox.quantize.settings import CalibrationSettings
 from onebox.quantize.sign_round import MatrixTensors, TunedMatrix, tune
 
@@ -22,7 +23,7 @@ __all__ = ["ErrorSums", "ExpertTuning", "TunedGroup"]
 
 
 class ErrorSums(NamedTuple):
-    """Weighted squared errors, summed over what was tuned on and over what was held out."""
+    """Errors of tokens, summed over what was tuned on and over what was held out."""
 
     tuned_on: float = 0.0
     held_out: float = 0.0
@@ -52,8 +53,9 @@ class ExpertTuning:
     inputs: ExpertInput
     residual: Tensor
     """float32 [rows, hidden], in host memory: what the block should give minus what it gives; changed in place."""
-    row_weights: Tensor
-    """float32 [rows]: by what a row's squared error is multiplied."""
+    source: Tensor
+    """float32 [rows, hidden], in host memory: what the block should give."""
+    errors: RowErrors
     num_tuned_on: int
     """Rows; those behind them are held out."""
     settings: CalibrationSettings
@@ -111,7 +113,7 @@ class ExpertTuning:
         for part in row_chunks(len(branch.rows)):
             rows = branch.rows[part]
             x = self.inputs.at(rows)
-            weights = (branch.factors[part].square() * self.row_weights[rows]).to(x.device)[:, None]
+            weights = (branch.factors[part].square() * row_weights(self.source[rows])).to(x.device)[:, None]
             outer += (weights * x.square()).sum(dim=0)
             inner += (weights * (F.silu(F.linear(x, gate)) * F.linear(x, up)).square()).sum(dim=0)
         return outer, outer, inner
@@ -125,7 +127,7 @@ class ExpertTuning:
         return rows[torch.randperm(len(rows), generator=self.generator)[:count]].sort().values
 
     def _errors(self, branches: Sequence[Branch], matrices: Sequence[Matrices], rows: Tensor) -> Tensor:
-        """Weighted squared errors [n, hidden] of the branches' sum at these rows."""
+        """Errors [n] of the block's output at these rows."""
         place = torch.full((len(self.residual),), -1)
         place[rows] = torch.arange(len(rows))
         parts = []
@@ -133,8 +135,8 @@ class ExpertTuning:
             at = place[branch.rows]
             parts.append((at[at >= 0], branch.factors[at >= 0]))
         x = self.inputs.at(rows)
-        errors = (self.residual[rows].to(x.device) - branch_sum(x, parts, matrices)).square()
-        return errors * self.row_weights[rows].to(x.device)[:, None]
+        missing = self.residual[rows].to(x.device) - branch_sum(x, parts, matrices)
+        return self.errors.of(missing, self.source[rows].to(x.device))
 
     def _total(self, branches: Sequence[Branch], matrices: Sequence[Matrices], rows: Tensor) -> float:
         return sum(float(self._errors(branches, matrices, rows[part]).sum()) for part in row_chunks(len(rows)))

@@ -3,8 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from onebox.quantize.blocks import Block
+from onebox.quantize.blocks import Block, is_tuned
 from onebox.quantize.branches import CHUNK_ROWS
+from onebox.quantize.row_errors import HEAD_ROWS
 from onebox.quantize.settings import CalibrationSettings
 from onebox.spec.errors import DoesNotFitError
 from onebox.spec.model import ModelSpec
@@ -22,6 +23,8 @@ _BASE_BYTES = 1 << 30
 _SWIGLU_TENSORS = 8
 """Tensors of an expert's inner size that autograd keeps for a row: gate, its SiLU, up, product, and their gradients."""
 _HIDDEN_TENSORS = 6
+_LOGIT_TENSORS = 7
+"""Of both heads' logits: themselves, their logarithms, the source's probabilities, products and gradients."""
 _DELTA_TENSORS = 40
 """Tensors of DeltaNet's inner size for a token: the projections, convolution, chunks and their gradients."""
 
@@ -63,7 +66,11 @@ def calibration_memory(
     rows = num_sequences * settings.sequence_tokens
     stream = 4 * rows * spec.hidden_size
     routing = 3 * 12 * rows * (spec.num_experts_per_tok + 1)
-    device = max((_block_bytes(spec, block, settings) for block in blocks), key=lambda parts: sum(parts.values()))
+    ends = {block.in_mtp: block.name for block in blocks}.values()
+    device = max(
+        (_block_bytes(spec, block, settings, is_last=block.name in ends) for block in blocks),
+        key=lambda parts: sum(parts.values()),
+    )
     host = {
         "streams": _STREAMS * stream,
         "routing": routing,
@@ -73,7 +80,8 @@ def calibration_memory(
     return CalibrationMemory(host, device, disk_bytes=4 * stream + _codes_bytes(blocks))
 
 
-def _block_bytes(spec: ModelSpec, block: Block, settings: CalibrationSettings) -> dict[str, int]:
+def _block_bytes(spec: ModelSpec, block: Block, settings: CalibrationSettings, *, is_last: bool) -> dict[str, int]:
+    """`is_last`: its errors are those of the predictions behind it."""
     experts = (ModuleClass.EXPERTS, ModuleClass.MTP_EXPERTS)
     dense = [choice.module for choice in block.choices.values() if choice.module.module_class not in experts]
     parts = {"dense weights, source and build": 8 * sum(module.numel for module in dense)}
@@ -87,18 +95,14 @@ def _block_bytes(spec: ModelSpec, block: Block, settings: CalibrationSettings) -
     batch = min(settings.batch_tokens, CHUNK_ROWS) if not branches else settings.batch_tokens
     per_row = _SWIGLU_TENSORS * inner * min(branches + 1, spec.num_experts_per_tok + 1)
     group += 4 * batch * (per_row + _HIDDEN_TENSORS * spec.hidden_size)
+    if is_last:
+        parts["LM head, source and build"] = 8 * spec.vocab_size * spec.hidden_size
+        parts["logits"] = 4 * _LOGIT_TENSORS * min(HEAD_ROWS, settings.batch_tokens) * spec.vocab_size
     parts["the mixer" if tuned_mixer > group else f"{branches} experts that are tuned"] = max(tuned_mixer, group)
     return parts
 
 
 def _codes_bytes(blocks: Sequence[Block]) -> int:
     """At most: a byte for each tuned weight, with scales."""
-    tuned = {name for block in blocks for name in block.branches_tuned}
-    numel = sum(choice.module.numel for block in blocks for choice in block.mixer_tuned)
-    numel += sum(
-        choice.module.numel
-        for block in blocks
-        for name, choice in block.choices.items()
-        if name.rpartition(".")[0] in tuned
-    )
-    return numel * 5 // 8
+    choices = (choice for block in blocks for choice in block.choices.values() if is_tuned(choice))
+    return sum(choice.module.numel for choice in choices) * 9 // 8

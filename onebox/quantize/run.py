@@ -18,13 +18,14 @@ from onebox.checkpoint.disk import require_disk
 from onebox.checkpoint.manifest import Manifest
 from onebox.checkpoint.output import build_lock, output_directory
 from onebox.checkpoint.recipe import BuildSources, ModuleChoice, Recipe
-from onebox.checkpoint.rounding import shared_scales
+from onebox.checkpoint.rounding import SharedScale, shared_scales
 from onebox.checkpoint.tensors import load
 from onebox.model.reference import WeightScope, mtp_input, zero_centred_norm
 from onebox.quantize.block_tuning import BlockTuning, Streams
-from onebox.quantize.blocks import Block, BlockWeights, blocks_of, weights_of
+from onebox.quantize.blocks import Block, BlockWeights, blocks_of, built_weight, weights_of
 from onebox.quantize.documents import CalibrationText, CalibrationTokens
 from onebox.quantize.memory import CalibrationMemory, calibration_memory
+from onebox.quantize.row_errors import PredictionErrors, RelativeSquares, RowErrors
 from onebox.quantize.settings import CalibrationSettings
 from onebox.quantize.sign_round import library_version
 from onebox.quantize.work import CalibrationWork
@@ -151,12 +152,32 @@ def _calibrate(plan: QuantizePlan, work: CalibrationWork, on_step: Callable[[int
         generator = torch.Generator().manual_seed(plan.settings.seed * 100_003 + number)
         weights = BlockWeights(block, scales, plan.device)
         tuning = BlockTuning(
-            plan.spec, weights, streams, plan.tokens.num_tuned_on, plan.settings, generator, lambda: on_step(1)
+            plan.spec,
+            weights,
+            streams,
+            plan.tokens.num_tuned_on,
+            plan.settings,
+            generator,
+            _errors_behind(plan, number, scales),
+            lambda: on_step(1),
         )
         report = tuning.run()
         is_last = number + 1 == len(plan.blocks)
         work.finish_block(number, tuning.tensors, report, None if is_last else streams)
         on_step(plan.num_steps([block]) - tuning.num_steps)
+
+
+def _errors_behind(plan: QuantizePlan, number: int, scales: dict[str, SharedScale]) -> RowErrors:
+    """How errors behind block `number` count: by the predictions if the head is what reads the stream there."""
+    block, following = plan.blocks[number], plan.blocks[number + 1 : number + 2]
+    if any(other.in_mtp == block.in_mtp for other in following):
+        return RelativeSquares()
+    head_name = f"{plan.spec.text_prefix}embed_tokens" if plan.spec.tie_word_embeddings else "lm_head"
+    norm = _choices(plan, "mtp.norm" if block.in_mtp else f"{plan.spec.text_prefix}norm")
+    (head,) = _choices(plan, head_name)
+    own_norm, source_head = weights_of([*norm, head], plan.device).values()
+    built_head = built_weight(head, scales.get(head_name), plan.device)
+    return PredictionErrors(own_norm, plan.spec.rms_norm_eps, source_head, built_head)
 
 
 def _require_room(plan: QuantizePlan, work: CalibrationWork) -> None:

@@ -20,7 +20,8 @@ from onebox.model.reference_weights import load_weights
 from onebox.quantize.block_tuning import BlockTuning
 from onebox.quantize.documents import index_files
 from onebox.quantize.expert_tuning import ErrorSums, ExpertTuning
-from onebox.quantize.run import QuantizePlan, build_calibrated, calibrate, plan_quantize
+from onebox.quantize.row_errors import PredictionErrors, RelativeSquares
+from onebox.quantize.run import QuantizePlan, _errors_behind, build_calibrated, calibrate, plan_quantize
 from onebox.quantize.settings import CalibrationSettings
 from onebox.spec.errors import DoesNotFitError, UsageError, WriteError
 from onebox.spec.model import spec_from_config
@@ -236,6 +237,14 @@ def test_what_does_not_fit_is_refused_before_it_starts(planned, tmp_path, monkey
     monkeypatch.setattr("onebox.quantize.run.available_memory_bytes", lambda: 1 << 30)
     with pytest.raises(DoesNotFitError, match=r"GB of host memory and 1.1 GB are free: give smaller --experts-at-once"):
         calibrate(planned(), tmp_path / "out")
+
+
+def test_the_head_reads_what_the_last_layer_and_the_mtp_head_give(planned):
+    plan = planned()
+    kinds = [type(_errors_behind(plan, number, {})) for number in range(len(plan.blocks))]
+    names = [block.name for block in plan.blocks]
+    assert [name for name, kind in zip(names, kinds, strict=True) if kind is PredictionErrors] == names[-2:]
+    assert set(kinds[:-2]) == {RelativeSquares}
 
 
 def test_a_recipe_that_quantises_no_block_has_nothing_to_calibrate(planned):
