@@ -1,20 +1,21 @@
-"""Drafters on the pocket model, one stream, by workload: each fixed choice and `auto`, taking turns in one run.
+"""Drafters on the pocket model, one stream, by workload: each fixed choice beside `auto`, the two taking turns.
 
     python benchmarks/drafts.py [--drafter DIR] [--rounds 3] [--prompts 4] [--only json,copying] [--quiet]
 
-Greedy answers to held-out prompts; every variant answers each prompt in turn, so that other work on the machine slows
-them alike. Each has a process of its own, as a server's engine has, and answers twice: the second time counts, when the
-processor's caches are its own. Drafts come from the whole vocabulary: a part of it would follow what earlier runs have
-counted. For each workload, the medians over rounds of tokens a second:
+Greedy answers to held-out prompts; both answer each prompt in turn, so that other work on the machine slows them alike.
+Each has a process of its own, as a server's engine has, and no third engine is on the machine, as none is on a user's:
+with five of them, in turns, each found the processor's caches full of others and lost by that what its step touches.
+Each answers twice and the second time counts. Drafts come from the whole vocabulary: a part of it would follow what
+earlier runs have counted. For each workload, the medians over rounds of tokens a second:
 
     clock  as measured
     CPU    by the CPU time of the engine's one thread, host work included: the same without other programs' share
-    table  every step counts as the median CPU time of all steps of its kind (rows, MTP passes, DFlash drafts) in the
-           run, whichever variant made it: what is left is what was chosen
+    table  every step counts as the median CPU time of all steps of its kind (rows, MTP passes, DFlash drafts) of the
+           pair, whichever made it: what is left is what was chosen
 
 A fixed variant loads its own drafter alone; auto loads all and keeps their contexts, which CPU and clock charge it
-with and the table does not. Shares are auto's part of the best fixed choice. All variants must give the same answers.
-The last line is JSON.
+with and the table does not. Shares are auto's part of the fixed choice that it is least ahead of. All variants must
+give the same answers. The last line is JSON.
 """
 
 import argparse
@@ -158,48 +159,57 @@ def prompts_of(workload: str, count: int, template: ChatTemplate) -> list[str]:
 
 
 def measure(
-    variants: list[Variant], workload: str, prompts: list[str], given: argparse.Namespace
-) -> dict[str, Figures]:
-    figures = {variant.name: Figures() for variant in variants}
+    pair: list[Variant], workload: str, prompts: list[str], given: argparse.Namespace, known: dict[str, list[int]]
+) -> list[Figures]:
+    """Figures of each of the pair; `known` has the answers to prompts so far, and gets those of this pair."""
+    figures = [Figures() for _ in pair]
     for number in range(-given.warm_up, given.rounds):
         for place, prompt in enumerate(prompts):
-            answers = set[tuple[int, ...]]()
-            turn = (place + number) % len(variants)
-            for variant in variants[turn:] + variants[:turn]:
+            order = list(zip(pair, figures, strict=True))
+            for variant, figure in order if (place + number) % 2 else order[::-1]:
                 variant.answer(prompt, given.tokens)
                 token_ids, steps = variant.answer(prompt, given.tokens)
-                answers.add(tuple(token_ids))
+                if known.setdefault(prompt, token_ids) != token_ids:
+                    raise SystemExit(f"{workload}: {variant.name} gave another answer to a prompt than one before.")
                 if number >= 0 and len(token_ids) > 1:
-                    figures[variant.name].tokens[number] += len(token_ids) - 1
-                    figures[variant.name].steps[number] += steps
-            if len(answers) != 1:
-                raise SystemExit(f"{workload}: the variants gave {len(answers)} different answers to one prompt.")
+                    figure.tokens[number] += len(token_ids) - 1
+                    figure.steps[number] += steps
     return figures
 
 
-def report(workload: str, figures: dict[str, Figures]) -> dict[str, Any]:
-    seen = defaultdict(list)
-    for figure in figures.values():
-        for steps in figure.steps.values():
-            for step in steps:
-                seen[step.kind].append(step.cpu_seconds)
-    table = {kind: statistics.median(times) for kind, times in seen.items()}
-    rows = {name: figure.row(table) for name, figure in figures.items()}
-    fixed = [row for name, row in rows.items() if name != "auto"]
+class Pair(NamedTuple):
+    """A fixed choice and auto beside it."""
+
+    fixed: Row
+    auto: Row
+
+    @classmethod
+    def of(cls, figures: list[Figures]) -> "Pair":
+        seen = defaultdict(list)
+        for figure in figures:
+            for steps in figure.steps.values():
+                for step in steps:
+                    seen[step.kind].append(step.cpu_seconds)
+        table = {kind: statistics.median(times) for kind, times in seen.items()}
+        return cls(*(figure.row(table) for figure in figures))
+
+    def share(self, measure: str) -> float:
+        """What auto makes of the fixed choice's tokens a second."""
+        return float(getattr(self.auto, measure) / getattr(self.fixed, measure))
+
+
+def report(workload: str, pairs: dict[str, Pair]) -> dict[str, Any]:
+    best = min(pairs, key=lambda name: pairs[name].share("clock"))
     shares = {
-        measure: round(getattr(rows["auto"], measure) / max(getattr(row, measure) for row in fixed), 3)
-        for measure in ("clock", "cpu", "table")
+        measure: round(min(pair.share(measure) for pair in pairs.values()), 3) for measure in ("clock", "cpu", "table")
     }
-    best = max((name for name in rows if name != "auto"), key=lambda name: rows[name].cpu)
-    print(f"\n{workload}: best {best} by CPU time; auto's share: " + ", ".join(f"{n} {v}" for n, v in shares.items()))
-    for name, row in rows.items():
-        speeds = "  ".join(f"{value:7.1f}" for value in row[1:])
-        print(f"  {name:10} {row.tokens_a_step:6.2f} tokens a step; tok/s by clock, CPU, table: {speeds}")
-    return {
-        "best": best,
-        "shares": shares,
-        "rows": {name: [round(value, 2) for value in row] for name, row in rows.items()},
-    }
+    print(f"\n{workload}: least ahead of {best}; auto's share: " + ", ".join(f"{n} {v}" for n, v in shares.items()))
+    for name, pair in pairs.items():
+        for label, row in ((name, pair.fixed), ("  auto", pair.auto)):
+            speeds = "  ".join(f"{value:7.1f}" for value in row[1:])
+            print(f"  {label:10} {row.tokens_a_step:6.2f} tokens a step; tok/s by clock, CPU, table: {speeds}")
+    rows = {name: [[round(value, 2) for value in row] for row in pair] for name, pair in pairs.items()}
+    return {"best": best, "shares": shares, "rows": rows}
 
 
 def main() -> None:
@@ -226,13 +236,18 @@ def main() -> None:
     options = {name: each for name, each in options.items() if name in (*chosen, "auto")}
     directory = pocket_checkpoint()
     common = {"max_num_seqs": 1, "max_model_len": 4096, "enable_prefix_caching": False, "draft_vocab": "full"}
-    variants = [Variant(name, {**common, **own}, is_quiet=given.quiet) for name, own in options.items()]
-    template, results, started = ChatTemplate.load(directory), {}, time.monotonic()
-    for workload in given.only.split(","):
-        figures = measure(variants, workload, prompts_of(workload, given.prompts, template), given)
-        results[workload] = report(workload, figures)
-    for variant in variants:
-        variant.close()
+    template, started = ChatTemplate.load(directory), time.monotonic()
+    workloads, known = given.only.split(","), dict[str, list[int]]()
+    pairs: dict[str, dict[str, Pair]] = {workload: {} for workload in workloads}
+    auto = options.pop("auto")
+    for name, own in options.items():
+        pair = [Variant(each, {**common, **kind}, is_quiet=given.quiet) for each, kind in ((name, own), ("auto", auto))]
+        for workload in workloads:
+            prompts = prompts_of(workload, given.prompts, template)
+            pairs[workload][name] = Pair.of(measure(pair, workload, prompts, given, known))
+        for variant in pair:
+            variant.close()
+    results = {workload: report(workload, found) for workload, found in pairs.items()}
     print(json.dumps({"workloads": results, "seconds": round(time.monotonic() - started)}))
 
 
