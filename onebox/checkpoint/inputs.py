@@ -32,6 +32,7 @@ _NAMED_INPUTS = {
     "shard_bytes": "--shard-gib",
     "draft_vocab": "draft vocabulary",
     "calibration": "calibration",
+    "calibration revision": "revision of the calibration",
     "calibration text": "calibration text",
     "auto-round": "version of auto-round",
     "torch": "version of torch",

@@ -37,6 +37,9 @@ from onebox.text.tokenizer import Tokenizer
 
 __all__ = ["QuantizePlan", "build_calibrated", "calibrate", "plan_quantize"]
 
+_REVISION = "2"
+"""Of what calibration does: blocks of two revisions do not go together. Grows when other bytes would come out."""
+
 
 @dataclass(frozen=True)
 class QuantizePlan:
@@ -83,6 +86,7 @@ def plan_quantize(
     """Plans the build and reads the text. Refuses a recipe that has nothing to calibrate."""
     inputs = {
         "calibration": json.dumps(asdict(settings)),
+        "calibration revision": _REVISION,
         "calibration text": hashlib.sha256(json.dumps(text.digests, sort_keys=True).encode()).hexdigest(),
         "auto-round": library_version(),
         "torch": torch.__version__,

@@ -218,9 +218,15 @@ def test_a_finished_build_is_found_and_nothing_is_calibrated_again(planned, cali
     assert (calibrated / "onebox_manifest.json").stat().st_mtime_ns == before
 
 
-def test_another_calibration_is_told_from_a_finished_and_from_an_unfinished_one(planned, calibrated, tmp_path):
+def test_another_calibration_is_told_from_a_finished_and_from_an_unfinished_one(
+    planned, calibrated, tmp_path, monkeypatch
+):
     with pytest.raises(WriteError, match="is not this build, which has another calibration"):
         calibrate(planned(seed=1), calibrated)
+    with monkeypatch.context() as patch:
+        patch.setattr("onebox.quantize.run._REVISION", "1")
+        with pytest.raises(WriteError, match="is not this build, which has another revision of the calibration"):
+            calibrate(planned(), calibrated)
 
     def stop(_: int) -> None:
         raise StoppedError
