@@ -109,20 +109,20 @@ def tune(tuning: Tuning, report: Callable[[str, float], None] = lambda _name, _m
     compile_trials(tuning, AbsentGpu.of_this_machine())
     with torch.inference_mode():
         model = dummy_model(tuning.spec, tuning.formats, torch.device("cuda"))
-        options, tuned = known_options(), list[_TimedStep]()
-        for number, shape in enumerate(tuning.steps):
-            share = time.monotonic() + (deadline - time.monotonic()) / (len(tuning.steps) - number)
-            step = _TimedStep(model, shape, options, tuning.kernels)
-            options = _descend(step, tuned, options, share, report)
-            tuned.append(step)
-        for step in tuned:
+        options = known_options()
+        steps = [_TimedStep(model, shape, options, tuning.kernels) for shape in tuning.steps]
+        for number, step in enumerate(steps):
+            share = time.monotonic() + (deadline - time.monotonic()) / (len(steps) - number)
+            others = [other for other in steps if other is not step]
+            options = _descend(step, others, options, share, report)
+        for step in steps:
             step.best_ms = step.milliseconds(options)
     set_options({})
-    keys = sorted({key for step in tuned for key in step.kernels})
+    keys = sorted({key for step in steps for key in step.kernels})
     return Tuned(
         {key: options[key] for key in keys if key in options},
-        {str(step.shape): step.first_ms for step in tuned},
-        {str(step.shape): step.best_ms for step in tuned},
+        {str(step.shape): step.first_ms for step in steps},
+        {str(step.shape): step.best_ms for step in steps},
     )
 
 
@@ -137,12 +137,12 @@ def compile_trials(tuning: Tuning, gpu: AbsentGpu) -> int:
 
 def _descend(
     step: "_TimedStep",
-    tuned: list["_TimedStep"],
+    others: list["_TimedStep"],
     options: Options,
     deadline: float,
     report: Callable[[str, float], None],
 ) -> Options:
-    """Tries one option after the other until time is over or a round gains nothing; `tuned` must not get slower."""
+    """Tries one option after the other until time is over or a round gains nothing; `others` must not get slower."""
     while True:
         before = step.best_ms
         for key, option in trials(step.kernels):
@@ -150,12 +150,25 @@ def _descend(
                 return options
             tried = {**options, key: {**options.get(key, {}), **option}}
             taken = step.milliseconds(tried)
-            # Kinds of steps share kernels: what is faster here may cost a kind that was tuned before.
-            if taken < step.best_ms * (1 - _LEAST_GAIN) and not any(other.is_slower(key, tried) for other in tuned):
+            # Kinds of steps share kernels: what is faster here may cost another kind, tuned before or not yet.
+            if taken < step.best_ms * (1 - _LEAST_GAIN) and _are_as_fast(others, key, tried):
                 options, step.best_ms = tried, taken
                 report(f"{key} {option}", taken)
         if step.best_ms > before * (1 - 2 * _LEAST_GAIN):
             return options
+
+
+def _are_as_fast(steps: list["_TimedStep"], key: str, options: Options) -> bool:
+    """Whether these options, which differ in those of `key`, cost none of the steps time; if so, they are kept."""
+    taken = []
+    for step in steps:
+        if key in step.kernels:
+            taken.append((step, step.milliseconds(options)))
+            if taken[-1][1] > step.best_ms * (1 + _LEAST_GAIN):
+                return False
+    for step, milliseconds in taken:
+        step.best_ms = min(step.best_ms, milliseconds)
+    return True
 
 
 def trials(kernels: dict[str, Tunable]) -> Iterator[tuple[str, LaunchOptions]]:
@@ -176,10 +189,6 @@ class _TimedStep:
         self.kernels: dict[str, Tunable] = {}
         """What the step launches and is tuned, by table key."""
         self.first_ms = self.best_ms = self.milliseconds(options)
-
-    def is_slower(self, key: str, options: Options) -> bool:
-        """Whether these options, which differ in those of `key`, cost this step time."""
-        return key in self.kernels and self.milliseconds(options) > self.best_ms * (1 + _LEAST_GAIN)
 
     def milliseconds(self, options: Options) -> float:
         """The step's median time under these options."""

@@ -39,16 +39,15 @@ class Step:
     def milliseconds(self, options):
         return self._milliseconds_by.get(options.get("int4_8_16", {}).get("dependent"), 1.0)
 
-    def is_slower(self, key, options):
-        return key in self.kernels and self.milliseconds(options) > self.best_ms
 
-
-def test_an_option_is_kept_if_the_step_gets_faster_and_no_step_tuned_before_gets_slower():
-    step, earlier = Step({0: 0.9, 2: 0.5}), Step({2: 1.1})
+def test_an_option_is_kept_if_the_step_gets_faster_and_no_other_step_gets_slower():
+    step, other, third = Step({0: 0.9, 2: 0.5}), Step({0: 0.8, 2: 1.1}), Step({0: 0.7, 2: 0.6})
     kept = []
-    found = tune._descend(step, [earlier], {}, float("inf"), lambda name, taken: kept.append((name, taken)))
+    found = tune._descend(step, [third, other], {}, float("inf"), lambda name, taken: kept.append((name, taken)))
     assert found == {"int4_8_16": {"dependent": 0}}
     assert kept == [("int4_8_16 {'dependent': 0}", 0.9)]
+    # What was refused because of one step does not count for another.
+    assert (step.best_ms, other.best_ms, third.best_ms) == (0.9, 0.8, 0.7)
     assert tune._descend(Step({2: 0.5}), [], {}, float("inf"), lambda *_: None) == {"int4_8_16": {"dependent": 2}}
 
 
