@@ -45,9 +45,11 @@ class _Server(uvicorn.Server):
 class Fleet:
     """A running fleet; `open_fleet` makes one."""
 
-    def __init__(self, config: FleetConfig, http: httpx.AsyncClient, say: Say) -> None:
+    def __init__(self, config: FleetConfig, http: httpx.AsyncClient, relay_http: httpx.AsyncClient, say: Say) -> None:
         self.config = config
         self.http = http
+        """For the fleet's own requests, which may be cancelled at any moment."""
+        self.relay_http = relay_http
         self.say = say
         self.directory = Path(tempfile.mkdtemp(prefix="onebox-fleet-"))
         """Logs of the fleet's own processes, and the router's configuration; removed in the end."""
@@ -96,7 +98,7 @@ class Fleet:
         """Starts what is the fleet's own, all at once; returns the URLs by name."""
         for config in self.config.members:
             url, process = self.start_process(config) if config.is_owned else (config.url or "", None)
-            relay = Relay(config.name, self.http, url)
+            relay = Relay(config.name, self.relay_http, url)
             member = FleetMember(config, self.config, self.http, relay, self.wanted, self.run, process)
             self.members.append(member)
         owned = [member for member in self.members if member.process]
@@ -303,14 +305,21 @@ def _bound(host: str, port: int) -> socket.socket:
     return bound
 
 
+def _limits(num_kept: int | None) -> httpx.Limits:
+    """Any number of connections; None: of those that are kept, too."""
+    return httpx.Limits(max_connections=None, max_keepalive_connections=num_kept)
+
+
 @contextlib.asynccontextmanager
 async def open_fleet(config: FleetConfig, say: Say) -> AsyncIterator[Fleet]:
     """A fleet that serves; at the end of the block everything that it started has ended."""
     headers = authorization(config.api_key)
-    limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
-    # Relays send the client's own headers: theirs are requests of their own making, without these.
-    async with httpx.AsyncClient(headers=headers, limits=limits, trust_env=False) as http:
-        fleet = Fleet(config, http, say)
+    # Connections are not kept: a request first closes those that are too old, and httpcore 1.0 leaves them open if the
+    # request is cancelled just then. Relays cancel none before its connection is there.
+    own = httpx.AsyncClient(headers=headers, limits=_limits(num_kept=0), trust_env=False)
+    # Relays send the client's own headers, without these.
+    async with own, httpx.AsyncClient(limits=_limits(num_kept=None), trust_env=False) as relay_http:
+        fleet = Fleet(config, own, relay_http, say)
         try:
             await fleet.start()
             yield fleet
