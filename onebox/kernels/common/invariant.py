@@ -3,8 +3,8 @@
 On a CPU torch rounds `sigmoid`, `silu` and `softplus` differently in a tensor's last few elements, which use scalar
 instructions, than in the others; `exp`, `log` and the four operations are the same everywhere. A matrix product may sum
 in an order that depends on its number of rows, so rows are padded to a multiple of four, and where that is not enough,
-four are multiplied at a time. It also depends on how the second matrix is stored: it is always read row by row, because
-for a transposed view MKL has other code for few rows on some processors. In bfloat16, where oneDNN multiplies, the order
+four are multiplied at a time. The order also depends on how the second matrix is stored, so it is always read row by
+row: for a transposed view MKL has other code for few rows on some processors. In bfloat16, where oneDNN multiplies, it
 depends on the length of K.
 """
 
