@@ -120,7 +120,7 @@ class ExactPacker:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._shared: dict[tuple[int, int], _SharedInputs] = {}
+        self._shared: dict[tuple[int, int], tuple[InputPacker, StepInputs]] = {}
         self._table = PageTable(0, 0)
         """Never written again, so that it may be kept: other pages get another table."""
 
@@ -128,28 +128,27 @@ class ExactPacker:
         """Valid until the next call, but for the page table, which may be kept."""
         if uses_kernels(self._device):
             return exact_inputs(parts, depth, self._device, is_computed=is_computed)
-        num_rows, num_sequences, num_pages = sizes = exact_sizes(parts, depth)
-        if self._table.rows.shape != (num_sequences, num_pages) or not self._table.holds(parts):
-            self._table = PageTable(num_sequences, num_pages)
+        if not self._table.holds(parts):
+            # All pages, whatever the step reaches: so the table is the same until a sequence gets another page.
+            self._table = PageTable(len(parts), max(len(part.pages) for part in parts))
             self._table.put(parts)
-        shared = self._shared.get((num_rows, num_sequences))
-        packer, max_rows = shared.packer if shared else InputPacker(sizes), max(len(part.token_ids) for part in parts)
+        table, max_rows = self._table.rows, max(len(part.token_ids) for part in parts)
+        num_rows = sum(len(part.token_ids) for part in parts)
+        packer, inputs = self._shared.get((num_rows, len(parts))) or self._new_inputs(num_rows, len(parts))
         packer.pack(parts, is_computed=is_computed)
-        if shared and shared.table is self._table and shared.inputs.batch.max_rows == max_rows:
-            return shared.inputs
-        if len(self._shared) >= _MOST_SHAPES:
-            self._shared.clear()
-        inputs = _without_blanks(decode_inputs(packer.words, sizes, self._table.rows, max_rows))
-        self._shared[num_rows, num_sequences] = _SharedInputs(packer, self._table, inputs)
+        if inputs.batch.page_table is not table or inputs.batch.max_rows != max_rows:
+            inputs = inputs._replace(batch=replace(inputs.batch, page_table=table, max_rows=max_rows))
+            self._shared[num_rows, len(parts)] = packer, inputs
         return inputs
 
-
-class _SharedInputs(NamedTuple):
-    """Of steps with as many rows and sequences, and the same pages."""
-
-    packer: InputPacker
-    table: PageTable
-    inputs: StepInputs
+    def _new_inputs(self, num_rows: int, num_sequences: int) -> tuple[InputPacker, StepInputs]:
+        """A buffer for steps of this shape, and the inputs in it."""
+        if len(self._shared) >= _MOST_SHAPES:
+            self._shared.clear()
+        table = self._table.rows
+        sizes = StepSizes(num_rows, num_sequences, table.shape[1])
+        packer = InputPacker(sizes)
+        return packer, _without_blanks(decode_inputs(packer.words, sizes, table, max_rows=0))
 
 
 def _without_blanks(inputs: StepInputs) -> StepInputs:

@@ -5,46 +5,69 @@ CPU a write is a tenth of a step, however few its rows, so rows are kept until t
 are too many of them, and rejected ones are never written. A drafter that is not used then costs next to nothing.
 """
 
-from collections.abc import Callable, Iterator
-from itertools import pairwise
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
+from onebox.engine.step import DecodeRows
 from onebox.kernels.step import slot_mapping
 from onebox.model.batch import Batch
 from onebox.spec.kv import PAGE_TOKENS
 
-__all__ = ["LateContext", "Write"]
+__all__ = ["LateContext", "Segment", "Write", "segments_of"]
 
-Write = Callable[[Batch, Tensor], None]
-"""Writes the context of a batch's rows, from the vectors [R, W] that it is made of."""
+Write = Callable[[Batch, Sequence[Tensor]], None]
+"""Writes the context of a batch's rows, from the parts [R, W] that it is made of."""
+
+
+class Segment(NamedTuple):
+    """The rows of one sequence in a decode step."""
+
+    slot: int
+    place: int
+    """Of the first row among the sequence's tokens."""
+    first: int
+    """The first row in the step, and the end of its rows there."""
+    end: int
+    position_offset: int
+    """What is added to the place of a row to give its position."""
+    pages: NDArray[np.int32]
+
+
+def segments_of(parts: Sequence[DecodeRows]) -> list[Segment]:
+    """Of each sequence of a decode step."""
+    segments, first = list[Segment](), 0
+    for part in parts:
+        end = first + len(part.token_ids)
+        segments.append(Segment(part.slot, part.start, first, end, part.position_offset, part.pages))
+        first = end
+    return segments
 
 
 class _Rows(NamedTuple):
     """The rows of one sequence in a decode step, as far as they are not known to be rejected."""
 
-    place: int
-    """Of the first row among the sequence's tokens."""
+    segment: Segment
     num_rows: int
-    position_offset: int
-    """What is added to the place of a row to give its position."""
-    page_table: Tensor
-    """int32 [S, pages]."""
-    number: int
-    """The sequence's row of it."""
-    token_ids: Tensor
-    """int64 [num_rows or more], and so the vectors [num_rows or more, W]."""
-    vectors: Tensor
+    share: int
+    """Rows of memory that they take: the whole step is kept while one of its sequences has rows of it."""
+    parts: tuple[Tensor, ...]
+    """[R, W] each: of all sequences of the step."""
+    token_ids: Tensor | None
+    """int64 [R]."""
 
-    def up_to(self, place: int) -> "_Rows":
-        """Without those from `place` on. They take memory still if they are fewer than the others."""
-        num_rows = min(self.num_rows, place - self.place)
-        token_ids, vectors = self.token_ids, self.vectors
-        if 2 * num_rows < len(vectors):
-            token_ids, vectors = token_ids[:num_rows].clone(), vectors[:num_rows].clone()
-        return self._replace(num_rows=num_rows, token_ids=token_ids, vectors=vectors)
+    @property
+    def place(self) -> int:
+        return self.segment.place
+
+    def own(self, of_step: Tensor) -> Tensor:
+        """The sequence's rows of a tensor of the step."""
+        first = self.segment.first
+        return of_step[first : first + self.num_rows]
 
 
 class LateContext:
@@ -58,34 +81,31 @@ class LateContext:
         self._kept: dict[int, list[_Rows]] = {}
         """By slot: consecutive rows, step by step."""
         self._num_kept: dict[int, int] = {}
-        """By slot: rows in memory."""
+        """By slot: rows of memory."""
 
-    def add(self, batch: Batch, token_ids: Tensor, vectors: Tensor) -> None:
-        """Takes the rows of a decode step, the tokens int64 [R] and what their context is made of, [R, W].
+    def add(self, segments: list[Segment], parts: tuple[Tensor, ...], token_ids: Tensor | None = None) -> None:
+        """Takes the rows of a decode step: what their context is made of, [R, W] each, and the tokens int64 [R].
 
-        Both and the page table are kept, not copied, where the step has one sequence: nobody may write them afterwards.
-        Rejected rows come last in their sequence.
+        They are kept, not copied: nobody may write them afterwards. Rejected rows come last in their sequence. All
+        sequences keep the whole step, so each counts a part of it, and together they keep what the capacity allows.
         """
-        segments = list(_segments(batch))
-        for number, (slot, place, first, end) in enumerate(segments):
-            self._forget_from(slot, place)
-            if self._num_kept.get(slot, 0) + end - first > self._capacity:
-                self._write_rows(slot, place)
-            own = token_ids, vectors
-            if len(segments) > 1:
-                own = token_ids[first:end].clone(), vectors[first:end].clone()
-            kept = self._kept.setdefault(slot, [])
-            offset = kept[0].position_offset if kept else int(batch.positions[0, first]) - place
-            kept.append(_Rows(place, end - first, offset, batch.page_table, number, *own))
-            self._num_kept[slot] = self._num_kept.get(slot, 0) + end - first
+        share = -(-len(parts[0]) // len(segments))
+        for segment in segments:
+            slot = segment.slot
+            self._forget_from(slot, segment.place)
+            if self._num_kept.get(slot, 0) + share > self._capacity:
+                self._write_rows(slot, segment.place)
+            rows = _Rows(segment, segment.end - segment.first, share, parts, token_ids)
+            self._kept.setdefault(slot, []).append(rows)
+            self._num_kept[slot] = self._num_kept.get(slot, 0) + share
 
-    def write_before(self, batch: Batch) -> None:
-        """Before the drafter reads: writes what these sequences have before the rows of `batch`."""
-        for slot, place, _, _ in _segments(batch):
-            self._write_rows(slot, place)
+    def write_before(self, segments: list[Segment]) -> None:
+        """Before the drafter reads: writes what these sequences have before these rows."""
+        for segment in segments:
+            self._write_rows(segment.slot, segment.place)
 
     def write_up_to(self, slots: Tensor, ends: Tensor) -> None:
-        """The same up to the places `ends`, int [S], of the sequences in these slots."""
+        """The same up to the places `ends`, int [S], of the sequences in `slots`."""
         for slot, end in zip(slots.tolist(), ends.tolist(), strict=True):
             self._write_rows(slot, end)
 
@@ -99,16 +119,18 @@ class LateContext:
         kept = self._kept.get(slot)
         while kept and kept[-1].place + kept[-1].num_rows > place:
             last = kept.pop()
-            self._num_kept[slot] -= len(last.vectors)
             if last.place < place:
-                kept.append(last.up_to(place))
-                self._num_kept[slot] += len(kept[-1].vectors)
+                kept.append(last._replace(num_rows=place - last.place))
+            else:
+                self._num_kept[slot] -= last.share
 
     def _write_rows(self, slot: int, end: int) -> None:
         self._forget_from(slot, end)
         kept = self._kept.get(slot)
         if kept:
-            self._write(self._batch(slot, kept), torch.cat([rows.vectors[: rows.num_rows] for rows in kept]))
+            of_part = zip(*(rows.parts for rows in kept), strict=True)
+            parts = [torch.cat([*map(_Rows.own, kept, steps)]) for steps in of_part]
+            self._write(self._batch(slot, kept), parts)
         self.drop(slot)
 
     def _batch(self, slot: int, kept: list[_Rows]) -> Batch:
@@ -119,10 +141,11 @@ class LateContext:
         edges, slots, seen, none = (
             torch.tensor(part, dtype=torch.int32) for part in ([0, end - start], [slot], [end], [0])
         )
-        page_table = last.page_table[last.number : last.number + 1]
+        page_table = torch.from_numpy(last.segment.pages).unsqueeze(0)
+        tokens = [rows.own(rows.token_ids) for rows in kept if rows.token_ids is not None]
         return Batch(
-            token_ids=torch.cat([rows.token_ids[: rows.num_rows] for rows in kept]),
-            positions=(places + first.position_offset).expand(3, -1),
+            token_ids=torch.cat(tokens) if tokens else torch.zeros_like(places),
+            positions=(places + first.segment.position_offset).expand(3, -1),
             cu_rows=edges,
             slots=slots,
             num_accepted=none,
@@ -130,10 +153,3 @@ class LateContext:
             page_table=none.view(1, 1),
             slot_mapping=slot_mapping(page_table, torch.zeros_like(places), places, PAGE_TOKENS),
         )
-
-
-def _segments(batch: Batch) -> Iterator[tuple[int, int, int, int]]:
-    """Of each sequence: its slot, the place of its first row among its tokens, and its rows in the batch."""
-    ends = batch.seen.tolist()
-    for slot, seen, (first, end) in zip(batch.slots.tolist(), ends, pairwise(batch.cu_rows.tolist()), strict=True):
-        yield slot, seen - (end - first), first, end

@@ -5,8 +5,8 @@ accepted if it is that token. So the answer is the one without drafts, token for
 a value, so that each half can be captured into a graph.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import NamedTuple, Protocol
 
 import torch
@@ -21,9 +21,10 @@ from onebox.engine.batch import (
     limits_of,
     start_chain,
 )
-from onebox.engine.contexts import LateContext
+from onebox.engine.contexts import LateContext, Segment, segments_of
+from onebox.engine.inputs import blocks_of
 from onebox.engine.shapes import MAX_STEP_ROWS
-from onebox.engine.step import DraftDepths
+from onebox.engine.step import DecodeRows, DraftDepths
 from onebox.kernels.sampling import sample, sample_drafts
 from onebox.kernels.step import block_anchors, block_rows, verify_drafts
 from onebox.kernels.step.tensors import ANCHOR_WORDS, ChainRows, FollowingRows
@@ -31,6 +32,7 @@ from onebox.model.batch import Batch
 from onebox.model.head import SampledRows
 from onebox.model.memory import Memory
 from onebox.model.qwen3_5 import Qwen35
+from onebox.model.taps import Taps, features_of
 
 __all__ = [
     "DecodeOutcome",
@@ -53,6 +55,8 @@ class Forwarded:
     """float32 [R, V], as the model starts them; may be adjusted in place before tokens are sampled, once complete."""
     features: Tensor | None = None
     """[R, taps * H], for a block drafter; None without one, and where the rows' context is written already."""
+    taps: Taps | None = None
+    """What features are made of, in their place where the drafter's context is written late."""
 
     def copy_to(self, other: "Forwarded") -> None:
         other.hidden.copy_(self.hidden)
@@ -164,10 +168,9 @@ class Decoder:
         self._mtp_pages = pages = memory.mtp if model.mtp else None
         self._late_mtp = self._late_block = None
         if memory.kept_rows and pages:
-            self._late_mtp = LateContext(partial(model.write_draft_kv, pages=pages), memory.kept_rows, shift=1)
-        if memory.kept_rows and memory.drafts and model.drafter:
-            write = partial(model.write_context, drafts=memory.drafts)
-            self._late_block = LateContext(write, memory.kept_rows, shift=0)
+            self._late_mtp = LateContext(self._write_mtp, memory.kept_rows, shift=1)
+        if memory.kept_rows and self.drafts_blocks:
+            self._late_block = LateContext(self._write_block, memory.kept_rows, shift=0)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -175,8 +178,11 @@ class Decoder:
         return self._model.dtype
 
     def forward(self, batch: Batch) -> Forwarded:
-        hidden, features = self._model.decode_tapped(batch, self._memory)
-        return Forwarded(hidden, self._model.start_logits(hidden), features)
+        hidden, taps = self._model.decode_tapped(batch, self._memory)
+        logits = self._model.start_logits(hidden)
+        if taps is None or self._late_block:
+            return Forwarded(hidden, logits, taps=taps)
+        return Forwarded(hidden, logits, taps.features(self._model.dtype))
 
     def new_forwarded(self, num_rows: int) -> Forwarded:
         """Uninitialised tensors for so many rows."""
@@ -230,13 +236,38 @@ class Decoder:
         verify_drafts(outcome.verified, sampled, draw.next_ids, draw.checks, batch.cu_rows)
         if following:
             self._draft_or_write(forwarded.hidden, inputs, following, depth, outcome)
-        elif self._late_mtp:
-            self._late_mtp.add(batch, outcome.token_ids, forwarded.hidden)
         if forwarded.features is not None and self._memory.drafts:
-            if self._late_block:
-                self._late_block.add(batch, batch.token_ids.clone(), forwarded.features)
-            else:
-                self._model.write_context(batch, forwarded.features, self._memory.drafts)
+            self._model.write_context(batch, forwarded.features, self._memory.drafts)
+
+    @property
+    def writes_late(self) -> bool:
+        """Whether rows are kept until a drafter needs its context of them: see the next two methods."""
+        return self._late_mtp is not None or self._late_block is not None
+
+    def write_kept(self, segments: list[Segment]) -> None:
+        """Before the MTP head drafts in `sample`: writes its context of all that comes before these rows."""
+        if self._late_mtp:
+            self._late_mtp.write_before(segments)
+
+    def keep(self, segments: list[Segment], forwarded: Forwarded, token_ids: Tensor, *, has_drafted: bool) -> None:
+        """After `sample`: keeps the rows of the step, with the tokens [R] sampled after them.
+
+        Where the MTP head `has_drafted`, its context of them is written.
+        """
+        if self._late_mtp and not has_drafted:
+            self._late_mtp.add(segments, (forwarded.hidden,), token_ids)
+        if self._late_block and forwarded.taps:
+            self._late_block.add(segments, forwarded.taps.parts())
+
+    def _write_mtp(self, batch: Batch, parts: Sequence[Tensor]) -> None:
+        [hidden] = parts
+        if self._mtp_pages:
+            self._model.write_draft_kv(batch, hidden, self._mtp_pages)
+
+    def _write_block(self, batch: Batch, parts: Sequence[Tensor]) -> None:
+        if self._memory.drafts:
+            features = features_of(parts, len(self._model.tap_ids), self._model.dtype)
+            self._model.write_context(batch, features, self._memory.drafts)
 
     def _draft_or_write(
         self, hidden: Tensor, inputs: StepInputs, following: FollowingRows, depth: int, outcome: OutcomeTensors
@@ -249,8 +280,6 @@ class Decoder:
         if not depth:
             self._model.write_draft_kv(batch, hidden, pages)
             return
-        if self._late_mtp:
-            self._late_mtp.write_before(inputs.batch)
         mixed = self._model.draft(batch, hidden, pages)
         chain = start_chain(inputs, following, mixed, outcome.num_accepted, depth)
         torch.stack(self._drafts(inputs, chain, depth), dim=1, out=outcome.drafts[:, :depth])
@@ -299,14 +328,18 @@ class PlainStep:
     """A step whose functions are called one by one, without graphs."""
 
     def __init__(
-        self, decoder: Decoder, forwarded: Forwarded, inputs: StepInputs, depths: DraftDepths, num_blocks: int
+        self,
+        decoder: Decoder,
+        forwarded: Forwarded,
+        inputs: StepInputs,
+        depths: DraftDepths,
+        parts: Sequence[DecodeRows],
     ) -> None:
-        """`num_blocks` sequences get drafts of the block drafter."""
         self.forwarded = forwarded
         self._decoder = decoder
         self._inputs = inputs
         self._depths = depths
-        self._num_blocks = num_blocks
+        self._parts = parts
         self._layout = OutcomeLayout(len(inputs.batch.token_ids), len(inputs.batch.slots), depths.most)
         self._words: Tensor | None = None
 
@@ -316,11 +349,17 @@ class PlainStep:
     def sample(self) -> None:
         batch = self._inputs.batch
         self._words = torch.empty(self._layout.size, dtype=torch.int64, device=batch.token_ids.device)
-        outcome = self._layout.split(self._words)
-        self._decoder.sample(self.forwarded, self._inputs, self._depths.mtp, outcome)
-        if self._depths.block:
+        outcome, depths = self._layout.split(self._words), self._depths
+        segments = segments_of(self._parts) if self._decoder.writes_late else []
+        if depths.mtp:
+            self._decoder.write_kept(segments)
+        self._decoder.sample(self.forwarded, self._inputs, depths.mtp, outcome)
+        if segments:
+            self._decoder.keep(segments, self.forwarded, outcome.token_ids, has_drafted=depths.mtp > 0)
+        if depths.block:
             self._decoder.anchor_blocks(self._inputs, outcome)
-            self._decoder.draft_blocks(self._num_blocks, self._depths.block, batch.page_table, outcome.drafts)
+            num_blocks = len(blocks_of(self._parts))
+            self._decoder.draft_blocks(num_blocks, depths.block, batch.page_table, outcome.drafts)
         self._decoder.end_complete()
 
     def read(self) -> DecodeOutcome:

@@ -25,12 +25,13 @@ from onebox.planner.memory import (
     DEFAULT_UTILIZATION,
     MemoryPlan,
     MemoryRequest,
+    kept_row_bytes,
     plan_memory,
 )
 from onebox.spec.conversion import CONVERSION_BYTES, LoadConversion
 from onebox.spec.dflash_memory import ring_tokens
 from onebox.spec.errors import UnsupportedError, UsageError
-from onebox.spec.hardware import GIB, Box, detect_box, detect_host, nvidia_driver
+from onebox.spec.hardware import GIB, MIB, Box, detect_box, detect_host, nvidia_driver
 from onebox.spec.kv import PAGE_TOKENS, KVFormat
 from onebox.spec.model import ModelSpec
 from onebox.spec.modules import ModuleClass
@@ -59,8 +60,9 @@ __all__ = [
 _log = logging.getLogger(__name__)
 
 _BATCHED_TOKENS = {"cpu": DEFAULT_HOST_BATCHED_TOKENS, "cuda": DEFAULT_BATCHED_TOKENS}
-_KEPT_ROWS = {"cpu": 16 * (1 + MAX_DRAFTS), "cuda": 0}
-"""Sixteen of the largest steps: written together, they cost a fraction of what they would cost one by one."""
+_MOST_KEPT_ROWS, _KEPT_BYTES = 64 * (1 + MAX_DRAFTS), 16 * MIB
+"""Of a slot, on a CPU: sixty-four of the largest steps, more than most answers take. What is not written when an answer
+ends is never written."""
 _ANSWER_WAIT_S = 0.05
 """A reader does not notice; less would cost throughput, since each step reads the weights once."""
 DEFAULT_CPU_CACHE_BYTES = 1 * GIB
@@ -264,9 +266,13 @@ def _memory_request(
         default_cache_bytes=DEFAULT_CPU_CACHE_BYTES if device.type == "cpu" else None,
         with_prefix_cache=options.enable_prefix_caching,
         state_dtype=StateDtype.parse(options.mamba_ssm_cache_dtype),
-        kept_rows=_KEPT_ROWS[device.type],
         loading_bytes=CONVERSION_BYTES if LoadConversion.parse(options.lm_head, options.mtp_format) else 0,
     )
+    if device.type == "cpu":
+        kept_rows = min(
+            _MOST_KEPT_ROWS, max(1 + MAX_DRAFTS, _KEPT_BYTES // max(1, kept_row_bytes(found.spec, request)))
+        )
+        request = replace(request, kept_rows=kept_rows)
     if prefix_disk(options) is None:
         return request
     from onebox.engine.disk.layout import staging_bytes

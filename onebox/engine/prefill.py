@@ -103,7 +103,8 @@ class Prefiller:
     def _compute(self, inputs: PromptInputs) -> tuple[Tensor, Tensor | None]:
         """(hidden states, features for a block drafter)."""
         model, memory = self.model, self.memory
-        hidden, features = model.prefill_tapped(inputs.batch, memory)
+        hidden, taps = model.prefill_tapped(inputs.batch, memory)
+        features = taps.features(model.dtype) if taps else None
         if features is not None and memory.drafts:
             model.prefill_context(inputs.batch, features, memory.drafts)
         if self.with_mtp and model.mtp and memory.mtp:

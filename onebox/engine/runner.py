@@ -19,7 +19,7 @@ from onebox.engine.draft.kinds import Drafter
 from onebox.engine.draft.vocabulary import ROWS_PER_STEP
 from onebox.engine.graphs import GraphDecoder
 from onebox.engine.images import PictureCache, content_tokens, encode_images
-from onebox.engine.inputs import blocks_of, last_row
+from onebox.engine.inputs import last_row
 from onebox.engine.logits import RowLogprobs, allow_all, apply_adjustments
 from onebox.engine.logprobs import LogprobRows, TokenLogprob
 from onebox.engine.prefill import Prefiller, PrefillGraphs
@@ -206,7 +206,7 @@ class ModelRunner:
         if step is None:
             inputs = self._packer.inputs(parts, depths.most, is_computed=True)
             forwarded = self._decoder.logits_for(hidden)
-            step = PlainStep(self._decoder, forwarded, inputs, depths, len(blocks_of(parts)))
+            step = PlainStep(self._decoder, forwarded, inputs, depths, parts)
         return _read(_sample(parts, step))
 
     def _chunk_result(self, chunk: PromptChunk, hidden: Tensor) -> Result | Exception:
@@ -238,7 +238,7 @@ class ModelRunner:
         depths = _depths(parts)
         inputs = self._packer.inputs(self._graphs.leave(parts) if self._graphs else parts, depths.most)
         forwarded = self._decoder.forward(inputs.batch)
-        return _sample(parts, PlainStep(self._decoder, forwarded, inputs, depths, len(blocks_of(parts))))
+        return _sample(parts, PlainStep(self._decoder, forwarded, inputs, depths, parts))
 
 
 class _QueuedGroup(NamedTuple):

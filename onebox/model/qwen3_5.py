@@ -63,17 +63,15 @@ class Qwen35:
         table = self._rotation(batch)
         return self.stack.prefill(self._embed(batch), memory.layers, batch, table)
 
-    def decode_tapped(self, batch: Batch, memory: Memory) -> tuple[Tensor, Tensor | None]:
-        """`decode`, and the drafter's features [R, taps * H], if there is one."""
+    def decode_tapped(self, batch: Batch, memory: Memory) -> tuple[Tensor, Taps | None]:
+        """`decode`, and what the drafter's features are made of, if there is one."""
         taps = Taps(self.tap_ids) if self.drafter else None
-        hidden = self.stack.decode(self._embed(batch), memory.layers, batch, self._rotation(batch), taps)
-        return hidden, taps.features(self.dtype) if taps else None
+        return self.stack.decode(self._embed(batch), memory.layers, batch, self._rotation(batch), taps), taps
 
-    def prefill_tapped(self, batch: Batch, memory: Memory) -> tuple[Tensor, Tensor | None]:
+    def prefill_tapped(self, batch: Batch, memory: Memory) -> tuple[Tensor, Taps | None]:
         """The same of `prefill`."""
         taps = Taps(self.tap_ids) if self.drafter else None
-        hidden = self.stack.prefill(self._embed(batch), memory.layers, batch, self._rotation(batch), taps)
-        return hidden, taps.features(self.dtype) if taps else None
+        return self.stack.prefill(self._embed(batch), memory.layers, batch, self._rotation(batch), taps), taps
 
     def logits(self, hidden: Tensor) -> Tensor:
         """float32 [R, V] of hidden states [R, H], at most 128 rows: only rows that draw a token need them."""

@@ -43,6 +43,7 @@ __all__ = [
     "checkpoint_bytes",
     "context_pages_bytes",
     "draft_vocab_bytes",
+    "kept_row_bytes",
     "loaded_weight_bytes",
     "page_bytes",
     "plan_memory",
@@ -285,11 +286,14 @@ def _ring_bytes(request: MemoryRequest) -> int:
     return ring_bytes(request.drafter, request.max_batched_tokens, request.activation_bytes)
 
 
-def _kept_bytes(spec: ModelSpec, request: MemoryRequest) -> int:
-    """Of a slot: hidden vectors for the MTP head and features for a block drafter."""
-    hidden = spec.hidden_size if request.with_mtp else 0
-    features = request.drafter.feature_size if request.drafter else 0
-    return request.kept_rows * request.activation_bytes * (hidden + features)
+def kept_row_bytes(spec: ModelSpec, request: MemoryRequest) -> int:
+    """Of a row kept for drafters: a hidden vector for the MTP head, and the streams that a block drafter taps.
+
+    A stream is not added up yet: a float32 vector and one of the activations' dtype.
+    """
+    hidden = spec.hidden_size * request.activation_bytes if request.with_mtp else 0
+    taps = request.drafter.feature_size * (4 + request.activation_bytes) if request.drafter else 0
+    return hidden + taps
 
 
 def workspace_bytes(spec: ModelSpec, request: MemoryRequest) -> int:
@@ -307,7 +311,9 @@ def workspace_bytes(spec: ModelSpec, request: MemoryRequest) -> int:
     logits = (4 + 8) * rows * spec.vocab_size
     token_bytes = _PREFILL_MARGIN * (_prefill_bytes(spec, request.activation_bytes) + _feature_bytes(request))
     features = _STEP_ROWS * request.activation_bytes * request.drafter.feature_size if request.drafter else 0
-    step = logits + sums + features + request.slots * _kept_bytes(spec, request)
+    # Those of one slot are put together and added up when they are written.
+    kept = (request.slots + 3) * request.kept_rows * kept_row_bytes(spec, request)
+    step = logits + sums + features + kept
     activations = int(token_bytes * request.max_batched_tokens) + _decoded_bytes(spec, request)
     captured = int(token_bytes * min(_CAPTURED_PREFILL_ROWS, request.max_batched_tokens))
     logprobs = spec.vocab_size * (_LOGPROB_ROWS * _LOGPROB_BYTES + (4 + 8) * max(rows, _PROMPT_ROWS))

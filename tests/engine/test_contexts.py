@@ -5,15 +5,16 @@ A context that is wrong costs accepted drafts and changes no answer, so the gate
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from onebox.engine.contexts import LateContext
+from onebox.engine.contexts import LateContext, segments_of
 from onebox.engine.decode import Decoder
 from onebox.engine.request import SamplingParams
-from onebox.model.batch import Batch
+from onebox.engine.step import DecodeRows
 from onebox.model.load import load_model
 from onebox.spec.kv import PAGE_TOKENS
 from tests.engine.gate import Gate, Variant
@@ -32,7 +33,13 @@ class Context:
         self.num_writes = 0
         self.late = LateContext(self._write, CAPACITY, shift)
 
-    def _write(self, batch, vectors):
+    def add(self, *sequences):
+        """Each sequence is (slot, first place, tokens)."""
+        tokens = torch.tensor([token for _, _, tokens in sequences for token in tokens])
+        self.late.add(segments(*sequences), (tokens.unsqueeze(1) * torch.ones(WIDTH),), tokens)
+
+    def _write(self, batch, parts):
+        [vectors] = parts
         self.num_writes += 1
         [slot], [seen], count = batch.slots.tolist(), batch.seen.tolist(), len(vectors)
         assert batch.cu_rows.tolist() == [0, count]
@@ -42,27 +49,13 @@ class Context:
             self.rows[slot][place] = (*map(int, numbers), vectors[row].tolist())
 
 
-def batch_of(*sequences):
-    """(its batch, its tokens, its vectors): each sequence is (slot, first place, tokens)."""
-    counts = [len(tokens) for _, _, tokens in sequences]
-    places = [place for _, first, tokens in sequences for place in range(first, first + len(tokens))]
-    token_ids = torch.tensor([token for _, _, tokens in sequences for token in tokens])
-    numbers = {
-        "cu_rows": [0, *torch.tensor(counts).cumsum(0).tolist()],
-        "slots": [slot for slot, _, _ in sequences],
-        "seen": [first + len(tokens) for _, first, tokens in sequences],
-        "num_accepted": [0] * len(sequences),
-    }
-    rows = torch.tensor(places)
-    batch = Batch(
-        token_ids=torch.zeros_like(token_ids),
-        positions=(rows + 7).expand(3, -1),
-        # Page p of slot s is number 100 s + p + 1.
-        page_table=torch.tensor([[100 * slot + page + 1 for page in range(NUM_PAGES)] for slot, _, _ in sequences]),
-        slot_mapping=torch.full_like(rows, -1),
-        **{name: torch.tensor(values, dtype=torch.int32) for name, values in numbers.items()},
-    )
-    return batch, token_ids, token_ids.unsqueeze(1) * torch.ones(WIDTH)
+def segments(*sequences):
+    """Page p of slot s is number 100 s + p + 1."""
+    parts = [
+        DecodeRows("", slot, tuple(tokens), first, 0, np.arange(NUM_PAGES, dtype=np.int32) + 100 * slot + 1, None, 7)
+        for slot, first, tokens in sequences
+    ]
+    return segments_of(parts)
 
 
 def row(token, place, slot, shift=0):
@@ -77,7 +70,7 @@ def ends(*places):
 
 def test_nothing_is_written_before_it_is_needed():
     context = Context()
-    context.late.add(*batch_of((0, 5, [1, 2]), (2, 9, [3])))
+    context.add((0, 5, [1, 2]), (2, 9, [3]))
     assert context.num_writes == 0
     context.late.write_up_to(ends(0), ends(7))
     assert context.rows == [{5: row(1, 5, 0), 6: row(2, 6, 0)}, {}, {}]
@@ -85,36 +78,36 @@ def test_nothing_is_written_before_it_is_needed():
 
 def test_rejected_rows_are_never_written():
     context = Context()
-    context.late.add(*batch_of((1, 5, [1, 2, 3])))
-    context.late.add(*batch_of((1, 6, [4, 5])))
+    context.add((1, 5, [1, 2, 3]))
+    context.add((1, 6, [4, 5]))
     context.late.write_up_to(ends(1), ends(7))
     assert context.rows[1] == {5: row(1, 5, 1), 6: row(4, 6, 1)}
     # What was rejected last is gone, too.
-    context.late.add(*batch_of((1, 7, [6])))
+    context.add((1, 7, [6]))
     context.late.write_up_to(ends(1), ends(8))
     assert context.rows[1][7] == row(6, 7, 1)
 
 
 def test_rows_before_a_batch_are_written_and_its_own_are_not():
     context = Context()
-    context.late.add(*batch_of((0, 5, [1, 2]), (1, 3, [8])))
-    context.late.write_before(batch_of((0, 6, [4]))[0])
+    context.add((0, 5, [1, 2]), (1, 3, [8]))
+    context.late.write_before(segments((0, 6, [4])))
     assert context.rows == [{5: row(1, 5, 0)}, {}, {}]
 
 
 def test_a_row_can_make_the_context_of_the_token_after_it():
     context = Context(shift=1)
     first = PAGE_TOKENS - 2
-    context.late.add(*batch_of((2, first, [1, 2, 3])))
-    context.late.write_before(batch_of((2, first + 3, [4]))[0])
+    context.add((2, first, [1, 2, 3]))
+    context.late.write_before(segments((2, first + 3, [4])))
     assert context.rows[2] == {first + 1 + i: row(1 + i, first + i, 2, shift=1) for i in range(3)}
 
 
 def test_rows_of_a_sequence_that_ended_are_dropped():
     context = Context()
-    context.late.add(*batch_of((0, 5, [1, 2])))
+    context.add((0, 5, [1, 2]))
     context.late.drop(0)
-    context.late.add(*batch_of((0, 0, [9])))
+    context.add((0, 0, [9]))
     context.late.write_up_to(ends(0), ends(1))
     assert context.rows[0] == {0: row(9, 0, 0)}
 
@@ -124,7 +117,7 @@ def test_every_committed_row_is_written_in_its_last_version_within_the_memory(st
     context, end, committed = Context(), 3, {}
     for number, (count, accepted, is_read) in enumerate(steps):
         tokens = [100 * number + i for i in range(count)]
-        context.late.add(*batch_of((slot, end, tokens)))
+        context.add((slot, end, tokens))
         for token in tokens[:accepted]:
             committed[end] = row(token, end, slot)
             end += 1
@@ -139,7 +132,7 @@ def test_every_committed_row_is_written_in_its_last_version_within_the_memory(st
 def test_rows_are_written_together(count):
     context = Context()
     for step in range(12):
-        context.late.add(*batch_of((0, count * step, [step] * count)))
+        context.add((0, count * step, [step] * count))
     assert context.num_writes == max(0, 12 * count // CAPACITY - (12 * count % CAPACITY == 0))
 
 

@@ -48,9 +48,9 @@ class LearningSettings:
     shared_decay: float = 0.98
     """The same factor for the rates of all requests: a memory of about 50 steps, for requests that follow each other
     are often alike. Where they are not, a longer one is no better."""
-    unused_decay: float = 0.85
-    """The same factor, per request, for the shared rates of a head of which nothing was observed since the request
-    before: what did not suit one text may suit the next, and little of it is probed."""
+    request_decay: float = 0.85
+    """The same factor per request: what did not suit one text may suit the next, and a drafter that is not used is
+    observed in few steps, of which 50 would go on for many requests."""
     lookup_decay: float = 0.95
     """The same factor for what a request finds in its text: a memory of about 20 steps."""
     refresh_interval: int = 16
@@ -58,7 +58,7 @@ class LearningSettings:
 
 
 _RATES = {Drafter.MTP: 0.8, Drafter.DFLASH: 0.85, Drafter.NGRAM: 0.4}
-_RATES_OF_MATCHES = {2: 0.4, 3: 0.5, 4: 0.6, 8: 0.85, 16: 0.95}
+_RATES_OF_MATCHES = {2: 0.4, 3: 0.5, 4: 0.6, 8: 0.85, 16: 0.95, 32: 0.98}
 _RATE_AGREED, _RATE_OPPOSED = 0.85, 0.2
 """Assumed before anything was observed. Of heads as of trained ones on a text that suits them: what is taken for better
 than it is gets used, and so corrected by its own drafts; what is taken for worse has to wait for probes."""
@@ -192,8 +192,8 @@ class SharedRates:
     def __init__(self, settings: LearningSettings, kind: DraftClass) -> None:
         self._rates = AcceptanceRates(settings.shared_decay, 2.0, _assumed_rate(kind))
         self._interval = settings.refresh_interval
-        self._unused_decay = 1.0 if kind.drafter is Drafter.NGRAM else settings.unused_decay
-        self._num_observed = self._num_before = 0
+        self._request_decay = settings.request_decay
+        self._num_observed = 0
         self._cached: list[float] = []
         self._weights: list[float] = []
         self.version = 0
@@ -208,11 +208,9 @@ class SharedRates:
 
     def start_request(self) -> None:
         """Another request begins."""
-        if self._num_observed == self._num_before and self._unused_decay < 1:
-            self._rates.fade(self._unused_decay)
-            self._cached = []
-            self.version += 1
-        self._num_before = self._num_observed
+        self._rates.fade(self._request_decay)
+        self._cached = []
+        self.version += 1
 
     def weight(self, position: int) -> float:
         return self._rates.weight(position)

@@ -7,7 +7,7 @@ machine down for a while, or a context that grows, changes the pace and not the 
 
 import math
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from operator import mul
 from typing import NamedTuple
@@ -28,26 +28,29 @@ class CostPrior:
     draft: float
     """Each pass of the MTP head."""
     block: float = 0.1
-    """The pass of the DFlash drafter: the same for any number of drafts."""
+    """The pass of the DFlash drafter, however few drafts it makes."""
+    block_draft: float = 0.0
+    """Each of these."""
 
     def __post_init__(self) -> None:
-        if self.row < 0 or self.draft < 0 or self.block < 0:
+        if min(self.row, self.draft, self.block, self.block_draft) < 0:
             raise ValueError(f"costs are fractions of a step and cannot be negative: {self}")
 
 
 class StepCosts:
-    """What a step costs, by its rows, the MTP passes chained in it and whether it has a pass of the DFlash drafter.
+    """What a step costs, by its rows, the MTP passes chained in it and the drafts of the DFlash drafter's pass.
 
     One for all sequences of an engine. A plane fitted to recent steps, cost = first + row x (rows - 1) + draft x
-    chained + block, and for each kind of step its offset from the plane: some kernel sizes are faster than others.
-    Offsets of kinds that have not occurred for long decay. The unit of costs is about that of a plain step.
+    chained + block + block draft x drafts, and for each kind of step its offset from the plane: some kernel sizes are
+    faster than others. Offsets of kinds that have not occurred for long decay. The unit is about a plain step.
     """
 
     _MEMORY = 0.995
     """Factor on the weight of older steps per new one: a memory of about 200 steps."""
     _FIT_INTERVAL = 8
-    _PRIOR_WEIGHT = 0.1
-    """In steps: enough to separate rows from passes where the observed steps do not."""
+    _PRIOR_WEIGHTS = (0.1, 0.1, 0.1, 0.1, 10.0)
+    """In steps: enough to separate rows from passes where the observed steps do not. One depth of blocks does not tell
+    the pass from its drafts: until there are others, deeper ones cost no more."""
     _LEAST_FIRST = 0.01
     """Of a typical step: the least fixed cost, whatever the fit gives."""
     _SHORTEST = 1e-6
@@ -64,33 +67,44 @@ class StepCosts:
     """Outliers are clipped: a step counts as at least and at most so much of its expected cost."""
 
     def __init__(self, prior: CostPrior) -> None:
-        self._prior = [1.0, prior.row, prior.draft, prior.block]
+        self._prior = [1.0, prior.row, prior.draft, prior.block, prior.block_draft]
         self._plane = [*self._prior]
         # Least squares of relative errors; each step is its (1, rows - 1, chained, block), over its cost. Plain lists:
         # between two steps, the processor's caches hold nothing of numpy.
-        self._moments = [[0.0] * 4 for _ in range(4)]
-        self._sums = [0.0] * 4
+        self._moments = [[0.0] * 5 for _ in range(5)]
+        self._sums = [0.0] * 5
         self._unit = 1.0
         """The weight of the latest step: what is new weighs more and more, so that what is old need not be touched."""
-        self._num_observed = 0
+        self._num_observed = self._num_fitted = 0
+        """Steps so far, and of those the ones before the last fit."""
         self._paces_s = deque[float](maxlen=self._NUM_PACES)
         """Seconds of a cost of 1, by the latest steps."""
         self._pace_s = 0.0
         self._noise = self._USUAL_OFFSET
         """The mean relative error of what is expected."""
-        self._offsets: dict[tuple[int, int, bool], _Offset] = {}
+        self._offsets: dict[tuple[int, int, int], _Offset] = {}
+        self._known: dict[tuple[int, int], _CostsByRows] = {}
+        """Since the last fit. A choice compares dozens of steps, and a measured step changes the cost of one."""
 
     def cost(self, num_rows: int, num_chained: int, num_blocks: int = 0) -> float:
         """Of a step with `num_rows` rows, drafts included, that makes so many drafts by MTP and by DFlash for the next.
 
         `num_chained` MTP passes run one after the other, `num_blocks` drafts come from one pass.
         """
-        first, row, draft, block = self._plane
-        cost = first + row * (num_rows - 1) + draft * num_chained
-        if num_blocks:
-            cost += block
-        offset = self._offsets.get((num_rows, num_chained, num_blocks > 0))
-        return cost * offset.ratio_at(self._num_observed) if offset else cost
+        return self.by_rows(num_chained, num_blocks)[num_rows]
+
+    def by_rows(self, num_chained: int, num_blocks: int) -> Mapping[int, float]:
+        """`cost` of steps that make so many drafts by MTP and by DFlash, by the number of rows."""
+        found = self._known.get((num_chained, num_blocks))
+        if found is None:
+            found = _CostsByRows(lambda num_rows: self._expected((num_rows, num_chained, num_blocks)))
+            self._known[num_chained, num_blocks] = found
+        return found
+
+    def _expected(self, key: tuple[int, int, int]) -> float:
+        offset = self._offsets.get(key)
+        # As of the last fit, so that it does not matter when it was asked for first.
+        return self._on_plane(key) * (offset.ratio_at(self._num_fitted) if offset else 1.0)
 
     def seconds(self, num_rows: int, num_chained: int, num_blocks: int = 0) -> float:
         """The same at the machine's current pace; 0 before anything was observed."""
@@ -99,7 +113,7 @@ class StepCosts:
     def observe(self, num_rows: int, num_chained: int, num_blocks: int, seconds: float) -> None:
         """Records a step that took `seconds`."""
         seconds = max(seconds, self._SHORTEST)
-        key = num_rows, num_chained, num_blocks > 0
+        key = num_rows, num_chained, num_blocks
         expected, known = self.cost(num_rows, num_chained, num_blocks), self._offsets.get(key)
         # A kind that was seen before differs because the pace does; a new one, because its cost is not known yet.
         is_known = known is not None and known.num_seen >= self._LEAST_SEEN + 2 * self._doubt
@@ -110,7 +124,7 @@ class StepCosts:
         if known and known.num_seen >= self._LEAST_SEEN:
             self._noise += self._NOISE_RATE * (abs(cost / expected - 1) - self._noise)
         self._num_observed += 1
-        self._add(((0, 1 / cost), (1, (num_rows - 1) / cost), (2, num_chained / cost), (3, key[2] / cost)))
+        self._add(((0, 1 / cost), (1, (num_rows - 1) / cost), (2, num_chained / cost), (3, (num_blocks > 0) / cost), (4, num_blocks / cost)))
         if self._num_observed < 2 * self._FIT_INTERVAL or self._num_observed % self._FIT_INTERVAL == 0:
             self._fit()
         self._put_offset(key, cost, known or _Offset(1.0, 0, self._num_observed))
@@ -145,17 +159,20 @@ class StepCosts:
             return latest_s
         return pace_s
 
-    def _put_offset(self, key: tuple[int, int, bool], cost: float, offset: "_Offset") -> None:
+    def _put_offset(self, key: tuple[int, int, int], cost: float, offset: "_Offset") -> None:
         ratio = offset.ratio_at(self._num_observed)
         # The noisier the machine is, the more steps it takes to tell that a kind is off the plane.
         doubt = self._doubt
         rate = max(1 / (offset.num_seen + 1 + doubt), self._LEAST_RATE / (1 + doubt))
-        ratio += rate * (cost / self._on_plane(key) - ratio)
+        on_plane = self._on_plane(key)
+        ratio += rate * (cost / on_plane - ratio)
         self._offsets[key] = _Offset(ratio, offset.num_seen + 1, self._num_observed)
+        if known := self._known.get(key[1:]):
+            known[key[0]] = on_plane * ratio
 
-    def _on_plane(self, key: tuple[int, int, bool]) -> float:
-        first, row, draft, block = self._plane
-        return first + row * (key[0] - 1) + draft * key[1] + block * key[2]
+    def _on_plane(self, key: tuple[int, int, int]) -> float:
+        first, row, draft, block, block_draft = self._plane
+        return first + row * (key[0] - 1) + draft * key[1] + (block + block_draft * key[2] if key[2] else 0.0)
 
     def _fit(self) -> None:
         """Fits the plane to the steps and, where they leave it open, to the prior."""
@@ -164,11 +181,10 @@ class StepCosts:
         typical = total / sums[0]
         # The prior's unit, from its prediction of the same steps.
         unit = total / sum(map(mul, prior, sums))
-        weight = self._PRIOR_WEIGHT / typical**2
         moments = [[value / self._unit for value in row] for row in self._moments]
-        for part, assumed in enumerate(prior):
-            moments[part][part] += weight
-            sums[part] += weight * unit * assumed
+        for part, (assumed, steps) in enumerate(zip(prior, self._PRIOR_WEIGHTS, strict=True)):
+            moments[part][part] += steps / typical**2
+            sums[part] += steps / typical**2 * unit * assumed
         plane, parts = [0.0] * len(prior), [*range(len(prior))]
         while parts:
             solved = _solve([[moments[row][part] for part in parts] for row in parts], [sums[row] for row in parts])
@@ -182,6 +198,8 @@ class StepCosts:
             parts.remove(negative)
         plane[0] = max(plane[0], self._LEAST_FIRST * typical)
         self._plane = plane
+        self._num_fitted = self._num_observed
+        self._known.clear()
 
 
 def _solve(matrix: list[list[float]], right: list[float]) -> list[float]:
@@ -205,6 +223,18 @@ def _median(values: Iterable[float]) -> float:
     return ordered[(len(ordered) - 1) // 2]
 
 
+class _CostsByRows(dict[int, float]):
+    """Costs by the number of rows, each computed when it is first asked for."""
+
+    def __init__(self, compute: Callable[[int], float]) -> None:
+        super().__init__()
+        self._compute = compute
+
+    def __missing__(self, num_rows: int) -> float:
+        cost = self[num_rows] = self._compute(num_rows)
+        return cost
+
+
 class _Offset(NamedTuple):
     """The offset of one kind of step from the plane."""
 
@@ -214,4 +244,4 @@ class _Offset(NamedTuple):
     """In observed steps."""
 
     def ratio_at(self, num_observed: int) -> float:
-        return 1 + (self.ratio - 1) * math.pow(_OFFSET_MEMORY, num_observed - self.last_seen)
+        return 1 + (self.ratio - 1) * math.pow(_OFFSET_MEMORY, max(0, num_observed - self.last_seen))

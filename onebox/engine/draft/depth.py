@@ -166,22 +166,24 @@ def choose(
     """
     # The device waits for this in every step, so the loop creates no objects but numbers.
     num_others, chained, blocks, others = company
-    num_rows, favour, cost = num_others + 1, 1 + least_gain, costs.cost
-    speed = (others + 1.0) / cost(num_rows, chained, blocks)
+    num_rows, favour, by_rows = num_others + 1, 1 + least_gain, costs.by_rows
+    speed = (others + 1.0) / by_rows(chained, blocks)[num_rows]
     best, best_depth, best_tokens, best_speed = PLAIN.kind, 0, 1.0, speed
     best_rank = speed * favour if not last.depth else speed
     for kind, max_depth in offers:
         expected, drafter, last_depth = 1.0, kind.drafter, last.depth if kind == last.kind else -1
         is_chained, is_block = drafter is Drafter.MTP, drafter is Drafter.DFLASH
-        likely = chances(kind, max_depth)
+        likely, steps = chances(kind, max_depth), by_rows(chained, blocks)
         for depth in range(1, max_depth + 1):
             chance = likely[depth - 1]
             if chance < _LEAST_CHANCE and depth > last_depth:
                 break
             expected += chance
-            longest = depth if is_chained and depth > chained else chained
-            widest = depth if is_block and depth > blocks else blocks
-            step = cost(num_rows + depth, longest, widest)
+            if is_chained and depth > chained:
+                steps = by_rows(depth, blocks)
+            elif is_block and depth > blocks:
+                steps = by_rows(chained, depth)
+            step = steps[num_rows + depth]
             speed = (others + expected) / step
             rank = speed * favour if depth == last_depth else speed
             if rank > best_rank:
@@ -262,10 +264,10 @@ class AutoDepth:
             self._rates(kind).observe(num_proposed, num_accepted)
             self._shared.of(kind).observe(num_proposed, num_accepted)
 
-    def observe_lookup(self, part: TextPart, found: Best) -> None:
-        """Records the best that the text could propose in a step for which it had no match when planned."""
+    def observe_lookup(self, part: TextPart, depth: int, num_accepted: int) -> None:
+        """Records a step for which the text had no match when planned: drafts worth verifying then, and right ones."""
         for lookups in (self._lookups, self._shared.lookups):
-            lookups.observe(part, found.choice.depth, found.num_tokens - 1)
+            lookups.observe(part, depth, num_accepted)
 
     def observe_choice(self, choice: DraftChoice, num_proposed: int, num_accepted: int) -> None:
         """Records what a step's choice gave. The next choice may have been made already."""

@@ -52,9 +52,9 @@ class LookupGains:
         self._shared = shared
         self._sums: dict[TextPart, _Sums] = {}
 
-    def observe(self, part: TextPart, depth: int, accepted: float) -> None:
-        """Records a step in which the text had `depth` drafts worth verifying, of which `accepted` were expected."""
-        step = _Sums(1.0, float(depth > 0), depth, accepted)
+    def observe(self, part: TextPart, depth: int, num_accepted: int) -> None:
+        """Records a step in which the text had `depth` drafts worth verifying, of which so many were right."""
+        step = _Sums(1.0, float(depth > 0), depth, num_accepted)
         self._sums[part] = step.plus(self._sums.get(part, _NOTHING), self._decay)
 
     def expected(self, part: TextPart) -> LookupGain | None:

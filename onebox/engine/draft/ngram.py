@@ -15,13 +15,14 @@ from numpy.typing import NDArray
 
 __all__ = ["NgramIndex"]
 
-_SIZES = (2, 3, 4, 8, 16)
+_SIZES = (2, 3, 4, 8, 16, 32)
+_HALVES = (2, 4, 8, 16)
 """A match of one token predicts little. A long one is a copy: of several places it tells the one that is copied."""
 
 _FACTOR = 0x9E3779B97F4A7C15
 _MASK = 2**64 - 1
 """The key of an n-gram is a hash of 64 bits: two that share one would give a wrong draft, which is rejected."""
-_DOUBLED = {2 * half: pow(_FACTOR, half, 2**64) for half in (2, 4, 8)}
+_DOUBLED = {2 * half: pow(_FACTOR, half, 2**64) for half in _HALVES}
 """By size: what the key of its last half is multiplied by before that of its first half is added."""
 
 
@@ -42,7 +43,7 @@ class NgramIndex:
     """The tokens of one sequence, prompt and answer, and where each of their n-grams last ended.
 
     The tokens given at first are indexed at once, by sorting, which takes 0.1 s for 256K tokens and leaves the
-    interpreter to others meanwhile. Time and memory of those added later are a constant per token: five entries of a
+    interpreter to others meanwhile. Time and memory of those added later are a constant per token: six entries of a
     map.
     """
 
@@ -55,10 +56,10 @@ class NgramIndex:
         self._match_end = {size: ends.previous_end for size, ends in self._in_prompt.items()}
         """By size: where the n-gram at the end of the text ended before."""
         self.match_length = self._longest_match()
-        """How many of the last tokens (16, 8, 4, 3 or 2) also occur earlier in the text; 0 if none do."""
-        self._recent: dict[int, deque[int]] = {half: deque(maxlen=half + 1) for half in (2, 4, 8)}
+        """How many of the last tokens (32, 16, 8, 4, 3 or 2) also occur earlier in the text; 0 if none do."""
+        self._recent: dict[int, deque[int]] = {half: deque(maxlen=half + 1) for half in _HALVES}
         """By size: the keys of the n-grams that end at the latest places, which those of twice the size are made of."""
-        for place in range(max(0, len(prompt) - 16), len(prompt)):
+        for place in range(max(0, len(prompt) - max(_SIZES)), len(prompt)):
             self._keys(place + 1)
 
     def __len__(self) -> int:

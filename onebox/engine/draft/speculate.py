@@ -22,7 +22,7 @@ from onebox.engine.step import DraftCheck
 
 __all__ = ["SequenceDrafts", "Speculator"]
 
-_PRIOR = CostPrior(row=0.15, draft=0.1, block=0.25)
+_PRIOR = CostPrior(row=0.15, draft=0.1, block=0.25, block_draft=0.002)
 """A further row reads other experts' weights, about a seventh of a step on the large models; a draft reads one layer of
 49 and the head, a block a drafter of 0.8 B parameters. The first measured steps replace it."""
 _HEAD_SAMPLES = 32
@@ -37,6 +37,8 @@ _REVIEW_INTERVAL, _LEAST_REVIEW_GAIN = 8, 0.02
 """Steps between two reviews of what all sequences plan, and what another plan must gain."""
 _LONG_COPY = 8
 """Tokens of a match from which on the block drafter alone, too, goes on from the text if its first draft says so."""
+_TEXT_PLANS = 6
+"""Steps for which a plan to draft from the text holds, for texts with this kind of match: no head has to know it."""
 _MOST_LOOKED_BACK = 4096
 """Tokens of a prompt that are searched for the mark that opens a reasoning; templates put it at the end."""
 
@@ -128,6 +130,8 @@ class _Proposal(NamedTuple):
     num_verified: int
     num_right: int = 0
     """Those that came in the steps before."""
+    num_looked_up: int = 0
+    """Those worth verifying in a step for which the text had no match when planned."""
 
     def after(self, token_ids: tuple[int, ...]) -> "tuple[_Proposal, bool]":
         """(the proposal after these tokens came, whether they differ from it)."""
@@ -147,6 +151,8 @@ class SequenceDrafts:
         self._auto = AutoDepth(shared=speculator.shared) if is_auto else None
         self._part = part_after(prompt, speculator.thinking_token_ids)
         self._plan = PLAIN
+        self._text_plans: dict[DraftClass, tuple[Best, int]] = {}
+        """By what the text could propose: the latest plan to draft from it, and for how many steps it holds."""
         self._may_look_up = False
         """Whether the planned step may verify other drafts than the head's."""
         self._is_unmatched = False
@@ -190,13 +196,15 @@ class SequenceDrafts:
         undecided = []
         for proposal in self._proposals:
             judged, is_wrong = proposal.after(token_ids)
-            kind, proposed, num_verified, num_right = judged
+            kind, proposed, num_verified, num_right, num_looked_up = judged
             is_rejected = is_wrong or (is_end and num_right < len(proposed))
             if not is_rejected and num_right < len(proposed):
                 undecided.append(judged)
                 continue
             is_block = kind.drafter is Drafter.DFLASH and num_verified < len(proposed)
             (auto.observe_block if is_block else auto.observe)(kind, num_right + is_rejected, num_right)
+            if num_looked_up:
+                auto.observe_lookup(kind.part, num_looked_up, min(num_right, num_looked_up))
         self._proposals = undecided
 
     def finish(self, token_ids: tuple[int, ...]) -> None:
@@ -243,11 +251,12 @@ class SequenceDrafts:
         found = _NOTHING if is_from_text or self._is_unmatched else None
         if found and text:
             found = self._best_of(auto, Offer(text_class, len(text)))
-        if found and self._is_unmatched:
-            auto.observe_lookup(text_class.part, found)
+        num_looked_up = found.choice.depth if found and self._is_unmatched else 0
+        if self._is_unmatched and not num_looked_up:
+            auto.observe_lookup(text_class.part, 0, 0)
         if not text:
             return head
-        self._proposals.append(_Proposal(text_class, text, 0))
+        self._proposals.append(_Proposal(text_class, text, 0, num_looked_up=num_looked_up))
         if found and is_from_text:
             self._checked = found.choice
             return text[: found.choice.depth]
@@ -285,9 +294,16 @@ class SequenceDrafts:
             return Drafter.NONE, 0
         self._room = room
         self._speculator.review()
-        offers = self._offers(room)
-        self._is_unmatched = any(offer.kind.is_unmatched for offer in offers)
-        planned = self._auto.choose(offers, self._speculator.costs, self._speculator.company(self))
+        text_class = self._text_class()
+        self._is_unmatched = self._index is not None and text_class.is_unmatched
+        held, num_left = self._text_plans.get(text_class, (_NOTHING, 0))
+        if num_left and room:
+            planned = held
+            self._text_plans[text_class] = held, num_left - 1
+        else:
+            planned = self._auto.choose(self._offers(room), self._speculator.costs, self._speculator.company(self))
+            if planned.choice.kind.drafter is Drafter.NGRAM:
+                self._text_plans[text_class] = planned, _TEXT_PLANS
         self._plan = plan = planned.choice
         self._may_look_up = self._pays_to_look_up(self._auto, planned, room)
         self._speculator.note(self, planned)

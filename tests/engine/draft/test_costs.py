@@ -3,6 +3,8 @@
 import random
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from onebox.engine.draft.costs import CostPrior, StepCosts
 
@@ -43,6 +45,30 @@ def test_costs_of_unseen_steps_follow_from_the_seen_ones():
             costs.observe(*kind, seconds(*kind))
     for kind in ((1, 1, 0), (4, 0, 0), (4, 3, 0), (9, 8, 0), (13, 0, 12), (32, 2, 12)):
         assert costs.seconds(*kind) == pytest.approx(seconds(*kind), rel=0.03)
+
+
+def test_deeper_blocks_cost_more_where_they_do():
+    costs = StepCosts(PRIOR)
+    kinds = ((1, 0, 0), (8, 0, 0), (5, 0, 4), (1, 0, 15), (16, 0, 15))
+    for _ in range(50):
+        for rows, _, drafts in kinds:
+            costs.observe(rows, 0, drafts, seconds(rows, 0, drafts) + 0.001 * drafts)
+    for rows, drafts in ((5, 4), (10, 9), (3, 12)):
+        assert costs.seconds(rows, 0, drafts) == pytest.approx(seconds(rows, 0, drafts) + 0.001 * drafts, rel=0.03)
+
+
+@given(st.lists(st.tuples(st.sampled_from(KINDS), st.floats(0.5, 2.0), st.booleans()), max_size=60))
+def test_costs_do_not_depend_on_when_they_were_asked_for(steps):
+    asked, silent = StepCosts(PRIOR), StepCosts(PRIOR)
+    for kind, noise, is_asked in steps:
+        if is_asked:
+            for other in (*KINDS, (2, 1, 0)):
+                asked.cost(*other)
+        for costs in (asked, silent):
+            costs.observe(*kind, noise * seconds(*kind))
+    for kind in (*KINDS, (2, 1, 0)):
+        assert asked.seconds(*kind) == silent.seconds(*kind)
+        assert asked.by_rows(*kind[1:])[kind[0]] == asked.cost(*kind)
 
 
 def test_a_stall_does_not_count_as_what_steps_cost():

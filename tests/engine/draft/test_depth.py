@@ -217,6 +217,7 @@ def test_a_head_that_no_request_uses_is_believed_less_bad_with_every_request():
     assert unused.rates(1)[0] == before
     for _ in range(30):
         AutoDepth(shared=shared).choose([], StepCosts(PRIOR))
-        used.observe(4, 0)
+        for _ in range(10):
+            used.observe(4, 0)
     assert unused.rates(1)[0] > 0.5
     assert used.rates(1)[0] < 0.1

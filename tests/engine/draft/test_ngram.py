@@ -1,5 +1,7 @@
 """The n-gram drafter against its definition, written as a search."""
 
+from operator import mul
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -8,12 +10,12 @@ from onebox.engine.draft.ngram import NgramIndex
 
 # Few letters make matches of all lengths likely; a large id shows that ids do not run into each other.
 LETTERS = st.sampled_from([0, 1, 2, 248319])
-TEXTS = st.lists(LETTERS, max_size=40)
+TEXTS = st.lists(LETTERS, max_size=40) | st.builds(mul, st.lists(LETTERS, max_size=20), st.integers(2, 5))
 
 
 def longest_latest_match(tokens: list[int]) -> tuple[int, int]:
-    """(length, end) of the last tokens' earlier occurrence: the longest of 16, 8, 4, 3 and 2, of those the latest."""
-    for size in (16, 8, 4, 3, 2):
+    """(length, end) of the last tokens' earlier occurrence: the longest of 32, 16, 8, 4, 3, 2, of those the latest."""
+    for size in (32, 16, 8, 4, 3, 2):
         for end in range(len(tokens) - 1, size - 1, -1):
             if tokens[end - size : end] == tokens[len(tokens) - size :]:
                 return size, end
