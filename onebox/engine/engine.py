@@ -235,7 +235,7 @@ class Engine(EngineClient):
             max_tokens,
             stop_token_ids,
             LogitsRules(sampling, request.prompt, stop_token_ids),
-            self._speculator.start(request.prompt, sampling.seed, is_plain=sampling.is_plain),
+            self._speculator.start(request.prompt, sampling.seed, stop_token_ids, is_plain=sampling.is_plain),
             deadline=None if request.timeout_s is None else time.monotonic() + request.timeout_s,
             # Here, on the caller's thread. With images they follow from the pixels, which are encoded later.
             prefix_keys=prefix_keys(request.prompt) if self._disk and request.vision is None else None,

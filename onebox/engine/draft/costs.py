@@ -69,8 +69,8 @@ class StepCosts:
     def __init__(self, prior: CostPrior) -> None:
         self._prior = [1.0, prior.row, prior.draft, prior.block, prior.block_draft]
         self._plane = [*self._prior]
-        # Least squares of relative errors; each step is its (1, rows - 1, chained, block), over its cost. Plain lists:
-        # between two steps, the processor's caches hold nothing of numpy.
+        # Least squares of relative errors; each step is its (1, rows - 1, chained, block, block drafts), over its cost.
+        # Plain lists: between two steps, the processor's caches hold nothing of numpy.
         self._moments = [[0.0] * 5 for _ in range(5)]
         self._sums = [0.0] * 5
         self._unit = 1.0
@@ -124,7 +124,8 @@ class StepCosts:
         if known and known.num_seen >= self._LEAST_SEEN:
             self._noise += self._NOISE_RATE * (abs(cost / expected - 1) - self._noise)
         self._num_observed += 1
-        self._add(((0, 1 / cost), (1, (num_rows - 1) / cost), (2, num_chained / cost), (3, (num_blocks > 0) / cost), (4, num_blocks / cost)))
+        parts = 1, num_rows - 1, num_chained, num_blocks > 0, num_blocks
+        self._add((part, number / cost) for part, number in enumerate(parts))
         if self._num_observed < 2 * self._FIT_INTERVAL or self._num_observed % self._FIT_INTERVAL == 0:
             self._fit()
         self._put_offset(key, cost, known or _Offset(1.0, 0, self._num_observed))

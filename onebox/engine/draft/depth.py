@@ -203,6 +203,18 @@ def _looked_up(text: Offer, gain: LookupGain, costs: StepCosts, company: Company
     return Best(DraftChoice(text.kind, round(gain.chance * depth)), num_tokens, speed)
 
 
+def is_worth_drafting(planned: Best, survival: float, costs: StepCosts, company: Company) -> bool:
+    """Whether to make these drafts in a step after which the answer goes on with the chance `survival`.
+
+    The pass that makes them is paid now, in tokens at the speed of the plan; what they give comes with that chance.
+    """
+    choice, (num_others, chained, blocks, _) = planned.choice, company
+    with_rows, alike = num_others + 1 + choice.depth, costs.by_rows(chained, blocks)
+    drafting = costs.cost(with_rows, max(chained, choice.num_chained), max(blocks, choice.num_blocks))
+    gained = planned.num_tokens - 1 - planned.speed * (alike[with_rows] - alike[num_others + 1])
+    return survival * gained >= planned.speed * (drafting - alike[with_rows])
+
+
 class AutoDepth:
     """One sequence's policy: the acceptance of its drafters, and when to probe another choice than the best.
 

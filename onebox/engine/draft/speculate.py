@@ -13,7 +13,17 @@ from typing import NamedTuple
 from onebox.engine.config import SpeculationConfig, SpeculationMethod
 from onebox.engine.draft.acceptance import DraftClass, num_matching
 from onebox.engine.draft.costs import CostPrior, StepCosts
-from onebox.engine.draft.depth import ALONE, PLAIN, AutoDepth, Best, Company, DraftChoice, Offer, SharedAcceptance
+from onebox.engine.draft.depth import (
+    ALONE,
+    PLAIN,
+    AutoDepth,
+    Best,
+    Company,
+    DraftChoice,
+    Offer,
+    SharedAcceptance,
+    is_worth_drafting,
+)
 from onebox.engine.draft.kinds import Drafter, TextPart
 from onebox.engine.draft.ngram import NgramIndex
 from onebox.engine.request import ClassCounts
@@ -38,7 +48,8 @@ _REVIEW_INTERVAL, _LEAST_REVIEW_GAIN = 8, 0.02
 _LONG_COPY = 8
 """Tokens of a match from which on the block drafter alone, too, goes on from the text if its first draft says so."""
 _TEXT_PLANS = 6
-"""Steps for which a plan to draft from the text holds, for texts with this kind of match: no head has to know it."""
+"""Steps for which a plan to draft from the text holds while it is copied, and while it has no match: no head has to
+know of the plan. Short matches are too different from each other."""
 _MOST_LOOKED_BACK = 4096
 """Tokens of a prompt that are searched for the mark that opens a reasoning; templates put it at the end."""
 
@@ -63,9 +74,16 @@ class Speculator:
         self._num_plans = 0
         """Since the last review."""
 
-    def start(self, prompt: tuple[int, ...], seed: int | None, *, is_plain: bool = False) -> "SequenceDrafts":
+    def start(
+        self,
+        prompt: tuple[int, ...],
+        seed: int | None,
+        stop_token_ids: frozenset[int] = frozenset(),
+        *,
+        is_plain: bool = False,
+    ) -> "SequenceDrafts":
         """`is_plain`: nothing is added to the model's logits that the MTP head does not know of."""
-        return SequenceDrafts(self, prompt, seed, is_plain=is_plain)
+        return SequenceDrafts(self, prompt, seed, stop_token_ids, is_plain=is_plain)
 
     def note(self, drafts: "SequenceDrafts", planned: Best) -> None:
         """Records what a sequence plans for its next step."""
@@ -142,7 +160,15 @@ class _Proposal(NamedTuple):
 class SequenceDrafts:
     """One sequence's drafts: made by a head or looked up in its own text."""
 
-    def __init__(self, speculator: Speculator, prompt: tuple[int, ...], seed: int | None, *, is_plain: bool) -> None:
+    def __init__(
+        self,
+        speculator: Speculator,
+        prompt: tuple[int, ...],
+        seed: int | None,
+        stop_token_ids: frozenset[int],
+        *,
+        is_plain: bool,
+    ) -> None:
         self._speculator = speculator
         self._config = speculator.config
         self._seed = seed
@@ -150,6 +176,9 @@ class SequenceDrafts:
         self._index = NgramIndex(prompt) if Drafter.NGRAM in self._config.drafters else None
         self._auto = AutoDepth(shared=speculator.shared) if is_auto else None
         self._part = part_after(prompt, speculator.thinking_token_ids)
+        self._stop_token_ids = stop_token_ids
+        self._ending = 0.0
+        """How likely this step ends the answer, by the stop tokens among its drafts."""
         self._plan = PLAIN
         self._text_plans: dict[DraftClass, tuple[Best, int]] = {}
         """By what the text could propose: the latest plan to draft from it, and for how many steps it holds."""
@@ -197,18 +226,17 @@ class SequenceDrafts:
         for proposal in self._proposals:
             judged, is_wrong = proposal.after(token_ids)
             kind, proposed, num_verified, num_right, num_looked_up = judged
-            is_rejected = is_wrong or (is_end and num_right < len(proposed))
-            if not is_rejected and num_right < len(proposed):
+            if not is_wrong and not is_end and num_right < len(proposed):
                 undecided.append(judged)
                 continue
             is_block = kind.drafter is Drafter.DFLASH and num_verified < len(proposed)
-            (auto.observe_block if is_block else auto.observe)(kind, num_right + is_rejected, num_right)
+            (auto.observe_block if is_block else auto.observe)(kind, num_right + is_wrong, num_right)
             if num_looked_up:
                 auto.observe_lookup(kind.part, num_looked_up, min(num_right, num_looked_up))
         self._proposals = undecided
 
     def finish(self, token_ids: tuple[int, ...]) -> None:
-        """Judges by the last tokens of an answer: a draft behind its end was made in vain."""
+        """Judges by the last tokens of an answer."""
         if self._auto:
             self._judge(self._auto, token_ids, is_end=True)
 
@@ -225,7 +253,9 @@ class SequenceDrafts:
         """Drafts for this step, at most `room`."""
         room = min(room, self._config.max_drafts)
         if self._auto:
-            return self._propose_best(self._auto, room)
+            drafts = self._propose_best(self._auto, room)
+            self._ending = self._chance_of_end(self._auto, drafts)
+            return drafts
         method, head = self._config.method, self._offered[:room]
         if self._index and (method is SpeculationMethod.NGRAM or self._goes_on_from_text(self._index, head)):
             text = self._index.propose(room if method is SpeculationMethod.NGRAM else len(head))
@@ -271,6 +301,13 @@ class SequenceDrafts:
         self._checked = best
         return text[: best.depth] if best.kind == text_class else head[: best.depth]
 
+    def _chance_of_end(self, auto: AutoDepth, drafts: tuple[int, ...]) -> float:
+        """How likely a step accepts a stop token among these drafts."""
+        if self._stop_token_ids.isdisjoint(drafts):
+            return 0.0
+        place = next(place for place, token_id in enumerate(drafts) if token_id in self._stop_token_ids)
+        return auto.chances(self._checked.kind, place + 1)[place]
+
     def _best_of(self, auto: AutoDepth, *offers: Offer) -> Best:
         """Of drafts that are made already, in the company that this step has."""
         return auto.choose_now(
@@ -294,16 +331,19 @@ class SequenceDrafts:
             return Drafter.NONE, 0
         self._room = room
         self._speculator.review()
-        text_class = self._text_class()
+        text_class, company = self._text_class(), self._speculator.company(self)
         self._is_unmatched = self._index is not None and text_class.is_unmatched
         held, num_left = self._text_plans.get(text_class, (_NOTHING, 0))
         if num_left and room:
             planned = held
             self._text_plans[text_class] = held, num_left - 1
         else:
-            planned = self._auto.choose(self._offers(room), self._speculator.costs, self._speculator.company(self))
-            if planned.choice.kind.drafter is Drafter.NGRAM:
+            planned = self._auto.choose(self._offers(room), self._speculator.costs, company)
+            is_short = 0 < text_class.match_length < _LONG_COPY
+            if planned.choice.kind.drafter is Drafter.NGRAM and not is_short:
                 self._text_plans[text_class] = planned, _TEXT_PLANS
+        if self._ending and not is_worth_drafting(planned, 1 - self._ending, self._speculator.costs, company):
+            planned = Best(PLAIN, 1.0, planned.speed)
         self._plan = plan = planned.choice
         self._may_look_up = self._pays_to_look_up(self._auto, planned, room)
         self._speculator.note(self, planned)
