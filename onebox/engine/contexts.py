@@ -48,6 +48,16 @@ def segments_of(parts: Sequence[DecodeRows]) -> list[Segment]:
     return segments
 
 
+class _Step(NamedTuple):
+    """A decode step's rows."""
+
+    segments: list[Segment]
+    parts: tuple[Tensor, ...]
+    """[R, W] each."""
+    token_ids: Tensor | None
+    """int64 [R]."""
+
+
 class _Rows(NamedTuple):
     """The rows of one sequence in a decode step, as far as they are not known to be rejected."""
 
@@ -82,13 +92,29 @@ class LateContext:
         """By slot: consecutive rows, step by step."""
         self._num_kept: dict[int, int] = {}
         """By slot: rows of memory."""
+        self._latest: list[_Step] = []
+        """Steps whose rows are not sorted by slots yet."""
+        self._num_latest = 0
+        """Rows of them."""
 
     def add(self, segments: list[Segment], parts: tuple[Tensor, ...], token_ids: Tensor | None = None) -> None:
         """Takes the rows of a decode step: what their context is made of, [R, W] each, and the tokens int64 [R].
 
-        They are kept, not copied: nobody may write them afterwards. Rejected rows come last in their sequence. All
-        sequences keep the whole step, so each counts a part of it, and together they keep what the capacity allows.
+        They are kept, not copied: nobody may write them afterwards. Rejected rows come last in their sequence.
         """
+        self._latest.append(_Step(segments, parts, token_ids))
+        self._num_latest += len(parts[0])
+        if self._num_latest > self._capacity:
+            self._sort()
+
+    def _sort(self) -> None:
+        """Sorts the latest steps by slots, which is not worth a step's time in every step."""
+        latest, self._latest, self._num_latest = self._latest, [], 0
+        for step in latest:
+            self._sort_step(*step)
+
+    def _sort_step(self, segments: list[Segment], parts: tuple[Tensor, ...], token_ids: Tensor | None) -> None:
+        """Each sequence counts a part of the step, which all of them keep whole: together they keep the capacity."""
         share = -(-len(parts[0]) // len(segments))
         for segment in segments:
             slot = segment.slot
@@ -101,16 +127,19 @@ class LateContext:
 
     def write_before(self, segments: list[Segment]) -> None:
         """Before the drafter reads: writes what these sequences have before these rows."""
+        self._sort()
         for segment in segments:
             self._write_rows(segment.slot, segment.place)
 
     def write_up_to(self, slots: Tensor, ends: Tensor) -> None:
         """The same up to the places `ends`, int [S], of the sequences in `slots`."""
+        self._sort()
         for slot, end in zip(slots.tolist(), ends.tolist(), strict=True):
             self._write_rows(slot, end)
 
     def drop(self, slot: int) -> None:
         """Another sequence begins in this slot, or the same one anew."""
+        self._sort()
         self._kept.pop(slot, None)
         self._num_kept.pop(slot, None)
 
@@ -131,7 +160,8 @@ class LateContext:
             of_part = zip(*(rows.parts for rows in kept), strict=True)
             parts = [torch.cat([*map(_Rows.own, kept, steps)]) for steps in of_part]
             self._write(self._batch(slot, kept), parts)
-        self.drop(slot)
+        self._kept.pop(slot, None)
+        self._num_kept.pop(slot, None)
 
     def _batch(self, slot: int, kept: list[_Rows]) -> Batch:
         """Of all kept rows of a slot, at the places of their tokens."""

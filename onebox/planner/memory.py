@@ -311,8 +311,8 @@ def workspace_bytes(spec: ModelSpec, request: MemoryRequest) -> int:
     logits = (4 + 8) * rows * spec.vocab_size
     token_bytes = _PREFILL_MARGIN * (_prefill_bytes(spec, request.activation_bytes) + _feature_bytes(request))
     features = _STEP_ROWS * request.activation_bytes * request.drafter.feature_size if request.drafter else 0
-    # Those of one slot are put together and added up when they are written.
-    kept = (request.slots + 3) * request.kept_rows * kept_row_bytes(spec, request)
+    # As many again before they are sorted by slots; those of one slot are put together and added up when written.
+    kept = (request.slots + 4) * request.kept_rows * kept_row_bytes(spec, request)
     step = logits + sums + features + kept
     activations = int(token_bytes * request.max_batched_tokens) + _decoded_bytes(spec, request)
     captured = int(token_bytes * min(_CAPTURED_PREFILL_ROWS, request.max_batched_tokens))

@@ -227,8 +227,16 @@ class Oracle(Speculator):
         super().__init__(config)
         self._answers = answers
 
-    def start(self, prompt: tuple[int, ...], seed: int | None, *, is_plain: bool = False) -> SequenceDrafts:
-        return _OracleDrafts(self, prompt, seed, self._answers.get(seed or 0, ()), is_plain=is_plain)
+    def start(
+        self,
+        prompt: tuple[int, ...],
+        seed: int | None,
+        stop_token_ids: frozenset[int] = frozenset(),
+        *,
+        is_plain: bool = False,
+    ) -> SequenceDrafts:
+        answer = self._answers.get(seed or 0, ())
+        return _OracleDrafts(self, prompt, seed, stop_token_ids, answer, is_plain=is_plain)
 
 
 class _OracleDrafts(SequenceDrafts):
@@ -237,11 +245,12 @@ class _OracleDrafts(SequenceDrafts):
         speculator: Oracle,
         prompt: tuple[int, ...],
         seed: int | None,
+        stop_token_ids: frozenset[int],
         answer: tuple[int, ...],
         *,
         is_plain: bool,
     ) -> None:
-        super().__init__(speculator, prompt, seed, is_plain=is_plain)
+        super().__init__(speculator, prompt, seed, stop_token_ids, is_plain=is_plain)
         if isinstance(speculator, MixedOracle):
             self._auto = self._index = None  # nothing is chosen by what was measured
         self._answer = answer
@@ -264,8 +273,16 @@ class _OracleDrafts(SequenceDrafts):
 class MixedOracle(Oracle):
     """An oracle whose sequences draft with the MTP head, in blocks or not at all, to any depth, as chance has it."""
 
-    def start(self, prompt: tuple[int, ...], seed: int | None, *, is_plain: bool = False) -> SequenceDrafts:
-        return _MixedDrafts(self, prompt, seed, self._answers.get(seed or 0, ()), is_plain=is_plain)
+    def start(
+        self,
+        prompt: tuple[int, ...],
+        seed: int | None,
+        stop_token_ids: frozenset[int] = frozenset(),
+        *,
+        is_plain: bool = False,
+    ) -> SequenceDrafts:
+        answer = self._answers.get(seed or 0, ())
+        return _MixedDrafts(self, prompt, seed, stop_token_ids, answer, is_plain=is_plain)
 
 
 class _MixedDrafts(_OracleDrafts):

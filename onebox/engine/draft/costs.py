@@ -59,6 +59,8 @@ class StepCosts:
     """The pace is the median of so many steps."""
     _NUM_LATEST = 5
     _LEAST_SEEN = 3
+    _WELL_SEEN, _SKIPPED = 16, 4
+    """One in so many steps is measured of a kind without passes that was measured so often."""
     _LEAST_RATE = 0.03
     _NOISE_RATE = 0.02
     _USUAL_OFFSET = 0.06
@@ -75,7 +77,7 @@ class StepCosts:
         self._sums = [0.0] * 5
         self._unit = 1.0
         """The weight of the latest step: what is new weighs more and more, so that what is old need not be touched."""
-        self._num_observed = self._num_fitted = 0
+        self._num_observed = self._num_fitted = self._num_skipped = 0
         """Steps so far, and of those the ones before the last fit."""
         self._paces_s = deque[float](maxlen=self._NUM_PACES)
         """Seconds of a cost of 1, by the latest steps."""
@@ -111,7 +113,9 @@ class StepCosts:
         return self._pace_s * self.cost(num_rows, num_chained, num_blocks)
 
     def observe(self, num_rows: int, num_chained: int, num_blocks: int, seconds: float) -> None:
-        """Records a step that took `seconds`."""
+        """Records a step that took `seconds`; of short ones whose cost is well known, one in some."""
+        if not (num_chained or num_blocks) and self._may_skip(num_rows):
+            return
         seconds = max(seconds, self._SHORTEST)
         key = num_rows, num_chained, num_blocks
         expected, known = self.cost(num_rows, num_chained, num_blocks), self._offsets.get(key)
@@ -129,6 +133,14 @@ class StepCosts:
         if self._num_observed < 2 * self._FIT_INTERVAL or self._num_observed % self._FIT_INTERVAL == 0:
             self._fit()
         self._put_offset(key, cost, known or _Offset(1.0, 0, self._num_observed))
+
+    def _may_skip(self, num_rows: int) -> bool:
+        """Whether a step without passes needs no measuring: to learn from it takes a hundredth of its time."""
+        known = self._offsets.get((num_rows, 0, 0))
+        if known is None or known.num_seen < self._WELL_SEEN * (1 + self._doubt):
+            return False
+        self._num_skipped = (self._num_skipped + 1) % self._SKIPPED
+        return self._num_skipped != 0
 
     def _add(self, step: Iterable[tuple[int, float]]) -> None:
         """Counts in a step: its parts with their numbers."""

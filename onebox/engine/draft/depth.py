@@ -32,6 +32,8 @@ __all__ = [
 
 _LARGEST_PRICE, _LARGEST_DEBT = 1.0, 2.0
 """Of a probe, and after it: in tokens."""
+_LARGEST_GRANT, _MOST_EARNED = 1.0, 4.0
+"""The credit for probes without any that succeeded, and with some: in tokens."""
 _LEAST_CHANCE = 0.02
 """Drafts that are less likely to be accepted are not considered."""
 _SURPRISE = 2.0
@@ -119,6 +121,15 @@ class Probes:
         """In tokens."""
         self.num_unused: Counter[tuple[Drafter, TextPart]] = Counter()
         """Steps since a drafter was last used, of those in which it could have been."""
+
+    def grant(self, num_tokens: float) -> None:
+        """A step's share, up to a credit for one probe."""
+        self.credit = max(self.credit, min(self.credit + num_tokens, _LARGEST_GRANT))
+
+    def earn(self, num_accepted: int) -> None:
+        """A probe's accepted drafts: after some good ones, a bad one does not end the probing."""
+        # One unlucky probe must not be the last for hundreds of steps.
+        self.credit = min(max(self.credit + num_accepted, -_LARGEST_DEBT), _MOST_EARNED)
 
 
 class SharedAcceptance:
@@ -252,7 +263,7 @@ class AutoDepth:
         if unmatched and (gain := self._lookups.expected(unmatched.kind.part)):
             best = self._better(best, _looked_up(unmatched, gain, costs, company))
         self._last = best.choice
-        self._probes.credit = min(self._probes.credit + settings.probe_share * best.num_tokens, 1.0)
+        self._probes.grant(settings.probe_share * best.num_tokens)
         probe = self._probe(best, offers, costs, company) if self._probes.credit >= 0 else None
         num_unused = self._probes.num_unused
         for kind in (PLAIN.kind, *(offer.kind for offer in offers)):
@@ -285,8 +296,7 @@ class AutoDepth:
         """Records what a step's choice gave. The next choice may have been made already."""
         self._saturated[choice.kind] = num_proposed if num_accepted == num_proposed else 0
         if choice.is_probe:
-            # One unlucky probe must not be the last for hundreds of steps.
-            self._probes.credit = max(self._probes.credit + num_accepted, -_LARGEST_DEBT)
+            self._probes.earn(num_accepted)
         if choice.is_probe and num_accepted:
             self._probes.num_unused[choice.kind[:2]] = self._settings.probe_interval
 

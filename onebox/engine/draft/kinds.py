@@ -6,6 +6,9 @@ __all__ = ["Drafter", "TextPart"]
 
 
 class Drafter(StrEnum):
+    # Keys of many small maps; an Enum's own hash is a function in Python.
+    __hash__ = str.__hash__
+
     NONE = "none"
     MTP = "mtp"
     """The model's own head: one pass per draft, one after the other."""
@@ -17,6 +20,8 @@ class Drafter(StrEnum):
 
 class TextPart(StrEnum):
     """Reasoning is harder to predict than most answers, so the two are counted apart."""
+
+    __hash__ = str.__hash__
 
     THINKING = "thinking"
     ANSWER = "answer"

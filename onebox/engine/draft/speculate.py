@@ -47,9 +47,8 @@ _REVIEW_INTERVAL, _LEAST_REVIEW_GAIN = 8, 0.02
 """Steps between two reviews of what all sequences plan, and what another plan must gain."""
 _LONG_COPY = 8
 """Tokens of a match from which on the block drafter alone, too, goes on from the text if its first draft says so."""
-_TEXT_PLANS = 6
-"""Steps for which a plan to draft from the text holds while it is copied, and while it has no match: no head has to
-know of the plan. Short matches are too different from each other."""
+_HELD_STEPS = 8
+"""Steps for which a choice of drafts from the text holds."""
 _MOST_LOOKED_BACK = 4096
 """Tokens of a prompt that are searched for the mark that opens a reasoning; templates put it at the end."""
 
@@ -157,6 +156,27 @@ class _Proposal(NamedTuple):
         return self._replace(num_right=self.num_right + num_right), num_right < num_judged
 
 
+class _HeldChoices:
+    """Choices of drafts from the text, by its match: each holds for some steps.
+
+    No head has to know of them, and where text is copied, choosing anew would be the largest part of the host's work.
+    """
+
+    def __init__(self) -> None:
+        self._held: dict[DraftClass, tuple[Best, int]] = {}
+
+    def take(self, text: Offer) -> Best | None:
+        """The choice for a text with this match, unless it has held for long or there is no room for it."""
+        held, num_left = self._held.get(text.kind, (_NOTHING, 0))
+        if not num_left or held.choice.depth > text.max_depth:
+            return None
+        self._held[text.kind] = held, num_left - 1
+        return held
+
+    def put(self, kind: DraftClass, choice: Best) -> None:
+        self._held[kind] = choice, _HELD_STEPS
+
+
 class SequenceDrafts:
     """One sequence's drafts: made by a head or looked up in its own text."""
 
@@ -176,12 +196,14 @@ class SequenceDrafts:
         self._index = NgramIndex(prompt) if Drafter.NGRAM in self._config.drafters else None
         self._auto = AutoDepth(shared=speculator.shared) if is_auto else None
         self._part = part_after(prompt, speculator.thinking_token_ids)
+        self._text_class = self._class_of_text()
+        """Of what the text proposes now."""
         self._stop_token_ids = stop_token_ids
         self._ending = 0.0
         """How likely this step ends the answer, by the stop tokens among its drafts."""
         self._plan = PLAIN
-        self._text_plans: dict[DraftClass, tuple[Best, int]] = {}
-        """By what the text could propose: the latest plan to draft from it, and for how many steps it holds."""
+        self._text_plans, self._text_choices = _HeldChoices(), _HeldChoices()
+        """To draft from the text in the next step, and of drafts that it has."""
         self._may_look_up = False
         """Whether the planned step may verify other drafts than the head's."""
         self._is_unmatched = False
@@ -219,6 +241,7 @@ class SequenceDrafts:
             for token_id in token_ids:
                 if token_id in marks:
                     self._part = TextPart.THINKING if token_id == marks[0] else TextPart.ANSWER
+        self._text_class = self._class_of_text()
 
     def _judge(self, auto: AutoDepth, token_ids: tuple[int, ...], *, is_end: bool = False) -> None:
         """Observes the proposals that these tokens decide, and keeps the others; at the end all are decided."""
@@ -259,7 +282,7 @@ class SequenceDrafts:
         method, head = self._config.method, self._offered[:room]
         if self._index and (method is SpeculationMethod.NGRAM or self._goes_on_from_text(self._index, head)):
             text = self._index.propose(room if method is SpeculationMethod.NGRAM else len(head))
-            self._checked = DraftChoice(self._text_class(), len(text))
+            self._checked = DraftChoice(self._text_class, len(text))
             return text
         drafter = Drafter.DFLASH if method is SpeculationMethod.DFLASH else Drafter.MTP
         self._checked = DraftChoice(DraftClass(drafter, self._part), len(head))
@@ -277,10 +300,10 @@ class SequenceDrafts:
         if head:
             self._proposals.append(_Proposal(plan.kind, head, plan.depth))
             head = head[: plan.depth]
-        text_class, is_from_text = self._text_class(), plan.kind.drafter is Drafter.NGRAM
+        text_class, is_from_text = self._text_class, plan.kind.drafter is Drafter.NGRAM
         found = _NOTHING if is_from_text or self._is_unmatched else None
         if found and text:
-            found = self._best_of(auto, Offer(text_class, len(text)))
+            found = self._best_of_text(auto, Offer(text_class, len(text)))
         num_looked_up = found.choice.depth if found and self._is_unmatched else 0
         if self._is_unmatched and not num_looked_up:
             auto.observe_lookup(text_class.part, 0, 0)
@@ -308,14 +331,21 @@ class SequenceDrafts:
         place = next(place for place, token_id in enumerate(drafts) if token_id in self._stop_token_ids)
         return auto.chances(self._checked.kind, place + 1)[place]
 
+    def _best_of_text(self, auto: AutoDepth, text: Offer) -> Best:
+        """`_best_of` the text's drafts, or what it was a few steps ago."""
+        found = self._text_choices.take(text)
+        if found is None:
+            found = self._best_of(auto, text)
+            self._text_choices.put(text.kind, found)
+        return found
+
     def _best_of(self, auto: AutoDepth, *offers: Offer) -> Best:
         """Of drafts that are made already, in the company that this step has."""
         return auto.choose_now(
             [o for o in offers if o.max_depth], self._speculator.costs, self._speculator.company(self)
         )
 
-    def _text_class(self) -> DraftClass:
-        """Of what the text proposes now."""
+    def _class_of_text(self) -> DraftClass:
         return DraftClass(Drafter.NGRAM, self._part, self._index.match_length if self._index else 0)
 
     def plan_next(self, room: int) -> tuple[Drafter, int]:
@@ -331,17 +361,12 @@ class SequenceDrafts:
             return Drafter.NONE, 0
         self._room = room
         self._speculator.review()
-        text_class, company = self._text_class(), self._speculator.company(self)
-        self._is_unmatched = self._index is not None and text_class.is_unmatched
-        held, num_left = self._text_plans.get(text_class, (_NOTHING, 0))
-        if num_left and room:
-            planned = held
-            self._text_plans[text_class] = held, num_left - 1
-        else:
+        self._is_unmatched = self._index is not None and self._text_class.is_unmatched
+        planned, company = self._text_plans.take(Offer(self._text_class, room)), self._speculator.company(self)
+        if planned is None:
             planned = self._auto.choose(self._offers(room), self._speculator.costs, company)
-            is_short = 0 < text_class.match_length < _LONG_COPY
-            if planned.choice.kind.drafter is Drafter.NGRAM and not is_short:
-                self._text_plans[text_class] = planned, _TEXT_PLANS
+            if planned.choice.kind.drafter is Drafter.NGRAM:
+                self._text_plans.put(self._text_class, planned)
         if self._ending and not is_worth_drafting(planned, 1 - self._ending, self._speculator.costs, company):
             planned = Best(PLAIN, 1.0, planned.speed)
         self._plan = plan = planned.choice
@@ -358,16 +383,16 @@ class SequenceDrafts:
     def _offers(self, room: int) -> list[Offer]:
         offers = [Offer(DraftClass(drafter, self._part), min(room, most)) for drafter, most in self._speculator.heads]
         if self._index:
-            offers.append(Offer(self._text_class(), room))
+            offers.append(Offer(self._text_class, room))
         return offers
 
     def _pays_to_look_up(self, auto: AutoDepth, planned: Best, room: int) -> bool:
         """Whether the next step should wait for what the text says, though a head drafts for it."""
-        plan, kind = planned.choice, self._text_class()._replace(is_agreed=True)
+        plan, kind = planned.choice, self._text_class
         is_from_head = plan.kind.drafter not in (Drafter.NONE, Drafter.NGRAM)
         if not is_from_head or plan.depth < _NUM_AGREED or plan.is_probe or kind.match_length < _LEAST_COPIED:
             return False
-        agreed = self._best_of(auto, Offer(kind, room))
+        agreed = self._best_of(auto, Offer(kind._replace(is_agreed=True), room))
         return self._agreement * (agreed.speed / planned.speed - 1) > _LEAST_LOOKUP_GAIN
 
     @property

@@ -37,8 +37,9 @@ def test_the_choice_is_within_three_percent_of_the_best_fixed_one(text):
 
 @pytest.mark.parametrize("text", TEXTS)
 def test_the_same_holds_without_a_block_drafter(text):
-    shares = [share_of_best(text, machine, seed, heads=(MTP,)) for seed, machine in enumerate(("spark", "cpu"))]
-    assert min(shares) > 0.96
+    shares = [share_of_best(text, machine, seed, heads=(MTP,)) for machine in ("spark", "cpu") for seed in range(3)]
+    assert median(shares) > 0.97
+    assert min(shares) > 0.9
 
 
 @pytest.mark.parametrize("machine", MACHINES)
