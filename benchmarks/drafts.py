@@ -1,10 +1,11 @@
 """Drafters on the pocket model, one stream, by workload: each fixed choice beside `auto`, the two taking turns.
 
-    python benchmarks/drafts.py [--drafter DIR] [--rounds 3] [--prompts 4] [--only json,copying] [--quiet]
+    python benchmarks/drafts.py [--drafter DIR] [--rounds 3] [--prompts 16] [--only json,copying] [--quiet]
 
 Greedy answers to held-out prompts; both answer each prompt in turn, so that other work on the machine slows them alike.
 Each has a process of its own, as a server's engine has, and no third engine is on the machine, as none is on a user's:
 with five of them, in turns, each found the processor's caches full of others and lost by that what its step touches.
+Every round has new processes: of two with the same work, one is up to 10% faster for as long as it lives.
 Each answers twice and the second time counts. Drafts come from the whole vocabulary: a part of it would follow what
 earlier runs have counted. For each workload, the medians over rounds of tokens a second:
 
@@ -158,23 +159,34 @@ def prompts_of(workload: str, count: int, template: ChatTemplate) -> list[str]:
     return [prompt_text(WORKLOADS[workload](Random(HELD_OUT_SEED + number)), template) for number in range(count)]
 
 
-def measure(
-    pair: list[Variant], workload: str, prompts: list[str], given: argparse.Namespace, known: dict[str, list[int]]
-) -> list[Figures]:
-    """Figures of each of the pair; `known` has the answers to prompts so far, and gets those of this pair."""
-    figures = [Figures() for _ in pair]
-    for number in range(-given.warm_up, given.rounds):
-        for place, prompt in enumerate(prompts):
-            order = list(zip(pair, figures, strict=True))
-            for variant, figure in order if (place + number) % 2 else order[::-1]:
-                variant.answer(prompt, given.tokens)
-                token_ids, steps = variant.answer(prompt, given.tokens)
-                if known.setdefault(prompt, token_ids) != token_ids:
-                    raise SystemExit(f"{workload}: {variant.name} gave another answer to a prompt than one before.")
-                if number >= 0 and len(token_ids) > 1:
-                    figure.tokens[number] += len(token_ids) - 1
-                    figure.steps[number] += steps
-    return figures
+class Measurement:
+    """Figures of a pair by workload, over rounds."""
+
+    def __init__(self, prompts: dict[str, list[str]], given: argparse.Namespace, known: dict[str, list[int]]) -> None:
+        """`known` has the answers to prompts so far, and gets those of this pair."""
+        self.figures = {workload: [Figures(), Figures()] for workload in prompts}
+        self._prompts = prompts
+        self._given = given
+        self._known = known
+
+    def run(self, pair: list[Variant], number: int) -> None:
+        """Round `number`."""
+        for workload, prompts in self._prompts.items():
+            for repeat in range(-self._given.warm_up, 1):
+                for place, prompt in enumerate(prompts):
+                    order = list(zip(pair, self.figures[workload], strict=True))
+                    for variant, figure in order if (place + repeat + number) % 2 else order[::-1]:
+                        self._ask(variant, prompt)
+                        token_ids, steps = self._ask(variant, prompt)
+                        if repeat == 0 and len(token_ids) > 1:
+                            figure.tokens[number] += len(token_ids) - 1
+                            figure.steps[number] += steps
+
+    def _ask(self, variant: Variant, prompt: str) -> tuple[list[int], list[Step]]:
+        token_ids, steps = variant.answer(prompt, self._given.tokens)
+        if self._known.setdefault(prompt, token_ids) != token_ids:
+            raise SystemExit(f"{variant.name} gave another answer than one before to: {prompt}")
+        return token_ids, steps
 
 
 class Pair(NamedTuple):
@@ -216,8 +228,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--drafter", type=Path, help="the directory of a DFlash drafter for the pocket model")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--warm-up", type=int, default=3, help="rounds before those that count")
-    parser.add_argument("--prompts", type=int, default=4, help="of each workload")
+    parser.add_argument("--warm-up", type=int, default=2, help="times that all prompts are answered before that counts")
+    parser.add_argument("--prompts", type=int, default=16, help="of each workload: many of the answers are short")
     parser.add_argument("--tokens", type=int, default=256, help="of an answer, at most")
     parser.add_argument("--drafts", type=int, default=15, help="of auto, at most")
     parser.add_argument("--variants", default="", help='fixed ones, such as "mtp 4,dflash 15"; default: all')
@@ -237,16 +249,20 @@ def main() -> None:
     directory = pocket_checkpoint()
     common = {"max_num_seqs": 1, "max_model_len": 4096, "enable_prefix_caching": False, "draft_vocab": "full"}
     template, started = ChatTemplate.load(directory), time.monotonic()
-    workloads, known = given.only.split(","), dict[str, list[int]]()
-    pairs: dict[str, dict[str, Pair]] = {workload: {} for workload in workloads}
-    auto = options.pop("auto")
+    known = dict[str, list[int]]()
+    prompts = {workload: prompts_of(workload, given.prompts, template) for workload in given.only.split(",")}
+    pairs: dict[str, dict[str, Pair]] = {workload: {} for workload in prompts}
+    auto = {**common, **options.pop("auto")}
     for name, own in options.items():
-        pair = [Variant(each, {**common, **kind}, is_quiet=given.quiet) for each, kind in ((name, own), ("auto", auto))]
-        for workload in workloads:
-            prompts = prompts_of(workload, given.prompts, template)
-            pairs[workload][name] = Pair.of(measure(pair, workload, prompts, given, known))
-        for variant in pair:
-            variant.close()
+        measurement = Measurement(prompts, given, known)
+        for number in range(given.rounds):
+            kinds = ((name, {**common, **own}), ("auto", auto))
+            pair = [Variant(each, kind, is_quiet=given.quiet) for each, kind in kinds]
+            measurement.run(pair, number)
+            for variant in pair:
+                variant.close()
+        for workload, figures in measurement.figures.items():
+            pairs[workload][name] = Pair.of(figures)
     results = {workload: report(workload, found) for workload, found in pairs.items()}
     print(json.dumps({"workloads": results, "seconds": round(time.monotonic() - started)}))
 

@@ -8,9 +8,7 @@ are too many of them, and rejected ones are never written. A drafter that is not
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from onebox.engine.step import DecodeRows
@@ -18,40 +16,16 @@ from onebox.kernels.step import slot_mapping
 from onebox.model.batch import Batch
 from onebox.spec.kv import PAGE_TOKENS
 
-__all__ = ["LateContext", "Segment", "Write", "segments_of"]
+__all__ = ["LateContext", "Write"]
 
 Write = Callable[[Batch, Sequence[Tensor]], None]
 """Writes the context of a batch's rows, from the parts [R, W] that it is made of."""
 
 
-class Segment(NamedTuple):
-    """The rows of one sequence in a decode step."""
-
-    slot: int
-    place: int
-    """Of the first row among the sequence's tokens."""
-    first: int
-    """The first row in the step, and the end of its rows there."""
-    end: int
-    position_offset: int
-    """What is added to the place of a row to give its position."""
-    pages: NDArray[np.int32]
-
-
-def segments_of(parts: Sequence[DecodeRows]) -> list[Segment]:
-    """Of each sequence of a decode step."""
-    segments, first = list[Segment](), 0
-    for part in parts:
-        end = first + len(part.token_ids)
-        segments.append(Segment(part.slot, part.start, first, end, part.position_offset, part.pages))
-        first = end
-    return segments
-
-
 class _Step(NamedTuple):
-    """A decode step's rows."""
+    """A decode step."""
 
-    segments: list[Segment]
+    sequences: Sequence[DecodeRows]
     parts: tuple[Tensor, ...]
     """[R, W] each."""
     token_ids: Tensor | None
@@ -61,7 +35,9 @@ class _Step(NamedTuple):
 class _Rows(NamedTuple):
     """The rows of one sequence in a decode step, as far as they are not known to be rejected."""
 
-    segment: Segment
+    sequence: DecodeRows
+    first: int
+    """Its first row in the step."""
     num_rows: int
     share: int
     """Rows of memory that they take: the whole step is kept while one of its sequences has rows of it."""
@@ -72,12 +48,12 @@ class _Rows(NamedTuple):
 
     @property
     def place(self) -> int:
-        return self.segment.place
+        """Of the first row among the sequence's tokens."""
+        return self.sequence.start
 
     def own(self, of_step: Tensor) -> Tensor:
         """The sequence's rows of a tensor of the step."""
-        first = self.segment.first
-        return of_step[first : first + self.num_rows]
+        return of_step[self.first : self.first + self.num_rows]
 
 
 class LateContext:
@@ -97,12 +73,12 @@ class LateContext:
         self._num_latest = 0
         """Rows of them."""
 
-    def add(self, segments: list[Segment], parts: tuple[Tensor, ...], token_ids: Tensor | None = None) -> None:
+    def add(self, sequences: Sequence[DecodeRows], parts: tuple[Tensor, ...], token_ids: Tensor | None = None) -> None:
         """Takes the rows of a decode step: what their context is made of, [R, W] each, and the tokens int64 [R].
 
         They are kept, not copied: nobody may write them afterwards. Rejected rows come last in their sequence.
         """
-        self._latest.append(_Step(segments, parts, token_ids))
+        self._latest.append(_Step(sequences, parts, token_ids))
         self._num_latest += len(parts[0])
         if self._num_latest > self._capacity:
             self._sort()
@@ -113,23 +89,23 @@ class LateContext:
         for step in latest:
             self._sort_step(*step)
 
-    def _sort_step(self, segments: list[Segment], parts: tuple[Tensor, ...], token_ids: Tensor | None) -> None:
+    def _sort_step(self, sequences: Sequence[DecodeRows], parts: tuple[Tensor, ...], token_ids: Tensor | None) -> None:
         """Each sequence counts a part of the step, which all of them keep whole: together they keep the capacity."""
-        share = -(-len(parts[0]) // len(segments))
-        for segment in segments:
-            slot = segment.slot
-            self._forget_from(slot, segment.place)
+        share, first = -(-len(parts[0]) // len(sequences)), 0
+        for sequence in sequences:
+            slot, num_rows = sequence.slot, len(sequence.token_ids)
+            self._forget_from(slot, sequence.start)
             if self._num_kept.get(slot, 0) + share > self._capacity:
-                self._write_rows(slot, segment.place)
-            rows = _Rows(segment, segment.end - segment.first, share, parts, token_ids)
-            self._kept.setdefault(slot, []).append(rows)
+                self._write_rows(slot, sequence.start)
+            self._kept.setdefault(slot, []).append(_Rows(sequence, first, num_rows, share, parts, token_ids))
             self._num_kept[slot] = self._num_kept.get(slot, 0) + share
+            first += num_rows
 
-    def write_before(self, segments: list[Segment]) -> None:
+    def write_before(self, sequences: Sequence[DecodeRows]) -> None:
         """Before the drafter reads: writes what these sequences have before these rows."""
         self._sort()
-        for segment in segments:
-            self._write_rows(segment.slot, segment.place)
+        for sequence in sequences:
+            self._write_rows(sequence.slot, sequence.start)
 
     def write_up_to(self, slots: Tensor, ends: Tensor) -> None:
         """The same up to the places `ends`, int [S], of the sequences in `slots`."""
@@ -171,11 +147,11 @@ class LateContext:
         edges, slots, seen, none = (
             torch.tensor(part, dtype=torch.int32) for part in ([0, end - start], [slot], [end], [0])
         )
-        page_table = torch.from_numpy(last.segment.pages).unsqueeze(0)
+        page_table = torch.from_numpy(last.sequence.pages).unsqueeze(0)
         tokens = [rows.own(rows.token_ids) for rows in kept if rows.token_ids is not None]
         return Batch(
             token_ids=torch.cat(tokens) if tokens else torch.zeros_like(places),
-            positions=(places + first.segment.position_offset).expand(3, -1),
+            positions=(places + first.sequence.position_offset).expand(3, -1),
             cu_rows=edges,
             slots=slots,
             num_accepted=none,

@@ -21,7 +21,7 @@ from onebox.engine.batch import (
     limits_of,
     start_chain,
 )
-from onebox.engine.contexts import LateContext, Segment, segments_of
+from onebox.engine.contexts import LateContext
 from onebox.engine.inputs import blocks_of
 from onebox.engine.shapes import MAX_STEP_ROWS
 from onebox.engine.step import DecodeRows, DraftDepths
@@ -244,20 +244,22 @@ class Decoder:
         """Whether rows are kept until a drafter needs its context of them: see the next two methods."""
         return self._late_mtp is not None or self._late_block is not None
 
-    def write_kept(self, segments: list[Segment]) -> None:
+    def write_kept(self, sequences: Sequence[DecodeRows]) -> None:
         """Before the MTP head drafts in `sample`: writes its context of all that comes before these rows."""
         if self._late_mtp:
-            self._late_mtp.write_before(segments)
+            self._late_mtp.write_before(sequences)
 
-    def keep(self, segments: list[Segment], forwarded: Forwarded, token_ids: Tensor, *, has_drafted: bool) -> None:
+    def keep(
+        self, sequences: Sequence[DecodeRows], forwarded: Forwarded, token_ids: Tensor, *, has_drafted: bool
+    ) -> None:
         """After `sample`: keeps the rows of the step, with the tokens [R] sampled after them.
 
         Where the MTP head `has_drafted`, its context of them is written.
         """
         if self._late_mtp and not has_drafted:
-            self._late_mtp.add(segments, (forwarded.hidden,), token_ids)
+            self._late_mtp.add(sequences, (forwarded.hidden,), token_ids)
         if self._late_block and forwarded.taps:
-            self._late_block.add(segments, forwarded.taps.parts())
+            self._late_block.add(sequences, forwarded.taps.parts())
 
     def _write_mtp(self, batch: Batch, parts: Sequence[Tensor]) -> None:
         [hidden] = parts
@@ -350,12 +352,11 @@ class PlainStep:
         batch = self._inputs.batch
         self._words = torch.empty(self._layout.size, dtype=torch.int64, device=batch.token_ids.device)
         outcome, depths = self._layout.split(self._words), self._depths
-        segments = segments_of(self._parts) if self._decoder.writes_late else []
         if depths.mtp:
-            self._decoder.write_kept(segments)
+            self._decoder.write_kept(self._parts)
         self._decoder.sample(self.forwarded, self._inputs, depths.mtp, outcome)
-        if segments:
-            self._decoder.keep(segments, self.forwarded, outcome.token_ids, has_drafted=depths.mtp > 0)
+        if self._decoder.writes_late:
+            self._decoder.keep(self._parts, self.forwarded, outcome.token_ids, has_drafted=depths.mtp > 0)
         if depths.block:
             self._decoder.anchor_blocks(self._inputs, outcome)
             num_blocks = len(blocks_of(self._parts))

@@ -11,7 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from onebox.engine.contexts import LateContext, segments_of
+from onebox.engine.contexts import LateContext
 from onebox.engine.decode import Decoder
 from onebox.engine.request import SamplingParams
 from onebox.engine.step import DecodeRows
@@ -36,7 +36,7 @@ class Context:
     def add(self, *sequences):
         """Each sequence is (slot, first place, tokens)."""
         tokens = torch.tensor([token for _, _, tokens in sequences for token in tokens])
-        self.late.add(segments(*sequences), (tokens.unsqueeze(1) * torch.ones(WIDTH),), tokens)
+        self.late.add(decode_rows(*sequences), (tokens.unsqueeze(1) * torch.ones(WIDTH),), tokens)
 
     def _write(self, batch, parts):
         [vectors] = parts
@@ -49,13 +49,12 @@ class Context:
             self.rows[slot][place] = (*map(int, numbers), vectors[row].tolist())
 
 
-def segments(*sequences):
+def decode_rows(*sequences):
     """Page p of slot s is number 100 s + p + 1."""
-    parts = [
+    return [
         DecodeRows("", slot, tuple(tokens), first, 0, np.arange(NUM_PAGES, dtype=np.int32) + 100 * slot + 1, None, 7)
         for slot, first, tokens in sequences
     ]
-    return segments_of(parts)
 
 
 def row(token, place, slot, shift=0):
@@ -91,7 +90,7 @@ def test_rejected_rows_are_never_written():
 def test_rows_before_a_batch_are_written_and_its_own_are_not():
     context = Context()
     context.add((0, 5, [1, 2]), (1, 3, [8]))
-    context.late.write_before(segments((0, 6, [4])))
+    context.late.write_before(decode_rows((0, 6, [4])))
     assert context.rows == [{5: row(1, 5, 0)}, {}, {}]
 
 
@@ -99,7 +98,7 @@ def test_a_row_can_make_the_context_of_the_token_after_it():
     context = Context(shift=1)
     first = PAGE_TOKENS - 2
     context.add((2, first, [1, 2, 3]))
-    context.late.write_before(segments((2, first + 3, [4])))
+    context.late.write_before(decode_rows((2, first + 3, [4])))
     assert context.rows[2] == {first + 1 + i: row(1 + i, first + i, 2, shift=1) for i in range(3)}
 
 

@@ -150,11 +150,6 @@ class _Proposal(NamedTuple):
     num_looked_up: int = 0
     """Those worth verifying in a step for which the text had no match when planned."""
 
-    def after(self, token_ids: tuple[int, ...]) -> "tuple[_Proposal, bool]":
-        """(the proposal after these tokens came, whether they differ from it)."""
-        num_judged, num_right = num_matching(self.token_ids[self.num_right :], token_ids)
-        return self._replace(num_right=self.num_right + num_right), num_right < num_judged
-
 
 class _HeldChoices:
     """Choices of drafts from the text, by its match: each holds for some steps.
@@ -247,10 +242,11 @@ class SequenceDrafts:
         """Observes the proposals that these tokens decide, and keeps the others; at the end all are decided."""
         undecided = []
         for proposal in self._proposals:
-            judged, is_wrong = proposal.after(token_ids)
-            kind, proposed, num_verified, num_right, num_looked_up = judged
+            kind, proposed, num_verified, num_before, num_looked_up = proposal
+            num_judged, num_right = num_matching(proposed[num_before:], token_ids)
+            is_wrong, num_right = num_right < num_judged, num_before + num_right
             if not is_wrong and not is_end and num_right < len(proposed):
-                undecided.append(judged)
+                undecided.append(proposal._replace(num_right=num_right))
                 continue
             is_block = kind.drafter is Drafter.DFLASH and num_verified < len(proposed)
             (auto.observe_block if is_block else auto.observe)(kind, num_right + is_wrong, num_right)
