@@ -40,7 +40,7 @@ _SURPRISE = 2.0
 """As many times the drafts that were expected to be right."""
 _USUAL_DIFFERENCE = 0.05
 """Between the rates of one request and of all, where they are alike."""
-_WORTH_PROBING, _RAREST = 0.25, 8.0
+_WORTH_PROBING, _RAREST = 0.25, 32.0
 """What a head must be able to gain, if all of its drafts were accepted, to be probed as often as others; and how many
 times less often a head is probed that can gain nothing."""
 _LEAST_LOOKUP_GAIN = 0.1

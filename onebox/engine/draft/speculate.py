@@ -47,7 +47,7 @@ _REVIEW_INTERVAL, _LEAST_REVIEW_GAIN = 8, 0.02
 """Steps between two reviews of what all sequences plan, and what another plan must gain."""
 _LONG_COPY = 8
 """Tokens of a match from which on the block drafter alone, too, goes on from the text if its first draft says so."""
-_HELD_STEPS = 8
+_HELD_STEPS = 12
 """Steps for which a choice of drafts from the text holds."""
 _MOST_LOOKED_BACK = 4096
 """Tokens of a prompt that are searched for the mark that opens a reasoning; templates put it at the end."""
@@ -102,8 +102,10 @@ class Speculator:
         Each chooses the best given what the others plan. But a pass of a head is shared by all: none leaves it alone
         where all should, and none begins it alone.
         """
+        if len(self._drafting) < 2:
+            return
         self._num_plans += 1
-        if len(self._drafting) < 2 or self._num_plans < _REVIEW_INTERVAL * len(self._drafting):
+        if self._num_plans < _REVIEW_INTERVAL * len(self._drafting):
             return
         self._num_plans = 0
         best, best_speed = None, self._speed(self._drafting.values()) * (1 + _LEAST_REVIEW_GAIN)
@@ -160,12 +162,12 @@ class _HeldChoices:
     def __init__(self) -> None:
         self._held: dict[DraftClass, tuple[Best, int]] = {}
 
-    def take(self, text: Offer) -> Best | None:
+    def take(self, kind: DraftClass, room: int) -> Best | None:
         """The choice for a text with this match, unless it has held for long or there is no room for it."""
-        held, num_left = self._held.get(text.kind, (_NOTHING, 0))
-        if not num_left or held.choice.depth > text.max_depth:
+        held, num_left = self._held.get(kind, (_NOTHING, 0))
+        if not num_left or held.choice.depth > room:
             return None
-        self._held[text.kind] = held, num_left - 1
+        self._held[kind] = held, num_left - 1
         return held
 
     def put(self, kind: DraftClass, choice: Best) -> None:
@@ -329,7 +331,7 @@ class SequenceDrafts:
 
     def _best_of_text(self, auto: AutoDepth, text: Offer) -> Best:
         """`_best_of` the text's drafts, or what it was a few steps ago."""
-        found = self._text_choices.take(text)
+        found = self._text_choices.take(text.kind, text.max_depth)
         if found is None:
             found = self._best_of(auto, text)
             self._text_choices.put(text.kind, found)
@@ -353,20 +355,22 @@ class SequenceDrafts:
         if config.method is SpeculationMethod.DFLASH:
             self._may_look_up = self._index is not None and self._index.match_length >= _LONG_COPY
             return _from_head(Drafter.DFLASH, min(room, config.max_block_drafts))
-        if self._auto is None:
-            return Drafter.NONE, 0
+        return self._plan_best(self._auto, room) if self._auto else (Drafter.NONE, 0)
+
+    def _plan_best(self, auto: AutoDepth, room: int) -> tuple[Drafter, int]:
         self._room = room
         self._speculator.review()
-        self._is_unmatched = self._index is not None and self._text_class.is_unmatched
-        planned, company = self._text_plans.take(Offer(self._text_class, room)), self._speculator.company(self)
+        kind = self._text_class
+        self._is_unmatched = self._index is not None and kind.is_unmatched
+        planned, company = self._text_plans.take(kind, room), self._speculator.company(self)
         if planned is None:
-            planned = self._auto.choose(self._offers(room), self._speculator.costs, company)
+            planned = auto.choose(self._offers(room), self._speculator.costs, company)
             if planned.choice.kind.drafter is Drafter.NGRAM:
-                self._text_plans.put(self._text_class, planned)
+                self._text_plans.put(kind, planned)
         if self._ending and not is_worth_drafting(planned, 1 - self._ending, self._speculator.costs, company):
             planned = Best(PLAIN, 1.0, planned.speed)
         self._plan = plan = planned.choice
-        self._may_look_up = self._pays_to_look_up(self._auto, planned, room)
+        self._may_look_up = self._pays_to_look_up(auto, planned, room)
         self._speculator.note(self, planned)
         return _from_head(plan.kind.drafter, plan.num_chained + plan.num_blocks)
 
