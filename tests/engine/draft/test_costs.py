@@ -99,6 +99,16 @@ def test_costs_follow_a_machine_that_slows_down():
         assert costs.seconds(*kind) == pytest.approx(3 * seconds(*kind), rel=0.05)
 
 
+def test_of_well_known_steps_without_passes_few_are_measured_and_changes_are_followed():
+    costs = StepCosts(PRIOR)
+    for _ in range(200):
+        costs.observe(1, 0, 0, seconds(1))
+    assert costs._num_observed < 100
+    for _ in range(100):
+        costs.observe(1, 0, 0, 3 * seconds(1))
+    assert costs.seconds(1, 0) == pytest.approx(3 * seconds(1), rel=0.05)
+
+
 def test_a_machine_that_slows_down_while_one_kind_runs_keeps_the_ratios_of_all():
     """Other programs come and go: the kind that ran meanwhile did not become worse than those that did not."""
     costs = StepCosts(PRIOR)
