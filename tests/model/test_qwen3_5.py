@@ -203,8 +203,8 @@ def check_features(directory: Path, device: torch.device, dtype: torch.dtype) ->
         found = [model.decode_tapped(session.batch(PROMPT[128:131]), session.memory)[1]]
         session.num_tokens, session.keep = 131, 3
         found.append(model.decode_tapped(session.batch(PROMPT[131:132]), session.memory)[1])
-    assert_near(prompt, expected[:128], dtype)
-    assert_near(torch.cat(found), expected[128:132], dtype)
+    assert_near(prompt.features(dtype), expected[:128], dtype)
+    assert_near(torch.cat([taps.features(dtype) for taps in found]), expected[128:132], dtype)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
