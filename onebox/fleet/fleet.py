@@ -310,13 +310,39 @@ def _limits(num_kept: int | None) -> httpx.Limits:
     return httpx.Limits(max_connections=None, max_keepalive_connections=num_kept)
 
 
+class _WholeRequests(httpx.AsyncHTTPTransport):
+    """Requests go on when their caller is cancelled, and their responses are closed then.
+
+    A connection whose request is cancelled in the very turn in which it is made is closed by nobody (anyio 4).
+    """
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        task = asyncio.create_task(super().handle_async_request(request))
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            _left.add(closing := asyncio.create_task(_close(task)))
+            closing.add_done_callback(_left.discard)
+            raise
+
+
+_left = set[asyncio.Task[None]]()
+"""A loop holds its tasks weakly."""
+
+
+async def _close(task: asyncio.Task[httpx.Response]) -> None:
+    with contextlib.suppress(Exception, asyncio.CancelledError):
+        await (await task).aclose()
+
+
 @contextlib.asynccontextmanager
 async def open_fleet(config: FleetConfig, say: Say) -> AsyncIterator[Fleet]:
     """A fleet that serves; at the end of the block everything that it started has ended."""
     headers = authorization(config.api_key)
     # Connections are not kept: a request first closes those that are too old, and httpcore 1.0 leaves them open if the
     # request is cancelled just then. Relays cancel none before its connection is there.
-    own = httpx.AsyncClient(headers=headers, limits=_limits(num_kept=0), trust_env=False)
+    transport = _WholeRequests(limits=_limits(num_kept=0), trust_env=False)
+    own = httpx.AsyncClient(headers=headers, transport=transport, trust_env=False)
     # Relays send the client's own headers, without these.
     async with own, httpx.AsyncClient(limits=_limits(num_kept=None), trust_env=False) as relay_http:
         fleet = Fleet(config, own, relay_http, say)
