@@ -236,7 +236,10 @@ class Oracle(Speculator):
         is_plain: bool = False,
     ) -> SequenceDrafts:
         answer = self._answers.get(seed or 0, ())
-        return _OracleDrafts(self, prompt, seed, stop_token_ids, answer, is_plain=is_plain)
+        return self.drafts()(self, prompt, seed, stop_token_ids, answer, is_plain=is_plain)
+
+    def drafts(self) -> "type[_OracleDrafts]":
+        return _OracleDrafts
 
 
 class _OracleDrafts(SequenceDrafts):
@@ -273,16 +276,8 @@ class _OracleDrafts(SequenceDrafts):
 class MixedOracle(Oracle):
     """An oracle whose sequences draft with the MTP head, in blocks or not at all, to any depth, as chance has it."""
 
-    def start(
-        self,
-        prompt: tuple[int, ...],
-        seed: int | None,
-        stop_token_ids: frozenset[int] = frozenset(),
-        *,
-        is_plain: bool = False,
-    ) -> SequenceDrafts:
-        answer = self._answers.get(seed or 0, ())
-        return _MixedDrafts(self, prompt, seed, stop_token_ids, answer, is_plain=is_plain)
+    def drafts(self) -> "type[_OracleDrafts]":
+        return _MixedDrafts
 
 
 class _MixedDrafts(_OracleDrafts):
