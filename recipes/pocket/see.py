@@ -1,9 +1,10 @@
 """Stage 3, `python -m recipes.pocket.see --start MODEL --out DIR`: teaches a trained text model to see.
 
 Starts from the weights of a checkpoint without a tower and trains a new tower with it, on questions about rendered
-pictures, beside text, examples and keys hidden in up to 32,768 tokens. The text model's learning rate is a part of the
-tower's. `--minutes` is the time of the whole run; where one command may not take that long, `--limit-seconds` ends this
-process earlier and `--resume` continues the run. `--toy` trains a tiny model for some steps on a CPU, to test the code.
+pictures, beside text, examples and keys hidden in up to 32,768 tokens. The tower learns first, then the text model too,
+at a part of its rate. `--minutes` is the time of the whole run; where one command may not take that long,
+`--limit-seconds` ends this process earlier and `--resume` continues the run. `--toy` trains a tiny model for some steps
+on a CPU, to test the code.
 """
 
 import argparse
@@ -43,14 +44,12 @@ from recipes.pocket.training.picture_feed import (
     PictureTask,
     RowShape,
 )
-from recipes.pocket.training.schedule import RunClock, picture_length
+from recipes.pocket.training.schedule import RunClock, picture_length, seeing_share
 from recipes.pocket.training.trainer import BatchShape, Trainer, log_step, run_and_save, warm_up
 from recipes.pocket.training.vision import TowerFunctions
 
 __all__ = ["main", "see", "see_toy"]
 
-TEXT_SHARE = 0.4
-"""Learning rate of the text model, which was trained before, as a share of the tower's."""
 _SHAPE = BatchShape(lengths=(1024, 8192, 32_768), length_at=picture_length)
 _POOL_ROWS = 1024
 _PICTURE_WORKERS = 0.85
@@ -72,7 +71,7 @@ def see(data: Path, fonts: Path, model: Path, out: Path, start: Path, clock: Run
     try:
         spec = spec_from_config(config)
         trainer = Trainer(
-            _network(spec, data / "wheels", clock), _weights(spec, start), feed, _SHAPE, _device(), TEXT_SHARE
+            _network(spec, data / "wheels", clock), _weights(spec, start), feed, _SHAPE, _device(), seeing_share
         )
         while not (examples.is_ready() and all(pool.is_ready() for pool in pools)):
             time.sleep(0.1)
@@ -101,7 +100,7 @@ def see_toy(work: Path, out: Path, start: Path | None, clock: RunClock) -> None:
         for length in _TOY_SHAPE.lengths:
             examples.make_row(length, write, Random(seed), task)  # noqa: S311
     network = TrainingNetwork(spec, plain_delta_rule)
-    trainer = Trainer(network, _weights(spec, start), feed, _TOY_SHAPE, torch.device("cpu"), TEXT_SHARE)
+    trainer = Trainer(network, _weights(spec, start), feed, _TOY_SHAPE, torch.device("cpu"), seeing_share)
     run_and_save(trainer, clock, partial(_save, out, SEEING_TOY, clock, pools))
 
 

@@ -4,7 +4,19 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-__all__ = ["LEARNING_RATE", "LONG_PART", "LengthAt", "RunClock", "learning_rate", "picture_length", "text_length"]
+__all__ = [
+    "LEARNING_RATE",
+    "LONG_PART",
+    "TEXT_SHARE",
+    "LengthAt",
+    "RunClock",
+    "ShareAt",
+    "learning_rate",
+    "picture_length",
+    "seeing_share",
+    "text_length",
+    "whole_share",
+]
 
 LEARNING_RATE = 4e-3
 WARM_UP = 0.02
@@ -15,6 +27,10 @@ LONG_PART = 0.35
 """Share of the run, at its end, that reads long sequences: there the model learns to retrieve from far back."""
 LONGEST_FROM = 0.35
 """Share of the run after which `picture_length` has the longest rows."""
+TOWER_FIRST = 0.1
+"""Share of a run with pictures in which the text model's learning rate rises from 0."""
+TEXT_SHARE = 0.4
+"""Then: the learning rate of the text model, which was trained before, as a share of the tower's."""
 CLOSING_SECONDS = 12
 """Reserved at the end for the last checkpoint."""
 
@@ -22,6 +38,20 @@ CLOSING_SECONDS = 12
 def learning_rate(progress: float) -> float:
     """At a share `progress` of the run: a linear rise, a constant part, a linear fall to 0."""
     return LEARNING_RATE * max(0.0, min(1.0, progress / WARM_UP, (1 - progress) / DECAY))
+
+
+ShareAt = Callable[[float], float]
+"""The text model's learning rate as a share of the tower's, by the share of the run that has passed."""
+
+
+def whole_share(_: float) -> float:
+    """Where the text model is all there is."""
+    return 1.0
+
+
+def seeing_share(progress: float) -> float:
+    """The tower learns to be read first: answers about pictures that nobody sees yet would pull the text model away."""
+    return TEXT_SHARE * min(1.0, progress / TOWER_FIRST)
 
 
 LengthAt = Callable[[float, int, Sequence[int]], int]

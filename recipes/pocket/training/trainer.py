@@ -14,7 +14,7 @@ from onebox.spec.errors import DoesNotFitError
 from recipes.pocket.training.feed import ANSWER_WEIGHT, UNSEEN, ExamplePool, Feed, TrainingBatch
 from recipes.pocket.training.network import BatchLayout, LayerFunctions, TrainingNetwork, Weights
 from recipes.pocket.training.optimizer import Optimizer, matrix_sides
-from recipes.pocket.training.schedule import LengthAt, RunClock, learning_rate, text_length
+from recipes.pocket.training.schedule import LengthAt, RunClock, ShareAt, learning_rate, text_length, whole_share
 from recipes.pocket.training.vision import PREFIX, READER, TowerFunctions, encode_pictures, place_pictures, under_prefix
 
 __all__ = ["BatchShape", "LossTally", "RunMonitor", "Trainer", "log_step", "run_and_save", "warm_up"]
@@ -57,25 +57,24 @@ class Trainer:
         feed: Feed,
         shape: BatchShape,
         device: torch.device,
-        text_share: float = 1.0,
+        text_share: ShareAt = whole_share,
     ) -> None:
-        """`text_share` is the text model's learning rate as a share of the tower's."""
         self.network, self.feed, self.shape, self.device = network, feed, shape, device
         self.text_share = text_share
         self.weights = {name: weight.float().to(device).requires_grad_() for name, weight in weights.items()}
-        self.optimizers = _optimizers(network, self.weights, text_share)
+        self.optimizers = _optimizers(network, self.weights)
         kind_weights = [_kind_weight(feed, kind) for kind in range(len(feed.kinds))]
         self._kind_weights = torch.tensor(kind_weights, dtype=torch.float32, device=device)
         self._layouts: dict[int, BatchLayout] = {}
         self.tally = LossTally(feed.kinds, device)
 
-    def step(self, length: int, rate: float) -> None:
-        """One step on new rows of this length."""
+    def step(self, length: int, rate: float, text_share: float = 1.0) -> None:
+        """One step on new rows of this length; the text model's learning rate is a share of `rate`."""
         loss = self.loss(length)
         loss.backward()  # type: ignore[no-untyped-call]
         # A batch without pictures leaves the tower as it is.
-        trained = [(optimizer, share) for optimizer, share in self.optimizers if optimizer.has_gradients]
-        norms = [optimizer.step(rate * share) for optimizer, share in trained]
+        rates = zip(self.optimizers, (rate * text_share, rate), strict=False)
+        norms = [optimizer.step(own_rate) for optimizer, own_rate in rates if optimizer.has_gradients]
         self.tally.norm = torch.stack(norms).max()
 
     def loss(self, length: int) -> Tensor:
@@ -132,7 +131,7 @@ class Trainer:
         """Copies `weights` back and clears the optimizer's moments."""
         for name, weight in self.weights.items():
             weight.copy_(weights[name])
-        for optimizer, _ in self.optimizers:
+        for optimizer in self.optimizers:
             optimizer.reset()
 
     def _on_device(self, values: NDArray[np.int64]) -> Tensor:
@@ -159,14 +158,12 @@ def _kind_weight(feed: Feed, kind: int) -> float:
     return ANSWER_WEIGHT if kind in feed.answers else 1.0
 
 
-def _optimizers(
-    network: TrainingNetwork, weights: Mapping[str, Tensor], text_share: float
-) -> list[tuple[Optimizer, float]]:
-    """One of the text model and one of the tower, each with its share of the learning rate and its own clipping."""
+def _optimizers(network: TrainingNetwork, weights: Mapping[str, Tensor]) -> list[Optimizer]:
+    """One of the text model and one of the tower, if there is one, each with its own clipping."""
     sides = matrix_sides(network.spec)
     seen = {name: weight for name, weight in weights.items() if name.startswith((PREFIX, READER))}
     text = {name: weight for name, weight in weights.items() if name not in seen}
-    return [(Optimizer(sides, text), text_share), *([(Optimizer(sides, seen), 1.0)] if seen else [])]
+    return [Optimizer(sides, text), *([Optimizer(sides, seen)] if seen else [])]
 
 
 def _weighted_mean(losses: Tensor, weights: Tensor) -> Tensor:
@@ -282,7 +279,7 @@ def _run(trainer: Trainer, clock: RunClock, save: Save, pool: ExamplePool | None
         if pool and shape.length_at is text_length and length == max(shape.lengths):
             pool.only_longest()
         rate = monitor.rate_factor * learning_rate(progress)
-        trainer.step(length, rate)
+        trainer.step(length, rate, trainer.text_share(progress))
         monitor.step(progress, length, rate)
         if clock.elapsed - saved >= SAVE_SECONDS:
             save(trainer.weights)

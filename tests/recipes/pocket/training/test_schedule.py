@@ -2,7 +2,7 @@
 
 import pytest
 
-from recipes.pocket.training.schedule import LEARNING_RATE, RunClock, learning_rate
+from recipes.pocket.training.schedule import LEARNING_RATE, TEXT_SHARE, RunClock, learning_rate, seeing_share
 
 
 def test_a_resumed_clock_takes_only_the_rest_of_the_time():
@@ -18,3 +18,9 @@ def test_learning_rate_rises_stays_constant_and_falls_to_zero():
     assert learning_rate(0.3) == LEARNING_RATE
     assert 0 < learning_rate(0.9) < LEARNING_RATE
     assert learning_rate(1.0) == 0.0
+
+
+def test_the_text_model_follows_the_tower_slowly_at_first():
+    assert seeing_share(0.0) == 0.0
+    assert 0 < seeing_share(0.03) < TEXT_SHARE
+    assert seeing_share(0.5) == TEXT_SHARE

@@ -29,6 +29,13 @@ def test_a_few_steps_make_the_loss_smaller():
     assert trainer.loss(32).item() < before - 0.1
 
 
+def test_a_text_model_with_no_share_of_the_rate_stays_as_it_is():
+    trainer = toy_trainer()
+    before = {name: weight.detach().clone() for name, weight in trainer.weights.items()}
+    trainer.step(32, LEARNING_RATE, text_share=0.0)
+    assert all(torch.equal(trainer.weights[name], weight) for name, weight in before.items())
+
+
 def test_every_weight_gets_a_gradient():
     trainer = toy_trainer()
     trainer.loss(32).backward()
