@@ -58,7 +58,8 @@ ROOMS: dict[str, set[str]] = {
 # Of these rooms only the named modules may be imported by the given room: the narrow doors.
 DOORS = {
     ("server", "engine"): {"onebox.engine.api"},
-    ("cli", "engine"): {"onebox.engine.api"},
+    # The second is for commands that start an engine's process before they import anything of the engine.
+    ("cli", "engine"): {"onebox.engine.api", "onebox.engine.remote.spawn"},
     ("setup", "engine"): {"onebox.engine.api"},
 }
 TORCH_FREE = {"spec", "sensors", "planner", "store", "bench", "eval", "report", "fleet", "scaleout"}

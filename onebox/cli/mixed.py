@@ -2,12 +2,13 @@
 
 import json
 import time
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from onebox.cli.shared_options import KVCacheDtype, MaxNumSeqs, StateCacheDtype
 from onebox.cli.vllm_flags import own_kv_name
+from onebox.engine.remote.spawn import EarlyProcess
 from onebox.spec.errors import UnsupportedError, UsageError
 
 __all__ = ["mixed"]
@@ -29,23 +30,28 @@ def mixed(
     that is cut off is not lost, and those of the whole run.
     """
     began = time.time()
-    from onebox.engine.api import EngineOptions
-    from onebox.lab.mixed import MixedLoad
-    from onebox.spec.hardware import detect_box
-    from onebox.spec.shapes import SHAPES
+    with EarlyProcess("auto") as early:
+        from onebox.engine.api import EngineOptions
+        from onebox.lab.mixed import MixedLoad
+        from onebox.spec.hardware import detect_box
+        from onebox.spec.shapes import SHAPES
 
-    if shape not in SHAPES:
-        raise UsageError(f"--shape {shape} is not known: use {', '.join(SHAPES)}.")
-    if seconds <= 0 or clients < 1:
-        raise UsageError("--seconds and --clients must be above 0.")
-    if not detect_box().compute_capability:
-        raise UnsupportedError("onebox bench mixed needs a CUDA GPU, and this machine has none.")
-    options = EngineOptions(
-        load_format="dummy",
-        max_num_seqs=max_num_seqs,
-        kv_cache_dtype=own_kv_name(kv_cache_dtype),
-        mamba_ssm_cache_dtype=mamba_ssm_cache_dtype,
-    )
-    with MixedLoad.open(shape, options, began) as load:
-        typer.echo(json.dumps({"shape": shape, "start": load.start}))
-        typer.echo(json.dumps(load.run(clients, seconds, lambda so_far: typer.echo(json.dumps({"so_far": so_far})))))
+        if shape not in SHAPES:
+            raise UsageError(f"--shape {shape} is not known: use {', '.join(SHAPES)}.")
+        if seconds <= 0 or clients < 1:
+            raise UsageError("--seconds and --clients must be above 0.")
+        if not detect_box().compute_capability:
+            raise UnsupportedError("onebox bench mixed needs a CUDA GPU, and this machine has none.")
+        options = EngineOptions(
+            load_format="dummy",
+            max_num_seqs=max_num_seqs,
+            kv_cache_dtype=own_kv_name(kv_cache_dtype),
+            mamba_ssm_cache_dtype=mamba_ssm_cache_dtype,
+        )
+        with MixedLoad.open(shape, options, began, early) as load:
+            _print({"shape": shape, "start": load.start})
+            _print(load.run(clients, seconds, lambda so_far: _print({"so_far": so_far})))
+
+
+def _print(figures: dict[str, Any]) -> None:
+    typer.echo(json.dumps(figures))

@@ -27,6 +27,7 @@ from onebox.cli.serve_options import (
 )
 from onebox.cli.settings import configurable
 from onebox.cli.start_view import progress_lines
+from onebox.engine.remote.spawn import EarlyProcess
 from onebox.spec.heap import bound_heap
 from onebox.spec.output import end_process, flush_output, log_in_background, say
 from onebox.spec.places import remember_place
@@ -80,22 +81,29 @@ def serve(
 ) -> None:
     """Serve a model on an OpenAI-compatible HTTP API."""
     bound_heap(maps_large_blocks=True)
-    options = _Options(
-        model=model,
-        http=http,
-        engine=engine_options(model_options, memory, media),
-        settings=logs.applied_to(http.settings()),
-        chat_template=prompts.chat_template,
-        template_options=prompts.template_kwargs(),
-        generation_config=prompts.generation_config,
-        generation_overrides=prompts.generation_overrides(),
-        media=media.limits(),
-    )
-    # Until the server handles signals itself, SIGTERM ends the process like SIGINT.
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
-    log_in_background(logs.style())
+    # The engine's process imports torch while this one reads its options, imports a server and reads the tokenizer.
+    with EarlyProcess(model_options.device, logs.style()) as early:
+        options = _Options(
+            model=model,
+            http=http,
+            engine=engine_options(model_options, memory, media),
+            settings=logs.applied_to(http.settings()),
+            chat_template=prompts.chat_template,
+            template_options=prompts.template_kwargs(),
+            generation_config=prompts.generation_config,
+            generation_overrides=prompts.generation_overrides(),
+            media=media.limits(),
+        )
+        # Until the server handles signals itself, SIGTERM ends the process like SIGINT.
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
+        log_in_background(logs.style())
+        _run(options, early)
+
+
+def _run(options: _Options, early: EarlyProcess) -> None:
+    """Serves to the end, which is that of this process."""
     try:
-        status = _serve(options)
+        status = _serve(options, early)
     except KeyboardInterrupt:
         for name in (signal.SIGINT, signal.SIGTERM):
             signal.signal(name, signal.SIG_IGN)
@@ -108,9 +116,8 @@ def serve(
     end_process(status)
 
 
-def _serve(options: _Options) -> int:
+def _serve(options: _Options, early: EarlyProcess) -> int:
     """Binds, loads, serves; binds first, so that a port in use is reported before a model is loaded."""
-    began = time.perf_counter()
     from onebox.server.activity import ActivityLog
     from onebox.server.app import create_app
     from onebox.server.keys import callers_of
@@ -130,7 +137,7 @@ def _serve(options: _Options) -> int:
             sockets.append(closing.enter_context(bind(*metrics, "--metrics-port")))
             settings = replace(settings, metrics_port=sockets[1].getsockname()[1])
             metrics_line = f", metrics for everybody at {_url(metrics[0], sockets[1], is_tls=tls is not None)}/metrics"
-        service, engine = _load(options)
+        service, engine = _load(options, early)
 
         keys = ", ".join(f"{key.name} ({key.max_share:.2g})" for key in callers_of(options.settings.api_keys))
         if len(options.settings.api_keys) > 1:
@@ -138,7 +145,7 @@ def _serve(options: _Options) -> int:
 
         def say_ready() -> None:
             tell_manager("READY=1")
-            seconds = time.perf_counter() - began
+            seconds = time.perf_counter() - early.began
             say(f"Ready after {seconds:.1f} s: {service.model_name} at {url}/v1, page at {url}/{metrics_line}")
 
         activity = ActivityLog(
@@ -173,7 +180,7 @@ def _record(options: _Options, service: "Service", url: str) -> contextlib.Abstr
     return registered(service.model_name, str(directory or _POCKET_NAME), url, planned)
 
 
-def _load(options: _Options) -> "tuple[Service, EngineProcess]":
+def _load(options: _Options, early: EarlyProcess) -> "tuple[Service, EngineProcess]":
     """The checkpoint's tokenizer and template, and its engine in a separate process, loaded and warmed up."""
     from onebox.checkpoint.hub import model_name, resolve_source
     from onebox.engine.api import CheckpointStarter, EngineProcess, StartDetail, StartPhase, TokenInfo
@@ -217,7 +224,7 @@ def _load(options: _Options) -> "tuple[Service, EngineProcess]":
 
     # The pocket model's tensors are too small for multiple threads, which would only wait for each other.
     starter = CheckpointStarter(directory, options.engine, tokens, num_threads=None if options.model else 1)
-    engine = EngineProcess(starter, take, idle_release_s=options.http.idle_release or None)
+    engine = EngineProcess(starter, take, idle_release_s=options.http.idle_release or None, early=early)
     try:
         engine.wait_ready()
     except BaseException:

@@ -15,8 +15,16 @@ from onebox.engine.draft.vocabulary import DraftVocabulary
 from onebox.engine.draft.vocabulary_start import new_draft_vocabulary, open_draft_vocabulary
 from onebox.engine.engine import Deliver, Engine
 from onebox.engine.plan import EngineOptions, EnginePlan, TokenInfo, plan_engine
-from onebox.engine.remote.messages import DeviceMemory, Planned, PrefixDiskOpened, ReportStart, StartDetail, timed
-from onebox.engine.warm.early import initialise_cuda, initialise_triton
+from onebox.engine.remote.messages import (
+    DeviceMemory,
+    Planned,
+    PrefixDiskOpened,
+    ReportStart,
+    StartDetail,
+    StartPhase,
+    timed,
+)
+from onebox.engine.warm.early import import_engine, initialise_triton
 from onebox.spec.cache import redirect_kernel_cache
 
 if TYPE_CHECKING:
@@ -185,10 +193,7 @@ class CheckpointStarter:
     """Threads of computation on a CPU; None: torch's default."""
 
     def plan(self, report: ReportStart) -> Planned:
-        if self.options.device != "cpu":
-            initialise_cuda()
-        with timed("import", report):
-            import onebox.engine.runner  # noqa: F401 - and with it torch, the model and the kernels
+        report(StartPhase("import", import_engine(self.options.device)))
         with timed("memory plan", report):
             plan = plan_engine(self.directory, self.options, self.tokens)
         from onebox.engine.disk.fingerprint import model_fingerprint

@@ -17,6 +17,7 @@ from typing import Any
 from onebox.engine.plan import EngineOptions, TokenInfo
 from onebox.engine.remote.messages import DeviceMemory, Planned, Progress, StartPhase
 from onebox.engine.remote.parent import EngineProcess
+from onebox.engine.remote.spawn import EarlyProcess
 from onebox.engine.request import Request, SamplingParams
 from onebox.lab.clients import LoadClient, quantiles, serve
 from onebox.lab.steps import Notes, Step, TimedStarter, late_steps, longest_between, read_notes
@@ -42,14 +43,19 @@ class MixedLoad:
 
     @classmethod
     @contextmanager
-    def open(cls, shape: str, options: EngineOptions, began: float) -> Iterator["MixedLoad"]:
-        """Starts an engine with random weights; `began` is when the command was given, on time.time's clock."""
+    def open(
+        cls, shape: str, options: EngineOptions, began: float, early: EarlyProcess | None = None
+    ) -> Iterator["MixedLoad"]:
+        """Starts an engine with random weights; `began` is when the command was given, on time.time's clock.
+
+        `early` is a process for it that was started before.
+        """
         with tempfile.TemporaryDirectory() as name:
             directory = Path(name)
             (directory / "config.json").write_text(json.dumps(SHAPES[shape]))
             start: Figures = {}
             starter = TimedStarter(directory, options, TokenInfo(), notes=directory / "steps")
-            with EngineProcess(starter, lambda progress: _note_start(progress, start)) as engine:
+            with EngineProcess(starter, lambda progress: _note_start(progress, start), early=early) as engine:
                 engine.wait_ready()
                 start["ready_s"] = round(time.time() - began, 2)
                 yield cls(engine, start, starter.notes)

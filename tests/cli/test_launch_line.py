@@ -54,7 +54,7 @@ def words_of(line: dict, model: Path) -> list[str]:
 def parsed(run_cli, monkeypatch, tmp_path, checkpoint):
     """Runs `onebox serve` up to where the server would be started: (what was printed, the options)."""
     found = []
-    monkeypatch.setattr(command, "_serve", lambda options: found.append(options) or 0)
+    monkeypatch.setattr(command, "_serve", lambda options, _: found.append(options) or 0)
     monkeypatch.setattr(command, "log_in_background", lambda _: None)
     monkeypatch.setattr(command.signal, "signal", lambda *_: None)
     monkeypatch.setattr(command, "end_process", lambda status: (_ for _ in ()).throw(SystemExit(status)))

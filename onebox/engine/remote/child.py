@@ -1,11 +1,12 @@
-"""The engine's process: `python -m onebox.engine.remote.child SOCKET PARENT LOG_FORMAT LOG_LEVEL`.
+"""The engine's process: `python -m onebox.engine.remote.child SOCKET PARENT LOG_FORMAT LOG_LEVEL DEVICE`.
 
-Started by `ChildProcess` only.
+Started by `spawn` only. With a DEVICE it imports what an engine there needs before it is told which engine to start.
 
 Three threads. The main one starts the engine and then waits for its end; one receives messages; the engine's own sends
 the events of each step. It never outlives its parent: the kernel kills it with the parent, and a closed socket ends it.
 """
 
+import contextlib
 import gc
 import logging
 import os
@@ -39,6 +40,7 @@ from onebox.engine.remote.messages import (
 )
 from onebox.engine.request import Event, Failed
 from onebox.engine.stats import EngineStats
+from onebox.engine.warm.early import import_engine
 from onebox.spec.errors import OneboxError
 from onebox.spec.heap import bound_heap, start_trimming
 from onebox.spec.log import LogStyle
@@ -104,7 +106,7 @@ def _unsent(event: Event) -> Failed:
     return Failed(event.request_id, "What the engine computed for this request could not be sent to the server.")
 
 
-def main(socket: int, parent_id: int, style: LogStyle | None = None) -> None:
+def main(socket: int, parent_id: int, style: LogStyle | None = None, device: str = "") -> None:
     bound_heap(maps_large_blocks=False)
     end_with_parent()
     if os.getppid() != parent_id:
@@ -117,6 +119,10 @@ def main(socket: int, parent_id: int, style: LogStyle | None = None) -> None:
     parent = ParentConnection(Connection(socket))
     # Starting creates objects that stay; collections would walk them again and again.
     gc.disable()
+    if device:
+        # What is wrong with torch is reported by the starter, which imports it too.
+        with contextlib.suppress(Exception):
+            import_engine(device)
     engine = parent.engine = _start(parent)
     if engine:
         # What was loaded stays: a collection that walks all of it takes a tenth of a second in some step.
@@ -216,4 +222,4 @@ def _exit() -> NoReturn:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), LogStyle(*sys.argv[3:]))
+    main(int(sys.argv[1]), int(sys.argv[2]), LogStyle(*sys.argv[3:5]), sys.argv[5])

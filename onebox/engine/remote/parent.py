@@ -49,6 +49,7 @@ from onebox.engine.remote.messages import (
     Submit,
     SubmitReply,
 )
+from onebox.engine.remote.spawn import EarlyProcess
 from onebox.engine.remote.supervise import ChildProcess, Deaths, RestartPolicy
 from onebox.engine.request import EngineStoppedError, Failed, QueueFullError, Request
 from onebox.engine.stats import EngineStats, add_past
@@ -81,8 +82,9 @@ class EngineProcess(EngineClient):
         on_progress: Callable[[Progress], None] = _ignore,
         policy: RestartPolicy | None = None,
         idle_release_s: float | None = None,
+        early: EarlyProcess | None = None,
     ) -> None:
-        """Starts a process and returns at once; `wait_ready` waits for it.
+        """Starts a process, or takes the early one, and returns at once; `wait_ready` waits for it.
 
         After `idle_release_s` seconds without a request the process is ended, which frees the device's memory; `awake`
         starts the next one, with the same plan.
@@ -94,6 +96,7 @@ class EngineProcess(EngineClient):
         self._on_progress = on_progress
         self._policy = policy or RestartPolicy()
         self._idle_release_s = idle_release_s
+        self._early = early
         self._numbers = itertools.count()
         # Guards all below.
         self._changed = threading.Condition()
@@ -322,7 +325,8 @@ class EngineProcess(EngineClient):
         deaths = Deaths(self._policy)
         while True:
             try:
-                child = ChildProcess(StartEngine(self._starter, self._planned), self._policy.hang_s)
+                spawned = self._early.take() if self._early else None
+                child = ChildProcess(StartEngine(self._starter, self._planned), self._policy.hang_s, spawned)
             except (OSError, MemoryError) as error:
                 deaths.add_unstarted()
                 self._handle_exit(f"its process could not be started: {error}", deaths.verdict, has_run=False)

@@ -8,17 +8,15 @@ import signal
 import socket
 import struct
 import subprocess
-import sys
 import threading
 import time
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Any
 
 from onebox.engine.remote.messages import StartEngine
+from onebox.engine.remote.spawn import SpawnedProcess, kill_group, spawn
 from onebox.engine.request import QueueFullError
-from onebox.spec.output import log_style
 
 __all__ = ["ChildProcess", "Deaths", "RestartPolicy"]
 
@@ -90,27 +88,26 @@ class Deaths:
 class ChildProcess:
     """One engine process and the socket to it. One thread receives; any thread may send."""
 
-    def __init__(self, first: StartEngine, silence_s: float) -> None:
-        """A message that stays half-received for `silence_s` seconds is an error of `receive`.
+    def __init__(self, first: StartEngine, silence_s: float, spawned: SpawnedProcess | None = None) -> None:
+        """`spawned` if there is a process already. A message that stays half-received for `silence_s` seconds is an
+        error of `receive`.
 
         Raises OSError where the system has no descriptors, memory or processes left.
         """
         self._unsent: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self._num_unsent_bytes = 0
         self._counting = threading.Lock()
+        self._process, self._socket = spawned or spawn()
         with contextlib.ExitStack() as undo:
-            ours, theirs = socket.socketpair()
-            undo.callback(ours.close)
-            with theirs:
-                whole, part = divmod(silence_s, 1)
-                ours.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", int(whole), int(part * 1e6)))
-                self._process = _spawn(theirs)
+            undo.callback(self._socket.close)
             undo.callback(self._process.wait)
             undo.callback(self.kill)
-            self._socket = ours
-            self._connection: Connection[Any, Any] = Connection(ours.fileno())
+            whole, part = divmod(silence_s, 1)
+            limit = struct.pack("ll", int(whole), int(part * 1e6))
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
+            self._connection: Connection[Any, Any] = Connection(self._socket.fileno())
             undo.callback(self._connection.close)
-            undo.callback(ours.detach)
+            undo.callback(self._socket.detach)
             self._sender = threading.Thread(target=self._send_all, name="onebox-engine-sender", daemon=True)
             try:
                 self._sender.start()
@@ -167,9 +164,7 @@ class ChildProcess:
 
     def kill(self) -> None:
         """Kills the process and those that it started."""
-        if self._process.returncode is None:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(self._process.pid, signal.SIGKILL)
+        kill_group(self._process)
 
     def end(self) -> str:
         """Makes sure that the process is gone, and returns how it ended."""
@@ -200,18 +195,3 @@ class ChildProcess:
                 return
             with self._counting:
                 self._num_unsent_bytes -= len(pickled)
-
-
-def _spawn(theirs: socket.socket) -> "subprocess.Popen[bytes]":
-    # A fresh interpreter, not a fork: a CUDA context does not survive one, nor do other threads' locks. A group of its
-    # own, so that what it starts can be ended with it.
-    style, numbers = log_style(), (str(theirs.fileno()), str(os.getpid()))
-    command = [sys.executable, "-P", "-m", "onebox.engine.remote.child", *numbers, style.format, style.level]
-    path = os.pathsep.join(entry or str(Path.cwd()) for entry in sys.path)
-    return subprocess.Popen(
-        command,
-        stdin=subprocess.DEVNULL,
-        pass_fds=[theirs.fileno()],
-        env={**os.environ, "PYTHONPATH": path},
-        process_group=0,
-    )

@@ -1,13 +1,26 @@
-"""What a starting process can do beside importing torch, which takes seconds. Imports nothing that is slow."""
+"""Importing torch, which takes seconds, and what a starting process can do beside it. Imports nothing slow itself."""
 
 import contextlib
 import ctypes
 import threading
+import time
+from functools import cache
 
-__all__ = ["initialise_cuda", "initialise_triton"]
+__all__ = ["import_engine", "initialise_triton"]
 
 
-def initialise_cuda() -> None:
+@cache
+def import_engine(device: str) -> float:
+    """Imports the model, its kernels and torch for an engine on this device (`--device`); the seconds that it took."""
+    if device != "cpu":
+        _initialise_cuda()
+    began = time.perf_counter()
+    import onebox.engine.runner  # noqa: F401 - for its own sake
+
+    return time.perf_counter() - began
+
+
+def _initialise_cuda() -> None:
     """Creates the CUDA context that torch will use on a thread of its own; does nothing where there is no GPU."""
     threading.Thread(target=_create_context, name="onebox-cuda", daemon=True).start()
 

@@ -223,14 +223,14 @@ def test_health_says_so_before_clients_are_told_of_a_death(start):
 
 def test_starts_that_the_system_refuses_are_tried_again(start, monkeypatch):
     engine = start(RestartPolicy(first_wait_s=0.01, max_quick_deaths=2))
-    spawn, refusals = supervise._spawn, [OSError(errno.EMFILE, "Too many open files")] * 4
+    spawn, refusals = supervise.spawn, [OSError(errno.EMFILE, "Too many open files")] * 4
 
-    def refuse(theirs):
+    def refuse():
         if refusals:
             raise refusals.pop()
-        return spawn(theirs)
+        return spawn()
 
-    monkeypatch.setattr(supervise, "_spawn", refuse)
+    monkeypatch.setattr(supervise, "spawn", refuse)
     os.kill(engine.pid, signal.SIGKILL)
     wait_until(lambda: not refusals)
     wait_ok(engine)
@@ -241,10 +241,10 @@ def test_starts_that_the_system_refuses_are_tried_again(start, monkeypatch):
 def test_starts_that_the_system_refuses_for_long_are_given_up(start, monkeypatch):
     engine = start(RestartPolicy(first_wait_s=0.01, unstartable_s=0.1))
 
-    def refuse(_):
+    def refuse():
         raise OSError(errno.EAGAIN, "Resource temporarily unavailable")
 
-    monkeypatch.setattr(supervise, "_spawn", refuse)
+    monkeypatch.setattr(supervise, "spawn", refuse)
     os.kill(engine.pid, signal.SIGKILL)
     message = engine.wait_failed()
     assert re.search(r"could not be started for \d+ s, the last time because .*temporarily unavailable", message)
