@@ -1,8 +1,8 @@
 """The few shapes that decode steps are rounded up to: each is captured once, before the engine is ready.
 
 A shape is a number of rows, a number of sequences and a width of the page table; what lies beyond a step's own rows and
-sequences is blank and costs little: no expert is read for it. Together with the depth of drafting that makes 38
-forward graphs and 76 sampling graphs for eight sequences with four drafts. One sequence alone gets the exact number of
+sequences is blank and costs little: no expert is read for it. Together with the depth of drafting that makes 32
+forward graphs and 64 sampling graphs for eight sequences with four drafts. One sequence alone gets the exact number of
 rows up to nine, because its speed is what a single user sees. A block drafter's pass has graphs of its own, by the
 number of sequences, the depth and the width of the page table: they do not multiply the others.
 """
@@ -19,7 +19,7 @@ __all__ = ["MAX_STEP_ROWS", "StepShapes"]
 
 MAX_STEP_ROWS = 128
 """Rows that the decode kernels take at once; a larger step is computed in groups, with the same bits."""
-_ROWS = (2, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, MAX_STEP_ROWS)
+_ROWS = (4, 8, 12, 16, 24, 32, 48, 64, 96, MAX_STEP_ROWS)
 """Rows of several sequences. The kernels' own classes end at 4, 8, 16, 32, 64, 96 and 128; blank rows within one cost
 little: linears compute them with the others, and no expert is read for them."""
 _ROWS_ALONE = (*range(1, 10), 11, 13, 16)

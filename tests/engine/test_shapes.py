@@ -41,8 +41,8 @@ def test_one_sequence_has_no_blank_rows(drafts):
 def test_there_are_few_of_them():
     shapes = shapes_of()
     num_forward = sum(len(rows) for rows in shapes.rows.values()) * len(shapes.widths)
-    assert num_forward <= 40
-    assert num_forward // len(shapes.widths) * len(shapes.depths) <= 80
+    assert num_forward <= 32
+    assert num_forward // len(shapes.widths) * len(shapes.depths) <= 64
 
 
 def test_a_short_context_has_one_width():
