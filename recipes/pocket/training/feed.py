@@ -17,6 +17,7 @@ from random import Random
 from typing import Any, Protocol
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from onebox.spec.errors import MismatchError, UnreadableError
@@ -43,6 +44,7 @@ __all__ = [
     "example_task",
     "fill_row",
     "num_workers",
+    "yield_to_trainer",
 ]
 
 EXTRA_TOKENS = 2
@@ -212,6 +214,7 @@ class ExamplePool:
         rows.finish()
 
     def _fill(self, worker: int, num_workers: int, task: "WorkerTask") -> None:
+        yield_to_trainer()
         # Every row has its own seed. Seeds from 10**9 on are held out; no run gets that far.
         seed = worker
         draw = task.make_draw()
@@ -307,6 +310,12 @@ def _example_drawer(data: Path, model: Path) -> Draw:
         return Rendered(ids, answer_start, name)
 
     return draw
+
+
+def yield_to_trainer() -> None:
+    """For a worker process: the one that feeds the GPU goes first, because a late launch leaves the GPU idle."""
+    os.nice(10)
+    torch.set_num_threads(1)
 
 
 def num_workers() -> int:

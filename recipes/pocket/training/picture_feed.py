@@ -24,7 +24,15 @@ from recipes.pocket.pictures.fonts import FontShelf
 from recipes.pocket.pictures.workloads import PAGES, PICTURES, SMALL, PictureSource, SeenExample
 from recipes.pocket.synthetic.filler import use_documents
 from recipes.pocket.synthetic.workloads import render
-from recipes.pocket.training.feed import EXTRA_TOKENS, UNSEEN, ExamplePool, TextRows, TrainingBatch, end_token
+from recipes.pocket.training.feed import (
+    EXTRA_TOKENS,
+    UNSEEN,
+    ExamplePool,
+    TextRows,
+    TrainingBatch,
+    end_token,
+    yield_to_trainer,
+)
 from recipes.pocket.training.vision import PictureBatch
 
 __all__ = ["LINE_ROWS", "PAGE_ROWS", "PictureFeed", "PicturePool", "PictureTask", "RowShape", "fill_picture_row"]
@@ -209,7 +217,7 @@ class PictureTask:
         return processes
 
     def _fill(self, pools: Sequence[PicturePool], worker: int, num_workers: int) -> None:
-        torch.set_num_threads(1)
+        yield_to_trainer()
         if (self.data / "index.json").exists():
             use_documents(self.data, Tokenizer.load(self.model))
         draw = PictureDrawer(PictureSource(FontShelf(self.fonts)), self.model, self.kind_of)
