@@ -62,7 +62,7 @@ def largest_difference(directory: Path, num_tokens: int = 150) -> float:
     ours, theirs = network.embed(weights, tokens[:-1]), reference.embed(spec, loaded, tokens[:-1])
     if spec.vision:
         pictures = _random_picture()
-        rows, _, _ = encode_pictures(spec.vision, under_prefix(weights, PREFIX), pictures, TowerFunctions())
+        [rows] = encode_pictures(spec.vision, under_prefix(weights, PREFIX), [pictures], TowerFunctions()).rows
         ours = place_pictures(ours, pictures, rows)
         theirs = theirs.clone()
         theirs[_PICTURE_PLACE : _PICTURE_PLACE + rows.shape[1]] = load_tower(directory).encode(_pixels(pictures))

@@ -15,7 +15,15 @@ from recipes.pocket.training.feed import ANSWER_WEIGHT, UNSEEN, ExamplePool, Fee
 from recipes.pocket.training.network import BatchLayout, LayerFunctions, TrainingNetwork, Weights
 from recipes.pocket.training.optimizer import Optimizer, matrix_sides
 from recipes.pocket.training.schedule import LengthAt, RunClock, ShareAt, learning_rate, text_length, whole_share
-from recipes.pocket.training.vision import PREFIX, READER, TowerFunctions, encode_pictures, place_pictures, under_prefix
+from recipes.pocket.training.vision import (
+    PREFIX,
+    READER,
+    TowerFunctions,
+    encode_pictures,
+    place_pictures,
+    reading_loss,
+    under_prefix,
+)
 
 __all__ = ["BatchShape", "LossTally", "RunMonitor", "Trainer", "log_step", "run_and_save", "warm_up"]
 
@@ -113,17 +121,16 @@ class Trainer:
         """The tokens' embeddings [N, H], those of pictures in their places, and the loss of reading characters."""
         embedded, reading = self.network.embed(weights, tokens), tokens.new_zeros((), dtype=torch.float32)
         vision = self.network.spec.vision
-        if vision is None:
+        if vision is None or not batch.pictures:
             return embedded, reading
         functions = self.network.tower_functions
-        tower, reader = under_prefix(weights, PREFIX), under_prefix(weights, READER)
-        for host in batch.pictures:
-            pictures = host.to(self.device)
-            rows, stream, places = encode_pictures(vision, tower, pictures, functions)
+        batches = [pictures.to(self.device) for pictures in batch.pictures]
+        encoded = encode_pictures(vision, under_prefix(weights, PREFIX), batches, functions)
+        for pictures, rows in zip(batches, encoded.rows, strict=True):
             embedded = place_pictures(embedded, pictures, rows)
-            loss, right = functions.reader_loss(reader, stream, pictures.labels, places.is_valid)
-            reading = reading + loss / len(batch.pictures)
-            self.tally.read_rightly(right)
+        lengths = [pictures.labels.shape[:2].numel() for pictures in batches]
+        reading, right = reading_loss(under_prefix(weights, READER), encoded, lengths, functions)
+        self.tally.read_rightly(right)
         return embedded, reading
 
     @torch.no_grad()

@@ -1,14 +1,16 @@
 """The vision tower for training: the family's own architecture on batches of pictures, with gradients.
 
 Weights have the checkpoint's names without `model.visual.`. Pictures of one batch are padded to the same number of
-patches; a padded patch is no key of anybody's attention and no token's embedding. If matrices are bfloat16, matrix
-products are too, and the stream stays float32.
+patches; a padded patch is no key of anybody's attention and no token's embedding. Batches of several sizes go through
+the tower as one stream, apart in attention alone. If matrices are bfloat16, matrix products are too, and the stream
+stays float32.
 
-Letters in shapes: B pictures, P patches of each with the padding, D the tower's hidden size, H the text model's.
+Letters in shapes: B pictures, P patches of each with the padding, N patches of all batches, D the tower's hidden size,
+H the text model's.
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,11 +24,13 @@ from recipes.pocket.pictures.fonts import CHARACTERS
 __all__ = [
     "PREFIX",
     "READER",
+    "Encoded",
     "PictureBatch",
     "TowerFunctions",
     "draw_vision_weights",
     "encode_pictures",
     "place_pictures",
+    "reading_loss",
     "under_prefix",
     "vision_sides",
 ]
@@ -116,38 +120,40 @@ def picture_inputs(w: Weights, patches: Tensor, palettes: Tensor) -> Tensor:
 
 
 def attention_inputs(w: Weights, x: Tensor, cos: Tensor, sin: Tensor, num_heads: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Query, key (both rotated) and value [B, heads, P, head size] of a block."""
+    """Query, key (both rotated) and value [N, heads, head size] of a block."""
     weight = w["attn.qkv.weight"]
     normed = _norm(x, w, "norm1").to(weight.dtype)
     qkv = F.linear(normed, weight).float() + w["attn.qkv.bias"]
-    query, key, value = qkv.view(*x.shape[:2], 3, num_heads, -1).unbind(-3)
+    query, key, value = qkv.view(len(x), 3, num_heads, -1).unbind(1)
     query, key = (part * cos + _rotate_half(part) * sin for part in (query, key))
-    query, key, value = (part.to(weight.dtype).transpose(1, 2) for part in (query, key, value))
+    query, key, value = (part.to(weight.dtype) for part in (query, key, value))
     return query, key, value
 
 
 def block_output(w: Weights, x: Tensor, mixed: Tensor) -> Tensor:
-    """The stream plus the attention's output [B, P, D], plus that of the block's MLP."""
+    """The stream plus the attention's output [N, D], plus that of the block's MLP."""
     x = x + _linear(mixed, w, "attn.proj")
     inner = F.gelu(_linear(_norm(x, w, "norm2"), w, "mlp.linear_fc1"), approximate="tanh")
     return x + _linear(inner, w, "mlp.linear_fc2")
 
 
 def merge(w: Weights, x: Tensor) -> Tensor:
-    """The tokens' embeddings [B, P / 4, H] of the stream."""
-    squares = _norm(x, w, "norm").view(len(x), -1, 4 * x.shape[-1])
+    """The tokens' embeddings [N / 4, H] of the stream."""
+    squares = _norm(x, w, "norm").view(-1, 4 * x.shape[-1])
     return _linear(F.gelu(_linear(squares, w, "linear_fc1")), w, "linear_fc2")
 
 
-def reader_loss(w: Weights, x: Tensor, labels: Tensor, is_valid: Tensor) -> tuple[Tensor, Tensor]:
-    """(mean loss of the characters that the reader names in the stream, share of characters named rightly)."""
+def reader_losses(w: Weights, x: Tensor, labels: Tensor, is_valid: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Of the characters that the reader names in the stream, labels [N, 4]: (each slot's loss and weight [N, 4], the
+    share of characters named rightly).
+    """
     logits = _linear(F.layer_norm(x, x.shape[-1:]), w, "characters").view(*labels.shape, -1)
     target = labels.long()
     weight = torch.where(target > 0, 1.0, _BLANK_WEIGHT) * is_valid.unsqueeze(-1)
     losses = logits.logsumexp(-1) - logits.gather(-1, target.unsqueeze(-1)).squeeze(-1)
     shown = (target > 0) & is_valid.unsqueeze(-1)
     right = ((logits.argmax(-1) == target) & shown).sum() / shown.sum().clamp(min=1)
-    return (losses * weight).sum() / weight.sum().clamp(min=1), right
+    return losses * weight, weight, right
 
 
 def _linear(x: Tensor, w: Weights, name: str) -> Tensor:
@@ -168,33 +174,87 @@ def _rotate_half(x: Tensor) -> Tensor:
 class TowerFunctions:
     """The functions above that are most of the time: as written, or compiled."""
 
+    picture_inputs: Callable[..., Any] = picture_inputs
     attention_inputs: Callable[..., Any] = attention_inputs
     block_output: Callable[..., Any] = block_output
-    reader_loss: Callable[..., Any] = reader_loss
+    reader_losses: Callable[..., Any] = reader_losses
 
     @classmethod
     def compiled(cls) -> "TowerFunctions":
-        # One compilation for all sizes of pictures: four of each would take longer than they save.
+        # There are few shapes, so each one is compiled separately.
         plain = vars(cls())
-        return cls(**{name: torch.compile(each, dynamic=True, fullgraph=True) for name, each in plain.items()})
+        return cls(**{name: torch.compile(each, dynamic=False, fullgraph=True) for name, each in plain.items()})
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """Batches of pictures behind the tower."""
+
+    rows: tuple[Tensor, ...]
+    """Of each batch the embeddings [B, P / 4, H]."""
+    stream: Tensor
+    """[N, D], before the merger."""
+    labels: Tensor
+    """uint8 [N, 4]."""
+    is_valid: Tensor
+    """[N]: whether there is a patch."""
 
 
 def encode_pictures(
-    vision: VisionSpec, weights: Weights, batch: PictureBatch, functions: TowerFunctions
-) -> tuple[Tensor, Tensor, PatchPlaces]:
-    """Embeddings [B, P / 4, H] of a batch, the stream [B, P, D] before the merger, and the patches' places."""
-    places = PatchPlaces.of(batch.grids, batch.patches.shape[1])
-    patch_embed = {name: w for name, w in weights.items() if name.startswith("patch_embed.")}
-    x = picture_inputs(patch_embed, batch.patches, batch.palettes)
-    x = x + position_embeddings(weights["pos_embed.weight"], batch.grids, places.row, places.column)
-    cos, sin = rotation(vision, places)
-    mask = places.is_valid[:, None, None, :]
+    vision: VisionSpec, weights: Weights, batches: Sequence[PictureBatch], functions: TowerFunctions
+) -> Encoded:
+    """All batches through the tower."""
+    places = [PatchPlaces.of(batch.grids, batch.patches.shape[1]) for batch in batches]
+    parts = [_embedded(weights, batch, place, functions) for batch, place in zip(batches, places, strict=True)]
+    sizes = [(part.shape[0], part.shape[1]) for part in parts]
+    x = torch.cat([part.flatten(0, 1) for part in parts])
+    angles = [rotation(vision, place) for place in places]
+    cos, sin = (torch.cat([part.flatten(0, 1) for part in each]) for each in zip(*angles, strict=True))
+    masks = [place.is_valid[:, None, None, :] for place in places]
     for block in range(vision.depth):
         w = under_prefix(weights, f"blocks.{block}.")
-        query, key, value = functions.attention_inputs(w, x, cos, sin, vision.num_heads)
-        mixed = F.scaled_dot_product_attention(query, key, value, attn_mask=mask)
-        x = functions.block_output(w, x, mixed.transpose(1, 2).flatten(2))
-    return merge(under_prefix(weights, "merger."), x), x, places
+        heads = functions.attention_inputs(w, x, cos, sin, vision.num_heads)
+        x = functions.block_output(w, x, _attend(heads, sizes, masks))
+    merged = merge(under_prefix(weights, "merger."), x)
+    rows = torch.split(merged, [count * patches // 4 for count, patches in sizes])
+    return Encoded(
+        tuple(part.view(count, patches // 4, -1) for part, (count, patches) in zip(rows, sizes, strict=True)),
+        x,
+        torch.cat([batch.labels.flatten(0, 1) for batch in batches]),
+        torch.cat([place.is_valid.flatten() for place in places]),
+    )
+
+
+def _embedded(weights: Weights, batch: PictureBatch, places: PatchPlaces, functions: TowerFunctions) -> Tensor:
+    """The embeddings [B, P, D] of a batch's patches, with their positions."""
+    patch_embed = {name: w for name, w in weights.items() if name.startswith("patch_embed.")}
+    x: Tensor = functions.picture_inputs(patch_embed, batch.patches, batch.palettes)
+    return x + position_embeddings(weights["pos_embed.weight"], batch.grids, places.row, places.column)
+
+
+def _attend(heads: tuple[Tensor, Tensor, Tensor], sizes: Sequence[tuple[int, int]], masks: Sequence[Tensor]) -> Tensor:
+    """The mixed values [N, D] of queries, keys and values [N, heads, head size], each picture apart."""
+    lengths = [count * patches for count, patches in sizes]
+    mixed = []
+    for (count, patches), mask, *parts in zip(
+        sizes, masks, *(torch.split(part, lengths) for part in heads), strict=True
+    ):
+        query, key, value = (part.view(count, patches, *part.shape[1:]).transpose(1, 2) for part in parts)
+        attended = F.scaled_dot_product_attention(query, key, value, attn_mask=mask)
+        mixed.append(attended.transpose(1, 2).flatten(2).flatten(0, 1))
+    return torch.cat(mixed)
+
+
+def reading_loss(
+    weights: Weights, encoded: Encoded, lengths: list[int], functions: TowerFunctions
+) -> tuple[Tensor, Tensor]:
+    """(mean loss of naming characters, each batch of `lengths` patches counting alike; share named rightly)."""
+    losses, counts, right = functions.reader_losses(weights, encoded.stream, encoded.labels, encoded.is_valid)
+    means = [
+        loss.sum() / count.sum().clamp(min=1)
+        for loss, count in zip(torch.split(losses, lengths), torch.split(counts, lengths), strict=True)
+    ]
+    return torch.stack(means).mean(), right
 
 
 def under_prefix(weights: Weights, prefix: str) -> dict[str, Tensor]:

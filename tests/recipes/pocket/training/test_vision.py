@@ -42,7 +42,7 @@ def batch(pool: PicturePool, size: int) -> PictureBatch:
     return pool.slots[size].batch(np.arange(2), 0, pool.length)
 
 
-def test_embeddings_are_those_of_the_engines_tower_whatever_the_padding(pool, tmp_path):
+def test_embeddings_are_those_of_the_engines_tower_whatever_the_padding_and_the_pictures_beside(pool, tmp_path):
     from onebox.model.vision import load_tower
 
     weights = draw_weights(SPEC)
@@ -52,13 +52,14 @@ def test_embeddings_are_those_of_the_engines_tower_whatever_the_padding(pool, tm
     for name, processor in processor_configs().items():
         write_json(tmp_path / name, processor)
     reader, tower = PictureReader.load(tmp_path, SPEC), load_tower(tmp_path)
+    others = [batch(pool, 0), batch(pool, 1)]
     for name, size in (("short line", 0), ("scene", 1)):
         drawing = PICTURES[name](Random(5), source()).drawing
         slots = PicturePool(RowShape(((112, 1), (1024, 1)), {}), 1, 16).slots[size]
         slots.put(0, 0, drawing, 0)
-        rows, _, _ = encode_pictures(
-            SPEC.vision, under_prefix(weights, PREFIX), slots.batch(np.zeros(1, int), 0, 16), TowerFunctions()
-        )
+        pictures = slots.batch(np.zeros(1, int), 0, 16)
+        encoded = encode_pictures(SPEC.vision, under_prefix(weights, PREFIX), [*others, pictures], TowerFunctions())
+        rows = encoded.rows[-1]
         picture = reader.open("image", _png(drawing))
         assert picture.num_tokens == drawing.num_tokens  # no line is resized
         theirs = tower.encode(Pixels(torch.from_numpy(picture.read()), torch.tensor([picture.grid])))
@@ -104,7 +105,7 @@ def test_only_the_tokens_of_pictures_are_replaced(pool):
 def test_a_blank_slot_gives_no_gradient_and_no_nan(pool):
     empty = PicturePool(RowShape(((112, 2),), {}), 1, 16).slots[0].batch(np.zeros(1, int), 0, 16)
     weights = {name: w.requires_grad_() for name, w in under_prefix(draw_weights(SPEC), PREFIX).items()}
-    rows, stream, _ = encode_pictures(SPEC.vision, weights, empty, TowerFunctions())
-    assert stream.isfinite().all()
-    place_pictures(torch.zeros(16, SPEC.hidden_size), empty, rows).sum().backward()
+    encoded = encode_pictures(SPEC.vision, weights, [empty], TowerFunctions())
+    assert encoded.stream.isfinite().all()
+    place_pictures(torch.zeros(16, SPEC.hidden_size), empty, encoded.rows[0]).sum().backward()
     assert not any(w.grad.any() for w in weights.values() if w.grad is not None)
