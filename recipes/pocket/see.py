@@ -44,9 +44,9 @@ from recipes.pocket.training.picture_feed import (
     PictureTask,
     RowShape,
 )
-from recipes.pocket.training.schedule import RunClock, picture_length, seeing_share
+from recipes.pocket.training.schedule import RunClock, ShareAt, later_share, picture_length, seeing_share
 from recipes.pocket.training.trainer import BatchShape, Trainer, log_step, run_and_save, warm_up
-from recipes.pocket.training.vision import TowerFunctions
+from recipes.pocket.training.vision import PREFIX, TowerFunctions
 
 __all__ = ["main", "see", "see_toy"]
 
@@ -70,9 +70,8 @@ def see(data: Path, fonts: Path, model: Path, out: Path, start: Path, clock: Run
     examples.start(max(1, num_workers() - drawers), example_task(data, feed.kind_of, model))
     try:
         spec = spec_from_config(config)
-        trainer = Trainer(
-            _network(spec, data / "wheels", clock), _weights(spec, start), feed, _SHAPE, _device(), seeing_share
-        )
+        weights, share = _weights(spec, start)
+        trainer = Trainer(_network(spec, data / "wheels", clock), weights, feed, _SHAPE, _device(), share)
         while not (examples.is_ready() and all(pool.is_ready() for pool in pools)):
             time.sleep(0.1)
         trainer = warm_up(trainer, clock)
@@ -100,7 +99,8 @@ def see_toy(work: Path, out: Path, start: Path | None, clock: RunClock) -> None:
         for length in _TOY_SHAPE.lengths:
             examples.make_row(length, write, Random(seed), task)  # noqa: S311
     network = TrainingNetwork(spec, plain_delta_rule)
-    trainer = Trainer(network, _weights(spec, start), feed, _TOY_SHAPE, torch.device("cpu"), seeing_share)
+    weights, share = _weights(spec, start)
+    trainer = Trainer(network, weights, feed, _TOY_SHAPE, torch.device("cpu"), share)
     run_and_save(trainer, clock, partial(_save, out, SEEING_TOY, clock, pools))
 
 
@@ -149,16 +149,16 @@ def _network(spec: ModelSpec, wheels: Path, clock: RunClock) -> TrainingNetwork:
     return TrainingNetwork(spec, rule, LayerFunctions.compiled(), TowerFunctions.compiled())
 
 
-def _weights(spec: ModelSpec, start: Path | None) -> Weights:
-    """Those of the checkpoint in `start`; what it has not, the tower and its reader, is drawn."""
+def _weights(spec: ModelSpec, start: Path | None) -> tuple[Weights, ShareAt]:
+    """Those of the checkpoint in `start`, the tower drawn if it has none; and the text model's share of the rate."""
     drawn = draw_weights(spec)
     if start is None:
-        return drawn
+        return drawn, seeing_share
     trained = read_weights(start)[1]
     for name, weight in trained.items():
         if name not in drawn or drawn[name].shape != weight.shape:
             raise MismatchError(f"{start} has a tensor {name} of another shape than the pocket model's.")
-    return drawn | trained
+    return drawn | trained, later_share if any(name.startswith(PREFIX) for name in trained) else seeing_share
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -48,7 +48,7 @@ __all__ = [
 ]
 
 EXTRA_TOKENS = 2
-ANSWER_WEIGHT = 2
+ANSWER_WEIGHT = 2.0
 """Loss weight of labels inside an answer: answers are a small part of an example, and the part that matters."""
 
 EXAMPLE_SHARE = 0.6
@@ -81,7 +81,7 @@ class TrainingBatch:
 
 
 class Feed(Protocol):
-    """A source of batches. Losses are counted by `kinds`; labels of the kinds in `answers` have ANSWER_WEIGHT.
+    """A source of batches. Losses are counted by `kinds`.
 
     A label of the kind UNSEEN, which a feed with pictures has, is a picture's token, which nobody predicts.
     """
@@ -90,7 +90,8 @@ class Feed(Protocol):
     def kinds(self) -> tuple[str, ...]: ...
 
     @property
-    def answers(self) -> frozenset[int]: ...
+    def weights(self) -> Mapping[int, float]:
+        """Of losses, by the label's kind, where it is not 1."""
 
     def batch(self, num_rows: int, length: int) -> TrainingBatch: ...
 
@@ -268,7 +269,7 @@ class MixedFeed:
     def __init__(self, text: TextRows, pool: ExamplePool, workloads: Sequence[str]) -> None:
         self._text, self._pool = text, pool
         self.kinds = ("prompts", *text.sources, *workloads)
-        self.answers = frozenset(range(1 + len(text.sources), len(self.kinds)))
+        self.weights = dict.fromkeys(range(1 + len(text.sources), len(self.kinds)), ANSWER_WEIGHT)
 
     def batch(self, num_rows: int, length: int) -> TrainingBatch:
         num_examples = round(num_rows * EXAMPLE_SHARE)
@@ -327,7 +328,7 @@ class ToyFeed:
     """Rows that count upwards from a random token, which a tiny model learns within a few steps. Needs no data."""
 
     kinds = ("prompts", "counting")
-    answers = frozenset({1})
+    weights: Mapping[int, float] = {1: ANSWER_WEIGHT}
 
     def __init__(self, vocab_size: int, seed: int = 0) -> None:
         self._vocab_size = vocab_size

@@ -25,6 +25,7 @@ from recipes.pocket.pictures.workloads import PAGES, PICTURES, SMALL, PictureSou
 from recipes.pocket.synthetic.filler import use_documents
 from recipes.pocket.synthetic.workloads import render
 from recipes.pocket.training.feed import (
+    ANSWER_WEIGHT,
     EXTRA_TOKENS,
     UNSEEN,
     ExamplePool,
@@ -37,6 +38,8 @@ from recipes.pocket.training.vision import PictureBatch
 
 __all__ = ["LINE_ROWS", "PAGE_ROWS", "PictureFeed", "PicturePool", "PictureTask", "RowShape", "fill_picture_row"]
 
+PICTURE_WEIGHT = 4.0
+"""Loss weight of answers about pictures: what the model has to learn, where text is what it must keep."""
 _MAX_REDRAWS = 6
 _MIN_ROWS = 32
 
@@ -239,7 +242,9 @@ class PictureFeed:
     ) -> None:
         self._text, self._examples, self._pools = text, examples, pools
         self.kinds = ("prompts", *text.sources, *workloads, *PICTURES, UNSEEN)
-        self.answers = frozenset(range(1 + len(text.sources), len(self.kinds) - 1))
+        answers = dict.fromkeys(map(self.kinds.index, workloads), ANSWER_WEIGHT)
+        self.weights = answers | dict.fromkeys(map(self.kinds.index, PICTURES), PICTURE_WEIGHT)
+        self.weights[self.kinds.index(UNSEEN)] = 0.0
 
     @property
     def kind_of(self) -> dict[str, int]:

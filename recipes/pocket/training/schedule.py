@@ -11,6 +11,7 @@ __all__ = [
     "LengthAt",
     "RunClock",
     "ShareAt",
+    "later_share",
     "learning_rate",
     "picture_length",
     "seeing_share",
@@ -29,7 +30,7 @@ LONGEST_FROM = 0.35
 """Share of the run after which `picture_length` has the longest rows."""
 TOWER_FIRST = 0.1
 """Share of a run with pictures in which the text model's learning rate rises from 0."""
-TEXT_SHARE = 0.4
+TEXT_SHARE = 0.6
 """Then: the learning rate of the text model, which was trained before, as a share of the tower's."""
 CLOSING_SECONDS = 12
 """Reserved at the end for the last checkpoint."""
@@ -54,6 +55,11 @@ def seeing_share(progress: float) -> float:
     return TEXT_SHARE * min(1.0, progress / TOWER_FIRST)
 
 
+def later_share(_: float) -> float:
+    """For a run that goes on with a tower that was trained before."""
+    return TEXT_SHARE
+
+
 LengthAt = Callable[[float, int, Sequence[int]], int]
 """The length of a step's rows, by the share of the run that has passed, the step's number and the lengths there are."""
 
@@ -64,12 +70,12 @@ def text_length(progress: float, _: int, lengths: Sequence[int]) -> int:
 
 
 def picture_length(progress: float, step: int, lengths: Sequence[int]) -> int:
-    """Mostly short rows, which alone have pictures; one step in ten has the longest, later two the middle ones."""
+    """Mostly short rows, which alone have pictures; one step in ten has the middle ones, later one the longest."""
     short, middle, long = lengths
     place = step % 10
     if place == 9 and progress >= LONGEST_FROM:
         return long
-    return middle if place == 4 or (place == 7 and progress >= LONGEST_FROM) else short
+    return middle if place == 4 else short
 
 
 @dataclass

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from onebox.spec.errors import DoesNotFitError
-from recipes.pocket.training.feed import ANSWER_WEIGHT, UNSEEN, ExamplePool, Feed, TrainingBatch
+from recipes.pocket.training.feed import UNSEEN, ExamplePool, Feed, TrainingBatch
 from recipes.pocket.training.network import BatchLayout, LayerFunctions, TrainingNetwork, Weights
 from recipes.pocket.training.optimizer import Optimizer, matrix_sides
 from recipes.pocket.training.schedule import LengthAt, RunClock, ShareAt, learning_rate, text_length, whole_share
@@ -71,7 +71,7 @@ class Trainer:
         self.text_share = text_share
         self.weights = {name: weight.float().to(device).requires_grad_() for name, weight in weights.items()}
         self.optimizers = _optimizers(network, self.weights)
-        kind_weights = [_kind_weight(feed, kind) for kind in range(len(feed.kinds))]
+        kind_weights = [feed.weights.get(kind, 1.0) for kind in range(len(feed.kinds))]
         self._kind_weights = torch.tensor(kind_weights, dtype=torch.float32, device=device)
         self._layouts: dict[int, BatchLayout] = {}
         self.tally = LossTally(feed.kinds, device)
@@ -157,12 +157,6 @@ class Trainer:
             num_rows = self.shape.num_rows(length)
             self._layouts[length] = BatchLayout.of(self.network.spec, num_rows, length, self.device)
         return self._layouts[length]
-
-
-def _kind_weight(feed: Feed, kind: int) -> float:
-    if feed.kinds[kind] == UNSEEN:
-        return 0.0
-    return ANSWER_WEIGHT if kind in feed.answers else 1.0
 
 
 def _optimizers(network: TrainingNetwork, weights: Mapping[str, Tensor]) -> list[Optimizer]:

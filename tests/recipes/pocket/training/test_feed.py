@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from onebox.spec.errors import UnreadableError
-from recipes.pocket.training.feed import ExamplePool, MixedFeed, Rendered, TextRows, WorkerTask, fill_row
+from recipes.pocket.training.feed import ANSWER_WEIGHT, ExamplePool, MixedFeed, Rendered, TextRows, WorkerTask, fill_row
 
 
 def draw(random: Random, room: int) -> Rendered:
@@ -76,4 +76,4 @@ def test_a_batch_mixes_rows_of_the_pool_with_rows_of_text(tmp_path):
     assert is_example.sum() == 12
     assert set(batch.kinds[~is_example].flatten()) <= {1, 2}
     assert {feed.kinds[kind] for kind in set(batch.kinds[is_example].flatten())} == {"prompts", "work"}
-    assert feed.answers == {3}
+    assert feed.weights == {3: ANSWER_WEIGHT}

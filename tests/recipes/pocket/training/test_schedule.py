@@ -2,7 +2,15 @@
 
 import pytest
 
-from recipes.pocket.training.schedule import LEARNING_RATE, TEXT_SHARE, RunClock, learning_rate, seeing_share
+from recipes.pocket.training.schedule import (
+    LEARNING_RATE,
+    TEXT_SHARE,
+    RunClock,
+    later_share,
+    learning_rate,
+    picture_length,
+    seeing_share,
+)
 
 
 def test_a_resumed_clock_takes_only_the_rest_of_the_time():
@@ -24,3 +32,13 @@ def test_the_text_model_follows_the_tower_slowly_at_first():
     assert seeing_share(0.0) == 0.0
     assert 0 < seeing_share(0.03) < TEXT_SHARE
     assert seeing_share(0.5) == TEXT_SHARE
+
+
+def test_a_run_that_goes_on_with_a_trained_tower_trains_both_at_once():
+    assert later_share(0.0) == TEXT_SHARE
+
+
+def test_most_steps_have_pictures():
+    lengths = (1024, 8192, 32_768)
+    late = [picture_length(0.9, step, lengths) for step in range(10)]
+    assert (late.count(1024), late.count(8192), late.count(32_768)) == (8, 1, 1)
