@@ -6,7 +6,7 @@ from recipes.pocket.synthetic.example import Example, text_is
 from recipes.pocket.synthetic.filler import filler
 from recipes.pocket.synthetic.words import LANGUAGES, made_up, pick
 
-__all__ = ["key_retrieval", "recall"]
+__all__ = ["key_retrieval", "recall", "recalls"]
 
 # (the sentence with the key, the question)
 _FORMS = {
@@ -30,6 +30,7 @@ _READ = {
     "hu": "Olvasd el a szöveget, majd válaszolj.",
     "tr": "Metni oku, sonra yanıtla.",
 }
+_ROLES = ("user", "assistant")
 
 
 def _key(rng: Random) -> str:
@@ -54,6 +55,26 @@ def recall(rng: Random, characters: int, depth: float) -> Example:
     ask = question.format(name=asked)
     prompt = f"{_READ[language]}\n\n{text}\n\n{ask}" if rng.random() < 0.8 else f"{ask}\n\n{text}\n\n{ask}"
     return Example.ask(prompt, keys[asked], text_is(keys[asked]), reasoning=told if rng.random() < 0.4 else "")
+
+
+def recalls(rng: Random, characters: int) -> Example:
+    """Several keys anywhere in about `characters` characters, asked for one after the other.
+
+    A long row costs the same with one question or with ten, and teaches as often as it is asked.
+    """
+    language = rng.choice(LANGUAGES)
+    names = sorted({pick(rng, language) for _ in range(rng.randint(6, 12))})
+    hidden = [(*rng.choice(_FORMS[language]), name, _key(rng)) for name in names]
+    paragraphs = filler(rng, characters)
+    for sentence, _, name, key in hidden:
+        paragraphs.insert(rng.randint(0, len(paragraphs)), sentence.format(name=name, key=key))
+    rng.shuffle(hidden)
+    *earlier, (last, answer) = [(question.format(name=name), key) for _, question, name, key in hidden]
+    turns = [{"role": role, "content": said} for turn in earlier for role, said in zip(_ROLES, turn, strict=True)]
+    messages = [*turns, {"role": "user", "content": last}]
+    text = "\n\n".join(paragraphs)
+    messages[0]["content"] = f"{_READ[language]}\n\n{text}\n\n{messages[0]['content']}"
+    return Example.answered(messages, answer, text_is(answer))
 
 
 def _place(paragraphs: list[str], depth: float) -> int:

@@ -24,7 +24,7 @@ from onebox.spec.errors import MismatchError, UnreadableError
 from onebox.text.chat import ChatTemplate
 from onebox.text.tokenizer import Tokenizer
 from recipes.pocket.synthetic.filler import use_documents
-from recipes.pocket.synthetic.recall import recall
+from recipes.pocket.synthetic.recall import recall, recalls
 from recipes.pocket.synthetic.workloads import SHARES, WORKLOADS, render
 from recipes.pocket.training.vision import PictureBatch
 
@@ -62,6 +62,8 @@ _MAX_LATER_REDRAWS = 2
 _LONG_ROW = 6000
 """Where so many tokens are left in a row, most examples hide a key in that many: nothing else teaches long contexts."""
 _LONG_SHARE = 0.7
+_ONE_QUESTION_SHARE = 0.3
+"""Of these: with one key, at a depth of its own; the others ask for several."""
 UNSEEN = "picture tokens"
 
 Ids = NDArray[np.uint16]
@@ -304,7 +306,9 @@ def _example_drawer(data: Path, model: Path) -> Draw:
         name = random.choices(names, shares)[0]
         if room >= _LONG_ROW and random.random() < _LONG_SHARE:
             name = "retrieval"
-            example = recall(random, int(room * random.uniform(0.8, 2.5)), random.random())
+            characters = int(room * random.uniform(0.8, 3.1))
+            is_asked_once = random.random() < _ONE_QUESTION_SHARE
+            example = recall(random, characters, random.random()) if is_asked_once else recalls(random, characters)
         else:
             example = WORKLOADS[name](random)
         ids, answer_start = render(example, tokenizer, template)

@@ -16,7 +16,7 @@ from recipes.pocket.data.tokens import write_token_files
 from recipes.pocket.synthetic import filler as filler_module
 from recipes.pocket.synthetic.example import Example, calls, json_value, score, text_is
 from recipes.pocket.synthetic.filler import use_documents
-from recipes.pocket.synthetic.recall import recall
+from recipes.pocket.synthetic.recall import recall, recalls
 from recipes.pocket.synthetic.words import LANGUAGES, company
 from recipes.pocket.synthetic.workloads import HELD_OUT_SEED, MEASURED, WORKLOADS, prompt_text, render
 
@@ -118,6 +118,15 @@ def test_sums_are_right():
         assert example.answer.split("\n")[-1] == str(result)
         for left, right in re.findall(r"^([-+* \d]+) = (-?\d+)", example.answer, re.MULTILINE):
             assert eval(left) == int(right)  # noqa: S307
+
+
+def test_each_of_several_hidden_keys_is_told_once_and_asked_for_once():
+    example = recalls(Random(4), 6_000)
+    text, *_ = (message["content"] for message in example.messages)
+    answers = [*(m["content"] for m in example.messages if m["role"] == "assistant"), example.answer]
+    questions = [m["content"].rpartition("\n")[2] for m in example.messages if m["role"] == "user"]
+    assert len(answers) == len(questions) == len(set(questions)) > 4
+    assert all(f" {answer}." in text for answer in answers)
 
 
 @pytest.mark.parametrize("depth", [0.0, 0.5, 1.0])
