@@ -105,10 +105,8 @@ class EngineProcess(EngineClient):
         self._planned: Planned | None = None
         self._child: ChildProcess | None = None
         self._open = OpenRequests()
-        self._replies: dict[int, Future[None]] = {}
-        """By the number of the Submit that waits for its reply."""
-        self._lookups: dict[int, Future[PrefixLookup]] = {}
-        """By the number of the Lookup that waits for its reply."""
+        self._awaited: dict[int, Future[Any]] = {}
+        """Replies, by the number of the message that waits for one."""
         self._busy_since = 0.0
         """When the first of the requests open now came, or the last step was received, whichever is later."""
         self._ready_at: float | None = None
@@ -180,7 +178,7 @@ class EngineProcess(EngineClient):
             if was_idle:
                 self._busy_since = time.monotonic()
             if submit.has_grammar:
-                self._replies[submit.number] = reply
+                self._awaited[submit.number] = reply
             else:
                 reply.set_result(None)
             child.send(pickled)
@@ -188,29 +186,13 @@ class EngineProcess(EngineClient):
         return handles
 
     def check_grammar(self, grammar: Grammar) -> "Future[None]":
-        check = CheckGrammar(next(self._numbers), grammar)
-        pickled = _pickled(check)
-        reply: Future[None] = Future()
-        # Whoever waits may give up; the reply comes all the same.
-        reply.set_running_or_notify_cancel()
-        with self._changed:
-            child = self._running_child()
-            child.check_room(len(pickled))
-            self._replies[check.number] = reply
-            child.send(pickled)
-        return reply
+        return self._ask(CheckGrammar(next(self._numbers), grammar))
 
     def lookup(self, request: Request) -> PrefixLookup:
         planned = self.planned
         check_request(request, planned.config, planned.vocab_size)
         message = Lookup(next(self._numbers), request)
-        pickled = _pickled(message)
-        reply: Future[PrefixLookup] = Future()
-        with self._changed:
-            child = self._running_child()
-            child.check_room(len(pickled))
-            self._lookups[message.number] = reply
-            child.send(pickled)
+        reply: Future[PrefixLookup] = self._ask(message)
         try:
             return reply.result(_LOOKUP_S)
         except TimeoutError:
@@ -219,7 +201,20 @@ class EngineProcess(EngineClient):
             ) from None
         finally:
             with self._changed:
-                self._lookups.pop(message.number, None)
+                self._awaited.pop(message.number, None)
+
+    def _ask(self, message: CheckGrammar | Lookup) -> "Future[Any]":
+        """Sends a question; the future gets its reply, or why there is none."""
+        pickled = _pickled(message)
+        reply: Future[Any] = Future()
+        # Whoever waits may give up; the reply comes all the same.
+        reply.set_running_or_notify_cancel()
+        with self._changed:
+            child = self._running_child()
+            child.check_room(len(pickled))
+            self._awaited[message.number] = reply
+            child.send(pickled)
+        return reply
 
     def awake(self) -> "Future[None]":
         done: Future[None] = Future()
@@ -360,7 +355,7 @@ class EngineProcess(EngineClient):
         """Begins to end a process that has had nothing to do for long enough; prefixes are written to disk first."""
         with self._changed:
             used_at = max(self._busy_since, self._ready_at or 0.0)
-            is_free = not (len(self._open) or self._replies or self._lookups or self._is_releasing)
+            is_free = not (len(self._open) or self._awaited or self._is_releasing)
             if self._idle_release_s is None or self._health.status is not HealthStatus.OK or not is_free:
                 return
             if time.monotonic() - used_at < self._idle_release_s:
@@ -478,7 +473,7 @@ class EngineProcess(EngineClient):
         """Removes refused requests; where no caller waits for the reply, the refusal is delivered as a failure."""
         handles: list[RequestHandle] = []
         with self._changed:
-            waiting = self._replies.pop(reply.number, None)
+            waiting = self._awaited.pop(reply.number, None)
             if reply.error:
                 handles = self._open.remove(reply.request_ids)
                 if not waiting:
@@ -492,7 +487,7 @@ class EngineProcess(EngineClient):
 
     def _handle_lookup(self, reply: LookupReply) -> None:
         with self._changed:
-            waiting, found = self._lookups.pop(reply.number, None), reply.found
+            waiting, found = self._awaited.pop(reply.number, None), reply.found
         if waiting and isinstance(found, OneboxError):
             waiting.set_exception(found)
         elif waiting and isinstance(found, PrefixLookup):
@@ -522,8 +517,7 @@ class EngineProcess(EngineClient):
     def _fail_open(self, message: str) -> None:
         with self._changed:
             handles = self._open.remove(self._open.ids())
-            waiting: list[Future[Any]] = [*self._replies.values(), *self._lookups.values()]
-            self._replies, self._lookups = {}, {}
+            waiting, self._awaited = list(self._awaited.values()), {}
             self._num_failed_here += len(handles)
             self._add_totals()
         for reply in waiting:

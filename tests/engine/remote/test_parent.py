@@ -150,7 +150,7 @@ def test_a_lookup_waits_for_no_step_and_for_no_dead_process(start, monkeypatch):
     monkeypatch.setattr(parent, "_LOOKUP_S", 60)
     with ThreadPoolExecutor(1) as thread:
         late = thread.submit(engine.lookup, request("a", prompt))
-        wait_until(lambda: engine._lookups)
+        wait_until(lambda: engine._awaited)
         os.kill(engine.pid, signal.SIGKILL)
         with pytest.raises(EngineStoppedError):
             late.result()
