@@ -23,20 +23,31 @@ from onebox.engine.capture import GraphRecorder
 from onebox.engine.draft.kinds import Drafter
 from onebox.engine.draft.speculate import SequenceDrafts, Speculator
 from onebox.engine.draft.vocabulary import DraftVocabulary, PutRows, Renewal
-from onebox.engine.request import Failed, Finished, PromptLogprobs, Request, SamplingParams, TokenLogprob, Tokens
+from onebox.engine.request import (
+    Failed,
+    Finished,
+    PromptLogprobs,
+    Request,
+    SamplingParams,
+    TokenLogprob,
+    Tokens,
+    Vision,
+)
 from onebox.engine.runner import ModelRunner
-from onebox.engine.step import Runner, StepPlan, StepRun
+from onebox.engine.step import EncodedImages, Runner, StepPlan, StepRun
 from onebox.kernels.common.dispatch import uses_kernels
 from onebox.model.build import trim_model
 from onebox.model.dflash import DFlash
 from onebox.model.dummy import dummy_drafter
 from onebox.model.memory import Memory, MemoryShape
 from onebox.model.qwen3_5 import Qwen35
+from onebox.model.vision import Tower
 from onebox.spec.dflash import SLIDING, DFlashSpec
 from onebox.spec.dflash_memory import ring_tokens
 from onebox.spec.kv import PAGE_TOKENS, KVFormat
 from onebox.spec.states import StateDtype
 from onebox.spec.weights import WeightFormat
+from tests.engine.gate_pictures import with_tower
 from tests.engine.gate_prompts import BOUNDARY, EOS, HAS_GRAMMARS, TOKEN_TABLE, Case, message, text
 from tests.engine.tiny_disk import damage_files, disk_config, forget_memory, open_tier
 
@@ -205,6 +216,12 @@ class SteppedRunner:
     def put_draft_rows(self, places: Sequence[int], token_ids: Sequence[int]) -> None:
         self._runner.put_draft_rows(places, token_ids)
 
+    def encode_images(self, prompt: tuple[int, ...], vision: Vision) -> EncodedImages:
+        return self._runner.encode_images(prompt, vision)
+
+    def cache_tokens(self, prompt: tuple[int, ...], vision: Vision) -> tuple[int, ...]:
+        return self._runner.cache_tokens(prompt, vision)
+
 
 class RestlessVocabulary(DraftVocabulary):
     """Lists other tokens before every step, whatever was said."""
@@ -345,7 +362,8 @@ class Client:
         self._num_others += 1
         name, length = f"other {self._num_others}", self._rng.randint(1, 150)
         self._not_aborted.append(name)
-        prompt = self._rng.choice([*self._cases]).prompt[:length] if self._rng.random() < 0.7 else text(length, name)
+        known = [case.prompt for case in self._cases if case.vision is None]
+        prompt = self._rng.choice(known)[:length] if known and self._rng.random() < 0.7 else text(length, name)
         sampling = SamplingParams(seed=10**6 + self._num_others, max_tokens=20)
         return Request(name, prompt, sampling, priority=self._rng.choice((-1, 0, 0, 1)))
 
@@ -363,7 +381,7 @@ class Gate:
 
     def __init__(self, model: Qwen35, new_recorder: Callable[[], GraphRecorder] | None = None) -> None:
         """`new_recorder` takes the GPU's place where steps are captured."""
-        self._model = model
+        self._model, self._tower = with_tower(model)
         self._new_recorder = new_recorder
         self._references: dict[tuple[str, str], Answer] = {}
         self._shared: dict[tuple[str, int | None], ModelRunner] = {}
@@ -448,7 +466,7 @@ class Gate:
     def _runner(self, kv: str, config: EngineConfig) -> ModelRunner:
         """On a GPU all variants of a KV format share one: its graphs are dear, and its memory is then never clean."""
         if not uses_kernels(self._model.device):
-            return new_runner(self._model, kv, config)
+            return new_runner(self._model, kv, config, tower=self._tower)
         size = config.speculation.draft_vocab_size
         if (kv, size) not in self._shared:
             widest = EngineConfig(
@@ -458,11 +476,17 @@ class Gate:
                 speculation=SpeculationConfig(SpeculationMethod.AUTO, 15, draft_vocab_size=size, block_size=16),
             )
             recorder = self._new_recorder() if self._new_recorder else None
-            self._shared[kv, size] = new_runner(self._model, kv, widest, recorder)
+            self._shared[kv, size] = new_runner(self._model, kv, widest, recorder, self._tower)
         return self._shared[kv, size]
 
 
-def new_runner(model: Qwen35, kv: str, config: EngineConfig, recorder: GraphRecorder | None = None) -> ModelRunner:
+def new_runner(
+    model: Qwen35,
+    kv: str,
+    config: EngineConfig,
+    recorder: GraphRecorder | None = None,
+    tower: Tower | None = None,
+) -> ModelRunner:
     """With the memory and, on a GPU or over a `recorder`, the graphs of this config."""
     shape = MemoryShape(
         KVFormat.parse(kv),
@@ -482,7 +506,7 @@ def new_runner(model: Qwen35, kv: str, config: EngineConfig, recorder: GraphReco
         )
     if size := config.speculation.draft_vocab_size:
         model = trim_model(model, torch.arange(size))
-    runner = ModelRunner(model, Memory.allocate(model.spec, shape, model.dtype, model.device), config)
+    runner = ModelRunner(model, Memory.allocate(model.spec, shape, model.dtype, model.device), config, tower)
     runner.capture_graphs(recorder=recorder)
     return runner
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
 
-from onebox.engine.request import Request, SamplingParams
+from onebox.engine.request import Request, SamplingParams, Vision
 from onebox.spec.vocabulary import TokenTable
 
 BOUNDARY, EOS = 257, 258
@@ -53,6 +53,7 @@ class Case:
     priority: int = 0
     cache_prompt: bool = True
     pin_prompt: bool = False
+    vision: Vision | None = None
 
     @property
     def is_long(self) -> bool:
@@ -66,6 +67,7 @@ class Case:
             priority=self.priority,
             cache_prompt=self.cache_prompt,
             pin_prompt=self.pin_prompt,
+            vision=self.vision,
         )
 
 
@@ -125,10 +127,10 @@ def _special(first_seed: int) -> Iterator[Case]:
         ("an end that is ignored", 33, {"logit_bias": ((EOS, 5.0),), "ignore_eos": True}),
     )
     for place, (name, length, setting) in enumerate(settings):
-        yield Case(name, "special", text(length, name), _sampling(first_seed + place, setting))
+        yield Case(name, "special", text(length, name), sampling(first_seed + place, setting))
     seed = first_seed + len(settings)
-    yield Case("outside the cache", "prefix", text(300, "base"), _sampling(seed, {}), cache_prompt=False)
-    yield Case("pinned", "prefix", text(300, "base")[:200], _sampling(seed + 1, {}), pin_prompt=True)
+    yield Case("outside the cache", "prefix", text(300, "base"), sampling(seed, {}), cache_prompt=False)
+    yield Case("pinned", "prefix", text(300, "base")[:200], sampling(seed + 1, {}), pin_prompt=True)
 
 
 def _grammar_cases(first_seed: int) -> Iterator[Case]:
@@ -150,12 +152,10 @@ def _grammar_cases(first_seed: int) -> Iterator[Case]:
     )
     for place, (name, grammar, setting) in enumerate(grammars):
         prompt = text(30 + 17 * place, name)
-        yield Case(
-            f"grammar: {name}", "grammar", prompt, _sampling(first_seed + place, {**setting, "grammar": grammar})
-        )
+        yield Case(f"grammar: {name}", "grammar", prompt, sampling(first_seed + place, {**setting, "grammar": grammar}))
 
 
-def _sampling(seed: int, setting: dict[str, object]) -> SamplingParams:
+def sampling(seed: int, setting: dict[str, object]) -> SamplingParams:
     fields = {"seed": seed, "logprobs": seed % 3, "max_tokens": 8 + 5 * seed % 7, **setting}
     return SamplingParams(**fields)  # type: ignore[arg-type]
 
@@ -164,7 +164,7 @@ def _sampling(seed: int, setting: dict[str, object]) -> SamplingParams:
 def all_cases() -> tuple[Case, ...]:
     """Every case of the gate; those with grammars where the library for them is installed."""
     cases = [
-        Case(name, family, prompt, _sampling(seed, WAYS[seed % len(WAYS)]), priority=(0, 0, 1, 0, -1)[seed % 5])
+        Case(name, family, prompt, sampling(seed, WAYS[seed % len(WAYS)]), priority=(0, 0, 1, 0, -1)[seed % 5])
         for seed, (name, family, prompt) in enumerate(_prompts())
     ]
     cases += _special(len(cases))
@@ -173,19 +173,19 @@ def all_cases() -> tuple[Case, ...]:
     return tuple(cases)
 
 
-def hands(groups: Sequence[str], size: int) -> Iterator[list[Case]]:
+def hands(cases: Sequence[Case], groups: Sequence[str], size: int) -> Iterator[list[Case]]:
     """Deals `size` cases to each player: some of one family, which meet in the cache, and some of the rest.
 
     Each group of players goes through all cases before it gets one again, but for the long ones, of which it gets two.
     """
-    families = [[case for case in all_cases() if case.family == name] for name in ("prefix", "turns", "copies")]
-    long = [case for case in all_cases() if case.is_long]
-    rest = [case for case in all_cases() if not case.is_long and not any(case in family for family in families)]
+    families = [[case for case in cases if case.family == name] for name in ("prefix", "turns", "copies", "pictures")]
+    long = [case for case in cases if case.is_long]
+    rest = [case for case in cases if not case.is_long and not any(case in family for family in families)]
     num_dealt: Counter[str] = Counter()
     for group in groups:
         turn = num_dealt[group]
         num_dealt[group] += 1
-        hand = _cards(families[turn % 3], turn // 3, size // 2)
+        hand = _cards(families[turn % 4], turn // 4, size // 2)
         hand += _cards(rest, turn, size - len(hand))
         yield hand + (_cards(long, len(num_dealt) - 1 + turn // 5, 1) if turn % 5 == 4 else [])
 

@@ -26,19 +26,21 @@ from tests.engine.gate import (
     difference,
     read,
 )
+from tests.engine.gate_pictures import picture_cases
 from tests.engine.gate_prompts import HAS_GRAMMARS, Case, all_cases, hands, text
 from tests.engine.scripted import DeferredRun
 
 HAND = 4
 """Cases that a variant of the sample is asked."""
 VARIANTS = covering_sample()
-SAMPLE = [*zip(VARIANTS, hands([variant.kv for variant in VARIANTS], HAND), strict=True)]
+CASES = all_cases() + picture_cases()
+SAMPLE = [*zip(VARIANTS, hands(CASES, [variant.kv for variant in VARIANTS], HAND), strict=True)]
 GRAMMARS = "" if HAS_GRAMMARS else "-without grammars"
 SAMPLE_NAMES = [f"{variant}{GRAMMARS}" for variant in VARIANTS]
 
 
 def cases_named(*names):
-    return [next(case for case in all_cases() if case.name == name) for name in names]
+    return [next(case for case in CASES if case.name == name) for name in names]
 
 
 def check(gate, variant, cases):
@@ -73,7 +75,7 @@ def test_answers_are_the_same_bits(gate, variant, cases):
 @pytest.mark.gate
 @pytest.mark.parametrize("variant", all_variants(), ids=str)
 def test_answers_are_the_same_bits_in_the_whole_product(gate, variant):
-    check(gate, variant, all_cases())
+    check(gate, variant, CASES)
 
 
 @pytest.mark.gpu
@@ -186,10 +188,10 @@ def test_dtypes_of_states_answer_each_in_their_own_way(gate, monkeypatch):
 
 
 def test_the_prompts_are_as_many_and_as_long_as_promised():
-    lengths = [len(case.prompt) for case in all_cases()]
+    lengths = [len(case.prompt) for case in CASES]
     assert len(lengths) >= 40
     assert (min(lengths), max(lengths)) == (1, 4000)
-    assert len({case.sampling.seed for case in all_cases()}) == len({case.name for case in all_cases()}) == len(lengths)
+    assert len({case.sampling.seed for case in CASES}) == len({case.name for case in CASES}) == len(lengths)
 
 
 def test_the_sample_covers_every_two_values_and_deals_every_case():
@@ -198,7 +200,7 @@ def test_the_sample_covers_every_two_values_and_deals_every_case():
     for first, second in combinations(DIMENSIONS, 2):
         met = {(getattr(variant, first), getattr(variant, second)) for variant, _ in SAMPLE}
         assert len(met) == len(DIMENSIONS[first]) * len(DIMENSIONS[second])
-    assert {case.name for _, hand in SAMPLE for case in hand} == {case.name for case in all_cases()}
+    assert {case.name for _, hand in SAMPLE for case in hand} == {case.name for case in CASES}
 
 
 def test_the_whole_product_has_every_combination_once():
@@ -249,6 +251,12 @@ def test_the_gate_names_the_case_and_the_place_of_a_wrong_answer(gate, spoil, ex
     report = gate.run(variant, cases, wrap=lambda runner: BrokenRunner(runner, spoil))
     assert re.search(expected, "\n".join(report.differences))
     assert all(difference.startswith(f"{variant}, length ") for difference in report.differences)
+
+
+def test_the_gate_sees_a_picture_taken_for_another(gate, monkeypatch):
+    monkeypatch.setattr("onebox.engine.images.content_tokens", lambda *given: given[2])
+    cases = cases_named("a picture", "another picture in the same place")
+    assert gate.run(Variant("bf16", "warm"), cases).differences
 
 
 @pytest.mark.parametrize(
