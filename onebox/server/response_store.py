@@ -9,22 +9,20 @@ import copy
 import json
 import logging
 import os
-import re
 import tempfile
 import threading
 import time
 import zlib
-from collections import OrderedDict
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from onebox.server.errors import ResponseNotFoundError, excerpt
+from onebox.server.response_index import ResponseIndex, StoredEntry, is_response_id
 from onebox.spec.errors import UnreadableError
 
 __all__ = ["OpenEntry", "ResponseStore", "StoreLimits", "StoredConversation"]
 
-_ID = re.compile(r"resp_[0-9a-f]{32}")
 _SUFFIX = ".response"
 _OVERHEAD_BYTES = 512
 """Of an entry beside its own bytes."""
@@ -128,16 +126,10 @@ def _text(value: dict[str, Any]) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
-class _Entry(NamedTuple):
-    owner: str
-    num_bytes: int
-    created_at: float
-
-
 class _Shelf(Protocol):
     """Where the bytes are."""
 
-    def write(self, response_id: str, entry: _Entry, data: bytes) -> None: ...
+    def write(self, response_id: str, entry: StoredEntry, data: bytes) -> None: ...
     def read(self, response_id: str) -> bytes: ...
     def remove(self, response_id: str) -> None: ...
 
@@ -149,15 +141,15 @@ class ResponseStore:
         """`directory` is made where it is missing, and what it holds already is served."""
         self.limits = limits
         self._lock = threading.Lock()
-        self._entries: OrderedDict[str, _Entry] = OrderedDict()
-        """By id, the oldest first."""
+        self._index = ResponseIndex()
         self._num_bytes = 0
         self._shelf: _Shelf = _Memory()
         if directory:
             shelf = _Directory(directory)
             self._shelf = shelf
-            self._entries.update(shelf.entries())
-            self._num_bytes = sum(entry.num_bytes for entry in self._entries.values())
+            for response_id, entry in shelf.entries().items():
+                self._index.add(response_id, entry)
+                self._num_bytes += entry.num_bytes
             with self._lock:
                 self._make_room(0)
 
@@ -166,7 +158,7 @@ class ResponseStore:
         return self.limits.max_bytes > 0
 
     def __len__(self) -> int:
-        return len(self._entries)
+        return len(self._index)
 
     @property
     def num_bytes(self) -> int:
@@ -183,11 +175,11 @@ class ResponseStore:
         data = begun.ended(items, response)
         if data is None:
             return False
-        entry = _Entry(owner, len(data) + _OVERHEAD_BYTES, time.time())
+        entry = StoredEntry(owner, len(data) + _OVERHEAD_BYTES, time.time())
         if entry.num_bytes > self.limits.max_entry_bytes:
             return False
         with self._lock:
-            if response_id in self._entries:
+            if response_id in self._index:
                 # Cancelled while its end was being stored.
                 self._forget(response_id)
             self._make_room(entry.num_bytes)
@@ -196,7 +188,7 @@ class ResponseStore:
             except OSError as error:
                 _log.warning("a response could not be stored: %s", error.strerror)
                 return False
-            self._entries[response_id] = entry
+            self._index.add(response_id, entry)
             self._num_bytes += entry.num_bytes
         return True
 
@@ -225,7 +217,7 @@ class ResponseStore:
             self._forget(response_id)
 
     def _check(self, response_id: str, owner: str) -> None:
-        entry = self._entries.get(response_id)
+        entry = self._index.get(response_id)
         if entry is None or entry.owner != owner:
             raise self._not_found(response_id)
         if time.time() - entry.created_at > self.limits.max_age_s:
@@ -234,9 +226,9 @@ class ResponseStore:
 
     def _make_room(self, num_bytes: int) -> None:
         oldest_kept = time.time() - self.limits.max_age_s
-        while self._entries:
-            response_id, oldest = next(iter(self._entries.items()))
-            is_full = len(self._entries) >= self.limits.max_entries + (num_bytes == 0)
+        while found := self._index.oldest():
+            response_id, oldest = found
+            is_full = len(self._index) >= self.limits.max_entries + (num_bytes == 0)
             if (
                 oldest.created_at >= oldest_kept
                 and not is_full
@@ -246,7 +238,8 @@ class ResponseStore:
             self._forget(response_id)
 
     def _forget(self, response_id: str) -> None:
-        self._num_bytes -= self._entries.pop(response_id).num_bytes
+        if entry := self._index.remove(response_id):
+            self._num_bytes -= entry.num_bytes
         self._shelf.remove(response_id)
 
     def _not_found(self, response_id: str) -> ResponseNotFoundError:
@@ -262,7 +255,7 @@ class _Memory:
     def __init__(self) -> None:
         self._data: dict[str, bytes] = {}
 
-    def write(self, response_id: str, _: _Entry, data: bytes) -> None:
+    def write(self, response_id: str, _: StoredEntry, data: bytes) -> None:
         self._data[response_id] = data
 
     def read(self, response_id: str) -> bytes:
@@ -288,7 +281,7 @@ class _Directory:
         except OSError as error:
             raise UnreadableError(f"--responses-dir {directory} cannot be written: {error.strerror}.") from None
 
-    def entries(self) -> OrderedDict[str, _Entry]:
+    def entries(self) -> dict[str, StoredEntry]:
         """What is there, the oldest first; files that are no entries are left alone."""
         found = {}
         for path in self._directory.glob(f"resp_*{_SUFFIX}"):
@@ -296,11 +289,11 @@ class _Directory:
                 with path.open("rb") as file:
                     head = json.loads(file.readline(_HEAD_BYTES))
                 num_bytes = path.stat().st_size + _OVERHEAD_BYTES
-                if _ID.fullmatch(path.stem):
-                    found[path.stem] = _Entry(str(head["owner"]), num_bytes, float(head["created_at"]))
-        return OrderedDict(sorted(found.items(), key=lambda pair: pair[1].created_at))
+                if is_response_id(path.stem):
+                    found[path.stem] = StoredEntry(str(head["owner"]), num_bytes, float(head["created_at"]))
+        return dict(sorted(found.items(), key=lambda pair: pair[1].created_at))
 
-    def write(self, response_id: str, entry: _Entry, data: bytes) -> None:
+    def write(self, response_id: str, entry: StoredEntry, data: bytes) -> None:
         try:
             self._write_file(response_id, entry, data)
         except OSError as error:
@@ -309,7 +302,7 @@ class _Directory:
             _log.warning("a response could not be written (%s): it is kept in memory", error.strerror)
             self._spare[response_id] = data
 
-    def _write_file(self, response_id: str, entry: _Entry, data: bytes) -> None:
+    def _write_file(self, response_id: str, entry: StoredEntry, data: bytes) -> None:
         head = json.dumps({"owner": entry.owner, "created_at": entry.created_at}).encode()
         descriptor, name = tempfile.mkstemp(dir=self._directory)
         try:

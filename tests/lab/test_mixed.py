@@ -73,7 +73,7 @@ def test_a_run_counts_requests_tokens_and_steps(monkeypatch):
 class InThisProcess:
     """The engine of a starter, started here: a child would not have what the test replaced."""
 
-    def __init__(self, starter, report, early=None):
+    def __init__(self, starter, report, **_):
         planned = starter.plan(report)
         report(planned)
         self._engine = starter.start(planned, report, None)
