@@ -18,7 +18,10 @@ from typing import NamedTuple
 from onebox.spec.log import LogStyle
 from onebox.spec.output import log_style
 
-__all__ = ["EarlyProcess", "SpawnedProcess", "kill_group", "spawn"]
+__all__ = ["KILL_S", "EarlyProcess", "SpawnedProcess", "kill_group", "spawn"]
+
+KILL_S = 20.0
+"""A killed process has this long to go away. One inside a wedged driver may never do so."""
 
 
 class SpawnedProcess(NamedTuple):
@@ -80,7 +83,8 @@ class EarlyProcess:
         if spawned := self.take():
             spawned.socket.close()
             kill_group(spawned.process)
-            spawned.process.wait()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                spawned.process.wait(KILL_S)
 
     def __enter__(self) -> "EarlyProcess":
         return self

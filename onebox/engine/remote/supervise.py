@@ -15,7 +15,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from onebox.engine.remote.messages import StartEngine
-from onebox.engine.remote.spawn import SpawnedProcess, kill_group, spawn
+from onebox.engine.remote.spawn import KILL_S, SpawnedProcess, kill_group, spawn
 from onebox.engine.request import QueueFullError
 
 __all__ = ["ChildProcess", "Deaths", "RestartPolicy"]
@@ -24,8 +24,6 @@ MAX_UNSENT_BYTES = 256 << 20
 """Of messages to a process that does not read them; images make requests large."""
 _END_S = 1.0
 """A process whose socket is closed has this long to end by itself, since its own exit status says more."""
-_KILL_S = 20.0
-"""A killed process has this long to go away. One inside a wedged driver may never do so."""
 
 
 @dataclass(frozen=True)
@@ -176,11 +174,11 @@ class ChildProcess:
         # Wakes a sender that waits for a reader.
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
-        self._sender.join(_KILL_S)
+        self._sender.join(KILL_S)
         self._socket.detach()
         self._connection.close()
         try:
-            status = self._process.wait(timeout=_KILL_S)
+            status = self._process.wait(timeout=KILL_S)
         except subprocess.TimeoutExpired:
             return "its process does not end even when killed"
         if status < 0:
